@@ -1,0 +1,159 @@
+# Targets: demo, test, lint, format, sanitize, bench, build, ctest, clean.
+# Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
+# a C and a C++ compiler, and make.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+CC ?= cc
+
+.PHONY: help demo test lint format sanitize bench build ctest env clean
+.PHONY: compile ctest-files sanitize-files bench-files lint-analyze
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# Targets: //p' Makefile
+
+# ---- Environment and build ----
+
+ENV_STAMP := $(VENV)/requirements.stamp
+INSTALL_STAMP := $(VENV)/install.stamp
+
+env: $(ENV_STAMP)
+
+$(ENV_STAMP): .ci/requirements.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r .ci/requirements.txt
+	touch $@
+
+compile: $(ENV_STAMP)
+	$(PY) setup.py --quiet build_ext --inplace
+
+# The editable install finds everything compiled; it is repeated when the metadata changes.
+$(INSTALL_STAMP): pyproject.toml | compile
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  -e '.[test,examples]'
+	touch $@
+
+build: compile $(INSTALL_STAMP)
+
+demo: build
+	$(PY) docs/examples/digits.py
+
+test: build ctest
+	$(PY) -m pytest tests
+
+# ---- The core without PyTorch: one rule set for each kind of build ----
+
+CORE_SOURCES := $(wildcard csrc/openreg/*.c)
+TEST_SOURCES := $(wildcard tests/c/*.c)
+PLUGIN_SOURCES := $(wildcard tests/c/plugins/*.c)
+VENDOR_SOURCES := $(wildcard docs/examples/vendor/*.c)
+BENCH_SOURCES := $(wildcard benchmarks/*.c)
+
+C_FLAGS := -std=c11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -D_GNU_SOURCE -pthread \
+  -Icsrc/openreg/include -MMD -MP
+FLAGS_plain := -O2 -g
+FLAGS_tsan := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
+FLAGS_asan := -O1 -g -fsanitize=address -fno-omit-frame-pointer
+FLAGS_ubsan := -O1 -g -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+# One line for each file made; V=1 shows the commands.
+say = $(if $(V),,@echo '  $@'; )
+
+# $(1): plain, tsan, asan or ubsan.
+define core_build
+D_$(1) := build/ctest/$(1)
+CORE_OBJECTS_$(1) := $$(CORE_SOURCES:csrc/openreg/%.c=build/ctest/$(1)/core/%.o)
+TEST_OBJECTS_$(1) := $$(TEST_SOURCES:tests/c/%.c=build/ctest/$(1)/tests/%.o)
+
+$$(D_$(1))/core/%.o: csrc/openreg/%.c Makefile
+	@mkdir -p $$(@D)
+	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -c $$< -o $$@
+$$(D_$(1))/tests/%.o: tests/c/%.c Makefile
+	@mkdir -p $$(@D)
+	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -Itests/c -c $$< -o $$@
+$$(D_$(1))/libopenreg.so: $$(CORE_OBJECTS_$(1))
+	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,libopenreg.so -Wl,-Bsymbolic-functions $$^ -o $$@ -pthread -ldl
+$$(D_$(1))/run-tests: $$(TEST_OBJECTS_$(1)) $$(D_$(1))/libopenreg.so
+	$$(say)$$(CC) $$(FLAGS_$(1)) $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN' -pthread -ldl -lm
+$$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/libopenreg.so
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
+$$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/libopenreg.so
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -DVENDOR_NO_MAP -MF $$@.d $$^ -o $$@ \
+	  -Wl,-rpath,'$$$$ORIGIN'
+$$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/libopenreg.so
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
+
+FILES_$(1) := $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/libopenreg.so) \
+  $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
+  $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so)
+-include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
+endef
+$(foreach kind,plain tsan asan ubsan,$(eval $(call core_build,$(kind))))
+
+# Two makes at once in one tree would write the same objects.
+locked = @mkdir -p build && flock build/lock $(MAKE) --no-print-directory -j $(JOBS)
+JOBS ?= $(shell nproc)
+
+ctest-files: $(FILES_plain)
+sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
+
+ctest:
+	$(locked) ctest-files
+
+# SHORT=1: fewer random programs, for continuous integration.
+STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)
+sanitize:
+	$(locked) sanitize-files
+	@for kind in tsan asan ubsan; do \
+	  echo "== $$kind"; \
+	  TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) build/ctest/$$kind/run-tests || exit 1; \
+	done
+
+# ---- Benchmarks ----
+
+BENCH_SCRIPTS := $(filter-out benchmarks/run.py,$(wildcard benchmarks/*.py))
+BENCH_PROGRAMS := $(BENCH_SOURCES:benchmarks/%.c=build/bench/%)
+
+build/bench/%: benchmarks/%.c build/ctest/plain/libopenreg.so
+	@mkdir -p $(@D)
+	$(say)$(CC) $(C_FLAGS) $(FLAGS_plain) -MF $@.d $^ -o $@ -Wl,-rpath,$(CURDIR)/build/ctest/plain \
+	  -pthread -ldl -lm
+-include $(wildcard build/bench/*.d)
+
+bench-files: $(BENCH_PROGRAMS)
+
+bench: build
+	$(locked) bench-files
+	$(PY) benchmarks/run.py $(BENCH_PROGRAMS) $(BENCH_SCRIPTS)
+
+# ---- Lint ----
+
+FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h tests/c/*.c tests/c/*.h tests/c/*/*.c \
+  docs/examples/vendor/*.c docs/examples/vendor/*.h benchmarks/*.c)
+ANALYZED := $(CORE_SOURCES:csrc/openreg/%.c=build/lint/%.o)
+
+build/lint/%.o: csrc/openreg/%.c
+	@mkdir -p $(@D)
+	$(say)$(CC) $(C_FLAGS) -O1 -fanalyzer -c $< -o $@
+-include $(wildcard build/lint/*.d)
+
+lint-analyze: $(ANALYZED)
+
+lint: $(ENV_STAMP)
+	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(locked) lint-analyze
+
+format: $(ENV_STAMP)
+	$(VENV)/bin/clang-format -i $(FORMATTED)
+	$(VENV)/bin/ruff check --fix --quiet .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
+	  torch_openreg/_build_info.py
+	rm -f $(INSTALL_STAMP)

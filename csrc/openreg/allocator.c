@@ -1,0 +1,227 @@
+/*
+ * A device's allocators by attributes, and tensors made from bytes.
+ *
+ * An orAllocator is part of its orDevice, written while the devices are made and read-only after; `self` is
+ * the device. No lock of its own.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "core.h"
+
+enum { MAX_DIMENSIONS = sizeof(((orTensor *)0)->shape) / sizeof(int64_t) };
+
+/* ---- The three kinds ---- */
+
+static orError_t allocDevice(void *self, size_t bytes, void **ptr) {
+  const orDevice *device = self;
+  if (!ptr) return orFail(orErrorInvalidValue, "alloc: ptr is null");
+  *ptr = NULL;
+  OR_TRY(orEnter());
+  OR_TRY(orDeviceUse(device->desc.index));
+  return orRegionAllocate(device->desc.index, bytes, false, ptr);
+}
+
+static orError_t freeDevice(void *self, void *ptr) {
+  const orDevice *device = self;
+  OR_TRY(orEnter());
+  orRegion region;
+  if (ptr && orRegionFind(ptr, &region) && region.device != device->desc.index)
+    return orFail(orErrorInvalidValue, "%p is not memory of %s", ptr, device->name);
+  return orFree(ptr);
+}
+
+static orError_t allocPageable(void *self, size_t bytes, void **ptr) {
+  (void)self;
+  if (!ptr) return orFail(orErrorInvalidValue, "alloc: ptr is null");
+  *ptr = bytes ? malloc(bytes) : NULL;
+  if (bytes && !*ptr)
+    return orFail(orErrorMemoryAllocation, "malloc has no %zu bytes of host memory", bytes);
+  return orSuccess;
+}
+
+static orError_t freePageable(void *self, void *ptr) {
+  (void)self;
+  free(ptr);
+  return orSuccess;
+}
+
+static orError_t allocPinned(void *self, size_t bytes, void **ptr) {
+  (void)self;
+  return orMallocHost(ptr, bytes);
+}
+
+static orError_t freePinned(void *self, void *ptr) {
+  (void)self;
+  return orFreeHost(ptr);
+}
+
+/* Memory of a type that is neither the host nor openreg has no address that this library knows. */
+static orError_t failForeign(const orDevice *device) {
+  return orFail(orErrorNotSupported,
+                "memory of %s cannot be allocated here: only that of CPU and openreg", device->name);
+}
+
+static orError_t allocForeign(void *self, size_t bytes, void **ptr) {
+  (void)bytes, (void)ptr;
+  return failForeign(self);
+}
+
+static orError_t freeForeign(void *self, void *ptr) {
+  (void)ptr;
+  return failForeign(self);
+}
+
+void orDeviceFillAllocators(orDevice *device) {
+  orAllocator pageable = {allocPageable, freePageable, device, "pageable host memory"};
+  orAllocator pinned = {allocPinned, freePinned, device, "pinned host memory"};
+  orAllocator own = {allocDevice, freeDevice, device, "device memory"};
+  orAllocator foreign = {allocForeign, freeForeign, device, "foreign device memory"};
+  bool host = !strcasecmp(device->type, "CPU"), openreg = !strcasecmp(device->type, "openreg");
+  device->allocators[0] = host ? pageable : openreg ? own : foreign;
+  device->allocators[1] = pageable;
+  device->allocators[2] = pinned;
+}
+
+/* 0: the device's, 1: pageable, 2: pinned. */
+static orError_t chooseAllocator(const orDevice *device, unsigned attributes, int *which) {
+  if (attributes != orAllocatorDevice && attributes != orAllocatorOnHost &&
+      attributes != (orAllocatorOnHost | orAllocatorPinned))
+    return orFail(
+        orErrorInvalidValue,
+        "allocator attributes %#x of %s: allowed are 0 (device), %#x (on host) and %#x (on host, "
+        "pinned)",
+        attributes, device->name, orAllocatorOnHost, orAllocatorOnHost | orAllocatorPinned);
+  *which = attributes & orAllocatorPinned ? 2 : attributes & orAllocatorOnHost ? 1 : 0;
+  if (*which == 2 && !orHostDevice()->factory->alloc_host)
+    return orFail(orErrorNotSupported,
+                  "device factory '%s', which serves the host, has no pinned memory",
+                  orHostDevice()->factory->name);
+  return orSuccess;
+}
+
+orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes, const orAllocator **allocator) {
+  if (!allocator) return orFail(orErrorInvalidValue, "orDeviceGetAllocator: allocator is null");
+  OR_TRY(orEnter());
+  OR_TRY(orDeviceIsValid(device));
+  int which;
+  OR_TRY(chooseAllocator(device, attributes, &which));
+  *allocator = &device->allocators[which];
+  return orSuccess;
+}
+
+/* ---- Tensors from bytes ---- */
+
+static const struct {
+  size_t size;
+  const char *name;
+} dtypes[] = {
+#define OR_X(name, size, text) {size, text},
+    OR_DTYPE_LIST(OR_X)
+#undef OR_X
+};
+
+enum { DTYPE_COUNT = sizeof(dtypes) / sizeof(dtypes[0]) };
+
+static void writeShape(const orTensorProto *proto, char *text, size_t size) {
+  size_t length = (size_t)snprintf(text, size, "[");
+  for (int i = 0; i < proto->ndim && length < size; ++i)
+    length += (size_t)snprintf(text + length, size - length, "%s%" PRId64, i ? ", " : "",
+                               proto->shape[i]);
+  if (length < size) snprintf(text + length, size - length, "]");
+}
+
+static orError_t checkShape(const orTensorProto *proto, size_t *bytes) {
+  char shape[256];
+  writeShape(proto, shape, sizeof(shape));
+  const char *dtype = dtypes[proto->dtype].name;
+  size_t need = dtypes[proto->dtype].size;
+  bool empty = false, overflow = false;
+  for (int i = 0; i < proto->ndim; ++i) {
+    int64_t extent = proto->shape[i];
+    if (extent < 0)
+      return orFail(orErrorInvalidValue, "dimension %d of shape %s is negative", i, shape);
+    if (extent == 0)
+      empty = true;
+    else
+      overflow |= __builtin_mul_overflow(need, (size_t)extent, &need);
+  }
+  if (empty)
+    need = 0;
+  else if (overflow)
+    return orFail(orErrorInvalidValue, "a tensor of %s with shape %s is larger than any memory",
+                  dtype, shape);
+  if (need != proto->nbytes)
+    return orFail(orErrorInvalidValue,
+                  "a tensor of %s with shape %s needs %zu bytes, %zu were given", dtype, shape,
+                  need, proto->nbytes);
+  *bytes = need;
+  return orSuccess;
+}
+
+static orError_t checkProto(const orTensorProto *proto, size_t *bytes) {
+  if ((unsigned)proto->dtype >= DTYPE_COUNT)
+    return orFail(orErrorInvalidValue, "dtype %d is out of range: 0 to %d", (int)proto->dtype,
+                  DTYPE_COUNT - 1);
+  if (proto->ndim < 0 || proto->ndim > MAX_DIMENSIONS)
+    return orFail(orErrorInvalidValue, "%d dimensions are out of range: 0 to %d", proto->ndim,
+                  MAX_DIMENSIONS);
+  if (proto->ndim && !proto->shape)
+    return orFail(orErrorInvalidValue, "a tensor of %d dimensions has a null shape", proto->ndim);
+  OR_TRY(checkShape(proto, bytes));
+  if (*bytes && !proto->bytes)
+    return orFail(orErrorInvalidValue, "a tensor of %zu bytes has a null pointer to them", *bytes);
+  const unsigned char *at = proto->bytes;
+  for (size_t i = 0; proto->dtype == orBool && i < *bytes; ++i)
+    if (at[i] > 1)
+      return orFail(orErrorInvalidValue, "element %zu of a bool tensor is %u: allowed are 0 and 1",
+                    i, at[i]);
+  return orSuccess;
+}
+
+/* A blocking copy runs on the current device's default stream: the device's own is the one to use. */
+static orError_t copyToDevice(int device, void *dst, const void *src, size_t bytes) {
+  int current = orCurrentDevice();
+  OR_TRY(orSetDevice(device));
+  orError_t error = orMemcpy(dst, src, bytes, orMemcpyHostToDevice);
+  orError_t restored = orSetDevice(current);
+  return error ? error : restored;
+}
+
+static orError_t fillTensor(const orDevice *device, bool on_device, const orTensorProto *proto,
+                            void *data) {
+  if (on_device) return copyToDevice(device->desc.index, data, proto->bytes, proto->nbytes);
+  memcpy(data, proto->bytes, proto->nbytes);
+  return orSuccess;
+}
+
+orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto, unsigned attributes,
+                             orTensor *tensor) {
+  if (!proto || !tensor)
+    return orFail(orErrorInvalidValue, "orDeviceMakeTensor: an argument is null");
+  memset(tensor, 0, sizeof(*tensor));
+  OR_TRY(orEnterBlocking());
+  const orAllocator *allocator;
+  OR_TRY(orDeviceGetAllocator(device, attributes, &allocator));
+  size_t bytes = 0;
+  OR_TRY(checkProto(proto, &bytes));
+  void *data;
+  OR_TRY(allocator->alloc(allocator->self, bytes, &data));
+  orError_t error =
+      bytes ? fillTensor(device, allocator->alloc == allocDevice, proto, data) : orSuccess;
+  if (error) {
+    char text[256];
+    snprintf(text, sizeof(text), "%s", orGetLastErrorMessage());
+    allocator->free(allocator->self, data);
+    return orFail(error, "%s", text);
+  }
+  tensor->data = data;
+  tensor->nbytes = bytes;
+  tensor->dtype = proto->dtype;
+  tensor->ndim = proto->ndim;
+  for (int i = 0; i < proto->ndim; ++i) tensor->shape[i] = proto->shape[i];
+  return orSuccess;
+}

@@ -1,0 +1,410 @@
+/*
+ * The blocks of one device: a table from address to block, segments, streams, statistics. bins.c
+ * has the free blocks by size.
+ *
+ * Everything here belongs to one orBlocks and is guarded by the lock of the cache that owns it.
+ * Each block, free or not, is in the table; each free one is in the bins of its owner and pool; a
+ * free one without neighbours (a whole segment) is also in the idle list. Two free blocks are never
+ * neighbours. Structures are recycled and never given back: their number is bounded by the most
+ * blocks there were at one time.
+ */
+#include "block.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+  CHUNK = 64, /* block structures allocated at a time */
+  FIRST_SLOTS = 256,
+};
+
+/* The smallest rest of a split. A block of the large pool is never used for a small request. */
+static const size_t splitRest[OR_POOL_COUNT] = {OR_BLOCK_UNIT, (1u << 20) + 1};
+
+/* ---- Statistics ---- */
+
+/* Kept for the two pools: current, peak, freed; of the sum over both: peak. The rest follows
+ * (orBlocksStats): `allocated` is current + freed less what that was at the last reset, which is
+ * what the field holds. */
+static inline void statAdd(orCacheStat *stat, int pool, int64_t amount) {
+  orCacheStat *own = &stat[1 + pool];
+  own->current += amount;
+  if (own->current > own->peak) own->peak = own->current;
+  int64_t all = stat[1].current + stat[2].current;
+  if (all > stat[0].peak) stat[0].peak = all;
+}
+
+static inline void statSubtract(orCacheStat *stat, int pool, int64_t amount) {
+  stat[1 + pool].current -= amount;
+  stat[1 + pool].freed += amount;
+}
+
+static inline void statChange(orCacheStat *stat, int pool, int64_t amount) {
+  if (amount > 0)
+    statAdd(stat, pool, amount);
+  else if (amount < 0)
+    statSubtract(stat, pool, -amount);
+}
+
+/* The figures are the first members of orCacheStats, three pools each. */
+typedef orCacheStat orFigure[3];
+enum { FIGURES = offsetof(orCacheStats, alloc_retries) / sizeof(orFigure) };
+
+static void forEachFigure(orCacheStats *stats, void (*fn)(orCacheStat *stat)) {
+  orFigure *figure = (orFigure *)stats;
+  for (int i = 0; i < FIGURES; i++) fn(figure[i]);
+}
+
+static void completeStat(orCacheStat *stat) {
+  for (int i = 1; i < 3; i++)
+    stat[i].allocated = stat[i].current + stat[i].freed - stat[i].allocated;
+  stat[0].current = stat[1].current + stat[2].current;
+  stat[0].allocated = stat[1].allocated + stat[2].allocated;
+  stat[0].freed = stat[1].freed + stat[2].freed;
+}
+
+void orBlocksStats(const orBlocks *blocks, orCacheStats *stats) {
+  *stats = blocks->stats;
+  forEachFigure(stats, completeStat);
+}
+
+static void resetPeak(orCacheStat *stat) {
+  for (int i = 1; i < 3; i++) stat[i].peak = stat[i].current;
+  stat[0].peak = stat[1].current + stat[2].current;
+}
+
+void orBlocksResetPeak(orBlocks *blocks) { forEachFigure(&blocks->stats, resetPeak); }
+
+static void resetAccumulated(orCacheStat *stat) {
+  for (int i = 1; i < 3; i++) {
+    stat[i].freed = 0;
+    stat[i].allocated = stat[i].current;
+  }
+}
+
+void orBlocksResetAccumulated(orBlocks *blocks) {
+  orCacheStats *stats = &blocks->stats;
+  forEachFigure(stats, resetAccumulated);
+  stats->alloc_retries = stats->ooms = 0;
+  stats->device_alloc = stats->device_free = stats->sync_all_streams = 0;
+}
+
+static inline bool isSplit(const orBlock *block) { return block->prev || block->next; }
+
+/* ---- Table of blocks by address ---- */
+
+static inline size_t slotOf(const orBlocks *blocks, uintptr_t start) {
+  return (size_t)(((uint64_t)start >> 9) * UINT64_C(0x9E3779B97F4A7C15) >> blocks->slot_shift);
+}
+
+orBlock *orBlocksFind(const orBlocks *blocks, uintptr_t start) {
+  if (!blocks->slots) return NULL;
+  for (size_t i = slotOf(blocks, start);; i = (i + 1) & blocks->slot_mask) {
+    const orBlockSlot *slot = &blocks->slots[i];
+    if (slot->start == start) return slot->block;
+    if (!slot->block) return NULL;
+  }
+}
+
+static void tableInsert(orBlocks *blocks, orBlock *block) {
+  size_t i = slotOf(blocks, block->start);
+  while (blocks->slots[i].block) i = (i + 1) & blocks->slot_mask;
+  blocks->slots[i] = (orBlockSlot){block->start, block};
+  blocks->count++;
+}
+
+/* Later entries of the run move up, so that no tombstones gather. */
+static void tableRemove(orBlocks *blocks, uintptr_t start) {
+  size_t mask = blocks->slot_mask, hole = slotOf(blocks, start);
+  orBlockSlot *slots = blocks->slots;
+  while (slots[hole].start != start) hole = (hole + 1) & mask;
+  for (size_t i = (hole + 1) & mask; slots[i].block; i = (i + 1) & mask) {
+    size_t home = slotOf(blocks, slots[i].start);
+    if (((i - home) & mask) < ((i - hole) & mask)) continue;
+    slots[hole] = slots[i];
+    hole = i;
+  }
+  slots[hole] = (orBlockSlot){0, NULL};
+  blocks->count--;
+}
+
+static bool tableGrow(orBlocks *blocks) {
+  size_t old_count = blocks->slots ? blocks->slot_mask + 1 : 0;
+  size_t count = old_count ? old_count * 2 : FIRST_SLOTS;
+  orBlockSlot *old = blocks->slots, *slots = calloc(count, sizeof *slots);
+  if (!slots) return false;
+  blocks->slots = slots;
+  blocks->slot_mask = count - 1;
+  blocks->slot_shift = 64 - (unsigned)__builtin_ctzll(count);
+  blocks->count = 0;
+  for (size_t i = 0; i < old_count; i++)
+    if (old[i].block) tableInsert(blocks, old[i].block);
+  free(old);
+  return true;
+}
+
+bool orBlocksReserve(orBlocks *blocks, size_t count) {
+  while (OR_UNLIKELY(!blocks->slots || (blocks->count + count) * 2 > blocks->slot_mask))
+    if (!tableGrow(blocks)) return false;
+  while (OR_UNLIKELY(blocks->spare_count < count)) {
+    orBlock *chunk = aligned_alloc(OR_CACHE_LINE, CHUNK * sizeof *chunk);
+    if (!chunk) return false;
+    for (size_t i = 0; i < CHUNK; i++) {
+      chunk[i].next = blocks->spare;
+      blocks->spare = &chunk[i];
+    }
+    blocks->spare_count += CHUNK;
+  }
+  return true;
+}
+
+static orBlock *blockNew(orBlocks *blocks, uintptr_t start, size_t size) {
+  orBlock *block = blocks->spare;
+  blocks->spare = block->next;
+  blocks->spare_count--;
+  *block = (orBlock){.start = start, .size = size};
+  tableInsert(blocks, block);
+  return block;
+}
+
+static void blockDelete(orBlocks *blocks, orBlock *block) {
+  tableRemove(blocks, block->start);
+  block->next = blocks->spare;
+  blocks->spare = block;
+  blocks->spare_count++;
+}
+
+/* ---- Idle segments ---- */
+
+static void idleInsert(orBlocks *blocks, orBlock *block) {
+  block->idle_prev = NULL;
+  block->idle_next = blocks->idle;
+  if (blocks->idle) blocks->idle->idle_prev = block;
+  blocks->idle = block;
+}
+
+static void idleRemove(orBlocks *blocks, orBlock *block) {
+  *(block->idle_prev ? &block->idle_prev->idle_next : &blocks->idle) = block->idle_next;
+  if (block->idle_next) block->idle_next->idle_prev = block->idle_prev;
+}
+
+static void enterFree(orBlocks *blocks, orBlock *block) {
+  block->state = OR_BLOCK_FREE;
+  orBinsInsert(&block->owner->bins[block->pool], block);
+  if (!isSplit(block)) idleInsert(blocks, block);
+}
+
+static void leaveFree(orBlocks *blocks, orBlock *block) {
+  orBinsRemove(&block->owner->bins[block->pool], block);
+  if (!isSplit(block)) idleRemove(blocks, block);
+}
+
+/* ---- Streams ---- */
+
+static orBlockStream **bucketOf(const orBlocks *blocks, orStream_t stream) {
+  size_t i = (stream * UINT64_C(0x9E3779B97F4A7C15)) >> 58;
+  return (orBlockStream **)&blocks->streams[i];
+}
+
+_Static_assert(OR_BLOCK_BUCKETS == 1 << (64 - 58), "bucketOf keeps 6 bits");
+
+orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream) {
+  orBlockStream *s = *bucketOf(blocks, stream);
+  while (s && s->stream != stream) s = s->chain;
+  return s;
+}
+
+/* With a reference for the caller. */
+static orBlockStream *streamGet(orBlocks *blocks, orStream_t stream) {
+  orBlockStream *s = orBlocksStreamFind(blocks, stream);
+  if (!s) {
+    s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    orBlockStream **bucket = bucketOf(blocks, stream);
+    s->stream = stream;
+    s->chain = *bucket;
+    *bucket = s;
+  }
+  s->refs++;
+  return s;
+}
+
+static void streamPut(orBlocks *blocks, orBlockStream *stream) {
+  if (--stream->refs) return;
+  orBlockStream **at = bucketOf(blocks, stream->stream);
+  while (*at != stream) at = &(*at)->chain;
+  *at = stream->chain;
+  free(stream);
+}
+
+/* ---- Recorded uses ---- */
+
+static void useDelete(orBlocks *blocks, orBlockUse *use) {
+  streamPut(blocks, use->stream);
+  use->next = blocks->spare_uses;
+  blocks->spare_uses = use;
+}
+
+bool orBlocksAddUse(orBlocks *blocks, orBlock *block, orStream_t stream) {
+  for (orBlockUse *u = block->uses; u; u = u->next)
+    if (u->stream->stream == stream) return true;
+  orBlockUse *use = blocks->spare_uses;
+  if (use)
+    blocks->spare_uses = use->next;
+  else if (!(use = malloc(sizeof *use)))
+    return false;
+  *use = (orBlockUse){.next = block->uses, .block = block, .stream = streamGet(blocks, stream)};
+  if (!use->stream) {
+    free(use);
+    return false;
+  }
+  block->uses = use;
+  return true;
+}
+
+void orBlocksQueueUse(orBlocks *blocks, orBlockUse *use, uint64_t number) {
+  orBlockStream *s = use->stream;
+  use->number = number;
+  use->next = NULL;
+  use->block->waits++;
+  if (s->first) {
+    s->last->next = use;
+  } else {
+    s->first = use;
+    s->waiting = blocks->waiting;
+    blocks->waiting = s;
+  }
+  s->last = use;
+}
+
+orBlock *orBlocksEndUse(orBlocks *blocks, orBlockStream **waiting) {
+  orBlockStream *s = *waiting;
+  orBlockUse *use = s->first;
+  orBlock *block = use->block;
+  block->waits--;
+  s->first = use->next;
+  if (!s->first) *waiting = s->waiting;
+  useDelete(blocks, use);
+  return block;
+}
+
+/* ---- The life of a block ---- */
+
+orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, uintptr_t start, size_t size,
+                            int pool, uint64_t reuse_from) {
+  orBlockStream *stream = streamGet(blocks, owner);
+  if (!stream) return NULL;
+  orBlock *block = blockNew(blocks, start, size);
+  block->owner = stream;
+  block->pool = (uint8_t)pool;
+  block->reuse_from = reuse_from;
+  enterFree(blocks, block);
+  orCacheStats *stats = &blocks->stats;
+  stats->device_alloc++;
+  statAdd(stats->segment, pool, 1);
+  statAdd(stats->reserved_bytes, pool, (int64_t)size);
+  return block;
+}
+
+void orBlocksDropSegment(orBlocks *blocks, orBlock *block) {
+  orCacheStats *stats = &blocks->stats;
+  stats->device_free++;
+  statSubtract(stats->segment, block->pool, 1);
+  statSubtract(stats->reserved_bytes, block->pool, (int64_t)block->size);
+  leaveFree(blocks, block);
+  streamPut(blocks, block->owner);
+  blockDelete(blocks, block);
+}
+
+/* The block keeps its first `size` bytes; the rest becomes a free neighbour. */
+static void cut(orBlocks *blocks, orBlock *block, size_t size) {
+  orBlock *rest = blockNew(blocks, block->start + size, block->size - size);
+  rest->owner = block->owner;
+  rest->pool = block->pool;
+  rest->reuse_from = block->reuse_from;
+  rest->prev = block;
+  rest->next = block->next;
+  if (rest->next) rest->next->prev = rest;
+  block->next = rest;
+  block->size = size;
+  enterFree(blocks, rest);
+}
+
+void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested) {
+  orCacheStats *stats = &blocks->stats;
+  int pool = block->pool;
+  bool was_split = isSplit(block);
+  leaveFree(blocks, block);
+  if (block->size - size >= splitRest[pool]) {
+    cut(blocks, block, size);
+    if (!was_split) {
+      statAdd(stats->inactive_split, pool, 1);
+      statAdd(stats->inactive_split_bytes, pool, (int64_t)block->next->size);
+    } else {
+      statSubtract(stats->inactive_split_bytes, pool, (int64_t)size);
+    }
+  } else if (was_split) {
+    statSubtract(stats->inactive_split, pool, 1);
+    statSubtract(stats->inactive_split_bytes, pool, (int64_t)block->size);
+  }
+  block->state = OR_BLOCK_LIVE;
+  block->uses = NULL;
+  block->waits = 0;
+  block->requested = requested;
+  statAdd(stats->allocation, pool, 1);
+  statAdd(stats->active, pool, 1);
+  statAdd(stats->allocated_bytes, pool, (int64_t)block->size);
+  statAdd(stats->active_bytes, pool, (int64_t)block->size);
+  statAdd(stats->requested_bytes, pool, (int64_t)requested);
+}
+
+orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from) {
+  orBlockUse *uses = block->uses;
+  statSubtract(blocks->stats.allocation, block->pool, 1);
+  statSubtract(blocks->stats.allocated_bytes, block->pool, (int64_t)block->size);
+  block->state = OR_BLOCK_LIMBO;
+  block->reuse_from = reuse_from;
+  return uses;
+}
+
+/* `block` grows by its upper neighbour, which is free or becomes so. */
+static void absorbNext(orBlocks *blocks, orBlock *block) {
+  orBlock *next = block->next;
+  block->size += next->size;
+  if (next->reuse_from > block->reuse_from) block->reuse_from = next->reuse_from;
+  block->next = next->next;
+  if (block->next) block->next->prev = block;
+  blockDelete(blocks, next);
+}
+
+static bool isFree(const orBlock *block) { return block && block->state == OR_BLOCK_FREE; }
+
+void orBlocksFree(orBlocks *blocks, orBlock *block) {
+  orCacheStats *stats = &blocks->stats;
+  int pool = block->pool;
+  int64_t splits = 0,
+          split_bytes = 0; /* the change in inactive, split blocks, made once as PyTorch does */
+  statSubtract(stats->active, pool, 1);
+  statSubtract(stats->active_bytes, pool, (int64_t)block->size);
+  statSubtract(stats->requested_bytes, pool, (int64_t)block->requested);
+  if (isFree(block->next)) {
+    splits--;
+    split_bytes -= (int64_t)block->next->size;
+    leaveFree(blocks, block->next);
+    absorbNext(blocks, block);
+  }
+  if (isFree(block->prev)) {
+    splits--;
+    split_bytes -= (int64_t)block->prev->size;
+    leaveFree(blocks, block->prev);
+    block = block->prev;
+    absorbNext(blocks, block);
+  }
+  if (isSplit(block)) {
+    splits++;
+    split_bytes += (int64_t)block->size;
+  }
+  statChange(stats->inactive_split, pool, splits);
+  statChange(stats->inactive_split_bytes, pool, split_bytes);
+  enterFree(blocks, block);
+}

@@ -1,0 +1,236 @@
+/*
+ * Settings: every OPENREG_* environment variable, in one table.
+ *
+ * config, settings and texts are written once, under configOnce, and only read afterwards;
+ * memoryLimit likewise under limitOnce. A row of the table says all there is about a setting: to add one,
+ * add a field to orConfig and a row here.
+ */
+#include <ctype.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core.h"
+
+typedef struct SettingRow {
+  const char *name;
+  const char *fallback; /* what is in force when the variable is not set */
+  const char *rejected; /* ... and when its value is refused */
+  const char *noun;     /* ... of which there are then so many */
+  bool (*parse)(const char *text, void *field);
+  size_t field; /* offset in orConfig */
+  const char *allowed;
+  const char *description;
+} SettingRow;
+
+static bool parseDeviceCount(const char *text, void *field);
+static bool parseMemory(const char *text, void *field);
+static bool parsePath(const char *text, void *field);
+static bool parseSwitch(const char *text, void *field);
+
+#define STRINGIFY(x) #x
+#define TEXT(x) STRINGIFY(x)
+#define DEFAULT_MEMORY "half of the host's memory, shared by the devices"
+
+static const SettingRow rows[] = {
+    {"OPENREG_DEVICE_COUNT", "2", "0", " devices", parseDeviceCount,
+     offsetof(orConfig, device_count), "a whole number from 0 to " TEXT(OPENREG_MAX_DEVICES),
+     "how many devices there are: 0 to " TEXT(OPENREG_MAX_DEVICES)},
+    {"OPENREG_DEVICE_MEMORY", DEFAULT_MEMORY, DEFAULT_MEMORY, "", parseMemory,
+     offsetof(orConfig, device_memory), "a size of at least 4096 bytes such as 67108864, 64M or 2G",
+     "capacity of each device: bytes, or a number followed by K, M, G or T"},
+    {"OPENREG_PLUGIN", "", "", "", parsePath, offsetof(orConfig, plugin), "a path",
+     "path of a shared library whose device factory replaces the simulated device"},
+    {"OPENREG_PEER_ACCESS", "1", "1", "", parseSwitch, offsetof(orConfig, peer_access), "0 or 1",
+     "1: devices reach each other's memory directly; 0: copies between them are staged"},
+    {"OPENREG_POISON", "0", "0", "", parseSwitch, offsetof(orConfig, poison), "0 or 1",
+     "1: fresh and freed device memory is filled with NaN patterns; 0: it is not"},
+    {"OPENREG_LAUNCH_BLOCKING", "0", "0", "", parseSwitch, offsetof(orConfig, launch_blocking),
+     "0 or 1",
+     "1: every launch synchronises and raises its own errors; 0: launches are asynchronous"},
+};
+
+enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
+
+static pthread_once_t configOnce = PTHREAD_ONCE_INIT;
+static orConfig config;
+static orSetting settings[SETTING_COUNT];
+
+/* ---- Parsers: false leaves the field alone. ---- */
+
+/* Digits alone: no sign, no space, nothing behind. `end` is the first character that is none. */
+static bool parseNumber(const char *text, unsigned long long *number, const char **end) {
+  unsigned long long value = 0;
+  const char *at = text;
+  for (; *at >= '0' && *at <= '9'; ++at) {
+    if (__builtin_mul_overflow(value, 10ull, &value)) return false;
+    if (__builtin_add_overflow(value, (unsigned long long)(*at - '0'), &value)) return false;
+  }
+  *number = value;
+  *end = at;
+  return at != text;
+}
+
+static bool parseDeviceCount(const char *text, void *field) {
+  unsigned long long number;
+  const char *end;
+  if (!parseNumber(text, &number, &end) || *end || number > OPENREG_MAX_DEVICES) return false;
+  *(int *)field = (int)number;
+  return true;
+}
+
+static bool parseMemory(const char *text, void *field) {
+  static const char units[] = "KMGT";
+  unsigned long long number;
+  const char *end;
+  if (!parseNumber(text, &number, &end)) return false;
+  if (*end) {
+    const char *unit = strchr(units, toupper((unsigned char)*end));
+    if (!unit || end[1]) return false;
+    unsigned long long scale = 1ull << (10 * (unit - units + 1));
+    if (__builtin_mul_overflow(number, scale, &number)) return false;
+  }
+  if (number < OR_PAGE || number > SIZE_MAX / 2) return false;
+  *(size_t *)field = (size_t)number;
+  return true;
+}
+
+static bool parsePath(const char *text, void *field) {
+  *(const char **)field = *text ? text : NULL;
+  return true;
+}
+
+static bool parseSwitch(const char *text, void *field) {
+  if ((text[0] != '0' && text[0] != '1') || text[1]) return false;
+  *(bool *)field = text[0] == '1';
+  return true;
+}
+
+/* ---- Reading ---- */
+
+/* The environment may change under us later: what is kept is a copy. */
+static char *copyText(const char *text) {
+  char *copy = strdup(text);
+  if (!copy) abort();
+  return copy;
+}
+
+static void readSetting(const SettingRow *row, orSetting *setting) {
+  const char *given = getenv(row->name);
+  char *text = given ? copyText(given) : NULL;
+  void *field = (char *)&config + row->field;
+  setting->name = row->name;
+  setting->description = row->description;
+  setting->value = row->fallback;
+  setting->origin = "default";
+  if (text && row->parse(text, field)) {
+    setting->value = text;
+    setting->origin = "environment";
+    return;
+  }
+  if (text) {
+    setting->value = row->rejected;
+    setting->origin = "environment (rejected)";
+    orWarn("%s='%.64s%s' is not %s; using %s%s", row->name, text, strlen(text) > 64 ? "..." : "",
+           row->allowed, row->rejected, row->noun);
+    free(text);
+  }
+  /* The default of the memory is words: its field stays 0. */
+  row->parse(setting->value, field);
+}
+
+static void readConfig(void) {
+  for (int i = 0; i < SETTING_COUNT; ++i) readSetting(&rows[i], &settings[i]);
+}
+
+const orConfig *orConfigGet(void) {
+  pthread_once(&configOnce, readConfig);
+  return &config;
+}
+
+orError_t orGetSetting(int index, orSetting *setting) {
+  if (!setting) return orFail(orErrorInvalidValue, "orGetSetting: setting is null");
+  if (index < 0 || index >= SETTING_COUNT)
+    return orFail(orErrorInvalidValue, "setting index %d is out of range: 0 to %d", index,
+                  SETTING_COUNT - 1);
+  orConfigGet();
+  *setting = settings[index];
+  return orSuccess;
+}
+
+/* ---- The host's memory ---- */
+
+static pthread_once_t limitOnce = PTHREAD_ONCE_INIT;
+static size_t memoryLimit;
+
+/* A limit file holds a number, or "max" where there is none; so does a file that is not there. */
+static size_t readLimit(const char *path) {
+  FILE *file = fopen(path, "re");
+  if (!file) return SIZE_MAX;
+  char text[64] = "";
+  unsigned long long limit;
+  const char *end;
+  bool found = fgets(text, sizeof(text), file) && parseNumber(text, &limit, &end);
+  fclose(file);
+  return found && limit > 0 && limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
+}
+
+/* A group's parents limit it too. Inside a container the group's path may not exist below the mount;
+ * its parents, the mount itself last, are read all the same. */
+static size_t groupLimit(const char *mount, const char *group, const char *file) {
+  char path[PATH_MAX], name[PATH_MAX + 64];
+  size_t limit = SIZE_MAX;
+  if ((size_t)snprintf(path, sizeof(path), "%s%s", mount, group) >= sizeof(path)) return limit;
+  size_t root = strlen(mount);
+  while (strlen(path) >= root) {
+    snprintf(name, sizeof(name), "%s/%s", path, file);
+    size_t here = readLimit(name);
+    if (here < limit) limit = here;
+    char *slash = strrchr(path, '/');
+    if (!slash) break;
+    *slash = 0;
+  }
+  return limit;
+}
+
+static bool namesMemory(const char *controllers) {
+  for (const char *at = controllers; *at; at += strcspn(at, ",")) {
+    if (*at == ',') ++at;
+    if (!strncmp(at, "memory", 6) && (at[6] == ',' || !at[6])) return true;
+  }
+  return false;
+}
+
+/* A line of /proc/self/cgroup is "hierarchy:controllers:group"; version 2 has no controllers there. */
+static size_t limitOfLine(char *line) {
+  line[strcspn(line, "\n")] = 0;
+  char *controllers = strchr(line, ':');
+  if (!controllers) return SIZE_MAX;
+  char *group = strchr(++controllers, ':');
+  if (!group) return SIZE_MAX;
+  *group++ = 0;
+  if (!*controllers) return groupLimit("/sys/fs/cgroup", group, "memory.max");
+  if (!namesMemory(controllers)) return SIZE_MAX;
+  return groupLimit("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes");
+}
+
+static void findMemoryLimit(void) {
+  long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  memoryLimit = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : (size_t)1 << 30;
+  FILE *file = fopen("/proc/self/cgroup", "re");
+  if (!file) return;
+  char line[PATH_MAX];
+  while (fgets(line, sizeof(line), file)) {
+    size_t limit = limitOfLine(line);
+    if (limit < memoryLimit) memoryLimit = limit;
+  }
+  fclose(file);
+}
+
+size_t orHostMemoryLimit(void) {
+  pthread_once(&limitOnce, findMemoryLimit);
+  return memoryLimit;
+}

@@ -1,0 +1,233 @@
+/*
+ * Copies and fills: what is checked when they are queued, and how the bytes move when they run.
+ *
+ * A pageable source of OR_STAGE_BYTES or less is copied into the queue with the task, so the caller may overwrite it
+ * at once; a larger one is read in place and the call returns when it has been. A pageable destination has been
+ * written when the call returns. Everything else is asynchronous.
+ *
+ * A large copy is cut into pieces. The lane that runs it puts a job on its stack into the list of jobs, wakes whoever
+ * may help (idle lanes; a host that sleeps for this very stream), takes pieces itself until none is left, takes
+ * the job out of the list and waits for the helpers inside. `lock` guards the list and joining a job; `next` hands
+ * out pieces; `helpers` counts who is inside, and the owner, which is the only one to wait for it, does so after
+ * nobody can join any more.
+ */
+#include <string.h>
+
+#include "core.h"
+
+enum { OR_STAGE_BYTES = 64 << 10, OR_SPLIT_BYTES = 1 << 20, OR_PIECE_BYTES = 256 << 10 };
+
+typedef struct orJob {
+  char *dst;
+  const char *src;
+  size_t bytes;
+  _Atomic size_t next; /* offset of the next piece */
+  _Atomic uint32_t helpers;
+  struct orJob *link;
+} orJob;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static orJob *jobs;
+static _Atomic unsigned job_count; /* written under the lock; a hint elsewhere */
+
+/* ---- moving bytes ---- */
+
+bool orCopyWantsHelp(void) { return atomic_load_explicit(&job_count, memory_order_relaxed) != 0; }
+
+static bool takePieces(orJob *j) {
+  bool any = false;
+  for (;;) {
+    size_t at = atomic_fetch_add_explicit(&j->next, OR_PIECE_BYTES, memory_order_relaxed);
+    if (at >= j->bytes) return any;
+    size_t n = j->bytes - at < OR_PIECE_BYTES ? j->bytes - at : OR_PIECE_BYTES;
+    memcpy(j->dst + at, j->src + at, n);
+    any = true;
+  }
+}
+
+static bool hasPieces(const orJob *j) {
+  return atomic_load_explicit(&j->next, memory_order_relaxed) < j->bytes;
+}
+
+bool orCopyHelp(void) {
+  if (!orCopyWantsHelp()) return false;
+  pthread_mutex_lock(&lock);
+  orJob *j = jobs;
+  while (j && !hasPieces(j)) j = j->link;
+  if (j) atomic_fetch_add_explicit(&j->helpers, 1, memory_order_relaxed);
+  pthread_mutex_unlock(&lock);
+  if (!j) return false;
+  bool any = takePieces(j);
+  /* The job may be gone after this: only its address is used. */
+  if (atomic_fetch_sub_explicit(&j->helpers, 1, memory_order_release) == 1)
+    orFutexWake(&j->helpers, 1);
+  return any;
+}
+
+static void publish(orJob *j) {
+  pthread_mutex_lock(&lock);
+  j->link = jobs;
+  jobs = j;
+  atomic_fetch_add_explicit(&job_count, 1, memory_order_relaxed);
+  pthread_mutex_unlock(&lock);
+}
+
+static void withdraw(orJob *j) {
+  pthread_mutex_lock(&lock);
+  orJob **p = &jobs;
+  while (*p != j) p = &(*p)->link;
+  *p = j->link;
+  atomic_fetch_sub_explicit(&job_count, 1, memory_order_relaxed);
+  pthread_mutex_unlock(&lock);
+  for (uint32_t n; (n = atomic_load_explicit(&j->helpers, memory_order_acquire));)
+    orFutexWait(&j->helpers, n, 0);
+}
+
+void orCopyBytes(void *dst, const void *src, size_t bytes) {
+  int others = orHostCores() - 1;
+  bool apart = (size_t)((char *)dst - (const char *)src) >= bytes &&
+               (size_t)((const char *)src - (char *)dst) >= bytes;
+  if (bytes < OR_SPLIT_BYTES || others < 1 || !apart) {
+    memmove(dst, src, bytes);
+    return;
+  }
+  orJob j = {.dst = dst, .src = src, .bytes = bytes};
+  publish(&j);
+  orStream *s = orTaskStream();
+  if (s && orStreamStir(s)) others--;
+  orLaneWakeIdle(others);
+  takePieces(&j);
+  withdraw(&j);
+}
+
+/* ---- checks ---- */
+
+typedef struct orPlace {
+  bool known; /* the region is valid: device or pinned memory */
+  orRegion region;
+} orPlace;
+
+static const char *memoryName(const orPlace *p) {
+  return !p->known                              ? "pageable host"
+         : p->region.type == orMemoryTypeDevice ? "device"
+                                                : "pinned host";
+}
+
+static bool onDevice(const orPlace *p) { return p->known && p->region.type == orMemoryTypeDevice; }
+
+static orError_t locate(const char *what, const void *ptr, size_t bytes, orPlace *place) {
+  if (!ptr) return orFail(orErrorInvalidValue, "%s: null pointer", what);
+  place->known = orRegionFind(ptr, &place->region);
+  if (!place->known)
+    return orSimulatedHolds(ptr) ? orFail(orErrorInvalidValue,
+                                          "%s: %p is device memory that is not allocated", what, ptr)
+                                 : orSuccess;
+  size_t room = place->region.size - (size_t)((const char *)ptr - (const char *)place->region.base);
+  if (bytes <= room) return orSuccess;
+  return orFail(orErrorInvalidValue,
+                "%s: [%p, +%zu) ends %zu bytes past its %s allocation [%p, +%zu)", what, ptr, bytes,
+                bytes - room, memoryName(place), place->region.base, place->region.size);
+}
+
+static orError_t checkKind(orMemcpyKind *kind, const orPlace *dst, const orPlace *src) {
+  orMemcpyKind is = (orMemcpyKind)((onDevice(src) ? 2 : 0) + (onDevice(dst) ? 1 : 0));
+  if (*kind == orMemcpyDefault) *kind = is;
+  if (*kind == is) return orSuccess;
+  return orFail(orErrorInvalidMemcpyDirection, "copy of kind %d from %s to %s memory", (int)*kind,
+                memoryName(src), memoryName(dst));
+}
+
+/* ---- queueing ---- */
+
+static const char *copyName(orMemcpyKind kind) {
+  static const char *const names[] = {"Memcpy HtoH", "Memcpy HtoD", "Memcpy DtoH", "Memcpy DtoD"};
+  return names[kind];
+}
+
+static orError_t queueCopy(const orCopyArgs *args, bool stage, bool wait, orStream_t stream) {
+  orStream *s;
+  orTask *t;
+  OR_TRY(orStreamBegin(stream, true, stage ? args->bytes : 0, &s, &t));
+  t->kind = OR_KIND_COPY;
+  t->name = copyName(args->kind);
+  t->u.copy = *args;
+  if (stage) {
+    memcpy(orTaskArgs(t), args->src, args->bytes);
+    t->u.copy.src = NULL;
+  }
+  return orStreamSubmit(s, t, wait);
+}
+
+static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
+                           orStream_t stream, bool blocking) {
+  orPlace to, from;
+  OR_TRY(orEnterBlocking());
+  if ((unsigned)kind > orMemcpyDefault)
+    return orFail(orErrorInvalidValue, "copy kind %d: 0 to 4 are known", (int)kind);
+  int device;
+  OR_TRY(orStreamGetDevice(stream, &device));
+  if (!bytes) return blocking ? orStreamSynchronize(stream) : orSuccess;
+  OR_TRY(locate("copy destination", dst, bytes, &to));
+  OR_TRY(locate("copy source", src, bytes, &from));
+  OR_TRY(checkKind(&kind, &to, &from));
+  orCopyArgs args = {.dst = dst,
+                     .src = src,
+                     .bytes = bytes,
+                     .kind = kind,
+                     .device = onDevice(&to)     ? to.region.device
+                               : onDevice(&from) ? from.region.device
+                                                 : -1};
+  bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
+  return queueCopy(&args, stage, blocking || !to.known || (!from.known && !stage), stream);
+}
+
+orError_t orMemcpyAsync(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
+                        orStream_t stream) {
+  return copyAsync(dst, src, bytes, kind, stream, false);
+}
+
+orError_t orMemcpy(void *dst, const void *src, size_t bytes, orMemcpyKind kind) {
+  return copyAsync(dst, src, bytes, kind, OR_STREAM_DEFAULT, true);
+}
+
+static orError_t checkOwner(const char *what, const void *ptr, int device) {
+  orRegion r;
+  OR_TRY(orDeviceCheck(device));
+  if (orRegionFind(ptr, &r) && r.type == orMemoryTypeDevice && r.device == device) return orSuccess;
+  return orFail(orErrorInvalidValue, "%s: %p is not memory of device %d", what, ptr, device);
+}
+
+orError_t orMemcpyPeerAsync(void *dst, int dst_device, const void *src, int src_device,
+                            size_t bytes, orStream_t stream) {
+  OR_TRY(orEnterBlocking());
+  if (bytes) {
+    OR_TRY(checkOwner("peer copy destination", dst, dst_device));
+    OR_TRY(checkOwner("peer copy source", src, src_device));
+  }
+  return copyAsync(dst, src, bytes, orMemcpyDeviceToDevice, stream, false);
+}
+
+static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream, bool blocking) {
+  orPlace to;
+  orStream *s;
+  orTask *t;
+  OR_TRY(orEnterBlocking());
+  int device;
+  if (!bytes) return blocking ? orStreamSynchronize(stream) : orStreamGetDevice(stream, &device);
+  OR_TRY(locate("memset", dst, bytes, &to));
+  if (!to.known)
+    return orFail(orErrorInvalidValue, "memset: %p is not in device or pinned memory", dst);
+  OR_TRY(orStreamBegin(stream, true, 0, &s, &t));
+  t->kind = OR_KIND_SET;
+  t->name = "Memset";
+  t->u.set = (orSetArgs){dst, bytes, value, onDevice(&to) ? to.region.device : -1};
+  return orStreamSubmit(s, t, blocking);
+}
+
+orError_t orMemset(void *dst, int value, size_t bytes) {
+  return setAsync(dst, value, bytes, OR_STREAM_DEFAULT, true);
+}
+
+orError_t orMemsetAsync(void *dst, int value, size_t bytes, orStream_t stream) {
+  return setAsync(dst, value, bytes, stream, false);
+}

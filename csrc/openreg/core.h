@@ -1,0 +1,438 @@
+/*
+ * libopenreg's private header: the map of its files.
+ *
+ *   error.c      errors, the calling thread's last error
+ *   config.c     OPENREG_* settings, read once
+ *   process.c    what every entry point checks: fork, exit, calls from inside a task
+ *   handle.c     64-bit handles into tables that are never unmapped
+ *   factory.c    device factories, plugins, the table of devices
+ *   compute.c    a device's compute
+ *   allocator.c  a device's allocators by attributes, tensors from bytes
+ *   host.c       the two factories of the host ("CPU")
+ *   simulated.c  the factory of the simulated device: address range, shadow, pages
+ *   device.c     current device, properties, synchronise, reset
+ *   memory.c     regions: which addresses are allocated, by whom; pinned host memory
+ *   cache.c      the caching allocator: order of reuse, growth, out of memory
+ *   block.c      its blocks: table, segments, statistics (block.h)
+ *   bins.c       its free blocks by size
+ *   copy.c       memcpy and memset: checks, staging, pieces
+ *   queue.c      a stream's queue of tasks
+ *   stream.c     streams: handles, enqueue, query, synchronise, values
+ *   event.c      events and their completion cells
+ *   task.c       what each kind of task does when it runs, or is dropped
+ *   lane.c       the threads that run tasks, and the choice of what runs next
+ *   wait.c       clock, futex, block hooks
+ *   trace.c      the tracing hook
+ *
+ * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
+ *   factory registry > cache (one a device) > region tree > device pages > event slot > stream > cell > scheduler
+ * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
+ * (exception: the registry while devices are made, once, so that two threads do not make them).
+ */
+#ifndef OPENREG_CORE_H
+#define OPENREG_CORE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "openreg.h"
+
+#define OR_HIDDEN __attribute__((visibility("hidden")))
+#define OR_LIKELY(x) __builtin_expect(!!(x), 1)
+#define OR_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define OR_CACHE_LINE 64
+#define OR_PAGE 4096u
+
+/* Returns the error from the function that uses it. */
+#define OR_TRY(call)                                      \
+  do {                                                    \
+    orError_t or_try_error_ = (call);                     \
+    if (OR_UNLIKELY(or_try_error_)) return or_try_error_; \
+  } while (0)
+
+/* ---- error.c ---- */
+
+/* Notes the error and its detail for the calling thread, and returns it. orErrorNotReady is never noted. */
+orError_t orFail(orError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The detail that a failed call noted, if it noted one since `before` = orNotedErrors(); else the text of
+ * `error`. For errors that come back from a function of somebody else. */
+uint64_t orNotedErrors(void);
+const char *orErrorDetail(orError_t error, uint64_t before);
+/* One line on stderr, "openreg: " before it, in a single write; for what no caller can be told. */
+void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- config.c ---- */
+
+typedef struct orConfig {
+  int device_count; /* OPENREG_DEVICE_COUNT */
+  size_t device_memory; /* OPENREG_DEVICE_MEMORY, bytes; 0: default, half of the host's memory over the devices */
+  const char *plugin;   /* OPENREG_PLUGIN, or null */
+  bool peer_access;     /* OPENREG_PEER_ACCESS */
+  bool poison;          /* OPENREG_POISON */
+  bool launch_blocking; /* OPENREG_LAUNCH_BLOCKING */
+} orConfig;
+
+/* Reads the environment at the first call; one line on stderr for each value that is refused. */
+const orConfig *orConfigGet(void);
+/* The smaller of the machine's memory and the cgroup's limit, bytes. */
+size_t orHostMemoryLimit(void);
+
+/* ---- process.c ---- */
+
+/* First line of every public function that touches the runtime: refuses in a forked child
+ * of a process that used a device, and inside a host function. */
+orError_t orEnter(void);
+/* The same for functions that block or enqueue: refuses inside any task. */
+orError_t orEnterBlocking(void);
+/* Marks the runtime as used: installs the fork and exit handlers, once. */
+void orProcessActivate(void);
+bool orProcessExiting(void);
+/* Set by a lane around what it runs. */
+enum { OR_TASK_NONE = 0, OR_TASK_KERNEL, OR_TASK_HOST_FUNC };
+void orProcessSetTask(int kind);
+int orProcessTask(void);
+
+/* ---- factory.c ---- */
+
+struct orDevice {
+  char name[64];
+  char type[32];
+  const orDeviceFactory *factory;
+  orDeviceDesc desc;
+  bool can_map;
+  orAllocator allocators[3]; /* device, pageable host, pinned host */
+};
+
+/* Makes the devices with the defaults if nobody has; the error of the first attempt is repeated. */
+orError_t orDevicesInit(void);
+/* "openreg" devices; null past the end. orDevicesInit has succeeded. */
+orDevice *orDeviceAt(int index);
+/* The first host device. */
+orDevice *orHostDevice(void);
+/* allocator.c: fills device->allocators. */
+void orDeviceFillAllocators(orDevice *device);
+/* Refuses what is no device. */
+orError_t orDeviceIsValid(const orDevice *device);
+extern const orDeviceFactory orSimulatedFactory; /* simulated.c */
+/* An address of simulated device memory, allocated or not. */
+bool orSimulatedHolds(const void *ptr);
+extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory; /* host.c */
+
+/* ---- device.c ---- */
+
+/* Makes device `index` ready for use (first use), or fails naming the index and the range. */
+orError_t orDeviceUse(int index);
+/* Index check alone: no side effect besides making the device table. */
+orError_t orDeviceCheck(int index);
+orError_t orDeviceDefaultStream(int device, orStream_t *stream);
+/* The calling thread's current device. */
+int orCurrentDevice(void);
+/* Keeps the first asynchronous failure of a device, counts the others. Any thread. */
+void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
+/* Called at the end of every call that synchronises: hands the failure out once. */
+orError_t orDeviceTakeFailure(int index);
+
+/* ---- memory.c ---- */
+
+typedef struct orRegion {
+  void *base;
+  size_t size;
+  orMemoryType type; /* Host: pinned; Device */
+  int device;        /* -1 for host memory */
+  bool registered;   /* by orHostRegister: not ours to free */
+  bool cached;       /* a segment of the caching allocator: not a caller's to free */
+} orRegion;
+
+/* The region that holds `ptr`; false if none does. */
+bool orRegionFind(const void *ptr, orRegion *region);
+/* Device memory, charged to the device's capacity. Touches no current device, does not synchronise. */
+orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
+/* The caller guarantees that no queued work uses the region. */
+orError_t orRegionRelease(void *ptr);
+/* Bytes in use on a device. */
+size_t orRegionUsed(int device);
+
+/* ---- handle.c ---- */
+
+typedef enum orHandleKind { OR_HANDLE_STREAM = 1, OR_HANDLE_EVENT = 2 } orHandleKind;
+
+/* First member of every slot. */
+typedef struct orSlot {
+  _Atomic uint64_t handle; /* the live handle, or 0 */
+  uint32_t generation;     /* table lock */
+  uint32_t next_free;      /* table lock; index + 1 */
+} orSlot;
+
+typedef struct orHandleTable {
+  orHandleKind kind;
+  const char *what; /* for messages */
+  size_t slot_size;
+  uint32_t limit; /* most slots */
+  pthread_mutex_t lock;
+  _Atomic(char *) base; /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
+  _Atomic uint32_t used; /* slots ever handed out */
+  uint32_t free_head;    /* index + 1; lock */
+} orHandleTable;
+
+/* A slot to fill; orHandlePublish makes its handle valid. */
+orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_t *handle);
+void orHandlePublish(orSlot *slot, uint64_t handle);
+/* The handle becomes invalid; the slot stays reserved until orHandleRecycle. */
+void orHandleInvalidate(orSlot *slot);
+void orHandleRecycle(orHandleTable *table, orSlot *slot);
+/* The slot that the handle names if it is live now. Whoever locks the slot asks orHandleIs again. */
+void *orHandleFind(orHandleTable *table, uint64_t handle);
+void *orHandleSlotAt(orHandleTable *table, uint32_t index);
+static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
+  return atomic_load_explicit(&slot->handle, memory_order_relaxed) == handle;
+}
+static inline int orHandleDevice(uint64_t handle) { return (int)(handle >> 54 & 63); }
+static inline uint32_t orHandleIndex(uint64_t handle) {
+  return (uint32_t)(handle >> 30 & 0xffffff);
+}
+
+/* ---- queue.c ---- */
+
+typedef enum orTaskKind {
+  OR_KIND_KERNEL,
+  OR_KIND_HOST_FUNC,
+  OR_KIND_COPY,
+  OR_KIND_SET,
+  OR_KIND_MARK,
+  OR_KIND_WAIT,
+  OR_KIND_WAIT_VALUE,
+  OR_KIND_WRITE_VALUE
+} orTaskKind;
+
+typedef struct orCell orCell;
+
+typedef struct orCopyArgs {
+  void *dst;
+  const void *src; /* null: the bytes follow in the record (a staged source) */
+  size_t bytes;
+  orMemcpyKind kind;
+  int device; /* whose factory copies; -1: host to host */
+} orCopyArgs;
+
+typedef struct orSetArgs {
+  void *dst;
+  size_t bytes;
+  int value;
+  int device; /* -1: pinned host memory */
+} orSetArgs;
+
+typedef struct orValueArgs {
+  void *address;
+  uint32_t value;
+  orWaitValue how;
+} orValueArgs;
+
+/* What a task is, besides its arguments, which follow it in the queue. */
+typedef struct orTask {
+  size_t size; /* of the record, header included; a multiple of 16 */
+  const char *name;
+  void (*drop)(void *args);
+  union {
+    orKernelFn kernel;
+    void (*host)(void *);
+    orCell *cell; /* of a mark or wait; this task's reference */
+    orCopyArgs copy;
+    orSetArgs set;
+    orValueArgs value;
+  } u;
+  void *user_data;    /* of a host function */
+  orCell *completion; /* a vendor's operation that has started and is awaited */
+  orEvent_t done;     /* its event */
+  orTaskKind kind;
+} orTask;
+
+#define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
+static inline void *orTaskArgs(orTask *task) { return (char *)task + OR_TASK_HEADER; }
+
+typedef struct orChunk orChunk;
+/* Two ends on two cache lines: producers and the lane do not slow each other down. */
+typedef struct orQueueIn { /* under the stream's lock */
+  orChunk *tail;
+  orChunk *spare;
+} orQueueIn;
+typedef struct orQueueOut { /* the lane that runs the stream */
+  orChunk *head;
+  size_t offset;
+} orQueueOut;
+
+/* Room for a record with `args_size` bytes of arguments; null when memory is short. Stream lock held. */
+orTask *orQueueReserve(orQueueIn *in, orQueueOut *out, size_t args_size);
+/* The record becomes part of the queue; the caller then publishes the count of tasks. Stream lock held. */
+void orQueueCommit(orQueueIn *in, const orTask *task);
+/* The oldest record; the caller has seen a count of tasks that includes it. */
+orTask *orQueueFront(orQueueOut *out, orChunk **emptied);
+void orQueuePop(orQueueOut *out, size_t size);
+/* Takes back a chunk that orQueueFront emptied. Stream lock held. */
+void orQueueReuse(orQueueIn *in, orChunk *chunk);
+
+/* ---- stream.c ---- */
+
+typedef enum orStreamState {
+  OR_STREAM_IDLE,    /* no task */
+  OR_STREAM_READY,   /* in the scheduler's list */
+  OR_STREAM_RUNNING, /* a lane has it */
+  OR_STREAM_WAITING  /* its first task waits for a cell or a value; nobody has it */
+} orStreamState;
+
+enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
+
+typedef struct orStream {
+  /* Read often, written rarely. */
+  orSlot slot;
+  int device;
+  int priority;
+  orStream_t last_handle;      /* of the slot's present or latest owner */
+  _Atomic uint64_t drop_until; /* tasks up to this number are dropped instead of run */
+  _Atomic uint64_t wake_at;    /* sleepers: see orStreamAwait */
+  _Atomic uint32_t wake_word;
+  /* Under `lock`. Counters go on when the slot is used again. */
+  _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
+  orStreamState state;
+  bool dying;              /* destroyed, still draining */
+  _Atomic uint64_t queued; /* tasks; read by all */
+  uint64_t room_until;     /* the queue is not full before this count, as last looked at */
+  size_t bytes_in;         /* of all records ever queued */
+  size_t bytes_until;
+  orQueueIn in;
+  orCell *waits_for;                  /* while WAITING: the cell, or null for a value */
+  const orValueArgs *waits_for_value; /* in the waiting task's record */
+  /* The lane that runs the stream. */
+  _Alignas(OR_CACHE_LINE) _Atomic uint64_t completed; /* tasks; read by all */
+  _Atomic size_t bytes_out;                           /* read by all */
+  uint64_t seen;                                      /* `queued`, as last looked at */
+  orQueueOut out;
+  /* Under the scheduler's lock. */
+  _Alignas(OR_CACHE_LINE) struct orStream *ready_next;
+  struct orStream *value_next;
+  uint64_t ready_since;
+  /* Under the lock of the cell it waits for. */
+  struct orStream *waiter_next;
+} orStream;
+
+extern orHandleTable orStreamTable;
+
+/* A record to fill, in a stream that is locked until orStreamCommit. May block while the queue is full
+ * if `hold` says so (kernels and copies). */
+orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
+                        orTask **task);
+/* Publishes the record, unlocks and schedules; returns the task's number on its stream. */
+uint64_t orStreamCommit(orStream *stream, orTask *task);
+/* For kernels, copies and fills: commits; with `wait`, or OPENREG_LAUNCH_BLOCKING, returns when the task is done and
+ * reports as every call that synchronises does. */
+orError_t orStreamSubmit(orStream *stream, orTask *task, bool wait);
+/* Blocks until `count` tasks have finished; helps with the pieces of large copies meanwhile. */
+void orStreamAwait(orStream *stream, uint64_t count);
+/* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not wait. */
+void orStreamResume(orStream *stream);
+/* By a lane: one more task has finished. */
+void orStreamFinishTask(orStream *stream, const orTask *task);
+/* By the lane that runs it: true if the stream was empty and is now idle (the lane lets go of it). */
+bool orStreamTryIdle(orStream *stream);
+/* Wakes whoever sleeps for the stream's progress, to help with a copy; false if nobody does. */
+bool orStreamStir(orStream *stream);
+/* Every stream of a device (-1: of all) that has unfinished tasks, in turn, with its count of tasks so far: that
+ * many were the device's. By the time `fn` runs, the slot may be another stream's. */
+void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
+                     void *context);
+/* Waits until everything queued now on a device (-1: all) has finished. */
+void orStreamAwaitDevice(int device);
+/* Makes a device's default stream. */
+orError_t orStreamMake(int device, int priority, orStream_t *handle);
+/* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and UINT64_MAX. */
+orError_t orStreamQueued(orStream_t stream, uint64_t *count);
+orError_t orStreamCompleted(orStream_t stream, uint64_t *count);
+/* The task that the calling thread is running: its stream, and its number there (from 1). */
+bool orTaskCurrent(orStream_t *stream, uint64_t *number); /* task.c */
+orStream *orTaskStream(void);                             /* task.c; null outside a task */
+
+/* ---- event.c ---- */
+
+/* One completion. Pooled; freed when the last reference goes. */
+struct orCell {
+  _Atomic uint32_t refs;
+  _Atomic uint32_t state; /* futex: OR_CELL_* */
+  pthread_mutex_t lock;   /* waiters, and the step to done as seen by them */
+  orStream *waiters;
+  uint64_t time_ns;  /* written before done */
+  orError_t status;  /* written before done */
+  orStream_t stream; /* that it was recorded on; 0: external */
+  uint64_t number;   /* of its mark there */
+  orCell *next;      /* pool */
+};
+enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2 };
+
+orCell *orCellNew(uint32_t refs);
+void orCellRelease(orCell *cell);
+static inline bool orCellDone(const orCell *cell) {
+  return atomic_load_explicit(&cell->state, memory_order_acquire) & OR_CELL_DONE;
+}
+/* Once. Wakes everybody who waits. */
+void orCellComplete(orCell *cell, orError_t status);
+/* By a lane, of the stream it runs: true if the cell is done; false if the stream now waits and is
+ * no longer the lane's. */
+bool orCellWaitOrPark(orCell *cell, orStream *stream);
+/* Takes a waiting stream off the cell's list, if it is there. Stream lock held. */
+void orCellForget(orCell *cell, orStream *stream);
+/* A new external event and its cell (a reference for the caller). */
+orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
+
+/* ---- lane.c ---- */
+
+/* Puts a stream that has just become READY into the list and sees to it that a lane runs. No lock held. */
+void orLaneSchedule(orStream *stream);
+/* By a lane: parks its stream until the value comes; false as orCellWaitOrPark. */
+bool orLaneWaitValueOrPark(orStream *stream, const orValueArgs *args);
+void orLaneForgetValue(orStream *stream);
+/* After a value has been written by a task. */
+void orLanePollValues(void);
+/* Wakes up to `count` sleeping lanes to look for pieces of copies. */
+void orLaneWakeIdle(int count);
+int orLaneLimit(void);
+int orHostCores(void); /* that this process may run on */
+
+/* ---- copy.c ---- */
+
+/* memcpy between addresses that this thread can reach; a large one with the help of idle lanes and of hosts that
+ * wait for the calling lane's stream. Returns when done. On a lane. */
+void orCopyBytes(void *dst, const void *src, size_t bytes);
+/* Takes pieces of running copies until none is left; false if there was none. */
+bool orCopyHelp(void);
+bool orCopyWantsHelp(void);
+
+/* ---- task.c ---- */
+
+/* Runs the first task of a stream, number `number` of it, and lets go of its arguments; false if the stream waits
+ * and is no longer the lane's. */
+bool orTaskRun(orStream *stream, orTask *task, uint64_t number, int lane);
+/* Instead of running: completes its event, lets go of its arguments. */
+void orTaskDrop(orTask *task);
+
+/* ---- trace.c ---- */
+
+bool orTraceOn(void);
+void orTraceEmit(const orTraceRecord *record);
+
+/* ---- clock and futex ---- */
+
+uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
+void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* 0: no time-out */
+void orFutexWake(_Atomic uint32_t *word, int count);
+static inline void orPause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+/* Around a sleep: lets the caller of the library put down a lock of its own (orSetBlockHooks). */
+void *orBlockEnter(void);
+void orBlockLeave(void *token);
+void orLockInit(pthread_mutex_t *lock); /* spins a little before it sleeps */
+
+#endif

@@ -1,0 +1,202 @@
+/*
+ * Devices as a caller sees them: the current one, their properties, first use, failures, synchronise, reset.
+ *
+ * current      thread-local.
+ * ready[]      release-stored when a device's default stream exists; `first_use` serialises the making.
+ * failures[]   each under its own lock; `pending` is read without it, to keep synchronising calls cheap. A failure
+ *              that is noted after `pending` was read surfaces at the next call, as if it had come later.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core.h"
+
+typedef struct orFailure {
+  pthread_mutex_t lock;
+  _Atomic bool pending;
+  orError_t error;
+  char kernel[96];
+  char detail[256];
+  unsigned others;
+} orFailure;
+
+static _Thread_local int current;
+static pthread_mutex_t first_use = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool ready[OPENREG_MAX_DEVICES];
+static orStream_t default_streams[OPENREG_MAX_DEVICES]; /* written before ready */
+static orFailure failures[OPENREG_MAX_DEVICES];
+
+int orCurrentDevice(void) { return current; }
+
+static int deviceCount(void) {
+  int n = 0;
+  while (orDeviceAt(n)) n++;
+  return n;
+}
+
+orError_t orDeviceCheck(int index) {
+  OR_TRY(orDevicesInit());
+  if (index >= 0 && orDeviceAt(index)) return orSuccess;
+  int n = deviceCount();
+  if (!n) return orFail(orErrorNoDevice, "device index %d: there is no openreg device", index);
+  return orFail(orErrorInvalidDevice, "device index %d is out of range: it must be 0 to %d", index,
+                n - 1);
+}
+
+static orError_t makeReady(int index) {
+  pthread_mutex_lock(&first_use);
+  orError_t error = orSuccess;
+  if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
+    orProcessActivate();
+    pthread_mutex_init(&failures[index].lock, NULL);
+    error = orStreamMake(index, 0, &default_streams[index]);
+    if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
+  }
+  pthread_mutex_unlock(&first_use);
+  return error;
+}
+
+orError_t orDeviceUse(int index) {
+  if (OR_LIKELY(index >= 0 && index < OPENREG_MAX_DEVICES &&
+                atomic_load_explicit(&ready[index], memory_order_acquire)))
+    return orSuccess;
+  OR_TRY(orDeviceCheck(index));
+  return makeReady(index);
+}
+
+orError_t orDeviceDefaultStream(int device, orStream_t *stream) {
+  OR_TRY(orDeviceUse(device));
+  *stream = default_streams[device];
+  return orSuccess;
+}
+
+int orDeviceIsActive(int index) {
+  return index >= 0 && index < OPENREG_MAX_DEVICES &&
+         atomic_load_explicit(&ready[index], memory_order_acquire);
+}
+
+/* ---- failures ---- */
+
+void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail) {
+  orFailure *f = &failures[index];
+  pthread_mutex_lock(&f->lock);
+  if (f->error) {
+    f->others++;
+  } else {
+    f->error = error;
+    snprintf(f->kernel, sizeof f->kernel, "%s", kernel);
+    snprintf(f->detail, sizeof f->detail, "%s",
+             detail && *detail ? detail : orGetErrorString(error));
+    atomic_store_explicit(&f->pending, true, memory_order_release);
+  }
+  pthread_mutex_unlock(&f->lock);
+}
+
+orError_t orDeviceTakeFailure(int index) {
+  orFailure *f = &failures[index];
+  if (OR_LIKELY(!atomic_load_explicit(&f->pending, memory_order_acquire))) return orSuccess;
+  pthread_mutex_lock(&f->lock);
+  orError_t error = f->error;
+  if (error) {
+    char more[48] = "";
+    if (f->others) snprintf(more, sizeof more, " (and %u more failed after it)", f->others);
+    orFail(error, "%s on openreg:%d failed: %s%s", f->kernel, index, f->detail, more);
+    f->error = orSuccess;
+    f->others = 0;
+    atomic_store_explicit(&f->pending, false, memory_order_release);
+  }
+  pthread_mutex_unlock(&f->lock);
+  return error;
+}
+
+/* ---- public ---- */
+
+orError_t orGetDeviceCount(int *count) {
+  if (!count) return orFail(orErrorInvalidValue, "orGetDeviceCount: null result");
+  *count = 0;
+  OR_TRY(orDevicesInit());
+  *count = deviceCount();
+  return orSuccess;
+}
+
+orError_t orGetDevice(int *device) {
+  OR_TRY(orEnter());
+  if (!device) return orFail(orErrorInvalidValue, "orGetDevice: null result");
+  *device = current;
+  return orSuccess;
+}
+
+orError_t orSetDevice(int device) {
+  OR_TRY(orEnter());
+  OR_TRY(orDeviceCheck(device));
+  current = device;
+  return orSuccess;
+}
+
+orError_t orGetDeviceProperties(orDeviceProperties *p, int device) {
+  if (!p) return orFail(orErrorInvalidValue, "orGetDeviceProperties: null result");
+  OR_TRY(orEnter());
+  OR_TRY(orDeviceCheck(device));
+  const orDevice *d = orDeviceAt(device);
+  *p = (orDeviceProperties){.total_memory = d->desc.memory_limit,
+                            .index = device,
+                            .numa_node = d->desc.numa_node,
+                            .lanes = orLaneLimit(),
+                            .host_cores = orHostCores(),
+                            .can_map = d->can_map};
+  snprintf(p->name, sizeof p->name, "%s", d->name);
+  snprintf(p->factory, sizeof p->factory, "%s", d->factory->name);
+  return orSuccess;
+}
+
+orError_t orDeviceCanAccessPeer(int *can, int device, int peer) {
+  if (!can) return orFail(orErrorInvalidValue, "orDeviceCanAccessPeer: null result");
+  OR_TRY(orEnter());
+  OR_TRY(orDeviceCheck(device));
+  OR_TRY(orDeviceCheck(peer));
+  *can = device != peer && orConfigGet()->peer_access &&
+         orDeviceAt(device)->factory == orDeviceAt(peer)->factory;
+  return orSuccess;
+}
+
+orError_t orStreamGetDefault(orStream_t *stream, int device) {
+  OR_TRY(orEnter());
+  if (!stream) return orFail(orErrorInvalidValue, "orStreamGetDefault: null result");
+  return orDeviceDefaultStream(device, stream);
+}
+
+orError_t orDeviceSynchronize(void) {
+  int device = current;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orDeviceCheck(device));
+  if (!orDeviceIsActive(device)) return orSuccess;
+  uint64_t start = orTraceOn() ? orNow() : 0;
+  orStreamAwaitDevice(device);
+  if (start)
+    orTraceEmit(&(orTraceRecord){orTraceSynchronize, "orDeviceSynchronize", device, 0, -1, 0, start,
+                                 orNow(), 0});
+  return orDeviceTakeFailure(device);
+}
+
+static void dropQueued(orStream *s, uint64_t queued, void *context) {
+  (void)context;
+  atomic_store_explicit(&s->drop_until, queued, memory_order_release);
+}
+
+static void giveUpWait(orStream *s, uint64_t queued, void *context) {
+  (void)queued, (void)context;
+  orStreamResume(s);
+}
+
+orError_t orDeviceReset(void) {
+  int device = current;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orDeviceCheck(device));
+  if (!orDeviceIsActive(device)) return orSuccess;
+  /* All streams are told before any moves: what one drops completes events that let others run. */
+  orStreamForEach(device, dropQueued, NULL);
+  orStreamForEach(device, giveUpWait, NULL);
+  orStreamAwaitDevice(device);
+  if (orDeviceTakeFailure(device)) orGetLastError();
+  return orCacheEmpty(device);
+}

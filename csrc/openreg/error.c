@@ -1,0 +1,87 @@
+/*
+ * Errors: their names and texts, and the last one of each thread.
+ *
+ * lastError, lastMessage and notedErrors belong to the thread that reads them; no lock. The message of a failure
+ * outlives orGetLastError(), which clears the code alone.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core.h"
+
+enum { MESSAGE_SIZE = 1024 };
+
+static _Thread_local orError_t lastError;
+static _Thread_local char lastMessage[MESSAGE_SIZE];
+static _Thread_local uint64_t notedErrors;
+
+const char *orGetErrorName(orError_t error) {
+  switch (error) {
+#define OR_X(name, text) \
+  case name:             \
+    return #name;
+    OR_ERROR_LIST(OR_X)
+#undef OR_X
+  }
+  return "unrecognized error code";
+}
+
+const char *orGetErrorString(orError_t error) {
+  switch (error) {
+#define OR_X(name, text) \
+  case name:             \
+    return text;
+    OR_ERROR_LIST(OR_X)
+#undef OR_X
+  }
+  return "unrecognized error code";
+}
+
+orError_t orGetLastError(void) {
+  orError_t error = lastError;
+  lastError = orSuccess;
+  return error;
+}
+
+orError_t orPeekAtLastError(void) { return lastError; }
+
+const char *orGetLastErrorMessage(void) { return lastMessage; }
+
+uint64_t orNotedErrors(void) { return notedErrors; }
+
+const char *orErrorDetail(orError_t error, uint64_t before) {
+  return notedErrors != before && lastError == error ? lastMessage : orGetErrorString(error);
+}
+
+/* An argument may point into lastMessage (an error told again with more words), so the text is
+ * made beside it. */
+orError_t orFail(orError_t error, const char *format, ...) {
+  if (error == orErrorNotReady) return error;
+  char text[MESSAGE_SIZE];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  memcpy(lastMessage, text, strlen(text) + 1);
+  lastError = error;
+  ++notedErrors;
+  return error;
+}
+
+/* Control characters of a quoted value would make more lines than one. */
+void orWarn(const char *format, ...) {
+  char line[MESSAGE_SIZE] = "openreg: ";
+  size_t start = strlen(line);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(line + start, sizeof(line) - start - 1, format, arguments);
+  va_end(arguments);
+  size_t length = strlen(line);
+  for (size_t i = start; i < length; ++i)
+    if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) line[i] = '?';
+  line[length] = '\n';
+  ssize_t written = write(STDERR_FILENO, line, length + 1);
+  (void)written; /* a closed stderr is no reason to fail */
+}

@@ -1,0 +1,400 @@
+/*
+ * Events and their completion cells.
+ *
+ * A cell is one completion: pending, then done, for ever. Each record of an event makes a cell and queues a mark
+ * that completes it; the event points to its newest cell, a queued wait holds the cell that it bound to. So a
+ * later record can neither satisfy an earlier wait late nor be satisfied early, and destroying the event
+ * leaves its cells to those who wait.
+ *
+ * Who holds a reference: the event (newest cell), each queued mark and wait, a host thread while it sleeps, the
+ * core while it completes. The last one puts the cell back into the pool.
+ *
+ * cell->state is a futex for sleeping hosts. cell->lock guards the list of waiting streams, and `done` is set
+ * under it, so that a stream is either seen by orCellComplete or sees `done`. Stream lock before cell lock:
+ * orCellComplete therefore takes the streams off one by one and resumes each with no cell lock held.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "core.h"
+
+enum { OR_SPIN_NS = 20000, OR_POOL_GROWTH = 64 };
+
+/* Flags of our own, beside the public ones. */
+enum { OR_EVENT_SIGNALLED = 1 << 8, OR_EVENT_OF_TASK = 1 << 9 };
+
+typedef struct orEvent {
+  orSlot slot;
+  pthread_mutex_t lock;
+  bool lock_made;
+  /* Under `lock`. */
+  unsigned flags;
+  int device;
+  orCell *cell; /* newest; null: never recorded */
+} orEvent;
+
+static orHandleTable table = {.kind = OR_HANDLE_EVENT,
+                              .what = "event",
+                              .slot_size = sizeof(orEvent),
+                              .limit = 1 << 20,
+                              .lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- cells ---- */
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static orCell *pool;
+
+static bool growPool(void) {
+  orCell *block =
+      aligned_alloc(OR_CACHE_LINE, OR_POOL_GROWTH * ((sizeof(orCell) + 63) & ~(size_t)63));
+  if (!block) return false;
+  for (int i = 0; i < OR_POOL_GROWTH; i++) {
+    orCell *c = (orCell *)((char *)block + (size_t)i * ((sizeof(orCell) + 63) & ~(size_t)63));
+    *c = (orCell){.next = pool};
+    orLockInit(&c->lock);
+    pool = c;
+  }
+  return true;
+}
+
+orCell *orCellNew(uint32_t refs) {
+  pthread_mutex_lock(&pool_lock);
+  orCell *c = pool || growPool() ? pool : NULL;
+  if (c) pool = c->next;
+  pthread_mutex_unlock(&pool_lock);
+  if (!c) {
+    orFail(orErrorMemoryAllocation, "no memory for an event's record");
+    return NULL;
+  }
+  c->status = orSuccess;
+  c->stream = 0;
+  c->time_ns = 0;
+  atomic_store_explicit(&c->state, OR_CELL_PENDING, memory_order_relaxed);
+  atomic_store_explicit(&c->refs, refs, memory_order_relaxed);
+  return c;
+}
+
+static orCell *retain(orCell *cell) {
+  atomic_fetch_add_explicit(&cell->refs, 1, memory_order_relaxed);
+  return cell;
+}
+
+void orCellRelease(orCell *cell) {
+  if (!cell || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1) return;
+  pthread_mutex_lock(&pool_lock);
+  cell->next = pool;
+  pool = cell;
+  pthread_mutex_unlock(&pool_lock);
+}
+
+static orStream *nextWaiter(orCell *cell) {
+  pthread_mutex_lock(&cell->lock);
+  orStream *s = cell->waiters;
+  if (s) cell->waiters = s->waiter_next;
+  pthread_mutex_unlock(&cell->lock);
+  return s;
+}
+
+/* The caller holds a reference. */
+void orCellComplete(orCell *cell, orError_t status) {
+  cell->status = status;
+  cell->time_ns = orNow();
+  pthread_mutex_lock(&cell->lock);
+  uint32_t before = atomic_fetch_or_explicit(&cell->state, OR_CELL_DONE, memory_order_acq_rel);
+  pthread_mutex_unlock(&cell->lock);
+  if (before & OR_CELL_SLEEPERS) orFutexWake(&cell->state, INT32_MAX);
+  for (orStream *s; (s = nextWaiter(cell));) orStreamResume(s);
+}
+
+bool orCellWaitOrPark(orCell *cell, orStream *s) {
+  if (orCellDone(cell)) return true;
+  pthread_mutex_lock(&s->lock);
+  pthread_mutex_lock(&cell->lock);
+  bool done = orCellDone(cell);
+  if (!done) {
+    s->waiter_next = cell->waiters;
+    cell->waiters = s;
+    s->waits_for = cell;
+    s->state = OR_STREAM_WAITING;
+  }
+  pthread_mutex_unlock(&cell->lock);
+  pthread_mutex_unlock(&s->lock);
+  return done;
+}
+
+void orCellForget(orCell *cell, orStream *s) {
+  pthread_mutex_lock(&cell->lock);
+  for (orStream **p = &cell->waiters; *p; p = &(*p)->waiter_next)
+    if (*p == s) {
+      *p = s->waiter_next;
+      break;
+    }
+  pthread_mutex_unlock(&cell->lock);
+}
+
+static void sleepOn(orCell *cell) {
+  uint64_t until = orNow() + OR_SPIN_NS;
+  while (!orCellDone(cell) && orNow() < until) orPause();
+  if (orCellDone(cell)) return;
+  void *token = orBlockEnter();
+  while (!orCellDone(cell) && !orProcessExiting()) {
+    uint32_t state = atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+    if (!(state & OR_CELL_DONE) && !orCopyHelp())
+      orFutexWait(&cell->state, OR_CELL_PENDING | OR_CELL_SLEEPERS, 0);
+  }
+  orBlockLeave(token);
+}
+
+/* A mark completes its cell just before it counts as a finished task of its stream. A host that is told of the one must
+ * find the other. */
+static orStream *streamOf(const orCell *cell) {
+  return cell->stream ? orHandleSlotAt(&orStreamTable, orHandleIndex(cell->stream)) : NULL;
+}
+
+static bool isOver(const orCell *cell) {
+  if (!orCellDone(cell)) return false;
+  const orStream *s = streamOf(cell);
+  return !s || atomic_load_explicit(&s->completed, memory_order_acquire) >= cell->number;
+}
+
+static void await(orCell *cell) {
+  sleepOn(cell);
+  orStream *s = streamOf(cell);
+  if (s && !isOver(cell)) orStreamAwait(s, cell->number);
+}
+
+/* ---- events ---- */
+
+static orError_t lockEvent(orEvent_t handle, orEvent **event) {
+  orEvent *e = orHandleFind(&table, handle);
+  if (!e) return orErrorInvalidResourceHandle;
+  pthread_mutex_lock(&e->lock);
+  if (!orHandleIs(&e->slot, handle)) {
+    pthread_mutex_unlock(&e->lock);
+    return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live event", handle);
+  }
+  *event = e;
+  return orSuccess;
+}
+
+/* The newest cell with a reference for the caller, or null. */
+static orError_t newestCell(orEvent_t handle, orCell **cell, unsigned *flags) {
+  orEvent *e;
+  OR_TRY(lockEvent(handle, &e));
+  *cell = e->cell ? retain(e->cell) : NULL;
+  *flags = e->flags;
+  pthread_mutex_unlock(&e->lock);
+  return orSuccess;
+}
+
+static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *handle) {
+  void *slot;
+  orError_t error = orHandleReserve(&table, device, &slot, handle);
+  if (error) {
+    orCellRelease(cell);
+    return error;
+  }
+  orEvent *e = slot;
+  if (!e->lock_made) orLockInit(&e->lock);
+  pthread_mutex_lock(&e->lock);
+  e->lock_made = true;
+  e->flags = flags;
+  e->device = device;
+  e->cell = cell;
+  orHandlePublish(&e->slot, *handle);
+  pthread_mutex_unlock(&e->lock);
+  return orSuccess;
+}
+
+orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell) {
+  *cell = orCellNew(2); /* the event's and the caller's */
+  if (!*cell) return orErrorMemoryAllocation;
+  orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, *cell, event);
+  if (error) orCellRelease(*cell);
+  return error;
+}
+
+orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags) {
+  OR_TRY(orEnter());
+  if (!event) return orFail(orErrorInvalidValue, "orEventCreate: null result");
+  if (flags & ~(unsigned)(orEventDisableTiming | orEventExternal))
+    return orFail(orErrorInvalidValue,
+                  "event flags 0x%x: allowed are orEventDisableTiming and orEventExternal", flags);
+  OR_TRY(orDeviceUse(orCurrentDevice()));
+  orCell *cell = NULL;
+  if (flags & orEventExternal) {
+    cell = orCellNew(1);
+    if (!cell) return orErrorMemoryAllocation;
+  }
+  return makeEvent(orCurrentDevice(), flags, cell, event);
+}
+
+orError_t orEventCreate(orEvent_t *event) { return orEventCreateWithFlags(event, orEventDefault); }
+
+orError_t orEventDestroy(orEvent_t event) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  OR_TRY(lockEvent(event, &e));
+  orCell *cell = e->cell;
+  e->cell = NULL;
+  orHandleInvalidate(&e->slot);
+  pthread_mutex_unlock(&e->lock);
+  orHandleRecycle(&table, &e->slot);
+  orCellRelease(cell);
+  return orSuccess;
+}
+
+orError_t orEventGetDevice(orEvent_t event, int *device) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  if (!device) return orFail(orErrorInvalidValue, "orEventGetDevice: null result");
+  OR_TRY(lockEvent(event, &e));
+  *device = e->device;
+  pthread_mutex_unlock(&e->lock);
+  return orSuccess;
+}
+
+/* The event is locked across the enqueue, so that of two threads that record it the later mark is the newest
+ * cell. A mark never waits for room. */
+static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
+  orStream *s;
+  orTask *task;
+  OR_TRY(orStreamBegin(stream, false, 0, &s, &task));
+  if (s->device != e->device) {
+    int device = s->device;
+    pthread_mutex_unlock(&s->lock); /* the reserved record is not committed, so it is not there */
+    return orFail(orErrorInvalidValue,
+                  "an event of device %d cannot be recorded on a stream of device %d", e->device,
+                  device);
+  }
+  task->kind = OR_KIND_MARK;
+  task->name = "orEventRecord";
+  task->u.cell = cell;
+  cell->stream = s->last_handle;
+  cell->number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
+  orStreamCommit(s, task);
+  *replaced = e->cell;
+  e->cell = cell;
+  return orSuccess;
+}
+
+orError_t orEventRecord(orEvent_t event, orStream_t stream) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  orCell *cell = orCellNew(2); /* the event's and the mark's */
+  if (!cell) return orErrorMemoryAllocation;
+  orCell *replaced = NULL;
+  orError_t error = lockEvent(event, &e);
+  if (!error) {
+    error = e->flags & orEventExternal
+                ? orFail(orErrorInvalidValue,
+                         "an external event is completed by orEventSignal, not by a record")
+                : queueMark(e, stream, cell, &replaced);
+    pthread_mutex_unlock(&e->lock);
+  }
+  if (error) {
+    orCellRelease(cell);
+    orCellRelease(cell);
+  }
+  orCellRelease(replaced);
+  return error;
+}
+
+orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  orStream *s;
+  orTask *task;
+  OR_TRY(orEnter());
+  OR_TRY(newestCell(event, &cell, &flags));
+  orError_t error = orStreamBegin(stream, false, 0, &s, &task);
+  if (error || !cell || orCellDone(cell) || cell->stream == s->last_handle) {
+    if (!error) pthread_mutex_unlock(&s->lock);
+    orCellRelease(cell);
+    return error;
+  }
+  task->kind = OR_KIND_WAIT;
+  task->name = "orStreamWaitEvent";
+  task->u.cell = cell; /* the reference goes to the task */
+  orStreamCommit(s, task);
+  return orSuccess;
+}
+
+orError_t orEventQuery(orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  OR_TRY(orEnter());
+  OR_TRY(newestCell(event, &cell, &flags));
+  bool ready = !cell || isOver(cell);
+  orCellRelease(cell);
+  return ready ? orSuccess : orErrorNotReady;
+}
+
+orError_t orEventSynchronize(orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(newestCell(event, &cell, &flags));
+  if (!cell) return orSuccess;
+  uint64_t start = orTraceOn() ? orNow() : 0;
+  await(cell);
+  int device = orHandleDevice(event);
+  if (start)
+    orTraceEmit(&(orTraceRecord){orTraceSynchronize, "orEventSynchronize", device, cell->stream, -1,
+                                 0, start, orNow(), 0});
+  orCellRelease(cell);
+  return orDeviceTakeFailure(device);
+}
+
+static orError_t finishedTime(orEvent_t event, const char *which, uint64_t *time_ns) {
+  orCell *cell;
+  unsigned flags;
+  OR_TRY(newestCell(event, &cell, &flags));
+  orError_t error = orSuccess;
+  if (flags & orEventDisableTiming)
+    error = orFail(orErrorEventNotTimed, "the %s event was created without timing", which);
+  else if (!cell)
+    error = orFail(orErrorEventNotRecorded, "the %s event has not been recorded", which);
+  else if (!orCellDone(cell))
+    error = orErrorNotReady;
+  else
+    *time_ns = cell->time_ns;
+  orCellRelease(cell);
+  return error;
+}
+
+orError_t orEventElapsedTime(float *milliseconds, orEvent_t start, orEvent_t end) {
+  uint64_t from = 0, to = 0;
+  OR_TRY(orEnter());
+  if (!milliseconds) return orFail(orErrorInvalidValue, "orEventElapsedTime: null result");
+  OR_TRY(finishedTime(start, "start", &from));
+  OR_TRY(finishedTime(end, "end", &to));
+  if (orHandleDevice(start) != orHandleDevice(end))
+    return orFail(orErrorInvalidValue, "elapsed time between events of device %d and device %d",
+                  orHandleDevice(start), orHandleDevice(end));
+  *milliseconds = (float)((double)(int64_t)(to - from) / 1e6);
+  return orSuccess;
+}
+
+orError_t orEventSignal(orEvent_t event, orError_t status) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  OR_TRY(lockEvent(event, &e));
+  orError_t error = orSuccess;
+  orCell *cell = NULL;
+  if (!(e->flags & orEventExternal))
+    error = orFail(orErrorInvalidValue, "only an external event can be signalled");
+  else if (e->flags & OR_EVENT_SIGNALLED)
+    error = orFail(orErrorInvalidValue, "the event has been signalled already");
+  else
+    cell = retain(e->cell);
+  if (cell) e->flags |= OR_EVENT_SIGNALLED;
+  bool of_task = e->flags & OR_EVENT_OF_TASK; /* whose failure is noted with the task's name */
+  pthread_mutex_unlock(&e->lock);
+  if (!cell) return error;
+  if (status && !of_task)
+    orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);
+  orCellComplete(cell, status);
+  orCellRelease(cell);
+  return orSuccess;
+}

@@ -1,0 +1,529 @@
+/*
+ * Device factories: the registry, the plugin, and the devices that come from them.
+ *
+ * entries, entryCount          every registered factory; registryLock
+ * devices and what points into it, made, failure, failureText
+ *                              written under makeLock, before `made` says so; read-only once it is DEVICES_MADE,
+ *                              and then read without a lock
+ * making, loadingPlugin        of the thread that makes the devices
+ *
+ * makeLock is held while devices are made, around the functions of factories and plugins too, so that no two
+ * threads make them; a call back from there into the making itself is refused. registryLock is taken inside
+ * it and never held around a call.
+ */
+#include <ctype.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "core.h"
+
+typedef struct Entry {
+  char type[32];
+  int priority;
+  const orDeviceFactory *factory;
+  const char *plugin; /* path, or null */
+} Entry;
+
+enum { MAX_ENTRIES = 64, BUILT_IN_COUNT = 3 };
+typedef enum Made { DEVICES_NOT_MADE, DEVICES_MADE, DEVICES_FAILED } Made;
+
+static pthread_mutex_t makeLock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t registryLock = PTHREAD_MUTEX_INITIALIZER;
+
+static Entry entries[MAX_ENTRIES] = {
+    {"CPU", 0, &orPlainHostFactory, NULL},
+    {"CPU", 50, &orPinnedHostFactory, NULL},
+    {"openreg", 0, &orSimulatedFactory, NULL},
+};
+static int entryCount = BUILT_IN_COUNT;
+
+static _Atomic Made made;
+static orDevice *devices;
+static int deviceCount;
+static orDevice *hostDevice;
+static orDevice *openregDevices;
+static int openregCount;
+static orError_t failure;
+static char failureText[1024];
+
+static _Thread_local bool making;
+static _Thread_local const char *loadingPlugin;
+
+static bool isHostType(const char *type) { return !strcasecmp(type, "CPU"); }
+static bool isOpenregType(const char *type) { return !strcasecmp(type, "openreg"); }
+
+/* ---- Registry ---- */
+
+/* Nothing past the version may be read of a table of another one, its name neither. */
+static orError_t checkVersion(const orDeviceFactory *factory) {
+  if (factory->abi_version != OPENREG_ABI_VERSION)
+    return orFail(orErrorPluginVersion, "the device factory has ABI version %u, this library has %u",
+                  factory->abi_version, OPENREG_ABI_VERSION);
+  if (factory->size != sizeof(orDeviceFactory))
+    return orFail(orErrorPluginVersion,
+                  "the device factory's table has %u bytes, this library's has %zu", factory->size,
+                  sizeof(orDeviceFactory));
+  return orSuccess;
+}
+
+static orError_t checkFunctions(const char *type, const orDeviceFactory *factory) {
+  if (!factory->name || !*factory->name)
+    return orFail(orErrorInvalidValue, "the device factory for type '%s' has no name", type);
+  const char *missing = NULL;
+  if (!factory->compute) missing = "compute";
+  if (!factory->create_devices) missing = "create_devices";
+  if (isHostType(type)) {
+    if (!factory->alloc_host != !factory->free_host) missing = "alloc_host and free_host together";
+  } else {
+    if (!factory->set) missing = "set";
+    if (!factory->copy) missing = "copy";
+    if (!factory->free) missing = "free";
+    if (!factory->alloc) missing = "alloc";
+  }
+  if (!missing) return orSuccess;
+  return orFail(orErrorInvalidValue, "device factory '%s' for type '%s' must have %s",
+                factory->name, type, missing);
+}
+
+static orError_t checkType(const char *type) {
+  if (!type || !*type) return orFail(orErrorInvalidValue, "a device factory needs a device type");
+  if (strlen(type) >= sizeof(entries[0].type))
+    return orFail(orErrorInvalidValue, "device type '%.40s...' is longer than %zu characters", type,
+                  sizeof(entries[0].type) - 1);
+  return orSuccess;
+}
+
+/* From a plugin that is being loaded the registry changes under the makeLock that its loader holds;
+ * everybody else takes it, so that a registration is either before the devices or refused. */
+static orError_t beginChange(const char *what) {
+  OR_TRY(orEnter());
+  if (loadingPlugin) return orSuccess;
+  if (making)
+    return orFail(orErrorNotPermitted, "a device factory may not be %s by create_devices", what);
+  pthread_mutex_lock(&makeLock);
+  if (made != DEVICES_MADE) return orSuccess;
+  pthread_mutex_unlock(&makeLock);
+  return orFail(orErrorAlreadyInitialized,
+                "the devices have been made: no device factory can be %s now", what);
+}
+
+static void endChange(void) {
+  if (!loadingPlugin) pthread_mutex_unlock(&makeLock);
+}
+
+/* registryLock held. */
+static orError_t addEntry(const char *type, int priority, const orDeviceFactory *factory) {
+  for (int i = 0; i < entryCount; ++i) {
+    const Entry *e = &entries[i];
+    if (strcasecmp(e->type, type)) continue;
+    if (e->priority == priority || e->factory == factory)
+      return orFail(
+          orErrorAlreadyExists,
+          "type '%s' has device factory '%s' at priority %d already: '%s' cannot have priority %d",
+          e->type, e->factory->name, e->priority, factory->name, priority);
+  }
+  if (entryCount == MAX_ENTRIES)
+    return orFail(orErrorMemoryAllocation, "there is room for %d device factories, all taken",
+                  MAX_ENTRIES);
+  Entry *e = &entries[entryCount++];
+  snprintf(e->type, sizeof(e->type), "%s", type);
+  e->priority = priority;
+  e->factory = factory;
+  e->plugin = loadingPlugin;
+  return orSuccess;
+}
+
+orError_t orRegisterDeviceFactory(const char *type, int priority, const orDeviceFactory *factory) {
+  OR_TRY(checkType(type));
+  if (!factory)
+    return orFail(orErrorInvalidValue, "the device factory for type '%s' is null", type);
+  OR_TRY(checkVersion(factory));
+  OR_TRY(checkFunctions(type, factory));
+  OR_TRY(beginChange("registered"));
+  pthread_mutex_lock(&registryLock);
+  orError_t error = addEntry(type, priority, factory);
+  pthread_mutex_unlock(&registryLock);
+  endChange();
+  return error;
+}
+
+/* Entries that match are taken out, the order of the others stays; the number of those that went. A null
+ * argument matches all. */
+static int removeEntries(const char *type, const orDeviceFactory *factory, const char *plugin) {
+  pthread_mutex_lock(&registryLock);
+  int kept = 0, count = entryCount;
+  for (int i = 0; i < count; ++i) {
+    const Entry *e = &entries[i];
+    bool matches = (!type || !strcasecmp(e->type, type)) && (!factory || e->factory == factory) &&
+                   (!plugin || e->plugin == plugin);
+    if (!matches) entries[kept++] = *e;
+  }
+  entryCount = kept;
+  pthread_mutex_unlock(&registryLock);
+  return count - kept;
+}
+
+orError_t orUnregisterDeviceFactory(const char *type, const orDeviceFactory *factory) {
+  OR_TRY(checkType(type));
+  OR_TRY(beginChange("unregistered"));
+  int removed = removeEntries(type, factory, NULL);
+  endChange();
+  if (removed) return orSuccess;
+  return orFail(orErrorNotFound, "no such device factory is registered for type '%s'", type);
+}
+
+/* The factory that serves a type. registryLock held. */
+static const Entry *servingEntry(const char *type) {
+  const Entry *best = NULL;
+  for (int i = 0; i < entryCount; ++i)
+    if (!strcasecmp(entries[i].type, type) && (!best || entries[i].priority > best->priority))
+      best = &entries[i];
+  return best;
+}
+
+static void describeEntry(const Entry *e, orFactoryInfo *info) {
+  snprintf(info->type, sizeof(info->type), "%s", e->type);
+  snprintf(info->name, sizeof(info->name), "%.63s", e->factory->name);
+  snprintf(info->plugin, sizeof(info->plugin), "%.255s", e->plugin ? e->plugin : "");
+  info->priority = e->priority;
+  info->serves = servingEntry(e->type) == e;
+}
+
+orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
+  if (!info) return orFail(orErrorInvalidValue, "orGetFactoryInfo: info is null");
+  OR_TRY(orEnter());
+  pthread_mutex_lock(&registryLock);
+  int count = entryCount;
+  bool found = index >= 0 && index < count;
+  if (found) describeEntry(&entries[index], info);
+  pthread_mutex_unlock(&registryLock);
+  if (found) return orSuccess;
+  return orFail(orErrorInvalidValue, "factory index %d is out of range: there are %d", index, count);
+}
+
+/* ---- Plugin ---- */
+
+static bool hasEntries(const char *plugin) {
+  pthread_mutex_lock(&registryLock);
+  bool found = false;
+  for (int i = 0; i < entryCount; ++i) found |= entries[i].plugin == plugin;
+  pthread_mutex_unlock(&registryLock);
+  return found;
+}
+
+static orError_t initPlugin(const char *path, orPluginInitFn init) {
+  uint64_t noted = orNotedErrors();
+  orError_t error = init();
+  if (error)
+    return orFail(error, "plugin '%s': orPluginInit failed: %s", path, orErrorDetail(error, noted));
+  if (hasEntries(path)) return orSuccess;
+  if (orNotedErrors() != noted)
+    return orFail(orPeekAtLastError(), "plugin '%s': %s", path, orGetLastErrorMessage());
+  return orFail(orErrorPluginLoad, "plugin '%s': orPluginInit registered no device factory", path);
+}
+
+static orError_t openPlugin(const char *path) {
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library)
+    return orFail(orErrorPluginLoad, "plugin '%s' cannot be loaded: %s", path, dlerror());
+  orPluginInitFn init;
+  *(void **)&init = dlsym(library, OR_PLUGIN_INIT_SYMBOL);
+  if (!init) {
+    dlclose(library);
+    return orFail(orErrorPluginSymbol, "plugin '%s' has no function %s", path,
+                  OR_PLUGIN_INIT_SYMBOL);
+  }
+  /* From here on the library stays, whatever comes: it may have started threads. */
+  orError_t error = initPlugin(path, init);
+  if (error) removeEntries(NULL, NULL, path);
+  return error;
+}
+
+static orError_t loadPlugin(void) {
+  static bool loaded; /* makeLock */
+  const char *path = orConfigGet()->plugin;
+  if (loaded || !path) return orSuccess;
+  loadingPlugin = path;
+  orError_t error = openPlugin(path);
+  loadingPlugin = NULL;
+  loaded = !error;
+  return error;
+}
+
+/* ---- Making ---- */
+
+typedef struct Plan {
+  const orDeviceConfig *config;
+  const char *prefix;
+  Entry serving[MAX_ENTRIES]; /* one a type, the host's first */
+  int counts[MAX_ENTRIES];
+  int types;
+} Plan;
+
+/* How many of a type: what the configuration says, or the default. -1: it does not say. */
+static int configuredCount(const orDeviceConfig *config, const char *type) {
+  for (size_t i = 0; config && i < config->type_count; ++i)
+    if (!strcasecmp(config->device_count[i].type, type)) return config->device_count[i].count;
+  return -1;
+}
+
+static int countOf(const orDeviceConfig *config, const char *type) {
+  int count = configuredCount(config, type);
+  if (count >= 0) return count;
+  return isOpenregType(type) ? orConfigGet()->device_count : 1;
+}
+
+static orError_t checkCounts(const orDeviceConfig *config) {
+  for (size_t i = 0; i < config->type_count; ++i) {
+    const orDeviceCount *c = &config->device_count[i];
+    OR_TRY(checkType(c->type));
+    if (c->count < 0 || c->count > OPENREG_MAX_DEVICES)
+      return orFail(orErrorInvalidValue, "%d devices of type '%s' are out of range: 0 to %d",
+                    c->count, c->type, OPENREG_MAX_DEVICES);
+    for (size_t j = 0; j < i; ++j)
+      if (!strcasecmp(c->type, config->device_count[j].type))
+        return orFail(orErrorInvalidValue, "type '%s' has two device counts, %d and %d", c->type,
+                      config->device_count[j].count, c->count);
+  }
+  return orSuccess;
+}
+
+static orError_t checkConfig(const orDeviceConfig *config, const char *prefix) {
+  /* "/" + type + ":63" and the end of the string must fit behind the prefix. */
+  size_t room = sizeof(devices->name) - sizeof(entries[0].type) - 5;
+  if (prefix && strlen(prefix) > room)
+    return orFail(orErrorInvalidValue, "the name prefix has %zu characters, allowed are %zu",
+                  strlen(prefix), room);
+  if (!config) return orSuccess;
+  if (config->size != sizeof(*config))
+    return orFail(orErrorInvalidValue, "orDeviceConfig has size %zu, expected %zu", config->size,
+                  sizeof(*config));
+  if (config->type_count && !config->device_count)
+    return orFail(orErrorInvalidValue, "orDeviceConfig has %zu device counts at a null pointer",
+                  config->type_count);
+  return checkCounts(config);
+}
+
+static void planType(Plan *plan, const Entry *serving) {
+  plan->serving[plan->types] = *serving;
+  plan->counts[plan->types++] = countOf(plan->config, serving->type);
+}
+
+static bool isPlanned(const Plan *plan, const char *type) {
+  for (int t = 0; t < plan->types; ++t)
+    if (!strcasecmp(plan->serving[t].type, type)) return true;
+  return false;
+}
+
+/* Types come in the order in which they were first registered, the host's before all. */
+static void planTypes(Plan *plan) {
+  pthread_mutex_lock(&registryLock);
+  const Entry *host = servingEntry("CPU");
+  if (host) planType(plan, host);
+  for (int i = 0; i < entryCount; ++i)
+    if (!isPlanned(plan, entries[i].type)) planType(plan, servingEntry(entries[i].type));
+  pthread_mutex_unlock(&registryLock);
+}
+
+static orError_t checkPlan(const Plan *plan) {
+  if (plan->types == 0 || !isHostType(plan->serving[0].type))
+    return orFail(orErrorNotFound,
+                  "no device factory is registered for type 'CPU', which is required");
+  const orDeviceConfig *config = plan->config;
+  for (size_t i = 0; config && i < config->type_count; ++i) {
+    const orDeviceCount *c = &config->device_count[i];
+    if (c->count > 0 && !isPlanned(plan, c->type))
+      return orFail(orErrorNotFound,
+                    "%d devices of type '%s' are configured, but no device factory is "
+                    "registered for it",
+                    c->count, c->type);
+  }
+  if (plan->counts[0] == 0)
+    return orFail(orErrorNotFound, "no CPU device was made: one is required, 0 are configured");
+  return orSuccess;
+}
+
+static void nameDevice(orDevice *device, const char *prefix, const char *type) {
+  char lower[sizeof(device->type)] = "";
+  for (size_t i = 0; type[i]; ++i) lower[i] = (char)tolower((unsigned char)type[i]);
+  snprintf(device->type, sizeof(device->type), "%s", type);
+  snprintf(device->name, sizeof(device->name), "%.27s/%s:%d", prefix ? prefix : "", lower,
+           device->desc.index & 63);
+}
+
+/* The devices of one type, appended to `list`. */
+static orError_t makeType(const Plan *plan, int type, orDevice *list) {
+  const Entry *serving = &plan->serving[type];
+  int count = plan->counts[type];
+  if (count == 0) return orSuccess;
+  orDeviceDesc descs[OPENREG_MAX_DEVICES] = {{0}};
+  for (int i = 0; i < count; ++i) {
+    descs[i].index = i;
+    descs[i].numa_node = -1;
+  }
+  uint64_t noted = orNotedErrors();
+  orError_t error = serving->factory->create_devices(plan->config, count, descs);
+  if (error)
+    return orFail(error, "device factory '%s' cannot make %d devices of type '%s': %s",
+                  serving->factory->name, count, serving->type, orErrorDetail(error, noted));
+  for (int i = 0; i < count; ++i) {
+    orDevice *device = &list[i];
+    device->desc = descs[i];
+    device->desc.index = i;
+    device->factory = serving->factory;
+    device->can_map = serving->factory->map != NULL;
+    nameDevice(device, plan->prefix, serving->type);
+    orDeviceFillAllocators(device);
+  }
+  return orSuccess;
+}
+
+static orError_t makeAll(const Plan *plan) {
+  int total = 0;
+  for (int t = 0; t < plan->types; ++t) total += plan->counts[t];
+  orDevice *list = calloc((size_t)total, sizeof(*list));
+  if (!list) return orFail(orErrorMemoryAllocation, "no memory for the table of %d devices", total);
+  orDevice *next = list;
+  for (int t = 0; t < plan->types; ++t) {
+    orError_t error = makeType(plan, t, next);
+    if (error) {
+      free(list);
+      return error;
+    }
+    if (isOpenregType(plan->serving[t].type)) {
+      openregDevices = next;
+      openregCount = plan->counts[t];
+    }
+    next += plan->counts[t];
+  }
+  devices = hostDevice = list;
+  deviceCount = total;
+  return orSuccess;
+}
+
+static orError_t planAndMake(const orDeviceConfig *config, const char *prefix) {
+  Plan plan = {.config = config, .prefix = prefix};
+  OR_TRY(loadPlugin());
+  planTypes(&plan);
+  OR_TRY(checkPlan(&plan));
+  return makeAll(&plan);
+}
+
+/* makeLock held. A failure is kept for those who come later; a later orAddDevices may try again. */
+static orError_t makeDevices(const orDeviceConfig *config, const char *prefix) {
+  making = true;
+  orError_t error = planAndMake(config, prefix);
+  making = false;
+  if (error) {
+    openregDevices = NULL;
+    openregCount = 0;
+    failure = error;
+    snprintf(failureText, sizeof(failureText), "%s", orGetLastErrorMessage());
+  }
+  atomic_store_explicit(&made, error ? DEVICES_FAILED : DEVICES_MADE, memory_order_release);
+  return error;
+}
+
+static orError_t refuseWhileMaking(void) {
+  if (!making) return orSuccess;
+  return orFail(orErrorNotPermitted,
+                "a plugin or create_devices may not use devices while they are made");
+}
+
+orError_t orAddDevices(const orDeviceConfig *config, const char *name_prefix) {
+  OR_TRY(orEnterBlocking());
+  OR_TRY(refuseWhileMaking());
+  OR_TRY(checkConfig(config, name_prefix));
+  pthread_mutex_lock(&makeLock);
+  orError_t error = made == DEVICES_MADE
+                        ? orFail(orErrorAlreadyInitialized,
+                                 "the devices have been made already: %d of them", deviceCount)
+                        : makeDevices(config, name_prefix);
+  pthread_mutex_unlock(&makeLock);
+  return error;
+}
+
+orError_t orDevicesInit(void) {
+  if (OR_LIKELY(atomic_load_explicit(&made, memory_order_acquire) == DEVICES_MADE))
+    return orSuccess;
+  OR_TRY(refuseWhileMaking());
+  pthread_mutex_lock(&makeLock);
+  orError_t error = orSuccess;
+  if (made == DEVICES_NOT_MADE)
+    error = makeDevices(NULL, NULL);
+  else if (made == DEVICES_FAILED)
+    error = orFail(failure, "%s", failureText);
+  pthread_mutex_unlock(&makeLock);
+  return error;
+}
+
+/* ---- Devices ---- */
+
+orDevice *orDeviceAt(int index) {
+  return index >= 0 && index < openregCount ? &openregDevices[index] : NULL;
+}
+
+orDevice *orHostDevice(void) { return hostDevice; }
+
+orError_t orDeviceIsValid(const orDevice *device) {
+  OR_TRY(orDevicesInit());
+  uintptr_t offset = (uintptr_t)device - (uintptr_t)devices;
+  if (offset < (uintptr_t)deviceCount * sizeof(orDevice) && offset % sizeof(orDevice) == 0)
+    return orSuccess;
+  return orFail(orErrorInvalidResourceHandle, "%p is not a device", (const void *)device);
+}
+
+static orError_t failName(const char *name) {
+  char known[512] = "";
+  for (int i = 0; i < deviceCount; ++i) {
+    size_t length = strlen(known);
+    snprintf(known + length, sizeof(known) - length, "%s%s", i ? ", " : "", devices[i].name);
+  }
+  return orFail(orErrorNotFound, "no device is named '%.64s'; there are %s", name, known);
+}
+
+orError_t orGetDeviceByName(orDevice **device, const char *name) {
+  if (!device || !name)
+    return orFail(orErrorInvalidValue, "orGetDeviceByName: an argument is null");
+  OR_TRY(orEnter());
+  OR_TRY(orDevicesInit());
+  for (int i = 0; i < deviceCount; ++i)
+    if (!strcmp(devices[i].name, name)) {
+      *device = &devices[i];
+      return orSuccess;
+    }
+  return failName(name);
+}
+
+orError_t orGetDeviceByIndex(orDevice **device, const char *type, int index) {
+  if (!device || !type)
+    return orFail(orErrorInvalidValue, "orGetDeviceByIndex: an argument is null");
+  OR_TRY(orEnter());
+  OR_TRY(orDevicesInit());
+  int count = 0;
+  for (int i = 0; i < deviceCount; ++i) {
+    if (strcasecmp(devices[i].type, type)) continue;
+    if (count++ != index) continue;
+    *device = &devices[i];
+    return orSuccess;
+  }
+  if (!count) return orFail(orErrorNotFound, "there is no device of type '%.32s'", type);
+  return orFail(orErrorInvalidDevice, "device index %d of type '%.32s' is out of range: 0 to %d",
+                index, type, count - 1);
+}
+
+orError_t orDeviceGetAttributes(const orDevice *device, orDeviceAttributes *attributes) {
+  if (!attributes) return orFail(orErrorInvalidValue, "orDeviceGetAttributes: attributes is null");
+  OR_TRY(orEnter());
+  OR_TRY(orDeviceIsValid(device));
+  memcpy(attributes->name, device->name, sizeof(device->name));
+  memcpy(attributes->type, device->type, sizeof(device->type));
+  snprintf(attributes->factory, sizeof(attributes->factory), "%.63s", device->factory->name);
+  attributes->index = device->desc.index;
+  attributes->numa_node = device->desc.numa_node;
+  attributes->memory_limit = device->desc.memory_limit;
+  return orSuccess;
+}

@@ -1,0 +1,92 @@
+/*
+ * Handles: 64-bit numbers that name a slot of a table.
+ *
+ *   63   62..60   59..54    53..30   29..0
+ *    0    kind    device     slot    generation (from 1)
+ *
+ * A table is reserved once and never unmapped, and a slot keeps its last generation, so that any 64-bit
+ * number can be asked for: it names a live slot or nothing. `handle` of a slot is the truth; it is written
+ * under the lock of whatever lives in the slot and read without, by a look-up that the owner of the lock then
+ * repeats.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core.h"
+
+static orError_t mapTable(orHandleTable *table) {
+  if (atomic_load_explicit(&table->base, memory_order_relaxed)) return orSuccess;
+  size_t bytes = table->slot_size * table->limit;
+  void *p =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED)
+    return orFail(orErrorSystem, "cannot reserve %zu bytes for %ss: %s", bytes, table->what,
+                  strerror(errno));
+  atomic_store_explicit(&table->base, p, memory_order_release);
+  return orSuccess;
+}
+
+static orError_t takeSlot(orHandleTable *table, uint32_t *index) {
+  OR_TRY(mapTable(table));
+  if (table->free_head) {
+    *index = table->free_head - 1;
+    table->free_head = ((orSlot *)orHandleSlotAt(table, *index))->next_free;
+    return orSuccess;
+  }
+  uint32_t used = atomic_load_explicit(&table->used, memory_order_relaxed);
+  if (used == table->limit)
+    return orFail(orErrorMemoryAllocation, "%u live %ss, which is the most there can be", used,
+                  table->what);
+  *index = used;
+  atomic_store_explicit(&table->used, used + 1, memory_order_release);
+  return orSuccess;
+}
+
+orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_t *handle) {
+  uint32_t index = 0;
+  pthread_mutex_lock(&table->lock);
+  orError_t e = takeSlot(table, &index);
+  if (!e) {
+    orSlot *s = *slot = orHandleSlotAt(table, index);
+    s->generation = (s->generation + 1) & 0x3fffffff;
+    if (!s->generation) s->generation = 1;
+    *handle = (uint64_t)table->kind << 60 | (uint64_t)device << 54 | (uint64_t)index << 30 |
+              s->generation;
+  }
+  pthread_mutex_unlock(&table->lock);
+  return e;
+}
+
+void orHandlePublish(orSlot *slot, uint64_t handle) {
+  atomic_store_explicit(&slot->handle, handle, memory_order_release);
+}
+
+void orHandleInvalidate(orSlot *slot) {
+  atomic_store_explicit(&slot->handle, 0, memory_order_release);
+}
+
+void orHandleRecycle(orHandleTable *table, orSlot *slot) {
+  uint32_t index =
+      (uint32_t)(((char *)slot - atomic_load_explicit(&table->base, memory_order_relaxed)) /
+                 (ptrdiff_t)table->slot_size);
+  pthread_mutex_lock(&table->lock);
+  slot->next_free = table->free_head;
+  table->free_head = index + 1;
+  pthread_mutex_unlock(&table->lock);
+}
+
+void *orHandleSlotAt(orHandleTable *table, uint32_t index) {
+  return atomic_load_explicit(&table->base, memory_order_acquire) + table->slot_size * index;
+}
+
+void *orHandleFind(orHandleTable *table, uint64_t handle) {
+  uint32_t index = orHandleIndex(handle);
+  if (handle && index < atomic_load_explicit(&table->used, memory_order_acquire)) {
+    orSlot *s = orHandleSlotAt(table, index);
+    if (atomic_load_explicit(&s->handle, memory_order_acquire) == handle) return s;
+  }
+  orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live %s", handle, table->what);
+  return NULL;
+}

@@ -1,0 +1,84 @@
+/*
+ * The two factories of the host ("CPU"): the plain one, and the one whose host memory is pinned and
+ * so serves beside devices.
+ *
+ * No state. A description's `self` is null: the host needs none.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core.h"
+
+static orError_t createHosts(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
+  (void)config;
+  for (int i = 0; i < count; ++i) {
+    devices[i].memory_limit = orHostMemoryLimit();
+    devices[i].numa_node = -1;
+    devices[i].self = NULL;
+  }
+  return orSuccess;
+}
+
+static orError_t copyHost(void *device, void *dst, const void *src, size_t bytes, orMemcpyKind kind,
+                          orEvent_t done) {
+  (void)device, (void)kind, (void)done;
+  memmove(dst, src, bytes);
+  return orSuccess;
+}
+
+static orError_t setHost(void *device, void *dst, int value, size_t bytes, orEvent_t done) {
+  (void)device, (void)done;
+  memset(dst, value, bytes);
+  return orSuccess;
+}
+
+static orError_t computeHost(void *device, const orKernel *kernel, orEvent_t done) {
+  (void)device, (void)done;
+  return kernel->fn(kernel->args);
+}
+
+/* Private, so that a forked reader of the parent's data has its own copy. */
+static orError_t allocPinned(void *device, size_t bytes, void **ptr) {
+  (void)device;
+  *ptr = NULL;
+  if (bytes == 0) return orSuccess;
+  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    return orFail(orErrorMemoryAllocation,
+                  "cannot map %zu bytes of pinned host memory: %s (errno %d)", bytes,
+                  strerror(errno), errno);
+  *ptr = memory;
+  return orSuccess;
+}
+
+static orError_t freePinned(void *device, void *ptr, size_t bytes) {
+  (void)device;
+  if (!ptr) return orSuccess;
+  if (munmap(ptr, bytes))
+    return orFail(orErrorSystem, "munmap of %zu bytes of pinned host memory failed: %s (errno %d)",
+                  bytes, strerror(errno), errno);
+  return orSuccess;
+}
+
+const orDeviceFactory orPlainHostFactory = {
+    .size = sizeof(orDeviceFactory),
+    .abi_version = OPENREG_ABI_VERSION,
+    .name = "host",
+    .create_devices = createHosts,
+    .copy = copyHost,
+    .set = setHost,
+    .compute = computeHost,
+};
+
+const orDeviceFactory orPinnedHostFactory = {
+    .size = sizeof(orDeviceFactory),
+    .abi_version = OPENREG_ABI_VERSION,
+    .name = "host with pinned memory",
+    .create_devices = createHosts,
+    .copy = copyHost,
+    .set = setHost,
+    .compute = computeHost,
+    .alloc_host = allocPinned,
+    .free_host = freePinned,
+};

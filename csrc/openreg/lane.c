@@ -1,0 +1,426 @@
+/*
+ * Lanes: the threads that run tasks, and the one place where it is decided what runs next.
+ *
+ * A lane takes the most urgent ready stream, runs its tasks in order, and after each task lets go of it if a more
+ * urgent one is ready, or one of equal priority has been for longer than a millisecond. Lanes belong to the process;
+ * any lane serves any device. Lane 0 is the wide one (its kernels may use several threads) and is woken first.
+ *
+ * `lock` is the last in the order of locks and guards everything in `sched` except the atomics, which are written
+ * under it and read without it as hints:
+ *   ready_mask    bit p: a stream of priority p is ready
+ *   oldest[p]     since when the first of that list has been
+ *   value_count   streams that wait for a value
+ *
+ * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the lock after finding
+ * the lists empty. Whoever puts a stream in wakes a lane only if none is spinning; a lane that takes a stream and leaves
+ * others behind wakes the next. Waking is a change of the lane's own futex word, so a lane that has not gone to sleep
+ * yet does not.
+ *
+ * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to look: while there are
+ * such waits, one sleeping lane sleeps with a time-out, and looks.
+ */
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core.h"
+
+enum {
+  OR_MAX_LANES = 8,
+  OR_SPIN_NS = 10000,
+  OR_FAIR_NS = 1000000,
+  OR_POLL_NS = 200000,
+  OR_LINGER = 20
+};
+
+typedef struct orLane {
+  _Alignas(OR_CACHE_LINE) _Atomic uint32_t awake; /* futex: 0 asleep */
+  int index;
+} orLane;
+
+static struct {
+  pthread_mutex_t lock;
+  orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
+  orStream *values;
+  unsigned idle; /* bit i: lane i sleeps */
+  int started, spinning;
+  bool polling; /* a lane sleeps with a time-out */
+  void (*hook)(int lane, int wide);
+  orLane lanes[OR_MAX_LANES];
+  _Atomic unsigned ready_mask;
+  _Atomic uint64_t oldest[OR_PRIORITIES];
+  _Atomic unsigned value_count;
+} sched = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void *laneMain(void *lane);
+
+int orHostCores(void) {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN)
+                                                : CPU_COUNT(&set);
+}
+
+/* Two more than there are cores, so that tasks that sleep leave lanes for those that compute. */
+int orLaneLimit(void) {
+  static _Atomic int limit; /* the first answer holds */
+  int n = atomic_load_explicit(&limit, memory_order_relaxed);
+  if (OR_LIKELY(n)) return n;
+  int cores = orHostCores(), none = 0;
+  n = cores + 2 > OR_MAX_LANES ? OR_MAX_LANES : cores < 2 ? 4 : cores + 2;
+  return atomic_compare_exchange_strong_explicit(&limit, &none, n, memory_order_relaxed,
+                                                 memory_order_relaxed)
+             ? n
+             : none;
+}
+
+/* ---- ready streams (lock held) ---- */
+
+/* Level 0 is the most urgent. */
+static int levelOf(const orStream *s) { return s->priority + OR_PRIORITIES - 1; }
+
+static void push(orStream *s) {
+  int p = levelOf(s);
+  s->ready_next = NULL;
+  s->ready_since = orNow();
+  if (sched.first[p]) {
+    sched.last[p]->ready_next = s;
+  } else {
+    sched.first[p] = s;
+    atomic_store_explicit(&sched.oldest[p], s->ready_since, memory_order_relaxed);
+    atomic_fetch_or_explicit(&sched.ready_mask, 1u << p, memory_order_relaxed);
+  }
+  sched.last[p] = s;
+}
+
+/* The stream that runs next. */
+static orStream *pop(void) {
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
+  if (!mask) return NULL;
+  int p = __builtin_ctz(mask);
+  orStream *s = sched.first[p];
+  sched.first[p] = s->ready_next;
+  if (sched.first[p])
+    atomic_store_explicit(&sched.oldest[p], sched.first[p]->ready_since, memory_order_relaxed);
+  else
+    atomic_fetch_and_explicit(&sched.ready_mask, ~(1u << p), memory_order_relaxed);
+  return s;
+}
+
+static bool shouldYield(const orStream *s) {
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
+  int p = levelOf(s);
+  if (OR_LIKELY(!mask)) return false;
+  if (mask & ((1u << p) - 1)) return true;
+  return (mask & 1u << p) &&
+         orNow() - atomic_load_explicit(&sched.oldest[p], memory_order_relaxed) > OR_FAIR_NS;
+}
+
+/* ---- waking lanes ---- */
+
+/* A sleeping lane, or one still to be started, is chosen (lock held) ... */
+static orLane *chooseLane(bool *start) {
+  *start = false;
+  if (sched.idle) {
+    orLane *l = &sched.lanes[__builtin_ctz(sched.idle)];
+    sched.idle &= ~(1u << l->index);
+    return l;
+  }
+  if (sched.started >= orLaneLimit()) return NULL;
+  orLane *l = &sched.lanes[sched.started];
+  l->index = sched.started++;
+  *start = true;
+  return l;
+}
+
+static void startLane(orLane *l) {
+  sigset_t all, before;
+  pthread_t thread;
+  sigfillset(&all);
+  atomic_store_explicit(&l->awake, 1, memory_order_relaxed);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failed = pthread_create(&thread, NULL, laneMain, l);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (!failed) {
+    pthread_detach(thread);
+    return;
+  }
+  /* The lanes there are will serve. This one is never chosen again. */
+  if (l->index == 0) fprintf(stderr, "openreg: cannot start a thread: %s\n", strerror(failed));
+}
+
+/* ... and woken (lock not held). */
+static void wake(orLane *l, bool start) {
+  if (!l) return;
+  if (start) {
+    startLane(l);
+  } else {
+    atomic_store_explicit(&l->awake, 1, memory_order_release);
+    orFutexWake(&l->awake, 1);
+  }
+}
+
+void orLaneSchedule(orStream *s) {
+  bool start = false;
+  pthread_mutex_lock(&sched.lock);
+  push(s);
+  orLane *l = sched.spinning ? NULL : chooseLane(&start);
+  pthread_mutex_unlock(&sched.lock);
+  wake(l, start);
+}
+
+void orLaneWakeIdle(int count) {
+  while (count-- > 0) {
+    bool start = false;
+    pthread_mutex_lock(&sched.lock);
+    orLane *l = chooseLane(&start);
+    pthread_mutex_unlock(&sched.lock);
+    if (!l) return;
+    wake(l, start);
+  }
+}
+
+/* ---- values ---- */
+
+static bool valueHolds(const orValueArgs *v) {
+  uint32_t now = atomic_load_explicit((_Atomic uint32_t *)v->address, memory_order_acquire);
+  return v->how == orWaitValueEq ? now == v->value : (int32_t)(now - v->value) >= 0;
+}
+
+bool orLaneWaitValueOrPark(orStream *s, const orValueArgs *args) {
+  if (valueHolds(args)) return true;
+  pthread_mutex_lock(&s->lock);
+  pthread_mutex_lock(&sched.lock);
+  s->waits_for = NULL;
+  s->waits_for_value = args;
+  s->state = OR_STREAM_WAITING;
+  s->value_next = sched.values;
+  sched.values = s;
+  atomic_fetch_add_explicit(&sched.value_count, 1, memory_order_relaxed);
+  pthread_mutex_unlock(&sched.lock);
+  pthread_mutex_unlock(&s->lock);
+  /* A write between the look above and the entry into the list was seen by no poll. */
+  orLanePollValues();
+  return false;
+}
+
+void orLaneForgetValue(orStream *s) {
+  pthread_mutex_lock(&sched.lock);
+  for (orStream **p = &sched.values; *p; p = &(*p)->value_next)
+    if (*p == s) {
+      *p = s->value_next;
+      atomic_fetch_sub_explicit(&sched.value_count, 1, memory_order_relaxed);
+      break;
+    }
+  pthread_mutex_unlock(&sched.lock);
+}
+
+static orStream *satisfied(void) {
+  pthread_mutex_lock(&sched.lock);
+  orStream *s = sched.values;
+  while (s && !valueHolds(s->waits_for_value)) s = s->value_next;
+  pthread_mutex_unlock(&sched.lock);
+  return s;
+}
+
+void orLanePollValues(void) {
+  if (!atomic_load_explicit(&sched.value_count, memory_order_relaxed)) return;
+  for (orStream *s; (s = satisfied());) orStreamResume(s);
+}
+
+/* Between tasks: when no lane sleeps there is no other who looks. */
+static void pollInTurn(void) {
+  static _Atomic uint64_t polled;
+  uint64_t now = orNow();
+  if (now - atomic_load_explicit(&polled, memory_order_relaxed) < OR_POLL_NS) return;
+  atomic_store_explicit(&polled, now, memory_order_relaxed);
+  orLanePollValues();
+}
+
+/* ---- the lane ---- */
+
+/* Exit handlers and destructors run while this one stands still. */
+static void stopIfExiting(void) {
+  while (OR_UNLIKELY(orProcessExiting())) pause();
+}
+
+static bool somethingToDo(void) {
+  return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orCopyWantsHelp();
+}
+
+static void spin(void) {
+  uint64_t until = orNow() + OR_SPIN_NS;
+  do {
+    for (int i = 0; i < 32 && !somethingToDo(); i++) orPause();
+  } while (!somethingToDo() && orNow() < until);
+}
+
+/* Lock held at entry and return. */
+static void sleepLane(orLane *l) {
+  bool poll = atomic_load_explicit(&sched.value_count, memory_order_relaxed) && !sched.polling;
+  if (poll) sched.polling = true;
+  sched.idle |= 1u << l->index;
+  atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
+  pthread_mutex_unlock(&sched.lock);
+  while (!atomic_load_explicit(&l->awake, memory_order_acquire)) {
+    orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : 0);
+    if (poll) break;
+  }
+  stopIfExiting();
+  if (poll) orLanePollValues();
+  pthread_mutex_lock(&sched.lock);
+  if (poll) sched.polling = false;
+  sched.idle &= ~(1u << l->index);
+}
+
+/* Lock held at entry and return. */
+static void spinAndHelp(void) {
+  sched.spinning++;
+  pthread_mutex_unlock(&sched.lock);
+  spin();
+  stopIfExiting();
+  pthread_mutex_lock(&sched.lock);
+  sched.spinning--; /* from here on streams that become ready wake others: a copy's pieces may take long */
+  if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orCopyWantsHelp()) return;
+  pthread_mutex_unlock(&sched.lock);
+  orCopyHelp();
+  pthread_mutex_lock(&sched.lock);
+}
+
+/* Lock held. A lane that takes a stream leaves the rest, and the looking at values, to the next. */
+static orLane *successor(bool *start) {
+  bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) ||
+              (atomic_load_explicit(&sched.value_count, memory_order_relaxed) && !sched.polling);
+  return more && !sched.spinning ? chooseLane(start) : NULL;
+}
+
+/* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one that was woken
+ * for nothing goes back to sleep. */
+static orStream *pick(orLane *l) {
+  orStream *s;
+  bool start = false;
+  pthread_mutex_lock(&sched.lock);
+  for (bool spun = false; !(s = pop()); spun = true) {
+    if (!spun || orCopyWantsHelp())
+      spinAndHelp();
+    else
+      sleepLane(l);
+  }
+  orLane *next = successor(&start);
+  pthread_mutex_unlock(&sched.lock);
+  wake(next, start);
+  return s;
+}
+
+static void yieldStream(orStream *s) {
+  pthread_mutex_lock(&s->lock);
+  s->state = OR_STREAM_READY;
+  pthread_mutex_unlock(&s->lock);
+  orLaneSchedule(s);
+}
+
+static orTask *frontTask(orStream *s) {
+  orChunk *emptied;
+  orTask *t = orQueueFront(&s->out, &emptied);
+  if (OR_UNLIKELY(emptied != NULL)) {
+    pthread_mutex_lock(&s->lock);
+    orQueueReuse(&s->in, emptied);
+    pthread_mutex_unlock(&s->lock);
+  }
+  return t;
+}
+
+/* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane would otherwise pay
+ * for a way through the scheduler with each task. */
+static bool seeMore(orStream *s, uint64_t number) {
+  for (int i = 0; i < OR_LINGER; i++) {
+    s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
+    if (number <= s->seen) return true;
+    if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed)) return false;
+    for (int k = 0; k < 4; k++) orPause();
+  }
+  return false;
+}
+
+/* Runs a task; false if the stream waits and is no longer the lane's. */
+static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
+  bool gives_up = t->kind == OR_KIND_WAIT || t->kind == OR_KIND_WAIT_VALUE;
+  if (OR_LIKELY(orTaskRun(s, t, number, lane))) return true;
+  /* A reset that came while the stream was about to wait found it running and did not resume it. */
+  if (gives_up && number <= atomic_load_explicit(&s->drop_until, memory_order_acquire))
+    orStreamResume(s);
+  return false;
+}
+
+/* Runs tasks until the stream is empty, waits, or has to make way. */
+static void runStream(orStream *s, int lane) {
+  for (;;) {
+    uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+    if (number > s->seen && !seeMore(s, number)) {
+      if (orStreamTryIdle(s)) return;
+      continue;
+    }
+    stopIfExiting();
+    orTask *t = frontTask(s);
+    /* What a vendor's device has started is waited for, like any task that is running. */
+    if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)) &&
+        !t->completion)
+      orTaskDrop(t);
+    else if (!runTask(s, t, number, lane))
+      return;
+    orStreamFinishTask(s, t);
+    if (OR_UNLIKELY(atomic_load_explicit(&sched.value_count, memory_order_relaxed))) pollInTurn();
+    if (OR_UNLIKELY(shouldYield(s))) {
+      yieldStream(s);
+      return;
+    }
+  }
+}
+
+static void *laneMain(void *arg) {
+  orLane *l = arg;
+  char name[16];
+  snprintf(name, sizeof name, "openreg-%d", l->index);
+  pthread_setname_np(pthread_self(), name);
+  pthread_mutex_lock(&sched.lock);
+  void (*hook)(int, int) = sched.hook;
+  pthread_mutex_unlock(&sched.lock);
+  if (hook) hook(l->index, l->index == 0);
+  for (;;) {
+    orStream *s = pick(l);
+    pthread_mutex_lock(&s->lock);
+    s->state = OR_STREAM_RUNNING;
+    pthread_mutex_unlock(&s->lock);
+    runStream(s, l->index);
+  }
+  return NULL;
+}
+
+/* ---- public ---- */
+
+orError_t orSetLaneHook(void (*hook)(int lane, int wide)) {
+  OR_TRY(orEnter());
+  pthread_mutex_lock(&sched.lock);
+  bool late = sched.started > 0;
+  if (!late) sched.hook = hook;
+  pthread_mutex_unlock(&sched.lock);
+  return late ? orFail(orErrorAlreadyInitialized, "orSetLaneHook: lanes have been started already")
+              : orSuccess;
+}
+
+static void addQueued(orStream *s, uint64_t queued, void *total) {
+  uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
+  if (queued > completed) *(size_t *)total += queued - completed;
+}
+
+orError_t orGetLaneInfo(orLaneInfo *info) {
+  if (!info) return orFail(orErrorInvalidValue, "orGetLaneInfo: null result");
+  OR_TRY(orEnter());
+  *info = (orLaneInfo){.limit = orLaneLimit()};
+  orStreamForEach(-1, addQueued, &info->queued);
+  pthread_mutex_lock(&sched.lock);
+  info->started = sched.started;
+  pthread_mutex_unlock(&sched.lock);
+  return orSuccess;
+}

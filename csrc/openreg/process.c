@@ -1,0 +1,67 @@
+/*
+ * What every entry point checks first: is this a forked child, is the process leaving, is the caller
+ * a task?
+ *
+ * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
+ * no lock. `forked` is written by the child's only thread before any other can exist. taskKind
+ * belongs to its thread.
+ */
+#include <stdlib.h>
+
+#include "core.h"
+
+static atomic_bool activated;
+static atomic_bool forked;
+static atomic_bool exiting;
+static pthread_once_t handlersOnce = PTHREAD_ONCE_INIT;
+static _Thread_local int taskKind = OR_TASK_NONE;
+
+/* A fork duplicates the calling thread alone: lanes are gone and their locks may be held for ever, so
+ * the child can only be refused. */
+static void inForkedChild(void) {
+  if (atomic_load_explicit(&activated, memory_order_relaxed))
+    atomic_store_explicit(&forked, true, memory_order_release);
+}
+
+static void atProcessExit(void) { atomic_store_explicit(&exiting, true, memory_order_release); }
+
+static void installHandlers(void) {
+  int error = pthread_atfork(NULL, NULL, inForkedChild);
+  if (error) orWarn("pthread_atfork failed (error %d): a forked child will not be refused", error);
+  if (atexit(atProcessExit)) orWarn("atexit failed: leaving while work is queued may hang");
+}
+
+void orProcessActivate(void) {
+  if (OR_LIKELY(atomic_load_explicit(&activated, memory_order_acquire))) return;
+  pthread_once(&handlersOnce, installHandlers);
+  atomic_store_explicit(&activated, true, memory_order_release);
+}
+
+bool orProcessExiting(void) { return atomic_load_explicit(&exiting, memory_order_acquire); }
+
+int orInForkedChild(void) { return atomic_load_explicit(&forked, memory_order_acquire); }
+
+void orProcessSetTask(int kind) { taskKind = kind; }
+
+int orProcessTask(void) { return taskKind; }
+
+static orError_t refuseForked(void) {
+  return orFail(orErrorForked,
+                "cannot re-initialize openreg in forked subprocess: the parent has used a device "
+                "before the fork; use the 'spawn' start method");
+}
+
+orError_t orEnter(void) {
+  if (OR_UNLIKELY(orInForkedChild())) return refuseForked();
+  if (OR_UNLIKELY(taskKind == OR_TASK_HOST_FUNC))
+    return orFail(orErrorNotPermitted, "a host function may not call the openreg API");
+  return orSuccess;
+}
+
+orError_t orEnterBlocking(void) {
+  OR_TRY(orEnter());
+  if (OR_UNLIKELY(taskKind != OR_TASK_NONE))
+    return orFail(orErrorNotPermitted,
+                  "a kernel may not call functions that wait for work or queue it");
+  return orSuccess;
+}

@@ -1,0 +1,256 @@
+/*
+ * The simulated device: its memory, and how tasks touch it.
+ *
+ * One reservation holds, for each device, two mappings of equal size (a power of two) side by side:
+ *
+ *     range   PROT_NONE            what orMalloc returns and data_ptr() shows; a host access faults, always
+ *     shadow  the pages, a memfd   what kernels and copies use: range address + span
+ *
+ * No system call is needed to let a kernel in, and no moment exists in which the host can read by mistake. The
+ * shadow is MADV_DONTFORK: a forked child has no way to write its parent's device memory.
+ *
+ * Addresses are handed out by a buddy allocator. The capacity is charged elsewhere (memory.c), so the range must
+ * never be the reason for a failure. A buddy system that serves at most M bytes live, in blocks of at most n
+ * pages, needs at most M * (1 + log2(n) / 2) bytes of addresses (Robson's bound for such systems); sizes are rounded
+ * up to a power of two, which doubles M. With n <= 2^28 pages that is below 32 * M: the range is that large.
+ * Pages that are given back are punched out of the memfd (MADV_REMOVE), in no lock.
+ *
+ * `mapping` guards the one-time mapping; `arena` is published last. A card's `lock` guards its free lists
+ * and `buddy`.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "core.h"
+
+enum { OR_ORDERS = 40, OR_RANGE_ORDER = 5 /* 32 times the capacity */ };
+
+/* One entry a page; only the first page of a buddy is in use, so that few entries are ever touched. */
+typedef struct orBuddy {
+  uint32_t next, previous; /* in the free list of its order; page + 1 */
+  uint8_t order;
+  bool is_free;
+} orBuddy;
+
+typedef struct orCard {
+  pthread_mutex_t lock;
+  int orders; /* the whole range is one buddy of order orders - 1 */
+  orBuddy *buddy;
+  uint32_t free_head[OR_ORDERS];
+} orCard;
+
+static orCard cards[OPENREG_MAX_DEVICES];
+static int card_count;
+
+static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
+static size_t span; /* bytes of one range; written before arena */
+static _Atomic(char *) arena;
+
+static char *rangeOf(const orCard *c) {
+  return atomic_load_explicit(&arena, memory_order_acquire) + (size_t)(c - cards) * 2 * span;
+}
+
+/* ---- buddies ---- */
+
+static void pushFree(orCard *c, uint32_t page, int order) {
+  orBuddy *b = &c->buddy[page];
+  *b = (orBuddy){.next = c->free_head[order], .order = (uint8_t)order, .is_free = true};
+  if (b->next) c->buddy[b->next - 1].previous = page + 1;
+  c->free_head[order] = page + 1;
+}
+
+static void dropFree(orCard *c, uint32_t page) {
+  orBuddy *b = &c->buddy[page];
+  if (b->previous)
+    c->buddy[b->previous - 1].next = b->next;
+  else
+    c->free_head[b->order] = b->next;
+  if (b->next) c->buddy[b->next - 1].previous = b->previous;
+  b->is_free = false;
+}
+
+static bool takePages(orCard *c, int order, uint32_t *page) {
+  int from = order;
+  while (from < c->orders && !c->free_head[from]) from++;
+  if (from == c->orders) return false;
+  *page = c->free_head[from] - 1;
+  dropFree(c, *page);
+  while (from > order) {
+    from--;
+    pushFree(c, *page + (1u << from), from);
+  }
+  c->buddy[*page] = (orBuddy){.order = (uint8_t)order};
+  return true;
+}
+
+static void givePages(orCard *c, uint32_t page) {
+  int order = c->buddy[page].order;
+  while (order + 1 < c->orders) {
+    uint32_t other = page ^ (1u << order);
+    if (!c->buddy[other].is_free || c->buddy[other].order != order) break;
+    dropFree(c, other);
+    if (other < page) page = other;
+    order++;
+  }
+  pushFree(c, page, order);
+}
+
+static int orderOf(size_t bytes) {
+  size_t pages = (bytes + OR_PAGE - 1) / OR_PAGE;
+  return pages <= 1 ? 0 : 64 - __builtin_clzll(pages - 1);
+}
+
+/* ---- mapping ---- */
+
+static orError_t mapShadow(char *at, size_t bytes) {
+  int fd = memfd_create("openreg", MFD_CLOEXEC);
+  bool ok = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 &&
+            mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
+                 0) != MAP_FAILED &&
+            madvise(at, bytes, MADV_DONTFORK) == 0;
+  int why = errno;
+  if (fd >= 0) close(fd);
+  if (ok) return orSuccess;
+  return orFail(orErrorSystem, "cannot map %zu bytes of device memory: %s", bytes, strerror(why));
+}
+
+static orError_t mapCard(orCard *c, char *range, int order) {
+  size_t bytes = sizeof(orBuddy) << order;
+  void *buddy =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (buddy == MAP_FAILED)
+    return orFail(orErrorSystem, "cannot reserve a page table: %s", strerror(errno));
+  c->buddy = buddy;
+  c->orders = order + 1;
+  memset(c->free_head, 0, sizeof c->free_head);
+  pushFree(c, 0, order);
+  return mapShadow(range + span, span);
+}
+
+/* Address space may be short (a limit, a sanitizer's layout): a smaller range serves until it is fragmented. */
+static char *reserve(int *order) {
+  int least = orderOf(orDeviceAt(0)->desc.memory_limit) + 1;
+  for (*order = least - 1 + OR_RANGE_ORDER;; --*order) {
+    span = (size_t)OR_PAGE << *order;
+    void *p = mmap(NULL, 2 * span * (size_t)card_count, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED || *order == least) return p;
+  }
+}
+
+/* All cards, at the first allocation of any. */
+static orError_t mapAll(void) {
+  int order;
+  char *base = reserve(&order);
+  size_t total = 2 * span * (size_t)card_count;
+  if (base == MAP_FAILED)
+    return orFail(orErrorSystem, "cannot reserve %zu bytes of addresses for %d devices: %s", total,
+                  card_count, strerror(errno));
+  orError_t error = orSuccess;
+  for (int i = 0; i < card_count && !error; i++)
+    error = mapCard(&cards[i], base + (size_t)i * 2 * span, order);
+  if (error)
+    munmap(base, total);
+  else
+    atomic_store_explicit(&arena, base, memory_order_release);
+  return error;
+}
+
+static orError_t mapOnce(void) {
+  if (OR_LIKELY(atomic_load_explicit(&arena, memory_order_acquire) != NULL)) return orSuccess;
+  pthread_mutex_lock(&mapping);
+  orError_t error = atomic_load_explicit(&arena, memory_order_relaxed) ? orSuccess : mapAll();
+  pthread_mutex_unlock(&mapping);
+  return error;
+}
+
+/* ---- the factory ---- */
+
+static orError_t createDevices(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
+  (void)config;
+  size_t limit = orConfigGet()->device_memory;
+  if (!limit && count) limit = orHostMemoryLimit() / 2 / (size_t)count & ~(size_t)(OR_PAGE - 1);
+  card_count = count;
+  for (int i = 0; i < count; i++) {
+    pthread_mutex_init(&cards[i].lock, NULL);
+    devices[i] =
+        (orDeviceDesc){.index = i, .memory_limit = limit, .numa_node = -1, .self = &cards[i]};
+  }
+  return orSuccess;
+}
+
+static orError_t allocate(void *self, size_t bytes, void **ptr) {
+  orCard *c = self;
+  uint32_t page = 0;
+  OR_TRY(mapOnce());
+  pthread_mutex_lock(&c->lock);
+  bool got = takePages(c, orderOf(bytes), &page);
+  pthread_mutex_unlock(&c->lock);
+  if (!got)
+    return orFail(orErrorMemoryAllocation, "device %d: no %zu bytes of consecutive addresses",
+                  (int)(c - cards), bytes);
+  *ptr = rangeOf(c) + (size_t)page * OR_PAGE;
+  return orSuccess;
+}
+
+static orError_t release(void *self, void *ptr, size_t bytes) {
+  orCard *c = self;
+  size_t size = (bytes + OR_PAGE - 1) & ~(size_t)(OR_PAGE - 1);
+  int failed = madvise((char *)ptr + span, size, MADV_REMOVE);
+  int why = errno;
+  pthread_mutex_lock(&c->lock);
+  givePages(c, (uint32_t)(((char *)ptr - rangeOf(c)) / OR_PAGE));
+  pthread_mutex_unlock(&c->lock);
+  if (failed) return orFail(orErrorSystem, "cannot give %zu bytes back: %s", size, strerror(why));
+  return orSuccess;
+}
+
+bool orSimulatedHolds(const void *ptr) {
+  char *base = atomic_load_explicit(&arena, memory_order_acquire);
+  size_t offset = (size_t)((uintptr_t)ptr - (uintptr_t)base);
+  return base && offset < 2 * span * (size_t)card_count && !(offset & span);
+}
+
+/* The kernel address of device memory of any card; other addresses are the host's and stay. */
+static void *shadow(const void *ptr) {
+  return (char *)(uintptr_t)ptr + (orSimulatedHolds(ptr) ? span : 0);
+}
+
+static orError_t copy(void *self, void *dst, const void *src, size_t bytes, orMemcpyKind kind,
+                      orEvent_t done) {
+  (void)self, (void)kind, (void)done;
+  orCopyBytes(shadow(dst), shadow(src), bytes);
+  return orSuccess;
+}
+
+static orError_t set(void *self, void *dst, int value, size_t bytes, orEvent_t done) {
+  (void)self, (void)done;
+  memset(shadow(dst), value, bytes);
+  return orSuccess;
+}
+
+static orError_t compute(void *self, const orKernel *kernel, orEvent_t done) {
+  (void)self, (void)done;
+  return kernel->fn(kernel->args);
+}
+
+static orError_t map(void *self, const void *ptr, size_t bytes, void **address) {
+  (void)self, (void)bytes;
+  *address = shadow(ptr);
+  return orSuccess;
+}
+
+const orDeviceFactory orSimulatedFactory = {
+    .size = sizeof(orDeviceFactory),
+    .abi_version = OPENREG_ABI_VERSION,
+    .name = "simulated",
+    .create_devices = createDevices,
+    .alloc = allocate,
+    .free = release,
+    .copy = copy,
+    .set = set,
+    .compute = compute,
+    .map = map,
+};

@@ -1,0 +1,365 @@
+/*
+ * Streams: enqueue, query, synchronise, destroy.
+ *
+ * Who owns what is in core.h's orStream. The life of a stream's state:
+ *
+ *            commit                 a lane picks it
+ *     IDLE ----------> READY ---------------------------> RUNNING --+--> IDLE     (queue empty)
+ *                        ^                                          +--> READY    (yields to another)
+ *                        |      orStreamResume                      +--> WAITING  (for a cell or value)
+ *                        +--------------------------- WAITING <-----+
+ *
+ * Every step is taken under the stream's lock. A lane that finds the queue empty looks again under the
+ * lock before it goes IDLE, and a producer publishes under the lock and schedules if it finds IDLE: no wake-up is
+ * lost, and a steady producer never touches the scheduler. Resuming a stream makes it look at its wait again, so a
+ * resume too many does no harm.
+ *
+ * Sleeping for progress (full queue, synchronise): `wake_at` is the smallest count that anybody sleeps for. A sleeper
+ * reads `wake_word`, lowers `wake_at`, looks at `completed` once more and sleeps on `wake_word`. The lane stores
+ * `completed`, loads `wake_at`, and if it is reached resets it, changes `wake_word` and wakes all. The store and
+ * the load on each side are seq_cst, so one of the two sees the other; a request that the reset wipes out was made
+ * after its sleeper read `wake_word`, which has changed since, so that sleeper does not sleep.
+ *
+ * A destroyed stream's handle is invalid at once; the slot is recycled when its last task has finished. The counters
+ * never start again, so whoever still sleeps for an old count is served.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core.h"
+
+/* What a queue holds before kernels and copies have to wait; events and waits never do. */
+enum { OR_QUEUE_TASKS = 1024, OR_QUEUE_BYTES = 1 << 20, OR_SPIN_NS = 20000 };
+
+orHandleTable orStreamTable = {
+    .kind = OR_HANDLE_STREAM,
+    .what = "stream",
+    .slot_size = (sizeof(orStream) + OR_CACHE_LINE - 1) & ~(OR_CACHE_LINE - 1),
+    .limit = 1 << 16,
+    .lock = PTHREAD_MUTEX_INITIALIZER};
+
+static _Thread_local uint64_t last_correlation;
+
+uint64_t orGetLastCorrelation(void) { return last_correlation; }
+
+orError_t orStreamMake(int device, int priority, orStream_t *handle) {
+  orStream *s;
+  void *slot;
+  OR_TRY(orHandleReserve(&orStreamTable, device, &slot, handle));
+  s = slot;
+  if (!s->last_handle) {
+    orLockInit(&s->lock);
+    atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_relaxed);
+  }
+  pthread_mutex_lock(&s->lock);
+  s->device = device;
+  s->priority = priority;
+  s->last_handle = *handle;
+  orHandlePublish(&s->slot, *handle);
+  pthread_mutex_unlock(&s->lock);
+  return orSuccess;
+}
+
+/* The stream, locked. */
+static orError_t lockStream(orStream_t handle, orStream **stream) {
+  if (handle == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &handle));
+  orStream *s = orHandleFind(&orStreamTable, handle);
+  if (!s) return orErrorInvalidResourceHandle;
+  pthread_mutex_lock(&s->lock);
+  if (OR_UNLIKELY(!orHandleIs(&s->slot, handle))) {
+    pthread_mutex_unlock(&s->lock);
+    return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live stream", handle);
+  }
+  *stream = s;
+  return orSuccess;
+}
+
+/* ---- enqueue ---- */
+
+/* Looks at the lane's counters only when the room seen last is used up: they are on its cache line. */
+static bool isFull(orStream *s) {
+  uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
+  if (OR_LIKELY(queued < s->room_until && s->bytes_in < s->bytes_until)) return false;
+  s->room_until = atomic_load_explicit(&s->completed, memory_order_relaxed) + OR_QUEUE_TASKS;
+  s->bytes_until = atomic_load_explicit(&s->bytes_out, memory_order_relaxed) + OR_QUEUE_BYTES;
+  return queued >= s->room_until || s->bytes_in >= s->bytes_until;
+}
+
+/* Sleeps until half of a full queue has run, so that producer and lane do not take turns task by task. */
+static void awaitRoom(orStream *s) {
+  uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
+  uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
+  pthread_mutex_unlock(&s->lock);
+  orStreamAwait(s, completed + (queued - completed + 1) / 2);
+}
+
+orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
+                        orTask **task) {
+  orStream *s;
+  for (;;) {
+    OR_TRY(lockStream(handle, &s));
+    if (OR_LIKELY(!hold || !isFull(s))) break;
+    awaitRoom(s);
+    if (orProcessExiting()) return orFail(orErrorNotPermitted, "the process is exiting");
+  }
+  *task = orQueueReserve(&s->in, &s->out, args_size);
+  if (!*task) {
+    pthread_mutex_unlock(&s->lock);
+    return orFail(orErrorMemoryAllocation, "no memory to queue a task with %zu bytes of arguments",
+                  args_size);
+  }
+  *stream = s;
+  return orSuccess;
+}
+
+uint64_t orStreamCommit(orStream *s, orTask *task) {
+  uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
+  bool idle = s->state == OR_STREAM_IDLE;
+  last_correlation = (uint64_t)orHandleIndex(s->last_handle) << 40 | (number & 0xffffffffffu);
+  orQueueCommit(&s->in, task);
+  s->bytes_in += task->size;
+  if (idle) s->state = OR_STREAM_READY;
+  atomic_store_explicit(&s->queued, number, memory_order_release);
+  pthread_mutex_unlock(&s->lock);
+  if (idle) orLaneSchedule(s);
+  return number;
+}
+
+/* ---- progress ---- */
+
+static void wakeSleepers(orStream *s) {
+  atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&s->wake_word, 1, memory_order_seq_cst);
+  orFutexWake(&s->wake_word, INT32_MAX);
+}
+
+bool orStreamStir(orStream *s) {
+  if (atomic_load_explicit(&s->wake_at, memory_order_seq_cst) == UINT64_MAX) return false;
+  wakeSleepers(s);
+  return true;
+}
+
+void orStreamFinishTask(orStream *s, const orTask *task) {
+  size_t size = task->size;
+  orQueuePop(&s->out, size);
+  atomic_store_explicit(&s->bytes_out,
+                        atomic_load_explicit(&s->bytes_out, memory_order_relaxed) + size,
+                        memory_order_relaxed);
+  uint64_t n = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+  atomic_store_explicit(&s->completed, n, memory_order_seq_cst);
+  if (OR_UNLIKELY(n >= atomic_load_explicit(&s->wake_at, memory_order_seq_cst))) wakeSleepers(s);
+}
+
+static bool hasCompleted(const orStream *s, uint64_t count) {
+  return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
+}
+
+static void lowerWakeAt(orStream *s, uint64_t count) {
+  uint64_t at = atomic_load_explicit(&s->wake_at, memory_order_seq_cst);
+  while (count < at && !atomic_compare_exchange_weak_explicit(
+                           &s->wake_at, &at, count, memory_order_seq_cst, memory_order_seq_cst)) {
+  }
+}
+
+void orStreamAwait(orStream *s, uint64_t count) {
+  uint64_t until = orNow() + OR_SPIN_NS;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (i % 8 == 0 && hasCompleted(s, count)) return;
+      orPause();
+    }
+  } while (orNow() < until);
+  void *token = orBlockEnter();
+  while (!hasCompleted(s, count) && !orProcessExiting()) {
+    uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
+    lowerWakeAt(s, count);
+    if (hasCompleted(s, count)) break;
+    if (!orCopyHelp()) orFutexWait(&s->wake_word, word, 0);
+  }
+  orBlockLeave(token);
+}
+
+orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
+  int device = s->device;
+  uint64_t number = orStreamCommit(s, task);
+  if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) return orSuccess;
+  orStreamAwait(s, number);
+  return orDeviceTakeFailure(device);
+}
+
+bool orStreamTryIdle(orStream *s) {
+  pthread_mutex_lock(&s->lock);
+  bool empty = atomic_load_explicit(&s->completed, memory_order_relaxed) ==
+               atomic_load_explicit(&s->queued, memory_order_relaxed);
+  bool recycle = empty && s->dying;
+  if (empty) s->state = OR_STREAM_IDLE;
+  if (recycle) s->dying = false;
+  pthread_mutex_unlock(&s->lock);
+  if (recycle) orHandleRecycle(&orStreamTable, &s->slot);
+  return empty;
+}
+
+void orStreamResume(orStream *s) {
+  pthread_mutex_lock(&s->lock);
+  bool waiting = s->state == OR_STREAM_WAITING;
+  if (waiting) {
+    if (s->waits_for)
+      orCellForget(s->waits_for, s);
+    else
+      orLaneForgetValue(s);
+    s->state = OR_STREAM_READY;
+  }
+  pthread_mutex_unlock(&s->lock);
+  if (waiting) orLaneSchedule(s);
+}
+
+/* ---- over all streams ---- */
+
+/* A slot's device changes when it is used again, so it is read together with the count, under the lock. */
+static bool hasWork(orStream *s, int device, uint64_t *queued) {
+  *queued = atomic_load_explicit(&s->queued, memory_order_acquire);
+  /* Whoever has queued anything has set the slot up; an idle slot is of no interest. */
+  if (*queued == atomic_load_explicit(&s->completed, memory_order_acquire)) return false;
+  pthread_mutex_lock(&s->lock);
+  bool of_device = device < 0 || s->device == device;
+  *queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
+  pthread_mutex_unlock(&s->lock);
+  return of_device;
+}
+
+void orStreamForEach(int device, void (*fn)(orStream *, uint64_t, void *), void *context) {
+  uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
+  for (uint32_t i = 0; i < used; i++) {
+    uint64_t queued;
+    orStream *s = orHandleSlotAt(&orStreamTable, i);
+    if (hasWork(s, device, &queued)) fn(s, queued, context);
+  }
+}
+
+static void awaitQueued(orStream *s, uint64_t queued, void *context) {
+  (void)context;
+  orStreamAwait(s, queued);
+}
+
+void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
+
+/* ---- public ---- */
+
+orError_t orDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  if (!least || !greatest)
+    return orFail(orErrorInvalidValue, "orDeviceGetStreamPriorityRange: null result");
+  *least = 0;
+  *greatest = 1 - OR_PRIORITIES;
+  return orSuccess;
+}
+
+orError_t orStreamCreateWithPriority(orStream_t *stream, int priority) {
+  OR_TRY(orEnter());
+  if (!stream) return orFail(orErrorInvalidValue, "orStreamCreate: null result");
+  OR_TRY(orDeviceUse(orCurrentDevice()));
+  if (priority > 0) priority = 0;
+  if (priority < 1 - OR_PRIORITIES) priority = 1 - OR_PRIORITIES;
+  return orStreamMake(orCurrentDevice(), priority, stream);
+}
+
+orError_t orStreamCreate(orStream_t *stream) { return orStreamCreateWithPriority(stream, 0); }
+
+orError_t orStreamDestroy(orStream_t stream) {
+  orStream *s;
+  OR_TRY(orEnter());
+  OR_TRY(lockStream(stream, &s));
+  orStream_t standard = 0;
+  orDeviceDefaultStream(s->device, &standard);
+  if (s->last_handle == standard) {
+    pthread_mutex_unlock(&s->lock);
+    return orFail(orErrorInvalidValue, "the default stream of device %d cannot be destroyed",
+                  s->device);
+  }
+  orHandleInvalidate(&s->slot);
+  bool idle = s->state == OR_STREAM_IDLE;
+  s->dying = !idle;
+  pthread_mutex_unlock(&s->lock);
+  if (idle) orHandleRecycle(&orStreamTable, &s->slot);
+  return orSuccess;
+}
+
+orError_t orStreamGetDevice(orStream_t stream, int *device) {
+  orStream *s;
+  OR_TRY(orEnter());
+  if (!device) return orFail(orErrorInvalidValue, "orStreamGetDevice: null result");
+  OR_TRY(lockStream(stream, &s));
+  *device = s->device;
+  pthread_mutex_unlock(&s->lock);
+  return orSuccess;
+}
+
+orError_t orStreamGetPriority(orStream_t stream, int *priority) {
+  orStream *s;
+  OR_TRY(orEnter());
+  if (!priority) return orFail(orErrorInvalidValue, "orStreamGetPriority: null result");
+  OR_TRY(lockStream(stream, &s));
+  *priority = s->priority;
+  pthread_mutex_unlock(&s->lock);
+  return orSuccess;
+}
+
+/* The stream unlocked, and how many tasks it has been given. */
+static orError_t snapshot(orStream_t stream, orStream **s, uint64_t *queued) {
+  OR_TRY(lockStream(stream, s));
+  *queued = atomic_load_explicit(&(*s)->queued, memory_order_relaxed);
+  pthread_mutex_unlock(&(*s)->lock);
+  return orSuccess;
+}
+
+orError_t orStreamQuery(orStream_t stream) {
+  orStream *s;
+  uint64_t queued;
+  OR_TRY(orEnter());
+  OR_TRY(snapshot(stream, &s, &queued));
+  return hasCompleted(s, queued) ? orSuccess : orErrorNotReady;
+}
+
+orError_t orStreamSynchronize(orStream_t stream) {
+  orStream *s;
+  uint64_t queued;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(snapshot(stream, &s, &queued));
+  int device = stream ? orHandleDevice(stream) : orCurrentDevice();
+  uint64_t start = orTraceOn() ? orNow() : 0;
+  orStreamAwait(s, queued);
+  if (start)
+    orTraceEmit(&(orTraceRecord){orTraceSynchronize, "orStreamSynchronize", device, stream, -1, 0,
+                                 start, orNow(), 0});
+  return orDeviceTakeFailure(device);
+}
+
+/* ---- for the caching allocator ---- */
+
+/* The slot whose present or latest owner is the handle. */
+static orStream *findDrained(orStream_t stream) {
+  uint32_t index = orHandleIndex(stream);
+  if (index >= atomic_load_explicit(&orStreamTable.used, memory_order_acquire)) return NULL;
+  return orHandleSlotAt(&orStreamTable, index);
+}
+
+static orError_t counts(orStream_t handle, uint64_t *queued, uint64_t *completed) {
+  if (handle == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &handle));
+  orStream *s = findDrained(handle);
+  if (!s) return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a stream", handle);
+  pthread_mutex_lock(&s->lock);
+  bool mine = s->last_handle == handle && (s->dying || orHandleIs(&s->slot, handle));
+  *queued = mine ? atomic_load_explicit(&s->queued, memory_order_relaxed) : 0;
+  *completed = mine ? atomic_load_explicit(&s->completed, memory_order_acquire) : UINT64_MAX;
+  pthread_mutex_unlock(&s->lock);
+  return orSuccess;
+}
+
+orError_t orStreamQueued(orStream_t stream, uint64_t *count) {
+  uint64_t other;
+  return counts(stream, count, &other);
+}
+
+orError_t orStreamCompleted(orStream_t stream, uint64_t *count) {
+  uint64_t other;
+  return counts(stream, &other, count);
+}

@@ -1,0 +1,321 @@
+/*
+ * What each kind of task does when a lane runs it, or drops it.
+ *
+ * Kernels, copies and fills go through the device's factory. The simulated device finishes them before it returns;
+ * a vendor's may return orErrorNotReady and complete the event it was given, whose cell the task then waits for
+ * like a stream that waits for an event: holding no lane. A task that has started is not started again: `completion`
+ * tells.
+ *
+ * The thread-locals say what this thread is running, for orMapForKernel, the caching allocator and the refusals.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core.h"
+
+static _Thread_local struct {
+  orStream *stream;
+  uint64_t number;
+  char message[256];
+} running;
+
+bool orTaskCurrent(orStream_t *stream, uint64_t *number) {
+  if (!running.stream) return false;
+  *stream = running.stream->last_handle;
+  *number = running.number;
+  return true;
+}
+
+orStream *orTaskStream(void) { return running.stream; }
+
+void orSetTaskErrorMessage(const char *message) {
+  snprintf(running.message, sizeof running.message, "%s", message ? message : "");
+}
+
+/* ---- the bodies ---- */
+
+static orError_t runKernel(orTask *t, orDevice *d) {
+  if (OR_LIKELY(d->factory == &orSimulatedFactory)) return t->u.kernel(orTaskArgs(t));
+  orKernel k = {t->u.kernel, orTaskArgs(t), t->name};
+  return d->factory->compute(d->desc.self, &k, t->done);
+}
+
+static orError_t runCopy(orTask *t, orDevice *d) {
+  const orCopyArgs *c = &t->u.copy;
+  const void *src = c->src ? c->src : orTaskArgs(t);
+  if (d) return d->factory->copy(d->desc.self, c->dst, src, c->bytes, c->kind, t->done);
+  orCopyBytes(c->dst, src, c->bytes);
+  return orSuccess;
+}
+
+static orError_t runSet(orTask *t, orDevice *d) {
+  const orSetArgs *c = &t->u.set;
+  if (d) return d->factory->set(d->desc.self, c->dst, c->value, c->bytes, t->done);
+  memset(c->dst, c->value, c->bytes);
+  return orSuccess;
+}
+
+static orError_t runBody(orTask *t, orDevice *d) {
+  switch (t->kind) {
+    case OR_KIND_KERNEL:
+      return runKernel(t, d);
+    case OR_KIND_COPY:
+      return runCopy(t, d);
+    case OR_KIND_SET:
+      return runSet(t, d);
+    case OR_KIND_HOST_FUNC:
+      t->u.host(t->user_data);
+      return orSuccess;
+    default:
+      return orSuccess;
+  }
+}
+
+/* The device whose factory does the work; null for the host's memory and host functions. */
+static orDevice *workDevice(const orTask *t, const orStream *s) {
+  switch (t->kind) {
+    case OR_KIND_KERNEL:
+      return orDeviceAt(s->device);
+    case OR_KIND_COPY:
+      return t->u.copy.device < 0 ? NULL : orDeviceAt(t->u.copy.device);
+    case OR_KIND_SET:
+      return t->u.set.device < 0 ? NULL : orDeviceAt(t->u.set.device);
+    default:
+      return NULL;
+  }
+}
+
+/* ---- run ---- */
+
+static void letGo(orTask *t) {
+  if (t->done) orEventDestroy(t->done);
+  if (t->completion) orCellRelease(t->completion);
+  if (t->drop) {
+    orProcessSetTask(OR_TASK_HOST_FUNC);
+    t->drop(orTaskArgs(t));
+    orProcessSetTask(OR_TASK_NONE);
+  }
+}
+
+static void trace(const orTask *t, const orStream *s, uint64_t number, int lane, uint64_t start) {
+  static const orTraceKind kinds[] = {[OR_KIND_KERNEL] = orTraceKernel,
+                                      [OR_KIND_HOST_FUNC] = orTraceHostFunc,
+                                      [OR_KIND_COPY] = orTraceMemcpy,
+                                      [OR_KIND_SET] = orTraceMemset};
+  orTraceEmit(&(orTraceRecord){
+      .kind = kinds[t->kind],
+      .name = t->name,
+      .device = s->device,
+      .stream = s->last_handle,
+      .lane = lane,
+      .correlation = (uint64_t)orHandleIndex(s->last_handle) << 40 | (number & 0xffffffffffu),
+      .start_ns = start,
+      .end_ns = orNow(),
+      .bytes = t->kind == OR_KIND_COPY  ? t->u.copy.bytes
+               : t->kind == OR_KIND_SET ? t->u.set.bytes
+                                        : 0});
+}
+
+static orError_t start(orTask *t, orStream *s) {
+  orDevice *d = workDevice(t, s);
+  if (d && d->factory != &orSimulatedFactory) {
+    orError_t error = orEventMakeExternal(s->device, &t->done, &t->completion);
+    if (error) return error;
+  }
+  orProcessSetTask(t->kind == OR_KIND_HOST_FUNC ? OR_TASK_HOST_FUNC : OR_TASK_KERNEL);
+  orError_t error = runBody(t, d);
+  orProcessSetTask(OR_TASK_NONE);
+  return error;
+}
+
+/* Kernels, copies, fills and host functions. */
+static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
+  uint64_t began = orTraceOn() ? orNow() : 0;
+  orError_t error = orErrorNotReady;
+  running.message[0] = 0;
+  if (!t->completion) error = start(t, s);
+  if (error == orErrorNotReady && t->completion) {
+    if (!orCellWaitOrPark(t->completion, s)) return false;
+    error = t->completion->status;
+  }
+  if (OR_UNLIKELY(error == orErrorNotReady))
+    error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
+  if (OR_UNLIKELY(error)) orDeviceNoteFailure(s->device, error, t->name, running.message);
+  if (began) trace(t, s, number, lane, began);
+  return true;
+}
+
+bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
+  bool finished = true;
+  running.stream = s;
+  running.number = number;
+  switch (t->kind) {
+    case OR_KIND_MARK:
+      orCellComplete(t->u.cell, orSuccess);
+      orCellRelease(t->u.cell);
+      break;
+    case OR_KIND_WAIT:
+      finished = orCellWaitOrPark(t->u.cell, s);
+      if (finished) orCellRelease(t->u.cell);
+      break;
+    case OR_KIND_WAIT_VALUE:
+      finished = orLaneWaitValueOrPark(s, &t->u.value);
+      break;
+    case OR_KIND_WRITE_VALUE:
+      atomic_store_explicit((_Atomic uint32_t *)t->u.value.address, t->u.value.value,
+                            memory_order_release);
+      orLanePollValues();
+      break;
+    default:
+      finished = runWork(t, s, number, lane);
+  }
+  if (finished) letGo(t);
+  running.stream = NULL;
+  return finished;
+}
+
+void orTaskDrop(orTask *t) {
+  if (t->kind == OR_KIND_MARK) orCellComplete(t->u.cell, orSuccess);
+  if (t->kind == OR_KIND_MARK || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
+  letGo(t);
+}
+
+/* ---- public: launches ---- */
+
+static orError_t checkAccess(const orLaunch *l, const orAccess *a) {
+  orRegion r;
+  if (!a->bytes) return orSuccess;
+  if (!orRegionFind(a->address, &r))
+    return orFail(orErrorInvalidValue, "kernel %s: %p is not allocated memory", l->name, a->address);
+  size_t offset = (size_t)((const char *)a->address - (const char *)r.base);
+  if (a->bytes > r.size - offset)
+    return orFail(orErrorInvalidValue,
+                  "kernel %s: [%p, +%zu) ends %zu bytes past its allocation [%p, +%zu)", l->name,
+                  a->address, a->bytes, a->bytes - (r.size - offset), r.base, r.size);
+  return orSuccess;
+}
+
+static orError_t checkLaunch(const orLaunch *l) {
+  if (!l || l->size != sizeof *l)
+    return orFail(orErrorInvalidValue, "orLaunch: size must be %zu", sizeof(orLaunch));
+  if (!l->fn || !l->name)
+    return orFail(orErrorInvalidValue, "orLaunch: a function and a name are required");
+  if (l->args_size > OR_MAX_ARGS || (l->args_size && !l->args))
+    return orFail(orErrorInvalidValue,
+                  "kernel %s: %zu bytes of arguments at %p; at most %u, and not null", l->name,
+                  l->args_size, l->args, OR_MAX_ARGS);
+  for (size_t i = 0; i < l->access_count; i++) OR_TRY(checkAccess(l, &l->accesses[i]));
+  return orSuccess;
+}
+
+orError_t orLaunchKernelEx(const orLaunch *l) {
+  orStream *s;
+  orTask *t;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(checkLaunch(l));
+  OR_TRY(orStreamBegin(l->stream, true, l->args_size, &s, &t));
+  t->kind = OR_KIND_KERNEL;
+  t->name = l->name;
+  t->drop = l->drop;
+  t->u.kernel = l->fn;
+  if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
+  return orStreamSubmit(s, t, false);
+}
+
+static orError_t sleepKernel(void *args) {
+  uint64_t ns = *(const uint64_t *)args;
+  struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+  while (nanosleep(&t, &t) && errno == EINTR) {
+  }
+  return orSuccess;
+}
+
+orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds) {
+  return orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                      .stream = stream,
+                                      .fn = sleepKernel,
+                                      .args = &nanoseconds,
+                                      .args_size = sizeof nanoseconds,
+                                      .name = "_sleep"});
+}
+
+orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_data) {
+  orStream *s;
+  orTask *t;
+  OR_TRY(orEnterBlocking());
+  if (!fn) return orFail(orErrorInvalidValue, "orLaunchHostFunc: null function");
+  OR_TRY(orStreamBegin(stream, true, 0, &s, &t));
+  t->kind = OR_KIND_HOST_FUNC;
+  t->name = "orLaunchHostFunc";
+  t->u.host = fn;
+  t->user_data = user_data;
+  orStreamCommit(s, t);
+  return orSuccess;
+}
+
+/* ---- public: values and addresses ---- */
+
+/* Where a lane reads and writes the value. */
+static orError_t valueAddress(void *addr, void **mapped) {
+  orRegion r;
+  if ((uintptr_t)addr % 4) return orFail(orErrorInvalidValue, "%p is not 4-byte aligned", addr);
+  if (!orRegionFind(addr, &r) || (size_t)((char *)addr - (char *)r.base) + 4 > r.size)
+    return orFail(orErrorInvalidValue, "%p is not in device or pinned memory", addr);
+  *mapped = addr;
+  if (r.type != orMemoryTypeDevice) return orSuccess;
+  orDevice *d = orDeviceAt(r.device);
+  if (!d->can_map)
+    return orFail(orErrorNotSupported, "device %d has no mapped memory for values", r.device);
+  return d->factory->map(d->desc.self, addr, 4, mapped);
+}
+
+static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint32_t value,
+                            orWaitValue how) {
+  orStream *s;
+  orTask *t;
+  void *mapped = NULL;
+  OR_TRY(orEnter());
+  OR_TRY(valueAddress(addr, &mapped));
+  OR_TRY(orStreamBegin(stream, false, 0, &s, &t));
+  t->kind = kind;
+  t->name = kind == OR_KIND_WAIT_VALUE ? "orStreamWaitValue32" : "orStreamWriteValue32";
+  t->u.value = (orValueArgs){mapped, value, how};
+  orStreamCommit(s, t);
+  return orSuccess;
+}
+
+orError_t orStreamWaitValue32(orStream_t stream, void *addr, uint32_t value, orWaitValue how) {
+  if (how != orWaitValueGeq && how != orWaitValueEq)
+    return orFail(orErrorInvalidValue,
+                  "orStreamWaitValue32: comparison %d; 0 (>=) and 1 (==) are known", (int)how);
+  return queueValue(stream, OR_KIND_WAIT_VALUE, addr, value, how);
+}
+
+orError_t orStreamWriteValue32(orStream_t stream, void *addr, uint32_t value) {
+  return queueValue(stream, OR_KIND_WRITE_VALUE, addr, value, orWaitValueEq);
+}
+
+orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
+  orRegion r;
+  if (!address) return orFail(orErrorInvalidValue, "orMapForKernel: null result");
+  if (orProcessTask() != OR_TASK_KERNEL)
+    return orFail(orErrorNotPermitted,
+                  "orMapForKernel: kernel addresses exist inside a kernel only");
+  if (!orRegionFind(ptr, &r) || bytes > r.size - (size_t)((const char *)ptr - (const char *)r.base))
+    return orFail(orErrorInvalidValue, "[%p, +%zu) is not within one allocation", ptr, bytes);
+  if (r.type == orMemoryTypeHost) {
+    *address = (void *)(uintptr_t)ptr;
+    return orSuccess;
+  }
+  int device = running.stream->device;
+  if (OR_UNLIKELY(r.device != device && !orConfigGet()->peer_access))
+    return orFail(orErrorNotSupported,
+                  "a kernel of device %d cannot reach %p of device %d: peer access is off", device,
+                  ptr, r.device);
+  orDevice *d = orDeviceAt(r.device);
+  if (!d->can_map) return orFail(orErrorNotSupported, "device %d has no mapped memory", r.device);
+  return d->factory->map(d->desc.self, ptr, bytes, address);
+}

@@ -1,0 +1,59 @@
+/*
+ * Clock, futex, locks, and the hooks around a sleep.
+ */
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core.h"
+
+static _Atomic(const orBlockHooks *) hooks;
+
+uint64_t orNow(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns) {
+  struct timespec t = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
+                       .tv_nsec = (long)(timeout_ns % 1000000000u)};
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, timeout_ns ? &t : NULL, NULL, 0);
+}
+
+void orFutexWake(_Atomic uint32_t *word, int count) {
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+}
+
+void orLockInit(pthread_mutex_t *lock) {
+  pthread_mutexattr_t a;
+  pthread_mutexattr_init(&a);
+  pthread_mutexattr_settype(&a, PTHREAD_MUTEX_ADAPTIVE_NP);
+  pthread_mutex_init(lock, &a);
+  pthread_mutexattr_destroy(&a);
+}
+
+orError_t orSetBlockHooks(const orBlockHooks *given) {
+  static orBlockHooks copy;
+  static atomic_flag taken = ATOMIC_FLAG_INIT;
+  if (!given || !given->enter || !given->leave)
+    return orFail(orErrorInvalidValue, "orSetBlockHooks: both functions are required");
+  if (atomic_flag_test_and_set(&taken))
+    return orFail(orErrorAlreadyExists, "orSetBlockHooks: hooks are set already");
+  copy = *given;
+  atomic_store_explicit(&hooks, &copy, memory_order_release);
+  return orSuccess;
+}
+
+/* A lane never holds a lock of the caller's. */
+void *orBlockEnter(void) {
+  const orBlockHooks *h = atomic_load_explicit(&hooks, memory_order_acquire);
+  return h && orProcessTask() == OR_TASK_NONE ? h->enter() : NULL;
+}
+
+void orBlockLeave(void *token) {
+  const orBlockHooks *h = atomic_load_explicit(&hooks, memory_order_acquire);
+  if (h && orProcessTask() == OR_TASK_NONE) h->leave(token);
+}

@@ -1,0 +1,181 @@
+"""Builds the C core (libopenreg.so) and the shim (torch_openreg._C) with one ninja file.
+
+The metadata is in pyproject.toml. The core is C11 and is compiled by the C compiler; the shim is
+C++20 and is linked with the core and with PyTorch. Objects are kept in build/, one folder for each
+PyTorch they were compiled against, so that an editable build, a wheel and a second run share them.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+PACKAGE = "torch_openreg"
+
+# Building must not load the package that is being built.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+COMMON_FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+C_FLAGS = [*COMMON_FLAGS, "-std=c11", "-Werror", "-D_GNU_SOURCE", "-pthread"]
+CXX_FLAGS = [*COMMON_FLAGS, "-std=c++20", "-fvisibility-inlines-hidden", "-pthread"]
+
+
+def core_sources():
+    return sorted(CSRC.glob("openreg/*.c"))
+
+
+def shim_sources():
+    return sorted([*CSRC.glob("torch/*.cpp"), *CSRC.glob("aten/*.cpp")])
+
+
+def headers():
+    """Installed header (relative to the package) -> where it is in the source tree."""
+    found = {"include/openreg.h": CSRC / "openreg/include/openreg.h"}
+    for header in sorted(CSRC.glob("torch/*.h")):
+        found[f"include/{PACKAGE}/{header.name}"] = header
+    return found
+
+
+def escape(path):
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def ninja_file(out, extension_name):
+    """The text of the ninja file that builds out/libopenreg.so and out/<extension_name>."""
+    import torch
+
+    torch_dir = Path(torch.__file__).parent
+    public = CSRC / "openreg/include"
+    python_includes = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
+    # pybind11 is PyTorch's own copy: another version would not share its registered types.
+    system = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
+    system += sorted(python_includes)
+    cxx_flags = [
+        *CXX_FLAGS,
+        "-DTORCH_EXTENSION_NAME=_C",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f"-iquote {CSRC}",
+        f"-iquote {CSRC / 'torch'}",
+        f"-I{public}",
+        *(f"-isystem {path}" for path in system),
+    ]
+    torch_libraries = ["c10", "torch_cpu", "torch", "torch_python"]
+    lines = [
+        "ninja_required_version = 1.10",
+        f"cc = {os.environ.get('CC', 'cc')}",
+        f"cxx = {os.environ.get('CXX', 'c++')}",
+        f"cflags = {' '.join(C_FLAGS)} -I{public} {os.environ.get('CFLAGS', '')}",
+        f"cxxflags = {' '.join(cxx_flags)} {os.environ.get('CXXFLAGS', '')}",
+        f"ldflags = {os.environ.get('LDFLAGS', '')}",
+    ]
+    rules = {
+        "c": "$cc $cflags -MMD -MF $out.d -c $in -o $out",
+        "cxx": "$cxx $cxxflags -MMD -MF $out.d -c $in -o $out",
+        "core": "$cc -shared -Wl,-soname,libopenreg.so -Wl,-Bsymbolic-functions -Wl,-z,defs $in -o $out"
+        " -pthread -ldl $ldflags",
+        "shim": f"$cxx -shared $in -o $out -L{out} -lopenreg -L{torch_dir / 'lib'} "
+        + " ".join(f"-l{name}" for name in torch_libraries)
+        + " -Wl,-rpath,'$$ORIGIN/lib' -pthread $ldflags",
+    }
+    for name, command in rules.items():
+        lines += [f"rule {name}", f"  command = {command}", f"  description = {name} $out"]
+        if name in ("c", "cxx"):
+            lines += ["  depfile = $out.d", "  deps = gcc"]
+    objects = {"c": [], "cxx": []}
+    for rule, sources in (("c", core_sources()), ("cxx", shim_sources())):
+        for source in sources:
+            target = f"{source.relative_to(CSRC)}.o"
+            lines.append(f"build {escape(target)}: {rule} {escape(source)}")
+            objects[rule].append(escape(target))
+    lines.append(f"build libopenreg.so: core {' '.join(objects['c'])}")
+    targets = ["libopenreg.so"]
+    if objects["cxx"]:
+        lines.append(f"build {extension_name}: shim {' '.join(objects['cxx'])} | libopenreg.so")
+        targets.append(extension_name)
+    lines += [f"default {' '.join(targets)}", ""]
+    return "\n".join(lines), targets
+
+
+def build_info():
+    """The text of torch_openreg/_build_info.py: what the import compares with what it finds."""
+    import torch
+
+    return f'"""Written by the build."""\n\nTORCH_VERSION = "{torch.__version__}"\n'
+
+
+def object_folder():
+    """One folder for each PyTorch and compiler: an isolated build does not spoil the others."""
+    import torch
+
+    identity = [torch.__file__, torch.__version__, sys.executable]
+    identity += [os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS")]
+    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:12]
+    return ROOT / "build" / f"native-{digest}"
+
+
+def compile_native(extension_name):
+    """Builds what is out of date; returns the folder and the names of the results in it."""
+    out = object_folder()
+    out.mkdir(parents=True, exist_ok=True)
+    text, targets = ninja_file(out, extension_name)
+    jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+    with open(out / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        replace_if_changed(out / "build.ninja", text.encode())
+        command = [sys.executable, "-m", "ninja", "-C", str(out), "-j", jobs, "-k", "0"]
+        if subprocess.run(command).returncode != 0:
+            raise CompileError("compiling the core or the shim failed; the reason is above")
+    return out, targets
+
+
+def replace_if_changed(path, data):
+    """A running process may have the old file mapped, so it is replaced and never rewritten."""
+    if path.exists() and path.read_bytes() == data:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+class BuildNative(build_ext):
+    def run(self):
+        package = self.package_folder()
+        name = Path(self.get_ext_filename(f"{PACKAGE}._C")).name
+        out, targets = compile_native(name)
+        for target in targets:
+            place = package / "lib" / target if target.startswith("lib") else package / target
+            replace_if_changed(place, (out / target).read_bytes())
+            shutil.copymode(out / target, place)
+        for relative, source in headers().items():
+            replace_if_changed(package / relative, source.read_bytes())
+        replace_if_changed(package / "_build_info.py", build_info().encode())
+
+    def package_folder(self):
+        in_source = self.inplace or self.editable_mode
+        return (ROOT if in_source else Path(self.build_lib)) / PACKAGE
+
+    def get_outputs(self):
+        package = self.package_folder()
+        name = Path(self.get_ext_filename(f"{PACKAGE}._C")).name
+        made = [name, "lib/libopenreg.so", "_build_info.py", *headers()]
+        return [str(package / relative) for relative in made]
+
+    def get_output_mapping(self):
+        return {}
+
+
+setup(
+    ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
+    cmdclass={"build_ext": BuildNative},
+)

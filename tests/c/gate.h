@@ -1,0 +1,93 @@
+/*
+ * What the tests of streams, events, lanes and memory share: gates that hold a stream back for as long as the test
+ * wants, kernels that say when they start and stay until they are let go, streams and launches in a line.
+ *
+ * No test waits for something "long enough": what has to have happened is asked for, what must not happen is
+ * held back by a gate.
+ */
+#ifndef GATE_H
+#define GATE_H
+
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "harness.h"
+
+static inline orStream_t newStream(void) {
+  orStream_t stream = 0;
+  ASSERT_OK(orStreamCreate(&stream));
+  return stream;
+}
+
+static inline orStream_t newStreamOn(int device) {
+  int before = 0;
+  ASSERT_OK(orGetDevice(&before));
+  ASSERT_OK(orSetDevice(device));
+  orStream_t stream = newStream();
+  ASSERT_OK(orSetDevice(before));
+  return stream;
+}
+
+static inline orStream_t newStreamOfPriority(int priority) {
+  orStream_t stream = 0;
+  ASSERT_OK(orStreamCreateWithPriority(&stream, priority));
+  return stream;
+}
+
+static inline orEvent_t newEvent(unsigned flags) {
+  orEvent_t event = 0;
+  ASSERT_OK(orEventCreateWithFlags(&event, flags));
+  return event;
+}
+
+static inline orEvent_t newGate(void) { return newEvent(orEventExternal); }
+
+static inline void openGate(orEvent_t gate) { ASSERT_OK(orEventSignal(gate, orSuccess)); }
+
+/* A gate with the stream behind it. */
+static inline orEvent_t closeGate(orStream_t stream) {
+  orEvent_t gate = newGate();
+  ASSERT_OK(orStreamWaitEvent(stream, gate));
+  return gate;
+}
+
+/* A kernel whose one argument is a pointer. */
+static inline void launch(orStream_t stream, orKernelFn fn, void *pointer) {
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = stream,
+                                         .fn = fn,
+                                         .args = &pointer,
+                                         .args_size = sizeof pointer,
+                                         .name = "test"}));
+}
+
+/* The pointer is an atomic_int that counts. */
+static inline orError_t countKernel(void *args) {
+  atomic_fetch_add(*(atomic_int **)args, 1);
+  return orSuccess;
+}
+
+static inline void awaitInt(atomic_int *value, int wanted) {
+  while (atomic_load(value) < wanted) sched_yield();
+}
+
+/* A kernel that holds its lane: says that it has started, and stays until it is let go. */
+typedef struct Holder {
+  atomic_int started, released;
+} Holder;
+
+static inline orError_t holdKernel(void *args) {
+  Holder *h = *(Holder **)args;
+  atomic_store(&h->started, 1);
+  while (!atomic_load(&h->released)) sleepMs(1);
+  return orSuccess;
+}
+
+static inline void hold(orStream_t stream, Holder *holder) {
+  launch(stream, holdKernel, holder);
+  awaitInt(&holder->started, 1);
+}
+
+static inline void letGo(Holder *holder) { atomic_store(&holder->released, 1); }
+
+#endif

@@ -1,0 +1,123 @@
+/*
+ * Random programs against a sequential model.
+ *
+ * A program is a list of steps made from a seed: kernels, copies, fills, host writes, frees, records, waits, values,
+ * destroyed streams, by one to three host threads over two devices. While it is made it is also run on a model of the
+ * buffers, step after step. The real run is not sequential; it has to give the same contents because the program orders
+ * every two steps that touch the same buffer, if one of them writes: by stream order, by events (a small number of them,
+ * recorded again and again), by values, or by a host that synchronises.
+ *
+ * What is ordered before what is known by vector clocks. A *line* is something that does one thing after another: a
+ * stream, or a host thread. clock[a][b] = n says: what comes next on line a is after the first n steps of line b.
+ * A step that touches a buffer looks at who touched it before; where the clock does not cover that, the
+ * maker puts in steps that order the two, and then it does.
+ *
+ * Threads take the steps that are theirs in the order of the program. `need` of a step says how many steps of the
+ * program each other thread must have taken (issued) before; it is there only where an event, a buffer's address or a
+ * host's memory passes from one to the other. A gate is opened by the thread that closed it; only programs of one
+ * thread have them, and open them before anything that blocks.
+ *
+ * A failure prints the seed; OPENREG_STRESS_SEED=seed runs that program alone, any number of times
+ * (OPENREG_STRESS_PROGRAMS).
+ */
+#ifndef STRESS_H
+#define STRESS_H
+
+#include "gate.h"
+
+enum {
+  HOSTS = 3,
+  LINES = 28, /* the hosts, then streams, those that were destroyed included */
+  BUFFERS = 8,
+  EVENTS = 5, /* a device */
+  STEPS = 400,
+  WORDS_MOST = 400000,
+  CHECK_WORDS = 64
+};
+
+typedef enum Kind {
+  KERNEL,
+  COPY,
+  FILL,
+  UPLOAD,
+  CHECK,
+  HOST_WRITE,
+  REPLACE,
+  RECORD,
+  WAIT,
+  SYNC_EVENT,
+  SYNC_STREAM,
+  SYNC_DEVICE,
+  WRITE_VALUE,
+  WAIT_VALUE,
+  NEW_STREAM,
+  NAP,
+  CLOSE_GATE,
+  OPEN_GATE,
+  QUERY
+} Kind;
+
+typedef struct Step {
+  Kind kind;
+  int host;
+  int line, event;
+  int dst, src; /* buffers */
+  uint32_t dst_at, src_at, words;
+  uint32_t a, b; /* constants of kernels and fills, values, nanoseconds */
+  uint32_t check[CHECK_WORDS];
+  int need[HOSTS];
+} Step;
+
+typedef struct Buffer {
+  int place; /* 0, 1: device memory; 2: pinned */
+  uint32_t words;
+  uint32_t *model;
+  uint32_t *real;
+  int write_line, write_step; /* the last write, as a step of a line */
+  int read_step[LINES];
+} Buffer;
+
+typedef struct Event {
+  int device;
+  int recorded;       /* line; -1: never */
+  int clock[LINES];   /* what the newest record is after */
+  int used_by[HOSTS]; /* last steps of the program that used it, + 1 */
+  orEvent_t handle;
+} Event;
+
+typedef struct Program {
+  uint64_t seed, random;
+  int hosts, lines, steps;
+  Step step[STEPS];
+  Buffer buffer[BUFFERS];
+  Event event[2 * EVENTS];
+  /* Lines. */
+  int device[LINES], owner[LINES], successor[LINES], taken[LINES];
+  int clock[LINES][LINES];
+  orStream_t stream[LINES];
+  uint32_t value[LINES]; /* last written by WRITE_VALUE */
+  uint32_t *words;       /* pinned: one word a line, for values */
+  int gate_line;         /* -1: no gate is closed */
+  orEvent_t gate;
+  _Atomic int issued[HOSTS]; /* steps of the program that the thread has got past */
+} Program;
+
+extern Program program;
+
+#define STRESS_FAIL(...)                                                                 \
+  do {                                                                                   \
+    printf("OPENREG_STRESS_SEED=%llu replays this\n", (unsigned long long)program.seed); \
+    FAIL(__VA_ARGS__);                                                                   \
+  } while (0)
+
+/* What a word becomes. */
+static inline uint32_t mix(uint32_t d, uint32_t s, uint32_t a, uint32_t b) {
+  return d * a + (s ^ b) + (d >> 7);
+}
+
+static inline uint32_t uploaded(const Step *s, uint32_t i) { return (s->a + i) * 2654435761u; }
+
+/* stress_make.c: fills `program`, and the buffers' models with what they have to hold at the end. */
+void makeProgram(uint64_t seed);
+
+#endif

@@ -1,0 +1,242 @@
+/*
+ * Kernels that fail, and what a reset does.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gate.h"
+
+static orError_t failKernel(void *args) {
+  const char *detail = *(const char **)args;
+  if (detail) orSetTaskErrorMessage(detail);
+  return orErrorInvalidValue;
+}
+
+static void launchFailing(orStream_t stream, const char *name, const char *detail) {
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = stream,
+                                         .fn = failKernel,
+                                         .args = &detail,
+                                         .args_size = sizeof detail,
+                                         .name = name}));
+}
+
+TEST(failure_surfaces_once_with_its_name) {
+  orStream_t s = newStream();
+  atomic_int ran = 0;
+  launchFailing(s, "aten::bad", "index 7 is out of range");
+  launchFailing(s, "aten::worse", NULL);
+  launchFailing(s, "aten::worst", NULL);
+  launch(s, countKernel, &ran);
+  while (orStreamQuery(s) == orErrorNotReady) {
+  }
+  ASSERT_OK(orStreamQuery(s)); /* query does not report */
+  ASSERT_EQ(orPeekAtLastError(), orSuccess);
+  ASSERT_EQ(ran, 1); /* later tasks still run */
+  ASSERT_REFUSED(orStreamSynchronize(s), orErrorInvalidValue,
+                 "aten::bad on openreg:0 failed: index 7 is out of range");
+  ASSERT_CONTAINS(orGetLastErrorMessage(), "2 more");
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_OK(orDeviceSynchronize());
+  launchFailing(s, "aten::again", NULL); /* the device is as usable as before */
+  ASSERT_REFUSED(orDeviceSynchronize(), orErrorInvalidValue,
+                 "aten::again on openreg:0 failed: invalid argument");
+  ASSERT(!strstr(orGetLastErrorMessage(), "more"));
+}
+
+TEST(failure_surfaces_at_every_synchronising_call) {
+  orStream_t s = newStream();
+  orEvent_t e = newEvent(0);
+  void *memory;
+  char host[8];
+  ASSERT_OK(orMalloc(&memory, 64));
+  launchFailing(OR_STREAM_DEFAULT, "k", NULL);
+  ASSERT_ERROR(orMemcpy(host, memory, 8, orMemcpyDeviceToHost), orErrorInvalidValue);
+  launchFailing(OR_STREAM_DEFAULT, "k", NULL);
+  ASSERT_ERROR(orMemset(memory, 0, 8), orErrorInvalidValue);
+  launchFailing(s, "k", NULL);
+  ASSERT_OK(orEventRecord(e, s));
+  ASSERT_OK(orStreamWaitEvent(OR_STREAM_DEFAULT, e));
+  ASSERT_ERROR(orEventSynchronize(e), orErrorInvalidValue);
+  ASSERT_OK(orEventSynchronize(e));
+}
+
+TEST(failure_leaves_the_other_device_alone) {
+  orStream_t here = newStreamOn(0), there = newStreamOn(1);
+  launchFailing(there, "k", NULL);
+  ASSERT_OK(orStreamSynchronize(here));
+  ASSERT_OK(orDeviceSynchronize());
+  while (orStreamQuery(there) == orErrorNotReady) {
+  }
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_REFUSED(orStreamSynchronize(there), orErrorInvalidValue, "openreg:1");
+}
+
+TEST(failure_not_reported_by_record_and_deleters) {
+  orStream_t s = newStream(), other = newStream();
+  orEvent_t e = newEvent(0);
+  launchFailing(s, "k", NULL);
+  while (orStreamQuery(s) == orErrorNotReady) {
+  }
+  ASSERT_OK(orEventRecord(e, s));
+  ASSERT_OK(orEventQuery(newEvent(0)));
+  ASSERT_OK(orStreamWaitEvent(other, e));
+  ASSERT_OK(orEventDestroy(e));
+  ASSERT_OK(orStreamDestroy(other));
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorInvalidValue);
+}
+
+static orError_t notReadyKernel(void *args) {
+  (void)args;
+  return orErrorNotReady;
+}
+
+/* "Not ready" means something else to whoever synchronises. */
+TEST(failure_not_ready_from_a_kernel) {
+  orStream_t s = newStream();
+  launch(s, notReadyKernel, NULL);
+  ASSERT_REFUSED(orStreamSynchronize(s), orErrorLaunchFailure, "test on openreg:0 failed");
+  ASSERT_OK(orStreamSynchronize(s));
+}
+
+TEST(failure_detail_belongs_to_its_task) {
+  orStream_t s = newStream();
+  launchFailing(s, "first", "a detail");
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorInvalidValue);
+  launchFailing(s, "second", NULL);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorInvalidValue);
+  ASSERT(!strstr(orGetLastErrorMessage(), "a detail"));
+}
+
+TEST(failure_blocking_launches_report_themselves) {
+  setenv("OPENREG_LAUNCH_BLOCKING", "1", 1);
+  orStream_t s = newStream();
+  atomic_int ran = 0;
+  launch(s, countKernel, &ran);
+  ASSERT_EQ(ran, 1); /* without a synchronisation */
+  const char *detail = "here";
+  orLaunch l = {.size = sizeof l,
+                .stream = s,
+                .fn = failKernel,
+                .args = &detail,
+                .args_size = sizeof detail,
+                .name = "bad"};
+  ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorInvalidValue, "bad on openreg:0 failed: here");
+  ASSERT_OK(orStreamSynchronize(s));
+  void *device;
+  uint32_t *pinned;
+  ASSERT_OK(orMalloc(&device, 4096));
+  ASSERT_OK(orMallocHost((void **)&pinned, 4096));
+  ASSERT_OK(orMemsetAsync(device, 0x11, 4096, s));
+  ASSERT_OK(orStreamQuery(s));
+  ASSERT_OK(orMemcpyAsync(pinned, device, 4096, orMemcpyDefault, s));
+  ASSERT_EQ(pinned[1023], 0x11111111);
+}
+
+/* ---- reset ---- */
+
+static atomic_int dropped;
+static void countDrop(void *args) {
+  (void)args;
+  atomic_fetch_add(&dropped, 1);
+}
+
+TEST(failure_reset_drops_and_completes) {
+  orStream_t s = newStream(), other = newStreamOn(1), waits = newStream();
+  orEvent_t gate = closeGate(s), e = newEvent(0);
+  atomic_int ran = 0;
+  void *pointer = &ran, *memory;
+  ASSERT_OK(orMalloc(&memory, 64));
+  orLaunch l = {.size = sizeof l,
+                .stream = s,
+                .fn = countKernel,
+                .args = &pointer,
+                .args_size = sizeof pointer,
+                .drop = countDrop,
+                .name = "gated"};
+  for (int i = 0; i < 500; i++) ASSERT_OK(orLaunchKernelEx(&l));
+  ASSERT_OK(orMemsetAsync(memory, 1, 64, s));
+  ASSERT_OK(orEventRecord(e, s));
+  ASSERT_OK(orStreamWaitEvent(other, e)); /* another device's wait is released, and its work runs */
+  launch(other, countKernel, &ran);
+  ASSERT_OK(orStreamWaitEvent(waits, e));
+  launch(waits, countKernel, &ran);
+  launchFailing(newStream(), "k", NULL);
+  ASSERT_OK(orDeviceReset());
+  ASSERT_EQ(dropped, 500);
+  ASSERT_OK(orEventQuery(e));
+  ASSERT_OK(orStreamQuery(s));
+  ASSERT_OK(orStreamQuery(waits));
+  ASSERT_OK(orDeviceSynchronize()); /* the error is gone */
+  ASSERT_OK(orStreamSynchronize(other));
+  ASSERT_EQ(ran, 1);
+  /* Everything is usable as before: streams, events, memory; the gate is still closed. */
+  ASSERT_ERROR(orEventQuery(gate), orErrorNotReady);
+  launch(s, countKernel, &ran);
+  ASSERT_OK(orEventRecord(e, s));
+  ASSERT_OK(orEventSynchronize(e));
+  ASSERT_EQ(ran, 2);
+  ASSERT_OK(orMemset(memory, 3, 64));
+  char host[64];
+  ASSERT_OK(orMemcpy(host, memory, 64, orMemcpyDefault));
+  ASSERT_EQ(host[63], 3);
+  ASSERT_OK(orFree(memory));
+  openGate(gate);
+}
+
+TEST(failure_reset_leaves_the_other_device_alone) {
+  orStream_t there = newStreamOn(1);
+  orEvent_t gate = closeGate(there);
+  atomic_int ran = 0;
+  launch(there, countKernel, &ran);
+  launch(newStream(), countKernel, &ran);
+  ASSERT_OK(orDeviceReset());
+  ASSERT_ERROR(orStreamQuery(there), orErrorNotReady);
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(there));
+  ASSERT_GE(ran, 1);
+}
+
+TEST(failure_reset_releases_value_waits) {
+  uint32_t *word;
+  ASSERT_OK(orMallocHost((void **)&word, 64));
+  orStream_t s = newStream();
+  for (int i = 0; i < 100; i++) {
+    ASSERT_OK(orStreamWaitValue32(s, word, 1, orWaitValueEq));
+    ASSERT_OK(orDeviceReset());
+    ASSERT_OK(orStreamQuery(s));
+  }
+}
+
+TEST(failure_reset_waits_for_the_running_task) {
+  orStream_t s = newStream();
+  atomic_int ran = 0;
+  Holder h = {0};
+  hold(s, &h);
+  launch(s, countKernel, &ran);
+  letGo(&h);
+  ASSERT_OK(orDeviceReset());
+  ASSERT_OK(orStreamQuery(s));
+}
+
+/* Whenever the reset comes: before the wait has been looked at, while it is, after the stream has parked. */
+TEST_WITH_LIMIT(failure_reset_at_any_moment, 30) {
+  orStream_t streams[4];
+  orEvent_t gate = newGate();
+  uint32_t *word;
+  ASSERT_OK(orMallocHost((void **)&word, 64));
+  for (int i = 0; i < 4; i++) streams[i] = newStream();
+  uint64_t end = nowNs() + 2000000000;
+  for (int i = 0; nowNs() < end; i++) {
+    for (int k = 0; k < 4; k++) {
+      if (k == 3)
+        ASSERT_OK(orStreamWaitValue32(streams[k], word, 1, orWaitValueEq));
+      else
+        ASSERT_OK(orStreamWaitEvent(streams[k], gate));
+    }
+    for (volatile int pause = i % 64 * 16; pause > 0; pause--) {
+    }
+    ASSERT_OK(orDeviceReset());
+    for (int k = 0; k < 4; k++) ASSERT_OK(orStreamQuery(streams[k]));
+  }
+}

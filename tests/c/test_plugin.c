@@ -1,0 +1,359 @@
+/* Plugins: what goes wrong when one is loaded, and the vendor's example in both variants. */
+#include "harness.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- Plugins that do not work ---- */
+
+/* Every call that needs a device says the same, and no device is left. */
+static void expectFailure(const char *path, orError_t error, const char *part) {
+  int count = -1;
+  orDevice *device;
+  void *p = NULL;
+  setenv("OPENREG_PLUGIN", path, 1);
+  ASSERT_REFUSED(orGetDeviceCount(&count), error, part);
+  ASSERT_EQ(count, 0);
+  ASSERT_CONTAINS(orGetLastErrorMessage(), path);
+  ASSERT_REFUSED(orGetDeviceByName(&device, "/cpu:0"), error, part);
+  ASSERT_REFUSED(orMalloc(&p, 16), error, part);
+}
+
+static void expectBad(const char *mode, orError_t error, const char *part) {
+  setenv("OPENREG_TEST_PLUGIN", mode, 1);
+  expectFailure(pluginPath("libbadplugin.so"), error, part);
+}
+
+TEST(plugin_missing_file) {
+  expectFailure("/no/such/libvendor.so", orErrorPluginLoad, "No such file");
+}
+
+TEST(plugin_not_a_library) {
+  char path[] = "/tmp/openreg_test_XXXXXX";
+  int file = mkstemp(path);
+  ASSERT_GE(file, 0);
+  ASSERT_EQ(write(file, "not a library", 13), 13);
+  close(file);
+  expectFailure(path, orErrorPluginLoad, "cannot be loaded");
+  unlink(path);
+}
+
+TEST(plugin_without_symbol) { expectFailure("libm.so.6", orErrorPluginSymbol, "orPluginInit"); }
+TEST(plugin_wrong_version) { expectBad("version", orErrorPluginVersion, "ABI version 999"); }
+TEST(plugin_wrong_size) { expectBad("size", orErrorPluginVersion, "16 bytes"); }
+TEST(plugin_init_fails) { expectBad("error", orErrorNotPermitted, "orPluginInit failed"); }
+TEST(plugin_registers_nothing) {
+  expectBad("nothing", orErrorPluginLoad, "registered no device factory");
+}
+TEST(plugin_equal_priority) { expectBad("equal", orErrorAlreadyExists, "priority 0"); }
+TEST(plugin_equal_priority_ignored) {
+  expectBad("equal ignored", orErrorAlreadyExists, "priority 0");
+}
+TEST(plugin_asks_for_devices) { expectBad("asks", orErrorNotPermitted, "while they are made"); }
+
+TEST(plugin_factory_fails) {
+  setenv("OPENREG_TEST_PLUGIN", "create", 1);
+  setenv("OPENREG_PLUGIN", pluginPath("libbadplugin.so"), 1);
+  int count = -1;
+  ASSERT_REFUSED(orGetDeviceCount(&count), orErrorNotSupported, "'bad plugin'");
+  ASSERT_EQ(count, 0);
+}
+
+/* What it had registered before it failed is gone. */
+TEST(plugin_init_fails_late) {
+  orFactoryInfo info;
+  expectBad("late error", orErrorSystem, "orPluginInit failed");
+  for (int i = 0; !orGetFactoryInfo(i, &info); ++i) ASSERT_STR(info.plugin, "");
+}
+
+TEST(plugin_failure_can_be_put_right) {
+  int count = -1;
+  setenv("OPENREG_TEST_PLUGIN", "error", 1);
+  setenv("OPENREG_PLUGIN", pluginPath("libbadplugin.so"), 1);
+  ASSERT_ERROR(orAddDevices(NULL, NULL), orErrorNotPermitted);
+  setenv("OPENREG_TEST_PLUGIN", "create", 1);
+  ASSERT_ERROR(orAddDevices(NULL, NULL), orErrorNotSupported);
+  ASSERT_ERROR(orGetDeviceCount(&count), orErrorNotSupported);
+}
+
+/* ---- The example, with `map` and without: each test is two ---- */
+
+enum { BIG = 3 << 20 };
+
+static void useVendor(const char *file) {
+  int count = 0;
+  setenv("OPENREG_PLUGIN", pluginPath(file), 1);
+  ASSERT_OK(orGetDeviceCount(&count));
+  ASSERT_EQ(count, 2);
+}
+
+#define VENDOR_TEST(name)              \
+  static void vendor_##name(int maps); \
+  TEST(plugin_vendor_##name) {         \
+    useVendor("libvendor.so");         \
+    vendor_##name(1);                  \
+  }                                    \
+  TEST(plugin_vendor_nomap_##name) {   \
+    useVendor("libvendor_nomap.so");   \
+    vendor_##name(0);                  \
+  }                                    \
+  static void vendor_##name(int maps)
+
+static void fill(unsigned char *bytes, size_t size, unsigned seed) {
+  for (size_t i = 0; i < size; ++i) {
+    seed = seed * 1103515245u + 12345u;
+    bytes[i] = (unsigned char)(seed >> 16);
+  }
+}
+
+static void *allocOn(int device, size_t bytes) {
+  void *p = NULL;
+  ASSERT_OK(orSetDevice(device));
+  ASSERT_OK(orMalloc(&p, bytes));
+  ASSERT_OK(orSetDevice(0));
+  return p;
+}
+
+VENDOR_TEST(serves) {
+  orFactoryInfo info;
+  orDeviceProperties properties;
+  int serving = 0;
+  for (int i = 0; !orGetFactoryInfo(i, &info); ++i) {
+    if (!info.plugin[0]) continue;
+    ASSERT_EQ(info.priority, 100);
+    ASSERT_EQ(info.serves, 1);
+    ASSERT_STR(info.type, "openreg");
+    ASSERT_STR(info.plugin, getenv("OPENREG_PLUGIN"));
+    serving += 1;
+  }
+  ASSERT_EQ(serving, 1);
+  ASSERT_OK(orGetDeviceProperties(&properties, 1));
+  ASSERT_CONTAINS(properties.factory, "example vendor");
+  ASSERT_EQ(properties.total_memory, 1 << 30);
+  ASSERT_EQ(properties.can_map, maps);
+}
+
+VENDOR_TEST(copies) {
+  (void)maps;
+  unsigned char *sent = malloc(BIG), *got = malloc(BIG);
+  void *a = allocOn(0, BIG), *b = allocOn(1, BIG), *c = allocOn(1, BIG);
+  fill(sent, BIG, 1);
+  ASSERT_OK(orMemcpy(a, sent, BIG, orMemcpyHostToDevice));
+  ASSERT_OK(orMemcpy(b, a, BIG, orMemcpyDeviceToDevice)); /* between cards */
+  ASSERT_OK(orMemcpy(c, b, BIG, orMemcpyDefault));        /* within one */
+  ASSERT_OK(orMemcpy(got, c, BIG, orMemcpyDeviceToHost));
+  ASSERT_MEM(got, sent, BIG);
+  ASSERT_OK(orMemcpy((char *)c + 1001, sent, 10, orMemcpyHostToDevice));
+  ASSERT_OK(orMemcpy(got, (char *)c + 1000, 12, orMemcpyDeviceToHost));
+  ASSERT_MEM(got + 1, sent, 10);
+  ASSERT_EQ(got[0], sent[1000]);
+  ASSERT_EQ(got[11], sent[1011]);
+  ASSERT_OK(orFree(a));
+  ASSERT_OK(orFree(b));
+  ASSERT_OK(orFree(c));
+  free(sent);
+  free(got);
+}
+
+VENDOR_TEST(set) {
+  (void)maps;
+  unsigned char got[100];
+  char *p = allocOn(1, 4096);
+  ASSERT_OK(orSetDevice(1));
+  ASSERT_OK(orMemset(p, 0x11, 4096));
+  ASSERT_OK(orMemset(p + 10, 0x22, 5));
+  ASSERT_OK(orMemcpy(got, p, 100, orMemcpyDeviceToHost));
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(got[i], i >= 10 && i < 15 ? 0x22 : 0x11);
+  ASSERT_OK(orFree(p));
+}
+
+/* Copies complete on the card's own thread; the stream's order holds all the same. */
+VENDOR_TEST(order_on_a_stream) {
+  (void)maps;
+  enum { STEPS = 200, SIZE = 1000 };
+  unsigned char *pinned = NULL, *result = NULL;
+  void *p = allocOn(0, SIZE);
+  orStream_t stream;
+  ASSERT_OK(orMallocHost((void **)&pinned, STEPS * SIZE));
+  ASSERT_OK(orMallocHost((void **)&result, STEPS * SIZE));
+  ASSERT_OK(orStreamCreate(&stream));
+  fill(pinned, STEPS * SIZE, 2);
+  for (int i = 0; i < STEPS; ++i) {
+    ASSERT_OK(orMemcpyAsync(p, pinned + i * SIZE, SIZE, orMemcpyHostToDevice, stream));
+    if (i % 3 == 0) ASSERT_OK(orMemsetAsync(p, i, 7, stream));
+    ASSERT_OK(orMemcpyAsync(result + i * SIZE, p, SIZE, orMemcpyDeviceToHost, stream));
+  }
+  ASSERT_OK(orStreamSynchronize(stream));
+  for (int i = 0; i < STEPS; ++i) {
+    if (i % 3 == 0) memset(pinned + i * SIZE, i, 7);
+    ASSERT_MEM(result + i * SIZE, pinned + i * SIZE, SIZE);
+  }
+  ASSERT_OK(orFreeHost(pinned));
+  ASSERT_OK(orFreeHost(result));
+  ASSERT_OK(orFree(p));
+}
+
+VENDOR_TEST(events_order_streams) {
+  (void)maps;
+  enum { STEPS = 100, SIZE = 5000 };
+  unsigned char *sent = NULL, *got = NULL;
+  void *p = allocOn(0, SIZE);
+  orStream_t in, out;
+  orEvent_t filled, read, gate;
+  ASSERT_OK(orMallocHost((void **)&sent, STEPS * SIZE));
+  ASSERT_OK(orMallocHost((void **)&got, STEPS * SIZE));
+  ASSERT_OK(orStreamCreate(&in));
+  ASSERT_OK(orStreamCreate(&out));
+  ASSERT_OK(orEventCreate(&filled));
+  ASSERT_OK(orEventCreate(&read));
+  ASSERT_OK(orEventCreateWithFlags(&gate, orEventExternal));
+  fill(sent, STEPS * SIZE, 3);
+  ASSERT_OK(orStreamWaitEvent(in, gate));
+  for (int i = 0; i < STEPS; ++i) {
+    ASSERT_OK(orMemcpyAsync(p, sent + i * SIZE, SIZE, orMemcpyHostToDevice, in));
+    ASSERT_OK(orEventRecord(filled, in));
+    ASSERT_OK(orStreamWaitEvent(out, filled));
+    ASSERT_OK(orMemcpyAsync(got + i * SIZE, p, SIZE, orMemcpyDeviceToHost, out));
+    ASSERT_OK(orEventRecord(read, out));
+    ASSERT_OK(orStreamWaitEvent(in, read));
+  }
+  ASSERT_ERROR(orStreamQuery(out), orErrorNotReady);
+  ASSERT_OK(orEventSignal(gate, orSuccess));
+  ASSERT_OK(orEventSynchronize(read));
+  ASSERT_MEM(got, sent, STEPS * SIZE);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_OK(orFree(p));
+}
+
+typedef struct Scale {
+  float *values;
+  int count;
+  orError_t mapped;
+} Scale;
+
+static orError_t doubleThem(void *args) {
+  Scale **scale = args;
+  void *address = NULL;
+  (*scale)->mapped =
+      orMapForKernel(&address, (*scale)->values, (size_t)(*scale)->count * sizeof(float));
+  if ((*scale)->mapped) return orSuccess;
+  for (int i = 0; i < (*scale)->count; ++i) ((float *)address)[i] *= 2;
+  return orSuccess;
+}
+
+VENDOR_TEST(kernels_map_memory) {
+  float values[4] = {1, 2, 3, 4};
+  Scale scale = {allocOn(1, sizeof(values)), 4, orSuccess}, *args = &scale;
+  orStream_t stream;
+  ASSERT_OK(orStreamGetDefault(&stream, 1));
+  ASSERT_OK(orMemcpy(scale.values, values, sizeof(values), orMemcpyHostToDevice));
+  orAccess access = {scale.values, sizeof(values), 1};
+  orLaunch launch = {.size = sizeof(launch),
+                     .stream = stream,
+                     .fn = doubleThem,
+                     .args = &args,
+                     .args_size = sizeof(args),
+                     .accesses = &access,
+                     .access_count = 1,
+                     .name = "double"};
+  ASSERT_OK(orLaunchKernelEx(&launch));
+  ASSERT_OK(orStreamSynchronize(stream));
+  ASSERT_ERROR(scale.mapped, maps ? orSuccess : orErrorNotSupported);
+  ASSERT_OK(orMemcpy(values, scale.values, sizeof(values), orMemcpyDeviceToHost));
+  for (int i = 0; i < 4; ++i) ASSERT_NEAR(values[i], (i + 1) * (maps ? 2 : 1), 0);
+  ASSERT_OK(orFree(scale.values));
+}
+
+static orError_t countUp(void *args) {
+  atomic_fetch_add((atomic_int *)args, 1);
+  return orSuccess;
+}
+
+VENDOR_TEST(compute) {
+  (void)maps;
+  atomic_int ran = 0;
+  orDevice *device = NULL;
+  orKernel kernel = {countUp, &ran, "count_up"};
+  ASSERT_OK(orGetDeviceByName(&device, "/openreg:1"));
+  for (int i = 0; i < 10; ++i) ASSERT_OK(orDeviceCompute(device, &kernel, OR_STREAM_DEFAULT));
+  ASSERT_OK(orSetDevice(1));
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_EQ(ran, 10);
+}
+
+VENDOR_TEST(capacity) {
+  (void)maps;
+  enum { PIECE = 128 << 20 };
+  void *pieces[8], *extra = NULL;
+  size_t unused, total;
+  for (int i = 0; i < 8; ++i) pieces[i] = allocOn(0, PIECE);
+  ASSERT_ERROR(orMalloc(&extra, 4096), orErrorMemoryAllocation);
+  ASSERT_OK(orMemGetInfo(&unused, &total));
+  ASSERT_EQ(unused, 0);
+  for (int i = 0; i < 8; i += 2) ASSERT_OK(orFree(pieces[i]));
+  extra = allocOn(0, 4ul * PIECE); /* holes in the addresses cost no memory */
+  ASSERT_OK(orMemset((char *)extra + 4ul * PIECE - 10, 1, 10));
+  ASSERT_OK(orFree(extra));
+  for (int i = 1; i < 8; i += 2) ASSERT_OK(orFree(pieces[i]));
+}
+
+static volatile char *forbidden;
+static void touch(void) {
+  signal(SIGSEGV, SIG_DFL); /* a sanitizer's handler would print */
+  (void)forbidden[0];
+}
+
+VENDOR_TEST(memory_is_not_the_hosts) {
+  (void)maps;
+  forbidden = allocOn(0, 4096);
+  ASSERT_OK(orMemset((void *)forbidden, 1, 4096));
+  int status = forkAndRun(touch);
+  ASSERT(WIFSIGNALED(status));
+  ASSERT_EQ(WTERMSIG(status), SIGSEGV);
+}
+
+VENDOR_TEST(make_tensor) {
+  (void)maps;
+  static const int64_t shape[1] = {3};
+  static const int32_t values[3] = {1, -2, 3};
+  int32_t back[3];
+  orTensorProto proto = {orInt32, 1, shape, values, sizeof(values)};
+  orTensor tensor;
+  orDevice *device = NULL;
+  ASSERT_OK(orGetDeviceByName(&device, "/openreg:1"));
+  ASSERT_OK(orDeviceMakeTensor(device, &proto, 0, &tensor));
+  ASSERT_OK(orMemcpy(back, tensor.data, sizeof(back), orMemcpyDeviceToHost));
+  ASSERT_MEM(back, values, sizeof(values));
+  ASSERT_OK(orFree(tensor.data));
+}
+
+/* Copies wait behind a gate that never opens, and one is running: leaving is quiet all the same. */
+HELPER(plugin_leave_with_queued_copies) {
+  useVendor("libvendor.so");
+  void *p = allocOn(1, BIG), *pinned = NULL;
+  orStream_t stream, gated;
+  orEvent_t gate;
+  ASSERT_OK(orMallocHost(&pinned, BIG));
+  ASSERT_OK(orSetDevice(1));
+  ASSERT_OK(orStreamCreate(&stream));
+  ASSERT_OK(orStreamCreate(&gated));
+  ASSERT_OK(orEventCreateWithFlags(&gate, orEventExternal));
+  ASSERT_OK(orStreamWaitEvent(gated, gate));
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_OK(orMemcpyAsync(p, pinned, BIG, orMemcpyHostToDevice, stream));
+    ASSERT_OK(orMemcpyAsync(p, pinned, BIG, orMemcpyHostToDevice, gated));
+  }
+}
+
+TEST_WITH_LIMIT(plugin_vendor_exit_with_queued_work, 60) {
+  char text[TEST_MAX_TEXT];
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(runHelper("plugin_leave_with_queued_copies", text, sizeof(text)), 0);
+    ASSERT_STR(text, "");
+  }
+}

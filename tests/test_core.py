@@ -1,0 +1,50 @@
+"""The C tests of the core, each a test of its own here.
+
+The program is build/ctest/plain/run-tests (`make ctest`), or what OPENREG_C_TESTS names.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+DEFAULT = Path(__file__).resolve().parent.parent / "build" / "ctest" / "plain" / "run-tests"
+PROGRAM = Path(os.environ.get("OPENREG_C_TESTS") or DEFAULT)
+SKIPPED = 77
+
+
+def names():
+    try:
+        listed = subprocess.run([PROGRAM, "--list"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        # One test that fails: an absent program must not look like a passed one.
+        return [pytest.param(error, id="not-built")]
+    return listed.stdout.split()
+
+
+def environment():
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("OPENREG_") or name.startswith(("OPENREG_TEST_", "OPENREG_STRESS"))
+    }
+    kept.setdefault("OPENREG_TEST_VENDOR_DIR", str(PROGRAM.parent))
+    return kept
+
+
+@pytest.mark.parametrize("name", names())
+def test_core(name):
+    if isinstance(name, Exception):
+        pytest.fail(f"the C tests cannot be listed: {name}; `make ctest` builds them")
+    # The program has a time limit for each test; this one is for a runner that hangs itself.
+    done = subprocess.run(
+        [PROGRAM, name], capture_output=True, text=True, timeout=1200, env=environment()
+    )
+    output = done.stdout + done.stderr
+    if done.returncode == SKIPPED:
+        pytest.skip(output.strip())
+    if done.returncode < 0:
+        pytest.fail(f"{name} was ended by signal {-done.returncode}\n{output}", pytrace=False)
+    if done.returncode:
+        pytest.fail(f"{name} failed\n{output}", pytrace=False)
