@@ -1,0 +1,147 @@
+/*
+ * An Aliases belongs to one call. The lane and the caller use it in turns, never together: the
+ * caller waits while the task runs.
+ */
+#include "alias.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstring>
+
+#include "../torch/allocator.h"
+#include "cpu_memory.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::StorageImpl;
+using c10::TensorImpl;
+
+void copyLayout(TensorImpl *to, const at::Tensor &from) {
+  to->set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
+}
+
+void copyBits(const at::Tensor &to, const at::Tensor &from) {
+  if (to.is_conj() != from.is_conj()) to._set_conj(from.is_conj());
+  if (to.is_neg() != from.is_neg()) to._set_neg(from.is_neg());
+}
+
+bool sameLayout(const at::Tensor &a, const at::Tensor &b) {
+  return a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides();
+}
+
+}  // namespace
+
+c10::Storage &Aliases::cpuStorage(const c10::Storage &storage) {
+  StorageImpl *impl = storage.unsafeGetStorageImpl();
+  if (Shared *known = shared_.find(impl)) return known->cpu;
+  void *address = nullptr;
+  if (storage.data() != nullptr && impl->nbytes() != 0) {
+    OPENREG_CHECK(orMapForKernel(&address, storage.data(), impl->nbytes()));
+  }
+  c10::Storage cpu(c10::Storage::use_byte_size_t(), impl->nbytes(),
+                   c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)), c10::GetCPUAllocator(),
+                   impl->resizable());
+  toDevice_.add(cpu.unsafeGetStorageImpl(), storage);
+  return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
+}
+
+at::Tensor Aliases::of(const at::Tensor &tensor) {
+  if (Alias *known = aliases_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
+  at::Tensor cpu = at::detail::make_tensor<TensorImpl>(
+      c10::Storage(cpuStorage(tensor.storage())), DispatchKeySet(DispatchKey::CPU), tensor.dtype());
+  TensorImpl *impl = cpu.unsafeGetTensorImpl();
+  copyLayout(impl, tensor);
+  copyBits(cpu, tensor);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  callers_.add(impl, tensor);
+  aliases_.add(tensor.unsafeGetTensorImpl(), Alias{tensor, cpu});
+  return cpu;
+}
+
+void Aliases::passed(const at::Tensor &cpu) {
+  if (cpu.has_storage()) passed_.add(cpu.storage().unsafeGetStorageImpl(), true);
+}
+
+c10::DataPtr Aliases::deviceMemory(StorageImpl *cpu) {
+  c10::DataPtr &from = cpu->_mutable_data_ptr_no_checks();
+  const size_t bytes = cpu->nbytes();
+  if (from.get() == nullptr || bytes == 0) return ownBlock(nullptr, device_);
+  if (c10::DataPtr taken = takeLaneMemory(from)) return taken;
+  c10::DataPtr copy = ownBlock(allocateBlock(bytes, stream_, device_), device_);
+  void *address = nullptr;
+  OPENREG_CHECK(orMapForKernel(&address, copy.get(), bytes));
+  std::memcpy(address, from.get(), bytes);
+  return copy;
+}
+
+void Aliases::adoptResized() {
+  for (auto &[impl, shared] : shared_) {
+    StorageImpl *cpu = shared.cpu.unsafeGetStorageImpl();
+    if (cpu->data() == shared.address) continue;
+    StorageImpl *device = shared.device.unsafeGetStorageImpl();
+    const size_t bytes = cpu->nbytes();
+    device->set_data_ptr_noswap(deviceMemory(cpu));
+    device->set_nbytes(bytes);
+  }
+  // An operator may also have given an alias another storage altogether.
+  for (auto &[impl, alias] : aliases_) adoptResult(alias.cpu);
+}
+
+void Aliases::adoptResult(const at::Tensor &result) {
+  if (!result.defined()) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.has_storage(),
+                              "a result with layout ", result.layout(),
+                              " is not supported on openreg");
+  StorageImpl *cpu = result.storage().unsafeGetStorageImpl();
+  if (toDevice_.find(cpu) != nullptr || passed_.find(cpu) != nullptr) return;
+  const size_t bytes = cpu->nbytes();
+  toDevice_.add(cpu, c10::Storage(c10::Storage::use_byte_size_t(), bytes, deviceMemory(cpu),
+                                  &deviceAllocator(), /*resizable=*/true));
+}
+
+void Aliases::updateCallers() {
+  for (auto &[impl, alias] : aliases_) {
+    TensorImpl *caller = alias.caller.unsafeGetTensorImpl();
+    const c10::Storage &storage = *toDevice_.find(alias.cpu.storage().unsafeGetStorageImpl());
+    if (!alias.caller.storage().is_alias_of(storage)) {
+      caller->set_storage_keep_dtype(c10::Storage(storage));
+    }
+    if (!sameLayout(alias.caller, alias.cpu)) copyLayout(caller, alias.cpu);
+    copyBits(alias.caller, alias.cpu);
+  }
+}
+
+at::Tensor Aliases::toCaller(const at::Tensor &result) {
+  if (!result.defined()) return result;
+  if (at::Tensor *caller = callers_.find(result.unsafeGetTensorImpl())) return *caller;
+  StorageImpl *cpu = result.storage().unsafeGetStorageImpl();
+  const c10::Storage *storage = toDevice_.find(cpu);
+  if (storage == nullptr) return result;  // a CPU tensor that was passed through
+  at::Tensor tensor;
+  if (shared_.find(storage->unsafeGetStorageImpl()) != nullptr) {
+    tensor = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(*storage),
+                                                 viewKeys(*storage), result.dtype());
+  } else {
+    tensor = at::detail::make_tensor<TensorImpl>(
+        c10::Storage(*storage), DispatchKeySet(DispatchKey::PrivateUse1), result.dtype());
+  }
+  copyLayout(tensor.unsafeGetTensorImpl(), result);
+  copyBits(tensor, result);
+  return tensor;
+}
+
+/* A view is an inference tensor exactly if its base is one, which its keys tell. */
+c10::DispatchKeySet Aliases::viewKeys(const c10::Storage &storage) {
+  for (auto &[impl, alias] : aliases_) {
+    if (alias.caller.storage().is_alias_of(storage)) return alias.caller.key_set();
+  }
+  return DispatchKeySet(DispatchKey::PrivateUse1);
+}
+
+}  // namespace torch_openreg

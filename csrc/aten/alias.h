@@ -1,0 +1,97 @@
+/*
+ * Device tensors as a kernel sees them: CPU tensors over the same memory.
+ *
+ * Made inside a task (a kernel's addresses are valid nowhere else), and short-lived: nothing
+ * here may outlive the kernel's run except what was handed back as device memory.
+ */
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <openreg.h>
+
+#include <utility>
+#include <vector>
+
+namespace torch_openreg {
+
+/* A list of pairs that is searched by key: linearly while short, by hash after that. */
+template <typename Key, typename Value>
+class PairList {
+ public:
+  Value *find(const Key *key) {
+    if (index_.empty()) {
+      for (auto &pair : pairs_) {
+        if (pair.first == key) return &pair.second;
+      }
+      return nullptr;
+    }
+    const auto found = index_.find(key);
+    return found == index_.end() ? nullptr : &pairs_[found->second].second;
+  }
+  Value &add(const Key *key, Value value) {
+    pairs_.emplace_back(key, std::move(value));
+    if (pairs_.size() == kLinear) {
+      for (size_t i = 0; i < pairs_.size(); ++i) index_.emplace(pairs_[i].first, i);
+    } else if (pairs_.size() > kLinear) {
+      index_.emplace(key, pairs_.size() - 1);
+    }
+    return pairs_.back().second;
+  }
+  auto begin() { return pairs_.begin(); }
+  auto end() { return pairs_.end(); }
+
+ private:
+  static constexpr size_t kLinear = 16;
+  std::vector<std::pair<const Key *, Value>> pairs_;
+  ska::flat_hash_map<const Key *, size_t> index_;
+};
+
+class Aliases {
+ public:
+  Aliases(orStream_t stream, c10::DeviceIndex device) : stream_(stream), device_(device) {}
+
+  /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg.
+   * Tensors that share a storage have aliases that share one; the same tensor has the same alias.
+   * In a task. */
+  at::Tensor of(const at::Tensor &tensor);
+
+  /* After the kernel, in the task: device storages take over the memory of resized aliases. */
+  void adoptResized();
+  /* After the kernel, in the task: the memory of a CPU tensor that the kernel made becomes device
+   * memory, without a copy if it came from LaneMemory. */
+  void adoptResult(const at::Tensor &result);
+  /* CPU tensors that went into the kernel as they are: they stay what they are. */
+  void passed(const at::Tensor &cpu);
+
+  /* After the task, on the caller's thread: tensors whose aliases the kernel resized follow. */
+  void updateCallers();
+  /* The caller's tensor for one that the kernel returned: its own if the kernel returned an
+   * alias, a view if it returned a view of one, else a tensor over what adoptResult made. */
+  at::Tensor toCaller(const at::Tensor &result);
+
+ private:
+  struct Shared {
+    c10::Storage device, cpu;
+    void *address;
+  };
+  struct Alias {
+    at::Tensor caller, cpu;
+  };
+
+  c10::Storage &cpuStorage(const c10::Storage &storage);
+  c10::DataPtr deviceMemory(c10::StorageImpl *cpu);
+  c10::DispatchKeySet viewKeys(const c10::Storage &storage);
+
+  orStream_t stream_;
+  c10::DeviceIndex device_;
+  PairList<c10::StorageImpl, Shared> shared_;          // by device storage
+  PairList<c10::StorageImpl, c10::Storage> toDevice_;  // by CPU storage: aliases and results
+  PairList<c10::StorageImpl, bool> passed_;            // CPU storages of inputs
+  PairList<c10::TensorImpl, Alias> aliases_;           // by the caller's tensor
+  PairList<c10::TensorImpl, at::Tensor> callers_;      // by alias
+};
+
+}  // namespace torch_openreg

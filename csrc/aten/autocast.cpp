@@ -1,0 +1,40 @@
+/*
+ * torch.autocast("openreg"): PyTorch's own lists of what runs in lower precision, in float32, and in
+ * the widest type of its arguments.
+ */
+#include <ATen/autocast_mode.h>
+
+namespace torch_openreg {
+namespace {
+at::Tensor refuseBinaryCrossEntropy(const at::Tensor &, const at::Tensor &,
+                                    const std::optional<at::Tensor> &, int64_t) {
+  TORCH_CHECK(false,
+              "binary_cross_entropy and BCELoss are unsafe under autocast: a logarithm of a "
+              "half-precision probability overflows. Use binary_cross_entropy_with_logits or "
+              "BCEWithLogitsLoss, or leave autocast for the loss.");
+}
+}  // namespace
+}  // namespace torch_openreg
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+#define OPENREG_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define OPENREG_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define OPENREG_FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+#define OPENREG_FP32_APPEND_DTYPE(...) \
+  KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE(__VA_ARGS__)
+#define OPENREG_PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+
+// The lists name types of this namespace.
+namespace at::autocast {
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  AT_FORALL_LOWER_PRECISION_FP(OPENREG_LOWER_PRECISION)
+  AT_FORALL_FP32(OPENREG_FP32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(OPENREG_FP32_SET_OPT_DTYPE)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(OPENREG_FP32_APPEND_DTYPE)
+  AT_FORALL_PROMOTE(OPENREG_PROMOTE)
+  m.impl("binary_cross_entropy", &torch_openreg::refuseBinaryCrossEntropy);
+}
+
+}  // namespace at::autocast

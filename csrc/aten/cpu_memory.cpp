@@ -1,0 +1,149 @@
+/*
+ * `live` maps a kernel's address to the block behind it, for blocks that are still CPU memory:
+ * temporaries of running kernels, and what a kernel has kept for itself. `mutex` guards it; it is a
+ * leaf, and held across a fork so that the child finds the map whole. [lowest, highest) covers every
+ * kernel address ever handed out: it is read without the lock, so that freeing ordinary memory stays
+ * as cheap as it was, and can only grow, so that a pointer that lies outside is certainly not ours
+ * (whoever frees a block has got it from the thread that widened the range).
+ */
+#include "cpu_memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/flat_hash_map.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "../torch/allocator.h"
+
+namespace torch_openreg {
+
+namespace {
+
+struct Target {
+  orStream_t stream;
+  c10::DeviceIndex device;
+};
+thread_local const Target *target = nullptr;
+thread_local Target current;
+
+struct Block {
+  void *address;
+  c10::DeviceIndex device;
+};
+
+struct State {
+  std::mutex mutex;
+  ska::flat_hash_map<void *, Block> live;
+  std::atomic<uintptr_t> lowest{UINTPTR_MAX}, highest{0};
+  c10::Allocator *former = nullptr;
+  c10::DeleterFnPtr formerDeleter = nullptr;
+};
+
+State &state() {
+  static auto *instance = new State();  // leaked: memory is freed until the very end
+  return *instance;
+}
+
+void widen(uintptr_t begin, uintptr_t end) {
+  State &s = state();
+  uintptr_t seen = s.lowest.load(std::memory_order_relaxed);
+  while (begin < seen && !s.lowest.compare_exchange_weak(seen, begin, std::memory_order_relaxed)) {
+  }
+  seen = s.highest.load(std::memory_order_relaxed);
+  while (end > seen && !s.highest.compare_exchange_weak(seen, end, std::memory_order_relaxed)) {
+  }
+}
+
+bool take(void *kernelAddress, Block *block) {
+  State &s = state();
+  const auto address = reinterpret_cast<uintptr_t>(kernelAddress);
+  if (C10_LIKELY(address < s.lowest.load(std::memory_order_relaxed) ||
+                 address >= s.highest.load(std::memory_order_relaxed))) {
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(s.mutex);
+  const auto found = s.live.find(kernelAddress);
+  if (found == s.live.end()) return false;
+  *block = found->second;
+  s.live.erase(found);
+  return true;
+}
+
+void deleteCpuMemory(void *pointer) {
+  Block block;
+  if (!take(pointer, &block)) return state().formerDeleter(pointer);
+  ownBlock(block.address, block.device).clear();
+}
+
+c10::DataPtr allocateFromLane(size_t bytes) {
+  c10::DataPtr owner =
+      ownBlock(allocateBlock(bytes, target->stream, target->device), target->device);
+  void *address = nullptr;
+  OPENREG_CHECK(orMapForKernel(&address, owner.get(), bytes));
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  widen(begin, begin + bytes);
+  State &s = state();
+  {
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.live[address] = Block{owner.get(), target->device};
+  }
+  owner.release_context();
+  return {address, address, &deleteCpuMemory, c10::Device(c10::DeviceType::CPU)};
+}
+
+class CpuAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (C10_UNLIKELY(target != nullptr && bytes != 0)) return allocateFromLane(bytes);
+    c10::DataPtr data = state().former->allocate(bytes);
+    // The raw interface needs one deleter for both kinds of memory.
+    (void)data.compare_exchange_deleter(state().formerDeleter, &deleteCpuMemory);
+    return data;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &deleteCpuMemory; }
+  void copy_data(void *dest, const void *src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+};
+
+void install() {
+  State &s = state();
+  s.former = c10::GetCPUAllocator();
+  s.formerDeleter = s.former->raw_deleter();
+  // Without a deleter of its own the former allocator's raw interface does not work, and kernels need
+  // one: results are copied then.
+  if (s.formerDeleter == nullptr) return;
+  pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); },
+                 [] { state().mutex.unlock(); });
+  c10::SetCPUAllocator(new CpuAllocator(), UINT8_MAX);
+}
+
+}  // namespace
+
+void installCpuAllocator() {
+  static const bool installed = (install(), true);
+  (void)installed;
+}
+
+LaneMemory::LaneMemory(orStream_t stream, c10::DeviceIndex device) {
+  current = {stream, device};
+  target = &current;
+}
+
+LaneMemory::~LaneMemory() { target = nullptr; }
+
+c10::DataPtr takeLaneMemory(c10::DataPtr &data) {
+  Block block;
+  if (data.get_context() == nullptr || data.get_deleter() != &deleteCpuMemory ||
+      !take(data.get_context(), &block)) {
+    return {};
+  }
+  data.release_context();
+  data.clear();
+  return ownBlock(block.address, block.device);
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,177 @@
+/*
+ * Operators that make, look at or rearrange tensors without reading their memory: they run on the
+ * calling thread and queue nothing. And two that do touch memory: resize_, in stream order, and
+ * the value of a tensor, which waits for its stream.
+ */
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/is_set_to_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "../torch/allocator.h"
+#include "../torch/device.h"
+#include "../torch/stream.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+using c10::ScalarType;
+using c10::TensorImpl;
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+c10::DeviceIndex checkOptions(std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                              std::optional<bool> pin) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(c10::kStrided) == c10::kStrided, "layout ", *layout,
+                              " is not supported on openreg");
+  TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
+  return indexOrCurrent(device.has_value() ? device->index() : -1);
+}
+
+/* As every device does where deterministic algorithms are asked for. */
+Tensor filled(at::TensorBase fresh) {
+  Tensor tensor(std::move(fresh));
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
+                   at::globalContext().deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(tensor);
+  }
+  return tensor;
+}
+
+Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<c10::Layout> layout,
+             std::optional<c10::Device> device, std::optional<bool> pin,
+             std::optional<c10::MemoryFormat> format) {
+  DeviceSwitch current(checkOptions(layout, device, pin));
+  return filled(at::detail::empty_generic(size, &deviceAllocator(), kKeys,
+                                          c10::dtype_or_default(dtype), format));
+}
+
+Tensor emptyStrided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> dtype,
+                    std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                    std::optional<bool> pin) {
+  DeviceSwitch current(checkOptions(layout, device, pin));
+  return filled(at::detail::empty_strided_generic(size, stride, &deviceAllocator(), kKeys,
+                                                  c10::dtype_or_default(dtype)));
+}
+
+/* Zeros without memory, for the gradients of operators that are flat everywhere. */
+Tensor efficientZeros(IntArrayRef size, std::optional<ScalarType> dtype,
+                      std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                      std::optional<bool> pin) {
+  const c10::DeviceIndex index = checkOptions(layout, device, pin);
+  at::native::ZeroTensorAllocator nothing(c10::Device(c10::DeviceType::PrivateUse1, index));
+  return Tensor(at::detail::empty_generic(size, &nothing, kKeys.add(c10::DispatchKey::ZeroTensor),
+                                          c10::dtype_or_default(dtype), std::nullopt));
+}
+
+/* Makes room for the tensor as it is now described. */
+void growStorage(TensorImpl *tensor) {
+  if (tensor->numel() == 0) return;
+  const size_t bytes = at::detail::computeStorageNbytes(
+      tensor->sizes(), tensor->strides(), tensor->itemsize(), tensor->storage_offset());
+  const c10::Storage &storage = tensor->unsafe_storage();
+  if (bytes > storage.nbytes()) at::native::resize_bytes_nocuda(storage, bytes);
+}
+
+const Tensor &resize(const Tensor &self, IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+  TensorImpl *impl = self.unsafeGetTensorImpl();
+  const size_t before = self.storage().nbytes();
+  if (self.sizes() != size) {
+    at::detail::check_size_nonnegative(size);
+    impl->set_sizes_contiguous(size);
+    growStorage(impl);
+  }
+  if (format.has_value()) {
+    TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format ", *format);
+    impl->empty_tensor_restride(*format);
+  }
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
+                   at::globalContext().deterministicFillUninitializedMemory())) {
+    at::native::fill_resize_deterministic_(self, static_cast<int64_t>(before));
+  }
+  return self;
+}
+
+Tensor &setStorage(Tensor &self, c10::Storage storage, int64_t offset, IntArrayRef size,
+                   IntArrayRef stride) {
+  at::native::checkSetStorage(self, storage, offset, size, stride);
+  TensorImpl *impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(storage));
+  impl->set_storage_offset(offset);
+  if (stride.data() != nullptr) {
+    impl->set_sizes_and_strides(size, stride);
+  } else {
+    impl->set_sizes_contiguous(size);
+  }
+  growStorage(impl);
+  return self;
+}
+
+Tensor &setNothing(Tensor &self) {
+  DeviceSwitch current(self.device().index());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, &deviceAllocator(), true);
+  return setStorage(self, std::move(storage), 0, {0}, {});
+}
+
+/* `set_` of the CPU, which ends in setStorage by way of the dispatcher. */
+Tensor &setSource(Tensor &self, c10::Storage source) {
+  return at::native::set_(self, std::move(source));
+}
+
+Tensor &setTensor(Tensor &self, const Tensor &source) {
+  return at::native::set_tensor_(self, source);
+}
+
+at::Scalar localScalar(const Tensor &self) {
+  const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
+  const OpenRegStream stream = getCurrentOpenRegStream(self.device().index());
+  // Pageable: the value is there, and a failed kernel is reported, when the call returns.
+  OPENREG_CHECK(orMemcpyAsync(host.data_ptr(), self.data_ptr(), self.itemsize(),
+                              orMemcpyDeviceToHost, stream.stream()));
+  return at::native::_local_scalar_dense_cpu(host);
+}
+
+void recordTensorStream(Tensor &self, c10::Stream stream) {
+  recordStream(self.storage().data_ptr(), stream);
+}
+
+}  // namespace
+
+}  // namespace torch_openreg
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  using namespace torch_openreg;
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &emptyStrided);
+  m.impl("_efficientzerotensor", &efficientZeros);
+  m.impl("resize_", &resize);
+  m.impl("set_", &setNothing);
+  m.impl("set_.source_Storage", &setSource);
+  m.impl("set_.source_Tensor", &setTensor);
+  m.impl("set_.source_Storage_storage_offset", &setStorage);
+  m.impl("is_set_to", &at::native::is_set_to);
+  m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("view", &at::native::view);
+  m.impl("_reshape_alias", &at::native::_reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("_local_scalar_dense", &localScalar);
+  m.impl("record_stream", &recordTensorStream);
+}

@@ -1,0 +1,348 @@
+/*
+ * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory.
+ *
+ * On the caller's thread: arguments are checked and made ready (`prepare`), and results become the
+ * caller's tensors (`finish`). On the lane: aliases, the kernel, and taking over its memory
+ * (`run`). The caller waits in between, so a Call has one user at a time.
+ */
+#include "fallback.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "../torch/generator.h"
+#include "../torch/stream.h"
+#include "alias.h"
+#include "cpu_memory.h"
+#include "lane.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::Argument;
+using c10::FunctionSchema;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+/* Operators with an argument or a result that stays on the CPU on every device. */
+struct CpuByContract {
+  std::string_view name;
+  std::string_view argument;
+  int result;
+};
+constexpr CpuByContract kCpuByContract[] = {
+    {"aten::_pack_padded_sequence", "lengths", 1},
+    {"aten::_ctc_loss", "input_lengths", -1},
+    {"aten::_ctc_loss", "target_lengths", -1},
+    {"aten::_ctc_loss_backward", "input_lengths", -1},
+    {"aten::_ctc_loss_backward", "target_lengths", -1},
+};
+
+bool isCpuByContract(const FunctionSchema &schema, const Argument &argument) {
+  for (const CpuByContract &entry : kCpuByContract) {
+    if (schema.name() == entry.name && argument.name() == entry.argument) return true;
+  }
+  return false;
+}
+
+bool resultIsCpu(const FunctionSchema &schema, size_t result) {
+  for (const CpuByContract &entry : kCpuByContract) {
+    if (schema.name() == entry.name && static_cast<int>(result) == entry.result) return true;
+  }
+  return false;
+}
+
+/* Traces and errors may name an operator after its library is gone. */
+const char *interned(const std::string &name) {
+  static auto *names = new std::unordered_set<std::string>();
+  static auto *mutex = new std::mutex();
+  std::lock_guard<std::mutex> lock(*mutex);
+  return names->insert(name).first->c_str();
+}
+
+bool isAten(const std::string &name) { return name.compare(0, 6, "aten::") == 0; }
+
+const char *taskName(const OperatorHandle &op) {
+  const std::string &name = op.schema().name();
+  return isAten(name) ? name.c_str() : interned(name);
+}
+
+/* A kernel that is registered for the CPU alone from Python expects the CPU's own tensors, and would
+ * take the GIL on a lane. The dispatcher tells only where it was registered. */
+bool hasPythonKernel(const OperatorHandle &op) {
+  static auto *known = new std::unordered_map<std::string, bool>();
+  static auto *mutex = new std::mutex();
+  const std::string name = op.operator_name().name + "." + op.operator_name().overload_name;
+  std::lock_guard<std::mutex> lock(*mutex);
+  const auto found = known->find(name);
+  if (found != known->end()) return found->second;
+  const std::string table = "\n" + op.dumpComputedTable();
+  const size_t begin = table.find("\nCPU: ");
+  const size_t end = table.find('\n', begin + 1);
+  const std::string entry = begin == std::string::npos ? "" : table.substr(begin, end - begin);
+  // A file, or one of "<stdin>", "<string>", "<ipython-input ...>".
+  const bool python =
+      entry.find(".py:") != std::string::npos || entry.find(" at <") != std::string::npos;
+  known->emplace(name, python);
+  return python;
+}
+
+uint64_t mixed(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+class Call {
+ public:
+  Call(const OperatorHandle &op, Stack *stack)
+      : op_(op),
+        schema_(op.schema()),
+        stack_(stack),
+        arguments_(stack->data() + stack->size() - schema_.arguments().size(),
+                   schema_.arguments().size()) {}
+
+  void prepare();
+  void run();
+  void finish();
+  void runCopying();
+  c10::Device device() const { return *device_; }
+  orStream_t stream() const { return stream_; }
+
+ private:
+  template <typename F>
+  void eachTensor(const IValue &value, F visit);
+  void findDevice();
+  void check(const at::Tensor &tensor, const Argument &argument);
+  void checkDevices();
+  void drawGenerators();
+  IValue forKernel(const IValue &value);
+  at::Tensor aliasOf(const at::Tensor &tensor);
+  IValue cpuGenerator(const IValue &given) const;
+  void adopt(IValue &value, size_t position);
+  IValue toCaller(const IValue &value);
+
+  const OperatorHandle &op_;
+  const FunctionSchema &schema_;
+  Stack *stack_;
+  std::span<IValue> arguments_;  // on the stack
+  std::optional<c10::Device> device_;
+  bool cpuResults_ = false;  // a device argument asks for them
+  orStream_t stream_ = 0;
+  Stack cpu_;  // the kernel's arguments, then its results
+  std::optional<Aliases> aliases_;
+};
+
+template <typename F>
+void Call::eachTensor(const IValue &value, F visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorList()) {
+      if (tensor.has_value()) visit(*tensor);
+    }
+  }
+}
+
+/* The first tensor of this device decides, then a device argument. */
+void Call::findDevice() {
+  for (const IValue &value : arguments_) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      if (!device_ && tensor.defined() && tensor.is_privateuseone()) device_ = tensor.device();
+    });
+    if (device_) break;
+  }
+  for (const IValue &value : arguments_) {
+    if (!value.isDevice()) continue;
+    const c10::Device asked = value.toDevice();
+    if (asked.is_cpu()) cpuResults_ = true;
+    if (!device_ && asked.is_privateuseone()) {
+      device_ = c10::Device(asked.type(), indexOrCurrent(asked.index()));
+    }
+  }
+  if (!device_) device_ = c10::Device(c10::DeviceType::PrivateUse1, currentDevice());
+}
+
+void Call::check(const at::Tensor &tensor, const Argument &argument) {
+  if (!tensor.defined() || tensor.device() == *device_) return;
+  const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  if (tensor.is_cpu() && !written) {
+    if (tensor.dim() == 0 || isCpuByContract(schema_, argument)) return;
+  }
+  TORCH_CHECK(false,
+              "Expected all tensors to be on the same device, but found at least two devices, ",
+              *device_, " and ", tensor.device(), "! (when checking argument ", argument.name(),
+              " of ", op_.operator_name(), ")");
+}
+
+void Call::checkDevices() {
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const Argument &argument = schema_.arguments()[i];
+    const bool indices = arguments_[i].isOptionalTensorList();
+    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+      if (!(indices && tensor.defined() && tensor.is_cpu())) check(tensor, argument);
+    });
+  }
+}
+
+bool isMissingGenerator(const IValue &value, const Argument &argument) {
+  if (!value.isNone()) return false;
+  const auto *optional = argument.type()->castRaw<c10::OptionalType>();
+  return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+}
+
+/* A fresh CPU generator for this call alone, seeded by what the device's one draws. */
+IValue Call::cpuGenerator(const IValue &given) const {
+  at::Generator generator =
+      given.isNone() ? getDefaultGenerator(device_->index()) : given.toGenerator();
+  TORCH_CHECK(generator.device() == *device_, "Expected a generator of ", *device_, " for ",
+              op_.operator_name(), " but found one of ", generator.device());
+  const auto [seed, counter] = generator.get<OpenRegGeneratorImpl>()->draw();
+  return at::detail::createCPUGenerator(mixed(seed ^ mixed(counter)));
+}
+
+void Call::drawGenerators() {
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    IValue &value = arguments_[i];
+    const bool missing = isMissingGenerator(value, schema_.arguments()[i]);
+    if (missing || value.isGenerator()) value = cpuGenerator(value);
+  }
+}
+
+void Call::prepare() {
+  findDevice();
+  checkDevices();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
+          (isAten(schema_.name()) || !hasPythonKernel(op_)),
+      "Could not run ", op_.operator_name(),
+      " on openreg: there is neither a kernel for this device nor a compiled one for "
+      "the CPU");
+  drawGenerators();
+  // Zeros without memory would have nothing to alias.
+  for (IValue &value : arguments_) {
+    if (!value.isTensor() || !value.toTensor()._is_zerotensor()) continue;
+    const at::Tensor tensor = value.toTensor();
+    value = at::zeros(tensor.sizes(), tensor.options());
+  }
+  stream_ = getCurrentOpenRegStream(device_->index()).stream();
+  aliases_.emplace(stream_, device_->index());
+  cpu_.reserve(arguments_.size());
+}
+
+at::Tensor Call::aliasOf(const at::Tensor &tensor) {
+  if (!tensor.defined()) return tensor;
+  if (tensor.is_privateuseone()) return aliases_->of(tensor);
+  aliases_->passed(tensor);
+  return tensor;
+}
+
+IValue Call::forKernel(const IValue &value) {
+  if (value.isTensor()) return aliasOf(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor &tensor : value.toTensorList()) list.push_back(aliasOf(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorList()) {
+      list.push_back(tensor.has_value() ? std::optional(aliasOf(*tensor)) : std::nullopt);
+    }
+    return list;
+  }
+  if (value.isDevice() && value.toDevice().is_privateuseone()) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  return value;
+}
+
+/* On the lane, outside of LaneMemory. */
+void Call::adopt(IValue &value, size_t position) {
+  const bool ordinary = cpuResults_ || resultIsCpu(schema_, position);
+  if (ordinary && value.isTensor() && value.toTensor().defined()) {
+    value = value.toTensor().clone();
+    return aliases_->passed(value.toTensor());
+  }
+  // Kernels of oneDNN may return its opaque layout.
+  if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_mkldnn()) {
+    value = value.toTensor().to_dense();
+  }
+  eachTensor(value, [&](const at::Tensor &tensor) { aliases_->adoptResult(tensor); });
+}
+
+void Call::run() {
+  {
+    LaneMemory memory(stream_, device_->index());
+    for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
+    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &cpu_);
+  }
+  aliases_->adoptResized();
+  for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
+}
+
+IValue Call::toCaller(const IValue &value) {
+  if (value.isTensor()) return aliases_->toCaller(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor &tensor : value.toTensorList()) {
+      list.push_back(aliases_->toCaller(tensor));
+    }
+    return list;
+  }
+  return value;
+}
+
+void Call::finish() {
+  aliases_->updateCallers();
+  torch::jit::drop(*stack_, arguments_.size());
+  for (const IValue &value : cpu_) stack_->push_back(toCaller(value));
+}
+
+/* Where kernels cannot reach the device's memory: PyTorch's own fallback copies everything to the CPU
+ * and back. It takes the first tensor's device for the result's, which may be a scalar's. */
+void Call::runCopying() {
+  at::native::cpu_fallback(op_, stack_);
+  const size_t count = schema_.returns().size();
+  for (size_t i = 0; i < count; ++i) {
+    IValue &result = torch::jit::peek(*stack_, i, count);
+    if (cpuResults_ || resultIsCpu(schema_, i) || !result.isTensor()) continue;
+    const at::Tensor tensor = result.toTensor();
+    if (tensor.defined() && tensor.is_cpu()) result = tensor.to(*device_);
+  }
+}
+
+void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
+
+}  // namespace
+
+void runCpuKernel(const OperatorHandle &op, Stack *stack) {
+  Call call(op, stack);
+  call.prepare();
+  if (!canMap(call.device().index())) return call.runCopying();
+  installCpuAllocator();
+  runOnLane(call.stream(), taskName(op), [&] { call.run(); });
+  call.finish();
+}
+
+}  // namespace torch_openreg
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&torch_openreg::fallback>());
+}

@@ -1,0 +1,15 @@
+/*
+ * Every operator that has no registration of its own.
+ */
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torch_openreg {
+
+/* Runs the CPU kernel of `op` on a lane, in place of the device's: takes its arguments from the
+ * stack and leaves its results there. Returns when it has run. */
+void runCpuKernel(const c10::OperatorHandle &op, torch::jit::Stack *stack);
+
+}  // namespace torch_openreg

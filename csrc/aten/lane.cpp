@@ -1,0 +1,205 @@
+/*
+ * A Task lives on the stack of the thread that waits for it. The lane that runs it writes `error`
+ * and `warnings`; the queue's `drop`, which comes once whether or not the kernel ran, publishes them
+ * through `done` (release; the waiter's acquire) and is the last to touch the Task. A wake-up that
+ * comes after the waiter has gone hits a futex word nobody owns, which is harmless: every futex
+ * waiter checks its word again.
+ */
+#include "lane.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <vector>
+
+#include "../torch/check.h"
+#include "../torch/gil.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace torch_openreg {
+
+namespace {
+
+// ---- What a thread's floating point unit does with denormal numbers.
+
+#if defined(__SSE2__)
+constexpr unsigned kFlushBits = _MM_FLUSH_ZERO_ON | 0x40;  // and denormals-are-zero
+unsigned flushMode() { return _mm_getcsr() & kFlushBits; }
+void setFlushMode(unsigned mode) { _mm_setcsr((_mm_getcsr() & ~kFlushBits) | mode); }
+void relax() { _mm_pause(); }
+#else
+unsigned flushMode() { return 0; }
+void setFlushMode(unsigned) {}
+void relax() {}
+#endif
+
+// ---- How many threads a kernel uses.
+
+using SetThreads = void (*)(int);
+struct ThreadControl {
+  SetThreads openmp = nullptr;
+  int (*mklLocal)(int) = nullptr;
+};
+
+/* PyTorch's own OpenMP runtime is the one that libtorch_cpu is linked to; a process may hold others. */
+const ThreadControl &threadControl() {
+  static const ThreadControl control = [] {
+    ThreadControl found;
+    Dl_info info{};
+    if (dladdr(reinterpret_cast<void *>(&at::get_num_threads), &info) == 0) return found;
+    void *library = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
+    if (library == nullptr) return found;
+    found.openmp = reinterpret_cast<SetThreads>(dlsym(library, "omp_set_num_threads"));
+    found.mklLocal = reinterpret_cast<int (*)(int)>(dlsym(library, "MKL_Set_Num_Threads_Local"));
+    return found;
+  }();
+  return control;
+}
+
+thread_local bool wideLane = false;
+
+void startLane(int, int wide) {
+  // Trips PyTorch's lazy initialisation of this thread, which would undo what follows.
+  at::get_num_threads();
+  wideLane = wide != 0;
+  if (wideLane) return;
+  if (threadControl().openmp != nullptr) threadControl().openmp(1);
+  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(1);
+}
+
+void useThreads(int count) {
+  if (!wideLane || at::get_num_threads() == count) return;
+  if (threadControl().openmp != nullptr) threadControl().openmp(count);
+}
+
+// ---- A task and its waiter.
+
+class WarningCollector final : public c10::WarningHandler {
+ public:
+  explicit WarningCollector(std::vector<c10::Warning> &warnings) : warnings_(warnings) {}
+  void process(const c10::Warning &warning) override { warnings_.push_back(warning); }
+
+ private:
+  std::vector<c10::Warning> &warnings_;
+};
+
+struct Task {
+  explicit Task(c10::function_ref<void()> function) : kernel(function) {}
+
+  c10::function_ref<void()> kernel;
+  const int threads = at::get_num_threads();
+  const unsigned flush = flushMode();
+  bool ran = false;
+  std::exception_ptr error;
+  std::vector<c10::Warning> warnings;
+  std::atomic<uint32_t> done{0};
+};
+
+void futex(std::atomic<uint32_t> *word, int operation, uint32_t value) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation | FUTEX_PRIVATE_FLAG, value,
+          nullptr, nullptr, 0);
+}
+
+orError_t runTask(void *args) {
+  Task &task = **static_cast<Task **>(args);
+  const unsigned flush = flushMode();
+  setFlushMode(task.flush);
+  try {
+    useThreads(task.threads);
+    WarningCollector collector(task.warnings);
+    c10::WarningUtils::WarningHandlerGuard warnings(&collector);
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::AutoGradMode gradMode(false);
+    task.kernel();
+  } catch (...) {
+    task.error = std::current_exception();
+  }
+  setFlushMode(flush);
+  task.ran = true;
+  return orSuccess;  // the exception is the caller's, not the device's
+}
+
+void dropTask(void *args) {
+  Task &task = **static_cast<Task **>(args);
+  std::atomic<uint32_t> *done = &task.done;
+  if (done->exchange(1, std::memory_order_acq_rel) == 2) futex(done, FUTEX_WAKE, 1);
+}
+
+/* Spinning longer would take the core that the kernel needs. */
+constexpr auto kSpin = std::chrono::microseconds(20);
+
+bool spin(const std::atomic<uint32_t> &done) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (done.load(std::memory_order_acquire) == 1) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+void sleepUntilDone(std::atomic<uint32_t> &done) {
+  uint32_t pending = 0;  // 2: somebody sleeps and has to be woken
+  if (!done.compare_exchange_strong(pending, 2, std::memory_order_acq_rel)) return;
+  while (done.load(std::memory_order_acquire) == 2) futex(&done, FUTEX_WAIT, 2);
+}
+
+void wait(Task &task) {
+  if (spin(task.done)) return;
+  WithoutGil withoutGil;
+  sleepUntilDone(task.done);
+}
+
+[[maybe_unused]] const bool hooked = (orSetLaneHook(&startLane), true);
+
+}  // namespace
+
+void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel) {
+  Task task(kernel);
+  Task *args = &task;
+  orLaunch launch{};
+  launch.size = sizeof(launch);
+  launch.stream = stream;
+  launch.fn = &runTask;
+  launch.args = &args;
+  launch.args_size = sizeof(args);
+  launch.drop = &dropTask;
+  launch.name = name;
+  OPENREG_CHECK(orLaunchKernelEx(&launch));
+  wait(task);
+  for (const c10::Warning &warning : task.warnings) c10::warn(warning);
+  if (task.error) std::rethrow_exception(task.error);
+  if (task.ran) return;
+  OPENREG_CHECK(orStreamSynchronize(stream));
+  TORCH_CHECK(false, name, " was dropped before it ran: its device was reset or failed");
+}
+
+bool canMap(c10::DeviceIndex device) {
+  // 0: not asked yet
+  static std::array<std::atomic<char>, OPENREG_MAX_DEVICES> known{};
+  std::atomic<char> &entry = known.at(static_cast<size_t>(device));
+  char answer = entry.load(std::memory_order_relaxed);
+  if (answer == 0) {
+    orDeviceProperties properties{};
+    OPENREG_CHECK(orGetDeviceProperties(&properties, device));
+    answer = properties.can_map ? 'y' : 'n';
+    entry.store(answer, std::memory_order_relaxed);
+  }
+  return answer == 'y';
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,132 @@
+/*
+ * Operators that do not reach the fallback by themselves: PyTorch asks a device for a kernel of its
+ * own (convolution), has a composite kernel that is in the way of the CPU's better one, calls
+ * something that only CUDA has (recurrent cells), or draws random numbers without a generator argument.
+ */
+#include "fallback.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+namespace torch_openreg {
+
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using torch::jit::Stack;
+
+c10::OperatorHandle operatorNamed(const char *name, const char *overload = "") {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+}
+
+void cpuKernel(const c10::OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
+
+void convolution(const c10::OperatorHandle &, Stack *stack) {
+  static const c10::OperatorHandle op = operatorNamed("aten::convolution");
+  runCpuKernel(op, stack);  // the same arguments
+}
+
+/* convolution_backward has one argument more: the bias's sizes, if its gradient is wanted. */
+void convolutionBackward(const c10::OperatorHandle &, Stack *stack) {
+  static const c10::OperatorHandle op = operatorNamed("aten::convolution_backward");
+  constexpr size_t kArguments = 10, kTransposed = 6, kGroups = 8, kMask = 9;
+  constexpr size_t kWeight = 2, kBiasSizes = 3;
+  const auto arguments = torch::jit::last(*stack, kArguments);
+  IValue biasSizes;
+  if (arguments[kMask].toBoolList().get(2)) {
+    const Tensor &weight = arguments[kWeight].toTensor();
+    const bool transposed = arguments[kTransposed].toBool();
+    const int64_t channels =
+        transposed ? weight.size(1) * arguments[kGroups].toInt() : weight.size(0);
+    biasSizes = c10::List<int64_t>({channels});
+  }
+  stack->insert(stack->end() - static_cast<int64_t>(kArguments - kBiasSizes), std::move(biasSizes));
+  runCpuKernel(op, stack);
+}
+
+std::tuple<Tensor, Tensor> dropout(const Tensor &input, double p, std::optional<bool> train) {
+  if (input.numel() == 0 || !train.value_or(true) || p == 0) {
+    return {input.clone(), at::ones_like(input, input.options().dtype(c10::kBool))};
+  }
+  if (p == 1) {
+    return {at::zeros_like(input), at::zeros_like(input, input.options().dtype(c10::kBool))};
+  }
+  Tensor mask = at::empty_like(input, input.options().dtype(c10::kBool)).bernoulli_(1 - p);
+  return {input.mul(mask).mul_(1 / (1 - p)), mask};
+}
+
+/* The composite of matmul and softmax, which differentiates itself. */
+int64_t attentionBackend(const Tensor &, const Tensor &, const Tensor &,
+                         const std::optional<Tensor> &, double, bool, std::optional<double>, bool) {
+  return 0;
+}
+
+Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
+  return bias.has_value() && bias->defined() ? gates + *bias : gates;
+}
+
+/* Recurrent cells as composites: gates are input, forget, cell, output. */
+std::tuple<Tensor, Tensor, Tensor> lstmCell(const Tensor &inputGates, const Tensor &hiddenGates,
+                                            const Tensor &cx, const std::optional<Tensor> &inputBias,
+                                            const std::optional<Tensor> &hiddenBias) {
+  const Tensor gates = withBias(inputGates, inputBias) + withBias(hiddenGates, hiddenBias);
+  const auto part = gates.chunk(4, 1);
+  const Tensor cy = part[1].sigmoid() * cx + part[0].sigmoid() * part[2].tanh();
+  return {part[3].sigmoid() * cy.tanh(), cy, gates};
+}
+
+/* Gates are reset, update, new. */
+std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hiddenGates,
+                                   const Tensor &hx, const std::optional<Tensor> &inputBias,
+                                   const std::optional<Tensor> &hiddenBias) {
+  const auto input = withBias(inputGates, inputBias).chunk(3, 1);
+  const auto hidden = withBias(hiddenGates, hiddenBias).chunk(3, 1);
+  const Tensor reset = (input[0] + hidden[0]).sigmoid();
+  const Tensor update = (input[1] + hidden[1]).sigmoid();
+  const Tensor fresh = (input[2] + reset * hidden[2]).tanh();
+  return {(hx - fresh) * update + fresh, fresh};
+}
+
+}  // namespace
+
+}  // namespace torch_openreg
+
+namespace at::native {
+namespace {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &torch_openreg::attentionBackend)
+}
+}  // namespace at::native
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  using namespace torch_openreg;
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  m.impl("convolution_backward_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&convolutionBackward>());
+  m.impl("native_dropout", &dropout);
+  // Their composite kernels compute the same less exactly, or in more steps.
+  for (const char *name : {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
+                           "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
+                           "linalg__powsum", "convolution", "convolution_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
+  }
+}
+
+// Differentiated through their composites: CUDA's derivatives call kernels that only CUDA has.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
+  m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);
+}
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
+  m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);
+}

@@ -1,0 +1,63 @@
+#include "autograd.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace torch_openreg {
+
+namespace {
+
+using torch::autograd::Engine;
+
+thread_local bool hiding = false;
+
+/* True from startAutogradWithoutDevices until the device threads run. */
+std::atomic<bool> threadsAreMissing{false};
+
+/* start_device_threads is protected: a subclass may name it. */
+struct EngineAccess : Engine {
+  static void startDeviceThreads(Engine &engine) {
+    (engine.*(&EngineAccess::start_device_threads))();
+  }
+};
+
+bool otherDevicesAreRegistered() {
+  for (auto type : {c10::DeviceType::CUDA, c10::DeviceType::XPU, c10::DeviceType::MTIA,
+                    c10::DeviceType::HPU, c10::DeviceType::XLA, c10::DeviceType::MPS}) {
+    if (c10::impl::hasDeviceGuardImpl(type)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool hidesDevicesFromAutograd() noexcept { return hiding; }
+
+void startAutogradWithoutDevices() {
+  // Threads for another accelerator would have to start here, at import: then PyTorch's way it is.
+  if (otherDevicesAreRegistered()) return;
+  hiding = true;
+  try {
+    Engine::get_default_engine().initialize_device_threads_pool();
+  } catch (const c10::Error &) {
+    // A forked child of a process whose engine runs: its backward() raises PyTorch's own error.
+    hiding = false;
+    return;
+  }
+  hiding = false;
+  threadsAreMissing.store(true, std::memory_order_release);
+}
+
+void startAutogradDeviceThreads() {
+  if (C10_LIKELY(!threadsAreMissing.load(std::memory_order_acquire))) return;
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!threadsAreMissing.load(std::memory_order_relaxed)) return;
+  EngineAccess::startDeviceThreads(Engine::get_default_engine());
+  threadsAreMissing.store(false, std::memory_order_release);
+}
+
+}  // namespace torch_openreg

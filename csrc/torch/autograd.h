@@ -1,0 +1,24 @@
+/*
+ * When the threads of PyTorch's autograd engine start.
+ *
+ * The engine starts a thread for each device of each registered guard at the first backward() of a
+ * process, also of one that computes on the CPU alone, and from then on a forked child may not
+ * call backward(). A program that never uses an openreg device must not be hindered so: at import the
+ * engine makes its start with no device, and makes it again when a device comes into use.
+ */
+#pragma once
+
+#include "check.h"
+
+namespace torch_openreg {
+
+/* Lets the engine start while it sees no device. Starts no thread. Before any backward(). */
+void startAutogradWithoutDevices();
+
+/* Starts the engine's device threads if they are not there. Before the first backward() on a device. */
+void startAutogradDeviceThreads();
+
+/* Whether the calling thread is in startAutogradWithoutDevices. */
+bool hidesDevicesFromAutograd() noexcept;
+
+}  // namespace torch_openreg

@@ -1,0 +1,28 @@
+#include "check.h"
+
+#include <atomic>
+
+namespace torch_openreg {
+
+namespace {
+std::atomic<KernelFailureHandler> kernelFailureHandler{nullptr};
+}
+
+void setKernelFailureHandler(KernelFailureHandler handler) {
+  kernelFailureHandler.store(handler, std::memory_order_release);
+}
+
+void throwError(orError_t error, c10::SourceLocation location) {
+  const char *detail = orGetLastErrorMessage();
+  if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
+  if (error == orErrorLaunchFailure) {
+    if (auto handler = kernelFailureHandler.load(std::memory_order_acquire)) handler(detail);
+  }
+  std::string text = std::string(orGetErrorName(error)) + ": " + detail;
+  orGetLastError();  // what is raised is not left behind as the thread's last error
+  if (error == orErrorMemoryAllocation) throw c10::OutOfMemoryError(location, std::move(text));
+  if (error == orErrorNotSupported) throw c10::NotImplementedError(location, std::move(text));
+  throw c10::Error(location, std::move(text));
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,38 @@
+/*
+ * How an error of the core becomes a C++ (and so a Python) exception.
+ *
+ *   orErrorMemoryAllocation   c10::OutOfMemoryError    torch.OutOfMemoryError
+ *   orErrorNotSupported       c10::NotImplementedError NotImplementedError
+ *   every other               c10::Error               RuntimeError
+ *
+ * The text is the error's name and the core's detail, which gives the value and what was allowed.
+ */
+#pragma once
+
+#include <c10/macros/Macros.h>
+#include <c10/util/Exception.h>
+
+#include <openreg.h>
+
+#include <string>
+
+#define OPENREG_EXPORT __attribute__((visibility("default")))
+
+namespace torch_openreg {
+
+/* Throws the exception for the calling thread's last error. */
+[[noreturn]] OPENREG_EXPORT void throwError(orError_t error, c10::SourceLocation location);
+
+/* Called for orErrorLaunchFailure before the RuntimeError is thrown, with the core's detail: whoever
+ * runs kernels may throw the exception that the kernel raised in its place. Set once. */
+using KernelFailureHandler = void (*)(const std::string &detail);
+OPENREG_EXPORT void setKernelFailureHandler(KernelFailureHandler handler);
+
+inline void check(orError_t error, c10::SourceLocation location) {
+  if (C10_UNLIKELY(error != orSuccess)) throwError(error, location);
+}
+
+}  // namespace torch_openreg
+
+#define OPENREG_CHECK(call) \
+  ::torch_openreg::check((call), {__func__, __FILE__, static_cast<uint32_t>(__LINE__)})

@@ -1,0 +1,24 @@
+#include "event.h"
+
+namespace torch_openreg {
+
+unsigned eventFlags(c10::EventFlag flag) {
+  switch (flag) {
+    case c10::EventFlag::PYTORCH_DEFAULT:
+      return orEventDisableTiming;
+    case c10::EventFlag::BACKEND_DEFAULT:
+      return orEventDefault;
+    default:
+      TORCH_CHECK(false, "openreg events take the flag PYTORCH_DEFAULT or BACKEND_DEFAULT, got ",
+                  static_cast<int>(flag));
+  }
+}
+
+bool queryEvent(orEvent_t event) {
+  const orError_t error = orEventQuery(event);
+  if (error == orErrorNotReady) return false;
+  OPENREG_CHECK(error);
+  return true;
+}
+
+}  // namespace torch_openreg

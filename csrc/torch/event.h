@@ -1,0 +1,58 @@
+/*
+ * Events as PyTorch's guard interface keeps them: a void* that is null before the first record and
+ * holds the core's 64-bit handle after it.
+ */
+#pragma once
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <utility>
+
+#include "check.h"
+#include "device.h"
+#include "stream.h"
+
+namespace torch_openreg {
+
+static_assert(sizeof(void *) >= sizeof(orEvent_t), "an event handle has to fit in a pointer");
+
+inline orEvent_t eventHandle(void *event) {
+  return static_cast<orEvent_t>(reinterpret_cast<uintptr_t>(event));
+}
+inline void *eventPointer(orEvent_t event) {
+  return reinterpret_cast<void *>(static_cast<uintptr_t>(event));
+}
+
+/* PYTORCH_DEFAULT takes no time, BACKEND_DEFAULT does. */
+OPENREG_EXPORT unsigned eventFlags(c10::EventFlag flag);
+/* Whether the newest record is complete. Never reports the error of a kernel. */
+OPENREG_EXPORT bool queryEvent(orEvent_t event);
+
+/* An event of the core with an owner: made on `index`, destroyed with the object. */
+class OPENREG_EXPORT OwnedEvent {
+ public:
+  OwnedEvent(c10::DeviceIndex index, unsigned flags) {
+    DeviceSwitch device(index);
+    OPENREG_CHECK(orEventCreateWithFlags(&event_, flags));
+  }
+  ~OwnedEvent() {
+    // Also at exit and in a forked child, where the core refuses: there is nobody to tell.
+    if (event_ != 0) orEventDestroy(event_);
+  }
+  OwnedEvent(OwnedEvent &&other) noexcept : event_(other.event_) { other.event_ = 0; }
+  OwnedEvent &operator=(OwnedEvent &&other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  orEvent_t get() const { return event_; }
+  orEvent_t release() {
+    const orEvent_t event = event_;
+    event_ = 0;
+    return event;
+  }
+
+ private:
+  orEvent_t event_ = 0;
+};
+
+}  // namespace torch_openreg

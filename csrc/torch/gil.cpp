@@ -1,0 +1,39 @@
+#include <Python.h>
+
+#include "gil.h"
+
+#include <cxxabi.h>
+#include <unistd.h>
+
+namespace torch_openreg {
+
+namespace {
+
+bool interpreterRuns() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsInitialized() && !Py_IsFinalizing();
+#else
+  return Py_IsInitialized() && !_Py_IsFinalizing();
+#endif
+}
+
+}  // namespace
+
+void *letGoOfGil() {
+  if (!interpreterRuns() || PyGILState_GetThisThreadState() == nullptr || !PyGILState_Check())
+    return nullptr;
+  return PyEval_SaveThread();
+}
+
+void takeGilBack(void *token) {
+  if (token == nullptr) return;
+  // While Python ends, asking for the GIL ends the thread by unwinding its stack, through frames that
+  // may not be unwound. Such a thread sleeps until the process is gone instead.
+  try {
+    PyEval_RestoreThread(static_cast<PyThreadState *>(token));
+  } catch (abi::__forced_unwind &) {
+    for (;;) pause();
+  }
+}
+
+}  // namespace torch_openreg

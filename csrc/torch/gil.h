@@ -1,0 +1,23 @@
+/*
+ * Python's lock, for code that does not know whether its thread holds it.
+ */
+#pragma once
+
+namespace torch_openreg {
+
+/* Lets go of the GIL if the calling thread holds it; returns what takeGilBack needs. */
+void *letGoOfGil();
+void takeGilBack(void *token);
+
+class WithoutGil {
+ public:
+  WithoutGil() : token_(letGoOfGil()) {}
+  ~WithoutGil() { takeGilBack(token_); }
+  WithoutGil(const WithoutGil &) = delete;
+  WithoutGil &operator=(const WithoutGil &) = delete;
+
+ private:
+  void *token_;
+};
+
+}  // namespace torch_openreg

@@ -1,0 +1,143 @@
+#include "guard.h"
+
+#include "allocator.h"
+#include "autograd.h"
+#include "device.h"
+#include "event.h"
+#include "stream.h"
+
+namespace torch_openreg {
+
+namespace {
+
+c10::Device deviceAt(c10::DeviceIndex index) {
+  return c10::Device(OpenRegGuardImpl::static_type, index);
+}
+
+void checkType(c10::Device device) {
+  TORCH_CHECK(device.type() == OpenRegGuardImpl::static_type, "expected an openreg device, got ",
+              device);
+}
+
+}  // namespace
+
+c10::Device OpenRegGuardImpl::exchangeDevice(c10::Device device) const {
+  return deviceAt(torch_openreg::exchangeDevice(checkDevice(device)));
+}
+
+c10::Device OpenRegGuardImpl::getDevice() const { return deviceAt(currentDevice()); }
+
+void OpenRegGuardImpl::setDevice(c10::Device device) const {
+  checkType(device);
+  if (device.index() >= 0) torch_openreg::setDevice(device.index());
+}
+
+void OpenRegGuardImpl::uncheckedSetDevice(c10::Device device) const noexcept {
+  if (device.index() < 0) return;
+  if (orSetDevice(device.index()) != orSuccess) orGetLastError();
+}
+
+c10::DeviceIndex OpenRegGuardImpl::deviceCount() const noexcept {
+  return hidesDevicesFromAutograd() ? 0 : torch_openreg::deviceCount();
+}
+
+c10::DeviceCapability OpenRegGuardImpl::getDeviceCapability(c10::Device device) const {
+  checkType(device);
+  indexOrCurrent(device.index());
+  return c10::DeviceCapability();  // every dtype, as on the CPU that computes
+}
+
+void OpenRegGuardImpl::synchronizeDevice(const c10::DeviceIndex device_index) const {
+  DeviceSwitch device(checkIndex(device_index));
+  OPENREG_CHECK(orDeviceSynchronize());
+}
+
+c10::Stream OpenRegGuardImpl::getStream(c10::Device device) const {
+  return getCurrentOpenRegStream(checkDevice(device));
+}
+
+c10::Stream OpenRegGuardImpl::getDefaultStream(c10::Device device) const {
+  return getDefaultOpenRegStream(checkDevice(device));
+}
+
+c10::Stream OpenRegGuardImpl::getStreamFromGlobalPool(c10::Device device, bool isHighPriority) const {
+  checkType(device);
+  return getStreamFromPool(isHighPriority, device.index());
+}
+
+c10::Stream OpenRegGuardImpl::getNewStream(c10::Device device, int priority) const {
+  checkType(device);
+  return getStreamFromPool(priority, device.index());
+}
+
+c10::Stream OpenRegGuardImpl::exchangeStream(c10::Stream stream) const {
+  const OpenRegStream next(stream);
+  const c10::Stream previous = getCurrentOpenRegStream(checkIndex(next.device_index()));
+  setCurrentOpenRegStream(next);
+  return previous;
+}
+
+void *OpenRegGuardImpl::getStreamNativeHandle(const c10::Stream stream) const {
+  return reinterpret_cast<void *>(static_cast<uintptr_t>(OpenRegStream(stream).stream()));
+}
+
+bool OpenRegGuardImpl::queryStream(const c10::Stream &stream) const {
+  return OpenRegStream(stream).query();
+}
+
+void OpenRegGuardImpl::synchronizeStream(const c10::Stream &stream) const {
+  OpenRegStream(stream).synchronize();
+}
+
+bool OpenRegGuardImpl::isStreamCapturing(const c10::Stream &stream) const {
+  OpenRegStream(stream).stream();
+  return false;
+}
+
+void OpenRegGuardImpl::recordDataPtrOnStream(const c10::DataPtr &data,
+                                             const c10::Stream &stream) const {
+  recordStream(data, stream);
+}
+
+void OpenRegGuardImpl::record(void **event, const c10::Stream &stream,
+                              const c10::DeviceIndex device_index, const c10::EventFlag flag) const {
+  const OpenRegStream target(stream);
+  TORCH_CHECK(device_index == -1 || device_index == stream.device_index(),
+              "the event belongs to openreg:", static_cast<int>(device_index),
+              " and cannot be recorded on a stream of ", stream.device());
+  const orStream_t handle = target.stream();
+  if (*event != nullptr) {
+    OPENREG_CHECK(orEventRecord(eventHandle(*event), handle));
+    return;
+  }
+  OwnedEvent fresh(stream.device_index(), eventFlags(flag));
+  OPENREG_CHECK(orEventRecord(fresh.get(), handle));
+  *event = eventPointer(fresh.release());
+}
+
+void OpenRegGuardImpl::block(void *event, const c10::Stream &stream) const {
+  const orStream_t handle = OpenRegStream(stream).stream();
+  if (event != nullptr) OPENREG_CHECK(orStreamWaitEvent(handle, eventHandle(event)));
+}
+
+bool OpenRegGuardImpl::queryEvent(void *event) const {
+  return event == nullptr || torch_openreg::queryEvent(eventHandle(event));
+}
+
+void OpenRegGuardImpl::synchronizeEvent(void *event) const {
+  if (event != nullptr) OPENREG_CHECK(orEventSynchronize(eventHandle(event)));
+}
+
+void OpenRegGuardImpl::destroyEvent(void *event, const c10::DeviceIndex) const noexcept {
+  if (event != nullptr && orEventDestroy(eventHandle(event)) != orSuccess) orGetLastError();
+}
+
+double OpenRegGuardImpl::elapsedTime(void *start, void *end, const c10::DeviceIndex) const {
+  float milliseconds = 0;
+  OPENREG_CHECK(orEventElapsedTime(&milliseconds, eventHandle(start), eventHandle(end)));
+  return milliseconds;
+}
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, OpenRegGuardImpl)
+
+}  // namespace torch_openreg

@@ -1,0 +1,132 @@
+/*
+ * PyTorch's caching host allocator over orMallocHost.
+ *
+ * A block leaves the cache while the base class holds its own locks, but orFreeHost waits for the
+ * devices, and a thread that waits may let another one in which holds the GIL and needs those
+ * locks. So free_block only notes the block, and `retired` is given back afterwards, with no lock
+ * held and never from a deleter.
+ */
+#include "host_allocator.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "event.h"
+#include "stream.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using Block = at::HostBlock<c10::Stream>;
+using Base = at::CachingHostAllocatorImpl<c10::Stream, OwnedEvent, Block>;
+
+void refuseInForkedChild() {
+  int device = 0;
+  if (orInForkedChild()) OPENREG_CHECK(orGetDevice(&device));
+}
+
+class PinnedMemory final : public Base {
+ public:
+  std::pair<void *, void *> allocate(size_t size) override {
+    refuseInForkedChild();
+    giveBackRetired();
+    return Base::allocate(size);
+  }
+
+  /* A deleter: any thread, at exit, in a forked child. */
+  void free(void *context) override {
+    if (!orInForkedChild()) Base::free(context);
+  }
+
+  void empty_cache() override {
+    refuseInForkedChild();
+    Base::empty_cache();
+    giveBackRetired();
+  }
+
+  void copy_data(void *dest, const void *src, std::size_t count) const override {
+    std::memcpy(dest, src, count);
+  }
+
+ private:
+  void allocate_host_memory(size_t size, void **ptr) override {
+    const orError_t error = orMallocHost(ptr, size);
+    if (error != orErrorMemoryAllocation) return check(error, {__func__, __FILE__, __LINE__});
+    empty_cache();
+    OPENREG_CHECK(orMallocHost(ptr, size));
+  }
+
+  void free_block(Block *block) override {
+    std::lock_guard<std::mutex> lock(retiredMutex_);
+    retired_.push_back(block->ptr_);
+  }
+
+  void giveBackRetired() {
+    std::vector<void *> blocks;
+    {
+      std::lock_guard<std::mutex> lock(retiredMutex_);
+      blocks.swap(retired_);
+    }
+    orError_t first = orSuccess;
+    for (void *block : blocks) {
+      const orError_t error = orFreeHost(block);
+      if (first == orSuccess) first = error;
+    }
+    OPENREG_CHECK(first);
+  }
+
+  /* Runs in a deleter. A stream that is gone, or a process that is ending, keeps the block. */
+  void record_stream(std::optional<std::vector<OwnedEvent>> &events, c10::Stream stream) override {
+    try {
+      OwnedEvent event(stream.device_index(), orEventDisableTiming);
+      OPENREG_CHECK(orEventRecord(event.get(), OpenRegStream(stream).stream()));
+      events->push_back(std::move(event));
+    } catch (const c10::Error &) {
+    }
+  }
+
+  bool query_event(OwnedEvent &event) override { return queryEvent(event.get()); }
+
+  c10::Stream get_current_stream() const override { return getCurrentOpenRegStream(); }
+
+  bool stream_is_capturing(c10::Stream) const override { return false; }
+
+  std::mutex retiredMutex_;
+  std::vector<void *> retired_;
+};
+
+void deletePinned(void *context);
+
+using HostAllocator = at::CachingHostAllocatorInterface<PinnedMemory, deletePinned>;
+
+/* Leaked: a tensor may outlive every static object. */
+HostAllocator *hostAllocator() {
+  static auto *instance = new HostAllocator();
+  return instance;
+}
+
+void deletePinned(void *context) { hostAllocator()->free(context); }
+
+REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, hostAllocator())
+
+}  // namespace
+
+c10::Allocator *getPinnedMemoryAllocator() { return hostAllocator(); }
+
+bool recordPinnedUse(void *data, void *context, c10::Stream stream) {
+  return hostAllocator()->record_event(data, context, stream);
+}
+
+bool isPinned(const void *data) {
+  orPointerAttributes attributes{};
+  if (orPointerGetAttributes(&attributes, data) == orSuccess)
+    return attributes.type == orMemoryTypeHost;
+  orGetLastError();
+  return false;
+}
+
+}  // namespace torch_openreg

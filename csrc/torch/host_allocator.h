@@ -1,0 +1,24 @@
+/*
+ * Pinned host memory: what tensor.pin_memory() and DataLoader(pin_memory=True) allocate from.
+ */
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
+
+#include "check.h"
+
+namespace torch_openreg {
+
+/* Caching: a block is handed out again once every stream noted for it has finished. */
+OPENREG_EXPORT c10::Allocator *getPinnedMemoryAllocator();
+
+/* Notes that work queued so far on `stream` uses the pinned block behind `data`, so that it is not
+ * handed out again before that is done. `context` is its storage's DataPtr context, which counts
+ * for slices too. False if the block is not one of getPinnedMemoryAllocator()'s. */
+OPENREG_EXPORT bool recordPinnedUse(void *data, void *context, c10::Stream stream);
+
+/* Whether the address lies in pinned host memory. False for anything else and never an error. */
+OPENREG_EXPORT bool isPinned(const void *data);
+
+}  // namespace torch_openreg

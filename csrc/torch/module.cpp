@@ -1,0 +1,261 @@
+/*
+ * torch_openreg._C: what the Python package needs of the shim. Thin: the checks of an index and the
+ * texts of errors are the C++ API's, the documentation is on the Python functions that call these.
+ */
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Event.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "autograd.h"
+#include "device.h"
+#include "event.h"
+#include "generator.h"
+#include "gil.h"
+#include "graph.h"
+#include "hooks.h"
+#include "stream.h"
+
+namespace py = pybind11;
+
+namespace torch_openreg {
+
+namespace {
+
+using StreamName = std::tuple<c10::StreamId, int>;  // stream id, device index
+
+OpenRegStream streamNamed(const StreamName &name) {
+  const c10::DeviceIndex index = checkIndex(std::get<1>(name));
+  return OpenRegStream(c10::Stream(
+      c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, index), std::get<0>(name)));
+}
+
+// ---- Errors -------------------------------------------------------------------------------------
+
+void translate(std::exception_ptr error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const c10::Error &) {
+    torch::translate_exception_to_python(error);
+  }
+}
+
+// ---- Devices ------------------------------------------------------------------------------------
+
+orDeviceProperties deviceProperties(int64_t index) {
+  orDeviceProperties properties{};
+  OPENREG_CHECK(orGetDeviceProperties(&properties, checkIndex(index)));
+  return properties;
+}
+
+std::tuple<size_t, size_t> memGetInfo(int64_t index) {
+  DeviceSwitch device(checkIndex(index));
+  size_t free = 0, total = 0;
+  OPENREG_CHECK(orMemGetInfo(&free, &total));
+  return {free, total};
+}
+
+bool canAccessPeer(int64_t index, int64_t peer) {
+  int can = 0;
+  OPENREG_CHECK(orDeviceCanAccessPeer(&can, checkIndex(index), checkIndex(peer)));
+  return can != 0;
+}
+
+void synchronize(int64_t index) {
+  DeviceSwitch device(checkIndex(index));
+  WithoutGil unlocked;
+  OPENREG_CHECK(orDeviceSynchronize());
+}
+
+void reset(int64_t index) {
+  DeviceSwitch device(checkIndex(index));
+  WithoutGil unlocked;
+  OPENREG_CHECK(orDeviceReset());
+}
+
+void bindDevices(py::module_ &m) {
+  py::class_<orDeviceProperties>(m, "_DeviceProperties")
+      .def_property_readonly("name", [](const orDeviceProperties &p) { return std::string(p.name); })
+      .def_property_readonly("factory",
+                             [](const orDeviceProperties &p) { return std::string(p.factory); })
+      .def_readonly("total_memory", &orDeviceProperties::total_memory)
+      .def_readonly("index", &orDeviceProperties::index)
+      .def_readonly("numa_node", &orDeviceProperties::numa_node)
+      .def_readonly("lanes", &orDeviceProperties::lanes)
+      .def_readonly("host_cores", &orDeviceProperties::host_cores)
+      .def_property_readonly("multi_processor_count",
+                             [](const orDeviceProperties &p) { return p.host_cores; })
+      .def_property_readonly("can_map", [](const orDeviceProperties &p) { return p.can_map != 0; })
+      .def_property_readonly("is_integrated",
+                             [](const orDeviceProperties &p) { return p.integrated != 0; })
+      .def("__repr__", [](const orDeviceProperties &p) {
+        return std::string("_DeviceProperties(name='") + p.name + "', factory='" + p.factory +
+               "', total_memory=" + std::to_string(p.total_memory >> 20) +
+               "MB, lanes=" + std::to_string(p.lanes) +
+               ", host_cores=" + std::to_string(p.host_cores) + ")";
+      });
+  m.def("_device_count", [] { return static_cast<int>(deviceCount()); });
+  m.def("_checked_device_count", [] { return static_cast<int>(checkedDeviceCount()); });
+  m.def("_check_index", [](int64_t index) { return static_cast<int>(checkIndex(index)); });
+  m.def("_get_device", [] { return static_cast<int>(currentDevice()); });
+  m.def("_set_device", [](int64_t index) { setDevice(checkIndex(index)); });
+  m.def("_exchange_device",
+        [](int64_t index) { return static_cast<int>(exchangeDevice(checkIndex(index))); });
+  m.def("_get_device_properties", &deviceProperties);
+  m.def("_mem_get_info", &memGetInfo);
+  m.def("_can_access_peer", &canAccessPeer);
+  m.def("_synchronize", &synchronize);
+  m.def("_reset", &reset);
+  m.def("_initialize", &initialize);
+  m.def("_is_active", [](int64_t index) { return orDeviceIsActive(checkIndex(index)) != 0; });
+  m.def("_in_forked_child", [] { return orInForkedChild() != 0; });
+}
+
+// ---- Streams and events -------------------------------------------------------------------------
+
+void sleepOnCurrentStream(uint64_t nanoseconds) {
+  OPENREG_CHECK(orLaunchSleep(getCurrentOpenRegStream().stream(), nanoseconds));
+}
+
+orEvent_t createExternalEvent(int64_t index) {
+  return OwnedEvent(checkIndex(index), orEventExternal).release();
+}
+
+/* torch.Event takes a device and asks no backend about it, so an index out of range would pass. */
+newfunc makeTorchEvent = nullptr;
+
+PyObject *makeCheckedTorchEvent(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  HANDLE_TH_ERRORS
+  auto event = py::reinterpret_steal<py::object>(makeTorchEvent(type, args, kwargs));
+  if (!event) return nullptr;
+  PyObject *device = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0)
+                     : kwargs != nullptr        ? PyDict_GetItemString(kwargs, "device")
+                                                : nullptr;
+  if (device != nullptr && device != Py_None) {
+    const auto given = py::module_::import("torch").attr("device")(py::handle(device));
+    const c10::Device &parsed = reinterpret_cast<THPDevice *>(given.ptr())->device;
+    if (parsed.is_privateuseone() && parsed.has_index()) checkIndex(parsed.index());
+  }
+  return event.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+/* torch.Event.elapsed_time takes no event of a subclass. */
+double elapsedTime(py::handle start, py::handle end) {
+  for (py::handle event : {start, end}) {
+    TORCH_CHECK_TYPE(THPEvent_Check(event.ptr()), "expected a torch.Event, got ",
+                     Py_TYPE(event.ptr())->tp_name);
+  }
+  return reinterpret_cast<THPEvent *>(start.ptr())
+      ->event.elapsedTime(reinterpret_cast<THPEvent *>(end.ptr())->event);
+}
+
+void checkDevicesOfTorchEvents() {
+  if (makeTorchEvent != nullptr) return;
+  makeTorchEvent = THPEventClass->tp_new;
+  THPEventClass->tp_new = makeCheckedTorchEvent;
+}
+
+void bindStreams(py::module_ &m) {
+  checkDevicesOfTorchEvents();
+  m.def("_check_stream", [](const StreamName &name) { streamNamed(name).stream(); });
+  m.def("_stream_priority", [](const StreamName &name) { return streamNamed(name).priority(); });
+  m.def("_stream_handle", [](const StreamName &name) { return streamNamed(name).stream(); });
+  m.def("_stream_from_external", [](orStream_t handle, int64_t index) {
+    return getStreamFromExternal(handle, checkIndex(index)).id();
+  });
+  m.def("_stream_priority_range", [] {
+    const PriorityRange range = priorityRange();
+    return std::make_tuple(range.least, range.greatest);
+  });
+  m.def("_sleep", &sleepOnCurrentStream);
+  m.def("_elapsed_time", &elapsedTime);
+  m.def("_external_event_create", &createExternalEvent);
+  m.def("_external_event_wait", [](orEvent_t event, const StreamName &name) {
+    OPENREG_CHECK(orStreamWaitEvent(streamNamed(name).stream(), event));
+  });
+  m.def("_external_event_signal",
+        [](orEvent_t event) { OPENREG_CHECK(orEventSignal(event, orSuccess)); });
+  m.def("_external_event_destroy", [](orEvent_t event) { OPENREG_CHECK(orEventDestroy(event)); });
+}
+
+// ---- Random numbers -----------------------------------------------------------------------------
+
+void bindRandom(py::module_ &m) {
+  m.def("_manual_seed_all", &manualSeedAll);
+  m.def("_default_generator", [](int64_t index) {
+    return py::reinterpret_steal<py::object>(
+        THPGenerator_Wrap(getDefaultGenerator(checkIndex(index))));
+  });
+}
+
+// ---- Diagnostics --------------------------------------------------------------------------------
+
+std::vector<std::tuple<std::string, std::string, std::string, std::string>> settings() {
+  std::vector<std::tuple<std::string, std::string, std::string, std::string>> all;
+  orSetting setting{};
+  for (int i = 0; orGetSetting(i, &setting) == orSuccess; i++)
+    all.emplace_back(setting.name, setting.value ? setting.value : "", setting.origin,
+                     setting.description);
+  orGetLastError();
+  return all;
+}
+
+py::list factories() {
+  checkedDeviceCount();  // so that the list says which one serves
+  py::list all;
+  orFactoryInfo info{};
+  for (int i = 0; orGetFactoryInfo(i, &info) == orSuccess; i++) {
+    py::dict entry;
+    entry["type"] = std::string(info.type);
+    entry["name"] = std::string(info.name);
+    entry["priority"] = info.priority;
+    entry["serves"] = info.serves != 0;
+    entry["plugin"] = std::string(info.plugin);
+    all.append(entry);
+  }
+  orGetLastError();
+  return all;
+}
+
+py::dict laneInfo() {
+  orLaneInfo info{};
+  OPENREG_CHECK(orGetLaneInfo(&info));
+  py::dict entry;
+  entry["limit"] = info.limit;
+  entry["started"] = info.started;
+  entry["queued"] = info.queued;
+  return entry;
+}
+
+void bindDiagnostics(py::module_ &m) {
+  m.attr("_core_version") = OPENREG_VERSION;
+  m.attr("_abi_version") = OPENREG_ABI_VERSION;
+  m.def("_settings", &settings);
+  m.def("_factories", &factories);
+  m.def("_lane_info", &laneInfo);
+}
+
+}  // namespace
+
+}  // namespace torch_openreg
+
+PYBIND11_MODULE(_C, m) {
+  using namespace torch_openreg;
+  static const orBlockHooks blockHooks{letGoOfGil, takeGilBack};
+  OPENREG_CHECK(orSetBlockHooks(&blockHooks));
+  registerHooks();
+  registerGraph();
+  startAutogradWithoutDevices();
+  py::register_local_exception_translator(&translate);
+  bindDevices(m);
+  bindStreams(m);
+  bindRandom(m);
+  bindDiagnostics(m);
+}

@@ -1,0 +1,169 @@
+/*
+ * Pools belong to the process and are leaked, because streams may be used while it exits. A slot
+ * is written once, under its pool's mutex, and read without it. The current streams belong to
+ * the thread.
+ */
+#include "stream.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+
+namespace torch_openreg {
+
+namespace {
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+constexpr c10::StreamId kDefaultId = 0;
+constexpr int kMaxPriorities = 8;
+
+struct Pool {
+  std::mutex mutex;
+  std::atomic<uint32_t> turn{0};
+  std::array<std::atomic<orStream_t>, kStreamsPerPool> slots{};
+};
+
+using DevicePools = std::array<Pool, kMaxPriorities>;
+std::array<std::atomic<DevicePools *>, OPENREG_MAX_DEVICES> allPools{};
+
+std::array<std::atomic<orStream_t>, OPENREG_MAX_DEVICES> defaultHandles{};
+
+thread_local std::array<c10::StreamId, OPENREG_MAX_DEVICES> currentIds{};
+
+OpenRegStream makeStream(c10::DeviceIndex index, c10::StreamId id) {
+  return OpenRegStream(OpenRegStream::UNCHECKED,
+                       c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, index), id));
+}
+
+DevicePools &poolsOf(c10::DeviceIndex index) {
+  DevicePools *pools = allPools[index].load(std::memory_order_acquire);
+  if (pools != nullptr) return *pools;
+  auto *fresh = new DevicePools();
+  if (allPools[index].compare_exchange_strong(pools, fresh, std::memory_order_acq_rel))
+    return *fresh;
+  delete fresh;
+  return *pools;
+}
+
+orStream_t streamOfSlot(Pool &pool, std::atomic<orStream_t> &slot, c10::DeviceIndex index,
+                        int priority) {
+  orStream_t handle = slot.load(std::memory_order_acquire);
+  if (handle != 0) return handle;
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  handle = slot.load(std::memory_order_relaxed);
+  if (handle != 0) return handle;
+  DeviceSwitch device(index);
+  OPENREG_CHECK(orStreamCreateWithPriority(&handle, priority));
+  slot.store(handle, std::memory_order_release);
+  return handle;
+}
+
+orStream_t defaultHandle(c10::DeviceIndex index) {
+  checkIndex(index);
+  orStream_t handle = defaultHandles[index].load(std::memory_order_relaxed);
+  if (C10_LIKELY(handle != 0)) return handle;
+  OPENREG_CHECK(orStreamGetDefault(&handle, index));
+  defaultHandles[index].store(handle, std::memory_order_relaxed);
+  return handle;
+}
+
+/* The device of a handle, or an error that names the id and the device it was used with. */
+int deviceOf(orStream_t handle, c10::DeviceIndex index) {
+  int owner = -1;
+  const orError_t error = orStreamGetDevice(handle, &owner);
+  if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
+    orGetLastError();
+    TORCH_CHECK(false, "stream id ", static_cast<c10::StreamId>(handle),
+                " on openreg:", static_cast<int>(index),
+                " does not name a live stream: it was never handed out, or its owner has "
+                "destroyed it");
+  }
+  OPENREG_CHECK(error);
+  return owner;
+}
+
+void checkOwner(orStream_t handle, c10::DeviceIndex index) {
+  const int owner = deviceOf(handle, index);
+  TORCH_CHECK(owner == index, "stream id ", static_cast<c10::StreamId>(handle),
+              " is a stream of openreg:", owner, ", not of openreg:", static_cast<int>(index));
+}
+
+}  // namespace
+
+OpenRegStream::OpenRegStream(c10::Stream stream) : stream_(stream) {
+  TORCH_CHECK(stream.device_type() == kType, "expected a stream of an openreg device, got one of ",
+              stream.device());
+}
+
+orStream_t OpenRegStream::stream() const {
+  const c10::DeviceIndex index = device_index();
+  if (id() == kDefaultId) return defaultHandle(index);
+  checkIndex(index);
+  const auto handle = static_cast<orStream_t>(id());
+  checkOwner(handle, index);
+  return handle;
+}
+
+int OpenRegStream::priority() const {
+  int priority = 0;
+  OPENREG_CHECK(orStreamGetPriority(stream(), &priority));
+  return priority;
+}
+
+bool OpenRegStream::query() const {
+  const orError_t error = orStreamQuery(stream());
+  if (error == orErrorNotReady) return false;
+  OPENREG_CHECK(error);
+  return true;
+}
+
+void OpenRegStream::synchronize() const { OPENREG_CHECK(orStreamSynchronize(stream())); }
+
+PriorityRange priorityRange() {
+  PriorityRange range{};
+  OPENREG_CHECK(orDeviceGetStreamPriorityRange(&range.least, &range.greatest));
+  TORCH_INTERNAL_ASSERT(range.least - range.greatest < kMaxPriorities);
+  return range;
+}
+
+OpenRegStream getStreamFromPool(int priority, c10::DeviceIndex device_index) {
+  const c10::DeviceIndex index = indexOrCurrent(device_index);
+  const PriorityRange range = priorityRange();
+  priority = std::clamp(priority, range.greatest, range.least);
+  Pool &pool = poolsOf(index)[range.least - priority];
+  const uint32_t turn = pool.turn.fetch_add(1, std::memory_order_relaxed) % kStreamsPerPool;
+  const orStream_t handle = streamOfSlot(pool, pool.slots[turn], index, priority);
+  return makeStream(index, static_cast<c10::StreamId>(handle));
+}
+
+OpenRegStream getStreamFromPool(bool isHighPriority, c10::DeviceIndex device_index) {
+  const PriorityRange range = priorityRange();
+  return getStreamFromPool(isHighPriority ? range.greatest : range.least, device_index);
+}
+
+OpenRegStream getDefaultOpenRegStream(c10::DeviceIndex device_index) {
+  return makeStream(indexOrCurrent(device_index), kDefaultId);
+}
+
+OpenRegStream getCurrentOpenRegStream(c10::DeviceIndex device_index) {
+  const c10::DeviceIndex index = indexOrCurrent(device_index);
+  return makeStream(index, currentIds[index]);
+}
+
+void setCurrentOpenRegStream(OpenRegStream stream) {
+  const c10::DeviceIndex index = checkIndex(stream.device_index());
+  if (stream.id() != kDefaultId) checkOwner(static_cast<orStream_t>(stream.id()), index);
+  currentIds[index] = stream.id();
+}
+
+OpenRegStream getStreamFromExternal(orStream_t ext_stream, c10::DeviceIndex device_index) {
+  const c10::DeviceIndex index = indexOrCurrent(device_index);
+  if (ext_stream == OR_STREAM_DEFAULT) return makeStream(index, kDefaultId);
+  checkOwner(ext_stream, index);
+  // One stream has one id: the default stream's own handle is the default stream.
+  if (ext_stream == defaultHandle(index)) return makeStream(index, kDefaultId);
+  return makeStream(index, static_cast<c10::StreamId>(ext_stream));
+}
+
+}  // namespace torch_openreg

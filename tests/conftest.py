@@ -1,0 +1,66 @@
+"""What the tests share: Python programs in processes of their own, and a wait with a limit."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+LIMIT = 120  # seconds; for a program that hangs, far above what any takes
+
+
+def _run(code, env=None, timeout=LIMIT, arguments=()):
+    """Runs a program; its settings are those in `env` alone. Returns code, out and err."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
+    variables.update(env or {})
+    command = [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))]
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@pytest.fixture(scope="session")
+def run():
+    return _run
+
+
+@pytest.fixture(scope="session")
+def run_ok():
+    """Runs a program that has to succeed and say nothing on stderr; returns its output."""
+
+    def run_ok(code, env=None, **options):
+        done = _run(code, env, **options)
+        assert (done.code, done.err) == (0, ""), f"{done.out}\n{done.err}"
+        return done.out
+
+    return run_ok
+
+
+@pytest.fixture(scope="session")
+def eventually():
+    """Waits for a condition that has to become true; fails after a long time."""
+
+    def eventually(condition, seconds=60):
+        limit = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < limit, "the condition did not become true"
+            time.sleep(0.001)
+
+    return eventually
+
+
+@pytest.fixture(autouse=True)
+def clean_device():
+    """Every test begins and ends on device 0, on default streams, with nothing queued."""
+    torch.openreg.set_device(0)
+    yield
+    torch.openreg.set_device(0)
+    for index in range(torch.openreg.device_count()):
+        torch.openreg.set_stream(torch.openreg.default_stream(index))
+        torch.openreg.synchronize(index)
+    torch.openreg.set_device(0)

@@ -1,0 +1,228 @@
+"""Copies: dtypes and layouts there and back, between devices, pinned and in stream order."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+
+import torch_openreg  # noqa: F401
+
+DEVICE = "openreg:0"
+OTHER = "openreg:1"
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+]
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "channels last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "gaps": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "offset": lambda t: torch.cat([t[:1], t])[1:],
+    "expanded": lambda t: t[:1].expand_as(t),
+}
+LAYOUT_PAIRS = [pair for pair in itertools.product(LAYOUTS, LAYOUTS) if pair[0] != "expanded"]
+two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
+
+
+def sample(dtype=torch.float32):
+    values = torch.arange(2 * 3 * 4 * 5) % 100
+    if dtype.is_complex:
+        values = torch.complex(values.float(), -values.float())
+    return values.to(dtype).view(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_there_and_back(dtype, layout):
+    host = LAYOUTS[layout](sample(dtype))
+    device = host.to(DEVICE)
+    assert torch.equal(device.cpu(), host)
+    assert device.stride() == host.to("cpu", copy=True).stride()
+    assert torch.equal(LAYOUTS[layout](sample(dtype).to(DEVICE)).cpu(), host)
+
+
+@pytest.mark.parametrize("to,source", LAYOUT_PAIRS)
+@pytest.mark.parametrize("where", [(DEVICE, "cpu"), ("cpu", DEVICE), (DEVICE, DEVICE)], ids=str)
+def test_copy_into_any_layout(to, source, where):
+    dst = LAYOUTS[to](torch.zeros(2, 3, 4, 5).to(where[0]))
+    src = LAYOUTS[source](sample().to(where[1]))
+    dst.copy_(src)
+    assert torch.equal(dst.cpu(), src.cpu())
+
+
+@pytest.mark.parametrize("to,source", list(itertools.product(DTYPES, DTYPES)), ids=str)
+def test_casts(to, source):
+    host = sample(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = host.to(to)
+        assert torch.equal(host.to(DEVICE).to(to).cpu(), expected)
+        assert torch.equal(
+            torch.empty(host.shape, dtype=to, device=DEVICE).copy_(host).cpu(), expected
+        )
+        assert torch.equal(torch.empty(host.shape, dtype=to).copy_(host.to(DEVICE)), expected)
+
+
+@pytest.mark.parametrize("place", [DEVICE, "cpu"])
+def test_conj_and_neg_bits(place):
+    host = sample(torch.complex64)
+    for view in (
+        torch.conj,
+        torch._neg_view,
+        lambda t: torch._neg_view(t.conj()),
+        lambda t: t.conj().imag,
+    ):
+        source = view(host.to(DEVICE))
+        expected = view(host).resolve_conj().resolve_neg()
+        assert torch.equal(source.cpu().resolve_conj().resolve_neg(), expected)
+        dst = torch.empty(expected.shape, dtype=expected.dtype, device=place)
+        assert torch.equal(dst.copy_(source).cpu(), expected)
+        assert torch.equal(source.clone().cpu().resolve_conj().resolve_neg(), expected)
+    dst = torch.zeros_like(host, device=DEVICE).conj()
+    dst.copy_(host)
+    assert torch.equal(dst.cpu().resolve_conj(), host)
+
+
+def test_broadcasting_and_overlap():
+    x = torch.zeros(3, 4, device=DEVICE)
+    x.copy_(torch.arange(4.0))
+    assert x.tolist() == [[0.0, 1.0, 2.0, 3.0]] * 3
+    x.copy_(x)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        x.view(-1)[1:].copy_(x.view(-1)[:-1])
+    with pytest.raises(RuntimeError, match="expand"):
+        x.copy_(torch.ones(5))
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.zeros(1, device=DEVICE).expand(4).copy_(torch.arange(4.0, device=DEVICE))
+
+
+def test_meta_is_not_host_memory():
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        torch.ones(2, device=DEVICE).copy_(torch.ones(2, device="meta"))
+
+
+def test_complex_to_real_warns_on_the_calling_thread():
+    x = torch.ones(4, dtype=torch.complex64, device=DEVICE)
+    torch.set_warn_always(True)  # else it comes once a process
+    try:
+        with pytest.warns(UserWarning, match="imaginary"):
+            torch.empty(4, device=DEVICE).copy_(x)
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_gradients_flow_through_copies():
+    x = torch.ones(3, requires_grad=True)
+    (x.to(DEVICE).double() * 2).cpu().sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+# ---- Two devices ----
+
+
+@two_devices
+@pytest.mark.parametrize("to,source", LAYOUT_PAIRS)
+def test_between_devices(to, source):
+    dst = LAYOUTS[to](torch.zeros(2, 3, 4, 5, dtype=torch.float64, device=OTHER))
+    src = LAYOUTS[source](sample().to(DEVICE))
+    dst.copy_(src)
+    assert torch.equal(dst.cpu().float(), src.cpu())
+    assert torch.equal(src.to(OTHER).cpu(), src.cpu())
+
+
+@two_devices
+def test_between_devices_waits_for_both_streams_and_not_for_the_host():
+    src = torch.ones(1024, device=DEVICE)
+    dst = torch.zeros(1024, device=OTHER)
+    torch.accelerator.synchronize(0)
+    torch.accelerator.synchronize(1)
+    with torch.openreg.testing.gate(0) as first, torch.openreg.testing.gate(1) as second:
+        first.wait()
+        second.wait()
+        dst.copy_(src)
+        assert not torch.accelerator.current_stream(0).query()
+        first.open()
+        # The source's stream waits for the destination's, which is still held.
+        assert not torch.accelerator.current_stream(0).query()
+        second.open()
+        torch.accelerator.current_stream(1).synchronize()
+    assert dst.cpu().sum().item() == 1024
+
+
+# ---- Pinned memory and streams ----
+
+
+def test_pinned_copies_return_behind_a_gate():
+    source = torch.arange(1 << 16).float().pin_memory()
+    result = torch.zeros(1 << 16).pin_memory()
+    device = torch.zeros(1 << 16, device=DEVICE)
+    torch.accelerator.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        device.copy_(source, non_blocking=True)
+        result.copy_(device, non_blocking=True)
+        assert result.sum().item() == 0
+        assert not torch.openreg.current_stream().query()
+    torch.accelerator.synchronize()
+    assert torch.equal(result, source)
+
+
+def test_a_pinned_block_is_not_reused_under_an_unfinished_copy():
+    device = torch.zeros(1 << 12, device=DEVICE)
+    torch.accelerator.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        source = torch.ones(1 << 13).pin_memory()
+        address = source.data_ptr()
+        # The event belongs to the storage: a slice counts.
+        device.copy_(source[1 << 12 :], non_blocking=True)
+        del source
+        other = torch.zeros(1 << 13).pin_memory()
+        assert other.data_ptr() != address
+    torch.accelerator.synchronize()
+    assert device.cpu().sum().item() == 1 << 12
+
+
+def test_blocking_copies_wait_for_the_current_stream():
+    stream = torch.Stream(DEVICE)
+    pinned = torch.zeros(1024).pin_memory()
+    with stream:
+        x = torch.ones(1024, device=DEVICE)
+        torch.openreg._sleep(20_000_000)
+        x.mul_(3)
+        pinned.copy_(x)
+        assert pinned.sum().item() == 3 * 1024
+        torch.openreg._sleep(20_000_000)
+        x.mul_(3)
+        assert x.cpu().sum().item() == 9 * 1024
+        torch.openreg._sleep(20_000_000)
+        assert x[0].item() == 9
+
+
+@pytest.mark.parametrize("size", [1, 1 << 12, 1 << 18])
+def test_a_pageable_source_may_be_overwritten(size):
+    source = torch.ones(size)
+    device = torch.zeros(size, device=DEVICE)
+    torch.openreg._sleep(20_000_000)
+    device.copy_(source, non_blocking=True)
+    source.zero_()
+    assert device.cpu().sum().item() == size
+
+
+def test_pinned_copies_with_strides_and_casts():
+    source = torch.arange(64.0).view(8, 8).pin_memory()
+    device = torch.zeros(8, 8, dtype=torch.float64, device=DEVICE)
+    device.copy_(source.t(), non_blocking=True)
+    result = torch.zeros(8, 8).pin_memory()
+    result.copy_(device.t(), non_blocking=True)
+    torch.accelerator.synchronize()
+    assert torch.equal(result, source)

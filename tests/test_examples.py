@@ -1,0 +1,55 @@
+"""The examples and the README's program run as a reader would run them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command):
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+
+
+def test_digits_learns_on_both_devices():
+    """Five epochs instead of fifteen: enough for the 97 % that the example itself demands."""
+    done = run("docs/examples/digits.py", "--epochs", 5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = r"^{}\s+(\d+\.\d+)%\s+\d+\.\d+ s\s+{}$"
+    device = re.search(row.format("openreg:1", r"(\d+\.\d+) MiB"), done.stdout, re.M)
+    cpu = re.search(row.format("cpu", "-"), done.stdout, re.M)
+    assert device and cpu, done.stdout
+    assert float(device[1]) >= 97 and float(cpu[1]) >= 97
+    assert float(device[2]) > 0
+    assert "train on openreg:1: 100%" in done.stderr
+
+
+def test_digits_fails_when_it_has_not_learnt():
+    done = run("docs/examples/digits.py", "--device", "cpu", "--epochs", 1)
+    assert done.returncode == 1
+    assert "below 97%" in done.stderr
+
+
+def test_two_devices_learns():
+    done = run("docs/examples/two_devices.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", done.stdout)]
+    assert len(losses) == 10 and losses[-1] < losses[0] / 4
+    assert "openreg:0 and openreg:1" in done.stdout
+
+
+def test_two_devices_fails_when_it_has_not_learnt():
+    done = run("docs/examples/two_devices.py", "--devices", "cpu", "cpu", "--epochs", 1)
+    assert done.returncode == 1
+    assert "did not learn" in done.stderr
+
+
+def test_readme_program():
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len([line for line in program.splitlines() if line]) <= 10
+    done = run("-W", "error", "-c", program)
+    assert done.returncode == 0, done.stderr
+    float(done.stdout.strip().removeprefix("tensor(").removesuffix(")"))

@@ -1,0 +1,433 @@
+"""Operators: the CPU's kernels over the device's memory."""
+
+import copy
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_openreg  # noqa: F401
+
+DEVICE = "openreg:0"
+OTHER = "openreg:1"
+two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
+
+
+def same(function, *tensors, **kwargs):
+    """The function gives the same on both sides, and its tensors are on the device."""
+    expected = function(*tensors, **kwargs)
+    got = function(*(t.to(DEVICE) for t in tensors), **kwargs)
+    pairs = (
+        [(got, expected)]
+        if isinstance(got, torch.Tensor)
+        else list(zip(got, expected, strict=True))
+    )
+    for result, wanted in pairs:
+        assert result.device == torch.device(DEVICE)
+        assert result.is_conj() == wanted.is_conj() and result.is_neg() == wanted.is_neg()
+        torch.testing.assert_close(result.cpu(), wanted)
+    return got
+
+
+def run_child(code):
+    child = subprocess.run(
+        [sys.executable, "-c", "import torch, torch_openreg\n" + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def test_arithmetic():
+    x, y = torch.rand(5, 7), torch.rand(5, 7)
+    for function in (
+        torch.add,
+        torch.mul,
+        torch.sub,
+        torch.div,
+        torch.maximum,
+        torch.atan2,
+        torch.eq,
+    ):
+        same(function, x, y)
+    for function in (
+        torch.exp,
+        torch.sigmoid,
+        torch.neg,
+        torch.sum,
+        torch.argmax,
+        torch.sort,
+        torch.std,
+    ):
+        same(function, x)
+    same(lambda t: t @ t.t(), x)
+    same(lambda t: 2 // (t + 1), x)
+    same(lambda t: t.to(torch.complex64) * 2j, x)
+    same(lambda t: torch.cat([t, t[:2]]), x)
+    same(lambda t: torch.where(t > 0.5, t, 0.0), x)
+    same(lambda t: t[torch.tensor([0, 2])], x)
+    same(lambda t: torch.topk(t, 3), x)
+    same(torch.linalg.svdvals, x)
+    same(torch.unique, torch.tensor([3, 1, 3, 2]))
+    same(lambda t: t.split(2), x)
+
+
+def test_in_place_returns_the_same_tensor():
+    x = torch.zeros(4, device=DEVICE)
+    assert x.add_(1) is x
+    assert x[1:3].mul_(5) is not x
+    x.t_().clamp_(max=4)
+    assert x.tolist() == [1, 4, 4, 1]
+    x[x > 2] = 0
+    x[torch.tensor([0])] = 9
+    assert x.tolist() == [9, 0, 0, 1]
+    x.index_add_(0, torch.tensor([1, 1], device=DEVICE), torch.ones(2, device=DEVICE))
+    assert x.tolist() == [9, 2, 0, 1]
+
+
+def test_out_is_filled_and_resized():
+    x = torch.arange(6.0, device=DEVICE)
+    out = torch.empty(6, device=DEVICE)
+    address = out.data_ptr()
+    assert torch.add(x, 1, out=out) is out
+    assert out.data_ptr() == address and out.tolist() == [1, 2, 3, 4, 5, 6]
+    empty = torch.empty(0, device=DEVICE)
+    assert torch.cumsum(x, 0, out=empty) is empty
+    assert empty.tolist() == [0, 1, 3, 6, 10, 15]
+    values, order = torch.empty(0, device=DEVICE), torch.empty(0, dtype=torch.long, device=DEVICE)
+    torch.sort(x, descending=True, out=(values, order))
+    assert values.tolist() == [5, 4, 3, 2, 1, 0] and order.tolist() == [5, 4, 3, 2, 1, 0]
+
+
+def test_out_resized_by_the_kernel_itself():
+    # nonzero's shape is known only to the kernel, which then resizes what it was given.
+    x = torch.tensor([1, 0, 1] * 1000, device=DEVICE)
+    out = torch.empty(0, dtype=torch.long, device=DEVICE)
+    shared = torch.empty(0, dtype=torch.long, device=DEVICE).set_(out)
+    assert torch.nonzero(x, out=out) is out
+    assert out.shape == (2000, 1) and out[:2].flatten().tolist() == [0, 2]
+    assert shared.untyped_storage().size() == out.untyped_storage().size()
+    with pytest.warns(UserWarning, match="resized"):
+        torch.nonzero(x[:2], out=out)
+    assert out.tolist() == [[0]]
+
+
+def test_foreach_and_lists():
+    xs = [torch.ones(3, device=DEVICE) for _ in range(40)]
+    torch._foreach_add_(xs, 1)
+    ys = torch._foreach_mul(xs, [torch.tensor(3.0, device=DEVICE)] * 40)
+    assert all(x.tolist() == [2.0] * 3 for x in xs)
+    assert all(y.tolist() == [6.0] * 3 for y in ys)
+
+
+def test_conj_bit_of_a_fresh_result():
+    x = torch.randn(4, dtype=torch.complex64)
+    same(torch.vdot, x, x.flip(0))
+    same(torch.conj, x)
+    matrix = torch.randn(3, 3, dtype=torch.complex64)
+    same(lambda a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), a, adjoint=True), matrix)
+    same(torch.fft.ihfft, torch.randn(8))
+
+
+# ---- Devices ----
+
+
+def test_mixed_devices_name_both():
+    x = torch.ones(3, device=DEVICE)
+    for function in (torch.add, torch.dot, torch.minimum):
+        for pair in ((x, torch.ones(3)), (torch.ones(3), x)):
+            with pytest.raises(
+                RuntimeError, match=r"two devices, .*(openreg:0.*cpu|cpu.*openreg:0)"
+            ):
+                function(*pair)
+    with pytest.raises(RuntimeError, match="openreg:0 and cpu"):
+        torch.cat([x, torch.ones(3)])
+    with pytest.raises(RuntimeError, match=r"(openreg:0 and cpu|cpu and openreg:0)"):
+        torch.tensor(1.0).add_(x[0])
+
+
+@two_devices
+def test_two_devices_name_both():
+    x, y = torch.ones(3, device=DEVICE), torch.ones(3, device=OTHER)
+    for function in (torch.add, torch.dot):
+        with pytest.raises(RuntimeError, match="openreg:0 and openreg:1"):
+            function(x, y)
+    with pytest.raises(RuntimeError, match="openreg:0"):
+        torch.add(x, torch.tensor(1.0, device=OTHER))
+
+
+def test_cpu_scalars_mix():
+    x = torch.ones(3, device=DEVICE)
+    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3]
+    assert torch.where(x > 0, torch.tensor(5.0), x).tolist() == [5, 5, 5]
+    assert (torch.tensor(2.0) * x).device == x.device
+    assert x[torch.tensor([0, 1])].tolist() == [1, 1]
+
+
+@two_devices
+def test_an_operator_runs_on_its_tensors_device():
+    x = torch.ones(3, device=OTHER)
+    assert x.sort()[0].device == x.device
+    assert (x + 1).device == x.device
+    assert torch.accelerator.current_device_index() == 0
+
+
+def test_streams_order_operators():
+    side = torch.Stream(DEVICE)
+    x = torch.zeros(4, device=DEVICE)
+    torch.accelerator.synchronize()
+    done = []
+
+    def work():
+        with side:
+            x.add_(1)
+        done.append(True)
+
+    with torch.openreg.testing.gate() as gate:
+        gate.wait(side)
+        thread = threading.Thread(target=work)
+        thread.start()
+        # The default stream does not wait for the side stream, nor does this thread for the other.
+        assert x.tolist() == [0] * 4
+        assert not done
+    thread.join()
+    assert x.tolist() == [1] * 4
+
+
+# ---- Errors and warnings ----
+
+
+def test_exceptions_keep_their_type():
+    x = torch.ones(3, 3, device=DEVICE)
+    with pytest.raises(IndexError):
+        x.sum(dim=7)
+    with pytest.raises(IndexError):
+        x[torch.tensor([5], device=DEVICE)]
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.linalg.inv(torch.zeros(2, 2, device=DEVICE))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        x @ torch.ones(2, 2, device=DEVICE)
+    assert x.sum().item() == 9
+
+
+def test_an_operator_without_any_kernel():
+    x = torch.ones(3, 3, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="_cslt_compress on openreg"):
+        torch.ops.aten._cslt_compress(x)
+
+
+def test_a_python_kernel_for_the_cpu_alone():
+    library = torch.library.Library("openreg_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    x = torch.ones(3, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="openreg_test::twice on openreg"):
+        torch.ops.openreg_test.twice(x)
+    library.impl("twice", lambda x: x + x, "PrivateUse1")
+    assert torch.ops.openreg_test.twice(x).tolist() == [2.0] * 3
+
+
+def test_warnings_reach_the_caller():
+    x = torch.ones(3, device=DEVICE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.add(x, x, out=torch.ones(2, device=DEVICE))
+    assert any("resized" in str(w.message) for w in caught)
+
+
+# ---- Random numbers ----
+
+
+def test_random_numbers_repeat():
+    torch.manual_seed(7)
+    first = torch.randn(5, device=DEVICE), F.dropout(torch.ones(64, device=DEVICE))
+    torch.manual_seed(7)
+    again = torch.randn(5, device=DEVICE), F.dropout(torch.ones(64, device=DEVICE))
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(torch.randn(5, device=DEVICE).cpu(), first[0].cpu())
+
+
+def test_the_cpu_generator_is_left_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    torch.randn(9, device=DEVICE)
+    F.dropout(torch.ones(9, device=DEVICE))
+    torch.bernoulli(torch.full((9,), 0.5, device=DEVICE))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_generators():
+    generator = torch.Generator(DEVICE).manual_seed(5)
+    first = torch.rand(4, device=DEVICE, generator=generator)
+    assert not torch.equal(torch.rand(4, device=DEVICE, generator=generator).cpu(), first.cpu())
+    generator.manual_seed(5)
+    assert torch.equal(torch.rand(4, device=DEVICE, generator=generator).cpu(), first.cpu())
+    with pytest.raises(RuntimeError, match=r"openreg:0.*cpu"):
+        torch.ones(2, device=DEVICE).normal_(generator=torch.Generator())
+
+
+@two_devices
+def test_a_generator_of_another_device():
+    with pytest.raises(RuntimeError, match=r"openreg:0.*openreg:1"):
+        torch.ones(2, device=DEVICE).normal_(generator=torch.Generator(OTHER))
+
+
+# ---- Training ----
+
+
+def check_step(model, *inputs, loss=lambda out: out.square().mean()):
+    reference = copy.deepcopy(model)
+    model = model.to(DEVICE)
+    expected = loss(reference(*inputs))
+    got = loss(model(*(t.to(DEVICE) for t in inputs)))
+    expected.backward()
+    got.backward()
+    torch.testing.assert_close(got.cpu(), expected)
+    for wanted, parameter in zip(reference.parameters(), model.parameters(), strict=True):
+        assert parameter.grad.device == parameter.device
+        torch.testing.assert_close(parameter.grad.cpu(), wanted.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutional_net():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 3, padding=1),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 8, 3, groups=2, bias=False),
+        torch.nn.ConvTranspose2d(8, 6, 3, stride=2),
+        torch.nn.GroupNorm(2, 6),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(10),
+    )
+    x = torch.randn(4, 1, 8, 8)
+    net(x)
+    check_step(net, x, loss=lambda out: F.cross_entropy(out, torch.arange(4, device=out.device)))
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_other_convolutions(dims):
+    torch.manual_seed(0)
+    conv = {1: torch.nn.Conv1d, 3: torch.nn.Conv3d}[dims](2, 4, 3, stride=2, dilation=1)
+    check_step(conv, torch.randn(2, 2, *[7] * dims))
+
+
+def test_channels_last_convolution():
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    check_step(conv, x)
+    assert conv(x.to(DEVICE)).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_transformer_layer():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    check_step(layer, torch.randn(2, 5, 16))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_nets(kind):
+    torch.manual_seed(0)
+    net = kind(4, 6, num_layers=2, batch_first=True)
+    check_step(net, torch.randn(3, 5, 4), loss=lambda out: out[0].square().mean())
+
+
+def test_packed_sequences():
+    torch.manual_seed(0)
+    net = torch.nn.LSTM(4, 6, batch_first=True)
+
+    def run(net, x):
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3, 2], batch_first=True)
+        return torch.nn.utils.rnn.pad_packed_sequence(net(packed)[0], batch_first=True)[0]
+
+    x = torch.randn(3, 5, 4)
+    expected = run(net, x)
+    torch.testing.assert_close(run(net.to(DEVICE), x.to(DEVICE)).cpu(), expected)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_optimizers(optimizer):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    reference = copy.deepcopy(model)
+    model = model.to(DEVICE)
+    x = torch.randn(8, 4)
+    for net, batch in ((reference, x), (model, x.to(DEVICE))):
+        stepper = optimizer(net.parameters(), lr=0.1)
+        for _ in range(5):
+            stepper.zero_grad()
+            net(batch).square().mean().backward()
+            stepper.step()
+    torch.testing.assert_close(model.weight.cpu(), reference.weight)
+
+
+def test_autocast():
+    x, y = torch.rand(3, 3, device=DEVICE), torch.rand(3, 3, device=DEVICE)
+    with torch.autocast("openreg", dtype=torch.bfloat16):
+        assert (x @ y).dtype == torch.bfloat16
+        assert (x @ y).softmax(0).dtype == torch.float32
+        assert (x + y).dtype == torch.float32
+        assert torch.rand(3, device=DEVICE).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="binary_cross_entropy"):
+            F.binary_cross_entropy(x, y)
+    assert (x @ y).dtype == torch.float32
+
+
+def test_zero_gradients_without_memory():
+    x = torch.randn(4, device=DEVICE, requires_grad=True)
+    torch.sgn(x).sum().backward()
+    assert x.grad.tolist() == [0.0] * 4
+    zeros = torch._efficientzerotensor(3, device=DEVICE)
+    assert (torch.ones(3, device=DEVICE) + zeros).tolist() == [1.0] * 3
+    assert zeros.cpu().tolist() == [0.0] * 3
+    assert zeros.sort()[0].tolist() == [0.0] * 3
+
+
+def test_backward_runs_on_the_forward_stream():
+    side = torch.Stream(DEVICE)
+    with side:
+        x = torch.ones(4, device=DEVICE, requires_grad=True)
+        y = (x * 3).sum()
+    y.backward()
+    side.synchronize()
+    assert x.grad.tolist() == [3.0] * 4
+
+
+def test_only_the_wide_lane_uses_several_threads():
+    code = """
+        import os
+        import threading
+        import time
+
+        x = torch.rand(512, 512, device="openreg")
+
+        def work():
+            with torch.Stream("openreg"):
+                for _ in range(30):
+                    x.exp(), x.mm(x), x.sum()
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        time.sleep(0.2)  # a new thread has its parent's name for a moment
+        tasks = os.listdir("/proc/self/task")
+        names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
+        lanes = {name for name in names if name.startswith("openreg-")}
+        print(len(lanes), *sorted(name for name in lanes if names.count(name) > 1))
+    """
+    lanes, *teams = run_child(code).split()
+    assert int(lanes) >= 2
+    # OpenMP's workers carry the name of the lane that started them, and lane 0 is the wide one.
+    assert set(teams) <= {"openreg-0"}

@@ -1,0 +1,238 @@
+"""What is shipped: sdist, wheel, headers, library, metadata; and the refusal of another PyTorch.
+
+The wheel is built from the source distribution, unpacked elsewhere, so that a file missing from it
+shows; the compilers are told not to optimise, because only completeness is at stake here.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import torch_openreg
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIM_HEADERS = sorted(header.name for header in ROOT.glob("csrc/torch/*.h"))
+
+
+def run(command, **options):
+    """The standard output; a failure shows both outputs."""
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, **options
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build(folder, hook, out):
+    """Calls one hook of the build backend, as pip does, and returns the file made."""
+    out.mkdir(exist_ok=True)
+    program = f"import sys; from setuptools import build_meta as b; b.{hook}(sys.argv[1])"
+    environment = {**os.environ, "CFLAGS": "-O0", "CXXFLAGS": "-O0 -g0"}
+    run([sys.executable, "-c", program, out], cwd=folder, env=environment)
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    ignored = shutil.ignore_patterns(".venv", ".git", "build", "*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "tree", ignore=ignored)
+    return build(folder / "tree", "build_sdist", folder / "out")
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
+    (tree,) = folder.iterdir()
+    return build(tree, "build_wheel", folder / "out")
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """The wheel's contents in a folder: first on the path, it hides any other install."""
+    folder = tmp_path_factory.mktemp("installed")
+    run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+         "--target", folder, wheel])  # fmt: skip
+    return folder
+
+
+def python(installed, program, **environment):
+    return run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(installed), **environment},
+        cwd=installed,
+    )
+
+
+def test_sdist_has_sources_and_no_results(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for path in ("csrc/openreg/include/openreg.h", "csrc/openreg/core.h", "setup.py", "LICENSE",
+                 "Makefile", "tests/test_packaging.py", "docs/examples/digits.py"):  # fmt: skip
+        assert path in names
+    made = [name for name in names if name.endswith((".so", ".o", "_build_info.py"))]
+    assert made == []
+
+
+def test_wheel_has_library_headers_and_license(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert "torch_openreg/lib/libopenreg.so" in names
+    assert "torch_openreg/include/openreg.h" in names
+    assert any(re.fullmatch(r"torch_openreg/_C\..*\.so", name) for name in names)
+    assert SHIM_HEADERS, "the shim has headers"
+    for header in SHIM_HEADERS:
+        assert f"torch_openreg/include/torch_openreg/{header}" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "csrc/", "benchmarks/"))]
+
+
+def test_wheel_is_small_and_for_this_platform(wheel):
+    assert "linux" in wheel.name and "none-any" not in wheel.name
+    assert wheel.stat().st_size < 15 * 2**20
+
+
+def test_wheel_metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        info = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(info).decode()
+        entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
+    assert "License-Expression: BSD-3-Clause" in metadata
+    assert "Requires-Python: >=3.10" in metadata
+    assert "Requires-Dist: torch==2.13.0" in metadata
+    assert re.search(r"\[torch\.backends\]\s+openreg = torch_openreg:_autoload", entry_points)
+
+
+def test_installed_wheel_is_loaded_by_import_torch(installed):
+    program = """
+import torch, sys
+module = sys.modules["torch_openreg"]
+print(module.__file__, module.get_include(), module.get_library_dir())
+print((torch.ones(3, device="openreg:1") + 1).cpu().tolist())
+"""
+    places, result = python(installed, program).splitlines()
+    for place in places.split():
+        assert Path(place).exists()
+        assert Path(place).is_relative_to(installed)
+    assert result == "[2.0, 2.0, 2.0]"
+
+
+C_PROGRAM = r"""
+#include <openreg.h>
+#include <stdio.h>
+#include <string.h>
+
+int main(void) {
+  const char sent[] = "there and back";
+  char received[sizeof(sent)] = {0};
+  void *memory = NULL;
+  int count = 0;
+  if (orGetDeviceCount(&count) || count != 3) return 2;
+  if (orSetDevice(2) || orMalloc(&memory, sizeof(sent))) return 3;
+  if (orMemcpy(memory, sent, sizeof(sent), orMemcpyHostToDevice)) return 4;
+  if (orMemcpy(received, memory, sizeof(sent), orMemcpyDeviceToHost)) return 5;
+  if (orFree(memory)) return 6;
+  puts(received);
+  return strcmp(sent, received) != 0;
+}
+"""
+
+
+def test_c_program_uses_installed_header_and_library(installed, tmp_path):
+    program = "import torch_openreg as o; print(o.get_include()); print(o.get_library_dir())"
+    include, library = python(installed, program).splitlines()
+    (tmp_path / "program.c").write_text(C_PROGRAM)
+    run([os.environ.get("CC", "cc"), "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic",
+         "program.c", f"-I{include}", f"-L{library}", "-lopenreg", f"-Wl,-rpath,{library}",
+         "-o", "program"], cwd=tmp_path)  # fmt: skip
+    environment = {**os.environ, "OPENREG_DEVICE_COUNT": "3"}
+    assert run([tmp_path / "program"], env=environment) == "there and back\n"
+
+
+def test_shim_headers_compile_where_they_are_installed(installed, tmp_path):
+    """Each alone, so that none leans on what another included."""
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    include = installed / "torch_openreg/include"
+    lines = [f"#include <torch_openreg/{header}>\n" for header in SHIM_HEADERS]
+    (tmp_path / "all.cpp").write_text("".join(lines))
+    run([os.environ.get("CXX", "c++"), "-std=c++20", "-fsyntax-only", "all.cpp", f"-I{include}",
+         f"-isystem{torch / 'include'}"], cwd=tmp_path)  # fmt: skip
+
+
+def test_library_exports_the_api_only(installed):
+    """Whatever the core exports is public, and there is nothing of PyTorch or C++ in it."""
+    library = installed / "torch_openreg/lib/libopenreg.so"
+    names = run(["nm", "-D", "--defined-only", "--format=posix", library]).split("\n")
+    exported = {line.split()[0] for line in names if line}
+    header = (ROOT / "csrc/openreg/include/openreg.h").read_text()
+    declared = set(re.findall(r"^OR_API [^;(]*?\*?\b(or\w+)\(", header, re.MULTILINE))
+    assert exported - declared == set()
+    assert declared - exported == set()
+    needed = run(["readelf", "-d", library])
+    assert "stdc++" not in needed and "torch" not in needed and "gomp" not in needed
+    assert "[libopenreg.so]" in needed
+
+
+def test_other_torch_minor_is_refused(installed):
+    program = """
+import torch
+torch.__version__ = torch.torch_version.TorchVersion("2.99.1")
+try:
+    import torch_openreg
+except ImportError as error:
+    print(error)
+"""
+    message = python(installed, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "2.99" in message and "2.13" in message
+
+
+def test_other_torch_patch_is_accepted(installed):
+    program = """
+import torch
+torch.__version__ = torch.torch_version.TorchVersion("2.13.9+cpu")
+import torch_openreg
+print("imported")
+"""
+    assert python(installed, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "imported\n"
+
+
+def test_import_torch_openreg_first(installed):
+    assert python(installed, "import torch_openreg, torch; print(torch.openreg.device_count())",
+                  OPENREG_DEVICE_COUNT="4") == "4\n"  # fmt: skip
+
+
+def test_versions_agree():
+    header = (ROOT / "csrc/openreg/include/openreg.h").read_text()
+    (in_header,) = re.findall(r'#define OPENREG_VERSION "(.*)"', header)
+    (in_project,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert in_header == in_project == importlib.metadata.version("torch_openreg")
+    assert torch_openreg.__version__ == in_project
+    assert f"## {in_project}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_requirement_is_pinned():
+    text = (ROOT / "pyproject.toml").read_text()
+    build_requires = re.findall(r'"(.*?)"', text.partition("requires = [")[2].partition("]")[0])
+    tools = [
+        line
+        for line in (ROOT / ".ci/requirements.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    required = importlib.metadata.requires("torch_openreg")
+    for requirement in [*build_requires, *tools, *required]:
+        assert re.match(r"[\w-]+==[\d.]+($|;| )", requirement), requirement
+    assert set(build_requires) <= set(tools)

@@ -1,0 +1,339 @@
+"""Import, first use, fork and exit: each in a process of its own."""
+
+import pytest
+
+THREADS = "len(os.listdir('/proc/self/task'))"
+
+WITHOUT = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+CPU_ONLY = """
+import os, torch
+def step():
+    torch.manual_seed(3)
+    x = torch.randn(5, requires_grad=True)
+    (x * x).sum().backward()
+    return x.grad.sum().item()
+def child(function):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            print(function(), flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+print(step(), flush=True)
+child(step)
+child(lambda: child(step))
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return torch.full((2,), float(i)) + step()
+for batch in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2):
+    print(batch.sum().item(), flush=True)
+names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+print([name for name in names if name.startswith(("openreg", "pt_autograd"))])
+"""
+
+
+def test_a_cpu_program_behaves_as_without_the_package(run_ok):
+    assert run_ok(CPU_ONLY) == run_ok(CPU_ONLY, WITHOUT)
+
+
+def test_import_and_queries_start_nothing(run_ok):
+    out = run_ok(
+        f"""
+        import os
+        import torch
+        before = {THREADS}
+        torch.manual_seed(3)
+        torch.openreg.get_rng_state_all()
+        torch.openreg.device_count(), torch.openreg.is_available()
+        torch.openreg.get_device_properties(1), torch.openreg.current_device()
+        torch.openreg.set_device(1)
+        torch.openreg.current_stream(), torch.accelerator.current_stream()
+        torch.openreg.synchronize(), torch.openreg.empty_cache()
+        torch.openreg.memory_allocated(), torch.openreg.device_factories()
+        torch.openreg.is_initialized(), torch.ones(3).is_pinned()
+        torch.Event(device="openreg"), torch.openreg.default_generators[0].initial_seed()
+        print({THREADS} - before, torch.openreg.is_initialized())
+        maps = open("/proc/self/maps").read()
+        print("openreg-" in maps or "memfd" in maps)
+        torch.ones(3, device="openreg").sum().item()
+        print({THREADS} > before, torch.openreg.is_initialized())
+        """
+    )
+    assert out.splitlines() == ["0 False", "False", "True True"]
+
+
+def test_import_of_the_package_alone_and_in_either_order(run_ok):
+    for code in (
+        "import torch_openreg, torch",
+        "import torch, torch_openreg",
+        "import torch_openreg; import torch; torch_openreg._autoload()",
+        "import torch; torch.openreg",
+    ):
+        out = run_ok(code + "; import torch; print(torch.ones(2, device='openreg:1').tolist())")
+        assert out.strip() == "[1.0, 1.0]"
+    out = run_ok(
+        "import torch_openreg; import torch; print(torch.ones(2, device='openreg').tolist())",
+        WITHOUT,
+    )
+    assert out.strip() == "[1.0, 1.0]"
+
+
+def test_submodules_are_one_module_under_both_names(run_ok):
+    out = run_ok(
+        """
+        import torch.openreg.streams, torch_openreg.openreg.streams
+        import torch.openreg.testing
+        import torch
+        print(torch.openreg.streams is torch_openreg.openreg.streams)
+        print(torch.openreg.testing.gate.__name__)
+        """
+    )
+    assert out.split() == ["True", "gate"]
+
+
+def test_another_torch_version_is_refused(run):
+    done = run(
+        """
+        import sys, types
+        sys.modules["torch"] = types.ModuleType("torch")
+        sys.modules["torch"].__version__ = "2.12.1"
+        import torch_openreg
+        """
+    )
+    assert done.code != 0
+    assert "ImportError" in done.err and "2.12.1" in done.err and "2.13" in done.err
+
+
+def test_seeding_before_first_use_counts(run_ok):
+    draw = "print(torch.randn(3, device='openreg:1').tolist())"
+    first = run_ok("import torch; torch.manual_seed(11); " + draw)
+    later = run_ok(
+        "import torch; torch.ones(1, device='openreg:1'); torch.manual_seed(11); " + draw
+    )
+    other = run_ok("import torch; torch.manual_seed(12); " + draw)
+    assert first == later != other
+
+
+def test_lazy_calls_run_at_first_use(run_ok):
+    out = run_ok(
+        """
+        import torch
+        torch.openreg._lazy_call(lambda: print("called"))
+        print("before")
+        torch.empty(1, device="openreg")
+        torch.openreg._lazy_call(lambda: print("at once"))
+        """
+    )
+    assert out.split("\n")[:3] == ["before", "called", "at once"]
+
+
+IN_CHILD = """
+def in_child(function):
+    import os
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            text = str(function())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    text = os.fdopen(read).read()
+    assert os.waitpid(pid, 0)[1] == 0, f"the child died: {text}"
+    return text
+"""
+
+ENTRY_POINTS = {
+    "empty": "torch.empty(3, device='openreg')",
+    "to": "torch.ones(3).to('openreg:1')",
+    "compute": "kept + 1",
+    "cpu": "kept.cpu()",
+    "item": "kept[0].item()",
+    "pin_memory": "torch.ones(3).pin_memory()",
+    "synchronize": "torch.openreg.synchronize()",
+    "accelerator_synchronize": "torch.accelerator.synchronize()",
+    "stream": "torch.Stream(device='openreg')",
+    "stream_query": "stream.query()",
+    "stream_synchronize": "stream.synchronize()",
+    "wait_stream": "stream.wait_stream(torch.openreg.default_stream())",
+    "event_record": "event.record(stream)",
+    "event_query": "event.query()",
+    "event_synchronize": "event.synchronize()",
+    "set_device": "torch.openreg.set_device(1)",
+    "current_device": "torch.openreg.current_device()",
+    "properties": "torch.openreg.get_device_properties(0)",
+    "mem_get_info": "torch.openreg.mem_get_info()",
+    "init": "torch.openreg.init()",
+    "reset": "torch.openreg.reset(0)",
+    "gate": "torch.openreg.testing.gate()",
+    "sleep": "torch.openreg._sleep(1)",
+    "empty_cache": "torch.openreg.empty_cache()",
+    "empty_host_cache": "torch.accelerator.empty_host_cache()",
+    "rng_state": "torch.openreg.get_rng_state()",
+    "generator": "torch.Generator(device='openreg')",
+}
+
+
+def test_a_forked_child_is_refused_at_every_entry_point(run_ok):
+    program = IN_CHILD + "import torch\n"
+    program += "kept = torch.ones(3, device='openreg')\n"
+    program += "stream = torch.openreg.Stream(); event = stream.record_event()\n"
+    for name, call in ENTRY_POINTS.items():
+        program += f"print({name!r}, in_child(lambda: {call}).replace(chr(10), ' '))\n"
+    program += "print('bad_fork', in_child(torch.openreg._is_in_bad_fork))\n"
+    program += "print('initialized', in_child(torch.openreg.is_initialized))\n"
+    program += "print('parent', torch.openreg._is_in_bad_fork(), kept.sum().item())\n"
+    lines = dict(line.split(" ", 1) for line in run_ok(program).splitlines())
+    assert lines.pop("bad_fork") == "True"
+    assert lines.pop("initialized") == "False"
+    assert lines.pop("parent") == "False 3.0"
+    assert set(lines) == set(ENTRY_POINTS)
+    not_refused = {
+        name: text for name, text in lines.items() if "fork" not in text or "spawn" not in text
+    }
+    assert not_refused == {}
+
+
+def test_a_fork_before_first_use_works(run_ok):
+    out = run_ok(
+        IN_CHILD
+        + """
+import torch
+torch.manual_seed(1)
+torch.openreg.get_rng_state()
+x = torch.ones(2, requires_grad=True); x.sum().backward()
+def work():
+    y = torch.ones(3, device="openreg:1", requires_grad=True)
+    (y * 2).sum().backward()
+    return y.grad.tolist()
+print(in_child(work))
+print(work())
+"""
+    )
+    assert out.splitlines() == ["[2.0, 2.0, 2.0]"] * 2
+
+
+@pytest.mark.parametrize("poison", ["0", "1"])
+def test_a_child_that_drops_a_tensor_changes_nothing(run_ok, poison):
+    out = run_ok(
+        IN_CHILD
+        + """
+import gc, torch
+kept = [torch.arange(1000.0, device=f"openreg:{i}") for i in range(2)]
+pinned = torch.arange(10.0).pin_memory()
+streams = [torch.openreg.Stream(), torch.openreg.Stream(1)]
+events = [s.record_event() for s in streams]
+gate = torch.openreg.testing.gate()
+def drop():
+    global gate
+    gate.open() if False else None
+    gate = None
+    kept.clear(); streams.clear(); events.clear()
+    gc.collect()
+    return "dropped"
+print(in_child(drop))
+print(in_child(lambda: pinned.sum().item()))
+print([k.sum().item() for k in kept], pinned.sum().item(), all(e.query() for e in events))
+print(torch.openreg.memory_allocated(0) > 0, gate.is_open)
+""",
+        {"OPENREG_POISON": poison},
+    )
+    assert out.splitlines() == [
+        "dropped",
+        "45.0",
+        "[499500.0, 499500.0] 45.0 True",
+        "True False",
+    ]
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_exit_with_queued_work(run_ok, turn):
+    out = run_ok(
+        """
+        import torch
+        kept = []
+        for index in range(2):
+            for stream in (torch.openreg.default_stream(index), torch.openreg.Stream(index),
+                           torch.openreg.Stream(index, -1)):
+                with torch.openreg.stream(stream):
+                    torch.openreg._sleep(20_000_000_000)
+                    kept.append(torch.empty(1000, device=f"openreg:{index}"))
+                    kept.append(torch.ones(10).pin_memory().to(f"openreg:{index}",
+                                                               non_blocking=True))
+                    kept.append(stream.record_event())
+        print("end")
+        """,
+        timeout=30,
+    )
+    assert out == "end\n"
+
+
+def test_exit_with_a_closed_gate(run_ok):
+    out = run_ok(
+        """
+        import torch
+        held = torch.openreg.testing.gate()
+        held.wait()
+        torch.openreg._sleep(1)
+        print("end")
+        """
+    )
+    assert out == "end\n"
+
+
+def test_exit_by_an_exception_in_a_thread_that_waits(run):
+    done = run(
+        """
+        import threading, time, torch
+        held = torch.openreg.testing.gate()
+        held.wait()
+        threading.Thread(target=torch.openreg.synchronize, daemon=True).start()
+        time.sleep(0.1)
+        raise SystemExit(3)
+        """,
+        timeout=60,
+    )
+    assert (done.code, done.err) == (3, "")
+
+
+def test_32_streams_stay_within_8_lanes(run_ok):
+    out = run_ok(
+        """
+        import os, torch
+        def lanes():
+            names = [open(f"/proc/self/task/{t}/comm").read().strip()
+                     for t in os.listdir("/proc/self/task")]
+            return sum(name.startswith("openreg") for name in names)
+        streams = [torch.openreg.Stream(i % 2, -(i % 4)) for i in range(32)]
+        for stream in streams:
+            with stream:
+                torch.openreg._sleep(50_000_000)
+        print(1 <= lanes() <= 8, torch.openreg.get_device_properties(0).lanes <= 8)
+        """,
+        {"OPENREG_DEVICE_COUNT": "2"},
+    )
+    assert out.split() == ["True", "True"]
+
+
+def test_the_host_cannot_read_device_memory(run):
+    for held in (False, True):
+        done = run(
+            f"""
+            import ctypes, torch
+            x = torch.ones(1000, device="openreg:1")
+            torch.openreg.synchronize(1)
+            if {held}:
+                with torch.openreg.stream(torch.openreg.Stream(1)):
+                    torch.openreg._sleep(5_000_000_000)
+            print(x.data_ptr() != 0, flush=True)
+            ctypes.string_at(x.data_ptr(), 4)
+            """
+        )
+        assert done.out == "True\n"
+        assert done.code == -11

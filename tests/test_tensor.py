@@ -1,0 +1,267 @@
+"""Tensors of the device: making them, looking at them, and what is refused."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import torch_openreg  # noqa: F401
+
+DEVICE = "openreg:0"
+two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
+
+
+def run_child(code, **environment):
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-c", "import torch, torch_openreg\n" + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+# ---- Factories ----
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: torch.empty(2, 3, device=device),
+        lambda device: torch.empty_strided((2, 3), (1, 2), device=device),
+        lambda device: torch.zeros(2, 3, device=device),
+        lambda device: torch.ones(2, 3, device=device, dtype=torch.int16),
+        lambda device: torch.full((2, 3), 7.0, device=device),
+        lambda device: torch.arange(6, device=device),
+        lambda device: torch.linspace(0, 1, 5, device=device),
+        lambda device: torch.eye(3, device=device),
+        lambda device: torch.tensor([1.0, 2.0], device=device),
+        lambda device: torch.rand(4, device=device),
+        lambda device: torch.randint(0, 9, (4,), device=device),
+        lambda device: torch.randperm(8, device=device),
+        lambda device: torch.tril_indices(3, 3, device=device),
+        lambda device: torch.zeros(3, device=device).new_ones(2),
+    ],
+)
+def test_factories_are_on_the_device(make):
+    expected = make("cpu")
+    tensor = make(DEVICE)
+    assert tensor.device == torch.device(DEVICE)
+    assert tensor.shape == expected.shape and tensor.dtype == expected.dtype
+    assert tensor.stride() == expected.stride()
+
+
+def test_values_of_factories():
+    assert torch.arange(6, device=DEVICE).tolist() == list(range(6))
+    assert torch.full((2,), 7.0, device=DEVICE).tolist() == [7.0, 7.0]
+    assert torch.eye(2, device=DEVICE).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert sorted(torch.randperm(100, device=DEVICE).tolist()) == list(range(100))
+    assert torch.tril_indices(2, 2, device=DEVICE).tolist() == [[0, 1, 1], [0, 0, 1]]
+
+
+@two_devices
+def test_the_current_device_is_where_a_tensor_without_index_goes():
+    with torch.accelerator.device_index(1):
+        assert torch.empty(1, device="openreg").device.index == 1
+        assert torch.arange(3, device="openreg").device.index == 1
+        assert torch.randn(100, device="openreg:1").mul(2).device.index == 1
+    assert torch.accelerator.current_device_index() == 0
+    with pytest.raises(ZeroDivisionError), torch.accelerator.device_index(1):
+        raise ZeroDivisionError
+    assert torch.accelerator.current_device_index() == 0
+
+
+@two_devices
+def test_randn_on_another_device():
+    with torch.accelerator.device_index(1):
+        doubled = torch.randn(100, device="openreg:1") * 2
+    torch.accelerator.synchronize(1)
+    assert doubled.device.index == 1
+    assert 1 < doubled.std().item() < 3
+
+
+@pytest.mark.parametrize("index", [2, 17, 99])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: torch.empty(2, device=device),
+        lambda device: torch.empty_strided((2,), (1,), device=device),
+        lambda device: torch.arange(3, device=device),
+        lambda device: torch.randn(3, device=device),
+        lambda device: torch.tensor([1.0], device=device),
+        lambda device: torch.zeros(3).to(device),
+    ],
+)
+def test_a_bad_index_names_the_index_and_the_range(make, index):
+    count = torch.openreg.device_count()
+    with pytest.raises(RuntimeError, match=rf"{index + count}.*{count}"):
+        make(f"openreg:{index + count}")
+    assert torch.ones(2, device=DEVICE).sum().item() == 2
+
+
+def test_negative_sizes_are_refused():
+    with pytest.raises(RuntimeError, match="-1"):
+        torch.empty(-1, device=DEVICE)
+    with pytest.raises(RuntimeError, match="-3"):
+        torch.empty(2, device=DEVICE).resize_(-3)
+    with pytest.raises(RuntimeError, match="-8"):
+        torch.UntypedStorage(-8, device=DEVICE)
+    assert torch.ones(2, device=DEVICE).sum().item() == 2
+
+
+def test_pinned_device_memory_is_refused():
+    with pytest.raises(RuntimeError, match="pinned"):
+        torch.empty(2, device=DEVICE, pin_memory=True)
+
+
+def test_no_elements():
+    empty = torch.empty(0, 3, device=DEVICE)
+    assert empty.cpu().shape == (0, 3)
+    assert (empty + 1).shape == (0, 3)
+    assert empty.sum().item() == 0
+    assert torch.cat([empty, torch.ones(1, 3, device=DEVICE)]).shape == (1, 3)
+
+
+# ---- Views ----
+
+
+def test_views_share_the_storage():
+    base = torch.arange(12.0, device=DEVICE)
+    expected = torch.arange(12.0)
+    for view in (
+        lambda t: t.view(3, 4),
+        lambda t: t.view(3, 4).t(),
+        lambda t: t[2:9:3],
+        lambda t: t.view(3, 4)[:, 1],
+        lambda t: t.as_strided((2, 2), (1, 5), 1),
+        lambda t: t.unfold(0, 4, 2),
+        lambda t: t.view(3, 4).diagonal(),
+        lambda t: t.expand(2, 12),
+        lambda t: t.view(torch.int32),
+        lambda t: torch.view_as_complex(t.view(6, 2)),
+        lambda t: t.detach(),
+    ):
+        seen, wanted = view(base), view(expected)
+        assert seen._is_view() == wanted._is_view() or seen.is_set_to(base)
+        assert seen.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        assert seen.storage_offset() == wanted.storage_offset()
+        assert torch.equal(seen.cpu(), wanted)
+    base.view(3, 4)[1].add_(100)
+    assert base.tolist() == [0, 1, 2, 3, 104, 105, 106, 107, 8, 9, 10, 11]
+
+
+def test_views_do_not_wait_for_the_stream():
+    x = torch.arange(12.0, device=DEVICE)
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        assert x.view(3, 4).t()[1:].unfold(0, 2, 1).shape == (2, 3, 2)
+        assert torch.view_as_complex(x.view(6, 2)).conj().is_conj()
+        assert not torch.openreg.current_stream().query()
+
+
+def test_set_and_resize():
+    x = torch.arange(4.0, device=DEVICE)
+    y = torch.empty(0, device=DEVICE).set_(x)
+    assert y.is_set_to(x)
+    y.set_(x.untyped_storage(), 1, (2,), (2,))
+    assert y.tolist() == [1.0, 3.0]
+    x.resize_(8)
+    assert x[:4].tolist() == [0.0, 1.0, 2.0, 3.0]
+    x.resize_(2, 2)
+    assert x.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    x.set_()
+    assert x.numel() == 0
+
+
+def test_a_storage_resizes_in_stream_order():
+    storage = torch.arange(4, dtype=torch.uint8, device=DEVICE).untyped_storage()
+    storage.resize_(1 << 20)
+    assert torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage)[:4].tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    storage.resize_(0)
+    assert storage.size() == 0
+
+
+# ---- What is refused ----
+
+
+def test_numpy_is_a_type_error():
+    with pytest.raises(TypeError, match="openreg"):
+        torch.ones(2, device=DEVICE).numpy()
+
+
+@pytest.mark.parametrize("when", ["", "torch.openreg._sleep(10**9)", "y = x + 1", "x.cpu()"])
+def test_reading_device_memory_from_the_host_kills(when):
+    child = run_child(
+        f"""
+        import ctypes
+        x = torch.arange(1024.0, device="openreg")
+        {when}
+        print("alive", flush=True)
+        ctypes.string_at(x.data_ptr(), 4)
+        print("read", flush=True)
+        """
+    )
+    assert child.stdout == "alive\n", child.stderr
+    assert child.returncode == -signal.SIGSEGV
+
+
+def test_item_and_nonzero():
+    x = torch.tensor([0.0, 2.5, 0.0, 1.0], device=DEVICE)
+    assert x[1].item() == 2.5
+    assert x.nonzero().flatten().tolist() == [1, 3]
+    assert bool((x > 2).any())
+    assert complex(torch.tensor(1 + 2j, device=DEVICE).conj()) == 1 - 2j
+    with pytest.raises(RuntimeError):
+        x.item()
+
+
+def test_printing():
+    assert "openreg:0" in repr(torch.ones(3, device=DEVICE))
+
+
+# ---- Autograd, inference mode ----
+
+
+def test_requires_grad():
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    y = (x * x).sum()
+    assert y.requires_grad and y.grad_fn is not None
+    y.backward()
+    assert x.grad.device == x.device and x.grad.tolist() == [2.0, 2.0, 2.0]
+    with torch.no_grad():
+        assert not (x * 2).requires_grad
+
+
+def test_inference_mode():
+    x = torch.ones(3, device=DEVICE)
+    with torch.inference_mode():
+        made = x.sort()[0]
+        assert made.is_inference() and (x + 1).is_inference()
+        assert not x.view(3, 1).is_inference()
+    assert made.tolist() == [1.0, 1.0, 1.0]
+    assert not x.sort()[0].is_inference()
+
+
+def test_inplace_on_a_leaf_is_refused():
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        x.add_(1)
+
+
+def test_versions_are_counted():
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    y = x * 1
+    z = y * y
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()

@@ -1,0 +1,62 @@
+"""An accelerator simulated on the CPU, as the PyTorch device ``openreg``.
+
+``import torch`` is enough where the package is installed: PyTorch loads it by its entry point.
+Importing ``torch_openreg`` itself does the same in either order. Nothing is started by it; the
+devices come to life at their first use.
+"""
+
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+_PACKAGE_DIR = Path(__file__).resolve().parent
+_registered = False
+
+
+def _minor(version):
+    return ".".join(version.split(".")[:2])
+
+
+def _check_torch_version(torch_version):
+    try:
+        from ._build_info import TORCH_VERSION as built_for
+    except ImportError as error:
+        raise ImportError(
+            "torch_openreg is not built: run 'make build' or install it with pip"
+        ) from error
+    if _minor(torch_version) != _minor(built_for):
+        raise ImportError(
+            f"torch_openreg {__version__} was built for PyTorch {_minor(built_for)} ({built_for}) "
+            f"and cannot be used with PyTorch {torch_version}"
+        )
+
+
+def _autoload():
+    """Registers the device with PyTorch, once. The entry point that ``import torch`` calls."""
+    global _registered
+    if _registered:
+        return
+    import torch
+
+    _check_torch_version(torch.__version__)
+    from . import _registration
+
+    _registration.register()
+    _registered = True
+
+
+def get_include():
+    """The folder of the headers: ``openreg.h`` and ``torch_openreg/*.h``."""
+    return str(_PACKAGE_DIR / "include")
+
+
+def get_library_dir():
+    """The folder of ``libopenreg.so``."""
+    return str(_PACKAGE_DIR / "lib")
+
+
+# PyTorch may call _autoload in the middle of this import, or this import may be part of PyTorch's:
+# either way everything above is defined by then.
+import torch as _torch  # noqa: E402, F401
+
+_autoload()

@@ -1,0 +1,84 @@
+"""``python -m torch_openreg``: devices, memory, lanes, versions and settings."""
+
+import argparse
+
+import torch
+
+from . import _C, __version__, get_include, get_library_dir
+
+
+def _size(count):
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
+def _versions():
+    yield "Versions"
+    yield f"  torch_openreg  {__version__}"
+    yield f"  libopenreg     {_C._core_version} (plugin ABI {_C._abi_version})"
+    yield f"  torch          {torch.__version__}"
+    yield f"  headers        {get_include()}"
+    yield f"  library        {get_library_dir()}"
+
+
+def _devices():
+    try:
+        count = _C._checked_device_count()
+    except RuntimeError as error:
+        yield f"Devices: none ({error})"
+        return
+    yield f"Devices: {count}"
+    for index in range(count):
+        properties = torch.openreg.get_device_properties(index)
+        free, total = torch.openreg.mem_get_info(index)
+        peers = [
+            str(other)
+            for other in range(count)
+            if other != index and torch.openreg.can_device_access_peer(index, other)
+        ]
+        yield f"  openreg:{index}  {properties.name}, made by {properties.factory!r}"
+        yield f"    memory     {_size(free)} free of {_size(total)}"
+        yield f"    peers      {', '.join(peers) or 'none'}"
+        yield f"    locality   {'unknown' if properties.numa_node < 0 else properties.numa_node}"
+
+
+def _lanes():
+    lanes = _C._lane_info()
+    yield "Lanes (threads that run tasks, over all devices)"
+    yield f"  {lanes['started']} started, at most {lanes['limit']}; {lanes['queued']} tasks queued"
+
+
+def _factories():
+    yield "Device factories"
+    for factory in torch.openreg.device_factories():
+        serves = "serves" if factory["serves"] else "does not serve"
+        plugin = f", plugin {factory['plugin']}" if factory["plugin"] else ""
+        yield (
+            f"  {factory['type']}: {factory['name']}, priority {factory['priority']}, "
+            f"{serves}{plugin}"
+        )
+
+
+def _settings():
+    yield "Settings"
+    for name, value, origin, description in _C._settings():
+        yield f"  {name} = {value or '(not set)'}  ({origin})"
+        yield f"    {description}"
+
+
+def main():
+    argparse.ArgumentParser(prog="python -m torch_openreg", description=__doc__).parse_args()
+    sections = [_versions, _devices, _lanes, _factories, _settings]
+    for section in sections:
+        try:
+            print("\n".join(section()))
+        except RuntimeError as error:
+            print(f"{section.__name__.strip('_').capitalize()}: {error}")
+        print()
+
+
+if __name__ == "__main__":
+    main()

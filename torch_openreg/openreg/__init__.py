@@ -1,0 +1,135 @@
+"""``torch.openreg``: the device module.
+
+It has the names that ``torch.cuda`` and ``torch.xpu`` share, with their meaning, and a few of its
+own: ``reset``, ``device_factories``, ``testing`` and ``_sleep``.
+
+Asking for the number of devices, for their properties, for the current device or for a random
+state, and seeding, are no use of a device. The first allocation, copy or stream with work is.
+"""
+
+from . import amp, memory, random, streams, testing
+from ._lazy import (
+    _is_in_bad_fork as _is_in_bad_fork,
+)
+from ._lazy import (
+    _lazy_call as _lazy_call,
+)
+from ._lazy import (
+    _lazy_init as _lazy_init,
+)
+from ._lazy import (
+    init,
+    is_initialized,
+)
+from ._refusals import install as _install_refusals
+from .amp import get_amp_supported_dtype
+from .device import _sleep as _sleep
+from .device import (
+    can_device_access_peer,
+    current_device,
+    device,
+    device_count,
+    device_factories,
+    device_of,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    is_available,
+    is_bf16_supported,
+    reset,
+    set_device,
+    synchronize,
+)
+from .memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+from .random import (
+    default_generators,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from .streams import (
+    Event,
+    ExternalStream,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    get_stream_from_external,
+    is_current_stream_capturing,
+    set_stream,
+    stream,
+)
+
+SUBMODULES = ("amp", "memory", "random", "streams", "testing")
+
+_install_refusals()
+
+__all__ = [
+    "Event",
+    "ExternalStream",
+    "Stream",
+    "StreamContext",
+    "amp",
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_factories",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "get_stream_from_external",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "random",
+    "reset",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "streams",
+    "synchronize",
+    "testing",
+]

@@ -1,0 +1,59 @@
+"""First use, and fork."""
+
+import threading
+
+from .. import _C
+from ._refusals import on_first_use
+
+_lock = threading.RLock()
+_called = False
+_queued = []
+
+
+def _is_in_bad_fork():
+    """Whether this is a forked child of a process that had used a device."""
+    return _C._in_forked_child()
+
+
+def is_initialized():
+    """Whether any device has been used. Asking is no use."""
+    if _is_in_bad_fork():
+        return False
+    return any(_C._is_active(i) for i in range(_C._device_count()))
+
+
+def init():
+    """Makes the current device ready, which otherwise happens at its first use.
+
+    Raises RuntimeError in a forked child of a process that had used a device.
+    """
+    _lazy_init()
+    _C._initialize()
+
+
+def _lazy_init():
+    """What PyTorch calls before it makes a tensor on the device. Starts nothing itself."""
+    global _called
+    if _called and not _is_in_bad_fork():
+        return
+    with _lock:
+        if _is_in_bad_fork():
+            raise RuntimeError(
+                "Cannot re-initialize openreg in forked subprocess. To use openreg with "
+                "multiprocessing, you must use the 'spawn' start method"
+            )
+        if _called:
+            return
+        _called = True
+        on_first_use()
+        while _queued:
+            _queued.pop(0)()
+
+
+def _lazy_call(function):
+    """Calls `function` at the first use of the device, or now if that has been."""
+    with _lock:
+        if not _called:
+            _queued.append(function)
+            return
+    function()

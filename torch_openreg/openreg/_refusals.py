@@ -1,0 +1,107 @@
+"""What is not built yet says so, in one sentence, where it is asked for.
+
+PyTorch has a door of its own for most of it, and two things need a look from the first use of a
+device on. A multiprocessing queue pickles in a thread of its own, where the error is printed and
+the receiver waits for ever: Queue.put looks at what it is given. torch.compile's default backend
+fails with a KeyError deep inside: it looks at the graph first.
+"""
+
+import copyreg
+import functools
+import multiprocessing.queues
+from multiprocessing.reduction import ForkingPickler
+
+import torch
+
+_SHARING = (
+    "openreg tensors cannot be shared between processes: send a CPU copy (tensor.cpu()) instead"
+)
+
+
+def _is_ours(obj):
+    if isinstance(obj, torch.storage.TypedStorage):
+        obj = obj._untyped_storage  # asking a typed one warns
+    device = getattr(obj, "device", None)
+    return isinstance(device, torch.device) and device.type == "openreg"
+
+
+def _refuse_ours(reduce):
+    @functools.wraps(reduce)
+    def reduce_or_refuse(obj):
+        if _is_ours(obj):
+            raise NotImplementedError(_SHARING)
+        return reduce(obj)
+
+    return reduce_or_refuse
+
+
+def _holds_ours(obj, depth=8):
+    """Whether a tensor of ours is in the object, through the containers people put in queues."""
+    if isinstance(obj, torch.Tensor | torch.UntypedStorage | torch.storage.TypedStorage):
+        return _is_ours(obj)
+    if depth == 0:
+        return False
+    if isinstance(obj, dict):
+        return any(_holds_ours(value, depth - 1) for value in obj.values())
+    if isinstance(obj, list | tuple | set | frozenset):
+        return any(_holds_ours(value, depth - 1) for value in obj)
+    return False
+
+
+def install():
+    """Pickling for another process. Takes effect where torch.multiprocessing would be asked."""
+    reducers = ForkingPickler._extra_reducers
+    for kind in (
+        *torch._tensor_classes,
+        torch.Tensor,
+        torch.nn.Parameter,
+        *torch._storage_classes,
+        torch.storage.TypedStorage,
+    ):
+        reduce = reducers.get(kind) or copyreg.dispatch_table.get(kind)
+        if reduce is not None:
+            ForkingPickler.register(kind, _refuse_ours(reduce))
+
+
+def on_first_use():
+    """What only matters once there can be a tensor of ours."""
+    _check_queues()
+    _check_inductor()
+
+
+def _check_queues():
+    put = multiprocessing.queues.Queue.put
+
+    @functools.wraps(put)
+    def put_or_refuse(self, obj, *args, **kwargs):
+        if _holds_ours(obj):
+            raise NotImplementedError(_SHARING)
+        return put(self, obj, *args, **kwargs)
+
+    multiprocessing.queues.Queue.put = put_or_refuse
+
+
+def _check_inductor():
+    backend = torch._TorchCompileInductorWrapper
+    compile_graph = backend.__call__
+
+    @functools.wraps(compile_graph)
+    def compile_or_refuse(self, model, inputs, **options):
+        if any(_is_ours(node.meta.get("example_value")) for node in model.graph.nodes):
+            raise _compile_refusal()
+        return compile_graph(self, model, inputs, **options)
+
+    backend.__call__ = compile_or_refuse
+
+
+def _compile_refusal():
+    from torch._dynamo.exc import ShortenTraceback
+
+    # Dynamo wraps every exception of a backend except its own kind.
+    class CompileNotImplementedError(ShortenTraceback, NotImplementedError):
+        pass
+
+    return CompileNotImplementedError(
+        "torch.compile is not implemented for openreg devices: use backend='eager' or run eagerly",
+        first_useful_frame=None,
+    )

@@ -1,0 +1,113 @@
+"""Devices: how many, which is current, what they are."""
+
+import torch
+
+from .. import _C
+from ._utils import device_index
+
+
+def device_count():
+    """The number of openreg devices; 0 if they cannot be made. No use of a device."""
+    return _C._device_count()
+
+
+def is_available():
+    """Whether there is an openreg device. No use of it."""
+    return _C._device_count() > 0
+
+
+def current_device():
+    """The index of the calling thread's current device."""
+    return _C._get_device()
+
+
+def set_device(device):
+    """Makes `device` current for the calling thread. A negative index is a no-op."""
+    if isinstance(device, int) and device < 0:
+        return
+    _C._set_device(device_index(device))
+
+
+class device:
+    """A context in which `device` is current; the device from before is current again after it,
+    also when it is left by an exception. None and a negative index are no-ops."""
+
+    def __init__(self, device):
+        no_op = device is None or (isinstance(device, int) and device < 0)
+        self.idx = -1 if no_op else device_index(device)
+        self.prev_idx = -1
+
+    def __enter__(self):
+        if self.idx >= 0:
+            self.prev_idx = _C._exchange_device(self.idx)
+
+    def __exit__(self, *exc_info):
+        if self.idx >= 0:
+            _C._set_device(self.prev_idx)
+        return False
+
+
+class device_of(device):
+    """A context in which the device of a tensor or storage is current; a no-op if that is not an
+    openreg device."""
+
+    def __init__(self, obj):
+        super().__init__(obj.device if obj.device.type == "openreg" else None)
+
+
+def synchronize(device=None):
+    """Blocks until every stream of the device has finished what is queued so far.
+
+    The error of a failed kernel surfaces here. A no-op on a device not used yet.
+    """
+    index = device_index(device)
+    if _C._in_forked_child() or _C._is_active(index):
+        _C._synchronize(index)
+
+
+def reset(device=None):
+    """Drops the work queued on the device, completes its events, clears its error and empties its
+    cache. A task that is running is waited for. Tensors, streams, events and generators stay valid;
+    the contents of tensors are undefined."""
+    _C._reset(device_index(device))
+
+
+def get_device_properties(device=None):
+    """The device's properties: name, total_memory, factory, lanes, host_cores and more."""
+    return _C._get_device_properties(device_index(device))
+
+
+def get_device_name(device=None):
+    """The device's name, such as ``/openreg:1``."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device=None):
+    """What the device can do: a dictionary with the set ``supported_dtypes``."""
+    return torch._C._accelerator_getDeviceCapability(device_index(device))
+
+
+def can_device_access_peer(device, peer_device):
+    """Whether a kernel or copy of `device` may reach memory of `peer_device` directly."""
+    return _C._can_access_peer(device_index(device), device_index(peer_device))
+
+
+def is_bf16_supported(including_emulation=True):
+    """Whether the device computes in bfloat16: yes."""
+    return True
+
+
+def device_factories():
+    """The registered device factories, a dictionary each: type, name, priority, plugin, and
+    whether it serves, that is, makes the devices of its type."""
+    return _C._factories()
+
+
+def _sleep(nanoseconds):
+    """Queues a kernel on the current stream that does nothing for that long."""
+    if nanoseconds < 0:
+        raise ValueError(f"nanoseconds must be 0 or more, got {nanoseconds}")
+    from ._lazy import _lazy_init
+
+    _lazy_init()
+    _C._sleep(int(nanoseconds))

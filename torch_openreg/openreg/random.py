@@ -1,0 +1,92 @@
+"""Random numbers: a default generator for each device, a seed and a counter on the host.
+
+Nothing here is a use of a device. Seeding before first use is kept until the generator is made.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import _C
+from ._utils import device_index
+
+_SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
+
+
+def _seed_bits(seed):
+    seed = int(seed)
+    if not _SEED_MIN <= seed <= _SEED_MAX:
+        raise ValueError(f"a seed must be from {_SEED_MIN} to {_SEED_MAX}, got {seed}")
+    return seed & _SEED_MAX
+
+
+class _DefaultGenerators(Sequence):
+    """One generator a device, made when it is asked for."""
+
+    def __len__(self):
+        return _C._device_count()
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"openreg device index {index} is out of range: there are {len(self)} devices"
+            )
+        return _C._default_generator(index)
+
+    def __repr__(self):
+        return repr(tuple(self))
+
+
+default_generators = _DefaultGenerators()
+
+
+def _generator(device):
+    return _C._default_generator(device_index(device))
+
+
+def manual_seed(seed):
+    """Seeds the current device's default generator."""
+    _generator(None).manual_seed(_seed_bits(seed))
+
+
+def manual_seed_all(seed):
+    """Seeds the default generators of all devices. torch.manual_seed calls it."""
+    _C._manual_seed_all(_seed_bits(seed))
+
+
+def seed():
+    """Seeds the current device's default generator from the system's randomness."""
+    _generator(None).seed()
+
+
+def seed_all():
+    """Seeds all default generators with one seed from the system's randomness."""
+    manual_seed_all(torch.Generator().seed())
+
+
+def initial_seed():
+    """The seed of the current device's default generator."""
+    return _generator(None).initial_seed()
+
+
+def get_rng_state(device="openreg"):
+    """The state of the device's default generator: a CPU byte tensor."""
+    return _generator(device).get_state()
+
+
+def get_rng_state_all():
+    """The states of all default generators, in order."""
+    return [generator.get_state() for generator in default_generators]
+
+
+def set_rng_state(new_state, device="openreg"):
+    """Sets the state of the device's default generator to one that get_rng_state gave."""
+    _generator(device).set_state(new_state.clone(memory_format=torch.contiguous_format))
+
+
+def set_rng_state_all(new_states):
+    """Sets the states of the default generators, in order."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

@@ -1,0 +1,166 @@
+"""Streams and events."""
+
+import torch
+
+from .. import _C
+from ._utils import device_index
+
+_DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)
+
+
+def _name(stream):
+    return (stream.stream_id, stream.device_index)
+
+
+def _check_stream(stream):
+    if not isinstance(stream, torch.Stream):
+        raise TypeError(f"expected a torch.Stream, got {type(stream).__name__}")
+    if stream.device.type != "openreg":
+        raise ValueError(f"expected a stream of an openreg device, got one of '{stream.device}'")
+    _C._check_stream(_name(stream))
+
+
+class Stream(torch.Stream):
+    """A queue of work of one device. Streams are never ordered with each other implicitly.
+
+    Args:
+        device: the device; None is the current one.
+        priority: 0 is the least urgent, a lower number more urgent; clamped to what there is.
+
+    Streams come from a pool, in turn, so that two objects may name one stream. Such a pair compares
+    equal.
+    """
+
+    def __new__(cls, device=None, priority=0, **kwargs):
+        if "stream_id" in kwargs:
+            return super().__new__(cls, **kwargs)
+        where = torch.device("openreg", device_index(device))
+        return super().__new__(cls, device=where, priority=priority, **kwargs)
+
+    @property
+    def priority(self):
+        """The priority in force."""
+        return _C._stream_priority(_name(self))
+
+    @property
+    def openreg_stream(self):
+        """The runtime's handle (``orStream_t``), for code that calls libopenreg itself."""
+        return _C._stream_handle(_name(self))
+
+    def record_event(self, event=None):
+        """Records `event`, or a new one, after the work queued so far, and returns it."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __repr__(self):
+        return f"<torch.openreg.Stream device={self.device} stream_id={self.stream_id}>"
+
+
+class ExternalStream(Stream):
+    """A stream that other code made with ``orStreamCreate`` and destroys itself.
+
+    Args:
+        stream_ptr: the handle (``orStream_t``).
+        device: its device; the current one if None. Another device than the handle's own raises
+            RuntimeError, as does any use after the stream was destroyed.
+    """
+
+    def __new__(cls, stream_ptr, device=None):
+        index = device_index(device)
+        stream_id = _C._stream_from_external(stream_ptr, index)
+        return super().__new__(
+            cls, stream_id=stream_id, device_index=index, device_type=_DEVICE_TYPE
+        )
+
+
+def get_stream_from_external(data_ptr, device=None):
+    """The stream of a handle that other code made: see ExternalStream."""
+    return ExternalStream(data_ptr, device)
+
+
+class Event(torch.Event):
+    """A mark in a stream's work that other streams and the host can wait for.
+
+    Args:
+        enable_timing: whether elapsed_time may be asked for.
+        blocking: ignored: a waiting host always sleeps.
+        interprocess: not supported.
+        device: only checked; an event belongs to the device of its first record.
+    """
+
+    def __new__(cls, enable_timing=False, blocking=False, interprocess=False, device=None):
+        if interprocess:
+            raise NotImplementedError("openreg events cannot be shared between processes")
+        # An event belongs to no device before its first record: none is asked for.
+        where = "openreg" if device is None else torch.device("openreg", device_index(device))
+        return super().__new__(cls, device=where, enable_timing=enable_timing, blocking=blocking)
+
+    def elapsed_time(self, end_event):
+        """Milliseconds from this event to `end_event`. Both are timed and finished."""
+        return _C._elapsed_time(self, end_event)
+
+    def __repr__(self):
+        return (
+            f"<torch.openreg.Event {self.event_id:#x}>"
+            if self.event_id
+            else ("<torch.openreg.Event not recorded>")
+        )
+
+
+class StreamContext:
+    """A context in which `stream` is current on its device, and its device is current. What was
+    current before is so again after it. None is a no-op."""
+
+    def __init__(self, stream):
+        if stream is not None:
+            _check_stream(stream)
+        self.stream = stream
+        self._previous = None
+
+    def __enter__(self):
+        if self.stream is None:
+            return
+        self._previous = (_C._get_device(), current_stream(self.stream.device))
+        torch.accelerator.set_stream(self.stream)
+
+    def __exit__(self, *exc_info):
+        if self.stream is None:
+            return
+        device, stream = self._previous
+        torch.accelerator.set_stream(stream)
+        _C._set_device(device)
+
+
+def stream(stream):
+    """See StreamContext."""
+    return StreamContext(stream)
+
+
+def set_stream(stream):
+    """Makes `stream` current on its device and its device current, for the calling thread. None is
+    a no-op."""
+    if stream is None:
+        return
+    _check_stream(stream)
+    torch.accelerator.set_stream(stream)
+
+
+def current_stream(device=None):
+    """The stream on which the calling thread queues work for the device."""
+    current = torch.accelerator.current_stream(device_index(device))
+    return _wrap(current.stream_id, current.device_index)
+
+
+def default_stream(device=None):
+    """The device's default stream, which is always there."""
+    return _wrap(0, device_index(device))
+
+
+def is_current_stream_capturing():
+    """Whether work is being recorded into a graph: never, there are no graphs."""
+    return False
+
+
+def _wrap(stream_id, index):
+    return Stream(stream_id=stream_id, device_index=index, device_type=_DEVICE_TYPE)

@@ -1,0 +1,69 @@
+"""Tools for tests of asynchronous code."""
+
+import sys
+import threading
+
+import torch
+
+from .. import _C
+from ._lazy import _lazy_init
+from ._utils import device_index
+
+
+class gate:
+    """Holds streams until it is opened, from any thread.
+
+    ::
+
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()          # the current stream goes no further than here
+            y = x + 1            # queued
+            assert not torch.openreg.current_stream().query()
+        torch.openreg.synchronize()
+
+    A stream that waits holds no thread, so any number of gates may be closed. Leaving the context
+    opens the gate, and so does dropping the object, or its streams would wait for ever.
+
+    Args:
+        device: whose current stream wait() holds by default; the current device if None.
+    """
+
+    def __init__(self, device=None):
+        self._event = None
+        _lazy_init()
+        self._device = device_index(device)
+        self._lock = threading.Lock()
+        self._event = _C._external_event_create(self._device)
+        self._open = False
+
+    def wait(self, stream=None):
+        """Work queued on `stream` after this call waits for the gate. Any device's stream."""
+        if stream is None:
+            stream = torch.accelerator.current_stream(self._device)
+        _C._external_event_wait(self._event, (stream.stream_id, stream.device_index))
+
+    def open(self):
+        """Lets every stream that waits go on. Opening an open gate is a no-op."""
+        with self._lock:
+            if self._open:
+                return
+            self._open = True
+        _C._external_event_signal(self._event)
+
+    @property
+    def is_open(self):
+        return self._open
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.open()
+        return False
+
+    def __del__(self):
+        # At the end of the process nothing is woken up again.
+        if self._event is None or sys.is_finalizing() or _C._in_forked_child():
+            return
+        self.open()
+        _C._external_event_destroy(self._event)
