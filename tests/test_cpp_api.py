@@ -1,6 +1,5 @@
 """The C++ API of streams and the guard, used as an extension's author does."""
 
-import ctypes
 import os
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch_openreg import _C
 SOURCE = Path(__file__).parent / "cpp" / "stream_api.cpp"
 
 
-def test_streams_and_guard(tmp_path):
+def test_streams_and_guard(tmp_path, run_ok):
     module, root = Path(_C.__file__), Path(torch.__file__).parent
     library = tmp_path / "stream_api.so"
     command = [
@@ -24,4 +23,6 @@ def test_streams_and_guard(tmp_path):
         *("-lopenreg", f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{module.parent}"),
     ]
     subprocess.run(command, check=True)
-    assert ctypes.CDLL(str(library)).run() == 0
+    # In a process of its own, which loads this module and no other copy of it.
+    program = f"import ctypes, torch; print(ctypes.CDLL({str(library)!r}).run())"
+    assert run_ok(program) == "0\n"

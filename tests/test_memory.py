@@ -86,6 +86,23 @@ def test_record_stream_keeps_a_block(view):
     side.synchronize()
 
 
+def test_record_stream_through_the_guard():
+    """torch.futures asks the guard, not the operator, to keep what a future holds."""
+    side = torch.Stream(DEVICE)
+    x = torch.ones(MIB, device=DEVICE)
+    address = x.data_ptr()
+    future = torch.futures.Future(devices=[DEVICE])
+    future.set_result(x)
+    with torch.openreg.testing.gate() as gate:
+        gate.wait(side)
+        with side:
+            future.wait()
+        del future, x
+        assert torch.empty(MIB, device=DEVICE).data_ptr() != address
+    side.synchronize()
+    assert torch.empty(MIB, device=DEVICE).data_ptr() == address
+
+
 def test_without_record_stream_a_block_is_reused():
     side = torch.Stream(DEVICE)
     x = torch.ones(MIB, device=DEVICE)
@@ -100,6 +117,55 @@ def test_without_record_stream_a_block_is_reused():
 
 def test_record_stream_of_nothing():
     torch.empty(0, device=DEVICE).record_stream(torch.Stream(DEVICE))
+
+
+def test_a_capacity_of_64_mib():
+    out = in_child(
+        """
+        def take(megabytes, device=0):
+            return torch.empty(megabytes << 20, dtype=torch.uint8, device=f"openreg:{device}")
+
+        kept = [take(16) for _ in range(3)]
+        try:
+            kept.append(take(16))
+            kept.append(take(16))
+            print("a fifth fits")
+        except torch.OutOfMemoryError:
+            print(len(kept))
+        other = take(60, 1)
+        kept.clear()
+        large = take(48)
+        print(large.fill_(3)[-1].item() == 3)
+        """,
+        OPENREG_DEVICE_MEMORY="64M",
+    )
+    count, right = out.split()
+    assert count in ("3", "4") and right == "True"
+
+
+@pytest.mark.parametrize("size", [1 << 50, (1 << 62) - 1])
+def test_absurd_sizes_are_out_of_memory(size):
+    with pytest.raises(torch.OutOfMemoryError, match="GiB on openreg:0"):
+        torch.empty(size, dtype=torch.uint8, device=DEVICE)
+    assert torch.ones(3, device=DEVICE).sum().item() == 3
+
+
+def test_negative_sizes_are_refused():
+    with pytest.raises(RuntimeError, match="negative dimension -1"):
+        torch.empty(-1, device=DEVICE)
+    with pytest.raises(RuntimeError, match="negative dimension -5"):
+        torch.empty_strided((-5,), (1,), device=DEVICE)
+
+
+@pytest.mark.parametrize("format", [None, torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (0, 3, 4, 5)])
+def test_empty_has_the_layout_of_the_cpu(shape, format):
+    given = {} if format is None else {"memory_format": format}
+    x = torch.empty(shape, dtype=torch.int16, device="openreg:1", **given)
+    y = torch.empty(shape, dtype=torch.int16, **given)
+    assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+    assert x.untyped_storage().nbytes() == y.untyped_storage().nbytes()
+    assert x.device == torch.device("openreg:1") and torch.openreg.current_device() == 0
 
 
 def test_out_of_memory_names_the_figures():
@@ -191,3 +257,129 @@ def test_cpu_memory_is_ordinary_before_first_use_and_in_children():
         assert device.sum().item() == 1000
         """,
     )
+
+
+def test_tensors_dropped_behind_a_gate_keep_their_values_until_they_are_read():
+    """Blocks go round while nothing has run: only the order of the stream keeps them right."""
+    source = torch.arange(200.0).repeat_interleave(1000).view(200, 1000).pin_memory()
+    result = torch.zeros(200, 1000).pin_memory()
+    addresses = set()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        for i in range(200):
+            x = torch.empty(1000, device=DEVICE)
+            addresses.add(x.data_ptr())
+            x.copy_(source[i], non_blocking=True)
+            result[i].copy_(x, non_blocking=True)
+            del x
+        assert not torch.openreg.current_stream().query()
+    torch.openreg.synchronize()
+    assert len(addresses) == 1
+    assert torch.equal(result, source)
+
+
+def test_tensors_dropped_behind_a_slow_kernel():
+    torch.openreg._sleep(20_000_000)
+    total = torch.zeros(1000, device=DEVICE)
+    for i in range(200):
+        x = torch.full((1000,), float(i), device=DEVICE)
+        total += x * 2
+        del x
+    assert torch.equal(total.cpu(), torch.full((1000,), 199.0 * 200))
+
+
+def test_training_does_not_grow():
+    in_child(
+        """
+        model = torch.nn.Sequential(
+            torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
+        ).to("openreg")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        seen = []
+        for step in range(300):
+            x = torch.randn(16 + step % 5, 32, device="openreg")
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if step >= 100:
+                seen.append((torch.openreg.memory_allocated(), torch.openreg.memory_reserved()))
+        assert max(a for a, _ in seen) <= max(a for a, _ in seen[:5]), seen
+        assert {r for _, r in seen} == {seen[0][1]}, seen
+        """
+    )
+
+
+def test_threads_on_both_devices():
+    failures = []
+
+    def work(seed):
+        random = __import__("random").Random(seed)
+        kept = []
+        try:
+            for i in range(400):
+                value = seed * 1000 + i
+                device = f"openreg:{random.randrange(2)}"
+                size = random.choice((1, 100, 5000, 300_000))
+                kept.append((torch.full((size,), value, device=device), value))
+                if len(kept) > random.randrange(1, 8):
+                    x, value = kept.pop(random.randrange(len(kept)))
+                    assert (x.cpu() == value).all(), value
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_accounting_is_exact():
+    out = in_child(
+        """
+        m = torch.openreg
+        x = torch.empty(1000, device="openreg")
+        base = m.memory_allocated()
+        y = [torch.empty(n, dtype=torch.uint8, device="openreg") for n in (1, 513, 3 << 20)]
+        print(m.memory_allocated() - base == 512 + 1024 + (3 << 20))
+        peak = m.memory_allocated()
+        del y
+        print(m.memory_allocated() == base, m.max_memory_allocated() == peak)
+        m.reset_peak_memory_stats()
+        print(m.max_memory_allocated() == base)
+        y = torch.empty(700, dtype=torch.uint8, device="openreg")
+        del y
+        print(m.max_memory_allocated() == base + 1024, m.memory_allocated() == base)
+        print(m.memory_stats()["requested_bytes.all.current"] == 4000)
+        del x
+        m.empty_cache()
+        print(m.memory_reserved() == 0, m.memory_allocated() == 0)
+        """
+    )
+    assert set(out.split()) == {"True"}, out
+
+
+def test_empty_cache_keeps_what_a_peers_queued_copy_writes():
+    """The block is free for its own stream, and another device's copy is still to come."""
+    source = torch.arange(MIB, dtype=torch.float32, device="openreg:1")
+    side = torch.Stream("openreg:1")
+    result = torch.empty(MIB).pin_memory()
+    torch.openreg.synchronize(1)
+    x = torch.empty(MIB, device="openreg:0")
+    opener = torch.openreg.testing.gate(1)
+    opener.wait(side)
+    with side:
+        x.copy_(source, non_blocking=True)
+        result.copy_(x, non_blocking=True)
+    x.record_stream(side)
+    address = x.data_ptr()
+    del x
+    timer = threading.Timer(0.05, opener.open)
+    timer.start()
+    torch.openreg.empty_cache()  # waits for the copy, and gives the block back after it
+    timer.join()
+    torch.openreg.synchronize(1)
+    assert torch.equal(result, torch.arange(MIB, dtype=torch.float32))
+    held = {s["address"] for s in torch.openreg.memory_snapshot() if s["device"] == 0}
+    assert address not in held

@@ -54,12 +54,23 @@ Tensor filled(at::TensorBase fresh) {
   return tensor;
 }
 
+/* What at::detail::empty_generic does, for a device that need not be the current one. */
 Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<c10::Layout> layout,
              std::optional<c10::Device> device, std::optional<bool> pin,
              std::optional<c10::MemoryFormat> format) {
-  DeviceSwitch current(checkOptions(layout, device, pin));
-  return filled(at::detail::empty_generic(size, &deviceAllocator(), kKeys,
-                                          c10::dtype_or_default(dtype), format));
+  const c10::DeviceIndex index = checkOptions(layout, device, pin);
+  at::detail::check_size_nonnegative(size);
+  const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
+  const size_t bytes = at::detail::computeStorageNbytesContiguous(size, type.itemsize());
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                            allocateOn(index, bytes), &deviceAllocator(), true);
+  auto tensor = at::detail::make_tensor<TensorImpl>(std::move(storage), kKeys, type);
+  if (size.size() != 1 || size[0] != 0)
+    tensor.unsafeGetTensorImpl()->generic_set_sizes_contiguous(size);
+  if (format.has_value() && *format != c10::MemoryFormat::Contiguous)
+    tensor.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  return filled(std::move(tensor));
 }
 
 Tensor emptyStrided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> dtype,

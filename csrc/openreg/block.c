@@ -73,7 +73,12 @@ static void resetPeak(orCacheStat *stat) {
   stat[0].peak = stat[1].current + stat[2].current;
 }
 
-void orBlocksResetPeak(orBlocks *blocks) { forEachFigure(&blocks->stats, resetPeak); }
+void orBlocksResetPeak(orBlocks *blocks) {
+  orCacheStats *stats = &blocks->stats;
+  forEachFigure(stats, resetPeak);
+  stats->oversize_allocations.peak = stats->oversize_allocations.current;
+  stats->oversize_segments.peak = stats->oversize_segments.current;
+}
 
 static void resetAccumulated(orCacheStat *stat) {
   for (int i = 1; i < 3; i++) {
@@ -87,6 +92,20 @@ void orBlocksResetAccumulated(orBlocks *blocks) {
   forEachFigure(stats, resetAccumulated);
   stats->alloc_retries = stats->ooms = 0;
   stats->device_alloc = stats->device_free = stats->sync_all_streams = 0;
+  stats->oversize_allocations.allocated = stats->oversize_allocations.freed = 0;
+  stats->oversize_segments.allocated = stats->oversize_segments.freed = 0;
+}
+
+/* The two that have no pools are kept whole. */
+static void plainAdd(orCacheStat *stat, int64_t amount) {
+  stat->current += amount;
+  stat->allocated += amount;
+  if (stat->current > stat->peak) stat->peak = stat->current;
+}
+
+static void plainSubtract(orCacheStat *stat, int64_t amount) {
+  stat->current -= amount;
+  stat->freed += amount;
 }
 
 static inline bool isSplit(const orBlock *block) { return block->prev || block->next; }
@@ -303,6 +322,7 @@ orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, uintptr_t start,
   stats->device_alloc++;
   statAdd(stats->segment, pool, 1);
   statAdd(stats->reserved_bytes, pool, (int64_t)size);
+  if (OR_UNLIKELY(size >= blocks->max_split)) plainAdd(&stats->oversize_segments, 1);
   return block;
 }
 
@@ -311,6 +331,7 @@ void orBlocksDropSegment(orBlocks *blocks, orBlock *block) {
   stats->device_free++;
   statSubtract(stats->segment, block->pool, 1);
   statSubtract(stats->reserved_bytes, block->pool, (int64_t)block->size);
+  if (OR_UNLIKELY(block->size >= blocks->max_split)) plainSubtract(&stats->oversize_segments, 1);
   leaveFree(blocks, block);
   streamPut(blocks, block->owner);
   blockDelete(blocks, block);
@@ -335,7 +356,8 @@ void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requeste
   int pool = block->pool;
   bool was_split = isSplit(block);
   leaveFree(blocks, block);
-  if (block->size - size >= splitRest[pool]) {
+  if (block->size - size >= splitRest[pool] &&
+      (pool == OR_POOL_SMALL || OR_LIKELY(size < blocks->max_split))) {
     cut(blocks, block, size);
     if (!was_split) {
       statAdd(stats->inactive_split, pool, 1);
@@ -351,6 +373,8 @@ void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requeste
   block->uses = NULL;
   block->waits = 0;
   block->requested = requested;
+  block->oversize = block->size >= blocks->max_split;
+  if (OR_UNLIKELY(block->oversize)) plainAdd(&stats->oversize_allocations, 1);
   statAdd(stats->allocation, pool, 1);
   statAdd(stats->active, pool, 1);
   statAdd(stats->allocated_bytes, pool, (int64_t)block->size);
@@ -362,6 +386,7 @@ orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from
   orBlockUse *uses = block->uses;
   statSubtract(blocks->stats.allocation, block->pool, 1);
   statSubtract(blocks->stats.allocated_bytes, block->pool, (int64_t)block->size);
+  if (OR_UNLIKELY(block->oversize)) plainSubtract(&blocks->stats.oversize_allocations, 1);
   block->state = OR_BLOCK_LIMBO;
   block->reuse_from = reuse_from;
   return uses;
@@ -407,4 +432,48 @@ void orBlocksFree(orBlocks *blocks, orBlock *block) {
   statChange(stats->inactive_split, pool, splits);
   statChange(stats->inactive_split_bytes, pool, split_bytes);
   enterFree(blocks, block);
+}
+
+/* ---- Blocks that are not split ---- */
+
+static size_t chainSize(const orBlock *first) {
+  size_t size = 0;
+  for (; first; first = first->next) size += first->size;
+  return size;
+}
+
+/* What is too large from now on counts as such from now on. */
+void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split) {
+  orCacheStats *stats = &blocks->stats;
+  int64_t segments = 0, allocations = 0;
+  blocks->max_split = max_split;
+  for (size_t i = 0; blocks->slots && i <= blocks->slot_mask; i++) {
+    orBlock *block = blocks->slots[i].block;
+    if (!block) continue;
+    block->oversize = !isFree(block) && block->size >= max_split;
+    allocations += block->oversize && block->state == OR_BLOCK_LIVE;
+    segments += !block->prev && chainSize(block) >= max_split;
+  }
+  stats->oversize_allocations.current = allocations;
+  stats->oversize_segments.current = segments;
+}
+
+/* ---- Snapshot ---- */
+
+void orBlocksList(const orBlocks *blocks, orCacheBlock *list) {
+  static const orCacheBlockState states[] = {[OR_BLOCK_FREE] = orCacheBlockInactive,
+                                             [OR_BLOCK_LIVE] = orCacheBlockAllocated,
+                                             [OR_BLOCK_LIMBO] = orCacheBlockPending};
+  for (size_t i = 0; blocks->slots && i <= blocks->slot_mask; i++) {
+    const orBlock *first = blocks->slots[i].block;
+    if (!first || first->prev) continue;
+    for (const orBlock *block = first; block; block = block->next)
+      *list++ = (orCacheBlock){.address = (void *)block->start,
+                               .segment = (void *)first->start,
+                               .bytes = block->size,
+                               .requested = isFree(block) ? 0 : block->requested,
+                               .stream = block->owner->stream,
+                               .state = states[block->state],
+                               .large = block->pool == OR_POOL_LARGE};
+  }
 }

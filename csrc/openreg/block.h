@@ -43,6 +43,7 @@ struct orBlock {
   };
   uint32_t waits; /* limbo: uses not done */
   uint8_t state, pool;
+  bool oversize;     /* live, limbo: counted as such */
   orBlock **up;      /* free: the pointer that leads here, null for a younger block of a ring */
   orBlock *child[2]; /* free: sizes whose next bit is 0, 1 */
   orBlock *newer;    /* free: ring of blocks of one size; the newest follows the one in the tree */
@@ -85,7 +86,8 @@ typedef struct orBlocks {
   orBlock *idle; /* free blocks that are a whole segment */
   orBlockStream *streams[OR_BLOCK_BUCKETS];
   orBlockStream *waiting;
-  orCacheStats stats; /* incomplete: for the five plain counters, or through orBlocksStats */
+  size_t max_split;   /* blocks from here on are not split; SIZE_MAX: all may be */
+  orCacheStats stats; /* incomplete: for the plain counters, or through orBlocksStats */
 } orBlocks;
 
 /* Structures and table entries for `count` more blocks; false if the host has no memory. */
@@ -108,6 +110,8 @@ orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from
 void orBlocksFree(orBlocks *blocks, orBlock *block);
 /* An idle block ceases to exist: its memory is the caller's. */
 void orBlocksDropSegment(orBlocks *blocks, orBlock *block);
+
+void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split);
 
 /* False if the host has no memory. A second use of one stream is one. */
 bool orBlocksAddUse(orBlocks *blocks, orBlock *block, orStream_t stream);
@@ -132,5 +136,8 @@ orBlock *orBinsBestFit(const orBlockBins *bins, size_t size, uint64_t task);
 void orBlocksStats(const orBlocks *blocks, orCacheStats *stats);
 void orBlocksResetPeak(orBlocks *blocks);
 void orBlocksResetAccumulated(orBlocks *blocks);
+
+/* Every block, segment after segment, each in order of address; `count` of them fit. */
+void orBlocksList(const orBlocks *blocks, orCacheBlock *list);
 
 #endif

@@ -9,8 +9,8 @@
  *       +------ recorded streams are done, poison is queued ---+   (at once, mostly)
  *
  * Blocks are cut from segments (regions of memory.c), each for one stream, small or large requests;
- * neighbours that are free merge. block.c keeps them; here is when a block may be used again, and
- * what happens when memory runs short. The rules are those of PyTorch's CUDA allocator.
+ * neighbours that are free merge. block.c keeps them, reserve.c gets and returns their memory; here
+ * is when a block may be used again. The rules are those of PyTorch's CUDA allocator.
  *
  * Order. Time on a stream is the number of its tasks. A block freed by the host when n tasks were
  * queued may be read by all of them: reuse_from = n + 1, the first task that may have it. A block
@@ -25,7 +25,7 @@
  * when all tasks before reuse_from have finished, which a stream that has been destroyed answers
  * too.
  *
- * Ownership. caches[d] is device d's, all of it under its lock. The lock is held for a few table
+ * Ownership. orCaches[d] is device d's, all of it under its lock. The lock is held for a few table
  * and list operations (and, when a table grows, a host allocation); it is dropped for regions
  * (system calls, a vendor's functions), for waiting, and to queue tasks. Under it only stream locks
  * are taken, to read counters. A block in limbo that is in no list belongs to the thread that took
@@ -36,30 +36,9 @@
  * `releasing`: a thread that is short of memory waits for it (a few system calls) before it gives
  * up.
  */
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
+#include "cache.h"
 
-#include "block.h"
-
-#define MIB ((size_t)1 << 20)
-
-enum { POISON = 0xFF }; /* all ones is a NaN in every floating-point type */
-
-static const size_t smallLimit = MIB; /* requests up to here go to the small pool */
-static const size_t smallSegment = 2 * MIB;
-static const size_t largeSegment = 20 * MIB; /* for requests below largeLimit */
-static const size_t largeLimit = 10 * MIB;
-static const size_t largeRounding = 2 * MIB; /* from there on */
-
-typedef struct orCache {
-  _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
-  pthread_cond_t released;
-  unsigned releasing; /* threads that hold memory on its way back */
-  bool poison;        /* the setting; known before there is a block */
-  orBlock *dirty;     /* limbo, only to be poisoned; linked by idle_next */
-  orBlocks blocks;
-} orCache;
+static const size_t smallLimit = (size_t)1 << 20; /* requests up to here go to the small pool */
 
 /* Addresses that segments of a device have had. Two devices may overlap; nearly always none
  * does. */
@@ -67,23 +46,14 @@ typedef struct orCacheRange {
   _Atomic uintptr_t low, high; /* high is 0 before the first segment */
 } orCacheRange;
 
-static orCache caches[OPENREG_MAX_DEVICES] = {
+orCache orCaches[OPENREG_MAX_DEVICES] = {
     [0 ... OPENREG_MAX_DEVICES - 1] = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
-                                       .released = PTHREAD_COND_INITIALIZER}};
+                                       .released = PTHREAD_COND_INITIALIZER,
+                                       .blocks = {.max_split = SIZE_MAX},
+                                       .allowed = SIZE_MAX,
+                                       .fraction = 1}};
 static orCacheRange ranges[OPENREG_MAX_DEVICES];
 static _Atomic int rangeCount; /* devices that have had one, and those below them */
-
-typedef struct orRequest {
-  orCache *cache;
-  orStream_t stream;
-  uint64_t task; /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
-  size_t bytes, size;
-  int device, pool;
-} orRequest;
-
-static inline int deviceOf(const orCache *cache) { return (int)(cache - caches); }
-
-static inline size_t roundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 /* ---- Order ---- */
 
@@ -104,7 +74,7 @@ static inline uint64_t queuedOn(orStream_t stream) {
   return orStreamQueued(stream, &count) ? 0 : count;
 }
 
-static inline bool hasCompleted(orStream_t stream, uint64_t number) {
+bool orCacheCompleted(orStream_t stream, uint64_t number) {
   uint64_t count = 0;
   return !number || (!orStreamCompleted(stream, &count) && count >= number);
 }
@@ -114,27 +84,25 @@ static inline uint64_t reuseFrom(orStream_t stream) {
   return task == OR_TASK_ANY ? queuedOn(stream) + 1 : task;
 }
 
-/* True if no queued work can reach a free block. */
-static inline bool isOver(const orBlock *block) {
-  return block->reuse_from <= 1 || hasCompleted(block->owner->stream, block->reuse_from - 1);
-}
-
-/* Sleeps until a stream has completed `number` tasks; no lock held. Counters outlive the
- * stream's handle. */
-static void await(orStream_t stream, uint64_t number) {
+void orCacheAwait(orStream_t stream, uint64_t number) {
   orStreamAwait(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), number);
 }
 
 /* ---- Limbo ---- */
+
+static inline void becomeFree(orCache *cache, orBlock *block) {
+  orCacheNote(cache, orCacheActionFreeCompleted, block->start, block->requested,
+              block->owner->stream);
+  orBlocksFree(&cache->blocks, block);
+}
 
 static void pushDirty(orCache *cache, orBlock *block) {
   block->idle_next = cache->dirty;
   cache->dirty = block;
 }
 
-/* Fills a range in stream order. A marker's way into the queue: it is never held up by a full
- * one. */
-static uint64_t queuePoison(orStream_t stream, void *ptr, size_t bytes, int device) {
+/* A marker's way into the queue: it is never held up by a full one. */
+uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int device) {
   uint64_t before = orNotedErrors();
   orStream *s;
   orTask *task;
@@ -144,7 +112,7 @@ static uint64_t queuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
   }
   task->kind = OR_KIND_SET;
   task->name = "poison";
-  task->u.set = (orSetArgs){.dst = ptr, .bytes = bytes, .value = POISON, .device = device};
+  task->u.set = (orSetArgs){.dst = ptr, .bytes = bytes, .value = OR_POISON, .device = device};
   return orStreamCommit(s, task);
 }
 
@@ -153,11 +121,12 @@ static void poisonDirty(orCache *cache) {
   for (orBlock *block; (block = cache->dirty);) {
     cache->dirty = block->idle_next;
     orStream_t stream = block->owner->stream;
-    pthread_mutex_unlock(&cache->lock);
-    uint64_t number = queuePoison(stream, (void *)block->start, block->size, deviceOf(cache));
-    pthread_mutex_lock(&cache->lock);
+    orCacheUnlock(cache);
+    uint64_t number =
+        orCacheQueuePoison(stream, (void *)block->start, block->size, orCacheDevice(cache));
+    orCacheLock(cache);
     block->reuse_from = number + 1;
-    orBlocksFree(&cache->blocks, block);
+    becomeFree(cache, block);
   }
 }
 
@@ -165,7 +134,7 @@ static inline void leaveLimbo(orCache *cache, orBlock *block) {
   if (OR_UNLIKELY(cache->poison))
     pushDirty(cache, block);
   else
-    orBlocksFree(&cache->blocks, block);
+    becomeFree(cache, block);
 }
 
 /* Frees what recorded streams have finished with. Lock held. */
@@ -186,11 +155,13 @@ static inline void poll(orCache *cache) {
   if (OR_UNLIKELY(cache->dirty)) poisonDirty(cache);
 }
 
+void orCachePoll(orCache *cache) { poll(cache); }
+
 /* ---- Addresses ---- */
 
-/* Lock held. Whoever is handed the address sees the range: both come from this thread. */
-static void widenRange(orCache *cache, uintptr_t low, uintptr_t high) {
-  int device = deviceOf(cache);
+/* Whoever is handed the address sees the range: both come from this thread. */
+void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high) {
+  int device = orCacheDevice(cache);
   orCacheRange *range = &ranges[device];
   uintptr_t old = atomic_load_explicit(&range->high, memory_order_relaxed);
   if (!old || low < atomic_load_explicit(&range->low, memory_order_relaxed))
@@ -214,11 +185,11 @@ static orCache *lockBlock(const void *ptr, orBlock **block) {
   int count = atomic_load_explicit(&rangeCount, memory_order_acquire);
   for (int device = 0; device < count; device++) {
     if (!mayHold(device, (uintptr_t)ptr)) continue;
-    orCache *cache = &caches[device];
-    pthread_mutex_lock(&cache->lock);
+    orCache *cache = &orCaches[device];
+    orCacheLock(cache);
     *block = orBlocksFind(&cache->blocks, (uintptr_t)ptr);
     if (OR_LIKELY(*block != NULL)) return cache;
-    pthread_mutex_unlock(&cache->lock);
+    orCacheUnlock(cache);
   }
   return NULL;
 }
@@ -232,7 +203,7 @@ static orCache *lockBlockAround(const void *ptr, orBlock **block) {
   while (cache && *block && (uintptr_t)ptr - (*block)->start >= (*block)->size)
     *block = (*block)->next;
   if (!cache || *block) return cache;
-  pthread_mutex_unlock(&cache->lock);
+  orCacheUnlock(cache);
   return NULL;
 }
 
@@ -249,187 +220,45 @@ static inline orError_t resolveStream(orStream_t *stream) {
   return orHandleFind(&orStreamTable, *stream) ? orSuccess : orErrorInvalidResourceHandle;
 }
 
-/* ---- Memory from the device and back ---- */
-
-/* Gives back whole free segments that no queued work can reach. Lock held, dropped meanwhile. */
-static void releaseIdle(orCache *cache) {
-  void *batch[64];
-  for (;;) {
-    int count = 0;
-    for (orBlock *block = cache->blocks.idle, *next; block && count < 64; block = next) {
-      next = block->idle_next;
-      if (!isOver(block)) continue;
-      batch[count++] = (void *)block->start;
-      orBlocksDropSegment(&cache->blocks, block);
-    }
-    if (!count) return;
-    cache->releasing++;
-    pthread_mutex_unlock(&cache->lock);
-    for (int i = 0; i < count; i++) orRegionRelease(batch[i]);
-    pthread_mutex_lock(&cache->lock);
-    if (!--cache->releasing) pthread_cond_broadcast(&cache->released);
-  }
-}
-
-/* Something that has to finish before a limbo block or an idle segment is free to go. Lock held. */
-static bool nextWait(const orCache *cache, orStream_t *stream, uint64_t *number) {
-  for (const orBlockStream *s = cache->blocks.waiting; s; s = s->waiting) {
-    *stream = s->stream;
-    *number = s->last->number;
-    if (!hasCompleted(*stream, *number)) return true;
-  }
-  for (const orBlock *block = cache->blocks.idle; block; block = block->idle_next) {
-    if (isOver(block)) continue;
-    *stream = block->owner->stream;
-    *number = block->reuse_from - 1;
-    return true;
-  }
-  return false;
-}
-
-/* Sleeps until nothing of what is free now is in use by queued work. Lock held, dropped
- * meanwhile; what other threads free in the meantime does not keep it for ever. */
-static void awaitAll(orCache *cache) {
-  orStream_t stream;
-  uint64_t number;
-  cache->blocks.stats.sync_all_streams++;
-  poll(cache);
-  for (size_t left = cache->blocks.count; left && nextWait(cache, &stream, &number); left--) {
-    pthread_mutex_unlock(&cache->lock);
-    await(stream, number);
-    pthread_mutex_lock(&cache->lock);
-    poll(cache);
-  }
-}
-
-/* Fresh memory is poisoned once, before any of it is handed out. Returns its reuse_from. */
-static uint64_t poisonFresh(const orRequest *r, void *base, size_t size) {
-  void *address;
-  if (OR_LIKELY(!orConfigGet()->poison)) return 0;
-  if (orProcessTask() == OR_TASK_NONE) return queuePoison(r->stream, base, size, r->device) + 1;
-  if (!orMapForKernel(&address, base, size)) memset(address, POISON, size);
-  return 0;
-}
-
-/* A segment of the usual size, or of just what is asked for where that does not fit. */
-static orError_t allocateSegment(const orRequest *r, void **base, size_t *size) {
-  size_t exact = roundUp(r->size, OR_PAGE);
-  *size = r->pool == OR_POOL_SMALL ? smallSegment
-          : r->size < largeLimit   ? largeSegment
-                                   : roundUp(r->size, largeRounding);
-  orError_t error = orRegionAllocate(r->device, *size, true, base);
-  if (error != orErrorMemoryAllocation || exact == *size) return error;
-  *size = exact;
-  return orRegionAllocate(r->device, exact, true, base);
-}
-
-static orError_t refuseHostMemory(void) {
-  return orFail(orErrorSystem, "no host memory for the caching allocator's tables");
-}
-
-/* A block from a new segment. No lock held. */
-static orError_t grow(const orRequest *r, void **ptr) {
-  void *base;
-  size_t size;
-  OR_TRY(allocateSegment(r, &base, &size));
-  uint64_t reuse_from = poisonFresh(r, base, size);
-  orCache *cache = r->cache;
-  orBlock *block = NULL;
-  pthread_mutex_lock(&cache->lock);
-  cache->poison = orConfigGet()->poison;
-  if (orBlocksReserve(&cache->blocks, 2))
-    block =
-        orBlocksAddSegment(&cache->blocks, r->stream, (uintptr_t)base, size, r->pool, reuse_from);
-  if (block) {
-    widenRange(cache, (uintptr_t)base, (uintptr_t)base + size);
-    orBlocksTake(&cache->blocks, block, r->size, r->bytes);
-  }
-  pthread_mutex_unlock(&cache->lock);
-  if (block) {
-    *ptr = base;
-    return orSuccess;
-  }
-  if (reuse_from) await(r->stream, reuse_from - 1);
-  orRegionRelease(base);
-  return refuseHostMemory();
-}
-
 /* ---- Allocation ---- */
 
-/* From what is cached; lock held. */
-static inline bool takeCached(const orRequest *r, void **ptr) {
+/* A large block that may not be split serves what is nearly as large only, and no smaller one. */
+static bool fitsUnsplit(const orRequest *r, const orBlock *block) {
+  size_t limit = r->cache->blocks.max_split;
+  if (r->size < limit) return block->size < limit;
+  return block->size - r->size < r->cache->options.max_non_split_rounding;
+}
+
+static inline bool take(const orRequest *r, void **ptr) {
   orBlocks *blocks = &r->cache->blocks;
   orBlockStream *owner = orBlocksStreamFind(blocks, r->stream);
   if (!owner || OR_UNLIKELY(!orBlocksReserve(blocks, 1))) return false;
   orBlock *block = orBinsBestFit(&owner->bins[r->pool], r->size, r->task);
   if (!block) return false;
+  if (OR_UNLIKELY(block->size >= blocks->max_split) && !fitsUnsplit(r, block)) return false;
   orBlocksTake(blocks, block, r->size, r->bytes);
+  orCacheNote(r->cache, orCacheActionAlloc, block->start, r->bytes, r->stream);
   *ptr = (void *)block->start;
   return true;
 }
 
-static const char *bytesText(char text[32], size_t bytes) {
-  static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  if (bytes < 1024) {
-    snprintf(text, 32, "%zu bytes", bytes);
-    return text;
-  }
-  int unit = 0;
-  double value = (double)bytes / 1024;
-  for (; value >= 1024 && unit < 5; unit++) value /= 1024;
-  snprintf(text, 32, "%.2f %s", value, units[unit]);
-  return text;
+bool orCacheTake(const orRequest *r, void **ptr) { return take(r, ptr); }
+
+/* A request in steps that part the stretch from one power of two to the next. */
+static size_t roundToStep(const orCache *cache, size_t bytes) {
+  unsigned exponent = 63 - (unsigned)__builtin_clzll(bytes);
+  unsigned interval = exponent > 20 ? exponent - 20 : 0;
+  size_t divisions = cache->options.roundup_power2_divisions[interval < 15 ? interval : 15];
+  if (divisions < 2 || bytes <= OR_BLOCK_UNIT * divisions || exponent > 61) return bytes;
+  if (!(bytes & (bytes - 1))) return bytes;
+  size_t step = ((size_t)1 << exponent) / divisions;
+  return step ? orRoundUp(bytes, step) : bytes;
 }
 
-static orError_t refuseMemory(const orRequest *r) {
-  char asked[32], unused[32], total[32], allocated[32], reserved[32];
-  orCacheStats stats;
-  pthread_mutex_lock(&r->cache->lock);
-  r->cache->blocks.stats.ooms++;
-  orBlocksStats(&r->cache->blocks, &stats);
-  pthread_mutex_unlock(&r->cache->lock);
-  size_t capacity = orDeviceAt(r->device)->desc.memory_limit;
-  return orFail(orErrorMemoryAllocation,
-                "openreg:%d is out of memory: tried to allocate %s; %s is free of a capacity of "
-                "%s, %s is allocated and "
-                "%s reserved by the caching allocator",
-                r->device, bytesText(asked, r->bytes),
-                bytesText(unused, capacity - orRegionUsed(r->device)), bytesText(total, capacity),
-                bytesText(allocated, (size_t)stats.allocated_bytes[0].current),
-                bytesText(reserved, (size_t)stats.reserved_bytes[0].current));
-}
-
-/* Memory is short: what is cached goes back to the device, and after that what queued work still
- * holds. A task does not wait: it may be what the others wait for. */
-static orError_t reclaim(const orRequest *r, void **ptr) {
-  orCache *cache = r->cache;
-  pthread_mutex_lock(&cache->lock);
-  cache->blocks.stats.alloc_retries++;
-  for (bool waited = false;; waited = true) {
-    poll(cache);
-    bool found = takeCached(r, ptr);
-    if (!found) {
-      releaseIdle(cache);
-      while (cache->releasing) pthread_cond_wait(&cache->released, &cache->lock);
-    }
-    pthread_mutex_unlock(&cache->lock);
-    if (found) return orSuccess;
-    orError_t error = grow(r, ptr);
-    if (error != orErrorMemoryAllocation) return error;
-    if (waited || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
-    pthread_mutex_lock(&cache->lock);
-    awaitAll(cache);
-  }
-}
-
-/* What failed on the way to a success is nobody's last error. */
-static orError_t allocateSlow(const orRequest *r, void **ptr) {
-  orError_t before = orPeekAtLastError();
-  if (r->bytes > orDeviceAt(r->device)->desc.memory_limit) return refuseMemory(r);
-  orError_t error = grow(r, ptr);
-  if (error == orErrorMemoryAllocation) error = reclaim(r, ptr);
-  if (!error && !before) orGetLastError();
-  return error;
+/* 0 for what is past the largest size. Lock held. */
+static inline size_t sizeFor(const orCache *cache, size_t bytes) {
+  if (OR_UNLIKELY(cache->round)) bytes = roundToStep(cache, bytes);
+  return (bytes + OR_BLOCK_UNIT - 1) & ~(size_t)(OR_BLOCK_UNIT - 1);
 }
 
 /* ---- Public ---- */
@@ -441,20 +270,18 @@ orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
   OR_TRY(resolveStream(&stream));
   if (!bytes) return orSuccess;
   int device = orHandleDevice(stream);
-  orRequest r = {.cache = &caches[device],
+  orRequest r = {.cache = &orCaches[device],
                  .stream = stream,
                  .task = taskOf(stream),
                  .bytes = bytes,
                  .device = device};
-  r.size = (bytes + OR_BLOCK_UNIT - 1) &
-           ~(size_t)(OR_BLOCK_UNIT - 1); /* 0 past the largest: refused as too much */
-  r.pool = r.size <= smallLimit ? OR_POOL_SMALL : OR_POOL_LARGE;
-  if (OR_UNLIKELY(!r.size)) return refuseMemory(&r);
-  pthread_mutex_lock(&r.cache->lock);
+  orCacheLock(r.cache);
   poll(r.cache);
-  bool found = takeCached(&r, ptr);
-  pthread_mutex_unlock(&r.cache->lock);
-  return OR_LIKELY(found) ? orSuccess : allocateSlow(&r, ptr);
+  r.size = sizeFor(r.cache, bytes);
+  r.pool = r.size <= smallLimit ? OR_POOL_SMALL : OR_POOL_LARGE;
+  bool found = OR_LIKELY(r.size != 0) && take(&r, ptr);
+  orCacheUnlock(r.cache);
+  return OR_LIKELY(found) ? orSuccess : orCacheAllocateSlow(&r, ptr);
 }
 
 orError_t orCacheFree(void *ptr) {
@@ -463,9 +290,11 @@ orError_t orCacheFree(void *ptr) {
   if (!ptr) return orSuccess;
   orCache *cache = lockBlock(ptr, &block);
   if (OR_UNLIKELY(!cache || block->state != OR_BLOCK_LIVE)) {
-    if (cache) pthread_mutex_unlock(&cache->lock);
+    if (cache) orCacheUnlock(cache);
     return refusePointer("orCacheFree", ptr, cache != NULL);
   }
+  orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
+              block->owner->stream);
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);
   for (orBlockUse *next; use; use = next) {
@@ -473,7 +302,7 @@ orError_t orCacheFree(void *ptr) {
     orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
   }
   poll(cache);
-  pthread_mutex_unlock(&cache->lock);
+  orCacheUnlock(cache);
   return orSuccess;
 }
 
@@ -487,39 +316,30 @@ orError_t orCacheRecordStream(const void *ptr, orStream_t stream) {
   bool live = block->state == OR_BLOCK_LIVE;
   bool done =
       live && (block->owner->stream == stream || orBlocksAddUse(&cache->blocks, block, stream));
-  pthread_mutex_unlock(&cache->lock);
+  orCacheUnlock(cache);
   if (done) return orSuccess;
-  return live ? refuseHostMemory() : refusePointer("orCacheRecordStream", ptr, true);
+  return live ? orFail(orErrorSystem, "no host memory for the caching allocator's tables")
+              : refusePointer("orCacheRecordStream", ptr, true);
 }
 
-orError_t orCacheEmpty(int device) {
-  OR_TRY(orEnterBlocking());
-  OR_TRY(orDeviceCheck(device));
-  orCache *cache = &caches[device];
-  pthread_mutex_lock(&cache->lock);
-  awaitAll(cache);
-  releaseIdle(cache);
-  while (cache->releasing) pthread_cond_wait(&cache->released, &cache->lock);
-  pthread_mutex_unlock(&cache->lock);
-  return orSuccess;
-}
+/* ---- Statistics ---- */
 
 orError_t orCacheGetStats(orCacheStats *stats, int device) {
   OR_TRY(orEnter());
   if (!stats) return orFail(orErrorInvalidValue, "orCacheGetStats: null result");
   OR_TRY(orDeviceCheck(device));
-  pthread_mutex_lock(&caches[device].lock);
-  orBlocksStats(&caches[device].blocks, stats);
-  pthread_mutex_unlock(&caches[device].lock);
+  orCacheLock(&orCaches[device]);
+  orBlocksStats(&orCaches[device].blocks, stats);
+  orCacheUnlock(&orCaches[device]);
   return orSuccess;
 }
 
 static orError_t reset(int device, void (*fn)(orBlocks *blocks)) {
   OR_TRY(orEnter());
   OR_TRY(orDeviceCheck(device));
-  pthread_mutex_lock(&caches[device].lock);
-  fn(&caches[device].blocks);
-  pthread_mutex_unlock(&caches[device].lock);
+  orCacheLock(&orCaches[device]);
+  fn(&orCaches[device].blocks);
+  orCacheUnlock(&orCaches[device]);
   return orSuccess;
 }
 

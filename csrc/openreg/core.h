@@ -12,7 +12,9 @@
  *   simulated.c  the factory of the simulated device: address range, shadow, pages
  *   device.c     current device, properties, synchronise, reset
  *   memory.c     regions: which addresses are allocated, by whom; pinned host memory
- *   cache.c      the caching allocator: order of reuse, growth, out of memory
+ *   cache.c      the caching allocator: order of reuse, allocation and free (cache.h)
+ *   reserve.c    its memory: growth, what goes back, limits, out of memory
+ *   history.c    what it tells: the hook of its actions, snapshots
  *   block.c      its blocks: table, segments, statistics (block.h)
  *   bins.c       its free blocks by size
  *   copy.c       memcpy and memset: checks, staging, pieces

@@ -236,10 +236,14 @@ orError_t orEventDestroy(orEvent_t event) {
   OR_TRY(orEnter());
   OR_TRY(lockEvent(event, &e));
   orCell *cell = e->cell;
+  bool unsignalled =
+      (e->flags & orEventExternal) && !(e->flags & (OR_EVENT_SIGNALLED | OR_EVENT_OF_TASK));
   e->cell = NULL;
   orHandleInvalidate(&e->slot);
   pthread_mutex_unlock(&e->lock);
   orHandleRecycle(&table, &e->slot);
+  /* Nobody can signal it any more: whoever waits for it would do so for ever. */
+  if (unsignalled) orCellComplete(cell, orSuccess);
   orCellRelease(cell);
   return orSuccess;
 }
@@ -267,20 +271,28 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
                   "an event of device %d cannot be recorded on a stream of device %d", e->device,
                   device);
   }
+  uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
+  *replaced = e->cell;
+  e->cell = cell;
+  cell->stream = s->last_handle;
+  cell->number = queued;
+  if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
+    pthread_mutex_unlock(&s->lock); /* nothing is before it: no lane need wake up for it */
+    orCellComplete(cell, orSuccess);
+    orCellRelease(cell);
+    return orSuccess;
+  }
+  cell->number = queued + 1;
   task->kind = OR_KIND_MARK;
   task->name = "orEventRecord";
   task->u.cell = cell;
-  cell->stream = s->last_handle;
-  cell->number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
   orStreamCommit(s, task);
-  *replaced = e->cell;
-  e->cell = cell;
   return orSuccess;
 }
 
 orError_t orEventRecord(orEvent_t event, orStream_t stream) {
   orEvent *e;
-  OR_TRY(orEnter());
+  OR_TRY(orEnterBlocking());
   orCell *cell = orCellNew(2); /* the event's and the mark's */
   if (!cell) return orErrorMemoryAllocation;
   orCell *replaced = NULL;
@@ -305,7 +317,7 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   unsigned flags;
   orStream *s;
   orTask *task;
-  OR_TRY(orEnter());
+  OR_TRY(orEnterBlocking());
   OR_TRY(newestCell(event, &cell, &flags));
   orError_t error = orStreamBegin(stream, false, 0, &s, &task);
   if (error || !cell || orCellDone(cell) || cell->stream == s->last_handle) {

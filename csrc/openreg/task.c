@@ -38,7 +38,7 @@ void orSetTaskErrorMessage(const char *message) {
 /* ---- the bodies ---- */
 
 static orError_t runKernel(orTask *t, orDevice *d) {
-  if (OR_LIKELY(d->factory == &orSimulatedFactory)) return t->u.kernel(orTaskArgs(t));
+  if (OR_LIKELY(!d || d->factory == &orSimulatedFactory)) return t->u.kernel(orTaskArgs(t));
   orKernel k = {t->u.kernel, orTaskArgs(t), t->name};
   return d->factory->compute(d->desc.self, &k, t->done);
 }
@@ -228,7 +228,7 @@ orError_t orLaunchKernelEx(const orLaunch *l) {
 static orError_t sleepKernel(void *args) {
   uint64_t ns = *(const uint64_t *)args;
   struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-  while (nanosleep(&t, &t) && errno == EINTR) {
+  while (ns && nanosleep(&t, &t) && errno == EINTR) {
   }
   return orSuccess;
 }
@@ -277,7 +277,7 @@ static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint
   orStream *s;
   orTask *t;
   void *mapped = NULL;
-  OR_TRY(orEnter());
+  OR_TRY(orEnterBlocking());
   OR_TRY(valueAddress(addr, &mapped));
   OR_TRY(orStreamBegin(stream, false, 0, &s, &t));
   t->kind = kind;

@@ -5,9 +5,13 @@
  */
 #include "allocator.h"
 
+#include <c10/core/AllocatorConfig.h>
+
+#include <algorithm>
 #include <cstdint>
 
 #include "device.h"
+#include "memory_history.h"
 #include "stream.h"
 
 namespace torch_openreg {
@@ -15,37 +19,74 @@ namespace torch_openreg {
 namespace {
 
 void deleteBlock(void *block) {
-  // A child inherits the tensors of its parent but not the memory.
-  if (block == nullptr || orInForkedChild()) return;
-  orCacheFree(block);  // a deleter has nobody to report an error to
+  if (block == nullptr) return;
+  HistoryScope scope(HistoryScope::Free);
+  // Nobody to report an error to: a forked child inherits the tensors of its parent but not the memory.
+  if (C10_UNLIKELY(orCacheFree(block) != orSuccess)) orGetLastError();
 }
 
+using c10::CachingAllocator::AcceleratorAllocatorConfig;
 using c10::CachingAllocator::format_size;
+
+/* What PYTORCH_ALLOC_CONF says about device memory, for the core. */
+void applySettings() {
+  orCacheOptions options{};
+  options.size = sizeof(options);
+  const size_t split = AcceleratorAllocatorConfig::max_split_size();
+  options.max_split_size = split == SIZE_MAX ? 0 : split;
+  options.max_non_split_rounding = AcceleratorAllocatorConfig::max_non_split_rounding_size();
+  options.large_segment_size = AcceleratorAllocatorConfig::large_segment_size();
+  options.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
+  const auto &divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
+  const size_t count = std::min(divisions.size(), std::size(options.roundup_power2_divisions));
+  std::transform(divisions.begin(), divisions.begin() + static_cast<ptrdiff_t>(count),
+                 options.roundup_power2_divisions,
+                 [](size_t steps) { return static_cast<uint32_t>(steps); });
+  OPENREG_CHECK(orCacheSetOptions(&options));
+}
+
+/* Before the first block, and again when a program changes the settings. */
+void settingsAreApplied() {
+  static const bool applied = [] {
+    applySettings();
+    return true;
+  }();
+  (void)applied;
+}
 
 [[noreturn]] void throwOutOfMemory(size_t bytes, c10::DeviceIndex device) {
   orGetLastError();  // what is raised is not left behind as the thread's last error
   size_t free = 0, capacity = 0;
+  double fraction = 1;
   orCacheStats stats{};
   {
     DeviceSwitch current(device);
     OPENREG_CHECK(orMemGetInfo(&free, &capacity));
   }
   OPENREG_CHECK(orCacheGetStats(&stats, device));
+  OPENREG_CHECK(orCacheGetFraction(&fraction, device));
+  std::string allowed;
+  if (fraction < 1) {
+    allowed = " (" + format_size(static_cast<uint64_t>(fraction * static_cast<double>(capacity))) +
+              " allowed by the memory fraction)";
+  }
   TORCH_CHECK_WITH(OutOfMemoryError, false, "openreg out of memory. Tried to allocate ",
                    format_size(bytes), " on openreg:", static_cast<int>(device), ": ",
-                   format_size(free), " is free of a capacity of ", format_size(capacity), ", ",
-                   format_size(stats.allocated_bytes[0].current), " is allocated by PyTorch and ",
-                   format_size(stats.reserved_bytes[0].current),
+                   format_size(free), " is free of a capacity of ", format_size(capacity), allowed,
+                   ", ", format_size(stats.allocated_bytes[0].current),
+                   " is allocated by PyTorch and ", format_size(stats.reserved_bytes[0].current),
                    " is reserved by PyTorch (allocated blocks included).");
 }
 
+void copyStat(c10::CachingAllocator::Stat &to, const orCacheStat &from) {
+  to.current = from.current;
+  to.peak = from.peak;
+  to.allocated = from.allocated;
+  to.freed = from.freed;
+}
+
 void copyStat(c10::CachingAllocator::StatArray &to, const orCacheStat (&from)[3]) {
-  for (size_t pool = 0; pool < to.size(); ++pool) {
-    to[pool].current = from[pool].current;
-    to[pool].peak = from[pool].peak;
-    to[pool].allocated = from[pool].allocated;
-    to[pool].freed = from[pool].freed;
-  }
+  for (size_t pool = 0; pool < to.size(); ++pool) copyStat(to[pool], from[pool]);
 }
 
 }  // namespace
@@ -53,9 +94,14 @@ void copyStat(c10::CachingAllocator::StatArray &to, const orCacheStat (&from)[3]
 void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   TORCH_CHECK(bytes <= PTRDIFF_MAX, "cannot allocate ", static_cast<int64_t>(bytes),
               " bytes on openreg:", static_cast<int>(device), ": a size is 0 or more");
+  settingsAreApplied();
+  HistoryScope scope(HistoryScope::Allocation);
   void *block = nullptr;
   const orError_t error = orCacheMalloc(&block, bytes, stream);
-  if (C10_UNLIKELY(error == orErrorMemoryAllocation)) throwOutOfMemory(bytes, device);
+  if (C10_LIKELY(error == orSuccess)) return block;
+  if (error == orErrorMemoryAllocation) throwOutOfMemory(bytes, device);
+  if (error == orErrorInvalidResourceHandle)
+    getCurrentOpenRegStream(device).stream();  // says which
   OPENREG_CHECK(error);
   return block;
 }
@@ -64,12 +110,13 @@ c10::DataPtr ownBlock(void *block, c10::DeviceIndex device) {
   return {block, block, &deleteBlock, c10::Device(c10::DeviceType::PrivateUse1, device)};
 }
 
-c10::DataPtr OpenRegAllocator::allocate(size_t bytes) {
-  const c10::DeviceIndex device = currentDevice();
+c10::DataPtr allocateOn(c10::DeviceIndex device, size_t bytes) {
   void *block = nullptr;
-  if (bytes != 0) block = allocateBlock(bytes, getCurrentOpenRegStream(device).stream(), device);
+  if (bytes != 0) block = allocateBlock(bytes, currentStreamHandle(device), device);
   return ownBlock(block, device);
 }
+
+c10::DataPtr OpenRegAllocator::allocate(size_t bytes) { return allocateOn(currentDevice(), bytes); }
 
 c10::DeleterFnPtr OpenRegAllocator::raw_deleter() const { return &deleteBlock; }
 
@@ -94,6 +141,7 @@ void OpenRegAllocator::emptyCache(c10::MempoolId_t mempool_id) {
   TORCH_CHECK_NOT_IMPLEMENTED(mempool_id == c10::MempoolId_t(0, 0),
                               "openreg has no private memory pools yet");
   const c10::DeviceIndex count = checkedDeviceCount();
+  HistoryScope scope(HistoryScope::Allocation);
   for (c10::DeviceIndex device = 0; device < count; ++device) {
     if (orDeviceIsActive(device)) OPENREG_CHECK(orCacheEmpty(device));
   }
@@ -121,6 +169,9 @@ c10::CachingDeviceAllocator::DeviceStats OpenRegAllocator::getDeviceStats(c10::D
   to.num_sync_all_streams = from.sync_all_streams;
   to.num_device_alloc = from.device_alloc;
   to.num_device_free = from.device_free;
+  copyStat(to.oversize_allocations, from.oversize_allocations);
+  copyStat(to.oversize_segments, from.oversize_segments);
+  to.max_split_size = static_cast<int64_t>(AcceleratorAllocatorConfig::max_split_size());
   return to;
 }
 
@@ -150,8 +201,13 @@ void recordStream(const c10::DataPtr &data, c10::Stream stream) {
 }
 
 namespace {
-[[maybe_unused]] const bool registered =
-    (c10::SetAllocator(c10::DeviceType::PrivateUse1, &deviceAllocator()), true);
-}
+[[maybe_unused]] const bool registered = [] {
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, &deviceAllocator());
+  // PyTorch has parsed the text already; no key is ours alone.
+  AcceleratorAllocatorConfig::registerDeviceConfigParserHook(
+      [](const std::string &) { applySettings(); }, {});
+  return true;
+}();
+}  // namespace
 
 }  // namespace torch_openreg

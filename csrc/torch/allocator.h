@@ -39,6 +39,8 @@ OPENREG_EXPORT void recordStream(const c10::DataPtr &data, c10::Stream stream);
 /* A block of `bytes` of `device` for work on `stream`, or c10::OutOfMemoryError with the figures.
  * Also inside a task. */
 void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device);
+/* The same for work on the device's current stream; 0 bytes is a null pointer. */
+c10::DataPtr allocateOn(c10::DeviceIndex device, size_t bytes);
 /* Gives the block back when the DataPtr dies. */
 c10::DataPtr ownBlock(void *block, c10::DeviceIndex device);
 

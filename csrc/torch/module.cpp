@@ -20,6 +20,7 @@
 #include "gil.h"
 #include "graph.h"
 #include "hooks.h"
+#include "memory.h"
 #include "stream.h"
 
 namespace py = pybind11;
@@ -256,6 +257,7 @@ PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate);
   bindDevices(m);
   bindStreams(m);
+  bindMemory(m);
   bindRandom(m);
   bindDiagnostics(m);
 }

@@ -151,6 +151,13 @@ OpenRegStream getCurrentOpenRegStream(c10::DeviceIndex device_index) {
   return makeStream(index, currentIds[index]);
 }
 
+orStream_t currentStreamHandle(c10::DeviceIndex device_index) {
+  const c10::StreamId id = currentIds[device_index];
+  if (C10_UNLIKELY(id != kDefaultId)) return static_cast<orStream_t>(id);
+  const orStream_t handle = defaultHandles[device_index].load(std::memory_order_relaxed);
+  return C10_LIKELY(handle != 0) ? handle : defaultHandle(device_index);
+}
+
 void setCurrentOpenRegStream(OpenRegStream stream) {
   const c10::DeviceIndex index = checkIndex(stream.device_index());
   if (stream.id() != kDefaultId) checkOwner(static_cast<orStream_t>(stream.id()), index);

@@ -79,6 +79,9 @@ OPENREG_EXPORT OpenRegStream getDefaultOpenRegStream(c10::DeviceIndex device_ind
 
 /* What the calling thread queues on for this device: the default stream until it is set. */
 OPENREG_EXPORT OpenRegStream getCurrentOpenRegStream(c10::DeviceIndex device_index = -1);
+/* Its handle, for a device that is known to exist. The stream may have been destroyed since it was set:
+ * the core then refuses the handle. */
+orStream_t currentStreamHandle(c10::DeviceIndex device_index);
 /* For the calling thread and the stream's device; the current device stays. The stream is checked. */
 OPENREG_EXPORT void setCurrentOpenRegStream(OpenRegStream stream);
 

@@ -192,6 +192,23 @@ TEST(cache_refuses_what_is_no_live_block) {
   ASSERT_OK(orFree(raw));
 }
 
+/* orFree knows the memory, and that it is not the caller's to give back. */
+TEST(cache_segments_are_not_orFrees) {
+  orStream_t s = defaultStream(0);
+  void *a = take(4 * KIB, s), *b = take(3 * MIB, s);
+  ASSERT_REFUSED(orFree(a), orErrorInvalidValue, "belongs to the caching allocator");
+  ASSERT_REFUSED(orFree(b), orErrorInvalidValue, "belongs to the caching allocator");
+  ASSERT_OK(orCacheFree(b));
+  ASSERT_REFUSED(orFree(b), orErrorInvalidValue, "belongs to the caching allocator");
+  ASSERT_EQ(statsOf(0).segment[0].current, 2);
+  ASSERT_PTR(take(3 * MIB, s), b);
+  ASSERT_OK(orMemset(a, 1, 4 * KIB));
+  ASSERT_OK(orCacheFree(a));
+  ASSERT_OK(orCacheFree(b));
+  ASSERT_OK(orCacheEmpty(0));
+  ASSERT_REFUSED(orFree(a), orErrorInvalidValue, "is not the start");
+}
+
 TEST(cache_refuses_bad_arguments) {
   void *p = &p;
   orCacheStats stats;

@@ -12,6 +12,10 @@
 
 #include "gate.h"
 
+/* ThreadSanitizer would sleep for a second in every process that leaves. */
+OR_API const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "atexit_sleep_ms=0"; }
+
 /* The status of a child that calls `body` and leaves by exit(); what it says goes to `text`. This process has not used
  * a device, so the child may. */
 static int leave(void (*body)(void), char *text, size_t size) {

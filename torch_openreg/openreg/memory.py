@@ -1,9 +1,50 @@
-"""Device memory: the functions of torch.accelerator by their names on a device module."""
+"""Device memory: figures, limits, snapshots and the history of allocations.
+
+What ``torch.cuda.memory`` has, under the same names. A dump is read by PyTorch's memory viewer
+(https://pytorch.org/memory_viz) and by ``torch.cuda._memory_viz``.
+"""
+
+import collections
+import contextlib
+import pickle
+import sys
 
 import torch
 
 from .. import _C
+from ._lazy import _lazy_init, is_initialized
 from ._utils import device_index
+
+__all__ = [
+    "MemPool",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "change_current_allocator",
+    "empty_cache",
+    "get_per_process_memory_fraction",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "memory_usage",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
+    "use_mem_pool",
+]
+
+# ---- Figures ----
 
 
 def empty_cache():
@@ -11,29 +52,51 @@ def empty_cache():
     torch.accelerator.empty_cache()
 
 
+def _flatten(stats, prefix=""):
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def memory_stats_as_nested_dict(device=None):
+    """The allocator's statistics: figure, pool, metric; empty before first use.
+
+    Figures: ``allocation``, ``segment``, ``active``, ``inactive_split`` (counts) and
+    ``allocated_bytes``, ``reserved_bytes``, ``active_bytes``, ``inactive_split_bytes``,
+    ``requested_bytes``. Pools: ``all``, ``small_pool``, ``large_pool``. Metrics: ``current``,
+    ``peak``, ``allocated``, ``freed``. Without pools: ``oversize_allocations``,
+    ``oversize_segments``. Plain counts: ``num_alloc_retries``, ``num_ooms``,
+    ``num_sync_all_streams``, ``num_device_alloc``, ``num_device_free``, ``max_split_size``.
+    """
+    index = device_index(device)
+    return torch._C._accelerator_getDeviceStats(index) if is_initialized() else {}
+
+
+def memory_stats(device=None):
+    """memory_stats_as_nested_dict as a flat dictionary: ``"allocated_bytes.all.peak"``."""
+    return collections.OrderedDict(sorted(_flatten(memory_stats_as_nested_dict(device))))
+
+
 def memory_allocated(device=None):
     """Bytes in live tensors."""
-    return torch.accelerator.memory_allocated(device_index(device))
+    return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device=None):
     """The most bytes in live tensors since the start or reset_peak_memory_stats."""
-    return torch.accelerator.max_memory_allocated(device_index(device))
+    return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
 def memory_reserved(device=None):
     """Bytes the allocator holds, in use or cached."""
-    return torch.accelerator.memory_reserved(device_index(device))
+    return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device=None):
     """The most bytes the allocator held since the start or reset_peak_memory_stats."""
-    return torch.accelerator.max_memory_reserved(device_index(device))
-
-
-def memory_stats(device=None):
-    """The allocator's statistics, a flat dictionary; empty before first use."""
-    return torch.accelerator.memory_stats(device_index(device))
+    return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device=None):
@@ -42,10 +105,281 @@ def reset_peak_memory_stats(device=None):
 
 
 def reset_accumulated_memory_stats(device=None):
-    """Sets the accumulated counts to zero."""
+    """Sets the accumulated counts (``allocated``, ``freed``, ``num_...``) to zero."""
     torch.accelerator.reset_accumulated_memory_stats(device_index(device))
 
 
+def reset_max_memory_allocated(device=None):
+    """reset_peak_memory_stats: every peak is reset."""
+    reset_peak_memory_stats(device)
+
+
+def reset_max_memory_cached(device=None):
+    """reset_peak_memory_stats: every peak is reset."""
+    reset_peak_memory_stats(device)
+
+
+def host_memory_stats_as_nested_dict():
+    """Statistics of the pinned host memory; empty before first use."""
+    return _C._memory_host_stats() if is_initialized() else {}
+
+
+def host_memory_stats():
+    """host_memory_stats_as_nested_dict as a flat dictionary: ``"active_bytes.current"``."""
+    return collections.OrderedDict(sorted(_flatten(host_memory_stats_as_nested_dict())))
+
+
+def reset_accumulated_host_memory_stats():
+    """Sets the accumulated counts of the pinned host memory to zero."""
+    _C._memory_reset_accumulated_host_stats()
+
+
+def reset_peak_host_memory_stats():
+    """Lets the peaks of the pinned host memory start from the present values."""
+    _C._memory_reset_peak_host_stats()
+
+
+# ---- The device ----
+
+
 def mem_get_info(device=None):
-    """(bytes free, bytes in all) of the device."""
+    """(bytes free, bytes in all) of the device. What the allocator caches is not free."""
     return _C._mem_get_info(device_index(device))
+
+
+def memory_usage(device=None):
+    """On CUDA: how busy the memory was, in percent. Nothing here measures that."""
+    device_index(device)
+    raise NotImplementedError(
+        "openreg does not measure how busy device memory is: for how full it is, use mem_get_info()"
+    )
+
+
+def set_per_process_memory_fraction(fraction, device=None):
+    """Lets the allocator hold no more than this part (0.0 to 1.0) of the device's capacity.
+
+    What it holds beyond that stays until it is freed. An allocation that would go beyond raises
+    torch.OutOfMemoryError.
+    """
+    if not isinstance(fraction, float):
+        raise TypeError(f"a memory fraction is a float, got {fraction!r}")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid memory fraction: {fraction}. Allowed range: 0~1")
+    _lazy_init()
+    _C._memory_set_fraction(device_index(device), fraction)
+
+
+def get_per_process_memory_fraction(device=None):
+    """The part of the device's capacity that the allocator may hold: 1.0 until it is set."""
+    _lazy_init()
+    return _C._memory_get_fraction(device_index(device))
+
+
+def caching_allocator_alloc(size, device=None, stream=None):
+    """The address of `size` bytes for work on `stream` (a stream, its id, or the current one).
+
+    To be given back with caching_allocator_delete.
+    """
+    _lazy_init()
+    index = device_index(device)
+    if stream is None:
+        stream = torch.accelerator.current_stream(index)
+    if isinstance(stream, torch.Stream):
+        stream = stream.stream_id
+    if not isinstance(stream, int):
+        raise TypeError(f"expected a stream, its id or None, got {stream!r}")
+    if size < 0:
+        raise ValueError(f"a size is 0 or more, got {size}")
+    return _C._memory_alloc(size, index, stream)
+
+
+def caching_allocator_delete(mem_ptr):
+    """Gives back what caching_allocator_alloc returned."""
+    _C._memory_free(mem_ptr)
+
+
+# ---- Snapshots and the history ----
+
+_NO_POOLS = "openreg has no private memory pools yet: every allocation is in the default pool"
+
+
+def memory_snapshot(mempool_id=None, include_traces=True):
+    """The segments of every device's allocator; of _snapshot(), the part without the history."""
+    if mempool_id is not None and tuple(mempool_id) != (0, 0):
+        raise NotImplementedError(_NO_POOLS)
+    return _C._memory_snapshot(False)["segments"] if is_initialized() else []
+
+
+def _snapshot(device=None, augment_with_fx_traces=False):
+    """The state of every device's allocator and its history, in the form of torch.cuda's.
+
+    ``segments``: address, sizes, stream and the blocks of each, with the stack (``frames``) that
+    asked for a block if _record_memory_history() was on. ``device_traces``: for each device what
+    happened, in order. ``device`` is accepted as torch.cuda's does, and all devices are in it.
+    """
+    if device is not None:
+        device_index(device)
+    snapshot = _C._memory_snapshot(True)
+    if augment_with_fx_traces:
+        snapshot = torch._utils._augment_memory_snapshot_stack_traces(snapshot)
+    return snapshot
+
+
+def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
+    """Writes _snapshot() to a file that PyTorch's memory viewer opens."""
+    with open(filename, "wb") as file:
+        pickle.dump(_snapshot(augment_with_fx_traces=augment_with_fx_traces), file)
+
+
+def _record_memory_history(
+    enabled="all",
+    context="all",
+    stacks="all",
+    max_entries=sys.maxsize,
+    device=None,
+    clear_history=False,
+    compile_context=False,
+    global_record_annotations=False,
+    skip_actions=None,
+):
+    """Records what the allocators of all devices do, and from where, for _snapshot().
+
+    Args:
+        enabled: None (off, and forgets what was recorded), "state" (the stacks of live blocks) or
+            "all" (every action too).
+        context: which stacks are kept: None, "state" (of live blocks), "alloc" (also in the history
+            of allocations) or "all" (also where memory is freed).
+        stacks: "python", or "all" for C++ frames as well.
+        max_entries: of the history, for each device; the oldest give way.
+        clear_history: forget what was recorded until now.
+        skip_actions: names of actions that are not kept.
+    """
+    if device is not None:
+        device_index(device)
+    if compile_context or global_record_annotations:
+        raise NotImplementedError(
+            "openreg keeps no compile_context and no global_record_annotations in its history"
+        )
+    if isinstance(enabled, bool):
+        enabled = "all" if enabled else None
+    if max_entries < 0:
+        raise ValueError(f"max_entries is 0 or more, got {max_entries}")
+    _C._memory_record_history(
+        enabled, context, stacks, max_entries, clear_history, list(skip_actions or ())
+    )
+
+
+def _allocation_traceback(data_ptr):
+    """The stack that asked for the live block at `data_ptr`, or None."""
+    return _C._memory_traceback(data_ptr)
+
+
+def _set_memory_metadata(metadata):
+    """A text that each recorded action carries from now on (``user_metadata``)."""
+    _C._memory_set_metadata(metadata)
+
+
+def _get_memory_metadata():
+    return _C._memory_get_metadata()
+
+
+# ---- Private pools ----
+
+
+class MemPool:
+    """Refused: there are no private pools yet."""
+
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError(_NO_POOLS)
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool, device=None):
+    """Refused: there are no private pools yet."""
+    raise NotImplementedError(_NO_POOLS)
+    yield
+
+
+def change_current_allocator(allocator):
+    """Refused: the allocator is part of the device."""
+    raise NotImplementedError("openreg's device allocator cannot be replaced")
+
+
+# ---- A summary to print ----
+
+_SIZES = ("B  ", "KiB", "MiB", "GiB", "TiB", "PiB")
+_COUNTS = (" ", "K", "M")
+
+_METRICS = (
+    ("allocated_bytes", "Allocated memory"),
+    ("active_bytes", "Active memory"),
+    ("requested_bytes", "Requested memory"),
+    ("reserved_bytes", "Reserved memory"),
+    ("inactive_split_bytes", "Non-releasable memory"),
+    ("allocation", "Allocations"),
+    ("active", "Active allocs"),
+    ("segment", "Reserved segments"),
+    ("inactive_split", "Non-releasable allocs"),
+)
+_WITHOUT_POOLS = (
+    ("oversize_allocations", "Oversize allocations"),
+    ("oversize_segments", "Oversize segments"),
+)
+_COLUMNS = ("current", "peak", "allocated", "freed")
+_WIDTH = 75
+
+
+def _scaled(value, leader, units, base, limit):
+    """`value` in the unit in which `leader`, the row's total, is readable."""
+    unit = 0
+    while leader >= limit and unit < len(units) - 1:
+        leader /= base
+        value //= base
+        unit += 1
+    return value, units[unit]
+
+
+def _cell(key, value, leader):
+    if key.endswith("bytes"):
+        number, unit = _scaled(value, leader, _SIZES, 1024, 768 * 1024)
+        return f"{number:6d} {unit}"
+    number, unit = _scaled(value, leader, _COUNTS, 1000, 750 * 1000)
+    return f"{number:7d} {unit} "
+
+
+def _row(key, name, stats, leaders):
+    cells = (_cell(key, stats[column], leaders[column]) for column in _COLUMNS)
+    return f" {name:<21} | " + " | ".join(cells) + " "
+
+
+def _table(stats, abbreviated):
+    pools = {"all": None}
+    if not abbreviated:
+        pools |= {"large_pool": "      from large pool", "small_pool": "      from small pool"}
+    for key, name in _METRICS:
+        yield "-" * _WIDTH
+        for pool, pool_name in pools.items():
+            yield _row(key, pool_name or name, stats[key][pool], stats[key]["all"])
+    for key, name in _WITHOUT_POOLS:
+        yield "-" * _WIDTH
+        yield _row(key, name, stats[key], stats[key])
+
+
+def memory_summary(device=None, abbreviated=False):
+    """The statistics as a table to print; `abbreviated` leaves out the two pools."""
+    index = device_index(device)
+    stats = memory_stats_as_nested_dict(index)
+    if not stats:
+        return f"openreg:{index} has not been used"
+    ooms, retries = stats["num_ooms"], stats["num_alloc_retries"]
+    lines = [
+        "=" * _WIDTH,
+        f"PyTorch openreg memory summary, device {index}".center(_WIDTH).rstrip(),
+        "-" * _WIDTH,
+        f"{f'Out of memory: {ooms}':^37}|{f'Retries of allocation: {retries}':^37}".rstrip(),
+        "=" * _WIDTH,
+        "        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ",
+        *_table(stats, abbreviated),
+        "=" * _WIDTH,
+    ]
+    return "\n".join(f"|{line:<{_WIDTH}}|" for line in lines) + "\n"

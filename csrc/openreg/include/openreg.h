@@ -280,7 +280,8 @@ enum {
 /* On the current device. */
 OR_API orError_t orEventCreate(orEvent_t *event);
 OR_API orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags);
-/* Never blocks; waits that are queued keep what they bound to. */
+/* Never blocks; waits that are queued keep what they bound to. An external event that was not signalled is
+ * completed: nobody can do it afterwards. */
 OR_API orError_t orEventDestroy(orEvent_t event);
 OR_API orError_t orEventGetDevice(orEvent_t event, int *device);
 /* Asynchronous, never blocks. Each record is a new version; the stream must be of the event's device. */
@@ -316,6 +317,25 @@ OR_API orError_t orCacheRecordStream(const void *ptr, orStream_t stream);
 /* Gives every unused block of the device back that no queued work can reach. */
 OR_API orError_t orCacheEmpty(int device);
 
+/* 1: the device's whole capacity, which is also where it starts. Segments held beyond a smaller
+ * fraction are kept while they are in use; no new one is made. */
+OR_API orError_t orCacheSetFraction(int device, double fraction);
+OR_API orError_t orCacheGetFraction(double *fraction, int device);
+
+/* Of every device's cache; zeros are the defaults. */
+typedef struct orCacheOptions {
+  size_t size;                   /* sizeof(orCacheOptions) */
+  size_t max_split_size;         /* blocks from here on are not split; 0: all may be */
+  size_t max_non_split_rounding; /* how much too large such a block may be for a request */
+  size_t large_segment_size; /* segment for requests of 1 to 10 MiB, 20 MiB or more; 0: 20 MiB */
+  double garbage_collection_threshold; /* part of the allowed memory from which unused segments go
+                                          back before a new one is made; 0: none */
+  uint32_t roundup_power2_divisions[16]; /* [i] for sizes of 2^i MiB and more, below 2^(i+1); [0] for smaller
+                                            ones too: a request is rounded up to the next of so many steps
+                                            between two powers of two; 0 and 1: to 512 bytes */
+} orCacheOptions;
+OR_API orError_t orCacheSetOptions(const orCacheOptions *options);
+
 typedef struct orCacheStat {
   int64_t current, peak, allocated, freed;
 } orCacheStat;
@@ -325,10 +345,55 @@ typedef struct orCacheStats {
   orCacheStat allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3],
       requested_bytes[3];
   int64_t alloc_retries, ooms, device_alloc, device_free, sync_all_streams;
+  orCacheStat oversize_allocations, oversize_segments; /* of orCacheOptions.max_split_size or more */
 } orCacheStats;
 OR_API orError_t orCacheGetStats(orCacheStats *stats, int device);
 OR_API orError_t orCacheResetPeakStats(int device);
 OR_API orError_t orCacheResetAccumulatedStats(int device);
+
+typedef enum orCacheBlockState {
+  orCacheBlockInactive = 0,
+  orCacheBlockAllocated = 1,
+  orCacheBlockPending = 2 /* freed, recorded streams are not done */
+} orCacheBlockState;
+
+typedef struct orCacheBlock {
+  void *address;
+  void *segment; /* start of the memory it is part of */
+  size_t bytes;
+  size_t requested;  /* 0 if inactive */
+  orStream_t stream; /* that the segment belongs to; it may have been destroyed */
+  orCacheBlockState state;
+  int large; /* 1: the segment is of the pool for requests above 1 MiB */
+} orCacheBlock;
+/* Every block of a device, segment after segment, each in order of address. *count is the room in
+ * `blocks` and becomes the number of blocks; nothing is written if that is more than there is room. */
+OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t *count, int device);
+
+typedef enum orCacheAction {
+  orCacheActionAlloc,
+  orCacheActionFreeRequested,
+  orCacheActionFreeCompleted, /* reusable: at once, or when recorded streams were found done */
+  orCacheActionSegmentAlloc,
+  orCacheActionSegmentFree,
+  orCacheActionSnapshot,
+  orCacheActionOutOfMemory
+} orCacheAction;
+
+typedef struct orCacheRecord {
+  orCacheAction action;
+  int device;
+  void *address;      /* null: snapshot, out of memory */
+  size_t bytes;       /* as asked for; of a segment: its size */
+  size_t device_free; /* out of memory only */
+  orStream_t stream;  /* 0: snapshot */
+  uint64_t sequence;  /* the order on the device, from 1 */
+  uint64_t time_ns;   /* CLOCK_MONOTONIC */
+} orCacheRecord;
+/* Called under no lock, on the thread whose call of this section made it happen and before that call
+ * returns: with several threads, records may come out of sequence. It may run wherever orCacheFree
+ * may. Null switches it off. */
+OR_API orError_t orSetCacheHook(void (*hook)(const orCacheRecord *record));
 
 /* ---- Tracing ------------------------------------------------------------------------------- */
 
@@ -464,12 +529,12 @@ OR_API orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes,
                                       const orAllocator **allocator);
 
 /* X(enumerator, bytes of an element, name) */
-#define OR_DTYPE_LIST(X)                                                                    \
-  X(orUint8, 1, "uint8")                                                                    \
-  X(orInt8, 1, "int8") X(orInt16, 2, "int16") X(orInt32, 4, "int32") X(orInt64, 8, "int64") \
-      X(orFloat16, 2, "float16") X(orBfloat16, 2, "bfloat16") X(orFloat32, 4, "float32")    \
-          X(orFloat64, 8, "float64") X(orComplex64, 8, "complex64")                         \
-              X(orComplex128, 16, "complex128") X(orBool, 1, "bool")
+#define OR_DTYPE_LIST(X)                                                                          \
+  X(orUint8, 1, "uint8")                                                                          \
+  X(orInt8, 1, "int8")                                                                            \
+  X(orInt16, 2, "int16") X(orInt32, 4, "int32") X(orInt64, 8, "int64") X(orFloat16, 2, "float16") \
+      X(orBfloat16, 2, "bfloat16") X(orFloat32, 4, "float32") X(orFloat64, 8, "float64")          \
+          X(orComplex64, 8, "complex64") X(orComplex128, 16, "complex128") X(orBool, 1, "bool")
 typedef enum orDtype {
 #define OR_X(name, size, text) name,
   OR_DTYPE_LIST(OR_X)

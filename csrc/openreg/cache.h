@@ -1,0 +1,95 @@
+/*
+ * What the files of the caching allocator share: cache.c (when a block may be used again), reserve.c
+ * (memory from the device and back), history.c (what happened). cache.c's head has the rules.
+ */
+#ifndef OPENREG_CACHE_H
+#define OPENREG_CACHE_H
+
+#include "block.h"
+
+enum { OR_POISON = 0xFF }; /* all ones is a NaN in every floating-point type */
+
+/* Actions of one stretch under the lock, to be told after it. */
+typedef struct orCacheLog {
+  orCacheRecord *records;
+  size_t count, capacity;
+} orCacheLog;
+
+/* Of one device; all of it under `lock`. */
+typedef struct orCache {
+  _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
+  pthread_cond_t released;
+  unsigned releasing; /* threads that hold memory on its way back */
+  bool poison;        /* the setting; known before there is a block */
+  bool round;         /* some of options.roundup_power2_divisions are above 1 */
+  orBlock *dirty;     /* limbo, only to be poisoned; linked by idle_next */
+  orCacheLog log;     /* empty while nobody has the lock */
+  uint64_t sequence;  /* of the latest record */
+  orBlocks blocks;
+  size_t held;    /* bytes of segments, with those that are being asked for or given back */
+  size_t allowed; /* most that may be held */
+  double fraction;
+  orCacheOptions options; /* max_split_size: blocks.max_split instead */
+} orCache;
+
+typedef struct orRequest {
+  orCache *cache;
+  orStream_t stream;
+  uint64_t task; /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
+  size_t bytes, size;
+  int device, pool;
+} orRequest;
+
+extern orCache orCaches[OPENREG_MAX_DEVICES] OR_HIDDEN;
+
+static inline int orCacheDevice(const orCache *cache) { return (int)(cache - orCaches); }
+static inline size_t orRoundUp(size_t bytes, size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+/* ---- history.c ---- */
+
+extern _Atomic(void (*)(const orCacheRecord *)) orCacheHook OR_HIDDEN;
+
+void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, size_t bytes,
+                     orStream_t stream);
+void orCacheTell(orCache *cache);
+
+/* Lock held. */
+static inline void orCacheNote(orCache *cache, orCacheAction action, uintptr_t address,
+                               size_t bytes, orStream_t stream) {
+  if (OR_UNLIKELY(atomic_load_explicit(&orCacheHook, memory_order_relaxed) != NULL))
+    orCacheNoteSlow(cache, action, address, bytes, stream);
+}
+
+static inline void orCacheLock(orCache *cache) { pthread_mutex_lock(&cache->lock); }
+/* Unlocks, and tells what has happened since the lock was taken. */
+static inline void orCacheUnlock(orCache *cache) {
+  if (OR_UNLIKELY(cache->log.count))
+    orCacheTell(cache);
+  else
+    pthread_mutex_unlock(&cache->lock);
+}
+
+/* ---- cache.c ---- */
+
+/* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */
+void orCachePoll(orCache *cache);
+/* From what is cached; lock held. */
+bool orCacheTake(const orRequest *request, void **ptr);
+/* Whoever is handed an address in it finds the cache. Lock held. */
+void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high);
+/* True if the task `number` of a stream, and all before it, have finished. */
+bool orCacheCompleted(orStream_t stream, uint64_t number);
+/* Sleeps until a stream has completed `number` tasks; no lock held. Counters outlive the
+ * stream's handle. */
+void orCacheAwait(orStream_t stream, uint64_t number);
+/* Fills a range in stream order; the number of the task that does. */
+uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int device);
+
+/* ---- reserve.c ---- */
+
+/* The cache had nothing: a block from fresh memory, or what can be had by waiting. No lock held. */
+orError_t orCacheAllocateSlow(const orRequest *request, void **ptr);
+
+#endif

@@ -1,0 +1,78 @@
+/*
+ * The history of device memory, for PyTorch's memory viewer: what the allocator did, and the stack
+ * that asked for it. The core tells what happened (orSetCacheHook); stacks are kept here.
+ *
+ * A stack is gathered before the core is called, because that may take Python's lock, and found by
+ * the hook on the same thread. With the history off, a HistoryScope is one relaxed load.
+ */
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+namespace torch_openreg {
+
+/* From which on stacks are gathered. */
+enum class HistoryStacks : uint8_t { None, Live, Allocations, All };
+
+struct HistoryOptions {
+  bool trace = true; /* keep actions, not only the stacks of live blocks */
+  HistoryStacks stacks = HistoryStacks::All;
+  bool cpp = true; /* C++ frames too */
+  uint64_t max_entries = UINT64_MAX;
+  uint32_t skipped = 0; /* bit a: actions `a` of orCacheAction are not kept */
+};
+
+/* Null switches the history off and forgets it. `clear` forgets what was kept until now. */
+void recordMemoryHistory(const std::optional<HistoryOptions> &options, bool clear);
+bool memoryHistoryEnabled();
+
+/* Kept with each action from now on. */
+void setMemoryMetadata(std::string metadata);
+std::string memoryMetadata();
+
+using Stack = std::shared_ptr<c10::GatheredContext>;
+
+struct HistoryEntry {
+  orCacheRecord record;
+  Stack stack;
+  std::shared_ptr<const std::string> metadata; /* may be null */
+};
+/* What was kept of a device, in order. */
+std::vector<HistoryEntry> memoryHistory(c10::DeviceIndex device);
+/* Of the allocation at a block's or a segment's start; null if none was gathered. */
+Stack stackOfBlock(const void *address);
+Stack stackOfSegment(const void *address);
+
+/* Around a call of the core that may allocate or free: what it tells carries this thread's stack. */
+class HistoryScope {
+ public:
+  enum Reason { Allocation, Free };
+  explicit HistoryScope(Reason reason) {
+    if (C10_UNLIKELY(enabled.load(std::memory_order_relaxed))) enter(reason);
+  }
+  ~HistoryScope() {
+    if (C10_UNLIKELY(state_ != nullptr)) leave();
+  }
+  HistoryScope(const HistoryScope &) = delete;
+  HistoryScope &operator=(const HistoryScope &) = delete;
+
+  static std::atomic<bool> enabled;
+
+ private:
+  struct State;
+  friend struct History;
+  void enter(Reason reason) noexcept;
+  void leave() noexcept;
+  State *state_ = nullptr;
+};
+
+}  // namespace torch_openreg

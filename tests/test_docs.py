@@ -1,0 +1,32 @@
+"""Every Python example in README.md and docs/*.md runs, in a process of its own."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def examples():
+    for page in PAGES:
+        text = page.read_text()
+        for match in EXAMPLE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 2
+            # The blank lines let a traceback show the page's line numbers.
+            code = "\n" * (line - 1) + match.group(1)
+            yield pytest.param(code, id=f"{page.relative_to(ROOT)}:{line}")
+
+
+@pytest.mark.parametrize("code", list(examples()))
+def test_example(code, run_ok, tmp_path):
+    path = tmp_path / "example.py"
+    path.write_text(code)
+    run_ok("", arguments=[str(path)])
+
+
+def test_the_pages_have_examples():
+    assert {page.name for page in PAGES} >= {"README.md", "memory.md"}
+    assert len(list(examples())) >= 5

@@ -1,0 +1,454 @@
+"""Snapshots, the history of allocations, limits and settings: torch.openreg.memory."""
+
+import pickle
+import sys
+import threading
+
+import pytest
+import torch
+from torch.cuda import _memory_viz
+
+import torch_openreg  # noqa: F401
+
+DEVICE = "openreg:0"
+MIB = 1 << 20
+memory = torch.openreg.memory
+
+
+@pytest.fixture
+def record():
+    """_record_memory_history, off again after the test."""
+
+    def record(enabled="all", **options):
+        memory._record_memory_history(enabled, **{"stacks": "python", **options})
+
+    yield record
+    memory._record_memory_history(None)
+
+
+def block_of(snapshot, tensor):
+    blocks = [b for s in snapshot["segments"] for b in s["blocks"]]
+    return next(b for b in blocks if b["address"] == tensor.data_ptr())
+
+
+def actions(trace, address):
+    return [e["action"] for e in trace if e.get("addr") == address]
+
+
+def names(entry):
+    return [f["name"] for f in entry["frames"]]
+
+
+def test_segments_and_blocks():
+    torch.openreg.empty_cache()
+    x = torch.empty(700, dtype=torch.uint8, device=DEVICE)
+    y = torch.empty(3 * MIB, dtype=torch.uint8, device="openreg:1")
+    segments = torch.openreg.memory_snapshot()
+    mine = next(s for s in segments if any(b["address"] == x.data_ptr() for b in s["blocks"]))
+    assert (mine["device"], mine["segment_type"], mine["stream"]) == (0, "small", 0)
+    assert mine["segment_pool_id"] == (0, 0) and mine["is_expandable"] is False
+    block = next(b for b in mine["blocks"] if b["address"] == x.data_ptr())
+    assert (block["size"], block["requested_size"]) == (1024, 700)
+    assert (block["state"], block["frames"]) == ("active_allocated", [])
+    other = next(s for s in segments if any(b["address"] == y.data_ptr() for b in s["blocks"]))
+    assert (other["device"], other["segment_type"]) == (1, "large")
+    for segment in segments:
+        end = segment["address"]
+        for b in segment["blocks"]:
+            assert b["address"] == end
+            end += b["size"]
+        assert end == segment["address"] + segment["total_size"]
+    for index in (0, 1):
+        own = [s for s in segments if s["device"] == index]
+        assert sum(s["total_size"] for s in own) == torch.openreg.memory_reserved(index)
+        assert sum(s["allocated_size"] for s in own) == torch.openreg.memory_allocated(index)
+
+
+def test_a_block_that_waits_for_a_recorded_stream():
+    side = torch.Stream(DEVICE)
+    x = torch.ones(MIB, device=DEVICE)
+    address = x.data_ptr()
+    torch.openreg.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait(side)
+        x.record_stream(side)
+        del x
+        blocks = {b["address"]: b for s in memory.memory_snapshot() for b in s["blocks"]}
+        assert blocks[address]["state"] == "active_pending_free"
+    side.synchronize()
+
+
+def test_the_history_of_one_tensor(record):
+    record()
+
+    def make():
+        return torch.empty(5000, dtype=torch.uint8, device=DEVICE)
+
+    x = make()
+    address = x.data_ptr()
+    snapshot = memory._snapshot()
+    assert names(block_of(snapshot, x))[:2] == ["make", "test_the_history_of_one_tensor"]
+    assert memory._allocation_traceback(address)[0]["name"] == "make"
+    assert memory._allocation_traceback(address + 512) is None
+    del x
+    snapshot = memory._snapshot()
+    trace = snapshot["device_traces"][0]
+    assert len(snapshot["device_traces"]) == torch.openreg.device_count()
+    assert actions(trace, address)[-3:] == ["alloc", "free_requested", "free_completed"]
+    alloc, *_, freed = [e for e in trace if e.get("addr") == address and e["size"] == 5000]
+    assert names(alloc)[0] == "make"
+    assert names(freed)[0] == "test_the_history_of_one_tensor"
+    assert alloc["frames"][0]["filename"] == __file__ and alloc["frames"][0]["line"] > 0
+    assert alloc["stream"] == 0 and alloc["pool_id"] == (0, 0)
+    assert alloc["time_us"] <= freed["time_us"]
+    assert [e["action"] for e in trace].count("snapshot") >= 1
+    assert memory._allocation_traceback(address) is None
+
+
+def test_the_history_of_segments_and_of_out_of_memory(run_ok):
+    run_ok(
+        """
+        import torch
+        m = torch.openreg.memory
+        m._record_memory_history(stacks="python")
+        x = torch.empty(30 << 20, dtype=torch.uint8, device="openreg")
+        try:
+            torch.empty(50 << 20, dtype=torch.uint8, device="openreg")
+        except torch.OutOfMemoryError:
+            pass
+        del x
+        m.empty_cache()
+        trace = m._snapshot()["device_traces"][0]
+        got = [(e["action"], e["size"] >> 20) for e in trace]
+        assert got == [("segment_alloc", 30), ("alloc", 30), ("oom", 50), ("free_requested", 30),
+                       ("free_completed", 30), ("segment_free", 30), ("snapshot", 0)], got
+        assert trace[2]["device_free"] == 34 << 20 and "addr" not in trace[2]
+        """,
+        env={"OPENREG_DEVICE_MEMORY": "64M"},
+    )
+
+
+def test_which_stacks_are_kept(record):
+    def frames_of(context):
+        record(context=context, clear_history=True)
+        x = torch.empty(5000, dtype=torch.uint8, device=DEVICE)
+        live = bool(block_of(memory._snapshot(), x)["frames"])
+        del x
+        trace = [e for e in memory._snapshot()["device_traces"][0] if e["size"] == 5000]
+        return live, bool(trace[0]["frames"]), bool(trace[1]["frames"])
+
+    assert frames_of(None) == (False, False, False)
+    assert frames_of("state") == (True, False, False)
+    assert frames_of("alloc") == (True, True, True)
+    assert frames_of("all") == (True, True, True)
+
+
+def test_c_frames(record):
+    record(stacks="all")
+    x = torch.empty(5000, device=DEVICE)
+    found = names(block_of(memory._snapshot(), x))
+    assert "test_c_frames" in found
+    assert any("OpenReg" in name or "empty" in name for name in found), found
+
+
+def test_state_keeps_no_history(record):
+    record("state")
+    x = torch.empty(5000, device=DEVICE)
+    snapshot = memory._snapshot()
+    assert block_of(snapshot, x)["frames"]
+    assert snapshot["device_traces"][0] == []
+
+
+def test_the_latest_entries_are_kept(record):
+    record(max_entries=4, skip_actions=["snapshot"])
+    for size in range(1, 11):
+        torch.empty(512 * size, dtype=torch.uint8, device=DEVICE)
+    trace = memory._snapshot()["device_traces"][0]
+    assert [(e["action"], e["size"]) for e in trace] == [
+        ("free_completed", 4608),
+        ("alloc", 5120),
+        ("free_requested", 5120),
+        ("free_completed", 5120),
+    ]
+    record(max_entries=2, skip_actions=["snapshot"])
+    assert [e["size"] for e in memory._snapshot()["device_traces"][0]] == [5120, 5120]
+    record(clear_history=True)
+    assert [e["action"] for e in memory._snapshot()["device_traces"][0]] == ["snapshot"]
+
+
+def test_skipped_actions(record):
+    record(skip_actions=["free_requested", "snapshot"])
+    torch.empty(5000, device=DEVICE)
+    trace = memory._snapshot()["device_traces"][0]
+    assert {e["action"] for e in trace} <= {"alloc", "free_completed", "segment_alloc"}
+
+
+def test_off_forgets(record):
+    record()
+    x = torch.empty(5000, device=DEVICE)
+    record(None)
+    y = torch.empty(5000, device=DEVICE)
+    snapshot = memory._snapshot()
+    assert block_of(snapshot, x)["frames"] == block_of(snapshot, y)["frames"] == []
+    assert snapshot["device_traces"][0] == []
+
+
+def test_metadata(record):
+    record()
+    memory._set_memory_metadata("epoch 3")
+    assert memory._get_memory_metadata() == "epoch 3"
+    x = torch.empty(5000, device=DEVICE)
+    memory._set_memory_metadata("")
+    trace = memory._snapshot()["device_traces"][0]
+    mine = [e for e in trace if e.get("addr") == x.data_ptr()]
+    assert mine[-1]["user_metadata"] == "epoch 3" and trace[-1]["user_metadata"] == ""
+
+
+def test_the_viewer_reads_a_dump(record, tmp_path):
+    record()
+    kept = [torch.empty(size, device=DEVICE) for size in (10, 5000, MIB)]
+    kept.pop(1)
+    side = torch.Stream(DEVICE)
+    with side:
+        kept.append(torch.empty(10, device=DEVICE))
+    path = tmp_path / "dump.pickle"
+    memory._dump_snapshot(str(path))
+    data = pickle.loads(path.read_bytes())
+    for html in (
+        _memory_viz.segment_plot(data),
+        _memory_viz.trace_plot(data),
+        _memory_viz.trace_plot(data, plot_segments=True),
+    ):
+        assert "add_local_files" in html
+    assert "total_allocated" in _memory_viz.segsum(data)
+    assert "Device 0" in _memory_viz.trace(data)
+    assert "test_memory_history.py" in _memory_viz.memory(data, format_flamegraph=str)
+    assert "active_allocated" in _memory_viz.segments(data, format_flamegraph=str)
+    assert side.stream_id in {s["stream"] for s in data["segments"]}
+    filtered = _memory_viz.filter_alloc_free_pairs(data)["device_traces"][0]
+    live = {e["addr"] for e in filtered if e["action"] == "alloc"}
+    assert {x.data_ptr() for x in kept} <= live
+
+
+def test_threads_record(record):
+    record()
+
+    def work():
+        for _ in range(200):
+            torch.empty(5000, device=DEVICE)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        memory._snapshot()
+    for thread in threads:
+        thread.join()
+    trace = memory._snapshot()["device_traces"][0]
+    assert sum(e["action"] == "alloc" and e["size"] == 20000 for e in trace) == 800
+    live = set()
+    for entry in trace:  # in an order that can have been
+        if entry["action"] == "alloc":
+            assert entry["addr"] not in live
+            live.add(entry["addr"])
+        elif entry["action"] == "free_completed":
+            live.discard(entry["addr"])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"enabled": "some"}, "'some'"),
+        ({"context": "some"}, "'some'"),
+        ({"stacks": "c"}, "'c'"),
+        ({"skip_actions": ["allocs"]}, "'allocs'"),
+        ({"max_entries": -1}, "-1"),
+    ],
+)
+def test_bad_options_are_named(options, named):
+    with pytest.raises(ValueError, match=named):
+        memory._record_memory_history(**options)
+
+
+def test_what_is_not_there_says_so():
+    with pytest.raises(NotImplementedError, match="compile_context"):
+        memory._record_memory_history(compile_context=True)
+    with pytest.raises(NotImplementedError, match="private memory pools"):
+        torch.openreg.MemPool()
+    with pytest.raises(NotImplementedError, match="private memory pools"):
+        with torch.openreg.use_mem_pool(None):
+            pass
+    with pytest.raises(NotImplementedError, match="private memory pools"):
+        torch.openreg.memory_snapshot((1, 0))
+    with pytest.raises(NotImplementedError, match="mem_get_info"):
+        torch.openreg.memory_usage()
+
+
+def test_the_names_that_cuda_and_xpu_share():
+    shared = set(torch.cuda.memory.__all__) & set(dir(torch.xpu.memory))
+    assert shared <= set(dir(memory))
+    assert {"_snapshot", "_dump_snapshot", "_record_memory_history"} <= set(dir(memory))
+    assert set(memory.__all__) <= set(dir(torch.openreg))
+
+
+def test_summary():
+    x = torch.empty(3 * MIB, dtype=torch.uint8, device=DEVICE)
+    full, short = torch.openreg.memory_summary(), torch.openreg.memory_summary(0, abbreviated=True)
+    assert "Allocated memory" in full and "from large pool" in full and "device 0" in full
+    assert "from large pool" not in short
+    assert len({len(line) for line in full.splitlines()}) == 1
+    del x
+
+
+def test_statistics_nested_and_flat():
+    x = torch.empty(10, device=DEVICE)
+    nested, flat = torch.openreg.memory_stats_as_nested_dict(), torch.openreg.memory_stats()
+    figures = "allocation segment active inactive_split allocated_bytes reserved_bytes"
+    figures += " active_bytes inactive_split_bytes requested_bytes"
+    for figure in figures.split():
+        for pool in ("all", "small_pool", "large_pool"):
+            for metric in ("current", "peak", "allocated", "freed"):
+                assert flat[f"{figure}.{pool}.{metric}"] == nested[figure][pool][metric]
+    assert list(flat) == sorted(flat)
+    assert flat == torch.accelerator.memory_stats(0)
+    del x
+
+
+def test_before_first_use(run_ok):
+    run_ok(
+        """
+        import threading, torch
+        m = torch.openreg
+        assert m.memory_stats() == {} and m.memory_snapshot() == [] and m.host_memory_stats() == {}
+        assert m.memory_allocated() == m.max_memory_reserved() == 0
+        m.empty_cache()
+        assert "not been used" in m.memory_summary()
+        m.memory._record_memory_history()
+        assert m.memory._snapshot()["segments"] == []
+        assert m.get_per_process_memory_fraction(1) == 1.0
+        assert not m.is_initialized() and threading.active_count() == 1
+        """
+    )
+
+
+def test_raw_blocks():
+    before = torch.openreg.memory_allocated()
+    side = torch.Stream(DEVICE)
+    for stream in (None, side, side.stream_id, 0):
+        address = torch.openreg.caching_allocator_alloc(1000, 0, stream)
+        assert torch.openreg.memory_allocated() == before + 1024
+        torch.openreg.caching_allocator_delete(address)
+    with pytest.raises(RuntimeError, match="freed already"):
+        torch.openreg.caching_allocator_delete(address)
+    with pytest.raises(ValueError, match="-3"):
+        torch.openreg.caching_allocator_alloc(-3)
+    with pytest.raises(RuntimeError, match="12345"):
+        torch.openreg.caching_allocator_alloc(8, 0, 12345)
+    assert torch.openreg.memory_allocated() == before
+
+
+def test_host_memory():
+    x = torch.ones(1000).pin_memory()
+    stats = torch.openreg.host_memory_stats()
+    assert stats["active_bytes.current"] >= 4000
+    assert stats["num_host_alloc"] >= 1
+    torch.openreg.reset_peak_host_memory_stats()
+    torch.openreg.reset_accumulated_host_memory_stats()
+    assert torch.openreg.host_memory_stats()["active_requests.allocated"] == 0
+    del x
+
+
+# ---- Limits and settings ----
+
+
+def test_memory_fraction(run_ok):
+    run_ok(
+        """
+        import torch
+        def take(megabytes, device=0):
+            return torch.empty(megabytes << 20, dtype=torch.uint8, device=f"openreg:{device}")
+        torch.openreg.set_per_process_memory_fraction(0.5)
+        assert torch.openreg.get_per_process_memory_fraction() == 0.5
+        assert torch.openreg.get_per_process_memory_fraction(1) == 1.0
+        x = take(20)
+        try:
+            take(20)
+            raise AssertionError("more than the fraction")
+        except torch.OutOfMemoryError as error:
+            assert "(32.00 MiB allowed by the memory fraction)" in str(error), error
+        del x
+        x, y = take(32), take(60, 1)
+        torch.openreg.set_per_process_memory_fraction(1.0)
+        z = take(32)
+        """,
+        env={"OPENREG_DEVICE_MEMORY": "64M"},
+    )
+
+
+def test_a_bad_memory_fraction():
+    with pytest.raises(ValueError, match=r"1\.5.*0~1"):
+        torch.openreg.set_per_process_memory_fraction(1.5)
+    with pytest.raises(TypeError, match="1"):
+        torch.openreg.set_per_process_memory_fraction(1)
+    with pytest.raises(RuntimeError, match="99"):
+        torch.openreg.set_per_process_memory_fraction(0.5, 99)
+
+
+def test_allocator_settings(run_ok):
+    run_ok(
+        """
+        import torch
+        def take(bytes):
+            return torch.empty(bytes, dtype=torch.uint8, device="openreg")
+        M = 1 << 20
+        x = take(40 * M)
+        stats = torch.openreg.memory_stats()
+        assert stats["max_split_size"] == 30 * M and stats["oversize_allocations.current"] == 1
+        assert stats["oversize_segments.current"] == 1
+        before = torch.openreg.memory_allocated()
+        y = take(M + M // 8)
+        assert torch.openreg.memory_allocated() - before == M + M // 4
+        settings = torch.openreg.memory._snapshot()["allocator_settings"]
+        assert settings["max_split_size"] == 30 * M
+        assert settings["roundup_power2_divisions"]["1"] == 4
+        torch._C._accelerator_setAllocatorSettings("roundup_power2_divisions:2")
+        before = torch.openreg.memory_allocated()
+        z = take(M + M // 8)
+        assert torch.openreg.memory_allocated() - before == M + M // 2
+        """,
+        env={"PYTORCH_ALLOC_CONF": "max_split_size_mb:30,roundup_power2_divisions:4"},
+    )
+
+
+def test_garbage_collection_threshold(run_ok):
+    run_ok(
+        """
+        import torch
+        def take(megabytes):
+            return torch.empty(megabytes << 20, dtype=torch.uint8, device="openreg")
+        kept = [take(20), take(22), take(24)]
+        kept.clear()
+        x = take(26)
+        assert torch.openreg.memory_reserved() < (20 + 22 + 24 + 26) << 20
+        assert torch.openreg.memory_stats()["num_alloc_retries"] == 0
+        """,
+        env={
+            "OPENREG_DEVICE_MEMORY": "100M",
+            "PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.5",
+        },
+    )
+
+
+def test_a_dump_from_a_child_is_what_it_was(run_ok, tmp_path):
+    path = tmp_path / "dump.pickle"
+    run_ok(
+        f"""
+        import torch
+        torch.openreg.memory._record_memory_history(stacks="python")
+        x = torch.empty(5000, device="openreg")
+        torch.openreg.memory._dump_snapshot({str(path)!r})
+        """
+    )
+    data = pickle.loads(path.read_bytes())
+    assert data["segments"][0]["blocks"][0]["requested_size"] == 20000
+    assert sys.getsizeof(data["device_traces"]) > 0
