@@ -81,8 +81,8 @@ def ninja_file(out, extension_name):
     rules = {
         "c": "$cc $cflags -MMD -MF $out.d -c $in -o $out",
         "cxx": "$cxx $cxxflags -MMD -MF $out.d -c $in -o $out",
-        "core": "$cc -shared -Wl,-soname,libopenreg.so -Wl,-Bsymbolic-functions -Wl,-z,defs $in -o $out"
-        " -pthread -ldl $ldflags",
+        "core": "$cc -shared -Wl,-soname,libopenreg.so -Wl,-Bsymbolic-functions -Wl,-z,defs"
+        " $in -o $out -pthread -ldl $ldflags",
         "shim": f"$cxx -shared $in -o $out -L{out} -lopenreg -L{torch_dir / 'lib'} "
         + " ".join(f"-l{name}" for name in torch_libraries)
         + " -Wl,-rpath,'$$ORIGIN/lib' -pthread $ldflags",
