@@ -1,9 +1,9 @@
-/*
- * torch.openreg.memory's part of torch_openreg._C.
- */
+/* Memory statistics, snapshots and history, as Python sees them. */
 #pragma once
 
-#include <pybind11/pybind11.h>
+namespace pybind11 {
+class module_;
+}
 
 namespace torch_openreg {
 
