@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from types import SimpleNamespace
 
@@ -52,6 +53,41 @@ def eventually():
             time.sleep(0.001)
 
     return eventually
+
+
+AHEAD_LIMIT = 20  # seconds; only a call that waits for ever takes that long
+
+
+def _runs_ahead(function, limit=AHEAD_LIMIT):
+    stream = torch.accelerator.current_stream()
+    outcome = {}
+
+    def call():
+        try:
+            with stream:
+                outcome["result"] = function()
+        except BaseException as error:  # reported below, in the test's own thread
+            outcome["error"] = error
+
+    with torch.openreg.testing.gate() as gate:
+        gate.wait(stream)
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(limit)
+        waited, pending = thread.is_alive(), not stream.query()
+    thread.join()
+    assert not waited, "the call waited for its stream"
+    if "error" in outcome:
+        raise outcome["error"]
+    assert pending, "nothing was held back: the test shows nothing"
+    return outcome["result"]
+
+
+@pytest.fixture(scope="session")
+def runs_ahead():
+    """Calls a function while the current stream is held by a gate, and returns its result with the
+    gate open. A call that waits for the stream fails the test instead of hanging it."""
+    return _runs_ahead
 
 
 @pytest.fixture(autouse=True)

@@ -179,26 +179,30 @@ def test_an_operator_runs_on_its_tensors_device():
     assert torch.accelerator.current_device_index() == 0
 
 
-def test_streams_order_operators():
+def test_streams_order_operators(eventually):
     side = torch.Stream(DEVICE)
     x = torch.zeros(4, device=DEVICE)
     torch.accelerator.synchronize()
-    done = []
+    values, nonzero = [], []
 
     def work():
         with side:
-            x.add_(1)
-        done.append(True)
+            x.add_(1)  # queued
+            values.append(x * 2)  # so is this
+            nonzero.append(x.nonzero())  # its size is known when it has run
 
     with torch.openreg.testing.gate() as gate:
         gate.wait(side)
         thread = threading.Thread(target=work)
         thread.start()
+        eventually(lambda: values)
         # The default stream does not wait for the side stream, nor does this thread for the other.
         assert x.tolist() == [0] * 4
-        assert not done
+        assert not side.query() and not nonzero
     thread.join()
+    side.synchronize()
     assert x.tolist() == [1] * 4
+    assert values[0].tolist() == [2] * 4 and len(nonzero[0]) == 4
 
 
 # ---- Errors and warnings ----
@@ -209,7 +213,7 @@ def test_exceptions_keep_their_type():
     with pytest.raises(IndexError):
         x.sum(dim=7)
     with pytest.raises(IndexError):
-        x[torch.tensor([5], device=DEVICE)]
+        x[torch.tensor([5], device=DEVICE)].tolist()
     with pytest.raises(torch.linalg.LinAlgError):
         torch.linalg.inv(torch.zeros(2, 2, device=DEVICE))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

@@ -6,6 +6,7 @@
  *     ... host and device                             the same; the host waits unless non_blocking
  *     ... two devices                                 a memcpy on the source's stream, between two events
  *   one device, anything else                         a kernel on its current stream
+ *   a number of the host to a device                  the same
  *   pinned memory and non_blocking, anything else     contiguous temporaries, then a memcpy
  *   host and device, anything else                    a kernel that the host waits for
  *   two devices, anything else                        contiguous temporaries, then a memcpy
@@ -24,7 +25,9 @@
 #include "../torch/event.h"
 #include "../torch/host_allocator.h"
 #include "../torch/stream.h"
+#include "../torch/warnings.h"
 #include "alias.h"
+#include "fallback.h"
 #include "lane.h"
 
 namespace torch_openreg {
@@ -86,6 +89,7 @@ void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   } else if (isPinned(host.data_ptr())) {
     stream.synchronize();
   }
+  if (!toDevice && !nonBlocking) issueKeptWarnings();
 }
 
 void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
@@ -98,7 +102,16 @@ void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
                               getCurrentOpenRegStream(dst.device().index()).stream()));
 }
 
-/* Strides, dtype, conj and neg are the CPU copy's matter; at most one device. */
+/* Strides, dtype, conj and neg are the CPU copy's matter. One device; a number of the host is taken by value. */
+void queueCopy(const Tensor &dst, const Tensor &src) {
+  at::assert_no_internal_overlap(dst);
+  if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  torch::jit::Stack stack{dst, src, false};
+  runCpuKernel(op, &stack);
+}
+
+/* The same between host and device, which the host waits for. */
 void copyByKernel(const Tensor &dst, const Tensor &src) {
   const c10::DeviceIndex device = (dst.is_cpu() ? src : dst).device().index();
   const orStream_t stream = getCurrentOpenRegStream(device).stream();
@@ -174,6 +187,10 @@ void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     return copyByTemporaries(dst, src, nonBlocking);
   }
   if (!canMap(device.device().index())) return copyByHost(dst, src);
+  if (!dst.is_cpu() && !src.is_cpu()) return queueCopy(dst, src);
+  if (src.is_cpu() && src.storage().nbytes() == src.itemsize()) {
+    return queueCopy(dst, at::native::as_strided_tensorimpl(src, {}, {}, src.storage_offset()));
+  }
   copyByKernel(dst, src);
 }
 

@@ -17,6 +17,7 @@
 #include <mutex>
 
 #include "../torch/allocator.h"
+#include "lane.h"
 
 namespace torch_openreg {
 
@@ -28,9 +29,15 @@ struct Target {
 };
 thread_local const Target *target = nullptr;
 thread_local Target current;
+struct ReservedList {
+  Reserved *first;
+  size_t count;
+};
+thread_local ReservedList reserved{};  // LaneOutputs
+thread_local bool steering = false;    // either of them
 
 struct Block {
-  void *address;
+  void *address;  // null: a promised result's, which its caller owns
   c10::DeviceIndex device;
 };
 
@@ -75,7 +82,16 @@ bool take(void *kernelAddress, Block *block) {
 void deleteCpuMemory(void *pointer) {
   Block block;
   if (!take(pointer, &block)) return state().formerDeleter(pointer);
-  ownBlock(block.address, block.device).clear();
+  if (block.address != nullptr) ownBlock(block.address, block.device).clear();
+}
+
+c10::DataPtr enter(void *address, Block block) {
+  State &s = state();
+  {
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.live[address] = block;
+  }
+  return {address, address, &deleteCpuMemory, c10::Device(c10::DeviceType::CPU)};
 }
 
 c10::DataPtr allocateFromLane(size_t bytes) {
@@ -85,19 +101,31 @@ c10::DataPtr allocateFromLane(size_t bytes) {
   OPENREG_CHECK(orMapForKernel(&address, owner.get(), bytes));
   const auto begin = reinterpret_cast<uintptr_t>(address);
   widen(begin, begin + bytes);
-  State &s = state();
-  {
-    std::lock_guard<std::mutex> lock(s.mutex);
-    s.live[address] = Block{owner.get(), target->device};
-  }
+  c10::DataPtr data = enter(address, Block{owner.get(), target->device});
   owner.release_context();
-  return {address, address, &deleteCpuMemory, c10::Device(c10::DeviceType::CPU)};
+  return data;
+}
+
+/* Null if no result of that size is waited for. */
+c10::DataPtr allocateReserved(size_t bytes) {
+  for (size_t i = 0; i < reserved.count; ++i) {
+    Reserved &result = reserved.first[i];
+    if (result.taken || result.bytes != bytes) continue;
+    result.taken = true;
+    const auto begin = reinterpret_cast<uintptr_t>(result.address);
+    widen(begin, begin + bytes);
+    return enter(result.address, Block{nullptr, 0});
+  }
+  return {};
 }
 
 class CpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (C10_UNLIKELY(target != nullptr && bytes != 0)) return allocateFromLane(bytes);
+    if (C10_UNLIKELY(steering && bytes != 0)) {
+      if (target != nullptr) return allocateFromLane(bytes);
+      if (c10::DataPtr data = allocateReserved(bytes)) return data;
+    }
     c10::DataPtr data = state().former->allocate(bytes);
     // The raw interface needs one deleter for both kinds of memory.
     (void)data.compare_exchange_deleter(state().formerDeleter, &deleteCpuMemory);
@@ -116,8 +144,15 @@ void install() {
   // Without a deleter of its own the former allocator's raw interface does not work, and kernels need
   // one: results are copied then.
   if (s.formerDeleter == nullptr) return;
-  pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); },
-                 [] { state().mutex.unlock(); });
+  const auto after = [] {
+    state().mutex.unlock();
+    resumeKernels();
+  };
+  const auto before = [] {
+    pauseKernels();  // first: a kernel may need the mutex
+    state().mutex.lock();
+  };
+  pthread_atfork(before, after, after);
   c10::SetCPUAllocator(new CpuAllocator(), UINT8_MAX);
 }
 
@@ -131,9 +166,23 @@ void installCpuAllocator() {
 LaneMemory::LaneMemory(orStream_t stream, c10::DeviceIndex device) {
   current = {stream, device};
   target = &current;
+  steering = true;
 }
 
-LaneMemory::~LaneMemory() { target = nullptr; }
+LaneMemory::~LaneMemory() {
+  target = nullptr;
+  steering = false;
+}
+
+LaneOutputs::LaneOutputs(Reserved *first, size_t count) {
+  reserved = {first, count};
+  steering = count != 0;
+}
+
+LaneOutputs::~LaneOutputs() {
+  reserved = {};
+  steering = false;
+}
 
 c10::DataPtr takeLaneMemory(c10::DataPtr &data) {
   Block block;

@@ -27,6 +27,24 @@ class LaneMemory {
   LaneMemory &operator=(const LaneMemory &) = delete;
 };
 
+/* Memory that a queued kernel has been promised for a result. */
+struct Reserved {
+  void *address;  // the kernel's
+  size_t bytes;
+  bool taken = false;
+};
+
+/* For the calling thread: an allocation of just as many bytes as a result is promised gets that result's memory; all
+ * others, a kernel's temporaries, get ordinary memory. The host may have freed blocks that tasks still to run
+ * read, so a kernel that nobody waits for takes nothing from the device's cache. */
+class LaneOutputs {
+ public:
+  LaneOutputs(Reserved *first, size_t count);
+  ~LaneOutputs();
+  LaneOutputs(const LaneOutputs &) = delete;
+  LaneOutputs &operator=(const LaneOutputs &) = delete;
+};
+
 /* If `data` is memory that a LaneMemory gave, empties `data` and returns the same memory as device
  * memory; null if it is not. */
 c10::DataPtr takeLaneMemory(c10::DataPtr &data);

@@ -24,6 +24,7 @@
 #include "../torch/allocator.h"
 #include "../torch/device.h"
 #include "../torch/stream.h"
+#include "../torch/warnings.h"
 
 namespace torch_openreg {
 
@@ -153,8 +154,8 @@ at::Scalar localScalar(const Tensor &self) {
   const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
   const OpenRegStream stream = getCurrentOpenRegStream(self.device().index());
   // Pageable: the value is there, and a failed kernel is reported, when the call returns.
-  OPENREG_CHECK(orMemcpyAsync(host.data_ptr(), self.data_ptr(), self.itemsize(),
-                              orMemcpyDeviceToHost, stream.stream()));
+  OPENREG_CHECK_SYNCHRONIZED(orMemcpyAsync(host.data_ptr(), self.data_ptr(), self.itemsize(),
+                                           orMemcpyDeviceToHost, stream.stream()));
   return at::native::_local_scalar_dense_cpu(host);
 }
 

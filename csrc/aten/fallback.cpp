@@ -23,9 +23,14 @@
 
 #include "../torch/generator.h"
 #include "../torch/stream.h"
+#include "../torch/warnings.h"
 #include "alias.h"
+#include "async.h"
 #include "cpu_memory.h"
+#include "infer.h"
 #include "lane.h"
+#include "memo.h"
+#include "opinfo.h"
 
 namespace torch_openreg {
 
@@ -65,21 +70,6 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
   return false;
 }
 
-/* Traces and errors may name an operator after its library is gone. */
-const char *interned(const std::string &name) {
-  static auto *names = new std::unordered_set<std::string>();
-  static auto *mutex = new std::mutex();
-  std::lock_guard<std::mutex> lock(*mutex);
-  return names->insert(name).first->c_str();
-}
-
-bool isAten(const std::string &name) { return name.compare(0, 6, "aten::") == 0; }
-
-const char *taskName(const OperatorHandle &op) {
-  const std::string &name = op.schema().name();
-  return isAten(name) ? name.c_str() : interned(name);
-}
-
 /* A kernel that is registered for the CPU alone from Python expects the CPU's own tensors, and would
  * take the GIL on a lane. The dispatcher tells only where it was registered. */
 bool hasPythonKernel(const OperatorHandle &op) {
@@ -107,25 +97,43 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+template <typename F>
+void eachTensor(const IValue &value, F visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorList()) {
+      if (tensor.has_value()) visit(*tensor);
+    }
+  }
+}
+
 class Call {
  public:
-  Call(const OperatorHandle &op, Stack *stack)
+  Call(const OperatorHandle &op, const OpInfo &info, Stack *stack)
       : op_(op),
+        info_(info),
         schema_(op.schema()),
         stack_(stack),
         arguments_(stack->data() + stack->size() - schema_.arguments().size(),
                    schema_.arguments().size()) {}
 
   void prepare();
-  void run();
-  void finish();
+  bool isPredictable() const {
+    return info_.predictable && !cpuResults_ && !readsHost_ && !(info_.masksDecide && hasMask_);
+  }
+  bool makeKey(MemoKey &key) const;
+  bool dependsOnDefaultDtype() const;
+  void waitFor();
   void runCopying();
   c10::Device device() const { return *device_; }
   orStream_t stream() const { return stream_; }
 
  private:
-  template <typename F>
-  void eachTensor(const IValue &value, F visit);
+  void run();
+  void finish();
   void findDevice();
   void check(const at::Tensor &tensor, const Argument &argument);
   void checkDevices();
@@ -137,28 +145,18 @@ class Call {
   IValue toCaller(const IValue &value);
 
   const OperatorHandle &op_;
+  const OpInfo &info_;
   const FunctionSchema &schema_;
   Stack *stack_;
   std::span<IValue> arguments_;  // on the stack
   std::optional<c10::Device> device_;
   bool cpuResults_ = false;  // a device argument asks for them
+  bool readsHost_ = false;   // a CPU tensor is among the arguments that is not a number
+  bool hasMask_ = false;     // among indices
   orStream_t stream_ = 0;
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<Aliases> aliases_;
 };
-
-template <typename F>
-void Call::eachTensor(const IValue &value, F visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorList()) {
-      if (tensor.has_value()) visit(*tensor);
-    }
-  }
-}
 
 /* The first tensor of this device decides, then a device argument. */
 void Call::findDevice() {
@@ -196,15 +194,13 @@ void Call::checkDevices() {
     const Argument &argument = schema_.arguments()[i];
     const bool indices = arguments_[i].isOptionalTensorList();
     eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+      if (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0 && !indices) readsHost_ = true;
+      if (indices && tensor.defined()) {
+        hasMask_ |= tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte;
+      }
       if (!(indices && tensor.defined() && tensor.is_cpu())) check(tensor, argument);
     });
   }
-}
-
-bool isMissingGenerator(const IValue &value, const Argument &argument) {
-  if (!value.isNone()) return false;
-  const auto *optional = argument.type()->castRaw<c10::OptionalType>();
-  return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
 }
 
 /* A fresh CPU generator for this call alone, seeded by what the device's one draws. */
@@ -220,8 +216,7 @@ IValue Call::cpuGenerator(const IValue &given) const {
 void Call::drawGenerators() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     IValue &value = arguments_[i];
-    const bool missing = isMissingGenerator(value, schema_.arguments()[i]);
-    if (missing || value.isGenerator()) value = cpuGenerator(value);
+    if (info_.isGenerator[i]) value = cpuGenerator(value);
   }
 }
 
@@ -230,7 +225,7 @@ void Call::prepare() {
   checkDevices();
   TORCH_CHECK_NOT_IMPLEMENTED(
       op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
-          (isAten(schema_.name()) || !hasPythonKernel(op_)),
+          (info_.isAten || !hasPythonKernel(op_)),
       "Could not run ", op_.operator_name(),
       " on openreg: there is neither a kernel for this device nor a compiled one for "
       "the CPU");
@@ -242,8 +237,6 @@ void Call::prepare() {
     value = at::zeros(tensor.sizes(), tensor.options());
   }
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
-  aliases_.emplace(stream_, device_->index());
-  cpu_.reserve(arguments_.size());
 }
 
 at::Tensor Call::aliasOf(const at::Tensor &tensor) {
@@ -318,6 +311,7 @@ void Call::finish() {
 /* Where kernels cannot reach the device's memory: PyTorch's own fallback copies everything to the CPU
  * and back. It takes the first tensor's device for the result's, which may be a scalar's. */
 void Call::runCopying() {
+  OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
   at::native::cpu_fallback(op_, stack_);
   const size_t count = schema_.returns().size();
   for (size_t i = 0; i < count; ++i) {
@@ -328,17 +322,211 @@ void Call::runCopying() {
   }
 }
 
+/* False: nothing can be said of the results before the kernel has run. */
+bool Call::makeKey(MemoKey &key) const {
+  if (!isPredictable() || dependsOnDefaultDtype()) return false;
+  key.push_back(reinterpret_cast<intptr_t>(&info_));
+  key.push_back(c10::typeMetaToScalarType(c10::get_default_dtype()) == c10::kFloat);
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const bool typeOnly = info_.isNumber[i] && !info_.numbersCount;
+    if (!appendToKey(key, arguments_[i], typeOnly)) return false;
+  }
+  return true;
+}
+
+/* The default dtype is the process's: with another than PyTorch's own, a kernel that makes it of
+ * integers cannot be left to run when it may have changed back. */
+bool Call::dependsOnDefaultDtype() const {
+  if (C10_LIKELY(c10::get_default_dtype_as_scalartype() == c10::kFloat)) return false;
+  bool floating = false;
+  for (const IValue &value : arguments_) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      floating |= tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
+                  !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+    });
+  }
+  return !floating;
+}
+
+void Call::waitFor() {
+  OpTimer timer(info_.counters->waited, info_.counters->waitedNs);
+  aliases_.emplace(stream_, device_->index());
+  cpu_.reserve(arguments_.size());
+  runOnLane(stream_, info_.name, [this] { run(); });
+  finish();
+  // Its caller learns a size or a value, as of a synchronising call.
+  if (!info_.predictable) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+}
+
+/* ---- what a finished call teaches ---- */
+
+std::vector<Layout> layoutsOf(const Stack &arguments) {
+  std::vector<Layout> layouts;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &tensor) { layouts.emplace_back(tensor); });
+  }
+  return layouts;
+}
+
+/* Arguments are as they were, but for empty outputs that the call gave a size, which are noted. */
+bool unchanged(const OpInfo &info, const Stack &arguments, const std::vector<Layout> &before,
+               std::vector<Resize> &resizes) {
+  auto layout = before.begin();
+  bool same = true;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
+      const Layout &old = *layout++;
+      if (old.describes(tensor)) return;
+      const bool sized = info.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
+                         c10::multiply_integers(old.sizes()) == 0 &&
+                         old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
+                         old.neg == tensor.is_neg();
+      if (sized) resizes.push_back({i, Layout(tensor)});
+      same &= sized;
+    });
+  }
+  return same;
+}
+
+bool ownsItsStorage(const at::Tensor &tensor, const Stack &arguments,
+                    std::unordered_set<const void *> &storages) {
+  if (!tensor.defined()) return true;
+  if (!tensor.is_privateuseone() || tensor.layout() != c10::kStrided ||
+      c10::isQIntType(tensor.scalar_type()) || tensor.storage_offset() != 0 ||
+      tensor.storage().nbytes() < Layout(tensor).bytes) {
+    return false;
+  }
+  bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &argument) {
+      shared |= argument.defined() && argument.is_privateuseone() && argument.is_alias_of(tensor);
+    });
+  }
+  return !shared;
+}
+
+int argumentThatIs(const IValue &result, const OpInfo &info, const Stack &arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (info.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
+        result.toTensor().is_same(arguments[i].toTensor())) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+/* The memo of a call: unusable where results are not simply fresh memory, or outputs were resized. */
+std::shared_ptr<const Memo> lesson(const OpInfo &info, const Stack &arguments,
+                                   const std::vector<Layout> &before, c10::ArrayRef<IValue> results) {
+  auto memo = std::make_shared<Memo>();
+  std::unordered_set<const void *> storages;
+  memo->usable = unchanged(info, arguments, before, memo->resizes);
+  for (const IValue &value : results) {
+    Result result;
+    result.argument = argumentThatIs(value, info, arguments);
+    result.isList = !value.isTensor();
+    if (result.argument < 0) {
+      eachTensor(value, [&](const at::Tensor &tensor) {
+        if (!ownsItsStorage(tensor, arguments, storages)) {
+          memo->usable = false;
+        } else {
+          result.fresh.emplace_back(tensor);
+        }
+      });
+    }
+    memo->results.push_back(std::move(result));
+  }
+  return memo;
+}
+
+/* In place: what comes out is what went in. */
+std::shared_ptr<const Memo> inPlaceMemo(size_t results) {
+  static const auto none = std::make_shared<const Memo>(Memo{true, {}, {}});
+  static const auto self = std::make_shared<const Memo>(Memo{true, {Result{0, false, {}}}, {}});
+  return results == 0 ? none : self;
+}
+
+/* The out= form that is called while a result is inferred: its output has the right size. */
+thread_local bool inferring = false;
+
+std::shared_ptr<const Memo> inferredMemo(const OpInfo &info, const Stack &arguments,
+                                         const FunctionSchema &schema) {
+  auto memo = std::make_shared<Memo>();
+  memo->usable = true;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (info.isWritten[i]) memo->results.push_back(Result{static_cast<int>(i), false, {}});
+  }
+  memo->usable = memo->results.size() == schema.returns().size();
+  return memo;
+}
+
+/* Makes the results by way of the operator's meta function and queues its out= form. */
+void infer(const OperatorHandle &op, Stack *stack) {
+  struct Inferring {
+    Inferring() { inferring = true; }
+    ~Inferring() { inferring = false; }
+  } scope;
+  op.redispatchBoxed(kInferringKeys, stack);
+}
+
 void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
 
 }  // namespace
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
-  Call call(op, stack);
+  const OpInfo &info = opInfo(op);
+  Call call(op, info, stack);
   call.prepare();
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
-  runOnLane(call.stream(), taskName(op), [&] { call.run(); });
-  call.finish();
+  const auto enqueue = [&](std::shared_ptr<const Memo> memo) {
+    enqueueCpuKernel(op, info, std::move(memo), call.device(), call.stream(), stack);
+  };
+  const auto last = torch::jit::last(*stack, info.isWritten.size());
+  if (info.inPlace && !info.inferable && call.isPredictable()) {
+    if (!fitsInPlace(info, last)) return call.waitFor();
+    return enqueue(inPlaceMemo(op.schema().returns().size()));
+  }
+  MemoKey key;
+  if (!call.makeKey(key)) return call.waitFor();
+  std::shared_ptr<const Memo> memo = findMemo(key);
+  if (memo != nullptr && !memo->usable) return call.waitFor();
+  if (memo != nullptr) return enqueue(std::move(memo));
+  const Stack arguments(last.begin(), last.end());
+  if (inferring) {
+    inferring = false;
+    memo = inferredMemo(info, arguments, op.schema());
+    if (memo->usable) return enqueue(std::move(memo));
+  }
+  const std::vector<Layout> before = layoutsOf(arguments);
+  if (info.inferable) {
+    infer(op, stack);
+  } else if (auto ruled = inferByRule(info, arguments)) {
+    addMemo(key, ruled);
+    return enqueue(std::move(ruled));
+  } else {
+    call.waitFor();
+  }
+  const size_t count = op.schema().returns().size();
+  memo = lesson(info, arguments, before, torch::jit::last(*stack, count));
+  if (!info.inferable) learnTypes(info, arguments, *memo);
+  addMemo(key, std::move(memo));
+}
+
+void registerStructured() {
+  static auto *library = new torch::Library(torch::Library::IMPL, "aten",
+                                            c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto &dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (name.name.compare(0, 6, "aten::") != 0 || !op.has_value() || !hasInferringKernel(*op) ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+      continue;
+    }
+    const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
+    library->impl((name.name.substr(6) + overload).c_str(),
+                  torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
 }
 
 }  // namespace torch_openreg

@@ -8,8 +8,12 @@
 
 namespace torch_openreg {
 
-/* Runs the CPU kernel of `op` on a lane, in place of the device's: takes its arguments from the
- * stack and leaves its results there. Returns when it has run. */
+/* Runs the CPU kernel of `op` on a lane, in place of the device's: takes its arguments from the stack and leaves its
+ * results there. Returns at once where the results' metadata is known; else when it has run. */
 void runCpuKernel(const c10::OperatorHandle &op, torch::jit::Stack *stack);
+
+/* Registers the fallback for structured operators too, in place of the kernel that infers their results: that one
+ * is asked only where nothing is remembered. Once, after all other registrations. */
+void registerStructured();
 
 }  // namespace torch_openreg

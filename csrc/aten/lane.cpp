@@ -4,6 +4,9 @@
  * through `done` (release; the waiter's acquire) and is the last to touch the Task. A wake-up that
  * comes after the waiter has gone hits a futex word nobody owns, which is harmless: every futex
  * waiter checks its word again.
+ *
+ * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself first and looks
+ * at `pauses` then, a fork the other way round (sequentially consistent), so that one of them sees the other.
  */
 #include "lane.h"
 
@@ -24,6 +27,7 @@
 
 #include "../torch/check.h"
 #include "../torch/gil.h"
+#include "../torch/warnings.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -69,9 +73,37 @@ const ThreadControl &threadControl() {
   return control;
 }
 
+// ---- Forks.
+
+std::atomic<int> running{0}, pauses{0};
+thread_local bool counted = false;  // this thread is in a kernel, and may itself fork
+
+class Running {
+ public:
+  Running() {
+    while (running.fetch_add(1), pauses.load() != 0) {
+      leave();
+      for (int n = pauses.load(); n != 0; n = pauses.load()) pauses.wait(n);
+    }
+    counted = true;
+  }
+  ~Running() {
+    counted = false;
+    leave();
+  }
+  Running(const Running &) = delete;
+  Running &operator=(const Running &) = delete;
+
+ private:
+  static void leave() {
+    if (running.fetch_sub(1) == 1 && pauses.load() != 0) running.notify_all();
+  }
+};
+
 thread_local bool wideLane = false;
 
 void startLane(int, int wide) {
+  Running here;
   // Trips PyTorch's lazy initialisation of this thread, which would undo what follows.
   at::get_num_threads();
   wideLane = wide != 0;
@@ -81,8 +113,12 @@ void startLane(int, int wide) {
 }
 
 void useThreads(int count) {
-  if (!wideLane || at::get_num_threads() == count) return;
+  // MKL's own count is the process's, and may have changed since the task was queued.
+  thread_local int set = 0;
+  if (!wideLane || set == count) return;
+  set = count;
   if (threadControl().openmp != nullptr) threadControl().openmp(count);
+  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(count);
 }
 
 // ---- A task and its waiter.
@@ -100,8 +136,7 @@ struct Task {
   explicit Task(c10::function_ref<void()> function) : kernel(function) {}
 
   c10::function_ref<void()> kernel;
-  const int threads = at::get_num_threads();
-  const unsigned flush = flushMode();
+  const CallerState caller = CallerState::now();
   bool ran = false;
   std::exception_ptr error;
   std::vector<c10::Warning> warnings;
@@ -115,19 +150,11 @@ void futex(std::atomic<uint32_t> *word, int operation, uint32_t value) {
 
 orError_t runTask(void *args) {
   Task &task = **static_cast<Task **>(args);
-  const unsigned flush = flushMode();
-  setFlushMode(task.flush);
   try {
-    useThreads(task.threads);
-    WarningCollector collector(task.warnings);
-    c10::WarningUtils::WarningHandlerGuard warnings(&collector);
-    at::AutoDispatchBelowADInplaceOrView below;
-    c10::AutoGradMode gradMode(false);
-    task.kernel();
+    runAsCaller(task.caller, task.warnings, task.kernel);
   } catch (...) {
     task.error = std::current_exception();
   }
-  setFlushMode(flush);
   task.ran = true;
   return orSuccess;  // the exception is the caller's, not the device's
 }
@@ -168,6 +195,24 @@ void wait(Task &task) {
 
 }  // namespace
 
+CallerState CallerState::now() { return {at::get_num_threads(), flushMode()}; }
+
+void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
+                 c10::function_ref<void()> kernel) {
+  Running here;
+  struct FlushGuard {
+    const unsigned before = flushMode();
+    ~FlushGuard() { setFlushMode(before); }
+  } flush;
+  setFlushMode(caller.flush);
+  useThreads(caller.threads);
+  WarningCollector collector(warnings);
+  c10::WarningUtils::WarningHandlerGuard handler(&collector);
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::AutoGradMode gradMode(false);
+  kernel();
+}
+
 void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel) {
   Task task(kernel);
   Task *args = &task;
@@ -181,11 +226,22 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
   launch.name = name;
   OPENREG_CHECK(orLaunchKernelEx(&launch));
   wait(task);
+  issueKeptWarnings();
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
   if (task.error) std::rethrow_exception(task.error);
   if (task.ran) return;
   OPENREG_CHECK(orStreamSynchronize(stream));
   TORCH_CHECK(false, name, " was dropped before it ran: its device was reset or failed");
+}
+
+void pauseKernels() {
+  if (counted) return;
+  pauses.fetch_add(1);
+  for (int n = running.load(); n != 0; n = running.load()) running.wait(n);
+}
+
+void resumeKernels() {
+  if (!counted && pauses.fetch_sub(1) == 1) pauses.notify_all();
 }
 
 bool canMap(c10::DeviceIndex device) {

@@ -4,17 +4,38 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 
 #include <openreg.h>
 
+#include <vector>
+
 namespace torch_openreg {
+
+/* What a task takes over from the thread that queues it: how many threads a kernel may use (on the wide lane), and
+ * what becomes of denormal numbers. Dispatch modes stay behind. */
+struct CallerState {
+  int threads;
+  unsigned flush;
+  static CallerState now();
+};
+
+/* On a lane: runs a kernel with the caller's state, no autograd and no dispatch modes. What it warns of is
+ * appended to `warnings`; what it throws is thrown. */
+void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
+                 c10::function_ref<void()> kernel);
 
 /* Runs `kernel` on a lane, after everything queued on `stream`, and returns when it has run. The GIL,
  * if held, is released while the caller sleeps. On the lane the function has the caller's thread
  * count (on the wide lane) and flush-denormal mode, no autograd and no dispatch modes. What it throws
  * is thrown here, type kept; warnings it raises are issued here. `name` must outlive the process. */
 void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel);
+
+/* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
+ * a kernel held, such as the one of a function's first call. */
+void pauseKernels();
+void resumeKernels();
 
 /* Whether kernels can reach the device's memory (orMapForKernel); else everything is copied. */
 bool canMap(c10::DeviceIndex device);

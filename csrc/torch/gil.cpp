@@ -7,8 +7,6 @@
 
 namespace torch_openreg {
 
-namespace {
-
 bool interpreterRuns() {
 #if PY_VERSION_HEX >= 0x030d0000
   return Py_IsInitialized() && !Py_IsFinalizing();
@@ -16,8 +14,6 @@ bool interpreterRuns() {
   return Py_IsInitialized() && !_Py_IsFinalizing();
 #endif
 }
-
-}  // namespace
 
 void *letGoOfGil() {
   if (!interpreterRuns() || PyGILState_GetThisThreadState() == nullptr || !PyGILState_Check())

@@ -5,6 +5,9 @@
 
 namespace torch_openreg {
 
+/* False while Python ends. */
+bool interpreterRuns();
+
 /* Lets go of the GIL if the calling thread holds it; returns what takeGilBack needs. */
 void *letGoOfGil();
 void takeGilBack(void *token);

@@ -5,6 +5,7 @@
 #include "device.h"
 #include "event.h"
 #include "stream.h"
+#include "warnings.h"
 
 namespace torch_openreg {
 
@@ -49,7 +50,7 @@ c10::DeviceCapability OpenRegGuardImpl::getDeviceCapability(c10::Device device) 
 
 void OpenRegGuardImpl::synchronizeDevice(const c10::DeviceIndex device_index) const {
   DeviceSwitch device(checkIndex(device_index));
-  OPENREG_CHECK(orDeviceSynchronize());
+  OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }
 
 c10::Stream OpenRegGuardImpl::getStream(c10::Device device) const {
@@ -125,7 +126,7 @@ bool OpenRegGuardImpl::queryEvent(void *event) const {
 }
 
 void OpenRegGuardImpl::synchronizeEvent(void *event) const {
-  if (event != nullptr) OPENREG_CHECK(orEventSynchronize(eventHandle(event)));
+  if (event != nullptr) OPENREG_CHECK_SYNCHRONIZED(orEventSynchronize(eventHandle(event)));
 }
 
 void OpenRegGuardImpl::destroyEvent(void *event, const c10::DeviceIndex) const noexcept {

@@ -13,6 +13,9 @@
 #include <tuple>
 #include <vector>
 
+#include "aten/async.h"
+#include "aten/fallback.h"
+#include "aten/opinfo.h"
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
@@ -22,6 +25,7 @@
 #include "hooks.h"
 #include "memory.h"
 #include "stream.h"
+#include "warnings.h"
 
 namespace py = pybind11;
 
@@ -71,13 +75,15 @@ bool canAccessPeer(int64_t index, int64_t peer) {
 void synchronize(int64_t index) {
   DeviceSwitch device(checkIndex(index));
   WithoutGil unlocked;
-  OPENREG_CHECK(orDeviceSynchronize());
+  OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }
 
 void reset(int64_t index) {
-  DeviceSwitch device(checkIndex(index));
+  const c10::DeviceIndex checked = checkIndex(index);
+  DeviceSwitch device(checked);
   WithoutGil unlocked;
   OPENREG_CHECK(orDeviceReset());
+  forgetFailures(checked);
 }
 
 void bindDevices(py::module_ &m) {
@@ -235,12 +241,33 @@ py::dict laneInfo() {
   return entry;
 }
 
+py::dict wayOf(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns, bool reset) {
+  py::dict way;
+  way["count"] = reset ? count.exchange(0) : count.load();
+  way["seconds"] = static_cast<double>(reset ? ns.exchange(0) : ns.load()) * 1e-9;
+  return way;
+}
+
+py::dict fallbackStats(bool reset) {
+  py::dict all;
+  forEachOperator([&](const std::string &name, OpCounters &c) {
+    if (c.queued + c.waited + c.copied == 0) return;
+    py::dict entry;
+    entry["asynchronous"] = wayOf(c.queued, c.queuedNs, reset);
+    entry["waited"] = wayOf(c.waited, c.waitedNs, reset);
+    entry["copying"] = wayOf(c.copied, c.copiedNs, reset);
+    all[py::str(name)] = entry;
+  });
+  return all;
+}
+
 void bindDiagnostics(py::module_ &m) {
   m.attr("_core_version") = OPENREG_VERSION;
   m.attr("_abi_version") = OPENREG_ABI_VERSION;
   m.def("_settings", &settings);
   m.def("_factories", &factories);
   m.def("_lane_info", &laneInfo);
+  m.def("_fallback_stats", &fallbackStats);
 }
 
 }  // namespace
@@ -248,6 +275,7 @@ void bindDiagnostics(py::module_ &m) {
 }  // namespace torch_openreg
 
 PYBIND11_MODULE(_C, m) {
+  torch_openreg::registerStructured();
   using namespace torch_openreg;
   static const orBlockHooks blockHooks{letGoOfGil, takeGilBack};
   OPENREG_CHECK(orSetBlockHooks(&blockHooks));

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <mutex>
 
+#include "warnings.h"
+
 namespace torch_openreg {
 
 namespace {
@@ -118,7 +120,9 @@ bool OpenRegStream::query() const {
   return true;
 }
 
-void OpenRegStream::synchronize() const { OPENREG_CHECK(orStreamSynchronize(stream())); }
+void OpenRegStream::synchronize() const {
+  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream()));
+}
 
 PriorityRange priorityRange() {
   PriorityRange range{};

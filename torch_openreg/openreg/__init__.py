@@ -31,6 +31,7 @@ from .device import (
     device_count,
     device_factories,
     device_of,
+    fallback_stats,
     get_device_capability,
     get_device_name,
     get_device_properties,
@@ -97,6 +98,14 @@ SUBMODULES = ("amp", "memory", "random", "streams", "testing")
 
 _install_refusals()
 
+
+def __getattr__(name):
+    # torch.utils.checkpoint asks whether there is a random state to keep.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Event",
     "ExternalStream",
@@ -117,6 +126,7 @@ __all__ = [
     "device_factories",
     "device_of",
     "empty_cache",
+    "fallback_stats",
     "get_amp_supported_dtype",
     "get_device_capability",
     "get_device_name",

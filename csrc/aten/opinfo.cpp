@@ -1,0 +1,199 @@
+/*
+ * Entries of PyTorch's operators are made once and never destroyed. A thread keeps a table of its own in front, so that
+ * the lock is taken once for each operator and thread.
+ */
+#include "opinfo.h"
+
+#include <ATen/core/enum_tag.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::Argument;
+using c10::DispatchKey;
+using c10::FunctionSchema;
+using c10::TypeKind;
+
+/* Results whose sizes depend on values although no tag says so. */
+constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq", "aten::linalg_lstsq_out",
+                                          "aten::_ctc_loss", "aten::_pack_padded_sequence"};
+
+/* Traces and errors may name an operator after its library is gone. */
+const char *interned(const std::string &name) {
+  static auto *names = new std::unordered_set<std::string>();
+  static auto *mutex = new std::mutex();
+  std::lock_guard<std::mutex> lock(*mutex);
+  return names->insert(name).first->c_str();
+}
+
+struct AllCounters {
+  std::mutex mutex;
+  std::map<std::string, OpCounters> byName;  // nodes stay where they are
+};
+
+AllCounters &allCounters() {
+  static auto *instance = new AllCounters();
+  return *instance;
+}
+
+OpCounters *countersOf(const c10::OperatorName &name) {
+  AllCounters &all = allCounters();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  return &all.byName[name.overload_name.empty() ? name.name : name.name + "." + name.overload_name];
+}
+
+uint64_t now() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+bool isKind(const c10::Type &type, TypeKind kind) {
+  if (type.kind() == kind) return true;
+  if (type.kind() != TypeKind::OptionalType && type.kind() != TypeKind::ListType) return false;
+  const auto inner = type.containedTypes();
+  return !inner.empty() && isKind(*inner[0], kind);
+}
+
+bool isIndexing(const c10::OperatorHandle &op) {
+  return op.schema().name() == "aten::index" || op.schema().name() == "aten::_unsafe_index";
+}
+
+bool isPredictable(const c10::OperatorHandle &op) {
+  const FunctionSchema &schema = op.schema();
+  for (std::string_view name : kUntagged) {
+    if (schema.name() == name) return false;
+  }
+  if (isIndexing(op)) return true;
+  if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output)) {
+    return false;
+  }
+  return std::all_of(schema.returns().begin(), schema.returns().end(), [](const Argument &result) {
+    const bool isView = result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    return !isView && isKind(*result.real_type(), TypeKind::TensorType);
+  });
+}
+
+/* Its out= form resizes its output twice, and warns of it. */
+constexpr std::string_view kInfersBadly[] = {"aten::mse_loss", "aten::smooth_l1_loss"};
+
+bool isInferable(const c10::OperatorHandle &op) {
+  for (std::string_view name : kInfersBadly) {
+    if (op.schema().name() == name) return false;
+  }
+  return hasInferringKernel(op);
+}
+
+bool writes(const Argument &argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool isInPlace(const c10::OperatorHandle &op) {
+  const FunctionSchema &schema = op.schema();
+  if (op.hasTag(at::Tag::inplace_view) || schema.arguments().empty()) return false;
+  const Argument &self = schema.arguments()[0];
+  const bool returnsSelf =
+      schema.returns().empty() || (schema.returns().size() == 1 && writes(schema.returns()[0]));
+  return writes(self) && !self.is_out() && returnsSelf && schema.name().back() == '_' &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(),
+                      [](const Argument &argument) { return argument.is_out(); });
+}
+
+/* Pointwise, and not tagged as such. */
+constexpr std::string_view kPointwise[] = {"aten::floor_divide", "aten::floor_divide_",
+                                           "aten::rsub",         "aten::complex",
+                                           "aten::polar",        "aten::nan_to_num"};
+
+/* Operators in place do not always carry the tags of the operator that they are a form of. */
+bool isTaggedPointwise(const c10::OperatorHandle &op) {
+  if (op.hasTag(at::Tag::pointwise)) return true;
+  c10::OperatorName name = op.operator_name();
+  if (name.name.back() != '_') return false;
+  name.name.pop_back();
+  const auto functional = c10::Dispatcher::singleton().findOp(name);
+  return functional.has_value() && functional->hasTag(at::Tag::pointwise);
+}
+
+SizeRule ruleOf(const c10::OperatorHandle &op) {
+  const std::string &name = op.schema().name();
+  if (op.hasTag(at::Tag::reduction)) return SizeRule::kReduction;
+  const bool listed =
+      std::find(std::begin(kPointwise), std::end(kPointwise), name) != std::end(kPointwise);
+  return listed || isTaggedPointwise(op) ? SizeRule::kPointwise : SizeRule::kNone;
+}
+
+OpInfo *makeInfo(const c10::OperatorHandle &op) {
+  const FunctionSchema &schema = op.schema();
+  auto *info = new OpInfo();
+  info->name = interned(schema.name());
+  info->counters = countersOf(op.operator_name());
+  info->isAten = schema.name().compare(0, 6, "aten::") == 0;
+  info->predictable = info->isAten && isPredictable(op);
+  info->inPlace = info->predictable && isInPlace(op);
+  info->inferable = info->predictable && isInferable(op);
+  info->masksDecide = isIndexing(op);
+  if (info->predictable) info->rule = ruleOf(op);
+  bool reads = false, hasOut = false;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const Argument &argument = schema.arguments()[i];
+    const bool written = writes(argument);
+    info->isNumber.push_back(isKind(*argument.real_type(), TypeKind::NumberType));
+    info->isWritten.push_back(written);
+    info->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
+    if (argument.is_out()) hasOut = true;
+    if (argument.name() == "dim") info->dim = static_cast<int>(i);
+    if (argument.name() == "keepdim") info->keepdim = static_cast<int>(i);
+    if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
+  }
+  info->numbersCount = hasOut && !reads;
+  return info;
+}
+
+}  // namespace
+
+void forEachOperator(const std::function<void(const std::string &, OpCounters &)> &visit) {
+  AllCounters &all = allCounters();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  for (auto &[name, counters] : all.byName) visit(name, counters);
+}
+
+OpTimer::OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns) : ns_(ns), start_(now()) {
+  count.fetch_add(1, std::memory_order_relaxed);
+}
+
+OpTimer::~OpTimer() { ns_.fetch_add(now() - start_, std::memory_order_relaxed); }
+
+bool hasInferringKernel(const c10::OperatorHandle &op) {
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+const OpInfo &opInfo(const c10::OperatorHandle &op) {
+  using Table = ska::flat_hash_map<const FunctionSchema *, const OpInfo *>;
+  thread_local Table mine;
+  const FunctionSchema *key = &op.schema();
+  if (key->name().compare(0, 6, "aten::") != 0) {
+    // A library of custom operators may go, and its schema's address come back for another.
+    thread_local std::unique_ptr<OpInfo> custom;
+    custom.reset(makeInfo(op));
+    return *custom;
+  }
+  if (const auto found = mine.find(key); found != mine.end()) return *found->second;
+  static auto *all = new Table();
+  static auto *mutex = new std::mutex();
+  std::lock_guard<std::mutex> lock(*mutex);
+  const OpInfo *&entry = (*all)[key];
+  if (entry == nullptr) entry = makeInfo(op);
+  mine.emplace(key, entry);
+  return *entry;
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,71 @@
+/*
+ * What is known of an operator from its schema alone, looked up once.
+ */
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace torch_openreg {
+
+/* How often an operator went which way, and for how long: on a lane (queued), or with its caller waiting. */
+struct OpCounters {
+  std::atomic<uint64_t> queued{0}, waited{0}, copied{0};
+  std::atomic<uint64_t> queuedNs{0}, waitedNs{0}, copiedNs{0};
+};
+
+/* How the sizes of an operator's results follow from its arguments', where it has no meta function. */
+enum class SizeRule : uint8_t { kNone, kPointwise, kReduction };
+
+struct OpInfo {
+  const char *name;  // interned
+  OpCounters *counters;
+  bool isAten;
+  /* Its results' metadata follow from its arguments' metadata, and are tensors. */
+  bool predictable;
+  /* It writes its first argument and returns it, or nothing, and leaves sizes as they are. */
+  bool inPlace;
+  /* PyTorch can tell its results before it runs (the meta function of a structured operator), in C++. */
+  bool inferable;
+  /* Indexing: its results' sizes depend on data if an index is a mask. */
+  bool masksDecide = false;
+  SizeRule rule = SizeRule::kNone;
+  int dim = -1, keepdim = -1;  // of a reduction: the arguments of these names
+  /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
+  bool numbersCount;
+  /* By argument. */
+  std::vector<bool> isNumber;   // Scalar, Scalar?, Scalar[]
+  std::vector<bool> isWritten;  // in place, out=
+  std::vector<bool> isGenerator;
+};
+
+const OpInfo &opInfo(const c10::OperatorHandle &op);
+
+/* Every operator that has gone any way, with its overload. */
+void forEachOperator(const std::function<void(const std::string &, OpCounters &)> &visit);
+
+/* Adds the time from its making to its end. */
+class OpTimer {
+ public:
+  OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns);
+  ~OpTimer();
+  OpTimer(const OpTimer &) = delete;
+  OpTimer &operator=(const OpTimer &) = delete;
+
+ private:
+  std::atomic<uint64_t> &ns_;
+  const uint64_t start_;
+};
+
+/* A structured operator has a kernel for every backend that infers the results, makes them, and calls its
+ * out= form. It stands before a fallback, and is reached through a backend that nobody uses. */
+bool hasInferringKernel(const c10::OperatorHandle &op);
+constexpr c10::DispatchKeySet kInferringKeys(c10::DispatchKey::PrivateUse2);
+
+}  // namespace torch_openreg

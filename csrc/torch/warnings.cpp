@@ -1,0 +1,58 @@
+/*
+ * `mutex` guards `warnings` and is a leaf: nothing is issued under it. `any` spares calls that find nothing
+ * the lock; a warning kept by a task is seen by whoever has waited for that task.
+ */
+#include "warnings.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <atomic>
+#include <iterator>
+#include <mutex>
+
+#include "gil.h"
+
+namespace torch_openreg {
+
+namespace {
+
+constexpr size_t kMost = 100;
+
+struct Kept {
+  std::mutex mutex;
+  std::vector<c10::Warning> warnings;
+  std::atomic<bool> any{false};
+};
+
+Kept &kept() {
+  static auto *instance = new Kept();
+  return *instance;
+}
+
+std::vector<c10::Warning> takeKept() {
+  Kept &k = kept();
+  std::lock_guard<std::mutex> lock(k.mutex);
+  k.any.store(false, std::memory_order_relaxed);
+  return std::move(k.warnings);
+}
+
+}  // namespace
+
+void keepWarnings(std::vector<c10::Warning> &warnings) {
+  Kept &k = kept();
+  std::lock_guard<std::mutex> lock(k.mutex);
+  for (c10::Warning &warning : warnings) {
+    if (k.warnings.size() < kMost) k.warnings.push_back(std::move(warning));
+  }
+  k.any.store(true, std::memory_order_release);
+}
+
+void issueKeptWarnings() {
+  if (C10_LIKELY(!kept().any.load(std::memory_order_acquire))) return;
+  if (!interpreterRuns()) return;
+  // Some of PyTorch's bindings have no handler of their own, and would print to stderr.
+  torch::PyWarningHandler handler;
+  for (const c10::Warning &warning : takeKept()) c10::warn(warning);
+}
+
+}  // namespace torch_openreg

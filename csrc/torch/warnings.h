@@ -1,0 +1,28 @@
+/*
+ * What kernels warn of, and calls that synchronise: a lane cannot issue a warning, because that takes the
+ * GIL. It is kept until a thread has waited for the device anyway.
+ */
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+#include "check.h"
+
+namespace torch_openreg {
+
+/* Any thread. Beyond a hundred nothing is kept. */
+void keepWarnings(std::vector<c10::Warning> &warnings);
+
+/* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception is thrown. */
+void issueKeptWarnings();
+
+}  // namespace torch_openreg
+
+/* For calls of the core that synchronise. A kernel's failure comes before warnings, which then stay. */
+#define OPENREG_CHECK_SYNCHRONIZED(call)  \
+  do {                                    \
+    OPENREG_CHECK(call);                  \
+    ::torch_openreg::issueKeptWarnings(); \
+  } while (false)

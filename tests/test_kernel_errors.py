@@ -1,0 +1,335 @@
+"""Kernels that fail: the exception of the CPU's kernel, once, at the next call that synchronises."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_openreg  # noqa: F401
+
+DEVICE = "openreg:0"
+OTHER = "openreg:1"
+two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
+
+
+def _index(*values, device=DEVICE):
+    return torch.tensor(values, device=device)
+
+
+X = torch.rand(4, 3)
+GOOD = torch.eye(3)
+BAD = -torch.eye(3)
+
+# name: (operator in the text, type, text, call, good argument, bad argument)
+FAILURES = {
+    "index_select": (
+        "aten::index_select", IndexError, "index out of range",
+        lambda i: X.to(i.device).index_select(0, i), torch.tensor([0, 3]), torch.tensor([0, 4]),
+    ),
+    "embedding": (
+        "aten::embedding", IndexError, "index out of range",
+        lambda i: F.embedding(i, X.to(i.device)), torch.tensor([1, 2]), torch.tensor([1, 9]),
+    ),
+    "nll_loss": (
+        "aten::nll_loss", IndexError, "Target 7 is out of bounds",
+        lambda t: F.nll_loss(X.to(t.device), t), torch.tensor([0, 1, 2, 0]),
+        torch.tensor([0, 1, 7, 0]),
+    ),
+    "cholesky": (
+        "aten::cholesky", torch.linalg.LinAlgError, "not positive-definite",
+        lambda a: torch.cholesky(a), GOOD, BAD,
+    ),
+    "index": (
+        "aten::index", IndexError, "index 8 is out of bounds",
+        lambda i: X.to(i.device)[i], torch.tensor([0, 3]), torch.tensor([0, 8]),
+    ),
+    "gather": (
+        "aten::gather", RuntimeError, "index 5 is out of bounds",
+        lambda i: X.to(i.device).gather(0, i), torch.tensor([[0, 1, 2]]), torch.tensor([[0, 5, 2]]),
+    ),
+    "index_add_": (
+        "aten::index_add", RuntimeError, "index 4 is out of bounds",
+        lambda i: X.to(i.device).clone().index_add_(0, i, X.to(i.device)[:2]),
+        torch.tensor([0, 3]), torch.tensor([0, 4]),
+    ),
+}  # fmt: skip
+
+
+def fail(device=DEVICE, name="embedding"):
+    """Queues a kernel that fails; the same shapes have succeeded before."""
+    _, _, _, call, good, bad = FAILURES[name]
+    with torch.openreg.device(device):
+        good, bad = good.to(device), bad.to(device)
+        call(good)
+        torch.openreg.synchronize()
+        return call(bad)
+
+
+def fail_ahead(runs_ahead, name="embedding"):
+    _, _, _, call, good, bad = FAILURES[name]
+    good, bad = good.to(DEVICE), bad.to(DEVICE)
+    call(good)
+    torch.openreg.synchronize()
+    return runs_ahead(lambda: call(bad))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No test leaves an error behind, and the device still works."""
+    yield
+    for index in range(torch.openreg.device_count()):
+        torch.openreg.synchronize(index)
+        assert (torch.ones(3, device=f"openreg:{index}") + 1).sum().item() == 6
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_type_and_name(runs_ahead, name):
+    operator, kind, text, call, good, bad = FAILURES[name]
+    with pytest.raises(kind, match=text):
+        call(bad)  # what the CPU does
+    fail_ahead(runs_ahead, name)
+    with pytest.raises(kind, match=text) as caught:
+        torch.openreg.synchronize()
+    assert type(caught.value) is kind
+    assert operator in str(caught.value) and DEVICE in str(caught.value)
+    torch.openreg.synchronize()  # once
+    assert torch.equal(call(good.to(DEVICE)).cpu(), call(good))
+
+
+def test_the_wrappers_that_ask_raise_themselves():
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        torch.linalg.cholesky(BAD.to(DEVICE))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torch.linalg.inv(torch.zeros(2, 2, device=DEVICE))
+
+
+SYNCHRONISING = {
+    "synchronize": lambda x: torch.openreg.synchronize(),
+    "accelerator": lambda x: torch.accelerator.synchronize(),
+    "stream": lambda x: torch.accelerator.current_stream().synchronize(),
+    "item": lambda x: x.sum().item(),
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "to_pinned": lambda x: torch.empty(3).pin_memory().copy_(x),
+    "nonzero": lambda x: x.nonzero(),
+    "bool": lambda x: bool(x[0]),
+    "event": lambda x: torch.accelerator.current_stream().record_event().synchronize(),
+}
+
+
+@pytest.mark.parametrize("name", SYNCHRONISING)
+def test_every_synchronising_call_reports(runs_ahead, name):
+    x = torch.ones(3, device=DEVICE)
+    SYNCHRONISING[name](x)
+    fail_ahead(runs_ahead)
+    with pytest.raises(IndexError, match="aten::embedding"):
+        SYNCHRONISING[name](x)
+    SYNCHRONISING[name](x)
+
+
+def test_queries_records_and_waits_never_report(eventually):
+    fail()
+    stream, side = torch.accelerator.current_stream(), torch.Stream(DEVICE)
+    eventually(stream.query)
+    event = torch.Event(DEVICE)
+    event.record(stream)
+    eventually(event.query)
+    side.wait_event(event)
+    side.wait_stream(stream)
+    eventually(side.query)
+    y = torch.ones(3, device=DEVICE) + 1  # nor does an operator
+    y.record_stream(side)
+    del y
+    torch.openreg.memory_allocated()
+    with pytest.raises(IndexError, match="aten::embedding"):
+        torch.openreg.synchronize()
+
+
+def test_later_tasks_run_and_the_first_failure_is_told(runs_ahead):
+    x = torch.zeros(3, device=DEVICE)
+    i, bad_target = FAILURES["embedding"][5].to(DEVICE), FAILURES["nll_loss"][5].to(DEVICE)
+    fail_free = FAILURES["embedding"][3], FAILURES["nll_loss"][3]
+    fail_free[0](FAILURES["embedding"][4].to(DEVICE))
+    fail_free[1](FAILURES["nll_loss"][4].to(DEVICE))
+
+    def run():
+        x.add_(1)
+        fail_free[0](i)
+        x.add_(1)
+        fail_free[1](bad_target)
+        x.add_(1)
+
+    runs_ahead(run)
+    with pytest.raises(IndexError, match="aten::embedding"):
+        torch.openreg.synchronize()
+    assert x.tolist() == [3] * 3
+
+
+def test_a_failure_in_between_is_not_taken_for_an_earlier_one():
+    for name in ("embedding", "nll_loss", "cholesky", "embedding"):
+        operator, kind, text = FAILURES[name][:3]
+        fail(name=name)
+        with pytest.raises(kind, match=text) as caught:
+            torch.openreg.synchronize()
+        assert operator in str(caught.value)
+
+
+def test_a_failure_on_a_side_stream(runs_ahead):
+    side = torch.Stream(DEVICE)
+    with side:
+        fail_ahead(runs_ahead)
+    with pytest.raises(IndexError, match="aten::embedding"):
+        side.synchronize()
+
+
+@two_devices
+def test_the_other_device_never_notices():
+    y = torch.ones(3, device=OTHER)
+    fail()
+    torch.openreg.synchronize(1)
+    assert (y + 1).tolist() == [2] * 3
+    y.nonzero()
+    with pytest.raises(IndexError, match=r"aten::embedding on openreg:0"):
+        torch.openreg.synchronize(0)
+    torch.openreg.synchronize(1)
+
+
+@two_devices
+def test_each_device_has_its_own():
+    fail(OTHER, "nll_loss")
+    fail(DEVICE, "embedding")
+    with pytest.raises(IndexError, match=r"aten::nll_loss\w* on openreg:1"):
+        torch.openreg.synchronize(1)
+    with pytest.raises(IndexError, match=r"aten::embedding on openreg:0"):
+        torch.openreg.synchronize(0)
+
+
+def test_the_first_call_with_new_shapes_raises_itself():
+    x = torch.rand(17, 3, device=DEVICE)
+    with pytest.raises(IndexError, match="out of range"):
+        F.embedding(_index(40, 2, 3, 1, 1, 0, 2), x)
+
+
+def test_what_can_be_told_at_the_call_is(runs_ahead):
+    x = torch.ones(3, 4, device=DEVICE)
+
+    def run():
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            x @ x
+        with pytest.raises(RuntimeError, match="must match the size"):
+            x + x.t()
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            x.sum(5)
+        with pytest.raises(RuntimeError, match="result type Float can't be cast"):
+            torch.zeros(3, dtype=torch.long, device=DEVICE).copy_(x[:, 0]).div_(2)
+        return x + 1
+
+    try:
+        assert runs_ahead(run).sum().item() == 24
+    finally:
+        torch.openreg.synchronize()
+
+
+def test_training_goes_on():
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(10, 4).to(DEVICE)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    losses = []
+
+    def step(indices):
+        optimizer.zero_grad()
+        loss = table(indices).square().sum()
+        loss.backward()
+        value = loss.item()
+        optimizer.step()
+        return value
+
+    for attempt in range(6):
+        try:
+            losses.append(step(_index(1, 2, 3 if attempt != 3 else 99)))
+        except IndexError as error:
+            assert attempt == 3 and "aten::embedding" in str(error)
+    assert len(losses) == 5
+    assert all(later < earlier for earlier, later in zip(losses, losses[1:], strict=False))
+
+
+def test_errors_in_backward():
+    class Break(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return fail(name="embedding").sum() * gradient
+
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    Break.apply(x).sum().backward()
+    with pytest.raises(IndexError, match="aten::embedding"):
+        torch.openreg.synchronize()
+
+
+CHILD = """
+    import torch
+    import torch.nn.functional as F
+    x = torch.rand(4, 3, device="openreg")
+    def call(*values):
+        return F.embedding(torch.tensor(values, device="openreg"), x)
+    call(1, 2)
+    torch.openreg.synchronize()
+"""
+
+
+def test_launch_blocking(run_ok):
+    out = run_ok(
+        CHILD
+        + """
+    try:
+        call(1, 9)
+        print("queued")
+    except IndexError as error:
+        print("raised at the launch", "index out of range" in str(error), "aten::embedding" in str(error))
+    torch.openreg.synchronize()
+    print((x * 0 + 1).sum().item())
+    y = x + 1
+    print(torch.openreg.current_stream().query())
+    try:
+        torch.zeros(4, device="openreg").index_add_(
+            0, torch.tensor([7], device="openreg"), torch.ones(1, device="openreg"))
+        print("queued")
+    except IndexError as error:
+        print("raised at the launch", "aten::index_add" in str(error))
+    torch.openreg.synchronize()
+    """,
+        env={"OPENREG_LAUNCH_BLOCKING": "1"},
+    )
+    assert out.splitlines() == [
+        "raised at the launch True True", "12.0", "True", "raised at the launch True",
+    ]  # fmt: skip
+
+
+def test_without_launch_blocking(run_ok):
+    out = run_ok(
+        CHILD
+        + """
+    call(1, 9)
+    print("queued")
+    try:
+        torch.openreg.synchronize()
+    except IndexError as error:
+        print("aten::embedding" in str(error))
+    """
+    )
+    assert out.splitlines() == ["queued", "True"]
+
+
+def test_a_failure_nobody_asked_about_ends_a_program_quietly(run_ok):
+    assert run_ok(CHILD + "\n    call(1, 9)\n    print('done')\n") == "done\n"
+
+
+def test_reset_forgets_the_failure():
+    fail()
+    torch.openreg.reset(0)
+    torch.openreg.synchronize()
+    fail(name="nll_loss")
+    with pytest.raises(IndexError, match="Target 7"):
+        torch.openreg.synchronize()
