@@ -1,6 +1,7 @@
 """Operators are queued: the host runs ahead, and what comes out is what the CPU makes of it."""
 
 import copy
+import itertools
 import threading
 import warnings
 
@@ -43,8 +44,8 @@ def compare(got, expected):
 
 @pytest.fixture
 def queued(runs_ahead):
-    """The function runs ahead on the device, and gives what it gives on the CPU. `warm`: it is called
-    once before, with the same shapes; `warm_inputs`: with these."""
+    """The function runs ahead on the device, and gives what it gives on the CPU. `warm`: it is
+    called once before, with the same shapes; `warm_inputs`: with these."""
 
     def queued(function, *inputs, warm=False, warm_inputs=None):
         there = on_device(inputs)
@@ -79,7 +80,7 @@ def test_a_large_matmul_without_a_gate():
 
 def mlp(*sizes):
     layers = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [torch.nn.Linear(before, after), torch.nn.Tanh()]
     return torch.nn.Sequential(*layers)
 
@@ -130,7 +131,7 @@ def test_a_training_step(runs_ahead, make):
     runs_ahead(lambda: [step(model, optimizers[1], x) for x in there[1:]])
     for x in batches:
         step(reference, optimizers[0], x)
-    compare(list(p.detach() for p in model.parameters()), [p.detach() for p in reference.parameters()])
+    compare([p.detach() for p in model.parameters()], [p.detach() for p in reference.parameters()])
 
 
 def test_gradients_are_accumulated_and_clipped(queued):
@@ -411,7 +412,13 @@ def double_by_default():
 
 
 def made_of_integers(x):
-    return [x * 0.5, x / 3, x.exp(), x.float().mean() + 0.5, torch.linspace(0, 1, 4, device=x.device)]
+    return [
+        x * 0.5,
+        x / 3,
+        x.exp(),
+        x.float().mean() + 0.5,
+        torch.linspace(0, 1, 4, device=x.device),
+    ]
 
 
 def test_the_default_dtype_counts(double_by_default):
@@ -540,7 +547,9 @@ def test_factories_with_other_numbers(queued):
         torch.testing.assert_close(torch.linspace(0, 1, end, device=DEVICE).cpu(), expected)
         assert torch.full((end,), 3, device=DEVICE).tolist() == [3] * end
         assert torch.eye(end, device=DEVICE).sum().item() == end
-        assert torch.tril_indices(end, end, device=DEVICE).shape == torch.tril_indices(end, end).shape
+        assert (
+            torch.tril_indices(end, end, device=DEVICE).shape == torch.tril_indices(end, end).shape
+        )
     for step in (0.5, 0.25, 0.5):
         assert torch.equal(torch.arange(0, 1, step, device=DEVICE).cpu(), torch.arange(0, 1, step))
     assert torch.arange(3, 0, -1, device=DEVICE).tolist() == [3, 2, 1]

@@ -1,4 +1,6 @@
-"""Kernels that fail: the exception of the CPU's kernel, once, at the next call that synchronises."""
+"""Kernels that fail: the CPU kernel's exception, once, at the next call that synchronises."""
+
+import itertools
 
 import pytest
 import torch
@@ -249,7 +251,7 @@ def test_training_goes_on():
         except IndexError as error:
             assert attempt == 3 and "aten::embedding" in str(error)
     assert len(losses) == 5
-    assert all(later < earlier for earlier, later in zip(losses, losses[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))
 
 
 def test_errors_in_backward():
@@ -287,7 +289,8 @@ def test_launch_blocking(run_ok):
         call(1, 9)
         print("queued")
     except IndexError as error:
-        print("raised at the launch", "index out of range" in str(error), "aten::embedding" in str(error))
+        text = str(error)
+        print("raised at the launch", "index out of range" in text, "aten::embedding" in text)
     torch.openreg.synchronize()
     print((x * 0 + 1).sum().item())
     y = x + 1

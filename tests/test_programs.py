@@ -1,11 +1,12 @@
 """Random programs over several streams, devices and threads give the CPU's results.
 
-A program is a list of steps over a few square matrices (slots), made from a seed. Three threads issue
-the steps, each on a stream drawn for it; a step waits, by events or wait_stream, for the steps
-whose results it reads or whose operands it overwrites, and says record_stream where it uses a block of
-another stream. So nothing but those orders the work. The CPU runs the same list in order.
+A program is a list of steps over a few square matrices (slots), made from a seed. Three threads
+issue the steps, each on a stream drawn for it; a step waits, by events or wait_stream, for the
+steps whose results it reads or whose operands it overwrites, and says record_stream where it uses a
+block of another stream. So nothing but those orders the work. The CPU runs the same list in order.
 
-OPENREG_RANDOM_PROGRAMS: how many (1000). OPENREG_RANDOM_PROGRAMS_SEED: the first seed (0); a failure names its own.
+OPENREG_RANDOM_PROGRAMS: how many (1000). OPENREG_RANDOM_PROGRAMS_SEED: the first seed (0); a
+failure names its own.
 """
 
 import os
@@ -123,7 +124,9 @@ def run_on_cpu(program, slots):
         if step.kind == "functional":
             slots[step.to] = step.function(slots[step.a], slots[step.b])
         elif step.kind == "in_place":
-            step.function(slots[step.a], slots[step.b].clone() if step.a == step.b else slots[step.b])
+            step.function(
+                slots[step.a], slots[step.b].clone() if step.a == step.b else slots[step.b]
+            )
         elif step.kind == "move":
             slots[step.to] = slots[step.a].clone()
         else:

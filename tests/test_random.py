@@ -244,7 +244,9 @@ def test_seeding_before_first_use(run_ok):
         import torch
         torch.manual_seed(21)
         {first}
-        print(torch.rand(3, device="openreg:0").tolist(), torch.rand(3, device="openreg:1").tolist())
+        for device in ("openreg:0", "openreg:1"):
+            print(torch.rand(3, device=device).tolist(), end=" ")
+        print()
         print(torch.openreg.initial_seed())
     """
     late = "torch.ones(1, device='openreg:0'); torch.manual_seed(21)"

@@ -1,4 +1,4 @@
-"""Training on the device gives the CPU's losses, step by step, and takes no more memory over time."""
+"""Training gives the CPU's losses, step by step, and takes no more memory over time."""
 
 import copy
 

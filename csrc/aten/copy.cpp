@@ -27,6 +27,7 @@
 #include "../torch/stream.h"
 #include "../torch/warnings.h"
 #include "alias.h"
+#include "cpu_memory.h"
 #include "fallback.h"
 #include "lane.h"
 
@@ -115,6 +116,7 @@ void queueCopy(const Tensor &dst, const Tensor &src) {
 void copyByKernel(const Tensor &dst, const Tensor &src) {
   const c10::DeviceIndex device = (dst.is_cpu() ? src : dst).device().index();
   const orStream_t stream = getCurrentOpenRegStream(device).stream();
+  installCpuAllocator();
   runOnLane(stream, "aten::copy_", [&] {
     Aliases aliases(stream, device);
     Tensor to = dst.is_cpu() ? dst : aliases.of(dst);

@@ -104,8 +104,8 @@ def device_factories():
 
 
 def fallback_stats(reset=False):
-    """Which way operators went: a dictionary from an operator's name to how often (``count``) and for
-    how long in all (``seconds``) it was ``asynchronous`` (queued; the time is that of its
+    """Which way operators went: a dictionary from an operator's name to how often (``count``) and
+    for how long in all (``seconds``) it was ``asynchronous`` (queued; the time is that of its
     kernels), ``waited`` for, or ``copying`` its tensors to the CPU and back. `reset` starts anew.
     Does not synchronise: what is queued and has not run yet is not counted yet."""
     return _C._fallback_stats(reset)

@@ -529,13 +529,13 @@ OR_API orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes,
                                       const orAllocator **allocator);
 
 /* X(enumerator, bytes of an element, name) */
-#define OR_DTYPE_LIST(X)                                                                 \
-  X(orUint8, 1, "uint8")                                                                 \
-  X(orInt8, 1, "int8")                                                                   \
-  X(orInt16, 2, "int16")                                                                 \
-  X(orInt32, 4, "int32") X(orInt64, 8, "int64") X(orFloat16, 2, "float16")               \
-      X(orBfloat16, 2, "bfloat16") X(orFloat32, 4, "float32") X(orFloat64, 8, "float64") \
-          X(orComplex64, 8, "complex64") X(orComplex128, 16, "complex128") X(orBool, 1, "bool")
+/* clang-format off */
+#define OR_DTYPE_LIST(X)                                                                     \
+  X(orUint8, 1, "uint8") X(orInt8, 1, "int8") X(orInt16, 2, "int16") X(orInt32, 4, "int32")  \
+  X(orInt64, 8, "int64") X(orFloat16, 2, "float16") X(orBfloat16, 2, "bfloat16")             \
+  X(orFloat32, 4, "float32") X(orFloat64, 8, "float64") X(orComplex64, 8, "complex64")       \
+  X(orComplex128, 16, "complex128") X(orBool, 1, "bool")
+/* clang-format on */
 typedef enum orDtype {
 #define OR_X(name, size, text) name,
   OR_DTYPE_LIST(OR_X)
