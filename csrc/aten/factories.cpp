@@ -179,6 +179,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &setStorage);
   m.impl("is_set_to", &at::native::is_set_to);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("as_strided_", &at::native::as_strided__symint);
   m.impl("view", &at::native::view);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("unfold", &at::native::unfold);

@@ -446,8 +446,14 @@ std::shared_ptr<const Memo> inPlaceMemo(size_t results) {
   return results == 0 ? none : self;
 }
 
-/* The out= form that is called while a result is inferred: its output has the right size. */
-thread_local bool inferring = false;
+/* The operator whose result is being inferred. When its out= form is called its output has the right
+ * size; composite kernels, which are registered in the same place, call others. */
+thread_local const OpInfo *inferring = nullptr;
+
+bool isOutOf(const OpInfo &out, const OpInfo &functional) {
+  const std::string_view name(functional.name);
+  return out.name == name.substr(0, name.size() - functional.inPlace);
+}
 
 std::shared_ptr<const Memo> inferredMemo(const OpInfo &info, const Stack &arguments,
                                          const FunctionSchema &schema) {
@@ -461,11 +467,11 @@ std::shared_ptr<const Memo> inferredMemo(const OpInfo &info, const Stack &argume
 }
 
 /* Makes the results by way of the operator's meta function and queues its out= form. */
-void infer(const OperatorHandle &op, Stack *stack) {
+void infer(const OperatorHandle &op, const OpInfo &info, Stack *stack) {
   struct Inferring {
-    Inferring() { inferring = true; }
-    ~Inferring() { inferring = false; }
-  } scope;
+    explicit Inferring(const OpInfo &functional) { inferring = &functional; }
+    ~Inferring() { inferring = nullptr; }
+  } scope(info);
   op.redispatchBoxed(kInferringKeys, stack);
 }
 
@@ -493,14 +499,14 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   if (memo != nullptr && !memo->usable) return call.waitFor();
   if (memo != nullptr) return enqueue(std::move(memo));
   const Stack arguments(last.begin(), last.end());
-  if (inferring) {
-    inferring = false;
+  if (inferring != nullptr && isOutOf(info, *inferring)) {
+    inferring = nullptr;
     memo = inferredMemo(info, arguments, op.schema());
     if (memo->usable) return enqueue(std::move(memo));
   }
   const std::vector<Layout> before = layoutsOf(arguments);
   if (info.inferable) {
-    infer(op, stack);
+    infer(op, info, stack);
   } else if (auto ruled = inferByRule(info, arguments)) {
     addMemo(key, ruled);
     return enqueue(std::move(ruled));

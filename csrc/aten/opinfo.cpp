@@ -74,7 +74,8 @@ bool isPredictable(const c10::OperatorHandle &op) {
     if (schema.name() == name) return false;
   }
   if (isIndexing(op)) return true;
-  if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output)) {
+  if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
+      op.hasTag(at::Tag::inplace_view)) {
     return false;
   }
   return std::all_of(schema.returns().begin(), schema.returns().end(), [](const Argument &result) {
@@ -83,14 +84,18 @@ bool isPredictable(const c10::OperatorHandle &op) {
   });
 }
 
-/* Its out= form resizes its output twice, and warns of it. */
-constexpr std::string_view kInfersBadly[] = {"aten::mse_loss", "aten::smooth_l1_loss"};
+/* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output. */
+constexpr std::string_view kInfersBadly[] = {"aten::mse_loss", "aten::smooth_l1_loss",
+                                             "aten::linalg_lu_solve"};
+
+bool isOut(const Argument &argument) { return argument.is_out(); }
 
 bool isInferable(const c10::OperatorHandle &op) {
   for (std::string_view name : kInfersBadly) {
     if (op.schema().name() == name) return false;
   }
-  return hasInferringKernel(op);
+  const auto &arguments = op.schema().arguments();
+  return hasInferringKernel(op) && std::none_of(arguments.begin(), arguments.end(), isOut);
 }
 
 bool writes(const Argument &argument) {
@@ -104,8 +109,7 @@ bool isInPlace(const c10::OperatorHandle &op) {
   const bool returnsSelf =
       schema.returns().empty() || (schema.returns().size() == 1 && writes(schema.returns()[0]));
   return writes(self) && !self.is_out() && returnsSelf && schema.name().back() == '_' &&
-         std::none_of(schema.arguments().begin(), schema.arguments().end(),
-                      [](const Argument &argument) { return argument.is_out(); });
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), isOut);
 }
 
 /* Pointwise, and not tagged as such. */
