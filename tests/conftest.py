@@ -11,12 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT = 120  # seconds; for a program that hangs, far above what any takes
 
 
 def _run(code, env=None, timeout=LIMIT, arguments=()):
     """Runs a program; its settings are those in `env` alone. Returns code, out and err."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
+    variables["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [variables.get("PYTHONPATH")])])
     variables.update(env or {})
     command = [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))]
     done = subprocess.run(

@@ -728,17 +728,8 @@ def test_denormal_numbers_as_the_caller_wants_them(runs_ahead):
 def test_the_thread_count_holds_for_later_tasks(run_ok):
     out = run_ok(
         """
-        import os, time
+        import threads, time
         import torch
-
-        def team():
-            names = {}
-            for task in os.listdir("/proc/self/task"):
-                with open(f"/proc/self/task/{task}/stat") as stat:
-                    fields = stat.read().rsplit(")", 1)
-                if fields[0].endswith("(openreg-0"):
-                    names[task] = int(fields[1].split()[11])  # user time in ticks
-            return names
 
         def work(seconds):
             end = time.monotonic() + seconds
@@ -750,17 +741,17 @@ def test_the_thread_count_holds_for_later_tasks(run_ok):
         torch.set_num_threads(2)
         x = torch.rand(600, 600, device="openreg")
         work(0.2)
-        members = len(team())
+        members = len(threads.user_ticks("openreg-0"))
         torch.set_num_threads(1)
         work(0.1)
         time.sleep(0.1)  # workers stop spinning
-        before = team()
+        before = threads.user_ticks("openreg-0")
         work(0.6)
-        after = team()
+        after = threads.user_ticks("openreg-0")
         busy = sorted(after[task] - before[task] for task in before)
         print(members, len(after), busy[-1] > 5, sum(busy[:-1]))
         # What was queued under one thread runs with one, whatever the caller sets meanwhile.
-        before = team()
+        before = threads.user_ticks("openreg-0")
         with torch.openreg.testing.gate() as gate:
             gate.wait()
             y = x
@@ -768,7 +759,7 @@ def test_the_thread_count_holds_for_later_tasks(run_ok):
                 y = y.mm(x)
             torch.set_num_threads(2)
         torch.openreg.synchronize()
-        after = team()
+        after = threads.user_ticks("openreg-0")
         print(sum(sorted(after[task] - before[task] for task in before)[:-1]))
         """
     )

@@ -1,9 +1,6 @@
 """Operators: the CPU's kernels over the device's memory."""
 
 import copy
-import subprocess
-import sys
-import textwrap
 import threading
 import warnings
 
@@ -32,17 +29,6 @@ def same(function, *tensors, **kwargs):
         assert result.is_conj() == wanted.is_conj() and result.is_neg() == wanted.is_neg()
         torch.testing.assert_close(result.cpu(), wanted)
     return got
-
-
-def run_child(code):
-    child = subprocess.run(
-        [sys.executable, "-c", "import torch, torch_openreg\n" + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
 
 
 def test_arithmetic():
@@ -407,11 +393,12 @@ def test_backward_runs_on_the_forward_stream():
     assert x.grad.tolist() == [3.0] * 4
 
 
-def test_only_the_wide_lane_uses_several_threads():
+def test_only_the_wide_lane_uses_several_threads(run_ok):
     code = """
-        import os
         import threading
+        import threads
         import time
+        import torch
 
         x = torch.rand(512, 512, device="openreg")
 
@@ -420,18 +407,17 @@ def test_only_the_wide_lane_uses_several_threads():
                 for _ in range(30):
                     x.exp(), x.mm(x), x.sum()
 
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        for thread in threads:
+        workers = [threading.Thread(target=work) for _ in range(6)]
+        for thread in workers:
             thread.start()
-        for thread in threads:
+        for thread in workers:
             thread.join()
         time.sleep(0.2)  # a new thread has its parent's name for a moment
-        tasks = os.listdir("/proc/self/task")
-        names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
+        names = threads.names()
         lanes = {name for name in names if name.startswith("openreg-")}
         print(len(lanes), *sorted(name for name in lanes if names.count(name) > 1))
     """
-    lanes, *teams = run_child(code).split()
+    lanes, *teams = run_ok(code).split()
     assert int(lanes) >= 2
     # OpenMP's workers carry the name of the lane that started them, and lane 0 is the wide one.
     assert set(teams) <= {"openreg-0"}

@@ -7,7 +7,7 @@ THREADS = "len(os.listdir('/proc/self/task'))"
 WITHOUT = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 CPU_ONLY = """
-import os, torch
+import os, threads, torch
 def step():
     torch.manual_seed(3)
     x = torch.randn(5, requires_grad=True)
@@ -31,8 +31,7 @@ class Data(torch.utils.data.Dataset):
         return torch.full((2,), float(i)) + step()
 for batch in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2):
     print(batch.sum().item(), flush=True)
-names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
-print([name for name in names if name.startswith(("openreg", "pt_autograd"))])
+print([name for name in threads.names() if name.startswith(("openreg", "pt_autograd"))])
 """
 
 
@@ -305,11 +304,9 @@ def test_exit_by_an_exception_in_a_thread_that_waits(run):
 def test_32_streams_stay_within_8_lanes(run_ok):
     out = run_ok(
         """
-        import os, torch
+        import threads, torch
         def lanes():
-            names = [open(f"/proc/self/task/{t}/comm").read().strip()
-                     for t in os.listdir("/proc/self/task")]
-            return sum(name.startswith("openreg") for name in names)
+            return sum(name.startswith("openreg") for name in threads.names())
         streams = [torch.openreg.Stream(i % 2, -(i % 4)) for i in range(32)]
         for stream in streams:
             with stream:
