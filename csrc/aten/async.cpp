@@ -16,7 +16,9 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -109,92 +111,134 @@ struct Memory {
   size_t bytes;
 };
 
-struct Operand {
-  Layout layout;
+/* Where a device tensor begins. */
+struct Place {
+  size_t memory;  // position in `memories`
   int64_t offset;
-  int memory;
-  bool wrapped;
 };
 
-/* Where the tensors of an argument come from. Entries are positions in `operands`, or below. */
-struct Place {
-  enum Kind : uint8_t { kAsIs, kTensor, kList, kOptionalList } kind;
-  uint32_t first, count;
+/* The value of a 0-dim CPU tensor, of any dtype. */
+struct Number {
+  alignas(16) std::array<char, 16> bytes;
 };
-constexpr int kNone = -1;
-constexpr int kConstant = -2;  // and below: position in `constants`
+
+/* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are kept. `taken_` is a
+ * thread's own; the list of dropped ones is taken whole, so that no pop races with a push. */
+class TaskMemory {
+ public:
+  TaskMemory() = default;
+  ~TaskMemory() {
+    for (void *memory = pop(); memory != nullptr; memory = pop()) give(memory);
+  }
+  TaskMemory(const TaskMemory &) = delete;
+  TaskMemory &operator=(const TaskMemory &) = delete;
+
+  void *take(size_t bytes) {
+    if (taken_ == nullptr) taken_ = dropped.exchange(nullptr, std::memory_order_acquire);
+    void *memory = pop();
+    return memory != nullptr ? memory : ::operator new(bytes);
+  }
+  static void give(void *memory) {
+    Free *free = new (memory) Free{dropped.load(std::memory_order_relaxed)};
+    while (!dropped.compare_exchange_weak(free->next, free, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+    }
+  }
+
+ private:
+  struct Free {
+    Free *next;
+  };
+  void *pop() {
+    Free *first = taken_;
+    if (first != nullptr) taken_ = first->next;
+    return first;
+  }
+  static inline std::atomic<Free *> dropped{nullptr};
+  Free *taken_ = nullptr;
+};
+thread_local TaskMemory taskMemory;
+
+using Storages = PairList<StorageImpl, size_t>;  // position in `memories`
 
 struct Task {
-  Task(const OperatorHandle &handle, const OpInfo &operatorInfo,
-       std::shared_ptr<const Memo> promised, c10::Device on)
-      : op(handle), info(operatorInfo), memo(std::move(promised)), device(on) {}
+  Task(const OperatorHandle &handle, const OpInfo &operatorInfo, const MemoKey &metadata,
+       c10::Device on)
+      : op(handle), info(operatorInfo), key(metadata), device(on) {}
+  static void *operator new(size_t bytes) { return taskMemory.take(bytes); }
+  static void operator delete(void *memory) { TaskMemory::give(memory); }
 
-  void add(const IValue &value);
+  void add(const IValue &value, Storages &known);
   at::Tensor makeResult(const Layout &layout, orStream_t stream);
   void run();
 
   OperatorHandle op;
   const OpInfo &info;
-  std::shared_ptr<const Memo> memo;
+  MemoKey key;                       // what its tensors look like
+  std::shared_ptr<const Memo> memo;  // what its results have to look like; null if none is fresh
   c10::Device device;
   CallerState caller = CallerState::now();
   c10::ScalarType defaultDtype = c10::get_default_dtype_as_scalartype();
-  Stack arguments;
-  c10::SmallVector<Place, 8> places;
-  c10::SmallVector<int, 8> entries;
+  // In the order in which the arguments need them.
+  c10::SmallVector<Place, 4> places;      // device tensors
+  c10::SmallVector<Number, 2> numbers;    // 0-dim CPU tensors
+  c10::SmallVector<at::Tensor, 1> hosts;  // other CPU tensors (indices), copied
+  c10::SmallVector<IValue, 4> others;     // all other arguments
   c10::SmallVector<Memory, 4> memories;
-  c10::SmallVector<Operand, 4> operands;
-  std::vector<at::Tensor> constants;  // numbers in CPU tensors, copied
   c10::SmallVector<Memory, 2> results;
-  PairList<StorageImpl, int> known;  // while the task is made
 
  private:
-  void addTensor(const at::Tensor &tensor);
-  Stack kernelArguments(c10::ArrayRef<at::Tensor> tensors) const;
-  at::Tensor entry(int which, c10::ArrayRef<at::Tensor> tensors) const;
-  void checkWritten(c10::ArrayRef<at::Tensor> tensors) const;
-  void settle(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
+  void addTensor(const at::Tensor &tensor, Storages &known);
+  size_t addMemory(StorageImpl *storage, Storages &known);
+  void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
 };
 
-void Task::addTensor(const at::Tensor &tensor) {
-  if (!tensor.defined()) return entries.push_back(kNone);
-  if (tensor.is_cpu()) {
-    entries.push_back(kConstant - static_cast<int>(constants.size()));
-    at::Tensor copy = tensor.clone();
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      copy.unsafeGetTensorImpl()->set_wrapped_number(true);
-    }
-    constants.push_back(std::move(copy));
-    return;
-  }
-  StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
-  int *memory = known.find(storage);
-  if (memory == nullptr) {
-    memory = &known.add(storage, static_cast<int>(memories.size()));
-    memories.push_back({storage->_mutable_data_ptr_no_checks().get(), storage->nbytes()});
-  }
-  entries.push_back(static_cast<int>(operands.size()));
-  operands.push_back({Layout(tensor), tensor.storage_offset(), *memory,
-                      tensor.unsafeGetTensorImpl()->is_wrapped_number()});
+size_t Task::addMemory(StorageImpl *storage, Storages &known) {
+  if (const size_t *memory = known.find(storage)) return *memory;
+  memories.push_back({storage->_mutable_data_ptr_no_checks().get(), storage->nbytes()});
+  return known.add(storage, memories.size() - 1);
 }
 
-void Task::add(const IValue &value) {
-  Place place{Place::kAsIs, static_cast<uint32_t>(entries.size()), 0};
+void Task::addTensor(const at::Tensor &tensor, Storages &known) {
+  if (!tensor.defined()) return;
+  if (tensor.is_privateuseone()) {
+    places.push_back(
+        {addMemory(tensor.storage().unsafeGetStorageImpl(), known), tensor.storage_offset()});
+  } else if (tensor.dim() == 0) {
+    std::memcpy(numbers.emplace_back().bytes.data(), tensor.const_data_ptr(), tensor.itemsize());
+  } else {
+    hosts.push_back(tensor.clone());
+  }
+}
+
+void Task::add(const IValue &value, Storages &known) {
   if (value.isTensor()) {
-    place.kind = Place::kTensor;
-    addTensor(value.toTensor());
+    addTensor(value.toTensor(), known);
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
-    place.kind = value.isTensorList() ? Place::kList : Place::kOptionalList;
     for (const IValue &item : value.toListRef()) {
-      addTensor(item.isNone() ? at::Tensor() : item.toTensor());
+      if (!item.isNone()) addTensor(item.toTensor(), known);
     }
   } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
-    arguments.emplace_back(c10::Device(c10::DeviceType::CPU));
+    others.emplace_back(c10::Device(c10::DeviceType::CPU));
   } else {
-    arguments.push_back(value);
+    others.push_back(value);
   }
-  place.count = static_cast<uint32_t>(entries.size()) - place.first;
-  places.push_back(place);
+}
+
+at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, c10::ScalarType dtype,
+                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
+                    bool neg) {
+  at::Tensor tensor = at::detail::make_tensor<TensorImpl>(
+      std::move(storage), DispatchKeySet(backend), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  if (conj) tensor._set_conj(true);
+  if (neg) tensor._set_neg(true);
+  return tensor;
+}
+
+at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, const Layout &layout) {
+  return tensorOf(std::move(storage), backend, layout.dtype, layout.sizes(), layout.strides(), 0,
+                  layout.conj, layout.neg);
 }
 
 at::Tensor Task::makeResult(const Layout &layout, orStream_t stream) {
@@ -203,13 +247,7 @@ at::Tensor Task::makeResult(const Layout &layout, orStream_t stream) {
   results.push_back({block, layout.bytes});
   c10::Storage storage(c10::Storage::use_byte_size_t(), layout.bytes,
                        ownBlock(block, device.index()), &deviceAllocator(), /*resizable=*/true);
-  at::Tensor tensor = at::detail::make_tensor<TensorImpl>(std::move(storage),
-                                                          DispatchKeySet(DispatchKey::PrivateUse1),
-                                                          c10::scalarTypeToTypeMeta(layout.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(layout.sizes(), layout.strides());
-  if (layout.conj) tensor._set_conj(true);
-  if (layout.neg) tensor._set_neg(true);
-  return tensor;
+  return tensorOf(std::move(storage), DispatchKey::PrivateUse1, layout);
 }
 
 /* ---- on the lane ---- */
@@ -228,135 +266,166 @@ c10::Storage cpuStorage(void *address, size_t bytes) {
                       c10::GetCPUAllocator(), /*resizable=*/false);
 }
 
-at::Tensor cpuTensor(c10::Storage storage, const Layout &layout, int64_t offset) {
-  at::Tensor tensor = at::detail::make_tensor<TensorImpl>(
-      std::move(storage), DispatchKeySet(DispatchKey::CPU), c10::scalarTypeToTypeMeta(layout.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(layout.sizes(), layout.strides(), offset);
-  if (layout.conj) tensor._set_conj(true);
-  if (layout.neg) tensor._set_neg(true);
-  return tensor;
-}
-
-at::Tensor Task::entry(int which, c10::ArrayRef<at::Tensor> tensors) const {
-  if (which >= 0) return tensors[static_cast<size_t>(which)];
-  if (which == kNone) return {};
-  return constants[static_cast<size_t>(kConstant - which)];
-}
-
-Stack Task::kernelArguments(c10::ArrayRef<at::Tensor> tensors) const {
-  Stack stack;
-  stack.reserve(places.size());
-  auto asIs = arguments.begin();
-  for (const Place &place : places) {
-    const auto which = c10::ArrayRef<int>(entries).slice(place.first, place.count);
-    if (place.kind == Place::kAsIs) {
-      stack.push_back(*asIs++);
-    } else if (place.kind == Place::kTensor) {
-      stack.emplace_back(entry(which[0], tensors));
-    } else if (place.kind == Place::kList) {
-      c10::List<at::Tensor> list;
-      list.reserve(place.count);
-      for (int i : which) list.push_back(entry(i, tensors));
-      stack.emplace_back(std::move(list));
-    } else {
-      c10::List<std::optional<at::Tensor>> list;
-      for (int i : which) {
-        list.push_back(i == kNone ? std::nullopt : std::optional(entry(i, tensors)));
-      }
-      stack.emplace_back(std::move(list));
+/* Makes the kernel's arguments: the key and the task's lists, read side by side. */
+class Arguments {
+ public:
+  explicit Arguments(Task &task) : task_(task), reader_(task.key) {
+    for (const Memory &memory : task.memories) {
+      storages_.push_back(cpuStorage(kernelAddress(memory), memory.bytes));
     }
   }
-  return stack;
+  IValue next(bool written);
+  void checkWritten() const;
+
+ private:
+  struct Written {
+    at::Tensor tensor;
+    c10::IntArrayRef sizes, strides;
+  };
+  at::Tensor tensor();
+  at::Tensor item();
+
+  Task &task_;
+  KeyReader reader_;
+  size_t places_ = 0, numbers_ = 0, hosts_ = 0, others_ = 0;
+  bool writing_ = false;
+  c10::SmallVector<c10::Storage, 4> storages_;
+  c10::SmallVector<Written, 2> written_;
+};
+
+at::Tensor Arguments::tensor() {
+  if (reader_.isCpu() && !reader_.sizes().empty()) return task_.hosts[hosts_++];
+  const bool number = reader_.isCpu();
+  const int64_t offset = number ? 0 : task_.places[places_].offset;
+  c10::Storage storage = number ? cpuStorage(task_.numbers[numbers_++].bytes.data(), sizeof(Number))
+                                : storages_[task_.places[places_++].memory];
+  at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, reader_.dtype(), reader_.sizes(),
+                             reader_.strides(), offset, reader_.isConj(), reader_.isNeg());
+  if (reader_.isWrapped()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  if (writing_) written_.push_back({made, reader_.sizes(), reader_.strides()});
+  return made;
+}
+
+at::Tensor Arguments::item() {
+  return reader_.next() == KeyReader::kTensor ? tensor() : at::Tensor();
+}
+
+IValue Arguments::next(bool written) {
+  writing_ = written;
+  const KeyReader::Kind kind = reader_.next();
+  if (kind == KeyReader::kTensor) return tensor();
+  if (kind == KeyReader::kUndefined) return at::Tensor();
+  if (kind == KeyReader::kOther) return task_.others[others_++];
+  const size_t count = reader_.count();
+  if (kind == KeyReader::kTensors) {
+    c10::List<at::Tensor> list;
+    list.reserve(count);
+    for (size_t i = 0; i < count; ++i) list.push_back(item());
+    return list;
+  }
+  c10::List<std::optional<at::Tensor>> list;
+  for (size_t i = 0; i < count; ++i) {
+    at::Tensor made = item();
+    list.push_back(made.defined() ? std::optional(std::move(made)) : std::nullopt);
+  }
+  return list;
 }
 
 /* The promise was that in place and out= leave sizes as they are. */
-void Task::checkWritten(c10::ArrayRef<at::Tensor> tensors) const {
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (!info.isWritten[i]) continue;
-    for (int which : c10::ArrayRef<int>(entries).slice(places[i].first, places[i].count)) {
-      if (which < 0) continue;
-      const auto at = static_cast<size_t>(which);
-      TORCH_CHECK(operands[at].layout.describes(tensors[at]), "a kernel of ", info.name,
-                  " resized its output to ", tensors[at].sizes(), " where ",
-                  operands[at].layout.sizes(), " was promised");
-    }
+void Arguments::checkWritten() const {
+  for (const Written &w : written_) {
+    TORCH_CHECK(w.tensor.sizes() == w.sizes && w.tensor.strides() == w.strides, "a kernel of ",
+                task_.info.name, " resized its output to ", w.tensor.sizes(), " where ", w.sizes,
+                " was promised");
   }
 }
+
+/* ---- results that are not where they were promised ---- */
+
+struct Move {
+  at::Tensor made;
+  const Layout &layout;
+  const Reserved &to;
+};
 
 bool liesIn(const void *data, const Reserved &memory) {
   const auto *begin = static_cast<const char *>(memory.address);
   return data >= begin && data < begin + memory.bytes;
 }
 
-/* Results that the kernel made elsewhere are copied to where they were promised. */
-void Task::settle(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
-  std::vector<std::pair<at::Tensor, size_t>> moves;  // to reserved[second]
-  std::vector<const Layout *> layouts;
-  const auto take = [&](at::Tensor made, const Layout &layout) {
+/* What a kernel made in another result's place is taken out of it before that is written. */
+void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
+  for (Move &move : moves) {
+    const void *data = move.made.storage().data();
+    const bool inTheWay = std::any_of(reserved.begin(), reserved.end(),
+                                      [&](const Reserved &memory) { return liesIn(data, memory); });
+    if (inTheWay) move.made = move.made.clone();
+  }
+  for (const Move &move : moves) {
+    tensorOf(cpuStorage(move.to.address, move.layout.bytes), DispatchKey::CPU, move.layout)
+        .copy_(move.made);
+  }
+}
+
+/* What was made is what was promised, but for strides that nobody could promise. */
+void checkResult(const at::Tensor &made, const Layout &layout, const Task &task) {
+  const bool kept = task.memo->exactStrides ? layout.describes(made) : layout.describesSizes(made);
+  TORCH_CHECK(kept, "a kernel of ", task.info.name, " made a result of sizes ",
+              made.defined() ? made.sizes() : c10::IntArrayRef(), " and strides ",
+              made.defined() ? made.strides() : c10::IntArrayRef(), " where ", layout.sizes(),
+              " and ", layout.strides(), " was promised");
+}
+
+/* The fresh results on the kernel's stack, with their layouts. */
+template <typename F>
+void eachFresh(const Task &task, const Stack &stack, F visit) {
+  for (size_t i = 0; i < task.memo->results.size(); ++i) {
+    const Result &result = task.memo->results[i];
+    if (result.argument >= 0) continue;
+    if (!result.isList) {
+      visit(stack[i].toTensor(), result.fresh[0]);
+      continue;
+    }
+    const auto items = stack[i].toListRef();
+    TORCH_CHECK(items.size() == result.fresh.size(), "a kernel of ", task.info.name, " made ",
+                items.size(), " results where ", result.fresh.size(), " were promised");
+    for (size_t k = 0; k < items.size(); ++k) visit(items[k].toTensor(), result.fresh[k]);
+  }
+}
+
+void Task::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
+  std::vector<Move> moves;
+  size_t next = 0;
+  eachFresh(*this, stack, [&](at::Tensor made, const Layout &layout) {
     if (made.defined() && made.is_mkldnn()) made = made.to_dense();
     // The default dtype is the process's, and may have changed since the call.
     if (made.defined() && c10::get_default_dtype_as_scalartype() != defaultDtype) {
       made = made.to(layout.dtype);
     }
-    const bool exact = layout.describes(made);
-    TORCH_CHECK(exact || (!memo->exactStrides && layout.describesSizes(made)), "a kernel of ",
-                info.name, " made a result of sizes ",
-                made.defined() ? made.sizes() : c10::IntArrayRef(), " and strides ",
-                made.defined() ? made.strides() : c10::IntArrayRef(), " where ", layout.sizes(),
-                " and ", layout.strides(), " was promised");
+    checkResult(made, layout, *this);
     if (!made.defined()) return;
-    const size_t at = layouts.size();
-    layouts.push_back(&layout);
-    const bool inPlace =
-        exact && made.storage().data() == reserved[at].address && made.storage_offset() == 0;
-    if (layout.bytes != 0 && !inPlace) moves.emplace_back(std::move(made), at);
-  };
-  for (size_t i = 0; i < memo->results.size(); ++i) {
-    const Result &result = memo->results[i];
-    if (result.argument >= 0) continue;
-    if (!result.isList) {
-      take(stack[i].toTensor(), result.fresh[0]);
-      continue;
-    }
-    const auto items = stack[i].toListRef();
-    TORCH_CHECK(items.size() == result.fresh.size(), "a kernel of ", info.name, " made ",
-                items.size(), " results where ", result.fresh.size(), " were promised");
-    for (size_t k = 0; k < items.size(); ++k) take(items[k].toTensor(), result.fresh[k]);
-  }
-  for (auto &[made, at] : moves) {
-    const void *data = made.storage().data();
-    for (const Reserved &memory : reserved) {
-      if (!liesIn(data, memory)) continue;
-      made = made.clone();  // another result's place
-      break;
-    }
-  }
-  for (auto &[made, at] : moves) {
-    cpuTensor(cpuStorage(reserved[at].address, layouts[at]->bytes), *layouts[at], 0).copy_(made);
-  }
+    const Reserved &to = reserved[next++];
+    const bool there = made.storage().data() == to.address && made.storage_offset() == 0 &&
+                       made.strides() == layout.strides();
+    if (layout.bytes != 0 && !there) moves.push_back({std::move(made), layout, to});
+  });
+  if (!moves.empty()) finishMoves(reserved, moves);
 }
 
 void Task::run() {
   OpTimer timer(info.counters->queued, info.counters->queuedNs);
-  c10::SmallVector<c10::Storage, 4> storages;
-  for (const Memory &memory : memories) {
-    storages.push_back(cpuStorage(kernelAddress(memory), memory.bytes));
-  }
-  c10::SmallVector<at::Tensor, 4> tensors;
-  for (const Operand &operand : operands) {
-    tensors.push_back(cpuTensor(c10::Storage(storages[static_cast<size_t>(operand.memory)]),
-                                operand.layout, operand.offset));
-    if (operand.wrapped) tensors.back().unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
   c10::SmallVector<Reserved, 2> reserved;
   for (const Memory &result : results) reserved.push_back({kernelAddress(result), result.bytes});
-  Stack stack = kernelArguments(tensors);
+  Arguments arguments(*this);
+  Stack stack;
+  stack.reserve(info.isWritten.size());
+  for (const bool written : info.isWritten) stack.push_back(arguments.next(written));
   {
     LaneOutputs outputs(reserved.data(), reserved.size());
     op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
   }
-  checkWritten(tensors);
-  settle(stack, reserved);
+  arguments.checkWritten();
+  if (memo != nullptr) place(stack, reserved);
 }
 
 orError_t runTask(void *args) {
@@ -380,38 +449,42 @@ orError_t runTask(void *args) {
 void dropTask(void *args) { delete *static_cast<Task **>(args); }
 
 void launch(std::unique_ptr<Task> task, orStream_t stream) {
-  Task *args = task.get();
-  orLaunch launch{};
-  launch.size = sizeof(launch);
-  launch.stream = stream;
-  launch.fn = &runTask;
-  launch.args = &args;
-  launch.args_size = sizeof(args);
-  launch.drop = &dropTask;
-  launch.name = task->info.name;
   const uint64_t before = orGetLastCorrelation();
-  const orError_t error = orLaunchKernelEx(&launch);
+  const orError_t error = launchOnLane(stream, task->info.name, &runTask, &dropTask, task.get());
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
   if (orGetLastCorrelation() != before) (void)task.release();
   OPENREG_CHECK(error);
 }
 
-}  // namespace
-
-void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, std::shared_ptr<const Memo> memo,
-                      c10::Device device, orStream_t stream, Stack *stack) {
-  auto task = std::make_unique<Task>(op, info, std::move(memo), device);
-  const size_t count = info.isWritten.size();
-  const auto arguments = torch::jit::last(*stack, count);
-  for (const Resize &resize : task->memo->resizes) {
+/* Outputs that get their size from the call. The key is that of the arguments as they are then. */
+void resizeOutputs(const Memo &memo, const OpInfo &info, c10::ArrayRef<IValue> arguments,
+                   MemoKey &key) {
+  if (C10_LIKELY(memo.resizes.empty())) return;
+  for (const Resize &resize : memo.resizes) {
     const at::Tensor &output = arguments[resize.argument].toTensor();
     output.resize_(resize.layout.sizes());
     output.unsafeGetTensorImpl()->set_sizes_and_strides(resize.layout.sizes(),
                                                         resize.layout.strides());
   }
-  for (const IValue &value : arguments) task->add(value);
+  key.clear();
+  makeKey(key, info, arguments);
+}
+
+}  // namespace
+
+void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key,
+                      std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,
+                      Stack *stack) {
+  const size_t count = info.isWritten.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  resizeOutputs(*memo, info, arguments, key);
+  auto task = std::make_unique<Task>(op, info, key, device);
+  Storages known;
+  for (const IValue &value : arguments) task->add(value, known);
   c10::SmallVector<IValue, 4> results;
-  for (const Result &result : task->memo->results) {
+  bool fresh = false;
+  for (const Result &result : memo->results) {
+    fresh |= result.argument < 0;
     if (result.argument >= 0) {
       results.push_back(arguments[static_cast<size_t>(result.argument)]);
     } else if (result.isList) {
@@ -422,6 +495,7 @@ void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, std::shared_
       results.emplace_back(task->makeResult(result.fresh[0], stream));
     }
   }
+  if (fresh) task->memo = std::move(memo);
   launch(std::move(task), stream);
   torch::jit::drop(*stack, count);
   for (IValue &result : results) stack->push_back(std::move(result));

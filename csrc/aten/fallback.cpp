@@ -19,7 +19,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "../torch/generator.h"
 #include "../torch/stream.h"
@@ -29,6 +28,7 @@
 #include "cpu_memory.h"
 #include "infer.h"
 #include "lane.h"
+#include "lesson.h"
 #include "memo.h"
 #include "opinfo.h"
 
@@ -97,19 +97,6 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-template <typename F>
-void eachTensor(const IValue &value, F visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorList()) {
-      if (tensor.has_value()) visit(*tensor);
-    }
-  }
-}
-
 class Call {
  public:
   Call(const OperatorHandle &op, const OpInfo &info, Stack *stack)
@@ -121,23 +108,28 @@ class Call {
                    schema_.arguments().size()) {}
 
   void prepare();
-  bool isPredictable() const {
-    return info_.predictable && !cpuResults_ && !readsHost_ && !(info_.masksDecide && hasMask_);
+  /* Its results can be promised, and `key` describes it. */
+  bool canQueue(MemoKey &key) const {
+    return isPredictable() && !dependsOnDefaultDtype() &&
+           makeKey(key, info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
-  bool makeKey(MemoKey &key) const;
-  bool dependsOnDefaultDtype() const;
   void waitFor();
   void runCopying();
   c10::Device device() const { return *device_; }
   orStream_t stream() const { return stream_; }
 
  private:
+  bool isPredictable() const {
+    return info_.predictable && !cpuResults_ && !readsHost_ && !(info_.masksDecide && hasMask_);
+  }
+  bool dependsOnDefaultDtype() const;
   void run();
   void finish();
   void findDevice();
   void check(const at::Tensor &tensor, const Argument &argument);
   void checkDevices();
   void drawGenerators();
+  void makeZeros();
   IValue forKernel(const IValue &value);
   at::Tensor aliasOf(const at::Tensor &tensor);
   IValue cpuGenerator(const IValue &given) const;
@@ -150,31 +142,44 @@ class Call {
   Stack *stack_;
   std::span<IValue> arguments_;  // on the stack
   std::optional<c10::Device> device_;
-  bool cpuResults_ = false;  // a device argument asks for them
-  bool readsHost_ = false;   // a CPU tensor is among the arguments that is not a number
-  bool hasMask_ = false;     // among indices
+  std::optional<c10::Device> asked_;  // by a device argument
+  bool cpuResults_ = false;           // it asks for the CPU
+  bool hasZeros_ = false;             // a tensor without memory
+  bool readsHost_ = false;            // a CPU tensor is among the arguments that is not a number
+  bool hasMask_ = false;              // among indices
   orStream_t stream_ = 0;
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<Aliases> aliases_;
 };
 
-/* The first tensor of this device decides, then a device argument. */
+/* One pass over what nearly every call has: tensors of one device, numbers, nothing to object to. The first tensor of
+ * this device decides, then a device argument. */
 void Call::findDevice() {
+  bool doubtful = false;
   for (const IValue &value : arguments_) {
+    if (value.isDevice()) asked_ = value.toDevice();
+    const bool indices = value.isOptionalTensorList();
     eachTensor(value, [&](const at::Tensor &tensor) {
-      if (!device_ && tensor.defined() && tensor.is_privateuseone()) device_ = tensor.device();
+      if (!tensor.defined()) return;
+      if (!tensor.is_privateuseone()) {
+        doubtful = true;
+      } else if (!device_) {
+        device_ = tensor.device();
+      } else if (tensor.device() != *device_) {
+        doubtful = true;
+      }
+      hasZeros_ |= tensor._is_zerotensor();
+      if (indices) {
+        hasMask_ |= tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte;
+      }
     });
-    if (device_) break;
   }
-  for (const IValue &value : arguments_) {
-    if (!value.isDevice()) continue;
-    const c10::Device asked = value.toDevice();
-    if (asked.is_cpu()) cpuResults_ = true;
-    if (!device_ && asked.is_privateuseone()) {
-      device_ = c10::Device(asked.type(), indexOrCurrent(asked.index()));
-    }
+  cpuResults_ = asked_.has_value() && asked_->is_cpu();
+  if (!device_ && asked_.has_value() && asked_->is_privateuseone()) {
+    device_ = c10::Device(asked_->type(), indexOrCurrent(asked_->index()));
   }
   if (!device_) device_ = c10::Device(c10::DeviceType::PrivateUse1, currentDevice());
+  if (doubtful) checkDevices();
 }
 
 void Call::check(const at::Tensor &tensor, const Argument &argument) {
@@ -191,14 +196,11 @@ void Call::check(const at::Tensor &tensor, const Argument &argument) {
 
 void Call::checkDevices() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    const Argument &argument = schema_.arguments()[i];
     const bool indices = arguments_[i].isOptionalTensorList();
     eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-      if (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0 && !indices) readsHost_ = true;
-      if (indices && tensor.defined()) {
-        hasMask_ |= tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte;
-      }
-      if (!(indices && tensor.defined() && tensor.is_cpu())) check(tensor, argument);
+      const bool host = tensor.defined() && tensor.is_cpu();
+      if (host && tensor.dim() > 0 && !indices) readsHost_ = true;
+      if (!(indices && host)) check(tensor, schema_.arguments()[i]);
     });
   }
 }
@@ -220,22 +222,25 @@ void Call::drawGenerators() {
   }
 }
 
+/* Zeros without memory would have nothing to alias. */
+void Call::makeZeros() {
+  for (IValue &value : arguments_) {
+    if (!value.isTensor() || !value.toTensor()._is_zerotensor()) continue;
+    const at::Tensor tensor = value.toTensor();
+    value = at::zeros(tensor.sizes(), tensor.options());
+  }
+}
+
 void Call::prepare() {
   findDevice();
-  checkDevices();
   TORCH_CHECK_NOT_IMPLEMENTED(
       op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
           (info_.isAten || !hasPythonKernel(op_)),
       "Could not run ", op_.operator_name(),
       " on openreg: there is neither a kernel for this device nor a compiled one for "
       "the CPU");
-  drawGenerators();
-  // Zeros without memory would have nothing to alias.
-  for (IValue &value : arguments_) {
-    if (!value.isTensor() || !value.toTensor()._is_zerotensor()) continue;
-    const at::Tensor tensor = value.toTensor();
-    value = at::zeros(tensor.sizes(), tensor.options());
-  }
+  if (info_.draws) drawGenerators();
+  if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
 }
 
@@ -322,18 +327,6 @@ void Call::runCopying() {
   }
 }
 
-/* False: nothing can be said of the results before the kernel has run. */
-bool Call::makeKey(MemoKey &key) const {
-  if (!isPredictable() || dependsOnDefaultDtype()) return false;
-  key.push_back(reinterpret_cast<intptr_t>(&info_));
-  key.push_back(c10::typeMetaToScalarType(c10::get_default_dtype()) == c10::kFloat);
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    const bool typeOnly = info_.isNumber[i] && !info_.numbersCount;
-    if (!appendToKey(key, arguments_[i], typeOnly)) return false;
-  }
-  return true;
-}
-
 /* The default dtype is the process's: with another than PyTorch's own, a kernel that makes it of
  * integers cannot be left to run when it may have changed back. */
 bool Call::dependsOnDefaultDtype() const {
@@ -356,87 +349,6 @@ void Call::waitFor() {
   finish();
   // Its caller learns a size or a value, as of a synchronising call.
   if (!info_.predictable) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
-}
-
-/* ---- what a finished call teaches ---- */
-
-std::vector<Layout> layoutsOf(const Stack &arguments) {
-  std::vector<Layout> layouts;
-  for (const IValue &value : arguments) {
-    eachTensor(value, [&](const at::Tensor &tensor) { layouts.emplace_back(tensor); });
-  }
-  return layouts;
-}
-
-/* Arguments are as they were, but for empty outputs that the call gave a size, which are noted. */
-bool unchanged(const OpInfo &info, const Stack &arguments, const std::vector<Layout> &before,
-               std::vector<Resize> &resizes) {
-  auto layout = before.begin();
-  bool same = true;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
-      const Layout &old = *layout++;
-      if (old.describes(tensor)) return;
-      const bool sized = info.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
-                         c10::multiply_integers(old.sizes()) == 0 &&
-                         old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
-                         old.neg == tensor.is_neg();
-      if (sized) resizes.push_back({i, Layout(tensor)});
-      same &= sized;
-    });
-  }
-  return same;
-}
-
-bool ownsItsStorage(const at::Tensor &tensor, const Stack &arguments,
-                    std::unordered_set<const void *> &storages) {
-  if (!tensor.defined()) return true;
-  if (!tensor.is_privateuseone() || tensor.layout() != c10::kStrided ||
-      c10::isQIntType(tensor.scalar_type()) || tensor.storage_offset() != 0 ||
-      tensor.storage().nbytes() < Layout(tensor).bytes) {
-    return false;
-  }
-  bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
-  for (const IValue &value : arguments) {
-    eachTensor(value, [&](const at::Tensor &argument) {
-      shared |= argument.defined() && argument.is_privateuseone() && argument.is_alias_of(tensor);
-    });
-  }
-  return !shared;
-}
-
-int argumentThatIs(const IValue &result, const OpInfo &info, const Stack &arguments) {
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (info.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
-        result.toTensor().is_same(arguments[i].toTensor())) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
-}
-
-/* The memo of a call: unusable where results are not simply fresh memory, or outputs were resized. */
-std::shared_ptr<const Memo> lesson(const OpInfo &info, const Stack &arguments,
-                                   const std::vector<Layout> &before, c10::ArrayRef<IValue> results) {
-  auto memo = std::make_shared<Memo>();
-  std::unordered_set<const void *> storages;
-  memo->usable = unchanged(info, arguments, before, memo->resizes);
-  for (const IValue &value : results) {
-    Result result;
-    result.argument = argumentThatIs(value, info, arguments);
-    result.isList = !value.isTensor();
-    if (result.argument < 0) {
-      eachTensor(value, [&](const at::Tensor &tensor) {
-        if (!ownsItsStorage(tensor, arguments, storages)) {
-          memo->usable = false;
-        } else {
-          result.fresh.emplace_back(tensor);
-        }
-      });
-    }
-    memo->results.push_back(std::move(result));
-  }
-  return memo;
 }
 
 /* In place: what comes out is what went in. */
@@ -485,16 +397,16 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   call.prepare();
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
+  MemoKey key;
+  if (!call.canQueue(key)) return call.waitFor();
   const auto enqueue = [&](std::shared_ptr<const Memo> memo) {
-    enqueueCpuKernel(op, info, std::move(memo), call.device(), call.stream(), stack);
+    enqueueCpuKernel(op, info, key, std::move(memo), call.device(), call.stream(), stack);
   };
   const auto last = torch::jit::last(*stack, info.isWritten.size());
-  if (info.inPlace && !info.inferable && call.isPredictable()) {
+  if (info.inPlace && !info.inferable) {
     if (!fitsInPlace(info, last)) return call.waitFor();
     return enqueue(inPlaceMemo(op.schema().returns().size()));
   }
-  MemoKey key;
-  if (!call.makeKey(key)) return call.waitFor();
   std::shared_ptr<const Memo> memo = findMemo(key);
   if (memo != nullptr && !memo->usable) return call.waitFor();
   if (memo != nullptr) return enqueue(std::move(memo));

@@ -125,8 +125,12 @@ bool makeTypeKey(const OpInfo &info, Arguments arguments, MemoKey &key) {
   key.push_back(reinterpret_cast<intptr_t>(&info));
   key.push_back(static_cast<int64_t>(c10::get_default_dtype_as_scalartype()));
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) {
+    if (!arguments[i].isTensor()) {
       if (!appendToKey(key, arguments[i], info.isNumber[i])) return false;
+      continue;
+    }
+    if (!arguments[i].toTensor().defined()) {
+      key.push_back(-1);
       continue;
     }
     const at::Tensor &tensor = arguments[i].toTensor();

@@ -213,18 +213,22 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
   kernel();
 }
 
-void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel) {
-  Task task(kernel);
-  Task *args = &task;
+orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                       void *task) {
   orLaunch launch{};
   launch.size = sizeof(launch);
   launch.stream = stream;
-  launch.fn = &runTask;
-  launch.args = &args;
-  launch.args_size = sizeof(args);
-  launch.drop = &dropTask;
+  launch.fn = run;
+  launch.args = &task;
+  launch.args_size = sizeof(task);
+  launch.drop = drop;
   launch.name = name;
-  OPENREG_CHECK(orLaunchKernelEx(&launch));
+  return orLaunchKernelEx(&launch);
+}
+
+void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel) {
+  Task task(kernel);
+  OPENREG_CHECK(launchOnLane(stream, name, &runTask, &dropTask, &task));
   wait(task);
   issueKeptWarnings();
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);

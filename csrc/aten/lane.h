@@ -32,6 +32,10 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
  * is thrown here, type kept; warnings it raises are issued here. `name` must outlive the process. */
 void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel);
 
+/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran. */
+orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                       void *task);
+
 /* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
  * a kernel held, such as the one of a function's first call. */
 void pauseKernels();

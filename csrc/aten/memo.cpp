@@ -5,6 +5,7 @@
 #include "memo.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <bit>
@@ -38,7 +39,23 @@ Table &table() {
   return *instance;
 }
 
-enum Tag : int64_t { kTensor = 1, kNone, kInt, kBool, kDouble, kComplex, kList, kText, kDevice };
+enum Tag : int64_t {
+  kTensor = 1,
+  kUndefined,
+  kTensors,
+  kOptionalTensors,
+  kOther,
+  kNone,
+  kInt,
+  kBool,
+  kDouble,
+  kComplex,
+  kList,
+  kText,
+  kDevice
+};
+
+constexpr size_t kHeader = 2;
 
 void appendInts(MemoKey &key, c10::IntArrayRef values) {
   key.push_back(static_cast<int64_t>(values.size()));
@@ -46,12 +63,32 @@ void appendInts(MemoKey &key, c10::IntArrayRef values) {
 }
 
 void appendTensor(MemoKey &key, const at::Tensor &tensor) {
-  if (!tensor.defined()) return key.push_back(kNone);
+  if (!tensor.defined()) return key.push_back(kUndefined);
   const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
   key.push_back(kTensor | static_cast<int64_t>(tensor.scalar_type()) << 8 | tensor.is_conj() << 16 |
                 tensor.is_neg() << 17 | impl->is_wrapped_number() << 18 | tensor.is_cpu() << 19);
   appendInts(key, tensor.sizes());
   key.append(tensor.strides().begin(), tensor.strides().end());
+}
+
+/* What a task rebuilds from the key; the other arguments, which it has as they are, come after all these. */
+void appendTensors(MemoKey &key, const IValue &value) {
+  if (value.isTensor()) {
+    appendTensor(key, value.toTensor());
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    const auto items = value.toListRef();
+    key.push_back((value.isTensorList() ? kTensors : kOptionalTensors) |
+                  static_cast<int64_t>(items.size()) << 8);
+    for (const IValue &item : items) {
+      appendTensor(key, item.isNone() ? at::Tensor() : item.toTensor());
+    }
+  } else {
+    key.push_back(kOther);
+  }
+}
+
+bool holdsTensors(const IValue &value) {
+  return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
 }
 
 void appendText(MemoKey &key, const std::string &text) {
@@ -87,9 +124,7 @@ bool Layout::describesSizes(const at::Tensor &tensor) const {
 }
 
 bool appendToKey(MemoKey &key, const IValue &value, bool typeOnly) {
-  if (value.isTensor()) {
-    appendTensor(key, value.toTensor());
-  } else if (value.isNone() || value.isGenerator()) {
+  if (value.isNone() || value.isGenerator()) {
     key.push_back(kNone);
   } else if (value.isInt()) {
     key.push_back(kInt);
@@ -115,6 +150,38 @@ bool appendToKey(MemoKey &key, const IValue &value, bool typeOnly) {
     return false;
   }
   return true;
+}
+
+bool makeKey(MemoKey &key, const OpInfo &info, c10::ArrayRef<IValue> arguments) {
+  key.push_back(reinterpret_cast<intptr_t>(&info));
+  key.push_back(c10::get_default_dtype_as_scalartype() == c10::kFloat);
+  for (const IValue &value : arguments) appendTensors(key, value);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool typeOnly = info.isNumber[i] && !info.numbersCount;
+    if (!holdsTensors(arguments[i]) && !appendToKey(key, arguments[i], typeOnly)) return false;
+  }
+  return true;
+}
+
+KeyReader::KeyReader(const MemoKey &key) : next_(key.data() + kHeader) {}
+
+KeyReader::Kind KeyReader::next() {
+  word_ = *next_++;
+  switch (static_cast<Tag>(word_ & 0xff)) {
+    case Tag::kTensor:
+      count_ = static_cast<size_t>(*next_++);
+      dims_ = next_;
+      next_ += 2 * count_;
+      return kTensor;
+    case Tag::kUndefined:
+      return kUndefined;
+    case Tag::kTensors:
+      return kTensors;
+    case Tag::kOptionalTensors:
+      return kOptionalTensors;
+    default:
+      return kOther;
+  }
 }
 
 std::shared_ptr<const Memo> findMemo(const MemoKey &key) {

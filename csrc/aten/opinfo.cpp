@@ -153,6 +153,7 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
     info->isNumber.push_back(isKind(*argument.real_type(), TypeKind::NumberType));
     info->isWritten.push_back(written);
     info->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
+    info->draws |= info->isGenerator.back();
     if (argument.is_out()) hasOut = true;
     if (argument.name() == "dim") info->dim = static_cast<int>(i);
     if (argument.name() == "keepdim") info->keepdim = static_cast<int>(i);

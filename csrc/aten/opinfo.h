@@ -43,6 +43,7 @@ struct OpInfo {
   std::vector<bool> isNumber;   // Scalar, Scalar?, Scalar[]
   std::vector<bool> isWritten;  // in place, out=
   std::vector<bool> isGenerator;
+  bool draws = false;  // one of them is
 };
 
 const OpInfo &opInfo(const c10::OperatorHandle &op);

@@ -10,11 +10,16 @@
  *   ready_mask    bit p: a stream of priority p is ready
  *   oldest[p]     since when the first of that list has been
  *   value_count   streams that wait for a value
+ *   looking       lanes that look for a stream; raised without the lock
  *
  * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the lock after finding
- * the lists empty. Whoever puts a stream in wakes a lane only if none is spinning; a lane that takes a stream and leaves
- * others behind wakes the next. Waking is a change of the lane's own futex word, so a lane that has not gone to sleep
- * yet does not.
+ * the lists empty. Whoever puts a stream in wakes a lane only if none is looking for one; a lane that takes a stream and
+ * leaves others behind wakes the next. A lane may say at any time that it looks, and does so before it lets go of an
+ * empty stream, or that stream's next task would wake another; that it looks no more it says under the lock, with
+ * the lists in view. Waking is a change of the lane's own futex word, so a lane that has not gone to sleep yet does not.
+ *
+ * A lane without work spins before it sleeps: briefly, but for longer once it has been woken soon after it fell asleep,
+ * as by a host that waits for each result before it goes on, provided that it takes no core from a lane that computes.
  *
  * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to look: while there are
  * such waits, one sleeping lane sleeps with a time-out, and looks.
@@ -30,6 +35,8 @@
 enum {
   OR_MAX_LANES = 8,
   OR_SPIN_NS = 10000,
+  OR_LONG_SPIN_NS = 100000,
+  OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
   OR_FAIR_NS = 1000000,
   OR_POLL_NS = 200000,
   OR_LINGER = 20
@@ -38,6 +45,8 @@ enum {
 typedef struct orLane {
   _Alignas(OR_CACHE_LINE) _Atomic uint32_t awake; /* futex: 0 asleep */
   int index;
+  bool looking; /* the lane's own; counted in sched.looking */
+  bool eager;   /* the lane's own: it spins for long */
 } orLane;
 
 static struct {
@@ -45,13 +54,14 @@ static struct {
   orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
   orStream *values;
   unsigned idle; /* bit i: lane i sleeps */
-  int started, spinning;
+  int started;
   bool polling; /* a lane sleeps with a time-out */
   void (*hook)(int lane, int wide);
   orLane lanes[OR_MAX_LANES];
   _Atomic unsigned ready_mask;
   _Atomic uint64_t oldest[OR_PRIORITIES];
   _Atomic unsigned value_count;
+  _Atomic int looking; /* lanes; lowered and acted on under the lock, raised without */
 } sched = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void *laneMain(void *lane);
@@ -119,6 +129,23 @@ static bool shouldYield(const orStream *s) {
 
 /* ---- waking lanes ---- */
 
+static bool somebodyLooks(void) {
+  return atomic_load_explicit(&sched.looking, memory_order_relaxed) != 0;
+}
+
+static void startLooking(orLane *l) {
+  if (l->looking) return;
+  l->looking = true;
+  atomic_fetch_add_explicit(&sched.looking, 1, memory_order_relaxed);
+}
+
+/* Lock held. */
+static void stopLooking(orLane *l) {
+  if (!l->looking) return;
+  l->looking = false;
+  atomic_fetch_sub_explicit(&sched.looking, 1, memory_order_relaxed);
+}
+
 /* A sleeping lane, or one still to be started, is chosen (lock held) ... */
 static orLane *chooseLane(bool *start) {
   *start = false;
@@ -165,7 +192,7 @@ void orLaneSchedule(orStream *s) {
   bool start = false;
   pthread_mutex_lock(&sched.lock);
   push(s);
-  orLane *l = sched.spinning ? NULL : chooseLane(&start);
+  orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
 }
@@ -249,24 +276,34 @@ static bool somethingToDo(void) {
   return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orCopyWantsHelp();
 }
 
-static void spin(void) {
-  uint64_t until = orNow() + OR_SPIN_NS;
+static void spin(uint64_t ns) {
+  uint64_t until = orNow() + ns;
   do {
     for (int i = 0; i < 32 && !somethingToDo(); i++) orPause();
+    if (ns > OR_SPIN_NS) sched_yield();
   } while (!somethingToDo() && orNow() < until);
+}
+
+/* Lock held. */
+static bool othersRun(void) {
+  int looking = atomic_load_explicit(&sched.looking, memory_order_relaxed);
+  return __builtin_popcount(sched.idle) + looking < sched.started;
 }
 
 /* Lock held at entry and return. */
 static void sleepLane(orLane *l) {
   bool poll = atomic_load_explicit(&sched.value_count, memory_order_relaxed) && !sched.polling;
   if (poll) sched.polling = true;
+  stopLooking(l);
   sched.idle |= 1u << l->index;
   atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
   pthread_mutex_unlock(&sched.lock);
+  uint64_t asleep = orNow();
   while (!atomic_load_explicit(&l->awake, memory_order_acquire)) {
     orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : 0);
     if (poll) break;
   }
+  l->eager = !poll && orNow() - asleep < OR_SOON_NS;
   stopIfExiting();
   if (poll) orLanePollValues();
   pthread_mutex_lock(&sched.lock);
@@ -275,41 +312,48 @@ static void sleepLane(orLane *l) {
 }
 
 /* Lock held at entry and return. */
-static void spinAndHelp(void) {
-  sched.spinning++;
+static void spinAndHelp(orLane *l) {
+  uint64_t ns = l->eager && !othersRun() ? OR_LONG_SPIN_NS : OR_SPIN_NS;
+  startLooking(l);
   pthread_mutex_unlock(&sched.lock);
-  spin();
+  spin(ns);
   stopIfExiting();
   pthread_mutex_lock(&sched.lock);
-  sched.spinning--; /* from here on streams that become ready wake others: a copy's pieces may take long */
   if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orCopyWantsHelp()) return;
+  stopLooking(l); /* a copy's pieces may take long */
   pthread_mutex_unlock(&sched.lock);
   orCopyHelp();
   pthread_mutex_lock(&sched.lock);
 }
 
-/* Lock held. A lane that takes a stream leaves the rest, and the looking at values, to the next. */
+/* Lock held. A lane that has something to do leaves the rest, and the looking at values, to the next. */
 static orLane *successor(bool *start) {
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) ||
               (atomic_load_explicit(&sched.value_count, memory_order_relaxed) && !sched.polling);
-  return more && !sched.spinning ? chooseLane(start) : NULL;
+  return more && !somebodyLooks() ? chooseLane(start) : NULL;
+}
+
+/* Lock held at entry, not at return. */
+static void leaveTheRest(orLane *l) {
+  bool start = false;
+  stopLooking(l);
+  orLane *next = successor(&start);
+  pthread_mutex_unlock(&sched.lock);
+  wake(next, start);
 }
 
 /* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one that was woken
  * for nothing goes back to sleep. */
 static orStream *pick(orLane *l) {
   orStream *s;
-  bool start = false;
   pthread_mutex_lock(&sched.lock);
   for (bool spun = false; !(s = pop()); spun = true) {
     if (!spun || orCopyWantsHelp())
-      spinAndHelp();
+      spinAndHelp(l);
     else
       sleepLane(l);
   }
-  orLane *next = successor(&start);
-  pthread_mutex_unlock(&sched.lock);
-  wake(next, start);
+  leaveTheRest(l);
   return s;
 }
 
@@ -353,12 +397,21 @@ static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
   return false;
 }
 
+/* True if the stream is empty and no longer the lane's. */
+static bool letGoIfEmpty(orLane *l, orStream *s) {
+  startLooking(l);
+  if (orStreamTryIdle(s)) return true;
+  pthread_mutex_lock(&sched.lock);
+  leaveTheRest(l);
+  return false;
+}
+
 /* Runs tasks until the stream is empty, waits, or has to make way. */
-static void runStream(orStream *s, int lane) {
+static void runStream(orStream *s, orLane *l) {
   for (;;) {
     uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     if (number > s->seen && !seeMore(s, number)) {
-      if (orStreamTryIdle(s)) return;
+      if (letGoIfEmpty(l, s)) return;
       continue;
     }
     stopIfExiting();
@@ -367,7 +420,7 @@ static void runStream(orStream *s, int lane) {
     if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)) &&
         !t->completion)
       orTaskDrop(t);
-    else if (!runTask(s, t, number, lane))
+    else if (!runTask(s, t, number, l->index))
       return;
     orStreamFinishTask(s, t);
     if (OR_UNLIKELY(atomic_load_explicit(&sched.value_count, memory_order_relaxed))) pollInTurn();
@@ -392,7 +445,7 @@ static void *laneMain(void *arg) {
     pthread_mutex_lock(&s->lock);
     s->state = OR_STREAM_RUNNING;
     pthread_mutex_unlock(&s->lock);
-    runStream(s, l->index);
+    runStream(s, l);
   }
   return NULL;
 }

@@ -24,6 +24,7 @@
  * never start again, so whoever still sleeps for an old count is served.
  */
 #include <inttypes.h>
+#include <sched.h>
 #include <string.h>
 
 #include "core.h"
@@ -169,6 +170,7 @@ void orStreamAwait(orStream *s, uint64_t count) {
       if (i % 8 == 0 && hasCompleted(s, count)) return;
       orPause();
     }
+    sched_yield();
   } while (orNow() < until);
   void *token = orBlockEnter();
   while (!hasCompleted(s, count) && !orProcessExiting()) {

@@ -1,0 +1,97 @@
+/*
+ * Nothing here is shared: a lesson is made of one finished call.
+ */
+#include "lesson.h"
+
+#include <c10/util/accumulate.h>
+
+#include <unordered_set>
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::IValue;
+using Arguments = c10::ArrayRef<IValue>;
+
+/* Arguments are as they were, but for empty outputs that the call gave a size, which are noted. */
+bool unchanged(const OpInfo &info, Arguments arguments, const std::vector<Layout> &before,
+               std::vector<Resize> &resizes) {
+  auto layout = before.begin();
+  bool same = true;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
+      const Layout &old = *layout++;
+      if (old.describes(tensor)) return;
+      const bool sized = info.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
+                         c10::multiply_integers(old.sizes()) == 0 &&
+                         old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
+                         old.neg == tensor.is_neg();
+      if (sized) resizes.push_back({i, Layout(tensor)});
+      same &= sized;
+    });
+  }
+  return same;
+}
+
+bool ownsItsStorage(const at::Tensor &tensor, Arguments arguments,
+                    std::unordered_set<const void *> &storages) {
+  if (!tensor.defined()) return true;
+  if (!tensor.is_privateuseone() || tensor.layout() != c10::kStrided ||
+      c10::isQIntType(tensor.scalar_type()) || tensor.storage_offset() != 0 ||
+      tensor.storage().nbytes() < Layout(tensor).bytes) {
+    return false;
+  }
+  bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &argument) {
+      shared |= argument.defined() && argument.is_privateuseone() && argument.is_alias_of(tensor);
+    });
+  }
+  return !shared;
+}
+
+int argumentThatIs(const IValue &result, const OpInfo &info, Arguments arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (info.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
+        result.toTensor().is_same(arguments[i].toTensor())) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+std::vector<Layout> layoutsOf(c10::ArrayRef<IValue> arguments) {
+  std::vector<Layout> layouts;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &tensor) { layouts.emplace_back(tensor); });
+  }
+  return layouts;
+}
+
+std::shared_ptr<const Memo> lesson(const OpInfo &info, Arguments arguments,
+                                   const std::vector<Layout> &before, c10::ArrayRef<IValue> results) {
+  auto memo = std::make_shared<Memo>();
+  std::unordered_set<const void *> storages;
+  memo->usable = unchanged(info, arguments, before, memo->resizes);
+  for (const IValue &value : results) {
+    Result result;
+    result.argument = argumentThatIs(value, info, arguments);
+    result.isList = !value.isTensor();
+    if (result.argument < 0) {
+      eachTensor(value, [&](const at::Tensor &tensor) {
+        if (!ownsItsStorage(tensor, arguments, storages)) {
+          memo->usable = false;
+        } else {
+          result.fresh.emplace_back(tensor);
+        }
+      });
+    }
+    memo->results.push_back(std::move(result));
+  }
+  return memo;
+}
+
+}  // namespace torch_openreg
