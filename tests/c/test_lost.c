@@ -84,6 +84,9 @@ TEST(lost_stays_for_every_call_that_queues_synchronises_or_allocates) {
                 .args = &args,
                 .args_size = sizeof args,
                 .name = "later"};
+  ASSERT_OK(orCacheMalloc(&more, 64, other)); /* so that there is one to be had */
+  ASSERT_OK(orCacheFree(more));
+  more = NULL;
   ASSERT_OK(orEventRecord(e, s));
   lose(s);
   ASSERT_OK(orStreamCreate(&fresh));
@@ -149,6 +152,8 @@ TEST(lost_comes_before_the_failures_of_kernels) {
   queueLoss(s, NULL);
   queueLoss(s, "not the first");
   ASSERT_REFUSED(orStreamSynchronize(s), orErrorDeviceLost, "aten::bad failed; ");
+  ASSERT_OK(orEventSignal(newGate(), orErrorDeviceLost)); /* what lost it is the first that said so */
+  ASSERT_REFUSED(orDeviceSynchronize(), orErrorDeviceLost, "aten::bad failed; ");
   ASSERT_OK(orDeviceReset());
   ASSERT_OK(orDeviceSynchronize());
 }
@@ -270,12 +275,16 @@ TEST(lost_wakes_hosts_that_wait) {
 
 TEST(lost_lets_the_running_task_finish) {
   orStream_t s = newStream();
+  orEvent_t e = newEvent(0);
   Holder h = {0};
   atomic_int ran = 0;
   hold(s, &h);
   launchCounted(s, &ran);
+  ASSERT_OK(orEventRecord(e, s));
   lose(newStream());
   ASSERT_ERROR(orStreamSynchronize(s), orErrorDeviceLost); /* at once */
+  ASSERT_ERROR(orEventSynchronize(e), orErrorDeviceLost);
+  ASSERT_ERROR(orDeviceSynchronize(), orErrorDeviceLost);
   ASSERT_EQ(dropped, 0);
   letGo(&h);
   ASSERT_OK(orDeviceReset());
@@ -333,15 +342,17 @@ TEST(lost_reset_waits_for_no_other_device) {
 /* A stream's slot is used again by another device. */
 TEST(lost_stays_behind_when_a_stream_is_destroyed) {
   orStream_t s = newStream();
+  newStreamOn(1); /* and with it the device's default stream */
   lose(s);
   ASSERT_OK(orStreamDestroy(s));
   atomic_int ran = 0;
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 100; i++) {
     orStream_t there = newStreamOn(1);
     launch(there, countKernel, &ran);
     ASSERT_OK(orStreamSynchronize(there));
+    ASSERT_OK(orStreamDestroy(there));
   }
-  ASSERT_EQ(ran, 4);
+  ASSERT_EQ(ran, 100);
 }
 
 static void churn(int thread, void *context) {
