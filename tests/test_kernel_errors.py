@@ -161,9 +161,14 @@ def test_later_tasks_run_and_the_first_failure_is_told(runs_ahead):
         x.add_(1)
 
     runs_ahead(run)
-    with pytest.raises(IndexError, match="aten::embedding"):
+    with pytest.raises(IndexError, match="aten::embedding") as caught:
         torch.openreg.synchronize()
+    assert "(and 1 more failed after it)" in str(caught.value)
     assert x.tolist() == [3] * 3
+    fail()
+    with pytest.raises(IndexError) as caught:
+        torch.openreg.synchronize()
+    assert "more failed" not in str(caught.value)
 
 
 def test_a_failure_in_between_is_not_taken_for_an_earlier_one():

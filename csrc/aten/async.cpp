@@ -95,8 +95,9 @@ void throwFailure(const std::string &report) {
   try {
     std::rethrow_exception(exception);
   } catch (c10::Error &error) {
+    const bool more = report.ends_with(" more failed after it)");
     error.add_context("raised by " + report.substr(0, report.find(" failed: ")) +
-                      ", queued earlier");
+                      ", queued earlier" + (more ? report.substr(report.rfind(" (and ")) : ""));
     throw;
   }
 }

@@ -220,6 +220,12 @@ static inline orError_t resolveStream(orStream_t *stream) {
   return orHandleFind(&orStreamTable, *stream) ? orSuccess : orErrorInvalidResourceHandle;
 }
 
+/* By the flag beside the handle that was just looked at. */
+static inline bool isLost(orStream_t stream) {
+  const orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
+  return atomic_load_explicit(&s->lost, memory_order_relaxed);
+}
+
 /* ---- Allocation ---- */
 
 /* A large block that may not be split serves what is nearly as large only, and no smaller one. */
@@ -270,6 +276,7 @@ orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
   OR_TRY(resolveStream(&stream));
   if (!bytes) return orSuccess;
   int device = orHandleDevice(stream);
+  if (OR_UNLIKELY(isLost(stream))) OR_TRY(orDeviceCheckLost(device));
   orRequest r = {.cache = &orCaches[device],
                  .stream = stream,
                  .task = taskOf(stream),

@@ -158,6 +158,13 @@ static orError_t queueCopy(const orCopyArgs *args, bool stage, bool wait, orStre
   return orStreamSubmit(s, t, wait);
 }
 
+/* The stream's own device is looked at when the copy is queued. */
+static orError_t checkPlace(const orPlace *place, int stream_device) {
+  return onDevice(place) && place->region.device != stream_device
+             ? orDeviceCheckLost(place->region.device)
+             : orSuccess;
+}
+
 static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
                            orStream_t stream, bool blocking) {
   orPlace to, from;
@@ -170,6 +177,8 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
   OR_TRY(locate("copy destination", dst, bytes, &to));
   OR_TRY(locate("copy source", src, bytes, &from));
   OR_TRY(checkKind(&kind, &to, &from));
+  OR_TRY(checkPlace(&to, device));
+  OR_TRY(checkPlace(&from, device));
   orCopyArgs args = {.dst = dst,
                      .src = src,
                      .bytes = bytes,

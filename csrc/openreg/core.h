@@ -10,7 +10,7 @@
  *   allocator.c  a device's allocators by attributes, tensors from bytes
  *   host.c       the two factories of the host ("CPU")
  *   simulated.c  the factory of the simulated device: address range, shadow, pages
- *   device.c     current device, properties, synchronise, reset
+ *   device.c     current device, properties, failures, synchronise, reset
  *   memory.c     regions: which addresses are allocated, by whom; pinned host memory
  *   cache.c      the caching allocator: order of reuse, allocation and free (cache.h)
  *   reserve.c    its memory: growth, what goes back, limits, out of memory
@@ -27,7 +27,8 @@
  *   trace.c      the tracing hook
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
- *   factory registry > cache (one a device) > region tree > device pages > event slot > stream > cell > scheduler
+ *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > making of
+ *   streams > stream > cell > scheduler
  * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: the registry while devices are made, once, so that two threads do not make them).
  */
@@ -130,10 +131,14 @@ orError_t orDeviceCheck(int index);
 orError_t orDeviceDefaultStream(int device, orStream_t *stream);
 /* The calling thread's current device. */
 int orCurrentDevice(void);
-/* Keeps the first asynchronous failure of a device, counts the others. Any thread. */
+/* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes before any and loses the
+ * device. Any thread, no lock held. */
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
-/* Called at the end of every call that synchronises: hands the failure out once. */
+/* Called at the end of every call that synchronises: hands the failure out once, that of a lost device each time. */
 orError_t orDeviceTakeFailure(int index);
+bool orDeviceIsLost(int index);
+/* orSuccess, or orErrorDeviceLost with its text. */
+orError_t orDeviceCheckLost(int index);
 
 /* ---- memory.c ---- */
 
@@ -293,6 +298,7 @@ typedef struct orStream {
   _Atomic uint64_t drop_until; /* tasks up to this number are dropped instead of run */
   _Atomic uint64_t wake_at;    /* sleepers: see orStreamAwait */
   _Atomic uint32_t wake_word;
+  _Atomic bool lost; /* its device is; written under `lock` */
   /* Under `lock`. Counters go on when the slot is used again. */
   _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
   orStreamState state;
@@ -344,6 +350,9 @@ void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, v
                      void *context);
 /* Waits until everything queued now on a device (-1: all) has finished. */
 void orStreamAwaitDevice(int device);
+/* Every stream of a device, also those to come: its device is lost, and what is queued on it is to be dropped; or the
+ * device is back. */
+void orStreamSetLost(int device, bool lost);
 /* Makes a device's default stream. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and UINT64_MAX. */
@@ -419,6 +428,11 @@ void orTaskDrop(orTask *task);
 
 bool orTraceOn(void);
 void orTraceEmit(const orTraceRecord *record);
+
+/* ---- reserve.c ---- */
+
+/* Gives back what no queued work can reach; waits for none, as another device's may go on for ever. */
+void orCacheTrim(int device);
 
 /* ---- clock and futex ---- */
 

@@ -3,8 +3,9 @@
  *
  * current      thread-local.
  * ready[]      release-stored when a device's default stream exists; `first_use` serialises the making.
- * failures[]   each under its own lock; `pending` is read without it, to keep synchronising calls cheap. A failure
- *              that is noted after `pending` was read surfaces at the next call, as if it had come later.
+ * failures[]   each under its own lock; `pending` and `lost` are read without it, to keep synchronising calls cheap. A
+ *              failure that is noted after `pending` was read surfaces at the next call, as if it had come later.
+ *              `lost` and the streams' own flags change together under the lock.
  */
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 typedef struct orFailure {
   pthread_mutex_t lock;
   _Atomic bool pending;
+  _Atomic bool lost; /* `error` is orErrorDeviceLost, and stays until a reset */
   orError_t error;
   char kernel[96];
   char detail[256];
@@ -77,19 +79,43 @@ int orDeviceIsActive(int index) {
 
 /* ---- failures ---- */
 
+static void giveUpWait(orStream *s, uint64_t queued, void *context) {
+  (void)queued, (void)context;
+  orStreamResume(s);
+}
+
+/* Lock held. */
+static void keepFailure(orFailure *f, orError_t error, const char *kernel, const char *detail) {
+  f->error = error;
+  snprintf(f->kernel, sizeof f->kernel, "%s", kernel);
+  if (!detail || !*detail) detail = error == orErrorDeviceLost ? "" : orGetErrorString(error);
+  snprintf(f->detail, sizeof f->detail, "%s", detail);
+  atomic_store_explicit(&f->pending, true, memory_order_release);
+}
+
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail) {
   orFailure *f = &failures[index];
   pthread_mutex_lock(&f->lock);
-  if (f->error) {
+  bool loses = error == orErrorDeviceLost && f->error != orErrorDeviceLost;
+  if (f->error && !loses)
     f->others++;
-  } else {
-    f->error = error;
-    snprintf(f->kernel, sizeof f->kernel, "%s", kernel);
-    snprintf(f->detail, sizeof f->detail, "%s",
-             detail && *detail ? detail : orGetErrorString(error));
-    atomic_store_explicit(&f->pending, true, memory_order_release);
+  else
+    keepFailure(f, error, kernel, detail);
+  if (loses) {
+    atomic_store_explicit(&f->lost, true, memory_order_release);
+    orStreamSetLost(index, true);
   }
   pthread_mutex_unlock(&f->lock);
+  if (loses) orStreamForEach(index, giveUpWait, NULL);
+}
+
+/* Lock held. */
+static orError_t failLost(int index) {
+  const orFailure *f = &failures[index];
+  return orFail(orErrorDeviceLost,
+                "openreg:%d is lost: %s failed%s%s; orDeviceReset (torch.openreg.reset(%d)) "
+                "brings it back",
+                index, f->kernel, *f->detail ? ": " : "", f->detail, index);
 }
 
 orError_t orDeviceTakeFailure(int index) {
@@ -97,7 +123,9 @@ orError_t orDeviceTakeFailure(int index) {
   if (OR_LIKELY(!atomic_load_explicit(&f->pending, memory_order_acquire))) return orSuccess;
   pthread_mutex_lock(&f->lock);
   orError_t error = f->error;
-  if (error) {
+  if (error == orErrorDeviceLost) {
+    failLost(index);
+  } else if (error) {
     char more[48] = "";
     if (f->others) snprintf(more, sizeof more, " (and %u more failed after it)", f->others);
     orFail(error, "%s on openreg:%d failed: %s%s", f->kernel, index, f->detail, more);
@@ -107,6 +135,32 @@ orError_t orDeviceTakeFailure(int index) {
   }
   pthread_mutex_unlock(&f->lock);
   return error;
+}
+
+bool orDeviceIsLost(int index) {
+  return atomic_load_explicit(&failures[index].lost, memory_order_acquire);
+}
+
+orError_t orDeviceCheckLost(int index) {
+  if (OR_LIKELY(!orDeviceIsLost(index))) return orSuccess;
+  orFailure *f = &failures[index];
+  pthread_mutex_lock(&f->lock);
+  orError_t error = orDeviceIsLost(index) ? failLost(index) : orSuccess;
+  pthread_mutex_unlock(&f->lock);
+  return error;
+}
+
+static void forgetFailure(int index) {
+  orFailure *f = &failures[index];
+  pthread_mutex_lock(&f->lock);
+  f->error = orSuccess;
+  f->others = 0;
+  atomic_store_explicit(&f->pending, false, memory_order_release);
+  if (orDeviceIsLost(index)) {
+    atomic_store_explicit(&f->lost, false, memory_order_release);
+    orStreamSetLost(index, false);
+  }
+  pthread_mutex_unlock(&f->lock);
 }
 
 /* ---- public ---- */
@@ -170,6 +224,7 @@ orError_t orDeviceSynchronize(void) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orDeviceCheck(device));
   if (!orDeviceIsActive(device)) return orSuccess;
+  OR_TRY(orDeviceCheckLost(device));
   uint64_t start = orTraceOn() ? orNow() : 0;
   orStreamAwaitDevice(device);
   if (start)
@@ -183,11 +238,6 @@ static void dropQueued(orStream *s, uint64_t queued, void *context) {
   atomic_store_explicit(&s->drop_until, queued, memory_order_release);
 }
 
-static void giveUpWait(orStream *s, uint64_t queued, void *context) {
-  (void)queued, (void)context;
-  orStreamResume(s);
-}
-
 orError_t orDeviceReset(void) {
   int device = current;
   OR_TRY(orEnterBlocking());
@@ -197,6 +247,7 @@ orError_t orDeviceReset(void) {
   orStreamForEach(device, dropQueued, NULL);
   orStreamForEach(device, giveUpWait, NULL);
   orStreamAwaitDevice(device);
-  if (orDeviceTakeFailure(device)) orGetLastError();
-  return orCacheEmpty(device);
+  forgetFailure(device);
+  orCacheTrim(device);
+  return orSuccess;
 }

@@ -348,9 +348,14 @@ orError_t orEventSynchronize(orEvent_t event) {
   OR_TRY(orEnterBlocking());
   OR_TRY(newestCell(event, &cell, &flags));
   if (!cell) return orSuccess;
+  int device = orHandleDevice(event);
+  orError_t lost = orDeviceCheckLost(device);
+  if (OR_UNLIKELY(lost)) {
+    orCellRelease(cell);
+    return lost;
+  }
   uint64_t start = orTraceOn() ? orNow() : 0;
   await(cell);
-  int device = orHandleDevice(event);
   if (start)
     orTraceEmit(&(orTraceRecord){orTraceSynchronize, "orEventSynchronize", device, cell->stream, -1,
                                  0, start, orNow(), 0});

@@ -190,6 +190,7 @@ orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
   *ptr = NULL;
   if (!bytes) return orSuccess;
   OR_TRY(orDeviceUse(device));
+  OR_TRY(orDeviceCheckLost(device));
   OR_TRY(charge(device, bytes));
   orDevice *d = orDeviceAt(device);
   orError_t error = d->factory->alloc(d->desc.self, bytes, ptr);
@@ -202,7 +203,9 @@ orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
     refund(device, bytes);
     *ptr = NULL;
   }
-  return error;
+  if (OR_LIKELY(error != orErrorDeviceLost)) return error;
+  orDeviceNoteFailure(device, error, "alloc", NULL);
+  return orDeviceTakeFailure(device);
 }
 
 orError_t orRegionRelease(void *ptr) {

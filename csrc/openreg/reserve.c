@@ -279,6 +279,14 @@ orError_t orCacheAllocateSlow(const orRequest *r, void **ptr) {
 
 /* ---- Public ---- */
 
+void orCacheTrim(int device) {
+  orCache *cache = &orCaches[device];
+  orCacheLock(cache);
+  orCachePoll(cache);
+  releaseAll(cache);
+  orCacheUnlock(cache);
+}
+
 orError_t orCacheEmpty(int device) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orDeviceCheck(device));

@@ -39,6 +39,9 @@ orHandleTable orStreamTable = {
     .limit = 1 << 16,
     .lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* Held while a stream is published and while all are told that their device is lost or back: none is missed. */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
 static _Thread_local uint64_t last_correlation;
 
 uint64_t orGetLastCorrelation(void) { return last_correlation; }
@@ -52,12 +55,15 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
     orLockInit(&s->lock);
     atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_relaxed);
   }
+  pthread_mutex_lock(&making);
   pthread_mutex_lock(&s->lock);
   s->device = device;
   s->priority = priority;
   s->last_handle = *handle;
+  atomic_store_explicit(&s->lost, orDeviceIsLost(device), memory_order_relaxed);
   orHandlePublish(&s->slot, *handle);
   pthread_mutex_unlock(&s->lock);
+  pthread_mutex_unlock(&making);
   return orSuccess;
 }
 
@@ -95,12 +101,24 @@ static void awaitRoom(orStream *s) {
   orStreamAwait(s, completed + (queued - completed + 3) / 4);
 }
 
+/* Unlocks the stream of a lost device. orSuccess: the device is back by now. */
+static orError_t refuseLost(orStream *s) {
+  int device = s->device;
+  pthread_mutex_unlock(&s->lock);
+  return orDeviceCheckLost(device);
+}
+
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task) {
   orStream *s;
   for (;;) {
     OR_TRY(lockStream(handle, &s));
-    if (OR_LIKELY(!hold || !isFull(s))) break;
+    if (!hold) break;
+    if (OR_UNLIKELY(atomic_load_explicit(&s->lost, memory_order_relaxed))) {
+      OR_TRY(refuseLost(s));
+      continue;
+    }
+    if (OR_LIKELY(!isFull(s))) break;
     awaitRoom(s);
     if (orProcessExiting()) return orFail(orErrorNotPermitted, "the process is exiting");
   }
@@ -246,6 +264,30 @@ static void awaitQueued(orStream *s, uint64_t queued, void *context) {
 
 void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
 
+static void setLost(orStream *s, int device, bool lost) {
+  pthread_mutex_lock(&s->lock);
+  if (s->device == device) {
+    atomic_store_explicit(&s->lost, lost, memory_order_relaxed);
+    if (lost)
+      atomic_store_explicit(&s->drop_until, atomic_load_explicit(&s->queued, memory_order_relaxed),
+                            memory_order_release);
+  }
+  pthread_mutex_unlock(&s->lock);
+}
+
+void orStreamSetLost(int device, bool lost) {
+  pthread_mutex_lock(&making);
+  uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
+  for (uint32_t i = 0; i < used; i++) {
+    uint64_t queued;
+    orStream *s = orHandleSlotAt(&orStreamTable, i);
+    /* A slot with neither a handle nor work may not have been set up; nobody can queue there. */
+    if (atomic_load_explicit(&s->slot.handle, memory_order_acquire) || hasWork(s, device, &queued))
+      setLost(s, device, lost);
+  }
+  pthread_mutex_unlock(&making);
+}
+
 /* ---- public ---- */
 
 orError_t orDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -328,6 +370,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(orEnterBlocking());
   OR_TRY(snapshot(stream, &s, &queued));
   int device = stream ? orHandleDevice(stream) : orCurrentDevice();
+  OR_TRY(orDeviceCheckLost(device));
   uint64_t start = orTraceOn() ? orNow() : 0;
   orStreamAwait(s, queued);
   if (start)

@@ -131,6 +131,17 @@ static orError_t start(orTask *t, orStream *s) {
   return error;
 }
 
+/* A device that is lost is the one that was asked: a copy may be on a stream of another, where it has failed. */
+static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
+  const orDevice *d = workDevice(t, s);
+  if (error == orErrorDeviceLost && d && d->desc.index != s->device) {
+    orDeviceNoteFailure(d->desc.index, error, t->name, running.message);
+    snprintf(running.message, sizeof running.message, "openreg:%d is lost", d->desc.index);
+    error = orErrorLaunchFailure;
+  }
+  orDeviceNoteFailure(s->device, error, t->name, running.message);
+}
+
 /* Kernels, copies, fills and host functions. */
 static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   uint64_t began = orTraceOn() ? orNow() : 0;
@@ -143,9 +154,14 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   }
   if (OR_UNLIKELY(error == orErrorNotReady))
     error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
-  if (OR_UNLIKELY(error)) orDeviceNoteFailure(s->device, error, t->name, running.message);
+  if (OR_UNLIKELY(error)) noteFailure(t, s, error);
   if (began) trace(t, s, number, lane, began);
   return true;
+}
+
+static void writeValue(const orValueArgs *v) {
+  atomic_store_explicit((_Atomic uint32_t *)v->address, v->value, memory_order_release);
+  orLanePollValues();
 }
 
 bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
@@ -165,9 +181,7 @@ bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
       finished = orLaneWaitValueOrPark(s, &t->u.value);
       break;
     case OR_KIND_WRITE_VALUE:
-      atomic_store_explicit((_Atomic uint32_t *)t->u.value.address, t->u.value.value,
-                            memory_order_release);
-      orLanePollValues();
+      writeValue(&t->u.value);
       break;
     default:
       finished = runWork(t, s, number, lane);
@@ -180,6 +194,7 @@ bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
 void orTaskDrop(orTask *t) {
   if (t->kind == OR_KIND_MARK) orCellComplete(t->u.cell, orSuccess);
   if (t->kind == OR_KIND_MARK || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
+  if (t->kind == OR_KIND_WRITE_VALUE) writeValue(&t->u.value);
   letGo(t);
 }
 
@@ -277,7 +292,10 @@ static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint
   orStream *s;
   orTask *t;
   void *mapped = NULL;
+  int device;
   OR_TRY(orEnterBlocking());
+  OR_TRY(orStreamGetDevice(stream, &device));
+  OR_TRY(orDeviceCheckLost(device));
   OR_TRY(valueAddress(addr, &mapped));
   OR_TRY(orStreamBegin(stream, false, 0, &s, &t));
   t->kind = kind;

@@ -22,6 +22,7 @@ void throwError(orError_t error, c10::SourceLocation location) {
   orGetLastError();  // what is raised is not left behind as the thread's last error
   if (error == orErrorMemoryAllocation) throw c10::OutOfMemoryError(location, std::move(text));
   if (error == orErrorNotSupported) throw c10::NotImplementedError(location, std::move(text));
+  if (error == orErrorDeviceLost) throw c10::AcceleratorError(location, error, std::move(text));
   throw c10::Error(location, std::move(text));
 }
 

@@ -3,6 +3,7 @@
  *
  *   orErrorMemoryAllocation   c10::OutOfMemoryError    torch.OutOfMemoryError
  *   orErrorNotSupported       c10::NotImplementedError NotImplementedError
+ *   orErrorDeviceLost         c10::AcceleratorError    torch.AcceleratorError, its error_code is the core's
  *   every other               c10::Error               RuntimeError
  *
  * The text is the error's name and the core's detail, which gives the value and what was allowed.

@@ -208,6 +208,18 @@ TEST(failure_reset_releases_value_waits) {
   }
 }
 
+/* Like an event that is completed: another device may wait for it. */
+TEST(failure_reset_writes_values) {
+  uint32_t *word;
+  ASSERT_OK(orMallocHost((void **)&word, 64));
+  orStream_t s = newStream(), there = newStreamOn(1);
+  closeGate(s);
+  ASSERT_OK(orStreamWriteValue32(s, word, 1));
+  ASSERT_OK(orStreamWaitValue32(there, word, 1, orWaitValueEq));
+  ASSERT_OK(orDeviceReset());
+  ASSERT_OK(orStreamSynchronize(there));
+}
+
 TEST(failure_reset_waits_for_the_running_task) {
   orStream_t s = newStream();
   atomic_int ran = 0;

@@ -68,7 +68,7 @@ def synchronize(device=None):
 def reset(device=None):
     """Drops the work queued on the device, completes its events, clears its error and empties its
     cache. A task that is running is waited for. Tensors, streams, events and generators stay valid;
-    the contents of tensors are undefined."""
+    the contents of tensors are undefined. It brings a lost device (torch.AcceleratorError) back."""
     _C._reset(device_index(device))
 
 

@@ -36,6 +36,12 @@ extern "C" {
 
 /* ---- Errors -------------------------------------------------------------------------------- */
 
+/* orErrorDeviceLost is the one error that stays: a kernel, an operation of a device's factory or
+ * orEventSignal reports it, and what is queued on the device is dropped as by orDeviceReset. Until
+ * that reset every call that allocates on the device, queues work there or synchronises with it
+ * returns it at once, naming what failed. Queries, records, waits for events, frees and other
+ * devices go on as before. */
+
 /* X(enumerator, text) */
 #define OR_ERROR_LIST(X)                                                               \
   X(orSuccess, "no error")                                                             \
@@ -59,7 +65,8 @@ extern "C" {
   X(orErrorEventNotRecorded, "the event has not been recorded")                        \
   X(orErrorEventNotTimed, "the event was created without timing")                      \
   X(orErrorLaunchFailure, "a kernel failed")                                           \
-  X(orErrorSystem, "the operating system refused a request")
+  X(orErrorSystem, "the operating system refused a request")                           \
+  X(orErrorDeviceLost, "the device is lost")
 
 typedef enum orError_t {
 #define OR_X(name, text) name,
@@ -115,8 +122,10 @@ OR_API orError_t orMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 OR_API orError_t orDeviceGetStreamPriorityRange(int *least, int *greatest);
 /* Synchronises with every stream of the current device. */
 OR_API orError_t orDeviceSynchronize(void);
-/* Drops the work queued on the current device, completes its events, clears its error. Waits for
- * the task that is running. Allocations, streams and events stay valid; contents are undefined. */
+/* Drops the work queued on the current device, completes its events and writes its values, so that
+ * nobody waits for ever; clears its error and gives unused cached memory back. Waits for the task
+ * that is running. The device is as usable as ever, also if it was lost. Allocations, streams and
+ * events stay valid; contents are undefined. */
 OR_API orError_t orDeviceReset(void);
 /* 1 if a kernel or copy of `device` may reach memory of `peer` directly. */
 OR_API orError_t orDeviceCanAccessPeer(int *can, int device, int peer);
@@ -221,7 +230,8 @@ typedef struct orAccess {
 } orAccess;
 
 /* A kernel returns orSuccess, or an error that surfaces at the next call that synchronises with the
- * device. It may call orMapForKernel and the functions that neither block nor enqueue. */
+ * device (orErrorDeviceLost: at every call until a reset). It may call orMapForKernel and the
+ * functions that neither block nor enqueue. */
 typedef orError_t (*orKernelFn)(void *args);
 
 typedef struct orLaunch {
@@ -454,7 +464,8 @@ typedef struct orKernel {
 
 /* `copy` and `compute` run inside a task. They finish the work and return orSuccess, or return
  * orErrorNotReady and later complete it with orEventSignal(done, status) from any thread; the stream
- * then waits without holding a lane. Any other value is the task's failure. */
+ * then waits without holding a lane. Any other value is the task's failure. orErrorDeviceLost, from
+ * `alloc` too, is for a device that can do nothing more; what it has started it still has to signal. */
 typedef struct orDeviceFactory {
   uint32_t size;        /* sizeof(orDeviceFactory) */
   uint32_t abi_version; /* OPENREG_ABI_VERSION */

@@ -154,7 +154,8 @@ static Job *nextJob(void) {
   return job;
 }
 
-/* The event is signalled when the last byte is in its place, not before: the stream goes on at once. */
+/* The event is signalled when the last byte is in its place, not before: the stream goes on at once. A driver whose
+ * card is gone signals orErrorDeviceLost, for all that it has started. */
 static void *runEngine(void *unused) {
   (void)unused;
   for (;;) {
