@@ -1,5 +1,9 @@
 """Import, first use, fork and exit: each in a process of its own."""
 
+import os
+import shlex
+import subprocess
+
 import pytest
 
 THREADS = "len(os.listdir('/proc/self/task'))"
@@ -197,6 +201,57 @@ def test_a_forked_child_is_refused_at_every_entry_point(run_ok):
         name: text for name, text in lines.items() if "fork" not in text or "spawn" not in text
     }
     assert not_refused == {}
+
+
+# Stands in for libm's lgamma, which polygamma(n) calls with n + 1: with n = 9 the kernel says that
+# it has begun, and goes on when it is told to.
+HELD_KERNEL = """
+#include <unistd.h>
+double lgamma(double x) {
+  char bytes[2] = {0};  // one for each process that waits
+  if (x == 10 && (write(BEGUN, bytes, 2) != 2 || read(OPEN, bytes, 1) != 1)) _exit(3);
+  return 1;
+}
+"""
+
+
+def test_a_fork_waits_for_the_kernel_that_runs(tmp_path, run_ok):
+    # Its locks, such as that of a function's first call, would never be opened in the child.
+    begun, gate = 100, 101
+    library = tmp_path / "held_kernel.so"
+    command = [*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", "-fno-builtin"]
+    command += [f"-DBEGUN={begun}", f"-DOPEN={gate}", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=HELD_KERNEL, text=True, check=True)
+    out = run_ok(
+        f"""
+        import os, time
+        import torch
+
+        (begun, say_begun), (gate, open_gate) = os.pipe(), os.pipe()
+        os.dup2(say_begun, {begun}), os.dup2(gate, {gate})
+        if os.fork() == 0:
+            os.read(begun, 1)
+            time.sleep(0.3)  # time for a fork that does not wait
+            os.write(1, b"the kernel goes on, ")
+            os.write(open_gate, b"x")
+            os._exit(0)
+
+        x = torch.ones(1, dtype=torch.float64, device="openreg")
+        torch.special.polygamma(1, x)
+        torch.openreg.synchronize()
+        torch.special.polygamma(9, x)
+        os.read(begun, 1)
+        pid = os.fork()
+        if pid == 0:
+            os.write(1, b"the child lives")
+            torch.rand(100, 100).sort()[0].exp()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        torch.openreg.synchronize()
+        """,
+        env={"LD_PRELOAD": str(library)},
+    )
+    assert out == "the kernel goes on, the child lives"
 
 
 def test_a_fork_before_first_use_works(run_ok):
