@@ -426,3 +426,40 @@ def test_only_the_wide_lane_uses_several_threads(run_ok):
     lanes, team = out.split(maxsplit=1)
     assert int(lanes) >= 2
     assert team.strip() in ("set()", "{'openreg-0'}")
+
+
+def test_fallback_stats_tell_which_way_an_operator_went():
+    x = torch.ones(100, device=DEVICE)
+    torch.openreg.synchronize()
+    torch.openreg.fallback_stats(reset=True)
+    for _ in range(3):
+        torch.add(x, 1, out=x)
+    torch.openreg.synchronize()
+    assert x.nonzero().shape == (100, 1)
+    stats = torch.openreg.fallback_stats()
+    ways = {
+        name: {way: figures["count"] for way, figures in stats[f"aten::{name}"].items()}
+        for name in ("add.out", "nonzero")
+    }
+    assert ways["add.out"] == {"asynchronous": 3, "waited": 0, "copying": 0}
+    assert ways["nonzero"] == {"asynchronous": 0, "waited": 1, "copying": 0}
+    assert all(
+        (figures["seconds"] > 0) == (figures["count"] > 0)
+        for ways in stats.values()
+        for figures in ways.values()
+    )
+    assert torch.openreg.fallback_stats(reset=True) == stats
+    assert torch.openreg.fallback_stats() == {}
+
+
+def test_what_is_queued_is_counted_when_it_has_run():
+    x = torch.ones(100, device=DEVICE)
+    torch.add(x, 1, out=x)
+    torch.openreg.synchronize()
+    torch.openreg.fallback_stats(reset=True)
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        torch.add(x, 1, out=x)
+        assert torch.openreg.fallback_stats() == {}
+    torch.openreg.synchronize()
+    assert torch.openreg.fallback_stats()["aten::add.out"]["asynchronous"]["count"] == 1

@@ -63,33 +63,60 @@ def test_denormal_numbers_as_the_caller_wants_them(runs_ahead):
     assert flushed.item() == 0
 
 
-def test_the_thread_count_holds_for_later_tasks(run_ok):
+def test_the_thread_count_of_the_call_is_the_kernels(run_ok):
+    # Two threads add in another order, which the last bits of a sum show.
+    out = run_ok(
+        """
+        import torch
+        x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+
+        def with_threads(count, x):
+            torch.set_num_threads(count)
+            return x.sum()
+
+        one, two = with_threads(1, x), with_threads(2, x)
+        there = x.to("openreg")
+        torch.openreg.synchronize()
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()
+            got = [with_threads(count, there) for count in (1, 2, 1, 2)]
+        print(*[(sum - one).item() == 0 for sum in (two, got[0].cpu(), got[2].cpu())])
+        """
+    )
+    assert out.split() == ["False", "True", "True"]
+
+
+def test_set_num_threads_holds_for_later_tasks(run_ok):
     out = run_ok(
         """
         import threads, time
         import torch
 
-        def work(seconds):
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
+        def work_until(condition):
+            limit = time.monotonic() + 30
+            while not condition() and time.monotonic() < limit:
                 for _ in range(5):
                     x.mm(x), x.exp(), x.sum()
                 torch.openreg.synchronize()
 
+        def team():
+            return threads.user_ticks("openreg-0")
+
+        def gained():
+            now = team()
+            return sorted(now[task] - before[task] for task in before)
+
         torch.set_num_threads(2)
         x = torch.rand(600, 600, device="openreg")
-        work(0.2)
-        members = len(threads.user_ticks("openreg-0"))
+        work_until(lambda: len(team()) > 1)
         torch.set_num_threads(1)
-        work(0.1)
-        time.sleep(0.1)  # workers stop spinning
-        before = threads.user_ticks("openreg-0")
-        work(0.6)
-        after = threads.user_ticks("openreg-0")
-        busy = sorted(after[task] - before[task] for task in before)
-        print(members, len(after), busy[-1] > 5, sum(busy[:-1]))
+        (x + 1).sum().item()
+        time.sleep(0.1)  # the other one stops spinning
+        before = team()
+        work_until(lambda: gained()[-1] >= 30)
+        print(len(before), gained()[-1] >= 30, *gained()[:-1])
         # What was queued under one thread runs with one, whatever the caller sets meanwhile.
-        before = threads.user_ticks("openreg-0")
+        before = team()
         with torch.openreg.testing.gate() as gate:
             gate.wait()
             y = x
@@ -97,17 +124,13 @@ def test_the_thread_count_holds_for_later_tasks(run_ok):
                 y = y.mm(x)
             torch.set_num_threads(2)
         torch.openreg.synchronize()
-        after = threads.user_ticks("openreg-0")
-        print(sum(sorted(after[task] - before[task] for task in before)[:-1]))
+        print(*gained()[:-1])
         """
     )
     first, second = out.splitlines()
-    members, later, busy, others = first.split()
-    if members == "1":
-        pytest.skip("the wide lane never had a second thread")
-    assert later == members and busy == "True"
-    assert int(others) <= 1
-    assert int(second) <= 1
+    members, busy, others = first.split()
+    assert (members, busy) == ("2", "True")
+    assert int(others) <= 1 and int(second) <= 1
 
 
 def test_warnings_of_kernels_come_at_the_next_synchronisation(runs_ahead, request):
