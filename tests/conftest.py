@@ -13,7 +13,7 @@ import torch
 from ahead import compare, on_device
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIMIT = 120  # seconds; for a program that hangs, far above what any takes
+LIMIT = 600  # seconds; for a program that hangs, far above what any takes
 
 
 def _run(code, env=None, timeout=LIMIT, arguments=()):
