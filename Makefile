@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 CC ?= cc
 
 .PHONY: help demo test lint format sanitize bench build ctest env clean
-.PHONY: compile ctest-files sanitize-files bench-files lint-analyze
+.PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-files bench-files lint-analyze
 .DELETE_ON_ERROR:
 
 help:
@@ -104,13 +104,28 @@ ctest:
 
 # SHORT=1: fewer random programs, for continuous integration.
 STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)
-sanitize:
+RANDOM_PROGRAMS ?= $(if $(SHORT),100,1000)
+sanitize: sanitize-core sanitize-operators
+
+sanitize-core:
 	$(locked) sanitize-files
 	@for kind in tsan asan ubsan; do \
 	  echo "== $$kind"; \
 	  TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) build/ctest/$$kind/run-tests || exit 1; \
 	done
+
+# PyTorch over the core's ThreadSanitizer build, preloaded: it has the plain one's name. Memory is
+# watched in the core alone; the locks of everybody count.
+sanitize-operators: build sanitize-core
+	@echo "== tsan, $(RANDOM_PROGRAMS) random programs of operators"
+	@core=$(CURDIR)/$(D_tsan)/libopenreg.so; \
+	runtime=$$(ldd $$core | sed -n 's/.*tsan.* => \([^ ]*\).*/\1/p'); \
+	export LD_PRELOAD="$$runtime $$core" OPENREG_RANDOM_PROGRAMS=$(RANDOM_PROGRAMS) \
+	  TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1; \
+	$(PY) -c "import torch; torch.openreg.init(); maps = open('/proc/self/maps').read(); \
+	  assert '$(D_tsan)/libopenreg.so' in maps and 'lib/libopenreg.so' not in maps, maps" && \
+	$(PY) -m pytest -v -s tests/test_programs.py
 
 # ---- Benchmarks ----
 

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ahead import compare, on_device
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIMIT = 120  # seconds; for a program that hangs, far above what any takes
+LIMIT = 600  # seconds; for a program that hangs, far above what any takes
 
 
 def _run(code, env=None, timeout=LIMIT, arguments=()):
@@ -90,6 +91,23 @@ def runs_ahead():
     """Calls a function while the current stream is held by a gate, and returns its result with the
     gate open. A call that waits for the stream fails the test instead of hanging it."""
     return _runs_ahead
+
+
+@pytest.fixture
+def queued(runs_ahead):
+    """The function runs ahead on the device, and gives what it gives on the CPU. `warm`: it is
+    called once before, with the same shapes; `warm_inputs`: with these."""
+
+    def queued(function, *inputs, warm=False, warm_inputs=None):
+        there = on_device(inputs)
+        if warm or warm_inputs:
+            function(*on_device(warm_inputs or inputs))
+        torch.openreg.synchronize()
+        got = runs_ahead(lambda: function(*there))
+        compare(got, function(*inputs))
+        return got
+
+    return queued
 
 
 @pytest.fixture(autouse=True)

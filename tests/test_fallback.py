@@ -394,30 +394,72 @@ def test_backward_runs_on_the_forward_stream():
 
 
 def test_only_the_wide_lane_uses_several_threads(run_ok):
-    code = """
-        import threading
+    # OpenMP's workers carry the name of the lane that started them, and lane 0 is the wide one. A
+    # new lane has its parent's name for a moment.
+    out = run_ok(
+        """
         import threads
         import time
         import torch
 
         x = torch.rand(512, 512, device="openreg")
+        x.exp(), x.mm(x), x.sum()
+        torch.openreg.synchronize()
+        with torch.openreg.testing.gate() as gate:
+            for _ in range(6):
+                with torch.Stream("openreg") as stream:
+                    gate.wait(stream)
+                    for _ in range(30):
+                        x.exp(), x.mm(x), x.sum()
+        torch.openreg.synchronize()
 
-        def work():
-            with torch.Stream("openreg"):
-                for _ in range(30):
-                    x.exp(), x.mm(x), x.sum()
+        def teams():
+            names = [name for name in threads.names() if name.startswith("openreg-")]
+            return len(set(names)), {name for name in names if names.count(name) > 1}
 
-        workers = [threading.Thread(target=work) for _ in range(6)]
-        for thread in workers:
-            thread.start()
-        for thread in workers:
-            thread.join()
-        time.sleep(0.2)  # a new thread has its parent's name for a moment
-        names = threads.names()
-        lanes = {name for name in names if name.startswith("openreg-")}
-        print(len(lanes), *sorted(name for name in lanes if names.count(name) > 1))
-    """
-    lanes, *teams = run_ok(code).split()
+        limit = time.monotonic() + 20
+        while not teams()[1] <= {"openreg-0"} and time.monotonic() < limit:
+            time.sleep(0.01)
+        print(*teams())
+        """
+    )
+    lanes, team = out.split(maxsplit=1)
     assert int(lanes) >= 2
-    # OpenMP's workers carry the name of the lane that started them, and lane 0 is the wide one.
-    assert set(teams) <= {"openreg-0"}
+    assert team.strip() in ("set()", "{'openreg-0'}")
+
+
+def test_fallback_stats_tell_which_way_an_operator_went():
+    x = torch.ones(100, device=DEVICE)
+    torch.openreg.synchronize()
+    torch.openreg.fallback_stats(reset=True)
+    for _ in range(3):
+        torch.add(x, 1, out=x)
+    torch.openreg.synchronize()
+    assert x.nonzero().shape == (100, 1)
+    stats = torch.openreg.fallback_stats()
+    ways = {
+        name: {way: figures["count"] for way, figures in stats[f"aten::{name}"].items()}
+        for name in ("add.out", "nonzero")
+    }
+    assert ways["add.out"] == {"asynchronous": 3, "waited": 0, "copying": 0}
+    assert ways["nonzero"] == {"asynchronous": 0, "waited": 1, "copying": 0}
+    assert all(
+        (figures["seconds"] > 0) == (figures["count"] > 0)
+        for ways in stats.values()
+        for figures in ways.values()
+    )
+    assert torch.openreg.fallback_stats(reset=True) == stats
+    assert torch.openreg.fallback_stats() == {}
+
+
+def test_what_is_queued_is_counted_when_it_has_run():
+    x = torch.ones(100, device=DEVICE)
+    torch.add(x, 1, out=x)
+    torch.openreg.synchronize()
+    torch.openreg.fallback_stats(reset=True)
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        torch.add(x, 1, out=x)
+        assert torch.openreg.fallback_stats() == {}
+    torch.openreg.synchronize()
+    assert torch.openreg.fallback_stats()["aten::add.out"]["asynchronous"]["count"] == 1

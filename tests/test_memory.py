@@ -1,9 +1,5 @@
 """The device allocator: statistics, reuse in stream order, out of memory, deleters anywhere."""
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 import pytest
@@ -13,22 +9,6 @@ import torch_openreg  # noqa: F401
 
 DEVICE = "openreg:0"
 MIB = 1 << 20
-
-
-def run_child(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", "import torch, torch_openreg\n" + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
-
-
-def in_child(code, **environment):
-    child = run_child(code, **environment)
-    assert child.returncode == 0 and child.stderr == "", child.stdout + child.stderr
-    return child.stdout
 
 
 def test_statistics():
@@ -119,9 +99,10 @@ def test_record_stream_of_nothing():
     torch.empty(0, device=DEVICE).record_stream(torch.Stream(DEVICE))
 
 
-def test_a_capacity_of_64_mib():
-    out = in_child(
+def test_a_capacity_of_64_mib(run_ok):
+    out = run_ok(
         """
+        import torch
         def take(megabytes, device=0):
             return torch.empty(megabytes << 20, dtype=torch.uint8, device=f"openreg:{device}")
 
@@ -137,7 +118,7 @@ def test_a_capacity_of_64_mib():
         large = take(48)
         print(large.fill_(3)[-1].item() == 3)
         """,
-        OPENREG_DEVICE_MEMORY="64M",
+        env={"OPENREG_DEVICE_MEMORY": "64M"},
     )
     count, right = out.split()
     assert count in ("3", "4") and right == "True"
@@ -168,9 +149,10 @@ def test_empty_has_the_layout_of_the_cpu(shape, format):
     assert x.device == torch.device("openreg:1") and torch.openreg.current_device() == 0
 
 
-def test_out_of_memory_names_the_figures():
-    out = in_child(
+def test_out_of_memory_names_the_figures(run_ok):
+    out = run_ok(
         """
+        import torch
         kept = torch.empty(16 << 20, dtype=torch.uint8, device="openreg")
         try:
             torch.empty(100 << 20, dtype=torch.uint8, device="openreg")
@@ -178,7 +160,7 @@ def test_out_of_memory_names_the_figures():
             print(error)
         print(torch.ones(4, device="openreg").sum().item())
         """,
-        OPENREG_DEVICE_MEMORY="64M",
+        env={"OPENREG_DEVICE_MEMORY": "64M"},
     )
     text, last = out.strip().splitlines()
     for part in (
@@ -194,9 +176,10 @@ def test_out_of_memory_names_the_figures():
     assert last == "4.0"
 
 
-def test_out_of_memory_inside_a_kernel():
-    out = in_child(
+def test_out_of_memory_inside_a_kernel(run_ok):
+    out = run_ok(
         """
+        import torch
         x = torch.rand(8 << 20, device="openreg")
         try:
             x.sort()
@@ -204,19 +187,20 @@ def test_out_of_memory_inside_a_kernel():
             print(error)
         print(x.sum().item() > 0, torch.accelerator.memory_allocated(0) == 32 << 20)
         """,
-        OPENREG_DEVICE_MEMORY="64M",
+        env={"OPENREG_DEVICE_MEMORY": "64M"},
     )
     assert "Tried to allocate" in out and out.strip().endswith("True True"), out
 
 
-def test_the_cache_is_given_back_before_out_of_memory():
-    in_child(
+def test_the_cache_is_given_back_before_out_of_memory(run_ok):
+    run_ok(
         """
+        import torch
         for megabytes in (40, 50, 30, 60):
             x = torch.empty(megabytes << 20, dtype=torch.uint8, device="openreg")
             del x
         """,
-        OPENREG_DEVICE_MEMORY="64M",
+        env={"OPENREG_DEVICE_MEMORY": "64M"},
     )
 
 
@@ -241,10 +225,10 @@ def test_the_last_reference_may_die_anywhere():
     assert not box
 
 
-def test_cpu_memory_is_ordinary_before_first_use_and_in_children():
-    in_child(
+def test_cpu_memory_is_ordinary_before_first_use_and_in_children(run_ok):
+    run_ok(
         """
-        import os
+        import os, torch
         x = torch.ones(1000)
         device = torch.ones(1000, device="openreg").sort()[0]
         made_before = torch.ones(1000)
@@ -288,9 +272,10 @@ def test_tensors_dropped_behind_a_slow_kernel():
     assert torch.equal(total.cpu(), torch.full((1000,), 199.0 * 200))
 
 
-def test_training_does_not_grow():
-    in_child(
+def test_training_does_not_grow(run_ok):
+    run_ok(
         """
+        import torch
         model = torch.nn.Sequential(
             torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
         ).to("openreg")
@@ -335,9 +320,10 @@ def test_threads_on_both_devices():
     assert not failures, failures
 
 
-def test_accounting_is_exact():
-    out = in_child(
+def test_accounting_is_exact(run_ok):
+    out = run_ok(
         """
+        import torch
         m = torch.openreg
         x = torch.empty(1000, device="openreg")
         base = m.memory_allocated()

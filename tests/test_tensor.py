@@ -1,9 +1,6 @@
 """Tensors of the device: making them, looking at them, and what is refused."""
 
 import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -12,19 +9,6 @@ import torch_openreg  # noqa: F401
 
 DEVICE = "openreg:0"
 two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
-
-
-def run_child(code, **environment):
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-c", "import torch, torch_openreg\n" + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
-
 
 # ---- Factories ----
 
@@ -200,10 +184,10 @@ def test_numpy_is_a_type_error():
 
 
 @pytest.mark.parametrize("when", ["", "torch.openreg._sleep(10**9)", "y = x + 1", "x.cpu()"])
-def test_reading_device_memory_from_the_host_kills(when):
-    child = run_child(
+def test_reading_device_memory_from_the_host_kills(run, when):
+    child = run(
         f"""
-        import ctypes
+        import ctypes, torch
         x = torch.arange(1024.0, device="openreg")
         {when}
         print("alive", flush=True)
@@ -211,8 +195,8 @@ def test_reading_device_memory_from_the_host_kills(when):
         print("read", flush=True)
         """
     )
-    assert child.stdout == "alive\n", child.stderr
-    assert child.returncode == -signal.SIGSEGV
+    assert child.out == "alive\n", child.err
+    assert child.code == -signal.SIGSEGV
 
 
 def test_item_and_nonzero():

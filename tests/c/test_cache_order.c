@@ -2,6 +2,7 @@
  * The caching allocator and queued work: recorded streams, giving memory back, allocating inside
  * tasks, poison.
  */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "cache_helpers.h"
@@ -102,15 +103,24 @@ TEST(cache_records_through_interior_pointers) {
   ASSERT_EQ(statsOf(0).active[0].current, 0);
 }
 
+static void *openWhenWaitedFor(void *gate) {
+  while (!statsOf(0).sync_all_streams) sleepMs(1);
+  ASSERT_OK(orEventSignal(*(orEvent_t *)gate, orSuccess));
+  return NULL;
+}
+
 /* The caller may be waiting for memory that recorded streams hold. */
 TEST(cache_waits_for_recorded_streams_before_it_is_out_of_memory) {
   setCapacity("64M");
   orStream_t s = defaultStream(0), side = newStream();
   void *a = take(40 * MIB, s);
-  ASSERT_OK(orLaunchSleep(side, 50000000));
+  orEvent_t gate = closeGate(side);
+  pthread_t thread;
   ASSERT_OK(orCacheRecordStream(a, side));
   ASSERT_OK(orCacheFree(a));
+  ASSERT_EQ(pthread_create(&thread, NULL, openWhenWaitedFor, &gate), 0);
   void *b = take(48 * MIB, s);
+  pthread_join(thread, NULL);
   ASSERT_OK(orStreamQuery(side));
   ASSERT_EQ(statsOf(0).sync_all_streams, 1);
   ASSERT_EQ(statsOf(0).ooms, 0);

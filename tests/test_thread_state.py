@@ -1,0 +1,245 @@
+"""What a queued operator takes over of the thread that called it, and what stays behind."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+from ahead import DEVICE, unseen
+
+import torch_openreg  # noqa: F401
+
+# ---- The caller's state ----
+
+
+def test_streams_are_ordered_only_by_events():
+    side = torch.Stream(DEVICE)
+    x = torch.zeros(4, device=DEVICE)
+    torch.openreg.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait(side)
+        with side:
+            x.add_(1)
+            x.mul_(2)
+        assert not side.query()
+        assert x.tolist() == [0] * 4  # the default stream waits for nobody
+    torch.accelerator.current_stream().wait_stream(side)
+    assert x.tolist() == [2] * 4
+
+
+def test_another_threads_call_is_on_its_own_stream(runs_ahead):
+    x = torch.ones(3, device=DEVICE)
+    results = []
+
+    def work():
+        with torch.Stream(DEVICE):
+            results.append((x + 1).sum().item())
+
+    def run():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return x + 0
+
+    runs_ahead(run)
+    assert results == [6.0]
+
+
+def test_denormal_numbers_as_the_caller_wants_them(runs_ahead):
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormal numbers")
+    torch.set_flush_denormal(False)
+    x = torch.tensor([1e-40], dtype=torch.float32).to(DEVICE)
+
+    def run():
+        kept = x * 1
+        torch.set_flush_denormal(True)
+        flushed = x * 1
+        torch.set_flush_denormal(False)
+        return kept, flushed, x * 1
+
+    kept, flushed, again = runs_ahead(run)
+    assert kept.item() > 0 and again.item() > 0
+    assert flushed.item() == 0
+
+
+def test_the_thread_count_of_the_call_is_the_kernels(run_ok):
+    # Two threads add in another order, which the last bits of a sum show.
+    out = run_ok(
+        """
+        import torch
+        x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+
+        def with_threads(count, x):
+            torch.set_num_threads(count)
+            return x.sum()
+
+        one, two = with_threads(1, x), with_threads(2, x)
+        there = x.to("openreg")
+        torch.openreg.synchronize()
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()
+            got = [with_threads(count, there) for count in (1, 2, 1, 2)]
+        print(*[(sum - one).item() == 0 for sum in (two, got[0].cpu(), got[2].cpu())])
+        """
+    )
+    assert out.split() == ["False", "True", "True"]
+
+
+def test_set_num_threads_holds_for_later_tasks(run_ok):
+    out = run_ok(
+        """
+        import threads, time
+        import torch
+
+        def work_until(condition):
+            limit = time.monotonic() + 30
+            while not condition() and time.monotonic() < limit:
+                for _ in range(5):
+                    x.mm(x), x.exp(), x.sum()
+                torch.openreg.synchronize()
+
+        def team():
+            return threads.user_ticks("openreg-0")
+
+        def gained():
+            now = team()
+            return sorted(now[task] - before[task] for task in before)
+
+        torch.set_num_threads(2)
+        x = torch.rand(600, 600, device="openreg")
+        work_until(lambda: len(team()) > 1)
+        torch.set_num_threads(1)
+        (x + 1).sum().item()
+        time.sleep(0.1)  # the other one stops spinning
+        before = team()
+        work_until(lambda: gained()[-1] >= 30)
+        print(len(before), gained()[-1] >= 30, *gained()[:-1])
+        # What was queued under one thread runs with one, whatever the caller sets meanwhile.
+        before = team()
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()
+            y = x
+            for _ in range(40):
+                y = y.mm(x)
+            torch.set_num_threads(2)
+        torch.openreg.synchronize()
+        print(*gained()[:-1])
+        """
+    )
+    first, second = out.splitlines()
+    members, busy, others = first.split()
+    assert (members, busy) == ("2", "True")
+    assert int(others) <= 1 and int(second) <= 1
+
+
+def test_warnings_of_kernels_come_at_the_next_synchronisation(runs_ahead, request):
+    x = torch.ones(3, dtype=torch.complex64, device=DEVICE)
+    waits = {
+        "device": torch.openreg.synchronize,
+        "accelerator": torch.accelerator.synchronize,
+        "stream": lambda: torch.openreg.current_stream().synchronize(),
+        "event": lambda: torch.openreg.current_stream().record_event().synchronize(),
+        "item": lambda: x.real[0].item(),
+        "copy": lambda: x.cpu(),
+    }
+    real = torch.empty(3, device=DEVICE)
+    torch.set_warn_always(True)
+    request.addfinalizer(lambda: torch.set_warn_always(False))
+    for name, wait in waits.items():
+        torch.openreg.synchronize()
+        with warnings.catch_warnings(record=True) as before:
+            warnings.simplefilter("always")
+            runs_ahead(lambda: real.copy_(x))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            wait()
+        assert not before
+        assert [w for w in caught if "Casting complex values to real" in str(w.message)], name
+
+
+# ---- Modes ----
+
+
+def test_inference_mode_and_no_grad(queued):
+    def run(x):
+        with torch.inference_mode():
+            y = x @ x.t() + 1
+            y.mul_(2)
+            assert y.is_inference() and y[0].is_inference()
+        with torch.no_grad():
+            z = x * 2
+            assert not z.requires_grad and not z.is_inference()
+        return [y.clone(), z]
+
+    queued(run, unseen(3))
+
+
+def test_requires_grad_through_queued_operators(queued):
+    def run(x):
+        x = x.detach().requires_grad_()
+        (x.exp() * x[0]).sum().backward()
+        return x.grad
+
+    queued(run, unseen(3))
+
+
+def test_autocast(runs_ahead):
+    x = torch.rand(8, 8)
+    there = x.to(DEVICE)
+
+    def run():
+        with torch.autocast("openreg", dtype=torch.bfloat16):
+            return there @ there
+
+    run()
+    y = runs_ahead(run)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float().cpu(), x @ x, rtol=0.02, atol=0.02)
+
+
+def test_deterministic_mode():
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            assert torch.empty(3, device=DEVICE).isnan().all()
+            x = torch.zeros(3, device=DEVICE)
+            x.index_add_(0, torch.tensor([0, 0], device=DEVICE), torch.ones(2, device=DEVICE))
+            assert x.tolist() == [2, 0, 0]
+            assert (x + 1).tolist() == [3, 1, 1]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_vmap_and_grad(queued):
+    def run(x, w):
+        per_sample = torch.func.vmap(lambda row: (row * w).sum().tanh())(x)
+        gradient = torch.func.vmap(torch.func.grad(lambda row: (row * w).square().sum()))(x)
+        jacobian = torch.func.jacrev(lambda row: row * w)(x[0])
+        return per_sample, gradient, jacobian
+
+    queued(run, torch.rand(4, 5), torch.rand(5), warm=True)
+
+
+def test_no_dispatch_mode_reaches_the_lane(runs_ahead):
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.threads = set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.threads.add(threading.get_ident())
+            return function(*args, **(kwargs or {}))
+
+    x = torch.rand(4, device=DEVICE)
+    threads = []
+
+    def run():
+        with Recorder() as recorder:
+            y = (x * 2 + 1).sum()
+        threads.extend([recorder.threads, threading.get_ident()])
+        return y
+
+    y = runs_ahead(run)
+    torch.testing.assert_close(y.cpu(), (x.cpu() * 2 + 1).sum())
+    assert threads[0] == {threads[1]}
