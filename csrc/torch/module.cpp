@@ -8,6 +8,7 @@
 #include <torch/csrc/Event.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/Stream.h>
 
 #include <string>
 #include <tuple>
@@ -169,8 +170,17 @@ void checkDevicesOfTorchEvents() {
   THPEventClass->tp_new = makeCheckedTorchEvent;
 }
 
+/* torch.Stream is a static type, which Python code cannot change. */
+void setStreamContext(py::object enter, py::object exit) {
+  py::handle methods(THPStreamClass->tp_dict);
+  methods["__enter__"] = std::move(enter);
+  methods["__exit__"] = std::move(exit);
+  PyType_Modified(THPStreamClass);
+}
+
 void bindStreams(py::module_ &m) {
   checkDevicesOfTorchEvents();
+  m.def("_set_stream_context", &setStreamContext);
   m.def("_check_stream", [](const StreamName &name) { streamNamed(name).stream(); });
   m.def("_stream_priority", [](const StreamName &name) { return streamNamed(name).priority(); });
   m.def("_stream_handle", [](const StreamName &name) { return streamNamed(name).stream(); });
