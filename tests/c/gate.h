@@ -90,4 +90,19 @@ static inline void hold(orStream_t stream, Holder *holder) {
 
 static inline void letGo(Holder *holder) { atomic_store(&holder->released, 1); }
 
+/* Most lanes that there can be, anywhere. */
+enum { LANE_MOST = 8 };
+
+static inline int laneLimit(void) {
+  orLaneInfo info;
+  ASSERT_OK(orGetLaneInfo(&info));
+  ASSERT_LE(info.limit, LANE_MOST);
+  return info.limit;
+}
+
+/* Every lane runs a holder: nothing else runs until one is let go. */
+static inline void holdAllLanes(Holder *holders) {
+  for (int i = 0; i < laneLimit(); i++) hold(newStreamOn(i % 2), &holders[i]);
+}
+
 #endif
