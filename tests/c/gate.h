@@ -8,6 +8,7 @@
 #ifndef GATE_H
 #define GATE_H
 
+#include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -100,9 +101,16 @@ static inline int laneLimit(void) {
   return info.limit;
 }
 
-/* Every lane runs a holder: nothing else runs until one is let go. */
+/* Every lane runs a holder: nothing else runs until one is let go. The holders' streams are urgent, so that none
+ * makes way when it is over: it would get into the list of streams that are ready once more. */
 static inline void holdAllLanes(Holder *holders) {
-  for (int i = 0; i < laneLimit(); i++) hold(newStreamOn(i % 2), &holders[i]);
+  int before = 0;
+  ASSERT_OK(orGetDevice(&before));
+  for (int i = 0; i < laneLimit(); i++) {
+    ASSERT_OK(orSetDevice(i % 2));
+    hold(newStreamOfPriority(INT_MIN), &holders[i]);
+  }
+  ASSERT_OK(orSetDevice(before));
 }
 
 #endif
