@@ -169,18 +169,11 @@ _entered = _Entered()
 
 
 def _enter(stream):
-    _check_stream(stream)
-    before = (_C._get_device(), torch.accelerator.current_stream(stream.device_index))
-    torch.accelerator.set_stream(stream)
-    _entered.before.append(before)
+    _entered.before.append(_C._enter_stream(_name(stream)))
 
 
 def _exit():
-    device, stream = _entered.before.pop()
-    try:
-        torch.accelerator.set_stream(stream)  # an external one may have been destroyed meanwhile
-    finally:
-        _C._set_device(device)
+    _C._leave_stream(*_entered.before.pop())
 
 
 class StreamContext:
