@@ -14,11 +14,11 @@ def test_classes():
 
 def test_an_event_is_made_by_its_first_record():
     event = torch.openreg.Event()
-    assert event.event_id == 0 and event.query()
+    assert event.event_id == 0 and event.query() and "not recorded" in repr(event)
     event.synchronize()
     event.wait()
     event.record()
-    assert event.event_id != 0
+    assert event.event_id != 0 and hex(event.event_id) in repr(event)
     assert event.device == torch.device("openreg", 0)
 
 

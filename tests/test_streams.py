@@ -96,6 +96,17 @@ def test_a_context_that_cannot_be_entered_changes_nothing():
         assert _where() == outside
 
 
+def test_a_context_that_was_not_entered_cannot_be_left():
+    stream = torch.Stream(device="openreg:1")
+    for context in (stream, torch.openreg.stream(stream)):
+        with pytest.raises(RuntimeError, match="entered no stream's context"):
+            context.__exit__(None, None, None)
+        with stream, ThreadPoolExecutor(1) as pool:  # by another thread neither
+            left = pool.submit(context.__exit__, None, None, None)
+            with pytest.raises(RuntimeError, match="entered no stream's context"):
+                left.result()
+
+
 def test_threads_share_a_stream_but_not_its_contexts():
     stream, all_in = torch.Stream(device="openreg:1"), threading.Barrier(2, timeout=60)
 

@@ -151,11 +151,8 @@ class Event(torch.Event):
         return _C._elapsed_time(self, end_event)
 
     def __repr__(self):
-        return (
-            f"<torch.openreg.Event {self.event_id:#x}>"
-            if self.event_id
-            else ("<torch.openreg.Event not recorded>")
-        )
+        what = f"{self.event_id:#x}" if self.event_id else "not recorded"
+        return f"<torch.openreg.Event {what}>"
 
 
 class _Entered(threading.local):
@@ -173,6 +170,8 @@ def _enter(stream):
 
 
 def _exit():
+    if not _entered.before:
+        raise RuntimeError("this thread has entered no stream's context that it could leave")
     _C._leave_stream(*_entered.before.pop())
 
 
