@@ -1,5 +1,6 @@
 """What the tests share: Python programs in processes of their own, and a wait with a limit."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ahead import compare, on_device
+
+import torch_openreg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT = 600  # seconds; for a program that hangs, far above what any takes
@@ -56,6 +59,21 @@ def eventually():
             time.sleep(0.001)
 
     return eventually
+
+
+@pytest.fixture
+def c_stream():
+    """Makes streams as other code does, with the C API: a handle, and the library itself. The test
+    destroys them."""
+    core = ctypes.CDLL(torch_openreg.get_library_dir() + "/libopenreg.so")
+
+    def c_stream(device):
+        handle = ctypes.c_uint64()
+        with torch.openreg.device(device):
+            assert core.orStreamCreate(ctypes.byref(handle)) == 0
+        return handle.value, core
+
+    return c_stream
 
 
 AHEAD_LIMIT = 20  # seconds; only a call that waits for ever takes that long

@@ -28,5 +28,5 @@ def test_example(code, run_ok, tmp_path):
 
 
 def test_the_pages_have_examples():
-    assert {page.name for page in PAGES} >= {"README.md", "memory.md"}
-    assert len(list(examples())) >= 5
+    assert {page.name for page in PAGES} >= {"README.md", "memory.md", "streams.md"}
+    assert len(list(examples())) >= 8

@@ -138,12 +138,21 @@ def test_another_device_type():
         torch.openreg.set_stream(3)
 
 
-UNKNOWN = 12345
+def _never_handed_out(_):
+    return 12345, 1, "12345 on openreg:1 does not name a live stream"
 
 
-def _unknown():
-    device_type = torch.openreg.current_stream().device_type
-    return torch.Stream(stream_id=UNKNOWN, device_index=1, device_type=device_type)
+def _of_another_device(_):
+    stream_id = torch.openreg.Stream(0).stream_id
+    return stream_id, 1, f"{stream_id} is a stream of openreg:0, not of openreg:1"
+
+
+def _destroyed(c_stream):
+    handle, core = c_stream(1)
+    stream = torch.openreg.ExternalStream(handle, 1)
+    stream.synchronize()
+    assert core.orStreamDestroy(stream) == 0
+    return stream.stream_id, 1, f"{stream.stream_id} on openreg:1 does not name a live stream"
 
 
 USES = {
@@ -152,6 +161,8 @@ USES = {
     "wait_stream": lambda s: s.wait_stream(torch.openreg.default_stream(1)),
     "waited_for": lambda s: torch.openreg.default_stream(1).wait_stream(s),
     "wait_event": lambda s: s.wait_event(torch.openreg.default_stream(1).record_event()),
+    "event_record_again": lambda s: torch.openreg.default_stream(1).record_event().record(s),
+    "gate": lambda s: torch.openreg.testing.gate(1).wait(s),
     "record_event": lambda s: s.record_event(),
     "event_record": lambda s: torch.openreg.Event().record(s),
     "event_wait": lambda s: torch.openreg.default_stream(0).record_event().wait(s),
@@ -166,22 +177,19 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_an_unknown_stream_id_is_named_at_first_use(name):
-    stream = _unknown()
+@pytest.mark.parametrize("make", [_never_handed_out, _of_another_device, _destroyed])
+@pytest.mark.parametrize("kind", [torch.Stream, torch.openreg.Stream])
+def test_a_bad_stream_id_is_named_at_first_use(kind, make, name, c_stream):
+    stream_id, index, text = make(c_stream)
+    device_type = torch.openreg.current_stream().device_type
+    stream = kind(stream_id=stream_id, device_index=index, device_type=device_type)
     before = torch.openreg.current_stream(1)
-    with pytest.raises(RuntimeError, match=f"{UNKNOWN}.*openreg:1"):
+    with pytest.raises(RuntimeError, match=text):
         USES[name](stream)
     assert torch.openreg.current_stream(1) == before
+    if name != "set_stream":  # PyTorch's own makes the stream's device current first
+        assert torch.openreg.current_device() == 0
     torch.openreg.set_device(0)
-
-
-def test_a_stream_id_of_another_device():
-    mine = torch.openreg.Stream(1)
-    wrong = torch.Stream(stream_id=mine.stream_id, device_index=0, device_type=mine.device_type)
-    with pytest.raises(
-        RuntimeError, match=f"{mine.stream_id} is a stream of openreg:1, not of openreg:0"
-    ):
-        wrong.synchronize()
 
 
 @pytest.mark.parametrize("stream_id", [-1, 1, 2**63 - 1, -(2**63), 1 << 62])

@@ -1,3 +1,5 @@
+import random
+
 import pytest
 import torch
 
@@ -12,11 +14,11 @@ def test_classes():
 
 def test_an_event_is_made_by_its_first_record():
     event = torch.openreg.Event()
-    assert event.event_id == 0 and event.query()
+    assert event.event_id == 0 and event.query() and "not recorded" in repr(event)
     event.synchronize()
     event.wait()
     event.record()
-    assert event.event_id != 0
+    assert event.event_id != 0 and hex(event.event_id) in repr(event)
     assert event.device == torch.device("openreg", 0)
 
 
@@ -65,6 +67,97 @@ def test_a_wait_binds_before_its_own_stream_records_again():
     assert event.query()
 
 
+def test_waiting_for_ones_own_event_is_no_wait():
+    event, stream = torch.openreg.Event(), torch.openreg.Stream()
+    with gate() as held:
+        held.wait(stream)
+        event.record(stream)
+        stream.wait_event(event)
+        event.record(stream)
+        stream.wait_event(event)
+    stream.synchronize()
+    assert event.query()
+
+
+def test_an_event_is_not_ready_before_its_newest_record(eventually):
+    event = torch.Event(device="openreg")
+    a, b = torch.Stream(device="openreg"), torch.Stream(device="openreg")
+    event.record(a)
+    event.synchronize()
+    with gate() as held:
+        held.wait(b)
+        event.record(b)
+        assert not event.query()
+        event.record(a)  # done at once, whatever becomes of the record on b
+        eventually(event.query)
+        assert not b.query()
+        event.record(b)
+        assert not event.query()
+    event.synchronize()
+
+
+def test_waits_of_many_devices_and_kinds():
+    """One event, waited for by plain and own streams of both devices, through every call."""
+    producer = torch.openreg.Stream(1)
+    by_stream, by_event, by_other = (torch.Stream(device=f"openreg:{i % 2}") for i in range(3))
+    waiters = [by_stream, by_event, by_other, torch.accelerator.current_stream(0)]
+    with gate() as held:
+        held.wait(producer)
+        event = producer.record_event()
+        by_stream.wait_event(event)
+        event.wait(by_event)
+        by_other.wait_stream(producer)
+        event.wait()
+        assert not any(stream.query() for stream in waiters)
+    for stream in waiters:
+        stream.synchronize()
+    assert event.query()
+
+
+STREAMS, ROUNDS, STEPS = 16, 50, 40
+
+
+def _expected(steps):
+    values = []
+    for _stream, needs in steps:
+        values.append(1 + sum(values[i] for i in needs) % 1009)
+    return values
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_random_wait_graph_over_16_streams_and_both_devices(plain):
+    """Each step adds up what earlier steps of any stream wrote into pinned memory; nothing but the
+    waits orders them. Steps are spread over the streams, and some are slow."""
+    draw = random.Random(STREAMS + plain)
+    make = (lambda i: torch.Stream(f"openreg:{i}")) if plain else torch.openreg.Stream
+    streams = [make(i % 2) for i in range(STREAMS)]
+    events = [torch.Event("openreg") if plain else torch.openreg.Event() for _ in streams]
+    for _ in range(ROUNDS):
+        last, steps, results = {}, [], []
+        with gate() as held:
+            for stream in draw.sample(streams, STREAMS // 2):
+                held.wait(stream)
+            for number in range(STEPS):
+                which = draw.randrange(STREAMS)
+                others = draw.sample(sorted(last), min(len(last), draw.randrange(4)))
+                for other in others:
+                    streams[which].wait_event(events[other])
+                with streams[which] as stream:
+                    if draw.random() < 0.2:
+                        torch.openreg._sleep(draw.randrange(100_000))
+                    total = torch.zeros((), dtype=torch.int64, device="openreg")
+                    for other in others:
+                        total += results[last[other]].to(stream.device, non_blocking=True)
+                    results.append(torch.zeros((), dtype=torch.int64, pin_memory=True))
+                    results[number].copy_(total % 1009 + 1, non_blocking=True)
+                events[which].record(stream)
+                steps.append((which, [last[other] for other in others]))
+                last[which] = number
+        for event in events:
+            event.synchronize()
+        assert [int(value) for value in results] == _expected(steps)
+
+
 def test_waits_outlive_the_event(eventually):
     waiter, producer = torch.openreg.Stream(), torch.openreg.Stream()
     with gate() as held:
@@ -88,6 +181,58 @@ def test_elapsed_time():
         assert end.elapsed_time(start) <= -20
 
 
+def test_elapsed_time_of_a_sleep_of_100_ms():
+    """Never less than it slept; more on a busy machine, but not each time."""
+    times = []
+    while not times or (times[-1] > 200 and len(times) < 10):
+        start, end = (torch.openreg.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        torch.openreg._sleep(100_000_000)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+        assert times[-1] >= 95
+    assert min(times) <= 200
+
+
+def test_a_time_is_taken_when_the_stream_gets_there():
+    """Both marks are queued before anything runs, and on streams of their own."""
+    first, second = torch.openreg.Stream(), torch.openreg.Stream()
+    start, end = (torch.openreg.Event(enable_timing=True) for _ in range(2))
+    with gate() as held:
+        held.wait(first)
+        start.record(first)
+        with first:
+            torch.openreg._sleep(50_000_000)
+        second.wait_stream(first)
+        end.record(second)
+    end.synchronize()
+    assert 50 <= start.elapsed_time(end) < 5000
+
+
+@pytest.mark.parametrize("make", [torch.openreg.Event, lambda **kw: torch.Event("openreg", **kw)])
+def test_each_refusal_of_elapsed_time_has_its_own_text(make):
+    def timed():
+        return make(enable_timing=True)
+
+    good, untimed, late = timed(), make(), timed()
+    good.record()
+    untimed.record()
+    torch.openreg.synchronize()
+    texts = []
+    with gate() as held:
+        held.wait()
+        late.record()
+        for pair in ((good, untimed), (good, timed()), (good, late)):
+            for start, end in (pair, pair[::-1]):
+                with pytest.raises((ValueError, RuntimeError)) as refusal:
+                    start.elapsed_time(end)
+                texts.append(str(refusal.value).splitlines()[0])
+    assert texts[::2] == texts[1::2] and len(set(texts)) == 3
+    late.synchronize()
+    assert good.elapsed_time(late) >= 0
+
+
 def test_elapsed_time_of_events_that_have_none():
     timed, untimed = torch.openreg.Event(enable_timing=True), torch.openreg.Event()
     timed.record()
@@ -109,6 +254,40 @@ def test_elapsed_time_of_events_that_have_none():
     torch.openreg.synchronize(1)
     with pytest.raises(RuntimeError, match="device 0 and device 1"):
         timed.elapsed_time(elsewhere)
+
+
+@pytest.mark.parametrize("thing", [3, "stream", None, torch.Event(device="cpu")])
+def test_what_is_no_stream_and_no_event(thing):
+    """PyTorch reads any object as a stream or an event; the classes here look first."""
+    event, stream = torch.openreg.Event(), torch.openreg.Stream()
+    calls = [stream.wait_stream]
+    if thing is not None:
+        calls += [event.record, event.wait]
+    if not isinstance(thing, torch.Event):
+        calls += [stream.wait_event, event.elapsed_time]
+        if thing is not None:
+            calls += [stream.record_event]
+    for call in calls:
+        with pytest.raises(TypeError, match=f"got {type(thing).__name__}"):
+            call(thing)
+
+
+def test_what_events_cannot_do():
+    for option in ("interprocess", "external"):
+        with pytest.raises(NotImplementedError, match="openreg"):
+            torch.openreg.Event(**{option: True})
+
+
+def test_the_c_api_takes_events(c_stream):
+    handle, core = c_stream(0)
+    stream, event = torch.openreg.ExternalStream(handle), torch.openreg.Event()
+    with gate() as held:
+        held.wait(stream)
+        event.record(stream)
+        assert core.orEventQuery(event) != 0
+    assert core.orEventSynchronize(event) == 0
+    assert core.orEventQuery(event) == 0
+    assert core.orStreamDestroy(stream) == 0
 
 
 def test_an_event_stays_on_the_device_of_its_first_record():

@@ -13,7 +13,8 @@ void setKernelFailureHandler(KernelFailureHandler handler) {
 }
 
 void throwError(orError_t error, c10::SourceLocation location) {
-  const char *detail = orGetLastErrorMessage();
+  // orErrorNotReady leaves no message behind: the one that is there is about an earlier call.
+  const char *detail = error == orErrorNotReady ? nullptr : orGetLastErrorMessage();
   if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
   if (error == orErrorLaunchFailure) {
     if (auto handler = kernelFailureHandler.load(std::memory_order_acquire)) handler(detail);

@@ -9,7 +9,7 @@
 
 namespace torch_openreg {
 
-/* 0 when anything is wrong (no device, a plugin that fails, a forked child): never throws. */
+/* 0 when the devices cannot be made (a bad setting, a plugin that fails): never throws. */
 OPENREG_EXPORT c10::DeviceIndex deviceCount() noexcept;
 /* Throws the core's error where deviceCount() is 0 because of one. */
 OPENREG_EXPORT c10::DeviceIndex checkedDeviceCount();

@@ -134,6 +134,8 @@ void OpenRegGuardImpl::destroyEvent(void *event, const c10::DeviceIndex) const n
 }
 
 double OpenRegGuardImpl::elapsedTime(void *start, void *end, const c10::DeviceIndex) const {
+  TORCH_CHECK(start != nullptr, "the start event has not been recorded");
+  TORCH_CHECK(end != nullptr, "the end event has not been recorded");
   float milliseconds = 0;
   OPENREG_CHECK(orEventElapsedTime(&milliseconds, eventHandle(start), eventHandle(end)));
   return milliseconds;

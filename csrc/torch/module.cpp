@@ -8,6 +8,7 @@
 #include <torch/csrc/Event.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/Stream.h>
 
 #include <string>
 #include <tuple>
@@ -169,8 +170,33 @@ void checkDevicesOfTorchEvents() {
   THPEventClass->tp_new = makeCheckedTorchEvent;
 }
 
+/* Makes the stream and its device current; what was so before. A bad stream changes nothing. */
+std::tuple<int, StreamName> enterStream(const StreamName &name) {
+  const OpenRegStream stream = streamNamed(name);
+  const OpenRegStream before = getCurrentOpenRegStream(stream.device_index());
+  setCurrentOpenRegStream(stream);
+  return {exchangeDevice(stream.device_index()), StreamName(before.id(), before.device_index())};
+}
+
+/* The device first: the stream may be an external one that was destroyed meanwhile. */
+void leaveStream(int device, const StreamName &before) {
+  setDevice(static_cast<c10::DeviceIndex>(device));
+  setCurrentOpenRegStream(streamNamed(before));
+}
+
+/* torch.Stream is a static type, which Python code cannot change. */
+void setStreamContext(py::object enter, py::object exit) {
+  py::handle methods(THPStreamClass->tp_dict);
+  methods["__enter__"] = std::move(enter);
+  methods["__exit__"] = std::move(exit);
+  PyType_Modified(THPStreamClass);
+}
+
 void bindStreams(py::module_ &m) {
   checkDevicesOfTorchEvents();
+  m.def("_set_stream_context", &setStreamContext);
+  m.def("_enter_stream", &enterStream);
+  m.def("_leave_stream", &leaveStream);
   m.def("_check_stream", [](const StreamName &name) { streamNamed(name).stream(); });
   m.def("_stream_priority", [](const StreamName &name) { return streamNamed(name).priority(); });
   m.def("_stream_handle", [](const StreamName &name) { return streamNamed(name).stream(); });

@@ -1,5 +1,8 @@
 """Streams and events."""
 
+import ctypes
+import threading
+
 import torch
 
 from .. import _C
@@ -12,9 +15,14 @@ def _name(stream):
     return (stream.stream_id, stream.device_index)
 
 
+def _check_type(value, kind):
+    # torch.Stream and torch.Event read an object of any other type as if it were one of theirs.
+    if not isinstance(value, kind):
+        raise TypeError(f"expected a torch.{kind.__name__}, got {type(value).__name__}")
+
+
 def _check_stream(stream):
-    if not isinstance(stream, torch.Stream):
-        raise TypeError(f"expected a torch.Stream, got {type(stream).__name__}")
+    _check_type(stream, torch.Stream)
     if stream.device.type != "openreg":
         raise ValueError(f"expected a stream of an openreg device, got one of '{stream.device}'")
     _C._check_stream(_name(stream))
@@ -47,9 +55,25 @@ class Stream(torch.Stream):
         """The runtime's handle (``orStream_t``), for code that calls libopenreg itself."""
         return _C._stream_handle(_name(self))
 
+    @property
+    def _as_parameter_(self):
+        """For a call of libopenreg through ctypes."""
+        return ctypes.c_uint64(self.openreg_stream)
+
+    def wait_event(self, event):
+        """Work queued on this stream from now on waits for the newest record of `event`."""
+        _check_type(event, torch.Event)
+        super().wait_event(event)
+
+    def wait_stream(self, stream):
+        """Work queued on this stream from now on waits for what `stream` has been given so far."""
+        _check_type(stream, torch.Stream)
+        super().wait_stream(stream)
+
     def record_event(self, event=None):
         """Records `event`, or a new one, after the work queued so far, and returns it."""
         event = Event() if event is None else event
+        _check_type(event, torch.Event)
         event.record(self)
         return event
 
@@ -61,12 +85,16 @@ class ExternalStream(Stream):
     """A stream that other code made with ``orStreamCreate`` and destroys itself.
 
     Args:
-        stream_ptr: the handle (``orStream_t``).
+        stream_ptr: the handle (``orStream_t``), also as ``native_handle`` gives it.
         device: its device; the current one if None. Another device than the handle's own raises
             RuntimeError, as does any use after the stream was destroyed.
     """
 
     def __new__(cls, stream_ptr, device=None):
+        if not isinstance(stream_ptr, int):
+            raise TypeError(f"expected a stream's handle, got {type(stream_ptr).__name__}")
+        if not 0 <= stream_ptr < 2**64:
+            raise ValueError(f"a stream's handle is from 0 to 2**64 - 1, got {stream_ptr}")
         index = device_index(device)
         stream_id = _C._stream_from_external(stream_ptr, index)
         return super().__new__(
@@ -85,27 +113,66 @@ class Event(torch.Event):
     Args:
         enable_timing: whether elapsed_time may be asked for.
         blocking: ignored: a waiting host always sleeps.
-        interprocess: not supported.
+        interprocess, external: not supported.
         device: only checked; an event belongs to the device of its first record.
     """
 
-    def __new__(cls, enable_timing=False, blocking=False, interprocess=False, device=None):
+    def __new__(
+        cls, enable_timing=False, blocking=False, interprocess=False, external=False, device=None
+    ):
         if interprocess:
             raise NotImplementedError("openreg events cannot be shared between processes")
+        if external:
+            raise NotImplementedError("external events are for graphs, which openreg has none of")
         # An event belongs to no device before its first record: none is asked for.
         where = "openreg" if device is None else torch.device("openreg", device_index(device))
         return super().__new__(cls, device=where, enable_timing=enable_timing, blocking=blocking)
+
+    @property
+    def _as_parameter_(self):
+        """For a call of libopenreg through ctypes, once it has been recorded."""
+        return ctypes.c_uint64(self.event_id)
+
+    def record(self, stream=None):
+        """Marks the work queued so far on `stream`; None is the current stream."""
+        if stream is not None:
+            _check_type(stream, torch.Stream)
+        super().record(stream)
+
+    def wait(self, stream=None):
+        """Work queued from now on on `stream` waits for the newest record; None is the current
+        stream. A stream of any device."""
+        if stream is not None:
+            _check_type(stream, torch.Stream)
+        super().wait(stream)
 
     def elapsed_time(self, end_event):
         """Milliseconds from this event to `end_event`. Both are timed and finished."""
         return _C._elapsed_time(self, end_event)
 
     def __repr__(self):
-        return (
-            f"<torch.openreg.Event {self.event_id:#x}>"
-            if self.event_id
-            else ("<torch.openreg.Event not recorded>")
-        )
+        what = f"{self.event_id:#x}" if self.event_id else "not recorded"
+        return f"<torch.openreg.Event {what}>"
+
+
+class _Entered(threading.local):
+    """What was current before each context that the thread is in, the innermost last."""
+
+    def __init__(self):
+        self.before = []
+
+
+_entered = _Entered()
+
+
+def _enter(stream):
+    _entered.before.append(_C._enter_stream(_name(stream)))
+
+
+def _exit():
+    if not _entered.before:
+        raise RuntimeError("this thread has entered no stream's context that it could leave")
+    _C._leave_stream(*_entered.before.pop())
 
 
 class StreamContext:
@@ -116,20 +183,40 @@ class StreamContext:
         if stream is not None:
             _check_stream(stream)
         self.stream = stream
-        self._previous = None
 
     def __enter__(self):
-        if self.stream is None:
-            return
-        self._previous = (_C._get_device(), current_stream(self.stream.device))
-        torch.accelerator.set_stream(self.stream)
+        if self.stream is not None:
+            _enter(self.stream)
 
     def __exit__(self, *exc_info):
-        if self.stream is None:
-            return
-        device, stream = self._previous
-        torch.accelerator.set_stream(stream)
-        _C._set_device(device)
+        if self.stream is not None:
+            _exit()
+
+
+def _mend_contexts():
+    """``with stream`` for streams of openreg devices.
+
+    PyTorch's own does nothing where the stream is current on its device, though another device may
+    be current; it makes a bad stream's device current before it raises; and it keeps what was
+    current before in the stream object, which threads may share.
+    """
+    enter, exit_ = torch.Stream.__enter__, torch.Stream.__exit__
+
+    def __enter__(self):
+        if self.device_type != _DEVICE_TYPE:
+            return enter(self)
+        _enter(self)
+        return self
+
+    def __exit__(self, *exc_info):
+        if self.device_type != _DEVICE_TYPE:
+            return exit_(self, *exc_info)
+        return _exit()
+
+    _C._set_stream_context(__enter__, __exit__)
+
+
+_mend_contexts()
 
 
 def stream(stream):
