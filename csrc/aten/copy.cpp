@@ -45,6 +45,15 @@ void checkCopyable(const Tensor &tensor) {
               tensor.device(), ": copy by way of the CPU");
 }
 
+/* A storage may say that it is larger than it is. The core knows where memory ends, but is not told of its block. */
+void checkExtent(const Tensor &tensor) {
+  if (!tensor.is_privateuseone()) return;
+  const size_t bytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                       static_cast<size_t>(tensor.storage_offset()));
+  OPENREG_CHECK(orCacheCheck(tensor.storage().data(), bytes));
+}
+
 bool isSameData(const Tensor &dst, const Tensor &src) {
   return dst.is_alias_of(src) && dst.storage_offset() == src.storage_offset() &&
          dst.strides() == src.strides() && dst.sizes() == src.sizes() &&
@@ -114,20 +123,23 @@ void betweenStreams(const Tensor &dst, const Tensor &src,
   order(from, to);
 }
 
+/* Pinned memory that work queued so far on the stream uses, also if `host` is a slice of it. */
+void keepPinned(const Tensor &host, const OpenRegStream &stream) {
+  recordPinnedUse(const_cast<void *>(host.const_data_ptr()),
+                  host.storage().data_ptr().get_context(), stream.unwrap());
+}
+
 void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const bool toDevice = dst.is_privateuseone();
   const Tensor &host = toDevice ? src : dst;
-  const c10::DeviceIndex device = (toDevice ? dst : src).device().index();
-  const OpenRegStream stream = getCurrentOpenRegStream(device);
-  OPENREG_CHECK(orMemcpyAsync(dst.data_ptr(), src.data_ptr(), src.nbytes(),
+  const OpenRegStream stream = getCurrentOpenRegStream((toDevice ? dst : src).device().index());
+  OPENREG_CHECK(orMemcpyAsync(dst.data_ptr(), src.const_data_ptr(), src.nbytes(),
                               toDevice ? orMemcpyHostToDevice : orMemcpyDeviceToHost,
                               stream.stream()));
-  if (nonBlocking) {
-    recordPinnedUse(host.data_ptr(), host.storage().data_ptr().get_context(), stream.unwrap());
-  } else if (isPinned(host.data_ptr())) {
-    stream.synchronize();
-  }
-  if (!toDevice && !nonBlocking) issueKeptWarnings();
+  if (nonBlocking) return keepPinned(host, stream);
+  // The core has waited where the memory is pageable.
+  if (isPinned(host.const_data_ptr())) stream.synchronize();
+  if (!toDevice) issueKeptWarnings();
 }
 
 void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
@@ -173,7 +185,7 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   }
   enqueueCopy(dst, src, stream.stream());
   if (pinned && nonBlocking) {
-    recordPinnedUse(host.data_ptr(), host.storage().data_ptr().get_context(), stream.unwrap());
+    keepPinned(host, stream);
   } else {
     stream.synchronize();
   }
@@ -227,7 +239,11 @@ void copyByHostImages(const Tensor &dst, const Tensor &src) {
 }
 
 void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  switch (choose(dst, src)) {
+  const Way way = choose(dst, src);
+  if (way == Way::kNothing) return;
+  checkExtent(dst);
+  checkExtent(src);
+  switch (way) {
     case Way::kNothing:
       return;
     case Way::kMemcpy:

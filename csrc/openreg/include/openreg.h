@@ -322,6 +322,9 @@ OR_API orError_t orCacheFree(void *ptr);
 /* Any interior pointer of a live block: its memory is not reused before the work queued so far on
  * `stream` is done. */
 OR_API orError_t orCacheRecordStream(const void *ptr, orStream_t stream);
+/* Of a pointer that orCacheMalloc gave: orErrorInvalidValue if its block is smaller than this. Copies and launches see
+ * only the segment that blocks are cut from. Other pointers are not judged. */
+OR_API orError_t orCacheCheck(const void *ptr, size_t bytes);
 /* Gives every unused block of the device back that no queued work can reach. */
 OR_API orError_t orCacheEmpty(int device);
 
