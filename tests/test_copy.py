@@ -1,8 +1,10 @@
 """Copies: dtypes and layouts there and back, between devices, pinned and in stream order."""
 
+import ctypes
 import itertools
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +22,20 @@ DTYPES = [
     torch.float32,
     torch.float64,
     torch.complex64,
+]
+ALL_DTYPES = [
+    *DTYPES,
+    torch.int8,
+    torch.int32,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.complex32,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
 ]
 LAYOUTS = {
     "contiguous": lambda t: t,
@@ -48,6 +64,69 @@ def test_there_and_back(dtype, layout):
     assert torch.equal(device.cpu(), host)
     assert device.stride() == host.to("cpu", copy=True).stride()
     assert torch.equal(LAYOUTS[layout](sample(dtype).to(DEVICE)).cpu(), host)
+
+
+ROUND_TRIPS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.t(),
+    "strided": lambda t: t[1:, ::2],
+    "empty": lambda t: t[:0],
+    "0-dim": lambda t: t[1, 2],
+}
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ROUND_TRIPS)
+def test_round_trips(dtype, layout):
+    values = torch.arange(48).view(6, 8) % 15
+    host = (
+        values.to(dtype)
+        if not dtype.is_complex
+        else torch.complex(values.float(), -values.float()).to(dtype)
+    )
+    view = ROUND_TRIPS[layout]
+    for x in (view(host).to(DEVICE), view(host.to(DEVICE))):
+        there = x.to(OTHER if torch.openreg.device_count() > 1 else DEVICE)
+        back = there.cpu()
+        assert (back.dtype, back.shape) == (dtype, view(host).shape)
+        assert torch.equal(bits(back), bits(view(host)))
+
+
+def plain(tensor):
+    return tensor
+
+
+def transposed(tensor):
+    return torch.empty_like(tensor.transpose(0, 2).contiguous()).transpose(0, 2)
+
+
+def gaps(tensor):
+    return torch.zeros((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)[..., 1]
+
+
+PLACES = ["cpu", DEVICE, OTHER]
+MATRIX_DTYPES = [torch.float32, torch.float64, torch.int32, torch.complex64, torch.bfloat16]
+
+
+@two_devices
+@pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
+@pytest.mark.parametrize("dtype", MATRIX_DTYPES, ids=str)
+@pytest.mark.parametrize("other", MATRIX_DTYPES, ids=str)
+@pytest.mark.filterwarnings("ignore:Casting complex")
+def test_every_pair_of_places(to, source, dtype, other):
+    host = sample(dtype).permute(2, 0, 3, 1)[1:, :, ::2]
+    there = sample(dtype).to(source).permute(2, 0, 3, 1)[1:, :, ::2]
+    row = sample(dtype).to(source)[0, 0, 0, :3]  # to be broadcast
+    for layout, non_blocking in itertools.product((plain, transposed, gaps), (False, True)):
+        dst = layout(torch.zeros(host.shape, dtype=other, device=to))
+        expected = torch.zeros(host.shape, dtype=other).copy_(host)
+        assert torch.equal(dst.copy_(there, non_blocking=non_blocking).cpu(), expected)
+        expected = torch.zeros(host.shape, dtype=other).copy_(sample(dtype)[0, 0, 0, :3])
+        assert torch.equal(dst.copy_(row, non_blocking=non_blocking).cpu(), expected)
 
 
 @pytest.mark.parametrize("to,source", LAYOUT_PAIRS)
@@ -105,9 +184,97 @@ def test_broadcasting_and_overlap():
         torch.zeros(1, device=DEVICE).expand(4).copy_(torch.arange(4.0, device=DEVICE))
 
 
+@two_devices
+@pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
+def test_bits_on_either_side(to, source):
+    host = sample(torch.complex64)
+    views = (plain, torch.conj, torch._neg_view, lambda t: torch._neg_view(t.conj()))
+    for left, right in itertools.product(views, views):
+        for dtype in (torch.complex64, torch.complex128):
+            dst = torch.zeros(host.shape, dtype=dtype, device=to)
+            left(dst).copy_(right(host.to(source)))
+            expected = torch.zeros(host.shape, dtype=dtype)
+            left(expected).copy_(right(host))
+            assert torch.equal(dst.cpu(), expected)
+
+
+# ---- What is refused ----
+
+
 def test_meta_is_not_host_memory():
-    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        torch.ones(2, device=DEVICE).copy_(torch.ones(2, device="meta"))
+    x = torch.ones(2, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="meta"):
+        x.copy_(torch.ones(2, device="meta"))
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta"):
+        torch.ops.aten._copy_from(torch.ones(2, device="meta"), x)
+    with pytest.raises(NotImplementedError, match="meta"):
+        torch.ones(2, device="meta").to(DEVICE)
+    assert x.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "other,name",
+    [
+        (lambda: torch.eye(2).to_sparse(), "layout Sparse"),
+        (lambda: torch.eye(2).to_sparse_csr(), "layout SparseCsr"),
+        (lambda: torch.eye(2).to_mkldnn(), "[mM]kldnn"),
+        (lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.qint8), "quantized"),
+    ],
+    ids=["sparse", "csr", "mkldnn", "quantized"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*quantize", "ignore")
+def test_other_layouts_are_refused_by_name(other, name):
+    x = torch.ones(2, 2, device=DEVICE)
+    with pytest.raises((RuntimeError, NotImplementedError), match=name):
+        x.copy_(other())
+    with pytest.raises((RuntimeError, NotImplementedError), match=name):
+        other().copy_(x)
+    assert x.tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("size", [5, 1 << 18])
+def test_numpy_arrays_that_are_read_only_or_misaligned(size):
+    values = np.arange(size, dtype=np.float32)
+    array = np.frombuffer(b"x" + values.tobytes(), dtype=np.float32, offset=1)
+    assert array.ctypes.data % 4 and not array.flags.writeable
+    host = torch.from_numpy(array)
+    for dtype in (torch.float32, torch.float64):
+        assert np.array_equal(host.to(DEVICE, dtype).cpu().numpy(), values)
+    out = np.frombuffer(bytearray(size * 4 + 1), dtype=np.float32, offset=1)
+    torch.from_numpy(out).copy_(torch.from_numpy(values).to(DEVICE).double())
+    assert np.array_equal(out, values)
+
+
+def enlarge(storage, bytes):
+    """Corrupts the size that a storage says it has."""
+    words = (ctypes.c_uint64 * 12).from_address(storage._cdata)
+    (at,) = (i for i, word in enumerate(words) if word == storage.nbytes())
+    words[at] = bytes
+    assert storage.nbytes() == bytes
+
+
+@pytest.mark.parametrize("place", ["cpu", DEVICE, OTHER])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [256, 1 << 19, 25 << 18])  # cut from a segment, or a segment
+@two_devices
+def test_a_copy_past_the_end_moves_nothing(place, dtype, size):
+    small = torch.ones(size, device=DEVICE)
+    storage = small.untyped_storage()
+    enlarge(storage, 16 * size)
+    try:
+        for offset in (0, size - 10):
+            large = torch.empty(0, device=DEVICE).set_(storage, offset, (2 * size,))
+            other = torch.zeros(large.shape, dtype=dtype, device=place)
+            for to, source in ((large, other), (other, large)):
+                with pytest.raises(RuntimeError, match=r"past its (device )?allocation"):
+                    to.copy_(source)
+            assert not other.cpu().any()
+            assert small.cpu().eq(1).all()
+            del to, source, large
+    finally:
+        enlarge(storage, 4 * size)
+    assert small.add_(1)[-1].item() == 2
 
 
 def test_complex_to_real_warns_whoever_waits():

@@ -1,34 +1,33 @@
 /*
- * Copies: one entry, and one plan that is chosen before anything moves.
+ * Copies: one entry, and one plan (choose) that is made before anything moves.
  *
- *   same data, no elements                            nothing
- *   same dtype, bits and dense layout, one device     a memcpy task on its current stream
- *     ... host and device                             the same; the host waits unless non_blocking
- *     ... two devices                                 a memcpy on the source's stream, between two events
- *   one device, anything else                         a kernel on its current stream
- *   a number of the host to a device                  the same
- *   pinned memory and non_blocking, anything else     contiguous temporaries, then a memcpy
- *   host and device, anything else                    a kernel that the host waits for
- *   two devices, anything else                        contiguous temporaries, then a memcpy
- *   a device whose memory kernels cannot reach        by way of an image in host memory
+ *   same data, no elements                          nothing
+ *   same dtype, bits and dense order                one memcpy task
+ *   one device, or host and device                  one kernel task: strides, dtype, conj, neg
+ *   two devices, and one's kernels reach the other  one kernel task
+ *   two devices otherwise                           contiguous temporaries, cast where fewer bytes travel; a memcpy
+ *   a device whose memory no kernel can reach       by way of an image in host memory
  *
- * Pageable memory is the core's matter: a pageable source has been read, and a pageable destination
- * written, when orMemcpyAsync returns.
+ * Tasks run on the current stream of their device; between two devices on the source's, after the destination's
+ * current stream and before what comes later there, without the host. The host waits for a task with host memory
+ * unless that is pinned and the copy is non_blocking, or a pageable source was small enough to be taken along.
  */
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/library.h>
+
+#include <array>
+#include <atomic>
 
 #include "../torch/event.h"
 #include "../torch/host_allocator.h"
 #include "../torch/stream.h"
 #include "../torch/warnings.h"
-#include "alias.h"
-#include "cpu_memory.h"
-#include "fallback.h"
+#include "copy_kernel.h"
 #include "lane.h"
 
 namespace torch_openreg {
@@ -38,10 +37,21 @@ namespace {
 using at::Tensor;
 
 void checkCopyable(const Tensor &tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(), "copy_ of a quantized tensor (",
+                              tensor.toString(), ") is not supported on openreg");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "copy_ of a tensor with layout ",
                               tensor.layout(), " is not supported on openreg");
   TORCH_CHECK(tensor.is_cpu() || tensor.is_privateuseone(), "openreg cannot copy to or from ",
               tensor.device(), ": copy by way of the CPU");
+}
+
+/* A storage may say that it is larger than it is. The core knows where memory ends, but is not told of its block. */
+void checkExtent(const Tensor &tensor) {
+  if (!tensor.is_privateuseone()) return;
+  const size_t bytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                       static_cast<size_t>(tensor.storage_offset()));
+  OPENREG_CHECK(orCacheCheck(tensor.storage().data(), bytes));
 }
 
 bool isSameData(const Tensor &dst, const Tensor &src) {
@@ -51,6 +61,13 @@ bool isSameData(const Tensor &dst, const Tensor &src) {
          dst.is_neg() == src.is_neg();
 }
 
+bool haveSameStrides(const Tensor &dst, const Tensor &src) {
+  for (int64_t i = 0; i < dst.dim(); ++i) {
+    if (dst.size(i) != 1 && dst.stride(i) != src.stride(i)) return false;
+  }
+  return true;
+}
+
 /* The bytes of both are the same elements in the same order, without gaps. */
 bool isMemcpy(const Tensor &dst, const Tensor &src) {
   if (dst.scalar_type() != src.scalar_type() || dst.is_conj() != src.is_conj() ||
@@ -58,7 +75,34 @@ bool isMemcpy(const Tensor &dst, const Tensor &src) {
     return false;
   }
   if (dst.is_contiguous() && src.is_contiguous()) return true;
-  return dst.strides() == src.strides() && dst.is_non_overlapping_and_dense();
+  return haveSameStrides(dst, src) && dst.is_non_overlapping_and_dense();
+}
+
+/* Whether kernels of `device` reach memory of `peer`: enabled when it is first asked for. */
+bool reachesPeer(c10::DeviceIndex device, c10::DeviceIndex peer) {
+  // 0: not asked yet
+  static std::array<std::array<std::atomic<char>, OPENREG_MAX_DEVICES>, OPENREG_MAX_DEVICES> known{};
+  std::atomic<char> &entry = known.at(static_cast<size_t>(device)).at(static_cast<size_t>(peer));
+  char answer = entry.load(std::memory_order_relaxed);
+  if (answer == 0) {
+    int can = 0;
+    OPENREG_CHECK(orDeviceCanAccessPeer(&can, device, peer));
+    if (can != 0) OPENREG_CHECK(orDeviceEnablePeerAccess(device, peer));
+    answer = can != 0 ? 'y' : 'n';
+    entry.store(answer, std::memory_order_relaxed);
+  }
+  return answer == 'y';
+}
+
+enum class Way { kNothing, kMemcpy, kKernel, kTemporaries, kHostImages };
+
+Way choose(const Tensor &dst, const Tensor &src) {
+  if (dst.numel() == 0 || isSameData(dst, src)) return Way::kNothing;
+  if (isMemcpy(dst, src)) return Way::kMemcpy;
+  const c10::DeviceIndex to = (dst.is_cpu() ? src : dst).device().index();
+  const c10::DeviceIndex from = (src.is_cpu() ? dst : src).device().index();
+  if (from == to) return canMap(to) ? Way::kKernel : Way::kHostImages;
+  return canMap(from) && canMap(to) && reachesPeer(from, to) ? Way::kKernel : Way::kTemporaries;
 }
 
 /* What comes after on `later` waits for what is queued on `earlier` so far; the host does not. */
@@ -68,86 +112,46 @@ void order(const OpenRegStream &earlier, const OpenRegStream &later) {
   OPENREG_CHECK(orStreamWaitEvent(later.stream(), event.get()));
 }
 
-void copyBetweenDevices(const Tensor &dst, const Tensor &src) {
+/* Queues on the source's current stream, in the order of the destination's too. */
+void betweenStreams(const Tensor &dst, const Tensor &src,
+                    c10::function_ref<void(const OpenRegStream &)> queue) {
   const OpenRegStream from = getCurrentOpenRegStream(src.device().index());
+  if (src.device() == dst.device()) return queue(from);
   const OpenRegStream to = getCurrentOpenRegStream(dst.device().index());
   order(to, from);
-  OPENREG_CHECK(orMemcpyPeerAsync(dst.data_ptr(), dst.device().index(), src.data_ptr(),
-                                  src.device().index(), src.nbytes(), from.stream()));
+  queue(from);
   order(from, to);
+}
+
+/* Pinned memory that work queued so far on the stream uses, also if `host` is a slice of it. */
+void keepPinned(const Tensor &host, const OpenRegStream &stream) {
+  recordPinnedUse(const_cast<void *>(host.const_data_ptr()),
+                  host.storage().data_ptr().get_context(), stream.unwrap());
 }
 
 void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const bool toDevice = dst.is_privateuseone();
   const Tensor &host = toDevice ? src : dst;
-  const c10::DeviceIndex device = (toDevice ? dst : src).device().index();
-  const OpenRegStream stream = getCurrentOpenRegStream(device);
-  OPENREG_CHECK(orMemcpyAsync(dst.data_ptr(), src.data_ptr(), src.nbytes(),
+  const OpenRegStream stream = getCurrentOpenRegStream((toDevice ? dst : src).device().index());
+  OPENREG_CHECK(orMemcpyAsync(dst.data_ptr(), src.const_data_ptr(), src.nbytes(),
                               toDevice ? orMemcpyHostToDevice : orMemcpyDeviceToHost,
                               stream.stream()));
-  if (nonBlocking) {
-    recordPinnedUse(host.data_ptr(), host.storage().data_ptr().get_context(), stream.unwrap());
-  } else if (isPinned(host.data_ptr())) {
-    stream.synchronize();
-  }
-  if (!toDevice && !nonBlocking) issueKeptWarnings();
+  if (nonBlocking) return keepPinned(host, stream);
+  // The core has waited where the memory is pageable.
+  if (isPinned(host.const_data_ptr())) stream.synchronize();
+  if (!toDevice) issueKeptWarnings();
 }
 
 void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  if (dst.device() != src.device()) {
-    if (dst.is_cpu() || src.is_cpu()) return copyWithHost(dst, src, nonBlocking);
-    return copyBetweenDevices(dst, src);
-  }
+  if (dst.is_cpu() || src.is_cpu()) return copyWithHost(dst, src, nonBlocking);
   if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
-  OPENREG_CHECK(orMemcpyAsync(dst.data_ptr(), src.data_ptr(), src.nbytes(), orMemcpyDeviceToDevice,
-                              getCurrentOpenRegStream(dst.device().index()).stream()));
-}
-
-/* Strides, dtype, conj and neg are the CPU copy's matter. One device; a number of the host is taken by value. */
-void queueCopy(const Tensor &dst, const Tensor &src) {
-  at::assert_no_internal_overlap(dst);
-  if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-  torch::jit::Stack stack{dst, src, false};
-  runCpuKernel(op, &stack);
-}
-
-/* The same between host and device, which the host waits for. */
-void copyByKernel(const Tensor &dst, const Tensor &src) {
-  const c10::DeviceIndex device = (dst.is_cpu() ? src : dst).device().index();
-  const orStream_t stream = getCurrentOpenRegStream(device).stream();
-  installCpuAllocator();
-  runOnLane(stream, "aten::copy_", [&] {
-    Aliases aliases(stream, device);
-    Tensor to = dst.is_cpu() ? dst : aliases.of(dst);
-    to.copy_(src.is_cpu() ? src : aliases.of(src));
+  betweenStreams(dst, src, [&](const OpenRegStream &stream) {
+    OPENREG_CHECK(orMemcpyPeerAsync(dst.data_ptr(), dst.device().index(), src.const_data_ptr(),
+                                    src.device().index(), src.nbytes(), stream.stream()));
   });
 }
 
-/* Contiguous, without bits, on the tensor's own device; the tensor itself if it is that already. */
-bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
-  return tensor.scalar_type() == dtype && tensor.is_contiguous() && !tensor.is_conj() &&
-         !tensor.is_neg();
-}
-
-void copyByTemporaries(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  // The cast happens where fewer bytes have to travel.
-  const c10::ScalarType dtype =
-      c10::elementSize(src.scalar_type()) <= c10::elementSize(dst.scalar_type()) ? src.scalar_type()
-                                                                                 : dst.scalar_type();
-  Tensor from = src, to = dst;
-  if (!isPlain(src, dtype)) {
-    from = at::empty(src.sizes(), src.options().dtype(dtype).pinned_memory(false));
-    from.copy_(src, nonBlocking);
-  }
-  if (!isPlain(dst, dtype)) {
-    to = at::empty(dst.sizes(), dst.options().dtype(dtype).pinned_memory(false));
-  }
-  copyBytes(to, from, nonBlocking);
-  if (!to.is_same(dst)) dst.copy_(to, nonBlocking);
-}
-
-/* The stretch of memory from the first to the last element of a device tensor, as a 1-d tensor. */
+/* The stretch of memory from the first to the last element, as a 1-d tensor. */
 Tensor stretch(const Tensor &tensor) {
   const auto bytes = static_cast<int64_t>(
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize()));
@@ -158,42 +162,99 @@ Tensor stretch(const Tensor &tensor) {
   return flat;
 }
 
-void copyByHost(const Tensor &dst, const Tensor &src) {
-  const auto image = [](const Tensor &tensor) {
+/* `tensor` as it would be over this stretch. */
+Tensor over(const Tensor &flat, const Tensor &tensor) {
+  Tensor image = at::native::as_strided_tensorimpl(flat, tensor.sizes(), tensor.strides(), 0);
+  image._set_conj(tensor.is_conj());
+  image._set_neg(tensor.is_neg());
+  return image;
+}
+
+/* As the core does for a memcpy: what is as small as this is copied at the call. */
+constexpr int64_t kStageBytes = 64 << 10;
+
+void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+  const Tensor &host = dst.is_cpu() ? dst : src;
+  const OpenRegStream stream = getCurrentOpenRegStream((dst.is_cpu() ? src : dst).device().index());
+  const bool pinned = isPinned(host.const_data_ptr());
+  if (src.is_cpu() && !pinned) {
+    const Tensor source = stretch(src);
+    if (static_cast<int64_t>(source.nbytes()) <= kStageBytes) {
+      return enqueueCopyOwning(dst, over(source.clone(), src), stream.stream());
+    }
+  }
+  enqueueCopy(dst, src, stream.stream());
+  if (pinned && nonBlocking) {
+    keepPinned(host, stream);
+  } else {
+    stream.synchronize();
+  }
+}
+
+void copyByKernel(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+  at::assert_no_internal_overlap(dst);
+  if (dst.is_cpu() || src.is_cpu()) return kernelWithHost(dst, src, nonBlocking);
+  if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
+  betweenStreams(dst, src,
+                 [&](const OpenRegStream &stream) { enqueueCopy(dst, src, stream.stream()); });
+}
+
+/* Contiguous, of this dtype and without bits. */
+bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
+  return tensor.scalar_type() == dtype && tensor.is_contiguous() && !tensor.is_conj() &&
+         !tensor.is_neg();
+}
+
+void copyByTemporaries(const Tensor &dst, const Tensor &src) {
+  at::assert_no_internal_overlap(dst);
+  const bool castFirst = dst.itemsize() < src.itemsize();
+  const c10::ScalarType dtype = (castFirst ? dst : src).scalar_type();
+  Tensor from = src, to = dst;
+  if (!isPlain(src, dtype)) {
+    from = at::empty(src.sizes(), src.options().dtype(dtype));
+    from.copy_(src);
+  }
+  if (!isPlain(dst, dtype)) to = at::empty(dst.sizes(), dst.options().dtype(dtype));
+  copyBytes(to, from, true);
+  if (!to.is_same(dst)) dst.copy_(to);
+}
+
+void copyByHostImages(const Tensor &dst, const Tensor &src) {
+  at::assert_no_internal_overlap(dst);
+  const auto image = [](const Tensor &tensor, bool filled) {
     const Tensor device = stretch(tensor);
-    Tensor flat = at::detail::empty_cpu(device.sizes(), tensor.scalar_type());
-    copyBytes(flat, device, false);
-    Tensor host = at::native::as_strided_tensorimpl(flat, tensor.sizes(), tensor.strides(), 0);
-    host._set_conj(tensor.is_conj());
-    host._set_neg(tensor.is_neg());
-    return std::pair(flat, host);
+    const Tensor flat = at::detail::empty_cpu(device.sizes(), tensor.scalar_type());
+    if (filled) copyBytes(flat, device, false);
+    return flat;
   };
-  const Tensor from = src.is_cpu() ? src : image(src).second;
+  const Tensor from = src.is_cpu() ? src : over(image(src, true), src);
   if (dst.is_cpu()) {
     dst.copy_(from);
     return;
   }
-  const auto [flat, to] = image(dst);
-  to.copy_(from);
+  // What lies in the gaps stays.
+  const Tensor flat = image(dst, !dst.is_non_overlapping_and_dense());
+  over(flat, dst).copy_(from);
   copyBytes(stretch(dst), flat, false);
 }
 
-bool isPinnedMemory(const Tensor &tensor) { return tensor.is_cpu() && isPinned(tensor.data_ptr()); }
-
 void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  if (dst.numel() == 0 || isSameData(dst, src)) return;
-  if (isMemcpy(dst, src)) return copyBytes(dst, src, nonBlocking);
-  const bool twoDevices = !dst.is_cpu() && !src.is_cpu() && dst.device() != src.device();
-  const Tensor &device = dst.is_cpu() ? src : dst;
-  if (twoDevices || (nonBlocking && (isPinnedMemory(dst) || isPinnedMemory(src)))) {
-    return copyByTemporaries(dst, src, nonBlocking);
+  const Way way = choose(dst, src);
+  if (way == Way::kNothing) return;
+  checkExtent(dst);
+  checkExtent(src);
+  switch (way) {
+    case Way::kNothing:
+      return;
+    case Way::kMemcpy:
+      return copyBytes(dst, src, nonBlocking);
+    case Way::kKernel:
+      return copyByKernel(dst, src, nonBlocking);
+    case Way::kTemporaries:
+      return copyByTemporaries(dst, src);
+    case Way::kHostImages:
+      return copyByHostImages(dst, src);
   }
-  if (!canMap(device.device().index())) return copyByHost(dst, src);
-  if (!dst.is_cpu() && !src.is_cpu()) return queueCopy(dst, src);
-  if (src.is_cpu() && src.storage().nbytes() == src.itemsize()) {
-    return queueCopy(dst, at::native::as_strided_tensorimpl(src, {}, {}, src.storage_offset()));
-  }
-  copyByKernel(dst, src);
 }
 
 Tensor copyFrom(const Tensor &src, const Tensor &dst, bool nonBlocking) {
@@ -225,4 +286,13 @@ TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
 }
 TORCH_LIBRARY_IMPL(aten, Negative, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+// Refused by name, instead of by a list of what other backends have.
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { m.impl("_copy_from", &torch_openreg::copyFrom); }
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+  m.impl("_copy_from", &torch_openreg::copyFrom);
+}
+TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
+  m.impl("_copy_from", &torch_openreg::copyFrom);
 }

@@ -329,6 +329,18 @@ orError_t orCacheRecordStream(const void *ptr, orStream_t stream) {
               : refusePointer("orCacheRecordStream", ptr, true);
 }
 
+orError_t orCacheCheck(const void *ptr, size_t bytes) {
+  orBlock *block;
+  OR_TRY(orEnter());
+  orCache *cache = ptr ? lockBlock(ptr, &block) : NULL;
+  if (!cache) return orSuccess;
+  size_t size = block->size;
+  orCacheUnlock(cache);
+  if (OR_LIKELY(bytes <= size)) return orSuccess;
+  return orFail(orErrorInvalidValue, "[%p, +%zu) ends %zu bytes past its allocation of %zu bytes",
+                ptr, bytes, bytes - size, size);
+}
+
 /* ---- Statistics ---- */
 
 orError_t orCacheGetStats(orCacheStats *stats, int device) {

@@ -3,13 +3,7 @@
  *
  * A pageable source of OR_STAGE_BYTES or less is copied into the queue with the task, so the caller may overwrite it
  * at once; a larger one is read in place and the call returns when it has been. A pageable destination has been
- * written when the call returns. Everything else is asynchronous.
- *
- * A large copy is cut into pieces. The lane that runs it puts a job on its stack into the list of jobs, wakes whoever
- * may help (idle lanes; a host that sleeps for this very stream), takes pieces itself until none is left, takes
- * the job out of the list and waits for the helpers inside. `lock` guards the list and joining a job; `next` hands
- * out pieces; `helpers` counts who is inside, and the owner, which is the only one to wait for it, does so after
- * nobody can join any more.
+ * written when the call returns. Everything else is asynchronous. A large copy is run in pieces (split.c).
  */
 #include <string.h>
 
@@ -17,87 +11,29 @@
 
 enum { OR_STAGE_BYTES = 64 << 10, OR_SPLIT_BYTES = 1 << 20, OR_PIECE_BYTES = 256 << 10 };
 
-typedef struct orJob {
+typedef struct orBytes {
   char *dst;
   const char *src;
-  size_t bytes;
-  _Atomic size_t next; /* offset of the next piece */
-  _Atomic uint32_t helpers;
-  struct orJob *link;
-} orJob;
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static orJob *jobs;
-static _Atomic unsigned job_count; /* written under the lock; a hint elsewhere */
+  size_t count;
+} orBytes;
 
 /* ---- moving bytes ---- */
 
-bool orCopyWantsHelp(void) { return atomic_load_explicit(&job_count, memory_order_relaxed) != 0; }
-
-static bool takePieces(orJob *j) {
-  bool any = false;
-  for (;;) {
-    size_t at = atomic_fetch_add_explicit(&j->next, OR_PIECE_BYTES, memory_order_relaxed);
-    if (at >= j->bytes) return any;
-    size_t n = j->bytes - at < OR_PIECE_BYTES ? j->bytes - at : OR_PIECE_BYTES;
-    memcpy(j->dst + at, j->src + at, n);
-    any = true;
-  }
-}
-
-static bool hasPieces(const orJob *j) {
-  return atomic_load_explicit(&j->next, memory_order_relaxed) < j->bytes;
-}
-
-bool orCopyHelp(void) {
-  if (!orCopyWantsHelp()) return false;
-  pthread_mutex_lock(&lock);
-  orJob *j = jobs;
-  while (j && !hasPieces(j)) j = j->link;
-  if (j) atomic_fetch_add_explicit(&j->helpers, 1, memory_order_relaxed);
-  pthread_mutex_unlock(&lock);
-  if (!j) return false;
-  bool any = takePieces(j);
-  /* The job may be gone after this: only its address is used. */
-  if (atomic_fetch_sub_explicit(&j->helpers, 1, memory_order_release) == 1)
-    orFutexWake(&j->helpers, 1);
-  return any;
-}
-
-static void publish(orJob *j) {
-  pthread_mutex_lock(&lock);
-  j->link = jobs;
-  jobs = j;
-  atomic_fetch_add_explicit(&job_count, 1, memory_order_relaxed);
-  pthread_mutex_unlock(&lock);
-}
-
-static void withdraw(orJob *j) {
-  pthread_mutex_lock(&lock);
-  orJob **p = &jobs;
-  while (*p != j) p = &(*p)->link;
-  *p = j->link;
-  atomic_fetch_sub_explicit(&job_count, 1, memory_order_relaxed);
-  pthread_mutex_unlock(&lock);
-  for (uint32_t n; (n = atomic_load_explicit(&j->helpers, memory_order_acquire));)
-    orFutexWait(&j->helpers, n, 0);
+static void copyPiece(void *context, size_t index) {
+  const orBytes *b = context;
+  size_t at = index * OR_PIECE_BYTES, left = b->count - at;
+  memcpy(b->dst + at, b->src + at, left < OR_PIECE_BYTES ? left : OR_PIECE_BYTES);
 }
 
 void orCopyBytes(void *dst, const void *src, size_t bytes) {
-  int others = orHostCores() - 1;
   bool apart = (size_t)((char *)dst - (const char *)src) >= bytes &&
                (size_t)((const char *)src - (char *)dst) >= bytes;
-  if (bytes < OR_SPLIT_BYTES || others < 1 || !apart) {
+  if (bytes < OR_SPLIT_BYTES || !apart) {
     memmove(dst, src, bytes);
     return;
   }
-  orJob j = {.dst = dst, .src = src, .bytes = bytes};
-  publish(&j);
-  orStream *s = orTaskStream();
-  if (s && orStreamStir(s)) others--;
-  orLaneWakeIdle(others);
-  takePieces(&j);
-  withdraw(&j);
+  orBytes b = {dst, src, bytes};
+  orSplitRun(copyPiece, &b, (bytes + OR_PIECE_BYTES - 1) / OR_PIECE_BYTES);
 }
 
 /* ---- checks ---- */

@@ -17,7 +17,8 @@
  *   history.c    what it tells: the hook of its actions, snapshots
  *   block.c      its blocks: table, segments, statistics (block.h)
  *   bins.c       its free blocks by size
- *   copy.c       memcpy and memset: checks, staging, pieces
+ *   copy.c       memcpy and memset: checks, staging
+ *   split.c      work in pieces: what idle lanes and waiting hosts take of a large task
  *   queue.c      a stream's queue of tasks
  *   stream.c     streams: handles, enqueue, query, synchronise, values
  *   event.c      events and their completion cells
@@ -104,6 +105,7 @@ struct orDevice {
   const orDeviceFactory *factory;
   orDeviceDesc desc;
   bool can_map;
+  _Atomic uint64_t peers;    /* bit i: kernels may reach memory of device i */
   orAllocator allocators[3]; /* device, pageable host, pinned host */
 };
 
@@ -123,6 +125,8 @@ bool orSimulatedHolds(const void *ptr);
 extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory; /* host.c */
 
 /* ---- device.c ---- */
+
+bool orDeviceReachesPeer(int device, int peer);
 
 /* Makes device `index` ready for use (first use), or fails naming the index and the range. */
 orError_t orDeviceUse(int index);
@@ -409,10 +413,14 @@ int orHostCores(void); /* that this process may run on */
 
 /* ---- copy.c ---- */
 
-/* memcpy between addresses that this thread can reach; a large one with the help of idle lanes and of hosts that
- * wait for the calling lane's stream. Returns when done. On a lane. */
+/* memcpy between addresses that this thread can reach; a large one in pieces. Returns when done. In a task. */
 void orCopyBytes(void *dst, const void *src, size_t bytes);
-/* Takes pieces of running copies until none is left; false if there was none. */
+
+/* ---- split.c ---- */
+
+/* orRunPieces, for tasks of every kind. */
+void orSplitRun(orPieceFn piece, void *context, size_t count);
+/* Takes pieces of running tasks until none is left; false if there was none. */
 bool orCopyHelp(void);
 bool orCopyWantsHelp(void);
 

@@ -203,14 +203,32 @@ orError_t orGetDeviceProperties(orDeviceProperties *p, int device) {
   return orSuccess;
 }
 
+static bool couldReach(int device, int peer) {
+  return device != peer && orConfigGet()->peer_access &&
+         orDeviceAt(device)->factory == orDeviceAt(peer)->factory;
+}
+
 orError_t orDeviceCanAccessPeer(int *can, int device, int peer) {
   if (!can) return orFail(orErrorInvalidValue, "orDeviceCanAccessPeer: null result");
   OR_TRY(orEnter());
   OR_TRY(orDeviceCheck(device));
   OR_TRY(orDeviceCheck(peer));
-  *can = device != peer && orConfigGet()->peer_access &&
-         orDeviceAt(device)->factory == orDeviceAt(peer)->factory;
+  *can = couldReach(device, peer);
   return orSuccess;
+}
+
+orError_t orDeviceEnablePeerAccess(int device, int peer) {
+  OR_TRY(orEnter());
+  OR_TRY(orDeviceCheck(device));
+  OR_TRY(orDeviceCheck(peer));
+  if (!couldReach(device, peer))
+    return orFail(orErrorNotSupported, "device %d has no peer access to device %d", device, peer);
+  atomic_fetch_or_explicit(&orDeviceAt(device)->peers, UINT64_C(1) << peer, memory_order_relaxed);
+  return orSuccess;
+}
+
+bool orDeviceReachesPeer(int device, int peer) {
+  return atomic_load_explicit(&orDeviceAt(device)->peers, memory_order_relaxed) >> peer & 1;
 }
 
 orError_t orStreamGetDefault(orStream_t *stream, int device) {

@@ -329,10 +329,10 @@ orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
     return orSuccess;
   }
   int device = running.stream->device;
-  if (OR_UNLIKELY(r.device != device && !orConfigGet()->peer_access))
+  if (OR_UNLIKELY(r.device != device && !orDeviceReachesPeer(device, r.device)))
     return orFail(orErrorNotSupported,
-                  "a kernel of device %d cannot reach %p of device %d: peer access is off", device,
-                  ptr, r.device);
+                  "a kernel of device %d cannot reach %p of device %d: peer access is not enabled",
+                  device, ptr, r.device);
   orDevice *d = orDeviceAt(r.device);
   if (!d->can_map) return orFail(orErrorNotSupported, "device %d has no mapped memory", r.device);
   return d->factory->map(d->desc.self, ptr, bytes, address);

@@ -195,6 +195,8 @@ static void setUp(void) {
   memset(program.words, 0, LINES * sizeof *program.words);
   for (int h = 0; h < HOSTS; h++) atomic_store(&program.issued[h], 0);
   for (int i = HOSTS; i < LINES; i++) program.stream[i] = 0;
+  MUST(orDeviceEnablePeerAccess(0, 1));
+  MUST(orDeviceEnablePeerAccess(1, 0));
   int streams = program.lines;
   for (int i = 0; i < program.steps; i++)
     if (program.step[i].kind == NEW_STREAM) streams--;

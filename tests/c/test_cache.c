@@ -239,6 +239,17 @@ static void childIsRefused(void) {
   ASSERT_ERROR(orCacheGetStats(&stats, 0), orErrorForked);
 }
 
+TEST(cache_checks_the_size_of_a_block) {
+  char *p = NULL, *other = NULL, host[8];
+  ASSERT_OK(orCacheMalloc((void **)&p, 1000, OR_STREAM_DEFAULT));
+  ASSERT_OK(orMalloc((void **)&other, 4096));
+  ASSERT_OK(orCacheCheck(p, 0));
+  ASSERT_OK(orCacheCheck(p, 1024));
+  ASSERT_REFUSED(orCacheCheck(p, 1025), orErrorInvalidValue, "ends 1 bytes past");
+  const void *not_judged[] = {NULL, p + 8, other, host};
+  for (int i = 0; i < 4; i++) ASSERT_OK(orCacheCheck(not_judged[i], 1 << 20));
+}
+
 TEST(cache_refuses_in_a_forked_child) {
   inherited = take(4 * KIB, defaultStream(0));
   ASSERT_FORK_OK(childIsRefused);

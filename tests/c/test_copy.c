@@ -338,6 +338,30 @@ static orError_t mapForeign(void *args) {
   return orSuccess;
 }
 
+static orError_t mapPeer(void *args) {
+  void **p = *(void ***)args, *address = NULL;
+  ASSERT_OK(orMapForKernel(&address, p[1], 8));
+  ASSERT_EQ(*(unsigned char *)address, 3);
+  return orSuccess;
+}
+
+/* One way, and only once enabled. */
+TEST(copy_peer_access_of_kernels) {
+  void *p[2] = {device(64), deviceOn(1, 64)}, *back[2] = {p[1], p[0]};
+  ASSERT_OK(orMemset(p[1], 3, 64));
+  launch(OR_STREAM_DEFAULT, mapForeign, p);
+  ASSERT_OK(orDeviceSynchronize());
+  for (int i = 0; i < 2; i++) ASSERT_OK(orDeviceEnablePeerAccess(0, 1));
+  launch(OR_STREAM_DEFAULT, mapPeer, p);
+  ASSERT_OK(orDeviceSynchronize());
+  launch(newStreamOn(1), mapForeign, back);
+  ASSERT_OK(orSetDevice(1));
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_REFUSED(orDeviceEnablePeerAccess(0, 0), orErrorNotSupported, "device 0 has no peer access");
+  ASSERT_REFUSED(orDeviceEnablePeerAccess(0, 2), orErrorInvalidDevice, "device index 2");
+  ASSERT_REFUSED(orDeviceEnablePeerAccess(-1, 0), orErrorInvalidDevice, "device index -1");
+}
+
 TEST(copy_without_peer_access) {
   setenv("OPENREG_PEER_ACCESS", "0", 1);
   unsigned char *data = noise(70000, 11);
@@ -345,6 +369,7 @@ TEST(copy_without_peer_access) {
   int can = -1;
   ASSERT_OK(orDeviceCanAccessPeer(&can, 0, 1));
   ASSERT_EQ(can, 0);
+  ASSERT_REFUSED(orDeviceEnablePeerAccess(0, 1), orErrorNotSupported, "no peer access to device 1");
   fillWith(p[0], data, 70000);
   ASSERT_OK(orMemcpyPeerAsync(p[1], 1, p[0], 0, 70000, OR_STREAM_DEFAULT)); /* staged: still right */
   ASSERT_OK(orDeviceSynchronize());

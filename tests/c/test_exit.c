@@ -174,6 +174,7 @@ static void refusedInChild(void) {
   ASSERT_FORKED(orMemcpyPeerAsync(parent.device, 0, parent.device, 0, 8, 0));
   ASSERT_FORKED(orMemsetAsync(parent.device, 0, 8, parent.stream));
   ASSERT_FORKED(orDeviceCanAccessPeer(&value, 0, 1));
+  ASSERT_FORKED(orDeviceEnablePeerAccess(0, 1));
   ASSERT_FORKED(orStreamCreateWithPriority(&parent.stream, 0));
   ASSERT_FORKED(orStreamGetDevice(parent.stream, &value));
   ASSERT_FORKED(orStreamGetPriority(parent.stream, &value));

@@ -127,8 +127,11 @@ OR_API orError_t orDeviceSynchronize(void);
  * that is running. The device is as usable as ever, also if it was lost. Allocations, streams and
  * events stay valid; contents are undefined. */
 OR_API orError_t orDeviceReset(void);
-/* 1 if a kernel or copy of `device` may reach memory of `peer` directly. */
+/* 1 if kernels of `device` could reach memory of `peer`, once that is enabled. Copies need neither. */
 OR_API orError_t orDeviceCanAccessPeer(int *can, int device, int peer);
+/* From now on orMapForKernel gives kernels of `device` addresses of `peer`'s memory. One way; enabling twice is
+ * not an error. orErrorNotSupported where orDeviceCanAccessPeer says 0. */
+OR_API orError_t orDeviceEnablePeerAccess(int device, int peer);
 /* 1 after the first use of the device: an allocation, stream, event or copy. Never initialises. */
 OR_API int orDeviceIsActive(int device);
 /* 1 in a forked child of a process that had used a device. */
@@ -255,6 +258,11 @@ typedef struct orLaunch {
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
 /* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
 OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
+/* Inside a kernel: calls piece(context, i) once for every i below `count`, in any order, on this thread and on
+ * threads that have nothing else to do (idle lanes, hosts that wait for the stream), and returns when all have
+ * returned. Pieces do not call this API. One should be worth some ten microseconds. */
+typedef void (*orPieceFn)(void *context, size_t index);
+OR_API orError_t orRunPieces(orPieceFn piece, void *context, size_t count);
 /* Inside a task: a detail added to the error that the task is about to return. */
 OR_API void orSetTaskErrorMessage(const char *message);
 
@@ -324,6 +332,9 @@ OR_API orError_t orCacheFree(void *ptr);
 /* Any interior pointer of a live block: its memory is not reused before the work queued so far on
  * `stream` is done. */
 OR_API orError_t orCacheRecordStream(const void *ptr, orStream_t stream);
+/* Of a pointer that orCacheMalloc gave: orErrorInvalidValue if its block is smaller than this. Copies and launches see
+ * only the segment that blocks are cut from. Other pointers are not judged. */
+OR_API orError_t orCacheCheck(const void *ptr, size_t bytes);
 /* Gives every unused block of the device back that no queued work can reach. */
 OR_API orError_t orCacheEmpty(int device);
 

@@ -1,0 +1,272 @@
+/*
+ * A CopyTask carries both sides by value: address, sizes, strides. It belongs to the thread that queues it until
+ * orLaunchKernelEx returns, then to the queue, whose `drop` deletes it.
+ *
+ * A large copy runs in pieces (orRunPieces) of at most kPiece elements, below which PyTorch's loops open no parallel
+ * region: a second OpenMP team beside the wide lane's would slow every kernel down. A piece may run on a host thread,
+ * in the midst of anything: it must see no dispatch mode, and leaves the treatment of denormals as it found it.
+ */
+#include "copy_kernel.h"
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/copy_native.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../torch/check.h"
+#include "../torch/warnings.h"
+#include "lane.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using at::Tensor;
+using c10::DispatchKeySet;
+
+constexpr int64_t kPiece = 1 << 15;         // elements; at::internal::GRAIN_SIZE
+constexpr int64_t kLeastToSplit = 1 << 17;  // elements
+
+/* What a tensor consists of. */
+struct Parts {
+  void *data = nullptr;  // the first element
+  size_t bytes = 0;      // from the first to the last
+  c10::DimVector sizes, strides;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  bool conj = false, neg = false;
+};
+
+Tensor cpuTensor(const Parts &parts) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), parts.bytes,
+                       c10::DataPtr(parts.data, c10::Device(c10::DeviceType::CPU)),
+                       c10::GetCPUAllocator(), /*resizable=*/false);
+  Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                           DispatchKeySet(c10::DispatchKey::CPU),
+                                                           c10::scalarTypeToTypeMeta(parts.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(parts.sizes, parts.strides);
+  if (parts.conj) tensor._set_conj(true);
+  if (parts.neg) tensor._set_neg(true);
+  return tensor;
+}
+
+struct Side {
+  Side(const Tensor &tensor, void *data)
+      : parts{data,
+              at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize()),
+              c10::DimVector(tensor.sizes()),
+              c10::DimVector(tensor.strides()),
+              tensor.scalar_type(),
+              tensor.is_conj(),
+              tensor.is_neg()},
+        onDevice(tensor.is_privateuseone()) {}
+
+  /* In a task. */
+  Tensor alias() const {
+    Parts mapped = parts;
+    if (onDevice) OPENREG_CHECK(orMapForKernel(&mapped.data, parts.data, parts.bytes));
+    return cpuTensor(mapped);
+  }
+
+  Parts parts;
+  bool onDevice;
+};
+
+bool isSplittable(const Tensor &dst, const Tensor &src) {
+  if (dst.numel() < kLeastToSplit) return false;
+  // PyTorch has a blocked loop for a transposition, which pieces would miss,
+  if (dst.scalar_type() == src.scalar_type() && dst.dim() == 2 && dst.is_contiguous() &&
+      src.stride(0) == 1 && src.stride(1) == src.size(0)) {
+    return false;
+  }
+  // and warns here, which is for this thread to collect.
+  return dst.is_complex() || !src.is_complex();
+}
+
+class DenormalMode {
+ public:
+  explicit DenormalMode(unsigned wanted) : before_(CallerState::now().flush), wanted_(wanted) {
+    if (before_ != wanted_) at::globalContext().setFlushDenormal(wanted_ != 0);
+  }
+  ~DenormalMode() {
+    if (before_ != wanted_) at::globalContext().setFlushDenormal(before_ != 0);
+  }
+  DenormalMode(const DenormalMode &) = delete;
+  DenormalMode &operator=(const DenormalMode &) = delete;
+
+ private:
+  unsigned before_, wanted_;
+};
+
+/* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and merged where possible.
+ * Loops below `chunked_` are whole in each piece, that one is cut into steps, those above are taken one by one. */
+class SplitCopy {
+ public:
+  SplitCopy(const Tensor &dst, const Tensor &src) : flush_(CallerState::now().flush) {
+    auto loops = at::TensorIteratorConfig()
+                     .add_output(dst)
+                     .add_const_input(src)
+                     .resize_outputs(false)
+                     .check_all_same_dtype(false)
+                     .build();
+    shape_ = c10::DimVector(loops.shape());
+    const auto partsOf = [&](int which, const Tensor &tensor) {
+      c10::DimVector strides(loops.strides(which));
+      for (int64_t &stride : strides) stride /= static_cast<int64_t>(tensor.itemsize());
+      return Parts{
+          loops.data_ptr(which), 0, {}, std::move(strides), tensor.scalar_type(), tensor.is_conj(),
+          tensor.is_neg()};
+    };
+    dst_ = partsOf(0, dst);
+    src_ = partsOf(1, src);
+    int64_t inner = 1;
+    while (chunked_ + 1 < shape_.size() && inner * shape_[chunked_] <= kPiece) {
+      inner *= shape_[chunked_++];
+    }
+    step_ = std::max<int64_t>(1, kPiece / inner);
+    steps_ = (shape_[chunked_] + step_ - 1) / step_;
+  }
+
+  void run() {
+    int64_t count = steps_;
+    for (size_t i = chunked_ + 1; i < shape_.size(); ++i) count *= shape_[i];
+    OPENREG_CHECK(orRunPieces(&runPiece, this, static_cast<size_t>(count)));
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  static void runPiece(void *context, size_t index) {
+    auto *split = static_cast<SplitCopy *>(context);
+    try {
+      split->piece(static_cast<int64_t>(index));
+    } catch (...) {
+      if (!split->failed_.exchange(true)) split->error_ = std::current_exception();
+    }
+  }
+
+  void piece(int64_t index) const {
+    c10::impl::ExcludeDispatchKeyGuard noModes(c10::python_ks);
+    DenormalMode denormals(flush_);
+    const int64_t first = index % steps_ * step_;
+    const int64_t length = std::min(step_, shape_[chunked_] - first);
+    Tensor dst = slice(dst_, index / steps_, first, length);
+    at::native::copy_(dst, slice(src_, index / steps_, first, length), false);
+  }
+
+  Tensor slice(const Parts &whole, int64_t outer, int64_t first, int64_t length) const {
+    int64_t offset = first * whole.strides[chunked_];
+    for (size_t i = chunked_ + 1; i < shape_.size(); ++i) {
+      offset += outer % shape_[i] * whole.strides[i];
+      outer /= shape_[i];
+    }
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(whole.dtype));
+    Parts part{static_cast<char *>(whole.data) + offset * itemsize,
+               0,
+               {},
+               {},
+               whole.dtype,
+               whole.conj,
+               whole.neg};
+    // A tensor's last dimension is the first loop.
+    for (size_t i = chunked_ + 1; i-- > 0;) {
+      part.sizes.push_back(i == chunked_ ? length : shape_[i]);
+      part.strides.push_back(whole.strides[i]);
+    }
+    part.bytes = at::detail::computeStorageNbytes(part.sizes, part.strides, itemsize);
+    return cpuTensor(part);
+  }
+
+  Parts dst_, src_;       // sizes aside: in the order of the loops
+  c10::DimVector shape_;  // the innermost loop first
+  size_t chunked_ = 0;
+  int64_t step_ = 0, steps_ = 0;
+  const unsigned flush_;
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+};
+
+struct CopyTask {
+  void run() const {
+    Tensor to = dst.alias();
+    const Tensor from = owned.defined() ? owned : src.alias();
+    if (isSplittable(to, from)) {
+      SplitCopy(to, from).run();
+    } else {
+      at::native::copy_(to, from, false);
+    }
+  }
+
+  Side dst, src;
+  Tensor owned;  // in place of src: the host's memory, nobody else's
+  CallerState caller = CallerState::now();
+};
+
+constexpr const char *kName = "aten::copy_";
+
+orError_t runTask(void *args) {
+  const CopyTask &task = **static_cast<CopyTask **>(args);
+  std::vector<c10::Warning> warnings;
+  orError_t result = orSuccess;
+  try {
+    runAsCaller(task.caller, warnings, [&] { task.run(); });
+  } catch (const std::exception &error) {
+    const std::string text = error.what();
+    orSetTaskErrorMessage(text.substr(0, text.find('\n')).c_str());
+    result = orErrorLaunchFailure;
+  }
+  if (!warnings.empty()) keepWarnings(warnings);
+  return result;
+}
+
+void dropTask(void *args) { delete *static_cast<CopyTask **>(args); }
+
+void launch(std::unique_ptr<CopyTask> task, orStream_t stream) {
+  orAccess accesses[2];
+  size_t count = 0;
+  for (const Side *side : {&task->dst, &task->src}) {
+    if (!side->onDevice) continue;
+    accesses[count++] = {side->parts.data, side->parts.bytes, side == &task->dst};
+  }
+  CopyTask *args = task.get();
+  orLaunch launch{};
+  launch.size = sizeof(launch);
+  launch.stream = stream;
+  launch.fn = &runTask;
+  launch.args = &args;
+  launch.args_size = sizeof(args);
+  launch.drop = &dropTask;
+  launch.accesses = accesses;
+  launch.access_count = count;
+  launch.name = kName;
+  const uint64_t before = orGetLastCorrelation();
+  const orError_t error = orLaunchKernelEx(&launch);
+  // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
+  if (orGetLastCorrelation() != before) (void)task.release();
+  OPENREG_CHECK(error);
+}
+
+Side sideOf(const Tensor &src) { return {src, const_cast<void *>(src.const_data_ptr())}; }
+
+}  // namespace
+
+void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream) {
+  launch(std::unique_ptr<CopyTask>(new CopyTask{{dst, dst.data_ptr()}, sideOf(src), {}}), stream);
+}
+
+void enqueueCopyOwning(const Tensor &dst, Tensor src, orStream_t stream) {
+  const Side from = sideOf(src);
+  launch(std::unique_ptr<CopyTask>(new CopyTask{{dst, dst.data_ptr()}, from, std::move(src)}),
+         stream);
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,82 @@
+/*
+ * Work in pieces: each runs once, on the lane and on whoever has nothing else to do.
+ */
+#include <stdatomic.h>
+
+#include "gate.h"
+#include "harness.h"
+
+enum { PIECES = 1000 };
+
+typedef struct Shared {
+  atomic_int ran[PIECES];
+  atomic_int inside, most_inside;
+  size_t count;
+} Shared;
+
+static void countPiece(void *context, size_t index) {
+  Shared *s = context;
+  int n = atomic_fetch_add(&s->inside, 1) + 1, most = atomic_load(&s->most_inside);
+  while (n > most && !atomic_compare_exchange_weak(&s->most_inside, &most, n)) {
+  }
+  atomic_fetch_add(&s->ran[index], 1);
+  atomic_fetch_sub(&s->inside, 1);
+}
+
+static orError_t splitKernel(void *args) {
+  Shared *s = *(Shared **)args;
+  ASSERT_OK(orRunPieces(countPiece, s, s->count));
+  ASSERT_EQ(s->inside, 0);
+  return orSuccess;
+}
+
+TEST(split_runs_every_piece_once) {
+  static Shared shared[4];
+  const size_t counts[4] = {0, 1, 2, PIECES};
+  orStream_t s = newStream();
+  for (int round = 1; round <= 50; round++)
+    for (int i = 0; i < 4; i++) {
+      shared[i].count = counts[i];
+      launch(s, splitKernel, &shared[i]);
+      if (round % 2) ASSERT_OK(orStreamSynchronize(s));
+    }
+  ASSERT_OK(orStreamSynchronize(s));
+  for (int i = 0; i < 4; i++)
+    for (size_t k = 0; k < PIECES; k++) ASSERT_EQ(shared[i].ran[k], k < counts[i] ? 50 : 0);
+}
+
+static void splitOwn(int thread, void *context) {
+  Shared *s = &((Shared *)context)[thread];
+  orStream_t stream = newStreamOn(thread % 2);
+  s->count = PIECES;
+  for (int i = 0; i < 20; i++) {
+    launch(stream, splitKernel, s);
+    ASSERT_OK(orStreamSynchronize(stream));
+  }
+  for (size_t k = 0; k < PIECES; k++) ASSERT_EQ(s->ran[k], 20);
+}
+
+TEST_WITH_LIMIT(split_from_several_threads, 60) {
+  static Shared shared[4];
+  runThreads(4, splitOwn, shared);
+}
+
+/* A thread that is preempted with a piece in hand keeps all others waiting: no more of them than cores. */
+TEST(split_over_no_more_threads_than_cores) {
+  static Shared shared;
+  orDeviceProperties p;
+  ASSERT_OK(orGetDeviceProperties(&p, 0));
+  shared.count = PIECES;
+  orStream_t s = newStream();
+  for (int i = 0; i < 50; i++) launch(s, splitKernel, &shared);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT(shared.most_inside >= 1);
+  ASSERT(shared.most_inside <= p.host_cores);
+}
+
+TEST(split_outside_a_kernel_is_refused) {
+  static Shared shared;
+  ASSERT_REFUSED(orRunPieces(countPiece, &shared, 1), orErrorNotPermitted, "inside a kernel");
+  ASSERT_REFUSED(orRunPieces(NULL, &shared, 1), orErrorInvalidValue, "null function");
+  ASSERT_EQ(shared.ran[0], 0);
+}
