@@ -431,14 +431,21 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   addMemo(key, std::move(memo));
 }
 
-void registerStructured() {
+/* What a list of tensors is put through one by one on other backends is one task here. Between devices it is not. */
+static bool isForeach(const std::string &name) {
+  return name.compare(0, 15, "aten::_foreach_") == 0 &&
+         name.compare(0, 19, "aten::_foreach_copy") != 0;
+}
+
+void registerOperators() {
   static auto *library = new torch::Library(torch::Library::IMPL, "aten",
                                             c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto &dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (name.name.compare(0, 6, "aten::") != 0 || !op.has_value() || !hasInferringKernel(*op) ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+    if (name.name.compare(0, 6, "aten::") != 0 || !op.has_value() ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+        !(isForeach(name.name) || hasInferringKernel(*op))) {
       continue;
     }
     const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;

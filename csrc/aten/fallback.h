@@ -14,6 +14,6 @@ void runCpuKernel(const c10::OperatorHandle &op, torch::jit::Stack *stack);
 
 /* Registers the fallback for structured operators too, in place of the kernel that infers their results: that one
  * is asked only where nothing is remembered. Once, after all other registrations. */
-void registerStructured();
+void registerOperators();
 
 }  // namespace torch_openreg

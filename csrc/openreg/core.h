@@ -421,8 +421,8 @@ void orCopyBytes(void *dst, const void *src, size_t bytes);
 /* orRunPieces, for tasks of every kind. */
 void orSplitRun(orPieceFn piece, void *context, size_t count);
 /* Takes pieces of running tasks until none is left; false if there was none. */
-bool orCopyHelp(void);
-bool orCopyWantsHelp(void);
+bool orSplitHelp(void);
+bool orSplitWantsHelp(void);
 
 /* ---- task.c ---- */
 

@@ -139,7 +139,7 @@ static void sleepOn(orCell *cell) {
   void *token = orBlockEnter();
   while (!orCellDone(cell) && !orProcessExiting()) {
     uint32_t state = atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
-    if (!(state & OR_CELL_DONE) && !orCopyHelp())
+    if (!(state & OR_CELL_DONE) && !orSplitHelp())
       orFutexWait(&cell->state, OR_CELL_PENDING | OR_CELL_SLEEPERS, 0);
   }
   orBlockLeave(token);

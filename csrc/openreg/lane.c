@@ -273,7 +273,7 @@ static void stopIfExiting(void) {
 }
 
 static bool somethingToDo(void) {
-  return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orCopyWantsHelp();
+  return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orSplitWantsHelp();
 }
 
 static void spin(uint64_t ns) {
@@ -311,19 +311,21 @@ static void sleepLane(orLane *l) {
   sched.idle &= ~(1u << l->index);
 }
 
-/* Lock held at entry and return. */
-static void spinAndHelp(orLane *l) {
+/* True if it has helped. Lock held at entry and return. */
+static bool spinAndHelp(orLane *l) {
   uint64_t ns = l->eager && !othersRun() ? OR_LONG_SPIN_NS : OR_SPIN_NS;
   startLooking(l);
   pthread_mutex_unlock(&sched.lock);
   spin(ns);
   stopIfExiting();
   pthread_mutex_lock(&sched.lock);
-  if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orCopyWantsHelp()) return;
-  stopLooking(l); /* a copy's pieces may take long */
+  if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())
+    return false;
+  stopLooking(l); /* a task's pieces may take long */
   pthread_mutex_unlock(&sched.lock);
-  orCopyHelp();
+  bool helped = orSplitHelp();
   pthread_mutex_lock(&sched.lock);
+  return helped;
 }
 
 /* Lock held. A lane that has something to do leaves the rest, and the looking at values, to the next. */
@@ -343,15 +345,18 @@ static void leaveTheRest(orLane *l) {
 }
 
 /* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one that was woken
- * for nothing goes back to sleep. */
+ * for nothing, or came too late to help, goes back to sleep. */
 static orStream *pick(orLane *l) {
   orStream *s;
+  bool spin_first = true;
   pthread_mutex_lock(&sched.lock);
-  for (bool spun = false; !(s = pop()); spun = true) {
-    if (!spun || orCopyWantsHelp())
-      spinAndHelp(l);
-    else
+  while (!(s = pop())) {
+    if (spin_first) {
+      spin_first = spinAndHelp(l);
+    } else {
       sleepLane(l);
+      spin_first = orSplitWantsHelp();
+    }
   }
   leaveTheRest(l);
   return s;
@@ -408,11 +413,15 @@ static bool letGoIfEmpty(orLane *l, orStream *s) {
 
 /* Runs tasks until the stream is empty, waits, or has to make way. */
 static void runStream(orStream *s, orLane *l) {
-  for (;;) {
+  for (bool ran = false;; ran = true) {
     uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     if (number > s->seen && !seeMore(s, number)) {
       if (letGoIfEmpty(l, s)) return;
       continue;
+    }
+    if (OR_UNLIKELY(ran && shouldYield(s))) {
+      yieldStream(s);
+      return;
     }
     stopIfExiting();
     orTask *t = frontTask(s);
@@ -424,10 +433,6 @@ static void runStream(orStream *s, orLane *l) {
       return;
     orStreamFinishTask(s, t);
     if (OR_UNLIKELY(atomic_load_explicit(&sched.value_count, memory_order_relaxed))) pollInTurn();
-    if (OR_UNLIKELY(shouldYield(s))) {
-      yieldStream(s);
-      return;
-    }
   }
 }
 

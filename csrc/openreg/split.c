@@ -25,7 +25,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static orJob *jobs;
 static _Atomic unsigned job_count; /* written under the lock; a hint elsewhere */
 
-bool orCopyWantsHelp(void) { return atomic_load_explicit(&job_count, memory_order_relaxed) != 0; }
+bool orSplitWantsHelp(void) { return atomic_load_explicit(&job_count, memory_order_relaxed) != 0; }
 
 static bool takePieces(orJob *j) {
   bool any = false;
@@ -42,8 +42,8 @@ static bool wantsHelper(const orJob *j) {
          atomic_load_explicit(&j->helpers, memory_order_relaxed) < j->most_helpers;
 }
 
-bool orCopyHelp(void) {
-  if (!orCopyWantsHelp()) return false;
+bool orSplitHelp(void) {
+  if (!orSplitWantsHelp()) return false;
   pthread_mutex_lock(&lock);
   orJob *j = jobs;
   while (j && !wantsHelper(j)) j = j->link;

@@ -189,13 +189,13 @@ void orStreamAwait(orStream *s, uint64_t count) {
       orPause();
     }
     sched_yield();
-  } while (orNow() < until);
+  } while (!orSplitWantsHelp() && orNow() < until);
   void *token = orBlockEnter();
   while (!hasCompleted(s, count) && !orProcessExiting()) {
     uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
     lowerWakeAt(s, count);
     if (hasCompleted(s, count)) break;
-    if (!orCopyHelp()) orFutexWait(&s->wake_word, word, 0);
+    if (!orSplitHelp()) orFutexWait(&s->wake_word, word, 0);
   }
   orBlockLeave(token);
 }

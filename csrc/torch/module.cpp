@@ -301,7 +301,7 @@ void bindDiagnostics(py::module_ &m) {
 }  // namespace torch_openreg
 
 PYBIND11_MODULE(_C, m) {
-  torch_openreg::registerStructured();
+  torch_openreg::registerOperators();
   using namespace torch_openreg;
   static const orBlockHooks blockHooks{letGoOfGil, takeGilBack};
   OPENREG_CHECK(orSetBlockHooks(&blockHooks));
