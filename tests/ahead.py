@@ -24,7 +24,7 @@ def compare(got, expected):
     if isinstance(expected, torch.Tensor):
         assert got.device == torch.device(DEVICE)
         assert got.is_conj() == expected.is_conj() and got.is_neg() == expected.is_neg()
-        torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
         return
     assert len(got) == len(expected)
     for mine, theirs in zip(got, expected, strict=True):

@@ -61,6 +61,17 @@ def eventually():
     return eventually
 
 
+@pytest.fixture(scope="session")
+def plugins(tmp_path_factory):
+    """The folder with docs/examples/vendor's plugins, built."""
+    folder = tmp_path_factory.mktemp("vendor")
+    source = os.path.join(os.path.dirname(HERE), "docs", "examples", "vendor")
+    where = f"INCLUDE={torch_openreg.get_include()}", f"LIBRARY={torch_openreg.get_library_dir()}"
+    command = ["make", "-s", "-C", folder, "-f", f"{source}/Makefile", f"VPATH={source}", *where]
+    subprocess.run([*command, f"PYTHON={sys.executable}"], check=True)
+    return folder
+
+
 @pytest.fixture
 def c_stream():
     """Makes streams as other code does, with the C API: a handle, and the library itself. The test

@@ -1,17 +1,12 @@
 """The tests of copies again: without peer access, and on the devices of a plugin."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-import torch_openreg
-
 HERE = Path(__file__).resolve().parent
-VENDOR = HERE.parent / "docs" / "examples" / "vendor"
 two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
 
 
@@ -26,15 +21,6 @@ def repeat(run, settings, *names):
 @two_devices
 def test_without_peer_access(run):
     repeat(run, {"OPENREG_PEER_ACCESS": "0"}, "test_copy.py", "test_copy_order.py")
-
-
-@pytest.fixture(scope="module")
-def plugins(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vendor")
-    where = f"INCLUDE={torch_openreg.get_include()}", f"LIBRARY={torch_openreg.get_library_dir()}"
-    command = ["make", "-s", "-C", folder, "-f", VENDOR / "Makefile", f"VPATH={VENDOR}", *where]
-    subprocess.run([*command, f"PYTHON={sys.executable}"], check=True)
-    return folder
 
 
 @pytest.mark.parametrize("library", ["libvendor.so", "libvendor_nomap.so"])

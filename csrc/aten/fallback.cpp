@@ -107,7 +107,8 @@ class Call {
         arguments_(stack->data() + stack->size() - schema_.arguments().size(),
                    schema_.arguments().size()) {}
 
-  void prepare();
+  /* False: its lists are on several devices, and it has to be run one by one. */
+  bool prepare();
   /* Its results can be promised, and `key` describes it. */
   bool canQueue(MemoKey &key) const {
     return isPredictable() && !dependsOnDefaultDtype() &&
@@ -125,7 +126,7 @@ class Call {
   bool dependsOnDefaultDtype() const;
   void run();
   void finish();
-  void findDevice();
+  bool findDevice();
   void check(const at::Tensor &tensor, const Argument &argument);
   void checkDevices();
   void drawGenerators();
@@ -154,7 +155,7 @@ class Call {
 
 /* One pass over what nearly every call has: tensors of one device, numbers, nothing to object to. The first tensor of
  * this device decides, then a device argument. */
-void Call::findDevice() {
+bool Call::findDevice() {
   bool doubtful = false;
   for (const IValue &value : arguments_) {
     if (value.isDevice()) asked_ = value.toDevice();
@@ -179,7 +180,9 @@ void Call::findDevice() {
     device_ = c10::Device(asked_->type(), indexOrCurrent(asked_->index()));
   }
   if (!device_) device_ = c10::Device(c10::DeviceType::PrivateUse1, currentDevice());
+  if (doubtful && info_.isForeach) return false;
   if (doubtful) checkDevices();
+  return true;
 }
 
 void Call::check(const at::Tensor &tensor, const Argument &argument) {
@@ -231,8 +234,8 @@ void Call::makeZeros() {
   }
 }
 
-void Call::prepare() {
-  findDevice();
+bool Call::prepare() {
+  if (!findDevice()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(
       op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
           (info_.isAten || !hasPythonKernel(op_)),
@@ -242,6 +245,7 @@ void Call::prepare() {
   if (info_.draws) drawGenerators();
   if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
+  return true;
 }
 
 at::Tensor Call::aliasOf(const at::Tensor &tensor) {
@@ -387,6 +391,11 @@ void infer(const OperatorHandle &op, const OpInfo &info, Stack *stack) {
   op.redispatchBoxed(kInferringKeys, stack);
 }
 
+/* As every backend without a kernel for lists does. */
+void runOneByOne(const OperatorHandle &op, Stack *stack) {
+  op.redispatchBoxed(kInferringKeys, stack);
+}
+
 void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
 
 }  // namespace
@@ -394,7 +403,7 @@ void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack);
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   const OpInfo &info = opInfo(op);
   Call call(op, info, stack);
-  call.prepare();
+  if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
   MemoKey key;
@@ -403,8 +412,7 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
     enqueueCpuKernel(op, info, key, std::move(memo), call.device(), call.stream(), stack);
   };
   const auto last = torch::jit::last(*stack, info.isWritten.size());
-  if (info.inPlace && !info.inferable) {
-    if (!fitsInPlace(info, last)) return call.waitFor();
+  if (info.inPlace && !info.inferable && fitsInPlace(info, last)) {
     return enqueue(inPlaceMemo(op.schema().returns().size()));
   }
   std::shared_ptr<const Memo> memo = findMemo(key);
@@ -429,12 +437,6 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   memo = lesson(info, arguments, before, torch::jit::last(*stack, count));
   if (!info.inferable) learnTypes(info, arguments, *memo);
   addMemo(key, std::move(memo));
-}
-
-/* What a list of tensors is put through one by one on other backends is one task here. Between devices it is not. */
-static bool isForeach(const std::string &name) {
-  return name.compare(0, 15, "aten::_foreach_") == 0 &&
-         name.compare(0, 19, "aten::_foreach_copy") != 0;
 }
 
 void registerOperators() {

@@ -114,7 +114,9 @@ std::optional<Layout> reducedLayout(const OpInfo &info, Arguments arguments) {
   return layout;
 }
 
+/* In place there is nothing to promise: what does not fit is for the kernel to judge. */
 std::optional<Layout> ruledLayout(const OpInfo &info, Arguments arguments) {
+  if (info.inPlace) return {};
   if (info.rule == SizeRule::kPointwise) return pointwiseLayout(info, arguments);
   if (info.rule == SizeRule::kReduction) return reducedLayout(info, arguments);
   return {};
@@ -186,6 +188,41 @@ bool fitOutput(const at::Tensor &output, size_t argument, const Layout &rule, Me
   return true;
 }
 
+bool overlapsItself(const at::Tensor &tensor) {
+  return at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+}
+
+bool isPlainNumber(const at::Tensor &tensor) {
+  return !tensor.defined() || (tensor.dim() == 0 && !tensor.is_complex());
+}
+
+bool fitsItem(const IValue &item, const at::Tensor &self, bool written) {
+  if (!item.isTensor()) return !item.isComplexDouble();
+  const at::Tensor &tensor = item.toTensor();
+  return tensor.defined() && tensor.scalar_type() == self.scalar_type() &&
+         c10::isFloatingType(tensor.scalar_type()) &&
+         (tensor.dim() == 0 || tensor.sizes() == self.sizes()) &&
+         !(written && overlapsItself(tensor));
+}
+
+/* Lists that no kernel refuses: as long as the first, and item by item of its size and its floating dtype. */
+bool listsFit(const OpInfo &info, Arguments arguments) {
+  const auto self = arguments[0].toListRef();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const IValue &value = arguments[i];
+    if (value.isComplexDouble()) return false;
+    if (value.isTensor() && !isPlainNumber(value.toTensor())) return false;
+    if (!value.isList()) continue;
+    const auto items = value.toListRef();
+    if (items.empty() && !info.isForeach) continue;  // what a fused optimizer does not keep
+    if (items.size() != self.size()) return false;
+    for (size_t k = 0; k < items.size(); ++k) {
+      if (!fitsItem(items[k], self[k].toTensor(), info.isWritten[i])) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::shared_ptr<const Memo> inferByRule(const OpInfo &info, Arguments arguments) {
@@ -225,11 +262,12 @@ void learnTypes(const OpInfo &info, Arguments arguments, const Memo &memo) {
 }
 
 bool fitsInPlace(const OpInfo &info, Arguments arguments) {
+  if (arguments[0].isTensorList()) return listsFit(info, arguments);
   if (info.rule != SizeRule::kPointwise) return true;
   c10::SmallVector<const at::Tensor *, 4> tensors;
   Sizes sizes;
   if (!readTensors(info, arguments, true, tensors)) return true;
-  if (at::has_internal_overlap(arguments[0].toTensor()) == at::MemOverlap::Yes) return false;
+  if (overlapsItself(arguments[0].toTensor())) return false;
   return broadcast(tensors, sizes) && arguments[0].toTensor().sizes() == c10::IntArrayRef(sizes);
 }
 

@@ -145,6 +145,7 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
   info->inPlace = info->predictable && isInPlace(op);
   info->inferable = info->predictable && isInferable(op);
   info->masksDecide = isIndexing(op);
+  info->isForeach = isForeach(schema.name());
   if (info->predictable) info->rule = ruleOf(op);
   bool reads = false, hasOut = false;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -176,6 +177,11 @@ OpTimer::OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns) : ns_(
 }
 
 OpTimer::~OpTimer() { ns_.fetch_add(now() - start_, std::memory_order_relaxed); }
+
+/* A copy may be between devices. */
+bool isForeach(std::string_view name) {
+  return name.starts_with("aten::_foreach_") && !name.starts_with("aten::_foreach_copy");
+}
 
 bool hasInferringKernel(const c10::OperatorHandle &op) {
   return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace torch_openreg {
@@ -44,9 +45,13 @@ struct OpInfo {
   std::vector<bool> isWritten;  // in place, out=
   std::vector<bool> isGenerator;
   bool draws = false;  // one of them is
+  bool isForeach = false;
 };
 
 const OpInfo &opInfo(const c10::OperatorHandle &op);
+
+/* What other backends put a list of tensors through one by one, where it is on one device, is one task here. */
+bool isForeach(std::string_view name);
 
 /* Every operator that has gone any way, with its overload. */
 void forEachOperator(const std::function<void(const std::string &, OpCounters &)> &visit);
