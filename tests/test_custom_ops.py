@@ -1,0 +1,170 @@
+"""Operators that are not PyTorch's: from Python, and docs/examples/custom_op with a kernel."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_openreg  # noqa: F401
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "docs" / "examples" / "custom_op" / "relu2.py"
+DEVICE = "openreg:0"
+CHECKS = ("test_schema", "test_faketensor")  # PyTorch has the others for its own devices
+two_devices = pytest.mark.skipif("torch.openreg.device_count() < 2")
+
+
+# ---- docs/examples/custom_op ----
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """Where the example is built, once. Ninja may be this Python's alone, and PyTorch takes no
+    launcher in front of a compiler."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    folder = tmp_path_factory.mktemp("extensions")
+    compiler = os.environ.get("CXX", "c++").split()[-1]
+    return {"TORCH_EXTENSIONS_DIR": str(folder), "PATH": path, "CXX": compiler}
+
+
+@pytest.fixture(scope="module")
+def relu2(settings):
+    spec = importlib.util.spec_from_file_location("relu2_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        module.build()
+    module.register()
+    return torch.ops.custom_op.relu2
+
+
+def expected(x):
+    return x.cpu().relu().square()
+
+
+def test_the_example_learns(relu2, settings):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE)],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("step 0: loss")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7,), (3, 5), (100_003,)])
+def test_values(relu2, shape, dtype):
+    x = torch.randn(shape, dtype=dtype, device=DEVICE)
+    y = relu2(x)
+    assert y.device == x.device
+    torch.testing.assert_close(y.cpu(), expected(x))
+
+
+def test_views(relu2):
+    x = torch.randn(6, 8, device=DEVICE)
+    for view in (x.t(), x[::2, 1:], x[0, 0].expand(4, 4)):
+        torch.testing.assert_close(relu2(view).cpu(), expected(view))
+
+
+def test_gradients(relu2):
+    x = torch.randn(4, 5, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    assert torch.autograd.gradcheck(relu2, x)
+    assert torch.autograd.gradcheck(lambda x: relu2(x.t()), x)
+    torch.library.opcheck(relu2, (x,), test_utils=CHECKS)
+
+
+@two_devices
+def test_it_is_queued_on_the_current_stream_of_the_tensors_device(relu2, runs_ahead):
+    x = torch.randn(1000, device="openreg:1", requires_grad=True)
+    side = torch.openreg.Stream(1)
+    side.wait_stream(torch.openreg.current_stream(1))
+    with torch.openreg.stream(side):
+        y = runs_ahead(lambda: relu2(x))
+        runs_ahead(lambda: y.sum().backward())
+    assert torch.openreg.current_device() == 0
+    side.synchronize()
+    torch.testing.assert_close(y.detach().cpu(), expected(x.detach()))
+    torch.testing.assert_close(x.grad.cpu(), 2 * x.detach().cpu().relu())
+
+
+def test_memory_of_dropped_tensors_is_used_in_stream_order(relu2):
+    x = torch.randn(5000, device=DEVICE)
+    torch.openreg.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        y = relu2(x[::2])  # the dense copy is let go of before the kernel runs
+        torch.full((2500,), 9.0, device=DEVICE)
+    torch.testing.assert_close(y.cpu(), expected(x[::2]))
+
+
+@two_devices
+def test_bad_calls_are_told_at_once(relu2):
+    x = torch.randn(3, device=DEVICE)
+    backward = torch.ops.custom_op.relu2_backward
+    with pytest.raises(TypeError, match="float32 or float64, not Int"):
+        relu2(torch.ones(3, dtype=torch.int32, device=DEVICE))
+    for grad in (x[:2], x.double(), x.cpu(), x.to("openreg:1")):
+        with pytest.raises(RuntimeError, match="expected a gradient like x"):
+            backward(grad, x)
+    with pytest.raises(NotImplementedError, match=r"custom_op::relu2.* 'CPU' backend"):
+        relu2(torch.randn(3))
+    torch.testing.assert_close(relu2(x).cpu(), expected(x))
+
+
+# ---- From Python ----
+
+
+def test_a_custom_op_for_the_device(runs_ahead):
+    @torch.library.custom_op("openreg_test::scale", mutates_args=(), device_types="openreg")
+    def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    scale.register_fake(lambda x, factor: torch.empty_like(x))
+    scale.register_autograd(
+        lambda ctx, grad: (scale(grad, ctx.factor), None),
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+    )
+    x = torch.randn(5, device=DEVICE, requires_grad=True)
+    y = runs_ahead(lambda: scale(x, 3.0))
+    y.sum().backward()
+    assert torch.equal(y.cpu(), x.cpu() * 3) and x.grad.tolist() == [3.0] * 5
+    torch.library.opcheck(scale, (x, 2.0), test_utils=CHECKS)
+    with pytest.raises(NotImplementedError, match="openreg_test::scale"):
+        scale(torch.randn(5), 3.0)
+
+
+def test_a_custom_op_that_writes():
+    @torch.library.custom_op("openreg_test::fill", mutates_args={"x"}, device_types="openreg")
+    def fill(x: torch.Tensor, value: float) -> None:
+        x.fill_(value)
+
+    x = torch.zeros(3, device=DEVICE)
+    version = x._version
+    fill(x, 2.0)
+    assert x.tolist() == [2.0] * 3 and x._version > version
+
+
+def test_a_custom_op_for_another_device_alone():
+    @torch.library.custom_op("openreg_test::cpu_only", mutates_args=(), device_types="cpu")
+    def cpu_only(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    x = torch.ones(3, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="openreg_test::cpu_only"):
+        cpu_only(x)
+    cpu_only.register_kernel("openreg")(lambda x: x + 2)
+    assert cpu_only(x).tolist() == [3.0] * 3
+
+
+def test_an_operator_without_any_kernel():
+    torch.library.define("openreg_test::nothing", "(Tensor x) -> Tensor")
+    with pytest.raises(NotImplementedError, match="openreg_test::nothing"):
+        torch.ops.openreg_test.nothing(torch.ones(3, device=DEVICE))
