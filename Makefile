@@ -147,7 +147,7 @@ bench: build
 # ---- Lint ----
 
 FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h tests/c/*.c tests/c/*.h tests/c/*/*.c \
-  tests/cpp/* docs/examples/vendor/*.c docs/examples/vendor/*.h benchmarks/*.c)
+  tests/cpp/* docs/examples/*/*.c docs/examples/*/*.cpp benchmarks/*.c)
 ANALYZED := $(CORE_SOURCES:csrc/openreg/%.c=build/lint/%.o)
 
 build/lint/%.o: csrc/openreg/%.c

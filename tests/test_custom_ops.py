@@ -168,3 +168,11 @@ def test_an_operator_without_any_kernel():
     torch.library.define("openreg_test::nothing", "(Tensor x) -> Tensor")
     with pytest.raises(NotImplementedError, match="openreg_test::nothing"):
         torch.ops.openreg_test.nothing(torch.ones(3, device=DEVICE))
+
+
+def test_a_compiled_kernel_for_the_cpu_alone():
+    tensors = torch.randn(4, 5), torch.randn(3, 5), torch.randn(3)
+    linear = torch.ops.mkldnn._linear_pointwise  # PyTorch's, but not of ATen
+    got = linear(*(t.to(DEVICE) for t in tensors), "relu", [], "")
+    torch.testing.assert_close(got.cpu(), linear(*tensors, "relu", [], ""))
+    assert got.device == torch.device(DEVICE)
