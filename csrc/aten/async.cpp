@@ -150,6 +150,8 @@ void Task::add(const IValue &value, Storages &known) {
     }
   } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
     others.emplace_back(c10::Device(c10::DeviceType::CPU));
+  } else if (value.isList() && value.toList().use_count() > 2) {
+    others.emplace_back(value.toList().copy());  // a script's own, which it may change
   } else {
     others.push_back(value);
   }
