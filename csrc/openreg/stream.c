@@ -105,7 +105,9 @@ static void awaitRoom(orStream *s) {
 static orError_t refuseLost(orStream *s) {
   int device = s->device;
   pthread_mutex_unlock(&s->lock);
-  return orDeviceCheckLost(device);
+  OR_TRY(orDeviceCheckLost(device));
+  sched_yield(); /* the reset is about to tell this stream */
+  return orSuccess;
 }
 
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
@@ -205,7 +207,12 @@ orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
   uint64_t number = orStreamCommit(s, task);
   if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) return orSuccess;
   orStreamAwait(s, number);
-  return orDeviceTakeFailure(device);
+  OR_TRY(orDeviceTakeFailure(device));
+  /* Its caller would take what was never written for a result. */
+  if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
+    return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",
+                  device);
+  return orSuccess;
 }
 
 bool orStreamTryIdle(orStream *s) {
