@@ -11,6 +11,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
@@ -116,12 +117,17 @@ struct Task final : QueuedKernel {
   c10::SmallVector<IValue, 4> others;     // all other arguments
   c10::SmallVector<Memory, 4> memories;
   c10::SmallVector<Memory, 2> results;
+  int64_t largest = 0;  // elements of a tensor
 
  private:
   void addTensor(const at::Tensor &tensor, Storages &known);
   size_t addMemory(StorageImpl *storage, Storages &known);
   void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
 };
+
+/* Two threads on tensors as small as these spend their time on each other. By the metadata alone, so that the bits of
+ * results do not depend on what else goes on. */
+constexpr int64_t kSerial = 1 << 14;  // elements
 
 size_t Task::addMemory(StorageImpl *storage, Storages &known) {
   if (const size_t *memory = known.find(storage)) return *memory;
@@ -131,6 +137,7 @@ size_t Task::addMemory(StorageImpl *storage, Storages &known) {
 
 void Task::addTensor(const at::Tensor &tensor, Storages &known) {
   if (!tensor.defined()) return;
+  largest = std::max(largest, tensor.numel());
   if (tensor.is_privateuseone()) {
     places.push_back(
         {addMemory(tensor.storage().unsafeGetStorageImpl(), known), tensor.storage_offset()});
@@ -177,6 +184,7 @@ at::Tensor Task::makeResult(const Layout &layout, orStream_t stream) {
   if (layout.dtype == c10::ScalarType::Undefined) return {};
   void *block = layout.bytes != 0 ? allocateBlock(layout.bytes, stream, device.index()) : nullptr;
   results.push_back({block, layout.bytes});
+  largest = std::max(largest, c10::multiply_integers(layout.sizes()));
   c10::Storage storage(c10::Storage::use_byte_size_t(), layout.bytes,
                        ownBlock(block, device.index()), &deviceAllocator(), /*resizable=*/true);
   return tensorOf(std::move(storage), DispatchKey::PrivateUse1, layout);
@@ -400,6 +408,7 @@ void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key
     }
   }
   if (fresh) task->memo = std::move(memo);
+  if (task->largest <= kSerial) task->caller.threads = 1;
   launchQueued(std::move(task), stream);
   torch::jit::drop(*stack, count);
   for (IValue &result : results) stack->push_back(std::move(result));

@@ -27,7 +27,7 @@ class QueuedKernel {
 
   const char *const name;  // outlives the process
   const c10::Device device;
-  const CallerState caller = CallerState::now();
+  CallerState caller = CallerState::now();
 };
 
 /* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. */

@@ -277,11 +277,12 @@ static bool somethingToDo(void) {
 }
 
 static void spin(uint64_t ns) {
-  uint64_t until = orNow() + ns;
+  uint64_t start = orNow(), now = start;
   do {
     for (int i = 0; i < 32 && !somethingToDo(); i++) orPause();
-    if (ns > OR_SPIN_NS) sched_yield();
-  } while (!somethingToDo() && orNow() < until);
+    if (now - start > OR_SPIN_NS) sched_yield();
+    now = orNow();
+  } while (!somethingToDo() && now - start < ns);
 }
 
 /* Lock held. */

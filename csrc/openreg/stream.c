@@ -184,14 +184,15 @@ static void lowerWakeAt(orStream *s, uint64_t count) {
 }
 
 void orStreamAwait(orStream *s, uint64_t count) {
-  uint64_t until = orNow() + OR_SPIN_NS;
+  uint64_t start = orNow(), now = start;
   do {
     for (int i = 0; i < 64; i++) {
       if (i % 8 == 0 && hasCompleted(s, count)) return;
       orPause();
     }
-    sched_yield();
-  } while (!orSplitWantsHelp() && orNow() < until);
+    if (now - start > OR_SPIN_NS / 2) sched_yield();
+    now = orNow();
+  } while (!orSplitWantsHelp() && now - start < OR_SPIN_NS);
   void *token = orBlockEnter();
   while (!hasCompleted(s, count) && !orProcessExiting()) {
     uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
