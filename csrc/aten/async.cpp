@@ -1,11 +1,7 @@
 /*
  * A Task carries everything by value: addresses, sizes, numbers. It holds no device tensor and no storage: memory is
  * kept alive by the order of the stream alone, as on any device, and a lane never drops the last reference of a
- * Python object. It belongs to the thread that queues it until orLaunchKernelEx returns, then to the queue, whose
- * `drop` deletes it, whether or not it ran.
- *
- * `failures` keeps the exceptions of kernels that failed, by device, so that the synchronising call that reports the
- * core's first failure throws the same type. Its mutex is a leaf; nothing is thrown under it.
+ * Python object.
  */
 #include "async.h"
 
@@ -15,20 +11,18 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <mutex>
-#include <string>
 
 #include "../torch/allocator.h"
 #include "../torch/check.h"
-#include "../torch/warnings.h"
 #include "alias.h"
 #include "cpu_memory.h"
-#include "lane.h"
+#include "queued.h"
 
 namespace torch_openreg {
 
@@ -41,68 +35,6 @@ using c10::OperatorHandle;
 using c10::StorageImpl;
 using c10::TensorImpl;
 using torch::jit::Stack;
-
-/* ---- failures ---- */
-
-struct Failure {
-  std::string name;
-  std::exception_ptr exception;
-};
-
-struct Failures {
-  std::mutex mutex;
-  std::array<std::vector<Failure>, OPENREG_MAX_DEVICES> byDevice;
-};
-
-Failures &failures() {
-  static auto *instance = new Failures();
-  return *instance;
-}
-
-constexpr size_t kMostFailures = 8;
-
-void keepFailure(const char *name, c10::Device device, std::exception_ptr exception) {
-  Failures &f = failures();
-  std::lock_guard<std::mutex> lock(f.mutex);
-  auto &kept = f.byDevice[static_cast<size_t>(device.index())];
-  if (kept.size() < kMostFailures) kept.push_back({name, std::move(exception)});
-}
-
-/* The core says "aten::embedding on openreg:0 failed: ...". */
-bool isOf(const std::string &report, const std::string &name, size_t device) {
-  return report.rfind(name + " on openreg:" + std::to_string(device) + " failed", 0) == 0;
-}
-
-std::exception_ptr takeFailure(const std::string &report) {
-  Failures &f = failures();
-  std::lock_guard<std::mutex> lock(f.mutex);
-  for (size_t device = 0; device < f.byDevice.size(); ++device) {
-    auto &kept = f.byDevice[device];
-    for (const Failure &failure : kept) {
-      if (!isOf(report, failure.name, device)) continue;
-      std::exception_ptr exception = failure.exception;
-      kept.clear();
-      return exception;
-    }
-  }
-  return nullptr;
-}
-
-void throwFailure(const std::string &report) {
-  const std::exception_ptr exception = takeFailure(report);
-  if (!exception) return;
-  orGetLastError();
-  try {
-    std::rethrow_exception(exception);
-  } catch (c10::Error &error) {
-    const bool more = report.ends_with(" more failed after it)");
-    error.add_context("raised by " + report.substr(0, report.find(" failed: ")) +
-                      ", queued earlier" + (more ? report.substr(report.rfind(" (and ")) : ""));
-    throw;
-  }
-}
-
-[[maybe_unused]] const bool handled = (setKernelFailureHandler(&throwFailure), true);
 
 /* ---- a task ---- */
 
@@ -162,23 +94,21 @@ thread_local TaskMemory taskMemory;
 
 using Storages = PairList<StorageImpl, size_t>;  // position in `memories`
 
-struct Task {
+struct Task final : QueuedKernel {
   Task(const OperatorHandle &handle, const OpInfo &operatorInfo, const MemoKey &metadata,
        c10::Device on)
-      : op(handle), info(operatorInfo), key(metadata), device(on) {}
+      : QueuedKernel(operatorInfo.name, on), op(handle), info(operatorInfo), key(metadata) {}
   static void *operator new(size_t bytes) { return taskMemory.take(bytes); }
   static void operator delete(void *memory) { TaskMemory::give(memory); }
 
   void add(const IValue &value, Storages &known);
   at::Tensor makeResult(const Layout &layout, orStream_t stream);
-  void run();
+  void run() override;
 
   OperatorHandle op;
   const OpInfo &info;
   MemoKey key;                       // what its tensors look like
   std::shared_ptr<const Memo> memo;  // what its results have to look like; null if none is fresh
-  c10::Device device;
-  CallerState caller = CallerState::now();
   c10::ScalarType defaultDtype = c10::get_default_dtype_as_scalartype();
   // In the order in which the arguments need them.
   c10::SmallVector<Place, 4> places;      // device tensors
@@ -187,12 +117,17 @@ struct Task {
   c10::SmallVector<IValue, 4> others;     // all other arguments
   c10::SmallVector<Memory, 4> memories;
   c10::SmallVector<Memory, 2> results;
+  int64_t largest = 0;  // elements of a tensor
 
  private:
   void addTensor(const at::Tensor &tensor, Storages &known);
   size_t addMemory(StorageImpl *storage, Storages &known);
   void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
 };
+
+/* Two threads on tensors as small as these spend their time on each other. By the metadata alone, so that the bits of
+ * results do not depend on what else goes on. */
+constexpr int64_t kSerial = 1 << 14;  // elements
 
 size_t Task::addMemory(StorageImpl *storage, Storages &known) {
   if (const size_t *memory = known.find(storage)) return *memory;
@@ -202,6 +137,7 @@ size_t Task::addMemory(StorageImpl *storage, Storages &known) {
 
 void Task::addTensor(const at::Tensor &tensor, Storages &known) {
   if (!tensor.defined()) return;
+  largest = std::max(largest, tensor.numel());
   if (tensor.is_privateuseone()) {
     places.push_back(
         {addMemory(tensor.storage().unsafeGetStorageImpl(), known), tensor.storage_offset()});
@@ -221,6 +157,8 @@ void Task::add(const IValue &value, Storages &known) {
     }
   } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
     others.emplace_back(c10::Device(c10::DeviceType::CPU));
+  } else if (value.isList() && value.toList().use_count() > 2) {
+    others.emplace_back(value.toList().copy());  // a script's own, which it may change
   } else {
     others.push_back(value);
   }
@@ -246,6 +184,7 @@ at::Tensor Task::makeResult(const Layout &layout, orStream_t stream) {
   if (layout.dtype == c10::ScalarType::Undefined) return {};
   void *block = layout.bytes != 0 ? allocateBlock(layout.bytes, stream, device.index()) : nullptr;
   results.push_back({block, layout.bytes});
+  largest = std::max(largest, c10::multiply_integers(layout.sizes()));
   c10::Storage storage(c10::Storage::use_byte_size_t(), layout.bytes,
                        ownBlock(block, device.index()), &deviceAllocator(), /*resizable=*/true);
   return tensorOf(std::move(storage), DispatchKey::PrivateUse1, layout);
@@ -429,34 +368,6 @@ void Task::run() {
   if (memo != nullptr) place(stack, reserved);
 }
 
-orError_t runTask(void *args) {
-  Task &task = **static_cast<Task **>(args);
-  std::vector<c10::Warning> warnings;
-  orError_t result = orSuccess;
-  try {
-    runAsCaller(task.caller, warnings, [&] { task.run(); });
-  } catch (const std::exception &error) {
-    const std::string text = error.what();
-    orSetTaskErrorMessage(text.substr(0, text.find('\n')).c_str());
-    keepFailure(task.info.name, task.device, std::current_exception());
-    result = orErrorLaunchFailure;
-  } catch (...) {
-    result = orErrorLaunchFailure;
-  }
-  if (!warnings.empty()) keepWarnings(warnings);
-  return result;
-}
-
-void dropTask(void *args) { delete *static_cast<Task **>(args); }
-
-void launch(std::unique_ptr<Task> task, orStream_t stream) {
-  const uint64_t before = orGetLastCorrelation();
-  const orError_t error = launchOnLane(stream, task->info.name, &runTask, &dropTask, task.get());
-  // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
-  if (orGetLastCorrelation() != before) (void)task.release();
-  OPENREG_CHECK(error);
-}
-
 /* Outputs that get their size from the call. The key is that of the arguments as they are then. */
 void resizeOutputs(const Memo &memo, const OpInfo &info, c10::ArrayRef<IValue> arguments,
                    MemoKey &key) {
@@ -497,15 +408,10 @@ void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key
     }
   }
   if (fresh) task->memo = std::move(memo);
-  launch(std::move(task), stream);
+  if (task->largest <= kSerial) task->caller.threads = 1;
+  launchQueued(std::move(task), stream);
   torch::jit::drop(*stack, count);
   for (IValue &result : results) stack->push_back(std::move(result));
-}
-
-void forgetFailures(c10::DeviceIndex device) {
-  Failures &f = failures();
-  std::lock_guard<std::mutex> lock(f.mutex);
-  f.byDevice.at(static_cast<size_t>(device)).clear();
 }
 
 }  // namespace torch_openreg

@@ -24,7 +24,4 @@ void enqueueCpuKernel(const c10::OperatorHandle &op, const OpInfo &info, MemoKey
                       std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,
                       torch::jit::Stack *stack);
 
-/* Forgets the exceptions of a device that was reset. */
-void forgetFailures(c10::DeviceIndex device);
-
 }  // namespace torch_openreg

@@ -1,6 +1,5 @@
 /*
- * A CopyTask carries both sides by value: address, sizes, strides. It belongs to the thread that queues it until
- * orLaunchKernelEx returns, then to the queue, whose `drop` deletes it.
+ * A CopyTask carries both sides by value: address, sizes, strides.
  *
  * A large copy runs in pieces (orRunPieces) of at most kPiece elements, below which PyTorch's loops open no parallel
  * region: a second OpenMP team beside the wide lane's would slow every kernel down. A piece may run on a host thread,
@@ -25,8 +24,7 @@
 #include <vector>
 
 #include "../torch/check.h"
-#include "../torch/warnings.h"
-#include "lane.h"
+#include "queued.h"
 
 namespace torch_openreg {
 
@@ -195,8 +193,14 @@ class SplitCopy {
   std::exception_ptr error_;
 };
 
-struct CopyTask {
-  void run() const {
+struct CopyTask final : QueuedKernel {
+  CopyTask(const Tensor &to, const Tensor &from, Tensor ownedSource)
+      : QueuedKernel("aten::copy_", from.is_cpu() ? to.device() : from.device()),
+        dst(to, to.data_ptr()),
+        src(from, const_cast<void *>(from.const_data_ptr())),
+        owned(std::move(ownedSource)) {}
+
+  void run() override {
     Tensor to = dst.alias();
     const Tensor from = owned.defined() ? owned : src.alias();
     if (isSplittable(to, from)) {
@@ -206,67 +210,28 @@ struct CopyTask {
     }
   }
 
-  Side dst, src;
-  Tensor owned;  // in place of src: the host's memory, nobody else's
-  CallerState caller = CallerState::now();
+  const Side dst, src;
+  const Tensor owned;  // in place of src: the host's memory, nobody else's
 };
 
-constexpr const char *kName = "aten::copy_";
-
-orError_t runTask(void *args) {
-  const CopyTask &task = **static_cast<CopyTask **>(args);
-  std::vector<c10::Warning> warnings;
-  orError_t result = orSuccess;
-  try {
-    runAsCaller(task.caller, warnings, [&] { task.run(); });
-  } catch (const std::exception &error) {
-    const std::string text = error.what();
-    orSetTaskErrorMessage(text.substr(0, text.find('\n')).c_str());
-    result = orErrorLaunchFailure;
-  }
-  if (!warnings.empty()) keepWarnings(warnings);
-  return result;
-}
-
-void dropTask(void *args) { delete *static_cast<CopyTask **>(args); }
-
 void launch(std::unique_ptr<CopyTask> task, orStream_t stream) {
-  orAccess accesses[2];
-  size_t count = 0;
+  c10::SmallVector<orAccess, 2> accesses;
   for (const Side *side : {&task->dst, &task->src}) {
-    if (!side->onDevice) continue;
-    accesses[count++] = {side->parts.data, side->parts.bytes, side == &task->dst};
+    if (side->onDevice) {
+      accesses.push_back({side->parts.data, side->parts.bytes, side == &task->dst});
+    }
   }
-  CopyTask *args = task.get();
-  orLaunch launch{};
-  launch.size = sizeof(launch);
-  launch.stream = stream;
-  launch.fn = &runTask;
-  launch.args = &args;
-  launch.args_size = sizeof(args);
-  launch.drop = &dropTask;
-  launch.accesses = accesses;
-  launch.access_count = count;
-  launch.name = kName;
-  const uint64_t before = orGetLastCorrelation();
-  const orError_t error = orLaunchKernelEx(&launch);
-  // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
-  if (orGetLastCorrelation() != before) (void)task.release();
-  OPENREG_CHECK(error);
+  launchQueued(std::move(task), stream, accesses);
 }
-
-Side sideOf(const Tensor &src) { return {src, const_cast<void *>(src.const_data_ptr())}; }
 
 }  // namespace
 
 void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream) {
-  launch(std::unique_ptr<CopyTask>(new CopyTask{{dst, dst.data_ptr()}, sideOf(src), {}}), stream);
+  launch(std::make_unique<CopyTask>(dst, src, Tensor()), stream);
 }
 
-void enqueueCopyOwning(const Tensor &dst, Tensor src, orStream_t stream) {
-  const Side from = sideOf(src);
-  launch(std::unique_ptr<CopyTask>(new CopyTask{{dst, dst.data_ptr()}, from, std::move(src)}),
-         stream);
+void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
+  launch(std::make_unique<CopyTask>(dst, src, src), stream);
 }
 
 }  // namespace torch_openreg

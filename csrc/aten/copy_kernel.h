@@ -15,6 +15,6 @@ namespace torch_openreg {
 void enqueueCopy(const at::Tensor &dst, const at::Tensor &src, orStream_t stream);
 
 /* The same from a host tensor that the task takes over. */
-void enqueueCopyOwning(const at::Tensor &dst, at::Tensor src, orStream_t stream);
+void enqueueCopyOwning(const at::Tensor &dst, const at::Tensor &src, orStream_t stream);
 
 }  // namespace torch_openreg

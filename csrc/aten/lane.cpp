@@ -214,7 +214,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
 }
 
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task) {
+                       void *task, c10::ArrayRef<orAccess> accesses) {
   orLaunch launch{};
   launch.size = sizeof(launch);
   launch.stream = stream;
@@ -222,6 +222,8 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
   launch.args = &task;
   launch.args_size = sizeof(task);
   launch.drop = drop;
+  launch.accesses = accesses.data();
+  launch.access_count = accesses.size();
   launch.name = name;
   return orLaunchKernelEx(&launch);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 
@@ -34,7 +35,7 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
 
 /* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran. */
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task);
+                       void *task, c10::ArrayRef<orAccess> accesses = {});
 
 /* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
  * a kernel held, such as the one of a function's first call. */

@@ -158,8 +158,10 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   orTask *t;
   OR_TRY(orEnterBlocking());
   int device;
-  if (!bytes) return blocking ? orStreamSynchronize(stream) : orStreamGetDevice(stream, &device);
+  OR_TRY(orStreamGetDevice(stream, &device));
+  if (!bytes) return blocking ? orStreamSynchronize(stream) : orSuccess;
   OR_TRY(locate("memset", dst, bytes, &to));
+  OR_TRY(checkPlace(&to, device));
   if (!to.known)
     return orFail(orErrorInvalidValue, "memset: %p is not in device or pinned memory", dst);
   OR_TRY(orStreamBegin(stream, true, 0, &s, &t));

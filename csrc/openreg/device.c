@@ -253,7 +253,10 @@ orError_t orDeviceSynchronize(void) {
 
 static void dropQueued(orStream *s, uint64_t queued, void *context) {
   (void)context;
-  atomic_store_explicit(&s->drop_until, queued, memory_order_release);
+  pthread_mutex_lock(&s->lock); /* against a loss, which drops more */
+  if (queued > atomic_load_explicit(&s->drop_until, memory_order_relaxed))
+    atomic_store_explicit(&s->drop_until, queued, memory_order_release);
+  pthread_mutex_unlock(&s->lock);
 }
 
 orError_t orDeviceReset(void) {

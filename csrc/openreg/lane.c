@@ -277,11 +277,12 @@ static bool somethingToDo(void) {
 }
 
 static void spin(uint64_t ns) {
-  uint64_t until = orNow() + ns;
+  uint64_t start = orNow(), now = start;
   do {
     for (int i = 0; i < 32 && !somethingToDo(); i++) orPause();
-    if (ns > OR_SPIN_NS) sched_yield();
-  } while (!somethingToDo() && orNow() < until);
+    if (now - start > OR_SPIN_NS) sched_yield();
+    now = orNow();
+  } while (!somethingToDo() && now - start < ns);
 }
 
 /* Lock held. */
@@ -311,23 +312,6 @@ static void sleepLane(orLane *l) {
   sched.idle &= ~(1u << l->index);
 }
 
-/* True if it has helped. Lock held at entry and return. */
-static bool spinAndHelp(orLane *l) {
-  uint64_t ns = l->eager && !othersRun() ? OR_LONG_SPIN_NS : OR_SPIN_NS;
-  startLooking(l);
-  pthread_mutex_unlock(&sched.lock);
-  spin(ns);
-  stopIfExiting();
-  pthread_mutex_lock(&sched.lock);
-  if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())
-    return false;
-  stopLooking(l); /* a task's pieces may take long */
-  pthread_mutex_unlock(&sched.lock);
-  bool helped = orSplitHelp();
-  pthread_mutex_lock(&sched.lock);
-  return helped;
-}
-
 /* Lock held. A lane that has something to do leaves the rest, and the looking at values, to the next. */
 static orLane *successor(bool *start) {
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) ||
@@ -342,6 +326,22 @@ static void leaveTheRest(orLane *l) {
   orLane *next = successor(&start);
   pthread_mutex_unlock(&sched.lock);
   wake(next, start);
+}
+
+/* True if it has helped. Lock held at entry and return. */
+static bool spinAndHelp(orLane *l) {
+  startLooking(l);
+  uint64_t ns = l->eager && !othersRun() ? OR_LONG_SPIN_NS : OR_SPIN_NS;
+  pthread_mutex_unlock(&sched.lock);
+  spin(ns);
+  stopIfExiting();
+  pthread_mutex_lock(&sched.lock);
+  if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())
+    return false;
+  leaveTheRest(l); /* pieces may take long */
+  bool helped = orSplitHelp();
+  pthread_mutex_lock(&sched.lock);
+  return helped;
 }
 
 /* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one that was woken

@@ -205,7 +205,8 @@ orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
   }
   if (OR_LIKELY(error != orErrorDeviceLost)) return error;
   orDeviceNoteFailure(device, error, "alloc", NULL);
-  return orDeviceTakeFailure(device);
+  OR_TRY(orDeviceCheckLost(device));
+  return orFail(error, "openreg:%d was lost while it allocated, and has been reset", device);
 }
 
 orError_t orRegionRelease(void *ptr) {

@@ -105,7 +105,9 @@ static void awaitRoom(orStream *s) {
 static orError_t refuseLost(orStream *s) {
   int device = s->device;
   pthread_mutex_unlock(&s->lock);
-  return orDeviceCheckLost(device);
+  OR_TRY(orDeviceCheckLost(device));
+  sched_yield(); /* the reset is about to tell this stream */
+  return orSuccess;
 }
 
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
@@ -182,14 +184,15 @@ static void lowerWakeAt(orStream *s, uint64_t count) {
 }
 
 void orStreamAwait(orStream *s, uint64_t count) {
-  uint64_t until = orNow() + OR_SPIN_NS;
+  uint64_t start = orNow(), now = start;
   do {
     for (int i = 0; i < 64; i++) {
       if (i % 8 == 0 && hasCompleted(s, count)) return;
       orPause();
     }
-    sched_yield();
-  } while (!orSplitWantsHelp() && orNow() < until);
+    if (now - start > OR_SPIN_NS / 2) sched_yield();
+    now = orNow();
+  } while (!orSplitWantsHelp() && now - start < OR_SPIN_NS);
   void *token = orBlockEnter();
   while (!hasCompleted(s, count) && !orProcessExiting()) {
     uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
@@ -205,7 +208,12 @@ orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
   uint64_t number = orStreamCommit(s, task);
   if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) return orSuccess;
   orStreamAwait(s, number);
-  return orDeviceTakeFailure(device);
+  OR_TRY(orDeviceTakeFailure(device));
+  /* Its caller would take what was never written for a result. */
+  if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
+    return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",
+                  device);
+  return orSuccess;
 }
 
 bool orStreamTryIdle(orStream *s) {

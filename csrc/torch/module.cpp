@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "aten/async.h"
+#include "aten/queued.h"
 #include "aten/fallback.h"
 #include "aten/opinfo.h"
 #include "autograd.h"

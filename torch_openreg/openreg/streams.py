@@ -159,20 +159,23 @@ class _Entered(threading.local):
     """What was current before each context that the thread is in, the innermost last."""
 
     def __init__(self):
-        self.before = []
+        self.before = {}
 
 
 _entered = _Entered()
 
 
 def _enter(stream):
-    _entered.before.append(_C._enter_stream(_name(stream)))
+    name = _name(stream)
+    before = _C._enter_stream(name)
+    _entered.before.setdefault(name, []).append(before)
 
 
-def _exit():
-    if not _entered.before:
+def _exit(stream):
+    before = _entered.before.get(_name(stream))
+    if not before:
         raise RuntimeError("this thread has entered no stream's context that it could leave")
-    _C._leave_stream(*_entered.before.pop())
+    _C._leave_stream(*before.pop())
 
 
 class StreamContext:
@@ -190,7 +193,7 @@ class StreamContext:
 
     def __exit__(self, *exc_info):
         if self.stream is not None:
-            _exit()
+            _exit(self.stream)
 
 
 def _mend_contexts():
@@ -211,7 +214,7 @@ def _mend_contexts():
     def __exit__(self, *exc_info):
         if self.device_type != _DEVICE_TYPE:
             return exit_(self, *exc_info)
-        return _exit()
+        return _exit(self)
 
     _C._set_stream_context(__enter__, __exit__)
 

@@ -1,0 +1,123 @@
+/*
+ * A QueuedKernel belongs to the thread that queues it until orLaunchKernelEx returns, then to the queue, whose `drop`
+ * deletes it, whether or not it ran.
+ *
+ * `failures` keeps the exceptions of kernels that failed, by device, so that the synchronising call that reports the
+ * core's first failure throws the same type. Its mutex is a leaf; nothing is thrown under it.
+ */
+#include "queued.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../torch/check.h"
+#include "../torch/warnings.h"
+
+namespace torch_openreg {
+
+namespace {
+
+struct Failure {
+  std::string name;
+  std::exception_ptr exception;
+};
+
+struct Failures {
+  std::mutex mutex;
+  std::array<std::vector<Failure>, OPENREG_MAX_DEVICES> byDevice;
+};
+
+Failures &failures() {
+  static auto *instance = new Failures();
+  return *instance;
+}
+
+constexpr size_t kMostFailures = 8;
+
+void keepFailure(const QueuedKernel &kernel, std::exception_ptr exception) {
+  Failures &f = failures();
+  std::lock_guard<std::mutex> lock(f.mutex);
+  auto &kept = f.byDevice[static_cast<size_t>(kernel.device.index())];
+  if (kept.size() < kMostFailures) kept.push_back({kernel.name, std::move(exception)});
+}
+
+/* The core says "aten::embedding on openreg:0 failed: ...". */
+bool isOf(const std::string &report, const std::string &name, size_t device) {
+  return report.rfind(name + " on openreg:" + std::to_string(device) + " failed", 0) == 0;
+}
+
+std::exception_ptr takeFailure(const std::string &report) {
+  Failures &f = failures();
+  std::lock_guard<std::mutex> lock(f.mutex);
+  for (size_t device = 0; device < f.byDevice.size(); ++device) {
+    auto &kept = f.byDevice[device];
+    for (const Failure &failure : kept) {
+      if (!isOf(report, failure.name, device)) continue;
+      std::exception_ptr exception = failure.exception;
+      kept.clear();
+      return exception;
+    }
+  }
+  return nullptr;
+}
+
+void throwFailure(const std::string &report) {
+  const std::exception_ptr exception = takeFailure(report);
+  if (!exception) return;
+  orGetLastError();
+  try {
+    std::rethrow_exception(exception);
+  } catch (c10::Error &error) {
+    const bool more = report.ends_with(" more failed after it)");
+    error.add_context("raised by " + report.substr(0, report.find(" failed: ")) +
+                      ", queued earlier" + (more ? report.substr(report.rfind(" (and ")) : ""));
+    throw;
+  }
+}
+
+[[maybe_unused]] const bool handled = (setKernelFailureHandler(&throwFailure), true);
+
+orError_t runQueued(void *args) {
+  QueuedKernel &kernel = **static_cast<QueuedKernel **>(args);
+  std::vector<c10::Warning> warnings;
+  orError_t result = orSuccess;
+  try {
+    runAsCaller(kernel.caller, warnings, [&] { kernel.run(); });
+  } catch (const std::exception &error) {
+    const std::string text = error.what();
+    orSetTaskErrorMessage(text.substr(0, text.find('\n')).c_str());
+    keepFailure(kernel, std::current_exception());
+    result = orErrorLaunchFailure;
+  } catch (...) {
+    result = orErrorLaunchFailure;
+  }
+  if (!warnings.empty()) keepWarnings(warnings);
+  return result;
+}
+
+void dropQueued(void *args) { delete *static_cast<QueuedKernel **>(args); }
+
+}  // namespace
+
+void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
+                  c10::ArrayRef<orAccess> accesses) {
+  const uint64_t before = orGetLastCorrelation();
+  const orError_t error =
+      launchOnLane(stream, kernel->name, &runQueued, &dropQueued, kernel.get(), accesses);
+  // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
+  if (orGetLastCorrelation() != before) (void)kernel.release();
+  OPENREG_CHECK(error);
+}
+
+void forgetFailures(c10::DeviceIndex device) {
+  Failures &f = failures();
+  std::lock_guard<std::mutex> lock(f.mutex);
+  f.byDevice.at(static_cast<size_t>(device)).clear();
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,40 @@
+/*
+ * A kernel that nobody waits for.
+ */
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+
+#include <openreg.h>
+
+#include <memory>
+
+#include "lane.h"
+
+namespace torch_openreg {
+
+/* With all that it needs, by value. What it throws is the device's error, raised with its type at the next call that
+ * synchronises; what it warns of is issued there too. */
+class QueuedKernel {
+ public:
+  QueuedKernel(const char *kernelName, c10::Device on) : name(kernelName), device(on) {}
+  virtual ~QueuedKernel() = default;
+  QueuedKernel(const QueuedKernel &) = delete;
+  QueuedKernel &operator=(const QueuedKernel &) = delete;
+
+  virtual void run() = 0;  // on the lane, as the caller
+
+  const char *const name;  // outlives the process
+  const c10::Device device;
+  CallerState caller = CallerState::now();
+};
+
+/* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. */
+void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
+                  c10::ArrayRef<orAccess> accesses = {});
+
+/* Forgets the exceptions of a device that was reset. */
+void forgetFailures(c10::DeviceIndex device);
+
+}  // namespace torch_openreg
