@@ -212,7 +212,7 @@ def test_fused_lists_of_different_lengths():
     options = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0)
     options |= dict.fromkeys(("nesterov", "maximize", "is_first_step"), False)
     xs = [torch.ones(3, device=DEVICE) for _ in range(2)]
-    with pytest.raises(RuntimeError, match="grads.size"):
+    with pytest.raises(RuntimeError, match=r"grads\.size"):
         torch._fused_sgd_(xs, xs[:1], [], lr=0.1, **options)
     torch.openreg.synchronize()
 
