@@ -173,7 +173,9 @@ def test_reset_keeps_everything_valid(eventually):
 
 def test_resize_keeps_the_contents():
     tensor = torch.arange(4.0, device="openreg:1")
-    with torch.openreg.stream(torch.openreg.Stream(1)):
+    side = torch.openreg.Stream(1)
+    side.wait_stream(torch.openreg.current_stream(1))
+    with torch.openreg.stream(side):
         tensor.untyped_storage().resize_(32)
         torch.openreg.synchronize()
     grown = tensor.as_strided((8,), (1,)) if tensor.untyped_storage().nbytes() == 32 else None
