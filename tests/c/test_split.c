@@ -34,9 +34,9 @@ TEST(split_runs_every_piece_once) {
   static Shared shared[4];
   const size_t counts[4] = {0, 1, 2, PIECES};
   orStream_t s = newStream();
+  for (int i = 0; i < 4; i++) shared[i].count = counts[i];
   for (int round = 1; round <= 50; round++)
     for (int i = 0; i < 4; i++) {
-      shared[i].count = counts[i];
       launch(s, splitKernel, &shared[i]);
       if (round % 2) ASSERT_OK(orStreamSynchronize(s));
     }
