@@ -166,7 +166,7 @@ TEST(stream_device_synchronize_covers_its_device_only) {
 static void makeAndDestroy(int thread, void *context) {
   atomic_int *stop = context;
   if (thread == 0) {
-    for (int i = 0; i < 300; i++) ASSERT_OK(orDeviceSynchronize()); /* the maker gets ahead */
+    for (int i = 0; i < 3000; i++) ASSERT_OK(orDeviceSynchronize());
     atomic_store(stop, 1);
     return;
   }
@@ -175,7 +175,10 @@ static void makeAndDestroy(int thread, void *context) {
     orStream_t s = newStreamOn(i % 2);
     if (i % 2) { /* device 1's streams stay closed while device 0 is synchronised */
       ASSERT_OK(orSetDevice(1));
-      gate = closeGate(s);
+      if (!gate)
+        gate = closeGate(s);
+      else
+        ASSERT_OK(orStreamWaitEvent(s, gate));
     } else {
       ASSERT_OK(orLaunchSleep(s, 1));
       if (i % 16 == 0) ASSERT_OK(orStreamSynchronize(s)); /* not too far ahead */
