@@ -37,6 +37,23 @@ bool sameLayout(const at::Tensor &a, const at::Tensor &b) {
 
 }  // namespace
 
+c10::Storage cpuStorage(void *address, size_t bytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)),
+                      c10::GetCPUAllocator(), /*resizable=*/false);
+}
+
+at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, c10::ScalarType dtype,
+                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
+                    bool neg) {
+  at::Tensor tensor = at::detail::make_tensor<TensorImpl>(
+      std::move(storage), DispatchKeySet(backend), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  if (conj) tensor._set_conj(true);
+  if (neg) tensor._set_neg(true);
+  return tensor;
+}
+
 c10::Storage &Aliases::cpuStorage(const c10::Storage &storage) {
   StorageImpl *impl = storage.unsafeGetStorageImpl();
   if (Shared *known = shared_.find(impl)) return known->cpu;

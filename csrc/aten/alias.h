@@ -17,6 +17,13 @@
 
 namespace torch_openreg {
 
+/* Memory that somebody else owns, at an address of the kernel's. */
+c10::Storage cpuStorage(void *address, size_t bytes);
+
+at::Tensor tensorOf(c10::Storage storage, c10::DispatchKey backend, c10::ScalarType dtype,
+                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
+                    bool neg);
+
 /* A list of pairs that is searched by key: linearly while short, by hash after that. */
 template <typename Key, typename Value>
 class PairList {

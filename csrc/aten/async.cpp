@@ -7,7 +7,6 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
@@ -164,18 +163,7 @@ void Task::add(const IValue &value, Storages &known) {
   }
 }
 
-at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, c10::ScalarType dtype,
-                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
-                    bool neg) {
-  at::Tensor tensor = at::detail::make_tensor<TensorImpl>(
-      std::move(storage), DispatchKeySet(backend), c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  if (conj) tensor._set_conj(true);
-  if (neg) tensor._set_neg(true);
-  return tensor;
-}
-
-at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, const Layout &layout) {
+at::Tensor tensorLike(const Layout &layout, c10::Storage storage, DispatchKey backend) {
   return tensorOf(std::move(storage), backend, layout.dtype, layout.sizes(), layout.strides(), 0,
                   layout.conj, layout.neg);
 }
@@ -187,7 +175,7 @@ at::Tensor Task::makeResult(const Layout &layout, orStream_t stream) {
   largest = std::max(largest, c10::multiply_integers(layout.sizes()));
   c10::Storage storage(c10::Storage::use_byte_size_t(), layout.bytes,
                        ownBlock(block, device.index()), &deviceAllocator(), /*resizable=*/true);
-  return tensorOf(std::move(storage), DispatchKey::PrivateUse1, layout);
+  return tensorLike(layout, std::move(storage), DispatchKey::PrivateUse1);
 }
 
 /* ---- on the lane ---- */
@@ -198,12 +186,6 @@ void *kernelAddress(const Memory &memory) {
     OPENREG_CHECK(orMapForKernel(&address, memory.data, memory.bytes));
   }
   return address;
-}
-
-c10::Storage cpuStorage(void *address, size_t bytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)),
-                      c10::GetCPUAllocator(), /*resizable=*/false);
 }
 
 /* Makes the kernel's arguments: the key and the task's lists, read side by side. */
@@ -302,7 +284,7 @@ void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
     if (inTheWay) move.made = move.made.clone();
   }
   for (const Move &move : moves) {
-    tensorOf(cpuStorage(move.to.address, move.layout.bytes), DispatchKey::CPU, move.layout)
+    tensorLike(move.layout, cpuStorage(move.to.address, move.layout.bytes), DispatchKey::CPU)
         .copy_(move.made);
   }
 }

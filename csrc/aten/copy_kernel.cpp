@@ -11,7 +11,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/copy_native.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -24,6 +23,7 @@
 #include <vector>
 
 #include "../torch/check.h"
+#include "alias.h"
 #include "queued.h"
 
 namespace torch_openreg {
@@ -31,7 +31,6 @@ namespace torch_openreg {
 namespace {
 
 using at::Tensor;
-using c10::DispatchKeySet;
 
 constexpr int64_t kPiece = 1 << 15;         // elements; at::internal::GRAIN_SIZE
 constexpr int64_t kLeastToSplit = 1 << 17;  // elements
@@ -46,16 +45,8 @@ struct Parts {
 };
 
 Tensor cpuTensor(const Parts &parts) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), parts.bytes,
-                       c10::DataPtr(parts.data, c10::Device(c10::DeviceType::CPU)),
-                       c10::GetCPUAllocator(), /*resizable=*/false);
-  Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                           DispatchKeySet(c10::DispatchKey::CPU),
-                                                           c10::scalarTypeToTypeMeta(parts.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(parts.sizes, parts.strides);
-  if (parts.conj) tensor._set_conj(true);
-  if (parts.neg) tensor._set_neg(true);
-  return tensor;
+  return tensorOf(cpuStorage(parts.data, parts.bytes), c10::DispatchKey::CPU, parts.dtype,
+                  parts.sizes, parts.strides, 0, parts.conj, parts.neg);
 }
 
 struct Side {

@@ -371,17 +371,6 @@ bool isOutOf(const OpInfo &out, const OpInfo &functional) {
   return out.name == name.substr(0, name.size() - functional.inPlace);
 }
 
-std::shared_ptr<const Memo> inferredMemo(const OpInfo &info, const Stack &arguments,
-                                         const FunctionSchema &schema) {
-  auto memo = std::make_shared<Memo>();
-  memo->usable = true;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (info.isWritten[i]) memo->results.push_back(Result{static_cast<int>(i), false, {}});
-  }
-  memo->usable = memo->results.size() == schema.returns().size();
-  return memo;
-}
-
 /* Makes the results by way of the operator's meta function and queues its out= form. */
 void infer(const OperatorHandle &op, const OpInfo &info, Stack *stack) {
   struct Inferring {
@@ -421,8 +410,8 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   const Stack arguments(last.begin(), last.end());
   if (inferring != nullptr && isOutOf(info, *inferring)) {
     inferring = nullptr;
-    memo = inferredMemo(info, arguments, op.schema());
-    if (memo->usable) return enqueue(std::move(memo));
+    memo = memoOfOutputs(info);
+    if (memo->results.size() == op.schema().returns().size()) return enqueue(std::move(memo));
   }
   const std::vector<Layout> before = layoutsOf(arguments);
   if (info.inferable) {

@@ -171,15 +171,6 @@ bool writesOneDtype(const OpInfo &info, Arguments arguments) {
   return writes;
 }
 
-std::shared_ptr<const Memo> memoOfOutputs(const OpInfo &info) {
-  auto memo = std::make_shared<Memo>();
-  memo->usable = true;
-  for (size_t i = 0; i < info.isWritten.size(); ++i) {
-    if (info.isWritten[i]) memo->results.push_back(Result{static_cast<int>(i), false, {}});
-  }
-  return memo;
-}
-
 /* An output of the right size stays as it is; an empty one is made to fit, which warns of nothing. */
 bool fitOutput(const at::Tensor &output, size_t argument, const Layout &rule, Memo &memo) {
   if (output.sizes() == rule.sizes()) return true;
@@ -224,6 +215,15 @@ bool listsFit(const OpInfo &info, Arguments arguments) {
 }
 
 }  // namespace
+
+std::shared_ptr<Memo> memoOfOutputs(const OpInfo &info) {
+  auto memo = std::make_shared<Memo>();
+  memo->usable = true;
+  for (size_t i = 0; i < info.isWritten.size(); ++i) {
+    if (info.isWritten[i]) memo->results.push_back(Result{static_cast<int>(i), false, {}});
+  }
+  return memo;
+}
 
 std::shared_ptr<const Memo> inferByRule(const OpInfo &info, Arguments arguments) {
   const std::optional<Layout> rule = ruledLayout(info, arguments);
