@@ -408,6 +408,7 @@ void orLaneForgetValue(orStream *stream);
 void orLanePollValues(void);
 /* Wakes up to `count` sleeping lanes to look for pieces of copies. */
 void orLaneWakeIdle(int count);
+void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no more */
 int orLaneLimit(void);
 int orHostCores(void); /* that this process may run on */
 

@@ -20,6 +20,8 @@
  *
  * A lane without work spins before it sleeps: briefly, but for longer once it has been woken soon after it fell asleep,
  * as by a host that waits for each result before it goes on, provided that it takes no core from a lane that computes.
+ * It does not spin on the core of a host that waits, where each would only keep the other from running: a sleeping lane
+ * is woken on a core that is idle.
  *
  * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to look: while there are
  * such waits, one sleeping lane sleeps with a time-out, and looks.
@@ -39,7 +41,8 @@ enum {
   OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
   OR_FAIR_NS = 1000000,
   OR_POLL_NS = 200000,
-  OR_LINGER = 20
+  OR_LINGER = 20,
+  OR_NO_CORE = -2
 };
 
 typedef struct orLane {
@@ -328,14 +331,33 @@ static void leaveTheRest(orLane *l) {
   wake(next, start);
 }
 
-/* True if it has helped. Lock held at entry and return. */
-static bool spinAndHelp(orLane *l) {
-  startLooking(l);
-  uint64_t ns = l->eager && !othersRun() ? OR_LONG_SPIN_NS : OR_SPIN_NS;
+static _Atomic int host_core = OR_NO_CORE; /* where a host waits, and has for long; a hint */
+
+void orLaneHostWaits(bool waits) {
+  if (waits)
+    atomic_store_explicit(&host_core, sched_getcpu(), memory_order_relaxed);
+  else if (atomic_load_explicit(&host_core, memory_order_relaxed) != OR_NO_CORE)
+    atomic_store_explicit(&host_core, OR_NO_CORE, memory_order_relaxed);
+}
+
+static bool sharesCoreWithHost(void) {
+  return atomic_load_explicit(&host_core, memory_order_relaxed) == sched_getcpu();
+}
+
+/* Lock held at entry and return. */
+static void spinUnlocked(uint64_t ns) {
   pthread_mutex_unlock(&sched.lock);
   spin(ns);
   stopIfExiting();
   pthread_mutex_lock(&sched.lock);
+}
+
+/* True if it has helped. Lock held at entry and return. */
+static bool spinAndHelp(orLane *l) {
+  if (sharesCoreWithHost()) return false;
+  startLooking(l);
+  spinUnlocked(OR_SPIN_NS);
+  if (!somethingToDo() && l->eager && !othersRun()) spinUnlocked(OR_LONG_SPIN_NS);
   if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())
     return false;
   leaveTheRest(l); /* pieces may take long */

@@ -1,15 +1,20 @@
 /*
  * Work in pieces: what a running task shares with whoever has nothing else to do.
  *
- * The lane that runs the task puts a job on its stack into the list of jobs, wakes whoever may help (idle lanes; a
- * host that sleeps for this very stream), takes pieces itself until none is left, takes the job out of the list
- * and waits for the helpers inside. No more threads work on a job than there are cores: one that is preempted with a
- * piece in hand keeps all the others waiting.
+ * The lane that runs the task puts a job on its stack into the list of jobs and takes a piece. Who looks for work
+ * anyway has come by then; if there are fewer than may work, it wakes others (a host that sleeps for this very stream,
+ * idle lanes), which costs as much as a piece or two. It takes pieces until none is left, takes the job out of the
+ * list and waits for the helpers inside. No more threads work on a job than there are cores: one that is preempted
+ * with a piece in hand keeps all the others waiting.
  *
  * `lock` guards the list and joining a job; `next` hands out pieces; `helpers` counts who is inside, and the owner,
- * which is the only one to wait for it, does so after nobody can join any more.
+ * which is the only one to wait for it, does so after nobody can join any more. `open_jobs` counts the jobs in the
+ * list with pieces left: whoever takes the last piece of one takes it off, so that nobody comes in vain for the rest
+ * of the time that the piece takes.
  */
 #include "core.h"
+
+enum { OR_LAST_PIECE_NS = 20000 };
 
 typedef struct orJob {
   orPieceFn piece;
@@ -23,18 +28,23 @@ typedef struct orJob {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static orJob *jobs;
-static _Atomic unsigned job_count; /* written under the lock; a hint elsewhere */
+static _Atomic unsigned open_jobs; /* a hint */
 
-bool orSplitWantsHelp(void) { return atomic_load_explicit(&job_count, memory_order_relaxed) != 0; }
+bool orSplitWantsHelp(void) { return atomic_load_explicit(&open_jobs, memory_order_relaxed) != 0; }
+
+static bool takePiece(orJob *j) {
+  size_t i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+  if (i >= j->count) return false;
+  if (i == j->count - 1 && j->most_helpers)
+    atomic_fetch_sub_explicit(&open_jobs, 1, memory_order_relaxed);
+  j->piece(j->context, i);
+  return true;
+}
 
 static bool takePieces(orJob *j) {
   bool any = false;
-  for (;;) {
-    size_t i = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
-    if (i >= j->count) return any;
-    j->piece(j->context, i);
-    any = true;
-  }
+  while (takePiece(j)) any = true;
+  return any;
 }
 
 static bool wantsHelper(const orJob *j) {
@@ -61,7 +71,7 @@ static void publish(orJob *j) {
   pthread_mutex_lock(&lock);
   j->link = jobs;
   jobs = j;
-  atomic_fetch_add_explicit(&job_count, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(&open_jobs, 1, memory_order_relaxed);
   pthread_mutex_unlock(&lock);
 }
 
@@ -70,10 +80,20 @@ static void withdraw(orJob *j) {
   orJob **p = &jobs;
   while (*p != j) p = &(*p)->link;
   *p = j->link;
-  atomic_fetch_sub_explicit(&job_count, 1, memory_order_relaxed);
   pthread_mutex_unlock(&lock);
-  for (uint32_t n; (n = atomic_load_explicit(&j->helpers, memory_order_acquire));)
-    orFutexWait(&j->helpers, n, 0);
+  uint64_t start = orNow();
+  for (uint32_t n; (n = atomic_load_explicit(&j->helpers, memory_order_acquire));) {
+    orPause();
+    if (orNow() - start > OR_LAST_PIECE_NS) orFutexWait(&j->helpers, n, 0);
+  }
+}
+
+static void callHelpers(orJob *j) {
+  if (!wantsHelper(j)) return;
+  int missing = (int)(j->most_helpers - atomic_load_explicit(&j->helpers, memory_order_relaxed));
+  orStream *s = orTaskStream();
+  if (s && orStreamStir(s)) missing--;
+  orLaneWakeIdle(missing);
 }
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
@@ -83,12 +103,11 @@ void orSplitRun(orPieceFn piece, void *context, size_t count) {
   orJob j = {.piece = piece, .context = context, .count = count, .most_helpers = (uint32_t)others};
   if (others) {
     publish(&j);
-    orStream *s = orTaskStream();
-    if (s && orStreamStir(s)) others--;
-    orLaneWakeIdle((int)others);
+    takePiece(&j);
+    callHelpers(&j);
   }
   takePieces(&j);
-  if (j.most_helpers) withdraw(&j);
+  if (others) withdraw(&j);
 }
 
 /* ---- public ---- */

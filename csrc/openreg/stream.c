@@ -183,24 +183,42 @@ static void lowerWakeAt(orStream *s, uint64_t count) {
   }
 }
 
-void orStreamAwait(orStream *s, uint64_t count) {
+/* True if the count has been reached; false too when somebody wants help. */
+static bool spinUntil(orStream *s, uint64_t count) {
   uint64_t start = orNow(), now = start;
   do {
     for (int i = 0; i < 64; i++) {
-      if (i % 8 == 0 && hasCompleted(s, count)) return;
+      if (i % 8 == 0 && hasCompleted(s, count)) return true;
       orPause();
     }
-    if (now - start > OR_SPIN_NS / 2) sched_yield();
+    if (now - start > OR_SPIN_NS / 2) {
+      orLaneHostWaits(true);
+      sched_yield();
+    }
     now = orNow();
   } while (!orSplitWantsHelp() && now - start < OR_SPIN_NS);
+  return false;
+}
+
+static void sleepUntil(orStream *s, uint64_t count) {
   void *token = orBlockEnter();
   while (!hasCompleted(s, count) && !orProcessExiting()) {
     uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
     lowerWakeAt(s, count);
     if (hasCompleted(s, count)) break;
-    if (!orSplitHelp()) orFutexWait(&s->wake_word, word, 0);
+    /* After helping, the others are at their last pieces. */
+    if (orSplitHelp()) {
+      if (spinUntil(s, count)) break;
+    } else {
+      orFutexWait(&s->wake_word, word, 0);
+    }
   }
   orBlockLeave(token);
+}
+
+void orStreamAwait(orStream *s, uint64_t count) {
+  if (!spinUntil(s, count)) sleepUntil(s, count);
+  orLaneHostWaits(false);
 }
 
 orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
