@@ -14,7 +14,7 @@ def test_it_prints_devices_memory_lanes_versions_and_settings(run):
         "torch          2.13.",
         "OPENREG_DEVICE_COUNT = 3  (environment)",
         "OPENREG_POISON = 0  (default)",
-        "openreg: simulated, priority 0, serves",
+        "openreg: simulated, priority 0, serves, makes /openreg:0, /openreg:1, /openreg:2",
     ):
         assert text in done.out, done.out
     assert "free of" in done.out

@@ -53,3 +53,23 @@ def test_a_forked_child(extension, run_ok):
         print(os.waitpid(child, 0)[1])
     """
     assert run_ok(program) == "0\n"
+
+
+def test_a_vendors_metadata_is_saved_and_loaded(extension, run_ok):
+    program = f"""
+        import ctypes, io, torch
+        from torch._utils import get_tensor_metadata, set_tensor_metadata
+        ctypes.CDLL({str(extension)!r}).registerBackendMeta()
+        x = torch.arange(3.0, device="openreg:1")
+        print(get_tensor_metadata(x))
+        set_tensor_metadata(x, {{"vendor_layout": True}})
+        file = io.BytesIO()
+        torch.save(x, file)
+        file.seek(0)
+        again = torch.load(file, map_location="openreg:0")
+        print(get_tensor_metadata(again), again.tolist(), (again + x.to(again.device)).tolist())
+    """
+    assert run_ok(program).splitlines() == [
+        "{}",
+        "{'vendor_layout': True} [0.0, 1.0, 2.0] [0.0, 2.0, 4.0]",
+    ]

@@ -150,12 +150,6 @@ def test_peers(run_ok):
     assert out.strip() == "False"
 
 
-def test_factories():
-    serving = {f["type"]: f for f in torch.openreg.device_factories() if f["serves"]}
-    assert serving["openreg"]["name"] == "simulated"
-    assert serving["CPU"]["priority"] == 50
-
-
 def test_reset_keeps_everything_valid(eventually):
     stream = torch.openreg.Stream()
     tensor = torch.ones(4, device="openreg")

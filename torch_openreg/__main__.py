@@ -54,7 +54,8 @@ def _lanes():
 def _factories():
     yield "Device factories"
     for factory in torch.openreg.device_factories():
-        serves = "serves" if factory["serves"] else "does not serve"
+        devices = ", ".join(factory["devices"]) or "no device"
+        serves = f"serves, makes {devices}" if factory["serves"] else "does not serve"
         plugin = f", plugin {factory['plugin']}" if factory["plugin"] else ""
         yield (
             f"  {factory['type']}: {factory['name']}, priority {factory['priority']}, "

@@ -8,10 +8,12 @@ namespace torch_openreg {
 namespace {
 at::Tensor refuseBinaryCrossEntropy(const at::Tensor &, const at::Tensor &,
                                     const std::optional<at::Tensor> &, int64_t) {
-  TORCH_CHECK(false,
-              "binary_cross_entropy and BCELoss are unsafe under autocast: a logarithm of a "
-              "half-precision probability overflows. Use binary_cross_entropy_with_logits or "
-              "BCEWithLogitsLoss, or leave autocast for the loss.");
+  TORCH_CHECK(
+      false,
+      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
+      "the logarithm of a probability that was rounded to half precision overflows. Use "
+      "torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss on "
+      "the logits, or leave autocast for the loss.");
 }
 }  // namespace
 }  // namespace torch_openreg

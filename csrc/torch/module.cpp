@@ -10,6 +10,7 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Stream.h>
 
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -240,6 +241,17 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> sett
   return all;
 }
 
+std::vector<std::string> deviceNames(const char *type) {
+  std::vector<std::string> names;
+  orDevice *device = nullptr;
+  for (int i = 0; orGetDeviceByIndex(&device, type, i) == orSuccess; i++) {
+    orDeviceAttributes attributes{};
+    OPENREG_CHECK(orDeviceGetAttributes(device, &attributes));
+    names.emplace_back(attributes.name);
+  }
+  return names;
+}
+
 py::list factories() {
   checkedDeviceCount();  // so that the list says which one serves
   py::list all;
@@ -251,10 +263,19 @@ py::list factories() {
     entry["priority"] = info.priority;
     entry["serves"] = info.serves != 0;
     entry["plugin"] = std::string(info.plugin);
+    entry["devices"] = info.serves != 0 ? deviceNames(info.type) : std::vector<std::string>();
     all.append(entry);
   }
   orGetLastError();
   return all;
+}
+
+void addDevices(const std::map<std::string, int> &deviceCount, const std::string &namePrefix) {
+  std::vector<orDeviceCount> counts;
+  for (const auto &[type, count] : deviceCount) counts.push_back({type.c_str(), count});
+  const orDeviceConfig config{sizeof(orDeviceConfig), counts.data(), counts.size()};
+  WithoutGil unlocked;
+  OPENREG_CHECK(orAddDevices(&config, namePrefix.c_str()));
 }
 
 py::dict laneInfo() {
@@ -292,6 +313,7 @@ void bindDiagnostics(py::module_ &m) {
   m.attr("_abi_version") = OPENREG_ABI_VERSION;
   m.def("_settings", &settings);
   m.def("_factories", &factories);
+  m.def("_add_devices", &addDevices);
   m.def("_lane_info", &laneInfo);
   m.def("_fallback_stats", &fallbackStats);
 }

@@ -1,13 +1,15 @@
 """``torch.openreg``: the device module.
 
 It has the names that ``torch.cuda`` and ``torch.xpu`` share, with their meaning, and a few of its
-own: ``reset``, ``device_factories``, ``testing`` and ``_sleep``.
+own: ``reset``, ``configure``, ``device_factories``, ``fallback_stats``, ``testing`` and ``_sleep``.
+docs/module.md has every name of ``torch.cuda`` and what became of it here.
 
 Asking for the number of devices, for their properties, for the current device or for a random
 state, and seeding, are no use of a device. The first allocation, copy or stream with work is.
 """
 
-from . import amp, memory, random, streams, testing
+from . import _dlpack, amp, memory, random, streams, testing
+from ._graphs import graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
 from ._lazy import (
     _is_in_bad_fork as _is_in_bad_fork,
 )
@@ -26,20 +28,28 @@ from .amp import get_amp_supported_dtype
 from .device import _sleep as _sleep
 from .device import (
     can_device_access_peer,
+    clock_rate,
+    configure,
     current_device,
     device,
     device_count,
     device_factories,
     device_of,
     fallback_stats,
+    get_arch_list,
     get_device_capability,
     get_device_name,
     get_device_properties,
+    get_gencode_flags,
     is_available,
     is_bf16_supported,
+    is_tf32_supported,
+    power_draw,
     reset,
     set_device,
     synchronize,
+    temperature,
+    utilization,
 )
 from .memory import *  # noqa: F403 (its own list says what)
 from .random import (
@@ -62,7 +72,6 @@ from .streams import (
     current_stream,
     default_stream,
     get_stream_from_external,
-    is_current_stream_capturing,
     set_stream,
     stream,
 )
@@ -70,6 +79,7 @@ from .streams import (
 SUBMODULES = ("amp", "memory", "random", "streams", "testing")
 
 _install_refusals()
+_dlpack.install()
 
 
 def __getattr__(name):
@@ -87,6 +97,8 @@ __all__ = [
     "StreamContext",
     "amp",
     "can_device_access_peer",
+    "clock_rate",
+    "configure",
     "current_device",
     "current_stream",
     "default_generators",
@@ -97,21 +109,28 @@ __all__ = [
     "device_of",
     "fallback_stats",
     "get_amp_supported_dtype",
+    "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_gencode_flags",
     "get_rng_state",
     "get_rng_state_all",
     "get_stream_from_external",
+    "graph",
+    "graph_pool_handle",
     "init",
     "initial_seed",
     "is_available",
     "is_bf16_supported",
     "is_current_stream_capturing",
     "is_initialized",
+    "is_tf32_supported",
+    "make_graphed_callables",
     "manual_seed",
     "manual_seed_all",
     "memory",
+    "power_draw",
     "random",
     "reset",
     "seed",
@@ -123,5 +142,7 @@ __all__ = [
     "stream",
     "streams",
     "synchronize",
+    "temperature",
     "testing",
+    "utilization",
 ]

@@ -97,9 +97,62 @@ def is_bf16_supported(including_emulation=True):
     return True
 
 
+def is_tf32_supported():
+    """Whether the device computes in TF32: no, float32 is float32."""
+    return False
+
+
+def get_arch_list():
+    """The architectures that kernels were compiled for: none, the kernels are the CPU's."""
+    return []
+
+
+def get_gencode_flags():
+    """The compiler's flags for those architectures: none."""
+    return ""
+
+
+def _no_sensor(quantity):
+    def read(device=None):
+        device_index(device)
+        raise NotImplementedError(f"an openreg device is simulated and has no {quantity} to read")
+
+    read.__name__ = read.__qualname__ = quantity.replace(" ", "_")
+    read.__doc__ = f"Raises NotImplementedError: a simulated device has no {quantity} to read."
+    return read
+
+
+clock_rate = _no_sensor("clock rate")
+power_draw = _no_sensor("power draw")
+temperature = _no_sensor("temperature")
+utilization = _no_sensor("utilization")
+
+
+def configure(device_count, name_prefix=""):
+    """Makes the devices: so many of each type, before anything else has made or counted them.
+
+    ::
+
+        torch.openreg.configure({"openreg": 4})
+
+    Args:
+        device_count: a dictionary from device type to number, 0 to 64. A type that is not named
+            gets what it gets without this call: one "CPU", ``OPENREG_DEVICE_COUNT`` of "openreg".
+        name_prefix: what names begin with; the devices are then ``<prefix>/openreg:0`` and so on.
+
+    Raises RuntimeError where the devices are there already (any use of a device, also asking for
+    their number, makes them), where a number is out of range and where no factory makes the type.
+    """
+    for kind, count in device_count.items():
+        if not isinstance(kind, str) or isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"expected a device type and a whole number, got {kind!r}: {count!r}")
+    _C._add_devices(dict(device_count), name_prefix)
+
+
 def device_factories():
-    """The registered device factories, a dictionary each: type, name, priority, plugin, and
-    whether it serves, that is, makes the devices of its type."""
+    """The registered device factories, a dictionary each: type, name, priority, plugin (the path of
+    the library that it came from, or ""), whether it serves, that is, makes the devices of its
+    type, and the names of these devices."""
     return _C._factories()
 
 

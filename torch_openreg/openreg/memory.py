@@ -20,6 +20,7 @@ __all__ = [
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "change_current_allocator",
+    "device_memory_used",
     "empty_cache",
     "get_per_process_memory_fraction",
     "host_memory_stats",
@@ -145,6 +146,12 @@ def reset_peak_host_memory_stats():
 def mem_get_info(device=None):
     """(bytes free, bytes in all) of the device. What the allocator caches is not free."""
     return _C._mem_get_info(device_index(device))
+
+
+def device_memory_used(device=None):
+    """Bytes of the device that are not free: tensors, and what the allocator caches."""
+    free, total = mem_get_info(device)
+    return total - free
 
 
 def memory_usage(device=None):

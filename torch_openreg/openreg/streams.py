@@ -247,10 +247,5 @@ def default_stream(device=None):
     return _wrap(0, device_index(device))
 
 
-def is_current_stream_capturing():
-    """Whether work is being recorded into a graph: never, there are no graphs."""
-    return False
-
-
 def _wrap(stream_id, index):
     return Stream(stream_id=stream_id, device_index=index, device_type=_DEVICE_TYPE)

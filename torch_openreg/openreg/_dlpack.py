@@ -1,0 +1,47 @@
+"""DLPack: what PyTorch leaves out for a renamed PrivateUse1 device.
+
+Tensor.__dlpack_device__ knows it under its old name only, and torch.from_dlpack(tensor) asks there
+first. Tensor.__dlpack__ ignores the consumer's stream for every device but CUDA. PyTorch's own
+from_dlpack passes no stream for this device: what it returns is ordered like the tensor it came
+from, on the calling thread's current stream.
+"""
+
+import functools
+
+import torch
+from torch.overrides import has_torch_function_unary
+from torch.utils.dlpack import DLDeviceType
+
+from .streams import ExternalStream, current_stream
+
+
+def _wait_for_producer(stream, index):
+    """A consumer's stream, by its handle, waits for what the producer has queued so far."""
+    consumer, producer = ExternalStream(stream, index), current_stream(index)
+    if consumer != producer:
+        consumer.wait_stream(producer)
+
+
+def install():
+    device_of, export = torch.Tensor.__dlpack_device__, torch.Tensor.__dlpack__
+
+    @functools.wraps(device_of)
+    def __dlpack_device__(self):
+        if has_torch_function_unary(self) or self.device.type != "openreg":
+            return device_of(self)
+        return (DLDeviceType.kDLExtDev, self.device.index)
+
+    @functools.wraps(export)
+    def __dlpack__(self, *, stream=-1, **options):
+        if self.device.type == "openreg" and self.is_neg():
+            # PyTorch exports the memory as it is, and the sign is lost.
+            raise BufferError(
+                "Can't export tensors with the negative bit set, use tensor.resolve_neg()"
+            )
+        capsule = export(self, stream=stream, **options)
+        if stream not in (None, -1) and self.device.type == "openreg":
+            _wait_for_producer(stream, self.device.index)
+        return capsule
+
+    torch.Tensor.__dlpack_device__ = __dlpack_device__
+    torch.Tensor.__dlpack__ = __dlpack__
