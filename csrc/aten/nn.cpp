@@ -9,6 +9,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -65,12 +66,6 @@ std::tuple<Tensor, Tensor> dropout(const Tensor &input, double p, std::optional<
   return {input.mul(mask).mul_(1 / (1 - p)), mask};
 }
 
-/* The composite of matmul and softmax, which differentiates itself. */
-int64_t attentionBackend(const Tensor &, const Tensor &, const Tensor &,
-                         const std::optional<Tensor> &, double, bool, std::optional<double>, bool) {
-  return 0;
-}
-
 Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
   return bias.has_value() && bias->defined() ? gates + *bias : gates;
 }
@@ -103,8 +98,9 @@ std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hidde
 
 namespace at::native {
 namespace {
-REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &torch_openreg::attentionBackend)
-}
+// The CPU's choice of an attention kernel, so that results and memory are the CPU's.
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_cpp)
+}  // namespace
 }  // namespace at::native
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -117,6 +113,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char *name : {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
                            "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
                            "linalg__powsum", "convolution", "convolution_backward", "embedding"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
+  }
+  // Their composite kernel asks for one of this device's.
+  for (const char *name : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
 }
