@@ -6,6 +6,7 @@
 #include "fallback.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
@@ -17,6 +18,8 @@
 
 #include <optional>
 #include <tuple>
+
+#include "opinfo.h"
 
 namespace torch_openreg {
 
@@ -30,7 +33,14 @@ c10::OperatorHandle operatorNamed(const char *name, const char *overload = "") {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
 }
 
-void cpuKernel(const c10::OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
+/* torch.jit.trace is still at work here where it does not record the operator (convolution) but what the composite kernel
+ * calls. */
+void cpuKernel(const c10::OperatorHandle &op, Stack *stack) {
+  if (C10_UNLIKELY(at::tracer::impl::is_dispatch_enabled())) {
+    return op.redispatchBoxed(kInferringKeys, stack);
+  }
+  runCpuKernel(op, stack);
+}
 
 void convolution(const c10::OperatorHandle &, Stack *stack) {
   static const c10::OperatorHandle op = operatorNamed("aten::convolution");
