@@ -1,6 +1,5 @@
 """Operators: the CPU's kernels over the device's memory."""
 
-import copy
 import threading
 import warnings
 
@@ -270,95 +269,7 @@ def test_a_generator_of_another_device():
         torch.ones(2, device=DEVICE).normal_(generator=torch.Generator(OTHER))
 
 
-# ---- Training ----
-
-
-def check_step(model, *inputs, loss=lambda out: out.square().mean()):
-    reference = copy.deepcopy(model)
-    model = model.to(DEVICE)
-    expected = loss(reference(*inputs))
-    got = loss(model(*(t.to(DEVICE) for t in inputs)))
-    expected.backward()
-    got.backward()
-    torch.testing.assert_close(got.cpu(), expected)
-    for wanted, parameter in zip(reference.parameters(), model.parameters(), strict=True):
-        assert parameter.grad.device == parameter.device
-        torch.testing.assert_close(parameter.grad.cpu(), wanted.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_convolutional_net():
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 3, padding=1),
-        torch.nn.BatchNorm2d(8),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(8, 8, 3, groups=2, bias=False),
-        torch.nn.ConvTranspose2d(8, 6, 3, stride=2),
-        torch.nn.GroupNorm(2, 6),
-        torch.nn.Flatten(),
-        torch.nn.LazyLinear(10),
-    )
-    x = torch.randn(4, 1, 8, 8)
-    net(x)
-    check_step(net, x, loss=lambda out: F.cross_entropy(out, torch.arange(4, device=out.device)))
-
-
-@pytest.mark.parametrize("dims", [1, 3])
-def test_other_convolutions(dims):
-    torch.manual_seed(0)
-    conv = {1: torch.nn.Conv1d, 3: torch.nn.Conv3d}[dims](2, 4, 3, stride=2, dilation=1)
-    check_step(conv, torch.randn(2, 2, *[7] * dims))
-
-
-def test_channels_last_convolution():
-    torch.manual_seed(0)
-    conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-    check_step(conv, x)
-    assert conv(x.to(DEVICE)).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_transformer_layer():
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    check_step(layer, torch.randn(2, 5, 16))
-
-
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
-def test_recurrent_nets(kind):
-    torch.manual_seed(0)
-    net = kind(4, 6, num_layers=2, batch_first=True)
-    check_step(net, torch.randn(3, 5, 4), loss=lambda out: out[0].square().mean())
-
-
-def test_packed_sequences():
-    torch.manual_seed(0)
-    net = torch.nn.LSTM(4, 6, batch_first=True)
-
-    def run(net, x):
-        packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3, 2], batch_first=True)
-        return torch.nn.utils.rnn.pad_packed_sequence(net(packed)[0], batch_first=True)[0]
-
-    x = torch.randn(3, 5, 4)
-    expected = run(net, x)
-    torch.testing.assert_close(run(net.to(DEVICE), x.to(DEVICE)).cpu(), expected)
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_optimizers(optimizer):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 4)
-    reference = copy.deepcopy(model)
-    model = model.to(DEVICE)
-    x = torch.randn(8, 4)
-    for net, batch in ((reference, x), (model, x.to(DEVICE))):
-        stepper = optimizer(net.parameters(), lr=0.1)
-        for _ in range(5):
-            stepper.zero_grad()
-            net(batch).square().mean().backward()
-            stepper.step()
-    torch.testing.assert_close(model.weight.cpu(), reference.weight)
+# ---- Autograd ----
 
 
 def test_autocast():

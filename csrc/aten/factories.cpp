@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_has_compatible_shallow_copy_type_native.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -159,6 +160,17 @@ at::Scalar localScalar(const Tensor &self) {
   return at::native::_local_scalar_dense_cpu(host);
 }
 
+/* Whether `tensor.data = from` may be. With the CPU's dense tensors as well, as for CUDA: otherwise Module.to makes
+ * new parameters, which unties shared ones and leaves an optimizer with the old. */
+bool mayReplaceData(const Tensor &self, const Tensor &from) {
+  constexpr c10::DispatchKeySet kDense(c10::DispatchKey::Dense);
+  const auto isDense = [](const Tensor &tensor) {
+    return tensor.key_set().has_any(kDense) && (tensor.is_cpu() || tensor.is_privateuseone());
+  };
+  return (isDense(self) && isDense(from)) ||
+         at::native::_has_compatible_shallow_copy_type(self, from);
+}
+
 void recordTensorStream(Tensor &self, c10::Stream stream) {
   recordStream(self.storage().data_ptr(), stream);
 }
@@ -186,5 +198,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view_as_real", &at::native::view_as_real);
   m.impl("view_as_complex", &at::native::view_as_complex);
   m.impl("_local_scalar_dense", &localScalar);
+  m.impl("_has_compatible_shallow_copy_type", &mayReplaceData);
   m.impl("record_stream", &recordTensorStream);
 }

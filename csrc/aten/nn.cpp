@@ -6,9 +6,11 @@
 #include "fallback.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -16,6 +18,8 @@
 
 #include <optional>
 #include <tuple>
+
+#include "opinfo.h"
 
 namespace torch_openreg {
 
@@ -29,7 +33,14 @@ c10::OperatorHandle operatorNamed(const char *name, const char *overload = "") {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
 }
 
-void cpuKernel(const c10::OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
+/* torch.jit.trace is still at work here where it does not record the operator (convolution) but what the composite kernel
+ * calls. */
+void cpuKernel(const c10::OperatorHandle &op, Stack *stack) {
+  if (C10_UNLIKELY(at::tracer::impl::is_dispatch_enabled())) {
+    return op.redispatchBoxed(kInferringKeys, stack);
+  }
+  runCpuKernel(op, stack);
+}
 
 void convolution(const c10::OperatorHandle &, Stack *stack) {
   static const c10::OperatorHandle op = operatorNamed("aten::convolution");
@@ -65,12 +76,6 @@ std::tuple<Tensor, Tensor> dropout(const Tensor &input, double p, std::optional<
   return {input.mul(mask).mul_(1 / (1 - p)), mask};
 }
 
-/* The composite of matmul and softmax, which differentiates itself. */
-int64_t attentionBackend(const Tensor &, const Tensor &, const Tensor &,
-                         const std::optional<Tensor> &, double, bool, std::optional<double>, bool) {
-  return 0;
-}
-
 Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
   return bias.has_value() && bias->defined() ? gates + *bias : gates;
 }
@@ -103,8 +108,9 @@ std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hidde
 
 namespace at::native {
 namespace {
-REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &torch_openreg::attentionBackend)
-}
+// The CPU's choice of an attention kernel, so that results and memory are the CPU's.
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_cpp)
+}  // namespace
 }  // namespace at::native
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -117,6 +123,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char *name : {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
                            "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
                            "linalg__powsum", "convolution", "convolution_backward", "embedding"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
+  }
+  // Their composite kernel asks for one of this device's.
+  for (const char *name : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
 }

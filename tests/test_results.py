@@ -1,0 +1,186 @@
+"""Results stay on the device, with the CPU's values, dtypes and strides."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from alike import alike, drawn
+
+import torch_openreg  # noqa: F401
+
+
+def x_on(device):
+    return (torch.arange(1, 7, dtype=torch.float32).view(2, 3) / 3).to(device)
+
+
+def like(x, *values):
+    return torch.tensor(values, device=x.device)
+
+
+def positive(x):
+    return x @ x.t() + torch.eye(2, device=x.device)
+
+
+NUMBERS = {
+    "floor division": lambda x: (2 // x, x // 2, 7 // (x * 3).long()),
+    "division": lambda x: (2 / x, x / 2, 2 / x.to(torch.complex64)),
+    "the rest": lambda x: (2 - x, 2**x, 2 % x, 3 & x.long(), 1 << x.long(), 8 >> x.long()),
+    "complex": lambda x: (x * (1 + 2j), 2j * x, x.to(torch.complex64) * 2, x + 1j, x / 2j),
+    "numpy": lambda x: (x * np.float32(2), x + np.int64(1), x[:, np.int64(1)], x ** np.float64(2)),
+    "cpu numbers": lambda x: (x + torch.tensor(2.0), torch.where(x > 1, torch.tensor(5.0), x)),
+    "dtypes": lambda x: (x.long() * 2.5, (x > 1) + 1, x.half() + 1.5, x.sum(dtype=torch.double)),
+    "as an index": lambda x: ([10, 20, 30][x.long()[1, 0]], list(range(x[1, 2].long()))),
+    "as a number": lambda x: (float(x[0, 0]), int(x[1, 2]), math.sqrt(x[0, 0]), f"{x[0, 0]:.3f}"),
+    "compared": lambda x: (1.0 in x, bool((x > 0).all()), max(x[0]), sum(x[0]), len(x)),
+}
+INDICES = {
+    "mask": lambda x: (x[x > 1], x.masked_select(x > 1), x[:, like(x, True, False, True)]),
+    "nonzero": lambda x: ((x > 1).nonzero(), torch.argwhere(x > 1), torch.where(x > 1)),
+    "unique": lambda x: torch.unique(x.round(), return_inverse=True, return_counts=True),
+    "unique rows": lambda x: (torch.unique(x, dim=0), torch.unique_consecutive(x.round())),
+    "where": lambda x: (torch.where(x > 1, x, 0), torch.where(x > 1, 1, 2.0)),
+    "sort": lambda x: (x.sort(descending=True, stable=True), x.argsort(1), x.msort(), x.topk(2)),
+    "order": lambda x: (x.median(1), x.mode(1), x.kthvalue(2), x.cummax(1), x.aminmax()),
+    "search": lambda x: (torch.searchsorted(x, x), torch.bucketize(1.0, like(x, 0.5, 1.0))),
+    "take": lambda x: (x.take(like(x, 0, 3)), x.take_along_dim(x.argsort(1), 1), x[[1, 0]]),
+    "repeat": lambda x: (x.repeat_interleave(like(x, 1, 2), 0), x.repeat_interleave(2)),
+    "count": lambda x: (torch.bincount(x.long().flatten()), x.count_nonzero(1), x.histc(4)),
+    "histogram": lambda x: (torch.histogram(x, 4), torch.histogramdd(x, [2, 2, 2])),
+    "cpu indices": lambda x: (x[torch.tensor([1, 0])], x[torch.tensor(1)], x[:, torch.tensor(0)]),
+    "one hot": lambda x: F.one_hot(x.long(), 4),
+}
+FACTORIES = {
+    "like": lambda x: (torch.full_like(x, 3), x.new_tensor([1, 2]), x.new_full((2,), 1.0)),
+    "from lists": lambda x: (like(x, 1, 2), torch.asarray(np.arange(3), device=x.device)),
+    "from a value": lambda x: (torch.full((2,), x[0, 0], device=x.device), x.new_zeros(2)),
+    "ranges": lambda x: (torch.arange(0, 1, 0.1, device=x.device), x.new_ones(2).cumsum(0)),
+    "logspace": lambda x: torch.logspace(0, 1, 3, device=x.device),
+    "triangles": lambda x: (torch.triu_indices(3, 3, device=x.device), x.tril(), x.diag()),
+    "windows": lambda x: (
+        [
+            getattr(torch, f"{name}_window")(5, device=x.device)
+            for name in ("hann", "hamming", "blackman", "bartlett", "kaiser")
+        ]
+        + [torch.kaiser_window(5, periodic, 8.0, device=x.device) for periodic in (True, False)]
+    ),
+    "grids": lambda x: (*torch.meshgrid(x[0], x[1], indexing="ij"), torch.cartesian_prod(*x)),
+    "blocks": lambda x: (torch.block_diag(x, x), torch.kron(x, x), torch.hstack([x, x.long()])),
+}
+TRANSFORMS = {
+    "fft": lambda x: (torch.fft.fft(x), torch.fft.irfft(torch.fft.rfft(x)), torch.fft.fft2(x)),
+    "hermitian": lambda x: (torch.fft.ihfft(x), torch.fft.ihfft2(x), torch.fft.hfft(x + 0j)),
+    "shifted": lambda x: (torch.fft.fftshift(x), torch.fft.fftfreq(5, device=x.device)),
+    "stft": lambda x: torch.stft(x.repeat(1, 10), 8, window=x.new_ones(8), return_complex=True),
+    "factors": lambda x: (torch.linalg.qr(x), torch.linalg.cholesky(positive(x))),
+    "systems": lambda x: (torch.linalg.lstsq(x.t(), x.t())[0], torch.linalg.pinv(x)),
+    "numbers": lambda x: (torch.linalg.slogdet(positive(x)), torch.linalg.matrix_rank(x)),
+    "products": lambda x: (torch.einsum("ij,kj,k->i", x, x, x[:, 0]), torch.tensordot(x, x.t(), 1)),
+    "distances": lambda x: (torch.cdist(x, x), torch.cov(x), torch.corrcoef(x)),
+    "special": lambda x: (torch.special.i0(x), torch.polygamma(1, x), torch.igamma(x, x)),
+    "statistics": lambda x: (x.quantile(like(x, 0.1, 0.5)), x.nanmedian(), torch.std_mean(x)),
+    "storage": lambda x: (x.view(torch.int32), x.to(torch.float8_e4m3fn).float(), x.bool()),
+    "quantized numbers": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+}  # fmt: skip
+GROUPS = {"numbers": NUMBERS, "indices": INDICES, "factories": FACTORIES, "others": TRANSFORMS}
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group in GROUPS for name in GROUPS[group]]
+)
+def test_results(group, name):
+    alike(lambda device: GROUPS[group][name](x_on(device)))
+
+
+def changed(x, index, value):
+    x[index] = value
+    return x
+
+
+WRITES = {
+    "mask": lambda x: changed(x, x > 1, 0.0),
+    "list": lambda x: changed(x, [1, 0], x.clone()),
+    "cpu indices": lambda x: changed(x, (..., torch.tensor([0, 1])), torch.tensor(5.0)),
+    "a step": lambda x: changed(x, (0, slice(None, None, 2)), like(x, 5.0, 6.0)),
+    "from the cpu": lambda x: changed(x, 0, torch.tensor([5.0, 6.0, 7.0])),
+    "scatter": lambda x: x.scatter_reduce(1, (x > 1).long(), x, "amax"),
+    "masked": lambda x: (x.masked_scatter(x > 1, x * 2), x.masked_fill(x > 1, 3)),
+    "parts": lambda x: (x.select_scatter(x[0], 0, 1), torch.diagonal_scatter(x, x[:, 0])),
+    "index": lambda x: (x.index_fill(1, like(x, 0), 3), x.put(like(x, 0), like(x, 9.0))),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes(name):
+    alike(lambda device: WRITES[name](x_on(device)))
+
+
+# ---- Conjugates and signs ----
+
+ALL_DTYPES = [
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int8,
+    torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
+]  # fmt: skip
+LAZY = [
+    torch.sgn, torch.sign, torch.conj, torch.neg, torch.abs, torch.angle, torch.imag, torch.real,
+    lambda x: x.conj().clone(), lambda x: x.conj() + x, lambda x: torch.sgn(x.conj()),
+    lambda x: x.clone().sgn_(), lambda x: x.conj().imag, lambda x: x.conj().imag.neg(),
+    lambda x: x.conj().contiguous(), lambda x: x.conj()[1:], lambda x: torch.cat([x, x.conj()]),
+    lambda x: x.conj().to(torch.complex128), lambda x: torch.zeros_like(x).copy_(x.conj()),
+    lambda x: x.conj().cpu().tolist(), lambda x: x.conj().resolve_conj(), lambda x: x.mH,
+    lambda x: torch.zeros(4, dtype=x.dtype).copy_(x.conj()).tolist(), lambda x: x.conj().tolist(),
+    lambda x: torch.tensor([0, 1, 2, 0]).to(x.dtype).conj().to(x.device) * 1,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_conjugates_and_signs(dtype):
+    def program(device):
+        x, results = torch.tensor([0, 1, 2, 0]).to(dtype).to(device), []
+        for function in LAZY:
+            try:
+                results.append(function(x))
+            except RuntimeError as error:
+                results.append(type(error).__name__)
+        return results
+
+    alike(program)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16], ids=str)
+def test_gradients_that_are_zero_everywhere(dtype):
+    def program(device):
+        x = drawn(device, 3, dtype=dtype)
+        y = torch.sgn(x) + torch.sgn(x.conj())
+        return torch.autograd.grad(y.abs().sum(), x, create_graph=True)
+
+    alike(program)
+
+
+# ---- Errors ----
+
+MISTAKES = {
+    "sizes": lambda x: x @ x,
+    "view": lambda x: x.view(5),
+    "index": lambda x: x[5],
+    "dim": lambda x: x.sum(7),
+    "list": lambda x: torch.cat([x, x[:, :2]]),
+    "dtype": lambda x: x.long().mean(),
+    "equation": lambda x: torch.einsum("ij,jk", x, x),
+    "not positive": lambda x: torch.linalg.cholesky(-positive(x)),
+    "channels": lambda x: F.conv2d(x.view(1, 1, 2, 3), x.new_ones(1, 2, 1, 1)),
+    "mask": lambda x: F.scaled_dot_product_attention(x, x, x, x.new_ones(9)),
+    "shape of a mask": lambda x: x[x.view(3, 2) > 1],
+    "bins": lambda x: torch.bincount(x),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_the_cpus(name):
+    def program(device):
+        with pytest.raises(Exception) as error:
+            MISTAKES[name](x_on(device))
+        return error.type.__name__, str(error.value).splitlines()[0]
+
+    alike(program)
