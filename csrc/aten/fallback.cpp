@@ -37,6 +37,8 @@ namespace torch_openreg {
 namespace {
 
 using c10::Argument;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
 using c10::FunctionSchema;
 using c10::IValue;
 using c10::OperatorHandle;
@@ -50,6 +52,7 @@ struct CpuByContract {
 };
 constexpr CpuByContract kCpuByContract[] = {
     {"aten::_pack_padded_sequence", "lengths", 1},
+    {"aten::_nested_from_padded", "cpu_nested_shape_example", -1},
     {"aten::_ctc_loss", "input_lengths", -1},
     {"aten::_ctc_loss", "target_lengths", -1},
     {"aten::_ctc_loss_backward", "input_lengths", -1},
@@ -99,9 +102,10 @@ uint64_t mixed(uint64_t x) {
 
 class Call {
  public:
-  Call(const OperatorHandle &op, const OpInfo &info, Stack *stack)
+  Call(const OperatorHandle &op, const OpInfo &info, Stack *stack, DispatchKey kernel)
       : op_(op),
         info_(info),
+        kernel_(kernel),
         schema_(op.schema()),
         stack_(stack),
         arguments_(stack->data() + stack->size() - schema_.arguments().size(),
@@ -139,6 +143,7 @@ class Call {
 
   const OperatorHandle &op_;
   const OpInfo &info_;
+  const DispatchKey kernel_;  // the CPU's for this kind of tensor
   const FunctionSchema &schema_;
   Stack *stack_;
   std::span<IValue> arguments_;  // on the stack
@@ -237,11 +242,10 @@ void Call::makeZeros() {
 bool Call::prepare() {
   if (!findDevice()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
-          (info_.isAten || !hasPythonKernel(op_)),
+      op_.hasComputedKernelForDispatchKey(kernel_) && (info_.isAten || !hasPythonKernel(op_)),
       "Could not run ", op_.operator_name(),
-      " on openreg: there is neither a kernel for this device nor a compiled one for "
-      "the CPU");
+      " on openreg: there is neither a kernel for this device nor a compiled one for ",
+      kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
   if (info_.draws) drawGenerators();
   if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
@@ -293,7 +297,7 @@ void Call::run() {
   {
     LaneMemory memory(stream_, device_->index());
     for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
-    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &cpu_);
+    op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
   }
   aliases_->adoptResized();
   for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
@@ -321,7 +325,7 @@ void Call::finish() {
  * and back. It takes the first tensor's device for the result's, which may be a scalar's. */
 void Call::runCopying() {
   OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
-  at::native::cpu_fallback(op_, stack_);
+  at::native::cpu_fallback(op_, stack_, /*error_on_views=*/false, kernel_);
   const size_t count = schema_.returns().size();
   for (size_t i = 0; i < count; ++i) {
     IValue &result = torch::jit::peek(*stack_, i, count);
@@ -352,7 +356,8 @@ void Call::waitFor() {
   runOnLane(stream_, info_.name, [this] { run(); });
   finish();
   // Its caller learns a size or a value, as of a synchronising call.
-  if (!info_.predictable) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+  const bool plain = kernel_ == DispatchKey::CPU;
+  if (!info_.predictable || !plain) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
 /* In place: what comes out is what went in. */
@@ -387,11 +392,54 @@ void runOneByOne(const OperatorHandle &op, Stack *stack) {
 
 void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
 
+/* The kernels of sparse, quantized and nested tensors, by the CPU's key for them. */
+template <DispatchKey kernel>
+void fallbackWithParts(const OperatorHandle &op, Stack *stack) {
+  runCpuKernelWithParts(op, stack, kernel);
+}
+
+/* Without its namespace. */
+std::string unqualified(const c10::OperatorName &name) {
+  const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
+  return name.name.substr(name.name.find("::") + 2) + overload;
+}
+
+/* Where a kind of tensor is dispatched to, and to which kernels of the CPU that leads. */
+struct Kind {
+  DispatchKey device, cpu;
+  torch::CppFunction (*kernel)();
+};
+
+template <DispatchKey device, DispatchKey cpu>
+constexpr Kind kindOf() {
+  return {device, cpu,
+          [] { return torch::CppFunction::makeFromBoxedFunction<&fallbackWithParts<cpu>>(); }};
+}
+
+constexpr Kind kKinds[] = {
+    kindOf<DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU>(),
+    kindOf<DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU>(),
+    kindOf<DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU>(),
+    kindOf<DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU>(),
+};
+
+torch::Library &libraryOf(const char *name, DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
+}
+
 }  // namespace
+
+void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+  Call call(op, opInfo(op), stack, kernel);
+  if (!call.prepare()) return runOneByOne(op, stack);
+  if (!canMap(call.device().index())) return call.runCopying();
+  installCpuAllocator();
+  call.waitFor();
+}
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   const OpInfo &info = opInfo(op);
-  Call call(op, info, stack);
+  Call call(op, info, stack, DispatchKey::CPU);
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
@@ -429,20 +477,27 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
 }
 
 void registerOperators() {
-  static auto *library = new torch::Library(torch::Library::IMPL, "aten",
-                                            c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  torch::Library &plain = libraryOf("aten", DispatchKey::PrivateUse1);
+  std::vector<torch::Library *> libraries;
+  for (const Kind &kind : kKinds) libraries.push_back(&libraryOf("aten", kind.device));
   auto &dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (name.name.compare(0, 6, "aten::") != 0 || !op.has_value() ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
-        !(isForeach(name.name) || hasInferringKernel(*op))) {
-      continue;
+    if (!name.name.starts_with("aten::") || !op.has_value()) continue;
+    if (!op->hasKernelForDispatchKey(DispatchKey::PrivateUse1) &&
+        (isForeach(name.name) || hasInferringKernel(*op))) {
+      plain.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
     }
-    const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
-    library->impl((name.name.substr(6) + overload).c_str(),
-                  torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    // Where the CPU has a kernel of its own, a composite one would stand before the fallback.
+    for (size_t i = 0; i < libraries.size(); ++i) {
+      const Kind &kind = kKinds[i];
+      if (op->hasKernelForDispatchKey(kind.cpu) && !op->hasKernelForDispatchKey(kind.device) &&
+          op->hasComputedKernelForDispatchKey(kind.device)) {
+        libraries[i]->impl(unqualified(name).c_str(), kind.kernel());
+      }
+    }
   }
+  for (const Kind &kind : kKinds) libraryOf("_", kind.device).fallback(kind.kernel());
 }
 
 }  // namespace torch_openreg
