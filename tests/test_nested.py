@@ -1,4 +1,4 @@
-"""Nested tensors: of the strided layout, which dispatches to kernels, and jagged ones, which are made in Python."""
+"""Nested tensors: strided ones, which kernels know, and jagged ones, which are made in Python."""
 
 import io
 
@@ -96,11 +96,15 @@ def test_in_place():
     assert x.zero_() is x
 
 
-def test_saved():
+@pytest.mark.parametrize("made", ["cpu", DEVICE])
+def test_saved(made):
     file = io.BytesIO()
-    torch.save(nested(DEVICE), file)
-    file.seek(0)
-    check(torch.load(file, weights_only=False), nested())
+    torch.save(nested(made), file)
+    for place in (made, DEVICE, "cpu"):
+        file.seek(0)
+        x = torch.load(file, map_location=place, weights_only=False)
+        assert x.device == torch.device(place)
+        check(x.to(DEVICE), nested())
 
 
 def test_sizes_stay_on_the_cpu():
@@ -119,5 +123,5 @@ def test_a_transformer_layer():
 
 
 def test_an_operator_without_a_kernel_is_named():
-    with pytest.raises(NotImplementedError, match="aten::cumsum.* on openreg.*NestedTensorCPU"):
+    with pytest.raises(NotImplementedError, match=r"aten::cumsum.* on openreg.*NestedTensorCPU"):
         nested(DEVICE).cumsum(0)

@@ -150,5 +150,5 @@ def test_numbers_are_not_taken_from_integers():
 
 
 def test_an_operator_without_a_kernel_is_named():
-    with pytest.raises(NotImplementedError, match="aten::cos.* on openreg.*QuantizedCPU"):
+    with pytest.raises(NotImplementedError, match=r"aten::cos.* on openreg.*QuantizedCPU"):
         per_tensor(DEVICE).cos()

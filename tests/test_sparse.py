@@ -1,4 +1,4 @@
-"""Sparse tensors: made of indices and values on the device, computed by the CPU's kernels in place."""
+"""Sparse tensors: indices and values on the device, which the CPU's kernels see in place."""
 
 import io
 import pickle
@@ -148,6 +148,28 @@ def test_saved_and_pickled(make):
     host = torch.load(file, map_location="cpu")
     assert host.device.type == "cpu"
     check(pickle.loads(pickle.dumps(x)), make())
+
+
+def test_loaded_to_another_place():
+    file = io.BytesIO()
+    torch.save([coo(), compressed("csr")], file)
+    file.seek(0)
+    for result, host in zip(
+        torch.load(file, map_location=DEVICE), [coo(), compressed("csr")], strict=True
+    ):
+        check(result, host)
+
+
+def test_memory_is_kept_for_a_stream_that_uses_it():
+    side = torch.Stream(device=DEVICE)
+    x = coo(DEVICE)
+    address = x._values().data_ptr()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait(side)
+        x.record_stream(side)
+        del x
+        again = [torch.ones(5, device=DEVICE) for _ in range(50)]
+        assert address not in [y.data_ptr() for y in again]
 
 
 def test_printed():
@@ -452,6 +474,7 @@ def test_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
     """Everything is copied to the CPU and back."""
     program = """
         import torch
+        torch.library.define("made::up", "(Tensor x) -> Tensor")
         x = torch.tensor([[0.0, 2.0], [3.0, 0.0]], device="openreg").to_sparse()
         print(x.device, (x @ torch.ones(2, 1, device="openreg")).tolist())
         values = x._values()
@@ -461,6 +484,11 @@ def test_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
         print((y @ y).device, y.mul_(2).values().tolist())
         q = torch.quantize_per_tensor(values, 0.5, 0, torch.qint8)
         print(q.device, q.int_repr().tolist(), (q.relu_() if q.is_quantized else 0).dequantize())
+        for function in (lambda: x.cumsum(0), lambda: torch.ops.made.up(values)):
+            try:
+                function()
+            except NotImplementedError as error:
+                print(str(error).split(" on ")[0])
         stats = torch.openreg.fallback_stats()
         print({way: f["count"] for way, f in stats["aten::mm"].items()})
     """
@@ -471,6 +499,8 @@ def test_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
         "4",
         "openreg:0 [2.0, 8.0, 12.0, 2.0]",
         "openreg:0 [8, 12] tensor([4., 6.], device='openreg:0')",
+        "Could not run aten::cumsum",
+        "Could not run made::up",
         "{'asynchronous': 0, 'waited': 0, 'copying': 2}",
     ]
 

@@ -56,6 +56,7 @@
 #include <optional>
 #include <utility>
 
+#include "../torch/allocator.h"
 #include "../torch/device.h"
 #include "parts.h"
 
@@ -100,6 +101,16 @@ Tensor copyBack(const Tensor &src, const Tensor &dst) {
   }
   reassemble(dst, src, parts);
   return dst;
+}
+
+void recordParts(Tensor &self, c10::Stream stream) {
+  for (const Tensor &part : partsOf(self)) recordStream(part.storage().data_ptr(), stream);
+}
+
+/* Sizes of nested tensors are CPU tensors on every device; those of a file may have been mapped with the rest. */
+Tensor nestedView(const Tensor &self, const Tensor &sizes, const Tensor &strides,
+                  const Tensor &offsets) {
+  return at::native::_nested_view_from_buffer(self, sizes.cpu(), strides.cpu(), offsets.cpu());
 }
 
 /* Its kernel on the CPU reads and writes memory outside of any task. */
@@ -225,14 +236,15 @@ TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  using torch_openreg::add;
-  // Sizes of nested tensors are CPU tensors.
-  add<&at::native::_nested_view_from_buffer>(m, "_nested_view_from_buffer");
+  m.impl("_nested_view_from_buffer", &torch_openreg::nestedView);
 }
 
-#define COPY_BACK(key) \
-  TORCH_LIBRARY_IMPL(aten, key, m) { m.impl("_copy_from_and_resize", &torch_openreg::copyBack); }
-COPY_BACK(SparsePrivateUse1)
-COPY_BACK(SparseCsrPrivateUse1)
-COPY_BACK(QuantizedPrivateUse1)
-COPY_BACK(NestedTensorPrivateUse1)
+#define WITH_PARTS(key)                                        \
+  TORCH_LIBRARY_IMPL(aten, key, m) {                           \
+    m.impl("_copy_from_and_resize", &torch_openreg::copyBack); \
+    m.impl("record_stream", &torch_openreg::recordParts);      \
+  }
+WITH_PARTS(SparsePrivateUse1)
+WITH_PARTS(SparseCsrPrivateUse1)
+WITH_PARTS(QuantizedPrivateUse1)
+WITH_PARTS(NestedTensorPrivateUse1)
