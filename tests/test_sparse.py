@@ -389,6 +389,7 @@ def test_gradients_accumulate():
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "foreach": lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "SparseAdam": lambda p: torch.optim.SparseAdam(p, lr=0.1),
@@ -412,6 +413,16 @@ def test_sparse_embedding_trains(name):
 
     for result, expected in zip(run(DEVICE), run("cpu"), strict=True):
         check(result, expected)
+
+
+def test_dense_and_sparse_gradients_of_one_table():
+    def run(device):
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 3, sparse=True).to(device)
+        (table(torch.tensor([1, 2, 1], device=device)) @ table.weight.t()).sum().backward()
+        return table.weight.grad
+
+    check(run(DEVICE), run("cpu"))
 
 
 # ---- What waits ----
@@ -503,6 +514,15 @@ def test_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
         "Could not run made::up",
         "{'asynchronous': 0, 'waited': 0, 'copying': 2}",
     ]
+
+
+def test_a_kernel_of_the_cpu_in_python_is_no_kernel_of_the_device():
+    with torch.library._scoped_library("sparse_test", "FRAGMENT") as library:
+        library.define("one(Tensor x) -> Tensor")
+        library.impl("one", lambda x: x.to_dense(), "SparseCPU")
+        assert torch.ops.sparse_test.one(coo()).shape == (4, 6)
+        with pytest.raises(NotImplementedError, match="Could not run sparse_test::one on openreg"):
+            torch.ops.sparse_test.one(coo(DEVICE))
 
 
 @pytest.mark.parametrize("move", [lambda x: x.to_mkldnn(), lambda x: x.to_mkldnn(torch.bfloat16)])

@@ -75,15 +75,16 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
 
 /* A kernel that is registered for the CPU alone from Python expects the CPU's own tensors, and would
  * take the GIL on a lane. The dispatcher tells only where it was registered. */
-bool hasPythonKernel(const OperatorHandle &op) {
+bool hasPythonKernel(const OperatorHandle &op, DispatchKey kernel) {
   static auto *known = new std::unordered_map<std::string, bool>();
   static auto *mutex = new std::mutex();
-  const std::string name = op.operator_name().name + "." + op.operator_name().overload_name;
+  const std::string key = "\n" + std::string(c10::toString(kernel)) + ": ";
+  const std::string name = op.operator_name().name + "." + op.operator_name().overload_name + key;
   std::lock_guard<std::mutex> lock(*mutex);
   const auto found = known->find(name);
   if (found != known->end()) return found->second;
   const std::string table = "\n" + op.dumpComputedTable();
-  const size_t begin = table.find("\nCPU: ");
+  const size_t begin = table.find(key);
   const size_t end = table.find('\n', begin + 1);
   const std::string entry = begin == std::string::npos ? "" : table.substr(begin, end - begin);
   // A file, or one of "<stdin>", "<string>", "<ipython-input ...>".
@@ -242,7 +243,7 @@ void Call::makeZeros() {
 bool Call::prepare() {
   if (!findDevice()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      op_.hasComputedKernelForDispatchKey(kernel_) && (info_.isAten || !hasPythonKernel(op_)),
+      op_.hasComputedKernelForDispatchKey(kernel_) && (info_.isAten || !hasPythonKernel(op_, kernel_)),
       "Could not run ", op_.operator_name(),
       " on openreg: there is neither a kernel for this device nor a compiled one for ",
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
