@@ -62,6 +62,15 @@ def test_to_integers_and_back(dtype):
         check(x.dequantize(), expected.dequantize())
 
 
+def test_shapes_never_seen_before():
+    for size in range(1, 6):
+        x = torch.arange(float(size))
+        check(
+            torch.quantize_per_tensor(x.to(DEVICE), 0.5, 0, torch.qint8),
+            torch.quantize_per_tensor(x, 0.5, 0, torch.qint8),
+        )
+
+
 def test_a_scale_for_each_channel():
     check(per_channel(DEVICE), per_channel())
     check(per_channel(DEVICE).dequantize(), per_channel().dequantize())

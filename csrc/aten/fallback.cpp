@@ -11,7 +11,6 @@
 #include <ATen/core/Generator.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <mutex>
 #include <optional>
@@ -243,7 +242,8 @@ void Call::makeZeros() {
 bool Call::prepare() {
   if (!findDevice()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      op_.hasComputedKernelForDispatchKey(kernel_) && (info_.isAten || !hasPythonKernel(op_, kernel_)),
+      op_.hasComputedKernelForDispatchKey(kernel_) &&
+          (info_.isAten || !hasPythonKernel(op_, kernel_)),
       "Could not run ", op_.operator_name(),
       " on openreg: there is neither a kernel for this device nor a compiled one for ",
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
@@ -391,43 +391,6 @@ void runOneByOne(const OperatorHandle &op, Stack *stack) {
   op.redispatchBoxed(kInferringKeys, stack);
 }
 
-void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
-
-/* The kernels of sparse, quantized and nested tensors, by the CPU's key for them. */
-template <DispatchKey kernel>
-void fallbackWithParts(const OperatorHandle &op, Stack *stack) {
-  runCpuKernelWithParts(op, stack, kernel);
-}
-
-/* Without its namespace. */
-std::string unqualified(const c10::OperatorName &name) {
-  const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
-  return name.name.substr(name.name.find("::") + 2) + overload;
-}
-
-/* Where a kind of tensor is dispatched to, and to which kernels of the CPU that leads. */
-struct Kind {
-  DispatchKey device, cpu;
-  torch::CppFunction (*kernel)();
-};
-
-template <DispatchKey device, DispatchKey cpu>
-constexpr Kind kindOf() {
-  return {device, cpu,
-          [] { return torch::CppFunction::makeFromBoxedFunction<&fallbackWithParts<cpu>>(); }};
-}
-
-constexpr Kind kKinds[] = {
-    kindOf<DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU>(),
-    kindOf<DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU>(),
-    kindOf<DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU>(),
-    kindOf<DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU>(),
-};
-
-torch::Library &libraryOf(const char *name, DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
-}
-
 }  // namespace
 
 void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
@@ -477,32 +440,4 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   addMemo(key, std::move(memo));
 }
 
-void registerOperators() {
-  torch::Library &plain = libraryOf("aten", DispatchKey::PrivateUse1);
-  std::vector<torch::Library *> libraries;
-  for (const Kind &kind : kKinds) libraries.push_back(&libraryOf("aten", kind.device));
-  auto &dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findOp(name);
-    if (!name.name.starts_with("aten::") || !op.has_value()) continue;
-    if (!op->hasKernelForDispatchKey(DispatchKey::PrivateUse1) &&
-        (isForeach(name.name) || hasInferringKernel(*op))) {
-      plain.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    }
-    // Where the CPU has a kernel of its own, a composite one would stand before the fallback.
-    for (size_t i = 0; i < libraries.size(); ++i) {
-      const Kind &kind = kKinds[i];
-      if (op->hasKernelForDispatchKey(kind.cpu) && !op->hasKernelForDispatchKey(kind.device) &&
-          op->hasComputedKernelForDispatchKey(kind.device)) {
-        libraries[i]->impl(unqualified(name).c_str(), kind.kernel());
-      }
-    }
-  }
-  for (const Kind &kind : kKinds) libraryOf("_", kind.device).fallback(kind.kernel());
-}
-
 }  // namespace torch_openreg
-
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&torch_openreg::fallback>());
-}
