@@ -11,6 +11,7 @@
 
 #include "../torch/allocator.h"
 #include "cpu_memory.h"
+#include "parts.h"
 
 namespace torch_openreg {
 
@@ -68,15 +69,26 @@ c10::Storage &Aliases::cpuStorage(const c10::Storage &storage) {
   return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
 }
 
-at::Tensor Aliases::of(const at::Tensor &tensor) {
-  if (Alias *known = aliases_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
+at::Tensor Aliases::ofPlain(const at::Tensor &tensor) {
   at::Tensor cpu = at::detail::make_tensor<TensorImpl>(
       c10::Storage(cpuStorage(tensor.storage())), DispatchKeySet(DispatchKey::CPU), tensor.dtype());
   TensorImpl *impl = cpu.unsafeGetTensorImpl();
   copyLayout(impl, tensor);
   copyBits(cpu, tensor);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
-  callers_.add(impl, tensor);
+  return cpu;
+}
+
+at::Tensor Aliases::ofParts(const at::Tensor &tensor) {
+  Parts parts = partsOf(tensor);
+  for (at::Tensor &part : parts) part = of(part);
+  return assemble(tensor, parts);
+}
+
+at::Tensor Aliases::of(const at::Tensor &tensor) {
+  if (Alias *known = aliases_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
+  at::Tensor cpu = isPlain(tensor) ? ofPlain(tensor) : ofParts(tensor);
+  callers_.add(cpu.unsafeGetTensorImpl(), tensor);
   aliases_.add(tensor.unsafeGetTensorImpl(), Alias{tensor, cpu});
   return cpu;
 }
@@ -112,6 +124,10 @@ void Aliases::adoptResized() {
 
 void Aliases::adoptResult(const at::Tensor &result) {
   if (!result.defined()) return;
+  if (!isPlain(result)) {
+    for (const at::Tensor &part : partsOf(result)) adoptResult(part);
+    return;
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.has_storage(),
                               "a result with layout ", result.layout(),
                               " is not supported on openreg");
@@ -122,8 +138,31 @@ void Aliases::adoptResult(const at::Tensor &result) {
                                   &deviceAllocator(), /*resizable=*/true));
 }
 
+bool Aliases::hasSameParts(const Alias &alias) {
+  const Parts before = partsOf(alias.caller), now = partsOf(alias.cpu);
+  if (before.size() != now.size()) return false;
+  for (size_t i = 0; i < now.size(); ++i) {
+    const c10::Storage *storage = toDevice_.find(now[i].storage().unsafeGetStorageImpl());
+    const bool same = storage != nullptr && before[i].storage().is_alias_of(*storage) &&
+                      before[i].dtype() == now[i].dtype() && sameLayout(before[i], now[i]);
+    if (!same) return false;
+  }
+  return isDescribedAs(alias.caller, alias.cpu);
+}
+
+Parts Aliases::partsToCaller(const at::Tensor &cpu) {
+  Parts parts = partsOf(cpu);
+  for (at::Tensor &part : parts) part = toCaller(part);
+  return parts;
+}
+
 void Aliases::updateCallers() {
   for (auto &[impl, alias] : aliases_) {
+    if (!isPlain(alias.caller)) {
+      // Others may read the caller's tensor meanwhile: only what the kernel has written is touched.
+      if (!hasSameParts(alias)) reassemble(alias.caller, alias.cpu, partsToCaller(alias.cpu));
+      continue;
+    }
     TensorImpl *caller = alias.caller.unsafeGetTensorImpl();
     const c10::Storage &storage = *toDevice_.find(alias.cpu.storage().unsafeGetStorageImpl());
     if (!alias.caller.storage().is_alias_of(storage)) {
@@ -137,6 +176,7 @@ void Aliases::updateCallers() {
 at::Tensor Aliases::toCaller(const at::Tensor &result) {
   if (!result.defined()) return result;
   if (at::Tensor *caller = callers_.find(result.unsafeGetTensorImpl())) return *caller;
+  if (!isPlain(result)) return assemble(result, partsToCaller(result));
   StorageImpl *cpu = result.storage().unsafeGetStorageImpl();
   const c10::Storage *storage = toDevice_.find(cpu);
   if (storage == nullptr) return result;  // a CPU tensor that was passed through
@@ -156,7 +196,8 @@ at::Tensor Aliases::toCaller(const at::Tensor &result) {
 /* A view is an inference tensor exactly if its base is one, which its keys tell. */
 c10::DispatchKeySet Aliases::viewKeys(const c10::Storage &storage) {
   for (auto &[impl, alias] : aliases_) {
-    if (alias.caller.storage().is_alias_of(storage)) return alias.caller.key_set();
+    if (isPlain(alias.caller) && alias.caller.storage().is_alias_of(storage))
+      return alias.caller.key_set();
   }
   return DispatchKeySet(DispatchKey::PrivateUse1);
 }

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "parts.h"
+
 namespace torch_openreg {
 
 /* Memory that somebody else owns, at an address of the kernel's. */
@@ -60,8 +62,8 @@ class Aliases {
  public:
   Aliases(orStream_t stream, c10::DeviceIndex device) : stream_(stream), device_(device) {}
 
-  /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg.
-   * Tensors that share a storage have aliases that share one; the same tensor has the same alias.
+  /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg. One
+   * that is made of others is made of their aliases. Tensors that share a storage have aliases that share one; the same tensor has the same alias.
    * In a task. */
   at::Tensor of(const at::Tensor &tensor);
 
@@ -88,6 +90,10 @@ class Aliases {
     at::Tensor caller, cpu;
   };
 
+  at::Tensor ofPlain(const at::Tensor &tensor);
+  at::Tensor ofParts(const at::Tensor &tensor);
+  bool hasSameParts(const Alias &alias);
+  Parts partsToCaller(const at::Tensor &cpu);
   c10::Storage &cpuStorage(const c10::Storage &storage);
   c10::DataPtr deviceMemory(c10::StorageImpl *cpu);
   c10::DispatchKeySet viewKeys(const c10::Storage &storage);

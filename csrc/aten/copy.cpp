@@ -37,8 +37,6 @@ namespace {
 using at::Tensor;
 
 void checkCopyable(const Tensor &tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(), "copy_ of a quantized tensor (",
-                              tensor.toString(), ") is not supported on openreg");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "copy_ of a tensor with layout ",
                               tensor.layout(), " is not supported on openreg");
   TORCH_CHECK(tensor.is_cpu() || tensor.is_privateuseone(), "openreg cannot copy to or from ",
@@ -291,8 +289,5 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
 // Refused by name, instead of by a list of what other backends have.
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { m.impl("_copy_from", &torch_openreg::copyFrom); }
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
-  m.impl("_copy_from", &torch_openreg::copyFrom);
-}
-TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);
 }

@@ -11,7 +11,6 @@
 #include <ATen/core/Generator.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
 #include <mutex>
 #include <optional>
@@ -37,6 +36,8 @@ namespace torch_openreg {
 namespace {
 
 using c10::Argument;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
 using c10::FunctionSchema;
 using c10::IValue;
 using c10::OperatorHandle;
@@ -50,6 +51,7 @@ struct CpuByContract {
 };
 constexpr CpuByContract kCpuByContract[] = {
     {"aten::_pack_padded_sequence", "lengths", 1},
+    {"aten::_nested_from_padded", "cpu_nested_shape_example", -1},
     {"aten::_ctc_loss", "input_lengths", -1},
     {"aten::_ctc_loss", "target_lengths", -1},
     {"aten::_ctc_loss_backward", "input_lengths", -1},
@@ -72,15 +74,16 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
 
 /* A kernel that is registered for the CPU alone from Python expects the CPU's own tensors, and would
  * take the GIL on a lane. The dispatcher tells only where it was registered. */
-bool hasPythonKernel(const OperatorHandle &op) {
+bool hasPythonKernel(const OperatorHandle &op, DispatchKey kernel) {
   static auto *known = new std::unordered_map<std::string, bool>();
   static auto *mutex = new std::mutex();
-  const std::string name = op.operator_name().name + "." + op.operator_name().overload_name;
+  const std::string key = "\n" + std::string(c10::toString(kernel)) + ": ";
+  const std::string name = op.operator_name().name + "." + op.operator_name().overload_name + key;
   std::lock_guard<std::mutex> lock(*mutex);
   const auto found = known->find(name);
   if (found != known->end()) return found->second;
   const std::string table = "\n" + op.dumpComputedTable();
-  const size_t begin = table.find("\nCPU: ");
+  const size_t begin = table.find(key);
   const size_t end = table.find('\n', begin + 1);
   const std::string entry = begin == std::string::npos ? "" : table.substr(begin, end - begin);
   // A file, or one of "<stdin>", "<string>", "<ipython-input ...>".
@@ -99,9 +102,10 @@ uint64_t mixed(uint64_t x) {
 
 class Call {
  public:
-  Call(const OperatorHandle &op, const OpInfo &info, Stack *stack)
+  Call(const OperatorHandle &op, const OpInfo &info, Stack *stack, DispatchKey kernel)
       : op_(op),
         info_(info),
+        kernel_(kernel),
         schema_(op.schema()),
         stack_(stack),
         arguments_(stack->data() + stack->size() - schema_.arguments().size(),
@@ -139,6 +143,7 @@ class Call {
 
   const OperatorHandle &op_;
   const OpInfo &info_;
+  const DispatchKey kernel_;  // the CPU's for this kind of tensor
   const FunctionSchema &schema_;
   Stack *stack_;
   std::span<IValue> arguments_;  // on the stack
@@ -237,11 +242,11 @@ void Call::makeZeros() {
 bool Call::prepare() {
   if (!findDevice()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
-          (info_.isAten || !hasPythonKernel(op_)),
+      op_.hasComputedKernelForDispatchKey(kernel_) &&
+          (info_.isAten || !hasPythonKernel(op_, kernel_)),
       "Could not run ", op_.operator_name(),
-      " on openreg: there is neither a kernel for this device nor a compiled one for "
-      "the CPU");
+      " on openreg: there is neither a kernel for this device nor a compiled one for ",
+      kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
   if (info_.draws) drawGenerators();
   if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
@@ -293,7 +298,7 @@ void Call::run() {
   {
     LaneMemory memory(stream_, device_->index());
     for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
-    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &cpu_);
+    op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
   }
   aliases_->adoptResized();
   for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
@@ -321,7 +326,7 @@ void Call::finish() {
  * and back. It takes the first tensor's device for the result's, which may be a scalar's. */
 void Call::runCopying() {
   OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
-  at::native::cpu_fallback(op_, stack_);
+  at::native::cpu_fallback(op_, stack_, /*error_on_views=*/false, kernel_);
   const size_t count = schema_.returns().size();
   for (size_t i = 0; i < count; ++i) {
     IValue &result = torch::jit::peek(*stack_, i, count);
@@ -352,7 +357,8 @@ void Call::waitFor() {
   runOnLane(stream_, info_.name, [this] { run(); });
   finish();
   // Its caller learns a size or a value, as of a synchronising call.
-  if (!info_.predictable) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+  const bool plain = kernel_ == DispatchKey::CPU;
+  if (!info_.predictable || !plain) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
 /* In place: what comes out is what went in. */
@@ -385,13 +391,19 @@ void runOneByOne(const OperatorHandle &op, Stack *stack) {
   op.redispatchBoxed(kInferringKeys, stack);
 }
 
-void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
-
 }  // namespace
+
+void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+  Call call(op, opInfo(op), stack, kernel);
+  if (!call.prepare()) return runOneByOne(op, stack);
+  if (!canMap(call.device().index())) return call.runCopying();
+  installCpuAllocator();
+  call.waitFor();
+}
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   const OpInfo &info = opInfo(op);
-  Call call(op, info, stack);
+  Call call(op, info, stack, DispatchKey::CPU);
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
@@ -428,25 +440,4 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   addMemo(key, std::move(memo));
 }
 
-void registerOperators() {
-  static auto *library = new torch::Library(torch::Library::IMPL, "aten",
-                                            c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  auto &dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findOp(name);
-    if (name.name.compare(0, 6, "aten::") != 0 || !op.has_value() ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
-        !(isForeach(name.name) || hasInferringKernel(*op))) {
-      continue;
-    }
-    const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
-    library->impl((name.name.substr(6) + overload).c_str(),
-                  torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  }
-}
-
 }  // namespace torch_openreg
-
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&torch_openreg::fallback>());
-}

@@ -7,6 +7,8 @@
 
 #include <unordered_set>
 
+#include "parts.h"
+
 namespace torch_openreg {
 
 namespace {
@@ -37,8 +39,7 @@ bool unchanged(const OpInfo &info, Arguments arguments, const std::vector<Layout
 bool ownsItsStorage(const at::Tensor &tensor, Arguments arguments,
                     std::unordered_set<const void *> &storages) {
   if (!tensor.defined()) return true;
-  if (!tensor.is_privateuseone() || tensor.layout() != c10::kStrided ||
-      c10::isQIntType(tensor.scalar_type()) || tensor.storage_offset() != 0 ||
+  if (!tensor.is_privateuseone() || !isPlain(tensor) || tensor.storage_offset() != 0 ||
       tensor.storage().nbytes() < Layout(tensor).bytes) {
     return false;
   }

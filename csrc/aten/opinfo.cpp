@@ -73,6 +73,7 @@ bool isPredictable(const c10::OperatorHandle &op) {
   for (std::string_view name : kUntagged) {
     if (schema.name() == name) return false;
   }
+  if (schema.name().starts_with("aten::_to_sparse")) return false;
   if (isIndexing(op)) return true;
   if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
       op.hasTag(at::Tag::inplace_view)) {

@@ -1,0 +1,141 @@
+/*
+ * Nothing here has state. The tensors are used by one thread at a time, as in alias.cpp.
+ */
+#include "parts.h"
+
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/quantized/QTensorImpl.h>
+
+#include <optional>
+
+#include "../torch/device.h"
+#include "alias.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+template <typename Impl>
+Impl &implOf(const Tensor &tensor) {
+  return *static_cast<Impl *>(tensor.unsafeGetTensorImpl());
+}
+
+bool isCompressed(const Tensor &tensor) { return tensor.key_set().has(DispatchKey::SparseCsr); }
+
+/* The key of `like`'s kind on the backend of a part. */
+DispatchKeySet keysOf(const Tensor &like, const Tensor &part) {
+  const DispatchKey kind = like.is_sparse()      ? DispatchKey::Sparse
+                           : isCompressed(like)  ? DispatchKey::SparseCsr
+                           : like.is_quantized() ? DispatchKey::Quantized
+                                                 : DispatchKey::NestedTensor;
+  return DispatchKeySet(c10::toRuntimePerBackendFunctionalityKey(
+      kind, part.is_cpu() ? c10::BackendComponent::CPUBit : c10::BackendComponent::PrivateUse1Bit));
+}
+
+/* Null: one scale for all. */
+const at::PerChannelAffineQuantizer *perChannel(const Tensor &tensor) {
+  return dynamic_cast<const at::PerChannelAffineQuantizer *>(
+      implOf<at::QTensorImpl>(tensor).quantizer().get());
+}
+
+Parts quantizedParts(const Tensor &tensor) {
+  const DispatchKey backend = tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1;
+  Parts parts{tensorOf(tensor.storage(), backend, tensor.scalar_type(), tensor.sizes(),
+                       tensor.strides(), tensor.storage_offset(), false, false)};
+  if (const auto *quantizer = perChannel(tensor)) {
+    parts.push_back(quantizer->scales());
+    parts.push_back(quantizer->zero_points());
+  }
+  return parts;
+}
+
+at::QuantizerPtr quantizerLike(const Tensor &like, const Parts &parts) {
+  const auto *quantizer = perChannel(like);
+  if (quantizer == nullptr) return implOf<at::QTensorImpl>(like).quantizer();
+  if (quantizer->qscheme() == c10::kPerChannelAffine) {
+    return c10::make_intrusive<at::PerChannelAffineQuantizer>(quantizer->scalar_type(), parts[1],
+                                                              parts[2], quantizer->axis());
+  }
+  return c10::make_intrusive<at::PerChannelAffineFloatQParamsQuantizer>(
+      quantizer->scalar_type(), parts[1], parts[2], quantizer->axis());
+}
+
+}  // namespace
+
+Parts partsOf(const Tensor &tensor) {
+  if (tensor.is_sparse()) {
+    const auto &impl = implOf<at::SparseTensorImpl>(tensor);
+    return {impl.indices(), impl.values()};
+  }
+  if (isCompressed(tensor)) {
+    const auto &impl = implOf<at::SparseCsrTensorImpl>(tensor);
+    return {impl.compressed_indices(), impl.plain_indices(), impl.values()};
+  }
+  if (tensor.is_quantized()) return quantizedParts(tensor);
+  if (!tensor.is_nested()) return {};
+  const Tensor buffer = implOf<at::native::NestedTensorImpl>(tensor).get_unsafe_storage_as_tensor();
+  return {tensorOf(buffer.storage(), tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1,
+                   tensor.scalar_type(), buffer.sizes(), buffer.strides(), 0, false, false)};
+}
+
+Tensor assemble(const Tensor &like, const Parts &parts) {
+  const DispatchKeySet keys = keysOf(like, parts[0]);
+  if (like.is_nested()) {
+    const auto &impl = implOf<at::native::NestedTensorImpl>(like);
+    return at::detail::make_tensor<at::native::NestedTensorImpl>(
+        parts[0], impl.get_nested_sizes(), impl.get_nested_strides(), impl.get_storage_offsets());
+  }
+  // A sparse tensor begins with parts of the current device.
+  std::optional<DeviceSwitch> current;
+  if (!parts[0].is_cpu()) current.emplace(parts[0].device().index());
+  Tensor tensor;
+  if (like.is_quantized()) {
+    tensor = at::detail::make_tensor<at::QTensorImpl>(c10::Storage(parts[0].storage()), keys,
+                                                      like.dtype(), quantizerLike(like, parts));
+  } else if (like.is_sparse()) {
+    tensor = at::detail::make_tensor<at::SparseTensorImpl>(keys, like.dtype());
+  } else {
+    tensor = at::detail::make_tensor<at::SparseCsrTensorImpl>(keys, parts[0].device(),
+                                                              like.layout(), like.dtype());
+  }
+  reassemble(tensor, like, parts);
+  return tensor;
+}
+
+void reassemble(const Tensor &tensor, const Tensor &like, const Parts &parts) {
+  if (tensor.is_sparse()) {
+    auto &impl = implOf<at::SparseTensorImpl>(tensor);
+    const auto &from = implOf<at::SparseTensorImpl>(like);
+    impl.raw_resize_(from.sparse_dim(), from.dense_dim(), like.sizes());
+    impl.set_indices_and_values_unsafe(parts[0], parts[1]);
+    impl.set_coalesced(from.coalesced());
+  } else if (isCompressed(tensor)) {
+    implOf<at::SparseCsrTensorImpl>(tensor).set_member_tensors(parts[0], parts[1], parts[2],
+                                                               like.sizes());
+  } else if (tensor.is_quantized()) {
+    auto &impl = implOf<at::QTensorImpl>(tensor);
+    impl.set_storage_keep_dtype(c10::Storage(parts[0].storage()));
+    impl.set_sizes_and_strides(parts[0].sizes(), parts[0].strides(), parts[0].storage_offset());
+    impl.set_quantizer_(quantizerLike(like, parts));
+  }
+}
+
+bool isDescribedAs(const Tensor &tensor, const Tensor &like) {
+  if (tensor.is_nested()) return true;
+  if (tensor.is_quantized()) {
+    return perChannel(like) != nullptr ||
+           implOf<at::QTensorImpl>(tensor).quantizer() == implOf<at::QTensorImpl>(like).quantizer();
+  }
+  if (tensor.sizes() != like.sizes()) return false;
+  if (!tensor.is_sparse()) return true;
+  const auto &a = implOf<at::SparseTensorImpl>(tensor), &b = implOf<at::SparseTensorImpl>(like);
+  return a.sparse_dim() == b.sparse_dim() && a.coalesced() == b.coalesced();
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,40 @@
+/*
+ * Tensors that are not one piece of memory with strides, taken apart and put together.
+ *
+ *   sparse COO                      indices, values
+ *   sparse CSR, CSC, BSR, BSC       compressed indices, plain indices, values
+ *   quantized                       its integers; scales and zero points where each channel has its own
+ *   nested                          its buffer (sizes, strides and offsets are CPU tensors on every device)
+ *
+ * Parts share memory with the tensor. All of them are ordinary tensors, so what holds for those holds for the rest.
+ */
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/util/SmallVector.h>
+
+namespace torch_openreg {
+
+using Parts = c10::SmallVector<at::Tensor, 3>;
+
+inline bool isPlain(const at::Tensor &tensor) {
+  using c10::DispatchKey;
+  constexpr c10::DispatchKeySet others({DispatchKey::Sparse, DispatchKey::SparseCsr,
+                                        DispatchKey::Quantized, DispatchKey::NestedTensor});
+  return !tensor.key_set().has_any(others);
+}
+
+/* Of a tensor that is not plain; none for a layout that cannot be taken apart. */
+Parts partsOf(const at::Tensor &tensor);
+
+/* A tensor like `like`, of these parts and on their backend. */
+at::Tensor assemble(const at::Tensor &like, const Parts &parts);
+
+/* Makes `tensor` what `like` is, of these parts. */
+void reassemble(const at::Tensor &tensor, const at::Tensor &like, const Parts &parts);
+
+/* All that is known of one beside its parts is the same. */
+bool isDescribedAs(const at::Tensor &tensor, const at::Tensor &like);
+
+}  // namespace torch_openreg

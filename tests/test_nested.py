@@ -1,0 +1,127 @@
+"""Nested tensors: strided ones, which kernels know, and jagged ones, which are made in Python."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+DEVICE = "openreg:1"
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested", "ignore:.*[nN]ested")
+
+LAYOUTS = [torch.strided, torch.jagged]
+
+
+def rows(device="cpu"):
+    return [torch.arange(4.0 * n, device=device).reshape(n, 4) / 7 for n in (3, 1, 2)]
+
+
+def nested(device="cpu", layout=torch.strided, **options):
+    return torch.nested.nested_tensor(rows(), layout=layout, device=device, **options)
+
+
+def check(result, expected):
+    assert result.device == torch.device(DEVICE)
+    assert (result.is_nested, result.dtype) == (expected.is_nested, expected.dtype)
+    if not result.is_nested:
+        torch.testing.assert_close(result.cpu(), expected)
+        return
+    for a, b in zip(result.unbind(), expected.unbind(), strict=True):
+        assert a.device == result.device
+        torch.testing.assert_close(a.cpu(), b)
+
+
+OPERATORS = {
+    "as it is": lambda x: x,
+    "+": lambda x: x + x,
+    "times a number": lambda x: x * 2,
+    "neg": lambda x: -x,
+    "relu": lambda x: (x - 0.5).relu(),
+    "gelu": lambda x: nn.functional.gelu(x),
+    "clone": lambda x: x.clone(),
+    "detach": lambda x: x.detach(),
+    "double": lambda x: x.double(),
+    "zeros_like": lambda x: torch.zeros_like(x),
+    "padded": lambda x: torch.nested.to_padded_tensor(x, -1.0),
+    "softmax": lambda x: x.softmax(-1),
+    "transposed": lambda x: x.transpose(1, 2).contiguous(),
+    "linear": lambda x: nn.functional.linear(x, torch.ones(2, 4, device=x.device)),
+    "layer_norm": lambda x: nn.functional.layer_norm(
+        x, (4,), torch.ones(4, device=x.device), torch.ones(4, device=x.device)
+    ),
+    "sum": lambda x: x.sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["strided", "jagged"])
+def test_operators(name, layout):
+    function = OPERATORS[name]
+    check(function(nested(DEVICE, layout)), function(nested(layout=layout)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["strided", "jagged"])
+def test_gradients(layout):
+    def run(device):
+        leaves = [x.requires_grad_() for x in rows(device)]
+        x = torch.nested.as_nested_tensor(leaves, layout=layout)
+        padded = torch.nested.to_padded_tensor((x * x).relu(), 0.0)
+        (padded * torch.arange(12.0, device=device).reshape(3, 4)).sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    for result, expected in zip(run(DEVICE), run("cpu"), strict=True):
+        check(result, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["strided", "jagged"])
+def test_copies_between_devices_and_the_cpu(layout):
+    x = nested(DEVICE, layout)
+    check(nested(layout=layout).to(DEVICE), nested(layout=layout))
+    assert x.cpu().device.type == "cpu"
+    assert [a.tolist() for a in x.cpu().unbind()] == [a.tolist() for a in rows()]
+    assert {a.device for a in x.to("openreg:0").unbind()} == {torch.device("openreg:0")}
+    check(x.to("openreg:0").to(DEVICE), nested(layout=layout))
+
+
+def test_in_place():
+    x, expected = nested(DEVICE), nested()
+    row = x.unbind()[1]
+    for tensor in (x, expected):
+        tensor.mul_(2)
+        tensor.relu_()
+    check(x, expected)
+    row.zero_()
+    assert x.unbind()[1].tolist() == [[0] * 4]
+    assert x.zero_() is x
+
+
+@pytest.mark.parametrize("made", ["cpu", DEVICE])
+def test_saved(made):
+    file = io.BytesIO()
+    torch.save(nested(made), file)
+    for place in (made, DEVICE, "cpu"):
+        file.seek(0)
+        x = torch.load(file, map_location=place, weights_only=False)
+        assert x.device == torch.device(place)
+        check(x.to(DEVICE), nested())
+
+
+def test_sizes_stay_on_the_cpu():
+    x = nested(DEVICE)
+    assert x._nested_tensor_size().device.type == "cpu"
+    assert x._nested_tensor_size().tolist() == [[3, 4], [1, 4], [2, 4]]
+    assert (x.size(0), x.dim(), x.is_contiguous()) == (3, 3, True)
+
+
+def test_a_transformer_layer():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    with torch.no_grad():
+        expected = layer(nested())
+        check(layer.to(DEVICE)(nested(DEVICE)), expected)
+
+
+def test_an_operator_without_a_kernel_is_named():
+    with pytest.raises(NotImplementedError, match=r"aten::cumsum.* on openreg.*NestedTensorCPU"):
+        nested(DEVICE).cumsum(0)

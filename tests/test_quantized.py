@@ -1,0 +1,163 @@
+"""Quantized tensors: integers on the device, and what they mean."""
+
+import io
+
+import pytest
+import torch
+
+DEVICE = "openreg:1"
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*[qQ]uantize", "ignore:TypedStorage")
+
+
+def numbers(device="cpu"):
+    return torch.linspace(-1, 2, 12).reshape(3, 4).to(device)
+
+
+def per_tensor(device="cpu", dtype=torch.quint8):
+    return torch.quantize_per_tensor(numbers(device), 0.05, 10, dtype)
+
+
+def per_channel(device="cpu"):
+    scales = torch.tensor([0.1, 0.05, 0.02], dtype=torch.float64, device=device)
+    return torch.quantize_per_channel(
+        numbers(device), scales, torch.tensor([0, 3, 1], device=device), 0, torch.qint8
+    )
+
+
+MAKERS = [per_tensor, per_channel]
+
+
+def check(result, expected):
+    """Of the same integers, with the same meaning, on the device."""
+    assert result.device == torch.device(DEVICE)
+    assert (result.is_quantized, result.dtype, result.shape, result.stride()) == (
+        expected.is_quantized,
+        expected.dtype,
+        expected.shape,
+        expected.stride(),
+    )
+    if not result.is_quantized:
+        torch.testing.assert_close(result.cpu(), expected)
+        return
+    assert result.qscheme() == expected.qscheme()
+    assert result.int_repr().device == result.device
+    assert torch.equal(result.int_repr().cpu(), expected.int_repr())
+    if result.qscheme() == torch.per_tensor_affine:
+        assert result.q_scale() == expected.q_scale()
+        assert result.q_zero_point() == expected.q_zero_point()
+    else:
+        assert result.q_per_channel_scales().device == result.device
+        assert torch.equal(result.q_per_channel_scales().cpu(), expected.q_per_channel_scales())
+        assert result.q_per_channel_zero_points().tolist() == [0, 3, 1]
+        assert result.q_per_channel_axis() == expected.q_per_channel_axis()
+
+
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8, torch.qint32])
+def test_to_integers_and_back(dtype):
+    for _ in range(2):  # nothing is remembered of the first
+        x, expected = per_tensor(DEVICE, dtype), per_tensor("cpu", dtype)
+        check(x, expected)
+        check(x.int_repr(), expected.int_repr())
+        check(x.dequantize(), expected.dequantize())
+
+
+def test_shapes_never_seen_before():
+    for size in range(1, 6):
+        x = torch.arange(float(size))
+        check(
+            torch.quantize_per_tensor(x.to(DEVICE), 0.5, 0, torch.qint8),
+            torch.quantize_per_tensor(x, 0.5, 0, torch.qint8),
+        )
+
+
+def test_a_scale_for_each_channel():
+    check(per_channel(DEVICE), per_channel())
+    check(per_channel(DEVICE).dequantize(), per_channel().dequantize())
+
+
+def test_scales_in_tensors():
+    scale, zero_point = torch.tensor(0.1), torch.tensor(3)
+    check(
+        torch.quantize_per_tensor(
+            numbers(DEVICE), scale.to(DEVICE), zero_point.to(DEVICE), torch.qint8
+        ),
+        torch.quantize_per_tensor(numbers(), scale, zero_point, torch.qint8),
+    )
+
+
+OPERATORS = {
+    "clone": lambda x: x.clone(),
+    "view": lambda x: x.view(4, 3),
+    "transposed": lambda x: x.t(),
+    "a row": lambda x: x[1],
+    "contiguous": lambda x: x.t().contiguous(),
+    "relu": lambda x: x.relu(),
+    "cat": lambda x: torch.cat([x, x]),
+    "max": lambda x: x.max(),
+    "==": lambda x: x == x,
+    "empty_like": lambda x: torch.empty_like(x).copy_(x),
+    "copy of numbers": lambda x: x.clone().copy_(torch.ones(3, 4, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators(name):
+    check(OPERATORS[name](per_tensor(DEVICE)), OPERATORS[name](per_tensor()))
+
+
+def test_numbers_copied_into_integers_become_integers():
+    ones = torch.ones(3, 4)
+    expected = per_tensor().copy_(ones)
+    for device, source in ((DEVICE, "cpu"), ("cpu", DEVICE)):
+        result = per_tensor(device).copy_(ones.to(source))
+        assert result.device == torch.device(device)
+        assert torch.equal(result.cpu(), expected)
+
+
+def test_in_place():
+    x, expected = per_tensor(DEVICE), per_tensor()
+    x[1].relu_()
+    expected[1].relu_()
+    check(x, expected)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_copies_between_devices_and_the_cpu(make):
+    x = make(DEVICE)
+    check(make().to(DEVICE), make())
+    assert x.cpu().device.type == "cpu"
+    assert torch.equal(x.cpu(), make())
+    assert x.to("openreg:0").int_repr().device == torch.device("openreg:0")
+    check(x.to("openreg:0").to(DEVICE), make())
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_saved(make):
+    file = io.BytesIO()
+    torch.save(make(DEVICE), file)
+    file.seek(0)
+    check(torch.load(file), make())
+    file.seek(0)
+    assert torch.equal(torch.load(file, map_location="cpu"), make())
+
+
+def test_printed():
+    assert "device='openreg:1'" in repr(per_tensor(DEVICE))
+    assert "quantization_scheme=torch.per_tensor_affine" in repr(per_tensor(DEVICE))
+
+
+def test_numbers_are_not_taken_from_integers():
+    for device in ("cpu", DEVICE):
+        with pytest.raises(RuntimeError, match="quantized"):
+            numbers(DEVICE).copy_(per_tensor(device))
+    with pytest.raises(RuntimeError, match="quantized"):
+        numbers().copy_(per_tensor(DEVICE))
+    with pytest.raises(RuntimeError, match="same scheme and dtype"):
+        per_tensor(DEVICE).copy_(per_channel(DEVICE))
+    check(per_tensor(DEVICE), per_tensor())
+
+
+def test_an_operator_without_a_kernel_is_named():
+    with pytest.raises(NotImplementedError, match=r"aten::cos.* on openreg.*QuantizedCPU"):
+        per_tensor(DEVICE).cos()
