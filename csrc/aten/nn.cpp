@@ -116,7 +116,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   // Their composite kernels compute the same less exactly, or in more steps, or fail under another name.
   for (const char *name : {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
                            "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
-                           "linalg__powsum", "convolution", "convolution_backward", "embedding"}) {
+                           "linalg__powsum", "convolution", "convolution_backward", "embedding",
+                           "mode.values"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
 }
