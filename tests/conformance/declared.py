@@ -1,0 +1,42 @@
+"""The declared exceptions: where the device differs from the CPU, and why that is accepted.
+
+An entry holds for an operator, the dtypes named ("*": all that it has; "errors": its bad inputs), and
+one kind of difference. Each of them has to occur: one that does not is stale, and fails.
+"""
+
+from dataclasses import dataclass
+
+from jobs import ERRORS
+
+
+@dataclass(frozen=True)
+class Declared:
+    op: str
+    dtypes: str
+    kind: str
+    reason: str
+
+    def covers(self, job):
+        if self.op != job.op:
+            return False
+        return job.dtype in self.dtypes.split() or (self.dtypes == "*" and job.dtype != ERRORS)
+
+
+DECLARED = ()
+
+
+def declared(job):
+    return [entry for entry in DECLARED if entry.covers(job)]
+
+
+def judge(job, result):
+    """What is wrong with a result, as sentences: differences that nobody declared, and declarations
+    that no longer hold."""
+    entries = declared(job)
+    kinds = {entry.kind for entry in entries}
+    wrong = [f"{kind}: {text}" for kind, text in result["failures"].items() if kind not in kinds]
+    stale = [entry for entry in entries if entry.kind not in result["failures"]]
+    return wrong + [
+        f"declared in declared.py, but does not occur: {entry.kind} ({entry.reason})"
+        for entry in stale
+    ]
