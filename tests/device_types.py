@@ -1,7 +1,7 @@
 """PyTorch's own way to test a device: generic tests, instantiated for it.
 
-Run by test_device_types.py in a process of its own, as PyTorch's test modules change settings of the one
-that imports them.
+Run by test_device_types.py in a process of its own, as PyTorch's test modules change settings of
+the one that imports them.
 """
 
 import torch

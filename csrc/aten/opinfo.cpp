@@ -161,6 +161,8 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
     if (argument.name() == "keepdim") info->keepdim = static_cast<int>(i);
     if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
   }
+  // A composite would ask its own operators for a generator, where the kernel's is the CPU's by then.
+  info->inferable &= !info->draws;
   info->numbersCount = hasOut && !reads;
   return info;
 }

@@ -32,6 +32,8 @@ UNDEFINED = {
 class Outcome:
     result: object = None
     grads: list = field(default_factory=list)
+    arguments: list = field(default_factory=list)  # after the call, which may have written them
+    aliases: list = field(default_factory=list)  # which argument's memory a result has, and where
     error: Exception | None = None
 
 
@@ -91,6 +93,15 @@ def _gradients(inputs, result):
     return list(torch.autograd.grad(outputs, wanted, seeds, allow_unused=True))
 
 
+def _aliases(inputs, result):
+    def storage(tensor):
+        return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+
+    known = {storage(t): i for i, t in enumerate(inputs)}
+    results = [(known.get(storage(t)), t) for t in _tensors(result)]
+    return [None if i is None else (i, t.storage_offset()) for i, t in results]
+
+
 def attempt(function, sample, device, grad, seed=SEED):
     inputs = placed((sample.input, tuple(sample.args), dict(sample.kwargs)), device)
     first, arguments, keywords = inputs
@@ -98,6 +109,8 @@ def attempt(function, sample, device, grad, seed=SEED):
     try:
         torch.manual_seed(seed)
         outcome.result = function(first, *arguments, **keywords)
+        outcome.arguments = _tensors(inputs)
+        outcome.aliases = _aliases(outcome.arguments, outcome.result)
         if grad:
             outcome.grads = _gradients(inputs, sample.output_process_fn_grad(outcome.result))
         if device != "cpu":
@@ -200,6 +213,9 @@ def differences(got, expected):
         return
     yield from _trees(got.result, expected.result, "")
     yield from _trees(got.grads, expected.grads, "gradient's ")
+    yield from _trees(got.arguments, expected.arguments, "argument's ")
+    if got.aliases != expected.aliases:
+        yield "aliases", f"{got.aliases}, on the CPU {expected.aliases}"
 
 
 def _is_values(difference):

@@ -1,7 +1,7 @@
 """The declared exceptions: where the device differs from the CPU, and why that is accepted.
 
-An entry holds for an operator, the dtypes named ("*": all that it has; "errors": its bad inputs), and
-one kind of difference. Each of them has to occur: one that does not is stale, and fails.
+An entry holds for an operator, the dtypes named ("*": all that it has; "errors": its bad inputs),
+and one kind of difference. Each of them has to occur: one that does not is stale, and fails.
 """
 
 from dataclasses import dataclass

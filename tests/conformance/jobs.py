@@ -40,8 +40,8 @@ def _command(*arguments):
 
 
 def operators():
-    """By name: dtypes, and whether there are bad inputs. Asked of a process of its own, as PyTorch's
-    test modules change settings of the one that imports them."""
+    """By name: dtypes, and whether there are bad inputs. Asked of a process of its own, as
+    PyTorch's test modules change settings of the one that imports them."""
     done = subprocess.run(
         _command("--list"), env=_environment(False), check=True, stdout=subprocess.PIPE, text=True
     )

@@ -1,5 +1,5 @@
-"""A slice of `make conformance`: every operator in every dtype with a few samples (other ones for each
-dtype), all bad inputs, and the declared exceptions with all samples.
+"""A slice of `make conformance`: every operator in every dtype with a few samples (other ones for
+each dtype), all bad inputs, and the declared exceptions with all samples.
 
 The workers run ahead of pytest, through what was selected.
 """
