@@ -117,7 +117,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char *name : {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
                            "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
                            "linalg__powsum", "convolution", "convolution_backward", "embedding",
-                           "mode.values"}) {
+                           "mode.values", "mish_backward", "native_channel_shuffle"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
 }

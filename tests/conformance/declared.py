@@ -22,7 +22,21 @@ class Declared:
         return job.dtype in self.dtypes.split() or (self.dtypes == "*" and job.dtype != ERRORS)
 
 
-DECLARED = ()
+POLICY = "PyTorch chooses how exactly to accumulate by the device's name; other names get the least exact"
+FLASH = "the device computes it from matmul and softmax, the CPU in one fused kernel"
+SPARSE = "sparse tensors are not there yet"
+
+DECLARED = (
+    Declared("tensor_split", "*", "error", "the indices have to be on the CPU, on CUDA too"),
+    *(
+        Declared(f"nn_functional_linear_cross_entropy_chunked{form}", "bfloat16 float16", kind, POLICY)
+        for form in ("", "_none")
+        for kind in ("values", "gradient's values")
+    ),
+    Declared("to_sparse", "*", "error", SPARSE),
+    Declared("sparse_sampled_addmm", "*", "error", SPARSE),
+    Declared("sparse_mm_reduce", "*", "error", SPARSE),
+)
 
 
 def declared(job):
