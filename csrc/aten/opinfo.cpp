@@ -103,9 +103,13 @@ bool writes(const Argument &argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
+/* In place, and makes room for a result that is larger. */
+constexpr std::string_view kGrows = "aten::addbmm_";
+
 bool isInPlace(const c10::OperatorHandle &op) {
   const FunctionSchema &schema = op.schema();
   if (op.hasTag(at::Tag::inplace_view) || schema.arguments().empty()) return false;
+  if (schema.name() == kGrows) return false;
   const Argument &self = schema.arguments()[0];
   const bool returnsSelf =
       schema.returns().empty() || (schema.returns().size() == 1 && writes(schema.returns()[0]));

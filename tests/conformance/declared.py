@@ -6,7 +6,7 @@ and one kind of difference. Each of them has to occur: one that does not is stal
 
 from dataclasses import dataclass
 
-from jobs import ERRORS
+from jobs import ERRORS, Job
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,28 @@ class Declared:
         return job.dtype in self.dtypes.split() or (self.dtypes == "*" and job.dtype != ERRORS)
 
 
-POLICY = "PyTorch chooses how exactly to accumulate by the device's name; other names get the least exact"
+POLICY = (
+    "PyTorch chooses how exactly to accumulate by the device's name; others get the least exact"
+)
 FLASH = "the device computes it from matmul and softmax, the CPU in one fused kernel"
 SPARSE = "sparse tensors are not there yet"
 
 DECLARED = (
     Declared("tensor_split", "*", "error", "the indices have to be on the CPU, on CUDA too"),
     *(
-        Declared(f"nn_functional_linear_cross_entropy_chunked{form}", "bfloat16 float16", kind, POLICY)
+        Declared(
+            f"nn_functional_linear_cross_entropy_chunked{form}", "bfloat16 float16", kind, POLICY
+        )
         for form in ("", "_none")
         for kind in ("values", "gradient's values")
+    ),
+    *(
+        Declared("nn_functional_scaled_dot_product_attention", dtypes, kind, FLASH)
+        for dtypes, kind in (
+            ("float32 float64 bfloat16 float16", "gradient's strides"),
+            ("float32 bfloat16 float16", "gradient's values"),
+            ("float32 bfloat16 float16", "values"),
+        )
     ),
     Declared("to_sparse", "*", "error", SPARSE),
     Declared("sparse_sampled_addmm", "*", "error", SPARSE),
@@ -41,6 +53,12 @@ DECLARED = (
 
 def declared(job):
     return [entry for entry in DECLARED if entry.covers(job)]
+
+
+def job_for(op, dtype, samples):
+    """Only all samples can show that an exception is stale."""
+    job = Job(op, dtype, samples)
+    return Job(op, dtype) if declared(job) else job
 
 
 def judge(job, result):

@@ -124,6 +124,11 @@ class Pool:
         return self
 
     def __exit__(self, *_):
-        self._threads.shutdown(cancel_futures=True)
+        """At once: what is being done or waits is given up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for worker in self._workers:
+                worker.process.kill()
+        self._threads.shutdown()
         for worker in self._workers:
             worker.close()

@@ -6,11 +6,12 @@ Ends with 1 if anything differs that is not declared, or a declared exception no
 import argparse
 import collections
 import json
+import signal
 import sys
 from concurrent.futures import as_completed
 
-from declared import declared, judge
-from jobs import ALL, DTYPES, ERRORS, Job, Pool, operators
+from declared import declared, job_for, judge
+from jobs import ALL, DTYPES, ERRORS, Pool, operators
 from tqdm import tqdm
 
 
@@ -39,7 +40,7 @@ def jobs(options):
         for name, has in known.items():
             there = has["errors"] if dtype == ERRORS else dtype in has["dtypes"]
             if there and (not names or name in names):
-                yield Job(name, dtype, options.samples)
+                yield job_for(name, dtype, options.samples)
 
 
 def status(job, result):
@@ -67,6 +68,7 @@ def table(results):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and the workers with it
     options = arguments()
     results = []
     with Pool(options.workers) as pool, open(options.out or "/dev/null", "w") as out:

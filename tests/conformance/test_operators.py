@@ -5,16 +5,15 @@ The workers run ahead of pytest, through what was selected.
 """
 
 import pytest
-from declared import declared, judge
-from jobs import ALL, ERRORS, Job, Pool, operators
+from declared import job_for, judge
+from jobs import ERRORS, Pool, operators
 
 SAMPLES = 2
 KNOWN = operators()
 
 
 def _jobs(name, dtypes):
-    """Only all samples can show that an exception is stale."""
-    return [Job(name, dtype, ALL if declared(Job(name, dtype)) else SAMPLES) for dtype in dtypes]
+    return [job_for(name, dtype, SAMPLES) for dtype in dtypes]
 
 
 @pytest.fixture(scope="session")

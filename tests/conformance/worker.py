@@ -31,14 +31,14 @@ def in_place(op):
 
 
 def into(op):
-    """With `out=` of the right size."""
+    """With `out=` of the right size, and zeros in it: some kernels leave parts as they are."""
 
     def call(x, *args, **kwargs):
         with torch.no_grad():
             made = op(x, *args, **kwargs)
         if isinstance(made, torch.Tensor):
-            return op(x, *args, **kwargs, out=torch.empty_like(made))
-        return op(x, *args, **kwargs, out=tuple(torch.empty_like(t) for t in made))
+            return op(x, *args, **kwargs, out=torch.zeros_like(made))
+        return op(x, *args, **kwargs, out=tuple(torch.zeros_like(t) for t in made))
 
     return call if op.supports_out else None
 
@@ -143,4 +143,5 @@ def main():
         print(json.dumps(run(json.loads(line))), file=out, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()
