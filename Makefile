@@ -1,4 +1,4 @@
-# Targets: demo, test, lint, format, sanitize, bench, build, ctest, clean.
+# Targets: demo, test, conformance, lint, format, sanitize, bench, build, ctest, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CC ?= cc
 
-.PHONY: help demo test lint format sanitize bench build ctest env clean
+.PHONY: help demo test conformance lint format sanitize bench build ctest env clean
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-files bench-files lint-analyze
 .DELETE_ON_ERROR:
 
@@ -42,6 +42,10 @@ demo: build
 
 test: build ctest
 	$(PY) -m pytest tests
+
+# All samples of PyTorch's operator database; `make test` takes a few of each. ARGS: see --help.
+conformance: build
+	$(PY) tests/conformance/sweep.py $(ARGS)
 
 # ---- The core without PyTorch: one rule set for each kind of build ----
 

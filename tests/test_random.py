@@ -28,6 +28,7 @@ DRAWS = {
     "log_normal_": lambda d, g=None: torch.empty(100, device=d).log_normal_(generator=g),
     "random_": lambda d, g=None: torch.empty(100, device=d).random_(1000, generator=g),
     "bernoulli": lambda d, g=None: torch.bernoulli(torch.full((100,), 0.5, device=d), generator=g),
+    "bernoulli_p": lambda d, g=None: torch.empty(100, device=d).bernoulli(0.5, generator=g),
     "bernoulli_": lambda d, g=None: torch.empty(100, device=d).bernoulli_(0.5, generator=g),
     "multinomial": lambda d, g=None: torch.multinomial(torch.ones(50, device=d), 20, generator=g),
     "poisson": lambda d, g=None: torch.poisson(torch.full((100,), 9.0, device=d), generator=g),

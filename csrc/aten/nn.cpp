@@ -127,9 +127,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_dropout", &dropout);
   m.impl("to_mkldnn", &toMkldnn);
   // Their composite kernels compute the same less exactly, or in more steps, or fail under another name.
-  for (const char *name : {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
-                           "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
-                           "linalg__powsum", "convolution", "convolution_backward", "embedding"}) {
+  for (const char *name :
+       {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
+        "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle", "linalg__powsum",
+        "convolution", "convolution_backward", "embedding", "mode.values", "mish_backward",
+        "native_channel_shuffle", "addr_", "conj_physical_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
   // Their composite kernel asks for one of this device's.

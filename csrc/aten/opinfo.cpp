@@ -85,9 +85,11 @@ bool isPredictable(const c10::OperatorHandle &op) {
   });
 }
 
-/* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output. */
-constexpr std::string_view kInfersBadly[] = {"aten::mse_loss", "aten::smooth_l1_loss",
-                                             "aten::linalg_lu_solve"};
+/* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output; or a composite kernel
+ * is registered in that place, which has other strides and errors than the CPU's. */
+constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",        "aten::smooth_l1_loss",
+                                             "aten::linalg_lu_solve", "aten::narrow_copy",
+                                             "aten::pixel_shuffle",   "aten::pixel_unshuffle"};
 
 bool isOut(const Argument &argument) { return argument.is_out(); }
 
@@ -103,9 +105,15 @@ bool writes(const Argument &argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
+/* In place by name: the result may be larger, or is refused for its size, which is better told at the call. */
+constexpr std::string_view kSizesItself[] = {"aten::addbmm_", "aten::addr_"};
+
 bool isInPlace(const c10::OperatorHandle &op) {
   const FunctionSchema &schema = op.schema();
   if (op.hasTag(at::Tag::inplace_view) || schema.arguments().empty()) return false;
+  for (std::string_view name : kSizesItself) {
+    if (schema.name() == name) return false;
+  }
   const Argument &self = schema.arguments()[0];
   const bool returnsSelf =
       schema.returns().empty() || (schema.returns().size() == 1 && writes(schema.returns()[0]));
@@ -161,6 +169,8 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
     if (argument.name() == "keepdim") info->keepdim = static_cast<int>(i);
     if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
   }
+  // A composite would ask its own operators for a generator, where the kernel's is the CPU's by then.
+  info->inferable &= !info->draws;
   info->numbersCount = hasOut && !reads;
   return info;
 }

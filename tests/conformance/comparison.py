@@ -1,0 +1,273 @@
+"""One call on the CPU and on the device, and how they differ.
+
+The device is called twice with the same arguments: a first call with unknown metadata waits, and
+what it taught is promised to the second, which is queued. A difference is a pair of its kind and a
+sentence.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
+
+DEVICE = "openreg"
+SEED = 1
+RAISED_BY = re.compile(r" \(raised by [^)]*\)$")  # what a queued kernel's error says besides
+
+# Results whose values nobody promises, in whole or where they grew.
+UNDEFINED = {
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "resize_as_",
+}
+
+
+@dataclass
+class Outcome:
+    result: object = None
+    grads: list = field(default_factory=list)
+    arguments: list = field(default_factory=list)  # after the call, which may have written them
+    aliases: list = field(default_factory=list)  # which argument's memory a result has, and where
+    error: Exception | None = None
+
+
+def _tensors(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def placed(tree, device):
+    """A copy of a sample's arguments on a device, with their strides, offsets and shared memory."""
+    wholes = {}
+
+    def whole(tensor):
+        storage = tensor.untyped_storage()
+        key = storage._cdata, tensor.dtype
+        if key not in wholes:
+            count = storage.nbytes() // tensor.element_size()
+            flat = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (count,))
+            wholes[key] = flat.to(device, copy=True)
+        return wholes[key]
+
+    def place(leaf):
+        if isinstance(leaf, torch.device):
+            return torch.device(device)
+        if leaf == "cpu" and isinstance(leaf, str):
+            return device
+        if isinstance(leaf, torch.Generator):
+            return torch.Generator(device).manual_seed(leaf.initial_seed())
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensor = leaf.detach()
+        if leaf.layout != torch.strided or leaf.is_quantized or leaf.device.type != "cpu":
+            copy = tensor.to(device) if leaf.device.type == "cpu" else tensor
+        else:
+            copy = whole(leaf).as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
+            copy = copy.conj() if leaf.is_conj() else copy
+            copy = torch._neg_view(copy) if leaf.is_neg() else copy
+        return copy.detach().requires_grad_(leaf.requires_grad)
+
+    return tree_map(place, tree)
+
+
+def _cotangent(tensor, number):
+    """Different numbers for each element, so that a gradient in the wrong place shows."""
+    generator = torch.Generator().manual_seed(number)
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    values = torch.randn(tensor.shape, generator=generator, dtype=wide)
+    return values.to(tensor.dtype).to(tensor.device)
+
+
+def _gradients(inputs, result):
+    outputs = [t for t in _tensors(result) if t.requires_grad]
+    outputs = [t if t.layout == torch.strided else t.to_dense() for t in outputs]
+    if not outputs:
+        return []
+    wanted = [t for t in _tensors(inputs) if t.requires_grad]
+    seeds = [_cotangent(t, i) for i, t in enumerate(outputs)]
+    return list(torch.autograd.grad(outputs, wanted, seeds, allow_unused=True))
+
+
+def _aliases(inputs, result):
+    def storage(tensor):
+        return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+
+    known = {storage(t): i for i, t in enumerate(inputs)}
+    results = [(known.get(storage(t)), t) for t in _tensors(result)]
+    return [None if i is None else (i, t.storage_offset()) for i, t in results]
+
+
+def attempt(function, sample, device, grad, seed=SEED):
+    inputs = placed((sample.input, tuple(sample.args), dict(sample.kwargs)), device)
+    first, arguments, keywords = inputs
+    outcome = Outcome()
+    try:
+        torch.manual_seed(seed)
+        outcome.result = function(first, *arguments, **keywords)
+        outcome.arguments = _tensors(inputs)
+        outcome.aliases = _aliases(outcome.arguments, outcome.result)
+        if grad:
+            outcome.grads = _gradients(inputs, sample.output_process_fn_grad(outcome.result))
+        if device != "cpu":
+            torch.accelerator.synchronize()
+    except Exception as error:
+        outcome.error = error
+        if device != "cpu":
+            _settle()
+    return outcome
+
+
+def _settle():
+    """What else had failed belongs to the same call."""
+    try:
+        torch.accelerator.synchronize()
+    except Exception as error:
+        return error
+
+
+def _first_line(error):
+    line = (str(error).splitlines() or [""])[0]
+    return RAISED_BY.sub("", line)
+
+
+def _message(error):
+    line = _first_line(error)
+    for name in (f"{DEVICE}:0", DEVICE, "privateuseone:0", "privateuseone", "PrivateUse1"):
+        line = line.replace(name, "cpu")
+    return line
+
+
+def _described(error):
+    return f"{type(error).__name__}: {_first_line(error)[:200]}"
+
+
+def _errors(got, expected):
+    if got is None:
+        yield "no error", f"the CPU raises {_described(expected)}"
+    elif expected is None:
+        yield "error", _described(got)
+    elif type(got) is not type(expected):
+        yield "error type", f"{_described(got)}; the CPU raises {_described(expected)}"
+    elif _message(got) != _message(expected):
+        yield "message", f"{_message(got)[:200]!r}; the CPU says {_message(expected)[:200]!r}"
+
+
+def _strides(tensor):
+    """Those that decide where an element is."""
+    if tensor.numel() == 0:
+        return ()
+    return tuple(
+        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    )
+
+
+def _metadata(got, expected):
+    yield "device", got.device.type, DEVICE
+    for name in ("dtype", "shape", "layout", "requires_grad"):
+        yield name, getattr(got, name), getattr(expected, name)
+    if got.layout == expected.layout == torch.strided and got.shape == expected.shape:
+        yield "strides", _strides(got), _strides(expected)
+    yield "conj", got.is_conj(), expected.is_conj()
+    yield "neg", got.is_neg(), expected.is_neg()
+
+
+def _on_host(tensor):
+    return tensor.detach().cpu()
+
+
+def same_values(got, expected):
+    got, expected = _on_host(got), _on_host(expected)
+    if got.dtype == torch.complex32:  # the CPU cannot subtract them
+        got, expected = got.to(torch.complex64), expected.to(torch.complex64)
+    if got.layout == torch.strided and not got.is_quantized and torch.equal(got, expected):
+        return None
+    try:
+        torch.testing.assert_close(got, expected, equal_nan=True)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:200]
+    return None
+
+
+def _trees(got, expected, what):
+    """The differences of two results; values are left out where the metadata differs."""
+    if tree_structure(got) != tree_structure(expected):
+        yield (
+            what + "structure",
+            f"{tree_structure(got)}, on the CPU {tree_structure(expected)}"[:200],
+        )
+        return
+    for a, b in zip(tree_leaves(got), tree_leaves(expected), strict=True):
+        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+            if type(a) is not type(b):
+                yield what + "structure", f"{type(a)}, on the CPU {type(b)}"
+            elif isinstance(a, (int, float, complex, bool, str)) and a != b and a == a:
+                yield what + "values", f"{a}, on the CPU {b}"
+            continue
+        names = set()
+        for name, x, y in _metadata(a, b):
+            if x != y:
+                names.add(name)
+                yield what + name, f"{x}, on the CPU {y}"
+        if not names & {"dtype", "shape", "layout"} and (text := same_values(a, b)):
+            yield what + "values", text
+
+
+def differences(got, expected):
+    if got.error is not None or expected.error is not None:
+        yield from _errors(got.error, expected.error)
+        return
+    yield from _trees(got.result, expected.result, "")
+    yield from _trees(got.grads, expected.grads, "gradient's ")
+    yield from _trees(got.arguments, expected.arguments, "argument's ")
+    if got.aliases != expected.aliases:
+        yield "aliases", f"{got.aliases}, on the CPU {expected.aliases}"
+
+
+def _is_values(difference):
+    return difference[0].endswith("values")
+
+
+def _is_random(run, expected):
+    """The CPU does not agree with itself; several seeds, as few random bits may agree for one."""
+    return any(
+        any(_is_values(d) for d in differences(run("cpu", seed), expected))
+        for seed in range(SEED + 1, SEED + 20)
+    )
+
+
+def compare(name, function, sample, grad):
+    """All the differences of one call."""
+
+    def run(device, seed=SEED):
+        return attempt(function, sample, device, grad, seed)
+
+    expected = run("cpu")
+    first = run(DEVICE)
+    second = run(DEVICE)
+    found = list(differences(first, expected))
+    found += [
+        (kind, "queued: " + text) for kind, text in differences(second, expected) if not found
+    ]
+    if name in UNDEFINED:
+        return [d for d in found if not _is_values(d)]
+    if any(_is_values(d) for d in found) and _is_random(run, expected):
+        found = [d for d in found if not _is_values(d)]
+        found += [
+            ("determinism", text)
+            for kind, text in differences(second, first)
+            if _is_values((kind, text))
+        ]
+    return found
+
+
+def compare_error(function, sample):
+    """Bad arguments; nothing if the CPU takes them."""
+    expected = attempt(function, sample, "cpu", False)
+    if expected.error is None:
+        return None
+    return list(differences(attempt(function, sample, DEVICE, False), expected))

@@ -1,0 +1,45 @@
+"""A slice of `make conformance`: every operator in every dtype with a few samples (other ones for
+each dtype), all bad inputs, and the declared exceptions with all samples.
+
+The workers run ahead of pytest, through what was selected.
+"""
+
+import pytest
+from declared import job_for, judge
+from jobs import ERRORS, Pool, operators
+
+SAMPLES = 2
+KNOWN = operators()
+
+
+def _jobs(name, dtypes):
+    return [job_for(name, dtype, SAMPLES) for dtype in dtypes]
+
+
+@pytest.fixture(scope="session")
+def results(request):
+    """Gives a job's result, which may still be in the making."""
+    with Pool() as pool:
+        selected = [item for item in request.session.items if "jobs" in item.fixturenames]
+        jobs = [job for item in selected for job in item.callspec.params["jobs"]]
+        futures = {job: pool.submit(job) for job in jobs}
+        yield lambda job: futures[job].result()
+
+
+def _wrong(jobs, results):
+    return [f"{job}: {sentence}" for job in jobs for sentence in judge(job, results(job))]
+
+
+@pytest.mark.parametrize(
+    "jobs", [_jobs(name, has["dtypes"]) for name, has in KNOWN.items()], ids=KNOWN
+)
+def test_operator(jobs, results):
+    assert not _wrong(jobs, results)
+
+
+WITH_ERRORS = [name for name, has in KNOWN.items() if has["errors"]]
+
+
+@pytest.mark.parametrize("jobs", [_jobs(name, [ERRORS]) for name in WITH_ERRORS], ids=WITH_ERRORS)
+def test_bad_inputs(jobs, results):
+    assert not _wrong(jobs, results)
