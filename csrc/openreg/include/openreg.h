@@ -335,6 +335,8 @@ OR_API orError_t orCacheRecordStream(const void *ptr, orStream_t stream);
 /* Of a pointer that orCacheMalloc gave: orErrorInvalidValue if its block is smaller than this. Copies and launches see
  * only the segment that blocks are cut from. Other pointers are not judged. */
 OR_API orError_t orCacheCheck(const void *ptr, size_t bytes);
+/* Of the block at a pointer that orCacheMalloc gave; 0 for any other pointer. */
+OR_API orError_t orCacheBlockSize(size_t *bytes, const void *ptr);
 /* Gives every unused block of the device back that no queued work can reach. */
 OR_API orError_t orCacheEmpty(int device);
 
