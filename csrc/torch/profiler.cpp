@@ -90,6 +90,11 @@ int64_t timeOfDayOffset() {
   return offset;
 }
 
+bool isDefaultStream(const orTraceRecord &record) {
+  orStream_t standard = 0;
+  return orStreamGetDefault(&standard, record.device) == orSuccess && standard == record.stream;
+}
+
 struct Pair {
   const orTraceRecord *launch = nullptr;
   const orTraceRecord *launched = nullptr;
@@ -158,15 +163,16 @@ class Converter {
     if (!onHost && rangeOf(tag) != 0) extendRange(tag, record, time);
   }
 
-  static void describe(Activity &activity, const orTraceRecord &record, int32_t id) {
-    activity.id = id;
+  static void describe(Activity &activity, const orTraceRecord &record, int32_t correlation) {
+    activity.id = correlation;
     if (record.device >= 0) activity.addMetadata("device", record.device);
     if (record.stream != 0) {
       activity.addMetadata("stream", record.stream_number);
-      // Text: it has more digits than a JSON reader keeps of a number.
-      activity.addMetadataQuoted("stream_id", std::to_string(record.stream));
+      // torch.Stream.stream_id, as text: it has more digits than a JSON reader keeps of a number.
+      const orStream_t id = isDefaultStream(record) ? 0 : record.stream;
+      activity.addMetadataQuoted("stream_id", std::to_string(id));
     }
-    if (id != 0) activity.addMetadata("correlation", id);
+    if (correlation != 0) activity.addMetadata("correlation", correlation);
     if (record.lane >= 0) activity.addMetadata("lane", record.lane);
     if (record.bytes == 0) return;
     activity.addMetadata("bytes", record.bytes);
@@ -178,10 +184,9 @@ class Converter {
   // ---- What a record_function range did on a stream, from the first kernel to the last.
 
   void extendRange(uint64_t tag, const orTraceRecord &record, Span time) {
-    const auto [at, fresh] =
-        ranges_.try_emplace({rangeOf(tag), record.device, record.stream_number}, time);
-    at->second = {std::min(at->second.first, time.first), std::max(at->second.second, time.second)};
-    (void)fresh;
+    Span &range =
+        ranges_.try_emplace({rangeOf(tag), record.device, record.stream_number}, time).first->second;
+    range = {std::min(range.first, time.first), std::max(range.second, time.second)};
   }
 
   void addRange(const RangeKey &key, Span time) {
@@ -203,30 +208,26 @@ class Converter {
 
 // ---- The rows: a process a device, a thread a stream.
 
-void nameDevice(libkineto::ActivityLogger &logger, int device, int64_t time) {
-  logger.handleDeviceInfo({device, libkineto::kExceedMaxPid + device,
-                           "openreg:" + std::to_string(device), "device"},
-                          time);
+libkineto::DeviceInfo deviceRow(int device) {
+  const std::string name = "openreg:" + std::to_string(device);
+  return {device, libkineto::kExceedMaxPid + device, name, name};
 }
 
-void nameStream(libkineto::ActivityLogger &logger, const orTraceRecord &record, int64_t time) {
-  orStream_t standard = 0;
-  const bool known = orStreamGetDefault(&standard, record.device) == orSuccess;
-  const bool isDefault = known && standard == record.stream;
-  const std::string name = (isDefault ? "default stream " : "stream ");
-  logger.handleResourceInfo({record.stream_number, isDefault ? 0 : record.stream_number + 1,
-                             record.device, name + std::to_string(record.stream_number)},
-                            time);
+libkineto::ResourceInfo streamRow(const orTraceRecord &record) {
+  const bool isDefault = isDefaultStream(record);
+  const std::string name = isDefault ? "default stream " : "stream ";
+  return {record.stream_number, isDefault ? 0 : record.stream_number + 1, record.device,
+          name + std::to_string(record.stream_number)};
 }
 
-void nameRows(libkineto::ActivityLogger &logger, const orTrace &trace, int64_t time) {
-  std::set<int> devices, streams;
+/* The first record of each stream. */
+std::map<int, const orTraceRecord *> streamsOf(const orTrace &trace) {
+  std::map<int, const orTraceRecord *> streams;
   for (size_t i = 0; i < trace.count; ++i) {
     const orTraceRecord &record = trace.records[i];
-    if (record.lane < 0) continue;
-    if (devices.insert(record.device).second) nameDevice(logger, record.device, time);
-    if (streams.insert(record.stream_number).second) nameStream(logger, record, time);
+    if (record.lane >= 0) streams.try_emplace(record.stream_number, &record);
   }
+  return streams;
 }
 
 // ---- Sessions.
@@ -261,22 +262,42 @@ class Session final : public libkineto::IActivityProfilerSession {
   void processTrace(libkineto::ActivityLogger &logger, Linked linked, int64_t startTime,
                     int64_t) override {
     Converter(trace_, kinds_, *buffer_, linked).convert();
-    nameRows(logger, trace_, startTime);
     for (const auto &activity : buffer_->activities) activity->log(logger);
+    for (const auto &[number, record] : streamsOf(trace_)) {
+      streams_.push_back(streamRow(*record));
+      devices_.insert(record->device);
+    }
     orTraceFree(&trace_);
+    logger_ = &logger;
+    startTime_ = startTime;
   }
 
-  // The rows are named in processTrace: here there could be one device only.
-  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override { return nullptr; }
-  std::vector<libkineto::ResourceInfo> getResourceInfos() override { return {}; }
-  std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override { return std::move(buffer_); }
+  /* Kineto asks for one name, there may be several devices, and where it gets none it calls them GPUs. */
+  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override {
+    std::unique_ptr<libkineto::DeviceInfo> last;
+    for (const int device : devices_) {
+      if (last != nullptr) logger_->handleDeviceInfo(*last, startTime_);
+      last = std::make_unique<libkineto::DeviceInfo>(deviceRow(device));
+    }
+    return last;
+  }
+  std::vector<libkineto::ResourceInfo> getResourceInfos() override { return streams_; }
+  std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override {
+    return std::move(buffer_);
+  }
 
-  void pushCorrelationId(uint64_t id) override { nest([id](Nesting &n) { push(n.ops, id); }); }
-  void popCorrelationId() override { nest([](Nesting &n) { pop(n.ops); }); }
+  void pushCorrelationId(uint64_t id) override {
+    nest([id](Nesting &n) { push(n.ops, id); });
+  }
+  void popCorrelationId() override {
+    nest([](Nesting &n) { pop(n.ops); });
+  }
   void pushUserCorrelationId(uint64_t id) override {
     nest([id](Nesting &n) { push(n.ranges, id); });
   }
-  void popUserCorrelationId() override { nest([](Nesting &n) { pop(n.ranges); }); }
+  void popUserCorrelationId() override {
+    nest([](Nesting &n) { pop(n.ranges); });
+  }
 
  private:
   template <typename F>
@@ -308,8 +329,11 @@ class Session final : public libkineto::IActivityProfilerSession {
   bool on_ = false;
   orTrace trace_{};
   std::vector<std::string> errors_;
-  std::unique_ptr<libkineto::CpuTraceBuffer> buffer_ =
-      std::make_unique<libkineto::CpuTraceBuffer>();
+  std::set<int> devices_;
+  std::vector<libkineto::ResourceInfo> streams_;
+  libkineto::ActivityLogger *logger_ = nullptr;
+  int64_t startTime_ = 0;
+  std::unique_ptr<libkineto::CpuTraceBuffer> buffer_ = std::make_unique<libkineto::CpuTraceBuffer>();
 };
 
 class Profiler final : public libkineto::IActivityProfiler {
@@ -318,9 +342,9 @@ class Profiler final : public libkineto::IActivityProfiler {
   const std::set<Kind> &availableActivities() const override { return kinds_; }
 
   /* Null: nothing of this is asked for. */
-  std::unique_ptr<libkineto::IActivityProfilerSession> configure(
-      const std::set<Kind> &asked, const libkineto::Config &) override {
-    if (asked.count(Kind::PRIVATEUSE1_RUNTIME) == 0) return nullptr;
+  std::unique_ptr<libkineto::IActivityProfilerSession> configure(const std::set<Kind> &asked,
+                                                                 const libkineto::Config &) override {
+    if (asked.count(Kind::CONCURRENT_KERNEL) == 0) return nullptr;
     return std::make_unique<Session>(asked);
   }
   std::unique_ptr<libkineto::IActivityProfilerSession> configure(

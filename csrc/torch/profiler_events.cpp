@@ -31,8 +31,7 @@ struct OpenRegStubs final : torch::profiler::impl::ProfilerStubs {
   }
 
   /* Microseconds. */
-  float elapsed(const ProfilerVoidEventStub *from,
-                const ProfilerVoidEventStub *to) const override {
+  float elapsed(const ProfilerVoidEventStub *from, const ProfilerVoidEventStub *to) const override {
     float milliseconds = 0;
     OPENREG_CHECK(orEventSynchronize(handleOf(from)));
     OPENREG_CHECK(orEventSynchronize(handleOf(to)));
