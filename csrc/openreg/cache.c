@@ -346,7 +346,7 @@ orError_t orCacheBlockSize(size_t *bytes, const void *ptr) {
   OR_TRY(orEnter());
   if (!bytes) return orFail(orErrorInvalidValue, "orCacheBlockSize: null result");
   orCache *cache = ptr ? lockBlock(ptr, &block) : NULL;
-  *bytes = cache ? block->size : 0;
+  *bytes = cache && block->state == OR_BLOCK_LIVE ? block->size : 0;
   if (cache) orCacheUnlock(cache);
   return orSuccess;
 }

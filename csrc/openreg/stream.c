@@ -135,29 +135,43 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
   return orSuccess;
 }
 
-static const char *callOf(const orTask *task) {
-  static const char *const names[] = {[OR_KIND_KERNEL] = "orLaunchKernelEx",
-                                      [OR_KIND_COPY] = "orMemcpyAsync",
-                                      [OR_KIND_SET] = "orMemsetAsync"};
-  return task->kind < sizeof names / sizeof *names && names[task->kind] ? names[task->kind]
-                                                                        : task->name;
-}
-
-uint64_t orStreamCommit(orStream *s, orTask *task) {
+static inline uint64_t publish(orStream *s, orTask *task) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
   bool idle = s->state == OR_STREAM_IDLE;
-  /* Once published, the task may be over and the stream another's. */
-  const char *call = OR_UNLIKELY(orTraceOn()) ? callOf(task) : NULL;
-  orStream_t handle = s->last_handle;
-  last_correlation = orCorrelation(handle, number);
+  last_correlation = orCorrelation(s->last_handle, number);
   orQueueCommit(&s->in, task);
   s->bytes_in += task->size;
   if (idle) s->state = OR_STREAM_READY;
   atomic_store_explicit(&s->queued, number, memory_order_release);
   pthread_mutex_unlock(&s->lock);
   if (idle) orLaneSchedule(s);
-  if (OR_UNLIKELY(call != NULL)) orTraceLaunchEnds(call, handle, last_correlation);
   return number;
+}
+
+static const char *callOf(const orTask *task) {
+  switch (task->kind) {
+    case OR_KIND_KERNEL:
+      return "orLaunchKernelEx";
+    case OR_KIND_COPY:
+      return "orMemcpyAsync";
+    case OR_KIND_SET:
+      return "orMemsetAsync";
+    default:
+      return task->name;
+  }
+}
+
+/* Once published, the task may be over and the stream another's. */
+static __attribute__((noinline)) uint64_t publishTraced(orStream *s, orTask *task) {
+  const char *call = callOf(task);
+  orStream_t handle = s->last_handle;
+  uint64_t number = publish(s, task);
+  orTraceLaunchEnds(call, handle, last_correlation);
+  return number;
+}
+
+uint64_t orStreamCommit(orStream *s, orTask *task) {
+  return OR_UNLIKELY(orTraceOn()) ? publishTraced(s, task) : publish(s, task);
 }
 
 /* ---- progress ---- */

@@ -85,10 +85,10 @@ void settingsAreApplied() {
   }
   OPENREG_CHECK(orCacheGetStats(&stats, device));
   OPENREG_CHECK(orCacheGetFraction(&fraction, device));
-  c10::reportOutOfMemoryToProfiler(
-      static_cast<int64_t>(bytes), static_cast<size_t>(stats.allocated_bytes[0].current),
-      static_cast<size_t>(stats.reserved_bytes[0].current),
-      c10::Device(c10::DeviceType::PrivateUse1, device));
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes),
+                                   static_cast<size_t>(stats.allocated_bytes[0].current),
+                                   static_cast<size_t>(stats.reserved_bytes[0].current),
+                                   c10::Device(c10::DeviceType::PrivateUse1, device));
   std::string allowed;
   if (fraction < 1) {
     allowed = " (" + format_size(static_cast<uint64_t>(fraction * static_cast<double>(capacity))) +
