@@ -59,6 +59,7 @@ def ninja_file(out, extension_name):
     python_includes = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
     # pybind11 is PyTorch's own copy: another version would not share its registered types.
     system = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
+    system.append(torch_dir / "include/kineto")
     system += sorted(python_includes)
     cxx_flags = [
         *CXX_FLAGS,

@@ -231,7 +231,9 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
 void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel) {
   Task task(kernel);
   OPENREG_CHECK(launchOnLane(stream, name, &runTask, &dropTask, &task));
+  const uint64_t began = orTraceNow();
   wait(task);
+  orTraceSynchronized("orStreamSynchronize", stream, began);
   issueKeptWarnings();
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
   if (task.error) std::rethrow_exception(task.error);

@@ -341,6 +341,16 @@ orError_t orCacheCheck(const void *ptr, size_t bytes) {
                 ptr, bytes, bytes - size, size);
 }
 
+orError_t orCacheBlockSize(size_t *bytes, const void *ptr) {
+  orBlock *block;
+  OR_TRY(orEnter());
+  if (!bytes) return orFail(orErrorInvalidValue, "orCacheBlockSize: null result");
+  orCache *cache = ptr ? lockBlock(ptr, &block) : NULL;
+  *bytes = cache && block->state == OR_BLOCK_LIVE ? block->size : 0;
+  if (cache) orCacheUnlock(cache);
+  return orSuccess;
+}
+
 /* ---- Statistics ---- */
 
 orError_t orCacheGetStats(orCacheStats *stats, int device) {

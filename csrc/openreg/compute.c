@@ -32,14 +32,13 @@ static orError_t computeQueued(const orDevice *device, const orKernel *kernel, o
 
 static orError_t computeAtOnce(const orDevice *device, const orKernel *kernel) {
   const char *name = kernel->name ? kernel->name : "kernel";
-  bool traced = orTraceOn();
   orTraceRecord record = {.kind = orTraceKernel, .name = name, .device = -1, .lane = -1};
-  if (traced) record.start_ns = orNow();
+  record.start_ns = orTraceNow();
   uint64_t noted = orNotedErrors();
   orError_t error = device->factory->compute(device->desc.self, kernel, 0);
-  if (traced) {
+  if (record.start_ns) {
     record.end_ns = orNow();
-    orTraceEmit(&record);
+    orTraceEmit(record);
   }
   if (!error) return orSuccess;
   if (error == orErrorNotReady)

@@ -30,6 +30,7 @@ static bool parseDeviceCount(const char *text, void *field);
 static bool parseMemory(const char *text, void *field);
 static bool parsePath(const char *text, void *field);
 static bool parseSwitch(const char *text, void *field);
+static bool parseRecords(const char *text, void *field);
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -51,6 +52,9 @@ static const SettingRow rows[] = {
     {"OPENREG_LAUNCH_BLOCKING", "0", "0", "", parseSwitch, offsetof(orConfig, launch_blocking),
      "0 or 1",
      "1: every launch synchronises and raises its own errors; 0: launches are asynchronous"},
+    {"OPENREG_TRACE_RECORDS", "1048576", "1048576", "", parseRecords,
+     offsetof(orConfig, trace_records), "a whole number from 1 to 1000000000",
+     "most records in a trace, of about 100 bytes each: 1 to 1000000000"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
@@ -106,6 +110,14 @@ static bool parsePath(const char *text, void *field) {
 static bool parseSwitch(const char *text, void *field) {
   if ((text[0] != '0' && text[0] != '1') || text[1]) return false;
   *(bool *)field = text[0] == '1';
+  return true;
+}
+
+static bool parseRecords(const char *text, void *field) {
+  unsigned long long number;
+  const char *end;
+  if (!parseNumber(text, &number, &end) || *end || !number || number > 1000000000) return false;
+  *(size_t *)field = (size_t)number;
   return true;
 }
 

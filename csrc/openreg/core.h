@@ -25,11 +25,11 @@
  *   task.c       what each kind of task does when it runs, or is dropped
  *   lane.c       the threads that run tasks, and the choice of what runs next
  *   wait.c       clock, futex, block hooks
- *   trace.c      the tracing hook
+ *   trace.c      tracing: the buffer of what was launched and run
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
  *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > making of
- *   streams > stream > cell > scheduler
+ *   streams > stream > cell > scheduler; trace > none
  * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: the registry while devices are made, once, so that two threads do not make them).
  */
@@ -75,6 +75,7 @@ typedef struct orConfig {
   bool peer_access;     /* OPENREG_PEER_ACCESS */
   bool poison;          /* OPENREG_POISON */
   bool launch_blocking; /* OPENREG_LAUNCH_BLOCKING */
+  size_t trace_records; /* OPENREG_TRACE_RECORDS */
 } orConfig;
 
 /* Reads the environment at the first call; one line on stderr for each value that is refused. */
@@ -252,7 +253,10 @@ typedef struct orTask {
     orSetArgs set;
     orValueArgs value;
   } u;
-  void *user_data;    /* of a host function */
+  union {
+    void *user_data; /* of a host function */
+    uint64_t began;  /* of a vendor's operation that is awaited: orTraceNow() when it started */
+  };
   orCell *completion; /* a vendor's operation that has started and is awaited */
   orEvent_t done;     /* its event */
   orTaskKind kind;
@@ -435,8 +439,21 @@ void orTaskDrop(orTask *task);
 
 /* ---- trace.c ---- */
 
-bool orTraceOn(void);
-void orTraceEmit(const orTraceRecord *record);
+extern OR_HIDDEN _Atomic uint32_t orTraceSession; /* 0: off */
+static inline bool orTraceOn(void) {
+  return atomic_load_explicit(&orTraceSession, memory_order_relaxed) != 0;
+}
+/* Keeps the record, if tracing is still on. Under any lock, inside a task or not. */
+void orTraceEmit(orTraceRecord record);
+/* Of a stream's task: unlike any other's, as a slot's counters never start again. */
+static inline uint64_t orCorrelation(orStream_t stream, uint64_t number) {
+  return (uint64_t)orHandleIndex(stream) << 40 | (number & 0xffffffffffu);
+}
+/* Around a launch, on its thread. */
+void orTraceLaunchBegins(void);
+void orTraceLaunchEnds(const char *call, orStream_t stream, uint64_t correlation);
+/* After a wait that began when orTraceNow() gave `began`, which is not 0. */
+void orTraceWaited(const char *call, int device, orStream_t stream, uint64_t began);
 
 /* ---- reserve.c ---- */
 

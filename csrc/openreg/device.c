@@ -243,11 +243,9 @@ orError_t orDeviceSynchronize(void) {
   OR_TRY(orDeviceCheck(device));
   if (!orDeviceIsActive(device)) return orSuccess;
   OR_TRY(orDeviceCheckLost(device));
-  uint64_t start = orTraceOn() ? orNow() : 0;
+  uint64_t began = orTraceNow();
   orStreamAwaitDevice(device);
-  if (start)
-    orTraceEmit(&(orTraceRecord){orTraceSynchronize, "orDeviceSynchronize", device, 0, -1, 0, start,
-                                 orNow(), 0});
+  if (began) orTraceWaited("orDeviceSynchronize", device, 0, began);
   return orDeviceTakeFailure(device);
 }
 

@@ -354,11 +354,9 @@ orError_t orEventSynchronize(orEvent_t event) {
     orCellRelease(cell);
     return lost;
   }
-  uint64_t start = orTraceOn() ? orNow() : 0;
+  uint64_t began = orTraceNow();
   await(cell);
-  if (start)
-    orTraceEmit(&(orTraceRecord){orTraceSynchronize, "orEventSynchronize", device, cell->stream, -1,
-                                 0, start, orNow(), 0});
+  if (began) orTraceWaited("orEventSynchronize", device, cell->stream, began);
   orCellRelease(cell);
   return orDeviceTakeFailure(device);
 }

@@ -113,6 +113,7 @@ static orError_t refuseLost(orStream *s) {
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task) {
   orStream *s;
+  if (OR_UNLIKELY(orTraceOn())) orTraceLaunchBegins();
   for (;;) {
     OR_TRY(lockStream(handle, &s));
     if (!hold) break;
@@ -134,10 +135,10 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
   return orSuccess;
 }
 
-uint64_t orStreamCommit(orStream *s, orTask *task) {
+static inline uint64_t publish(orStream *s, orTask *task) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
   bool idle = s->state == OR_STREAM_IDLE;
-  last_correlation = (uint64_t)orHandleIndex(s->last_handle) << 40 | (number & 0xffffffffffu);
+  last_correlation = orCorrelation(s->last_handle, number);
   orQueueCommit(&s->in, task);
   s->bytes_in += task->size;
   if (idle) s->state = OR_STREAM_READY;
@@ -145,6 +146,32 @@ uint64_t orStreamCommit(orStream *s, orTask *task) {
   pthread_mutex_unlock(&s->lock);
   if (idle) orLaneSchedule(s);
   return number;
+}
+
+static const char *callOf(const orTask *task) {
+  switch (task->kind) {
+    case OR_KIND_KERNEL:
+      return "orLaunchKernelEx";
+    case OR_KIND_COPY:
+      return "orMemcpyAsync";
+    case OR_KIND_SET:
+      return "orMemsetAsync";
+    default:
+      return task->name;
+  }
+}
+
+/* Once published, the task may be over and the stream another's. */
+static __attribute__((noinline)) uint64_t publishTraced(orStream *s, orTask *task) {
+  const char *call = callOf(task);
+  orStream_t handle = s->last_handle;
+  uint64_t number = publish(s, task);
+  orTraceLaunchEnds(call, handle, last_correlation);
+  return number;
+}
+
+uint64_t orStreamCommit(orStream *s, orTask *task) {
+  return OR_UNLIKELY(orTraceOn()) ? publishTraced(s, task) : publish(s, task);
 }
 
 /* ---- progress ---- */
@@ -221,11 +248,19 @@ void orStreamAwait(orStream *s, uint64_t count) {
   orLaneHostWaits(false);
 }
 
+static void awaitTraced(orStream *s, uint64_t count, const char *call, int device,
+                        orStream_t handle) {
+  uint64_t began = orTraceNow();
+  orStreamAwait(s, count);
+  if (OR_UNLIKELY(began)) orTraceWaited(call, device, handle, began);
+}
+
 orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
   int device = s->device;
+  orStream_t handle = s->last_handle;
   uint64_t number = orStreamCommit(s, task);
   if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) return orSuccess;
-  orStreamAwait(s, number);
+  awaitTraced(s, number, "orStreamSynchronize", device, handle);
   OR_TRY(orDeviceTakeFailure(device));
   /* Its caller would take what was never written for a result. */
   if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
@@ -394,14 +429,11 @@ orError_t orStreamSynchronize(orStream_t stream) {
   orStream *s;
   uint64_t queued;
   OR_TRY(orEnterBlocking());
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot(stream, &s, &queued));
-  int device = stream ? orHandleDevice(stream) : orCurrentDevice();
+  int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  uint64_t start = orTraceOn() ? orNow() : 0;
-  orStreamAwait(s, queued);
-  if (start)
-    orTraceEmit(&(orTraceRecord){orTraceSynchronize, "orStreamSynchronize", device, stream, -1, 0,
-                                 start, orNow(), 0});
+  awaitTraced(s, queued, "orStreamSynchronize", device, stream);
   return orDeviceTakeFailure(device);
 }
 

@@ -100,23 +100,23 @@ static void letGo(orTask *t) {
   }
 }
 
-static void trace(const orTask *t, const orStream *s, uint64_t number, int lane, uint64_t start) {
+static void trace(const orTask *t, const orStream *s, uint64_t number, int lane, uint64_t began,
+                  uint64_t ended) {
   static const orTraceKind kinds[] = {[OR_KIND_KERNEL] = orTraceKernel,
                                       [OR_KIND_HOST_FUNC] = orTraceHostFunc,
                                       [OR_KIND_COPY] = orTraceMemcpy,
                                       [OR_KIND_SET] = orTraceMemset};
-  orTraceEmit(&(orTraceRecord){
-      .kind = kinds[t->kind],
-      .name = t->name,
-      .device = s->device,
-      .stream = s->last_handle,
-      .lane = lane,
-      .correlation = (uint64_t)orHandleIndex(s->last_handle) << 40 | (number & 0xffffffffffu),
-      .start_ns = start,
-      .end_ns = orNow(),
-      .bytes = t->kind == OR_KIND_COPY  ? t->u.copy.bytes
-               : t->kind == OR_KIND_SET ? t->u.set.bytes
-                                        : 0});
+  orTraceEmit((orTraceRecord){.kind = kinds[t->kind],
+                              .name = t->name,
+                              .device = s->device,
+                              .lane = lane,
+                              .stream = s->last_handle,
+                              .correlation = orCorrelation(s->last_handle, number),
+                              .start_ns = began,
+                              .end_ns = ended,
+                              .bytes = t->kind == OR_KIND_COPY  ? t->u.copy.bytes
+                                       : t->kind == OR_KIND_SET ? t->u.set.bytes
+                                                                : 0});
 }
 
 static orError_t start(orTask *t, orStream *s) {
@@ -144,18 +144,21 @@ static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
 
 /* Kernels, copies, fills and host functions. */
 static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
-  uint64_t began = orTraceOn() ? orNow() : 0;
+  uint64_t began = t->completion ? t->began : orTraceOn() ? orNow() : 0;
+  uint64_t ended = 0;
   orError_t error = orErrorNotReady;
   running.message[0] = 0;
   if (!t->completion) error = start(t, s);
   if (error == orErrorNotReady && t->completion) {
+    t->began = began;
     if (!orCellWaitOrPark(t->completion, s)) return false;
     error = t->completion->status;
+    ended = t->completion->time_ns;
   }
   if (OR_UNLIKELY(error == orErrorNotReady))
     error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
   if (OR_UNLIKELY(error)) noteFailure(t, s, error);
-  if (began) trace(t, s, number, lane, began);
+  if (OR_UNLIKELY(began)) trace(t, s, number, lane, began, ended ? ended : orNow());
   return true;
 }
 

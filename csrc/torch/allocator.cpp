@@ -18,8 +18,28 @@ namespace torch_openreg {
 
 namespace {
 
+/* Tells torch.profiler's memory profile of a block that was made, or is about to be freed. */
+void reportBlock(void *block, bool made) {
+  size_t bytes = 0;
+  orPointerAttributes owner{};
+  orCacheStats stats{};
+  if (orCacheBlockSize(&bytes, block) != orSuccess ||
+      orPointerGetAttributes(&owner, block) != orSuccess ||
+      orCacheGetStats(&stats, owner.device) != orSuccess) {
+    orGetLastError();
+    return;
+  }
+  const auto size = static_cast<int64_t>(bytes);
+  const int64_t allocated = stats.allocated_bytes[0].current - (made ? 0 : size);
+  c10::reportMemoryUsageToProfiler(
+      block, made ? size : -size, static_cast<size_t>(allocated),
+      static_cast<size_t>(stats.reserved_bytes[0].current),
+      c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(owner.device)));
+}
+
 void deleteBlock(void *block) {
   if (block == nullptr) return;
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, false);
   HistoryScope scope(HistoryScope::Free);
   // Nobody to report an error to: a forked child inherits the tensors of its parent but not the memory.
   if (C10_UNLIKELY(orCacheFree(block) != orSuccess)) orGetLastError();
@@ -65,6 +85,10 @@ void settingsAreApplied() {
   }
   OPENREG_CHECK(orCacheGetStats(&stats, device));
   OPENREG_CHECK(orCacheGetFraction(&fraction, device));
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes),
+                                   static_cast<size_t>(stats.allocated_bytes[0].current),
+                                   static_cast<size_t>(stats.reserved_bytes[0].current),
+                                   c10::Device(c10::DeviceType::PrivateUse1, device));
   std::string allowed;
   if (fraction < 1) {
     allowed = " (" + format_size(static_cast<uint64_t>(fraction * static_cast<double>(capacity))) +
@@ -98,7 +122,10 @@ void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   HistoryScope scope(HistoryScope::Allocation);
   void *block = nullptr;
   const orError_t error = orCacheMalloc(&block, bytes, stream);
-  if (C10_LIKELY(error == orSuccess)) return block;
+  if (C10_LIKELY(error == orSuccess)) {
+    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, true);
+    return block;
+  }
   if (error == orErrorMemoryAllocation) throwOutOfMemory(bytes, device);
   if (error == orErrorInvalidResourceHandle)
     getCurrentOpenRegStream(device).stream();  // says which

@@ -316,3 +316,20 @@ TEST(cache_uses_the_last_of_the_capacity) {
   ASSERT_ERROR(orCacheMalloc(&p, 1, s), orErrorMemoryAllocation);
   ASSERT_CONTAINS(orGetLastErrorMessage(), "allocate 1 bytes; 0 bytes is free");
 }
+
+TEST(cache_block_size) {
+  void *block = NULL;
+  size_t bytes = 0;
+  ASSERT_OK(orCacheMalloc(&block, 1000, OR_STREAM_DEFAULT));
+  ASSERT_OK(orCacheBlockSize(&bytes, block));
+  ASSERT_EQ(bytes, 1024);
+  ASSERT_OK(orCacheBlockSize(&bytes, (char *)block + 1));
+  ASSERT_EQ(bytes, 0);
+  bytes = 1;
+  ASSERT_OK(orCacheBlockSize(&bytes, NULL));
+  ASSERT_EQ(bytes, 0);
+  ASSERT_REFUSED(orCacheBlockSize(NULL, block), orErrorInvalidValue, "null");
+  ASSERT_OK(orCacheFree(block));
+  ASSERT_OK(orCacheBlockSize(&bytes, block));
+  ASSERT_EQ(bytes, 0);
+}

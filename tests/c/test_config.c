@@ -71,8 +71,9 @@ static void forEach(const char *name, const Case *cases, int count, void (*body)
 
 TEST(config_defaults) {
   static const char *const defaults[][2] = {
-      {"OPENREG_DEVICE_COUNT", "2"}, {"OPENREG_PLUGIN", ""},           {"OPENREG_PEER_ACCESS", "1"},
-      {"OPENREG_POISON", "0"},       {"OPENREG_LAUNCH_BLOCKING", "0"},
+      {"OPENREG_DEVICE_COUNT", "2"},    {"OPENREG_PLUGIN", ""},
+      {"OPENREG_PEER_ACCESS", "1"},     {"OPENREG_POISON", "0"},
+      {"OPENREG_LAUNCH_BLOCKING", "0"}, {"OPENREG_TRACE_RECORDS", "1048576"},
   };
   clearSettings();
   beginCapture();
@@ -243,4 +244,15 @@ static void bodyPeer(void) {
 TEST(config_peer_access) {
   static const Case cases[] = {{0, "0", "0"}, {0, "1", "1"}};
   FOR_EACH("OPENREG_PEER_ACCESS", cases, bodyPeer);
+}
+
+TEST(config_trace_records) {
+  static const Case good[] = {{0, "1", "1"}, {0, "1000000000", "1000000000"}};
+  static const Case bad[] = {{0, "0", "1048576"},
+                             {0, "1000000001", "1048576"},
+                             {0, "-1", "1048576"},
+                             {0, "1M", "1048576"},
+                             {0, "", "1048576"}};
+  FOR_EACH("OPENREG_TRACE_RECORDS", good, bodyAccepted);
+  FOR_EACH("OPENREG_TRACE_RECORDS", bad, bodyRejected);
 }

@@ -190,7 +190,9 @@ static void refusedInChild(void) {
   ASSERT_FORKED(orEventElapsedTime(&ms, parent.event, parent.event));
   ASSERT_FORKED(orGetLaneInfo(&info));
   ASSERT_FORKED(orSetLaneHook(NULL));
-  ASSERT_FORKED(orSetTraceHook(NULL, NULL));
+  orTrace trace;
+  ASSERT_FORKED(orTraceStart(0));
+  ASSERT_FORKED(orTraceStop(&trace));
   parent.pinned[0] = 99; /* a copy of the parent's: may be read and written */
 }
 

@@ -335,6 +335,8 @@ OR_API orError_t orCacheRecordStream(const void *ptr, orStream_t stream);
 /* Of a pointer that orCacheMalloc gave: orErrorInvalidValue if its block is smaller than this. Copies and launches see
  * only the segment that blocks are cut from. Other pointers are not judged. */
 OR_API orError_t orCacheCheck(const void *ptr, size_t bytes);
+/* Of the block at a pointer that orCacheMalloc gave; 0 for any other pointer. */
+OR_API orError_t orCacheBlockSize(size_t *bytes, const void *ptr);
 /* Gives every unused block of the device back that no queued work can reach. */
 OR_API orError_t orCacheEmpty(int device);
 
@@ -419,28 +421,51 @@ OR_API orError_t orSetCacheHook(void (*hook)(const orCacheRecord *record));
 /* ---- Tracing ------------------------------------------------------------------------------- */
 
 typedef enum orTraceKind {
-  orTraceKernel,
+  orTraceLaunch, /* a call that queued something: the calling thread */
+  orTraceKernel, /* this and the next three: what ran on the device */
   orTraceMemcpy,
   orTraceMemset,
   orTraceHostFunc,
-  orTraceSynchronize
+  orTraceSynchronize /* a call that waited: the calling thread */
 } orTraceKind;
 
 typedef struct orTraceRecord {
   orTraceKind kind;
-  const char *name; /* the kernel's name, or what was done */
-  int device;
-  orStream_t stream;    /* 0 for a device-wide synchronisation */
-  int lane;             /* -1: the calling thread */
-  uint64_t correlation; /* of the call that queued it: orGetLastCorrelation() right after the call */
+  int device;        /* -1: a kernel that orDeviceCompute has run on the host */
+  int lane;          /* -1: the calling thread */
+  int thread;        /* the system's number of the thread */
+  int stream_number; /* small; given again when the stream has been destroyed */
+  orStream_t stream; /* 0 for a device-wide synchronisation */
+  const char *name;  /* the kernel's name, what was done, or the call */
+  uint64_t correlation; /* of launches and of what they launched: orGetLastCorrelation() right after the call */
+  uint64_t tag;              /* of launches and synchronisations: the thread's (orTraceTag) */
   uint64_t start_ns, end_ns; /* CLOCK_MONOTONIC */
-  size_t bytes;              /* of copies */
+  size_t bytes;              /* of copies and fills */
 } orTraceRecord;
 
-/* Called after each task, on its lane, under no lock. Null switches tracing off; records of tasks already
- * running may still arrive until the next orDeviceSynchronize. */
-OR_API orError_t orSetTraceHook(void (*hook)(void *context, const orTraceRecord *record),
-                                void *context);
+typedef struct orTrace {
+  orTraceRecord *records; /* in no particular order */
+  size_t count;
+  size_t capacity;
+  uint64_t dropped;  /* records that there was no room for */
+  uint64_t start_ns; /* nothing that began earlier is recorded */
+} orTrace;
+
+/* One trace at a time: orErrorAlreadyExists while one is on. Room for `capacity` records (0:
+ * OPENREG_TRACE_RECORDS); later ones are counted and dropped. A call that launches is one record, what
+ * it launched another. */
+OR_API orError_t orTraceStart(size_t capacity);
+/* The trace is the caller's to free. It holds what had finished: tasks still running are not in it.
+ * orErrorNotFound if tracing is off. */
+OR_API orError_t orTraceStop(orTrace *trace);
+OR_API void orTraceFree(orTrace *trace);
+/* What launches and synchronisations of the calling thread are marked with from now on, until the
+ * trace ends; returns the tag before. 0 at first. */
+OR_API uint64_t orTraceTag(uint64_t tag);
+/* For a wait for a stream by other means than this API: the time, or 0 if tracing is off; and the record of a wait
+ * that began then. */
+OR_API uint64_t orTraceNow(void);
+OR_API void orTraceSynchronized(const char *name, orStream_t stream, uint64_t began);
 OR_API uint64_t orGetLastCorrelation(void);
 
 /* ---- Device factories ---------------------------------------------------------------------- */
