@@ -1,7 +1,7 @@
 /*
  * Operators of sparse, quantized and nested tensors that look at them, make them or copy them part by part. PyTorch's
  * kernels for them are the same for every backend: they call operators of the parts, which are queued, so that
- * nothing waits here. All others of these tensors are the CPU's (runCpuKernelWithParts).
+ * nothing waits here. All others of these tensors are the CPU's (runCpuKernelWithParts). Opaque ones are refused.
  */
 #include <ATen/ops/_coalesced_native.h>
 #include <ATen/ops/_dimI_native.h>
@@ -111,6 +111,12 @@ void recordParts(Tensor &self, c10::Stream stream) {
 Tensor nestedView(const Tensor &self, const Tensor &sizes, const Tensor &strides,
                   const Tensor &offsets) {
   return at::native::_nested_view_from_buffer(self, sizes.cpu(), strides.cpu(), offsets.cpu());
+}
+
+/* A layout of the CPU's own, which no device has. */
+Tensor toMkldnn(const Tensor &self, std::optional<c10::ScalarType>) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "to_mkldnn of a tensor on ", self.device(),
+                              ": opaque tensors (layout Mkldnn) are the CPU's alone");
 }
 
 /* Its kernel on the CPU reads and writes memory outside of any task. */
@@ -237,6 +243,7 @@ TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_nested_view_from_buffer", &torch_openreg::nestedView);
+  m.impl("to_mkldnn", &torch_openreg::toMkldnn);
 }
 
 #define WITH_PARTS(key)                                        \

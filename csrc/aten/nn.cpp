@@ -76,12 +76,6 @@ std::tuple<Tensor, Tensor> dropout(const Tensor &input, double p, std::optional<
   return {input.mul(mask).mul_(1 / (1 - p)), mask};
 }
 
-/* A layout of the CPU's own, which no device has. */
-Tensor toMkldnn(const Tensor &self, std::optional<c10::ScalarType>) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "to_mkldnn of a tensor on ", self.device(),
-                              ": opaque tensors (layout Mkldnn) are the CPU's alone");
-}
-
 Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
   return bias.has_value() && bias->defined() ? gates + *bias : gates;
 }
@@ -125,7 +119,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&convolutionBackward>());
   m.impl("native_dropout", &dropout);
-  m.impl("to_mkldnn", &toMkldnn);
   // Their composite kernels compute the same less exactly, or in more steps, or fail under another name.
   for (const char *name :
        {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
