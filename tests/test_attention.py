@@ -9,6 +9,7 @@ from alike import DEVICE, LOOSE, alike, drawn, trained
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_openreg  # noqa: F401
 
@@ -116,24 +117,36 @@ def test_other_calls(program):
     alike(program)
 
 
-def test_the_choice_is_the_cpus():
-    settings = (
-        {},
-        {"is_causal": True},
-        {"dropout_p": 0.5},
-        {"attn_mask": torch.ones(5, 5)},
-        {"enable_gqa": True},
-    )
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for options in settings:
-            chosen = []
-            for device in ("cpu", DEVICE):
-                q = torch.ones(2, 4, 5, 16, dtype=dtype, device=device)
-                mask = options.get("attn_mask")
-                there = {**options, "attn_mask": None if mask is None else mask.to(device, dtype)}
-                chosen.append(torch._fused_sdp_choice(q, q, q, **there))
-            assert chosen[0] == chosen[1]
-    assert torch._fused_sdp_choice(q, q, q) == SDPBackend.FLASH_ATTENTION.value
+class Recorder(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOOSE])
+def test_the_choice_is_the_cpus(dtype):
+    def program(device):
+        q = torch.ones(2, 4, 5, 16, dtype=dtype, device=device)
+        mask = torch.ones(5, 5, dtype=dtype, device=device)
+        every = (
+            {},
+            {"is_causal": True},
+            {"attn_mask": mask},
+            {"enable_gqa": True},
+            {"dropout_p": 0.5},
+        )
+        names = []
+        for options in every:
+            with Recorder() as recorder:
+                F.scaled_dot_product_attention(q, q, q, **options)
+            names.append([name for name in recorder.names if "attention" in name])
+        return names
+
+    assert "flash" in alike(program)[0][0]
 
 
 def test_a_long_sequence_takes_no_memory_of_its_square():

@@ -3,7 +3,8 @@
 PyTorch has a door of its own for most of it, and two things need a look from the first use of a
 device on. A multiprocessing queue pickles in a thread of its own, where the error is printed and
 the receiver waits for ever: Queue.put looks at what it is given. torch.compile's default backend
-fails with a KeyError deep inside: it looks at the graph first.
+fails with a KeyError deep inside: it looks at the graph first. And DataParallel takes this device,
+and then calls functions that only PyTorch's builds for CUDA have.
 """
 
 import copyreg
@@ -67,6 +68,7 @@ def on_first_use():
     """What only matters once there can be a tensor of ours."""
     _check_queues()
     _check_inductor()
+    _check_data_parallel()
 
 
 def _check_queues():
@@ -105,3 +107,21 @@ def _compile_refusal():
         "torch.compile is not implemented for openreg devices: use backend='eager' or run eagerly",
         first_useful_frame=None,
     )
+
+
+def _check_data_parallel():
+    comm = torch.nn.parallel.comm
+    for name in ("broadcast", "broadcast_coalesced", "scatter", "gather"):
+        if not hasattr(torch._C, f"_{name}"):
+            setattr(comm, name, _data_parallel_refusal(getattr(comm, name)))
+
+
+def _data_parallel_refusal(function):
+    @functools.wraps(function)
+    def refuse(*args, **kwargs):
+        raise NotImplementedError(
+            f"torch.nn.DataParallel (torch.nn.parallel.comm.{function.__name__}) is not "
+            "implemented for openreg devices: run the module on one, or its parts on several"
+        )
+
+    return refuse
