@@ -126,14 +126,10 @@ def test_module_method():
         net.openreg(7)
 
 
-def test_parameters_that_stay_the_same_objects():
+def test_parameters_stay_the_same_objects():
     net = torch.nn.Linear(2, 2)
     parameters = list(net.parameters())
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        net.openreg(1)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
+    net.openreg(1)
     assert all(a is b for a, b in zip(parameters, net.parameters(), strict=True))
     assert parameters[0].is_openreg and net(torch.ones(1, 2, device="openreg:1")).is_openreg
 
