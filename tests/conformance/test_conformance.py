@@ -5,8 +5,8 @@ The workers run ahead of pytest, through what was selected.
 """
 
 import pytest
-from declared import job_for, judge
-from jobs import ERRORS, Pool, operators
+from declared import DECLARED, job_for, judge
+from jobs import DTYPES, ERRORS, Pool, operators
 
 SAMPLES = 2
 KNOWN = operators()
@@ -35,6 +35,12 @@ def _wrong(jobs, results):
 )
 def test_operator(jobs, results):
     assert not _wrong(jobs, results)
+
+
+def test_declared_exceptions_are_of_known_operators():
+    assert {entry.op for entry in DECLARED} <= set(KNOWN)
+    dtypes = {dtype for entry in DECLARED for dtype in entry.dtypes.split()}
+    assert dtypes <= {"*", ERRORS, *DTYPES}
 
 
 WITH_ERRORS = [name for name, has in KNOWN.items() if has["errors"]]
