@@ -17,6 +17,7 @@
 #include "aten/queued.h"
 #include "aten/fallback.h"
 #include "aten/opinfo.h"
+#include "distributed/bindings.h"
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
@@ -314,4 +315,5 @@ PYBIND11_MODULE(_C, m) {
   bindMemory(m);
   bindRandom(m);
   bindDiagnostics(m);
+  bindDistributed(m);
 }
