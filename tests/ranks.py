@@ -9,7 +9,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-LIMIT = 120  # seconds; for a rank that hangs
+LIMIT = 60  # seconds; for a rank that hangs
 
 
 class RankError(AssertionError):

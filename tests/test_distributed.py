@@ -138,7 +138,9 @@ def rank_movements(rank, dtype):
 
     x = torch.empty(3 if rank == 0 else 1, 3, dtype=dtype, device=DEVICE)
     # Rank 0 keeps its first row and sends the other; rank 1 sends both to rank 0.
-    dist.all_to_all_single(x, mine, [1, 2] if rank == 0 else [1, 0], [1, 1] if rank == 0 else [2, 0])
+    dist.all_to_all_single(
+        x, mine, [1, 2] if rank == 0 else [1, 0], [1, 1] if rank == 0 else [2, 0]
+    )
     same(x, torch.cat([both[0][:1], both[1]]) if rank == 0 else both[0][1:])
 
     out = [torch.empty(SIZE * rank + r + 1, dtype=dtype, device=DEVICE) for r in range(SIZE)]
@@ -265,7 +267,9 @@ def rank_point_to_point(rank):
 
     # In another order than sent: the tag says which is which.
     if rank == 0:
-        works = [dist.isend(torch.full((5,), float(tag), device=DEVICE), 1, tag=tag) for tag in (7, 8)]
+        works = [
+            dist.isend(torch.full((5,), float(tag), device=DEVICE), 1, tag=tag) for tag in (7, 8)
+        ]
     else:
         first, second = torch.empty(5, device=DEVICE), torch.empty(5, device=DEVICE)
         works = [dist.irecv(first, 0, tag=8), dist.irecv(second, 0, tag=7)]
@@ -485,16 +489,49 @@ def raises(kind, text, function, *arguments, **options):
 def rank_bad_input(rank):
     x, y = on(rank, 4), on(rank, 3)
     out = [torch.empty(4, device=DEVICE), torch.empty(4, device="openreg:0")]
-    raises(RuntimeError, "expected every tensor on openreg:1, got one on openreg:0", dist.all_gather, out, x)
+    raises(
+        RuntimeError,
+        "expected every tensor on openreg:1, got one on openreg:0",
+        dist.all_gather,
+        out,
+        x,
+    )
     raises(RuntimeError, "strides [2]; pass tensor.contiguous()", dist.all_reduce, x[::2])
-    raises(ValueError, "expected a tensor of 2 x 3 elements of Float, got one of 4", dist.all_gather_single, x, y)
-    raises(ValueError, "first dimension that 2 ranks can share, got 3", dist.all_to_all_single, y, y)
-    raises(ValueError, "2 split sizes that add up to 3, got [1, 1]", dist.all_to_all_single, y, y, [1, 1], [1, 2])
+    raises(
+        ValueError,
+        "expected a tensor of 2 x 3 elements of Float, got one of 4",
+        dist.all_gather_single,
+        x,
+        y,
+    )
+    raises(
+        ValueError, "first dimension that 2 ranks can share, got 3", dist.all_to_all_single, y, y
+    )
+    raises(
+        ValueError,
+        "2 split sizes that add up to 3, got [1, 1]",
+        dist.all_to_all_single,
+        y,
+        y,
+        [1, 1],
+        [1, 2],
+    )
     raises(ValueError, "BAND takes integers, got Float", dist.all_reduce, x, dist.ReduceOp.BAND)
     twice = dist._make_nccl_premul_sum(2.0)
-    raises(NotImplementedError, "all_reduce: ReduceOp.PREMUL_SUM is not supported on openreg", dist.all_reduce, x, twice)
+    raises(
+        NotImplementedError,
+        "all_reduce: ReduceOp.PREMUL_SUM is not supported on openreg",
+        dist.all_reduce,
+        x,
+        twice,
+    )
     for dtype, name in ((torch.float8_e5m2, "Float8_e5m2"), (torch.int16, "Short")):
-        raises(NotImplementedError, f"all_reduce: a reduction of {name} is not", dist.all_reduce, on(rank, 4, dtype=dtype))
+        raises(
+            NotImplementedError,
+            f"all_reduce: a reduction of {name} is not",
+            dist.all_reduce,
+            on(rank, 4, dtype=dtype),
+        )
     # Nothing of it has reached the peers.
     dist.all_reduce(x)
     same(x, on(0, 4) + on(1, 4))

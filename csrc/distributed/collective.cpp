@@ -80,9 +80,10 @@ void dropHandOver(void *args) {
   (*handOver)->finish(HandOver::dropped);
 }
 
-/* Without the place in Gloo's source that it may begin with, and without a backtrace. */
+/* What Gloo says, without the place in its source, its advice and a backtrace. */
 std::string plain(std::string text) {
   text = text.substr(0, text.find('\n'));
+  text = text.substr(0, text.find(". This is typically caused by"));
   const size_t place = text.find(".cc:"), end = text.find("] ");
   if (text.rfind('[', 0) == 0 && place < end && end != std::string::npos) text.erase(0, end + 2);
   return text;

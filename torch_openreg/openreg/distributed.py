@@ -1,4 +1,4 @@
-"""The backend that torch.distributed uses for openreg tensors: PyTorch's own Gloo over device memory."""
+"""The backend of torch.distributed for openreg tensors: PyTorch's own Gloo over device memory."""
 
 import functools
 
@@ -34,13 +34,14 @@ def _create(options, gloo_options):
 
 
 def _serve_cpu_too():
-    """A group whose only backend is ours gets Gloo for CPU tensors: no backend named means both."""
+    """No backend named, or ours without a device, means Gloo for CPU tensors beside it."""
     init = c10d.BackendConfig.__init__
 
     @functools.wraps(init)
     def init_with_cpu(self, backend):
         init(self, backend)
-        if self.device_backend_map == {_NAME: _NAME}:
+        named = str(backend).lower()
+        if named in (c10d.Backend.UNDEFINED, _NAME) and _NAME in self.device_backend_map:
             self.device_backend_map["cpu"] = c10d.Backend.GLOO
 
     c10d.BackendConfig.__init__ = init_with_cpu
