@@ -11,15 +11,9 @@ namespace torch_openreg {
 namespace py = pybind11;
 
 void bindDistributed(py::module_ &m) {
-  // Not there in a PyTorch without torch.distributed.
-  if (py::detail::get_type_info(typeid(c10d::Backend)) == nullptr) return;
-  py::class_<ProcessGroupOpenReg, c10d::Backend, c10::intrusive_ptr<ProcessGroupOpenReg>>(
-      m, "_ProcessGroupOpenReg")
-      // split_group() copies these for the new group; with none it asks the C++ backend.
-      .def_property_readonly("options", [](const ProcessGroupOpenReg &) { return py::none(); });
   m.def("_make_process_group",
         [](c10::intrusive_ptr<c10d::Backend> gloo, const c10::intrusive_ptr<c10d::Store> &store,
-           std::vector<int64_t> globalRanks) {
+           std::vector<int64_t> globalRanks) -> c10::intrusive_ptr<c10d::Backend> {
           Peers peers(*store, gloo->getSize(), std::move(globalRanks));
           return c10::make_intrusive<ProcessGroupOpenReg>(std::move(gloo), std::move(peers));
         });

@@ -137,15 +137,6 @@ void ProcessGroupOpenReg::setTimeout(std::chrono::milliseconds timeout) {
   queues_->gloo().setTimeout(timeout);
 }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroupOpenReg::split(
-    const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
-    const c10::intrusive_ptr<Options> &options) {
-  c10::intrusive_ptr<Backend> gloo = queues_->gloo().split(store, ranks, options);
-  if (!gloo) return gloo;  // this rank is in no part
-  Peers peers(*store, gloo->getSize(), {ranks.begin(), ranks.end()});
-  return c10::make_intrusive<ProcessGroupOpenReg>(std::move(gloo), std::move(peers));
-}
-
 // ---- What they share ----------------------------------------------------------------------------
 
 std::string ProcessGroupOpenReg::groupName() const {

@@ -27,10 +27,6 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   const std::string getBackendName() const override { return "openreg"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  bool supportsSplitting() const override { return true; }
-  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store> &store,
-                                    const std::vector<int> &ranks,
-                                    const c10::intrusive_ptr<Options> &options) override;
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
