@@ -151,7 +151,7 @@ def rank_destroys(rank):
 
 
 def rank_forks(rank):
-    """A forked child may let go of the group, and end. (Gloo's own would wait for threads there.)"""
+    """A forked child may let go of the group, and end. (Gloo's own waits for threads.)"""
     group = dist.new_group(backend="openreg:openreg")
     dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
     torch.openreg.synchronize()
