@@ -35,7 +35,9 @@ def core_sources():
 
 
 def shim_sources():
-    return sorted([*CSRC.glob("torch/*.cpp"), *CSRC.glob("aten/*.cpp")])
+    return sorted(
+        source for part in ("torch", "aten", "distributed") for source in CSRC.glob(f"{part}/*.cpp")
+    )
 
 
 def headers():

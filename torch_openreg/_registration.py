@@ -31,3 +31,7 @@ def register():
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _check_index_in_synchronize(_C._check_index)
+    if torch.distributed.is_available():
+        from .openreg import distributed
+
+        distributed.register()

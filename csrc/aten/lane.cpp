@@ -102,14 +102,18 @@ class Running {
 
 thread_local bool wideLane = false;
 
+/* Of the calling thread. */
+void setThreads(int count) {
+  if (threadControl().openmp != nullptr) threadControl().openmp(count);
+  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(count);
+}
+
 void startLane(int, int wide) {
   Running here;
   // Trips PyTorch's lazy initialisation of this thread, which would undo what follows.
   at::get_num_threads();
   wideLane = wide != 0;
-  if (wideLane) return;
-  if (threadControl().openmp != nullptr) threadControl().openmp(1);
-  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(1);
+  if (!wideLane) setThreads(1);
 }
 
 void useThreads(int count) {
@@ -117,8 +121,7 @@ void useThreads(int count) {
   thread_local int set = 0;
   if (!wideLane || set == count) return;
   set = count;
-  if (threadControl().openmp != nullptr) threadControl().openmp(count);
-  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(count);
+  setThreads(count);
 }
 
 // ---- A task and its waiter.
@@ -240,6 +243,11 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
   if (task.ran) return;
   OPENREG_CHECK(orStreamSynchronize(stream));
   TORCH_CHECK(false, name, " was dropped before it ran: its device was reset or failed");
+}
+
+void useOneThread() {
+  at::get_num_threads();  // as in startLane
+  setThreads(1);
 }
 
 void pauseKernels() {

@@ -37,6 +37,9 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
                        void *task, c10::ArrayRef<orAccess> accesses = {});
 
+/* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
+void useOneThread();
+
 /* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
  * a kernel held, such as the one of a function's first call. */
 void pauseKernels();

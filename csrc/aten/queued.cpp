@@ -39,13 +39,6 @@ Failures &failures() {
 
 constexpr size_t kMostFailures = 8;
 
-void keepFailure(const QueuedKernel &kernel, std::exception_ptr exception) {
-  Failures &f = failures();
-  std::lock_guard<std::mutex> lock(f.mutex);
-  auto &kept = f.byDevice[static_cast<size_t>(kernel.device.index())];
-  if (kept.size() < kMostFailures) kept.push_back({kernel.name, std::move(exception)});
-}
-
 /* The core says "aten::embedding on openreg:0 failed: ...". */
 bool isOf(const std::string &report, const std::string &name, size_t device) {
   return report.rfind(name + " on openreg:" + std::to_string(device) + " failed", 0) == 0;
@@ -72,6 +65,8 @@ void throwFailure(const std::string &report) {
   orGetLastError();
   try {
     std::rethrow_exception(exception);
+  } catch (c10::DistBackendError &) {
+    throw;  // a collective's, which names where it comes from itself
   } catch (c10::Error &error) {
     const bool more = report.ends_with(" more failed after it)");
     error.add_context("raised by " + report.substr(0, report.find(" failed: ")) +
@@ -91,7 +86,7 @@ orError_t runQueued(void *args) {
   } catch (const std::exception &error) {
     const std::string text = error.what();
     orSetTaskErrorMessage(text.substr(0, text.find('\n')).c_str());
-    keepFailure(kernel, std::current_exception());
+    keepFailure(kernel.name, kernel.device.index(), std::current_exception());
     result = orErrorLaunchFailure;
   } catch (...) {
     result = orErrorLaunchFailure;
@@ -112,6 +107,13 @@ void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
   if (orGetLastCorrelation() != before) (void)kernel.release();
   OPENREG_CHECK(error);
+}
+
+void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception) {
+  Failures &f = failures();
+  std::lock_guard<std::mutex> lock(f.mutex);
+  auto &kept = f.byDevice.at(static_cast<size_t>(device));
+  if (kept.size() < kMostFailures) kept.push_back({name, std::move(exception)});
 }
 
 void forgetFailures(c10::DeviceIndex device) {

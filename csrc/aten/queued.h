@@ -8,6 +8,7 @@
 
 #include <openreg.h>
 
+#include <exception>
 #include <memory>
 
 #include "lane.h"
@@ -33,6 +34,9 @@ class QueuedKernel {
 /* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. */
 void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
                   c10::ArrayRef<orAccess> accesses = {});
+
+/* Keeps the exception for the call that reports the core's failure of `name` on the device. */
+void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception);
 
 /* Forgets the exceptions of a device that was reset. */
 void forgetFailures(c10::DeviceIndex device);

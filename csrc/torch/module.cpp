@@ -18,6 +18,7 @@
 #include "aten/queued.h"
 #include "aten/fallback.h"
 #include "aten/opinfo.h"
+#include "distributed/bindings.h"
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
@@ -336,4 +337,5 @@ PYBIND11_MODULE(_C, m) {
   bindMemory(m);
   bindRandom(m);
   bindDiagnostics(m);
+  bindDistributed(m);
 }

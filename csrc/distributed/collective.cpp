@@ -1,0 +1,391 @@
+/*
+ * A Collective's fields are written by its constructor, and afterwards by the queue's thread until it
+ * has run; what both sides use is guarded by the mutex of c10d::Work. The thread finishes the Work first
+ * and signals the event then, so that a host that has waited for a stream finds the Work complete.
+ *
+ * Memory is kept alive by tensors of our own over the same storages: letting go of the caller's on the queue's
+ * thread could take the GIL, which is no more to be had while Python ends.
+ */
+#include "collective.h"
+
+#include <c10/core/StreamGuard.h>
+#include <pthread.h>
+
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "../aten/alias.h"
+#include "../aten/lane.h"
+#include "../aten/queued.h"
+#include "../torch/gil.h"
+#include "../torch/stream.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::DispatchKey;
+using c10::ivalue::Future;
+
+/* The core's name for an event that is completed from outside, in the report of its failure. */
+constexpr const char *kEventName = "external event";
+
+/* A tensor of our own over the same memory. */
+at::Tensor sameMemory(const at::Tensor &tensor) {
+  return tensorOf(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1, tensor.scalar_type(),
+                  tensor.sizes(), tensor.strides(), tensor.storage_offset(), false, false);
+}
+
+std::vector<at::Tensor> sameMemory(const std::vector<at::Tensor> &tensors) {
+  std::vector<at::Tensor> own;
+  own.reserve(tensors.size());
+  for (const at::Tensor &tensor : tensors) own.push_back(sameMemory(tensor));
+  return own;
+}
+
+at::Tensor flat(c10::Storage storage, DispatchKey key, c10::ScalarType dtype, size_t bytes,
+                size_t offset) {
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t count = static_cast<int64_t>(bytes) / size;
+  return tensorOf(std::move(storage), key, dtype, {count}, {1}, static_cast<int64_t>(offset) / size,
+                  false, false);
+}
+
+at::Tensor bytesOf(const at::Tensor &tensor) {
+  return flat(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1, at::kByte, tensor.nbytes(),
+              static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize());
+}
+
+template <typename Function>
+void forEachTensor(const Call &call, Function function) {
+  for (const at::Tensor &tensor : call.in) function(tensor);
+  for (const at::Tensor &tensor : call.out) function(tensor);
+}
+
+orError_t runHandOver(void *args) {
+  HandOver &handOver = ***static_cast<std::shared_ptr<HandOver> **>(args);
+  for (HandOver::Range &range : handOver.ranges) {
+    if (range.bytes == 0) continue;
+    if (const orError_t error = orMapForKernel(&range.kernel, range.device, range.bytes))
+      return error;
+  }
+  handOver.finish(HandOver::ready);
+  return orSuccess;
+}
+
+void dropHandOver(void *args) {
+  const std::unique_ptr<std::shared_ptr<HandOver>> handOver(
+      *static_cast<std::shared_ptr<HandOver> **>(args));
+  (*handOver)->finish(HandOver::dropped);
+}
+
+/* What Gloo says, without the place in its source, its advice and a backtrace. */
+std::string plain(std::string text) {
+  text = text.substr(0, text.find('\n'));
+  text = text.substr(0, text.find(". This is typically caused by"));
+  const size_t place = text.find(".cc:"), end = text.find("] ");
+  if (text.rfind('[', 0) == 0 && place < end && end != std::string::npos) text.erase(0, end + 2);
+  return text;
+}
+
+std::exception_ptr backendError(std::string text) {
+  return std::make_exception_ptr(c10::DistBackendError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(text)));
+}
+
+c10::intrusive_ptr<Future> futureAfter(CollectiveQueues &queues, c10::Device device,
+                                       c10::ArrayRef<orEvent_t> events,
+                                       std::vector<at::Tensor> outputs) {
+  const c10::StreamGuard side(queues.sideStream(device.index()));
+  const orStream_t handle = currentStreamHandle(device.index());
+  for (const orEvent_t event : events) OPENREG_CHECK(orStreamWaitEvent(handle, event));
+  auto future =
+      c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::vector<c10::Device>{device});
+  future->markCompleted(c10::IValue(std::move(outputs)));
+  return future;
+}
+
+}  // namespace
+
+void HandOver::finish(State to) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (state == pending) state = to;
+  changed.notify_all();
+}
+
+bool HandOver::await() {
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [this] { return state != pending; });
+  return state == ready;
+}
+
+// ---- One collective -----------------------------------------------------------------------------
+
+Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string group,
+                       uint64_t sequence, c10::Device device, Call call, Issue issue)
+    : Work(queues->rank(), call.type),
+      queues_(std::move(queues)),
+      group_(std::move(group)),
+      sequence_(sequence),
+      device_(device),
+      call_(std::move(call)),
+      out_(sameMemory(call_.out)),
+      issue_(std::move(issue)),
+      signalled_(device.index(), orEventExternal),
+      outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
+  call_.in = sameMemory(call_.in);
+  call_.out = out_;
+  const bool reach = canMap(device_.index());
+  if (!reach) stageInputs();
+  forEachTensor(call_, [&](const at::Tensor &tensor) {
+    if (reach) handOver_->ranges.push_back({tensor.const_data_ptr(), tensor.nbytes(), nullptr});
+  });
+  auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver_);
+  const uint64_t before = orGetLastCorrelation();
+  const orError_t error = launchOnLane(currentStreamHandle(device_.index()), call_.name,
+                                       &runHandOver, &dropHandOver, task.get());
+  // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
+  if (orGetLastCorrelation() != before) (void)task.release();
+  OPENREG_CHECK(error);
+  if (!reach) stageOutputs();
+}
+
+void Collective::stageInputs() {
+  at::AutoDispatchBelowADInplaceOrView below;
+  forEachTensor(call_, [&](const at::Tensor &tensor) {
+    copies_.push_back(at::empty({static_cast<int64_t>(tensor.nbytes())},
+                                at::TensorOptions(at::kByte).pinned_memory(true)));
+    copies_.back().copy_(bytesOf(tensor), /*non_blocking=*/true);
+  });
+}
+
+void Collective::stageOutputs() {
+  at::AutoDispatchBelowADInplaceOrView below;
+  const c10::StreamGuard side(queues_->sideStream(device_.index()));
+  const orStream_t handle = currentStreamHandle(device_.index());
+  OPENREG_CHECK(orStreamWaitEvent(handle, signalled_.get()));
+  for (size_t i = 0; i < call_.out.size(); ++i) {
+    bytesOf(call_.out[i]).copy_(copies_[call_.in.size() + i], /*non_blocking=*/true);
+  }
+  staged_.emplace(device_.index(), orEventDisableTiming);
+  OPENREG_CHECK(orEventRecord(staged_->get(), handle));
+}
+
+std::vector<at::Tensor> Collective::hostTensors() {
+  std::vector<at::Tensor> host;
+  size_t i = 0;
+  forEachTensor(call_, [&](const at::Tensor &tensor) {
+    const auto dtype = call_.bytes ? at::kByte : c10::toRealValueType(tensor.scalar_type());
+    c10::Storage storage = copies_.empty() ? cpuStorage(handOver_->ranges[i].kernel, tensor.nbytes())
+                                           : c10::Storage(copies_[i].storage());
+    host.push_back(flat(std::move(storage), DispatchKey::CPU, dtype, tensor.nbytes(), 0));
+    ++i;
+  });
+  return host;
+}
+
+void Collective::divide(std::vector<at::Tensor> &host) const {
+  for (size_t i = call_.in.size(); i < host.size(); ++i) {
+    if (at::isIntegralType(host[i].scalar_type(), /*includeBool=*/true)) {
+      host[i].div_(queues_->size(), "trunc");
+    } else {
+      host[i].div_(queues_->size());
+    }
+  }
+}
+
+void Collective::run(c10d::Backend &gloo) {
+  if (!handOver_->await()) {
+    complete(failure("its device was reset or failed before the inputs were there"), false);
+    return;
+  }
+  std::exception_ptr error;
+  at::AutoDispatchBelowADInplaceOrView below;
+  try {
+    std::vector<at::Tensor> host = hostTensors();
+    const GlooWork work = issue_(gloo, host);
+    work->wait();
+    if (call_.average) divide(host);
+    if (call_.type == c10d::OpType::RECVANYSOURCE) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      source_ = work->sourceRank();
+    }
+  } catch (const std::exception &failed) {
+    error = failure(failed.what());
+  }
+  complete(std::move(error), true);
+}
+
+std::exception_ptr Collective::failure(const char *what) const {
+  const std::string reason = plain(what);
+  std::string text = c10::str(call_.name, " of group ", group_, " failed on ",
+                              queues_->peers().rank(rank_), " of ", queues_->size(), ": ", reason);
+  if (!call_.peers.empty()) text += " (peer: " + queues_->peers().named(reason, call_.peers) + ")";
+  return backendError(std::move(text));
+}
+
+void Collective::complete(std::exception_ptr error, bool ofDevice) {
+  issue_ = nullptr;
+  call_.in.clear();
+  copies_.clear();
+  ofDevice = ofDevice && error != nullptr;
+  if (ofDevice) keepFailure(kEventName, device_.index(), error);
+  const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+  finish(std::move(error));
+  orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
+  outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+}
+
+bool Collective::isCompleted() {
+  return Work::isCompleted() && (!staged_ || queryEvent(staged_->get()));
+}
+
+int Collective::sourceRank() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return source_;
+}
+
+std::vector<at::Tensor> Collective::result() { return out_; }
+
+void Collective::synchronize() {
+  OPENREG_CHECK(orStreamWaitEvent(currentStreamHandle(device_.index()), done()));
+}
+
+bool Collective::wait(std::chrono::milliseconds timeout) {
+  synchronize();
+  std::exception_ptr error;
+  {
+    WithoutGil unlocked;
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto over = [this] { return completed_; };
+    if (timeout != kNoTimeout) {
+      if (!cv_.wait_for(lock, timeout, over)) {
+        std::rethrow_exception(backendError(
+            c10::str(call_.name, " of group ", group_, " on ", queues_->peers().rank(rank_),
+                     " is not complete after the ", timeout.count(), " ms that wait() was given")));
+      }
+    } else if (call_.blocks) {
+      cv_.wait(lock, over);
+    }
+    error = exception_;
+  }
+  if (!error) return true;
+  // It surfaces here, so that the next call that synchronises need not report it again.
+  const orError_t reported = orEventSynchronize(signalled_.get());
+  if (reported == orErrorLaunchFailure) OPENREG_CHECK(reported);
+  std::rethrow_exception(error);
+}
+
+c10::intrusive_ptr<Future> Collective::getFuture() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (future_) return future_;
+  future_ = futureAfter(*queues_, device_, {done()}, out_);
+  return future_;
+}
+
+// ---- Several ------------------------------------------------------------------------------------
+
+Coalesced::Coalesced(std::vector<c10::intrusive_ptr<Collective>> works)
+    : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+bool Coalesced::isCompleted() {
+  for (const auto &work : works_) {
+    if (!work->isCompleted()) return false;
+  }
+  return true;
+}
+
+bool Coalesced::isSuccess() const { return exception() == nullptr; }
+
+std::exception_ptr Coalesced::exception() const {
+  for (const auto &work : works_) {
+    if (const std::exception_ptr error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+std::vector<at::Tensor> Coalesced::result() {
+  std::vector<at::Tensor> all;
+  for (const auto &work : works_) {
+    for (at::Tensor &tensor : work->result()) all.push_back(std::move(tensor));
+  }
+  return all;
+}
+
+void Coalesced::synchronize() {
+  for (const auto &work : works_) work->synchronize();
+}
+
+bool Coalesced::wait(std::chrono::milliseconds timeout) {
+  for (const auto &work : works_) work->wait(timeout);
+  return true;
+}
+
+c10::intrusive_ptr<Future> Coalesced::getFuture() {
+  std::vector<orEvent_t> events;
+  for (const auto &work : works_) events.push_back(work->done());
+  return futureAfter(*works_.front()->queues(), works_.front()->device(), events, result());
+}
+
+// ---- Queues -------------------------------------------------------------------------------------
+
+CollectiveQueues::CollectiveQueues(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers)
+    : gloo_(std::move(gloo)), peers_(std::move(peers)) {}
+
+CollectiveQueues::~CollectiveQueues() {
+  for (const auto &[device, stream] : sideStreams_) orStreamDestroy(stream);
+}
+
+void CollectiveQueues::push(const QueueKey &key, c10::intrusive_ptr<Collective> work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto [queue, fresh] = queues_.try_emplace(key);
+  if (fresh) {
+    try {
+      std::thread(&serve, shared_from_this(), key).detach();
+    } catch (...) {
+      queues_.erase(queue);
+      throw;
+    }
+  }
+  queue->second.works.push_back(std::move(work));
+  queue->second.news.notify_one();
+}
+
+void CollectiveQueues::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  for (auto &[key, queue] : queues_) queue.news.notify_one();
+}
+
+/* A queue that had nothing to do for so long gives its thread back. */
+constexpr auto kIdle = std::chrono::seconds(10);
+
+void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey key) {
+  pthread_setname_np(pthread_self(), "openreg-c10d");
+  useOneThread();
+  std::unique_lock<std::mutex> lock(self->mutex_);
+  Queue &queue = self->queues_.at(key);
+  const auto woken = [&] { return self->closed_ || !queue.works.empty(); };
+  while (queue.news.wait_for(lock, kIdle, woken) && !queue.works.empty()) {
+    c10::intrusive_ptr<Collective> work = std::move(queue.works.front());
+    queue.works.pop_front();
+    lock.unlock();
+    work->run(*self->gloo_);
+    work.reset();
+    lock.lock();
+  }
+  self->queues_.erase(key);
+}
+
+c10::Stream CollectiveQueues::sideStream(c10::DeviceIndex device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  orStream_t &stream = sideStreams_[device];
+  if (stream == 0) {
+    DeviceSwitch here(device);
+    OPENREG_CHECK(orStreamCreate(&stream));
+  }
+  return getStreamFromExternal(stream, device);
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,181 @@
+/*
+ * A collective on its way from a stream to Gloo and back.
+ *
+ *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs, and returns
+ *   a lane                runs the hand-over: tells where kernels see the tensors, and goes on
+ *   a queue's thread      takes its collectives in order: waits for the hand-over, calls Gloo with CPU tensors over
+ *                         the same memory, waits for Gloo, and signals the collective's event
+ *   wait()                makes the caller's current stream wait for that event
+ *
+ * So neither a lane nor the host waits for a peer, and a stream that does holds no thread.
+ */
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../torch/event.h"
+#include "peers.h"
+
+namespace torch_openreg {
+
+/* Collectives of one queue begin one after the other. Sends and receives have a queue for each peer and
+ * tag: they may wait for what another one of this process does. */
+using QueueKey = std::tuple<char, int, int>;
+inline QueueKey collectives() { return {'c', 0, 0}; }
+inline QueueKey sendsTo(int peer, int tag) { return {'s', peer, tag}; }
+inline QueueKey receivesFrom(int peer, int tag) { return {'r', peer, tag}; }
+
+using GlooWork = c10::intrusive_ptr<c10d::Work>;
+/* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`. */
+using Issue = std::function<GlooWork(c10d::Backend &gloo, std::vector<at::Tensor> &host)>;
+
+struct Call {
+  c10d::OpType type;
+  const char *name;                 // a literal
+  std::vector<at::Tensor> in, out;  // dense, of one device; `out` may be read as well
+  bool bytes = true;                // Gloo sees bytes and not elements
+  bool average = false;             // divide `out` by the group's size
+  QueueKey queue = collectives();
+  std::vector<int> peers = {};  // for messages
+  bool blocks = false;          // wait() holds the host
+};
+
+class CollectiveQueues;
+
+/* What a lane leaves for the queue's thread. It has no tensors, since a lane may be the last to let go of it. */
+struct HandOver {
+  struct Range {
+    const void *device;
+    size_t bytes;
+    void *kernel;
+  };
+  enum State { pending, ready, dropped };
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  State state = pending;
+  std::vector<Range> ranges;
+
+  void finish(State to);
+  /* False if the task never ran. */
+  bool await();
+};
+
+class Collective final : public c10d::Work {
+ public:
+  /* Queues the hand-over on the device's current stream. */
+  Collective(std::shared_ptr<CollectiveQueues> queues, std::string group, uint64_t sequence,
+             c10::Device device, Call call, Issue issue);
+
+  bool isCompleted() override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  /* The current stream of the collective's device waits; the host does not. */
+  void synchronize() override;
+  void blockCurrentStream() override { synchronize(); }
+  /* synchronize(), or the exception of a collective that is known to have failed. With a time-out, and for what the
+   * host has to know (a barrier, the sender of a message from anybody), the host waits too. */
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  /* Complete at once, like CUDA's: who waits for it makes a stream wait. */
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /* Complete when the collective is. */
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return outcome_; }
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+  c10::Device device() const { return device_; }
+  /* What a stream has to wait for. */
+  orEvent_t done() const { return staged_ ? staged_->get() : signalled_.get(); }
+  const std::shared_ptr<CollectiveQueues> &queues() const { return queues_; }
+
+  /* On the queue's thread. */
+  void run(c10d::Backend &gloo);
+
+ private:
+  std::vector<at::Tensor> hostTensors();
+  void stageInputs();
+  void stageOutputs();
+  void divide(std::vector<at::Tensor> &host) const;
+  std::exception_ptr failure(const char *what) const;
+  void complete(std::exception_ptr error, bool ofDevice);
+
+  const std::shared_ptr<CollectiveQueues> queues_;
+  const std::string group_;
+  const uint64_t sequence_;
+  const c10::Device device_;
+  Call call_;                          // `in` is the thread's alone, and empty when it has run
+  const std::vector<at::Tensor> out_;  // of `call_`
+  Issue issue_;
+  const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
+  OwnedEvent signalled_;              // by the queue's thread
+  std::vector<at::Tensor> copies_;    // host copies, on a device that kernels cannot reach
+  std::optional<OwnedEvent> staged_;  // the copies are back
+  int source_ = -1;                   // under mutex_
+  const c10::intrusive_ptr<c10::ivalue::Future> outcome_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
+};
+
+/* Several collectives that are waited for as one. Not empty. */
+class Coalesced final : public c10d::Work {
+ public:
+  explicit Coalesced(std::vector<c10::intrusive_ptr<Collective>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  void blockCurrentStream() override { synchronize(); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  const std::vector<c10::intrusive_ptr<Collective>> works_;
+};
+
+/* Gloo and the queues in front of it. The group and the threads share it: a group may be destroyed while
+ * collectives are under way, and they end as they would have. */
+class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
+ public:
+  CollectiveQueues(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers);
+  ~CollectiveQueues();
+
+  void push(const QueueKey &key, c10::intrusive_ptr<Collective> work);
+  /* Nothing more will come. */
+  void close();
+
+  c10d::Backend &gloo() { return *gloo_; }
+  const Peers &peers() const { return peers_; }
+  int rank() const { return gloo_->getRank(); }
+  int size() const { return gloo_->getSize(); }
+
+  /* A stream for what comes after a collective, and nothing else: streams of the pool are also others'. */
+  c10::Stream sideStream(c10::DeviceIndex device);
+
+ private:
+  struct Queue {
+    std::deque<c10::intrusive_ptr<Collective>> works;
+    std::condition_variable news;
+  };
+  static void serve(std::shared_ptr<CollectiveQueues> self, QueueKey key);
+
+  const c10::intrusive_ptr<c10d::Backend> gloo_;
+  const Peers peers_;
+  std::mutex mutex_;  // guards what follows; no other lock is taken under it, but the core's for a new stream
+  std::map<QueueKey, Queue> queues_;  // each has a thread
+  std::map<c10::DeviceIndex, orStream_t> sideStreams_;
+  bool closed_ = false;
+};
+
+}  // namespace torch_openreg

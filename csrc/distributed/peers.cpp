@@ -1,0 +1,105 @@
+/*
+ * Gloo leaves under "0/RANK" what others need to reach a rank: the host's name and a socket address,
+ * each after its length. The address is the one that its errors name. It is read when the group
+ * is made, since the store may die with a peer.
+ */
+#include "peers.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <exception>
+#include <utility>
+
+namespace torch_openreg {
+
+namespace {
+
+/* The field at `offset`, which moves behind it; empty if there is none. */
+std::vector<uint8_t> field(const std::vector<uint8_t> &bytes, size_t &offset) {
+  uint64_t length = 0;
+  if (bytes.size() < offset + sizeof(length)) return {};
+  std::memcpy(&length, bytes.data() + offset, sizeof(length));
+  offset += sizeof(length);
+  if (length > bytes.size() - offset) return {};
+  const auto start = bytes.begin() + static_cast<std::ptrdiff_t>(offset);
+  offset += length;
+  return {start, start + static_cast<std::ptrdiff_t>(length)};
+}
+
+std::string text(const std::vector<uint8_t> &address) {
+  char host[INET6_ADDRSTRLEN] = "";
+  uint16_t port = 0;
+  sockaddr_storage storage{};
+  if (address.size() < sizeof(storage)) return "";
+  std::memcpy(&storage, address.data(), sizeof(storage));
+  if (storage.ss_family == AF_INET) {
+    const auto *in = reinterpret_cast<const sockaddr_in *>(&storage);
+    inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host));
+    port = ntohs(in->sin_port);
+  } else if (storage.ss_family == AF_INET6) {
+    const auto *in6 = reinterpret_cast<const sockaddr_in6 *>(&storage);
+    inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host));
+    port = ntohs(in6->sin6_port);
+  } else {
+    return "";
+  }
+  return "[" + std::string(host) + "]:" + std::to_string(port);
+}
+
+std::string addressOf(c10d::Store &store, int rank) {
+  try {
+    const std::string key = "0/" + std::to_string(rank);
+    if (!store.check({key})) return "";
+    const std::vector<uint8_t> bytes = store.get(key);
+    size_t offset = 0;
+    field(bytes, offset);  // the host's name
+    return text(field(bytes, offset));
+  } catch (const std::exception &) {
+    return "";  // a message will do without
+  }
+}
+
+constexpr size_t kMostNamed = 8;
+
+}  // namespace
+
+Peers::Peers(c10d::Store &store, int size, std::vector<int64_t> globalRanks)
+    : globalRanks_(std::move(globalRanks)) {
+  for (int rank = 0; rank < size; ++rank) addresses_.push_back(addressOf(store, rank));
+}
+
+std::string Peers::rank(int rank) const {
+  std::string name = "rank " + std::to_string(rank);
+  const auto index = static_cast<size_t>(rank);
+  if (index < globalRanks_.size() && globalRanks_[index] != rank) {
+    name += " (global rank " + std::to_string(globalRanks_[index]) + ")";
+  }
+  return name;
+}
+
+std::string Peers::place(int at) const {
+  const std::string &address = addresses_[static_cast<size_t>(at)];
+  return rank(at) + (address.empty() ? "" : " at " + address);
+}
+
+std::string Peers::named(const std::string &error, const std::vector<int> &candidates) const {
+  std::string all;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const std::string &address = addresses_[static_cast<size_t>(candidates[i])];
+    const size_t found = address.empty() ? std::string::npos : error.find(address);
+    // A longer port begins with the same digits.
+    if (found != std::string::npos && !std::isdigit(error[found + address.size()])) {
+      return place(candidates[i]);
+    }
+    if (i < kMostNamed) all += (i == 0 ? "" : ", ") + place(candidates[i]);
+  }
+  if (candidates.size() > kMostNamed) {
+    all += " and " + std::to_string(candidates.size() - kMostNamed) + " more";
+  }
+  return all;
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,497 @@
+/*
+ * Every method says what goes in, what comes out and how Gloo is called; `start` does the rest. What
+ * only moves data goes to Gloo as bytes, so that every dtype can be moved.
+ */
+#include "process_group.h"
+
+#include <numeric>
+#include <utility>
+
+#include "../torch/gil.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10d::OpType;
+using c10d::ReduceOp;
+using Tensors = ProcessGroupOpenReg::Tensors;
+using Lists = ProcessGroupOpenReg::Lists;
+using WorkPtr = ProcessGroupOpenReg::WorkPtr;
+
+void checkTensor(const char *name, const at::Tensor &tensor, c10::Device device) {
+  TORCH_CHECK(tensor.device() == device, name, " on openreg: expected every tensor on ", device,
+              ", got one on ", tensor.device());
+  TORCH_CHECK(tensor.layout() == at::kStrided, name,
+              ": expected a dense tensor, got one with layout ", tensor.layout());
+  TORCH_CHECK(
+      tensor.is_contiguous(tensor.suggest_memory_format()) && !tensor.is_conj() && !tensor.is_neg(),
+      name, ": tensors must be contiguous, got sizes ", tensor.sizes(), " and strides ",
+      tensor.strides(), tensor.is_conj() || tensor.is_neg() ? " with a lazy conj or neg" : "",
+      "; pass tensor.contiguous()");
+}
+
+void checkOne(const char *name, const Tensors &tensors) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, name, ": expected one tensor, got ", tensors.size());
+}
+
+/* Each of `parts` is as large as `whole`. */
+void checkSame(const char *name, const Tensors &parts, const at::Tensor &whole) {
+  for (const at::Tensor &part : parts) {
+    TORCH_CHECK_VALUE(part.scalar_type() == whole.scalar_type() && part.numel() == whole.numel(),
+                      name, ": expected tensors of ", whole.numel(), " elements of ",
+                      whole.scalar_type(), ", got one of ", part.numel(), " of ",
+                      part.scalar_type());
+  }
+}
+
+/* `large` has room for one `small` of each rank. */
+void checkRatio(const char *name, const at::Tensor &large, const at::Tensor &small, int size) {
+  TORCH_CHECK_VALUE(
+      large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * size, name,
+      ": expected a tensor of ", size, " x ", small.numel(), " elements of ", small.scalar_type(),
+      ", got one of ", large.numel(), " of ", large.scalar_type());
+}
+
+bool isBitwise(ReduceOp::RedOpType op) {
+  return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+}
+
+const char *opName(ReduceOp::RedOpType op) {
+  static constexpr const char *names[] = {"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
+                                          "BAND", "BOR", "BXOR",    "PREMUL_SUM", "UNUSED"};
+  return names[op];
+}
+
+bool reduces(at::ScalarType dtype) {
+  switch (c10::toRealValueType(dtype)) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kByte:
+    case at::kBool:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Tensors part(const Tensors &host, size_t first, size_t count) {
+  const auto start = host.begin() + static_cast<std::ptrdiff_t>(first);
+  return {start, start + static_cast<std::ptrdiff_t>(count)};
+}
+
+int64_t sum(const std::vector<int64_t> &counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+std::vector<int64_t> counts(const Tensors &tensors) {
+  std::vector<int64_t> all;
+  for (const at::Tensor &tensor : tensors) all.push_back(tensor.numel());
+  return all;
+}
+
+/* In bytes, from counts of rows or, if there are none, equal parts. */
+std::vector<int64_t> splitSizes(const char *name, const at::Tensor &tensor,
+                                const std::vector<int64_t> &rows, int size) {
+  const int64_t first = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  if (rows.empty()) {
+    TORCH_CHECK_VALUE(first % size == 0, name, ": expected a first dimension that ", size,
+                      " ranks can share, got ", first);
+    return std::vector<int64_t>(static_cast<size_t>(size), bytes / size);
+  }
+  TORCH_CHECK_VALUE(rows.size() == static_cast<size_t>(size) && sum(rows) == first, name,
+                    ": expected ", size, " split sizes that add up to ", first, ", got ",
+                    c10::IntArrayRef(rows));
+  std::vector<int64_t> sizes = rows;
+  for (int64_t &count : sizes) count *= first == 0 ? 0 : bytes / first;
+  return sizes;
+}
+
+}  // namespace
+
+ProcessGroupOpenReg::ProcessGroupOpenReg(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers)
+    : Backend(gloo->getRank(), gloo->getSize()),
+      queues_(std::make_shared<CollectiveQueues>(std::move(gloo), std::move(peers))) {}
+
+ProcessGroupOpenReg::~ProcessGroupOpenReg() {
+  // A forked child has none of the threads, and while Python ends nobody waits for a peer: Gloo, which would
+  // join its threads, is left as it is.
+  if (getpid() != process_ || !interpreterRuns()) {
+    new std::shared_ptr<CollectiveQueues>(queues_);
+    return;
+  }
+  queues_->close();
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupOpenReg::getBackendOptions() {
+  return queues_->gloo().getBackendOptions();
+}
+
+void ProcessGroupOpenReg::setTimeout(std::chrono::milliseconds timeout) {
+  queues_->gloo().setTimeout(timeout);
+}
+
+// ---- What they share ----------------------------------------------------------------------------
+
+std::string ProcessGroupOpenReg::groupName() const {
+  return getGroupDesc().empty() ? getGroupUid() : getGroupDesc() + " (" + getGroupUid() + ")";
+}
+
+std::vector<int> ProcessGroupOpenReg::others() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < getSize(); ++rank) {
+    if (rank != getRank()) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void ProcessGroupOpenReg::checkCount(const char *name, const char *what, size_t count) const {
+  TORCH_CHECK_VALUE(count == static_cast<size_t>(getSize()), name, ": expected ", getSize(), " ",
+                    what, ", one for each rank, got ", count);
+}
+
+int ProcessGroupOpenReg::checkRank(const char *name, int64_t rank) const {
+  TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), name, ": expected a rank from 0 to ",
+                    getSize() - 1, ", got ", rank);
+  return static_cast<int>(rank);
+}
+
+WorkPtr ProcessGroupOpenReg::start(Call call, Issue issue) {
+  const Tensors &some = call.out.empty() ? call.in : call.out;
+  TORCH_CHECK_VALUE(!some.empty(), call.name, ": expected at least one tensor, got none");
+  const c10::Device device = some.front().device();
+  for (const at::Tensor &tensor : call.in) checkTensor(call.name, tensor, device);
+  for (const at::Tensor &tensor : call.out) checkTensor(call.name, tensor, device);
+  return startOn(device, std::move(call), std::move(issue));
+}
+
+WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue) {
+  WithoutGil unlocked;
+  if (call.peers.empty()) call.peers = others();
+  const QueueKey queue = call.queue;
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto work = c10::make_intrusive<Collective>(queues_, groupName(), ++sequence_, device,
+                                              std::move(call), std::move(issue));
+  queues_->push(queue, work);
+  if (coalescing_) coalescing_->push_back(work);
+  return work;
+}
+
+void ProcessGroupOpenReg::startCoalescing() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  coalescing_.emplace();
+}
+
+WorkPtr ProcessGroupOpenReg::endCoalescing() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(coalescing_, "endCoalescing without startCoalescing");
+  auto works = std::move(*coalescing_);
+  coalescing_.reset();
+  if (works.empty()) return nullptr;
+  return c10::make_intrusive<Coalesced>(std::move(works));
+}
+
+/* The reduction as Gloo can do it; checks what it cannot. */
+ReduceOp ProcessGroupOpenReg::reduction(const Call &call, const ReduceOp &op) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.op_ != ReduceOp::PREMUL_SUM, call.name,
+      ": ReduceOp.PREMUL_SUM is not supported on openreg, because Gloo lacks "
+      "it; multiply the tensor and use ReduceOp.SUM");
+  for (const at::Tensor &tensor : call.out) {
+    const at::ScalarType dtype = tensor.scalar_type();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        reduces(dtype), call.name, ": a reduction of ", dtype,
+        " is not supported on openreg, because Gloo lacks it; use Float, Double, Half, BFloat16, "
+        "Char, Byte, Int, Long or Bool, or a complex type of these");
+    TORCH_CHECK_VALUE(!isBitwise(op.op_) || c10::isIntegralType(dtype, true), call.name,
+                      ": ReduceOp.", opName(op.op_), " takes integers, got ", dtype);
+    TORCH_CHECK_VALUE(!c10::isComplexType(dtype) || c10d::isComplexViewAsRealAllowed(op), call.name,
+                      ": ReduceOp.", opName(op.op_), " does not take ", dtype);
+    TORCH_CHECK_VALUE(dtype != at::kBool || op.op_ != ReduceOp::AVG, call.name,
+                      ": ReduceOp.AVG does not take ", dtype);
+    // Gloo adds bools as bytes: two of them are 2, which is no bool.
+    if (dtype == at::kBool && op.op_ == ReduceOp::SUM) return ReduceOp::MAX;
+  }
+  return op.op_ == ReduceOp::AVG ? ReduceOp(ReduceOp::SUM) : op;
+}
+
+// ---- Collectives --------------------------------------------------------------------------------
+
+WorkPtr ProcessGroupOpenReg::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) {
+  checkOne("broadcast", tensors);
+  checkRank("broadcast", options.rootRank);
+  return start({.type = OpType::BROADCAST, .name = "broadcast", .in = {}, .out = tensors},
+               [=](Backend &gloo, Tensors &host) { return gloo.broadcast(host, options); });
+}
+
+WorkPtr ProcessGroupOpenReg::allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) {
+  checkOne("all_reduce", tensors);
+  Call call{.type = OpType::ALLREDUCE, .name = "all_reduce", .in = {}, .out = tensors};
+  call.bytes = false;
+  call.average = options.reduceOp == ReduceOp::AVG;
+  c10d::AllreduceOptions ours = options;
+  ours.reduceOp = reduction(call, options.reduceOp);
+  return start(std::move(call),
+               [=](Backend &gloo, Tensors &host) { return gloo.allreduce(host, ours); });
+}
+
+WorkPtr ProcessGroupOpenReg::allreduce_coalesced(Tensors &tensors,
+                                                 const c10d::AllreduceCoalescedOptions &options) {
+  Call call{.type = OpType::ALLREDUCE_COALESCED, .name = "all_reduce", .in = {}, .out = tensors};
+  for (const at::Tensor &tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.scalar_type() == tensors[0].scalar_type(),
+                      "all_reduce of several tensors: expected one dtype, got ",
+                      tensors[0].scalar_type(), " and ", tensor.scalar_type());
+  }
+  call.bytes = false;
+  call.average = options.reduceOp.op_ == ReduceOp::AVG;
+  c10d::AllreduceCoalescedOptions ours = options;
+  ours.reduceOp = reduction(call, options.reduceOp);
+  return start(std::move(call),
+               [=](Backend &gloo, Tensors &host) { return gloo.allreduce_coalesced(host, ours); });
+}
+
+WorkPtr ProcessGroupOpenReg::reduce(Tensors &tensors, const c10d::ReduceOptions &options) {
+  checkOne("reduce", tensors);
+  Call call{.type = OpType::REDUCE, .name = "reduce", .in = {}, .out = tensors};
+  call.bytes = false;
+  call.average =
+      options.reduceOp.op_ == ReduceOp::AVG && checkRank("reduce", options.rootRank) == getRank();
+  c10d::ReduceOptions ours = options;
+  ours.reduceOp = reduction(call, options.reduceOp);
+  return start(std::move(call),
+               [=](Backend &gloo, Tensors &host) { return gloo.reduce(host, ours); });
+}
+
+WorkPtr ProcessGroupOpenReg::allgather(Lists &outputs, Tensors &inputs,
+                                       const c10d::AllgatherOptions &options) {
+  checkOne("all_gather", inputs);
+  TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: expected one list of outputs, got ",
+                    outputs.size());
+  checkCount("all_gather", "outputs", outputs[0].size());
+  checkSame("all_gather", outputs[0], inputs[0]);
+  return start({.type = OpType::ALLGATHER, .name = "all_gather", .in = inputs, .out = outputs[0]},
+               [=](Backend &gloo, Tensors &host) {
+                 Lists to{part(host, 1, host.size() - 1)};
+                 Tensors from{host[0]};
+                 return gloo.allgather(to, from, options);
+               });
+}
+
+WorkPtr ProcessGroupOpenReg::_allgather_base(at::Tensor &output, at::Tensor &input,
+                                             const c10d::AllgatherOptions &options) {
+  checkRatio("all_gather_single", output, input, getSize());
+  return start(
+      {.type = OpType::_ALLGATHER_BASE, .name = "all_gather_single", .in = {input}, .out = {output}},
+      [=](Backend &gloo, Tensors &host) { return gloo._allgather_base(host[1], host[0], options); });
+}
+
+WorkPtr ProcessGroupOpenReg::allgather_coalesced(Lists &outputs, Tensors &inputs,
+                                                 const c10d::AllgatherOptions &options) {
+  const char *name = "all_gather_coalesced";
+  checkCount(name, "lists of outputs", outputs.size());
+  Call call{.type = OpType::ALLGATHER_COALESCED, .name = name, .in = inputs, .out = {}};
+  for (const Tensors &list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), name, ": expected ", inputs.size(),
+                      " outputs in each list, got ", list.size());
+    for (size_t i = 0; i < list.size(); ++i) checkSame(name, {list[i]}, inputs[i]);
+    call.out.insert(call.out.end(), list.begin(), list.end());
+  }
+  return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
+    Tensors from = part(host, 0, n);
+    Lists to;
+    for (size_t i = n; i < host.size(); i += n) to.push_back(part(host, i, n));
+    return gloo.allgather_coalesced(to, from, options);
+  });
+}
+
+WorkPtr ProcessGroupOpenReg::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                                             const c10d::AllgatherOptions &options) {
+  const char *name = "all_gather_single";
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), name,
+                    ": expected as many outputs as inputs, got ", outputs.size(), " and ",
+                    inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) checkRatio(name, outputs[i], inputs[i], getSize());
+  return start({.type = OpType::COALESCED, .name = name, .in = inputs, .out = outputs},
+               [=, n = inputs.size()](Backend &gloo, Tensors &host) {
+                 Tensors from = part(host, 0, n), to = part(host, n, n);
+                 return gloo.allgather_into_tensor_coalesced(to, from, options);
+               });
+}
+
+WorkPtr ProcessGroupOpenReg::gather(Lists &outputs, Tensors &inputs,
+                                    const c10d::GatherOptions &options) {
+  checkOne("gather", inputs);
+  const bool root = checkRank("gather", options.rootRank) == getRank();
+  TORCH_CHECK_VALUE(outputs.size() == (root ? 1 : 0), "gather: expected ",
+                    root ? "one list" : "no list", " of outputs on rank ", getRank(), ", got ",
+                    outputs.size());
+  Call call{.type = OpType::GATHER, .name = "gather", .in = inputs, .out = {}};
+  if (root) {
+    checkCount("gather", "outputs", outputs[0].size());
+    checkSame("gather", outputs[0], inputs[0]);
+    call.out = outputs[0];
+  }
+  return start(std::move(call), [=](Backend &gloo, Tensors &host) {
+    Lists to;
+    if (root) to.push_back(part(host, 1, host.size() - 1));
+    Tensors from{host[0]};
+    return gloo.gather(to, from, options);
+  });
+}
+
+WorkPtr ProcessGroupOpenReg::scatter(Tensors &outputs, Lists &inputs,
+                                     const c10d::ScatterOptions &options) {
+  checkOne("scatter", outputs);
+  const bool root = checkRank("scatter", options.rootRank) == getRank();
+  TORCH_CHECK_VALUE(inputs.size() == (root ? 1 : 0), "scatter: expected ",
+                    root ? "one list" : "no list", " of inputs on rank ", getRank(), ", got ",
+                    inputs.size());
+  Call call{.type = OpType::SCATTER, .name = "scatter", .in = {}, .out = outputs};
+  if (root) {
+    checkCount("scatter", "inputs", inputs[0].size());
+    checkSame("scatter", inputs[0], outputs[0]);
+    call.in = inputs[0];
+  }
+  return start(std::move(call), [=](Backend &gloo, Tensors &host) {
+    Lists from;
+    if (root) from.push_back(part(host, 0, host.size() - 1));
+    Tensors to{host.back()};
+    return gloo.scatter(to, from, options);
+  });
+}
+
+WorkPtr ProcessGroupOpenReg::reduce_scatter(Tensors &outputs, Lists &inputs,
+                                            const c10d::ReduceScatterOptions &options) {
+  const char *name = "reduce_scatter";
+  checkOne(name, outputs);
+  TORCH_CHECK_VALUE(inputs.size() == 1, name, ": expected one list of inputs, got ", inputs.size());
+  checkCount(name, "inputs", inputs[0].size());
+  checkSame(name, inputs[0], outputs[0]);
+  Call call{.type = OpType::REDUCE_SCATTER, .name = name, .in = inputs[0], .out = outputs};
+  call.bytes = false;
+  call.average = options.reduceOp.op_ == ReduceOp::AVG;
+  c10d::ReduceScatterOptions ours = options;
+  ours.reduceOp = reduction(call, options.reduceOp);
+  return start(std::move(call), [=](Backend &gloo, Tensors &host) {
+    Lists from{part(host, 0, host.size() - 1)};
+    Tensors to{host.back()};
+    return gloo.reduce_scatter(to, from, ours);
+  });
+}
+
+WorkPtr ProcessGroupOpenReg::_reduce_scatter_base(at::Tensor &output, at::Tensor &input,
+                                                  const c10d::ReduceScatterOptions &options) {
+  const char *name = "reduce_scatter_single";
+  checkRatio(name, input, output, getSize());
+  Call call{.type = OpType::_REDUCE_SCATTER_BASE, .name = name, .in = {input}, .out = {output}};
+  call.bytes = false;
+  call.average = options.reduceOp.op_ == ReduceOp::AVG;
+  c10d::ReduceScatterOptions ours = options;
+  ours.reduceOp = reduction(call, options.reduceOp);
+  return start(std::move(call), [=](Backend &gloo, Tensors &host) {
+    return gloo._reduce_scatter_base(host[1], host[0], ours);
+  });
+}
+
+WorkPtr ProcessGroupOpenReg::reduce_scatter_tensor_coalesced(
+    Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &options) {
+  const char *name = "reduce_scatter_single";
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), name,
+                    ": expected as many outputs as inputs, got ", outputs.size(), " and ",
+                    inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) checkRatio(name, inputs[i], outputs[i], getSize());
+  Call call{
+      .type = OpType::REDUCE_SCATTER_TENSOR_COALESCED, .name = name, .in = inputs, .out = outputs};
+  call.bytes = false;
+  call.average = options.reduceOp.op_ == ReduceOp::AVG;
+  c10d::ReduceScatterOptions ours = options;
+  ours.reduceOp = reduction(call, options.reduceOp);
+  return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
+    Tensors from = part(host, 0, n), to = part(host, n, n);
+    return gloo.reduce_scatter_tensor_coalesced(to, from, ours);
+  });
+}
+
+WorkPtr ProcessGroupOpenReg::alltoall_base(at::Tensor &output, at::Tensor &input,
+                                           std::vector<int64_t> &outputSplits,
+                                           std::vector<int64_t> &inputSplits,
+                                           const c10d::AllToAllOptions &options) {
+  const char *name = "all_to_all_single";
+  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), name, ": expected one dtype, got ",
+                    input.scalar_type(), " and ", output.scalar_type());
+  return start(
+      {.type = OpType::ALLTOALL_BASE, .name = name, .in = {input}, .out = {output}},
+      [options, to = splitSizes(name, output, outputSplits, getSize()),
+       from = splitSizes(name, input, inputSplits, getSize())](Backend &gloo, Tensors &host) {
+        std::vector<int64_t> outSizes = to, inSizes = from;
+        return gloo.alltoall_base(host[1], host[0], outSizes, inSizes, options);
+      });
+}
+
+WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
+                                      const c10d::AllToAllOptions &options) {
+  checkCount("all_to_all", "outputs", outputs.size());
+  checkCount("all_to_all", "inputs", inputs.size());
+  return start({.type = OpType::ALLTOALL, .name = "all_to_all", .in = inputs, .out = outputs},
+               [=, n = inputs.size()](Backend &gloo, Tensors &host) {
+                 // Gloo's own takes tensors of one size only.
+                 const Tensors froms = part(host, 0, n), tos = part(host, n, n);
+                 std::vector<int64_t> inSizes = counts(froms), outSizes = counts(tos);
+                 at::Tensor from = at::cat(froms);
+                 at::Tensor to = at::empty({sum(outSizes)}, from.options());
+                 auto work = gloo.alltoall_base(to, from, outSizes, inSizes, options);
+                 work->wait();
+                 const Tensors got = to.split_with_sizes(counts(tos));
+                 for (size_t i = 0; i < n; ++i) tos[i].copy_(got[i]);
+                 return work;
+               });
+}
+
+WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
+  checkOne("send", tensors);
+  Call call{.type = OpType::SEND, .name = "send", .in = tensors, .out = {}};
+  call.queue = sendsTo(dstRank, tag);
+  call.peers = {checkRank("send", dstRank)};
+  return start(std::move(call),
+               [=](Backend &gloo, Tensors &host) { return gloo.send(host, dstRank, tag); });
+}
+
+WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
+  checkOne("recv", tensors);
+  Call call{.type = OpType::RECV, .name = "recv", .in = {}, .out = tensors};
+  call.queue = receivesFrom(srcRank, tag);
+  call.peers = {checkRank("recv", srcRank)};
+  return start(std::move(call),
+               [=](Backend &gloo, Tensors &host) { return gloo.recv(host, srcRank, tag); });
+}
+
+WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
+  checkOne("recv", tensors);
+  Call call{.type = OpType::RECVANYSOURCE, .name = "recv", .in = {}, .out = tensors};
+  call.queue = receivesFrom(-1, tag);
+  call.blocks = true;  // who sent it is a number of the host's
+  return start(std::move(call),
+               [=](Backend &gloo, Tensors &host) { return gloo.recvAnysource(host, tag); });
+}
+
+WorkPtr ProcessGroupOpenReg::barrier(const c10d::BarrierOptions &options) {
+  c10::Device device(c10::DeviceType::PrivateUse1, currentDevice());
+  if (!options.device_ids.empty()) {
+    device.set_index(checkIndex(options.device_ids[0]));
+  } else if (options.device && options.device->is_privateuseone() && options.device->has_index()) {
+    device.set_index(checkIndex(options.device->index()));
+  }
+  Call call{.type = OpType::BARRIER, .name = "barrier", .in = {}, .out = {}};
+  call.blocks = true;
+  return startOn(device, std::move(call),
+                 [=](Backend &gloo, Tensors &) { return gloo.barrier(options); });
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,85 @@
+/*
+ * The c10d backend "openreg": PyTorch's own Gloo over device memory.
+ */
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective.h"
+
+namespace torch_openreg {
+
+/* Calls of one group come from one thread at a time, or in an order that is the same on every rank. What an
+ * argument has wrong is raised by the call; whatever happens later is the Work's. */
+class ProcessGroupOpenReg final : public c10d::Backend {
+ public:
+  ProcessGroupOpenReg(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers);
+  ~ProcessGroupOpenReg() override;
+
+  const std::string getBackendName() const override { return "openreg"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<Tensors>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override;
+  WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override;
+  WorkPtr allreduce_coalesced(Tensors &tensors,
+                              const c10d::AllreduceCoalescedOptions &options) override;
+  WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &options) override;
+  WorkPtr allgather(Lists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
+  WorkPtr _allgather_base(at::Tensor &output, at::Tensor &input,
+                          const c10d::AllgatherOptions &options) override;
+  WorkPtr allgather_coalesced(Lists &outputs, Tensors &inputs,
+                              const c10d::AllgatherOptions &options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                          const c10d::AllgatherOptions &options) override;
+  WorkPtr gather(Lists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override;
+  WorkPtr scatter(Tensors &outputs, Lists &inputs, const c10d::ScatterOptions &options) override;
+  WorkPtr reduce_scatter(Tensors &outputs, Lists &inputs,
+                         const c10d::ReduceScatterOptions &options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor &output, at::Tensor &input,
+                               const c10d::ReduceScatterOptions &options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                          const c10d::ReduceScatterOptions &options) override;
+  WorkPtr alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &outputSplits,
+                        std::vector<int64_t> &inputSplits,
+                        const c10d::AllToAllOptions &options) override;
+  WorkPtr alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options) override;
+  WorkPtr send(Tensors &tensors, int dstRank, int tag) override;
+  WorkPtr recv(Tensors &tensors, int srcRank, int tag) override;
+  WorkPtr recvAnysource(Tensors &tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions &options) override;
+
+ private:
+  WorkPtr start(Call call, Issue issue);
+  WorkPtr startOn(c10::Device device, Call call, Issue issue);
+  c10d::ReduceOp reduction(const Call &call, const c10d::ReduceOp &op) const;
+  void checkCount(const char *name, const char *what, size_t count) const;
+  int checkRank(const char *name, int64_t rank) const;
+  std::string groupName() const;
+  std::vector<int> others() const;
+
+  const std::shared_ptr<CollectiveQueues> queues_;
+  const pid_t process_ = getpid();
+  std::mutex mutex_;  // guards the fields below, and keeps the order of the queue that of the numbers
+  uint64_t sequence_ = 0;
+  std::optional<std::vector<c10::intrusive_ptr<Collective>>> coalescing_;
+};
+
+}  // namespace torch_openreg

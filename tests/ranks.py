@@ -1,0 +1,83 @@
+"""Processes that form a process group and run what a test tells them (`tests` is on their path)."""
+
+import datetime
+import multiprocessing
+import os
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+LIMIT = 60  # seconds; for a rank that hangs
+
+
+class RankError(AssertionError):
+    """What a rank raised, with its traceback."""
+
+
+def _serve(rank, size, path, seconds, pipe):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=seconds),
+    )
+    pipe.send((True, os.getpid()))
+    while (message := pipe.recv()) is not None:
+        function, arguments = message
+        try:
+            pipe.send((True, function(rank, *arguments)))
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            pipe.send((False, f"on rank {rank} of {size}:\n{text}"))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """`size` processes with a default group whose backend nobody named."""
+
+    def __init__(self, size, folder, seconds=60):
+        context = multiprocessing.get_context("spawn")
+        self.processes, self.pipes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            arguments = (rank, size, str(folder / "store"), seconds, theirs)
+            self.processes.append(context.Process(target=_serve, args=arguments, daemon=True))
+            self.pipes.append(ours)
+            self.processes[-1].start()
+            theirs.close()
+        self.pids = self.results()
+
+    def start(self, function, *arguments, ranks=None):
+        """Every rank begins function(rank, *arguments)."""
+        for rank in range(len(self.pipes)) if ranks is None else ranks:
+            self.pipes[rank].send((function, arguments))
+
+    def results(self, ranks=None):
+        """What the ranks return, in order. One that raised, or hangs, is an error."""
+        limit = time.monotonic() + LIMIT
+        found, errors = [], []
+        for rank in range(len(self.pipes)) if ranks is None else ranks:
+            if not self.pipes[rank].poll(max(0, limit - time.monotonic())):
+                errors.append(f"rank {rank} does not answer")
+                continue
+            ok, result = self.pipes[rank].recv()
+            (found if ok else errors).append(result)
+        if errors:
+            raise RankError("\n".join(errors))
+        return found
+
+    def run(self, function, *arguments):
+        self.start(function, *arguments)
+        return self.results()
+
+    def close(self):
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
+        for process in self.processes:
+            process.join(LIMIT)
+            if process.is_alive():
+                process.kill()

@@ -1,0 +1,550 @@
+"""torch.distributed on openreg: collectives over two processes, and their order with streams.
+
+The functions that begin with `rank_` run on every rank.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import RankError, Ranks
+
+SIZE = 2
+DEVICE = "openreg:1"  # not the one that is current at the start
+MOVED = [
+    torch.float32,
+    torch.bfloat16,
+    torch.int16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    ranks = Ranks(SIZE, tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()
+
+
+def on(rank, *shape, dtype=torch.float32):
+    """Numbers that say which rank they come from, small enough for every dtype."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count).reshape(shape) % 3 + rank).to(dtype).to(DEVICE)
+
+
+def same(got, expected):
+    assert got.device.type == "openreg"
+    got, expected = got.cpu(), expected.cpu()
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    assert torch.equal(got.to(torch.complex128), expected.to(torch.complex128)), (got, expected)
+
+
+# ---- The group ----------------------------------------------------------------------------------
+
+
+def rank_group(rank):
+    group = dist.group.WORLD
+    backend = group._get_backend(torch.device("openreg"))
+    return backend.name(), group._get_backend(torch.device("cpu")).name(), backend.rank()
+
+
+def test_no_backend_need_be_named(ranks):
+    assert ranks.run(rank_group) == [("openreg", "gloo", 0), ("openreg", "gloo", 1)]
+    assert dist.get_default_backend_for_device("openreg") == "openreg"
+
+
+def rank_cpu(rank):
+    x = torch.full((3,), float(rank + 1))
+    dist.all_reduce(x)
+    found = [None] * SIZE
+    dist.all_gather_object(found, {"rank": rank})
+    objects = [torch.arange(3) if rank == 0 else None]
+    dist.broadcast_object_list(objects, 0)
+    assert x.tolist() == [3.0] * 3 and found == [{"rank": 0}, {"rank": 1}]
+    assert objects[0].tolist() == [0, 1, 2]
+
+
+def test_the_same_group_takes_cpu_tensors_and_objects(ranks):
+    ranks.run(rank_cpu)
+
+
+def rank_objects_on_the_device(rank):
+    group = dist.new_group(backend="openreg:openreg")
+    found = [None] * SIZE
+    dist.all_gather_object(found, rank, group=group)
+    objects = ["from 1"] if rank == 1 else [None]
+    dist.broadcast_object_list(objects, 1, group=group, device=torch.device(DEVICE))
+    assert found == [0, 1] and objects == ["from 1"]
+    dist.barrier(group=group, device_ids=[1])
+    dist.destroy_process_group(group)
+
+
+def test_objects_travel_through_device_memory(ranks):
+    ranks.run(rank_objects_on_the_device)
+
+
+def rank_subgroups(rank):
+    own = dist.new_subgroups(1)[0]
+    x = on(rank, 3)
+    dist.all_reduce(x, group=own)
+    same(x, on(rank, 3))
+    pair = dist.new_group([1, 0])
+    dist.all_reduce(x, group=pair)
+    same(x, on(0, 3) + on(1, 3))
+
+
+def test_subgroups(ranks):
+    ranks.run(rank_subgroups)
+
+
+# ---- Collectives --------------------------------------------------------------------------------
+
+
+def rank_movements(rank, dtype):
+    other = 1 - rank
+    both = [on(r, 2, 3, dtype=dtype) for r in range(SIZE)]
+    mine = both[rank]
+
+    x = mine.clone()
+    dist.broadcast(x, 1)
+    same(x, both[1])
+
+    out = [torch.empty_like(mine) for _ in range(SIZE)]
+    dist.all_gather(out, mine)
+    for got, expected in zip(out, both, strict=True):
+        same(got, expected)
+
+    whole = torch.empty(4, 3, dtype=dtype, device=DEVICE)
+    dist.all_gather_single(whole, mine)
+    same(whole[:2], both[0])
+    same(whole[2:], both[1])
+
+    out = [torch.empty_like(mine) for _ in range(SIZE)] if rank == 1 else None
+    dist.gather(mine, out, dst=1)
+    if rank == 1:
+        same(out[0], both[0])
+        same(out[1], both[1])
+
+    x = torch.empty_like(mine)
+    dist.scatter(x, both if rank == 0 else None, src=0)
+    same(x, mine)
+
+    x = torch.empty_like(mine)
+    dist.all_to_all_single(x, mine)
+    same(x[0], both[0][rank])
+    same(x[1], both[1][rank])
+
+    x = torch.empty(3 if rank == 0 else 1, 3, dtype=dtype, device=DEVICE)
+    # Rank 0 keeps its first row and sends the other; rank 1 sends both to rank 0.
+    dist.all_to_all_single(
+        x, mine, [1, 2] if rank == 0 else [1, 0], [1, 1] if rank == 0 else [2, 0]
+    )
+    same(x, torch.cat([both[0][:1], both[1]]) if rank == 0 else both[0][1:])
+
+    out = [torch.empty(SIZE * rank + r + 1, dtype=dtype, device=DEVICE) for r in range(SIZE)]
+    dist.all_to_all(out, [on(rank, SIZE * r + rank + 1, dtype=dtype) for r in range(SIZE)])
+    for r in range(SIZE):
+        same(out[r], on(r, SIZE * rank + r + 1, dtype=dtype))
+
+    x = torch.empty_like(mine)
+    if rank == 0:
+        dist.send(mine, other)
+        assert dist.recv(x, other) == other
+    else:
+        assert dist.recv(x) == other  # from anybody
+        dist.send(mine, other)
+    same(x, both[other])
+
+
+@pytest.mark.parametrize("dtype", MOVED, ids=str)
+def test_what_moves_data_takes_every_dtype(ranks, dtype):
+    ranks.run(rank_movements, dtype)
+
+
+REDUCED = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64]
+REDUCED += [torch.uint8, torch.int8]
+OPS = {
+    "SUM": lambda a, b: a + b,
+    "AVG": lambda a, b: ((a + b) / 2).to(a.dtype),
+    "PRODUCT": lambda a, b: a * b,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": lambda a, b: a & b,
+    "BOR": lambda a, b: a | b,
+    "BXOR": lambda a, b: a ^ b,
+}
+
+
+def rank_reductions(rank, dtype, name):
+    op = getattr(dist.ReduceOp, name)
+    mine, other = on(rank, 2, 3, dtype=dtype), on(1 - rank, 2, 3, dtype=dtype)
+    expected = OPS[name](mine.cpu(), other.cpu()).to(DEVICE)
+
+    x = mine.clone()
+    dist.all_reduce(x, op)
+    same(x, expected)
+
+    x = mine.clone()
+    dist.reduce(x, 1, op)
+    if rank == 1:
+        same(x, expected)
+
+    x = torch.empty(3, dtype=dtype, device=DEVICE)
+    dist.reduce_scatter(x, list(mine), op)
+    same(x, expected[rank])
+
+    x = torch.empty(1, 3, dtype=dtype, device=DEVICE)
+    dist.reduce_scatter_single(x, mine, op)
+    same(x[0], expected[rank])
+
+
+CASES = [(d, op) for d in REDUCED for op in ("SUM", "AVG", "MAX")]
+CASES += [(torch.float32, op) for op in ("PRODUCT", "MIN")]
+CASES += [(torch.int64, op) for op in ("PRODUCT", "MIN", "BAND", "BOR", "BXOR")]
+CASES += [(torch.complex64, op) for op in ("SUM", "AVG")]
+
+
+@pytest.mark.parametrize("dtype,op", CASES, ids=str)
+def test_reductions(ranks, dtype, op):
+    ranks.run(rank_reductions, dtype, op)
+
+
+def rank_bools(rank):
+    x = torch.tensor([False, True, rank == 1], device=DEVICE)
+    dist.all_reduce(x)
+    assert x.cpu().view(torch.uint8).tolist() == [0, 1, 1]
+
+
+def test_a_sum_of_bools_is_a_bool(ranks):
+    ranks.run(rank_bools)
+
+
+def rank_coalesced(rank):
+    tensors = [on(rank, 3), on(rank, 2, 2)]
+    with dist._coalescing_manager(device=torch.device(DEVICE), async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for tensor in tensors:
+        same(tensor, on(0, *tensor.shape) + on(1, *tensor.shape))
+
+    wholes = [torch.empty(6, device=DEVICE), torch.empty(4, device=DEVICE)]
+    with dist._coalescing_manager():
+        for whole in wholes:
+            dist.all_gather_single(whole, on(rank, len(whole) // 2))
+    for whole in wholes:
+        same(whole, torch.cat([on(0, len(whole) // 2), on(1, len(whole) // 2)]))
+
+    parts = [torch.empty(3, device=DEVICE), torch.empty(2, device=DEVICE)]
+    with dist._coalescing_manager():
+        for part in parts:
+            dist.reduce_scatter_single(part, on(rank, 2 * len(part)), dist.ReduceOp.AVG)
+    for part in parts:
+        mean = (on(0, 2 * len(part)) + on(1, 2 * len(part))) / 2
+        same(part, mean.chunk(2)[rank])
+
+
+def test_several_as_one(ranks):
+    ranks.run(rank_coalesced)
+
+
+def rank_point_to_point(rank):
+    other = 1 - rank
+    sent, got = on(rank, 1 << 20), torch.empty(1 << 20, device=DEVICE)
+    # Both send first: a send that waited for its receive would hold the receive back.
+    works = [dist.isend(sent, other), dist.irecv(got, other)]
+    for work in works:
+        work.wait()
+    same(got, on(other, 1 << 20))
+
+    got.zero_()
+    ops = [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, got, other)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    same(got, on(other, 1 << 20))
+
+    # In another order than sent: the tag says which is which.
+    if rank == 0:
+        works = [
+            dist.isend(torch.full((5,), float(tag), device=DEVICE), 1, tag=tag) for tag in (7, 8)
+        ]
+    else:
+        first, second = torch.empty(5, device=DEVICE), torch.empty(5, device=DEVICE)
+        works = [dist.irecv(first, 0, tag=8), dist.irecv(second, 0, tag=7)]
+    for work in works:
+        work.wait()
+    if rank == 1:
+        same(first, torch.full((5,), 8.0))
+        same(second, torch.full((5,), 7.0))
+
+
+def test_point_to_point(ranks):
+    ranks.run(rank_point_to_point)
+
+
+def rank_odd_shapes(rank):
+    for shape in ((), (0,), (0, 3)):
+        x = on(rank, *shape)
+        dist.all_reduce(x)
+        same(x, on(0, *shape) + on(1, *shape))
+        dist.broadcast(x, 0)
+        whole = torch.empty(SIZE * x.numel(), device=DEVICE)
+        dist.all_gather_single(whole, x)
+    # A view in the middle of a storage, and a dense tensor in another memory order.
+    base = on(rank, 4, 3)
+    dist.all_reduce(base[1:3])
+    same(base[1:3], on(0, 4, 3)[1:3] + on(1, 4, 3)[1:3])
+    same(base[:1], on(rank, 4, 3)[:1])
+    image = on(rank, 2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    dist.all_reduce(image)
+    same(image, on(0, 2, 3, 4, 5) + on(1, 2, 3, 4, 5))
+
+
+def test_shapes(ranks):
+    ranks.run(rank_odd_shapes)
+
+
+def rank_functional(rank):
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    x = functional.all_reduce(on(rank, 3), "sum", dist.group.WORLD)
+    same(x + 0, on(0, 3) + on(1, 3))
+    torch.openreg.set_device(1)
+    mesh = init_device_mesh("openreg", (SIZE,))
+    whole = on(0, 4, 3)
+    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    same(sharded.to_local(), whole.chunk(SIZE)[rank])
+    same((sharded * 2).redistribute(mesh, [Replicate()]).to_local(), whole * 2)
+    torch.openreg.set_device(0)
+
+
+def test_functional_collectives_and_dtensor(ranks):
+    ranks.run(rank_functional)
+
+
+# ---- Order with streams -------------------------------------------------------------------------
+
+
+def rank_gated(rank):
+    stream = torch.accelerator.current_stream(DEVICE)
+    x = on(rank, 1000)
+    torch.openreg.synchronize(1)
+    with torch.openreg.testing.gate(1) as gate:
+        gate.wait()
+        x.add_(1)
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        y = x * 2
+        dist.all_reduce(y)
+        # The host is here although nothing can have happened.
+        assert not work.is_completed() and not stream.query()
+    torch.openreg.synchronize(1)
+    assert work.is_completed() and work.is_success() and work.exception() is None
+    assert work.get_future_result().wait() == 0
+    total = on(0, 1000) + on(1, 1000) + 2
+    same(x, total)
+    same(y, total * 4)
+
+
+def test_a_collective_follows_what_is_queued_and_the_host_runs_ahead(ranks):
+    ranks.run(rank_gated)
+
+
+def rank_one_sided(rank):
+    """Rank 1 comes late. Meanwhile rank 0 computes on every stream that does not wait for it."""
+    store = dist.distributed_c10d._get_default_store()
+    count = 3 * torch.openreg.device_count() * 8  # more than there are lanes
+    stream = torch.accelerator.current_stream(DEVICE)
+    received = [torch.zeros(10, device=DEVICE) for _ in range(count)]
+    x = on(rank, 10)
+    if rank == 0:
+        works = [dist.irecv(r, 1, tag=tag) for tag, r in enumerate(received)]
+        for work in works:
+            side = torch.Stream(DEVICE)
+            with side:
+                work.wait()
+        dist.all_reduce(x)
+        other = torch.openreg.Stream(0)
+        with other:
+            y = torch.ones(10, device="openreg:0") * 3
+        other.synchronize()
+        assert y.sum().item() == 30
+        assert not stream.query() and not any(work.is_completed() for work in works)
+        store.set("rank 0 has computed", "")
+        for work in works:
+            work.wait()
+        for tag, r in enumerate(received):
+            same(r, torch.full((10,), float(tag)))
+    else:
+        store.wait(["rank 0 has computed"])
+        for tag in range(count):
+            dist.send(torch.full((10,), float(tag), device=DEVICE), 0, tag=tag)
+        dist.all_reduce(x)
+    same(x, on(0, 10) + on(1, 10))
+
+
+def test_no_lane_waits_for_a_peer(ranks):
+    ranks.run(rank_one_sided)
+
+
+def rank_side_stream(rank):
+    """Only the stream that waits for the work is held."""
+    x = on(rank, 10)
+    torch.openreg.synchronize(1)
+    side, free = torch.openreg.Stream(1), torch.openreg.Stream(1)
+    with torch.openreg.testing.gate(1) as gate:
+        with side:
+            gate.wait(side)
+            work = dist.all_reduce(x, async_op=True)
+        with free:
+            assert free.query()
+            work.wait()
+            assert not free.query()
+            y = x + 1
+        assert torch.accelerator.current_stream(DEVICE).query()
+    free.synchronize()
+    same(y, on(0, 10) + on(1, 10) + 1)
+
+
+def test_wait_holds_the_current_stream(ranks):
+    ranks.run(rank_side_stream)
+
+
+def rank_memory(rank):
+    """The memory of a tensor that nobody holds any more is not given to another one meanwhile."""
+    x = on(rank, 4096)
+    source = on(rank, 4096)
+    torch.openreg.synchronize(1)
+    with torch.openreg.testing.gate(1) as gate:
+        gate.wait()
+        whole = torch.empty(SIZE * 4096, device=DEVICE)
+        work = dist.all_gather_single(whole, source, async_op=True)
+        del source
+        side = torch.openreg.Stream(1)
+        with side:
+            others = [torch.full((4096,), -1.0, device=DEVICE) for _ in range(8)]
+        side.synchronize()
+        del others
+    work.wait()
+    same(whole, torch.cat([on(0, 4096), on(1, 4096)]))
+    del x
+
+
+def test_the_work_keeps_its_tensors(ranks):
+    ranks.run(rank_memory)
+
+
+def rank_future(rank):
+    x = on(rank, 10)
+    torch.openreg.synchronize(1)
+    with torch.openreg.testing.gate(1) as gate:
+        gate.wait()
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future()
+        # Complete at once, as on CUDA: it orders streams.
+        halved = future.then(lambda done: done.value()[0] / 2)
+        assert future.done() and halved.done() and not work.is_completed()
+        y = halved.wait() + 1
+        assert not torch.accelerator.current_stream(DEVICE).query()
+    same(y, (on(0, 10) + on(1, 10)) / 2 + 1)
+    assert [t.data_ptr() for t in work.result()] == [x.data_ptr()]
+
+
+def test_futures_order_streams(ranks):
+    ranks.run(rank_future)
+
+
+def rank_barrier(rank):
+    group = dist.new_group(backend="openreg")
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        dist.barrier(group=group, device_ids=[1])
+        assert store.check(["rank 1 came"])
+    else:
+        x = on(0, 10)
+        torch.openreg._sleep(50_000_000)
+        store.set("rank 1 came", "")
+        dist.barrier(group=group, device_ids=[1])
+        assert x.sum().item() == 9.0
+    dist.destroy_process_group(group)
+
+
+def test_a_barrier_holds_the_host(ranks):
+    ranks.run(rank_barrier)
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+def raises(kind, text, function, *arguments, **options):
+    with pytest.raises(kind) as raised:
+        function(*arguments, **options)
+    assert text in str(raised.value), str(raised.value)
+
+
+def rank_bad_input(rank):
+    x, y = on(rank, 4), on(rank, 3)
+    out = [torch.empty(4, device=DEVICE), torch.empty(4, device="openreg:0")]
+    raises(
+        RuntimeError,
+        "expected every tensor on openreg:1, got one on openreg:0",
+        dist.all_gather,
+        out,
+        x,
+    )
+    raises(RuntimeError, "strides [2]; pass tensor.contiguous()", dist.all_reduce, x[::2])
+    raises(
+        ValueError,
+        "expected a tensor of 2 x 3 elements of Float, got one of 4",
+        dist.all_gather_single,
+        x,
+        y,
+    )
+    raises(
+        ValueError, "first dimension that 2 ranks can share, got 3", dist.all_to_all_single, y, y
+    )
+    raises(
+        ValueError,
+        "2 split sizes that add up to 3, got [1, 1]",
+        dist.all_to_all_single,
+        y,
+        y,
+        [1, 1],
+        [1, 2],
+    )
+    raises(ValueError, "BAND takes integers, got Float", dist.all_reduce, x, dist.ReduceOp.BAND)
+    twice = dist._make_nccl_premul_sum(2.0)
+    raises(
+        NotImplementedError,
+        "all_reduce: ReduceOp.PREMUL_SUM is not supported on openreg",
+        dist.all_reduce,
+        x,
+        twice,
+    )
+    for dtype, name in ((torch.float8_e5m2, "Float8_e5m2"), (torch.int16, "Short")):
+        raises(
+            NotImplementedError,
+            f"all_reduce: a reduction of {name} is not",
+            dist.all_reduce,
+            on(rank, 4, dtype=dtype),
+        )
+    # Nothing of it has reached the peers.
+    dist.all_reduce(x)
+    same(x, on(0, 4) + on(1, 4))
+
+
+def test_bad_input_is_refused_at_the_call(ranks):
+    ranks.run(rank_bad_input)
+
+
+def rank_fails(rank):
+    assert rank == 0, "rank 1 fails"
+
+
+def test_a_rank_that_fails_fails_the_test(ranks):
+    with pytest.raises(RankError, match="rank 1 fails"):
+        ranks.run(rank_fails)

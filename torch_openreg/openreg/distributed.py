@@ -1,0 +1,47 @@
+"""The backend of torch.distributed for openreg tensors: PyTorch's own Gloo over device memory."""
+
+import functools
+
+from torch.distributed import distributed_c10d as c10d
+
+from .. import _C
+
+_NAME = "openreg"
+
+
+def register():
+    """Makes it the backend of the device. Starts nothing."""
+    c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=[_NAME])
+    _serve_cpu_too()
+
+
+def _create(options, gloo_options):
+    """Called by init_process_group() and new_group(): the backend of one group."""
+    arguments = (options.store, options.group_rank, options.group_size)
+    if gloo_options is None:
+        gloo = c10d.ProcessGroupGloo(*arguments, timeout=options.timeout)
+    elif isinstance(gloo_options, c10d.ProcessGroupGloo.Options):
+        gloo = c10d.ProcessGroupGloo(*arguments, gloo_options)
+    else:
+        raise TypeError(
+            "expected pg_options of type ProcessGroupGloo.Options or None for the backend "
+            f"'{_NAME}', got {type(gloo_options).__name__}"
+        )
+    # As PyTorch does with its own: a split of the group needs them.
+    gloo.options.global_ranks_in_group = options.global_ranks_in_group
+    gloo.options.group_name = options.group_id
+    return _C._make_process_group(gloo, options.store, options.global_ranks_in_group)
+
+
+def _serve_cpu_too():
+    """No backend named, or ours without a device, means Gloo for CPU tensors beside it."""
+    init = c10d.BackendConfig.__init__
+
+    @functools.wraps(init)
+    def init_with_cpu(self, backend):
+        init(self, backend)
+        named = str(backend).lower()
+        if named in (c10d.Backend.UNDEFINED, _NAME) and _NAME in self.device_backend_map:
+            self.device_backend_map["cpu"] = c10d.Backend.GLOO
+
+    c10d.BackendConfig.__init__ = init_with_cpu
