@@ -8,7 +8,7 @@ import pytest
 from declared import DECLARED, job_for, judge
 from jobs import DTYPES, ERRORS, Pool, operators
 
-SAMPLES = 2
+SAMPLES = 4
 KNOWN = operators()
 
 
