@@ -17,6 +17,7 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors_native.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_native.h>
+#include <ATen/ops/_sparse_mm_reduce_impl.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/_values_native.h>
 #include <ATen/ops/alias_native.h>
@@ -58,6 +59,7 @@
 
 #include "../torch/allocator.h"
 #include "../torch/device.h"
+#include "fallback.h"
 #include "parts.h"
 
 namespace torch_openreg {
@@ -144,6 +146,24 @@ Tensor copyFromQuantized(const Tensor &src, const Tensor &dst, bool nonBlocking)
   return copyQuantized(to, src, nonBlocking);
 }
 
+/* The CPU's kernel keeps where each maximum was, which its derivative reads, only where it sees autograd: for it alone
+ * the tensors are copied. */
+void sparseMmReduce(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
+  const Tensor self = torch::jit::peek(*stack, 0, 3).toTensor();
+  const Tensor other = torch::jit::peek(*stack, 1, 3).toTensor();
+  const std::string reduce = torch::jit::peek(*stack, 2, 3).toStringRef();
+  const bool derivative =
+      at::GradMode::is_enabled() && (self.requires_grad() || other.requires_grad());
+  if (!derivative || (reduce != "amax" && reduce != "amin")) {
+    return runCpuKernelWithParts(op, stack, c10::DispatchKey::SparseCsrCPU);
+  }
+  const auto [result, places] =
+      at::_sparse_mm_reduce_impl(self.cpu().set_requires_grad(self.requires_grad()),
+                                 other.cpu().set_requires_grad(other.requires_grad()), reduce);
+  torch::jit::drop(*stack, 3);
+  torch::jit::push(*stack, result.detach().to(self.device()), places.to(self.device()));
+}
+
 template <auto kernel>
 void add(torch::Library &library, const char *name) {
   library.impl(name, &OnDevice<kernel>::call);
@@ -197,6 +217,8 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   add<&clone_sparse_compressed>(m, "clone");
   add<&zero_sparse_csr_>(m, "zero_");
   add<&resize_as_sparse_compressed_>(m, "resize_as_sparse_");
+  m.impl("_sparse_mm_reduce_impl",
+         torch::CppFunction::makeFromBoxedFunction<&torch_openreg::sparseMmReduce>());
 }
 
 TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {

@@ -25,8 +25,6 @@ class Declared:
 POLICY = (
     "PyTorch chooses how exactly to accumulate by the device's name; others get the least exact"
 )
-FLASH = "the device computes it from matmul and softmax, the CPU in one fused kernel"
-SPARSE = "sparse tensors are not there yet"
 
 DECLARED = (
     Declared("tensor_split", "*", "error", "the indices have to be on the CPU, on CUDA too"),
@@ -37,17 +35,6 @@ DECLARED = (
         for form in ("", "_none")
         for kind in ("values", "gradient's values")
     ),
-    *(
-        Declared("nn_functional_scaled_dot_product_attention", dtypes, kind, FLASH)
-        for dtypes, kind in (
-            ("float32 float64 bfloat16 float16", "gradient's strides"),
-            ("float32 bfloat16 float16", "gradient's values"),
-            ("float32 bfloat16 float16", "values"),
-        )
-    ),
-    Declared("to_sparse", "*", "error", SPARSE),
-    Declared("sparse_sampled_addmm", "*", "error", SPARSE),
-    Declared("sparse_mm_reduce", "*", "error", SPARSE),
 )
 
 
