@@ -1,4 +1,4 @@
-# Targets: demo, test, conformance, lint, format, sanitize, bench, build, ctest, clean.
+# Targets: demo, test, conformance, integration, lint, format, sanitize, bench, build, ctest, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CC ?= cc
 
-.PHONY: help demo test conformance lint format sanitize bench build ctest env clean
+.PHONY: help demo test conformance integration lint format sanitize bench build ctest env clean
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-files bench-files lint-analyze
 .DELETE_ON_ERROR:
 
@@ -46,6 +46,10 @@ test: build ctest
 # All samples of PyTorch's operator database; `make test` takes a few of each. ARGS: see --help.
 conformance: build
 	$(PY) tests/conformance/sweep.py $(ARGS)
+
+# What is too heavy for every run of the tests.
+integration: build
+	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/test_distributed_training.py
 
 # ---- The core without PyTorch: one rule set for each kind of build ----
 
