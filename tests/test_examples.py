@@ -33,6 +33,21 @@ def test_digits_fails_when_it_has_not_learnt():
     assert "below 97%" in done.stderr
 
 
+def test_digits_ppe_learns():
+    done = run("docs/examples/digits_ppe.py", "--epochs", 10)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (reached,) = re.findall(r"^test accuracy on openreg:1: (\d+\.\d+)%$", done.stdout, re.M)
+    assert float(reached) >= 97
+    losses = [float(loss) for loss in re.findall(r"^\S*\d+ +(\d\S*)", done.stdout, re.M)]
+    assert len(losses) == 10 and losses[-1] < losses[0] / 4
+
+
+def test_digits_ppe_fails_when_it_has_not_learnt():
+    done = run("docs/examples/digits_ppe.py", "--epochs", 1)
+    assert done.returncode == 1
+    assert "below 97%" in done.stderr
+
+
 def test_two_devices_learns():
     done = run("docs/examples/two_devices.py")
     assert done.returncode == 0, done.stdout + done.stderr

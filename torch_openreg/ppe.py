@@ -1,0 +1,177 @@
+"""A runtime for pytorch-pfn-extras. Importing this module registers it::
+
+    import pytorch_pfn_extras as ppe
+    import torch_openreg.ppe
+
+    ppe.to(model, "openreg:1")
+    trainer = ppe.engine.create_trainer(model, optimizer, 20, device="openreg:1")
+
+It needs the extra ``ppe``: ``pip install 'torch_openreg[ppe]'``.
+"""
+
+import torch
+from torch.utils import _pytree
+
+try:
+    import pytorch_pfn_extras as ppe
+except ImportError as error:
+    raise ImportError(
+        "torch_openreg.ppe needs pytorch-pfn-extras: pip install 'torch_openreg[ppe]'"
+    ) from error
+
+__all__ = ["OpenRegRuntime", "prefetch"]
+
+
+class OpenRegRuntime(ppe.runtime.PyTorchRuntime):
+    """What pytorch-pfn-extras does with modules and batches on an openreg device.
+
+    Args:
+        device_spec: the device; "openreg" is the current one at each use.
+        options: of a dictionary, these:
+
+            * ``prefetch`` (bool): batches are copied on a stream of their own, while the current
+              stream is still busy with earlier ones; pinned batches without a wait. As with any
+              asynchronous copy, a pinned batch must not be written to afterwards.
+            * ``autocast`` (bool or dict): for code blocks; a dictionary is given to torch.autocast.
+            * ``grad_scaler`` (torch.amp.GradScaler): for code blocks.
+    """
+
+    def __init__(self, device_spec, options):
+        if torch.device(device_spec).type != "openreg":
+            raise ValueError(f"expected an openreg device, got '{device_spec}'")
+        self._prefetch = _option(options, "prefetch", False, bool)
+        autocast = _option(options, "autocast", False, (bool, dict))
+        if isinstance(autocast, bool):
+            autocast = {"enabled": autocast}
+        scaler = _option(options, "grad_scaler", None, (torch.amp.GradScaler, type(None)))
+        # The base class would take CUDA for the device, and no scaler without it.
+        autocast = {"device_type": "openreg", **autocast}
+        super().__init__(device_spec, {"autocast": autocast})
+        self.options = options
+        self._grad_scaler = scaler
+        self._stream = None
+
+    @property
+    def stream(self):
+        """The stream on which prefetched batches are copied."""
+        if self._stream is None:
+            self._stream = torch.openreg.Stream(self.device_spec)
+        return self._stream
+
+    def move_module(self, module):
+        """Moves the module, whose parameters remain the same objects, so that optimizers stay
+        valid. initialize_module is called with its first batch."""
+        module = module.to(self.device_spec)
+        _forget_first_batch(module)
+        module.register_forward_pre_hook(_first_batch, with_kwargs=True)
+        return module
+
+    def move_tensor(self, tensor):
+        return tensor.to(self.device_spec, non_blocking=self._prefetch)
+
+    def convert_batch(self, args):
+        return self._hand_over(*self._copy(args)) if self._prefetch else super().convert_batch(args)
+
+    def initialize_module(self, module, loader_or_batch, optimizer=None):
+        """Moves what the module was given since it was moved itself, such as a new last layer.
+
+        A trainer calls it with its loader, and otherwise the module does with its first batch.
+        """
+        _forget_first_batch(module)
+        for part in module.modules():
+            # Parts with a runtime are where that one moved them, maybe on another device.
+            if not hasattr(part, "_ppe_runtime"):
+                part._apply(self.move_tensor, recurse=False)
+
+    def train_epoch_end(self, module):
+        """Waits for the device, so that a kernel's error surfaces in the epoch it belongs to."""
+        torch.openreg.synchronize(self.device_spec)
+
+    def train_validation_end(self, module):
+        """Waits for the device, as train_epoch_end does."""
+        torch.openreg.synchronize(self.device_spec)
+
+    def map(self, func, iterable, out_keys=None, device="cpu"):
+        if self._prefetch:
+            batches = prefetch(iterable, self.device_spec)
+        else:
+            batches = map(self.convert_batch, iterable)
+        return super().map(func, batches, out_keys, device)
+
+    def _copy(self, batch):
+        with self.stream:
+            return super().convert_batch(batch), self.stream.record_event()
+
+    def _hand_over(self, batch, copied):
+        """Lets work queued on the current stream from now on use the batch."""
+        current = torch.openreg.current_stream(self.stream.device)
+        current.wait_event(copied)
+        for part in _pytree.tree_leaves(batch):
+            if isinstance(part, torch.Tensor) and part.device == current.device:
+                # Its memory is the copy stream's: a later copy must not get it before the work on
+                # this stream is done with it.
+                part.record_stream(current)
+        return batch
+
+
+class prefetch:
+    """A loader whose batches are on the device, the next one copied while one is in use.
+
+    The option ``prefetch`` of the runtime does the same as long as the host runs ahead of the
+    device; this does it too for a loop that waits in every step. ::
+
+        trainer.run(torch_openreg.ppe.prefetch(loader, "openreg:1"))
+
+    Args:
+        loader: batches in host memory, best pinned.
+        device: the device.
+    """
+
+    def __init__(self, loader, device):
+        self._loader = loader
+        self._runtime = OpenRegRuntime(device, {"prefetch": True})
+
+    @property
+    def sampler(self):
+        """The loader's, if it has one: pytorch-pfn-extras tells it the epoch."""
+        return self._loader.sampler
+
+    def __len__(self):
+        return len(self._loader)
+
+    def __iter__(self):
+        following = None
+        for batch in self._loader:
+            upcoming, following = following, self._runtime._copy(batch)
+            if upcoming is not None:
+                yield self._runtime._hand_over(*upcoming)
+        if following is not None:
+            yield self._runtime._hand_over(*following)
+
+
+def _option(options, name, default, types):
+    value = options.get(name, default)
+    if not isinstance(value, types):
+        types = types if isinstance(types, tuple) else (types,)
+        allowed = " or ".join(kind.__name__ for kind in types)
+        raise TypeError(f"the runtime's option '{name}' is a {allowed}, got {value!r}")
+    return value
+
+
+def _first_batch(module, args, kwargs):
+    """A forward pre-hook. It names no runtime, so that a module is pickled and copied as ever; what
+    comes of that has no runtime."""
+    _forget_first_batch(module)
+    runtime = getattr(module, "_ppe_runtime", None)
+    if runtime is not None:
+        runtime.initialize_module(module, kwargs if kwargs and not args else args)
+
+
+def _forget_first_batch(module):
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if hook is _first_batch:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+ppe.runtime.runtime_registry.register("openreg", OpenRegRuntime)
