@@ -257,3 +257,21 @@ def test_a_device_that_kernels_cannot_reach(run_ok, plugins):
     """,
         env={"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")},
     )
+
+
+def test_launch_blocking(run_ok, plugins):
+    """The host waits for what it queues, and a collective still needs it for nothing more."""
+    code = (
+        ONE
+        + """
+    work = dist.all_reduce(x, async_op=True)
+    whole = torch.zeros(4, device="openreg")
+    dist.all_gather_single(whole, x)
+    work.wait()
+    assert work.get_future().wait()[0].tolist() == whole.tolist() == [1.0] * 4
+    dist.destroy_process_group()
+    """
+    )
+    blocking = {"OPENREG_LAUNCH_BLOCKING": "1"}
+    run_ok(code, env=blocking)
+    run_ok(code, env=blocking | {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})

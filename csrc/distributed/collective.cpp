@@ -97,7 +97,7 @@ std::exception_ptr backendError(std::string text) {
 c10::intrusive_ptr<Future> futureAfter(CollectiveQueues &queues, c10::Device device,
                                        c10::ArrayRef<orEvent_t> events,
                                        std::vector<at::Tensor> outputs) {
-  const c10::StreamGuard side(queues.sideStream(device.index()));
+  const c10::StreamGuard side(queues.sideStream(CollectiveQueues::Use::after, device.index()));
   const orStream_t handle = currentStreamHandle(device.index());
   for (const orEvent_t event : events) OPENREG_CHECK(orStreamWaitEvent(handle, event));
   auto future =
@@ -148,7 +148,6 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
   if (orGetLastCorrelation() != before) (void)task.release();
   OPENREG_CHECK(error);
-  if (!reach) stageOutputs();
 }
 
 void Collective::stageInputs() {
@@ -160,16 +159,12 @@ void Collective::stageInputs() {
   });
 }
 
-void Collective::stageOutputs() {
-  at::AutoDispatchBelowADInplaceOrView below;
-  const c10::StreamGuard side(queues_->sideStream(device_.index()));
-  const orStream_t handle = currentStreamHandle(device_.index());
-  OPENREG_CHECK(orStreamWaitEvent(handle, signalled_.get()));
+/* Here and not queued by the caller, whom OPENREG_LAUNCH_BLOCKING would make wait for a peer. */
+void Collective::copyBack() {
+  const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
   for (size_t i = 0; i < call_.out.size(); ++i) {
-    bytesOf(call_.out[i]).copy_(copies_[call_.in.size() + i], /*non_blocking=*/true);
+    bytesOf(call_.out[i]).copy_(copies_[call_.in.size() + i]);
   }
-  staged_.emplace(device_.index(), orEventDisableTiming);
-  OPENREG_CHECK(orEventRecord(staged_->get(), handle));
 }
 
 std::vector<at::Tensor> Collective::hostTensors() {
@@ -207,6 +202,7 @@ void Collective::run(c10d::Backend &gloo) {
     const GlooWork work = issue_(gloo, host);
     work->wait();
     if (call_.average) divide(host);
+    if (!copies_.empty()) copyBack();
     if (call_.type == c10d::OpType::RECVANYSOURCE) {
       std::lock_guard<std::mutex> lock(mutex_);
       source_ = work->sourceRank();
@@ -235,10 +231,6 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   finish(std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
-}
-
-bool Collective::isCompleted() {
-  return Work::isCompleted() && (!staged_ || queryEvent(staged_->get()));
 }
 
 int Collective::sourceRank() const {
@@ -334,7 +326,7 @@ CollectiveQueues::CollectiveQueues(c10::intrusive_ptr<c10d::Backend> gloo, Peers
     : gloo_(std::move(gloo)), peers_(std::move(peers)) {}
 
 CollectiveQueues::~CollectiveQueues() {
-  for (const auto &[device, stream] : sideStreams_) orStreamDestroy(stream);
+  for (const auto &[key, stream] : sideStreams_) orStreamDestroy(stream);
 }
 
 void CollectiveQueues::push(const QueueKey &key, c10::intrusive_ptr<Collective> work) {
@@ -378,9 +370,9 @@ void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey ke
   self->queues_.erase(key);
 }
 
-c10::Stream CollectiveQueues::sideStream(c10::DeviceIndex device) {
+c10::Stream CollectiveQueues::sideStream(Use use, c10::DeviceIndex device) {
   std::lock_guard<std::mutex> lock(mutex_);
-  orStream_t &stream = sideStreams_[device];
+  orStream_t &stream = sideStreams_[{use, device}];
   if (stream == 0) {
     DeviceSwitch here(device);
     OPENREG_CHECK(orStreamCreate(&stream));
