@@ -4,7 +4,8 @@
  * and signals the event then, so that a host that has waited for a stream finds the Work complete.
  *
  * Memory is kept alive by tensors of our own over the same storages: letting go of the caller's on the queue's
- * thread could take the GIL, which is no more to be had while Python ends.
+ * thread could take the GIL, which is no more to be had while Python ends. So could letting go of a storage that
+ * Python has an object for (letGo).
  */
 #include "collective.h"
 
@@ -42,6 +43,30 @@ std::vector<at::Tensor> sameMemory(const std::vector<at::Tensor> &tensors) {
   own.reserve(tensors.size());
   for (const at::Tensor &tensor : tensors) own.push_back(sameMemory(tensor));
   return own;
+}
+
+/* True if the last reference but Python's own goes with this one, for which PyTorch takes the GIL. */
+bool leavesItToPython(const at::Tensor &tensor) {
+  const c10::Storage &storage = tensor.storage();
+  return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr ||
+         (storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr &&
+          storage.use_count() <= 2);
+}
+
+/* On the queue's thread. While Python ends they are left as they are. */
+void letGo(std::vector<at::Tensor> &tensors) {
+  for (at::Tensor &tensor : tensors) {
+    int state = 0;
+    if (!leavesItToPython(tensor)) {
+      tensor.reset();
+    } else if (takeGil(state)) {
+      tensor.reset();
+      giveGilBack(state);
+    } else {
+      (void)tensor.unsafeReleaseTensorImpl();
+    }
+  }
+  tensors.clear();
 }
 
 at::Tensor flat(c10::Storage storage, DispatchKey key, c10::ScalarType dtype, size_t bytes,
@@ -223,7 +248,7 @@ std::exception_ptr Collective::failure(const char *what) const {
 
 void Collective::complete(std::exception_ptr error, bool ofDevice) {
   issue_ = nullptr;
-  call_.in.clear();
+  letGo(call_.in);
   copies_.clear();
   ofDevice = ofDevice && error != nullptr;
   if (ofDevice) keepFailure(kEventName, device_.index(), error);
@@ -364,7 +389,9 @@ void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey ke
     queue.works.pop_front();
     lock.unlock();
     work->run(*self->gloo_);
+    std::vector<at::Tensor> outputs = work->result();
     work.reset();
+    letGo(outputs);
     lock.lock();
   }
   self->queues_.erase(key);
