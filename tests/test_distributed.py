@@ -516,6 +516,16 @@ def rank_bad_input(rank):
         [1, 1],
         [1, 2],
     )
+    image = on(rank, 1, 4, 2, 2)
+    last = image.to(memory_format=torch.channels_last)
+    for function, arguments in (
+        (dist.all_gather, ([image, image], last)),
+        (dist.all_gather_single, (torch.cat([image, image]), last)),
+        (dist.reduce_scatter, (image, [last, last])),
+        (dist.all_to_all, ([image, image], [last, last])),
+        (dist.all_to_all_single, (torch.cat([image, image]), torch.cat([last, last]))),
+    ):
+        raises(ValueError, "expected tensors of one memory format", function, *arguments)
     raises(ValueError, "BAND takes integers, got Float", dist.all_reduce, x, dist.ReduceOp.BAND)
     twice = dist._make_nccl_premul_sum(2.0)
     raises(

@@ -257,3 +257,49 @@ def test_a_device_that_kernels_cannot_reach(run_ok, plugins):
     """,
         env={"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")},
     )
+
+
+def test_launch_blocking(run_ok, plugins):
+    """The host waits for what it queues, and a collective still needs it for nothing more."""
+    code = (
+        ONE
+        + """
+    work = dist.all_reduce(x, async_op=True)
+    whole = torch.zeros(4, device="openreg")
+    dist.all_gather_single(whole, x)
+    work.wait()
+    assert work.get_future().wait()[0].tolist() == whole.tolist() == [1.0] * 4
+    dist.destroy_process_group()
+    """
+    )
+    blocking = {"OPENREG_LAUNCH_BLOCKING": "1"}
+    run_ok(code, env=blocking)
+    run_ok(code, env=blocking | {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})
+
+
+def test_python_ends_while_collectives_let_go_of_storages_it_knows(run_ok):
+    """The queue's thread may be the last, but Python, to have one, and the GIL is gone."""
+    out = run_ok(
+        ONE
+        + """
+    import sys, time
+
+    def start():
+        y = torch.ones(1000, device="openreg")
+        y.untyped_storage()
+        dist.all_reduce(y, async_op=True)
+        whole = torch.ones(1000, device="openreg")
+        dist.all_gather_single(whole, torch.ones(1000, device="openreg"), async_op=True)
+
+    class Late:
+        def __del__(self, sleep=time.sleep):
+            sleep(0.5)
+
+    for _ in range(40):
+        torch.openreg._sleep(500_000)
+        start()
+    sys.late = Late()
+    print("end")
+    """
+    )
+    assert out.split() == ["end"]

@@ -4,7 +4,8 @@
  * and signals the event then, so that a host that has waited for a stream finds the Work complete.
  *
  * Memory is kept alive by tensors of our own over the same storages: letting go of the caller's on the queue's
- * thread could take the GIL, which is no more to be had while Python ends.
+ * thread could take the GIL, which is no more to be had while Python ends. So could letting go of a storage that
+ * Python has an object for (letGo).
  */
 #include "collective.h"
 
@@ -42,6 +43,30 @@ std::vector<at::Tensor> sameMemory(const std::vector<at::Tensor> &tensors) {
   own.reserve(tensors.size());
   for (const at::Tensor &tensor : tensors) own.push_back(sameMemory(tensor));
   return own;
+}
+
+/* True if the last reference but Python's own goes with this one, for which PyTorch takes the GIL. */
+bool leavesItToPython(const at::Tensor &tensor) {
+  const c10::Storage &storage = tensor.storage();
+  return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr ||
+         (storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr &&
+          storage.use_count() <= 2);
+}
+
+/* On the queue's thread. While Python ends they are left as they are. */
+void letGo(std::vector<at::Tensor> &tensors) {
+  for (at::Tensor &tensor : tensors) {
+    int state = 0;
+    if (!leavesItToPython(tensor)) {
+      tensor.reset();
+    } else if (takeGil(state)) {
+      tensor.reset();
+      giveGilBack(state);
+    } else {
+      (void)tensor.unsafeReleaseTensorImpl();
+    }
+  }
+  tensors.clear();
 }
 
 at::Tensor flat(c10::Storage storage, DispatchKey key, c10::ScalarType dtype, size_t bytes,
@@ -97,7 +122,7 @@ std::exception_ptr backendError(std::string text) {
 c10::intrusive_ptr<Future> futureAfter(CollectiveQueues &queues, c10::Device device,
                                        c10::ArrayRef<orEvent_t> events,
                                        std::vector<at::Tensor> outputs) {
-  const c10::StreamGuard side(queues.sideStream(device.index()));
+  const c10::StreamGuard side(queues.sideStream(CollectiveQueues::Use::after, device.index()));
   const orStream_t handle = currentStreamHandle(device.index());
   for (const orEvent_t event : events) OPENREG_CHECK(orStreamWaitEvent(handle, event));
   auto future =
@@ -148,7 +173,6 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
   if (orGetLastCorrelation() != before) (void)task.release();
   OPENREG_CHECK(error);
-  if (!reach) stageOutputs();
 }
 
 void Collective::stageInputs() {
@@ -160,16 +184,12 @@ void Collective::stageInputs() {
   });
 }
 
-void Collective::stageOutputs() {
-  at::AutoDispatchBelowADInplaceOrView below;
-  const c10::StreamGuard side(queues_->sideStream(device_.index()));
-  const orStream_t handle = currentStreamHandle(device_.index());
-  OPENREG_CHECK(orStreamWaitEvent(handle, signalled_.get()));
+/* Here and not queued by the caller, whom OPENREG_LAUNCH_BLOCKING would make wait for a peer. */
+void Collective::copyBack() {
+  const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
   for (size_t i = 0; i < call_.out.size(); ++i) {
-    bytesOf(call_.out[i]).copy_(copies_[call_.in.size() + i], /*non_blocking=*/true);
+    bytesOf(call_.out[i]).copy_(copies_[call_.in.size() + i]);
   }
-  staged_.emplace(device_.index(), orEventDisableTiming);
-  OPENREG_CHECK(orEventRecord(staged_->get(), handle));
 }
 
 std::vector<at::Tensor> Collective::hostTensors() {
@@ -207,6 +227,7 @@ void Collective::run(c10d::Backend &gloo) {
     const GlooWork work = issue_(gloo, host);
     work->wait();
     if (call_.average) divide(host);
+    if (!copies_.empty()) copyBack();
     if (call_.type == c10d::OpType::RECVANYSOURCE) {
       std::lock_guard<std::mutex> lock(mutex_);
       source_ = work->sourceRank();
@@ -227,7 +248,7 @@ std::exception_ptr Collective::failure(const char *what) const {
 
 void Collective::complete(std::exception_ptr error, bool ofDevice) {
   issue_ = nullptr;
-  call_.in.clear();
+  letGo(call_.in);
   copies_.clear();
   ofDevice = ofDevice && error != nullptr;
   if (ofDevice) keepFailure(kEventName, device_.index(), error);
@@ -235,10 +256,6 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   finish(std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
-}
-
-bool Collective::isCompleted() {
-  return Work::isCompleted() && (!staged_ || queryEvent(staged_->get()));
 }
 
 int Collective::sourceRank() const {
@@ -334,7 +351,7 @@ CollectiveQueues::CollectiveQueues(c10::intrusive_ptr<c10d::Backend> gloo, Peers
     : gloo_(std::move(gloo)), peers_(std::move(peers)) {}
 
 CollectiveQueues::~CollectiveQueues() {
-  for (const auto &[device, stream] : sideStreams_) orStreamDestroy(stream);
+  for (const auto &[key, stream] : sideStreams_) orStreamDestroy(stream);
 }
 
 void CollectiveQueues::push(const QueueKey &key, c10::intrusive_ptr<Collective> work) {
@@ -372,15 +389,17 @@ void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey ke
     queue.works.pop_front();
     lock.unlock();
     work->run(*self->gloo_);
+    std::vector<at::Tensor> outputs = work->result();
     work.reset();
+    letGo(outputs);
     lock.lock();
   }
   self->queues_.erase(key);
 }
 
-c10::Stream CollectiveQueues::sideStream(c10::DeviceIndex device) {
+c10::Stream CollectiveQueues::sideStream(Use use, c10::DeviceIndex device) {
   std::lock_guard<std::mutex> lock(mutex_);
-  orStream_t &stream = sideStreams_[device];
+  orStream_t &stream = sideStreams_[{use, device}];
   if (stream == 0) {
     DeviceSwitch here(device);
     OPENREG_CHECK(orStreamCreate(&stream));

@@ -20,9 +20,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../torch/event.h"
@@ -79,7 +79,6 @@ class Collective final : public c10d::Work {
   Collective(std::shared_ptr<CollectiveQueues> queues, std::string group, uint64_t sequence,
              c10::Device device, Call call, Issue issue);
 
-  bool isCompleted() override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   /* The current stream of the collective's device waits; the host does not. */
@@ -96,7 +95,7 @@ class Collective final : public c10d::Work {
 
   c10::Device device() const { return device_; }
   /* What a stream has to wait for. */
-  orEvent_t done() const { return staged_ ? staged_->get() : signalled_.get(); }
+  orEvent_t done() const { return signalled_.get(); }
   const std::shared_ptr<CollectiveQueues> &queues() const { return queues_; }
 
   /* On the queue's thread. */
@@ -105,7 +104,7 @@ class Collective final : public c10d::Work {
  private:
   std::vector<at::Tensor> hostTensors();
   void stageInputs();
-  void stageOutputs();
+  void copyBack();
   void divide(std::vector<at::Tensor> &host) const;
   std::exception_ptr failure(const char *what) const;
   void complete(std::exception_ptr error, bool ofDevice);
@@ -118,10 +117,9 @@ class Collective final : public c10d::Work {
   const std::vector<at::Tensor> out_;  // of `call_`
   Issue issue_;
   const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
-  OwnedEvent signalled_;              // by the queue's thread
-  std::vector<at::Tensor> copies_;    // host copies, on a device that kernels cannot reach
-  std::optional<OwnedEvent> staged_;  // the copies are back
-  int source_ = -1;                   // under mutex_
+  OwnedEvent signalled_;            // by the queue's thread
+  std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
+  int source_ = -1;                 // under mutex_
   const c10::intrusive_ptr<c10::ivalue::Future> outcome_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
 };
@@ -160,8 +158,10 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
   int rank() const { return gloo_->getRank(); }
   int size() const { return gloo_->getSize(); }
 
-  /* A stream for what comes after a collective, and nothing else: streams of the pool are also others'. */
-  c10::Stream sideStream(c10::DeviceIndex device);
+  /* Streams of our own, since those of the pool are also others'. One for what comes after a collective, and one for
+   * what a collective itself copies: it must not be behind what waits for it. */
+  enum class Use { after, copies };
+  c10::Stream sideStream(Use use, c10::DeviceIndex device);
 
  private:
   struct Queue {
@@ -174,7 +174,7 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
   const Peers peers_;
   std::mutex mutex_;  // guards what follows; no other lock is taken under it, but the core's for a new stream
   std::map<QueueKey, Queue> queues_;  // each has a thread
-  std::map<c10::DeviceIndex, orStream_t> sideStreams_;
+  std::map<std::pair<Use, c10::DeviceIndex>, orStream_t> sideStreams_;
   bool closed_ = false;
 };
 

@@ -35,6 +35,17 @@ void checkOne(const char *name, const Tensors &tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, name, ": expected one tensor, got ", tensors.size());
 }
 
+/* Elements are moved in the order of memory, which has to be that of both. */
+void checkOrder(const char *name, const at::Tensor &a, const at::Tensor &b) {
+  if (a.layout() != at::kStrided || b.layout() != at::kStrided) return;  // refused by `start`
+  const auto both = [&](at::MemoryFormat format) {
+    return a.is_contiguous(format) && b.is_contiguous(format);
+  };
+  TORCH_CHECK_VALUE(both(at::MemoryFormat::Contiguous) || both(a.suggest_memory_format()), name,
+                    ": expected tensors of one memory format, got strides ", a.strides(), " and ",
+                    b.strides(), "; pass tensor.contiguous()");
+}
+
 /* Each of `parts` is as large as `whole`. */
 void checkSame(const char *name, const Tensors &parts, const at::Tensor &whole) {
   for (const at::Tensor &part : parts) {
@@ -42,6 +53,7 @@ void checkSame(const char *name, const Tensors &parts, const at::Tensor &whole) 
                       name, ": expected tensors of ", whole.numel(), " elements of ",
                       whole.scalar_type(), ", got one of ", part.numel(), " of ",
                       part.scalar_type());
+    checkOrder(name, part, whole);
   }
 }
 
@@ -51,6 +63,7 @@ void checkRatio(const char *name, const at::Tensor &large, const at::Tensor &sma
       large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * size, name,
       ": expected a tensor of ", size, " x ", small.numel(), " elements of ", small.scalar_type(),
       ", got one of ", large.numel(), " of ", large.scalar_type());
+  checkOrder(name, large, small);
 }
 
 bool isBitwise(ReduceOp::RedOpType op) {
@@ -426,6 +439,7 @@ WorkPtr ProcessGroupOpenReg::alltoall_base(at::Tensor &output, at::Tensor &input
   const char *name = "all_to_all_single";
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), name, ": expected one dtype, got ",
                     input.scalar_type(), " and ", output.scalar_type());
+  checkOrder(name, output, input);
   return start(
       {.type = OpType::ALLTOALL_BASE, .name = name, .in = {input}, .out = {output}},
       [options, to = splitSizes(name, output, outputSplits, getSize()),
@@ -439,6 +453,8 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
                                       const c10d::AllToAllOptions &options) {
   checkCount("all_to_all", "outputs", outputs.size());
   checkCount("all_to_all", "inputs", inputs.size());
+  const auto own = static_cast<size_t>(getRank());
+  checkOrder("all_to_all", outputs[own], inputs[own]);
   return start({.type = OpType::ALLTOALL, .name = "all_to_all", .in = inputs, .out = outputs},
                [=, n = inputs.size()](Backend &gloo, Tensors &host) {
                  // Gloo's own takes tensors of one size only.

@@ -32,4 +32,17 @@ void takeGilBack(void *token) {
   }
 }
 
+bool takeGil(int &state) {
+  if (!interpreterRuns()) return false;
+  // As above.
+  try {
+    state = PyGILState_Ensure();
+  } catch (abi::__forced_unwind &) {
+    for (;;) pause();
+  }
+  return true;
+}
+
+void giveGilBack(int state) { PyGILState_Release(static_cast<PyGILState_STATE>(state)); }
+
 }  // namespace torch_openreg

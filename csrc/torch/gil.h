@@ -12,6 +12,10 @@ bool interpreterRuns();
 void *letGoOfGil();
 void takeGilBack(void *token);
 
+/* False while Python ends: there is nothing to give back then. */
+bool takeGil(int &state);
+void giveGilBack(int state);
+
 class WithoutGil {
  public:
   WithoutGil() : token_(letGoOfGil()) {}
