@@ -63,8 +63,8 @@ class Aliases {
   Aliases(orStream_t stream, c10::DeviceIndex device) : stream_(stream), device_(device) {}
 
   /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg. One
-   * that is made of others is made of their aliases. Tensors that share a storage have aliases that share one; the same tensor has the same alias.
-   * In a task. */
+   * that is made of others is made of their aliases. Tensors that share a storage have aliases that share
+   * one; the same tensor has the same alias. In a task. */
   at::Tensor of(const at::Tensor &tensor);
 
   /* After the kernel, in the task: device storages take over the memory of resized aliases. */
