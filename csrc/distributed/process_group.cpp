@@ -234,6 +234,16 @@ ReduceOp ProcessGroupOpenReg::reduction(const Call &call, const ReduceOp &op) co
   return op.op_ == ReduceOp::AVG ? ReduceOp(ReduceOp::SUM) : op;
 }
 
+/* Makes `call` a reduction; its options as Gloo can do it. */
+template <typename Given>
+Given ProcessGroupOpenReg::reducing(Call &call, const Given &options) const {
+  call.bytes = false;
+  call.average = options.reduceOp == ReduceOp::AVG;
+  Given ours = options;
+  ours.reduceOp = reduction(call, options.reduceOp);
+  return ours;
+}
+
 // ---- Collectives --------------------------------------------------------------------------------
 
 WorkPtr ProcessGroupOpenReg::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) {
@@ -246,10 +256,7 @@ WorkPtr ProcessGroupOpenReg::broadcast(Tensors &tensors, const c10d::BroadcastOp
 WorkPtr ProcessGroupOpenReg::allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) {
   checkOne("all_reduce", tensors);
   Call call{.type = OpType::ALLREDUCE, .name = "all_reduce", .in = {}, .out = tensors};
-  call.bytes = false;
-  call.average = options.reduceOp == ReduceOp::AVG;
-  c10d::AllreduceOptions ours = options;
-  ours.reduceOp = reduction(call, options.reduceOp);
+  const auto ours = reducing(call, options);
   return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.allreduce(host, ours); });
 }
@@ -262,10 +269,7 @@ WorkPtr ProcessGroupOpenReg::allreduce_coalesced(Tensors &tensors,
                       "all_reduce of several tensors: expected one dtype, got ",
                       tensors[0].scalar_type(), " and ", tensor.scalar_type());
   }
-  call.bytes = false;
-  call.average = options.reduceOp.op_ == ReduceOp::AVG;
-  c10d::AllreduceCoalescedOptions ours = options;
-  ours.reduceOp = reduction(call, options.reduceOp);
+  const auto ours = reducing(call, options);
   return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.allreduce_coalesced(host, ours); });
 }
@@ -273,11 +277,8 @@ WorkPtr ProcessGroupOpenReg::allreduce_coalesced(Tensors &tensors,
 WorkPtr ProcessGroupOpenReg::reduce(Tensors &tensors, const c10d::ReduceOptions &options) {
   checkOne("reduce", tensors);
   Call call{.type = OpType::REDUCE, .name = "reduce", .in = {}, .out = tensors};
-  call.bytes = false;
-  call.average =
-      options.reduceOp.op_ == ReduceOp::AVG && checkRank("reduce", options.rootRank) == getRank();
-  c10d::ReduceOptions ours = options;
-  ours.reduceOp = reduction(call, options.reduceOp);
+  const auto ours = reducing(call, options);
+  call.average = call.average && checkRank("reduce", options.rootRank) == getRank();
   return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.reduce(host, ours); });
 }
@@ -388,10 +389,7 @@ WorkPtr ProcessGroupOpenReg::reduce_scatter(Tensors &outputs, Lists &inputs,
   checkCount(name, "inputs", inputs[0].size());
   checkSame(name, inputs[0], outputs[0]);
   Call call{.type = OpType::REDUCE_SCATTER, .name = name, .in = inputs[0], .out = outputs};
-  call.bytes = false;
-  call.average = options.reduceOp.op_ == ReduceOp::AVG;
-  c10d::ReduceScatterOptions ours = options;
-  ours.reduceOp = reduction(call, options.reduceOp);
+  const auto ours = reducing(call, options);
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     Lists from{part(host, 0, host.size() - 1)};
     Tensors to{host.back()};
@@ -404,10 +402,7 @@ WorkPtr ProcessGroupOpenReg::_reduce_scatter_base(at::Tensor &output, at::Tensor
   const char *name = "reduce_scatter_single";
   checkRatio(name, input, output, getSize());
   Call call{.type = OpType::_REDUCE_SCATTER_BASE, .name = name, .in = {input}, .out = {output}};
-  call.bytes = false;
-  call.average = options.reduceOp.op_ == ReduceOp::AVG;
-  c10d::ReduceScatterOptions ours = options;
-  ours.reduceOp = reduction(call, options.reduceOp);
+  const auto ours = reducing(call, options);
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     return gloo._reduce_scatter_base(host[1], host[0], ours);
   });
@@ -422,10 +417,7 @@ WorkPtr ProcessGroupOpenReg::reduce_scatter_tensor_coalesced(
   for (size_t i = 0; i < inputs.size(); ++i) checkRatio(name, inputs[i], outputs[i], getSize());
   Call call{
       .type = OpType::REDUCE_SCATTER_TENSOR_COALESCED, .name = name, .in = inputs, .out = outputs};
-  call.bytes = false;
-  call.average = options.reduceOp.op_ == ReduceOp::AVG;
-  c10d::ReduceScatterOptions ours = options;
-  ours.reduceOp = reduction(call, options.reduceOp);
+  const auto ours = reducing(call, options);
   return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
     Tensors from = part(host, 0, n), to = part(host, n, n);
     return gloo.reduce_scatter_tensor_coalesced(to, from, ours);

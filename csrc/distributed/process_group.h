@@ -70,6 +70,8 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   WorkPtr start(Call call, Issue issue);
   WorkPtr startOn(c10::Device device, Call call, Issue issue);
   c10d::ReduceOp reduction(const Call &call, const c10d::ReduceOp &op) const;
+  template <typename Given>
+  Given reducing(Call &call, const Given &options) const;
   void checkCount(const char *name, const char *what, size_t count) const;
   int checkRank(const char *name, int64_t rank) const;
   std::string groupName() const;
