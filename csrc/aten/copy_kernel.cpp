@@ -36,7 +36,7 @@ constexpr int64_t kPiece = 1 << 15;         // elements; at::internal::GRAIN_SIZ
 constexpr int64_t kLeastToSplit = 1 << 17;  // elements
 
 /* What a tensor consists of. */
-struct Parts {
+struct Extent {
   void *data = nullptr;  // the first element
   size_t bytes = 0;      // from the first to the last
   c10::DimVector sizes, strides;
@@ -44,7 +44,7 @@ struct Parts {
   bool conj = false, neg = false;
 };
 
-Tensor cpuTensor(const Parts &parts) {
+Tensor cpuTensor(const Extent &parts) {
   return tensorOf(cpuStorage(parts.data, parts.bytes), c10::DispatchKey::CPU, parts.dtype,
                   parts.sizes, parts.strides, 0, parts.conj, parts.neg);
 }
@@ -62,12 +62,12 @@ struct Side {
 
   /* In a task. */
   Tensor alias() const {
-    Parts mapped = parts;
+    Extent mapped = parts;
     if (onDevice) OPENREG_CHECK(orMapForKernel(&mapped.data, parts.data, parts.bytes));
     return cpuTensor(mapped);
   }
 
-  Parts parts;
+  Extent parts;
   bool onDevice;
 };
 
@@ -112,7 +112,7 @@ class SplitCopy {
     const auto partsOf = [&](int which, const Tensor &tensor) {
       c10::DimVector strides(loops.strides(which));
       for (int64_t &stride : strides) stride /= static_cast<int64_t>(tensor.itemsize());
-      return Parts{
+      return Extent{
           loops.data_ptr(which), 0, {}, std::move(strides), tensor.scalar_type(), tensor.is_conj(),
           tensor.is_neg()};
     };
@@ -152,20 +152,20 @@ class SplitCopy {
     at::native::copy_(dst, slice(src_, index / steps_, first, length), false);
   }
 
-  Tensor slice(const Parts &whole, int64_t outer, int64_t first, int64_t length) const {
+  Tensor slice(const Extent &whole, int64_t outer, int64_t first, int64_t length) const {
     int64_t offset = first * whole.strides[chunked_];
     for (size_t i = chunked_ + 1; i < shape_.size(); ++i) {
       offset += outer % shape_[i] * whole.strides[i];
       outer /= shape_[i];
     }
     const auto itemsize = static_cast<int64_t>(c10::elementSize(whole.dtype));
-    Parts part{static_cast<char *>(whole.data) + offset * itemsize,
-               0,
-               {},
-               {},
-               whole.dtype,
-               whole.conj,
-               whole.neg};
+    Extent part{static_cast<char *>(whole.data) + offset * itemsize,
+                0,
+                {},
+                {},
+                whole.dtype,
+                whole.conj,
+                whole.neg};
     // A tensor's last dimension is the first loop.
     for (size_t i = chunked_ + 1; i-- > 0;) {
       part.sizes.push_back(i == chunked_ ? length : shape_[i]);
@@ -175,7 +175,7 @@ class SplitCopy {
     return cpuTensor(part);
   }
 
-  Parts dst_, src_;       // sizes aside: in the order of the loops
+  Extent dst_, src_;      // sizes aside: in the order of the loops
   c10::DimVector shape_;  // the innermost loop first
   size_t chunked_ = 0;
   int64_t step_ = 0, steps_ = 0;
