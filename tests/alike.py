@@ -1,6 +1,7 @@
 """A program gives on the device what it gives on the CPU: values, dtypes, strides; and there."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Not the current device, where there are two.
 DEVICE = f"openreg:{torch.openreg.device_count() - 1}"
@@ -65,3 +66,15 @@ def trained(module, *inputs):
     leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     gradients = [leaf.grad for leaf in (*leaves, *module.parameters())]
     return outputs, gradients, list(module.buffers())
+
+
+class Recorder(TorchDispatchMode):
+    """The names of the operators that were called in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))

@@ -5,11 +5,10 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import DEVICE, LOOSE, alike, drawn, trained
+from alike import DEVICE, LOOSE, Recorder, alike, drawn, trained
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_openreg  # noqa: F401
 
@@ -115,16 +114,6 @@ def under_autocast(device):
 )
 def test_other_calls(program):
     alike(program)
-
-
-class Recorder(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOOSE])

@@ -49,6 +49,10 @@ def batch():
     return x, torch.randint(5, (BATCH,), generator=generator)
 
 
+def own_part(t):
+    return t.chunk(dist.get_world_size())[dist.get_rank()]
+
+
 def train(model, optimizer, part, device, count):
     """The mean loss of each step, over every rank's part of the batch."""
     losses = []
@@ -85,7 +89,7 @@ def rank_ddp_gradient(rank):
     device = use(rank)
     model = nn.parallel.DistributedDataParallel(make_model().to(device), device_ids=None)
     x, y = batch()
-    parts = [t.chunk(dist.get_world_size())[rank].to(device) for t in (x, y)]
+    parts = [own_part(t).to(device) for t in (x, y)]
     nn.functional.cross_entropy(model(parts[0]), parts[1]).backward()
     one = make_model()
     nn.functional.cross_entropy(one(x), y).backward()
@@ -107,8 +111,7 @@ def rank_ddp_trains(rank, hook):
 
         model.register_comm_hook(None, allreduce_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    part = lambda t: t.chunk(dist.get_world_size())[rank]  # noqa: E731
-    losses = train(model, optimizer, part, device, 8)
+    losses = train(model, optimizer, own_part, device, 8)
     expected, one = on_cpu(8)
     same_losses(losses, expected)
     for ours, theirs in zip(model.parameters(), one.parameters(), strict=True):
@@ -124,10 +127,9 @@ def rank_ddp_runs_ahead(rank):
     device = use(rank)
     model = nn.parallel.DistributedDataParallel(make_model().to(device), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    part = lambda t: t.chunk(dist.get_world_size())[rank]  # noqa: E731
-    train(model, optimizer, part, device, 3)
+    train(model, optimizer, own_part, device, 3)
     torch.openreg.synchronize()
-    x, y = (part(t).to(device) for t in batch())
+    x, y = (own_part(t).to(device) for t in batch())
     torch.openreg.synchronize()
     with torch.openreg.testing.gate() as gate:
         gate.wait()
@@ -157,8 +159,7 @@ def rank_fsdp(rank, precision):
     assert sharded.device == torch.device(device)
     assert sharded.to_local().shape[0] == len(torch.arange(5).chunk(dist.get_world_size())[rank])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    part = lambda t: t.chunk(dist.get_world_size())[rank]  # noqa: E731
-    losses = train(model, optimizer, part, device, 8).float()
+    losses = train(model, optimizer, own_part, device, 8).float()
     expected, one = on_cpu(8)
     if precision:
         dist.all_reduce(losses, dist.ReduceOp.AVG)

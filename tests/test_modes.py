@@ -3,10 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import DEVICE, alike, drawn
+from alike import DEVICE, Recorder, alike, drawn
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -232,15 +231,6 @@ def test_fake_tensors():
 
 
 def test_a_dispatch_mode_sees_what_the_cpu_runs():
-    class Recorder(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.names = []
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.names.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     def program(device):
         x = drawn(device, 3, 3)
         with Recorder() as recorder:
