@@ -37,6 +37,10 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
                        void *task, c10::ArrayRef<orAccess> accesses = {});
 
+/* Before a sleep of a host's thread: lets go of the GIL, and of the thread's OpenMP team. Returns what takeGilBack
+ * needs. */
+void *fallAsleep();
+
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
 void useOneThread();
 
