@@ -283,6 +283,14 @@ void useOneThread() {
   setThreads(1);
 }
 
+OneThread::OneThread() : before_(at::get_num_threads()) {
+  if (before_ != 1 && threadControl().openmp != nullptr) threadControl().openmp(1);
+}
+
+OneThread::~OneThread() {
+  if (before_ != 1 && threadControl().openmp != nullptr) threadControl().openmp(before_);
+}
+
 void pauseKernels() {
   if (counted) return;
   pauses.fetch_add(1);

@@ -44,6 +44,18 @@ void *fallAsleep();
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
 void useOneThread();
 
+/* While it lives, what the calling thread computes opens no team. */
+class OneThread {
+ public:
+  OneThread();
+  ~OneThread();
+  OneThread(const OneThread &) = delete;
+  OneThread &operator=(const OneThread &) = delete;
+
+ private:
+  const int before_;
+};
+
 /* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
  * a kernel held, such as the one of a function's first call. */
 void pauseKernels();
