@@ -86,6 +86,31 @@ def test_the_thread_count_of_the_call_is_the_kernels(run_ok):
     assert out.split() == ["False", "True", "True"]
 
 
+def test_a_host_thread_that_sleeps_keeps_no_team(run_ok):
+    """Its OpenMP workers would make libgomp put the wide lane's to sleep between any two parallel regions."""
+    out = run_ok(
+        """
+        import threads
+        import torch
+
+        def hosts():
+            return sum(not name.startswith("openreg") for name in threads.names())
+
+        torch.set_num_threads(2)
+        x = torch.rand(1 << 20)
+        expected = x.exp()
+        print(hosts())
+        torch.openreg._sleep(100_000_000)
+        torch.openreg.synchronize()
+        print(hosts())
+        print(torch.equal(x.exp(), expected), hosts())
+        """
+    )
+    before, asleep, equal, after = out.split()
+    assert equal == "True"
+    assert int(asleep) == int(before) - 1 and after == before
+
+
 def test_set_num_threads_holds_for_later_tasks(run_ok):
     out = run_ok(
         """

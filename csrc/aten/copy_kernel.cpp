@@ -1,9 +1,9 @@
 /*
  * A CopyTask carries both sides by value: address, sizes, strides.
  *
- * A large copy runs in pieces (orRunPieces) of at most kPiece elements, below which PyTorch's loops open no parallel
- * region: a second OpenMP team beside the wide lane's would slow every kernel down. A piece may run on a host thread,
- * in the midst of anything: it must see no dispatch mode, and leaves the treatment of denormals as it found it.
+ * A large copy runs in pieces (orRunPieces). A piece may run on a host thread, in the midst of anything: it must see no
+ * dispatch mode, opens no parallel region (a second OpenMP team beside the wide lane's would slow every kernel down),
+ * and leaves the treatment of denormals as it found it.
  */
 #include "copy_kernel.h"
 
@@ -19,6 +19,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kPiece = 1 << 15;         // elements; at::internal::GRAIN_SIZE
+constexpr int64_t kUnit = 1 << 15;          // elements
 constexpr int64_t kLeastToSplit = 1 << 17;  // elements
 
 /* What a tensor consists of. */
@@ -98,7 +99,9 @@ class DenormalMode {
 };
 
 /* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and merged where possible.
- * Loops below `chunked_` are whole in each piece, that one is cut into steps, those above are taken one by one. */
+ * Loops below `chunked_` are whole in each unit, that one is cut into steps, those above are taken one by one. A piece
+ * is a range of units: one at first, as help is called after it, then a share of what is left, so that a piece's
+ * own cost (1.5 us) is paid seldom and the last ones are small. */
 class SplitCopy {
  public:
   SplitCopy(const Tensor &dst, const Tensor &src) : flush_(CallerState::now().flush) {
@@ -119,17 +122,22 @@ class SplitCopy {
     dst_ = partsOf(0, dst);
     src_ = partsOf(1, src);
     int64_t inner = 1;
-    while (chunked_ + 1 < shape_.size() && inner * shape_[chunked_] <= kPiece) {
+    while (chunked_ + 1 < shape_.size() && inner * shape_[chunked_] <= kUnit) {
       inner *= shape_[chunked_++];
     }
-    step_ = std::max<int64_t>(1, kPiece / inner);
+    step_ = std::max<int64_t>(1, kUnit / inner);
     steps_ = (shape_[chunked_] + step_ - 1) / step_;
   }
 
   void run() {
-    int64_t count = steps_;
-    for (size_t i = chunked_ + 1; i < shape_.size(); ++i) count *= shape_[i];
-    OPENREG_CHECK(orRunPieces(&runPiece, this, static_cast<size_t>(count)));
+    int64_t units = steps_;
+    for (size_t i = chunked_ + 1; i < shape_.size(); ++i) units *= shape_[i];
+    const int64_t shares = 2 * static_cast<int64_t>(std::thread::hardware_concurrency());
+    for (int64_t end = 1; end < units; end += std::max<int64_t>(1, (units - end) / shares)) {
+      ends_.push_back(end);
+    }
+    ends_.push_back(units);
+    OPENREG_CHECK(orRunPieces(&runPiece, this, ends_.size()));
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -137,19 +145,25 @@ class SplitCopy {
   static void runPiece(void *context, size_t index) {
     auto *split = static_cast<SplitCopy *>(context);
     try {
-      split->piece(static_cast<int64_t>(index));
+      split->piece(index);
     } catch (...) {
       if (!split->failed_.exchange(true)) split->error_ = std::current_exception();
     }
   }
 
-  void piece(int64_t index) const {
+  void piece(size_t index) const {
     c10::impl::ExcludeDispatchKeyGuard noModes(c10::python_ks);
     DenormalMode denormals(flush_);
-    const int64_t first = index % steps_ * step_;
-    const int64_t length = std::min(step_, shape_[chunked_] - first);
-    Tensor dst = slice(dst_, index / steps_, first, length);
-    at::native::copy_(dst, slice(src_, index / steps_, first, length), false);
+    OneThread alone;
+    int64_t unit = index == 0 ? 0 : ends_[index - 1];
+    while (unit < ends_[index]) {
+      const int64_t outer = unit / steps_, first = unit % steps_;
+      const int64_t count = std::min(ends_[index] - unit, steps_ - first);
+      const int64_t length = std::min(count * step_, shape_[chunked_] - first * step_);
+      Tensor dst = slice(dst_, outer, first * step_, length);
+      at::native::copy_(dst, slice(src_, outer, first * step_, length), false);
+      unit += count;
+    }
   }
 
   Tensor slice(const Extent &whole, int64_t outer, int64_t first, int64_t length) const {
@@ -179,6 +193,7 @@ class SplitCopy {
   c10::DimVector shape_;  // the innermost loop first
   size_t chunked_ = 0;
   int64_t step_ = 0, steps_ = 0;
+  std::vector<int64_t> ends_;  // of the pieces, in units
   const unsigned flush_;
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;

@@ -22,6 +22,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <vector>
 
@@ -56,7 +57,13 @@ using SetThreads = void (*)(int);
 struct ThreadControl {
   SetThreads openmp = nullptr;
   int (*mklLocal)(int) = nullptr;
+  int (*endTeam)(int) = nullptr;  // of the calling thread
 };
+
+bool isFromGomp(void *function) {
+  Dl_info info{};
+  return dladdr(function, &info) != 0 && std::strstr(info.dli_fname, "libgomp") != nullptr;
+}
 
 /* PyTorch's own OpenMP runtime is the one that libtorch_cpu is linked to; a process may hold others. */
 const ThreadControl &threadControl() {
@@ -68,6 +75,9 @@ const ThreadControl &threadControl() {
     if (library == nullptr) return found;
     found.openmp = reinterpret_cast<SetThreads>(dlsym(library, "omp_set_num_threads"));
     found.mklLocal = reinterpret_cast<int (*)(int)>(dlsym(library, "MKL_Set_Num_Threads_Local"));
+    // Elsewhere it concerns every thread's team.
+    void *pause = dlsym(library, "omp_pause_resource_all");
+    if (isFromGomp(pause)) found.endTeam = reinterpret_cast<int (*)(int)>(pause);
     return found;
   }();
   return control;
@@ -122,6 +132,20 @@ void useThreads(int count) {
   if (!wideLane || set == count) return;
   set = count;
   setThreads(count);
+}
+
+/* libgomp's threads stop spinning between parallel regions once its teams together have more threads than there are
+ * cores, and every region of the wide lane costs two futex calls then (a transformer layer's step: 27 ms instead of
+ * 15). So a thread of the host does not keep its team while it sleeps. Its next region makes a new one in 50 to 100 us,
+ * hence the interval. Nothing happens to a thread that has no team or is inside a region. */
+void endTeamOfSleeper() {
+  constexpr auto interval = std::chrono::milliseconds(5);
+  constexpr int soft = 1;  // omp_pause_soft: what the program has set stays
+  thread_local std::chrono::steady_clock::time_point last{};
+  const auto now = std::chrono::steady_clock::now();
+  if (threadControl().endTeam == nullptr || now - last < interval) return;
+  last = now;
+  threadControl().endTeam(soft);
 }
 
 // ---- A task and its waiter.
@@ -190,11 +214,14 @@ void sleepUntilDone(std::atomic<uint32_t> &done) {
 
 void wait(Task &task) {
   if (spin(task.done)) return;
-  WithoutGil withoutGil;
+  void *asleep = fallAsleep();
   sleepUntilDone(task.done);
+  takeGilBack(asleep);
 }
 
-[[maybe_unused]] const bool hooked = (orSetLaneHook(&startLane), true);
+constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
+[[maybe_unused]] const bool hooked =
+    (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks), true);
 
 }  // namespace
 
@@ -245,9 +272,23 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
   TORCH_CHECK(false, name, " was dropped before it ran: its device was reset or failed");
 }
 
+void *fallAsleep() {
+  void *gil = letGoOfGil();
+  endTeamOfSleeper();
+  return gil;
+}
+
 void useOneThread() {
   at::get_num_threads();  // as in startLane
   setThreads(1);
+}
+
+OneThread::OneThread() : before_(at::get_num_threads()) {
+  if (before_ != 1 && threadControl().openmp != nullptr) threadControl().openmp(1);
+}
+
+OneThread::~OneThread() {
+  if (before_ != 1 && threadControl().openmp != nullptr) threadControl().openmp(before_);
 }
 
 void pauseKernels() {

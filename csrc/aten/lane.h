@@ -37,8 +37,24 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
                        void *task, c10::ArrayRef<orAccess> accesses = {});
 
+/* Before a sleep of a host's thread: lets go of the GIL, and of the thread's OpenMP team. Returns what takeGilBack
+ * needs. */
+void *fallAsleep();
+
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
 void useOneThread();
+
+/* While it lives, what the calling thread computes opens no team. */
+class OneThread {
+ public:
+  OneThread();
+  ~OneThread();
+  OneThread(const OneThread &) = delete;
+  OneThread &operator=(const OneThread &) = delete;
+
+ private:
+  const int before_;
+};
 
 /* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
  * a kernel held, such as the one of a function's first call. */

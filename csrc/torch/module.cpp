@@ -326,8 +326,6 @@ void bindDiagnostics(py::module_ &m) {
 PYBIND11_MODULE(_C, m) {
   torch_openreg::registerOperators();
   using namespace torch_openreg;
-  static const orBlockHooks blockHooks{letGoOfGil, takeGilBack};
-  OPENREG_CHECK(orSetBlockHooks(&blockHooks));
   registerHooks();
   registerGraph();
   startAutogradWithoutDevices();
