@@ -26,10 +26,11 @@
  *   lane.c       the threads that run tasks, and the choice of what runs next
  *   wait.c       clock, futex, block hooks
  *   trace.c      tracing: the buffer of what was launched and run
+ *   fault.c      fault injection: operations that fail because a test says so
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
- *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > making of
- *   streams > stream > cell > scheduler; trace > none
+ *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > arming of
+ *   faults > making of streams > stream > cell > scheduler > faults; trace > none
  * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: the registry while devices are made, once, so that two threads do not make them).
  */
@@ -260,6 +261,7 @@ typedef struct orTask {
   orCell *completion; /* a vendor's operation that has started and is awaited */
   orEvent_t done;     /* its event */
   orTaskKind kind;
+  uint32_t fault; /* fault.c: what is to go wrong; 0 */
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -297,6 +299,9 @@ typedef enum orStreamState {
 
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
+/* What whoever queues or allocates has to know about a device. */
+enum { OR_NOTICE_LOST = 1, OR_NOTICE_FAULT = 2 /* one is armed */ };
+
 typedef struct orStream {
   /* Read often, written rarely. */
   orSlot slot;
@@ -306,7 +311,7 @@ typedef struct orStream {
   _Atomic uint64_t drop_until; /* tasks up to this number are dropped instead of run */
   _Atomic uint64_t wake_at;    /* sleepers: see orStreamAwait */
   _Atomic uint32_t wake_word;
-  _Atomic bool lost; /* its device is; written under `lock` */
+  _Atomic unsigned notice; /* OR_NOTICE_*, of its device; written under `lock` */
   /* Under `lock`. Counters go on when the slot is used again. */
   _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
   orStreamState state;
@@ -358,9 +363,9 @@ void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, v
                      void *context);
 /* Waits until everything queued now on a device (-1: all) has finished. */
 void orStreamAwaitDevice(int device);
-/* Every stream of a device, also those to come: its device is lost, and what is queued on it is to be dropped; or the
- * device is back. */
-void orStreamSetLost(int device, bool lost);
+/* Every stream of a device, also those to come: the notice is given or taken back. With OR_NOTICE_LOST, what is queued is
+ * to be dropped. The caller has noted it where orStreamMake looks. */
+void orStreamNotify(int device, unsigned notice, bool on);
 /* Makes a device's default stream. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and UINT64_MAX. */
@@ -455,6 +460,17 @@ void orTraceLaunchEnds(const char *call, orStream_t stream, uint64_t correlation
 /* After a wait that began when orTraceNow() gave `began`, which is not 0. */
 void orTraceWaited(const char *call, int device, orStream_t stream, uint64_t began);
 
+/* ---- fault.c ---- */
+
+#define OR_FAULT_OOM_TEXT " (injected fault \"out_of_memory\")"
+bool orFaultArmed(int device);
+/* On the host, of an allocation on a device with OR_NOTICE_FAULT: whether it is to fail. */
+bool orFaultAllocation(int device, size_t bytes);
+/* A kernel, copy or fill that is about to be queued on such a device. Stream lock held. */
+void orFaultMark(int device, orTask *task);
+/* By a lane, of a marked task: delays it; true if it has failed, which is noted. */
+bool orFaultStrikes(const orTask *task, int device);
+
 /* ---- reserve.c ---- */
 
 /* Gives back what no queued work can reach; waits for none, as another device's may go on for ever. */
@@ -463,6 +479,7 @@ void orCacheTrim(int device);
 /* ---- clock and futex ---- */
 
 uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
+void orSleep(uint64_t ns);
 void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* 0: no time-out */
 void orFutexWake(_Atomic uint32_t *word, int count);
 static inline void orPause(void) {
