@@ -235,7 +235,9 @@ static bool spinUntil(orStream *s, uint64_t count) {
 }
 
 static void sleepUntil(orStream *s, uint64_t count) {
+  orHostWait wait;
   void *token = orBlockEnter();
+  orHostWaitBegin(&wait, s, count, NULL);
   while (!hasCompleted(s, count) && !orProcessExiting()) {
     uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
     lowerWakeAt(s, count);
@@ -247,6 +249,7 @@ static void sleepUntil(orStream *s, uint64_t count) {
       orFutexWait(&s->wake_word, word, 0);
     }
   }
+  orHostWaitEnd(&wait);
   orBlockLeave(token);
 }
 
