@@ -143,12 +143,12 @@ TEST(hang_report_of_a_cycle_of_values) {
   awaitReport(
       format("  cycle: %s (task 1) waits for task 3 of %s; %s (task 2) waits for task 3 of %s\n",
              named(a), named(b), named(b), named(a)));
+  awaitReport(format("the value at %p, which is 0, to be 1\n", (void *)&values[2]));
   const char *text = report();
   ASSERT_CONTAINS(text,
                   format("task 2, orStreamWaitValue32: waits for the value at %p, which is 0, "
                          "to be at least 4\n",
                          (void *)&values[1]));
-  ASSERT_CONTAINS(text, format("the value at %p, which is 0, to be 1\n", (void *)&values[2]));
   ASSERT(!strstr(text, "cycle: ") || !strstr(strstr(text, "cycle: ") + 1, "cycle: "));
   atomic_store((_Atomic uint32_t *)&values[0], 7);
   atomic_store((_Atomic uint32_t *)&values[2], 1);
@@ -374,6 +374,9 @@ static void raiseInChild(void) {
 }
 
 TEST(watchdog_leaves_the_signal_of_a_forked_child_alone) {
+#ifdef __SANITIZE_THREAD__
+  SKIP("ThreadSanitizer calls no handler in a forked child of several threads");
+#endif
   askBySignal();
   int status = forkAndRun(raiseInChild);
   ASSERT(WIFSIGNALED(status));
