@@ -245,18 +245,18 @@ static void watch(const char *limit) {
 }
 
 TEST(watchdog_prints_a_stall_once) {
-  watch("0.05");
+  watch("0.2");
   orStream_t a = newStream(), b = newStream();
   orEvent_t gate = closeGate(a), e = newEvent(0);
   ASSERT_OK(orEventRecord(e, a));
   ASSERT_OK(orStreamWaitEvent(b, e));
   awaitReports(1);
   ASSERT_CONTAINS(heard(),
-                  "openreg: hang report: a stream with work has finished no task for 0.05 s "
+                  "openreg: hang report: a stream with work has finished no task for 0.2 s "
                   "(OPENREG_WATCHDOG_S)\n");
   ASSERT_CONTAINS(heard(), "which nobody has signalled");
   ASSERT_CONTAINS(heard(), format("recorded as task 2 of %s", named(a)));
-  sleepMs(300);
+  sleepMs(600);
   ASSERT_EQ(reportsIn(heard()), 1);
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(b));
@@ -271,7 +271,10 @@ TEST(watchdog_tells_how_long_a_kernel_runs) {
   Holder holder = {0};
   hold(newStream(), &holder);
   awaitReports(1);
-  ASSERT_CONTAINS(heard(), "kernel test: on lane 0 for 0.2 s");
+  const char *told = strstr(heard(), "kernel test: on lane 0 for ");
+  double lasted = 0;
+  ASSERT(told && sscanf(told, "kernel test: on lane 0 for %lf s", &lasted) == 1);
+  ASSERT_GE(lasted * 10, 2);
   letGo(&holder);
   ASSERT_OK(orDeviceSynchronize());
 }
@@ -316,7 +319,7 @@ TEST(watchdog_tells_what_stream_a_host_waits_for) {
 }
 
 TEST(watchdog_is_silent_while_all_goes_on) {
-  watch("1");
+  watch("10");
   orStream_t s = newStream();
   for (int i = 0; i < 20; i++) {
     ASSERT_OK(orLaunchSleep(s, 10000000));
