@@ -7,7 +7,7 @@
  *
  * Off, none of this is looked for: the streams of a device on which a fault is armed say so in `notice`, which
  * allocations have to read anyway to see whether the device is lost; a launch reads it once more, on the line it
- * has just locked; a lane looks at one field of the record that it runs.
+ * has just locked; a lane looks at one field of the record that it runs. orMalloc, which is system calls, takes `lock`.
  *
  * faults[] is guarded by `lock`, the last in the order of locks. `changing` is held while a fault is armed or removed and
  * the streams are told, so that two threads do not undo each other; it comes before the making of streams.
