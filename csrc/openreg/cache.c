@@ -220,10 +220,10 @@ static inline orError_t resolveStream(orStream_t *stream) {
   return orHandleFind(&orStreamTable, *stream) ? orSuccess : orErrorInvalidResourceHandle;
 }
 
-/* By the flag beside the handle that was just looked at. */
-static inline bool isLost(orStream_t stream) {
+/* Beside the handle that was just looked at. */
+static inline unsigned noticeOf(orStream_t stream) {
   const orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
-  return atomic_load_explicit(&s->lost, memory_order_relaxed);
+  return atomic_load_explicit(&s->notice, memory_order_relaxed);
 }
 
 /* ---- Allocation ---- */
@@ -276,12 +276,15 @@ orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
   OR_TRY(resolveStream(&stream));
   if (!bytes) return orSuccess;
   int device = orHandleDevice(stream);
-  if (OR_UNLIKELY(isLost(stream))) OR_TRY(orDeviceCheckLost(device));
   orRequest r = {.cache = &orCaches[device],
                  .stream = stream,
                  .task = taskOf(stream),
                  .bytes = bytes,
                  .device = device};
+  if (OR_UNLIKELY(noticeOf(stream))) {
+    OR_TRY(orDeviceCheckLost(device));
+    if (orFaultAllocation(device, bytes)) return orCacheRefuse(&r);
+  }
   orCacheLock(r.cache);
   poll(r.cache);
   r.size = sizeFor(r.cache, bytes);

@@ -38,6 +38,7 @@ typedef struct orRequest {
   uint64_t task; /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
   size_t bytes, size;
   int device, pool;
+  bool refused; /* by a fault that was injected */
 } orRequest;
 
 extern orCache orCaches[OPENREG_MAX_DEVICES] OR_HIDDEN;
@@ -91,5 +92,7 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
 
 /* The cache had nothing: a block from fresh memory, or what can be had by waiting. No lock held. */
 orError_t orCacheAllocateSlow(const orRequest *request, void **ptr);
+/* Out of memory, whatever there is, after all that is done for a request that cannot be served. No lock held. */
+orError_t orCacheRefuse(const orRequest *request);
 
 #endif

@@ -7,6 +7,7 @@
  */
 #include <ctype.h>
 #include <limits.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,8 @@ static bool parseMemory(const char *text, void *field);
 static bool parsePath(const char *text, void *field);
 static bool parseSwitch(const char *text, void *field);
 static bool parseRecords(const char *text, void *field);
+static bool parseSeconds(const char *text, void *field);
+static bool parseSignal(const char *text, void *field);
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -55,6 +58,13 @@ static const SettingRow rows[] = {
     {"OPENREG_TRACE_RECORDS", "1048576", "1048576", "", parseRecords,
      offsetof(orConfig, trace_records), "a whole number from 1 to 1000000000",
      "most records in a trace, of about 100 bytes each: 1 to 1000000000"},
+    {"OPENREG_WATCHDOG_S", "", "", "no watchdog", parseSeconds, offsetof(orConfig, watchdog_ns),
+     "a number of seconds above 0, at most 1000000000",
+     "seconds without progress after which the hang report is printed on stderr, such as 30 or "
+     "0.5"},
+    {"OPENREG_WATCHDOG_SIGNAL", "", "", "no signal", parseSignal,
+     offsetof(orConfig, watchdog_signal), "HUP, QUIT, USR1, USR2 or WINCH",
+     "signal at which the hang report is printed on stderr: HUP, QUIT, USR1, USR2 or WINCH"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
@@ -119,6 +129,35 @@ static bool parseRecords(const char *text, void *field) {
   if (!parseNumber(text, &number, &end) || *end || !number || number > 1000000000) return false;
   *(size_t *)field = (size_t)number;
   return true;
+}
+
+static bool parseSeconds(const char *text, void *field) {
+  unsigned long long number;
+  const char *end;
+  if (!parseNumber(text, &number, &end) || number > 1000000000) return false;
+  uint64_t ns = number * 1000000000;
+  if (*end == '.') {
+    uint64_t unit = 100000000;
+    for (++end; *end >= '0' && *end <= '9'; ++end, unit /= 10) ns += unit * (uint64_t)(*end - '0');
+  }
+  if (*end || !ns) return false;
+  *(uint64_t *)field = ns;
+  return true;
+}
+
+static bool parseSignal(const char *text, void *field) {
+  static const struct {
+    const char *name;
+    int number;
+  } known[] = {
+      {"HUP", SIGHUP}, {"QUIT", SIGQUIT}, {"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"WINCH", SIGWINCH}};
+  if (!strncmp(text, "SIG", 3)) text += 3;
+  for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
+    if (!strcmp(text, known[i].name)) {
+      *(int *)field = known[i].number;
+      return true;
+    }
+  return false;
 }
 
 /* ---- Reading ---- */

@@ -26,10 +26,13 @@
  *   lane.c       the threads that run tasks, and the choice of what runs next
  *   wait.c       clock, futex, block hooks
  *   trace.c      tracing: the buffer of what was launched and run
+ *   fault.c      fault injection: operations that fail because a test says so
+ *   hang.c       what each stream is doing and waits for, in words
+ *   watchdog.c   when that is printed: at a stall, at a signal
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
- *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > making of
- *   streams > stream > cell > scheduler; trace > none
+ *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > arming of
+ *   faults > making of streams > stream > cell > scheduler > faults; trace, sleeping hosts > none
  * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: the registry while devices are made, once, so that two threads do not make them).
  */
@@ -76,6 +79,8 @@ typedef struct orConfig {
   bool poison;          /* OPENREG_POISON */
   bool launch_blocking; /* OPENREG_LAUNCH_BLOCKING */
   size_t trace_records; /* OPENREG_TRACE_RECORDS */
+  uint64_t watchdog_ns; /* OPENREG_WATCHDOG_S; 0: none */
+  int watchdog_signal;  /* OPENREG_WATCHDOG_SIGNAL; 0: none */
 } orConfig;
 
 /* Reads the environment at the first call; one line on stderr for each value that is refused. */
@@ -93,6 +98,8 @@ orError_t orEnterBlocking(void);
 /* Marks the runtime as used: installs the fork and exit handlers, once. */
 void orProcessActivate(void);
 bool orProcessExiting(void);
+/* A detached thread that takes no signals; 0 or an errno. */
+int orThreadStart(void *(*body)(void *), void *context);
 /* Set by a lane around what it runs. */
 enum { OR_TASK_NONE = 0, OR_TASK_KERNEL, OR_TASK_HOST_FUNC };
 void orProcessSetTask(int kind);
@@ -260,6 +267,7 @@ typedef struct orTask {
   orCell *completion; /* a vendor's operation that has started and is awaited */
   orEvent_t done;     /* its event */
   orTaskKind kind;
+  uint32_t fault; /* fault.c: what is to go wrong; 0 */
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -283,6 +291,9 @@ void orQueueCommit(orQueueIn *in, const orTask *task);
 /* The oldest record; the caller has seen a count of tasks that includes it. */
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied);
 void orQueuePop(orQueueOut *out, size_t size);
+/* The `count` oldest records, which no lane is at, until `fn` returns false; indices from 0. Stream lock held. */
+void orQueueForEach(const orQueueOut *out, uint64_t count,
+                    bool (*fn)(const orTask *task, uint64_t index, void *context), void *context);
 /* Takes back a chunk that orQueueFront emptied. Stream lock held. */
 void orQueueReuse(orQueueIn *in, orChunk *chunk);
 
@@ -297,6 +308,9 @@ typedef enum orStreamState {
 
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
+/* What whoever queues or allocates has to know about a device. */
+enum { OR_NOTICE_LOST = 1, OR_NOTICE_FAULT = 2 /* one is armed */ };
+
 typedef struct orStream {
   /* Read often, written rarely. */
   orSlot slot;
@@ -306,11 +320,12 @@ typedef struct orStream {
   _Atomic uint64_t drop_until; /* tasks up to this number are dropped instead of run */
   _Atomic uint64_t wake_at;    /* sleepers: see orStreamAwait */
   _Atomic uint32_t wake_word;
-  _Atomic bool lost; /* its device is; written under `lock` */
+  _Atomic unsigned notice; /* OR_NOTICE_*, of its device; written under `lock` */
   /* Under `lock`. Counters go on when the slot is used again. */
   _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
   orStreamState state;
   bool dying;              /* destroyed, still draining */
+  int lane;                /* while RUNNING, its lane */
   _Atomic uint64_t queued; /* tasks; read by all */
   uint64_t room_until;     /* the queue is not full before this count, as last looked at */
   size_t bytes_in;         /* of all records ever queued */
@@ -322,6 +337,8 @@ typedef struct orStream {
   _Alignas(OR_CACHE_LINE) _Atomic uint64_t completed; /* tasks; read by all */
   _Atomic size_t bytes_out;                           /* read by all */
   uint64_t seen;                                      /* `queued`, as last looked at */
+  _Atomic(const orTask *) head; /* the task that runs, or ran last; valid under `lock`; null */
+  _Atomic uint64_t began;       /* when it was started; only with orWatching */
   orQueueOut out;
   /* Under the scheduler's lock. */
   _Alignas(OR_CACHE_LINE) struct orStream *ready_next;
@@ -358,9 +375,9 @@ void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, v
                      void *context);
 /* Waits until everything queued now on a device (-1: all) has finished. */
 void orStreamAwaitDevice(int device);
-/* Every stream of a device, also those to come: its device is lost, and what is queued on it is to be dropped; or the
- * device is back. */
-void orStreamSetLost(int device, bool lost);
+/* Every stream of a device, also those to come: the notice is given or taken back. With OR_NOTICE_LOST, what is queued is
+ * to be dropped. The caller has noted it where orStreamMake looks. */
+void orStreamNotify(int device, unsigned notice, bool on);
 /* Makes a device's default stream. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and UINT64_MAX. */
@@ -382,6 +399,7 @@ struct orCell {
   orError_t status;  /* written before done */
   orStream_t stream; /* that it was recorded on; 0: external */
   uint64_t number;   /* of its mark there */
+  orEvent_t event;   /* that it was made for */
   orCell *next;      /* pool */
 };
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2 };
@@ -455,6 +473,40 @@ void orTraceLaunchEnds(const char *call, orStream_t stream, uint64_t correlation
 /* After a wait that began when orTraceNow() gave `began`, which is not 0. */
 void orTraceWaited(const char *call, int device, orStream_t stream, uint64_t began);
 
+/* ---- fault.c ---- */
+
+#define OR_FAULT_OOM_TEXT " (injected fault \"out_of_memory\")"
+bool orFaultArmed(int device);
+/* On the host, of an allocation on a device with OR_NOTICE_FAULT: whether it is to fail. */
+bool orFaultAllocation(int device, size_t bytes);
+/* A kernel, copy or fill that is about to be queued on such a device. Stream lock held. */
+void orFaultMark(int device, orTask *task);
+/* By a lane, of a marked task: delays it; true if it has failed, which is noted. */
+bool orFaultStrikes(const orTask *task, int device);
+
+/* ---- hang.c ---- */
+
+/* The hang report on stderr; `why` ends its first line. No lock held. */
+void orHangPrint(const char *why);
+
+/* ---- watchdog.c ---- */
+
+extern OR_HIDDEN _Atomic bool orWatching; /* it is there, and wants to know when tasks start */
+/* Once, where a setting asks for it. */
+void orWatchdogStart(void);
+/* A host thread that sleeps, until orHostWaitEnd: for tasks of a stream, or for a cell. */
+typedef struct orHostWait {
+  struct orHostWait *next, **at; /* `at` is null where there is no watchdog */
+  orStream_t stream;
+  uint64_t number, since;
+  const orCell *cell;
+  int thread;
+  bool told;
+} orHostWait;
+void orHostWaitBegin(orHostWait *wait, orStream *stream, uint64_t number, const orCell *cell);
+void orHostWaitEnd(orHostWait *wait);
+void orHostWaitsEach(void (*fn)(const orHostWait *wait, void *context), void *context);
+
 /* ---- reserve.c ---- */
 
 /* Gives back what no queued work can reach; waits for none, as another device's may go on for ever. */
@@ -463,6 +515,7 @@ void orCacheTrim(int device);
 /* ---- clock and futex ---- */
 
 uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
+void orSleep(uint64_t ns);
 void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* 0: no time-out */
 void orFutexWake(_Atomic uint32_t *word, int count);
 static inline void orPause(void) {

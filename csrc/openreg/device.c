@@ -103,7 +103,7 @@ void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const c
     keepFailure(f, error, kernel, detail);
   if (loses) {
     atomic_store_explicit(&f->lost, true, memory_order_release);
-    orStreamSetLost(index, true);
+    orStreamNotify(index, OR_NOTICE_LOST, true);
   }
   pthread_mutex_unlock(&f->lock);
   if (loses) orStreamForEach(index, giveUpWait, NULL);
@@ -158,7 +158,7 @@ static void forgetFailure(int index) {
   atomic_store_explicit(&f->pending, false, memory_order_release);
   if (orDeviceIsLost(index)) {
     atomic_store_explicit(&f->lost, false, memory_order_release);
-    orStreamSetLost(index, false);
+    orStreamNotify(index, OR_NOTICE_LOST, false);
   }
   pthread_mutex_unlock(&f->lock);
 }

@@ -136,12 +136,15 @@ static void sleepOn(orCell *cell) {
   uint64_t until = orNow() + OR_SPIN_NS;
   while (!orCellDone(cell) && orNow() < until) orPause();
   if (orCellDone(cell)) return;
+  orHostWait wait;
   void *token = orBlockEnter();
+  orHostWaitBegin(&wait, NULL, 0, cell);
   while (!orCellDone(cell) && !orProcessExiting()) {
     uint32_t state = atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
     if (!(state & OR_CELL_DONE) && !orSplitHelp())
       orFutexWait(&cell->state, OR_CELL_PENDING | OR_CELL_SLEEPERS, 0);
   }
+  orHostWaitEnd(&wait);
   orBlockLeave(token);
 }
 
@@ -201,6 +204,7 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
   e->flags = flags;
   e->device = device;
   e->cell = cell;
+  if (cell) cell->event = *handle;
   orHandlePublish(&e->slot, *handle);
   pthread_mutex_unlock(&e->lock);
   return orSuccess;
@@ -276,6 +280,7 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
   e->cell = cell;
   cell->stream = s->last_handle;
   cell->number = queued;
+  cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
   if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
     pthread_mutex_unlock(&s->lock); /* nothing is before it: no lane need wake up for it */
     orCellComplete(cell, orSuccess);

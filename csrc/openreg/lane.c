@@ -27,7 +27,6 @@
  * such waits, one sleeping lane sleeps with a time-out, and looks.
  */
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -165,19 +164,12 @@ static orLane *chooseLane(bool *start) {
 }
 
 static void startLane(orLane *l) {
-  sigset_t all, before;
-  pthread_t thread;
-  sigfillset(&all);
+  if (l->index == 0) orWatchdogStart();
   atomic_store_explicit(&l->awake, 1, memory_order_relaxed);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failed = pthread_create(&thread, NULL, laneMain, l);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (!failed) {
-    pthread_detach(thread);
-    return;
-  }
+  int failed = orThreadStart(laneMain, l);
   /* The lanes there are will serve. This one is never chosen again. */
-  if (l->index == 0) fprintf(stderr, "openreg: cannot start a thread: %s\n", strerror(failed));
+  if (failed && l->index == 0)
+    fprintf(stderr, "openreg: cannot start a thread: %s\n", strerror(failed));
 }
 
 /* ... and woken (lock not held). */
@@ -396,9 +388,11 @@ static orTask *frontTask(orStream *s) {
   orTask *t = orQueueFront(&s->out, &emptied);
   if (OR_UNLIKELY(emptied != NULL)) {
     pthread_mutex_lock(&s->lock);
+    atomic_store_explicit(&s->head, NULL, memory_order_relaxed);
     orQueueReuse(&s->in, emptied);
     pthread_mutex_unlock(&s->lock);
   }
+  atomic_store_explicit(&s->head, t, memory_order_relaxed);
   return t;
 }
 
@@ -447,6 +441,8 @@ static void runStream(orStream *s, orLane *l) {
     }
     stopIfExiting();
     orTask *t = frontTask(s);
+    if (OR_UNLIKELY(atomic_load_explicit(&orWatching, memory_order_relaxed)))
+      atomic_store_explicit(&s->began, orNow(), memory_order_relaxed);
     /* What a vendor's device has started is waited for, like any task that is running. */
     if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)) &&
         !t->completion)
@@ -471,6 +467,7 @@ static void *laneMain(void *arg) {
     orStream *s = pick(l);
     pthread_mutex_lock(&s->lock);
     s->state = OR_STREAM_RUNNING;
+    s->lane = l->index;
     pthread_mutex_unlock(&s->lock);
     runStream(s, l);
   }

@@ -223,7 +223,13 @@ orError_t orRegionRelease(void *ptr) {
 orError_t orMalloc(void **ptr, size_t bytes) {
   OR_TRY(orEnter());
   if (!ptr) return orFail(orErrorInvalidValue, "orMalloc: null result");
-  return orRegionAllocate(orCurrentDevice(), bytes, false, ptr);
+  int device = orCurrentDevice();
+  if (OR_UNLIKELY(bytes && orFaultAllocation(device, bytes))) {
+    *ptr = NULL;
+    return orFail(orErrorMemoryAllocation, "openreg:%d: no %zu bytes" OR_FAULT_OOM_TEXT, device,
+                  bytes);
+  }
+  return orRegionAllocate(device, bytes, false, ptr);
 }
 
 orError_t orFree(void *ptr) {

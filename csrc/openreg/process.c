@@ -6,6 +6,7 @@
  * no lock. `forked` is written by the child's only thread before any other can exist. taskKind
  * belongs to its thread.
  */
+#include <signal.h>
 #include <stdlib.h>
 
 #include "core.h"
@@ -40,6 +41,17 @@ void orProcessActivate(void) {
 bool orProcessExiting(void) { return atomic_load_explicit(&exiting, memory_order_acquire); }
 
 int orInForkedChild(void) { return atomic_load_explicit(&forked, memory_order_acquire); }
+
+int orThreadStart(void *(*body)(void *), void *context) {
+  sigset_t all, before;
+  pthread_t thread;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failed = pthread_create(&thread, NULL, body, context);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (!failed) pthread_detach(thread);
+  return failed;
+}
 
 void orProcessSetTask(int kind) { taskKind = kind; }
 

@@ -73,6 +73,21 @@ orTask *orQueueFront(orQueueOut *out, orChunk **emptied) {
 
 void orQueuePop(orQueueOut *out, size_t size) { out->offset += size; }
 
+void orQueueForEach(const orQueueOut *out, uint64_t count,
+                    bool (*fn)(const orTask *task, uint64_t index, void *context), void *context) {
+  const orChunk *c = out->head;
+  size_t offset = out->offset;
+  for (uint64_t i = 0; i < count; i++) {
+    if (offset == atomic_load_explicit(&c->end, memory_order_relaxed)) {
+      c = c->next;
+      offset = 0;
+    }
+    const orTask *task = (const orTask *)(c->data + offset);
+    if (!fn(task, i, context)) return;
+    offset += task->size;
+  }
+}
+
 void orQueueReuse(orQueueIn *in, orChunk *chunk) {
   if (!in->spare && chunk->capacity == OR_CHUNK_BYTES)
     in->spare = chunk;

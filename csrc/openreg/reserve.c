@@ -237,11 +237,12 @@ static orError_t refuseMemory(const orRequest *r) {
   size_t capacity = orDeviceAt(r->device)->desc.memory_limit;
   return orFail(orErrorMemoryAllocation,
                 "openreg:%d is out of memory: tried to allocate %s; %s is free of a capacity of "
-                "%s%s, %s is allocated and %s reserved by the caching allocator",
+                "%s%s, %s is allocated and %s reserved by the caching allocator%s",
                 r->device, bytesText(asked, r->bytes),
                 bytesText(unused, capacity - orRegionUsed(r->device)), bytesText(total, capacity),
                 allowed, bytesText(allocated, (size_t)stats.allocated_bytes[0].current),
-                bytesText(reserved, (size_t)stats.reserved_bytes[0].current));
+                bytesText(reserved, (size_t)stats.reserved_bytes[0].current),
+                r->refused ? OR_FAULT_OOM_TEXT : "");
 }
 
 /* Memory is short: what is cached goes back to the device, and after that what queued work still
@@ -252,18 +253,25 @@ static orError_t reclaim(const orRequest *r, void **ptr) {
   cache->blocks.stats.alloc_retries++;
   for (bool waited = false;; waited = true) {
     orCachePoll(cache);
-    bool found = orCacheTake(r, ptr);
+    bool found = !r->refused && orCacheTake(r, ptr);
     if (!found) {
       releaseAll(cache);
     }
     orCacheUnlock(cache);
     if (found) return orSuccess;
-    orError_t error = grow(r, ptr);
+    orError_t error = r->refused ? orErrorMemoryAllocation : grow(r, ptr);
     if (error != orErrorMemoryAllocation) return error;
     if (waited || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
     orCacheLock(cache);
     awaitAll(cache);
   }
+}
+
+orError_t orCacheRefuse(const orRequest *r) {
+  orRequest refused = *r;
+  void *none;
+  refused.refused = true;
+  return reclaim(&refused, &none);
 }
 
 /* What failed on the way to a success is nobody's last error. */

@@ -60,7 +60,10 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
   s->device = device;
   s->priority = priority;
   s->last_handle = *handle;
-  atomic_store_explicit(&s->lost, orDeviceIsLost(device), memory_order_relaxed);
+  atomic_store_explicit(&s->notice,
+                        (orDeviceIsLost(device) ? OR_NOTICE_LOST : 0u) |
+                            (orFaultArmed(device) ? OR_NOTICE_FAULT : 0u),
+                        memory_order_relaxed);
   orHandlePublish(&s->slot, *handle);
   pthread_mutex_unlock(&s->lock);
   pthread_mutex_unlock(&making);
@@ -82,6 +85,10 @@ static orError_t lockStream(orStream_t handle, orStream **stream) {
 }
 
 /* ---- enqueue ---- */
+
+static inline unsigned noticed(const orStream *s) {
+  return atomic_load_explicit(&s->notice, memory_order_relaxed);
+}
 
 /* Looks at the lane's counters only when the room seen last is used up: they are on its cache line. */
 static bool isFull(orStream *s) {
@@ -117,7 +124,7 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
   for (;;) {
     OR_TRY(lockStream(handle, &s));
     if (!hold) break;
-    if (OR_UNLIKELY(atomic_load_explicit(&s->lost, memory_order_relaxed))) {
+    if (OR_UNLIKELY(noticed(s) & OR_NOTICE_LOST)) {
       OR_TRY(refuseLost(s));
       continue;
     }
@@ -228,7 +235,9 @@ static bool spinUntil(orStream *s, uint64_t count) {
 }
 
 static void sleepUntil(orStream *s, uint64_t count) {
+  orHostWait wait;
   void *token = orBlockEnter();
+  orHostWaitBegin(&wait, s, count, NULL);
   while (!hasCompleted(s, count) && !orProcessExiting()) {
     uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
     lowerWakeAt(s, count);
@@ -240,6 +249,7 @@ static void sleepUntil(orStream *s, uint64_t count) {
       orFutexWait(&s->wake_word, word, 0);
     }
   }
+  orHostWaitEnd(&wait);
   orBlockLeave(token);
 }
 
@@ -258,6 +268,7 @@ static void awaitTraced(orStream *s, uint64_t count, const char *call, int devic
 orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
   int device = s->device;
   orStream_t handle = s->last_handle;
+  if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
   uint64_t number = orStreamCommit(s, task);
   if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) return orSuccess;
   awaitTraced(s, number, "orStreamSynchronize", device, handle);
@@ -325,18 +336,19 @@ static void awaitQueued(orStream *s, uint64_t queued, void *context) {
 
 void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
 
-static void setLost(orStream *s, int device, bool lost) {
+static void notify(orStream *s, int device, unsigned notice, bool on) {
   pthread_mutex_lock(&s->lock);
   if (s->device == device) {
-    atomic_store_explicit(&s->lost, lost, memory_order_relaxed);
-    if (lost)
+    unsigned others = noticed(s) & ~notice;
+    atomic_store_explicit(&s->notice, on ? others | notice : others, memory_order_relaxed);
+    if (on && notice == OR_NOTICE_LOST)
       atomic_store_explicit(&s->drop_until, atomic_load_explicit(&s->queued, memory_order_relaxed),
                             memory_order_release);
   }
   pthread_mutex_unlock(&s->lock);
 }
 
-void orStreamSetLost(int device, bool lost) {
+void orStreamNotify(int device, unsigned notice, bool on) {
   pthread_mutex_lock(&making);
   uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
   for (uint32_t i = 0; i < used; i++) {
@@ -344,7 +356,7 @@ void orStreamSetLost(int device, bool lost) {
     orStream *s = orHandleSlotAt(&orStreamTable, i);
     /* A slot with neither a handle nor work may not have been set up; nobody can queue there. */
     if (atomic_load_explicit(&s->slot.handle, memory_order_acquire) || hasWork(s, device, &queued))
-      setLost(s, device, lost);
+      notify(s, device, notice, on);
   }
   pthread_mutex_unlock(&making);
 }

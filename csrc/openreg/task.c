@@ -8,11 +8,9 @@
  *
  * The thread-locals say what this thread is running, for orMapForKernel, the caching allocator and the refusals.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "core.h"
 
@@ -148,7 +146,8 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   uint64_t ended = 0;
   orError_t error = orErrorNotReady;
   running.message[0] = 0;
-  if (!t->completion) error = start(t, s);
+  if (!t->completion)
+    error = OR_UNLIKELY(t->fault) && orFaultStrikes(t, s->device) ? orSuccess : start(t, s);
   if (error == orErrorNotReady && t->completion) {
     t->began = began;
     if (!orCellWaitOrPark(t->completion, s)) return false;
@@ -244,10 +243,7 @@ orError_t orLaunchKernelEx(const orLaunch *l) {
 }
 
 static orError_t sleepKernel(void *args) {
-  uint64_t ns = *(const uint64_t *)args;
-  struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-  while (ns && nanosleep(&t, &t) && errno == EINTR) {
-  }
+  orSleep(*(const uint64_t *)args);
   return orSuccess;
 }
 

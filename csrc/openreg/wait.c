@@ -17,6 +17,12 @@ uint64_t orNow(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+void orSleep(uint64_t ns) {
+  struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+  while (ns && nanosleep(&t, &t) && errno == EINTR) {
+  }
+}
+
 void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns) {
   struct timespec t = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
                        .tv_nsec = (long)(timeout_ns % 1000000000u)};

@@ -76,6 +76,8 @@ void settingsAreApplied() {
 
 [[noreturn]] void throwOutOfMemory(size_t bytes, c10::DeviceIndex device) {
   orGetLastError();  // what is raised is not left behind as the thread's last error
+  std::string injected = orGetLastErrorMessage();
+  injected.erase(0, injected.find(" (injected fault"));
   size_t free = 0, capacity = 0;
   double fraction = 1;
   orCacheStats stats{};
@@ -99,7 +101,7 @@ void settingsAreApplied() {
                    format_size(free), " is free of a capacity of ", format_size(capacity), allowed,
                    ", ", format_size(stats.allocated_bytes[0].current),
                    " is allocated by PyTorch and ", format_size(stats.reserved_bytes[0].current),
-                   " is reserved by PyTorch (allocated blocks included).");
+                   " is reserved by PyTorch (allocated blocks included).", injected);
 }
 
 void copyStat(c10::CachingAllocator::Stat &to, const orCacheStat &from) {

@@ -22,6 +22,7 @@
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
+#include "faults.h"
 #include "generator.h"
 #include "gil.h"
 #include "graph.h"
@@ -335,5 +336,6 @@ PYBIND11_MODULE(_C, m) {
   bindMemory(m);
   bindRandom(m);
   bindDiagnostics(m);
+  bindFaults(m);
   bindDistributed(m);
 }

@@ -74,6 +74,7 @@ TEST(config_defaults) {
       {"OPENREG_DEVICE_COUNT", "2"},    {"OPENREG_PLUGIN", ""},
       {"OPENREG_PEER_ACCESS", "1"},     {"OPENREG_POISON", "0"},
       {"OPENREG_LAUNCH_BLOCKING", "0"}, {"OPENREG_TRACE_RECORDS", "1048576"},
+      {"OPENREG_WATCHDOG_S", ""},       {"OPENREG_WATCHDOG_SIGNAL", ""},
   };
   clearSettings();
   beginCapture();
@@ -255,4 +256,26 @@ TEST(config_trace_records) {
                              {0, "", "1048576"}};
   FOR_EACH("OPENREG_TRACE_RECORDS", good, bodyAccepted);
   FOR_EACH("OPENREG_TRACE_RECORDS", bad, bodyRejected);
+}
+
+TEST(config_watchdog) {
+  static const Case good[] = {{0, "30", "30"}, {0, "0.5", "0.5"}, {0, "0.000000001", "0.000000001"}};
+  static const Case bad[] = {{0, "0", ""},  {0, "0.0", ""}, {0, "-1", ""},
+                             {0, "5s", ""}, {0, "1e3", ""}, {0, "1000000001", ""},
+                             {0, "", ""},   {0, "inf", ""}, {0, "1.2.3", ""},
+                             {0, " 1", ""}, {0, "nan", ""}, {0, "x", ""}};
+  FOR_EACH("OPENREG_WATCHDOG_S", good, bodyAccepted);
+  FOR_EACH("OPENREG_WATCHDOG_S", bad, bodyRejected);
+}
+
+TEST(config_watchdog_signal) {
+  static const Case good[] = {{0, "USR1", "USR1"},
+                              {0, "SIGUSR2", "SIGUSR2"},
+                              {0, "QUIT", "QUIT"},
+                              {0, "HUP", "HUP"},
+                              {0, "WINCH", "WINCH"}};
+  static const Case bad[] = {{0, "KILL", ""}, {0, "SEGV", ""}, {0, "usr1", ""}, {0, "10", ""},
+                             {0, "SIG", ""},  {0, "", ""},     {0, "USR", ""},  {0, "USR1 ", ""}};
+  FOR_EACH("OPENREG_WATCHDOG_SIGNAL", good, bodyAccepted);
+  FOR_EACH("OPENREG_WATCHDOG_SIGNAL", bad, bodyRejected);
 }

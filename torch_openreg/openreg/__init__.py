@@ -1,7 +1,8 @@
 """``torch.openreg``: the device module.
 
 It has the names that ``torch.cuda`` and ``torch.xpu`` share, with their meaning, and a few of its
-own: ``reset``, ``configure``, ``device_factories``, ``fallback_stats``, ``testing`` and ``_sleep``.
+own: ``reset``, ``configure``, ``device_factories``, ``fallback_stats``, ``hang_report``,
+``testing`` and ``_sleep``.
 docs/module.md has every name of ``torch.cuda`` and what became of it here.
 
 Asking for the number of devices, for their properties, for the current device or for a random
@@ -41,6 +42,7 @@ from .device import (
     get_device_name,
     get_device_properties,
     get_gencode_flags,
+    hang_report,
     is_available,
     is_bf16_supported,
     is_tf32_supported,
@@ -119,6 +121,7 @@ __all__ = [
     "get_stream_from_external",
     "graph",
     "graph_pool_handle",
+    "hang_report",
     "init",
     "initial_seed",
     "is_available",

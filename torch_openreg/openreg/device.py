@@ -164,6 +164,14 @@ def fallback_stats(reset=False):
     return _C._fallback_stats(reset)
 
 
+def hang_report():
+    """What every stream that has work is doing and what it waits for, as text: its next task and
+    operator, the event or value it waits for, and streams that wait for each other. Waits for
+    nothing. ``OPENREG_WATCHDOG_S`` prints it when nothing goes on; for the host's own stacks there
+    is ``faulthandler``."""
+    return _C._hang_report()
+
+
 def _sleep(nanoseconds):
     """Queues a kernel on the current stream that does nothing for that long."""
     if nanoseconds < 0:

@@ -6,6 +6,7 @@ import threading
 import torch
 
 from .. import _C
+from ._faults import inject as inject
 from ._lazy import _lazy_init
 from ._utils import device_index
 

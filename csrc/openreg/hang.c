@@ -1,0 +1,323 @@
+/*
+ * The hang report: what each stream is doing and what it waits for, in words.
+ *
+ * No state. It looks at one stream after the other, each under its own lock for a few reads (orSeen is what was seen);
+ * the streams go on meanwhile, so it is a picture of what stands still. What a stream that a lane has is running is in
+ * its `head`; the queue of any other is still, under the lock. The cell that a stream waits for is kept by its waiting
+ * task, which does not finish under the lock either. Text is made of what was seen, and written, with no lock of a
+ * stream held.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "core.h"
+#include "openreg_watchdog.h"
+
+enum { OR_NAME = 64 };
+
+/* ---- text ---- */
+
+typedef struct orText {
+  char *data; /* null: there was no memory, and what was to be said is lost */
+  size_t length, room;
+} orText;
+
+static void grow(orText *t, size_t more) {
+  if (t->length + more < t->room) return;
+  size_t room = 2 * (t->length + more) + 1024;
+  char *data = realloc(t->data, room);
+  if (!data) return;
+  t->data = data;
+  t->room = room;
+}
+
+__attribute__((format(printf, 2, 3))) static void say(orText *t, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  int length = vsnprintf(NULL, 0, format, arguments);
+  va_end(arguments);
+  grow(t, (size_t)length);
+  if (t->length + (size_t)length >= t->room) return;
+  va_start(arguments, format);
+  vsnprintf(t->data + t->length, t->room - t->length, format, arguments);
+  va_end(arguments);
+  t->length += (size_t)length;
+}
+
+static const char *nameOf(char name[OR_NAME], orStream_t stream) {
+  orStream_t standard = 0;
+  int device = orHandleDevice(stream);
+  if (orDeviceIsActive(device)) orDeviceDefaultStream(device, &standard);
+  if (stream == standard)
+    snprintf(name, OR_NAME, "openreg:%d default stream", device);
+  else
+    snprintf(name, OR_NAME, "openreg:%d stream 0x%" PRIx64, device, stream);
+  return name;
+}
+
+static double seconds(uint64_t ns) { return (double)ns / 1e9; }
+
+/* ---- what a stream is seen to do ---- */
+
+typedef enum orWaitsFor {
+  OR_WAITS_NOT,
+  OR_WAITS_EVENT,    /* that is recorded on a stream */
+  OR_WAITS_EXTERNAL, /* event */
+  OR_WAITS_DEVICE,   /* a vendor's, for what it was told to do */
+  OR_WAITS_VALUE
+} orWaitsFor;
+
+typedef struct orSeen {
+  orStream *slot;
+  orStream_t handle;
+  orStreamState state;
+  int priority, lane;
+  uint64_t queued, completed, began;
+  bool has_task; /* its next task is known: */
+  orTaskKind kind;
+  const char *name;
+  orWaitsFor waits;
+  orEvent_t event;
+  orStream_t on; /* an event's stream */
+  uint64_t number;
+  orValueArgs value;
+  uint32_t is;
+  struct orSeen *next; /* that it waits for, if that waits too: its task `next_number` would end the wait */
+  uint64_t next_number;
+  unsigned walk;
+} orSeen;
+
+typedef struct orPicture {
+  orSeen *seen;
+  size_t count, room;
+} orPicture;
+
+/* Lock of the stream held. */
+static void seeWait(orSeen *to, const orStream *s, const orTask *task) {
+  const orCell *cell = s->waits_for;
+  if (!cell) {
+    to->waits = OR_WAITS_VALUE;
+    to->value = *s->waits_for_value;
+    to->is = atomic_load_explicit((_Atomic uint32_t *)to->value.address, memory_order_relaxed);
+    return;
+  }
+  to->waits = task->kind != OR_KIND_WAIT ? OR_WAITS_DEVICE
+              : cell->stream             ? OR_WAITS_EVENT
+                                         : OR_WAITS_EXTERNAL;
+  to->event = cell->event;
+  to->on = cell->stream;
+  to->number = cell->number;
+}
+
+static bool keepTask(const orTask *task, uint64_t index, void *context) {
+  (void)index;
+  *(const orTask **)context = task;
+  return false;
+}
+
+/* False if it has nothing to do. */
+static bool see(orSeen *to, orStream *s) {
+  const orTask *task = NULL;
+  pthread_mutex_lock(&s->lock);
+  *to = (orSeen){.slot = s,
+                 .handle = s->last_handle,
+                 .state = s->state,
+                 .priority = s->priority,
+                 .lane = s->lane,
+                 .queued = atomic_load_explicit(&s->queued, memory_order_relaxed),
+                 .completed = atomic_load_explicit(&s->completed, memory_order_acquire),
+                 .began = atomic_load_explicit(&s->began, memory_order_relaxed)};
+  uint64_t left = to->queued - to->completed;
+  if (s->state == OR_STREAM_RUNNING)
+    task = atomic_load_explicit(&s->head, memory_order_relaxed);
+  else if (left)
+    orQueueForEach(&s->out, left, keepTask, &task);
+  if (task) {
+    to->has_task = true;
+    to->kind = task->kind;
+    to->name = task->name;
+    if (s->state == OR_STREAM_WAITING) seeWait(to, s, task);
+  }
+  pthread_mutex_unlock(&s->lock);
+  return left != 0;
+}
+
+static void seeStream(orStream *s, uint64_t queued, void *context) {
+  (void)queued;
+  orPicture *p = context;
+  if (p->count == p->room) {
+    size_t room = 2 * p->room + 16;
+    orSeen *seen = realloc(p->seen, room * sizeof *seen);
+    if (!seen) return;
+    p->seen = seen;
+    p->room = room;
+  }
+  p->count += see(&p->seen[p->count], s);
+}
+
+/* ---- who waits for whom ---- */
+
+typedef struct orWrite {
+  const orValueArgs *wanted;
+  uint64_t index; /* of the task, among those queued; UINT64_MAX: there is none */
+} orWrite;
+
+static bool findWrite(const orTask *task, uint64_t index, void *context) {
+  orWrite *w = context;
+  const orValueArgs *v = &task->u.value;
+  if (task->kind != OR_KIND_WRITE_VALUE || v->address != w->wanted->address) return true;
+  if (w->wanted->how == orWaitValueEq ? v->value != w->wanted->value
+                                      : (int32_t)(v->value - w->wanted->value) < 0)
+    return true;
+  w->index = index;
+  return false;
+}
+
+/* The number of a task that writes what is waited for, of a stream that waits itself; 0 if it has none. */
+static uint64_t writesValue(orSeen *writer, const orValueArgs *wanted) {
+  orWrite w = {wanted, UINT64_MAX};
+  orStream *s = writer->slot;
+  pthread_mutex_lock(&s->lock);
+  uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
+  if (s->state == OR_STREAM_WAITING)
+    orQueueForEach(&s->out, atomic_load_explicit(&s->queued, memory_order_relaxed) - completed,
+                   findWrite, &w);
+  pthread_mutex_unlock(&s->lock);
+  return w.index == UINT64_MAX ? 0 : completed + w.index + 1;
+}
+
+static void findNext(orPicture *p, orSeen *from) {
+  for (size_t i = 0; i < p->count && !from->next; i++) {
+    orSeen *to = &p->seen[i];
+    uint64_t number = 0;
+    if (to->waits == OR_WAITS_NOT) continue;
+    if (from->waits == OR_WAITS_EVENT && to->handle == from->on) number = from->number;
+    if (from->waits == OR_WAITS_VALUE) number = writesValue(to, &from->value);
+    if (number <= to->completed) continue;
+    from->next = to;
+    from->next_number = number;
+  }
+}
+
+static void sayCycle(orText *t, const orSeen *first) {
+  char name[OR_NAME];
+  const orSeen *s = first;
+  say(t, "  cycle: ");
+  do {
+    say(t, "%s (task %" PRIu64 ") waits for ", nameOf(name, s->handle), s->completed + 1);
+    say(t, "task %" PRIu64 " of %s", s->next_number, nameOf(name, s->next->handle));
+    s = s->next;
+    say(t, "%s", s == first ? "\n" : "; ");
+  } while (s != first);
+}
+
+/* Each has one successor at most: a walk that meets itself has found a cycle. */
+static void sayCycles(orText *t, orPicture *p) {
+  for (size_t i = 0; i < p->count; i++) findNext(p, &p->seen[i]);
+  for (unsigned walk = 1; walk <= p->count; walk++) {
+    orSeen *s = &p->seen[walk - 1];
+    for (; s && !s->walk; s = s->next) s->walk = walk;
+    if (s && s->walk == walk) sayCycle(t, s);
+  }
+}
+
+/* ---- the report ---- */
+
+static const char *kindOf(orTaskKind kind) {
+  static const char *const kinds[] = {
+      [OR_KIND_KERNEL] = "kernel ", [OR_KIND_HOST_FUNC] = "host function ",
+      [OR_KIND_COPY] = "copy ",     [OR_KIND_SET] = "fill ",
+      [OR_KIND_MARK] = "",          [OR_KIND_WAIT] = "",
+      [OR_KIND_WAIT_VALUE] = "",    [OR_KIND_WRITE_VALUE] = ""};
+  return kinds[kind];
+}
+
+static void sayWait(orText *t, const orSeen *s) {
+  char name[OR_NAME];
+  switch (s->waits) {
+    case OR_WAITS_EVENT:
+      say(t, ": waits for event 0x%" PRIx64 ", recorded as task %" PRIu64 " of %s\n", s->event,
+          s->number, nameOf(name, s->on));
+      break;
+    case OR_WAITS_EXTERNAL:
+      say(t, ": waits for external event 0x%" PRIx64 " of openreg:%d, which nobody has signalled\n",
+          s->event, orHandleDevice(s->event));
+      break;
+    case OR_WAITS_DEVICE:
+      say(t, ": started, waits for the device to finish it\n");
+      break;
+    default:
+      say(t, ": waits for the value at %p, which is %" PRIu32 ", to be %s%" PRIu32 "\n",
+          s->value.address, s->is, s->value.how == orWaitValueEq ? "" : "at least ", s->value.value);
+  }
+}
+
+static void sayStream(orText *t, const orSeen *s, uint64_t now) {
+  static const char *const states[] = {"idle", "ready", "running", "waiting"};
+  char name[OR_NAME];
+  say(t, "  %s: %s, priority %d, %" PRIu64 " tasks completed, %" PRIu64 " to go\n",
+      nameOf(name, s->handle), states[s->state], s->priority, s->completed,
+      s->queued - s->completed);
+  if (!s->has_task) return;
+  say(t, "    task %" PRIu64 ", %s%s", s->completed + 1, kindOf(s->kind), s->name);
+  if (s->waits != OR_WAITS_NOT)
+    sayWait(t, s);
+  else if (s->state != OR_STREAM_RUNNING)
+    say(t, ": ready for a lane\n");
+  else if (s->began && s->began < now)
+    say(t, ": on lane %d for %.1f s\n", s->lane, seconds(now - s->began));
+  else
+    say(t, ": on lane %d\n", s->lane);
+}
+
+static void sayHost(const orHostWait *w, void *context) {
+  orText *t = context;
+  char name[OR_NAME];
+  const orCell *cell = w->cell;
+  say(t, "  host thread %d: waits for ", w->thread);
+  if (cell && cell->stream)
+    say(t, "event 0x%" PRIx64 ", recorded as task %" PRIu64 " of %s", cell->event, cell->number,
+        nameOf(name, cell->stream));
+  else if (cell)
+    say(t, "external event 0x%" PRIx64 ", which nobody has signalled", cell->event);
+  else
+    say(t, "task %" PRIu64 " of %s", w->number, nameOf(name, w->stream));
+  say(t, ", for %.1f s\n", seconds(orNow() - w->since));
+}
+
+static void sayAll(orText *t) {
+  orPicture p = {0};
+  orLaneInfo lanes = {0};
+  uint64_t now = orNow();
+  orStreamForEach(-1, seeStream, &p);
+  for (size_t i = 0; i < p.count; i++) sayStream(t, &p.seen[i], now);
+  if (!p.count) say(t, "  no stream has work\n");
+  orHostWaitsEach(sayHost, t);
+  sayCycles(t, &p);
+  if (!orGetLaneInfo(&lanes)) say(t, "  lanes: %d of %d started\n", lanes.started, lanes.limit);
+  free(p.seen);
+}
+
+static orText makeReport(const char *why) {
+  orText t = {0};
+  say(&t, "openreg: hang report%s\n", why);
+  sayAll(&t);
+  return t;
+}
+
+void orHangPrint(const char *why) {
+  orText t = makeReport(why);
+  ssize_t written = t.data ? write(STDERR_FILENO, t.data, t.length) : 0;
+  (void)written; /* a closed stderr is no reason to fail */
+  free(t.data);
+}
+
+orError_t orHangReport(char **text) {
+  OR_TRY(orEnter());
+  if (!text) return orFail(orErrorInvalidValue, "orHangReport: null result");
+  *text = makeReport("").data;
+  return *text ? orSuccess : orFail(orErrorSystem, "no host memory for a hang report");
+}

@@ -1,0 +1,472 @@
+/*
+ * The hang report: what it says of each kind of wait; and when the watchdog prints it.
+ */
+#include "openreg_watchdog.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "gate.h"
+
+/* Good until the next but two. */
+static const char *report(void) {
+  static char texts[3][1 << 14];
+  static int next;
+  char *made = NULL, *text = texts[next++ % 3];
+  ASSERT_OK(orHangReport(&made));
+  snprintf(text, sizeof texts[0], "%s", made);
+  free(made);
+  return text;
+}
+
+/* Until it says that. */
+static void awaitReport(const char *part) {
+  while (!strstr(report(), part)) sched_yield();
+}
+
+static const char *named(orStream_t stream) {
+  static char names[4][64];
+  static int next;
+  char *name = names[next++ % 4];
+  int device;
+  ASSERT_OK(orStreamGetDevice(stream, &device));
+  snprintf(name, sizeof names[0], "openreg:%d stream 0x%llx", device, (unsigned long long)stream);
+  return name;
+}
+
+static char *format(const char *pattern, ...) __attribute__((format(printf, 1, 2)));
+static char *format(const char *pattern, ...) {
+  static char texts[4][512];
+  static int next;
+  char *text = texts[next++ % 4];
+  va_list arguments;
+  va_start(arguments, pattern);
+  vsnprintf(text, sizeof texts[0], pattern, arguments);
+  va_end(arguments);
+  return text;
+}
+
+static uint32_t *allocateValues(void) {
+  uint32_t *values;
+  ASSERT_OK(orMallocHost((void **)&values, 64));
+  memset(values, 0, 64);
+  return values;
+}
+
+/* ---- what it says ---- */
+
+TEST(hang_report_of_nothing) {
+  ASSERT_CONTAINS(report(), "openreg: hang report\n  no stream has work\n  lanes: 0 of ");
+  orStream_t s = newStream();
+  ASSERT_OK(orLaunchSleep(s, 0));
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_CONTAINS(report(), "no stream has work");
+  ASSERT_REFUSED(orHangReport(NULL), orErrorInvalidValue, "null");
+}
+
+TEST(hang_report_of_an_event_that_nobody_signals) {
+  orStream_t s = newStreamOn(1);
+  atomic_int ran = 0;
+  launch(s, countKernel, &ran);
+  orEvent_t gate = closeGate(s);
+  launch(s, countKernel, &ran);
+  awaitReport(
+      format("  %s: waiting, priority 0, 1 tasks completed, 2 to go\n"
+             "    task 2, orStreamWaitEvent: waits for external event 0x%llx of openreg:0, "
+             "which nobody has signalled\n",
+             named(s), (unsigned long long)gate));
+  ASSERT(!strstr(report(), "cycle"));
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_CONTAINS(report(), "no stream has work");
+}
+
+TEST(hang_report_of_an_event_on_another_stream) {
+  orStream_t a = newStream(), b = newStreamOfPriority(-2);
+  orEvent_t gate = closeGate(a), e = newEvent(0);
+  ASSERT_OK(orEventRecord(e, a));
+  ASSERT_OK(orStreamWaitEvent(b, e));
+  awaitReport(
+      format("  %s: waiting, priority -2, 0 tasks completed, 1 to go\n"
+             "    task 1, orStreamWaitEvent: waits for event 0x%llx, recorded as task 2 of "
+             "%s\n",
+             named(b), (unsigned long long)e, named(a)));
+  ASSERT(!strstr(report(), "cycle"));
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(b));
+}
+
+TEST(hang_report_of_a_kernel_that_goes_on) {
+  orStream_t standard;
+  Holder holder = {0};
+  ASSERT_OK(orStreamGetDefault(&standard, 0));
+  hold(standard, &holder);
+  ASSERT_CONTAINS(report(),
+                  "  openreg:0 default stream: running, priority 0, 0 tasks completed, 1 to go\n"
+                  "    task 1, kernel test: on lane 0\n");
+  letGo(&holder);
+  ASSERT_OK(orDeviceSynchronize());
+}
+
+TEST(hang_report_where_all_lanes_are_taken) {
+  Holder holders[LANE_MOST] = {{0}};
+  holdAllLanes(holders);
+  orStream_t s = newStream();
+  void *p;
+  ASSERT_OK(orMalloc(&p, 64));
+  ASSERT_OK(orMemsetAsync(p, 0, 64, s));
+  ASSERT_CONTAINS(report(), format("  %s: ready, priority 0, 0 tasks completed, 1 to go\n"
+                                   "    task 1, fill Memset: ready for a lane\n",
+                                   named(s)));
+  ASSERT_CONTAINS(report(), format("lanes: %d of %d started", laneLimit(), laneLimit()));
+  for (int i = 0; i < laneLimit(); i++) letGo(&holders[i]);
+  ASSERT_OK(orStreamSynchronize(s));
+}
+
+TEST(hang_report_of_a_cycle_of_values) {
+  orStream_t a = newStream(), b = newStreamOn(1), c = newStream();
+  uint32_t *values = allocateValues();
+  atomic_int ran = 0;
+  launch(b, countKernel, &ran);
+  ASSERT_OK(orStreamWaitValue32(a, &values[0], 7, orWaitValueEq));
+  ASSERT_OK(orStreamWriteValue32(a, &values[1], 3)); /* not enough */
+  ASSERT_OK(orStreamWriteValue32(a, &values[1], 5));
+  ASSERT_OK(orStreamWaitValue32(b, &values[1], 4, orWaitValueGeq));
+  ASSERT_OK(orStreamWriteValue32(b, &values[0], 7));
+  ASSERT_OK(orStreamWaitValue32(c, &values[2], 1, orWaitValueEq)); /* the host's to write */
+  awaitReport(
+      format("  cycle: %s (task 1) waits for task 3 of %s; %s (task 2) waits for task 3 of %s\n",
+             named(a), named(b), named(b), named(a)));
+  awaitReport(format("the value at %p, which is 0, to be 1\n", (void *)&values[2]));
+  const char *text = report();
+  ASSERT_CONTAINS(text,
+                  format("task 2, orStreamWaitValue32: waits for the value at %p, which is 0, "
+                         "to be at least 4\n",
+                         (void *)&values[1]));
+  ASSERT(!strstr(text, "cycle: ") || !strstr(strstr(text, "cycle: ") + 1, "cycle: "));
+  atomic_store((_Atomic uint32_t *)&values[0], 7);
+  atomic_store((_Atomic uint32_t *)&values[2], 1);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_OK(orStreamSynchronize(b));
+}
+
+/* Through an event: a waits for b's record, which is behind b's wait for what a writes later. */
+TEST(hang_report_of_a_cycle_of_an_event_and_a_value) {
+  orStream_t a = newStream(), b = newStream();
+  orEvent_t e = newEvent(0);
+  uint32_t *values = allocateValues();
+  ASSERT_OK(orStreamWaitValue32(b, &values[0], 1, orWaitValueEq));
+  ASSERT_OK(orEventRecord(e, b));
+  ASSERT_OK(orStreamWaitEvent(a, e));
+  ASSERT_OK(orStreamWriteValue32(a, &values[0], 1));
+  awaitReport(
+      format("cycle: %s (task 1) waits for task 2 of %s; %s (task 1) waits for task 2 of %s\n",
+             named(a), named(b), named(b), named(a)));
+  ASSERT_OK(orDeviceReset());
+}
+
+TEST(hang_report_of_a_stream_that_waits_for_itself) {
+  orStream_t s = newStream();
+  uint32_t *values = allocateValues();
+  ASSERT_OK(orStreamWaitValue32(s, &values[0], 1, orWaitValueEq));
+  ASSERT_OK(orStreamWriteValue32(s, &values[0], 1));
+  awaitReport(format("cycle: %s (task 1) waits for task 2 of %s\n", named(s), named(s)));
+  ASSERT_OK(orDeviceReset());
+  ASSERT_CONTAINS(report(), "no stream has work");
+}
+
+/* A vendor's device that finishes copies when it is told to. */
+static _Atomic orEvent_t asked;
+
+static orError_t createLater(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
+  (void)config;
+  for (int i = 0; i < count; i++)
+    devices[i] = (orDeviceDesc){.index = i, .memory_limit = 1 << 20, .numa_node = -1};
+  return orSuccess;
+}
+static orError_t allocLater(void *device, size_t bytes, void **ptr) {
+  (void)device;
+  *ptr = malloc(bytes);
+  return *ptr ? orSuccess : orErrorMemoryAllocation;
+}
+static orError_t freeLater(void *device, void *ptr, size_t bytes) {
+  (void)device, (void)bytes;
+  free(ptr);
+  return orSuccess;
+}
+static orError_t copyLater(void *device, void *dst, const void *src, size_t bytes,
+                           orMemcpyKind kind, orEvent_t event) {
+  (void)device, (void)dst, (void)src, (void)bytes, (void)kind;
+  atomic_store(&asked, event);
+  return orErrorNotReady;
+}
+static orError_t setAtOnce(void *device, void *dst, int value, size_t bytes, orEvent_t event) {
+  (void)device, (void)dst, (void)value, (void)bytes, (void)event;
+  return orSuccess;
+}
+static orError_t computeAtOnce(void *device, const orKernel *kernel, orEvent_t event) {
+  (void)device, (void)event;
+  return kernel->fn(kernel->args);
+}
+
+static const orDeviceFactory later = {
+    .size = sizeof(orDeviceFactory),
+    .abi_version = OPENREG_ABI_VERSION,
+    .name = "later",
+    .create_devices = createLater,
+    .alloc = allocLater,
+    .free = freeLater,
+    .copy = copyLater,
+    .set = setAtOnce,
+    .compute = computeAtOnce,
+};
+
+TEST(hang_report_of_a_vendors_copy_that_is_not_finished) {
+  void *memory;
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 10, &later));
+  ASSERT_OK(orMalloc(&memory, 4096));
+  orStream_t s = newStream();
+  ASSERT_OK(orMemcpyAsync(memory, allocateValues(), 64, orMemcpyDefault, s));
+  awaitReport(
+      format("  %s: waiting, priority 0, 0 tasks completed, 1 to go\n"
+             "    task 1, copy Memcpy HtoD: started, waits for the device to finish it\n",
+             named(s)));
+  ASSERT_OK(orEventSignal(atomic_load(&asked), orSuccess));
+  ASSERT_OK(orStreamSynchronize(s));
+}
+
+/* Reports while streams of all kinds go on. */
+static atomic_int done;
+
+static void workOrReport(int thread, void *context) {
+  (void)context;
+  if (thread == 0) {
+    while (atomic_load(&done) < 3) ASSERT_CONTAINS(report(), "lanes: ");
+    return;
+  }
+  orStream_t a = newStream(), b = newStream();
+  uint32_t *values = allocateValues();
+  orEvent_t e = newEvent(0);
+  atomic_int ran = 0;
+  for (uint32_t i = 1; i <= 400; i++) {
+    launch(a, countKernel, &ran);
+    ASSERT_OK(orEventRecord(e, a));
+    ASSERT_OK(orStreamWaitEvent(b, e));
+    ASSERT_OK(orStreamWriteValue32(b, values, i));
+    ASSERT_OK(orStreamWaitValue32(a, values, i, orWaitValueGeq));
+    if (i % 100 == 0) ASSERT_OK(orStreamSynchronize(a));
+  }
+  ASSERT_OK(orStreamSynchronize(b));
+  ASSERT_EQ(ran, 400);
+  atomic_fetch_add(&done, 1);
+}
+
+TEST_WITH_LIMIT(hang_report_while_all_goes_on, 60) { runThreads(4, workOrReport, NULL); }
+
+/* ---- the watchdog ---- */
+
+static int reportsIn(const char *text) {
+  int count = 0;
+  while ((text = strstr(text, "openreg: hang report"))) count++, text++;
+  return count;
+}
+
+/* A file for stderr that can be read while it is written. */
+static FILE *said;
+static char saidText[1 << 16];
+
+static void listen(void) {
+  said = tmpfile();
+  setvbuf(said, NULL, _IONBF, 0);
+  dup2(fileno(said), STDERR_FILENO);
+}
+
+static const char *heard(void) {
+  ssize_t length = pread(fileno(said), saidText, sizeof saidText - 1, 0);
+  saidText[length > 0 ? length : 0] = 0;
+  return saidText;
+}
+
+/* Each is written at once. */
+static void awaitReports(int count) {
+  while (reportsIn(heard()) < count) sleepMs(2);
+}
+
+static void watch(const char *limit) {
+  clearSettings();
+  setenv("OPENREG_WATCHDOG_S", limit, 1);
+  listen();
+}
+
+TEST(watchdog_prints_a_stall_once) {
+  watch("0.2");
+  orStream_t a = newStream(), b = newStream();
+  orEvent_t gate = closeGate(a), e = newEvent(0);
+  ASSERT_OK(orEventRecord(e, a));
+  ASSERT_OK(orStreamWaitEvent(b, e));
+  awaitReports(1);
+  ASSERT_CONTAINS(heard(),
+                  "openreg: hang report: a stream with work has finished no task for 0.2 s "
+                  "(OPENREG_WATCHDOG_S)\n");
+  ASSERT_CONTAINS(heard(), "which nobody has signalled");
+  ASSERT_CONTAINS(heard(), format("recorded as task 2 of %s", named(a)));
+  sleepMs(600);
+  ASSERT_EQ(reportsIn(heard()), 1);
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(b));
+  gate = closeGate(a); /* another stall */
+  awaitReports(2);
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(a));
+}
+
+TEST(watchdog_tells_how_long_a_kernel_runs) {
+  watch("0.2");
+  Holder holder = {0};
+  hold(newStream(), &holder);
+  awaitReports(1);
+  const char *told = strstr(heard(), "kernel test: on lane 0 for ");
+  double lasted = 0;
+  ASSERT(told && sscanf(told, "kernel test: on lane 0 for %lf s", &lasted) == 1);
+  ASSERT_GE(lasted * 10, 2);
+  letGo(&holder);
+  ASSERT_OK(orDeviceSynchronize());
+}
+
+static void *waitForEvent(void *event) {
+  ASSERT_OK(orEventSynchronize(*(orEvent_t *)event));
+  return NULL;
+}
+
+/* No stream has work, and no lane was ever started. */
+TEST(watchdog_tells_of_a_host_that_waits) {
+  watch("0.05");
+  orEvent_t event = newGate();
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, waitForEvent, &event), 0);
+  awaitReports(1);
+  ASSERT_CONTAINS(heard(), "hang report: a host thread has waited for 0.05 s");
+  ASSERT_CONTAINS(heard(), format(": waits for external event 0x%llx, which nobody has signalled, "
+                                  "for 0.",
+                                  (unsigned long long)event));
+  ASSERT_CONTAINS(heard(), "  host thread ");
+  sleepMs(200);
+  ASSERT_EQ(reportsIn(heard()), 1);
+  openGate(event);
+  pthread_join(thread, NULL);
+}
+
+TEST(watchdog_tells_what_stream_a_host_waits_for) {
+  watch("0.05");
+  orStream_t s = newStream();
+  orEvent_t gate = closeGate(s), e = newEvent(0);
+  ASSERT_OK(orEventRecord(e, s));
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, waitForEvent, &e), 0);
+  awaitReports(1);
+  while (!strstr(report(), "host thread")) sched_yield();
+  ASSERT_CONTAINS(report(), format(": waits for event 0x%llx, recorded as task 2 of %s, for ",
+                                   (unsigned long long)e, named(s)));
+  openGate(gate);
+  pthread_join(thread, NULL);
+  ASSERT(!strstr(report(), "host thread"));
+}
+
+TEST(watchdog_is_silent_while_all_goes_on) {
+  watch("10");
+  orStream_t s = newStream();
+  for (int i = 0; i < 20; i++) {
+    ASSERT_OK(orLaunchSleep(s, 10000000));
+    ASSERT_OK(orStreamSynchronize(s));
+  }
+  ASSERT_STR(heard(), "");
+}
+
+/* ---- the signal ---- */
+
+static atomic_int handled;
+
+static void countSignal(int number) { atomic_fetch_add(&handled, number == SIGUSR1); }
+static void countSignalInfo(int number, siginfo_t *info, void *context) {
+  atomic_fetch_add(&handled, number == SIGUSR1 && info->si_pid == getpid() && context);
+}
+
+static void askBySignal(void) {
+  clearSettings();
+  setenv("OPENREG_WATCHDOG_SIGNAL", "USR1", 1);
+  listen();
+  orStream_t s = newStream();
+  orEvent_t gate = closeGate(s); /* starts the first lane */
+  while (!strstr(report(), "waiting")) sched_yield();
+  for (int i = 1; i <= 3; i++) {
+    raise(SIGUSR1);
+    awaitReports(i);
+  }
+  ASSERT_CONTAINS(
+      heard(), "openreg: hang report: asked for by a signal (OPENREG_WATCHDOG_SIGNAL)\n  openreg:");
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(s));
+}
+
+TEST(watchdog_answers_a_signal) { askBySignal(); }
+
+TEST(watchdog_calls_the_handler_that_was_there) {
+  signal(SIGUSR1, countSignal);
+  askBySignal();
+  ASSERT_EQ(handled, 3);
+}
+
+TEST(watchdog_calls_the_handler_that_was_there_with_what_it_wants) {
+  struct sigaction action = {.sa_flags = SA_SIGINFO};
+  action.sa_sigaction = countSignalInfo;
+  sigaction(SIGUSR1, &action, NULL);
+  askBySignal();
+  ASSERT_EQ(handled, 3);
+}
+
+/* A forked child has no watchdog: the signal does what it would have done. */
+static void raiseInChild(void) {
+  raise(SIGUSR1);
+  _exit(3);
+}
+
+TEST(watchdog_leaves_the_signal_of_a_forked_child_alone) {
+#ifdef __SANITIZE_THREAD__
+  SKIP("ThreadSanitizer calls no handler in a forked child of several threads");
+#endif
+  askBySignal();
+  int status = forkAndRun(raiseInChild);
+  ASSERT(WIFSIGNALED(status));
+  ASSERT_EQ(WTERMSIG(status), SIGUSR1);
+  ASSERT_EQ(reportsIn(heard()), 3);
+}
+
+TEST(watchdog_takes_no_signal_unless_asked_to) {
+  clearSettings();
+  signal(SIGUSR1, countSignal);
+  ASSERT_OK(orLaunchSleep(newStream(), 0));
+  ASSERT_OK(orDeviceSynchronize());
+  struct sigaction now;
+  sigaction(SIGUSR1, NULL, &now);
+  ASSERT(now.sa_handler == countSignal);
+}
+
+/* ---- leaving ---- */
+
+HELPER(watchdog_leaver) {
+  setenv("OPENREG_WATCHDOG_S", "0.001", 1);
+  closeGate(newStream());
+  sleepMs(3);
+  exit(0);
+}
+
+TEST_WITH_LIMIT(watchdog_does_not_keep_a_process, 60) {
+  char text[1 << 14];
+  for (int i = 0; i < 20; i++) ASSERT_EQ(runHelper("watchdog_leaver", text, sizeof text), 0);
+}

@@ -1,0 +1,134 @@
+"""The hang report: torch.openreg.hang_report, OPENREG_WATCHDOG_S, OPENREG_WATCHDOG_SIGNAL."""
+
+import re
+
+import pytest
+import torch
+
+import torch_openreg  # noqa: F401
+
+WAITS = "orStreamWaitEvent: waits for external event 0x[0-9a-f]+ of openreg:0, which nobody has"
+
+# Streams that wait for a gate; what is said on stderr can be read meanwhile.
+STALL = """
+    import os, tempfile, threading, time
+    import torch
+
+    said = tempfile.TemporaryFile()
+    os.dup2(said.fileno(), 2)
+
+    def heard():
+        return os.pread(said.fileno(), 1 << 20, 0).decode()
+
+    x = torch.ones(3, device="openreg")
+    side = torch.Stream("openreg:1")
+    gate = torch.openreg.testing.gate()
+    gate.wait()
+    event = torch.accelerator.current_stream().record_event()
+    side.wait_event(event)
+
+    def open_when_said(text):
+        while text not in heard():
+            time.sleep(0.01)
+        gate.open()
+"""
+END = """
+    torch.openreg.synchronize()
+    assert x.tolist() == [1.0] * 3
+    side.synchronize()
+    print(side.stream_id, heard())
+"""
+
+
+def test_it_says_what_streams_wait_for(eventually):
+    torch.openreg.synchronize()
+    assert "no stream has work" in torch.openreg.hang_report()
+    x = torch.ones(3, device="openreg")
+    side = torch.openreg.Stream(1)
+    torch.openreg.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        x.add_(1)
+        event = torch.accelerator.current_stream().record_event()
+        side.wait_event(event)
+        eventually(lambda: torch.openreg.hang_report().count(": waiting, priority 0") == 2)
+        text = torch.openreg.hang_report()
+    assert text.startswith("openreg: hang report\n  openreg:0 default stream: waiting, priority 0")
+    assert re.search(rf"\n    task \d+, {WAITS} signalled\n", text)
+    assert re.search(rf"\n  openreg:1 stream 0x{side.stream_id:x}: waiting", text)
+    assert re.search(
+        r"\n    task \d+, orStreamWaitEvent: waits for event 0x[0-9a-f]+, recorded as task \d+ of "
+        "openreg:0 default stream\n",
+        text,
+    )
+    assert "cycle" not in text
+    side.synchronize()
+
+
+def test_it_names_the_operator_that_runs(eventually):
+    torch.openreg._sleep(200_000_000)
+    eventually(lambda: "running" in torch.openreg.hang_report())
+    assert "kernel _sleep: on lane" in torch.openreg.hang_report()
+
+
+def test_the_watchdog_prints_a_stall(run_ok):
+    wait = """
+    threading.Thread(target=open_when_said, args=["  host thread "]).start()
+    """
+    side, said = run_ok(STALL + wait + END, {"OPENREG_WATCHDOG_S": "0.3"}).split(maxsplit=1)
+    # The host may begin to wait when the streams have been told of.
+    assert 1 <= said.count("openreg: hang report: ") <= 2
+    for text in (
+        "for 0.3 s (OPENREG_WATCHDOG_S)\n",
+        f"\n  openreg:1 stream 0x{int(side):x}: waiting, priority 0",
+        "recorded as task",
+    ):
+        assert text in said, said
+    assert re.search(WAITS, said)
+    assert re.search(r"\n  host thread \d+: waits for task \d+ of openreg:0 default ", said)
+
+
+def test_a_signal_asks_for_it_and_comes_to_faulthandler_too(run_ok):
+    ask = """
+    import faulthandler, signal
+    faulthandler.register(signal.SIGUSR1, chain=True)
+    while "orStreamWaitEvent" not in torch.openreg.hang_report():
+        pass
+    os.kill(os.getpid(), signal.SIGUSR1)
+    open_when_said("  lanes: ")
+    """
+    said = run_ok(STALL + ask + END, {"OPENREG_WATCHDOG_SIGNAL": "USR1"})
+    assert "openreg: hang report: asked for by a signal (OPENREG_WATCHDOG_SIGNAL)\n" in said
+    assert re.search(WAITS, said)
+    assert "(most recent call first)" in said  # Python's stacks
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"OPENREG_WATCHDOG_S": "30", "OPENREG_WATCHDOG_SIGNAL": "USR2"}], ids=str
+)
+def test_no_thread_before_there_is_work(run_ok, settings):
+    names = run_ok(
+        """
+        import threads
+        import torch
+        assert torch.openreg.device_count() == 2
+        assert not [name for name in threads.names() if name.startswith("openreg")]
+        torch.ones(3, device="openreg").sum().item()
+        print("openreg-watch" in threads.names())
+        """,
+        settings,
+    )
+    assert names.strip() == str(bool(settings))
+
+
+def test_a_value_that_is_refused_is_named(run):
+    done = run("import torch; torch.openreg.device_count()", {"OPENREG_WATCHDOG_S": "soon"})
+    assert done.err == (
+        "openreg: OPENREG_WATCHDOG_S='soon' is not a number of seconds above 0, at most "
+        "1000000000; using no watchdog\n"
+    )
+    done = run("import torch; torch.openreg.device_count()", {"OPENREG_WATCHDOG_SIGNAL": "KILL"})
+    assert done.err == (
+        "openreg: OPENREG_WATCHDOG_SIGNAL='KILL' is not HUP, QUIT, USR1, USR2 or WINCH; using no "
+        "signal\n"
+    )
