@@ -269,11 +269,28 @@ void Collective::synchronize() {
   OPENREG_CHECK(orStreamWaitEvent(currentStreamHandle(device_.index()), done()));
 }
 
+/* A schedule runs what the collective waits for only inside calls of the core. */
+void Collective::runScheduled(std::chrono::milliseconds timeout) {
+  orSchedulePolicy policy = orScheduleFair;
+  uint64_t seed = 0;
+  if (orScheduleGet(&policy, &seed) || policy == orScheduleFair) return;
+  const auto over = [this] { return completed_; };
+  const auto start = std::chrono::steady_clock::now();
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (timeout == kNoTimeout || std::chrono::steady_clock::now() - start < timeout) {
+    if (cv_.wait_for(lock, std::chrono::milliseconds(1), over)) return;
+    lock.unlock();
+    orEventQuery(done());
+    lock.lock();
+  }
+}
+
 bool Collective::wait(std::chrono::milliseconds timeout) {
   synchronize();
   std::exception_ptr error;
   {
     WithoutGil unlocked;
+    if (timeout != kNoTimeout || call_.blocks) runScheduled(timeout);
     std::unique_lock<std::mutex> lock(mutex_);
     const auto over = [this] { return completed_; };
     if (timeout != kNoTimeout) {

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "openreg_schedule.h"
 
 typedef struct SettingRow {
   const char *name;
@@ -31,6 +32,7 @@ static bool parseMemory(const char *text, void *field);
 static bool parsePath(const char *text, void *field);
 static bool parseSwitch(const char *text, void *field);
 static bool parseRecords(const char *text, void *field);
+static bool parseSchedule(const char *text, void *field);
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -55,6 +57,11 @@ static const SettingRow rows[] = {
     {"OPENREG_TRACE_RECORDS", "1048576", "1048576", "", parseRecords,
      offsetof(orConfig, trace_records), "a whole number from 1 to 1000000000",
      "most records in a trace, of about 100 bytes each: 1 to 1000000000"},
+    {"OPENREG_SCHEDULE_SEED", "off", "off", "", parseSchedule, offsetof(orConfig, schedule),
+     "a whole number below 2^64, late, early or off",
+     "a number, late or early: tasks run one at a time, in an order that this decides; off: side "
+     "by "
+     "side"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
@@ -118,6 +125,24 @@ static bool parseRecords(const char *text, void *field) {
   const char *end;
   if (!parseNumber(text, &number, &end) || *end || !number || number > 1000000000) return false;
   *(size_t *)field = (size_t)number;
+  return true;
+}
+
+static bool parseSchedule(const char *text, void *field) {
+  static const char *const names[] = {
+      [orScheduleFair] = "off", [orScheduleLate] = "late", [orScheduleEarly] = "early"};
+  orConfig *c = (orConfig *)((char *)field - offsetof(orConfig, schedule));
+  unsigned long long seed = 0;
+  const char *end;
+  int policy = orScheduleSeeded;
+  if (!parseNumber(text, &seed, &end) || *end) {
+    seed = 0;
+    for (policy = orScheduleEarly; policy >= 0; policy--)
+      if (names[policy] && !strcmp(text, names[policy])) break;
+    if (policy < 0) return false;
+  }
+  c->schedule.seed = seed;
+  c->schedule.policy = policy;
   return true;
 }
 
