@@ -253,8 +253,12 @@ TEST(config_schedule_seed) {
                               {0, "late", "late"},
                               {0, "early", "early"},
                               {0, "off", "off"}};
-  static const Case bad[] = {{0, "18446744073709551616", "off"}, {0, "-1", "off"}, {0, "1x", "off"},
-                             {0, "Late", "off"},                 {0, "", "off"},   {0, "seed", "off"}};
+  static const Case bad[] = {{0, "18446744073709551616", "off"},
+                             {0, "-1", "off"},
+                             {0, "1x", "off"},
+                             {0, "Late", "off"},
+                             {0, "", "off"},
+                             {0, "seed", "off"}};
   FOR_EACH("OPENREG_SCHEDULE_SEED", good, bodyAccepted);
   FOR_EACH("OPENREG_SCHEDULE_SEED", bad, bodyRejected);
 }
