@@ -1,7 +1,7 @@
 """pytest plugin: tests under many schedules of the device ``openreg``, and under its sanitizer.
 
-It is a module of its own, outside ``torch_openreg``, and imports PyTorch only for a test that asks for
-it: pytest loads it in every suite of an environment where the package is installed.
+pytest loads it in every suite of an environment where the package is installed. So it is a module
+of its own, outside ``torch_openreg``, and imports PyTorch only for a test that asks for it.
 """
 
 import re
@@ -141,7 +141,8 @@ def pytest_runtest_call(item):
 
 @pytest.fixture
 def openreg_device():
-    """``torch.device("openreg:0")``. All devices are synchronised after the test: what fails on one is this test's."""
+    """``torch.device("openreg:0")``. After the test all devices are synchronised, so that what fails
+    on one is an error of this test."""
     import torch
 
     import torch_openreg  # noqa: F401

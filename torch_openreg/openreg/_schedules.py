@@ -18,9 +18,9 @@ def _policy(seed):
     """What the core calls it: (policy, seed)."""
     if isinstance(seed, str) and seed in ("late", "early"):
         return (LATE if seed == "late" else EARLY), 0
-    if not isinstance(seed, (bool, str)) and hasattr(seed, "__index__"):
-        if 0 <= seed.__index__() < 2**64:
-            return SEEDED, seed.__index__()
+    number = -1 if isinstance(seed, bool) else getattr(seed, "__index__", lambda: -1)()
+    if 0 <= number < 2**64:
+        return SEEDED, number
     raise ValueError(
         f"a schedule is a whole number from 0 to 2**64 - 1, 'late' or 'early', not {seed!r}"
     )
@@ -233,10 +233,10 @@ def explore(fn, schedules=100, *, progress=None):
         found = torch.openreg.testing.explore(lambda: train(steps=2))
         assert found.ok, found
 
-    The first run is under ``"early"``, the order of a device that runs everything at once. Every run
-    begins with PyTorch's random state as it is now, and ends with a synchronisation of
-    all devices, so that the error of a kernel is its own run's. Results are nested containers;
-    tensors are compared by value, NaN being equal to NaN, exceptions by type and text.
+    The first run is under ``"early"``, the order of a device that runs everything at once. Every
+    run begins with PyTorch's random state as it is now, and ends with a synchronisation of all
+    devices, so that the error of a kernel is its own run's. Results are nested containers; tensors
+    are compared by value, NaN being equal to NaN, exceptions by type and text.
 
     Args:
         fn: called without arguments; has to do the same each time.
