@@ -141,7 +141,7 @@ def pytest_runtest_call(item):
 
 @pytest.fixture
 def openreg_device():
-    """``torch.device("openreg:0")``. After the test all devices are synchronised, so that what fails
+    """``torch.device("openreg:0")``. After the test all devices are synchronised: what fails
     on one is an error of this test."""
     import torch
 
