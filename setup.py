@@ -42,8 +42,7 @@ def shim_sources():
 
 def headers():
     """Installed header (relative to the package) -> where it is in the source tree."""
-    core = sorted(CSRC.glob("openreg/include/*.h"))
-    found = {f"include/{header.name}": header for header in core}
+    found = {f"include/{h.name}": h for h in sorted(CSRC.glob("openreg/include/*.h"))}
     for header in sorted(CSRC.glob("torch/*.h")):
         found[f"include/{PACKAGE}/{header.name}"] = header
     return found

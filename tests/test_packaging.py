@@ -93,8 +93,9 @@ def test_sdist_has_sources_and_no_results(sdist):
 def test_wheel_has_library_headers_and_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert "torch_openreg/lib/libopenreg.so" in names
-    assert "torch_openreg/include/openreg.h" in names
+    assert {"torch_openreg/lib/libopenreg.so", "pytest_openreg.py"} <= names
+    for header in (ROOT / "csrc/openreg/include").glob("*.h"):
+        assert f"torch_openreg/include/{header.name}" in names
     assert any(re.fullmatch(r"torch_openreg/_C\..*\.so", name) for name in names)
     assert SHIM_HEADERS, "the shim has headers"
     for header in SHIM_HEADERS:
@@ -117,6 +118,7 @@ def test_wheel_metadata(wheel):
     assert "Requires-Python: >=3.10" in metadata
     assert "Requires-Dist: torch==2.13.0" in metadata
     assert re.search(r"\[torch\.backends\]\s+openreg = torch_openreg:_autoload", entry_points)
+    assert re.search(r"\[pytest11\]\s+pytest_openreg = pytest_openreg", entry_points)
 
 
 def test_installed_wheel_is_loaded_by_import_torch(installed):
@@ -180,8 +182,8 @@ def test_library_exports_the_api_only(installed):
     library = installed / "torch_openreg/lib/libopenreg.so"
     names = run(["nm", "-D", "--defined-only", "--format=posix", library]).split("\n")
     exported = {line.split()[0] for line in names if line}
-    header = (ROOT / "csrc/openreg/include/openreg.h").read_text()
-    declared = set(re.findall(r"^OR_API [^;(]*?\*?\b(or\w+)\(", header, re.MULTILINE))
+    headers = "".join(h.read_text() for h in (ROOT / "csrc/openreg/include").glob("*.h"))
+    declared = set(re.findall(r"^OR_API [^;(]*?\*?\b(or\w+)\(", headers, re.MULTILINE))
     assert exported - declared == set()
     assert declared - exported == set()
     needed = run(["readelf", "-d", library])

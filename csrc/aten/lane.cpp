@@ -16,6 +16,7 @@
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <linux/futex.h>
+#include <openreg_schedule.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -262,6 +263,7 @@ void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> ke
   Task task(kernel);
   OPENREG_CHECK(launchOnLane(stream, name, &runTask, &dropTask, &task));
   const uint64_t began = orTraceNow();
+  orScheduleDrain(stream);  // the error that it may give is for who waits next
   wait(task);
   orTraceSynchronized("orStreamSynchronize", stream, began);
   issueKeptWarnings();

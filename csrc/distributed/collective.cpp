@@ -10,6 +10,7 @@
 #include "collective.h"
 
 #include <c10/core/StreamGuard.h>
+#include <openreg_schedule.h>
 #include <pthread.h>
 
 #include <exception>
@@ -129,6 +130,17 @@ c10::intrusive_ptr<Future> futureAfter(CollectiveQueues &queues, c10::Device dev
       c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::vector<c10::Device>{device});
   future->markCompleted(c10::IValue(std::move(outputs)));
   return future;
+}
+
+/* A schedule runs what the collective waits for only while somebody calls the core. */
+void runScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
+  orSchedulePolicy policy = orScheduleFair;
+  uint64_t seed = 0;
+  if (orScheduleGet(&policy, &seed) != orSuccess || policy == orScheduleFair) return;
+  const auto start = std::chrono::steady_clock::now();
+  while (orEventQuery(done) == orErrorNotReady &&
+         (timeout == kNoTimeout || std::chrono::steady_clock::now() - start < timeout))
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 }  // namespace
@@ -274,6 +286,7 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
   std::exception_ptr error;
   {
     WithoutGil unlocked;
+    if (timeout != kNoTimeout || call_.blocks) runScheduled(done(), timeout);
     std::unique_lock<std::mutex> lock(mutex_);
     const auto over = [this] { return completed_; };
     if (timeout != kNoTimeout) {

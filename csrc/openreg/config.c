@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "openreg_schedule.h"
 
 typedef struct SettingRow {
   const char *name;
@@ -34,6 +35,7 @@ static bool parseSwitch(const char *text, void *field);
 static bool parseRecords(const char *text, void *field);
 static bool parseSeconds(const char *text, void *field);
 static bool parseSignal(const char *text, void *field);
+static bool parseSchedule(const char *text, void *field);
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -65,6 +67,11 @@ static const SettingRow rows[] = {
     {"OPENREG_WATCHDOG_SIGNAL", "", "", "no signal", parseSignal,
      offsetof(orConfig, watchdog_signal), "HUP, QUIT, USR1, USR2 or WINCH",
      "signal at which the hang report is printed on stderr: HUP, QUIT, USR1, USR2 or WINCH"},
+    {"OPENREG_SCHEDULE_SEED", "off", "off", "", parseSchedule, offsetof(orConfig, schedule),
+     "a whole number below 2^64, late, early or off",
+     "a number, late or early: tasks run one at a time, in an order that this decides; off: side "
+     "by "
+     "side"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
@@ -158,6 +165,24 @@ static bool parseSignal(const char *text, void *field) {
       return true;
     }
   return false;
+}
+
+static bool parseSchedule(const char *text, void *field) {
+  static const char *const names[] = {
+      [orScheduleFair] = "off", [orScheduleLate] = "late", [orScheduleEarly] = "early"};
+  orConfig *c = (orConfig *)((char *)field - offsetof(orConfig, schedule));
+  unsigned long long seed = 0;
+  const char *end;
+  int policy = orScheduleSeeded;
+  if (!parseNumber(text, &seed, &end) || *end) {
+    seed = 0;
+    for (policy = orScheduleEarly; policy >= 0; policy--)
+      if (names[policy] && !strcmp(text, names[policy])) break;
+    if (policy < 0) return false;
+  }
+  c->schedule.seed = seed;
+  c->schedule.policy = policy;
+  return true;
 }
 
 /* ---- Reading ---- */

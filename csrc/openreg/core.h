@@ -24,6 +24,7 @@
  *   event.c      events and their completion cells
  *   task.c       what each kind of task does when it runs, or is dropped
  *   lane.c       the threads that run tasks, and the choice of what runs next
+ *   schedule.c   that choice by a seed: one task at a time, while a host thread is in a call
  *   wait.c       clock, futex, block hooks
  *   trace.c      tracing: the buffer of what was launched and run
  *   fault.c      fault injection: operations that fail because a test says so
@@ -32,7 +33,7 @@
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
  *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > arming of
- *   faults > making of streams > stream > cell > scheduler > faults; trace, sleeping hosts > none
+ *   faults > making of streams > stream > cell > scheduler > faults; schedule, trace, sleeping hosts > none
  * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: the registry while devices are made, once, so that two threads do not make them).
  */
@@ -78,6 +79,10 @@ typedef struct orConfig {
   bool peer_access;     /* OPENREG_PEER_ACCESS */
   bool poison;          /* OPENREG_POISON */
   bool launch_blocking; /* OPENREG_LAUNCH_BLOCKING */
+  struct {
+    uint64_t seed;
+    int policy;         /* an orSchedulePolicy */
+  } schedule;           /* OPENREG_SCHEDULE_SEED */
   size_t trace_records; /* OPENREG_TRACE_RECORDS */
   uint64_t watchdog_ns; /* OPENREG_WATCHDOG_S; 0: none */
   int watchdog_signal;  /* OPENREG_WATCHDOG_SIGNAL; 0: none */
@@ -344,6 +349,9 @@ typedef struct orStream {
   _Alignas(OR_CACHE_LINE) struct orStream *ready_next;
   struct orStream *value_next;
   uint64_t ready_since;
+  /* Under the schedule's lock. */
+  uint64_t schedule_epoch;
+  uint32_t schedule_number;
   /* Under the lock of the cell it waits for. */
   struct orStream *waiter_next;
 } orStream;
@@ -378,6 +386,10 @@ void orStreamAwaitDevice(int device);
 /* Every stream of a device, also those to come: the notice is given or taken back. With OR_NOTICE_LOST, what is queued is
  * to be dropped. The caller has noted it where orStreamMake looks. */
 void orStreamNotify(int device, unsigned notice, bool on);
+/* The stream whose mark it waits for, if it does. */
+orStream *orStreamBlocker(orStream *stream);
+/* Waits until every stream is idle, no lane having one. */
+void orStreamSettle(void);
 /* Makes a device's default stream. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and UINT64_MAX. */
@@ -414,6 +426,8 @@ void orCellComplete(orCell *cell, orError_t status);
 /* By a lane, of the stream it runs: true if the cell is done; false if the stream now waits and is
  * no longer the lane's. */
 bool orCellWaitOrPark(orCell *cell, orStream *stream);
+/* That it was recorded on; null: external. */
+orStream *orCellStream(const orCell *cell);
 /* Takes a waiting stream off the cell's list, if it is there. Stream lock held. */
 void orCellForget(orCell *cell, orStream *stream);
 /* A new external event and its cell (a reference for the caller). */
@@ -428,11 +442,41 @@ bool orLaneWaitValueOrPark(orStream *stream, const orValueArgs *args);
 void orLaneForgetValue(orStream *stream);
 /* After a value has been written by a task. */
 void orLanePollValues(void);
+bool orLaneValueWaits(void); /* some stream waits for a value */
 /* Wakes up to `count` sleeping lanes to look for pieces of copies. */
 void orLaneWakeIdle(int count);
 void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no more */
 int orLaneLimit(void);
 int orHostCores(void); /* that this process may run on */
+
+/* Of a schedule: hands a stream that can run to lane 0; there, runs its first task and gives the stream back; false
+ * if it waits. */
+void orLaneServe(orStream *stream);
+bool orLaneRunOne(orStream *stream, int lane);
+
+/* ---- schedule.c ---- */
+
+extern OR_HIDDEN _Atomic int orSchedulePolicyNow; /* 0: no schedule */
+static inline bool orScheduleOn(void) {
+  return OR_UNLIKELY(atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed) != 0);
+}
+/* OPENREG_SCHEDULE_SEED; before the first stream is used. */
+void orScheduleConfigure(void);
+/* A point: the schedule may run tasks. No lock held. */
+void orScheduleAtPoint(void);
+static inline void orSchedulePoint(void) {
+  if (orScheduleOn()) orScheduleAtPoint();
+}
+/* With a schedule on: runs one task, if any can; runs tasks until a count is reached, or a cell is done. */
+void orScheduleStep(orStream *stream, uint64_t count);
+void orScheduleAwait(orStream *stream, uint64_t count);
+void orScheduleAwaitCell(orCell *cell);
+/* A stream that has become ready; false if the schedule is off. */
+bool orScheduleHold(orStream *stream);
+/* By lane 0, with a stream from orLaneServe. */
+void orScheduleServe(orStream *stream, int lane);
+/* Something has changed that threads which wait should look at. */
+void orScheduleNotice(void);
 
 /* ---- copy.c ---- */
 

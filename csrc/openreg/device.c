@@ -50,6 +50,7 @@ static orError_t makeReady(int index) {
   orError_t error = orSuccess;
   if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
     orProcessActivate();
+    orScheduleConfigure();
     pthread_mutex_init(&failures[index].lock, NULL);
     error = orStreamMake(index, 0, &default_streams[index]);
     if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);

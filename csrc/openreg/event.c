@@ -102,7 +102,10 @@ void orCellComplete(orCell *cell, orError_t status) {
   pthread_mutex_lock(&cell->lock);
   uint32_t before = atomic_fetch_or_explicit(&cell->state, OR_CELL_DONE, memory_order_acq_rel);
   pthread_mutex_unlock(&cell->lock);
-  if (before & OR_CELL_SLEEPERS) orFutexWake(&cell->state, INT32_MAX);
+  if (before & OR_CELL_SLEEPERS) {
+    orFutexWake(&cell->state, INT32_MAX);
+    if (orScheduleOn()) orScheduleNotice();
+  }
   for (orStream *s; (s = nextWaiter(cell));) orStreamResume(s);
 }
 
@@ -133,6 +136,7 @@ void orCellForget(orCell *cell, orStream *s) {
 }
 
 static void sleepOn(orCell *cell) {
+  if (orScheduleOn()) orScheduleAwaitCell(cell);
   uint64_t until = orNow() + OR_SPIN_NS;
   while (!orCellDone(cell) && orNow() < until) orPause();
   if (orCellDone(cell)) return;
@@ -150,19 +154,19 @@ static void sleepOn(orCell *cell) {
 
 /* A mark completes its cell just before it counts as a finished task of its stream. A host that is told of the one must
  * find the other. */
-static orStream *streamOf(const orCell *cell) {
+orStream *orCellStream(const orCell *cell) {
   return cell->stream ? orHandleSlotAt(&orStreamTable, orHandleIndex(cell->stream)) : NULL;
 }
 
 static bool isOver(const orCell *cell) {
   if (!orCellDone(cell)) return false;
-  const orStream *s = streamOf(cell);
+  const orStream *s = orCellStream(cell);
   return !s || atomic_load_explicit(&s->completed, memory_order_acquire) >= cell->number;
 }
 
 static void await(orCell *cell) {
-  sleepOn(cell);
-  orStream *s = streamOf(cell);
+  orStream *s = orCellStream(cell);
+  if (!s || !orScheduleOn()) sleepOn(cell);
   if (s && !isOver(cell)) orStreamAwait(s, cell->number);
 }
 
@@ -334,6 +338,7 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   task->name = "orStreamWaitEvent";
   task->u.cell = cell; /* the reference goes to the task */
   orStreamCommit(s, task);
+  orSchedulePoint();
   return orSuccess;
 }
 
@@ -341,8 +346,10 @@ orError_t orEventQuery(orEvent_t event) {
   orCell *cell;
   unsigned flags;
   OR_TRY(orEnter());
+  orSchedulePoint();
   OR_TRY(newestCell(event, &cell, &flags));
   bool ready = !cell || isOver(cell);
+  if (!ready && orScheduleOn()) orScheduleStep(orCellStream(cell), cell->number);
   orCellRelease(cell);
   return ready ? orSuccess : orErrorNotReady;
 }

@@ -120,6 +120,9 @@ static orStream *pop(void) {
   return s;
 }
 
+/* What a schedule has chosen is for lane 0. */
+static orStream *popFor(const orLane *l) { return l->index && orScheduleOn() ? NULL : pop(); }
+
 static bool shouldYield(const orStream *s) {
   unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
   int p = levelOf(s);
@@ -185,9 +188,28 @@ static void wake(orLane *l, bool start) {
 
 void orLaneSchedule(orStream *s) {
   bool start = false;
+  if (orScheduleOn() && orScheduleHold(s)) return;
   pthread_mutex_lock(&sched.lock);
   push(s);
   orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
+  pthread_mutex_unlock(&sched.lock);
+  wake(l, start);
+}
+
+/* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more before it sleeps. */
+static orLane *chooseWideLane(bool *start) {
+  *start = !sched.started;
+  if (*start) sched.started = 1;
+  if (!*start && !(sched.idle & 1)) return NULL;
+  sched.idle &= ~1u;
+  return &sched.lanes[0];
+}
+
+void orLaneServe(orStream *s) {
+  bool start;
+  pthread_mutex_lock(&sched.lock);
+  push(s);
+  orLane *l = chooseWideLane(&start);
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
 }
@@ -251,6 +273,10 @@ void orLanePollValues(void) {
   for (orStream *s; (s = satisfied());) orStreamResume(s);
 }
 
+bool orLaneValueWaits(void) {
+  return atomic_load_explicit(&sched.value_count, memory_order_relaxed) != 0;
+}
+
 /* Between tasks: when no lane sleeps there is no other who looks. */
 static void pollInTurn(void) {
   static _Atomic uint64_t polled;
@@ -286,9 +312,12 @@ static bool othersRun(void) {
   return __builtin_popcount(sched.idle) + looking < sched.started;
 }
 
+/* Lock held. A schedule looks at values itself, at its points. */
+static bool needsPoller(void) { return orLaneValueWaits() && !sched.polling && !orScheduleOn(); }
+
 /* Lock held at entry and return. */
 static void sleepLane(orLane *l) {
-  bool poll = atomic_load_explicit(&sched.value_count, memory_order_relaxed) && !sched.polling;
+  bool poll = needsPoller();
   if (poll) sched.polling = true;
   stopLooking(l);
   sched.idle |= 1u << l->index;
@@ -309,8 +338,7 @@ static void sleepLane(orLane *l) {
 
 /* Lock held. A lane that has something to do leaves the rest, and the looking at values, to the next. */
 static orLane *successor(bool *start) {
-  bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) ||
-              (atomic_load_explicit(&sched.value_count, memory_order_relaxed) && !sched.polling);
+  bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || needsPoller();
   return more && !somebodyLooks() ? chooseLane(start) : NULL;
 }
 
@@ -364,7 +392,7 @@ static orStream *pick(orLane *l) {
   orStream *s;
   bool spin_first = true;
   pthread_mutex_lock(&sched.lock);
-  while (!(s = pop())) {
+  while (!(s = popFor(l))) {
     if (spin_first) {
       spin_first = spinAndHelp(l);
     } else {
@@ -427,6 +455,22 @@ static bool letGoIfEmpty(orLane *l, orStream *s) {
   return false;
 }
 
+/* Runs or drops the first task; false if the stream waits and is no longer the lane's. */
+static inline bool runFront(orStream *s, uint64_t number, int lane) {
+  stopIfExiting();
+  orTask *t = frontTask(s);
+  if (OR_UNLIKELY(atomic_load_explicit(&orWatching, memory_order_relaxed)))
+    atomic_store_explicit(&s->began, orNow(), memory_order_relaxed);
+  /* What a vendor's device has started is waited for, like any task that is running. */
+  if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)) &&
+      !t->completion)
+    orTaskDrop(t);
+  else if (!runTask(s, t, number, lane))
+    return false;
+  orStreamFinishTask(s, t);
+  return true;
+}
+
 /* Runs tasks until the stream is empty, waits, or has to make way. */
 static void runStream(orStream *s, orLane *l) {
   for (bool ran = false;; ran = true) {
@@ -439,19 +483,25 @@ static void runStream(orStream *s, orLane *l) {
       yieldStream(s);
       return;
     }
-    stopIfExiting();
-    orTask *t = frontTask(s);
-    if (OR_UNLIKELY(atomic_load_explicit(&orWatching, memory_order_relaxed)))
-      atomic_store_explicit(&s->began, orNow(), memory_order_relaxed);
-    /* What a vendor's device has started is waited for, like any task that is running. */
-    if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)) &&
-        !t->completion)
-      orTaskDrop(t);
-    else if (!runTask(s, t, number, l->index))
-      return;
-    orStreamFinishTask(s, t);
+    if (!runFront(s, number, l->index)) return;
     if (OR_UNLIKELY(atomic_load_explicit(&sched.value_count, memory_order_relaxed))) pollInTurn();
   }
+}
+
+static void becomeRunning(orStream *s, int lane) {
+  pthread_mutex_lock(&s->lock);
+  s->state = OR_STREAM_RUNNING;
+  s->lane = lane;
+  pthread_mutex_unlock(&s->lock);
+}
+
+bool orLaneRunOne(orStream *s, int lane) {
+  becomeRunning(s, lane);
+  s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
+  uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+  if (!runFront(s, number, lane)) return false;
+  if (!orStreamTryIdle(s)) yieldStream(s);
+  return true;
 }
 
 static void *laneMain(void *arg) {
@@ -465,11 +515,12 @@ static void *laneMain(void *arg) {
   if (hook) hook(l->index, l->index == 0);
   for (;;) {
     orStream *s = pick(l);
-    pthread_mutex_lock(&s->lock);
-    s->state = OR_STREAM_RUNNING;
-    s->lane = l->index;
-    pthread_mutex_unlock(&s->lock);
-    runStream(s, l);
+    if (orScheduleOn()) {
+      orScheduleServe(s, l->index);
+    } else {
+      becomeRunning(s, l->index);
+      runStream(s, l);
+    }
   }
   return NULL;
 }

@@ -254,6 +254,7 @@ static void sleepUntil(orStream *s, uint64_t count) {
 }
 
 void orStreamAwait(orStream *s, uint64_t count) {
+  if (orScheduleOn()) orScheduleAwait(s, count);
   if (!spinUntil(s, count)) sleepUntil(s, count);
   orLaneHostWaits(false);
 }
@@ -270,7 +271,10 @@ orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
   orStream_t handle = s->last_handle;
   if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
   uint64_t number = orStreamCommit(s, task);
-  if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) return orSuccess;
+  if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) {
+    orSchedulePoint();
+    return orSuccess;
+  }
   awaitTraced(s, number, "orStreamSynchronize", device, handle);
   OR_TRY(orDeviceTakeFailure(device));
   /* Its caller would take what was never written for a result. */
@@ -306,6 +310,14 @@ void orStreamResume(orStream *s) {
   if (waiting) orLaneSchedule(s);
 }
 
+orStream *orStreamBlocker(orStream *s) {
+  pthread_mutex_lock(&s->lock);
+  const orCell *cell = s->state == OR_STREAM_WAITING ? s->waits_for : NULL;
+  orStream *other = cell ? orCellStream(cell) : NULL;
+  pthread_mutex_unlock(&s->lock);
+  return other;
+}
+
 /* ---- over all streams ---- */
 
 /* A slot's device changes when it is used again, so it is read together with the count, under the lock. */
@@ -335,6 +347,23 @@ static void awaitQueued(orStream *s, uint64_t queued, void *context) {
 }
 
 void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
+
+static bool isIdle(orStream *s) {
+  if (!atomic_load_explicit(&s->slot.handle, memory_order_acquire)) return true;
+  pthread_mutex_lock(&s->lock);
+  bool idle = s->state == OR_STREAM_IDLE;
+  pthread_mutex_unlock(&s->lock);
+  return idle;
+}
+
+void orStreamSettle(void) {
+  orStreamAwaitDevice(-1);
+  for (uint32_t i = 0; i < atomic_load_explicit(&orStreamTable.used, memory_order_acquire); i++)
+    while (!isIdle(orHandleSlotAt(&orStreamTable, i))) {
+      sched_yield();
+      orStreamAwaitDevice(-1);
+    }
+}
 
 static void notify(orStream *s, int device, unsigned notice, bool on) {
   pthread_mutex_lock(&s->lock);
@@ -433,8 +462,12 @@ orError_t orStreamQuery(orStream_t stream) {
   orStream *s;
   uint64_t queued;
   OR_TRY(orEnter());
+  orSchedulePoint();
   OR_TRY(snapshot(stream, &s, &queued));
-  return hasCompleted(s, queued) ? orSuccess : orErrorNotReady;
+  if (hasCompleted(s, queued)) return orSuccess;
+  if (orScheduleOn())
+    orScheduleStep(s, queued); /* whoever asks again gets another answer in the end */
+  return orErrorNotReady;
 }
 
 orError_t orStreamSynchronize(orStream_t stream) {

@@ -267,6 +267,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->u.host = fn;
   t->user_data = user_data;
   orStreamCommit(s, t);
+  orSchedulePoint();
   return orSuccess;
 }
 
@@ -301,6 +302,7 @@ static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint
   t->name = kind == OR_KIND_WAIT_VALUE ? "orStreamWaitValue32" : "orStreamWriteValue32";
   t->u.value = (orValueArgs){mapped, value, how};
   orStreamCommit(s, t);
+  orSchedulePoint();
   return orSuccess;
 }
 

@@ -2,6 +2,7 @@
  * torch_openreg._C: what the Python package needs of the shim. Thin: the checks of an index and the
  * texts of errors are the C++ API's, the documentation is on the Python functions that call these.
  */
+#include <openreg_schedule.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
@@ -310,6 +311,18 @@ py::dict fallbackStats(bool reset) {
   return all;
 }
 
+void setSchedule(int policy, uint64_t seed) {
+  WithoutGil unlocked;
+  OPENREG_CHECK(orScheduleSet(static_cast<orSchedulePolicy>(policy), seed));
+}
+
+std::tuple<int, uint64_t> schedule() {
+  orSchedulePolicy policy{};
+  uint64_t seed = 0;
+  OPENREG_CHECK(orScheduleGet(&policy, &seed));
+  return {policy, seed};
+}
+
 void bindDiagnostics(py::module_ &m) {
   m.attr("_core_version") = OPENREG_VERSION;
   m.attr("_abi_version") = OPENREG_ABI_VERSION;
@@ -317,6 +330,8 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_factories", &factories);
   m.def("_add_devices", &addDevices);
   m.def("_lane_info", &laneInfo);
+  m.def("_schedule_set", &setSchedule);
+  m.def("_schedule_get", &schedule);
   m.def("_fallback_stats", &fallbackStats);
 }
 

@@ -75,6 +75,7 @@ TEST(config_defaults) {
       {"OPENREG_PEER_ACCESS", "1"},     {"OPENREG_POISON", "0"},
       {"OPENREG_LAUNCH_BLOCKING", "0"}, {"OPENREG_TRACE_RECORDS", "1048576"},
       {"OPENREG_WATCHDOG_S", ""},       {"OPENREG_WATCHDOG_SIGNAL", ""},
+      {"OPENREG_SCHEDULE_SEED", "off"},
   };
   clearSettings();
   beginCapture();
@@ -245,6 +246,22 @@ static void bodyPeer(void) {
 TEST(config_peer_access) {
   static const Case cases[] = {{0, "0", "0"}, {0, "1", "1"}};
   FOR_EACH("OPENREG_PEER_ACCESS", cases, bodyPeer);
+}
+
+TEST(config_schedule_seed) {
+  static const Case good[] = {{0, "0", "0"},
+                              {0, "18446744073709551615", "18446744073709551615"},
+                              {0, "late", "late"},
+                              {0, "early", "early"},
+                              {0, "off", "off"}};
+  static const Case bad[] = {{0, "18446744073709551616", "off"},
+                             {0, "-1", "off"},
+                             {0, "1x", "off"},
+                             {0, "Late", "off"},
+                             {0, "", "off"},
+                             {0, "seed", "off"}};
+  FOR_EACH("OPENREG_SCHEDULE_SEED", good, bodyAccepted);
+  FOR_EACH("OPENREG_SCHEDULE_SEED", bad, bodyRejected);
 }
 
 TEST(config_trace_records) {

@@ -1,0 +1,323 @@
+/*
+ * Schedules: one task at a time, only while a host thread is inside a call, in an order that a seed decides.
+ *
+ * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held here. A thread at a
+ * point says what it wants (a Goal: so many tasks, or a stream's progress, or a cell), chooses the first stream and
+ * hands it to lane 0, which runs one task of it, gives it back, chooses the next and so on until the goal is
+ * reached or nothing is left that can run. The thread waits meanwhile, so nothing runs but what was chosen. That it is
+ * always lane 0, the wide one, makes kernels split their sums in the same way each time.
+ *
+ * A thread that synchronises and finds nothing to run sleeps for whatever comes from outside: a signalled event, a
+ * value, another thread's work. Every such change, and the end of lane 0's work, changes `word`, which the sleeper read
+ * before it looked.
+ *
+ * `orSchedulePolicyNow` is written under `lock` and read anywhere; it changes only while nothing is queued. `plan.lock`
+ * is taken last, and guards the rest of `plan` but the atomics:
+ *   held      streams that can run, in the order of their numbers; linked by ready_next
+ *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to null
+ *   random    the generator's state
+ * A stream's schedule_number and schedule_epoch are under it too.
+ *
+ * Every order that the program allows is possible under some seed: points take any number of tasks, from any stream
+ * that can run. A seed also decides how much is run at points and how long a stream is stayed with, since the two
+ * orders that differ most, a stream far ahead and one far behind, would otherwise be the rarest.
+ *
+ * What is no point: an event's record, which deleters make, and they may not block; an allocation, which may run ahead
+ * of nothing that the point before it could not run.
+ */
+#include "openreg_schedule.h"
+
+#include "core.h"
+
+enum { OR_SPIN_NS = 20000, OR_POLL_NS = 200000, OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
+
+typedef struct Goal {
+  orStream *stream; /* until `count` of its tasks have finished */
+  uint64_t count;
+  const orCell *cell; /* until it is done */
+  int tasks;          /* until so many more have finished, or OR_ALL_TASKS */
+  bool waits;         /* for what comes from outside, if nothing can run */
+} Goal;
+
+_Atomic int orSchedulePolicyNow;
+
+static struct {
+  pthread_mutex_t lock;
+  uint64_t seed, random;
+  unsigned haste,
+      stay; /* chances in 256: that a point runs one more task; that a stream is stayed with */
+  uint64_t epoch;    /* grows with each change of schedule */
+  uint32_t numbered; /* streams, in this epoch */
+  orStream *held;
+  const orStream *latest; /* only compared */
+  _Atomic(Goal *) goal;
+  _Atomic uint32_t word;
+} plan = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_once_t configured = PTHREAD_ONCE_INIT;
+
+static bool policyIs(orSchedulePolicy policy) {
+  return atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed) == (int)policy;
+}
+
+/* ---- chance (lock held) ---- */
+
+/* SplitMix64: of neighbouring seeds the first draws differ already. */
+static uint64_t draw(void) {
+  uint64_t z = plan.random += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
+
+static int tasksAtPoint(void) {
+  int n = 0;
+  switch ((orSchedulePolicy)atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed)) {
+    case orScheduleSeeded:
+      while (plan.held && chance(plan.haste)) n++;
+      return n;
+    case orScheduleEarly:
+      return OR_MOST_TASKS;
+    default:
+      return 0;
+  }
+}
+
+/* ---- held streams (lock held) ---- */
+
+static void number(orStream *s) {
+  if (s->schedule_epoch == plan.epoch) return;
+  s->schedule_epoch = plan.epoch;
+  s->schedule_number = plan.numbered++;
+}
+
+static void insert(orStream *s) {
+  orStream **at = &plan.held;
+  number(s);
+  while (*at && (*at)->schedule_number < s->schedule_number) at = &(*at)->ready_next;
+  s->ready_next = *at;
+  *at = s;
+}
+
+static orStream *takeAt(orStream **at) {
+  orStream *s = *at;
+  *at = s->ready_next;
+  plan.latest = s;
+  return s;
+}
+
+static orStream **placeOf(const orStream *s) {
+  orStream **at = &plan.held;
+  while (*at && *at != s) at = &(*at)->ready_next;
+  return at;
+}
+
+static orStream **anyPlace(void) {
+  unsigned count = 0;
+  for (const orStream *s = plan.held; s; s = s->ready_next) count++;
+  orStream **at = &plan.held;
+  for (uint64_t i = draw() % count; i; i--) at = &(*at)->ready_next;
+  return at;
+}
+
+/* `needed`: the one that "late" runs, if it can run. */
+static orStream *choose(const orStream *needed) {
+  if (!plan.held) return NULL;
+  if (!policyIs(orScheduleSeeded)) {
+    orStream **at = needed ? placeOf(needed) : &plan.held;
+    return takeAt(*at ? at : &plan.held);
+  }
+  orStream **at = plan.latest ? placeOf(plan.latest) : &plan.held;
+  return takeAt(plan.latest && *at && chance(plan.stay) ? at : anyPlace());
+}
+
+bool orScheduleHold(orStream *s) {
+  pthread_mutex_lock(&plan.lock);
+  bool on = orScheduleOn();
+  bool served = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
+  if (on) insert(s);
+  pthread_mutex_unlock(&plan.lock);
+  if (on && !served) orScheduleNotice();
+  return on;
+}
+
+/* ---- goals ---- */
+
+void orScheduleNotice(void) {
+  atomic_fetch_add_explicit(&plan.word, 1, memory_order_release);
+  orFutexWake(&plan.word, INT32_MAX);
+}
+
+static bool isReached(const Goal *g) {
+  if (!g->tasks || !orScheduleOn()) return true;
+  if (g->cell) return orCellDone(g->cell);
+  return g->stream && atomic_load_explicit(&g->stream->completed, memory_order_acquire) >= g->count;
+}
+
+/* What the goal's stream waits for, in the end. A wait is for a mark that was queued before it, so this ends. */
+static const orStream *neededFor(const Goal *g) {
+  if (!policyIs(orScheduleLate)) return NULL;
+  orStream *s = g->stream;
+  for (orStream *other; s && (other = orStreamBlocker(s));) s = other;
+  return s;
+}
+
+/* Lane 0: what runs next for the goal; null when it is reached or nothing can run, and the goal is its owner's again. */
+static orStream *next(Goal *g) {
+  orLanePollValues();
+  bool over = isReached(g);
+  const orStream *needed = over ? NULL : neededFor(g);
+  pthread_mutex_lock(&plan.lock);
+  orStream *s = over ? NULL : choose(needed);
+  if (!s) atomic_store_explicit(&plan.goal, NULL, memory_order_release);
+  pthread_mutex_unlock(&plan.lock);
+  if (!s) orScheduleNotice();
+  return s;
+}
+
+void orScheduleServe(orStream *s, int lane) {
+  Goal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
+  if (!g) return orLaneSchedule(s); /* was ready when the schedule began */
+  do {
+    /* A wait that only parks its stream is no task that has run. */
+    if (orLaneRunOne(s, lane) && g->tasks > 0) g->tasks--;
+  } while ((s = next(g)));
+}
+
+/* Hands the goal to lane 0, unless it has another one or nothing can run. */
+static bool start(Goal *g) {
+  const orStream *needed = neededFor(g);
+  pthread_mutex_lock(&plan.lock);
+  bool busy = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
+  orStream *s = busy || !orScheduleOn() ? NULL : choose(needed);
+  if (s) atomic_store_explicit(&plan.goal, g, memory_order_release);
+  pthread_mutex_unlock(&plan.lock);
+  if (s) orLaneServe(s);
+  return s;
+}
+
+static bool isServed(const Goal *g) {
+  return atomic_load_explicit(&plan.goal, memory_order_acquire) == g;
+}
+
+static bool spinWhile(uint32_t word) {
+  uint64_t until = orNow() + OR_SPIN_NS;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (atomic_load_explicit(&plan.word, memory_order_acquire) != word) return true;
+      orPause();
+    }
+  } while (orNow() < until);
+  return false;
+}
+
+/* Until `word` changes, or a value may have been written by a plain store. */
+static void sleepWhile(uint32_t word, void **token, bool *blocked) {
+  if (spinWhile(word)) return;
+  if (!*blocked) *token = orBlockEnter();
+  *blocked = true;
+  orFutexWait(&plan.word, word, orLaneValueWaits() ? OR_POLL_NS : 0);
+}
+
+static void pursue(Goal *g) {
+  void *token = NULL;
+  bool blocked = false;
+  while (!orProcessExiting()) {
+    uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
+    if (!isServed(g)) {
+      orLanePollValues();
+      if (isReached(g) || (!start(g) && !g->waits)) break;
+    }
+    sleepWhile(word, &token, &blocked);
+  }
+  if (blocked) orBlockLeave(token);
+}
+
+/* ---- points; a task that calls is at none ---- */
+
+void orScheduleAtPoint(void) {
+  if (orProcessTask() != OR_TASK_NONE) return;
+  orLanePollValues();
+  pthread_mutex_lock(&plan.lock);
+  int tasks = tasksAtPoint();
+  pthread_mutex_unlock(&plan.lock);
+  if (tasks) pursue(&(Goal){.tasks = tasks});
+}
+
+void orScheduleStep(orStream *s, uint64_t count) {
+  if (orProcessTask() != OR_TASK_NONE) return;
+  pursue(&(Goal){.stream = s, .count = count, .tasks = 1});
+}
+
+void orScheduleAwait(orStream *s, uint64_t count) {
+  pursue(&(Goal){.stream = s, .count = count, .tasks = OR_ALL_TASKS, .waits = true});
+}
+
+void orScheduleAwaitCell(orCell *cell) {
+  atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+  pursue(&(Goal){.cell = cell, .tasks = OR_ALL_TASKS, .waits = true});
+}
+
+/* ---- change ---- */
+
+static void begin(orSchedulePolicy policy, uint64_t seed) {
+  static const unsigned char hastes[] = {0, 64, 128, 192}, stays[] = {0, 128, 232};
+  plan.seed = plan.random = seed;
+  plan.haste = hastes[draw() % sizeof hastes];
+  plan.stay = stays[draw() % sizeof stays];
+  plan.epoch++;
+  plan.numbered = 0;
+  plan.latest = NULL;
+  atomic_store_explicit(&orSchedulePolicyNow, (int)policy, memory_order_relaxed);
+}
+
+static void configure(void) {
+  const orConfig *c = orConfigGet();
+  pthread_mutex_lock(&plan.lock);
+  begin((orSchedulePolicy)c->schedule.policy, c->schedule.seed);
+  pthread_mutex_unlock(&plan.lock);
+}
+
+void orScheduleConfigure(void) { pthread_once(&configured, configure); }
+
+orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed) {
+  OR_TRY(orEnterBlocking());
+  if (policy < orScheduleFair || policy > orScheduleEarly)
+    return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 3 are known", (int)policy);
+  orScheduleConfigure();
+  orStreamSettle();
+  pthread_mutex_lock(&plan.lock);
+  begin(policy, seed);
+  orStream *left = plan.held;
+  plan.held = NULL;
+  pthread_mutex_unlock(&plan.lock);
+  for (orStream *s; (s = left);) {
+    left = s->ready_next;
+    orLaneSchedule(s);
+  }
+  orScheduleNotice();
+  return orSuccess;
+}
+
+orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {
+  if (!policy || !seed) return orFail(orErrorInvalidValue, "orScheduleGet: null result");
+  OR_TRY(orEnter());
+  orScheduleConfigure();
+  pthread_mutex_lock(&plan.lock);
+  *policy = (orSchedulePolicy)atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed);
+  *seed = plan.seed;
+  pthread_mutex_unlock(&plan.lock);
+  return orSuccess;
+}
+
+orError_t orScheduleDrain(orStream_t stream) {
+  if (OR_LIKELY(!orScheduleOn())) return orSuccess;
+  uint64_t count;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orStreamQueued(stream, &count));
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
+  orScheduleAwait(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), count);
+  return orSuccess;
+}

@@ -1,0 +1,186 @@
+"""pytest plugin: tests under many schedules of the device ``openreg``, and under its sanitizer.
+
+pytest loads it in every suite of an environment where the package is installed. So it is a module
+of its own, outside ``torch_openreg``, and imports PyTorch only for a test that asks for it.
+"""
+
+import re
+import shlex
+
+import pytest
+
+PARAMETER = "_openreg_schedule"
+PART_OF_ID = re.compile(r"-?openreg-(early|late|seed\d+)(?=\]$)")
+SKIPPED = pytest.StashKey[int]()
+
+
+def _seed(text):
+    if text in ("late", "early"):
+        return text
+    if text.isascii() and text.isdigit() and int(text) < 2**64:
+        return int(text)
+    raise pytest.UsageError(
+        f"--openreg-seed: a whole number from 0 to 2**64 - 1, late or early, not {text!r}"
+    )
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("openreg", "the simulated accelerator openreg")
+    group.addoption(
+        "--openreg-schedules",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run each test that is marked 'openreg' under the schedule 'early' and under N seeds",
+    )
+    group.addoption(
+        "--openreg-schedules-all", action="store_true", help="... and the tests without the mark"
+    )
+    group.addoption(
+        "--openreg-seed",
+        metavar="SEED",
+        help="the same under this seed only: a number, or late; a failure of it is repeated so",
+    )
+    group.addoption(
+        "--openreg-sanitizer", action="store_true", help="run with torch.openreg.sanitizer enabled"
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "openreg: uses the device openreg; --openreg-schedules runs it under many orders"
+    )
+    if config.option.openreg_schedules < 0:
+        raise pytest.UsageError("--openreg-schedules: N must not be negative")
+    if config.option.openreg_seed is not None:
+        if config.option.openreg_schedules:
+            raise pytest.UsageError("--openreg-seed is one seed, --openreg-schedules are many")
+        _seed(config.option.openreg_seed)
+
+
+def pytest_sessionstart(session):
+    if session.config.option.openreg_sanitizer:
+        _sanitizer().enable()
+
+
+def pytest_sessionfinish(session):
+    if session.config.option.openreg_sanitizer:
+        _sanitizer().disable()
+
+
+def _sanitizer():
+    import torch
+
+    import torch_openreg  # noqa: F401 (where PyTorch was told to load no backend)
+
+    return torch.openreg.sanitizer
+
+
+# ---- schedules ----
+
+
+def _schedules(option):
+    """What each test runs under. The first meets the shapes that are new to the process: where they
+    have been met before, operators wait less, so a seed means the same only after such a run."""
+    if option.openreg_seed is not None:
+        return list(dict.fromkeys(["early", _seed(option.openreg_seed)]))
+    return ["early", *range(option.openreg_schedules)] if option.openreg_schedules else []
+
+
+def _id(schedule):
+    return f"openreg-{schedule}" if isinstance(schedule, str) else f"openreg-seed{schedule}"
+
+
+def _is_chosen(definition):
+    option = definition.config.option
+    return option.openreg_schedules_all or definition.get_closest_marker("openreg") is not None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc):
+    schedules = _schedules(metafunc.config.option)
+    if schedules and _is_chosen(metafunc.definition):
+        metafunc.fixturenames.append(PARAMETER)
+        metafunc.parametrize(PARAMETER, schedules, ids=map(_id, schedules))
+
+
+def _schedule_of(item):
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get(PARAMETER) if callspec else None
+
+
+def pytest_collection_modifyitems(config, items):
+    if _schedules(config.option):
+        chosen = [item for item in items if _is_chosen(item)]
+        config.stash[SKIPPED] = sum(_schedule_of(item) is None for item in chosen)
+
+
+def _synchronize(torch):
+    for index in range(torch.openreg.device_count()):
+        torch.openreg.synchronize(index)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    schedule = _schedule_of(item)
+    if schedule is None:
+        return (yield)
+    import gc
+
+    import torch
+
+    import torch_openreg  # noqa: F401
+
+    gc.collect()
+    torch.manual_seed(0)
+    with torch.openreg.testing.schedule(schedule):
+        result = yield
+        _synchronize(torch)
+    return result
+
+
+@pytest.fixture
+def openreg_device():
+    """``torch.device("openreg:0")``. After the test all devices are synchronised: what fails
+    on one is an error of this test."""
+    import torch
+
+    import torch_openreg  # noqa: F401
+
+    if not torch.openreg.device_count():
+        pytest.fail("openreg_device: there is no openreg device (is OPENREG_DEVICE_COUNT 0?)")
+    yield torch.device("openreg:0")
+    _synchronize(torch)
+
+
+# ---- report ----
+
+
+def _replay(nodeid, schedule):
+    """The test alone; of its other parameters these only, which takes both ids."""
+    bare = PART_OF_ID.sub("", nodeid)
+    seed = schedule.removeprefix("seed")
+    tests = [bare.removesuffix("[]")]
+    if not bare.endswith("[]"):
+        tests = [nodeid.replace(f"openreg-{schedule}]", "openreg-early]"), nodeid]
+    return shlex.join(["pytest", f"--openreg-seed={seed}", *dict.fromkeys(tests)])
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    failed = {}
+    for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
+        match = PART_OF_ID.search(report.nodeid)
+        if match:
+            test = PART_OF_ID.sub("", report.nodeid).removesuffix("[]")
+            failed.setdefault(test, {})[match[1]] = report.nodeid
+    skipped = config.stash.get(SKIPPED, 0)
+    if not failed and not skipped:
+        return
+    terminalreporter.section("openreg schedules")
+    for test, schedules in failed.items():
+        names = ", ".join(name.removeprefix("seed") for name in schedules)
+        terminalreporter.line(f"{test} fails under {names}")
+        schedule, nodeid = next(iter(schedules.items()))
+        terminalreporter.line(f"  replay: {_replay(nodeid, schedule)}")
+    if skipped:
+        terminalreporter.line(f"without schedules, being methods of unittest.TestCase: {skipped}")

@@ -1,0 +1,477 @@
+/*
+ * Schedules: what a seed decides is decided alike each time, every order that the program allows comes up, and no
+ * other.
+ *
+ * Kernels note their letter in a log. A schedule runs one at a time, so the log needs no lock.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gate.h"
+#include "openreg_schedule.h"
+
+enum { MOST_LETTERS = 4000 };
+
+static struct {
+  char text[MOST_LETTERS + 1];
+  int count;
+} notes;
+
+static orError_t noteKernel(void *args) {
+  if (notes.count < MOST_LETTERS) notes.text[notes.count++] = *(const char *)args;
+  return orSuccess;
+}
+
+static void note(orStream_t stream, char letter) {
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = stream,
+                                         .fn = noteKernel,
+                                         .args = &letter,
+                                         .args_size = 1,
+                                         .name = "note"}));
+}
+
+static void useSeed(uint64_t seed) { ASSERT_OK(orScheduleSet(orScheduleSeeded, seed)); }
+
+/* What has run since the last call. */
+static const char *noted(void) {
+  static char text[MOST_LETTERS + 1];
+  memcpy(text, notes.text, (size_t)notes.count);
+  text[notes.count] = 0;
+  notes.count = 0;
+  return text;
+}
+
+static const char *notedInTheEnd(void) {
+  ASSERT_OK(orScheduleSet(orScheduleFair, 0));
+  return noted();
+}
+
+static orEvent_t markOn(orStream_t stream) {
+  orEvent_t event = newEvent(0);
+  ASSERT_OK(orEventRecord(event, stream));
+  return event;
+}
+
+/* ---- seeds ---- */
+
+/* Streams, waits and queries by a rule of its own; always the same program. */
+static void runProgram(void) {
+  static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567";
+  orStream_t streams[4];
+  uint32_t x = 12345;
+  for (int i = 0; i < 4; i++) streams[i] = newStreamOn(i % 2);
+  for (int i = 0; i < 60; i++) {
+    x = x * 1664525 + 1013904223;
+    int s = x >> 28 & 3, other = x >> 24 & 3;
+    note(streams[s], letters[i]);
+    if (x >> 20 & 1) {
+      ASSERT_OK(orSetDevice(s % 2));
+      orEvent_t event = markOn(streams[s]);
+      ASSERT_OK(orStreamWaitEvent(streams[other], event));
+      ASSERT_OK(orEventDestroy(event));
+    }
+    if (i % 7 == 0) orStreamQuery(streams[other]);
+    if (i % 20 == 19) ASSERT_OK(orStreamSynchronize(streams[s]));
+  }
+  for (int i = 0; i < 4; i++) ASSERT_OK(orStreamDestroy(streams[i]));
+  ASSERT_OK(orSetDevice(0));
+}
+
+TEST(schedule_a_seed_repeats_its_order) {
+  char first[MOST_LETTERS + 1], zero[MOST_LETTERS + 1] = "";
+  int different = 0;
+  for (uint64_t seed = 0; seed < 20; seed++) {
+    useSeed(seed);
+    runProgram();
+    strcpy(first, notedInTheEnd());
+    ASSERT_EQ(strlen(first), 60);
+    useSeed(seed);
+    runProgram();
+    ASSERT_STR(notedInTheEnd(), first);
+    if (!seed) strcpy(zero, first);
+    different += strcmp(zero, first) != 0;
+  }
+  ASSERT_GT(different, 10);
+}
+
+/* A process of its own, whose lanes have run other things before. */
+TEST(schedule_a_seed_means_the_same_in_every_process) {
+  newStream();
+  note(newStream(), 'z');
+  ASSERT_OK(orDeviceSynchronize());
+  noted();
+  useSeed(5);
+  runProgram();
+  ASSERT_STR(notedInTheEnd(), "abcdegfhilmopnjkrqstvwuzxACByGDIEFJHKNQLSORTUMPY0V1WXZ273456");
+}
+
+TEST(schedule_unordered_streams_run_in_both_orders) {
+  orStream_t a = newStream(), b = newStream();
+  int first_a = 0;
+  for (uint64_t seed = 0; seed < 24; seed++) {
+    useSeed(seed);
+    note(a, 'a');
+    note(b, 'b');
+    ASSERT_OK(orStreamSynchronize(b));
+    first_a += notedInTheEnd()[0] == 'a';
+  }
+  ASSERT_GE(first_a, 3);
+  ASSERT_LE(first_a, 21);
+}
+
+TEST(schedule_every_order_of_three_tasks_comes_up) {
+  static const char *const orders[] = {"abc", "acb", "bac", "bca", "cab", "cba"};
+  int seen[6] = {0};
+  orStream_t streams[] = {newStream(), newStream(), newStreamOn(1)};
+  for (uint64_t seed = 0; seed < 200; seed++) {
+    useSeed(seed);
+    for (int i = 0; i < 3; i++) note(streams[i], (char)('a' + i));
+    const char *order = notedInTheEnd();
+    for (int i = 0; i < 6; i++) seen[i] += !strcmp(order, orders[i]);
+  }
+  int total = 0;
+  for (int i = 0; i < 6; i++) {
+    ASSERT_GE(seen[i], 3);
+    total += seen[i];
+  }
+  ASSERT_EQ(total, 200);
+}
+
+/* A host that looks without a call sees the task done, or not. */
+TEST(schedule_a_task_may_run_right_after_its_launch_or_not) {
+  orStream_t s = newStream();
+  int ran = 0;
+  for (uint64_t seed = 0; seed < 24; seed++) {
+    useSeed(seed);
+    note(s, 'a');
+    ran += *noted() == 'a';
+    notedInTheEnd();
+  }
+  ASSERT_GE(ran, 3);
+  ASSERT_LE(ran, 21);
+}
+
+TEST(schedule_a_query_may_come_before_the_task_or_after) {
+  orStream_t s = newStream();
+  int ready = 0;
+  for (uint64_t seed = 0; seed < 24; seed++) {
+    useSeed(seed);
+    note(s, 'a');
+    ready += orStreamQuery(s) == orSuccess;
+    ASSERT_OK(orStreamQuery(s));
+  }
+  ASSERT_GE(ready, 3);
+  ASSERT_LE(ready, 21);
+}
+
+TEST(schedule_priorities_order_nothing) {
+  orStream_t low = newStreamOfPriority(0), high = newStreamOfPriority(-3);
+  int low_first = 0;
+  for (uint64_t seed = 0; seed < 24; seed++) {
+    useSeed(seed);
+    note(low, 'l');
+    note(high, 'h');
+    low_first += notedInTheEnd()[0] == 'l';
+  }
+  ASSERT_GE(low_first, 3);
+  ASSERT_LE(low_first, 21);
+}
+
+TEST(schedule_waits_order_streams) {
+  orStream_t a = newStream(), b = newStreamOn(1);
+  for (uint64_t seed = 0; seed < 50; seed++) {
+    useSeed(seed);
+    for (int i = 0; i < 20; i++) {
+      note(a, 'a');
+      ASSERT_OK(orSetDevice(0));
+      ASSERT_OK(orStreamWaitEvent(b, markOn(a)));
+      note(b, 'b');
+      ASSERT_OK(orSetDevice(1));
+      ASSERT_OK(orStreamWaitEvent(a, markOn(b)));
+    }
+    ASSERT_STR(notedInTheEnd(), "abababababababababababababababababababab");
+  }
+}
+
+/* ---- late and early ---- */
+
+TEST(schedule_late_runs_what_is_needed_and_no_more) {
+  orStream_t a = newStream(), b = newStream(), c = newStream();
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  for (int i = 0; i < 3; i++) note(a, 'a');
+  orEvent_t mark = markOn(a);
+  note(a, 'x');
+  note(c, 'c');
+  ASSERT_OK(orStreamWaitEvent(b, mark));
+  note(b, 'b');
+  note(b, 'B');
+  ASSERT_STR(noted(), "");
+  ASSERT_OK(orStreamSynchronize(b));
+  ASSERT_STR(noted(), "aaabB");
+  ASSERT_OK(orStreamSynchronize(c));
+  ASSERT_STR(noted(), "c");
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_STR(noted(), "x");
+}
+
+TEST(schedule_late_events_run_what_is_before_them) {
+  orStream_t a = newStream();
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  note(a, 'a');
+  orEvent_t mark = markOn(a);
+  note(a, 'b');
+  ASSERT_ERROR(orEventQuery(mark), orErrorNotReady);
+  ASSERT_STR(noted(), "a");
+  ASSERT_OK(orEventSynchronize(mark));
+  ASSERT_STR(noted(), "");
+  ASSERT_OK(orEventQuery(mark));
+  ASSERT_ERROR(orStreamQuery(a), orErrorNotReady);
+  ASSERT_OK(orStreamQuery(a));
+  ASSERT_STR(noted(), "b");
+}
+
+TEST(schedule_early_runs_at_the_launch) {
+  orStream_t a = newStream(), b = newStream();
+  ASSERT_OK(orScheduleSet(orScheduleEarly, 0));
+  note(a, 'a');
+  ASSERT_STR(noted(), "a");
+  orEvent_t gate = closeGate(a);
+  note(a, 'c');
+  note(b, 'b');
+  ASSERT_STR(noted(), "b");
+  openGate(gate);
+  ASSERT_OK(orStreamQuery(b));
+  ASSERT_STR(noted(), "c");
+}
+
+TEST(schedule_a_full_queue_runs) {
+  orStream_t a = newStream();
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  for (int i = 0; i < 3000; i++) note(a, 'a');
+  ASSERT_GE(notes.count, 1900);
+  ASSERT_LE(notes.count, 2300);
+  ASSERT_EQ(strlen(notedInTheEnd()), 3000);
+}
+
+/* ---- polling ends ---- */
+
+static void assertPollingEnds(void) {
+  orStream_t a = newStream(), b = newStream();
+  note(b, 'b');
+  for (int i = 0; i < 10; i++) note(a, 'a');
+  orEvent_t event = markOn(a);
+  ASSERT_OK(orStreamWaitEvent(b, event));
+  note(b, 'b');
+  int queries = 0;
+  while (orEventQuery(event) == orErrorNotReady) queries++;
+  ASSERT_LE(queries, 14);
+  while (orStreamQuery(b) == orErrorNotReady) queries++;
+  ASSERT_LE(queries, 15);
+  ASSERT_EQ(strlen(notedInTheEnd()), 12);
+}
+
+TEST(schedule_polling_ends) {
+  for (uint64_t seed = 0; seed < 50; seed++) {
+    useSeed(seed);
+    assertPollingEnds();
+  }
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  assertPollingEnds();
+  ASSERT_OK(orScheduleSet(orScheduleEarly, 0));
+  assertPollingEnds();
+}
+
+static orError_t askingKernel(void *args) {
+  orStream_t *other = *(orStream_t **)args;
+  return orStreamQuery(*other) == orErrorNotReady ? orSuccess : orErrorInvalidValue;
+}
+
+TEST(schedule_a_task_that_asks_runs_nothing) {
+  orStream_t a = newStream(), b = newStream();
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  note(b, 'b');
+  launch(a, askingKernel, &b);
+  ASSERT_OK(orStreamSynchronize(a));
+  ASSERT_STR(noted(), "");
+}
+
+/* ---- what comes from outside ---- */
+
+typedef struct Outside {
+  orEvent_t gate;
+  _Atomic uint32_t *value;
+} Outside;
+
+static void *actFromOutside(void *context) {
+  Outside *o = context;
+  sleepMs(30);
+  if (o->gate) openGate(o->gate);
+  if (o->value) atomic_store(o->value, 1);
+  return NULL;
+}
+
+static pthread_t later(Outside *outside) {
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, actFromOutside, outside), 0);
+  return thread;
+}
+
+TEST(schedule_a_host_waits_for_what_comes_from_outside) {
+  void *memory;
+  ASSERT_OK(orMallocHost(&memory, 64));
+  orStream_t a = newStream();
+  for (uint64_t seed = 0; seed < 6; seed++) {
+    _Atomic uint32_t *value = memory;
+    atomic_store(value, 0);
+    Outside by_event = {.gate = newGate()}, by_value = {.value = value}, alone = {newGate(), NULL};
+    useSeed(seed);
+    ASSERT_OK(orStreamWaitEvent(a, by_event.gate));
+    note(a, 'a');
+    pthread_t thread = later(&by_event);
+    ASSERT_OK(orStreamSynchronize(a));
+    ASSERT_STR(noted(), "a");
+    pthread_join(thread, NULL);
+    ASSERT_OK(orStreamWaitValue32(a, memory, 1, orWaitValueEq));
+    note(a, 'b');
+    thread = later(&by_value);
+    ASSERT_OK(orDeviceSynchronize());
+    ASSERT_STR(noted(), "b");
+    pthread_join(thread, NULL);
+    thread = later(&alone);
+    ASSERT_OK(orEventSynchronize(alone.gate));
+    pthread_join(thread, NULL);
+  }
+}
+
+TEST(schedule_values_order_streams) {
+  void *memory;
+  ASSERT_OK(orMallocHost(&memory, 64));
+  orStream_t a = newStream(), b = newStream();
+  for (uint64_t seed = 0; seed < 30; seed++) {
+    *(uint32_t *)memory = 0;
+    useSeed(seed);
+    ASSERT_OK(orStreamWaitValue32(b, memory, 7, orWaitValueGeq));
+    note(b, 'b');
+    note(a, 'a');
+    ASSERT_OK(orStreamWriteValue32(a, memory, 7));
+    ASSERT_OK(orStreamSynchronize(b));
+    ASSERT_STR(notedInTheEnd(), "ab");
+  }
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  ASSERT_OK(orStreamWaitValue32(b, memory, 8, orWaitValueGeq));
+  *(volatile uint32_t *)memory = 8; /* seen at the next point */
+  ASSERT_OK(orStreamSynchronize(b));
+}
+
+/* ---- resets, ends, changes ---- */
+
+TEST(schedule_a_reset_drops_what_is_queued) {
+  orStream_t a = newStream(), b = newStreamOn(1);
+  for (uint64_t seed = 0; seed < 20; seed++) {
+    useSeed(seed);
+    orEvent_t gate = closeGate(a);
+    note(a, 'a');
+    orEvent_t event = markOn(a);
+    ASSERT_OK(orStreamWaitEvent(b, event));
+    note(b, 'b');
+    ASSERT_OK(orDeviceReset());
+    ASSERT_OK(orEventQuery(event));
+    ASSERT_OK(orStreamSynchronize(b));
+    openGate(gate);
+    note(a, 'c');
+    ASSERT_STR(notedInTheEnd(), "bc");
+  }
+}
+
+TEST(schedule_a_destroyed_stream_ends_its_tasks) {
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  for (int i = 0; i < 5; i++) {
+    orStream_t a = newStream();
+    note(a, 'a');
+    ASSERT_OK(orStreamDestroy(a));
+  }
+  ASSERT_STR(noted(), "");
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_STR(noted(), "aaaaa");
+}
+
+TEST(schedule_changes_over_when_all_has_run) {
+  orStream_t a = newStream();
+  orSchedulePolicy policy;
+  uint64_t seed;
+  for (int i = 0; i < 100; i++) {
+    atomic_int count = 0;
+    for (int k = 0; k < 10; k++) launch(a, countKernel, &count);
+    ASSERT_OK(orScheduleSet(orScheduleLate, 3));
+    ASSERT_EQ(atomic_load(&count), 10);
+    launch(a, countKernel, &count);
+    sleepMs(i < 3 ? 5 : 0);
+    ASSERT_EQ(atomic_load(&count), 10);
+    ASSERT_OK(orScheduleGet(&policy, &seed));
+    ASSERT_EQ(policy, orScheduleLate);
+    ASSERT_EQ(seed, 3);
+    ASSERT_OK(orScheduleSet(orScheduleFair, 0));
+    ASSERT_EQ(atomic_load(&count), 11);
+    launch(a, countKernel, &count);
+    awaitInt(&count, 12); /* by a lane of its own accord */
+  }
+}
+
+TEST(schedule_bad_policies_are_refused) {
+  uint64_t seed;
+  ASSERT_REFUSED(orScheduleSet((orSchedulePolicy)4, 0), orErrorInvalidValue, "policy 4; 0 to 3");
+  ASSERT_REFUSED(orScheduleGet(NULL, &seed), orErrorInvalidValue, "null");
+}
+
+TEST(schedule_drain_is_for_other_ways_to_wait) {
+  orStream_t a = newStream();
+  ASSERT_OK(orScheduleDrain(a));
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  note(a, 'a');
+  ASSERT_OK(orScheduleDrain(a));
+  ASSERT_STR(noted(), "a");
+  ASSERT_OK(orScheduleDrain(OR_STREAM_DEFAULT));
+}
+
+TEST(schedule_of_the_environment) {
+  orSchedulePolicy policy;
+  uint64_t seed;
+  setenv("OPENREG_SCHEDULE_SEED", "late", 1);
+  note(newStream(), 'a');
+  sleepMs(5);
+  ASSERT_STR(noted(), "");
+  ASSERT_OK(orScheduleGet(&policy, &seed));
+  ASSERT_EQ(policy, orScheduleLate);
+}
+
+TEST(schedule_seed_of_the_environment) {
+  setenv("OPENREG_SCHEDULE_SEED", "5", 1);
+  runProgram();
+  ASSERT_STR(notedInTheEnd(), "abcdegfhilmopnjkrqstvwuzxACByGDIEFJHKNQLSORTUMPY0V1WXZ273456");
+}
+
+/* ---- several threads: no order is promised, but an end ---- */
+
+static void workOnThread(int thread, void *context) {
+  orStream_t mine = newStreamOn(thread % 2), *all = context;
+  all[thread] = mine;
+  for (int i = 0; i < 40; i++) {
+    note(mine, 'x');
+    orEvent_t event = newEvent(0);
+    if (orEventRecord(event, mine)) continue;
+    if (all[(thread + 1) % 4]) ASSERT_OK(orStreamWaitEvent(all[(thread + 1) % 4], event));
+    if (i % 8 == 0) ASSERT_OK(orStreamSynchronize(mine));
+    while (i % 8 == 4 && orEventQuery(event) == orErrorNotReady) sched_yield();
+  }
+}
+
+TEST(schedule_several_threads_come_to_an_end) {
+  for (uint64_t seed = 0; seed < 8; seed++) {
+    static orStream_t streams[4];
+    useSeed(seed);
+    runThreads(4, workOnThread, streams);
+    ASSERT_EQ(strlen(notedInTheEnd()), 160);
+  }
+}

@@ -1,0 +1,191 @@
+"""The pytest plugin, in suites of its own."""
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parent.parent
+
+RACY = """
+import pytest
+import torch
+
+
+@pytest.mark.openreg
+def test_right(openreg_device):
+    assert torch.ones(3, device=openreg_device).sum().item() == 3
+
+
+@pytest.mark.openreg
+def test_racy(openreg_device):
+    x = torch.zeros(4, device=openreg_device)
+    side = torch.openreg.Stream()
+    x.add_(1)
+    with side:
+        y = x * 5
+    side.synchronize()
+    assert y[0].item() == 5
+
+
+def test_without_mark():
+    pass
+"""
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    """Runs a file of tests with the plugin, in a process of its own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def suite(text, *arguments):
+        if text:
+            pytester.makepyfile(test_it=text)
+        plugin = ("-p", "pytest_openreg", "-p", "no:cacheprovider")
+        return pytester.runpytest_subprocess(*plugin, *arguments)
+
+    return suite
+
+
+def test_schedules_show_a_race_and_how_to_replay_it(suite):
+    done = suite(RACY, "--openreg-schedules=24")
+    outcomes = done.parseoutcomes()
+    failed = outcomes["failed"]
+    assert 1 <= failed < 24 and outcomes["passed"] == 2 * 25 + 1 - failed
+    lines = done.outlines
+    (name,) = [line for line in lines if line.startswith("test_it.py::test_racy fails under ")]
+    seeds = name.rpartition("under ")[2].split(", ")
+    assert len(seeds) == failed and "early" not in seeds
+    replay = f"  replay: pytest --openreg-seed={seeds[0]} test_it.py::test_racy"
+    assert replay in lines
+    again = suite("", *replay.split()[2:])
+    again.assert_outcomes(passed=1, failed=1)
+    again.stdout.fnmatch_lines([f"*::test_racy fails under {seeds[0]}", replay])
+
+
+def test_replay_of_one_of_a_tests_parameters(suite):
+    text = RACY.replace(
+        "def test_racy(openreg_device)",
+        '@pytest.mark.parametrize("size", [4, 5])\ndef test_racy(openreg_device, size)',
+    )
+    done = suite(text.replace("zeros(4", "zeros(size"), "--openreg-seed=late", "-k", "racy")
+    done.assert_outcomes(passed=2, failed=2, deselected=3)
+    first, second = (line for line in done.outlines if "  replay: " in line)
+    assert first == (
+        "  replay: pytest --openreg-seed=late 'test_it.py::test_racy[4-openreg-early]' "
+        "'test_it.py::test_racy[4-openreg-late]'"
+    )
+    command = second.replace("'", "").split()[2:]
+    suite("", *command).assert_outcomes(passed=1, failed=1)
+
+
+def test_without_options_nothing_changes(suite):
+    text = "import sys\n\n\ndef test_it():\n    assert 'torch' not in sys.modules\n"
+    suite(text, "--strict-markers").assert_outcomes(passed=1)
+    suite(RACY, "--strict-markers", "-k", "right or without").assert_outcomes(
+        passed=2, deselected=1
+    )
+
+
+def test_tests_without_the_mark(suite):
+    text = """
+import unittest
+
+
+def test_plain():
+    pass
+
+
+class TestUnit(unittest.TestCase):
+    def test_method(self):
+        pass
+"""
+    suite(text, "--openreg-schedules=2").assert_outcomes(passed=2)
+    done = suite(text, "--openreg-schedules=2", "--openreg-schedules-all")
+    done.assert_outcomes(passed=4)
+    done.stdout.fnmatch_lines(["without schedules, being methods of unittest.TestCase: 1"])
+
+
+def test_every_run_starts_from_the_same_random_state(suite):
+    text = """
+import pytest
+import torch
+
+seen = set()
+
+
+@pytest.mark.openreg
+def test_random():
+    seen.add(torch.rand(1, device="openreg").item())
+    assert len(seen) == 1
+"""
+    suite(text, "--openreg-schedules=4").assert_outcomes(passed=5)
+
+
+def test_an_error_that_surfaces_late_is_the_tests_own(suite):
+    text = """
+import torch
+
+
+def test_fails(openreg_device):
+    torch.zeros(3, device=openreg_device)[torch.tensor([7], device=openreg_device)]
+
+
+def test_follows(openreg_device):
+    torch.ones(1, device=openreg_device)
+"""
+    done = suite(text)
+    done.assert_outcomes(passed=2, errors=1)
+    done.stdout.fnmatch_lines(["*ERROR at teardown of test_fails*"])
+
+
+def test_no_device_is_an_error_not_a_skip(suite, monkeypatch):
+    monkeypatch.setenv("OPENREG_DEVICE_COUNT", "0")
+    done = suite("def test_it(openreg_device):\n    pass\n")
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(["*openreg_device: there is no openreg device*"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--openreg-seed=x"], "*whole number from 0 to 2[*][*]64 - 1, late or early, not 'x'*"),
+        (["--openreg-seed=-1"], "*not '-1'*"),
+        (["--openreg-schedules=-1"], "*must not be negative*"),
+        (["--openreg-schedules=2", "--openreg-seed=1"], "*one seed*"),
+    ],
+)
+def test_bad_options(suite, arguments, message):
+    done = suite("def test_it():\n    pass\n", *arguments)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([message])
+
+
+def test_sanitizer_is_on_for_the_run(suite, pytester):
+    pytester.makeconftest(
+        """
+import types
+
+import torch
+
+calls = []
+torch.openreg.sanitizer = types.SimpleNamespace(
+    enable=lambda: calls.append("on"), disable=lambda: print("calls", [*calls, "off"])
+)
+"""
+    )
+    text = "import conftest\n\n\ndef test_it():\n    assert conftest.calls == ['on']\n"
+    done = suite(text, "--openreg-sanitizer", "-s")
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines(["*calls [[]'on', 'off']*"])
+
+
+def test_loading_it_loads_nothing_else(run_ok):
+    run_ok(
+        f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        import pytest_openreg
+        assert not {{"torch", "torch_openreg"}} & set(sys.modules)
+        """
+    )

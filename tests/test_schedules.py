@@ -1,0 +1,382 @@
+"""Schedules: a race shows under some seed and repeats under it; what is right is so under all."""
+
+import importlib.util
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torch_openreg import _C
+
+testing = torch.openreg.testing
+explore, schedule = testing.explore, testing.schedule
+ROOT = Path(__file__).resolve().parent.parent
+SEEDS = ["late", *range(8)]  # for programs that are right
+
+MISSING_WAIT = """
+import torch
+
+def race(wait=False):
+    x = torch.zeros(4, device="openreg")
+    side = torch.openreg.Stream()
+    x.add_(1)
+    if wait:
+        side.wait_stream(torch.openreg.current_stream())
+    with side:
+        y = x * 5
+    side.synchronize()
+    return y[0].item()
+"""
+exec(MISSING_WAIT)
+
+
+def assert_right(fn, seeds=SEEDS):
+    found = explore(fn, seeds)
+    assert found.ok, found
+    assert len(found.results[0].seeds) == 1 + len(seeds)
+    return found.results[0].value
+
+
+# ---- wrong programs ----
+
+
+def test_a_missing_wait_shows_both_results_and_the_seeds():
+    found = explore(race, schedules=24)  # noqa: F821
+    assert not found.ok
+    right, wrong = found.results
+    assert (right.value, wrong.value) == (5.0, 0.0)
+    assert right.seeds[0] == "early" and wrong.seeds == found.different
+    assert sorted([*right.seeds[1:], *wrong.seeds]) == list(range(24))
+    assert 2 <= len(wrong.seeds) <= 22
+    for seed in (wrong.seeds[0], wrong.seeds[-1], right.seeds[1]):
+        again = explore(race, schedules=[seed])  # noqa: F821
+        assert again.different == ([seed] if seed in wrong.seeds else [])
+    text = str(found)
+    assert text.startswith("25 schedules, 2 results\n  'early', ")
+    assert f"  {wrong.seeds[0]}, {wrong.seeds[1]}" in text and ": 0.0" in text
+    assert text.endswith(
+        f"to replay: torch.openreg.testing.explore(fn, schedules=[{wrong.seeds[0]}])"
+    )
+
+
+def test_with_the_wait_every_schedule_gives_the_same():
+    found = explore(lambda: race(wait=True), schedules=24)  # noqa: F821
+    assert found.ok and str(found).startswith("25 schedules, one result\n"), found
+
+
+def test_a_seed_means_the_same_in_another_process(run_ok):
+    here = explore(race, schedules=24)  # noqa: F821
+    program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, schedules=24))"
+    assert run_ok(program).strip() == str(here)
+
+
+def test_the_setting_decides_for_a_process(run_ok):
+    program = f"{MISSING_WAIT}\nprint([race() for _ in range(10)])"
+    late, early, one, again = (
+        run_ok(program, {"OPENREG_SCHEDULE_SEED": seed}) for seed in ("late", "early", "1", "1")
+    )
+    assert late.startswith("[0.0, ") and early == f"{[5.0] * 10}\n"  # later runs find old memory
+    assert one == again
+
+
+def test_a_missing_record_stream_shows():
+    def fn(record):
+        side = torch.openreg.Stream()
+        x = torch.full((1024,), 1.0, device="openreg")
+        side.wait_stream(torch.openreg.current_stream())
+        with side:
+            y = x + 0
+        if record:
+            x.record_stream(side)
+        del x
+        torch.full((1024,), 7.0, device="openreg")
+        torch.openreg.synchronize()
+        return y[0].item()
+
+    assert {r.value for r in explore(lambda: fn(False), 24).results} == {1.0, 7.0}
+    assert explore(lambda: fn(True), 24).ok
+
+
+def test_a_host_that_reads_too_early_shows():
+    def fn():
+        host = torch.zeros(4).pin_memory()
+        host.copy_(torch.ones(4, device="openreg"), non_blocking=True)
+        return host.clone()
+
+    found = explore(fn, schedules=24)
+    assert sorted(r.value[0].item() for r in found.results) == [0.0, 1.0]
+
+
+def test_a_query_that_is_taken_for_granted_shows():
+    def fn():
+        torch.ones(4, device="openreg").add_(1)
+        return torch.openreg.current_stream().query()
+
+    assert {r.value for r in explore(fn, schedules=24).results} == {True, False}
+
+
+# ---- right programs ----
+
+
+def test_producer_and_consumer():
+    def fn():
+        produce, consume = torch.openreg.Stream(), torch.openreg.Stream()
+        results = []
+        for i in range(20):
+            with produce:
+                x = torch.full((100,), float(i), device="openreg") * 2
+                ready = produce.record_event()
+            with consume:
+                consume.wait_event(ready)
+                results.append((x + 1).sum())
+                x.record_stream(consume)
+            del x
+        consume.synchronize()
+        return [int(r.item()) for r in results]
+
+    assert assert_right(fn) == [100 * (2 * i + 1) for i in range(20)]
+
+
+def test_training_with_adam():
+    def fn():
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to("openreg")
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        x = torch.randn(32, 8, device="openreg")
+        losses = []
+        for _ in range(4):
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    losses = assert_right(fn)
+    assert losses[-1] < losses[0]
+
+
+def test_backward_over_two_streams():
+    def fn():
+        side = torch.openreg.Stream()
+        x = torch.arange(6.0, device="openreg").requires_grad_()
+        y = x * 2
+        side.wait_stream(torch.openreg.current_stream())
+        with side:
+            z = y.square()
+        torch.openreg.current_stream().wait_stream(side)
+        z.sum().backward()
+        return x.grad
+
+    assert torch.equal(assert_right(fn), 8 * torch.arange(6.0))
+
+
+def test_the_digits_example_with_its_prefetching():
+    spec = importlib.util.spec_from_file_location("digits", ROOT / "docs/examples/digits.py")
+    digits = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(digits)
+    images, labels = torch.randn(5 * 16, 1, 8, 8), torch.arange(80) % 10
+    device = torch.device("openreg:1")
+
+    def fn():
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        model.to(device)
+        optimizer = torch.optim.Adam(model.parameters())
+        batches = zip(images.split(16), labels.split(16), strict=True)
+        for image, label in digits.Prefetcher(device).batches(batches):
+            loss = nn.functional.cross_entropy(model(image), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    assert_right(fn, ["late", *range(4)])
+
+
+def test_copies_between_pinned_memory_and_both_devices():
+    source = torch.arange(1000.0).pin_memory()
+
+    def fn():
+        side = torch.openreg.Stream(0)
+        with side:
+            x = source.to("openreg:0", non_blocking=True)
+            y = (x + 1).to("openreg:1", non_blocking=True)
+        torch.openreg.current_stream(1).wait_stream(side)
+        z = y.view(10, 100).t() * 2
+        there = torch.empty(100, 10).pin_memory()
+        there.copy_(z, non_blocking=True)
+        torch.openreg.current_stream(1).synchronize()
+        return there
+
+    assert torch.equal(assert_right(fn), (source + 1).view(10, 100).t() * 2)
+
+
+def test_copies_in_pieces():
+    source = torch.arange(4 << 20, dtype=torch.int32)
+
+    def fn():
+        x = source.to("openreg")
+        y = x.clone()
+        x.zero_()
+        return y.to("openreg:1").sum()
+
+    assert assert_right(fn, ["late", 0, 1]) == source.sum()
+
+
+def test_polling_ends():
+    def fn():
+        side = torch.openreg.Stream()
+        with side:
+            x = torch.ones(10, device="openreg")
+            for _ in range(20):
+                x = x + 1
+        event = side.record_event()
+        while not event.query():
+            pass
+        while not torch.openreg.current_stream().query() or not side.query():
+            pass
+        return x
+
+    assert_right(fn)
+
+
+def test_a_gate_that_another_thread_opens():
+    def fn():
+        stream = torch.openreg.Stream()
+        gate = testing.gate()
+        gate.wait(stream)
+        with stream:
+            x = torch.ones(3, device="openreg") + 1
+        thread = threading.Thread(target=lambda: (time.sleep(0.02), gate.open()))
+        thread.start()
+        stream.synchronize()
+        thread.join()
+        return x
+
+    assert_right(fn, ["late", 0, 1, 2])
+
+
+def test_operators_that_wait_and_collections_of_them():
+    def fn():
+        side = torch.openreg.Stream()
+        with side:
+            x = torch.arange(10, device="openreg")
+            picked = x[x > 4]
+            return picked.unique(), torch.linalg.inv(torch.eye(3, device="openreg")), x.sum().item()
+
+    assert_right(fn)
+
+
+def test_several_threads_come_to_an_end():
+    def work(results, i):
+        with torch.openreg.Stream(i % 2):
+            x = torch.zeros(10, device=f"openreg:{i % 2}")
+            for _ in range(20):
+                x = x + 1
+            results[i] = x.sum().item()
+
+    def fn():
+        results = [None] * 4
+        threads = [threading.Thread(target=work, args=(results, i)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    assert assert_right(fn, ["late", 0, 1, 2]) == [200.0] * 4
+
+
+# ---- schedule() and explore() themselves ----
+
+
+def test_schedules_nest_and_end():
+    outside = _C._schedule_get()
+    with schedule(3):
+        assert _C._schedule_get() == (1, 3)
+        with schedule("late"):
+            x = torch.zeros(3, device="openreg")
+            assert not torch.openreg.current_stream().query()
+        assert _C._schedule_get() == (1, 3)
+        assert torch.openreg.current_stream().query()
+    assert _C._schedule_get() == outside
+    with pytest.raises(KeyError), schedule(4):
+        raise KeyError
+    assert _C._schedule_get() == outside
+
+    @schedule("early")
+    def early():
+        torch.zeros(3, device="openreg").add_(1)
+        return torch.openreg.current_stream().query()
+
+    assert early() and early()
+    assert x.sum().item() == 0
+
+
+def test_errors_are_results():
+    def fn(bad):
+        x = torch.ones(3, device="openreg")
+        side = torch.openreg.Stream()
+        with side:  # does not wait for x
+            if side.query() and bad:
+                raise ValueError(f"{x.numel()} elements")
+        x[torch.tensor([7], device="openreg")]  # fails in its kernel
+
+    found = explore(lambda: fn(False), 3)
+    assert not found.ok and found.different == ["early", 0, 1, 2]
+    (result,) = found.results
+    assert isinstance(result.error, IndexError) and "raises IndexError: " in str(found)
+    found = explore(lambda: fn(True), ["late"])
+    assert {type(r.error) for r in found.results} == {ValueError}
+    assert "raises ValueError: 3 elements" in str(found)
+    assert torch.ones(2, device="openreg").sum().item() == 2
+
+
+def test_results_are_compared_by_value():
+    nan = float("nan")
+    assert explore(
+        lambda: {"a": [torch.tensor([1.0, nan], device="openreg"), nan], "b": (3,)}, 3
+    ).ok
+    for first, second in (
+        (torch.zeros(2), torch.ones(2)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (torch.zeros(2), torch.zeros(1, 2)),
+        (torch.zeros(2, 2).to_sparse(), torch.eye(2).to_sparse()),
+        ([0], [0, 0]),
+        (torch.zeros(1), 0.0),
+    ):
+        found = explore(iter([first, second]).__next__, 1)
+        assert found.different == [0] and len(found.results) == 2
+
+
+def test_every_run_begins_with_the_same_random_state():
+    before = torch.get_rng_state(), torch.openreg.get_rng_state()
+    assert explore(lambda: (torch.rand(2), torch.rand(2, device="openreg")), 3).ok
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert torch.equal(before[1], torch.openreg.get_rng_state())
+
+
+def test_progress(capsys):
+    explore(lambda: None, 3, progress=True)
+    bar = capsys.readouterr().err
+    assert bar.count("\r") == 4 and bar.endswith(
+        "[##############################] 4/4, results: 1\n"
+    )
+    explore(lambda: None, 3)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, "soon", 1.5, None, True])
+def test_bad_seeds(seed):
+    message = r"whole number from 0 to 2\*\*64 - 1, 'late' or 'early', not "
+    with pytest.raises(ValueError, match=message + repr(seed)):
+        schedule(seed)
+    with pytest.raises(ValueError, match=message):
+        explore(lambda: None, [seed])
+
+
+def test_bad_numbers_of_schedules():
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        explore(lambda: None, 0)
