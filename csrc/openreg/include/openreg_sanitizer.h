@@ -17,14 +17,14 @@ enum { OR_ACCESS_DIMS = 4 };
 
 /* Bytes that an operator reads or writes: `width` bytes at `data`, repeated count[i] times at stride[i] bytes for each
  * of `dims` dimensions (outermost first). Views of more dimensions are given as the hull of what is left over. */
-typedef struct orAccess {
+typedef struct orMemoryAccess {
   const void *data;
   size_t width;
   uint32_t dims;
   uint32_t write; /* 1: writes (or reads and writes); 0: reads */
   size_t count[OR_ACCESS_DIMS];
   size_t stride[OR_ACCESS_DIMS];
-} orAccess;
+} orMemoryAccess;
 
 /* One side of a conflict. */
 typedef struct orRaceAccess {
@@ -59,13 +59,26 @@ OR_API orError_t orSanitizerDisable(void);
 OR_API extern uint32_t orSanitizerActive; /* to be read with relaxed order */
 
 /* What the task that the calling thread is about to queue on `stream` (0: what the host is about to do itself) reads and
- * writes. Copies and fills of the core tell it themselves. `found`: the first report that this call made, or 0. */
+ * writes. Copies and fills of the core tell it themselves, kernels do not. `found`, which may be null: the first report
+ * that this call made, or 0. Memory that is neither a device's nor pinned is never in conflict. */
 OR_API orError_t orSanitizerAccess(orStream_t stream, const char *operation,
-                                   const orAccess *accesses, size_t count, uint64_t *found);
+                                   const orMemoryAccess *accesses, size_t count, uint64_t *found);
 /* Reports from number `first` on, up to `capacity`; `total`: made so far, also those not kept. */
 OR_API orError_t orSanitizerReports(uint64_t first, orRaceReport *reports, size_t capacity,
                                     size_t *count, uint64_t *total);
 OR_API orError_t orSanitizerClearReports(void);
+/* The name under which the calling thread's copies and fills are reported from now on, null for the core's own
+ * ("orMemcpyAsync"); it must stay until it is replaced. Returns the one before. */
+OR_API const char *orSanitizerOperation(const char *operation);
+/* The first report that calls of this thread have made since it was last asked, or 0. */
+OR_API uint64_t orSanitizerFound(void);
+
+/* Order that is not made by this library's calls. */
+
+/* The host has learned by other means that what is queued on `stream` so far is done. */
+OR_API orError_t orSanitizerSynchronized(orStream_t stream);
+/* An external event will be signalled only after what is queued on `stream` so far is done. */
+OR_API orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream);
 
 #ifdef __cplusplus
 }
