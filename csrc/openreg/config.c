@@ -55,6 +55,8 @@ static const SettingRow rows[] = {
     {"OPENREG_TRACE_RECORDS", "1048576", "1048576", "", parseRecords,
      offsetof(orConfig, trace_records), "a whole number from 1 to 1000000000",
      "most records in a trace, of about 100 bytes each: 1 to 1000000000"},
+    {"OPENREG_SANITIZER", "0", "0", "", parseSwitch, offsetof(orConfig, sanitizer), "0 or 1",
+     "1: accesses to the same memory that nothing orders are reported; 0: they are not"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };

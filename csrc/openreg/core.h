@@ -26,10 +26,14 @@
  *   lane.c       the threads that run tasks, and the choice of what runs next
  *   wait.c       clock, futex, block hooks
  *   trace.c      tracing: the buffer of what was launched and run
+ *   sanitizer.c  races of streams: what tells it what happens (sanitizer.h)
+ *   clocks.c     its order of events
+ *   shadow.c     its memory of accesses
+ *   races.c      its reports
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
  *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > making of
- *   streams > stream > cell > scheduler; trace > none
+ *   streams > stream > cell > scheduler > sanitizer; trace > none
  * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: the registry while devices are made, once, so that two threads do not make them).
  */
@@ -41,6 +45,7 @@
 #include <stdbool.h>
 
 #include "openreg.h"
+#include "openreg_sanitizer.h"
 
 #define OR_HIDDEN __attribute__((visibility("hidden")))
 #define OR_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -76,6 +81,7 @@ typedef struct orConfig {
   bool poison;          /* OPENREG_POISON */
   bool launch_blocking; /* OPENREG_LAUNCH_BLOCKING */
   size_t trace_records; /* OPENREG_TRACE_RECORDS */
+  bool sanitizer;       /* OPENREG_SANITIZER */
 } orConfig;
 
 /* Reads the environment at the first call; one line on stderr for each value that is refused. */
@@ -378,11 +384,12 @@ struct orCell {
   _Atomic uint32_t state; /* futex: OR_CELL_* */
   pthread_mutex_t lock;   /* waiters, and the step to done as seen by them */
   orStream *waiters;
-  uint64_t time_ns;  /* written before done */
-  orError_t status;  /* written before done */
-  orStream_t stream; /* that it was recorded on; 0: external */
-  uint64_t number;   /* of its mark there */
-  orCell *next;      /* pool */
+  uint64_t time_ns;    /* written before done */
+  orError_t status;    /* written before done */
+  orStream_t stream;   /* that it was recorded on; 0: external */
+  uint64_t number;     /* of its mark there */
+  orCell *next;        /* pool */
+  struct orSync *sync; /* the sanitizer's, under its lock; null while it is off */
 };
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2 };
 
@@ -454,6 +461,38 @@ void orTraceLaunchBegins(void);
 void orTraceLaunchEnds(const char *call, orStream_t stream, uint64_t correlation);
 /* After a wait that began when orTraceNow() gave `began`, which is not 0. */
 void orTraceWaited(const char *call, int device, orStream_t stream, uint64_t began);
+
+/* ---- sanitizer.c: hooks, to be called only while it is on ---- */
+
+typedef struct orSync orSync;
+
+static inline bool orSanitizerOn(void) {
+  return OR_UNLIKELY(__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED) != 0);
+}
+/* At the first use of a device: the setting's. */
+void orSanitizerStart(void);
+void orSanitizerNoteRecord(orStream_t stream, orCell *cell, const orCell *replaced);
+void orSanitizerNoteWait(orStream_t stream, orCell *cell);
+void orSanitizerNoteWaitValue(orStream_t stream);
+/* Of an external event, before its cell is completed. No lock held. */
+void orSanitizerNoteSignal(orCell *cell);
+/* It will be signalled after what is queued on the stream so far. */
+void orSanitizerNoteAfter(orCell *cell, orStream_t stream);
+/* The host has seen that a cell is done. */
+void orSanitizerNoteOver(orCell *cell);
+void orSanitizerForget(orCell *cell);
+/* What is queued on a stream so far (0: on all streams of a device, -1: of all), and that the host has seen it done. */
+orSync *orSanitizerMark(orStream_t stream, int device);
+void orSanitizerReached(orSync *mark);
+void orSanitizerNoteReset(int device);
+/* A copy or fill (src is null) that is about to be queued; null for memory that is not told about. No lock held. */
+void orSanitizerNoteMove(orStream_t stream, const char *call, const void *dst, const void *src,
+                         size_t bytes);
+/* Of a block that is being freed: what a recorded stream has done; then, that it is free. */
+void orSanitizerNoteUse(uintptr_t start, size_t size, orStream_t stream);
+void orSanitizerNoteFree(uintptr_t start, size_t size, orStream_t owner);
+/* A region goes back to its device. */
+void orSanitizerNoteRelease(uintptr_t start, size_t size);
 
 /* ---- reserve.c ---- */
 

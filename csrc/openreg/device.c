@@ -51,6 +51,7 @@ static orError_t makeReady(int index) {
   if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
     orProcessActivate();
     pthread_mutex_init(&failures[index].lock, NULL);
+    orSanitizerStart();
     error = orStreamMake(index, 0, &default_streams[index]);
     if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
   }
@@ -266,6 +267,7 @@ orError_t orDeviceReset(void) {
   orStreamForEach(device, dropQueued, NULL);
   orStreamForEach(device, giveUpWait, NULL);
   orStreamAwaitDevice(device);
+  if (orSanitizerOn()) orSanitizerNoteReset(device);
   forgetFailure(device);
   orCacheTrim(device);
   return orSuccess;

@@ -248,10 +248,12 @@ void orStreamAwait(orStream *s, uint64_t count) {
   orLaneHostWaits(false);
 }
 
-static void awaitTraced(orStream *s, uint64_t count, const char *call, int device,
-                        orStream_t handle) {
+/* With what a host that waits tells the trace and the sanitizer. */
+static void awaitTold(orStream *s, uint64_t count, const char *call, int device, orStream_t handle) {
   uint64_t began = orTraceNow();
+  orSync *mark = orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
   orStreamAwait(s, count);
+  if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
   if (OR_UNLIKELY(began)) orTraceWaited(call, device, handle, began);
 }
 
@@ -260,7 +262,7 @@ orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
   orStream_t handle = s->last_handle;
   uint64_t number = orStreamCommit(s, task);
   if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) return orSuccess;
-  awaitTraced(s, number, "orStreamSynchronize", device, handle);
+  awaitTold(s, number, "orStreamSynchronize", device, handle);
   OR_TRY(orDeviceTakeFailure(device));
   /* Its caller would take what was never written for a result. */
   if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
@@ -323,7 +325,11 @@ static void awaitQueued(orStream *s, uint64_t queued, void *context) {
   orStreamAwait(s, queued);
 }
 
-void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
+void orStreamAwaitDevice(int device) {
+  orSync *mark = orSanitizerOn() ? orSanitizerMark(0, device) : NULL;
+  orStreamForEach(device, awaitQueued, NULL);
+  if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
+}
 
 static void setLost(orStream *s, int device, bool lost) {
   pthread_mutex_lock(&s->lock);
@@ -422,7 +428,8 @@ orError_t orStreamQuery(orStream_t stream) {
   uint64_t queued;
   OR_TRY(orEnter());
   OR_TRY(snapshot(stream, &s, &queued));
-  return hasCompleted(s, queued) ? orSuccess : orErrorNotReady;
+  if (!hasCompleted(s, queued)) return orErrorNotReady;
+  return orSanitizerOn() ? orSanitizerSynchronized(stream) : orSuccess;
 }
 
 orError_t orStreamSynchronize(orStream_t stream) {
@@ -433,7 +440,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(snapshot(stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  awaitTraced(s, queued, "orStreamSynchronize", device, stream);
+  awaitTold(s, queued, "orStreamSynchronize", device, stream);
   return orDeviceTakeFailure(device);
 }
 
