@@ -113,15 +113,18 @@ static void postpone(orRace *race) {
     freeRace(race);
 }
 
-void orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list) {
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list) {
   orRace *race = makeRace(earlier, later, host);
   race->call = list->call;
-  if (isUnsure(&race->earlier) || isUnsure(&race->later) || (host && race->gate_count))
+  bool none = isUnsure(&race->earlier) || isUnsure(&race->later) || (host && race->gate_count);
+  bool decided = !none && !race->gate_count;
+  if (none)
     freeRace(race);
-  else if (race->gate_count)
-    postpone(race);
-  else
+  else if (decided)
     append(&list->first, race);
+  else
+    postpone(race);
+  return decided;
 }
 
 /* True if the gate orders the two. It leaves the race's gates. */
@@ -303,6 +306,7 @@ orError_t orSanitizerReports(uint64_t first, orRaceReport *to, size_t capacity, 
                              uint64_t *all) {
   if (!count || (capacity && !to))
     return orFail(orErrorInvalidValue, "orSanitizerReports: a result is null");
+  OR_TRY(orEnter());
   *count = 0;
   pthread_mutex_lock(&orSanitizerMutex);
   for (size_t i = 0; i < kept && *count < capacity; i++)

@@ -189,8 +189,9 @@ static void tell(orTelling *t) {
       continue;
     }
     bool ordered = t->clock && orClockKnows(t->clock, old->timeline, old->counter);
-    bool conflict = !ordered && (old->write || now->write) && orRangesMeet(&old->range, &now->range);
-    if (conflict) orRaceFound(old, now, t->host, &t->races);
+    bool conflict = !ordered && (old->write || now->write) &&
+                    orRangesMeet(&old->range, &now->range) &&
+                    orRaceFound(old, now, t->host, &t->races);
     if (t->host) continue;
     if ((ordered || conflict) && (now->write || !old->write)) {
       if (old->range.dims && !covers(&now->range, &old->range))

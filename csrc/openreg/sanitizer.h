@@ -174,8 +174,9 @@ typedef struct orRaceList {
   uint64_t call; /* of the accesses that are looked at */
 } orRaceList;
 
-/* Goes to the list, or to the undecided ones; of one call and one other stream only the latest access does. */
-void orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list);
+/* Goes to the list, or to the undecided ones; of one call and one other stream only the latest access does. True if it is
+ * decided that there is one. */
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list);
 /* A gate has been opened: what has been decided by it goes to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports; the first new one's number, or 0. No lock held. */
