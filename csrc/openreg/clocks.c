@@ -5,15 +5,14 @@
  * every timeline up to which counter it is over; what a timeline did at counter c is ordered before whoever has a clock
  * with c or more there. Streams, events (orSync) and the host have clocks, and join them:
  *
- *   queueing anything           the stream joins the host's
  *   recording an event          the event copies the stream's
  *   waiting for an event        the stream joins the event's
  *   synchronising, a query      the host joins the stream's or the event's
  *   that says "done"
  *
  * The host is one timeline, whatever the number of its threads: how they order each other (locks, queues, Python's GIL)
- * cannot be seen, and a race between them would be no race of streams. As all that is queued comes after what the host did
- * before, the host needs no counter.
+ * cannot be seen, and a race between them would be no race of streams. All that is queued comes after what the host did and
+ * knew before: the host needs no counter, and what it knows is asked of its clock, not copied into those of the streams.
  *
  * Gates. A stream may wait for an external event before anybody knows what will signal it. What is behind such a gate is
  * remembered by counter, until orSyncOpen joins the signaller's clock into all that is behind it. Clocks that were copied
@@ -35,7 +34,6 @@ static uint32_t timeline_of_slot[SLOTS]; /* + 1; 0: none yet */
 static orTimeline *timelines;
 static uint32_t timeline_count, timeline_room;
 static orClock host;
-static uint64_t host_version = 1;
 
 /* ---- clocks ---- */
 
@@ -46,16 +44,10 @@ static void clockReserve(orClock *clock, uint32_t size) {
   clock->size = size;
 }
 
-/* True if it has learned something. */
-static bool clockJoin(orClock *clock, const orClock *other) {
-  bool more = false;
+static void clockJoin(orClock *clock, const orClock *other) {
   clockReserve(clock, other->size);
   for (uint32_t i = 0; i < other->size; i++)
-    if (other->at[i] > clock->at[i]) {
-      clock->at[i] = other->at[i];
-      more = true;
-    }
-  return more;
+    if (other->at[i] > clock->at[i]) clock->at[i] = other->at[i];
 }
 
 /* ---- timelines ---- */
@@ -86,18 +78,6 @@ static uint32_t indexOf(const orTimeline *t) { return (uint32_t)(t - timelines);
 /* What the timeline does from now on is not in copies of its clock made before. */
 static void step(orTimeline *t) { t->clock.at[indexOf(t)]++; }
 
-static void joinHost(orTimeline *t) {
-  if (t->host_seen == host_version) return;
-  clockJoin(&t->clock, &host);
-  t->host_seen = host_version;
-}
-
-orTimeline *orTimelineEnqueue(orStream_t stream) {
-  orTimeline *t = orTimelineAt(orTimelineOf(stream));
-  joinHost(t);
-  return t;
-}
-
 static void becomeUnsure(orTimeline *t) {
   uint32_t own = indexOf(t);
   if (t->unsure_from != UINT64_MAX && !orHostKnows(own, t->unsure_from)) return;
@@ -118,7 +98,7 @@ static void goBehind(orTimeline *t, orSync *gate) {
 }
 
 void orTimelineWait(orStream_t stream, orSync *sync) {
-  orTimeline *t = orTimelineEnqueue(stream);
+  orTimeline *t = orTimelineAt(orTimelineOf(stream));
   clockJoin(&t->clock, &sync->clock);
   if (sync->gate) goBehind(t, sync);
   for (uint32_t i = 0; i < sync->gate_count; i++)
@@ -134,7 +114,7 @@ void orTimelineWait(orStream_t stream, orSync *sync) {
 }
 
 void orTimelineWaitValue(orStream_t stream) {
-  orTimeline *t = orTimelineEnqueue(stream);
+  orTimeline *t = orTimelineAt(orTimelineOf(stream));
   for (uint32_t i = 0; i < timeline_count; i++) {
     clockJoin(&t->clock, &timelines[i].clock);
     step(&timelines[i]);
@@ -175,7 +155,7 @@ static void syncAddTimeline(orSync *sync, orTimeline *t) {
 
 orSync *orTimelineMark(orStream_t stream) {
   orSync *sync = newSync();
-  syncAddTimeline(sync, orTimelineEnqueue(stream));
+  syncAddTimeline(sync, orTimelineAt(orTimelineOf(stream)));
   return sync;
 }
 
@@ -192,7 +172,8 @@ orSync *orSyncRecord(orStream_t stream, const orSync *replaced) {
   sync->timeline = orTimelineOf(stream);
   sync->counter = sync->clock.at[sync->timeline];
   if (replaced && replaced->counter &&
-      !orClockKnows(&sync->clock, replaced->timeline, replaced->counter)) {
+      !orClockKnows(&sync->clock, replaced->timeline, replaced->counter) &&
+      !orHostKnows(replaced->timeline, replaced->counter)) {
     sync->lost = replaced->timeline + 1;
     sync->lost_counter = replaced->counter;
   }
@@ -246,9 +227,8 @@ void orClocksForgetGates(int device) {
 /* ---- the host ---- */
 
 void orHostJoin(const orSync *sync) {
-  bool more = clockJoin(&host, &sync->clock);
-  for (uint32_t i = 0; i < sync->gate_count; i++) more |= clockJoin(&host, &sync->gates[i]->clock);
-  host_version += more;
+  clockJoin(&host, &sync->clock);
+  for (uint32_t i = 0; i < sync->gate_count; i++) clockJoin(&host, &sync->gates[i]->clock);
 }
 
 bool orHostKnows(uint32_t timeline, uint64_t counter) {

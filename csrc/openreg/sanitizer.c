@@ -235,7 +235,6 @@ static uint64_t tellAll(orStream_t stream, const char *operation, const orMemory
     t.now.operation = intern(operation);
     t.now.stack = stack;
     if (stream) {
-      orTimelineEnqueue(stream);
       t.now.stream = stream;
       t.now.timeline = orTimelineOf(stream);
       t.clock = &orTimelineAt(t.now.timeline)->clock;

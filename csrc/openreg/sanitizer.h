@@ -44,9 +44,8 @@ struct orSync {
 
 /* A stream's slot; streams that use it one after the other are one timeline. */
 typedef struct orTimeline {
-  orStream_t stream;  /* the present or latest one */
-  orClock clock;      /* at its own index: the counter of what it does now, from 1 */
-  uint64_t host_seen; /* orHostVersion when it last joined the host's clock */
+  orStream_t stream; /* the present or latest one */
+  orClock clock;     /* at its own index: the counter of what it does now, from 1 */
   uint64_t unsure_from; /* what has this counter or a later one may be ordered by a value; UINT64_MAX: nothing */
   uint32_t gate_count;
   uint32_t lost; /* of what it waited for (orSync) */
@@ -61,8 +60,6 @@ typedef struct orTimeline {
 uint32_t orTimelineOf(orStream_t stream);
 /* Valid until orTimelineOf is called for another stream. */
 orTimeline *orTimelineAt(uint32_t timeline);
-/* The host queues something: that comes after all the host knows of. */
-orTimeline *orTimelineEnqueue(orStream_t stream);
 void orTimelineWait(orStream_t stream, orSync *sync);
 void orTimelineWaitValue(orStream_t stream);
 /* Up to here; what follows has a greater counter. */

@@ -217,6 +217,22 @@ TEST(sanitizer_decides_behind_a_gate_when_it_opens) {
   ASSERT_EQ(writes(s1, "after", b, KIB), 2);
 }
 
+/* What the gate has put in order is two accesses still. */
+TEST(sanitizer_remembers_both_sides_of_a_gate) {
+  orStream_t s0 = defaultOf(0), s1 = newStream(), s2 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB);
+  orEvent_t gate = closeGate(s0);
+  writes(s0, "behind", a, KIB);
+  writes(s1, "first", a, KIB);
+  ASSERT_OK(orStreamSynchronize(s1));
+  openGate(gate);
+  ASSERT_CLEAN();
+  waitStream(s2, s1);
+  ASSERT_EQ(reads(s2, "read", a, KIB), 1);
+  ASSERT_STR(reportAt(1).earlier.operation, "behind");
+}
+
 TEST(sanitizer_follows_gates_through_events) {
   orStream_t s0 = defaultOf(0), s1 = newStream(), s2 = newStream();
   sanitize();

@@ -126,6 +126,7 @@ TEST(sanitizer_remembers_what_a_later_write_does_not_cover) {
 TEST(sanitizer_refuses_bad_accesses) {
   orStream_t s0 = defaultOf(0);
   orMemoryAccess bad = {.data = "", .width = SIZE_MAX};
+  ASSERT_OK(orSanitizerDisable());
   ASSERT_OK(orSanitizerAccess(s0, "off", &bad, 1, NULL)); /* it is off */
   sanitize();
   ASSERT_REFUSED(orSanitizerAccess(s0, "op", &bad, 1, NULL), orErrorInvalidValue,
@@ -388,6 +389,17 @@ TEST(sanitizer_stays_bounded_over_10000_steps) {
   }
   ASSERT_CLEAN();
   ASSERT_LE(alive(), half + half / 50);
+}
+
+/* A column each step, as of a cache of keys: none covers another. */
+TEST(sanitizer_keeps_few_pieces_of_one_hull) {
+  static const size_t rows[] = {64}, pitch[] = {64 * KIB};
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitizeWithStacks(0);
+  char *a = deviceMemory(4 * MIB);
+  for (int i = 0; i < 16000; i++) tellStrided(s0, a + (size_t)i * 4, 4, 1, rows, pitch);
+  ASSERT_LT(alive(), 100);
+  ASSERT_EQ(tellStrided(s1, a + 15999 * 4, 4, 1, rows, pitch), 1);
 }
 
 /* Nothing of it is superfluous, so the oldest have to go. */
