@@ -226,6 +226,7 @@ static orError_t checkAccesses(const char *operation, const orMemoryAccess *acce
 
 static uint64_t tellAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
                         size_t count) {
+  if (stream && orDeviceIsLost(orHandleDevice(stream))) return 0; /* it will be refused */
   orTelling t = {.host = !stream};
   void *captured = capture();
   lock();

@@ -264,6 +264,26 @@ TEST(sanitizer_survives_a_reset) {
   ASSERT_EQ(writes(s0, "after", a, 4 * KIB), 1);
 }
 
+static orError_t loseDevice(void *args) {
+  (void)args;
+  return orErrorDeviceLost;
+}
+
+/* What a lost device is asked for is refused, and so touches nothing. */
+TEST(sanitizer_ignores_what_a_lost_device_refuses) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB);
+  launch(s0, loseDevice, NULL);
+  ASSERT_ERROR(orStreamSynchronize(s0), orErrorDeviceLost);
+  ASSERT_ERROR(orMemsetAsync(a, 1, KIB, s0), orErrorDeviceLost);
+  writes(s1, "write", a, KIB);
+  ASSERT_CLEAN();
+  ASSERT_OK(orDeviceReset());
+  ASSERT_OK(orMemsetAsync(a, 1, KIB, s1));
+  ASSERT_CLEAN();
+}
+
 /* ---- Stacks and reports ---- */
 
 static atomic_int captured, released;
