@@ -302,6 +302,8 @@ void orSanitizerNoteRecord(orStream_t stream, orCell *cell, const orCell *replac
 /* The moment of a cell; null if it was recorded before the sanitizer was there. */
 static orSync *syncOf(orCell *cell) {
   if (!cell->sync && !cell->stream && !orCellDone(cell)) cell->sync = orSyncGate();
+  if (cell->sync && cell->sync->gate && orCellDone(cell))
+    orSyncOpen(cell->sync, 0); /* signalled while it was off */
   return cell->sync;
 }
 

@@ -109,6 +109,9 @@ typedef struct orStack {
 } orStack;
 
 typedef struct orShadow {
+  /* The tree; beside the hull, so that a walk reads one cache line of a node. */
+  struct orShadow *left, *right;
+  uintptr_t most; /* the greatest end below */
   orRange range;
   const char *operation; /* interned */
   orStack *stack;        /* a reference, or null */
@@ -118,10 +121,7 @@ typedef struct orShadow {
   bool write;
   bool freed;     /* the block was freed since ... */
   uint32_t owner; /* ... whose allocation stream's timeline this is */
-  /* the tree */
   uint32_t priority;
-  struct orShadow *left, *right;
-  uintptr_t most; /* the greatest end below */
 } orShadow;
 
 /* What overlaps the hull [begin, end); the array is good until the next call. */

@@ -261,6 +261,19 @@ TEST(sanitizer_takes_an_event_that_is_destroyed_for_signalled) {
   ASSERT_EQ(reportCount(), 1);
 }
 
+TEST(sanitizer_knows_a_gate_that_was_opened_while_it_was_off) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB);
+  orEvent_t gate = closeGate(s0);
+  ASSERT_OK(orSanitizerDisable());
+  openGate(gate);
+  sanitize();
+  ASSERT_OK(orStreamWaitEvent(s0, gate));
+  writes(s0, "write", a, KIB);
+  ASSERT_EQ(writes(s1, "write", a, KIB), 1);
+}
+
 TEST(sanitizer_says_nothing_about_what_values_order) {
   orStream_t s0 = defaultOf(0), s1 = newStream(), s2 = newStream();
   sanitize();
