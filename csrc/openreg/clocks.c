@@ -125,7 +125,7 @@ void orTimelineWaitValue(orStream_t stream) {
 /* ---- moments ---- */
 
 static orSync *newSync(void) {
-  orSync *sync = orSanitizerResize(NULL, sizeof *sync);
+  orSync *sync = orSanitizerAllocate(sizeof *sync);
   *sync = (orSync){.refs = 1};
   return sync;
 }
@@ -192,12 +192,13 @@ void orSyncJoin(orSync *into, const orSync *other) {
   into->unsure |= other->unsure;
 }
 
+/* The caller has a reference of its own. */
 static void leaveGate(orTimeline *t, orSync *gate) {
   for (uint32_t i = 0; i < t->gate_count; i++) {
     if (t->gates[i].gate != gate) continue;
     clockJoin(&t->clock, &gate->clock);
     t->gates[i] = t->gates[--t->gate_count];
-    orSyncRelease(gate);
+    gate->refs--;
     return;
   }
 }
@@ -210,9 +211,7 @@ void orSyncOpen(orSync *gate, orStream_t stream) {
     step(t);
   }
   gate->gate = false;
-  orSyncRetain(gate);
   for (uint32_t i = 0; i < timeline_count; i++) leaveGate(&timelines[i], gate);
-  orSyncRelease(gate);
 }
 
 void orClocksForgetGates(int device) {

@@ -30,6 +30,7 @@
  *   clocks.c     its order of events
  *   shadow.c     its memory of accesses
  *   races.c      its reports
+ *   names.c      its names of operations
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
  *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > making of

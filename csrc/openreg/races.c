@@ -66,7 +66,7 @@ static orRaceSide sideOf(const orShadow *shadow, bool host) {
 }
 
 static orRace *makeRace(const orShadow *earlier, const orShadow *later, bool host) {
-  orRace *race = orSanitizerResize(NULL, sizeof *race);
+  orRace *race = orSanitizerAllocate(sizeof *race);
   *race = (orRace){.earlier = sideOf(earlier, false), .later = sideOf(later, host)};
   const orRange *a = &earlier->range, *b = &later->range;
   race->begin = a->begin > b->begin ? a->begin : b->begin;

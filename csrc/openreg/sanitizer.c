@@ -42,55 +42,15 @@ static void setActive(uint32_t active) {
   __atomic_store_n(&orSanitizerActive, active, __ATOMIC_RELAXED);
 }
 
-void *orSanitizerResize(void *old, size_t bytes) {
-  void *memory = realloc(old, bytes);
+static void *checked(void *memory, size_t bytes) {
   if (memory) return memory;
   orWarn("no host memory for the sanitizer (%zu bytes)", bytes);
   abort();
 }
 
-/* ---- names ---- */
+void *orSanitizerAllocate(size_t bytes) { return checked(malloc(bytes), bytes); }
 
-static struct {
-  const char **slots;
-  size_t mask, count;
-} names;
-
-static size_t hashOf(const char *text) {
-  size_t hash = 14695981039346656037u;
-  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 1099511628211u;
-  return hash ^ hash >> 32;
-}
-
-static const char **nameSlot(const char *text) {
-  size_t i = hashOf(text) & names.mask;
-  while (names.slots[i] && strcmp(names.slots[i], text)) i = (i + 1) & names.mask;
-  return &names.slots[i];
-}
-
-static void growNames(void) {
-  size_t old_count = names.slots ? names.mask + 1 : 0;
-  const char **old = names.slots;
-  size_t count = old_count ? old_count * 2 : 256;
-  names.slots = orSanitizerResize(NULL, count * sizeof *names.slots);
-  memset(names.slots, 0, count * sizeof *names.slots);
-  names.mask = count - 1;
-  for (size_t i = 0; i < old_count; i++)
-    if (old[i]) *nameSlot(old[i]) = old[i];
-  free(old);
-}
-
-/* Never given back: there are as many as there are operators. */
-static const char *intern(const char *text) {
-  if (2 * names.count >= names.mask) growNames();
-  const char **slot = nameSlot(text);
-  if (OR_UNLIKELY(!*slot)) {
-    size_t size = strlen(text) + 1;
-    *slot = memcpy(orSanitizerResize(NULL, size), text, size);
-    names.count++;
-  }
-  return *slot;
-}
+void *orSanitizerResize(void *old, size_t bytes) { return checked(realloc(old, bytes), bytes); }
 
 /* ---- stacks ---- */
 
@@ -106,7 +66,7 @@ static orStack *newStack(void *captured) {
   if (stack)
     spare_stacks = stack->next;
   else
-    stack = orSanitizerResize(NULL, sizeof *stack);
+    stack = orSanitizerAllocate(sizeof *stack);
   *stack = (orStack){.stack = captured, .refs = 1};
   return stack;
 }
@@ -233,7 +193,7 @@ static uint64_t tellAll(orStream_t stream, const char *operation, const orMemory
   orStack *stack = newStack(captured);
   if (orSanitizerOn()) {
     t.races.call = ++calls;
-    t.now.operation = intern(operation);
+    t.now.operation = orSanitizerName(operation);
     t.now.stack = stack;
     if (stream) {
       t.now.stream = stream;

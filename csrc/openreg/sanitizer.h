@@ -13,8 +13,14 @@
 
 extern pthread_mutex_t orSanitizerMutex OR_HIDDEN;
 
-/* Host memory; ends the process where there is none. The old may be null. */
+/* Host memory; they end the process where there is none. The old may be null. */
+void *orSanitizerAllocate(size_t bytes);
 void *orSanitizerResize(void *old, size_t bytes);
+
+/* ---- names.c ---- */
+
+/* The one copy of the text. */
+const char *orSanitizerName(const char *text);
 
 /* ---- clocks.c ---- */
 
@@ -69,7 +75,7 @@ orSync *orDeviceMark(int device);
 /* An event's record in place of `replaced`, which may be null. */
 orSync *orSyncRecord(orStream_t stream, const orSync *replaced);
 orSync *orSyncGate(void);
-/* The gate opens: what is behind it comes after what the host, and `stream` if it is not 0, know now. */
+/* The gate, of which the caller has a reference, opens: what is behind it comes after what the host, and `stream` if it is not 0, know now. */
 void orSyncOpen(orSync *gate, orStream_t stream);
 void orSyncJoin(orSync *into, const orSync *other);
 static inline orSync *orSyncRetain(orSync *sync) {

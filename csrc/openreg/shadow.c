@@ -129,7 +129,7 @@ static size_t listed, list_room;
 
 static orShadow *newNode(void) {
   if (!spare) {
-    orShadow *chunk = orSanitizerResize(NULL, CHUNK * sizeof *chunk);
+    orShadow *chunk = orSanitizerAllocate(CHUNK * sizeof *chunk);
     for (int i = 0; i < CHUNK; i++) {
       chunk[i].left = spare;
       spare = &chunk[i];
