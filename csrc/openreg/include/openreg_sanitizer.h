@@ -3,6 +3,11 @@
  *
  * It follows the order that the program asked for (streams, events, waits, synchronisation), in the order of the calls, and
  * not the order in which tasks happen to run: the same program gives the same report each time.
+ *
+ * Host threads count as one: what one has waited for, all know. Work behind an external event that is not signalled is judged
+ * when it is, by the thread that signals, as the host may still do things in order until then. What waits for a value is
+ * never reported, and a host function is taken to tell the host all that was queued before it. One pair of operations
+ * on the same streams and address is reported once, until the reports are cleared.
  */
 #ifndef OPENREG_SANITIZER_H
 #define OPENREG_SANITIZER_H
