@@ -294,6 +294,11 @@ orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
   return OR_LIKELY(found) ? orSuccess : orCacheAllocateSlow(&r, ptr);
 }
 
+static void tellFree(const orBlock *block, const orBlockUse *use) {
+  for (; use; use = use->next) orSanitizerNoteUse(block->start, block->size, use->stream->stream);
+  orSanitizerNoteFree(block->start, block->size, block->owner->stream);
+}
+
 orError_t orCacheFree(void *ptr) {
   orBlock *block;
   OR_TRY(orEnter());
@@ -306,6 +311,7 @@ orError_t orCacheFree(void *ptr) {
   orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
               block->owner->stream);
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
+  if (orSanitizerOn()) tellFree(block, use);
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);
   for (orBlockUse *next; use; use = next) {
     next = use->next;

@@ -72,6 +72,8 @@ static const SettingRow rows[] = {
      "a number, late or early: tasks run one at a time, in an order that this decides; off: side "
      "by "
      "side"},
+    {"OPENREG_SANITIZER", "0", "0", "", parseSwitch, offsetof(orConfig, sanitizer), "0 or 1",
+     "1: accesses to the same memory that nothing orders are reported; 0: they are not"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };

@@ -122,6 +122,9 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
                      .device = onDevice(&to)     ? to.region.device
                                : onDevice(&from) ? from.region.device
                                                  : -1};
+  if (orSanitizerOn())
+    orSanitizerNoteMove(stream, blocking ? "orMemcpy" : "orMemcpyAsync", to.known ? dst : NULL,
+                        from.known ? src : NULL, bytes);
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
   return queueCopy(&args, stage, blocking || !to.known || (!from.known && !stage), stream);
 }
@@ -164,6 +167,8 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   OR_TRY(checkPlace(&to, device));
   if (!to.known)
     return orFail(orErrorInvalidValue, "memset: %p is not in device or pinned memory", dst);
+  if (orSanitizerOn())
+    orSanitizerNoteMove(stream, blocking ? "orMemset" : "orMemsetAsync", dst, NULL, bytes);
   OR_TRY(orStreamBegin(stream, true, 0, &s, &t));
   t->kind = OR_KIND_SET;
   t->name = "Memset";

@@ -30,10 +30,15 @@
  *   fault.c      fault injection: operations that fail because a test says so
  *   hang.c       what each stream is doing and waits for, in words
  *   watchdog.c   when that is printed: at a stall, at a signal
+ *   sanitizer.c  races of streams: what tells it what happens (sanitizer.h)
+ *   clocks.c     its order of events
+ *   shadow.c     its memory of accesses
+ *   races.c      its reports
+ *   names.c      its names of operations
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
  *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > arming of
- *   faults > making of streams > stream > cell > scheduler > faults; schedule, trace, sleeping hosts > none
+ *   faults > making of streams > stream > cell > scheduler > faults, sanitizer; schedule, trace, sleeping hosts > none
  * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: the registry while devices are made, once, so that two threads do not make them).
  */
@@ -45,6 +50,7 @@
 #include <stdbool.h>
 
 #include "openreg.h"
+#include "openreg_sanitizer.h"
 
 #define OR_HIDDEN __attribute__((visibility("hidden")))
 #define OR_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -86,6 +92,7 @@ typedef struct orConfig {
   size_t trace_records; /* OPENREG_TRACE_RECORDS */
   uint64_t watchdog_ns; /* OPENREG_WATCHDOG_S; 0: none */
   int watchdog_signal;  /* OPENREG_WATCHDOG_SIGNAL; 0: none */
+  bool sanitizer;       /* OPENREG_SANITIZER */
 } orConfig;
 
 /* Reads the environment at the first call; one line on stderr for each value that is refused. */
@@ -407,12 +414,13 @@ struct orCell {
   _Atomic uint32_t state; /* futex: OR_CELL_* */
   pthread_mutex_t lock;   /* waiters, and the step to done as seen by them */
   orStream *waiters;
-  uint64_t time_ns;  /* written before done */
-  orError_t status;  /* written before done */
-  orStream_t stream; /* that it was recorded on; 0: external */
-  uint64_t number;   /* of its mark there */
-  orEvent_t event;   /* that it was made for */
-  orCell *next;      /* pool */
+  uint64_t time_ns;    /* written before done */
+  orError_t status;    /* written before done */
+  orStream_t stream;   /* that it was recorded on; 0: external */
+  uint64_t number;     /* of its mark there */
+  orEvent_t event;     /* that it was made for */
+  orCell *next;        /* pool */
+  struct orSync *sync; /* the sanitizer's, under its lock; null while it is off */
 };
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2 };
 
@@ -550,6 +558,37 @@ typedef struct orHostWait {
 void orHostWaitBegin(orHostWait *wait, orStream *stream, uint64_t number, const orCell *cell);
 void orHostWaitEnd(orHostWait *wait);
 void orHostWaitsEach(void (*fn)(const orHostWait *wait, void *context), void *context);
+/* ---- sanitizer.c: hooks, to be called only while it is on ---- */
+
+typedef struct orSync orSync;
+
+static inline bool orSanitizerOn(void) {
+  return OR_UNLIKELY(__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED) != 0);
+}
+/* At the first use of a device: the setting's. */
+void orSanitizerStart(void);
+void orSanitizerNoteRecord(orStream_t stream, orCell *cell, const orCell *replaced);
+void orSanitizerNoteWait(orStream_t stream, orCell *cell);
+void orSanitizerNoteWaitValue(orStream_t stream);
+/* Of an external event, before its cell is completed. No lock held. */
+void orSanitizerNoteSignal(orCell *cell);
+/* It will be signalled after what is queued on the stream so far. */
+void orSanitizerNoteAfter(orCell *cell, orStream_t stream);
+/* The host has seen that a cell is done. */
+void orSanitizerNoteOver(orCell *cell);
+void orSanitizerForget(orCell *cell);
+/* What is queued on a stream so far (0: on all streams of a device, -1: of all), and that the host has seen it done. */
+orSync *orSanitizerMark(orStream_t stream, int device);
+void orSanitizerReached(orSync *mark);
+void orSanitizerNoteReset(int device);
+/* A copy or fill (src is null) that is about to be queued; null for memory that is not told about. No lock held. */
+void orSanitizerNoteMove(orStream_t stream, const char *call, const void *dst, const void *src,
+                         size_t bytes);
+/* Of a block that is being freed: what a recorded stream has done; then, that it is free. */
+void orSanitizerNoteUse(uintptr_t start, size_t size, orStream_t stream);
+void orSanitizerNoteFree(uintptr_t start, size_t size, orStream_t owner);
+/* A region goes back to its device. */
+void orSanitizerNoteRelease(uintptr_t start, size_t size);
 
 /* ---- reserve.c ---- */
 

@@ -52,6 +52,7 @@ static orError_t makeReady(int index) {
     orProcessActivate();
     orScheduleConfigure();
     pthread_mutex_init(&failures[index].lock, NULL);
+    orSanitizerStart();
     error = orStreamMake(index, 0, &default_streams[index]);
     if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
   }
@@ -267,6 +268,7 @@ orError_t orDeviceReset(void) {
   orStreamForEach(device, dropQueued, NULL);
   orStreamForEach(device, giveUpWait, NULL);
   orStreamAwaitDevice(device);
+  if (orSanitizerOn()) orSanitizerNoteReset(device);
   forgetFailure(device);
   orCacheTrim(device);
   return orSuccess;

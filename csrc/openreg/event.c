@@ -81,6 +81,7 @@ static orCell *retain(orCell *cell) {
 
 void orCellRelease(orCell *cell) {
   if (!cell || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1) return;
+  if (OR_UNLIKELY(cell->sync != NULL)) orSanitizerForget(cell);
   pthread_mutex_lock(&pool_lock);
   cell->next = pool;
   pool = cell;
@@ -251,6 +252,7 @@ orError_t orEventDestroy(orEvent_t event) {
   pthread_mutex_unlock(&e->lock);
   orHandleRecycle(&table, &e->slot);
   /* Nobody can signal it any more: whoever waits for it would do so for ever. */
+  if (unsignalled && orSanitizerOn()) orSanitizerNoteSignal(cell);
   if (unsignalled) orCellComplete(cell, orSuccess);
   orCellRelease(cell);
   return orSuccess;
@@ -285,6 +287,7 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
   cell->stream = s->last_handle;
   cell->number = queued;
   cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
+  if (orSanitizerOn()) orSanitizerNoteRecord(cell->stream, cell, *replaced);
   if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
     pthread_mutex_unlock(&s->lock); /* nothing is before it: no lane need wake up for it */
     orCellComplete(cell, orSuccess);
@@ -329,6 +332,7 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   OR_TRY(orEnterBlocking());
   OR_TRY(newestCell(event, &cell, &flags));
   orError_t error = orStreamBegin(stream, false, 0, &s, &task);
+  if (orSanitizerOn() && !error && cell) orSanitizerNoteWait(s->last_handle, cell);
   if (error || !cell || orCellDone(cell) || cell->stream == s->last_handle) {
     if (!error) pthread_mutex_unlock(&s->lock);
     orCellRelease(cell);
@@ -349,6 +353,7 @@ orError_t orEventQuery(orEvent_t event) {
   orSchedulePoint();
   OR_TRY(newestCell(event, &cell, &flags));
   bool ready = !cell || isOver(cell);
+  if (orSanitizerOn() && ready && cell) orSanitizerNoteOver(cell);
   if (!ready && orScheduleOn()) orScheduleStep(orCellStream(cell), cell->number);
   orCellRelease(cell);
   return ready ? orSuccess : orErrorNotReady;
@@ -369,6 +374,7 @@ orError_t orEventSynchronize(orEvent_t event) {
   uint64_t began = orTraceNow();
   await(cell);
   if (began) orTraceWaited("orEventSynchronize", device, cell->stream, began);
+  if (orSanitizerOn()) orSanitizerNoteOver(cell);
   orCellRelease(cell);
   return orDeviceTakeFailure(device);
 }
@@ -421,7 +427,24 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
   if (!cell) return error;
   if (status && !of_task)
     orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);
+  if (orSanitizerOn() && !of_task) orSanitizerNoteSignal(cell);
   orCellComplete(cell, status);
   orCellRelease(cell);
   return orSuccess;
+}
+
+orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream) {
+  orCell *cell;
+  unsigned flags;
+  int device;
+  if (!orSanitizerOn()) return orSuccess;
+  OR_TRY(orStreamGetDevice(stream, &device));
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(device, &stream));
+  OR_TRY(newestCell(event, &cell, &flags));
+  bool external = flags & orEventExternal;
+  if (external) orSanitizerNoteAfter(cell, stream);
+  orCellRelease(cell);
+  return external ? orSuccess
+                  : orFail(orErrorInvalidValue,
+                           "orSanitizerEventAfter: 0x%" PRIx64 " is not an external event", event);
 }

@@ -212,6 +212,7 @@ orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
 orError_t orRegionRelease(void *ptr) {
   orRegion r;
   OR_TRY(take(ptr, orMemoryTypeDevice, false, &r));
+  if (orSanitizerOn()) orSanitizerNoteRelease((uintptr_t)r.base, r.size);
   orDevice *d = orDeviceAt(r.device);
   orError_t error = d->factory->free(d->desc.self, r.base, r.size);
   refund(r.device, r.size);
@@ -274,6 +275,7 @@ orError_t orFreeHost(void *ptr) {
     return orFail(orErrorInvalidValue, "%p is not the start of a live pinned allocation", ptr);
   orStreamAwaitDevice(-1);
   OR_TRY(take(ptr, orMemoryTypeHost, false, &r));
+  if (orSanitizerOn()) orSanitizerNoteRelease((uintptr_t)r.base, r.size);
   orDevice *host = orHostDevice();
   return host->factory->free_host(host->desc.self, r.base, r.size);
 }
@@ -297,7 +299,9 @@ orError_t orHostUnregister(void *ptr) {
   if (!orRegionFind(ptr, &r) || r.base != ptr || !r.registered)
     return orFail(orErrorInvalidValue, "%p is not the start of a registered range", ptr);
   orStreamAwaitDevice(-1);
-  return take(ptr, orMemoryTypeHost, true, &r);
+  OR_TRY(take(ptr, orMemoryTypeHost, true, &r));
+  if (orSanitizerOn()) orSanitizerNoteRelease((uintptr_t)r.base, r.size);
+  return orSuccess;
 }
 
 orError_t orPointerGetAttributes(orPointerAttributes *attributes, const void *ptr) {

@@ -259,10 +259,12 @@ void orStreamAwait(orStream *s, uint64_t count) {
   orLaneHostWaits(false);
 }
 
-static void awaitTraced(orStream *s, uint64_t count, const char *call, int device,
-                        orStream_t handle) {
+/* With what a host that waits tells the trace and the sanitizer. */
+static void awaitTold(orStream *s, uint64_t count, const char *call, int device, orStream_t handle) {
   uint64_t began = orTraceNow();
+  orSync *mark = orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
   orStreamAwait(s, count);
+  if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
   if (OR_UNLIKELY(began)) orTraceWaited(call, device, handle, began);
 }
 
@@ -275,7 +277,7 @@ orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
     orSchedulePoint();
     return orSuccess;
   }
-  awaitTraced(s, number, "orStreamSynchronize", device, handle);
+  awaitTold(s, number, "orStreamSynchronize", device, handle);
   OR_TRY(orDeviceTakeFailure(device));
   /* Its caller would take what was never written for a result. */
   if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
@@ -346,7 +348,11 @@ static void awaitQueued(orStream *s, uint64_t queued, void *context) {
   orStreamAwait(s, queued);
 }
 
-void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
+void orStreamAwaitDevice(int device) {
+  orSync *mark = orSanitizerOn() ? orSanitizerMark(0, device) : NULL;
+  orStreamForEach(device, awaitQueued, NULL);
+  if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
+}
 
 static bool isIdle(orStream *s) {
   if (!atomic_load_explicit(&s->slot.handle, memory_order_acquire)) return true;
@@ -464,7 +470,7 @@ orError_t orStreamQuery(orStream_t stream) {
   OR_TRY(orEnter());
   orSchedulePoint();
   OR_TRY(snapshot(stream, &s, &queued));
-  if (hasCompleted(s, queued)) return orSuccess;
+  if (hasCompleted(s, queued)) return orSanitizerOn() ? orSanitizerSynchronized(stream) : orSuccess;
   if (orScheduleOn())
     orScheduleStep(s, queued); /* whoever asks again gets another answer in the end */
   return orErrorNotReady;
@@ -478,7 +484,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(snapshot(stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  awaitTraced(s, queued, "orStreamSynchronize", device, stream);
+  awaitTold(s, queued, "orStreamSynchronize", device, stream);
   return orDeviceTakeFailure(device);
 }
 

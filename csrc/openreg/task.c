@@ -266,6 +266,8 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->name = "orLaunchHostFunc";
   t->u.host = fn;
   t->user_data = user_data;
+  /* Whatever it may tell the host is taken to be known. */
+  if (orSanitizerOn()) orSanitizerReached(orSanitizerMark(s->last_handle, 0));
   orStreamCommit(s, t);
   orSchedulePoint();
   return orSuccess;
@@ -301,6 +303,7 @@ static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint
   t->kind = kind;
   t->name = kind == OR_KIND_WAIT_VALUE ? "orStreamWaitValue32" : "orStreamWriteValue32";
   t->u.value = (orValueArgs){mapped, value, how};
+  if (orSanitizerOn() && kind == OR_KIND_WAIT_VALUE) orSanitizerNoteWaitValue(s->last_handle);
   orStreamCommit(s, t);
   orSchedulePoint();
   return orSuccess;

@@ -75,7 +75,7 @@ TEST(config_defaults) {
       {"OPENREG_PEER_ACCESS", "1"},     {"OPENREG_POISON", "0"},
       {"OPENREG_LAUNCH_BLOCKING", "0"}, {"OPENREG_TRACE_RECORDS", "1048576"},
       {"OPENREG_WATCHDOG_S", ""},       {"OPENREG_WATCHDOG_SIGNAL", ""},
-      {"OPENREG_SCHEDULE_SEED", "off"},
+      {"OPENREG_SCHEDULE_SEED", "off"}, {"OPENREG_SANITIZER", "0"},
   };
   clearSettings();
   beginCapture();
@@ -219,17 +219,19 @@ TEST(config_device_memory_rejected) {
   FOR_EACH("OPENREG_DEVICE_MEMORY", cases, bodyMemoryDefault);
 }
 
-static const char *const switches[][2] = {
-    {"OPENREG_PEER_ACCESS", "1"}, {"OPENREG_POISON", "0"}, {"OPENREG_LAUNCH_BLOCKING", "0"}};
+static const char *const switches[][2] = {{"OPENREG_PEER_ACCESS", "1"},
+                                          {"OPENREG_POISON", "0"},
+                                          {"OPENREG_LAUNCH_BLOCKING", "0"},
+                                          {"OPENREG_SANITIZER", "0"}};
 
 TEST(config_switches) {
   static const Case good[] = {{0, "0", "0"}, {0, "1", "1"}};
-  for (int i = 0; i < 3; ++i) FOR_EACH(switches[i][0], good, bodyAccepted);
+  for (int i = 0; i < 4; ++i) FOR_EACH(switches[i][0], good, bodyAccepted);
 }
 
 TEST(config_switches_rejected) {
   static const char *const bad[] = {"2", "yes", "", "-1", "01", "true", " 1"};
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < 4; ++i)
     for (size_t j = 0; j < sizeof(bad) / sizeof(bad[0]); ++j) {
       Case c = {0, bad[j], switches[i][1]};
       forEach(switches[i][0], &c, 1, bodyRejected);

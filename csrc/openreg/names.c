@@ -1,0 +1,50 @@
+/*
+ * The sanitizer's names of operations, each kept once: two are the same if their addresses are.
+ *
+ * A table with open addressing, under orSanitizerMutex. Names are never given back: there are as many as there are operators.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sanitizer.h"
+
+static struct {
+  const char **slots;
+  size_t mask, count;
+} names;
+
+static size_t hashOf(const char *text) {
+  size_t hash = 14695981039346656037u;
+  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 1099511628211u;
+  return hash ^ hash >> 32;
+}
+
+static const char **nameSlot(const char *text) {
+  size_t i = hashOf(text) & names.mask;
+  while (names.slots[i] && strcmp(names.slots[i], text)) i = (i + 1) & names.mask;
+  return &names.slots[i];
+}
+
+static void growNames(void) {
+  size_t old_count = names.slots ? names.mask + 1 : 0;
+  const char **old = names.slots;
+  size_t count = old_count ? old_count * 2 : 256;
+  names.slots = orSanitizerAllocate(count * sizeof *names.slots);
+  memset(names.slots, 0, count * sizeof *names.slots);
+  names.mask = count - 1;
+  for (size_t i = 0; i < old_count; i++)
+    if (old[i]) *nameSlot(old[i]) = old[i];
+  free(old);
+}
+
+const char *orSanitizerName(const char *text) {
+  if (2 * names.count >= names.mask) growNames();
+  const char **slot = nameSlot(text);
+  if (OR_UNLIKELY(!*slot)) {
+    size_t size = strlen(text) + 1;
+    char *copy = orSanitizerAllocate(size);
+    *slot = memcpy(copy, text, size);
+    names.count++;
+  }
+  return *slot;
+}

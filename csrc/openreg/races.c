@@ -1,0 +1,317 @@
+/*
+ * The sanitizer's conflicts: which of them count, and what is reported of them.
+ *
+ * A conflict is found under orSanitizerMutex and becomes a report with the lock put down, because the names of memory come
+ * from the tree of regions. In between it is an orRace of its own, which belongs to whoever holds it.
+ *
+ * Where one side is behind a gate that nobody has opened yet (clocks.c), the host may still order the two: it may see to
+ * the end of the one before it opens the gate for the other. Such a conflict is undecided: it stays in `undecided` until its
+ * gates are open. Conflicts behind a wait for a value, and those of the host with what is behind a gate, are none.
+ *
+ * The same two operations on the same streams and bytes are reported once. `reports` holds the first `limit` of them,
+ * `total` counts all.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sanitizer.h"
+
+enum { UNDECIDED = 1000 };
+
+typedef struct orKeptReport {
+  orRaceReport report;
+  orRaceSide earlier, later; /* with a reference to their stacks */
+  uintptr_t begin;
+} orKeptReport;
+
+static orKeptReport *reports;
+static size_t kept, room, limit = 1000;
+static uint64_t total;
+static bool prints;
+static orRace *undecided;
+
+/* ---- finding ---- */
+
+static void freeRace(orRace *race) {
+  orStackDrop(race->earlier.stack);
+  orStackDrop(race->later.stack);
+  for (uint32_t i = 0; i < race->gate_count; i++) orSyncRelease(race->gates[i]);
+  free(race);
+}
+
+static bool isUnsure(const orRaceSide *side) {
+  if (!side->stream) return false;
+  uint64_t from = orTimelineAt(side->timeline)->unsure_from;
+  return side->counter >= from && !orHostKnows(side->timeline, from);
+}
+
+static void addGates(orRace *race, const orRaceSide *side) {
+  const orTimeline *t = side->stream ? orTimelineAt(side->timeline) : NULL;
+  for (uint32_t i = 0; t && i < t->gate_count; i++)
+    if (t->gates[i].from <= side->counter)
+      race->gates[race->gate_count++] = orSyncRetain(t->gates[i].gate);
+}
+
+static orRaceSide sideOf(const orShadow *shadow, bool host) {
+  return (orRaceSide){.operation = shadow->operation,
+                      .stack = orStackRetain(shadow->stack),
+                      .stream = host ? 0 : shadow->stream,
+                      .timeline = shadow->timeline,
+                      .counter = shadow->counter,
+                      .begin = shadow->range.begin,
+                      .end = shadow->range.end,
+                      .write = shadow->write};
+}
+
+static orRace *makeRace(const orShadow *earlier, const orShadow *later, bool host) {
+  orRace *race = orSanitizerAllocate(sizeof *race);
+  *race = (orRace){.earlier = sideOf(earlier, false), .later = sideOf(later, host)};
+  const orRange *a = &earlier->range, *b = &later->range;
+  race->begin = a->begin > b->begin ? a->begin : b->begin;
+  race->end = a->end < b->end ? a->end : b->end;
+  race->sequence = earlier->sequence;
+  race->reused = earlier->freed;
+  if (race->reused) {
+    const orTimeline *owner = orTimelineAt(earlier->owner);
+    race->owner = owner->stream;
+    race->unrecorded = !orClockKnows(&owner->clock, earlier->timeline, earlier->counter);
+  }
+  const orTimeline *t = host ? NULL : orTimelineAt(later->timeline);
+  race->lost = t && t->lost == earlier->timeline + 1 && earlier->counter <= t->lost_counter;
+  addGates(race, &race->earlier);
+  race->earlier_gates = race->gate_count;
+  addGates(race, &race->later);
+  return race;
+}
+
+/* At the end, or in place of one that says the same of an earlier access: one missing wait is one report. */
+static void append(orRace **list, orRace *race) {
+  for (; *list; list = &(*list)->next) {
+    orRace *other = *list;
+    if (other->call != race->call || other->earlier.stream != race->earlier.stream) continue;
+    bool better = race->sequence > other->sequence ||
+                  (race->sequence == other->sequence && race->later.write);
+    if (better) {
+      race->next = other->next;
+      *list = race;
+    }
+    freeRace(better ? other : race);
+    return;
+  }
+  race->next = NULL;
+  *list = race;
+}
+
+static void postpone(orRace *race) {
+  size_t count = 0;
+  for (const orRace *r = undecided; r; r = r->next) count++;
+  if (count < UNDECIDED)
+    append(&undecided, race);
+  else
+    freeRace(race);
+}
+
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list) {
+  orRace *race = makeRace(earlier, later, host);
+  race->call = list->call;
+  bool none = isUnsure(&race->earlier) || isUnsure(&race->later) || (host && race->gate_count);
+  bool decided = !none && !race->gate_count;
+  if (none)
+    freeRace(race);
+  else if (decided)
+    append(&list->first, race);
+  else
+    postpone(race);
+  return decided;
+}
+
+/* True if the gate orders the two. It leaves the race's gates. */
+static bool passGate(orRace *race, orSync *gate) {
+  bool ordered = false;
+  for (uint32_t i = 0; i < race->gate_count;) {
+    if (race->gates[i] != gate) {
+      i++;
+      continue;
+    }
+    bool of_earlier = i < race->earlier_gates;
+    const orRaceSide *other = of_earlier ? &race->later : &race->earlier;
+    ordered |= orClockKnows(&gate->clock, other->timeline, other->counter);
+    race->earlier_gates -= of_earlier;
+    race->gate_count--;
+    memmove(&race->gates[i], &race->gates[i + 1], (race->gate_count - i) * sizeof race->gates[0]);
+    orSyncRelease(gate);
+  }
+  return ordered;
+}
+
+void orRacesDecide(orSync *gate, orRaceList *list) {
+  for (orRace **at = &undecided, *race; (race = *at);) {
+    bool ordered = passGate(race, gate);
+    if (!ordered && race->gate_count) {
+      at = &race->next;
+      continue;
+    }
+    *at = race->next;
+    if (ordered)
+      freeRace(race);
+    else
+      append(&list->first, race);
+  }
+}
+
+/* ---- words ---- */
+
+static int streamDevice(orStream_t stream) { return stream ? orHandleDevice(stream) : -1; }
+
+typedef char orStreamName[64];
+
+static const char *streamName(orStreamName text, orStream_t stream) {
+  orStream_t standard = 0;
+  int device = streamDevice(stream);
+  if (orDeviceIsActive(device)) orDeviceDefaultStream(device, &standard);
+  if (stream == standard)
+    snprintf(text, sizeof(orStreamName), "the default stream of openreg:%d", device);
+  else
+    snprintf(text, sizeof(orStreamName), "stream 0x%" PRIx64 " of openreg:%d", stream, device);
+  return text;
+}
+
+/* False if it is no memory of ours: what was there is gone, or nobody told what it is. */
+static bool nameMemory(const orRace *race, char text[64]) {
+  orRegion region;
+  if (!orRegionFind((const void *)race->begin, &region)) return false;
+  char where[32] = "pinned host memory";
+  if (region.type == orMemoryTypeDevice) snprintf(where, sizeof where, "openreg:%d", region.device);
+  snprintf(text, 64, "%s%s", where,
+           !race->reused      ? ""
+           : race->unrecorded ? ", reused without record_stream"
+                              : ", freed and reused");
+  return true;
+}
+
+static void advise(const orRace *race, char *text, size_t size) {
+  orStreamName first, second;
+  const orRaceSide *a = &race->earlier, *b = &race->later;
+  streamName(first, a->stream);
+  if (race->reused && race->unrecorded) {
+    snprintf(text, size, "t.record_stream(s) before the tensor t of %s is let go, s being %s",
+             a->operation, first);
+    return;
+  }
+  if (!b->stream) {
+    snprintf(text, size, "s.synchronize() before %s, s being %s", b->operation, first);
+    return;
+  }
+  bool by_owner = race->reused && race->owner != b->stream;
+  if (by_owner) streamName(first, race->owner);
+  snprintf(text, size, "s1.wait_stream(s0) before %s, s0 being %s and s1 %s%s", b->operation, first,
+           streamName(second, b->stream),
+           race->lost ? " (the event that it waited for had been recorded again)" : "");
+}
+
+static void fillSide(orRaceAccess *to, const orRaceSide *side) {
+  snprintf(to->operation, sizeof to->operation, "%s", side->operation);
+  to->stream = side->stream;
+  to->device = streamDevice(side->stream);
+  to->write = side->write;
+  to->begin = (const void *)side->begin;
+  to->end = (const void *)side->end;
+  to->stack = side->stack ? side->stack->stack : NULL;
+}
+
+static void fillReport(orRaceReport *report, const orRace *race) {
+  fillSide(&report->earlier, &race->earlier);
+  fillSide(&report->later, &race->later);
+  report->begin = (const void *)race->begin;
+  report->end = (const void *)race->end;
+  advise(race, report->advice, sizeof report->advice);
+}
+
+static void printReport(const orRaceReport *r) {
+  orStreamName first, second;
+  orWarn("data race on [%p, %p) of %s: %s %s it on %s, and %s %s it on %s; missing: %s", r->begin,
+         r->end, r->memory, r->later.operation, r->later.write ? "writes" : "reads",
+         r->later.stream ? streamName(second, r->later.stream) : "the host", r->earlier.operation,
+         r->earlier.write ? "writes" : "reads", streamName(first, r->earlier.stream), r->advice);
+}
+
+/* ---- reports ---- */
+
+static bool sameSide(const orRaceSide *a, const orRaceSide *b) {
+  return a->operation == b->operation && a->stream == b->stream && a->write == b->write;
+}
+
+static bool isKnown(const orRace *race) {
+  for (size_t i = 0; i < kept; i++)
+    if (reports[i].begin == race->begin && sameSide(&reports[i].earlier, &race->earlier) &&
+        sameSide(&reports[i].later, &race->later))
+      return true;
+  return false;
+}
+
+/* Its number; 0 if it was reported before. */
+static uint64_t addReport(orRaceReport *report, orRace *race) {
+  if (isKnown(race)) return 0;
+  report->number = ++total;
+  if (kept >= limit) return total;
+  if (kept == room) {
+    room = room ? room * 2 : 16;
+    reports = orSanitizerResize(reports, room * sizeof *reports);
+  }
+  reports[kept++] = (orKeptReport){*report, race->earlier, race->later, race->begin};
+  race->earlier.stack = race->later.stack = NULL;
+  return total;
+}
+
+uint64_t orRacesReport(orRaceList *list) {
+  uint64_t first = 0;
+  for (orRace *race; (race = list->first);) {
+    orRaceReport report = {.number = 0};
+    list->first = race->next;
+    bool counts = nameMemory(race, report.memory);
+    if (counts) fillReport(&report, race);
+    pthread_mutex_lock(&orSanitizerMutex);
+    uint64_t number = counts ? addReport(&report, race) : 0;
+    freeRace(race);
+    pthread_mutex_unlock(&orSanitizerMutex);
+    if (number && prints) printReport(&report);
+    if (!first) first = number;
+  }
+  return first;
+}
+
+void orRacesForgetUndecided(void) {
+  for (orRace *race; (race = undecided);) {
+    undecided = race->next;
+    freeRace(race);
+  }
+}
+
+void orRacesClear(void) {
+  for (; kept; kept--) {
+    orStackDrop(reports[kept - 1].earlier.stack);
+    orStackDrop(reports[kept - 1].later.stack);
+  }
+  total = 0;
+}
+
+void orRacesSetLimit(size_t most, bool print) {
+  limit = most;
+  prints = print;
+}
+
+orError_t orSanitizerReports(uint64_t first, orRaceReport *to, size_t capacity, size_t *count,
+                             uint64_t *all) {
+  if (!count || (capacity && !to))
+    return orFail(orErrorInvalidValue, "orSanitizerReports: a result is null");
+  OR_TRY(orEnter());
+  *count = 0;
+  pthread_mutex_lock(&orSanitizerMutex);
+  for (size_t i = 0; i < kept && *count < capacity; i++)
+    if (reports[i].report.number >= first) to[(*count)++] = reports[i].report;
+  if (all) *all = total;
+  pthread_mutex_unlock(&orSanitizerMutex);
+  return orSuccess;
+}

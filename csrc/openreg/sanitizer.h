@@ -1,0 +1,200 @@
+/*
+ * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who touched which bytes last),
+ * races.c (conflicts and their reports), sanitizer.c (the calls that tell them what happens).
+ *
+ * One lock, orSanitizerMutex, guards everything below. It is the last in the order of locks: under it no other is
+ * taken, nothing is waited for and nobody's function is called. Functions are called with it held unless they say
+ * otherwise.
+ */
+#ifndef OPENREG_SANITIZER_PRIVATE_H
+#define OPENREG_SANITIZER_PRIVATE_H
+
+#include "core.h"
+
+extern pthread_mutex_t orSanitizerMutex OR_HIDDEN;
+
+/* Host memory; they end the process where there is none. The old may be null. */
+void *orSanitizerAllocate(size_t bytes);
+void *orSanitizerResize(void *old, size_t bytes);
+
+/* ---- names.c ---- */
+
+/* The one copy of the text. */
+const char *orSanitizerName(const char *text);
+
+/* ---- clocks.c ---- */
+
+typedef struct orSync orSync;
+
+/* For each timeline up to where it is known to be over. */
+typedef struct orClock {
+  uint64_t *at;
+  uint32_t size; /* the rest is 0 */
+} orClock;
+
+enum { OR_GATES = 4 };
+
+/* A moment that others can be ordered after: an event's record, an external event, or a stream's state. */
+struct orSync {
+  uint32_t refs;
+  bool gate;   /* an external event that is not signalled: `clock` is what is known of it already */
+  bool unsure; /* behind a wait for a value */
+  uint8_t gate_count; /* not signalled when it was made */
+  uint32_t timeline;  /* of an event's record; likewise `counter` */
+  uint64_t counter;
+  uint32_t lost; /* the record that this one has replaced and does not include: its timeline + 1 */
+  uint64_t lost_counter;
+  orSync *gates[OR_GATES];
+  orClock clock;
+};
+
+/* A stream's slot; streams that use it one after the other are one timeline. */
+typedef struct orTimeline {
+  orStream_t stream; /* the present or latest one */
+  orClock clock;     /* at its own index: the counter of what it does now, from 1 */
+  uint64_t unsure_from; /* what has this counter or a later one may be ordered by a value; UINT64_MAX: nothing */
+  uint32_t gate_count;
+  uint32_t lost; /* of what it waited for (orSync) */
+  uint64_t lost_counter;
+  struct {
+    orSync *gate;
+    uint64_t from; /* what has this counter or a later one is behind it */
+  } gates[OR_GATES];
+} orTimeline;
+
+/* Of a stream that there is or was. */
+uint32_t orTimelineOf(orStream_t stream);
+/* Valid until orTimelineOf is called for another stream. */
+orTimeline *orTimelineAt(uint32_t timeline);
+void orTimelineWait(orStream_t stream, orSync *sync);
+void orTimelineWaitValue(orStream_t stream);
+/* Up to here; what follows has a greater counter. */
+orSync *orTimelineMark(orStream_t stream);
+/* All of a device, -1: of all. */
+orSync *orDeviceMark(int device);
+/* An event's record in place of `replaced`, which may be null. */
+orSync *orSyncRecord(orStream_t stream, const orSync *replaced);
+orSync *orSyncGate(void);
+/* The gate, of which the caller has a reference, opens: what is behind it comes after what the host, and `stream` if it is not 0, know now. */
+void orSyncOpen(orSync *gate, orStream_t stream);
+void orSyncJoin(orSync *into, const orSync *other);
+static inline orSync *orSyncRetain(orSync *sync) {
+  sync->refs++;
+  return sync;
+}
+void orSyncRelease(orSync *sync);
+void orHostJoin(const orSync *sync);
+/* What a timeline did at `counter` is over for the host: for everything that is yet to be queued. */
+bool orHostKnows(uint32_t timeline, uint64_t counter);
+static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_t counter) {
+  return timeline < clock->size && clock->at[timeline] >= counter;
+}
+/* The waits for external events that somebody was to open are forgotten: of streams of a device, -1: of all. */
+void orClocksForgetGates(int device);
+
+/* ---- shadow.c ---- */
+
+/* Bytes: `width` of them at `begin`, repeated count[i] times at stride[i], strides ascending, each above what it
+ * repeats where `dims` is not 0. */
+typedef struct orRange {
+  uintptr_t begin, end; /* the hull */
+  size_t width;
+  uint32_t dims;
+  size_t count[OR_ACCESS_DIMS], stride[OR_ACCESS_DIMS];
+} orRange;
+
+/* False if the access touches nothing; its end is 0 if it is past that of the address space. No lock. */
+bool orRangeMake(const orMemoryAccess *access, orRange *range);
+/* True if they share a byte; false too if that takes too long to find out. */
+bool orRangesMeet(const orRange *a, const orRange *b);
+
+typedef struct orStack {
+  void *stack;
+  uint32_t refs;
+  struct orStack *next; /* that nobody refers to any more */
+} orStack;
+
+typedef struct orShadow {
+  /* The tree; beside the hull, so that a walk reads one cache line of a node. */
+  struct orShadow *left, *right;
+  uintptr_t most; /* the greatest end below */
+  orRange range;
+  const char *operation; /* interned */
+  orStack *stack;        /* a reference, or null */
+  orStream_t stream;
+  uint64_t counter, sequence;
+  uint32_t timeline;
+  bool write;
+  bool freed;     /* the block was freed since ... */
+  uint32_t owner; /* ... whose allocation stream's timeline this is */
+  uint32_t priority;
+} orShadow;
+
+/* What overlaps the hull [begin, end); the array is good until the next call. */
+size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found);
+/* A copy of `shadow`, whose stack's reference goes to it. */
+void orShadowAdd(const orShadow *shadow);
+/* In place of one with the same range. */
+void orShadowRenew(orShadow *shadow, const orShadow *by);
+void orShadowErase(orShadow *shadow);
+/* Erases the bytes [begin, end) of a range without gaps. */
+void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end);
+/* Erases what the host knows of, if many have gathered since the last time. */
+void orShadowSweep(void);
+void orShadowClear(void);
+size_t orShadowCount(void);
+
+/* ---- races.c ---- */
+
+typedef struct orRaceSide {
+  const char *operation;
+  orStack *stack;    /* a reference, or null */
+  orStream_t stream; /* 0: the host */
+  uint32_t timeline;
+  uint64_t counter;
+  uintptr_t begin, end;
+  bool write;
+} orRaceSide;
+
+typedef struct orRace orRace;
+struct orRace {
+  orRaceSide earlier, later;
+  uintptr_t begin, end; /* that both touch */
+  bool reused;          /* the memory was freed and handed out in between ... */
+  bool unrecorded;      /* ... before its allocation stream knew of the earlier access */
+  orStream_t owner;     /* the allocation stream */
+  uint64_t sequence;    /* of the earlier access */
+  uint64_t call;        /* that made the later one */
+  bool lost;            /* the event was recorded again */
+  /* Not signalled: behind which the earlier access is, then those of the later one. */
+  uint32_t gate_count, earlier_gates;
+  orSync *gates[2 * OR_GATES];
+  orRace *next;
+};
+
+typedef struct orRaceList {
+  orRace *first;
+  uint64_t call; /* of the accesses that are looked at */
+} orRaceList;
+
+/* Goes to the list, or to the undecided ones; of one call and one other stream only the latest access does. True if it is
+ * decided that there is one. */
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list);
+/* A gate has been opened: what has been decided by it goes to the list. */
+void orRacesDecide(orSync *gate, orRaceList *list);
+/* Makes reports; the first new one's number, or 0. No lock held. */
+uint64_t orRacesReport(orRaceList *list);
+/* Neither reports nor undecided ones are left. */
+void orRacesClear(void);
+void orRacesForgetUndecided(void);
+void orRacesSetLimit(size_t reports, bool print);
+
+/* ---- sanitizer.c ---- */
+
+static inline orStack *orStackRetain(orStack *stack) {
+  if (stack) stack->refs++;
+  return stack;
+}
+void orStackDrop(orStack *stack);
+
+#endif

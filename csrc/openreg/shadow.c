@@ -1,0 +1,313 @@
+/*
+ * The sanitizer's shadow of memory: the accesses that later ones may still be in conflict with.
+ *
+ * A treap ordered by the begin of each access's hull, each node with the greatest end below it, so that the ones that overlap
+ * a hull are found in logarithmic time. Accesses overlap freely: a write and the reads since, of several streams, are a
+ * node each. sanitizer.c erases what a new access makes superfluous, so that there are about as many nodes as there are
+ * pieces of memory in use times the streams that touched them; LIMIT holds in any case: the oldest half is forgotten then,
+ * which may lose a report and never makes one.
+ *
+ * All under orSanitizerMutex, but for the functions of ranges, which have no state. Nodes are recycled.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sanitizer.h"
+
+enum { CHUNK = 64, SWEEP = 4096, LIMIT = 1 << 18, STEPS = 1000 };
+
+/* ---- ranges ---- */
+
+/* 0 if it does not end within the address space. */
+static uintptr_t endOf(const orMemoryAccess *access) {
+  uintptr_t end, part;
+  if (__builtin_add_overflow((uintptr_t)access->data, access->width, &end)) return 0;
+  for (uint32_t i = 0; i < access->dims; i++)
+    if (__builtin_mul_overflow(access->count[i] - 1, access->stride[i], &part) ||
+        __builtin_add_overflow(end, part, &end))
+      return 0;
+  return end > INTPTR_MAX ? 0 : end;
+}
+
+/* By stride, ascending; repetitions that come to the same bytes, or to none between them, are not kept. */
+bool orRangeMake(const orMemoryAccess *access, orRange *range) {
+  *range = (orRange){.begin = (uintptr_t)access->data, .width = access->width};
+  if (!access->width) return false;
+  for (uint32_t i = 0; i < access->dims; i++)
+    if (!access->count[i]) return false;
+  range->end = endOf(access);
+  if (!range->end) return true;
+  for (uint32_t i = 0; i < access->dims; i++) {
+    if (access->count[i] == 1 || !access->stride[i]) continue;
+    uint32_t at = range->dims++;
+    for (; at && range->stride[at - 1] > access->stride[i]; at--) {
+      range->stride[at] = range->stride[at - 1];
+      range->count[at] = range->count[at - 1];
+    }
+    range->stride[at] = access->stride[i];
+    range->count[at] = access->count[i];
+  }
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < range->dims; i++) {
+    size_t stride = range->stride[i], count = range->count[i];
+    if (!kept && stride <= range->width) {
+      range->width += (count - 1) * stride;
+    } else if (kept && stride == range->stride[kept - 1] * range->count[kept - 1]) {
+      range->count[kept - 1] *= count;
+    } else {
+      range->stride[kept] = stride;
+      range->count[kept++] = count;
+    }
+  }
+  range->dims = kept;
+  return true;
+}
+
+/* Distances between a repetition of one range and one of another: `stride` times any number from `least` to `most`. */
+typedef struct orTerm {
+  int64_t stride, least, most;
+} orTerm;
+
+typedef struct orSearch {
+  orTerm terms[2 * OR_ACCESS_DIMS]; /* strides descending */
+  int64_t low[2 * OR_ACCESS_DIMS + 1],
+      high[2 * OR_ACCESS_DIMS + 1]; /* what terms from [i] on can add */
+  int64_t least, most;              /* distances at which they meet */
+  int count, steps;
+} orSearch;
+
+static int64_t divideDown(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+static int64_t divideUp(int64_t a, int64_t b) { return a / b + (a % b > 0); }
+
+static bool search(orSearch *s, int i, int64_t distance) {
+  if (i == s->count) return distance >= s->least && distance <= s->most;
+  const orTerm *t = &s->terms[i];
+  int64_t from = divideUp(s->least - distance - s->high[i + 1], t->stride);
+  int64_t to = divideDown(s->most - distance - s->low[i + 1], t->stride);
+  if (from < t->least) from = t->least;
+  if (to > t->most) to = t->most;
+  for (int64_t k = from; k <= to && s->steps-- > 0; k++)
+    if (search(s, i + 1, distance + k * t->stride)) return true;
+  return false;
+}
+
+static void addTerm(orSearch *s, int64_t stride, int64_t least, int64_t most) {
+  int at = 0;
+  while (at < s->count && s->terms[at].stride > stride) at++;
+  if (at < s->count && s->terms[at].stride == stride) {
+    s->terms[at].least += least;
+    s->terms[at].most += most;
+    return;
+  }
+  memmove(&s->terms[at + 1], &s->terms[at], (size_t)(s->count - at) * sizeof s->terms[0]);
+  s->terms[at] = (orTerm){stride, least, most};
+  s->count++;
+}
+
+bool orRangesMeet(const orRange *a, const orRange *b) {
+  if (a->begin >= b->end || b->begin >= a->end) return false;
+  if (!a->dims && !b->dims) return true;
+  orSearch s = {.least = 1 - (int64_t)b->width, .most = (int64_t)a->width - 1, .steps = STEPS};
+  for (uint32_t i = 0; i < a->dims; i++)
+    addTerm(&s, (int64_t)a->stride[i], 1 - (int64_t)a->count[i], 0);
+  for (uint32_t i = 0; i < b->dims; i++)
+    addTerm(&s, (int64_t)b->stride[i], 0, (int64_t)b->count[i] - 1);
+  for (int i = s.count; i-- > 0;) {
+    s.low[i] = s.low[i + 1] + s.terms[i].stride * s.terms[i].least;
+    s.high[i] = s.high[i + 1] + s.terms[i].stride * s.terms[i].most;
+  }
+  return search(&s, 0, (int64_t)(b->begin - a->begin));
+}
+
+/* ---- nodes ---- */
+
+static orShadow *root, *spare;
+static size_t count, sweep_at = SWEEP;
+static uint64_t sequence;
+static orShadow **list; /* of orShadowFind and the sweeps */
+static size_t listed, list_room;
+
+static orShadow *newNode(void) {
+  if (!spare) {
+    orShadow *chunk = orSanitizerAllocate(CHUNK * sizeof *chunk);
+    for (int i = 0; i < CHUNK; i++) {
+      chunk[i].left = spare;
+      spare = &chunk[i];
+    }
+  }
+  orShadow *node = spare;
+  spare = node->left;
+  return node;
+}
+
+static uint32_t nextPriority(void) {
+  static uint32_t x = 2463534242u;
+  x ^= x << 13;
+  x ^= x >> 17;
+  x ^= x << 5;
+  return x;
+}
+
+static bool isBefore(const orShadow *a, const orShadow *b) {
+  return a->range.begin != b->range.begin ? a->range.begin < b->range.begin : a < b;
+}
+
+static void update(orShadow *n) {
+  n->most = n->range.end;
+  if (n->left && n->left->most > n->most) n->most = n->left->most;
+  if (n->right && n->right->most > n->most) n->most = n->right->most;
+}
+
+static void split(orShadow *n, const orShadow *at, orShadow **below, orShadow **rest) {
+  if (!n) {
+    *below = *rest = NULL;
+  } else if (isBefore(n, at)) {
+    split(n->right, at, &n->right, rest);
+    update(*below = n);
+  } else {
+    split(n->left, at, below, &n->left);
+    update(*rest = n);
+  }
+}
+
+static orShadow *join(orShadow *a, orShadow *b) {
+  if (!a || !b) return a ? a : b;
+  orShadow *top = a->priority > b->priority ? a : b;
+  if (top == a)
+    a->right = join(a->right, b);
+  else
+    b->left = join(a, b->left);
+  update(top);
+  return top;
+}
+
+static orShadow *insertBelow(orShadow *n, orShadow *node) {
+  if (!n || n->priority < node->priority) {
+    split(n, node, &node->left, &node->right);
+    n = node;
+  } else if (isBefore(node, n)) {
+    n->left = insertBelow(n->left, node);
+  } else {
+    n->right = insertBelow(n->right, node);
+  }
+  update(n);
+  return n;
+}
+
+static orShadow *removeBelow(orShadow *n, const orShadow *node) {
+  if (n == node) return join(n->left, n->right);
+  if (isBefore(node, n))
+    n->left = removeBelow(n->left, node);
+  else
+    n->right = removeBelow(n->right, node);
+  update(n);
+  return n;
+}
+
+/* ---- finding ---- */
+
+static void append(orShadow *node) {
+  if (listed == list_room) {
+    list_room = list_room ? list_room * 2 : 64;
+    list = orSanitizerResize(list, list_room * sizeof *list);
+  }
+  list[listed++] = node;
+}
+
+static void collect(orShadow *n, uintptr_t begin, uintptr_t end) {
+  if (!n || n->most <= begin) return;
+  collect(n->left, begin, end);
+  if (n->range.begin >= end) return;
+  if (n->range.end > begin) append(n);
+  collect(n->right, begin, end);
+}
+
+size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found) {
+  listed = 0;
+  collect(root, begin, end);
+  *found = list;
+  return listed;
+}
+
+size_t orShadowCount(void) { return count; }
+
+/* ---- changes ---- */
+
+void orShadowAdd(const orShadow *shadow) {
+  orShadow *node = newNode();
+  *node = *shadow;
+  node->sequence = ++sequence;
+  node->priority = nextPriority();
+  node->left = node->right = NULL;
+  root = insertBelow(root, node);
+  count++;
+}
+
+void orShadowRenew(orShadow *shadow, const orShadow *by) {
+  orStackDrop(shadow->stack);
+  orShadow renewed = *by;
+  renewed.sequence = ++sequence;
+  renewed.priority = shadow->priority;
+  renewed.left = shadow->left;
+  renewed.right = shadow->right;
+  renewed.most = shadow->most;
+  *shadow = renewed;
+}
+
+void orShadowErase(orShadow *shadow) {
+  root = removeBelow(root, shadow);
+  orStackDrop(shadow->stack);
+  shadow->left = spare;
+  spare = shadow;
+  count--;
+}
+
+void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end) {
+  orRange whole = shadow->range;
+  if (begin > whole.begin && end < whole.end) {
+    orShadow rest = *shadow;
+    orStackRetain(rest.stack);
+    rest.range.begin = end;
+    rest.range.width = whole.end - end;
+    orShadowAdd(&rest);
+  }
+  root = removeBelow(root, shadow);
+  if (begin > whole.begin)
+    shadow->range.end = begin;
+  else
+    shadow->range.begin = end;
+  shadow->range.width = shadow->range.end - shadow->range.begin;
+  shadow->left = shadow->right = NULL;
+  root = insertBelow(root, shadow);
+}
+
+static void eraseOlder(uint64_t limit) {
+  orShadow **all;
+  size_t n = orShadowFind(0, UINTPTR_MAX, &all);
+  for (size_t i = 0; i < n; i++)
+    if (all[i]->sequence < limit || orHostKnows(all[i]->timeline, all[i]->counter))
+      orShadowErase(all[i]);
+}
+
+static uint64_t oldest(void) {
+  orShadow **all;
+  uint64_t least = sequence;
+  for (size_t n = orShadowFind(0, UINTPTR_MAX, &all); n-- > 0;)
+    if (all[n]->sequence < least) least = all[n]->sequence;
+  return least;
+}
+
+void orShadowSweep(void) {
+  if (OR_LIKELY(count < sweep_at)) return;
+  eraseOlder(0);
+  while (count > LIMIT / 2) {
+    uint64_t first = oldest();
+    eraseOlder(first + (sequence - first) / 2 + 1);
+  }
+  sweep_at = count * 2 > SWEEP ? count * 2 : SWEEP;
+}
+
+void orShadowClear(void) {
+  while (root) orShadowErase(root);
+  sweep_at = SWEEP;
+}
