@@ -1,5 +1,6 @@
 /*
- * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory.
+ * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory. Calls in their usual form
+ * do not come further than known.cpp.
  *
  * On the caller's thread: arguments are checked and made ready (`prepare`), and results become the
  * caller's tensors (`finish`). On the lane: aliases, the kernel, and taking over its memory
