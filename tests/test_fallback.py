@@ -64,6 +64,47 @@ def test_arithmetic():
     same(lambda t: t.split(2), x)
 
 
+# By signature: T tensor, S number, W tensor that is written. These have kernels that take no boxes.
+SIGNATURES = {
+    "TT": lambda x, y, out: torch.relu(x),
+    "TTT": lambda x, y, out: x * y,
+    "TST": lambda x, y, out: x >= 0.5,
+    "TTST": lambda x, y, out: torch.add(x, y, alpha=3),
+    "TTTSST": lambda x, y, out: torch.addmm(x, x, y, beta=0.5, alpha=2),
+    "TWW": lambda x, y, out: torch.exp(x, out=out),
+    "TTWW": lambda x, y, out: torch.mm(x, y, out=out),
+    "TTSWW": lambda x, y, out: torch.sub(x, y, alpha=2, out=out),
+    "WW": lambda x, y, out: out.sigmoid_(),
+    "WTW": lambda x, y, out: out.div_(y),
+    "WSW": lambda x, y, out: out.gt_(0.5),
+    "WTSW": lambda x, y, out: out.add_(x, alpha=2),
+    "WTTSW": lambda x, y, out: out.addcmul_(x, y, value=0.5),
+}
+
+
+@pytest.mark.parametrize("signature", SIGNATURES)
+def test_signatures_without_boxes(signature, runs_ahead):
+    call = SIGNATURES[signature]
+    tensors = [torch.rand(4, 4) + 0.25 for _ in range(3)]
+    on_device = [t.to(DEVICE) for t in tensors]
+    for _ in range(2):  # the first call has to learn, the second is remembered
+        expected, got = call(*tensors), call(*on_device)
+        torch.testing.assert_close(got.cpu(), expected)
+    assert (got is on_device[2]) == (expected is tensors[2])
+    runs_ahead(lambda: call(*on_device))
+    assert [t._use_count() for t in on_device] == [t._use_count() for t in tensors]
+
+
+def test_a_refused_call_gives_back_what_it_borrowed():
+    x, y = torch.rand(4, device=DEVICE), torch.rand(5, device=DEVICE)
+    for other in (y, torch.rand(4)):
+        before = x._use_count(), other._use_count()
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                torch.add(x, other)
+        assert (x._use_count(), other._use_count()) == before
+
+
 def test_in_place_returns_the_same_tensor():
     x = torch.zeros(4, device=DEVICE)
     assert x.add_(1) is x

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <openreg.h>
@@ -54,7 +55,7 @@ class PairList {
 
  private:
   static constexpr size_t kLinear = 16;
-  std::vector<std::pair<const Key *, Value>> pairs_;
+  c10::SmallVector<std::pair<const Key *, Value>, 4> pairs_;
   ska::flat_hash_map<const Key *, size_t> index_;
 };
 

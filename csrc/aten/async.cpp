@@ -7,6 +7,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
@@ -55,35 +56,44 @@ struct Number {
 };
 
 /* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are kept. `taken_` is a
- * thread's own; the list of dropped ones is taken whole, so that no pop races with a push. */
+ * thread's own; the list of dropped ones is taken whole, so that no pop races with a push. A dropped task's memo is let
+ * go of with the next use of its memory, so that its count of references stays with the threads that make tasks. */
 class TaskMemory {
  public:
   TaskMemory() = default;
   ~TaskMemory() {
-    for (void *memory = pop(); memory != nullptr; memory = pop()) give(memory);
+    while (Free *free = pop()) give(free);
   }
   TaskMemory(const TaskMemory &) = delete;
   TaskMemory &operator=(const TaskMemory &) = delete;
 
   void *take(size_t bytes) {
     if (taken_ == nullptr) taken_ = dropped.exchange(nullptr, std::memory_order_acquire);
-    void *memory = pop();
-    return memory != nullptr ? memory : ::operator new(bytes);
+    Free *free = pop();
+    if (free == nullptr) return ::operator new(bytes);
+    free->~Free();
+    return free;
   }
-  static void give(void *memory) {
-    Free *free = new (memory) Free{dropped.load(std::memory_order_relaxed)};
-    while (!dropped.compare_exchange_weak(free->next, free, std::memory_order_release,
-                                          std::memory_order_relaxed)) {
-    }
+  static void give(void *memory, std::shared_ptr<const Memo> memo) {
+    give(new (memory) Free{nullptr, std::move(memo)});
   }
 
  private:
   struct Free {
     Free *next;
+    std::shared_ptr<const Memo> memo;
   };
-  void *pop() {
+  static void give(Free *free) {
+    free->next = dropped.load(std::memory_order_relaxed);
+    while (!dropped.compare_exchange_weak(free->next, free, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+    }
+  }
+  Free *pop() {
     Free *first = taken_;
-    if (first != nullptr) taken_ = first->next;
+    if (first == nullptr) return nullptr;
+    taken_ = first->next;
+    __builtin_prefetch(taken_);  // another thread has written it
     return first;
   }
   static inline std::atomic<Free *> dropped{nullptr};
@@ -98,7 +108,11 @@ struct Task final : QueuedKernel {
        c10::Device on)
       : QueuedKernel(operatorInfo.name, on), op(handle), info(operatorInfo), key(metadata) {}
   static void *operator new(size_t bytes) { return taskMemory.take(bytes); }
-  static void operator delete(void *memory) { TaskMemory::give(memory); }
+  static void operator delete(Task *task, std::destroying_delete_t) {
+    std::shared_ptr<const Memo> last = std::move(task->memo);
+    task->~Task();
+    TaskMemory::give(task, std::move(last));
+  }
 
   void add(const IValue &value, Storages &known);
   at::Tensor makeResult(const Layout &layout, orStream_t stream);
@@ -147,16 +161,21 @@ void Task::addTensor(const at::Tensor &tensor, Storages &known) {
   }
 }
 
+IValue forCpu(const IValue &value) {
+  const bool ours = value.isDevice() && value.toDevice().is_privateuseone();
+  return ours ? IValue(c10::Device(c10::DeviceType::CPU)) : value;
+}
+
 void Task::add(const IValue &value, Storages &known) {
   if (value.isTensor()) {
     addTensor(value.toTensor(), known);
+  } else if (!value.isList()) {
+    others.push_back(forCpu(value));
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
     for (const IValue &item : value.toListRef()) {
       if (!item.isNone()) addTensor(item.toTensor(), known);
     }
-  } else if (value.isDevice() && value.toDevice().is_privateuseone()) {
-    others.emplace_back(c10::Device(c10::DeviceType::CPU));
-  } else if (value.isList() && value.toList().use_count() > 2) {
+  } else if (value.toList().use_count() > 2) {
     others.emplace_back(value.toList().copy());  // a script's own, which it may change
   } else {
     others.push_back(value);
@@ -368,14 +387,11 @@ void resizeOutputs(const Memo &memo, const OpInfo &info, c10::ArrayRef<IValue> a
 
 void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key,
                       std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,
-                      Stack *stack) {
-  const size_t count = info.isWritten.size();
-  const auto arguments = torch::jit::last(*stack, count);
+                      c10::ArrayRef<IValue> arguments, Results &results) {
   resizeOutputs(*memo, info, arguments, key);
   auto task = std::make_unique<Task>(op, info, key, device);
   Storages known;
   for (const IValue &value : arguments) task->add(value, known);
-  c10::SmallVector<IValue, 4> results;
   bool fresh = false;
   for (const Result &result : memo->results) {
     fresh |= result.argument < 0;
@@ -392,8 +408,6 @@ void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key
   if (fresh) task->memo = std::move(memo);
   if (task->largest <= kSerial) task->caller.threads = 1;
   launchQueued(std::move(task), stream);
-  torch::jit::drop(*stack, count);
-  for (IValue &result : results) stack->push_back(std::move(result));
 }
 
 }  // namespace torch_openreg

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <openreg.h>
 
@@ -16,12 +18,13 @@
 
 namespace torch_openreg {
 
-/* Queues the CPU kernel of `op`, whose arguments on the stack `key` describes (and goes on to, where outputs get
- * a size), on `stream` and puts the results that `memo` promises on the stack, in place of the
- * arguments. A kernel that fails, or makes something else than was promised, is the device's error, raised with
- * its type at the next call that synchronises. */
+using Results = c10::SmallVector<c10::IValue, 4>;
+
+/* Queues the CPU kernel of `op`, whose arguments `key` describes (and goes on to, where outputs get a size), on
+ * `stream`, and makes the results that `memo` promises. A kernel that fails, or makes something else than was promised,
+ * is the device's error, raised with its type at the next call that synchronises. */
 void enqueueCpuKernel(const c10::OperatorHandle &op, const OpInfo &info, MemoKey &key,
                       std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,
-                      torch::jit::Stack *stack);
+                      c10::ArrayRef<c10::IValue> arguments, Results &results);
 
 }  // namespace torch_openreg

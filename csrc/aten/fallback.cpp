@@ -1,5 +1,6 @@
 /*
- * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory.
+ * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory. Calls in their usual form
+ * do not come further than known.cpp.
  *
  * On the caller's thread: arguments are checked and made ready (`prepare`), and results become the
  * caller's tensors (`finish`). On the lane: aliases, the kernel, and taking over its memory
@@ -12,12 +13,13 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/zeros.h>
 
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 
 #include "../torch/generator.h"
 #include "../torch/stream.h"
@@ -26,6 +28,7 @@
 #include "async.h"
 #include "cpu_memory.h"
 #include "infer.h"
+#include "known.h"
 #include "lane.h"
 #include "lesson.h"
 #include "memo.h"
@@ -74,23 +77,20 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
 
 /* A kernel that is registered for the CPU alone from Python expects the CPU's own tensors, and would
  * take the GIL on a lane. The dispatcher tells only where it was registered. */
-bool hasPythonKernel(const OperatorHandle &op, DispatchKey kernel) {
-  static auto *known = new std::unordered_map<std::string, bool>();
+bool hasPythonKernel(const OperatorHandle &op, const OpInfo &info, DispatchKey kernel) {
+  static auto *known = new std::map<std::pair<const OpCounters *, DispatchKey>, bool>();
   static auto *mutex = new std::mutex();
-  const std::string key = "\n" + std::string(c10::toString(kernel)) + ": ";
-  const std::string name = op.operator_name().name + "." + op.operator_name().overload_name + key;
   std::lock_guard<std::mutex> lock(*mutex);
-  const auto found = known->find(name);
-  if (found != known->end()) return found->second;
+  const auto [entry, isNew] = known->try_emplace({info.counters, kernel}, false);
+  if (!isNew) return entry->second;
+  const std::string key = "\n" + std::string(c10::toString(kernel)) + ": ";
   const std::string table = "\n" + op.dumpComputedTable();
   const size_t begin = table.find(key);
   const size_t end = table.find('\n', begin + 1);
-  const std::string entry = begin == std::string::npos ? "" : table.substr(begin, end - begin);
+  const std::string line = begin == std::string::npos ? "" : table.substr(begin, end - begin);
   // A file, or one of "<stdin>", "<string>", "<ipython-input ...>".
-  const bool python =
-      entry.find(".py:") != std::string::npos || entry.find(" at <") != std::string::npos;
-  known->emplace(name, python);
-  return python;
+  entry->second = line.find(".py:") != std::string::npos || line.find(" at <") != std::string::npos;
+  return entry->second;
 }
 
 uint64_t mixed(uint64_t x) {
@@ -243,7 +243,7 @@ bool Call::prepare() {
   if (!findDevice()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(
       op_.hasComputedKernelForDispatchKey(kernel_) &&
-          (info_.isAten || !hasPythonKernel(op_, kernel_)),
+          (info_.isAten || !hasPythonKernel(op_, info_, kernel_)),
       "Could not run ", op_.operator_name(),
       " on openreg: there is neither a kernel for this device nor a compiled one for ",
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
@@ -403,6 +403,13 @@ void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey k
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   const OpInfo &info = opInfo(op);
+  const size_t taken = info.isWritten.size();
+  Results results;
+  const auto giveResults = [&] {
+    torch::jit::drop(*stack, taken);
+    for (IValue &result : results) stack->push_back(std::move(result));
+  };
+  if (queueKnown(op, info, torch::jit::last(*stack, taken), results)) return giveResults();
   Call call(op, info, stack, DispatchKey::CPU);
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
@@ -410,13 +417,16 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   MemoKey key;
   if (!call.canQueue(key)) return call.waitFor();
   const auto enqueue = [&](std::shared_ptr<const Memo> memo) {
-    enqueueCpuKernel(op, info, key, std::move(memo), call.device(), call.stream(), stack);
+    enqueueCpuKernel(op, info, key, std::move(memo), call.device(), call.stream(),
+                     torch::jit::last(*stack, taken), results);
+    giveResults();
   };
-  const auto last = torch::jit::last(*stack, info.isWritten.size());
-  if (info.inPlace && !info.inferable && fitsInPlace(info, last)) {
-    return enqueue(inPlaceMemo(op.schema().returns().size()));
-  }
+  const auto last = torch::jit::last(*stack, taken);
   std::shared_ptr<const Memo> memo = findMemo(key);
+  if (memo == nullptr && info.inPlace && !info.inferable && fitsInPlace(info, last)) {
+    memo = inPlaceMemo(op.schema().returns().size());
+    addMemo(key, memo);
+  }
   if (memo != nullptr && !memo->usable) return call.waitFor();
   if (memo != nullptr) return enqueue(std::move(memo));
   const Stack arguments(last.begin(), last.end());

@@ -8,6 +8,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <bit>
 #include <mutex>
 #include <shared_mutex>
@@ -57,25 +58,30 @@ enum Tag : int64_t {
 
 constexpr size_t kHeader = 2;
 
-void appendInts(MemoKey &key, c10::IntArrayRef values) {
-  key.push_back(static_cast<int64_t>(values.size()));
-  key.append(values.begin(), values.end());
-}
-
 void appendTensor(MemoKey &key, const at::Tensor &tensor) {
   if (!tensor.defined()) return key.push_back(kUndefined);
   const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
-  key.push_back(kTensor | static_cast<int64_t>(tensor.scalar_type()) << 8 | tensor.is_conj() << 16 |
-                tensor.is_neg() << 17 | impl->is_wrapped_number() << 18 | tensor.is_cpu() << 19);
-  appendInts(key, tensor.sizes());
-  key.append(tensor.strides().begin(), tensor.strides().end());
+  const c10::IntArrayRef sizes = impl->sizes(), strides = impl->strides();
+  const size_t begin = key.size();
+  key.resize_for_overwrite(begin + 2 + 2 * sizes.size());
+  int64_t *next = key.data() + begin;
+  *next++ = kTensor | static_cast<int64_t>(tensor.scalar_type()) << 8 | tensor.is_conj() << 16 |
+            tensor.is_neg() << 17 | impl->is_wrapped_number() << 18 | tensor.is_cpu() << 19;
+  *next++ = static_cast<int64_t>(sizes.size());
+  next = std::copy(sizes.begin(), sizes.end(), next);
+  std::copy(strides.begin(), strides.end(), next);
+}
+
+bool holdsTensors(const IValue &value) {
+  return value.isTensor() ||
+         (value.isList() && (value.isTensorList() || value.isOptionalTensorList()));
 }
 
 /* What a task rebuilds from the key; the other arguments, which it has as they are, come after all these. */
 void appendTensors(MemoKey &key, const IValue &value) {
   if (value.isTensor()) {
     appendTensor(key, value.toTensor());
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+  } else if (holdsTensors(value)) {
     const auto items = value.toListRef();
     key.push_back((value.isTensorList() ? kTensors : kOptionalTensors) |
                   static_cast<int64_t>(items.size()) << 8);
@@ -85,10 +91,6 @@ void appendTensors(MemoKey &key, const IValue &value) {
   } else {
     key.push_back(kOther);
   }
-}
-
-bool holdsTensors(const IValue &value) {
-  return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
 }
 
 void appendText(MemoKey &key, const std::string &text) {

@@ -92,6 +92,8 @@ template <typename F>
 void eachTensor(const c10::IValue &value, F visit) {
   if (value.isTensor()) {
     visit(value.toTensor());
+  } else if (!value.isList()) {
+    return;
   } else if (value.isTensorList()) {
     for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
   } else if (value.isOptionalTensorList()) {

@@ -41,9 +41,9 @@ struct OpInfo {
   /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
   bool numbersCount;
   /* By argument. */
-  std::vector<bool> isNumber;   // Scalar, Scalar?, Scalar[]
-  std::vector<bool> isWritten;  // in place, out=
-  std::vector<bool> isGenerator;
+  c10::SmallVector<bool, 8> isNumber;   // Scalar, Scalar?, Scalar[]
+  c10::SmallVector<bool, 8> isWritten;  // in place, out=
+  c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of them is
   bool isForeach = false;
 };

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../torch/check.h"
+#include "../torch/stream.h"
 #include "../torch/warnings.h"
 
 namespace torch_openreg {
@@ -101,11 +102,15 @@ void dropQueued(void *args) { delete *static_cast<QueuedKernel **>(args); }
 
 void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
                   c10::ArrayRef<orAccess> accesses) {
+  const c10::DeviceIndex device = kernel->device.index();
   const uint64_t before = orGetLastCorrelation();
   const orError_t error =
       launchOnLane(stream, kernel->name, &runQueued, &dropQueued, kernel.get(), accesses);
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
-  if (orGetLastCorrelation() != before) (void)kernel.release();
+  if (error == orSuccess || orGetLastCorrelation() != before) (void)kernel.release();
+  if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
+    getCurrentOpenRegStream(device).stream();  // says which
+  }
   OPENREG_CHECK(error);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "opinfo.h"
+#include "unboxed.h"
 
 namespace torch_openreg {
 
@@ -51,6 +52,13 @@ constexpr Kind kKinds[] = {
     kindOf<DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU>(),
 };
 
+/* A composite kernel would be reached before the fallback, and is left in its place. */
+bool leadsToFallback(const OperatorHandle &op) {
+  return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+}
+
 torch::Library &libraryOf(const char *name, DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
 }
@@ -65,8 +73,9 @@ void registerOperators() {
   for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     if (!name.name.starts_with("aten::") || !op.has_value()) continue;
-    if (!op->hasKernelForDispatchKey(DispatchKey::PrivateUse1) &&
-        (isForeach(name.name) || hasInferringKernel(*op))) {
+    const bool ours = op->hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+    const bool unboxed = !ours && leadsToFallback(*op) && registerUnboxed(*op);
+    if (!ours && !unboxed && (isForeach(name.name) || hasInferringKernel(*op))) {
       plain.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
     }
     // Where the CPU has a kernel of its own, a composite one would stand before the fallback.

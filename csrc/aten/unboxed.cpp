@@ -1,0 +1,171 @@
+/*
+ * One template for all, one instance for each signature. What it adds to the fallback is the way in: borrowed arguments
+ * instead of owned ones on a stack. A call that is not queued at once goes through the fallback.
+ *
+ * An Entry is made for each operator and never destroyed; `info` is looked up at its first call.
+ */
+#include "unboxed.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "fallback.h"
+#include "known.h"
+#include "opinfo.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::IValue;
+using c10::OperatorHandle;
+using c10::Scalar;
+
+struct Entry {
+  explicit Entry(const OperatorHandle &handle) : op(handle) {}
+  const OpInfo &getInfo() {
+    const OpInfo *known = info.load(std::memory_order_acquire);
+    if (C10_UNLIKELY(known == nullptr)) info.store(known = &opInfo(op), std::memory_order_release);
+    return *known;
+  }
+
+  const OperatorHandle op;
+  std::atomic<const OpInfo *> info{nullptr};
+};
+
+IValue borrow(const Tensor &tensor) {
+  return IValue(c10::MaybeOwnedTraits<Tensor>::createBorrow(tensor));
+}
+IValue borrow(const Scalar &number) { return IValue(number); }
+
+/* Arguments that stay their owner's. */
+template <size_t count>
+class Borrowed {
+ public:
+  template <typename... Args>
+  explicit Borrowed(const Args &...args) : values_{borrow(args)...} {}
+  ~Borrowed() {
+    for (IValue &value : values_) c10::MaybeOwnedTraits<IValue>::destroyBorrow(value);
+  }
+  Borrowed(const Borrowed &) = delete;
+  Borrowed &operator=(const Borrowed &) = delete;
+  c10::ArrayRef<IValue> values() const { return values_; }
+
+ private:
+  std::array<IValue, count> values_;
+};
+
+/* The one argument that is written. */
+template <typename First, typename... Rest>
+Tensor &writtenOf(First &first, Rest &...rest) {
+  if constexpr (std::is_same_v<First, Tensor>) {
+    return first;
+  } else {
+    return writtenOf(rest...);
+  }
+}
+
+template <typename Result, typename... Args>
+struct Kernel final : c10::OperatorKernel {
+  explicit Kernel(const OperatorHandle &op) : entry(*new Entry(op)) {}
+
+  Result operator()(Args... args) {
+    Results results;
+    if (!queue(results, args...)) {
+      torch::jit::Stack stack{IValue(args)...};
+      runCpuKernel(entry.op, &stack);
+      results.push_back(std::move(stack.back()));
+    }
+    if constexpr (std::is_reference_v<Result>) {
+      return writtenOf(args...);
+    } else {
+      return std::move(results[0]).toTensor();
+    }
+  }
+  bool queue(Results &results, const std::remove_cvref_t<Args> &...args) {
+    const Borrowed<sizeof...(Args)> borrowed(args...);
+    return queueKnown(entry.op, entry.getInfo(), borrowed.values(), results);
+  }
+
+  Entry &entry;
+};
+
+/* A signature, as one letter for each argument and the result: T tensor, S number, W tensor that is written. */
+struct Signature {
+  std::string_view letters;
+  c10::KernelFunction (*kernel)(const OperatorHandle &op);
+  c10::impl::CppSignature (*type)();
+};
+
+template <typename Result, typename... Args>
+constexpr Signature signature(std::string_view letters) {
+  return {letters,
+          [](const OperatorHandle &op) {
+            using Functor = Kernel<Result, Args...>;
+            return c10::KernelFunction::makeFromUnboxedFunctor<false, Functor>(
+                std::make_unique<Functor>(op));
+          },
+          [] { return c10::impl::CppSignature::make<Result(Args...)>(); }};
+}
+
+using T = const Tensor &;
+using S = const Scalar &;
+using W = Tensor &;
+constexpr Signature kSignatures[] = {
+    signature<Tensor, T>("TT"),
+    signature<Tensor, T, T>("TTT"),
+    signature<Tensor, T, S>("TST"),
+    signature<Tensor, T, T, S>("TTST"),
+    signature<Tensor, T, T, T, S, S>("TTTSST"),
+    signature<W, T, W>("TWW"),
+    signature<W, T, T, W>("TTWW"),
+    signature<W, T, T, S, W>("TTSWW"),
+    signature<W, W>("WW"),
+    signature<W, W, T>("WTW"),
+    signature<W, W, S>("WSW"),
+    signature<W, W, T, S>("WTSW"),
+    signature<W, W, T, T, S>("WTTSW"),
+};
+
+char letterOf(const c10::Argument &argument) {
+  const c10::TypeKind kind = argument.real_type()->kind();
+  const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  if (kind == c10::TypeKind::TensorType && argument.alias_info() == nullptr) return 'T';
+  if (kind == c10::TypeKind::TensorType && written) return 'W';
+  return kind == c10::TypeKind::NumberType ? 'S' : '-';
+}
+
+std::string lettersOf(const c10::FunctionSchema &schema) {
+  std::string letters;
+  if (schema.returns().size() != 1) return letters;
+  for (const c10::Argument &argument : schema.arguments()) letters += letterOf(argument);
+  return letters + letterOf(schema.returns()[0]);
+}
+
+}  // namespace
+
+bool registerUnboxed(const OperatorHandle &op) {
+  const std::string letters = lettersOf(op.schema());
+  for (const Signature &signature : kSignatures) {
+    if (signature.letters != letters) continue;
+    // For as long as the process runs: an operator has one kernel of its own for a device.
+    new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
+        op.operator_name(), DispatchKey::PrivateUse1, signature.kernel(op), signature.type(),
+        nullptr, "registered in csrc/aten/unboxed.cpp"));
+    return true;
+  }
+  return false;
+}
+
+}  // namespace torch_openreg
