@@ -47,9 +47,18 @@ test: build ctest
 conformance: build
 	$(PY) tests/conformance/sweep.py $(ARGS)
 
-# What is too heavy for every run of the tests.
-integration: build
-	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/test_distributed_training.py
+# What is too heavy for every run of the tests: other libraries, which only this installs, and four
+# processes.
+INTEGRATION_STAMP := $(VENV)/integration.stamp
+
+$(INTEGRATION_STAMP): pyproject.toml | build
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  -e '.[integration]'
+	touch $@
+
+integration: build $(INTEGRATION_STAMP)
+	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/integration tests/test_distributed_training.py \
+	  tests/test_docs.py
 
 # ---- The core without PyTorch: one rule set for each kind of build ----
 
@@ -179,4 +188,4 @@ format: $(ENV_STAMP)
 clean:
 	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
 	  torch_openreg/_build_info.py
-	rm -f $(INSTALL_STAMP)
+	rm -f $(INSTALL_STAMP) $(INTEGRATION_STAMP)

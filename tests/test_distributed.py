@@ -477,6 +477,16 @@ def test_a_barrier_holds_the_host(ranks):
     ranks.run(rank_barrier)
 
 
+def rank_monitored_barrier(rank):
+    with pytest.raises(ValueError, match="only implemented for GLOO"):
+        dist.monitored_barrier()
+    dist.monitored_barrier(group=dist.new_group(backend="gloo"))
+
+
+def test_a_monitored_barrier_is_gloos_own(ranks):
+    ranks.run(rank_monitored_barrier)
+
+
 # ---- Bad input ----------------------------------------------------------------------------------
 
 

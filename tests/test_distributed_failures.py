@@ -151,15 +151,23 @@ def rank_destroys(rank):
 
 
 def rank_forks(rank):
-    """A forked child may let go of the group, and end. (Gloo's own waits for threads.)"""
+    """A forked child may let go of the group, and end. (Gloo's own waits for threads.) It may not
+    use it."""
     group = dist.new_group(backend="openreg:openreg")
-    dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+    x = torch.ones(4, device=DEVICE)
+    dist.all_reduce(x, group=group)
     torch.openreg.synchronize()
     child = os.fork()
     if child == 0:
+        try:
+            dist.all_reduce(x, group=group)
+        except RuntimeError as error:
+            refused = "forked subprocess; use the 'spawn' start method" in str(error)
+        else:
+            refused = False
         dist.destroy_process_group(group)
         del group
-        os._exit(7)
+        os._exit(7 if refused else 8)
     limit = time.monotonic() + 60
     while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > limit:

@@ -59,17 +59,21 @@ def test_it_is_registered():
     assert issubclass(OpenRegRuntime, ppe.runtime.BaseRuntime)
 
 
-def test_without_the_package_the_error_says_how_to_get_it(run_ok):
-    out = run_ok("""
+@pytest.mark.parametrize(
+    ("module", "package", "name"),
+    [("ppe", "pytorch_pfn_extras", "pytorch-pfn-extras"), ("lightning", "lightning", "lightning")],
+)
+def test_without_the_package_the_error_says_how_to_get_it(run_ok, module, package, name):
+    out = run_ok(f"""
         import sys
-        sys.modules["pytorch_pfn_extras"] = None
+        sys.modules["{package}"] = None
         import torch
         try:
-            import torch_openreg.ppe
+            import torch_openreg.{module}
         except ImportError as error:
             print(error)
     """)
-    assert out == "torch_openreg.ppe needs pytorch-pfn-extras: pip install 'torch_openreg[ppe]'\n"
+    assert out == f"torch_openreg.{module} needs {name}: pip install 'torch_openreg[{module}]'\n"
 
 
 def test_importing_it_uses_no_device(run_ok):

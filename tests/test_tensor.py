@@ -95,6 +95,15 @@ def test_negative_sizes_are_refused():
         torch.empty(2, device=DEVICE).resize_(-3)
     with pytest.raises(RuntimeError, match="-8"):
         torch.UntypedStorage(-8, device=DEVICE)
+
+
+def test_byteswap_of_device_memory_is_refused():
+    x = torch.arange(4, dtype=torch.int16, device=DEVICE)
+    with pytest.raises(NotImplementedError, match=r"byteswap.*storage\.cpu\(\)"):
+        x.untyped_storage().byteswap(x.dtype)
+    swapped = x.cpu()
+    swapped.untyped_storage().byteswap(x.dtype)
+    assert swapped.tolist() == [0, 256, 512, 768] and x.tolist() == [0, 1, 2, 3]
     assert torch.ones(2, device=DEVICE).sum().item() == 2
 
 

@@ -1,15 +1,18 @@
 """What is not built yet says so, in one sentence, where it is asked for.
 
-PyTorch has a door of its own for most of it, and two things need a look from the first use of a
+PyTorch has a door of its own for most of it, and some things need a look from the first use of a
 device on. A multiprocessing queue pickles in a thread of its own, where the error is printed and
-the receiver waits for ever: Queue.put looks at what it is given. torch.compile's default backend
-fails with a KeyError deep inside: it looks at the graph first. And DataParallel takes this device,
-and then calls functions that only PyTorch's builds for CUDA have.
+the receiver waits for ever: Queue.put looks at what it is given. A DataLoader's worker that fails
+there is gone without a word to its loader: it sends the error instead. torch.compile's default
+backend fails with a KeyError deep inside: it looks at the graph first. DataParallel takes this
+device, and then calls functions that only PyTorch's builds for CUDA have. And byteswap swaps where
+the bytes are, which the host must not touch.
 """
 
 import copyreg
 import functools
 import multiprocessing.queues
+import sys
 from multiprocessing.reduction import ForkingPickler
 
 import torch
@@ -67,20 +70,43 @@ def install():
 def on_first_use():
     """What only matters once there can be a tensor of ours."""
     _check_queues()
+    _check_byteswap()
     _check_inductor()
     _check_data_parallel()
 
 
 def _check_queues():
+    from torch._utils import ExceptionWrapper
+    from torch.utils.data._utils import worker
+
     put = multiprocessing.queues.Queue.put
 
     @functools.wraps(put)
     def put_or_refuse(self, obj, *args, **kwargs):
         if _holds_ours(obj):
-            raise NotImplementedError(_SHARING)
+            refusal = NotImplementedError(_SHARING)
+            if sys._getframe(1).f_code is not worker._worker_loop.__code__:
+                raise refusal
+            where = f"in DataLoader worker process {worker.get_worker_info().id}"
+            obj = (obj[0], ExceptionWrapper((type(refusal), refusal, None), where))
         return put(self, obj, *args, **kwargs)
 
     multiprocessing.queues.Queue.put = put_or_refuse
+
+
+def _check_byteswap():
+    byteswap = torch.UntypedStorage.byteswap
+
+    @functools.wraps(byteswap)
+    def byteswap_or_refuse(self, dtype):
+        if _is_ours(self):
+            raise NotImplementedError(
+                "UntypedStorage.byteswap is not implemented for openreg devices: swap a copy "
+                "(storage.cpu())"
+            )
+        return byteswap(self, dtype)
+
+    torch.UntypedStorage.byteswap = byteswap_or_refuse
 
 
 def _check_inductor():

@@ -1,0 +1,147 @@
+"""An accelerator for Lightning. Importing this module registers it::
+
+    import lightning
+    import torch_openreg.lightning
+
+    fabric = lightning.Fabric(accelerator="openreg", devices=1)
+    trainer = lightning.Trainer(accelerator="openreg", devices=[1])
+
+It needs the extra ``lightning``: ``pip install 'torch_openreg[lightning]'``.
+"""
+
+import functools
+
+import torch
+
+try:
+    import lightning
+except ImportError as error:
+    raise ImportError(
+        "torch_openreg.lightning needs lightning: pip install 'torch_openreg[lightning]'"
+    ) from error
+if not lightning.__version__.startswith("2.6."):
+    raise ImportError(
+        f"torch_openreg.lightning needs lightning 2.6, found {lightning.__version__}:"
+        " pip install 'torch_openreg[lightning]'"
+    )
+
+from lightning.fabric import accelerators as fabric_accelerators
+from lightning.fabric import connector as fabric_connector
+from lightning.fabric import strategies as fabric_strategies
+from lightning.fabric.plugins.precision import MixedPrecision as FabricMixedPrecision
+from lightning.pytorch import accelerators as trainer_accelerators
+from lightning.pytorch import strategies as trainer_strategies
+from lightning.pytorch.plugins.precision import MixedPrecision as TrainerMixedPrecision
+from lightning.pytorch.trainer.connectors import accelerator_connector as trainer_connector
+
+__all__ = ["OpenRegAccelerator"]
+
+
+class OpenRegAccelerator(trainer_accelerators.Accelerator):
+    """The openreg devices, for Lightning's Fabric and Trainer.
+
+    ``devices`` is a number of devices, -1 or "auto" for all of them, or their indices.
+    """
+
+    def setup_device(self, device):
+        if device.type != "openreg":
+            raise ValueError(f"expected an openreg device, got '{device}'")
+        torch.openreg.set_device(device)
+
+    def teardown(self):
+        """Leaves the device as it is: its cache may serve what comes next."""
+
+    def get_device_stats(self, device):
+        return torch.openreg.memory_stats(device)
+
+    @staticmethod
+    def parse_devices(devices):
+        count = torch.openreg.device_count()
+        refusal = ValueError(
+            f"devices={devices!r}: expected a number from 1 to {count}, or different indices from 0"
+            f" to {count - 1}"
+        )
+        found = devices
+        if isinstance(found, str):
+            parts = [part.strip() for part in found.split(",") if part.strip()]
+            if not parts or not all(part.lstrip("-").isdecimal() for part in parts):
+                raise refusal
+            found = [int(part) for part in parts] if "," in found else int(parts[0])
+        if type(found) is int:
+            found = range(count if found == -1 else found)
+        if not isinstance(found, (list, tuple, range)):
+            raise refusal
+        known = all(type(index) is int and 0 <= index < count for index in found)
+        if not found or not known or len(set(found)) < len(found):
+            raise refusal
+        return list(found)
+
+    @staticmethod
+    def get_parallel_devices(devices):
+        return [torch.device("openreg", index) for index in devices]
+
+    @staticmethod
+    def auto_device_count():
+        return torch.openreg.device_count()
+
+    @staticmethod
+    def is_available():
+        return torch.openreg.is_available()
+
+    @staticmethod
+    def name():
+        return "openreg"
+
+
+def _no_device_ids():
+    return None
+
+
+def _complete(connector, single_device, mixed_precision, precision_name, precision_given):
+    """Lightning asks the registered accelerator for its devices, and then takes, for an accelerator
+    that it does not know, the CPU for the one device, CUDA's streams for DDP and CUDA's autocast.
+    All that is decided in its connectors, by these two methods of theirs."""
+    init_strategy, init_precision = connector._init_strategy, connector._check_and_init_precision
+
+    @functools.wraps(init_strategy)
+    def _init_strategy(self):
+        init_strategy(self)
+        if not isinstance(self.accelerator, OpenRegAccelerator):
+            return
+        if isinstance(self.strategy, single_device) and self.strategy.root_device.type == "cpu":
+            self.strategy._root_device = self._parallel_devices[0]
+        for name in ("_determine_ddp_device_ids", "determine_ddp_device_ids"):
+            if hasattr(self.strategy, name):
+                setattr(self.strategy, name, _no_device_ids)
+
+    @functools.wraps(init_precision)
+    def _check_and_init_precision(self):
+        name = getattr(self, precision_name)
+        ours = isinstance(self.accelerator, OpenRegAccelerator)
+        if ours and name in ("16-mixed", "bf16-mixed") and not getattr(self, precision_given):
+            return mixed_precision(name, "openreg")
+        return init_precision(self)
+
+    connector._init_strategy = _init_strategy
+    connector._check_and_init_precision = _check_and_init_precision
+
+
+for registry in (
+    fabric_accelerators.ACCELERATOR_REGISTRY,
+    trainer_accelerators.AcceleratorRegistry,
+):
+    registry.register("openreg", OpenRegAccelerator, "the simulated devices of torch_openreg")
+_complete(
+    fabric_connector._Connector,
+    fabric_strategies.SingleDeviceStrategy,
+    FabricMixedPrecision,
+    "_precision_input",
+    "_precision_instance",
+)
+_complete(
+    trainer_connector._AcceleratorConnector,
+    trainer_strategies.SingleDeviceStrategy,
+    TrainerMixedPrecision,
+    "_precision_flag",
+    "_precision_plugin_flag",
+)
