@@ -42,7 +42,9 @@ def shim_sources():
 
 def headers():
     """Installed header (relative to the package) -> where it is in the source tree."""
-    found = {"include/openreg.h": CSRC / "openreg/include/openreg.h"}
+    found = {}
+    for header in sorted(CSRC.glob("openreg/include/*.h")):
+        found[f"include/{header.name}"] = header
     for header in sorted(CSRC.glob("torch/*.h")):
         found[f"include/{PACKAGE}/{header.name}"] = header
     return found

@@ -250,6 +250,8 @@ void useOneThread() {
   setThreads(1);
 }
 
+bool inKernel() { return counted; }
+
 void pauseKernels() {
   if (counted) return;
   pauses.fetch_add(1);

@@ -40,6 +40,9 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
 void useOneThread();
 
+/* Whether the calling thread runs a kernel. */
+bool inKernel();
+
 /* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
  * a kernel held, such as the one of a function's first call. */
 void pauseKernels();

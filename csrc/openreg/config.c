@@ -31,6 +31,7 @@ static bool parseMemory(const char *text, void *field);
 static bool parsePath(const char *text, void *field);
 static bool parseSwitch(const char *text, void *field);
 static bool parseRecords(const char *text, void *field);
+static bool parseSanitizer(const char *text, void *field);
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -55,8 +56,8 @@ static const SettingRow rows[] = {
     {"OPENREG_TRACE_RECORDS", "1048576", "1048576", "", parseRecords,
      offsetof(orConfig, trace_records), "a whole number from 1 to 1000000000",
      "most records in a trace, of about 100 bytes each: 1 to 1000000000"},
-    {"OPENREG_SANITIZER", "0", "0", "", parseSwitch, offsetof(orConfig, sanitizer), "0 or 1",
-     "1: accesses to the same memory that nothing orders are reported; 0: they are not"},
+    {"OPENREG_SANITIZER", "0", "0", "", parseSanitizer, offsetof(orConfig, sanitizer), "0, 1 or warn",
+     "1: accesses to the same memory that nothing orders are errors; warn: warnings; 0: neither"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
@@ -113,6 +114,12 @@ static bool parseSwitch(const char *text, void *field) {
   if ((text[0] != '0' && text[0] != '1') || text[1]) return false;
   *(bool *)field = text[0] == '1';
   return true;
+}
+
+/* Which of the two it is concerns those who enable it with options of their own. */
+static bool parseSanitizer(const char *text, void *field) {
+  if (!strcmp(text, "warn")) return *(bool *)field = true;
+  return parseSwitch(text, field);
 }
 
 static bool parseRecords(const char *text, void *field) {
