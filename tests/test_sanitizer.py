@@ -435,7 +435,9 @@ OPERATORS = {
     "list in place": lambda x: lambda: torch._foreach_add_([x[0], x[1]], 1.0),
     "cat": lambda x: lambda: torch.cat([x, x]),
     "indices": lambda x: lambda: torch.ones(9, device=DEVICE)[x.long().view(-1)[:2]],
-    "index_put": lambda x: lambda: x.index_put_((torch.tensor([1], device=DEVICE),), torch.ones(4, device=DEVICE)),
+    "index_put": lambda x: lambda: x.index_put_(
+        (torch.tensor([1], device=DEVICE),), torch.ones(4, device=DEVICE)
+    ),
     "waited": lambda x: lambda: x.nonzero(),
     "item": lambda x: lambda: x[0, 0].item(),
     "cpu": lambda x: lambda: x.cpu(),

@@ -220,11 +220,10 @@ void bindStreams(py::module_ &m) {
   m.def("_external_event_wait", [](orEvent_t event, const StreamName &name) {
     OPENREG_CHECK(orStreamWaitEvent(streamNamed(name).stream(), event));
   });
-  m.def("_external_event_signal",
-        [](orEvent_t event) {
-          OPENREG_CHECK(orEventSignal(event, orSuccess));
-          if (sanitizerActive()) raiseRaces();
-        });
+  m.def("_external_event_signal", [](orEvent_t event) {
+    OPENREG_CHECK(orEventSignal(event, orSuccess));
+    if (sanitizerActive()) raiseRaces();
+  });
   m.def("_external_event_destroy", [](orEvent_t event) { OPENREG_CHECK(orEventDestroy(event)); });
 }
 

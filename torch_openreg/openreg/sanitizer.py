@@ -152,7 +152,8 @@ def _error_of(text):
     def __init__(self, *arguments):
         DataRaceError.__init__(self, *(arguments or (text,)))
 
-    return type("DataRaceError", (DataRaceError,), {"__init__": __init__, "__module__": DataRaceError.__module__})
+    members = {"__init__": __init__, "__module__": DataRaceError.__module__}
+    return type("DataRaceError", (DataRaceError,), members)
 
 
 _C._sanitizer_bind(DataRaceError, _text, _error_of)
