@@ -19,9 +19,18 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT = 600  # seconds; for a program that hangs, far above what any takes
 
 
+# With OPENREG_SANITIZER=1 every test is watched: what is reported fails it, unless it is marked
+# `racy`, which nothing reported fails.
+SANITIZED = os.environ.get("OPENREG_SANITIZER", "0") != "0"
+if SANITIZED:
+    torch.openreg.sanitizer.enable("warn")
+
+
 def _run(code, env=None, timeout=LIMIT, arguments=()):
     """Runs a program; its settings are those in `env` alone. Returns code, out and err."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
+    if SANITIZED and not _racy:
+        variables["OPENREG_SANITIZER"] = "1"
     variables["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [variables.get("PYTHONPATH")])])
     variables.update(env or {})
     command = [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))]
@@ -139,9 +148,25 @@ def queued(runs_ahead):
     return queued
 
 
+_racy = False
+
+
+def _check_reports():
+    reports = torch.openreg.sanitizer.reports()
+    if _racy:
+        assert reports, "the test is marked racy, and the sanitizer reports nothing"
+    else:
+        assert not reports, "\n".join(map(str, reports))
+
+
 @pytest.fixture(autouse=True)
-def clean_device():
+def clean_device(request):
     """Every test begins and ends on device 0, on default streams, with nothing queued."""
+    global _racy
+    _racy = request.node.get_closest_marker("racy") is not None
+    watched = SANITIZED and torch.openreg.sanitizer.is_enabled()
+    if watched:
+        torch.openreg.sanitizer.clear()
     torch.openreg.set_device(0)
     yield
     torch.openreg.set_device(0)
@@ -149,3 +174,5 @@ def clean_device():
         torch.openreg.set_stream(torch.openreg.default_stream(index))
         torch.openreg.synchronize(index)
     torch.openreg.set_device(0)
+    if watched:
+        _check_reports()

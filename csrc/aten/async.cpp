@@ -20,6 +20,8 @@
 
 #include "../torch/allocator.h"
 #include "../torch/check.h"
+#include "../torch/sanitizer.h"
+#include "accesses.h"
 #include "alias.h"
 #include "cpu_memory.h"
 #include "queued.h"
@@ -406,6 +408,7 @@ void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key
     }
   }
   if (fresh) task->memo = std::move(memo);
+  if (sanitizerActive()) tellOperator(op, stream, arguments, results);
   if (task->largest <= kSerial) task->caller.threads = 1;
   launchQueued(std::move(task), stream);
 }

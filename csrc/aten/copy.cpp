@@ -26,6 +26,7 @@
 #include "../torch/event.h"
 #include "../torch/host_allocator.h"
 #include "../torch/stream.h"
+#include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
 #include "copy_kernel.h"
 #include "lane.h"
@@ -127,26 +128,54 @@ void keepPinned(const Tensor &host, const OpenRegStream &stream) {
                   host.storage().data_ptr().get_context(), stream.unwrap());
 }
 
+/* As the core does for a memcpy: what is as small as this is copied at the call. */
+constexpr int64_t kStageBytes = 64 << 10;
+
+/* For the sync-debug mode: whether the host is about to wait for the device. */
+void noteBlockingCopy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+  if (!notesSynchronization()) return;
+  const bool toDevice = dst.is_privateuseone();
+  const bool pinned = isPinned((toDevice ? src : dst).const_data_ptr());
+  const bool staged = toDevice && !pinned && static_cast<int64_t>(src.nbytes()) <= kStageBytes;
+  if (staged || (pinned && nonBlocking)) return;
+  const char *memory = pinned ? "pinned" : "pageable";
+  noteSynchronization(
+      (toDevice ? c10::str("aten::copy_ (from ", memory, " host memory to ", dst.device(), ")")
+                : c10::str("aten::copy_ (from ", src.device(), " to ", memory, " host memory)"))
+          .c_str());
+}
+
+void synchronize(const OpenRegStream &stream) {
+  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream.stream()));
+}
+
 void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const bool toDevice = dst.is_privateuseone();
   const Tensor &host = toDevice ? src : dst;
   const OpenRegStream stream = getCurrentOpenRegStream((toDevice ? dst : src).device().index());
+  noteBlockingCopy(dst, src, nonBlocking);
   OPENREG_CHECK(orMemcpyAsync(dst.data_ptr(), src.const_data_ptr(), src.nbytes(),
                               toDevice ? orMemcpyHostToDevice : orMemcpyDeviceToHost,
                               stream.stream()));
   if (nonBlocking) return keepPinned(host, stream);
   // The core has waited where the memory is pageable.
-  if (isPinned(host.const_data_ptr())) stream.synchronize();
+  if (isPinned(host.const_data_ptr())) synchronize(stream);
   if (!toDevice) issueKeptWarnings();
 }
 
-void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+void queueBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   if (dst.is_cpu() || src.is_cpu()) return copyWithHost(dst, src, nonBlocking);
   if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
   betweenStreams(dst, src, [&](const OpenRegStream &stream) {
     OPENREG_CHECK(orMemcpyPeerAsync(dst.data_ptr(), dst.device().index(), src.const_data_ptr(),
                                     src.device().index(), src.nbytes(), stream.stream()));
   });
+}
+
+void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+  SanitizedAs name("aten::copy_");
+  queueBytes(dst, src, nonBlocking);
+  if (sanitizerActive()) raiseRaces();
 }
 
 /* The stretch of memory from the first to the last element, as a 1-d tensor. */
@@ -168,9 +197,6 @@ Tensor over(const Tensor &flat, const Tensor &tensor) {
   return image;
 }
 
-/* As the core does for a memcpy: what is as small as this is copied at the call. */
-constexpr int64_t kStageBytes = 64 << 10;
-
 void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const Tensor &host = dst.is_cpu() ? dst : src;
   const OpenRegStream stream = getCurrentOpenRegStream((dst.is_cpu() ? src : dst).device().index());
@@ -181,11 +207,12 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
       return enqueueCopyOwning(dst, over(source.clone(), src), stream.stream());
     }
   }
+  noteBlockingCopy(dst, src, nonBlocking);
   enqueueCopy(dst, src, stream.stream());
   if (pinned && nonBlocking) {
     keepPinned(host, stream);
   } else {
-    stream.synchronize();
+    synchronize(stream);
   }
 }
 

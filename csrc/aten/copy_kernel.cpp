@@ -24,6 +24,8 @@
 #include <vector>
 
 #include "../torch/check.h"
+#include "../torch/sanitizer.h"
+#include "accesses.h"
 #include "alias.h"
 #include "queued.h"
 
@@ -233,10 +235,12 @@ void launch(std::unique_ptr<CopyTask> task, orStream_t stream) {
 }  // namespace
 
 void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream) {
+  if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, src);
   launch(std::make_unique<CopyTask>(dst, src, Tensor()), stream);
 }
 
 void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
+  if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, {});
   launch(std::make_unique<CopyTask>(dst, src, src), stream);
 }
 

@@ -25,6 +25,7 @@
 #include "../torch/allocator.h"
 #include "../torch/device.h"
 #include "../torch/stream.h"
+#include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
 
 namespace torch_openreg {
@@ -152,8 +153,10 @@ Tensor &setTensor(Tensor &self, const Tensor &source) {
 }
 
 at::Scalar localScalar(const Tensor &self) {
+  noteSynchronization("aten::_local_scalar_dense (item)");
   const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
   const OpenRegStream stream = getCurrentOpenRegStream(self.device().index());
+  SanitizedAs name("aten::_local_scalar_dense");
   // Pageable: the value is there, and a failed kernel is reported, when the call returns.
   OPENREG_CHECK_SYNCHRONIZED(orMemcpyAsync(host.data_ptr(), self.data_ptr(), self.itemsize(),
                                            orMemcpyDeviceToHost, stream.stream()));

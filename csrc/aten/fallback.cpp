@@ -22,8 +22,11 @@
 #include <utility>
 
 #include "../torch/generator.h"
+#include "../torch/sanitizer.h"
 #include "../torch/stream.h"
+#include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
+#include "accesses.h"
 #include "alias.h"
 #include "async.h"
 #include "cpu_memory.h"
@@ -122,6 +125,7 @@ class Call {
   void runCopying();
   c10::Device device() const { return *device_; }
   orStream_t stream() const { return stream_; }
+  const char *name() const { return info_.name; }
 
  private:
   bool isPredictable() const {
@@ -325,6 +329,7 @@ void Call::finish() {
 /* Where kernels cannot reach the device's memory: PyTorch's own fallback copies everything to the CPU
  * and back. It takes the first tensor's device for the result's, which may be a scalar's. */
 void Call::runCopying() {
+  SyncNoted noted(info_.name);
   OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
   at::native::cpu_fallback(op_, stack_, /*error_on_views=*/false, kernel_);
   const size_t count = schema_.returns().size();
@@ -352,10 +357,14 @@ bool Call::dependsOnDefaultDtype() const {
 
 void Call::waitFor() {
   OpTimer timer(info_.counters->waited, info_.counters->waitedNs);
+  std::optional<ToldOperator> told;
+  if (sanitizerActive())
+    told.emplace(op_, stream_, c10::ArrayRef(arguments_.data(), arguments_.size()));
   aliases_.emplace(stream_, device_->index());
   cpu_.reserve(arguments_.size());
   runOnLane(stream_, info_.name, [this] { run(); });
   finish();
+  if (told) told->tellResults(torch::jit::last(*stack_, schema_.returns().size()));
   // Its caller learns a size or a value, as of a synchronising call.
   const bool plain = kernel_ == DispatchKey::CPU;
   if (!info_.predictable || !plain) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
@@ -383,6 +392,8 @@ void infer(const OperatorHandle &op, const OpInfo &info, Stack *stack) {
     explicit Inferring(const OpInfo &functional) { inferring = &functional; }
     ~Inferring() { inferring = nullptr; }
   } scope(info);
+  std::optional<ToldAs> told;
+  if (sanitizerActive()) told.emplace(op);
   op.redispatchBoxed(kInferringKeys, stack);
 }
 
@@ -398,6 +409,7 @@ void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey k
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
+  noteSynchronization(call.name());
   call.waitFor();
 }
 
@@ -415,7 +427,10 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
   MemoKey key;
-  if (!call.canQueue(key)) return call.waitFor();
+  if (!call.canQueue(key)) {
+    noteSynchronization(info.name);
+    return call.waitFor();
+  }
   const auto enqueue = [&](std::shared_ptr<const Memo> memo) {
     enqueueCpuKernel(op, info, key, std::move(memo), call.device(), call.stream(),
                      torch::jit::last(*stack, taken), results);
@@ -427,7 +442,10 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
     memo = inPlaceMemo(op.schema().returns().size());
     addMemo(key, memo);
   }
-  if (memo != nullptr && !memo->usable) return call.waitFor();
+  if (memo != nullptr && !memo->usable) {
+    noteSynchronization(info.name);
+    return call.waitFor();
+  }
   if (memo != nullptr) return enqueue(std::move(memo));
   const Stack arguments(last.begin(), last.end());
   if (inferring != nullptr && isOutOf(info, *inferring)) {

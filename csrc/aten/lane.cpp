@@ -293,6 +293,8 @@ OneThread::~OneThread() {
   if (before_ != 1 && threadControl().openmp != nullptr) threadControl().openmp(before_);
 }
 
+bool inKernel() { return counted; }
+
 void pauseKernels() {
   if (counted) return;
   pauses.fetch_add(1);

@@ -56,6 +56,9 @@ class OneThread {
   const int before_;
 };
 
+/* Whether the calling thread runs a kernel. */
+bool inKernel();
+
 /* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
  * a kernel held, such as the one of a function's first call. */
 void pauseKernels();

@@ -56,7 +56,10 @@ class Borrowed {
   template <typename... Args>
   explicit Borrowed(const Args &...args) : values_{borrow(args)...} {}
   ~Borrowed() {
-    for (IValue &value : values_) c10::MaybeOwnedTraits<IValue>::destroyBorrow(value);
+    // A number may own what it holds: complex ones do.
+    for (IValue &value : values_) {
+      if (value.isTensor()) c10::MaybeOwnedTraits<IValue>::destroyBorrow(value);
+    }
   }
   Borrowed(const Borrowed &) = delete;
   Borrowed &operator=(const Borrowed &) = delete;

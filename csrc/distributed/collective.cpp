@@ -17,10 +17,12 @@
 #include <thread>
 #include <utility>
 
+#include "../aten/accesses.h"
 #include "../aten/alias.h"
 #include "../aten/lane.h"
 #include "../aten/queued.h"
 #include "../torch/gil.h"
+#include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 
 namespace torch_openreg {
@@ -173,6 +175,7 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   call_.in = sameMemory(call_.in);
   call_.out = out_;
+  if (sanitizerActive()) tellSanitizer();
   const bool reach = canMap(device_.index());
   if (!reach) stageInputs();
   forEachTensor(call_, [&](const at::Tensor &tensor) {
@@ -185,6 +188,17 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
   if (orGetLastCorrelation() != before) (void)task.release();
   OPENREG_CHECK(error);
+}
+
+/* It is not on the stream: from what is queued so far until its event, it is beside what comes next. */
+void Collective::tellSanitizer() const {
+  const c10::Stream side = queues_->sideStream(CollectiveQueues::Use::told, device_.index());
+  const orStream_t handle = OpenRegStream(side).stream();
+  const OwnedEvent before(device_.index(), orEventDisableTiming);
+  OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
+  OPENREG_CHECK(orStreamWaitEvent(handle, before.get()));
+  OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
+  tellTensors(call_.name, handle, call_.out, call_.in);
 }
 
 void Collective::stageInputs() {
@@ -231,6 +245,10 @@ void Collective::run(c10d::Backend &gloo) {
   if (!handOver_->await()) {
     complete(failure("its device was reset or failed before the inputs were there"), false);
     return;
+  }
+  if (sanitizerActive()) {
+    const c10::Stream side = queues_->sideStream(CollectiveQueues::Use::told, device_.index());
+    OPENREG_CHECK(orSanitizerSynchronized(OpenRegStream(side).stream()));
   }
   std::exception_ptr error;
   at::AutoDispatchBelowADInplaceOrView below;
@@ -299,6 +317,10 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
       cv_.wait(lock, over);
     }
     error = exception_;
+  }
+  if (sanitizerActive() && (timeout != kNoTimeout || call_.blocks)) {
+    const c10::Stream side = queues_->sideStream(CollectiveQueues::Use::told, device_.index());
+    OPENREG_CHECK(orSanitizerSynchronized(OpenRegStream(side).stream()));
   }
   if (!error) return true;
   // It surfaces here, so that the next call that synchronises need not report it again.
@@ -394,6 +416,7 @@ constexpr auto kIdle = std::chrono::seconds(10);
 void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey key) {
   pthread_setname_np(pthread_self(), "openreg-c10d");
   useOneThread();
+  ignoreThisThread();
   std::unique_lock<std::mutex> lock(self->mutex_);
   Queue &queue = self->queues_.at(key);
   const auto woken = [&] { return self->closed_ || !queue.works.empty(); };

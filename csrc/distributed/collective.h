@@ -103,6 +103,7 @@ class Collective final : public c10d::Work {
 
  private:
   std::vector<at::Tensor> hostTensors();
+  void tellSanitizer() const;
   void stageInputs();
   void copyBack();
   void divide(std::vector<at::Tensor> &host) const;
@@ -159,8 +160,9 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
   int size() const { return gloo_->getSize(); }
 
   /* Streams of our own, since those of the pool are also others'. One for what comes after a collective, and one for
-   * what a collective itself copies: it must not be behind what waits for it. */
-  enum class Use { after, copies };
+   * what a collective itself copies: it must not be behind what waits for it; and one for the sanitizer, which sees
+   * collectives there. */
+  enum class Use { after, copies, told };
   c10::Stream sideStream(Use use, c10::DeviceIndex device);
 
  private:

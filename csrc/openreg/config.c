@@ -36,6 +36,7 @@ static bool parseRecords(const char *text, void *field);
 static bool parseSeconds(const char *text, void *field);
 static bool parseSignal(const char *text, void *field);
 static bool parseSchedule(const char *text, void *field);
+static bool parseSanitizer(const char *text, void *field);
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -72,8 +73,9 @@ static const SettingRow rows[] = {
      "a number, late or early: tasks run one at a time, in an order that this decides; off: side "
      "by "
      "side"},
-    {"OPENREG_SANITIZER", "0", "0", "", parseSwitch, offsetof(orConfig, sanitizer), "0 or 1",
-     "1: accesses to the same memory that nothing orders are reported; 0: they are not"},
+    {"OPENREG_SANITIZER", "0", "0", "", parseSanitizer, offsetof(orConfig, sanitizer),
+     "0, 1 or warn",
+     "1: accesses to the same memory that nothing orders are errors; warn: warnings; 0: neither"},
 };
 
 enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
@@ -130,6 +132,12 @@ static bool parseSwitch(const char *text, void *field) {
   if ((text[0] != '0' && text[0] != '1') || text[1]) return false;
   *(bool *)field = text[0] == '1';
   return true;
+}
+
+/* Which of the two it is concerns those who enable it with options of their own. */
+static bool parseSanitizer(const char *text, void *field) {
+  if (!strcmp(text, "warn")) return *(bool *)field = true;
+  return parseSwitch(text, field);
 }
 
 static bool parseRecords(const char *text, void *field) {

@@ -13,6 +13,7 @@
 #include "device.h"
 #include "memory_history.h"
 #include "stream.h"
+#include "sync_debug.h"
 
 namespace torch_openreg {
 
@@ -117,13 +118,36 @@ void copyStat(c10::CachingAllocator::StatArray &to, const orCacheStat (&from)[3]
 
 }  // namespace
 
+namespace {
+
+/* How often the cache has waited for all streams, because memory was short. */
+int64_t waitsForMemory(c10::DeviceIndex device) {
+  orCacheStats stats{};
+  OPENREG_CHECK(orCacheGetStats(&stats, device));
+  return stats.sync_all_streams;
+}
+
+void noteWaitForMemory(void *block, size_t bytes, c10::DeviceIndex device) {
+  c10::DataPtr owner = ownBlock(block, device);
+  noteSynchronization(("an allocation of " + format_size(bytes) +
+                       " on openreg:" + std::to_string(device) + " that had to wait for memory")
+                          .c_str());
+  owner.release_context();
+}
+
+}  // namespace
+
 void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   TORCH_CHECK(bytes <= PTRDIFF_MAX, "cannot allocate ", static_cast<int64_t>(bytes),
               " bytes on openreg:", static_cast<int>(device), ": a size is 0 or more");
   settingsAreApplied();
   HistoryScope scope(HistoryScope::Allocation);
   void *block = nullptr;
+  const bool noted = notesSynchronization();
+  const int64_t waits = noted ? waitsForMemory(device) : 0;
   const orError_t error = orCacheMalloc(&block, bytes, stream);
+  if (C10_UNLIKELY(noted) && error == orSuccess && waits != waitsForMemory(device))
+    noteWaitForMemory(block, bytes, device);
   if (C10_LIKELY(error == orSuccess)) {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, true);
     return block;
@@ -170,6 +194,7 @@ void OpenRegAllocator::emptyCache(c10::MempoolId_t mempool_id) {
   TORCH_CHECK_NOT_IMPLEMENTED(mempool_id == c10::MempoolId_t(0, 0),
                               "openreg has no private memory pools yet");
   const c10::DeviceIndex count = checkedDeviceCount();
+  noteSynchronization("torch.openreg.empty_cache");
   HistoryScope scope(HistoryScope::Allocation);
   for (c10::DeviceIndex device = 0; device < count; ++device) {
     if (orDeviceIsActive(device)) OPENREG_CHECK(orCacheEmpty(device));

@@ -15,6 +15,8 @@ bool interpreterRuns() {
 #endif
 }
 
+bool mayBeInPython() { return interpreterRuns() && PyGILState_GetThisThreadState() != nullptr; }
+
 void *letGoOfGil() {
   if (!interpreterRuns() || PyGILState_GetThisThreadState() == nullptr || !PyGILState_Check())
     return nullptr;

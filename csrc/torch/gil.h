@@ -8,6 +8,9 @@ namespace torch_openreg {
 /* False while Python ends. */
 bool interpreterRuns();
 
+/* Whether the calling thread may have Python frames. One that was never Python's, such as a lane, has none. */
+bool mayBeInPython();
+
 /* Lets go of the GIL if the calling thread holds it; returns what takeGilBack needs. */
 void *letGoOfGil();
 void takeGilBack(void *token);

@@ -5,6 +5,7 @@
 #include "device.h"
 #include "event.h"
 #include "stream.h"
+#include "sync_debug.h"
 #include "warnings.h"
 
 namespace torch_openreg {
@@ -50,6 +51,7 @@ c10::DeviceCapability OpenRegGuardImpl::getDeviceCapability(c10::Device device) 
 
 void OpenRegGuardImpl::synchronizeDevice(const c10::DeviceIndex device_index) const {
   DeviceSwitch device(checkIndex(device_index));
+  noteSynchronization("torch.accelerator.synchronize");
   OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }
 
@@ -126,7 +128,9 @@ bool OpenRegGuardImpl::queryEvent(void *event) const {
 }
 
 void OpenRegGuardImpl::synchronizeEvent(void *event) const {
-  if (event != nullptr) OPENREG_CHECK_SYNCHRONIZED(orEventSynchronize(eventHandle(event)));
+  if (event == nullptr) return;
+  noteSynchronization("Event.synchronize");
+  OPENREG_CHECK_SYNCHRONIZED(orEventSynchronize(eventHandle(event)));
 }
 
 void OpenRegGuardImpl::destroyEvent(void *event, const c10::DeviceIndex) const noexcept {

@@ -8,6 +8,7 @@
 #include "generator.h"
 #include "gil.h"
 #include "host_allocator.h"
+#include "sanitizer.h"
 #include "stream.h"
 
 namespace torch_openreg {
@@ -71,6 +72,7 @@ void OpenRegHooks::resizePrivateUse1Bytes(const c10::Storage &storage, size_t ne
   const size_t kept = std::min(impl->nbytes(), newsize);
   if (kept > 0) {
     const OpenRegStream stream = getCurrentOpenRegStream();
+    SanitizedAs name("aten::resize_");
     OPENREG_CHECK(
         orMemcpyAsync(fresh.get(), storage.data(), kept, orMemcpyDeviceToDevice, stream.stream()));
     // The old block goes back to the stream that it was allocated on, which may be another one.

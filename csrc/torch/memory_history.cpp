@@ -18,6 +18,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "gil.h"
+
 namespace torch_openreg {
 
 std::atomic<bool> HistoryScope::enabled{false};
@@ -67,17 +69,6 @@ void noteRecord(const orCacheRecord *record) {
     history().note(*record);
   } catch (const std::bad_alloc &) {  // the history has a gap
   }
-}
-
-/* A Python stack costs a wait for Python's lock, which PyTorch lets go of before it drops a tensor's memory. A
- * thread that was never Python's, such as a lane, has no such stack and does not wait. */
-bool mayGatherPython() {
-#if PY_VERSION_HEX >= 0x030d0000
-  const bool runs = Py_IsInitialized() && !Py_IsFinalizing();
-#else
-  const bool runs = Py_IsInitialized() && !_Py_IsFinalizing();
-#endif
-  return runs && PyGILState_GetThisThreadState() != nullptr;
 }
 
 void setOrigin(History::Origins &origins, const orCacheRecord &record, const Stack &stack) {
@@ -179,7 +170,8 @@ void HistoryScope::enter(Reason reason) noexcept {
   try {
     Stack stack;
     if (gathers) {
-      const bool python = mayGatherPython();
+      // It costs a wait for Python's lock, which PyTorch lets go of before it drops a tensor's memory.
+      const bool python = mayBeInPython();
       const bool cpp = all.cpp.load(std::memory_order_relaxed);
       if (python || cpp) stack = torch::CapturedTraceback::gather(python, python, cpp);
     }

@@ -29,7 +29,9 @@
 #include "graph.h"
 #include "hooks.h"
 #include "memory.h"
+#include "sanitizer.h"
 #include "stream.h"
+#include "sync_debug.h"
 #include "warnings.h"
 
 namespace py = pybind11;
@@ -52,6 +54,8 @@ void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
   } catch (const c10::Error &) {
+    torch::translate_exception_to_python(error);
+  } catch (const torch::PyTorchError &) {
     torch::translate_exception_to_python(error);
   }
 }
@@ -79,6 +83,7 @@ bool canAccessPeer(int64_t index, int64_t peer) {
 
 void synchronize(int64_t index) {
   DeviceSwitch device(checkIndex(index));
+  noteSynchronization("torch.openreg.synchronize");
   WithoutGil unlocked;
   OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }
@@ -217,8 +222,10 @@ void bindStreams(py::module_ &m) {
   m.def("_external_event_wait", [](orEvent_t event, const StreamName &name) {
     OPENREG_CHECK(orStreamWaitEvent(streamNamed(name).stream(), event));
   });
-  m.def("_external_event_signal",
-        [](orEvent_t event) { OPENREG_CHECK(orEventSignal(event, orSuccess)); });
+  m.def("_external_event_signal", [](orEvent_t event) {
+    OPENREG_CHECK(orEventSignal(event, orSuccess));
+    if (sanitizerActive()) raiseRaces();
+  });
   m.def("_external_event_destroy", [](orEvent_t event) { OPENREG_CHECK(orEventDestroy(event)); });
 }
 
@@ -233,6 +240,12 @@ void bindRandom(py::module_ &m) {
 }
 
 // ---- Diagnostics --------------------------------------------------------------------------------
+
+void setSyncDebugMode(int64_t mode) {
+  TORCH_CHECK(mode >= 0 && mode <= 2, "invalid value of debug_mode ", mode,
+              ", expected one of 0, 1, 2");
+  syncDebugMode.store(static_cast<SyncDebugMode>(mode), std::memory_order_relaxed);
+}
 
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> settings() {
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> all;
@@ -333,6 +346,9 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_schedule_set", &setSchedule);
   m.def("_schedule_get", &schedule);
   m.def("_fallback_stats", &fallbackStats);
+  m.def("_set_sync_debug_mode", &setSyncDebugMode);
+  m.def("_get_sync_debug_mode",
+        [] { return static_cast<int>(syncDebugMode.load(std::memory_order_relaxed)); });
 }
 
 }  // namespace
@@ -352,5 +368,6 @@ PYBIND11_MODULE(_C, m) {
   bindRandom(m);
   bindDiagnostics(m);
   bindFaults(m);
+  bindSanitizer(m);
   bindDistributed(m);
 }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "sync_debug.h"
 #include "warnings.h"
 
 namespace torch_openreg {
@@ -121,7 +122,9 @@ bool OpenRegStream::query() const {
 }
 
 void OpenRegStream::synchronize() const {
-  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream()));
+  const orStream_t handle = stream();
+  noteSynchronization("Stream.synchronize");
+  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(handle));
 }
 
 PriorityRange priorityRange() {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "sanitizer.h"
 
 namespace torch_openreg {
 
@@ -21,8 +22,9 @@ void issueKeptWarnings();
 }  // namespace torch_openreg
 
 /* For calls of the core that synchronise. A kernel's failure comes before warnings, which then stay. */
-#define OPENREG_CHECK_SYNCHRONIZED(call)  \
-  do {                                    \
-    OPENREG_CHECK(call);                  \
-    ::torch_openreg::issueKeptWarnings(); \
+#define OPENREG_CHECK_SYNCHRONIZED(call)                                   \
+  do {                                                                     \
+    OPENREG_CHECK(call);                                                   \
+    ::torch_openreg::issueKeptWarnings();                                  \
+    if (::torch_openreg::sanitizerActive()) ::torch_openreg::raiseRaces(); \
   } while (false)

@@ -9,7 +9,7 @@ Asking for the number of devices, for their properties, for the current device o
 state, and seeding, are no use of a device. The first allocation, copy or stream with work is.
 """
 
-from . import _dlpack, amp, memory, random, streams, testing
+from . import _dlpack, amp, memory, random, sanitizer, streams, testing
 from ._graphs import graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
 from ._lazy import (
     _is_in_bad_fork as _is_in_bad_fork,
@@ -42,6 +42,7 @@ from .device import (
     get_device_name,
     get_device_properties,
     get_gencode_flags,
+    get_sync_debug_mode,
     hang_report,
     is_available,
     is_bf16_supported,
@@ -49,6 +50,7 @@ from .device import (
     power_draw,
     reset,
     set_device,
+    set_sync_debug_mode,
     synchronize,
     temperature,
     utilization,
@@ -78,7 +80,7 @@ from .streams import (
     stream,
 )
 
-SUBMODULES = ("amp", "memory", "random", "streams", "testing")
+SUBMODULES = ("amp", "memory", "random", "sanitizer", "streams", "testing")
 
 _install_refusals()
 _dlpack.install()
@@ -119,6 +121,7 @@ __all__ = [
     "get_rng_state",
     "get_rng_state_all",
     "get_stream_from_external",
+    "get_sync_debug_mode",
     "graph",
     "graph_pool_handle",
     "hang_report",
@@ -136,12 +139,14 @@ __all__ = [
     "power_draw",
     "random",
     "reset",
+    "sanitizer",
     "seed",
     "seed_all",
     "set_device",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_sync_debug_mode",
     "stream",
     "streams",
     "synchronize",

@@ -172,6 +172,39 @@ def hang_report():
     return _C._hang_report()
 
 
+_SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
+
+
+def set_sync_debug_mode(debug_mode):
+    """What becomes of calls that make the host wait for a device, in the whole process.
+
+    Args:
+        debug_mode: "default" or 0: nothing; "warn" or 1: a UserWarning; "error" or 2: a
+            RuntimeError, before anything is queued. Both name the operator or the call.
+
+    They are: operators whose result is a number or has a size that depends on data (``item``,
+    ``nonzero``, a mask as index), operators that the device waits for at each call (of sparse
+    tensors, of other libraries), copies to pageable memory, copies that do not say ``non_blocking``
+    (but for small ones from pageable memory, which are copied at the call), ``empty_cache`` and
+    allocations that had to wait for memory; and, where ``torch.cuda`` says nothing,
+    ``synchronize`` of devices, streams and events. The wait of an operator's first call, which
+    later ones do not make, is none of them.
+    """
+    if isinstance(debug_mode, str):
+        if debug_mode not in _SYNC_DEBUG_MODES:
+            raise RuntimeError(
+                f"invalid value of debug_mode '{debug_mode}', expected one of `default`, `warn`, "
+                "`error`"
+            )
+        debug_mode = _SYNC_DEBUG_MODES[debug_mode]
+    _C._set_sync_debug_mode(debug_mode)
+
+
+def get_sync_debug_mode():
+    """The mode that set_sync_debug_mode has set, as a number."""
+    return _C._get_sync_debug_mode()
+
+
 def _sleep(nanoseconds):
     """Queues a kernel on the current stream that does nothing for that long."""
     if nanoseconds < 0:

@@ -1,0 +1,324 @@
+/*
+ * Effects (what a schema says of an operator) are kept for PyTorch's own operators, whose schemas stay, and found anew for
+ * others. `watching` is the callback's handle, under `watchMutex`.
+ */
+// As PyTorch is compiled: without it at::RecordFunction has another layout.
+#ifndef NDEBUG
+#define NDEBUG
+#endif
+
+#include "accesses.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "../torch/host_allocator.h"
+#include "../torch/sanitizer.h"
+#include "lane.h"
+#include "memo.h"
+#include "parts.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using at::Tensor;
+using c10::Argument;
+using c10::DispatchKey;
+using c10::FunctionSchema;
+using c10::IValue;
+using c10::OperatorHandle;
+
+using Accesses = c10::SmallVector<orMemoryAccess, 6>;
+
+// ---- Tensors ------------------------------------------------------------------------------------
+
+struct Dim {
+  size_t count, stride;  // bytes
+};
+
+/* Dimensions, outermost first, as the fewest that visit the same bytes. */
+orMemoryAccess accessOf(const Tensor &tensor, bool write) {
+  orMemoryAccess access{};
+  const size_t item = tensor.itemsize();
+  access.data = static_cast<const char *>(tensor.storage().data()) +
+                static_cast<size_t>(tensor.storage_offset()) * item;
+  access.write = write;
+  access.width = item;
+  c10::SmallVector<Dim, 8> dims;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) == 1 || tensor.stride(i) == 0) continue;
+    dims.push_back(
+        {static_cast<size_t>(tensor.size(i)), static_cast<size_t>(tensor.stride(i)) * item});
+  }
+  std::stable_sort(dims.begin(), dims.end(),
+                   [](const Dim &a, const Dim &b) { return a.stride > b.stride; });
+  c10::SmallVector<Dim, 8> kept;  // innermost first
+  size_t extent = item;           // of all that is further in
+  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
+    const bool dense = kept.empty() && dim->stride == access.width;
+    const bool overlaps = dim->stride < extent;
+    extent += (dim->count - 1) * dim->stride;
+    if (dense || overlaps) {
+      access.width = extent;
+      kept.clear();
+    } else if (!kept.empty() && dim->stride == kept.back().count * kept.back().stride) {
+      kept.back().count *= dim->count;
+    } else {
+      kept.push_back(*dim);
+    }
+  }
+  // Too many: the innermost become their hull.
+  size_t first = 0;
+  for (; kept.size() - first > OR_ACCESS_DIMS; ++first) {
+    access.width += (kept[first].count - 1) * kept[first].stride;
+  }
+  for (size_t i = kept.size(); i > first; --i) {
+    access.count[access.dims] = kept[i - 1].count;
+    access.stride[access.dims++] = kept[i - 1].stride;
+  }
+  return access;
+}
+
+bool hasMemory(const Tensor &tensor) {
+  return tensor.defined() && tensor.has_storage() && !tensor._is_zerotensor() &&
+         tensor.storage().data() != nullptr && tensor.numel() != 0;
+}
+
+struct Told {
+  Accesses device, host;
+
+  void add(const Tensor &tensor, bool write) {
+    if (!tensor.defined()) return;
+    if (!isPlain(tensor)) {
+      for (const Tensor &part : partsOf(tensor)) add(part, write);
+    } else if (hasMemory(tensor)) {
+      if (tensor.is_privateuseone()) {
+        device.push_back(accessOf(tensor, write));
+      } else if (tensor.is_cpu() && isPinned(tensor.storage().data())) {
+        host.push_back(accessOf(tensor, write));
+      }
+    }
+  }
+
+  /* Numbers in host memory are read at the call. */
+  void tell(orStream_t stream, const char *operation) const {
+    if (!host.empty()) {
+      OPENREG_CHECK(orSanitizerAccess(0, operation, host.data(), host.size(), nullptr));
+    }
+    if (!device.empty()) {
+      OPENREG_CHECK(orSanitizerAccess(stream, operation, device.data(), device.size(), nullptr));
+    }
+  }
+};
+
+// ---- Operators ----------------------------------------------------------------------------------
+
+struct Effects {
+  std::string name;
+  bool none = false;         // a view, or new metadata
+  bool ofCpuItself = false;  // the CPU's kernel is not made of other operators
+  std::vector<bool> written;
+  std::vector<size_t> writtenInTraining;
+  std::optional<size_t> training;
+};
+
+bool isWritten(const Argument &argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool isView(const Argument &result) {
+  return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+}
+
+bool isAten(const OperatorHandle &op) { return op.schema().name().starts_with("aten::"); }
+
+/* Of Tensor.tolist the dispatcher sees this alone; Tensor.numpy, which reads nothing, calls it too, with an alias that
+ * Python knows nothing of. */
+constexpr std::string_view kReadsByHand = "aten::resolve_conj";
+/* A composite one that moves memory itself. */
+constexpr std::string_view kCopy = "aten::copy_";
+
+Effects findEffects(const OperatorHandle &op) {
+  const FunctionSchema &schema = op.schema();
+  const std::string &name = schema.name();
+  const auto &returns = schema.returns();
+  Effects effects;
+  effects.name = c10::toString(op.operator_name());
+  const bool views = std::any_of(returns.begin(), returns.end(), isView) && name != kReadsByHand;
+  effects.none =
+      views || op.hasTag(at::Tag::inplace_view) || name == "aten::set_" || name == "aten::resize_";
+  effects.ofCpuItself = !isAten(op) || name == kCopy || name == kReadsByHand ||
+                        op.hasKernelForDispatchKey(DispatchKey::CPU);
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const Argument &argument = schema.arguments()[i];
+    const bool written = isWritten(argument);
+    effects.written.push_back(written);
+    if (argument.name() == "training" || argument.name() == "train") effects.training = i;
+    // Of batch normalisation's old forms, whose schemas do not say so.
+    const bool running = argument.name() == "running_mean" || argument.name() == "running_var";
+    if (running && !written && name.find("backward") == std::string::npos) {
+      effects.writtenInTraining.push_back(i);
+    }
+  }
+  return effects;
+}
+
+std::shared_ptr<const Effects> effectsOf(const OperatorHandle &op) {
+  if (!isAten(op)) return std::make_shared<const Effects>(findEffects(op));
+  thread_local ska::flat_hash_map<const FunctionSchema *, std::shared_ptr<const Effects>> known;
+  auto &entry = known[&op.schema()];
+  if (entry == nullptr) entry = std::make_shared<const Effects>(findEffects(op));
+  return entry;
+}
+
+void addArguments(Told &told, const Effects &effects, c10::ArrayRef<IValue> arguments) {
+  const bool trains = effects.training.has_value() && *effects.training < arguments.size() &&
+                      arguments[*effects.training].isBool() && arguments[*effects.training].toBool();
+  const auto &running = effects.writtenInTraining;
+  for (size_t i = 0; i < std::min(arguments.size(), effects.written.size()); ++i) {
+    const bool write = effects.written[i] ||
+                       (trains && std::find(running.begin(), running.end(), i) != running.end());
+    eachTensor(arguments[i], [&](const Tensor &tensor) { told.add(tensor, write); });
+  }
+}
+
+bool sharesMemory(const Tensor &result, c10::ArrayRef<IValue> arguments) {
+  bool shares = false;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const Tensor &tensor) {
+      shares |= tensor.defined() && tensor.has_storage() && result.has_storage() &&
+                tensor.storage().data() == result.storage().data();
+    });
+  }
+  return shares;
+}
+
+/* What an operator hands back of its arguments was told with them. */
+void addResults(Told &told, c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) {
+  for (const IValue &value : results) {
+    eachTensor(value, [&](const Tensor &result) {
+      if (result.defined() && !sharesMemory(result, arguments)) told.add(result, true);
+    });
+  }
+}
+
+thread_local const OperatorHandle *caller = nullptr;
+
+std::string nameOf(const Effects &effects) {
+  return caller == nullptr ? effects.name : c10::toString(caller->operator_name());
+}
+
+// ---- The host -----------------------------------------------------------------------------------
+
+thread_local bool ignored = false;
+
+/* All of it for a tensor of ours among the inputs: then what is queued tells. */
+bool touchesPinned(c10::ArrayRef<const IValue> inputs) {
+  bool pinned = false, ours = false;
+  for (const IValue &value : inputs) {
+    eachTensor(value, [&](const Tensor &tensor) {
+      if (!tensor.defined()) return;
+      ours |= tensor.is_privateuseone();
+      if (!pinned && !ours && tensor.is_cpu() && isPlain(tensor) && hasMemory(tensor)) {
+        pinned = isPinned(tensor.storage().data());
+      }
+    });
+  }
+  return pinned && !ours;
+}
+
+bool isPythons(const Tensor &tensor) {
+  return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
+}
+
+std::unique_ptr<at::ObserverContext> onOperator(const at::RecordFunction &function) {
+  if (ignored || inKernel() || !sanitizerActive()) return nullptr;
+  const auto inputs = function.inputs();
+  if (C10_LIKELY(!touchesPinned(inputs))) return nullptr;
+  const auto name = function.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  if (!op) return nullptr;
+  const auto effects = effectsOf(*op);
+  if (effects->none || !effects->ofCpuItself) return nullptr;
+  if (name->name == kReadsByHand && !isPythons(inputs[0].toTensor())) return nullptr;
+  Told told;
+  addArguments(told, *effects, c10::ArrayRef<IValue>(inputs.data(), inputs.size()));
+  told.tell(0, effects->name.c_str());
+  raiseRacesLater();
+  return nullptr;
+}
+
+std::mutex watchMutex;
+std::optional<at::CallbackHandle> watching;
+
+}  // namespace
+
+void tellOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValue> arguments,
+                  c10::ArrayRef<IValue> results) {
+  const auto effects = effectsOf(op);
+  if (effects->none) return;
+  Told told;
+  addArguments(told, *effects, arguments);
+  addResults(told, arguments, results);
+  told.tell(stream, nameOf(*effects).c_str());
+  raiseRaces();
+}
+
+ToldOperator::ToldOperator(const OperatorHandle &op, orStream_t stream,
+                           c10::ArrayRef<IValue> arguments)
+    : op_(op), stream_(stream), arguments_(arguments.begin(), arguments.end()) {
+  tellOperator(op, stream, arguments, {});
+}
+
+void ToldOperator::tellResults(c10::ArrayRef<IValue> results) const {
+  const auto effects = effectsOf(op_);
+  if (effects->none) return;
+  Told told;
+  addResults(told, arguments_, results);
+  told.tell(stream_, nameOf(*effects).c_str());
+  raiseRaces();
+}
+
+ToldAs::ToldAs(const OperatorHandle &op) : before_(caller) {
+  if (caller == nullptr) caller = &op;
+}
+
+ToldAs::~ToldAs() { caller = before_; }
+
+void tellTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tensor> written,
+                 c10::ArrayRef<Tensor> read) {
+  Accesses accesses;
+  for (const Tensor &tensor : written) {
+    if (hasMemory(tensor)) accesses.push_back(accessOf(tensor, true));
+  }
+  for (const Tensor &tensor : read) {
+    if (hasMemory(tensor)) accesses.push_back(accessOf(tensor, false));
+  }
+  OPENREG_CHECK(orSanitizerAccess(stream, operation, accesses.data(), accesses.size(), nullptr));
+  raiseRaces();
+}
+
+void watchHost(bool on) {
+  std::lock_guard<std::mutex> lock(watchMutex);
+  if (on == watching.has_value()) return;
+  if (on) {
+    watching = at::addGlobalCallback(
+        at::RecordFunctionCallback(&onOperator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  } else {
+    at::removeCallback(*watching);
+    watching.reset();
+  }
+}
+
+void ignoreThisThread() { ignored = true; }
+
+}  // namespace torch_openreg

@@ -1,0 +1,57 @@
+/*
+ * What operators read and write, told to the sanitizer before they are queued. Called only while it is active.
+ */
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+#include <openreg_sanitizer.h>
+
+#include <vector>
+
+namespace torch_openreg {
+
+/* By the schema's annotations, which also say that a view touches no memory. Of `results` those with memory of their own
+ * are written. Throws what raiseRaces throws. */
+void tellOperator(const c10::OperatorHandle &op, orStream_t stream,
+                  c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+
+/* The same of an operator whose results are there only after it: its arguments before, the rest then. */
+class ToldOperator {
+ public:
+  ToldOperator(const c10::OperatorHandle &op, orStream_t stream,
+               c10::ArrayRef<c10::IValue> arguments);
+  void tellResults(c10::ArrayRef<c10::IValue> results) const;
+
+ private:
+  const c10::OperatorHandle &op_;
+  orStream_t stream_;
+  std::vector<c10::IValue> arguments_;
+};
+
+/* What is queued inside is told under the name of this operator, which is made of others. */
+class ToldAs {
+ public:
+  explicit ToldAs(const c10::OperatorHandle &op);
+  ~ToldAs();
+  ToldAs(const ToldAs &) = delete;
+  ToldAs &operator=(const ToldAs &) = delete;
+
+ private:
+  const c10::OperatorHandle *const before_;
+};
+
+/* Of something that is no operator: `operation` writes and reads these. */
+void tellTensors(const char *operation, orStream_t stream, c10::ArrayRef<at::Tensor> written,
+                 c10::ArrayRef<at::Tensor> read);
+
+/* Whether CPU operators tell what they do to pinned memory. */
+void watchHost(bool on);
+
+/* For a thread of our own that works for the device: what it touches is told by whoever gave it work. */
+void ignoreThisThread();
+
+}  // namespace torch_openreg

@@ -1,0 +1,204 @@
+/*
+ * `python` holds what torch.openreg.sanitizer gives (its error, its text of a report) and is leaked; it is written and read
+ * with the GIL. `mode` is read by any thread.
+ *
+ * A stack that the core keeps is a Stack on the heap. It holds code objects and positions alone, and is turned into lines
+ * when somebody asks: the core may let go of it on any thread, as PyTorch drops code objects the next time it has the GIL.
+ */
+#include <Python.h>
+
+#include "sanitizer.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "aten/accesses.h"
+#include "gil.h"
+#include "stream.h"
+
+namespace py = pybind11;
+
+namespace torch {
+
+/* As torch/csrc/profiler/python/combined_traceback.h declares it, which includes a header that does
+ * not come with PyTorch. */
+TORCH_API std::vector<py::object> py_symbolize(std::vector<CapturedTraceback *> &tracebacks);
+
+}  // namespace torch
+
+namespace torch_openreg {
+
+namespace {
+
+using Stack = std::shared_ptr<torch::CapturedTraceback>;
+
+struct Python {
+  py::object error;      // DataRaceError
+  py::function text;     // of the report of this number
+  py::function errorOf;  // a class of DataRaceError whose text is this
+};
+Python *python = nullptr;
+
+enum class Mode : int { Error, Warn };
+std::atomic<Mode> mode{Mode::Error};
+
+struct DataRace final : torch::PyTorchError {
+  using torch::PyTorchError::PyTorchError;
+  PyObject *python_type() override { return python->error.ptr(); }
+};
+
+void *captureStack(void *) {
+  if (!mayBeInPython()) return nullptr;
+  try {
+    return new Stack(torch::CapturedTraceback::gather(true, false, false));
+  } catch (...) {  // an access without a stack
+    return nullptr;
+  }
+}
+
+void releaseStack(void *stack, void *) { delete static_cast<Stack *>(stack); }
+
+/* What to say about the first conflict that this thread has found since it was last asked. */
+bool foundRace(std::string &text) {
+  const uint64_t number = orSanitizerFound();
+  if (number == 0 || python == nullptr || !interpreterRuns()) return false;
+  py::gil_scoped_acquire gil;
+  try {
+    text = python->text(number).cast<std::string>();
+  } catch (const py::error_already_set &error) {
+    text = error.what();
+  }
+  return true;
+}
+
+void warnOfRace(const std::string &text) {
+  // Some of PyTorch's bindings have no handler of their own, and would print to stderr.
+  torch::PyWarningHandler handler;
+  c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, text, false));
+}
+
+// ---- For Python ---------------------------------------------------------------------------------
+
+void enable(bool warns, bool stacks) {
+  mode.store(warns ? Mode::Warn : Mode::Error, std::memory_order_relaxed);
+  orSanitizerOptions options{};
+  options.size = sizeof(options);
+  if (stacks) options.capture = &captureStack;
+  options.release = &releaseStack;
+  WithoutGil unlocked;
+  OPENREG_CHECK(orSanitizerEnable(&options));
+  watchHost(true);
+}
+
+void disable() {
+  WithoutGil unlocked;
+  watchHost(false);
+  OPENREG_CHECK(orSanitizerDisable());
+}
+
+/* Under the GIL, as clear and disable are called, so that no stack goes while it is copied. */
+std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> copyReports(uint64_t first) {
+  std::vector<orRaceReport> reports(64);
+  std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> all;
+  for (size_t count = reports.size(); count == reports.size();) {
+    uint64_t total = 0;
+    OPENREG_CHECK(orSanitizerReports(first, reports.data(), reports.size(), &count, &total));
+    for (size_t i = 0; i < count; ++i) {
+      const auto copy = [](const void *stack) {
+        return stack == nullptr ? nullptr : *static_cast<const Stack *>(stack);
+      };
+      all.push_back({reports[i], {copy(reports[i].earlier.stack), copy(reports[i].later.stack)}});
+    }
+    if (count != 0) first = reports[count - 1].number + 1;
+  }
+  return all;
+}
+
+py::object framesOf(const Stack &stack) {
+  if (!stack) return py::none();
+  std::vector<torch::CapturedTraceback *> one{stack.get()};
+  return torch::py_symbolize(one)[0];
+}
+
+py::dict describe(const orRaceAccess &access, const Stack &stack) {
+  py::dict entry;
+  entry["operation"] = std::string(access.operation);
+  entry["device"] = access.device;
+  entry["stream"] = static_cast<int64_t>(access.stream);
+  entry["is_default"] = false;
+  orStream_t standard = 0;
+  if (access.device >= 0 && orStreamGetDefault(&standard, access.device) == orSuccess) {
+    entry["is_default"] = access.stream == standard;
+  }
+  entry["write"] = access.write != 0;
+  entry["begin"] = reinterpret_cast<uintptr_t>(access.begin);
+  entry["end"] = reinterpret_cast<uintptr_t>(access.end);
+  entry["stack"] = framesOf(stack);
+  return entry;
+}
+
+py::list reports(uint64_t first, bool one) {
+  py::list list;
+  for (const auto &[report, stacks] : copyReports(first)) {
+    py::dict entry;
+    entry["number"] = report.number;
+    entry["earlier"] = describe(report.earlier, stacks[0]);
+    entry["later"] = describe(report.later, stacks[1]);
+    entry["begin"] = reinterpret_cast<uintptr_t>(report.begin);
+    entry["end"] = reinterpret_cast<uintptr_t>(report.end);
+    entry["memory"] = std::string(report.memory);
+    entry["advice"] = std::string(report.advice);
+    list.append(std::move(entry));
+    if (one) break;
+  }
+  return list;
+}
+
+}  // namespace
+
+void raiseRaces() {
+  std::string text;
+  if (!foundRace(text)) return;
+  if (mode.load(std::memory_order_relaxed) == Mode::Error) throw DataRace(text);
+  warnOfRace(text);
+}
+
+void raiseRacesLater() {
+  std::string text;
+  if (!foundRace(text)) return;
+  if (mode.load(std::memory_order_relaxed) == Mode::Warn) return warnOfRace(text);
+  py::gil_scoped_acquire gil;
+  try {
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), python->errorOf(text).ptr());
+  } catch (const py::error_already_set &) {  // it is among the reports
+  }
+}
+
+void bindSanitizer(py::module_ &m) {
+  m.def("_sanitizer_bind", [](py::object error, py::function text, py::function errorOf) {
+    if (python == nullptr) python = new Python();
+    *python = {std::move(error), std::move(text), std::move(errorOf)};
+  });
+  m.def("_sanitizer_enable", &enable);
+  m.def("_sanitizer_disable", &disable);
+  m.def("_sanitizer_active", &sanitizerActive);
+  m.def("_sanitizer_reports", &reports);
+  m.def("_sanitizer_total", [] {
+    size_t count = 0;
+    uint64_t total = 0;
+    OPENREG_CHECK(orSanitizerReports(1, nullptr, 0, &count, &total));
+    return total;
+  });
+  m.def("_sanitizer_clear", [] {
+    orSanitizerFound();
+    OPENREG_CHECK(orSanitizerClearReports());
+  });
+}
+
+}  // namespace torch_openreg

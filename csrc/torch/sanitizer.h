@@ -1,0 +1,50 @@
+/*
+ * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is told in csrc/aten/accesses.h; what
+ * is found becomes an exception or a warning here, with Python's stacks.
+ *
+ * Off, all there is are relaxed loads of orSanitizerActive.
+ */
+#pragma once
+
+#include <c10/macros/Macros.h>
+
+#include <openreg_sanitizer.h>
+
+#include "check.h"
+
+namespace pybind11 {
+class module_;
+}
+
+namespace torch_openreg {
+
+inline bool sanitizerActive() {
+  return C10_UNLIKELY(__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED) != 0);
+}
+
+/* Throws DataRaceError, or warns, if the core has found a conflict in a call of this thread. */
+void raiseRaces();
+
+/* The same where nothing can be thrown: raised as soon as this thread is in Python again. */
+void raiseRacesLater();
+
+/* Copies and fills that this thread queues inside are told under the operator's name, which outlives the process. */
+class SanitizedAs {
+ public:
+  explicit SanitizedAs(const char *operation) : active_(sanitizerActive()) {
+    if (active_) before_ = orSanitizerOperation(operation);
+  }
+  ~SanitizedAs() {
+    if (active_) orSanitizerOperation(before_);
+  }
+  SanitizedAs(const SanitizedAs &) = delete;
+  SanitizedAs &operator=(const SanitizedAs &) = delete;
+
+ private:
+  const bool active_;
+  const char *before_ = nullptr;
+};
+
+void bindSanitizer(pybind11::module_ &m);
+
+}  // namespace torch_openreg

@@ -1,0 +1,47 @@
+/*
+ * torch.openreg.set_sync_debug_mode: calls that make the host wait for a device say so, or refuse.
+ *
+ * Off, a note is one relaxed load. It comes before anything is queued or changed, so that a refused call leaves
+ * nothing behind; only a wait that the allocator had to make to find memory is noted afterwards.
+ */
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "check.h"
+
+namespace torch_openreg {
+
+enum class SyncDebugMode : int { Default, Warn, Error };
+
+extern std::atomic<SyncDebugMode> syncDebugMode;
+
+inline bool notesSynchronization() {
+  return C10_UNLIKELY(syncDebugMode.load(std::memory_order_relaxed) != SyncDebugMode::Default);
+}
+
+/* Warns, or throws, with the name of the operator or call. */
+void warnOrThrowOnSynchronization(const std::string &operation);
+
+inline void noteSynchronization(const char *operation) {
+  if (notesSynchronization()) warnOrThrowOnSynchronization(operation);
+}
+
+/* What is called inside has been noted under its caller's name. */
+class SyncNoted {
+ public:
+  explicit SyncNoted(const char *operation) {
+    noteSynchronization(operation);
+    ++depth_;
+  }
+  ~SyncNoted() { --depth_; }
+  SyncNoted(const SyncNoted &) = delete;
+  SyncNoted &operator=(const SyncNoted &) = delete;
+
+ private:
+  friend void warnOrThrowOnSynchronization(const std::string &operation);
+  static thread_local int depth_;
+};
+
+}  // namespace torch_openreg
