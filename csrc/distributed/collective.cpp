@@ -134,11 +134,30 @@ c10::intrusive_ptr<Future> futureAfter(CollectiveQueues &queues, c10::Device dev
   return future;
 }
 
-/* A schedule runs what the collective waits for only while somebody calls the core. */
-void runScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
+// A schedule runs tasks only while somebody calls the core, and a peer may wait for what this process has queued.
+
+bool isScheduled() {
   orSchedulePolicy policy = orScheduleFair;
   uint64_t seed = 0;
-  if (orScheduleGet(&policy, &seed) != orSuccess || policy == orScheduleFair) return;
+  return orScheduleGet(&policy, &seed) == orSuccess && policy != orScheduleFair;
+}
+
+size_t queuedTasks() {
+  orLaneInfo info{};
+  orGetLaneInfo(&info);
+  return info.queued;
+}
+
+/* Until the stream is through, or nothing can run. */
+void runScheduled(orStream_t stream) {
+  if (!isScheduled()) return;
+  for (size_t before = queuedTasks(), now = 0;
+       orStreamQuery(stream) == orErrorNotReady && (now = queuedTasks()) < before; before = now) {
+  }
+}
+
+void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
+  if (!isScheduled()) return;
   const auto start = std::chrono::steady_clock::now();
   while (orEventQuery(done) == orErrorNotReady &&
          (timeout == kNoTimeout || std::chrono::steady_clock::now() - start < timeout))
@@ -188,6 +207,7 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
   if (orGetLastCorrelation() != before) (void)task.release();
   OPENREG_CHECK(error);
+  runScheduled(currentStreamHandle(device_.index()));
 }
 
 /* It is not on the stream: from what is queued so far until its event, it is beside what comes next. */
@@ -304,7 +324,7 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
   std::exception_ptr error;
   {
     WithoutGil unlocked;
-    if (timeout != kNoTimeout || call_.blocks) runScheduled(done(), timeout);
+    if (timeout != kNoTimeout || call_.blocks) awaitScheduled(done(), timeout);
     std::unique_lock<std::mutex> lock(mutex_);
     const auto over = [this] { return completed_; };
     if (timeout != kNoTimeout) {
