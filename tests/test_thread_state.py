@@ -87,7 +87,7 @@ def test_the_thread_count_of_the_call_is_the_kernels(run_ok):
 
 
 def test_a_host_thread_that_sleeps_keeps_no_team(run_ok):
-    """Its OpenMP workers would make libgomp put the wide lane's to sleep between any two parallel regions."""
+    """Its OpenMP workers would make those of the wide lane sleep between parallel regions."""
     out = run_ok(
         """
         import threads
