@@ -120,13 +120,13 @@ def test_pinned_copies_return_at_once_and_happen_later(kind, to_device, runs_ahe
     assert torch.equal(to.cpu(), expected(kind))
 
 
-@pytest.mark.racy
 def test_a_pinned_copy_behind_a_kernel_has_not_happened_yet():
     x = torch.ones(1 << 10, device=DEVICE)
     host = torch.zeros(1 << 10).pin_memory()
-    torch.openreg._sleep(200_000_000)
-    host.copy_(x.mul_(3), non_blocking=True)
-    assert not torch.openreg.current_stream().query() and not host.any()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        host.copy_(x.mul_(3), non_blocking=True)
+        assert not torch.openreg.current_stream().query() and not host.any()
     torch.openreg.synchronize()
     assert host.unique().tolist() == [3]
 

@@ -366,6 +366,7 @@ def test_empty_cache_keeps_what_a_peers_queued_copy_writes():
     torch.openreg.empty_cache()  # waits for the copy, and gives the block back after it
     timer.join()
     torch.openreg.synchronize(1)
+    torch.openreg.synchronize(0)  # whose stream the copy to the host is on
     assert torch.equal(result, torch.arange(MIB, dtype=torch.float32))
     held = {s["address"] for s in torch.openreg.memory_snapshot() if s["device"] == 0}
     assert address not in held
