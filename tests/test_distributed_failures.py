@@ -173,7 +173,8 @@ def rank_forks(rank):
         if time.monotonic() > limit:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
-    assert os.waitstatus_to_exitcode(done[1]) == 7
+    code = os.waitstatus_to_exitcode(done[1])
+    assert code == 7, f"the child ended with {code}"
     x = torch.ones(4, device=DEVICE)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [2.0] * 4

@@ -251,3 +251,17 @@ def test_a_device_without_map(run_ok, plugins):
             {"OPENREG_PLUGIN": str(plugin)},
         )
         assert out.strip().endswith("operation: aten::nonzero"), (plugin, library)
+
+
+def test_a_refused_operator_draws_nothing():
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.randperm(5, device="openreg")
+        before = torch.openreg.get_rng_state()
+        torch.openreg.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            torch.randperm(5, device="openreg")
+    finally:
+        torch.openreg.set_sync_debug_mode("default")
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.openreg.get_rng_state(), before)

@@ -122,6 +122,8 @@ class Call {
            makeKey(key, info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
   void waitFor();
+  /* Once, when nothing can refuse the call any more. */
+  void drawGenerators();
   void runCopying();
   c10::Device device() const { return *device_; }
   orStream_t stream() const { return stream_; }
@@ -137,7 +139,6 @@ class Call {
   bool findDevice();
   void check(const at::Tensor &tensor, const Argument &argument);
   void checkDevices();
-  void drawGenerators();
   void makeZeros();
   IValue forKernel(const IValue &value);
   at::Tensor aliasOf(const at::Tensor &tensor);
@@ -228,6 +229,7 @@ IValue Call::cpuGenerator(const IValue &given) const {
 }
 
 void Call::drawGenerators() {
+  if (!info_.draws) return;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     IValue &value = arguments_[i];
     if (info_.isGenerator[i]) value = cpuGenerator(value);
@@ -251,7 +253,6 @@ bool Call::prepare() {
       "Could not run ", op_.operator_name(),
       " on openreg: there is neither a kernel for this device nor a compiled one for ",
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
-  if (info_.draws) drawGenerators();
   if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
   return true;
@@ -330,6 +331,7 @@ void Call::finish() {
  * and back. It takes the first tensor's device for the result's, which may be a scalar's. */
 void Call::runCopying() {
   SyncNoted noted(info_.name);
+  drawGenerators();
   OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
   at::native::cpu_fallback(op_, stack_, /*error_on_views=*/false, kernel_);
   const size_t count = schema_.returns().size();
@@ -410,6 +412,7 @@ void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey k
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
   noteSynchronization(call.name());
+  call.drawGenerators();
   call.waitFor();
 }
 
@@ -429,6 +432,7 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   MemoKey key;
   if (!call.canQueue(key)) {
     noteSynchronization(info.name);
+    call.drawGenerators();
     return call.waitFor();
   }
   const auto enqueue = [&](std::shared_ptr<const Memo> memo) {
@@ -442,10 +446,9 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
     memo = inPlaceMemo(op.schema().returns().size());
     addMemo(key, memo);
   }
-  if (memo != nullptr && !memo->usable) {
-    noteSynchronization(info.name);
-    return call.waitFor();
-  }
+  if (memo != nullptr && !memo->usable) noteSynchronization(info.name);
+  call.drawGenerators();
+  if (memo != nullptr && !memo->usable) return call.waitFor();
   if (memo != nullptr) return enqueue(std::move(memo));
   const Stack arguments(last.begin(), last.end());
   if (inferring != nullptr && isOutOf(info, *inferring)) {

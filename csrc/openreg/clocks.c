@@ -66,17 +66,26 @@ static uint32_t newTimeline(void) {
   return timeline_count++;
 }
 
-uint32_t orTimelineOf(orStream_t stream) {
-  uint32_t *known = &timeline_of_slot[orHandleIndex(stream) % SLOTS];
-  if (!*known) *known = newTimeline() + 1;
-  timelines[*known - 1].stream = stream;
-  return *known - 1;
-}
-
 static uint32_t indexOf(const orTimeline *t) { return (uint32_t)(t - timelines); }
 
 /* What the timeline does from now on is not in copies of its clock made before. */
 static void step(orTimeline *t) { t->clock.at[indexOf(t)]++; }
+
+/* A slot's streams count as one timeline, known by the latest: handles of earlier ones still come, with the blocks that
+ * were allocated on them. */
+uint32_t orTimelineOf(orStream_t stream) {
+  uint32_t *known = &timeline_of_slot[orHandleIndex(stream) % SLOTS];
+  if (!*known) *known = newTimeline() + 1;
+  orTimeline *t = &timelines[*known - 1];
+  if (orHandleGeneration(stream) > orHandleGeneration(t->stream)) {
+    if (t->stream && orHandleDevice(t->stream) != orHandleDevice(stream)) {
+      clockJoin(&host, &t->clock); /* a wait for the earlier one's device would miss it now */
+      step(t);
+    }
+    t->stream = stream;
+  }
+  return *known - 1;
+}
 
 static void becomeUnsure(orTimeline *t) {
   uint32_t own = indexOf(t);
@@ -138,6 +147,7 @@ void orSyncRelease(orSync *sync) {
 }
 
 static void syncGoBehind(orSync *sync, orSync *gate) {
+  if (sync == gate) return;
   for (uint32_t i = 0; i < sync->gate_count; i++)
     if (sync->gates[i] == gate) return;
   if (sync->gate_count == OR_GATES)
@@ -203,6 +213,20 @@ static void leaveGate(orTimeline *t, orSync *gate) {
   }
 }
 
+/* A gate behind others would keep them, and those behind which they were, for as long as it is there. */
+static void leaveOpenGates(orSync *sync) {
+  for (uint32_t i = 0; i < sync->gate_count;) {
+    orSync *gate = sync->gates[i];
+    if (gate->gate) {
+      i++;
+      continue;
+    }
+    clockJoin(&sync->clock, &gate->clock);
+    sync->gates[i] = sync->gates[--sync->gate_count];
+    orSyncRelease(gate);
+  }
+}
+
 void orSyncOpen(orSync *gate, orStream_t stream) {
   clockJoin(&gate->clock, &host);
   if (stream) {
@@ -211,6 +235,7 @@ void orSyncOpen(orSync *gate, orStream_t stream) {
     step(t);
   }
   gate->gate = false;
+  leaveOpenGates(gate);
   for (uint32_t i = 0; i < timeline_count; i++) leaveGate(&timelines[i], gate);
 }
 

@@ -219,6 +219,7 @@ static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
   return atomic_load_explicit(&slot->handle, memory_order_relaxed) == handle;
 }
 static inline int orHandleDevice(uint64_t handle) { return (int)(handle >> 54 & 63); }
+static inline uint32_t orHandleGeneration(uint64_t handle) { return handle & 0x3fffffff; }
 static inline uint32_t orHandleIndex(uint64_t handle) {
   return (uint32_t)(handle >> 30 & 0xffffff);
 }

@@ -251,11 +251,11 @@ static bool isKnown(const orRace *race) {
   return false;
 }
 
-/* Its number; 0 if it was reported before. */
+/* Its number; 0 if it was reported before, or is only counted. */
 static uint64_t addReport(orRaceReport *report, orRace *race) {
   if (isKnown(race)) return 0;
   report->number = ++total;
-  if (kept >= limit) return total;
+  if (kept >= limit) return 0;
   if (kept == room) {
     room = room ? room * 2 : 16;
     reports = orSanitizerResize(reports, room * sizeof *reports);
@@ -275,8 +275,9 @@ uint64_t orRacesReport(orRaceList *list) {
     pthread_mutex_lock(&orSanitizerMutex);
     uint64_t number = counts ? addReport(&report, race) : 0;
     freeRace(race);
+    bool print = number && prints;
     pthread_mutex_unlock(&orSanitizerMutex);
-    if (number && prints) printReport(&report);
+    if (print) printReport(&report);
     if (!first) first = number;
   }
   return first;
@@ -295,6 +296,7 @@ void orRacesClear(void) {
     orStackDrop(reports[kept - 1].later.stack);
   }
   total = 0;
+  orRacesForgetUndecided();
 }
 
 void orRacesSetLimit(size_t most, bool print) {

@@ -24,8 +24,6 @@ const char *orSanitizerName(const char *text);
 
 /* ---- clocks.c ---- */
 
-typedef struct orSync orSync;
-
 /* For each timeline up to where it is known to be over. */
 typedef struct orClock {
   uint64_t *at;
@@ -142,7 +140,6 @@ void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end);
 /* Erases what the host knows of, if many have gathered since the last time. */
 void orShadowSweep(void);
 void orShadowClear(void);
-size_t orShadowCount(void);
 
 /* ---- races.c ---- */
 

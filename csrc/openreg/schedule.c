@@ -179,7 +179,7 @@ static orStream *next(Goal *g) {
 
 void orScheduleServe(orStream *s, int lane) {
   Goal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
-  if (!g) return orLaneSchedule(s); /* was ready when the schedule began */
+  if (!g || lane) return orLaneSchedule(s); /* was ready when the schedule began */
   do {
     /* A wait that only parks its stream is no task that has run. */
     if (orLaneRunOne(s, lane) && g->tasks > 0) g->tasks--;
@@ -224,7 +224,7 @@ static void sleepWhile(uint32_t word, void **token, bool *blocked) {
 static void pursue(Goal *g) {
   void *token = NULL;
   bool blocked = false;
-  while (!orProcessExiting()) {
+  while (isServed(g) || !orProcessExiting()) { /* a lane has the goal, which is on this stack */
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
       orLanePollValues();

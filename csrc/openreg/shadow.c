@@ -229,8 +229,6 @@ size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found) {
   return listed;
 }
 
-size_t orShadowCount(void) { return count; }
-
 /* ---- changes ---- */
 
 void orShadowAdd(const orShadow *shadow) {

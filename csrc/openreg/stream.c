@@ -365,7 +365,7 @@ static bool isIdle(orStream *s) {
 void orStreamSettle(void) {
   orStreamAwaitDevice(-1);
   for (uint32_t i = 0; i < atomic_load_explicit(&orStreamTable.used, memory_order_acquire); i++)
-    while (!isIdle(orHandleSlotAt(&orStreamTable, i))) {
+    while (!isIdle(orHandleSlotAt(&orStreamTable, i)) && !orProcessExiting()) {
       sched_yield();
       orStreamAwaitDevice(-1);
     }

@@ -106,9 +106,10 @@ static bool streamStandsStill(uint64_t now) {
   return still;
 }
 
-static bool hostWaits(uint64_t now) {
+static bool hostWaits(void) {
   bool waits = false;
   pthread_mutex_lock(&hosts_lock);
+  uint64_t now = orNow(); /* not before any of them began */
   for (const orHostWait *w = hosts; w; w = w->next)
     waits |= !w->told && now - w->since >= orConfigGet()->watchdog_ns;
   pthread_mutex_unlock(&hosts_lock);
@@ -127,7 +128,7 @@ static void lookForStalls(void) {
   char why[96];
   uint64_t now = orNow();
   double limit = (double)orConfigGet()->watchdog_ns / 1e9;
-  bool still = streamStandsStill(now), waits = hostWaits(now);
+  bool still = !orScheduleOn() && streamStandsStill(now), waits = hostWaits();
   if (!still && !waits) return;
   snprintf(why, sizeof why, ": %s for %g s (OPENREG_WATCHDOG_S)",
            still ? "a stream with work has finished no task" : "a host thread has waited", limit);

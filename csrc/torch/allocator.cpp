@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "aten/lane.h"
 #include "device.h"
 #include "memory_history.h"
 #include "stream.h"
@@ -143,13 +144,14 @@ void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   settingsAreApplied();
   HistoryScope scope(HistoryScope::Allocation);
   void *block = nullptr;
-  const bool noted = notesSynchronization();
+  // What a kernel allocates while its caller waits is part of that wait.
+  const bool noted = notesSynchronization() && !inKernel();
   const int64_t waits = noted ? waitsForMemory(device) : 0;
   const orError_t error = orCacheMalloc(&block, bytes, stream);
-  if (C10_UNLIKELY(noted) && error == orSuccess && waits != waitsForMemory(device))
-    noteWaitForMemory(block, bytes, device);
   if (C10_LIKELY(error == orSuccess)) {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, true);
+    if (C10_UNLIKELY(noted) && waits != waitsForMemory(device))
+      noteWaitForMemory(block, bytes, device);
     return block;
   }
   if (error == orErrorMemoryAllocation) throwOutOfMemory(bytes, device);

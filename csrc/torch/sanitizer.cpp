@@ -91,8 +91,8 @@ void enable(bool warns, bool stacks) {
   options.size = sizeof(options);
   if (stacks) options.capture = &captureStack;
   options.release = &releaseStack;
+  OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
   WithoutGil unlocked;
-  OPENREG_CHECK(orSanitizerEnable(&options));
   watchHost(true);
 }
 
@@ -172,9 +172,12 @@ void raiseRaces() {
 void raiseRacesLater() {
   std::string text;
   if (!foundRace(text)) return;
-  if (mode.load(std::memory_order_relaxed) == Mode::Warn) return warnOfRace(text);
   py::gil_scoped_acquire gil;
   try {
+    if (mode.load(std::memory_order_relaxed) == Mode::Warn) {
+      if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) == 0) return;
+      PyErr_Clear();  // made an error by a filter
+    }
     PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), python->errorOf(text).ptr());
   } catch (const py::error_already_set &) {  // it is among the reports
   }
