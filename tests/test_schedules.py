@@ -68,9 +68,10 @@ def test_with_the_wait_every_schedule_gives_the_same():
 
 
 def test_a_seed_means_the_same_in_another_process(run_ok):
-    here = explore(race, schedules=24)  # noqa: F821
+    """In new ones: here, a thread that an earlier test has left may call the API at any moment."""
     program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, schedules=24))"
-    assert run_ok(program).strip() == str(here)
+    first, second = run_ok(program), run_ok(program)
+    assert "2 results" in first and second == first
 
 
 def test_the_setting_decides_for_a_process(run_ok):
