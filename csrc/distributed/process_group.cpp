@@ -189,7 +189,7 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
   if (call.peers.empty()) call.peers = others();
   const QueueKey queue = call.queue;
   // Before the lock, which a thread of the parent may have held: nobody would open it.
-  OPENREG_CHECK(getpid() == process_ ? orSuccess : orErrorForked);
+  TORCH_CHECK(getpid() == process_, orGetErrorString(orErrorForked));
   std::lock_guard<std::mutex> lock(mutex_);
   auto work = c10::make_intrusive<Collective>(queues_, groupName(), ++sequence_, device,
                                               std::move(call), std::move(issue));
