@@ -1,5 +1,6 @@
 """The device allocator: statistics, reuse in stream order, out of memory, deleters anywhere."""
 
+import gc
 import threading
 
 import pytest
@@ -9,6 +10,13 @@ import torch_openreg  # noqa: F401
 
 DEVICE = "openreg:0"
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """Python may otherwise collect what earlier tests have left in the midst of a count."""
+    gc.collect()
+    torch.accelerator.synchronize()
 
 
 def test_statistics():
