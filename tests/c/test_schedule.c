@@ -455,13 +455,15 @@ TEST(schedule_seed_of_the_environment) {
 /* ---- several threads: no order is promised, but an end ---- */
 
 static void workOnThread(int thread, void *context) {
-  orStream_t mine = newStreamOn(thread % 2), *all = context;
+  orStream_t mine = newStreamOn(thread % 2);
+  _Atomic orStream_t *all = context;
   all[thread] = mine;
   for (int i = 0; i < 40; i++) {
     note(mine, 'x');
     orEvent_t event = newEvent(0);
     if (orEventRecord(event, mine)) continue;
-    if (all[(thread + 1) % 4]) ASSERT_OK(orStreamWaitEvent(all[(thread + 1) % 4], event));
+    orStream_t other = all[(thread + 1) % 4];
+    if (other) ASSERT_OK(orStreamWaitEvent(other, event));
     if (i % 8 == 0) ASSERT_OK(orStreamSynchronize(mine));
     while (i % 8 == 4 && orEventQuery(event) == orErrorNotReady) sched_yield();
   }
@@ -469,7 +471,7 @@ static void workOnThread(int thread, void *context) {
 
 TEST(schedule_several_threads_come_to_an_end) {
   for (uint64_t seed = 0; seed < 8; seed++) {
-    static orStream_t streams[4];
+    static _Atomic orStream_t streams[4];
     useSeed(seed);
     runThreads(4, workOnThread, streams);
     ASSERT_EQ(strlen(notedInTheEnd()), 160);
