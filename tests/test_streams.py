@@ -421,7 +421,6 @@ def test_a_stream_of_the_c_api(c_stream):
     assert ones.sum().item() == 4
 
 
-@pytest.mark.racy  # nothing can wait for that stream any more
 def test_a_current_stream_that_is_destroyed(c_stream):
     """Work on it is an error, and the contexts around it give back what was current before."""
     handle, core = c_stream(1)
