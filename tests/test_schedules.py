@@ -30,7 +30,9 @@ def race(wait=False):
     side.synchronize()
     return y[0].item()
 """
-exec(MISSING_WAIT)
+_program = {}
+exec(MISSING_WAIT, _program)
+race = _program["race"]
 
 
 def assert_right(fn, seeds=SEEDS):
@@ -45,7 +47,7 @@ def assert_right(fn, seeds=SEEDS):
 
 @pytest.mark.racy
 def test_a_missing_wait_shows_both_results_and_the_seeds():
-    found = explore(race, schedules=24)  # noqa: F821
+    found = explore(race, schedules=24)
     assert not found.ok
     right, wrong = found.results
     assert (right.value, wrong.value) == (5.0, 0.0)
@@ -53,7 +55,7 @@ def test_a_missing_wait_shows_both_results_and_the_seeds():
     assert sorted([*right.seeds[1:], *wrong.seeds]) == list(range(24))
     assert 2 <= len(wrong.seeds) <= 22
     for seed in (wrong.seeds[0], wrong.seeds[-1], right.seeds[1]):
-        again = explore(race, schedules=[seed])  # noqa: F821
+        again = explore(race, schedules=[seed])
         assert again.different == ([seed] if seed in wrong.seeds else [])
     text = str(found)
     assert text.startswith("25 schedules, 2 results\n  'early', ")
@@ -64,7 +66,7 @@ def test_a_missing_wait_shows_both_results_and_the_seeds():
 
 
 def test_with_the_wait_every_schedule_gives_the_same():
-    found = explore(lambda: race(wait=True), schedules=24)  # noqa: F821
+    found = explore(lambda: race(wait=True), schedules=24)
     assert found.ok and str(found).startswith("25 schedules, one result\n"), found
 
 

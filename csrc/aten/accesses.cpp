@@ -24,6 +24,7 @@
 #include "../torch/sanitizer.h"
 #include "lane.h"
 #include "memo.h"
+#include "opinfo.h"
 #include "parts.h"
 
 namespace torch_openreg {
@@ -130,14 +131,6 @@ struct Effects {
   std::vector<size_t> writtenInTraining;
   std::optional<size_t> training;
 };
-
-bool isWritten(const Argument &argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
-bool isView(const Argument &result) {
-  return result.alias_info() != nullptr && !result.alias_info()->isWrite();
-}
 
 bool isAten(const OperatorHandle &op) { return op.schema().name().starts_with("aten::"); }
 

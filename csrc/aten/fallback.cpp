@@ -122,12 +122,13 @@ class Call {
            makeKey(key, info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
   void waitFor();
+  /* The same where every call of the kind waits, which set_sync_debug_mode may refuse. */
+  void waitEachTime();
   /* Once, when nothing can refuse the call any more. */
   void drawGenerators();
   void runCopying();
   c10::Device device() const { return *device_; }
   orStream_t stream() const { return stream_; }
-  const char *name() const { return info_.name; }
 
  private:
   bool isPredictable() const {
@@ -197,8 +198,7 @@ bool Call::findDevice() {
 
 void Call::check(const at::Tensor &tensor, const Argument &argument) {
   if (!tensor.defined() || tensor.device() == *device_) return;
-  const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  if (tensor.is_cpu() && !written) {
+  if (tensor.is_cpu() && !isWritten(argument)) {
     if (tensor.dim() == 0 || isCpuByContract(schema_, argument)) return;
   }
   TORCH_CHECK(false,
@@ -372,6 +372,12 @@ void Call::waitFor() {
   if (!info_.predictable || !plain) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
+void Call::waitEachTime() {
+  noteSynchronization(info_.name);
+  drawGenerators();
+  waitFor();
+}
+
 /* In place: what comes out is what went in. */
 std::shared_ptr<const Memo> inPlaceMemo(size_t results) {
   static const auto none = std::make_shared<const Memo>(Memo{true, {}, {}});
@@ -411,9 +417,7 @@ void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey k
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
-  noteSynchronization(call.name());
-  call.drawGenerators();
-  call.waitFor();
+  call.waitEachTime();
 }
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
@@ -430,11 +434,7 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
   MemoKey key;
-  if (!call.canQueue(key)) {
-    noteSynchronization(info.name);
-    call.drawGenerators();
-    return call.waitFor();
-  }
+  if (!call.canQueue(key)) return call.waitEachTime();
   const auto enqueue = [&](std::shared_ptr<const Memo> memo) {
     enqueueCpuKernel(op, info, key, std::move(memo), call.device(), call.stream(),
                      torch::jit::last(*stack, taken), results);
@@ -446,9 +446,8 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
     memo = inPlaceMemo(op.schema().returns().size());
     addMemo(key, memo);
   }
-  if (memo != nullptr && !memo->usable) noteSynchronization(info.name);
+  if (memo != nullptr && !memo->usable) return call.waitEachTime();
   call.drawGenerators();
-  if (memo != nullptr && !memo->usable) return call.waitFor();
   if (memo != nullptr) return enqueue(std::move(memo));
   const Stack arguments(last.begin(), last.end());
   if (inferring != nullptr && isOutOf(info, *inferring)) {

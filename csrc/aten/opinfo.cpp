@@ -80,8 +80,7 @@ bool isPredictable(const c10::OperatorHandle &op) {
     return false;
   }
   return std::all_of(schema.returns().begin(), schema.returns().end(), [](const Argument &result) {
-    const bool isView = result.alias_info() != nullptr && !result.alias_info()->isWrite();
-    return !isView && isKind(*result.real_type(), TypeKind::TensorType);
+    return !isView(result) && isKind(*result.real_type(), TypeKind::TensorType);
   });
 }
 
@@ -101,10 +100,6 @@ bool isInferable(const c10::OperatorHandle &op) {
   return hasInferringKernel(op) && std::none_of(arguments.begin(), arguments.end(), isOut);
 }
 
-bool writes(const Argument &argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
 /* In place by name: the result may be larger, or is refused for its size, which is better told at the call. */
 constexpr std::string_view kSizesItself[] = {"aten::addbmm_", "aten::addr_"};
 
@@ -116,8 +111,8 @@ bool isInPlace(const c10::OperatorHandle &op) {
   }
   const Argument &self = schema.arguments()[0];
   const bool returnsSelf =
-      schema.returns().empty() || (schema.returns().size() == 1 && writes(schema.returns()[0]));
-  return writes(self) && !self.is_out() && returnsSelf && schema.name().back() == '_' &&
+      schema.returns().empty() || (schema.returns().size() == 1 && isWritten(schema.returns()[0]));
+  return isWritten(self) && !self.is_out() && returnsSelf && schema.name().back() == '_' &&
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isOut);
 }
 
@@ -159,7 +154,7 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
   bool reads = false, hasOut = false;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];
-    const bool written = writes(argument);
+    const bool written = isWritten(argument);
     info->isNumber.push_back(isKind(*argument.real_type(), TypeKind::NumberType));
     info->isWritten.push_back(written);
     info->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));

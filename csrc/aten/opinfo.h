@@ -50,6 +50,14 @@ struct OpInfo {
 
 const OpInfo &opInfo(const c10::OperatorHandle &op);
 
+/* By the schema's annotations. */
+inline bool isWritten(const c10::Argument &argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+inline bool isView(const c10::Argument &result) {
+  return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+}
+
 /* What other backends put a list of tensors through one by one, where it is on one device, is one task here. */
 bool isForeach(std::string_view name);
 

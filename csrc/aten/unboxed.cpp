@@ -143,9 +143,8 @@ constexpr Signature kSignatures[] = {
 
 char letterOf(const c10::Argument &argument) {
   const c10::TypeKind kind = argument.real_type()->kind();
-  const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
   if (kind == c10::TypeKind::TensorType && argument.alias_info() == nullptr) return 'T';
-  if (kind == c10::TypeKind::TensorType && written) return 'W';
+  if (kind == c10::TypeKind::TensorType && isWritten(argument)) return 'W';
   return kind == c10::TypeKind::NumberType ? 'S' : '-';
 }
 

@@ -210,10 +210,13 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   runScheduled(currentStreamHandle(device_.index()));
 }
 
+orStream_t Collective::toldStream() const {
+  return OpenRegStream(queues_->sideStream(CollectiveQueues::Use::told, device_.index())).stream();
+}
+
 /* It is not on the stream: from what is queued so far until its event, it is beside what comes next. */
 void Collective::tellSanitizer() const {
-  const c10::Stream side = queues_->sideStream(CollectiveQueues::Use::told, device_.index());
-  const orStream_t handle = OpenRegStream(side).stream();
+  const orStream_t handle = toldStream();
   const OwnedEvent before(device_.index(), orEventDisableTiming);
   OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
   OPENREG_CHECK(orStreamWaitEvent(handle, before.get()));
@@ -267,8 +270,7 @@ void Collective::run(c10d::Backend &gloo) {
     return;
   }
   if (sanitizerActive()) {
-    const c10::Stream side = queues_->sideStream(CollectiveQueues::Use::told, device_.index());
-    OPENREG_CHECK(orSanitizerSynchronized(OpenRegStream(side).stream()));
+    OPENREG_CHECK(orSanitizerSynchronized(toldStream()));
   }
   std::exception_ptr error;
   at::AutoDispatchBelowADInplaceOrView below;
@@ -339,8 +341,7 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
     error = exception_;
   }
   if (sanitizerActive() && (timeout != kNoTimeout || call_.blocks)) {
-    const c10::Stream side = queues_->sideStream(CollectiveQueues::Use::told, device_.index());
-    OPENREG_CHECK(orSanitizerSynchronized(OpenRegStream(side).stream()));
+    OPENREG_CHECK(orSanitizerSynchronized(toldStream()));
   }
   if (!error) return true;
   // It surfaces here, so that the next call that synchronises need not report it again.

@@ -104,6 +104,7 @@ class Collective final : public c10d::Work {
  private:
   std::vector<at::Tensor> hostTensors();
   void tellSanitizer() const;
+  orStream_t toldStream() const;  // where the sanitizer sees it
   void stageInputs();
   void copyBack();
   void divide(std::vector<at::Tensor> &host) const;

@@ -70,9 +70,8 @@ static const SettingRow rows[] = {
      "signal at which the hang report is printed on stderr: HUP, QUIT, USR1, USR2 or WINCH"},
     {"OPENREG_SCHEDULE_SEED", "off", "off", "", parseSchedule, offsetof(orConfig, schedule),
      "a whole number below 2^64, late, early or off",
-     "a number, late or early: tasks run one at a time, in an order that this decides; off: side "
-     "by "
-     "side"},
+     "a number, late or early: tasks run one at a time, in an order that this decides; off: "
+     "side by side"},
     {"OPENREG_SANITIZER", "0", "0", "", parseSanitizer, offsetof(orConfig, sanitizer),
      "0, 1 or warn",
      "1: accesses to the same memory that nothing orders are errors; warn: warnings; 0: neither"},

@@ -58,6 +58,15 @@
 #define OR_CACHE_LINE 64
 #define OR_PAGE 4096u
 
+/* A node's priority in a tree that random priorities keep balanced, from the one before (xorshift). */
+#define OR_TREE_SEED 2463534242u
+static inline uint32_t orTreePriority(uint32_t x) {
+  x ^= x << 13;
+  x ^= x >> 17;
+  x ^= x << 5;
+  return x;
+}
+
 /* Returns the error from the function that uses it. */
 #define OR_TRY(call)                                      \
   do {                                                    \

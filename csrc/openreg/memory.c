@@ -29,11 +29,8 @@ static size_t used[OPENREG_MAX_DEVICES];
 /* ---- the tree ---- */
 
 static uint32_t nextPriority(void) {
-  static uint32_t x = 2463534242u;
-  x ^= x << 13;
-  x ^= x >> 17;
-  x ^= x << 5;
-  return x;
+  static uint32_t last = OR_TREE_SEED;
+  return last = orTreePriority(last);
 }
 
 static uintptr_t address(const orNode *n) { return (uintptr_t)n->region.base; }

@@ -141,11 +141,8 @@ static orShadow *newNode(void) {
 }
 
 static uint32_t nextPriority(void) {
-  static uint32_t x = 2463534242u;
-  x ^= x << 13;
-  x ^= x >> 17;
-  x ^= x << 5;
-  return x;
+  static uint32_t last = OR_TREE_SEED;
+  return last = orTreePriority(last);
 }
 
 static bool isBefore(const orShadow *a, const orShadow *b) {

@@ -19,17 +19,10 @@
 #include "device.h"
 #include "gil.h"
 #include "memory_history.h"
+#include "stacks.h"
 #include "stream.h"
 
 namespace py = pybind11;
-
-namespace torch {
-
-/* As torch/csrc/profiler/python/combined_traceback.h declares it, which includes a header that does
- * not come with PyTorch. */
-TORCH_API std::vector<py::object> py_symbolize(std::vector<CapturedTraceback *> &tracebacks);
-
-}  // namespace torch
 
 namespace torch_openreg {
 

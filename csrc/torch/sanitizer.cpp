@@ -20,17 +20,11 @@
 
 #include "aten/accesses.h"
 #include "gil.h"
+#include "stacks.h"
 #include "stream.h"
+#include "warnings.h"
 
 namespace py = pybind11;
-
-namespace torch {
-
-/* As torch/csrc/profiler/python/combined_traceback.h declares it, which includes a header that does
- * not come with PyTorch. */
-TORCH_API std::vector<py::object> py_symbolize(std::vector<CapturedTraceback *> &tracebacks);
-
-}  // namespace torch
 
 namespace torch_openreg {
 
@@ -75,12 +69,6 @@ bool foundRace(std::string &text) {
     text = error.what();
   }
   return true;
-}
-
-void warnOfRace(const std::string &text) {
-  // Some of PyTorch's bindings have no handler of their own, and would print to stderr.
-  torch::PyWarningHandler handler;
-  c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, text, false));
 }
 
 // ---- For Python ---------------------------------------------------------------------------------
@@ -166,7 +154,7 @@ void raiseRaces() {
   std::string text;
   if (!foundRace(text)) return;
   if (mode.load(std::memory_order_relaxed) == Mode::Error) throw DataRace(text);
-  warnOfRace(text);
+  issueWarning(text);
 }
 
 void raiseRacesLater() {

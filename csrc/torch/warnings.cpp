@@ -47,11 +47,16 @@ void keepWarnings(std::vector<c10::Warning> &warnings) {
   k.any.store(true, std::memory_order_release);
 }
 
+void issueWarning(const std::string &text) {
+  // Some of PyTorch's bindings have no handler of their own, and would print to stderr.
+  torch::PyWarningHandler handler;
+  c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, text, false));
+}
+
 void issueKeptWarnings() {
   if (C10_LIKELY(!kept().any.load(std::memory_order_acquire))) return;
   if (!interpreterRuns()) return;
-  // Some of PyTorch's bindings have no handler of their own, and would print to stderr.
-  torch::PyWarningHandler handler;
+  torch::PyWarningHandler handler;  // see issueWarning
   for (const c10::Warning &warning : takeKept()) c10::warn(warning);
 }
 

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -15,6 +16,9 @@ namespace torch_openreg {
 
 /* Any thread. Beyond a hundred nothing is kept. */
 void keepWarnings(std::vector<c10::Warning> &warnings);
+
+/* At once, as a UserWarning, through Python's `warnings`; throws as below. Not on a lane. */
+void issueWarning(const std::string &text);
 
 /* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception is thrown. */
 void issueKeptWarnings();

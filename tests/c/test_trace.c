@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "later_device.h"
 
 static orTrace trace;
 
@@ -313,50 +314,6 @@ static void toggle(int number, void *context) {
 TEST(trace_switched_while_tasks_run) { runThreads(3, toggle, NULL); }
 
 /* ---- a vendor's device that completes later ---- */
-
-static _Atomic orEvent_t asked;
-
-static orError_t createLater(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
-  (void)config;
-  for (int i = 0; i < count; i++) devices[i].memory_limit = 1 << 20;
-  return orSuccess;
-}
-static orError_t allocLater(void *device, size_t bytes, void **ptr) {
-  (void)device;
-  *ptr = aligned_alloc(4096, bytes);
-  return orSuccess;
-}
-static orError_t freeLater(void *device, void *ptr, size_t bytes) {
-  (void)device, (void)bytes;
-  free(ptr);
-  return orSuccess;
-}
-static orError_t copyLater(void *device, void *dst, const void *src, size_t bytes,
-                           orMemcpyKind kind, orEvent_t done) {
-  (void)device, (void)dst, (void)src, (void)bytes, (void)kind;
-  atomic_store(&asked, done);
-  return orErrorNotReady;
-}
-static orError_t setAtOnce(void *device, void *dst, int value, size_t bytes, orEvent_t done) {
-  (void)device, (void)dst, (void)value, (void)bytes, (void)done;
-  return orSuccess;
-}
-static orError_t computeAtOnce(void *device, const orKernel *kernel, orEvent_t done) {
-  (void)device, (void)done;
-  return kernel->fn(kernel->args);
-}
-
-static const orDeviceFactory later = {
-    .size = sizeof(orDeviceFactory),
-    .abi_version = OPENREG_ABI_VERSION,
-    .name = "later",
-    .create_devices = createLater,
-    .alloc = allocLater,
-    .free = freeLater,
-    .copy = copyLater,
-    .set = setAtOnce,
-    .compute = computeAtOnce,
-};
 
 TEST(trace_of_what_a_vendors_device_completes_later) {
   void *memory, *pinned;

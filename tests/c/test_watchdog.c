@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "later_device.h"
 
 /* Good until the next but two. */
 static const char *report(void) {
@@ -180,52 +181,6 @@ TEST(hang_report_of_a_stream_that_waits_for_itself) {
   ASSERT_OK(orDeviceReset());
   ASSERT_CONTAINS(report(), "no stream has work");
 }
-
-/* A vendor's device that finishes copies when it is told to. */
-static _Atomic orEvent_t asked;
-
-static orError_t createLater(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
-  (void)config;
-  for (int i = 0; i < count; i++)
-    devices[i] = (orDeviceDesc){.index = i, .memory_limit = 1 << 20, .numa_node = -1};
-  return orSuccess;
-}
-static orError_t allocLater(void *device, size_t bytes, void **ptr) {
-  (void)device;
-  *ptr = malloc(bytes);
-  return *ptr ? orSuccess : orErrorMemoryAllocation;
-}
-static orError_t freeLater(void *device, void *ptr, size_t bytes) {
-  (void)device, (void)bytes;
-  free(ptr);
-  return orSuccess;
-}
-static orError_t copyLater(void *device, void *dst, const void *src, size_t bytes,
-                           orMemcpyKind kind, orEvent_t event) {
-  (void)device, (void)dst, (void)src, (void)bytes, (void)kind;
-  atomic_store(&asked, event);
-  return orErrorNotReady;
-}
-static orError_t setAtOnce(void *device, void *dst, int value, size_t bytes, orEvent_t event) {
-  (void)device, (void)dst, (void)value, (void)bytes, (void)event;
-  return orSuccess;
-}
-static orError_t computeAtOnce(void *device, const orKernel *kernel, orEvent_t event) {
-  (void)device, (void)event;
-  return kernel->fn(kernel->args);
-}
-
-static const orDeviceFactory later = {
-    .size = sizeof(orDeviceFactory),
-    .abi_version = OPENREG_ABI_VERSION,
-    .name = "later",
-    .create_devices = createLater,
-    .alloc = allocLater,
-    .free = freeLater,
-    .copy = copyLater,
-    .set = setAtOnce,
-    .compute = computeAtOnce,
-};
 
 TEST(hang_report_of_a_vendors_copy_that_is_not_finished) {
   void *memory;

@@ -1,0 +1,17 @@
+/*
+ * Python stacks that were gathered, as lines.
+ */
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+
+#include <vector>
+
+namespace torch {
+
+/* As torch/csrc/profiler/python/combined_traceback.h declares it, which includes a header that does
+ * not come with PyTorch. With the GIL. */
+TORCH_API std::vector<pybind11::object> py_symbolize(std::vector<CapturedTraceback *> &tracebacks);
+
+}  // namespace torch
