@@ -3,10 +3,13 @@
  */
 #pragma once
 
-#include <pybind11/pybind11.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <vector>
+
+namespace pybind11 {
+class object;
+}
 
 namespace torch {
 
