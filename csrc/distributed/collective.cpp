@@ -192,15 +192,14 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       call_(std::move(call)),
       out_(sameMemory(call_.out)),
       issue_(std::move(issue)),
+      reach_(canMap(device.index())),
       signalled_(device.index(), orEventExternal),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   call_.in = sameMemory(call_.in);
   call_.out = out_;
-  const bool reach = canMap(device_.index());
-  if (!reach) stageInputs();
   if (sanitizerActive()) tellSanitizer();
   forEachTensor(call_, [&](const at::Tensor &tensor) {
-    if (reach) handOver_->ranges.push_back({tensor.const_data_ptr(), tensor.nbytes(), nullptr});
+    if (reach_) handOver_->ranges.push_back({tensor.const_data_ptr(), tensor.nbytes(), nullptr});
   });
   auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver_);
   const uint64_t before = orGetLastCorrelation();
@@ -228,16 +227,18 @@ void Collective::tellSanitizer() const {
   OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
 }
 
+// Copies on both sides are made in the queue's turn: an input may be an earlier collective's output. And not by the caller,
+// whom OPENREG_LAUNCH_BLOCKING would make wait for a peer.
+
 void Collective::stageInputs() {
-  at::AutoDispatchBelowADInplaceOrView below;
+  const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
   forEachTensor(call_, [&](const at::Tensor &tensor) {
     copies_.push_back(at::empty({static_cast<int64_t>(tensor.nbytes())},
                                 at::TensorOptions(at::kByte).pinned_memory(true)));
-    copies_.back().copy_(bytesOf(tensor), /*non_blocking=*/true);
+    copies_.back().copy_(bytesOf(tensor));
   });
 }
 
-/* Here and not queued by the caller, whom OPENREG_LAUNCH_BLOCKING would make wait for a peer. */
 void Collective::copyBack() {
   const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
   for (size_t i = 0; i < call_.out.size(); ++i) {
@@ -250,8 +251,8 @@ std::vector<at::Tensor> Collective::hostTensors() {
   size_t i = 0;
   forEachTensor(call_, [&](const at::Tensor &tensor) {
     const auto dtype = call_.bytes ? at::kByte : c10::toRealValueType(tensor.scalar_type());
-    c10::Storage storage = copies_.empty() ? cpuStorage(handOver_->ranges[i].kernel, tensor.nbytes())
-                                           : c10::Storage(copies_[i].storage());
+    c10::Storage storage = reach_ ? cpuStorage(handOver_->ranges[i].kernel, tensor.nbytes())
+                                  : c10::Storage(copies_[i].storage());
     host.push_back(flat(std::move(storage), DispatchKey::CPU, dtype, tensor.nbytes(), 0));
     ++i;
   });
@@ -276,11 +277,12 @@ void Collective::run(c10d::Backend &gloo) {
   std::exception_ptr error;
   at::AutoDispatchBelowADInplaceOrView below;
   try {
+    if (!reach_) stageInputs();
     std::vector<at::Tensor> host = hostTensors();
     const GlooWork work = issue_(gloo, host);
     work->wait();
     if (call_.average) divide(host);
-    if (!copies_.empty()) copyBack();
+    if (!reach_) copyBack();
     if (call_.type == c10d::OpType::RECVANYSOURCE) {
       std::lock_guard<std::mutex> lock(mutex_);
       source_ = work->sourceRank();

@@ -119,6 +119,7 @@ class Collective final : public c10d::Work {
   Call call_;                          // `in` is the thread's alone, and empty when it has run
   const std::vector<at::Tensor> out_;  // of `call_`
   Issue issue_;
+  const bool reach_;  // kernels reach the device's memory
   const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
   OwnedEvent signalled_;            // by the queue's thread
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
