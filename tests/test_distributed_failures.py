@@ -253,14 +253,15 @@ def test_a_device_that_kernels_cannot_reach(run_ok, plugins):
         + """
     assert not torch.openreg.get_device_properties(0).can_map
     with torch.openreg.testing.gate() as gate:
-        whole = torch.zeros(4, device="openreg")
+        whole, again = torch.zeros(2, 4, device="openreg")
         gate.wait()
         work = dist.all_reduce(x, async_op=True)
-        dist.all_gather_single(whole, x)
+        dist.all_gather_single(whole, x, async_op=True)
+        dist.all_gather_single(again, whole)
         work.wait()
         assert not work.is_completed()
         y = work.get_future().wait()[0]
-    assert y.tolist() == [1.0] * 4 and whole.tolist() == [1.0] * 4
+    assert y.tolist() == whole.tolist() == again.tolist() == [1.0] * 4
     assert work.is_completed()
     dist.destroy_process_group()
     """,

@@ -212,8 +212,6 @@ std::string nameOf(const Effects &effects) {
 
 // ---- The host -----------------------------------------------------------------------------------
 
-thread_local bool ignored = false;
-
 /* All of it for a tensor of ours among the inputs: then what is queued tells. */
 bool touchesPinned(c10::ArrayRef<const IValue> inputs) {
   bool pinned = false, ours = false;
@@ -234,7 +232,7 @@ bool isPythons(const Tensor &tensor) {
 }
 
 std::unique_ptr<at::ObserverContext> onOperator(const at::RecordFunction &function) {
-  if (ignored || inKernel() || !sanitizerActive()) return nullptr;
+  if (inKernel() || !sanitizerActive()) return nullptr;
   const auto inputs = function.inputs();
   if (C10_LIKELY(!touchesPinned(inputs))) return nullptr;
   const auto name = function.operator_name();
@@ -311,7 +309,5 @@ void watchHost(bool on) {
     watching.reset();
   }
 }
-
-void ignoreThisThread() { ignored = true; }
 
 }  // namespace torch_openreg

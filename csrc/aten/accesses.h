@@ -51,7 +51,4 @@ void tellTensors(const char *operation, orStream_t stream, c10::ArrayRef<at::Ten
 /* Whether CPU operators tell what they do to pinned memory. */
 void watchHost(bool on);
 
-/* For a thread of our own that works for the device: what it touches is told by whoever gave it work. */
-void ignoreThisThread();
-
 }  // namespace torch_openreg

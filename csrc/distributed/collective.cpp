@@ -148,12 +148,14 @@ size_t queuedTasks() {
   return info.queued;
 }
 
-/* Until the stream is through, or nothing can run. */
+/* Until the stream is through, or nothing can run. The program has asked for none of it. */
 void runScheduled(orStream_t stream) {
   if (!isScheduled()) return;
+  const uint32_t told = orSanitizerIgnore(1);
   for (size_t before = queuedTasks(), now = 0;
        orStreamQuery(stream) == orErrorNotReady && (now = queuedTasks()) < before; before = now) {
   }
+  orSanitizerIgnore(told);
 }
 
 void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
@@ -190,15 +192,14 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       call_(std::move(call)),
       out_(sameMemory(call_.out)),
       issue_(std::move(issue)),
+      reach_(canMap(device.index())),
       signalled_(device.index(), orEventExternal),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   call_.in = sameMemory(call_.in);
   call_.out = out_;
   if (sanitizerActive()) tellSanitizer();
-  const bool reach = canMap(device_.index());
-  if (!reach) stageInputs();
   forEachTensor(call_, [&](const at::Tensor &tensor) {
-    if (reach) handOver_->ranges.push_back({tensor.const_data_ptr(), tensor.nbytes(), nullptr});
+    if (reach_) handOver_->ranges.push_back({tensor.const_data_ptr(), tensor.nbytes(), nullptr});
   });
   auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver_);
   const uint64_t before = orGetLastCorrelation();
@@ -211,29 +212,33 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
 }
 
 orStream_t Collective::toldStream() const {
-  return OpenRegStream(queues_->sideStream(CollectiveQueues::Use::told, device_.index())).stream();
+  const auto use = CollectiveQueues::Use::told;
+  return OpenRegStream(queues_->sideStream(use, device_.index(), call_.queue)).stream();
 }
 
-/* It is not on the stream: from what is queued so far until its event, it is beside what comes next. */
+/* It is not on the current stream: from what is queued there so far until its event, it is beside what comes next. */
 void Collective::tellSanitizer() const {
   const orStream_t handle = toldStream();
   const OwnedEvent before(device_.index(), orEventDisableTiming);
   OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
   OPENREG_CHECK(orStreamWaitEvent(handle, before.get()));
-  OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
+  OPENREG_CHECK(orSanitizerAside(handle));
   tellTensors(call_.name, handle, call_.out, call_.in);
+  OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
 }
 
+// Copies on both sides are made in the queue's turn: an input may be an earlier collective's output. And not by the caller,
+// whom OPENREG_LAUNCH_BLOCKING would make wait for a peer.
+
 void Collective::stageInputs() {
-  at::AutoDispatchBelowADInplaceOrView below;
+  const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
   forEachTensor(call_, [&](const at::Tensor &tensor) {
     copies_.push_back(at::empty({static_cast<int64_t>(tensor.nbytes())},
                                 at::TensorOptions(at::kByte).pinned_memory(true)));
-    copies_.back().copy_(bytesOf(tensor), /*non_blocking=*/true);
+    copies_.back().copy_(bytesOf(tensor));
   });
 }
 
-/* Here and not queued by the caller, whom OPENREG_LAUNCH_BLOCKING would make wait for a peer. */
 void Collective::copyBack() {
   const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
   for (size_t i = 0; i < call_.out.size(); ++i) {
@@ -246,8 +251,8 @@ std::vector<at::Tensor> Collective::hostTensors() {
   size_t i = 0;
   forEachTensor(call_, [&](const at::Tensor &tensor) {
     const auto dtype = call_.bytes ? at::kByte : c10::toRealValueType(tensor.scalar_type());
-    c10::Storage storage = copies_.empty() ? cpuStorage(handOver_->ranges[i].kernel, tensor.nbytes())
-                                           : c10::Storage(copies_[i].storage());
+    c10::Storage storage = reach_ ? cpuStorage(handOver_->ranges[i].kernel, tensor.nbytes())
+                                  : c10::Storage(copies_[i].storage());
     host.push_back(flat(std::move(storage), DispatchKey::CPU, dtype, tensor.nbytes(), 0));
     ++i;
   });
@@ -269,17 +274,15 @@ void Collective::run(c10d::Backend &gloo) {
     complete(failure("its device was reset or failed before the inputs were there"), false);
     return;
   }
-  if (sanitizerActive()) {
-    OPENREG_CHECK(orSanitizerSynchronized(toldStream()));
-  }
   std::exception_ptr error;
   at::AutoDispatchBelowADInplaceOrView below;
   try {
+    if (!reach_) stageInputs();
     std::vector<at::Tensor> host = hostTensors();
     const GlooWork work = issue_(gloo, host);
     work->wait();
     if (call_.average) divide(host);
-    if (!copies_.empty()) copyBack();
+    if (!reach_) copyBack();
     if (call_.type == c10d::OpType::RECVANYSOURCE) {
       std::lock_guard<std::mutex> lock(mutex_);
       source_ = work->sourceRank();
@@ -308,6 +311,19 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   finish(std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+}
+
+/* Who has heard that it is over need not wait. */
+bool Collective::isCompleted() {
+  const bool over = Work::isCompleted();
+  if (over) OPENREG_CHECK(orSanitizerEventOver(done()));
+  return over;
+}
+
+/* When its owner waits cannot be seen. He is taken to do so before anything else. */
+c10::intrusive_ptr<Future> Collective::getFutureResult() {
+  OPENREG_CHECK(orSanitizerEventOver(done()));
+  return outcome_;
 }
 
 int Collective::sourceRank() const {
@@ -340,9 +356,7 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
     }
     error = exception_;
   }
-  if (sanitizerActive() && (timeout != kNoTimeout || call_.blocks)) {
-    OPENREG_CHECK(orSanitizerSynchronized(toldStream()));
-  }
+  if (timeout != kNoTimeout || call_.blocks) OPENREG_CHECK(orSanitizerEventOver(done()));
   if (!error) return true;
   // It surfaces here, so that the next call that synchronises need not report it again.
   const orError_t reported = orEventSynchronize(signalled_.get());
@@ -437,7 +451,7 @@ constexpr auto kIdle = std::chrono::seconds(10);
 void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey key) {
   pthread_setname_np(pthread_self(), "openreg-c10d");
   useOneThread();
-  ignoreThisThread();
+  orSanitizerIgnore(1);  // what it touches was told at the call
   std::unique_lock<std::mutex> lock(self->mutex_);
   Queue &queue = self->queues_.at(key);
   const auto woken = [&] { return self->closed_ || !queue.works.empty(); };
@@ -454,9 +468,9 @@ void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey ke
   self->queues_.erase(key);
 }
 
-c10::Stream CollectiveQueues::sideStream(Use use, c10::DeviceIndex device) {
+c10::Stream CollectiveQueues::sideStream(Use use, c10::DeviceIndex device, const QueueKey &queue) {
   std::lock_guard<std::mutex> lock(mutex_);
-  orStream_t &stream = sideStreams_[{use, device}];
+  orStream_t &stream = sideStreams_[{use, device, queue}];
   if (stream == 0) {
     DeviceSwitch here(device);
     OPENREG_CHECK(orStreamCreate(&stream));

@@ -79,6 +79,7 @@ class Collective final : public c10d::Work {
   Collective(std::shared_ptr<CollectiveQueues> queues, std::string group, uint64_t sequence,
              c10::Device device, Call call, Issue issue);
 
+  bool isCompleted() override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   /* The current stream of the collective's device waits; the host does not. */
@@ -90,7 +91,7 @@ class Collective final : public c10d::Work {
   /* Complete at once, like CUDA's: who waits for it makes a stream wait. */
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   /* Complete when the collective is. */
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return outcome_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
   c10::Device device() const { return device_; }
@@ -118,6 +119,7 @@ class Collective final : public c10d::Work {
   Call call_;                          // `in` is the thread's alone, and empty when it has run
   const std::vector<at::Tensor> out_;  // of `call_`
   Issue issue_;
+  const bool reach_;  // kernels reach the device's memory
   const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
   OwnedEvent signalled_;            // by the queue's thread
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
@@ -161,10 +163,10 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
   int size() const { return gloo_->getSize(); }
 
   /* Streams of our own, since those of the pool are also others'. One for what comes after a collective, and one for
-   * what a collective itself copies: it must not be behind what waits for it; and one for the sanitizer, which sees
-   * collectives there. */
+   * what a collective itself copies: it must not be behind what waits for it; and one of each queue for the
+   * sanitizer, which sees collectives there. */
   enum class Use { after, copies, told };
-  c10::Stream sideStream(Use use, c10::DeviceIndex device);
+  c10::Stream sideStream(Use use, c10::DeviceIndex device, const QueueKey &queue = collectives());
 
  private:
   struct Queue {
@@ -177,7 +179,7 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
   const Peers peers_;
   std::mutex mutex_;  // guards what follows; no other lock is taken under it, but the core's for a new stream
   std::map<QueueKey, Queue> queues_;  // each has a thread
-  std::map<std::pair<Use, c10::DeviceIndex>, orStream_t> sideStreams_;
+  std::map<std::tuple<Use, c10::DeviceIndex, QueueKey>, orStream_t> sideStreams_;
   bool closed_ = false;
 };
 

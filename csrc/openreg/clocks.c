@@ -16,7 +16,8 @@
  *
  * Gates. A stream may wait for an external event before anybody knows what will signal it. What is behind such a gate is
  * remembered by counter, until orSyncOpen joins the signaller's clock into all that is behind it. Clocks that were copied
- * from such a stream name the gate too.
+ * from such a stream name the gate too. An external event that stands for a stream's work (orSanitizerEventAfter) is no gate:
+ * it has that stream's clock from the start, like a record.
  *
  * Values. What a wait for a value orders cannot be seen: host and kernels may write it. All that was queued before is
  * taken to come before, and what is behind it is never reported, until the host has waited for it.
@@ -83,6 +84,7 @@ uint32_t orTimelineOf(orStream_t stream) {
       step(t);
     }
     t->stream = stream;
+    t->aside = false;
   }
   return *known - 1;
 }
@@ -172,7 +174,7 @@ orSync *orTimelineMark(orStream_t stream) {
 orSync *orDeviceMark(int device) {
   orSync *sync = newSync();
   for (uint32_t i = 0; i < timeline_count; i++)
-    if (device < 0 || orHandleDevice(timelines[i].stream) == device)
+    if (!timelines[i].aside && (device < 0 || orHandleDevice(timelines[i].stream) == device))
       syncAddTimeline(sync, &timelines[i]);
   return sync;
 }

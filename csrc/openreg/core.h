@@ -582,7 +582,7 @@ void orSanitizerNoteWait(orStream_t stream, orCell *cell);
 void orSanitizerNoteWaitValue(orStream_t stream);
 /* Of an external event, before its cell is completed. No lock held. */
 void orSanitizerNoteSignal(orCell *cell);
-/* It will be signalled after what is queued on the stream so far. */
+/* It stands for what is queued on the stream so far. */
 void orSanitizerNoteAfter(orCell *cell, orStream_t stream);
 /* The host has seen that a cell is done. */
 void orSanitizerNoteOver(orCell *cell);

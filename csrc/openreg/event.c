@@ -448,3 +448,14 @@ orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream) {
                   : orFail(orErrorInvalidValue,
                            "orSanitizerEventAfter: 0x%" PRIx64 " is not an external event", event);
 }
+
+orError_t orSanitizerEventOver(orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  if (!orSanitizerOn()) return orSuccess;
+  OR_TRY(orEnter());
+  OR_TRY(newestCell(event, &cell, &flags));
+  if (cell) orSanitizerNoteOver(cell);
+  orCellRelease(cell);
+  return orSuccess;
+}

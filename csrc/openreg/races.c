@@ -62,7 +62,8 @@ static orRaceSide sideOf(const orShadow *shadow, bool host) {
                       .counter = shadow->counter,
                       .begin = shadow->range.begin,
                       .end = shadow->range.end,
-                      .write = shadow->write};
+                      .write = shadow->write,
+                      .aside = !host && orTimelineAt(shadow->timeline)->aside};
 }
 
 static orRace *makeRace(const orShadow *earlier, const orShadow *later, bool host) {
@@ -200,6 +201,11 @@ static void advise(const orRace *race, char *text, size_t size) {
              a->operation, first);
     return;
   }
+  if (a->aside) {
+    snprintf(text, size, "work.wait() before %s, work being what %s returned", b->operation,
+             a->operation);
+    return;
+  }
   if (!b->stream) {
     snprintf(text, size, "s.synchronize() before %s, s being %s", b->operation, first);
     return;
@@ -207,7 +213,7 @@ static void advise(const orRace *race, char *text, size_t size) {
   bool by_owner = race->reused && race->owner != b->stream;
   if (by_owner) streamName(first, race->owner);
   snprintf(text, size, "s1.wait_stream(s0) before %s, s0 being %s and s1 %s%s", b->operation, first,
-           streamName(second, b->stream),
+           b->aside ? "the current stream" : streamName(second, b->stream),
            race->lost ? " (the event that it waited for had been recorded again)" : "");
 }
 

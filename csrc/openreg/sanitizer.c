@@ -9,8 +9,8 @@
  * later comes after it.
  *
  * Freed blocks. The caching allocator waits for recorded streams before it hands a block out, so their accesses are
- * forgotten when the block is freed. All others stay, marked with the allocation stream: if whoever has the memory next
- * is not ordered after them, that is a conflict like any other.
+ * forgotten when the block is freed, and so are those that keep their memory (orSanitizerAside). All others stay, marked
+ * with the allocation stream: if whoever has the memory next is not ordered after them, that is a conflict like any other.
  *
  * orSanitizerActive is all that anybody reads while it is off. The rest is under orSanitizerMutex (sanitizer.h), but for
  * what belongs to a thread. Stacks are captured before the mutex is taken; those that nobody refers to any more gather in
@@ -34,6 +34,7 @@ static uint64_t calls;
 
 static _Thread_local const char *operation_name;
 static _Thread_local uint64_t found_here;
+static _Thread_local uint32_t ignored;
 
 static void lock(void) { pthread_mutex_lock(&orSanitizerMutex); }
 static void unlock(void) { pthread_mutex_unlock(&orSanitizerMutex); }
@@ -186,6 +187,7 @@ static orError_t checkAccesses(const char *operation, const orMemoryAccess *acce
 
 static uint64_t tellAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
                         size_t count) {
+  if (ignored) return 0;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return 0; /* it will be refused */
   orTelling t = {.host = !stream};
   void *captured = capture();
@@ -231,6 +233,12 @@ orError_t orSanitizerAccess(orStream_t stream, const char *operation,
 const char *orSanitizerOperation(const char *operation) {
   const char *before = operation_name;
   operation_name = operation;
+  return before;
+}
+
+uint32_t orSanitizerIgnore(uint32_t ignore) {
+  uint32_t before = ignored;
+  ignored = ignore;
   return before;
 }
 
@@ -296,7 +304,7 @@ void orSanitizerNoteSignal(orCell *cell) {
 
 void orSanitizerNoteOver(orCell *cell) {
   lock();
-  if (cell->sync) orHostJoin(cell->sync);
+  if (cell->sync && !ignored) orHostJoin(cell->sync);
   unlock();
 }
 
@@ -316,28 +324,32 @@ orSync *orSanitizerMark(orStream_t stream, int device) {
 
 void orSanitizerReached(orSync *mark) {
   lock();
-  orHostJoin(mark);
+  if (!ignored) orHostJoin(mark);
   orSyncRelease(mark);
   unlock();
 }
 
-orError_t orSanitizerSynchronized(orStream_t stream) {
-  if (!orSanitizerOn() || orInForkedChild()) return orSuccess;
-  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
-  orSanitizerReached(orSanitizerMark(stream, 0));
-  return orSuccess;
-}
-
 void orSanitizerNoteAfter(orCell *cell, orStream_t stream) {
   lock();
-  orSync *gate = syncOf(cell);
-  if (gate && gate->gate) {
-    orSync *mark = orTimelineMark(stream);
-    orSyncJoin(gate, mark);
+  orSync *mark = orTimelineMark(stream);
+  if (cell->sync && cell->sync->gate) { /* somebody waits for it already */
+    orSyncJoin(cell->sync, mark);
     orSyncRelease(mark);
+  } else {
+    orSyncRelease(cell->sync);
+    cell->sync = mark;
   }
   unlock();
+}
+
+orError_t orSanitizerAside(orStream_t stream) {
+  if (!orSanitizerOn()) return orSuccess;
+  OR_TRY(orEnter());
+  if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
+  lock();
+  orTimelineAt(orTimelineOf(stream))->aside = true;
+  unlock();
+  return orSuccess;
 }
 
 /* Queued work is dropped and waits are given up. */
@@ -369,6 +381,7 @@ void orSanitizerNoteFree(uintptr_t start, size_t size, orStream_t owner) {
   for (size_t i = 0; i < count; i++) {
     found[i]->freed = true;
     found[i]->owner = timeline;
+    if (orTimelineAt(found[i]->timeline)->aside) orShadowErase(found[i]);
   }
   unlock();
 }

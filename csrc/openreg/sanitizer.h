@@ -51,6 +51,7 @@ typedef struct orTimeline {
   orStream_t stream; /* the present or latest one */
   orClock clock;     /* at its own index: the counter of what it does now, from 1 */
   uint64_t unsure_from; /* what has this counter or a later one may be ordered by a value; UINT64_MAX: nothing */
+  bool aside; /* nothing runs on it: events alone say what is over */
   uint32_t gate_count;
   uint32_t lost; /* of what it waited for (orSync) */
   uint64_t lost_counter;
@@ -68,7 +69,7 @@ void orTimelineWait(orStream_t stream, orSync *sync);
 void orTimelineWaitValue(orStream_t stream);
 /* Up to here; what follows has a greater counter. */
 orSync *orTimelineMark(orStream_t stream);
-/* All of a device, -1: of all. */
+/* All of a device, -1: of all; but for what is aside. */
 orSync *orDeviceMark(int device);
 /* An event's record in place of `replaced`, which may be null. */
 orSync *orSyncRecord(orStream_t stream, const orSync *replaced);
@@ -150,7 +151,7 @@ typedef struct orRaceSide {
   uint32_t timeline;
   uint64_t counter;
   uintptr_t begin, end;
-  bool write;
+  bool write, aside;
 } orRaceSide;
 
 typedef struct orRace orRace;

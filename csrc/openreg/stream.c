@@ -469,8 +469,12 @@ orError_t orStreamQuery(orStream_t stream) {
   uint64_t queued;
   OR_TRY(orEnter());
   orSchedulePoint();
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot(stream, &s, &queued));
-  if (hasCompleted(s, queued)) return orSanitizerOn() ? orSanitizerSynchronized(stream) : orSuccess;
+  if (hasCompleted(s, queued)) {
+    if (orSanitizerOn()) orSanitizerReached(orSanitizerMark(stream, 0));
+    return orSuccess;
+  }
   if (orScheduleOn())
     orScheduleStep(s, queued); /* whoever asks again gets another answer in the end */
   return orErrorNotReady;

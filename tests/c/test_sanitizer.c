@@ -173,7 +173,7 @@ TEST(sanitizer_is_told_of_other_order) {
   sanitize();
   char *a = deviceMemory(4 * KIB);
   writes(s0, "write", a, KIB);
-  ASSERT_OK(orSanitizerSynchronized(s0));
+  ASSERT_OK(orSanitizerEventOver(record(s0)));
   writes(s1, "write", a, KIB);
   orEvent_t done = newGate();
   ASSERT_OK(orSanitizerEventAfter(done, s1));
@@ -182,6 +182,57 @@ TEST(sanitizer_is_told_of_other_order) {
   openGate(done);
   ASSERT_CLEAN();
   ASSERT_REFUSED(orSanitizerEventAfter(record(s1), s1), orErrorInvalidValue, "external");
+  ASSERT_ERROR(orSanitizerEventOver(s1), orErrorInvalidResourceHandle);
+  ASSERT_ERROR(orSanitizerAside(done), orErrorInvalidResourceHandle);
+}
+
+/* What is told of a stream on which nothing runs; `done` stands for it. */
+static orEvent_t tellAside(orStream_t aside, orStream_t after, char *data) {
+  orEvent_t done = newGate();
+  ASSERT_OK(orStreamWaitEvent(aside, record(after)));
+  ASSERT_OK(orSanitizerAside(aside));
+  writes(aside, "beside", data, KIB);
+  ASSERT_OK(orSanitizerEventAfter(done, aside));
+  return done;
+}
+
+TEST(sanitizer_takes_events_alone_to_order_what_is_aside) {
+  orStream_t s0 = defaultOf(0), s1 = newStream(), aside = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB);
+  for (int signalled = 0; signalled < 2; signalled++) {
+    writes(s0, "write", a, KIB);
+    orEvent_t done = tellAside(aside, s0, a);
+    if (signalled) openGate(done);
+    ASSERT_OK(orDeviceSynchronize());
+    ASSERT_EQ(writes(s0, "write", a, KIB), 1);
+    ASSERT_STR(reportAt(1).advice, "work.wait() before write, work being what beside returned");
+    ASSERT_OK(orSanitizerClearReports());
+    ASSERT_OK(orStreamWaitEvent(s0, done));
+    writes(s0, "write", a, KIB);
+    if (!signalled) openGate(done);
+    done = tellAside(aside, s0, a);
+    if (signalled) openGate(done);
+    ASSERT_OK(orSanitizerEventOver(done));
+    writes(s1, "write", a, KIB);
+    ASSERT_OK(orStreamWaitEvent(s0, record(s1)));
+    if (!signalled) openGate(done);
+    ASSERT_CLEAN();
+  }
+}
+
+TEST(sanitizer_ignores_a_thread_that_works_for_others) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB);
+  writes(s0, "write", a, KIB);
+  ASSERT_EQ(orSanitizerIgnore(1), 0);
+  ASSERT_EQ(writes(s1, "ignored", a, KIB), 0);
+  ASSERT_OK(orMemsetAsync(a, 0, KIB, s1));
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_EQ(orSanitizerIgnore(0), 1);
+  ASSERT_CLEAN();
+  ASSERT_EQ(writes(s1, "late", a, KIB), 1); /* nor has the host waited */
 }
 
 static void doNothing(void *data) { (void)data; }

@@ -214,6 +214,23 @@ TEST(sanitizer_accepts_reuse_after_the_stream_has_joined) {
   ASSERT_CONTAINS(reportAt(1).advice, "s0 being the default stream of openreg:0");
 }
 
+TEST(sanitizer_takes_what_is_aside_to_keep_its_memory) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  for (int aside = 1; aside >= 0; aside--) {
+    sanitize();
+    char *a = block(4 * KIB, s0);
+    if (aside) ASSERT_OK(orSanitizerAside(s1));
+    writes(s1, "beside", a, KIB);
+    ASSERT_OK(orCacheFree(a));
+    ASSERT_PTR(block(4 * KIB, s0), a);
+    ASSERT_EQ(writes(s0, "next", a, KIB), !aside);
+    ASSERT_OK(orCacheFree(a));
+    ASSERT_OK(orSanitizerDisable());
+    ASSERT_OK(orStreamDestroy(s1));
+    s1 = newStream();
+  }
+}
+
 TEST(sanitizer_forgets_memory_that_went_back_to_the_device) {
   orStream_t s0 = defaultOf(0), side = newStream();
   sanitize();

@@ -80,10 +80,16 @@ OR_API uint64_t orSanitizerFound(void);
 
 /* Order that is not made by this library's calls. */
 
-/* The host has learned by other means that what is queued on `stream` so far is done. */
-OR_API orError_t orSanitizerSynchronized(orStream_t stream);
-/* An external event will be signalled only after what is queued on `stream` so far is done. */
+/* An external event that nobody waits for yet stands for what is queued on `stream` so far, as if it had been recorded
+ * there: who waits for it knows of that and of nothing else, whenever it is signalled. */
 OR_API orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream);
+/* The host has learned by other means that the event is done. */
+OR_API orError_t orSanitizerEventOver(orEvent_t event);
+/* What is told of `stream` from now on happens elsewhere, and events alone say when it is over: synchronising the device does
+ * not. Its memory is not freed before. */
+OR_API orError_t orSanitizerAside(orStream_t stream);
+/* Nonzero: what the calling thread touches and waits for is told by somebody else. Returns what it was. */
+OR_API uint32_t orSanitizerIgnore(uint32_t ignore);
 
 #ifdef __cplusplus
 }
