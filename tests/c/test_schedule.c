@@ -10,6 +10,7 @@
 
 #include "gate.h"
 #include "openreg_schedule.h"
+#include "openreg_watchdog.h"
 
 enum { MOST_LETTERS = 4000 };
 
@@ -476,4 +477,80 @@ TEST(schedule_several_threads_come_to_an_end) {
     runThreads(4, workOnThread, streams);
     ASSERT_EQ(strlen(notedInTheEnd()), 160);
   }
+}
+
+/* ---- a schedule begins and ends while another thread is at work: each of its calls comes to its end ---- */
+
+typedef struct Worker {
+  atomic_int rounds;
+  atomic_int stop;
+} Worker;
+
+static void *workOn(void *context) {
+  Worker *w = context;
+  orStream_t a = newStream(), b = newStream();
+  atomic_int ran = 0;
+  void *memory;
+  ASSERT_OK(orMallocHost(&memory, 64));
+  while (!atomic_load(&w->stop)) {
+    orEvent_t event = newEvent(0);
+    launch(a, countKernel, &ran);
+    ASSERT_OK(orEventRecord(event, a));
+    ASSERT_OK(orStreamWaitEvent(b, event));
+    launch(b, countKernel, &ran);
+    ASSERT_OK(orStreamSynchronize(b));
+    launch(a, countKernel, &ran);
+    ASSERT_OK(orEventRecord(event, a));
+    ASSERT_OK(orEventSynchronize(event));
+    ASSERT_OK(orEventDestroy(event));
+    atomic_store((_Atomic uint32_t *)memory, 0);
+    ASSERT_OK(orStreamWaitValue32(a, memory, 1, orWaitValueEq));
+    sched_yield();
+    atomic_store((_Atomic uint32_t *)memory, 1);
+    ASSERT_OK(orStreamSynchronize(a));
+    atomic_fetch_add(&w->rounds, 1);
+  }
+  return NULL;
+}
+
+TEST_WITH_LIMIT(schedule_begins_while_another_thread_works, 20) {
+  static const orSchedulePolicy policies[] = {orScheduleLate, orScheduleFair, orScheduleSeeded,
+                                              orScheduleFair};
+  Worker worker = {0};
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, workOn, &worker), 0);
+  for (int i = 0; i < 2000; i++) {
+    ASSERT_OK(orScheduleSet(policies[i % 4], 7));
+    int rounds = atomic_load(&worker.rounds);
+    while (atomic_load(&worker.rounds) < rounds + 2) sched_yield();
+  }
+  atomic_store(&worker.stop, 1);
+  pthread_join(thread, NULL);
+}
+
+static void *waitForEvent(void *event) {
+  ASSERT_OK(orEventSynchronize(*(orEvent_t *)event));
+  return NULL;
+}
+
+static orError_t signalKernel(void *args) { return orEventSignal(**(orEvent_t **)args, orSuccess); }
+
+static int reportSays(const char *part) {
+  char *text;
+  ASSERT_OK(orHangReport(&text));
+  int says = strstr(text, part) != NULL;
+  free(text);
+  return says;
+}
+
+/* It sleeps when the schedule begins, and what it waits for is a task that only it can make run. */
+TEST(schedule_reaches_a_host_that_sleeps_already) {
+  orEvent_t event = newGate();
+  orStream_t s = newStream();
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, waitForEvent, &event), 0);
+  while (!reportSays("  host thread ")) sched_yield();
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  launch(s, signalKernel, &event);
+  pthread_join(thread, NULL);
 }
