@@ -5,6 +5,7 @@
  * Kernels note their letter in a log. A schedule runs one at a time, so the log needs no lock.
  */
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,6 +139,91 @@ TEST(schedule_every_order_of_three_tasks_comes_up) {
     total += seen[i];
   }
   ASSERT_EQ(total, 200);
+}
+
+enum { MOST_ORDERS = 128, MOST_STEPS = 8 };
+
+/* Every order of some letters that keeps what has to come before what ("ab,bc": a before b, b before c). */
+static struct {
+  char text[MOST_ORDERS][MOST_STEPS];
+  int count, seen[MOST_ORDERS];
+} orders;
+
+static bool mayFollow(const char *rules, const char *order, char letter) {
+  for (const char *rule = rules; *rule; rule += rule[2] ? 3 : 2)
+    if (rule[1] == letter && !strchr(order, rule[0])) return false;
+  return !strchr(order, letter);
+}
+
+static void listOrders(const char *letters, const char *rules, char *order, size_t length) {
+  if (!letters[length]) {
+    ASSERT_LT(orders.count, MOST_ORDERS);
+    strcpy(orders.text[orders.count++], order);
+  }
+  for (const char *letter = letters; *letter; letter++)
+    if (mayFollow(rules, order, *letter)) {
+      order[length] = *letter;
+      listOrders(letters, rules, order, length + 1);
+      order[length] = 0;
+    }
+}
+
+static void seeOrder(const char *order) {
+  int i = 0;
+  while (i < orders.count && strcmp(orders.text[i], order) != 0) i++;
+  if (i == orders.count) FAIL("%s is no order that the program allows", order);
+  orders.seen[i]++;
+}
+
+static void assertEveryOrder(const char *letters, const char *rules, int count, uint64_t seeds,
+                             void (*program)(void)) {
+  char order[MOST_STEPS] = "";
+  listOrders(letters, rules, order, 0);
+  ASSERT_EQ(orders.count, count);
+  for (uint64_t seed = 0; seed < seeds; seed++) {
+    useSeed(seed);
+    program();
+    seeOrder(notedInTheEnd());
+  }
+  for (int i = 0; i < count; i++)
+    if (!orders.seen[i]) FAIL("%s comes up under no seed", orders.text[i]);
+}
+
+/* a then A, b then B, c then C; and B after a. */
+static void runThreeStreams(void) {
+  static orStream_t a, b, c;
+  if (!a) a = newStream(), b = newStream(), c = newStreamOn(1);
+  note(a, 'a');
+  orEvent_t event = markOn(a);
+  note(b, 'b');
+  note(c, 'c');
+  note(a, 'A');
+  ASSERT_OK(orStreamWaitEvent(b, event));
+  note(b, 'B');
+  note(c, 'C');
+  ASSERT_OK(orEventDestroy(event));
+}
+
+TEST_WITH_LIMIT(schedule_every_order_of_three_streams_comes_up, 120) {
+  assertEveryOrder("aAbBcC", "aA,bB,cC,aB", 75, 6000, runThreeStreams);
+}
+
+static void noteHere(char letter) { noteKernel(&letter); }
+
+/* The host's steps 1, 2, 3 come after one call each. */
+static void runBesideHost(void) {
+  static orStream_t a, b;
+  if (!a) a = newStream(), b = newStreamOn(1);
+  note(a, 'a');
+  noteHere('1');
+  note(b, 'b');
+  noteHere('2');
+  note(a, 'A');
+  noteHere('3');
+}
+
+TEST_WITH_LIMIT(schedule_every_order_of_tasks_and_the_host_comes_up, 120) {
+  assertEveryOrder("aAb123", "12,23,aA,1b,2A", 33, 3000, runBesideHost);
 }
 
 /* A host that looks without a call sees the task done, or not. */
