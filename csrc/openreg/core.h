@@ -394,6 +394,7 @@ void orStreamFinishTask(orStream *stream, const orTask *task);
 bool orStreamTryIdle(orStream *stream);
 /* Wakes whoever sleeps for the stream's progress, to help with a copy; false if nobody does. */
 bool orStreamStir(orStream *stream);
+void orStreamWakeSleepers(orStream *stream); /* whatever they wait for */
 /* Every stream of a device (-1: of all) that has unfinished tasks, in turn, with its count of tasks so far: that
  * many were the device's. By the time `fn` runs, the slot may be another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
@@ -432,7 +433,8 @@ struct orCell {
   orCell *next;        /* pool */
   struct orSync *sync; /* the sanitizer's, under its lock; null while it is off */
 };
-enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2 };
+/* STIRRED changes when sleepers should look around. */
+enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_STIRRED = 4 };
 
 orCell *orCellNew(uint32_t refs);
 void orCellRelease(orCell *cell);
@@ -441,6 +443,7 @@ static inline bool orCellDone(const orCell *cell) {
 }
 /* Once. Wakes everybody who waits. */
 void orCellComplete(orCell *cell, orError_t status);
+void orCellWakeSleepers(orCell *cell); /* though it is not done */
 /* By a lane, of the stream it runs: true if the cell is done; false if the stream now waits and is
  * no longer the lane's. */
 bool orCellWaitOrPark(orCell *cell, orStream *stream);
@@ -492,7 +495,7 @@ void orScheduleAwaitCell(orCell *cell);
 /* A stream that has become ready; false if the schedule is off. */
 bool orScheduleHold(orStream *stream);
 /* By lane 0, with a stream from orLaneServe. */
-void orScheduleServe(orStream *stream, int lane);
+void orScheduleServe(orStream *stream);
 /* Something has changed that threads which wait should look at. */
 void orScheduleNotice(void);
 
@@ -556,18 +559,22 @@ void orHangPrint(const char *why);
 extern OR_HIDDEN _Atomic bool orWatching; /* it is there, and wants to know when tasks start */
 /* Once, where a setting asks for it. */
 void orWatchdogStart(void);
-/* A host thread that sleeps, until orHostWaitEnd: for tasks of a stream, or for a cell. */
+/* A host thread that sleeps, until orHostWaitEnd: for tasks of a stream, for a cell, or (both null) for what a schedule
+ * has chosen to run. */
 typedef struct orHostWait {
-  struct orHostWait *next, **at; /* `at` is null where there is no watchdog */
+  struct orHostWait *next, **at;
+  orStream *slot;
   orStream_t stream;
   uint64_t number, since;
-  const orCell *cell;
+  orCell *cell;
   int thread;
   bool told;
 } orHostWait;
-void orHostWaitBegin(orHostWait *wait, orStream *stream, uint64_t number, const orCell *cell);
+void orHostWaitBegin(orHostWait *wait, orStream *stream, uint64_t number, orCell *cell);
 void orHostWaitEnd(orHostWait *wait);
 void orHostWaitsEach(void (*fn)(const orHostWait *wait, void *context), void *context);
+void orHostWaitsStir(void); /* wakes them all to look around */
+
 /* ---- sanitizer.c: hooks, to be called only while it is on ---- */
 
 typedef struct orSync orSync;

@@ -137,20 +137,36 @@ void orCellForget(orCell *cell, orStream *s) {
 }
 
 static void sleepOn(orCell *cell) {
-  if (orScheduleOn()) orScheduleAwaitCell(cell);
-  uint64_t until = orNow() + OR_SPIN_NS;
-  while (!orCellDone(cell) && orNow() < until) orPause();
-  if (orCellDone(cell)) return;
   orHostWait wait;
   void *token = orBlockEnter();
   orHostWaitBegin(&wait, NULL, 0, cell);
   while (!orCellDone(cell) && !orProcessExiting()) {
     uint32_t state = atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+    if (orScheduleOn()) break;
     if (!(state & OR_CELL_DONE) && !orSplitHelp())
-      orFutexWait(&cell->state, OR_CELL_PENDING | OR_CELL_SLEEPERS, 0);
+      orFutexWait(&cell->state, state | OR_CELL_SLEEPERS, 0);
   }
   orHostWaitEnd(&wait);
   orBlockLeave(token);
+}
+
+void orCellWakeSleepers(orCell *cell) {
+  atomic_fetch_xor_explicit(&cell->state, OR_CELL_STIRRED, memory_order_acq_rel);
+  orFutexWake(&cell->state, INT32_MAX);
+}
+
+static bool spinOn(const orCell *cell) {
+  uint64_t until = orNow() + OR_SPIN_NS;
+  while (!orCellDone(cell) && orNow() < until) orPause();
+  return orCellDone(cell);
+}
+
+static void awaitCell(orCell *cell) {
+  while (!orCellDone(cell) && !orProcessExiting())
+    if (orScheduleOn())
+      orScheduleAwaitCell(cell);
+    else if (!spinOn(cell))
+      sleepOn(cell);
 }
 
 /* A mark completes its cell just before it counts as a finished task of its stream. A host that is told of the one must
@@ -167,7 +183,7 @@ static bool isOver(const orCell *cell) {
 
 static void await(orCell *cell) {
   orStream *s = orCellStream(cell);
-  if (!s || !orScheduleOn()) sleepOn(cell);
+  if (!s || !orScheduleOn()) awaitCell(cell);
   if (s && !isOver(cell)) orStreamAwait(s, cell->number);
 }
 

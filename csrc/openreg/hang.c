@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "openreg_schedule.h"
 #include "openreg_watchdog.h"
 
 enum { OR_NAME = 64 };
@@ -266,7 +267,7 @@ static void sayStream(orText *t, const orSeen *s, uint64_t now) {
   if (s->waits != OR_WAITS_NOT)
     sayWait(t, s);
   else if (s->state != OR_STREAM_RUNNING)
-    say(t, ": ready for a lane\n");
+    say(t, ": ready for %s\n", orScheduleOn() ? "the schedule to choose it" : "a lane");
   else if (s->began && s->began < now)
     say(t, ": on lane %d for %.1f s\n", s->lane, seconds(now - s->began));
   else
@@ -283,9 +284,22 @@ static void sayHost(const orHostWait *w, void *context) {
         nameOf(name, cell->stream));
   else if (cell)
     say(t, "external event 0x%" PRIx64 ", which nobody has signalled", cell->event);
-  else
+  else if (w->stream)
     say(t, "task %" PRIu64 " of %s", w->number, nameOf(name, w->stream));
+  else
+    say(t, "what the schedule has chosen to run");
   say(t, ", for %.1f s\n", seconds(orNow() - w->since));
+}
+
+static void saySchedule(orText *t) {
+  static const char *const names[] = {[orScheduleLate] = "late", [orScheduleEarly] = "early"};
+  orSchedulePolicy policy;
+  uint64_t seed;
+  if (!orScheduleOn() || orScheduleGet(&policy, &seed)) return;
+  say(t, "  schedule: ");
+  if (policy == orScheduleSeeded) say(t, "seed %" PRIu64, seed);
+  if (names[policy]) say(t, "%s", names[policy]);
+  say(t, "; tasks run only while a thread is inside a call\n");
 }
 
 static void sayAll(orText *t) {
@@ -296,6 +310,7 @@ static void sayAll(orText *t) {
   for (size_t i = 0; i < p.count; i++) sayStream(t, &p.seen[i], now);
   if (!p.count) say(t, "  no stream has work\n");
   orHostWaitsEach(sayHost, t);
+  saySchedule(t);
   sayCycles(t, &p);
   if (!orGetLaneInfo(&lanes)) say(t, "  lanes: %d of %d started\n", lanes.started, lanes.limit);
   free(p.seen);

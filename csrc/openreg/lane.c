@@ -11,6 +11,7 @@
  *   oldest[p]     since when the first of that list has been
  *   value_count   streams that wait for a value
  *   looking       lanes that look for a stream; raised without the lock
+ *   chosen        what a schedule wants run, for lane 0 alone, which takes it first; the mask's bit OR_CHOSEN
  *
  * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the lock after finding
  * the lists empty. Whoever puts a stream in wakes a lane only if none is looking for one; a lane that takes a stream and
@@ -41,7 +42,8 @@ enum {
   OR_FAIR_NS = 1000000,
   OR_POLL_NS = 200000,
   OR_LINGER = 20,
-  OR_NO_CORE = -2
+  OR_NO_CORE = -2,
+  OR_CHOSEN = 1 << OR_PRIORITIES
 };
 
 typedef struct orLane {
@@ -49,12 +51,13 @@ typedef struct orLane {
   int index;
   bool looking; /* the lane's own; counted in sched.looking */
   bool eager;   /* the lane's own: it spins for long */
+  bool serves;  /* the lane's own: what it has picked was chosen by a schedule */
 } orLane;
 
 static struct {
   pthread_mutex_t lock;
   orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
-  orStream *values;
+  orStream *values, *chosen;
   unsigned idle; /* bit i: lane i sleeps */
   int started;
   bool polling; /* a lane sleeps with a time-out */
@@ -108,7 +111,7 @@ static void push(orStream *s) {
 
 /* The stream that runs next. */
 static orStream *pop(void) {
-  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
   if (!mask) return NULL;
   int p = __builtin_ctz(mask);
   orStream *s = sched.first[p];
@@ -120,14 +123,20 @@ static orStream *pop(void) {
   return s;
 }
 
-/* What a schedule has chosen is for lane 0. */
-static orStream *popFor(const orLane *l) { return l->index && orScheduleOn() ? NULL : pop(); }
+static orStream *popFor(orLane *l) {
+  l->serves = sched.chosen && !l->index;
+  if (OR_LIKELY(!l->serves)) return pop();
+  orStream *s = sched.chosen;
+  sched.chosen = NULL;
+  atomic_fetch_and_explicit(&sched.ready_mask, ~(unsigned)OR_CHOSEN, memory_order_relaxed);
+  return s;
+}
 
 static bool shouldYield(const orStream *s) {
   unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
   int p = levelOf(s);
   if (OR_LIKELY(!mask)) return false;
-  if (mask & ((1u << p) - 1)) return true;
+  if (mask & (((1u << p) - 1) | OR_CHOSEN)) return true;
   return (mask & 1u << p) &&
          orNow() - atomic_load_explicit(&sched.oldest[p], memory_order_relaxed) > OR_FAIR_NS;
 }
@@ -208,7 +217,8 @@ static orLane *chooseWideLane(bool *start) {
 void orLaneServe(orStream *s) {
   bool start;
   pthread_mutex_lock(&sched.lock);
-  push(s);
+  sched.chosen = s;
+  atomic_fetch_or_explicit(&sched.ready_mask, OR_CHOSEN, memory_order_relaxed);
   orLane *l = chooseWideLane(&start);
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
@@ -515,8 +525,10 @@ static void *laneMain(void *arg) {
   if (hook) hook(l->index, l->index == 0);
   for (;;) {
     orStream *s = pick(l);
-    if (orScheduleOn()) {
-      orScheduleServe(s, l->index);
+    if (OR_UNLIKELY(l->serves)) {
+      orScheduleServe(s);
+    } else if (orScheduleOn()) {
+      orLaneSchedule(s); /* was ready when the schedule began */
     } else {
       becomeRunning(s, l->index);
       runStream(s, l);

@@ -11,8 +11,12 @@
  * value, another thread's work. Every such change, and the end of lane 0's work, changes `word`, which the sleeper read
  * before it looked.
  *
- * `orSchedulePolicyNow` is written under `lock` and read anywhere; it changes only while nothing is queued. `plan.lock`
- * is taken last, and guards the rest of `plan` but the atomics:
+ * `orSchedulePolicyNow` is written under `lock` and read anywhere. It changes when nothing is queued, but other threads
+ * may queue at that very moment: what a lane takes from the scheduler's lists once a schedule is on comes here; what is
+ * held when it ends goes there; a goal that is being served then is ended by lane 0 as any other; and hosts that sleep
+ * wake up to sleep in the other way, since they may be the ones that have to make tasks run. A host looks at
+ * the policy after it has entered the list of sleepers and read its futex, which waking changes, so it is not missed.
+ * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
  *   held      streams that can run, in the order of their numbers; linked by ready_next
  *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to null
  *   random    the generator's state
@@ -34,9 +38,9 @@ enum { OR_SPIN_NS = 20000, OR_POLL_NS = 200000, OR_ALL_TASKS = -1, OR_MOST_TASKS
 typedef struct Goal {
   orStream *stream; /* until `count` of its tasks have finished */
   uint64_t count;
-  const orCell *cell; /* until it is done */
-  int tasks;          /* until so many more have finished, or OR_ALL_TASKS */
-  bool waits;         /* for what comes from outside, if nothing can run */
+  orCell *cell; /* until it is done */
+  int tasks;    /* until so many more have finished, or OR_ALL_TASKS */
+  bool waits;   /* for what comes from outside, if nothing can run */
 } Goal;
 
 _Atomic int orSchedulePolicyNow;
@@ -177,12 +181,11 @@ static orStream *next(Goal *g) {
   return s;
 }
 
-void orScheduleServe(orStream *s, int lane) {
+void orScheduleServe(orStream *s) {
   Goal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
-  if (!g || lane) return orLaneSchedule(s); /* was ready when the schedule began */
   do {
     /* A wait that only parks its stream is no task that has run. */
-    if (orLaneRunOne(s, lane) && g->tasks > 0) g->tasks--;
+    if (orLaneRunOne(s, 0) && g->tasks > 0) g->tasks--;
   } while ((s = next(g)));
 }
 
@@ -213,26 +216,39 @@ static bool spinWhile(uint32_t word) {
   return false;
 }
 
-/* Until `word` changes, or a value may have been written by a plain store. */
-static void sleepWhile(uint32_t word, void **token, bool *blocked) {
-  if (spinWhile(word)) return;
-  if (!*blocked) *token = orBlockEnter();
-  *blocked = true;
-  orFutexWait(&plan.word, word, orLaneValueWaits() ? OR_POLL_NS : 0);
+typedef struct Sleep {
+  bool entered;
+  void *token;
+  orHostWait wait;
+} Sleep;
+
+static void enterSleep(Sleep *sleep, const Goal *g) {
+  if (sleep->entered) return;
+  sleep->entered = true;
+  sleep->token = orBlockEnter();
+  orHostWaitBegin(&sleep->wait, g->waits ? g->stream : NULL, g->count, g->cell);
+}
+
+static void leaveSleep(Sleep *sleep) {
+  if (!sleep->entered) return;
+  orHostWaitEnd(&sleep->wait);
+  orBlockLeave(sleep->token);
 }
 
 static void pursue(Goal *g) {
-  void *token = NULL;
-  bool blocked = false;
+  Sleep sleep = {0};
   while (isServed(g) || !orProcessExiting()) { /* a lane has the goal, which is on this stack */
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
       orLanePollValues();
       if (isReached(g) || (!start(g) && !g->waits)) break;
     }
-    sleepWhile(word, &token, &blocked);
+    if (spinWhile(word)) continue;
+    enterSleep(&sleep, g);
+    /* A value may be written by a plain store. */
+    orFutexWait(&plan.word, word, orLaneValueWaits() ? OR_POLL_NS : 0);
   }
-  if (blocked) orBlockLeave(token);
+  leaveSleep(&sleep);
 }
 
 /* ---- points; a task that calls is at none ---- */
@@ -298,6 +314,8 @@ orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed) {
     orLaneSchedule(s);
   }
   orScheduleNotice();
+  orHostWaitsStir();
+  if (policy == orScheduleFair && orLaneValueWaits()) orLaneWakeIdle(1);
   return orSuccess;
 }
 

@@ -183,7 +183,7 @@ uint64_t orStreamCommit(orStream *s, orTask *task) {
 
 /* ---- progress ---- */
 
-static void wakeSleepers(orStream *s) {
+void orStreamWakeSleepers(orStream *s) {
   atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_seq_cst);
   atomic_fetch_add_explicit(&s->wake_word, 1, memory_order_seq_cst);
   orFutexWake(&s->wake_word, INT32_MAX);
@@ -191,7 +191,7 @@ static void wakeSleepers(orStream *s) {
 
 bool orStreamStir(orStream *s) {
   if (atomic_load_explicit(&s->wake_at, memory_order_seq_cst) == UINT64_MAX) return false;
-  wakeSleepers(s);
+  orStreamWakeSleepers(s);
   return true;
 }
 
@@ -203,7 +203,8 @@ void orStreamFinishTask(orStream *s, const orTask *task) {
                         memory_order_relaxed);
   uint64_t n = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
   atomic_store_explicit(&s->completed, n, memory_order_seq_cst);
-  if (OR_UNLIKELY(n >= atomic_load_explicit(&s->wake_at, memory_order_seq_cst))) wakeSleepers(s);
+  if (OR_UNLIKELY(n >= atomic_load_explicit(&s->wake_at, memory_order_seq_cst)))
+    orStreamWakeSleepers(s);
 }
 
 static bool hasCompleted(const orStream *s, uint64_t count) {
@@ -240,6 +241,7 @@ static void sleepUntil(orStream *s, uint64_t count) {
   orHostWaitBegin(&wait, s, count, NULL);
   while (!hasCompleted(s, count) && !orProcessExiting()) {
     uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
+    if (orScheduleOn()) break;
     lowerWakeAt(s, count);
     if (hasCompleted(s, count)) break;
     /* After helping, the others are at their last pieces. */
@@ -254,8 +256,11 @@ static void sleepUntil(orStream *s, uint64_t count) {
 }
 
 void orStreamAwait(orStream *s, uint64_t count) {
-  if (orScheduleOn()) orScheduleAwait(s, count);
-  if (!spinUntil(s, count)) sleepUntil(s, count);
+  while (!hasCompleted(s, count) && !orProcessExiting())
+    if (orScheduleOn())
+      orScheduleAwait(s, count);
+    else if (!spinUntil(s, count))
+      sleepUntil(s, count);
   orLaneHostWaits(false);
 }
 

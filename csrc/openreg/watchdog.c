@@ -2,8 +2,8 @@
  * The watchdog: prints the hang report when something stands still, and at a signal.
  *
  * Its thread is started with the first lane or the first host that sleeps, where a setting asks for it. It alone reads
- * and writes `dog`. `hosts` is the list of host threads that sleep, under `hosts_lock`, a leaf; an entry is on its
- * sleeper's stack. `asked` counts signals, and is the thread's futex: the handler adds one, wakes the thread, and calls
+ * and writes `dog`. `hosts` is the list of host threads that sleep, there without a watchdog too, under `hosts_lock`, a
+ * leaf; an entry is on its sleeper's stack, which has a reference to its cell. `asked` counts signals, and is the thread's futex: the handler adds one, wakes the thread, and calls
  * the handler that was there before; in a forked child it does the last alone. `previous` is written before the handler
  * is there.
  */
@@ -26,13 +26,12 @@ static orHostWait *hosts;
 
 /* ---- host threads that sleep ---- */
 
-void orHostWaitBegin(orHostWait *w, orStream *stream, uint64_t number, const orCell *cell) {
-  w->at = NULL;
-  const orConfig *config = orConfigGet();
-  if (OR_LIKELY(!config->watchdog_ns && !config->watchdog_signal)) return;
+void orHostWaitBegin(orHostWait *w, orStream *stream, uint64_t number, orCell *cell) {
+  static _Thread_local int thread;
+  if (!thread) thread = (int)syscall(SYS_gettid);
   orWatchdogStart();
   *w = (orHostWait){
-      .number = number, .cell = cell, .since = orNow(), .thread = (int)syscall(SYS_gettid)};
+      .slot = stream, .number = number, .cell = cell, .since = orNow(), .thread = thread};
   if (stream) {
     pthread_mutex_lock(&stream->lock);
     w->stream = stream->last_handle;
@@ -47,7 +46,6 @@ void orHostWaitBegin(orHostWait *w, orStream *stream, uint64_t number, const orC
 }
 
 void orHostWaitEnd(orHostWait *w) {
-  if (OR_LIKELY(!w->at)) return;
   pthread_mutex_lock(&hosts_lock);
   *w->at = w->next;
   if (w->next) w->next->at = w->at;
@@ -57,6 +55,15 @@ void orHostWaitEnd(orHostWait *w) {
 void orHostWaitsEach(void (*fn)(const orHostWait *, void *), void *context) {
   pthread_mutex_lock(&hosts_lock);
   for (const orHostWait *w = hosts; w; w = w->next) fn(w, context);
+  pthread_mutex_unlock(&hosts_lock);
+}
+
+void orHostWaitsStir(void) {
+  pthread_mutex_lock(&hosts_lock);
+  for (const orHostWait *w = hosts; w; w = w->next) {
+    if (w->cell) orCellWakeSleepers(w->cell);
+    if (w->slot) orStreamWakeSleepers(w->slot);
+  }
   pthread_mutex_unlock(&hosts_lock);
 }
 

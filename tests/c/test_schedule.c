@@ -5,11 +5,13 @@
  * Kernels note their letter in a log. A schedule runs one at a time, so the log needs no lock.
  */
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gate.h"
 #include "openreg_schedule.h"
+#include "openreg_watchdog.h"
 
 enum { MOST_LETTERS = 4000 };
 
@@ -137,6 +139,91 @@ TEST(schedule_every_order_of_three_tasks_comes_up) {
     total += seen[i];
   }
   ASSERT_EQ(total, 200);
+}
+
+enum { MOST_ORDERS = 128, MOST_STEPS = 8 };
+
+/* Every order of some letters that keeps what has to come before what ("ab,bc": a before b, b before c). */
+static struct {
+  char text[MOST_ORDERS][MOST_STEPS];
+  int count, seen[MOST_ORDERS];
+} orders;
+
+static bool mayFollow(const char *rules, const char *order, char letter) {
+  for (const char *rule = rules; *rule; rule += rule[2] ? 3 : 2)
+    if (rule[1] == letter && !strchr(order, rule[0])) return false;
+  return !strchr(order, letter);
+}
+
+static void listOrders(const char *letters, const char *rules, char *order, size_t length) {
+  if (!letters[length]) {
+    ASSERT_LT(orders.count, MOST_ORDERS);
+    strcpy(orders.text[orders.count++], order);
+  }
+  for (const char *letter = letters; *letter; letter++)
+    if (mayFollow(rules, order, *letter)) {
+      order[length] = *letter;
+      listOrders(letters, rules, order, length + 1);
+      order[length] = 0;
+    }
+}
+
+static void seeOrder(const char *order) {
+  int i = 0;
+  while (i < orders.count && strcmp(orders.text[i], order) != 0) i++;
+  if (i == orders.count) FAIL("%s is no order that the program allows", order);
+  orders.seen[i]++;
+}
+
+static void assertEveryOrder(const char *letters, const char *rules, int count, uint64_t seeds,
+                             void (*program)(void)) {
+  char order[MOST_STEPS] = "";
+  listOrders(letters, rules, order, 0);
+  ASSERT_EQ(orders.count, count);
+  for (uint64_t seed = 0; seed < seeds; seed++) {
+    useSeed(seed);
+    program();
+    seeOrder(notedInTheEnd());
+  }
+  for (int i = 0; i < count; i++)
+    if (!orders.seen[i]) FAIL("%s comes up under no seed", orders.text[i]);
+}
+
+/* a then A, b then B, c then C; and B after a. */
+static void runThreeStreams(void) {
+  static orStream_t a, b, c;
+  if (!a) a = newStream(), b = newStream(), c = newStreamOn(1);
+  note(a, 'a');
+  orEvent_t event = markOn(a);
+  note(b, 'b');
+  note(c, 'c');
+  note(a, 'A');
+  ASSERT_OK(orStreamWaitEvent(b, event));
+  note(b, 'B');
+  note(c, 'C');
+  ASSERT_OK(orEventDestroy(event));
+}
+
+TEST_WITH_LIMIT(schedule_every_order_of_three_streams_comes_up, 120) {
+  assertEveryOrder("aAbBcC", "aA,bB,cC,aB", 75, 6000, runThreeStreams);
+}
+
+static void noteHere(char letter) { noteKernel(&letter); }
+
+/* The host's steps 1, 2, 3 come after one call each. */
+static void runBesideHost(void) {
+  static orStream_t a, b;
+  if (!a) a = newStream(), b = newStreamOn(1);
+  note(a, 'a');
+  noteHere('1');
+  note(b, 'b');
+  noteHere('2');
+  note(a, 'A');
+  noteHere('3');
+}
+
+TEST_WITH_LIMIT(schedule_every_order_of_tasks_and_the_host_comes_up, 120) {
+  assertEveryOrder("aAb123", "12,23,aA,1b,2A", 33, 3000, runBesideHost);
 }
 
 /* A host that looks without a call sees the task done, or not. */
@@ -476,4 +563,80 @@ TEST(schedule_several_threads_come_to_an_end) {
     runThreads(4, workOnThread, streams);
     ASSERT_EQ(strlen(notedInTheEnd()), 160);
   }
+}
+
+/* ---- a schedule begins and ends while another thread is at work: each of its calls comes to its end ---- */
+
+typedef struct Worker {
+  atomic_int rounds;
+  atomic_int stop;
+} Worker;
+
+static void *workOn(void *context) {
+  Worker *w = context;
+  orStream_t a = newStream(), b = newStream();
+  atomic_int ran = 0;
+  void *memory;
+  ASSERT_OK(orMallocHost(&memory, 64));
+  while (!atomic_load(&w->stop)) {
+    orEvent_t event = newEvent(0);
+    launch(a, countKernel, &ran);
+    ASSERT_OK(orEventRecord(event, a));
+    ASSERT_OK(orStreamWaitEvent(b, event));
+    launch(b, countKernel, &ran);
+    ASSERT_OK(orStreamSynchronize(b));
+    launch(a, countKernel, &ran);
+    ASSERT_OK(orEventRecord(event, a));
+    ASSERT_OK(orEventSynchronize(event));
+    ASSERT_OK(orEventDestroy(event));
+    atomic_store((_Atomic uint32_t *)memory, 0);
+    ASSERT_OK(orStreamWaitValue32(a, memory, 1, orWaitValueEq));
+    sched_yield();
+    atomic_store((_Atomic uint32_t *)memory, 1);
+    ASSERT_OK(orStreamSynchronize(a));
+    atomic_fetch_add(&w->rounds, 1);
+  }
+  return NULL;
+}
+
+TEST_WITH_LIMIT(schedule_begins_while_another_thread_works, 20) {
+  static const orSchedulePolicy policies[] = {orScheduleLate, orScheduleFair, orScheduleSeeded,
+                                              orScheduleFair};
+  Worker worker = {0};
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, workOn, &worker), 0);
+  for (int i = 0; i < 2000; i++) {
+    ASSERT_OK(orScheduleSet(policies[i % 4], 7));
+    int rounds = atomic_load(&worker.rounds);
+    while (atomic_load(&worker.rounds) < rounds + 2) sched_yield();
+  }
+  atomic_store(&worker.stop, 1);
+  pthread_join(thread, NULL);
+}
+
+static void *waitForEvent(void *event) {
+  ASSERT_OK(orEventSynchronize(*(orEvent_t *)event));
+  return NULL;
+}
+
+static orError_t signalKernel(void *args) { return orEventSignal(**(orEvent_t **)args, orSuccess); }
+
+static int reportSays(const char *part) {
+  char *text;
+  ASSERT_OK(orHangReport(&text));
+  int says = strstr(text, part) != NULL;
+  free(text);
+  return says;
+}
+
+/* It sleeps when the schedule begins, and what it waits for is a task that only it can make run. */
+TEST(schedule_reaches_a_host_that_sleeps_already) {
+  orEvent_t event = newGate();
+  orStream_t s = newStream();
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, waitForEvent, &event), 0);
+  while (!reportSays("  host thread ")) sched_yield();
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  launch(s, signalKernel, &event);
+  pthread_join(thread, NULL);
 }

@@ -14,6 +14,7 @@
 
 #include "gate.h"
 #include "later_device.h"
+#include "openreg_schedule.h"
 
 /* Good until the next but two. */
 static const char *report(void) {
@@ -25,6 +26,14 @@ static const char *report(void) {
   free(made);
   return text;
 }
+
+static int countOf(const char *part, const char *text) {
+  int count = 0;
+  while ((text = strstr(text, part))) count++, text++;
+  return count;
+}
+
+static int hostsIn(const char *text) { return countOf("  host thread ", text); }
 
 /* Until it says that. */
 static void awaitReport(const char *part) {
@@ -196,6 +205,81 @@ TEST(hang_report_of_a_vendors_copy_that_is_not_finished) {
   ASSERT_OK(orStreamSynchronize(s));
 }
 
+/* ---- hosts that wait, and schedules ---- */
+
+static void *waitForStream(void *stream) {
+  ASSERT_OK(orStreamSynchronize(*(orStream_t *)stream));
+  return NULL;
+}
+
+static void *waitForEvent(void *event) {
+  ASSERT_OK(orEventSynchronize(*(orEvent_t *)event));
+  return NULL;
+}
+
+static pthread_t start(void *(*body)(void *), void *context) {
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, body, context), 0);
+  return thread;
+}
+
+/* A host for a stream, one for an event behind the same gate, one for an event that nobody records. */
+static void reportHosts(void) {
+  atomic_int ran = 0;
+  orStream_t s = newStream();
+  orEvent_t gate = closeGate(s), e = newEvent(0), lone = newGate();
+  launch(s, countKernel, &ran);
+  ASSERT_OK(orEventRecord(e, s));
+  pthread_t threads[] = {start(waitForStream, &s), start(waitForEvent, &e),
+                         start(waitForEvent, &lone)};
+  awaitReport(format(": waits for external event 0x%llx, which nobody has signalled, for ",
+                     (unsigned long long)lone));
+  awaitReport(format(": waits for task 3 of %s, for ", named(s)));
+  while (hostsIn(report()) < 3) sched_yield();
+  awaitReport(format("task 1, orStreamWaitEvent: waits for external event 0x%llx",
+                     (unsigned long long)gate));
+  openGate(gate);
+  openGate(lone);
+  for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+  ASSERT_EQ(hostsIn(report()), 0);
+}
+
+TEST(hang_report_of_hosts_without_a_watchdog) {
+  reportHosts();
+  ASSERT(!strstr(report(), "schedule"));
+}
+
+TEST(hang_report_of_hosts_under_a_schedule) {
+  for (int policy = orScheduleSeeded; policy <= orScheduleEarly; policy++) {
+    ASSERT_OK(orScheduleSet((orSchedulePolicy)policy, 7));
+    reportHosts();
+    ASSERT_CONTAINS(report(), policy == orScheduleSeeded ? "  schedule: seed 7; "
+                              : policy == orScheduleLate ? "  schedule: late; "
+                                                         : "  schedule: early; ");
+  }
+}
+
+static Holder held;
+
+static void *launchHolder(void *stream) {
+  hold(*(orStream_t *)stream, &held);
+  return NULL;
+}
+
+/* The call that queued it runs it. */
+TEST(hang_report_of_a_host_in_a_call_that_is_a_point) {
+  orStream_t a = newStream(), b = newStream();
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  ASSERT_OK(orLaunchSleep(b, 0));
+  awaitReport("task 1, kernel _sleep: ready for the schedule to choose it\n");
+  ASSERT_OK(orScheduleSet(orScheduleEarly, 0));
+  pthread_t thread = start(launchHolder, &a);
+  awaitReport(": waits for what the schedule has chosen to run, for ");
+  ASSERT_CONTAINS(report(), "    task 1, kernel test: on lane 0\n");
+  letGo(&held);
+  pthread_join(thread, NULL);
+}
+
 /* Reports while streams of all kinds go on. */
 static atomic_int done;
 
@@ -226,11 +310,7 @@ TEST_WITH_LIMIT(hang_report_while_all_goes_on, 60) { runThreads(4, workOrReport,
 
 /* ---- the watchdog ---- */
 
-static int reportsIn(const char *text) {
-  int count = 0;
-  while ((text = strstr(text, "openreg: hang report"))) count++, text++;
-  return count;
-}
+static int reportsIn(const char *text) { return countOf("openreg: hang report", text); }
 
 /* A file for stderr that can be read while it is written. */
 static FILE *said;
@@ -294,11 +374,6 @@ TEST(watchdog_tells_how_long_a_kernel_runs) {
   ASSERT_OK(orDeviceSynchronize());
 }
 
-static void *waitForEvent(void *event) {
-  ASSERT_OK(orEventSynchronize(*(orEvent_t *)event));
-  return NULL;
-}
-
 /* No stream has work, and no lane was ever started. */
 TEST(watchdog_tells_of_a_host_that_waits) {
   watch("0.05");
@@ -341,6 +416,20 @@ TEST(watchdog_is_silent_while_all_goes_on) {
     ASSERT_OK(orStreamSynchronize(s));
   }
   ASSERT_STR(heard(), "");
+}
+
+TEST(watchdog_tells_of_a_host_under_a_schedule) {
+  watch("0.05");
+  ASSERT_OK(orScheduleSet(orScheduleSeeded, 3));
+  orStream_t s = newStream();
+  orEvent_t gate = closeGate(s);
+  pthread_t thread = start(waitForStream, &s);
+  awaitReports(1);
+  ASSERT_CONTAINS(heard(), "hang report: a host thread has waited for 0.05 s");
+  ASSERT_CONTAINS(heard(), format(": waits for task 1 of %s, for 0.", named(s)));
+  ASSERT_CONTAINS(heard(), "which nobody has signalled");
+  openGate(gate);
+  pthread_join(thread, NULL);
 }
 
 /* ---- the signal ---- */

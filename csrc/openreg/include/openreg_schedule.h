@@ -32,7 +32,7 @@ typedef enum orSchedulePolicy {
 } orSchedulePolicy;
 
 /* Waits until nothing is queued on any device, then changes over; also from one seed to the same again, which starts
- * anew. Until it returns no other thread may queue. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the
+ * anew. What other threads queue meanwhile runs in the old way or in the new one. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the
  * same at first use. */
 OR_API orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed);
 OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
