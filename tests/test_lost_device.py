@@ -191,6 +191,7 @@ def test_copies_between_devices_are_refused():
 @two_devices
 def test_nothing_waits_for_ever(eventually):
     x, y = torch.zeros(3, device=DEVICE), torch.zeros(3, device=OTHER)
+    torch.openreg.synchronize(0)
     held, side = torch.openreg.Stream(0), torch.openreg.Stream(0)
     there = torch.openreg.current_stream(1)
     with torch.openreg.testing.gate() as gate:
@@ -224,6 +225,7 @@ WAITING = {
 @pytest.mark.parametrize("name", WAITING)
 def test_a_thread_that_waits_is_woken(name):
     x, stream = torch.ones(3, device=DEVICE), torch.openreg.Stream(0)
+    stream.wait_stream(torch.openreg.current_stream(0))
     outcome = []
 
     def wait():

@@ -61,14 +61,14 @@ void orStackDrop(orStack *stack) {
   dead = stack;
 }
 
-static orStack *newStack(void *captured) {
+static orStack *newStack(void *captured, const orSanitizerOptions *by) {
   if (!captured) return NULL;
   orStack *stack = spare_stacks;
   if (stack)
     spare_stacks = stack->next;
   else
     stack = orSanitizerAllocate(sizeof *stack);
-  *stack = (orStack){.stack = captured, .refs = 1};
+  *stack = (orStack){captured, by->release, by->context, .refs = 1};
   return stack;
 }
 
@@ -76,22 +76,21 @@ static orStack *newStack(void *captured) {
 static void releaseDead(void) {
   lock();
   orStack *all = dead, *last = all;
-  orSanitizerOptions now = options;
   dead = NULL;
   unlock();
   if (!all) return;
-  for (orStack *s = all; s; last = s, s = s->next) now.release(s->stack, now.context);
+  for (orStack *s = all; s; last = s, s = s->next) s->release(s->stack, s->context);
   lock();
   last->next = spare_stacks;
   spare_stacks = all;
   unlock();
 }
 
-static void *capture(void) {
+static void *capture(orSanitizerOptions *by) {
   lock();
-  orSanitizerOptions now = options;
+  *by = options;
   unlock();
-  return now.capture ? now.capture(now.context) : NULL;
+  return by->capture ? by->capture(by->context) : NULL;
 }
 
 /* ---- accesses ---- */
@@ -190,9 +189,10 @@ static uint64_t tellAll(orStream_t stream, const char *operation, const orMemory
   if (ignored) return 0;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return 0; /* it will be refused */
   orTelling t = {.host = !stream};
-  void *captured = capture();
+  orSanitizerOptions by; /* others may be set meanwhile */
+  void *captured = capture(&by);
   lock();
-  orStack *stack = newStack(captured);
+  orStack *stack = newStack(captured, &by);
   if (orSanitizerOn()) {
     t.races.call = ++calls;
     t.now.operation = orSanitizerName(operation);
@@ -432,7 +432,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   unlock();
   if (taken)
     return setting ? orSuccess : orFail(orErrorAlreadyExists, "the sanitizer is on already");
-  releaseDead(); /* by the function that belongs to them */
+  releaseDead();
   lock();
   options = given ? *given : (orSanitizerOptions){.size = sizeof options};
   by_setting = setting;

@@ -109,6 +109,8 @@ bool orRangesMeet(const orRange *a, const orRange *b);
 
 typedef struct orStack {
   void *stack;
+  void (*release)(void *stack, void *context); /* of whoever captured it */
+  void *context;
   uint32_t refs;
   struct orStack *next; /* that nobody refers to any more */
 } orStack;

@@ -351,6 +351,41 @@ TEST(sanitizer_keeps_the_stacks_of_a_report) {
   ASSERT_CLEAN();
 }
 
+static int released_by[2];
+
+static void releaseCounted(void *stack, void *context) {
+  ASSERT_PTR(stack, context);
+  ++*(int *)context;
+}
+
+static void *captureSecond(void *context) { return context; }
+
+/* Others switch the options while a thread captures its stack. */
+static void *captureAndSwitch(void *context) {
+  orSanitizerOptions second = {.size = sizeof second,
+                               .capture = captureSecond,
+                               .release = releaseCounted,
+                               .context = &released_by[1]};
+  ASSERT_OK(orSanitizerDisable());
+  ASSERT_OK(orSanitizerEnable(&second));
+  return context;
+}
+
+TEST(sanitizer_releases_a_stack_by_who_captured_it) {
+  orSanitizerOptions first = {.size = sizeof first,
+                              .capture = captureAndSwitch,
+                              .release = releaseCounted,
+                              .context = &released_by[0]};
+  ASSERT_OK(orSanitizerEnable(&first));
+  orStream_t s0 = defaultOf(0);
+  char *a = deviceMemory(4 * KIB);
+  writes(s0, "write", a, KIB);
+  writes(s0, "write", a, KIB);
+  ASSERT_OK(orSanitizerDisable());
+  ASSERT_EQ(released_by[0], 1);
+  ASSERT_EQ(released_by[1], 1);
+}
+
 TEST(sanitizer_reports_the_same_once) {
   orStream_t s0 = defaultOf(0), s1 = newStream();
   sanitizeWithStacks(2);
