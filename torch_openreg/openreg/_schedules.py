@@ -4,6 +4,7 @@ under many."""
 import contextlib
 import gc
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -43,8 +44,8 @@ class schedule(contextlib.ContextDecorator):
     Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
     gives the same order each time, on any machine, if one thread at a time uses the device. Memory
     that is cached and not in use is given back first, so that what a process did before has no
-    part in it. Both ends of the context wait until nothing is queued. Contexts nest; the outer
-    schedule then starts anew.
+    part in it. Both ends of the context wait until nothing is queued; an exception does not wait.
+    The schedule is the whole process's. Contexts nest; the outer schedule then starts anew.
 
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
@@ -63,8 +64,12 @@ class schedule(contextlib.ContextDecorator):
         _C._schedule_set(*self._policy)
         return self
 
-    def __exit__(self, *exc_info):
-        _C._schedule_set(*self._outer.pop())
+    def __exit__(self, error, *_):
+        outer = self._outer.pop()
+        if _C._in_forked_child():  # where no device works
+            return False
+        # On the way out of an error nobody may be left who would open a gate.
+        (_C._schedule_set if error is None else _C._schedule_switch)(*outer)
         return False
 
 
@@ -225,6 +230,19 @@ def _run(fn, seed):
             return Result(error=error.with_traceback(None))
 
 
+def _seeds(schedules):
+    if isinstance(schedules, int) and not isinstance(schedules, bool):
+        if schedules < 1:
+            raise ValueError(f"schedules must be at least 1, not {schedules}")
+        schedules = range(schedules)
+    if isinstance(schedules, str) or not isinstance(schedules, Iterable):
+        raise TypeError(f"schedules must be how many seeds, or the seeds, not {schedules!r}")
+    seeds = ["early", *(seed for seed in schedules if seed != "early")]
+    for seed in seeds:
+        _policy(seed)
+    return seeds
+
+
 def explore(fn, schedules=100, *, progress=None):
     """Calls a function under many schedules and compares what comes out.
 
@@ -246,13 +264,9 @@ def explore(fn, schedules=100, *, progress=None):
     Returns:
         Exploration: print it.
     """
-    if isinstance(schedules, int) and not isinstance(schedules, bool):
-        if schedules < 1:
-            raise ValueError(f"schedules must be at least 1, not {schedules}")
-        schedules = range(schedules)
-    seeds = ["early", *(seed for seed in schedules if seed != "early")]
-    for seed in seeds:
-        _policy(seed)
+    if not callable(fn):
+        raise TypeError(f"explore calls a function; {fn!r} cannot be called")
+    seeds = _seeds(schedules)
     _synchronize()
     found, state, bar = Exploration(), _random_state(), _Bar(len(seeds), progress)
     try:
