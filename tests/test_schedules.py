@@ -324,6 +324,36 @@ def test_schedules_nest_and_end():
     assert x.sum().item() == 0
 
 
+def test_threads_may_leave_in_any_order():
+    outside, (first, second) = _C._schedule_get(), (schedule(3), schedule(5))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _C._schedule_get() == (1, 5)
+    second.__exit__(None, None, None)
+    assert _C._schedule_get() == outside
+    with first, second, first:  # one object, twice
+        assert _C._schedule_get() == (1, 3)
+    assert _C._schedule_get() == outside
+
+
+def test_a_schedule_that_cannot_begin_leaves_nothing(monkeypatch):
+    outside = _C._schedule_get()
+    torch.zeros(1, device="openreg")
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.openreg, "empty_cache", interrupt)
+        with pytest.raises(KeyboardInterrupt), schedule("late"):
+            pass
+    assert _C._schedule_get() == outside
+    with schedule(3):
+        assert _C._schedule_get() == (1, 3)
+    assert _C._schedule_get() == outside
+
+
 def test_errors_are_results():
     def fn(bad):
         x = torch.ones(3, device="openreg")

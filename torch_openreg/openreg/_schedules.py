@@ -4,6 +4,7 @@ under many."""
 import contextlib
 import gc
 import sys
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -33,6 +34,12 @@ def _synchronize():
             torch.openreg.synchronize(index)
 
 
+# What was there before the first context, and what each is that is entered; threads may leave them
+# in any order.
+_entered = []
+_entered_lock = threading.Lock()
+
+
 class schedule(contextlib.ContextDecorator):
     """Runs queued tasks one at a time, in an order that `seed` decides.
 
@@ -54,19 +61,34 @@ class schedule(contextlib.ContextDecorator):
 
     def __init__(self, seed):
         self._policy = _policy(seed)
-        self._outer = []
+        self._mine = []
 
     def __enter__(self):
-        self._outer.append(_C._schedule_get())
-        if is_initialized():
-            torch.openreg.empty_cache()
-            torch.accelerator.empty_host_cache()
-        _C._schedule_set(*self._policy)
+        mine = [self._policy]
+        with _entered_lock:
+            if not _entered:
+                _entered.append([_C._schedule_get()])
+            _entered.append(mine)
+            self._mine.append(mine)
+        try:
+            if is_initialized():
+                torch.openreg.empty_cache()
+                torch.accelerator.empty_host_cache()
+            _C._schedule_set(*self._policy)
+        except BaseException as error:
+            self.__exit__(error)
+            raise
         return self
 
     def __exit__(self, error, *_):
-        outer = self._outer.pop()
-        if _C._in_forked_child():  # where no device works
+        with _entered_lock:
+            mine = self._mine.pop()
+            was_last = _entered[-1] is mine
+            _entered[:] = [entry for entry in _entered if entry is not mine]
+            (outer,) = _entered[-1]
+            if len(_entered) == 1:
+                _entered.clear()
+        if not was_last or _C._in_forked_child():  # where no device works
             return False
         # On the way out of an error nobody may be left who would open a gate.
         (_C._schedule_set if error is None else _C._schedule_switch)(*outer)
