@@ -183,4 +183,5 @@ def pytest_terminal_summary(terminalreporter, config):
         schedule, nodeid = next(iter(schedules.items()))
         terminalreporter.line(f"  replay: {_replay(nodeid, schedule)}")
     if skipped:
-        terminalreporter.line(f"without schedules, being methods of unittest.TestCase: {skipped}")
+        why = "taking no parameters, as methods of unittest.TestCase"
+        terminalreporter.line(f"without schedules, {why}: {skipped}")

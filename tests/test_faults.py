@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from torch.openreg.testing import gate, inject
+from torch.openreg.testing import gate, inject, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_openreg  # noqa: F401
@@ -18,6 +18,10 @@ ERRORS = {
     "kernel_error": RuntimeError,
     "device_lost": torch.AcceleratorError,
 }
+
+
+SHORT = {"slow_stream": {"delay_ms": 0.1}}
+struck = {}  # by test_under_a_schedule
 
 
 def fails(kind):
@@ -136,6 +140,38 @@ def test_statistics_of_an_injected_out_of_memory_are_exact():
     assert after["allocation.all.allocated"] == 0
     assert after["segment.large_pool.current"] == 0  # the cache went back first
     assert kept.sum().item() == 1000
+
+
+@pytest.mark.parametrize("seed", ["early", "late", 0, 1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_a_schedule(kind, seed):
+    """What is struck is the call's place, so it is the same under every order. Both devices are
+    used and one fails; every current figure of its statistics comes back."""
+
+    def figures():
+        gc.collect()
+        torch.openreg.empty_cache()
+        stats = torch.openreg.memory_stats(1)
+        return {key: value for key, value in stats.items() if key.endswith(".current")}
+
+    with schedule(seed):
+        train("openreg:1")
+        before, expected = figures(), train("openreg:0", 2)
+        after = {"out_of_memory": 3, "copy_error": 2}.get(kind, 6)
+        with inject(kind, after=after, device=1, **SHORT.get(kind, {})) as fault:
+            try:
+                train("openreg:1", 2)
+                torch.openreg.synchronize(1)
+            except ERRORS.get(kind, ()):
+                assert kind != "slow_stream"
+            if kind == "device_lost":
+                torch.openreg.reset(1)
+            assert train("openreg:0", 2) == expected
+        assert fault.fired >= 1
+        struck.setdefault(kind, fault.operation)
+        assert fault.operation == struck[kind]
+        assert train("openreg:1", 2) == pytest.approx(train("cpu", 2))
+        assert figures() == before
 
 
 def test_slow_streams_are_right_and_slow():
@@ -336,14 +372,17 @@ def test_it_is_left_by_an_exception():
     [
         ({"kind": "oom"}, ValueError, "unknown fault 'oom'; known are " + ", ".join(KINDS)),
         ({"kind": 3}, ValueError, "unknown fault 3"),
-        ({"after": -1}, ValueError, "after must be 0 or more, got -1"),
-        ({"after": 1.5}, TypeError, "float"),
+        ({"after": -1}, ValueError, r"after must be 0 to 2\*\*64 - 1, got -1"),
+        ({"after": 2**64}, ValueError, rf"after must be 0 to 2\*\*64 - 1, got {2**64}"),
+        ({"after": 1.5}, TypeError, "after must be a whole number, got 1.5"),
         ({"device": 2}, RuntimeError, "device index 2"),
         ({"device": -1}, RuntimeError, "-1"),
         ({"device": "cpu"}, ValueError, "expected an openreg device, got 'cpu'"),
         ({"delay_ms": 5}, ValueError, "delay_ms is for 'slow_stream'"),
         ({"kind": "slow_stream", "delay_ms": -1}, ValueError, "0 to 10000, got -1"),
         ({"kind": "slow_stream", "delay_ms": 10001}, ValueError, "0 to 10000, got 10001"),
+        ({"kind": "slow_stream", "delay_ms": float("nan")}, ValueError, "0 to 10000, got nan"),
+        ({"kind": "slow_stream", "delay_ms": "5"}, TypeError, "must be a number, got '5'"),
     ],
     ids=str,
 )

@@ -167,17 +167,20 @@ def test_it_names_the_operator_that_runs(eventually):
     assert "kernel _sleep: on lane" in torch.openreg.hang_report()
 
 
-def test_the_watchdog_prints_a_stall(run_ok):
+@pytest.mark.parametrize("seed", ["off", "3", "late"])
+def test_the_watchdog_prints_a_stall(run_ok, seed):
     wait = """
     threading.Thread(target=open_when_said, args=["  host thread "]).start()
     """
-    side, said = run_ok(STALL + wait + END, {"OPENREG_WATCHDOG_S": "0.3"}).split(maxsplit=1)
+    settings = {"OPENREG_WATCHDOG_S": "0.3", "OPENREG_SCHEDULE_SEED": seed}
+    side, said = run_ok(STALL + wait + END, settings).split(maxsplit=1)
     # The host may begin to wait when the streams have been told of.
     assert 1 <= said.count("openreg: hang report: ") <= 2
     for text in (
         "for 0.3 s (OPENREG_WATCHDOG_S)\n",
         f"\n  openreg:1 stream 0x{int(side):x}: waiting, priority 0",
         "recorded as task",
+        "lanes" if seed == "off" else f"  schedule: {'' if seed == 'late' else 'seed '}{seed}; ",
     ):
         assert text in said, said
     assert re.search(WAITS, said)

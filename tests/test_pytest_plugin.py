@@ -87,6 +87,62 @@ def test_without_options_nothing_changes(suite):
     )
 
 
+def test_fixtures_of_every_scope_classes_and_marks(suite):
+    """Each run is a test of its own, whatever else pytest makes of it."""
+    text = """
+import pytest
+import torch
+from torch_openreg import _C
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return torch.ones(4, device="openreg")
+
+
+@pytest.fixture(scope="session", params=[1, 2])
+def made(request):
+    return request.param
+
+
+@pytest.fixture
+def unscheduled():
+    assert _C._schedule_get() == (0, 0)
+    yield
+    assert _C._schedule_get() == (0, 0)
+
+
+@pytest.fixture
+def fails():
+    raise LookupError("fixture")
+
+
+@pytest.mark.openreg
+class TestAll:
+    def test_shared(self, shared, unscheduled):
+        assert shared.sum().item() == 4 and _C._schedule_get() != (0, 0)
+
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_parameters(self, n, made, openreg_device):
+        assert n * made
+
+    @pytest.mark.skip
+    def test_skipped(self):
+        pass
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected(self):
+        with torch.openreg.testing.schedule("late"):
+            assert 0
+
+    def test_fixture(self, fails):
+        pass
+"""
+    done = suite(text, "--openreg-schedules=2")
+    done.assert_outcomes(passed=3 + 3 * 4, skipped=3, xfailed=3, errors=3)
+    done.stdout.fnmatch_lines(["test_it.py::TestAll::test_fixture fails under early, 0, 1"])
+
+
 def test_tests_without_the_mark(suite):
     text = """
 import unittest
@@ -103,7 +159,17 @@ class TestUnit(unittest.TestCase):
     suite(text, "--openreg-schedules=2").assert_outcomes(passed=2)
     done = suite(text, "--openreg-schedules=2", "--openreg-schedules-all")
     done.assert_outcomes(passed=4)
-    done.stdout.fnmatch_lines(["without schedules, being methods of unittest.TestCase: 1"])
+    said = "without schedules, taking no parameters, as methods of unittest.TestCase: "
+    done.stdout.fnmatch_lines([said + "1"])
+    doctest = '''def f():
+    """
+    >>> 1 + 1
+    2
+    """
+'''
+    done = suite(doctest, "--openreg-schedules=2", "--openreg-schedules-all", "--doctest-modules")
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines([said + "1"])
 
 
 def test_every_run_starts_from_the_same_random_state(suite):

@@ -1,6 +1,8 @@
 """Schedules: a race shows under some seed and repeats under it; what is right is so under all."""
 
+import gc
 import importlib.util
+import re
 import threading
 import time
 from pathlib import Path
@@ -322,6 +324,36 @@ def test_schedules_nest_and_end():
     assert x.sum().item() == 0
 
 
+def test_threads_may_leave_in_any_order():
+    outside, (first, second) = _C._schedule_get(), (schedule(3), schedule(5))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _C._schedule_get() == (1, 5)
+    second.__exit__(None, None, None)
+    assert _C._schedule_get() == outside
+    with first, second, first:  # one object, twice
+        assert _C._schedule_get() == (1, 3)
+    assert _C._schedule_get() == outside
+
+
+def test_a_schedule_that_cannot_begin_leaves_nothing(monkeypatch):
+    outside = _C._schedule_get()
+    torch.zeros(1, device="openreg")
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.openreg, "empty_cache", interrupt)
+        with pytest.raises(KeyboardInterrupt), schedule("late"):
+            pass
+    assert _C._schedule_get() == outside
+    with schedule(3):
+        assert _C._schedule_get() == (1, 3)
+    assert _C._schedule_get() == outside
+
+
 def test_errors_are_results():
     def fn(bad):
         x = torch.ones(3, device="openreg")
@@ -382,6 +414,96 @@ def test_bad_seeds(seed):
         schedule(seed)
     with pytest.raises(ValueError, match=message):
         explore(lambda: None, [seed])
+
+
+@pytest.mark.parametrize("error", [AssertionError, KeyboardInterrupt])
+def test_an_exception_does_not_wait(error):
+    """The traceback keeps the gate, so it stays closed until the exception is dropped."""
+    outside = _C._schedule_get()
+
+    def fails():
+        gate = testing.gate()
+        x = torch.ones(3, device="openreg")
+        gate.wait()
+        kept.append(x.add_(1))
+        raise error
+
+    kept = []
+    with pytest.raises(error) as info, schedule("late"):
+        fails()
+    assert _C._schedule_get() == outside and not torch.openreg.current_stream().query()
+    info = None  # noqa: F841
+    gc.collect()
+    assert kept[0].tolist() == [2.0] * 3
+
+
+def test_a_fork_under_a_schedule(run_ok):
+    said = run_ok(
+        """
+        import os
+        import torch
+
+        with torch.openreg.testing.schedule(3):
+            x = torch.ones(3, device="openreg")
+            x.add_(1)
+            child = os.fork()
+            if not child:
+                try:
+                    torch.ones(3, device="openreg")
+                except RuntimeError as error:
+                    assert "forked subprocess" in str(error)
+        if not child:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        print(x.tolist())
+        """
+    )
+    assert said == "[2.0, 2.0, 2.0]\n"
+
+
+@pytest.mark.parametrize("seed", ["late", "early", "0", "5"])
+def test_a_process_ends_with_work_queued_and_a_host_that_waits(run_ok, seed):
+    run_ok(
+        """
+        import threading
+        import torch
+
+        x, side = torch.ones(3, device="openreg"), torch.openreg.Stream()
+        gate = torch.openreg.testing.gate()
+        gate.wait(side)
+        for _ in range(50):
+            x.add_(1)
+        with side:
+            y = x + 1
+        threading.Thread(target=side.synchronize, daemon=True).start()
+        while "host thread" not in torch.openreg.hang_report():
+            pass
+        """,
+        {"OPENREG_SCHEDULE_SEED": seed},
+    )
+
+
+def test_a_function_that_always_raises():
+    def fn():
+        torch.ones(3, device="openreg").add_(1)
+        raise LookupError("always")
+
+    found = explore(fn, 3)
+    assert not found.ok and found.different == ["early", 0, 1, 2] and len(found.results) == 1
+    before = _C._schedule_get()
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error):
+            explore(lambda error=error: (_ for _ in ()).throw(error), 3)
+        assert _C._schedule_get() == before
+    with pytest.raises(TypeError, match="None cannot be called"):
+        explore(None, 3)
+
+
+@pytest.mark.parametrize("schedules", ["late", True, 2.5, None])
+def test_what_is_no_number_of_schedules(schedules):
+    message = f"how many seeds, or the seeds, not {re.escape(repr(schedules))}"
+    with pytest.raises(TypeError, match=message):
+        explore(lambda: None, schedules)
 
 
 def test_bad_numbers_of_schedules():

@@ -47,6 +47,9 @@ def test_modes():
         openreg.set_sync_debug_mode(3)
     with pytest.raises(RuntimeError, match=r"debug_mode -1, expected"):
         openreg.set_sync_debug_mode(-1)
+    for mode in (1.5, None, b"warn"):
+        with pytest.raises(TypeError, match=f"'warn' or 'error', not {mode!r}"):
+            openreg.set_sync_debug_mode(mode)
     assert openreg.get_sync_debug_mode() == 0
 
 

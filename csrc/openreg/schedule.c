@@ -11,8 +11,8 @@
  * value, another thread's work. Every such change, and the end of lane 0's work, changes `word`, which the sleeper read
  * before it looked.
  *
- * `orSchedulePolicyNow` is written under `lock` and read anywhere. It changes when nothing is queued, but other threads
- * may queue at that very moment: what a lane takes from the scheduler's lists once a schedule is on comes here; what is
+ * `orSchedulePolicyNow` is written under `lock` and read anywhere. It changes when nothing is queued, but for orScheduleSwitch and
+ * threads that queue at that very moment: what a lane takes from the scheduler's lists once a schedule is on comes here; what is
  * held when it ends goes there; a goal that is being served then is ended by lane 0 as any other; and hosts that sleep
  * wake up to sleep in the other way, since they may be the ones that have to make tasks run. A host looks at
  * the policy after it has entered the list of sleepers and read its futex, which waking changes, so it is not missed.
@@ -298,12 +298,12 @@ static void configure(void) {
 
 void orScheduleConfigure(void) { pthread_once(&configured, configure); }
 
-orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed) {
+static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   OR_TRY(orEnterBlocking());
   if (policy < orScheduleFair || policy > orScheduleEarly)
     return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 3 are known", (int)policy);
   orScheduleConfigure();
-  orStreamSettle();
+  if (settle) orStreamSettle();
   pthread_mutex_lock(&plan.lock);
   begin(policy, seed);
   orStream *left = plan.held;
@@ -317,6 +317,14 @@ orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed) {
   orHostWaitsStir();
   if (policy == orScheduleFair && orLaneValueWaits()) orLaneWakeIdle(1);
   return orSuccess;
+}
+
+orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed) {
+  return change(policy, seed, true);
+}
+
+orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed) {
+  return change(policy, seed, false);
 }
 
 orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {

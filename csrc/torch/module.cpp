@@ -329,6 +329,11 @@ void setSchedule(int policy, uint64_t seed) {
   OPENREG_CHECK(orScheduleSet(static_cast<orSchedulePolicy>(policy), seed));
 }
 
+void switchSchedule(int policy, uint64_t seed) {
+  WithoutGil unlocked;
+  OPENREG_CHECK(orScheduleSwitch(static_cast<orSchedulePolicy>(policy), seed));
+}
+
 std::tuple<int, uint64_t> schedule() {
   orSchedulePolicy policy{};
   uint64_t seed = 0;
@@ -344,6 +349,7 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_add_devices", &addDevices);
   m.def("_lane_info", &laneInfo);
   m.def("_schedule_set", &setSchedule);
+  m.def("_schedule_switch", &switchSchedule);
   m.def("_schedule_get", &schedule);
   m.def("_fallback_stats", &fallbackStats);
   m.def("_set_sync_debug_mode", &setSyncDebugMode);

@@ -506,6 +506,24 @@ TEST(schedule_changes_over_when_all_has_run) {
   }
 }
 
+TEST(schedule_switches_over_though_a_stream_waits) {
+  orStream_t a = newStream(), b = newStream();
+  atomic_int ran = 0;
+  for (int policy = orScheduleSeeded; policy <= orScheduleEarly; policy++) {
+    atomic_store(&ran, 0);
+    ASSERT_OK(orScheduleSwitch((orSchedulePolicy)policy, 7));
+    orEvent_t gate = closeGate(a);
+    launch(a, countKernel, &ran);
+    launch(b, countKernel, &ran);
+    ASSERT_OK(orScheduleSwitch(orScheduleLate, 7));
+    ASSERT_OK(orScheduleSwitch(orScheduleFair, 7));
+    awaitInt(&ran, 1); /* by a lane of its own accord */
+    openGate(gate);
+    awaitInt(&ran, 2);
+  }
+  ASSERT_REFUSED(orScheduleSwitch((orSchedulePolicy)-1, 0), orErrorInvalidValue, "policy -1");
+}
+
 TEST(schedule_bad_policies_are_refused) {
   uint64_t seed;
   ASSERT_REFUSED(orScheduleSet((orSchedulePolicy)4, 0), orErrorInvalidValue, "policy 4; 0 to 3");

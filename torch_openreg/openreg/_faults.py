@@ -1,6 +1,7 @@
 """Faults on order: ``torch.openreg.testing.inject``."""
 
 import operator
+from numbers import Real
 
 from .. import _C
 from ._utils import device_index
@@ -38,13 +39,17 @@ class inject:
     def __init__(self, kind, after=0, device=None, *, delay_ms=None):
         if kind not in _KINDS:
             raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_KINDS)}")
+        if not hasattr(after, "__index__"):
+            raise TypeError(f"after must be a whole number, got {after!r}")
         after = operator.index(after)
-        if after < 0:
-            raise ValueError(f"after must be 0 or more, got {after}")
+        if not 0 <= after < 2**64:
+            raise ValueError(f"after must be 0 to 2**64 - 1, got {after}")
         if delay_ms is not None and kind != "slow_stream":
             raise ValueError(f"delay_ms is for 'slow_stream', not for {kind!r}; got {delay_ms}")
         if delay_ms is None:
             delay_ms = 5 if kind == "slow_stream" else 0
+        if not isinstance(delay_ms, Real):
+            raise TypeError(f"delay_ms must be a number, got {delay_ms!r}")
         if not 0 <= delay_ms <= _MOST_MS:
             raise ValueError(f"delay_ms must be 0 to {_MOST_MS}, got {delay_ms}")
         self.kind = kind

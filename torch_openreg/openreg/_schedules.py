@@ -4,6 +4,8 @@ under many."""
 import contextlib
 import gc
 import sys
+import threading
+from collections.abc import Iterable
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -32,6 +34,12 @@ def _synchronize():
             torch.openreg.synchronize(index)
 
 
+# What was there before the first context, and what each is that is entered; threads may leave them
+# in any order.
+_entered = []
+_entered_lock = threading.Lock()
+
+
 class schedule(contextlib.ContextDecorator):
     """Runs queued tasks one at a time, in an order that `seed` decides.
 
@@ -43,8 +51,8 @@ class schedule(contextlib.ContextDecorator):
     Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
     gives the same order each time, on any machine, if one thread at a time uses the device. Memory
     that is cached and not in use is given back first, so that what a process did before has no
-    part in it. Both ends of the context wait until nothing is queued. Contexts nest; the outer
-    schedule then starts anew.
+    part in it. Both ends of the context wait until nothing is queued; an exception does not wait.
+    The schedule is the whole process's. Contexts nest; the outer schedule then starts anew.
 
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
@@ -53,18 +61,37 @@ class schedule(contextlib.ContextDecorator):
 
     def __init__(self, seed):
         self._policy = _policy(seed)
-        self._outer = []
+        self._mine = []
 
     def __enter__(self):
-        self._outer.append(_C._schedule_get())
-        if is_initialized():
-            torch.openreg.empty_cache()
-            torch.accelerator.empty_host_cache()
-        _C._schedule_set(*self._policy)
+        mine = [self._policy]
+        with _entered_lock:
+            if not _entered:
+                _entered.append([_C._schedule_get()])
+            _entered.append(mine)
+            self._mine.append(mine)
+        try:
+            if is_initialized():
+                torch.openreg.empty_cache()
+                torch.accelerator.empty_host_cache()
+            _C._schedule_set(*self._policy)
+        except BaseException as error:
+            self.__exit__(error)
+            raise
         return self
 
-    def __exit__(self, *exc_info):
-        _C._schedule_set(*self._outer.pop())
+    def __exit__(self, error, *_):
+        with _entered_lock:
+            mine = self._mine.pop()
+            was_last = _entered[-1] is mine
+            _entered[:] = [entry for entry in _entered if entry is not mine]
+            (outer,) = _entered[-1]
+            if len(_entered) == 1:
+                _entered.clear()
+        if not was_last or _C._in_forked_child():  # where no device works
+            return False
+        # On the way out of an error nobody may be left who would open a gate.
+        (_C._schedule_set if error is None else _C._schedule_switch)(*outer)
         return False
 
 
@@ -225,6 +252,19 @@ def _run(fn, seed):
             return Result(error=error.with_traceback(None))
 
 
+def _seeds(schedules):
+    if isinstance(schedules, int) and not isinstance(schedules, bool):
+        if schedules < 1:
+            raise ValueError(f"schedules must be at least 1, not {schedules}")
+        schedules = range(schedules)
+    if isinstance(schedules, str) or not isinstance(schedules, Iterable):
+        raise TypeError(f"schedules must be how many seeds, or the seeds, not {schedules!r}")
+    seeds = ["early", *(seed for seed in schedules if seed != "early")]
+    for seed in seeds:
+        _policy(seed)
+    return seeds
+
+
 def explore(fn, schedules=100, *, progress=None):
     """Calls a function under many schedules and compares what comes out.
 
@@ -246,13 +286,9 @@ def explore(fn, schedules=100, *, progress=None):
     Returns:
         Exploration: print it.
     """
-    if isinstance(schedules, int) and not isinstance(schedules, bool):
-        if schedules < 1:
-            raise ValueError(f"schedules must be at least 1, not {schedules}")
-        schedules = range(schedules)
-    seeds = ["early", *(seed for seed in schedules if seed != "early")]
-    for seed in seeds:
-        _policy(seed)
+    if not callable(fn):
+        raise TypeError(f"explore calls a function; {fn!r} cannot be called")
+    seeds = _seeds(schedules)
     _synchronize()
     found, state, bar = Exploration(), _random_state(), _Bar(len(seeds), progress)
     try:

@@ -197,6 +197,8 @@ def set_sync_debug_mode(debug_mode):
                 "`error`"
             )
         debug_mode = _SYNC_DEBUG_MODES[debug_mode]
+    elif not isinstance(debug_mode, int):
+        raise TypeError(f"debug_mode is 0, 1, 2, 'default', 'warn' or 'error', not {debug_mode!r}")
     _C._set_sync_debug_mode(debug_mode)
 
 

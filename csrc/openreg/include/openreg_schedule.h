@@ -35,6 +35,8 @@ typedef enum orSchedulePolicy {
  * anew. What other threads queue meanwhile runs in the old way or in the new one. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the
  * same at first use. */
 OR_API orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed);
+/* The same at once, for a program on its way out of an error: what is queued goes on in the new way. */
+OR_API orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed);
 OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
 
 /* For a thread that is about to wait for a stream's work by other means than the library's: under a schedule, runs
