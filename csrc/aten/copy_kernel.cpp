@@ -102,8 +102,8 @@ class DenormalMode {
 
 /* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and merged where possible.
  * Loops below `chunked_` are whole in each unit, that one is cut into steps, those above are taken one by one. A piece
- * is a range of units: one at first, as help is called after it, then a share of what is left, so that a piece's
- * own cost (1.5 us) is paid seldom and the last ones are small. */
+ * is a range of units: one at first, as help is called after it, then a core's share of what is left, so that a piece's
+ * own cost (1.1 us) is paid seldom and the last ones are small. */
 class SplitCopy {
  public:
   SplitCopy(const Tensor &dst, const Tensor &src) : flush_(CallerState::now().flush) {
@@ -134,8 +134,9 @@ class SplitCopy {
   void run() {
     int64_t units = steps_;
     for (size_t i = chunked_ + 1; i < shape_.size(); ++i) units *= shape_[i];
-    const int64_t shares = 2 * static_cast<int64_t>(std::thread::hardware_concurrency());
-    for (int64_t end = 1; end < units; end += std::max<int64_t>(1, (units - end) / shares)) {
+    // It reads a file of the system's each time (14 us).
+    static const auto cores = std::max<int64_t>(2, std::thread::hardware_concurrency());
+    for (int64_t end = 1; end < units; end += std::max<int64_t>(1, (units - end) / cores)) {
       ends_.push_back(end);
     }
     ends_.push_back(units);
