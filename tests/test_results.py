@@ -158,6 +158,73 @@ def test_gradients_that_are_zero_everywhere(dtype):
     alike(program)
 
 
+# ---- Strides, where arguments' do not agree ----
+
+
+def images(device, n, dtype=torch.float32):
+    x = torch.arange(n * 24).view(n, 3, 2, 4).to(dtype)
+    return x.to(device).to(memory_format=torch.channels_last)
+
+
+def columns(device, n, dtype=torch.float32):
+    """A part of a matrix, turned."""
+    return torch.arange(2 * n * 5).view(5, 2 * n).to(dtype).to(device)[:, ::2].t()
+
+
+STRIDES = {
+    "a part of a row's mask": lambda d, n: torch.where(
+        (torch.arange(4) > 1).to(d), images(d, n), 0.0
+    ),
+    "channels last and contiguous": lambda d, n: (
+        torch.where(images(d, n) > n, images(d, n), images(d, n).contiguous()),
+        images(d, n).contiguous().logical_and(images(d, n)),
+    ),
+    "one number for each image": lambda d, n: (
+        images(d, n) // torch.arange(1.0, 4).to(d).view(3, 1, 1)
+    ),
+    "turned": lambda d, n: torch.complex(columns(d, n), torch.ones(5).to(d)),
+    # These depend on what the CPU's kernel casts before it looks.
+    "one number, cast": lambda d, n: (
+        torch.ones((), device=d).expand(n, 5) * columns(d, n, torch.float64)
+    ),
+    "a comparison": lambda d, n: (
+        torch.ones(1, 5, dtype=torch.int32, device=d).expand(n, 5) == columns(d, n)
+    ),
+    "integers made floating": lambda d, n: (
+        torch.arange(5).to(d).expand(n, 5) / columns(d, n, torch.long),
+        columns(d, n, torch.uint8)[:, 1:2].sigmoid().neg(),
+        torch.arange(n + 4).to(d).unfold(0, 5, 1).atan2(columns(d, n, torch.long)),
+    ),
+    "where with two dtypes": lambda d, n: torch.where(
+        columns(d, n) > 2, torch.ones((), device=d).expand(n, 5), columns(d, n, torch.float64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_strides(name):
+    # The first size may teach dtypes; what the others give is inferred from them.
+    alike(lambda device: [STRIDES[name](device, n) for n in (2, 3, 4)])
+
+
+def test_the_gradient_of_a_spectrogram():
+    def program(device):
+        x = drawn(device, 400)
+        spectrum = torch.stft(x, 64, 16, window=torch.ones(64, device=device), return_complex=True)
+        spectrum.abs().sum().backward()
+        return spectrum, x.grad
+
+    alike(program)
+
+
+def test_ldexp_does_not_overflow_before_its_result_does():
+    def program(device):
+        x, exponent = torch.tensor([1e-30, -3e-20]).to(device), torch.tensor([130, 140]).to(device)
+        return x.ldexp(exponent), torch.ldexp(x, exponent, out=x.new_empty(2)), x.ldexp_(exponent)
+
+    assert alike(program)[0].isfinite().all()
+
+
 # ---- Errors ----
 
 MISTAKES = {

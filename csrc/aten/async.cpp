@@ -25,6 +25,7 @@
 #include "alias.h"
 #include "cpu_memory.h"
 #include "queued.h"
+#include "strides.h"
 
 namespace torch_openreg {
 
@@ -312,7 +313,9 @@ void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
 
 /* What was made is what was promised, but for strides that nobody could promise. */
 void checkResult(const at::Tensor &made, const Layout &layout, const Task &task) {
-  const bool kept = task.memo->exactStrides ? layout.describes(made) : layout.describesSizes(made);
+  const bool kept = layout.describesSizes(made) &&
+                    (!made.defined() || !task.memo->exactStrides ||
+                     sameStrides(layout.sizes(), made.strides(), layout.strides()));
   TORCH_CHECK(kept, "a kernel of ", task.info.name, " made a result of sizes ",
               made.defined() ? made.sizes() : c10::IntArrayRef(), " and strides ",
               made.defined() ? made.strides() : c10::IntArrayRef(), " where ", layout.sizes(),
@@ -349,7 +352,7 @@ void Task::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
     if (!made.defined()) return;
     const Reserved &to = reserved[next++];
     const bool there = made.storage().data() == to.address && made.storage_offset() == 0 &&
-                       made.strides() == layout.strides();
+                       sameStrides(layout.sizes(), made.strides(), layout.strides());
     if (layout.bytes != 0 && !there) moves.push_back({std::move(made), layout, to});
   });
   if (!moves.empty()) finishMoves(reserved, moves);

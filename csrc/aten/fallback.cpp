@@ -456,7 +456,8 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
     if (memo->results.size() == op.schema().returns().size()) return enqueue(std::move(memo));
   }
   const std::vector<Layout> before = layoutsOf(arguments);
-  if (info.inferable) {
+  const bool inferable = info.inferable && metaKnowsStrides(info, arguments);
+  if (inferable) {
     infer(op, info, stack);
   } else if (auto ruled = inferByRule(info, arguments)) {
     addMemo(key, ruled);
@@ -466,7 +467,7 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   }
   const size_t count = op.schema().returns().size();
   memo = lesson(info, arguments, before, torch::jit::last(*stack, count));
-  if (!info.inferable) learnTypes(info, arguments, *memo);
+  if (!inferable) learnTypes(info, arguments, *memo);
   addMemo(key, std::move(memo));
 }
 

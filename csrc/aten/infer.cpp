@@ -6,9 +6,13 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <optional>
+
+#include "strides.h"
 
 namespace torch_openreg {
 
@@ -16,7 +20,7 @@ namespace {
 
 using c10::IValue;
 using Arguments = c10::ArrayRef<IValue>;
-using Sizes = c10::SmallVector<int64_t, 5>;
+using Sizes = c10::DimVector;
 
 constexpr int64_t kOfTypes = -1;  // no OpInfo is at this address
 
@@ -45,38 +49,15 @@ bool broadcast(c10::ArrayRef<const at::Tensor *> tensors, Sizes &sizes) {
   return true;
 }
 
-/* What TensorIterator chooses where the choice is easy: the inputs' own strides if all have the same, else
- * contiguous ones. */
-void appendStrides(c10::ArrayRef<const at::Tensor *> tensors, Layout &layout) {
-  const size_t dims = layout.dims.size();
-  const c10::IntArrayRef sizes(layout.dims.data(), dims);
-  const at::Tensor *model = nullptr;
-  bool alike = true;
-  for (const at::Tensor *tensor : tensors) {
-    if (tensor->dim() == 0) continue;
-    if (model == nullptr) model = tensor;
-    alike &= tensor->sizes() == sizes && tensor->strides() == model->strides();
-  }
-  if (model != nullptr && alike && model->is_non_overlapping_and_dense()) {
-    const c10::IntArrayRef strides = model->strides();
-    layout.dims.append(strides.begin(), strides.end());
-    return;
-  }
-  layout.dims.resize(2 * dims);
-  int64_t stride = 1;
-  for (size_t i = dims; i-- > 0;) {
-    layout.dims[dims + i] = stride;
-    stride *= std::max<int64_t>(layout.dims[i], 1);
-  }
-}
-
 std::optional<Layout> pointwiseLayout(const OpInfo &info, Arguments arguments) {
   c10::SmallVector<const at::Tensor *, 4> tensors;
   Sizes sizes;
   if (!readTensors(info, arguments, false, tensors) || !broadcast(tensors, sizes)) return {};
+  const std::optional<Sizes> strides = pointwiseStrides(tensors, sizes);
+  if (!strides) return {};
   Layout layout;
   layout.dims.append(sizes.begin(), sizes.end());
-  appendStrides(tensors, layout);
+  layout.dims.append(strides->begin(), strides->end());
   return layout;
 }
 
@@ -110,7 +91,8 @@ std::optional<Layout> reducedLayout(const OpInfo &info, Arguments arguments) {
     if (!reduced[i]) layout.dims.push_back(sizes[i]);
     if (reduced[i] && keep) layout.dims.push_back(1);
   }
-  appendStrides({}, layout);
+  const Sizes strides = c10::contiguous_strides(layout.dims);
+  layout.dims.append(strides.begin(), strides.end());
   return layout;
 }
 
@@ -223,6 +205,14 @@ std::shared_ptr<Memo> memoOfOutputs(const OpInfo &info) {
     if (info.isWritten[i]) memo->results.push_back(Result{static_cast<int>(i), false, {}});
   }
   return memo;
+}
+
+bool metaKnowsStrides(const OpInfo &info, Arguments arguments) {
+  c10::SmallVector<const at::Tensor *, 4> tensors;
+  Sizes sizes;
+  return info.inPlace || info.rule != SizeRule::kPointwise ||
+         !readTensors(info, arguments, false, tensors) || !broadcast(tensors, sizes) ||
+         pointwiseStrides(tensors, sizes).has_value();
 }
 
 std::shared_ptr<const Memo> inferByRule(const OpInfo &info, Arguments arguments) {

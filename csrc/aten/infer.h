@@ -19,6 +19,9 @@ namespace torch_openreg {
 /* The memo for a call with new shapes, or null: it has to be waited for. */
 std::shared_ptr<const Memo> inferByRule(const OpInfo &info, c10::ArrayRef<c10::IValue> arguments);
 
+/* False: the CPU's kernel may give its result other strides than the meta function, as it casts first. */
+bool metaKnowsStrides(const OpInfo &info, c10::ArrayRef<c10::IValue> arguments);
+
 /* Promises the tensors that are written, as they are, and nothing else. */
 std::shared_ptr<Memo> memoOfOutputs(const OpInfo &info);
 

@@ -77,6 +77,7 @@ std::shared_ptr<const Memo> lesson(const OpInfo &info, Arguments arguments,
   auto memo = std::make_shared<Memo>();
   std::unordered_set<const void *> storages;
   memo->usable = unchanged(info, arguments, before, memo->resizes);
+  memo->exactStrides = info.rule != SizeRule::kPointwise;  // a meta function's may be a guess too
   for (const IValue &value : results) {
     Result result;
     result.argument = argumentThatIs(value, info, arguments);

@@ -127,6 +127,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
         "native_channel_shuffle", "addr_", "conj_physical_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
+  // Its composite kernel multiplies by a power, which may overflow, where the CPU has a kernel that cannot.
+  for (const char *name : {"ldexp.Tensor", "ldexp_", "ldexp.out"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
+  }
   // Their composite kernel asks for one of this device's.
   for (const char *name : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
