@@ -730,6 +730,19 @@ def test_more_than_are_kept():
     assert len(sanitizer.reports()) == 1000
 
 
+def test_many_columns():
+    here, side = stream_pair()
+    x = torch.zeros(30, 500, device=DEVICE)
+    side.wait_stream(here)
+    with side:
+        for i in range(499):
+            x[:, i].add_(1)
+    for column, reported in ((0, 1), (250, 2), (498, 3), (499, 3)):
+        x[:, column].mul_(2)
+        assert len(sanitizer.reports()) == reported, column
+    here.wait_stream(side)
+
+
 def test_modes():
     assert sanitizer.is_enabled()
     race()

@@ -435,8 +435,33 @@ TEST(sanitizer_keeps_few_pieces_of_one_hull) {
   sanitizeWithStacks(0);
   char *a = deviceMemory(4 * MIB);
   for (int i = 0; i < 16000; i++) tellStrided(s0, a + (size_t)i * 4, 4, 1, rows, pitch);
-  ASSERT_LT(alive(), 100);
+  ASSERT_LT(alive(), 1100);
   ASSERT_EQ(tellStrided(s1, a + 15999 * 4, 4, 1, rows, pitch), 1);
+}
+
+TEST(sanitizer_remembers_a_thousand_columns) {
+  static const size_t rows[] = {64}, pitch[] = {64 * KIB};
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * MIB);
+  for (int i = 0; i < 1000; i++) tellStrided(s0, a + (size_t)i * 4, 4, 1, rows, pitch);
+  ASSERT_EQ(reads(s1, "of the first", a + 64 * KIB, 4), 1);
+  ASSERT_EQ(tellStrided(s1, a + 999 * 4, 4, 1, rows, pitch), 2);
+  ASSERT_EQ(tellStrided(s1, a + 1000 * 4, 4, 1, rows, pitch), 0);
+}
+
+/* As of a cache of keys of which each step reads what there is so far. */
+TEST(sanitizer_keeps_the_widest_of_one_pattern) {
+  static const size_t rows[] = {64}, pitch[] = {64 * KIB};
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitizeWithStacks(0);
+  char *a = deviceMemory(4 * MIB);
+  for (size_t i = 1; i <= 900; i++) tellStrided(s0, a, i * 4, 1, rows, pitch);
+  ASSERT_LT(alive(), 10);
+  for (size_t i = 1; i <= 300; i++) tellStrided(s0, a, i * 4, 1, rows, pitch);
+  ASSERT_GE(alive(), 2); /* a narrower one covers no wider one */
+  ASSERT_EQ(tellStrided(s1, a + 899 * 4, 4, 1, rows, pitch), 1);
+  ASSERT_EQ(tellStrided(s1, a + 900 * 4, 4, 1, rows, pitch), 0);
 }
 
 /* Nothing of it is superfluous, so the oldest have to go. */
