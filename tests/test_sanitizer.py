@@ -656,6 +656,116 @@ def test_warnings():
     assert str(warning.message) == str(sanitizer.reports()[0])
 
 
+def test_one_warning_of_a_pair():
+    side = openreg.Stream()
+    a = torch.ones(10, device=DEVICE)
+    with warnings.catch_warnings(record=True) as calls:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            a.add_(1)
+            with side:
+                a.mul_(2)
+    assert [report.number for report in sanitizer.reports()] == [1, 2]  # each after the other
+    assert len(calls) == 3, calls  # and one of the fill
+
+
+def test_an_error_each_time():
+    sanitizer.enable("error")
+    side = openreg.Stream()
+    a = torch.ones(10, device=DEVICE)
+    texts = set()
+    for _ in range(3):
+        with pytest.raises(sanitizer.DataRaceError, match=r"^data race 1 on") as error, side:
+            a.mul_(5)
+        texts.add(str(error.value))
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(sanitizer.DataRaceError, match=r"^data race 1 on") as error, side:
+        a.mul_(5)
+    assert len(texts) == 1 and f"line {line}, in test_an_error_each_time" in str(error.value)
+    (report,) = sanitizer.reports()
+    assert texts == {str(report)}
+    host = torch.empty(100, pin_memory=True)
+    for _ in range(3):
+        host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
+        with pytest.raises(sanitizer.DataRaceError, match="on the host reads"):
+            host.sum()
+        openreg.synchronize()
+    side.wait_stream(openreg.current_stream())
+    with side:
+        a.mul_(5)
+    assert a.tolist() != [] and len(sanitizer.reports()) == 2
+
+
+def test_an_error_under_each_seed():
+    sanitizer.enable("error")
+    side = openreg.Stream()
+    results = []
+
+    def scale():
+        a = torch.ones(1000, device=DEVICE)
+        try:
+            with side:
+                a.mul_(5)
+            results.append(None)
+        except sanitizer.DataRaceError as error:
+            results.append(type(error))
+        return 0
+
+    assert openreg.testing.explore(scale, 3).ok
+    assert results == [sanitizer.DataRaceError] * len(results) and len(results) >= 4
+
+
+def test_what_was_refused_is_forgotten():
+    sanitizer.enable("error")
+    side = openreg.Stream()
+    a = torch.ones(1000, device=DEVICE)
+    b = torch.ones(1000, device=DEVICE)
+    side.wait_stream(openreg.current_stream())
+    a.add_(1)
+    with side, pytest.raises(sanitizer.DataRaceError):
+        torch.add(b, 1, out=a)
+    with side, pytest.raises(sanitizer.DataRaceError):
+        torch._foreach_add_([b, a], 1.0)
+    a.add_(1)
+    b.add_(1)
+    del a, b
+    torch.zeros(1000, device=DEVICE).add_(1)
+    assert len(sanitizer.reports()) == 2
+
+
+def test_more_than_are_kept():
+    side = openreg.Stream()
+    a = torch.ones(1010, device=DEVICE)
+    sanitizer.enable("error", stacks=False)
+    a.add_(1)
+    for i in range(1010):
+        with side, pytest.raises(sanitizer.DataRaceError, match=f"^data race {i + 1} on openreg:0"):
+            a[i : i + 1].add_(1)
+    assert len(sanitizer.reports()) == 1000
+    sanitizer.clear()
+    sanitizer.enable("warn", stacks=False)
+    a.add_(1)
+    with warnings.catch_warnings(record=True) as calls, side:
+        warnings.simplefilter("always")
+        for i in range(1010):
+            a[i : i + 1].add_(1)
+    assert len(calls) == 1010 and str(calls[-1].message).startswith("data race 1010 on openreg:0")
+    assert len(sanitizer.reports()) == 1000
+
+
+def test_many_columns():
+    here, side = stream_pair()
+    x = torch.zeros(30, 500, device=DEVICE)
+    side.wait_stream(here)
+    with side:
+        for i in range(499):
+            x[:, i].add_(1)
+    for column, reported in ((0, 1), (250, 2), (498, 3), (499, 3)):
+        x[:, column].mul_(2)
+        assert len(sanitizer.reports()) == reported, column
+    here.wait_stream(side)
+
+
 def test_modes():
     assert sanitizer.is_enabled()
     race()

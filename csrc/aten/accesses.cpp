@@ -113,10 +113,10 @@ struct Told {
   /* Numbers in host memory are read at the call. */
   void tell(orStream_t stream, const char *operation) const {
     if (!host.empty()) {
-      OPENREG_CHECK(orSanitizerAccess(0, operation, host.data(), host.size(), nullptr));
+      OPENREG_CHECK(orSanitizerAccess(0, operation, host.data(), host.size()));
     }
     if (!device.empty()) {
-      OPENREG_CHECK(orSanitizerAccess(stream, operation, device.data(), device.size(), nullptr));
+      OPENREG_CHECK(orSanitizerAccess(stream, operation, device.data(), device.size()));
     }
   }
 };
@@ -260,6 +260,7 @@ void tellOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IVa
   Told told;
   addArguments(told, *effects, arguments);
   addResults(told, arguments, results);
+  raiseRaces();  // of earlier calls: this one is not made then, and not told
   told.tell(stream, nameOf(*effects).c_str());
   raiseRaces();
 }
@@ -294,7 +295,8 @@ void tellTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tensor>
   for (const Tensor &tensor : read) {
     if (hasMemory(tensor)) accesses.push_back(accessOf(tensor, false));
   }
-  OPENREG_CHECK(orSanitizerAccess(stream, operation, accesses.data(), accesses.size(), nullptr));
+  raiseRaces();
+  OPENREG_CHECK(orSanitizerAccess(stream, operation, accesses.data(), accesses.size()));
   raiseRaces();
 }
 

@@ -9,7 +9,7 @@
  * allocations have to read anyway to see whether the device is lost; a launch reads it once more, on the line it
  * has just locked; a lane looks at one field of the record that it runs. orMalloc, which is system calls, takes `lock`.
  *
- * faults[] is guarded by `lock`, the last in the order of locks. `changing` is held while a fault is armed or removed and
+ * faults[] is guarded by `lock`, a leaf in the order of locks. `changing` is held while a fault is armed or removed and
  * the streams are told, so that two threads do not undo each other; it comes before the making of streams.
  */
 #include <stdio.h>

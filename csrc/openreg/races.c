@@ -8,8 +8,9 @@
  * the end of the one before it opens the gate for the other. Such a conflict is undecided: it stays in `undecided` until its
  * gates are open. Conflicts behind a wait for a value, and those of the host with what is behind a gate, are none.
  *
- * The same two operations on the same streams and bytes are reported once. `reports` holds the first `limit` of them,
- * `total` counts all.
+ * The same two operations on the same streams and bytes are one report. `reports` holds the first `limit` of them, `total`
+ * counts all. What a thread is to be told of is among `unasked` until it asks (orSanitizerFound), by the address of its
+ * `found_here`: a thread may end without having asked, and another have the address.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,14 +24,21 @@ enum { UNDECIDED = 1000 };
 typedef struct orKeptReport {
   orRaceReport report;
   orRaceSide earlier, later; /* with a reference to their stacks */
-  uintptr_t begin;
 } orKeptReport;
+
+typedef struct orUnasked {
+  orKeptReport kept;
+  const bool *thread;
+  struct orUnasked *next;
+} orUnasked;
 
 static orKeptReport *reports;
 static size_t kept, room, limit = 1000;
 static uint64_t total;
 static bool prints;
 static orRace *undecided;
+static orUnasked *unasked;
+static _Thread_local bool found_here; /* since it last asked */
 
 /* ---- finding ---- */
 
@@ -54,21 +62,21 @@ static void addGates(orRace *race, const orRaceSide *side) {
       race->gates[race->gate_count++] = orSyncRetain(t->gates[i].gate);
 }
 
-static orRaceSide sideOf(const orShadow *shadow, bool host) {
+static orRaceSide sideOf(const orShadow *shadow) {
   return (orRaceSide){.operation = shadow->operation,
                       .stack = orStackRetain(shadow->stack),
-                      .stream = host ? 0 : shadow->stream,
+                      .stream = shadow->stream,
                       .timeline = shadow->timeline,
                       .counter = shadow->counter,
                       .begin = shadow->range.begin,
                       .end = shadow->range.end,
                       .write = shadow->write,
-                      .aside = !host && orTimelineAt(shadow->timeline)->aside};
+                      .aside = shadow->stream && orTimelineAt(shadow->timeline)->aside};
 }
 
-static orRace *makeRace(const orShadow *earlier, const orShadow *later, bool host) {
+static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   orRace *race = orSanitizerAllocate(sizeof *race);
-  *race = (orRace){.earlier = sideOf(earlier, false), .later = sideOf(later, host)};
+  *race = (orRace){.earlier = sideOf(earlier), .later = sideOf(later)};
   const orRange *a = &earlier->range, *b = &later->range;
   race->begin = a->begin > b->begin ? a->begin : b->begin;
   race->end = a->end < b->end ? a->end : b->end;
@@ -79,7 +87,7 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later, bool hos
     race->owner = owner->stream;
     race->unrecorded = !orClockKnows(&owner->clock, earlier->timeline, earlier->counter);
   }
-  const orTimeline *t = host ? NULL : orTimelineAt(later->timeline);
+  const orTimeline *t = later->stream ? orTimelineAt(later->timeline) : NULL;
   race->lost = t && t->lost == earlier->timeline + 1 && earlier->counter <= t->lost_counter;
   addGates(race, &race->earlier);
   race->earlier_gates = race->gate_count;
@@ -114,17 +122,17 @@ static void postpone(orRace *race) {
     freeRace(race);
 }
 
-bool orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list) {
-  orRace *race = makeRace(earlier, later, host);
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list) {
+  orRace *race = makeRace(earlier, later);
   race->call = list->call;
-  bool none = isUnsure(&race->earlier) || isUnsure(&race->later) || (host && race->gate_count);
-  bool decided = !none && !race->gate_count;
-  if (none)
-    freeRace(race);
-  else if (decided)
+  bool sure = !isUnsure(&race->earlier) && !isUnsure(&race->later);
+  bool decided = sure && !race->gate_count;
+  if (decided)
     append(&list->first, race);
-  else
+  else if (sure && keep)
     postpone(race);
+  else
+    freeRace(race);
   return decided;
 }
 
@@ -249,44 +257,103 @@ static bool sameSide(const orRaceSide *a, const orRaceSide *b) {
   return a->operation == b->operation && a->stream == b->stream && a->write == b->write;
 }
 
-static bool isKnown(const orRace *race) {
+static const orKeptReport *knownAs(const orRaceReport *report, const orRace *race) {
   for (size_t i = 0; i < kept; i++)
-    if (reports[i].begin == race->begin && sameSide(&reports[i].earlier, &race->earlier) &&
+    if (reports[i].report.begin == report->begin && sameSide(&reports[i].earlier, &race->earlier) &&
         sameSide(&reports[i].later, &race->later))
-      return true;
-  return false;
+      return &reports[i];
+  return NULL;
 }
 
-/* Its number; 0 if it was reported before, or is only counted. */
-static uint64_t addReport(orRaceReport *report, orRace *race) {
-  if (isKnown(race)) return 0;
-  report->number = ++total;
-  if (kept >= limit) return 0;
+static orKeptReport keep(const orRaceReport *report, const orRace *race) {
+  orStackRetain(race->earlier.stack);
+  orStackRetain(race->later.stack);
+  return (orKeptReport){*report, race->earlier, race->later};
+}
+
+static void drop(orKeptReport *report) {
+  orStackDrop(report->earlier.stack);
+  orStackDrop(report->later.stack);
+}
+
+/* True if it is new. It gets its number. */
+static bool addReport(orRaceReport *report, const orRace *race) {
+  const orKeptReport *known = knownAs(report, race);
+  report->number = known ? known->report.number : ++total;
+  if (known || kept >= limit) return !known;
   if (kept == room) {
     room = room ? room * 2 : 16;
     reports = orSanitizerResize(reports, room * sizeof *reports);
   }
-  reports[kept++] = (orKeptReport){*report, race->earlier, race->later, race->begin};
-  race->earlier.stack = race->later.stack = NULL;
-  return total;
+  reports[kept++] = keep(report, race);
+  return true;
 }
 
-uint64_t orRacesReport(orRaceList *list) {
-  uint64_t first = 0;
+/* ---- what threads are told ---- */
+
+/* The calling one's; the place at the end if there is none. */
+static orUnasked **findUnasked(void) {
+  orUnasked **at = &unasked;
+  while (*at && (*at)->thread != &found_here) at = &(*at)->next;
+  return at;
+}
+
+bool orRacesAreUnasked(void) { return found_here && *findUnasked(); }
+
+static void freeUnasked(orUnasked **at) {
+  orUnasked *gone = *at;
+  *at = gone->next;
+  drop(&gone->kept);
+  free(gone);
+}
+
+static void tellThread(const orRaceReport *report, const orRace *race) {
+  orUnasked **at = findUnasked();
+  if (*at && found_here) return; /* the first counts */
+  if (*at) freeUnasked(at);
+  orUnasked *told = orSanitizerAllocate(sizeof *told);
+  *told = (orUnasked){keep(report, race), &found_here, unasked};
+  unasked = told;
+  found_here = true;
+}
+
+uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context), void *context) {
+  if (!found_here) return 0;
+  pthread_mutex_lock(&orSanitizerMutex);
+  orUnasked **at = findUnasked(), *told = *at;
+  if (told) *at = told->next;
+  found_here = false;
+  pthread_mutex_unlock(&orSanitizerMutex);
+  if (!told) return 0; /* they have been cleared */
+  uint64_t number = told->kept.report.number;
+  if (look) look(&told->kept.report, context);
+  told->next = NULL;
+  pthread_mutex_lock(&orSanitizerMutex);
+  freeUnasked(&told);
+  pthread_mutex_unlock(&orSanitizerMutex);
+  orStacksRelease();
+  return number;
+}
+
+/* ---- together ---- */
+
+bool orRacesReport(orRaceList *list) {
+  bool any = false;
   for (orRace *race; (race = list->first);) {
     orRaceReport report = {.number = 0};
     list->first = race->next;
     bool counts = nameMemory(race, report.memory);
     if (counts) fillReport(&report, race);
     pthread_mutex_lock(&orSanitizerMutex);
-    uint64_t number = counts ? addReport(&report, race) : 0;
+    bool new = counts && addReport(&report, race);
+    if (new || (counts && orSanitizerRefuses)) tellThread(&report, race);
     freeRace(race);
-    bool print = number && prints;
+    bool print = new && prints;
     pthread_mutex_unlock(&orSanitizerMutex);
     if (print) printReport(&report);
-    if (!first) first = number;
+    any |= counts;
   }
-  return first;
+  return any;
 }
 
 void orRacesForgetUndecided(void) {
@@ -297,10 +364,8 @@ void orRacesForgetUndecided(void) {
 }
 
 void orRacesClear(void) {
-  for (; kept; kept--) {
-    orStackDrop(reports[kept - 1].earlier.stack);
-    orStackDrop(reports[kept - 1].later.stack);
-  }
+  while (kept) drop(&reports[--kept]);
+  while (unasked) freeUnasked(&unasked);
   total = 0;
   orRacesForgetUndecided();
 }

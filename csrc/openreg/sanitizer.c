@@ -6,7 +6,8 @@
  * (clocks.c), or in conflict with it if they share bytes and one of them writes (races.c). A write takes the place of all
  * that is ordered before it and that it covers, a read that of earlier reads. So the shadow keeps what a later access can
  * still be in conflict with, and little else. What the host does itself is compared and not kept: all that is queued
- * later comes after it.
+ * later comes after it. Nor is what its caller is not going to queue, for the conflict that it is in (orSanitizerRefuse): then all
+ * accesses of a call are compared before one is kept.
  *
  * Freed blocks. The caching allocator waits for recorded streams before it hands a block out, so their accesses are
  * forgotten when the block is freed, and so are those that keep their memory (orSanitizerAside). All others stay, marked
@@ -21,9 +22,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STRIDED = 64 };
+enum { STRIDED = 1024 };
 
 uint32_t orSanitizerActive;
+uint32_t orSanitizerRefuses;
 pthread_mutex_t orSanitizerMutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 
 static orSanitizerOptions options;
@@ -33,7 +35,6 @@ static bool touched; /* enabled or disabled by anybody */
 static uint64_t calls;
 
 static _Thread_local const char *operation_name;
-static _Thread_local uint64_t found_here;
 static _Thread_local uint32_t ignored;
 
 static void lock(void) { pthread_mutex_lock(&orSanitizerMutex); }
@@ -72,8 +73,7 @@ static orStack *newStack(void *captured, const orSanitizerOptions *by) {
   return stack;
 }
 
-/* Calls the user's function. No lock held. */
-static void releaseDead(void) {
+void orStacksRelease(void) {
   lock();
   orStack *all = dead, *last = all;
   dead = NULL;
@@ -95,9 +95,11 @@ static void *capture(orSanitizerOptions *by) {
 
 /* ---- accesses ---- */
 
+/* Of one pattern a wider piece covers a narrower one. */
 static bool covers(const orRange *whole, const orRange *part) {
   if (!whole->dims) return whole->begin <= part->begin && part->end <= whole->end;
-  if (whole->begin != part->begin || whole->width != part->width || whole->dims != part->dims)
+  if (whole->begin > part->begin || whole->begin + whole->width < part->begin + part->width ||
+      whole->dims != part->dims)
     return false;
   size_t size = whole->dims * sizeof whole->count[0];
   return !memcmp(whole->count, part->count, size) && !memcmp(whole->stride, part->stride, size);
@@ -120,11 +122,30 @@ static bool replace(orShadow *old, const orShadow *now, bool renewed) {
 }
 
 typedef struct orTelling {
-  orShadow now; /* the access */
-  bool host;
+  orShadow now;         /* the access */
   const orClock *clock; /* of whoever makes it; null: the host */
   orRaceList races;
 } orTelling;
+
+static bool isOrdered(const orTelling *t, const orShadow *old) {
+  return t->clock && orClockKnows(t->clock, old->timeline, old->counter);
+}
+
+static bool isConflict(orTelling *t, const orShadow *old, bool keep) {
+  return (old->write || t->now.write) && orRangesMeet(&old->range, &t->now.range) &&
+         orRaceFound(old, &t->now, keep, &t->races);
+}
+
+/* Finds what is decided, and keeps nothing. */
+static void compare(orTelling *t) {
+  orShadow **found;
+  size_t count = orShadowFind(t->now.range.begin, t->now.range.end, &found);
+  for (size_t i = 0; i < count; i++)
+    if (orHostKnows(found[i]->timeline, found[i]->counter))
+      orShadowErase(found[i]);
+    else if (!isOrdered(t, found[i]))
+      isConflict(t, found[i], false);
+}
 
 /* Many pieces of one hull, none of which covers another, would be looked at again and again. */
 static void limitStrided(orShadow **kept, size_t count) {
@@ -137,7 +158,8 @@ static void limitStrided(orShadow **kept, size_t count) {
   }
 }
 
-static void tell(orTelling *t) {
+/* The strided ones that stay gather at the start of found[], where all have been looked at. */
+static void keep(orTelling *t) {
   orShadow **found, *now = &t->now;
   bool renewed = false;
   size_t strided = 0;
@@ -148,22 +170,15 @@ static void tell(orTelling *t) {
       orShadowErase(old);
       continue;
     }
-    bool ordered = t->clock && orClockKnows(t->clock, old->timeline, old->counter);
-    bool conflict = !ordered && (old->write || now->write) &&
-                    orRangesMeet(&old->range, &now->range) &&
-                    orRaceFound(old, now, t->host, &t->races);
-    if (t->host) continue;
-    if ((ordered || conflict) && (now->write || !old->write)) {
-      if (old->range.dims && !covers(&now->range, &old->range))
-        found[strided++] = old;
-      else
-        renewed |= replace(old, now, renewed);
-    } else if (old->range.dims) {
+    bool settled = isOrdered(t, old) || isConflict(t, old, true);
+    bool needless = settled && (now->write || !old->write);
+    if (old->range.dims && !(needless && covers(&now->range, &old->range)))
       found[strided++] = old;
-    }
+    else if (needless)
+      renewed |= replace(old, now, renewed);
   }
   if (OR_UNLIKELY(strided > STRIDED)) limitStrided(found, strided);
-  if (t->host || renewed) return;
+  if (renewed) return;
   orStackRetain(now->stack);
   orShadowAdd(now);
 }
@@ -184,49 +199,62 @@ static orError_t checkAccesses(const char *operation, const orMemoryAccess *acce
   return orSuccess;
 }
 
-static uint64_t tellAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
-                        size_t count) {
-  if (ignored) return 0;
-  if (stream && orDeviceIsLost(orHandleDevice(stream))) return 0; /* it will be refused */
-  orTelling t = {.host = !stream};
+static orTelling tellingOf(orStream_t stream, const char *operation, orStack *stack) {
+  orTelling t = {.races.call = ++calls};
+  t.now.operation = orSanitizerName(operation);
+  t.now.stack = stack;
+  if (!stream) return t;
+  t.now.stream = stream;
+  t.now.timeline = orTimelineOf(stream);
+  t.clock = &orTimelineAt(t.now.timeline)->clock;
+  t.now.counter = t.clock->at[t.now.timeline];
+  return t;
+}
+
+static void tellEach(orTelling *t, const orMemoryAccess *accesses, size_t count,
+                     void (*tell)(orTelling *)) {
+  for (size_t i = 0; i < count; i++) {
+    t->now.write = accesses[i].write;
+    if (orRangeMake(&accesses[i], &t->now.range)) tell(t);
+  }
+}
+
+/* `anyway`: it is queued whatever is found. */
+static void tellAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
+                    size_t count, bool anyway) {
+  if (ignored) return;
+  if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
+  orTelling t = {.now.stream = 0};
+  bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
   void *captured = capture(&by);
   lock();
   orStack *stack = newStack(captured, &by);
   if (orSanitizerOn()) {
-    t.races.call = ++calls;
-    t.now.operation = orSanitizerName(operation);
-    t.now.stack = stack;
-    if (stream) {
-      t.now.stream = stream;
-      t.now.timeline = orTimelineOf(stream);
-      t.clock = &orTimelineAt(t.now.timeline)->clock;
-      t.now.counter = t.clock->at[t.now.timeline];
-    }
-    for (size_t i = 0; i < count; i++) {
-      t.now.write = accesses[i].write;
-      if (orRangeMake(&accesses[i], &t.now.range)) tell(&t);
-    }
+    t = tellingOf(stream, operation, stack);
+    refuse = stream && orSanitizerRefuses && !anyway;
+    if (!stream || refuse) tellEach(&t, accesses, count, compare);
+    bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
+    if (stream && queued) tellEach(&t, accesses, count, keep);
     orShadowSweep();
   }
   orStackDrop(stack);
   bool any = dead != NULL;
   unlock();
-  uint64_t number = t.races.first ? orRacesReport(&t.races) : 0;
-  if (any || number) releaseDead();
-  if (number && !found_here) found_here = number;
-  return number;
+  bool refused = refuse && t.races.first;
+  bool found = t.races.first && orRacesReport(&t.races);
+  if (any || found) orStacksRelease();
+  if (refused && !found)
+    tellAll(stream, operation, accesses, count, true); /* in no memory of ours */
 }
 
 orError_t orSanitizerAccess(orStream_t stream, const char *operation,
-                            const orMemoryAccess *accesses, size_t count, uint64_t *found) {
-  if (found) *found = 0;
+                            const orMemoryAccess *accesses, size_t count) {
   /* What a task does was told when it was queued. */
   if (!orSanitizerOn() || orInForkedChild() || orProcessTask() != OR_TASK_NONE) return orSuccess;
   OR_TRY(checkAccesses(operation, accesses, count));
   if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
-  uint64_t number = tellAll(stream, operation, accesses, count);
-  if (found) *found = number;
+  tellAll(stream, operation, accesses, count, false);
   return orSuccess;
 }
 
@@ -242,10 +270,12 @@ uint32_t orSanitizerIgnore(uint32_t ignore) {
   return before;
 }
 
-uint64_t orSanitizerFound(void) {
-  uint64_t number = found_here;
-  found_here = 0;
-  return number;
+uint32_t orSanitizerRefuse(uint32_t refuse) {
+  lock();
+  uint32_t before = orSanitizerRefuses;
+  orSanitizerRefuses = refuse;
+  unlock();
+  return before;
 }
 
 void orSanitizerNoteMove(orStream_t stream, const char *call, const void *dst, const void *src,
@@ -255,7 +285,7 @@ void orSanitizerNoteMove(orStream_t stream, const char *call, const void *dst, c
   if (stream == OR_STREAM_DEFAULT && orDeviceDefaultStream(orCurrentDevice(), &stream)) return;
   if (src) both[count++] = (orMemoryAccess){.data = src, .width = bytes};
   if (dst) both[count++] = (orMemoryAccess){.data = dst, .width = bytes, .write = 1};
-  tellAll(stream, operation_name ? operation_name : call, both, count);
+  tellAll(stream, operation_name ? operation_name : call, both, count, true);
 }
 
 /* ---- order ---- */
@@ -298,8 +328,7 @@ void orSanitizerNoteSignal(orCell *cell) {
     orRacesDecide(cell->sync, &races);
   }
   unlock();
-  uint64_t first = races.first ? orRacesReport(&races) : 0;
-  if (first && !found_here) found_here = first;
+  if (races.first) orRacesReport(&races);
 }
 
 void orSanitizerNoteOver(orCell *cell) {
@@ -432,7 +461,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   unlock();
   if (taken)
     return setting ? orSuccess : orFail(orErrorAlreadyExists, "the sanitizer is on already");
-  releaseDead();
+  orStacksRelease();
   lock();
   options = given ? *given : (orSanitizerOptions){.size = sizeof options};
   by_setting = setting;
@@ -458,7 +487,7 @@ orError_t orSanitizerDisable(void) {
   touched = true;
   forgetAll();
   unlock();
-  releaseDead();
+  orStacksRelease();
   return orSuccess;
 }
 
@@ -467,6 +496,6 @@ orError_t orSanitizerClearReports(void) {
   lock();
   orRacesClear();
   unlock();
-  releaseDead();
+  orStacksRelease();
   return orSuccess;
 }

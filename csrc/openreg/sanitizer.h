@@ -2,7 +2,7 @@
  * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who touched which bytes last),
  * races.c (conflicts and their reports), sanitizer.c (the calls that tell them what happens).
  *
- * One lock, orSanitizerMutex, guards everything below. It is the last in the order of locks: under it no other is
+ * One lock, orSanitizerMutex, guards everything below. It is a leaf in the order of locks: under it no other is
  * taken, nothing is waited for and nobody's function is called. Functions are called with it held unless they say
  * otherwise.
  */
@@ -177,13 +177,15 @@ typedef struct orRaceList {
   uint64_t call; /* of the accesses that are looked at */
 } orRaceList;
 
-/* Goes to the list, or to the undecided ones; of one call and one other stream only the latest access does. True if it is
- * decided that there is one. */
-bool orRaceFound(const orShadow *earlier, const orShadow *later, bool host, orRaceList *list);
+/* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream only the latest access
+ * does. True if it is decided that there is one. */
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* A gate has been opened: what has been decided by it goes to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
-/* Makes reports; the first new one's number, or 0. No lock held. */
-uint64_t orRacesReport(orRaceList *list);
+/* Makes reports, for orSanitizerFound too. False if they are of no memory of ours. No lock held. */
+bool orRacesReport(orRaceList *list);
+/* A report waits for the calling thread to ask. */
+bool orRacesAreUnasked(void);
 /* Neither reports nor undecided ones are left. */
 void orRacesClear(void);
 void orRacesForgetUndecided(void);
@@ -191,10 +193,14 @@ void orRacesSetLimit(size_t reports, bool print);
 
 /* ---- sanitizer.c ---- */
 
+extern uint32_t orSanitizerRefuses OR_HIDDEN; /* orSanitizerRefuse */
+
 static inline orStack *orStackRetain(orStack *stack) {
   if (stack) stack->refs++;
   return stack;
 }
 void orStackDrop(orStack *stack);
+/* Calls the user's function for stacks that nobody refers to any more. No lock held. */
+void orStacksRelease(void);
 
 #endif

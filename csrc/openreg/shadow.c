@@ -5,7 +5,7 @@
  * a hull are found in logarithmic time. Accesses overlap freely: a write and the reads since, of several streams, are a
  * node each. sanitizer.c erases what a new access makes superfluous, so that there are about as many nodes as there are
  * pieces of memory in use times the streams that touched them; LIMIT holds in any case: the oldest half is forgotten then,
- * which may lose a report and never makes one.
+ * which may lose a report and never makes one. So does STEPS, after which two ranges are taken to be apart.
  *
  * All under orSanitizerMutex, but for the functions of ranges, which have no state. Nodes are recycled.
  */

@@ -34,7 +34,7 @@ using Stack = std::shared_ptr<torch::CapturedTraceback>;
 
 struct Python {
   py::object error;      // DataRaceError
-  py::function text;     // of the report of this number
+  py::function text;     // of a report
   py::function errorOf;  // a class of DataRaceError whose text is this
 };
 Python *python = nullptr;
@@ -58,23 +58,11 @@ void *captureStack(void *) {
 
 void releaseStack(void *stack, void *) { delete static_cast<Stack *>(stack); }
 
-/* What to say about the first conflict that this thread has found since it was last asked. */
-bool foundRace(std::string &text) {
-  const uint64_t number = orSanitizerFound();
-  if (number == 0 || python == nullptr || !interpreterRuns()) return false;
-  py::gil_scoped_acquire gil;
-  try {
-    text = python->text(number).cast<std::string>();
-  } catch (const py::error_already_set &error) {
-    text = error.what();
-  }
-  return true;
-}
-
 // ---- For Python ---------------------------------------------------------------------------------
 
 void enable(bool warns, bool stacks) {
   mode.store(warns ? Mode::Warn : Mode::Error, std::memory_order_relaxed);
+  orSanitizerRefuse(!warns);
   orSanitizerOptions options{};
   options.size = sizeof(options);
   if (stacks) options.capture = &captureStack;
@@ -88,24 +76,6 @@ void disable() {
   WithoutGil unlocked;
   watchHost(false);
   OPENREG_CHECK(orSanitizerDisable());
-}
-
-/* Under the GIL, as clear and disable are called, so that no stack goes while it is copied. */
-std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> copyReports(uint64_t first) {
-  std::vector<orRaceReport> reports(64);
-  std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> all;
-  for (size_t count = reports.size(); count == reports.size();) {
-    uint64_t total = 0;
-    OPENREG_CHECK(orSanitizerReports(first, reports.data(), reports.size(), &count, &total));
-    for (size_t i = 0; i < count; ++i) {
-      const auto copy = [](const void *stack) {
-        return stack == nullptr ? nullptr : *static_cast<const Stack *>(stack);
-      };
-      all.push_back({reports[i], {copy(reports[i].earlier.stack), copy(reports[i].later.stack)}});
-    }
-    if (count != 0) first = reports[count - 1].number + 1;
-  }
-  return all;
 }
 
 py::object framesOf(const Stack &stack) {
@@ -131,21 +101,61 @@ py::dict describe(const orRaceAccess &access, const Stack &stack) {
   return entry;
 }
 
-py::list reports(uint64_t first, bool one) {
-  py::list list;
-  for (const auto &[report, stacks] : copyReports(first)) {
-    py::dict entry;
-    entry["number"] = report.number;
-    entry["earlier"] = describe(report.earlier, stacks[0]);
-    entry["later"] = describe(report.later, stacks[1]);
-    entry["begin"] = reinterpret_cast<uintptr_t>(report.begin);
-    entry["end"] = reinterpret_cast<uintptr_t>(report.end);
-    entry["memory"] = std::string(report.memory);
-    entry["advice"] = std::string(report.advice);
-    list.append(std::move(entry));
-    if (one) break;
+Stack copyOf(const void *stack) {
+  return stack == nullptr ? nullptr : *static_cast<const Stack *>(stack);
+}
+
+py::dict describe(const orRaceReport &report, const std::array<Stack, 2> &stacks) {
+  py::dict entry;
+  entry["number"] = report.number;
+  entry["earlier"] = describe(report.earlier, stacks[0]);
+  entry["later"] = describe(report.later, stacks[1]);
+  entry["begin"] = reinterpret_cast<uintptr_t>(report.begin);
+  entry["end"] = reinterpret_cast<uintptr_t>(report.end);
+  entry["memory"] = std::string(report.memory);
+  entry["advice"] = std::string(report.advice);
+  return entry;
+}
+
+/* Under the GIL, as clear and disable are called, so that no stack goes while it is copied. */
+std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> copyReports() {
+  std::vector<orRaceReport> reports(64);
+  std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> all;
+  uint64_t first = 1;
+  for (size_t count = reports.size(); count == reports.size();) {
+    uint64_t total = 0;
+    OPENREG_CHECK(orSanitizerReports(first, reports.data(), reports.size(), &count, &total));
+    for (size_t i = 0; i < count; ++i) {
+      all.push_back({reports[i], {copyOf(reports[i].earlier.stack), copyOf(reports[i].later.stack)}});
+    }
+    if (count != 0) first = reports[count - 1].number + 1;
   }
+  return all;
+}
+
+py::list reports() {
+  py::list list;
+  for (const auto &[report, stacks] : copyReports()) list.append(describe(report, stacks));
   return list;
+}
+
+// ---- What a thread is told ----------------------------------------------------------------------
+
+void say(const orRaceReport *report, void *text) {
+  py::gil_scoped_acquire gil;
+  auto &said = *static_cast<std::string *>(text);
+  try {
+    const std::array<Stack, 2> stacks{copyOf(report->earlier.stack), copyOf(report->later.stack)};
+    said = python->text(describe(*report, stacks)).cast<std::string>();
+  } catch (const std::exception &error) {
+    said = error.what();
+  }
+}
+
+/* What to say about the first conflict that this thread has found since it was last asked. */
+bool foundRace(std::string &text) {
+  const bool speaks = python != nullptr && interpreterRuns();
+  return orSanitizerFound(speaks ? &say : nullptr, &text) != 0 && speaks;
 }
 
 }  // namespace
@@ -186,10 +196,7 @@ void bindSanitizer(py::module_ &m) {
     OPENREG_CHECK(orSanitizerReports(1, nullptr, 0, &count, &total));
     return total;
   });
-  m.def("_sanitizer_clear", [] {
-    orSanitizerFound();
-    OPENREG_CHECK(orSanitizerClearReports());
-  });
+  m.def("_sanitizer_clear", [] { OPENREG_CHECK(orSanitizerClearReports()); });
 }
 
 }  // namespace torch_openreg

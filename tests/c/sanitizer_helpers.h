@@ -16,12 +16,17 @@ enum { KIB = 1 << 10, MIB = 1 << 20 };
 
 static inline void sanitize(void) { ASSERT_OK(orSanitizerEnable(NULL)); }
 
+/* What is in conflict is not queued. */
+static inline void sanitizeStrictly(void) {
+  orSanitizerRefuse(1);
+  sanitize();
+}
+
 static inline uint64_t access(orStream_t stream, const char *operation, const void *data,
                               size_t bytes, uint32_t write) {
-  uint64_t found;
   orMemoryAccess a = {.data = data, .width = bytes, .write = write};
-  ASSERT_OK(orSanitizerAccess(stream, operation, &a, 1, &found));
-  return found;
+  ASSERT_OK(orSanitizerAccess(stream, operation, &a, 1));
+  return orSanitizerFound(NULL, NULL);
 }
 
 static inline uint64_t reads(orStream_t stream, const char *operation, const void *data,

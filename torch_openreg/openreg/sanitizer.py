@@ -139,11 +139,8 @@ def _report(given):
     return Report(**{**given, **sides})
 
 
-def _text(number):
-    found = _C._sanitizer_reports(number, True)
-    if not found or found[0]["number"] != number:
-        return f"data race {number}: one of more than are kept"
-    return str(_report(found[0]))
+def _text(given):
+    return str(_report(given))
 
 
 def _error_of(text):
@@ -173,10 +170,10 @@ def enable(mode="error", stacks=True):
 
     Args:
         mode: "error": a conflict raises DataRaceError in the thread that made the later access, in
-            that call, before the operator is queued. Copies raise when they are queued, operators
+            each such call, before the operator is queued. Copies raise when they are queued, operators
             of the host on pinned memory when they have run, and what turns out to be a conflict
             only when an event is signalled at the thread's next call that finds it out. "warn": a
-            UserWarning in the same places.
+            UserWarning in the same places, once of each report.
         stacks: whether the Python stack of each access is kept.
 
     What was queued before is not known to it. Enabling it again forgets what it knew and the
@@ -202,8 +199,9 @@ def is_enabled():
 
 def reports():
     """The conflicts that were found since the sanitizer was enabled, or cleared: a list of Report,
-    in their order. At most 1000 are kept."""
-    return [_report(given) for given in _C._sanitizer_reports(1, False)]
+    in their order. One pair of operators on the same streams and address is one. At most 1000 are
+    kept; those after them raise or warn all the same."""
+    return [_report(given) for given in _C._sanitizer_reports()]
 
 
 def clear():

@@ -7,7 +7,7 @@
  * Host threads count as one: what one has waited for, all know. Work behind an external event that is not signalled is judged
  * when it is, by the thread that signals, as the host may still do things in order until then. What waits for a value is
  * never reported, and a host function is taken to tell the host all that was queued before it. One pair of operations
- * on the same streams and address is reported once, until the reports are cleared.
+ * on the same streams and address is one report, until the reports are cleared.
  */
 #ifndef OPENREG_SANITIZER_H
 #define OPENREG_SANITIZER_H
@@ -55,7 +55,7 @@ typedef struct orSanitizerOptions {
   void *(*capture)(void *context);
   void (*release)(void *stack, void *context); /* no lock held; on any thread */
   void *context;
-  size_t reports; /* kept, at most; the rest is counted. 0: 1000 */
+  size_t reports; /* kept, at most; the rest is counted and told by orSanitizerFound. 0: 1000 */
 } orSanitizerOptions;
 
 OR_API orError_t orSanitizerEnable(const orSanitizerOptions *options);
@@ -64,19 +64,25 @@ OR_API orError_t orSanitizerDisable(void);
 OR_API extern uint32_t orSanitizerActive; /* to be read with relaxed order */
 
 /* What the task that the calling thread is about to queue on `stream` (0: what the host is about to do itself) reads and
- * writes. Copies and fills of the core tell it themselves, kernels do not. `found`, which may be null: the first report
- * that this call made, or 0. Memory that is neither a device's nor pinned is never in conflict. */
+ * writes. Copies and fills of the core tell it themselves, kernels do not. What is found: orSanitizerFound. Memory that is
+ * neither a device's nor pinned is never in conflict. */
 OR_API orError_t orSanitizerAccess(orStream_t stream, const char *operation,
-                                   const orMemoryAccess *accesses, size_t count, uint64_t *found);
+                                   const orMemoryAccess *accesses, size_t count);
 /* Reports from number `first` on, up to `capacity`; `total`: made so far, also those not kept. */
 OR_API orError_t orSanitizerReports(uint64_t first, orRaceReport *reports, size_t capacity,
                                     size_t *count, uint64_t *total);
 OR_API orError_t orSanitizerClearReports(void);
+/* Nonzero: what orSanitizerAccess finds in conflict, or is told while something waits for orSanitizerFound, will not be
+ * queued; it is not remembered, and orSanitizerFound tells of each conflict. 0, as at first: it is queued, and of one report
+ * is told once. For the whole process, whether it is enabled or not. Returns what it was. */
+OR_API uint32_t orSanitizerRefuse(uint32_t refuse);
 /* The name under which the calling thread's copies and fills are reported from now on, null for the core's own
  * ("orMemcpyAsync"); it must stay until it is replaced. Returns the one before. */
 OR_API const char *orSanitizerOperation(const char *operation);
-/* The first report that calls of this thread have made since it was last asked, or 0. */
-OR_API uint64_t orSanitizerFound(void);
+/* The number of the first conflict that calls of this thread have found since it was last asked, or 0. `look`, which may be
+ * null, is called with it, and no lock held; its stacks are valid until it returns. */
+OR_API uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context),
+                                 void *context);
 
 /* Order that is not made by this library's calls. */
 
