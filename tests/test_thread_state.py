@@ -29,6 +29,7 @@ def test_streams_are_ordered_only_by_events():
 
 def test_another_threads_call_is_on_its_own_stream(runs_ahead):
     x = torch.ones(3, device=DEVICE)
+    torch.openreg.synchronize()
     results = []
 
     def work():
