@@ -217,6 +217,15 @@ def test_the_gradient_of_a_spectrogram():
     alike(program)
 
 
+@pytest.mark.parametrize("name", ["tril_", "triu_"])
+def test_triangles_in_place_of_turned_batches(name):
+    def program(device):
+        x = torch.arange(48.0).view(4, 4, 1, 3).to(device).permute(3, 2, 1, 0)
+        return getattr(x, name)()
+
+    alike(program)
+
+
 def test_ldexp_does_not_overflow_before_its_result_does():
     def program(device):
         x, exponent = torch.tensor([1e-30, -3e-20]).to(device), torch.tensor([130, 140]).to(device)
