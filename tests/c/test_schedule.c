@@ -623,7 +623,7 @@ TEST_WITH_LIMIT(schedule_begins_while_another_thread_works, 20) {
   Worker worker = {0};
   pthread_t thread;
   ASSERT_EQ(pthread_create(&thread, NULL, workOn, &worker), 0);
-  for (int i = 0; i < 2000; i++) {
+  for (int i = 0; i < 400; i++) {
     ASSERT_OK(orScheduleSet(policies[i % 4], 7));
     int rounds = atomic_load(&worker.rounds);
     while (atomic_load(&worker.rounds) < rounds + 2) sched_yield();
