@@ -658,3 +658,22 @@ TEST(schedule_reaches_a_host_that_sleeps_already) {
   launch(s, signalKernel, &event);
   pthread_join(thread, NULL);
 }
+
+static Holder held;
+
+static void *waitForStream(void *stream) {
+  ASSERT_OK(orStreamSynchronize(*(orStream_t *)stream));
+  return NULL;
+}
+
+/* A lane runs the task when the schedule begins; the host that comes to wait for it sleeps under the schedule. */
+TEST(schedule_notices_what_lanes_still_run) {
+  orStream_t s = newStream();
+  pthread_t thread;
+  hold(s, &held);
+  ASSERT_OK(orScheduleSwitch(orScheduleLate, 0));
+  ASSERT_EQ(pthread_create(&thread, NULL, waitForStream, &s), 0);
+  while (!reportSays("  host thread ")) sched_yield();
+  letGo(&held);
+  pthread_join(thread, NULL);
+}
