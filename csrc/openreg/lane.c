@@ -532,6 +532,9 @@ static void *laneMain(void *arg) {
     } else {
       becomeRunning(s, l->index);
       runStream(s, l);
+      /* One that has begun meanwhile has a host that waits for this stream asleep. */
+      if (OR_UNLIKELY(atomic_load_explicit(&orSchedulePolicyNow, memory_order_seq_cst) != 0))
+        orScheduleNotice();
     }
   }
   return NULL;

@@ -12,8 +12,8 @@
  * before it looked.
  *
  * `orSchedulePolicyNow` is written under `lock` and read anywhere. It changes when nothing is queued, but for orScheduleSwitch and
- * threads that queue at that very moment: what a lane takes from the scheduler's lists once a schedule is on comes here; what is
- * held when it ends goes there; a goal that is being served then is ended by lane 0 as any other; and hosts that sleep
+ * threads that queue at that very moment: what a lane takes from the scheduler's lists once a schedule is on comes here; a lane
+ * that still runs a stream notices it at the end; what is held when it ends goes there; a goal that is being served then is ended by lane 0 as any other; and hosts that sleep
  * wake up to sleep in the other way, since they may be the ones that have to make tasks run. A host looks at
  * the policy after it has entered the list of sleepers and read its futex, which waking changes, so it is not missed.
  * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
@@ -286,7 +286,7 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   plan.epoch++;
   plan.numbered = 0;
   plan.latest = NULL;
-  atomic_store_explicit(&orSchedulePolicyNow, (int)policy, memory_order_relaxed);
+  atomic_store_explicit(&orSchedulePolicyNow, (int)policy, memory_order_seq_cst);
 }
 
 static void configure(void) {

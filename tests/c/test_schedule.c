@@ -623,7 +623,7 @@ TEST_WITH_LIMIT(schedule_begins_while_another_thread_works, 20) {
   Worker worker = {0};
   pthread_t thread;
   ASSERT_EQ(pthread_create(&thread, NULL, workOn, &worker), 0);
-  for (int i = 0; i < 2000; i++) {
+  for (int i = 0; i < 400; i++) {
     ASSERT_OK(orScheduleSet(policies[i % 4], 7));
     int rounds = atomic_load(&worker.rounds);
     while (atomic_load(&worker.rounds) < rounds + 2) sched_yield();
@@ -656,5 +656,24 @@ TEST(schedule_reaches_a_host_that_sleeps_already) {
   while (!reportSays("  host thread ")) sched_yield();
   ASSERT_OK(orScheduleSet(orScheduleLate, 0));
   launch(s, signalKernel, &event);
+  pthread_join(thread, NULL);
+}
+
+static Holder held;
+
+static void *waitForStream(void *stream) {
+  ASSERT_OK(orStreamSynchronize(*(orStream_t *)stream));
+  return NULL;
+}
+
+/* A lane runs the task when the schedule begins; the host that comes to wait for it sleeps under the schedule. */
+TEST(schedule_notices_what_lanes_still_run) {
+  orStream_t s = newStream();
+  pthread_t thread;
+  hold(s, &held);
+  ASSERT_OK(orScheduleSwitch(orScheduleLate, 0));
+  ASSERT_EQ(pthread_create(&thread, NULL, waitForStream, &s), 0);
+  while (!reportSays("  host thread ")) sched_yield();
+  letGo(&held);
   pthread_join(thread, NULL);
 }
