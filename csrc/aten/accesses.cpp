@@ -184,6 +184,18 @@ void addArguments(Told &told, const Effects &effects, c10::ArrayRef<IValue> argu
   }
 }
 
+template <typename F>
+void eachWritten(const Effects &effects, c10::ArrayRef<IValue> arguments, F visit) {
+  for (size_t i = 0; i < std::min(arguments.size(), effects.written.size()); ++i) {
+    if (effects.written[i]) eachTensor(arguments[i], visit);
+  }
+}
+
+/* Null: it touches none. */
+const void *memoryOf(const Tensor &tensor) {
+  return isPlain(tensor) && hasMemory(tensor) ? tensor.storage().data() : nullptr;
+}
+
 bool sharesMemory(const Tensor &result, c10::ArrayRef<IValue> arguments) {
   bool shares = false;
   for (const IValue &value : arguments) {
@@ -269,12 +281,19 @@ ToldOperator::ToldOperator(const OperatorHandle &op, orStream_t stream,
                            c10::ArrayRef<IValue> arguments)
     : op_(op), stream_(stream), arguments_(arguments.begin(), arguments.end()) {
   tellOperator(op, stream, arguments, {});
+  eachWritten(*effectsOf(op), arguments_,
+              [&](const Tensor &tensor) { before_.push_back(memoryOf(tensor)); });
 }
 
 void ToldOperator::tellResults(c10::ArrayRef<IValue> results) const {
   const auto effects = effectsOf(op_);
   if (effects->none) return;
   Told told;
+  // An output that has got its memory by the call.
+  auto before = before_.begin();
+  eachWritten(*effects, arguments_, [&](const Tensor &tensor) {
+    if (memoryOf(tensor) != *before++) told.add(tensor, true);
+  });
   addResults(told, arguments_, results);
   told.tell(stream_, nameOf(*effects).c_str());
   raiseRaces();

@@ -30,6 +30,7 @@ class ToldOperator {
   const c10::OperatorHandle &op_;
   orStream_t stream_;
   std::vector<c10::IValue> arguments_;
+  std::vector<const void *> before_;  // the memory of what it writes
 };
 
 /* What is queued inside is told under the name of this operator, which is made of others. */

@@ -209,11 +209,10 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   }
   noteBlockingCopy(dst, src, nonBlocking);
   enqueueCopy(dst, src, stream.stream());
-  if (pinned && nonBlocking) {
-    keepPinned(host, stream);
-  } else {
-    synchronize(stream);
-  }
+  if (pinned && nonBlocking) return keepPinned(host, stream);
+  std::optional<OwnWait> own;
+  if (src.is_cpu() && !pinned) own.emplace();  // as of the core's copies
+  synchronize(stream);
 }
 
 void copyByKernel(const Tensor &dst, const Tensor &src, bool nonBlocking) {

@@ -135,6 +135,13 @@ class Call {
     return info_.predictable && !cpuResults_ && !readsHost_ && !(info_.masksDecide && hasMask_);
   }
   bool dependsOnDefaultDtype() const;
+  /* Its caller learns a value or a size that depends on data: on every device it synchronises. */
+  bool tellsValues() const {
+    return !info_.predictable || cpuResults_ || (info_.masksDecide && hasMask_) || isSparse();
+  }
+  bool isSparse() const {
+    return kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU;
+  }
   void run();
   void finish();
   bool findDevice();
@@ -367,9 +374,7 @@ void Call::waitFor() {
   runOnLane(stream_, info_.name, [this] { run(); });
   finish();
   if (told) told->tellResults(torch::jit::last(*stack_, schema_.returns().size()));
-  // Its caller learns a size or a value, as of a synchronising call.
-  const bool plain = kernel_ == DispatchKey::CPU;
-  if (!info_.predictable || !plain) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+  if (tellsValues()) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
 void Call::waitEachTime() {

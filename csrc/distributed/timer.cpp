@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "../torch/event.h"
+#include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 
 namespace torch_openreg {
@@ -29,6 +30,7 @@ class ReducerTimer final : public c10d::Timer {
   std::optional<int64_t> measureDifference(Event start, Event end) override {
     const auto &from = marks_.at(static_cast<size_t>(start));
     const auto &to = marks_.at(static_cast<size_t>(end));
+    const OwnWait own;
     // A statistic is not worth holding the host for.
     if (!from || !to || !queryEvent(from->get()) || !queryEvent(to->get())) return std::nullopt;
     float milliseconds = 0;

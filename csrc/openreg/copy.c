@@ -80,7 +80,7 @@ static const char *copyName(orMemcpyKind kind) {
   return names[kind];
 }
 
-static orError_t queueCopy(const orCopyArgs *args, bool stage, bool wait, orStream_t stream) {
+static orError_t queueCopy(const orCopyArgs *args, bool stage, orAwaits waits, orStream_t stream) {
   orStream *s;
   orTask *t;
   OR_TRY(orStreamBegin(stream, true, stage ? args->bytes : 0, &s, &t));
@@ -91,7 +91,7 @@ static orError_t queueCopy(const orCopyArgs *args, bool stage, bool wait, orStre
     memcpy(orTaskArgs(t), args->src, args->bytes);
     t->u.copy.src = NULL;
   }
-  return orStreamSubmit(s, t, wait);
+  return orStreamSubmit(s, t, waits);
 }
 
 /* The stream's own device is looked at when the copy is queued. */
@@ -126,7 +126,11 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
     orSanitizerNoteMove(stream, blocking ? "orMemcpy" : "orMemcpyAsync", to.known ? dst : NULL,
                         from.known ? src : NULL, bytes);
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
-  return queueCopy(&args, stage, blocking || !to.known || (!from.known && !stage), stream);
+  /* What comes from pageable memory is taken by the end of the call, which says nothing of when it arrives. */
+  orAwaits waits = blocking || !to.known   ? OR_AWAITS_AS_PROMISED
+                  : !from.known && !stage ? OR_AWAITS_UNASKED
+                                          : OR_AWAITS_NOT;
+  return queueCopy(&args, stage, waits, stream);
 }
 
 orError_t orMemcpyAsync(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
@@ -173,7 +177,7 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   t->kind = OR_KIND_SET;
   t->name = "Memset";
   t->u.set = (orSetArgs){dst, bytes, value, onDevice(&to) ? to.region.device : -1};
-  return orStreamSubmit(s, t, blocking);
+  return orStreamSubmit(s, t, blocking ? OR_AWAITS_AS_PROMISED : OR_AWAITS_NOT);
 }
 
 orError_t orMemset(void *dst, int value, size_t bytes) {

@@ -381,9 +381,11 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
                         orTask **task);
 /* Publishes the record, unlocks and schedules; returns the task's number on its stream. */
 uint64_t orStreamCommit(orStream *stream, orTask *task);
-/* For kernels, copies and fills: commits; with `wait`, or OPENREG_LAUNCH_BLOCKING, returns when the task is done and
+/* A wait that the call does not promise orders nothing for the sanitizer. */
+typedef enum orAwaits { OR_AWAITS_NOT, OR_AWAITS_UNASKED, OR_AWAITS_AS_PROMISED } orAwaits;
+/* For kernels, copies and fills: commits; if it waits, or with OPENREG_LAUNCH_BLOCKING, returns when the task is done and
  * reports as every call that synchronises does. */
-orError_t orStreamSubmit(orStream *stream, orTask *task, bool wait);
+orError_t orStreamSubmit(orStream *stream, orTask *task, orAwaits waits);
 /* Blocks until `count` tasks have finished; helps with the pieces of large copies meanwhile. */
 void orStreamAwait(orStream *stream, uint64_t count);
 /* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not wait. */
@@ -399,8 +401,9 @@ void orStreamWakeSleepers(orStream *stream); /* whatever they wait for */
  * many were the device's. By the time `fn` runs, the slot may be another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
                      void *context);
-/* Waits until everything queued now on a device (-1: all) has finished. */
+/* Waits until everything queued now on a device (-1: all) has finished. The second is for calls that promise it. */
 void orStreamAwaitDevice(int device);
+void orStreamSynchronizeDevice(int device);
 /* Every stream of a device, also those to come: the notice is given or taken back. With OR_NOTICE_LOST, what is queued is
  * to be dropped. The caller has noted it where orStreamMake looks. */
 void orStreamNotify(int device, unsigned notice, bool on);

@@ -246,7 +246,7 @@ orError_t orDeviceSynchronize(void) {
   if (!orDeviceIsActive(device)) return orSuccess;
   OR_TRY(orDeviceCheckLost(device));
   uint64_t began = orTraceNow();
-  orStreamAwaitDevice(device);
+  orStreamSynchronizeDevice(device);
   if (began) orTraceWaited("orDeviceSynchronize", device, 0, began);
   return orDeviceTakeFailure(device);
 }
@@ -267,7 +267,7 @@ orError_t orDeviceReset(void) {
   /* All streams are told before any moves: what one drops completes events that let others run. */
   orStreamForEach(device, dropQueued, NULL);
   orStreamForEach(device, giveUpWait, NULL);
-  orStreamAwaitDevice(device);
+  orStreamSynchronizeDevice(device);
   if (orSanitizerOn()) orSanitizerNoteReset(device);
   forgetFailure(device);
   orCacheTrim(device);

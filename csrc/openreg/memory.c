@@ -239,7 +239,7 @@ orError_t orFree(void *ptr) {
   if (r.cached)
     return orFail(orErrorInvalidValue, "%p belongs to the caching allocator: use orCacheFree", ptr);
   /* Every device can reach every other's memory: wait for all of them. */
-  orStreamAwaitDevice(-1);
+  orStreamSynchronizeDevice(-1);
   return orRegionRelease(ptr);
 }
 
@@ -270,7 +270,7 @@ orError_t orFreeHost(void *ptr) {
   OR_TRY(orEnterBlocking());
   if (!orRegionFind(ptr, &r) || r.base != ptr || r.type != orMemoryTypeHost || r.registered)
     return orFail(orErrorInvalidValue, "%p is not the start of a live pinned allocation", ptr);
-  orStreamAwaitDevice(-1);
+  orStreamSynchronizeDevice(-1);
   OR_TRY(take(ptr, orMemoryTypeHost, false, &r));
   if (orSanitizerOn()) orSanitizerNoteRelease((uintptr_t)r.base, r.size);
   orDevice *host = orHostDevice();
@@ -295,7 +295,7 @@ orError_t orHostUnregister(void *ptr) {
   OR_TRY(orEnterBlocking());
   if (!orRegionFind(ptr, &r) || r.base != ptr || !r.registered)
     return orFail(orErrorInvalidValue, "%p is not the start of a registered range", ptr);
-  orStreamAwaitDevice(-1);
+  orStreamSynchronizeDevice(-1);
   OR_TRY(take(ptr, orMemoryTypeHost, true, &r));
   if (orSanitizerOn()) orSanitizerNoteRelease((uintptr_t)r.base, r.size);
   return orSuccess;

@@ -402,6 +402,14 @@ void orSanitizerNoteUse(uintptr_t start, size_t size, orStream_t stream) {
   unlock();
 }
 
+orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream) {
+  if (!orSanitizerOn()) return orSuccess;
+  OR_TRY(orEnter());
+  if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
+  orSanitizerNoteUse((uintptr_t)data, bytes, stream);
+  return orSuccess;
+}
+
 void orSanitizerNoteFree(uintptr_t start, size_t size, orStream_t owner) {
   orShadow **found;
   lock();

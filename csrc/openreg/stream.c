@@ -265,24 +265,24 @@ void orStreamAwait(orStream *s, uint64_t count) {
 }
 
 /* With what a host that waits tells the trace and the sanitizer. */
-static void awaitTold(orStream *s, uint64_t count, const char *call, int device, orStream_t handle) {
+static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle, bool promised) {
   uint64_t began = orTraceNow();
-  orSync *mark = orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
+  orSync *mark = promised && orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
   orStreamAwait(s, count);
   if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
-  if (OR_UNLIKELY(began)) orTraceWaited(call, device, handle, began);
+  if (OR_UNLIKELY(began)) orTraceWaited("orStreamSynchronize", device, handle, began);
 }
 
-orError_t orStreamSubmit(orStream *s, orTask *task, bool wait) {
+orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   int device = s->device;
   orStream_t handle = s->last_handle;
   if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
   uint64_t number = orStreamCommit(s, task);
-  if (!wait && OR_LIKELY(!orConfigGet()->launch_blocking)) {
+  if (!waits && OR_LIKELY(!orConfigGet()->launch_blocking)) {
     orSchedulePoint();
     return orSuccess;
   }
-  awaitTold(s, number, "orStreamSynchronize", device, handle);
+  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED);
   OR_TRY(orDeviceTakeFailure(device));
   /* Its caller would take what was never written for a result. */
   if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
@@ -353,9 +353,11 @@ static void awaitQueued(orStream *s, uint64_t queued, void *context) {
   orStreamAwait(s, queued);
 }
 
-void orStreamAwaitDevice(int device) {
+void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
+
+void orStreamSynchronizeDevice(int device) {
   orSync *mark = orSanitizerOn() ? orSanitizerMark(0, device) : NULL;
-  orStreamForEach(device, awaitQueued, NULL);
+  orStreamAwaitDevice(device);
   if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
 }
 
@@ -493,7 +495,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(snapshot(stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  awaitTold(s, queued, "orStreamSynchronize", device, stream);
+  awaitTold(s, queued, device, stream, true);
   return orDeviceTakeFailure(device);
 }
 

@@ -239,7 +239,7 @@ orError_t orLaunchKernelEx(const orLaunch *l) {
   t->drop = l->drop;
   t->u.kernel = l->fn;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
-  return orStreamSubmit(s, t, false);
+  return orStreamSubmit(s, t, OR_AWAITS_NOT);
 }
 
 static orError_t sleepKernel(void *args) {

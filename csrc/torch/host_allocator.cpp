@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "event.h"
+#include "sanitizer.h"
 #include "stream.h"
 
 namespace torch_openreg {
@@ -39,7 +40,9 @@ class PinnedMemory final : public Base {
 
   /* A deleter: any thread, at exit, in a forked child. */
   void free(void *context) override {
-    if (!orInForkedChild()) Base::free(context);
+    if (orInForkedChild()) return;
+    if (sanitizerActive() && context != nullptr) forgetUses(*static_cast<Block *>(context));
+    Base::free(context);
   }
 
   void empty_cache() override {
@@ -53,6 +56,17 @@ class PinnedMemory final : public Base {
   }
 
  private:
+  /* The block is not handed out before these are over. Nothing else is ordered by that. */
+  static void forgetUses(Block &block) {
+    std::lock_guard<std::mutex> lock(block.mutex_);
+    for (const c10::Stream &stream : block.streams_) {
+      try {
+        OPENREG_CHECK(orSanitizerUsed(block.ptr_, block.size_, OpenRegStream(stream).stream()));
+      } catch (const c10::Error &) {  // as in record_stream
+      }
+    }
+  }
+
   void allocate_host_memory(size_t size, void **ptr) override {
     const orError_t error = orMallocHost(ptr, size);
     if (error != orErrorMemoryAllocation) return check(error, {__func__, __FILE__, __LINE__});
@@ -71,6 +85,7 @@ class PinnedMemory final : public Base {
       std::lock_guard<std::mutex> lock(retiredMutex_);
       blocks.swap(retired_);
     }
+    const OwnWait own;
     orError_t first = orSuccess;
     for (void *block : blocks) {
       const orError_t error = orFreeHost(block);
@@ -89,7 +104,10 @@ class PinnedMemory final : public Base {
     }
   }
 
-  bool query_event(OwnedEvent &event) override { return queryEvent(event.get()); }
+  bool query_event(OwnedEvent &event) override {
+    const OwnWait own;
+    return queryEvent(event.get());
+  }
 
   c10::Stream get_current_stream() const override { return getCurrentOpenRegStream(); }
 

@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "event.h"
+#include "sanitizer.h"
 #include "stream.h"
 
 namespace torch_openreg {
@@ -32,6 +33,7 @@ struct OpenRegStubs final : torch::profiler::impl::ProfilerStubs {
 
   /* Microseconds. */
   float elapsed(const ProfilerVoidEventStub *from, const ProfilerVoidEventStub *to) const override {
+    const OwnWait own;
     float milliseconds = 0;
     OPENREG_CHECK(orEventSynchronize(handleOf(from)));
     OPENREG_CHECK(orEventSynchronize(handleOf(to)));
@@ -46,7 +48,10 @@ struct OpenRegStubs final : torch::profiler::impl::ProfilerStubs {
     }
   }
 
-  void synchronize() const override { OPENREG_CHECK(orDeviceSynchronize()); }
+  void synchronize() const override {
+    const OwnWait own;
+    OPENREG_CHECK(orDeviceSynchronize());
+  }
   bool enabled() const override { return true; }
   // Of tools that other devices come with.
   void mark(const char *) const override {}

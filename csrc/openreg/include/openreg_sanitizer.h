@@ -94,7 +94,10 @@ OR_API orError_t orSanitizerEventOver(orEvent_t event);
 /* What is told of `stream` from now on happens elsewhere, and events alone say when it is over: synchronising the device does
  * not. Its memory is not freed before. */
 OR_API orError_t orSanitizerAside(orStream_t stream);
-/* Nonzero: what the calling thread touches and waits for is told by somebody else. Returns what it was. */
+/* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so far is over. */
+OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);
+/* Nonzero: what the calling thread touches is told by somebody else, and what it waits for orders nothing for the program, which
+ * has not asked for it. Returns what it was. */
 OR_API uint32_t orSanitizerIgnore(uint32_t ignore);
 
 #ifdef __cplusplus
