@@ -336,14 +336,20 @@ def test_it_is_left_by_an_exception():
     [
         ({"kind": "oom"}, ValueError, "unknown fault 'oom'; known are " + ", ".join(KINDS)),
         ({"kind": 3}, ValueError, "unknown fault 3"),
-        ({"after": -1}, ValueError, "after must be 0 or more, got -1"),
-        ({"after": 1.5}, TypeError, "float"),
+        ({"after": -1}, ValueError, r"after .* from 0 to 2\*\*64 - 1, got -1"),
+        (
+            {"after": 2**70},
+            ValueError,
+            r"after .* from 0 to 2\*\*64 - 1, got 11805",
+        ),
+        ({"after": 1.5}, TypeError, r"after .* from 0 to 2\*\*64 - 1, got 1\.5"),
         ({"device": 2}, RuntimeError, "device index 2"),
         ({"device": -1}, RuntimeError, "-1"),
         ({"device": "cpu"}, ValueError, "expected an openreg device, got 'cpu'"),
         ({"delay_ms": 5}, ValueError, "delay_ms is for 'slow_stream'"),
         ({"kind": "slow_stream", "delay_ms": -1}, ValueError, "0 to 10000, got -1"),
         ({"kind": "slow_stream", "delay_ms": 10001}, ValueError, "0 to 10000, got 10001"),
+        ({"kind": "slow_stream", "delay_ms": "a"}, TypeError, "from 0 to 10000, got 'a'"),
     ],
     ids=str,
 )

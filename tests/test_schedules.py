@@ -1,6 +1,7 @@
 """Schedules: a race shows under some seed and repeats under it; what is right is so under all."""
 
 import importlib.util
+import re
 import threading
 import time
 from pathlib import Path
@@ -387,3 +388,30 @@ def test_bad_seeds(seed):
 def test_bad_numbers_of_schedules():
     with pytest.raises(ValueError, match="at least 1, not 0"):
         explore(lambda: None, 0)
+
+
+@pytest.mark.parametrize("schedules", [None, 1.5, [], "late", True])
+def test_bad_schedules(schedules):
+    with pytest.raises(ValueError, match=rf"at least one, not {re.escape(repr(schedules))}"):
+        explore(lambda: None, schedules)
+
+
+@pytest.mark.racy
+def test_a_race_is_one_result():
+    def scale():
+        x, side = torch.ones(10, device="openreg"), torch.openreg.Stream()
+        with side:
+            x.mul_(5)
+
+    def add():
+        x, side = torch.ones(10, device="openreg"), torch.openreg.Stream()
+        with side:
+            x.add_(5)
+
+    with torch.openreg.sanitizer.enable():
+        found = explore(scale, 3)
+        other = explore(add, [1])
+    (result,) = found.results
+    assert result.seeds == ["early", 0, 1, 2] == found.different
+    assert result.error.report.later.operator.startswith("aten::mul_")
+    assert result != other.results[0]

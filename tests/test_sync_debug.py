@@ -47,6 +47,9 @@ def test_modes():
         openreg.set_sync_debug_mode(3)
     with pytest.raises(RuntimeError, match=r"debug_mode -1, expected"):
         openreg.set_sync_debug_mode(-1)
+    for mode in (None, 1.0):
+        with pytest.raises(RuntimeError, match=f"debug_mode {mode}, expected 0, 1, 2 or one of"):
+            openreg.set_sync_debug_mode(mode)
     assert openreg.get_sync_debug_mode() == 0
 
 

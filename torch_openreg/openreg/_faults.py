@@ -1,6 +1,6 @@
 """Faults on order: ``torch.openreg.testing.inject``."""
 
-import operator
+import numbers
 
 from .. import _C
 from ._utils import device_index
@@ -38,17 +38,20 @@ class inject:
     def __init__(self, kind, after=0, device=None, *, delay_ms=None):
         if kind not in _KINDS:
             raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_KINDS)}")
-        after = operator.index(after)
-        if after < 0:
-            raise ValueError(f"after must be 0 or more, got {after}")
+        number = getattr(after, "__index__", lambda: -1)()
+        if not 0 <= number < 2**64:
+            kind_of = ValueError if hasattr(after, "__index__") else TypeError
+            raise kind_of(f"after must be a whole number from 0 to 2**64 - 1, got {after!r}")
         if delay_ms is not None and kind != "slow_stream":
             raise ValueError(f"delay_ms is for 'slow_stream', not for {kind!r}; got {delay_ms}")
         if delay_ms is None:
             delay_ms = 5 if kind == "slow_stream" else 0
+        if not isinstance(delay_ms, numbers.Real):
+            raise TypeError(f"delay_ms must be a number from 0 to {_MOST_MS}, got {delay_ms!r}")
         if not 0 <= delay_ms <= _MOST_MS:
             raise ValueError(f"delay_ms must be 0 to {_MOST_MS}, got {delay_ms}")
         self.kind = kind
-        self.after = after
+        self.after = number
         self.device = device_index(device)
         self._delay = int(delay_ms * 1_000_000)
         self._outcome = (0, "")

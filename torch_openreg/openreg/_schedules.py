@@ -4,6 +4,7 @@ under many."""
 import contextlib
 import gc
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -87,7 +88,7 @@ class Result:
 
     def __eq__(self, other):
         if self.error is not None or other.error is not None:
-            return (type(self.error), str(self.error)) == (type(other.error), str(other.error))
+            return _identity(self.error) == _identity(other.error)
         mine, shape = tree_flatten(self.value)
         others, other_shape = tree_flatten(other.value)
         return shape == other_shape and all(map(_same, mine, others))
@@ -101,6 +102,12 @@ class Result:
             text = f"raises {type(self.error).__name__}: {self.error}"
         lines = text.splitlines() or [""]
         return lines[0] if len(lines) == 1 else f"{lines[0]} ..."
+
+
+def _identity(error):
+    """Races have a number, addresses and stacks in their text, which no two runs share."""
+    report = getattr(error, "report", None)
+    return type(error), str(error) if report is None else report._identity
 
 
 def _same(a, b):
@@ -225,6 +232,19 @@ def _run(fn, seed):
             return Result(error=error.with_traceback(None))
 
 
+def _seeds(schedules):
+    if isinstance(schedules, int) and not isinstance(schedules, bool):
+        if schedules < 1:
+            raise ValueError(f"schedules must be at least 1, not {schedules}")
+        return range(schedules)
+    seeds = None if isinstance(schedules, str) else schedules
+    if not isinstance(seeds, Iterable) or not (seeds := list(seeds)):
+        raise ValueError(
+            f"schedules must be how many, or a list of seeds, at least one, not {schedules!r}"
+        )
+    return seeds
+
+
 def explore(fn, schedules=100, *, progress=None):
     """Calls a function under many schedules and compares what comes out.
 
@@ -236,7 +256,8 @@ def explore(fn, schedules=100, *, progress=None):
     The first run is under ``"early"``, the order of a device that runs everything at once. Every
     run begins with PyTorch's random state as it is now, and ends with a synchronisation of all
     devices, so that the error of a kernel is its own run's. Results are nested containers; tensors
-    are compared by value, NaN being equal to NaN, exceptions by type and text.
+    are compared by value, NaN being equal to NaN, exceptions by type and text, DataRaceErrors by
+    operators, streams and kind of memory.
 
     Args:
         fn: called without arguments; has to do the same each time.
@@ -246,11 +267,7 @@ def explore(fn, schedules=100, *, progress=None):
     Returns:
         Exploration: print it.
     """
-    if isinstance(schedules, int) and not isinstance(schedules, bool):
-        if schedules < 1:
-            raise ValueError(f"schedules must be at least 1, not {schedules}")
-        schedules = range(schedules)
-    seeds = ["early", *(seed for seed in schedules if seed != "early")]
+    seeds = ["early", *(seed for seed in _seeds(schedules) if seed != "early")]
     for seed in seeds:
         _policy(seed)
     _synchronize()

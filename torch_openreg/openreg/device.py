@@ -197,6 +197,11 @@ def set_sync_debug_mode(debug_mode):
                 "`error`"
             )
         debug_mode = _SYNC_DEBUG_MODES[debug_mode]
+    if not hasattr(debug_mode, "__index__"):
+        raise RuntimeError(
+            f"invalid value of debug_mode {debug_mode!r}, expected 0, 1, 2 or one of `default`, "
+            "`warn`, `error`"
+        )
     _C._set_sync_debug_mode(debug_mode)
 
 
