@@ -8,7 +8,8 @@ PY := $(VENV)/bin/python
 CC ?= cc
 
 .PHONY: help demo test conformance integration lint format sanitize bench build ctest env clean
-.PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-files bench-files lint-analyze
+.PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
+.PHONY: bench-files lint-analyze
 .DELETE_ON_ERROR:
 
 help:
@@ -122,7 +123,7 @@ ctest:
 # SHORT=1: fewer random programs, for continuous integration.
 STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)
 RANDOM_PROGRAMS ?= $(if $(SHORT),100,1000)
-sanitize: sanitize-core sanitize-operators
+sanitize: sanitize-core sanitize-operators sanitize-programs
 
 sanitize-core:
 	$(locked) sanitize-files
@@ -143,6 +144,13 @@ sanitize-operators: build sanitize-core
 	$(PY) -c "import torch; torch.openreg.init(); maps = open('/proc/self/maps').read(); \
 	  assert '$(D_tsan)/libopenreg.so' in maps and 'lib/libopenreg.so' not in maps, maps" && \
 	$(PY) -m pytest -v -s tests/test_programs.py
+
+# Programs without races, under torch.openreg.sanitizer; those that are marked racy have to be told.
+SANITIZED := streams events schedules examples
+
+sanitize-programs: build
+	@echo "== torch.openreg.sanitizer"
+	OPENREG_SANITIZER=1 $(PY) -m pytest $(SANITIZED:%=tests/test_%.py)
 
 # ---- Benchmarks ----
 

@@ -4,14 +4,18 @@ pytest loads it in every suite of an environment where the package is installed.
 of its own, outside ``torch_openreg``, and imports PyTorch only for a test that asks for it.
 """
 
+import os
 import re
 import shlex
+import sys
 
 import pytest
 
 PARAMETER = "_openreg_schedule"
 PART_OF_ID = re.compile(r"-?openreg-(early|late|seed\d+)(?=\]$)")
 SKIPPED = pytest.StashKey[int]()
+RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
+RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
 
 
 def _seed(text):
@@ -42,7 +46,9 @@ def pytest_addoption(parser):
         help="the same under this seed only: a number, or late; a failure of it is repeated so",
     )
     group.addoption(
-        "--openreg-sanitizer", action="store_true", help="run with torch.openreg.sanitizer enabled"
+        "--openreg-sanitizer",
+        action="store_true",
+        help="watch each test with torch.openreg.sanitizer; OPENREG_SANITIZER=1 does the same",
     )
 
 
@@ -50,6 +56,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "openreg: uses the device openreg; --openreg-schedules runs it under many orders"
     )
+    config.addinivalue_line("markers", RACY)
     if config.option.openreg_schedules < 0:
         raise pytest.UsageError("--openreg-schedules: N must not be negative")
     if config.option.openreg_seed is not None:
@@ -58,22 +65,81 @@ def pytest_configure(config):
         _seed(config.option.openreg_seed)
 
 
+# ---- sanitizer ----
+
+
 def pytest_sessionstart(session):
     if session.config.option.openreg_sanitizer:
-        _sanitizer().enable()
+        import torch_openreg  # noqa: F401
+    _watching(session.config)
 
 
 def pytest_sessionfinish(session):
-    if session.config.option.openreg_sanitizer:
-        _sanitizer().disable()
+    sanitizer = _watching(session.config)
+    if sanitizer:
+        sanitizer.clear()
+        sanitizer.disable()
 
 
-def _sanitizer():
+def _watching(config):
+    """The sanitizer, switched on, if tests are watched and something has loaded it."""
+    setting = os.environ.get("OPENREG_SANITIZER", "")
+    if not (config.option.openreg_sanitizer or setting in ("1", "warn")):
+        return None
+    if "torch_openreg" not in sys.modules:
+        return None
+    sanitizer = sys.modules["torch_openreg.openreg.sanitizer"]
+    if not sanitizer.is_enabled():
+        sanitizer.enable("warn" if setting == "warn" else "error")
+    return sanitizer
+
+
+def _take_reports(config):
+    """What was found since it was last asked, with nothing queued; None: nobody watches."""
+    sanitizer = _watching(config)
+    if sanitizer is None:
+        return None
     import torch
 
-    import torch_openreg  # noqa: F401 (where PyTorch was told to load no backend)
+    try:
+        if torch.openreg.is_initialized():
+            _synchronize(torch)
+        return sanitizer.reports()
+    finally:
+        sanitizer.clear()
 
-    return torch.openreg.sanitizer
+
+def _fail(reports):
+    pytest.fail("\n\n".join(map(str, reports)), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    try:
+        result = yield from _scheduled(item)
+    except BaseException:
+        sanitizer = _watching(item.config)
+        if sanitizer:  # it fails anyway
+            for report in sanitizer.reports():
+                item.add_report_section("call", "openreg sanitizer", str(report))
+            sanitizer.clear()
+        raise
+    reports = _take_reports(item.config)
+    if item.get_closest_marker("racy"):
+        if reports == [] and not item.stash.get(RACED, False):
+            pytest.fail("the test is marked racy, and the sanitizer reports nothing", pytrace=False)
+    elif reports:
+        _fail(reports)
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    result = yield
+    reports = _take_reports(item.config)
+    if reports and not item.get_closest_marker("racy"):
+        _fail(reports)
+    return result
 
 
 # ---- schedules ----
@@ -120,8 +186,7 @@ def _synchronize(torch):
         torch.openreg.synchronize(index)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
+def _scheduled(item):
     schedule = _schedule_of(item)
     if schedule is None:
         return (yield)

@@ -13,18 +13,19 @@ import pytest
 import torch
 from ahead import compare, on_device
 
+import pytest_openreg
 import torch_openreg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT = 600  # seconds; for a program that hangs, far above what any takes
 
 
-# With OPENREG_SANITIZER=1 every test is watched, and the programs that it runs. A report fails it;
-# a test that is marked `racy` fails without one, of its own or of one of its programs.
+# With OPENREG_SANITIZER=1 pytest_openreg watches every test; here that goes on after a report, and
+# the programs that a test runs are watched too.
 SANITIZED = os.environ.get("OPENREG_SANITIZER", "0") != "0"
 if SANITIZED:
     torch.openreg.sanitizer.enable("warn")
-_racy = _reported = False
+_node = None  # the test that runs
 
 
 def _run(code, env=None, timeout=LIMIT, arguments=()):
@@ -40,10 +41,13 @@ def _run(code, env=None, timeout=LIMIT, arguments=()):
         )
         return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
-    global _reported
-    if SANITIZED and _racy:  # what it says when nobody watches is another run's
-        _reported |= "UserWarning: data race" in execute(OPENREG_SANITIZER="warn").err
-    return execute(**({"OPENREG_SANITIZER": "1"} if SANITIZED and not _racy else {}))
+    if not SANITIZED:
+        return execute()
+    if _node is None or not _node.get_closest_marker("racy"):
+        return execute(OPENREG_SANITIZER="1")
+    if "UserWarning: data race" in execute(OPENREG_SANITIZER="warn").err:
+        _node.stash[pytest_openreg.RACED] = True
+    return execute()  # what it says when nobody watches
 
 
 @pytest.fixture(scope="session")
@@ -154,23 +158,11 @@ def queued(runs_ahead):
     return queued
 
 
-def _check_reports():
-    reports = torch.openreg.sanitizer.reports()
-    if _racy:
-        assert reports or _reported, "the test is marked racy, and the sanitizer reports nothing"
-    else:
-        assert not reports, "\n".join(map(str, reports))
-
-
 @pytest.fixture(autouse=True)
 def clean_device(request):
     """Every test begins and ends on device 0, on default streams, with nothing queued."""
-    global _racy, _reported
-    _racy, _reported = request.node.get_closest_marker("racy") is not None, False
-    if SANITIZED:
-        if not torch.openreg.sanitizer.is_enabled():  # an earlier test has left it off
-            torch.openreg.sanitizer.enable("warn")
-        torch.openreg.sanitizer.clear()
+    global _node
+    _node = request.node
     torch.openreg.set_device(0)
     yield
     torch.openreg.set_device(0)
@@ -178,5 +170,3 @@ def clean_device(request):
         torch.openreg.set_stream(torch.openreg.default_stream(index))
         torch.openreg.synchronize(index)
     torch.openreg.set_device(0)
-    if SANITIZED:
-        _check_reports()

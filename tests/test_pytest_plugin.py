@@ -37,6 +37,7 @@ def test_without_mark():
 def suite(pytester, monkeypatch):
     """Runs a file of tests with the plugin, in a process of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("OPENREG_SANITIZER", raising=False)
 
     def suite(text, *arguments):
         if text:
@@ -227,23 +228,109 @@ def test_bad_options(suite, arguments, message):
     done.stderr.fnmatch_lines([message])
 
 
-def test_sanitizer_is_on_for_the_run(suite, pytester):
-    pytester.makeconftest(
-        """
-import types
+SANITIZED = """
+import threading
 
+import pytest
 import torch
 
-calls = []
-torch.openreg.sanitizer = types.SimpleNamespace(
-    enable=lambda: calls.append("on"), disable=lambda: print("calls", [*calls, "off"])
-)
+
+def race():
+    a, side = torch.ones(1000, device="openreg"), torch.openreg.Stream()
+    with side:
+        a.mul_(5)
+    torch.openreg.current_stream().wait_stream(side)
+
+
+def test_raises():
+    race()
+
+
+def test_swallows():
+    try:
+        race()
+    except RuntimeError:
+        pass
+
+
+def test_in_a_thread():
+    thread = threading.Thread(target=race)
+    thread.start()
+    thread.join()
+
+
+def test_host():
+    host = torch.zeros(1000).pin_memory()
+    host.copy_(torch.ones(1000, device="openreg"), non_blocking=True)
+    torch.ops.aten.add.Tensor(host, 1)
+
+
+def test_undecided():
+    a, side = torch.ones(9, device="openreg"), torch.openreg.Stream()
+    gate = torch.openreg.testing.gate()
+    side.wait_stream(torch.openreg.current_stream())
+    gate.wait(side)
+    with side:
+        a.mul_(5)
+    a.add_(1)
+    threading.Timer(0.2, gate.open).start()
+
+
+@pytest.fixture
+def late():
+    yield
+    with pytest.raises(RuntimeError):
+        race()
+
+
+def test_teardown(late):
+    pass
+
+
+@pytest.mark.racy
+def test_marked():
+    with pytest.raises(torch.openreg.sanitizer.DataRaceError):
+        race()
+
+
+@pytest.mark.racy
+def test_marked_without_reason():
+    pass
+
+
+def test_that_uses_it_itself():
+    with torch.openreg.sanitizer.enable("warn"):
+        pass
+    torch.openreg.sanitizer.disable()
+
+
+def test_good():
+    a = torch.zeros(1000, device="openreg")
+    assert a.add_(1).sum().item() == 1000
+
+
+def test_again():
+    race()
 """
-    )
-    text = "import conftest\n\n\ndef test_it():\n    assert conftest.calls == ['on']\n"
-    done = suite(text, "--openreg-sanitizer", "-s")
-    done.assert_outcomes(passed=1)
-    done.stdout.fnmatch_lines(["*calls [[]'on', 'off']*"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("by", ["option", "setting"])
+def test_a_race_fails_its_own_test(suite, monkeypatch, by):
+    if by == "setting":
+        monkeypatch.setenv("OPENREG_SANITIZER", "1")
+    done = suite(SANITIZED, *(["--openreg-sanitizer"] if by == "option" else []), "-rA", "-v")
+    failed = ["raises", "swallows", "in_a_thread", "host", "undecided", "again"]
+    for name in failed:
+        done.stdout.fnmatch_lines([f"FAILED *::test_{name}*"])
+    done.stdout.fnmatch_lines(["ERROR *::test_teardown*", "FAILED *::test_marked_without_reason*"])
+    outcomes = done.parseoutcomes()
+    assert (outcomes["passed"], outcomes["failed"], outcomes["errors"]) == (4, len(failed) + 1, 1)
+    assert "and nothing orders it with the earlier access:" in done.outlines
+
+
+def test_sanitizer_in_a_suite_without_the_device(suite):
+    suite("def test_it():\n    pass\n", "--openreg-sanitizer").assert_outcomes(passed=1)
 
 
 def test_loading_it_loads_nothing_else(run_ok):

@@ -509,3 +509,26 @@ def test_what_is_no_number_of_schedules(schedules):
 def test_bad_numbers_of_schedules():
     with pytest.raises(ValueError, match="at least 1, not 0"):
         explore(lambda: None, 0)
+    with pytest.raises(ValueError, match=r"at least one seed, not \[\]"):
+        explore(lambda: None, [])
+
+
+@pytest.mark.racy
+def test_a_race_is_one_result():
+    def scale():
+        x, side = torch.ones(10, device="openreg"), torch.openreg.Stream()
+        with side:
+            x.mul_(5)
+
+    def add():
+        x, side = torch.ones(10, device="openreg"), torch.openreg.Stream()
+        with side:
+            x.add_(5)
+
+    with torch.openreg.sanitizer.enable():
+        found = explore(scale, 3)
+        other = explore(add, [1])
+    (result,) = found.results
+    assert result.seeds == ["early", 0, 1, 2] == found.different
+    assert result.error.report.later.operator.startswith("aten::mul_")
+    assert result != other.results[0]

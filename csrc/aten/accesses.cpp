@@ -256,7 +256,7 @@ std::unique_ptr<at::ObserverContext> onOperator(const at::RecordFunction &functi
   Told told;
   addArguments(told, *effects, c10::ArrayRef<IValue>(inputs.data(), inputs.size()));
   told.tell(0, effects->name.c_str());
-  raiseRacesLater();
+  raiseRacesOfHost();
   return nullptr;
 }
 

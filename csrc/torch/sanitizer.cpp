@@ -1,6 +1,10 @@
 /*
  * `python` holds what torch.openreg.sanitizer gives (its error, its text of a report) and is leaked; it is written and read
- * with the GIL. `mode` is read by any thread.
+ * with the GIL. `mode` and `keepsStacks` are read by any thread.
+ *
+ * Nothing can be thrown out of a callback of at::RecordFunction, which is where the host's accesses are seen. So their error
+ * is put down in Python (_Unraised), with a warning whose filter raises it: PyTorch asks the filters where the operator
+ * returns to Python. Where it does not, `hasUnraised` lets this thread's next call of the shim throw it.
  *
  * A stack that the core keeps is a Stack on the heap. It holds code objects and positions alone, and is turned into lines
  * when somebody asks: the core may let go of it on any thread, as PyTorch drops code objects the next time it has the GIL.
@@ -15,6 +19,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -33,14 +38,17 @@ namespace {
 using Stack = std::shared_ptr<torch::CapturedTraceback>;
 
 struct Python {
-  py::object error;      // DataRaceError
-  py::function text;     // of a report
-  py::function errorOf;  // a class of DataRaceError whose text is this
+  py::object error;           // DataRaceError
+  py::function text;          // of a report
+  py::function putDown;       // an error of this text; gives the text of the warning that raises it
+  py::function takeUnraised;  // the text of this thread's, or None
 };
 Python *python = nullptr;
 
 enum class Mode : int { Error, Warn };
 std::atomic<Mode> mode{Mode::Error};
+std::atomic<bool> keepsStacks{true};
+thread_local bool hasUnraised = false;
 
 struct DataRace final : torch::PyTorchError {
   using torch::PyTorchError::PyTorchError;
@@ -48,7 +56,7 @@ struct DataRace final : torch::PyTorchError {
 };
 
 void *captureStack(void *) {
-  if (!mayBeInPython()) return nullptr;
+  if (!keepsStacks.load(std::memory_order_relaxed) || !mayBeInPython()) return nullptr;
   try {
     return new Stack(torch::CapturedTraceback::gather(true, false, false));
   } catch (...) {  // an access without a stack
@@ -58,14 +66,25 @@ void *captureStack(void *) {
 
 void releaseStack(void *stack, void *) { delete static_cast<Stack *>(stack); }
 
+std::string takeUnraised() {
+  if (C10_LIKELY(!hasUnraised) || !interpreterRuns()) return {};
+  py::gil_scoped_acquire gil;
+  hasUnraised = false;
+  const py::object text = python->takeUnraised();
+  return text.is_none() ? std::string() : text.cast<std::string>();
+}
+
 // ---- For Python ---------------------------------------------------------------------------------
 
+/* While it is on, this changes how it tells, and nothing else. */
 void enable(bool warns, bool stacks) {
   mode.store(warns ? Mode::Warn : Mode::Error, std::memory_order_relaxed);
   orSanitizerRefuse(!warns);
+  keepsStacks.store(stacks, std::memory_order_relaxed);
+  if (sanitizerActive()) return;
   orSanitizerOptions options{};
   options.size = sizeof(options);
-  if (stacks) options.capture = &captureStack;
+  options.capture = &captureStack;
   options.release = &releaseStack;
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
   WithoutGil unlocked;
@@ -76,6 +95,15 @@ void disable() {
   WithoutGil unlocked;
   watchHost(false);
   OPENREG_CHECK(orSanitizerDisable());
+}
+
+/* exit() may be called again by what it calls: the last status counts (glibc). */
+void failExit() {
+  on_exit(
+      [](int status, void *) {
+        if (status == 0) exit(EXIT_FAILURE);
+      },
+      nullptr);
 }
 
 py::object framesOf(const Stack &stack) {
@@ -161,34 +189,43 @@ bool foundRace(std::string &text) {
 }  // namespace
 
 void raiseRaces() {
+  const std::string unraised = takeUnraised();
   std::string text;
-  if (!foundRace(text)) return;
+  const bool found = foundRace(text);
+  if (!unraised.empty()) throw DataRace(found ? unraised + "\n\n" + text : unraised);
+  if (!found) return;
   if (mode.load(std::memory_order_relaxed) == Mode::Error) throw DataRace(text);
   issueWarning(text);
 }
 
-void raiseRacesLater() {
+void raiseRacesOfHost() {
   std::string text;
   if (!foundRace(text)) return;
   py::gil_scoped_acquire gil;
+  if (mode.load(std::memory_order_relaxed) == Mode::Warn) {
+    if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) == 0) return;
+    PyErr_Clear();  // a filter makes it an error
+  }
   try {
-    if (mode.load(std::memory_order_relaxed) == Mode::Warn) {
-      if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) == 0) return;
-      PyErr_Clear();  // made an error by a filter
-    }
-    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), python->errorOf(text).ptr());
+    const auto warning = python->putDown(text).cast<std::string>();
+    hasUnraised = true;
+    c10::warn(c10::Warning(c10::UserWarning(), {__func__, __FILE__, __LINE__}, warning, false));
   } catch (const py::error_already_set &) {  // it is among the reports
   }
 }
 
 void bindSanitizer(py::module_ &m) {
-  m.def("_sanitizer_bind", [](py::object error, py::function text, py::function errorOf) {
-    if (python == nullptr) python = new Python();
-    *python = {std::move(error), std::move(text), std::move(errorOf)};
-  });
+  m.def("_sanitizer_bind",
+        [](py::object error, py::function text, py::function putDown, py::function takeUnraised) {
+          if (python == nullptr) python = new Python();
+          *python = {std::move(error), std::move(text), std::move(putDown), std::move(takeUnraised)};
+        });
   m.def("_sanitizer_enable", &enable);
   m.def("_sanitizer_disable", &disable);
   m.def("_sanitizer_active", &sanitizerActive);
+  m.def("_sanitizer_mode",
+        [] { return std::make_pair(mode.load() == Mode::Warn, keepsStacks.load()); });
+  m.def("_sanitizer_fail_exit", &failExit);
   m.def("_sanitizer_reports", &reports);
   m.def("_sanitizer_total", [] {
     size_t count = 0;

@@ -25,8 +25,9 @@ inline bool sanitizerActive() {
 /* Throws DataRaceError, or warns, if the core has found a conflict in a call of this thread. */
 void raiseRaces();
 
-/* The same where nothing can be thrown: raised as soon as this thread is in Python again. */
-void raiseRacesLater();
+/* The same in an operator of the host, where nothing can be thrown: raised as it returns to Python, or else by this thread's
+ * next raiseRaces. */
+void raiseRacesOfHost();
 
 /* Copies and fills that this thread queues inside are told under the operator's name, which outlives the process. */
 class SanitizedAs {

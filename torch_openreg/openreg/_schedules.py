@@ -114,7 +114,7 @@ class Result:
 
     def __eq__(self, other):
         if self.error is not None or other.error is not None:
-            return (type(self.error), str(self.error)) == (type(other.error), str(other.error))
+            return _identity(self.error) == _identity(other.error)
         mine, shape = tree_flatten(self.value)
         others, other_shape = tree_flatten(other.value)
         return shape == other_shape and all(map(_same, mine, others))
@@ -128,6 +128,12 @@ class Result:
             text = f"raises {type(self.error).__name__}: {self.error}"
         lines = text.splitlines() or [""]
         return lines[0] if len(lines) == 1 else f"{lines[0]} ..."
+
+
+def _identity(error):
+    """Races have a number, addresses and stacks in their text, which no two runs share."""
+    report = getattr(error, "report", None)
+    return type(error), str(error) if report is None else report._identity
 
 
 def _same(a, b):
@@ -259,10 +265,12 @@ def _seeds(schedules):
         schedules = range(schedules)
     if isinstance(schedules, str) or not isinstance(schedules, Iterable):
         raise TypeError(f"schedules must be how many seeds, or the seeds, not {schedules!r}")
-    seeds = ["early", *(seed for seed in schedules if seed != "early")]
+    seeds = list(schedules)
+    if not seeds:
+        raise ValueError("schedules must be at least one seed, not []")
     for seed in seeds:
         _policy(seed)
-    return seeds
+    return ["early", *(seed for seed in seeds if seed != "early")]
 
 
 def explore(fn, schedules=100, *, progress=None):
@@ -276,7 +284,8 @@ def explore(fn, schedules=100, *, progress=None):
     The first run is under ``"early"``, the order of a device that runs everything at once. Every
     run begins with PyTorch's random state as it is now, and ends with a synchronisation of all
     devices, so that the error of a kernel is its own run's. Results are nested containers; tensors
-    are compared by value, NaN being equal to NaN, exceptions by type and text.
+    are compared by value, NaN being equal to NaN, exceptions by type and text, DataRaceErrors by
+    operators, streams and kind of memory.
 
     Args:
         fn: called without arguments; has to do the same each time.

@@ -14,7 +14,13 @@ order of its calls, not the one in which tasks happen to run: what is wrong is r
 docs/diagnostics.md has examples, and what is not seen.
 """
 
+import atexit
+import contextlib
+import itertools
 import os
+import sys
+import threading
+import warnings
 from dataclasses import dataclass
 
 from .. import _C
@@ -35,10 +41,18 @@ MODES = ("error", "warn")
 SHOWN_FRAMES = 10
 
 
+_last = threading.local()  # the report whose text was asked for last, by each thread
+
+
 class DataRaceError(RuntimeError):
     """Two accesses to the same memory that nothing orders, and one of them writes."""
 
     __module__ = "torch.openreg.sanitizer"
+
+    def __init__(self, text=""):
+        super().__init__(text)
+        self.report = _last.report if getattr(_last, "text", None) == text else None
+        """The Report; None if this was not made for one."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,12 @@ class Report:
     advice: str
     """The call that would have ordered them."""
 
+    @property
+    def _identity(self):
+        """What two runs of the same program share."""
+        sides = (self.earlier, self.later)
+        return self.memory, [(s.operator, s.device, s.is_default, s.write) for s in sides]
+
     def __str__(self):
         return (
             f"data race {self.number} on {self.memory}, {self.begin:#x} to {self.end:#x}:\n"
@@ -140,56 +160,127 @@ def _report(given):
 
 
 def _text(given):
-    return str(_report(given))
+    _last.report = _report(given)
+    _last.text = str(_last.report)
+    return _last.text
 
 
-def _error_of(text):
-    """A class whose objects have this text: what Python raises in a thread later is a class."""
-
-    def __init__(self, *arguments):
-        DataRaceError.__init__(self, *(arguments or (text,)))
-
-    members = {"__init__": __init__, "__module__": DataRaceError.__module__}
-    return type("DataRaceError", (DataRaceError,), members)
+# Errors that an operator of the host could not raise (csrc/torch/sanitizer.cpp): _Unraised, oldest
+# first.
+_unraised = []
+_serial = itertools.count(1)
 
 
-_C._sanitizer_bind(DataRaceError, _text, _error_of)
+class _Unraised:
+    """Raises itself as a filter of warnings, or is taken.
+
+    PyTorch issues the warnings of an operator when this returns to Python, and an exception that
+    comes out of a filter is the operator's.
+    """
+
+    def __init__(self, text):
+        self.error = DataRaceError(text)
+        self.text = text
+        self.thread = threading.get_ident()
+        self.warning = f"data race of the host, {next(_serial)}: its error comes at a later call"
+        self.filter = ("error", self, Warning, None, 0)
+        _unraised.append(self)
+        warnings.filters.insert(0, self.filter)
+
+    def match(self, text):
+        if not text.startswith(self.warning):
+            return False
+        self.take()
+        raise self.error
+
+    def take(self):
+        for taken, kept in ((self, _unraised), (self.filter, warnings.filters)):
+            with contextlib.suppress(ValueError):
+                kept.remove(taken)
+        return self.text
+
+
+def _take_unraised():
+    mine = threading.get_ident()
+    texts = [unraised.take() for unraised in list(_unraised) if unraised.thread == mine]
+    return "\n\n".join(texts) or None
+
+
+def _take_all():
+    return [unraised.take() for unraised in list(_unraised)]
+
+
+_C._sanitizer_bind(DataRaceError, _text, lambda text: _Unraised(text).warning, _take_unraised)
+
+
+@atexit.register
+def _at_exit():
+    texts = _take_all()
+    if texts:
+        print("DataRaceError, which nothing has raised:", *texts, sep="\n", file=sys.stderr)
+        _C._sanitizer_fail_exit()
+
+
+os.register_at_fork(after_in_child=_take_all)  # they are the parent's
 
 
 class _Enabled:
+    """What was there before, again at the end."""
+
+    def __init__(self, outer):
+        self._outer = outer
+
     def __enter__(self):
         return self
 
-    def __exit__(self, *exc_info):
-        disable()
+    def __exit__(self, error_type, *rest):
+        if _C._in_forked_child():  # where no device works
+            return False
+        if self._outer is not None:
+            _C._sanitizer_enable(*self._outer)
+            return False
+        try:
+            disable()
+        except DataRaceError as error:
+            if error_type is None:
+                raise
+            warnings.warn(str(error), stacklevel=2)  # what is on its way goes on
         return False
 
 
 def enable(mode="error", stacks=True):
-    """Switches the sanitizer on, for the whole process. As a context manager it is off at the end.
+    """Switches the sanitizer on, for the whole process.
+
+    As a context manager it is at the end as it was before: off, or on in the mode that it had.
 
     Args:
         mode: "error": a conflict raises DataRaceError in the thread that made the later access, in
-            each such call, before the operator is queued. Copies raise when they are queued, operators
-            of the host on pinned memory when they have run, and what turns out to be a conflict
-            only when an event is signalled at the thread's next call that finds it out. "warn": a
+            each such call, before the operator is queued. Copies raise when they are queued,
+            operators of the host on pinned memory when they have run (where PyTorch does not let
+            them, at the thread's next call of the device), and what turns out to be a conflict only
+            when an event is signalled at the thread's next call that finds it out. "warn": a
             UserWarning in the same places, once of each report.
         stacks: whether the Python stack of each access is kept.
 
-    What was queued before is not known to it. Enabling it again forgets what it knew and the
-    reports.
+    What was queued before is not known to it. Where it is on already, mode and stacks change; what
+    it knows and the reports stay.
     """
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; allowed are 'error' and 'warn'")
-    if _C._sanitizer_active():
-        disable()
+    outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
     _C._sanitizer_enable(mode == "warn", bool(stacks))
-    return _Enabled()
+    return _Enabled(outer)
 
 
 def disable():
-    """Switches the sanitizer off. The reports stay until they are cleared."""
+    """Switches the sanitizer off. The reports stay until they are cleared.
+
+    DataRaceError if an error of the host, in any thread, has not been raised yet.
+    """
     _C._sanitizer_disable()
+    texts = _take_all()
+    if texts:
+        raise DataRaceError("\n\n".join(texts))
 
 
 def is_enabled():
@@ -205,7 +296,8 @@ def reports():
 
 
 def clear():
-    """Forgets the reports."""
+    """Forgets the reports, and errors that have not been raised yet."""
+    _take_all()
     _C._sanitizer_clear()
 
 
