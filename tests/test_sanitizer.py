@@ -863,7 +863,7 @@ WAITS_UNASKED = {
     "another device": lambda x: x.to("openreg:1"),
     "a stream": lambda x: openreg.Stream(),
 }
-WAITS = {
+WAITS_EVERYWHERE = {
     "item": lambda x: x[0, 0].item(),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
@@ -884,10 +884,10 @@ def test_what_only_this_backend_waits_for(kind):
         assert races_after(WAITS_UNASKED[kind])
 
 
-@pytest.mark.parametrize("kind", WAITS)
+@pytest.mark.parametrize("kind", WAITS_EVERYWHERE)
 def test_what_every_device_waits_for(kind):
     for _ in range(2):
-        assert not races_after(WAITS[kind])
+        assert not races_after(WAITS_EVERYWHERE[kind])
 
 
 def test_an_operator_is_told_at_its_first_call_too():
