@@ -924,28 +924,6 @@ def test_a_blocking_launch_orders_nothing(run_ok):
     assert int(run_ok(code, setting)) == 2
 
 
-def test_a_fork_orders_nothing(run_ok):
-    out = run_ok(
-        """
-        import os
-        import warnings
-        import torch
-
-        warnings.simplefilter("ignore")
-        with torch.openreg.sanitizer.enable("warn"):
-            a = torch.ones(10, device="openreg")
-            child = os.fork()
-            if child == 0:
-                os._exit(0)
-            os.waitpid(child, 0)
-            with torch.openreg.Stream():
-                a.add_(1)
-            print(len(torch.openreg.sanitizer.reports()))
-        """
-    )
-    assert int(out) == 1
-
-
 # ---- Pageable memory, and when errors come ----
 
 
