@@ -154,7 +154,8 @@ TEST(sanitizer_learns_nothing_from_queries_that_say_not_ready) {
   letGo(&holder);
 }
 
-TEST(sanitizer_follows_waited_launches) {
+/* A setting for debugging must not hide what goes wrong without it. */
+TEST(sanitizer_is_not_misled_by_blocking_launches) {
   setenv("OPENREG_LAUNCH_BLOCKING", "1", 1);
   orStream_t s0 = defaultOf(0), s1 = newStream();
   sanitize();
@@ -162,8 +163,36 @@ TEST(sanitizer_follows_waited_launches) {
   char *a = deviceMemory(4 * KIB);
   writes(s0, "write", a, KIB);
   launch(s0, countKernel, &count);
-  writes(s1, "write", a, KIB);
-  ASSERT_CLEAN();
+  ASSERT_EQ(writes(s1, "write", a, KIB), 1);
+}
+
+/* The wait for large pageable memory is no promise: small memory is staged. */
+TEST(sanitizer_is_not_misled_by_pageable_sources) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  size_t size = 1 << 20;
+  char *a = deviceMemory(size), *b = malloc(size);
+  memset(b, 1, size);
+  ASSERT_OK(orMemcpyAsync(a, b, size, orMemcpyHostToDevice, s0));
+  ASSERT_EQ(reads(s1, "read", a, KIB), 1);
+  ASSERT_OK(orMemcpyAsync(b, a, size, orMemcpyDeviceToHost, s0)); /* returns when it is done */
+  ASSERT_EQ(writes(s1, "write", a, KIB), 0);
+  free(b);
+}
+
+TEST(sanitizer_forgets_what_an_allocator_waits_for) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB);
+  writes(s0, "write", a, KIB);
+  writes(s0, "write", a + KIB, KIB);
+  writes(s1, "write", a + 2 * KIB, KIB);
+  ASSERT_OK(orSanitizerUsed(a, KIB, s0));
+  ASSERT_EQ(writes(s1, "write", a, KIB), 0);
+  ASSERT_EQ(writes(s1, "write", a + KIB, KIB), 1); /* bytes and streams that it was not told of */
+  ASSERT_OK(orSanitizerUsed(a, 4 * KIB, s0));
+  ASSERT_EQ(writes(s0, "write", a + 2 * KIB, KIB), 2);
+  ASSERT_ERROR(orSanitizerUsed(a, KIB, 12345), orErrorInvalidResourceHandle);
 }
 
 TEST(sanitizer_is_told_of_other_order) {
