@@ -14,6 +14,7 @@ import pytest
 PARAMETER = "_openreg_schedule"
 PART_OF_ID = re.compile(r"-?openreg-(early|late|seed\d+)(?=\]$)")
 SKIPPED = pytest.StashKey[int]()
+MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
 RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
 
@@ -57,6 +58,9 @@ def pytest_configure(config):
         "markers", "openreg: uses the device openreg; --openreg-schedules runs it under many orders"
     )
     config.addinivalue_line("markers", RACY)
+    setting = os.environ.get("OPENREG_SANITIZER")  # tests may change it
+    by_option = "error" if config.option.openreg_sanitizer else None
+    config.stash[MODE] = {"1": "error", "warn": "warn"}.get(setting, by_option)
     if config.option.openreg_schedules < 0:
         raise pytest.UsageError("--openreg-schedules: N must not be negative")
     if config.option.openreg_seed is not None:
@@ -83,14 +87,12 @@ def pytest_sessionfinish(session):
 
 def _watching(config):
     """The sanitizer, switched on, if tests are watched and something has loaded it."""
-    setting = os.environ.get("OPENREG_SANITIZER", "")
-    if not (config.option.openreg_sanitizer or setting in ("1", "warn")):
-        return None
-    if "torch_openreg" not in sys.modules:
+    mode = config.stash[MODE]
+    if mode is None or "torch_openreg" not in sys.modules:
         return None
     sanitizer = sys.modules["torch_openreg.openreg.sanitizer"]
     if not sanitizer.is_enabled():
-        sanitizer.enable("warn" if setting == "warn" else "error")
+        sanitizer.enable(mode)
     return sanitizer
 
 

@@ -128,8 +128,8 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
   /* What comes from pageable memory is taken by the end of the call, which says nothing of when it arrives. */
   orAwaits waits = blocking || !to.known   ? OR_AWAITS_AS_PROMISED
-                  : !from.known && !stage ? OR_AWAITS_UNASKED
-                                          : OR_AWAITS_NOT;
+                   : !from.known && !stage ? OR_AWAITS_UNASKED
+                                           : OR_AWAITS_NOT;
   return queueCopy(&args, stage, waits, stream);
 }
 
