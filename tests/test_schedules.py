@@ -39,7 +39,7 @@ race = _program["race"]
 
 def assert_right(fn, seeds=SEEDS):
     found = explore(fn, seeds)
-    assert found.ok, found
+    assert found.ok, str(found)
     assert len(found.results[0].seeds) == 1 + len(seeds)
     return found.results[0].value
 
