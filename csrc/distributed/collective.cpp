@@ -151,11 +151,10 @@ size_t queuedTasks() {
 /* Until the stream is through, or nothing can run. The program has asked for none of it. */
 void runScheduled(orStream_t stream) {
   if (!isScheduled()) return;
-  const uint32_t told = orSanitizerIgnore(1);
+  const OwnWait own;
   for (size_t before = queuedTasks(), now = 0;
        orStreamQuery(stream) == orErrorNotReady && (now = queuedTasks()) < before; before = now) {
   }
-  orSanitizerIgnore(told);
 }
 
 void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {

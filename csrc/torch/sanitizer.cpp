@@ -227,12 +227,6 @@ void bindSanitizer(py::module_ &m) {
         [] { return std::make_pair(mode.load() == Mode::Warn, keepsStacks.load()); });
   m.def("_sanitizer_fail_exit", &failExit);
   m.def("_sanitizer_reports", &reports);
-  m.def("_sanitizer_total", [] {
-    size_t count = 0;
-    uint64_t total = 0;
-    OPENREG_CHECK(orSanitizerReports(1, nullptr, 0, &count, &total));
-    return total;
-  });
   m.def("_sanitizer_clear", [] { OPENREG_CHECK(orSanitizerClearReports()); });
 }
 

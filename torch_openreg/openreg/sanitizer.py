@@ -180,7 +180,6 @@ class _Unraised:
 
     def __init__(self, text):
         self.error = DataRaceError(text)
-        self.text = text
         self.thread = threading.get_ident()
         self.warning = f"data race of the host, {next(_serial)}: its error comes at a later call"
         self.filter = ("error", self, Warning, None, 0)
@@ -197,7 +196,7 @@ class _Unraised:
         for taken, kept in ((self, _unraised), (self.filter, warnings.filters)):
             with contextlib.suppress(ValueError):
                 kept.remove(taken)
-        return self.text
+        return str(self.error)
 
 
 def _take_unraised():
