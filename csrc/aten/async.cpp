@@ -141,10 +141,6 @@ struct Task final : QueuedKernel {
   void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
 };
 
-/* Two threads on tensors as small as these spend their time on each other. By the metadata alone, so that the bits of
- * results do not depend on what else goes on. */
-constexpr int64_t kSerial = 1 << 14;  // elements
-
 size_t Task::addMemory(StorageImpl *storage, Storages &known) {
   if (const size_t *memory = known.find(storage)) return *memory;
   memories.push_back({storage->_mutable_data_ptr_no_checks().get(), storage->nbytes()});
@@ -412,8 +408,9 @@ void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key
   }
   if (fresh) task->memo = std::move(memo);
   if (sanitizerActive()) tellOperator(op, stream, arguments, results);
-  if (task->largest <= kSerial) task->caller.threads = 1;
-  launchQueued(std::move(task), stream);
+  const bool serial = task->largest <= kSerial;
+  if (serial) task->caller.threads = 1;
+  launchQueued(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);
 }
 
 }  // namespace torch_openreg

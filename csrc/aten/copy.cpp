@@ -208,8 +208,9 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     }
   }
   noteBlockingCopy(dst, src, nonBlocking);
-  enqueueCopy(dst, src, stream.stream());
-  if (pinned && nonBlocking) return keepPinned(host, stream);
+  const bool blocks = !pinned || !nonBlocking;
+  enqueueCopy(dst, src, stream.stream(), blocks);
+  if (!blocks) return keepPinned(host, stream);
   std::optional<OwnWait> own;
   if (src.is_cpu() && !pinned) own.emplace();  // as of the core's copies
   synchronize(stream);

@@ -223,26 +223,34 @@ struct CopyTask final : QueuedKernel {
   const Tensor owned;  // in place of src: the host's memory, nobody else's
 };
 
-void launch(std::unique_ptr<CopyTask> task, orStream_t stream) {
+/* What opens a parallel region is for the wide lane. */
+bool isForAnyThread(const Tensor &dst, const Tensor &src) {
+  return dst.numel() <= kSerial || isSplittable(dst, src);
+}
+
+void launch(std::unique_ptr<CopyTask> task, orStream_t stream, unsigned flags) {
   c10::SmallVector<orAccess, 2> accesses;
   for (const Side *side : {&task->dst, &task->src}) {
     if (side->onDevice) {
       accesses.push_back({side->parts.data, side->parts.bytes, side == &task->dst});
     }
   }
-  launchQueued(std::move(task), stream, accesses);
+  launchQueued(std::move(task), stream, accesses, flags);
 }
 
 }  // namespace
 
-void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream) {
+void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream, bool awaited) {
   if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, src);
-  launch(std::make_unique<CopyTask>(dst, src, Tensor()), stream);
+  unsigned flags = awaited ? orLaunchAwaited : 0;
+  if (isForAnyThread(dst, src)) flags |= orLaunchAnyThread;
+  launch(std::make_unique<CopyTask>(dst, src, Tensor()), stream, flags);
 }
 
 void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
   if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, {});
-  launch(std::make_unique<CopyTask>(dst, src, src), stream);
+  launch(std::make_unique<CopyTask>(dst, src, src), stream,
+         isForAnyThread(dst, src) ? orLaunchAnyThread : 0);
 }
 
 }  // namespace torch_openreg

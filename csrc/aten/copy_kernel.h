@@ -11,8 +11,9 @@ namespace torch_openreg {
 
 /* Queues the copy on `stream`. Both have the same sizes. Each is memory of a device whose kernels the stream's can
  * reach, or the host's. The task holds neither tensor. What the host may change or free before the task has
- * run (pageable memory) is the caller's to wait for. */
-void enqueueCopy(const at::Tensor &dst, const at::Tensor &src, orStream_t stream);
+ * run (pageable memory) is the caller's to wait for. `awaited`: the caller waits next, and may run the copy itself. */
+void enqueueCopy(const at::Tensor &dst, const at::Tensor &src, orStream_t stream,
+                 bool awaited = false);
 
 /* The same from a host tensor that the task takes over. */
 void enqueueCopyOwning(const at::Tensor &dst, const at::Tensor &src, orStream_t stream);

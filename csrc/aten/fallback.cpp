@@ -142,6 +142,7 @@ class Call {
   bool isSparse() const {
     return kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU;
   }
+  bool isSmall() const;
   void run();
   void finish();
   bool findDevice();
@@ -364,6 +365,16 @@ bool Call::dependsOnDefaultDtype() const {
   return !floating;
 }
 
+bool Call::isSmall() const {
+  int64_t largest = 0;
+  for (const IValue &value : arguments_) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      if (tensor.defined()) largest = std::max(largest, tensor.numel());
+    });
+  }
+  return largest <= kSerial;
+}
+
 void Call::waitFor() {
   OpTimer timer(info_.counters->waited, info_.counters->waitedNs);
   std::optional<ToldOperator> told;
@@ -371,7 +382,7 @@ void Call::waitFor() {
     told.emplace(op_, stream_, c10::ArrayRef(arguments_.data(), arguments_.size()));
   aliases_.emplace(stream_, device_->index());
   cpu_.reserve(arguments_.size());
-  runOnLane(stream_, info_.name, [this] { run(); });
+  runOnLane(stream_, info_.name, isSmall(), [this] { run(); });
   finish();
   if (told) told->tellResults(torch::jit::last(*stack_, schema_.returns().size()));
   if (tellsValues()) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));

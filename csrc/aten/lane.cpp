@@ -12,7 +12,10 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <linux/futex.h>
@@ -25,6 +28,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <vector>
 
 #include "../torch/check.h"
@@ -111,7 +115,7 @@ class Running {
   }
 };
 
-thread_local bool wideLane = false;
+thread_local bool onLane = false, wideLane = false;
 
 /* Of the calling thread. */
 void setThreads(int count) {
@@ -123,6 +127,7 @@ void startLane(int, int wide) {
   Running here;
   // Trips PyTorch's lazy initialisation of this thread, which would undo what follows.
   at::get_num_threads();
+  onLane = true;
   wideLane = wide != 0;
   if (!wideLane) setThreads(1);
 }
@@ -149,6 +154,24 @@ void endTeamOfSleeper() {
   threadControl().endTeam(soft);
 }
 
+// ---- A host thread that runs a kernel, in the midst of anything.
+
+/* No mode, no layer of functorch or autocast, no profiler that belongs to what the thread is doing. */
+class AsLane {
+ private:
+  c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};
+  const bool inference_ = autograd().get_inference_mode();
+  at::RecordFunctionGuard unrecorded_{false};
+  OneThread alone_;
+  static c10::AutogradState &autograd() { return c10::AutogradState::get_tls_state(); }
+
+ public:
+  AsLane() { autograd().set_inference_mode(false); }
+  ~AsLane() { autograd().set_inference_mode(inference_); }
+  AsLane(const AsLane &) = delete;
+  AsLane &operator=(const AsLane &) = delete;
+};
+
 // ---- A task and its waiter.
 
 class WarningCollector final : public c10::WarningHandler {
@@ -164,7 +187,7 @@ struct Task {
   explicit Task(c10::function_ref<void()> function) : kernel(function) {}
 
   c10::function_ref<void()> kernel;
-  const CallerState caller = CallerState::now();
+  CallerState caller = CallerState::now();
   bool ran = false;
   std::exception_ptr error;
   std::vector<c10::Warning> warnings;
@@ -231,6 +254,8 @@ CallerState CallerState::now() { return {at::get_num_threads(), flushMode()}; }
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel) {
   Running here;
+  std::optional<AsLane> likeLane;
+  if (!onLane) likeLane.emplace();
   struct FlushGuard {
     const unsigned before = flushMode();
     ~FlushGuard() { setFlushMode(before); }
@@ -245,7 +270,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
 }
 
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses) {
+                       void *task, c10::ArrayRef<orAccess> accesses, unsigned flags) {
   orLaunch launch{};
   launch.size = sizeof(launch);
   launch.stream = stream;
@@ -256,12 +281,15 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
   launch.accesses = accesses.data();
   launch.access_count = accesses.size();
   launch.name = name;
+  launch.flags = flags;
   return orLaunchKernelEx(&launch);
 }
 
-void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel) {
+void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel) {
   Task task(kernel);
-  OPENREG_CHECK(launchOnLane(stream, name, &runTask, &dropTask, &task));
+  if (serial) task.caller.threads = 1;
+  const unsigned flags = serial ? orLaunchAnyThread | orLaunchAwaited : orLaunchAwaited;
+  OPENREG_CHECK(launchOnLane(stream, name, &runTask, &dropTask, &task, {}, flags));
   const uint64_t began = orTraceNow();
   orScheduleDrain(stream);  // the error that it may give is for who waits next
   wait(task);
@@ -286,11 +314,15 @@ void useOneThread() {
 }
 
 OneThread::OneThread() : before_(at::get_num_threads()) {
-  if (before_ != 1 && threadControl().openmp != nullptr) threadControl().openmp(1);
+  if (before_ == 1) return;
+  if (threadControl().openmp != nullptr) threadControl().openmp(1);
+  if (threadControl().mklLocal != nullptr) mkl_ = threadControl().mklLocal(1);
 }
 
 OneThread::~OneThread() {
-  if (before_ != 1 && threadControl().openmp != nullptr) threadControl().openmp(before_);
+  if (before_ == 1) return;
+  if (threadControl().openmp != nullptr) threadControl().openmp(before_);
+  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(mkl_);
 }
 
 bool inKernel() { return counted; }

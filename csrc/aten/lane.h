@@ -22,20 +22,26 @@ struct CallerState {
   static CallerState now();
 };
 
-/* On a lane: runs a kernel with the caller's state, no autograd and no dispatch modes. What it warns of is
- * appended to `warnings`; what it throws is thrown. */
+/* Tensors as small as these are for one thread: two spend their time on each other. By the metadata alone, so that the
+ * bits of results do not depend on what else goes on. */
+constexpr int64_t kSerial = 1 << 14;  // elements
+
+/* On a lane, or a host thread that waits (then with one thread): runs a kernel with the caller's state, no autograd and
+ * no dispatch modes. What it warns of is appended to `warnings`; what it throws is thrown. */
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel);
 
 /* Runs `kernel` on a lane, after everything queued on `stream`, and returns when it has run. The GIL,
  * if held, is released while the caller sleeps. On the lane the function has the caller's thread
  * count (on the wide lane) and flush-denormal mode, no autograd and no dispatch modes. What it throws
- * is thrown here, type kept; warnings it raises are issued here. `name` must outlive the process. */
-void runOnLane(orStream_t stream, const char *name, c10::function_ref<void()> kernel);
+ * is thrown here, type kept; warnings it raises are issued here. `name` must outlive the process. `serial`: one thread
+ * is enough, and may be the caller. */
+void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel);
 
-/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran. */
+/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran. `flags` are
+ * orLaunchFlags. */
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses = {});
+                       void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
 
 /* Before a sleep of a host's thread: lets go of the GIL, and of the thread's OpenMP team. Returns what takeGilBack
  * needs. */
@@ -54,6 +60,7 @@ class OneThread {
 
  private:
   const int before_;
+  int mkl_ = 0;
 };
 
 /* Whether the calling thread runs a kernel. */

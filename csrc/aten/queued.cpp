@@ -101,11 +101,11 @@ void dropQueued(void *args) { delete *static_cast<QueuedKernel **>(args); }
 }  // namespace
 
 void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
-                  c10::ArrayRef<orAccess> accesses) {
+                  c10::ArrayRef<orAccess> accesses, unsigned flags) {
   const c10::DeviceIndex device = kernel->device.index();
   const uint64_t before = orGetLastCorrelation();
   const orError_t error =
-      launchOnLane(stream, kernel->name, &runQueued, &dropQueued, kernel.get(), accesses);
+      launchOnLane(stream, kernel->name, &runQueued, &dropQueued, kernel.get(), accesses, flags);
   // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
   if (error == orSuccess || orGetLastCorrelation() != before) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {

@@ -31,9 +31,10 @@ class QueuedKernel {
   CallerState caller = CallerState::now();
 };
 
-/* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. */
+/* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. `flags` are
+ * orLaunchFlags. */
 void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
-                  c10::ArrayRef<orAccess> accesses = {});
+                  c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
 
 /* Keeps the exception for the call that reports the core's failure of `name` on the device. */
 void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception);

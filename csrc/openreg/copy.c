@@ -87,6 +87,7 @@ static orError_t queueCopy(const orCopyArgs *args, bool stage, orAwaits waits, o
   t->kind = OR_KIND_COPY;
   t->name = copyName(args->kind);
   t->u.copy = *args;
+  t->any_thread = orTaskAnyThread(args->device);
   if (stage) {
     memcpy(orTaskArgs(t), args->src, args->bytes);
     t->u.copy.src = NULL;
@@ -177,6 +178,7 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   t->kind = OR_KIND_SET;
   t->name = "Memset";
   t->u.set = (orSetArgs){dst, bytes, value, onDevice(&to) ? to.region.device : -1};
+  t->any_thread = orTaskAnyThread(t->u.set.device);
   return orStreamSubmit(s, t, blocking ? OR_AWAITS_AS_PROMISED : OR_AWAITS_NOT);
 }
 

@@ -239,7 +239,7 @@ typedef enum orTaskKind {
   OR_KIND_KERNEL,
   OR_KIND_HOST_FUNC,
   OR_KIND_COPY,
-  OR_KIND_SET,
+  OR_KIND_SET, /* up to here: work */
   OR_KIND_MARK,
   OR_KIND_WAIT,
   OR_KIND_WAIT_VALUE,
@@ -289,7 +289,9 @@ typedef struct orTask {
   orCell *completion; /* a vendor's operation that has started and is awaited */
   orEvent_t done;     /* its event */
   orTaskKind kind;
-  uint32_t fault; /* fault.c: what is to go wrong; 0 */
+  uint32_t fault;  /* fault.c: what is to go wrong; 0 */
+  bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
+  bool awaited;    /* the thread that queues it waits for it, and may run it */
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -324,7 +326,7 @@ void orQueueReuse(orQueueIn *in, orChunk *chunk);
 typedef enum orStreamState {
   OR_STREAM_IDLE,    /* no task */
   OR_STREAM_READY,   /* in the scheduler's list */
-  OR_STREAM_RUNNING, /* a lane has it */
+  OR_STREAM_RUNNING, /* a lane has it, or a host thread that waits for a task of it */
   OR_STREAM_WAITING  /* its first task waits for a cell or a value; nobody has it */
 } orStreamState;
 
@@ -347,15 +349,16 @@ typedef struct orStream {
   _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
   orStreamState state;
   bool dying;              /* destroyed, still draining */
-  int lane;                /* while RUNNING, its lane */
+  int lane;                /* while RUNNING, its lane, or OR_HOST */
   _Atomic uint64_t queued; /* tasks; read by all */
+  uint64_t lane_until;     /* the number of the last task that only a lane may run */
   uint64_t room_until;     /* the queue is not full before this count, as last looked at */
   size_t bytes_in;         /* of all records ever queued */
   size_t bytes_until;
   orQueueIn in;
   orCell *waits_for;                  /* while WAITING: the cell, or null for a value */
   const orValueArgs *waits_for_value; /* in the waiting task's record */
-  /* The lane that runs the stream. */
+  /* The thread that runs the stream. */
   _Alignas(OR_CACHE_LINE) _Atomic uint64_t completed; /* tasks; read by all */
   _Atomic size_t bytes_out;                           /* read by all */
   uint64_t seen;                                      /* `queued`, as last looked at */
@@ -473,10 +476,15 @@ void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no
 int orLaneLimit(void);
 int orHostCores(void); /* that this process may run on */
 
-/* Of a schedule: hands a stream that can run to lane 0; there, runs its first task and gives the stream back; false
- * if it waits. */
+/* Of a schedule: hands a stream that can run to lane 0. */
 void orLaneServe(orStream *stream);
-bool orLaneRunOne(orStream *stream, int lane);
+
+enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
+/* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and gives it back; false
+ * if it waits before. */
+bool orLaneRun(orStream *stream, uint64_t count, int lane);
+/* By a host thread: takes a stream that is ready; false if a lane has come before, or a task of it is for lanes. */
+bool orLaneTake(orStream *stream);
 
 /* ---- schedule.c ---- */
 
@@ -517,6 +525,8 @@ bool orSplitWantsHelp(void);
 
 /* ---- task.c ---- */
 
+/* Whether work of a device (-1: of none) may be run by a host thread that waits for it. */
+bool orTaskAnyThread(int device);
 /* Runs the first task of a stream, number `number` of it, and lets go of its arguments; false if the stream waits
  * and is no longer the lane's. */
 bool orTaskRun(orStream *stream, orTask *task, uint64_t number, int lane);

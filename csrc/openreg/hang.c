@@ -256,6 +256,15 @@ static void sayWait(orText *t, const orSeen *s) {
   }
 }
 
+static void sayWhere(orText *t, const orSeen *s, uint64_t now) {
+  if (s->lane == OR_HOST)
+    say(t, ": on a host thread that waits for it");
+  else
+    say(t, ": on lane %d", s->lane);
+  if (s->began && s->began < now) say(t, " for %.1f s", seconds(now - s->began));
+  say(t, "\n");
+}
+
 static void sayStream(orText *t, const orSeen *s, uint64_t now) {
   static const char *const states[] = {"idle", "ready", "running", "waiting"};
   char name[OR_NAME];
@@ -268,10 +277,8 @@ static void sayStream(orText *t, const orSeen *s, uint64_t now) {
     sayWait(t, s);
   else if (s->state != OR_STREAM_RUNNING)
     say(t, ": ready for %s\n", orScheduleOn() ? "the schedule to choose it" : "a lane");
-  else if (s->began && s->began < now)
-    say(t, ": on lane %d for %.1f s\n", s->lane, seconds(now - s->began));
   else
-    say(t, ": on lane %d\n", s->lane);
+    sayWhere(t, s, now);
 }
 
 static void sayHost(const orHostWait *w, void *context) {

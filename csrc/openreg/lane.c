@@ -109,11 +109,7 @@ static void push(orStream *s) {
   sched.last[p] = s;
 }
 
-/* The stream that runs next. */
-static orStream *pop(void) {
-  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
-  if (!mask) return NULL;
-  int p = __builtin_ctz(mask);
+static orStream *removeFirst(int p) {
   orStream *s = sched.first[p];
   sched.first[p] = s->ready_next;
   if (sched.first[p])
@@ -121,6 +117,27 @@ static orStream *pop(void) {
   else
     atomic_fetch_and_explicit(&sched.ready_mask, ~(1u << p), memory_order_relaxed);
   return s;
+}
+
+/* The stream that runs next. */
+static orStream *pop(void) {
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
+  return mask ? removeFirst(__builtin_ctz(mask)) : NULL;
+}
+
+/* False if it is in no list: a lane has it. */
+static bool removeReady(const orStream *s) {
+  int p = levelOf(s);
+  orStream *before = NULL, *at = sched.first[p];
+  while (at && at != s) {
+    before = at;
+    at = at->ready_next;
+  }
+  if (!at) return false;
+  if (!before) return removeFirst(p);
+  before->ready_next = at->ready_next;
+  if (sched.last[p] == at) sched.last[p] = before;
+  return true;
 }
 
 static orStream *popFor(orLane *l) {
@@ -467,7 +484,6 @@ static bool letGoIfEmpty(orLane *l, orStream *s) {
 
 /* Runs or drops the first task; false if the stream waits and is no longer the lane's. */
 static inline bool runFront(orStream *s, uint64_t number, int lane) {
-  stopIfExiting();
   orTask *t = frontTask(s);
   if (OR_UNLIKELY(atomic_load_explicit(&orWatching, memory_order_relaxed)))
     atomic_store_explicit(&s->began, orNow(), memory_order_relaxed);
@@ -493,6 +509,7 @@ static void runStream(orStream *s, orLane *l) {
       yieldStream(s);
       return;
     }
+    stopIfExiting();
     if (!runFront(s, number, l->index)) return;
     if (OR_UNLIKELY(atomic_load_explicit(&sched.value_count, memory_order_relaxed))) pollInTurn();
   }
@@ -505,13 +522,28 @@ static void becomeRunning(orStream *s, int lane) {
   pthread_mutex_unlock(&s->lock);
 }
 
-bool orLaneRunOne(orStream *s, int lane) {
+bool orLaneRun(orStream *s, uint64_t count, int lane) {
   becomeRunning(s, lane);
   s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
-  uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
-  if (!runFront(s, number, lane)) return false;
+  for (;;) {
+    uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+    if (number > count || orProcessExiting()) break;
+    if (!runFront(s, number, lane)) return false;
+  }
   if (!orStreamTryIdle(s)) yieldStream(s);
   return true;
+}
+
+bool orLaneTake(orStream *s) {
+  pthread_mutex_lock(&s->lock);
+  bool may = s->state == OR_STREAM_READY &&
+             s->lane_until <= atomic_load_explicit(&s->completed, memory_order_relaxed);
+  pthread_mutex_unlock(&s->lock);
+  if (!may) return false;
+  pthread_mutex_lock(&sched.lock);
+  bool taken = removeReady(s);
+  pthread_mutex_unlock(&sched.lock);
+  return taken;
 }
 
 static void *laneMain(void *arg) {

@@ -185,7 +185,8 @@ void orScheduleServe(orStream *s) {
   Goal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
   do {
     /* A wait that only parks its stream is no task that has run. */
-    if (orLaneRunOne(s, 0) && g->tasks > 0) g->tasks--;
+    uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+    if (orLaneRun(s, first, 0) && g->tasks > 0) g->tasks--;
   } while ((s = next(g)));
 }
 

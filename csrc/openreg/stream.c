@@ -9,6 +9,9 @@
  *                        |      orStreamResume                      +--> WAITING  (for a cell or value)
  *                        +--------------------------- WAITING <-----+
  *
+ * A host thread that waits for its own task takes the lane's part, with a commit that leads from IDLE to RUNNING or by
+ * picking the stream before a lane does, if any thread may run all that is queued there.
+ *
  * Every step is taken under the stream's lock. A lane that finds the queue empty looks again under the
  * lock before it goes IDLE, and a producer publishes under the lock and schedules if it finds IDLE: no wake-up is
  * lost, and a steady producer never touches the scheduler. Resuming a stream makes it look at its wait again, so a
@@ -142,16 +145,30 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
   return orSuccess;
 }
 
-static inline uint64_t publish(orStream *s, orTask *task) {
+/* Events and waits are for whoever comes. */
+static inline bool isForLanes(const orTask *task) {
+  return task->kind <= OR_KIND_SET && !task->any_thread;
+}
+
+/* Lock held: nothing is before the task, and the thread that queues it may run it. */
+static inline bool isForCaller(const orStream *s, const orTask *task) {
+  return OR_UNLIKELY(task->awaited) && task->any_thread && s->state == OR_STREAM_IDLE &&
+         !orScheduleOn();
+}
+
+/* `mine`: the stream is the calling thread's, to run. */
+static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
   bool idle = s->state == OR_STREAM_IDLE;
+  *mine = isForCaller(s, task);
+  if (isForLanes(task)) s->lane_until = number;
   last_correlation = orCorrelation(s->last_handle, number);
   orQueueCommit(&s->in, task);
   s->bytes_in += task->size;
-  if (idle) s->state = OR_STREAM_READY;
+  if (idle) s->state = *mine ? OR_STREAM_RUNNING : OR_STREAM_READY;
   atomic_store_explicit(&s->queued, number, memory_order_release);
   pthread_mutex_unlock(&s->lock);
-  if (idle) orLaneSchedule(s);
+  if (idle && !*mine) orLaneSchedule(s);
   return number;
 }
 
@@ -169,16 +186,21 @@ static const char *callOf(const orTask *task) {
 }
 
 /* Once published, the task may be over and the stream another's. */
-static __attribute__((noinline)) uint64_t publishTraced(orStream *s, orTask *task) {
+static __attribute__((noinline)) uint64_t publishTraced(orStream *s, orTask *task, bool *mine) {
   const char *call = callOf(task);
   orStream_t handle = s->last_handle;
-  uint64_t number = publish(s, task);
+  uint64_t number = publish(s, task, mine);
   orTraceLaunchEnds(call, handle, last_correlation);
   return number;
 }
 
+static inline uint64_t commit(orStream *s, orTask *task, bool *mine) {
+  return OR_UNLIKELY(orTraceOn()) ? publishTraced(s, task, mine) : publish(s, task, mine);
+}
+
 uint64_t orStreamCommit(orStream *s, orTask *task) {
-  return OR_UNLIKELY(orTraceOn()) ? publishTraced(s, task) : publish(s, task);
+  bool mine;
+  return commit(s, task, &mine);
 }
 
 /* ---- progress ---- */
@@ -264,10 +286,23 @@ void orStreamAwait(orStream *s, uint64_t count) {
   orLaneHostWaits(false);
 }
 
-/* With what a host that waits tells the trace and the sanitizer. */
-static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle, bool promised) {
+/* Runs what is queued up to the task that the calling thread is about to wait for, unless a lane has begun: the thread
+ * has nothing else to do, and waking another and being woken takes longer than many a task. */
+static __attribute__((noinline)) void runHere(orStream *s, uint64_t count, bool mine) {
+  if (!mine && (orScheduleOn() || !orLaneTake(s))) return;
+  orWatchdogStart();
+  void *token = orBlockEnter();
+  orLaneRun(s, count, OR_HOST);
+  orBlockLeave(token);
+  if (orScheduleOn()) orScheduleNotice(); /* as a lane does */
+}
+
+/* With what a host that waits tells the trace and the sanitizer. `mine`: of a task of its own, see runHere; or null. */
+static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle, bool promised,
+                      const bool *mine) {
   uint64_t began = orTraceNow();
   orSync *mark = promised && orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
+  if (mine) runHere(s, count, *mine);
   orStreamAwait(s, count);
   if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
   if (OR_UNLIKELY(began)) orTraceWaited("orStreamSynchronize", device, handle, began);
@@ -277,12 +312,16 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   int device = s->device;
   orStream_t handle = s->last_handle;
   if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
-  uint64_t number = orStreamCommit(s, task);
-  if (!waits && OR_LIKELY(!orConfigGet()->launch_blocking)) {
+  bool blocks = waits || OR_UNLIKELY(orConfigGet()->launch_blocking), mine;
+  if (blocks) task->awaited = true;
+  bool awaited = task->awaited;
+  uint64_t number = commit(s, task, &mine);
+  if (!blocks) {
+    if (OR_UNLIKELY(awaited)) runHere(s, number, mine);
     orSchedulePoint();
     return orSuccess;
   }
-  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED);
+  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, &mine);
   OR_TRY(orDeviceTakeFailure(device));
   /* Its caller would take what was never written for a result. */
   if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
@@ -495,7 +534,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(snapshot(stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  awaitTold(s, queued, device, stream, true);
+  awaitTold(s, queued, device, stream, true, NULL);
   return orDeviceTakeFailure(device);
 }
 

@@ -1,5 +1,5 @@
 /*
- * What each kind of task does when a lane runs it, or drops it.
+ * What each kind of task does when it is run, by a lane or a host thread that waits for it, or dropped.
  *
  * Kernels, copies and fills go through the device's factory. The simulated device finishes them before it returns;
  * a vendor's may return orErrorNotReady and complete the event it was given, whose cell the task then waits for
@@ -31,6 +31,11 @@ orStream *orTaskStream(void) { return running.stream; }
 
 void orSetTaskErrorMessage(const char *message) {
   snprintf(running.message, sizeof running.message, "%s", message ? message : "");
+}
+
+/* A vendor's runtime may care which thread calls it. -1: the host's memory. */
+bool orTaskAnyThread(int device) {
+  return device < 0 || orDeviceAt(device)->factory == &orSimulatedFactory;
 }
 
 /* ---- the bodies ---- */
@@ -220,6 +225,9 @@ static orError_t checkLaunch(const orLaunch *l) {
     return orFail(orErrorInvalidValue, "orLaunch: size must be %zu", sizeof(orLaunch));
   if (!l->fn || !l->name)
     return orFail(orErrorInvalidValue, "orLaunch: a function and a name are required");
+  if (l->flags & ~(unsigned)(orLaunchAnyThread | orLaunchAwaited))
+    return orFail(orErrorInvalidValue, "kernel %s: flags 0x%x; 0x%x are known", l->name, l->flags,
+                  (unsigned)(orLaunchAnyThread | orLaunchAwaited));
   if (l->args_size > OR_MAX_ARGS || (l->args_size && !l->args))
     return orFail(orErrorInvalidValue,
                   "kernel %s: %zu bytes of arguments at %p; at most %u, and not null", l->name,
@@ -238,6 +246,8 @@ orError_t orLaunchKernelEx(const orLaunch *l) {
   t->name = l->name;
   t->drop = l->drop;
   t->u.kernel = l->fn;
+  t->any_thread = l->flags & orLaunchAnyThread && orTaskAnyThread(s->device);
+  t->awaited = l->flags & orLaunchAwaited;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
   return orStreamSubmit(s, t, OR_AWAITS_NOT);
 }

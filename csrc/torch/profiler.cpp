@@ -95,6 +95,11 @@ bool isDefaultStream(const orTraceRecord &record) {
   return orStreamGetDefault(&standard, record.device) == orSuccess && standard == record.stream;
 }
 
+/* Else of a stream, which a host thread that waits may have run too. */
+bool isOfHost(const orTraceRecord &record) {
+  return record.kind == orTraceLaunch || record.kind == orTraceSynchronize || record.device < 0;
+}
+
 struct Pair {
   const orTraceRecord *launch = nullptr;
   const orTraceRecord *launched = nullptr;
@@ -145,7 +150,7 @@ class Converter {
   void addRecord(const orTraceRecord &record) {
     const auto found = pairs_.find(record.correlation);
     const Pair pair = found == pairs_.end() ? Pair{} : found->second;
-    const bool onHost = record.lane < 0;
+    const bool onHost = isOfHost(record);
     const Span time{static_cast<int64_t>(record.start_ns) + offset_,
                     static_cast<int64_t>(record.end_ns) + offset_};
     Activity *activity =
@@ -225,7 +230,7 @@ std::map<int, const orTraceRecord *> streamsOf(const orTrace &trace) {
   std::map<int, const orTraceRecord *> streams;
   for (size_t i = 0; i < trace.count; ++i) {
     const orTraceRecord &record = trace.records[i];
-    if (record.lane >= 0) streams.try_emplace(record.stream_number, &record);
+    if (!isOfHost(record)) streams.try_emplace(record.stream_number, &record);
   }
   return streams;
 }

@@ -42,7 +42,8 @@ static orError_t launchMix(const Step *s) {
                                       .args_size = sizeof k,
                                       .accesses = accesses,
                                       .access_count = 2,
-                                      .name = "mix"});
+                                      .name = "mix",
+                                      .flags = s->a >> 1 & 3}); /* orLaunchFlags, in every way */
 }
 
 static orError_t allocate(Buffer *b) {

@@ -237,6 +237,15 @@ typedef struct orAccess {
  * functions that neither block nor enqueue. */
 typedef orError_t (*orKernelFn)(void *args);
 
+/* What is short and waited for is done soonest by the thread that waits. */
+typedef enum orLaunchFlags {
+  orLaunchAnyThread =
+      1, /* a host thread that waits may run the kernel, without the lane hook's settings */
+  orLaunchAwaited =
+      2 /* the caller waits for the stream next: if no lane has begun with what is queued there and
+                            any thread may run it, the call itself runs it, the kernel included */
+} orLaunchFlags;
+
 typedef struct orLaunch {
   size_t size; /* sizeof(orLaunch) */
   orStream_t stream;
@@ -249,6 +258,7 @@ typedef struct orLaunch {
   const orAccess *accesses; /* what the kernel touches; each range is checked against its allocation */
   size_t access_count;
   const char *name; /* for errors and traces; interned (must outlive the process's use of it) */
+  unsigned flags;   /* orLaunchFlags */
 } orLaunch;
 
 #define OR_MAX_ARGS 65536u
@@ -432,7 +442,7 @@ typedef enum orTraceKind {
 typedef struct orTraceRecord {
   orTraceKind kind;
   int device;        /* -1: a kernel that orDeviceCompute has run on the host */
-  int lane;          /* -1: the calling thread */
+  int lane;          /* -1: a host thread */
   int thread;        /* the system's number of the thread */
   int stream_number; /* small; given again when the stream has been destroyed */
   orStream_t stream; /* 0 for a device-wide synchronisation */
