@@ -555,6 +555,9 @@ bool orFaultStrikes(const orTask *task, int device);
 /* ---- hang.c ---- */
 
 /* The hang report on stderr; `why` ends its first line. No lock held. */
+/* "the default stream of openreg:0", also of one that is gone. */
+typedef char orStreamName[64];
+const char *orStreamNameOf(orStreamName text, orStream_t stream);
 void orHangPrint(const char *why);
 
 /* ---- watchdog.c ---- */

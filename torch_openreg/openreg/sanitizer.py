@@ -73,6 +73,8 @@ class Access:
 
     operator: str
     """``aten::mul.out``"""
+    where: str
+    """``the default stream of openreg:0``, or ``the host``."""
     stream: int | None
     """Its ``native_handle``; None: the host."""
     device: int | None
@@ -85,13 +87,6 @@ class Access:
     """From the first byte to behind the last."""
     stack: tuple[Frame, ...] | None
     """Of the call, the innermost frame first; None if it was not recorded."""
-
-    @property
-    def where(self):
-        if self.stream is None:
-            return "the host"
-        kind = "the default stream" if self.is_default else f"stream {self.stream:#x}"
-        return f"{kind} of openreg:{self.device}"
 
     def __str__(self):
         does = "writes" if self.write else "reads"
@@ -144,6 +139,7 @@ def _access(given):
     host = given["device"] < 0
     return Access(
         operator=given["operation"],
+        where=given["where"],
         stream=None if host else given["stream"],
         device=None if host else given["device"],
         is_default=given["is_default"],

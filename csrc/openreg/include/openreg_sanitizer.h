@@ -35,6 +35,7 @@ typedef struct orMemoryAccess {
 typedef struct orRaceAccess {
   char operation[96]; /* "aten::mul.out" */
   orStream_t stream;  /* 0: the host */
+  char where[64];     /* "the default stream of openreg:0", "the host" */
   int device;         /* of the stream; -1: the host */
   uint32_t write;
   const void *begin, *end; /* its hull */
