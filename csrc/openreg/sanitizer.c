@@ -101,8 +101,7 @@ static bool covers(const orRange *whole, const orRange *part) {
   if (whole->begin > part->begin || whole->begin + whole->width < part->begin + part->width ||
       whole->dims != part->dims)
     return false;
-  size_t size = whole->dims * sizeof whole->count[0];
-  return !memcmp(whole->count, part->count, size) && !memcmp(whole->stride, part->stride, size);
+  return !memcmp(whole->repeats, part->repeats, whole->dims * sizeof whole->repeats[0]);
 }
 
 /* What a later access cannot meet without meeting `now` is not needed any more. True if the node has become `now`. */

@@ -93,16 +93,24 @@ void orClocksForgetGates(int device);
 
 /* ---- shadow.c ---- */
 
-/* Bytes: `width` of them at `begin`, repeated count[i] times at stride[i], strides ascending, each above what it
- * repeats where `dims` is not 0. */
+enum { OR_RANGE_DIMS = 4 };
+
+typedef struct orRepeat {
+  size_t count, stride;
+} orRepeat;
+
+/* Bytes: `width` of them at `begin`, repeated by each of `dims` repeats, which leave gaps; strides
+ * ascending. */
 typedef struct orRange {
   uintptr_t begin, end; /* the hull */
   size_t width;
   uint32_t dims;
-  size_t count[OR_ACCESS_DIMS], stride[OR_ACCESS_DIMS];
+  orRepeat repeats[OR_RANGE_DIMS];
 } orRange;
 
-/* False if the access touches nothing; its end is 0 if it is past that of the address space. No lock. */
+/* The fewest repeats that come to the access's bytes, or to more where it takes more than
+ * OR_RANGE_DIMS. False if the access touches nothing; its end is 0 if it is past that of the
+ * address space. No lock. */
 bool orRangeMake(const orMemoryAccess *access, orRange *range);
 /* True if they share a byte; false too if that takes too long to find out. */
 bool orRangesMeet(const orRange *a, const orRange *b);

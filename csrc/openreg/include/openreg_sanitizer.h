@@ -18,10 +18,10 @@
 extern "C" {
 #endif
 
-enum { OR_ACCESS_DIMS = 4 };
+enum { OR_ACCESS_DIMS = 8 };
 
 /* Bytes that an operator reads or writes: `width` bytes at `data`, repeated count[i] times at stride[i] bytes for each
- * of `dims` dimensions (outermost first). Views of more dimensions are given as the hull of what is left over. */
+ * of `dims` dimensions, in any order. Of more dimensions some are given as their hull. */
 typedef struct orMemoryAccess {
   const void *data;
   size_t width;
