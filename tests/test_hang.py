@@ -66,7 +66,8 @@ CYCLE = """
     a.wait_event(done)  # beside the cycle
     cycle = "  cycle: " + "; ".join(
         f"stream {x.stream_id:#x} of openreg:{i} (task 1) waits for task 2 of "
-        f"stream {y.stream_id:#x} of openreg:{1 - i}" for i, x, y in ((0, a, b), (1, b, a))) + chr(10)
+        f"stream {y.stream_id:#x} of openreg:{1 - i}"
+        for i, x, y in ((0, a, b), (1, b, a))) + chr(10)
     while cycle not in torch.openreg.hang_report():
         time.sleep(0.001)
     assert torch.openreg.hang_report().count("cycle: ") == 1

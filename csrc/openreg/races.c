@@ -1,16 +1,19 @@
 /*
  * The sanitizer's conflicts: which of them count, and what is reported of them.
  *
- * A conflict is found under orSanitizerMutex and becomes a report with the lock put down, because the names of memory come
- * from the tree of regions. In between it is an orRace of its own, which belongs to whoever holds it.
+ * A conflict is found under orSanitizerMutex and becomes a report with the lock put down, because
+ * the names of memory come from the tree of regions. In between it is an orRace of its own, which
+ * belongs to whoever holds it.
  *
- * Where one side is behind a gate that nobody has opened yet (clocks.c), the host may still order the two: it may see to
- * the end of the one before it opens the gate for the other. Such a conflict is undecided: it stays in `undecided` until its
- * gates are open. Conflicts behind a wait for a value, and those of the host with what is behind a gate, are none.
+ * Where one side is behind a gate that nobody has opened yet (clocks.c), the host may still order
+ * the two: it may see to the end of the one before it opens the gate for the other. Such a conflict
+ * is undecided: it stays in `undecided` until its gates are open. Conflicts behind a wait for a
+ * value, and those of the host with what is behind a gate, are none.
  *
- * The same two operations on the same streams and bytes are one report. `reports` holds the first `limit` of them, `total`
- * counts all. What a thread is to be told of is among `unasked` until it asks (orSanitizerFound), by the address of its
- * `found_here`: a thread may end without having asked, and another have the address.
+ * The same two operations on the same streams and bytes are one report. `reports` holds the first
+ * `limit` of them, `total` counts all. What a thread is to be told of is among `unasked` until it
+ * asks (orSanitizerFound), by the address of its `found_here`: a thread may end without having
+ * asked, and another have the address.
  */
 #include <inttypes.h>
 #include <stdio.h>

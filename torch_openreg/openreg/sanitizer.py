@@ -37,9 +37,8 @@ __all__ = [
     "reports",
 ]
 
-MODES = ("error", "warn")
-SHOWN_FRAMES = 10
-
+_MODES = ("error", "warn")
+_SHOWN_FRAMES = 10
 
 _last = threading.local()  # the report whose text was asked for last, by each thread
 
@@ -93,11 +92,11 @@ class Access:
         text = f"{self.operator} on {self.where} {does} {self.begin:#x} to {self.end:#x}"
         if self.stack is None:
             return f"{text} (no Python stack)"
-        frames = list(self.stack[:SHOWN_FRAMES])
+        frames = list(self.stack[:_SHOWN_FRAMES])
         if not frames:
             frames = ["(no Python frames: a thread of autograd, or C++)"]
-        if len(self.stack) > SHOWN_FRAMES:
-            frames.append(f"and {len(self.stack) - SHOWN_FRAMES} more")
+        if len(self.stack) > _SHOWN_FRAMES:
+            frames.append(f"and {len(self.stack) - _SHOWN_FRAMES} more")
         return "\n".join([f"{text}, called from", *(f"    {frame}" for frame in frames)])
 
 
@@ -260,7 +259,7 @@ def enable(mode="error", stacks=True):
     What was queued before is not known to it. Where it is on already, mode and stacks change; what
     it knows and the reports stay.
     """
-    if mode not in MODES:
+    if mode not in _MODES:
         raise ValueError(f"mode is {mode!r}; allowed are 'error' and 'warn'")
     outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
     _C._sanitizer_enable(mode == "warn", bool(stacks))
