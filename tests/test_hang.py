@@ -65,8 +65,9 @@ CYCLE = """
     done = b.record_event()
     a.wait_event(done)  # beside the cycle
     cycle = "  cycle: " + "; ".join(
-        f"openreg:{i} stream {x.stream_id:#x} (task 1) waits for task 2 of "
-        f"openreg:{1 - i} stream {y.stream_id:#x}" for i, x, y in ((0, a, b), (1, b, a))) + chr(10)
+        f"stream {x.stream_id:#x} of openreg:{i} (task 1) waits for task 2 of "
+        f"stream {y.stream_id:#x} of openreg:{1 - i}"
+        for i, x, y in ((0, a, b), (1, b, a))) + chr(10)
     while cycle not in torch.openreg.hang_report():
         time.sleep(0.001)
     assert torch.openreg.hang_report().count("cycle: ") == 1
@@ -121,7 +122,7 @@ def test_it_says_which_host_threads_wait(run_ok, seed):
             time.sleep(0.001)
         for number in ids:
             line = next(l for l in report.splitlines() if f"  host thread {number}: waits for" in l)
-            assert f"of openreg:0 stream {side.stream_id:#x}, for " in line, report
+            assert f"of stream {side.stream_id:#x} of openreg:0, for " in line, report
         assert "which nobody has signalled" in report
         seed = os.environ.get("OPENREG_SCHEDULE_SEED")
         named = {None: "", "7": "  schedule: seed 7; ", "late": "  schedule: late; "}[seed]
@@ -149,12 +150,14 @@ def test_it_says_what_streams_wait_for(eventually):
         side.wait_event(event)
         eventually(lambda: torch.openreg.hang_report().count(": waiting, priority 0") == 2)
         text = torch.openreg.hang_report()
-    assert text.startswith("openreg: hang report\n  openreg:0 default stream: waiting, priority 0")
+    assert text.startswith(
+        "openreg: hang report\n  the default stream of openreg:0: waiting, priority 0"
+    )
     assert re.search(rf"\n    task \d+, {WAITS} signalled\n", text)
-    assert re.search(rf"\n  openreg:1 stream 0x{side.stream_id:x}: waiting", text)
+    assert re.search(rf"\n  stream 0x{side.stream_id:x} of openreg:1: waiting", text)
     assert re.search(
         r"\n    task \d+, orStreamWaitEvent: waits for event 0x[0-9a-f]+, recorded as task \d+ of "
-        "openreg:0 default stream\n",
+        "the default stream of openreg:0\n",
         text,
     )
     assert "cycle" not in text
@@ -178,13 +181,15 @@ def test_the_watchdog_prints_a_stall(run_ok, seed):
     assert 1 <= said.count("openreg: hang report: ") <= 2
     for text in (
         "for 0.3 s (OPENREG_WATCHDOG_S)\n",
-        f"\n  openreg:1 stream 0x{int(side):x}: waiting, priority 0",
+        f"\n  stream 0x{int(side):x} of openreg:1: waiting, priority 0",
         "recorded as task",
         "lanes" if seed == "off" else f"  schedule: {'' if seed == 'late' else 'seed '}{seed}; ",
     ):
         assert text in said, said
     assert re.search(WAITS, said)
-    assert re.search(r"\n  host thread \d+: waits for task \d+ of openreg:0 default ", said)
+    assert re.search(
+        r"\n  host thread \d+: waits for task \d+ of the default stream of openreg:0, for", said
+    )
 
 
 def test_a_signal_asks_for_it_and_comes_to_faulthandler_too(run_ok):

@@ -120,6 +120,22 @@ def test_seeding_before_first_use_counts(run_ok):
     assert first == later != other
 
 
+def test_a_lazy_call_that_fails_does_not_take_the_others_with_it(run_ok):
+    out = run_ok(
+        """
+        import torch
+        torch.openreg._lazy_call(lambda: 1 / 0)
+        torch.openreg._lazy_call(lambda: print("called"))
+        try:
+            torch.ones(1, device="openreg")
+        except ZeroDivisionError as error:
+            print(error)
+        torch.ones(1, device="openreg")
+        """
+    )
+    assert out.splitlines() == ["division by zero", "called"]
+
+
 def test_lazy_calls_run_at_first_use(run_ok):
     out = run_ok(
         """

@@ -182,6 +182,7 @@ STRIDES = {
     "one number for each image": lambda d, n: (
         images(d, n) // torch.arange(1.0, 4).to(d).view(3, 1, 1)
     ),
+    "subtracted from": lambda d, n: torch.rsub(images(d, n), images(d, n).contiguous()),
     "turned": lambda d, n: torch.complex(columns(d, n), torch.ones(5).to(d)),
     # These depend on what the CPU's kernel casts before it looks.
     "one number, cast": lambda d, n: (

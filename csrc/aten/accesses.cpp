@@ -42,11 +42,7 @@ using Accesses = c10::SmallVector<orMemoryAccess, 6>;
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
-struct Dim {
-  size_t count, stride;  // bytes
-};
-
-/* Dimensions, outermost first, as the fewest that visit the same bytes. */
+/* Of too many dimensions the last ones, mostly the innermost, become their hull. */
 orMemoryAccess accessOf(const Tensor &tensor, bool write) {
   orMemoryAccess access{};
   const size_t item = tensor.itemsize();
@@ -54,37 +50,16 @@ orMemoryAccess accessOf(const Tensor &tensor, bool write) {
                 static_cast<size_t>(tensor.storage_offset()) * item;
   access.write = write;
   access.width = item;
-  c10::SmallVector<Dim, 8> dims;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) == 1 || tensor.stride(i) == 0) continue;
-    dims.push_back(
-        {static_cast<size_t>(tensor.size(i)), static_cast<size_t>(tensor.stride(i)) * item});
-  }
-  std::stable_sort(dims.begin(), dims.end(),
-                   [](const Dim &a, const Dim &b) { return a.stride > b.stride; });
-  c10::SmallVector<Dim, 8> kept;  // innermost first
-  size_t extent = item;           // of all that is further in
-  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
-    const bool dense = kept.empty() && dim->stride == access.width;
-    const bool overlaps = dim->stride < extent;
-    extent += (dim->count - 1) * dim->stride;
-    if (dense || overlaps) {
-      access.width = extent;
-      kept.clear();
-    } else if (!kept.empty() && dim->stride == kept.back().count * kept.back().stride) {
-      kept.back().count *= dim->count;
+    const auto count = static_cast<size_t>(tensor.size(i));
+    const size_t stride = static_cast<size_t>(tensor.stride(i)) * item;
+    if (count == 1) continue;
+    if (access.dims == OR_ACCESS_DIMS) {
+      access.width += (count - 1) * stride;
     } else {
-      kept.push_back(*dim);
+      access.count[access.dims] = count;
+      access.stride[access.dims++] = stride;
     }
-  }
-  // Too many: the innermost become their hull.
-  size_t first = 0;
-  for (; kept.size() - first > OR_ACCESS_DIMS; ++first) {
-    access.width += (kept[first].count - 1) * kept[first].stride;
-  }
-  for (size_t i = kept.size(); i > first; --i) {
-    access.count[access.dims] = kept[i - 1].count;
-    access.stride[access.dims++] = kept[i - 1].stride;
   }
   return access;
 }

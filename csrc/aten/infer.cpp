@@ -24,7 +24,7 @@ using Sizes = c10::DimVector;
 
 constexpr int64_t kOfTypes = -1;  // no OpInfo is at this address
 
-/* The tensors that a ruled operator reads; false if it has other ones than single tensors. */
+/* The tensors that a ruled operator reads, in its kernel's order; false if it has other ones than single tensors. */
 bool readTensors(const OpInfo &info, Arguments arguments, bool inPlace,
                  c10::SmallVectorImpl<const at::Tensor *> &tensors) {
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -33,6 +33,7 @@ bool readTensors(const OpInfo &info, Arguments arguments, bool inPlace,
     const at::Tensor &tensor = arguments[i].toTensor();
     if (tensor.defined()) tensors.push_back(&tensor);
   }
+  if (info.reversed) std::reverse(tensors.begin(), tensors.end());
   return !tensors.empty();
 }
 

@@ -152,6 +152,7 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
   info->masksDecide = isIndexing(op);
   info->isForeach = isForeach(schema.name());
   if (info->predictable) info->rule = ruleOf(op);
+  info->reversed = schema.name() == "aten::rsub";
   bool reads = false, hasOut = false;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];

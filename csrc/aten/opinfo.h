@@ -37,6 +37,7 @@ struct OpInfo {
   /* Indexing: its results' sizes depend on data if an index is a mask. */
   bool masksDecide = false;
   SizeRule rule = SizeRule::kNone;
+  bool reversed = false;  // pointwise: its kernel is another's, with the tensors in reverse order
   int dim = -1, keepdim = -1;  // of a reduction: the arguments of these names
   /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
   bool numbersCount;

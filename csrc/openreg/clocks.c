@@ -1,23 +1,26 @@
 /*
  * The sanitizer's clocks: what is ordered with what, as the program asked for it.
  *
- * Each stream's slot is a timeline with a counter, which goes up whenever others may come to know of it. A clock says of
- * every timeline up to which counter it is over; what a timeline did at counter c is ordered before whoever has a clock
- * with c or more there. Streams, events (orSync) and the host have clocks, and join them:
+ * Each stream's slot is a timeline with a counter, which goes up whenever others may come to know
+ * of it. A clock says of every timeline up to which counter it is over; what a timeline did at
+ * counter c is ordered before whoever has a clock with c or more there. Streams, events (orSync)
+ * and the host have clocks, and join them:
  *
  *   recording an event          the event copies the stream's
  *   waiting for an event        the stream joins the event's
  *   synchronising, a query      the host joins the stream's or the event's
  *   that says "done"
  *
- * The host is one timeline, whatever the number of its threads: how they order each other (locks, queues, Python's GIL)
- * cannot be seen, and a race between them would be no race of streams. All that is queued comes after what the host did and
- * knew before: the host needs no counter, and what it knows is asked of its clock, not copied into those of the streams.
+ * The host is one timeline, whatever the number of its threads: how they order each other (locks,
+ * queues, Python's GIL) cannot be seen, and a race between them would be no race of streams. All
+ * that is queued comes after what the host did and knew before: the host needs no counter, and what
+ * it knows is asked of its clock, not copied into those of the streams.
  *
- * Gates. A stream may wait for an external event before anybody knows what will signal it. What is behind such a gate is
- * remembered by counter, until orSyncOpen joins the signaller's clock into all that is behind it. Clocks that were copied
- * from such a stream name the gate too. An external event that stands for a stream's work (orSanitizerEventAfter) is no gate:
- * it has that stream's clock from the start, like a record.
+ * Gates. A stream may wait for an external event before anybody knows what will signal it. What is
+ * behind such a gate is remembered by counter, until orSyncOpen joins the signaller's clock into
+ * all that is behind it. Clocks that were copied from such a stream name the gate too. An external
+ * event that stands for a stream's work (orSanitizerEventAfter) is no gate: it has that stream's
+ * clock from the start, like a record.
  *
  * Values. What a wait for a value orders cannot be seen: host and kernels may write it. All that was queued before is
  * taken to come before, and what is behind it is never reported, until the host has waited for it.

@@ -35,6 +35,7 @@
  *   shadow.c     its memory of accesses
  *   races.c      its reports
  *   names.c      its names of operations
+ *   stacks.c     its stacks
  *
  * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
  *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > arming of
@@ -564,6 +565,9 @@ bool orFaultStrikes(const orTask *task, int device);
 
 /* ---- hang.c ---- */
 
+/* "the default stream of openreg:0", also of one that is gone. */
+typedef char orStreamName[64];
+const char *orStreamNameOf(orStreamName text, orStream_t stream);
 /* The hang report on stderr; `why` ends its first line. No lock held. */
 void orHangPrint(const char *why);
 

@@ -17,8 +17,6 @@
 #include "openreg_schedule.h"
 #include "openreg_watchdog.h"
 
-enum { OR_NAME = 64 };
-
 /* ---- text ---- */
 
 typedef struct orText {
@@ -48,15 +46,15 @@ __attribute__((format(printf, 2, 3))) static void say(orText *t, const char *for
   t->length += (size_t)length;
 }
 
-static const char *nameOf(char name[OR_NAME], orStream_t stream) {
+const char *orStreamNameOf(orStreamName text, orStream_t stream) {
   orStream_t standard = 0;
   int device = orHandleDevice(stream);
   if (orDeviceIsActive(device)) orDeviceDefaultStream(device, &standard);
   if (stream == standard)
-    snprintf(name, OR_NAME, "openreg:%d default stream", device);
+    snprintf(text, sizeof(orStreamName), "the default stream of openreg:%d", device);
   else
-    snprintf(name, OR_NAME, "openreg:%d stream 0x%" PRIx64, device, stream);
-  return name;
+    snprintf(text, sizeof(orStreamName), "stream 0x%" PRIx64 " of openreg:%d", stream, device);
+  return text;
 }
 
 static double seconds(uint64_t ns) { return (double)ns / 1e9; }
@@ -204,12 +202,12 @@ static void findNext(orPicture *p, orSeen *from) {
 }
 
 static void sayCycle(orText *t, const orSeen *first) {
-  char name[OR_NAME];
+  orStreamName name;
   const orSeen *s = first;
   say(t, "  cycle: ");
   do {
-    say(t, "%s (task %" PRIu64 ") waits for ", nameOf(name, s->handle), s->completed + 1);
-    say(t, "task %" PRIu64 " of %s", s->next_number, nameOf(name, s->next->handle));
+    say(t, "%s (task %" PRIu64 ") waits for ", orStreamNameOf(name, s->handle), s->completed + 1);
+    say(t, "task %" PRIu64 " of %s", s->next_number, orStreamNameOf(name, s->next->handle));
     s = s->next;
     say(t, "%s", s == first ? "\n" : "; ");
   } while (s != first);
@@ -237,11 +235,11 @@ static const char *kindOf(orTaskKind kind) {
 }
 
 static void sayWait(orText *t, const orSeen *s) {
-  char name[OR_NAME];
+  orStreamName name;
   switch (s->waits) {
     case OR_WAITS_EVENT:
       say(t, ": waits for event 0x%" PRIx64 ", recorded as task %" PRIu64 " of %s\n", s->event,
-          s->number, nameOf(name, s->on));
+          s->number, orStreamNameOf(name, s->on));
       break;
     case OR_WAITS_EXTERNAL:
       say(t, ": waits for external event 0x%" PRIx64 " of openreg:%d, which nobody has signalled\n",
@@ -267,9 +265,9 @@ static void sayWhere(orText *t, const orSeen *s, uint64_t now) {
 
 static void sayStream(orText *t, const orSeen *s, uint64_t now) {
   static const char *const states[] = {"idle", "ready", "running", "waiting"};
-  char name[OR_NAME];
+  orStreamName name;
   say(t, "  %s: %s, priority %d, %" PRIu64 " tasks completed, %" PRIu64 " to go\n",
-      nameOf(name, s->handle), states[s->state], s->priority, s->completed,
+      orStreamNameOf(name, s->handle), states[s->state], s->priority, s->completed,
       s->queued - s->completed);
   if (!s->has_task) return;
   say(t, "    task %" PRIu64 ", %s%s", s->completed + 1, kindOf(s->kind), s->name);
@@ -283,16 +281,16 @@ static void sayStream(orText *t, const orSeen *s, uint64_t now) {
 
 static void sayHost(const orHostWait *w, void *context) {
   orText *t = context;
-  char name[OR_NAME];
+  orStreamName name;
   const orCell *cell = w->cell;
   say(t, "  host thread %d: waits for ", w->thread);
   if (cell && cell->stream)
     say(t, "event 0x%" PRIx64 ", recorded as task %" PRIu64 " of %s", cell->event, cell->number,
-        nameOf(name, cell->stream));
+        orStreamNameOf(name, cell->stream));
   else if (cell)
     say(t, "external event 0x%" PRIx64 ", which nobody has signalled", cell->event);
   else if (w->stream)
-    say(t, "task %" PRIu64 " of %s", w->number, nameOf(name, w->stream));
+    say(t, "task %" PRIu64 " of %s", w->number, orStreamNameOf(name, w->stream));
   else
     say(t, "what the schedule has chosen to run");
   say(t, ", for %.1f s\n", seconds(orNow() - w->since));

@@ -1,7 +1,8 @@
 /*
  * The sanitizer's names of operations, each kept once: two are the same if their addresses are.
  *
- * A table with open addressing, under orSanitizerMutex. Names are never given back: there are as many as there are operators.
+ * A table with open addressing, under orSanitizerMutex. Names are never given back: there are as
+ * many as there are operators.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,16 +1,19 @@
 /*
  * The sanitizer's conflicts: which of them count, and what is reported of them.
  *
- * A conflict is found under orSanitizerMutex and becomes a report with the lock put down, because the names of memory come
- * from the tree of regions. In between it is an orRace of its own, which belongs to whoever holds it.
+ * A conflict is found under orSanitizerMutex and becomes a report with the lock put down, because
+ * the names of memory come from the tree of regions. In between it is an orRace of its own, which
+ * belongs to whoever holds it.
  *
- * Where one side is behind a gate that nobody has opened yet (clocks.c), the host may still order the two: it may see to
- * the end of the one before it opens the gate for the other. Such a conflict is undecided: it stays in `undecided` until its
- * gates are open. Conflicts behind a wait for a value, and those of the host with what is behind a gate, are none.
+ * Where one side is behind a gate that nobody has opened yet (clocks.c), the host may still order
+ * the two: it may see to the end of the one before it opens the gate for the other. Such a conflict
+ * is undecided: it stays in `undecided` until its gates are open. Conflicts behind a wait for a
+ * value, and those of the host with what is behind a gate, are none.
  *
- * The same two operations on the same streams and bytes are one report. `reports` holds the first `limit` of them, `total`
- * counts all. What a thread is to be told of is among `unasked` until it asks (orSanitizerFound), by the address of its
- * `found_here`: a thread may end without having asked, and another have the address.
+ * The same two operations on the same streams and bytes are one report. `reports` holds the first
+ * `limit` of them, `total` counts all. What a thread is to be told of is among `unasked` until it
+ * asks (orSanitizerFound), by the address of its `found_here`: a thread may end without having
+ * asked, and another have the address.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -172,21 +175,6 @@ void orRacesDecide(orSync *gate, orRaceList *list) {
 
 /* ---- words ---- */
 
-static int streamDevice(orStream_t stream) { return stream ? orHandleDevice(stream) : -1; }
-
-typedef char orStreamName[64];
-
-static const char *streamName(orStreamName text, orStream_t stream) {
-  orStream_t standard = 0;
-  int device = streamDevice(stream);
-  if (orDeviceIsActive(device)) orDeviceDefaultStream(device, &standard);
-  if (stream == standard)
-    snprintf(text, sizeof(orStreamName), "the default stream of openreg:%d", device);
-  else
-    snprintf(text, sizeof(orStreamName), "stream 0x%" PRIx64 " of openreg:%d", stream, device);
-  return text;
-}
-
 /* False if it is no memory of ours: what was there is gone, or nobody told what it is. */
 static bool nameMemory(const orRace *race, char text[64]) {
   orRegion region;
@@ -203,7 +191,7 @@ static bool nameMemory(const orRace *race, char text[64]) {
 static void advise(const orRace *race, char *text, size_t size) {
   orStreamName first, second;
   const orRaceSide *a = &race->earlier, *b = &race->later;
-  streamName(first, a->stream);
+  orStreamNameOf(first, a->stream);
   if (race->reused && race->unrecorded) {
     snprintf(text, size, "t.record_stream(s) before the tensor t of %s is let go, s being %s",
              a->operation, first);
@@ -219,16 +207,20 @@ static void advise(const orRace *race, char *text, size_t size) {
     return;
   }
   bool by_owner = race->reused && race->owner != b->stream;
-  if (by_owner) streamName(first, race->owner);
+  if (by_owner) orStreamNameOf(first, race->owner);
   snprintf(text, size, "s1.wait_stream(s0) before %s, s0 being %s and s1 %s%s", b->operation, first,
-           b->aside ? "the current stream" : streamName(second, b->stream),
+           b->aside ? "the current stream" : orStreamNameOf(second, b->stream),
            race->lost ? " (the event that it waited for had been recorded again)" : "");
 }
 
 static void fillSide(orRaceAccess *to, const orRaceSide *side) {
   snprintf(to->operation, sizeof to->operation, "%s", side->operation);
   to->stream = side->stream;
-  to->device = streamDevice(side->stream);
+  to->device = side->stream ? orHandleDevice(side->stream) : -1;
+  if (side->stream)
+    orStreamNameOf(to->where, side->stream);
+  else
+    snprintf(to->where, sizeof to->where, "the host");
   to->write = side->write;
   to->begin = (const void *)side->begin;
   to->end = (const void *)side->end;
@@ -244,11 +236,10 @@ static void fillReport(orRaceReport *report, const orRace *race) {
 }
 
 static void printReport(const orRaceReport *r) {
-  orStreamName first, second;
+  const orRaceAccess *earlier = &r->earlier, *later = &r->later;
   orWarn("data race on [%p, %p) of %s: %s %s it on %s, and %s %s it on %s; missing: %s", r->begin,
-         r->end, r->memory, r->later.operation, r->later.write ? "writes" : "reads",
-         r->later.stream ? streamName(second, r->later.stream) : "the host", r->earlier.operation,
-         r->earlier.write ? "writes" : "reads", streamName(first, r->earlier.stream), r->advice);
+         r->end, r->memory, later->operation, later->write ? "writes" : "reads", later->where,
+         earlier->operation, earlier->write ? "writes" : "reads", earlier->where, r->advice);
 }
 
 /* ---- reports ---- */

@@ -1,21 +1,23 @@
 /*
  * The sanitizer: the calls that tell it what happens, and what an access means for those before it.
  *
- * The analysis is made in the order of the API's calls, on the threads that make them: an access is told before its task is
- * queued, and no lane takes part. What an access finds in the shadow (shadow.c) is either ordered before it by the clocks
- * (clocks.c), or in conflict with it if they share bytes and one of them writes (races.c). A write takes the place of all
- * that is ordered before it and that it covers, a read that of earlier reads. So the shadow keeps what a later access can
- * still be in conflict with, and little else. What the host does itself is compared and not kept: all that is queued
- * later comes after it. Nor is what its caller is not going to queue, for the conflict that it is in (orSanitizerRefuse): then all
- * accesses of a call are compared before one is kept.
+ * The analysis is made in the order of the API's calls, on the threads that make them: an access is
+ * told before its task is queued, and no lane takes part. What an access finds in the shadow
+ * (shadow.c) is either ordered before it by the clocks (clocks.c), or in conflict with it if they
+ * share bytes and one of them writes (races.c). A write takes the place of all that is ordered
+ * before it and that it covers, a read that of earlier reads. So the shadow keeps what a later
+ * access can still be in conflict with, and little else. What the host does itself is compared and
+ * not kept: all that is queued later comes after it. Nor is what its caller is not going to queue,
+ * for the conflict that it is in (orSanitizerRefuse): then all accesses of a call are compared
+ * before one is kept.
  *
- * Freed blocks. The caching allocator waits for recorded streams before it hands a block out, so their accesses are
- * forgotten when the block is freed, and so are those that keep their memory (orSanitizerAside). All others stay, marked
- * with the allocation stream: if whoever has the memory next is not ordered after them, that is a conflict like any other.
+ * Freed blocks. The caching allocator waits for recorded streams before it hands a block out, so
+ * their accesses are forgotten when the block is freed, and so are those that keep their memory
+ * (orSanitizerAside). All others stay, marked with the allocation stream: if whoever has the memory
+ * next is not ordered after them, that is a conflict like any other.
  *
- * orSanitizerActive is all that anybody reads while it is off. The rest is under orSanitizerMutex (sanitizer.h), but for
- * what belongs to a thread. Stacks are captured before the mutex is taken; those that nobody refers to any more gather in
- * `dead` and are released by the next call that may call the user's function: not from deleters or lanes.
+ * orSanitizerActive is all that anybody reads while it is off. The rest is under orSanitizerMutex
+ * (sanitizer.h), but for what belongs to a thread. Stacks are captured before the mutex is taken.
  */
 #include "sanitizer.h"
 
@@ -30,8 +32,7 @@ pthread_mutex_t orSanitizerMutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 
 static orSanitizerOptions options;
 static bool by_setting; /* enabled by OPENREG_SANITIZER alone */
-static orStack *dead, *spare_stacks;
-static bool touched; /* enabled or disabled by anybody */
+static bool touched;    /* enabled or disabled by anybody */
 static uint64_t calls;
 
 static _Thread_local const char *operation_name;
@@ -54,45 +55,6 @@ void *orSanitizerAllocate(size_t bytes) { return checked(malloc(bytes), bytes); 
 
 void *orSanitizerResize(void *old, size_t bytes) { return checked(realloc(old, bytes), bytes); }
 
-/* ---- stacks ---- */
-
-void orStackDrop(orStack *stack) {
-  if (!stack || --stack->refs) return;
-  stack->next = dead;
-  dead = stack;
-}
-
-static orStack *newStack(void *captured, const orSanitizerOptions *by) {
-  if (!captured) return NULL;
-  orStack *stack = spare_stacks;
-  if (stack)
-    spare_stacks = stack->next;
-  else
-    stack = orSanitizerAllocate(sizeof *stack);
-  *stack = (orStack){captured, by->release, by->context, .refs = 1};
-  return stack;
-}
-
-void orStacksRelease(void) {
-  lock();
-  orStack *all = dead, *last = all;
-  dead = NULL;
-  unlock();
-  if (!all) return;
-  for (orStack *s = all; s; last = s, s = s->next) s->release(s->stack, s->context);
-  lock();
-  last->next = spare_stacks;
-  spare_stacks = all;
-  unlock();
-}
-
-static void *capture(orSanitizerOptions *by) {
-  lock();
-  *by = options;
-  unlock();
-  return by->capture ? by->capture(by->context) : NULL;
-}
-
 /* ---- accesses ---- */
 
 /* Of one pattern a wider piece covers a narrower one. */
@@ -101,8 +63,7 @@ static bool covers(const orRange *whole, const orRange *part) {
   if (whole->begin > part->begin || whole->begin + whole->width < part->begin + part->width ||
       whole->dims != part->dims)
     return false;
-  size_t size = whole->dims * sizeof whole->count[0];
-  return !memcmp(whole->count, part->count, size) && !memcmp(whole->stride, part->stride, size);
+  return !memcmp(whole->repeats, part->repeats, whole->dims * sizeof whole->repeats[0]);
 }
 
 /* What a later access cannot meet without meeting `now` is not needed any more. True if the node has become `now`. */
@@ -219,6 +180,13 @@ static void tellEach(orTelling *t, const orMemoryAccess *accesses, size_t count,
   }
 }
 
+static void *capture(orSanitizerOptions *by) {
+  lock();
+  *by = options;
+  unlock();
+  return by->capture ? by->capture(by->context) : NULL;
+}
+
 /* `anyway`: it is queued whatever is found. */
 static void tellAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
                     size_t count, bool anyway) {
@@ -229,7 +197,7 @@ static void tellAll(orStream_t stream, const char *operation, const orMemoryAcce
   orSanitizerOptions by; /* others may be set meanwhile */
   void *captured = capture(&by);
   lock();
-  orStack *stack = newStack(captured, &by);
+  orStack *stack = orStackNew(captured, &by);
   if (orSanitizerOn()) {
     t = tellingOf(stream, operation, stack);
     refuse = stream && orSanitizerRefuses && !anyway;
@@ -239,7 +207,7 @@ static void tellAll(orStream_t stream, const char *operation, const orMemoryAcce
     orShadowSweep();
   }
   orStackDrop(stack);
-  bool any = dead != NULL;
+  bool any = orStacksAreDead();
   unlock();
   bool refused = refuse && t.races.first;
   bool found = t.races.first && orRacesReport(&t.races);

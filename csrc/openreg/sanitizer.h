@@ -1,6 +1,7 @@
 /*
  * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who touched which bytes last),
- * races.c (conflicts and their reports), sanitizer.c (the calls that tell them what happens).
+ * races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
+ * sanitizer.c (the calls that tell them what happens).
  *
  * One lock, orSanitizerMutex, guards everything below. It is a leaf in the order of locks: under it no other is
  * taken, nothing is waited for and nobody's function is called. Functions are called with it held unless they say
@@ -21,6 +22,27 @@ void *orSanitizerResize(void *old, size_t bytes);
 
 /* The one copy of the text. */
 const char *orSanitizerName(const char *text);
+
+/* ---- stacks.c ---- */
+
+typedef struct orStack {
+  void *stack;
+  void (*release)(void *stack, void *context); /* of whoever captured it */
+  void *context;
+  uint32_t refs;
+  struct orStack *next; /* that nobody refers to any more */
+} orStack;
+
+/* With one reference; null if nothing was captured. */
+orStack *orStackNew(void *captured, const orSanitizerOptions *by);
+static inline orStack *orStackRetain(orStack *stack) {
+  if (stack) stack->refs++;
+  return stack;
+}
+void orStackDrop(orStack *stack);
+bool orStacksAreDead(void); /* some of them */
+/* Calls the user's function for stacks that nobody refers to any more. No lock held. */
+void orStacksRelease(void);
 
 /* ---- clocks.c ---- */
 
@@ -74,7 +96,8 @@ orSync *orDeviceMark(int device);
 /* An event's record in place of `replaced`, which may be null. */
 orSync *orSyncRecord(orStream_t stream, const orSync *replaced);
 orSync *orSyncGate(void);
-/* The gate, of which the caller has a reference, opens: what is behind it comes after what the host, and `stream` if it is not 0, know now. */
+/* The gate, of which the caller has a reference, opens: what is behind it comes after what the
+ * host, and `stream` if it is not 0, know now. */
 void orSyncOpen(orSync *gate, orStream_t stream);
 void orSyncJoin(orSync *into, const orSync *other);
 static inline orSync *orSyncRetain(orSync *sync) {
@@ -93,27 +116,27 @@ void orClocksForgetGates(int device);
 
 /* ---- shadow.c ---- */
 
-/* Bytes: `width` of them at `begin`, repeated count[i] times at stride[i], strides ascending, each above what it
- * repeats where `dims` is not 0. */
+enum { OR_RANGE_DIMS = 4 };
+
+typedef struct orRepeat {
+  size_t count, stride;
+} orRepeat;
+
+/* Bytes: `width` of them at `begin`, repeated by each of `dims` repeats, which leave gaps; strides
+ * ascending. */
 typedef struct orRange {
   uintptr_t begin, end; /* the hull */
   size_t width;
   uint32_t dims;
-  size_t count[OR_ACCESS_DIMS], stride[OR_ACCESS_DIMS];
+  orRepeat repeats[OR_RANGE_DIMS];
 } orRange;
 
-/* False if the access touches nothing; its end is 0 if it is past that of the address space. No lock. */
+/* The fewest repeats that come to the access's bytes, or to more where it takes more than
+ * OR_RANGE_DIMS. False if the access touches nothing; its end is 0 if it is past that of the
+ * address space. No lock. */
 bool orRangeMake(const orMemoryAccess *access, orRange *range);
 /* True if they share a byte; false too if that takes too long to find out. */
 bool orRangesMeet(const orRange *a, const orRange *b);
-
-typedef struct orStack {
-  void *stack;
-  void (*release)(void *stack, void *context); /* of whoever captured it */
-  void *context;
-  uint32_t refs;
-  struct orStack *next; /* that nobody refers to any more */
-} orStack;
 
 typedef struct orShadow {
   /* The tree; beside the hull, so that a walk reads one cache line of a node. */
@@ -177,8 +200,8 @@ typedef struct orRaceList {
   uint64_t call; /* of the accesses that are looked at */
 } orRaceList;
 
-/* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream only the latest access
- * does. True if it is decided that there is one. */
+/* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream
+ * only the latest access does. True if it is decided that there is one. */
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* A gate has been opened: what has been decided by it goes to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
@@ -194,13 +217,5 @@ void orRacesSetLimit(size_t reports, bool print);
 /* ---- sanitizer.c ---- */
 
 extern uint32_t orSanitizerRefuses OR_HIDDEN; /* orSanitizerRefuse */
-
-static inline orStack *orStackRetain(orStack *stack) {
-  if (stack) stack->refs++;
-  return stack;
-}
-void orStackDrop(orStack *stack);
-/* Calls the user's function for stacks that nobody refers to any more. No lock held. */
-void orStacksRelease(void);
 
 #endif

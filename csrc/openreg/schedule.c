@@ -2,7 +2,7 @@
  * Schedules: one task at a time, only while a host thread is inside a call, in an order that a seed decides.
  *
  * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held here. A thread at a
- * point says what it wants (a Goal: so many tasks, or a stream's progress, or a cell), chooses the first stream and
+ * point says what it wants (an orGoal: so many tasks, or a stream's progress, or a cell), chooses the first stream and
  * hands it to lane 0, which runs one task of it, gives it back, chooses the next and so on until the goal is
  * reached or nothing is left that can run. The thread waits meanwhile, so nothing runs but what was chosen. That it is
  * always lane 0, the wide one, makes kernels split their sums in the same way each time.
@@ -11,11 +11,14 @@
  * value, another thread's work. Every such change, and the end of lane 0's work, changes `word`, which the sleeper read
  * before it looked.
  *
- * `orSchedulePolicyNow` is written under `lock` and read anywhere. It changes when nothing is queued, but for orScheduleSwitch and
- * threads that queue at that very moment: what a lane takes from the scheduler's lists once a schedule is on comes here; a lane
- * that still runs a stream notices it at the end; what is held when it ends goes there; a goal that is being served then is ended by lane 0 as any other; and hosts that sleep
- * wake up to sleep in the other way, since they may be the ones that have to make tasks run. A host looks at
- * the policy after it has entered the list of sleepers and read its futex, which waking changes, so it is not missed.
+ * `orSchedulePolicyNow` is written under `lock` and read anywhere. It changes when nothing is
+ * queued, but for orScheduleSwitch and threads that queue at that very moment: what a lane takes
+ * from the scheduler's lists once a schedule is on comes here; a lane that still runs a stream
+ * notices it at the end; what is held when it ends goes there; a goal that is being served then is
+ * ended by lane 0 as any other; and hosts that sleep wake up to sleep in the other way, since they
+ * may be the ones that have to make tasks run. A host looks at the policy after it has entered the
+ * list of sleepers and read its futex, which waking changes, so it is not missed.
+ *
  * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
  *   held      streams that can run, in the order of their numbers; linked by ready_next
  *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to null
@@ -35,13 +38,13 @@
 
 enum { OR_SPIN_NS = 20000, OR_POLL_NS = 200000, OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
 
-typedef struct Goal {
+typedef struct orGoal {
   orStream *stream; /* until `count` of its tasks have finished */
   uint64_t count;
   orCell *cell; /* until it is done */
   int tasks;    /* until so many more have finished, or OR_ALL_TASKS */
   bool waits;   /* for what comes from outside, if nothing can run */
-} Goal;
+} orGoal;
 
 _Atomic int orSchedulePolicyNow;
 
@@ -54,7 +57,7 @@ static struct {
   uint32_t numbered; /* streams, in this epoch */
   orStream *held;
   const orStream *latest; /* only compared */
-  _Atomic(Goal *) goal;
+  _Atomic(orGoal *) goal;
   _Atomic uint32_t word;
 } plan = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -154,22 +157,23 @@ void orScheduleNotice(void) {
   orFutexWake(&plan.word, INT32_MAX);
 }
 
-static bool isReached(const Goal *g) {
+static bool isReached(const orGoal *g) {
   if (!g->tasks || !orScheduleOn()) return true;
   if (g->cell) return orCellDone(g->cell);
   return g->stream && atomic_load_explicit(&g->stream->completed, memory_order_acquire) >= g->count;
 }
 
 /* What the goal's stream waits for, in the end. A wait is for a mark that was queued before it, so this ends. */
-static const orStream *neededFor(const Goal *g) {
+static const orStream *neededFor(const orGoal *g) {
   if (!policyIs(orScheduleLate)) return NULL;
   orStream *s = g->stream;
   for (orStream *other; s && (other = orStreamBlocker(s));) s = other;
   return s;
 }
 
-/* Lane 0: what runs next for the goal; null when it is reached or nothing can run, and the goal is its owner's again. */
-static orStream *next(Goal *g) {
+/* Lane 0: what runs next for the goal; null when it is reached or nothing can run, and the goal is
+ * its owner's again. */
+static orStream *next(orGoal *g) {
   orLanePollValues();
   bool over = isReached(g);
   const orStream *needed = over ? NULL : neededFor(g);
@@ -182,7 +186,7 @@ static orStream *next(Goal *g) {
 }
 
 void orScheduleServe(orStream *s) {
-  Goal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
+  orGoal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
   do {
     /* A wait that only parks its stream is no task that has run. */
     uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
@@ -191,7 +195,7 @@ void orScheduleServe(orStream *s) {
 }
 
 /* Hands the goal to lane 0, unless it has another one or nothing can run. */
-static bool start(Goal *g) {
+static bool start(orGoal *g) {
   const orStream *needed = neededFor(g);
   pthread_mutex_lock(&plan.lock);
   bool busy = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
@@ -202,7 +206,7 @@ static bool start(Goal *g) {
   return s;
 }
 
-static bool isServed(const Goal *g) {
+static bool isServed(const orGoal *g) {
   return atomic_load_explicit(&plan.goal, memory_order_acquire) == g;
 }
 
@@ -217,27 +221,27 @@ static bool spinWhile(uint32_t word) {
   return false;
 }
 
-typedef struct Sleep {
+typedef struct orGoalSleep {
   bool entered;
   void *token;
   orHostWait wait;
-} Sleep;
+} orGoalSleep;
 
-static void enterSleep(Sleep *sleep, const Goal *g) {
+static void enterSleep(orGoalSleep *sleep, const orGoal *g) {
   if (sleep->entered) return;
   sleep->entered = true;
   sleep->token = orBlockEnter();
   orHostWaitBegin(&sleep->wait, g->waits ? g->stream : NULL, g->count, g->cell);
 }
 
-static void leaveSleep(Sleep *sleep) {
+static void leaveSleep(orGoalSleep *sleep) {
   if (!sleep->entered) return;
   orHostWaitEnd(&sleep->wait);
   orBlockLeave(sleep->token);
 }
 
-static void pursue(Goal *g) {
-  Sleep sleep = {0};
+static void pursue(orGoal *g) {
+  orGoalSleep sleep = {0};
   while (isServed(g) || !orProcessExiting()) { /* a lane has the goal, which is on this stack */
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
@@ -260,21 +264,21 @@ void orScheduleAtPoint(void) {
   pthread_mutex_lock(&plan.lock);
   int tasks = tasksAtPoint();
   pthread_mutex_unlock(&plan.lock);
-  if (tasks) pursue(&(Goal){.tasks = tasks});
+  if (tasks) pursue(&(orGoal){.tasks = tasks});
 }
 
 void orScheduleStep(orStream *s, uint64_t count) {
   if (orProcessTask() != OR_TASK_NONE) return;
-  pursue(&(Goal){.stream = s, .count = count, .tasks = 1});
+  pursue(&(orGoal){.stream = s, .count = count, .tasks = 1});
 }
 
 void orScheduleAwait(orStream *s, uint64_t count) {
-  pursue(&(Goal){.stream = s, .count = count, .tasks = OR_ALL_TASKS, .waits = true});
+  pursue(&(orGoal){.stream = s, .count = count, .tasks = OR_ALL_TASKS, .waits = true});
 }
 
 void orScheduleAwaitCell(orCell *cell) {
   atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
-  pursue(&(Goal){.cell = cell, .tasks = OR_ALL_TASKS, .waits = true});
+  pursue(&(orGoal){.cell = cell, .tasks = OR_ALL_TASKS, .waits = true});
 }
 
 /* ---- change ---- */

@@ -1,11 +1,13 @@
 /*
  * The sanitizer's shadow of memory: the accesses that later ones may still be in conflict with.
  *
- * A treap ordered by the begin of each access's hull, each node with the greatest end below it, so that the ones that overlap
- * a hull are found in logarithmic time. Accesses overlap freely: a write and the reads since, of several streams, are a
- * node each. sanitizer.c erases what a new access makes superfluous, so that there are about as many nodes as there are
- * pieces of memory in use times the streams that touched them; LIMIT holds in any case: the oldest half is forgotten then,
- * which may lose a report and never makes one. So does STEPS, after which two ranges are taken to be apart.
+ * A treap ordered by the begin of each access's hull, each node with the greatest end below it, so
+ * that the ones that overlap a hull are found in logarithmic time. Accesses overlap freely: a write
+ * and the reads since, of several streams, are a node each. sanitizer.c erases what a new access
+ * makes superfluous, so that there are about as many nodes as there are pieces of memory in use
+ * times the streams that touched them; LIMIT holds in any case: the oldest half is forgotten then,
+ * which may lose a report and never makes one. So does STEPS, after which two ranges are taken to
+ * be apart.
  *
  * All under orSanitizerMutex, but for the functions of ranges, which have no state. Nodes are recycled.
  */
@@ -29,37 +31,51 @@ static uintptr_t endOf(const orMemoryAccess *access) {
   return end > INTPTR_MAX ? 0 : end;
 }
 
-/* By stride, ascending; repetitions that come to the same bytes, or to none between them, are not kept. */
+/* By stride, ascending; without those that come to the same bytes. */
+static uint32_t sortRepeats(const orMemoryAccess *access, orRepeat repeats[OR_ACCESS_DIMS]) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < access->dims; i++) {
+    orRepeat moving = {access->count[i], access->stride[i]};
+    if (moving.count == 1 || !moving.stride) continue;
+    uint32_t at = count++;
+    for (; at && repeats[at - 1].stride > moving.stride; at--) repeats[at] = repeats[at - 1];
+    repeats[at] = moving;
+  }
+  return count;
+}
+
+/* A repeat that leaves no gap makes the piece wider, one that goes on where another ends makes that
+ * one longer. */
+static uint32_t mergeRepeats(orRepeat *repeats, uint32_t count, size_t *width) {
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    orRepeat next = repeats[i];
+    if (!kept && next.stride <= *width)
+      *width += (next.count - 1) * next.stride;
+    else if (kept && next.stride == repeats[kept - 1].stride * repeats[kept - 1].count)
+      repeats[kept - 1].count *= next.count;
+    else
+      repeats[kept++] = next;
+  }
+  return kept;
+}
+
+/* Where too many are left, the innermost become their hull. */
 bool orRangeMake(const orMemoryAccess *access, orRange *range) {
+  orRepeat all[OR_ACCESS_DIMS], *repeats = all;
   *range = (orRange){.begin = (uintptr_t)access->data, .width = access->width};
   if (!access->width) return false;
   for (uint32_t i = 0; i < access->dims; i++)
     if (!access->count[i]) return false;
   range->end = endOf(access);
   if (!range->end) return true;
-  for (uint32_t i = 0; i < access->dims; i++) {
-    if (access->count[i] == 1 || !access->stride[i]) continue;
-    uint32_t at = range->dims++;
-    for (; at && range->stride[at - 1] > access->stride[i]; at--) {
-      range->stride[at] = range->stride[at - 1];
-      range->count[at] = range->count[at - 1];
-    }
-    range->stride[at] = access->stride[i];
-    range->count[at] = access->count[i];
+  uint32_t count = mergeRepeats(repeats, sortRepeats(access, repeats), &range->width);
+  while (count > OR_RANGE_DIMS) {
+    range->width += (repeats->count - 1) * repeats->stride;
+    count = mergeRepeats(++repeats, count - 1, &range->width);
   }
-  uint32_t kept = 0;
-  for (uint32_t i = 0; i < range->dims; i++) {
-    size_t stride = range->stride[i], count = range->count[i];
-    if (!kept && stride <= range->width) {
-      range->width += (count - 1) * stride;
-    } else if (kept && stride == range->stride[kept - 1] * range->count[kept - 1]) {
-      range->count[kept - 1] *= count;
-    } else {
-      range->stride[kept] = stride;
-      range->count[kept++] = count;
-    }
-  }
-  range->dims = kept;
+  range->dims = count;
+  memcpy(range->repeats, repeats, count * sizeof *repeats);
   return true;
 }
 
@@ -69,10 +85,10 @@ typedef struct orTerm {
 } orTerm;
 
 typedef struct orSearch {
-  orTerm terms[2 * OR_ACCESS_DIMS]; /* strides descending */
-  int64_t low[2 * OR_ACCESS_DIMS + 1],
-      high[2 * OR_ACCESS_DIMS + 1]; /* what terms from [i] on can add */
-  int64_t least, most;              /* distances at which they meet */
+  orTerm terms[2 * OR_RANGE_DIMS]; /* strides descending */
+  int64_t low[2 * OR_RANGE_DIMS + 1],
+      high[2 * OR_RANGE_DIMS + 1]; /* what terms from [i] on can add */
+  int64_t least, most;             /* distances at which they meet */
   int count, steps;
 } orSearch;
 
@@ -109,9 +125,9 @@ bool orRangesMeet(const orRange *a, const orRange *b) {
   if (!a->dims && !b->dims) return true;
   orSearch s = {.least = 1 - (int64_t)b->width, .most = (int64_t)a->width - 1, .steps = STEPS};
   for (uint32_t i = 0; i < a->dims; i++)
-    addTerm(&s, (int64_t)a->stride[i], 1 - (int64_t)a->count[i], 0);
+    addTerm(&s, (int64_t)a->repeats[i].stride, 1 - (int64_t)a->repeats[i].count, 0);
   for (uint32_t i = 0; i < b->dims; i++)
-    addTerm(&s, (int64_t)b->stride[i], 0, (int64_t)b->count[i] - 1);
+    addTerm(&s, (int64_t)b->repeats[i].stride, 0, (int64_t)b->repeats[i].count - 1);
   for (int i = s.count; i-- > 0;) {
     s.low[i] = s.low[i + 1] + s.terms[i].stride * s.terms[i].least;
     s.high[i] = s.high[i + 1] + s.terms[i].stride * s.terms[i].most;

@@ -5,11 +5,12 @@
  * the session. It is written under `lock`, which also guards `session` against a second start or stop; writers of
  * records take no lock.
  *
- * A writer counts itself in `writers` and looks at orTraceSession then; orTraceStop makes that 0 first and waits for the
- * count to be 0 then (all sequentially consistent, so that one of them sees the other). So the session's buffer stays
- * while anybody writes to it, each place is written by one thread, and what was written is the caller's to read when
- * orTraceStop returns. Writers wait for nobody. Where there is no place left, a record is counted and lost: the first
- * ones are kept, so that what caused what can still be told.
+ * A writer counts itself in `writers` and looks at orTraceSession then; orTraceStop makes that 0
+ * first and waits for the count to be 0 then (all sequentially consistent, so that one of them sees
+ * the other). So the session's buffer stays while anybody writes to it, each place is written by
+ * one thread, and what was written is the caller's to read when orTraceStop returns. Writers wait
+ * for nobody. Where there is no place left, a record is counted and lost: the first ones are kept,
+ * so that what caused what can still be told.
  *
  * The buffer is reserved as a whole; pages that nothing was written to take no memory.
  *

@@ -212,10 +212,6 @@ void bindStreams(py::module_ &m) {
   m.def("_stream_from_external", [](orStream_t handle, int64_t index) {
     return getStreamFromExternal(handle, checkIndex(index)).id();
   });
-  m.def("_stream_priority_range", [] {
-    const PriorityRange range = priorityRange();
-    return std::make_tuple(range.least, range.greatest);
-  });
   m.def("_sleep", &sleepOnCurrentStream);
   m.def("_elapsed_time", &elapsedTime);
   m.def("_external_event_create", &createExternalEvent);

@@ -115,6 +115,7 @@ py::object framesOf(const Stack &stack) {
 py::dict describe(const orRaceAccess &access, const Stack &stack) {
   py::dict entry;
   entry["operation"] = std::string(access.operation);
+  entry["where"] = std::string(access.where);
   entry["device"] = access.device;
   entry["stream"] = static_cast<int64_t>(access.stream);
   entry["is_default"] = false;

@@ -21,6 +21,7 @@ TEST(sanitizer_reports_a_write_that_nothing_orders) {
   ASSERT_EQ(r.earlier.stream, s0);
   ASSERT_EQ(r.later.stream, s1);
   ASSERT_EQ(r.later.device, 0);
+  ASSERT_STR(r.earlier.where, "the default stream of openreg:0");
   ASSERT_EQ(r.earlier.write, 1);
   ASSERT_PTR(r.earlier.begin, a);
   ASSERT_PTR(r.earlier.end, a + 4 * KIB);
@@ -381,6 +382,7 @@ TEST(sanitizer_reports_the_host_that_reads_an_unfinished_copy) {
   ASSERT_STR(r.earlier.operation, "orMemcpyAsync");
   ASSERT_EQ(r.later.stream, 0);
   ASSERT_EQ(r.later.device, -1);
+  ASSERT_STR(r.later.where, "the host");
   ASSERT_CONTAINS(r.advice, "s.synchronize() before aten::sum, s being stream 0x");
   ASSERT_OK(orStreamSynchronize(s1));
   ASSERT_EQ(reads(0, "aten::sum", host + 8, 4), 0);

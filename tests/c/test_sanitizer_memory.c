@@ -59,6 +59,22 @@ TEST(sanitizer_knows_geometries_of_several_dimensions) {
   ASSERT_EQ(tellStrided(s1, a + 3, 1, 2, c3, t3), 2);
 }
 
+TEST(sanitizer_takes_the_hull_of_what_has_too_many_dimensions) {
+  static const size_t two[] = {2, 2, 2, 2, 2, 2, 2, 2},
+                      gaps[] = {3000, 3, 160, 10, 700, 40}, /* any order */
+      dense[] = {1, 2, 4, 8, 16, 32, 64, 128};
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *a = deviceMemory(MIB), *b = deviceMemory(MIB);
+  ASSERT_EQ(tellStrided(s0, a, 1, 6, two, gaps), 0);
+  ASSERT_EQ(writes(s1, "between", a + 14, 26), 0);
+  ASSERT_EQ(writes(s1, "between", a + 3000 + 54, 106), 0);
+  ASSERT_EQ(writes(s1, "in the hull", a + 3000 + 5, 1), 1);
+  ASSERT_EQ(tellStrided(s0, b, 1, 8, two, dense), 0);
+  ASSERT_EQ(writes(s1, "behind", b + 256, 1), 0);
+  ASSERT_EQ(writes(s1, "the last", b + 255, 1), 2);
+}
+
 /* Compared with a bitmap of each. */
 TEST(sanitizer_geometry_against_a_model) {
   enum { SPAN = 600, ROUNDS = 20000 };
@@ -133,8 +149,8 @@ TEST(sanitizer_refuses_bad_accesses) {
   bad = (orMemoryAccess){.data = "", .width = 1, .dims = 1, .count = {SIZE_MAX}, .stride = {8}};
   ASSERT_REFUSED(orSanitizerAccess(s0, "op", &bad, 1), orErrorInvalidValue,
                  "ends past the address space");
-  bad.dims = 5;
-  ASSERT_REFUSED(orSanitizerAccess(s0, "op", &bad, 1), orErrorInvalidValue, "at most 4");
+  bad.dims = OR_ACCESS_DIMS + 1;
+  ASSERT_REFUSED(orSanitizerAccess(s0, "op", &bad, 1), orErrorInvalidValue, "at most 8");
   ASSERT_REFUSED(orSanitizerAccess(s0, NULL, &bad, 1), orErrorInvalidValue, "null");
   ASSERT_REFUSED(orSanitizerAccess(s0, "op", NULL, 1), orErrorInvalidValue, "null");
   bad.dims = 0;

@@ -46,7 +46,7 @@ static const char *named(orStream_t stream) {
   char *name = names[next++ % 4];
   int device;
   ASSERT_OK(orStreamGetDevice(stream, &device));
-  snprintf(name, sizeof names[0], "openreg:%d stream 0x%llx", device, (unsigned long long)stream);
+  snprintf(name, sizeof names[0], "stream 0x%llx of openreg:%d", (unsigned long long)stream, device);
   return name;
 }
 
@@ -117,9 +117,10 @@ TEST(hang_report_of_a_kernel_that_goes_on) {
   Holder holder = {0};
   ASSERT_OK(orStreamGetDefault(&standard, 0));
   hold(standard, &holder);
-  ASSERT_CONTAINS(report(),
-                  "  openreg:0 default stream: running, priority 0, 0 tasks completed, 1 to go\n"
-                  "    task 1, kernel test: on lane 0\n");
+  ASSERT_CONTAINS(
+      report(),
+      "  the default stream of openreg:0: running, priority 0, 0 tasks completed, 1 to go\n"
+      "    task 1, kernel test: on lane 0\n");
   letGo(&holder);
   ASSERT_OK(orDeviceSynchronize());
 }
@@ -453,7 +454,8 @@ static void askBySignal(void) {
     awaitReports(i);
   }
   ASSERT_CONTAINS(
-      heard(), "openreg: hang report: asked for by a signal (OPENREG_WATCHDOG_SIGNAL)\n  openreg:");
+      heard(),
+      "openreg: hang report: asked for by a signal (OPENREG_WATCHDOG_SIGNAL)\n  stream 0x");
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(s));
 }

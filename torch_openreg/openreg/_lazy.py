@@ -34,7 +34,7 @@ def init():
 def _lazy_init():
     """What PyTorch calls before it makes a tensor on the device. Starts nothing itself."""
     global _called
-    if _called and not _is_in_bad_fork():
+    if _called and not _queued and not _is_in_bad_fork():
         return
     with _lock:
         if _is_in_bad_fork():
@@ -42,11 +42,10 @@ def _lazy_init():
                 "Cannot re-initialize openreg in forked subprocess. To use openreg with "
                 "multiprocessing, you must use the 'spawn' start method"
             )
-        if _called:
-            return
-        _called = True
-        on_first_use()
-        while _queued:
+        if not _called:
+            _called = True
+            on_first_use()
+        while _queued:  # what is left where one has raised is for the next use
             _queued.pop(0)()
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from .. import _C
+from ._lazy import _lazy_init
 from ._utils import device_index
 
 
@@ -211,7 +212,5 @@ def _sleep(nanoseconds):
     """Queues a kernel on the current stream that does nothing for that long."""
     if nanoseconds < 0:
         raise ValueError(f"nanoseconds must be 0 or more, got {nanoseconds}")
-    from ._lazy import _lazy_init
-
     _lazy_init()
     _C._sleep(int(nanoseconds))

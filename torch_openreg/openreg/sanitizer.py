@@ -37,9 +37,8 @@ __all__ = [
     "reports",
 ]
 
-MODES = ("error", "warn")
-SHOWN_FRAMES = 10
-
+_MODES = ("error", "warn")
+_SHOWN_FRAMES = 10
 
 _last = threading.local()  # the report whose text was asked for last, by each thread
 
@@ -73,6 +72,8 @@ class Access:
 
     operator: str
     """``aten::mul.out``"""
+    where: str
+    """``the default stream of openreg:0``, or ``the host``."""
     stream: int | None
     """Its ``native_handle``; None: the host."""
     device: int | None
@@ -86,23 +87,16 @@ class Access:
     stack: tuple[Frame, ...] | None
     """Of the call, the innermost frame first; None if it was not recorded."""
 
-    @property
-    def where(self):
-        if self.stream is None:
-            return "the host"
-        kind = "the default stream" if self.is_default else f"stream {self.stream:#x}"
-        return f"{kind} of openreg:{self.device}"
-
     def __str__(self):
         does = "writes" if self.write else "reads"
         text = f"{self.operator} on {self.where} {does} {self.begin:#x} to {self.end:#x}"
         if self.stack is None:
             return f"{text} (no Python stack)"
-        frames = list(self.stack[:SHOWN_FRAMES])
+        frames = list(self.stack[:_SHOWN_FRAMES])
         if not frames:
             frames = ["(no Python frames: a thread of autograd, or C++)"]
-        if len(self.stack) > SHOWN_FRAMES:
-            frames.append(f"and {len(self.stack) - SHOWN_FRAMES} more")
+        if len(self.stack) > _SHOWN_FRAMES:
+            frames.append(f"and {len(self.stack) - _SHOWN_FRAMES} more")
         return "\n".join([f"{text}, called from", *(f"    {frame}" for frame in frames)])
 
 
@@ -144,6 +138,7 @@ def _access(given):
     host = given["device"] < 0
     return Access(
         operator=given["operation"],
+        where=given["where"],
         stream=None if host else given["stream"],
         device=None if host else given["device"],
         is_default=given["is_default"],
@@ -264,7 +259,7 @@ def enable(mode="error", stacks=True):
     What was queued before is not known to it. Where it is on already, mode and stacks change; what
     it knows and the reports stay.
     """
-    if mode not in MODES:
+    if mode not in _MODES:
         raise ValueError(f"mode is {mode!r}; allowed are 'error' and 'warn'")
     outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
     _C._sanitizer_enable(mode == "warn", bool(stacks))

@@ -31,9 +31,9 @@ typedef enum orSchedulePolicy {
   orScheduleEarly /* at each point everything that can run does, streams in the order of their first use */
 } orSchedulePolicy;
 
-/* Waits until nothing is queued on any device, then changes over; also from one seed to the same again, which starts
- * anew. What other threads queue meanwhile runs in the old way or in the new one. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the
- * same at first use. */
+/* Waits until nothing is queued on any device, then changes over; also from one seed to the same
+ * again, which starts anew. What other threads queue meanwhile runs in the old way or in the new
+ * one. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the same at first use. */
 OR_API orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed);
 /* The same at once, for a program on its way out of an error: what is queued goes on in the new way. */
 OR_API orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed);

@@ -14,9 +14,9 @@
 extern "C" {
 #endif
 
-/* Each stream that has work: what its next task is and, if it waits, for what; host threads that wait for the device
- * (where one of the two settings is on); streams that wait for each other. The text is the caller's to free(). Waits for
- * nothing, and changes nothing. */
+/* Each stream that has work: what its next task is and, if it waits, for what; host threads that
+ * wait for the device (where one of the two settings is on); streams that wait for each other. The
+ * text is the caller's to free(). Waits for nothing, and changes nothing. */
 OR_API orError_t orHangReport(char **text);
 
 #ifdef __cplusplus
