@@ -41,8 +41,11 @@ build: compile $(INSTALL_STAMP)
 demo: build
 	$(PY) docs/examples/digits.py
 
+# Files of tests run side by side, in the order of their names; the tests of a file in one process.
+SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 test: build ctest
-	$(PY) -m pytest tests
+	$(PY) -m pytest $(SIDE_BY_SIDE) tests
 
 # All samples of PyTorch's operator database; `make test` takes a few of each. ARGS: see --help.
 conformance: build
@@ -150,7 +153,7 @@ SANITIZED := streams events examples
 
 sanitize-programs: build
 	@echo "== torch.openreg.sanitizer"
-	OPENREG_SANITIZER=1 $(PY) -m pytest $(SANITIZED:%=tests/test_%.py)
+	OPENREG_SANITIZER=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SANITIZED:%=tests/test_%.py)
 
 # ---- Benchmarks ----
 

@@ -53,11 +53,13 @@ def escape(path):
 
 
 def ninja_file(out, extension_name):
-    """The text of the ninja file that builds out/libopenreg.so and out/<extension_name>."""
+    """The text of the ninja file that builds out/libopenreg.so and out/<extension_name>. What is in
+    the tree is named from `out`: a copy of tree and objects has nothing to compile."""
     import torch
 
     torch_dir = Path(torch.__file__).parent
-    public = CSRC / "openreg/include"
+    csrc = os.path.relpath(CSRC, out)
+    public = f"{csrc}/openreg/include"
     python_includes = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
     # pybind11 is PyTorch's own copy: another version would not share its registered types.
     system = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
@@ -67,8 +69,8 @@ def ninja_file(out, extension_name):
         *CXX_FLAGS,
         "-DTORCH_EXTENSION_NAME=_C",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        f"-iquote {CSRC}",
-        f"-iquote {CSRC / 'torch'}",
+        f"-iquote {csrc}",
+        f"-iquote {csrc}/torch",
         f"-I{public}",
         *(f"-isystem {path}" for path in system),
     ]
@@ -86,7 +88,7 @@ def ninja_file(out, extension_name):
         "cxx": "$cxx $cxxflags -MMD -MF $out.d -c $in -o $out",
         "core": "$cc -shared -Wl,-soname,libopenreg.so -Wl,-Bsymbolic-functions -Wl,-z,defs"
         " $in -o $out -pthread -ldl $ldflags",
-        "shim": f"$cxx -shared $in -o $out -L{out} -lopenreg -L{torch_dir / 'lib'} "
+        "shim": f"$cxx -shared $in -o $out -L. -lopenreg -L{torch_dir / 'lib'} "
         + " ".join(f"-l{name}" for name in torch_libraries)
         + " -Wl,-rpath,'$$ORIGIN/lib' -pthread $ldflags",
     }
@@ -97,8 +99,9 @@ def ninja_file(out, extension_name):
     objects = {"c": [], "cxx": []}
     for rule, sources in (("c", core_sources()), ("cxx", shim_sources())):
         for source in sources:
-            target = f"{source.relative_to(CSRC)}.o"
-            lines.append(f"build {escape(target)}: {rule} {escape(source)}")
+            path = source.relative_to(CSRC)
+            target = f"{path}.o"
+            lines.append(f"build {escape(target)}: {rule} {escape(f'{csrc}/{path}')}")
             objects[rule].append(escape(target))
     lines.append(f"build libopenreg.so: core {' '.join(objects['c'])}")
     targets = ["libopenreg.so"]
