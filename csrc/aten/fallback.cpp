@@ -13,6 +13,7 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -103,6 +104,17 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/* For one thread, as far as these tell. */
+bool areSmall(c10::ArrayRef<IValue> values) {
+  bool small = true;
+  for (const IValue &value : values) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      small &= !tensor.defined() || tensor.numel() <= kSerial;
+    });
+  }
+  return small;
+}
+
 class Call {
  public:
   Call(const OperatorHandle &op, const OpInfo &info, Stack *stack, DispatchKey kernel)
@@ -142,7 +154,6 @@ class Call {
   bool isSparse() const {
     return kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU;
   }
-  bool isSmall() const;
   void run();
   void finish();
   bool findDevice();
@@ -365,24 +376,15 @@ bool Call::dependsOnDefaultDtype() const {
   return !floating;
 }
 
-bool Call::isSmall() const {
-  int64_t largest = 0;
-  for (const IValue &value : arguments_) {
-    eachTensor(value, [&](const at::Tensor &tensor) {
-      if (tensor.defined()) largest = std::max(largest, tensor.numel());
-    });
-  }
-  return largest <= kSerial;
-}
-
 void Call::waitFor() {
   OpTimer timer(info_.counters->waited, info_.counters->waitedNs);
   std::optional<ToldOperator> told;
+  const bool small = areSmall(c10::ArrayRef(arguments_.data(), arguments_.size()));
   if (sanitizerActive())
     told.emplace(op_, stream_, c10::ArrayRef(arguments_.data(), arguments_.size()));
   aliases_.emplace(stream_, device_->index());
   cpu_.reserve(arguments_.size());
-  runOnLane(stream_, info_.name, isSmall(), [this] { run(); });
+  runOnLane(stream_, info_.name, small, [this] { run(); });
   finish();
   if (told) told->tellResults(torch::jit::last(*stack_, schema_.returns().size()));
   if (tellsValues()) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
@@ -419,6 +421,13 @@ void infer(const OperatorHandle &op, const OpInfo &info, Stack *stack) {
   std::optional<ToldAs> told;
   if (sanitizerActive()) told.emplace(op);
   op.redispatchBoxed(kInferringKeys, stack);
+}
+
+/* What it reads is as it was, nothing is drawn, and nobody counts the calls. */
+bool canRunAgain(const OpInfo &info, const Memo &memo) {
+  const auto written = std::count(info.isWritten.begin(), info.isWritten.end(), true);
+  return info.isAten && memo.usable && !info.draws &&
+         static_cast<size_t>(written) == memo.resizes.size();
 }
 
 /* As every backend without a kernel for lists does. */
@@ -473,6 +482,7 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   }
   const std::vector<Layout> before = layoutsOf(arguments);
   const bool inferable = info.inferable && metaKnowsStrides(info, arguments);
+  const bool small = areSmall(arguments);
   if (inferable) {
     infer(op, info, stack);
   } else if (auto ruled = inferByRule(info, arguments)) {
@@ -482,9 +492,15 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
     call.waitFor();
   }
   const size_t count = op.schema().returns().size();
-  memo = lesson(info, arguments, before, torch::jit::last(*stack, count));
+  const auto made = torch::jit::last(*stack, count);
+  memo = lesson(info, arguments, before, made);
   if (!inferable) learnTypes(info, arguments, *memo);
-  addMemo(key, std::move(memo));
+  addMemo(key, memo);
+  // Its arguments gave it one thread. With results as large as these later calls have more: so has this one.
+  if (inferable || !small || areSmall(made) || !canRunAgain(info, *memo)) return;
+  torch::jit::drop(*stack, count);
+  stack->insert(stack->end(), arguments.begin(), arguments.end());
+  enqueue(std::move(memo));
 }
 
 }  // namespace torch_openreg
