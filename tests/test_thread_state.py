@@ -87,6 +87,65 @@ def test_the_thread_count_of_the_call_is_the_kernels(run_ok):
     assert out.split() == ["False", "True", "True"]
 
 
+def test_the_first_call_with_new_shapes_sums_as_later_ones_do(run_ok):
+    """It is waited for, and small tensors get one thread all the same."""
+    out = run_ok(
+        """
+        import torch
+
+        def gradients(*tensors):  # of the weight and the bias: sums over the batch
+            geometry = [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
+            found = torch.ops.aten.convolution_backward(*tensors, *geometry)[1:]
+            return torch.cat([tensor.flatten().cpu() for tensor in found])
+
+        def with_threads(count, *tensors):
+            torch.set_num_threads(count)
+            return gradients(*tensors)
+
+        torch.manual_seed(0)
+        shown = same = 0
+        for batch in range(8, 24):
+            shapes = (batch, 4, 6, 6), (batch, 2, 8, 8), (4, 2, 3, 3)
+            tensors = [torch.randn(shape) for shape in shapes]
+            one, two = with_threads(1, *tensors), with_threads(2, *tensors)
+            shown += not torch.equal(one, two)
+            there = [tensor.to("openreg") for tensor in tensors]
+            first, *later = [gradients(*there) for _ in range(3)]
+            same += all(torch.equal(first, other) for other in later)
+        print(shown > 0, same)
+        """
+    )
+    assert out.split() == ["True", "16"]
+
+
+def test_a_first_call_with_large_results_of_small_arguments(run_ok):
+    """They are known when it has run, and give it the threads that later calls have."""
+    out = run_ok(
+        """
+        import torch
+
+        def transformed(x):
+            return torch.fft.irfft(x).cpu()
+
+        def with_threads(count, x):
+            torch.set_num_threads(count)
+            return transformed(x)
+
+        torch.manual_seed(0)
+        shown = same = 0
+        for size in range(9000, 16000, 1000):
+            x = torch.randn(size, dtype=torch.complex64)
+            one, two = with_threads(1, x), with_threads(2, x)
+            shown += not torch.equal(one, two)
+            there = x.to("openreg")
+            first, *later = [transformed(there) for _ in range(3)]
+            same += all(torch.equal(first, other) for other in later)
+        print(shown > 0, same)
+        """
+    )
+    assert out.split() == ["True", "7"]
+
+
 def test_a_host_thread_that_sleeps_keeps_no_team(run_ok):
     """Its OpenMP workers would make those of the wide lane sleep between parallel regions."""
     out = run_ok(
