@@ -149,7 +149,7 @@ sanitize-operators: build sanitize-core
 	$(PY) -m pytest -v -s tests/test_programs.py
 
 # Programs without races, under torch.openreg.sanitizer; those that are marked racy have to be told.
-SANITIZED := streams events examples
+SANITIZED := streams events schedules examples
 
 sanitize-programs: build
 	@echo "== torch.openreg.sanitizer"
