@@ -237,14 +237,10 @@ typedef struct orAccess {
  * functions that neither block nor enqueue. */
 typedef orError_t (*orKernelFn)(void *args);
 
-/* What is short and waited for is done soonest by the thread that waits. */
-typedef enum orLaunchFlags {
-  orLaunchAnyThread =
-      1, /* a host thread that waits may run the kernel, without the lane hook's settings */
-  orLaunchAwaited =
-      2 /* the caller waits for the stream next: if no lane has begun with what is queued there and
-                            any thread may run it, the call itself runs it, the kernel included */
-} orLaunchFlags;
+/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook sets up.
+ * orLaunchAwaited: the caller waits for the stream next. If no lane has begun with what is queued there, and any
+ * thread may run all of it, the call itself does, the kernel included: what is short is done sooner than a lane is woken. */
+typedef enum orLaunchFlags { orLaunchAnyThread = 1, orLaunchAwaited = 2 } orLaunchFlags;
 
 typedef struct orLaunch {
   size_t size; /* sizeof(orLaunch) */
