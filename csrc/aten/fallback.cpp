@@ -36,6 +36,7 @@
 #include "lesson.h"
 #include "memo.h"
 #include "opinfo.h"
+#include "versions.h"
 
 namespace torch_openreg {
 
@@ -263,6 +264,7 @@ bool Call::prepare() {
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
   if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
+  countWrites(info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   return true;
 }
 

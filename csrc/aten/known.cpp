@@ -12,6 +12,7 @@
 #include "../torch/stream.h"
 #include "lane.h"
 #include "memo.h"
+#include "versions.h"
 
 namespace torch_openreg {
 
@@ -85,6 +86,7 @@ bool queueKnown(const c10::OperatorHandle &op, const OpInfo &info, c10::ArrayRef
   const c10::Device device = survey.device();
   if (!canMap(device.index())) return false;
   const orStream_t stream = currentStreamHandle(device.index());
+  countWrites(info, arguments);
   enqueueCpuKernel(op, info, key, std::move(memo), device, stream, arguments, results);
   return true;
 }

@@ -160,6 +160,8 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
     info->isWritten.push_back(written);
     info->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
     info->draws |= info->isGenerator.back();
+    info->writesLists |=
+        info->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
     if (argument.is_out()) hasOut = true;
     if (argument.name() == "dim") info->dim = static_cast<int>(i);
     if (argument.name() == "keepdim") info->keepdim = static_cast<int>(i);

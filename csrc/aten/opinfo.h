@@ -46,6 +46,7 @@ struct OpInfo {
   c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of them is
   bool isForeach = false;
+  bool writesLists = false;  // and nobody else counts their tensors' versions
 };
 
 const OpInfo &opInfo(const c10::OperatorHandle &op);
