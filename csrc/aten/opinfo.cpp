@@ -88,8 +88,9 @@ bool isPredictable(const c10::OperatorHandle &op) {
  * output with other strides as it was; or a composite kernel is registered in that place, which has other strides and
  * errors than the CPU's. */
 constexpr std::string_view kInfersBadly[] = {
-    "aten::mse_loss",      "aten::smooth_l1_loss",  "aten::linalg_lu_solve", "aten::narrow_copy",
-    "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::tril_",           "aten::triu_"};
+    "aten::mse_loss",         "aten::smooth_l1_loss", "aten::linalg_lu_solve",
+    "aten::_linalg_solve_ex", "aten::narrow_copy",    "aten::pixel_shuffle",
+    "aten::pixel_unshuffle",  "aten::tril_",          "aten::triu_"};
 
 bool isOut(const Argument &argument) { return argument.is_out(); }
 
