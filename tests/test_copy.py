@@ -184,6 +184,17 @@ def test_broadcasting_and_overlap():
         torch.zeros(1, device=DEVICE).expand(4).copy_(torch.arange(4.0, device=DEVICE))
 
 
+@pytest.mark.parametrize("place", ["cpu", DEVICE])
+def test_a_source_inside_of_what_is_written_is_refused(place):
+    x = torch.arange(12.0, device=place).view(3, 4)
+    for source in (x[0], x[-1:], x[1, 2]):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            x.copy_(source)
+    assert x.flatten().tolist() == list(range(12))
+    x[:] = x[1]  # indexing expands the source
+    assert x.tolist() == [[4.0, 5.0, 6.0, 7.0]] * 3
+
+
 @two_devices
 @pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
 def test_bits_on_either_side(to, source):
