@@ -209,6 +209,20 @@ def test_bits_on_either_side(to, source):
             assert torch.equal(dst.cpu(), expected)
 
 
+@two_devices
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.complex32], ids=str)
+@pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_equal_bits_need_no_kernel_of_the_dtype(to, source, dtype):
+    def turned(x):
+        return torch._neg_view(x.conj()).t()
+
+    there = turned(torch.ones(3, 2).to(dtype).to(source))
+    dst = torch.zeros(2, 3).to(dtype).to(to)
+    torch._neg_view(dst.conj()).copy_(there)
+    assert dst.cpu().to(torch.complex64).tolist() == [[1.0] * 3] * 2
+
+
 # ---- What is refused ----
 
 

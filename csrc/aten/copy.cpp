@@ -228,7 +228,19 @@ bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
          !tensor.is_neg();
 }
 
+/* The same memory, with these bits off. */
+Tensor cleared(const Tensor &tensor, bool conj, bool neg) {
+  Tensor other = at::native::as_strided_tensorimpl(tensor, tensor.sizes(), tensor.strides(),
+                                                   tensor.storage_offset());
+  other._set_conj(tensor.is_conj() && !conj);
+  other._set_neg(tensor.is_neg() && !neg);
+  return other;
+}
+
 void copyByTemporaries(const Tensor &dst, const Tensor &src) {
+  // Bits of both sides cancel out, as in a kernel; some dtypes cannot do without.
+  const bool conj = dst.is_conj() && src.is_conj(), neg = dst.is_neg() && src.is_neg();
+  if (conj || neg) return copyByTemporaries(cleared(dst, conj, neg), cleared(src, conj, neg));
   at::assert_no_internal_overlap(dst);
   const bool castFirst = dst.itemsize() < src.itemsize();
   const c10::ScalarType dtype = (castFirst ? dst : src).scalar_type();
