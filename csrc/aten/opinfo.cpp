@@ -29,6 +29,9 @@ using c10::TypeKind;
 constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq", "aten::linalg_lstsq_out",
                                           "aten::_ctc_loss", "aten::_pack_padded_sequence"};
 
+/* Those of the CPU's kernels that have no deterministic form. */
+constexpr std::string_view kAlerts[] = {"aten::put_", "aten::max_unpool2d", "aten::max_unpool3d"};
+
 /* Traces and errors may name an operator after its library is gone. */
 const char *interned(const std::string &name) {
   static auto *names = new std::unordered_set<std::string>();
@@ -152,6 +155,8 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
   info->inferable = info->predictable && isInferable(op);
   info->masksDecide = isIndexing(op);
   info->isForeach = isForeach(schema.name());
+  info->alerts =
+      std::find(std::begin(kAlerts), std::end(kAlerts), schema.name()) != std::end(kAlerts);
   if (info->predictable) info->rule = ruleOf(op);
   bool reads = false, hasOut = false;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
