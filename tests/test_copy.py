@@ -184,6 +184,17 @@ def test_broadcasting_and_overlap():
         torch.zeros(1, device=DEVICE).expand(4).copy_(torch.arange(4.0, device=DEVICE))
 
 
+@pytest.mark.parametrize("place", ["cpu", DEVICE])
+def test_a_source_inside_of_what_is_written_is_refused(place):
+    x = torch.arange(12.0, device=place).view(3, 4)
+    for source in (x[0], x[-1:], x[1, 2]):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            x.copy_(source)
+    assert x.flatten().tolist() == list(range(12))
+    x[:] = x[1]  # indexing expands the source
+    assert x.tolist() == [[4.0, 5.0, 6.0, 7.0]] * 3
+
+
 @two_devices
 @pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
 def test_bits_on_either_side(to, source):
@@ -196,6 +207,20 @@ def test_bits_on_either_side(to, source):
             expected = torch.zeros(host.shape, dtype=dtype)
             left(expected).copy_(right(host))
             assert torch.equal(dst.cpu(), expected)
+
+
+@two_devices
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.complex32], ids=str)
+@pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_equal_bits_need_no_kernel_of_the_dtype(to, source, dtype):
+    def turned(x):
+        return torch._neg_view(x.conj()).t()
+
+    there = turned(torch.ones(3, 2).to(dtype).to(source))
+    dst = torch.zeros(2, 3).to(dtype).to(to)
+    torch._neg_view(dst.conj()).copy_(there)
+    assert dst.cpu().to(torch.complex64).tolist() == [[1.0] * 3] * 2
 
 
 # ---- What is refused ----

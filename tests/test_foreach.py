@@ -332,6 +332,101 @@ def test_on_a_device_that_kernels_cannot_reach(plugins, library, run_ok):
     assert out == "[[2.0, 2.0, 2.0], [2.0, 2.0]]\n"
 
 
+# ---- Versions, by which autograd knows what was changed ----
+
+
+def versions(made):
+    lists = [value for value in made if isinstance(value, list)]
+    return [x._version for items in lists for x in items if isinstance(x, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_versions_count_each_write(name):
+    op = OPERATORS[name]
+    size = next(unseen_sizes)
+    for dtype in (torch.float32, torch.int64):
+        made = arguments(op, dtype, [(size,), (2, size)])
+        there = on_device(copy.deepcopy(made))
+        for _ in range(3):  # the first call may wait, later ones are remembered
+            if isinstance(outcome(op, made), type):
+                break
+            op(*there)
+            assert versions(there) == versions(made)
+            assert versions(there)[0] > 0
+    torch.openreg.synchronize()
+
+
+def test_versions_of_outputs_and_of_what_is_only_read():
+    x, out = torch.zeros(3, device=DEVICE), torch.zeros(3, device=DEVICE)
+    for _ in range(2):
+        torch.ops.aten._foreach_add.Scalar_out([x], 1, out=[out])
+        torch._foreach_norm([x])
+        torch._foreach_sqrt([x])
+    assert (x._version, out._version) == (0, 2)
+
+
+def test_versions_of_views_and_of_a_tensor_twice():
+    x = torch.zeros(4, device=DEVICE)
+    torch._foreach_add_([x, x], 1)
+    torch._foreach_zero_([x[:2], x[2:]])
+    assert x._version == 4
+
+
+@two_devices
+def test_versions_of_lists_on_several_devices():
+    xs = [torch.ones(3, device=DEVICE), torch.ones(2, device=OTHER)]
+    for _ in range(2):
+        torch._foreach_add_(xs, 1)
+    assert [x._version for x in xs] == [2, 2]
+
+
+def test_inference_tensors_have_no_version():
+    with torch.inference_mode():
+        x = torch.zeros(3, device=DEVICE)
+        torch._foreach_add_([x], 1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            torch._foreach_add_([x], 1)
+    assert x.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("library", ["libvendor_nomap.so"])
+def test_versions_on_a_device_that_kernels_cannot_reach(plugins, library, run_ok):
+    program = """
+        import torch
+        x = torch.ones(3, device="openreg")
+        torch._foreach_add_([x], 1)
+        torch._foreach_add_([x], 1)
+        print(x._version)
+    """
+    assert run_ok(program, {"OPENREG_PLUGIN": str(plugins / library)}) == "2\n"
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("foreach", [None, True, False], ids=str)
+def test_a_step_between_forward_and_backward_is_refused(foreach, warm):
+    size = next(unseen_sizes)
+    a, b = (torch.nn.Linear(size, size, device=DEVICE) for _ in range(2))
+    optimizer = torch.optim.SGD(b.parameters(), lr=1.0, foreach=foreach)
+    for _ in range(1 + warm):
+        loss = b(torch.tanh(a(torch.ones(1, size, device=DEVICE)))).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_clipped_gradients_that_autograd_has_kept_are_refused():
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    x.grad = torch.full((3,), 5.0, device=DEVICE)
+    y = (x * x.grad).sum()
+    before = x.grad._version
+    torch.nn.utils.clip_grad_norm_([x], 1.0)
+    assert x.grad._version == before + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
 # ---- Optimizers ----
 
 

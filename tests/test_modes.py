@@ -94,6 +94,49 @@ def test_what_is_not_deterministic_on_the_cpu_is_refused(deterministic):
     alike(refusal)
 
 
+ALERTS = {
+    "put_": lambda x, i, v: x.put_(i, v),
+    "put": lambda x, i, v: x.put(i, v),
+    "max_unpool1d": lambda x, i, v: F.max_unpool1d(v.view(1, -1), i.view(1, -1), 2),
+    "max_unpool2d": lambda x, i, v: F.max_unpool2d(v.view(1, 1, -1), i.view(1, 1, -1), 2),
+    "max_unpool3d": lambda x, i, v: F.max_unpool3d(v.view(1, 1, 1, -1), i.view(1, 1, 1, -1), 2),
+}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_the_call_is_refused_that_is_made_in_deterministic_mode(name):
+    arguments = torch.zeros(4), torch.tensor([0, 2]), torch.ones(2)
+    there = [value.to(DEVICE) for value in arguments]
+    for _ in range(2):  # a first one, and one that is remembered from a call without the mode
+        torch.use_deterministic_algorithms(True)
+        try:
+            for values in (arguments, there):
+                with pytest.raises(RuntimeError, match="does not have a deterministic"):
+                    ALERTS[name](*values)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        torch.openreg.synchronize(DEVICE)
+        got = ALERTS[name](*there)
+        assert torch.equal(got.cpu(), ALERTS[name](*arguments))
+
+
+def test_deterministic_mode_that_warns_does_so_at_the_call():
+    x, i, v = (t.to(DEVICE) for t in (torch.zeros(4), torch.tensor([0, 2]), torch.ones(2)))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with pytest.warns(UserWarning, match="put_ does not have a deterministic"):
+            x.put_(i, v)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert x.tolist() == [1, 0, 1, 0]
+
+
+def test_what_is_not_deterministic_runs_ahead_without_the_mode(runs_ahead):
+    x, i, v = (t.to("openreg") for t in (torch.zeros(4), torch.tensor([0, 2]), torch.ones(2)))
+    runs_ahead(lambda: x.put_(i, v))
+    assert x.tolist() == [1, 0, 1, 0]
+
+
 # ---- Inference ----
 
 

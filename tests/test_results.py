@@ -148,6 +148,26 @@ def test_conjugates_and_signs(dtype):
     alike(program)
 
 
+def solved(device, shape, left, derive):
+    torch.manual_seed(0)
+    a = torch.randn(*shape, 3, 3, dtype=torch.complex64).to(device).requires_grad_(derive)
+    b = torch.randn(*shape, 3, 3, dtype=torch.complex64).to(device).requires_grad_(derive)
+    x = torch.linalg.solve(a, b, left=left)
+    if derive:
+        return [x.detach(), *torch.autograd.grad(x.abs().square().sum(), (a, b))]
+    factors = torch.linalg.lu_factor(a)
+    extended = torch.ops.aten._linalg_solve_ex(a, b, left=left)
+    return [x, *extended, torch.linalg.lu_solve(*factors, b, left=left)]
+
+
+@pytest.mark.parametrize("derive", [False, True], ids=["", "gradients"])
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+@pytest.mark.parametrize("shape", [(), (2,)], ids=["one", "batch"])
+def test_complex_systems(shape, left, derive):
+    for _ in range(3):  # the kernel gives its result the conj bit; later calls are remembered
+        alike(lambda device: solved(device, shape, left, derive))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16], ids=str)
 def test_gradients_that_are_zero_everywhere(dtype):
     def program(device):

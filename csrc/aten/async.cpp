@@ -17,6 +17,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <string>
 
 #include "../torch/allocator.h"
 #include "../torch/check.h"
@@ -221,6 +222,7 @@ class Arguments {
   struct Written {
     at::Tensor tensor;
     c10::IntArrayRef sizes, strides;
+    bool conj, neg;
   };
   at::Tensor tensor();
   at::Tensor item();
@@ -242,7 +244,9 @@ at::Tensor Arguments::tensor() {
   at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, reader_.dtype(), reader_.sizes(),
                              reader_.strides(), offset, reader_.isConj(), reader_.isNeg());
   if (reader_.isWrapped()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  if (writing_) written_.push_back({made, reader_.sizes(), reader_.strides()});
+  if (writing_) {
+    written_.push_back({made, reader_.sizes(), reader_.strides(), reader_.isConj(), reader_.isNeg()});
+  }
   return made;
 }
 
@@ -271,12 +275,15 @@ IValue Arguments::next(bool written) {
   return list;
 }
 
-/* The promise was that in place and out= leave sizes as they are. */
+/* The promise was that in place and out= leave metadata as they are. */
 void Arguments::checkWritten() const {
   for (const Written &w : written_) {
     TORCH_CHECK(w.tensor.sizes() == w.sizes && w.tensor.strides() == w.strides, "a kernel of ",
                 task_.info.name, " resized its output to ", w.tensor.sizes(), " where ", w.sizes,
                 " was promised");
+    const bool conj = w.tensor.is_conj() != w.conj;
+    TORCH_CHECK(!conj && w.tensor.is_neg() == w.neg, "a kernel of ", task_.info.name,
+                " changed the ", conj ? "conj" : "neg", " bit of its output");
   }
 }
 
@@ -307,15 +314,18 @@ void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
   }
 }
 
+std::string described(const Layout &layout) {
+  return c10::str(layout.dtype, " of sizes ", layout.sizes(), " and strides ", layout.strides(),
+                  layout.conj ? " with the conj bit" : "", layout.neg ? " with the neg bit" : "");
+}
+
 /* What was made is what was promised, but for strides that nobody could promise. */
 void checkResult(const at::Tensor &made, const Layout &layout, const Task &task) {
   const bool kept = layout.describesSizes(made) &&
                     (!made.defined() || !task.memo->exactStrides ||
                      sameStrides(layout.sizes(), made.strides(), layout.strides()));
-  TORCH_CHECK(kept, "a kernel of ", task.info.name, " made a result of sizes ",
-              made.defined() ? made.sizes() : c10::IntArrayRef(), " and strides ",
-              made.defined() ? made.strides() : c10::IntArrayRef(), " where ", layout.sizes(),
-              " and ", layout.strides(), " was promised");
+  TORCH_CHECK(kept, "a kernel of ", task.info.name, " made ", described(Layout(made)), " where ",
+              described(layout), " was promised");
 }
 
 /* The fresh results on the kernel's stack, with their layouts. */

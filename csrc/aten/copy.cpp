@@ -165,7 +165,6 @@ void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
 
 void queueBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   if (dst.is_cpu() || src.is_cpu()) return copyWithHost(dst, src, nonBlocking);
-  if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
   betweenStreams(dst, src, [&](const OpenRegStream &stream) {
     OPENREG_CHECK(orMemcpyPeerAsync(dst.data_ptr(), dst.device().index(), src.const_data_ptr(),
                                     src.device().index(), src.nbytes(), stream.stream()));
@@ -219,7 +218,6 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
 void copyByKernel(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   at::assert_no_internal_overlap(dst);
   if (dst.is_cpu() || src.is_cpu()) return kernelWithHost(dst, src, nonBlocking);
-  if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
   betweenStreams(dst, src,
                  [&](const OpenRegStream &stream) { enqueueCopy(dst, src, stream.stream()); });
 }
@@ -230,7 +228,19 @@ bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
          !tensor.is_neg();
 }
 
+/* The same memory, with these bits off. */
+Tensor cleared(const Tensor &tensor, bool conj, bool neg) {
+  Tensor other = at::native::as_strided_tensorimpl(tensor, tensor.sizes(), tensor.strides(),
+                                                   tensor.storage_offset());
+  other._set_conj(tensor.is_conj() && !conj);
+  other._set_neg(tensor.is_neg() && !neg);
+  return other;
+}
+
 void copyByTemporaries(const Tensor &dst, const Tensor &src) {
+  // Bits of both sides cancel out, as in a kernel; some dtypes cannot do without.
+  const bool conj = dst.is_conj() && src.is_conj(), neg = dst.is_neg() && src.is_neg();
+  if (conj || neg) return copyByTemporaries(cleared(dst, conj, neg), cleared(src, conj, neg));
   at::assert_no_internal_overlap(dst);
   const bool castFirst = dst.itemsize() < src.itemsize();
   const c10::ScalarType dtype = (castFirst ? dst : src).scalar_type();
@@ -287,6 +297,8 @@ Tensor copyFrom(const Tensor &src, const Tensor &dst, bool nonBlocking) {
   checkCopyable(dst);
   if (src.is_same(dst)) return dst;
   if (src._is_zerotensor()) return dst.zero_();
+  // Of an expanded source nobody could tell.
+  if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
   copy(dst, src.sizes() == dst.sizes() ? src : src.expand(dst.sizes()), nonBlocking);
   return dst;
 }

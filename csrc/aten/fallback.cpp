@@ -9,6 +9,7 @@
 #include "fallback.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/zeros.h>
@@ -37,6 +38,7 @@
 #include "lesson.h"
 #include "memo.h"
 #include "opinfo.h"
+#include "versions.h"
 
 namespace torch_openreg {
 
@@ -130,7 +132,7 @@ class Call {
   bool prepare();
   /* Its results can be promised, and `key` describes it. */
   bool canQueue(MemoKey &key) const {
-    return isPredictable() && !dependsOnDefaultDtype() &&
+    return isPredictable() && !dependsOnDefaultDtype() && !mayAlert() &&
            makeKey(key, info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
   void waitFor();
@@ -147,6 +149,8 @@ class Call {
     return info_.predictable && !cpuResults_ && !readsHost_ && !(info_.masksDecide && hasMask_);
   }
   bool dependsOnDefaultDtype() const;
+  /* The mode is the process's, and may be another when a queued kernel asks. */
+  bool mayAlert() const { return info_.alerts && at::globalContext().deterministicAlgorithms(); }
   /* Its caller learns a value or a size that depends on data: on every device it synchronises. */
   bool tellsValues() const {
     return !info_.predictable || cpuResults_ || (info_.masksDecide && hasMask_) || isSparse();
@@ -274,6 +278,7 @@ bool Call::prepare() {
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
   if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
+  countWrites(info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "../torch/stream.h"
 #include "lane.h"
 #include "memo.h"
+#include "versions.h"
 
 namespace torch_openreg {
 
@@ -73,7 +74,7 @@ bool queueKnown(const c10::OperatorHandle &op, const OpInfo &info, c10::ArrayRef
                 Results &results) {
   // With another default dtype, a kernel that makes it of integers may run when it has changed back.
   const bool ordinary = c10::get_default_dtype_as_scalartype() == c10::kFloat;
-  if (!info.predictable || info.draws || !ordinary) return false;
+  if (!info.predictable || info.draws || info.alerts || !ordinary) return false;
   Survey survey(info);
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!survey.isUsual(arguments[i], info.isWritten[i])) return false;
@@ -85,6 +86,7 @@ bool queueKnown(const c10::OperatorHandle &op, const OpInfo &info, c10::ArrayRef
   const c10::Device device = survey.device();
   if (!canMap(device.index())) return false;
   const orStream_t stream = currentStreamHandle(device.index());
+  countWrites(info, arguments);
   enqueueCpuKernel(op, info, key, std::move(memo), device, stream, arguments, results);
   return true;
 }

@@ -29,6 +29,9 @@ using c10::TypeKind;
 constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq", "aten::linalg_lstsq_out",
                                           "aten::_ctc_loss", "aten::_pack_padded_sequence"};
 
+/* Those of the CPU's kernels that have no deterministic form. */
+constexpr std::string_view kAlerts[] = {"aten::put_", "aten::max_unpool2d", "aten::max_unpool3d"};
+
 /* Traces and errors may name an operator after its library is gone. */
 const char *interned(const std::string &name) {
   static auto *names = new std::unordered_set<std::string>();
@@ -88,8 +91,9 @@ bool isPredictable(const c10::OperatorHandle &op) {
  * output with other strides as it was; or a composite kernel is registered in that place, which has other strides and
  * errors than the CPU's. */
 constexpr std::string_view kInfersBadly[] = {
-    "aten::mse_loss",      "aten::smooth_l1_loss",  "aten::linalg_lu_solve", "aten::narrow_copy",
-    "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::tril_",           "aten::triu_"};
+    "aten::mse_loss",         "aten::smooth_l1_loss", "aten::linalg_lu_solve",
+    "aten::_linalg_solve_ex", "aten::narrow_copy",    "aten::pixel_shuffle",
+    "aten::pixel_unshuffle",  "aten::tril_",          "aten::triu_"};
 
 bool isOut(const Argument &argument) { return argument.is_out(); }
 
@@ -151,6 +155,8 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
   info->inferable = info->predictable && isInferable(op);
   info->masksDecide = isIndexing(op);
   info->isForeach = isForeach(schema.name());
+  info->alerts =
+      std::find(std::begin(kAlerts), std::end(kAlerts), schema.name()) != std::end(kAlerts);
   if (info->predictable) info->rule = ruleOf(op);
   info->reversed = schema.name() == "aten::rsub";
   bool reads = false, hasOut = false;
@@ -161,6 +167,8 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
     info->isWritten.push_back(written);
     info->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
     info->draws |= info->isGenerator.back();
+    info->writesLists |=
+        info->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
     if (argument.is_out()) hasOut = true;
     if (argument.name() == "dim") info->dim = static_cast<int>(i);
     if (argument.name() == "keepdim") info->keepdim = static_cast<int>(i);

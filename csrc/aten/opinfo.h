@@ -47,6 +47,8 @@ struct OpInfo {
   c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of them is
   bool isForeach = false;
+  bool alerts = false;       // refuses, or warns, where deterministic algorithms are asked for
+  bool writesLists = false;  // and nobody else counts their tensors' versions
 };
 
 const OpInfo &opInfo(const c10::OperatorHandle &op);
