@@ -27,6 +27,7 @@ class _Launch(ctypes.Structure):
         ("accesses", ctypes.c_void_p),
         ("access_count", ctypes.c_size_t),
         ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint),
     )
 
 
