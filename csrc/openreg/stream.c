@@ -286,10 +286,9 @@ void orStreamAwait(orStream *s, uint64_t count) {
   orLaneHostWaits(false);
 }
 
-/* Runs what is queued up to the task that the calling thread is about to wait for, unless a lane has begun: the thread
- * has nothing else to do, and waking another and being woken takes longer than many a task. */
-static __attribute__((noinline)) void runHere(orStream *s, uint64_t count, bool mine) {
-  if (!mine && (orScheduleOn() || !orLaneTake(s))) return;
+/* Runs what is queued up to the task that the calling thread is about to wait for: it has nothing else to do, and waking
+ * another thread and being woken takes longer than many a task. */
+static __attribute__((noinline)) void runHere(orStream *s, uint64_t count) {
   orWatchdogStart();
   void *token = orBlockEnter();
   orLaneRun(s, count, OR_HOST);
@@ -297,12 +296,12 @@ static __attribute__((noinline)) void runHere(orStream *s, uint64_t count, bool 
   if (orScheduleOn()) orScheduleNotice(); /* as a lane does */
 }
 
-/* With what a host that waits tells the trace and the sanitizer. `mine`: of a task of its own, see runHere; or null. */
+/* With what a host that waits tells the trace and the sanitizer. `mine`: it has the stream, and runs it. */
 static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle, bool promised,
-                      const bool *mine) {
+                      bool mine) {
   uint64_t began = orTraceNow();
   orSync *mark = promised && orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
-  if (mine) runHere(s, count, *mine);
+  if (mine) runHere(s, count);
   orStreamAwait(s, count);
   if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
   if (OR_UNLIKELY(began)) orTraceWaited("orStreamSynchronize", device, handle, began);
@@ -313,15 +312,17 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   orStream_t handle = s->last_handle;
   if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
   bool blocks = waits || OR_UNLIKELY(orConfigGet()->launch_blocking), mine;
+  /* Else the task is short, and a lane that is waking up has its turn: it will be awake for the next. */
+  bool asked = task->awaited;
   if (blocks) task->awaited = true;
-  bool awaited = task->awaited;
   uint64_t number = commit(s, task, &mine);
+  if (OR_UNLIKELY(asked) && !mine) mine = !orScheduleOn() && orLaneTake(s);
   if (!blocks) {
-    if (OR_UNLIKELY(awaited)) runHere(s, number, mine);
+    if (OR_UNLIKELY(mine)) runHere(s, number);
     orSchedulePoint();
     return orSuccess;
   }
-  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, &mine);
+  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, mine);
   OR_TRY(orDeviceTakeFailure(device));
   /* Its caller would take what was never written for a result. */
   if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
@@ -534,7 +535,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(snapshot(stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  awaitTold(s, queued, device, stream, true, NULL);
+  awaitTold(s, queued, device, stream, true, false);
   return orDeviceTakeFailure(device);
 }
 
