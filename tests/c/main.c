@@ -260,11 +260,25 @@ static int waitWithLimit(pid_t pid, unsigned seconds, int *timed_out) {
   return status;
 }
 
-static void printOutput(FILE *file) {
-  static char text[64 << 10];
-  size_t length = readAll(file, text, sizeof(text));
-  fwrite(text, 1, length, stdout);
-  if (length && text[length - 1] != '\n') fputc('\n', stdout);
+/* `failures`: what failed tests have printed, for the end, where eyes and the tail of a log are. */
+typedef struct Tally {
+  int passed, failed, skipped;
+  FILE *failures, *names;
+} Tally;
+
+static FILE *temporaryFile(void) {
+  FILE *file = tmpfile();
+  if (!file) FAIL("tmpfile: %s", strerror(errno));
+  return file;
+}
+
+static void moveText(FILE *from, FILE *to) {
+  char text[4096], last = '\n';
+  rewind(from);
+  for (size_t length; (length = fread(text, 1, sizeof(text), from)); last = text[length - 1])
+    fwrite(text, 1, length, to);
+  if (last != '\n') fputc('\n', to);
+  fclose(from);
 }
 
 static const char *describe(int status, int timed_out, unsigned limit, char *text, size_t size) {
@@ -281,10 +295,23 @@ static const char *describe(int status, int timed_out, unsigned limit, char *tex
   return text;
 }
 
-/* 0: passed, STATUS_SKIPPED, anything else: failed. */
-static int runApart(const TestCase *test) {
-  FILE *output = tmpfile();
-  if (!output) FAIL("tmpfile: %s", strerror(errno));
+static void tallyUp(const TestCase *test, int status, FILE *output, Tally *tally) {
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+    ++tally->passed;
+    fclose(output);
+  } else if (WIFEXITED(status) && WEXITSTATUS(status) == STATUS_SKIPPED) {
+    ++tally->skipped;
+    moveText(output, stdout);
+  } else {
+    ++tally->failed;
+    fprintf(tally->failures, "\n---- %s ----\n", test->name);
+    moveText(output, tally->failures);
+    fprintf(tally->names, "FAILED %s\n", test->name);
+  }
+}
+
+static void runApart(const TestCase *test, Tally *tally) {
+  FILE *output = temporaryFile();
   uint64_t start = nowNs();
   fflush(stdout);
   pid_t pid = fork();
@@ -302,12 +329,8 @@ static int runApart(const TestCase *test) {
   char text[128];
   printf("%-44s %6.0f ms  %s\n", test->name, (double)(nowNs() - start) / 1e6,
          describe(status, timed_out, limit, text, sizeof(text)));
-  if (status == 0)
-    fclose(output);
-  else
-    printOutput(output);
+  tallyUp(test, status, output, tally);
   fflush(stdout);
-  return WIFEXITED(status) && WEXITSTATUS(status) == STATUS_SKIPPED ? STATUS_SKIPPED : status != 0;
 }
 
 static const TestCase *findTest(const char *name) {
@@ -315,17 +338,6 @@ static const TestCase *findTest(const char *name) {
     if (!strcmp(t->name, name)) return t;
   fprintf(stderr, "there is no test '%s'; --list prints the names\n", name);
   exit(2);
-}
-
-typedef struct Tally {
-  int passed, failed, skipped;
-} Tally;
-
-static void runAndCount(const TestCase *test, Tally *tally) {
-  int result = runApart(test);
-  *(result == 0                ? &tally->passed
-    : result == STATUS_SKIPPED ? &tally->skipped
-                               : &tally->failed) += 1;
 }
 
 static int runHere(const TestCase *test) {
@@ -336,10 +348,12 @@ static int runHere(const TestCase *test) {
 }
 
 static int runMany(int count, char **names) {
-  Tally tally = {0};
-  for (int i = 0; i < count; ++i) runAndCount(findTest(names[i]), &tally);
+  Tally tally = {.failures = temporaryFile(), .names = temporaryFile()};
+  for (int i = 0; i < count; ++i) runApart(findTest(names[i]), &tally);
   for (const TestCase *t = count ? NULL : firstTest; t; t = t->next)
-    if (t->is_test) runAndCount(t, &tally);
+    if (t->is_test) runApart(t, &tally);
+  moveText(tally.failures, stdout);
+  moveText(tally.names, stdout);
   printf("%d passed, %d failed", tally.passed, tally.failed);
   if (tally.skipped) printf(", %d skipped", tally.skipped);
   printf("\n");
