@@ -113,4 +113,8 @@ static inline void holdAllLanes(Holder *holders) {
   ASSERT_OK(orSetDevice(before));
 }
 
+static inline void letGoAllLanes(Holder *holders) {
+  for (int i = 0; i < laneLimit(); i++) letGo(&holders[i]);
+}
+
 #endif

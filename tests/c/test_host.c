@@ -89,7 +89,7 @@ TEST(host_runs_what_is_before_if_no_lane_has_come) {
   ASSERT(ranHere(&r[0]) && ranHere(&r[1]));
   ASSERT_LT(r[0].order, r[1].order);
   ASSERT_OK(orEventQuery(e));
-  for (int i = 0; i < laneLimit(); i++) letGo(&h[i]);
+  letGoAllLanes(h);
 }
 
 /* Streams that are ready are in a list: taken out as its only one, its first, its last, from the middle. */
@@ -110,7 +110,7 @@ TEST(host_takes_its_stream_from_among_others) {
       ASSERT_EQ(theirs, 0);
       others += before + behind;
     }
-  for (int i = 0; i < laneLimit(); i++) letGo(&h[i]);
+  letGoAllLanes(h);
   ASSERT_OK(orDeviceSynchronize());
   ASSERT_EQ(mine.times, 8);
   ASSERT_EQ(theirs, others);
@@ -125,7 +125,7 @@ TEST(host_runs_nothing_past_a_task_for_lanes) {
   ASSERT_OK(launchAs(s, noteKernel, &r[1], 0));
   ASSERT_OK(launchAs(s, noteKernel, &r[2], AWAITED));
   for (int i = 0; i < 3; i++) ASSERT_EQ(r[i].times, 0);
-  for (int i = 0; i < laneLimit(); i++) letGo(&h[i]);
+  letGoAllLanes(h);
   ASSERT_OK(orStreamSynchronize(s));
   for (int i = 0; i < 3; i++) ASSERT(r[i].times == 1 && r[i].order == i);
 }
@@ -157,7 +157,7 @@ TEST(host_parks_a_stream_whose_event_is_open) {
   letGo(&h[0]);
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(r[1].times, 1);
-  for (int i = 1; i < laneLimit(); i++) letGo(&h[i]);
+  letGoAllLanes(h);
 }
 
 /* ---- beside other threads ---- */

@@ -64,7 +64,7 @@ TEST(lane_tasks_run_at_once_up_to_the_limit) {
   Holder h[LANE_MOST] = {0};
   holdAllLanes(h); /* returns only if all of them run at the same time */
   ASSERT_EQ(countThreads("openreg-"), laneLimit());
-  for (int i = 0; i < laneLimit(); i++) letGo(&h[i]);
+  letGoAllLanes(h);
   ASSERT_OK(orDeviceSynchronize());
 }
 
@@ -89,7 +89,7 @@ TEST(lane_hook_runs_once_on_each) {
   atomic_int ran = 0;
   ASSERT_OK(orSetLaneHook(laneHook));
   holdAllLanes(h);
-  for (int i = 0; i < laneLimit(); i++) letGo(&h[i]);
+  letGoAllLanes(h);
   for (int i = 0; i < 50; i++) launch(newStream(), checkHooked, &ran);
   ASSERT_OK(orDeviceSynchronize());
   ASSERT_EQ(ran, 50);

@@ -14,7 +14,7 @@ static orError_t placeKernel(void *args) {
 }
 
 static void releaseLanes(Holder *holders) {
-  for (int i = 0; i < laneLimit(); i++) letGo(&holders[i]);
+  letGoAllLanes(holders);
   for (int d = 0; d < 2; d++) {
     ASSERT_OK(orSetDevice(d));
     ASSERT_OK(orDeviceSynchronize());

@@ -136,7 +136,7 @@ TEST(hang_report_where_all_lanes_are_taken) {
                                    "    task 1, fill Memset: ready for a lane\n",
                                    named(s)));
   ASSERT_CONTAINS(report(), format("lanes: %d of %d started", laneLimit(), laneLimit()));
-  for (int i = 0; i < laneLimit(); i++) letGo(&holders[i]);
+  letGoAllLanes(holders);
   ASSERT_OK(orStreamSynchronize(s));
 }
 
