@@ -2,8 +2,8 @@
  * A CopyTask carries both sides by value: address, sizes, strides.
  *
  * A large copy runs in pieces (orRunPieces). A piece may run on a host thread, in the midst of anything: it must see no
- * dispatch mode, opens no parallel region (a second OpenMP team beside the wide lane's would slow every kernel down),
- * and leaves the treatment of denormals as it found it.
+ * dispatch mode, opens no parallel region (a second OpenMP team beside the wide lane's would slow every kernel down;
+ * both asNarrowLane), and leaves the treatment of denormals as it found it.
  */
 #include "copy_kernel.h"
 
@@ -11,7 +11,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/copy_native.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
@@ -148,16 +147,14 @@ class SplitCopy {
   static void runPiece(void *context, size_t index) {
     auto *split = static_cast<SplitCopy *>(context);
     try {
-      split->piece(index);
+      asNarrowLane([&] { split->piece(index); });
     } catch (...) {
       if (!split->failed_.exchange(true)) split->error_ = std::current_exception();
     }
   }
 
   void piece(size_t index) const {
-    c10::impl::ExcludeDispatchKeyGuard noModes(c10::python_ks);
     DenormalMode denormals(flush_);
-    OneThread alone;
     int64_t unit = index == 0 ? 0 : ends_[index - 1];
     while (unit < ends_[index]) {
       const int64_t outer = unit / steps_, first = unit % steps_;
@@ -228,7 +225,11 @@ bool isForAnyThread(const Tensor &dst, const Tensor &src) {
   return dst.numel() <= kSerial || isSplittable(dst, src);
 }
 
-void launch(std::unique_ptr<CopyTask> task, orStream_t stream, unsigned flags) {
+void launch(const Tensor &dst, const Tensor &src, Tensor ownedSource, orStream_t stream,
+            bool awaited) {
+  unsigned flags = awaited ? orLaunchAwaited : 0;
+  if (isForAnyThread(dst, src)) flags |= orLaunchAnyThread;
+  auto task = std::make_unique<CopyTask>(dst, src, std::move(ownedSource));
   c10::SmallVector<orAccess, 2> accesses;
   for (const Side *side : {&task->dst, &task->src}) {
     if (side->onDevice) {
@@ -242,15 +243,12 @@ void launch(std::unique_ptr<CopyTask> task, orStream_t stream, unsigned flags) {
 
 void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream, bool awaited) {
   if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, src);
-  unsigned flags = awaited ? orLaunchAwaited : 0;
-  if (isForAnyThread(dst, src)) flags |= orLaunchAnyThread;
-  launch(std::make_unique<CopyTask>(dst, src, Tensor()), stream, flags);
+  launch(dst, src, Tensor(), stream, awaited);
 }
 
 void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
   if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, {});
-  launch(std::make_unique<CopyTask>(dst, src, src), stream,
-         isForAnyThread(dst, src) ? orLaunchAnyThread : 0);
+  launch(dst, src, src, stream, false);
 }
 
 }  // namespace torch_openreg

@@ -154,7 +154,28 @@ void endTeamOfSleeper() {
   threadControl().endTeam(soft);
 }
 
-// ---- A host thread that runs a kernel, in the midst of anything.
+// ---- A thread that runs a kernel, or a piece of one, in the midst of anything.
+
+/* What it computes opens no team. */
+class OneThread {
+ public:
+  OneThread() {
+    if (before_ == 1) return;
+    if (threadControl().openmp != nullptr) threadControl().openmp(1);
+    if (threadControl().mklLocal != nullptr) mkl_ = threadControl().mklLocal(1);
+  }
+  ~OneThread() {
+    if (before_ == 1) return;
+    if (threadControl().openmp != nullptr) threadControl().openmp(before_);
+    if (threadControl().mklLocal != nullptr) threadControl().mklLocal(mkl_);
+  }
+  OneThread(const OneThread &) = delete;
+  OneThread &operator=(const OneThread &) = delete;
+
+ private:
+  const int before_ = at::get_num_threads();
+  int mkl_ = 0;
+};
 
 /* No mode, no layer of functorch or autocast, no profiler that belongs to what the thread is doing. */
 class AsLane {
@@ -313,16 +334,9 @@ void useOneThread() {
   setThreads(1);
 }
 
-OneThread::OneThread() : before_(at::get_num_threads()) {
-  if (before_ == 1) return;
-  if (threadControl().openmp != nullptr) threadControl().openmp(1);
-  if (threadControl().mklLocal != nullptr) mkl_ = threadControl().mklLocal(1);
-}
-
-OneThread::~OneThread() {
-  if (before_ == 1) return;
-  if (threadControl().openmp != nullptr) threadControl().openmp(before_);
-  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(mkl_);
+void asNarrowLane(c10::function_ref<void()> function) {
+  AsLane likeLane;
+  function();
 }
 
 bool inKernel() { return counted; }

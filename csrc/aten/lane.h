@@ -50,18 +50,9 @@ void *fallAsleep();
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
 void useOneThread();
 
-/* While it lives, what the calling thread computes opens no team. */
-class OneThread {
- public:
-  OneThread();
-  ~OneThread();
-  OneThread(const OneThread &) = delete;
-  OneThread &operator=(const OneThread &) = delete;
-
- private:
-  const int before_;
-  int mkl_ = 0;
-};
+/* In the midst of anything that the calling thread does: runs a function as a narrow lane would, with one thread and no
+ * dispatch mode, autocast or profiler. The treatment of denormals stays. */
+void asNarrowLane(c10::function_ref<void()> function);
 
 /* Whether the calling thread runs a kernel. */
 bool inKernel();
