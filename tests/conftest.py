@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -170,3 +171,20 @@ def clean_device(request):
         torch.openreg.set_stream(torch.openreg.default_stream(index))
         torch.openreg.synchronize(index)
     torch.openreg.set_device(0)
+
+
+@pytest.fixture
+def watching():
+    """Reports are kept and said nothing of, unless the test enables another mode."""
+    sanitizer = torch.openreg.sanitizer
+    before = sanitizer.is_enabled()
+    for index in range(torch.openreg.device_count()):
+        torch.openreg.synchronize(index)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sanitizer.enable("warn")
+        yield
+        sanitizer.disable()
+        sanitizer.clear()
+        if before:
+            sanitizer.enable("warn")

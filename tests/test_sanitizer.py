@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from watched import DEVICE, both_forms, found, openreg, sanitizer, stream_pair, watching  # noqa: F401
+from watched import DEVICE, both_forms, found, openreg, sanitizer, stream_pair
+
+pytestmark = pytest.mark.usefixtures("watching")
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# ---- What the issue asks for ----
+# ---- What has to be found ----
 
 
 def test_a_missing_wait_stream():

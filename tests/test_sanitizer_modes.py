@@ -7,7 +7,9 @@ import warnings
 
 import pytest
 import torch
-from watched import DEVICE, openreg, sanitizer, stream_pair, watching  # noqa: F401
+from watched import DEVICE, openreg, sanitizer, stream_pair
+
+pytestmark = pytest.mark.usefixtures("watching")
 
 
 def race():

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from watched import DEVICE, both_forms, found, openreg, sanitizer, stream_pair, watching  # noqa: F401
+from watched import DEVICE, both_forms, found, openreg, sanitizer, stream_pair
+
+pytestmark = pytest.mark.usefixtures("watching")
 
 
 def races_after(wait):

@@ -1,29 +1,10 @@
-"""What the tests of the sanitizer share: each is watched, and its programs have two forms."""
+"""What the tests of the sanitizer share, beside conftest's `watching`: programs in two forms."""
 
-import warnings
-
-import pytest
 import torch
 
 openreg = torch.openreg
 sanitizer = openreg.sanitizer
 DEVICE = "openreg"
-
-
-@pytest.fixture(autouse=True)
-def watching():
-    """Reports are kept and said nothing of, unless the test enables another mode."""
-    before = sanitizer.is_enabled()
-    for index in range(openreg.device_count()):
-        openreg.synchronize(index)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sanitizer.enable("warn")
-        yield
-        sanitizer.disable()
-        sanitizer.clear()
-        if before:
-            sanitizer.enable("warn")
 
 
 def found(function, *arguments):
