@@ -220,15 +220,15 @@ struct CopyTask final : QueuedKernel {
   const Tensor owned;  // in place of src: the host's memory, nobody else's
 };
 
-/* What opens a parallel region is for the wide lane. */
-bool isForAnyThread(const Tensor &dst, const Tensor &src) {
-  return dst.numel() <= kSerial || isSplittable(dst, src);
+/* What opens a parallel region is for the wide lane; what takes long and nobody waits for, for any lane. */
+bool isForAnyThread(const Tensor &dst, const Tensor &src, bool awaited) {
+  return dst.numel() <= kSerial || (awaited && isSplittable(dst, src));
 }
 
 void launch(const Tensor &dst, const Tensor &src, Tensor ownedSource, orStream_t stream,
             bool awaited) {
   unsigned flags = awaited ? orLaunchAwaited : 0;
-  if (isForAnyThread(dst, src)) flags |= orLaunchAnyThread;
+  if (isForAnyThread(dst, src, awaited)) flags |= orLaunchAnyThread;
   auto task = std::make_unique<CopyTask>(dst, src, std::move(ownedSource));
   c10::SmallVector<orAccess, 2> accesses;
   for (const Side *side : {&task->dst, &task->src}) {

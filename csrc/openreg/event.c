@@ -183,6 +183,7 @@ static bool isOver(const orCell *cell) {
 
 static void await(orCell *cell) {
   orStream *s = orCellStream(cell);
+  if (!isOver(cell)) orLaneRing();
   if (!s || !orScheduleOn()) awaitCell(cell);
   if (s && !isOver(cell)) orStreamAwait(s, cell->number);
 }
@@ -370,6 +371,7 @@ orError_t orEventQuery(orEvent_t event) {
   OR_TRY(newestCell(event, &cell, &flags));
   bool ready = !cell || isOver(cell);
   if (orSanitizerOn() && ready && cell) orSanitizerNoteOver(cell);
+  if (!ready) orLaneRing();
   if (!ready && orScheduleOn()) orScheduleStep(orCellStream(cell), cell->number);
   orCellRelease(cell);
   return ready ? orSuccess : orErrorNotReady;

@@ -11,6 +11,8 @@
  *   oldest[p]     since when the first of that list has been
  *   value_count   streams that wait for a value
  *   looking       lanes that look for a stream; raised without the lock
+ *   dozing        a lane dozes
+ *   woken         how often a lane has been; counted without the lock
  *   chosen        what a schedule wants run, for lane 0 alone, which takes it first; the mask's bit OR_CHOSEN
  *
  * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the lock after finding
@@ -23,6 +25,11 @@
  * as by a host that waits for each result before it goes on, provided that it takes no core from a lane that computes.
  * It does not spin on the core of a host that waits, where each would only keep the other from running: a sleeping lane
  * is woken on a core that is idle.
+ *
+ * Where a program asks for each result, the host that waits takes stream after stream for which a lane has just been
+ * woken, and waking costs it as much as a small kernel. So for a while after a host has taken a stream, one lane dozes: it
+ * sleeps with a time-out. A short kernel on an idle stream (orLaneOffer) then wakes nobody: the host will take it, or
+ * whoever waits or asks for something that is not done wakes a lane (orLaneRing), or the time-out finds it.
  *
  * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to look: while there are
  * such waits, one sleeping lane sleeps with a time-out, and looks.
@@ -41,6 +48,8 @@ enum {
   OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
   OR_FAIR_NS = 1000000,
   OR_POLL_NS = 200000,
+  OR_DOZE_NS = 5000000, /* each time-out costs a host that computes meanwhile up to 50 us */
+  OR_DOZES = 20,
   OR_LINGER = 20,
   OR_NO_CORE = -2,
   OR_CHOSEN = 1 << OR_PRIORITIES
@@ -60,13 +69,16 @@ static struct {
   orStream *values, *chosen;
   unsigned idle; /* bit i: lane i sleeps */
   int started;
-  bool polling; /* a lane sleeps with a time-out */
+  bool polling; /* a lane sleeps with a time-out, to look at values */
+  int dozes;    /* how often a lane is still to doze, rather than sleep until it is woken */
   void (*hook)(int lane, int wide);
   orLane lanes[OR_MAX_LANES];
   _Atomic unsigned ready_mask;
   _Atomic uint64_t oldest[OR_PRIORITIES];
   _Atomic unsigned value_count;
   _Atomic int looking; /* lanes; lowered and acted on under the lock, raised without */
+  _Atomic bool dozing;
+  _Atomic uint64_t woken;
 } sched = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void *laneMain(void *lane);
@@ -160,6 +172,10 @@ static bool shouldYield(const orStream *s) {
 
 /* ---- waking lanes ---- */
 
+static bool somebodyDozes(void) {
+  return atomic_load_explicit(&sched.dozing, memory_order_relaxed);
+}
+
 static bool somebodyLooks(void) {
   return atomic_load_explicit(&sched.looking, memory_order_relaxed) != 0;
 }
@@ -204,6 +220,7 @@ static void startLane(orLane *l) {
 /* ... and woken (lock not held). */
 static void wake(orLane *l, bool start) {
   if (!l) return;
+  atomic_fetch_add_explicit(&sched.woken, 1, memory_order_relaxed);
   if (start) {
     startLane(l);
   } else {
@@ -212,15 +229,20 @@ static void wake(orLane *l, bool start) {
   }
 }
 
-void orLaneSchedule(orStream *s) {
+static void schedule(orStream *s, bool may_be_found) {
   bool start = false;
   if (orScheduleOn() && orScheduleHold(s)) return;
   pthread_mutex_lock(&sched.lock);
   push(s);
-  orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
+  bool found = somebodyLooks() || (may_be_found && somebodyDozes());
+  orLane *l = found ? NULL : chooseLane(&start);
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
 }
+
+void orLaneSchedule(orStream *s) { schedule(s, false); }
+
+void orLaneOffer(orStream *s) { schedule(s, true); }
 
 /* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more before it sleeps. */
 static orLane *chooseWideLane(bool *start) {
@@ -344,22 +366,27 @@ static bool needsPoller(void) { return orLaneValueWaits() && !sched.polling && !
 
 /* Lock held at entry and return. */
 static void sleepLane(orLane *l) {
-  bool poll = needsPoller();
+  bool poll = needsPoller(), doze = sched.dozes && !somebodyDozes();
   if (poll) sched.polling = true;
+  if (doze) {
+    sched.dozes--;
+    atomic_store_explicit(&sched.dozing, true, memory_order_relaxed);
+  }
   stopLooking(l);
   sched.idle |= 1u << l->index;
   atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
   pthread_mutex_unlock(&sched.lock);
   uint64_t asleep = orNow();
   while (!atomic_load_explicit(&l->awake, memory_order_acquire)) {
-    orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : 0);
-    if (poll) break;
+    orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : doze ? OR_DOZE_NS : 0);
+    if (poll || doze) break;
   }
   l->eager = !poll && orNow() - asleep < OR_SOON_NS;
   stopIfExiting();
   if (poll) orLanePollValues();
   pthread_mutex_lock(&sched.lock);
   if (poll) sched.polling = false;
+  if (doze) atomic_store_explicit(&sched.dozing, false, memory_order_relaxed);
   sched.idle &= ~(1u << l->index);
 }
 
@@ -367,6 +394,15 @@ static void sleepLane(orLane *l) {
 static orLane *successor(bool *start) {
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || needsPoller();
   return more && !somebodyLooks() ? chooseLane(start) : NULL;
+}
+
+void orLaneRing(void) {
+  bool start = false;
+  if (!somebodyDozes()) return;
+  pthread_mutex_lock(&sched.lock);
+  orLane *l = successor(&start);
+  pthread_mutex_unlock(&sched.lock);
+  wake(l, start);
 }
 
 /* Lock held at entry, not at return. */
@@ -542,6 +578,7 @@ bool orLaneTake(orStream *s) {
   if (!may) return false;
   pthread_mutex_lock(&sched.lock);
   bool taken = removeReady(s);
+  if (taken) sched.dozes = OR_DOZES;
   pthread_mutex_unlock(&sched.lock);
   return taken;
 }
@@ -592,7 +629,8 @@ static void addQueued(orStream *s, uint64_t queued, void *total) {
 orError_t orGetLaneInfo(orLaneInfo *info) {
   if (!info) return orFail(orErrorInvalidValue, "orGetLaneInfo: null result");
   OR_TRY(orEnter());
-  *info = (orLaneInfo){.limit = orLaneLimit()};
+  *info = (orLaneInfo){.limit = orLaneLimit(),
+                       .woken = atomic_load_explicit(&sched.woken, memory_order_relaxed)};
   orStreamForEach(-1, addQueued, &info->queued);
   pthread_mutex_lock(&sched.lock);
   info->started = sched.started;

@@ -221,6 +221,102 @@ TEST(host_is_minus_one_in_the_trace) {
   orTraceFree(&trace);
 }
 
+/* ---- a lane that dozes ---- */
+
+static uint64_t lanesWoken(void) {
+  orLaneInfo info;
+  ASSERT_OK(orGetLaneInfo(&info));
+  return info.woken;
+}
+
+/* A short kernel and one that the host waits for, as in a program that asks for each result. True if the host ran both and
+ * no lane was woken for the first. */
+static bool askQuietly(orStream_t s) {
+  Ran r[2] = {0};
+  sleepMs(1); /* no lane spins for so long */
+  uint64_t before = lanesWoken();
+  ASSERT_OK(launchAs(s, noteKernel, &r[0], ANY));
+  ASSERT_OK(launchAs(s, noteKernel, &r[1], AWAITED));
+  ASSERT_OK(orStreamSynchronize(s));
+  return ranHere(&r[0]) && ranHere(&r[1]) && lanesWoken() == before;
+}
+
+static void makeALaneDoze(orStream_t s) {
+  while (!askQuietly(s)) {
+  }
+}
+
+TEST(host_that_asks_for_each_result_wakes_no_lane) { makeALaneDoze(newStream()); }
+
+TEST(host_that_does_nothing_more_leaves_it_to_a_lane_that_dozes) {
+  Ran r = {0};
+  orStream_t s = newStream();
+  makeALaneDoze(s);
+  ASSERT_OK(launchAs(s, noteKernel, &r, ANY));
+  awaitInt(&r.times, 1);
+  ASSERT(!ranHere(&r));
+}
+
+typedef struct Asked {
+  orStream_t stream;
+  orEvent_t event; /* behind a short kernel there */
+} Asked;
+
+static void askStream(const Asked *a) { orStreamQuery(a->stream); }
+static void askEvent(const Asked *a) { orEventQuery(a->event); }
+static void awaitStream(const Asked *a) { ASSERT_OK(orStreamSynchronize(a->stream)); }
+static void awaitEvent(const Asked *a) { ASSERT_OK(orEventSynchronize(a->event)); }
+static void awaitDevice(const Asked *a) {
+  (void)a;
+  ASSERT_OK(orDeviceSynchronize());
+}
+static void queueForLanes(const Asked *a) {
+  static atomic_int ran;
+  ASSERT_OK(launchAs(a->stream, countKernel, &ran, 0));
+}
+static void queueMore(const Asked *a) {
+  static atomic_int ran;
+  for (int i = 0; i < 5; i++) ASSERT_OK(launchAs(a->stream, countKernel, &ran, ANY));
+}
+static void fillBehind(const Asked *a) {
+  static void *memory;
+  if (!memory) ASSERT_OK(orMalloc(&memory, 64));
+  ASSERT_OK(orMemsetAsync(memory, 0, 64, a->stream));
+}
+
+/* Tried again if the lane's time was over just then. */
+TEST(host_that_asks_wakes_a_lane_that_dozes) {
+  static void (*const asks[])(const Asked *) = {askStream,  askEvent,    awaitStream,
+                                                awaitEvent, awaitDevice, queueForLanes,
+                                                queueMore,  fillBehind};
+  static Ran r;
+  Asked a = {.stream = newStream(), .event = newEvent(0)};
+  for (size_t i = 0; i < sizeof asks / sizeof *asks; i++)
+    for (bool woken = false; !woken;) {
+      makeALaneDoze(a.stream);
+      uint64_t before = lanesWoken();
+      ASSERT_OK(launchAs(a.stream, noteKernel, &r, ANY));
+      ASSERT_OK(orEventRecord(a.event, a.stream));
+      bool quiet = lanesWoken() == before;
+      asks[i](&a);
+      woken = quiet && lanesWoken() > before;
+      ASSERT_OK(orStreamSynchronize(a.stream));
+    }
+}
+
+TEST(host_that_queues_what_is_not_short_wakes_a_lane) {
+  static void (*const queues[])(const Asked *) = {queueForLanes, fillBehind};
+  Asked a = {.stream = newStream()};
+  for (size_t i = 0; i < sizeof queues / sizeof *queues; i++)
+    for (bool woken = false; !woken;) {
+      makeALaneDoze(a.stream);
+      uint64_t before = lanesWoken();
+      queues[i](&a);
+      woken = lanesWoken() > before;
+      ASSERT_OK(orStreamSynchronize(a.stream));
+    }
+}
+
 /* ---- errors and modes ---- */
 
 static orError_t failKernel(void *args) {
