@@ -220,7 +220,7 @@ def test_no_thread_before_there_is_work(run_ok, settings):
         torch.ones(3, device="openreg").sum().item()
         limit = time.monotonic() + {60 if settings else 0}
         while "openreg-watch" not in threads.names() and time.monotonic() < limit:
-            time.sleep(0.001)  # it names itself
+            time.sleep(0.001)  # it has its parent's name until it has set its own
         print("openreg-watch" in threads.names())
         """,
         settings,

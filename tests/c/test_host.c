@@ -278,43 +278,40 @@ static void queueMore(const Asked *a) {
   static atomic_int ran;
   for (int i = 0; i < 5; i++) ASSERT_OK(launchAs(a->stream, countKernel, &ran, ANY));
 }
-static void fillBehind(const Asked *a) {
+static void fill(const Asked *a) {
   static void *memory;
   if (!memory) ASSERT_OK(orMalloc(&memory, 64));
   ASSERT_OK(orMemsetAsync(memory, 0, 64, a->stream));
 }
 
-/* Tried again if the lane's time was over just then. */
-TEST(host_that_asks_wakes_a_lane_that_dozes) {
-  static void (*const asks[])(const Asked *) = {askStream,  askEvent,    awaitStream,
-                                                awaitEvent, awaitDevice, queueForLanes,
-                                                queueMore,  fillBehind};
+/* Beside a lane that dozes, on an idle stream or behind a short kernel. Tried again if the lane's time was over just then. */
+static void assertWakes(const Asked *a, void (*ask)(const Asked *), bool behind) {
   static Ran r;
-  Asked a = {.stream = newStream(), .event = newEvent(0)};
-  for (size_t i = 0; i < sizeof asks / sizeof *asks; i++)
-    for (bool woken = false; !woken;) {
-      makeALaneDoze(a.stream);
-      uint64_t before = lanesWoken();
-      ASSERT_OK(launchAs(a.stream, noteKernel, &r, ANY));
-      ASSERT_OK(orEventRecord(a.event, a.stream));
-      bool quiet = lanesWoken() == before;
-      asks[i](&a);
-      woken = quiet && lanesWoken() > before;
-      ASSERT_OK(orStreamSynchronize(a.stream));
+  for (bool woken = false; !woken;) {
+    makeALaneDoze(a->stream);
+    uint64_t before = lanesWoken();
+    if (behind) {
+      ASSERT_OK(launchAs(a->stream, noteKernel, &r, ANY));
+      ASSERT_OK(orEventRecord(a->event, a->stream));
     }
+    bool quiet = lanesWoken() == before;
+    ask(a);
+    woken = quiet && lanesWoken() > before;
+    ASSERT_OK(orStreamSynchronize(a->stream));
+  }
+}
+
+TEST(host_that_asks_wakes_a_lane_that_dozes) {
+  static void (*const asks[])(const Asked *) = {askStream,   askEvent,      awaitStream, awaitEvent,
+                                                awaitDevice, queueForLanes, queueMore,   fill};
+  Asked a = {.stream = newStream(), .event = newEvent(0)};
+  for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) assertWakes(&a, asks[i], true);
 }
 
 TEST(host_that_queues_what_is_not_short_wakes_a_lane) {
-  static void (*const queues[])(const Asked *) = {queueForLanes, fillBehind};
   Asked a = {.stream = newStream()};
-  for (size_t i = 0; i < sizeof queues / sizeof *queues; i++)
-    for (bool woken = false; !woken;) {
-      makeALaneDoze(a.stream);
-      uint64_t before = lanesWoken();
-      queues[i](&a);
-      woken = lanesWoken() > before;
-      ASSERT_OK(orStreamSynchronize(a.stream));
-    }
+  assertWakes(&a, queueForLanes, false);
+  assertWakes(&a, fill, false);
 }
 
 /* ---- errors and modes ---- */
