@@ -463,10 +463,9 @@ orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
 
 /* ---- lane.c ---- */
 
-/* Puts a stream that has just become READY into the list and sees to it that a lane runs. No lock held. */
-void orLaneSchedule(orStream *stream);
-/* The same, of a stream whose only task is short: if a lane dozes, none is woken. */
-void orLaneOffer(orStream *stream);
+/* Puts a stream that has just become READY into the list and sees to it that a lane runs; if all there is to run is `brief`,
+ * one that dozes will do. No lock held. */
+void orLaneSchedule(orStream *stream, bool brief);
 /* By whoever waits or asks for what is not done: no lane is left dozing beside a stream that is ready. No lock held. */
 void orLaneRing(void);
 /* By a lane: parks its stream until the value comes; false as orCellWaitOrPark. */

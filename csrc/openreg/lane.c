@@ -28,7 +28,7 @@
  *
  * Where a program asks for each result, the host that waits takes stream after stream for which a lane has just been
  * woken, and waking costs it as much as a small kernel. So for a while after a host has taken a stream, one lane dozes: it
- * sleeps with a time-out. A short kernel on an idle stream (orLaneOffer) then wakes nobody: the host will take it, or
+ * sleeps with a time-out. A brief task on an idle stream then wakes nobody: the host will take it, or
  * whoever waits or asks for something that is not done wakes a lane (orLaneRing), or the time-out finds it.
  *
  * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to look: while there are
@@ -229,20 +229,16 @@ static void wake(orLane *l, bool start) {
   }
 }
 
-static void schedule(orStream *s, bool may_be_found) {
+void orLaneSchedule(orStream *s, bool brief) {
   bool start = false;
   if (orScheduleOn() && orScheduleHold(s)) return;
   pthread_mutex_lock(&sched.lock);
   push(s);
-  bool found = somebodyLooks() || (may_be_found && somebodyDozes());
+  bool found = somebodyLooks() || (brief && somebodyDozes());
   orLane *l = found ? NULL : chooseLane(&start);
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
 }
-
-void orLaneSchedule(orStream *s) { schedule(s, false); }
-
-void orLaneOffer(orStream *s) { schedule(s, true); }
 
 /* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more before it sleeps. */
 static orLane *chooseWideLane(bool *start) {
@@ -367,6 +363,7 @@ static bool needsPoller(void) { return orLaneValueWaits() && !sched.polling && !
 /* Lock held at entry and return. */
 static void sleepLane(orLane *l) {
   bool poll = needsPoller(), doze = sched.dozes && !somebodyDozes();
+  uint64_t time_out = poll ? OR_POLL_NS : doze ? OR_DOZE_NS : 0;
   if (poll) sched.polling = true;
   if (doze) {
     sched.dozes--;
@@ -378,8 +375,8 @@ static void sleepLane(orLane *l) {
   pthread_mutex_unlock(&sched.lock);
   uint64_t asleep = orNow();
   while (!atomic_load_explicit(&l->awake, memory_order_acquire)) {
-    orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : doze ? OR_DOZE_NS : 0);
-    if (poll || doze) break;
+    orFutexWait(&l->awake, 0, time_out);
+    if (time_out) break;
   }
   l->eager = !poll && orNow() - asleep < OR_SOON_NS;
   stopIfExiting();
@@ -390,28 +387,25 @@ static void sleepLane(orLane *l) {
   sched.idle &= ~(1u << l->index);
 }
 
-/* Lock held. A lane that has something to do leaves the rest, and the looking at values, to the next. */
-static orLane *successor(bool *start) {
+/* Sees to it that streams that are ready, and values, have a lane that looks. Lock held at entry, not at return. */
+static void wakeForTheRest(void) {
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || needsPoller();
-  return more && !somebodyLooks() ? chooseLane(start) : NULL;
-}
-
-void orLaneRing(void) {
   bool start = false;
-  if (!somebodyDozes()) return;
-  pthread_mutex_lock(&sched.lock);
-  orLane *l = successor(&start);
+  orLane *l = more && !somebodyLooks() ? chooseLane(&start) : NULL;
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
 }
 
-/* Lock held at entry, not at return. */
+void orLaneRing(void) {
+  if (!somebodyDozes()) return;
+  pthread_mutex_lock(&sched.lock);
+  wakeForTheRest();
+}
+
+/* A lane that has something to do leaves the rest to the next. Lock held at entry, not at return. */
 static void leaveTheRest(orLane *l) {
-  bool start = false;
   stopLooking(l);
-  orLane *next = successor(&start);
-  pthread_mutex_unlock(&sched.lock);
-  wake(next, start);
+  wakeForTheRest();
 }
 
 static _Atomic int host_core = OR_NO_CORE; /* where a host waits, and has for long; a hint */
@@ -471,7 +465,7 @@ static void yieldStream(orStream *s) {
   pthread_mutex_lock(&s->lock);
   s->state = OR_STREAM_READY;
   pthread_mutex_unlock(&s->lock);
-  orLaneSchedule(s);
+  orLaneSchedule(s, false);
 }
 
 static orTask *frontTask(orStream *s) {
@@ -597,7 +591,7 @@ static void *laneMain(void *arg) {
     if (OR_UNLIKELY(l->serves)) {
       orScheduleServe(s);
     } else if (orScheduleOn()) {
-      orLaneSchedule(s); /* was ready when the schedule began */
+      orLaneSchedule(s, false); /* was ready when the schedule began */
     } else {
       becomeRunning(s, l->index);
       runStream(s, l);

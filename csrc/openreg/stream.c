@@ -157,21 +157,21 @@ static inline bool isForCaller(const orStream *s, const orTask *task) {
 }
 
 /* Kernels that any thread may run are short. */
-static inline bool isShort(const orTask *task) {
+static inline bool isBrief(const orTask *task) {
   return task->kind == OR_KIND_KERNEL && task->any_thread;
 }
 
 /* Lock held: with this task behind it, what was left for the host to take is so no longer. */
 static inline bool isPressing(const orStream *s, const orTask *task, uint64_t number) {
   if (OR_LIKELY(s->state != OR_STREAM_READY) || (task->awaited && task->any_thread)) return false;
-  return (task->kind <= OR_KIND_SET && !isShort(task)) ||
+  return (task->kind <= OR_KIND_SET && !isBrief(task)) ||
          number > atomic_load_explicit(&s->completed, memory_order_relaxed) + OR_FEW_TASKS;
 }
 
 /* `mine`: the stream is the calling thread's, to run. */
 static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
-  bool idle = s->state == OR_STREAM_IDLE, offer = isShort(task);
+  bool idle = s->state == OR_STREAM_IDLE, brief = isBrief(task);
   bool pressing = isPressing(s, task, number);
   *mine = isForCaller(s, task);
   if (isForLanes(task)) s->lane_until = number;
@@ -182,7 +182,7 @@ static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   atomic_store_explicit(&s->queued, number, memory_order_release);
   pthread_mutex_unlock(&s->lock);
   if (OR_UNLIKELY(pressing)) orLaneRing();
-  if (idle && !*mine) (offer ? orLaneOffer : orLaneSchedule)(s);
+  if (idle && !*mine) orLaneSchedule(s, brief);
   return number;
 }
 
@@ -369,7 +369,7 @@ void orStreamResume(orStream *s) {
     s->state = OR_STREAM_READY;
   }
   pthread_mutex_unlock(&s->lock);
-  if (waiting) orLaneSchedule(s);
+  if (waiting) orLaneSchedule(s, false);
 }
 
 orStream *orStreamBlocker(orStream *s) {
