@@ -23,8 +23,12 @@
  *
  * A lane without work spins before it sleeps: briefly, but for longer once it has been woken soon after it fell asleep,
  * as by a host that waits for each result before it goes on, provided that it takes no core from a lane that computes.
- * It does not spin on the core of a host that waits, where each would only keep the other from running: a sleeping lane
- * is woken on a core that is idle.
+ * It does not spin on the core of a host that waits, where each would only keep the other from running.
+ *
+ * The kernel often wakes a lane on the very core of the thread that wakes it, though another is idle (a virtual machine's
+ * halted core does not count as such). There the lane keeps that thread from running. So it gives way as it spins, but
+ * only there: elsewhere another process would take the core for milliseconds. And before it helps with pieces of work,
+ * whose owner is at work on them too, it goes to another core.
  *
  * Where a program asks for each result, the host that waits takes stream after stream for which a lane has just been
  * woken, and waking costs it as much as a small kernel. So for a while after a host has taken a stream, one lane dozes: it
@@ -60,6 +64,7 @@ typedef struct orLane {
   int index;
   bool looking; /* the lane's own; counted in sched.looking */
   bool eager;   /* the lane's own: it spins for long */
+  int waker;    /* the core of who chose it last; written under the lock, in its sleep */
   bool serves;  /* the lane's own: what it has picked was chosen by a schedule */
 } orLane;
 
@@ -69,6 +74,7 @@ static struct {
   orStream *values, *chosen;
   unsigned idle; /* bit i: lane i sleeps */
   int started;
+  int coming;   /* lanes that have been chosen and have not come yet */
   bool polling; /* a lane sleeps with a time-out, to look at values */
   int dozes;    /* how often a lane is still to doze, rather than sleep until it is woken */
   void (*hook)(int lane, int wide);
@@ -193,19 +199,23 @@ static void stopLooking(orLane *l) {
   atomic_fetch_sub_explicit(&sched.looking, 1, memory_order_relaxed);
 }
 
+/* Lock held. */
+static orLane *choose(int index) {
+  orLane *l = &sched.lanes[index];
+  sched.idle &= ~(1u << index);
+  l->index = index;
+  l->waker = sched_getcpu();
+  sched.coming++;
+  return l;
+}
+
 /* A sleeping lane, or one still to be started, is chosen (lock held) ... */
 static orLane *chooseLane(bool *start) {
   *start = false;
-  if (sched.idle) {
-    orLane *l = &sched.lanes[__builtin_ctz(sched.idle)];
-    sched.idle &= ~(1u << l->index);
-    return l;
-  }
+  if (sched.idle) return choose(__builtin_ctz(sched.idle));
   if (sched.started >= orLaneLimit()) return NULL;
-  orLane *l = &sched.lanes[sched.started];
-  l->index = sched.started++;
   *start = true;
-  return l;
+  return choose(sched.started++);
 }
 
 static void startLane(orLane *l) {
@@ -244,9 +254,7 @@ void orLaneSchedule(orStream *s, bool brief) {
 static orLane *chooseWideLane(bool *start) {
   *start = !sched.started;
   if (*start) sched.started = 1;
-  if (!*start && !(sched.idle & 1)) return NULL;
-  sched.idle &= ~1u;
-  return &sched.lanes[0];
+  return *start || sched.idle & 1 ? choose(0) : NULL;
 }
 
 void orLaneServe(orStream *s) {
@@ -342,11 +350,13 @@ static bool somethingToDo(void) {
   return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orSplitWantsHelp();
 }
 
-static void spin(uint64_t ns) {
+static bool sharesCoreWithWaker(const orLane *l) { return l->waker == sched_getcpu(); }
+
+static void spin(const orLane *l, uint64_t ns) {
   uint64_t start = orNow(), now = start;
   do {
     for (int i = 0; i < 32 && !somethingToDo(); i++) orPause();
-    if (now - start > OR_SPIN_NS) sched_yield();
+    if (now - start > OR_SPIN_NS && sharesCoreWithWaker(l)) sched_yield();
     now = orNow();
   } while (!somethingToDo() && now - start < ns);
 }
@@ -354,7 +364,7 @@ static void spin(uint64_t ns) {
 /* Lock held. */
 static bool othersRun(void) {
   int looking = atomic_load_explicit(&sched.looking, memory_order_relaxed);
-  return __builtin_popcount(sched.idle) + looking < sched.started;
+  return __builtin_popcount(sched.idle) + sched.coming + looking < sched.started;
 }
 
 /* Lock held. A schedule looks at values itself, at its points. */
@@ -384,6 +394,7 @@ static void sleepLane(orLane *l) {
   pthread_mutex_lock(&sched.lock);
   if (poll) sched.polling = false;
   if (doze) atomic_store_explicit(&sched.dozing, false, memory_order_relaxed);
+  if (!(sched.idle & 1u << l->index)) sched.coming--;
   sched.idle &= ~(1u << l->index);
 }
 
@@ -422,22 +433,35 @@ static bool sharesCoreWithHost(void) {
 }
 
 /* Lock held at entry and return. */
-static void spinUnlocked(uint64_t ns) {
+static void spinUnlocked(const orLane *l, uint64_t ns) {
   pthread_mutex_unlock(&sched.lock);
-  spin(ns);
+  spin(l, ns);
   stopIfExiting();
   pthread_mutex_lock(&sched.lock);
+}
+
+/* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody else allows the lane
+ * just now is lost; where the core is the only one, nothing happens. */
+static void leaveCore(int core) {
+  cpu_set_t all, others;
+  if (sched_getaffinity(0, sizeof all, &all)) return;
+  others = all;
+  CPU_CLR(core, &others);
+  if (!CPU_COUNT(&others)) return;
+  sched_setaffinity(0, sizeof others, &others);
+  sched_setaffinity(0, sizeof all, &all);
 }
 
 /* True if it has helped. Lock held at entry and return. */
 static bool spinAndHelp(orLane *l) {
   if (sharesCoreWithHost()) return false;
   startLooking(l);
-  spinUnlocked(OR_SPIN_NS);
-  if (!somethingToDo() && l->eager && !othersRun()) spinUnlocked(OR_LONG_SPIN_NS);
+  spinUnlocked(l, OR_SPIN_NS);
+  if (!somethingToDo() && l->eager && !othersRun()) spinUnlocked(l, OR_LONG_SPIN_NS);
   if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())
     return false;
   leaveTheRest(l); /* pieces may take long */
+  if (sharesCoreWithWaker(l)) leaveCore(l->waker);
   bool helped = orSplitHelp();
   pthread_mutex_lock(&sched.lock);
   return helped;
@@ -584,6 +608,7 @@ static void *laneMain(void *arg) {
   pthread_setname_np(pthread_self(), name);
   pthread_mutex_lock(&sched.lock);
   void (*hook)(int, int) = sched.hook;
+  sched.coming--;
   pthread_mutex_unlock(&sched.lock);
   if (hook) hook(l->index, l->index == 0);
   for (;;) {

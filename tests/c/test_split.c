@@ -1,7 +1,11 @@
 /*
  * Work in pieces: each runs once, on the lane and on whoever has nothing else to do.
  */
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "gate.h"
 #include "harness.h"
@@ -79,4 +83,77 @@ TEST(split_outside_a_kernel_is_refused) {
   ASSERT_REFUSED(orRunPieces(countPiece, &shared, 1), orErrorNotPermitted, "inside a kernel");
   ASSERT_REFUSED(orRunPieces(NULL, &shared, 1), orErrorInvalidValue, "null function");
   ASSERT_EQ(shared.ran[0], 0);
+}
+
+/* ---- helpers and cores ---- */
+
+enum { ROUNDS = 40 };
+
+typedef struct Meeting {
+  pthread_t host;
+  atomic_int helper_core; /* -1: no helper yet */
+  int before, after;      /* the host's core */
+} Meeting;
+
+/* The host stays in its piece until a helper is in another. */
+static void meet(void *context, size_t index) {
+  Meeting *m = context;
+  int none = -1;
+  if (!pthread_equal(m->host, pthread_self())) {
+    atomic_compare_exchange_strong(&m->helper_core, &none, sched_getcpu());
+  } else if (index == 0) {
+    m->before = sched_getcpu(); /* helpers are called after this piece */
+  } else {
+    while (atomic_load(&m->helper_core) < 0) sched_yield();
+    m->after = sched_getcpu();
+  }
+}
+
+static orError_t meetKernel(void *args) {
+  Meeting *m = *(Meeting **)args;
+  m->host = pthread_self();
+  return orRunPieces(meet, m, 3);
+}
+
+/* All threads there are, and those they start. */
+static void allow(const cpu_set_t *cores) {
+  DIR *tasks = opendir("/proc/self/task");
+  for (struct dirent *d; (d = readdir(tasks));)
+    if (d->d_name[0] != '.') sched_setaffinity(atoi(d->d_name), sizeof *cores, cores);
+  closedir(tasks);
+}
+
+/* A lane that last ran on the host's core would often be woken there, and keep the host from its own piece. */
+TEST(split_helper_leaves_the_core_of_who_called_it) {
+  atomic_int ran = 0;
+  cpu_set_t all, here;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) < 2) SKIP("one core");
+  orStream_t s = newStream();
+  int together = 0, apart = 0;
+  for (int round = 0; round < ROUNDS; round++) {
+    CPU_ZERO(&here);
+    CPU_SET(sched_getcpu(), &here);
+    allow(&here);
+    launch(s, countKernel, &ran); /* by a lane */
+    awaitInt(&ran, round + 1);
+    sleepMs(2); /* it sleeps */
+    allow(&all);
+    Meeting m = {.helper_core = -1}, *argument = &m;
+    ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                           .stream = s,
+                                           .fn = meetKernel,
+                                           .args = &argument,
+                                           .args_size = sizeof argument,
+                                           .name = "meet",
+                                           .flags = orLaunchAnyThread | orLaunchAwaited}));
+    ASSERT_OK(orStreamSynchronize(s));
+    ASSERT(pthread_equal(m.host, pthread_self()));
+    if (m.before != m.after) continue; /* somebody moved the host */
+    if (m.helper_core == m.before)
+      together++;
+    else
+      apart++;
+  }
+  ASSERT_LE(together, apart / 4);
 }
