@@ -327,11 +327,10 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   orStream_t handle = s->last_handle;
   if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
   bool blocks = waits || OR_UNLIKELY(orConfigGet()->launch_blocking), mine;
-  /* Else the task is short, and a lane that is waking up has its turn: it will be awake for the next. */
-  bool asked = task->awaited;
   if (blocks) task->awaited = true;
+  bool awaited = task->awaited;
   uint64_t number = commit(s, task, &mine);
-  if (OR_UNLIKELY(asked) && !mine) mine = !orScheduleOn() && orLaneTake(s);
+  if (OR_UNLIKELY(awaited) && !mine) mine = !orScheduleOn() && orLaneTake(s);
   if (!blocks) {
     if (OR_UNLIKELY(mine)) runHere(s, number);
     orSchedulePoint();

@@ -92,6 +92,21 @@ TEST(host_runs_what_is_before_if_no_lane_has_come) {
   letGoAllLanes(h);
 }
 
+TEST(host_copies_behind_what_no_lane_has_come_for) {
+  Holder h[LANE_MOST] = {0};
+  Ran r = {0};
+  char host[100], *device;
+  ASSERT_OK(orMalloc((void **)&device, sizeof host));
+  orStream_t s = newStream();
+  holdAllLanes(h);
+  ASSERT_OK(orMemsetAsync(device, 3, sizeof host, s));
+  ASSERT_OK(launchAs(s, noteKernel, &r, ANY));
+  ASSERT_OK(orMemcpyAsync(host, device, sizeof host, orMemcpyDeviceToHost, s));
+  ASSERT(ranHere(&r));
+  for (size_t i = 0; i < sizeof host; i++) ASSERT_EQ(host[i], 3);
+  letGoAllLanes(h);
+}
+
 /* Streams that are ready are in a list: taken out as its only one, its first, its last, from the middle. */
 TEST(host_takes_its_stream_from_among_others) {
   Holder h[LANE_MOST] = {0};
