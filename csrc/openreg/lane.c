@@ -254,7 +254,7 @@ void orLaneSchedule(orStream *s, bool brief) {
 static orLane *chooseWideLane(bool *start) {
   *start = !sched.started;
   if (*start) sched.started = 1;
-  return *start || sched.idle & 1 ? choose(0) : NULL;
+  return *start || (sched.idle & 1) ? choose(0) : NULL;
 }
 
 void orLaneServe(orStream *s) {

@@ -327,8 +327,8 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   orStream_t handle = s->last_handle;
   if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
   bool blocks = waits || OR_UNLIKELY(orConfigGet()->launch_blocking), mine;
-  if (blocks) task->awaited = true;
-  bool awaited = task->awaited;
+  task->awaited |= blocks;
+  bool awaited = task->awaited; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
   if (OR_UNLIKELY(awaited) && !mine) mine = !orScheduleOn() && orLaneTake(s);
   if (!blocks) {

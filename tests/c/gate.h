@@ -53,13 +53,18 @@ static inline orEvent_t closeGate(orStream_t stream) {
 }
 
 /* A kernel whose one argument is a pointer. */
+static inline orError_t launchAs(orStream_t stream, orKernelFn fn, void *pointer, unsigned flags) {
+  return orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                      .stream = stream,
+                                      .fn = fn,
+                                      .args = &pointer,
+                                      .args_size = sizeof pointer,
+                                      .name = "test",
+                                      .flags = flags});
+}
+
 static inline void launch(orStream_t stream, orKernelFn fn, void *pointer) {
-  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
-                                         .stream = stream,
-                                         .fn = fn,
-                                         .args = &pointer,
-                                         .args_size = sizeof pointer,
-                                         .name = "test"}));
+  ASSERT_OK(launchAs(stream, fn, pointer, 0));
 }
 
 /* The pointer is an atomic_int that counts. */

@@ -27,16 +27,6 @@ static orError_t noteKernel(void *args) {
   return orSuccess;
 }
 
-static orError_t launchAs(orStream_t stream, orKernelFn fn, void *pointer, unsigned flags) {
-  return orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
-                                      .stream = stream,
-                                      .fn = fn,
-                                      .args = &pointer,
-                                      .args_size = sizeof pointer,
-                                      .name = "test",
-                                      .flags = flags});
-}
-
 enum { ANY = orLaunchAnyThread, AWAITED = orLaunchAnyThread | orLaunchAwaited };
 
 static bool ranHere(const Ran *r) { return r->times == 1 && pthread_equal(r->on, pthread_self()); }

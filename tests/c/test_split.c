@@ -139,14 +139,8 @@ TEST(split_helper_leaves_the_core_of_who_called_it) {
     awaitInt(&ran, round + 1);
     sleepMs(2); /* it sleeps */
     allow(&all);
-    Meeting m = {.helper_core = -1}, *argument = &m;
-    ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
-                                           .stream = s,
-                                           .fn = meetKernel,
-                                           .args = &argument,
-                                           .args_size = sizeof argument,
-                                           .name = "meet",
-                                           .flags = orLaunchAnyThread | orLaunchAwaited}));
+    Meeting m = {.helper_core = -1};
+    ASSERT_OK(launchAs(s, meetKernel, &m, orLaunchAnyThread | orLaunchAwaited));
     ASSERT_OK(orStreamSynchronize(s));
     ASSERT(pthread_equal(m.host, pthread_self()));
     if (m.before != m.after) continue; /* somebody moved the host */
