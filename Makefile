@@ -74,15 +74,17 @@ BENCH_SOURCES := $(wildcard benchmarks/*.c)
 
 C_FLAGS := -std=c11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -D_GNU_SOURCE -pthread \
   -Icsrc/openreg/include -MMD -MP
-FLAGS_plain := -O2 -g
-FLAGS_tsan := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
-FLAGS_asan := -O1 -g -fsanitize=address -fno-omit-frame-pointer
-FLAGS_ubsan := -O1 -g -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# OR_DEBUG: the core's assertions (OR_ASSERT). Benchmarks run on the release build.
+FLAGS_release := -O2 -g
+FLAGS_debug := -O2 -g -DOR_DEBUG
+FLAGS_tsan := -O1 -g -DOR_DEBUG -fsanitize=thread -fno-omit-frame-pointer
+FLAGS_asan := -O1 -g -DOR_DEBUG -fsanitize=address -fno-omit-frame-pointer
+FLAGS_ubsan := -O1 -g -DOR_DEBUG -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
 # One line for each file made; V=1 shows the commands.
 say = $(if $(V),,@echo '  $@'; )
 
-# $(1): plain, tsan, asan or ubsan.
+# $(1): release, debug, tsan, asan or ubsan.
 define core_build
 D_$(1) := build/ctest/$(1)
 CORE_OBJECTS_$(1) := $$(CORE_SOURCES:csrc/openreg/%.c=build/ctest/$(1)/core/%.o)
@@ -111,13 +113,13 @@ FILES_$(1) := $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/libopenreg.
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so)
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
-$(foreach kind,plain tsan asan ubsan,$(eval $(call core_build,$(kind))))
+$(foreach kind,release debug tsan asan ubsan,$(eval $(call core_build,$(kind))))
 
 # Two makes at once in one tree would write the same objects.
 locked = @mkdir -p build && flock build/lock $(MAKE) --no-print-directory -j $(JOBS)
 JOBS ?= $(shell nproc)
 
-ctest-files: $(FILES_plain)
+ctest-files: $(FILES_debug)
 sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
 
 ctest:
@@ -136,7 +138,7 @@ sanitize-core:
 	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) build/ctest/$$kind/run-tests || exit 1; \
 	done
 
-# PyTorch over the core's ThreadSanitizer build, preloaded: it has the plain one's name. Memory is
+# PyTorch over the core's ThreadSanitizer build, preloaded: it has the installed one's name. Memory is
 # watched in the core alone; the locks of everybody count.
 sanitize-operators: build sanitize-core
 	@echo "== tsan, $(RANDOM_PROGRAMS) random programs of operators"
@@ -160,9 +162,9 @@ sanitize-programs: build
 BENCH_SCRIPTS := $(filter-out benchmarks/run.py,$(wildcard benchmarks/*.py))
 BENCH_PROGRAMS := $(BENCH_SOURCES:benchmarks/%.c=build/bench/%)
 
-build/bench/%: benchmarks/%.c build/ctest/plain/libopenreg.so
+build/bench/%: benchmarks/%.c build/ctest/release/libopenreg.so
 	@mkdir -p $(@D)
-	$(say)$(CC) $(C_FLAGS) $(FLAGS_plain) -MF $@.d $^ -o $@ -Wl,-rpath,$(CURDIR)/build/ctest/plain \
+	$(say)$(CC) $(C_FLAGS) $(FLAGS_release) -MF $@.d $^ -o $@ -Wl,-rpath,$(CURDIR)/build/ctest/release \
 	  -pthread -ldl -lm
 -include $(wildcard build/bench/*.d)
 

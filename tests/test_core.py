@@ -1,6 +1,6 @@
 """The C tests of the core, each a test of its own here.
 
-The program is build/ctest/plain/run-tests (`make ctest`), or what OPENREG_C_TESTS names.
+The program is build/ctest/debug/run-tests (`make ctest`), or what OPENREG_C_TESTS names.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-DEFAULT = Path(__file__).resolve().parent.parent / "build" / "ctest" / "plain" / "run-tests"
+DEFAULT = Path(__file__).resolve().parent.parent / "build" / "ctest" / "debug" / "run-tests"
 PROGRAM = Path(os.environ.get("OPENREG_C_TESTS") or DEFAULT)
 SKIPPED = 77
 

@@ -68,6 +68,21 @@ static inline uint32_t orTreePriority(uint32_t x) {
   return x;
 }
 
+/* An invariant of integers or pointers, checked in the builds with OR_DEBUG: a false one prints both operands and aborts. */
+#ifdef OR_DEBUG
+#define OR_ASSERT(a, op, b)                                                \
+  do {                                                                     \
+    unsigned long long or_a_ = (unsigned long long)(a);                    \
+    unsigned long long or_b_ = (unsigned long long)(b);                    \
+    if (OR_UNLIKELY(!(or_a_ op or_b_)))                                    \
+      orAssertFailed(__FILE__, __LINE__, #a " " #op " " #b, or_a_, or_b_); \
+  } while (0)
+#else
+#define OR_ASSERT(a, op, b) ((void)sizeof((a)op(b)))
+#endif
+_Noreturn void orAssertFailed(const char *file, int line, const char *text, unsigned long long a,
+                              unsigned long long b);
+
 /* Returns the error from the function that uses it. */
 #define OR_TRY(call)                                      \
   do {                                                    \
@@ -302,17 +317,18 @@ typedef struct orChunk orChunk;
 /* Two ends on two cache lines: producers and the lane do not slow each other down. */
 typedef struct orQueueIn { /* under the stream's lock */
   orChunk *tail;
-  orChunk *spare;
+  orChunk *spare; /* in no list */
 } orQueueIn;
 typedef struct orQueueOut { /* the lane that runs the stream */
   orChunk *head;
   size_t offset;
 } orQueueOut;
 
-/* Room for a record with `args_size` bytes of arguments; null when memory is short. Stream lock held. */
-orTask *orQueueReserve(orQueueIn *in, orQueueOut *out, size_t args_size);
-/* The record becomes part of the queue; the caller then publishes the count of tasks. Stream lock held. */
-void orQueueCommit(orQueueIn *in, const orTask *task);
+/* Room for a record with `args_size` bytes of arguments; null when memory is short. Whoever does not commit it need do
+ * nothing: the next reservation takes its place. Stream lock held. */
+orTask *orQueueReserve(orQueueIn *in, size_t args_size);
+/* The latest reserved record becomes part of the queue; the caller then publishes the count of tasks. Stream lock held. */
+void orQueueCommit(orQueueIn *in, orQueueOut *out, const orTask *task);
 /* The oldest record; the caller has seen a count of tasks that includes it. */
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied);
 void orQueuePop(orQueueOut *out, size_t size);

@@ -6,6 +6,7 @@
  */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -84,4 +85,11 @@ void orWarn(const char *format, ...) {
   line[length] = '\n';
   ssize_t written = write(STDERR_FILENO, line, length + 1);
   (void)written; /* a closed stderr is no reason to fail */
+}
+
+void orAssertFailed(const char *file, int line, const char *text, unsigned long long a,
+                    unsigned long long b) {
+  orWarn("%s:%d: assertion %s failed: %lld (0x%llx) and %lld (0x%llx)", file, line, text,
+         (long long)a, a, (long long)b, b);
+  abort();
 }

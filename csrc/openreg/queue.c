@@ -4,8 +4,9 @@
  * Producers append under the stream's lock; the one lane that runs the stream consumes without it. What makes a
  * record visible is the stream's `queued` count, stored with release after orQueueCommit and loaded with acquire
  * before orQueueFront: a consumer never looks at a record, a chunk's `end` or its `next` that a count it has
- * seen does not cover. One emptied chunk is kept for the next lap, so that a stream in a steady state allocates
- * nothing.
+ * seen does not cover. A reservation may be abandoned: a chunk is linked with the first record that is committed
+ * to it, so that none in the list is empty. Until then it is the spare one, which is also where an emptied chunk is kept for
+ * the next lap: a stream in a steady state allocates nothing.
  */
 #include <stdlib.h>
 
@@ -20,42 +21,58 @@ struct orChunk {
   _Alignas(16) char data[];
 };
 
-static orChunk *newChunk(orQueueIn *in, size_t need) {
-  orChunk *c = in->spare;
-  if (c && c->capacity >= need) {
-    in->spare = NULL;
-  } else {
-    size_t capacity = need > OR_CHUNK_BYTES ? need : OR_CHUNK_BYTES;
-    c = malloc(sizeof *c + capacity);
-    if (!c) return NULL;
-    c->capacity = capacity;
-  }
-  c->next = NULL;
-  atomic_init(&c->end, 0);
-  return c;
+/* `spare` becomes a chunk with room for `need` bytes. */
+static bool makeSpare(orQueueIn *in, size_t need) {
+  if (in->spare && in->spare->capacity >= need) return true;
+  size_t capacity = need > OR_CHUNK_BYTES ? need : OR_CHUNK_BYTES;
+  orChunk *c = malloc(sizeof *c + capacity);
+  if (!c) return false;
+  c->capacity = capacity;
+  free(in->spare);
+  in->spare = c;
+  return true;
 }
 
-orTask *orQueueReserve(orQueueIn *in, orQueueOut *out, size_t args_size) {
+static size_t endOf(const orChunk *c) {
+  return atomic_load_explicit(&c->end, memory_order_relaxed);
+}
+
+orTask *orQueueReserve(orQueueIn *in, size_t args_size) {
   size_t size = OR_TASK_HEADER + ((args_size + 15) & ~(size_t)15);
-  orChunk *tail = in->tail;
-  if (!tail || tail->capacity - atomic_load_explicit(&tail->end, memory_order_relaxed) < size) {
-    orChunk *c = newChunk(in, size);
-    if (!c) return NULL;
-    if (tail)
-      tail->next = c;
-    else
-      out->head = c; /* the very first task: no lane has looked yet */
-    in->tail = tail = c;
-  }
-  orTask *task = (orTask *)(tail->data + atomic_load_explicit(&tail->end, memory_order_relaxed));
+  const orChunk *tail = in->tail;
+  bool fits = tail && tail->capacity - endOf(tail) >= size;
+  if (!fits && !makeSpare(in, size)) return NULL;
+  orTask *task = (orTask *)(fits ? in->tail->data + endOf(tail) : in->spare->data);
   *task = (orTask){.size = size};
   return task;
 }
 
-void orQueueCommit(orQueueIn *in, const orTask *task) {
-  _Atomic size_t *end = &in->tail->end;
-  atomic_store_explicit(end, atomic_load_explicit(end, memory_order_relaxed) + task->size,
-                        memory_order_relaxed);
+static void linkSpare(orQueueIn *in, orQueueOut *out) {
+  orChunk *c = in->spare;
+  in->spare = NULL;
+  c->next = NULL;
+  atomic_init(&c->end, 0);
+  if (in->tail)
+    in->tail->next = c;
+  else
+    out->head = c; /* the very first task: no lane has looked yet */
+  in->tail = c;
+}
+
+void orQueueCommit(orQueueIn *in, orQueueOut *out, const orTask *task) {
+  if (in->spare && (const char *)task == in->spare->data) linkSpare(in, out);
+  orChunk *tail = in->tail;
+  size_t end = endOf(tail);
+  OR_ASSERT((const char *)task, ==, tail->data + end);
+  atomic_store_explicit(&tail->end, end + task->size, memory_order_relaxed);
+}
+
+/* A record that was not committed is none, and is never run. */
+static orTask *recordAt(orChunk *c, size_t offset) {
+  orTask *task = (orTask *)(c->data + offset);
+  OR_ASSERT(offset, <, endOf(c));
+  OR_ASSERT(task->size, >=, OR_TASK_HEADER);
+  return task;
 }
 
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied) {
@@ -63,26 +80,26 @@ orTask *orQueueFront(orQueueOut *out, orChunk **emptied) {
   *emptied = NULL;
   /* `end` only grows, and a record here that the count covers is already in it: equality means that the record
    * is in the next chunk, whose link the count covers as well. */
-  if (out->offset == atomic_load_explicit(&c->end, memory_order_relaxed)) {
+  if (out->offset == endOf(c)) {
     *emptied = c;
     out->head = c = c->next;
     out->offset = 0;
   }
-  return (orTask *)(c->data + out->offset);
+  return recordAt(c, out->offset);
 }
 
 void orQueuePop(orQueueOut *out, size_t size) { out->offset += size; }
 
 void orQueueForEach(const orQueueOut *out, uint64_t count,
                     bool (*fn)(const orTask *task, uint64_t index, void *context), void *context) {
-  const orChunk *c = out->head;
+  orChunk *c = out->head;
   size_t offset = out->offset;
   for (uint64_t i = 0; i < count; i++) {
-    if (offset == atomic_load_explicit(&c->end, memory_order_relaxed)) {
+    if (offset == endOf(c)) {
       c = c->next;
       offset = 0;
     }
-    const orTask *task = (const orTask *)(c->data + offset);
+    const orTask *task = recordAt(c, offset);
     if (!fn(task, i, context)) return;
     offset += task->size;
   }

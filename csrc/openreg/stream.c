@@ -135,7 +135,7 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
     awaitRoom(s);
     if (orProcessExiting()) return orFail(orErrorNotPermitted, "the process is exiting");
   }
-  *task = orQueueReserve(&s->in, &s->out, args_size);
+  *task = orQueueReserve(&s->in, args_size);
   if (!*task) {
     pthread_mutex_unlock(&s->lock);
     return orFail(orErrorMemoryAllocation, "no memory to queue a task with %zu bytes of arguments",
@@ -176,7 +176,7 @@ static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   *mine = isForCaller(s, task);
   if (isForLanes(task)) s->lane_until = number;
   last_correlation = orCorrelation(s->last_handle, number);
-  orQueueCommit(&s->in, task);
+  orQueueCommit(&s->in, &s->out, task);
   s->bytes_in += task->size;
   if (idle) s->state = *mine ? OR_STREAM_RUNNING : OR_STREAM_READY;
   atomic_store_explicit(&s->queued, number, memory_order_release);

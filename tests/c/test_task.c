@@ -1,9 +1,12 @@
 /*
  * Tasks: arguments of kernels, what a launch refuses, who drops the arguments, what a task may call.
  */
+#include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gate.h"
+#include "openreg_watchdog.h"
 
 /* ---- arguments ---- */
 
@@ -50,6 +53,49 @@ TEST(task_arguments_of_every_size) {
                  "65537 bytes of arguments");
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(good_patterns, count + 1);
+  free(p);
+}
+
+static void awaitReport(const char *part) {
+  for (bool found = false; !found;) {
+    char *report = NULL;
+    ASSERT_OK(orHangReport(&report));
+    found = strstr(report, part);
+    free(report);
+  }
+}
+
+/* Records that are not made use of, each between two that fill a chunk of the queue. */
+TEST(task_behind_a_reservation_that_was_abandoned) {
+  orStream_t s = newStream();
+  orEvent_t e = newEvent(0);
+  Pattern *p = calloc(1, OR_MAX_ARGS);
+  for (int i = 0; i < 20; i++) {
+    ASSERT_OK(launchPattern(s, p, OR_MAX_ARGS));
+    ASSERT_OK(orStreamSynchronize(s));
+    ASSERT_OK(orEventRecord(e, s)); /* on an idle stream: nothing is queued */
+  }
+  ASSERT_EQ(good_patterns, 20);
+  free(p);
+}
+
+TEST(task_queue_is_looked_through_past_abandoned_reservations) {
+  orStream_t s = newStream();
+  orEvent_t e = newEvent(0);
+  _Atomic uint32_t *word;
+  Pattern *p = calloc(1, OR_MAX_ARGS);
+  ASSERT_OK(orMallocHost((void **)&word, sizeof *word));
+  atomic_store(word, 0);
+  ASSERT_OK(orStreamWaitValue32(s, (void *)word, 1, orWaitValueEq));
+  ASSERT_OK(orEventRecord(e, s));
+  for (int i = 0; i < 4; i++) {
+    ASSERT_OK(launchPattern(s, p, OR_MAX_ARGS));
+    ASSERT_OK(orStreamWaitEvent(s, e)); /* its own: nothing is queued */
+  }
+  awaitReport("waits for the value"); /* and looks for who writes it */
+  atomic_store(word, 1);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_EQ(good_patterns, 4);
   free(p);
 }
 
