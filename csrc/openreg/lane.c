@@ -576,13 +576,23 @@ static void becomeRunning(orStream *s, int lane) {
   pthread_mutex_unlock(&s->lock);
 }
 
+/* A host has parked a stream, perhaps on a value. A lane would look for another stream now, and on its way see to it that
+ * somebody polls. */
+static void leavePolling(void) {
+  pthread_mutex_lock(&sched.lock);
+  wakeForTheRest();
+}
+
 bool orLaneRun(orStream *s, uint64_t count, int lane) {
   becomeRunning(s, lane);
   s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
   for (;;) {
     uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     if (number > count || orProcessExiting()) break;
-    if (!runFront(s, number, lane)) return false;
+    if (!runFront(s, number, lane)) {
+      if (lane == OR_HOST) leavePolling();
+      return false;
+    }
   }
   if (!orStreamTryIdle(s)) yieldStream(s);
   return true;

@@ -319,6 +319,55 @@ TEST(host_that_queues_what_is_not_short_wakes_a_lane) {
   assertWakes(&a, fill, false);
 }
 
+/* ---- a value that nobody writes with a task ---- */
+
+static orError_t napKernel(void *args) {
+  sleepMs(300); /* until every lane has long been asleep */
+  return noteKernel(args);
+}
+
+typedef struct Waiter {
+  _Atomic uint32_t *word;
+  Ran slow, last;
+} Waiter;
+
+static void *waitForValue(void *arg) {
+  Waiter *w = arg;
+  orStream_t s = newStream();
+  ASSERT_OK(launchAs(s, napKernel, &w->slow, ANY));
+  ASSERT_OK(orStreamWaitValue32(s, (void *)w->word, 1, orWaitValueEq));
+  ASSERT_OK(launchAs(s, noteKernel, &w->last, AWAITED));
+  ASSERT_OK(orStreamSynchronize(s));
+  return NULL;
+}
+
+static void awaitReport(const char *part) {
+  for (bool found = false; !found;) {
+    char *text;
+    ASSERT_OK(orHangReport(&text));
+    found = strstr(text, part);
+    free(text);
+  }
+}
+
+/* Tried again where a lane has come before the host. */
+TEST(host_parks_a_stream_on_a_value_and_a_lane_looks_at_it) {
+  Waiter w = {0};
+  pthread_t thread;
+  ASSERT_OK(orMallocHost((void **)&w.word, sizeof *w.word));
+  for (bool here = false; !here;) {
+    memset(&w.slow, 0, sizeof w.slow);
+    atomic_store(w.word, 0);
+    ASSERT_EQ(pthread_create(&thread, NULL, waitForValue, &w), 0);
+    awaitReport("waits for the value");
+    here = pthread_equal(w.slow.on, thread);
+    awaitReport("host thread");
+    sleepMs(1); /* asleep, not just about to be: whoever looks around then would see the value */
+    atomic_store(w.word, 1);
+    pthread_join(thread, NULL);
+  }
+}
+
 /* ---- errors and modes ---- */
 
 static orError_t failKernel(void *args) {
