@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -256,6 +257,37 @@ static double roundTrip(orStream_t s) {
   return nowNs() - start;
 }
 
+/* A round trip that the host runs itself, then a small kernel and a millisecond of the host's own: whether it is done. */
+static bool overlaps(orStream_t s) {
+  orLaunch launch = {.size = sizeof launch,
+                     .stream = s,
+                     .fn = nothing,
+                     .name = "nothing",
+                     .flags = orLaunchAnyThread};
+  CHECK(orLaunchKernelEx(&launch));
+  launch.flags |= orLaunchAwaited;
+  CHECK(orLaunchKernelEx(&launch));
+  CHECK(orStreamSynchronize(s));
+  launch.flags = orLaunchAnyThread;
+  launch.fn = noteStart;
+  atomic_store(&started, 0);
+  double start = nowNs();
+  CHECK(orLaunchKernelEx(&launch));
+  while (nowNs() - start < 1e6) {
+  }
+  bool done = atomic_load(&started) != 0;
+  CHECK(orStreamSynchronize(s));
+  return done;
+}
+
+static void benchOverlap(void) {
+  enum { TRIES = 40 };
+  orStream_t s = newStream();
+  int late = 0;
+  for (int i = 0; i < TRIES; i++) late += !overlaps(s);
+  report("kernels of 40 not begun 1 ms after a round trip", late, "", 0.5, 0);
+}
+
 static void benchWake(void) {
   enum { TIMES = 301 };
   static double device[TIMES], bare[TIMES], trip[TIMES], busy[TIMES];
@@ -389,6 +421,7 @@ int main(void) {
   benchEnqueueThree();
   benchRecordAndWait();
   benchWake();
+  benchOverlap();
   benchMalloc();
   benchCopy();
   benchIdle();

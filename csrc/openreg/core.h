@@ -479,11 +479,8 @@ orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
 
 /* ---- lane.c ---- */
 
-/* Puts a stream that has just become READY into the list and sees to it that a lane runs; if all there is to run is `brief`,
- * one that dozes will do. No lock held. */
-void orLaneSchedule(orStream *stream, bool brief);
-/* By whoever waits or asks for what is not done: no lane is left dozing beside a stream that is ready. No lock held. */
-void orLaneRing(void);
+/* Puts a stream that has just become READY into the list and sees to it that a lane runs. No lock held. */
+void orLaneSchedule(orStream *stream);
 /* By a lane: parks its stream until the value comes; false as orCellWaitOrPark. */
 bool orLaneWaitValueOrPark(orStream *stream, const orValueArgs *args);
 void orLaneForgetValue(orStream *stream);

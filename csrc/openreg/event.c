@@ -183,7 +183,6 @@ static bool isOver(const orCell *cell) {
 
 static void await(orCell *cell) {
   orStream *s = orCellStream(cell);
-  if (!isOver(cell)) orLaneRing();
   if (!s || !orScheduleOn()) awaitCell(cell);
   if (s && !isOver(cell)) orStreamAwait(s, cell->number);
 }
@@ -371,7 +370,6 @@ orError_t orEventQuery(orEvent_t event) {
   OR_TRY(newestCell(event, &cell, &flags));
   bool ready = !cell || isOver(cell);
   if (orSanitizerOn() && ready && cell) orSanitizerNoteOver(cell);
-  if (!ready) orLaneRing();
   if (!ready && orScheduleOn()) orScheduleStep(orCellStream(cell), cell->number);
   orCellRelease(cell);
   return ready ? orSuccess : orErrorNotReady;

@@ -10,9 +10,7 @@
  *   ready_mask    bit p: a stream of priority p is ready
  *   oldest[p]     since when the first of that list has been
  *   value_count   streams that wait for a value
- *   looking       lanes that look for a stream; raised without the lock
- *   dozing        a lane dozes
- *   woken         how often a lane has been; counted without the lock
+ *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set without the lock
  *   chosen        what a schedule wants run, for lane 0 alone, which takes it first; the mask's bit OR_CHOSEN
  *
  * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the lock after finding
@@ -25,15 +23,12 @@
  * as by a host that waits for each result before it goes on, provided that it takes no core from a lane that computes.
  * It does not spin on the core of a host that waits, where each would only keep the other from running.
  *
- * The kernel often wakes a lane on the very core of the thread that wakes it, though another is idle (a virtual machine's
- * halted core does not count as such). There the lane keeps that thread from running. So it gives way as it spins, but
- * only there: elsewhere another process would take the core for milliseconds. And before it helps with pieces of work,
- * whose owner is at work on them too, it goes to another core.
- *
- * Where a program asks for each result, the host that waits takes stream after stream for which a lane has just been
- * woken, and waking costs it as much as a small kernel. So for a while after a host has taken a stream, one lane dozes: it
- * sleeps with a time-out. A brief task on an idle stream then wakes nobody: the host will take it, or
- * whoever waits or asks for something that is not done wakes a lane (orLaneRing), or the time-out finds it.
+ * The system often wakes a lane on the very core of the thread that wakes it, though another is idle: a virtual
+ * machine's halted core does not count as such, and waking it costs more than changing threads here. So a lane asks for a short
+ * slice of the processor's time, for which the system stops a thread in the midst of its own, and begins at once; it
+ * does not spin there, where it would keep that thread from running; and before it helps with pieces of work, whose
+ * owner is at work on them too, it goes to another core. A lane that looks counts for threads on other cores alone: on
+ * theirs it may be waiting for the core that they have.
  *
  * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to look: while there are
  * such waits, one sleeping lane sleeps with a time-out, and looks.
@@ -41,6 +36,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core.h"
@@ -52,8 +48,7 @@ enum {
   OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
   OR_FAIR_NS = 1000000,
   OR_POLL_NS = 200000,
-  OR_DOZE_NS = 5000000, /* each time-out costs a host that computes meanwhile up to 50 us */
-  OR_DOZES = 20,
+  OR_SLICE_NS = 200000,
   OR_LINGER = 20,
   OR_NO_CORE = -2,
   OR_CHOSEN = 1 << OR_PRIORITIES
@@ -62,10 +57,10 @@ enum {
 typedef struct orLane {
   _Alignas(OR_CACHE_LINE) _Atomic uint32_t awake; /* futex: 0 asleep */
   int index;
-  bool looking; /* the lane's own; counted in sched.looking */
-  bool eager;   /* the lane's own: it spins for long */
-  int waker;    /* the core of who chose it last; written under the lock, in its sleep */
-  bool serves;  /* the lane's own: what it has picked was chosen by a schedule */
+  bool eager;       /* the lane's own: it spins for long */
+  uint64_t looking; /* the lane's own: its byte in sched.looking, in place */
+  int waker;        /* the core of who chose it last; written under the lock, in its sleep */
+  bool serves;      /* the lane's own: what it has picked was chosen by a schedule */
 } orLane;
 
 static struct {
@@ -76,15 +71,12 @@ static struct {
   int started;
   int coming;   /* lanes that have been chosen and have not come yet */
   bool polling; /* a lane sleeps with a time-out, to look at values */
-  int dozes;    /* how often a lane is still to doze, rather than sleep until it is woken */
   void (*hook)(int lane, int wide);
   orLane lanes[OR_MAX_LANES];
   _Atomic unsigned ready_mask;
   _Atomic uint64_t oldest[OR_PRIORITIES];
   _Atomic unsigned value_count;
-  _Atomic int looking; /* lanes; lowered and acted on under the lock, raised without */
-  _Atomic bool dozing;
-  _Atomic uint64_t woken;
+  _Atomic uint64_t looking; /* a byte a lane; cleared and acted on under the lock, set without */
 } sched = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void *laneMain(void *lane);
@@ -178,25 +170,29 @@ static bool shouldYield(const orStream *s) {
 
 /* ---- waking lanes ---- */
 
-static bool somebodyDozes(void) {
-  return atomic_load_explicit(&sched.dozing, memory_order_relaxed);
-}
+/* What a lane that looks from the calling thread's core has in its byte. */
+static uint64_t markOfCore(void) { return 1 + (uint64_t)sched_getcpu() % UINT8_MAX; }
 
+/* On another core: on this one it may not be running. */
 static bool somebodyLooks(void) {
-  return atomic_load_explicit(&sched.looking, memory_order_relaxed) != 0;
+  uint64_t looking = atomic_load_explicit(&sched.looking, memory_order_relaxed);
+  if (!looking) return false;
+  for (uint64_t here = markOfCore(); looking; looking >>= 8)
+    if ((looking & UINT8_MAX) && (looking & UINT8_MAX) != here) return true;
+  return false;
 }
 
 static void startLooking(orLane *l) {
   if (l->looking) return;
-  l->looking = true;
-  atomic_fetch_add_explicit(&sched.looking, 1, memory_order_relaxed);
+  l->looking = markOfCore() << 8 * l->index;
+  atomic_fetch_or_explicit(&sched.looking, l->looking, memory_order_relaxed);
 }
 
 /* Lock held. */
 static void stopLooking(orLane *l) {
   if (!l->looking) return;
-  l->looking = false;
-  atomic_fetch_sub_explicit(&sched.looking, 1, memory_order_relaxed);
+  atomic_fetch_xor_explicit(&sched.looking, l->looking, memory_order_relaxed);
+  l->looking = 0;
 }
 
 /* Lock held. */
@@ -230,7 +226,6 @@ static void startLane(orLane *l) {
 /* ... and woken (lock not held). */
 static void wake(orLane *l, bool start) {
   if (!l) return;
-  atomic_fetch_add_explicit(&sched.woken, 1, memory_order_relaxed);
   if (start) {
     startLane(l);
   } else {
@@ -239,13 +234,12 @@ static void wake(orLane *l, bool start) {
   }
 }
 
-void orLaneSchedule(orStream *s, bool brief) {
+void orLaneSchedule(orStream *s) {
   bool start = false;
   if (orScheduleOn() && orScheduleHold(s)) return;
   pthread_mutex_lock(&sched.lock);
   push(s);
-  bool found = somebodyLooks() || (brief && somebodyDozes());
-  orLane *l = found ? NULL : chooseLane(&start);
+  orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
 }
@@ -352,18 +346,18 @@ static bool somethingToDo(void) {
 
 static bool sharesCoreWithWaker(const orLane *l) { return l->waker == sched_getcpu(); }
 
-static void spin(const orLane *l, uint64_t ns) {
-  uint64_t start = orNow(), now = start;
+static void spin(uint64_t ns) {
+  uint64_t end = orNow() + ns;
   do {
     for (int i = 0; i < 32 && !somethingToDo(); i++) orPause();
-    if (now - start > OR_SPIN_NS && sharesCoreWithWaker(l)) sched_yield();
-    now = orNow();
-  } while (!somethingToDo() && now - start < ns);
+  } while (!somethingToDo() && orNow() < end);
 }
 
 /* Lock held. */
 static bool othersRun(void) {
-  int looking = atomic_load_explicit(&sched.looking, memory_order_relaxed);
+  int looking = 0;
+  for (uint64_t l = atomic_load_explicit(&sched.looking, memory_order_relaxed); l; l >>= 8)
+    looking += (l & UINT8_MAX) != 0;
   return __builtin_popcount(sched.idle) + sched.coming + looking < sched.started;
 }
 
@@ -372,28 +366,22 @@ static bool needsPoller(void) { return orLaneValueWaits() && !sched.polling && !
 
 /* Lock held at entry and return. */
 static void sleepLane(orLane *l) {
-  bool poll = needsPoller(), doze = sched.dozes && !somebodyDozes();
-  uint64_t time_out = poll ? OR_POLL_NS : doze ? OR_DOZE_NS : 0;
+  bool poll = needsPoller();
   if (poll) sched.polling = true;
-  if (doze) {
-    sched.dozes--;
-    atomic_store_explicit(&sched.dozing, true, memory_order_relaxed);
-  }
   stopLooking(l);
   sched.idle |= 1u << l->index;
   atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
   pthread_mutex_unlock(&sched.lock);
   uint64_t asleep = orNow();
   while (!atomic_load_explicit(&l->awake, memory_order_acquire)) {
-    orFutexWait(&l->awake, 0, time_out);
-    if (time_out) break;
+    orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : 0);
+    if (poll) break;
   }
   l->eager = !poll && orNow() - asleep < OR_SOON_NS;
   stopIfExiting();
   if (poll) orLanePollValues();
   pthread_mutex_lock(&sched.lock);
   if (poll) sched.polling = false;
-  if (doze) atomic_store_explicit(&sched.dozing, false, memory_order_relaxed);
   if (!(sched.idle & 1u << l->index)) sched.coming--;
   sched.idle &= ~(1u << l->index);
 }
@@ -405,12 +393,6 @@ static void wakeForTheRest(void) {
   orLane *l = more && !somebodyLooks() ? chooseLane(&start) : NULL;
   pthread_mutex_unlock(&sched.lock);
   wake(l, start);
-}
-
-void orLaneRing(void) {
-  if (!somebodyDozes()) return;
-  pthread_mutex_lock(&sched.lock);
-  wakeForTheRest();
 }
 
 /* A lane that has something to do leaves the rest to the next. Lock held at entry, not at return. */
@@ -433,9 +415,9 @@ static bool sharesCoreWithHost(void) {
 }
 
 /* Lock held at entry and return. */
-static void spinUnlocked(const orLane *l, uint64_t ns) {
+static void spinUnlocked(uint64_t ns) {
   pthread_mutex_unlock(&sched.lock);
-  spin(l, ns);
+  spin(ns);
   stopIfExiting();
   pthread_mutex_lock(&sched.lock);
 }
@@ -455,9 +437,11 @@ static void leaveCore(int core) {
 /* True if it has helped. Lock held at entry and return. */
 static bool spinAndHelp(orLane *l) {
   if (sharesCoreWithHost()) return false;
-  startLooking(l);
-  spinUnlocked(l, OR_SPIN_NS);
-  if (!somethingToDo() && l->eager && !othersRun()) spinUnlocked(l, OR_LONG_SPIN_NS);
+  if (!sharesCoreWithWaker(l)) {
+    startLooking(l);
+    spinUnlocked(OR_SPIN_NS);
+    if (!somethingToDo() && l->eager && !othersRun()) spinUnlocked(OR_LONG_SPIN_NS);
+  }
   if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())
     return false;
   leaveTheRest(l); /* pieces may take long */
@@ -489,7 +473,7 @@ static void yieldStream(orStream *s) {
   pthread_mutex_lock(&s->lock);
   s->state = OR_STREAM_READY;
   pthread_mutex_unlock(&s->lock);
-  orLaneSchedule(s, false);
+  orLaneSchedule(s);
 }
 
 static orTask *frontTask(orStream *s) {
@@ -606,9 +590,22 @@ bool orLaneTake(orStream *s) {
   if (!may) return false;
   pthread_mutex_lock(&sched.lock);
   bool taken = removeReady(s);
-  if (taken) sched.dozes = OR_DOZES;
   pthread_mutex_unlock(&sched.lock);
   return taken;
+}
+
+/* A thread that wakes up stops one whose slice is longer (Linux 6.12 and later; before, nothing happens). The slice has no part
+ * in how much time it gets. Threads that it starts, OpenMP's, have the usual one. */
+static void askForShortSlice(void) {
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t slice_ns, deadline, period;
+  } attributes = {
+      .size = sizeof attributes, .flags = 1 /* SCHED_FLAG_RESET_ON_FORK */, .slice_ns = OR_SLICE_NS};
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
 static void *laneMain(void *arg) {
@@ -616,6 +613,7 @@ static void *laneMain(void *arg) {
   char name[16];
   snprintf(name, sizeof name, "openreg-%d", l->index);
   pthread_setname_np(pthread_self(), name);
+  askForShortSlice();
   pthread_mutex_lock(&sched.lock);
   void (*hook)(int, int) = sched.hook;
   sched.coming--;
@@ -626,7 +624,7 @@ static void *laneMain(void *arg) {
     if (OR_UNLIKELY(l->serves)) {
       orScheduleServe(s);
     } else if (orScheduleOn()) {
-      orLaneSchedule(s, false); /* was ready when the schedule began */
+      orLaneSchedule(s); /* was ready when the schedule began */
     } else {
       becomeRunning(s, l->index);
       runStream(s, l);
@@ -658,8 +656,7 @@ static void addQueued(orStream *s, uint64_t queued, void *total) {
 orError_t orGetLaneInfo(orLaneInfo *info) {
   if (!info) return orFail(orErrorInvalidValue, "orGetLaneInfo: null result");
   OR_TRY(orEnter());
-  *info = (orLaneInfo){.limit = orLaneLimit(),
-                       .woken = atomic_load_explicit(&sched.woken, memory_order_relaxed)};
+  *info = (orLaneInfo){.limit = orLaneLimit()};
   orStreamForEach(-1, addQueued, &info->queued);
   pthread_mutex_lock(&sched.lock);
   info->started = sched.started;

@@ -316,7 +316,7 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   pthread_mutex_unlock(&plan.lock);
   for (orStream *s; (s = left);) {
     left = s->ready_next;
-    orLaneSchedule(s, false);
+    orLaneSchedule(s);
   }
   orScheduleNotice();
   orHostWaitsStir();

@@ -33,7 +33,7 @@
 #include "core.h"
 
 /* What a queue holds before kernels and copies have to wait; events and waits never do. */
-enum { OR_QUEUE_TASKS = 1024, OR_QUEUE_BYTES = 1 << 20, OR_FEW_TASKS = 4, OR_SPIN_NS = 20000 };
+enum { OR_QUEUE_TASKS = 1024, OR_QUEUE_BYTES = 1 << 20, OR_SPIN_NS = 20000 };
 
 orHandleTable orStreamTable = {
     .kind = OR_HANDLE_STREAM,
@@ -156,23 +156,10 @@ static inline bool isForCaller(const orStream *s, const orTask *task) {
          !orScheduleOn();
 }
 
-/* Kernels that any thread may run are short. */
-static inline bool isBrief(const orTask *task) {
-  return task->kind == OR_KIND_KERNEL && task->any_thread;
-}
-
-/* Lock held: with this task behind it, what was left for the host to take is so no longer. */
-static inline bool isPressing(const orStream *s, const orTask *task, uint64_t number) {
-  if (OR_LIKELY(s->state != OR_STREAM_READY) || (task->awaited && task->any_thread)) return false;
-  return (task->kind <= OR_KIND_SET && !isBrief(task)) ||
-         number > atomic_load_explicit(&s->completed, memory_order_relaxed) + OR_FEW_TASKS;
-}
-
 /* `mine`: the stream is the calling thread's, to run. */
 static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
-  bool idle = s->state == OR_STREAM_IDLE, brief = isBrief(task);
-  bool pressing = isPressing(s, task, number);
+  bool idle = s->state == OR_STREAM_IDLE;
   *mine = isForCaller(s, task);
   if (isForLanes(task)) s->lane_until = number;
   last_correlation = orCorrelation(s->last_handle, number);
@@ -181,8 +168,7 @@ static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   if (idle) s->state = *mine ? OR_STREAM_RUNNING : OR_STREAM_READY;
   atomic_store_explicit(&s->queued, number, memory_order_release);
   pthread_mutex_unlock(&s->lock);
-  if (OR_UNLIKELY(pressing)) orLaneRing();
-  if (idle && !*mine) orLaneSchedule(s, brief);
+  if (idle && !*mine) orLaneSchedule(s);
   return number;
 }
 
@@ -292,7 +278,6 @@ static void sleepUntil(orStream *s, uint64_t count) {
 }
 
 void orStreamAwait(orStream *s, uint64_t count) {
-  if (!hasCompleted(s, count)) orLaneRing();
   while (!hasCompleted(s, count) && !orProcessExiting())
     if (orScheduleOn())
       orScheduleAwait(s, count);
@@ -368,7 +353,7 @@ void orStreamResume(orStream *s) {
     s->state = OR_STREAM_READY;
   }
   pthread_mutex_unlock(&s->lock);
-  if (waiting) orLaneSchedule(s, false);
+  if (waiting) orLaneSchedule(s);
 }
 
 orStream *orStreamBlocker(orStream *s) {
@@ -536,7 +521,6 @@ orError_t orStreamQuery(orStream_t stream) {
     if (orSanitizerOn()) orSanitizerReached(orSanitizerMark(stream, 0));
     return orSuccess;
   }
-  orLaneRing();
   if (orScheduleOn())
     orScheduleStep(s, queued); /* whoever asks again gets another answer in the end */
   return orErrorNotReady;

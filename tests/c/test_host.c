@@ -226,97 +226,32 @@ TEST(host_is_minus_one_in_the_trace) {
   orTraceFree(&trace);
 }
 
-/* ---- a lane that dozes ---- */
+/* ---- a host that goes on ---- */
 
-static uint64_t lanesWoken(void) {
-  orLaneInfo info;
-  ASSERT_OK(orGetLaneInfo(&info));
-  return info.woken;
-}
-
-/* A short kernel and one that the host waits for, as in a program that asks for each result. True if the host ran both and
- * no lane was woken for the first. */
-static bool askQuietly(orStream_t s) {
-  Ran r[2] = {0};
-  sleepMs(1); /* no lane spins for so long */
-  uint64_t before = lanesWoken();
-  ASSERT_OK(launchAs(s, noteKernel, &r[0], ANY));
-  ASSERT_OK(launchAs(s, noteKernel, &r[1], AWAITED));
-  ASSERT_OK(orStreamSynchronize(s));
-  return ranHere(&r[0]) && ranHere(&r[1]) && lanesWoken() == before;
-}
-
-static void makeALaneDoze(orStream_t s) {
-  while (!askQuietly(s)) {
+/* Right after it has waited, too. */
+TEST(host_that_does_nothing_more_leaves_it_to_a_lane) {
+  orStream_t s = newStream();
+  for (int i = 0; i < 40; i++) {
+    Ran waited = {0}, left = {0};
+    ASSERT_OK(launchAs(s, noteKernel, &waited, ANY));
+    ASSERT_OK(launchAs(s, noteKernel, &waited, AWAITED));
+    ASSERT_OK(launchAs(s, noteKernel, &left, ANY));
+    awaitInt(&left.times, 1);
+    ASSERT(!ranHere(&left));
   }
 }
 
-TEST(host_that_asks_for_each_result_wakes_no_lane) { makeALaneDoze(newStream()); }
-
-TEST(host_that_does_nothing_more_leaves_it_to_a_lane_that_dozes) {
+/* The kernel stays: what is queued behind it in the stream is no reason for it to begin. */
+TEST(host_that_goes_on_finds_the_kernel_begun) {
+  Holder h = {0};
   Ran r = {0};
   orStream_t s = newStream();
-  makeALaneDoze(s);
-  ASSERT_OK(launchAs(s, noteKernel, &r, ANY));
-  awaitInt(&r.times, 1);
-  ASSERT(!ranHere(&r));
-}
-
-typedef struct Asked {
-  orStream_t stream;
-  orEvent_t event; /* behind a short kernel there */
-} Asked;
-
-static void askStream(const Asked *a) { orStreamQuery(a->stream); }
-static void askEvent(const Asked *a) { orEventQuery(a->event); }
-static void awaitStream(const Asked *a) { ASSERT_OK(orStreamSynchronize(a->stream)); }
-static void awaitEvent(const Asked *a) { ASSERT_OK(orEventSynchronize(a->event)); }
-static void awaitDevice(const Asked *a) {
-  (void)a;
-  ASSERT_OK(orDeviceSynchronize());
-}
-static void queueForLanes(const Asked *a) {
-  static atomic_int ran;
-  ASSERT_OK(launchAs(a->stream, countKernel, &ran, 0));
-}
-static void queueMore(const Asked *a) {
-  static atomic_int ran;
-  for (int i = 0; i < 5; i++) ASSERT_OK(launchAs(a->stream, countKernel, &ran, ANY));
-}
-static void fill(const Asked *a) {
-  static void *memory;
-  if (!memory) ASSERT_OK(orMalloc(&memory, 64));
-  ASSERT_OK(orMemsetAsync(memory, 0, 64, a->stream));
-}
-
-/* Beside a lane that dozes, on an idle stream or behind a short kernel. Tried again if the lane's time was over just then. */
-static void assertWakes(const Asked *a, void (*ask)(const Asked *), bool behind) {
-  static Ran r;
-  for (bool woken = false; !woken;) {
-    makeALaneDoze(a->stream);
-    uint64_t before = lanesWoken();
-    if (behind) {
-      ASSERT_OK(launchAs(a->stream, noteKernel, &r, ANY));
-      ASSERT_OK(orEventRecord(a->event, a->stream));
-    }
-    bool quiet = lanesWoken() == before;
-    ask(a);
-    woken = quiet && lanesWoken() > before;
-    ASSERT_OK(orStreamSynchronize(a->stream));
-  }
-}
-
-TEST(host_that_asks_wakes_a_lane_that_dozes) {
-  static void (*const asks[])(const Asked *) = {askStream,   askEvent,      awaitStream, awaitEvent,
-                                                awaitDevice, queueForLanes, queueMore,   fill};
-  Asked a = {.stream = newStream(), .event = newEvent(0)};
-  for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) assertWakes(&a, asks[i], true);
-}
-
-TEST(host_that_queues_what_is_not_short_wakes_a_lane) {
-  Asked a = {.stream = newStream()};
-  assertWakes(&a, queueForLanes, false);
-  assertWakes(&a, fill, false);
+  ASSERT_OK(launchAs(s, noteKernel, &r, AWAITED));
+  ASSERT_OK(launchAs(s, holdKernel, &h, ANY));
+  awaitInt(&h.started, 1);
+  ASSERT_ERROR(orStreamQuery(s), orErrorNotReady);
+  letGo(&h);
+  ASSERT_OK(orStreamSynchronize(s));
 }
 
 /* ---- a value that nobody writes with a task ---- */

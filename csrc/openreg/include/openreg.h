@@ -237,8 +237,7 @@ typedef struct orAccess {
  * functions that neither block nor enqueue. */
 typedef orError_t (*orKernelFn)(void *args);
 
-/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook sets up. Unless
- * awaited, it is short, and begins when the host waits or asks for it, more is queued, or 5 ms have passed, at the latest.
+/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook sets up.
  * orLaunchAwaited: the caller waits for the stream next. If no lane has begun with what is queued there, and any
  * thread may run all of it, the call itself does, the kernel included: what is short is done sooner than a lane is woken. */
 typedef enum orLaunchFlags { orLaunchAnyThread = 1, orLaunchAwaited = 2 } orLaunchFlags;
@@ -288,8 +287,7 @@ OR_API orError_t orSetLaneHook(void (*hook)(int lane, int wide));
 typedef struct orLaneInfo {
   int limit; /* most lanes there can be */
   int started;
-  size_t queued;  /* tasks queued or running, over all streams */
-  uint64_t woken; /* how often a lane has been started, or woken from its sleep */
+  size_t queued; /* tasks queued or running, over all streams */
 } orLaneInfo;
 OR_API orError_t orGetLaneInfo(orLaneInfo *info);
 
