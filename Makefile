@@ -1,4 +1,4 @@
-# Targets: demo, test, conformance, integration, lint, format, sanitize, bench, build, ctest, clean.
+# Targets: demo, test, conformance, integration, lint, format, sanitize, bench, build, ctest, debug, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CC ?= cc
 
-.PHONY: help demo test conformance integration lint format sanitize bench build ctest env clean
+.PHONY: help demo test conformance integration lint format sanitize bench build ctest debug env clean
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files lint-analyze
 .DELETE_ON_ERROR:
@@ -124,6 +124,12 @@ sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
 
 ctest:
 	$(locked) ctest-files
+
+# The C tests, and the Python suite, over the core with its assertions, which is preloaded. ARGS: pytest's.
+debug: build ctest
+	$(D_debug)/run-tests
+	LD_PRELOAD=$(CURDIR)/$(D_debug)/libopenreg.so $(PY) -m pytest $(SIDE_BY_SIDE) \
+	  --ignore tests/test_core.py $(or $(ARGS),tests)
 
 # SHORT=1: fewer random programs, for continuous integration.
 STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)

@@ -27,8 +27,8 @@
  *
  * Ownership. orCaches[d] is device d's, all of it under its lock. The lock is held for a few table
  * and list operations (and, when a table grows, a host allocation); it is dropped for regions
- * (system calls, a vendor's functions), for waiting, and to queue tasks. Under it only stream locks
- * are taken, to read counters. A block in limbo that is in no list belongs to the thread that took
+ * (system calls, a vendor's functions), for waiting, and to queue tasks. Under it are taken: the
+ * locks of streams, to read counters, and the sanitizer's, which is told of what is freed. A block in limbo that is in no list belongs to the thread that took
  * it off. ranges[d] only widens: written under the lock, read by anybody to find the device of an
  * address.
  *
@@ -47,8 +47,7 @@ typedef struct orCacheRange {
 } orCacheRange;
 
 orCache orCaches[OPENREG_MAX_DEVICES] = {
-    [0 ... OPENREG_MAX_DEVICES - 1] = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
-                                       .released = PTHREAD_COND_INITIALIZER,
+    [0 ... OPENREG_MAX_DEVICES - 1] = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_CACHE),
                                        .blocks = {.max_split = SIZE_MAX},
                                        .allowed = SIZE_MAX,
                                        .fraction = 1}};

@@ -17,14 +17,13 @@ typedef struct orCacheLog {
 
 /* Of one device; all of it under `lock`. */
 typedef struct orCache {
-  _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
-  pthread_cond_t released;
-  unsigned releasing; /* threads that hold memory on its way back */
-  bool poison;        /* the setting; known before there is a block */
-  bool round;         /* some of options.roundup_power2_divisions are above 1 */
-  orBlock *dirty;     /* limbo, only to be poisoned; linked by idle_next */
-  orCacheLog log;     /* empty while nobody has the lock */
-  uint64_t sequence;  /* of the latest record */
+  _Alignas(OR_CACHE_LINE) orMutex lock;
+  _Atomic uint32_t releasing; /* futex: threads that hold memory on its way back; written under `lock` */
+  bool poison;                /* the setting; known before there is a block */
+  bool round;                 /* some of options.roundup_power2_divisions are above 1 */
+  orBlock *dirty;             /* limbo, only to be poisoned; linked by idle_next */
+  orCacheLog log;             /* empty while nobody has the lock */
+  uint64_t sequence;          /* of the latest record */
   orBlocks blocks;
   size_t held;    /* bytes of segments, with those that are being asked for or given back */
   size_t allowed; /* most that may be held */
@@ -63,13 +62,13 @@ static inline void orCacheNote(orCache *cache, orCacheAction action, uintptr_t a
     orCacheNoteSlow(cache, action, address, bytes, stream);
 }
 
-static inline void orCacheLock(orCache *cache) { pthread_mutex_lock(&cache->lock); }
+static inline void orCacheLock(orCache *cache) { orMutexLock(&cache->lock); }
 /* Unlocks, and tells what has happened since the lock was taken. */
 static inline void orCacheUnlock(orCache *cache) {
   if (OR_UNLIKELY(cache->log.count))
     orCacheTell(cache);
   else
-    pthread_mutex_unlock(&cache->lock);
+    orMutexUnlock(&cache->lock);
 }
 
 /* ---- cache.c ---- */

@@ -26,6 +26,7 @@
  *   lane.c       the threads that run tasks, and the choice of what runs next
  *   schedule.c   that choice by a seed: one task at a time, while a host thread is in a call
  *   wait.c       clock, futex, block hooks
+ *   mutex.c      what a thread holds, asserted; mutex.h has the order of locks
  *   trace.c      tracing: the buffer of what was launched and run
  *   fault.c      fault injection: operations that fail because a test says so
  *   hang.c       what each stream is doing and waits for, in words
@@ -37,21 +38,18 @@
  *   names.c      its names of operations
  *   stacks.c     its stacks
  *
- * Locks, in the order in which they may be taken (a thread that holds one takes only later ones):
- *   factory registry > cache (one a device) > region tree > device pages > event slot > device failure > arming of
- *   faults > making of streams > stream > cell > scheduler > faults, sanitizer; schedule, trace, sleeping hosts > none
- * None is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
- * (exception: the registry while devices are made, once, so that two threads do not make them).
+ * No lock is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
+ * (exception: that of the devices while they are made, once, so that two threads do not make them).
  */
 #ifndef OPENREG_CORE_H
 #define OPENREG_CORE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
 #include "openreg.h"
 #include "openreg_sanitizer.h"
+#include "mutex.h"
 
 #define OR_HIDDEN __attribute__((visibility("hidden")))
 #define OR_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -137,6 +135,7 @@ void orProcessActivate(void);
 bool orProcessExiting(void);
 /* A detached thread that takes no signals; 0 or an errno. */
 int orThreadStart(void *(*body)(void *), void *context);
+bool orThreadIsOurs(void); /* the calling one has been started so */
 /* Set by a lane around what it runs. */
 enum { OR_TASK_NONE = 0, OR_TASK_KERNEL, OR_TASK_HOST_FUNC };
 void orProcessSetTask(int kind);
@@ -225,7 +224,7 @@ typedef struct orHandleTable {
   const char *what; /* for messages */
   size_t slot_size;
   uint32_t limit; /* most slots */
-  pthread_mutex_t lock;
+  orMutex lock;
   _Atomic(char *) base; /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
   _Atomic uint32_t used; /* slots ever handed out */
   uint32_t free_head;    /* index + 1; lock */
@@ -363,7 +362,7 @@ typedef struct orStream {
   _Atomic uint32_t wake_word;
   _Atomic unsigned notice; /* OR_NOTICE_*, of its device; written under `lock` */
   /* Under `lock`. Counters go on when the slot is used again. */
-  _Alignas(OR_CACHE_LINE) pthread_mutex_t lock;
+  _Alignas(OR_CACHE_LINE) orMutex lock;
   orStreamState state;
   bool dying;              /* destroyed, still draining */
   int lane;                /* while RUNNING, its lane, or OR_HOST */
@@ -446,7 +445,7 @@ orStream *orTaskStream(void);                             /* task.c; null outsid
 struct orCell {
   _Atomic uint32_t refs;
   _Atomic uint32_t state; /* futex: OR_CELL_* */
-  pthread_mutex_t lock;   /* waiters, and the step to done as seen by them */
+  orMutex lock;           /* waiters, and the step to done as seen by them */
   orStream *waiters;
   uint64_t time_ns;    /* written before done */
   orError_t status;    /* written before done */
@@ -661,6 +660,5 @@ static inline void orPause(void) {
 /* Around a sleep: lets the caller of the library put down a lock of its own (orSetBlockHooks). */
 void *orBlockEnter(void);
 void orBlockLeave(void *token);
-void orLockInit(pthread_mutex_t *lock); /* spins a little before it sleeps */
 
 #endif

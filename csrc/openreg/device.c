@@ -13,7 +13,7 @@
 #include "core.h"
 
 typedef struct orFailure {
-  pthread_mutex_t lock;
+  orMutex lock;
   _Atomic bool pending;
   _Atomic bool lost; /* `error` is orErrorDeviceLost, and stays until a reset */
   orError_t error;
@@ -23,7 +23,7 @@ typedef struct orFailure {
 } orFailure;
 
 static _Thread_local int current;
-static pthread_mutex_t first_use = PTHREAD_MUTEX_INITIALIZER;
+static orMutex first_use = OR_MUTEX_INITIALIZER(OR_RANK_FIRST_USE);
 static _Atomic bool ready[OPENREG_MAX_DEVICES];
 static orStream_t default_streams[OPENREG_MAX_DEVICES]; /* written before ready */
 static orFailure failures[OPENREG_MAX_DEVICES];
@@ -46,17 +46,17 @@ orError_t orDeviceCheck(int index) {
 }
 
 static orError_t makeReady(int index) {
-  pthread_mutex_lock(&first_use);
+  orMutexLock(&first_use);
   orError_t error = orSuccess;
   if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
     orProcessActivate();
     orScheduleConfigure();
-    pthread_mutex_init(&failures[index].lock, NULL);
+    orMutexInit(&failures[index].lock, OR_RANK_FAILURE);
     orSanitizerStart();
     error = orStreamMake(index, 0, &default_streams[index]);
     if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
   }
-  pthread_mutex_unlock(&first_use);
+  orMutexUnlock(&first_use);
   return error;
 }
 
@@ -97,7 +97,7 @@ static void keepFailure(orFailure *f, orError_t error, const char *kernel, const
 
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail) {
   orFailure *f = &failures[index];
-  pthread_mutex_lock(&f->lock);
+  orMutexLock(&f->lock);
   bool loses = error == orErrorDeviceLost && f->error != orErrorDeviceLost;
   if (f->error && !loses)
     f->others++;
@@ -107,7 +107,7 @@ void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const c
     atomic_store_explicit(&f->lost, true, memory_order_release);
     orStreamNotify(index, OR_NOTICE_LOST, true);
   }
-  pthread_mutex_unlock(&f->lock);
+  orMutexUnlock(&f->lock);
   if (loses) orStreamForEach(index, giveUpWait, NULL);
 }
 
@@ -123,7 +123,7 @@ static orError_t failLost(int index) {
 orError_t orDeviceTakeFailure(int index) {
   orFailure *f = &failures[index];
   if (OR_LIKELY(!atomic_load_explicit(&f->pending, memory_order_acquire))) return orSuccess;
-  pthread_mutex_lock(&f->lock);
+  orMutexLock(&f->lock);
   orError_t error = f->error;
   if (error == orErrorDeviceLost) {
     failLost(index);
@@ -135,7 +135,7 @@ orError_t orDeviceTakeFailure(int index) {
     f->others = 0;
     atomic_store_explicit(&f->pending, false, memory_order_release);
   }
-  pthread_mutex_unlock(&f->lock);
+  orMutexUnlock(&f->lock);
   return error;
 }
 
@@ -146,15 +146,15 @@ bool orDeviceIsLost(int index) {
 orError_t orDeviceCheckLost(int index) {
   if (OR_LIKELY(!orDeviceIsLost(index))) return orSuccess;
   orFailure *f = &failures[index];
-  pthread_mutex_lock(&f->lock);
+  orMutexLock(&f->lock);
   orError_t error = orDeviceIsLost(index) ? failLost(index) : orSuccess;
-  pthread_mutex_unlock(&f->lock);
+  orMutexUnlock(&f->lock);
   return error;
 }
 
 static void forgetFailure(int index) {
   orFailure *f = &failures[index];
-  pthread_mutex_lock(&f->lock);
+  orMutexLock(&f->lock);
   f->error = orSuccess;
   f->others = 0;
   atomic_store_explicit(&f->pending, false, memory_order_release);
@@ -162,7 +162,7 @@ static void forgetFailure(int index) {
     atomic_store_explicit(&f->lost, false, memory_order_release);
     orStreamNotify(index, OR_NOTICE_LOST, false);
   }
-  pthread_mutex_unlock(&f->lock);
+  orMutexUnlock(&f->lock);
 }
 
 /* ---- public ---- */
@@ -253,10 +253,10 @@ orError_t orDeviceSynchronize(void) {
 
 static void dropQueued(orStream *s, uint64_t queued, void *context) {
   (void)context;
-  pthread_mutex_lock(&s->lock); /* against a loss, which drops more */
+  orMutexLock(&s->lock); /* against a loss, which drops more */
   if (queued > atomic_load_explicit(&s->drop_until, memory_order_relaxed))
     atomic_store_explicit(&s->drop_until, queued, memory_order_release);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
 }
 
 orError_t orDeviceReset(void) {

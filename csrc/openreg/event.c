@@ -25,7 +25,7 @@ enum { OR_EVENT_SIGNALLED = 1 << 8, OR_EVENT_OF_TASK = 1 << 9 };
 
 typedef struct orEvent {
   orSlot slot;
-  pthread_mutex_t lock;
+  orMutex lock;
   bool lock_made;
   /* Under `lock`. */
   unsigned flags;
@@ -37,11 +37,11 @@ static orHandleTable table = {.kind = OR_HANDLE_EVENT,
                               .what = "event",
                               .slot_size = sizeof(orEvent),
                               .limit = 1 << 20,
-                              .lock = PTHREAD_MUTEX_INITIALIZER};
+                              .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* ---- cells ---- */
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static orMutex pool_lock = OR_MUTEX_INITIALIZER(OR_RANK_CELLS);
 static orCell *pool;
 
 static bool growPool(void) {
@@ -51,17 +51,17 @@ static bool growPool(void) {
   for (int i = 0; i < OR_POOL_GROWTH; i++) {
     orCell *c = (orCell *)((char *)block + (size_t)i * ((sizeof(orCell) + 63) & ~(size_t)63));
     *c = (orCell){.next = pool};
-    orLockInit(&c->lock);
+    orMutexInit(&c->lock, OR_RANK_CELL);
     pool = c;
   }
   return true;
 }
 
 orCell *orCellNew(uint32_t refs) {
-  pthread_mutex_lock(&pool_lock);
+  orMutexLock(&pool_lock);
   orCell *c = pool || growPool() ? pool : NULL;
   if (c) pool = c->next;
-  pthread_mutex_unlock(&pool_lock);
+  orMutexUnlock(&pool_lock);
   if (!c) {
     orFail(orErrorMemoryAllocation, "no memory for an event's record");
     return NULL;
@@ -82,17 +82,17 @@ static orCell *retain(orCell *cell) {
 void orCellRelease(orCell *cell) {
   if (!cell || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1) return;
   if (OR_UNLIKELY(cell->sync != NULL)) orSanitizerForget(cell);
-  pthread_mutex_lock(&pool_lock);
+  orMutexLock(&pool_lock);
   cell->next = pool;
   pool = cell;
-  pthread_mutex_unlock(&pool_lock);
+  orMutexUnlock(&pool_lock);
 }
 
 static orStream *nextWaiter(orCell *cell) {
-  pthread_mutex_lock(&cell->lock);
+  orMutexLock(&cell->lock);
   orStream *s = cell->waiters;
   if (s) cell->waiters = s->waiter_next;
-  pthread_mutex_unlock(&cell->lock);
+  orMutexUnlock(&cell->lock);
   return s;
 }
 
@@ -100,9 +100,9 @@ static orStream *nextWaiter(orCell *cell) {
 void orCellComplete(orCell *cell, orError_t status) {
   cell->status = status;
   cell->time_ns = orNow();
-  pthread_mutex_lock(&cell->lock);
+  orMutexLock(&cell->lock);
   uint32_t before = atomic_fetch_or_explicit(&cell->state, OR_CELL_DONE, memory_order_acq_rel);
-  pthread_mutex_unlock(&cell->lock);
+  orMutexUnlock(&cell->lock);
   if (before & OR_CELL_SLEEPERS) {
     orFutexWake(&cell->state, INT32_MAX);
     if (orScheduleOn()) orScheduleNotice();
@@ -112,8 +112,8 @@ void orCellComplete(orCell *cell, orError_t status) {
 
 bool orCellWaitOrPark(orCell *cell, orStream *s) {
   if (orCellDone(cell)) return true;
-  pthread_mutex_lock(&s->lock);
-  pthread_mutex_lock(&cell->lock);
+  orMutexLock(&s->lock);
+  orMutexLock(&cell->lock);
   bool done = orCellDone(cell);
   if (!done) {
     s->waiter_next = cell->waiters;
@@ -121,19 +121,19 @@ bool orCellWaitOrPark(orCell *cell, orStream *s) {
     s->waits_for = cell;
     s->state = OR_STREAM_WAITING;
   }
-  pthread_mutex_unlock(&cell->lock);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&cell->lock);
+  orMutexUnlock(&s->lock);
   return done;
 }
 
 void orCellForget(orCell *cell, orStream *s) {
-  pthread_mutex_lock(&cell->lock);
+  orMutexLock(&cell->lock);
   for (orStream **p = &cell->waiters; *p; p = &(*p)->waiter_next)
     if (*p == s) {
       *p = s->waiter_next;
       break;
     }
-  pthread_mutex_unlock(&cell->lock);
+  orMutexUnlock(&cell->lock);
 }
 
 static void sleepOn(orCell *cell) {
@@ -192,9 +192,9 @@ static void await(orCell *cell) {
 static orError_t lockEvent(orEvent_t handle, orEvent **event) {
   orEvent *e = orHandleFind(&table, handle);
   if (!e) return orErrorInvalidResourceHandle;
-  pthread_mutex_lock(&e->lock);
+  orMutexLock(&e->lock);
   if (!orHandleIs(&e->slot, handle)) {
-    pthread_mutex_unlock(&e->lock);
+    orMutexUnlock(&e->lock);
     return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live event", handle);
   }
   *event = e;
@@ -207,7 +207,7 @@ static orError_t newestCell(orEvent_t handle, orCell **cell, unsigned *flags) {
   OR_TRY(lockEvent(handle, &e));
   *cell = e->cell ? retain(e->cell) : NULL;
   *flags = e->flags;
-  pthread_mutex_unlock(&e->lock);
+  orMutexUnlock(&e->lock);
   return orSuccess;
 }
 
@@ -219,15 +219,15 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
     return error;
   }
   orEvent *e = slot;
-  if (!e->lock_made) orLockInit(&e->lock);
-  pthread_mutex_lock(&e->lock);
+  if (!e->lock_made) orMutexInit(&e->lock, OR_RANK_EVENT);
+  orMutexLock(&e->lock);
   e->lock_made = true;
   e->flags = flags;
   e->device = device;
   e->cell = cell;
   if (cell) cell->event = *handle;
   orHandlePublish(&e->slot, *handle);
-  pthread_mutex_unlock(&e->lock);
+  orMutexUnlock(&e->lock);
   return orSuccess;
 }
 
@@ -265,7 +265,7 @@ orError_t orEventDestroy(orEvent_t event) {
       (e->flags & orEventExternal) && !(e->flags & (OR_EVENT_SIGNALLED | OR_EVENT_OF_TASK));
   e->cell = NULL;
   orHandleInvalidate(&e->slot);
-  pthread_mutex_unlock(&e->lock);
+  orMutexUnlock(&e->lock);
   orHandleRecycle(&table, &e->slot);
   /* Nobody can signal it any more: whoever waits for it would do so for ever. */
   if (unsignalled && orSanitizerOn()) orSanitizerNoteSignal(cell);
@@ -280,7 +280,7 @@ orError_t orEventGetDevice(orEvent_t event, int *device) {
   if (!device) return orFail(orErrorInvalidValue, "orEventGetDevice: null result");
   OR_TRY(lockEvent(event, &e));
   *device = e->device;
-  pthread_mutex_unlock(&e->lock);
+  orMutexUnlock(&e->lock);
   return orSuccess;
 }
 
@@ -292,7 +292,7 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
   OR_TRY(orStreamBegin(stream, false, 0, &s, &task));
   if (s->device != e->device) {
     int device = s->device;
-    pthread_mutex_unlock(&s->lock); /* the reserved record is not committed, so it is not there */
+    orMutexUnlock(&s->lock); /* the reserved record is not committed, so it is not there */
     return orFail(orErrorInvalidValue,
                   "an event of device %d cannot be recorded on a stream of device %d", e->device,
                   device);
@@ -305,7 +305,7 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
   cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
   if (orSanitizerOn()) orSanitizerNoteRecord(cell->stream, cell, *replaced);
   if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
-    pthread_mutex_unlock(&s->lock); /* nothing is before it: no lane need wake up for it */
+    orMutexUnlock(&s->lock); /* nothing is before it: no lane need wake up for it */
     orCellComplete(cell, orSuccess);
     orCellRelease(cell);
     return orSuccess;
@@ -321,6 +321,7 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
 orError_t orEventRecord(orEvent_t event, orStream_t stream) {
   orEvent *e;
   OR_TRY(orEnterBlocking());
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   orCell *cell = orCellNew(2); /* the event's and the mark's */
   if (!cell) return orErrorMemoryAllocation;
   orCell *replaced = NULL;
@@ -330,7 +331,7 @@ orError_t orEventRecord(orEvent_t event, orStream_t stream) {
                 ? orFail(orErrorInvalidValue,
                          "an external event is completed by orEventSignal, not by a record")
                 : queueMark(e, stream, cell, &replaced);
-    pthread_mutex_unlock(&e->lock);
+    orMutexUnlock(&e->lock);
   }
   if (error) {
     orCellRelease(cell);
@@ -350,7 +351,7 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   orError_t error = orStreamBegin(stream, false, 0, &s, &task);
   if (orSanitizerOn() && !error && cell) orSanitizerNoteWait(s->last_handle, cell);
   if (error || !cell || orCellDone(cell) || cell->stream == s->last_handle) {
-    if (!error) pthread_mutex_unlock(&s->lock);
+    if (!error) orMutexUnlock(&s->lock);
     orCellRelease(cell);
     return error;
   }
@@ -439,7 +440,7 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
     cell = retain(e->cell);
   if (cell) e->flags |= OR_EVENT_SIGNALLED;
   bool of_task = e->flags & OR_EVENT_OF_TASK; /* whose failure is noted with the task's name */
-  pthread_mutex_unlock(&e->lock);
+  orMutexUnlock(&e->lock);
   if (!cell) return error;
   if (status && !of_task)
     orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);

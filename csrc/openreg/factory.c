@@ -30,8 +30,8 @@ typedef struct Entry {
 enum { MAX_ENTRIES = 64, BUILT_IN_COUNT = 3 };
 typedef enum Made { DEVICES_NOT_MADE, DEVICES_MADE, DEVICES_FAILED } Made;
 
-static pthread_mutex_t makeLock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t registryLock = PTHREAD_MUTEX_INITIALIZER;
+static orMutex makeLock = OR_MUTEX_INITIALIZER(OR_RANK_DEVICES);
+static orMutex registryLock = OR_MUTEX_INITIALIZER(OR_RANK_REGISTRY);
 
 static Entry entries[MAX_ENTRIES] = {
     {"CPU", 0, &orPlainHostFactory, NULL},
@@ -103,15 +103,15 @@ static orError_t beginChange(const char *what) {
   if (loadingPlugin) return orSuccess;
   if (making)
     return orFail(orErrorNotPermitted, "a device factory may not be %s by create_devices", what);
-  pthread_mutex_lock(&makeLock);
+  orMutexLock(&makeLock);
   if (made != DEVICES_MADE) return orSuccess;
-  pthread_mutex_unlock(&makeLock);
+  orMutexUnlock(&makeLock);
   return orFail(orErrorAlreadyInitialized,
                 "the devices have been made: no device factory can be %s now", what);
 }
 
 static void endChange(void) {
-  if (!loadingPlugin) pthread_mutex_unlock(&makeLock);
+  if (!loadingPlugin) orMutexUnlock(&makeLock);
 }
 
 /* registryLock held. */
@@ -143,9 +143,9 @@ orError_t orRegisterDeviceFactory(const char *type, int priority, const orDevice
   OR_TRY(checkVersion(factory));
   OR_TRY(checkFunctions(type, factory));
   OR_TRY(beginChange("registered"));
-  pthread_mutex_lock(&registryLock);
+  orMutexLock(&registryLock);
   orError_t error = addEntry(type, priority, factory);
-  pthread_mutex_unlock(&registryLock);
+  orMutexUnlock(&registryLock);
   endChange();
   return error;
 }
@@ -153,7 +153,7 @@ orError_t orRegisterDeviceFactory(const char *type, int priority, const orDevice
 /* Entries that match are taken out, the order of the others stays; the number of those that went. A null
  * argument matches all. */
 static int removeEntries(const char *type, const orDeviceFactory *factory, const char *plugin) {
-  pthread_mutex_lock(&registryLock);
+  orMutexLock(&registryLock);
   int kept = 0, count = entryCount;
   for (int i = 0; i < count; ++i) {
     const Entry *e = &entries[i];
@@ -162,7 +162,7 @@ static int removeEntries(const char *type, const orDeviceFactory *factory, const
     if (!matches) entries[kept++] = *e;
   }
   entryCount = kept;
-  pthread_mutex_unlock(&registryLock);
+  orMutexUnlock(&registryLock);
   return count - kept;
 }
 
@@ -195,11 +195,11 @@ static void describeEntry(const Entry *e, orFactoryInfo *info) {
 orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
   if (!info) return orFail(orErrorInvalidValue, "orGetFactoryInfo: info is null");
   OR_TRY(orEnter());
-  pthread_mutex_lock(&registryLock);
+  orMutexLock(&registryLock);
   int count = entryCount;
   bool found = index >= 0 && index < count;
   if (found) describeEntry(&entries[index], info);
-  pthread_mutex_unlock(&registryLock);
+  orMutexUnlock(&registryLock);
   if (found) return orSuccess;
   return orFail(orErrorInvalidValue, "factory index %d is out of range: there are %d", index, count);
 }
@@ -207,10 +207,10 @@ orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
 /* ---- Plugin ---- */
 
 static bool hasEntries(const char *plugin) {
-  pthread_mutex_lock(&registryLock);
+  orMutexLock(&registryLock);
   bool found = false;
   for (int i = 0; i < entryCount; ++i) found |= entries[i].plugin == plugin;
-  pthread_mutex_unlock(&registryLock);
+  orMutexUnlock(&registryLock);
   return found;
 }
 
@@ -320,12 +320,12 @@ static bool isPlanned(const Plan *plan, const char *type) {
 
 /* Types come in the order in which they were first registered, the host's before all. */
 static void planTypes(Plan *plan) {
-  pthread_mutex_lock(&registryLock);
+  orMutexLock(&registryLock);
   const Entry *host = servingEntry("CPU");
   if (host) planType(plan, host);
   for (int i = 0; i < entryCount; ++i)
     if (!isPlanned(plan, entries[i].type)) planType(plan, servingEntry(entries[i].type));
-  pthread_mutex_unlock(&registryLock);
+  orMutexUnlock(&registryLock);
 }
 
 static orError_t checkPlan(const Plan *plan) {
@@ -437,12 +437,12 @@ orError_t orAddDevices(const orDeviceConfig *config, const char *name_prefix) {
   OR_TRY(orEnterBlocking());
   OR_TRY(refuseWhileMaking());
   OR_TRY(checkConfig(config, name_prefix));
-  pthread_mutex_lock(&makeLock);
+  orMutexLock(&makeLock);
   orError_t error = made == DEVICES_MADE
                         ? orFail(orErrorAlreadyInitialized,
                                  "the devices have been made already: %d of them", deviceCount)
                         : makeDevices(config, name_prefix);
-  pthread_mutex_unlock(&makeLock);
+  orMutexUnlock(&makeLock);
   return error;
 }
 
@@ -450,13 +450,13 @@ orError_t orDevicesInit(void) {
   if (OR_LIKELY(atomic_load_explicit(&made, memory_order_acquire) == DEVICES_MADE))
     return orSuccess;
   OR_TRY(refuseWhileMaking());
-  pthread_mutex_lock(&makeLock);
+  orMutexLock(&makeLock);
   orError_t error = orSuccess;
   if (made == DEVICES_NOT_MADE)
     error = makeDevices(NULL, NULL);
   else if (made == DEVICES_FAILED)
     error = orFail(failure, "%s", failureText);
-  pthread_mutex_unlock(&makeLock);
+  orMutexUnlock(&makeLock);
   return error;
 }
 

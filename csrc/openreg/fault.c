@@ -32,8 +32,8 @@ typedef struct orFaultState {
   orFaultOutcome outcome;
 } orFaultState;
 
-static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static orMutex changing = OR_MUTEX_INITIALIZER(OR_RANK_FAULTS);
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orFaultState faults[OPENREG_MAX_DEVICES][KINDS];
 
 /* ---- on the host ---- */
@@ -55,13 +55,13 @@ bool orFaultAllocation(int device, size_t bytes) {
   char operation[64];
   orFaultState *f = &faults[device][orFaultOutOfMemory];
   if (orProcessTask() != OR_TASK_NONE) return false;
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   bool due = isDue(f);
   if (due) {
     snprintf(operation, sizeof operation, "allocation of %zu bytes", bytes);
     strike(f, operation);
   }
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   return due;
 }
 
@@ -73,7 +73,7 @@ static bool isCopy(const orTask *t) {
 void orFaultMark(int device, orTask *t) {
   orFaultState *f = faults[device];
   orFaultKind own = isCopy(t) ? orFaultCopyError : orFaultKernelError;
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   bool fails = isDue(&f[own]), loses = isDue(&f[orFaultDeviceLost]);
   /* A task fails once: the other fault is for the next. */
   if (fails || loses) {
@@ -84,7 +84,7 @@ void orFaultMark(int device, orTask *t) {
     t->fault |= f[orFaultSlowStream].delay << STRIKE_BITS;
     strike(&f[orFaultSlowStream], t->name);
   }
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
 }
 
 /* ---- on the lane ---- */
@@ -123,9 +123,9 @@ static orError_t checkFault(const orFault *fault) {
 
 bool orFaultArmed(int device) {
   bool armed = false;
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   for (int i = 0; i < KINDS; i++) armed |= faults[device][i].armed;
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   return armed;
 }
 
@@ -137,17 +137,17 @@ orError_t orFaultInject(const orFault *fault) {
   OR_TRY(orEnter());
   OR_TRY(checkFault(fault));
   orFaultState *f = &faults[fault->device][fault->kind];
-  pthread_mutex_lock(&changing);
-  pthread_mutex_lock(&lock);
+  orMutexLock(&changing);
+  orMutexLock(&lock);
   bool there = f->armed;
   if (!there)
     *f = (orFaultState){.armed = true,
                         .again = fault->kind == orFaultSlowStream,
                         .delay = (uint32_t)((fault->delay_ns + 999) / 1000),
                         .left = fault->after};
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   if (!there) orStreamNotify(fault->device, OR_NOTICE_FAULT, true);
-  pthread_mutex_unlock(&changing);
+  orMutexUnlock(&changing);
   if (!there) return orSuccess;
   return orFail(orErrorAlreadyExists, "a fault \"%s\" is armed on openreg:%d already",
                 names[fault->kind], fault->device);
@@ -157,22 +157,22 @@ orError_t orFaultGetOutcome(orFaultOutcome *outcome, orFaultKind kind, int devic
   OR_TRY(orEnter());
   if (!outcome) return orFail(orErrorInvalidValue, "orFaultGetOutcome: null result");
   OR_TRY(checkKind(kind, device));
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   bool there = faults[device][kind].armed;
   *outcome = faults[device][kind].outcome;
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   return there ? orSuccess : failMissing(kind, device);
 }
 
 orError_t orFaultRemove(orFaultKind kind, int device) {
   OR_TRY(orEnter());
   OR_TRY(checkKind(kind, device));
-  pthread_mutex_lock(&changing);
-  pthread_mutex_lock(&lock);
+  orMutexLock(&changing);
+  orMutexLock(&lock);
   bool there = faults[device][kind].armed;
   faults[device][kind].armed = false;
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   if (!orFaultArmed(device)) orStreamNotify(device, OR_NOTICE_FAULT, false);
-  pthread_mutex_unlock(&changing);
+  orMutexUnlock(&changing);
   return there ? orSuccess : failMissing(kind, device);
 }

@@ -46,7 +46,7 @@ static orError_t takeSlot(orHandleTable *table, uint32_t *index) {
 
 orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_t *handle) {
   uint32_t index = 0;
-  pthread_mutex_lock(&table->lock);
+  orMutexLock(&table->lock);
   orError_t e = takeSlot(table, &index);
   if (!e) {
     orSlot *s = *slot = orHandleSlotAt(table, index);
@@ -55,7 +55,7 @@ orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_
     *handle = (uint64_t)table->kind << 60 | (uint64_t)device << 54 | (uint64_t)index << 30 |
               s->generation;
   }
-  pthread_mutex_unlock(&table->lock);
+  orMutexUnlock(&table->lock);
   return e;
 }
 
@@ -71,10 +71,10 @@ void orHandleRecycle(orHandleTable *table, orSlot *slot) {
   uint32_t index =
       (uint32_t)(((char *)slot - atomic_load_explicit(&table->base, memory_order_relaxed)) /
                  (ptrdiff_t)table->slot_size);
-  pthread_mutex_lock(&table->lock);
+  orMutexLock(&table->lock);
   slot->next_free = table->free_head;
   table->free_head = index + 1;
-  pthread_mutex_unlock(&table->lock);
+  orMutexUnlock(&table->lock);
 }
 
 void *orHandleSlotAt(orHandleTable *table, uint32_t index) {

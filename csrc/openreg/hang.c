@@ -120,7 +120,7 @@ static bool keepTask(const orTask *task, uint64_t index, void *context) {
 /* False if it has nothing to do. */
 static bool see(orSeen *to, orStream *s) {
   const orTask *task = NULL;
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   *to = (orSeen){.slot = s,
                  .handle = s->last_handle,
                  .state = s->state,
@@ -140,7 +140,7 @@ static bool see(orSeen *to, orStream *s) {
     to->name = task->name;
     if (s->state == OR_STREAM_WAITING) seeWait(to, s, task);
   }
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return left != 0;
 }
 
@@ -179,12 +179,12 @@ static bool findWrite(const orTask *task, uint64_t index, void *context) {
 static uint64_t writesValue(orSeen *writer, const orValueArgs *wanted) {
   orWrite w = {wanted, UINT64_MAX};
   orStream *s = writer->slot;
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
   if (s->state == OR_STREAM_WAITING)
     orQueueForEach(&s->out, atomic_load_explicit(&s->queued, memory_order_relaxed) - completed,
                    findWrite, &w);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return w.index == UINT64_MAX ? 0 : completed + w.index + 1;
 }
 

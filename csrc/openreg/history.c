@@ -45,7 +45,7 @@ void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, si
 void orCacheTell(orCache *cache) {
   orCacheLog log = cache->log;
   cache->log = (orCacheLog){0};
-  pthread_mutex_unlock(&cache->lock);
+  orMutexUnlock(&cache->lock);
   void (*hook)(const orCacheRecord *) = atomic_load_explicit(&orCacheHook, memory_order_acquire);
   for (size_t i = 0; hook && i < log.count; i++) hook(&log.records[i]);
   free(log.records);

@@ -64,7 +64,7 @@ typedef struct orLane {
 } orLane;
 
 static struct {
-  pthread_mutex_t lock;
+  orMutex lock;
   orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
   orStream *values, *chosen;
   unsigned idle; /* bit i: lane i sleeps */
@@ -77,7 +77,7 @@ static struct {
   _Atomic uint64_t oldest[OR_PRIORITIES];
   _Atomic unsigned value_count;
   _Atomic uint64_t looking; /* a byte a lane; cleared and acted on under the lock, set without */
-} sched = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LANES)};
 
 static void *laneMain(void *lane);
 
@@ -237,10 +237,10 @@ static void wake(orLane *l, bool start) {
 void orLaneSchedule(orStream *s) {
   bool start = false;
   if (orScheduleOn() && orScheduleHold(s)) return;
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   push(s);
   orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   wake(l, start);
 }
 
@@ -253,20 +253,20 @@ static orLane *chooseWideLane(bool *start) {
 
 void orLaneServe(orStream *s) {
   bool start;
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   sched.chosen = s;
   atomic_fetch_or_explicit(&sched.ready_mask, OR_CHOSEN, memory_order_relaxed);
   orLane *l = chooseWideLane(&start);
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   wake(l, start);
 }
 
 void orLaneWakeIdle(int count) {
   while (count-- > 0) {
     bool start = false;
-    pthread_mutex_lock(&sched.lock);
+    orMutexLock(&sched.lock);
     orLane *l = chooseLane(&start);
-    pthread_mutex_unlock(&sched.lock);
+    orMutexUnlock(&sched.lock);
     if (!l) return;
     wake(l, start);
   }
@@ -281,37 +281,37 @@ static bool valueHolds(const orValueArgs *v) {
 
 bool orLaneWaitValueOrPark(orStream *s, const orValueArgs *args) {
   if (valueHolds(args)) return true;
-  pthread_mutex_lock(&s->lock);
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&s->lock);
+  orMutexLock(&sched.lock);
   s->waits_for = NULL;
   s->waits_for_value = args;
   s->state = OR_STREAM_WAITING;
   s->value_next = sched.values;
   sched.values = s;
   atomic_fetch_add_explicit(&sched.value_count, 1, memory_order_relaxed);
-  pthread_mutex_unlock(&sched.lock);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&sched.lock);
+  orMutexUnlock(&s->lock);
   /* A write between the look above and the entry into the list was seen by no poll. */
   orLanePollValues();
   return false;
 }
 
 void orLaneForgetValue(orStream *s) {
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   for (orStream **p = &sched.values; *p; p = &(*p)->value_next)
     if (*p == s) {
       *p = s->value_next;
       atomic_fetch_sub_explicit(&sched.value_count, 1, memory_order_relaxed);
       break;
     }
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
 }
 
 static orStream *satisfied(void) {
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   orStream *s = sched.values;
   while (s && !valueHolds(s->waits_for_value)) s = s->value_next;
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   return s;
 }
 
@@ -371,7 +371,7 @@ static void sleepLane(orLane *l) {
   stopLooking(l);
   sched.idle |= 1u << l->index;
   atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   uint64_t asleep = orNow();
   while (!atomic_load_explicit(&l->awake, memory_order_acquire)) {
     orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : 0);
@@ -380,7 +380,7 @@ static void sleepLane(orLane *l) {
   l->eager = !poll && orNow() - asleep < OR_SOON_NS;
   stopIfExiting();
   if (poll) orLanePollValues();
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   if (poll) sched.polling = false;
   if (!(sched.idle & 1u << l->index)) sched.coming--;
   sched.idle &= ~(1u << l->index);
@@ -391,7 +391,7 @@ static void wakeForTheRest(void) {
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || needsPoller();
   bool start = false;
   orLane *l = more && !somebodyLooks() ? chooseLane(&start) : NULL;
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   wake(l, start);
 }
 
@@ -416,10 +416,10 @@ static bool sharesCoreWithHost(void) {
 
 /* Lock held at entry and return. */
 static void spinUnlocked(uint64_t ns) {
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   spin(ns);
   stopIfExiting();
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
 }
 
 /* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody else allows the lane
@@ -447,7 +447,7 @@ static bool spinAndHelp(orLane *l) {
   leaveTheRest(l); /* pieces may take long */
   if (sharesCoreWithWaker(l)) leaveCore(l->waker);
   bool helped = orSplitHelp();
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   return helped;
 }
 
@@ -456,7 +456,7 @@ static bool spinAndHelp(orLane *l) {
 static orStream *pick(orLane *l) {
   orStream *s;
   bool spin_first = true;
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   while (!(s = popFor(l))) {
     if (spin_first) {
       spin_first = spinAndHelp(l);
@@ -470,9 +470,9 @@ static orStream *pick(orLane *l) {
 }
 
 static void yieldStream(orStream *s) {
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   s->state = OR_STREAM_READY;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   orLaneSchedule(s);
 }
 
@@ -480,10 +480,10 @@ static orTask *frontTask(orStream *s) {
   orChunk *emptied;
   orTask *t = orQueueFront(&s->out, &emptied);
   if (OR_UNLIKELY(emptied != NULL)) {
-    pthread_mutex_lock(&s->lock);
+    orMutexLock(&s->lock);
     atomic_store_explicit(&s->head, NULL, memory_order_relaxed);
     orQueueReuse(&s->in, emptied);
-    pthread_mutex_unlock(&s->lock);
+    orMutexUnlock(&s->lock);
   }
   atomic_store_explicit(&s->head, t, memory_order_relaxed);
   return t;
@@ -515,7 +515,7 @@ static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
 static bool letGoIfEmpty(orLane *l, orStream *s) {
   startLooking(l);
   if (orStreamTryIdle(s)) return true;
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   leaveTheRest(l);
   return false;
 }
@@ -554,16 +554,16 @@ static void runStream(orStream *s, orLane *l) {
 }
 
 static void becomeRunning(orStream *s, int lane) {
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   s->state = OR_STREAM_RUNNING;
   s->lane = lane;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
 }
 
 /* A host has parked a stream, perhaps on a value. A lane would look for another stream now, and on its way see to it that
  * somebody polls. */
 static void leavePolling(void) {
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   wakeForTheRest();
 }
 
@@ -583,14 +583,14 @@ bool orLaneRun(orStream *s, uint64_t count, int lane) {
 }
 
 bool orLaneTake(orStream *s) {
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   bool may = s->state == OR_STREAM_READY &&
              s->lane_until <= atomic_load_explicit(&s->completed, memory_order_relaxed);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   if (!may) return false;
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   bool taken = removeReady(s);
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   return taken;
 }
 
@@ -614,10 +614,10 @@ static void *laneMain(void *arg) {
   snprintf(name, sizeof name, "openreg-%d", l->index);
   pthread_setname_np(pthread_self(), name);
   askForShortSlice();
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   void (*hook)(int, int) = sched.hook;
   sched.coming--;
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   if (hook) hook(l->index, l->index == 0);
   for (;;) {
     orStream *s = pick(l);
@@ -640,10 +640,10 @@ static void *laneMain(void *arg) {
 
 orError_t orSetLaneHook(void (*hook)(int lane, int wide)) {
   OR_TRY(orEnter());
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   bool late = sched.started > 0;
   if (!late) sched.hook = hook;
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   return late ? orFail(orErrorAlreadyInitialized, "orSetLaneHook: lanes have been started already")
               : orSuccess;
 }
@@ -658,8 +658,8 @@ orError_t orGetLaneInfo(orLaneInfo *info) {
   OR_TRY(orEnter());
   *info = (orLaneInfo){.limit = orLaneLimit()};
   orStreamForEach(-1, addQueued, &info->queued);
-  pthread_mutex_lock(&sched.lock);
+  orMutexLock(&sched.lock);
   info->started = sched.started;
-  pthread_mutex_unlock(&sched.lock);
+  orMutexUnlock(&sched.lock);
   return orSuccess;
 }

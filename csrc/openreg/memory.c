@@ -22,7 +22,7 @@ typedef struct orNode {
   struct orNode *left, *right;
 } orNode;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_REGIONS);
 static orNode *root;
 static size_t used[OPENREG_MAX_DEVICES];
 
@@ -109,17 +109,17 @@ static bool overlaps(const void *base, size_t size) {
 /* ---- regions ---- */
 
 bool orRegionFind(const void *ptr, orRegion *region) {
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   orNode *n = find(ptr);
   if (n) *region = n->region;
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   return n != NULL;
 }
 
 size_t orRegionUsed(int device) {
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   size_t n = used[device];
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   return n;
 }
 
@@ -128,33 +128,33 @@ static size_t pages(size_t bytes) { return (bytes + OR_PAGE - 1) & ~(size_t)(OR_
 
 static orError_t charge(int device, size_t bytes) {
   size_t limit = orDeviceAt(device)->desc.memory_limit;
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   size_t in_use = used[device];
   bool fits = bytes <= limit && pages(bytes) <= limit - in_use;
   if (fits) used[device] += pages(bytes);
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   if (fits) return orSuccess;
   return orFail(orErrorMemoryAllocation, "device %d: %zu bytes asked for, %zu of %zu are free",
                 device, bytes, limit - in_use, limit);
 }
 
 static void refund(int device, size_t bytes) {
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   used[device] -= pages(bytes);
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
 }
 
 static orError_t enter(orRegion region) {
   orNode *n = malloc(sizeof *n);
   if (!n) return orFail(orErrorMemoryAllocation, "no host memory for an allocation's entry");
   *n = (orNode){.region = region};
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   bool taken = overlaps(region.base, region.size);
   if (!taken) {
     n->priority = nextPriority();
     insert(n);
   }
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   if (!taken) return orSuccess;
   free(n);
   return orFail(orErrorAlreadyExists,
@@ -164,7 +164,7 @@ static orError_t enter(orRegion region) {
 
 /* Takes the region that starts at `ptr` out of the tree. */
 static orError_t take(const void *ptr, orMemoryType type, bool registered, orRegion *region) {
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   orNode *n = find(ptr);
   bool ok =
       n && n->region.base == ptr && n->region.type == type && n->region.registered == registered;
@@ -172,7 +172,7 @@ static orError_t take(const void *ptr, orMemoryType type, bool registered, orReg
     *region = n->region;
     removeNode(n);
   }
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   if (ok) {
     free(n);
     return orSuccess;

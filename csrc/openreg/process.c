@@ -4,8 +4,10 @@
  *
  * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
  * no lock. `forked` is written by the child's only thread before any other can exist. taskKind
- * belongs to its thread.
+ * and ours belong to their thread.
  */
+#include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 
@@ -16,6 +18,7 @@ static atomic_bool forked;
 static atomic_bool exiting;
 static pthread_once_t handlersOnce = PTHREAD_ONCE_INIT;
 static _Thread_local int taskKind = OR_TASK_NONE;
+static _Thread_local bool ours;
 
 /* A fork duplicates the calling thread alone: lanes are gone and their locks may be held for ever, so
  * the child can only be refused. */
@@ -42,14 +45,34 @@ bool orProcessExiting(void) { return atomic_load_explicit(&exiting, memory_order
 
 int orInForkedChild(void) { return atomic_load_explicit(&forked, memory_order_acquire); }
 
+typedef struct orThreadBody {
+  void *(*body)(void *);
+  void *context;
+} orThreadBody;
+
+static void *runThread(void *arg) {
+  orThreadBody b = *(orThreadBody *)arg;
+  free(arg);
+  ours = true;
+  return b.body(b.context);
+}
+
+bool orThreadIsOurs(void) { return ours; }
+
 int orThreadStart(void *(*body)(void *), void *context) {
   sigset_t all, before;
   pthread_t thread;
+  orThreadBody *b = malloc(sizeof *b);
+  if (!b) return ENOMEM;
+  *b = (orThreadBody){body, context};
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failed = pthread_create(&thread, NULL, body, context);
+  int failed = pthread_create(&thread, NULL, runThread, b);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (!failed) pthread_detach(thread);
+  if (failed)
+    free(b);
+  else
+    pthread_detach(thread);
   return failed;
 }
 

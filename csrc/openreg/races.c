@@ -310,18 +310,18 @@ static void tellThread(const orRaceReport *report, const orRace *race) {
 
 uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context), void *context) {
   if (!found_here) return 0;
-  pthread_mutex_lock(&orSanitizerMutex);
+  orMutexLock(&orSanitizerMutex);
   orUnasked **at = findUnasked(), *told = *at;
   if (told) *at = told->next;
   found_here = false;
-  pthread_mutex_unlock(&orSanitizerMutex);
+  orMutexUnlock(&orSanitizerMutex);
   if (!told) return 0; /* they have been cleared */
   uint64_t number = told->kept.report.number;
   if (look) look(&told->kept.report, context);
   told->next = NULL;
-  pthread_mutex_lock(&orSanitizerMutex);
+  orMutexLock(&orSanitizerMutex);
   freeUnasked(&told);
-  pthread_mutex_unlock(&orSanitizerMutex);
+  orMutexUnlock(&orSanitizerMutex);
   orStacksRelease();
   return number;
 }
@@ -335,12 +335,12 @@ bool orRacesReport(orRaceList *list) {
     list->first = race->next;
     bool counts = nameMemory(race, report.memory);
     if (counts) fillReport(&report, race);
-    pthread_mutex_lock(&orSanitizerMutex);
+    orMutexLock(&orSanitizerMutex);
     bool new = counts && addReport(&report, race);
     if (new || (counts && orSanitizerRefuses)) tellThread(&report, race);
     freeRace(race);
     bool print = new && prints;
-    pthread_mutex_unlock(&orSanitizerMutex);
+    orMutexUnlock(&orSanitizerMutex);
     if (print) printReport(&report);
     any |= counts;
   }
@@ -372,10 +372,10 @@ orError_t orSanitizerReports(uint64_t first, orRaceReport *to, size_t capacity, 
     return orFail(orErrorInvalidValue, "orSanitizerReports: a result is null");
   OR_TRY(orEnter());
   *count = 0;
-  pthread_mutex_lock(&orSanitizerMutex);
+  orMutexLock(&orSanitizerMutex);
   for (size_t i = 0; i < kept && *count < capacity; i++)
     if (reports[i].report.number >= first) to[(*count)++] = reports[i].report;
   if (all) *all = total;
-  pthread_mutex_unlock(&orSanitizerMutex);
+  orMutexUnlock(&orSanitizerMutex);
   return orSuccess;
 }

@@ -63,12 +63,12 @@ static void releaseIdle(orCache *cache, size_t bytes) {
   for (; bytes; bytes -= batch.bytes < bytes ? batch.bytes : bytes) {
     collectIdle(cache, bytes, &batch);
     if (!batch.count) return;
-    cache->releasing++;
+    atomic_fetch_add(&cache->releasing, 1);
     orCacheUnlock(cache);
     for (int i = 0; i < batch.count; i++) orRegionRelease(batch.segment[i]);
     orCacheLock(cache);
     cache->held -= batch.bytes;
-    if (!--cache->releasing) pthread_cond_broadcast(&cache->released);
+    if (atomic_fetch_sub(&cache->releasing, 1) == 1) orFutexWake(&cache->releasing, INT32_MAX);
   }
 }
 
@@ -76,7 +76,13 @@ static void releaseIdle(orCache *cache, size_t bytes) {
  * meanwhile. */
 static void releaseAll(orCache *cache) {
   releaseIdle(cache, SIZE_MAX);
-  while (cache->releasing) pthread_cond_wait(&cache->released, &cache->lock);
+  for (uint32_t n; (n = atomic_load(&cache->releasing));) {
+    orCacheUnlock(cache);
+    void *token = orBlockEnter();
+    orFutexWait(&cache->releasing, n, 0);
+    orBlockLeave(token);
+    orCacheLock(cache);
+  }
 }
 
 /* Segments that nobody has needed for long go back before a new one is made. */

@@ -28,7 +28,7 @@ enum { STRIDED = 1024 };
 
 uint32_t orSanitizerActive;
 uint32_t orSanitizerRefuses;
-pthread_mutex_t orSanitizerMutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
+orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 
 static orSanitizerOptions options;
 static bool by_setting; /* enabled by OPENREG_SANITIZER alone */
@@ -38,8 +38,8 @@ static uint64_t calls;
 static _Thread_local const char *operation_name;
 static _Thread_local uint32_t ignored;
 
-static void lock(void) { pthread_mutex_lock(&orSanitizerMutex); }
-static void unlock(void) { pthread_mutex_unlock(&orSanitizerMutex); }
+static void lock(void) { orMutexLock(&orSanitizerMutex); }
+static void unlock(void) { orMutexUnlock(&orSanitizerMutex); }
 
 static void setActive(uint32_t active) {
   __atomic_store_n(&orSanitizerActive, active, __ATOMIC_RELAXED);

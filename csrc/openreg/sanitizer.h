@@ -12,7 +12,7 @@
 
 #include "core.h"
 
-extern pthread_mutex_t orSanitizerMutex OR_HIDDEN;
+extern orMutex orSanitizerMutex OR_HIDDEN;
 
 /* Host memory; they end the process where there is none. The old may be null. */
 void *orSanitizerAllocate(size_t bytes);

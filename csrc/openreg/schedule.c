@@ -49,7 +49,7 @@ typedef struct orGoal {
 _Atomic int orSchedulePolicyNow;
 
 static struct {
-  pthread_mutex_t lock;
+  orMutex lock;
   uint64_t seed, random;
   unsigned haste,
       stay; /* chances in 256: that a point runs one more task; that a stream is stayed with */
@@ -59,7 +59,7 @@ static struct {
   const orStream *latest; /* only compared */
   _Atomic(orGoal *) goal;
   _Atomic uint32_t word;
-} plan = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} plan = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
 
 static pthread_once_t configured = PTHREAD_ONCE_INIT;
 
@@ -141,11 +141,11 @@ static orStream *choose(const orStream *needed) {
 }
 
 bool orScheduleHold(orStream *s) {
-  pthread_mutex_lock(&plan.lock);
+  orMutexLock(&plan.lock);
   bool on = orScheduleOn();
   bool served = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
   if (on) insert(s);
-  pthread_mutex_unlock(&plan.lock);
+  orMutexUnlock(&plan.lock);
   if (on && !served) orScheduleNotice();
   return on;
 }
@@ -177,10 +177,10 @@ static orStream *next(orGoal *g) {
   orLanePollValues();
   bool over = isReached(g);
   const orStream *needed = over ? NULL : neededFor(g);
-  pthread_mutex_lock(&plan.lock);
+  orMutexLock(&plan.lock);
   orStream *s = over ? NULL : choose(needed);
   if (!s) atomic_store_explicit(&plan.goal, NULL, memory_order_release);
-  pthread_mutex_unlock(&plan.lock);
+  orMutexUnlock(&plan.lock);
   if (!s) orScheduleNotice();
   return s;
 }
@@ -197,11 +197,11 @@ void orScheduleServe(orStream *s) {
 /* Hands the goal to lane 0, unless it has another one or nothing can run. */
 static bool start(orGoal *g) {
   const orStream *needed = neededFor(g);
-  pthread_mutex_lock(&plan.lock);
+  orMutexLock(&plan.lock);
   bool busy = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
   orStream *s = busy || !orScheduleOn() ? NULL : choose(needed);
   if (s) atomic_store_explicit(&plan.goal, g, memory_order_release);
-  pthread_mutex_unlock(&plan.lock);
+  orMutexUnlock(&plan.lock);
   if (s) orLaneServe(s);
   return s;
 }
@@ -261,9 +261,9 @@ static void pursue(orGoal *g) {
 void orScheduleAtPoint(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
   orLanePollValues();
-  pthread_mutex_lock(&plan.lock);
+  orMutexLock(&plan.lock);
   int tasks = tasksAtPoint();
-  pthread_mutex_unlock(&plan.lock);
+  orMutexUnlock(&plan.lock);
   if (tasks) pursue(&(orGoal){.tasks = tasks});
 }
 
@@ -296,9 +296,9 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
 
 static void configure(void) {
   const orConfig *c = orConfigGet();
-  pthread_mutex_lock(&plan.lock);
+  orMutexLock(&plan.lock);
   begin((orSchedulePolicy)c->schedule.policy, c->schedule.seed);
-  pthread_mutex_unlock(&plan.lock);
+  orMutexUnlock(&plan.lock);
 }
 
 void orScheduleConfigure(void) { pthread_once(&configured, configure); }
@@ -309,11 +309,11 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
     return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 3 are known", (int)policy);
   orScheduleConfigure();
   if (settle) orStreamSettle();
-  pthread_mutex_lock(&plan.lock);
+  orMutexLock(&plan.lock);
   begin(policy, seed);
   orStream *left = plan.held;
   plan.held = NULL;
-  pthread_mutex_unlock(&plan.lock);
+  orMutexUnlock(&plan.lock);
   for (orStream *s; (s = left);) {
     left = s->ready_next;
     orLaneSchedule(s);
@@ -336,10 +336,10 @@ orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {
   if (!policy || !seed) return orFail(orErrorInvalidValue, "orScheduleGet: null result");
   OR_TRY(orEnter());
   orScheduleConfigure();
-  pthread_mutex_lock(&plan.lock);
+  orMutexLock(&plan.lock);
   *policy = (orSchedulePolicy)atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed);
   *seed = plan.seed;
-  pthread_mutex_unlock(&plan.lock);
+  orMutexUnlock(&plan.lock);
   return orSuccess;
 }
 

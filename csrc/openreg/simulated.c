@@ -35,7 +35,7 @@ typedef struct orBuddy {
 } orBuddy;
 
 typedef struct orCard {
-  pthread_mutex_t lock;
+  orMutex lock;
   int orders; /* the whole range is one buddy of order orders - 1 */
   orBuddy *buddy;
   uint32_t free_head[OR_ORDERS];
@@ -44,7 +44,7 @@ typedef struct orCard {
 static orCard cards[OPENREG_MAX_DEVICES];
 static int card_count;
 
-static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
+static orMutex mapping = OR_MUTEX_INITIALIZER(OR_RANK_ARENA);
 static size_t span; /* bytes of one range; written before arena */
 static _Atomic(char *) arena;
 
@@ -160,9 +160,9 @@ static orError_t mapAll(void) {
 
 static orError_t mapOnce(void) {
   if (OR_LIKELY(atomic_load_explicit(&arena, memory_order_acquire) != NULL)) return orSuccess;
-  pthread_mutex_lock(&mapping);
+  orMutexLock(&mapping);
   orError_t error = atomic_load_explicit(&arena, memory_order_relaxed) ? orSuccess : mapAll();
-  pthread_mutex_unlock(&mapping);
+  orMutexUnlock(&mapping);
   return error;
 }
 
@@ -174,7 +174,7 @@ static orError_t createDevices(const orDeviceConfig *config, int count, orDevice
   if (!limit && count) limit = orHostMemoryLimit() / 2 / (size_t)count & ~(size_t)(OR_PAGE - 1);
   card_count = count;
   for (int i = 0; i < count; i++) {
-    pthread_mutex_init(&cards[i].lock, NULL);
+    orMutexInit(&cards[i].lock, OR_RANK_PAGES);
     devices[i] =
         (orDeviceDesc){.index = i, .memory_limit = limit, .numa_node = -1, .self = &cards[i]};
   }
@@ -185,9 +185,9 @@ static orError_t allocate(void *self, size_t bytes, void **ptr) {
   orCard *c = self;
   uint32_t page = 0;
   OR_TRY(mapOnce());
-  pthread_mutex_lock(&c->lock);
+  orMutexLock(&c->lock);
   bool got = takePages(c, orderOf(bytes), &page);
-  pthread_mutex_unlock(&c->lock);
+  orMutexUnlock(&c->lock);
   if (!got)
     return orFail(orErrorMemoryAllocation, "device %d: no %zu bytes of consecutive addresses",
                   (int)(c - cards), bytes);
@@ -200,9 +200,9 @@ static orError_t release(void *self, void *ptr, size_t bytes) {
   size_t size = (bytes + OR_PAGE - 1) & ~(size_t)(OR_PAGE - 1);
   int failed = madvise((char *)ptr + span, size, MADV_REMOVE);
   int why = errno;
-  pthread_mutex_lock(&c->lock);
+  orMutexLock(&c->lock);
   givePages(c, (uint32_t)(((char *)ptr - rangeOf(c)) / OR_PAGE));
-  pthread_mutex_unlock(&c->lock);
+  orMutexUnlock(&c->lock);
   if (failed) return orFail(orErrorSystem, "cannot give %zu bytes back: %s", size, strerror(why));
   return orSuccess;
 }

@@ -27,7 +27,7 @@ typedef struct orJob {
   struct orJob *link;
 } orJob;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orJob *jobs;
 static _Atomic unsigned open_jobs; /* a hint */
 
@@ -55,11 +55,11 @@ static bool wantsHelper(const orJob *j) {
 
 bool orSplitHelp(void) {
   if (!orSplitWantsHelp()) return false;
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   orJob *j = jobs;
   while (j && !wantsHelper(j)) j = j->link;
   if (j) atomic_fetch_add_explicit(&j->helpers, 1, memory_order_relaxed);
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   if (!j) return false;
   bool any = takePieces(j);
   /* The job may be gone after this: only its address is used. */
@@ -69,19 +69,19 @@ bool orSplitHelp(void) {
 }
 
 static void publish(orJob *j) {
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   j->link = jobs;
   jobs = j;
   atomic_fetch_add_explicit(&open_jobs, 1, memory_order_relaxed);
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
 }
 
 static void withdraw(orJob *j) {
-  pthread_mutex_lock(&lock);
+  orMutexLock(&lock);
   orJob **p = &jobs;
   while (*p != j) p = &(*p)->link;
   *p = j->link;
-  pthread_mutex_unlock(&lock);
+  orMutexUnlock(&lock);
   uint64_t start = orNow();
   for (uint32_t n; (n = atomic_load_explicit(&j->helpers, memory_order_acquire));) {
     orPause();

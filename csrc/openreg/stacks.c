@@ -31,14 +31,14 @@ void orStackDrop(orStack *stack) {
 bool orStacksAreDead(void) { return dead; }
 
 void orStacksRelease(void) {
-  pthread_mutex_lock(&orSanitizerMutex);
+  orMutexLock(&orSanitizerMutex);
   orStack *all = dead, *last = all;
   dead = NULL;
-  pthread_mutex_unlock(&orSanitizerMutex);
+  orMutexUnlock(&orSanitizerMutex);
   if (!all) return;
   for (orStack *s = all; s; last = s, s = s->next) s->release(s->stack, s->context);
-  pthread_mutex_lock(&orSanitizerMutex);
+  orMutexLock(&orSanitizerMutex);
   last->next = spare;
   spare = all;
-  pthread_mutex_unlock(&orSanitizerMutex);
+  orMutexUnlock(&orSanitizerMutex);
 }

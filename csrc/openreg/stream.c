@@ -40,10 +40,10 @@ orHandleTable orStreamTable = {
     .what = "stream",
     .slot_size = (sizeof(orStream) + OR_CACHE_LINE - 1) & ~(OR_CACHE_LINE - 1),
     .limit = 1 << 16,
-    .lock = PTHREAD_MUTEX_INITIALIZER};
+    .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* Held while a stream is published and while all are told that their device is lost or back: none is missed. */
-static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+static orMutex making = OR_MUTEX_INITIALIZER(OR_RANK_STREAMS);
 
 static _Thread_local uint64_t last_correlation;
 
@@ -55,11 +55,11 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
   OR_TRY(orHandleReserve(&orStreamTable, device, &slot, handle));
   s = slot;
   if (!s->last_handle) {
-    orLockInit(&s->lock);
+    orMutexInit(&s->lock, OR_RANK_STREAM);
     atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_relaxed);
   }
-  pthread_mutex_lock(&making);
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&making);
+  orMutexLock(&s->lock);
   s->device = device;
   s->priority = priority;
   s->last_handle = *handle;
@@ -68,8 +68,8 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
                             (orFaultArmed(device) ? OR_NOTICE_FAULT : 0u),
                         memory_order_relaxed);
   orHandlePublish(&s->slot, *handle);
-  pthread_mutex_unlock(&s->lock);
-  pthread_mutex_unlock(&making);
+  orMutexUnlock(&s->lock);
+  orMutexUnlock(&making);
   return orSuccess;
 }
 
@@ -78,9 +78,9 @@ static orError_t lockStream(orStream_t handle, orStream **stream) {
   if (handle == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &handle));
   orStream *s = orHandleFind(&orStreamTable, handle);
   if (!s) return orErrorInvalidResourceHandle;
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   if (OR_UNLIKELY(!orHandleIs(&s->slot, handle))) {
-    pthread_mutex_unlock(&s->lock);
+    orMutexUnlock(&s->lock);
     return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live stream", handle);
   }
   *stream = s;
@@ -107,14 +107,14 @@ static bool isFull(orStream *s) {
 static void awaitRoom(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   orStreamAwait(s, completed + (queued - completed + 3) / 4);
 }
 
 /* Unlocks the stream of a lost device. orSuccess: the device is back by now. */
 static orError_t refuseLost(orStream *s) {
   int device = s->device;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   OR_TRY(orDeviceCheckLost(device));
   sched_yield(); /* the reset is about to tell this stream */
   return orSuccess;
@@ -137,7 +137,7 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
   }
   *task = orQueueReserve(&s->in, args_size);
   if (!*task) {
-    pthread_mutex_unlock(&s->lock);
+    orMutexUnlock(&s->lock);
     return orFail(orErrorMemoryAllocation, "no memory to queue a task with %zu bytes of arguments",
                   args_size);
   }
@@ -167,7 +167,7 @@ static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   s->bytes_in += task->size;
   if (idle) s->state = *mine ? OR_STREAM_RUNNING : OR_STREAM_READY;
   atomic_store_explicit(&s->queued, number, memory_order_release);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   if (idle && !*mine) orLaneSchedule(s);
   return number;
 }
@@ -331,19 +331,19 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
 }
 
 bool orStreamTryIdle(orStream *s) {
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   bool empty = atomic_load_explicit(&s->completed, memory_order_relaxed) ==
                atomic_load_explicit(&s->queued, memory_order_relaxed);
   bool recycle = empty && s->dying;
   if (empty) s->state = OR_STREAM_IDLE;
   if (recycle) s->dying = false;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   if (recycle) orHandleRecycle(&orStreamTable, &s->slot);
   return empty;
 }
 
 void orStreamResume(orStream *s) {
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   bool waiting = s->state == OR_STREAM_WAITING;
   if (waiting) {
     if (s->waits_for)
@@ -352,15 +352,15 @@ void orStreamResume(orStream *s) {
       orLaneForgetValue(s);
     s->state = OR_STREAM_READY;
   }
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   if (waiting) orLaneSchedule(s);
 }
 
 orStream *orStreamBlocker(orStream *s) {
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   const orCell *cell = s->state == OR_STREAM_WAITING ? s->waits_for : NULL;
   orStream *other = cell ? orCellStream(cell) : NULL;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return other;
 }
 
@@ -371,10 +371,10 @@ static bool hasWork(orStream *s, int device, uint64_t *queued) {
   *queued = atomic_load_explicit(&s->queued, memory_order_acquire);
   /* Whoever has queued anything has set the slot up; an idle slot is of no interest. */
   if (*queued == atomic_load_explicit(&s->completed, memory_order_acquire)) return false;
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   bool of_device = device < 0 || s->device == device;
   *queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return of_device;
 }
 
@@ -402,9 +402,9 @@ void orStreamSynchronizeDevice(int device) {
 
 static bool isIdle(orStream *s) {
   if (!atomic_load_explicit(&s->slot.handle, memory_order_acquire)) return true;
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   bool idle = s->state == OR_STREAM_IDLE;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return idle;
 }
 
@@ -418,7 +418,7 @@ void orStreamSettle(void) {
 }
 
 static void notify(orStream *s, int device, unsigned notice, bool on) {
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   if (s->device == device) {
     unsigned others = noticed(s) & ~notice;
     atomic_store_explicit(&s->notice, on ? others | notice : others, memory_order_relaxed);
@@ -426,11 +426,11 @@ static void notify(orStream *s, int device, unsigned notice, bool on) {
       atomic_store_explicit(&s->drop_until, atomic_load_explicit(&s->queued, memory_order_relaxed),
                             memory_order_release);
   }
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
 }
 
 void orStreamNotify(int device, unsigned notice, bool on) {
-  pthread_mutex_lock(&making);
+  orMutexLock(&making);
   uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
   for (uint32_t i = 0; i < used; i++) {
     uint64_t queued;
@@ -439,7 +439,7 @@ void orStreamNotify(int device, unsigned notice, bool on) {
     if (atomic_load_explicit(&s->slot.handle, memory_order_acquire) || hasWork(s, device, &queued))
       notify(s, device, notice, on);
   }
-  pthread_mutex_unlock(&making);
+  orMutexUnlock(&making);
 }
 
 /* ---- public ---- */
@@ -470,14 +470,14 @@ orError_t orStreamDestroy(orStream_t stream) {
   orStream_t standard = 0;
   orDeviceDefaultStream(s->device, &standard);
   if (s->last_handle == standard) {
-    pthread_mutex_unlock(&s->lock);
+    orMutexUnlock(&s->lock);
     return orFail(orErrorInvalidValue, "the default stream of device %d cannot be destroyed",
                   s->device);
   }
   orHandleInvalidate(&s->slot);
   bool idle = s->state == OR_STREAM_IDLE;
   s->dying = !idle;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   if (idle) orHandleRecycle(&orStreamTable, &s->slot);
   return orSuccess;
 }
@@ -488,7 +488,7 @@ orError_t orStreamGetDevice(orStream_t stream, int *device) {
   if (!device) return orFail(orErrorInvalidValue, "orStreamGetDevice: null result");
   OR_TRY(lockStream(stream, &s));
   *device = s->device;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return orSuccess;
 }
 
@@ -498,7 +498,7 @@ orError_t orStreamGetPriority(orStream_t stream, int *priority) {
   if (!priority) return orFail(orErrorInvalidValue, "orStreamGetPriority: null result");
   OR_TRY(lockStream(stream, &s));
   *priority = s->priority;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return orSuccess;
 }
 
@@ -506,7 +506,7 @@ orError_t orStreamGetPriority(orStream_t stream, int *priority) {
 static orError_t snapshot(orStream_t stream, orStream **s, uint64_t *queued) {
   OR_TRY(lockStream(stream, s));
   *queued = atomic_load_explicit(&(*s)->queued, memory_order_relaxed);
-  pthread_mutex_unlock(&(*s)->lock);
+  orMutexUnlock(&(*s)->lock);
   return orSuccess;
 }
 
@@ -551,11 +551,11 @@ static orError_t counts(orStream_t handle, uint64_t *queued, uint64_t *completed
   if (handle == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &handle));
   orStream *s = findDrained(handle);
   if (!s) return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a stream", handle);
-  pthread_mutex_lock(&s->lock);
+  orMutexLock(&s->lock);
   bool mine = s->last_handle == handle && (s->dying || orHandleIs(&s->slot, handle));
   *queued = mine ? atomic_load_explicit(&s->queued, memory_order_relaxed) : 0;
   *completed = mine ? atomic_load_explicit(&s->completed, memory_order_acquire) : UINT64_MAX;
-  pthread_mutex_unlock(&s->lock);
+  orMutexUnlock(&s->lock);
   return orSuccess;
 }
 

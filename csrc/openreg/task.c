@@ -94,6 +94,7 @@ static orDevice *workDevice(const orTask *t, const orStream *s) {
 /* ---- run ---- */
 
 static void letGo(orTask *t) {
+  orMutexAssertNone();
   if (t->done) orEventDestroy(t->done);
   if (t->completion) orCellRelease(t->completion);
   if (t->drop) {
@@ -123,6 +124,7 @@ static void trace(const orTask *t, const orStream *s, uint64_t number, int lane,
 }
 
 static orError_t start(orTask *t, orStream *s) {
+  orMutexAssertNone();
   orDevice *d = workDevice(t, s);
   if (d && d->factory != &orSimulatedFactory) {
     orError_t error = orEventMakeExternal(s->device, &t->done, &t->completion);

@@ -29,14 +29,14 @@
 _Atomic uint32_t orTraceSession;
 
 static struct {
-  pthread_mutex_t lock;
+  orMutex lock;
   orTraceRecord *records; /* lock, and writers while the switch is on; likewise `capacity` and `since` */
   size_t capacity;
   uint64_t since;
   uint32_t latest;                               /* lock; the number of the latest session */
   _Alignas(OR_CACHE_LINE) _Atomic uint64_t next; /* places asked for */
   _Atomic int writers;
-} session = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} session = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
 
 static _Thread_local struct {
   int number;
@@ -131,9 +131,9 @@ orError_t orTraceStart(size_t capacity) {
   if (capacity > SIZE_MAX / 2 / sizeof(orTraceRecord))
     return orFail(orErrorInvalidValue, "orTraceStart: %zu records; at most %zu", capacity,
                   SIZE_MAX / 2 / sizeof(orTraceRecord));
-  pthread_mutex_lock(&session.lock);
+  orMutexLock(&session.lock);
   orError_t error = startSession(capacity);
-  pthread_mutex_unlock(&session.lock);
+  orMutexUnlock(&session.lock);
   return error;
 }
 
@@ -151,10 +151,10 @@ static void stopSession(orTrace *trace) {
 orError_t orTraceStop(orTrace *trace) {
   OR_TRY(orEnter());
   if (!trace) return orFail(orErrorInvalidValue, "orTraceStop: null result");
-  pthread_mutex_lock(&session.lock);
+  orMutexLock(&session.lock);
   bool on = orTraceOn();
   if (on) stopSession(trace);
-  pthread_mutex_unlock(&session.lock);
+  orMutexUnlock(&session.lock);
   return on ? orSuccess : orFail(orErrorNotFound, "orTraceStop: tracing is not on");
 }
 

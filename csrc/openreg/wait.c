@@ -10,6 +10,7 @@
 #include "core.h"
 
 static _Atomic(const orBlockHooks *) hooks;
+static _Thread_local int entered; /* between orBlockEnter and orBlockLeave */
 
 uint64_t orNow(void) {
   struct timespec t;
@@ -23,7 +24,14 @@ void orSleep(uint64_t ns) {
   }
 }
 
+/* A thread of somebody else's may have locks that others need to go on, and puts them down in orBlockEnter. */
+static void assertMaySleep(void) {
+  orMutexAssertNone();
+  OR_ASSERT(entered || orThreadIsOurs(), !=, 0);
+}
+
 void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns) {
+  assertMaySleep();
   struct timespec t = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
                        .tv_nsec = (long)(timeout_ns % 1000000000u)};
   syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, timeout_ns ? &t : NULL, NULL, 0);
@@ -31,14 +39,6 @@ void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns) {
 
 void orFutexWake(_Atomic uint32_t *word, int count) {
   syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
-}
-
-void orLockInit(pthread_mutex_t *lock) {
-  pthread_mutexattr_t a;
-  pthread_mutexattr_init(&a);
-  pthread_mutexattr_settype(&a, PTHREAD_MUTEX_ADAPTIVE_NP);
-  pthread_mutex_init(lock, &a);
-  pthread_mutexattr_destroy(&a);
 }
 
 orError_t orSetBlockHooks(const orBlockHooks *given) {
@@ -55,11 +55,15 @@ orError_t orSetBlockHooks(const orBlockHooks *given) {
 
 /* A lane never holds a lock of the caller's. */
 void *orBlockEnter(void) {
+  orMutexAssertNone();
+  entered++;
   const orBlockHooks *h = atomic_load_explicit(&hooks, memory_order_acquire);
   return h && orProcessTask() == OR_TASK_NONE ? h->enter() : NULL;
 }
 
 void orBlockLeave(void *token) {
+  orMutexAssertNone();
+  entered--;
   const orBlockHooks *h = atomic_load_explicit(&hooks, memory_order_acquire);
   if (h && orProcessTask() == OR_TASK_NONE) h->leave(token);
 }

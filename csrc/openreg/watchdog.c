@@ -22,7 +22,7 @@ enum { OR_LEAST_PERIOD_NS = 1000000, OR_MOST_PERIOD_NS = 1000000000 };
 
 _Atomic bool orWatching;
 
-static pthread_mutex_t hosts_lock = PTHREAD_MUTEX_INITIALIZER;
+static orMutex hosts_lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orHostWait *hosts;
 
 /* ---- host threads that sleep ---- */
@@ -34,38 +34,38 @@ void orHostWaitBegin(orHostWait *w, orStream *stream, uint64_t number, orCell *c
   *w = (orHostWait){
       .slot = stream, .number = number, .cell = cell, .since = orNow(), .thread = thread};
   if (stream) {
-    pthread_mutex_lock(&stream->lock);
+    orMutexLock(&stream->lock);
     w->stream = stream->last_handle;
-    pthread_mutex_unlock(&stream->lock);
+    orMutexUnlock(&stream->lock);
   }
-  pthread_mutex_lock(&hosts_lock);
+  orMutexLock(&hosts_lock);
   w->next = hosts;
   w->at = &hosts;
   if (hosts) hosts->at = &w->next;
   hosts = w;
-  pthread_mutex_unlock(&hosts_lock);
+  orMutexUnlock(&hosts_lock);
 }
 
 void orHostWaitEnd(orHostWait *w) {
-  pthread_mutex_lock(&hosts_lock);
+  orMutexLock(&hosts_lock);
   *w->at = w->next;
   if (w->next) w->next->at = w->at;
-  pthread_mutex_unlock(&hosts_lock);
+  orMutexUnlock(&hosts_lock);
 }
 
 void orHostWaitsEach(void (*fn)(const orHostWait *, void *), void *context) {
-  pthread_mutex_lock(&hosts_lock);
+  orMutexLock(&hosts_lock);
   for (const orHostWait *w = hosts; w; w = w->next) fn(w, context);
-  pthread_mutex_unlock(&hosts_lock);
+  orMutexUnlock(&hosts_lock);
 }
 
 void orHostWaitsStir(void) {
-  pthread_mutex_lock(&hosts_lock);
+  orMutexLock(&hosts_lock);
   for (const orHostWait *w = hosts; w; w = w->next) {
     if (w->cell) orCellWakeSleepers(w->cell);
     if (w->slot) orStreamWakeSleepers(w->slot);
   }
-  pthread_mutex_unlock(&hosts_lock);
+  orMutexUnlock(&hosts_lock);
 }
 
 /* ---- stalls ---- */
@@ -116,20 +116,20 @@ static bool streamStandsStill(uint64_t now) {
 
 static bool hostWaits(void) {
   bool waits = false;
-  pthread_mutex_lock(&hosts_lock);
+  orMutexLock(&hosts_lock);
   uint64_t now = orNow(); /* not before any of them began */
   for (const orHostWait *w = hosts; w; w = w->next)
     waits |= !w->told && now - w->since >= orConfigGet()->watchdog_ns;
-  pthread_mutex_unlock(&hosts_lock);
+  orMutexUnlock(&hosts_lock);
   return waits;
 }
 
 /* All that stands still now is in the report: none of it is a reason for another. */
 static void setTold(void) {
   for (uint32_t i = 0; i < dog.count; i++) dog.watched[i].told = dog.watched[i].round == dog.round;
-  pthread_mutex_lock(&hosts_lock);
+  orMutexLock(&hosts_lock);
   for (orHostWait *w = hosts; w; w = w->next) w->told = true;
-  pthread_mutex_unlock(&hosts_lock);
+  orMutexUnlock(&hosts_lock);
 }
 
 static void lookForStalls(void) {

@@ -2,7 +2,12 @@
  * The caching allocator's limits and options: memory fraction, blocks that are not split, rounding,
  * segments that go back early.
  */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
 #include "cache_helpers.h"
+#include "later_device.h"
 
 static void setOptions(orCacheOptions options) {
   options.size = sizeof options;
@@ -131,4 +136,43 @@ TEST(cache_options_are_checked) {
   ASSERT_REFUSED(orCacheSetOptions(&options), orErrorInvalidValue, "1048576");
   options = (orCacheOptions){.size = sizeof options, .large_segment_size = 20 * MIB + 1};
   ASSERT_REFUSED(orCacheSetOptions(&options), orErrorInvalidValue, "20971521");
+}
+
+/* ---- a thread that is short of memory waits for one that gives it back ---- */
+
+static atomic_int giving_back, hosts_asleep;
+
+static void *fallAsleep(void) {
+  atomic_fetch_add(&hosts_asleep, 1);
+  return NULL;
+}
+
+static void wakeUp(void *token) { (void)token; }
+
+/* As one that wants a lock of the caller's, which a thread that sleeps has put down. */
+static orError_t freeWhenAHostSleeps(void *device, void *ptr, size_t bytes) {
+  atomic_store(&giving_back, 1);
+  while (!atomic_load(&hosts_asleep)) sched_yield();
+  return freeLater(device, ptr, bytes);
+}
+
+static void *emptyCache(void *context) {
+  (void)context;
+  ASSERT_OK(orCacheEmpty(0));
+  return NULL;
+}
+
+TEST(cache_puts_down_the_callers_lock_while_memory_is_on_its_way_back) {
+  static orDeviceFactory slow;
+  pthread_t thread;
+  slow = later;
+  slow.free = freeWhenAHostSleeps;
+  ASSERT_OK(orSetBlockHooks(&(orBlockHooks){fallAsleep, wakeUp}));
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 10, &slow));
+  ASSERT_OK(orCacheFree(take(512 * KIB, defaultStream(0))));
+  ASSERT_EQ(pthread_create(&thread, NULL, emptyCache, NULL), 0);
+  while (!atomic_load(&giving_back)) sched_yield();
+  take(MIB, defaultStream(0));
+  pthread_join(thread, NULL);
+  ASSERT_EQ(hosts_asleep, 1);
 }

@@ -356,3 +356,11 @@ TEST(event_releases_everybody) {
     ASSERT_EQ(ran, EVENT_FAN * (round + 1));
   }
 }
+
+/* The first use of a device comes before the lock of an event. */
+TEST(event_recorded_where_the_default_stream_is_yet_to_be_made) {
+  orEvent_t e = newEvent(0);
+  ASSERT_OK(orSetDevice(1));
+  ASSERT(!orDeviceIsActive(1));
+  ASSERT_REFUSED(orEventRecord(e, OR_STREAM_DEFAULT), orErrorInvalidValue, "stream of device 1");
+}

@@ -1,0 +1,64 @@
+/*
+ * Mutexes, and the order in which they may be taken.
+ *
+ * A thread that holds one takes only those further down the list, and sleeps with none (orFutexWait). With OR_DEBUG both
+ * are asserted, and so is what is said to need a lock (orMutexAssertHeld); each thread keeps a list of what it holds.
+ */
+#ifndef OPENREG_MUTEX_H
+#define OPENREG_MUTEX_H
+
+#include <pthread.h>
+
+typedef enum orRank {
+  OR_RANK_DEVICES = 1, /* the devices are made, once; held while a factory makes them */
+  OR_RANK_REGISTRY,    /* of device factories */
+  OR_RANK_FIRST_USE,   /* of a device */
+  OR_RANK_FAULTS,      /* they are armed or removed */
+  OR_RANK_EVENT,
+  OR_RANK_CACHE, /* one a device */
+  OR_RANK_REGIONS,
+  OR_RANK_ARENA, /* the simulated devices' addresses are mapped, once */
+  OR_RANK_PAGES, /* of a simulated device */
+  OR_RANK_FAILURE,
+  OR_RANK_STREAMS, /* one is made, or all are told of something */
+  OR_RANK_HANDLES,
+  OR_RANK_STREAM,
+  OR_RANK_CELL,
+  OR_RANK_CELLS, /* that are free */
+  OR_RANK_LANES,
+  /* Under these no other is taken. */
+  OR_RANK_LEAF
+} orRank;
+
+typedef struct orMutex {
+  pthread_mutex_t mutex; /* one that spins a little before it sleeps */
+#ifdef OR_DEBUG
+  orRank rank;
+#endif
+} orMutex;
+
+#ifdef OR_DEBUG
+#define OR_MUTEX_INITIALIZER(its_rank) \
+  {.mutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP, .rank = its_rank}
+#else
+#define OR_MUTEX_INITIALIZER(its_rank) {.mutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP}
+#endif
+
+static inline void orMutexInit(orMutex *m, orRank rank) {
+  (void)rank;
+  *m = (orMutex)OR_MUTEX_INITIALIZER(rank);
+}
+
+#ifdef OR_DEBUG
+void orMutexLock(orMutex *m);
+void orMutexUnlock(orMutex *m);
+void orMutexAssertHeld(const orMutex *m);
+void orMutexAssertNone(void); /* is held by the calling thread */
+#else
+static inline void orMutexLock(orMutex *m) { pthread_mutex_lock(&m->mutex); }
+static inline void orMutexUnlock(orMutex *m) { pthread_mutex_unlock(&m->mutex); }
+static inline void orMutexAssertHeld(const orMutex *m) { (void)m; }
+static inline void orMutexAssertNone(void) {}
+#endif
+
+#endif
