@@ -2,6 +2,7 @@
  * libopenreg's private header: the map of its files.
  *
  *   error.c      errors, the calling thread's last error
+ *   given.c      a caller's structures, from an older or newer header
  *   config.c     OPENREG_* settings, read once
  *   process.c    what every entry point checks: fork, exit, calls from inside a task
  *   handle.c     64-bit handles into tables that are never unmapped
@@ -100,6 +101,19 @@ uint64_t orNotedErrors(void);
 const char *orErrorDetail(orError_t error, uint64_t before);
 /* One line on stderr, "openreg: " before it, in a single write; for what no caller can be told. */
 void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- given.c ---- */
+
+#define OR_END(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
+/* A structure that begins with its size, as this library knows it: the caller's, or a copy in `room`. Members behind `last`
+ * are optional. Null: refused, as orErrorInvalidValue. */
+#define OR_GIVEN(type, given, room, last)                                                  \
+  (OR_LIKELY((given) && (given)->size == sizeof(type))                                     \
+       ? (given)                                                                           \
+       : orGivenOther(#type, given, (given) ? (given)->size : 0, OR_END(type, last), room, \
+                      sizeof(type)))
+const void *orGivenOther(const char *type, const void *given, size_t has, size_t least, void *room,
+                         size_t size);
 
 /* ---- config.c ---- */
 

@@ -111,8 +111,6 @@ static orError_t checkKind(orFaultKind kind, int device) {
 }
 
 static orError_t checkFault(const orFault *fault) {
-  if (!fault || fault->size != sizeof *fault)
-    return orFail(orErrorInvalidValue, "orFault: size must be %zu", sizeof *fault);
   OR_TRY(checkKind(fault->kind, fault->device));
   uint64_t most = fault->kind == orFaultSlowStream ? OR_FAULT_MAX_DELAY_NS : 0;
   if (fault->delay_ns > most)
@@ -133,8 +131,11 @@ static orError_t failMissing(orFaultKind kind, int device) {
   return orFail(orErrorNotFound, "no fault \"%s\" is armed on openreg:%d", names[kind], device);
 }
 
-orError_t orFaultInject(const orFault *fault) {
+orError_t orFaultInject(const orFault *given) {
+  orFault room;
   OR_TRY(orEnter());
+  const orFault *fault = OR_GIVEN(orFault, given, &room, device);
+  if (!fault) return orErrorInvalidValue;
   OR_TRY(checkFault(fault));
   orFaultState *f = &faults[fault->device][fault->kind];
   pthread_mutex_lock(&changing);

@@ -408,16 +408,6 @@ void orSanitizerNoteRelease(uintptr_t start, size_t size) {
 
 /* ---- on and off ---- */
 
-static orError_t checkOptions(const orSanitizerOptions *given) {
-  if (!given) return orSuccess;
-  if (given->size != sizeof *given)
-    return orFail(orErrorInvalidValue, "orSanitizerOptions: size is %zu; it must be %zu",
-                  given->size, sizeof *given);
-  if (given->capture && !given->release)
-    return orFail(orErrorInvalidValue, "orSanitizerOptions: capture without release");
-  return orSuccess;
-}
-
 /* Lock held. The reports stay. */
 static void forgetAll(void) {
   setActive(0);
@@ -452,8 +442,14 @@ void orSanitizerStart(void) {
 }
 
 orError_t orSanitizerEnable(const orSanitizerOptions *given) {
+  static const orSanitizerOptions defaults = {.size = sizeof defaults};
+  orSanitizerOptions room;
   OR_TRY(orEnter());
-  OR_TRY(checkOptions(given));
+  if (!given) given = &defaults;
+  given = OR_GIVEN(orSanitizerOptions, given, &room, size);
+  if (!given) return orErrorInvalidValue;
+  if (given->capture && !given->release)
+    return orFail(orErrorInvalidValue, "orSanitizerOptions: capture without release");
   return enable(given, false);
 }
 

@@ -221,8 +221,6 @@ static orError_t checkAccess(const orLaunch *l, const orAccess *a) {
 }
 
 static orError_t checkLaunch(const orLaunch *l) {
-  if (!l || l->size != sizeof *l)
-    return orFail(orErrorInvalidValue, "orLaunch: size must be %zu", sizeof(orLaunch));
   if (!l->fn || !l->name)
     return orFail(orErrorInvalidValue, "orLaunch: a function and a name are required");
   if (l->flags & ~(unsigned)(orLaunchAnyThread | orLaunchAwaited))
@@ -236,10 +234,13 @@ static orError_t checkLaunch(const orLaunch *l) {
   return orSuccess;
 }
 
-orError_t orLaunchKernelEx(const orLaunch *l) {
+orError_t orLaunchKernelEx(const orLaunch *given) {
   orStream *s;
   orTask *t;
+  orLaunch room;
   OR_TRY(orEnterBlocking());
+  const orLaunch *l = OR_GIVEN(orLaunch, given, &room, name);
+  if (OR_UNLIKELY(!l)) return orErrorInvalidValue;
   OR_TRY(checkLaunch(l));
   OR_TRY(orStreamBegin(l->stream, true, l->args_size, &s, &t));
   t->kind = OR_KIND_KERNEL;

@@ -135,7 +135,7 @@ TEST(factory_wrong_version) {
   f.abi_version = OPENREG_ABI_VERSION + 1;
   ASSERT_REFUSED(orRegisterDeviceFactory("openreg", 9, &f), orErrorPluginVersion, "ABI version 2");
   f = otherFactory;
-  f.size -= 8;
+  f.size = offsetof(orDeviceFactory, compute);
   f.name = (const char *)1; /* nothing behind the version is looked at */
   ASSERT_REFUSED(orRegisterDeviceFactory("openreg", 9, &f), orErrorPluginVersion, "bytes");
 }
@@ -258,7 +258,7 @@ TEST(factory_bad_configuration) {
     orDeviceConfig config = configOf(cases[i].counts, cases[i].count);
     ASSERT_REFUSED(orAddDevices(&config, NULL), cases[i].error, cases[i].part);
   }
-  orDeviceConfig wrong = {sizeof(wrong) + 1, NULL, 0}, empty = {sizeof(empty), NULL, 3};
+  orDeviceConfig wrong = {sizeof(wrong.size) - 1, NULL, 0}, empty = {sizeof(empty), NULL, 3};
   ASSERT_REFUSED(orAddDevices(&wrong, NULL), orErrorInvalidValue, "size");
   ASSERT_REFUSED(orAddDevices(&empty, NULL), orErrorInvalidValue, "null");
   ASSERT_REFUSED(orAddDevices(NULL, "/a prefix that is too long to fit a name in"),

@@ -11,6 +11,11 @@
  *                  queued earlier on the same stream, and after nothing else.
  *   synchronises   blocks the calling thread; also the place where the error of a failed kernel surfaces.
  *
+ * A structure that begins with its size may be of another version's header, as in Linux's extensible
+ * system calls. A smaller one is taken as if the members that it lacks were 0, their default, as long
+ * as it has those that are required. A larger one is taken if what this library does not know is 0,
+ * and else refused (orErrorInvalidValue; a device factory's table: orErrorPluginVersion).
+ *
  * Nothing is started or mapped before the first stream, event, allocation or copy is asked for.
  */
 #ifndef OPENREG_H
