@@ -238,9 +238,10 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   orStream *s;
   orTask *t;
   orLaunch room;
-  OR_TRY(orEnterBlocking());
   const orLaunch *l = OR_GIVEN(orLaunch, given, &room, name);
   if (OR_UNLIKELY(!l)) return orErrorInvalidValue;
+  if (l->queued) *l->queued = 0;
+  OR_TRY(orEnterBlocking());
   OR_TRY(checkLaunch(l));
   OR_TRY(orStreamBegin(l->stream, true, l->args_size, &s, &t));
   t->kind = OR_KIND_KERNEL;
@@ -250,6 +251,7 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   t->any_thread = l->flags & orLaunchAnyThread && orTaskAnyThread(s->device);
   t->awaited = l->flags & orLaunchAwaited;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
+  if (l->queued) *l->queued = 1;
   return orStreamSubmit(s, t, OR_AWAITS_NOT);
 }
 

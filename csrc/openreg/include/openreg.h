@@ -261,12 +261,15 @@ typedef struct orLaunch {
   size_t access_count;
   const char *name; /* for errors and traces; interned (must outlive the process's use of it) */
   unsigned flags;   /* orLaunchFlags */
+  int *queued;      /* optional; becomes 1 when the queue owns the arguments, else 0 */
 } orLaunch;
 
 #define OR_MAX_ARGS 65536u
 
-/* Asynchronous; on failure nothing is queued and `drop` is not called. Blocks, asleep, while the stream's
- * queue is full (see orSetBlockHooks). */
+/* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On failure
+ * nothing is queued and `drop` is not called, except with OPENREG_LAUNCH_BLOCKING: the call then
+ * waits for the kernel and returns its error, and the queue has dropped the arguments. Whoever frees
+ * them on failure asks `queued`, which is 0 before the call where the structure may be refused. */
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
 /* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
 OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
