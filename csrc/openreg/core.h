@@ -2,7 +2,7 @@
  * libopenreg's private header: the map of its files.
  *
  *   error.c      errors, the calling thread's last error
- *   given.c      a caller's structures, from an older or newer header
+ *   given.c      the version; a caller's structures, from an older or newer header
  *   config.c     OPENREG_* settings, read once
  *   process.c    what every entry point checks: fork, exit, calls from inside a task
  *   handle.c     64-bit handles into tables that are never unmapped

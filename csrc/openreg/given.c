@@ -1,5 +1,5 @@
 /*
- * Structures that a caller gives, whose header may be older or newer than this library.
+ * The version, and structures that a caller gives, whose header may be older or newer than this library.
  *
  * As Linux's copy_struct_from_user: what an older one lacks at the end is 0, which is its default; what a newer one has
  * beyond must be 0, as nobody here knows what it asks for. No state.
@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "core.h"
+
+int orGetVersion(void) { return OPENREG_VERSION; }
 
 const void *orGivenOther(const char *type, const void *given, size_t has, size_t least, void *room,
                          size_t size) {

@@ -2,6 +2,7 @@
  * Structures that begin with their size, from an older or newer header than the library's: each ends where its page ends,
  * which nothing follows, so that what is read beyond its size ends the test.
  */
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -10,6 +11,14 @@
 #include "openreg_sanitizer.h"
 
 enum { PAGE = 4096 };
+
+TEST(given_version) {
+  char text[32];
+  int version = orGetVersion();
+  ASSERT_EQ(version, OPENREG_VERSION);
+  snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+  ASSERT_STR(text, OPENREG_VERSION_STRING);
+}
 
 /* `has` bytes whose first are those of `known`, and the rest 0; then, to the next word, what nobody should read. */
 static void *placed(const void *known, size_t size, size_t has) {

@@ -34,7 +34,21 @@ extern "C" {
 #define OR_API
 #endif
 
-#define OPENREG_VERSION "0.1.0"
+/* This header's version, which nothing else says: the build, the package and the library's file name
+ * take it from here. A program that was built against an older header of the same major version runs
+ * with this library. */
+#define OPENREG_VERSION_MAJOR 0
+#define OPENREG_VERSION_MINOR 1
+#define OPENREG_VERSION_PATCH 0
+#define OPENREG_VERSION \
+  (OPENREG_VERSION_MAJOR * 10000 + OPENREG_VERSION_MINOR * 100 + OPENREG_VERSION_PATCH)
+#define OR_QUOTED_(text) #text
+#define OR_QUOTED(text) OR_QUOTED_(text)
+#define OPENREG_VERSION_STRING     \
+  OR_QUOTED(OPENREG_VERSION_MAJOR) \
+  "." OR_QUOTED(OPENREG_VERSION_MINOR) "." OR_QUOTED(OPENREG_VERSION_PATCH)
+/* OPENREG_VERSION of the library that runs. */
+OR_API int orGetVersion(void);
 /* The device factory table's version: a plugin built against another one is refused. */
 #define OPENREG_ABI_VERSION 1u
 #define OPENREG_MAX_DEVICES 64
