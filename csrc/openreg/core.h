@@ -629,8 +629,9 @@ void orHostWaitsStir(void); /* wakes them all to look around */
 
 typedef struct orSync orSync;
 
+extern OR_HIDDEN uint32_t orSanitizerIsOn;
 static inline bool orSanitizerOn(void) {
-  return OR_UNLIKELY(__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED) != 0);
+  return OR_UNLIKELY(__atomic_load_n(&orSanitizerIsOn, __ATOMIC_RELAXED) != 0);
 }
 /* At the first use of a device: the setting's. */
 void orSanitizerStart(void);

@@ -16,7 +16,7 @@
  * (orSanitizerAside). All others stay, marked with the allocation stream: if whoever has the memory
  * next is not ordered after them, that is a conflict like any other.
  *
- * orSanitizerActive is all that anybody reads while it is off. The rest is under orSanitizerMutex
+ * orSanitizerIsOn is all that anybody reads while it is off. The rest is under orSanitizerMutex
  * (sanitizer.h), but for what belongs to a thread. Stacks are captured before the mutex is taken.
  */
 #include "sanitizer.h"
@@ -26,7 +26,7 @@
 
 enum { STRIDED = 1024 };
 
-uint32_t orSanitizerActive;
+uint32_t orSanitizerIsOn;
 uint32_t orSanitizerRefuses;
 pthread_mutex_t orSanitizerMutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 
@@ -42,8 +42,10 @@ static void lock(void) { pthread_mutex_lock(&orSanitizerMutex); }
 static void unlock(void) { pthread_mutex_unlock(&orSanitizerMutex); }
 
 static void setActive(uint32_t active) {
-  __atomic_store_n(&orSanitizerActive, active, __ATOMIC_RELAXED);
+  __atomic_store_n(&orSanitizerIsOn, active, __ATOMIC_RELAXED);
 }
+
+const uint32_t *orSanitizerActive(void) { return &orSanitizerIsOn; }
 
 static void *checked(void *memory, size_t bytes) {
   if (memory) return memory;
