@@ -156,6 +156,11 @@ orError_t orRegisterDeviceFactory(const char *type, int priority, const orDevice
   return error;
 }
 
+void orRegisterDeviceFactoryAtLoad(const char *type, int priority, const orDeviceFactory *factory) {
+  if (orRegisterDeviceFactory(type, priority, factory))
+    orWarn("no device factory was registered at load: %s", orGetLastErrorMessage());
+}
+
 /* Entries that match are taken out, the order of the others stays; the number of those that went. A null
  * argument matches all. */
 static int removeEntries(const char *type, const orDeviceFactory *given, const char *plugin) {
@@ -235,13 +240,17 @@ static orError_t initPlugin(const char *path, orPluginInitFn init) {
 }
 
 static orError_t openPlugin(const char *path) {
+  uint64_t noted = orNotedErrors();
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return orFail(orErrorPluginLoad, "plugin '%s' cannot be loaded: %s", path, dlerror());
   orPluginInitFn init;
   *(void **)&init = dlsym(library, OR_PLUGIN_INIT_SYMBOL);
+  if (!init && hasEntries(path)) return orSuccess; /* by OR_REGISTER_DEVICE_FACTORY */
   if (!init) {
     dlclose(library);
+    if (orNotedErrors() != noted)
+      return orFail(orPeekAtLastError(), "plugin '%s': %s", path, orGetLastErrorMessage());
     return orFail(orErrorPluginSymbol, "plugin '%s' has no function %s", path,
                   OR_PLUGIN_INIT_SYMBOL);
   }
@@ -505,6 +514,26 @@ orError_t orGetDeviceByName(orDevice **device, const char *name) {
       return orSuccess;
     }
   return failName(name);
+}
+
+orError_t orGetTotalDeviceCount(int *count) {
+  if (!count) return orFail(orErrorInvalidValue, "orGetTotalDeviceCount: count is null");
+  *count = 0;
+  OR_TRY(orEnter());
+  OR_TRY(orDevicesInit());
+  *count = deviceCount;
+  return orSuccess;
+}
+
+orError_t orGetDeviceAt(orDevice **device, int index) {
+  if (!device) return orFail(orErrorInvalidValue, "orGetDeviceAt: device is null");
+  OR_TRY(orEnter());
+  OR_TRY(orDevicesInit());
+  if (index < 0 || index >= deviceCount)
+    return orFail(orErrorInvalidDevice, "device %d of all types is out of range: 0 to %d", index,
+                  deviceCount - 1);
+  *device = &devices[index];
+  return orSuccess;
 }
 
 orError_t orGetDeviceByIndex(orDevice **device, const char *type, int index) {

@@ -530,7 +530,8 @@ typedef struct orKernel {
 
 /* `copy` and `compute` run inside a task. They finish the work and return orSuccess, or return
  * orErrorNotReady and later complete it with orEventSignal(done, status) from any thread; the stream
- * then waits without holding a lane. Any other value is the task's failure. orErrorDeviceLost, from
+ * then waits without holding a lane. Any other value is the task's failure. Where `done` is 0 (a type
+ * other than "openreg" has no streams) they finish before they return. orErrorDeviceLost, from
  * `alloc` too, is for a device that can do nothing more; what it has started it still has to signal. */
 typedef struct orDeviceFactory {
   uint32_t size;        /* sizeof(orDeviceFactory) */
@@ -538,7 +539,7 @@ typedef struct orDeviceFactory {
   const char *name;     /* who makes the devices; for messages */
   /* Fills `count` descriptions. Its error stops orAddDevices and is returned from it. */
   orError_t (*create_devices)(const orDeviceConfig *config, int count, orDeviceDesc *devices);
-  /* Device types other than "CPU": addresses that are unique in the process. */
+  /* Device types other than "CPU", up to `set`: addresses that are unique in the process. */
   orError_t (*alloc)(void *device, size_t bytes, void **ptr);
   orError_t (*free)(void *device, void *ptr, size_t bytes);
   /* At least one of dst and src is memory of this device. */
@@ -559,6 +560,18 @@ OR_API orError_t orRegisterDeviceFactory(const char *type, int priority,
                                          const orDeviceFactory *factory);
 OR_API orError_t orUnregisterDeviceFactory(const char *type, const orDeviceFactory *factory);
 
+/* At file scope of a program or a library, in C or C++: registers a factory when that is loaded. A
+ * plugin that has one needs no orPluginInit. A failure is one line on stderr, and a plugin's that
+ * leaves it without a factory. */
+#define OR_REGISTER_DEVICE_FACTORY(type, priority, factory)                            \
+  __attribute__((constructor)) static void OR_JOIN(orRegisterAtLoad, __LINE__)(void) { \
+    orRegisterDeviceFactoryAtLoad(type, priority, factory);                            \
+  }
+#define OR_JOIN_(a, b) a##b
+#define OR_JOIN(a, b) OR_JOIN_(a, b)
+OR_API void orRegisterDeviceFactoryAtLoad(const char *type, int priority,
+                                          const orDeviceFactory *factory);
+
 typedef struct orFactoryInfo {
   char type[32];
   char name[64];
@@ -577,6 +590,9 @@ OR_API orError_t orAddDevices(const orDeviceConfig *config, const char *name_pre
 
 typedef struct orDevice orDevice;
 OR_API orError_t orGetDeviceByName(orDevice **device, const char *name);
+/* Of all types, the host's first. */
+OR_API orError_t orGetTotalDeviceCount(int *count);
+OR_API orError_t orGetDeviceAt(orDevice **device, int index);
 OR_API orError_t orGetDeviceByIndex(orDevice **device, const char *type, int index);
 
 typedef struct orDeviceAttributes {
@@ -600,7 +616,8 @@ typedef struct orAllocator {
   void *self;
   const char *name;
 } orAllocator;
-/* orAllocatorDevice: the device's memory (the host device's is pageable). OnHost: pageable host memory;
+/* orAllocatorDevice: the device's memory (the host device's is pageable; that of a type other than "CPU"
+ * and "openreg" is its factory's, which alone knows the address: orMemcpy does not). OnHost: pageable host memory;
  * OnHost|Pinned: host memory for asynchronous copies. Valid for the life of the process. */
 OR_API orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes,
                                       const orAllocator **allocator);
@@ -639,7 +656,8 @@ typedef struct orTensor {
 OR_API orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto,
                                     unsigned attributes, orTensor *tensor);
 
-/* The function a plugin exports. It registers the plugin's factories. */
+/* The function a plugin exports, if it has no OR_REGISTER_DEVICE_FACTORY. It registers the plugin's
+ * factories. */
 typedef orError_t (*orPluginInitFn)(void);
 #define OR_PLUGIN_INIT_SYMBOL "orPluginInit"
 
