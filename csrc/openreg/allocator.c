@@ -169,6 +169,7 @@ static const struct {
 };
 
 enum { DTYPE_COUNT = sizeof(dtypes) / sizeof(dtypes[0]) };
+OR_COVERS(dtypes, orBool + 1);
 
 static void writeShape(const orTensorProto *proto, char *text, size_t size) {
   size_t length = (size_t)snprintf(text, size, "[");

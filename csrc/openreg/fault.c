@@ -19,10 +19,13 @@
 
 #include "core.h"
 
-enum { KINDS = 5, STRIKE_BITS = 8, STRIKE_MASK = (1 << STRIKE_BITS) - 1 };
+enum { KINDS = orFaultSlowStream + 1, STRIKE_BITS = 8, STRIKE_MASK = (1 << STRIKE_BITS) - 1 };
+_Static_assert(KINDS <= STRIKE_MASK, "orTask.fault has room for every kind");
+_Static_assert(OR_FAULT_MAX_DELAY_NS / 1000 <= UINT32_MAX >> STRIKE_BITS, "and for every delay");
 
-static const char *const names[KINDS] = {"out_of_memory", "copy_error", "kernel_error",
-                                         "device_lost", "slow_stream"};
+static const char *const names[] = {"out_of_memory", "copy_error", "kernel_error", "device_lost",
+                                    "slow_stream"};
+OR_COVERS(names, KINDS);
 
 typedef struct orFaultState {
   bool armed;

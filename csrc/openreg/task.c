@@ -109,6 +109,7 @@ static void trace(const orTask *t, const orStream *s, uint64_t number, int lane,
                                       [OR_KIND_HOST_FUNC] = orTraceHostFunc,
                                       [OR_KIND_COPY] = orTraceMemcpy,
                                       [OR_KIND_SET] = orTraceMemset};
+  OR_COVERS(kinds, OR_KIND_SET + 1);
   orTraceEmit((orTraceRecord){.kind = kinds[t->kind],
                               .name = t->name,
                               .device = s->device,
