@@ -5,6 +5,9 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+HEADER := csrc/openreg/include/openreg.h
+# The library's name in a program, as in setup.py.
+CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
 CC ?= cc
 
 .PHONY: help demo test conformance integration lint format sanitize bench build ctest debug env clean
@@ -30,8 +33,9 @@ $(ENV_STAMP): .ci/requirements.txt
 compile: $(ENV_STAMP)
 	$(PY) setup.py --quiet build_ext --inplace
 
-# The editable install finds everything compiled; it is repeated when the metadata changes.
-$(INSTALL_STAMP): pyproject.toml | compile
+# The editable install finds everything compiled; it is repeated when the metadata changes, of which the
+# version is in the header.
+$(INSTALL_STAMP): pyproject.toml $(HEADER) | compile
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  -e '.[test,examples]'
 	touch $@
@@ -96,19 +100,19 @@ $$(D_$(1))/core/%.o: csrc/openreg/%.c Makefile
 $$(D_$(1))/tests/%.o: tests/c/%.c Makefile
 	@mkdir -p $$(@D)
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -Itests/c -c $$< -o $$@
-$$(D_$(1))/libopenreg.so: $$(CORE_OBJECTS_$(1))
-	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,libopenreg.so -Wl,-Bsymbolic-functions $$^ -o $$@ -pthread -ldl
-$$(D_$(1))/run-tests: $$(TEST_OBJECTS_$(1)) $$(D_$(1))/libopenreg.so
+$$(D_$(1))/$(CORE): $$(CORE_OBJECTS_$(1))
+	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,$(CORE) -Wl,-Bsymbolic-functions $$^ -o $$@ -pthread -ldl
+$$(D_$(1))/run-tests: $$(TEST_OBJECTS_$(1)) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) $$(FLAGS_$(1)) $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN' -pthread -ldl -lm
-$$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/libopenreg.so
+$$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
-$$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/libopenreg.so
+$$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -DVENDOR_NO_MAP -MF $$@.d $$^ -o $$@ \
 	  -Wl,-rpath,'$$$$ORIGIN'
-$$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/libopenreg.so
+$$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 
-FILES_$(1) := $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/libopenreg.so) \
+FILES_$(1) := $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
   $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so)
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
@@ -148,12 +152,12 @@ sanitize-core:
 # watched in the core alone; the locks of everybody count.
 sanitize-operators: build sanitize-core
 	@echo "== tsan, $(RANDOM_PROGRAMS) random programs of operators"
-	@core=$(CURDIR)/$(D_tsan)/libopenreg.so; \
+	@core=$(CURDIR)/$(D_tsan)/$(CORE); \
 	runtime=$$(ldd $$core | sed -n 's/.*tsan.* => \([^ ]*\).*/\1/p'); \
 	export LD_PRELOAD="$$runtime $$core" OPENREG_RANDOM_PROGRAMS=$(RANDOM_PROGRAMS) \
 	  TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1; \
 	$(PY) -c "import torch; torch.openreg.init(); maps = open('/proc/self/maps').read(); \
-	  assert '$(D_tsan)/libopenreg.so' in maps and 'lib/libopenreg.so' not in maps, maps" && \
+	  assert '$(D_tsan)/$(CORE)' in maps and 'lib/libopenreg.so' not in maps, maps" && \
 	$(PY) -m pytest -v -s tests/test_programs.py
 
 # Programs without races, under torch.openreg.sanitizer; those that are marked racy have to be told.
@@ -168,7 +172,7 @@ sanitize-programs: build
 BENCH_SCRIPTS := $(filter-out benchmarks/run.py,$(wildcard benchmarks/*.py))
 BENCH_PROGRAMS := $(BENCH_SOURCES:benchmarks/%.c=build/bench/%)
 
-build/bench/%: benchmarks/%.c build/ctest/release/libopenreg.so
+build/bench/%: benchmarks/%.c build/ctest/release/$(CORE)
 	@mkdir -p $(@D)
 	$(say)$(CC) $(C_FLAGS) $(FLAGS_release) -MF $@.d $^ -o $@ -Wl,-rpath,$(CURDIR)/build/ctest/release \
 	  -pthread -ldl -lm

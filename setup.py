@@ -1,13 +1,15 @@
-"""Builds the C core (libopenreg.so) and the shim (torch_openreg._C) with one ninja file.
+"""Builds the C core (libopenreg.so.N) and the shim (torch_openreg._C) with one ninja file.
 
-The metadata is in pyproject.toml. The core is C11 and is compiled by the C compiler; the shim is
-C++20 and is linked with the core and with PyTorch. Objects are kept in build/, one folder for each
-PyTorch they were compiled against, so that an editable build, a wheel and a second run share them.
+The metadata is in pyproject.toml, the version in openreg.h. The core is C11 and is compiled by the
+C compiler; the shim is C++20 and is linked with the core and with PyTorch. Objects are kept in
+build/, one folder for each PyTorch they were compiled against, so that an editable build, a wheel
+and a second run share them.
 """
 
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +30,16 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 COMMON_FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 C_FLAGS = [*COMMON_FLAGS, "-std=c11", "-Werror", "-D_GNU_SOURCE", "-pthread"]
 CXX_FLAGS = [*COMMON_FLAGS, "-std=c++20", "-fvisibility-inlines-hidden", "-pthread"]
+
+
+VERSION = re.findall(
+    r"#define OPENREG_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)",
+    (CSRC / "openreg/include/openreg.h").read_text(),
+)
+# Its name in a program: that of another major version is another library.
+CORE = f"libopenreg.so.{VERSION[0]}"
+# For -lopenreg. A wheel holds no symbolic link, and a second copy would be a second runtime.
+LINKER_SCRIPT = f"INPUT({CORE})\n"
 
 
 def core_sources():
@@ -53,8 +65,8 @@ def escape(path):
 
 
 def ninja_file(out, extension_name):
-    """The text of the ninja file that builds out/libopenreg.so and out/<extension_name>. What is in
-    the tree is named from `out`: a copy of tree and objects has nothing to compile."""
+    """The text of the ninja file that builds the core and the shim in `out`. What is in the tree is
+    named from there: a copy of tree and objects has nothing to compile."""
     import torch
 
     torch_dir = Path(torch.__file__).parent
@@ -86,9 +98,9 @@ def ninja_file(out, extension_name):
     rules = {
         "c": "$cc $cflags -MMD -MF $out.d -c $in -o $out",
         "cxx": "$cxx $cxxflags -MMD -MF $out.d -c $in -o $out",
-        "core": "$cc -shared -Wl,-soname,libopenreg.so -Wl,-Bsymbolic-functions -Wl,-z,defs"
+        "core": "$cc -shared -Wl,-soname,$out -Wl,-Bsymbolic-functions -Wl,-z,defs"
         " $in -o $out -pthread -ldl $ldflags",
-        "shim": f"$cxx -shared $in -o $out -L. -lopenreg -L{torch_dir / 'lib'} "
+        "shim": f"$cxx -shared $in -o $out {CORE} -L{torch_dir / 'lib'} "
         + " ".join(f"-l{name}" for name in torch_libraries)
         + " -Wl,-rpath,'$$ORIGIN/lib' -pthread $ldflags",
     }
@@ -103,20 +115,23 @@ def ninja_file(out, extension_name):
             target = f"{path}.o"
             lines.append(f"build {escape(target)}: {rule} {escape(f'{csrc}/{path}')}")
             objects[rule].append(escape(target))
-    lines.append(f"build libopenreg.so: core {' '.join(objects['c'])}")
-    targets = ["libopenreg.so"]
+    lines.append(f"build {CORE}: core {' '.join(objects['c'])}")
+    targets = [CORE]
     if objects["cxx"]:
-        lines.append(f"build {extension_name}: shim {' '.join(objects['cxx'])} | libopenreg.so")
+        lines.append(f"build {extension_name}: shim {' '.join(objects['cxx'])} | {CORE}")
         targets.append(extension_name)
     lines += [f"default {' '.join(targets)}", ""]
     return "\n".join(lines), targets
 
 
 def build_info():
-    """The text of torch_openreg/_build_info.py: what the import compares with what it finds."""
+    """The text of torch_openreg/_build_info.py: the package's version, and what the import compares
+    with what it finds."""
     import torch
 
-    return f'"""Written by the build."""\n\nTORCH_VERSION = "{torch.__version__}"\n'
+    versions = {"VERSION": ".".join(VERSION), "TORCH_VERSION": torch.__version__}
+    lines = [f'{name} = "{version}"\n' for name, version in versions.items()]
+    return '"""Written by the build."""\n\n' + "".join(lines)
 
 
 def object_folder():
@@ -165,6 +180,7 @@ class BuildNative(build_ext):
             shutil.copymode(out / target, place)
         for relative, source in headers().items():
             replace_if_changed(package / relative, source.read_bytes())
+        replace_if_changed(package / "lib/libopenreg.so", LINKER_SCRIPT.encode())
         replace_if_changed(package / "_build_info.py", build_info().encode())
 
     def package_folder(self):
@@ -174,7 +190,7 @@ class BuildNative(build_ext):
     def get_outputs(self):
         package = self.package_folder()
         name = Path(self.get_ext_filename(f"{PACKAGE}._C")).name
-        made = [name, "lib/libopenreg.so", "_build_info.py", *headers()]
+        made = [name, f"lib/{CORE}", "lib/libopenreg.so", "_build_info.py", *headers()]
         return [str(package / relative) for relative in made]
 
     def get_output_mapping(self):
@@ -182,6 +198,7 @@ class BuildNative(build_ext):
 
 
 setup(
+    version=".".join(VERSION),
     ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
     cmdclass={"build_ext": BuildNative},
 )

@@ -5,9 +5,7 @@ import itertools
 
 import torch
 
-import torch_openreg
-
-_core = ctypes.CDLL(torch_openreg.get_library_dir() + "/libopenreg.so")
+_core = ctypes.CDLL("libopenreg.so.0")
 _core.orGetErrorName.restype = ctypes.c_char_p
 _NAME = b"aten::lost"  # the core keeps the pointer
 

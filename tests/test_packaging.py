@@ -5,6 +5,7 @@ shows. With it goes what `make build` has compiled: ninja compiles again what di
 made from a file that is not there.
 """
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -93,14 +94,16 @@ def test_sdist_has_sources_and_no_results(sdist):
                  "docs/streams.svg", "tests/cpp/expect.h",
                  "docs/examples/custom_op/relu2.cpp"):  # fmt: skip
         assert path in names
-    made = [name for name in names if name.endswith((".so", ".o", "_build_info.py"))]
+    made = [name for name in names if re.search(r"\.so(\.\d+)?$|\.o$|_build_info\.py$", name)]
     assert made == []
 
 
 def test_wheel_has_library_headers_and_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"torch_openreg/lib/libopenreg.so", "pytest_openreg.py"} <= names
+    libraries = {name for name in names if name.startswith("torch_openreg/lib/")}
+    assert libraries == {"torch_openreg/lib/libopenreg.so", "torch_openreg/lib/libopenreg.so.0"}
+    assert "pytest_openreg.py" in names
     for header in (ROOT / "csrc/openreg/include").glob("*.h"):
         assert f"torch_openreg/include/{header.name}" in names
     assert any(re.fullmatch(r"torch_openreg/_C\..*\.so", name) for name in names)
@@ -172,6 +175,22 @@ def test_c_program_uses_installed_header_and_library(installed, tmp_path):
          "-o", "program"], cwd=tmp_path)  # fmt: skip
     environment = {**os.environ, "OPENREG_DEVICE_COUNT": "3"}
     assert run([tmp_path / "program"], env=environment) == "there and back\n"
+    needed = run(["readelf", "-d", tmp_path / "program"])
+    assert "[libopenreg.so.0]" in needed and "[libopenreg.so]" not in needed
+
+
+def test_a_python_process_has_one_runtime(installed):
+    """By the name alone ctypes gets the one that the shim has loaded."""
+    program = """
+import ctypes, torch
+core = ctypes.CDLL("libopenreg.so.0")
+count = ctypes.c_int()
+assert core.orGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 3
+maps = open("/proc/self/maps").read().split()
+print(*{path for path in maps if "libopenreg" in path})
+"""
+    loaded = python(installed, program, OPENREG_DEVICE_COUNT="3").split()
+    assert loaded == [str(installed / "torch_openreg/lib/libopenreg.so.0")]
 
 
 def test_shim_headers_compile_where_they_are_installed(installed, tmp_path):
@@ -186,16 +205,19 @@ def test_shim_headers_compile_where_they_are_installed(installed, tmp_path):
 
 def test_library_exports_the_api_only(installed):
     """Whatever the core exports is public, and there is nothing of PyTorch or C++ in it."""
-    library = installed / "torch_openreg/lib/libopenreg.so"
+    library = installed / "torch_openreg/lib/libopenreg.so.0"
     names = run(["nm", "-D", "--defined-only", "--format=posix", library]).split("\n")
-    exported = {line.split()[0] for line in names if line}
+    kinds = {line.split()[0]: line.split()[1] for line in names if line}
+    # Of data a program has a copy, whose size and place are then part of the ABI.
+    assert set(kinds.values()) == {"T"}
+    exported = set(kinds)
     headers = "".join(h.read_text() for h in (ROOT / "csrc/openreg/include").glob("*.h"))
     declared = set(re.findall(r"^OR_API [^;(]*?\*?\b(or\w+)[(;]", headers, re.MULTILINE))
     assert exported - declared == set()
     assert declared - exported == set()
     needed = run(["readelf", "-d", library])
     assert "stdc++" not in needed and "torch" not in needed and "gomp" not in needed
-    assert "[libopenreg.so]" in needed
+    assert "[libopenreg.so.0]" in needed
 
 
 def test_other_torch_minor_is_refused(installed):
@@ -228,11 +250,18 @@ def test_import_torch_openreg_first(installed):
 
 def test_versions_agree():
     header = (ROOT / "csrc/openreg/include/openreg.h").read_text()
-    (in_header,) = re.findall(r'#define OPENREG_VERSION "(.*)"', header)
-    (in_project,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    assert in_header == in_project == importlib.metadata.version("torch_openreg")
-    assert torch_openreg.__version__ == in_project
-    assert f"## {in_project}" in (ROOT / "CHANGELOG.md").read_text()
+    parts = [
+        re.search(rf"#define OPENREG_VERSION_{part} (\d+)$", header, re.MULTILINE)[1]
+        for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    version = ".".join(parts)
+    assert version == importlib.metadata.version("torch_openreg") == torch_openreg.__version__
+    assert version == torch_openreg._C._core_version  # the runtime's
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()  # from the header
+    assert ctypes.CDLL(f"libopenreg.so.{parts[0]}").orGetVersion() == int(
+        "{}{:0>2}{:0>2}".format(*parts)
+    )
 
 
 def test_every_requirement_is_pinned():

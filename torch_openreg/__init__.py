@@ -7,7 +7,13 @@ devices come to life at their first use.
 
 from pathlib import Path
 
-__version__ = "0.1.0"
+try:
+    from ._build_info import TORCH_VERSION as _BUILT_FOR
+    from ._build_info import VERSION as __version__
+except ImportError as error:
+    raise ImportError(
+        "torch_openreg is not built: run 'make build' or install it with pip"
+    ) from error
 
 _PACKAGE_DIR = Path(__file__).resolve().parent
 _registered = False
@@ -18,16 +24,10 @@ def _minor(version):
 
 
 def _check_torch_version(torch_version):
-    try:
-        from ._build_info import TORCH_VERSION as built_for
-    except ImportError as error:
+    if _minor(torch_version) != _minor(_BUILT_FOR):
         raise ImportError(
-            "torch_openreg is not built: run 'make build' or install it with pip"
-        ) from error
-    if _minor(torch_version) != _minor(built_for):
-        raise ImportError(
-            f"torch_openreg {__version__} was built for PyTorch {_minor(built_for)} ({built_for}) "
-            f"and cannot be used with PyTorch {torch_version}"
+            f"torch_openreg {__version__} was built for PyTorch {_minor(_BUILT_FOR)} "
+            f"({_BUILT_FOR}) and cannot be used with PyTorch {torch_version}"
         )
 
 
@@ -51,7 +51,7 @@ def get_include():
 
 
 def get_library_dir():
-    """The folder of ``libopenreg.so``."""
+    """The folder of the runtime: ``libopenreg.so.0``, and ``libopenreg.so`` for the linker."""
     return str(_PACKAGE_DIR / "lib")
 
 

@@ -291,7 +291,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
 }
 
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses, unsigned flags) {
+                       void *task, c10::ArrayRef<orAccess> accesses, unsigned flags, int *queued) {
   orLaunch launch{};
   launch.size = sizeof(launch);
   launch.stream = stream;
@@ -303,6 +303,7 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
   launch.access_count = accesses.size();
   launch.name = name;
   launch.flags = flags;
+  launch.queued = queued;
   return orLaunchKernelEx(&launch);
 }
 

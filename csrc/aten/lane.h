@@ -38,10 +38,11 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
  * is enough, and may be the caller. */
 void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel);
 
-/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran. `flags` are
- * orLaunchFlags. */
+/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran;
+ * whose the task is after an error, `queued` says (orLaunch). `flags` are orLaunchFlags. */
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
+                       void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0,
+                       int *queued = nullptr);
 
 /* Before a sleep of a host's thread: lets go of the GIL, and of the thread's OpenMP team. Returns what takeGilBack
  * needs. */

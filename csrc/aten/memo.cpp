@@ -56,6 +56,10 @@ enum Tag : int64_t {
   kDevice
 };
 
+/* What appendTensor puts beside a tag, and KeyReader takes from there. */
+static_assert(kDevice <= 0xff, "a tag has eight bits");
+static_assert(c10::NumScalarTypes <= 1 << 8, "and so has a dtype");
+
 constexpr size_t kHeader = 2;
 
 void appendTensor(MemoKey &key, const at::Tensor &tensor) {

@@ -1,6 +1,6 @@
 /*
- * A QueuedKernel belongs to the thread that queues it until orLaunchKernelEx returns, then to the queue, whose `drop`
- * deletes it, whether or not it ran.
+ * A QueuedKernel belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop` deletes it,
+ * whether or not it ran.
  *
  * `failures` keeps the exceptions of kernels that failed, by device, so that the synchronising call that reports the
  * core's first failure throws the same type. Its mutex is a leaf; nothing is thrown under it.
@@ -103,11 +103,10 @@ void dropQueued(void *args) { delete *static_cast<QueuedKernel **>(args); }
 void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
                   c10::ArrayRef<orAccess> accesses, unsigned flags) {
   const c10::DeviceIndex device = kernel->device.index();
-  const uint64_t before = orGetLastCorrelation();
-  const orError_t error =
-      launchOnLane(stream, kernel->name, &runQueued, &dropQueued, kernel.get(), accesses, flags);
-  // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
-  if (error == orSuccess || orGetLastCorrelation() != before) (void)kernel.release();
+  int queued = 0;
+  const orError_t error = launchOnLane(stream, kernel->name, &runQueued, &dropQueued, kernel.get(),
+                                       accesses, flags, &queued);
+  if (queued) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
     getCurrentOpenRegStream(device).stream();  // says which
   }

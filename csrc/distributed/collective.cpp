@@ -201,11 +201,10 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
     if (reach_) handOver_->ranges.push_back({tensor.const_data_ptr(), tensor.nbytes(), nullptr});
   });
   auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver_);
-  const uint64_t before = orGetLastCorrelation();
+  int queued = 0;
   const orError_t error = launchOnLane(currentStreamHandle(device_.index()), call_.name,
-                                       &runHandOver, &dropHandOver, task.get());
-  // With OPENREG_LAUNCH_BLOCKING an error may be that of a task that was queued, and is gone.
-  if (orGetLastCorrelation() != before) (void)task.release();
+                                       &runHandOver, &dropHandOver, task.get(), {}, 0, &queued);
+  if (queued) (void)task.release();
   OPENREG_CHECK(error);
   runScheduled(currentStreamHandle(device_.index()));
 }

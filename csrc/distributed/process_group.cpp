@@ -73,6 +73,7 @@ bool isBitwise(ReduceOp::RedOpType op) {
 const char *opName(ReduceOp::RedOpType op) {
   static constexpr const char *names[] = {"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
                                           "BAND", "BOR", "BXOR",    "PREMUL_SUM", "UNUSED"};
+  static_assert(std::size(names) == ReduceOp::UNUSED + 1);
   return names[op];
 }
 

@@ -2,7 +2,10 @@
  * A device's allocators by attributes, and tensors made from bytes.
  *
  * An orAllocator is part of its orDevice, written while the devices are made and read-only after; `self` is
- * the device. No lock of its own.
+ * the device.
+ *
+ * foreignMemory    what factories of types other than "CPU" and "openreg" have allocated; foreignLock, not held
+ *                  around a call
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -59,27 +62,68 @@ static orError_t freePinned(void *self, void *ptr) {
   return orFreeHost(ptr);
 }
 
-/* Memory of a type that is neither the host nor openreg has no address that this library knows. */
-static orError_t failForeign(const orDevice *device) {
-  return orFail(orErrorNotSupported,
-                "memory of %s cannot be allocated here: only that of CPU and openreg", device->name);
-}
+/* Its factory wants the size again when it is freed. */
+typedef struct Foreign {
+  struct Foreign *next;
+  const orDevice *device;
+  void *ptr;
+  size_t bytes;
+} Foreign;
+
+static orMutex foreignLock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static Foreign *foreignMemory;
 
 static orError_t allocForeign(void *self, size_t bytes, void **ptr) {
-  (void)bytes, (void)ptr;
-  return failForeign(self);
+  const orDevice *device = self;
+  if (!ptr) return orFail(orErrorInvalidValue, "alloc: ptr is null");
+  *ptr = NULL;
+  OR_TRY(orEnter());
+  if (!bytes) return orSuccess;
+  Foreign *entry = malloc(sizeof(*entry));
+  if (!entry) return orFail(orErrorMemoryAllocation, "no host memory for an allocation's entry");
+  uint64_t noted = orNotedErrors();
+  orError_t error = device->factory->alloc(device->desc.self, bytes, ptr);
+  if (error) {
+    free(entry);
+    *ptr = NULL;
+    return orFail(error, "%zu bytes of %s: %s", bytes, device->name, orErrorDetail(error, noted));
+  }
+  *entry = (Foreign){.device = device, .ptr = *ptr, .bytes = bytes};
+  orMutexLock(&foreignLock);
+  entry->next = foreignMemory;
+  foreignMemory = entry;
+  orMutexUnlock(&foreignLock);
+  return orSuccess;
+}
+
+static Foreign *takeForeign(const orDevice *device, const void *ptr) {
+  orMutexLock(&foreignLock);
+  Foreign **at = &foreignMemory;
+  while (*at && ((*at)->device != device || (*at)->ptr != ptr)) at = &(*at)->next;
+  Foreign *entry = *at;
+  if (entry) *at = entry->next;
+  orMutexUnlock(&foreignLock);
+  return entry;
 }
 
 static orError_t freeForeign(void *self, void *ptr) {
-  (void)ptr;
-  return failForeign(self);
+  const orDevice *device = self;
+  OR_TRY(orEnter());
+  if (!ptr) return orSuccess;
+  Foreign *entry = takeForeign(device, ptr);
+  if (!entry)
+    return orFail(orErrorInvalidValue, "%p is not the start of live memory of %s", ptr,
+                  device->name);
+  size_t bytes = entry->bytes;
+  free(entry);
+  return device->factory->free(device->desc.self, ptr, bytes);
 }
 
 void orDeviceFillAllocators(orDevice *device) {
   orAllocator pageable = {allocPageable, freePageable, device, "pageable host memory"};
   orAllocator pinned = {allocPinned, freePinned, device, "pinned host memory"};
   orAllocator own = {allocDevice, freeDevice, device, "device memory"};
-  orAllocator foreign = {allocForeign, freeForeign, device, "foreign device memory"};
+  orAllocator foreign = {allocForeign, freeForeign, device, "device memory"};
   bool host = !strcasecmp(device->type, "CPU"), openreg = !strcasecmp(device->type, "openreg");
   device->allocators[0] = host ? pageable : openreg ? own : foreign;
   device->allocators[1] = pageable;
@@ -125,6 +169,7 @@ static const struct {
 };
 
 enum { DTYPE_COUNT = sizeof(dtypes) / sizeof(dtypes[0]) };
+OR_COVERS(dtypes, orBool + 1);
 
 static void writeShape(const orTensorProto *proto, char *text, size_t size) {
   size_t length = (size_t)snprintf(text, size, "[");
@@ -191,9 +236,24 @@ static orError_t copyToDevice(int device, void *dst, const void *src, size_t byt
   return error ? error : restored;
 }
 
-static orError_t fillTensor(const orDevice *device, bool on_device, const orTensorProto *proto,
-                            void *data) {
-  if (on_device) return copyToDevice(device->desc.index, data, proto->bytes, proto->nbytes);
+static orError_t copyToForeign(const orDevice *device, void *dst, const void *src, size_t bytes) {
+  uint64_t noted = orNotedErrors();
+  orError_t error =
+      device->factory->copy(device->desc.self, dst, src, bytes, orMemcpyHostToDevice, 0);
+  if (error == orErrorNotReady)
+    return orFail(orErrorNotSupported, "%s has no streams: its copy cannot complete later",
+                  device->name);
+  if (!error) return orSuccess;
+  return orFail(error, "copy of %zu bytes to %s: %s", bytes, device->name,
+                orErrorDetail(error, noted));
+}
+
+static orError_t fillTensor(const orAllocator *allocator, const orTensorProto *proto, void *data) {
+  const orDevice *device = allocator->self;
+  if (allocator->alloc == allocForeign)
+    return copyToForeign(device, data, proto->bytes, proto->nbytes);
+  if (allocator->alloc == allocDevice)
+    return copyToDevice(device->desc.index, data, proto->bytes, proto->nbytes);
   memcpy(data, proto->bytes, proto->nbytes);
   return orSuccess;
 }
@@ -210,8 +270,7 @@ orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto, unsig
   OR_TRY(checkProto(proto, &bytes));
   void *data;
   OR_TRY(allocator->alloc(allocator->self, bytes, &data));
-  orError_t error =
-      bytes ? fillTensor(device, allocator->alloc == allocDevice, proto, data) : orSuccess;
+  orError_t error = bytes ? fillTensor(allocator, proto, data) : orSuccess;
   if (error) {
     char text[256];
     snprintf(text, sizeof(text), "%s", orGetLastErrorMessage());

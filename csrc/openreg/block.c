@@ -49,6 +49,7 @@ static inline void statChange(orCacheStat *stat, int pool, int64_t amount) {
 /* The figures are the first members of orCacheStats, three pools each. */
 typedef orCacheStat orFigure[3];
 enum { FIGURES = offsetof(orCacheStats, alloc_retries) / sizeof(orFigure) };
+_Static_assert(FIGURES == 9, "five counts and four sums of bytes, and nothing else, come first");
 
 static void forEachFigure(orCacheStats *stats, void (*fn)(orCacheStat *stat)) {
   orFigure *figure = (orFigure *)stats;
@@ -464,6 +465,7 @@ void orBlocksList(const orBlocks *blocks, orCacheBlock *list) {
   static const orCacheBlockState states[] = {[OR_BLOCK_FREE] = orCacheBlockInactive,
                                              [OR_BLOCK_LIVE] = orCacheBlockAllocated,
                                              [OR_BLOCK_LIMBO] = orCacheBlockPending};
+  OR_COVERS(states, orCacheBlockPending + 1);
   for (size_t i = 0; blocks->slots && i <= blocks->slot_mask; i++) {
     const orBlock *first = blocks->slots[i].block;
     if (!first || first->prev) continue;

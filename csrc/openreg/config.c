@@ -179,6 +179,7 @@ static bool parseSignal(const char *text, void *field) {
 static bool parseSchedule(const char *text, void *field) {
   static const char *const names[] = {
       [orScheduleFair] = "off", [orScheduleLate] = "late", [orScheduleEarly] = "early"};
+  OR_COVERS(names, orScheduleEarly + 1);
   orConfig *c = (orConfig *)((char *)field - offsetof(orConfig, schedule));
   unsigned long long seed = 0;
   const char *end;

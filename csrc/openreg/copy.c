@@ -77,6 +77,7 @@ static orError_t checkKind(orMemcpyKind *kind, const orPlace *dst, const orPlace
 
 static const char *copyName(orMemcpyKind kind) {
   static const char *const names[] = {"Memcpy HtoH", "Memcpy HtoD", "Memcpy DtoH", "Memcpy DtoD"};
+  OR_COVERS(names, orMemcpyDefault);
   return names[kind];
 }
 

@@ -2,6 +2,7 @@
  * libopenreg's private header: the map of its files.
  *
  *   error.c      errors, the calling thread's last error
+ *   given.c      the version; a caller's structures, from an older or newer header
  *   config.c     OPENREG_* settings, read once
  *   process.c    what every entry point checks: fork, exit, calls from inside a task
  *   handle.c     64-bit handles into tables that are never unmapped
@@ -52,6 +53,9 @@
 #include "mutex.h"
 
 #define OR_HIDDEN __attribute__((visibility("hidden")))
+/* As many entries as there are of what indexes them. */
+#define OR_COVERS(array, count) \
+  _Static_assert(sizeof(array) / sizeof((array)[0]) == (count), #array " has an entry for each")
 #define OR_LIKELY(x) __builtin_expect(!!(x), 1)
 #define OR_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define OR_CACHE_LINE 64
@@ -99,6 +103,19 @@ const char *orErrorDetail(orError_t error, uint64_t before);
 /* One line on stderr, "openreg: " before it, in a single write; for what no caller can be told. */
 void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* ---- given.c ---- */
+
+#define OR_END(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
+/* A structure that begins with its size, as this library knows it: the caller's, or a copy in `room`. Members behind `last`
+ * are optional. Null: refused, as orErrorInvalidValue. */
+#define OR_GIVEN(type, given, room, last)                                                  \
+  (OR_LIKELY((given) && (given)->size == sizeof(type))                                     \
+       ? (given)                                                                           \
+       : orGivenOther(#type, given, (given) ? (given)->size : 0, OR_END(type, last), room, \
+                      sizeof(type)))
+const void *orGivenOther(const char *type, const void *given, size_t has, size_t least, void *room,
+                         size_t size);
+
 /* ---- config.c ---- */
 
 typedef struct orConfig {
@@ -143,6 +160,7 @@ int orProcessTask(void);
 
 /* ---- factory.c ---- */
 
+_Static_assert(OPENREG_MAX_DEVICES <= 64, "orDevice.peers has a bit for every device");
 struct orDevice {
   char name[64];
   char type[32];
@@ -242,10 +260,32 @@ void *orHandleSlotAt(orHandleTable *table, uint32_t index);
 static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
   return atomic_load_explicit(&slot->handle, memory_order_relaxed) == handle;
 }
-static inline int orHandleDevice(uint64_t handle) { return (int)(handle >> 54 & 63); }
-static inline uint32_t orHandleGeneration(uint64_t handle) { return handle & 0x3fffffff; }
+/* From the lowest bit on: generation, index, device, kind, and a 0. */
+enum {
+  OR_GENERATION_BITS = 30,
+  OR_INDEX_BITS = 24,
+  OR_DEVICE_BITS = 6,
+  OR_KIND_BITS = 3,
+  OR_INDEX_AT = OR_GENERATION_BITS,
+  OR_DEVICE_AT = OR_INDEX_AT + OR_INDEX_BITS,
+  OR_KIND_AT = OR_DEVICE_AT + OR_DEVICE_BITS,
+  OR_MOST_SLOTS = 1 << OR_INDEX_BITS
+};
+_Static_assert(OR_KIND_AT + OR_KIND_BITS == 63,
+               "a handle is a positive int64_t, as PyTorch's ids are");
+_Static_assert(OPENREG_MAX_DEVICES <= 1 << OR_DEVICE_BITS, "a handle has room for every device");
+_Static_assert(OR_HANDLE_EVENT < 1 << OR_KIND_BITS, "a handle has room for every kind");
+static inline uint64_t orHandleBits(uint64_t handle, int at, int bits) {
+  return handle >> at & ((UINT64_C(1) << bits) - 1);
+}
+static inline int orHandleDevice(uint64_t handle) {
+  return (int)orHandleBits(handle, OR_DEVICE_AT, OR_DEVICE_BITS);
+}
+static inline uint32_t orHandleGeneration(uint64_t handle) {
+  return (uint32_t)orHandleBits(handle, 0, OR_GENERATION_BITS);
+}
 static inline uint32_t orHandleIndex(uint64_t handle) {
-  return (uint32_t)(handle >> 30 & 0xffffff);
+  return (uint32_t)orHandleBits(handle, OR_INDEX_AT, OR_INDEX_BITS);
 }
 
 /* ---- queue.c ---- */
@@ -558,8 +598,9 @@ static inline bool orTraceOn(void) {
 /* Keeps the record, if tracing is still on. Under any lock, inside a task or not. */
 void orTraceEmit(orTraceRecord record);
 /* Of a stream's task: unlike any other's, as a slot's counters never start again. */
+enum { OR_NUMBER_BITS = 64 - OR_INDEX_BITS };
 static inline uint64_t orCorrelation(orStream_t stream, uint64_t number) {
-  return (uint64_t)orHandleIndex(stream) << 40 | (number & 0xffffffffffu);
+  return (uint64_t)orHandleIndex(stream) << OR_NUMBER_BITS | orHandleBits(number, 0, OR_NUMBER_BITS);
 }
 /* Around a launch, on its thread. */
 void orTraceLaunchBegins(void);
@@ -611,8 +652,9 @@ void orHostWaitsStir(void); /* wakes them all to look around */
 
 typedef struct orSync orSync;
 
+extern OR_HIDDEN uint32_t orSanitizerIsOn;
 static inline bool orSanitizerOn(void) {
-  return OR_UNLIKELY(__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED) != 0);
+  return OR_UNLIKELY(__atomic_load_n(&orSanitizerIsOn, __ATOMIC_RELAXED) != 0);
 }
 /* At the first use of a device: the setting's. */
 void orSanitizerStart(void);

@@ -18,10 +18,12 @@
 
 #include "core.h"
 
-enum { OR_SPIN_NS = 20000, OR_POOL_GROWTH = 64 };
+enum { OR_SPIN_NS = 20000, OR_POOL_GROWTH = 64, OR_MOST_EVENTS = 1 << 20 };
+_Static_assert((int)OR_MOST_EVENTS <= OR_MOST_SLOTS, "a handle has room for every event's index");
 
 /* Flags of our own, beside the public ones. */
 enum { OR_EVENT_SIGNALLED = 1 << 8, OR_EVENT_OF_TASK = 1 << 9 };
+_Static_assert((int)orEventExternal < OR_EVENT_SIGNALLED, "the public flags are below our own");
 
 typedef struct orEvent {
   orSlot slot;
@@ -36,7 +38,7 @@ typedef struct orEvent {
 static orHandleTable table = {.kind = OR_HANDLE_EVENT,
                               .what = "event",
                               .slot_size = sizeof(orEvent),
-                              .limit = 1 << 20,
+                              .limit = OR_MOST_EVENTS,
                               .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* ---- cells ---- */

@@ -23,8 +23,9 @@
 typedef struct Entry {
   char type[32];
   int priority;
-  const orDeviceFactory *factory;
-  const char *plugin; /* path, or null */
+  const orDeviceFactory *given;   /* the caller's table */
+  const orDeviceFactory *factory; /* the same, or a copy of the size that this library knows */
+  const char *plugin;             /* path, or null */
 } Entry;
 
 enum { MAX_ENTRIES = 64, BUILT_IN_COUNT = 3 };
@@ -34,9 +35,9 @@ static orMutex makeLock = OR_MUTEX_INITIALIZER(OR_RANK_DEVICES);
 static orMutex registryLock = OR_MUTEX_INITIALIZER(OR_RANK_REGISTRY);
 
 static Entry entries[MAX_ENTRIES] = {
-    {"CPU", 0, &orPlainHostFactory, NULL},
-    {"CPU", 50, &orPinnedHostFactory, NULL},
-    {"openreg", 0, &orSimulatedFactory, NULL},
+    {"CPU", 0, &orPlainHostFactory, &orPlainHostFactory, NULL},
+    {"CPU", 50, &orPinnedHostFactory, &orPinnedHostFactory, NULL},
+    {"openreg", 0, &orSimulatedFactory, &orSimulatedFactory, NULL},
 };
 static int entryCount = BUILT_IN_COUNT;
 
@@ -58,15 +59,13 @@ static bool isOpenregType(const char *type) { return !strcasecmp(type, "openreg"
 /* ---- Registry ---- */
 
 /* Nothing past the version may be read of a table of another one, its name neither. */
-static orError_t checkVersion(const orDeviceFactory *factory) {
-  if (factory->abi_version != OPENREG_ABI_VERSION)
+static orError_t takeTable(const orDeviceFactory *given, orDeviceFactory *room,
+                           const orDeviceFactory **factory) {
+  if (given->abi_version != OPENREG_ABI_VERSION)
     return orFail(orErrorPluginVersion, "the device factory has ABI version %u, this library has %u",
-                  factory->abi_version, OPENREG_ABI_VERSION);
-  if (factory->size != sizeof(orDeviceFactory))
-    return orFail(orErrorPluginVersion,
-                  "the device factory's table has %u bytes, this library's has %zu", factory->size,
-                  sizeof(orDeviceFactory));
-  return orSuccess;
+                  given->abi_version, OPENREG_ABI_VERSION);
+  *factory = OR_GIVEN(orDeviceFactory, given, room, compute);
+  return *factory ? orSuccess : orFail(orErrorPluginVersion, "%s", orGetLastErrorMessage());
 }
 
 static orError_t checkFunctions(const char *type, const orDeviceFactory *factory) {
@@ -115,11 +114,12 @@ static void endChange(void) {
 }
 
 /* registryLock held. */
-static orError_t addEntry(const char *type, int priority, const orDeviceFactory *factory) {
+static orError_t addEntry(const char *type, int priority, const orDeviceFactory *given,
+                          const orDeviceFactory *factory) {
   for (int i = 0; i < entryCount; ++i) {
     const Entry *e = &entries[i];
     if (strcasecmp(e->type, type)) continue;
-    if (e->priority == priority || e->factory == factory)
+    if (e->priority == priority || e->given == given)
       return orFail(
           orErrorAlreadyExists,
           "type '%s' has device factory '%s' at priority %d already: '%s' cannot have priority %d",
@@ -128,38 +128,52 @@ static orError_t addEntry(const char *type, int priority, const orDeviceFactory 
   if (entryCount == MAX_ENTRIES)
     return orFail(orErrorMemoryAllocation, "there is room for %d device factories, all taken",
                   MAX_ENTRIES);
+  orDeviceFactory *copy = factory == given ? NULL : malloc(sizeof(*copy));
+  if (copy) factory = memcpy(copy, factory, sizeof(*copy));
+  if (factory != given && !copy)
+    return orFail(orErrorMemoryAllocation, "no memory for the table of a device factory");
   Entry *e = &entries[entryCount++];
   snprintf(e->type, sizeof(e->type), "%s", type);
   e->priority = priority;
+  e->given = given;
   e->factory = factory;
   e->plugin = loadingPlugin;
   return orSuccess;
 }
 
-orError_t orRegisterDeviceFactory(const char *type, int priority, const orDeviceFactory *factory) {
+orError_t orRegisterDeviceFactory(const char *type, int priority, const orDeviceFactory *given) {
+  orDeviceFactory room;
+  const orDeviceFactory *factory;
   OR_TRY(checkType(type));
-  if (!factory)
-    return orFail(orErrorInvalidValue, "the device factory for type '%s' is null", type);
-  OR_TRY(checkVersion(factory));
+  if (!given) return orFail(orErrorInvalidValue, "the device factory for type '%s' is null", type);
+  OR_TRY(takeTable(given, &room, &factory));
   OR_TRY(checkFunctions(type, factory));
   OR_TRY(beginChange("registered"));
   orMutexLock(&registryLock);
-  orError_t error = addEntry(type, priority, factory);
+  orError_t error = addEntry(type, priority, given, factory);
   orMutexUnlock(&registryLock);
   endChange();
   return error;
 }
 
+void orRegisterDeviceFactoryAtLoad(const char *type, int priority, const orDeviceFactory *factory) {
+  if (orRegisterDeviceFactory(type, priority, factory))
+    orWarn("no device factory was registered at load: %s", orGetLastErrorMessage());
+}
+
 /* Entries that match are taken out, the order of the others stays; the number of those that went. A null
  * argument matches all. */
-static int removeEntries(const char *type, const orDeviceFactory *factory, const char *plugin) {
+static int removeEntries(const char *type, const orDeviceFactory *given, const char *plugin) {
   orMutexLock(&registryLock);
   int kept = 0, count = entryCount;
   for (int i = 0; i < count; ++i) {
     const Entry *e = &entries[i];
-    bool matches = (!type || !strcasecmp(e->type, type)) && (!factory || e->factory == factory) &&
+    bool matches = (!type || !strcasecmp(e->type, type)) && (!given || e->given == given) &&
                    (!plugin || e->plugin == plugin);
-    if (!matches) entries[kept++] = *e;
+    if (!matches)
+      entries[kept++] = *e;
+    else if (e->factory != e->given)
+      free((void *)e->factory);
   }
   entryCount = kept;
   orMutexUnlock(&registryLock);
@@ -226,13 +240,17 @@ static orError_t initPlugin(const char *path, orPluginInitFn init) {
 }
 
 static orError_t openPlugin(const char *path) {
+  uint64_t noted = orNotedErrors();
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return orFail(orErrorPluginLoad, "plugin '%s' cannot be loaded: %s", path, dlerror());
   orPluginInitFn init;
   *(void **)&init = dlsym(library, OR_PLUGIN_INIT_SYMBOL);
+  if (!init && hasEntries(path)) return orSuccess; /* by OR_REGISTER_DEVICE_FACTORY */
   if (!init) {
     dlclose(library);
+    if (orNotedErrors() != noted)
+      return orFail(orPeekAtLastError(), "plugin '%s': %s", path, orGetLastErrorMessage());
     return orFail(orErrorPluginSymbol, "plugin '%s' has no function %s", path,
                   OR_PLUGIN_INIT_SYMBOL);
   }
@@ -298,9 +316,6 @@ static orError_t checkConfig(const orDeviceConfig *config, const char *prefix) {
     return orFail(orErrorInvalidValue, "the name prefix has %zu characters, allowed are %zu",
                   strlen(prefix), room);
   if (!config) return orSuccess;
-  if (config->size != sizeof(*config))
-    return orFail(orErrorInvalidValue, "orDeviceConfig has size %zu, expected %zu", config->size,
-                  sizeof(*config));
   if (config->type_count && !config->device_count)
     return orFail(orErrorInvalidValue, "orDeviceConfig has %zu device counts at a null pointer",
                   config->type_count);
@@ -433,9 +448,12 @@ static orError_t refuseWhileMaking(void) {
                 "a plugin or create_devices may not use devices while they are made");
 }
 
-orError_t orAddDevices(const orDeviceConfig *config, const char *name_prefix) {
+orError_t orAddDevices(const orDeviceConfig *given, const char *name_prefix) {
+  orDeviceConfig room;
   OR_TRY(orEnterBlocking());
   OR_TRY(refuseWhileMaking());
+  const orDeviceConfig *config = given ? OR_GIVEN(orDeviceConfig, given, &room, size) : NULL;
+  if (given && !config) return orErrorInvalidValue;
   OR_TRY(checkConfig(config, name_prefix));
   orMutexLock(&makeLock);
   orError_t error = made == DEVICES_MADE
@@ -496,6 +514,26 @@ orError_t orGetDeviceByName(orDevice **device, const char *name) {
       return orSuccess;
     }
   return failName(name);
+}
+
+orError_t orGetTotalDeviceCount(int *count) {
+  if (!count) return orFail(orErrorInvalidValue, "orGetTotalDeviceCount: count is null");
+  *count = 0;
+  OR_TRY(orEnter());
+  OR_TRY(orDevicesInit());
+  *count = deviceCount;
+  return orSuccess;
+}
+
+orError_t orGetDeviceAt(orDevice **device, int index) {
+  if (!device) return orFail(orErrorInvalidValue, "orGetDeviceAt: device is null");
+  OR_TRY(orEnter());
+  OR_TRY(orDevicesInit());
+  if (index < 0 || index >= deviceCount)
+    return orFail(orErrorInvalidDevice, "device %d of all types is out of range: 0 to %d", index,
+                  deviceCount - 1);
+  *device = &devices[index];
+  return orSuccess;
 }
 
 orError_t orGetDeviceByIndex(orDevice **device, const char *type, int index) {

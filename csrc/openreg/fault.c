@@ -19,10 +19,13 @@
 
 #include "core.h"
 
-enum { KINDS = 5, STRIKE_BITS = 8, STRIKE_MASK = (1 << STRIKE_BITS) - 1 };
+enum { KINDS = orFaultSlowStream + 1, STRIKE_BITS = 8, STRIKE_MASK = (1 << STRIKE_BITS) - 1 };
+_Static_assert(KINDS <= STRIKE_MASK, "orTask.fault has room for every kind");
+_Static_assert(OR_FAULT_MAX_DELAY_NS / 1000 <= UINT32_MAX >> STRIKE_BITS, "and for every delay");
 
-static const char *const names[KINDS] = {"out_of_memory", "copy_error", "kernel_error",
-                                         "device_lost", "slow_stream"};
+static const char *const names[] = {"out_of_memory", "copy_error", "kernel_error", "device_lost",
+                                    "slow_stream"};
+OR_COVERS(names, KINDS);
 
 typedef struct orFaultState {
   bool armed;
@@ -111,8 +114,6 @@ static orError_t checkKind(orFaultKind kind, int device) {
 }
 
 static orError_t checkFault(const orFault *fault) {
-  if (!fault || fault->size != sizeof *fault)
-    return orFail(orErrorInvalidValue, "orFault: size must be %zu", sizeof *fault);
   OR_TRY(checkKind(fault->kind, fault->device));
   uint64_t most = fault->kind == orFaultSlowStream ? OR_FAULT_MAX_DELAY_NS : 0;
   if (fault->delay_ns > most)
@@ -133,8 +134,11 @@ static orError_t failMissing(orFaultKind kind, int device) {
   return orFail(orErrorNotFound, "no fault \"%s\" is armed on openreg:%d", names[kind], device);
 }
 
-orError_t orFaultInject(const orFault *fault) {
+orError_t orFaultInject(const orFault *given) {
+  orFault room;
   OR_TRY(orEnter());
+  const orFault *fault = OR_GIVEN(orFault, given, &room, device);
+  if (!fault) return orErrorInvalidValue;
   OR_TRY(checkFault(fault));
   orFaultState *f = &faults[fault->device][fault->kind];
   orMutexLock(&changing);

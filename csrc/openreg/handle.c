@@ -50,10 +50,10 @@ orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_
   orError_t e = takeSlot(table, &index);
   if (!e) {
     orSlot *s = *slot = orHandleSlotAt(table, index);
-    s->generation = (s->generation + 1) & 0x3fffffff;
+    s->generation = orHandleGeneration(s->generation + 1);
     if (!s->generation) s->generation = 1;
-    *handle = (uint64_t)table->kind << 60 | (uint64_t)device << 54 | (uint64_t)index << 30 |
-              s->generation;
+    *handle = (uint64_t)table->kind << OR_KIND_AT | (uint64_t)device << OR_DEVICE_AT |
+              (uint64_t)index << OR_INDEX_AT | s->generation;
   }
   orMutexUnlock(&table->lock);
   return e;

@@ -231,6 +231,7 @@ static const char *kindOf(orTaskKind kind) {
       [OR_KIND_COPY] = "copy ",     [OR_KIND_SET] = "fill ",
       [OR_KIND_MARK] = "",          [OR_KIND_WAIT] = "",
       [OR_KIND_WAIT_VALUE] = "",    [OR_KIND_WRITE_VALUE] = ""};
+  OR_COVERS(kinds, OR_KIND_WRITE_VALUE + 1);
   return kinds[kind];
 }
 
@@ -265,6 +266,7 @@ static void sayWhere(orText *t, const orSeen *s, uint64_t now) {
 
 static void sayStream(orText *t, const orSeen *s, uint64_t now) {
   static const char *const states[] = {"idle", "ready", "running", "waiting"};
+  OR_COVERS(states, OR_STREAM_WAITING + 1);
   orStreamName name;
   say(t, "  %s: %s, priority %d, %" PRIu64 " tasks completed, %" PRIu64 " to go\n",
       orStreamNameOf(name, s->handle), states[s->state], s->priority, s->completed,

@@ -20,19 +20,6 @@ static orError_t createHosts(const orDeviceConfig *config, int count, orDeviceDe
   return orSuccess;
 }
 
-static orError_t copyHost(void *device, void *dst, const void *src, size_t bytes, orMemcpyKind kind,
-                          orEvent_t done) {
-  (void)device, (void)kind, (void)done;
-  memmove(dst, src, bytes);
-  return orSuccess;
-}
-
-static orError_t setHost(void *device, void *dst, int value, size_t bytes, orEvent_t done) {
-  (void)device, (void)done;
-  memset(dst, value, bytes);
-  return orSuccess;
-}
-
 static orError_t computeHost(void *device, const orKernel *kernel, orEvent_t done) {
   (void)device, (void)done;
   return kernel->fn(kernel->args);
@@ -66,8 +53,6 @@ const orDeviceFactory orPlainHostFactory = {
     .abi_version = OPENREG_ABI_VERSION,
     .name = "host",
     .create_devices = createHosts,
-    .copy = copyHost,
-    .set = setHost,
     .compute = computeHost,
 };
 
@@ -76,8 +61,6 @@ const orDeviceFactory orPinnedHostFactory = {
     .abi_version = OPENREG_ABI_VERSION,
     .name = "host with pinned memory",
     .create_devices = createHosts,
-    .copy = copyHost,
-    .set = setHost,
     .compute = computeHost,
     .alloc_host = allocPinned,
     .free_host = freePinned,

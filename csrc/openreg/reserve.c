@@ -337,8 +337,6 @@ orError_t orCacheGetFraction(double *fraction, int device) {
 }
 
 static orError_t checkOptions(const orCacheOptions *options) {
-  if (!options || options->size != sizeof *options)
-    return orFail(orErrorInvalidValue, "orCacheOptions: size must be %zu", sizeof *options);
   double threshold = options->garbage_collection_threshold;
   if (!(threshold >= 0 && threshold < 1))
     return orFail(orErrorInvalidValue,
@@ -354,8 +352,11 @@ static orError_t checkOptions(const orCacheOptions *options) {
   return orSuccess;
 }
 
-orError_t orCacheSetOptions(const orCacheOptions *options) {
+orError_t orCacheSetOptions(const orCacheOptions *given) {
+  orCacheOptions room;
   OR_TRY(orEnter());
+  const orCacheOptions *options = OR_GIVEN(orCacheOptions, given, &room, size);
+  if (!options) return orErrorInvalidValue;
   OR_TRY(checkOptions(options));
   bool round = false;
   for (int i = 0; i < 16; i++) round |= options->roundup_power2_divisions[i] > 1;

@@ -16,7 +16,7 @@
  * (orSanitizerAside). All others stay, marked with the allocation stream: if whoever has the memory
  * next is not ordered after them, that is a conflict like any other.
  *
- * orSanitizerActive is all that anybody reads while it is off. The rest is under orSanitizerMutex
+ * orSanitizerIsOn is all that anybody reads while it is off. The rest is under orSanitizerMutex
  * (sanitizer.h), but for what belongs to a thread. Stacks are captured before the mutex is taken.
  */
 #include "sanitizer.h"
@@ -26,7 +26,7 @@
 
 enum { STRIDED = 1024 };
 
-uint32_t orSanitizerActive;
+uint32_t orSanitizerIsOn;
 uint32_t orSanitizerRefuses;
 orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 
@@ -42,8 +42,10 @@ static void lock(void) { orMutexLock(&orSanitizerMutex); }
 static void unlock(void) { orMutexUnlock(&orSanitizerMutex); }
 
 static void setActive(uint32_t active) {
-  __atomic_store_n(&orSanitizerActive, active, __ATOMIC_RELAXED);
+  __atomic_store_n(&orSanitizerIsOn, active, __ATOMIC_RELAXED);
 }
+
+const uint32_t *orSanitizerActive(void) { return &orSanitizerIsOn; }
 
 static void *checked(void *memory, size_t bytes) {
   if (memory) return memory;
@@ -408,16 +410,6 @@ void orSanitizerNoteRelease(uintptr_t start, size_t size) {
 
 /* ---- on and off ---- */
 
-static orError_t checkOptions(const orSanitizerOptions *given) {
-  if (!given) return orSuccess;
-  if (given->size != sizeof *given)
-    return orFail(orErrorInvalidValue, "orSanitizerOptions: size is %zu; it must be %zu",
-                  given->size, sizeof *given);
-  if (given->capture && !given->release)
-    return orFail(orErrorInvalidValue, "orSanitizerOptions: capture without release");
-  return orSuccess;
-}
-
 /* Lock held. The reports stay. */
 static void forgetAll(void) {
   setActive(0);
@@ -452,8 +444,14 @@ void orSanitizerStart(void) {
 }
 
 orError_t orSanitizerEnable(const orSanitizerOptions *given) {
+  static const orSanitizerOptions defaults = {.size = sizeof defaults};
+  orSanitizerOptions room;
   OR_TRY(orEnter());
-  OR_TRY(checkOptions(given));
+  if (!given) given = &defaults;
+  given = OR_GIVEN(orSanitizerOptions, given, &room, size);
+  if (!given) return orErrorInvalidValue;
+  if (given->capture && !given->release)
+    return orFail(orErrorInvalidValue, "orSanitizerOptions: capture without release");
   return enable(given, false);
 }
 

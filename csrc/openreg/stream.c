@@ -34,12 +34,14 @@
 
 /* What a queue holds before kernels and copies have to wait; events and waits never do. */
 enum { OR_QUEUE_TASKS = 1024, OR_QUEUE_BYTES = 1 << 20, OR_SPIN_NS = 20000 };
+enum { OR_MOST_STREAMS = 1 << 16 };
+_Static_assert((int)OR_MOST_STREAMS <= OR_MOST_SLOTS, "a handle has room for every stream's index");
 
 orHandleTable orStreamTable = {
     .kind = OR_HANDLE_STREAM,
     .what = "stream",
     .slot_size = (sizeof(orStream) + OR_CACHE_LINE - 1) & ~(OR_CACHE_LINE - 1),
-    .limit = 1 << 16,
+    .limit = OR_MOST_STREAMS,
     .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* Held while a stream is published and while all are told that their device is lost or back: none is missed. */

@@ -110,6 +110,7 @@ static void trace(const orTask *t, const orStream *s, uint64_t number, int lane,
                                       [OR_KIND_HOST_FUNC] = orTraceHostFunc,
                                       [OR_KIND_COPY] = orTraceMemcpy,
                                       [OR_KIND_SET] = orTraceMemset};
+  OR_COVERS(kinds, OR_KIND_SET + 1);
   orTraceEmit((orTraceRecord){.kind = kinds[t->kind],
                               .name = t->name,
                               .device = s->device,
@@ -223,8 +224,6 @@ static orError_t checkAccess(const orLaunch *l, const orAccess *a) {
 }
 
 static orError_t checkLaunch(const orLaunch *l) {
-  if (!l || l->size != sizeof *l)
-    return orFail(orErrorInvalidValue, "orLaunch: size must be %zu", sizeof(orLaunch));
   if (!l->fn || !l->name)
     return orFail(orErrorInvalidValue, "orLaunch: a function and a name are required");
   if (l->flags & ~(unsigned)(orLaunchAnyThread | orLaunchAwaited))
@@ -238,9 +237,13 @@ static orError_t checkLaunch(const orLaunch *l) {
   return orSuccess;
 }
 
-orError_t orLaunchKernelEx(const orLaunch *l) {
+orError_t orLaunchKernelEx(const orLaunch *given) {
   orStream *s;
   orTask *t;
+  orLaunch room;
+  const orLaunch *l = OR_GIVEN(orLaunch, given, &room, name);
+  if (OR_UNLIKELY(!l)) return orErrorInvalidValue;
+  if (l->queued) *l->queued = 0;
   OR_TRY(orEnterBlocking());
   OR_TRY(checkLaunch(l));
   OR_TRY(orStreamBegin(l->stream, true, l->args_size, &s, &t));
@@ -251,6 +254,7 @@ orError_t orLaunchKernelEx(const orLaunch *l) {
   t->any_thread = l->flags & orLaunchAnyThread && orTaskAnyThread(s->device);
   t->awaited = l->flags & orLaunchAwaited;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
+  if (l->queued) *l->queued = 1;
   return orStreamSubmit(s, t, OR_AWAITS_NOT);
 }
 

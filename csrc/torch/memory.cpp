@@ -148,6 +148,7 @@ int64_t wallMicroseconds(uint64_t ns) {
 constexpr const char *kActions[] = {
     "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot",
     "oom"};
+static_assert(std::size(kActions) == orCacheActionOutOfMemory + 1);
 
 py::dict describe(const HistoryEntry &entry, c10::DeviceIndex device, Frames &frames) {
   const orCacheRecord &record = entry.record;

@@ -338,7 +338,8 @@ std::tuple<int, uint64_t> schedule() {
 }
 
 void bindDiagnostics(py::module_ &m) {
-  m.attr("_core_version") = OPENREG_VERSION;
+  const int version = orGetVersion();
+  m.attr("_core_version") = c10::str(version / 10000, ".", version / 100 % 100, ".", version % 100);
   m.attr("_abi_version") = OPENREG_ABI_VERSION;
   m.def("_settings", &settings);
   m.def("_factories", &factories);

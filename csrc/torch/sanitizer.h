@@ -2,7 +2,7 @@
  * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is told in csrc/aten/accesses.h; what
  * is found becomes an exception or a warning here, with Python's stacks.
  *
- * Off, all there is are relaxed loads of orSanitizerActive.
+ * Off, all there is are relaxed loads of a word of the core's.
  */
 #pragma once
 
@@ -18,8 +18,10 @@ class module_;
 
 namespace torch_openreg {
 
+inline const uint32_t *const sanitizerWord = orSanitizerActive();
+
 inline bool sanitizerActive() {
-  return C10_UNLIKELY(__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED) != 0);
+  return C10_UNLIKELY(__atomic_load_n(sanitizerWord, __ATOMIC_RELAXED) != 0);
 }
 
 /* Throws DataRaceError, or warns, if the core has found a conflict in a call of this thread. */

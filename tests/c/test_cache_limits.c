@@ -127,8 +127,8 @@ TEST(cache_garbage_goes_before_a_new_segment) {
 }
 
 TEST(cache_options_are_checked) {
-  orCacheOptions options = {.size = 8};
-  ASSERT_REFUSED(orCacheSetOptions(&options), orErrorInvalidValue, "size must be");
+  orCacheOptions options = {.size = 7};
+  ASSERT_REFUSED(orCacheSetOptions(&options), orErrorInvalidValue, "size is 7");
   ASSERT_ERROR(orCacheSetOptions(NULL), orErrorInvalidValue);
   options = (orCacheOptions){.size = sizeof options, .garbage_collection_threshold = 1};
   ASSERT_REFUSED(orCacheSetOptions(&options), orErrorInvalidValue, "threshold is 1");

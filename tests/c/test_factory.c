@@ -135,7 +135,7 @@ TEST(factory_wrong_version) {
   f.abi_version = OPENREG_ABI_VERSION + 1;
   ASSERT_REFUSED(orRegisterDeviceFactory("openreg", 9, &f), orErrorPluginVersion, "ABI version 2");
   f = otherFactory;
-  f.size -= 8;
+  f.size = offsetof(orDeviceFactory, compute);
   f.name = (const char *)1; /* nothing behind the version is looked at */
   ASSERT_REFUSED(orRegisterDeviceFactory("openreg", 9, &f), orErrorPluginVersion, "bytes");
 }
@@ -258,7 +258,7 @@ TEST(factory_bad_configuration) {
     orDeviceConfig config = configOf(cases[i].counts, cases[i].count);
     ASSERT_REFUSED(orAddDevices(&config, NULL), cases[i].error, cases[i].part);
   }
-  orDeviceConfig wrong = {sizeof(wrong) + 1, NULL, 0}, empty = {sizeof(empty), NULL, 3};
+  orDeviceConfig wrong = {sizeof(wrong.size) - 1, NULL, 0}, empty = {sizeof(empty), NULL, 3};
   ASSERT_REFUSED(orAddDevices(&wrong, NULL), orErrorInvalidValue, "size");
   ASSERT_REFUSED(orAddDevices(&empty, NULL), orErrorInvalidValue, "null");
   ASSERT_REFUSED(orAddDevices(NULL, "/a prefix that is too long to fit a name in"),
@@ -339,6 +339,34 @@ TEST(factory_attributes) {
   ASSERT_ERROR(orDeviceGetAttributes((orDevice *)&attributes, &attributes),
                orErrorInvalidResourceHandle);
   ASSERT_ERROR(orDeviceGetAttributes(byName("/cpu:0"), NULL), orErrorInvalidValue);
+}
+
+TEST(factory_devices_of_all_types) {
+  static const char *const names[] = {"/cpu:0", "/openreg:0", "/openreg:1", "/npu:0"};
+  int count = -1;
+  orDevice *device = NULL;
+  ASSERT_OK(orRegisterDeviceFactory("npu", 0, &otherFactory));
+  ASSERT_OK(orGetTotalDeviceCount(&count));
+  ASSERT_EQ(count, 4);
+  ASSERT_EQ(countDevices(), 2);
+  for (int i = 0; i < count; ++i) {
+    ASSERT_OK(orGetDeviceAt(&device, i));
+    ASSERT_PTR(device, byName(names[i]));
+  }
+  ASSERT_REFUSED(orGetDeviceAt(&device, 4), orErrorInvalidDevice, "0 to 3");
+  ASSERT_REFUSED(orGetDeviceAt(&device, -1), orErrorInvalidDevice, "-1");
+  ASSERT_PTR(device, byName("/npu:0"));
+  ASSERT_ERROR(orGetDeviceAt(NULL, 0), orErrorInvalidValue);
+  ASSERT_ERROR(orGetTotalDeviceCount(NULL), orErrorInvalidValue);
+}
+
+TEST(factory_devices_that_cannot_be_made_are_none) {
+  int count = -1;
+  orDevice *device;
+  ASSERT_OK(orUnregisterDeviceFactory("CPU", NULL));
+  ASSERT_ERROR(orGetTotalDeviceCount(&count), orErrorNotFound);
+  ASSERT_EQ(count, 0);
+  ASSERT_ERROR(orGetDeviceAt(&device, 0), orErrorNotFound);
 }
 
 /* ---- Compute ---- */
@@ -605,4 +633,116 @@ TEST(factory_make_tensor_refuses) {
   ASSERT_ERROR(orDeviceMakeTensor(byName("/openreg:0"), NULL, 0, &tensor), orErrorInvalidValue);
   ASSERT_ERROR(orDeviceMakeTensor(byName("/openreg:0"), &cases[0].proto, 0, NULL),
                orErrorInvalidValue);
+}
+
+/* ---- A third type: its memory is what its factory says ---- */
+
+/* The host's memory, turned by one bit: only the factory's own copy puts it there. */
+static size_t thirdBytes;
+static orError_t thirdError;
+
+static orError_t allocThird(void *device, size_t bytes, void **ptr) {
+  ASSERT_STR(device, "self");
+  if (thirdError) return thirdError;
+  thirdBytes += bytes;
+  *ptr = malloc(bytes);
+  return orSuccess;
+}
+static orError_t freeThird(void *device, void *ptr, size_t bytes) {
+  ASSERT_STR(device, "self");
+  thirdBytes -= bytes;
+  free(ptr);
+  return orSuccess;
+}
+static orError_t copyThird(void *device, void *dst, const void *src, size_t bytes,
+                           orMemcpyKind kind, orEvent_t done) {
+  ASSERT_STR(device, "self");
+  ASSERT_EQ(kind, orMemcpyHostToDevice);
+  ASSERT_EQ(done, 0);
+  for (size_t i = 0; i < bytes; ++i) ((char *)dst)[i] = ((const char *)src)[i] ^ 1;
+  return thirdError;
+}
+static orError_t createThird(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
+  (void)config;
+  for (int i = 0; i < count; ++i) devices[i].self = (void *)(uintptr_t)"self";
+  return orSuccess;
+}
+
+static orDevice *thirdDevice(void) {
+  static orDeviceFactory third = FACTORY("third", createThird);
+  third.alloc = allocThird;
+  third.free = freeThird;
+  third.copy = copyThird;
+  ASSERT_OK(orRegisterDeviceFactory("npu", 0, &third));
+  return byName("/npu:0");
+}
+
+TEST(factory_third_type_allocates) {
+  thirdDevice();
+  const orAllocator *allocator = allocatorOf("/npu:0", orAllocatorDevice);
+  char *p[3], *none = (char *)1;
+  for (size_t i = 0; i < 3; ++i)
+    ASSERT_OK(allocator->alloc(allocator->self, 100 + i, (void **)&p[i]));
+  ASSERT_EQ(thirdBytes, 303);
+  ASSERT_REFUSED(allocator->free(allocator->self, p[1] + 1), orErrorInvalidValue, "/npu:0");
+  ASSERT_OK(allocator->free(allocator->self, p[1]));
+  ASSERT_ERROR(allocator->free(allocator->self, p[1]), orErrorInvalidValue);
+  ASSERT_OK(allocator->free(allocator->self, p[0]));
+  ASSERT_EQ(thirdBytes, 102);
+  ASSERT_OK(allocator->free(allocator->self, p[2]));
+  ASSERT_OK(allocator->free(allocator->self, NULL));
+  ASSERT_OK(allocator->alloc(allocator->self, 0, (void **)&none));
+  ASSERT_PTR(none, NULL);
+  ASSERT_ERROR(allocator->alloc(allocator->self, 1, NULL), orErrorInvalidValue);
+  thirdError = orErrorMemoryAllocation;
+  none = (char *)1;
+  ASSERT_REFUSED(allocator->alloc(allocator->self, 7, (void **)&none), orErrorMemoryAllocation,
+                 "7 bytes of /npu:0");
+  ASSERT_PTR(none, NULL);
+  ASSERT_EQ(thirdBytes, 0);
+}
+
+TEST(factory_third_type_makes_tensors) {
+  static const unsigned char values[4] = {1, 2, 3, 4}, turned[4] = {0, 3, 2, 5};
+  static const int64_t shape[1] = {4};
+  orTensorProto proto = {orUint8, 1, shape, values, 4};
+  orTensor tensor;
+  orDevice *device = thirdDevice();
+  const orAllocator *own = allocatorOf("/npu:0", orAllocatorDevice),
+                    *host = allocatorOf("/npu:0", orAllocatorOnHost);
+  ASSERT_OK(orDeviceMakeTensor(device, &proto, orAllocatorDevice, &tensor));
+  ASSERT_MEM(tensor.data, turned, 4);
+  ASSERT_OK(own->free(own->self, tensor.data));
+  ASSERT_OK(orDeviceMakeTensor(device, &proto, orAllocatorOnHost, &tensor));
+  ASSERT_MEM(tensor.data, values, 4);
+  ASSERT_OK(host->free(host->self, tensor.data));
+  ASSERT_EQ(thirdBytes, 0);
+}
+
+static orError_t allocFine(void *device, size_t bytes, void **ptr) {
+  orError_t error = thirdError;
+  thirdError = orSuccess;
+  orError_t result = allocThird(device, bytes, ptr);
+  thirdError = error;
+  return result;
+}
+
+/* What was allocated for it goes back. */
+TEST(factory_third_type_whose_copies_fail) {
+  static const unsigned char value = 1;
+  static orDeviceFactory third = FACTORY("third", createThird);
+  third.alloc = allocFine;
+  third.free = freeThird;
+  third.copy = copyThird;
+  orTensorProto proto = {orUint8, 0, NULL, &value, 1};
+  orTensor tensor;
+  ASSERT_OK(orRegisterDeviceFactory("npu", 0, &third));
+  thirdError = orErrorSystem;
+  ASSERT_REFUSED(orDeviceMakeTensor(byName("/npu:0"), &proto, 0, &tensor), orErrorSystem,
+                 "copy of 1 bytes to /npu:0");
+  thirdError = orErrorNotReady;
+  ASSERT_REFUSED(orDeviceMakeTensor(byName("/npu:0"), &proto, 0, &tensor), orErrorNotSupported,
+                 "cannot complete later");
+  ASSERT_PTR(tensor.data, NULL);
+  ASSERT_EQ(thirdBytes, 0);
 }

@@ -133,6 +133,48 @@ TEST(failure_blocking_launches_report_themselves) {
   ASSERT_EQ(pinned[1023], 0x11111111);
 }
 
+static void freeArgument(void *args) { free(*(void **)args); }
+
+/* The caller's way out of an error, whatever the reason: AddressSanitizer sees a leak and a second free. */
+static orError_t launchOwned(orStream_t stream, orKernelFn fn, int *queued) {
+  void *owned = calloc(1, sizeof(void *));
+  *queued = 77;
+  orLaunch l = {.size = sizeof l,
+                .stream = stream,
+                .fn = fn,
+                .args = &owned,
+                .args_size = sizeof owned,
+                .drop = freeArgument,
+                .name = "owned",
+                .queued = queued};
+  orError_t error = orLaunchKernelEx(&l);
+  if (!*queued) free(owned);
+  return error;
+}
+
+static orError_t failOwned(void *args) {
+  return **(void ***)args ? orSuccess : orErrorInvalidValue;
+}
+
+TEST(failure_of_a_blocking_launch_says_that_it_was_queued) {
+  setenv("OPENREG_LAUNCH_BLOCKING", "1", 1);
+  int queued;
+  ASSERT_REFUSED(launchOwned(newStream(), failOwned, &queued), orErrorInvalidValue, "owned on");
+  ASSERT_EQ(queued, 1);
+  ASSERT_ERROR(launchOwned(12345, failOwned, &queued), orErrorInvalidResourceHandle);
+  ASSERT_EQ(queued, 0);
+  ASSERT_ERROR(launchOwned(newStream(), NULL, &queued), orErrorInvalidValue);
+  ASSERT_EQ(queued, 0);
+}
+
+TEST(failure_of_a_launch_that_nobody_waits_for_says_that_it_was_queued) {
+  orStream_t s = newStream();
+  int queued;
+  ASSERT_OK(launchOwned(s, failOwned, &queued));
+  ASSERT_EQ(queued, 1);
+  ASSERT_REFUSED(orStreamSynchronize(s), orErrorInvalidValue, "owned on");
+}
+
 /* ---- reset ---- */
 
 static atomic_int dropped;

@@ -1,6 +1,7 @@
 /* Plugins: what goes wrong when one is loaded, and the vendor's example in both variants. */
 #include "harness.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -79,6 +80,49 @@ TEST(plugin_failure_can_be_put_right) {
   setenv("OPENREG_TEST_PLUGIN", "create", 1);
   ASSERT_ERROR(orAddDevices(NULL, NULL), orErrorNotSupported);
   ASSERT_ERROR(orGetDeviceCount(&count), orErrorNotSupported);
+}
+
+/* ---- A plugin that registers itself ---- */
+
+static const char *selfRegistered(const char *priority) {
+  setenv("OPENREG_TEST_PRIORITY", priority, 1);
+  return pluginPath("libregistered.so");
+}
+
+TEST(plugin_registers_itself) {
+  orDeviceProperties properties;
+  setenv("OPENREG_PLUGIN", selfRegistered("60"), 1);
+  ASSERT_OK(orGetDeviceProperties(&properties, 1));
+  ASSERT_STR(properties.factory, "registered at load");
+  orFactoryInfo info;
+  ASSERT_OK(orGetFactoryInfo(3, &info));
+  ASSERT_CONTAINS(info.plugin, "libregistered.so");
+  ASSERT_EQ(info.priority, 60);
+}
+
+TEST(plugin_fails_to_register_itself) {
+  const char *path = selfRegistered("0");
+  beginCapture();
+  expectFailure(path, orErrorAlreadyExists, "priority 0");
+  ASSERT_CONTAINS(endCapture(), "openreg: no device factory was registered at load");
+  selfRegistered("1"); /* and may try again */
+  ASSERT_OK(orAddDevices(NULL, NULL));
+}
+
+TEST(plugin_registers_itself_where_a_program_loads_it) {
+  ASSERT(dlopen(selfRegistered("60"), RTLD_NOW | RTLD_LOCAL));
+  orDeviceProperties properties;
+  ASSERT_OK(orGetDeviceProperties(&properties, 0));
+  ASSERT_STR(properties.factory, "registered at load");
+}
+
+TEST(plugin_registers_itself_too_late) {
+  ASSERT_OK(orAddDevices(NULL, NULL));
+  beginCapture();
+  ASSERT(dlopen(selfRegistered("60"), RTLD_NOW | RTLD_LOCAL));
+  const char *text = endCapture();
+  ASSERT_EQ(countLines(text), 1);
+  ASSERT_CONTAINS(text, "the devices have been made");
 }
 
 /* ---- The example, with `map` and without: each test is two ---- */

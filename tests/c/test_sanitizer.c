@@ -488,7 +488,7 @@ TEST(sanitizer_accepts_a_producer_and_a_consumer) {
 TEST(sanitizer_starts_with_the_setting) {
   setenv("OPENREG_SANITIZER", "1", 1);
   orStream_t s0 = defaultOf(0), s1 = newStream();
-  ASSERT_EQ(orSanitizerActive, 1);
+  ASSERT_EQ(*orSanitizerActive(), 1);
   char *a = deviceMemory(4 * KIB);
   beginCapture();
   ASSERT_OK(orMemsetAsync(a, 1, 4 * KIB, s0));
@@ -502,5 +502,5 @@ TEST(sanitizer_starts_with_the_setting) {
   ASSERT_REFUSED(orSanitizerEnable(NULL), orErrorAlreadyExists, "on already");
   ASSERT_OK(orSanitizerDisable());
   defaultOf(1);
-  ASSERT_EQ(orSanitizerActive, 0);
+  ASSERT_EQ(*orSanitizerActive(), 0);
 }

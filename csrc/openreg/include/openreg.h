@@ -11,6 +11,11 @@
  *                  queued earlier on the same stream, and after nothing else.
  *   synchronises   blocks the calling thread; also the place where the error of a failed kernel surfaces.
  *
+ * A structure that begins with its size may be of another version's header, as in Linux's extensible
+ * system calls. A smaller one is taken as if the members that it lacks were 0, their default, as long
+ * as it has those that are required. A larger one is taken if what this library does not know is 0,
+ * and else refused (orErrorInvalidValue; a device factory's table: orErrorPluginVersion).
+ *
  * Nothing is started or mapped before the first stream, event, allocation or copy is asked for.
  */
 #ifndef OPENREG_H
@@ -29,7 +34,21 @@ extern "C" {
 #define OR_API
 #endif
 
-#define OPENREG_VERSION "0.1.0"
+/* This header's version, which nothing else says: the build, the package and the library's file name
+ * take it from here. A program that was built against an older header of the same major version runs
+ * with this library. */
+#define OPENREG_VERSION_MAJOR 0
+#define OPENREG_VERSION_MINOR 1
+#define OPENREG_VERSION_PATCH 0
+#define OPENREG_VERSION \
+  (OPENREG_VERSION_MAJOR * 10000 + OPENREG_VERSION_MINOR * 100 + OPENREG_VERSION_PATCH)
+#define OR_QUOTED_(text) #text
+#define OR_QUOTED(text) OR_QUOTED_(text)
+#define OPENREG_VERSION_STRING     \
+  OR_QUOTED(OPENREG_VERSION_MAJOR) \
+  "." OR_QUOTED(OPENREG_VERSION_MINOR) "." OR_QUOTED(OPENREG_VERSION_PATCH)
+/* OPENREG_VERSION of the library that runs. */
+OR_API int orGetVersion(void);
 /* The device factory table's version: a plugin built against another one is refused. */
 #define OPENREG_ABI_VERSION 1u
 #define OPENREG_MAX_DEVICES 64
@@ -255,12 +274,15 @@ typedef struct orLaunch {
   size_t access_count;
   const char *name; /* for errors and traces; interned (must outlive the process's use of it) */
   unsigned flags;   /* orLaunchFlags */
+  int *queued;      /* optional; becomes 1 when the queue owns the arguments, else 0 */
 } orLaunch;
 
 #define OR_MAX_ARGS 65536u
 
-/* Asynchronous; on failure nothing is queued and `drop` is not called. Blocks, asleep, while the stream's
- * queue is full (see orSetBlockHooks). */
+/* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On failure
+ * nothing is queued and `drop` is not called, except with OPENREG_LAUNCH_BLOCKING: the call then
+ * waits for the kernel and returns its error, and the queue has dropped the arguments. Whoever frees
+ * them on failure asks `queued`, which is 0 before the call where the structure may be refused. */
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
 /* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
 OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
@@ -506,7 +528,8 @@ typedef struct orKernel {
 
 /* `copy` and `compute` run inside a task. They finish the work and return orSuccess, or return
  * orErrorNotReady and later complete it with orEventSignal(done, status) from any thread; the stream
- * then waits without holding a lane. Any other value is the task's failure. orErrorDeviceLost, from
+ * then waits without holding a lane. Any other value is the task's failure. Where `done` is 0 (a type
+ * other than "openreg" has no streams) they finish before they return. orErrorDeviceLost, from
  * `alloc` too, is for a device that can do nothing more; what it has started it still has to signal. */
 typedef struct orDeviceFactory {
   uint32_t size;        /* sizeof(orDeviceFactory) */
@@ -514,7 +537,7 @@ typedef struct orDeviceFactory {
   const char *name;     /* who makes the devices; for messages */
   /* Fills `count` descriptions. Its error stops orAddDevices and is returned from it. */
   orError_t (*create_devices)(const orDeviceConfig *config, int count, orDeviceDesc *devices);
-  /* Device types other than "CPU": addresses that are unique in the process. */
+  /* Device types other than "CPU", up to `set`: addresses that are unique in the process. */
   orError_t (*alloc)(void *device, size_t bytes, void **ptr);
   orError_t (*free)(void *device, void *ptr, size_t bytes);
   /* At least one of dst and src is memory of this device. */
@@ -535,6 +558,18 @@ OR_API orError_t orRegisterDeviceFactory(const char *type, int priority,
                                          const orDeviceFactory *factory);
 OR_API orError_t orUnregisterDeviceFactory(const char *type, const orDeviceFactory *factory);
 
+/* At file scope of a program or a library, in C or C++: registers a factory when that is loaded. A
+ * plugin that has one needs no orPluginInit. A failure is one line on stderr, and a plugin's that
+ * leaves it without a factory. */
+#define OR_REGISTER_DEVICE_FACTORY(type, priority, factory)                            \
+  __attribute__((constructor)) static void OR_JOIN(orRegisterAtLoad, __LINE__)(void) { \
+    orRegisterDeviceFactoryAtLoad(type, priority, factory);                            \
+  }
+#define OR_JOIN_(a, b) a##b
+#define OR_JOIN(a, b) OR_JOIN_(a, b)
+OR_API void orRegisterDeviceFactoryAtLoad(const char *type, int priority,
+                                          const orDeviceFactory *factory);
+
 typedef struct orFactoryInfo {
   char type[32];
   char name[64];
@@ -553,6 +588,9 @@ OR_API orError_t orAddDevices(const orDeviceConfig *config, const char *name_pre
 
 typedef struct orDevice orDevice;
 OR_API orError_t orGetDeviceByName(orDevice **device, const char *name);
+/* Of all types, the host's first. */
+OR_API orError_t orGetTotalDeviceCount(int *count);
+OR_API orError_t orGetDeviceAt(orDevice **device, int index);
 OR_API orError_t orGetDeviceByIndex(orDevice **device, const char *type, int index);
 
 typedef struct orDeviceAttributes {
@@ -576,7 +614,8 @@ typedef struct orAllocator {
   void *self;
   const char *name;
 } orAllocator;
-/* orAllocatorDevice: the device's memory (the host device's is pageable). OnHost: pageable host memory;
+/* orAllocatorDevice: the device's memory (the host device's is pageable; that of a type other than "CPU"
+ * and "openreg" is its factory's, which alone knows the address: orMemcpy does not). OnHost: pageable host memory;
  * OnHost|Pinned: host memory for asynchronous copies. Valid for the life of the process. */
 OR_API orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes,
                                       const orAllocator **allocator);
@@ -615,7 +654,8 @@ typedef struct orTensor {
 OR_API orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto,
                                     unsigned attributes, orTensor *tensor);
 
-/* The function a plugin exports. It registers the plugin's factories. */
+/* The function a plugin exports, if it has no OR_REGISTER_DEVICE_FACTORY. It registers the plugin's
+ * factories. */
 typedef orError_t (*orPluginInitFn)(void);
 #define OR_PLUGIN_INIT_SYMBOL "orPluginInit"
 

@@ -64,8 +64,9 @@ typedef struct orSanitizerOptions {
 
 OR_API orError_t orSanitizerEnable(const orSanitizerOptions *options);
 OR_API orError_t orSanitizerDisable(void);
-/* Nonzero while enabled; for the callers' fast path. */
-OR_API extern uint32_t orSanitizerActive; /* to be read with relaxed order */
+/* Where it says whether it is enabled (not 0), for callers' fast path: to be asked for once and read
+ * with relaxed order. */
+OR_API const uint32_t *orSanitizerActive(void);
 
 /* What the task that the calling thread is about to queue on `stream` (0: what the host is about to
  * do itself) reads and writes. Copies and fills of the core tell it themselves, kernels do not.
