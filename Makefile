@@ -1,4 +1,4 @@
-# Targets: demo, test, conformance, integration, lint, format, sanitize, bench, build, ctest, clean.
+# Targets: demo, test, soak, conformance, integration, lint, format, sanitize, bench, build, ctest, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -7,9 +7,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CC ?= cc
 
-.PHONY: help demo test conformance integration lint format sanitize bench build ctest env clean
+.PHONY: help demo test soak conformance integration lint format sanitize bench build ctest env clean
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
-.PHONY: bench-files lint-analyze
+.PHONY: bench-files soak-files lint-analyze
 .DELETE_ON_ERROR:
 
 help:
@@ -124,6 +124,18 @@ sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
 
 ctest:
 	$(locked) ctest-files
+
+# Random programs of the core while faults, resets and forks happen in their midst, for SECONDS, in the build KIND (debug,
+# tsan, asan or ubsan). `make test` has a short one.
+SECONDS ?= 1800
+KIND ?= debug
+
+soak-files: $(FILES_$(KIND))
+
+soak:
+	$(locked) soak-files KIND=$(KIND)
+	TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 OPENREG_TEST_TIMEOUT_SCALE=0 \
+	  OPENREG_STRESS_SECONDS=$(SECONDS) $(D_$(KIND))/run-tests soak
 
 # SHORT=1: fewer random programs, for continuous integration.
 STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)

@@ -34,6 +34,7 @@ static void resetLost(int index) {
   ASSERT_OK(orSetDevice(lost));
   ASSERT_OK(orDeviceReset());
   ASSERT_OK(orSetDevice(before));
+  atomic_fetch_add(&trouble.resets, 1);
 }
 
 /* What a call has returned: whether it is to be made again. A failure of the program's is the test's, too. */
@@ -167,7 +168,7 @@ static void replace(int index, const Step *s) {
   Buffer *b = &program.buffer[s->dst];
   MUST(b->place == 2 ? orFreeHost(b->real) : orFree(b->real));
   MUST(allocate(b));
-  MUST(orMemset(b->real, (int)s->a, bytesOf(b)));
+  MUST(orMemset(b->real, (int)s->a, b->words * 4));
 }
 
 static void copyStep(int index, const Step *s, orStream_t stream) {
@@ -341,7 +342,7 @@ static void setUp(void) {
   }
   for (int i = 0; i < BUFFERS; i++) {
     MUST(allocate(&program.buffer[i]));
-    MUST(orMemset(program.buffer[i].real, 0, bytesOf(&program.buffer[i])));
+    MUST(orMemset(program.buffer[i].real, 0, program.buffer[i].words * 4));
   }
 }
 

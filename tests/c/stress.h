@@ -132,6 +132,7 @@ typedef struct Trouble {
   void (*after)(int step); /* on the thread that has taken the step, before it goes on */
   void (*over)(void); /* all steps are taken: work that fails no more is queued; sets `harmless` */
   bool harmless;      /* nothing has gone wrong after all */
+  _Atomic int resets;
 } Trouble;
 
 extern Trouble trouble;
