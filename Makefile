@@ -1,4 +1,5 @@
-# Targets: demo, test, soak, conformance, integration, lint, format, sanitize, bench, build, ctest, clean.
+# Targets: demo, test, soak, conformance, integration, lint, format, sanitize, bench, build, ctest,
+# Targets: clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -125,8 +126,8 @@ sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
 ctest:
 	$(locked) ctest-files
 
-# Random programs of the core while faults, resets and forks happen in their midst, for SECONDS, in the build KIND (debug,
-# tsan, asan or ubsan). `make test` has a short one.
+# Random programs of the core while faults, resets and forks happen in their midst, for SECONDS, in
+# the build KIND (debug, tsan, asan or ubsan). `make test` has a short one.
 SECONDS ?= 1800
 KIND ?= debug
 

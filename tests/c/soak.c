@@ -1,13 +1,15 @@
 /*
- * The random programs of stress.h while things go wrong: faults, lost devices, resets and forks in their midst,
- * schedules, the sanitizer and tracing switched on and off.
+ * The random programs of stress.h while things go wrong: faults, lost devices, resets and forks in
+ * their midst, schedules, the sanitizer and tracing switched on and off.
  *
- * A seed makes the program and says what is switched on, and after which of its steps what happens. Whatever that is,
- * nothing may be lost or left behind: stress.c sees to it that work is done once or dropped, that arguments are let go
- * of once, and that contents are right where nothing has failed; here, that no work, memory or handle is left.
+ * A seed makes the program and says what is switched on, and after which of its steps what happens.
+ * Whatever that is, nothing may be lost or left behind: stress.c sees to it that work is done once
+ * or dropped, that arguments are let go of once, and that contents are right where nothing has
+ * failed; here, that no work, memory or handle is left.
  *
- * OPENREG_STRESS_SEED=seed runs that program alone. `make soak` runs programs for OPENREG_STRESS_SECONDS, from a seed
- * that is told; the test runs OPENREG_STRESS_PROGRAMS, at most 1000, from seed 1.
+ * OPENREG_STRESS_SEED=seed runs that program alone. `make soak` runs programs for
+ * OPENREG_STRESS_SECONDS, from a seed that is told; the test runs OPENREG_STRESS_PROGRAMS, at most
+ * 1000, from seed 1.
  */
 #include <inttypes.h>
 #include <malloc.h>
@@ -36,7 +38,7 @@ enum {
   PROGRAM_LIMIT_S = 120,
   CHILD_LIMIT_MS = 30000,
   WARM_UP = 500, /* programs */
-  GROWTH_LIMIT = 32 << 20,
+  GROWTH_LIMIT = 8 << 20,
   TRACE_ROOM = 4096,
   HANDLES = 64, /* more than a program has at once */
   MOST_SLOTS = 2048
@@ -47,8 +49,10 @@ enum {
   X(KERNEL_ERROR, 10)                                                                        \
   X(COPY_ERROR, 10)                                                                          \
   X(SLOW_STREAM, 8)                                                                          \
-  X(OUT_OF_MEMORY, 15) X(DEVICE_LOST, 10) X(RESET, 15) X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) \
-      X(SANITIZER, 20) X(SWITCH_SANITIZER, 5) X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6)
+  X(OUT_OF_MEMORY, 15)                                                                       \
+  X(DEVICE_LOST, 10)                                                                         \
+  X(RESET, 15) X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) X(SWITCH_SANITIZER, 5) \
+      X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6)
 
 typedef enum Switch {
 #define X_ENUM(name, percent) name,
@@ -124,7 +128,8 @@ static void toggleSanitizer(void) {
 #define REFUSED(call) \
   if ((call) != orErrorForked) return __LINE__
 
-/* In a child, whose parent's other threads may have held any lock; 0, or the line of what was not refused. */
+/* In a child, whose parent's other threads may have held any lock. 0, or the line of what was not
+ * refused. */
 static int callsInChild(void) {
   void *p;
   int count = 0;
@@ -340,8 +345,9 @@ static void switchOff(uint64_t kernels) {
 
 /* ---- nothing is left ---- */
 
-/* A handle has the number of its slot, and free slots are used first: if `live` are in use of those below `*slots`, so
- * many more can be had as are left of these, and the last of them is no new one. Which it is raises `*slots`. */
+/* A handle has the number of its slot, and free slots are used first: if `live` of the first
+ * `*slots` are in use, as many handles as are left of them can be had without a new slot. One that is
+ * new raises `*slots`. */
 static bool fillsSlots(unsigned *slots, unsigned live, orError_t (*make)(uint64_t *),
                        orError_t (*end)(uint64_t)) {
   uint64_t handle[MOST_SLOTS];
@@ -476,7 +482,8 @@ TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) {
 
 HELPER(soak) {
   uint64_t seconds = stressSetting("OPENREG_STRESS_SECONDS", 1800), minutes = 0,
-           only = stressSetting("OPENREG_STRESS_SEED", 0), seed = only ? only : (uint64_t)time(NULL);
+           only = stressSetting("OPENREG_STRESS_SEED", 0);
+  uint64_t seed = only ? only : (uint64_t)time(NULL);
   uint64_t began = nowNs();
   startSoak();
   printf("soak for %" PRIu64 " s from seed %" PRIu64 "\n", seconds, seed);

@@ -37,7 +37,8 @@ static void resetLost(int index) {
   atomic_fetch_add(&trouble.resets, 1);
 }
 
-/* What a call has returned: whether it is to be made again. A failure of the program's is the test's, too. */
+/* What a call has returned: whether it is to be made again. What nothing has caused on purpose is a
+ * failure of the test. */
 static bool isRefused(orError_t error, int index, const char *call) {
   if (!error || (error == orErrorLaunchFailure && trouble.fails)) return false;
   if (error == orErrorDeviceLost && trouble.drops)
@@ -51,7 +52,8 @@ static bool isRefused(orError_t error, int index, const char *call) {
   do {             \
   } while (isRefused((call), index, #call))
 
-/* Where work is dropped, nothing orders what is left: each line has a place of its own in each buffer. */
+/* Where work is dropped, nothing orders what is left: each line has a place of its own in each
+ * buffer. */
 static uint32_t *place(int buffer, int line, uint32_t at) {
   const Buffer *b = &program.buffer[buffer];
   return b->real + (trouble.drops ? (size_t)line * b->words : 0) + at;
@@ -267,6 +269,7 @@ static void runStep(int index, const Step *s) {
       MUST(orStreamSynchronize(stream));
       break;
     case SYNC_DEVICE:
+      ASSERT_OK(orSetDevice((int)s->a));
       MUST(orDeviceSynchronize());
       break;
     case WRITE_VALUE:
@@ -346,7 +349,7 @@ static void setUp(void) {
   }
 }
 
-/* Work of every kind was done once, or if it was dropped not at all; arguments were dropped once. */
+/* Work was done once, or if it was dropped not at all; arguments were dropped once. */
 static void settleAccounts(bool exact) {
   for (int i = 0; i < program.steps; i++) {
     int queued = account[i].queued, ran = account[i].ran, dropped = account[i].dropped;

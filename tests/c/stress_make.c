@@ -109,6 +109,16 @@ static void addSyncStream(int host, int line) {
   join(program.clock[host], program.clock[line]);
 }
 
+/* Streams that were destroyed are among what a device has been given. */
+static void addSyncDevice(int host, int device) {
+  openGates();
+  Step *s = add(SYNC_DEVICE, host);
+  s->a = (uint32_t)device;
+  needAll(s);
+  for (int i = HOSTS; i < program.lines; i++)
+    if (program.device[i] == device) join(program.clock[host], program.clock[i]);
+}
+
 /* Line `to` comes after everything that line `from` (a live stream) has been given. */
 static void order(int from, int to) {
   switch (below(program.owner[to] == program.owner[from] ? 5 : 4)) {
@@ -418,8 +428,10 @@ static void makeStep(void) {
     makeReplace(program.owner[line]);
   else if (what < 80)
     makeNewStream(line);
-  else if (what < 82)
+  else if (what < 81)
     addSyncStream(program.owner[line], line);
+  else if (what < 82)
+    addSyncDevice(program.owner[line], program.device[line]);
   else
     makeNoise(line);
 }
