@@ -1,4 +1,5 @@
-# Targets: demo, test, conformance, integration, lint, format, sanitize, bench, build, ctest, debug, clean.
+# Targets: demo, test, soak, conformance, integration, lint, format, sanitize, bench, build, ctest,
+# Targets: debug, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -10,9 +11,10 @@ HEADER := csrc/openreg/include/openreg.h
 CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
 CC ?= cc
 
-.PHONY: help demo test conformance integration lint format sanitize bench build ctest debug env clean
+.PHONY: help demo test soak conformance integration lint format sanitize bench build ctest debug
+.PHONY: env clean
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
-.PHONY: bench-files lint-analyze
+.PHONY: bench-files soak-files lint-analyze
 .DELETE_ON_ERROR:
 
 help:
@@ -132,8 +134,20 @@ ctest:
 # The C tests, and the Python suite, over the core with its assertions, which is preloaded. ARGS: pytest's.
 debug: build ctest
 	$(D_debug)/run-tests
-	LD_PRELOAD=$(CURDIR)/$(D_debug)/libopenreg.so $(PY) -m pytest $(SIDE_BY_SIDE) \
+	LD_PRELOAD=$(CURDIR)/$(D_debug)/$(CORE) $(PY) -m pytest $(SIDE_BY_SIDE) \
 	  --ignore tests/test_core.py $(or $(ARGS),tests)
+
+# Random programs of the core while faults, resets and forks happen in their midst, for SECONDS, in
+# the build KIND (debug, tsan, asan or ubsan). `make test` has a short one.
+SECONDS ?= 1800
+KIND ?= debug
+
+soak-files: $(FILES_$(KIND))
+
+soak:
+	$(locked) soak-files KIND=$(KIND)
+	TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 OPENREG_TEST_TIMEOUT_SCALE=0 \
+	  OPENREG_STRESS_SECONDS=$(SECONDS) $(D_$(KIND))/run-tests soak
 
 # SHORT=1: fewer random programs, for continuous integration.
 STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)

@@ -81,8 +81,24 @@ static int someLine(void) {
 
 static void openGates(void) {
   if (program.gate_line < 0) return;
-  add(OPEN_GATE, 0);
+  Step *s = add(OPEN_GATE, 0);
+  s->b = program.gate_kind;
+  s->a = program.value[0];
   program.gate_line = -1;
+}
+
+static void closeGateOn(int line) {
+  Step *s = addOn(CLOSE_GATE, line);
+  program.gate_line = line;
+  program.gate_bytes = 0;
+  s->b = program.gate_kind = (Gate)below(GATES);
+  if (s->b == GATE_STORED) s->a = ++program.value[0];
+}
+
+/* A full queue blocks, so a gate is opened before one of 1 MiB can come about behind it. */
+static void makeRoomFor(uint32_t bytes) {
+  program.gate_bytes += bytes;
+  if (program.gate_bytes > 12 * OR_MAX_ARGS) openGates();
 }
 
 static void addSyncStream(int host, int line) {
@@ -91,6 +107,16 @@ static void addSyncStream(int host, int line) {
   s->line = line;
   needAll(s);
   join(program.clock[host], program.clock[line]);
+}
+
+/* Streams that were destroyed are among what a device has been given. */
+static void addSyncDevice(int host, int device) {
+  openGates();
+  Step *s = add(SYNC_DEVICE, host);
+  s->a = (uint32_t)device;
+  needAll(s);
+  for (int i = HOSTS; i < program.lines; i++)
+    if (program.device[i] == device) join(program.clock[host], program.clock[i]);
 }
 
 /* Line `to` comes after everything that line `from` (a live stream) has been given. */
@@ -109,9 +135,7 @@ static void order(int from, int to) {
       Step *s = addOn(WAIT_VALUE, to);
       s->src = from;
       s->a = program.value[from];
-      s->b = chance(50) ? orWaitValueGeq : orWaitValueEq;
-      /* Equal: the next write of the line must wait until this one has been seen. */
-      if (s->b == orWaitValueEq) s->b = orWaitValueGeq;
+      s->b = orWaitValueGeq; /* equal might be over before it is looked at */
       needAll(s);
       join(program.clock[to], program.clock[from]);
       return;
@@ -128,13 +152,27 @@ static void order(int from, int to) {
   }
 }
 
+/* The host stores a value right after the stream has been made to wait for it. */
+static void orderByStore(int host, int line) {
+  Step *s = addOn(WAIT_VALUE, line);
+  s->src = host;
+  s->a = ++program.value[host];
+  s->b = orWaitValueGeq;
+  needAll(s); /* the host can do nothing else first that may block */
+  s = add(STORE_VALUE, host);
+  s->a = program.value[host];
+  join(program.clock[line], program.clock[host]);
+}
+
 /* Line `to` comes after step `step` of line `from`. */
 static void orderAfter(int from, int step, int to) {
   if (step <= program.clock[to][from] ||
       (to >= HOSTS && step <= program.clock[program.owner[to]][from]))
     return;
   if (from == to) return;
-  if (from < HOSTS) { /* a host's own doing: its thread has got past it */
+  if (from < HOSTS && to >= HOSTS && chance(50)) {
+    orderByStore(from, to);
+  } else if (from < HOSTS) { /* a host's own doing: its thread has got past it */
     needAll(add(QUERY, to < HOSTS ? to : program.owner[to]));
     program.step[program.steps - 1].line = someLine();
     join(program.clock[to < HOSTS ? to : program.owner[to]], program.clock[from]);
@@ -142,6 +180,17 @@ static void orderAfter(int from, int step, int to) {
     addSyncStream(to, liveLine(from));
   } else {
     order(liveLine(from), to);
+  }
+}
+
+/* The step has the address of what it touches. */
+static void needPlaces(Step *s) {
+  for (int i = 0; i < 2; i++) {
+    int buffer = i ? s->src : s->dst;
+    if (buffer < 0) continue;
+    const Buffer *b = &program.buffer[buffer];
+    if (b->placed_by != s->host && b->placed_at > s->need[b->placed_by])
+      s->need[b->placed_by] = b->placed_at;
   }
 }
 
@@ -173,6 +222,7 @@ static Step *addOfHost(Kind kind, int host) {
 /* ---- making: steps ---- */
 
 static void range(Step *s, uint32_t most) {
+  needPlaces(s);
   uint32_t dst = program.buffer[s->dst].words,
            src = s->src < 0 ? UINT32_MAX : program.buffer[s->src].words;
   uint32_t room = dst < src ? dst : src;
@@ -182,11 +232,19 @@ static void range(Step *s, uint32_t most) {
   s->src_at = s->src < 0 ? 0 : below(src - s->words + 1);
 }
 
-static void makeKernel(int line) {
+/* Many of them make a record that fills a chunk of the queue, or needs one of its own. */
+static uint32_t largeArgument(void) {
+  uint32_t most = OR_MAX_ARGS - 64;
+  return chance(50) ? most : most - below(chance(50) ? 300 : most);
+}
+
+static void makeKernel(int line, uint32_t extra) {
   int dst = (int)below(BUFFERS), src = (int)below(BUFFERS);
   beforeWrite(dst, line);
   beforeRead(src, line);
+  makeRoomFor(extra);
   Step *s = addOn(KERNEL, line);
+  s->extra = extra;
   s->dst = dst;
   s->src = src;
   s->a = below(UINT32_MAX) | 1;
@@ -232,7 +290,7 @@ static void makeUpload(int line) {
   Step *s = addOn(UPLOAD, line);
   s->dst = dst;
   s->a = below(UINT32_MAX);
-  range(s, 30000);
+  range(s, chance(50) ? STAGED_WORDS : 30000);
   for (uint32_t i = 0; i < s->words; i++) program.buffer[dst].model[s->dst_at + i] = uploaded(s, i);
   noteWrite(dst, line);
 }
@@ -277,13 +335,15 @@ static void makeReplace(int host) {
   s->dst = dst;
   s->a = below(256);
   needAll(s);
+  b->placed_by = host;
+  b->placed_at = program.steps;
   memset(b->model, (int)s->a, b->words * 4);
   noteWrite(dst, host);
 }
 
 /* The old stream is left with its work; what it was given is found at the new one. */
 static void makeNewStream(int line) {
-  if (program.lines == LINES || program.gate_line == line) return;
+  if (program.lines == LINES || program.gate_line == line || program.standard[line]) return;
   int fresh = program.lines++, event = someEvent(program.device[line]);
   program.device[fresh] = (int)below(2);
   program.owner[fresh] = program.owner[line];
@@ -297,8 +357,36 @@ static void makeNewStream(int line) {
   program.successor[line] = fresh;
 }
 
+/* A record is reserved in the stream's queue, and not made use of. */
+static void makeAbandoned(int line) {
+  int event = someEvent(program.device[line]);
+  switch (below(3)) {
+    case 0: /* nothing is before it */
+      addSyncStream(program.owner[line], line);
+      addRecord(line, event);
+      break;
+    case 1:
+      addRecord(line, event);
+      addWait(line, event);
+      break;
+    default: {
+      Step *s = add(RECORD_REFUSED, program.owner[line]);
+      s->line = line;
+      useEvent(s, someEvent(!program.device[line]));
+    }
+  }
+}
+
+static void makeBurst(int line) {
+  for (int n = 1 + (int)below(3); n > 0; n--) {
+    makeKernel(line, largeArgument());
+    makeAbandoned(line);
+    makeKernel(line, largeArgument());
+  }
+}
+
 static void makeNoise(int line) {
-  switch (below(5)) {
+  switch (below(6)) {
     case 0:
       addOn(NAP, line)->a = below(50000);
       break;
@@ -311,18 +399,21 @@ static void makeNoise(int line) {
     case 3:
       add(QUERY, program.owner[line])->line = line;
       break;
+    case 4:
+      addOn(HOST_FUNC, line);
+      break;
     default:
-      if (program.hosts > 1 || program.gate_line >= 0) break;
-      program.gate_line = line;
-      addOn(CLOSE_GATE, line);
+      if (program.hosts == 1 && program.gate_line < 0) closeGateOn(line);
   }
 }
 
 static void makeStep(void) {
   int line = someLine();
   uint32_t what = below(100);
-  if (what < 30)
-    makeKernel(line);
+  if (what < 28)
+    makeKernel(line, chance(5) ? largeArgument() : 0);
+  else if (what < 30)
+    makeBurst(line);
   else if (what < 52)
     makeCopy(line);
   else if (what < 60)
@@ -337,8 +428,10 @@ static void makeStep(void) {
     makeReplace(program.owner[line]);
   else if (what < 80)
     makeNewStream(line);
-  else if (what < 82)
+  else if (what < 81)
     addSyncStream(program.owner[line], line);
+  else if (what < 82)
+    addSyncDevice(program.owner[line], program.device[line]);
   else
     makeNoise(line);
 }
@@ -360,6 +453,8 @@ void makeProgram(uint64_t seed) {
     program.successor[i] = -1;
     program.owner[i] = i < HOSTS ? i : (int)below((uint32_t)program.hosts);
     program.device[i] = (int)below(2);
+    program.standard[i] = i >= HOSTS && i < HOSTS + 2 && chance(40);
+    if (program.standard[i]) program.device[i] = i - HOSTS;
   }
   for (int i = 0; i < 2 * EVENTS; i++) {
     program.event[i] = (Event){.device = i / EVENTS, .recorded = -1};
@@ -369,10 +464,12 @@ void makeProgram(uint64_t seed) {
     Buffer *b = &program.buffer[i];
     uint32_t *model = b->model;
     *b = (Buffer){.place = i < 6 ? i % 2 : 2, .model = model};
-    b->words = large && i < 3 ? WORDS_MOST - below(1000) : 1 + below(chance(20) ? 20000 : 300);
+    b->words = large && i < 3 ? WORDS_MOST - below(1000)
+               : i == 3       ? STAGED_WORDS + below(4000)
+                              : 1 + below(chance(20) ? 20000 : 300);
     memset(model, 0, b->words * 4);
   }
-  for (int n = large ? 20 : 40 + (int)below(40); n > 0 && program.steps < STEPS - 100; n--)
+  for (int n = large ? 20 : 40 + (int)below(40); n > 0 && program.steps < STEPS - 300; n--)
     makeStep();
   openGates();
 }
