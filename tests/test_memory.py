@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-import torch_openreg  # noqa: F401
+import torch_openreg
 
 DEVICE = "openreg:0"
 MIB = 1 << 20
@@ -56,10 +56,19 @@ def test_a_freed_block_is_reused_on_its_stream():
     assert torch.empty(MIB, device=DEVICE).data_ptr() == address
 
 
+BIT_VIEWS = {
+    "conj": lambda t: torch.view_as_complex(t.view(-1, 2)).conj(),
+    "neg": torch._neg_view,
+    "both": lambda t: torch._neg_view(torch.view_as_complex(t.view(-1, 2)).conj()),
+    "conj_expanded": lambda t: torch.view_as_complex(t.view(-1, 2))[0].conj().expand(4),
+    "neg_expanded": lambda t: torch._neg_view(t[0].expand(4)),
+}
+
+
 @pytest.mark.parametrize(
     "view",
-    [lambda t: t, lambda t: t[5:], lambda t: t.view(2, -1).t()[3:]],
-    ids=["whole", "slice", "view"],
+    [lambda t: t, lambda t: t[5:], lambda t: t.view(2, -1).t()[3:], *BIT_VIEWS.values()],
+    ids=["whole", "slice", "view", *BIT_VIEWS],
 )
 def test_record_stream_keeps_a_block(view):
     side = torch.Stream(DEVICE)
@@ -72,6 +81,19 @@ def test_record_stream_keeps_a_block(view):
         del x
         assert torch.empty(MIB, device=DEVICE).data_ptr() != address
     side.synchronize()
+
+
+@pytest.mark.parametrize("view", BIT_VIEWS.values(), ids=BIT_VIEWS)
+def test_record_stream_of_a_conj_or_neg_view_queues_nothing(view):
+    x = torch.ones(8, device=DEVICE)
+    seen = view(x)
+    torch.accelerator.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        before = torch_openreg._C._lane_info()["queued"], x._version
+        seen.record_stream(torch.Stream(DEVICE))
+        assert (torch_openreg._C._lane_info()["queued"], x._version) == before
+    assert x.tolist() == [1.0] * 8
 
 
 def test_record_stream_through_the_guard():

@@ -8,6 +8,9 @@ import pytest
 
 THREADS = "len(threads.names())"
 
+LIMIT = 60  # seconds, for a child that hangs
+FORKS = int(os.environ.get("OPENREG_FORKS", "10"))
+
 WITHOUT = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 CPU_ONLY = """
@@ -219,27 +222,50 @@ def test_a_forked_child_is_refused_at_every_entry_point(run_ok):
 
 
 # Stands in for libm's lgamma, which polygamma(n) calls with n + 1: with n = 9 the kernel says that
-# it has begun, and goes on when it is told to.
+# it has begun, and goes on when it is told to. So does a copy of complex numbers to real ones,
+# which warns once: the lock of a function's first call is held meanwhile.
 HELD_KERNEL = """
 #include <unistd.h>
-double lgamma(double x) {
+static void hold(void) {
   char bytes[2] = {0};  // one for each process that waits
-  if (x == 10 && (write(BEGUN, bytes, 2) != 2 || read(OPEN, bytes, 1) != 1)) _exit(3);
+  if (write(BEGUN, bytes, 2) != 2 || read(OPEN, bytes, 1) != 1) _exit(3);
+}
+double lgamma(double x) {
+  if (x == 10) hold();
   return 1;
 }
+void warn(const void *) __asm__("_ZN3c104warnERKNS_7WarningE");
+void warn(const void *warning) { if (gettid() != getpid()) hold(); }
 """
 
+# What the kernel does, where it may run on the thread that calls it; and the child.
+HELD_CALLS = {
+    "operator": ("torch.special.polygamma(9, x)", "torch.rand(100, 100).sort()[0].exp()"),
+    "copy": ("y.copy_(z)", "torch.empty(1).copy_(torch.ones(1, dtype=torch.complex64))"),
+}
 
-def test_a_fork_waits_for_the_kernel_that_runs(tmp_path, run_ok):
-    # Its locks, such as that of a function's first call, would never be opened in the child.
+
+@pytest.fixture(scope="module")
+def held_kernel(tmp_path_factory):
+    """The library, and the numbers of the pipes that say what it does and tell it to go on."""
     begun, gate = 100, 101
-    library = tmp_path / "held_kernel.so"
+    library = tmp_path_factory.mktemp("held") / "held_kernel.so"
     command = [*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", "-fno-builtin"]
-    command += [f"-DBEGUN={begun}", f"-DOPEN={gate}", "-x", "c", "-", "-o", str(library)]
+    command += ["-D_GNU_SOURCE", f"-DBEGUN={begun}", f"-DOPEN={gate}"]
+    command += ["-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=HELD_KERNEL, text=True, check=True)
+    return str(library), begun, gate
+
+
+@pytest.mark.parametrize("plugin", [None, "libvendor_nomap.so"])
+@pytest.mark.parametrize("call", HELD_CALLS)
+def test_a_fork_waits_for_the_kernel_that_runs(held_kernel, plugins, run_ok, plugin, call):
+    # Its locks, such as that of a function's first call, would never be opened in the child.
+    library, begun, gate = held_kernel
+    kernel, child = HELD_CALLS[call]
     out = run_ok(
         f"""
-        import os, time
+        import os, signal, threading, time
         import torch
 
         (begun, say_begun), (gate, open_gate) = os.pipe(), os.pipe()
@@ -251,22 +277,90 @@ def test_a_fork_waits_for_the_kernel_that_runs(tmp_path, run_ok):
             os.write(open_gate, b"x")
             os._exit(0)
 
-        x = torch.ones(1, dtype=torch.float64, device="openreg")
-        torch.special.polygamma(1, x)
+        x = torch.tensor([1.0], dtype=torch.float64).to("openreg")
+        y, z = torch.empty(1, device="openreg"), torch.tensor([1j]).to("openreg")
+        if {call == "operator"}:  # a copy is the first kernel
+            torch.special.polygamma(1, x)
         torch.openreg.synchronize()
-        torch.special.polygamma(9, x)
+        thread = threading.Thread(target=lambda: {kernel})
+        thread.start()
         os.read(begun, 1)
         pid = os.fork()
         if pid == 0:
             os.write(1, b"the child lives")
-            torch.rand(100, 100).sort()[0].exp()
+            signal.alarm({LIMIT})
+            {child}
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
+        thread.join()
         torch.openreg.synchronize()
         """,
-        env={"LD_PRELOAD": str(library)},
+        env={"LD_PRELOAD": library} | ({"OPENREG_PLUGIN": str(plugins / plugin)} if plugin else {}),
     )
     assert out == "the kernel goes on, the child lives"
+
+
+FORK_STRESS = """
+import os, random, signal, threading, torch
+
+NAMES = '''
+    abs acos acosh angle asin asinh atan atanh bitwise_not ceil conj_physical cos cosh
+    cumprod cumsum deg2rad digamma erf erfc erfinv exp exp2 expm1 fix flip floor frac
+    isfinite isinf isnan lgamma log log10 log1p log2 logcumsumexp logical_not logit
+    logsumexp median mode nan_to_num neg nonzero norm positive rad2deg reciprocal relu round
+    rsqrt sigmoid sign signbit sin sinc sinh softmax sort sqrt square std tan tanh tril triu
+    trunc unique var
+'''.split()
+DIM = {"cumprod", "cumsum", "logcumsumexp", "logsumexp", "softmax"}
+
+def run(name, x):
+    dims = ([0],) if name == "flip" else (0,) if name in DIM else ()
+    try:
+        return getattr(torch, name)(x, *dims)
+    except (RuntimeError, NotImplementedError):
+        return None  # not of integers, not on meta
+
+def work(seed):
+    order = random.Random(seed)
+    while not done.is_set():
+        kind = order.choice([torch.float32, torch.float64, torch.int64, torch.bfloat16])
+        x = torch.ones(3, 3).to(kind).to(f"openreg:{seed % 2}")
+        for name in order.sample(NAMES, len(NAMES)):
+            run(name, x)
+            if done.is_set():
+                return
+
+for name in NAMES:  # what is not a kernel's may be called first at any time, as in PyTorch alone
+    run(name, torch.empty(3, 3, device="meta"))
+done = threading.Event()
+threads = [threading.Thread(target=work, args=(seed,)) for seed in (SEED, SEED + 1)]
+for thread in threads:
+    thread.start()
+states = []
+for _ in range(FORKS):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(LIMIT)
+        for kind in (torch.float32, torch.int64):
+            for name in NAMES:
+                run(name, torch.ones(3, 3, dtype=kind))
+        os._exit(0)
+    states.append(os.waitpid(pid, 0)[1])
+done.set()
+for thread in threads:
+    thread.join()
+print(sum(state != 0 for state in states), "of", len(states), "died")
+"""
+
+
+@pytest.mark.parametrize("plugin", [None, "libvendor_nomap.so"])
+def test_forks_of_a_busy_process(plugins, run_ok, plugin):
+    """OPENREG_FORKS=2000 is a soak; a process makes 50, as kernels are called first but once."""
+    env = {"OPENREG_PLUGIN": str(plugins / plugin)} if plugin else {}
+    for first in range(0, FORKS, 50):
+        count = min(50, FORKS - first)
+        names = f"SEED, FORKS, LIMIT = {first}, {count}, {LIMIT}"
+        assert run_ok(names + FORK_STRESS, env) == f"0 of {count} died\n"
 
 
 def test_a_fork_before_first_use_works(run_ok):

@@ -263,13 +263,10 @@ void copyByHostImages(const Tensor &dst, const Tensor &src) {
     return flat;
   };
   const Tensor from = src.is_cpu() ? src : over(image(src, true), src);
-  if (dst.is_cpu()) {
-    dst.copy_(from);
-    return;
-  }
+  if (dst.is_cpu()) return asKernel([&] { dst.copy_(from); });
   // What lies in the gaps stays.
   const Tensor flat = image(dst, !dst.is_non_overlapping_and_dense());
-  over(flat, dst).copy_(from);
+  asKernel([&] { over(flat, dst).copy_(from); });
   copyBytes(stretch(dst), flat, false);
 }
 

@@ -204,3 +204,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &mayReplaceData);
   m.impl("record_stream", &recordTensorStream);
 }
+
+// PyTorch's kernels for these bits would record a copy, write it back, and return what nobody asked for.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("record_stream", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("record_stream", torch::CppFunction::makeFallthrough());
+}

@@ -11,7 +11,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
-#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_copy_from_and_resize.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -160,6 +160,9 @@ class Call {
   }
   void run();
   void finish();
+  at::Tensor copyOf(const at::Tensor &tensor);
+  void copyBack();
+  at::Tensor fromCopy(const at::Tensor &result, size_t position);
   bool findDevice();
   void check(const at::Tensor &tensor, const Argument &argument);
   void checkDevices();
@@ -168,7 +171,7 @@ class Call {
   at::Tensor aliasOf(const at::Tensor &tensor);
   IValue cpuGenerator(const IValue &given) const;
   void adopt(IValue &value, size_t position);
-  IValue toCaller(const IValue &value);
+  IValue toCaller(const IValue &value, size_t position);
 
   const OperatorHandle &op_;
   const OpInfo &info_;
@@ -185,6 +188,9 @@ class Call {
   orStream_t stream_ = 0;
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<Aliases> aliases_;
+  // Without it everything is copied.
+  PairList<c10::TensorImpl, at::Tensor> copies_;     // by the device's tensor
+  PairList<c10::TensorImpl, at::Tensor> originals_;  // by its copy
 };
 
 /* One pass over what nearly every call has: tensors of one device, numbers, nothing to object to. The first tensor of
@@ -284,8 +290,8 @@ bool Call::prepare() {
 
 at::Tensor Call::aliasOf(const at::Tensor &tensor) {
   if (!tensor.defined()) return tensor;
-  if (tensor.is_privateuseone()) return aliases_->of(tensor);
-  aliases_->passed(tensor);
+  if (tensor.is_privateuseone()) return aliases_ ? aliases_->of(tensor) : copyOf(tensor);
+  if (aliases_) aliases_->passed(tensor);
   return tensor;
 }
 
@@ -333,38 +339,62 @@ void Call::run() {
   for (size_t i = 0; i < cpu_.size(); ++i) adopt(cpu_[i], i);
 }
 
-IValue Call::toCaller(const IValue &value) {
-  if (value.isTensor()) return aliases_->toCaller(value.toTensor());
+IValue Call::toCaller(const IValue &value, size_t position) {
+  const auto convert = [&](const at::Tensor &tensor) {
+    return aliases_ ? aliases_->toCaller(tensor) : fromCopy(tensor, position);
+  };
+  if (value.isTensor()) return convert(value.toTensor());
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const at::Tensor &tensor : value.toTensorList()) {
-      list.push_back(aliases_->toCaller(tensor));
-    }
+    for (const at::Tensor &tensor : value.toTensorList()) list.push_back(convert(tensor));
     return list;
   }
   return value;
 }
 
 void Call::finish() {
-  aliases_->updateCallers();
+  if (aliases_) aliases_->updateCallers();
   torch::jit::drop(*stack_, arguments_.size());
-  for (const IValue &value : cpu_) stack_->push_back(toCaller(value));
+  for (size_t i = 0; i < cpu_.size(); ++i) stack_->push_back(toCaller(cpu_[i], i));
 }
 
-/* Where kernels cannot reach the device's memory: PyTorch's own fallback copies everything to the CPU
- * and back. It takes the first tensor's device for the result's, which may be a scalar's. */
+at::Tensor Call::copyOf(const at::Tensor &tensor) {
+  if (at::Tensor *known = copies_.find(tensor.unsafeGetTensorImpl())) return *known;
+  const at::Tensor copy = tensor.cpu();
+  originals_.add(copy.unsafeGetTensorImpl(), tensor);
+  return copies_.add(tensor.unsafeGetTensorImpl(), copy);
+}
+
+void Call::copyBack() {
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    if (!info_.isWritten[i]) continue;
+    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+      const at::Tensor *copy = copies_.find(tensor.unsafeGetTensorImpl());
+      if (copy != nullptr) at::_copy_from_and_resize(*copy, tensor);
+    });
+  }
+}
+
+at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
+  if (at::Tensor *original = originals_.find(result.unsafeGetTensorImpl())) return *original;
+  if (!result.defined() || cpuResults_ || resultIsCpu(schema_, position)) return result;
+  if (schema_.returns()[position].alias_info() != nullptr) {
+    TORCH_WARN(op_.operator_name(), " gives a copy on ", *device_,
+               ", where it would be a view: kernels cannot reach the device's memory");
+  }
+  return result.to(*device_);
+}
+
+/* Where kernels cannot reach the device's memory: everything is copied to the CPU and back. A fork waits for the kernel
+ * alone, because a copy may need what the thread that forks holds: a lane, the GIL. */
 void Call::runCopying() {
   SyncNoted noted(info_.name);
   drawGenerators();
   OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
-  at::native::cpu_fallback(op_, stack_, /*error_on_views=*/false, kernel_);
-  const size_t count = schema_.returns().size();
-  for (size_t i = 0; i < count; ++i) {
-    IValue &result = torch::jit::peek(*stack_, i, count);
-    if (cpuResults_ || resultIsCpu(schema_, i) || !result.isTensor()) continue;
-    const at::Tensor tensor = result.toTensor();
-    if (tensor.defined() && tensor.is_cpu()) result = tensor.to(*device_);
-  }
+  for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
+  asKernel([this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); });
+  copyBack();
+  finish();
 }
 
 /* The default dtype is the process's: with another than PyTorch's own, a kernel that makes it of

@@ -6,7 +6,8 @@
  * waiter checks its word again.
  *
  * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself first and looks
- * at `pauses` then, a fork the other way round (sequentially consistent), so that one of them sees the other.
+ * at `pauses` then, a fork the other way round (sequentially consistent), so that one of them sees the other. A piece of
+ * a kernel's work is counted with the kernel, which waits for it.
  */
 #include "lane.h"
 
@@ -20,6 +21,7 @@
 #include <dlfcn.h>
 #include <linux/futex.h>
 #include <openreg_schedule.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -96,6 +98,7 @@ thread_local bool counted = false;  // this thread is in a kernel, and may itsel
 class Running {
  public:
   Running() {
+    if (nested_) return;
     while (running.fetch_add(1), pauses.load() != 0) {
       leave();
       for (int n = pauses.load(); n != 0; n = pauses.load()) pauses.wait(n);
@@ -103,6 +106,7 @@ class Running {
     counted = true;
   }
   ~Running() {
+    if (nested_) return;
     counted = false;
     leave();
   }
@@ -113,6 +117,7 @@ class Running {
   static void leave() {
     if (running.fetch_sub(1) == 1 && pauses.load() != 0) running.notify_all();
   }
+  const bool nested_ = counted;
 };
 
 thread_local bool onLane = false, wideLane = false;
@@ -266,7 +271,8 @@ void wait(Task &task) {
 
 constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
 [[maybe_unused]] const bool hooked =
-    (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks), true);
+    (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks),
+     pthread_atfork(&pauseKernels, &resumeKernels, &resumeKernels), true);
 
 }  // namespace
 
@@ -337,6 +343,11 @@ void useOneThread() {
 
 void asNarrowLane(c10::function_ref<void()> function) {
   AsLane likeLane;
+  function();
+}
+
+void asKernel(c10::function_ref<void()> function) {
+  Running here;
   function();
 }
 

@@ -55,11 +55,15 @@ void useOneThread();
  * dispatch mode, autocast or profiler. The treatment of denormals stays. */
 void asNarrowLane(c10::function_ref<void()> function);
 
+/* On any thread: runs a kernel that is no task, for a fork to wait for. It waits for no device and does not take the
+ * GIL, which the thread that forks may hold. */
+void asKernel(c10::function_ref<void()> function);
+
 /* Whether the calling thread runs a kernel. */
 bool inKernel();
 
-/* For a fork: waits until no kernel runs, and lets none begin. A child must not inherit a lock that
- * a kernel held, such as the one of a function's first call. */
+/* Around every fork, and more than once: waits until no kernel runs, and lets none begin. A child must not inherit a
+ * lock that a kernel held, such as the one of a function's first call. */
 void pauseKernels();
 void resumeKernels();
 

@@ -60,6 +60,7 @@
 #include "../torch/allocator.h"
 #include "../torch/device.h"
 #include "fallback.h"
+#include "lane.h"
 #include "parts.h"
 
 namespace torch_openreg {
@@ -157,9 +158,10 @@ void sparseMmReduce(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
   if (!derivative || (reduce != "amax" && reduce != "amin")) {
     return runCpuKernelWithParts(op, stack, c10::DispatchKey::SparseCsrCPU);
   }
-  const auto [result, places] =
-      at::_sparse_mm_reduce_impl(self.cpu().set_requires_grad(self.requires_grad()),
-                                 other.cpu().set_requires_grad(other.requires_grad()), reduce);
+  const Tensor a = self.cpu().set_requires_grad(self.requires_grad());
+  const Tensor b = other.cpu().set_requires_grad(other.requires_grad());
+  Tensor result, places;
+  asKernel([&] { std::tie(result, places) = at::_sparse_mm_reduce_impl(a, b, reduce); });
   torch::jit::drop(*stack, 3);
   torch::jit::push(*stack, result.detach().to(self.device()), places.to(self.device()));
 }

@@ -279,7 +279,7 @@ void Collective::run(c10d::Backend &gloo) {
     std::vector<at::Tensor> host = hostTensors();
     const GlooWork work = issue_(gloo, host);
     work->wait();
-    if (call_.average) divide(host);
+    if (call_.average) asKernel([&] { divide(host); });
     if (!reach_) copyBack();
     if (call_.type == c10d::OpType::RECVANYSOURCE) {
       std::lock_guard<std::mutex> lock(mutex_);
