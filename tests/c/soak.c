@@ -119,7 +119,7 @@ static void toggleTrace(void) {
 }
 
 static void toggleSanitizer(void) {
-  if (__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED))
+  if (__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED))
     ASSERT_OK(orSanitizerDisable());
   else
     ASSERT_OK(orSanitizerEnable(&(orSanitizerOptions){.size = sizeof(orSanitizerOptions)}));
@@ -337,7 +337,7 @@ static void switchOff(uint64_t kernels) {
     checkTrace(&trace, kernels);
     orTraceFree(&trace);
   }
-  if (__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED)) {
+  if (__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) {
     checkRaces();
     ASSERT_OK(orSanitizerDisable());
   }
