@@ -92,7 +92,7 @@ static void noteCall(void *user_data) { atomic_fetch_add(&account[(intptr_t)user
 /* For the sanitizer: copies and fills tell it themselves. */
 static void tell(orStream_t stream, const char *what, const orAccess *accesses, int count) {
   orMemoryAccess told[2];
-  if (!__atomic_load_n(&orSanitizerActive, __ATOMIC_RELAXED)) return;
+  if (!__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) return;
   for (int i = 0; i < count; i++)
     told[i] = (orMemoryAccess){.data = accesses[i].address,
                                .width = accesses[i].bytes,
