@@ -1,9 +1,5 @@
 /*
- * A Task lives on the stack of the thread that waits for it. The lane that runs it writes `error`
- * and `warnings`; the queue's `drop`, which comes once whether or not the kernel ran, publishes them
- * through `done` (release; the waiter's acquire) and is the last to touch the Task. A wake-up that
- * comes after the waiter has gone hits a futex word nobody owns, which is harmless: every futex
- * waiter checks its word again.
+ * A Task lives on the stack of the thread that waits for it in orLaunchKernelEx (orLaunchWaits).
  *
  * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself first and looks
  * at `pauses` then, a fork the other way round (sequentially consistent), so that one of them sees the other. A piece of
@@ -19,11 +15,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
-#include <linux/futex.h>
-#include <openreg_schedule.h>
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -51,11 +43,9 @@ namespace {
 constexpr unsigned kFlushBits = _MM_FLUSH_ZERO_ON | 0x40;  // and denormals-are-zero
 unsigned flushMode() { return _mm_getcsr() & kFlushBits; }
 void setFlushMode(unsigned mode) { _mm_setcsr((_mm_getcsr() & ~kFlushBits) | mode); }
-void relax() { _mm_pause(); }
 #else
 unsigned flushMode() { return 0; }
 void setFlushMode(unsigned) {}
-void relax() {}
 #endif
 
 // ---- How many threads a kernel uses.
@@ -214,16 +204,9 @@ struct Task {
 
   c10::function_ref<void()> kernel;
   CallerState caller = CallerState::now();
-  bool ran = false;
   std::exception_ptr error;
   std::vector<c10::Warning> warnings;
-  std::atomic<uint32_t> done{0};
 };
-
-void futex(std::atomic<uint32_t> *word, int operation, uint32_t value) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation | FUTEX_PRIVATE_FLAG, value,
-          nullptr, nullptr, 0);
-}
 
 orError_t runTask(void *args) {
   Task &task = **static_cast<Task **>(args);
@@ -232,41 +215,7 @@ orError_t runTask(void *args) {
   } catch (...) {
     task.error = std::current_exception();
   }
-  task.ran = true;
   return orSuccess;  // the exception is the caller's, not the device's
-}
-
-void dropTask(void *args) {
-  Task &task = **static_cast<Task **>(args);
-  std::atomic<uint32_t> *done = &task.done;
-  if (done->exchange(1, std::memory_order_acq_rel) == 2) futex(done, FUTEX_WAKE, 1);
-}
-
-/* Spinning longer would take the core that the kernel needs. */
-constexpr auto kSpin = std::chrono::microseconds(20);
-
-bool spin(const std::atomic<uint32_t> &done) {
-  const auto end = std::chrono::steady_clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 32; ++i) {
-      if (done.load(std::memory_order_acquire) == 1) return true;
-      relax();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return false;
-}
-
-void sleepUntilDone(std::atomic<uint32_t> &done) {
-  uint32_t pending = 0;  // 2: somebody sleeps and has to be woken
-  if (!done.compare_exchange_strong(pending, 2, std::memory_order_acq_rel)) return;
-  while (done.load(std::memory_order_acquire) == 2) futex(&done, FUTEX_WAIT, 2);
-}
-
-void wait(Task &task) {
-  if (spin(task.done)) return;
-  void *asleep = fallAsleep();
-  sleepUntilDone(task.done);
-  takeGilBack(asleep);
 }
 
 constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
@@ -316,18 +265,11 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
 void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel) {
   Task task(kernel);
   if (serial) task.caller.threads = 1;
-  const unsigned flags = serial ? orLaunchAnyThread | orLaunchAwaited : orLaunchAwaited;
-  OPENREG_CHECK(launchOnLane(stream, name, &runTask, &dropTask, &task, {}, flags));
-  const uint64_t began = orTraceNow();
-  orScheduleDrain(stream);  // the error that it may give is for who waits next
-  wait(task);
-  orTraceSynchronized("orStreamSynchronize", stream, began);
+  const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
+  OPENREG_CHECK(launchOnLane(stream, name, &runTask, nullptr, &task, {}, flags));
   issueKeptWarnings();
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
   if (task.error) std::rethrow_exception(task.error);
-  if (task.ran) return;
-  OPENREG_CHECK(orStreamSynchronize(stream));
-  TORCH_CHECK(false, name, " was dropped before it ran: its device was reset or failed");
 }
 
 void *fallAsleep() {

@@ -84,7 +84,7 @@ static inline uint64_t reuseFrom(orStream_t stream) {
 }
 
 void orCacheAwait(orStream_t stream, uint64_t number) {
-  orStreamAwait(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), number);
+  orAwaitTasks(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), number);
 }
 
 /* ---- Limbo ---- */

@@ -24,6 +24,7 @@
  *   stream.c     streams: handles, enqueue, query, synchronise, values
  *   event.c      events and their completion cells
  *   task.c       what each kind of task does when it runs, or is dropped
+ *   await.c      how a host thread waits
  *   lane.c       the threads that run tasks, and the choice of what runs next
  *   schedule.c   that choice by a seed: one task at a time, while a host thread is in a call
  *   wait.c       clock, futex, block hooks
@@ -342,6 +343,7 @@ typedef struct orTask {
     uint64_t began;  /* of a vendor's operation that is awaited: orTraceNow() when it started */
   };
   orCell *completion; /* a vendor's operation that has started and is awaited */
+  bool *dropped;      /* of whoever waits for it: becomes true where it is dropped */
   orEvent_t done;     /* its event */
   orTaskKind kind;
   uint32_t fault;  /* fault.c: what is to go wrong; 0 */
@@ -398,7 +400,7 @@ typedef struct orStream {
   int priority;
   orStream_t last_handle;      /* of the slot's present or latest owner */
   _Atomic uint64_t drop_until; /* tasks up to this number are dropped instead of run */
-  _Atomic uint64_t wake_at;    /* sleepers: see orStreamAwait */
+  _Atomic uint64_t wake_at;    /* sleepers: see await.c */
   _Atomic uint32_t wake_word;
   _Atomic unsigned notice; /* OR_NOTICE_*, of its device; written under `lock` */
   /* Under `lock`. Counters go on when the slot is used again. */
@@ -441,21 +443,21 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
 /* Publishes the record, unlocks and schedules; returns the task's number on its stream. */
 uint64_t orStreamCommit(orStream *stream, orTask *task);
 /* A wait that the call does not promise orders nothing for the sanitizer. */
-typedef enum orAwaits { OR_AWAITS_NOT, OR_AWAITS_UNASKED, OR_AWAITS_AS_PROMISED } orAwaits;
+typedef enum orAwaits {
+  OR_AWAITS_NOT,
+  OR_AWAITS_RUN, /* unasked, and takes no failure of the device */
+  OR_AWAITS_UNASKED,
+  OR_AWAITS_AS_PROMISED
+} orAwaits;
 /* For kernels, copies and fills: commits; if it waits, or with OPENREG_LAUNCH_BLOCKING, returns when the task is done and
- * reports as every call that synchronises does. */
+ * reports as every call that synchronises does, or that the task was dropped. */
 orError_t orStreamSubmit(orStream *stream, orTask *task, orAwaits waits);
-/* Blocks until `count` tasks have finished; helps with the pieces of large copies meanwhile. */
-void orStreamAwait(orStream *stream, uint64_t count);
 /* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not wait. */
 void orStreamResume(orStream *stream);
 /* By a lane: one more task has finished. */
 void orStreamFinishTask(orStream *stream, const orTask *task);
 /* By the lane that runs it: true if the stream was empty and is now idle (the lane lets go of it). */
 bool orStreamTryIdle(orStream *stream);
-/* Wakes whoever sleeps for the stream's progress, to help with a copy; false if nobody does. */
-bool orStreamStir(orStream *stream);
-void orStreamWakeSleepers(orStream *stream); /* whatever they wait for */
 /* Every stream of a device (-1: of all) that has unfinished tasks, in turn, with its count of tasks so far: that
  * many were the device's. By the time `fn` runs, the slot may be another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
@@ -495,8 +497,8 @@ struct orCell {
   orCell *next;        /* pool */
   struct orSync *sync; /* the sanitizer's, under its lock; null while it is off */
 };
-/* STIRRED changes when sleepers should look around. */
-enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_STIRRED = 4 };
+/* LOOK changes when sleepers should look around. */
+enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
 
 orCell *orCellNew(uint32_t refs);
 void orCellRelease(orCell *cell);
@@ -505,7 +507,6 @@ static inline bool orCellDone(const orCell *cell) {
 }
 /* Once. Wakes everybody who waits. */
 void orCellComplete(orCell *cell, orError_t status);
-void orCellWakeSleepers(orCell *cell); /* though it is not done */
 /* By a lane, of the stream it runs: true if the cell is done; false if the stream now waits and is
  * no longer the lane's. */
 bool orCellWaitOrPark(orCell *cell, orStream *stream);
@@ -515,6 +516,40 @@ orStream *orCellStream(const orCell *cell);
 void orCellForget(orCell *cell, orStream *stream);
 /* A new external event and its cell (a reference for the caller). */
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
+
+/* ---- await.c ---- */
+
+enum { OR_SPIN_NS = 20000 }; /* a host that waits, before it sleeps */
+
+/* What a host thread may wait for: `count` tasks of a stream have finished, or, where there is none, an external event's
+ * cell is done. A recorded event has all three: it is over when its mark is, which completes its cell just before. */
+typedef struct orAwaited {
+  orStream *stream;
+  uint64_t count;
+  orCell *cell;
+} orAwaited;
+
+bool orIsOver(const orAwaited *awaited);
+/* Blocks until it is over, or the process exits; helps with the pieces of large tasks meanwhile. */
+void orAwait(const orAwaited *awaited);
+void orAwaitTasks(orStream *stream, uint64_t count);
+/* Wakes whoever sleeps for the stream's progress, to help with a copy; false if nobody does. */
+bool orStreamAskForHelp(orStream *stream);
+void orStreamWakeSleepers(orStream *stream); /* whatever they wait for */
+
+/* A host thread that sleeps, until orHostWaitEnd; for nothing that it named: for what a schedule has chosen to run. */
+typedef struct orHostWait {
+  struct orHostWait *next, **at;
+  orAwaited awaited;
+  orStream_t stream;
+  uint64_t since;
+  int thread;
+  bool told;
+} orHostWait;
+void orHostWaitBegin(orHostWait *wait, const orAwaited *awaited);
+void orHostWaitEnd(orHostWait *wait);
+void orHostWaitsEach(void (*fn)(orHostWait *wait, void *context), void *context);
+void orHostWaitsWake(void); /* all of them, to look around */
 
 /* ---- lane.c ---- */
 
@@ -555,10 +590,9 @@ void orScheduleAtPoint(void);
 static inline void orSchedulePoint(void) {
   if (orScheduleOn()) orScheduleAtPoint();
 }
-/* With a schedule on: runs one task, if any can; runs tasks until a count is reached, or a cell is done. */
-void orScheduleStep(orStream *stream, uint64_t count);
-void orScheduleAwait(orStream *stream, uint64_t count);
-void orScheduleAwaitCell(orCell *cell);
+/* With a schedule on: runs one task, if any can; runs tasks until it is over. */
+void orScheduleStep(const orAwaited *awaited);
+void orScheduleAwait(const orAwaited *awaited);
 /* A stream that has become ready; false if the schedule is off. */
 bool orScheduleHold(orStream *stream);
 /* By lane 0, with a stream from orLaneServe. */
@@ -595,6 +629,9 @@ extern OR_HIDDEN _Atomic uint32_t orTraceSession; /* 0: off */
 static inline bool orTraceOn(void) {
   return atomic_load_explicit(&orTraceSession, memory_order_relaxed) != 0;
 }
+uint64_t orNow(void);
+/* 0 if it is off. */
+static inline uint64_t orTraceNow(void) { return OR_UNLIKELY(orTraceOn()) ? orNow() : 0; }
 /* Keeps the record, if tracing is still on. Under any lock, inside a task or not. */
 void orTraceEmit(orTraceRecord record);
 /* Of a stream's task: unlike any other's, as a slot's counters never start again. */
@@ -632,21 +669,6 @@ void orHangPrint(const char *why);
 extern OR_HIDDEN _Atomic bool orWatching; /* it is there, and wants to know when tasks start */
 /* Once, where a setting asks for it. */
 void orWatchdogStart(void);
-/* A host thread that sleeps, until orHostWaitEnd: for tasks of a stream, for a cell, or (both null) for what a schedule
- * has chosen to run. */
-typedef struct orHostWait {
-  struct orHostWait *next, **at;
-  orStream *slot;
-  orStream_t stream;
-  uint64_t number, since;
-  orCell *cell;
-  int thread;
-  bool told;
-} orHostWait;
-void orHostWaitBegin(orHostWait *wait, orStream *stream, uint64_t number, orCell *cell);
-void orHostWaitEnd(orHostWait *wait);
-void orHostWaitsEach(void (*fn)(const orHostWait *wait, void *context), void *context);
-void orHostWaitsStir(void); /* wakes them all to look around */
 
 /* ---- sanitizer.c: hooks, to be called only while it is on ---- */
 

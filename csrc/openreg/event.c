@@ -18,7 +18,7 @@
 
 #include "core.h"
 
-enum { OR_SPIN_NS = 20000, OR_POOL_GROWTH = 64, OR_MOST_EVENTS = 1 << 20 };
+enum { OR_POOL_GROWTH = 64, OR_MOST_EVENTS = 1 << 20 };
 _Static_assert((int)OR_MOST_EVENTS <= OR_MOST_SLOTS, "a handle has room for every event's index");
 
 /* Flags of our own, beside the public ones. */
@@ -138,55 +138,12 @@ void orCellForget(orCell *cell, orStream *s) {
   orMutexUnlock(&cell->lock);
 }
 
-static void sleepOn(orCell *cell) {
-  orHostWait wait;
-  void *token = orBlockEnter();
-  orHostWaitBegin(&wait, NULL, 0, cell);
-  while (!orCellDone(cell) && !orProcessExiting()) {
-    uint32_t state = atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
-    if (orScheduleOn()) break;
-    if (!(state & OR_CELL_DONE) && !orSplitHelp())
-      orFutexWait(&cell->state, state | OR_CELL_SLEEPERS, 0);
-  }
-  orHostWaitEnd(&wait);
-  orBlockLeave(token);
-}
-
-void orCellWakeSleepers(orCell *cell) {
-  atomic_fetch_xor_explicit(&cell->state, OR_CELL_STIRRED, memory_order_acq_rel);
-  orFutexWake(&cell->state, INT32_MAX);
-}
-
-static bool spinOn(const orCell *cell) {
-  uint64_t until = orNow() + OR_SPIN_NS;
-  while (!orCellDone(cell) && orNow() < until) orPause();
-  return orCellDone(cell);
-}
-
-static void awaitCell(orCell *cell) {
-  while (!orCellDone(cell) && !orProcessExiting())
-    if (orScheduleOn())
-      orScheduleAwaitCell(cell);
-    else if (!spinOn(cell))
-      sleepOn(cell);
-}
-
-/* A mark completes its cell just before it counts as a finished task of its stream. A host that is told of the one must
- * find the other. */
 orStream *orCellStream(const orCell *cell) {
   return cell->stream ? orHandleSlotAt(&orStreamTable, orHandleIndex(cell->stream)) : NULL;
 }
 
-static bool isOver(const orCell *cell) {
-  if (!orCellDone(cell)) return false;
-  const orStream *s = orCellStream(cell);
-  return !s || atomic_load_explicit(&s->completed, memory_order_acquire) >= cell->number;
-}
-
-static void await(orCell *cell) {
-  orStream *s = orCellStream(cell);
-  if (!s || !orScheduleOn()) awaitCell(cell);
-  if (s && !isOver(cell)) orStreamAwait(s, cell->number);
+static orAwaited awaitedOf(orCell *cell) {
+  return (orAwaited){.stream = orCellStream(cell), .count = cell->number, .cell = cell};
 }
 
 /* ---- events ---- */
@@ -371,9 +328,10 @@ orError_t orEventQuery(orEvent_t event) {
   OR_TRY(orEnter());
   orSchedulePoint();
   OR_TRY(newestCell(event, &cell, &flags));
-  bool ready = !cell || isOver(cell);
+  orAwaited awaited = cell ? awaitedOf(cell) : (orAwaited){0};
+  bool ready = !cell || orIsOver(&awaited);
   if (orSanitizerOn() && ready && cell) orSanitizerNoteOver(cell);
-  if (!ready && orScheduleOn()) orScheduleStep(orCellStream(cell), cell->number);
+  if (!ready && orScheduleOn()) orScheduleStep(&awaited);
   orCellRelease(cell);
   return ready ? orSuccess : orErrorNotReady;
 }
@@ -391,7 +349,8 @@ orError_t orEventSynchronize(orEvent_t event) {
     return lost;
   }
   uint64_t began = orTraceNow();
-  await(cell);
+  orAwaited awaited = awaitedOf(cell);
+  orAwait(&awaited);
   if (began) orTraceWaited("orEventSynchronize", device, cell->stream, began);
   if (orSanitizerOn()) orSanitizerNoteOver(cell);
   orCellRelease(cell);

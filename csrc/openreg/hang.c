@@ -281,10 +281,10 @@ static void sayStream(orText *t, const orSeen *s, uint64_t now) {
     sayWhere(t, s, now);
 }
 
-static void sayHost(const orHostWait *w, void *context) {
+static void sayHost(orHostWait *w, void *context) {
   orText *t = context;
   orStreamName name;
-  const orCell *cell = w->cell;
+  const orCell *cell = w->awaited.cell;
   say(t, "  host thread %d: waits for ", w->thread);
   if (cell && cell->stream)
     say(t, "event 0x%" PRIx64 ", recorded as task %" PRIu64 " of %s", cell->event, cell->number,
@@ -292,7 +292,7 @@ static void sayHost(const orHostWait *w, void *context) {
   else if (cell)
     say(t, "external event 0x%" PRIx64 ", which nobody has signalled", cell->event);
   else if (w->stream)
-    say(t, "task %" PRIu64 " of %s", w->number, orStreamNameOf(name, w->stream));
+    say(t, "task %" PRIu64 " of %s", w->awaited.count, orStreamNameOf(name, w->stream));
   else
     say(t, "what the schedule has chosen to run");
   say(t, ", for %.1f s\n", seconds(orNow() - w->since));

@@ -43,7 +43,7 @@
 
 enum {
   OR_MAX_LANES = 8,
-  OR_SPIN_NS = 10000,
+  OR_SHORT_SPIN_NS = 10000,
   OR_LONG_SPIN_NS = 100000,
   OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
   OR_FAIR_NS = 1000000,
@@ -439,7 +439,7 @@ static bool spinAndHelp(orLane *l) {
   if (sharesCoreWithHost()) return false;
   if (!sharesCoreWithWaker(l)) {
     startLooking(l);
-    spinUnlocked(OR_SPIN_NS);
+    spinUnlocked(OR_SHORT_SPIN_NS);
     if (!somethingToDo() && l->eager && !othersRun()) spinUnlocked(OR_LONG_SPIN_NS);
   }
   if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())

@@ -36,14 +36,12 @@
 
 #include "core.h"
 
-enum { OR_SPIN_NS = 20000, OR_POLL_NS = 200000, OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
+enum { OR_POLL_NS = 200000, OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
 
 typedef struct orGoal {
-  orStream *stream; /* until `count` of its tasks have finished */
-  uint64_t count;
-  orCell *cell; /* until it is done */
-  int tasks;    /* until so many more have finished, or OR_ALL_TASKS */
-  bool waits;   /* for what comes from outside, if nothing can run */
+  orAwaited until; /* it is over, if there is something */
+  int tasks;       /* until so many more have finished, or OR_ALL_TASKS */
+  bool waits;      /* for what comes from outside, if nothing can run */
 } orGoal;
 
 _Atomic int orSchedulePolicyNow;
@@ -159,14 +157,13 @@ void orScheduleNotice(void) {
 
 static bool isReached(const orGoal *g) {
   if (!g->tasks || !orScheduleOn()) return true;
-  if (g->cell) return orCellDone(g->cell);
-  return g->stream && atomic_load_explicit(&g->stream->completed, memory_order_acquire) >= g->count;
+  return (g->until.stream || g->until.cell) && orIsOver(&g->until);
 }
 
 /* What the goal's stream waits for, in the end. A wait is for a mark that was queued before it, so this ends. */
 static const orStream *neededFor(const orGoal *g) {
   if (!policyIs(orScheduleLate)) return NULL;
-  orStream *s = g->stream;
+  orStream *s = g->until.stream;
   for (orStream *other; s && (other = orStreamBlocker(s));) s = other;
   return s;
 }
@@ -231,7 +228,7 @@ static void enterSleep(orGoalSleep *sleep, const orGoal *g) {
   if (sleep->entered) return;
   sleep->entered = true;
   sleep->token = orBlockEnter();
-  orHostWaitBegin(&sleep->wait, g->waits ? g->stream : NULL, g->count, g->cell);
+  orHostWaitBegin(&sleep->wait, g->waits ? &g->until : &(orAwaited){.stream = NULL});
 }
 
 static void leaveSleep(orGoalSleep *sleep) {
@@ -267,18 +264,15 @@ void orScheduleAtPoint(void) {
   if (tasks) pursue(&(orGoal){.tasks = tasks});
 }
 
-void orScheduleStep(orStream *s, uint64_t count) {
+void orScheduleStep(const orAwaited *awaited) {
   if (orProcessTask() != OR_TASK_NONE) return;
-  pursue(&(orGoal){.stream = s, .count = count, .tasks = 1});
+  pursue(&(orGoal){.until = *awaited, .tasks = 1});
 }
 
-void orScheduleAwait(orStream *s, uint64_t count) {
-  pursue(&(orGoal){.stream = s, .count = count, .tasks = OR_ALL_TASKS, .waits = true});
-}
-
-void orScheduleAwaitCell(orCell *cell) {
-  atomic_fetch_or_explicit(&cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
-  pursue(&(orGoal){.cell = cell, .tasks = OR_ALL_TASKS, .waits = true});
+void orScheduleAwait(const orAwaited *awaited) {
+  if (!awaited->stream)
+    atomic_fetch_or_explicit(&awaited->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+  pursue(&(orGoal){.until = *awaited, .tasks = OR_ALL_TASKS, .waits = true});
 }
 
 /* ---- change ---- */
@@ -319,7 +313,7 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
     orLaneSchedule(s);
   }
   orScheduleNotice();
-  orHostWaitsStir();
+  orHostWaitsWake();
   if (policy == orScheduleFair && orLaneValueWaits()) orLaneWakeIdle(1);
   return orSuccess;
 }
@@ -340,15 +334,5 @@ orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {
   *policy = (orSchedulePolicy)atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed);
   *seed = plan.seed;
   orMutexUnlock(&plan.lock);
-  return orSuccess;
-}
-
-orError_t orScheduleDrain(orStream_t stream) {
-  if (OR_LIKELY(!orScheduleOn())) return orSuccess;
-  uint64_t count;
-  OR_TRY(orEnterBlocking());
-  OR_TRY(orStreamQueued(stream, &count));
-  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  orScheduleAwait(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), count);
   return orSuccess;
 }

@@ -93,7 +93,7 @@ static void callHelpers(orJob *j) {
   if (!wantsHelper(j)) return;
   int missing = (int)(j->most_helpers - atomic_load_explicit(&j->helpers, memory_order_relaxed));
   orStream *s = orTaskStream();
-  if (s && orStreamStir(s)) missing--;
+  if (s && orStreamAskForHelp(s)) missing--;
   orLaneWakeIdle(missing);
 }
 

@@ -17,23 +17,18 @@
  * lost, and a steady producer never touches the scheduler. Resuming a stream makes it look at its wait again, so a
  * resume too many does no harm.
  *
- * Sleeping for progress (full queue, synchronise): `wake_at` is the smallest count that anybody sleeps for. A sleeper
- * reads `wake_word`, lowers `wake_at`, looks at `completed` once more and sleeps on `wake_word`. The lane stores
- * `completed`, loads `wake_at`, and if it is reached resets it, changes `wake_word` and wakes all. The store and
- * the load on each side are seq_cst, so one of the two sees the other; a request that the reset wipes out was made
- * after its sleeper read `wake_word`, which has changed since, so that sleeper does not sleep.
- *
  * A destroyed stream's handle is invalid at once; the slot is recycled when its last task has finished. The counters
- * never start again, so whoever still sleeps for an old count is served.
+ * never start again.
  */
 #include <inttypes.h>
 #include <sched.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core.h"
 
 /* What a queue holds before kernels and copies have to wait; events and waits never do. */
-enum { OR_QUEUE_TASKS = 1024, OR_QUEUE_BYTES = 1 << 20, OR_SPIN_NS = 20000 };
+enum { OR_QUEUE_TASKS = 1024, OR_QUEUE_BYTES = 1 << 20 };
 enum { OR_MOST_STREAMS = 1 << 16 };
 _Static_assert((int)OR_MOST_STREAMS <= OR_MOST_SLOTS, "a handle has room for every stream's index");
 
@@ -110,7 +105,7 @@ static void awaitRoom(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
   orMutexUnlock(&s->lock);
-  orStreamAwait(s, completed + (queued - completed + 3) / 4);
+  orAwaitTasks(s, completed + (queued - completed + 3) / 4);
 }
 
 /* Unlocks the stream of a lost device. orSuccess: the device is back by now. */
@@ -207,18 +202,6 @@ uint64_t orStreamCommit(orStream *s, orTask *task) {
 
 /* ---- progress ---- */
 
-void orStreamWakeSleepers(orStream *s) {
-  atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_seq_cst);
-  atomic_fetch_add_explicit(&s->wake_word, 1, memory_order_seq_cst);
-  orFutexWake(&s->wake_word, INT32_MAX);
-}
-
-bool orStreamStir(orStream *s) {
-  if (atomic_load_explicit(&s->wake_at, memory_order_seq_cst) == UINT64_MAX) return false;
-  orStreamWakeSleepers(s);
-  return true;
-}
-
 void orStreamFinishTask(orStream *s, const orTask *task) {
   size_t size = task->size;
   orQueuePop(&s->out, size);
@@ -233,59 +216,6 @@ void orStreamFinishTask(orStream *s, const orTask *task) {
 
 static bool hasCompleted(const orStream *s, uint64_t count) {
   return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
-}
-
-static void lowerWakeAt(orStream *s, uint64_t count) {
-  uint64_t at = atomic_load_explicit(&s->wake_at, memory_order_seq_cst);
-  while (count < at && !atomic_compare_exchange_weak_explicit(
-                           &s->wake_at, &at, count, memory_order_seq_cst, memory_order_seq_cst)) {
-  }
-}
-
-/* True if the count has been reached; false too when somebody wants help. */
-static bool spinUntil(orStream *s, uint64_t count) {
-  uint64_t start = orNow(), now = start;
-  do {
-    for (int i = 0; i < 64; i++) {
-      if (i % 8 == 0 && hasCompleted(s, count)) return true;
-      orPause();
-    }
-    if (now - start > OR_SPIN_NS / 2) {
-      orLaneHostWaits(true);
-      sched_yield();
-    }
-    now = orNow();
-  } while (!orSplitWantsHelp() && now - start < OR_SPIN_NS);
-  return false;
-}
-
-static void sleepUntil(orStream *s, uint64_t count) {
-  orHostWait wait;
-  void *token = orBlockEnter();
-  orHostWaitBegin(&wait, s, count, NULL);
-  while (!hasCompleted(s, count) && !orProcessExiting()) {
-    uint32_t word = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
-    if (orScheduleOn()) break;
-    lowerWakeAt(s, count);
-    if (hasCompleted(s, count)) break;
-    /* After helping, the others are at their last pieces. */
-    if (orSplitHelp()) {
-      if (spinUntil(s, count)) break;
-    } else {
-      orFutexWait(&s->wake_word, word, 0);
-    }
-  }
-  orHostWaitEnd(&wait);
-  orBlockLeave(token);
-}
-
-void orStreamAwait(orStream *s, uint64_t count) {
-  while (!hasCompleted(s, count) && !orProcessExiting())
-    if (orScheduleOn())
-      orScheduleAwait(s, count);
-    else if (!spinUntil(s, count))
-      sleepUntil(s, count);
-  orLaneHostWaits(false);
 }
 
 /* Runs what is queued up to the task that the calling thread is about to wait for: it has nothing else to do, and waking
@@ -304,31 +234,52 @@ static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle
   uint64_t began = orTraceNow();
   orSync *mark = promised && orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
   if (mine) runHere(s, count);
-  orStreamAwait(s, count);
+  orAwaitTasks(s, count);
   if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
   if (OR_UNLIKELY(began)) orTraceWaited("orStreamSynchronize", device, handle, began);
 }
 
-orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
+/* The task writes to the stack of its waiter, which therefore stands still if the process's end finds it here, as lanes
+ * do. The thread that runs the exit handlers has been refused. */
+static void standStillUntil(const orStream *s, uint64_t count) {
+  while (!orIsOver(&(orAwaited){.stream = (orStream *)s, .count = count})) pause();
+}
+
+/* Of a task that the caller waits for, whose results it would take for written otherwise. */
+static orError_t reportDropped(int device) {
+  OR_TRY(orDeviceTakeFailure(device));
+  return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",
+                device);
+}
+
+static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
+  if (OR_UNLIKELY(orProcessExiting())) {
+    orMutexUnlock(&s->lock);
+    return orFail(orErrorNotPermitted, "the process is exiting: nothing runs any more");
+  }
   int device = s->device;
   orStream_t handle = s->last_handle;
-  if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(device, task);
-  bool blocks = waits || OR_UNLIKELY(orConfigGet()->launch_blocking), mine;
-  task->awaited |= blocks;
+  bool dropped = false, mine;
+  task->awaited = true;
+  task->dropped = &dropped;
+  uint64_t number = commit(s, task, &mine);
+  if (!mine) mine = !orScheduleOn() && orLaneTake(s);
+  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, mine);
+  standStillUntil(s, number);
+  if (OR_UNLIKELY(dropped)) return reportDropped(device);
+  bool takes = waits != OR_AWAITS_RUN || OR_UNLIKELY(orConfigGet()->launch_blocking);
+  return takes ? orDeviceTakeFailure(device) : orSuccess;
+}
+
+orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
+  bool mine;
+  if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(s->device, task);
+  if (waits || OR_UNLIKELY(orConfigGet()->launch_blocking)) return submitAndWait(s, task, waits);
   bool awaited = task->awaited; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
   if (OR_UNLIKELY(awaited) && !mine) mine = !orScheduleOn() && orLaneTake(s);
-  if (!blocks) {
-    if (OR_UNLIKELY(mine)) runHere(s, number);
-    orSchedulePoint();
-    return orSuccess;
-  }
-  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, mine);
-  OR_TRY(orDeviceTakeFailure(device));
-  /* Its caller would take what was never written for a result. */
-  if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)))
-    return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",
-                  device);
+  if (OR_UNLIKELY(mine)) runHere(s, number);
+  orSchedulePoint();
   return orSuccess;
 }
 
@@ -391,7 +342,7 @@ void orStreamForEach(int device, void (*fn)(orStream *, uint64_t, void *), void 
 
 static void awaitQueued(orStream *s, uint64_t queued, void *context) {
   (void)context;
-  orStreamAwait(s, queued);
+  orAwaitTasks(s, queued);
 }
 
 void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
@@ -524,7 +475,8 @@ orError_t orStreamQuery(orStream_t stream) {
     return orSuccess;
   }
   if (orScheduleOn())
-    orScheduleStep(s, queued); /* whoever asks again gets another answer in the end */
+    orScheduleStep(&(orAwaited){
+        .stream = s, .count = queued}); /* whoever asks again gets another answer in the end */
   return orErrorNotReady;
 }
 

@@ -202,6 +202,7 @@ bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
 }
 
 void orTaskDrop(orTask *t) {
+  if (t->dropped) *t->dropped = true;
   if (t->kind == OR_KIND_MARK) orCellComplete(t->u.cell, orSuccess);
   if (t->kind == OR_KIND_MARK || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
   if (t->kind == OR_KIND_WRITE_VALUE) writeValue(&t->u.value);
@@ -223,12 +224,14 @@ static orError_t checkAccess(const orLaunch *l, const orAccess *a) {
   return orSuccess;
 }
 
+enum { OR_LAUNCH_FLAGS = orLaunchAnyThread | orLaunchAwaited | orLaunchWaits };
+
 static orError_t checkLaunch(const orLaunch *l) {
   if (!l->fn || !l->name)
     return orFail(orErrorInvalidValue, "orLaunch: a function and a name are required");
-  if (l->flags & ~(unsigned)(orLaunchAnyThread | orLaunchAwaited))
+  if (l->flags & ~OR_LAUNCH_FLAGS)
     return orFail(orErrorInvalidValue, "kernel %s: flags 0x%x; 0x%x are known", l->name, l->flags,
-                  (unsigned)(orLaunchAnyThread | orLaunchAwaited));
+                  OR_LAUNCH_FLAGS);
   if (l->args_size > OR_MAX_ARGS || (l->args_size && !l->args))
     return orFail(orErrorInvalidValue,
                   "kernel %s: %zu bytes of arguments at %p; at most %u, and not null", l->name,
@@ -255,7 +258,7 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   t->awaited = l->flags & orLaunchAwaited;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
   if (l->queued) *l->queued = 1;
-  return orStreamSubmit(s, t, OR_AWAITS_NOT);
+  return orStreamSubmit(s, t, l->flags & orLaunchWaits ? OR_AWAITS_RUN : OR_AWAITS_NOT);
 }
 
 static orError_t sleepKernel(void *args) {

@@ -103,12 +103,6 @@ uint64_t orTraceTag(uint64_t tag) {
   return before;
 }
 
-uint64_t orTraceNow(void) { return OR_UNLIKELY(orTraceOn()) ? orNow() : 0; }
-
-void orTraceSynchronized(const char *name, orStream_t stream, uint64_t began) {
-  if (began) orTraceWaited(name, orHandleDevice(stream), stream, began);
-}
-
 static orError_t startSession(size_t capacity) {
   if (orTraceOn()) return orFail(orErrorAlreadyExists, "orTraceStart: tracing is on already");
   void *p = mmap(NULL, capacity * sizeof(orTraceRecord), PROT_READ | PROT_WRITE,

@@ -22,52 +22,6 @@ enum { OR_LEAST_PERIOD_NS = 1000000, OR_MOST_PERIOD_NS = 1000000000 };
 
 _Atomic bool orWatching;
 
-static orMutex hosts_lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
-static orHostWait *hosts;
-
-/* ---- host threads that sleep ---- */
-
-void orHostWaitBegin(orHostWait *w, orStream *stream, uint64_t number, orCell *cell) {
-  static _Thread_local int thread;
-  if (!thread) thread = (int)syscall(SYS_gettid);
-  orWatchdogStart();
-  *w = (orHostWait){
-      .slot = stream, .number = number, .cell = cell, .since = orNow(), .thread = thread};
-  if (stream) {
-    orMutexLock(&stream->lock);
-    w->stream = stream->last_handle;
-    orMutexUnlock(&stream->lock);
-  }
-  orMutexLock(&hosts_lock);
-  w->next = hosts;
-  w->at = &hosts;
-  if (hosts) hosts->at = &w->next;
-  hosts = w;
-  orMutexUnlock(&hosts_lock);
-}
-
-void orHostWaitEnd(orHostWait *w) {
-  orMutexLock(&hosts_lock);
-  *w->at = w->next;
-  if (w->next) w->next->at = w->at;
-  orMutexUnlock(&hosts_lock);
-}
-
-void orHostWaitsEach(void (*fn)(const orHostWait *, void *), void *context) {
-  orMutexLock(&hosts_lock);
-  for (const orHostWait *w = hosts; w; w = w->next) fn(w, context);
-  orMutexUnlock(&hosts_lock);
-}
-
-void orHostWaitsStir(void) {
-  orMutexLock(&hosts_lock);
-  for (const orHostWait *w = hosts; w; w = w->next) {
-    if (w->cell) orCellWakeSleepers(w->cell);
-    if (w->slot) orStreamWakeSleepers(w->slot);
-  }
-  orMutexUnlock(&hosts_lock);
-}
-
 /* ---- stalls ---- */
 
 /* A slot of the table of streams, as last looked at. */
@@ -114,29 +68,28 @@ static bool streamStandsStill(uint64_t now) {
   return still;
 }
 
-static bool hostWaits(void) {
-  bool waits = false;
-  orMutexLock(&hosts_lock);
-  uint64_t now = orNow(); /* not before any of them began */
-  for (const orHostWait *w = hosts; w; w = w->next)
-    waits |= !w->told && now - w->since >= orConfigGet()->watchdog_ns;
-  orMutexUnlock(&hosts_lock);
-  return waits;
+static void waitsForLong(orHostWait *w, void *waits) {
+  uint64_t now = orNow();
+  *(bool *)waits |= !w->told && now - w->since >= orConfigGet()->watchdog_ns;
+}
+
+static void setHostTold(orHostWait *w, void *context) {
+  (void)context;
+  w->told = true;
 }
 
 /* All that stands still now is in the report: none of it is a reason for another. */
 static void setTold(void) {
   for (uint32_t i = 0; i < dog.count; i++) dog.watched[i].told = dog.watched[i].round == dog.round;
-  orMutexLock(&hosts_lock);
-  for (orHostWait *w = hosts; w; w = w->next) w->told = true;
-  orMutexUnlock(&hosts_lock);
+  orHostWaitsEach(setHostTold, NULL);
 }
 
 static void lookForStalls(void) {
   char why[96];
   uint64_t now = orNow();
   double limit = (double)orConfigGet()->watchdog_ns / 1e9;
-  bool still = !orScheduleOn() && streamStandsStill(now), waits = hostWaits();
+  bool still = !orScheduleOn() && streamStandsStill(now), waits = false;
+  orHostWaitsEach(waitsForLong, &waits);
   if (!still && !waits) return;
   snprintf(why, sizeof why, ": %s for %g s (OPENREG_WATCHDOG_S)",
            still ? "a stream with work has finished no task" : "a host thread has waited", limit);

@@ -51,8 +51,9 @@ enum {
   X(SLOW_STREAM, 8)                                                                          \
   X(OUT_OF_MEMORY, 15)                                                                       \
   X(DEVICE_LOST, 10)                                                                         \
-  X(RESET, 15) X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) X(SWITCH_SANITIZER, 5) \
-      X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6)
+  X(RESET, 15)                                                                               \
+  X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) X(SWITCH_SANITIZER, 5) X(TRACE, 20) \
+      X(SWITCH_TRACE, 5) X(FORK, 6)
 
 typedef enum Switch {
 #define X_ENUM(name, percent) name,

@@ -254,6 +254,62 @@ TEST(host_that_goes_on_finds_the_kernel_begun) {
   ASSERT_OK(orStreamSynchronize(s));
 }
 
+/* ---- a launch that waits ---- */
+
+static void awaitReport(const char *part) {
+  for (bool found = false; !found;) {
+    char *text;
+    ASSERT_OK(orHangReport(&text));
+    found = strstr(text, part);
+    free(text);
+  }
+}
+
+TEST(host_is_back_from_a_launch_that_waits_when_it_has_run) {
+  Ran r[2] = {0};
+  orStream_t s = newStream();
+  ASSERT_OK(launchAs(s, noteKernel, &r[0], orLaunchWaits));
+  ASSERT(r[0].times == 1 && !ranHere(&r[0]));
+  ASSERT_OK(launchAs(s, noteKernel, &r[1], ANY | orLaunchWaits));
+  ASSERT_EQ(r[1].times, 1);
+}
+
+static atomic_int woke, may_go_on;
+static _Thread_local bool wakes_late;
+
+static void *fallAsleep(void) { return NULL; }
+
+static void wakeLate(void *token) {
+  (void)token;
+  if (!wakes_late) return;
+  atomic_store(&woke, 1);
+  awaitInt(&may_go_on, 1);
+}
+
+static void *launchAndWait(void *arg) {
+  Other *o = arg;
+  wakes_late = true;
+  o->error = launchAs(o->stream, holdKernel, &o->holder, orLaunchWaits);
+  return NULL;
+}
+
+/* The reset comes between the kernel's end and its waiter's first look. */
+TEST(host_is_not_told_of_a_reset_after_its_kernel) {
+  Other o = {.stream = newStream()};
+  pthread_t thread;
+  ASSERT_OK(orSetBlockHooks(&(orBlockHooks){fallAsleep, wakeLate}));
+  ASSERT_EQ(pthread_create(&thread, NULL, launchAndWait, &o), 0);
+  awaitInt(&o.holder.started, 1);
+  awaitReport("host thread");
+  letGo(&o.holder);
+  awaitInt(&woke, 1);
+  closeGate(o.stream);
+  ASSERT_OK(orDeviceReset());
+  atomic_store(&may_go_on, 1);
+  pthread_join(thread, NULL);
+  ASSERT_OK(o.error);
+}
+
 /* ---- a value that nobody writes with a task ---- */
 
 static orError_t napKernel(void *args) {
@@ -274,15 +330,6 @@ static void *waitForValue(void *arg) {
   ASSERT_OK(launchAs(s, noteKernel, &w->last, AWAITED));
   ASSERT_OK(orStreamSynchronize(s));
   return NULL;
-}
-
-static void awaitReport(const char *part) {
-  for (bool found = false; !found;) {
-    char *text;
-    ASSERT_OK(orHangReport(&text));
-    found = strstr(text, part);
-    free(text);
-  }
 }
 
 /* Tried again where a lane has come before the host. */
@@ -341,6 +388,6 @@ TEST(host_runs_nothing_under_a_schedule) {
 
 TEST(host_flags_that_nobody_knows_are_refused) {
   Ran r = {0};
-  ASSERT_REFUSED(launchAs(newStream(), noteKernel, &r, 6), orErrorInvalidValue,
-                 "kernel test: flags 0x6; 0x3 are known");
+  ASSERT_REFUSED(launchAs(newStream(), noteKernel, &r, 10), orErrorInvalidValue,
+                 "kernel test: flags 0xa; 0x7 are known");
 }

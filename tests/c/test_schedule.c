@@ -530,14 +530,18 @@ TEST(schedule_bad_policies_are_refused) {
   ASSERT_REFUSED(orScheduleGet(NULL, &seed), orErrorInvalidValue, "null");
 }
 
-TEST(schedule_drain_is_for_other_ways_to_wait) {
-  orStream_t a = newStream();
-  ASSERT_OK(orScheduleDrain(a));
+TEST(schedule_runs_what_a_launch_waits_for) {
+  orStream_t s = newStream();
   ASSERT_OK(orScheduleSet(orScheduleLate, 0));
-  note(a, 'a');
-  ASSERT_OK(orScheduleDrain(a));
-  ASSERT_STR(noted(), "a");
-  ASSERT_OK(orScheduleDrain(OR_STREAM_DEFAULT));
+  note(s, 'a');
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = s,
+                                         .fn = noteKernel,
+                                         .args = "b",
+                                         .args_size = 1,
+                                         .name = "note",
+                                         .flags = orLaunchWaits}));
+  ASSERT_STR(noted(), "ab");
 }
 
 TEST(schedule_of_the_environment) {

@@ -1,0 +1,156 @@
+/*
+ * How a host thread waits, in one way for all: for tasks of a stream, or for an external event.
+ *
+ * It spins for a moment, helps with the pieces of large tasks, and sleeps; a schedule, if one is on, has its own way of
+ * letting tasks run meanwhile (schedule.c).
+ *
+ * Sleeping for progress: a stream's `wake_at` is the smallest count that anybody sleeps for. A sleeper reads `wake_word`,
+ * lowers `wake_at`, looks at `completed` once more and sleeps on `wake_word`. The lane stores `completed`, loads `wake_at`,
+ * and if it is reached resets it, changes `wake_word` and wakes all. The store and the load on each side are seq_cst, so
+ * one of the two sees the other; a request that the reset wipes out was made after its sleeper read `wake_word`, which has
+ * changed since, so that sleeper does not sleep. A stream's counters never start again, so whoever still sleeps for an old
+ * count is served. For an external event the futex is its cell's state.
+ *
+ * `hosts` lists who sleeps, for the hang report and for those who wake all to look around, under `lock`. An entry is on its
+ * sleeper's stack, which has a reference to its cell.
+ */
+#include <limits.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core.h"
+
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static orHostWait *hosts;
+
+bool orIsOver(const orAwaited *a) {
+  if (!a->stream) return orCellDone(a->cell);
+  return atomic_load_explicit(&a->stream->completed, memory_order_seq_cst) >= a->count;
+}
+
+/* ---- who sleeps ---- */
+
+void orHostWaitBegin(orHostWait *w, const orAwaited *awaited) {
+  static _Thread_local int thread;
+  if (!thread) thread = (int)syscall(SYS_gettid);
+  orWatchdogStart();
+  *w = (orHostWait){.awaited = *awaited, .since = orNow(), .thread = thread};
+  if (awaited->stream) {
+    orMutexLock(&awaited->stream->lock);
+    w->stream = awaited->stream->last_handle;
+    orMutexUnlock(&awaited->stream->lock);
+  }
+  orMutexLock(&lock);
+  w->next = hosts;
+  w->at = &hosts;
+  if (hosts) hosts->at = &w->next;
+  hosts = w;
+  orMutexUnlock(&lock);
+}
+
+void orHostWaitEnd(orHostWait *w) {
+  orMutexLock(&lock);
+  *w->at = w->next;
+  if (w->next) w->next->at = w->at;
+  orMutexUnlock(&lock);
+}
+
+void orHostWaitsEach(void (*fn)(orHostWait *, void *), void *context) {
+  orMutexLock(&lock);
+  for (orHostWait *w = hosts; w; w = w->next) fn(w, context);
+  orMutexUnlock(&lock);
+}
+
+/* ---- waking ---- */
+
+void orStreamWakeSleepers(orStream *s) {
+  atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&s->wake_word, 1, memory_order_seq_cst);
+  orFutexWake(&s->wake_word, INT_MAX);
+}
+
+bool orStreamAskForHelp(orStream *s) {
+  if (atomic_load_explicit(&s->wake_at, memory_order_seq_cst) == UINT64_MAX) return false;
+  orStreamWakeSleepers(s);
+  return true;
+}
+
+static void wake(orHostWait *w, void *context) {
+  (void)context;
+  orCell *cell = w->awaited.cell;
+  if (w->awaited.stream) {
+    orStreamWakeSleepers(w->awaited.stream);
+  } else if (cell) {
+    atomic_fetch_xor_explicit(&cell->state, OR_CELL_LOOK, memory_order_acq_rel);
+    orFutexWake(&cell->state, INT_MAX);
+  }
+}
+
+void orHostWaitsWake(void) { orHostWaitsEach(wake, NULL); }
+
+/* ---- waiting ---- */
+
+/* True if it is over; false too when somebody wants help. */
+static bool spin(const orAwaited *a) {
+  uint64_t start = orNow(), now = start;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (i % 8 == 0 && orIsOver(a)) return true;
+      orPause();
+    }
+    if (now - start > OR_SPIN_NS / 2) {
+      orLaneHostWaits(true);
+      sched_yield();
+    }
+    now = orNow();
+  } while (!orSplitWantsHelp() && now - start < OR_SPIN_NS);
+  return false;
+}
+
+/* Whoever ends the wait wakes the sleeper from now on: by a change of the futex from `value`. */
+static _Atomic uint32_t *announceSleep(const orAwaited *a, uint32_t *value) {
+  if (!a->stream) {
+    *value = OR_CELL_SLEEPERS |
+             atomic_fetch_or_explicit(&a->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+    return &a->cell->state;
+  }
+  *value = atomic_load_explicit(&a->stream->wake_word, memory_order_seq_cst);
+  uint64_t at = atomic_load_explicit(&a->stream->wake_at, memory_order_seq_cst);
+  while (a->count < at &&
+         !atomic_compare_exchange_weak_explicit(&a->stream->wake_at, &at, a->count,
+                                                memory_order_seq_cst, memory_order_seq_cst)) {
+  }
+  return &a->stream->wake_word;
+}
+
+static void sleepUntilOver(const orAwaited *a) {
+  orHostWait wait;
+  uint32_t value;
+  void *token = orBlockEnter();
+  orHostWaitBegin(&wait, a);
+  while (!orIsOver(a) && !orProcessExiting()) {
+    _Atomic uint32_t *word = announceSleep(a, &value);
+    if (orScheduleOn() || orIsOver(a)) break;
+    /* After helping, the others are at their last pieces. */
+    if (!orSplitHelp())
+      orFutexWait(word, value, 0);
+    else if (spin(a))
+      break;
+  }
+  orHostWaitEnd(&wait);
+  orBlockLeave(token);
+}
+
+void orAwait(const orAwaited *a) {
+  while (!orIsOver(a) && !orProcessExiting())
+    if (orScheduleOn())
+      orScheduleAwait(a);
+    else if (!spin(a))
+      sleepUntilOver(a);
+  orLaneHostWaits(false);
+}
+
+void orAwaitTasks(orStream *stream, uint64_t count) {
+  orAwait(&(orAwaited){.stream = stream, .count = count});
+}
