@@ -77,6 +77,8 @@ TEST_SOURCES := $(wildcard tests/c/*.c)
 PLUGIN_SOURCES := $(wildcard tests/c/plugins/*.c)
 VENDOR_SOURCES := $(wildcard docs/examples/vendor/*.c)
 BENCH_SOURCES := $(wildcard benchmarks/*.c)
+# The headers of each release, which a program is built against.
+RELEASES := $(notdir $(patsubst %/,%,$(wildcard tests/c/abi/*/)))
 
 C_FLAGS := -std=c11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -D_GNU_SOURCE -pthread \
   -Icsrc/openreg/include -MMD -MP
@@ -111,12 +113,14 @@ $$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 $$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -DVENDOR_NO_MAP -MF $$@.d $$^ -o $$@ \
 	  -Wl,-rpath,'$$$$ORIGIN'
+$$(D_$(1))/abi-%: tests/c/abi/program.c $$(D_$(1))/$(CORE)
+	$$(say)$$(CC) -Itests/c/abi/$$* $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 
 FILES_$(1) := $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
   $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
-  $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so)
+  $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(RELEASES:%=$$(D_$(1))/abi-%)
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
 $(foreach kind,release debug tsan asan ubsan,$(eval $(call core_build,$(kind))))

@@ -38,6 +38,8 @@ VERSION = re.findall(
 )
 # Its name in a program: that of another major version is another library.
 CORE = f"libopenreg.so.{VERSION[0]}"
+# The C++ API, with what these include; the shim's other headers are its own.
+SHIM_HEADERS = ("check.h", "device.h", "event.h", "guard.h", "stream.h")
 # For -lopenreg. A wheel holds no symbolic link, and a second copy would be a second runtime.
 LINKER_SCRIPT = f"INPUT({CORE})\n"
 
@@ -55,8 +57,7 @@ def shim_sources():
 def headers():
     """Installed header (relative to the package) -> where it is in the source tree."""
     found = {f"include/{h.name}": h for h in sorted(CSRC.glob("openreg/include/*.h"))}
-    for header in sorted(CSRC.glob("torch/*.h")):
-        found[f"include/{PACKAGE}/{header.name}"] = header
+    found |= {f"include/{PACKAGE}/{name}": CSRC / "torch" / name for name in SHIM_HEADERS}
     return found
 
 
@@ -178,6 +179,9 @@ class BuildNative(build_ext):
             place = package / "lib" / target if target.startswith("lib") else package / target
             replace_if_changed(place, (out / target).read_bytes())
             shutil.copymode(out / target, place)
+        for header in (package / "include").rglob("*.h"):  # from an older build
+            if str(header.relative_to(package)) not in headers():
+                header.unlink()
         for relative, source in headers().items():
             replace_if_changed(package / relative, source.read_bytes())
         replace_if_changed(package / "lib/libopenreg.so", LINKER_SCRIPT.encode())

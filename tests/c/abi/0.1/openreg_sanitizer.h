@@ -1,0 +1,114 @@
+/*
+ * The sanitizer: finds accesses to the same bytes that nothing orders.
+ *
+ * It follows the order that the program asked for (streams, events, waits, synchronisation), in the
+ * order of the calls, and not the order in which tasks happen to run: the same program gives the
+ * same report each time.
+ *
+ * Host threads count as one: what one has waited for, all know. Work behind an external event that
+ * is not signalled is judged when it is, by the thread that signals, as the host may still do
+ * things in order until then. What waits for a value is never reported, and a host function is
+ * taken to tell the host all that was queued before it. One pair of operations on the same streams
+ * and address is one report, until the reports are cleared.
+ */
+#ifndef OPENREG_SANITIZER_H
+#define OPENREG_SANITIZER_H
+
+#include "openreg.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { OR_ACCESS_DIMS = 8 };
+
+/* Bytes that an operator reads or writes: `width` bytes at `data`, repeated count[i] times at stride[i] bytes for each
+ * of `dims` dimensions, in any order. Of more dimensions some are given as their hull. */
+typedef struct orMemoryAccess {
+  const void *data;
+  size_t width;
+  uint32_t dims;
+  uint32_t write; /* 1: writes (or reads and writes); 0: reads */
+  size_t count[OR_ACCESS_DIMS];
+  size_t stride[OR_ACCESS_DIMS];
+} orMemoryAccess;
+
+/* One side of a conflict. */
+typedef struct orRaceAccess {
+  char operation[96]; /* "aten::mul.out" */
+  orStream_t stream;  /* 0: the host */
+  char where[64];     /* "the default stream of openreg:0", "the host" */
+  int device;         /* of the stream; -1: the host */
+  uint32_t write;
+  const void *begin, *end; /* its hull */
+  void *stack; /* from orSanitizerOptions.capture, or null; valid until the report is released */
+} orRaceAccess;
+
+typedef struct orRaceReport {
+  uint64_t number; /* from 1 */
+  orRaceAccess earlier, later;
+  const void *begin, *end; /* that both touch, hull */
+  /* Whose memory: "openreg:0", "pinned host memory", "openreg:0, reused without record_stream". */
+  char memory[64];
+  char advice[256]; /* the call that would have ordered them */
+} orRaceReport;
+
+typedef struct orSanitizerOptions {
+  size_t size; /* of this structure */
+  /* The caller's stack, kept with the accesses; may be null. Called on the thread of the access with no lock held. */
+  void *(*capture)(void *context);
+  void (*release)(void *stack, void *context); /* no lock held; on any thread */
+  void *context;
+  size_t reports; /* kept, at most; the rest is counted and told by orSanitizerFound. 0: 1000 */
+} orSanitizerOptions;
+
+OR_API orError_t orSanitizerEnable(const orSanitizerOptions *options);
+OR_API orError_t orSanitizerDisable(void);
+/* Where it says whether it is enabled (not 0), for callers' fast path: to be asked for once and read
+ * with relaxed order. */
+OR_API const uint32_t *orSanitizerActive(void);
+
+/* What the task that the calling thread is about to queue on `stream` (0: what the host is about to
+ * do itself) reads and writes. Copies and fills of the core tell it themselves, kernels do not.
+ * What is found: orSanitizerFound. Memory that is neither a device's nor pinned is never in
+ * conflict. */
+OR_API orError_t orSanitizerAccess(orStream_t stream, const char *operation,
+                                   const orMemoryAccess *accesses, size_t count);
+/* Reports from number `first` on, up to `capacity`; `total`: made so far, also those not kept. */
+OR_API orError_t orSanitizerReports(uint64_t first, orRaceReport *reports, size_t capacity,
+                                    size_t *count, uint64_t *total);
+OR_API orError_t orSanitizerClearReports(void);
+/* Nonzero: what orSanitizerAccess finds in conflict, or is told while something waits for
+ * orSanitizerFound, will not be queued; it is not remembered, and orSanitizerFound tells of each
+ * conflict. 0, as at first: it is queued, and of one report is told once. For the whole process,
+ * whether it is enabled or not. Returns what it was. */
+OR_API uint32_t orSanitizerRefuse(uint32_t refuse);
+/* The name under which the calling thread's copies and fills are reported from now on, null for the core's own
+ * ("orMemcpyAsync"); it must stay until it is replaced. Returns the one before. */
+OR_API const char *orSanitizerOperation(const char *operation);
+/* The number of the first conflict that calls of this thread have found since it was last asked, or
+ * 0. `look`, which may be null, is called with it, and no lock held; its stacks are valid until it
+ * returns. */
+OR_API uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context),
+                                 void *context);
+
+/* Order that is not made by this library's calls. */
+
+/* An external event that nobody waits for yet stands for what is queued on `stream` so far, as if it had been recorded
+ * there: who waits for it knows of that and of nothing else, whenever it is signalled. */
+OR_API orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream);
+/* The host has learned by other means that the event is done. */
+OR_API orError_t orSanitizerEventOver(orEvent_t event);
+/* What is told of `stream` from now on happens elsewhere, and events alone say when it is over:
+ * synchronising the device does not. Its memory is not freed before. */
+OR_API orError_t orSanitizerAside(orStream_t stream);
+/* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so far is over. */
+OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);
+/* Nonzero: what the calling thread touches is told by somebody else, and what it waits for orders
+ * nothing for the program, which has not asked for it. Returns what it was. */
+OR_API uint32_t orSanitizerIgnore(uint32_t ignore);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
