@@ -45,14 +45,12 @@ enum {
 };
 
 /* X(name, percent of the programs that have it) */
-#define SWITCHES(X)                                                                          \
-  X(KERNEL_ERROR, 10)                                                                        \
-  X(COPY_ERROR, 10)                                                                          \
-  X(SLOW_STREAM, 8)                                                                          \
-  X(OUT_OF_MEMORY, 15)                                                                       \
-  X(DEVICE_LOST, 10)                                                                         \
-  X(RESET, 15) X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) X(SWITCH_SANITIZER, 5) \
-      X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6)
+/* clang-format off */
+#define SWITCHES(X) \
+  X(KERNEL_ERROR, 10) X(COPY_ERROR, 10) X(SLOW_STREAM, 8) X(OUT_OF_MEMORY, 15) \
+  X(DEVICE_LOST, 10) X(RESET, 15) X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) \
+  X(SWITCH_SANITIZER, 5) X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6)
+/* clang-format on */
 
 typedef enum Switch {
 #define X_ENUM(name, percent) name,
@@ -345,6 +343,13 @@ static void switchOff(uint64_t kernels) {
 
 /* ---- nothing is left ---- */
 
+static unsigned slotOf(uint64_t handle) { return handle >> 30 & 0xffffff; }
+
+static int higherSlotFirst(const void *a, const void *b) {
+  unsigned x = slotOf(*(const uint64_t *)a), y = slotOf(*(const uint64_t *)b);
+  return (x < y) - (x > y);
+}
+
 /* A handle has the number of its slot, and free slots are used first: if `live` of the first
  * `*slots` are in use, as many handles as are left of them can be had without a new slot. One that is
  * new raises `*slots`. */
@@ -355,10 +360,11 @@ static bool fillsSlots(unsigned *slots, unsigned live, orError_t (*make)(uint64_
   ASSERT_LE(before, MOST_SLOTS);
   for (unsigned i = 0; i < count; i++) {
     ASSERT_OK(make(&handle[i]));
-    unsigned slot = handle[i] >> 30 & 0xffffff;
-    if (slot >= *slots) *slots = slot + 1;
+    if (slotOf(handle[i]) >= *slots) *slots = slotOf(handle[i]) + 1;
   }
-  for (unsigned i = count; i--;) ASSERT_OK(end(handle[i]));
+  /* The latest free slot is used first: low ones, as a slot keeps the memory of its queue. */
+  qsort(handle, count, sizeof *handle, higherSlotFirst);
+  for (unsigned i = 0; i < count; i++) ASSERT_OK(end(handle[i]));
   return *slots == before;
 }
 
