@@ -17,6 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -74,6 +76,12 @@ static struct {
   _Atomic bool tracing;
   char text[256];
 } now;
+
+/* For the process that waits for this one. */
+static struct {
+  uint64_t seed;
+  char text[sizeof now.text];
+} *running;
 
 static struct {
   _Atomic uint64_t forks, resets, schedules;
@@ -445,6 +453,8 @@ static void soakProgram(uint64_t seed) {
   uint64_t blocks = stressBlocks();
   makeProgram(seed);
   chooseSwitches(seed);
+  running->seed = seed;
+  memcpy(running->text, now.text, sizeof now.text);
   chooseActs();
   switchOn();
   runProgram();
@@ -455,23 +465,9 @@ static void soakProgram(uint64_t seed) {
   checkNothingIsLeft();
 }
 
-/* Of a program that crashes or hangs, too, it is told which one it is. */
-static void onSignal(int number) {
-  char text[512];
-  int length = snprintf(text, sizeof text,
-                        "signal %d: OPENREG_STRESS_SEED=%" PRIu64 " replays this; switched on:%s\n",
-                        number, program.seed, now.text);
-  ssize_t written = write(STDOUT_FILENO, text, (size_t)length);
-  (void)written;
-  raise(number); /* as it was before, once this returns */
-}
-
 static void startSoak(void) {
-  static const int signals[] = {SIGABRT, SIGALRM, SIGSEGV, SIGBUS};
-  setenv("OPENREG_WATCHDOG_S", "30", 0);            /* says what a program that hangs waits for */
-  for (size_t i = 0; i < (SLOW_BUILD ? 2 : 4); i++) /* the others are the build's own */
-    sigaction(signals[i],
-              &(struct sigaction){.sa_handler = onSignal, .sa_flags = (int)SA_RESETHAND}, NULL);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  setenv("OPENREG_WATCHDOG_S", "30", 0); /* says what a program that hangs waits for */
   startStress();
   for (int device = 0; device < DEVICES; device++) {
     orStream_t stream;
@@ -480,7 +476,7 @@ static void startSoak(void) {
   }
 }
 
-TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) {
+static void soakPrograms(void) {
   uint64_t programs = stressSetting("OPENREG_STRESS_PROGRAMS", 1000),
            seed = stressSetting("OPENREG_STRESS_SEED", 0);
   startSoak();
@@ -488,11 +484,10 @@ TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) {
   tell("over");
 }
 
-HELPER(soak) {
+static void soakForSeconds(void) {
   uint64_t seconds = stressSetting("OPENREG_STRESS_SECONDS", 1800), minutes = 0,
            only = stressSetting("OPENREG_STRESS_SEED", 0);
-  uint64_t seed = only ? only : (uint64_t)time(NULL);
-  uint64_t began = nowNs();
+  uint64_t seed = only ? only : (uint64_t)time(NULL), began = nowNs();
   startSoak();
   printf("soak for %" PRIu64 " s from seed %" PRIu64 "\n", seconds, seed);
   while (nowNs() - began < seconds * 1000000000u) {
@@ -504,3 +499,20 @@ HELPER(soak) {
   }
   tell("over");
 }
+
+/* In a process of its own: whatever ends it, in a lane too, which takes no signals, it is told
+ * which program it was. */
+static void supervise(void (*body)(void)) {
+  running = mmap(NULL, sizeof *running, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT(running != MAP_FAILED);
+  int status = forkAndRun(body);
+  if (!status) return;
+  printf("OPENREG_STRESS_SEED=%" PRIu64 " was running; switched on:%s\n", running->seed,
+         running->text);
+  if (WIFSIGNALED(status)) FAIL("it was ended by signal %d", WTERMSIG(status));
+  FAIL("it was ended with status %d", WEXITSTATUS(status));
+}
+
+TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) { supervise(soakPrograms); }
+
+HELPER(soak) { supervise(soakForSeconds); }
