@@ -17,6 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,7 +37,7 @@ enum { SLOW_BUILD = 0 };
 enum {
   DEVICES = 2,
   ACTS = 12,
-  PROGRAM_LIMIT_S = 120,
+  PROGRAM_LIMIT_S = 60, /* a hang names its seed before the test's limit */
   CHILD_LIMIT_MS = 30000,
   WARM_UP = 500, /* programs */
   GROWTH_LIMIT = 8 << 20,
@@ -45,15 +47,12 @@ enum {
 };
 
 /* X(name, percent of the programs that have it) */
-#define SWITCHES(X)                                                                          \
-  X(KERNEL_ERROR, 10)                                                                        \
-  X(COPY_ERROR, 10)                                                                          \
-  X(SLOW_STREAM, 8)                                                                          \
-  X(OUT_OF_MEMORY, 15)                                                                       \
-  X(DEVICE_LOST, 10)                                                                         \
-  X(RESET, 15)                                                                               \
-  X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) X(SWITCH_SANITIZER, 5) X(TRACE, 20) \
-      X(SWITCH_TRACE, 5) X(FORK, 6)
+/* clang-format off */
+#define SWITCHES(X) \
+  X(KERNEL_ERROR, 10) X(COPY_ERROR, 10) X(SLOW_STREAM, 8) X(OUT_OF_MEMORY, 15) \
+  X(DEVICE_LOST, 10) X(RESET, 15) X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) \
+  X(SWITCH_SANITIZER, 5) X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6)
+/* clang-format on */
 
 typedef enum Switch {
 #define X_ENUM(name, percent) name,
@@ -77,6 +76,12 @@ static struct {
   _Atomic bool tracing;
   char text[256];
 } now;
+
+/* For the process that waits for this one. */
+static struct {
+  uint64_t seed;
+  char text[sizeof now.text];
+} *running;
 
 static struct {
   _Atomic uint64_t forks, resets, schedules;
@@ -120,10 +125,12 @@ static void toggleTrace(void) {
 }
 
 static void toggleSanitizer(void) {
-  if (__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED))
+  if (__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) {
     ASSERT_OK(orSanitizerDisable());
-  else
-    ASSERT_OK(orSanitizerEnable(&(orSanitizerOptions){.size = sizeof(orSanitizerOptions)}));
+    return;
+  }
+  orError_t error = orSanitizerEnable(&(orSanitizerOptions){.size = sizeof(orSanitizerOptions)});
+  if (error != orErrorAlreadyExists) ASSERT_OK(error); /* another thread has been faster */
 }
 
 #define REFUSED(call) \
@@ -346,9 +353,16 @@ static void switchOff(uint64_t kernels) {
 
 /* ---- nothing is left ---- */
 
+static unsigned slotOf(uint64_t handle) { return handle >> 30 & 0xffffff; }
+
+static int higherSlotFirst(const void *a, const void *b) {
+  unsigned x = slotOf(*(const uint64_t *)a), y = slotOf(*(const uint64_t *)b);
+  return (x < y) - (x > y);
+}
+
 /* A handle has the number of its slot, and free slots are used first: if `live` of the first
- * `*slots` are in use, as many handles as are left of them can be had without a new slot. One that is
- * new raises `*slots`. */
+ * `*slots` are in use, as many handles as are left of them can be had without a new slot. One that
+ * is new raises `*slots`. */
 static bool fillsSlots(unsigned *slots, unsigned live, orError_t (*make)(uint64_t *),
                        orError_t (*end)(uint64_t)) {
   uint64_t handle[MOST_SLOTS];
@@ -356,10 +370,11 @@ static bool fillsSlots(unsigned *slots, unsigned live, orError_t (*make)(uint64_
   ASSERT_LE(before, MOST_SLOTS);
   for (unsigned i = 0; i < count; i++) {
     ASSERT_OK(make(&handle[i]));
-    unsigned slot = handle[i] >> 30 & 0xffffff;
-    if (slot >= *slots) *slots = slot + 1;
+    if (slotOf(handle[i]) >= *slots) *slots = slotOf(handle[i]) + 1;
   }
-  for (unsigned i = count; i--;) ASSERT_OK(end(handle[i]));
+  /* The latest free slot is used first: low ones, as a slot keeps the memory of its queue. */
+  qsort(handle, count, sizeof *handle, higherSlotFirst);
+  for (unsigned i = 0; i < count; i++) ASSERT_OK(end(handle[i]));
   return *slots == before;
 }
 
@@ -438,6 +453,8 @@ static void soakProgram(uint64_t seed) {
   uint64_t blocks = stressBlocks();
   makeProgram(seed);
   chooseSwitches(seed);
+  running->seed = seed;
+  memcpy(running->text, now.text, sizeof now.text);
   chooseActs();
   switchOn();
   runProgram();
@@ -448,23 +465,9 @@ static void soakProgram(uint64_t seed) {
   checkNothingIsLeft();
 }
 
-/* Of a program that crashes or hangs, too, it is told which one it is. */
-static void onSignal(int number) {
-  char text[512];
-  int length = snprintf(text, sizeof text,
-                        "signal %d: OPENREG_STRESS_SEED=%" PRIu64 " replays this; switched on:%s\n",
-                        number, program.seed, now.text);
-  ssize_t written = write(STDOUT_FILENO, text, (size_t)length);
-  (void)written;
-  raise(number); /* as it was before, once this returns */
-}
-
 static void startSoak(void) {
-  static const int signals[] = {SIGABRT, SIGALRM, SIGSEGV, SIGBUS};
-  setenv("OPENREG_WATCHDOG_S", "30", 0);            /* says what a program that hangs waits for */
-  for (size_t i = 0; i < (SLOW_BUILD ? 2 : 4); i++) /* the others are the build's own */
-    sigaction(signals[i],
-              &(struct sigaction){.sa_handler = onSignal, .sa_flags = (int)SA_RESETHAND}, NULL);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  setenv("OPENREG_WATCHDOG_S", "30", 0); /* says what a program that hangs waits for */
   startStress();
   for (int device = 0; device < DEVICES; device++) {
     orStream_t stream;
@@ -473,7 +476,7 @@ static void startSoak(void) {
   }
 }
 
-TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) {
+static void soakPrograms(void) {
   uint64_t programs = stressSetting("OPENREG_STRESS_PROGRAMS", 1000),
            seed = stressSetting("OPENREG_STRESS_SEED", 0);
   startSoak();
@@ -481,11 +484,10 @@ TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) {
   tell("over");
 }
 
-HELPER(soak) {
+static void soakForSeconds(void) {
   uint64_t seconds = stressSetting("OPENREG_STRESS_SECONDS", 1800), minutes = 0,
            only = stressSetting("OPENREG_STRESS_SEED", 0);
-  uint64_t seed = only ? only : (uint64_t)time(NULL);
-  uint64_t began = nowNs();
+  uint64_t seed = only ? only : (uint64_t)time(NULL), began = nowNs();
   startSoak();
   printf("soak for %" PRIu64 " s from seed %" PRIu64 "\n", seconds, seed);
   while (nowNs() - began < seconds * 1000000000u) {
@@ -497,3 +499,20 @@ HELPER(soak) {
   }
   tell("over");
 }
+
+/* In a process of its own: whatever ends it, in a lane too, which takes no signals, it is told
+ * which program it was. */
+static void supervise(void (*body)(void)) {
+  running = mmap(NULL, sizeof *running, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT(running != MAP_FAILED);
+  int status = forkAndRun(body);
+  if (!status) return;
+  printf("OPENREG_STRESS_SEED=%" PRIu64 " was running; switched on:%s\n", running->seed,
+         running->text);
+  if (WIFSIGNALED(status)) FAIL("it was ended by signal %d", WTERMSIG(status));
+  FAIL("it was ended with status %d", WEXITSTATUS(status));
+}
+
+TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) { supervise(soakPrograms); }
+
+HELPER(soak) { supervise(soakForSeconds); }
