@@ -321,9 +321,12 @@ void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_r
   orScheduleDrain(stream);  // the error that it may give is for who waits next
   wait(task);
   orTraceSynchronized("orStreamSynchronize", stream, began);
-  issueKeptWarnings();
+  // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
-  if (task.error) std::rethrow_exception(task.error);
+  if (task.error) {
+    issueKeptWarnings(/*besideError=*/true);
+    std::rethrow_exception(task.error);
+  }
   if (task.ran) return;
   OPENREG_CHECK(orStreamSynchronize(stream));
   TORCH_CHECK(false, name, " was dropped before it ran: its device was reset or failed");
