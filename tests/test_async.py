@@ -2,13 +2,14 @@
 
 import copy
 import itertools
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ahead import DEVICE, compare, on_device, unseen, unseen_sizes
 
-import torch_openreg  # noqa: F401
+import torch_openreg
 
 # ---- The host runs ahead ----
 
@@ -304,3 +305,23 @@ def test_a_result_is_not_a_gap_in_the_accounting():
         del order, values
     torch.openreg.synchronize()
     assert torch.openreg.memory_allocated() == before
+
+
+def test_threads_that_end_leave_no_memory_of_tasks_behind():
+    x, before = torch.ones(3, device=DEVICE), torch_openreg._C._task_blocks()
+    together = threading.Barrier(8)
+
+    def work():
+        x + 1
+        together.wait()
+
+    for _ in range(1000):
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    torch.openreg.synchronize()
+    assert torch_openreg._C._task_blocks() - before <= 2 * 1024  # kept for all, and for this thread

@@ -1,6 +1,7 @@
 """Kernels that fail: the CPU kernel's exception, once, at the next call that synchronises."""
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -347,3 +348,34 @@ def test_reset_forgets_the_failure():
     fail(name="nll_loss")
     with pytest.raises(IndexError, match="Target 7"):
         torch.openreg.synchronize()
+
+
+# ---- Failures and warnings ----
+
+WARNED = "Casting complex values to real"
+
+# What raises, with a warning of an earlier kernel kept.
+BESIDE_WARNINGS = {
+    "synchronize": (lambda bad: F.embedding(bad, GOOD.to(DEVICE)), torch.openreg.synchronize),
+    "waits": (lambda bad: F.embedding(bad, GOOD.to(DEVICE)), lambda: X.to(DEVICE).nonzero()),
+    "is_waited_for": (lambda bad: None, lambda: (_index(0) - 1).bincount()),
+}
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+@pytest.mark.parametrize("name", BESIDE_WARNINGS)
+def test_a_failure_is_raised_whatever_becomes_of_warnings(runs_ahead, request, action, name):
+    queue, call = BESIDE_WARNINGS[name]
+    good, bad = _index(0, 1), _index(0, 7)
+    real, z = torch.empty(1, device=DEVICE), torch.tensor([1j]).to(DEVICE)
+    queue(good)
+    torch.openreg.synchronize()
+    torch.set_warn_always(True)
+    request.addfinalizer(lambda: torch.set_warn_always(False))
+    runs_ahead(lambda: (real.copy_(z), queue(bad)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action)
+        with pytest.raises((IndexError, RuntimeError), match=r"index out of range|bincount"):
+            call()
+    assert [WARNED in str(w.message) for w in caught] == ([True] if action == "always" else [])
+    torch.openreg.synchronize()

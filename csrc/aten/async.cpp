@@ -61,7 +61,9 @@ struct Number {
 
 /* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are kept. `taken_` is a
  * thread's own; the list of dropped ones is taken whole, so that no pop races with a push. A dropped task's memo is let
- * go of with the next use of its memory, so that its count of references stays with the threads that make tasks. */
+ * go of with the next use of its memory, so that its count of references stays with the threads that make tasks.
+ * Beyond kMost nothing is kept, because each thread that ends gives back what others had to allocate beside it.
+ * `keeps` is short by what is given in the midst of a take. */
 class TaskMemory {
  public:
   TaskMemory() = default;
@@ -72,22 +74,37 @@ class TaskMemory {
   TaskMemory &operator=(const TaskMemory &) = delete;
 
   void *take(size_t bytes) {
-    if (taken_ == nullptr) taken_ = dropped.exchange(nullptr, std::memory_order_acquire);
+    if (taken_ == nullptr) {
+      taken_ = dropped.exchange(nullptr, std::memory_order_acquire);
+      keeps.store(0, std::memory_order_relaxed);
+    }
     Free *free = pop();
-    if (free == nullptr) return ::operator new(bytes);
+    if (free == nullptr) {
+      live.fetch_add(1, std::memory_order_relaxed);
+      return ::operator new(bytes);
+    }
     free->~Free();
     return free;
   }
   static void give(void *memory, std::shared_ptr<const Memo> memo) {
     give(new (memory) Free{nullptr, std::move(memo)});
   }
+  static inline std::atomic<size_t> live{0};  // in use or kept
 
  private:
   struct Free {
     Free *next;
     std::shared_ptr<const Memo> memo;
   };
+  static constexpr size_t kMost = 1024;  // as many as wait in a stream
   static void give(Free *free) {
+    if (C10_UNLIKELY(keeps.load(std::memory_order_relaxed) >= kMost)) {
+      free->~Free();
+      ::operator delete(free);
+      live.fetch_sub(1, std::memory_order_relaxed);
+      return;
+    }
+    keeps.fetch_add(1, std::memory_order_relaxed);
     free->next = dropped.load(std::memory_order_relaxed);
     while (!dropped.compare_exchange_weak(free->next, free, std::memory_order_release,
                                           std::memory_order_relaxed)) {
@@ -101,6 +118,7 @@ class TaskMemory {
     return first;
   }
   static inline std::atomic<Free *> dropped{nullptr};
+  static inline std::atomic<size_t> keeps{0};  // in the list
   Free *taken_ = nullptr;
 };
 thread_local TaskMemory taskMemory;
@@ -395,6 +413,8 @@ void resizeOutputs(const Memo &memo, const OpInfo &info, c10::ArrayRef<IValue> a
 }
 
 }  // namespace
+
+size_t taskBlocks() { return TaskMemory::live.load(std::memory_order_relaxed); }
 
 void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key,
                       std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,

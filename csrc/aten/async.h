@@ -27,4 +27,7 @@ void enqueueCpuKernel(const c10::OperatorHandle &op, const OpInfo &info, MemoKey
                       std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,
                       c10::ArrayRef<c10::IValue> arguments, Results &results);
 
+/* How many tasks there is memory for, in use or kept. For tests. */
+size_t taskBlocks();
+
 }  // namespace torch_openreg

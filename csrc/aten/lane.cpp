@@ -267,9 +267,12 @@ void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_r
   if (serial) task.caller.threads = 1;
   const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
   OPENREG_CHECK(launchOnLane(stream, name, &runTask, nullptr, &task, {}, flags));
-  issueKeptWarnings();
+  // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
-  if (task.error) std::rethrow_exception(task.error);
+  if (task.error) {
+    issueKeptWarnings(/*besideError=*/true);
+    std::rethrow_exception(task.error);
+  }
 }
 
 void *fallAsleep() {

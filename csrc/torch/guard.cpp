@@ -16,22 +16,23 @@ c10::Device deviceAt(c10::DeviceIndex index) {
   return c10::Device(OpenRegGuardImpl::static_type, index);
 }
 
-void checkType(c10::Device device) {
+/* Without an index it is the current device. */
+c10::DeviceIndex indexOf(c10::Device device) {
   TORCH_CHECK(device.type() == OpenRegGuardImpl::static_type, "expected an openreg device, got ",
               device);
+  return indexOrCurrent(device.index());
 }
 
 }  // namespace
 
 c10::Device OpenRegGuardImpl::exchangeDevice(c10::Device device) const {
-  return deviceAt(torch_openreg::exchangeDevice(checkDevice(device)));
+  return deviceAt(torch_openreg::exchangeDevice(indexOf(device)));
 }
 
 c10::Device OpenRegGuardImpl::getDevice() const { return deviceAt(currentDevice()); }
 
 void OpenRegGuardImpl::setDevice(c10::Device device) const {
-  checkType(device);
-  if (device.index() >= 0) torch_openreg::setDevice(device.index());
+  torch_openreg::setDevice(indexOf(device));
 }
 
 void OpenRegGuardImpl::uncheckedSetDevice(c10::Device device) const noexcept {
@@ -44,38 +45,35 @@ c10::DeviceIndex OpenRegGuardImpl::deviceCount() const noexcept {
 }
 
 c10::DeviceCapability OpenRegGuardImpl::getDeviceCapability(c10::Device device) const {
-  checkType(device);
-  indexOrCurrent(device.index());
+  indexOf(device);
   return c10::DeviceCapability();  // every dtype, as on the CPU that computes
 }
 
 void OpenRegGuardImpl::synchronizeDevice(const c10::DeviceIndex device_index) const {
-  DeviceSwitch device(checkIndex(device_index));
+  DeviceSwitch device(indexOrCurrent(device_index));
   noteSynchronization("torch.accelerator.synchronize");
   OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }
 
 c10::Stream OpenRegGuardImpl::getStream(c10::Device device) const {
-  return getCurrentOpenRegStream(checkDevice(device));
+  return getCurrentOpenRegStream(indexOf(device));
 }
 
 c10::Stream OpenRegGuardImpl::getDefaultStream(c10::Device device) const {
-  return getDefaultOpenRegStream(checkDevice(device));
+  return getDefaultOpenRegStream(indexOf(device));
 }
 
 c10::Stream OpenRegGuardImpl::getStreamFromGlobalPool(c10::Device device, bool isHighPriority) const {
-  checkType(device);
-  return getStreamFromPool(isHighPriority, device.index());
+  return getStreamFromPool(isHighPriority, indexOf(device));
 }
 
 c10::Stream OpenRegGuardImpl::getNewStream(c10::Device device, int priority) const {
-  checkType(device);
-  return getStreamFromPool(priority, device.index());
+  return getStreamFromPool(priority, indexOf(device));
 }
 
 c10::Stream OpenRegGuardImpl::exchangeStream(c10::Stream stream) const {
   const OpenRegStream next(stream);
-  const c10::Stream previous = getCurrentOpenRegStream(checkIndex(next.device_index()));
+  const c10::Stream previous = getCurrentOpenRegStream(next.device_index());
   setCurrentOpenRegStream(next);
   return previous;
 }
@@ -105,15 +103,15 @@ void OpenRegGuardImpl::recordDataPtrOnStream(const c10::DataPtr &data,
 void OpenRegGuardImpl::record(void **event, const c10::Stream &stream,
                               const c10::DeviceIndex device_index, const c10::EventFlag flag) const {
   const OpenRegStream target(stream);
-  TORCH_CHECK(device_index == -1 || device_index == stream.device_index(),
+  TORCH_CHECK(device_index == -1 || device_index == target.device_index(),
               "the event belongs to openreg:", static_cast<int>(device_index),
-              " and cannot be recorded on a stream of ", stream.device());
+              " and cannot be recorded on a stream of ", target.device());
   const orStream_t handle = target.stream();
   if (*event != nullptr) {
     OPENREG_CHECK(orEventRecord(eventHandle(*event), handle));
     return;
   }
-  OwnedEvent fresh(stream.device_index(), eventFlags(flag));
+  OwnedEvent fresh(target.device_index(), eventFlags(flag));
   OPENREG_CHECK(orEventRecord(fresh.get(), handle));
   *event = eventPointer(fresh.release());
 }

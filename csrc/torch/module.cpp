@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "aten/queued.h"
+#include "aten/async.h"
 #include "aten/fallback.h"
 #include "aten/opinfo.h"
 #include "distributed/bindings.h"
@@ -345,6 +346,7 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_factories", &factories);
   m.def("_add_devices", &addDevices);
   m.def("_lane_info", &laneInfo);
+  m.def("_task_blocks", &taskBlocks);
   m.def("_schedule_set", &setSchedule);
   m.def("_schedule_switch", &switchSchedule);
   m.def("_schedule_get", &schedule);

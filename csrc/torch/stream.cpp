@@ -97,6 +97,7 @@ void checkOwner(orStream_t handle, c10::DeviceIndex index) {
 OpenRegStream::OpenRegStream(c10::Stream stream) : stream_(stream) {
   TORCH_CHECK(stream.device_type() == kType, "expected a stream of an openreg device, got one of ",
               stream.device());
+  if (C10_UNLIKELY(device_index() == -1)) *this = makeStream(currentDevice(), id());
 }
 
 orStream_t OpenRegStream::stream() const {

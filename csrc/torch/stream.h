@@ -27,9 +27,9 @@ class OPENREG_EXPORT OpenRegStream {
  public:
   enum Unchecked { UNCHECKED };
 
-  /* Throws if the stream is not of an openreg device. */
+  /* Throws if the stream is not of an openreg device. One without an index is the current device's. */
   explicit OpenRegStream(c10::Stream stream);
-  /* For a stream whose device type is known. */
+  /* For a stream whose device is known. */
   OpenRegStream(Unchecked, c10::Stream stream) : stream_(stream) {}
 
   /* The core's handle. Throws for an id that does not name a live stream of this device. */

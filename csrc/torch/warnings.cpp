@@ -53,11 +53,23 @@ void issueWarning(const std::string &text) {
   c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, text, false));
 }
 
-void issueKeptWarnings() {
+void issueKeptWarnings(bool besideError) {
   if (C10_LIKELY(!kept().any.load(std::memory_order_acquire))) return;
   if (!interpreterRuns()) return;
   torch::PyWarningHandler handler;  // see issueWarning
+  if (besideError) handler.set_in_exception();
   for (const c10::Warning &warning : takeKept()) c10::warn(warning);
+}
+
+void checkSynchronized(orError_t error, c10::SourceLocation location) {
+  try {
+    check(error, location);
+  } catch (...) {
+    issueKeptWarnings(/*besideError=*/true);
+    throw;
+  }
+  issueKeptWarnings();
+  if (sanitizerActive()) raiseRaces();
 }
 
 }  // namespace torch_openreg

@@ -20,15 +20,14 @@ void keepWarnings(std::vector<c10::Warning> &warnings);
 /* At once, as a UserWarning, through Python's `warnings`; throws as below. Not on a lane. */
 void issueWarning(const std::string &text);
 
-/* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception is thrown. */
-void issueKeptWarnings();
+/* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception is thrown, or, beside
+ * an error that is about to be thrown, printed. */
+void issueKeptWarnings(bool besideError = false);
+
+/* For calls of the core that synchronise. A kernel's failure is thrown, whatever becomes of the warnings. */
+void checkSynchronized(orError_t error, c10::SourceLocation location);
 
 }  // namespace torch_openreg
 
-/* For calls of the core that synchronise. A kernel's failure comes before warnings, which then stay. */
-#define OPENREG_CHECK_SYNCHRONIZED(call)                                   \
-  do {                                                                     \
-    OPENREG_CHECK(call);                                                   \
-    ::torch_openreg::issueKeptWarnings();                                  \
-    if (::torch_openreg::sanitizerActive()) ::torch_openreg::raiseRaces(); \
-  } while (false)
+#define OPENREG_CHECK_SYNCHRONIZED(call) \
+  ::torch_openreg::checkSynchronized((call), {__func__, __FILE__, static_cast<uint32_t>(__LINE__)})

@@ -55,7 +55,6 @@ void devices() {
   guard.setDevice(at(-1));
   EXPECT(guard.getDevice() == at(0));
   EXPECT(throwsWith([] { guard.setDevice(at(2)); }, "index 2 is out of range"));
-  EXPECT(throwsWith([] { guard.exchangeDevice(at(-1)); }, "index -1 is out of range"));
   EXPECT(throwsWith([] { guard.setDevice(cpu); }, "got cpu"));
   EXPECT(throwsWith([] { guard.exchangeDevice(cpu); }, "got cpu"));
   EXPECT(throwsWith([] { guard.synchronizeDevice(7); }, "index 7 is out of range"));
@@ -110,10 +109,8 @@ void badStreams() {
   expectRefusals(host, "got one of cpu");
   expectRefusals(unknown, "4711 on openreg:1 does not name a live stream");
   expectRefusals(nowhere, "index 5 is out of range");
-  for (int index : {-1, 2}) {
-    EXPECT(throwsWith([&] { guard.getStream(at(index)); }, "is out of range"));
-    EXPECT(throwsWith([&] { guard.getDefaultStream(at(index)); }, "is out of range"));
-  }
+  EXPECT(throwsWith([] { guard.getStream(at(2)); }, "index 2 is out of range"));
+  EXPECT(throwsWith([] { guard.getDefaultStream(at(2)); }, "index 2 is out of range"));
   EXPECT(throwsWith([] { guard.getNewStream(at(2), 0); }, "index 2 is out of range"));
   EXPECT(throwsWith([] { guard.getStreamFromGlobalPool(at(2), true); }, "index 2 is out of range"));
   EXPECT(throwsWith([] { guard.getNewStream(cpu, 0); }, "got cpu"));
@@ -159,25 +156,6 @@ void events() {
   EXPECT(orPeekAtLastError() == orSuccess && guard.getDevice() == at(0));
 }
 
-/* A block that another stream was recorded for is not handed out again while that stream is busy. */
-void recordedBlocks() {
-  DeviceSwitch device(1);
-  constexpr size_t kBytes = 3 << 20;
-  c10::Allocator *allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
-  const c10::Stream stream = guard.getNewStream(at(1), 0);
-  guard.recordDataPtrOnStream(c10::DataPtr(), stream);
-  for (bool recorded : {false, true}) {
-    c10::DataPtr data = allocator->allocate(kBytes);
-    const void *address = data.get();
-    Gate gate{OpenRegStream(stream)};
-    if (recorded) guard.recordDataPtrOnStream(data, stream);
-    data.clear();
-    EXPECT((allocator->allocate(kBytes).get() == address) == !recorded);
-    gate.open();
-    guard.synchronizeStream(stream);
-  }
-}
-
 orError_t failingKernel(void *) { return orErrorInvalidValue; }
 
 void failOn(const c10::Stream &stream) {
@@ -187,6 +165,82 @@ void failOn(const c10::Stream &stream) {
   launch.fn = failingKernel;
   launch.name = "failing";
   OPENREG_CHECK(orLaunchKernelEx(&launch));
+}
+
+/* Without an index a device is the calling thread's current one. */
+void currentDevices() {
+  DeviceSwitch device(1);
+  EXPECT(guard.exchangeDevice(at(-1)) == at(1) && guard.getDevice() == at(1));
+  guard.setDevice(at(-1));
+  guard.uncheckedSetDevice(at(-1));
+  guard.getDeviceCapability(at(-1));
+  EXPECT(guard.getDevice() == at(1));
+  EXPECT(guard.getStream(at(-1)) == guard.getStream(at(1)));
+  EXPECT(guard.getDefaultStream(at(-1)) == guard.getDefaultStream(at(1)));
+  EXPECT(guard.getNewStream(at(-1), -1).device() == at(1));
+  EXPECT(guard.getStreamFromGlobalPool(at(-1), true).device() == at(1));
+  failOn(guard.getDefaultStream(at(1)));
+  EXPECT(throwsWith([] { guard.synchronizeDevice(-1); }, "failing"));
+  {
+    c10::DeviceGuard unchanged(at(-1));
+    EXPECT(guard.getDevice() == at(1));
+  }
+  EXPECT(getStreamFromPool(0, -1).device() == at(1) && getStreamFromPool(true, -1).device() == at(1));
+  EXPECT(getDefaultOpenRegStream(-1).device() == at(1));
+  EXPECT(getStreamFromExternal(OR_STREAM_DEFAULT, -1).device() == at(1));
+}
+
+/* So is that of a stream. */
+void currentDevicesOfStreams() {
+  DeviceSwitch device(1);
+  const c10::Stream stream = guard.getNewStream(at(1), 0);
+  const c10::Stream same(c10::Stream::UNSAFE, at(-1), stream.id());
+  const c10::Stream standard(c10::Stream::DEFAULT, at(-1));
+  EXPECT(OpenRegStream(same) == OpenRegStream(stream));
+  EXPECT(OpenRegStream(standard) == getDefaultOpenRegStream(1));
+  EXPECT(guard.exchangeStream(same) == guard.getDefaultStream(at(1)));
+  EXPECT(guard.getStream(at(1)) == stream && getCurrentOpenRegStream(-1) == OpenRegStream(stream));
+  EXPECT(guard.exchangeStream(standard) == stream);
+  setCurrentOpenRegStream(OpenRegStream(same));
+  EXPECT(guard.exchangeStream(standard) == stream);
+  EXPECT(guard.getStreamNativeHandle(same) == guard.getStreamNativeHandle(stream));
+  EXPECT(!guard.isStreamCapturing(same));
+  Gate gate{OpenRegStream(stream)};
+  EXPECT(!guard.queryStream(same) && guard.queryStream(standard));
+  void *event = nullptr, *second = nullptr;
+  guard.record(&event, same, -1, c10::EventFlag::BACKEND_DEFAULT);
+  guard.record(&second, same, 1, c10::EventFlag::BACKEND_DEFAULT);
+  EXPECT(throwsWith([&] { guard.record(&event, same, 0, c10::EventFlag::BACKEND_DEFAULT); },
+                    "cannot be recorded on a stream of openreg:1"));
+  guard.block(event, standard);
+  EXPECT(!guard.queryEvent(event) && !guard.queryStream(guard.getDefaultStream(at(1))));
+  gate.open();
+  guard.synchronizeStream(same);
+  guard.synchronizeEvent(second);
+  EXPECT(guard.queryEvent(event) && guard.elapsedTime(event, second, -1) >= 0);
+  guard.destroyEvent(event, -1);
+  guard.destroyEvent(second, -1);
+  EXPECT(throwsWith([&] { guard.queryEvent(event); }, "not a live event"));
+}
+
+/* A block that another stream was recorded for is not handed out again while that stream is busy. */
+void recordedBlocks() {
+  DeviceSwitch device(1);
+  constexpr size_t kBytes = 3 << 20;
+  c10::Allocator *allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
+  const c10::Stream stream = guard.getNewStream(at(1), 0);
+  const c10::Stream same(c10::Stream::UNSAFE, at(-1), stream.id());
+  guard.recordDataPtrOnStream(c10::DataPtr(), stream);
+  for (bool recorded : {false, true}) {
+    c10::DataPtr data = allocator->allocate(kBytes);
+    const void *address = data.get();
+    Gate gate{OpenRegStream(stream)};
+    if (recorded) guard.recordDataPtrOnStream(data, same);
+    data.clear();
+    EXPECT((allocator->allocate(kBytes).get() == address) == !recorded);
+    gate.open();
+    guard.synchronizeStream(stream);
+  }
 }
 
 /* Whatever switches the device gives it back when it throws. */
@@ -270,7 +324,8 @@ void withoutDevices() {
 }  // namespace
 
 PROGRAM runGuard() {
-  return runParts(devices, streams, badStreams, events, recordedBlocks, restoring);
+  return runParts(devices, currentDevices, streams, currentDevicesOfStreams, badStreams, events,
+                  recordedBlocks, restoring);
 }
 /* The core cannot start. */
 PROGRAM runWithoutDevices() { return runParts(withoutDevices, refusals); }

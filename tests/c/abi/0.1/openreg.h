@@ -256,11 +256,16 @@ typedef struct orAccess {
  * functions that neither block nor enqueue. */
 typedef orError_t (*orKernelFn)(void *args);
 
-/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook sets up. Unless
- * awaited, it is short, and begins when the host waits or asks for it, more is queued, or 5 ms have passed, at the latest.
+/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook sets up.
  * orLaunchAwaited: the caller waits for the stream next. If no lane has begun with what is queued there, and any
  * thread may run all of it, the call itself does, the kernel included: what is short is done sooner than a lane is woken. */
-typedef enum orLaunchFlags { orLaunchAnyThread = 1, orLaunchAwaited = 2 } orLaunchFlags;
+/* orLaunchWaits: the call does wait, returns when the kernel has run, and takes no failure: that is for the next call that
+ * synchronises. A kernel that was dropped instead, by a reset or a lost device, is an error of this call. */
+typedef enum orLaunchFlags {
+  orLaunchAnyThread = 1,
+  orLaunchAwaited = 2,
+  orLaunchWaits = 4
+} orLaunchFlags;
 
 typedef struct orLaunch {
   size_t size; /* sizeof(orLaunch) */
@@ -281,8 +286,8 @@ typedef struct orLaunch {
 #define OR_MAX_ARGS 65536u
 
 /* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On failure
- * nothing is queued and `drop` is not called, except with OPENREG_LAUNCH_BLOCKING: the call then
- * waits for the kernel and returns its error, and the queue has dropped the arguments. Whoever frees
+ * nothing is queued and `drop` is not called, except with orLaunchWaits or OPENREG_LAUNCH_BLOCKING: the call then
+ * waits for the kernel and may return an error of it, and the queue has dropped the arguments. Whoever frees
  * them on failure asks `queued`, which is 0 before the call where the structure may be refused. */
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
 /* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
@@ -310,8 +315,7 @@ OR_API orError_t orSetLaneHook(void (*hook)(int lane, int wide));
 typedef struct orLaneInfo {
   int limit; /* most lanes there can be */
   int started;
-  size_t queued;  /* tasks queued or running, over all streams */
-  uint64_t woken; /* how often a lane has been started, or woken from its sleep */
+  size_t queued; /* tasks queued or running, over all streams */
 } orLaneInfo;
 OR_API orError_t orGetLaneInfo(orLaneInfo *info);
 
@@ -492,10 +496,6 @@ OR_API void orTraceFree(orTrace *trace);
 /* What launches and synchronisations of the calling thread are marked with from now on, until the
  * trace ends; returns the tag before. 0 at first. */
 OR_API uint64_t orTraceTag(uint64_t tag);
-/* For a wait for a stream by other means than this API: the time, or 0 if tracing is off; and the record of a wait
- * that began then. */
-OR_API uint64_t orTraceNow(void);
-OR_API void orTraceSynchronized(const char *name, orStream_t stream, uint64_t began);
 OR_API uint64_t orGetLastCorrelation(void);
 
 /* ---- Device factories ---------------------------------------------------------------------- */

@@ -39,10 +39,6 @@ OR_API orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed);
 OR_API orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed);
 OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
 
-/* For a thread that is about to wait for a stream's work by other means than the library's: under a schedule, runs
- * tasks until all that is queued on the stream now has finished, and reports no failure; otherwise does nothing. */
-OR_API orError_t orScheduleDrain(orStream_t stream);
-
 #ifdef __cplusplus
 }
 #endif
