@@ -376,6 +376,8 @@ void orQueuePop(orQueueOut *out, size_t size);
 /* The `count` oldest records, which no lane is at, until `fn` returns false; indices from 0. Stream lock held. */
 void orQueueForEach(const orQueueOut *out, uint64_t count,
                     bool (*fn)(const orTask *task, uint64_t index, void *context), void *context);
+/* Gives the memory of an empty queue back, which no lane is at. Stream lock held. */
+void orQueueClear(orQueueIn *in, orQueueOut *out);
 /* Takes back a chunk that orQueueFront emptied. Stream lock held. */
 void orQueueReuse(orQueueIn *in, orChunk *chunk);
 

@@ -111,3 +111,13 @@ void orQueueReuse(orQueueIn *in, orChunk *chunk) {
   else
     free(chunk);
 }
+
+/* The last record that was run is in the last chunk. */
+void orQueueClear(orQueueIn *in, orQueueOut *out) {
+  OR_ASSERT(out->head, ==, in->tail);
+  OR_ASSERT(in->tail ? endOf(in->tail) : 0, ==, out->offset);
+  free(in->spare);
+  free(in->tail);
+  *in = (orQueueIn){0};
+  *out = (orQueueOut){0};
+}

@@ -309,7 +309,7 @@ static void tellThread(const orRaceReport *report, const orRace *race) {
 }
 
 uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context), void *context) {
-  if (!found_here) return 0;
+  if (!found_here || OR_UNLIKELY(orInForkedChild())) return 0;
   orMutexLock(&orSanitizerMutex);
   orUnasked **at = findUnasked(), *told = *at;
   if (told) *at = told->next;

@@ -241,6 +241,7 @@ uint32_t orSanitizerIgnore(uint32_t ignore) {
 }
 
 uint32_t orSanitizerRefuse(uint32_t refuse) {
+  if (OR_UNLIKELY(orInForkedChild())) return 0; /* a thread of the parent may have had the lock */
   lock();
   uint32_t before = orSanitizerRefuses;
   orSanitizerRefuses = refuse;

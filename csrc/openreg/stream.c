@@ -283,13 +283,21 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   return orSuccess;
 }
 
+/* Of a stream that is no more: its slot may stay unused for long. Lock held. */
+static void letGoOfMemory(orStream *s) {
+  orMutexAssertHeld(&s->lock);
+  s->dying = false;
+  atomic_store_explicit(&s->head, NULL, memory_order_relaxed);
+  orQueueClear(&s->in, &s->out);
+}
+
 bool orStreamTryIdle(orStream *s) {
   orMutexLock(&s->lock);
   bool empty = atomic_load_explicit(&s->completed, memory_order_relaxed) ==
                atomic_load_explicit(&s->queued, memory_order_relaxed);
   bool recycle = empty && s->dying;
   if (empty) s->state = OR_STREAM_IDLE;
-  if (recycle) s->dying = false;
+  if (recycle) letGoOfMemory(s);
   orMutexUnlock(&s->lock);
   if (recycle) orHandleRecycle(&orStreamTable, &s->slot);
   return empty;
@@ -429,7 +437,8 @@ orError_t orStreamDestroy(orStream_t stream) {
   }
   orHandleInvalidate(&s->slot);
   bool idle = s->state == OR_STREAM_IDLE;
-  s->dying = !idle;
+  s->dying = true;
+  if (idle) letGoOfMemory(s);
   orMutexUnlock(&s->lock);
   if (idle) orHandleRecycle(&orStreamTable, &s->slot);
   return orSuccess;

@@ -159,6 +159,7 @@ static int callsInChild(void) {
   REFUSED(orTraceStop(&trace));
   REFUSED(orSanitizerDisable());
   REFUSED(orFaultRemove(orFaultDeviceLost, 0));
+  if (orSanitizerRefuse(0) || orSanitizerFound(NULL, NULL)) return __LINE__;
   return 0;
 }
 

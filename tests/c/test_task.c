@@ -1,6 +1,7 @@
 /*
  * Tasks: arguments of kernels, what a launch refuses, who drops the arguments, what a task may call.
  */
+#include <malloc.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +79,29 @@ TEST(task_behind_a_reservation_that_was_abandoned) {
   ASSERT_EQ(good_patterns, 20);
   free(p);
 }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+TEST(task_queue_of_a_destroyed_stream_keeps_no_memory) {
+  enum { STREAMS = 200 };
+  Pattern *p = calloc(1, OR_MAX_ARGS);
+  size_t before = 0;
+  for (int round = 0; round < 2; round++) {
+    static orStream_t s[STREAMS];
+    for (int i = 0; i < STREAMS; i++) s[i] = newStream();
+    for (int i = 0; i < STREAMS; i++) {
+      ASSERT_OK(launchPattern(s[i], p, OR_MAX_ARGS));
+      if (i % 2) ASSERT_OK(orStreamSynchronize(s[i])); /* destroyed while it is idle, or has work */
+      ASSERT_OK(orStreamDestroy(s[i]));
+    }
+    ASSERT_OK(orDeviceSynchronize());
+    struct mallinfo2 now = mallinfo2();
+    if (!round) before = now.uordblks + now.hblkhd;
+    ASSERT_LT(now.uordblks + now.hblkhd, (size_t)STREAMS * 32768);
+    ASSERT_LE(now.uordblks + now.hblkhd, before + 65536);
+  }
+  free(p);
+}
+#endif
 
 TEST(task_queue_is_looked_through_past_abandoned_reservations) {
   orStream_t s = newStream();
