@@ -1,8 +1,8 @@
 /*
  * How a host thread waits, in one way for all: for tasks of a stream, or for an external event.
  *
- * It spins for a moment, helps with the pieces of large tasks, and sleeps; a schedule, if one is on, has its own way of
- * letting tasks run meanwhile (schedule.c).
+ * It spins for a moment, helps with the pieces of large tasks, and sleeps; a dispatcher, if there is one, has its own way
+ * of letting tasks run meanwhile (dispatch.h).
  *
  * Sleeping for progress: a stream's `wake_at` is the smallest count that anybody sleeps for. A sleeper reads `wake_word`,
  * lowers `wake_at`, looks at `completed` once more and sleeps on `wake_word`. The lane stores `completed`, loads `wake_at`,
@@ -131,7 +131,7 @@ static void sleepUntilOver(const orAwaited *a) {
   orHostWaitBegin(&wait, a);
   while (!orIsOver(a) && !orProcessExiting()) {
     _Atomic uint32_t *word = announceSleep(a, &value);
-    if (orScheduleOn() || orIsOver(a)) break;
+    if (orDispatching() || orIsOver(a)) break;
     /* After helping, the others are at their last pieces. */
     if (!orSplitHelp())
       orFutexWait(word, value, 0);
@@ -143,11 +143,13 @@ static void sleepUntilOver(const orAwaited *a) {
 }
 
 void orAwait(const orAwaited *a) {
-  while (!orIsOver(a) && !orProcessExiting())
-    if (orScheduleOn())
-      orScheduleAwait(a);
+  while (!orIsOver(a) && !orProcessExiting()) {
+    const orDispatcher *d = orDispatching();
+    if (OR_UNLIKELY(d != NULL))
+      d->await(a);
     else if (!spin(a))
       sleepUntilOver(a);
+  }
   orLaneHostWaits(false);
 }
 

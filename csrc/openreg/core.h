@@ -26,7 +26,7 @@
  *   task.c       what each kind of task does when it runs, or is dropped
  *   await.c      how a host thread waits
  *   lane.c       the threads that run tasks, and the choice of what runs next
- *   schedule.c   that choice by a seed: one task at a time, while a host thread is in a call
+ *   schedule.c   that choice by a seed (dispatch.h): one task at a time, while a host thread is in a call
  *   wait.c       clock, futex, block hooks
  *   mutex.c      what a thread holds, asserted; mutex.h has the order of locks
  *   trace.c      tracing: the buffer of what was launched and run
@@ -193,6 +193,8 @@ bool orDeviceReachesPeer(int device, int peer);
 
 /* Makes device `index` ready for use (first use), or fails naming the index and the range. */
 orError_t orDeviceUse(int index);
+/* For a constructor: `fn` is called at the first use of each device, before its default stream is there. */
+void orAtFirstUse(void (*fn)(void));
 /* Index check alone: no side effect besides making the device table. */
 orError_t orDeviceCheck(int index);
 orError_t orDeviceDefaultStream(int device, orStream_t *stream);
@@ -569,8 +571,8 @@ void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no
 int orLaneLimit(void);
 int orHostCores(void); /* that this process may run on */
 
-/* Of a schedule: hands a stream that can run to lane 0. */
-void orLaneServe(orStream *stream);
+/* Of a dispatcher: hands a stream that can run to lane 0, which calls `serve` with it. */
+void orLaneServe(orStream *stream, void (*serve)(orStream *stream));
 
 enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and gives it back; false
@@ -579,28 +581,7 @@ bool orLaneRun(orStream *stream, uint64_t count, int lane);
 /* By a host thread: takes a stream that is ready; false if a lane has come before, or a task of it is for lanes. */
 bool orLaneTake(orStream *stream);
 
-/* ---- schedule.c ---- */
-
-extern OR_HIDDEN _Atomic int orSchedulePolicyNow; /* 0: no schedule */
-static inline bool orScheduleOn(void) {
-  return OR_UNLIKELY(atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed) != 0);
-}
-/* OPENREG_SCHEDULE_SEED; before the first stream is used. */
-void orScheduleConfigure(void);
-/* A point: the schedule may run tasks. No lock held. */
-void orScheduleAtPoint(void);
-static inline void orSchedulePoint(void) {
-  if (orScheduleOn()) orScheduleAtPoint();
-}
-/* With a schedule on: runs one task, if any can; runs tasks until it is over. */
-void orScheduleStep(const orAwaited *awaited);
-void orScheduleAwait(const orAwaited *awaited);
-/* A stream that has become ready; false if the schedule is off. */
-bool orScheduleHold(orStream *stream);
-/* By lane 0, with a stream from orLaneServe. */
-void orScheduleServe(orStream *stream);
-/* Something has changed that threads which wait should look at. */
-void orScheduleNotice(void);
+#include "dispatch.h"
 
 /* ---- copy.c ---- */
 
@@ -680,8 +661,6 @@ extern OR_HIDDEN uint32_t orSanitizerIsOn;
 static inline bool orSanitizerOn(void) {
   return OR_UNLIKELY(__atomic_load_n(&orSanitizerIsOn, __ATOMIC_RELAXED) != 0);
 }
-/* At the first use of a device: the setting's. */
-void orSanitizerStart(void);
 void orSanitizerNoteRecord(orStream_t stream, orCell *cell, const orCell *replaced);
 void orSanitizerNoteWait(orStream_t stream, orCell *cell);
 void orSanitizerNoteWaitValue(orStream_t stream);

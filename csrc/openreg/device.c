@@ -22,6 +22,10 @@ typedef struct orFailure {
   unsigned others;
 } orFailure;
 
+enum { OR_MOST_LISTENERS = 8 };
+
+static void (*listeners[OR_MOST_LISTENERS])(void); /* before main; likewise its count */
+static int listener_count;
 static _Thread_local int current;
 static orMutex first_use = OR_MUTEX_INITIALIZER(OR_RANK_FIRST_USE);
 static _Atomic bool ready[OPENREG_MAX_DEVICES];
@@ -45,14 +49,18 @@ orError_t orDeviceCheck(int index) {
                 n - 1);
 }
 
+void orAtFirstUse(void (*fn)(void)) {
+  OR_ASSERT(listener_count, <, OR_MOST_LISTENERS);
+  listeners[listener_count++] = fn;
+}
+
 static orError_t makeReady(int index) {
   orMutexLock(&first_use);
   orError_t error = orSuccess;
   if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
     orProcessActivate();
-    orScheduleConfigure();
     orMutexInit(&failures[index].lock, OR_RANK_FAILURE);
-    orSanitizerStart();
+    for (int i = 0; i < listener_count; i++) listeners[i]();
     error = orStreamMake(index, 0, &default_streams[index]);
     if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
   }

@@ -107,7 +107,7 @@ void orCellComplete(orCell *cell, orError_t status) {
   orMutexUnlock(&cell->lock);
   if (before & OR_CELL_SLEEPERS) {
     orFutexWake(&cell->state, INT32_MAX);
-    if (orScheduleOn()) orScheduleNotice();
+    orDispatchNotice();
   }
   for (orStream *s; (s = nextWaiter(cell));) orStreamResume(s);
 }
@@ -318,7 +318,7 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   task->name = "orStreamWaitEvent";
   task->u.cell = cell; /* the reference goes to the task */
   orStreamCommit(s, task);
-  orSchedulePoint();
+  orDispatchPoint();
   return orSuccess;
 }
 
@@ -326,12 +326,13 @@ orError_t orEventQuery(orEvent_t event) {
   orCell *cell;
   unsigned flags;
   OR_TRY(orEnter());
-  orSchedulePoint();
+  orDispatchPoint();
   OR_TRY(newestCell(event, &cell, &flags));
   orAwaited awaited = cell ? awaitedOf(cell) : (orAwaited){0};
   bool ready = !cell || orIsOver(&awaited);
   if (orSanitizerOn() && ready && cell) orSanitizerNoteOver(cell);
-  if (!ready && orScheduleOn()) orScheduleStep(&awaited);
+  const orDispatcher *d = orDispatching();
+  if (!ready && d) d->step(&awaited);
   orCellRelease(cell);
   return ready ? orSuccess : orErrorNotReady;
 }

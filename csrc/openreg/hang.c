@@ -276,7 +276,7 @@ static void sayStream(orText *t, const orSeen *s, uint64_t now) {
   if (s->waits != OR_WAITS_NOT)
     sayWait(t, s);
   else if (s->state != OR_STREAM_RUNNING)
-    say(t, ": ready for %s\n", orScheduleOn() ? "the schedule to choose it" : "a lane");
+    say(t, ": ready for %s\n", orDispatching() ? "the schedule to choose it" : "a lane");
   else
     sayWhere(t, s, now);
 }
@@ -302,7 +302,7 @@ static void saySchedule(orText *t) {
   static const char *const names[] = {[orScheduleLate] = "late", [orScheduleEarly] = "early"};
   orSchedulePolicy policy;
   uint64_t seed;
-  if (!orScheduleOn() || orScheduleGet(&policy, &seed)) return;
+  if (!orDispatching() || orScheduleGet(&policy, &seed)) return;
   say(t, "  schedule: ");
   if (policy == orScheduleSeeded) say(t, "seed %" PRIu64, seed);
   if (names[policy]) say(t, "%s", names[policy]);

@@ -11,7 +11,7 @@
  *   oldest[p]     since when the first of that list has been
  *   value_count   streams that wait for a value
  *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set without the lock
- *   chosen        what a schedule wants run, for lane 0 alone, which takes it first; the mask's bit OR_CHOSEN
+ *   chosen        what a dispatcher wants run, for lane 0 alone, which takes it first; the mask's bit OR_CHOSEN
  *
  * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the lock after finding
  * the lists empty. Whoever puts a stream in wakes a lane only if none is looking for one; a lane that takes a stream and
@@ -60,14 +60,15 @@ typedef struct orLane {
   bool eager;       /* the lane's own: it spins for long */
   uint64_t looking; /* the lane's own: its byte in sched.looking, in place */
   int waker;        /* the core of who chose it last; written under the lock, in its sleep */
-  bool serves;      /* the lane's own: what it has picked was chosen by a schedule */
+  void (*serves)(orStream *stream); /* the lane's own: what it has picked was chosen by a schedule */
 } orLane;
 
 static struct {
   orMutex lock;
   orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
   orStream *values, *chosen;
-  unsigned idle; /* bit i: lane i sleeps */
+  void (*serve)(orStream *stream); /* of `chosen` */
+  unsigned idle;                   /* bit i: lane i sleeps */
   int started;
   int coming;   /* lanes that have been chosen and have not come yet */
   bool polling; /* a lane sleeps with a time-out, to look at values */
@@ -78,6 +79,8 @@ static struct {
   _Atomic unsigned value_count;
   _Atomic uint64_t looking; /* a byte a lane; cleared and acted on under the lock, set without */
 } sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LANES)};
+
+_Atomic(const orDispatcher *) orDispatcherNow;
 
 static void *laneMain(void *lane);
 
@@ -151,7 +154,7 @@ static bool removeReady(const orStream *s) {
 }
 
 static orStream *popFor(orLane *l) {
-  l->serves = sched.chosen && !l->index;
+  l->serves = sched.chosen && !l->index ? sched.serve : NULL;
   if (OR_LIKELY(!l->serves)) return pop();
   orStream *s = sched.chosen;
   sched.chosen = NULL;
@@ -236,7 +239,8 @@ static void wake(orLane *l, bool start) {
 
 void orLaneSchedule(orStream *s) {
   bool start = false;
-  if (orScheduleOn() && orScheduleHold(s)) return;
+  const orDispatcher *d = orDispatching();
+  if (OR_UNLIKELY(d != NULL) && d->hold(s)) return;
   orMutexLock(&sched.lock);
   push(s);
   orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
@@ -251,10 +255,11 @@ static orLane *chooseWideLane(bool *start) {
   return *start || (sched.idle & 1) ? choose(0) : NULL;
 }
 
-void orLaneServe(orStream *s) {
+void orLaneServe(orStream *s, void (*serve)(orStream *)) {
   bool start;
   orMutexLock(&sched.lock);
   sched.chosen = s;
+  sched.serve = serve;
   atomic_fetch_or_explicit(&sched.ready_mask, OR_CHOSEN, memory_order_relaxed);
   orLane *l = chooseWideLane(&start);
   orMutexUnlock(&sched.lock);
@@ -361,8 +366,8 @@ static bool othersRun(void) {
   return __builtin_popcount(sched.idle) + sched.coming + looking < sched.started;
 }
 
-/* Lock held. A schedule looks at values itself, at its points. */
-static bool needsPoller(void) { return orLaneValueWaits() && !sched.polling && !orScheduleOn(); }
+/* Lock held. A dispatcher looks at values itself. */
+static bool needsPoller(void) { return orLaneValueWaits() && !sched.polling && !orDispatching(); }
 
 /* Lock held at entry and return. */
 static void sleepLane(orLane *l) {
@@ -622,15 +627,15 @@ static void *laneMain(void *arg) {
   for (;;) {
     orStream *s = pick(l);
     if (OR_UNLIKELY(l->serves)) {
-      orScheduleServe(s);
-    } else if (orScheduleOn()) {
-      orLaneSchedule(s); /* was ready when the schedule began */
+      l->serves(s);
+    } else if (orDispatching()) {
+      orLaneSchedule(s); /* was ready when the dispatcher began */
     } else {
       becomeRunning(s, l->index);
       runStream(s, l);
       /* One that has begun meanwhile has a host that waits for this stream asleep. */
-      if (OR_UNLIKELY(atomic_load_explicit(&orSchedulePolicyNow, memory_order_seq_cst) != 0))
-        orScheduleNotice();
+      const orDispatcher *d = atomic_load_explicit(&orDispatcherNow, memory_order_seq_cst);
+      if (OR_UNLIKELY(d != NULL)) d->notice();
     }
   }
   return NULL;

@@ -440,9 +440,11 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   return orSuccess;
 }
 
-void orSanitizerStart(void) {
+static void startBySetting(void) {
   if (OR_UNLIKELY(orConfigGet()->sanitizer)) enable(NULL, true);
 }
+
+__attribute__((constructor)) static void addToFirstUse(void) { orAtFirstUse(startBySetting); }
 
 orError_t orSanitizerEnable(const orSanitizerOptions *given) {
   static const orSanitizerOptions defaults = {.size = sizeof defaults};

@@ -11,7 +11,7 @@
  * value, another thread's work. Every such change, and the end of lane 0's work, changes `word`, which the sleeper read
  * before it looked.
  *
- * `orSchedulePolicyNow` is written under `lock` and read anywhere. It changes when nothing is
+ * `orDispatcherNow` and `policy` are written under `lock` and read anywhere. It changes when nothing is
  * queued, but for orScheduleSwitch and threads that queue at that very moment: what a lane takes
  * from the scheduler's lists once a schedule is on comes here; a lane that still runs a stream
  * notices it at the end; what is held when it ends goes there; a goal that is being served then is
@@ -44,10 +44,9 @@ typedef struct orGoal {
   bool waits;      /* for what comes from outside, if nothing can run */
 } orGoal;
 
-_Atomic int orSchedulePolicyNow;
-
 static struct {
   orMutex lock;
+  _Atomic int policy; /* an orSchedulePolicy */
   uint64_t seed, random;
   unsigned haste,
       stay; /* chances in 256: that a point runs one more task; that a stream is stayed with */
@@ -61,8 +60,10 @@ static struct {
 
 static pthread_once_t configured = PTHREAD_ONCE_INIT;
 
+static bool isOn(void) { return orDispatching() != NULL; }
+
 static bool policyIs(orSchedulePolicy policy) {
-  return atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed) == (int)policy;
+  return atomic_load_explicit(&plan.policy, memory_order_relaxed) == (int)policy;
 }
 
 /* ---- chance (lock held) ---- */
@@ -79,7 +80,7 @@ static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 
 static int tasksAtPoint(void) {
   int n = 0;
-  switch ((orSchedulePolicy)atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed)) {
+  switch ((orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed)) {
     case orScheduleSeeded:
       while (plan.held && chance(plan.haste)) n++;
       return n;
@@ -138,25 +139,27 @@ static orStream *choose(const orStream *needed) {
   return takeAt(plan.latest && *at && chance(plan.stay) ? at : anyPlace());
 }
 
-bool orScheduleHold(orStream *s) {
+static void notice(void);
+
+static bool hold(orStream *s) {
   orMutexLock(&plan.lock);
-  bool on = orScheduleOn();
+  bool on = isOn();
   bool served = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
   if (on) insert(s);
   orMutexUnlock(&plan.lock);
-  if (on && !served) orScheduleNotice();
+  if (on && !served) notice();
   return on;
 }
 
 /* ---- goals ---- */
 
-void orScheduleNotice(void) {
+static void notice(void) {
   atomic_fetch_add_explicit(&plan.word, 1, memory_order_release);
   orFutexWake(&plan.word, INT32_MAX);
 }
 
 static bool isReached(const orGoal *g) {
-  if (!g->tasks || !orScheduleOn()) return true;
+  if (!g->tasks || !isOn()) return true;
   return (g->until.stream || g->until.cell) && orIsOver(&g->until);
 }
 
@@ -178,11 +181,11 @@ static orStream *next(orGoal *g) {
   orStream *s = over ? NULL : choose(needed);
   if (!s) atomic_store_explicit(&plan.goal, NULL, memory_order_release);
   orMutexUnlock(&plan.lock);
-  if (!s) orScheduleNotice();
+  if (!s) notice();
   return s;
 }
 
-void orScheduleServe(orStream *s) {
+static void serve(orStream *s) {
   orGoal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
   do {
     /* A wait that only parks its stream is no task that has run. */
@@ -196,10 +199,10 @@ static bool start(orGoal *g) {
   const orStream *needed = neededFor(g);
   orMutexLock(&plan.lock);
   bool busy = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
-  orStream *s = busy || !orScheduleOn() ? NULL : choose(needed);
+  orStream *s = busy || !isOn() ? NULL : choose(needed);
   if (s) atomic_store_explicit(&plan.goal, g, memory_order_release);
   orMutexUnlock(&plan.lock);
-  if (s) orLaneServe(s);
+  if (s) orLaneServe(s, serve);
   return s;
 }
 
@@ -255,7 +258,7 @@ static void pursue(orGoal *g) {
 
 /* ---- points; a task that calls is at none ---- */
 
-void orScheduleAtPoint(void) {
+static void point(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
   orLanePollValues();
   orMutexLock(&plan.lock);
@@ -264,18 +267,21 @@ void orScheduleAtPoint(void) {
   if (tasks) pursue(&(orGoal){.tasks = tasks});
 }
 
-void orScheduleStep(const orAwaited *awaited) {
+static void step(const orAwaited *awaited) {
   if (orProcessTask() != OR_TASK_NONE) return;
   pursue(&(orGoal){.until = *awaited, .tasks = 1});
 }
 
-void orScheduleAwait(const orAwaited *awaited) {
+static void await(const orAwaited *awaited) {
   if (!awaited->stream)
     atomic_fetch_or_explicit(&awaited->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
   pursue(&(orGoal){.until = *awaited, .tasks = OR_ALL_TASKS, .waits = true});
 }
 
 /* ---- change ---- */
+
+static const orDispatcher dispatcher = {
+    .hold = hold, .point = point, .step = step, .await = await, .notice = notice};
 
 static void begin(orSchedulePolicy policy, uint64_t seed) {
   static const unsigned char hastes[] = {0, 64, 128, 192}, stays[] = {0, 128, 232};
@@ -285,7 +291,9 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   plan.epoch++;
   plan.numbered = 0;
   plan.latest = NULL;
-  atomic_store_explicit(&orSchedulePolicyNow, (int)policy, memory_order_seq_cst);
+  atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
+  atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
+                        memory_order_seq_cst);
 }
 
 static void configure(void) {
@@ -295,13 +303,15 @@ static void configure(void) {
   orMutexUnlock(&plan.lock);
 }
 
-void orScheduleConfigure(void) { pthread_once(&configured, configure); }
+static void configureOnce(void) { pthread_once(&configured, configure); }
+
+__attribute__((constructor)) static void addToFirstUse(void) { orAtFirstUse(configureOnce); }
 
 static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   OR_TRY(orEnterBlocking());
   if (policy < orScheduleFair || policy > orScheduleEarly)
     return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 3 are known", (int)policy);
-  orScheduleConfigure();
+  configureOnce();
   if (settle) orStreamSettle();
   orMutexLock(&plan.lock);
   begin(policy, seed);
@@ -312,7 +322,7 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
     left = s->ready_next;
     orLaneSchedule(s);
   }
-  orScheduleNotice();
+  notice();
   orHostWaitsWake();
   if (policy == orScheduleFair && orLaneValueWaits()) orLaneWakeIdle(1);
   return orSuccess;
@@ -329,9 +339,9 @@ orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed) {
 orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {
   if (!policy || !seed) return orFail(orErrorInvalidValue, "orScheduleGet: null result");
   OR_TRY(orEnter());
-  orScheduleConfigure();
+  configureOnce();
   orMutexLock(&plan.lock);
-  *policy = (orSchedulePolicy)atomic_load_explicit(&orSchedulePolicyNow, memory_order_relaxed);
+  *policy = (orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed);
   *seed = plan.seed;
   orMutexUnlock(&plan.lock);
   return orSuccess;

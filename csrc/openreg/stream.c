@@ -150,7 +150,7 @@ static inline bool isForLanes(const orTask *task) {
 /* Lock held: nothing is before the task, and the thread that queues it may run it. */
 static inline bool isForCaller(const orStream *s, const orTask *task) {
   return OR_UNLIKELY(task->awaited) && task->any_thread && s->state == OR_STREAM_IDLE &&
-         !orScheduleOn();
+         !orDispatching();
 }
 
 /* `mine`: the stream is the calling thread's, to run. */
@@ -225,7 +225,7 @@ static __attribute__((noinline)) void runHere(orStream *s, uint64_t count) {
   void *token = orBlockEnter();
   orLaneRun(s, count, OR_HOST);
   orBlockLeave(token);
-  if (orScheduleOn()) orScheduleNotice(); /* as a lane does */
+  orDispatchNotice(); /* as a lane does */
 }
 
 /* With what a host that waits tells the trace and the sanitizer. `mine`: it has the stream, and runs it. */
@@ -263,7 +263,7 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   task->awaited = true;
   task->dropped = &dropped;
   uint64_t number = commit(s, task, &mine);
-  if (!mine) mine = !orScheduleOn() && orLaneTake(s);
+  if (!mine) mine = !orDispatching() && orLaneTake(s);
   awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, mine);
   standStillUntil(s, number);
   if (OR_UNLIKELY(dropped)) return reportDropped(device);
@@ -277,9 +277,9 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   if (waits || OR_UNLIKELY(orConfigGet()->launch_blocking)) return submitAndWait(s, task, waits);
   bool awaited = task->awaited; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
-  if (OR_UNLIKELY(awaited) && !mine) mine = !orScheduleOn() && orLaneTake(s);
+  if (OR_UNLIKELY(awaited) && !mine) mine = !orDispatching() && orLaneTake(s);
   if (OR_UNLIKELY(mine)) runHere(s, number);
-  orSchedulePoint();
+  orDispatchPoint();
   return orSuccess;
 }
 
@@ -476,16 +476,16 @@ orError_t orStreamQuery(orStream_t stream) {
   orStream *s;
   uint64_t queued;
   OR_TRY(orEnter());
-  orSchedulePoint();
+  orDispatchPoint();
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot(stream, &s, &queued));
   if (hasCompleted(s, queued)) {
     if (orSanitizerOn()) orSanitizerReached(orSanitizerMark(stream, 0));
     return orSuccess;
   }
-  if (orScheduleOn())
-    orScheduleStep(&(orAwaited){
-        .stream = s, .count = queued}); /* whoever asks again gets another answer in the end */
+  const orDispatcher *d = orDispatching();
+  /* Whoever asks again gets another answer in the end. */
+  if (d) d->step(&(orAwaited){.stream = s, .count = queued});
   return orErrorNotReady;
 }
 

@@ -288,7 +288,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   /* Whatever it may tell the host is taken to be known. */
   if (orSanitizerOn()) orSanitizerReached(orSanitizerMark(s->last_handle, 0));
   orStreamCommit(s, t);
-  orSchedulePoint();
+  orDispatchPoint();
   return orSuccess;
 }
 
@@ -324,7 +324,7 @@ static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint
   t->u.value = (orValueArgs){mapped, value, how};
   if (orSanitizerOn() && kind == OR_KIND_WAIT_VALUE) orSanitizerNoteWaitValue(s->last_handle);
   orStreamCommit(s, t);
-  orSchedulePoint();
+  orDispatchPoint();
   return orSuccess;
 }
 

@@ -88,7 +88,7 @@ static void lookForStalls(void) {
   char why[96];
   uint64_t now = orNow();
   double limit = (double)orConfigGet()->watchdog_ns / 1e9;
-  bool still = !orScheduleOn() && streamStandsStill(now), waits = false;
+  bool still = !orDispatching() && streamStandsStill(now), waits = false;
   orHostWaitsEach(waitsForLong, &waits);
   if (!still && !waits) return;
   snprintf(why, sizeof why, ": %s for %g s (OPENREG_WATCHDOG_S)",
