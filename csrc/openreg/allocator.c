@@ -1,8 +1,8 @@
 /*
  * A device's allocators by attributes, and tensors made from bytes.
  *
- * An orAllocator is part of its orDevice, written while the devices are made and read-only after; `self` is
- * the device.
+ * An orAllocator is part of its orDevice, written while the devices are made and read-only after;
+ * `self` is the device.
  *
  * foreignMemory    what factories of types other than "CPU" and "openreg" have allocated; foreignLock, not held
  *                  around a call
@@ -227,7 +227,8 @@ static orError_t checkProto(const orTensorProto *proto, size_t *bytes) {
   return orSuccess;
 }
 
-/* A blocking copy runs on the current device's default stream: the device's own is the one to use. */
+/* A blocking copy runs on the current device's default stream: the device's own is the one to
+ * use. */
 static orError_t copyToDevice(int device, void *dst, const void *src, size_t bytes) {
   int current = orCurrentDevice();
   OR_TRY(orSetDevice(device));

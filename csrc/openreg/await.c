@@ -1,18 +1,20 @@
 /*
  * How a host thread waits, in one way for all: for tasks of a stream, or for an external event.
  *
- * It spins for a moment, helps with the pieces of large tasks, and sleeps; a dispatcher, if there is one, has its own way
- * of letting tasks run meanwhile (dispatch.h).
+ * It spins for a moment, helps with the pieces of large tasks, and sleeps; a dispatcher, if there
+ * is one, has its own way of letting tasks run meanwhile (dispatch.h).
  *
- * Sleeping for progress: a stream's `wake_at` is the smallest count that anybody sleeps for. A sleeper reads `wake_word`,
- * lowers `wake_at`, looks at `completed` once more and sleeps on `wake_word`. The lane stores `completed`, loads `wake_at`,
- * and if it is reached resets it, changes `wake_word` and wakes all. The store and the load on each side are seq_cst, so
- * one of the two sees the other; a request that the reset wipes out was made after its sleeper read `wake_word`, which has
- * changed since, so that sleeper does not sleep. A stream's counters never start again, so whoever still sleeps for an old
- * count is served. For an external event the futex is its cell's state.
+ * Sleeping for progress: a stream's `wake_at` is the smallest count that anybody sleeps for. A
+ * sleeper reads `wake_word`, lowers `wake_at`, looks at `completed` once more and sleeps on
+ * `wake_word`. The lane stores `completed`, loads `wake_at`, and if it is reached resets it,
+ * changes `wake_word` and wakes all. The store and the load on each side are seq_cst, so one of the
+ * two sees the other; a request that the reset wipes out was made after its sleeper read
+ * `wake_word`, which has changed since, so that sleeper does not sleep. A stream's counters never
+ * start again, so whoever still sleeps for an old count is served. For an external event the futex
+ * is its cell's state.
  *
- * `hosts` lists who sleeps, for the hang report and for those who wake all to look around, under `lock`. An entry is on its
- * sleeper's stack, which has a reference to its cell.
+ * `hosts` lists who sleeps, for the hang report and for those who wake all to look around, under
+ * `lock`. An entry is on its sleeper's stack, which has a reference to its cell.
  */
 #include <limits.h>
 #include <sched.h>

@@ -28,9 +28,9 @@
  * Ownership. orCaches[d] is device d's, all of it under its lock. The lock is held for a few table
  * and list operations (and, when a table grows, a host allocation); it is dropped for regions
  * (system calls, a vendor's functions), for waiting, and to queue tasks. Under it are taken: the
- * locks of streams, to read counters, and the sanitizer's, which is told of what is freed. A block in limbo that is in no list belongs to the thread that took
- * it off. ranges[d] only widens: written under the lock, read by anybody to find the device of an
- * address.
+ * locks of streams, to read counters, and the sanitizer's, which is told of what is freed. A block
+ * in limbo that is in no list belongs to the thread that took it off. ranges[d] only widens:
+ * written under the lock, read by anybody to find the device of an address.
  *
  * Memory that was taken off the cache and is on its way back to the device is counted in
  * `releasing`: a thread that is short of memory waits for it (a few system calls) before it gives

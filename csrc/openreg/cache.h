@@ -1,6 +1,7 @@
 /*
- * What the files of the caching allocator share: cache.c (when a block may be used again), reserve.c
- * (memory from the device and back), history.c (what happened). cache.c's head has the rules.
+ * What the files of the caching allocator share: cache.c (when a block may be used again),
+ * reserve.c (memory from the device and back), history.c (what happened). cache.c's head has the
+ * rules.
  */
 #ifndef OPENREG_CACHE_H
 #define OPENREG_CACHE_H
@@ -91,7 +92,8 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
 
 /* The cache had nothing: a block from fresh memory, or what can be had by waiting. No lock held. */
 orError_t orCacheAllocateSlow(const orRequest *request, void **ptr);
-/* Out of memory, whatever there is, after all that is done for a request that cannot be served. No lock held. */
+/* Out of memory, whatever there is, after all that is done for a request that cannot be served. No
+ * lock held. */
 orError_t orCacheRefuse(const orRequest *request);
 
 #endif

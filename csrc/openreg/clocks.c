@@ -22,10 +22,12 @@
  * event that stands for a stream's work (orSanitizerEventAfter) is no gate: it has that stream's
  * clock from the start, like a record.
  *
- * Values. What a wait for a value orders cannot be seen: host and kernels may write it. All that was queued before is
- * taken to come before, and what is behind it is never reported, until the host has waited for it.
+ * Values. What a wait for a value orders cannot be seen: host and kernels may write it. All that
+ * was queued before is taken to come before, and what is behind it is never reported, until the
+ * host has waited for it.
  *
- * All under orSanitizerMutex. Timelines are never given back; there are as many as there were streams at one time.
+ * All under orSanitizerMutex. Timelines are never given back; there are as many as there were
+ * streams at one time.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -75,8 +77,8 @@ static uint32_t indexOf(const orTimeline *t) { return (uint32_t)(t - timelines);
 /* What the timeline does from now on is not in copies of its clock made before. */
 static void step(orTimeline *t) { t->clock.at[indexOf(t)]++; }
 
-/* A slot's streams count as one timeline, known by the latest: handles of earlier ones still come, with the blocks that
- * were allocated on them. */
+/* A slot's streams count as one timeline, known by the latest: handles of earlier ones still come,
+ * with the blocks that were allocated on them. */
 uint32_t orTimelineOf(orStream_t stream) {
   uint32_t *known = &timeline_of_slot[orHandleIndex(stream) % SLOTS];
   if (!*known) *known = newTimeline() + 1;
@@ -218,7 +220,8 @@ static void leaveGate(orTimeline *t, orSync *gate) {
   }
 }
 
-/* A gate behind others would keep them, and those behind which they were, for as long as it is there. */
+/* A gate behind others would keep them, and those behind which they were, for as long as it is
+ * there. */
 static void leaveOpenGates(orSync *sync) {
   for (uint32_t i = 0; i < sync->gate_count;) {
     orSync *gate = sync->gates[i];

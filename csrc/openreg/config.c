@@ -2,8 +2,8 @@
  * Settings: every OPENREG_* environment variable, in one table.
  *
  * config, settings and texts are written once, under configOnce, and only read afterwards;
- * memoryLimit likewise under limitOnce. A row of the table says all there is about a setting: to add one,
- * add a field to orConfig and a row here.
+ * memoryLimit likewise under limitOnce. A row of the table says all there is about a setting: to
+ * add one, add a field to orConfig and a row here.
  */
 #include <ctype.h>
 #include <limits.h>
@@ -264,8 +264,8 @@ static size_t readLimit(const char *path) {
   return found && limit > 0 && limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
 }
 
-/* A group's parents limit it too. Inside a container the group's path may not exist below the mount;
- * its parents, the mount itself last, are read all the same. */
+/* A group's parents limit it too. Inside a container the group's path may not exist below the
+ * mount; its parents, the mount itself last, are read all the same. */
 static size_t groupLimit(const char *mount, const char *group, const char *file) {
   char path[PATH_MAX], name[PATH_MAX + 64];
   size_t limit = SIZE_MAX;
@@ -290,7 +290,8 @@ static bool namesMemory(const char *controllers) {
   return false;
 }
 
-/* A line of /proc/self/cgroup is "hierarchy:controllers:group"; version 2 has no controllers there. */
+/* A line of /proc/self/cgroup is "hierarchy:controllers:group"; version 2 has no controllers
+ * there. */
 static size_t limitOfLine(char *line) {
   line[strcspn(line, "\n")] = 0;
   char *controllers = strchr(line, ':');

@@ -1,9 +1,10 @@
 /*
  * Copies and fills: what is checked when they are queued, and how the bytes move when they run.
  *
- * A pageable source of OR_STAGE_BYTES or less is copied into the queue with the task, so the caller may overwrite it
- * at once; a larger one is read in place and the call returns when it has been. A pageable destination has been
- * written when the call returns. Everything else is asynchronous. A large copy is run in pieces (split.c).
+ * A pageable source of OR_STAGE_BYTES or less is copied into the queue with the task, so the caller
+ * may overwrite it at once; a larger one is read in place and the call returns when it has been. A
+ * pageable destination has been written when the call returns. Everything else is asynchronous. A
+ * large copy is run in pieces (split.c).
  */
 #include <string.h>
 
@@ -128,7 +129,8 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
     orSanitizerNoteMove(stream, blocking ? "orMemcpy" : "orMemcpyAsync", to.known ? dst : NULL,
                         from.known ? src : NULL, bytes);
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
-  /* What comes from pageable memory is taken by the end of the call, which says nothing of when it arrives. */
+  /* What comes from pageable memory is taken by the end of the call, which says nothing of when it
+   * arrives. */
   orAwaits waits = blocking || !to.known   ? OR_AWAITS_AS_PROMISED
                    : !from.known && !stage ? OR_AWAITS_UNASKED
                                            : OR_AWAITS_NOT;

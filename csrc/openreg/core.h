@@ -62,7 +62,8 @@
 #define OR_CACHE_LINE 64
 #define OR_PAGE 4096u
 
-/* A node's priority in a tree that random priorities keep balanced, from the one before (xorshift). */
+/* A node's priority in a tree that random priorities keep balanced, from the one before
+ * (xorshift). */
 #define OR_TREE_SEED 2463534242u
 static inline uint32_t orTreePriority(uint32_t x) {
   x ^= x << 13;
@@ -71,7 +72,8 @@ static inline uint32_t orTreePriority(uint32_t x) {
   return x;
 }
 
-/* An invariant of integers or pointers, checked in the builds with OR_DEBUG: a false one prints both operands and aborts. */
+/* An invariant of integers or pointers, checked in the builds with OR_DEBUG: a false one prints
+ * both operands and aborts. */
 #ifdef OR_DEBUG
 #define OR_ASSERT(a, op, b)                                                \
   do {                                                                     \
@@ -95,10 +97,11 @@ _Noreturn void orAssertFailed(const char *file, int line, const char *text, unsi
 
 /* ---- error.c ---- */
 
-/* Notes the error and its detail for the calling thread, and returns it. orErrorNotReady is never noted. */
+/* Notes the error and its detail for the calling thread, and returns it. orErrorNotReady is never
+ * noted. */
 orError_t orFail(orError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The detail that a failed call noted, if it noted one since `before` = orNotedErrors(); else the text of
- * `error`. For errors that come back from a function of somebody else. */
+/* The detail that a failed call noted, if it noted one since `before` = orNotedErrors(); else the
+ * text of `error`. For errors that come back from a function of somebody else. */
 uint64_t orNotedErrors(void);
 const char *orErrorDetail(orError_t error, uint64_t before);
 /* One line on stderr, "openreg: " before it, in a single write; for what no caller can be told. */
@@ -107,8 +110,8 @@ void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* ---- given.c ---- */
 
 #define OR_END(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
-/* A structure that begins with its size, as this library knows it: the caller's, or a copy in `room`. Members behind `last`
- * are optional. Null: refused, as orErrorInvalidValue. */
+/* A structure that begins with its size, as this library knows it: the caller's, or a copy in
+ * `room`. Members behind `last` are optional. Null: refused, as orErrorInvalidValue. */
 #define OR_GIVEN(type, given, room, last)                                                  \
   (OR_LIKELY((given) && (given)->size == sizeof(type))                                     \
        ? (given)                                                                           \
@@ -193,17 +196,19 @@ bool orDeviceReachesPeer(int device, int peer);
 
 /* Makes device `index` ready for use (first use), or fails naming the index and the range. */
 orError_t orDeviceUse(int index);
-/* For a constructor: `fn` is called at the first use of each device, before its default stream is there. */
+/* For a constructor: `fn` is called at the first use of each device, before its default stream is
+ * there. */
 void orAtFirstUse(void (*fn)(void));
 /* Index check alone: no side effect besides making the device table. */
 orError_t orDeviceCheck(int index);
 orError_t orDeviceDefaultStream(int device, orStream_t *stream);
 /* The calling thread's current device. */
 int orCurrentDevice(void);
-/* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes before any and loses the
- * device. Any thread, no lock held. */
+/* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes
+ * before any and loses the device. Any thread, no lock held. */
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
-/* Called at the end of every call that synchronises: hands the failure out once, that of a lost device each time. */
+/* Called at the end of every call that synchronises: hands the failure out once, that of a lost
+ * device each time. */
 orError_t orDeviceTakeFailure(int index);
 bool orDeviceIsLost(int index);
 /* orSuccess, or orErrorDeviceLost with its text. */
@@ -222,7 +227,8 @@ typedef struct orRegion {
 
 /* The region that holds `ptr`; false if none does. */
 bool orRegionFind(const void *ptr, orRegion *region);
-/* Device memory, charged to the device's capacity. Touches no current device, does not synchronise. */
+/* Device memory, charged to the device's capacity. Touches no current device, does not
+ * synchronise. */
 orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
 /* The caller guarantees that no queued work uses the region. */
 orError_t orRegionRelease(void *ptr);
@@ -257,7 +263,8 @@ void orHandlePublish(orSlot *slot, uint64_t handle);
 /* The handle becomes invalid; the slot stays reserved until orHandleRecycle. */
 void orHandleInvalidate(orSlot *slot);
 void orHandleRecycle(orHandleTable *table, orSlot *slot);
-/* The slot that the handle names if it is live now. Whoever locks the slot asks orHandleIs again. */
+/* The slot that the handle names if it is live now. Whoever locks the slot asks orHandleIs
+ * again. */
 void *orHandleFind(orHandleTable *table, uint64_t handle);
 void *orHandleSlotAt(orHandleTable *table, uint32_t index);
 static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
@@ -367,15 +374,17 @@ typedef struct orQueueOut { /* the lane that runs the stream */
   size_t offset;
 } orQueueOut;
 
-/* Room for a record with `args_size` bytes of arguments; null when memory is short. Whoever does not commit it need do
- * nothing: the next reservation takes its place. Stream lock held. */
+/* Room for a record with `args_size` bytes of arguments; null when memory is short. Whoever does
+ * not commit it need do nothing: the next reservation takes its place. Stream lock held. */
 orTask *orQueueReserve(orQueueIn *in, size_t args_size);
-/* The latest reserved record becomes part of the queue; the caller then publishes the count of tasks. Stream lock held. */
+/* The latest reserved record becomes part of the queue; the caller then publishes the count of
+ * tasks. Stream lock held. */
 void orQueueCommit(orQueueIn *in, orQueueOut *out, const orTask *task);
 /* The oldest record; the caller has seen a count of tasks that includes it. */
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied);
 void orQueuePop(orQueueOut *out, size_t size);
-/* The `count` oldest records, which no lane is at, until `fn` returns false; indices from 0. Stream lock held. */
+/* The `count` oldest records, which no lane is at, until `fn` returns false; indices from 0. Stream
+ * lock held. */
 void orQueueForEach(const orQueueOut *out, uint64_t count,
                     bool (*fn)(const orTask *task, uint64_t index, void *context), void *context);
 /* Gives the memory of an empty queue back, which no lane is at. Stream lock held. */
@@ -440,8 +449,8 @@ typedef struct orStream {
 
 extern orHandleTable orStreamTable;
 
-/* A record to fill, in a stream that is locked until orStreamCommit. May block while the queue is full
- * if `hold` says so (kernels and copies). */
+/* A record to fill, in a stream that is locked until orStreamCommit. May block while the queue is
+ * full if `hold` says so (kernels and copies). */
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task);
 /* Publishes the record, unlocks and schedules; returns the task's number on its stream. */
@@ -453,24 +462,29 @@ typedef enum orAwaits {
   OR_AWAITS_UNASKED,
   OR_AWAITS_AS_PROMISED
 } orAwaits;
-/* For kernels, copies and fills: commits; if it waits, or with OPENREG_LAUNCH_BLOCKING, returns when the task is done and
- * reports as every call that synchronises does, or that the task was dropped. */
+/* For kernels, copies and fills: commits; if it waits, or with OPENREG_LAUNCH_BLOCKING, returns
+ * when the task is done and reports as every call that synchronises does, or that the task was
+ * dropped. */
 orError_t orStreamSubmit(orStream *stream, orTask *task, orAwaits waits);
-/* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not wait. */
+/* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not
+ * wait. */
 void orStreamResume(orStream *stream);
 /* By a lane: one more task has finished. */
 void orStreamFinishTask(orStream *stream, const orTask *task);
-/* By the lane that runs it: true if the stream was empty and is now idle (the lane lets go of it). */
+/* By the lane that runs it: true if the stream was empty and is now idle (the lane lets go of
+ * it). */
 bool orStreamTryIdle(orStream *stream);
-/* Every stream of a device (-1: of all) that has unfinished tasks, in turn, with its count of tasks so far: that
- * many were the device's. By the time `fn` runs, the slot may be another stream's. */
+/* Every stream of a device (-1: of all) that has unfinished tasks, in turn, with its count of tasks
+ * so far: that many were the device's. By the time `fn` runs, the slot may be another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
                      void *context);
-/* Waits until everything queued now on a device (-1: all) has finished. The second is for calls that promise it. */
+/* Waits until everything queued now on a device (-1: all) has finished. The second is for calls
+ * that promise it. */
 void orStreamAwaitDevice(int device);
 void orStreamSynchronizeDevice(int device);
-/* Every stream of a device, also those to come: the notice is given or taken back. With OR_NOTICE_LOST, what is queued is
- * to be dropped. The caller has noted it where orStreamMake looks. */
+/* Every stream of a device, also those to come: the notice is given or taken back. With
+ * OR_NOTICE_LOST, what is queued is to be dropped. The caller has noted it where orStreamMake
+ * looks. */
 void orStreamNotify(int device, unsigned notice, bool on);
 /* The stream whose mark it waits for, if it does. */
 orStream *orStreamBlocker(orStream *stream);
@@ -478,7 +492,8 @@ orStream *orStreamBlocker(orStream *stream);
 void orStreamSettle(void);
 /* Makes a device's default stream. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
-/* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and UINT64_MAX. */
+/* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and
+ * UINT64_MAX. */
 orError_t orStreamQueued(orStream_t stream, uint64_t *count);
 orError_t orStreamCompleted(orStream_t stream, uint64_t *count);
 /* The task that the calling thread is running: its stream, and its number there (from 1). */
@@ -525,8 +540,9 @@ orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
 
 enum { OR_SPIN_NS = 20000 }; /* a host that waits, before it sleeps */
 
-/* What a host thread may wait for: `count` tasks of a stream have finished, or, where there is none, an external event's
- * cell is done. A recorded event has all three: it is over when its mark is, which completes its cell just before. */
+/* What a host thread may wait for: `count` tasks of a stream have finished, or, where there is
+ * none, an external event's cell is done. A recorded event has all three: it is over when its mark
+ * is, which completes its cell just before. */
 typedef struct orAwaited {
   orStream *stream;
   uint64_t count;
@@ -541,7 +557,8 @@ void orAwaitTasks(orStream *stream, uint64_t count);
 bool orStreamAskForHelp(orStream *stream);
 void orStreamWakeSleepers(orStream *stream); /* whatever they wait for */
 
-/* A host thread that sleeps, until orHostWaitEnd; for nothing that it named: for what a schedule has chosen to run. */
+/* A host thread that sleeps, until orHostWaitEnd; for nothing that it named: for what a schedule
+ * has chosen to run. */
 typedef struct orHostWait {
   struct orHostWait *next, **at;
   orAwaited awaited;
@@ -557,7 +574,8 @@ void orHostWaitsWake(void); /* all of them, to look around */
 
 /* ---- lane.c ---- */
 
-/* Puts a stream that has just become READY into the list and sees to it that a lane runs. No lock held. */
+/* Puts a stream that has just become READY into the list and sees to it that a lane runs. No lock
+ * held. */
 void orLaneSchedule(orStream *stream);
 /* By a lane: parks its stream until the value comes; false as orCellWaitOrPark. */
 bool orLaneWaitValueOrPark(orStream *stream, const orValueArgs *args);
@@ -575,17 +593,19 @@ int orHostCores(void); /* that this process may run on */
 void orLaneServe(orStream *stream, void (*serve)(orStream *stream));
 
 enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
-/* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and gives it back; false
- * if it waits before. */
+/* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
+ * gives it back; false if it waits before. */
 bool orLaneRun(orStream *stream, uint64_t count, int lane);
-/* By a host thread: takes a stream that is ready; false if a lane has come before, or a task of it is for lanes. */
+/* By a host thread: takes a stream that is ready; false if a lane has come before, or a task of it
+ * is for lanes. */
 bool orLaneTake(orStream *stream);
 
 #include "dispatch.h"
 
 /* ---- copy.c ---- */
 
-/* memcpy between addresses that this thread can reach; a large one in pieces. Returns when done. In a task. */
+/* memcpy between addresses that this thread can reach; a large one in pieces. Returns when done. In
+ * a task. */
 void orCopyBytes(void *dst, const void *src, size_t bytes);
 
 /* ---- split.c ---- */
@@ -600,8 +620,8 @@ bool orSplitWantsHelp(void);
 
 /* Whether work of a device (-1: of none) may be run by a host thread that waits for it. */
 bool orTaskAnyThread(int device);
-/* Runs the first task of a stream, number `number` of it, and lets go of its arguments; false if the stream waits
- * and is no longer the lane's. */
+/* Runs the first task of a stream, number `number` of it, and lets go of its arguments; false if
+ * the stream waits and is no longer the lane's. */
 bool orTaskRun(orStream *stream, orTask *task, uint64_t number, int lane);
 /* Instead of running: completes its event, lets go of its arguments. */
 void orTaskDrop(orTask *task);
@@ -671,11 +691,13 @@ void orSanitizerNoteAfter(orCell *cell, orStream_t stream);
 /* The host has seen that a cell is done. */
 void orSanitizerNoteOver(orCell *cell);
 void orSanitizerForget(orCell *cell);
-/* What is queued on a stream so far (0: on all streams of a device, -1: of all), and that the host has seen it done. */
+/* What is queued on a stream so far (0: on all streams of a device, -1: of all), and that the host
+ * has seen it done. */
 orSync *orSanitizerMark(orStream_t stream, int device);
 void orSanitizerReached(orSync *mark);
 void orSanitizerNoteReset(int device);
-/* A copy or fill (src is null) that is about to be queued; null for memory that is not told about. No lock held. */
+/* A copy or fill (src is null) that is about to be queued; null for memory that is not told about.
+ * No lock held. */
 void orSanitizerNoteMove(orStream_t stream, const char *call, const void *dst, const void *src,
                          size_t bytes);
 /* Of a block that is being freed: what a recorded stream has done; then, that it is free. */
@@ -686,7 +708,8 @@ void orSanitizerNoteRelease(uintptr_t start, size_t size);
 
 /* ---- reserve.c ---- */
 
-/* Gives back what no queued work can reach; waits for none, as another device's may go on for ever. */
+/* Gives back what no queued work can reach; waits for none, as another device's may go on for
+ * ever. */
 void orCacheTrim(int device);
 
 /* ---- clock and futex ---- */

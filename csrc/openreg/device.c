@@ -1,5 +1,6 @@
 /*
- * Devices as a caller sees them: the current one, their properties, first use, failures, synchronise, reset.
+ * Devices as a caller sees them: the current one, their properties, first use, failures,
+ * synchronise, reset.
  *
  * current      thread-local.
  * ready[]      release-stored when a device's default stream exists; `first_use` serialises the making.

@@ -1,10 +1,11 @@
 /*
  * The choice of what runs next, where it is not the lanes' own.
  *
- * Lanes run streams that are ready as they come (lane.c). A dispatcher takes that over: it holds what becomes ready, and
- * hands it to lane 0, stream by stream, while host threads are inside calls (orLaneServe). schedule.c is one. Whoever
- * waits or asks looks at `orDispatcherNow` and, if there is one, leaves it to it. It may change at any time: `hold` says
- * no once it has, and `notice` comes after every change that a thread inside `await` should look at.
+ * Lanes run streams that are ready as they come (lane.c). A dispatcher takes that over: it holds
+ * what becomes ready, and hands it to lane 0, stream by stream, while host threads are inside calls
+ * (orLaneServe). schedule.c is one. Whoever waits or asks looks at `orDispatcherNow` and, if there
+ * is one, leaves it to it. It may change at any time: `hold` says no once it has, and `notice`
+ * comes after every change that a thread inside `await` should look at.
  */
 #ifndef OPENREG_DISPATCH_H
 #define OPENREG_DISPATCH_H

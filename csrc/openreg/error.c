@@ -1,8 +1,8 @@
 /*
  * Errors: their names and texts, and the last one of each thread.
  *
- * lastError, lastMessage and notedErrors belong to the thread that reads them; no lock. The message of a failure
- * outlives orGetLastError(), which clears the code alone.
+ * lastError, lastMessage and notedErrors belong to the thread that reads them; no lock. The message
+ * of a failure outlives orGetLastError(), which clears the code alone.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,17 +1,18 @@
 /*
  * Events and their completion cells.
  *
- * A cell is one completion: pending, then done, for ever. Each record of an event makes a cell and queues a mark
- * that completes it; the event points to its newest cell, a queued wait holds the cell that it bound to. So a
- * later record can neither satisfy an earlier wait late nor be satisfied early, and destroying the event
- * leaves its cells to those who wait.
+ * A cell is one completion: pending, then done, for ever. Each record of an event makes a cell and
+ * queues a mark that completes it; the event points to its newest cell, a queued wait holds the
+ * cell that it bound to. So a later record can neither satisfy an earlier wait late nor be
+ * satisfied early, and destroying the event leaves its cells to those who wait.
  *
- * Who holds a reference: the event (newest cell), each queued mark and wait, a host thread while it sleeps, the
- * core while it completes. The last one puts the cell back into the pool.
+ * Who holds a reference: the event (newest cell), each queued mark and wait, a host thread while it
+ * sleeps, the core while it completes. The last one puts the cell back into the pool.
  *
- * cell->state is a futex for sleeping hosts. cell->lock guards the list of waiting streams, and `done` is set
- * under it, so that a stream is either seen by orCellComplete or sees `done`. Stream lock before cell lock:
- * orCellComplete therefore takes the streams off one by one and resumes each with no cell lock held.
+ * cell->state is a futex for sleeping hosts. cell->lock guards the list of waiting streams, and
+ * `done` is set under it, so that a stream is either seen by orCellComplete or sees `done`. Stream
+ * lock before cell lock: orCellComplete therefore takes the streams off one by one and resumes each
+ * with no cell lock held.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -243,8 +244,8 @@ orError_t orEventGetDevice(orEvent_t event, int *device) {
   return orSuccess;
 }
 
-/* The event is locked across the enqueue, so that of two threads that record it the later mark is the newest
- * cell. A mark never waits for room. */
+/* The event is locked across the enqueue, so that of two threads that record it the later mark is
+ * the newest cell. A mark never waits for room. */
 static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
   orStream *s;
   orTask *task;

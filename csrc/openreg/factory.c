@@ -7,9 +7,9 @@
  *                              and then read without a lock
  * making, loadingPlugin        of the thread that makes the devices
  *
- * makeLock is held while devices are made, around the functions of factories and plugins too, so that no two
- * threads make them; a call back from there into the making itself is refused. registryLock is taken inside
- * it and never held around a call.
+ * makeLock is held while devices are made, around the functions of factories and plugins too, so
+ * that no two threads make them; a call back from there into the making itself is refused.
+ * registryLock is taken inside it and never held around a call.
  */
 #include <ctype.h>
 #include <dlfcn.h>
@@ -161,8 +161,8 @@ void orRegisterDeviceFactoryAtLoad(const char *type, int priority, const orDevic
     orWarn("no device factory was registered at load: %s", orGetLastErrorMessage());
 }
 
-/* Entries that match are taken out, the order of the others stays; the number of those that went. A null
- * argument matches all. */
+/* Entries that match are taken out, the order of the others stays; the number of those that went. A
+ * null argument matches all. */
 static int removeEntries(const char *type, const orDeviceFactory *given, const char *plugin) {
   orMutexLock(&registryLock);
   int kept = 0, count = entryCount;

@@ -1,16 +1,19 @@
 /*
  * Fault injection: operations that fail because a test says so.
  *
- * An operation is chosen on the host, by the thread that asks for it, where operations have an order. A task is
- * marked in its record (orTask.fault) under its stream's lock, and the lane that comes to it does as the mark says, so
- * that what happens to it does not depend on when that is, nor on the fault being there still.
+ * An operation is chosen on the host, by the thread that asks for it, where operations have an
+ * order. A task is marked in its record (orTask.fault) under its stream's lock, and the lane that
+ * comes to it does as the mark says, so that what happens to it does not depend on when that is,
+ * nor on the fault being there still.
  *
- * Off, none of this is looked for: the streams of a device on which a fault is armed say so in `notice`, which
- * allocations have to read anyway to see whether the device is lost; a launch reads it once more, on the line it
- * has just locked; a lane looks at one field of the record that it runs. orMalloc, which is system calls, takes `lock`.
+ * Off, none of this is looked for: the streams of a device on which a fault is armed say so in
+ * `notice`, which allocations have to read anyway to see whether the device is lost; a launch reads
+ * it once more, on the line it has just locked; a lane looks at one field of the record that it
+ * runs. orMalloc, which is system calls, takes `lock`.
  *
- * faults[] is guarded by `lock`, a leaf in the order of locks. `changing` is held while a fault is armed or removed and
- * the streams are told, so that two threads do not undo each other; it comes before the making of streams.
+ * faults[] is guarded by `lock`, a leaf in the order of locks. `changing` is held while a fault is
+ * armed or removed and the streams are told, so that two threads do not undo each other; it comes
+ * before the making of streams.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,9 @@
 /*
- * The version, and structures that a caller gives, whose header may be older or newer than this library.
+ * The version, and structures that a caller gives, whose header may be older or newer than this
+ * library.
  *
- * As Linux's copy_struct_from_user: what an older one lacks at the end is 0, which is its default; what a newer one has
- * beyond must be 0, as nobody here knows what it asks for. No state.
+ * As Linux's copy_struct_from_user: what an older one lacks at the end is 0, which is its default;
+ * what a newer one has beyond must be 0, as nobody here knows what it asks for. No state.
  */
 #include <string.h>
 

@@ -4,10 +4,10 @@
  *   63   62..60   59..54    53..30   29..0
  *    0    kind    device     slot    generation (from 1)
  *
- * A table is reserved once and never unmapped, and a slot keeps its last generation, so that any 64-bit
- * number can be asked for: it names a live slot or nothing. `handle` of a slot is the truth; it is written
- * under the lock of whatever lives in the slot and read without, by a look-up that the owner of the lock then
- * repeats.
+ * A table is reserved once and never unmapped, and a slot keeps its last generation, so that any
+ * 64-bit number can be asked for: it names a live slot or nothing. `handle` of a slot is the truth;
+ * it is written under the lock of whatever lives in the slot and read without, by a look-up that
+ * the owner of the lock then repeats.
  */
 #include <errno.h>
 #include <inttypes.h>

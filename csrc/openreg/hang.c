@@ -1,11 +1,11 @@
 /*
  * The hang report: what each stream is doing and what it waits for, in words.
  *
- * No state. It looks at one stream after the other, each under its own lock for a few reads (orSeen is what was seen);
- * the streams go on meanwhile, so it is a picture of what stands still. What a stream that a lane has is running is in
- * its `head`; the queue of any other is still, under the lock. The cell that a stream waits for is kept by its waiting
- * task, which does not finish under the lock either. Text is made of what was seen, and written, with no lock of a
- * stream held.
+ * No state. It looks at one stream after the other, each under its own lock for a few reads (orSeen
+ * is what was seen); the streams go on meanwhile, so it is a picture of what stands still. What a
+ * stream that a lane has is running is in its `head`; the queue of any other is still, under the
+ * lock. The cell that a stream waits for is kept by its waiting task, which does not finish under
+ * the lock either. Text is made of what was seen, and written, with no lock of a stream held.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -175,7 +175,8 @@ static bool findWrite(const orTask *task, uint64_t index, void *context) {
   return false;
 }
 
-/* The number of a task that writes what is waited for, of a stream that waits itself; 0 if it has none. */
+/* The number of a task that writes what is waited for, of a stream that waits itself; 0 if it has
+ * none. */
 static uint64_t writesValue(orSeen *writer, const orValueArgs *wanted) {
   orWrite w = {wanted, UINT64_MAX};
   orStream *s = writer->slot;

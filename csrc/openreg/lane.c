@@ -1,37 +1,42 @@
 /*
  * Lanes: the threads that run tasks, and the one place where it is decided what runs next.
  *
- * A lane takes the most urgent ready stream, runs its tasks in order, and after each task lets go of it if a more
- * urgent one is ready, or one of equal priority has been for longer than a millisecond. Lanes belong to the process;
- * any lane serves any device. Lane 0 is the wide one (its kernels may use several threads) and is woken first.
+ * A lane takes the most urgent ready stream, runs its tasks in order, and after each task lets go
+ * of it if a more urgent one is ready, or one of equal priority has been for longer than a
+ * millisecond. Lanes belong to the process; any lane serves any device. Lane 0 is the wide one (its
+ * kernels may use several threads) and is woken first.
  *
- * `lock` is the last in the order of locks and guards everything in `sched` except the atomics, which are written
- * under it and read without it as hints:
+ * `lock` is the last in the order of locks and guards everything in `sched` except the atomics,
+ * which are written under it and read without it as hints:
  *   ready_mask    bit p: a stream of priority p is ready
  *   oldest[p]     since when the first of that list has been
  *   value_count   streams that wait for a value
  *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set without the lock
  *   chosen        what a dispatcher wants run, for lane 0 alone, which takes it first; the mask's bit OR_CHOSEN
  *
- * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the lock after finding
- * the lists empty. Whoever puts a stream in wakes a lane only if none is looking for one; a lane that takes a stream and
- * leaves others behind wakes the next. A lane may say at any time that it looks, and does so before it lets go of an
- * empty stream, or that stream's next task would wake another; that it looks no more it says under the lock, with
- * the lists in view. Waking is a change of the lane's own futex word, so a lane that has not gone to sleep yet does not.
+ * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the
+ * lock after finding the lists empty. Whoever puts a stream in wakes a lane only if none is looking
+ * for one; a lane that takes a stream and leaves others behind wakes the next. A lane may say at
+ * any time that it looks, and does so before it lets go of an empty stream, or that stream's next
+ * task would wake another; that it looks no more it says under the lock, with the lists in view.
+ * Waking is a change of the lane's own futex word, so a lane that has not gone to sleep yet does
+ * not.
  *
- * A lane without work spins before it sleeps: briefly, but for longer once it has been woken soon after it fell asleep,
- * as by a host that waits for each result before it goes on, provided that it takes no core from a lane that computes.
- * It does not spin on the core of a host that waits, where each would only keep the other from running.
+ * A lane without work spins before it sleeps: briefly, but for longer once it has been woken soon
+ * after it fell asleep, as by a host that waits for each result before it goes on, provided that it
+ * takes no core from a lane that computes. It does not spin on the core of a host that waits, where
+ * each would only keep the other from running.
  *
- * The system often wakes a lane on the very core of the thread that wakes it, though another is idle: a virtual
- * machine's halted core does not count as such, and waking it costs more than changing threads here. So a lane asks for a short
- * slice of the processor's time, for which the system stops a thread in the midst of its own, and begins at once; it
- * does not spin there, where it would keep that thread from running; and before it helps with pieces of work, whose
- * owner is at work on them too, it goes to another core. A lane that looks counts for threads on other cores alone: on
- * theirs it may be waiting for the core that they have.
+ * The system often wakes a lane on the very core of the thread that wakes it, though another is
+ * idle: a virtual machine's halted core does not count as such, and waking it costs more than
+ * changing threads here. So a lane asks for a short slice of the processor's time, for which the
+ * system stops a thread in the midst of its own, and begins at once; it does not spin there, where
+ * it would keep that thread from running; and before it helps with pieces of work, whose owner is
+ * at work on them too, it goes to another core. A lane that looks counts for threads on other cores
+ * alone: on theirs it may be waiting for the core that they have.
  *
- * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to look: while there are
- * such waits, one sleeping lane sleeps with a time-out, and looks.
+ * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to
+ * look: while there are such waits, one sleeping lane sleeps with a time-out, and looks.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -248,7 +253,8 @@ void orLaneSchedule(orStream *s) {
   wake(l, start);
 }
 
-/* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more before it sleeps. */
+/* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more
+ * before it sleeps. */
 static orLane *chooseWideLane(bool *start) {
   *start = !sched.started;
   if (*start) sched.started = 1;
@@ -391,7 +397,8 @@ static void sleepLane(orLane *l) {
   sched.idle &= ~(1u << l->index);
 }
 
-/* Sees to it that streams that are ready, and values, have a lane that looks. Lock held at entry, not at return. */
+/* Sees to it that streams that are ready, and values, have a lane that looks. Lock held at entry,
+ * not at return. */
 static void wakeForTheRest(void) {
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || needsPoller();
   bool start = false;
@@ -400,7 +407,8 @@ static void wakeForTheRest(void) {
   wake(l, start);
 }
 
-/* A lane that has something to do leaves the rest to the next. Lock held at entry, not at return. */
+/* A lane that has something to do leaves the rest to the next. Lock held at entry, not at
+ * return. */
 static void leaveTheRest(orLane *l) {
   stopLooking(l);
   wakeForTheRest();
@@ -427,8 +435,8 @@ static void spinUnlocked(uint64_t ns) {
   orMutexLock(&sched.lock);
 }
 
-/* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody else allows the lane
- * just now is lost; where the core is the only one, nothing happens. */
+/* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody
+ * else allows the lane just now is lost; where the core is the only one, nothing happens. */
 static void leaveCore(int core) {
   cpu_set_t all, others;
   if (sched_getaffinity(0, sizeof all, &all)) return;
@@ -456,8 +464,8 @@ static bool spinAndHelp(orLane *l) {
   return helped;
 }
 
-/* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one that was woken
- * for nothing, or came too late to help, goes back to sleep. */
+/* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one
+ * that was woken for nothing, or came too late to help, goes back to sleep. */
 static orStream *pick(orLane *l) {
   orStream *s;
   bool spin_first = true;
@@ -494,8 +502,8 @@ static orTask *frontTask(orStream *s) {
   return t;
 }
 
-/* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane would otherwise pay
- * for a way through the scheduler with each task. */
+/* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane
+ * would otherwise pay for a way through the scheduler with each task. */
 static bool seeMore(orStream *s, uint64_t number) {
   for (int i = 0; i < OR_LINGER; i++) {
     s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
@@ -565,8 +573,8 @@ static void becomeRunning(orStream *s, int lane) {
   orMutexUnlock(&s->lock);
 }
 
-/* A host has parked a stream, perhaps on a value. A lane would look for another stream now, and on its way see to it that
- * somebody polls. */
+/* A host has parked a stream, perhaps on a value. A lane would look for another stream now, and on
+ * its way see to it that somebody polls. */
 static void leavePolling(void) {
   orMutexLock(&sched.lock);
   wakeForTheRest();
@@ -599,8 +607,9 @@ bool orLaneTake(orStream *s) {
   return taken;
 }
 
-/* A thread that wakes up stops one whose slice is longer (Linux 6.12 and later; before, nothing happens). The slice has no part
- * in how much time it gets. Threads that it starts, OpenMP's, have the usual one. */
+/* A thread that wakes up stops one whose slice is longer (Linux 6.12 and later; before, nothing
+ * happens). The slice has no part in how much time it gets. Threads that it starts, OpenMP's, have
+ * the usual one. */
 static void askForShortSlice(void) {
   struct {
     uint32_t size, policy;

@@ -1,14 +1,15 @@
 /*
  * Regions: which addresses are allocated, on which device, by which allocator.
  *
- * One tree, ordered by address, holds every live region of the process: device memory of all devices (simulated
- * or a vendor's), pinned host memory and registered host memory. It answers what any pointer is, and every copy is
- * checked against it. It is a treap: its shape is that of random insertion whatever the order of addresses, so
- * look-ups stay logarithmic without rebalancing rules.
+ * One tree, ordered by address, holds every live region of the process: device memory of all
+ * devices (simulated or a vendor's), pinned host memory and registered host memory. It answers what
+ * any pointer is, and every copy is checked against it. It is a treap: its shape is that of random
+ * insertion whatever the order of addresses, so look-ups stay logarithmic without rebalancing
+ * rules.
  *
- * `lock` guards the tree, its nodes and `used`. The factories' functions are called outside it: an allocation
- * first charges the capacity, then asks the factory, then enters the tree; a release goes the other way round, so that
- * an address is in the tree only while its owner has it.
+ * `lock` guards the tree, its nodes and `used`. The factories' functions are called outside it: an
+ * allocation first charges the capacity, then asks the factory, then enters the tree; a release
+ * goes the other way round, so that an address is in the tree only while its owner has it.
  */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * What a thread holds, for the assertions of mutex.h. The list is the thread's own, the latest last; as each has a higher
- * rank than those before it, the last has the highest.
+ * What a thread holds, for the assertions of mutex.h. The list is the thread's own, the latest
+ * last; as each has a higher rank than those before it, the last has the highest.
  */
 #include "core.h"
 

@@ -1,8 +1,9 @@
 /*
  * Mutexes, and the order in which they may be taken.
  *
- * A thread that holds one takes only those further down the list, and sleeps with none (orFutexWait). With OR_DEBUG both
- * are asserted, and so is what is said to need a lock (orMutexAssertHeld); each thread keeps a list of what it holds.
+ * A thread that holds one takes only those further down the list, and sleeps with none
+ * (orFutexWait). With OR_DEBUG both are asserted, and so is what is said to need a lock
+ * (orMutexAssertHeld); each thread keeps a list of what it holds.
  */
 #ifndef OPENREG_MUTEX_H
 #define OPENREG_MUTEX_H

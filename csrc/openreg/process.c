@@ -1,6 +1,6 @@
 /*
- * What every entry point checks first: is this a forked child, is the process leaving, is the caller
- * a task?
+ * What every entry point checks first: is this a forked child, is the process leaving, is the
+ * caller a task?
  *
  * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
  * no lock. `forked` is written by the child's only thread before any other can exist. taskKind
@@ -20,8 +20,8 @@ static pthread_once_t handlersOnce = PTHREAD_ONCE_INIT;
 static _Thread_local int taskKind = OR_TASK_NONE;
 static _Thread_local bool ours;
 
-/* A fork duplicates the calling thread alone: lanes are gone and their locks may be held for ever, so
- * the child can only be refused. */
+/* A fork duplicates the calling thread alone: lanes are gone and their locks may be held for ever,
+ * so the child can only be refused. */
 static void inForkedChild(void) {
   if (atomic_load_explicit(&activated, memory_order_relaxed))
     atomic_store_explicit(&forked, true, memory_order_release);

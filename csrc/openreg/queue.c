@@ -1,11 +1,12 @@
 /*
  * A stream's queue of tasks: records of any size, their arguments inline, in a list of chunks.
  *
- * Producers append under the stream's lock; the one lane that runs the stream consumes without it. What makes a
- * record visible is the stream's `queued` count, stored with release after orQueueCommit and loaded with acquire
- * before orQueueFront: a consumer never looks at a record, a chunk's `end` or its `next` that a count it has
- * seen does not cover. A reservation may be abandoned: a chunk is linked with the first record that is committed
- * to it, so that none in the list is empty. Until then it is the spare one, which is also where an emptied chunk is kept for
+ * Producers append under the stream's lock; the one lane that runs the stream consumes without it.
+ * What makes a record visible is the stream's `queued` count, stored with release after
+ * orQueueCommit and loaded with acquire before orQueueFront: a consumer never looks at a record, a
+ * chunk's `end` or its `next` that a count it has seen does not cover. A reservation may be
+ * abandoned: a chunk is linked with the first record that is committed to it, so that none in the
+ * list is empty. Until then it is the spare one, which is also where an emptied chunk is kept for
  * the next lap: a stream in a steady state allocates nothing.
  */
 #include <stdlib.h>
@@ -78,8 +79,8 @@ static orTask *recordAt(orChunk *c, size_t offset) {
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied) {
   orChunk *c = out->head;
   *emptied = NULL;
-  /* `end` only grows, and a record here that the count covers is already in it: equality means that the record
-   * is in the next chunk, whose link the count covers as well. */
+  /* `end` only grows, and a record here that the count covers is already in it: equality means that
+   * the record is in the next chunk, whose link the count covers as well. */
   if (out->offset == endOf(c)) {
     *emptied = c;
     out->head = c = c->next;

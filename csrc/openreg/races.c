@@ -98,7 +98,8 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   return race;
 }
 
-/* At the end, or in place of one that says the same of an earlier access: one missing wait is one report. */
+/* At the end, or in place of one that says the same of an earlier access: one missing wait is one
+ * report. */
 static void append(orRace **list, orRace *race) {
   for (; *list; list = &(*list)->next) {
     orRace *other = *list;

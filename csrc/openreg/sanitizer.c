@@ -68,7 +68,8 @@ static bool covers(const orRange *whole, const orRange *part) {
   return !memcmp(whole->repeats, part->repeats, whole->dims * sizeof whole->repeats[0]);
 }
 
-/* What a later access cannot meet without meeting `now` is not needed any more. True if the node has become `now`. */
+/* What a later access cannot meet without meeting `now` is not needed any more. True if the node
+ * has become `now`. */
 static bool replace(orShadow *old, const orShadow *now, bool renewed) {
   const orRange *a = &old->range, *b = &now->range;
   if (covers(b, a)) {

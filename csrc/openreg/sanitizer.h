@@ -1,11 +1,11 @@
 /*
- * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who touched which bytes last),
- * races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
- * sanitizer.c (the calls that tell them what happens).
+ * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who
+ * touched which bytes last), races.c (conflicts and their reports), names.c and stacks.c (what
+ * reports say of an access), sanitizer.c (the calls that tell them what happens).
  *
- * One lock, orSanitizerMutex, guards everything below. It is a leaf in the order of locks: under it no other is
- * taken, nothing is waited for and nobody's function is called. Functions are called with it held unless they say
- * otherwise.
+ * One lock, orSanitizerMutex, guards everything below. It is a leaf in the order of locks: under it
+ * no other is taken, nothing is waited for and nobody's function is called. Functions are called
+ * with it held unless they say otherwise.
  */
 #ifndef OPENREG_SANITIZER_PRIVATE_H
 #define OPENREG_SANITIZER_PRIVATE_H
@@ -54,7 +54,8 @@ typedef struct orClock {
 
 enum { OR_GATES = 4 };
 
-/* A moment that others can be ordered after: an event's record, an external event, or a stream's state. */
+/* A moment that others can be ordered after: an event's record, an external event, or a stream's
+ * state. */
 struct orSync {
   uint32_t refs;
   bool gate;   /* an external event that is not signalled: `clock` is what is known of it already */
@@ -106,12 +107,14 @@ static inline orSync *orSyncRetain(orSync *sync) {
 }
 void orSyncRelease(orSync *sync);
 void orHostJoin(const orSync *sync);
-/* What a timeline did at `counter` is over for the host: for everything that is yet to be queued. */
+/* What a timeline did at `counter` is over for the host: for everything that is yet to be
+ * queued. */
 bool orHostKnows(uint32_t timeline, uint64_t counter);
 static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_t counter) {
   return timeline < clock->size && clock->at[timeline] >= counter;
 }
-/* The waits for external events that somebody was to open are forgotten: of streams of a device, -1: of all. */
+/* The waits for external events that somebody was to open are forgotten: of streams of a device,
+ * -1: of all. */
 void orClocksForgetGates(int device);
 
 /* ---- shadow.c ---- */

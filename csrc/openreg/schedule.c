@@ -1,23 +1,25 @@
 /*
- * Schedules: one task at a time, only while a host thread is inside a call, in an order that a seed decides.
+ * Schedules: one task at a time, only while a host thread is inside a call, in an order that a seed
+ * decides.
  *
- * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held here. A thread at a
- * point says what it wants (an orGoal: so many tasks, or a stream's progress, or a cell), chooses the first stream and
- * hands it to lane 0, which runs one task of it, gives it back, chooses the next and so on until the goal is
- * reached or nothing is left that can run. The thread waits meanwhile, so nothing runs but what was chosen. That it is
- * always lane 0, the wide one, makes kernels split their sums in the same way each time.
+ * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held
+ * here. A thread at a point says what it wants (an orGoal: so many tasks, or a stream's progress,
+ * or a cell), chooses the first stream and hands it to lane 0, which runs one task of it, gives it
+ * back, chooses the next and so on until the goal is reached or nothing is left that can run. The
+ * thread waits meanwhile, so nothing runs but what was chosen. That it is always lane 0, the wide
+ * one, makes kernels split their sums in the same way each time.
  *
- * A thread that synchronises and finds nothing to run sleeps for whatever comes from outside: a signalled event, a
- * value, another thread's work. Every such change, and the end of lane 0's work, changes `word`, which the sleeper read
- * before it looked.
+ * A thread that synchronises and finds nothing to run sleeps for whatever comes from outside: a
+ * signalled event, a value, another thread's work. Every such change, and the end of lane 0's work,
+ * changes `word`, which the sleeper read before it looked.
  *
- * `orDispatcherNow` and `policy` are written under `lock` and read anywhere. It changes when nothing is
- * queued, but for orScheduleSwitch and threads that queue at that very moment: what a lane takes
- * from the scheduler's lists once a schedule is on comes here; a lane that still runs a stream
- * notices it at the end; what is held when it ends goes there; a goal that is being served then is
- * ended by lane 0 as any other; and hosts that sleep wake up to sleep in the other way, since they
- * may be the ones that have to make tasks run. A host looks at the policy after it has entered the
- * list of sleepers and read its futex, which waking changes, so it is not missed.
+ * `orDispatcherNow` and `policy` are written under `lock` and read anywhere. It changes when
+ * nothing is queued, but for orScheduleSwitch and threads that queue at that very moment: what a
+ * lane takes from the scheduler's lists once a schedule is on comes here; a lane that still runs a
+ * stream notices it at the end; what is held when it ends goes there; a goal that is being served
+ * then is ended by lane 0 as any other; and hosts that sleep wake up to sleep in the other way,
+ * since they may be the ones that have to make tasks run. A host looks at the policy after it has
+ * entered the list of sleepers and read its futex, which waking changes, so it is not missed.
  *
  * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
  *   held      streams that can run, in the order of their numbers; linked by ready_next
@@ -25,12 +27,13 @@
  *   random    the generator's state
  * A stream's schedule_number and schedule_epoch are under it too.
  *
- * Every order that the program allows is possible under some seed: points take any number of tasks, from any stream
- * that can run. A seed also decides how much is run at points and how long a stream is stayed with, since the two
- * orders that differ most, a stream far ahead and one far behind, would otherwise be the rarest.
+ * Every order that the program allows is possible under some seed: points take any number of tasks,
+ * from any stream that can run. A seed also decides how much is run at points and how long a stream
+ * is stayed with, since the two orders that differ most, a stream far ahead and one far behind,
+ * would otherwise be the rarest.
  *
- * What is no point: an event's record, which deleters make, and they may not block; an allocation, which may run ahead
- * of nothing that the point before it could not run.
+ * What is no point: an event's record, which deleters make, and they may not block; an allocation,
+ * which may run ahead of nothing that the point before it could not run.
  */
 #include "openreg_schedule.h"
 
@@ -163,7 +166,8 @@ static bool isReached(const orGoal *g) {
   return (g->until.stream || g->until.cell) && orIsOver(&g->until);
 }
 
-/* What the goal's stream waits for, in the end. A wait is for a mark that was queued before it, so this ends. */
+/* What the goal's stream waits for, in the end. A wait is for a mark that was queued before it, so
+ * this ends. */
 static const orStream *neededFor(const orGoal *g) {
   if (!policyIs(orScheduleLate)) return NULL;
   orStream *s = g->until.stream;

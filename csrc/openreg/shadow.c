@@ -9,7 +9,8 @@
  * which may lose a report and never makes one. So does STEPS, after which two ranges are taken to
  * be apart.
  *
- * All under orSanitizerMutex, but for the functions of ranges, which have no state. Nodes are recycled.
+ * All under orSanitizerMutex, but for the functions of ranges, which have no state. Nodes are
+ * recycled.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -79,7 +80,8 @@ bool orRangeMake(const orMemoryAccess *access, orRange *range) {
   return true;
 }
 
-/* Distances between a repetition of one range and one of another: `stride` times any number from `least` to `most`. */
+/* Distances between a repetition of one range and one of another: `stride` times any number from
+ * `least` to `most`. */
 typedef struct orTerm {
   int64_t stride, least, most;
 } orTerm;

@@ -6,17 +6,19 @@
  *     range   PROT_NONE            what orMalloc returns and data_ptr() shows; a host access faults, always
  *     shadow  the pages, a memfd   what kernels and copies use: range address + span
  *
- * No system call is needed to let a kernel in, and no moment exists in which the host can read by mistake. The
- * shadow is MADV_DONTFORK: a forked child has no way to write its parent's device memory.
+ * No system call is needed to let a kernel in, and no moment exists in which the host can read by
+ * mistake. The shadow is MADV_DONTFORK: a forked child has no way to write its parent's device
+ * memory.
  *
- * Addresses are handed out by a buddy allocator. The capacity is charged elsewhere (memory.c), so the range must
- * never be the reason for a failure. A buddy system that serves at most M bytes live, in blocks of at most n
- * pages, needs at most M * (1 + log2(n) / 2) bytes of addresses (Robson's bound for such systems); sizes are rounded
- * up to a power of two, which doubles M. With n <= 2^28 pages that is below 32 * M: the range is that large.
- * Pages that are given back are punched out of the memfd (MADV_REMOVE), in no lock.
+ * Addresses are handed out by a buddy allocator. The capacity is charged elsewhere (memory.c), so
+ * the range must never be the reason for a failure. A buddy system that serves at most M bytes
+ * live, in blocks of at most n pages, needs at most M * (1 + log2(n) / 2) bytes of addresses
+ * (Robson's bound for such systems); sizes are rounded up to a power of two, which doubles M. With
+ * n <= 2^28 pages that is below 32 * M: the range is that large. Pages that are given back are
+ * punched out of the memfd (MADV_REMOVE), in no lock.
  *
- * `mapping` guards the one-time mapping; `arena` is published last. A card's `lock` guards its free lists
- * and `buddy`.
+ * `mapping` guards the one-time mapping; `arena` is published last. A card's `lock` guards its free
+ * lists and `buddy`.
  */
 #include <errno.h>
 #include <string.h>
@@ -27,7 +29,8 @@
 
 enum { OR_ORDERS = 40, OR_RANGE_ORDER = 5 /* 32 times the capacity */ };
 
-/* One entry a page; only the first page of a buddy is in use, so that few entries are ever touched. */
+/* One entry a page; only the first page of a buddy is in use, so that few entries are ever
+ * touched. */
 typedef struct orBuddy {
   uint32_t next, previous; /* in the free list of its order; page + 1 */
   uint8_t order;
@@ -129,7 +132,8 @@ static orError_t mapCard(orCard *c, char *range, int order) {
   return mapShadow(range + span, span);
 }
 
-/* Address space may be short (a limit, a sanitizer's layout): a smaller range serves until it is fragmented. */
+/* Address space may be short (a limit, a sanitizer's layout): a smaller range serves until it is
+ * fragmented. */
 static char *reserve(int *order) {
   int least = orderOf(orDeviceAt(0)->desc.memory_limit) + 1;
   for (*order = least - 1 + OR_RANGE_ORDER;; --*order) {

@@ -1,20 +1,22 @@
 /*
  * Work in pieces: what a running task shares with whoever has nothing else to do.
  *
- * The lane that runs the task puts a job on its stack into the list of jobs and takes a piece. Who looks for work
- * anyway has come by then; if there are fewer than may work, it wakes others (a host that sleeps for this very stream,
- * idle lanes), which costs as much as a piece or two. It takes pieces until none is left, takes the job out of the
- * list and waits for the helpers inside. No more threads work on a job than there are cores: one that is preempted
- * with a piece in hand keeps all the others waiting.
+ * The lane that runs the task puts a job on its stack into the list of jobs and takes a piece. Who
+ * looks for work anyway has come by then; if there are fewer than may work, it wakes others (a host
+ * that sleeps for this very stream, idle lanes), which costs as much as a piece or two. It takes
+ * pieces until none is left, takes the job out of the list and waits for the helpers inside. No
+ * more threads work on a job than there are cores: one that is preempted with a piece in hand keeps
+ * all the others waiting.
  *
- * `lock` guards the list and joining a job; `next` hands out pieces; `helpers` counts who is inside, and the owner,
- * which is the only one to wait for it, does so after nobody can join any more. `open_jobs` counts the jobs in the
- * list with pieces left: whoever takes the last piece of one takes it off, so that nobody comes in vain for the rest
- * of the time that the piece takes.
+ * `lock` guards the list and joining a job; `next` hands out pieces; `helpers` counts who is
+ * inside, and the owner, which is the only one to wait for it, does so after nobody can join any
+ * more. `open_jobs` counts the jobs in the list with pieces left: whoever takes the last piece of
+ * one takes it off, so that nobody comes in vain for the rest of the time that the piece takes.
  */
 #include "core.h"
 
-/* Longer than other waits: who sleeps loses the core for milliseconds where others compute, and these pieces end soon. */
+/* Longer than other waits: who sleeps loses the core for milliseconds where others compute, and
+ * these pieces end soon. */
 enum { OR_LAST_PIECE_NS = 200000 };
 
 typedef struct orJob {

@@ -9,16 +9,17 @@
  *                        |      orStreamResume                      +--> WAITING  (for a cell or value)
  *                        +--------------------------- WAITING <-----+
  *
- * A host thread that waits for its own task takes the lane's part, with a commit that leads from IDLE to RUNNING or by
- * picking the stream before a lane does, if any thread may run all that is queued there.
+ * A host thread that waits for its own task takes the lane's part, with a commit that leads from
+ * IDLE to RUNNING or by picking the stream before a lane does, if any thread may run all that is
+ * queued there.
  *
- * Every step is taken under the stream's lock. A lane that finds the queue empty looks again under the
- * lock before it goes IDLE, and a producer publishes under the lock and schedules if it finds IDLE: no wake-up is
- * lost, and a steady producer never touches the scheduler. Resuming a stream makes it look at its wait again, so a
- * resume too many does no harm.
+ * Every step is taken under the stream's lock. A lane that finds the queue empty looks again under
+ * the lock before it goes IDLE, and a producer publishes under the lock and schedules if it finds
+ * IDLE: no wake-up is lost, and a steady producer never touches the scheduler. Resuming a stream
+ * makes it look at its wait again, so a resume too many does no harm.
  *
- * A destroyed stream's handle is invalid at once; the slot is recycled when its last task has finished. The counters
- * never start again.
+ * A destroyed stream's handle is invalid at once; the slot is recycled when its last task has
+ * finished. The counters never start again.
  */
 #include <inttypes.h>
 #include <sched.h>
@@ -39,7 +40,8 @@ orHandleTable orStreamTable = {
     .limit = OR_MOST_STREAMS,
     .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
-/* Held while a stream is published and while all are told that their device is lost or back: none is missed. */
+/* Held while a stream is published and while all are told that their device is lost or back: none
+ * is missed. */
 static orMutex making = OR_MUTEX_INITIALIZER(OR_RANK_STREAMS);
 
 static _Thread_local uint64_t last_correlation;
@@ -90,7 +92,8 @@ static inline unsigned noticed(const orStream *s) {
   return atomic_load_explicit(&s->notice, memory_order_relaxed);
 }
 
-/* Looks at the lane's counters only when the room seen last is used up: they are on its cache line. */
+/* Looks at the lane's counters only when the room seen last is used up: they are on its cache
+ * line. */
 static bool isFull(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   if (OR_LIKELY(queued < s->room_until && s->bytes_in < s->bytes_until)) return false;
@@ -99,8 +102,8 @@ static bool isFull(orStream *s) {
   return queued >= s->room_until || s->bytes_in >= s->bytes_until;
 }
 
-/* Until a quarter of a full queue has run: producer and lane do not take turns task by task, and what is left
- * keeps the lane busy for longer than it takes a sleeping producer to wake up. */
+/* Until a quarter of a full queue has run: producer and lane do not take turns task by task, and
+ * what is left keeps the lane busy for longer than it takes a sleeping producer to wake up. */
 static void awaitRoom(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
@@ -218,8 +221,8 @@ static bool hasCompleted(const orStream *s, uint64_t count) {
   return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
 }
 
-/* Runs what is queued up to the task that the calling thread is about to wait for: it has nothing else to do, and waking
- * another thread and being woken takes longer than many a task. */
+/* Runs what is queued up to the task that the calling thread is about to wait for: it has nothing
+ * else to do, and waking another thread and being woken takes longer than many a task. */
 static __attribute__((noinline)) void runHere(orStream *s, uint64_t count) {
   orWatchdogStart();
   void *token = orBlockEnter();
@@ -228,7 +231,8 @@ static __attribute__((noinline)) void runHere(orStream *s, uint64_t count) {
   orDispatchNotice(); /* as a lane does */
 }
 
-/* With what a host that waits tells the trace and the sanitizer. `mine`: it has the stream, and runs it. */
+/* With what a host that waits tells the trace and the sanitizer. `mine`: it has the stream, and
+ * runs it. */
 static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle, bool promised,
                       bool mine) {
   uint64_t began = orTraceNow();
@@ -239,8 +243,8 @@ static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle
   if (OR_UNLIKELY(began)) orTraceWaited("orStreamSynchronize", device, handle, began);
 }
 
-/* The task writes to the stack of its waiter, which therefore stands still if the process's end finds it here, as lanes
- * do. The thread that runs the exit handlers has been refused. */
+/* The task writes to the stack of its waiter, which therefore stands still if the process's end
+ * finds it here, as lanes do. The thread that runs the exit handlers has been refused. */
 static void standStillUntil(const orStream *s, uint64_t count) {
   while (!orIsOver(&(orAwaited){.stream = (orStream *)s, .count = count})) pause();
 }
@@ -327,7 +331,8 @@ orStream *orStreamBlocker(orStream *s) {
 
 /* ---- over all streams ---- */
 
-/* A slot's device changes when it is used again, so it is read together with the count, under the lock. */
+/* A slot's device changes when it is used again, so it is read together with the count, under the
+ * lock. */
 static bool hasWork(orStream *s, int device, uint64_t *queued) {
   *queued = atomic_load_explicit(&s->queued, memory_order_acquire);
   /* Whoever has queued anything has set the slot up; an idle slot is of no interest. */

@@ -1,12 +1,14 @@
 /*
- * What each kind of task does when it is run, by a lane or a host thread that waits for it, or dropped.
+ * What each kind of task does when it is run, by a lane or a host thread that waits for it, or
+ * dropped.
  *
- * Kernels, copies and fills go through the device's factory. The simulated device finishes them before it returns;
- * a vendor's may return orErrorNotReady and complete the event it was given, whose cell the task then waits for
- * like a stream that waits for an event: holding no lane. A task that has started is not started again: `completion`
- * tells.
+ * Kernels, copies and fills go through the device's factory. The simulated device finishes them
+ * before it returns; a vendor's may return orErrorNotReady and complete the event it was given,
+ * whose cell the task then waits for like a stream that waits for an event: holding no lane. A task
+ * that has started is not started again: `completion` tells.
  *
- * The thread-locals say what this thread is running, for orMapForKernel, the caching allocator and the refusals.
+ * The thread-locals say what this thread is running, for orMapForKernel, the caching allocator and
+ * the refusals.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -137,7 +139,8 @@ static orError_t start(orTask *t, orStream *s) {
   return error;
 }
 
-/* A device that is lost is the one that was asked: a copy may be on a stream of another, where it has failed. */
+/* A device that is lost is the one that was asked: a copy may be on a stream of another, where it
+ * has failed. */
 static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
   const orDevice *d = workDevice(t, s);
   if (error == orErrorDeviceLost && d && d->desc.index != s->device) {

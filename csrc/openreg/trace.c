@@ -1,9 +1,9 @@
 /*
  * Tracing: a bounded buffer of what was launched, what ran, and what was waited for.
  *
- * `orTraceSession` is all that anybody reads while tracing is off: one relaxed load. It is 0 then, else the number of
- * the session. It is written under `lock`, which also guards `session` against a second start or stop; writers of
- * records take no lock.
+ * `orTraceSession` is all that anybody reads while tracing is off: one relaxed load. It is 0 then,
+ * else the number of the session. It is written under `lock`, which also guards `session` against a
+ * second start or stop; writers of records take no lock.
  *
  * A writer counts itself in `writers` and looks at orTraceSession then; orTraceStop makes that 0
  * first and waits for the count to be 0 then (all sequentially consistent, so that one of them sees
@@ -14,8 +14,8 @@
  *
  * The buffer is reserved as a whole; pages that nothing was written to take no memory.
  *
- * The thread-locals are the thread's own: its number, its tag and of which session that is, and when its present
- * launch began.
+ * The thread-locals are the thread's own: its number, its tag and of which session that is, and
+ * when its present launch began.
  */
 #include <errno.h>
 #include <sched.h>
