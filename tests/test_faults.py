@@ -66,6 +66,14 @@ def nothing_is_left():
 # ---- each kind ----
 
 
+@pytest.mark.parametrize("kind", ["kernel_error", "device_lost"])
+def test_an_operator_that_waits_for_its_results_has_none(kind):
+    x = torch.randn(8, device="openreg:0")
+    with inject(kind, device=0):
+        with fails(kind):
+            torch.histc(x, 4)
+
+
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize("kind", FAILING)

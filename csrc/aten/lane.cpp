@@ -204,6 +204,7 @@ struct Task {
 
   c10::function_ref<void()> kernel;
   CallerState caller = CallerState::now();
+  bool ran = false;
   std::exception_ptr error;
   std::vector<c10::Warning> warnings;
 };
@@ -215,13 +216,20 @@ orError_t runTask(void *args) {
   } catch (...) {
     task.error = std::current_exception();
   }
+  task.ran = true;
   return orSuccess;  // the exception is the caller's, not the device's
+}
+
+/* In a forked child, which has none of the threads that were counted. */
+void startCountAnew() {
+  running.store(counted ? 1 : 0);
+  pauses.store(0);
 }
 
 constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
 [[maybe_unused]] const bool hooked =
     (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks),
-     pthread_atfork(&pauseKernels, &resumeKernels, &resumeKernels), true);
+     pthread_atfork(&pauseKernels, &resumeKernels, &startCountAnew), true);
 
 }  // namespace
 
@@ -273,6 +281,9 @@ void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_r
     issueKeptWarnings(/*besideError=*/true);
     std::rethrow_exception(task.error);
   }
+  if (task.ran) return;
+  OPENREG_CHECK(orStreamSynchronize(stream));
+  TORCH_CHECK(false, name, " was not run by its device");
 }
 
 void *fallAsleep() {

@@ -84,7 +84,7 @@ static void wake(orHostWait *w, void *context) {
   if (w->awaited.stream) {
     orStreamWakeSleepers(w->awaited.stream);
   } else if (cell) {
-    atomic_fetch_xor_explicit(&cell->state, OR_CELL_LOOK, memory_order_acq_rel);
+    atomic_fetch_add_explicit(&cell->state, OR_CELL_LOOK, memory_order_acq_rel);
     orFutexWake(&cell->state, INT_MAX);
   }
 }

@@ -352,7 +352,7 @@ typedef struct orTask {
     uint64_t began;  /* of a vendor's operation that is awaited: orTraceNow() when it started */
   };
   orCell *completion; /* a vendor's operation that has started and is awaited */
-  bool *dropped;      /* of whoever waits for it: becomes true where it is dropped */
+  bool *dropped;      /* of whoever waits for it: becomes true where it is not run */
   orEvent_t done;     /* its event */
   orTaskKind kind;
   uint32_t fault;  /* fault.c: what is to go wrong; 0 */
@@ -516,7 +516,7 @@ struct orCell {
   orCell *next;        /* pool */
   struct orSync *sync; /* the sanitizer's, under its lock; null while it is off */
 };
-/* LOOK changes when sleepers should look around. */
+/* From LOOK on it counts how often sleepers should have looked around: none misses two of them. */
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
 
 orCell *orCellNew(uint32_t refs);

@@ -29,8 +29,9 @@ static inline void orDispatchPoint(void) {
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL)) d->point();
 }
+/* Sequentially consistent: a dispatcher that begins looks at who has work after it is there. */
 static inline void orDispatchNotice(void) {
-  const orDispatcher *d = orDispatching();
+  const orDispatcher *d = atomic_load_explicit(&orDispatcherNow, memory_order_seq_cst);
   if (OR_UNLIKELY(d != NULL)) d->notice();
 }
 

@@ -617,9 +617,12 @@ static void askForShortSlice(void) {
     int32_t nice;
     uint32_t priority;
     uint64_t slice_ns, deadline, period;
-  } attributes = {
-      .size = sizeof attributes, .flags = 1 /* SCHED_FLAG_RESET_ON_FORK */, .slice_ns = OR_SLICE_NS};
-  syscall(SYS_sched_setattr, 0, &attributes, 0);
+  } a;
+  /* Nothing else changes; who has chosen another policy has chosen when threads run, too. */
+  if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER) return;
+  a.flags |= 1; /* SCHED_FLAG_RESET_ON_FORK */
+  a.slice_ns = OR_SLICE_NS;
+  syscall(SYS_sched_setattr, 0, &a, 0);
 }
 
 static void *laneMain(void *arg) {
@@ -643,8 +646,7 @@ static void *laneMain(void *arg) {
       becomeRunning(s, l->index);
       runStream(s, l);
       /* One that has begun meanwhile has a host that waits for this stream asleep. */
-      const orDispatcher *d = atomic_load_explicit(&orDispatcherNow, memory_order_seq_cst);
-      if (OR_UNLIKELY(d != NULL)) d->notice();
+      orDispatchNotice();
     }
   }
   return NULL;

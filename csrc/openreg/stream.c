@@ -245,8 +245,11 @@ static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle
 
 /* The task writes to the stack of its waiter, which therefore stands still if the process's end
  * finds it here, as lanes do. The thread that runs the exit handlers has been refused. */
-static void standStillUntil(const orStream *s, uint64_t count) {
-  while (!orIsOver(&(orAwaited){.stream = (orStream *)s, .count = count})) pause();
+static void standStillUntil(const orAwaited *a) {
+  if (OR_LIKELY(orIsOver(a))) return;
+  void *token = orBlockEnter(); /* an exit handler may want the caller's lock */
+  while (!orIsOver(a)) pause();
+  orBlockLeave(token);
 }
 
 /* Of a task that the caller waits for, whose results it would take for written otherwise. */
@@ -269,7 +272,7 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   uint64_t number = commit(s, task, &mine);
   if (!mine) mine = !orDispatching() && orLaneTake(s);
   awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, mine);
-  standStillUntil(s, number);
+  standStillUntil(&(orAwaited){.stream = s, .count = number});
   if (OR_UNLIKELY(dropped)) return reportDropped(device);
   bool takes = waits != OR_AWAITS_RUN || OR_UNLIKELY(orConfigGet()->launch_blocking);
   return takes ? orDeviceTakeFailure(device) : orSuccess;

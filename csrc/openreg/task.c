@@ -126,12 +126,20 @@ static void trace(const orTask *t, const orStream *s, uint64_t number, int lane,
                                                                 : 0});
 }
 
+/* Whoever waits for it would take its results for written. */
+static void noteNotRun(const orTask *t) {
+  if (t->dropped) *t->dropped = true;
+}
+
 static orError_t start(orTask *t, orStream *s) {
   orMutexAssertNone();
   orDevice *d = workDevice(t, s);
   if (d && d->factory != &orSimulatedFactory) {
     orError_t error = orEventMakeExternal(s->device, &t->done, &t->completion);
-    if (error) return error;
+    if (error) {
+      noteNotRun(t);
+      return error;
+    }
   }
   orProcessSetTask(t->kind == OR_KIND_HOST_FUNC ? OR_TASK_HOST_FUNC : OR_TASK_KERNEL);
   orError_t error = runBody(t, d);
@@ -157,8 +165,11 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   uint64_t ended = 0;
   orError_t error = orErrorNotReady;
   running.message[0] = 0;
-  if (!t->completion)
-    error = OR_UNLIKELY(t->fault) && orFaultStrikes(t, s->device) ? orSuccess : start(t, s);
+  if (!t->completion) {
+    bool struck = OR_UNLIKELY(t->fault) && orFaultStrikes(t, s->device);
+    if (struck) noteNotRun(t);
+    error = struck ? orSuccess : start(t, s);
+  }
   if (error == orErrorNotReady && t->completion) {
     t->began = began;
     if (!orCellWaitOrPark(t->completion, s)) return false;
@@ -205,7 +216,7 @@ bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
 }
 
 void orTaskDrop(orTask *t) {
-  if (t->dropped) *t->dropped = true;
+  noteNotRun(t);
   if (t->kind == OR_KIND_MARK) orCellComplete(t->u.cell, orSuccess);
   if (t->kind == OR_KIND_MARK || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
   if (t->kind == OR_KIND_WRITE_VALUE) writeValue(&t->u.value);
@@ -260,7 +271,8 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   t->any_thread = l->flags & orLaunchAnyThread && orTaskAnyThread(s->device);
   t->awaited = l->flags & orLaunchAwaited;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
-  if (l->queued) *l->queued = 1;
+  /* A process that is exiting refuses what waits. */
+  if (l->queued) *l->queued = !orProcessExiting();
   return orStreamSubmit(s, t, l->flags & orLaunchWaits ? OR_AWAITS_RUN : OR_AWAITS_NOT);
 }
 

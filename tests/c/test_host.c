@@ -6,8 +6,12 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "gate.h"
+#include "openreg_fault.h"
 #include "openreg_schedule.h"
 #include "openreg_watchdog.h"
 
@@ -272,6 +276,28 @@ TEST(host_is_back_from_a_launch_that_waits_when_it_has_run) {
   ASSERT(r[0].times == 1 && !ranHere(&r[0]));
   ASSERT_OK(launchAs(s, noteKernel, &r[1], ANY | orLaunchWaits));
   ASSERT_EQ(r[1].times, 1);
+}
+
+TEST(host_is_told_of_a_kernel_that_was_not_run) {
+  Ran r = {0};
+  orStream_t s = newStream();
+  ASSERT_OK(orFaultInject(&(orFault){.size = sizeof(orFault), .kind = orFaultKernelError}));
+  ASSERT_REFUSED(launchAs(s, noteKernel, &r, orLaunchWaits), orErrorLaunchFailure, "kernel_error");
+  ASSERT_EQ(r.times, 0);
+  ASSERT_OK(orStreamSynchronize(s));
+}
+
+static orError_t keepNice(void *args) {
+  **(atomic_int **)args = getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid));
+  return orSuccess;
+}
+
+TEST(lane_keeps_the_nice_value_of_the_process) {
+  atomic_int nice_value = 0;
+  orStream_t s = newStream();
+  ASSERT_EQ(setpriority(PRIO_PROCESS, 0, 7), 0);
+  ASSERT_OK(launchAs(s, keepNice, &nice_value, orLaunchWaits));
+  ASSERT_EQ(nice_value, 7);
 }
 
 static atomic_int woke, may_go_on;
