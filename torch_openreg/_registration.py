@@ -7,16 +7,21 @@ import torch
 from torch.utils import backend_registration
 
 
-def _check_index_in_synchronize(check_index):
-    """torch.accelerator.synchronize is a no-op before first use, and then looks at no index."""
-    synchronize = torch._C._accelerator_synchronizeDevice
+def _check_indices(check_index):
+    """Of torch.accelerator: the guard takes -1 for the current device, and synchronize, a no-op
+    before first use, looks at no index then."""
+    for name in ("synchronizeDevice", "exchangeDevice", "getStream"):
+        name = f"_accelerator_{name}"
+        setattr(torch._C, name, _checked(getattr(torch._C, name), check_index))
 
-    @functools.wraps(synchronize)
+
+def _checked(function, check_index):
+    @functools.wraps(function)
     def checked(index):
         check_index(index)
-        synchronize(index)
+        return function(index)
 
-    torch._C._accelerator_synchronizeDevice = checked
+    return checked
 
 
 def register():
@@ -30,7 +35,7 @@ def register():
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
-    _check_index_in_synchronize(_C._check_index)
+    _check_indices(_C._check_index)
     if torch.distributed.is_available():
         from .openreg import distributed
 
