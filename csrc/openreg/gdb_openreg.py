@@ -30,7 +30,7 @@ HOST = -1  # OR_HOST
 
 
 class MissingError(Exception):
-    """What is asked for needs something that the library was built without, or that is not there."""
+    """What is asked for is not there, or the library was built without it."""
 
 
 # ---- finding things ----
