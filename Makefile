@@ -1,5 +1,5 @@
 # Targets: demo, test, soak, conformance, integration, lint, format, sanitize, bench, build, ctest,
-# Targets: debug, clean.
+# Targets: debug, compile_commands, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -12,7 +12,7 @@ CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HE
 CC ?= cc
 
 .PHONY: help demo test soak conformance integration lint format sanitize bench build ctest debug
-.PHONY: env clean
+.PHONY: env clean compile_commands c-commands
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files lint-analyze
 .DELETE_ON_ERROR:
@@ -113,6 +113,7 @@ $$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 $$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -DVENDOR_NO_MAP -MF $$@.d $$^ -o $$@ \
 	  -Wl,-rpath,'$$$$ORIGIN'
+# Static: of the pattern alone, an included abi-0.1.d would be made as a program whenever the core is newer.
 $$(RELEASES:%=$$(D_$(1))/abi-%): $$(D_$(1))/abi-%: tests/c/abi/program.c $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -Itests/c/abi/$$* $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
@@ -202,6 +203,23 @@ bench: build
 	$(locked) bench-files
 	$(PY) benchmarks/run.py $(BENCH_PROGRAMS) $(BENCH_SCRIPTS)
 
+# ---- For clangd and other tools ----
+
+# compile_commands.json: the C files as in the debug build, so with their assertions, and the shim as setup.py
+# compiles it. Nothing is compiled.
+compile_commands: $(ENV_STAMP)
+	@$(MAKE) -s --no-print-directory c-commands | $(PY) setup.py --quiet compile_commands
+
+# An object in a line for each of the files $(1), with the flags $(2).
+c_commands = $(foreach file,$(1),$(info {"directory": "$(CURDIR)", "file": "$(file)", "command": \
+  "$(CC) $(filter-out -MMD -MP,$(C_FLAGS)) $(FLAGS_debug) $(2) -c $(file)"}))
+
+# The C files' part, on stdout.
+c-commands:
+	$(call c_commands,$(CORE_SOURCES) $(PLUGIN_SOURCES) $(VENDOR_SOURCES) $(BENCH_SOURCES))
+	$(call c_commands,$(TEST_SOURCES),-Itests/c)
+	@:
+
 # ---- Lint ----
 
 FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h tests/c/*.c tests/c/*.h tests/c/*/*.c \
@@ -228,5 +246,5 @@ format: $(ENV_STAMP)
 
 clean:
 	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
-	  torch_openreg/_build_info.py
+	  torch_openreg/_build_info.py compile_commands.json
 	rm -f $(INSTALL_STAMP) $(INTEGRATION_STAMP)

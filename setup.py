@@ -8,6 +8,7 @@ and a second run share them.
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -145,18 +146,25 @@ def object_folder():
     return ROOT / "build" / f"native-{digest}"
 
 
-def compile_native(extension_name):
-    """Builds what is out of date; returns the folder and the names of the results in it."""
+def run_ninja(extension_name, *arguments, **options):
+    """Writes the ninja file and runs ninja on it; returns the folder, the names of what the file
+    makes in it, and the finished process."""
     out = object_folder()
     out.mkdir(parents=True, exist_ok=True)
     text, targets = ninja_file(out, extension_name)
-    jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
     with open(out / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         replace_if_changed(out / "build.ninja", text.encode())
-        command = [sys.executable, "-m", "ninja", "-C", str(out), "-j", jobs, "-k", "0"]
-        if subprocess.run(command).returncode != 0:
-            raise CompileError("compiling the core or the shim failed; the reason is above")
+        command = [sys.executable, "-m", "ninja", "-C", str(out), *arguments]
+        return out, targets, subprocess.run(command, **options)
+
+
+def compile_native(extension_name):
+    """Builds what is out of date; returns the folder and the names of the results in it."""
+    jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+    out, targets, done = run_ninja(extension_name, "-j", jobs, "-k", "0")
+    if done.returncode != 0:
+        raise CompileError("compiling the core or the shim failed; the reason is above")
     return out, targets
 
 
@@ -201,8 +209,29 @@ class BuildNative(build_ext):
         return {}
 
 
+class CompileCommands(Command):
+    """compile_commands.json: what the Makefile says of the C files, an object in each line of
+    stdin, and the shim's part. Compiles nothing."""
+
+    user_options = [("output=", "o", "the file to write")]  # noqa: RUF012
+
+    def initialize_options(self):
+        self.output = "compile_commands.json"
+
+    def finalize_options(self):
+        pass
+
+    def run(self):
+        name = Path(self.get_finalized_command("build_ext").get_ext_filename(f"{PACKAGE}._C")).name
+        # --quiet: ninja says nothing on stdout but the commands.
+        options = {"check": True, "capture_output": True, "text": True}
+        done = run_ninja(name, "--quiet", "-t", "compdb", "cxx", **options)[-1]
+        entries = [json.loads(line) for line in sys.stdin] + json.loads(done.stdout)
+        replace_if_changed(Path(self.output), (json.dumps(entries, indent=1) + "\n").encode())
+
+
 setup(
     version=".".join(VERSION),
     ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "compile_commands": CompileCommands},
 )

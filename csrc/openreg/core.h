@@ -39,6 +39,7 @@
  *   races.c      its reports
  *   names.c      its names of operations
  *   stacks.c     its stacks
+ *   gdb_openreg.py  for gdb: reads streams, tasks, cells and who sleeps, so it changes with them
  *
  * No lock is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: that of the devices while they are made, once, so that two threads do not make them).

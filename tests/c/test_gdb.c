@@ -1,0 +1,85 @@
+/*
+ * A process that stands still, for tests/test_gdb.py: streams that wait for an external event, another stream and a value,
+ * one that is running, and a host thread that waits for one of them.
+ */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gate.h"
+#include "openreg_watchdog.h"
+
+typedef struct Parked {
+  orEvent_t gate, record;
+  orStream_t gated, after, valued, running;
+  uint32_t *value;
+} Parked;
+
+/* Where gdb stops; not inlined, and there is something in it to stop at. */
+void gdbStopsHere(const Parked *parked);
+__attribute__((noinline)) void gdbStopsHere(const Parked *parked) {
+  __asm__ volatile("" : : "r"(parked) : "memory");
+}
+
+static bool says(const char *const *parts, int count) {
+  char *report = NULL;
+  bool all = true;
+  ASSERT_OK(orHangReport(&report));
+  for (int i = 0; i < count; i++) all = all && strstr(report, parts[i]);
+  free(report);
+  return all;
+}
+
+static void *synchronize(void *stream) {
+  ASSERT_OK(orStreamSynchronize(*(orStream_t *)stream));
+  return NULL;
+}
+
+static void nothing(void *unused) { (void)unused; }
+
+static void launchNamed(orStream_t stream, const char *name, atomic_int *ran) {
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = stream,
+                                         .fn = countKernel,
+                                         .args = &ran,
+                                         .args_size = sizeof ran,
+                                         .name = name}));
+}
+
+HELPER(gdb_parked) {
+  Holder holder = {0};
+  atomic_int ran = 0;
+  pthread_t host;
+  Parked p = {.gated = newStreamOn(1),
+              .after = newStreamOfPriority(-2),
+              .valued = newStream(),
+              .running = newStream()};
+  ASSERT_OK(orSetDevice(1));
+  p.record = newEvent(0);
+  ASSERT_OK(orSetDevice(0));
+  ASSERT_OK(orMallocHost((void **)&p.value, 64));
+  *p.value = 4;
+  launchNamed(p.gated, "first", &ran);
+  ASSERT_OK(orStreamSynchronize(p.gated));
+  p.gate = closeGate(p.gated);
+  launchNamed(p.gated, "second", &ran);
+  ASSERT_OK(orLaunchHostFunc(p.gated, nothing, NULL));
+  ASSERT_OK(orEventRecord(p.record, p.gated));
+  for (int i = 0; i < 20; i++) launchNamed(p.gated, "later", &ran);
+  ASSERT_OK(orStreamWaitEvent(p.after, p.record));
+  ASSERT_OK(orStreamWriteValue32(p.after, p.value, 9));
+  ASSERT_OK(orStreamWaitValue32(p.valued, p.value, 7, orWaitValueGeq));
+  hold(p.running, &holder);
+  ASSERT_EQ(pthread_create(&host, NULL, synchronize, &p.gated), 0);
+  const char *all[] = {"external event", "recorded as", "the value", "running", "host thread"};
+  while (!says(all, 5)) sched_yield();
+  gdbStopsHere(&p);
+  openGate(p.gate);
+  letGo(&holder);
+  pthread_join(host, NULL);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_OK(orStreamSynchronize(p.valued));
+  while (!says((const char *[]){"no stream has work"}, 1)) sched_yield();
+  gdbStopsHere(&p);
+}
