@@ -633,7 +633,7 @@ extern OR_HIDDEN _Atomic uint32_t orTraceSession; /* 0: off */
 static inline bool orTraceOn(void) {
   return atomic_load_explicit(&orTraceSession, memory_order_relaxed) != 0;
 }
-uint64_t orNow(void);
+uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
 /* 0 if it is off. */
 static inline uint64_t orTraceNow(void) { return OR_UNLIKELY(orTraceOn()) ? orNow() : 0; }
 /* Keeps the record, if tracing is still on. Under any lock, inside a task or not. */
@@ -715,7 +715,6 @@ void orCacheTrim(int device);
 
 /* ---- clock and futex ---- */
 
-uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
 void orSleep(uint64_t ns);
 void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* 0: no time-out */
 void orFutexWake(_Atomic uint32_t *word, int count);

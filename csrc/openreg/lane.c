@@ -65,7 +65,7 @@ typedef struct orLane {
   bool eager;       /* the lane's own: it spins for long */
   uint64_t looking; /* the lane's own: its byte in sched.looking, in place */
   int waker;        /* the core of who chose it last; written under the lock, in its sleep */
-  void (*serves)(orStream *stream); /* the lane's own: what it has picked was chosen by a schedule */
+  void (*serves)(orStream *stream); /* the lane's own: of the dispatcher that chose; or null */
 } orLane;
 
 static struct {

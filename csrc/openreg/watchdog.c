@@ -2,18 +2,16 @@
  * The watchdog: prints the hang report when something stands still, and at a signal.
  *
  * Its thread is started with the first lane or the first host that sleeps, where a setting asks for
- * it. It alone reads and writes `dog`. `hosts` is the list of host threads that sleep, there
- * without a watchdog too, under `hosts_lock`, a leaf; an entry is on its sleeper's stack, which has
- * a reference to its cell. `asked` counts signals, and is the thread's futex: the handler adds one,
- * wakes the thread, and calls the handler that was there before; in a forked child it does the last
- * alone. `previous` is written before the handler is there.
+ * it. It alone reads and writes `dog`; host threads that sleep are listed in await.c. `asked` counts
+ * signals, and is the thread's futex: the handler adds one, wakes the thread, and calls the handler
+ * that was there before; in a forked child it does the last alone. `previous` is written before the
+ * handler is there.
  */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core.h"

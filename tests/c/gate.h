@@ -11,8 +11,12 @@
 #include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "harness.h"
+#include "openreg_watchdog.h"
 
 static inline orStream_t newStream(void) {
   orStream_t stream = 0;
@@ -120,6 +124,16 @@ static inline void holdAllLanes(Holder *holders) {
 
 static inline void letGoAllLanes(Holder *holders) {
   for (int i = 0; i < laneLimit(); i++) letGo(&holders[i]);
+}
+
+/* Until the hang report says that. */
+static inline void awaitReport(const char *part) {
+  for (bool found = false; !found; sched_yield()) {
+    char *text = NULL;
+    ASSERT_OK(orHangReport(&text));
+    found = strstr(text, part);
+    free(text);
+  }
 }
 
 #endif

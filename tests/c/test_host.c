@@ -260,15 +260,6 @@ TEST(host_that_goes_on_finds_the_kernel_begun) {
 
 /* ---- a launch that waits ---- */
 
-static void awaitReport(const char *part) {
-  for (bool found = false; !found;) {
-    char *text;
-    ASSERT_OK(orHangReport(&text));
-    found = strstr(text, part);
-    free(text);
-  }
-}
-
 TEST(host_is_back_from_a_launch_that_waits_when_it_has_run) {
   Ran r[2] = {0};
   orStream_t s = newStream();

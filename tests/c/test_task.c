@@ -57,15 +57,6 @@ TEST(task_arguments_of_every_size) {
   free(p);
 }
 
-static void awaitReport(const char *part) {
-  for (bool found = false; !found;) {
-    char *report = NULL;
-    ASSERT_OK(orHangReport(&report));
-    found = strstr(report, part);
-    free(report);
-  }
-}
-
 /* Records that are not made use of, each between two that fill a chunk of the queue. */
 TEST(task_behind_a_reservation_that_was_abandoned) {
   orStream_t s = newStream();

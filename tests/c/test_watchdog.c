@@ -35,11 +35,6 @@ static int countOf(const char *part, const char *text) {
 
 static int hostsIn(const char *text) { return countOf("  host thread ", text); }
 
-/* Until it says that. */
-static void awaitReport(const char *part) {
-  while (!strstr(report(), part)) sched_yield();
-}
-
 static const char *named(orStream_t stream) {
   static char names[4][64];
   static int next;
