@@ -1,5 +1,5 @@
-# Targets: demo, test, soak, conformance, integration, lint, format, sanitize, bench, build, ctest,
-# Targets: debug, compile_commands, clean.
+# Targets: demo, test, soak, conformance, upstream, integration, lint, format, sanitize, bench, build,
+# Targets: ctest, debug, compile_commands, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -11,8 +11,8 @@ HEADER := csrc/openreg/include/openreg.h
 CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
 CC ?= cc
 
-.PHONY: help demo test soak conformance integration lint format sanitize bench build ctest debug
-.PHONY: env clean compile_commands c-commands
+.PHONY: help demo test soak conformance upstream integration lint format sanitize bench build ctest
+.PHONY: debug env clean compile_commands c-commands
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files lint-analyze
 .DELETE_ON_ERROR:
@@ -53,9 +53,25 @@ SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test: build ctest
 	$(PY) -m pytest $(SIDE_BY_SIDE) tests
 
-# All samples of PyTorch's operator database; `make test` takes a few of each. ARGS: see --help.
+# All samples of PyTorch's operator database, and random programs over views and dtypes; `make test` takes
+# a few of each. ARGS: of the database alone, see --help.
 conformance: build
 	$(PY) tests/conformance/sweep.py $(ARGS)
+	$(if $(ARGS),,OPENREG_VIEW_PROGRAMS=20000 $(PY) -m pytest -n auto tests/test_view_programs.py)
+
+# PyTorch's own tests of devices, from a source tree PYTORCH_SOURCE. FILES, SAMPLE, SEED, FAILED=1, LIMIT
+# and PAGE: see docs/upstream.md. It goes on where it was stopped.
+UPSTREAM_STAMP := $(VENV)/upstream.stamp
+PAGE ?= docs/upstream.md
+
+$(UPSTREAM_STAMP): pyproject.toml | build
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[upstream]'
+	touch $@
+
+upstream: build $(UPSTREAM_STAMP)
+	PYTHONPATH=$(CURDIR)/tests $(PY) -m upstream --source '$(PYTORCH_SOURCE)' --files '$(FILES)' --jobs $(JOBS) \
+	  --page '$(PAGE)' $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(LIMIT),--limit $(LIMIT)) $(if $(FAILED),--failed)
 
 # What is too heavy for every run of the tests: other libraries, which only this installs, and four
 # processes.
@@ -77,6 +93,9 @@ TEST_SOURCES := $(wildcard tests/c/*.c)
 PLUGIN_SOURCES := $(wildcard tests/c/plugins/*.c)
 VENDOR_SOURCES := $(wildcard docs/examples/vendor/*.c)
 BENCH_SOURCES := $(wildcard benchmarks/*.c)
+# The runtime is the core without its tools.
+RUNTIME_SOURCES := $(filter-out $(patsubst %,csrc/openreg/%.c,$(shell sed -n 's/^tools: //p' \
+  csrc/openreg/layers.txt)),$(CORE_SOURCES))
 # The headers of each release, which a program is built against.
 RELEASES := $(notdir $(patsubst %/,%,$(wildcard tests/c/abi/*/)))
 
@@ -91,6 +110,10 @@ FLAGS_ubsan := -O1 -g -DOR_DEBUG -fsanitize=undefined -fno-sanitize-recover=all 
 
 # One line for each file made; V=1 shows the commands.
 say = $(if $(V),,@echo '  $@'; )
+
+# What a program is made of, without the headers that its .d file names: the compiler would write
+# that file anew for the last of them alone, and a change of another would not make it again.
+inputs = $(filter-out %.h,$^)
 
 # $(1): release, debug, tsan, asan or ubsan.
 define core_build
@@ -109,17 +132,19 @@ $$(D_$(1))/$(CORE): $$(CORE_OBJECTS_$(1))
 $$(D_$(1))/run-tests: $$(TEST_OBJECTS_$(1)) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) $$(FLAGS_$(1)) $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN' -pthread -ldl -lm
 $$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
-	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
-	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -DVENDOR_NO_MAP -MF $$@.d $$^ -o $$@ \
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -DVENDOR_NO_MAP -MF $$@.d $$(inputs) -o $$@ \
 	  -Wl,-rpath,'$$$$ORIGIN'
+$$(D_$(1))/bare: tests/c/bare/program.c $$(RUNTIME_SOURCES:csrc/openreg/%.c=$$(D_$(1))/core/%.o)
+	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -ldl
 # Static: of the pattern alone, an included abi-0.1.d would be made as a program whenever the core is newer.
 $$(RELEASES:%=$$(D_$(1))/abi-%): $$(D_$(1))/abi-%: tests/c/abi/program.c $$(D_$(1))/$(CORE)
-	$$(say)$$(CC) -Itests/c/abi/$$* $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
+	$$(say)$$(CC) -Itests/c/abi/$$* $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
-	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN'
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 
-FILES_$(1) := $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
+FILES_$(1) := $$(D_$(1))/bare $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
   $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(RELEASES:%=$$(D_$(1))/abi-%)
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
@@ -193,7 +218,7 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:benchmarks/%.c=build/bench/%)
 
 build/bench/%: benchmarks/%.c build/ctest/release/$(CORE)
 	@mkdir -p $(@D)
-	$(say)$(CC) $(C_FLAGS) $(FLAGS_release) -MF $@.d $^ -o $@ -Wl,-rpath,$(CURDIR)/build/ctest/release \
+	$(say)$(CC) $(C_FLAGS) $(FLAGS_release) -MF $@.d $(inputs) -o $@ -Wl,-rpath,$(CURDIR)/build/ctest/release \
 	  -pthread -ldl -lm
 -include $(wildcard build/bench/*.d)
 
@@ -232,6 +257,7 @@ build/lint/%.o: csrc/openreg/%.c
 -include $(wildcard build/lint/*.d)
 
 lint-analyze: $(ANALYZED)
+	$(PYTHON) .ci/layers.py csrc/openreg/layers.txt $(ANALYZED)
 
 lint: $(ENV_STAMP)
 	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
@@ -247,4 +273,4 @@ format: $(ENV_STAMP)
 clean:
 	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
 	  torch_openreg/_build_info.py compile_commands.json
-	rm -f $(INSTALL_STAMP) $(INTEGRATION_STAMP)
+	rm -f $(INSTALL_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP)

@@ -1,4 +1,6 @@
-"""Training steps against native CPU, and against themselves with the sanitizer on.
+"""Training steps against native CPU, and against themselves with the sanitizer on; and steps whose
+batch comes by a blocking copy from pageable memory, for which the host waits, where native CPU
+takes the batch as it is.
 
 Three processes take turns, so that a change of the machine's clock meets each of them: the device,
 and two that never load it, so that no thread it keeps slows the CPU down. The second CPU by the
@@ -44,16 +46,19 @@ PROGRAMS = {
 }
 
 
+COPYING = ["MLP 4 x 128", "MLP 4 x 1024"]
+
+
 @functools.lru_cache(maxsize=1)
-def training(name, device):
+def training(name, device, copies):
     torch.manual_seed(0)
-    model, x = PROGRAMS[name]()
-    model, x = model.to(device), x.to(device)
+    model, batch = PROGRAMS[name]()
+    model, x = model.to(device), batch if copies else batch.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():
         optimizer.zero_grad()
-        y = model(x)
+        y = model(x.to(device))
         F.mse_loss(y, torch.zeros_like(y)).backward()
         optimizer.step()
 
@@ -69,9 +74,9 @@ def steps_us(step, synchronize, seconds):
     return (time.perf_counter() - start) / steps * 1e6
 
 
-def turn(name, device):
+def turn(name, device, copies):
     """A step's time in us, without and with the sanitizer."""
-    step = training(name, device)
+    step = training(name, device, copies)
     synchronize = torch.accelerator.synchronize if device != "cpu" else lambda: None
     steps_us(step, synchronize, 0.03)
     plain = steps_us(step, synchronize, 0.15)
@@ -86,12 +91,12 @@ def process(autoload):
     return multiprocessing.get_context("spawn").Pool(1)
 
 
-def measure(name, native, device, control):
+def measure(name, native, device, control, copies=False):
     turns = []
     for _ in range(TURNS):
-        cpu, _ = native.apply(turn, (name, "cpu"))
-        plain, checked = device.apply(turn, (name, "openreg"))
-        again, _ = control.apply(turn, (name, "cpu"))
+        cpu, _ = native.apply(turn, (name, "cpu", copies))
+        plain, checked = device.apply(turn, (name, "openreg", copies))
+        again, _ = control.apply(turn, (name, "cpu", copies))
         turns.append((plain / cpu, checked / plain, again / cpu))
     step, checked, control = map(statistics.median, zip(*turns, strict=True))
     return step, checked, max(control, 1 / control)
@@ -105,6 +110,10 @@ def main():
             print(json.dumps({**row, "limit": NATIVE_LIMIT, "floor": noise}))
             row = {"name": f"step of {name}, sanitizer / without", "value": checked, "unit": "x"}
             print(json.dumps({**row, "limit": SANITIZER_LIMIT}))
+        for name in COPYING:
+            step, _, noise = measure(name, native, device, control, copies=True)
+            row = {"name": f"step of {name}, batch copied / native", "value": step, "unit": "x"}
+            print(json.dumps({**row, "floor": noise}))
 
 
 if __name__ == "__main__":

@@ -324,19 +324,68 @@ def test_what_depends_on_data():
 
 
 @two_devices
-def test_indices_of_the_host_are_taken_by_value(runs_ahead):
+def test_indices_of_the_host_are_taken_by_value():
+    """By a blocking copy, as on CUDA (test_order_table.py)."""
     x = torch.arange(5.0, device=DEVICE)
     index = torch.tensor([0, 2])
-    x[index]
-
-    def run():
-        y = x[index]
-        x[index] = 7.0
-        index.fill_(4)
-        return y
-
-    assert runs_ahead(run).tolist() == [0, 2]
+    y = x[index]
+    x[index] = 7.0
+    index.fill_(4)
+    assert y.tolist() == [0, 2]
     assert x.tolist() == [7, 1, 7, 3, 4]
+
+
+def look_up(x, i):
+    return x[i]
+
+
+def look_up_columns(x, i):
+    return x[:, i]
+
+
+def put(x, i):
+    x[i] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("function", [look_up, look_up_columns, put])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
+def test_indices_of_torchscript(function, dtype):
+    """TorchScript's lists of optional tensors have a type object of their own."""
+    x, i = torch.arange(9.0).view(3, 3), torch.tensor([1, 0, 1]).to(dtype)
+    traced = torch.jit.trace(function, (x.clone(), i), check_trace=False)
+    expected = function(x.clone(), i)
+    for compiled in (torch.jit.script(function), traced):
+        for _ in range(2):
+            there = compiled(x.to(DEVICE), i.to(DEVICE))
+            assert there.device == torch.device(DEVICE)
+            assert torch.equal(there.cpu(), expected)
+        assert torch.equal(compiled(x.to(DEVICE), i).cpu(), expected)  # indices of the host
+
+
+def test_scripted_integer_indices_are_queued(runs_ahead):
+    scripted = torch.jit.script(look_up)
+    x, i = torch.arange(9.0, device=DEVICE), torch.arange(3, device=DEVICE)
+    scripted(x, i)
+    assert runs_ahead(lambda: scripted(x, i)).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("openreg:1", marks=two_devices)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
+def test_indices_of_another_device_have_pytorchs_text(device, dtype):
+    x, i = torch.arange(3.0, device=device), torch.ones(3, dtype=dtype, device=DEVICE)
+    text = (
+        rf"indices should be either on cpu or on the same device as the indexed tensor \({device}\)"
+    )
+    for call in (
+        lambda: x[i],
+        lambda: x.__setitem__(i, 2.0),
+        lambda: x.index_put((i,), torch.ones((), device=device)),
+        lambda: x.index_put_((i,), torch.ones(3, device=DEVICE), accumulate=True),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            call()
+    assert x.tolist() == [0, 1, 2]
 
 
 def test_what_depends_on_data_waits_for_its_stream_alone(runs_ahead):

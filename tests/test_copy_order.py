@@ -165,14 +165,34 @@ def test_a_pageable_source_may_be_overwritten(kind, non_blocking, size):
 def test_a_small_pageable_source_is_not_waited_for(kind, runs_ahead):
     source, to = sides(kind, "cpu", DEVICE)
     synchronize()
-    runs_ahead(lambda: to.copy_(source))
+    runs_ahead(lambda: to.copy_(source, non_blocking=True))
+    assert torch.equal(to.cpu(), expected(kind))
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("to_device", [True, False])
+@kinds
+def test_a_blocking_copy_synchronizes_its_stream_and_no_other(kind, to_device, pinned):
+    source, to = sides(kind, *(("cpu", DEVICE) if to_device else (DEVICE, "cpu")))
+    if pinned and to_device:
+        source = KINDS[kind][1](values().pin_memory())
+    elif pinned:
+        to = to.pin_memory()
+    side = torch.Stream(DEVICE)
+    synchronize()
+    with gate() as held:
+        held.wait()  # the default stream
+        with side:
+            torch.openreg._sleep(5_000_000)
+            to.copy_(source)
+        assert side.query()
     assert torch.equal(to.cpu(), expected(kind))
 
 
 def test_an_expanded_source_is_as_small_as_its_memory(runs_ahead):
     to = torch.zeros(1 << 10, 1 << 10, device=DEVICE)
     row = torch.arange(1 << 10, dtype=torch.float64)
-    runs_ahead(lambda: to.copy_(row))
+    runs_ahead(lambda: to.copy_(row, non_blocking=True))
     assert torch.equal(to.cpu(), row.float().expand_as(to))
 
 

@@ -3,6 +3,8 @@
 The functions that begin with `rank_` run on every rank.
 """
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -414,6 +416,47 @@ def test_wait_holds_the_current_stream(ranks):
     ranks.run(rank_side_stream)
 
 
+SYNCHRONIZES = {
+    "the device": lambda work: torch.openreg.synchronize(DEVICE),
+    "accelerator": lambda work: torch.accelerator.synchronize(DEVICE),
+    "a stream that waits": lambda work: (
+        work.wait(),
+        torch.openreg.current_stream(1).synchronize(),
+    ),
+    "a stream that does not": lambda work: torch.openreg.current_stream(1).synchronize(),
+    "another device": lambda work: torch.openreg.synchronize(0),
+}
+
+
+def rank_synchronizes(rank, what):
+    """Whether it holds the host until the peer has come, and the collective is over then."""
+    store = dist.distributed_c10d._get_default_store()
+    torch.accelerator.set_device_index(1)
+    x = on(rank, 4)
+    if rank == 1:
+        store.wait([what])
+        dist.all_reduce(x)
+        return x.tolist()
+    work = dist.all_reduce(x, async_op=True)
+    thread = threading.Thread(target=SYNCHRONIZES[what], args=(work,))
+    thread.start()
+    thread.join(0.2)
+    held = thread.is_alive()
+    store.set(what, "")
+    thread.join()
+    over = work.is_completed()
+    work.wait()
+    assert x.tolist() == [1, 3, 5, 1]
+    return held, held and over
+
+
+@pytest.mark.parametrize("what", SYNCHRONIZES)
+def test_who_synchronizes_waits_for_collectives(ranks, what):
+    """As on CUDA: the device for all, a stream for those that it has waited for."""
+    waits = what in ("the device", "accelerator", "a stream that waits")
+    assert ranks.run(rank_synchronizes, what)[0] == (waits, waits)
+
+
 def rank_memory(rank):
     """The memory of a tensor that nobody holds any more is not given to another one meanwhile."""
     x = on(rank, 4096)
@@ -507,6 +550,11 @@ def rank_bad_input(rank):
         x,
     )
     raises(RuntimeError, "strides [2]; pass tensor.contiguous()", dist.all_reduce, x[::2])
+    freed = on(rank, 4)
+    freed.untyped_storage().resize_(0)
+    raises(
+        RuntimeError, "needs 16 bytes, but its storage on openreg:1 has 0", dist.all_reduce, freed
+    )
     raises(
         ValueError,
         "expected a tensor of 2 x 3 elements of Float, got one of 4",

@@ -22,19 +22,25 @@ X = torch.rand(4, 3)
 GOOD = torch.eye(3)
 BAD = -torch.eye(3)
 
+
+def on(other):
+    """X beside another tensor, without waiting."""
+    return X.to(other.device, non_blocking=True)
+
+
 # name: (operator in the text, type, text, call, good argument, bad argument)
 FAILURES = {
     "index_select": (
         "aten::index_select", IndexError, "index out of range",
-        lambda i: X.to(i.device).index_select(0, i), torch.tensor([0, 3]), torch.tensor([0, 4]),
+        lambda i: on(i).index_select(0, i), torch.tensor([0, 3]), torch.tensor([0, 4]),
     ),
     "embedding": (
         "aten::embedding", IndexError, "index out of range",
-        lambda i: F.embedding(i, X.to(i.device)), torch.tensor([1, 2]), torch.tensor([1, 9]),
+        lambda i: F.embedding(i, on(i)), torch.tensor([1, 2]), torch.tensor([1, 9]),
     ),
     "nll_loss": (
         "aten::nll_loss", IndexError, "Target 7 is out of bounds",
-        lambda t: F.nll_loss(X.to(t.device), t), torch.tensor([0, 1, 2, 0]),
+        lambda t: F.nll_loss(on(t), t), torch.tensor([0, 1, 2, 0]),
         torch.tensor([0, 1, 7, 0]),
     ),
     "cholesky": (
@@ -43,15 +49,15 @@ FAILURES = {
     ),
     "index": (
         "aten::index", IndexError, "index 8 is out of bounds",
-        lambda i: X.to(i.device)[i], torch.tensor([0, 3]), torch.tensor([0, 8]),
+        lambda i: on(i)[i], torch.tensor([0, 3]), torch.tensor([0, 8]),
     ),
     "gather": (
         "aten::gather", RuntimeError, "index 5 is out of bounds",
-        lambda i: X.to(i.device).gather(0, i), torch.tensor([[0, 1, 2]]), torch.tensor([[0, 5, 2]]),
+        lambda i: on(i).gather(0, i), torch.tensor([[0, 1, 2]]), torch.tensor([[0, 5, 2]]),
     ),
     "index_add_": (
         "aten::index_add", RuntimeError, "index 4 is out of bounds",
-        lambda i: X.to(i.device).clone().index_add_(0, i, X.to(i.device)[:2]),
+        lambda i: on(i).clone().index_add_(0, i, on(i)[:2]),
         torch.tensor([0, 3]), torch.tensor([0, 4]),
     ),
 }  # fmt: skip
@@ -211,10 +217,12 @@ def test_each_device_has_its_own():
         torch.openreg.synchronize(0)
 
 
-def test_the_first_call_with_new_shapes_raises_itself():
+def test_the_first_call_with_new_shapes_is_as_asynchronous(runs_ahead):
     x = torch.rand(17, 3, device=DEVICE)
+    indices = _index(40, 2, 3, 1, 1, 0, 2)
+    runs_ahead(lambda: F.embedding(indices, x))
     with pytest.raises(IndexError, match="out of range"):
-        F.embedding(_index(40, 2, 3, 1, 1, 0, 2), x)
+        torch.openreg.synchronize()
 
 
 def test_what_can_be_told_at_the_call_is(runs_ahead):
@@ -322,6 +330,38 @@ def test_launch_blocking(run_ok):
     ]  # fmt: skip
 
 
+WARNS = """
+    import warnings
+    import torch
+    torch.set_warn_always(True)
+    x = torch.rand(1, device="openreg").expand(6)
+    i = torch.tensor([2, 1, 0], device="openreg")
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x.index_fill_(0, i, 1.0)
+            at_the_call = len(caught)
+            torch.openreg.synchronize()
+            print(at_the_call, len(caught))
+    warnings.simplefilter("error")
+    try:
+        x.index_fill_(0, i, 1.0)
+        print("queued")
+        torch.openreg.synchronize()
+    except UserWarning as warning:
+        print("expanded" in str(warning))
+"""
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_warnings_under_launch_blocking_come_at_the_call(run_ok, blocking):
+    """Without it that of the first call does, which a dry run has found."""
+    out = run_ok(WARNS, env={"OPENREG_LAUNCH_BLOCKING": str(int(blocking))})
+    assert out.splitlines() == (
+        ["1 1", "1 1", "True"] if blocking else ["1 1", "0 1", "queued", "True"]
+    )
+
+
 def test_without_launch_blocking(run_ok):
     out = run_ok(
         CHILD
@@ -352,13 +392,19 @@ def test_reset_forgets_the_failure():
 
 # ---- Failures and warnings ----
 
-WARNED = "Casting complex values to real"
+WARNED = "on expanded tensors is deprecated"
 
 # What raises, with a warning of an earlier kernel kept.
 BESIDE_WARNINGS = {
-    "synchronize": (lambda bad: F.embedding(bad, GOOD.to(DEVICE)), torch.openreg.synchronize),
-    "waits": (lambda bad: F.embedding(bad, GOOD.to(DEVICE)), lambda: X.to(DEVICE).nonzero()),
-    "is_waited_for": (lambda bad: None, lambda: (_index(0) - 1).bincount()),
+    "synchronize": (
+        lambda bad: F.embedding(bad, GOOD.to(DEVICE, non_blocking=True)),
+        torch.openreg.synchronize,
+    ),
+    "waits": (
+        lambda bad: F.embedding(bad, GOOD.to(DEVICE, non_blocking=True)),
+        lambda: X.to(DEVICE).nonzero(),
+    ),
+    "is_waited_for": (lambda bad: None, lambda: (torch.arange(1, device=DEVICE) - 1).bincount()),
 }
 
 
@@ -367,12 +413,13 @@ BESIDE_WARNINGS = {
 def test_a_failure_is_raised_whatever_becomes_of_warnings(runs_ahead, request, action, name):
     queue, call = BESIDE_WARNINGS[name]
     good, bad = _index(0, 1), _index(0, 7)
-    real, z = torch.empty(1, device=DEVICE), torch.tensor([1j]).to(DEVICE)
+    expanded = torch.ones(1, device=DEVICE).expand(3)
+    expanded.index_fill_(0, good, 1)
     queue(good)
     torch.openreg.synchronize()
     torch.set_warn_always(True)
     request.addfinalizer(lambda: torch.set_warn_always(False))
-    runs_ahead(lambda: (real.copy_(z), queue(bad)))
+    runs_ahead(lambda: (expanded.index_fill_(0, good, 1), queue(bad)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(action)
         with pytest.raises((IndexError, RuntimeError), match=r"index out of range|bincount"):

@@ -122,6 +122,31 @@ def test_a_transformer_layer():
         check(layer.to(DEVICE)(nested(DEVICE)), expected)
 
 
+VIEWS = {
+    "transpose": lambda x: x.transpose(-1, -2),
+    "detach": lambda x: x.detach(),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "select": lambda x: x.select(0, 1),
+    "unbind": lambda x: x.unbind()[1],
+    "values": lambda x: x.values(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_in_inference_mode(name):
+    x, expected = nested(DEVICE), nested()
+    with torch.inference_mode():
+        view, expected_view = VIEWS[name](x), VIEWS[name](expected)
+        assert view.is_inference() == expected_view.is_inference()
+        inner = nested(DEVICE)
+        assert VIEWS[name](inner).is_inference()
+    check(view, expected_view)
+    x.mul_(2)
+    assert view._version == expected_view._version + 1
+    check(view, VIEWS[name](nested() * 2))
+    check(VIEWS[name](x), VIEWS[name](nested() * 2))
+
+
 def test_an_operator_without_a_kernel_is_named():
     with pytest.raises(NotImplementedError, match=r"aten::cumsum.* on openreg.*NestedTensorCPU"):
         nested(DEVICE).cumsum(0)

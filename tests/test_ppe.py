@@ -60,6 +60,54 @@ def test_it_is_registered():
 
 
 @pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch, pytorch_pfn_extras as ppe",
+        "import pytorch_pfn_extras as ppe",
+        "import pytorch_pfn_extras.runtime, pytorch_pfn_extras as ppe",
+        "from pytorch_pfn_extras.runtime import runtime_registry; import pytorch_pfn_extras as ppe",
+        "import torch_openreg.ppe, pytorch_pfn_extras as ppe",
+    ],
+)
+def test_it_is_registered_by_importing_theirs(run_ok, imports):
+    out = run_ok(f"""
+        {imports}
+        import sys
+        registry = ppe.runtime.runtime_registry
+        found = registry.get_runtime_class_for_device_spec("openreg:1")
+        import torch, torch_openreg.ppe
+        print(found is torch_openreg.ppe.OpenRegRuntime, torch.openreg.is_initialized())
+        print(type(ppe.to(torch.nn.Linear(2, 2), "openreg:1")._ppe_runtime).__name__)
+        print(len([finder for finder in sys.meta_path if "openreg" in type(finder).__module__]))
+    """)
+    assert out.split() == ["True", "False", "OpenRegRuntime", "0"]
+
+
+def test_it_is_registered_where_the_device_comes_later(run_ok):
+    out = run_ok(
+        """
+        import pytorch_pfn_extras as ppe
+        import torch_openreg
+        print(ppe.runtime.runtime_registry.get_runtime_class_for_device_spec("openreg").__name__)
+        """,
+        env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+    assert out == "OpenRegRuntime\n"
+
+
+def test_theirs_is_not_imported_for_it(run_ok):
+    assert (
+        run_ok("""
+        import sys
+        import torch
+        torch.ones(2, device="openreg")
+        print([name for name in sys.modules if "pfn" in name or name == "torch_openreg.ppe"])
+    """)
+        == "[]\n"
+    )
+
+
+@pytest.mark.parametrize(
     ("module", "package", "name"),
     [("ppe", "pytorch_pfn_extras", "pytorch-pfn-extras"), ("lightning", "lightning", "lightning")],
 )

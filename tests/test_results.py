@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import alike, drawn
+from alike import DEVICE, alike, drawn
 
 import torch_openreg  # noqa: F401
 
@@ -226,6 +226,65 @@ STRIDES = {
 def test_strides(name):
     # The first size may teach dtypes; what the others give is inferred from them.
     alike(lambda device: [STRIDES[name](device, n) for n in (2, 3, 4)])
+
+
+def test_whether_a_number_is_in_a_tensor():
+    alike(lambda d: [torch.isin(n, torch.arange(4, device=d)) for n in (2, 7, 2.0)])
+    alike(lambda d: torch.isin(2, torch.arange(4, device=d), assume_unique=True, invert=True))
+
+
+def turned(t):
+    """The same values in another order of strides."""
+    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def there(t, device):
+    """On the device with the strides that it has, gaps included."""
+    elements = t.untyped_storage().nbytes() // t.itemsize
+    flat = t.as_strided((elements,), (1,), 0).to(device)
+    return flat.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+INTEGERS = torch.arange(1, 129).view(4, 2, 16)
+COMPLEX = torch.complex(torch.arange(12.0), -torch.arange(12.0)).view(3, 4)
+LIKE_THE_CPU = {
+    "angle": (torch.angle, [COMPLEX], [turned(COMPLEX)]),
+    "ldexp": (torch.ldexp, [INTEGERS[0, 0]] * 2, [INTEGERS[0, 0], turned(INTEGERS)]),
+    "erf": (torch.erf, [INTEGERS], [turned(INTEGERS)[:, :1]]),
+    "lgamma": (torch.lgamma, [INTEGERS], [turned(INTEGERS)[:, :1, ::2]]),
+    "ne": (
+        torch.ne, [INTEGERS] * 2, [INTEGERS[:, :1, ::2], turned(INTEGERS)[:, :1, :8] + 0.0],
+    ),
+    "pow": (lambda x: 2.0**x, [INTEGERS], [turned(INTEGERS)]),
+    "max_pool1d": (lambda x: F.max_pool1d(x, 2), [INTEGERS + 0.0], [turned(INTEGERS + 0.0)]),
+    "max_pool1d of one channel": (
+        lambda x: F.max_pool1d(x, 2), [INTEGERS + 0.0], [turned(INTEGERS + 0.0)[:, :1]],
+    ),
+    "max_pool1d without a batch": (
+        lambda x: F.max_pool1d(x, 2), [INTEGERS[0] + 0.0], [turned(INTEGERS[0] + 0.0)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIKE_THE_CPU)
+def test_strides_whatever_was_met_before(name):
+    """Also of dimensions of size 1, where no element's place depends on them."""
+    function, plain, others = LIKE_THE_CPU[name]
+    for arguments in (plain, others, plain, others):
+        expected = function(*arguments)
+        result = function(*(there(x, DEVICE) for x in arguments))
+        assert result.stride() == expected.stride()
+        torch.testing.assert_close(result.cpu(), expected)
+
+
+def test_the_gradient_of_max_pool1d():
+    def program(device):
+        x = drawn(device, 2, 8, 3)
+        F.max_pool1d(x.transpose(1, 2), 2).square().sum().backward()
+        with torch.no_grad():
+            return x.grad, F.max_pool1d(x.transpose(1, 2), 2)
+
+    alike(program)
 
 
 def test_the_gradient_of_a_spectrogram():

@@ -22,11 +22,13 @@ WAITS = {
     "poll": poll,
     "future": lambda work: work.get_future().wait(),
     "result": lambda work: work.get_future_result().wait(),
+    "of the device": lambda work: openreg.synchronize(),
 }
 NO_WAITS = {
     "none": lambda work: None,
     "while it ends": lambda work: time.sleep(0.02),  # or does not: it must not matter
-    "of the device": lambda work: openreg.synchronize(),
+    "of the stream": lambda work: openreg.current_stream().synchronize(),
+    "of another device": lambda work: openreg.synchronize(1),
 }
 
 

@@ -117,6 +117,21 @@ def test_bad_indices_are_told_when_they_are_checked(invariants):
     assert coo(DEVICE).sum().item() == 15
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_whether_indices_are_coalesced_is_checked(dims):
+    def make(*columns):
+        indices = torch.tensor(columns, device=DEVICE)[:, None].expand(-1, dims).t()
+        values = torch.ones(len(columns), device=DEVICE)
+        return torch.sparse_coo_tensor(
+            indices, values, (4,) * dims, is_coalesced=True, check_invariants=True
+        )
+
+    assert make(0, 1, 3).is_coalesced() and make(0, 1, 3).to_dense().sum().item() == 3
+    for columns in ((0, 1, 1), (1, 0, 2)):
+        with pytest.raises(RuntimeError, match="is_coalesced"):
+            make(*columns)
+
+
 @pytest.mark.parametrize(
     "make", [coo, *(lambda d="cpu", n=n: compressed(n, d) for n in COMPRESSED)]
 )
@@ -448,15 +463,13 @@ def test_what_only_looks_at_parts_is_not_waited_for():
 def test_kernels_are_waited_for_and_say_so():
     x = coo(DEVICE)
     torch.openreg.fallback_stats(reset=True)
-    x.coalesce()
-    x @ dense(DEVICE)
+    y = x.coalesce()
+    y @ dense(DEVICE)
+    torch.openreg.synchronize(1)
     stats = torch.openreg.fallback_stats()
-    for name in ("aten::_coalesce", "aten::mm"):
-        assert {way: f["count"] for way, f in stats[name].items()} == {
-            "asynchronous": 0,
-            "waited": 1,
-            "copying": 0,
-        }
+    for name, way in (("aten::_coalesce", "waited"), ("aten::addmm.out", "asynchronous")):
+        counts = {"asynchronous": 0, "waited": 0, "copying": 0, way: 1}
+        assert {way: f["count"] for way, f in stats[name].items()} == counts
 
 
 def test_kernels_come_after_what_is_queued():
@@ -466,6 +479,50 @@ def test_kernels_come_after_what_is_queued():
     y.mul_(3)
     x._values().mul_(2)
     assert (x @ y).tolist() == (coo() * 2 @ (torch.ones(6, 2) * 3)).tolist()
+
+
+# Of a sparse matrix, a dense one for its right side, a vector, and one of its own shape.
+PRODUCTS = {
+    "mm": lambda x, d, v, m: x @ d,
+    "mv": lambda x, d, v, m: x @ v,
+    "addmm": lambda x, d, v, m: torch.addmm(v[:2], x, d, beta=2),
+    "addmm_": lambda x, d, v, m: m[:, :2].clone().addmm_(x, d, alpha=3),
+    "out": lambda x, d, v, m: torch.mm(x, d, out=m[:, :2].clone()),
+    "dense +": lambda x, d, v, m: m + x,
+    "dense": lambda x, d, v, m: x.to_dense(),
+    "pointwise": lambda x, d, v, m: (x * 2).sin().values(),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(
+    "make", [lambda d="cpu": coo(d).coalesce(), lambda d="cpu": compressed("csr", d)]
+)
+def test_what_is_known_before_is_not_waited_for(name, make, runs_ahead):
+    torch.openreg.set_device(1)
+
+    def arguments(device):
+        return make(device), dense(device), torch.arange(6.0, device=device), matrix(device)
+
+    there = arguments(DEVICE)
+    PRODUCTS[name](*there)  # what it calls of dense tensors may wait at its first call
+    torch.openreg.synchronize()
+    check(runs_ahead(lambda: PRODUCTS[name](*there)), PRODUCTS[name](*arguments("cpu")))
+
+
+def test_bad_arguments_are_told_at_the_call():
+    for make in (lambda d: coo(d).coalesce(), lambda d: compressed("csr", d)):
+        for bad in (
+            lambda x: x @ torch.ones(5, 2, device=x.device),
+            lambda x: x @ torch.ones(5, device=x.device),
+            lambda x: torch.addmm(torch.ones(3, 3, device=x.device), x, dense(x.device)),
+            lambda x: x @ dense(x.device).double(),
+        ):
+            with pytest.raises(RuntimeError) as expected:
+                bad(make("cpu"))
+            with pytest.raises(type(expected.value)):
+                bad(make(DEVICE))
+    assert coo(DEVICE).sum().item() == 15
 
 
 # ---- What is not there ----
@@ -501,15 +558,15 @@ def test_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
             except NotImplementedError as error:
                 print(str(error).split(" on ")[0])
         stats = torch.openreg.fallback_stats()
-        print({way: f["count"] for way, f in stats["aten::mm"].items()})
+        print({way: f["count"] for way, f in stats["aten::addmm"].items()})
     """
     env = {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so"), "PYTHONWARNINGS": "ignore"}
     assert run_ok(program, env).splitlines() == [
         "openreg:0 [[2.0], [3.0]]",
-        "[[0.0, 4.0], [6.0, 0.0]] False [4.0, 6.0]",
+        "[[0.0, 4.0], [6.0, 0.0]] False [2.0, 3.0]",  # the CPU's
         "4",
         "openreg:0 [2.0, 8.0, 12.0, 2.0]",
-        "openreg:0 [8, 12] tensor([4., 6.], device='openreg:0')",
+        "openreg:0 [4, 6] tensor([2., 3.], device='openreg:0')",
         "Could not run aten::cumsum",
         "Could not run made::up",
         "{'asynchronous': 0, 'waited': 0, 'copying': 2}",

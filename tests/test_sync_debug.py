@@ -61,6 +61,13 @@ def pinned(n=4):
     return torch.empty(n, pin_memory=True)
 
 
+def diagonal(x):
+    """Sparse, and made without looking at it."""
+    where = torch.arange(4, device=x.device).expand(2, 4)
+    options = {"is_coalesced": True, "check_invariants": False}
+    return torch.sparse_coo_tensor(where, x, (4, 4), **options)
+
+
 def event_synchronize(x):
     event = openreg.Event()
     event.record()
@@ -77,6 +84,12 @@ WAITING = {
     "mask": (lambda x: x[x > 0], "aten::index"),
     "masked_select": (lambda x: x.masked_select(x > 0), "aten::masked_select"),
     "equal": (lambda x: torch.equal(x, x + 1), "aten::equal"),
+    "from pageable": (lambda x: torch.ones(4).to(x.device), "aten::copy_ (from pageable host"),
+    "cast from pageable": (
+        lambda x: torch.ones(4).to(x.device, torch.half),
+        "aten::copy_ (from pageable",
+    ),
+    "tensor": (lambda x: torch.tensor([1], device=x.device), "aten::copy_ (from pageable host"),
     "cpu": (lambda x: x.cpu(), "aten::copy_ (from openreg:0 to pageable host memory)"),
     "tolist": (lambda x: x.tolist(), "aten::copy_ (from openreg:0 to pageable"),
     "non_blocking to pageable": (
@@ -127,9 +140,10 @@ NOT_WAITING = {
     "a shape never seen": lambda x: torch.nn.functional.conv1d(
         x.view(1, 1, 4), x[:3].view(1, 1, 3)
     ),
-    "index": lambda x: x[torch.tensor([0, 1], device="openreg")],
-    "small from pageable": lambda x: torch.ones(4).to(x.device),
-    "small strided": lambda x: torch.ones(4, 4)[:, 0].to(x.device),
+    "index": lambda x: x[torch.arange(2, device="openreg")],
+    "small from pageable": lambda x: torch.ones(4).to(x.device, non_blocking=True),
+    "small strided": lambda x: torch.ones(4, 4)[:, 0].to(x.device, non_blocking=True),
+    "sparse @ dense": lambda x: torch.ops.aten.mm(diagonal(x), x.view(4, 1)),
     "from pinned": lambda x: x.copy_(pinned(), non_blocking=True),
     "to pinned": lambda x: pinned().copy_(x, non_blocking=True),
     "between devices": lambda x: x.to("openreg:1"),

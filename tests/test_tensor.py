@@ -184,6 +184,94 @@ def test_a_storage_resizes_in_stream_order():
     assert storage.size() == 0
 
 
+@pytest.mark.parametrize(
+    "make",
+    [torch.empty, torch.zeros, lambda n, **how: torch.empty_strided((n,), (2,), **how)],
+    ids=["empty", "zeros", "empty_strided"],
+)
+def test_complex_half_warns_as_on_the_cpu(make, request):
+    torch.set_warn_always(True)  # else it comes once a process
+    request.addfinalizer(lambda: torch.set_warn_always(False))
+    for device in ("cpu", DEVICE, "openreg:1"):
+        with pytest.warns(UserWarning, match="ComplexHalf support is experimental") as caught:
+            x = make(3, dtype=torch.complex32, device=device)
+        assert len(caught) == 1
+        assert (x.device, x.dtype) == (torch.device(device), torch.complex32)
+
+
+USES = {
+    "pointwise": lambda x: x + 1,
+    "in place": lambda x: x.add_(1),
+    "out=": lambda x: torch.add(torch.ones(1000, device=DEVICE), 1, out=x),
+    "reduction": lambda x: x.sum(),
+    "what depends on data": lambda x: x.unique(),
+    "a list": lambda x: torch._foreach_add([x], 1),
+    "sparse": lambda x: x.to_sparse(),
+    "as sparse values": lambda x: torch.sparse_coo_tensor(
+        torch.arange(1000, device=DEVICE)[None], x, (1000,), check_invariants=False
+    ).coalesce(),
+    "to the host": lambda x: x.cpu(),
+    "from the host": lambda x: x.copy_(torch.ones(1000)),
+    "cast to the host": lambda x: x.double().cpu(),
+    "within a device": lambda x: x.clone(),
+    "to another device": lambda x: x.to("openreg:1"),
+    "from another device": lambda x: x.copy_(torch.ones(1000, device="openreg:1")),
+}
+USES_OF_VIEWS = {
+    "a value": (lambda x: x[500], lambda v: v.item(), 2004),
+    "gaps": (lambda x: x[::2], lambda v: v.copy_(torch.ones(500, device=DEVICE)), 3996),
+    "expanded": (lambda x: x[600:601].expand(7, 3), lambda v: v + 1, 2404),
+    "turned": (lambda x: x.view(10, 100).t(), lambda v: v.sum(0), 4000),
+}
+
+
+def refused(use, x, storage, needed, left):
+    storage.resize_(left)
+    with pytest.raises(RuntimeError, match=rf"needs {needed} bytes.* has {left}\b"):
+        use(x)
+    torch.openreg.synchronize()
+    storage.resize_(4000)  # as FSDP does
+
+
+@two_devices
+@pytest.mark.parametrize("left", [0, 64, 3996])
+@pytest.mark.parametrize("name", USES)
+def test_work_on_a_storage_that_was_freed_or_shrunk_is_refused(name, left):
+    use = USES[name]
+    use(torch.ones(1000, device=DEVICE))  # known
+    x = torch.ones(1000, device=DEVICE)
+    refused(use, x, x.untyped_storage(), 4000, left)
+    assert x.fill_(2).sum().item() == 2000
+
+
+@pytest.mark.parametrize("name", USES_OF_VIEWS)
+def test_work_on_a_view_of_a_storage_that_was_shrunk_is_refused(name):
+    view, use, needed = USES_OF_VIEWS[name]
+    x = torch.ones(1000, device=DEVICE)
+    v = view(x)
+    refused(use, v, x.untyped_storage(), needed, needed - 4)
+    x.untyped_storage().resize_(needed)
+    use(v)
+
+
+def test_what_a_shrunk_storage_still_holds_is_usable():
+    x = torch.arange(1000.0, device=DEVICE)
+    first, gaps, none = x[:16], x[0:16:5], x[500:500]
+    x.untyped_storage().resize_(64)
+    assert (first + 1).tolist() == list(range(1, 17))
+    assert gaps.tolist() == [0, 5, 10, 15]
+    assert (none + 1).numel() == 0
+
+
+def test_a_host_storage_that_was_freed_is_not_copied():
+    x = torch.ones(1000)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"needs 4000 bytes.* has 0\b"):
+        x.to(DEVICE)
+    with pytest.raises(RuntimeError, match=r"needs 4000 bytes.* has 0\b"):
+        x.copy_(torch.ones(1000, device=DEVICE))
+
+
 # ---- What is refused ----
 
 

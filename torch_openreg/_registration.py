@@ -1,6 +1,9 @@
 """What registering the device with PyTorch consists of. Starts nothing."""
 
 import functools
+import importlib
+import importlib.abc
+import importlib.util
 import sys
 
 import torch
@@ -24,6 +27,37 @@ def _checked(function, check_index):
     return checked
 
 
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Imports a module of ours as soon as another package's has been imported, and does not import
+    that one itself. pytorch-pfn-extras asks a registry for a device's runtime, and takes a plain
+    one for a device that it does not find there."""
+
+    def __init__(self, theirs, ours):
+        self.theirs, self.ours = theirs, ours
+
+    def find_spec(self, name, path, target=None):
+        if name != self.theirs:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            execute = spec.loader.exec_module
+
+            def execute_both(module):
+                execute(module)
+                importlib.import_module(self.ours)
+
+            spec.loader.exec_module = execute_both
+        return spec
+
+
+def _import_after(theirs, ours):
+    if theirs in sys.modules:
+        importlib.import_module(ours)
+    else:
+        sys.meta_path.insert(0, _AfterImport(theirs, ours))
+
+
 def register():
     torch.utils.rename_privateuse1_backend("openreg")
     from . import _C, openreg
@@ -36,6 +70,7 @@ def register():
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _check_indices(_C._check_index)
+    _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     if torch.distributed.is_available():
         from .openreg import distributed
 

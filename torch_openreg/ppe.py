@@ -1,7 +1,7 @@
-"""A runtime for pytorch-pfn-extras. Importing this module registers it::
+"""A runtime for pytorch-pfn-extras, registered as soon as both it and torch are imported::
 
     import pytorch_pfn_extras as ppe
-    import torch_openreg.ppe
+    import torch
 
     ppe.to(model, "openreg:1")
     trainer = ppe.engine.create_trainer(model, optimizer, 20, device="openreg:1")
@@ -13,7 +13,8 @@ import torch
 from torch.utils import _pytree
 
 try:
-    import pytorch_pfn_extras as ppe
+    # Also in the midst of their import, when the package does not have it as an attribute yet.
+    from pytorch_pfn_extras import runtime
 except ImportError as error:
     raise ImportError(
         "torch_openreg.ppe needs pytorch-pfn-extras: pip install 'torch_openreg[ppe]'"
@@ -22,7 +23,7 @@ except ImportError as error:
 __all__ = ["OpenRegRuntime", "prefetch"]
 
 
-class OpenRegRuntime(ppe.runtime.PyTorchRuntime):
+class OpenRegRuntime(runtime.PyTorchRuntime):
     """What pytorch-pfn-extras does with modules and batches on an openreg device.
 
     Args:
@@ -174,4 +175,4 @@ def _forget_first_batch(module):
             module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-ppe.runtime.runtime_registry.register("openreg", OpenRegRuntime)
+runtime.runtime_registry.register("openreg", OpenRegRuntime)

@@ -38,10 +38,10 @@ bool sameLayout(const at::Tensor &a, const at::Tensor &b) {
 
 }  // namespace
 
-c10::Storage cpuStorage(void *address, size_t bytes) {
+c10::Storage cpuStorage(void *address, size_t bytes, bool resizable) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
                       c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)),
-                      c10::GetCPUAllocator(), /*resizable=*/false);
+                      c10::GetCPUAllocator(), resizable);
 }
 
 at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, c10::ScalarType dtype,
@@ -62,9 +62,7 @@ c10::Storage &Aliases::cpuStorage(const c10::Storage &storage) {
   if (storage.data() != nullptr && impl->nbytes() != 0) {
     OPENREG_CHECK(orMapForKernel(&address, storage.data(), impl->nbytes()));
   }
-  c10::Storage cpu(c10::Storage::use_byte_size_t(), impl->nbytes(),
-                   c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)), c10::GetCPUAllocator(),
-                   impl->resizable());
+  c10::Storage cpu = torch_openreg::cpuStorage(address, impl->nbytes(), impl->resizable());
   toDevice_.add(cpu.unsafeGetStorageImpl(), storage);
   return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
 }

@@ -21,7 +21,7 @@
 namespace torch_openreg {
 
 /* Memory that somebody else owns, at an address of the kernel's. */
-c10::Storage cpuStorage(void *address, size_t bytes);
+c10::Storage cpuStorage(void *address, size_t bytes, bool resizable = false);
 
 at::Tensor tensorOf(c10::Storage storage, c10::DispatchKey backend, c10::ScalarType dtype,
                     c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,

@@ -8,6 +8,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <ATen/native/Resize.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
@@ -26,7 +27,6 @@
 #include "alias.h"
 #include "cpu_memory.h"
 #include "queued.h"
-#include "strides.h"
 
 namespace torch_openreg {
 
@@ -146,10 +146,9 @@ struct Task final : QueuedKernel {
   std::shared_ptr<const Memo> memo;  // what its results have to look like; null if none is fresh
   c10::ScalarType defaultDtype = c10::get_default_dtype_as_scalartype();
   // In the order in which the arguments need them.
-  c10::SmallVector<Place, 4> places;      // device tensors
-  c10::SmallVector<Number, 2> numbers;    // 0-dim CPU tensors
-  c10::SmallVector<at::Tensor, 1> hosts;  // other CPU tensors (indices), copied
-  c10::SmallVector<IValue, 4> others;     // all other arguments
+  c10::SmallVector<Place, 4> places;    // device tensors
+  c10::SmallVector<Number, 2> numbers;  // 0-dim CPU tensors; there are no others
+  c10::SmallVector<IValue, 4> others;   // all other arguments
   c10::SmallVector<Memory, 4> memories;
   c10::SmallVector<Memory, 2> results;
   int64_t largest = 0;  // elements of a tensor
@@ -172,10 +171,9 @@ void Task::addTensor(const at::Tensor &tensor, Storages &known) {
   if (tensor.is_privateuseone()) {
     places.push_back(
         {addMemory(tensor.storage().unsafeGetStorageImpl(), known), tensor.storage_offset()});
-  } else if (tensor.dim() == 0) {
-    std::memcpy(numbers.emplace_back().bytes.data(), tensor.const_data_ptr(), tensor.itemsize());
   } else {
-    hosts.push_back(tensor.clone());
+    TORCH_INTERNAL_ASSERT(tensor.dim() == 0, info.name, " would read a CPU tensor later");
+    std::memcpy(numbers.emplace_back().bytes.data(), tensor.const_data_ptr(), tensor.itemsize());
   }
 }
 
@@ -189,7 +187,7 @@ void Task::add(const IValue &value, Storages &known) {
     addTensor(value.toTensor(), known);
   } else if (!value.isList()) {
     others.push_back(forCpu(value));
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+  } else if (value.isTensorList() || holdsOptionalTensors(value)) {
     for (const IValue &item : value.toListRef()) {
       if (!item.isNone()) addTensor(item.toTensor(), known);
     }
@@ -247,14 +245,13 @@ class Arguments {
 
   Task &task_;
   KeyReader reader_;
-  size_t places_ = 0, numbers_ = 0, hosts_ = 0, others_ = 0;
+  size_t places_ = 0, numbers_ = 0, others_ = 0;
   bool writing_ = false;
   c10::SmallVector<c10::Storage, 4> storages_;
   c10::SmallVector<Written, 2> written_;
 };
 
 at::Tensor Arguments::tensor() {
-  if (reader_.isCpu() && !reader_.sizes().empty()) return task_.hosts[hosts_++];
   const bool number = reader_.isCpu();
   const int64_t offset = number ? 0 : task_.places[places_].offset;
   c10::Storage storage = number ? cpuStorage(task_.numbers[numbers_++].bytes.data(), sizeof(Number))
@@ -400,10 +397,11 @@ void Task::run() {
 
 /* Outputs that get their size from the call. The key is that of the arguments as they are then. */
 void resizeOutputs(const Memo &memo, const OpInfo &info, c10::ArrayRef<IValue> arguments,
-                   MemoKey &key) {
+                   MemoKey &key, bool warned) {
   if (C10_LIKELY(memo.resizes.empty())) return;
   for (const Resize &resize : memo.resizes) {
     const at::Tensor &output = arguments[resize.argument].toTensor();
+    if (!warned) at::native::resize_output_check(output, resize.layout.sizes());
     output.resize_(resize.layout.sizes());
     output.unsafeGetTensorImpl()->set_sizes_and_strides(resize.layout.sizes(),
                                                         resize.layout.strides());
@@ -418,9 +416,10 @@ size_t taskBlocks() { return TaskMemory::live.load(std::memory_order_relaxed); }
 
 void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key,
                       std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,
-                      c10::ArrayRef<IValue> arguments, Results &results) {
-  resizeOutputs(*memo, info, arguments, key);
+                      c10::ArrayRef<IValue> arguments, Results &results, bool warned) {
+  resizeOutputs(*memo, info, arguments, key, warned);
   auto task = std::make_unique<Task>(op, info, key, device);
+  task->warned = warned;
   Storages known;
   for (const IValue &value : arguments) task->add(value, known);
   bool fresh = false;

@@ -5,12 +5,13 @@
  *   same dtype, bits and dense order                one memcpy task
  *   one device, or host and device                  one kernel task: strides, dtype, conj, neg
  *   two devices, and one's kernels reach the other  one kernel task
- *   two devices otherwise                           contiguous temporaries, cast where fewer bytes travel; a memcpy
+ *   two devices otherwise                           contiguous temporaries, cast where fewer bytes travel or bits differ; a memcpy
  *   a device whose memory no kernel can reach       by way of an image in host memory
  *
  * Tasks run on the current stream of their device; between two devices on the source's, after the destination's
- * current stream and before what comes later there, without the host. The host waits for a task with host memory
- * unless that is pinned and the copy is non_blocking, or a pageable source was small enough to be taken along.
+ * current stream and before what comes later there, without the host. A blocking copy with host memory synchronises
+ * its stream, as CUDA's does; so does one to pageable memory. One from pageable memory that is non_blocking takes the
+ * source along, or waits until it has been read, which orders nothing.
  */
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
@@ -29,6 +30,7 @@
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
 #include "copy_kernel.h"
+#include "extent.h"
 #include "lane.h"
 
 namespace torch_openreg {
@@ -46,6 +48,7 @@ void checkCopyable(const Tensor &tensor) {
 
 /* A storage may say that it is larger than it is. The core knows where memory ends, but is not told of its block. */
 void checkExtent(const Tensor &tensor) {
+  checkFitsStorage(tensor, "copy_");
   if (!tensor.is_privateuseone()) return;
   const size_t bytes =
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
@@ -136,8 +139,8 @@ void noteBlockingCopy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   if (!notesSynchronization()) return;
   const bool toDevice = dst.is_privateuseone();
   const bool pinned = isPinned((toDevice ? src : dst).const_data_ptr());
-  const bool staged = toDevice && !pinned && static_cast<int64_t>(src.nbytes()) <= kStageBytes;
-  if (staged || (pinned && nonBlocking)) return;
+  const bool staged = toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes;
+  if (nonBlocking && (pinned || staged)) return;
   const char *memory = pinned ? "pinned" : "pageable";
   noteSynchronization(
       (toDevice ? c10::str("aten::copy_ (from ", memory, " host memory to ", dst.device(), ")")
@@ -154,13 +157,15 @@ void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const Tensor &host = toDevice ? src : dst;
   const OpenRegStream stream = getCurrentOpenRegStream((toDevice ? dst : src).device().index());
   noteBlockingCopy(dst, src, nonBlocking);
-  OPENREG_CHECK(orMemcpyAsync(dst.data_ptr(), src.const_data_ptr(), src.nbytes(),
-                              toDevice ? orMemcpyHostToDevice : orMemcpyDeviceToHost,
-                              stream.stream()));
-  if (nonBlocking) return keepPinned(host, stream);
-  // The core has waited where the memory is pageable.
-  if (isPinned(host.const_data_ptr())) synchronize(stream);
-  if (!toDevice) issueKeptWarnings();
+  const auto kind = toDevice ? orMemcpyHostToDevice : orMemcpyDeviceToHost;
+  void *to = dst.data_ptr();
+  const void *from = src.const_data_ptr();
+  if (!nonBlocking) {
+    OPENREG_CHECK_SYNCHRONIZED(orMemcpyWithStream(to, from, src.nbytes(), kind, stream.stream()));
+    return;
+  }
+  OPENREG_CHECK(orMemcpyAsync(to, from, src.nbytes(), kind, stream.stream()));
+  keepPinned(host, stream);
 }
 
 void queueBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
@@ -200,7 +205,7 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const Tensor &host = dst.is_cpu() ? dst : src;
   const OpenRegStream stream = getCurrentOpenRegStream((dst.is_cpu() ? src : dst).device().index());
   const bool pinned = isPinned(host.const_data_ptr());
-  if (src.is_cpu() && !pinned) {
+  if (src.is_cpu() && !pinned && nonBlocking) {
     const Tensor source = stretch(src);
     if (static_cast<int64_t>(source.nbytes()) <= kStageBytes) {
       return enqueueCopyOwning(dst, over(source.clone(), src), stream.stream());
@@ -211,7 +216,7 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   enqueueCopy(dst, src, stream.stream(), blocks);
   if (!blocks) return keepPinned(host, stream);
   std::optional<OwnWait> own;
-  if (src.is_cpu() && !pinned) own.emplace();  // as of the core's copies
+  if (src.is_cpu() && nonBlocking) own.emplace();  // as of the core's copies
   synchronize(stream);
 }
 
@@ -228,6 +233,8 @@ bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
          !tensor.is_neg();
 }
 
+bool hasBits(const Tensor &tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
 /* The same memory, with these bits off. */
 Tensor cleared(const Tensor &tensor, bool conj, bool neg) {
   Tensor other = at::native::as_strided_tensorimpl(tensor, tensor.sizes(), tensor.strides(),
@@ -242,7 +249,8 @@ void copyByTemporaries(const Tensor &dst, const Tensor &src) {
   const bool conj = dst.is_conj() && src.is_conj(), neg = dst.is_neg() && src.is_neg();
   if (conj || neg) return copyByTemporaries(cleared(dst, conj, neg), cleared(src, conj, neg));
   at::assert_no_internal_overlap(dst);
-  const bool castFirst = dst.itemsize() < src.itemsize();
+  // A bit is resolved in the destination's dtype, as in a kernel: negation is not the same in every dtype.
+  const bool castFirst = dst.itemsize() < src.itemsize() || hasBits(dst) || hasBits(src);
   const c10::ScalarType dtype = (castFirst ? dst : src).scalar_type();
   Tensor from = src, to = dst;
   if (!isPlain(src, dtype)) {
@@ -254,7 +262,7 @@ void copyByTemporaries(const Tensor &dst, const Tensor &src) {
   if (!to.is_same(dst)) dst.copy_(to);
 }
 
-void copyByHostImages(const Tensor &dst, const Tensor &src) {
+void copyByHostImages(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   at::assert_no_internal_overlap(dst);
   const auto image = [](const Tensor &tensor, bool filled) {
     const Tensor device = stretch(tensor);
@@ -267,7 +275,7 @@ void copyByHostImages(const Tensor &dst, const Tensor &src) {
   // What lies in the gaps stays.
   const Tensor flat = image(dst, !dst.is_non_overlapping_and_dense());
   asKernel([&] { over(flat, dst).copy_(from); });
-  copyBytes(stretch(dst), flat, false);
+  copyBytes(stretch(dst), flat, nonBlocking || !src.is_cpu());
 }
 
 void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
@@ -285,7 +293,7 @@ void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
     case Way::kTemporaries:
       return copyByTemporaries(dst, src);
     case Way::kHostImages:
-      return copyByHostImages(dst, src);
+      return copyByHostImages(dst, src, nonBlocking);
   }
 }
 

@@ -80,7 +80,7 @@ bool isSplittable(const Tensor &dst, const Tensor &src) {
       src.stride(0) == 1 && src.stride(1) == src.size(0)) {
     return false;
   }
-  // and warns here, which is for this thread to collect.
+  // and warns here, which is for this thread to drop.
   return dst.is_complex() || !src.is_complex();
 }
 
@@ -199,6 +199,33 @@ class SplitCopy {
   std::exception_ptr error_;
 };
 
+/* What PyTorch's copy refuses for dtypes and bits, or warns of, it does at the call, and to the caller: here two
+ * elements are copied. Where it had nothing to say it is not asked again. */
+void judge(const Tensor &dst, const Tensor &src) {
+  using Answers = std::array<std::atomic<uint16_t>, c10::NumScalarTypes>;  // by bits
+  static std::array<Answers, c10::NumScalarTypes> fine{};
+  std::atomic<uint16_t> &answers =
+      fine.at(static_cast<size_t>(dst.scalar_type())).at(static_cast<size_t>(src.scalar_type()));
+  const unsigned bits = dst.is_conj() | dst.is_neg() << 1 | src.is_conj() << 2 | src.is_neg() << 3;
+  const auto answer = static_cast<uint16_t>(1u << bits);
+  if (C10_LIKELY((answers.load(std::memory_order_relaxed) & answer) != 0)) return;
+  alignas(16) std::array<std::array<char, 64>, 2> memory{};  // two elements of the largest dtype, with a gap
+  const auto two = [&](const Tensor &like, size_t which) {
+    return cpuTensor(
+        {memory[which].data(), 64, {2}, {2}, like.scalar_type(), like.is_conj(), like.is_neg()});
+  };
+  Tensor to = two(dst, 0);
+  asNarrowLane([&] { asKernel([&] { at::native::copy_(to, two(src, 1), false); }); });
+  // It warns as often as the program wants to hear it.
+  if (dst.is_complex() || !src.is_complex()) answers.fetch_or(answer, std::memory_order_relaxed);
+}
+
+/* The caller has been warned. */
+class Silence final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning &) override {}
+};
+
 struct CopyTask final : QueuedKernel {
   CopyTask(const Tensor &to, const Tensor &from, Tensor ownedSource)
       : QueuedKernel("aten::copy_", from.is_cpu() ? to.device() : from.device()),
@@ -207,6 +234,8 @@ struct CopyTask final : QueuedKernel {
         owned(std::move(ownedSource)) {}
 
   void run() override {
+    Silence silence;
+    c10::WarningUtils::WarningHandlerGuard handler(&silence);
     Tensor to = dst.alias();
     const Tensor from = owned.defined() ? owned : src.alias();
     if (isSplittable(to, from)) {
@@ -242,11 +271,13 @@ void launch(const Tensor &dst, const Tensor &src, Tensor ownedSource, orStream_t
 }  // namespace
 
 void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream, bool awaited) {
+  judge(dst, src);
   if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, src);
   launch(dst, src, Tensor(), stream, awaited);
 }
 
 void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
+  judge(dst, src);
   if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, {});
   launch(dst, src, src, stream, false);
 }

@@ -27,6 +27,7 @@
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
+#include "extent.h"
 
 namespace torch_openreg {
 
@@ -62,6 +63,10 @@ Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<c1
              std::optional<c10::Device> device, std::optional<bool> pin,
              std::optional<c10::MemoryFormat> format) {
   const c10::DeviceIndex index = checkOptions(layout, device, pin);
+  if (C10_UNLIKELY(dtype == c10::kComplexHalf)) {  // it warns
+    DeviceSwitch current(index);
+    return filled(at::detail::empty_generic(size, &deviceAllocator(), kKeys, *dtype, format));
+  }
   at::detail::check_size_nonnegative(size);
   const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
   const size_t bytes = at::detail::computeStorageNbytesContiguous(size, type.itemsize());
@@ -154,6 +159,7 @@ Tensor &setTensor(Tensor &self, const Tensor &source) {
 
 at::Scalar localScalar(const Tensor &self) {
   noteSynchronization("aten::_local_scalar_dense (item)");
+  checkFitsStorage(self, "aten::_local_scalar_dense (item)");
   const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
   const OpenRegStream stream = getCurrentOpenRegStream(self.device().index());
   SanitizedAs name("aten::_local_scalar_dense");

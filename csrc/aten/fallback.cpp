@@ -32,12 +32,15 @@
 #include "alias.h"
 #include "async.h"
 #include "cpu_memory.h"
-#include "infer.h"
+#include "dry_run.h"
+#include "extent.h"
 #include "known.h"
 #include "lane.h"
 #include "lesson.h"
 #include "memo.h"
 #include "opinfo.h"
+#include "parts.h"
+#include "sparse.h"
 #include "versions.h"
 
 namespace torch_openreg {
@@ -99,6 +102,12 @@ bool hasPythonKernel(const OperatorHandle &op, const OpInfo &info, DispatchKey k
   return entry->second;
 }
 
+bool hasItsMemory(const at::Tensor &tensor) {
+  if (isPlain(tensor)) return tensor._is_zerotensor() || fitsStorage(tensor);
+  const Parts parts = partsOf(tensor);
+  return std::all_of(parts.begin(), parts.end(), hasItsMemory);
+}
+
 uint64_t mixed(uint64_t x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -135,11 +144,13 @@ class Call {
     return isPredictable() && !dependsOnDefaultDtype() && !mayAlert() &&
            makeKey(key, info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
-  void waitFor();
-  /* The same where every call of the kind waits, which set_sync_debug_mode may refuse. */
-  void waitEachTime();
+  /* set_sync_debug_mode may refuse it. */
+  void wait();
   /* Once, when nothing can refuse the call any more. */
   void drawGenerators();
+  void countWrites() const {
+    torch_openreg::countWrites(info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
+  }
   void runCopying();
   c10::Device device() const { return *device_; }
   orStream_t stream() const { return stream_; }
@@ -153,10 +164,11 @@ class Call {
   bool mayAlert() const { return info_.alerts && at::globalContext().deterministicAlgorithms(); }
   /* Its caller learns a value or a size that depends on data: on every device it synchronises. */
   bool tellsValues() const {
-    return !info_.predictable || cpuResults_ || (info_.masksDecide && hasMask_) || isSparse();
+    return !info_.predictable || cpuResults_ || (info_.masksDecide && hasMask_) || ordersAsSparse();
   }
-  bool isSparse() const {
-    return kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU;
+  bool ordersAsSparse() const {
+    return (kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU) &&
+           synchronizesElsewhere(op_, kernel_);
   }
   void run();
   void finish();
@@ -166,6 +178,9 @@ class Call {
   bool findDevice();
   void check(const at::Tensor &tensor, const Argument &argument);
   void checkDevices();
+  void checkIndices();
+  void moveIndices();
+  void checkStorages();
   void makeZeros();
   IValue forKernel(const IValue &value);
   at::Tensor aliasOf(const at::Tensor &tensor);
@@ -196,10 +211,10 @@ class Call {
 /* One pass over what nearly every call has: tensors of one device, numbers, nothing to object to. The first tensor of
  * this device decides, then a device argument. */
 bool Call::findDevice() {
-  bool doubtful = false;
+  bool doubtful = false, lacksMemory = false;
   for (const IValue &value : arguments_) {
     if (value.isDevice()) asked_ = value.toDevice();
-    const bool indices = value.isOptionalTensorList();
+    const bool indices = value.isList() && holdsOptionalTensors(value);
     eachTensor(value, [&](const at::Tensor &tensor) {
       if (!tensor.defined()) return;
       if (!tensor.is_privateuseone()) {
@@ -210,6 +225,7 @@ bool Call::findDevice() {
         doubtful = true;
       }
       hasZeros_ |= tensor._is_zerotensor();
+      lacksMemory |= tensor.is_privateuseone() && !hasItsMemory(tensor);
       if (indices) {
         hasMask_ |= tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte;
       }
@@ -221,7 +237,11 @@ bool Call::findDevice() {
   }
   if (!device_) device_ = c10::Device(c10::DeviceType::PrivateUse1, currentDevice());
   if (doubtful && info_.isForeach) return false;
-  if (doubtful) checkDevices();
+  if (doubtful) {
+    checkDevices();
+    moveIndices();
+  }
+  if (lacksMemory) checkStorages();
   return true;
 }
 
@@ -236,13 +256,50 @@ void Call::check(const at::Tensor &tensor, const Argument &argument) {
               " of ", op_.operator_name(), ")");
 }
 
-void Call::checkDevices() {
+/* In the words of PyTorch's kernels, which are the same for every device. */
+void Call::checkIndices() {
+  if (!info_.isAten || arguments_.empty() || !arguments_[0].isTensor()) return;
+  const c10::Device self = arguments_[0].toTensor().device();
+  for (const IValue &value : arguments_) {
+    if (!value.isList() || !holdsOptionalTensors(value)) continue;
+    eachTensor(value, [&](const at::Tensor &index) {
+      TORCH_CHECK(!index.defined() || index.is_cpu() || index.device() == self,
+                  "indices should be either on ", c10::kCPU,
+                  " or on the same device as the indexed tensor (", self, ")");
+    });
+  }
+}
+
+void Call::checkStorages() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    const bool indices = arguments_[i].isOptionalTensorList();
+    const std::string what =
+        c10::str(op_.operator_name(), ", argument ", schema_.arguments()[i].name());
+    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+      if (!tensor.defined() || !tensor.is_privateuseone() || hasItsMemory(tensor)) return;
+      if (isPlain(tensor)) return checkFitsStorage(tensor, what.c_str());
+      for (const at::Tensor &part : partsOf(tensor)) checkFitsStorage(part, what.c_str());
+    });
+  }
+}
+
+void Call::checkDevices() {
+  checkIndices();
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const bool indices = arguments_[i].isList() && holdsOptionalTensors(arguments_[i]);
     eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
       const bool host = tensor.defined() && tensor.is_cpu();
       if (host && tensor.dim() > 0 && !indices) readsHost_ = true;
       if (!(indices && host)) check(tensor, schema_.arguments()[i]);
+    });
+  }
+}
+
+/* Those of the CPU, by a blocking copy, as on every device. */
+void Call::moveIndices() {
+  for (IValue &value : arguments_) {
+    if (!value.isList() || !holdsOptionalTensors(value)) continue;
+    value = forCpu(value, [&](const at::Tensor &index) {
+      return index.defined() && index.is_cpu() && index.dim() > 0 ? index.to(*device_) : index;
     });
   }
 }
@@ -284,7 +341,6 @@ bool Call::prepare() {
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
   if (hasZeros_) makeZeros();
   stream_ = getCurrentOpenRegStream(device_->index()).stream();
-  countWrites(info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   return true;
 }
 
@@ -296,23 +352,7 @@ at::Tensor Call::aliasOf(const at::Tensor &tensor) {
 }
 
 IValue Call::forKernel(const IValue &value) {
-  if (value.isTensor()) return aliasOf(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor &tensor : value.toTensorList()) list.push_back(aliasOf(tensor));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorList()) {
-      list.push_back(tensor.has_value() ? std::optional(aliasOf(*tensor)) : std::nullopt);
-    }
-    return list;
-  }
-  if (value.isDevice() && value.toDevice().is_privateuseone()) {
-    return c10::Device(c10::DeviceType::CPU);
-  }
-  return value;
+  return forCpu(value, [this](const at::Tensor &tensor) { return aliasOf(tensor); });
 }
 
 /* On the lane, outside of LaneMemory. */
@@ -390,6 +430,7 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
 void Call::runCopying() {
   SyncNoted noted(info_.name);
   drawGenerators();
+  countWrites();
   OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
   for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
   asKernel([this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); });
@@ -411,7 +452,10 @@ bool Call::dependsOnDefaultDtype() const {
   return !floating;
 }
 
-void Call::waitFor() {
+void Call::wait() {
+  noteSynchronization(info_.name);
+  drawGenerators();
+  countWrites();
   OpTimer timer(info_.counters->waited, info_.counters->waitedNs);
   std::optional<ToldOperator> told;
   const bool small = areSmall(c10::ArrayRef(arguments_.data(), arguments_.size()));
@@ -425,12 +469,6 @@ void Call::waitFor() {
   if (tellsValues()) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
-void Call::waitEachTime() {
-  noteSynchronization(info_.name);
-  drawGenerators();
-  waitFor();
-}
-
 /* In place: what comes out is what went in. */
 std::shared_ptr<const Memo> inPlaceMemo(size_t results) {
   static const auto none = std::make_shared<const Memo>(Memo{true, {}, {}});
@@ -442,27 +480,52 @@ std::shared_ptr<const Memo> inPlaceMemo(size_t results) {
  * size; composite kernels, which are registered in the same place, call others. */
 thread_local const OpInfo *inferring = nullptr;
 
-bool isOutOf(const OpInfo &out, const OpInfo &functional) {
-  const std::string_view name(functional.name);
-  return out.name == name.substr(0, name.size() - functional.inPlace);
+/* False: the CPU's kernel may give its result other strides, as it casts first, and what it has cast is dense. */
+bool metaKnowsStrides(const OpInfo &info, c10::ArrayRef<IValue> arguments) {
+  if (!info.pointwise || info.inPlace) return true;
+  std::optional<c10::ScalarType> dtype;
+  bool casts = false, dense = true;
+  for (const IValue &value : arguments) {
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const at::Tensor &tensor = value.toTensor();
+    if (!dtype) dtype = tensor.scalar_type();
+    casts |= tensor.scalar_type() != *dtype || c10::isIntegralType(*dtype, /*includeBool=*/true);
+    dense &= tensor.is_non_overlapping_and_dense();
+  }
+  return dense || !casts;
 }
 
-/* Makes the results by way of the operator's meta function and queues its out= form. */
-void infer(const OperatorHandle &op, const OpInfo &info, Stack *stack) {
+/* The call is that of the out= form. */
+bool isInferred(const OperatorHandle &op, const OpInfo &info) {
+  if (inferring == nullptr) return false;
+  const std::string_view functional(inferring->name);
+  if (info.name != functional.substr(0, functional.size() - inferring->inPlace)) return false;
+  inferring = nullptr;
+  return memoOfOutputs(info)->results.size() == op.schema().returns().size();
+}
+
+/* Makes the results by way of the operator's meta function, and queues its out= form. */
+void inferAndRemember(const OperatorHandle &op, const OpInfo &info, Stack *stack,
+                      const MemoKey &key) {
   struct Inferring {
     explicit Inferring(const OpInfo &functional) { inferring = &functional; }
     ~Inferring() { inferring = nullptr; }
   } scope(info);
   std::optional<ToldAs> told;
   if (sanitizerActive()) told.emplace(op);
+  const Stack arguments(stack->end() - static_cast<int64_t>(info.isWritten.size()), stack->end());
+  const std::vector<Layout> before = layoutsOf(arguments);
   op.redispatchBoxed(kInferringKeys, stack);
+  const auto results = torch::jit::last(*stack, op.schema().returns().size());
+  const std::shared_ptr<Memo> memo = lesson(info, arguments, before, results);
+  memo->exactStrides = !info.pointwise;  // a meta function's may be a guess
+  addMemo(key, memo);
 }
 
-/* What it reads is as it was, nothing is drawn, and nobody counts the calls. */
-bool canRunAgain(const OpInfo &info, const Memo &memo) {
-  const auto written = std::count(info.isWritten.begin(), info.isWritten.end(), true);
-  return info.isAten && memo.usable && !info.draws &&
-         static_cast<size_t>(written) == memo.resizes.size();
+/* No dry run tells what comes out. */
+std::shared_ptr<const Memo> whereDataDecides(const OperatorHandle &op, const OpInfo &info) {
+  static const auto unknown = std::make_shared<const Memo>();
+  return info.inPlace ? inPlaceMemo(op.schema().returns().size()) : unknown;
 }
 
 /* As every backend without a kernel for lists does. */
@@ -473,11 +536,12 @@ void runOneByOne(const OperatorHandle &op, Stack *stack) {
 }  // namespace
 
 void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+  if (runSparse(op, stack, kernel)) return;
   Call call(op, opInfo(op), stack, kernel);
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
-  call.waitEachTime();
+  call.wait();
 }
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
@@ -494,48 +558,28 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
   MemoKey key;
-  if (!call.canQueue(key)) return call.waitEachTime();
-  const auto enqueue = [&](std::shared_ptr<const Memo> memo) {
-    enqueueCpuKernel(op, info, key, std::move(memo), call.device(), call.stream(),
-                     torch::jit::last(*stack, taken), results);
-    giveResults();
-  };
-  const auto last = torch::jit::last(*stack, taken);
-  std::shared_ptr<const Memo> memo = findMemo(key);
-  if (memo == nullptr && info.inPlace && !info.inferable && fitsInPlace(info, last)) {
-    memo = inPlaceMemo(op.schema().returns().size());
-    addMemo(key, memo);
+  if (!call.canQueue(key)) return call.wait();
+  DryRun told{findMemo(key), {}};
+  if (told.memo == nullptr) {
+    const Stack arguments(stack->end() - static_cast<int64_t>(taken), stack->end());
+    if (isInferred(op, info)) {
+      checkTypes(op, info, arguments);
+      told.memo = memoOfOutputs(info);
+    } else if (info.inferable && metaKnowsStrides(info, arguments)) {
+      return inferAndRemember(op, info, stack, key);
+    } else {
+      told = dryRun(op, info, arguments);
+      if (told.memo == nullptr) told.memo = whereDataDecides(op, info);
+      addMemo(key, told.memo);
+    }
   }
-  if (memo != nullptr && !memo->usable) return call.waitEachTime();
+  if (!told.memo->usable) return call.wait();
+  for (const c10::Warning &warning : told.warnings) c10::warn(warning);
   call.drawGenerators();
-  if (memo != nullptr) return enqueue(std::move(memo));
-  const Stack arguments(last.begin(), last.end());
-  if (inferring != nullptr && isOutOf(info, *inferring)) {
-    inferring = nullptr;
-    memo = memoOfOutputs(info);
-    if (memo->results.size() == op.schema().returns().size()) return enqueue(std::move(memo));
-  }
-  const std::vector<Layout> before = layoutsOf(arguments);
-  const bool inferable = info.inferable && metaKnowsStrides(info, arguments);
-  const bool small = areSmall(arguments);
-  if (inferable) {
-    infer(op, info, stack);
-  } else if (auto ruled = inferByRule(info, arguments)) {
-    addMemo(key, ruled);
-    return enqueue(std::move(ruled));
-  } else {
-    call.waitFor();
-  }
-  const size_t count = op.schema().returns().size();
-  const auto made = torch::jit::last(*stack, count);
-  memo = lesson(info, arguments, before, made);
-  if (!inferable) learnTypes(info, arguments, *memo);
-  addMemo(key, memo);
-  // Its arguments gave it one thread. With results as large as these later calls have more: so has this one.
-  if (inferable || !small || areSmall(made) || !canRunAgain(info, *memo)) return;
-  torch::jit::drop(*stack, count);
-  stack->insert(stack->end(), arguments.begin(), arguments.end());
-  enqueue(std::move(memo));
+  call.countWrites();
+  enqueueCpuKernel(op, info, key, std::move(told.memo), call.device(), call.stream(),
+                   torch::jit::last(*stack, taken), results, !told.warnings.empty());
+  giveResults();
 }
 
 }  // namespace torch_openreg

@@ -10,6 +10,7 @@
 
 #include "../torch/device.h"
 #include "../torch/stream.h"
+#include "extent.h"
 #include "lane.h"
 #include "memo.h"
 #include "versions.h"
@@ -25,7 +26,7 @@ class Survey {
  public:
   explicit Survey(const OpInfo &info) : info_(info) {}
 
-  /* The tensors are of one device, but for numbers, and have memory; no index is a mask. */
+  /* The tensors are of one device, but for numbers, and have memory, and enough; no index is a mask. */
   bool isUsual(const IValue &value, bool written);
   c10::Device device() const {
     if (found_) return device_;
@@ -50,7 +51,7 @@ bool Survey::isUsual(const at::Tensor &tensor, bool written, bool index) {
   if (!device.is_privateuseone()) return device.is_cpu() && tensor.dim() == 0 && !written;
   if (!found_) device_ = device;
   found_ = true;
-  return device == device_;
+  return device == device_ && fitsStorage(tensor);
 }
 
 bool Survey::isUsual(const IValue &value, bool written) {
@@ -60,7 +61,7 @@ bool Survey::isUsual(const IValue &value, bool written) {
     return value.toDevice().is_privateuseone();
   }
   if (!value.isList()) return true;
-  const bool indices = value.isOptionalTensorList();
+  const bool indices = holdsOptionalTensors(value);
   if (!indices && !value.isTensorList()) return true;
   const auto items = value.toListRef();
   return std::all_of(items.begin(), items.end(), [&](const IValue &item) {

@@ -3,6 +3,7 @@
  * kernels for them are the same for every backend: they call operators of the parts, which are queued, so that
  * nothing waits here. All others of these tensors are the CPU's (runCpuKernelWithParts). Opaque ones are refused.
  */
+#include <ATen/native/DispatchStub.h>
 #include <ATen/ops/_coalesced_native.h>
 #include <ATen/ops/_dimI_native.h>
 #include <ATen/ops/_dimV_native.h>
@@ -52,6 +53,8 @@
 #include <ATen/ops/values_native.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zero_native.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -174,6 +177,22 @@ void add(torch::Library &library, const char *name) {
 }  // namespace
 
 }  // namespace torch_openreg
+
+namespace at::native {
+// Of a header that PyTorch does not install. Indices are checked to be coalesced with it.
+DECLARE_DISPATCH(Tensor (*)(const Tensor &, IntArrayRef), flatten_indices_stub)
+namespace {
+Tensor flattenIndices(const Tensor &indices, IntArrayRef sizes) {
+  const auto strides = c10::contiguous_strides(sizes);
+  Tensor flat = at::zeros({indices.size(1)}, indices.options());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    flat.add_(indices.select(0, static_cast<int64_t>(dim)), strides[dim]);
+  }
+  return flat;
+}
+REGISTER_PRIVATEUSE1_DISPATCH(flatten_indices_stub, &flattenIndices)
+}  // namespace
+}  // namespace at::native
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   using namespace at::native;

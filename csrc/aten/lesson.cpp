@@ -5,6 +5,7 @@
 
 #include <c10/util/accumulate.h>
 
+#include <string_view>
 #include <unordered_set>
 
 #include "parts.h"
@@ -16,9 +17,11 @@ namespace {
 using c10::IValue;
 using Arguments = c10::ArrayRef<IValue>;
 
-/* Arguments are as they were, but for empty outputs that the call gave a size, which are noted. */
+/* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold nothing that is
+ * read, as what is written in place may. */
 bool unchanged(const OpInfo &info, Arguments arguments, const std::vector<Layout> &before,
                std::vector<Resize> &resizes) {
+  const bool inPlace = std::string_view(info.name).back() == '_';
   auto layout = before.begin();
   bool same = true;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -26,7 +29,7 @@ bool unchanged(const OpInfo &info, Arguments arguments, const std::vector<Layout
       const Layout &old = *layout++;
       if (old.describes(tensor)) return;
       const bool sized = info.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
-                         c10::multiply_integers(old.sizes()) == 0 &&
+                         (!inPlace || c10::multiply_integers(old.sizes()) == 0) &&
                          old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
                          old.neg == tensor.is_neg();
       if (sized) resizes.push_back({i, Layout(tensor)});
@@ -39,14 +42,14 @@ bool unchanged(const OpInfo &info, Arguments arguments, const std::vector<Layout
 bool ownsItsStorage(const at::Tensor &tensor, Arguments arguments,
                     std::unordered_set<const void *> &storages) {
   if (!tensor.defined()) return true;
-  if (!tensor.is_privateuseone() || !isPlain(tensor) || tensor.storage_offset() != 0 ||
+  if (!isPlain(tensor) || !tensor.has_storage() || tensor.storage_offset() != 0 ||
       tensor.storage().nbytes() < Layout(tensor).bytes) {
     return false;
   }
   bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
   for (const IValue &value : arguments) {
     eachTensor(value, [&](const at::Tensor &argument) {
-      shared |= argument.defined() && argument.is_privateuseone() && argument.is_alias_of(tensor);
+      shared |= argument.defined() && argument.is_alias_of(tensor);
     });
   }
   return !shared;
@@ -72,12 +75,11 @@ std::vector<Layout> layoutsOf(c10::ArrayRef<IValue> arguments) {
   return layouts;
 }
 
-std::shared_ptr<const Memo> lesson(const OpInfo &info, Arguments arguments,
-                                   const std::vector<Layout> &before, c10::ArrayRef<IValue> results) {
+std::shared_ptr<Memo> lesson(const OpInfo &info, Arguments arguments,
+                             const std::vector<Layout> &before, c10::ArrayRef<IValue> results) {
   auto memo = std::make_shared<Memo>();
   std::unordered_set<const void *> storages;
   memo->usable = unchanged(info, arguments, before, memo->resizes);
-  memo->exactStrides = info.rule != SizeRule::kPointwise;  // a meta function's may be a guess too
   for (const IValue &value : results) {
     Result result;
     result.argument = argumentThatIs(value, info, arguments);

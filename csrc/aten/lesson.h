@@ -17,9 +17,8 @@ namespace torch_openreg {
 /* Taken before the call. */
 std::vector<Layout> layoutsOf(c10::ArrayRef<c10::IValue> arguments);
 
-/* The memo of a call: unusable where results are not simply fresh memory, or outputs were resized. */
-std::shared_ptr<const Memo> lesson(const OpInfo &info, c10::ArrayRef<c10::IValue> arguments,
-                                   const std::vector<Layout> &before,
-                                   c10::ArrayRef<c10::IValue> results);
+/* The memo of a call: unusable where results are not simply fresh memory. */
+std::shared_ptr<Memo> lesson(const OpInfo &info, c10::ArrayRef<c10::IValue> arguments,
+                             const std::vector<Layout> &before, c10::ArrayRef<c10::IValue> results);
 
 }  // namespace torch_openreg

@@ -1,10 +1,11 @@
 /*
  * What an operator's results will look like, remembered from an earlier call with like arguments.
  *
- * Sizes, strides and dtypes of results follow from the arguments' metadata for every operator
- * that is not tagged as depending on data. The key holds that metadata: of tensors dtype, sizes, strides and
- * bits; of numbers (Scalar) the type only, because an optimizer's change at each step; of all
- * else the value. An operator without tensors to read (arange) has its numbers' values in the key.
+ * Sizes, strides and dtypes of results follow from the arguments' metadata for every operator that is not
+ * tagged as depending on data. The key holds that metadata: of tensors dtype, sizes, strides and bits, and
+ * where they overlap what is written; of numbers (Scalar) type, sign, which dtypes hold it and whether it is
+ * less than the one before, because an optimizer's change at each step and kernels refuse numbers for nothing
+ * else; of all else the value. An operator without tensors to read (arange) has its numbers' values in the key.
  */
 #pragma once
 
@@ -74,18 +75,39 @@ struct Result {
   std::vector<Layout> fresh;  // one, or those of a list; undefined ones have no dtype
 };
 
-/* An empty output (out=) that gets its size from the call. */
+/* An output (out=) that gets its size from the call. */
 struct Resize {
   size_t argument;
   Layout layout;
 };
 
 struct Memo {
-  bool usable = false;  // false: results share memory, or are views, or resize: not to be promised
+  bool usable = false;  // false: results share memory, or are views: not to be promised
   std::vector<Result> results;
   std::vector<Resize> resizes;
   bool exactStrides = true;  // of fresh results; else what has others is copied
 };
+
+/* Promises the tensors that are written, as they are, and nothing else. */
+std::shared_ptr<Memo> memoOfOutputs(const OpInfo &info);
+
+/* The same elements at the same places: a dimension of one element may have any stride. */
+bool sameStrides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b);
+
+/* Of a list: whether it holds tensors, some of which may be None. By its items, because TorchScript makes such lists
+ * with a type object of its own, which IValue::isOptionalTensorList does not know. */
+inline bool holdsOptionalTensors(const c10::IValue &list) {
+  if (list.isTensorList()) return false;
+  for (const c10::IValue &item : list.toListRef()) {
+    if (!item.isNone()) return item.isTensor();
+  }
+  return false;
+}
+
+inline bool holdsTensors(const c10::IValue &value) {
+  return value.isTensor() ||
+         (value.isList() && (value.isTensorList() || holdsOptionalTensors(value)));
+}
 
 /* The tensors of an argument, or of a result. */
 template <typename F>
@@ -96,18 +118,37 @@ void eachTensor(const c10::IValue &value, F visit) {
     return;
   } else if (value.isTensorList()) {
     for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> &tensor : value.toOptionalTensorList()) {
-      if (tensor.has_value()) visit(*tensor);
+  } else if (holdsOptionalTensors(value)) {
+    for (const c10::IValue &item : value.toListRef()) {
+      if (!item.isNone()) visit(item.toTensor());
     }
   }
+}
+
+/* An argument with other tensors in place of its own, and the CPU in place of this device. */
+template <typename F>
+c10::IValue forCpu(const c10::IValue &value, F other) {
+  if (value.isTensor()) return other(value.toTensor());
+  if (value.isDevice() && value.toDevice().is_privateuseone()) return c10::Device(c10::kCPU);
+  if (!value.isList()) return value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor &tensor : value.toTensorList()) list.push_back(other(tensor));
+    return list;
+  }
+  if (!holdsOptionalTensors(value)) return value;
+  c10::List<std::optional<at::Tensor>> list;
+  for (const c10::IValue &item : value.toListRef()) {
+    list.push_back(item.isNone() ? std::nullopt : std::optional(other(item.toTensor())));
+  }
+  return list;
 }
 
 /* Thread-safe and bounded. Null: never seen. */
 std::shared_ptr<const Memo> findMemo(const MemoKey &key);
 void addMemo(const MemoKey &key, std::shared_ptr<const Memo> memo);
 
-/* Appends a value that is no tensor; false if it cannot be part of a key. `typeOnly`: of numbers. */
-bool appendToKey(MemoKey &key, const c10::IValue &value, bool typeOnly);
+/* Appends a value that is no tensor; false if it cannot be part of a key. `kindOnly`: of numbers. */
+bool appendToKey(MemoKey &key, const c10::IValue &value, bool kindOnly);
 
 }  // namespace torch_openreg

@@ -6,14 +6,17 @@
 #include "fallback.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/max_pool1d_native.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/strides.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -102,6 +105,17 @@ std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hidde
   return {(hx - fresh) * update + fresh, fresh};
 }
 
+/* PyTorch asks every device but the CPU for the indices too, whose kernel gives its results other strides. */
+Tensor maxPool1d(const Tensor &self, c10::IntArrayRef kernel, c10::IntArrayRef stride,
+                 c10::IntArrayRef padding, c10::IntArrayRef dilation, bool ceil) {
+  Tensor pooled = at::native::max_pool1d(self, kernel, stride, padding, dilation, ceil);
+  const bool asOnTheCpu =
+      pooled.requires_grad() || pooled._fw_grad(0).defined() || pooled.is_quantized() ||
+      at::isTensorSubclassLike(pooled) ||
+      pooled.strides() == c10::IntArrayRef(c10::contiguous_strides(pooled.sizes()));
+  return asOnTheCpu ? pooled : pooled.clone(c10::MemoryFormat::Contiguous);
+}
+
 }  // namespace
 
 }  // namespace torch_openreg
@@ -139,10 +153,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 // Differentiated through their composites: CUDA's derivatives call kernels that only CUDA has.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("max_pool1d", &torch_openreg::maxPool1d);
   m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
   m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);
 }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("max_pool1d", &torch_openreg::maxPool1d);
   m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
   m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);
 }

@@ -88,18 +88,20 @@ bool isPredictable(const c10::OperatorHandle &op) {
 }
 
 /* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output, or leaves part of an
- * output with other strides as it was; or a composite kernel is registered in that place, which has other strides and
- * errors than the CPU's. */
-constexpr std::string_view kInfersBadly[] = {
-    "aten::mse_loss",         "aten::smooth_l1_loss", "aten::linalg_lu_solve",
-    "aten::_linalg_solve_ex", "aten::narrow_copy",    "aten::pixel_shuffle",
-    "aten::pixel_unshuffle",  "aten::tril_",          "aten::triu_"};
+ * output with other strides as it was; or its meta function gives another size than its kernel; or a composite kernel
+ * is registered in that place, which has other strides and errors than the CPU's. Names, with an overload or without. */
+constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",        "aten::smooth_l1_loss",
+                                             "aten::linalg_lu_solve", "aten::_linalg_solve_ex",
+                                             "aten::narrow_copy",     "aten::pixel_shuffle",
+                                             "aten::pixel_unshuffle", "aten::tril_",
+                                             "aten::triu_",           "aten::isin.Scalar_Tensor"};
 
 bool isOut(const Argument &argument) { return argument.is_out(); }
 
 bool isInferable(const c10::OperatorHandle &op) {
+  const std::string full = c10::toString(op.operator_name());
   for (std::string_view name : kInfersBadly) {
-    if (op.schema().name() == name) return false;
+    if (op.schema().name() == name || full == name) return false;
   }
   const auto &arguments = op.schema().arguments();
   return hasInferringKernel(op) && std::none_of(arguments.begin(), arguments.end(), isOut);
@@ -121,11 +123,6 @@ bool isInPlace(const c10::OperatorHandle &op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isOut);
 }
 
-/* Pointwise, and not tagged as such. */
-constexpr std::string_view kPointwise[] = {"aten::floor_divide", "aten::floor_divide_",
-                                           "aten::rsub",         "aten::complex",
-                                           "aten::polar",        "aten::nan_to_num"};
-
 /* Operators in place do not always carry the tags of the operator that they are a form of. */
 bool isTaggedPointwise(const c10::OperatorHandle &op) {
   if (op.hasTag(at::Tag::pointwise)) return true;
@@ -134,14 +131,6 @@ bool isTaggedPointwise(const c10::OperatorHandle &op) {
   name.name.pop_back();
   const auto functional = c10::Dispatcher::singleton().findOp(name);
   return functional.has_value() && functional->hasTag(at::Tag::pointwise);
-}
-
-SizeRule ruleOf(const c10::OperatorHandle &op) {
-  const std::string &name = op.schema().name();
-  if (op.hasTag(at::Tag::reduction)) return SizeRule::kReduction;
-  const bool listed =
-      std::find(std::begin(kPointwise), std::end(kPointwise), name) != std::end(kPointwise);
-  return listed || isTaggedPointwise(op) ? SizeRule::kPointwise : SizeRule::kNone;
 }
 
 OpInfo *makeInfo(const c10::OperatorHandle &op) {
@@ -157,8 +146,7 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
   info->isForeach = isForeach(schema.name());
   info->alerts =
       std::find(std::begin(kAlerts), std::end(kAlerts), schema.name()) != std::end(kAlerts);
-  if (info->predictable) info->rule = ruleOf(op);
-  info->reversed = schema.name() == "aten::rsub";
+  info->pointwise = info->predictable && isTaggedPointwise(op);
   bool reads = false, hasOut = false;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];
@@ -170,8 +158,6 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
     info->writesLists |=
         info->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
     if (argument.is_out()) hasOut = true;
-    if (argument.name() == "dim") info->dim = static_cast<int>(i);
-    if (argument.name() == "keepdim") info->keepdim = static_cast<int>(i);
     if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
   }
   // A composite would ask its own operators for a generator, where the kernel's is the CPU's by then.

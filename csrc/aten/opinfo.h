@@ -21,9 +21,6 @@ struct OpCounters {
   std::atomic<uint64_t> queuedNs{0}, waitedNs{0}, copiedNs{0};
 };
 
-/* How the sizes of an operator's results follow from its arguments', where it has no meta function. */
-enum class SizeRule : uint8_t { kNone, kPointwise, kReduction };
-
 struct OpInfo {
   const char *name;  // interned
   OpCounters *counters;
@@ -36,9 +33,7 @@ struct OpInfo {
   bool inferable;
   /* Indexing: its results' sizes depend on data if an index is a mask. */
   bool masksDecide = false;
-  SizeRule rule = SizeRule::kNone;
-  bool reversed = false;  // pointwise: its kernel is another's, with the tensors in reverse order
-  int dim = -1, keepdim = -1;  // of a reduction: the arguments of these names
+  bool pointwise = false;
   /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
   bool numbersCount;
   /* By argument. */

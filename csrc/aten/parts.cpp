@@ -7,6 +7,7 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/quantized/QTensorImpl.h>
+#include <c10/core/InferenceMode.h>
 
 #include <optional>
 
@@ -80,6 +81,7 @@ Parts partsOf(const Tensor &tensor) {
   if (tensor.is_quantized()) return quantizedParts(tensor);
   if (!tensor.is_nested()) return {};
   const Tensor buffer = implOf<at::native::NestedTensorImpl>(tensor).get_unsafe_storage_as_tensor();
+  const c10::InferenceMode asIs(tensor.is_inference());
   return {tensorOf(buffer.storage(), tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1,
                    tensor.scalar_type(), buffer.sizes(), buffer.strides(), 0, false, false)};
 }
@@ -88,6 +90,8 @@ Tensor assemble(const Tensor &like, const Parts &parts) {
   const DispatchKeySet keys = keysOf(like, parts[0]);
   if (like.is_nested()) {
     const auto &impl = implOf<at::native::NestedTensorImpl>(like);
+    // A view is an inference tensor exactly if its base is one, whatever the mode is now.
+    const c10::InferenceMode asItsBuffer(parts[0].is_inference());
     return at::detail::make_tensor<at::native::NestedTensorImpl>(
         parts[0], impl.get_nested_sizes(), impl.get_nested_strides(), impl.get_storage_offsets());
   }

@@ -13,6 +13,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../torch/check.h"
@@ -92,11 +93,24 @@ orError_t runQueued(void *args) {
   } catch (...) {
     result = orErrorLaunchFailure;
   }
-  if (!warnings.empty()) keepWarnings(warnings);
+  if (!warnings.empty() && !kernel.warned) keepWarnings(warnings);
   return result;
 }
 
 void dropQueued(void *args) { delete *static_cast<QueuedKernel **>(args); }
+
+/* OPENREG_LAUNCH_BLOCKING, which the core reads once. */
+bool launchesBlock() {
+  static const bool block = [] {
+    orSetting setting{};
+    for (int i = 0; orGetSetting(i, &setting) == orSuccess; ++i) {
+      if (std::string_view(setting.name) == "OPENREG_LAUNCH_BLOCKING")
+        return std::string_view(setting.value) == "1";
+    }
+    return false;
+  }();
+  return block;
+}
 
 }  // namespace
 
@@ -110,6 +124,8 @@ void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
     getCurrentOpenRegStream(device).stream();  // says which
   }
+  if (C10_UNLIKELY(launchesBlock()))
+    return checkSynchronized(error, {__func__, __FILE__, __LINE__});
   OPENREG_CHECK(error);
 }
 

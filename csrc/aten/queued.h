@@ -29,6 +29,7 @@ class QueuedKernel {
   const char *const name;  // outlives the process
   const c10::Device device;
   CallerState caller = CallerState::now();
+  bool warned = false;  // what it warns of is known already
 };
 
 /* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. `flags` are

@@ -225,6 +225,12 @@ void Collective::tellSanitizer() const {
   OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
 }
 
+void Collective::joinDevice() const {
+  const auto use = CollectiveQueues::Use::device;
+  const OpenRegStream all(queues_->sideStream(use, device_.index()));
+  OPENREG_CHECK(orStreamWaitEvent(all.stream(), done()));
+}
+
 // Copies on both sides are made in the queue's turn: an input may be an earlier collective's output. And not by the caller,
 // whom OPENREG_LAUNCH_BLOCKING would make wait for a peer.
 

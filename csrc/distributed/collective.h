@@ -6,6 +6,7 @@
  *   a queue's thread      takes its collectives in order: waits for the hand-over, calls Gloo with CPU tensors over
  *                         the same memory, waits for Gloo, and signals the collective's event
  *   wait()                makes the caller's current stream wait for that event
+ *   a stream of our own   waits for it too, so that synchronising the device covers the collective
  *
  * So neither a lane nor the host waits for a peer, and a stream that does holds no thread.
  */
@@ -99,6 +100,8 @@ class Collective final : public c10d::Work {
   orEvent_t done() const { return signalled_.get(); }
   const std::shared_ptr<CollectiveQueues> &queues() const { return queues_; }
 
+  /* Synchronising the device covers it from now on. Once it is in its queue, whose thread will signal it. */
+  void joinDevice() const;
   /* On the queue's thread. */
   void run(c10d::Backend &gloo);
 
@@ -162,10 +165,10 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
   int rank() const { return gloo_->getRank(); }
   int size() const { return gloo_->getSize(); }
 
-  /* Streams of our own, since those of the pool are also others'. One for what comes after a collective, and one for
-   * what a collective itself copies: it must not be behind what waits for it; and one of each queue for the
-   * sanitizer, which sees collectives there. */
-  enum class Use { after, copies, told };
+  /* Streams of our own, since those of the pool are also others'. One for what comes after a collective; one for what a
+   * collective itself copies: it must not be behind what waits for it; one that only waits for collectives, for who
+   * synchronises the device; and one of each queue for the sanitizer, which sees collectives there. */
+  enum class Use { after, copies, device, told };
   c10::Stream sideStream(Use use, c10::DeviceIndex device, const QueueKey &queue = collectives());
 
  private:

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "../aten/extent.h"
 #include "../torch/gil.h"
 
 namespace torch_openreg {
@@ -29,6 +30,7 @@ void checkTensor(const char *name, const at::Tensor &tensor, c10::Device device)
       name, ": tensors must be contiguous, got sizes ", tensor.sizes(), " and strides ",
       tensor.strides(), tensor.is_conj() || tensor.is_neg() ? " with a lazy conj or neg" : "",
       "; pass tensor.contiguous()");
+  checkFitsStorage(tensor, name);
 }
 
 void checkOne(const char *name, const Tensors &tensors) {
@@ -195,6 +197,7 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
   auto work = c10::make_intrusive<Collective>(queues_, groupName(), ++sequence_, device,
                                               std::move(call), std::move(issue));
   queues_->push(queue, work);
+  work->joinDevice();
   if (coalescing_) coalescing_->push_back(work);
   return work;
 }

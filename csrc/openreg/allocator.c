@@ -1,11 +1,9 @@
 /*
  * A device's allocators by attributes, and tensors made from bytes.
  *
- * An orAllocator is part of its orDevice, written while the devices are made and read-only after;
- * `self` is the device.
- *
- * foreignMemory    what factories of types other than "CPU" and "openreg" have allocated; foreignLock, not held
- *                  around a call
+ * An orAllocator is part of its orDevice, written under `lock` when the first of them is asked for
+ * and read-only after; `self` is the device. `lock` also guards `foreign_memory`, what factories of
+ * types other than "CPU" and "openreg" have allocated; it is not held around a call.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,7 +13,7 @@
 
 #include "core.h"
 
-enum { MAX_DIMENSIONS = sizeof(((orTensor *)0)->shape) / sizeof(int64_t) };
+enum { OR_MAX_DIMENSIONS = sizeof(((orTensor *)0)->shape) / sizeof(int64_t) };
 
 /* ---- The three kinds ---- */
 
@@ -24,8 +22,7 @@ static orError_t allocDevice(void *self, size_t bytes, void **ptr) {
   if (!ptr) return orFail(orErrorInvalidValue, "alloc: ptr is null");
   *ptr = NULL;
   OR_TRY(orEnter());
-  OR_TRY(orDeviceUse(device->desc.index));
-  return orRegionAllocate(device->desc.index, bytes, false, ptr);
+  return orMemoryAllocate(device->desc.index, bytes, false, ptr);
 }
 
 static orError_t freeDevice(void *self, void *ptr) {
@@ -63,15 +60,15 @@ static orError_t freePinned(void *self, void *ptr) {
 }
 
 /* Its factory wants the size again when it is freed. */
-typedef struct Foreign {
-  struct Foreign *next;
+typedef struct orForeign {
+  struct orForeign *next;
   const orDevice *device;
   void *ptr;
   size_t bytes;
-} Foreign;
+} orForeign;
 
-static orMutex foreignLock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
-static Foreign *foreignMemory;
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static orForeign *foreign_memory;
 
 static orError_t allocForeign(void *self, size_t bytes, void **ptr) {
   const orDevice *device = self;
@@ -79,7 +76,7 @@ static orError_t allocForeign(void *self, size_t bytes, void **ptr) {
   *ptr = NULL;
   OR_TRY(orEnter());
   if (!bytes) return orSuccess;
-  Foreign *entry = malloc(sizeof(*entry));
+  orForeign *entry = malloc(sizeof(*entry));
   if (!entry) return orFail(orErrorMemoryAllocation, "no host memory for an allocation's entry");
   uint64_t noted = orNotedErrors();
   orError_t error = device->factory->alloc(device->desc.self, bytes, ptr);
@@ -88,29 +85,32 @@ static orError_t allocForeign(void *self, size_t bytes, void **ptr) {
     *ptr = NULL;
     return orFail(error, "%zu bytes of %s: %s", bytes, device->name, orErrorDetail(error, noted));
   }
-  *entry = (Foreign){.device = device, .ptr = *ptr, .bytes = bytes};
-  orMutexLock(&foreignLock);
-  entry->next = foreignMemory;
-  foreignMemory = entry;
-  orMutexUnlock(&foreignLock);
+  *entry = (orForeign){.device = device, .ptr = *ptr, .bytes = bytes};
+  orMutexLock(&lock);
+  entry->next = foreign_memory;
+  foreign_memory = entry;
+  orMutexUnlock(&lock);
   return orSuccess;
 }
 
-static Foreign *takeForeign(const orDevice *device, const void *ptr) {
-  orMutexLock(&foreignLock);
-  Foreign **at = &foreignMemory;
+static orForeign *takeForeign(const orDevice *device, const void *ptr) {
+  orMutexLock(&lock);
+  orForeign **at = &foreign_memory;
   while (*at && ((*at)->device != device || (*at)->ptr != ptr)) at = &(*at)->next;
-  Foreign *entry = *at;
+  orForeign *entry = *at;
   if (entry) *at = entry->next;
-  orMutexUnlock(&foreignLock);
+  orMutexUnlock(&lock);
   return entry;
 }
 
+/* The entry goes first: as soon as the factory has the memory back, it may hand the address to
+ * another thread, which enters it. With both entries there, either might be taken for the other,
+ * and memory be freed with a wrong size. So what a factory fails to free cannot be freed again. */
 static orError_t freeForeign(void *self, void *ptr) {
   const orDevice *device = self;
   OR_TRY(orEnter());
   if (!ptr) return orSuccess;
-  Foreign *entry = takeForeign(device, ptr);
+  orForeign *entry = takeForeign(device, ptr);
   if (!entry)
     return orFail(orErrorInvalidValue, "%p is not the start of live memory of %s", ptr,
                   device->name);
@@ -119,7 +119,9 @@ static orError_t freeForeign(void *self, void *ptr) {
   return device->factory->free(device->desc.self, ptr, bytes);
 }
 
-void orDeviceFillAllocators(orDevice *device) {
+/* Lock held. */
+static void fillAllocators(orDevice *device) {
+  if (device->allocators[0].alloc) return;
   orAllocator pageable = {allocPageable, freePageable, device, "pageable host memory"};
   orAllocator pinned = {allocPinned, freePinned, device, "pinned host memory"};
   orAllocator own = {allocDevice, freeDevice, device, "device memory"};
@@ -153,6 +155,9 @@ orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes, const orAl
   OR_TRY(orDeviceIsValid(device));
   int which;
   OR_TRY(chooseAllocator(device, attributes, &which));
+  orMutexLock(&lock);
+  fillAllocators(device);
+  orMutexUnlock(&lock);
   *allocator = &device->allocators[which];
   return orSuccess;
 }
@@ -168,12 +173,12 @@ static const struct {
 #undef OR_X
 };
 
-enum { DTYPE_COUNT = sizeof(dtypes) / sizeof(dtypes[0]) };
+enum { OR_DTYPES = sizeof(dtypes) / sizeof(dtypes[0]) };
 OR_COVERS(dtypes, orBool + 1);
 
 static void writeShape(const orTensorProto *proto, char *text, size_t size) {
   size_t length = (size_t)snprintf(text, size, "[");
-  for (int i = 0; i < proto->ndim && length < size; ++i)
+  for (int i = 0; i < proto->ndim && length < size; i++)
     length += (size_t)snprintf(text + length, size - length, "%s%" PRId64, i ? ", " : "",
                                proto->shape[i]);
   if (length < size) snprintf(text + length, size - length, "]");
@@ -185,7 +190,7 @@ static orError_t checkShape(const orTensorProto *proto, size_t *bytes) {
   const char *dtype = dtypes[proto->dtype].name;
   size_t need = dtypes[proto->dtype].size;
   bool empty = false, overflow = false;
-  for (int i = 0; i < proto->ndim; ++i) {
+  for (int i = 0; i < proto->ndim; i++) {
     int64_t extent = proto->shape[i];
     if (extent < 0)
       return orFail(orErrorInvalidValue, "dimension %d of shape %s is negative", i, shape);
@@ -208,19 +213,19 @@ static orError_t checkShape(const orTensorProto *proto, size_t *bytes) {
 }
 
 static orError_t checkProto(const orTensorProto *proto, size_t *bytes) {
-  if ((unsigned)proto->dtype >= DTYPE_COUNT)
+  if ((unsigned)proto->dtype >= OR_DTYPES)
     return orFail(orErrorInvalidValue, "dtype %d is out of range: 0 to %d", (int)proto->dtype,
-                  DTYPE_COUNT - 1);
-  if (proto->ndim < 0 || proto->ndim > MAX_DIMENSIONS)
+                  OR_DTYPES - 1);
+  if (proto->ndim < 0 || proto->ndim > OR_MAX_DIMENSIONS)
     return orFail(orErrorInvalidValue, "%d dimensions are out of range: 0 to %d", proto->ndim,
-                  MAX_DIMENSIONS);
+                  OR_MAX_DIMENSIONS);
   if (proto->ndim && !proto->shape)
     return orFail(orErrorInvalidValue, "a tensor of %d dimensions has a null shape", proto->ndim);
   OR_TRY(checkShape(proto, bytes));
   if (*bytes && !proto->bytes)
     return orFail(orErrorInvalidValue, "a tensor of %zu bytes has a null pointer to them", *bytes);
   const unsigned char *at = proto->bytes;
-  for (size_t i = 0; proto->dtype == orBool && i < *bytes; ++i)
+  for (size_t i = 0; proto->dtype == orBool && i < *bytes; i++)
     if (at[i] > 1)
       return orFail(orErrorInvalidValue, "element %zu of a bool tensor is %u: allowed are 0 and 1",
                     i, at[i]);
@@ -282,6 +287,6 @@ orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto, unsig
   tensor->nbytes = bytes;
   tensor->dtype = proto->dtype;
   tensor->ndim = proto->ndim;
-  for (int i = 0; i < proto->ndim; ++i) tensor->shape[i] = proto->shape[i];
+  for (int i = 0; i < proto->ndim; i++) tensor->shape[i] = proto->shape[i];
   return orSuccess;
 }

@@ -36,7 +36,6 @@ bool orIsOver(const orAwaited *a) {
 void orHostWaitBegin(orHostWait *w, const orAwaited *awaited) {
   static _Thread_local int thread;
   if (!thread) thread = (int)syscall(SYS_gettid);
-  orWatchdogStart();
   *w = (orHostWait){.awaited = *awaited, .since = orNow(), .thread = thread};
   if (awaited->stream) {
     orMutexLock(&awaited->stream->lock);

@@ -12,10 +12,8 @@
  */
 #include "block.h"
 
-enum {
-  TASK_SIZES = 8, /* sizes, and blocks of each, that a task looks at before it takes fresh memory */
-  TASK_BLOCKS = 4,
-};
+/* What a task looks at before it takes fresh memory: so many sizes, and so many blocks of each. */
+enum { OR_TASK_SIZES = 8, OR_TASK_BLOCKS = 4 };
 
 static inline unsigned classOf(size_t size) {
   return 63 - (unsigned)__builtin_clzll(size / OR_BLOCK_UNIT);
@@ -119,9 +117,9 @@ static orBlock *find(const orBlockBins *bins, size_t size) {
 orBlock *orBinsBestFit(const orBlockBins *bins, size_t size, uint64_t task) {
   orBlock *oldest = find(bins, size);
   if (!oldest || task == OR_TASK_ANY) return oldest ? oldest->older : NULL;
-  for (int i = 0; oldest && i < TASK_SIZES; i++) {
+  for (int i = 0; oldest && i < OR_TASK_SIZES; i++) {
     orBlock *block = oldest;
-    for (int j = 0; j < TASK_BLOCKS; j++, block = block->newer)
+    for (int j = 0; j < OR_TASK_BLOCKS; j++, block = block->newer)
       if (block->reuse_from <= task) return block;
     oldest = find(bins, oldest->size + OR_BLOCK_UNIT);
   }

@@ -15,11 +15,11 @@
 
 enum {
   CHUNK = 64, /* block structures allocated at a time */
-  FIRST_SLOTS = 256,
+  OR_FIRST_SLOTS = 256,
 };
 
 /* The smallest rest of a split. A block of the large pool is never used for a small request. */
-static const size_t splitRest[OR_POOL_COUNT] = {OR_BLOCK_UNIT, (1u << 20) + 1};
+static const size_t split_rest[OR_POOL_COUNT] = {OR_BLOCK_UNIT, (1u << 20) + 1};
 
 /* ---- Statistics ---- */
 
@@ -48,12 +48,12 @@ static inline void statChange(orCacheStat *stat, int pool, int64_t amount) {
 
 /* The figures are the first members of orCacheStats, three pools each. */
 typedef orCacheStat orFigure[3];
-enum { FIGURES = offsetof(orCacheStats, alloc_retries) / sizeof(orFigure) };
-_Static_assert(FIGURES == 9, "five counts and four sums of bytes, and nothing else, come first");
+enum { OR_FIGURES = offsetof(orCacheStats, alloc_retries) / sizeof(orFigure) };
+_Static_assert(OR_FIGURES == 9, "five counts and four sums of bytes, and nothing else, come first");
 
 static void forEachFigure(orCacheStats *stats, void (*fn)(orCacheStat *stat)) {
   orFigure *figure = (orFigure *)stats;
-  for (int i = 0; i < FIGURES; i++) fn(figure[i]);
+  for (int i = 0; i < OR_FIGURES; i++) fn(figure[i]);
 }
 
 static void completeStat(orCacheStat *stat) {
@@ -150,7 +150,7 @@ static void tableRemove(orBlocks *blocks, uintptr_t start) {
 
 static bool tableGrow(orBlocks *blocks) {
   size_t old_count = blocks->slots ? blocks->slot_mask + 1 : 0;
-  size_t count = old_count ? old_count * 2 : FIRST_SLOTS;
+  size_t count = old_count ? old_count * 2 : OR_FIRST_SLOTS;
   orBlockSlot *old = blocks->slots, *slots = calloc(count, sizeof *slots);
   if (!slots) return false;
   blocks->slots = slots;
@@ -357,7 +357,7 @@ void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requeste
   int pool = block->pool;
   bool was_split = isSplit(block);
   leaveFree(blocks, block);
-  if (block->size - size >= splitRest[pool] &&
+  if (block->size - size >= split_rest[pool] &&
       (pool == OR_POOL_SMALL || OR_LIKELY(size < blocks->max_split))) {
     cut(blocks, block, size);
     if (!was_split) {

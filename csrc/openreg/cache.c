@@ -8,7 +8,7 @@
  *       ^                                                      |
  *       +------ recorded streams are done, poison is queued ---+   (at once, mostly)
  *
- * Blocks are cut from segments (regions of memory.c), each for one stream, small or large requests;
+ * Blocks are cut from segments (regions of region.c), each for one stream, small or large requests;
  * neighbours that are free merge. block.c keeps them, reserve.c gets and returns their memory; here
  * is when a block may be used again. The rules are those of PyTorch's CUDA allocator.
  *
@@ -38,7 +38,7 @@
  */
 #include "cache.h"
 
-static const size_t smallLimit = (size_t)1 << 20; /* requests up to here go to the small pool */
+static const size_t small_limit = (size_t)1 << 20; /* requests up to here go to the small pool */
 
 /* Addresses that segments of a device have had. Two devices may overlap; nearly always none
  * does. */
@@ -52,7 +52,7 @@ orCache orCaches[OPENREG_MAX_DEVICES] = {
                                        .allowed = SIZE_MAX,
                                        .fraction = 1}};
 static orCacheRange ranges[OPENREG_MAX_DEVICES];
-static _Atomic int rangeCount; /* devices that have had one, and those below them */
+static _Atomic int range_count; /* devices that have had one, and those below them */
 
 /* ---- Order ---- */
 
@@ -166,9 +166,9 @@ void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high) {
   if (!old || low < atomic_load_explicit(&range->low, memory_order_relaxed))
     atomic_store_explicit(&range->low, low, memory_order_relaxed);
   if (high > old) atomic_store_explicit(&range->high, high, memory_order_release);
-  int count = atomic_load_explicit(&rangeCount, memory_order_relaxed);
+  int count = atomic_load_explicit(&range_count, memory_order_relaxed);
   while (count <= device &&
-         !atomic_compare_exchange_weak_explicit(&rangeCount, &count, device + 1,
+         !atomic_compare_exchange_weak_explicit(&range_count, &count, device + 1,
                                                 memory_order_release, memory_order_relaxed)) {
   }
 }
@@ -181,7 +181,7 @@ static inline bool mayHold(int device, uintptr_t address) {
 
 /* The block that starts at `ptr`, with the lock of its cache held; or null. */
 static orCache *lockBlock(const void *ptr, orBlock **block) {
-  int count = atomic_load_explicit(&rangeCount, memory_order_acquire);
+  int count = atomic_load_explicit(&range_count, memory_order_acquire);
   for (int device = 0; device < count; device++) {
     if (!mayHold(device, (uintptr_t)ptr)) continue;
     orCache *cache = &orCaches[device];
@@ -217,12 +217,6 @@ static orError_t refusePointer(const char *call, const void *ptr, bool known) {
 static inline orError_t resolveStream(orStream_t *stream) {
   if (*stream == OR_STREAM_DEFAULT) return orStreamGetDefault(stream, orCurrentDevice());
   return orHandleFind(&orStreamTable, *stream) ? orSuccess : orErrorInvalidResourceHandle;
-}
-
-/* Beside the handle that was just looked at. */
-static inline unsigned noticeOf(orStream_t stream) {
-  const orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
-  return atomic_load_explicit(&s->notice, memory_order_relaxed);
 }
 
 /* ---- Allocation ---- */
@@ -266,6 +260,13 @@ static inline size_t sizeFor(const orCache *cache, size_t bytes) {
   return (bytes + OR_BLOCK_UNIT - 1) & ~(size_t)(OR_BLOCK_UNIT - 1);
 }
 
+static bool isRefused(orRequest *r) {
+  orProbe asked = {.device = r->device, .bytes = r->bytes};
+  orProbeCall(OR_PROBE_ALLOCATION, &asked);
+  r->refused = asked.fails;
+  return asked.fails != NULL;
+}
+
 /* ---- Public ---- */
 
 orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
@@ -280,22 +281,25 @@ orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
                  .task = taskOf(stream),
                  .bytes = bytes,
                  .device = device};
-  if (OR_UNLIKELY(noticeOf(stream))) {
-    OR_TRY(orDeviceCheckLost(device));
-    if (orFaultAllocation(device, bytes)) return orCacheRefuse(&r);
-  }
+  OR_TRY(orDeviceCheckLost(device));
+  if (orProbeOn(OR_PROBE_ALLOCATION) && isRefused(&r)) return orCacheAllocateSlow(&r, ptr);
   orCacheLock(r.cache);
   poll(r.cache);
   r.size = sizeFor(r.cache, bytes);
-  r.pool = r.size <= smallLimit ? OR_POOL_SMALL : OR_POOL_LARGE;
+  r.pool = r.size <= small_limit ? OR_POOL_SMALL : OR_POOL_LARGE;
   bool found = OR_LIKELY(r.size != 0) && take(&r, ptr);
   orCacheUnlock(r.cache);
   return OR_LIKELY(found) ? orSuccess : orCacheAllocateSlow(&r, ptr);
 }
 
 static void tellFree(const orBlock *block, const orBlockUse *use) {
-  for (; use; use = use->next) orSanitizerNoteUse(block->start, block->size, use->stream->stream);
-  orSanitizerNoteFree(block->start, block->size, block->owner->stream);
+  orProbe probe = {.dst = (const void *)block->start, .bytes = block->size};
+  for (; use; use = use->next) {
+    probe.stream = use->stream->stream;
+    orProbeCall(OR_PROBE_BLOCK_USED, &probe);
+  }
+  probe.stream = block->owner->stream;
+  orProbeCall(OR_PROBE_BLOCK_FREED, &probe);
 }
 
 orError_t orCacheFree(void *ptr) {
@@ -310,7 +314,7 @@ orError_t orCacheFree(void *ptr) {
   orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
               block->owner->stream);
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
-  if (orSanitizerOn()) tellFree(block, use);
+  if (orProbeOn(OR_PROBE_BLOCK_FREED)) tellFree(block, use);
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);
   for (orBlockUse *next; use; use = next) {
     next = use->next;

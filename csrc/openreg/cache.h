@@ -19,12 +19,13 @@ typedef struct orCacheLog {
 /* Of one device; all of it under `lock`. */
 typedef struct orCache {
   _Alignas(OR_CACHE_LINE) orMutex lock;
-  _Atomic uint32_t releasing; /* futex: threads that hold memory on its way back; written under `lock` */
-  bool poison;                /* the setting; known before there is a block */
-  bool round;                 /* some of options.roundup_power2_divisions are above 1 */
-  orBlock *dirty;             /* limbo, only to be poisoned; linked by idle_next */
-  orCacheLog log;             /* empty while nobody has the lock */
-  uint64_t sequence;          /* of the latest record */
+  /* futex: threads that hold memory on its way back; written under `lock` */
+  _Atomic uint32_t releasing;
+  bool poison;       /* the setting; known before there is a block */
+  bool round;        /* some of options.roundup_power2_divisions are above 1 */
+  orBlock *dirty;    /* limbo, only to be poisoned; linked by idle_next */
+  orCacheLog log;    /* empty while nobody has the lock */
+  uint64_t sequence; /* of the latest record */
   orBlocks blocks;
   size_t held;    /* bytes of segments, with those that are being asked for or given back */
   size_t allowed; /* most that may be held */
@@ -38,7 +39,7 @@ typedef struct orRequest {
   uint64_t task; /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
   size_t bytes, size;
   int device, pool;
-  bool refused; /* by a fault that was injected */
+  const char *refused; /* why, if a tool has had it refused */
 } orRequest;
 
 extern orCache orCaches[OPENREG_MAX_DEVICES] OR_HIDDEN;
@@ -54,7 +55,7 @@ extern _Atomic(void (*)(const orCacheRecord *)) orCacheHook OR_HIDDEN;
 
 void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, size_t bytes,
                      orStream_t stream);
-void orCacheTell(orCache *cache);
+void orCacheCallHook(orCache *cache);
 
 /* Lock held. */
 static inline void orCacheNote(orCache *cache, orCacheAction action, uintptr_t address,
@@ -67,7 +68,7 @@ static inline void orCacheLock(orCache *cache) { orMutexLock(&cache->lock); }
 /* Unlocks, and tells what has happened since the lock was taken. */
 static inline void orCacheUnlock(orCache *cache) {
   if (OR_UNLIKELY(cache->log.count))
-    orCacheTell(cache);
+    orCacheCallHook(cache);
   else
     orMutexUnlock(&cache->lock);
 }
@@ -90,10 +91,8 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
 
 /* ---- reserve.c ---- */
 
-/* The cache had nothing: a block from fresh memory, or what can be had by waiting. No lock held. */
+/* The cache had nothing: a block from fresh memory, or what can be had by waiting. A request
+ * that is to be refused ends as one that cannot be served. No lock held. */
 orError_t orCacheAllocateSlow(const orRequest *request, void **ptr);
-/* Out of memory, whatever there is, after all that is done for a request that cannot be served. No
- * lock held. */
-orError_t orCacheRefuse(const orRequest *request);
 
 #endif

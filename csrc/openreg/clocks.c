@@ -34,9 +34,9 @@
 
 #include "sanitizer.h"
 
-enum { SLOTS = 1 << 16 };
+enum { OR_SLOTS = 1 << 16 };
 
-static uint32_t timeline_of_slot[SLOTS]; /* + 1; 0: none yet */
+static uint32_t timeline_of_slot[OR_SLOTS]; /* + 1; 0: none yet */
 static orTimeline *timelines;
 static uint32_t timeline_count, timeline_room;
 static orClock host;
@@ -80,7 +80,7 @@ static void step(orTimeline *t) { t->clock.at[indexOf(t)]++; }
 /* A slot's streams count as one timeline, known by the latest: handles of earlier ones still come,
  * with the blocks that were allocated on them. */
 uint32_t orTimelineOf(orStream_t stream) {
-  uint32_t *known = &timeline_of_slot[orHandleIndex(stream) % SLOTS];
+  uint32_t *known = &timeline_of_slot[orHandleIndex(stream) % OR_SLOTS];
   if (!*known) *known = newTimeline() + 1;
   orTimeline *t = &timelines[*known - 1];
   if (orHandleGeneration(stream) > orHandleGeneration(t->stream)) {

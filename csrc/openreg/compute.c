@@ -32,14 +32,12 @@ static orError_t computeQueued(const orDevice *device, const orKernel *kernel, o
 
 static orError_t computeAtOnce(const orDevice *device, const orKernel *kernel) {
   const char *name = kernel->name ? kernel->name : "kernel";
-  orTraceRecord record = {.kind = orTraceKernel, .name = name, .device = -1, .lane = -1};
-  record.start_ns = orTraceNow();
+  uint64_t began = orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
   uint64_t noted = orNotedErrors();
   orError_t error = device->factory->compute(device->desc.self, kernel, 0);
-  if (record.start_ns) {
-    record.end_ns = orNow();
-    orTraceEmit(record);
-  }
+  if (OR_UNLIKELY(began))
+    OR_PROBE(OR_PROBE_RAN, .task = &(orTask){.kind = OR_KIND_KERNEL, .name = name}, .lane = OR_HOST,
+             .began = began, .ended = orNow());
   if (!error) return orSuccess;
   if (error == orErrorNotReady)
     return orFail(orErrorNotSupported, "%s has no streams: '%s' cannot complete later",

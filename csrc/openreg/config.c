@@ -1,8 +1,8 @@
 /*
  * Settings: every OPENREG_* environment variable, in one table.
  *
- * config, settings and texts are written once, under configOnce, and only read afterwards;
- * memoryLimit likewise under limitOnce. A row of the table says all there is about a setting: to
+ * config, settings and texts are written once, under config_once, and only read afterwards;
+ * memory_limit likewise under limit_once. A row of the table says all there is about a setting: to
  * add one, add a field to orConfig and a row here.
  */
 #include <ctype.h>
@@ -17,7 +17,7 @@
 #include "core.h"
 #include "openreg_schedule.h"
 
-typedef struct SettingRow {
+typedef struct orSettingRow {
   const char *name;
   const char *fallback; /* what is in force when the variable is not set */
   const char *rejected; /* ... and when its value is refused */
@@ -26,7 +26,7 @@ typedef struct SettingRow {
   size_t field; /* offset in orConfig */
   const char *allowed;
   const char *description;
-} SettingRow;
+} orSettingRow;
 
 static bool parseDeviceCount(const char *text, void *field);
 static bool parseMemory(const char *text, void *field);
@@ -42,7 +42,7 @@ static bool parseSanitizer(const char *text, void *field);
 #define TEXT(x) STRINGIFY(x)
 #define DEFAULT_MEMORY "half of the host's memory, shared by the devices"
 
-static const SettingRow rows[] = {
+static const orSettingRow rows[] = {
     {"OPENREG_DEVICE_COUNT", "2", "0", " devices", parseDeviceCount,
      offsetof(orConfig, device_count), "a whole number from 0 to " TEXT(OPENREG_MAX_DEVICES),
      "how many devices there are: 0 to " TEXT(OPENREG_MAX_DEVICES)},
@@ -77,11 +77,11 @@ static const SettingRow rows[] = {
      "1: accesses to the same memory that nothing orders are errors; warn: warnings; 0: neither"},
 };
 
-enum { SETTING_COUNT = sizeof(rows) / sizeof(rows[0]) };
+enum { OR_SETTINGS = sizeof(rows) / sizeof(rows[0]) };
 
-static pthread_once_t configOnce = PTHREAD_ONCE_INIT;
+static pthread_once_t config_once = PTHREAD_ONCE_INIT;
 static orConfig config;
-static orSetting settings[SETTING_COUNT];
+static orSetting settings[OR_SETTINGS];
 
 /* ---- Parsers: false leaves the field alone. ---- */
 
@@ -89,7 +89,7 @@ static orSetting settings[SETTING_COUNT];
 static bool parseNumber(const char *text, unsigned long long *number, const char **end) {
   unsigned long long value = 0;
   const char *at = text;
-  for (; *at >= '0' && *at <= '9'; ++at) {
+  for (; *at >= '0' && *at <= '9'; at++) {
     if (__builtin_mul_overflow(value, 10ull, &value)) return false;
     if (__builtin_add_overflow(value, (unsigned long long)(*at - '0'), &value)) return false;
   }
@@ -168,7 +168,7 @@ static bool parseSignal(const char *text, void *field) {
   } known[] = {
       {"HUP", SIGHUP}, {"QUIT", SIGQUIT}, {"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"WINCH", SIGWINCH}};
   if (!strncmp(text, "SIG", 3)) text += 3;
-  for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
+  for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
     if (!strcmp(text, known[i].name)) {
       *(int *)field = known[i].number;
       return true;
@@ -204,7 +204,7 @@ static char *copyText(const char *text) {
   return copy;
 }
 
-static void readSetting(const SettingRow *row, orSetting *setting) {
+static void readSetting(const orSettingRow *row, orSetting *setting) {
   const char *given = getenv(row->name);
   char *text = given ? copyText(given) : NULL;
   void *field = (char *)&config + row->field;
@@ -229,19 +229,19 @@ static void readSetting(const SettingRow *row, orSetting *setting) {
 }
 
 static void readConfig(void) {
-  for (int i = 0; i < SETTING_COUNT; ++i) readSetting(&rows[i], &settings[i]);
+  for (int i = 0; i < OR_SETTINGS; i++) readSetting(&rows[i], &settings[i]);
 }
 
 const orConfig *orConfigGet(void) {
-  pthread_once(&configOnce, readConfig);
+  pthread_once(&config_once, readConfig);
   return &config;
 }
 
 orError_t orGetSetting(int index, orSetting *setting) {
   if (!setting) return orFail(orErrorInvalidValue, "orGetSetting: setting is null");
-  if (index < 0 || index >= SETTING_COUNT)
+  if (index < 0 || index >= OR_SETTINGS)
     return orFail(orErrorInvalidValue, "setting index %d is out of range: 0 to %d", index,
-                  SETTING_COUNT - 1);
+                  OR_SETTINGS - 1);
   orConfigGet();
   *setting = settings[index];
   return orSuccess;
@@ -249,8 +249,8 @@ orError_t orGetSetting(int index, orSetting *setting) {
 
 /* ---- The host's memory ---- */
 
-static pthread_once_t limitOnce = PTHREAD_ONCE_INIT;
-static size_t memoryLimit;
+static pthread_once_t limit_once = PTHREAD_ONCE_INIT;
+static size_t memory_limit;
 
 /* A limit file holds a number, or "max" where there is none; so does a file that is not there. */
 static size_t readLimit(const char *path) {
@@ -306,18 +306,37 @@ static size_t limitOfLine(char *line) {
 
 static void findMemoryLimit(void) {
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  memoryLimit = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : (size_t)1 << 30;
+  memory_limit = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : (size_t)1 << 30;
   FILE *file = fopen("/proc/self/cgroup", "re");
   if (!file) return;
   char line[PATH_MAX];
   while (fgets(line, sizeof(line), file)) {
     size_t limit = limitOfLine(line);
-    if (limit < memoryLimit) memoryLimit = limit;
+    if (limit < memory_limit) memory_limit = limit;
   }
   fclose(file);
 }
 
 size_t orHostMemoryLimit(void) {
-  pthread_once(&limitOnce, findMemoryLimit);
-  return memoryLimit;
+  pthread_once(&limit_once, findMemoryLimit);
+  return memory_limit;
+}
+
+int orHostCores(void) {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN)
+                                                : CPU_COUNT(&set);
+}
+
+/* Two more than there are cores, so that tasks that sleep leave lanes for those that compute. */
+int orLaneLimit(void) {
+  static _Atomic int limit; /* the first answer holds */
+  int n = atomic_load_explicit(&limit, memory_order_relaxed);
+  if (OR_LIKELY(n)) return n;
+  int cores = orHostCores(), none = 0;
+  n = cores + 2 > OR_MAX_LANES ? OR_MAX_LANES : cores < 2 ? 4 : cores + 2;
+  return atomic_compare_exchange_strong_explicit(&limit, &none, n, memory_order_relaxed,
+                                                 memory_order_relaxed)
+             ? n
+             : none;
 }

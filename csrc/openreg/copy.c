@@ -10,32 +10,7 @@
 
 #include "core.h"
 
-enum { OR_STAGE_BYTES = 64 << 10, OR_SPLIT_BYTES = 1 << 20, OR_PIECE_BYTES = 256 << 10 };
-
-typedef struct orBytes {
-  char *dst;
-  const char *src;
-  size_t count;
-} orBytes;
-
-/* ---- moving bytes ---- */
-
-static void copyPiece(void *context, size_t index) {
-  const orBytes *b = context;
-  size_t at = index * OR_PIECE_BYTES, left = b->count - at;
-  memcpy(b->dst + at, b->src + at, left < OR_PIECE_BYTES ? left : OR_PIECE_BYTES);
-}
-
-void orCopyBytes(void *dst, const void *src, size_t bytes) {
-  bool apart = (size_t)((char *)dst - (const char *)src) >= bytes &&
-               (size_t)((const char *)src - (char *)dst) >= bytes;
-  if (bytes < OR_SPLIT_BYTES || !apart) {
-    memmove(dst, src, bytes);
-    return;
-  }
-  orBytes b = {dst, src, bytes};
-  orSplitRun(copyPiece, &b, (bytes + OR_PIECE_BYTES - 1) / OR_PIECE_BYTES);
-}
+enum { OR_STAGE_BYTES = 64 << 10 };
 
 /* ---- checks ---- */
 
@@ -125,9 +100,8 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
                      .device = onDevice(&to)     ? to.region.device
                                : onDevice(&from) ? from.region.device
                                                  : -1};
-  if (orSanitizerOn())
-    orSanitizerNoteMove(stream, blocking ? "orMemcpy" : "orMemcpyAsync", to.known ? dst : NULL,
-                        from.known ? src : NULL, bytes);
+  OR_PROBE(OR_PROBE_ACCESS, .call = blocking ? "orMemcpy" : "orMemcpyAsync", .stream = stream,
+           .dst = to.known ? dst : NULL, .src = from.known ? src : NULL, .bytes = bytes);
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
   /* What comes from pageable memory is taken by the end of the call, which says nothing of when it
    * arrives. */
@@ -140,6 +114,11 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
 orError_t orMemcpyAsync(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
                         orStream_t stream) {
   return copyAsync(dst, src, bytes, kind, stream, false);
+}
+
+orError_t orMemcpyWithStream(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
+                             orStream_t stream) {
+  return copyAsync(dst, src, bytes, kind, stream, true);
 }
 
 orError_t orMemcpy(void *dst, const void *src, size_t bytes, orMemcpyKind kind) {
@@ -175,8 +154,8 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   OR_TRY(checkPlace(&to, device));
   if (!to.known)
     return orFail(orErrorInvalidValue, "memset: %p is not in device or pinned memory", dst);
-  if (orSanitizerOn())
-    orSanitizerNoteMove(stream, blocking ? "orMemset" : "orMemsetAsync", dst, NULL, bytes);
+  OR_PROBE(OR_PROBE_ACCESS, .call = blocking ? "orMemset" : "orMemsetAsync", .stream = stream,
+           .dst = dst, .bytes = bytes);
   OR_TRY(orStreamBegin(stream, true, 0, &s, &t));
   t->kind = OR_KIND_SET;
   t->name = "Memset";

@@ -1,34 +1,46 @@
 /*
- * libopenreg's private header: the map of its files.
+ * libopenreg's private header: the map of its files, from the bottom up. A file uses those of its
+ * own layer and of the layers before it alone (layers.txt, which `make lint` checks).
  *
+ * Base.
  *   error.c      errors, the calling thread's last error
  *   given.c      the version; a caller's structures, from an older or newer header
- *   config.c     OPENREG_* settings, read once
+ *   config.c     OPENREG_* settings, read once; the host's memory and cores
  *   process.c    what every entry point checks: fork, exit, calls from inside a task
  *   handle.c     64-bit handles into tables that are never unmapped
+ *   wait.c       clock, futex, block hooks
+ *   mutex.c      what a thread holds, asserted; mutex.h has the order of locks
+ *   probe.c      what happens in all of these, for tools that want to know (probe.h)
+ *   tree.c       a balanced tree of address intervals (tree.h)
+ *   split.c      work in pieces: what idle lanes and waiting hosts take of a large task
+ * Devices.
  *   factory.c    device factories, plugins, the table of devices
- *   compute.c    a device's compute
- *   allocator.c  a device's allocators by attributes, tensors from bytes
  *   host.c       the two factories of the host ("CPU")
  *   simulated.c  the factory of the simulated device: address range, shadow, pages
- *   device.c     current device, properties, failures, synchronise, reset
- *   memory.c     regions: which addresses are allocated, by whom; pinned host memory
- *   cache.c      the caching allocator: order of reuse, allocation and free (cache.h)
+ *   region.c     which addresses are allocated, by whom
+ *   device.c     the current device, properties, peers
+ * Streams.
+ *   queue.c      a stream's queue of tasks
+ *   stream.c     streams: handles, enqueue, query, synchronise
+ *   event.c      events and their completion cells
+ *   task.c       what each kind of task does when it runs, or is dropped
+ *   await.c      how a host thread waits
+ *   lane.c       the threads that run tasks, and the choice of what runs next (dispatch.h)
+ *   failure.c    what failed after the call that asked for it; lost devices
+ *   context.c    a device in use: first use, default stream, synchronise, reset
+ *   copy.c       memcpy and memset: checks, staging
+ *   memory.c     memory for a caller: of devices, pinned, registered
+ *   allocator.c  a device's allocators by attributes, tensors from bytes
+ *   compute.c    a device's compute
+ * The caching allocator.
+ *   cache.c      order of reuse, allocation and free (cache.h)
  *   reserve.c    its memory: growth, what goes back, limits, out of memory
  *   history.c    what it tells: the hook of its actions, snapshots
  *   block.c      its blocks: table, segments, statistics (block.h)
  *   bins.c       its free blocks by size
- *   copy.c       memcpy and memset: checks, staging
- *   split.c      work in pieces: what idle lanes and waiting hosts take of a large task
- *   queue.c      a stream's queue of tasks
- *   stream.c     streams: handles, enqueue, query, synchronise, values
- *   event.c      events and their completion cells
- *   task.c       what each kind of task does when it runs, or is dropped
- *   await.c      how a host thread waits
- *   lane.c       the threads that run tasks, and the choice of what runs next
- *   schedule.c   that choice by a seed (dispatch.h): one task at a time, while a host thread is in a call
- *   wait.c       clock, futex, block hooks
- *   mutex.c      what a thread holds, asserted; mutex.h has the order of locks
+ * Tools, which no file above names.
+ *   schedule.c   the choice of what runs next by a seed (dispatch.h): one task at a time, while a
+ *                host thread is in a call
  *   trace.c      tracing: the buffer of what was launched and run
  *   fault.c      fault injection: operations that fail because a test says so
  *   hang.c       what each stream is doing and waits for, in words
@@ -39,7 +51,7 @@
  *   races.c      its reports
  *   names.c      its names of operations
  *   stacks.c     its stacks
- *   gdb_openreg.py  for gdb: reads streams, tasks, cells and who sleeps, so it changes with them
+ * gdb_openreg.py, for gdb, reads streams, tasks, cells and who sleeps, so it changes with them.
  *
  * No lock is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
  * (exception: that of the devices while they are made, once, so that two threads do not make them).
@@ -51,7 +63,6 @@
 #include <stdbool.h>
 
 #include "openreg.h"
-#include "openreg_sanitizer.h"
 #include "mutex.h"
 
 #define OR_HIDDEN __attribute__((visibility("hidden")))
@@ -62,16 +73,6 @@
 #define OR_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define OR_CACHE_LINE 64
 #define OR_PAGE 4096u
-
-/* A node's priority in a tree that random priorities keep balanced, from the one before
- * (xorshift). */
-#define OR_TREE_SEED 2463534242u
-static inline uint32_t orTreePriority(uint32_t x) {
-  x ^= x << 13;
-  x ^= x >> 17;
-  x ^= x << 5;
-  return x;
-}
 
 /* An invariant of integers or pointers, checked in the builds with OR_DEBUG: a false one prints
  * both operands and aborts. */
@@ -125,7 +126,8 @@ const void *orGivenOther(const char *type, const void *given, size_t has, size_t
 
 typedef struct orConfig {
   int device_count; /* OPENREG_DEVICE_COUNT */
-  size_t device_memory; /* OPENREG_DEVICE_MEMORY, bytes; 0: default, half of the host's memory over the devices */
+  /* OPENREG_DEVICE_MEMORY, bytes; 0: default, half of the host's memory over the devices */
+  size_t device_memory;
   const char *plugin;   /* OPENREG_PLUGIN, or null */
   bool peer_access;     /* OPENREG_PEER_ACCESS */
   bool poison;          /* OPENREG_POISON */
@@ -144,6 +146,9 @@ typedef struct orConfig {
 const orConfig *orConfigGet(void);
 /* The smaller of the machine's memory and the cgroup's limit, bytes. */
 size_t orHostMemoryLimit(void);
+int orHostCores(void); /* that this process may run on */
+enum { OR_MAX_LANES = 8 };
+int orLaneLimit(void);
 
 /* ---- process.c ---- */
 
@@ -182,8 +187,6 @@ orError_t orDevicesInit(void);
 orDevice *orDeviceAt(int index);
 /* The first host device. */
 orDevice *orHostDevice(void);
-/* allocator.c: fills device->allocators. */
-void orDeviceFillAllocators(orDevice *device);
 /* Refuses what is no device. */
 orError_t orDeviceIsValid(const orDevice *device);
 extern const orDeviceFactory orSimulatedFactory; /* simulated.c */
@@ -195,27 +198,12 @@ extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory; /* host.c 
 
 bool orDeviceReachesPeer(int device, int peer);
 
-/* Makes device `index` ready for use (first use), or fails naming the index and the range. */
-orError_t orDeviceUse(int index);
-/* For a constructor: `fn` is called at the first use of each device, before its default stream is
- * there. */
-void orAtFirstUse(void (*fn)(void));
 /* Index check alone: no side effect besides making the device table. */
 orError_t orDeviceCheck(int index);
-orError_t orDeviceDefaultStream(int device, orStream_t *stream);
 /* The calling thread's current device. */
 int orCurrentDevice(void);
-/* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes
- * before any and loses the device. Any thread, no lock held. */
-void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
-/* Called at the end of every call that synchronises: hands the failure out once, that of a lost
- * device each time. */
-orError_t orDeviceTakeFailure(int index);
-bool orDeviceIsLost(int index);
-/* orSuccess, or orErrorDeviceLost with its text. */
-orError_t orDeviceCheckLost(int index);
 
-/* ---- memory.c ---- */
+/* ---- region.c ---- */
 
 typedef struct orRegion {
   void *base;
@@ -228,6 +216,11 @@ typedef struct orRegion {
 
 /* The region that holds `ptr`; false if none does. */
 bool orRegionFind(const void *ptr, orRegion *region);
+/* Fails if it overlaps one that is there. */
+orError_t orRegionEnter(orRegion region);
+/* The region of this kind that starts at `ptr`, or orErrorInvalidValue; the second takes it out. */
+orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orRegion *region);
+orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region);
 /* Device memory, charged to the device's capacity. Touches no current device, does not
  * synchronise. */
 orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
@@ -253,7 +246,8 @@ typedef struct orHandleTable {
   size_t slot_size;
   uint32_t limit; /* most slots */
   orMutex lock;
-  _Atomic(char *) base; /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
+  /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
+  _Atomic(char *) base;
   _Atomic uint32_t used; /* slots ever handed out */
   uint32_t free_head;    /* index + 1; lock */
 } orHandleTable;
@@ -350,13 +344,14 @@ typedef struct orTask {
   } u;
   union {
     void *user_data; /* of a host function */
-    uint64_t began;  /* of a vendor's operation that is awaited: orTraceNow() when it started */
+    /* of a vendor's operation that is awaited: when it started, if that is wanted */
+    uint64_t began;
   };
   orCell *completion; /* a vendor's operation that has started and is awaited */
   bool *dropped;      /* of whoever waits for it: becomes true where it is not run */
   orEvent_t done;     /* its event */
   orTaskKind kind;
-  uint32_t fault;  /* fault.c: what is to go wrong; 0 */
+  uint32_t mark;   /* of the tool that is asked before it runs (OR_PROBE_STRIKE); 0 */
   bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
   bool awaited;    /* the thread that queues it waits for it, and may run it */
 } orTask;
@@ -404,9 +399,6 @@ typedef enum orStreamState {
 
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
-/* What whoever queues or allocates has to know about a device. */
-enum { OR_NOTICE_LOST = 1, OR_NOTICE_FAULT = 2 /* one is armed */ };
-
 typedef struct orStream {
   /* Read often, written rarely. */
   orSlot slot;
@@ -416,11 +408,11 @@ typedef struct orStream {
   _Atomic uint64_t drop_until; /* tasks up to this number are dropped instead of run */
   _Atomic uint64_t wake_at;    /* sleepers: see await.c */
   _Atomic uint32_t wake_word;
-  _Atomic unsigned notice; /* OR_NOTICE_*, of its device; written under `lock` */
   /* Under `lock`. Counters go on when the slot is used again. */
   _Alignas(OR_CACHE_LINE) orMutex lock;
   orStreamState state;
   bool dying;              /* destroyed, still draining */
+  bool lost;               /* its device is: nothing more is queued */
   int lane;                /* while RUNNING, its lane, or OR_HOST */
   _Atomic uint64_t queued; /* tasks; read by all */
   uint64_t lane_until;     /* the number of the last task that only a lane may run */
@@ -435,7 +427,7 @@ typedef struct orStream {
   _Atomic size_t bytes_out;                           /* read by all */
   uint64_t seen;                                      /* `queued`, as last looked at */
   _Atomic(const orTask *) head; /* the task that runs, or ran last; valid under `lock`; null */
-  _Atomic uint64_t began;       /* when it was started; only with orWatching */
+  _Atomic uint64_t began;       /* when it was started, if a tool wants to know */
   orQueueOut out;
   /* Under the scheduler's lock. */
   _Alignas(OR_CACHE_LINE) struct orStream *ready_next;
@@ -456,7 +448,7 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
                         orTask **task);
 /* Publishes the record, unlocks and schedules; returns the task's number on its stream. */
 uint64_t orStreamCommit(orStream *stream, orTask *task);
-/* A wait that the call does not promise orders nothing for the sanitizer. */
+/* Who waits though the call does not promise it may rely on nothing. */
 typedef enum orAwaits {
   OR_AWAITS_NOT,
   OR_AWAITS_RUN, /* unasked, and takes no failure of the device */
@@ -479,14 +471,14 @@ bool orStreamTryIdle(orStream *stream);
  * so far: that many were the device's. By the time `fn` runs, the slot may be another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
                      void *context);
-/* Waits until everything queued now on a device (-1: all) has finished. The second is for calls
- * that promise it. */
-void orStreamAwaitDevice(int device);
-void orStreamSynchronizeDevice(int device);
-/* Every stream of a device, also those to come: the notice is given or taken back. With
- * OR_NOTICE_LOST, what is queued is to be dropped. The caller has noted it where orStreamMake
- * looks. */
-void orStreamNotify(int device, unsigned notice, bool on);
+/* Waits until everything queued now on a device (-1: all) has finished; `call` promises it, or is
+ * null. */
+void orStreamSynchronizeDevice(const char *call, int device);
+/* Tells every stream of a device, also those to come, that it is lost, and drops what is queued; or
+ * that it is back. The caller has noted it where orStreamMake looks. */
+void orStreamsSetLost(int device, bool lost);
+/* Every waiting stream of a device looks at its wait again. */
+void orStreamsGiveUpWaits(int device);
 /* The stream whose mark it waits for, if it does. */
 orStream *orStreamBlocker(orStream *stream);
 /* Waits until every stream is idle, no lane having one. */
@@ -509,18 +501,17 @@ struct orCell {
   _Atomic uint32_t state; /* futex: OR_CELL_* */
   orMutex lock;           /* waiters, and the step to done as seen by them */
   orStream *waiters;
-  uint64_t time_ns;    /* written before done */
-  orError_t status;    /* written before done */
-  orStream_t stream;   /* that it was recorded on; 0: external */
-  uint64_t number;     /* of its mark there */
-  orEvent_t event;     /* that it was made for */
-  orCell *next;        /* pool */
-  struct orSync *sync; /* the sanitizer's, under its lock; null while it is off */
+  uint64_t time_ns;  /* written before done */
+  orError_t status;  /* written before done */
+  orStream_t stream; /* that it was recorded on; 0: external */
+  uint64_t number;   /* of its mark there */
+  orEvent_t event;   /* that it was made for */
+  orCell *next;      /* pool */
+  void *kept;        /* a tool's, under its lock; it is told when the cell is freed */
 };
 /* From LOOK on it counts how often sleepers should have looked around: none misses two of them. */
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
 
-orCell *orCellNew(uint32_t refs);
 void orCellRelease(orCell *cell);
 static inline bool orCellDone(const orCell *cell) {
   return atomic_load_explicit(&cell->state, memory_order_acquire) & OR_CELL_DONE;
@@ -536,6 +527,32 @@ orStream *orCellStream(const orCell *cell);
 void orCellForget(orCell *cell, orStream *stream);
 /* A new external event and its cell (a reference for the caller). */
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
+/* The newest cell with a reference for the caller, or null, and the event's flags. */
+orError_t orEventCell(orEvent_t event, orCell **cell, unsigned *flags);
+
+/* ---- context.c ---- */
+
+/* Makes device `index` ready for use (first use), or fails naming the index and the range. */
+orError_t orDeviceUse(int index);
+orError_t orDeviceDefaultStream(int device, orStream_t *stream);
+
+/* ---- failure.c ---- */
+
+/* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes
+ * before any and loses the device. Any thread, no lock held. */
+void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
+/* Called at the end of every call that synchronises: hands the failure out once, that of a lost
+ * device each time. */
+orError_t orDeviceTakeFailure(int index);
+bool orDeviceIsLost(int index);
+/* orSuccess, or orErrorDeviceLost with its text. */
+orError_t orDeviceCheckLost(int index);
+void orDeviceForgetFailure(int index);
+
+/* ---- memory.c ---- */
+
+/* A region of a device that is made ready for use; notes that it is lost. */
+orError_t orMemoryAllocate(int device, size_t bytes, bool cached, void **ptr);
 
 /* ---- await.c ---- */
 
@@ -566,7 +583,7 @@ typedef struct orHostWait {
   orStream_t stream;
   uint64_t since;
   int thread;
-  bool told;
+  bool reported;
 } orHostWait;
 void orHostWaitBegin(orHostWait *wait, const orAwaited *awaited);
 void orHostWaitEnd(orHostWait *wait);
@@ -587,8 +604,6 @@ bool orLaneValueWaits(void); /* some stream waits for a value */
 /* Wakes up to `count` sleeping lanes to look for pieces of copies. */
 void orLaneWakeIdle(int count);
 void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no more */
-int orLaneLimit(void);
-int orHostCores(void); /* that this process may run on */
 
 /* Of a dispatcher: hands a stream that can run to lane 0, which calls `serve` with it. */
 void orLaneServe(orStream *stream, void (*serve)(orStream *stream));
@@ -603,19 +618,16 @@ bool orLaneTake(orStream *stream);
 
 #include "dispatch.h"
 
-/* ---- copy.c ---- */
-
-/* memcpy between addresses that this thread can reach; a large one in pieces. Returns when done. In
- * a task. */
-void orCopyBytes(void *dst, const void *src, size_t bytes);
-
 /* ---- split.c ---- */
 
-/* orRunPieces, for tasks of every kind. */
-void orSplitRun(orPieceFn piece, void *context, size_t count);
 /* Takes pieces of running tasks until none is left; false if there was none. */
 bool orSplitHelp(void);
 bool orSplitWantsHelp(void);
+/* By a constructor: `fn` wakes up to `missing` who may help. */
+void orSplitSetCall(void (*fn)(int missing));
+/* memcpy between addresses that this thread can reach; a large one in pieces. Returns when done. In
+ * a task. */
+void orCopyBytes(void *dst, const void *src, size_t bytes);
 
 /* ---- task.c ---- */
 
@@ -627,38 +639,13 @@ bool orTaskRun(orStream *stream, orTask *task, uint64_t number, int lane);
 /* Instead of running: completes its event, lets go of its arguments. */
 void orTaskDrop(orTask *task);
 
-/* ---- trace.c ---- */
-
-extern OR_HIDDEN _Atomic uint32_t orTraceSession; /* 0: off */
-static inline bool orTraceOn(void) {
-  return atomic_load_explicit(&orTraceSession, memory_order_relaxed) != 0;
-}
-uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
-/* 0 if it is off. */
-static inline uint64_t orTraceNow(void) { return OR_UNLIKELY(orTraceOn()) ? orNow() : 0; }
-/* Keeps the record, if tracing is still on. Under any lock, inside a task or not. */
-void orTraceEmit(orTraceRecord record);
 /* Of a stream's task: unlike any other's, as a slot's counters never start again. */
 enum { OR_NUMBER_BITS = 64 - OR_INDEX_BITS };
 static inline uint64_t orCorrelation(orStream_t stream, uint64_t number) {
   return (uint64_t)orHandleIndex(stream) << OR_NUMBER_BITS | orHandleBits(number, 0, OR_NUMBER_BITS);
 }
-/* Around a launch, on its thread. */
-void orTraceLaunchBegins(void);
-void orTraceLaunchEnds(const char *call, orStream_t stream, uint64_t correlation);
-/* After a wait that began when orTraceNow() gave `began`, which is not 0. */
-void orTraceWaited(const char *call, int device, orStream_t stream, uint64_t began);
 
-/* ---- fault.c ---- */
-
-#define OR_FAULT_OOM_TEXT " (injected fault \"out_of_memory\")"
-bool orFaultArmed(int device);
-/* On the host, of an allocation on a device with OR_NOTICE_FAULT: whether it is to fail. */
-bool orFaultAllocation(int device, size_t bytes);
-/* A kernel, copy or fill that is about to be queued on such a device. Stream lock held. */
-void orFaultMark(int device, orTask *task);
-/* By a lane, of a marked task: delays it; true if it has failed, which is noted. */
-bool orFaultStrikes(const orTask *task, int device);
+#include "probe.h"
 
 /* ---- hang.c ---- */
 
@@ -668,53 +655,9 @@ const char *orStreamNameOf(orStreamName text, orStream_t stream);
 /* The hang report on stderr; `why` ends its first line. No lock held. */
 void orHangPrint(const char *why);
 
-/* ---- watchdog.c ---- */
+/* ---- wait.c ---- */
 
-extern OR_HIDDEN _Atomic bool orWatching; /* it is there, and wants to know when tasks start */
-/* Once, where a setting asks for it. */
-void orWatchdogStart(void);
-
-/* ---- sanitizer.c: hooks, to be called only while it is on ---- */
-
-typedef struct orSync orSync;
-
-extern OR_HIDDEN uint32_t orSanitizerIsOn;
-static inline bool orSanitizerOn(void) {
-  return OR_UNLIKELY(__atomic_load_n(&orSanitizerIsOn, __ATOMIC_RELAXED) != 0);
-}
-void orSanitizerNoteRecord(orStream_t stream, orCell *cell, const orCell *replaced);
-void orSanitizerNoteWait(orStream_t stream, orCell *cell);
-void orSanitizerNoteWaitValue(orStream_t stream);
-/* Of an external event, before its cell is completed. No lock held. */
-void orSanitizerNoteSignal(orCell *cell);
-/* It stands for what is queued on the stream so far. */
-void orSanitizerNoteAfter(orCell *cell, orStream_t stream);
-/* The host has seen that a cell is done. */
-void orSanitizerNoteOver(orCell *cell);
-void orSanitizerForget(orCell *cell);
-/* What is queued on a stream so far (0: on all streams of a device, -1: of all), and that the host
- * has seen it done. */
-orSync *orSanitizerMark(orStream_t stream, int device);
-void orSanitizerReached(orSync *mark);
-void orSanitizerNoteReset(int device);
-/* A copy or fill (src is null) that is about to be queued; null for memory that is not told about.
- * No lock held. */
-void orSanitizerNoteMove(orStream_t stream, const char *call, const void *dst, const void *src,
-                         size_t bytes);
-/* Of a block that is being freed: what a recorded stream has done; then, that it is free. */
-void orSanitizerNoteUse(uintptr_t start, size_t size, orStream_t stream);
-void orSanitizerNoteFree(uintptr_t start, size_t size, orStream_t owner);
-/* A region goes back to its device. */
-void orSanitizerNoteRelease(uintptr_t start, size_t size);
-
-/* ---- reserve.c ---- */
-
-/* Gives back what no queued work can reach; waits for none, as another device's may go on for
- * ever. */
-void orCacheTrim(int device);
-
-/* ---- clock and futex ---- */
-
+uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
 void orSleep(uint64_t ns);
 void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* 0: no time-out */
 void orFutexWake(_Atomic uint32_t *word, int count);

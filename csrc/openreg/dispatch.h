@@ -14,8 +14,8 @@
 typedef struct orDispatcher {
   bool (*hold)(orStream *stream); /* that has become ready; false: the lanes' after all */
   void (*point)(void);            /* a host thread is inside a call: tasks may run */
-  void (*step)(
-      const orAwaited *awaited); /* a host has asked, and it was not over: one task, if any can run */
+  /* a host has asked, and it was not over: one task, if any can run */
+  void (*step)(const orAwaited *awaited);
   void (*await)(const orAwaited *awaited); /* returns when it is over, or the lanes choose again */
   void (*notice)(void); /* something has changed that threads which wait should look at */
 } orDispatcher;

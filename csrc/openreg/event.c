@@ -60,7 +60,7 @@ static bool growPool(void) {
   return true;
 }
 
-orCell *orCellNew(uint32_t refs) {
+static orCell *newCell(uint32_t refs) {
   orMutexLock(&pool_lock);
   orCell *c = pool || growPool() ? pool : NULL;
   if (c) pool = c->next;
@@ -84,7 +84,7 @@ static orCell *retain(orCell *cell) {
 
 void orCellRelease(orCell *cell) {
   if (!cell || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1) return;
-  if (OR_UNLIKELY(cell->sync != NULL)) orSanitizerForget(cell);
+  if (OR_UNLIKELY(cell->kept != NULL)) orProbeCall(OR_PROBE_CELL_FREED, &(orProbe){.cell = cell});
   orMutexLock(&pool_lock);
   cell->next = pool;
   pool = cell;
@@ -161,8 +161,7 @@ static orError_t lockEvent(orEvent_t handle, orEvent **event) {
   return orSuccess;
 }
 
-/* The newest cell with a reference for the caller, or null. */
-static orError_t newestCell(orEvent_t handle, orCell **cell, unsigned *flags) {
+orError_t orEventCell(orEvent_t handle, orCell **cell, unsigned *flags) {
   orEvent *e;
   OR_TRY(lockEvent(handle, &e));
   *cell = e->cell ? retain(e->cell) : NULL;
@@ -192,7 +191,7 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
 }
 
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell) {
-  *cell = orCellNew(2); /* the event's and the caller's */
+  *cell = newCell(2); /* the event's and the caller's */
   if (!*cell) return orErrorMemoryAllocation;
   orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, *cell, event);
   if (error) orCellRelease(*cell);
@@ -208,13 +207,18 @@ orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags) {
   OR_TRY(orDeviceUse(orCurrentDevice()));
   orCell *cell = NULL;
   if (flags & orEventExternal) {
-    cell = orCellNew(1);
+    cell = newCell(1);
     if (!cell) return orErrorMemoryAllocation;
   }
   return makeEvent(orCurrentDevice(), flags, cell, event);
 }
 
 orError_t orEventCreate(orEvent_t *event) { return orEventCreateWithFlags(event, orEventDefault); }
+
+static void signalCell(orCell *cell, orError_t status) {
+  OR_PROBE(OR_PROBE_SIGNAL, .cell = cell);
+  orCellComplete(cell, status);
+}
 
 orError_t orEventDestroy(orEvent_t event) {
   orEvent *e;
@@ -228,8 +232,7 @@ orError_t orEventDestroy(orEvent_t event) {
   orMutexUnlock(&e->lock);
   orHandleRecycle(&table, &e->slot);
   /* Nobody can signal it any more: whoever waits for it would do so for ever. */
-  if (unsignalled && orSanitizerOn()) orSanitizerNoteSignal(cell);
-  if (unsignalled) orCellComplete(cell, orSuccess);
+  if (unsignalled) signalCell(cell, orSuccess);
   orCellRelease(cell);
   return orSuccess;
 }
@@ -263,7 +266,7 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
   cell->stream = s->last_handle;
   cell->number = queued;
   cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
-  if (orSanitizerOn()) orSanitizerNoteRecord(cell->stream, cell, *replaced);
+  OR_PROBE(OR_PROBE_RECORD, .stream = cell->stream, .cell = cell, .replaced = *replaced);
   if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
     orMutexUnlock(&s->lock); /* nothing is before it: no lane need wake up for it */
     orCellComplete(cell, orSuccess);
@@ -282,7 +285,7 @@ orError_t orEventRecord(orEvent_t event, orStream_t stream) {
   orEvent *e;
   OR_TRY(orEnterBlocking());
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  orCell *cell = orCellNew(2); /* the event's and the mark's */
+  orCell *cell = newCell(2); /* the event's and the mark's */
   if (!cell) return orErrorMemoryAllocation;
   orCell *replaced = NULL;
   orError_t error = lockEvent(event, &e);
@@ -307,9 +310,9 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   orStream *s;
   orTask *task;
   OR_TRY(orEnterBlocking());
-  OR_TRY(newestCell(event, &cell, &flags));
+  OR_TRY(orEventCell(event, &cell, &flags));
   orError_t error = orStreamBegin(stream, false, 0, &s, &task);
-  if (orSanitizerOn() && !error && cell) orSanitizerNoteWait(s->last_handle, cell);
+  if (!error && cell) OR_PROBE(OR_PROBE_WAIT, .stream = s->last_handle, .cell = cell);
   if (error || !cell || orCellDone(cell) || cell->stream == s->last_handle) {
     if (!error) orMutexUnlock(&s->lock);
     orCellRelease(cell);
@@ -328,10 +331,10 @@ orError_t orEventQuery(orEvent_t event) {
   unsigned flags;
   OR_TRY(orEnter());
   orDispatchPoint();
-  OR_TRY(newestCell(event, &cell, &flags));
+  OR_TRY(orEventCell(event, &cell, &flags));
   orAwaited awaited = cell ? awaitedOf(cell) : (orAwaited){0};
   bool ready = !cell || orIsOver(&awaited);
-  if (orSanitizerOn() && ready && cell) orSanitizerNoteOver(cell);
+  if (ready && cell) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
   const orDispatcher *d = orDispatching();
   if (!ready && d) d->step(&awaited);
   orCellRelease(cell);
@@ -342,7 +345,7 @@ orError_t orEventSynchronize(orEvent_t event) {
   orCell *cell;
   unsigned flags;
   OR_TRY(orEnterBlocking());
-  OR_TRY(newestCell(event, &cell, &flags));
+  OR_TRY(orEventCell(event, &cell, &flags));
   if (!cell) return orSuccess;
   int device = orHandleDevice(event);
   orError_t lost = orDeviceCheckLost(device);
@@ -350,11 +353,12 @@ orError_t orEventSynchronize(orEvent_t event) {
     orCellRelease(cell);
     return lost;
   }
-  uint64_t began = orTraceNow();
+  orProbe wait;
   orAwaited awaited = awaitedOf(cell);
+  OR_PROBE_WAITS(&wait, .call = "orEventSynchronize", .device = device, .stream = cell->stream);
   orAwait(&awaited);
-  if (began) orTraceWaited("orEventSynchronize", device, cell->stream, began);
-  if (orSanitizerOn()) orSanitizerNoteOver(cell);
+  orProbeWaited(&wait);
+  OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
   orCellRelease(cell);
   return orDeviceTakeFailure(device);
 }
@@ -362,7 +366,7 @@ orError_t orEventSynchronize(orEvent_t event) {
 static orError_t finishedTime(orEvent_t event, const char *which, uint64_t *time_ns) {
   orCell *cell;
   unsigned flags;
-  OR_TRY(newestCell(event, &cell, &flags));
+  OR_TRY(orEventCell(event, &cell, &flags));
   orError_t error = orSuccess;
   if (flags & orEventDisableTiming)
     error = orFail(orErrorEventNotTimed, "the %s event was created without timing", which);
@@ -407,35 +411,10 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
   if (!cell) return error;
   if (status && !of_task)
     orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);
-  if (orSanitizerOn() && !of_task) orSanitizerNoteSignal(cell);
-  orCellComplete(cell, status);
-  orCellRelease(cell);
-  return orSuccess;
-}
-
-orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream) {
-  orCell *cell;
-  unsigned flags;
-  int device;
-  if (!orSanitizerOn()) return orSuccess;
-  OR_TRY(orStreamGetDevice(stream, &device));
-  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(device, &stream));
-  OR_TRY(newestCell(event, &cell, &flags));
-  bool external = flags & orEventExternal;
-  if (external) orSanitizerNoteAfter(cell, stream);
-  orCellRelease(cell);
-  return external ? orSuccess
-                  : orFail(orErrorInvalidValue,
-                           "orSanitizerEventAfter: 0x%" PRIx64 " is not an external event", event);
-}
-
-orError_t orSanitizerEventOver(orEvent_t event) {
-  orCell *cell;
-  unsigned flags;
-  if (!orSanitizerOn()) return orSuccess;
-  OR_TRY(orEnter());
-  OR_TRY(newestCell(event, &cell, &flags));
-  if (cell) orSanitizerNoteOver(cell);
+  if (of_task)
+    orCellComplete(cell, status);
+  else
+    signalCell(cell, status);
   orCellRelease(cell);
   return orSuccess;
 }

@@ -1,15 +1,15 @@
 /*
  * Device factories: the registry, the plugin, and the devices that come from them.
  *
- * entries, entryCount          every registered factory; registryLock
- * devices and what points into it, made, failure, failureText
- *                              written under makeLock, before `made` says so; read-only once it is DEVICES_MADE,
- *                              and then read without a lock
- * making, loadingPlugin        of the thread that makes the devices
+ * entries, entry_count          every registered factory; registry_lock
+ * devices and what points into it, made, failure, failure_text
+ *                               written under make_lock, before `made` says so; read-only once it
+ *                               is OR_DEVICES_MADE, and then read without a lock
+ * making, loading_plugin        of the thread that makes the devices
  *
- * makeLock is held while devices are made, around the functions of factories and plugins too, so
+ * make_lock is held while devices are made, around the functions of factories and plugins too, so
  * that no two threads make them; a call back from there into the making itself is refused.
- * registryLock is taken inside it and never held around a call.
+ * registry_lock is taken inside it and never held around a call.
  */
 #include <ctype.h>
 #include <dlfcn.h>
@@ -20,38 +20,38 @@
 
 #include "core.h"
 
-typedef struct Entry {
+typedef struct orEntry {
   char type[32];
   int priority;
   const orDeviceFactory *given;   /* the caller's table */
   const orDeviceFactory *factory; /* the same, or a copy of the size that this library knows */
   const char *plugin;             /* path, or null */
-} Entry;
+} orEntry;
 
-enum { MAX_ENTRIES = 64, BUILT_IN_COUNT = 3 };
-typedef enum Made { DEVICES_NOT_MADE, DEVICES_MADE, DEVICES_FAILED } Made;
+enum { OR_MAX_ENTRIES = 64, OR_BUILT_IN = 3 };
+typedef enum orMade { OR_DEVICES_NOT_MADE, OR_DEVICES_MADE, OR_DEVICES_FAILED } orMade;
 
-static orMutex makeLock = OR_MUTEX_INITIALIZER(OR_RANK_DEVICES);
-static orMutex registryLock = OR_MUTEX_INITIALIZER(OR_RANK_REGISTRY);
+static orMutex make_lock = OR_MUTEX_INITIALIZER(OR_RANK_DEVICES);
+static orMutex registry_lock = OR_MUTEX_INITIALIZER(OR_RANK_REGISTRY);
 
-static Entry entries[MAX_ENTRIES] = {
+static orEntry entries[OR_MAX_ENTRIES] = {
     {"CPU", 0, &orPlainHostFactory, &orPlainHostFactory, NULL},
     {"CPU", 50, &orPinnedHostFactory, &orPinnedHostFactory, NULL},
     {"openreg", 0, &orSimulatedFactory, &orSimulatedFactory, NULL},
 };
-static int entryCount = BUILT_IN_COUNT;
+static int entry_count = OR_BUILT_IN;
 
-static _Atomic Made made;
+static _Atomic orMade made;
 static orDevice *devices;
-static int deviceCount;
-static orDevice *hostDevice;
-static orDevice *openregDevices;
-static int openregCount;
+static int device_count;
+static orDevice *host_device;
+static orDevice *openreg_devices;
+static int openreg_count;
 static orError_t failure;
-static char failureText[1024];
+static char failure_text[1024];
 
 static _Thread_local bool making;
-static _Thread_local const char *loadingPlugin;
+static _Thread_local const char *loading_plugin;
 
 static bool isHostType(const char *type) { return !strcasecmp(type, "CPU"); }
 static bool isOpenregType(const char *type) { return !strcasecmp(type, "openreg"); }
@@ -95,29 +95,30 @@ static orError_t checkType(const char *type) {
   return orSuccess;
 }
 
-/* From a plugin that is being loaded the registry changes under the makeLock that its loader holds;
- * everybody else takes it, so that a registration is either before the devices or refused. */
+/* From a plugin that is being loaded the registry changes under the make_lock that its loader
+ * holds; everybody else takes it, so that a registration is either before the devices or
+ * refused. */
 static orError_t beginChange(const char *what) {
   OR_TRY(orEnter());
-  if (loadingPlugin) return orSuccess;
+  if (loading_plugin) return orSuccess;
   if (making)
     return orFail(orErrorNotPermitted, "a device factory may not be %s by create_devices", what);
-  orMutexLock(&makeLock);
-  if (made != DEVICES_MADE) return orSuccess;
-  orMutexUnlock(&makeLock);
+  orMutexLock(&make_lock);
+  if (made != OR_DEVICES_MADE) return orSuccess;
+  orMutexUnlock(&make_lock);
   return orFail(orErrorAlreadyInitialized,
                 "the devices have been made: no device factory can be %s now", what);
 }
 
 static void endChange(void) {
-  if (!loadingPlugin) orMutexUnlock(&makeLock);
+  if (!loading_plugin) orMutexUnlock(&make_lock);
 }
 
-/* registryLock held. */
+/* registry_lock held. */
 static orError_t addEntry(const char *type, int priority, const orDeviceFactory *given,
                           const orDeviceFactory *factory) {
-  for (int i = 0; i < entryCount; ++i) {
-    const Entry *e = &entries[i];
+  for (int i = 0; i < entry_count; i++) {
+    const orEntry *e = &entries[i];
     if (strcasecmp(e->type, type)) continue;
     if (e->priority == priority || e->given == given)
       return orFail(
@@ -125,19 +126,19 @@ static orError_t addEntry(const char *type, int priority, const orDeviceFactory 
           "type '%s' has device factory '%s' at priority %d already: '%s' cannot have priority %d",
           e->type, e->factory->name, e->priority, factory->name, priority);
   }
-  if (entryCount == MAX_ENTRIES)
+  if (entry_count == OR_MAX_ENTRIES)
     return orFail(orErrorMemoryAllocation, "there is room for %d device factories, all taken",
-                  MAX_ENTRIES);
+                  OR_MAX_ENTRIES);
   orDeviceFactory *copy = factory == given ? NULL : malloc(sizeof(*copy));
   if (copy) factory = memcpy(copy, factory, sizeof(*copy));
   if (factory != given && !copy)
     return orFail(orErrorMemoryAllocation, "no memory for the table of a device factory");
-  Entry *e = &entries[entryCount++];
+  orEntry *e = &entries[entry_count++];
   snprintf(e->type, sizeof(e->type), "%s", type);
   e->priority = priority;
   e->given = given;
   e->factory = factory;
-  e->plugin = loadingPlugin;
+  e->plugin = loading_plugin;
   return orSuccess;
 }
 
@@ -149,9 +150,9 @@ orError_t orRegisterDeviceFactory(const char *type, int priority, const orDevice
   OR_TRY(takeTable(given, &room, &factory));
   OR_TRY(checkFunctions(type, factory));
   OR_TRY(beginChange("registered"));
-  orMutexLock(&registryLock);
+  orMutexLock(&registry_lock);
   orError_t error = addEntry(type, priority, given, factory);
-  orMutexUnlock(&registryLock);
+  orMutexUnlock(&registry_lock);
   endChange();
   return error;
 }
@@ -164,10 +165,10 @@ void orRegisterDeviceFactoryAtLoad(const char *type, int priority, const orDevic
 /* Entries that match are taken out, the order of the others stays; the number of those that went. A
  * null argument matches all. */
 static int removeEntries(const char *type, const orDeviceFactory *given, const char *plugin) {
-  orMutexLock(&registryLock);
-  int kept = 0, count = entryCount;
-  for (int i = 0; i < count; ++i) {
-    const Entry *e = &entries[i];
+  orMutexLock(&registry_lock);
+  int kept = 0, count = entry_count;
+  for (int i = 0; i < count; i++) {
+    const orEntry *e = &entries[i];
     bool matches = (!type || !strcasecmp(e->type, type)) && (!given || e->given == given) &&
                    (!plugin || e->plugin == plugin);
     if (!matches)
@@ -175,8 +176,8 @@ static int removeEntries(const char *type, const orDeviceFactory *given, const c
     else if (e->factory != e->given)
       free((void *)e->factory);
   }
-  entryCount = kept;
-  orMutexUnlock(&registryLock);
+  entry_count = kept;
+  orMutexUnlock(&registry_lock);
   return count - kept;
 }
 
@@ -189,16 +190,16 @@ orError_t orUnregisterDeviceFactory(const char *type, const orDeviceFactory *fac
   return orFail(orErrorNotFound, "no such device factory is registered for type '%s'", type);
 }
 
-/* The factory that serves a type. registryLock held. */
-static const Entry *servingEntry(const char *type) {
-  const Entry *best = NULL;
-  for (int i = 0; i < entryCount; ++i)
+/* The factory that serves a type. registry_lock held. */
+static const orEntry *servingEntry(const char *type) {
+  const orEntry *best = NULL;
+  for (int i = 0; i < entry_count; i++)
     if (!strcasecmp(entries[i].type, type) && (!best || entries[i].priority > best->priority))
       best = &entries[i];
   return best;
 }
 
-static void describeEntry(const Entry *e, orFactoryInfo *info) {
+static void describeEntry(const orEntry *e, orFactoryInfo *info) {
   snprintf(info->type, sizeof(info->type), "%s", e->type);
   snprintf(info->name, sizeof(info->name), "%.63s", e->factory->name);
   snprintf(info->plugin, sizeof(info->plugin), "%.255s", e->plugin ? e->plugin : "");
@@ -209,11 +210,11 @@ static void describeEntry(const Entry *e, orFactoryInfo *info) {
 orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
   if (!info) return orFail(orErrorInvalidValue, "orGetFactoryInfo: info is null");
   OR_TRY(orEnter());
-  orMutexLock(&registryLock);
-  int count = entryCount;
+  orMutexLock(&registry_lock);
+  int count = entry_count;
   bool found = index >= 0 && index < count;
   if (found) describeEntry(&entries[index], info);
-  orMutexUnlock(&registryLock);
+  orMutexUnlock(&registry_lock);
   if (found) return orSuccess;
   return orFail(orErrorInvalidValue, "factory index %d is out of range: there are %d", index, count);
 }
@@ -221,10 +222,10 @@ orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
 /* ---- Plugin ---- */
 
 static bool hasEntries(const char *plugin) {
-  orMutexLock(&registryLock);
+  orMutexLock(&registry_lock);
   bool found = false;
-  for (int i = 0; i < entryCount; ++i) found |= entries[i].plugin == plugin;
-  orMutexUnlock(&registryLock);
+  for (int i = 0; i < entry_count; i++) found |= entries[i].plugin == plugin;
+  orMutexUnlock(&registry_lock);
   return found;
 }
 
@@ -261,29 +262,29 @@ static orError_t openPlugin(const char *path) {
 }
 
 static orError_t loadPlugin(void) {
-  static bool loaded; /* makeLock */
+  static bool loaded; /* make_lock */
   const char *path = orConfigGet()->plugin;
   if (loaded || !path) return orSuccess;
-  loadingPlugin = path;
+  loading_plugin = path;
   orError_t error = openPlugin(path);
-  loadingPlugin = NULL;
+  loading_plugin = NULL;
   loaded = !error;
   return error;
 }
 
 /* ---- Making ---- */
 
-typedef struct Plan {
+typedef struct orPlan {
   const orDeviceConfig *config;
   const char *prefix;
-  Entry serving[MAX_ENTRIES]; /* one a type, the host's first */
-  int counts[MAX_ENTRIES];
+  orEntry serving[OR_MAX_ENTRIES]; /* one a type, the host's first */
+  int counts[OR_MAX_ENTRIES];
   int types;
-} Plan;
+} orPlan;
 
 /* How many of a type: what the configuration says, or the default. -1: it does not say. */
 static int configuredCount(const orDeviceConfig *config, const char *type) {
-  for (size_t i = 0; config && i < config->type_count; ++i)
+  for (size_t i = 0; config && i < config->type_count; i++)
     if (!strcasecmp(config->device_count[i].type, type)) return config->device_count[i].count;
   return -1;
 }
@@ -295,13 +296,13 @@ static int countOf(const orDeviceConfig *config, const char *type) {
 }
 
 static orError_t checkCounts(const orDeviceConfig *config) {
-  for (size_t i = 0; i < config->type_count; ++i) {
+  for (size_t i = 0; i < config->type_count; i++) {
     const orDeviceCount *c = &config->device_count[i];
     OR_TRY(checkType(c->type));
     if (c->count < 0 || c->count > OPENREG_MAX_DEVICES)
       return orFail(orErrorInvalidValue, "%d devices of type '%s' are out of range: 0 to %d",
                     c->count, c->type, OPENREG_MAX_DEVICES);
-    for (size_t j = 0; j < i; ++j)
+    for (size_t j = 0; j < i; j++)
       if (!strcasecmp(c->type, config->device_count[j].type))
         return orFail(orErrorInvalidValue, "type '%s' has two device counts, %d and %d", c->type,
                       config->device_count[j].count, c->count);
@@ -322,33 +323,33 @@ static orError_t checkConfig(const orDeviceConfig *config, const char *prefix) {
   return checkCounts(config);
 }
 
-static void planType(Plan *plan, const Entry *serving) {
+static void planType(orPlan *plan, const orEntry *serving) {
   plan->serving[plan->types] = *serving;
   plan->counts[plan->types++] = countOf(plan->config, serving->type);
 }
 
-static bool isPlanned(const Plan *plan, const char *type) {
-  for (int t = 0; t < plan->types; ++t)
+static bool isPlanned(const orPlan *plan, const char *type) {
+  for (int t = 0; t < plan->types; t++)
     if (!strcasecmp(plan->serving[t].type, type)) return true;
   return false;
 }
 
 /* Types come in the order in which they were first registered, the host's before all. */
-static void planTypes(Plan *plan) {
-  orMutexLock(&registryLock);
-  const Entry *host = servingEntry("CPU");
+static void planTypes(orPlan *plan) {
+  orMutexLock(&registry_lock);
+  const orEntry *host = servingEntry("CPU");
   if (host) planType(plan, host);
-  for (int i = 0; i < entryCount; ++i)
+  for (int i = 0; i < entry_count; i++)
     if (!isPlanned(plan, entries[i].type)) planType(plan, servingEntry(entries[i].type));
-  orMutexUnlock(&registryLock);
+  orMutexUnlock(&registry_lock);
 }
 
-static orError_t checkPlan(const Plan *plan) {
+static orError_t checkPlan(const orPlan *plan) {
   if (plan->types == 0 || !isHostType(plan->serving[0].type))
     return orFail(orErrorNotFound,
                   "no device factory is registered for type 'CPU', which is required");
   const orDeviceConfig *config = plan->config;
-  for (size_t i = 0; config && i < config->type_count; ++i) {
+  for (size_t i = 0; config && i < config->type_count; i++) {
     const orDeviceCount *c = &config->device_count[i];
     if (c->count > 0 && !isPlanned(plan, c->type))
       return orFail(orErrorNotFound,
@@ -363,19 +364,19 @@ static orError_t checkPlan(const Plan *plan) {
 
 static void nameDevice(orDevice *device, const char *prefix, const char *type) {
   char lower[sizeof(device->type)] = "";
-  for (size_t i = 0; type[i]; ++i) lower[i] = (char)tolower((unsigned char)type[i]);
+  for (size_t i = 0; type[i]; i++) lower[i] = (char)tolower((unsigned char)type[i]);
   snprintf(device->type, sizeof(device->type), "%s", type);
   snprintf(device->name, sizeof(device->name), "%.27s/%s:%d", prefix ? prefix : "", lower,
            device->desc.index & 63);
 }
 
 /* The devices of one type, appended to `list`. */
-static orError_t makeType(const Plan *plan, int type, orDevice *list) {
-  const Entry *serving = &plan->serving[type];
+static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
+  const orEntry *serving = &plan->serving[type];
   int count = plan->counts[type];
   if (count == 0) return orSuccess;
   orDeviceDesc descs[OPENREG_MAX_DEVICES] = {{0}};
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count; i++) {
     descs[i].index = i;
     descs[i].numa_node = -1;
   }
@@ -384,61 +385,61 @@ static orError_t makeType(const Plan *plan, int type, orDevice *list) {
   if (error)
     return orFail(error, "device factory '%s' cannot make %d devices of type '%s': %s",
                   serving->factory->name, count, serving->type, orErrorDetail(error, noted));
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count; i++) {
     orDevice *device = &list[i];
     device->desc = descs[i];
     device->desc.index = i;
     device->factory = serving->factory;
     device->can_map = serving->factory->map != NULL;
     nameDevice(device, plan->prefix, serving->type);
-    orDeviceFillAllocators(device);
   }
   return orSuccess;
 }
 
-static orError_t makeAll(const Plan *plan) {
+static orError_t makeAll(const orPlan *plan) {
   int total = 0;
-  for (int t = 0; t < plan->types; ++t) total += plan->counts[t];
+  for (int t = 0; t < plan->types; t++) total += plan->counts[t];
   orDevice *list = calloc((size_t)total, sizeof(*list));
   if (!list) return orFail(orErrorMemoryAllocation, "no memory for the table of %d devices", total);
   orDevice *next = list;
-  for (int t = 0; t < plan->types; ++t) {
+  for (int t = 0; t < plan->types; t++) {
     orError_t error = makeType(plan, t, next);
     if (error) {
       free(list);
       return error;
     }
     if (isOpenregType(plan->serving[t].type)) {
-      openregDevices = next;
-      openregCount = plan->counts[t];
+      openreg_devices = next;
+      openreg_count = plan->counts[t];
     }
     next += plan->counts[t];
   }
-  devices = hostDevice = list;
-  deviceCount = total;
+  devices = host_device = list;
+  device_count = total;
   return orSuccess;
 }
 
 static orError_t planAndMake(const orDeviceConfig *config, const char *prefix) {
-  Plan plan = {.config = config, .prefix = prefix};
+  orPlan plan = {.config = config, .prefix = prefix};
   OR_TRY(loadPlugin());
   planTypes(&plan);
   OR_TRY(checkPlan(&plan));
   return makeAll(&plan);
 }
 
-/* makeLock held. A failure is kept for those who come later; a later orAddDevices may try again. */
+/* make_lock held. A failure is kept for those who come later; a later orAddDevices may try
+ * again. */
 static orError_t makeDevices(const orDeviceConfig *config, const char *prefix) {
   making = true;
   orError_t error = planAndMake(config, prefix);
   making = false;
   if (error) {
-    openregDevices = NULL;
-    openregCount = 0;
+    openreg_devices = NULL;
+    openreg_count = 0;
     failure = error;
-    snprintf(failureText, sizeof(failureText), "%s", orGetLastErrorMessage());
+    snprintf(failure_text, sizeof(failure_text), "%s", orGetLastErrorMessage());
   }
-  atomic_store_explicit(&made, error ? DEVICES_FAILED : DEVICES_MADE, memory_order_release);
+  atomic_store_explicit(&made, error ? OR_DEVICES_FAILED : OR_DEVICES_MADE, memory_order_release);
   return error;
 }
 
@@ -455,48 +456,48 @@ orError_t orAddDevices(const orDeviceConfig *given, const char *name_prefix) {
   const orDeviceConfig *config = given ? OR_GIVEN(orDeviceConfig, given, &room, size) : NULL;
   if (given && !config) return orErrorInvalidValue;
   OR_TRY(checkConfig(config, name_prefix));
-  orMutexLock(&makeLock);
-  orError_t error = made == DEVICES_MADE
+  orMutexLock(&make_lock);
+  orError_t error = made == OR_DEVICES_MADE
                         ? orFail(orErrorAlreadyInitialized,
-                                 "the devices have been made already: %d of them", deviceCount)
+                                 "the devices have been made already: %d of them", device_count)
                         : makeDevices(config, name_prefix);
-  orMutexUnlock(&makeLock);
+  orMutexUnlock(&make_lock);
   return error;
 }
 
 orError_t orDevicesInit(void) {
-  if (OR_LIKELY(atomic_load_explicit(&made, memory_order_acquire) == DEVICES_MADE))
+  if (OR_LIKELY(atomic_load_explicit(&made, memory_order_acquire) == OR_DEVICES_MADE))
     return orSuccess;
   OR_TRY(refuseWhileMaking());
-  orMutexLock(&makeLock);
+  orMutexLock(&make_lock);
   orError_t error = orSuccess;
-  if (made == DEVICES_NOT_MADE)
+  if (made == OR_DEVICES_NOT_MADE)
     error = makeDevices(NULL, NULL);
-  else if (made == DEVICES_FAILED)
-    error = orFail(failure, "%s", failureText);
-  orMutexUnlock(&makeLock);
+  else if (made == OR_DEVICES_FAILED)
+    error = orFail(failure, "%s", failure_text);
+  orMutexUnlock(&make_lock);
   return error;
 }
 
 /* ---- Devices ---- */
 
 orDevice *orDeviceAt(int index) {
-  return index >= 0 && index < openregCount ? &openregDevices[index] : NULL;
+  return index >= 0 && index < openreg_count ? &openreg_devices[index] : NULL;
 }
 
-orDevice *orHostDevice(void) { return hostDevice; }
+orDevice *orHostDevice(void) { return host_device; }
 
 orError_t orDeviceIsValid(const orDevice *device) {
   OR_TRY(orDevicesInit());
   uintptr_t offset = (uintptr_t)device - (uintptr_t)devices;
-  if (offset < (uintptr_t)deviceCount * sizeof(orDevice) && offset % sizeof(orDevice) == 0)
+  if (offset < (uintptr_t)device_count * sizeof(orDevice) && offset % sizeof(orDevice) == 0)
     return orSuccess;
   return orFail(orErrorInvalidResourceHandle, "%p is not a device", (const void *)device);
 }
 
 static orError_t failName(const char *name) {
   char known[512] = "";
-  for (int i = 0; i < deviceCount; ++i) {
+  for (int i = 0; i < device_count; i++) {
     size_t length = strlen(known);
     snprintf(known + length, sizeof(known) - length, "%s%s", i ? ", " : "", devices[i].name);
   }
@@ -508,7 +509,7 @@ orError_t orGetDeviceByName(orDevice **device, const char *name) {
     return orFail(orErrorInvalidValue, "orGetDeviceByName: an argument is null");
   OR_TRY(orEnter());
   OR_TRY(orDevicesInit());
-  for (int i = 0; i < deviceCount; ++i)
+  for (int i = 0; i < device_count; i++)
     if (!strcmp(devices[i].name, name)) {
       *device = &devices[i];
       return orSuccess;
@@ -521,7 +522,7 @@ orError_t orGetTotalDeviceCount(int *count) {
   *count = 0;
   OR_TRY(orEnter());
   OR_TRY(orDevicesInit());
-  *count = deviceCount;
+  *count = device_count;
   return orSuccess;
 }
 
@@ -529,9 +530,9 @@ orError_t orGetDeviceAt(orDevice **device, int index) {
   if (!device) return orFail(orErrorInvalidValue, "orGetDeviceAt: device is null");
   OR_TRY(orEnter());
   OR_TRY(orDevicesInit());
-  if (index < 0 || index >= deviceCount)
+  if (index < 0 || index >= device_count)
     return orFail(orErrorInvalidDevice, "device %d of all types is out of range: 0 to %d", index,
-                  deviceCount - 1);
+                  device_count - 1);
   *device = &devices[index];
   return orSuccess;
 }
@@ -542,7 +543,7 @@ orError_t orGetDeviceByIndex(orDevice **device, const char *type, int index) {
   OR_TRY(orEnter());
   OR_TRY(orDevicesInit());
   int count = 0;
-  for (int i = 0; i < deviceCount; ++i) {
+  for (int i = 0; i < device_count; i++) {
     if (strcasecmp(devices[i].type, type)) continue;
     if (count++ != index) continue;
     *device = &devices[i];

@@ -2,18 +2,11 @@
  * Fault injection: operations that fail because a test says so.
  *
  * An operation is chosen on the host, by the thread that asks for it, where operations have an
- * order. A task is marked in its record (orTask.fault) under its stream's lock, and the lane that
- * comes to it does as the mark says, so that what happens to it does not depend on when that is,
- * nor on the fault being there still.
+ * order. A task is marked in its record under its stream's lock, and the lane that comes to it does
+ * as the mark says, so that what happens to it does not depend on when that is, nor on the fault
+ * being there still.
  *
- * Off, none of this is looked for: the streams of a device on which a fault is armed say so in
- * `notice`, which allocations have to read anyway to see whether the device is lost; a launch reads
- * it once more, on the line it has just locked; a lane looks at one field of the record that it
- * runs. orMalloc, which is system calls, takes `lock`.
- *
- * faults[] is guarded by `lock`, a leaf in the order of locks. `changing` is held while a fault is
- * armed or removed and the streams are told, so that two threads do not undo each other; it comes
- * before the making of streams.
+ * faults[] is guarded by `lock`; the tool is on while one of them is armed.
  */
 #include <stdio.h>
 #include <string.h>
@@ -22,13 +15,17 @@
 
 #include "core.h"
 
-enum { KINDS = orFaultSlowStream + 1, STRIKE_BITS = 8, STRIKE_MASK = (1 << STRIKE_BITS) - 1 };
-_Static_assert(KINDS <= STRIKE_MASK, "orTask.fault has room for every kind");
-_Static_assert(OR_FAULT_MAX_DELAY_NS / 1000 <= UINT32_MAX >> STRIKE_BITS, "and for every delay");
+enum {
+  OR_FAULTS = orFaultSlowStream + 1,
+  OR_STRIKE_BITS = 8,
+  OR_STRIKE_MASK = (1 << OR_STRIKE_BITS) - 1
+};
+_Static_assert(OR_FAULTS <= OR_STRIKE_MASK, "orTask.mark has room for every kind");
+_Static_assert(OR_FAULT_MAX_DELAY_NS / 1000 <= UINT32_MAX >> OR_STRIKE_BITS, "and for every delay");
 
 static const char *const names[] = {"out_of_memory", "copy_error", "kernel_error", "device_lost",
                                     "slow_stream"};
-OR_COVERS(names, KINDS);
+OR_COVERS(names, OR_FAULTS);
 
 typedef struct orFaultState {
   bool armed;
@@ -38,9 +35,8 @@ typedef struct orFaultState {
   orFaultOutcome outcome;
 } orFaultState;
 
-static orMutex changing = OR_MUTEX_INITIALIZER(OR_RANK_FAULTS);
-static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
-static orFaultState faults[OPENREG_MAX_DEVICES][KINDS];
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS);
+static orFaultState faults[OPENREG_MAX_DEVICES][OR_FAULTS];
 
 /* ---- on the host ---- */
 
@@ -57,18 +53,17 @@ static void strike(orFaultState *f, const char *operation) {
     snprintf(f->outcome.operation, sizeof f->outcome.operation, "%s", operation);
 }
 
-bool orFaultAllocation(int device, size_t bytes) {
+static void onAllocation(orProbe *p) {
   char operation[64];
-  orFaultState *f = &faults[device][orFaultOutOfMemory];
-  if (orProcessTask() != OR_TASK_NONE) return false;
+  orFaultState *f = &faults[p->device][orFaultOutOfMemory];
+  if (orProcessTask() != OR_TASK_NONE) return;
   orMutexLock(&lock);
-  bool due = isDue(f);
-  if (due) {
-    snprintf(operation, sizeof operation, "allocation of %zu bytes", bytes);
+  if (isDue(f)) {
+    snprintf(operation, sizeof operation, "allocation of %zu bytes", p->bytes);
     strike(f, operation);
+    p->fails = "injected fault \"out_of_memory\"";
   }
   orMutexUnlock(&lock);
-  return due;
 }
 
 /* A copy that is more than a move of bytes is a kernel. */
@@ -76,18 +71,19 @@ static bool isCopy(const orTask *t) {
   return t->kind != OR_KIND_KERNEL || !strcmp(t->name, "aten::copy_");
 }
 
-void orFaultMark(int device, orTask *t) {
-  orFaultState *f = faults[device];
+static void onMark(orProbe *p) {
+  orTask *t = p->task;
+  orFaultState *f = faults[p->slot->device];
   orFaultKind own = isCopy(t) ? orFaultCopyError : orFaultKernelError;
   orMutexLock(&lock);
   bool fails = isDue(&f[own]), loses = isDue(&f[orFaultDeviceLost]);
   /* A task fails once: the other fault is for the next. */
   if (fails || loses) {
-    t->fault = loses ? orFaultDeviceLost : own;
-    strike(&f[t->fault], t->name);
+    t->mark = loses ? orFaultDeviceLost : own;
+    strike(&f[t->mark], t->name);
   }
   if (isDue(&f[orFaultSlowStream])) {
-    t->fault |= f[orFaultSlowStream].delay << STRIKE_BITS;
+    t->mark |= f[orFaultSlowStream].delay << OR_STRIKE_BITS;
     strike(&f[orFaultSlowStream], t->name);
   }
   orMutexUnlock(&lock);
@@ -95,24 +91,40 @@ void orFaultMark(int device, orTask *t) {
 
 /* ---- on the lane ---- */
 
-bool orFaultStrikes(const orTask *t, int device) {
+static void onStrike(orProbe *p) {
   char detail[64];
-  uint32_t kind = t->fault & STRIKE_MASK;
-  orSleep((uint64_t)(t->fault >> STRIKE_BITS) * 1000);
-  if (!kind) return false;
+  uint32_t kind = p->task->mark & OR_STRIKE_MASK;
+  orSleep((uint64_t)(p->task->mark >> OR_STRIKE_BITS) * 1000);
+  if (!kind) return;
+  p->fails = names[kind];
   snprintf(detail, sizeof detail, "injected fault \"%s\"", names[kind]);
-  orDeviceNoteFailure(device, kind == orFaultDeviceLost ? orErrorDeviceLost : orErrorLaunchFailure,
-                      t->name, detail);
-  return true;
+  orDeviceNoteFailure(p->slot->device,
+                      kind == orFaultDeviceLost ? orErrorDeviceLost : orErrorLaunchFailure,
+                      p->task->name, detail);
+}
+
+static orTool tool = {.on = {[OR_PROBE_STRIKE] = onStrike,
+                             [OR_PROBE_MARK] = onMark,
+                             [OR_PROBE_ALLOCATION] = onAllocation}};
+
+__attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
+
+/* Lock held. */
+static void setArmed(orFaultState *f, bool armed) {
+  bool any = false;
+  f->armed = armed;
+  for (int i = 0; i < OPENREG_MAX_DEVICES * OR_FAULTS; i++)
+    any |= faults[i / OR_FAULTS][i % OR_FAULTS].armed;
+  orToolSwitch(&tool, any);
 }
 
 /* ---- public ---- */
 
-const char *orFaultName(int kind) { return kind >= 0 && kind < KINDS ? names[kind] : NULL; }
+const char *orFaultName(int kind) { return kind >= 0 && kind < OR_FAULTS ? names[kind] : NULL; }
 
 static orError_t checkKind(orFaultKind kind, int device) {
   if (!orFaultName((int)kind))
-    return orFail(orErrorInvalidValue, "fault kind %d: 0 to %d are known", (int)kind, KINDS - 1);
+    return orFail(orErrorInvalidValue, "fault kind %d: 0 to %d are known", (int)kind, OR_FAULTS - 1);
   return orDeviceCheck(device);
 }
 
@@ -123,14 +135,6 @@ static orError_t checkFault(const orFault *fault) {
     return orFail(orErrorInvalidValue, "fault \"%s\": a delay of %llu ns; at most %llu",
                   names[fault->kind], (unsigned long long)fault->delay_ns, (unsigned long long)most);
   return orSuccess;
-}
-
-bool orFaultArmed(int device) {
-  bool armed = false;
-  orMutexLock(&lock);
-  for (int i = 0; i < KINDS; i++) armed |= faults[device][i].armed;
-  orMutexUnlock(&lock);
-  return armed;
 }
 
 static orError_t failMissing(orFaultKind kind, int device) {
@@ -144,17 +148,15 @@ orError_t orFaultInject(const orFault *given) {
   if (!fault) return orErrorInvalidValue;
   OR_TRY(checkFault(fault));
   orFaultState *f = &faults[fault->device][fault->kind];
-  orMutexLock(&changing);
   orMutexLock(&lock);
   bool there = f->armed;
-  if (!there)
-    *f = (orFaultState){.armed = true,
-                        .again = fault->kind == orFaultSlowStream,
+  if (!there) {
+    *f = (orFaultState){.again = fault->kind == orFaultSlowStream,
                         .delay = (uint32_t)((fault->delay_ns + 999) / 1000),
                         .left = fault->after};
+    setArmed(f, true);
+  }
   orMutexUnlock(&lock);
-  if (!there) orStreamNotify(fault->device, OR_NOTICE_FAULT, true);
-  orMutexUnlock(&changing);
   if (!there) return orSuccess;
   return orFail(orErrorAlreadyExists, "a fault \"%s\" is armed on openreg:%d already",
                 names[fault->kind], fault->device);
@@ -174,12 +176,9 @@ orError_t orFaultGetOutcome(orFaultOutcome *outcome, orFaultKind kind, int devic
 orError_t orFaultRemove(orFaultKind kind, int device) {
   OR_TRY(orEnter());
   OR_TRY(checkKind(kind, device));
-  orMutexLock(&changing);
   orMutexLock(&lock);
   bool there = faults[device][kind].armed;
-  faults[device][kind].armed = false;
+  setArmed(&faults[device][kind], false);
   orMutexUnlock(&lock);
-  if (!orFaultArmed(device)) orStreamNotify(device, OR_NOTICE_FAULT, false);
-  orMutexUnlock(&changing);
   return there ? orSuccess : failMissing(kind, device);
 }

@@ -117,7 +117,7 @@ def device_of(handle):
 
 def stream_name(handle):
     device = device_of(handle)
-    if int(static("default_streams", "device.c")[device]) == handle:
+    if int(static("default_streams", "context.c")[device]) == handle:
         return f"the default stream of openreg:{device}"
     return f"stream 0x{handle:x} of openreg:{device}"
 

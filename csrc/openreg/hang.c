@@ -84,7 +84,8 @@ typedef struct orSeen {
   uint64_t number;
   orValueArgs value;
   uint32_t is;
-  struct orSeen *next; /* that it waits for, if that waits too: its task `next_number` would end the wait */
+  /* that it waits for, if that waits too: its task `next_number` would end the wait */
+  struct orSeen *next;
   uint64_t next_number;
   unsigned walk;
 } orSeen;

@@ -42,7 +42,7 @@ void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, si
     record->device_free = orDeviceAt(device)->desc.memory_limit - orRegionUsed(device);
 }
 
-void orCacheTell(orCache *cache) {
+void orCacheCallHook(orCache *cache) {
   orCacheLog log = cache->log;
   cache->log = (orCacheLog){0};
   orMutexUnlock(&cache->lock);

@@ -12,7 +12,7 @@
 
 static orError_t createHosts(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
   (void)config;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count; i++) {
     devices[i].memory_limit = orHostMemoryLimit();
     devices[i].numa_node = -1;
     devices[i].self = NULL;

@@ -11,8 +11,10 @@
  *   ready_mask    bit p: a stream of priority p is ready
  *   oldest[p]     since when the first of that list has been
  *   value_count   streams that wait for a value
- *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set without the lock
- *   chosen        what a dispatcher wants run, for lane 0 alone, which takes it first; the mask's bit OR_CHOSEN
+ *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set
+ *                 without the lock
+ *   chosen        what a dispatcher wants run, for lane 0 alone, which takes it first; the mask's
+ *                 bit OR_CHOSEN
  *
  * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the
  * lock after finding the lists empty. Whoever puts a stream in wakes a lane only if none is looking
@@ -47,7 +49,6 @@
 #include "core.h"
 
 enum {
-  OR_MAX_LANES = 8,
   OR_SHORT_SPIN_NS = 10000,
   OR_LONG_SPIN_NS = 100000,
   OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
@@ -89,25 +90,6 @@ _Atomic(const orDispatcher *) orDispatcherNow;
 
 static void *laneMain(void *lane);
 
-int orHostCores(void) {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN)
-                                                : CPU_COUNT(&set);
-}
-
-/* Two more than there are cores, so that tasks that sleep leave lanes for those that compute. */
-int orLaneLimit(void) {
-  static _Atomic int limit; /* the first answer holds */
-  int n = atomic_load_explicit(&limit, memory_order_relaxed);
-  if (OR_LIKELY(n)) return n;
-  int cores = orHostCores(), none = 0;
-  n = cores + 2 > OR_MAX_LANES ? OR_MAX_LANES : cores < 2 ? 4 : cores + 2;
-  return atomic_compare_exchange_strong_explicit(&limit, &none, n, memory_order_relaxed,
-                                                 memory_order_relaxed)
-             ? n
-             : none;
-}
-
 /* ---- ready streams (lock held) ---- */
 
 /* Level 0 is the most urgent. */
@@ -143,9 +125,8 @@ static orStream *pop(void) {
   return mask ? removeFirst(__builtin_ctz(mask)) : NULL;
 }
 
-/* False if it is in no list: a lane has it. */
-static bool removeReady(const orStream *s) {
-  int p = levelOf(s);
+/* False if it is not in the list: a lane has it, or has had it. */
+static bool removeReady(const orStream *s, int p) {
   orStream *before = NULL, *at = sched.first[p];
   while (at && at != s) {
     before = at;
@@ -223,7 +204,6 @@ static orLane *chooseLane(bool *start) {
 }
 
 static void startLane(orLane *l) {
-  if (l->index == 0) orWatchdogStart();
   atomic_store_explicit(&l->awake, 1, memory_order_relaxed);
   int failed = orThreadStart(laneMain, l);
   /* The lanes there are will serve. This one is never chosen again. */
@@ -536,8 +516,7 @@ static bool letGoIfEmpty(orLane *l, orStream *s) {
 /* Runs or drops the first task; false if the stream waits and is no longer the lane's. */
 static inline bool runFront(orStream *s, uint64_t number, int lane) {
   orTask *t = frontTask(s);
-  if (OR_UNLIKELY(atomic_load_explicit(&orWatching, memory_order_relaxed)))
-    atomic_store_explicit(&s->began, orNow(), memory_order_relaxed);
+  OR_PROBE(OR_PROBE_STARTS, .slot = s);
   /* What a vendor's device has started is waited for, like any task that is running. */
   if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)) &&
       !t->completion)
@@ -595,14 +574,18 @@ bool orLaneRun(orStream *s, uint64_t count, int lane) {
   return true;
 }
 
+/* Between the locks a lane may run all of it, and its slot become another stream's, which has a
+ * level of its own. Taken in its place, that stream is given back at once: the slot's count of
+ * tasks is past the one that the caller waits for. */
 bool orLaneTake(orStream *s) {
   orMutexLock(&s->lock);
+  int p = levelOf(s);
   bool may = s->state == OR_STREAM_READY &&
              s->lane_until <= atomic_load_explicit(&s->completed, memory_order_relaxed);
   orMutexUnlock(&s->lock);
   if (!may) return false;
   orMutexLock(&sched.lock);
-  bool taken = removeReady(s);
+  bool taken = removeReady(s, p);
   orMutexUnlock(&sched.lock);
   return taken;
 }
@@ -624,6 +607,15 @@ static void askForShortSlice(void) {
   a.slice_ns = OR_SLICE_NS;
   syscall(SYS_sched_setattr, 0, &a, 0);
 }
+
+/* For a task that the calling thread runs: a host that sleeps for its stream, and lanes. */
+static void callForPieces(int missing) {
+  orStream *s = orTaskStream();
+  if (s && orStreamAskForHelp(s)) missing--;
+  orLaneWakeIdle(missing);
+}
+
+__attribute__((constructor)) static void setCall(void) { orSplitSetCall(callForPieces); }
 
 static void *laneMain(void *arg) {
   orLane *l = arg;

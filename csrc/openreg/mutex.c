@@ -6,9 +6,9 @@
 
 #ifdef OR_DEBUG
 
-enum { MOST = 16 };
+enum { OR_MOST_HELD = 16 };
 
-static _Thread_local const orMutex *held[MOST];
+static _Thread_local const orMutex *held[OR_MOST_HELD];
 static _Thread_local int count;
 
 static int placeOf(const orMutex *m) {
@@ -19,7 +19,7 @@ static int placeOf(const orMutex *m) {
 
 void orMutexLock(orMutex *m) {
   OR_ASSERT(m->rank, !=, 0);
-  OR_ASSERT(count, <, MOST);
+  OR_ASSERT(count, <, OR_MOST_HELD);
   OR_ASSERT(m->rank, >, count ? held[count - 1]->rank : 0);
   pthread_mutex_lock(&m->mutex);
   held[count++] = m;

@@ -14,7 +14,6 @@ typedef enum orRank {
   OR_RANK_DEVICES = 1, /* the devices are made, once; held while a factory makes them */
   OR_RANK_REGISTRY,    /* of device factories */
   OR_RANK_FIRST_USE,   /* of a device */
-  OR_RANK_FAULTS,      /* they are armed or removed */
   OR_RANK_EVENT,
   OR_RANK_CACHE, /* one a device */
   OR_RANK_REGIONS,
@@ -27,6 +26,7 @@ typedef enum orRank {
   OR_RANK_CELL,
   OR_RANK_CELLS, /* that are free */
   OR_RANK_LANES,
+  OR_RANK_TOOLS, /* a tool's own: it may be told something under any of those above */
   /* Under these no other is taken. */
   OR_RANK_LEAF
 } orRank;

@@ -3,7 +3,7 @@
  * caller a task?
  *
  * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
- * no lock. `forked` is written by the child's only thread before any other can exist. taskKind
+ * no lock. `forked` is written by the child's only thread before any other can exist. task_kind
  * and ours belong to their thread.
  */
 #include <errno.h>
@@ -16,8 +16,8 @@
 static atomic_bool activated;
 static atomic_bool forked;
 static atomic_bool exiting;
-static pthread_once_t handlersOnce = PTHREAD_ONCE_INIT;
-static _Thread_local int taskKind = OR_TASK_NONE;
+static pthread_once_t handlers_once = PTHREAD_ONCE_INIT;
+static _Thread_local int task_kind = OR_TASK_NONE;
 static _Thread_local bool ours;
 
 /* A fork duplicates the calling thread alone: lanes are gone and their locks may be held for ever,
@@ -37,7 +37,7 @@ static void installHandlers(void) {
 
 void orProcessActivate(void) {
   if (OR_LIKELY(atomic_load_explicit(&activated, memory_order_acquire))) return;
-  pthread_once(&handlersOnce, installHandlers);
+  pthread_once(&handlers_once, installHandlers);
   atomic_store_explicit(&activated, true, memory_order_release);
 }
 
@@ -76,9 +76,9 @@ int orThreadStart(void *(*body)(void *), void *context) {
   return failed;
 }
 
-void orProcessSetTask(int kind) { taskKind = kind; }
+void orProcessSetTask(int kind) { task_kind = kind; }
 
-int orProcessTask(void) { return taskKind; }
+int orProcessTask(void) { return task_kind; }
 
 static orError_t refuseForked(void) {
   return orFail(orErrorForked,
@@ -88,14 +88,14 @@ static orError_t refuseForked(void) {
 
 orError_t orEnter(void) {
   if (OR_UNLIKELY(orInForkedChild())) return refuseForked();
-  if (OR_UNLIKELY(taskKind == OR_TASK_HOST_FUNC))
+  if (OR_UNLIKELY(task_kind == OR_TASK_HOST_FUNC))
     return orFail(orErrorNotPermitted, "a host function may not call the openreg API");
   return orSuccess;
 }
 
 orError_t orEnterBlocking(void) {
   OR_TRY(orEnter());
-  if (OR_UNLIKELY(taskKind != OR_TASK_NONE))
+  if (OR_UNLIKELY(task_kind != OR_TASK_NONE))
     return orFail(orErrorNotPermitted,
                   "a kernel may not call functions that wait for work or queue it");
   return orSuccess;

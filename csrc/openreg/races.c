@@ -22,7 +22,7 @@
 
 #include "sanitizer.h"
 
-enum { UNDECIDED = 1000 };
+enum { OR_UNDECIDED = 1000 };
 
 typedef struct orKeptReport {
   orRaceReport report;
@@ -120,7 +120,7 @@ static void append(orRace **list, orRace *race) {
 static void postpone(orRace *race) {
   size_t count = 0;
   for (const orRace *r = undecided; r; r = r->next) count++;
-  if (count < UNDECIDED)
+  if (count < OR_UNDECIDED)
     append(&undecided, race);
   else
     freeRace(race);

@@ -15,10 +15,10 @@
 
 #define MIB ((size_t)1 << 20)
 
-static const size_t smallSegment = 2 * MIB;
-static const size_t largeSegment = 20 * MIB; /* for requests below largeLimit */
-static const size_t largeLimit = 10 * MIB;
-static const size_t largeRounding = 2 * MIB; /* from there on */
+static const size_t small_segment = 2 * MIB;
+static const size_t large_segment = 20 * MIB; /* for requests below large_limit */
+static const size_t large_limit = 10 * MIB;
+static const size_t large_rounding = 2 * MIB; /* from there on */
 
 /* ---- Memory from the device and back ---- */
 
@@ -27,10 +27,10 @@ static inline bool isOver(const orBlock *block) {
   return block->reuse_from <= 1 || orCacheCompleted(block->owner->stream, block->reuse_from - 1);
 }
 
-enum { BATCH = 64 };
+enum { OR_BATCH = 64 };
 
 typedef struct orBatch {
-  void *segment[BATCH];
+  void *segment[OR_BATCH];
   size_t bytes;
   int count;
 } orBatch;
@@ -47,7 +47,7 @@ static void collectIdle(orCache *cache, size_t bytes, orBatch *batch) {
   batch->bytes = 0;
   batch->count = 0;
   for (orBlock *block = oldestIdle(cache), *newer;
-       block && batch->count < BATCH && batch->bytes < bytes; block = newer) {
+       block && batch->count < OR_BATCH && batch->bytes < bytes; block = newer) {
     newer = block->idle_prev;
     if (!isOver(block)) continue;
     batch->segment[batch->count++] = (void *)block->start;
@@ -155,18 +155,18 @@ static orError_t reserve(const orRequest *r, size_t size, void **base) {
   orCacheUnlock(cache);
   if (!fits)
     return orFail(orErrorMemoryAllocation, "openreg:%d: past the memory fraction", r->device);
-  orError_t error = orRegionAllocate(r->device, size, true, base);
+  orError_t error = orMemoryAllocate(r->device, size, true, base);
   if (error) uncharge(cache, size);
   return error;
 }
 
 static size_t segmentSize(const orRequest *r) {
-  if (r->pool == OR_POOL_SMALL) return smallSegment;
-  if (r->size >= largeLimit) return orRoundUp(r->size, largeRounding);
+  if (r->pool == OR_POOL_SMALL) return small_segment;
+  if (r->size >= large_limit) return orRoundUp(r->size, large_rounding);
   orCacheLock(r->cache);
   size_t size = r->cache->options.large_segment_size;
   orCacheUnlock(r->cache);
-  return size ? size : largeSegment;
+  return size ? size : large_segment;
 }
 
 /* A segment of the usual size, or of just what is asked for where that does not fit. */
@@ -243,12 +243,12 @@ static orError_t refuseMemory(const orRequest *r) {
   size_t capacity = orDeviceAt(r->device)->desc.memory_limit;
   return orFail(orErrorMemoryAllocation,
                 "openreg:%d is out of memory: tried to allocate %s; %s is free of a capacity of "
-                "%s%s, %s is allocated and %s reserved by the caching allocator%s",
+                "%s%s, %s is allocated and %s reserved by the caching allocator%s%s%s",
                 r->device, bytesText(asked, r->bytes),
                 bytesText(unused, capacity - orRegionUsed(r->device)), bytesText(total, capacity),
                 allowed, bytesText(allocated, (size_t)stats.allocated_bytes[0].current),
                 bytesText(reserved, (size_t)stats.reserved_bytes[0].current),
-                r->refused ? OR_FAULT_OOM_TEXT : "");
+                r->refused ? " (" : "", r->refused ? r->refused : "", r->refused ? ")" : "");
 }
 
 /* Memory is short: what is cached goes back to the device, and after that what queued work still
@@ -260,9 +260,7 @@ static orError_t reclaim(const orRequest *r, void **ptr) {
   for (bool waited = false;; waited = true) {
     orCachePoll(cache);
     bool found = !r->refused && orCacheTake(r, ptr);
-    if (!found) {
-      releaseAll(cache);
-    }
+    if (!found) releaseAll(cache);
     orCacheUnlock(cache);
     if (found) return orSuccess;
     orError_t error = r->refused ? orErrorMemoryAllocation : grow(r, ptr);
@@ -273,16 +271,10 @@ static orError_t reclaim(const orRequest *r, void **ptr) {
   }
 }
 
-orError_t orCacheRefuse(const orRequest *r) {
-  orRequest refused = *r;
-  void *none;
-  refused.refused = true;
-  return reclaim(&refused, &none);
-}
-
 /* What failed on the way to a success is nobody's last error. */
 orError_t orCacheAllocateSlow(const orRequest *r, void **ptr) {
   orError_t before = orPeekAtLastError();
+  if (OR_UNLIKELY(r->refused != NULL)) return reclaim(r, ptr);
   if (!r->size || r->bytes > orDeviceAt(r->device)->desc.memory_limit) return refuseMemory(r);
   collectGarbage(r);
   orError_t error = grow(r, ptr);
@@ -293,13 +285,19 @@ orError_t orCacheAllocateSlow(const orRequest *r, void **ptr) {
 
 /* ---- Public ---- */
 
-void orCacheTrim(int device) {
-  orCache *cache = &orCaches[device];
+/* After a reset: gives back what no queued work can reach. It waits for none, as another device's
+ * may go on for ever. */
+static void onReset(orProbe *p) {
+  orCache *cache = &orCaches[p->device];
   orCacheLock(cache);
   orCachePoll(cache);
   releaseAll(cache);
   orCacheUnlock(cache);
 }
+
+static orTool tool = {.on = {[OR_PROBE_IS_RESET] = onReset}};
+
+__attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
 orError_t orCacheEmpty(int device) {
   OR_TRY(orEnterBlocking());
@@ -342,13 +340,13 @@ static orError_t checkOptions(const orCacheOptions *options) {
     return orFail(orErrorInvalidValue,
                   "garbage_collection_threshold is %g; allowed is 0 to below 1", threshold);
   size_t split = options->max_split_size, segment = options->large_segment_size;
-  if (split && split < largeSegment)
+  if (split && split < large_segment)
     return orFail(orErrorInvalidValue, "max_split_size is %zu; allowed are 0 and %zu or more",
-                  split, largeSegment);
-  if (segment && (segment < largeSegment || segment % OR_PAGE))
+                  split, large_segment);
+  if (segment && (segment < large_segment || segment % OR_PAGE))
     return orFail(orErrorInvalidValue,
                   "large_segment_size is %zu; allowed are 0 and whole pages of %zu or more",
-                  segment, largeSegment);
+                  segment, large_segment);
   return orSuccess;
 }
 

@@ -16,19 +16,20 @@
  * (orSanitizerAside). All others stay, marked with the allocation stream: if whoever has the memory
  * next is not ordered after them, that is a conflict like any other.
  *
- * orSanitizerIsOn is all that anybody reads while it is off. The rest is under orSanitizerMutex
- * (sanitizer.h), but for what belongs to a thread. Stacks are captured before the mutex is taken.
+ * What it has to know of a cell is kept there. All is under orSanitizerMutex (sanitizer.h), but for
+ * what belongs to a thread. Stacks are captured before the mutex is taken.
  */
 #include "sanitizer.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { STRIDED = 1024 };
+enum { OR_STRIDED = 1024 };
 
-uint32_t orSanitizerIsOn;
+static uint32_t is_on; /* what the shim reads */
 uint32_t orSanitizerRefuses;
-orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS);
 
 static orSanitizerOptions options;
 static bool by_setting; /* enabled by OPENREG_SANITIZER alone */
@@ -41,11 +42,16 @@ static _Thread_local uint32_t ignored;
 static void lock(void) { orMutexLock(&orSanitizerMutex); }
 static void unlock(void) { orMutexUnlock(&orSanitizerMutex); }
 
-static void setActive(uint32_t active) {
-  __atomic_store_n(&orSanitizerIsOn, active, __ATOMIC_RELAXED);
+static bool isOn(void) { return __atomic_load_n(&is_on, __ATOMIC_RELAXED) != 0; }
+
+static orTool tool;
+
+static void setActive(bool active) {
+  __atomic_store_n(&is_on, active, __ATOMIC_RELAXED);
+  orToolSwitch(&tool, active);
 }
 
-const uint32_t *orSanitizerActive(void) { return &orSanitizerIsOn; }
+const uint32_t *orSanitizerActive(void) { return &is_on; }
 
 static void *checked(void *memory, size_t bytes) {
   if (memory) return memory;
@@ -85,23 +91,23 @@ static bool replace(orShadow *old, const orShadow *now, bool renewed) {
   return false;
 }
 
-typedef struct orTelling {
+typedef struct orCheck {
   orShadow now;         /* the access */
   const orClock *clock; /* of whoever makes it; null: the host */
   orRaceList races;
-} orTelling;
+} orCheck;
 
-static bool isOrdered(const orTelling *t, const orShadow *old) {
+static bool isOrdered(const orCheck *t, const orShadow *old) {
   return t->clock && orClockKnows(t->clock, old->timeline, old->counter);
 }
 
-static bool isConflict(orTelling *t, const orShadow *old, bool keep) {
+static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
   return (old->write || t->now.write) && orRangesMeet(&old->range, &t->now.range) &&
          orRaceFound(old, &t->now, keep, &t->races);
 }
 
 /* Finds what is decided, and keeps nothing. */
-static void compare(orTelling *t) {
+static void compare(orCheck *t) {
   orShadow **found;
   size_t count = orShadowFind(t->now.range.begin, t->now.range.end, &found);
   for (size_t i = 0; i < count; i++)
@@ -113,7 +119,7 @@ static void compare(orTelling *t) {
 
 /* Many pieces of one hull, none of which covers another, would be looked at again and again. */
 static void limitStrided(orShadow **kept, size_t count) {
-  while (count > STRIDED) {
+  while (count > OR_STRIDED) {
     size_t oldest = 0;
     for (size_t i = 1; i < count; i++)
       if (kept[i]->sequence < kept[oldest]->sequence) oldest = i;
@@ -123,7 +129,7 @@ static void limitStrided(orShadow **kept, size_t count) {
 }
 
 /* The strided ones that stay gather at the start of found[], where all have been looked at. */
-static void keep(orTelling *t) {
+static void keep(orCheck *t) {
   orShadow **found, *now = &t->now;
   bool renewed = false;
   size_t strided = 0;
@@ -141,7 +147,7 @@ static void keep(orTelling *t) {
     else if (needless)
       renewed |= replace(old, now, renewed);
   }
-  if (OR_UNLIKELY(strided > STRIDED)) limitStrided(found, strided);
+  if (OR_UNLIKELY(strided > OR_STRIDED)) limitStrided(found, strided);
   if (renewed) return;
   orStackRetain(now->stack);
   orShadowAdd(now);
@@ -163,8 +169,8 @@ static orError_t checkAccesses(const char *operation, const orMemoryAccess *acce
   return orSuccess;
 }
 
-static orTelling tellingOf(orStream_t stream, const char *operation, orStack *stack) {
-  orTelling t = {.races.call = ++calls};
+static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack) {
+  orCheck t = {.races.call = ++calls};
   t.now.operation = orSanitizerName(operation);
   t.now.stack = stack;
   if (!stream) return t;
@@ -175,11 +181,11 @@ static orTelling tellingOf(orStream_t stream, const char *operation, orStack *st
   return t;
 }
 
-static void tellEach(orTelling *t, const orMemoryAccess *accesses, size_t count,
-                     void (*tell)(orTelling *)) {
+static void checkEach(orCheck *t, const orMemoryAccess *accesses, size_t count,
+                      void (*check)(orCheck *)) {
   for (size_t i = 0; i < count; i++) {
     t->now.write = accesses[i].write;
-    if (orRangeMake(&accesses[i], &t->now.range)) tell(t);
+    if (orRangeMake(&accesses[i], &t->now.range)) check(t);
   }
 }
 
@@ -191,22 +197,22 @@ static void *capture(orSanitizerOptions *by) {
 }
 
 /* `anyway`: it is queued whatever is found. */
-static void tellAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
-                    size_t count, bool anyway) {
+static void checkAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
+                     size_t count, bool anyway) {
   if (ignored) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
-  orTelling t = {.now.stream = 0};
+  orCheck t = {.now.stream = 0};
   bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
   void *captured = capture(&by);
   lock();
   orStack *stack = orStackNew(captured, &by);
-  if (orSanitizerOn()) {
-    t = tellingOf(stream, operation, stack);
+  if (isOn()) {
+    t = checkOf(stream, operation, stack);
     refuse = stream && orSanitizerRefuses && !anyway;
-    if (!stream || refuse) tellEach(&t, accesses, count, compare);
+    if (!stream || refuse) checkEach(&t, accesses, count, compare);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
-    if (stream && queued) tellEach(&t, accesses, count, keep);
+    if (stream && queued) checkEach(&t, accesses, count, keep);
     orShadowSweep();
   }
   orStackDrop(stack);
@@ -216,16 +222,16 @@ static void tellAll(orStream_t stream, const char *operation, const orMemoryAcce
   bool found = t.races.first && orRacesReport(&t.races);
   if (any || found) orStacksRelease();
   if (refused && !found)
-    tellAll(stream, operation, accesses, count, true); /* in no memory of ours */
+    checkAll(stream, operation, accesses, count, true); /* in no memory of ours */
 }
 
 orError_t orSanitizerAccess(orStream_t stream, const char *operation,
                             const orMemoryAccess *accesses, size_t count) {
   /* What a task does was told when it was queued. */
-  if (!orSanitizerOn() || orInForkedChild() || orProcessTask() != OR_TASK_NONE) return orSuccess;
+  if (!isOn() || orInForkedChild() || orProcessTask() != OR_TASK_NONE) return orSuccess;
   OR_TRY(checkAccesses(operation, accesses, count));
   if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
-  tellAll(stream, operation, accesses, count, false);
+  checkAll(stream, operation, accesses, count, false);
   return orSuccess;
 }
 
@@ -250,101 +256,142 @@ uint32_t orSanitizerRefuse(uint32_t refuse) {
   return before;
 }
 
-void orSanitizerNoteMove(orStream_t stream, const char *call, const void *dst, const void *src,
-                         size_t bytes) {
+static void onAccess(orProbe *p) {
   orMemoryAccess both[2];
   size_t count = 0;
+  orStream_t stream = p->stream;
   if (stream == OR_STREAM_DEFAULT && orDeviceDefaultStream(orCurrentDevice(), &stream)) return;
-  if (src) both[count++] = (orMemoryAccess){.data = src, .width = bytes};
-  if (dst) both[count++] = (orMemoryAccess){.data = dst, .width = bytes, .write = 1};
-  tellAll(stream, operation_name ? operation_name : call, both, count, true);
+  if (p->src) both[count++] = (orMemoryAccess){.data = p->src, .width = p->bytes};
+  if (p->dst) both[count++] = (orMemoryAccess){.data = p->dst, .width = p->bytes, .write = 1};
+  checkAll(stream, operation_name ? operation_name : p->call, both, count, true);
 }
 
 /* ---- order ---- */
 
-void orSanitizerNoteRecord(orStream_t stream, orCell *cell, const orCell *replaced) {
+static void keepSync(orCell *cell, orSync *sync) {
+  orSyncRelease(cell->kept);
+  cell->kept = sync;
+}
+
+static void onRecord(orProbe *p) {
   lock();
-  orSyncRelease(cell->sync);
-  cell->sync = orSyncRecord(stream, replaced ? replaced->sync : NULL);
+  keepSync(p->cell, orSyncRecord(p->stream, p->replaced ? p->replaced->kept : NULL));
   unlock();
 }
 
 /* The moment of a cell; null if it was recorded before the sanitizer was there. */
 static orSync *syncOf(orCell *cell) {
-  if (!cell->sync && !cell->stream && !orCellDone(cell)) cell->sync = orSyncGate();
-  if (cell->sync && cell->sync->gate && orCellDone(cell))
-    orSyncOpen(cell->sync, 0); /* signalled while it was off */
-  return cell->sync;
+  if (!cell->kept && !cell->stream && !orCellDone(cell)) cell->kept = orSyncGate();
+  orSync *sync = cell->kept;
+  if (sync && sync->gate && orCellDone(cell)) orSyncOpen(sync, 0); /* signalled while it was off */
+  return sync;
 }
 
-void orSanitizerNoteWait(orStream_t stream, orCell *cell) {
+static void onWait(orProbe *p) {
   lock();
-  if (syncOf(cell)) orTimelineWait(stream, cell->sync);
+  orSync *sync = syncOf(p->cell);
+  if (sync) orTimelineWait(p->stream, sync);
   unlock();
 }
 
-void orSanitizerNoteWaitValue(orStream_t stream) {
+static void onWaitValue(orProbe *p) {
   lock();
-  orTimelineWaitValue(stream);
+  orTimelineWaitValue(p->stream);
   unlock();
 }
 
-void orSanitizerNoteSignal(orCell *cell) {
+static void onSignal(orProbe *p) {
   orStream_t stream = 0;
   uint64_t number;
   orRaceList races = {NULL, 0};
   orTaskCurrent(&stream, &number);
   lock();
-  if (syncOf(cell) && cell->sync->gate) {
-    orSyncOpen(cell->sync, stream);
-    orRacesDecide(cell->sync, &races);
+  orSync *sync = syncOf(p->cell);
+  if (sync && sync->gate) {
+    orSyncOpen(sync, stream);
+    orRacesDecide(sync, &races);
   }
   unlock();
   if (races.first) orRacesReport(&races);
 }
 
-void orSanitizerNoteOver(orCell *cell) {
+static void onCellFreed(orProbe *p) {
   lock();
-  if (cell->sync && !ignored) orHostJoin(cell->sync);
+  keepSync(p->cell, NULL);
   unlock();
 }
 
-void orSanitizerForget(orCell *cell) {
+static orSync *markOf(const orProbe *p) {
+  return p->stream ? orTimelineMark(p->stream) : orDeviceMark(p->device);
+}
+
+/* Of a cell it is the moment of its record, of a stream or a device what is queued there now. */
+static void onHostKnows(orProbe *p) {
   lock();
-  orSyncRelease(cell->sync);
-  cell->sync = NULL;
+  orSync *sync = p->cell ? orSyncRetain(p->cell->kept) : markOf(p);
+  if (sync && !ignored) orHostJoin(sync);
+  orSyncRelease(sync);
   unlock();
 }
 
-orSync *orSanitizerMark(orStream_t stream, int device) {
+static void onHostWaits(orProbe *p) {
+  if (!p->ordered) return;
   lock();
-  orSync *sync = stream ? orTimelineMark(stream) : orDeviceMark(device);
+  p->kept = markOf(p);
   unlock();
-  return sync;
 }
 
-void orSanitizerReached(orSync *mark) {
+static void onHostWaited(orProbe *p) {
+  orSync *mark = p->kept;
+  if (!mark) return;
   lock();
   if (!ignored) orHostJoin(mark);
   orSyncRelease(mark);
   unlock();
 }
 
-void orSanitizerNoteAfter(orCell *cell, orStream_t stream) {
+/* It stands for what is queued on the stream so far. */
+static void standFor(orCell *cell, orStream_t stream) {
   lock();
-  orSync *mark = orTimelineMark(stream);
-  if (cell->sync && cell->sync->gate) { /* somebody waits for it already */
-    orSyncJoin(cell->sync, mark);
+  orSync *mark = orTimelineMark(stream), *sync = cell->kept;
+  if (sync && sync->gate) { /* somebody waits for it already */
+    orSyncJoin(sync, mark);
     orSyncRelease(mark);
   } else {
-    orSyncRelease(cell->sync);
-    cell->sync = mark;
+    keepSync(cell, mark);
   }
   unlock();
 }
 
+orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream) {
+  orCell *cell;
+  unsigned flags;
+  int device;
+  if (!isOn()) return orSuccess;
+  OR_TRY(orStreamGetDevice(stream, &device));
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(device, &stream));
+  OR_TRY(orEventCell(event, &cell, &flags));
+  bool external = flags & orEventExternal;
+  if (external) standFor(cell, stream);
+  orCellRelease(cell);
+  return external ? orSuccess
+                  : orFail(orErrorInvalidValue,
+                           "orSanitizerEventAfter: 0x%" PRIx64 " is not an external event", event);
+}
+
+orError_t orSanitizerEventOver(orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  if (!isOn()) return orSuccess;
+  OR_TRY(orEnter());
+  OR_TRY(orEventCell(event, &cell, &flags));
+  if (cell) onHostKnows(&(orProbe){.cell = cell});
+  orCellRelease(cell);
+  return orSuccess;
+}
+
 orError_t orSanitizerAside(orStream_t stream) {
-  if (!orSanitizerOn()) return orSuccess;
+  if (!isOn()) return orSuccess;
   OR_TRY(orEnter());
   if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
   lock();
@@ -354,16 +401,21 @@ orError_t orSanitizerAside(orStream_t stream) {
 }
 
 /* Queued work is dropped and waits are given up. */
-void orSanitizerNoteReset(int device) {
+static void onReset(orProbe *p) {
   lock();
-  orClocksForgetGates(device);
+  orClocksForgetGates(p->device);
   orRacesForgetUndecided();
   unlock();
 }
 
 /* ---- the caching allocator ---- */
 
-void orSanitizerNoteUse(uintptr_t start, size_t size, orStream_t stream) {
+static size_t findAll(const orProbe *p, orShadow ***found) {
+  return orShadowFind((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes, found);
+}
+
+/* What a recorded stream has done. */
+static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
   orShadow **found;
   lock();
   uint32_t timeline = orTimelineOf(stream);
@@ -374,19 +426,21 @@ void orSanitizerNoteUse(uintptr_t start, size_t size, orStream_t stream) {
   unlock();
 }
 
+static void onBlockUsed(orProbe *p) { forgetUse((uintptr_t)p->dst, p->bytes, p->stream); }
+
 orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream) {
-  if (!orSanitizerOn()) return orSuccess;
+  if (!isOn()) return orSuccess;
   OR_TRY(orEnter());
   if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
-  orSanitizerNoteUse((uintptr_t)data, bytes, stream);
+  forgetUse((uintptr_t)data, bytes, stream);
   return orSuccess;
 }
 
-void orSanitizerNoteFree(uintptr_t start, size_t size, orStream_t owner) {
+static void onBlockFreed(orProbe *p) {
   orShadow **found;
   lock();
-  uint32_t timeline = orTimelineOf(owner);
-  size_t count = orShadowFind(start, start + size, &found);
+  uint32_t timeline = orTimelineOf(p->stream);
+  size_t count = findAll(p, &found);
   for (size_t i = 0; i < count; i++) {
     found[i]->freed = true;
     found[i]->owner = timeline;
@@ -401,10 +455,10 @@ static bool isOver(const orShadow *s) {
          orClockKnows(&orTimelineAt(s->owner)->clock, s->timeline, s->counter);
 }
 
-void orSanitizerNoteRelease(uintptr_t start, size_t size) {
+static void onRegionReleased(orProbe *p) {
   orShadow **found;
   lock();
-  size_t count = orShadowFind(start, start + size, &found);
+  size_t count = findAll(p, &found);
   for (size_t i = 0; i < count; i++)
     if (isOver(found[i])) orShadowErase(found[i]);
   unlock();
@@ -414,7 +468,7 @@ void orSanitizerNoteRelease(uintptr_t start, size_t size) {
 
 /* Lock held. The reports stay. */
 static void forgetAll(void) {
-  setActive(0);
+  setActive(false);
   orShadowClear();
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
@@ -422,7 +476,7 @@ static void forgetAll(void) {
 
 static orError_t enable(const orSanitizerOptions *given, bool setting) {
   lock();
-  bool taken = setting ? touched : orSanitizerOn() && !by_setting;
+  bool taken = setting ? touched : isOn() && !by_setting;
   touched = true;
   if (!taken) {
     forgetAll();
@@ -436,16 +490,32 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   options = given ? *given : (orSanitizerOptions){.size = sizeof options};
   by_setting = setting;
   orRacesSetLimit(options.reports ? options.reports : 1000, setting);
-  setActive(1);
+  setActive(true);
   unlock();
   return orSuccess;
 }
 
-static void startBySetting(void) {
+static void onFirstUse(orProbe *p) {
+  (void)p;
   if (OR_UNLIKELY(orConfigGet()->sanitizer)) enable(NULL, true);
 }
 
-__attribute__((constructor)) static void addToFirstUse(void) { orAtFirstUse(startBySetting); }
+static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
+                             [OR_PROBE_HOST_WAITED] = onHostWaited,
+                             [OR_PROBE_CELL_FREED] = onCellFreed,
+                             [OR_PROBE_ACCESS] = onAccess,
+                             [OR_PROBE_RECORD] = onRecord,
+                             [OR_PROBE_WAIT] = onWait,
+                             [OR_PROBE_WAIT_VALUE] = onWaitValue,
+                             [OR_PROBE_SIGNAL] = onSignal,
+                             [OR_PROBE_HOST_WAITS] = onHostWaits,
+                             [OR_PROBE_HOST_KNOWS] = onHostKnows,
+                             [OR_PROBE_BLOCK_USED] = onBlockUsed,
+                             [OR_PROBE_BLOCK_FREED] = onBlockFreed,
+                             [OR_PROBE_REGION_RELEASED] = onRegionReleased,
+                             [OR_PROBE_RESET] = onReset}};
+
+__attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
 orError_t orSanitizerEnable(const orSanitizerOptions *given) {
   static const orSanitizerOptions defaults = {.size = sizeof defaults};

@@ -3,14 +3,18 @@
  * touched which bytes last), races.c (conflicts and their reports), names.c and stacks.c (what
  * reports say of an access), sanitizer.c (the calls that tell them what happens).
  *
- * One lock, orSanitizerMutex, guards everything below. It is a leaf in the order of locks: under it
- * no other is taken, nothing is waited for and nobody's function is called. Functions are called
- * with it held unless they say otherwise.
+ * One lock, orSanitizerMutex, guards everything below. Under it only probe.c's is taken, nothing is
+ * waited for and nobody's function is called. Functions are called with it held unless they say
+ * otherwise.
  */
 #ifndef OPENREG_SANITIZER_PRIVATE_H
 #define OPENREG_SANITIZER_PRIVATE_H
 
 #include "core.h"
+#include "openreg_sanitizer.h"
+#include "tree.h"
+
+typedef struct orSync orSync;
 
 extern orMutex orSanitizerMutex OR_HIDDEN;
 
@@ -73,7 +77,8 @@ struct orSync {
 typedef struct orTimeline {
   orStream_t stream; /* the present or latest one */
   orClock clock;     /* at its own index: the counter of what it does now, from 1 */
-  uint64_t unsure_from; /* what has this counter or a later one may be ordered by a value; UINT64_MAX: nothing */
+  /* what has this counter or a later one may be ordered by a value; UINT64_MAX: nothing */
+  uint64_t unsure_from;
   bool aside; /* nothing runs on it: events alone say what is over */
   uint32_t gate_count;
   uint32_t lost; /* of what it waited for (orSync) */
@@ -102,7 +107,7 @@ orSync *orSyncGate(void);
 void orSyncOpen(orSync *gate, orStream_t stream);
 void orSyncJoin(orSync *into, const orSync *other);
 static inline orSync *orSyncRetain(orSync *sync) {
-  sync->refs++;
+  if (sync) sync->refs++;
   return sync;
 }
 void orSyncRelease(orSync *sync);
@@ -142,9 +147,7 @@ bool orRangeMake(const orMemoryAccess *access, orRange *range);
 bool orRangesMeet(const orRange *a, const orRange *b);
 
 typedef struct orShadow {
-  /* The tree; beside the hull, so that a walk reads one cache line of a node. */
-  struct orShadow *left, *right;
-  uintptr_t most; /* the greatest end below */
+  orTreeNode node; /* the range's hull; first, so that a node's address is its shadow's */
   orRange range;
   const char *operation; /* interned */
   orStack *stack;        /* a reference, or null */
@@ -154,7 +157,6 @@ typedef struct orShadow {
   bool write;
   bool freed;     /* the block was freed since ... */
   uint32_t owner; /* ... whose allocation stream's timeline this is */
-  uint32_t priority;
 } orShadow;
 
 /* What overlaps the hull [begin, end); the array is good until the next call. */

@@ -23,7 +23,8 @@
  *
  * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
  *   held      streams that can run, in the order of their numbers; linked by ready_next
- *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to null
+ *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to
+ *             null
  *   random    the generator's state
  * A stream's schedule_number and schedule_epoch are under it too.
  *
@@ -309,7 +310,14 @@ static void configure(void) {
 
 static void configureOnce(void) { pthread_once(&configured, configure); }
 
-__attribute__((constructor)) static void addToFirstUse(void) { orAtFirstUse(configureOnce); }
+static void onFirstUse(orProbe *p) {
+  (void)p;
+  configureOnce();
+}
+
+static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse}};
+
+__attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
 static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   OR_TRY(orEnterBlocking());

@@ -1,13 +1,11 @@
 /*
  * The sanitizer's shadow of memory: the accesses that later ones may still be in conflict with.
  *
- * A treap ordered by the begin of each access's hull, each node with the greatest end below it, so
- * that the ones that overlap a hull are found in logarithmic time. Accesses overlap freely: a write
- * and the reads since, of several streams, are a node each. sanitizer.c erases what a new access
- * makes superfluous, so that there are about as many nodes as there are pieces of memory in use
- * times the streams that touched them; LIMIT holds in any case: the oldest half is forgotten then,
- * which may lose a report and never makes one. So does STEPS, after which two ranges are taken to
- * be apart.
+ * A tree of the accesses' hulls (tree.h). Accesses overlap freely: a write and the reads since, of
+ * several streams, are a node each. sanitizer.c erases what a new access makes superfluous, so that
+ * there are about as many nodes as there are pieces of memory in use times the streams that touched
+ * them; LIMIT holds in any case: the oldest half is forgotten then, which may lose a report and
+ * never makes one. So does STEPS, after which two ranges are taken to be apart.
  *
  * All under orSanitizerMutex, but for the functions of ranges, which have no state. Nodes are
  * recycled.
@@ -139,7 +137,8 @@ bool orRangesMeet(const orRange *a, const orRange *b) {
 
 /* ---- nodes ---- */
 
-static orShadow *root, *spare;
+static orTree tree = OR_TREE_INITIALIZER;
+static orTreeNode *spare; /* linked by `left` */
 static size_t count, sweep_at = SWEEP;
 static uint64_t sequence;
 static orShadow **list; /* of orShadowFind and the sweeps */
@@ -149,97 +148,32 @@ static orShadow *newNode(void) {
   if (!spare) {
     orShadow *chunk = orSanitizerAllocate(CHUNK * sizeof *chunk);
     for (int i = 0; i < CHUNK; i++) {
-      chunk[i].left = spare;
-      spare = &chunk[i];
+      chunk[i].node.left = spare;
+      spare = &chunk[i].node;
     }
   }
-  orShadow *node = spare;
+  orTreeNode *node = spare;
   spare = node->left;
-  return node;
+  return (orShadow *)node;
 }
 
-static uint32_t nextPriority(void) {
-  static uint32_t last = OR_TREE_SEED;
-  return last = orTreePriority(last);
-}
-
-static bool isBefore(const orShadow *a, const orShadow *b) {
-  return a->range.begin != b->range.begin ? a->range.begin < b->range.begin : a < b;
-}
-
-static void update(orShadow *n) {
-  n->most = n->range.end;
-  if (n->left && n->left->most > n->most) n->most = n->left->most;
-  if (n->right && n->right->most > n->most) n->most = n->right->most;
-}
-
-static void split(orShadow *n, const orShadow *at, orShadow **below, orShadow **rest) {
-  if (!n) {
-    *below = *rest = NULL;
-  } else if (isBefore(n, at)) {
-    split(n->right, at, &n->right, rest);
-    update(*below = n);
-  } else {
-    split(n->left, at, below, &n->left);
-    update(*rest = n);
-  }
-}
-
-static orShadow *join(orShadow *a, orShadow *b) {
-  if (!a || !b) return a ? a : b;
-  orShadow *top = a->priority > b->priority ? a : b;
-  if (top == a)
-    a->right = join(a->right, b);
-  else
-    b->left = join(a, b->left);
-  update(top);
-  return top;
-}
-
-static orShadow *insertBelow(orShadow *n, orShadow *node) {
-  if (!n || n->priority < node->priority) {
-    split(n, node, &node->left, &node->right);
-    n = node;
-  } else if (isBefore(node, n)) {
-    n->left = insertBelow(n->left, node);
-  } else {
-    n->right = insertBelow(n->right, node);
-  }
-  update(n);
-  return n;
-}
-
-static orShadow *removeBelow(orShadow *n, const orShadow *node) {
-  if (n == node) return join(n->left, n->right);
-  if (isBefore(node, n))
-    n->left = removeBelow(n->left, node);
-  else
-    n->right = removeBelow(n->right, node);
-  update(n);
-  return n;
+static void insert(orShadow *shadow) {
+  orTreeInsert(&tree, &shadow->node, shadow->range.begin, shadow->range.end);
 }
 
 /* ---- finding ---- */
 
-static void append(orShadow *node) {
+static void append(orTreeNode *node) {
   if (listed == list_room) {
     list_room = list_room ? list_room * 2 : 64;
     list = orSanitizerResize(list, list_room * sizeof *list);
   }
-  list[listed++] = node;
-}
-
-static void collect(orShadow *n, uintptr_t begin, uintptr_t end) {
-  if (!n || n->most <= begin) return;
-  collect(n->left, begin, end);
-  if (n->range.begin >= end) return;
-  if (n->range.end > begin) append(n);
-  collect(n->right, begin, end);
+  list[listed++] = (orShadow *)node;
 }
 
 size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found) {
   listed = 0;
-  collect(root, begin, end);
+  orTreeEach(&tree, begin, end, append);
   *found = list;
   return listed;
 }
@@ -250,9 +184,7 @@ void orShadowAdd(const orShadow *shadow) {
   orShadow *node = newNode();
   *node = *shadow;
   node->sequence = ++sequence;
-  node->priority = nextPriority();
-  node->left = node->right = NULL;
-  root = insertBelow(root, node);
+  insert(node);
   count++;
 }
 
@@ -260,18 +192,15 @@ void orShadowRenew(orShadow *shadow, const orShadow *by) {
   orStackDrop(shadow->stack);
   orShadow renewed = *by;
   renewed.sequence = ++sequence;
-  renewed.priority = shadow->priority;
-  renewed.left = shadow->left;
-  renewed.right = shadow->right;
-  renewed.most = shadow->most;
+  renewed.node = shadow->node;
   *shadow = renewed;
 }
 
 void orShadowErase(orShadow *shadow) {
-  root = removeBelow(root, shadow);
+  orTreeRemove(&tree, &shadow->node);
   orStackDrop(shadow->stack);
-  shadow->left = spare;
-  spare = shadow;
+  shadow->node.left = spare;
+  spare = &shadow->node;
   count--;
 }
 
@@ -284,14 +213,13 @@ void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end) {
     rest.range.width = whole.end - end;
     orShadowAdd(&rest);
   }
-  root = removeBelow(root, shadow);
+  orTreeRemove(&tree, &shadow->node);
   if (begin > whole.begin)
     shadow->range.end = begin;
   else
     shadow->range.begin = end;
   shadow->range.width = shadow->range.end - shadow->range.begin;
-  shadow->left = shadow->right = NULL;
-  root = insertBelow(root, shadow);
+  insert(shadow);
 }
 
 static void eraseOlder(uint64_t limit) {
@@ -321,6 +249,6 @@ void orShadowSweep(void) {
 }
 
 void orShadowClear(void) {
-  while (root) orShadowErase(root);
+  while (tree.root) orShadowErase((orShadow *)tree.root);
   sweep_at = SWEEP;
 }

@@ -3,14 +3,14 @@
  *
  * One reservation holds, for each device, two mappings of equal size (a power of two) side by side:
  *
- *     range   PROT_NONE            what orMalloc returns and data_ptr() shows; a host access faults, always
- *     shadow  the pages, a memfd   what kernels and copies use: range address + span
+ *     range   PROT_NONE           what orMalloc returns; a host access faults, always
+ *     shadow  the pages, a memfd  what kernels and copies use: range address + span
  *
  * No system call is needed to let a kernel in, and no moment exists in which the host can read by
  * mistake. The shadow is MADV_DONTFORK: a forked child has no way to write its parent's device
  * memory.
  *
- * Addresses are handed out by a buddy allocator. The capacity is charged elsewhere (memory.c), so
+ * Addresses are handed out by a buddy allocator. The capacity is charged elsewhere (region.c), so
  * the range must never be the reason for a failure. A buddy system that serves at most M bytes
  * live, in blocks of at most n pages, needs at most M * (1 + log2(n) / 2) bytes of addresses
  * (Robson's bound for such systems); sizes are rounded up to a power of two, which doubles M. With
@@ -150,8 +150,11 @@ static orError_t mapAll(void) {
   char *base = reserve(&order);
   size_t total = 2 * span * (size_t)card_count;
   if (base == MAP_FAILED)
-    return orFail(orErrorSystem, "cannot reserve %zu bytes of addresses for %d devices: %s", total,
-                  card_count, strerror(errno));
+    return orFail(
+        orErrorSystem,
+        "cannot reserve %zu bytes of addresses for %d devices of %zu bytes: %s; a smaller "
+        "OPENREG_DEVICE_MEMORY needs fewer",
+        total, card_count, orDeviceAt(0)->desc.memory_limit, strerror(errno));
   orError_t error = orSuccess;
   for (int i = 0; i < card_count && !error; i++)
     error = mapCard(&cards[i], base + (size_t)i * 2 * span, order);

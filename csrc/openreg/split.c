@@ -13,6 +13,8 @@
  * more. `open_jobs` counts the jobs in the list with pieces left: whoever takes the last piece of
  * one takes it off, so that nobody comes in vain for the rest of the time that the piece takes.
  */
+#include <string.h>
+
 #include "core.h"
 
 /* Longer than other waits: who sleeps loses the core for milliseconds where others compute, and
@@ -32,6 +34,9 @@ typedef struct orJob {
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orJob *jobs;
 static _Atomic unsigned open_jobs; /* a hint */
+static void (*call)(int missing);  /* before main */
+
+void orSplitSetCall(void (*fn)(int missing)) { call = fn; }
 
 bool orSplitWantsHelp(void) { return atomic_load_explicit(&open_jobs, memory_order_relaxed) != 0; }
 
@@ -92,16 +97,13 @@ static void withdraw(orJob *j) {
 }
 
 static void callHelpers(orJob *j) {
-  if (!wantsHelper(j)) return;
-  int missing = (int)(j->most_helpers - atomic_load_explicit(&j->helpers, memory_order_relaxed));
-  orStream *s = orTaskStream();
-  if (s && orStreamAskForHelp(s)) missing--;
-  orLaneWakeIdle(missing);
+  if (!wantsHelper(j) || !call) return;
+  call((int)(j->most_helpers - atomic_load_explicit(&j->helpers, memory_order_relaxed)));
 }
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-void orSplitRun(orPieceFn piece, void *context, size_t count) {
+static void runPieces(orPieceFn piece, void *context, size_t count) {
   size_t others = count ? smaller(count, (size_t)orHostCores()) - 1 : 0;
   orJob j = {.piece = piece, .context = context, .count = count, .most_helpers = (uint32_t)others};
   if (others) {
@@ -113,12 +115,39 @@ void orSplitRun(orPieceFn piece, void *context, size_t count) {
   if (others) withdraw(&j);
 }
 
+/* ---- bytes ---- */
+
+enum { OR_SPLIT_BYTES = 1 << 20, OR_PIECE_BYTES = 256 << 10 };
+
+typedef struct orBytes {
+  char *dst;
+  const char *src;
+  size_t count;
+} orBytes;
+
+static void copyPiece(void *context, size_t index) {
+  const orBytes *b = context;
+  size_t at = index * OR_PIECE_BYTES;
+  memcpy(b->dst + at, b->src + at, smaller(b->count - at, OR_PIECE_BYTES));
+}
+
+void orCopyBytes(void *dst, const void *src, size_t bytes) {
+  bool apart = (size_t)((char *)dst - (const char *)src) >= bytes &&
+               (size_t)((const char *)src - (char *)dst) >= bytes;
+  if (bytes < OR_SPLIT_BYTES || !apart) {
+    memmove(dst, src, bytes);
+    return;
+  }
+  orBytes b = {dst, src, bytes};
+  runPieces(copyPiece, &b, (bytes + OR_PIECE_BYTES - 1) / OR_PIECE_BYTES);
+}
+
 /* ---- public ---- */
 
 orError_t orRunPieces(orPieceFn piece, void *context, size_t count) {
   if (!piece) return orFail(orErrorInvalidValue, "orRunPieces: null function");
   if (orProcessTask() != OR_TASK_KERNEL)
     return orFail(orErrorNotPermitted, "orRunPieces: work is split inside a kernel only");
-  orSplitRun(piece, context, count);
+  runPieces(piece, context, count);
   return orSuccess;
 }

@@ -5,8 +5,8 @@
  *
  *            commit                 a lane picks it
  *     IDLE ----------> READY ---------------------------> RUNNING --+--> IDLE     (queue empty)
- *                        ^                                          +--> READY    (yields to another)
- *                        |      orStreamResume                      +--> WAITING  (for a cell or value)
+ *                        ^                                          +--> READY    (makes way)
+ *                        |      orStreamResume                      +--> WAITING  (cell or value)
  *                        +--------------------------- WAITING <-----+
  *
  * A host thread that waits for its own task takes the lane's part, with a commit that leads from
@@ -62,10 +62,7 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
   s->device = device;
   s->priority = priority;
   s->last_handle = *handle;
-  atomic_store_explicit(&s->notice,
-                        (orDeviceIsLost(device) ? OR_NOTICE_LOST : 0u) |
-                            (orFaultArmed(device) ? OR_NOTICE_FAULT : 0u),
-                        memory_order_relaxed);
+  s->lost = orDeviceIsLost(device);
   orHandlePublish(&s->slot, *handle);
   orMutexUnlock(&s->lock);
   orMutexUnlock(&making);
@@ -87,10 +84,6 @@ static orError_t lockStream(orStream_t handle, orStream **stream) {
 }
 
 /* ---- enqueue ---- */
-
-static inline unsigned noticed(const orStream *s) {
-  return atomic_load_explicit(&s->notice, memory_order_relaxed);
-}
 
 /* Looks at the lane's counters only when the room seen last is used up: they are on its cache
  * line. */
@@ -123,11 +116,11 @@ static orError_t refuseLost(orStream *s) {
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task) {
   orStream *s;
-  if (OR_UNLIKELY(orTraceOn())) orTraceLaunchBegins();
+  OR_PROBE(OR_PROBE_QUEUES, 0);
   for (;;) {
     OR_TRY(lockStream(handle, &s));
     if (!hold) break;
-    if (OR_UNLIKELY(noticed(s) & OR_NOTICE_LOST)) {
+    if (OR_UNLIKELY(s->lost)) {
       OR_TRY(refuseLost(s));
       continue;
     }
@@ -186,16 +179,15 @@ static const char *callOf(const orTask *task) {
 }
 
 /* Once published, the task may be over and the stream another's. */
-static __attribute__((noinline)) uint64_t publishTraced(orStream *s, orTask *task, bool *mine) {
-  const char *call = callOf(task);
-  orStream_t handle = s->last_handle;
-  uint64_t number = publish(s, task, mine);
-  orTraceLaunchEnds(call, handle, last_correlation);
-  return number;
+static __attribute__((noinline)) uint64_t publishProbed(orStream *s, orTask *task, bool *mine) {
+  orProbe probe = {.call = callOf(task), .stream = s->last_handle};
+  probe.number = publish(s, task, mine);
+  orProbeCall(OR_PROBE_QUEUED, &probe);
+  return probe.number;
 }
 
 static inline uint64_t commit(orStream *s, orTask *task, bool *mine) {
-  return OR_UNLIKELY(orTraceOn()) ? publishTraced(s, task, mine) : publish(s, task, mine);
+  return orProbeOn(OR_PROBE_QUEUED) ? publishProbed(s, task, mine) : publish(s, task, mine);
 }
 
 uint64_t orStreamCommit(orStream *s, orTask *task) {
@@ -224,23 +216,20 @@ static bool hasCompleted(const orStream *s, uint64_t count) {
 /* Runs what is queued up to the task that the calling thread is about to wait for: it has nothing
  * else to do, and waking another thread and being woken takes longer than many a task. */
 static __attribute__((noinline)) void runHere(orStream *s, uint64_t count) {
-  orWatchdogStart();
   void *token = orBlockEnter();
   orLaneRun(s, count, OR_HOST);
   orBlockLeave(token);
   orDispatchNotice(); /* as a lane does */
 }
 
-/* With what a host that waits tells the trace and the sanitizer. `mine`: it has the stream, and
- * runs it. */
-static void awaitTold(orStream *s, uint64_t count, int device, orStream_t handle, bool promised,
-                      bool mine) {
-  uint64_t began = orTraceNow();
-  orSync *mark = promised && orSanitizerOn() ? orSanitizerMark(handle, 0) : NULL;
+/* `mine`: the calling thread has the stream, and runs it. */
+static void synchronize(orStream *s, uint64_t count, orStream_t handle, bool promised, bool mine) {
+  orProbe wait;
+  OR_PROBE_WAITS(&wait, .call = "orStreamSynchronize", .device = orHandleDevice(handle),
+                 .stream = handle, .ordered = promised);
   if (mine) runHere(s, count);
   orAwaitTasks(s, count);
-  if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
-  if (OR_UNLIKELY(began)) orTraceWaited("orStreamSynchronize", device, handle, began);
+  orProbeWaited(&wait);
 }
 
 /* The task writes to the stack of its waiter, which therefore stands still if the process's end
@@ -271,7 +260,7 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   task->dropped = &dropped;
   uint64_t number = commit(s, task, &mine);
   if (!mine) mine = !orDispatching() && orLaneTake(s);
-  awaitTold(s, number, device, handle, waits == OR_AWAITS_AS_PROMISED, mine);
+  synchronize(s, number, handle, waits == OR_AWAITS_AS_PROMISED, mine);
   standStillUntil(&(orAwaited){.stream = s, .count = number});
   if (OR_UNLIKELY(dropped)) return reportDropped(device);
   bool takes = waits != OR_AWAITS_RUN || OR_UNLIKELY(orConfigGet()->launch_blocking);
@@ -280,7 +269,7 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
 
 orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   bool mine;
-  if (OR_UNLIKELY(noticed(s) & OR_NOTICE_FAULT)) orFaultMark(s->device, task);
+  OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
   if (waits || OR_UNLIKELY(orConfigGet()->launch_blocking)) return submitAndWait(s, task, waits);
   bool awaited = task->awaited; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
@@ -361,12 +350,13 @@ static void awaitQueued(orStream *s, uint64_t queued, void *context) {
   orAwaitTasks(s, queued);
 }
 
-void orStreamAwaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
+static void awaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
 
-void orStreamSynchronizeDevice(int device) {
-  orSync *mark = orSanitizerOn() ? orSanitizerMark(0, device) : NULL;
-  orStreamAwaitDevice(device);
-  if (OR_UNLIKELY(mark != NULL)) orSanitizerReached(mark);
+void orStreamSynchronizeDevice(const char *call, int device) {
+  orProbe wait;
+  OR_PROBE_WAITS(&wait, .call = call, .device = device, .ordered = true);
+  awaitDevice(device);
+  orProbeWaited(&wait);
 }
 
 static bool isIdle(orStream *s) {
@@ -378,27 +368,33 @@ static bool isIdle(orStream *s) {
 }
 
 void orStreamSettle(void) {
-  orStreamAwaitDevice(-1);
+  awaitDevice(-1);
   for (uint32_t i = 0; i < atomic_load_explicit(&orStreamTable.used, memory_order_acquire); i++)
     while (!isIdle(orHandleSlotAt(&orStreamTable, i)) && !orProcessExiting()) {
       sched_yield();
-      orStreamAwaitDevice(-1);
+      awaitDevice(-1);
     }
 }
 
-static void notify(orStream *s, int device, unsigned notice, bool on) {
+static void giveUpWait(orStream *s, uint64_t queued, void *context) {
+  (void)queued, (void)context;
+  orStreamResume(s);
+}
+
+void orStreamsGiveUpWaits(int device) { orStreamForEach(device, giveUpWait, NULL); }
+
+static void setLost(orStream *s, int device, bool lost) {
   orMutexLock(&s->lock);
   if (s->device == device) {
-    unsigned others = noticed(s) & ~notice;
-    atomic_store_explicit(&s->notice, on ? others | notice : others, memory_order_relaxed);
-    if (on && notice == OR_NOTICE_LOST)
+    s->lost = lost;
+    if (lost)
       atomic_store_explicit(&s->drop_until, atomic_load_explicit(&s->queued, memory_order_relaxed),
                             memory_order_release);
   }
   orMutexUnlock(&s->lock);
 }
 
-void orStreamNotify(int device, unsigned notice, bool on) {
+void orStreamsSetLost(int device, bool lost) {
   orMutexLock(&making);
   uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
   for (uint32_t i = 0; i < used; i++) {
@@ -406,7 +402,7 @@ void orStreamNotify(int device, unsigned notice, bool on) {
     orStream *s = orHandleSlotAt(&orStreamTable, i);
     /* A slot with neither a handle nor work may not have been set up; nobody can queue there. */
     if (atomic_load_explicit(&s->slot.handle, memory_order_acquire) || hasWork(s, device, &queued))
-      notify(s, device, notice, on);
+      setLost(s, device, lost);
   }
   orMutexUnlock(&making);
 }
@@ -488,7 +484,7 @@ orError_t orStreamQuery(orStream_t stream) {
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot(stream, &s, &queued));
   if (hasCompleted(s, queued)) {
-    if (orSanitizerOn()) orSanitizerReached(orSanitizerMark(stream, 0));
+    OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = stream);
     return orSuccess;
   }
   const orDispatcher *d = orDispatching();
@@ -505,7 +501,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(snapshot(stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  awaitTold(s, queued, device, stream, true, false);
+  synchronize(s, queued, stream, true, false);
   return orDeviceTakeFailure(device);
 }
 

@@ -106,29 +106,16 @@ static void letGo(orTask *t) {
   }
 }
 
-static void trace(const orTask *t, const orStream *s, uint64_t number, int lane, uint64_t began,
-                  uint64_t ended) {
-  static const orTraceKind kinds[] = {[OR_KIND_KERNEL] = orTraceKernel,
-                                      [OR_KIND_HOST_FUNC] = orTraceHostFunc,
-                                      [OR_KIND_COPY] = orTraceMemcpy,
-                                      [OR_KIND_SET] = orTraceMemset};
-  OR_COVERS(kinds, OR_KIND_SET + 1);
-  orTraceEmit((orTraceRecord){.kind = kinds[t->kind],
-                              .name = t->name,
-                              .device = s->device,
-                              .lane = lane,
-                              .stream = s->last_handle,
-                              .correlation = orCorrelation(s->last_handle, number),
-                              .start_ns = began,
-                              .end_ns = ended,
-                              .bytes = t->kind == OR_KIND_COPY  ? t->u.copy.bytes
-                                       : t->kind == OR_KIND_SET ? t->u.set.bytes
-                                                                : 0});
-}
-
 /* Whoever waits for it would take its results for written. */
 static void noteNotRun(const orTask *t) {
   if (t->dropped) *t->dropped = true;
+}
+
+static __attribute__((cold)) bool isStruck(orTask *t, orStream *s) {
+  orProbe probe = {.slot = s, .task = t};
+  orProbeCall(OR_PROBE_STRIKE, &probe);
+  if (probe.fails) noteNotRun(t);
+  return probe.fails != NULL;
 }
 
 static orError_t start(orTask *t, orStream *s) {
@@ -161,13 +148,12 @@ static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
 
 /* Kernels, copies, fills and host functions. */
 static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
-  uint64_t began = t->completion ? t->began : orTraceOn() ? orNow() : 0;
+  uint64_t began = t->completion ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
   uint64_t ended = 0;
   orError_t error = orErrorNotReady;
   running.message[0] = 0;
   if (!t->completion) {
-    bool struck = OR_UNLIKELY(t->fault) && orFaultStrikes(t, s->device);
-    if (struck) noteNotRun(t);
+    bool struck = OR_UNLIKELY(t->mark) && isStruck(t, s);
     error = struck ? orSuccess : start(t, s);
   }
   if (error == orErrorNotReady && t->completion) {
@@ -179,7 +165,9 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   if (OR_UNLIKELY(error == orErrorNotReady))
     error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
   if (OR_UNLIKELY(error)) noteFailure(t, s, error);
-  if (OR_UNLIKELY(began)) trace(t, s, number, lane, began, ended ? ended : orNow());
+  if (OR_UNLIKELY(began))
+    OR_PROBE(OR_PROBE_RAN, .slot = s, .task = t, .number = number, .lane = lane, .began = began,
+             .ended = ended ? ended : orNow());
   return true;
 }
 
@@ -301,7 +289,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->u.host = fn;
   t->user_data = user_data;
   /* Whatever it may tell the host is taken to be known. */
-  if (orSanitizerOn()) orSanitizerReached(orSanitizerMark(s->last_handle, 0));
+  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle);
   orStreamCommit(s, t);
   orDispatchPoint();
   return orSuccess;
@@ -337,7 +325,7 @@ static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint
   t->kind = kind;
   t->name = kind == OR_KIND_WAIT_VALUE ? "orStreamWaitValue32" : "orStreamWriteValue32";
   t->u.value = (orValueArgs){mapped, value, how};
-  if (orSanitizerOn() && kind == OR_KIND_WAIT_VALUE) orSanitizerNoteWaitValue(s->last_handle);
+  if (kind == OR_KIND_WAIT_VALUE) OR_PROBE(OR_PROBE_WAIT_VALUE, .stream = s->last_handle);
   orStreamCommit(s, t);
   orDispatchPoint();
   return orSuccess;

@@ -1,11 +1,10 @@
 /*
  * Tracing: a bounded buffer of what was launched, what ran, and what was waited for.
  *
- * `orTraceSession` is all that anybody reads while tracing is off: one relaxed load. It is 0 then,
- * else the number of the session. It is written under `lock`, which also guards `session` against a
- * second start or stop; writers of records take no lock.
+ * `current` is the number of the session, or 0. It is written under `lock`, which also guards
+ * `session` against a second start or stop; writers of records take no lock.
  *
- * A writer counts itself in `writers` and looks at orTraceSession then; orTraceStop makes that 0
+ * A writer counts itself in `writers` and looks at `current` then; orTraceStop makes that 0
  * first and waits for the count to be 0 then (all sequentially consistent, so that one of them sees
  * the other). So the session's buffer stays while anybody writes to it, each place is written by
  * one thread, and what was written is the caller's to read when orTraceStop returns. Writers wait
@@ -26,17 +25,18 @@
 
 #include "core.h"
 
-_Atomic uint32_t orTraceSession;
+static _Atomic uint32_t current; /* the session's number; 0: tracing is off */
 
 static struct {
   orMutex lock;
-  orTraceRecord *records; /* lock, and writers while the switch is on; likewise `capacity` and `since` */
+  /* lock, and writers while `current` is not 0; likewise `capacity` and `since` */
+  orTraceRecord *records;
   size_t capacity;
   uint64_t since;
   uint32_t latest;                               /* lock; the number of the latest session */
   _Alignas(OR_CACHE_LINE) _Atomic uint64_t next; /* places asked for */
   _Atomic int writers;
-} session = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
+} session = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS)};
 
 static _Thread_local struct {
   int number;
@@ -55,7 +55,7 @@ static uint64_t tagIn(uint32_t number) { return thread.tag_session == number ? t
 /* What began before the session is not the session's. */
 static void keep(orTraceRecord *record) {
   atomic_fetch_add_explicit(&session.writers, 1, memory_order_seq_cst);
-  uint32_t number = atomic_load_explicit(&orTraceSession, memory_order_seq_cst);
+  uint32_t number = atomic_load_explicit(&current, memory_order_seq_cst);
   if (number && record->start_ns >= session.since) {
     uint64_t place = atomic_fetch_add_explicit(&session.next, 1, memory_order_relaxed);
     if (record->lane < 0) record->tag = tagIn(number);
@@ -64,39 +64,76 @@ static void keep(orTraceRecord *record) {
   atomic_fetch_sub_explicit(&session.writers, 1, memory_order_seq_cst);
 }
 
-void orTraceEmit(orTraceRecord record) {
+static void emit(orTraceRecord record) {
   record.thread = threadNumber();
   if (record.stream) record.stream_number = (int)orHandleIndex(record.stream);
   keep(&record);
 }
 
-void orTraceLaunchBegins(void) { thread.launch_began = orNow(); }
+/* ---- what it is told ---- */
 
-void orTraceLaunchEnds(const char *call, orStream_t stream, uint64_t correlation) {
-  orTraceEmit((orTraceRecord){.kind = orTraceLaunch,
-                              .name = call,
-                              .device = orHandleDevice(stream),
-                              .lane = -1,
-                              .stream = stream,
-                              .correlation = correlation,
-                              .start_ns = thread.launch_began,
-                              .end_ns = orNow()});
+static void onQueues(orProbe *p) {
+  (void)p;
+  thread.launch_began = orNow();
 }
 
-void orTraceWaited(const char *call, int device, orStream_t stream, uint64_t began) {
-  orTraceEmit((orTraceRecord){.kind = orTraceSynchronize,
-                              .name = call,
-                              .device = device,
-                              .lane = -1,
-                              .stream = stream,
-                              .start_ns = began,
-                              .end_ns = orNow()});
+static void onQueued(orProbe *p) {
+  emit((orTraceRecord){.kind = orTraceLaunch,
+                       .name = p->call,
+                       .device = orHandleDevice(p->stream),
+                       .lane = -1,
+                       .stream = p->stream,
+                       .correlation = orCorrelation(p->stream, p->number),
+                       .start_ns = thread.launch_began,
+                       .end_ns = orNow()});
 }
+
+static void onRan(orProbe *p) {
+  static const orTraceKind kinds[] = {[OR_KIND_KERNEL] = orTraceKernel,
+                                      [OR_KIND_HOST_FUNC] = orTraceHostFunc,
+                                      [OR_KIND_COPY] = orTraceMemcpy,
+                                      [OR_KIND_SET] = orTraceMemset};
+  OR_COVERS(kinds, OR_KIND_SET + 1);
+  const orTask *t = p->task;
+  const orStream *s = p->slot;
+  emit((orTraceRecord){.kind = kinds[t->kind],
+                       .name = t->name,
+                       .device = s ? s->device : -1,
+                       .lane = p->lane,
+                       .stream = s ? s->last_handle : 0,
+                       .correlation = s ? orCorrelation(s->last_handle, p->number) : 0,
+                       .start_ns = p->began,
+                       .end_ns = p->ended,
+                       .bytes = t->kind == OR_KIND_COPY  ? t->u.copy.bytes
+                                : t->kind == OR_KIND_SET ? t->u.set.bytes
+                                                         : 0});
+}
+
+static void onHostWaits(orProbe *p) { p->began = orNow(); }
+
+static void onHostWaited(orProbe *p) {
+  if (p->call && p->began)
+    emit((orTraceRecord){.kind = orTraceSynchronize,
+                         .name = p->call,
+                         .device = p->device,
+                         .lane = -1,
+                         .stream = p->stream,
+                         .start_ns = p->began,
+                         .end_ns = orNow()});
+}
+
+static orTool tool = {.on = {[OR_PROBE_QUEUES] = onQueues,
+                             [OR_PROBE_QUEUED] = onQueued,
+                             [OR_PROBE_RAN] = onRan,
+                             [OR_PROBE_HOST_WAITS] = onHostWaits,
+                             [OR_PROBE_HOST_WAITED] = onHostWaited}};
+
+__attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
 /* ---- public ---- */
 
 uint64_t orTraceTag(uint64_t tag) {
-  uint32_t number = atomic_load_explicit(&orTraceSession, memory_order_relaxed);
+  uint32_t number = atomic_load_explicit(&current, memory_order_relaxed);
   uint64_t before = tagIn(number);
   thread.tag = tag;
   thread.tag_session = number;
@@ -104,7 +141,7 @@ uint64_t orTraceTag(uint64_t tag) {
 }
 
 static orError_t startSession(size_t capacity) {
-  if (orTraceOn()) return orFail(orErrorAlreadyExists, "orTraceStart: tracing is on already");
+  if (current) return orFail(orErrorAlreadyExists, "orTraceStart: tracing is on already");
   void *p = mmap(NULL, capacity * sizeof(orTraceRecord), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED)
@@ -115,7 +152,8 @@ static orError_t startSession(size_t capacity) {
   session.since = orNow();
   atomic_store_explicit(&session.next, 0, memory_order_relaxed);
   if (!++session.latest) session.latest = 1;
-  atomic_store_explicit(&orTraceSession, session.latest, memory_order_seq_cst);
+  atomic_store_explicit(&current, session.latest, memory_order_seq_cst);
+  orToolSwitch(&tool, true);
   return orSuccess;
 }
 
@@ -132,7 +170,8 @@ orError_t orTraceStart(size_t capacity) {
 }
 
 static void stopSession(orTrace *trace) {
-  atomic_store_explicit(&orTraceSession, 0, memory_order_seq_cst);
+  orToolSwitch(&tool, false);
+  atomic_store_explicit(&current, 0, memory_order_seq_cst);
   while (atomic_load_explicit(&session.writers, memory_order_seq_cst)) sched_yield();
   uint64_t asked = atomic_load_explicit(&session.next, memory_order_relaxed);
   *trace = (orTrace){.records = session.records,
@@ -146,7 +185,7 @@ orError_t orTraceStop(orTrace *trace) {
   OR_TRY(orEnter());
   if (!trace) return orFail(orErrorInvalidValue, "orTraceStop: null result");
   orMutexLock(&session.lock);
-  bool on = orTraceOn();
+  bool on = current;
   if (on) stopSession(trace);
   orMutexUnlock(&session.lock);
   return on ? orSuccess : orFail(orErrorNotFound, "orTraceStop: tracing is not on");

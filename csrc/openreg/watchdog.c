@@ -1,11 +1,11 @@
 /*
  * The watchdog: prints the hang report when something stands still, and at a signal.
  *
- * Its thread is started with the first lane or the first host that sleeps, where a setting asks for
- * it. It alone reads and writes `dog`; host threads that sleep are listed in await.c. `asked` counts
- * signals, and is the thread's futex: the handler adds one, wakes the thread, and calls the handler
- * that was there before; in a forked child it does the last alone. `previous` is written before the
- * handler is there.
+ * Its thread is started at the first use of a device, where a setting asks for it. It alone reads
+ * and writes `dog`; host threads that sleep are listed in await.c. `asked` counts signals, and is
+ * the thread's futex: the handler adds one, wakes the thread, and calls the handler that was there
+ * before; in a forked child it does the last alone. `previous` is written before the handler is
+ * there.
  */
 #include <errno.h>
 #include <signal.h>
@@ -18,15 +18,13 @@
 
 enum { OR_LEAST_PERIOD_NS = 1000000, OR_MOST_PERIOD_NS = 1000000000 };
 
-_Atomic bool orWatching;
-
 /* ---- stalls ---- */
 
 /* A slot of the table of streams, as last looked at. */
 typedef struct orWatched {
   uint64_t round; /* when it had work */
   uint64_t completed, since;
-  bool told;
+  bool reported;
 } orWatched;
 
 static struct {
@@ -45,7 +43,7 @@ static bool growWatched(uint32_t count) {
   return true;
 }
 
-/* True if the stream has stood still for too long and nobody has been told. */
+/* True if the stream has stood still for too long and no report has said so. */
 static bool standsStill(uint32_t slot, uint64_t now) {
   orStream *s = orHandleSlotAt(&orStreamTable, slot);
   orWatched *w = &dog.watched[slot];
@@ -54,7 +52,7 @@ static bool standsStill(uint32_t slot, uint64_t now) {
   if (w->round + 1 != dog.round || w->completed != completed)
     *w = (orWatched){.completed = completed, .since = now};
   w->round = dog.round;
-  return !w->told && now - w->since >= orConfigGet()->watchdog_ns;
+  return !w->reported && now - w->since >= orConfigGet()->watchdog_ns;
 }
 
 static bool streamStandsStill(uint64_t now) {
@@ -68,18 +66,19 @@ static bool streamStandsStill(uint64_t now) {
 
 static void waitsForLong(orHostWait *w, void *waits) {
   uint64_t now = orNow();
-  *(bool *)waits |= !w->told && now - w->since >= orConfigGet()->watchdog_ns;
+  *(bool *)waits |= !w->reported && now - w->since >= orConfigGet()->watchdog_ns;
 }
 
-static void setHostTold(orHostWait *w, void *context) {
+static void setHostReported(orHostWait *w, void *context) {
   (void)context;
-  w->told = true;
+  w->reported = true;
 }
 
 /* All that stands still now is in the report: none of it is a reason for another. */
-static void setTold(void) {
-  for (uint32_t i = 0; i < dog.count; i++) dog.watched[i].told = dog.watched[i].round == dog.round;
-  orHostWaitsEach(setHostTold, NULL);
+static void setReported(void) {
+  for (uint32_t i = 0; i < dog.count; i++)
+    dog.watched[i].reported = dog.watched[i].round == dog.round;
+  orHostWaitsEach(setHostReported, NULL);
 }
 
 static void lookForStalls(void) {
@@ -91,7 +90,7 @@ static void lookForStalls(void) {
   if (!still && !waits) return;
   snprintf(why, sizeof why, ": %s for %g s (OPENREG_WATCHDOG_S)",
            still ? "a stream with work has finished no task" : "a host thread has waited", limit);
-  setTold();
+  setReported();
   orHangPrint(why);
 }
 
@@ -149,16 +148,26 @@ static void *watch(void *context) {
   return NULL;
 }
 
+static void onStarts(orProbe *p) {
+  atomic_store_explicit(&p->slot->began, orNow(), memory_order_relaxed);
+}
+
+static void onFirstUse(orProbe *p);
+static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse, [OR_PROBE_STARTS] = onStarts}};
+
+__attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
+
 static void start(void) {
   const orConfig *config = orConfigGet();
   if (!config->watchdog_ns && !config->watchdog_signal) return;
-  atomic_store_explicit(&orWatching, true, memory_order_relaxed);
+  orToolSwitch(&tool, true);
   int failed = orThreadStart(watch, NULL);
   if (failed) orWarn("no watchdog: cannot start a thread: %s", strerror(failed));
   if (!failed && config->watchdog_signal) installHandler(config->watchdog_signal);
 }
 
-void orWatchdogStart(void) {
+static void onFirstUse(orProbe *p) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)p;
   pthread_once(&once, start);
 }

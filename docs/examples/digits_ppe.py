@@ -1,8 +1,8 @@
 """Trains the scanned digits of digits.py with pytorch-pfn-extras, on one openreg device.
 
-Its trainer knows nothing of the device: importing torch_openreg.ppe registers a runtime that moves
-the model and the batches. Batches wait in pinned memory and are copied on a stream of their own
-while the device is busy with earlier ones (the option "prefetch").
+Its trainer knows nothing of the device: torch_openreg.ppe, which their import registers, is a
+runtime that moves the model and the batches. Batches wait in pinned memory and are copied on a
+stream of their own while the device is busy with earlier ones (the option "prefetch").
 
     python docs/examples/digits_ppe.py [--device openreg:1] [--epochs 15]
 
@@ -18,8 +18,6 @@ import torch
 from digits import BATCH_SIZE, REQUIRED_ACCURACY, load_split, make_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-import torch_openreg.ppe  # noqa: F401  registers the runtime
 
 
 class Classifier(nn.Module):

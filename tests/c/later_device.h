@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "harness.h"
+#include "stub_factory.h"
 
 static _Atomic orEvent_t asked;
 
@@ -32,14 +33,6 @@ static orError_t copyLater(void *device, void *dst, const void *src, size_t byte
   atomic_store(&asked, done);
   return orErrorNotReady;
 }
-static orError_t setAtOnce(void *device, void *dst, int value, size_t bytes, orEvent_t done) {
-  (void)device, (void)dst, (void)value, (void)bytes, (void)done;
-  return orSuccess;
-}
-static orError_t computeAtOnce(void *device, const orKernel *kernel, orEvent_t done) {
-  (void)device, (void)done;
-  return kernel->fn(kernel->args);
-}
 
 static const orDeviceFactory later = {
     .size = sizeof(orDeviceFactory),
@@ -49,8 +42,8 @@ static const orDeviceFactory later = {
     .alloc = allocLater,
     .free = freeLater,
     .copy = copyLater,
-    .set = setAtOnce,
-    .compute = computeAtOnce,
+    .set = stubSet,
+    .compute = stubCompute,
 };
 
 #endif

@@ -207,6 +207,37 @@ TEST(copy_between_pinned_memories_is_asynchronous) {
   ASSERT_EQ(p[0], 7);
 }
 
+/* Whatever its size and the kind of memory; and for what was queued before on its stream alone. */
+TEST(copy_with_stream_synchronizes_its_stream) {
+  orStream_t s = newStream(), other = newStream();
+  orEvent_t gate = closeGate(other);
+  enum { SIZE = 256 << 10 };
+  unsigned char *p = pinned(SIZE), *pageable = malloc(SIZE);
+  void *a = device(SIZE);
+  for (size_t size = 64; size <= SIZE; size = size == 64 ? SIZE : SIZE + 1) {
+    for (int i = 0; i < 4; i++) {
+      unsigned char *host = i < 2 ? p : pageable;
+      ASSERT_OK(orLaunchSleep(s, 3000000));
+      ASSERT_OK(orMemcpyWithStream(i % 2 ? a : host, i % 2 ? host : a, size, orMemcpyDefault, s));
+      ASSERT_OK(orStreamQuery(s));
+    }
+  }
+  ASSERT_ERROR(orStreamQuery(other), orErrorNotReady);
+  openGate(gate);
+}
+
+TEST(copy_with_stream_reports_what_failed_before_it) {
+  orStream_t s = newStream();
+  unsigned char host[64] = {0};
+  void *a = device(64);
+  orEvent_t done;
+  ASSERT_OK(orEventCreateWithFlags(&done, orEventExternal));
+  ASSERT_OK(orStreamWaitEvent(s, done));
+  ASSERT_OK(orEventSignal(done, orErrorLaunchFailure));
+  ASSERT_ERROR(orMemcpyWithStream(a, host, 64, orMemcpyDefault, s), orErrorLaunchFailure);
+  ASSERT_OK(orMemcpyWithStream(a, host, 64, orMemcpyDefault, s));
+}
+
 /* The blocking form is ordered on the current device's default stream, and on nothing else. */
 TEST(copy_blocking_is_ordered_on_the_default_stream) {
   orStream_t side = newStream();

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "openreg_schedule.h"
 
 /* ThreadSanitizer would sleep for a second in every process that leaves. */
 OR_API const char *__tsan_default_options(void);
@@ -225,3 +226,54 @@ static void exitAfterFork(void) {
 }
 
 TEST_WITH_LIMIT(fork_child_exits_cleanly, 60) { assertLeaves(exitAfterFork, 20); }
+
+/* ---- a caller's lock at the end of the process ---- */
+
+static struct {
+  pthread_mutex_t lock; /* a caller's, as Python's: a thread that waits in the library puts it down */
+  _Atomic int entered, left;
+} callers = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void *putDown(void) {
+  pthread_mutex_unlock(&callers.lock);
+  atomic_fetch_add(&callers.entered, 1);
+  return NULL;
+}
+
+static void takeUp(void *token) {
+  (void)token;
+  pthread_mutex_lock(&callers.lock);
+  atomic_fetch_add(&callers.left, 1);
+}
+
+static void *waitBehindGate(void *device) {
+  char byte;
+  pthread_mutex_lock(&callers.lock);
+  orMemcpy(&byte, device, 1, orMemcpyDeviceToHost);
+  return NULL;
+}
+
+/* Wakes the waiter, which finds that the process is leaving. Its task writes to its stack, so it
+ * does not return; but it must not keep the caller's lock. */
+static void wantTheLock(void) {
+  struct timespec limit;
+  int left = atomic_load(&callers.left);
+  orScheduleSwitch(orScheduleLate, 0);
+  while (atomic_load(&callers.left) == left) sched_yield();
+  clock_gettime(CLOCK_REALTIME, &limit);
+  limit.tv_sec += 10;
+  if (pthread_mutex_timedlock(&callers.lock, &limit)) _exit(3);
+}
+
+static void exitWhileAThreadWaits(void) {
+  void *device;
+  pthread_t thread;
+  ASSERT_EQ(atexit(wantTheLock), 0); /* before the library's, and so called after it */
+  ASSERT_OK(orSetBlockHooks(&(orBlockHooks){putDown, takeUp}));
+  ASSERT_OK(orMalloc(&device, 1));
+  closeGate(OR_STREAM_DEFAULT);
+  ASSERT_EQ(pthread_create(&thread, NULL, waitBehindGate, device), 0);
+  awaitReport("host thread");
+}
+
+TEST(exit_while_a_thread_waits_leaves_it_no_lock) { assertLeaves(exitWhileAThreadWaits, 1); }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "stub_factory.h"
+
 /* ---- Factories of the tests: they record that they were asked, and fail if told to ---- */
 
 static char asked[256];
@@ -35,40 +37,8 @@ static orError_t createOther(const orDeviceConfig *config, int count, orDeviceDe
   return createError;
 }
 
-static orError_t allocNone(void *device, size_t bytes, void **ptr) {
-  (void)device, (void)bytes, (void)ptr;
-  return orErrorMemoryAllocation;
-}
-static orError_t freeNone(void *device, void *ptr, size_t bytes) {
-  (void)device, (void)ptr, (void)bytes;
-  return orSuccess;
-}
-static orError_t copyNone(void *device, void *dst, const void *src, size_t bytes, orMemcpyKind kind,
-                          orEvent_t done) {
-  (void)device, (void)dst, (void)src, (void)bytes, (void)kind, (void)done;
-  return orSuccess;
-}
-static orError_t setNone(void *device, void *dst, int value, size_t bytes, orEvent_t done) {
-  (void)device, (void)dst, (void)value, (void)bytes, (void)done;
-  return orSuccess;
-}
-static orError_t computeHere(void *device, const orKernel *kernel, orEvent_t done) {
-  (void)device, (void)done;
-  return kernel->fn(kernel->args);
-}
-
-#define FACTORY(text, create)          \
-  {.size = sizeof(orDeviceFactory),    \
-   .abi_version = OPENREG_ABI_VERSION, \
-   .name = text,                       \
-   .create_devices = create,           \
-   .alloc = allocNone,                 \
-   .free = freeNone,                   \
-   .copy = copyNone,                   \
-   .set = setNone,                     \
-   .compute = computeHere}
-static const orDeviceFactory hostFactory = FACTORY("test host", createHost);
-static const orDeviceFactory otherFactory = FACTORY("test other", createOther);
+static const orDeviceFactory hostFactory = STUB_FACTORY("test host", createHost);
+static const orDeviceFactory otherFactory = STUB_FACTORY("test other", createOther);
 
 static orDeviceConfig configOf(const orDeviceCount *counts, size_t count) {
   return (orDeviceConfig){sizeof(orDeviceConfig), counts, count};
@@ -148,7 +118,7 @@ TEST(factory_incomplete_table) {
   f.create_devices = NULL;
   ASSERT_REFUSED(orRegisterDeviceFactory("CPU", 9, &f), orErrorInvalidValue, "create_devices");
   f = hostFactory;
-  f.alloc_host = allocNone;
+  f.alloc_host = stubAlloc;
   ASSERT_REFUSED(orRegisterDeviceFactory("CPU", 9, &f), orErrorInvalidValue, "free_host");
   f = hostFactory;
   f.name = NULL;
@@ -189,7 +159,7 @@ TEST(factory_no_host_device) {
 }
 
 TEST(factory_host_is_asked_first) {
-  static const orDeviceFactory npu = FACTORY("test npu", createOther);
+  static const orDeviceFactory npu = STUB_FACTORY("test npu", createOther);
   ASSERT_OK(orRegisterDeviceFactory("npu", 0, &npu));
   ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &otherFactory));
   ASSERT_OK(orRegisterDeviceFactory("CPU", 99, &hostFactory));
@@ -221,7 +191,7 @@ static orError_t createDetailed(const orDeviceConfig *config, int count, orDevic
 }
 
 TEST(factory_failure_keeps_its_detail) {
-  static const orDeviceFactory detailed = FACTORY("detailed", createDetailed);
+  static const orDeviceFactory detailed = STUB_FACTORY("detailed", createDetailed);
   ASSERT_OK(orRegisterDeviceFactory("CPU", 99, &detailed));
   ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &otherFactory));
   ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorInvalidValue, "-77");
@@ -289,7 +259,7 @@ static orError_t createReentrant(const orDeviceConfig *config, int count, orDevi
 }
 
 TEST(factory_may_not_use_devices_while_they_are_made) {
-  static const orDeviceFactory reentrant = FACTORY("reentrant", createReentrant);
+  static const orDeviceFactory reentrant = STUB_FACTORY("reentrant", createReentrant);
   ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &reentrant));
   ASSERT_OK(orAddDevices(NULL, NULL));
   for (int i = 0; i < 3; ++i) ASSERT_ERROR(inner[i], orErrorNotPermitted);
@@ -669,7 +639,7 @@ static orError_t createThird(const orDeviceConfig *config, int count, orDeviceDe
 }
 
 static orDevice *thirdDevice(void) {
-  static orDeviceFactory third = FACTORY("third", createThird);
+  static orDeviceFactory third = STUB_FACTORY("third", createThird);
   third.alloc = allocThird;
   third.free = freeThird;
   third.copy = copyThird;
@@ -730,7 +700,7 @@ static orError_t allocFine(void *device, size_t bytes, void **ptr) {
 /* What was allocated for it goes back. */
 TEST(factory_third_type_whose_copies_fail) {
   static const unsigned char value = 1;
-  static orDeviceFactory third = FACTORY("third", createThird);
+  static orDeviceFactory third = STUB_FACTORY("third", createThird);
   third.alloc = allocFine;
   third.free = freeThird;
   third.copy = copyThird;

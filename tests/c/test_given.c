@@ -9,6 +9,7 @@
 #include "gate.h"
 #include "openreg_fault.h"
 #include "openreg_sanitizer.h"
+#include "stub_factory.h"
 
 enum { PAGE = 4096 };
 
@@ -58,45 +59,12 @@ static orError_t nothing(void *args) {
   (void)args;
   return orSuccess;
 }
-static orError_t create(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
-  (void)config, (void)count, (void)devices;
-  return orSuccess;
-}
-static orError_t alloc(void *device, size_t bytes, void **ptr) {
-  (void)device, (void)bytes, (void)ptr;
-  return orErrorMemoryAllocation;
-}
-static orError_t release(void *device, void *ptr, size_t bytes) {
-  (void)device, (void)ptr, (void)bytes;
-  return orSuccess;
-}
-static orError_t copy(void *device, void *dst, const void *src, size_t bytes, orMemcpyKind kind,
-                      orEvent_t done) {
-  (void)device, (void)dst, (void)src, (void)bytes, (void)kind, (void)done;
-  return orSuccess;
-}
-static orError_t set(void *device, void *dst, int value, size_t bytes, orEvent_t done) {
-  (void)device, (void)dst, (void)value, (void)bytes, (void)done;
-  return orSuccess;
-}
-static orError_t compute(void *device, const orKernel *kernel, orEvent_t done) {
-  (void)device, (void)done;
-  return kernel->fn(kernel->args);
-}
 
 static const orLaunch newestLaunch = {.size = sizeof newestLaunch, .fn = nothing, .name = "none"};
 static const orCacheOptions newestOptions = {.size = sizeof newestOptions};
 static const orFault newestFault = {.size = sizeof newestFault, .device = 1};
 static const orSanitizerOptions newestSanitizer = {.size = sizeof newestSanitizer};
-static const orDeviceFactory newestFactory = {.size = sizeof newestFactory,
-                                              .abi_version = OPENREG_ABI_VERSION,
-                                              .name = "of another size",
-                                              .create_devices = create,
-                                              .alloc = alloc,
-                                              .free = release,
-                                              .copy = copy,
-                                              .set = set,
-                                              .compute = compute};
+static const orDeviceFactory newestFactory = STUB_FACTORY("of another size", stubCreate);
 
 #define GIVEN(type, give, known, last, refusal) \
   {#type, give, &(known), sizeof(type), offsetof(type, last) + sizeof(((type *)0)->last), refusal}

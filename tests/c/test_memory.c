@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -390,4 +391,18 @@ TEST(memory_nothing_before_first_use) {
   allocate(1);
   ASSERT_EQ(orDeviceIsActive(0), 0);
   ASSERT_EQ(orDeviceIsActive(1), 1);
+}
+
+/* `ulimit -v`: who sets it is told what to make smaller. */
+TEST(memory_short_of_addresses_names_the_setting) {
+  void *p;
+  struct rlimit limit = {.rlim_cur = 64 << 20, .rlim_max = 64 << 20};
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  SKIP("a sanitizer needs more addresses than that");
+#endif
+  ASSERT_EQ(setenv("OPENREG_DEVICE_MEMORY", "1G", 1), 0);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  ASSERT_ERROR(orMalloc(&p, 1), orErrorSystem);
+  ASSERT_CONTAINS(orGetLastErrorMessage(), "for 2 devices of 1073741824 bytes");
+  ASSERT_CONTAINS(orGetLastErrorMessage(), "a smaller OPENREG_DEVICE_MEMORY needs fewer");
 }

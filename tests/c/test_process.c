@@ -3,6 +3,19 @@
 
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+static void runBare(void) {
+  execl(pluginPath("bare"), "bare", NULL);
+  FAIL("cannot run %s", pluginPath("bare"));
+}
+
+/* The library's objects but for those of the tools, in a program of their own. */
+TEST(process_runs_without_the_tools) {
+  int status = forkAndRun(runBare);
+  ASSERT(WIFEXITED(status));
+  ASSERT_EQ(WEXITSTATUS(status), 0);
+}
 
 static void bodyUse(void) {
   void *p = NULL;

@@ -1,6 +1,7 @@
 /*
  * The sanitizer: what is ordered and what is not, of streams, events and the host.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -416,6 +417,20 @@ TEST(sanitizer_accepts_a_host_that_writes_before_it_opens_the_gate) {
   ASSERT_EQ(writes(0, "aten::fill_", host, 4), 1);
 }
 
+TEST(sanitizer_knows_that_blocking_copies_synchronize_their_stream) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB), *hosts[] = {malloc(4 * KIB), pinnedMemory(4 * KIB)};
+  for (int i = 0; i < 2; i++) {
+    ASSERT_OK(orMemsetAsync(a, 2, 4 * KIB, s1));
+    ASSERT_OK(orMemcpyWithStream(a, hosts[i], 4 * KIB, orMemcpyHostToDevice, s1));
+    ASSERT_EQ(writes(s0, "aten::fill_", a, 4 * KIB), 0);
+    ASSERT_OK(orStreamSynchronize(s0));
+  }
+  ASSERT_OK(orMemcpyAsync(a, hosts[0], 4 * KIB, orMemcpyHostToDevice, s1));
+  ASSERT_EQ(writes(s0, "aten::fill_", a, 4 * KIB), 1);
+}
+
 TEST(sanitizer_knows_that_pageable_copies_are_waited_for) {
   orStream_t s0 = defaultOf(0), s1 = newStream();
   sanitize();
@@ -503,4 +518,40 @@ TEST(sanitizer_starts_with_the_setting) {
   ASSERT_OK(orSanitizerDisable());
   defaultOf(1);
   ASSERT_EQ(*orSanitizerActive(), 0);
+}
+
+/* ---- switched on in the midst of a wait ---- */
+
+static struct {
+  orEvent_t event;
+  orStream_t stream;
+  char *memory;
+} awaited;
+
+static orError_t signalEvent(void *args) {
+  (void)args;
+  return orEventSignal(awaited.event, orSuccess);
+}
+
+static void *waitAndRead(void *context) {
+  (void)context;
+  ASSERT_OK(orEventSynchronize(awaited.event));
+  reads(awaited.stream, "reader", awaited.memory, 64);
+  return NULL;
+}
+
+/* Whoever began to wait before the sanitizer was there knows what was done when the wait is over. */
+TEST(sanitizer_switched_on_while_a_host_waits) {
+  orStream_t writer = newStream();
+  pthread_t thread;
+  awaited.event = newGate();
+  awaited.stream = newStream();
+  awaited.memory = deviceMemory(4 * KIB);
+  ASSERT_EQ(pthread_create(&thread, NULL, waitAndRead, NULL), 0);
+  awaitReport("host thread");
+  sanitize();
+  writes(writer, "writer", awaited.memory, 64);
+  ASSERT_OK(launchAs(writer, signalEvent, NULL, 0));
+  ASSERT_EQ(pthread_join(thread, NULL), 0);
+  ASSERT_CLEAN();
 }

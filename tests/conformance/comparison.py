@@ -1,8 +1,8 @@
 """One call on the CPU and on the device, and how they differ.
 
-The device is called twice with the same arguments: a first call with unknown metadata waits, and
-what it taught is promised to the second, which is queued. A difference is a pair of its kind and a
-sentence.
+The device is called twice with the same arguments: a first call with unknown metadata is tried by
+the host before it is queued, and what that told is promised to the second. A difference is a pair
+of its kind and a sentence.
 """
 
 import re

@@ -188,8 +188,7 @@ def set_sync_debug_mode(debug_mode):
     tensors, of other libraries), copies to pageable memory, copies that do not say ``non_blocking``
     (but for small ones from pageable memory, which are copied at the call), ``empty_cache`` and
     allocations that had to wait for memory; and, where ``torch.cuda`` says nothing,
-    ``synchronize`` of devices, streams and events. The wait of an operator's first call, which
-    later ones do not make, is none of them.
+    ``synchronize`` of devices, streams and events.
     """
     if isinstance(debug_mode, str):
         if debug_mode not in _SYNC_DEBUG_MODES:

@@ -9,12 +9,14 @@
  * Words used below:
  *   asynchronous   returns before the work has run; the work is ordered after everything
  *                  queued earlier on the same stream, and after nothing else.
- *   synchronises   blocks the calling thread; also the place where the error of a failed kernel surfaces.
+ *   synchronises   blocks the calling thread; also the place where the error of a failed kernel
+ *                  surfaces.
  *
- * A structure that begins with its size may be of another version's header, as in Linux's extensible
- * system calls. A smaller one is taken as if the members that it lacks were 0, their default, as long
- * as it has those that are required. A larger one is taken if what this library does not know is 0,
- * and else refused (orErrorInvalidValue; a device factory's table: orErrorPluginVersion).
+ * A structure that begins with its size may be of another version's header, as in Linux's
+ * extensible system calls. A smaller one is taken as if the members that it lacks were 0, their
+ * default, as long as it has those that are required. A larger one is taken if what this library
+ * does not know is 0, and else refused (orErrorInvalidValue; a device factory's table:
+ * orErrorPluginVersion).
  *
  * Nothing is started or mapped before the first stream, event, allocation or copy is asked for.
  */
@@ -34,9 +36,9 @@ extern "C" {
 #define OR_API
 #endif
 
-/* This header's version, which nothing else says: the build, the package and the library's file name
- * take it from here. A program that was built against an older header of the same major version runs
- * with this library. */
+/* This header's version, which nothing else says: the build, the package and the library's file
+ * name take it from here. A program that was built against an older header of the same major
+ * version runs with this library. */
 #define OPENREG_VERSION_MAJOR 0
 #define OPENREG_VERSION_MINOR 1
 #define OPENREG_VERSION_PATCH 0
@@ -146,10 +148,11 @@ OR_API orError_t orDeviceSynchronize(void);
  * that is running. The device is as usable as ever, also if it was lost. Allocations, streams and
  * events stay valid; contents are undefined. */
 OR_API orError_t orDeviceReset(void);
-/* 1 if kernels of `device` could reach memory of `peer`, once that is enabled. Copies need neither. */
+/* 1 if kernels of `device` could reach memory of `peer`, once that is enabled. Copies need
+ * neither. */
 OR_API orError_t orDeviceCanAccessPeer(int *can, int device, int peer);
-/* From now on orMapForKernel gives kernels of `device` addresses of `peer`'s memory. One way; enabling twice is
- * not an error. orErrorNotSupported where orDeviceCanAccessPeer says 0. */
+/* From now on orMapForKernel gives kernels of `device` addresses of `peer`'s memory. One way;
+ * enabling twice is not an error. orErrorNotSupported where orDeviceCanAccessPeer says 0. */
 OR_API orError_t orDeviceEnablePeerAccess(int device, int peer);
 /* 1 after the first use of the device: an allocation, stream, event or copy. Never initialises. */
 OR_API int orDeviceIsActive(int device);
@@ -179,10 +182,11 @@ typedef struct orPointerAttributes {
   size_t size; /* bytes of the allocation */
 } orPointerAttributes;
 
-/* On the current device. The address faults on any host access. Sizes are rounded up to pages;
- * 0 bytes is a null pointer. Does not synchronise. orErrorMemoryAllocation leaves everything as it was. */
+/* On the current device. The address faults on any host access. Sizes are rounded up to pages; 0
+ * bytes is a null pointer. Does not synchronise. orErrorMemoryAllocation leaves everything as it
+ * was. */
 OR_API orError_t orMalloc(void **ptr, size_t bytes);
-/* The start of a live allocation, or null. Synchronises with every device that can reach the block. */
+/* The start of a live allocation, or null. Synchronises with every device that can reach it. */
 OR_API orError_t orFree(void *ptr);
 /* Pinned host memory: copies from and to it are asynchronous. A forked child has its own copy. */
 OR_API orError_t orMallocHost(void **ptr, size_t bytes);
@@ -203,6 +207,10 @@ OR_API orError_t orMemcpy(void *dst, const void *src, size_t bytes, orMemcpyKind
 typedef uint64_t orStream_t;
 OR_API orError_t orMemcpyAsync(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
                                orStream_t stream);
+/* orMemcpyAsync, then orStreamSynchronize, in one call: the calling thread may run the copy
+ * itself. */
+OR_API orError_t orMemcpyWithStream(void *dst, const void *src, size_t bytes, orMemcpyKind kind,
+                                    orStream_t stream);
 /* Both pointers are device memory; the devices must be the pointers' own. */
 OR_API orError_t orMemcpyPeerAsync(void *dst, int dst_device, const void *src, int src_device,
                                    size_t bytes, orStream_t stream);
@@ -229,7 +237,8 @@ OR_API orError_t orStreamGetDefault(orStream_t *stream, int device);
 OR_API orError_t orStreamDestroy(orStream_t stream);
 OR_API orError_t orStreamGetDevice(orStream_t stream, int *device);
 OR_API orError_t orStreamGetPriority(orStream_t stream, int *priority);
-/* orSuccess when the last task has finished, orErrorNotReady before. Never reports a kernel's error. */
+/* orSuccess when the last task has finished, orErrorNotReady before. Never reports a kernel's
+ * error. */
 OR_API orError_t orStreamQuery(orStream_t stream);
 /* Synchronises. */
 OR_API orError_t orStreamSynchronize(orStream_t stream);
@@ -256,11 +265,13 @@ typedef struct orAccess {
  * functions that neither block nor enqueue. */
 typedef orError_t (*orKernelFn)(void *args);
 
-/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook sets up.
- * orLaunchAwaited: the caller waits for the stream next. If no lane has begun with what is queued there, and any
- * thread may run all of it, the call itself does, the kernel included: what is short is done sooner than a lane is woken. */
-/* orLaunchWaits: the call does wait, returns when the kernel has run, and takes no failure: that is for the next call that
- * synchronises. A kernel that was dropped instead, by a reset or a lost device, is an error of this call. */
+/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook
+ * sets up. orLaunchAwaited: the caller waits for the stream next. If no lane has begun with what
+ * is queued there, and any thread may run all of it, the call itself does, the kernel included:
+ * what is short is done sooner than a lane is woken. */
+/* orLaunchWaits: the call does wait, returns when the kernel has run, and takes no failure: that
+ * is for the next call that synchronises. A kernel that was dropped instead, by a reset or a
+ * lost device, is an error of this call. */
 typedef enum orLaunchFlags {
   orLaunchAnyThread = 1,
   orLaunchAwaited = 2,
@@ -276,7 +287,8 @@ typedef struct orLaunch {
   void (*drop)(void *args); /* optional; called once when the queue lets go of the arguments,
                                whether or not the kernel ran: a kernel does not consume them.
                                Any thread; may not call this API. */
-  const orAccess *accesses; /* what the kernel touches; each range is checked against its allocation */
+  /* what the kernel touches; each range is checked against its allocation */
+  const orAccess *accesses;
   size_t access_count;
   const char *name; /* for errors and traces; interned (must outlive the process's use of it) */
   unsigned flags;   /* orLaunchFlags */
@@ -285,23 +297,25 @@ typedef struct orLaunch {
 
 #define OR_MAX_ARGS 65536u
 
-/* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On failure
- * nothing is queued and `drop` is not called, except with orLaunchWaits or OPENREG_LAUNCH_BLOCKING: the call then
- * waits for the kernel and may return an error of it, and the queue has dropped the arguments. Whoever frees
- * them on failure asks `queued`, which is 0 before the call where the structure may be refused. */
+/* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On
+ * failure nothing is queued and `drop` is not called, except with orLaunchWaits or
+ * OPENREG_LAUNCH_BLOCKING: the call then waits for the kernel and may return an error of it, and
+ * the queue has dropped the arguments. Whoever frees them on failure asks `queued`, which is 0
+ * before the call where the structure may be refused. */
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
 /* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
 OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
-/* Inside a kernel: calls piece(context, i) once for every i below `count`, in any order, on this thread and on
- * threads that have nothing else to do (idle lanes, hosts that wait for the stream), and returns when all have
- * returned. Pieces do not call this API. One should be worth some ten microseconds. */
+/* Inside a kernel: calls piece(context, i) once for every i below `count`, in any order, on this
+ * thread and on threads that have nothing else to do (idle lanes, hosts that wait for the
+ * stream), and returns when all have returned. Pieces do not call this API. One should be worth
+ * some ten microseconds. */
 typedef void (*orPieceFn)(void *context, size_t index);
 OR_API orError_t orRunPieces(orPieceFn piece, void *context, size_t count);
 /* Inside a task: a detail added to the error that the task is about to return. */
 OR_API void orSetTaskErrorMessage(const char *message);
 
-/* Called on the calling thread around anything that may put it to sleep, so that a caller can let go
- * of a lock of its own (Python's GIL). `enter` returns a token for `leave`. Set once. */
+/* Called on the calling thread around anything that may put it to sleep, so that a caller can
+ * let go of a lock of its own (Python's GIL). `enter` returns a token for `leave`. Set once. */
 typedef struct orBlockHooks {
   void *(*enter)(void);
   void (*leave)(void *token);
@@ -332,16 +346,18 @@ enum {
 /* On the current device. */
 OR_API orError_t orEventCreate(orEvent_t *event);
 OR_API orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags);
-/* Never blocks; waits that are queued keep what they bound to. An external event that was not signalled is
- * completed: nobody can do it afterwards. */
+/* Never blocks; waits that are queued keep what they bound to. An external event that was not
+ * signalled is completed: nobody can do it afterwards. */
 OR_API orError_t orEventDestroy(orEvent_t event);
 OR_API orError_t orEventGetDevice(orEvent_t event, int *device);
-/* Asynchronous, never blocks. Each record is a new version; the stream must be of the event's device. */
+/* Asynchronous, never blocks. Each record is a new version; the stream must be of the event's
+ * device. */
 OR_API orError_t orEventRecord(orEvent_t event, orStream_t stream);
-/* Asynchronous, never blocks. Binds to the newest record at the time of the call; a no-op for an event
- * never recorded and for the event's own stream. Streams of any device. */
+/* Asynchronous, never blocks. Binds to the newest record at the time of the call; a no-op for an
+ * event never recorded and for the event's own stream. Streams of any device. */
 OR_API orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event);
-/* Of the newest record; orSuccess for an event never recorded. Query never reports a kernel's error. */
+/* Of the newest record; orSuccess for an event never recorded. Query never reports a kernel's
+ * error. */
 OR_API orError_t orEventQuery(orEvent_t event);
 /* Synchronises. */
 OR_API orError_t orEventSynchronize(orEvent_t event);
@@ -353,21 +369,22 @@ OR_API orError_t orEventSignal(orEvent_t event, orError_t status);
 
 /* ---- Caching allocator --------------------------------------------------------------------- */
 
-/* What a framework allocates from: blocks are kept and handed out again on the stream that they were
- * asked for. A freed block may be reused at once by work queued later on its own stream; streams named by
- * orCacheRecordStream are waited for first, without blocking. */
+/* What a framework allocates from: blocks are kept and handed out again on the stream that they
+ * were asked for. A freed block may be reused at once by work queued later on its own stream;
+ * streams named by orCacheRecordStream are waited for first, without blocking. */
 
-/* Device memory for work on `stream`, at least `bytes`, 512-byte aligned. Does not synchronise, except to
- * give cached blocks back before orErrorMemoryAllocation. 0 bytes is a null pointer. Inside a task: a block
- * of the task's own stream that no task still to run can be using. */
+/* Device memory for work on `stream`, at least `bytes`, 512-byte aligned. Does not synchronise,
+ * except to give cached blocks back before orErrorMemoryAllocation. 0 bytes is a null pointer.
+ * Inside a task: a block of the task's own stream that no task still to run can be using. */
 OR_API orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream);
 /* The pointer that orCacheMalloc gave, or null. Never blocks; any thread, also inside a task. */
 OR_API orError_t orCacheFree(void *ptr);
 /* Any interior pointer of a live block: its memory is not reused before the work queued so far on
  * `stream` is done. */
 OR_API orError_t orCacheRecordStream(const void *ptr, orStream_t stream);
-/* Of a pointer that orCacheMalloc gave: orErrorInvalidValue if its block is smaller than this. Copies and launches see
- * only the segment that blocks are cut from. Other pointers are not judged. */
+/* Of a pointer that orCacheMalloc gave: orErrorInvalidValue if its block is smaller than this.
+ * Copies and launches see only the segment that blocks are cut from. Other pointers are not
+ * judged. */
 OR_API orError_t orCacheCheck(const void *ptr, size_t bytes);
 /* Of the block at a pointer that orCacheMalloc gave; 0 for any other pointer. */
 OR_API orError_t orCacheBlockSize(size_t *bytes, const void *ptr);
@@ -387,22 +404,24 @@ typedef struct orCacheOptions {
   size_t large_segment_size; /* segment for requests of 1 to 10 MiB, 20 MiB or more; 0: 20 MiB */
   double garbage_collection_threshold; /* part of the allowed memory from which unused segments go
                                           back before a new one is made; 0: none */
-  uint32_t roundup_power2_divisions[16]; /* [i] for sizes of 2^i MiB and more, below 2^(i+1); [0] for smaller
-                                            ones too: a request is rounded up to the next of so many steps
-                                            between two powers of two; 0 and 1: to 512 bytes */
+  /* [i] for sizes of 2^i MiB and more, below 2^(i+1); [0] for smaller ones too: a request is
+   * rounded up to the next of so many steps between two powers of two; 0 and 1: to 512 bytes */
+  uint32_t roundup_power2_divisions[16];
 } orCacheOptions;
 OR_API orError_t orCacheSetOptions(const orCacheOptions *options);
 
 typedef struct orCacheStat {
   int64_t current, peak, allocated, freed;
 } orCacheStat;
-/* In three pools each: 0 all, 1 small, 2 large (PyTorch's c10::CachingDeviceAllocator::DeviceStats). */
+/* In three pools each: 0 all, 1 small, 2 large (PyTorch's
+ * c10::CachingDeviceAllocator::DeviceStats). */
 typedef struct orCacheStats {
   orCacheStat allocation[3], segment[3], active[3], inactive_split[3];
   orCacheStat allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3],
       requested_bytes[3];
   int64_t alloc_retries, ooms, device_alloc, device_free, sync_all_streams;
-  orCacheStat oversize_allocations, oversize_segments; /* of orCacheOptions.max_split_size or more */
+  /* of orCacheOptions.max_split_size or more */
+  orCacheStat oversize_allocations, oversize_segments;
 } orCacheStats;
 OR_API orError_t orCacheGetStats(orCacheStats *stats, int device);
 OR_API orError_t orCacheResetPeakStats(int device);
@@ -424,7 +443,8 @@ typedef struct orCacheBlock {
   int large; /* 1: the segment is of the pool for requests above 1 MiB */
 } orCacheBlock;
 /* Every block of a device, segment after segment, each in order of address. *count is the room in
- * `blocks` and becomes the number of blocks; nothing is written if that is more than there is room. */
+ * `blocks` and becomes the number of blocks; nothing is written if that is more than there is
+ * room. */
 OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t *count, int device);
 
 typedef enum orCacheAction {
@@ -447,9 +467,9 @@ typedef struct orCacheRecord {
   uint64_t sequence;  /* the order on the device, from 1 */
   uint64_t time_ns;   /* CLOCK_MONOTONIC */
 } orCacheRecord;
-/* Called under no lock, on the thread whose call of this section made it happen and before that call
- * returns: with several threads, records may come out of sequence. It may run wherever orCacheFree
- * may. Null switches it off. */
+/* Called under no lock, on the thread whose call of this section made it happen and before that
+ * call returns: with several threads, records may come out of sequence. It may run wherever
+ * orCacheFree may. Null switches it off. */
 OR_API orError_t orSetCacheHook(void (*hook)(const orCacheRecord *record));
 
 /* ---- Tracing ------------------------------------------------------------------------------- */
@@ -471,7 +491,8 @@ typedef struct orTraceRecord {
   int stream_number; /* small; given again when the stream has been destroyed */
   orStream_t stream; /* 0 for a device-wide synchronisation */
   const char *name;  /* the kernel's name, what was done, or the call */
-  uint64_t correlation; /* of launches and of what they launched: orGetLastCorrelation() right after the call */
+  /* of launches and of what they launched: orGetLastCorrelation() right after the call */
+  uint64_t correlation;
   uint64_t tag;              /* of launches and synchronisations: the thread's (orTraceTag) */
   uint64_t start_ns, end_ns; /* CLOCK_MONOTONIC */
   size_t bytes;              /* of copies and fills */
@@ -486,8 +507,8 @@ typedef struct orTrace {
 } orTrace;
 
 /* One trace at a time: orErrorAlreadyExists while one is on. Room for `capacity` records (0:
- * OPENREG_TRACE_RECORDS); later ones are counted and dropped. A call that launches is one record, what
- * it launched another. */
+ * OPENREG_TRACE_RECORDS); later ones are counted and dropped. A call that launches is one
+ * record, what it launched another. */
 OR_API orError_t orTraceStart(size_t capacity);
 /* The trace is the caller's to free. It holds what had finished: tasks still running are not in it.
  * orErrorNotFound if tracing is off. */
@@ -510,8 +531,9 @@ typedef struct orDeviceCount {
 } orDeviceCount;
 
 typedef struct orDeviceConfig {
-  size_t size;                       /* sizeof(orDeviceConfig) */
-  const orDeviceCount *device_count; /* types not named get the default: CPU 1, openreg OPENREG_DEVICE_COUNT */
+  size_t size; /* sizeof(orDeviceConfig) */
+  /* types not named get the default: CPU 1, openreg OPENREG_DEVICE_COUNT */
+  const orDeviceCount *device_count;
   size_t type_count;
 } orDeviceConfig;
 
@@ -529,10 +551,11 @@ typedef struct orKernel {
 } orKernel;
 
 /* `copy` and `compute` run inside a task. They finish the work and return orSuccess, or return
- * orErrorNotReady and later complete it with orEventSignal(done, status) from any thread; the stream
- * then waits without holding a lane. Any other value is the task's failure. Where `done` is 0 (a type
- * other than "openreg" has no streams) they finish before they return. orErrorDeviceLost, from
- * `alloc` too, is for a device that can do nothing more; what it has started it still has to signal. */
+ * orErrorNotReady and later complete it with orEventSignal(done, status) from any thread; the
+ * stream then waits without holding a lane. Any other value is the task's failure. Where `done`
+ * is 0 (a type other than "openreg" has no streams) they finish before they return.
+ * orErrorDeviceLost, from `alloc` too, is for a device that can do nothing more; what it has
+ * started it still has to signal. */
 typedef struct orDeviceFactory {
   uint32_t size;        /* sizeof(orDeviceFactory) */
   uint32_t abi_version; /* OPENREG_ABI_VERSION */
@@ -582,10 +605,10 @@ typedef struct orFactoryInfo {
 /* orErrorInvalidValue past the last. */
 OR_API orError_t orGetFactoryInfo(int index, orFactoryInfo *info);
 
-/* Makes every device: the host's factory first ("CPU", required: none registered or no device made is
- * orErrorNotFound), then the other types'; one that fails stops it with its own error and no device
- * is left. Once; the first call that needs a device does it with the defaults. Names are
- * prefix + "/cpu:0". A null config means the defaults. */
+/* Makes every device: the host's factory first ("CPU", required: none registered or no device
+ * made is orErrorNotFound), then the other types'; one that fails stops it with its own error
+ * and no device is left. Once; the first call that needs a device does it with the defaults.
+ * Names are prefix + "/cpu:0". A null config means the defaults. */
 OR_API orError_t orAddDevices(const orDeviceConfig *config, const char *name_prefix);
 
 typedef struct orDevice orDevice;
@@ -616,9 +639,10 @@ typedef struct orAllocator {
   void *self;
   const char *name;
 } orAllocator;
-/* orAllocatorDevice: the device's memory (the host device's is pageable; that of a type other than "CPU"
- * and "openreg" is its factory's, which alone knows the address: orMemcpy does not). OnHost: pageable host memory;
- * OnHost|Pinned: host memory for asynchronous copies. Valid for the life of the process. */
+/* orAllocatorDevice: the device's memory (the host device's is pageable; that of a type other
+ * than "CPU" and "openreg" is its factory's, which alone knows the address: orMemcpy does not).
+ * OnHost: pageable host memory; OnHost|Pinned: host memory for asynchronous copies. Valid for
+ * the life of the process. */
 OR_API orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes,
                                       const orAllocator **allocator);
 
@@ -651,8 +675,9 @@ typedef struct orTensor {
   int ndim;
   int64_t shape[8];
 } orTensor;
-/* Allocates with the device's allocator for `attributes` and copies the bytes; returns when they are there.
- * Bytes that do not fit dtype and shape are orErrorInvalidValue and say what did not fit. */
+/* Allocates with the device's allocator for `attributes` and copies the bytes; returns when they
+ * are there. Bytes that do not fit dtype and shape are orErrorInvalidValue and say what did not
+ * fit. */
 OR_API orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto,
                                     unsigned attributes, orTensor *tensor);
 

@@ -22,8 +22,9 @@ extern "C" {
 
 enum { OR_ACCESS_DIMS = 8 };
 
-/* Bytes that an operator reads or writes: `width` bytes at `data`, repeated count[i] times at stride[i] bytes for each
- * of `dims` dimensions, in any order. Of more dimensions some are given as their hull. */
+/* Bytes that an operator reads or writes: `width` bytes at `data`, repeated count[i] times at
+ * stride[i] bytes for each of `dims` dimensions, in any order. Of more dimensions some are given
+ * as their hull. */
 typedef struct orMemoryAccess {
   const void *data;
   size_t width;
@@ -55,7 +56,8 @@ typedef struct orRaceReport {
 
 typedef struct orSanitizerOptions {
   size_t size; /* of this structure */
-  /* The caller's stack, kept with the accesses; may be null. Called on the thread of the access with no lock held. */
+  /* The caller's stack, kept with the accesses; may be null. Called on the thread of the access
+   * with no lock held. */
   void *(*capture)(void *context);
   void (*release)(void *stack, void *context); /* no lock held; on any thread */
   void *context;
@@ -64,8 +66,8 @@ typedef struct orSanitizerOptions {
 
 OR_API orError_t orSanitizerEnable(const orSanitizerOptions *options);
 OR_API orError_t orSanitizerDisable(void);
-/* Where it says whether it is enabled (not 0), for callers' fast path: to be asked for once and read
- * with relaxed order. */
+/* Where it says whether it is enabled (not 0), for callers' fast path: to be asked for once and
+ * read with relaxed order. */
 OR_API const uint32_t *orSanitizerActive(void);
 
 /* What the task that the calling thread is about to queue on `stream` (0: what the host is about to
@@ -83,8 +85,8 @@ OR_API orError_t orSanitizerClearReports(void);
  * conflict. 0, as at first: it is queued, and of one report is told once. For the whole process,
  * whether it is enabled or not. Returns what it was. */
 OR_API uint32_t orSanitizerRefuse(uint32_t refuse);
-/* The name under which the calling thread's copies and fills are reported from now on, null for the core's own
- * ("orMemcpyAsync"); it must stay until it is replaced. Returns the one before. */
+/* The name under which the calling thread's copies and fills are reported from now on, null for
+ * the core's own ("orMemcpyAsync"); it must stay until it is replaced. Returns the one before. */
 OR_API const char *orSanitizerOperation(const char *operation);
 /* The number of the first conflict that calls of this thread have found since it was last asked, or
  * 0. `look`, which may be null, is called with it, and no lock held; its stacks are valid until it
@@ -94,15 +96,17 @@ OR_API uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *
 
 /* Order that is not made by this library's calls. */
 
-/* An external event that nobody waits for yet stands for what is queued on `stream` so far, as if it had been recorded
- * there: who waits for it knows of that and of nothing else, whenever it is signalled. */
+/* An external event that nobody waits for yet stands for what is queued on `stream` so far, as
+ * if it had been recorded there: who waits for it knows of that and of nothing else, whenever it
+ * is signalled. */
 OR_API orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream);
 /* The host has learned by other means that the event is done. */
 OR_API orError_t orSanitizerEventOver(orEvent_t event);
 /* What is told of `stream` from now on happens elsewhere, and events alone say when it is over:
  * synchronising the device does not. Its memory is not freed before. */
 OR_API orError_t orSanitizerAside(orStream_t stream);
-/* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so far is over. */
+/* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so
+ * far is over. */
 OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);
 /* Nonzero: what the calling thread touches is told by somebody else, and what it waits for orders
  * nothing for the program, which has not asked for it. Returns what it was. */

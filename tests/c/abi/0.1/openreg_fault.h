@@ -1,8 +1,9 @@
 /*
  * libopenreg: faults on order, so that a program's way out of a failure can be tested.
  *
- * A fault is armed on a device for one of its next operations. Operations are counted on the host, in the order of the
- * calls, whatever runs when: the same program fails at the same place each time.
+ * A fault is armed on a device for one of its next operations. Operations are counted on the host,
+ * in the order of the calls, whatever runs when: the same program fails at the same place each
+ * time.
  */
 #ifndef OPENREG_FAULT_H
 #define OPENREG_FAULT_H
@@ -14,7 +15,8 @@ extern "C" {
 #endif
 
 typedef enum orFaultKind {
-  orFaultOutOfMemory = 0, /* orCacheMalloc, orMalloc: orErrorMemoryAllocation, after all was tried */
+  /* orCacheMalloc, orMalloc: orErrorMemoryAllocation, after all was tried */
+  orFaultOutOfMemory = 0,
   orFaultCopyError = 1, /* copies, fills and kernels named "aten::copy_": an asynchronous failure */
   orFaultKernelError = 2, /* all other kernels: the same */
   orFaultDeviceLost = 3,  /* kernels, copies and fills: orErrorDeviceLost */
@@ -39,7 +41,8 @@ typedef struct orFaultOutcome {
   char operation[96]; /* the first of them: "aten::add", "Memcpy HtoD", "allocation of 512 bytes" */
 } orFaultOutcome;
 
-/* Arms it. orErrorAlreadyExists while one of its kind is there on its device. Several kinds may be. */
+/* Arms it. orErrorAlreadyExists while one of its kind is there on its device. Several kinds may
+ * be. */
 OR_API orError_t orFaultInject(const orFault *fault);
 /* orErrorNotFound where there is none; a fault that has struck is there until it is removed. */
 OR_API orError_t orFaultGetOutcome(orFaultOutcome *outcome, orFaultKind kind, int device);

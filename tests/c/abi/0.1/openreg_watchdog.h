@@ -1,9 +1,9 @@
 /*
  * libopenreg: what every stream is doing, for a program that does not go on.
  *
- * The same text is printed on stderr, in one write, once for each stall that lasts for OPENREG_WATCHDOG_S seconds (a
- * stream that has work and finishes no task, or a host thread that waits for so long), and at each signal that
- * OPENREG_WATCHDOG_SIGNAL names.
+ * The same text is printed on stderr, in one write, once for each stall that lasts for
+ * OPENREG_WATCHDOG_S seconds (a stream that has work and finishes no task, or a host thread that
+ * waits for so long), and at each signal that OPENREG_WATCHDOG_SIGNAL names.
  */
 #ifndef OPENREG_WATCHDOG_H
 #define OPENREG_WATCHDOG_H

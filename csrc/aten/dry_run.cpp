@@ -1,0 +1,294 @@
+/*
+ * Nothing here is shared but the table of memos, where checked types have their own kind of key.
+ */
+#include "dry_run.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DefaultDtype.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "alias.h"
+#include "lane.h"
+#include "lesson.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::DispatchKey;
+using c10::IValue;
+using Arguments = c10::ArrayRef<IValue>;
+using torch::jit::Stack;
+
+bool isOurs(const at::Tensor &tensor) { return tensor.defined() && tensor.is_privateuseone(); }
+
+/* Zeros, each piece on pages of its own. The machine tells whether anybody has looked at them. */
+class Zeros {
+ public:
+  explicit Zeros(size_t bytes) : bytes_(bytes) {
+    if (bytes_ == 0) return;
+    void *mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    TORCH_CHECK_WITH(OutOfMemoryError, mapped != MAP_FAILED, "no ", bytes_,
+                     " bytes of address space for a dry run: ", std::strerror(errno));
+    begin_ = static_cast<char *>(mapped);
+  }
+  ~Zeros() {
+    if (begin_ != nullptr) munmap(begin_, bytes_);
+  }
+  Zeros(const Zeros &) = delete;
+  Zeros &operator=(const Zeros &) = delete;
+
+  char *begin() const { return begin_; }
+  bool touched() const { return touched(0, bytes_); }
+  bool touched(size_t offset, size_t bytes) const {
+    std::vector<unsigned char> resident((bytes + pageSize() - 1) / pageSize());
+    if (resident.empty()) return false;
+    if (mincore(begin_ + offset, bytes, resident.data()) != 0) return true;
+    return std::any_of(resident.begin(), resident.end(), [](auto page) { return (page & 1) != 0; });
+  }
+  static size_t pageSize() {
+    static const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+  }
+
+ private:
+  const size_t bytes_;
+  char *begin_ = nullptr;
+};
+
+/* What stand-ins hold: some kernels refuse data of one kind, some of another. */
+enum class Data { kZeros, kOnes, kIdentity };
+
+/* For the device's tensors of one call. They share memory as these do. */
+class StandIns {
+ public:
+  explicit StandIns(Arguments arguments) : zeros_(reserve(arguments)) {}
+
+  at::Tensor of(const at::Tensor &tensor);
+  bool touched() const { return zeros_.touched(); }
+  bool integersTouched();
+  void fill(Data data);
+
+ private:
+  struct Piece {
+    size_t begin = 0, bytes = 0;
+    c10::Storage storage;
+  };
+  size_t reserve(Arguments arguments);
+  Piece &pieceOf(const at::Tensor &tensor);
+
+  PairList<c10::StorageImpl, Piece> pieces_;
+  Zeros zeros_;
+  PairList<c10::TensorImpl, at::Tensor> made_;  // by the device's tensor
+};
+
+StandIns::Piece &StandIns::pieceOf(const at::Tensor &tensor) {
+  const c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
+  Piece *known = pieces_.find(storage);
+  return known != nullptr ? *known : pieces_.add(storage, Piece{});
+}
+
+/* How much memory they need together: of a storage, no more than the arguments show. */
+size_t StandIns::reserve(Arguments arguments) {
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      if (!isOurs(tensor)) return;
+      size_t &bytes = pieceOf(tensor).bytes;
+      bytes = std::max(bytes, at::detail::computeStorageNbytes(
+                                  tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                  static_cast<size_t>(tensor.storage_offset())));
+    });
+  }
+  size_t end = 0;
+  const size_t page = Zeros::pageSize();
+  for (auto &[storage, piece] : pieces_) {
+    piece.begin = end;
+    end += (piece.bytes + page - 1) / page * page;
+  }
+  return end;
+}
+
+at::Tensor StandIns::of(const at::Tensor &tensor) {
+  if (!isOurs(tensor)) return tensor;
+  if (const at::Tensor *known = made_.find(tensor.unsafeGetTensorImpl())) return *known;
+  Piece &piece = pieceOf(tensor);
+  if (!piece.storage) {
+    piece.storage = cpuStorage(piece.bytes != 0 ? zeros_.begin() + piece.begin : nullptr,
+                               piece.bytes, /*resizable=*/true);
+  }
+  at::Tensor made =
+      tensorOf(piece.storage, DispatchKey::CPU, tensor.scalar_type(), tensor.sizes(),
+               tensor.strides(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return made_.add(tensor.unsafeGetTensorImpl(), made);
+}
+
+bool StandIns::integersTouched() {
+  return std::any_of(made_.begin(), made_.end(), [&](const auto &made) {
+    const at::Tensor &tensor = made.second;
+    if (!c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) return false;
+    const auto *data = static_cast<const char *>(tensor.storage().data());
+    return data != nullptr &&
+           zeros_.touched(static_cast<size_t>(data - zeros_.begin()), tensor.storage().nbytes());
+  });
+}
+
+/* They were zeros. */
+void StandIns::fill(Data data) {
+  if (data == Data::kZeros) return;
+  for (const auto &[of, tensor] : made_) {
+    if (tensor.numel() == 0) continue;
+    if (data == Data::kIdentity && tensor.dim() >= 2) {
+      tensor.diagonal(0, -2, -1).fill_(1);
+      continue;
+    }
+    const auto count = static_cast<int64_t>(tensor.storage().nbytes() / tensor.itemsize());
+    tensorOf(tensor.storage(), DispatchKey::CPU, tensor.scalar_type(), {count}, {1}, 0, false, false)
+        .fill_(1);
+  }
+}
+
+/* The kernel's arguments. What it draws is nobody's. */
+template <typename F>
+Stack stackOf(const OpInfo &info, Arguments arguments, F standIn) {
+  Stack stack;
+  stack.reserve(arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    stack.push_back(info.isGenerator[i] ? IValue(at::detail::createCPUGenerator(0))
+                                        : forCpu(arguments[i], standIn));
+  }
+  return stack;
+}
+
+void runKernel(const c10::OperatorHandle &op, Stack &stack, std::vector<c10::Warning> &warnings) {
+  runAsCaller(CallerState::now(), warnings, [&] {
+    asKernel([&] { op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack); });
+    for (IValue &result : stack) {
+      if (!result.isTensor() || !result.toTensor().defined()) continue;
+      if (result.toTensor().is_mkldnn()) result = result.toTensor().to_dense();
+    }
+  });
+}
+
+/* What they take is neither zeros nor ones. */
+constexpr std::string_view kJudgeData[] = {
+    "aten::segment_reduce", "aten::_segment_reduce_backward", "aten::fake_quantize_per_channel",
+    "aten::_fake_quantize_learnable_per_channel", "aten::_fused_moving_avg_obs"};
+
+bool judgesData(const OpInfo &info) {
+  return std::any_of(std::begin(kJudgeData), std::end(kJudgeData), [&](std::string_view name) {
+    return std::string_view(info.name).starts_with(name);
+  });
+}
+
+/* The first line of what it says. */
+std::string lineOf(const std::exception &error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+/* ---- types ---- */
+
+constexpr int64_t kOfTypes = -1;  // no OpInfo is at this address
+
+void appendType(MemoKey &key, const at::Tensor &tensor) {
+  if (!tensor.defined()) return key.push_back(-1);
+  key.push_back(static_cast<int64_t>(tensor.scalar_type()) | tensor.is_conj() << 8 |
+                tensor.is_neg() << 9 | (tensor.dim() == 0) << 10 | tensor.is_cpu() << 11 |
+                tensor.unsafeGetTensorImpl()->is_wrapped_number() << 12 |
+                (tensor.numel() == 0) << 13);
+}
+
+bool makeTypeKey(const OpInfo &info, Arguments arguments, MemoKey &key) {
+  key.push_back(kOfTypes);
+  key.push_back(reinterpret_cast<intptr_t>(&info));
+  key.push_back(static_cast<int64_t>(c10::get_default_dtype_as_scalartype()));
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const IValue &value = arguments[i];
+    if (!holdsTensors(value)) {
+      if (!appendToKey(key, value, info.isNumber[i])) return false;
+      continue;
+    }
+    eachTensor(value, [&](const at::Tensor &tensor) { appendType(key, tensor); });
+    key.push_back(kOfTypes);
+  }
+  return true;
+}
+
+/* At most two elements in each dimension. */
+at::Tensor shrunk(const at::Tensor &tensor) {
+  if (!isOurs(tensor)) return tensor;
+  c10::DimVector sizes(tensor.sizes());
+  for (int64_t &size : sizes) size = std::min<int64_t>(size, 2);
+  at::Tensor made = at::zeros(sizes, at::TensorOptions(tensor.dtype()));
+  if (tensor.is_conj()) made._set_conj(true);
+  if (tensor.is_neg()) made._set_neg(true);
+  return made;
+}
+
+bool takesShrunk(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+  std::vector<c10::Warning> ignored;
+  try {
+    Stack stack;
+    asNarrowLane([&] { stack = stackOf(info, arguments, shrunk); });
+    runKernel(op, stack, ignored);
+  } catch (const std::exception &) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+/* A kernel that says the same of zeros and of other data has not judged these either, unless it has
+ * looked at integers that are more than numbers: indices and offsets are right in few ways. */
+DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+  DryRun told;
+  std::string ofZeros;
+  bool mayJudge = false;
+  for (const Data data : {Data::kZeros, Data::kOnes, Data::kIdentity}) {
+    const bool first = data == Data::kZeros;
+    StandIns standIns(arguments);
+    Stack stack = stackOf(info, arguments, [&](const at::Tensor &t) { return standIns.of(t); });
+    const Stack given = stack;
+    const std::vector<Layout> before = layoutsOf(given);
+    told.warnings.clear();
+    try {
+      asNarrowLane([&] { standIns.fill(data); });
+      runKernel(op, stack, told.warnings);
+    } catch (const std::exception &error) {
+      if (first ? !standIns.touched() : lineOf(error) == ofZeros && !mayJudge) throw;
+      if (first) {
+        ofZeros = lineOf(error);
+        mayJudge =
+            judgesData(info) || (!info.isForeach && !info.pointwise && standIns.integersTouched());
+      }
+      continue;
+    }
+    told.memo = lesson(info, given, before, stack);
+    return told;
+  }
+  told.warnings.clear();
+  return told;
+}
+
+void checkTypes(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+  MemoKey key;
+  const bool hasKey = makeTypeKey(info, arguments, key);
+  if (hasKey && findMemo(key) != nullptr) return;
+  if (!takesShrunk(op, info, arguments)) dryRun(op, info, arguments);
+  if (hasKey) addMemo(key, memoOfOutputs(info));
+}
+
+}  // namespace torch_openreg

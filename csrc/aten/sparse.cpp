@@ -1,0 +1,308 @@
+/*
+ * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, made of operators of the parts:
+ * with the device's tensors they run on the caller's thread, and what they call is queued, or waits, as everywhere. The
+ * others read memory themselves (kOwnKernels). Of those the products with a dense result are one task each, over a
+ * result that is made before; the rest have sizes that depend on data, and wait.
+ *
+ * A PartsTask carries CPU tensors over storages that have no address before it runs. It holds nothing of the device's.
+ */
+#include "sparse.h"
+
+#include <ATen/Context.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../torch/device.h"
+#include "../torch/sanitizer.h"
+#include "../torch/stream.h"
+#include "accesses.h"
+#include "alias.h"
+#include "lane.h"
+#include "memo.h"
+#include "opinfo.h"
+#include "parts.h"
+#include "queued.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+using Sizes = c10::SmallVector<int64_t, 2>;
+
+/* By name, and by overload where others of the name are made of operators. With them those shared kernels that go
+ * through a stub or by way of the CPU: _sparse_mask_projection, sparse_mask, to_sparse_bsc and to_sparse_bsr. */
+constexpr std::string_view kOwnKernels[] = {
+    "_coalesce",
+    "_pin_memory",
+    "_sparse_csr_prod",
+    "_sparse_csr_sum",
+    "_sparse_log_softmax",
+    "_sparse_log_softmax_backward_data",
+    "_sparse_mask_projection",
+    "_sparse_mm_reduce_impl",
+    "_sparse_mm_reduce_impl_backward",
+    "_sparse_softmax",
+    "_sparse_softmax_backward_data",
+    "_sparse_sparse_matmul",
+    "_sparse_sum_backward",
+    "_to_sparse_bsc",
+    "_to_sparse_bsr",
+    "add.out",
+    "addmm",
+    "addmm.out",
+    "addmm_",
+    "addmv.out",
+    "bmm",
+    "bmm.out",
+    "hspmm",
+    "hspmm.out",
+    "index_select",
+    "is_pinned",
+    "mul.out",
+    "sparse_mask",
+    "sparse_sampled_addmm",
+    "sparse_sampled_addmm.out",
+    "sspaddmm.out",
+    "triangular_solve.X",
+};
+
+/* Without its namespace. */
+std::string_view plainName(const OperatorHandle &op) {
+  return std::string_view(op.schema().name()).substr(sizeof("aten::") - 1);
+}
+
+/* Turning rows and columns round takes a stub of the CPU's. */
+constexpr std::string_view kOwnKernelsOfCompressed[] = {"_to_sparse_csc", "_to_sparse_csr"};
+
+bool isNamed(const OperatorHandle &op, std::string_view given) {
+  const std::string_view name = plainName(op), overload = op.schema().overload_name();
+  if (!given.starts_with(name)) return false;
+  given.remove_prefix(name.size());
+  return given.empty() || (given[0] == '.' && given.substr(1) == overload);
+}
+
+bool isMadeOfOperators(const OperatorHandle &op, DispatchKey kernel) {
+  const auto named = [&](std::string_view given) { return isNamed(op, given); };
+  const auto &compressed = kOwnKernelsOfCompressed;
+  return std::none_of(std::begin(kOwnKernels), std::end(kOwnKernels), named) &&
+         (kernel == DispatchKey::SparseCPU ||
+          std::none_of(std::begin(compressed), std::end(compressed), named));
+}
+
+/* The kernel of a product begins with these cases, which CUDA's shares. */
+bool isProductWithDense(const OperatorHandle &op, c10::ArrayRef<IValue> arguments) {
+  return plainName(op) == "mul" &&
+         std::any_of(arguments.begin(), arguments.end() - 1,
+                     [](auto &value) { return value.toTensor().layout() == c10::kStrided; });
+}
+
+/* A device argument's, else the first tensor's. */
+c10::Device deviceOf(c10::ArrayRef<IValue> arguments) {
+  std::optional<c10::Device> found;
+  for (const IValue &value : arguments) {
+    if (value.isDevice()) return value.toDevice();
+    eachTensor(value, [&](const Tensor &tensor) {
+      if (!found && tensor.defined() && tensor.is_privateuseone()) found = tensor.device();
+    });
+  }
+  return found.value_or(c10::Device(c10::DeviceType::PrivateUse1, currentDevice()));
+}
+
+/* New parts are made on the current device. */
+void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::Device device) {
+  std::optional<DeviceSwitch> current;
+  if (device.is_privateuseone()) current.emplace(indexOrCurrent(device.index()));
+  std::optional<ToldAs> told;
+  if (sanitizerActive()) told.emplace(op);
+  op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
+}
+
+// ---- One task ---------------------------------------------------------------------------------------
+
+/* Runs an operator that leaves sizes as they are and makes no tensor. */
+class PartsTask final : public QueuedKernel {
+ public:
+  PartsTask(const OperatorHandle &op, const OpInfo &info, DispatchKey kernel, c10::Device on)
+      : QueuedKernel(info.name, on), op_(op), info_(info), kernel_(kernel) {}
+  void add(const IValue &value);
+  bool isSmall() const { return largest_ <= kSerial; }
+  void run() override;
+
+ private:
+  struct Memory {
+    void *data;
+    c10::Storage cpu;
+  };
+  Tensor alias(const Tensor &tensor);
+  c10::Storage storage(const c10::Storage &device);
+
+  const OperatorHandle op_;
+  const OpInfo &info_;
+  const DispatchKey kernel_;
+  Stack arguments_;
+  c10::SmallVector<Memory, 5> memories_;
+  PairList<c10::StorageImpl, size_t> known_;  // position in `memories_`; used while it is made
+  int64_t largest_ = 0;                       // elements of a tensor
+};
+
+c10::Storage PartsTask::storage(const c10::Storage &device) {
+  c10::StorageImpl *impl = device.unsafeGetStorageImpl();
+  if (const size_t *at = known_.find(impl)) return memories_[*at].cpu;
+  known_.add(impl, memories_.size());
+  memories_.push_back(
+      {impl->_mutable_data_ptr_no_checks().get(), cpuStorage(nullptr, impl->nbytes())});
+  return memories_.back().cpu;
+}
+
+Tensor PartsTask::alias(const Tensor &tensor) {
+  if (!isPlain(tensor)) {
+    Parts parts = partsOf(tensor);
+    for (Tensor &part : parts) part = alias(part);
+    return assemble(tensor, parts);
+  }
+  largest_ = std::max(largest_, tensor.numel());
+  return tensorOf(storage(tensor.storage()), DispatchKey::CPU, tensor.scalar_type(), tensor.sizes(),
+                  tensor.strides(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg());
+}
+
+void PartsTask::add(const IValue &value) {
+  arguments_.push_back(value.isTensor() ? IValue(alias(value.toTensor())) : value);
+}
+
+void PartsTask::run() {
+  OpTimer timer(info_.counters->queued, info_.counters->queuedNs);
+  for (Memory &memory : memories_) {
+    void *address = nullptr;
+    if (memory.data == nullptr || memory.cpu.nbytes() == 0) continue;
+    OPENREG_CHECK(orMapForKernel(&address, memory.data, memory.cpu.nbytes()));
+    memory.cpu.set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)));
+  }
+  op_.redispatchBoxed(c10::DispatchKeySet(kernel_), &arguments_);
+}
+
+void queue(const OperatorHandle &op, c10::ArrayRef<IValue> arguments, DispatchKey kernel,
+           c10::Device device) {
+  const OpInfo &info = opInfo(op);
+  const orStream_t stream = getCurrentOpenRegStream(device.index()).stream();
+  auto task = std::make_unique<PartsTask>(op, info, kernel, device);
+  for (const IValue &value : arguments) task->add(value);
+  if (sanitizerActive()) tellOperator(op, stream, arguments, {});
+  const bool small = task->isSmall();
+  if (small) task->caller.threads = 1;
+  launchQueued(std::move(task), stream, {}, small ? orLaunchAnyThread : 0);
+}
+
+// ---- Sparse by dense --------------------------------------------------------------------------------
+
+/* What CUDA's kernels take as it is: it is not sorted first, and no block, batch or dense dimension is among them. */
+bool isSparseMatrix(const Tensor &tensor) {
+  if (tensor.dim() != 2) return false;
+  if (tensor.is_sparse()) return tensor.sparse_dim() == 2 && tensor.is_coalesced();
+  return tensor.layout() == c10::kSparseCsr || (tensor.layout() == c10::kSparseCsc && at::hasMKL());
+}
+
+/* The dense result's, of `self + matrix @ dense` or `self + sparse`; none for what a kernel may refuse, or waits. */
+std::optional<Sizes> sizesOfResult(std::string_view name, c10::ArrayRef<IValue> arguments) {
+  const Tensor &self = arguments[0].toTensor(), &other = arguments[1].toTensor();
+  if (self.layout() != c10::kStrided) return std::nullopt;
+  if (name == "add") {
+    const bool usual = other.is_sparse() || other.layout() == c10::kSparseCsr;
+    if (!usual || self.sizes() != other.sizes()) return std::nullopt;
+    return Sizes(self.sizes().begin(), self.sizes().end());
+  }
+  const Tensor &dense = arguments[2].toTensor();
+  if (!isSparseMatrix(other) || dense.layout() != c10::kStrided) return std::nullopt;
+  if (dense.dim() != (name == "addmv" ? 1 : 2) || dense.size(0) != other.size(1)) {
+    return std::nullopt;
+  }
+  Sizes sizes{other.size(0)};
+  if (name != "addmv") sizes.push_back(dense.size(1));
+  return at::is_expandable_to(self.sizes(), sizes) ? std::optional(sizes) : std::nullopt;
+}
+
+/* A tensor of this device and dtype, or a number that fits it. */
+bool isUsual(const IValue &value, c10::Device device, c10::ScalarType dtype) {
+  if (value.isScalar()) return !value.toScalar().isComplex() || c10::isComplexType(dtype);
+  if (!value.isTensor()) return true;
+  const Tensor &tensor = value.toTensor();
+  return tensor.defined() && tensor.device() == device && tensor.scalar_type() == dtype &&
+         !tensor._is_zerotensor();
+}
+
+/* Of these dtypes the CPU's kernels take all layouts. */
+bool isUsual(c10::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kComplexFloat ||
+         dtype == at::kComplexDouble;
+}
+
+bool queueWithDenseResult(const OperatorHandle &op, Stack *stack, DispatchKey kernel,
+                          c10::Device device) {
+  std::string_view name = plainName(op);
+  const bool inPlace = name.ends_with('_');
+  if (inPlace) name.remove_suffix(1);
+  if (name != "addmm" && name != "addmv" && name != "add") return false;
+  const size_t count = op.schema().arguments().size();
+  const auto arguments = torch::jit::last(*stack, count);
+  const c10::ScalarType dtype = arguments[0].toTensor().scalar_type();
+  const bool usual =
+      isUsual(dtype) && std::all_of(arguments.begin(), arguments.end(), [&](const IValue &value) {
+        return isUsual(value, device, dtype);
+      });
+  if (!usual) return false;
+  const std::optional<Sizes> sizes = sizesOfResult(name, arguments);
+  if (!sizes) return false;
+  const bool given = op.schema().overload_name() == "out";
+  Tensor out = inPlace ? arguments[0].toTensor()
+               : given ? arguments[count - 1].toTensor()
+                       : at::empty(*sizes, arguments[0].toTensor().options());
+  if (given && out.layout() == c10::kStrided && out.numel() == 0) out.resize_(*sizes);
+  if (out.layout() != c10::kStrided || out.sizes() != *sizes) return false;
+  if (inPlace || given) {
+    queue(op, arguments, kernel, device);
+  } else {
+    Stack more(arguments.begin(), arguments.end());
+    more.emplace_back(out);
+    static auto &dispatcher = c10::Dispatcher::singleton();
+    queue(dispatcher.findSchemaOrThrow(op.schema().name().c_str(), "out"), more, kernel, device);
+  }
+  torch::jit::drop(*stack, count);
+  stack->emplace_back(std::move(out));
+  return true;
+}
+
+}  // namespace
+
+bool synchronizesElsewhere(const OperatorHandle &op, DispatchKey kernel) {
+  const std::string_view name = plainName(op);
+  // The CPU's merges what CUDA's puts side by side.
+  if (name == "add" && kernel == DispatchKey::SparseCPU) return false;
+  return name != "sparse_sampled_addmm";
+}
+
+bool runSparse(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+  const bool sparse = kernel == DispatchKey::SparseCPU || kernel == DispatchKey::SparseCsrCPU;
+  if (!sparse || !opInfo(op).isAten || !op.hasKernelForDispatchKey(kernel)) return false;
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  const c10::Device device = deviceOf(arguments);
+  if (isMadeOfOperators(op, kernel) || isProductWithDense(op, arguments)) {
+    runHere(op, stack, kernel, device);
+    return true;
+  }
+  return canMap(device.index()) && queueWithDenseResult(op, stack, kernel, device);
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,84 @@
+/*
+ * A device in use: its default stream, made at the first use; synchronise and reset.
+ *
+ * ready[] is release-stored when a device's default stream exists; `first_use` serialises the
+ * making.
+ */
+#include "core.h"
+
+static orMutex first_use = OR_MUTEX_INITIALIZER(OR_RANK_FIRST_USE);
+static _Atomic bool ready[OPENREG_MAX_DEVICES];
+static orStream_t default_streams[OPENREG_MAX_DEVICES]; /* written before ready */
+
+static orError_t makeReady(int index) {
+  orMutexLock(&first_use);
+  orError_t error = orSuccess;
+  if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
+    orProcessActivate();
+    orProbeCall(OR_PROBE_FIRST_USE, &(orProbe){.device = index});
+    error = orStreamMake(index, 0, &default_streams[index]);
+    if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
+  }
+  orMutexUnlock(&first_use);
+  return error;
+}
+
+orError_t orDeviceUse(int index) {
+  if (OR_LIKELY(index >= 0 && index < OPENREG_MAX_DEVICES &&
+                atomic_load_explicit(&ready[index], memory_order_acquire)))
+    return orSuccess;
+  OR_TRY(orDeviceCheck(index));
+  return makeReady(index);
+}
+
+orError_t orDeviceDefaultStream(int device, orStream_t *stream) {
+  OR_TRY(orDeviceUse(device));
+  *stream = default_streams[device];
+  return orSuccess;
+}
+
+int orDeviceIsActive(int index) {
+  return index >= 0 && index < OPENREG_MAX_DEVICES &&
+         atomic_load_explicit(&ready[index], memory_order_acquire);
+}
+
+/* ---- public ---- */
+
+orError_t orStreamGetDefault(orStream_t *stream, int device) {
+  OR_TRY(orEnter());
+  if (!stream) return orFail(orErrorInvalidValue, "orStreamGetDefault: null result");
+  return orDeviceDefaultStream(device, stream);
+}
+
+orError_t orDeviceSynchronize(void) {
+  int device = orCurrentDevice();
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orDeviceCheck(device));
+  if (!orDeviceIsActive(device)) return orSuccess;
+  OR_TRY(orDeviceCheckLost(device));
+  orStreamSynchronizeDevice("orDeviceSynchronize", device);
+  return orDeviceTakeFailure(device);
+}
+
+static void dropQueued(orStream *s, uint64_t queued, void *context) {
+  (void)context;
+  orMutexLock(&s->lock); /* against a loss, which drops more */
+  if (queued > atomic_load_explicit(&s->drop_until, memory_order_relaxed))
+    atomic_store_explicit(&s->drop_until, queued, memory_order_release);
+  orMutexUnlock(&s->lock);
+}
+
+orError_t orDeviceReset(void) {
+  int device = orCurrentDevice();
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orDeviceCheck(device));
+  if (!orDeviceIsActive(device)) return orSuccess;
+  /* All streams are told before any moves: what one drops completes events that let others run. */
+  orStreamForEach(device, dropQueued, NULL);
+  orStreamsGiveUpWaits(device);
+  orStreamSynchronizeDevice(NULL, device);
+  OR_PROBE(OR_PROBE_RESET, .device = device);
+  orDeviceForgetFailure(device);
+  orProbeCall(OR_PROBE_IS_RESET, &(orProbe){.device = device});
+  return orSuccess;
+}

@@ -1,0 +1,144 @@
+/*
+ * Regions: which addresses are allocated, on which device, by which allocator.
+ *
+ * One tree, ordered by address, holds every live region of the process: device memory of all
+ * devices (simulated or a vendor's), pinned host memory and registered host memory. It answers what
+ * any pointer is, and every copy is checked against it. No two regions overlap.
+ *
+ * `lock` guards the tree, its nodes and `used`. The factories' functions are called outside it: an
+ * allocation first charges the capacity, then asks the factory, then enters the tree; a release
+ * goes the other way round, so that an address is in the tree only while its owner has it.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "core.h"
+#include "tree.h"
+
+typedef struct orNode {
+  orTreeNode node; /* first, so that its address is the orNode's */
+  orRegion region;
+} orNode;
+
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_REGIONS);
+static orTree tree = OR_TREE_INITIALIZER;
+static size_t used[OPENREG_MAX_DEVICES];
+
+/* ---- regions ---- */
+
+static orNode *find(const void *ptr) {
+  return (orNode *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
+}
+
+bool orRegionFind(const void *ptr, orRegion *region) {
+  orMutexLock(&lock);
+  orNode *n = find(ptr);
+  if (n) *region = n->region;
+  orMutexUnlock(&lock);
+  return n != NULL;
+}
+
+size_t orRegionUsed(int device) {
+  orMutexLock(&lock);
+  size_t n = used[device];
+  orMutexUnlock(&lock);
+  return n;
+}
+
+/* Capacity is charged in pages, because that is what an allocation occupies. */
+static size_t pages(size_t bytes) { return (bytes + OR_PAGE - 1) & ~(size_t)(OR_PAGE - 1); }
+
+static orError_t charge(int device, size_t bytes) {
+  size_t limit = orDeviceAt(device)->desc.memory_limit;
+  orMutexLock(&lock);
+  size_t in_use = used[device];
+  bool fits = bytes <= limit && pages(bytes) <= limit - in_use;
+  if (fits) used[device] += pages(bytes);
+  orMutexUnlock(&lock);
+  if (fits) return orSuccess;
+  return orFail(orErrorMemoryAllocation, "device %d: %zu bytes asked for, %zu of %zu are free",
+                device, bytes, limit - in_use, limit);
+}
+
+static void refund(int device, size_t bytes) {
+  orMutexLock(&lock);
+  used[device] -= pages(bytes);
+  orMutexUnlock(&lock);
+}
+
+orError_t orRegionEnter(orRegion region) {
+  orNode *n = malloc(sizeof *n);
+  if (!n) return orFail(orErrorMemoryAllocation, "no host memory for an allocation's entry");
+  n->region = region;
+  uintptr_t begin = (uintptr_t)region.base, end = begin + region.size;
+  orMutexLock(&lock);
+  bool taken = orTreeFind(&tree, begin, end) != NULL;
+  if (!taken) orTreeInsert(&tree, &n->node, begin, end);
+  orMutexUnlock(&lock);
+  if (!taken) return orSuccess;
+  free(n);
+  return orFail(orErrorAlreadyExists,
+                "[%p, +%zu) overlaps memory that is allocated or registered already", region.base,
+                region.size);
+}
+
+/* Lock held; null if no such region starts there. */
+static orNode *findStart(const void *ptr, orMemoryType type, bool registered) {
+  orNode *n = find(ptr);
+  return n && n->region.base == ptr && n->region.type == type && n->region.registered == registered
+             ? n
+             : NULL;
+}
+
+static orError_t refuseStart(const void *ptr, orMemoryType type, bool registered) {
+  return orFail(orErrorInvalidValue, "%p is not the start of a %s", ptr,
+                type == orMemoryTypeDevice ? "live device allocation"
+                : registered               ? "registered range"
+                                           : "live pinned allocation");
+}
+
+orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orRegion *region) {
+  orMutexLock(&lock);
+  orNode *n = findStart(ptr, type, registered);
+  if (n) *region = n->region;
+  orMutexUnlock(&lock);
+  return n ? orSuccess : refuseStart(ptr, type, registered);
+}
+
+orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region) {
+  orMutexLock(&lock);
+  orNode *n = findStart(ptr, type, registered);
+  if (n) {
+    *region = n->region;
+    orTreeRemove(&tree, &n->node);
+  }
+  orMutexUnlock(&lock);
+  if (!n) return refuseStart(ptr, type, registered);
+  free(n);
+  OR_PROBE(OR_PROBE_REGION_RELEASED, .dst = region->base, .bytes = region->size);
+  return orSuccess;
+}
+
+orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
+  OR_TRY(charge(device, bytes));
+  orDevice *d = orDeviceAt(device);
+  orError_t error = d->factory->alloc(d->desc.self, bytes, ptr);
+  if (!error) {
+    error = orRegionEnter((orRegion){
+        .base = *ptr, .size = bytes, .type = orMemoryTypeDevice, .device = device, .cached = cached});
+    if (error) d->factory->free(d->desc.self, *ptr, bytes);
+  }
+  if (!error) return orSuccess;
+  refund(device, bytes);
+  *ptr = NULL;
+  return error;
+}
+
+orError_t orRegionRelease(void *ptr) {
+  orRegion r;
+  OR_TRY(orRegionTake(ptr, orMemoryTypeDevice, false, &r));
+  orDevice *d = orDeviceAt(r.device);
+  orError_t error = d->factory->free(d->desc.self, r.base, r.size);
+  refund(r.device, r.size);
+  return error;
+}

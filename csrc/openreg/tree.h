@@ -1,0 +1,32 @@
+/*
+ * A balanced tree of address intervals [begin, end), ordered by begin. They may overlap, and begin
+ * at the same address. The node is a part of what has the interval. A tree has no lock of its own.
+ */
+#ifndef OPENREG_TREE_H
+#define OPENREG_TREE_H
+
+#include <stdint.h>
+
+typedef struct orTreeNode {
+  struct orTreeNode *left, *right;
+  uintptr_t begin, end;
+  uintptr_t most; /* the greatest end, of this node and of those below */
+  uint32_t priority;
+} orTreeNode;
+
+typedef struct orTree {
+  orTreeNode *root;
+  uint32_t priority; /* of the node that was inserted last */
+} orTree;
+
+#define OR_TREE_INITIALIZER {.priority = 2463534242u}
+
+/* The interval is not empty. */
+void orTreeInsert(orTree *tree, orTreeNode *node, uintptr_t begin, uintptr_t end);
+void orTreeRemove(orTree *tree, orTreeNode *node);
+/* One that overlaps [begin, end), or null. */
+orTreeNode *orTreeFind(const orTree *tree, uintptr_t begin, uintptr_t end);
+/* All that overlap it, in their order; `fn` leaves the tree as it is. */
+void orTreeEach(const orTree *tree, uintptr_t begin, uintptr_t end, void (*fn)(orTreeNode *node));
+
+#endif

@@ -1,0 +1,98 @@
+"""A first training step behind a closed gate, in a fresh process: prints what waited."""
+
+import sys
+import threading
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+DEVICE = "openreg"
+
+
+class Last(nn.Module):
+    """An LSTM's last output."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 16, num_layers=2, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
+
+
+def conv():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, stride=2, groups=2, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+
+
+def transformer():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(
+        nn.Embedding(10, 8), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(48, 4)
+    )
+
+
+MODELS = {
+    "mlp": (mlp, lambda: torch.rand(5, 8)),
+    "conv": (conv, lambda: torch.rand(5, 3, 12, 12)),
+    "transformer": (transformer, lambda: torch.randint(10, (5, 6))),
+    "lstm": (Last, lambda: torch.rand(5, 6, 8)),
+}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p),
+    "adadelta": lambda p: torch.optim.Adadelta(p, foreach=False),
+}
+
+
+def step(model, optimizer, x, y):
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss
+
+
+def main(model, optimizer):
+    torch.manual_seed(0)
+    make, batch = MODELS[model]
+    model = make().to(DEVICE)
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    x, y = batch().to(DEVICE), torch.randint(4, (5,)).to(DEVICE)
+    torch.openreg.synchronize()
+    torch.openreg.fallback_stats(reset=True)
+    losses = []
+    stepper = threading.Thread(target=lambda: losses.append(step(model, optimizer, x, y)))
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        stepper.start()
+        stepper.join(60)
+        waited = stepper.is_alive()
+    stepper.join()
+    assert losses[0].item() > 0
+    if waited:
+        print("waited:")
+    for name, ways in torch.openreg.fallback_stats().items():
+        if ways["waited"]["count"] != 0:
+            print(name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,188 @@
+"""What fails on this device where native CPU passes, and why.
+
+An entry names test functions as `file::Class::function`, or one operator or parameter of it as
+`file::Class::function(variant)`; `*` stands for anything. Variants by dtype are never named. An
+entry has to hold: one of whose tests none fails any more is stale, and an error.
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+INHERENT = "inherent"  # no backend outside of PyTorch's tree can meet it
+TO_MEND = "to mend"  # a fault of this device
+
+
+@dataclass(frozen=True)
+class Declared:
+    tests: str
+    reason: str
+    status: str = INHERENT
+
+    def covers(self, unit):
+        return any(
+            fnmatchcase(name, pattern)
+            for name in (unit, unit.partition("(")[0])
+            for pattern in self.tests.split()
+        )
+
+
+BY_DATA = (
+    "expects an error that data decides at the call; the test leaves CUDA out by its name, as its "
+    "kernels cannot raise there either"
+)
+BY_NAME = "asks for the device's name, and expects of all others what CUDA does: "
+RANDOM = (
+    "the device's random numbers are not the CPU's; of these numbers one rounding is more than the "
+    "test's tolerance, and the CPU given the same numbers gives the same bits"
+)
+LATE = "an error that arguments decide comes when the host next synchronises, not at the call: "
+LATE_DTYPE = LATE + "a dtype for which there is no kernel"
+COMPILE = "torch.compile is not implemented for this device"
+
+DECLARED = (
+    # ---- No backend outside of PyTorch's tree can meet them ----
+    Declared(
+        "nn/test_convolution.py::TestConvolutionNNDeviceType::test_conv_backend",
+        "PyTorch chooses `_ConvBackend.Overrideable` for each PrivateUse1 device",
+    ),
+    Declared(
+        "test_torch.py::TestTorchDeviceType::test_tensor_storage_type",
+        "expects `torch.FloatStorage` and the like, which only the CPU and CUDA have",
+    ),
+    Declared(
+        "test_torch.py::TestTorchDeviceType::test_broadcast(fn_map*)",
+        "`Tensor.map_` refuses all but the CPU before it asks the device",
+    ),
+    Declared(
+        "test_autograd.py::TestAutogradDeviceType::test_unused_output_device",
+        "`DataParallel` broadcasts by a function of CUDA's; the CPU skips the test",
+    ),
+    Declared(
+        "nn/test_embedding.py::TestEmbeddingNNDeviceType::test_embedding_bag_out_of_bounds_idx "
+        "test_torch.py::TestTorchDeviceType::test_masked_scatter "
+        "test_indexing.py::NumpyTests::test_trivial_fancy_out_of_bounds "
+        "test_indexing.py::TestIndexing::test_advancedindex",
+        BY_DATA,
+    ),
+    Declared(
+        "test_sort_and_select.py::TestSortAndSelect::test_stable_sort_against_numpy",
+        "fills a device tensor at indices of the CPU, which every device refuses; CUDA is left out",
+    ),
+    Declared(
+        "test_sparse_csr.py::TestSparseCompressed::test_sparse_compressed_constructor",
+        BY_NAME + "makes a tensor from lists, which is on the CPU, and expects it on the device",
+    ),
+    Declared(
+        "test_linalg.py::TestLinalg::test__int4_mm",
+        BY_NAME + "operators for int4 weights that have no CPU kernel of that name",
+    ),
+    Declared(
+        "test_linalg.py::TestLinalg::test_linalg_lstsq_input_checks",
+        BY_NAME + "that only the driver gels is allowed",
+    ),
+    Declared(
+        "test_sparse_csr.py::TestSparseCSR::test_block_triangular_solve",
+        BY_NAME + "the cases that it leaves out for the CPU, as its kernel cannot do them",
+    ),
+    Declared(
+        "test_meta.py::TestMeta::test_meta_outplace(_native_batch_norm_legit)",
+        BY_NAME + "the CPU's kernel saves nothing in evaluation, which the test excuses there",
+    ),
+    Declared(
+        "nn/test_embedding.py::TestEmbeddingNNDeviceType::test_EmbeddingBag_per_sample_weights_and_offsets",
+        RANDOM,
+    ),
+    Declared("test_masked.py::TestMasked::test_mask_layout(sparse_coo_masked_prod)", RANDOM),
+    Declared(
+        "test_custom_ops.py::TestCustomOpTesting::test_autograd_registration_check_* "
+        "test_custom_ops.py::TestCustomOpTesting::test_opcheck_opinfo",
+        "PyTorch's `autograd_registration_check` knows the CPU, CUDA and XPU alone",
+    ),
+    Declared(
+        "test_custom_ops.py::TestCustomOpTesting::test_incorrect_schema_mutation",
+        "the test registers its operator for the CPU and CUDA alone",
+    ),
+    Declared(
+        "test_indexing.py::TestIndexing::test_index_put_accumulate_large_tensor",
+        "needs 8 GiB of device memory; PyTorch's check before it knows CUDA's alone",
+    ),
+    # ---- Faults of this device ----
+    Declared(
+        "test_nestedtensor.py::TestNestedTensorSubclass::test_to_padded_tensor_compile "
+        "test_linalg.py::TestLinalg::test_compile_int4_mm",
+        COMPILE,
+        TO_MEND,
+    ),
+    Declared(
+        "test_foreach.py::TestForeach::test_parity "
+        "test_foreach.py::TestForeach::test_pointwise_op_with_tensor_of_scalarlist_overload",
+        LATE + "lists, after good calls of the same shapes",
+        TO_MEND,
+    ),
+    Declared(
+        "test_nn.py::TestNNDeviceType::test_upsamplingBiMode2d_nonsupported_dtypes "
+        "nn/test_pooling.py::TestPoolingNNDeviceType::test_adaptive_pooling_no_suppot_input "
+        "test_autograd.py::TestAutogradDeviceType::test_grad_assignment "
+        "test_ops.py::TestCommon::test_dtypes "
+        "test_binary_ufuncs.py::TestBinaryUfuncs::test_pow",
+        LATE_DTYPE,
+        TO_MEND,
+    ),
+    Declared(
+        "nn/test_pooling.py::TestPoolingNNDeviceType::test_FractionalMaxPool2d_zero_samples",
+        LATE + "sizes of the arguments",
+        TO_MEND,
+    ),
+    Declared(
+        "test_modules.py::TestModule::test_memory_format(nn_ReplicationPad2d)",
+        "in channels_last the kernel's result has other strides than were promised: an error, late",
+        TO_MEND,
+    ),
+    Declared(
+        "test_segment_reductions.py::TestSegmentReductions::test_unsafe_flag",
+        "`unsafe=False` reads the lengths, for which CUDA synchronises; here the error comes late",
+        TO_MEND,
+    ),
+    Declared(
+        "test_indexing.py::NumpyTests::test_boolean_assignment_value_mismatch "
+        "test_indexing.py::TestIndexing::test_index_put_accumulate_empty "
+        "test_indexing.py::TestIndexing::test_setitem_expansion_error",
+        LATE + "shapes that indices and values cannot have together",
+        TO_MEND,
+    ),
+    Declared(
+        "test_tensor_creation_ops.py::TestTensorCreation::test_random_from_to "
+        "test_tensor_creation_ops.py::TestTensorCreation::test_random_to "
+        "test_torch.py::TestTorchDeviceType::test_exponential "
+        "test_torch.py::TestTorchDeviceType::test_index_fill",
+        LATE + "the value of a number",
+        TO_MEND,
+    ),
+    Declared(
+        "test_linalg.py::TestLinalg::test_vector_norm "
+        "test_tensor_creation_ops.py::TestTensorCreation::test_torch_complex_out_dtype_error",
+        LATE + "after a good call of the same shapes",
+        TO_MEND,
+    ),
+    Declared(
+        "test_linalg.py::TestLinalg::test_cholesky_ex_non_pd "
+        "test_linalg.py::TestLinalg::test_inv_ex_singular",
+        "`check_errors=True` synchronises and raises at the call on CUDA; here it does not wait",
+        TO_MEND,
+    ),
+    Declared(
+        "test_sort_and_select.py::TestSortAndSelect::test_isin",
+        "`isin` of a number promises a shape of [0], and fails in its task",
+        TO_MEND,
+    ),
+    Declared(
+        "test_indexing.py::TestIndexing::test_byte_tensor_assignment",
+        "the warning that uint8 indices are deprecated comes late",
+        TO_MEND,
+    ),
+    Declared(
+        "test_indexing.py::TestIndexing::test_jit_indexing",
+        "scripted indexing by a mask is run as one CPU kernel, in which indexing cannot wait",
+        TO_MEND,
+    ),
+)
