@@ -229,11 +229,15 @@ static orError_t noteStart(void *args) {
   return orSuccess;
 }
 
-static double wakeFutex(void) {
+static void pingSleeper(void) {
   atomic_store(&pinged, 0);
-  double start = nowNs();
   atomic_fetch_add(&ping, 1);
   futex(&ping, FUTEX_WAKE_PRIVATE, 1);
+}
+
+static double wakeFutex(void) {
+  double start = nowNs();
+  pingSleeper();
   while (atomic_load(&pinged) == 0) {
   }
   return atomic_load(&pinged) - start;
@@ -280,20 +284,34 @@ static bool overlaps(orStream_t s) {
   return done;
 }
 
+/* The same of a bare thread. */
+static bool bareOverlaps(void) {
+  double start = nowNs();
+  pingSleeper();
+  while (nowNs() - start < 1e6) {
+  }
+  bool done = atomic_load(&pinged) != 0;
+  while (atomic_load(&pinged) == 0) napNs(10000);
+  return done;
+}
+
+/* Linux now and then puts a woken thread on the core of its waker and lets it wait there for that
+ * one's slice: a bare thread is late up to 4 times of 40. */
 static void benchOverlap(void) {
   enum { TRIES = 40 };
   orStream_t s = newStream();
-  int late = 0;
-  for (int i = 0; i < TRIES; i++) late += !overlaps(s);
-  report("kernels of 40 not begun 1 ms after a round trip", late, "", 0.5, 0);
+  int late = 0, bare = 0;
+  for (int i = 0; i < TRIES; i++) {
+    late += !overlaps(s);
+    bare += !bareOverlaps();
+  }
+  report("kernels of 40 not begun 1 ms after a round trip", late, "", bare + 2, bare);
 }
 
 static void benchWake(void) {
   enum { TIMES = 301 };
   static double device[TIMES], bare[TIMES], trip[TIMES], busy[TIMES];
-  pthread_t thread;
   orStream_t s = newStream();
-  pthread_create(&thread, NULL, sleeper, NULL);
   for (int i = 0; i < TIMES; i++) { /* in turns; asleep for a while before each */
     napNs(500000);
     bare[i] = wakeFutex();
@@ -417,6 +435,8 @@ static void benchIdle(void) {
 }
 
 int main(void) {
+  pthread_t thread;
+  pthread_create(&thread, NULL, sleeper, NULL);
   benchEnqueueOne();
   benchEnqueueThree();
   benchRecordAndWait();
