@@ -470,6 +470,25 @@ def test_exit_by_an_exception_in_a_thread_that_waits(run):
     assert (done.code, done.err) == (3, "")
 
 
+def test_no_thread_of_autograd_is_there_when_python_ends(run_ok):
+    """One that let go of a graph at that time would ask for the GIL, and abort the process."""
+    out = run_ok(
+        """
+        import atexit, glob
+        def names():
+            tasks = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
+            return sorted(name for name in tasks if name.startswith("pt_autograd"))
+        atexit.register(lambda: print("at exit", names()))  # before PyTorch: runs after its own
+        import torch
+        x = torch.ones(3, device="openreg", requires_grad=True)
+        atexit.register(lambda: (x * 2).sum().backward())
+        (x * 2).sum().backward()
+        print(names())
+        """
+    )
+    assert out == "['pt_autograd_0', 'pt_autograd_1']\nat exit []\n"
+
+
 def test_32_streams_stay_within_8_lanes(run_ok):
     out = run_ok(
         """

@@ -1,5 +1,6 @@
 """What registering the device with PyTorch consists of. Starts nothing."""
 
+import atexit
 import functools
 import importlib
 import importlib.abc
@@ -69,6 +70,7 @@ def register():
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    atexit.register(_C._stop_autograd_device_threads)
     _check_indices(_C._check_index)
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     if torch.distributed.is_available():

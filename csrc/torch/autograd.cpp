@@ -6,6 +6,8 @@
 #include <atomic>
 #include <mutex>
 
+#include "gil.h"
+
 namespace torch_openreg {
 
 namespace {
@@ -16,6 +18,8 @@ thread_local bool hiding = false;
 
 /* True from startAutogradWithoutDevices until the device threads run. */
 std::atomic<bool> threadsAreMissing{false};
+
+std::atomic<bool> threadsRun{false};  // and nothing has stopped them
 
 /* start_device_threads is protected: a subclass may name it. */
 struct EngineAccess : Engine {
@@ -57,7 +61,14 @@ void startAutogradDeviceThreads() {
   std::lock_guard<std::mutex> lock(mutex);
   if (!threadsAreMissing.load(std::memory_order_relaxed)) return;
   EngineAccess::startDeviceThreads(Engine::get_default_engine());
+  threadsRun.store(true, std::memory_order_relaxed);
   threadsAreMissing.store(false, std::memory_order_release);
+}
+
+void stopAutogradDeviceThreads() {
+  if (!threadsRun.exchange(false, std::memory_order_relaxed) || orInForkedChild() != 0) return;
+  WithoutGil unlocked;
+  Engine::get_default_engine().stop();
 }
 
 }  // namespace torch_openreg

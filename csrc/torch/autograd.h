@@ -18,6 +18,11 @@ void startAutogradWithoutDevices();
 /* Starts the engine's device threads if they are not there. Before the first backward() on a device. */
 void startAutogradDeviceThreads();
 
+/* At Python's exit, while it still runs: no backward() on a device may follow. A thread of the engine
+ * lets go of a graph after backward() has returned, for which it takes the GIL; while Python ends,
+ * that unwinds the thread through frames that may not be unwound, and the process aborts. */
+void stopAutogradDeviceThreads();
+
 /* Whether the calling thread is in startAutogradWithoutDevices. */
 bool hidesDevicesFromAutograd() noexcept;
 

@@ -132,6 +132,7 @@ void bindDevices(py::module_ &m) {
   m.def("_reset", &reset);
   m.def("_initialize", &initialize);
   m.def("_is_active", [](int64_t index) { return orDeviceIsActive(checkIndex(index)) != 0; });
+  m.def("_stop_autograd_device_threads", &stopAutogradDeviceThreads);
   m.def("_in_forked_child", [] { return orInForkedChild() != 0; });
 }
 
