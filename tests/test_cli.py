@@ -1,5 +1,7 @@
 import sys
 
+import pytest
+
 MODULE = ("-m", "torch_openreg")
 
 
@@ -40,3 +42,145 @@ def test_help(run):
     done = run("", arguments=(*MODULE, "--help"))
     assert done.code == 0 and "usage: python -m torch_openreg" in done.out
     assert sys.version_info >= (3, 10)
+
+
+# ---- demo ----
+
+
+@pytest.mark.racy
+def test_the_demo_finds_the_race_in_the_wrong_loop_only(run):
+    done = run("", arguments=(*MODULE, "demo"))
+    assert (done.code, done.err) == (0, "")
+    wrong, right = done.out.split("With the wait (waits=True)")
+    for text in (
+        "data race 1 on openreg:0",
+        "aten::copy_ on stream",
+        "wait_stream(",
+        "21 schedules, ",
+    ):
+        assert text in wrong, done.out
+    assert "one result" not in wrong
+    for text in ("The sanitizer: nothing to report.", "21 schedules, one result"):
+        assert text in right, done.out
+
+
+# ---- run ----
+
+RACY = """
+import sys
+import torch
+
+a = torch.ones(1000, device="openreg")
+side = torch.Stream(device="openreg")
+if "right" in sys.argv:
+    side.wait_stream(torch.accelerator.current_stream())
+for _ in range(8):
+    with side:
+        a.mul_(2)
+    if "right" in sys.argv:
+        torch.accelerator.current_stream().wait_stream(side)
+    a.add_(1)
+    if "right" in sys.argv:
+        side.wait_stream(torch.accelerator.current_stream())
+torch.accelerator.current_stream().wait_stream(side)
+print(__name__, sys.argv[1:], a.sum().item())
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.racy
+def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
+    path = script(RACY)
+    done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "4", path, "--fast", "x"))
+    assert done.code == 1, done
+    assert done.out.startswith("__main__ ['--fast', 'x'] ")
+    assert "UserWarning: data race 1 on openreg:0" in done.err  # when it is found
+    assert "torch_openreg: sanitizer: " in done.err
+    assert (
+        f"1: aten::mul_.Tensor ({path}:11) and aten::fill_.Scalar ({path}:5); missing: " in done.err
+    )
+    assert " of 4 do as 'early' does\n" in done.err
+    different = [line for line in done.err.splitlines() if "(line 1)" in line]
+    assert different and all("instead of" in line for line in different), done.err
+    replay = done.err.splitlines()[-1]
+    assert replay.startswith("torch_openreg: to replay: OPENREG_SCHEDULE_SEED=")
+    seed = replay.split("SEED=")[1].split()[0]
+    again = run(
+        "", {"OPENREG_SCHEDULE_SEED": seed}, arguments=(*MODULE, "run", path, "--fast", "x")
+    )
+    assert repr(again.out.strip()) in done.err
+
+
+def test_run_of_a_right_program_is_quiet(run, script):
+    path = script(RACY)
+    done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "3", path, "right"))
+    assert (done.code, done.out) == (0, "__main__ ['right'] 511000.0\n")
+    assert done.err == (
+        "torch_openreg: sanitizer: no data races\n"
+        "torch_openreg: schedules: 3 of 3 do as 'early' does\n"
+    )
+
+
+def test_run_of_a_module_with_its_own_options(run, script, tmp_path):
+    script(RACY, "racy_module.py")
+    done = run(
+        "", {"PYTHONPATH": str(tmp_path)}, arguments=(*MODULE, "run", "-m", "racy_module", "right")
+    )
+    assert (done.code, done.out, done.err) == (0, "__main__ ['right'] 511000.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "err"),
+    [
+        ("raise SystemExit(7)", 7, ""),
+        ("import sys; sys.exit('all is lost')", 1, "all is lost\n"),
+        ("pass", 0, ""),
+    ],
+)
+def test_the_status_is_the_programs(run, script, text, code, err):
+    done = run("", arguments=(*MODULE, "run", script(text)))
+    assert (done.code, done.out, done.err) == (code, "", err)
+
+
+def test_a_traceback_begins_in_the_program(run, script):
+    path = script("import torch\n1 / 0\n")
+    done = run("", arguments=(*MODULE, "run", path))
+    assert done.code == 1
+    assert done.err.splitlines()[:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{path}", line 2, in <module>',
+    ]
+
+
+def test_a_kernels_error_that_the_program_does_not_wait_for(run, script):
+    text = (
+        "import torch\n"
+        "x = torch.zeros(3, device='openreg')\n"
+        "x[torch.full((1,), 9, device='openreg')]\n"
+    )
+    done = run("", arguments=(*MODULE, "run", script(text)))
+    assert done.code == 1
+    assert "IndexError: index 9 is out of bounds" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which program?"),
+        (["/nowhere/at/all.py"], "there is no file '/nowhere/at/all.py'"),
+        (["--seeds", "-1", "x.py"], "--seeds: a number of schedules, not -1"),
+        (["--seeds", "many", "x.py"], "invalid int value: 'many'"),
+    ],
+)
+def test_what_run_refuses(run, arguments, message):
+    done = run("", arguments=(*MODULE, "run", *arguments))
+    assert done.code == 2 and message in done.err

@@ -252,6 +252,23 @@ def test_import_torch_openreg_first(installed):
                   OPENREG_DEVICE_COUNT="4") == "4\n"  # fmt: skip
 
 
+def test_a_source_folder_that_is_not_built_says_what_to_do(tmp_path):
+    """Python takes it before the installed package, and `import torch` imports it."""
+    package = tmp_path / "torch_openreg"
+    package.mkdir()
+    shutil.copy(ROOT / "torch_openreg/__init__.py", package)
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    for text in (f"{tmp_path} is the source of", "run 'make build' in it", "in another folder"):
+        assert text in done.stderr
+
+
 def test_versions_agree():
     header = (ROOT / "csrc/openreg/include/openreg.h").read_text()
     parts = [

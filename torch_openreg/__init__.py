@@ -12,7 +12,9 @@ try:
     from ._build_info import VERSION as __version__
 except ImportError as error:
     raise ImportError(
-        "torch_openreg is not built: run 'make build' or install it with pip"
+        f"{Path(__file__).resolve().parent.parent} is the source of torch_openreg, which is not "
+        "built there, and Python takes it before an installed package: run 'make build' in it, or "
+        "start Python in another folder"
     ) from error
 
 _PACKAGE_DIR = Path(__file__).resolve().parent

@@ -1,10 +1,17 @@
-"""``python -m torch_openreg``: devices, memory, lanes, versions and settings."""
+"""``python -m torch_openreg``: devices, memory, lanes, versions, settings; a demo; runs programs."""
 
 import argparse
+import sys
 
 import torch
 
 from . import _C, __version__, get_include, get_library_dir
+
+_DEMO = "ten seconds: a race in a training loop is found, and the loop is mended"
+_RUN = "runs a program as it is, and sums up what it found"
+_SANITIZE = "report accesses to the same memory that nothing orders"
+_SEEDS = "then run it under N schedules, and compare exit status and what is printed"
+_PROGRAM = "a script, or with -m a module, and its arguments"
 
 
 def _size(count):
@@ -70,15 +77,42 @@ def _settings():
         yield f"    {description}"
 
 
-def main():
-    argparse.ArgumentParser(prog="python -m torch_openreg", description=__doc__).parse_args()
-    sections = [_versions, _devices, _lanes, _factories, _settings]
-    for section in sections:
+def _show(_):
+    for section in (_versions, _devices, _lanes, _factories, _settings):
         try:
             print("\n".join(section()))
         except RuntimeError as error:
             print(f"{section.__name__.strip('_').capitalize()}: {error}")
         print()
+    return 0
+
+
+def _demo(_):
+    from . import _demo
+
+    return _demo.main()
+
+
+def _run(options):
+    from . import _run
+
+    return _run.main(options)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m torch_openreg", description=__doc__)
+    parser.set_defaults(main=_show)
+    commands = parser.add_subparsers(title="commands", metavar="demo | run")
+    demo = commands.add_parser("demo", help=_DEMO, description=_DEMO)
+    demo.set_defaults(main=_demo)
+    run = commands.add_parser("run", help=_RUN, description=_RUN)
+    run.set_defaults(main=_run, error=run.error)
+    run.add_argument("--sanitize", action="store_true", help=_SANITIZE)
+    run.add_argument("--seeds", type=int, default=0, metavar="N", help=_SEEDS)
+    run.add_argument("-m", dest="module", action="store_true", help="a module, not a file")
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="program ...", help=_PROGRAM)
+    options = parser.parse_args()
+    sys.exit(options.main(options))
 
 
 if __name__ == "__main__":

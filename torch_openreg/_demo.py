@@ -1,0 +1,98 @@
+"""``python -m torch_openreg demo``: a training loop with a race in it, found, and without it."""
+
+import inspect
+import sys
+import textwrap
+
+import torch
+from torch import nn
+
+from .openreg import sanitizer
+from .openreg.testing import explore
+
+STEPS = 8
+SCHEDULES = 20
+
+
+def batches():
+    """STEPS batches in pinned memory: eight numbers, and the sum of their squares."""
+    numbers = torch.randn(STEPS, 64, 8, generator=torch.Generator().manual_seed(0))
+    return list(zip(numbers.pin_memory(), numbers.square().sum(-1, True).pin_memory(), strict=True))
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)).to("openreg")
+
+
+def train(data, waits):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    compute, copies = torch.accelerator.current_stream(), torch.Stream(device="openreg")
+    for inputs, targets in data:
+        with copies:  # while the step before is still being computed
+            x = inputs.to("openreg", non_blocking=True)
+            y = targets.to("openreg", non_blocking=True)
+        if waits:
+            compute.wait_stream(copies)
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for tensor in (x, y):
+            tensor.record_stream(compute)
+    return loss.item()
+
+
+def _say(text=""):
+    print(text, flush=True)
+
+
+def _show_loop():
+    lines, first = inspect.getsourcelines(train)
+    _say(f"A training loop copies its batches on a stream of their own ({__file__}):\n")
+    for number, line in enumerate(lines, first):
+        _say(f"  {number:3}  {line.rstrip()}")
+
+
+def _seek(data, waits):
+    """The reports of one run under the sanitizer, and the results of many schedules."""
+    with sanitizer.enable():
+        try:
+            train(data, waits)
+        except sanitizer.DataRaceError as error:
+            reports = [error.report]
+        else:
+            reports = sanitizer.reports()
+        torch.accelerator.synchronize()
+        sanitizer.clear()
+    return reports, explore(lambda: train(data, waits), SCHEDULES)
+
+
+def _show(found, reports):
+    for report in reports:
+        _say(textwrap.indent(str(report), "  "))
+    if not reports:
+        _say("  The sanitizer: nothing to report.")
+    _say()
+    _say(textwrap.indent(f"torch.openreg.testing.explore: {found}", "  "))
+
+
+def main():
+    """Returns the exit status: 1 if the race was not found, or one where there is none."""
+    data = batches()
+    _show_loop()
+    _say("\nWithout the wait (waits=False), which on most days trains all the same:\n")
+    wrong = _seek(data, waits=False)
+    _show(wrong[1], wrong[0])
+    _say("\nWith the wait (waits=True):\n")
+    right = _seek(data, waits=True)
+    _show(right[1], right[0])
+    if not wrong[0] or wrong[1].ok or right[0] or not right[1].ok:
+        print("\nThe demo expected the race in the first loop only.", file=sys.stderr)
+        return 1
+    _say(
+        "\nYour own script:  python -m torch_openreg run --sanitize --seeds 20 script.py"
+        "\nYour tests:       pytest --openreg-sanitizer, and --openreg-schedules=20"
+    )
+    return 0
