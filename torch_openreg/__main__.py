@@ -1,4 +1,4 @@
-"""``python -m torch_openreg``: devices, memory, lanes, versions, settings; a demo; runs programs."""
+"""``python -m torch_openreg``: devices, memory, lanes, versions, settings; demo; run."""
 
 import argparse
 import sys
