@@ -162,10 +162,13 @@ ctest:
 	$(locked) ctest-files
 
 # The C tests, and the Python suite, over the core with its assertions, which is preloaded. ARGS: pytest's.
+# The core that is loaded first has debug information, and is a second file beside the package's: two
+# tests say just that.
 debug: build ctest
 	$(D_debug)/run-tests
 	LD_PRELOAD=$(CURDIR)/$(D_debug)/$(CORE) $(PY) -m pytest $(SIDE_BY_SIDE) \
-	  --ignore tests/test_core.py $(or $(ARGS),tests)
+	  --ignore tests/test_core.py --deselect tests/test_gdb.py::test_without_debug_information \
+	  --deselect tests/test_packaging.py::test_a_python_process_has_one_runtime $(or $(ARGS),tests)
 
 # Random programs of the core while faults, resets and forks happen in their midst, for SECONDS, in
 # the build KIND (debug, tsan, asan or ubsan). `make test` has a short one.

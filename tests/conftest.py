@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ahead import compare, on_device
+from forkserver import ForkServer
 
 import pytest_openreg
 import torch_openreg
@@ -29,14 +32,46 @@ if SANITIZED:
 _node = None  # the test that runs
 
 
-def _run(code, env=None, timeout=LIMIT, arguments=()):
-    """Runs a program; its settings are those in `env` alone. Returns code, out and err."""
+def _variables():
+    """Of a program that is given none."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
     variables["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [variables.get("PYTHONPATH")])])
+    return variables
+
+
+_server = ForkServer(
+    os.path.join(tempfile.mkdtemp(prefix="openreg-tests-"), "socket"), _variables()
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server_ends():
+    yield
+    _server.close()
+    shutil.rmtree(os.path.dirname(_server.path))
+
+
+def _fork(code, environment, timeout):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        status = _server.run(code, environment, out, err, timeout)
+        for file in (out, err):
+            file.seek(0)
+        return SimpleNamespace(code=status, out=out.read(), err=err.read())
+
+
+def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
+    """Runs a program; its settings are those in `env` alone. Returns code, out and err.
+
+    With `fresh`, which is for programs about the import of PyTorch, in an interpreter of its own;
+    with other variables than the device's too, as these may be read by that import."""
+    forked = not (arguments or fresh or "LD_PRELOAD" in os.environ)
+    forked = forked and all(name.startswith("OPENREG_") for name in env or ())
     command = [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))]
 
     def execute(**more):
-        merged = {**variables, **more, **(env or {})}
+        merged = {**_variables(), **more, **(env or {})}
+        if forked:
+            return _fork(textwrap.dedent(code), merged, timeout)
         done = subprocess.run(
             command, env=merged, capture_output=True, text=True, timeout=timeout, check=False
         )

@@ -43,12 +43,13 @@ print([name for name in threads.names() if name.startswith(("openreg", "pt_autog
 
 
 def test_a_cpu_program_behaves_as_without_the_package(run_ok):
-    assert run_ok(CPU_ONLY) == run_ok(CPU_ONLY, WITHOUT)
+    assert run_ok(CPU_ONLY, fresh=True) == run_ok(CPU_ONLY, WITHOUT)
 
 
 def test_import_and_queries_start_nothing(run_ok):
     out = run_ok(
-        f"""
+        fresh=True,
+        code=f"""
         import threads, torch
         before = {THREADS}
         torch.manual_seed(3)
@@ -66,7 +67,7 @@ def test_import_and_queries_start_nothing(run_ok):
         print("openreg-" in maps or "memfd" in maps)
         torch.ones(3, device="openreg").sum().item()
         print({THREADS} > before, torch.openreg.is_initialized())
-        """
+        """,
     )
     assert out.splitlines() == ["0 False", "False", "True True"]
 
@@ -78,7 +79,8 @@ def test_import_of_the_package_alone_and_in_either_order(run_ok):
         "import torch_openreg; import torch; torch_openreg._autoload()",
         "import torch; torch.openreg",
     ):
-        out = run_ok(code + "; import torch; print(torch.ones(2, device='openreg:1').tolist())")
+        code += "; import torch; print(torch.ones(2, device='openreg:1').tolist())"
+        out = run_ok(code, fresh=True)
         assert out.strip() == "[1.0, 1.0]"
     out = run_ok(
         "import torch_openreg; import torch; print(torch.ones(2, device='openreg').tolist())",
@@ -102,12 +104,13 @@ def test_submodules_are_one_module_under_both_names(run_ok):
 
 def test_another_torch_version_is_refused(run):
     done = run(
-        """
+        fresh=True,
+        code="""
         import sys, types
         sys.modules["torch"] = types.ModuleType("torch")
         sys.modules["torch"].__version__ = "2.12.1"
         import torch_openreg
-        """
+        """,
     )
     assert done.code != 0
     assert "ImportError" in done.err and "2.12.1" in done.err and "2.13" in done.err
@@ -473,7 +476,8 @@ def test_exit_by_an_exception_in_a_thread_that_waits(run):
 def test_no_thread_of_autograd_is_there_when_python_ends(run_ok):
     """One that let go of a graph at that time would ask for the GIL, and abort the process."""
     out = run_ok(
-        """
+        fresh=True,
+        code="""
         import atexit, glob
         def names():
             tasks = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
@@ -484,7 +488,7 @@ def test_no_thread_of_autograd_is_there_when_python_ends(run_ok):
         atexit.register(lambda: (x * 2).sum().backward())
         (x * 2).sum().backward()
         print(names())
-        """
+        """,
     )
     assert out == "['pt_autograd_0', 'pt_autograd_1']\nat exit []\n"
 

@@ -65,9 +65,9 @@ class gate:
         self.open()
         return False
 
-    def __del__(self):
+    def __del__(self, _is_finalizing=sys.is_finalizing):  # this module may be empty by then
         # At the end of the process nothing is woken up again.
-        if self._event is None or sys.is_finalizing() or _C._in_forked_child():
+        if self._event is None or _is_finalizing() or _C._in_forked_child():
             return
         self.open()
         _C._external_event_destroy(self._event)
