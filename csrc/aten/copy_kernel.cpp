@@ -25,8 +25,8 @@
 #include "../torch/check.h"
 #include "../torch/sanitizer.h"
 #include "accesses.h"
-#include "alias.h"
-#include "queued.h"
+#include "cpu_alias.h"
+#include "task.h"
 
 namespace torch_openreg {
 
@@ -226,9 +226,9 @@ class Silence final : public c10::WarningHandler {
   void process(const c10::Warning &) override {}
 };
 
-struct CopyTask final : QueuedKernel {
+struct CopyTask final : Task {
   CopyTask(const Tensor &to, const Tensor &from, Tensor ownedSource)
-      : QueuedKernel("aten::copy_", from.is_cpu() ? to.device() : from.device()),
+      : Task("aten::copy_", from.is_cpu() ? to.device() : from.device()),
         dst(to, to.data_ptr()),
         src(from, const_cast<void *>(from.const_data_ptr())),
         owned(std::move(ownedSource)) {}
@@ -265,20 +265,20 @@ void launch(const Tensor &dst, const Tensor &src, Tensor ownedSource, orStream_t
       accesses.push_back({side->parts.data, side->parts.bytes, side == &task->dst});
     }
   }
-  launchQueued(std::move(task), stream, accesses, flags);
+  launchTask(std::move(task), stream, accesses, flags);
 }
 
 }  // namespace
 
 void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream, bool awaited) {
   judge(dst, src);
-  if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, src);
+  if (sanitizerActive()) reportTensors("aten::copy_", stream, dst, src);
   launch(dst, src, Tensor(), stream, awaited);
 }
 
 void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
   judge(dst, src);
-  if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, {});
+  if (sanitizerActive()) reportTensors("aten::copy_", stream, dst, {});
   launch(dst, src, src, stream, false);
 }
 

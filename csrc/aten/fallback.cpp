@@ -1,6 +1,6 @@
 /*
  * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory. Calls in their usual form
- * do not come further than known.cpp.
+ * do not come further than fast_path.cpp.
  *
  * On the caller's thread: arguments are checked and made ready (`prepare`), and results become the
  * caller's tensors (`finish`). On the lane: aliases, the kernel, and taking over its memory
@@ -29,17 +29,17 @@
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
 #include "accesses.h"
-#include "alias.h"
-#include "async.h"
+#include "cpu_alias.h"
+#include "operator_task.h"
 #include "cpu_memory.h"
 #include "dry_run.h"
 #include "extent.h"
-#include "known.h"
+#include "fast_path.h"
 #include "lane.h"
 #include "lesson.h"
-#include "memo.h"
-#include "opinfo.h"
-#include "parts.h"
+#include "output_cache.h"
+#include "op_traits.h"
+#include "tensor_components.h"
 #include "sparse.h"
 #include "versions.h"
 
@@ -86,11 +86,11 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
 
 /* A kernel that is registered for the CPU alone from Python expects the CPU's own tensors, and would
  * take the GIL on a lane. The dispatcher tells only where it was registered. */
-bool hasPythonKernel(const OperatorHandle &op, const OpInfo &info, DispatchKey kernel) {
+bool hasPythonKernel(const OperatorHandle &op, const OpTraits &traits, DispatchKey kernel) {
   static auto *known = new std::map<std::pair<const OpCounters *, DispatchKey>, bool>();
   static auto *mutex = new std::mutex();
   std::lock_guard<std::mutex> lock(*mutex);
-  const auto [entry, isNew] = known->try_emplace({info.counters, kernel}, false);
+  const auto [entry, isNew] = known->try_emplace({traits.counters, kernel}, false);
   if (!isNew) return entry->second;
   const std::string key = "\n" + std::string(c10::toString(kernel)) + ": ";
   const std::string table = "\n" + op.dumpComputedTable();
@@ -104,7 +104,7 @@ bool hasPythonKernel(const OperatorHandle &op, const OpInfo &info, DispatchKey k
 
 bool hasItsMemory(const at::Tensor &tensor) {
   if (isPlain(tensor)) return tensor._is_zerotensor() || fitsStorage(tensor);
-  const Parts parts = partsOf(tensor);
+  const Components parts = componentsOf(tensor);
   return std::all_of(parts.begin(), parts.end(), hasItsMemory);
 }
 
@@ -128,9 +128,9 @@ bool areSmall(c10::ArrayRef<IValue> values) {
 
 class Call {
  public:
-  Call(const OperatorHandle &op, const OpInfo &info, Stack *stack, DispatchKey kernel)
+  Call(const OperatorHandle &op, const OpTraits &traits, Stack *stack, DispatchKey kernel)
       : op_(op),
-        info_(info),
+        traits_(traits),
         kernel_(kernel),
         schema_(op.schema()),
         stack_(stack),
@@ -140,16 +140,16 @@ class Call {
   /* False: its lists are on several devices, and it has to be run one by one. */
   bool prepare();
   /* Its results can be promised, and `key` describes it. */
-  bool canQueue(MemoKey &key) const {
+  bool canQueue(CallKey &key) const {
     return isPredictable() && !dependsOnDefaultDtype() && !mayAlert() &&
-           makeKey(key, info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
+           makeKey(key, traits_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
   /* set_sync_debug_mode may refuse it. */
   void wait();
   /* Once, when nothing can refuse the call any more. */
   void drawGenerators();
   void countWrites() const {
-    torch_openreg::countWrites(info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
+    torch_openreg::countWrites(traits_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
   void runCopying();
   c10::Device device() const { return *device_; }
@@ -157,14 +157,15 @@ class Call {
 
  private:
   bool isPredictable() const {
-    return info_.predictable && !cpuResults_ && !readsHost_ && !(info_.masksDecide && hasMask_);
+    return traits_.predictable && !cpuResults_ && !readsHost_ && !(traits_.masksDecide && hasMask_);
   }
   bool dependsOnDefaultDtype() const;
   /* The mode is the process's, and may be another when a queued kernel asks. */
-  bool mayAlert() const { return info_.alerts && at::globalContext().deterministicAlgorithms(); }
+  bool mayAlert() const { return traits_.alerts && at::globalContext().deterministicAlgorithms(); }
   /* Its caller learns a value or a size that depends on data: on every device it synchronises. */
   bool tellsValues() const {
-    return !info_.predictable || cpuResults_ || (info_.masksDecide && hasMask_) || ordersAsSparse();
+    return !traits_.predictable || cpuResults_ || (traits_.masksDecide && hasMask_) ||
+           ordersAsSparse();
   }
   bool ordersAsSparse() const {
     return (kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU) &&
@@ -189,7 +190,7 @@ class Call {
   IValue toCaller(const IValue &value, size_t position);
 
   const OperatorHandle &op_;
-  const OpInfo &info_;
+  const OpTraits &traits_;
   const DispatchKey kernel_;  // the CPU's for this kind of tensor
   const FunctionSchema &schema_;
   Stack *stack_;
@@ -202,7 +203,7 @@ class Call {
   bool hasMask_ = false;              // among indices
   orStream_t stream_ = 0;
   Stack cpu_;  // the kernel's arguments, then its results
-  std::optional<Aliases> aliases_;
+  std::optional<CpuAliases> aliases_;
   // Without it everything is copied.
   PairList<c10::TensorImpl, at::Tensor> copies_;     // by the device's tensor
   PairList<c10::TensorImpl, at::Tensor> originals_;  // by its copy
@@ -236,7 +237,7 @@ bool Call::findDevice() {
     device_ = c10::Device(asked_->type(), indexOrCurrent(asked_->index()));
   }
   if (!device_) device_ = c10::Device(c10::DeviceType::PrivateUse1, currentDevice());
-  if (doubtful && info_.isForeach) return false;
+  if (doubtful && traits_.isForeach) return false;
   if (doubtful) {
     checkDevices();
     moveIndices();
@@ -258,7 +259,7 @@ void Call::check(const at::Tensor &tensor, const Argument &argument) {
 
 /* In the words of PyTorch's kernels, which are the same for every device. */
 void Call::checkIndices() {
-  if (!info_.isAten || arguments_.empty() || !arguments_[0].isTensor()) return;
+  if (!traits_.isAten || arguments_.empty() || !arguments_[0].isTensor()) return;
   const c10::Device self = arguments_[0].toTensor().device();
   for (const IValue &value : arguments_) {
     if (!value.isList() || !holdsOptionalTensors(value)) continue;
@@ -277,7 +278,7 @@ void Call::checkStorages() {
     eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
       if (!tensor.defined() || !tensor.is_privateuseone() || hasItsMemory(tensor)) return;
       if (isPlain(tensor)) return checkFitsStorage(tensor, what.c_str());
-      for (const at::Tensor &part : partsOf(tensor)) checkFitsStorage(part, what.c_str());
+      for (const at::Tensor &part : componentsOf(tensor)) checkFitsStorage(part, what.c_str());
     });
   }
 }
@@ -315,10 +316,10 @@ IValue Call::cpuGenerator(const IValue &given) const {
 }
 
 void Call::drawGenerators() {
-  if (!info_.draws) return;
+  if (!traits_.draws) return;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     IValue &value = arguments_[i];
-    if (info_.isGenerator[i]) value = cpuGenerator(value);
+    if (traits_.isGenerator[i]) value = cpuGenerator(value);
   }
 }
 
@@ -335,7 +336,7 @@ bool Call::prepare() {
   if (!findDevice()) return false;
   TORCH_CHECK_NOT_IMPLEMENTED(
       op_.hasComputedKernelForDispatchKey(kernel_) &&
-          (info_.isAten || !hasPythonKernel(op_, info_, kernel_)),
+          (traits_.isAten || !hasPythonKernel(op_, traits_, kernel_)),
       "Could not run ", op_.operator_name(),
       " on openreg: there is neither a kernel for this device nor a compiled one for ",
       kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
@@ -407,7 +408,7 @@ at::Tensor Call::copyOf(const at::Tensor &tensor) {
 
 void Call::copyBack() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (!info_.isWritten[i]) continue;
+    if (!traits_.isWritten[i]) continue;
     eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
       const at::Tensor *copy = copies_.find(tensor.unsafeGetTensorImpl());
       if (copy != nullptr) at::_copy_from_and_resize(*copy, tensor);
@@ -428,10 +429,10 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
 /* Where kernels cannot reach the device's memory: everything is copied to the CPU and back. A fork waits for the kernel
  * alone, because a copy may need what the thread that forks holds: a lane, the GIL. */
 void Call::runCopying() {
-  SyncNoted noted(info_.name);
+  SyncNoted noted(traits_.name);
   drawGenerators();
   countWrites();
-  OpTimer timer(info_.counters->copied, info_.counters->copiedNs);
+  OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
   for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
   asKernel([this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); });
   copyBack();
@@ -453,36 +454,37 @@ bool Call::dependsOnDefaultDtype() const {
 }
 
 void Call::wait() {
-  noteSynchronization(info_.name);
+  noteSynchronization(traits_.name);
   drawGenerators();
   countWrites();
-  OpTimer timer(info_.counters->waited, info_.counters->waitedNs);
-  std::optional<ToldOperator> told;
+  OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
+  std::optional<OperatorReport> told;
   const bool small = areSmall(c10::ArrayRef(arguments_.data(), arguments_.size()));
   if (sanitizerActive())
     told.emplace(op_, stream_, c10::ArrayRef(arguments_.data(), arguments_.size()));
   aliases_.emplace(stream_, device_->index());
   cpu_.reserve(arguments_.size());
-  runOnLane(stream_, info_.name, small, [this] { run(); });
+  runOnLane(stream_, traits_.name, small, [this] { run(); });
   finish();
-  if (told) told->tellResults(torch::jit::last(*stack_, schema_.returns().size()));
+  if (told) told->reportResults(torch::jit::last(*stack_, schema_.returns().size()));
   if (tellsValues()) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
 /* In place: what comes out is what went in. */
-std::shared_ptr<const Memo> inPlaceMemo(size_t results) {
-  static const auto none = std::make_shared<const Memo>(Memo{true, {}, {}});
-  static const auto self = std::make_shared<const Memo>(Memo{true, {Result{0, false, {}}}, {}});
+std::shared_ptr<const OutputSpec> inPlaceOutputs(size_t results) {
+  static const auto none = std::make_shared<const OutputSpec>(OutputSpec{true, {}, {}});
+  static const auto self =
+      std::make_shared<const OutputSpec>(OutputSpec{true, {ResultSpec{0, false, {}}}, {}});
   return results == 0 ? none : self;
 }
 
 /* The operator whose result is being inferred. When its out= form is called its output has the right
  * size; composite kernels, which are registered in the same place, call others. */
-thread_local const OpInfo *inferring = nullptr;
+thread_local const OpTraits *inferring = nullptr;
 
 /* False: the CPU's kernel may give its result other strides, as it casts first, and what it has cast is dense. */
-bool metaKnowsStrides(const OpInfo &info, c10::ArrayRef<IValue> arguments) {
-  if (!info.pointwise || info.inPlace) return true;
+bool metaKnowsStrides(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  if (!traits.pointwise || traits.inPlace) return true;
   std::optional<c10::ScalarType> dtype;
   bool casts = false, dense = true;
   for (const IValue &value : arguments) {
@@ -496,36 +498,36 @@ bool metaKnowsStrides(const OpInfo &info, c10::ArrayRef<IValue> arguments) {
 }
 
 /* The call is that of the out= form. */
-bool isInferred(const OperatorHandle &op, const OpInfo &info) {
+bool isInferred(const OperatorHandle &op, const OpTraits &traits) {
   if (inferring == nullptr) return false;
   const std::string_view functional(inferring->name);
-  if (info.name != functional.substr(0, functional.size() - inferring->inPlace)) return false;
+  if (traits.name != functional.substr(0, functional.size() - inferring->inPlace)) return false;
   inferring = nullptr;
-  return memoOfOutputs(info)->results.size() == op.schema().returns().size();
+  return writtenOutputs(traits)->results.size() == op.schema().returns().size();
 }
 
 /* Makes the results by way of the operator's meta function, and queues its out= form. */
-void inferAndRemember(const OperatorHandle &op, const OpInfo &info, Stack *stack,
-                      const MemoKey &key) {
+void inferAndRemember(const OperatorHandle &op, const OpTraits &traits, Stack *stack,
+                      const CallKey &key) {
   struct Inferring {
-    explicit Inferring(const OpInfo &functional) { inferring = &functional; }
+    explicit Inferring(const OpTraits &functional) { inferring = &functional; }
     ~Inferring() { inferring = nullptr; }
-  } scope(info);
-  std::optional<ToldAs> told;
+  } scope(traits);
+  std::optional<ReportedAs> told;
   if (sanitizerActive()) told.emplace(op);
-  const Stack arguments(stack->end() - static_cast<int64_t>(info.isWritten.size()), stack->end());
-  const std::vector<Layout> before = layoutsOf(arguments);
+  const Stack arguments(stack->end() - static_cast<int64_t>(traits.isWritten.size()), stack->end());
+  const std::vector<TensorMetadata> before = metadataOf(arguments);
   op.redispatchBoxed(kInferringKeys, stack);
   const auto results = torch::jit::last(*stack, op.schema().returns().size());
-  const std::shared_ptr<Memo> memo = lesson(info, arguments, before, results);
-  memo->exactStrides = !info.pointwise;  // a meta function's may be a guess
-  addMemo(key, memo);
+  const std::shared_ptr<OutputSpec> spec = describeOutputs(traits, arguments, before, results);
+  spec->exactStrides = !traits.pointwise;  // a meta function's may be a guess
+  cacheOutputs(key, spec);
 }
 
 /* No dry run tells what comes out. */
-std::shared_ptr<const Memo> whereDataDecides(const OperatorHandle &op, const OpInfo &info) {
-  static const auto unknown = std::make_shared<const Memo>();
-  return info.inPlace ? inPlaceMemo(op.schema().returns().size()) : unknown;
+std::shared_ptr<const OutputSpec> whereDataDecides(const OperatorHandle &op, const OpTraits &traits) {
+  static const auto unknown = std::make_shared<const OutputSpec>();
+  return traits.inPlace ? inPlaceOutputs(op.schema().returns().size()) : unknown;
 }
 
 /* As every backend without a kernel for lists does. */
@@ -535,9 +537,9 @@ void runOneByOne(const OperatorHandle &op, Stack *stack) {
 
 }  // namespace
 
-void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+void runCpuKernelWithComponents(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
   if (runSparse(op, stack, kernel)) return;
-  Call call(op, opInfo(op), stack, kernel);
+  Call call(op, opTraits(op), stack, kernel);
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
@@ -545,40 +547,40 @@ void runCpuKernelWithParts(const OperatorHandle &op, Stack *stack, DispatchKey k
 }
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
-  const OpInfo &info = opInfo(op);
-  const size_t taken = info.isWritten.size();
+  const OpTraits &traits = opTraits(op);
+  const size_t taken = traits.isWritten.size();
   Results results;
   const auto giveResults = [&] {
     torch::jit::drop(*stack, taken);
     for (IValue &result : results) stack->push_back(std::move(result));
   };
-  if (queueKnown(op, info, torch::jit::last(*stack, taken), results)) return giveResults();
-  Call call(op, info, stack, DispatchKey::CPU);
+  if (takeFastPath(op, traits, torch::jit::last(*stack, taken), results)) return giveResults();
+  Call call(op, traits, stack, DispatchKey::CPU);
   if (!call.prepare()) return runOneByOne(op, stack);
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
-  MemoKey key;
+  CallKey key;
   if (!call.canQueue(key)) return call.wait();
-  DryRun told{findMemo(key), {}};
-  if (told.memo == nullptr) {
+  DryRun told{findOutputs(key), {}};
+  if (told.spec == nullptr) {
     const Stack arguments(stack->end() - static_cast<int64_t>(taken), stack->end());
-    if (isInferred(op, info)) {
-      checkTypes(op, info, arguments);
-      told.memo = memoOfOutputs(info);
-    } else if (info.inferable && metaKnowsStrides(info, arguments)) {
-      return inferAndRemember(op, info, stack, key);
+    if (isInferred(op, traits)) {
+      checkTypes(op, traits, arguments);
+      told.spec = writtenOutputs(traits);
+    } else if (traits.inferable && metaKnowsStrides(traits, arguments)) {
+      return inferAndRemember(op, traits, stack, key);
     } else {
-      told = dryRun(op, info, arguments);
-      if (told.memo == nullptr) told.memo = whereDataDecides(op, info);
-      addMemo(key, told.memo);
+      told = dryRun(op, traits, arguments);
+      if (told.spec == nullptr) told.spec = whereDataDecides(op, traits);
+      cacheOutputs(key, told.spec);
     }
   }
-  if (!told.memo->usable) return call.wait();
+  if (!told.spec->usable) return call.wait();
   for (const c10::Warning &warning : told.warnings) c10::warn(warning);
   call.drawGenerators();
   call.countWrites();
-  enqueueCpuKernel(op, info, key, std::move(told.memo), call.device(), call.stream(),
-                   torch::jit::last(*stack, taken), results, !told.warnings.empty());
+  queueOperator(op, traits, key, std::move(told.spec), call.device(), call.stream(),
+                torch::jit::last(*stack, taken), results, !told.warnings.empty());
   giveResults();
 }
 

@@ -14,8 +14,8 @@ void runCpuKernel(const c10::OperatorHandle &op, torch::jit::Stack *stack);
 
 /* The same for sparse, quantized or nested tensors among the arguments: `kernel` is the CPU's key for them. It always
  * waits: how much memory their parts take is known when the kernel has run. */
-void runCpuKernelWithParts(const c10::OperatorHandle &op, torch::jit::Stack *stack,
-                           c10::DispatchKey kernel);
+void runCpuKernelWithComponents(const c10::OperatorHandle &op, torch::jit::Stack *stack,
+                                c10::DispatchKey kernel);
 
 /* Registers the fallback for structured operators too, in place of the kernel that infers their results: that one
  * is asked only where nothing is remembered. Once, after all other registrations. */

@@ -1,5 +1,5 @@
 /*
- * A Task lives on the stack of the thread that waits for it in orLaunchKernelEx (orLaunchWaits).
+ * An AwaitedTask lives on the stack of the thread that waits for it in orLaunchKernelEx (orLaunchWaits).
  *
  * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself first and looks
  * at `pauses` then, a fork the other way round (sequentially consistent), so that one of them sees the other. A piece of
@@ -199,8 +199,8 @@ class WarningCollector final : public c10::WarningHandler {
   std::vector<c10::Warning> &warnings_;
 };
 
-struct Task {
-  explicit Task(c10::function_ref<void()> function) : kernel(function) {}
+struct AwaitedTask {
+  explicit AwaitedTask(c10::function_ref<void()> function) : kernel(function) {}
 
   c10::function_ref<void()> kernel;
   CallerState caller = CallerState::now();
@@ -209,8 +209,8 @@ struct Task {
   std::vector<c10::Warning> warnings;
 };
 
-orError_t runTask(void *args) {
-  Task &task = **static_cast<Task **>(args);
+orError_t runAwaited(void *args) {
+  AwaitedTask &task = **static_cast<AwaitedTask **>(args);
   try {
     runAsCaller(task.caller, task.warnings, task.kernel);
   } catch (...) {
@@ -271,10 +271,10 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
 }
 
 void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel) {
-  Task task(kernel);
+  AwaitedTask task(kernel);
   if (serial) task.caller.threads = 1;
   const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
-  OPENREG_CHECK(launchOnLane(stream, name, &runTask, nullptr, &task, {}, flags));
+  OPENREG_CHECK(launchOnLane(stream, name, &runAwaited, nullptr, &task, {}, flags));
   // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
   if (task.error) {

@@ -1,7 +1,7 @@
 /*
  * Operators of sparse, quantized and nested tensors that look at them, make them or copy them part by part. PyTorch's
  * kernels for them are the same for every backend: they call operators of the parts, which are queued, so that
- * nothing waits here. All others of these tensors are the CPU's (runCpuKernelWithParts). Opaque ones are refused.
+ * nothing waits here. All others of these tensors are the CPU's (runCpuKernelWithComponents). Opaque ones are refused.
  */
 #include <ATen/native/DispatchStub.h>
 #include <ATen/ops/_coalesced_native.h>
@@ -64,7 +64,7 @@
 #include "../torch/device.h"
 #include "fallback.h"
 #include "lane.h"
-#include "parts.h"
+#include "tensor_components.h"
 
 namespace torch_openreg {
 
@@ -98,8 +98,8 @@ struct OnDevice<kernel> {
 
 /* Of what the CPU has made of a tensor, where kernels do not reach the device. Memory that is large enough stays. */
 Tensor copyBack(const Tensor &src, const Tensor &dst) {
-  const Parts before = partsOf(dst);
-  Parts parts = partsOf(src);
+  const Components before = componentsOf(dst);
+  Components parts = componentsOf(src);
   for (size_t i = 0; i < parts.size(); ++i) {
     const bool fits = i < before.size() && before[i].sizes() == parts[i].sizes() &&
                       before[i].scalar_type() == parts[i].scalar_type();
@@ -109,8 +109,8 @@ Tensor copyBack(const Tensor &src, const Tensor &dst) {
   return dst;
 }
 
-void recordParts(Tensor &self, c10::Stream stream) {
-  for (const Tensor &part : partsOf(self)) recordStream(part.storage().data_ptr(), stream);
+void recordComponents(Tensor &self, c10::Stream stream) {
+  for (const Tensor &part : componentsOf(self)) recordStream(part.storage().data_ptr(), stream);
 }
 
 /* Sizes of nested tensors are CPU tensors on every device; those of a file may have been mapped with the rest. */
@@ -138,8 +138,8 @@ Tensor &copyQuantized(Tensor &self, const Tensor &src, bool nonBlocking) {
               "copy_ of a quantized tensor takes one of the same scheme and dtype, not ",
               c10::toString(src.qscheme()), " ", src.scalar_type(), " to ",
               c10::toString(self.qscheme()), " ", self.scalar_type());
-  Parts parts = partsOf(src);
-  parts[0] = partsOf(self)[0].copy_(parts[0], nonBlocking);
+  Components parts = componentsOf(src);
+  parts[0] = componentsOf(self)[0].copy_(parts[0], nonBlocking);
   for (Tensor &part : parts) part = part.to(self.device());
   reassemble(self, src, parts);
   return self;
@@ -159,7 +159,7 @@ void sparseMmReduce(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
   const bool derivative =
       at::GradMode::is_enabled() && (self.requires_grad() || other.requires_grad());
   if (!derivative || (reduce != "amax" && reduce != "amin")) {
-    return runCpuKernelWithParts(op, stack, c10::DispatchKey::SparseCsrCPU);
+    return runCpuKernelWithComponents(op, stack, c10::DispatchKey::SparseCsrCPU);
   }
   const Tensor a = self.cpu().set_requires_grad(self.requires_grad());
   const Tensor b = other.cpu().set_requires_grad(other.requires_grad());
@@ -289,12 +289,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("to_mkldnn", &torch_openreg::toMkldnn);
 }
 
-#define WITH_PARTS(key)                                        \
+#define WITH_COMPONENTS(key)                                   \
   TORCH_LIBRARY_IMPL(aten, key, m) {                           \
     m.impl("_copy_from_and_resize", &torch_openreg::copyBack); \
-    m.impl("record_stream", &torch_openreg::recordParts);      \
+    m.impl("record_stream", &torch_openreg::recordComponents); \
   }
-WITH_PARTS(SparsePrivateUse1)
-WITH_PARTS(SparseCsrPrivateUse1)
-WITH_PARTS(QuantizedPrivateUse1)
-WITH_PARTS(NestedTensorPrivateUse1)
+WITH_COMPONENTS(SparsePrivateUse1)
+WITH_COMPONENTS(SparseCsrPrivateUse1)
+WITH_COMPONENTS(QuantizedPrivateUse1)
+WITH_COMPONENTS(NestedTensorPrivateUse1)

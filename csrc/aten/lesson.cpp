@@ -8,7 +8,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "parts.h"
+#include "tensor_components.h"
 
 namespace torch_openreg {
 
@@ -19,20 +19,20 @@ using Arguments = c10::ArrayRef<IValue>;
 
 /* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold nothing that is
  * read, as what is written in place may. */
-bool unchanged(const OpInfo &info, Arguments arguments, const std::vector<Layout> &before,
-               std::vector<Resize> &resizes) {
-  const bool inPlace = std::string_view(info.name).back() == '_';
+bool unchanged(const OpTraits &traits, Arguments arguments,
+               const std::vector<TensorMetadata> &before, std::vector<Resize> &resizes) {
+  const bool inPlace = std::string_view(traits.name).back() == '_';
   auto layout = before.begin();
   bool same = true;
   for (size_t i = 0; i < arguments.size(); ++i) {
     eachTensor(arguments[i], [&](const at::Tensor &tensor) {
-      const Layout &old = *layout++;
+      const TensorMetadata &old = *layout++;
       if (old.describes(tensor)) return;
-      const bool sized = info.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
+      const bool sized = traits.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
                          (!inPlace || c10::multiply_integers(old.sizes()) == 0) &&
                          old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
                          old.neg == tensor.is_neg();
-      if (sized) resizes.push_back({i, Layout(tensor)});
+      if (sized) resizes.push_back({i, TensorMetadata(tensor)});
       same &= sized;
     });
   }
@@ -43,7 +43,7 @@ bool ownsItsStorage(const at::Tensor &tensor, Arguments arguments,
                     std::unordered_set<const void *> &storages) {
   if (!tensor.defined()) return true;
   if (!isPlain(tensor) || !tensor.has_storage() || tensor.storage_offset() != 0 ||
-      tensor.storage().nbytes() < Layout(tensor).bytes) {
+      tensor.storage().nbytes() < TensorMetadata(tensor).bytes) {
     return false;
   }
   bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
@@ -55,9 +55,9 @@ bool ownsItsStorage(const at::Tensor &tensor, Arguments arguments,
   return !shared;
 }
 
-int argumentThatIs(const IValue &result, const OpInfo &info, Arguments arguments) {
+int argumentThatIs(const IValue &result, const OpTraits &traits, Arguments arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (info.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
+    if (traits.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
         result.toTensor().is_same(arguments[i].toTensor())) {
       return static_cast<int>(i);
     }
@@ -67,35 +67,36 @@ int argumentThatIs(const IValue &result, const OpInfo &info, Arguments arguments
 
 }  // namespace
 
-std::vector<Layout> layoutsOf(c10::ArrayRef<IValue> arguments) {
-  std::vector<Layout> layouts;
+std::vector<TensorMetadata> metadataOf(c10::ArrayRef<IValue> arguments) {
+  std::vector<TensorMetadata> layouts;
   for (const IValue &value : arguments) {
     eachTensor(value, [&](const at::Tensor &tensor) { layouts.emplace_back(tensor); });
   }
   return layouts;
 }
 
-std::shared_ptr<Memo> lesson(const OpInfo &info, Arguments arguments,
-                             const std::vector<Layout> &before, c10::ArrayRef<IValue> results) {
-  auto memo = std::make_shared<Memo>();
+std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits, Arguments arguments,
+                                            const std::vector<TensorMetadata> &before,
+                                            c10::ArrayRef<IValue> results) {
+  auto spec = std::make_shared<OutputSpec>();
   std::unordered_set<const void *> storages;
-  memo->usable = unchanged(info, arguments, before, memo->resizes);
+  spec->usable = unchanged(traits, arguments, before, spec->resizes);
   for (const IValue &value : results) {
-    Result result;
-    result.argument = argumentThatIs(value, info, arguments);
+    ResultSpec result;
+    result.argument = argumentThatIs(value, traits, arguments);
     result.isList = !value.isTensor();
     if (result.argument < 0) {
       eachTensor(value, [&](const at::Tensor &tensor) {
         if (!ownsItsStorage(tensor, arguments, storages)) {
-          memo->usable = false;
+          spec->usable = false;
         } else {
           result.fresh.emplace_back(tensor);
         }
       });
     }
-    memo->results.push_back(std::move(result));
+    spec->results.push_back(std::move(result));
   }
-  return memo;
+  return spec;
 }
 
 }  // namespace torch_openreg

@@ -9,16 +9,18 @@
 #include <memory>
 #include <vector>
 
-#include "memo.h"
-#include "opinfo.h"
+#include "output_cache.h"
+#include "op_traits.h"
 
 namespace torch_openreg {
 
 /* Taken before the call. */
-std::vector<Layout> layoutsOf(c10::ArrayRef<c10::IValue> arguments);
+std::vector<TensorMetadata> metadataOf(c10::ArrayRef<c10::IValue> arguments);
 
-/* The memo of a call: unusable where results are not simply fresh memory. */
-std::shared_ptr<Memo> lesson(const OpInfo &info, c10::ArrayRef<c10::IValue> arguments,
-                             const std::vector<Layout> &before, c10::ArrayRef<c10::IValue> results);
+/* The spec of a call: unusable where results are not simply fresh memory. */
+std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits,
+                                            c10::ArrayRef<c10::IValue> arguments,
+                                            const std::vector<TensorMetadata> &before,
+                                            c10::ArrayRef<c10::IValue> results);
 
 }  // namespace torch_openreg

@@ -4,7 +4,7 @@
  * others read memory themselves (kOwnKernels). Of those the products with a dense result are one task each, over a
  * result that is made before; the rest have sizes that depend on data, and wait.
  *
- * A PartsTask carries CPU tensors over storages that have no address before it runs. It holds nothing of the device's.
+ * A SparseTask carries CPU tensors over storages that have no address before it runs. It holds nothing of the device's.
  */
 #include "sparse.h"
 
@@ -24,12 +24,12 @@
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 #include "accesses.h"
-#include "alias.h"
+#include "cpu_alias.h"
 #include "lane.h"
-#include "memo.h"
-#include "opinfo.h"
-#include "parts.h"
-#include "queued.h"
+#include "output_cache.h"
+#include "op_traits.h"
+#include "tensor_components.h"
+#include "task.h"
 
 namespace torch_openreg {
 
@@ -126,7 +126,7 @@ c10::Device deviceOf(c10::ArrayRef<IValue> arguments) {
 void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::Device device) {
   std::optional<DeviceSwitch> current;
   if (device.is_privateuseone()) current.emplace(indexOrCurrent(device.index()));
-  std::optional<ToldAs> told;
+  std::optional<ReportedAs> told;
   if (sanitizerActive()) told.emplace(op);
   op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
 }
@@ -134,10 +134,10 @@ void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::De
 // ---- One task ---------------------------------------------------------------------------------------
 
 /* Runs an operator that leaves sizes as they are and makes no tensor. */
-class PartsTask final : public QueuedKernel {
+class SparseTask final : public Task {
  public:
-  PartsTask(const OperatorHandle &op, const OpInfo &info, DispatchKey kernel, c10::Device on)
-      : QueuedKernel(info.name, on), op_(op), info_(info), kernel_(kernel) {}
+  SparseTask(const OperatorHandle &op, const OpTraits &traits, DispatchKey kernel, c10::Device on)
+      : Task(traits.name, on), op_(op), traits_(traits), kernel_(kernel) {}
   void add(const IValue &value);
   bool isSmall() const { return largest_ <= kSerial; }
   void run() override;
@@ -151,7 +151,7 @@ class PartsTask final : public QueuedKernel {
   c10::Storage storage(const c10::Storage &device);
 
   const OperatorHandle op_;
-  const OpInfo &info_;
+  const OpTraits &traits_;
   const DispatchKey kernel_;
   Stack arguments_;
   c10::SmallVector<Memory, 5> memories_;
@@ -159,7 +159,7 @@ class PartsTask final : public QueuedKernel {
   int64_t largest_ = 0;                       // elements of a tensor
 };
 
-c10::Storage PartsTask::storage(const c10::Storage &device) {
+c10::Storage SparseTask::storage(const c10::Storage &device) {
   c10::StorageImpl *impl = device.unsafeGetStorageImpl();
   if (const size_t *at = known_.find(impl)) return memories_[*at].cpu;
   known_.add(impl, memories_.size());
@@ -168,9 +168,9 @@ c10::Storage PartsTask::storage(const c10::Storage &device) {
   return memories_.back().cpu;
 }
 
-Tensor PartsTask::alias(const Tensor &tensor) {
+Tensor SparseTask::alias(const Tensor &tensor) {
   if (!isPlain(tensor)) {
-    Parts parts = partsOf(tensor);
+    Components parts = componentsOf(tensor);
     for (Tensor &part : parts) part = alias(part);
     return assemble(tensor, parts);
   }
@@ -179,12 +179,12 @@ Tensor PartsTask::alias(const Tensor &tensor) {
                   tensor.strides(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg());
 }
 
-void PartsTask::add(const IValue &value) {
+void SparseTask::add(const IValue &value) {
   arguments_.push_back(value.isTensor() ? IValue(alias(value.toTensor())) : value);
 }
 
-void PartsTask::run() {
-  OpTimer timer(info_.counters->queued, info_.counters->queuedNs);
+void SparseTask::run() {
+  OpTimer timer(traits_.counters->queued, traits_.counters->queuedNs);
   for (Memory &memory : memories_) {
     void *address = nullptr;
     if (memory.data == nullptr || memory.cpu.nbytes() == 0) continue;
@@ -196,14 +196,14 @@ void PartsTask::run() {
 
 void queue(const OperatorHandle &op, c10::ArrayRef<IValue> arguments, DispatchKey kernel,
            c10::Device device) {
-  const OpInfo &info = opInfo(op);
+  const OpTraits &traits = opTraits(op);
   const orStream_t stream = getCurrentOpenRegStream(device.index()).stream();
-  auto task = std::make_unique<PartsTask>(op, info, kernel, device);
+  auto task = std::make_unique<SparseTask>(op, traits, kernel, device);
   for (const IValue &value : arguments) task->add(value);
-  if (sanitizerActive()) tellOperator(op, stream, arguments, {});
+  if (sanitizerActive()) reportOperator(op, stream, arguments, {});
   const bool small = task->isSmall();
   if (small) task->caller.threads = 1;
-  launchQueued(std::move(task), stream, {}, small ? orLaunchAnyThread : 0);
+  launchTask(std::move(task), stream, {}, small ? orLaunchAnyThread : 0);
 }
 
 // ---- Sparse by dense --------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ bool synchronizesElsewhere(const OperatorHandle &op, DispatchKey kernel) {
 
 bool runSparse(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
   const bool sparse = kernel == DispatchKey::SparseCPU || kernel == DispatchKey::SparseCsrCPU;
-  if (!sparse || !opInfo(op).isAten || !op.hasKernelForDispatchKey(kernel)) return false;
+  if (!sparse || !opTraits(op).isAten || !op.hasKernelForDispatchKey(kernel)) return false;
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   const c10::Device device = deviceOf(arguments);
   if (isMadeOfOperators(op, kernel) || isProductWithDense(op, arguments)) {

@@ -7,15 +7,15 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
-#include "opinfo.h"
+#include "op_traits.h"
 
 namespace torch_openreg {
 
-void countWritesToLists(const OpInfo &info, c10::ArrayRef<c10::IValue> arguments);
+void countWritesToLists(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 /* Before anything is queued: an inference tensor may be refused. */
-inline void countWrites(const OpInfo &info, c10::ArrayRef<c10::IValue> arguments) {
-  if (C10_UNLIKELY(info.writesLists)) countWritesToLists(info, arguments);
+inline void countWrites(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments) {
+  if (C10_UNLIKELY(traits.writesLists)) countWritesToLists(traits, arguments);
 }
 
 }  // namespace torch_openreg

@@ -18,9 +18,9 @@
 #include <utility>
 
 #include "../aten/accesses.h"
-#include "../aten/alias.h"
+#include "../aten/cpu_alias.h"
 #include "../aten/lane.h"
-#include "../aten/queued.h"
+#include "../aten/task.h"
 #include "../torch/gil.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
@@ -221,7 +221,7 @@ void Collective::tellSanitizer() const {
   OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
   OPENREG_CHECK(orStreamWaitEvent(handle, before.get()));
   OPENREG_CHECK(orSanitizerAside(handle));
-  tellTensors(call_.name, handle, call_.out, call_.in);
+  reportTensors(call_.name, handle, call_.out, call_.in);
   OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
 }
 

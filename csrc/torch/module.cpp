@@ -16,10 +16,10 @@
 #include <tuple>
 #include <vector>
 
-#include "aten/queued.h"
-#include "aten/async.h"
+#include "aten/task.h"
+#include "aten/operator_task.h"
 #include "aten/fallback.h"
-#include "aten/opinfo.h"
+#include "aten/op_traits.h"
 #include "distributed/bindings.h"
 #include "autograd.h"
 #include "device.h"

@@ -17,12 +17,12 @@ namespace torch_openreg {
 
 /* With all that it needs, by value. What it throws is the device's error, raised with its type at the next call that
  * synchronises; what it warns of is issued there too. */
-class QueuedKernel {
+class Task {
  public:
-  QueuedKernel(const char *kernelName, c10::Device on) : name(kernelName), device(on) {}
-  virtual ~QueuedKernel() = default;
-  QueuedKernel(const QueuedKernel &) = delete;
-  QueuedKernel &operator=(const QueuedKernel &) = delete;
+  Task(const char *kernelName, c10::Device on) : name(kernelName), device(on) {}
+  virtual ~Task() = default;
+  Task(const Task &) = delete;
+  Task &operator=(const Task &) = delete;
 
   virtual void run() = 0;  // on the lane, as the caller
 
@@ -34,8 +34,8 @@ class QueuedKernel {
 
 /* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. `flags` are
  * orLaunchFlags. */
-void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
-                  c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
+void launchTask(std::unique_ptr<Task> kernel, orStream_t stream,
+                c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
 
 /* Keeps the exception for the call that reports the core's failure of `name` on the device. */
 void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception);

@@ -1,11 +1,11 @@
 /*
- * A QueuedKernel belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop` deletes it,
+ * A Task belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop` deletes it,
  * whether or not it ran.
  *
  * `failures` keeps the exceptions of kernels that failed, by device, so that the synchronising call that reports the
  * core's first failure throws the same type. Its mutex is a leaf; nothing is thrown under it.
  */
-#include "queued.h"
+#include "task.h"
 
 #include <c10/util/Exception.h>
 
@@ -79,8 +79,8 @@ void throwFailure(const std::string &report) {
 
 [[maybe_unused]] const bool handled = (setKernelFailureHandler(&throwFailure), true);
 
-orError_t runQueued(void *args) {
-  QueuedKernel &kernel = **static_cast<QueuedKernel **>(args);
+orError_t runTask(void *args) {
+  Task &kernel = **static_cast<Task **>(args);
   std::vector<c10::Warning> warnings;
   orError_t result = orSuccess;
   try {
@@ -97,7 +97,7 @@ orError_t runQueued(void *args) {
   return result;
 }
 
-void dropQueued(void *args) { delete *static_cast<QueuedKernel **>(args); }
+void dropTask(void *args) { delete *static_cast<Task **>(args); }
 
 /* OPENREG_LAUNCH_BLOCKING, which the core reads once. */
 bool launchesBlock() {
@@ -114,11 +114,11 @@ bool launchesBlock() {
 
 }  // namespace
 
-void launchQueued(std::unique_ptr<QueuedKernel> kernel, orStream_t stream,
-                  c10::ArrayRef<orAccess> accesses, unsigned flags) {
+void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<orAccess> accesses,
+                unsigned flags) {
   const c10::DeviceIndex device = kernel->device.index();
   int queued = 0;
-  const orError_t error = launchOnLane(stream, kernel->name, &runQueued, &dropQueued, kernel.get(),
+  const orError_t error = launchOnLane(stream, kernel->name, &runTask, &dropTask, kernel.get(),
                                        accesses, flags, &queued);
   if (queued) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {

@@ -19,20 +19,20 @@
 #include <optional>
 #include <vector>
 
-#include "opinfo.h"
+#include "op_traits.h"
 
 namespace torch_openreg {
 
-using MemoKey = c10::SmallVector<int64_t, 64>;
+using CallKey = c10::SmallVector<int64_t, 64>;
 
 /* The key of a call; false if it cannot have one. A task carries it to its lane, as the description of its tensors. */
-bool makeKey(MemoKey &key, const OpInfo &info, c10::ArrayRef<c10::IValue> arguments);
+bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 /* Walks the arguments that a key of makeKey describes. */
 class KeyReader {
  public:
   enum Kind { kTensor, kUndefined, kTensors, kOptionalTensors, kOther };
-  explicit KeyReader(const MemoKey &key);
+  explicit KeyReader(const CallKey &key);
   /* Of the next argument, or of the next item of a list. */
   Kind next();
   /* Of a list: how many items follow. */
@@ -54,13 +54,13 @@ class KeyReader {
 };
 
 /* A tensor's metadata. `dims` is sizes, then strides. */
-struct Layout {
+struct TensorMetadata {
   c10::SmallVector<int64_t, 8> dims;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   bool conj = false, neg = false;
 
-  Layout() = default;
-  explicit Layout(const at::Tensor &tensor);
+  TensorMetadata() = default;
+  explicit TensorMetadata(const at::Tensor &tensor);
   bool describes(const at::Tensor &tensor) const;
   bool describesSizes(const at::Tensor &tensor) const;  // all but strides
   void measure();                                       // sets `bytes`
@@ -69,27 +69,27 @@ struct Layout {
   size_t bytes = 0;  // of a storage that holds it and no more
 };
 
-struct Result {
+struct ResultSpec {
   int argument = -1;  // the caller's own tensor (in place, out=); -1: fresh ones
   bool isList = false;
-  std::vector<Layout> fresh;  // one, or those of a list; undefined ones have no dtype
+  std::vector<TensorMetadata> fresh;  // one, or those of a list; undefined ones have no dtype
 };
 
 /* An output (out=) that gets its size from the call. */
 struct Resize {
   size_t argument;
-  Layout layout;
+  TensorMetadata layout;
 };
 
-struct Memo {
+struct OutputSpec {
   bool usable = false;  // false: results share memory, or are views: not to be promised
-  std::vector<Result> results;
+  std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
   bool exactStrides = true;  // of fresh results; else what has others is copied
 };
 
 /* Promises the tensors that are written, as they are, and nothing else. */
-std::shared_ptr<Memo> memoOfOutputs(const OpInfo &info);
+std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits);
 
 /* The same elements at the same places: a dimension of one element may have any stride. */
 bool sameStrides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b);
@@ -145,10 +145,10 @@ c10::IValue forCpu(const c10::IValue &value, F other) {
 }
 
 /* Thread-safe and bounded. Null: never seen. */
-std::shared_ptr<const Memo> findMemo(const MemoKey &key);
-void addMemo(const MemoKey &key, std::shared_ptr<const Memo> memo);
+std::shared_ptr<const OutputSpec> findOutputs(const CallKey &key);
+void cacheOutputs(const CallKey &key, std::shared_ptr<const OutputSpec> spec);
 
 /* Appends a value that is no tensor; false if it cannot be part of a key. `kindOnly`: of numbers. */
-bool appendToKey(MemoKey &key, const c10::IValue &value, bool kindOnly);
+bool appendToKey(CallKey &key, const c10::IValue &value, bool kindOnly);
 
 }  // namespace torch_openreg

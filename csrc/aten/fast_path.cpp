@@ -1,7 +1,7 @@
 /*
  * Nothing here is shared. What is found to be unusual in any way is left to the fallback, which takes everything.
  */
-#include "known.h"
+#include "fast_path.h"
 
 #include <c10/core/DefaultDtype.h>
 
@@ -12,7 +12,7 @@
 #include "../torch/stream.h"
 #include "extent.h"
 #include "lane.h"
-#include "memo.h"
+#include "output_cache.h"
 #include "versions.h"
 
 namespace torch_openreg {
@@ -24,7 +24,7 @@ using c10::IValue;
 /* Looks for the device of a call, as long as there is nothing to object to. */
 class Survey {
  public:
-  explicit Survey(const OpInfo &info) : info_(info) {}
+  explicit Survey(const OpTraits &traits) : traits_(traits) {}
 
   /* The tensors are of one device, but for numbers, and have memory, and enough; no index is a mask. */
   bool isUsual(const IValue &value, bool written);
@@ -36,7 +36,7 @@ class Survey {
  private:
   bool isUsual(const at::Tensor &tensor, bool written, bool index);
 
-  const OpInfo &info_;
+  const OpTraits &traits_;
   bool found_ = false;
   c10::Device device_{c10::DeviceType::PrivateUse1};  // of the first tensor
   c10::DeviceIndex asked_ = -1;                       // by a device argument
@@ -46,7 +46,7 @@ bool Survey::isUsual(const at::Tensor &tensor, bool written, bool index) {
   if (!tensor.defined()) return true;
   if (tensor._is_zerotensor()) return false;
   const c10::ScalarType dtype = tensor.scalar_type();
-  if (index && info_.masksDecide && (dtype == c10::kBool || dtype == c10::kByte)) return false;
+  if (index && traits_.masksDecide && (dtype == c10::kBool || dtype == c10::kByte)) return false;
   const c10::Device device = tensor.device();
   if (!device.is_privateuseone()) return device.is_cpu() && tensor.dim() == 0 && !written;
   if (!found_) device_ = device;
@@ -71,24 +71,24 @@ bool Survey::isUsual(const IValue &value, bool written) {
 
 }  // namespace
 
-bool queueKnown(const c10::OperatorHandle &op, const OpInfo &info, c10::ArrayRef<IValue> arguments,
-                Results &results) {
+bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
+                  c10::ArrayRef<IValue> arguments, Results &results) {
   // With another default dtype, a kernel that makes it of integers may run when it has changed back.
   const bool ordinary = c10::get_default_dtype_as_scalartype() == c10::kFloat;
-  if (!info.predictable || info.draws || info.alerts || !ordinary) return false;
-  Survey survey(info);
+  if (!traits.predictable || traits.draws || traits.alerts || !ordinary) return false;
+  Survey survey(traits);
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!survey.isUsual(arguments[i], info.isWritten[i])) return false;
+    if (!survey.isUsual(arguments[i], traits.isWritten[i])) return false;
   }
-  MemoKey key;
-  if (!makeKey(key, info, arguments)) return false;
-  std::shared_ptr<const Memo> memo = findMemo(key);
-  if (memo == nullptr || !memo->usable) return false;
+  CallKey key;
+  if (!makeKey(key, traits, arguments)) return false;
+  std::shared_ptr<const OutputSpec> spec = findOutputs(key);
+  if (spec == nullptr || !spec->usable) return false;
   const c10::Device device = survey.device();
   if (!canMap(device.index())) return false;
   const orStream_t stream = currentStreamHandle(device.index());
-  countWrites(info, arguments);
-  enqueueCpuKernel(op, info, key, std::move(memo), device, stream, arguments, results);
+  countWrites(traits, arguments);
+  queueOperator(op, traits, key, std::move(spec), device, stream, arguments, results);
   return true;
 }
 
