@@ -20,9 +20,9 @@
 #include <string>
 #include <string_view>
 
+#include "../torch/fork.h"
 #include "../torch/host_allocator.h"
 #include "../torch/sanitizer.h"
-#include "lane.h"
 #include "output_cache.h"
 #include "op_traits.h"
 #include "tensor_components.h"
@@ -238,6 +238,20 @@ std::unique_ptr<at::ObserverContext> onOperator(const at::RecordFunction &functi
 std::mutex watchMutex;
 std::optional<at::CallbackHandle> watching;
 
+void watch(bool on) {
+  std::lock_guard<std::mutex> lock(watchMutex);
+  if (on == watching.has_value()) return;
+  if (on) {
+    watching = at::addGlobalCallback(
+        at::RecordFunctionCallback(&onOperator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  } else {
+    at::removeCallback(*watching);
+    watching.reset();
+  }
+}
+
+[[maybe_unused]] const bool registered = (watchHost = &watch, true);
+
 }  // namespace
 
 void reportOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValue> arguments,
@@ -292,18 +306,6 @@ void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tenso
   raiseRaces();
   OPENREG_CHECK(orSanitizerAccess(stream, operation, accesses.data(), accesses.size()));
   raiseRaces();
-}
-
-void watchHost(bool on) {
-  std::lock_guard<std::mutex> lock(watchMutex);
-  if (on == watching.has_value()) return;
-  if (on) {
-    watching = at::addGlobalCallback(
-        at::RecordFunctionCallback(&onOperator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-  } else {
-    at::removeCallback(*watching);
-    watching.reset();
-  }
 }
 
 }  // namespace torch_openreg

@@ -49,7 +49,4 @@ class ReportedAs {
 void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<at::Tensor> written,
                    c10::ArrayRef<at::Tensor> read);
 
-/* Whether CPU operators tell what they do to pinned memory. */
-void watchHost(bool on);
-
 }  // namespace torch_openreg

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "../torch/check.h"
+#include "../torch/fork.h"
 #include "../torch/sanitizer.h"
 #include "accesses.h"
 #include "cpu_alias.h"

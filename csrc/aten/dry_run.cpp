@@ -173,7 +173,7 @@ Stack stackOf(const OpTraits &traits, Arguments arguments, F standIn) {
 
 void runKernel(const c10::OperatorHandle &op, Stack &stack, std::vector<c10::Warning> &warnings) {
   runAsCaller(CallerState::now(), warnings, [&] {
-    asKernel([&] { op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack); });
+    op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack);
     for (IValue &result : stack) {
       if (!result.isTensor() || !result.toTensor().defined()) continue;
       if (result.toTensor().is_mkldnn()) result = result.toTensor().to_dense();

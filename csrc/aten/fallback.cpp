@@ -23,6 +23,8 @@
 #include <string_view>
 #include <utility>
 
+#include "../torch/device.h"
+#include "../torch/fork.h"
 #include "../torch/generator.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
@@ -39,6 +41,7 @@
 #include "lesson.h"
 #include "output_cache.h"
 #include "op_traits.h"
+#include "task.h"
 #include "tensor_components.h"
 #include "sparse.h"
 #include "versions.h"

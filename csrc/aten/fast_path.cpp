@@ -11,7 +11,6 @@
 #include "../torch/device.h"
 #include "../torch/stream.h"
 #include "extent.h"
-#include "lane.h"
 #include "output_cache.h"
 #include "versions.h"
 

@@ -62,8 +62,8 @@
 
 #include "../torch/allocator.h"
 #include "../torch/device.h"
+#include "../torch/fork.h"
 #include "fallback.h"
-#include "lane.h"
 #include "tensor_components.h"
 
 namespace torch_openreg {

@@ -1,83 +1,24 @@
 /*
- * A Task belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop` deletes it,
- * whether or not it ran.
- *
- * `failures` keeps the exceptions of kernels that failed, by device, so that the synchronising call that reports the
- * core's first failure throws the same type. Its mutex is a leaf; nothing is thrown under it.
+ * A Task belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop` deletes it, whether or
+ * not it ran. An AwaitedTask lives on the stack of the thread that waits for it in orLaunchKernelEx (orLaunchWaits).
  */
 #include "task.h"
 
 #include <c10/util/Exception.h>
 
-#include <array>
 #include <exception>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "../torch/check.h"
+#include "../torch/kernel_failures.h"
 #include "../torch/stream.h"
 #include "../torch/warnings.h"
 
 namespace torch_openreg {
 
 namespace {
-
-struct Failure {
-  std::string name;
-  std::exception_ptr exception;
-};
-
-struct Failures {
-  std::mutex mutex;
-  std::array<std::vector<Failure>, OPENREG_MAX_DEVICES> byDevice;
-};
-
-Failures &failures() {
-  static auto *instance = new Failures();
-  return *instance;
-}
-
-constexpr size_t kMostFailures = 8;
-
-/* The core says "aten::embedding on openreg:0 failed: ...". */
-bool isOf(const std::string &report, const std::string &name, size_t device) {
-  return report.rfind(name + " on openreg:" + std::to_string(device) + " failed", 0) == 0;
-}
-
-std::exception_ptr takeFailure(const std::string &report) {
-  Failures &f = failures();
-  std::lock_guard<std::mutex> lock(f.mutex);
-  for (size_t device = 0; device < f.byDevice.size(); ++device) {
-    auto &kept = f.byDevice[device];
-    for (const Failure &failure : kept) {
-      if (!isOf(report, failure.name, device)) continue;
-      std::exception_ptr exception = failure.exception;
-      kept.clear();
-      return exception;
-    }
-  }
-  return nullptr;
-}
-
-void throwFailure(const std::string &report) {
-  const std::exception_ptr exception = takeFailure(report);
-  if (!exception) return;
-  orGetLastError();
-  try {
-    std::rethrow_exception(exception);
-  } catch (c10::DistBackendError &) {
-    throw;  // a collective's, which names where it comes from itself
-  } catch (c10::Error &error) {
-    const bool more = report.ends_with(" more failed after it)");
-    error.add_context("raised by " + report.substr(0, report.find(" failed: ")) +
-                      ", queued earlier" + (more ? report.substr(report.rfind(" (and ")) : ""));
-    throw;
-  }
-}
-
-[[maybe_unused]] const bool handled = (setKernelFailureHandler(&throwFailure), true);
 
 orError_t runTask(void *args) {
   Task &kernel = **static_cast<Task **>(args);
@@ -99,6 +40,45 @@ orError_t runTask(void *args) {
 
 void dropTask(void *args) { delete *static_cast<Task **>(args); }
 
+struct AwaitedTask {
+  explicit AwaitedTask(c10::function_ref<void()> function) : kernel(function) {}
+
+  c10::function_ref<void()> kernel;
+  CallerState caller = CallerState::now();
+  bool ran = false;
+  std::exception_ptr error;
+  std::vector<c10::Warning> warnings;
+};
+
+orError_t runAwaited(void *args) {
+  AwaitedTask &task = **static_cast<AwaitedTask **>(args);
+  try {
+    runAsCaller(task.caller, task.warnings, task.kernel);
+  } catch (...) {
+    task.error = std::current_exception();
+  }
+  task.ran = true;
+  return orSuccess;  // the exception is the caller's, not the device's
+}
+
+/* `run` and `drop` get a pointer to `task`. Whose it is after an error, `queued` says (orLaunch). */
+orError_t launch(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                 void *task, c10::ArrayRef<orAccess> accesses, unsigned flags, int *queued) {
+  orLaunch launch{};
+  launch.size = sizeof(launch);
+  launch.stream = stream;
+  launch.fn = run;
+  launch.args = &task;
+  launch.args_size = sizeof(task);
+  launch.drop = drop;
+  launch.accesses = accesses.data();
+  launch.access_count = accesses.size();
+  launch.name = name;
+  launch.flags = flags;
+  launch.queued = queued;
+  return orLaunchKernelEx(&launch);
+}
+
 /* OPENREG_LAUNCH_BLOCKING, which the core reads once. */
 bool launchesBlock() {
   static const bool block = [] {
@@ -118,8 +98,8 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<o
                 unsigned flags) {
   const c10::DeviceIndex device = kernel->device.index();
   int queued = 0;
-  const orError_t error = launchOnLane(stream, kernel->name, &runTask, &dropTask, kernel.get(),
-                                       accesses, flags, &queued);
+  const orError_t error =
+      launch(stream, kernel->name, &runTask, &dropTask, kernel.get(), accesses, flags, &queued);
   if (queued) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
     getCurrentOpenRegStream(device).stream();  // says which
@@ -129,17 +109,20 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<o
   OPENREG_CHECK(error);
 }
 
-void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception) {
-  Failures &f = failures();
-  std::lock_guard<std::mutex> lock(f.mutex);
-  auto &kept = f.byDevice.at(static_cast<size_t>(device));
-  if (kept.size() < kMostFailures) kept.push_back({name, std::move(exception)});
-}
-
-void forgetFailures(c10::DeviceIndex device) {
-  Failures &f = failures();
-  std::lock_guard<std::mutex> lock(f.mutex);
-  f.byDevice.at(static_cast<size_t>(device)).clear();
+void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel) {
+  AwaitedTask task(kernel);
+  if (serial) task.caller.threads = 1;
+  const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
+  OPENREG_CHECK(launch(stream, name, &runAwaited, nullptr, &task, {}, flags, nullptr));
+  // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
+  for (const c10::Warning &warning : task.warnings) c10::warn(warning);
+  if (task.error) {
+    issueKeptWarnings(/*besideError=*/true);
+    std::rethrow_exception(task.error);
+  }
+  if (task.ran) return;
+  OPENREG_CHECK(orStreamSynchronize(stream));
+  TORCH_CHECK(false, name, " was not run by its device");
 }
 
 }  // namespace torch_openreg

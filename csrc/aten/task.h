@@ -1,14 +1,14 @@
 /*
- * A kernel that nobody waits for.
+ * A function of C++ as a task of a stream: one that nobody waits for, or one that its caller waits for.
  */
 #pragma once
 
 #include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
 
 #include <openreg.h>
 
-#include <exception>
 #include <memory>
 
 #include "lane.h"
@@ -37,10 +37,11 @@ class Task {
 void launchTask(std::unique_ptr<Task> kernel, orStream_t stream,
                 c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
 
-/* Keeps the exception for the call that reports the core's failure of `name` on the device. */
-void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception);
-
-/* Forgets the exceptions of a device that was reset. */
-void forgetFailures(c10::DeviceIndex device);
+/* Runs `kernel` on a lane, after everything queued on `stream`, and returns when it has run. The GIL,
+ * if held, is released while the caller sleeps. On the lane the function has the caller's thread
+ * count (on the wide lane) and flush-denormal mode, no autograd and no dispatch modes. What it throws
+ * is thrown here, type kept; warnings it raises are issued here. `name` must outlive the process. `serial`: one thread
+ * is enough, and may be the caller. */
+void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel);
 
 }  // namespace torch_openreg

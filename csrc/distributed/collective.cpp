@@ -20,8 +20,9 @@
 #include "../aten/accesses.h"
 #include "../aten/cpu_alias.h"
 #include "../aten/lane.h"
-#include "../aten/task.h"
+#include "../torch/fork.h"
 #include "../torch/gil.h"
+#include "../torch/kernel_failures.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "aten/lane.h"
 #include "device.h"
+#include "fork.h"
 #include "memory_history.h"
 #include "stream.h"
 #include "sync_debug.h"

@@ -23,7 +23,6 @@
 #include <string>
 #include <vector>
 
-#include "aten/accesses.h"
 #include "gil.h"
 #include "stacks.h"
 #include "stream.h"

@@ -1,5 +1,5 @@
 /*
- * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is told in csrc/aten/accesses.h; what
+ * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is reported by csrc/aten/accesses.h; what
  * is found becomes an exception or a warning here, with Python's stacks.
  *
  * Off, all there is are relaxed loads of a word of the core's.
@@ -59,6 +59,9 @@ class OwnWait {
  private:
   const uint32_t before_;
 };
+
+/* Whether CPU operators report what they do to pinned memory. */
+inline void (*watchHost)(bool on) = nullptr;  // set by csrc/aten as it is loaded
 
 void bindSanitizer(pybind11::module_ &m);
 
