@@ -4,80 +4,86 @@
 #include "fast_path.h"
 
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
-#include <optional>
+#include <utility>
 
 #include "../torch/device.h"
 #include "../torch/stream.h"
 #include "extent.h"
 #include "output_cache.h"
-#include "versions.h"
+#include "tensor_components.h"
 
 namespace torch_openreg {
 
 namespace {
 
+using c10::DispatchKey;
 using c10::IValue;
 
-/* Looks for the device of a call, as long as there is nothing to object to. */
-class Survey {
- public:
-  explicit Survey(const OpTraits &traits) : traits_(traits) {}
-
-  /* The tensors are of one device, but for numbers, and have memory, and enough; no index is a mask. */
-  bool isUsual(const IValue &value, bool written);
-  c10::Device device() const {
-    if (found_) return device_;
-    return {c10::DeviceType::PrivateUse1, indexOrCurrent(asked_)};
-  }
-
- private:
-  bool isUsual(const at::Tensor &tensor, bool written, bool index);
-
-  const OpTraits &traits_;
-  bool found_ = false;
-  c10::Device device_{c10::DeviceType::PrivateUse1};  // of the first tensor
-  c10::DeviceIndex asked_ = -1;                       // by a device argument
-};
-
-bool Survey::isUsual(const at::Tensor &tensor, bool written, bool index) {
-  if (!tensor.defined()) return true;
-  if (tensor._is_zerotensor()) return false;
-  const c10::ScalarType dtype = tensor.scalar_type();
-  if (index && traits_.masksDecide && (dtype == c10::kBool || dtype == c10::kByte)) return false;
-  const c10::Device device = tensor.device();
-  if (!device.is_privateuseone()) return device.is_cpu() && tensor.dim() == 0 && !written;
-  if (!found_) device_ = device;
-  found_ = true;
-  return device == device_ && fitsStorage(tensor);
-}
-
-bool Survey::isUsual(const IValue &value, bool written) {
-  if (C10_LIKELY(value.isTensor())) return isUsual(value.toTensor(), written, false);
-  if (value.isDevice()) {
-    asked_ = value.toDevice().index();
-    return value.toDevice().is_privateuseone();
-  }
-  if (!value.isList()) return true;
-  const bool indices = holdsOptionalTensors(value);
-  if (!indices && !value.isTensorList()) return true;
-  const auto items = value.toListRef();
-  return std::all_of(items.begin(), items.end(), [&](const IValue &item) {
-    return item.isNone() || isUsual(item.toTensor(), written, indices);
-  });
+bool hasItsMemory(const at::Tensor &tensor) {
+  if (isPlain(tensor)) return tensor._is_zerotensor() || fitsStorage(tensor);
+  const Components parts = componentsOf(tensor);
+  return std::all_of(parts.begin(), parts.end(), hasItsMemory);
 }
 
 }  // namespace
 
+void Survey::see(const at::Tensor &tensor, bool mayBeNumber, bool index) {
+  if (!tensor.defined()) return;
+  if (index && (tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte)) {
+    facts_ |= kHasMask;
+  }
+  constexpr c10::DispatchKeySet kSpecial({DispatchKey::ZeroTensor, DispatchKey::Sparse,
+                                          DispatchKey::SparseCsr, DispatchKey::Quantized,
+                                          DispatchKey::NestedTensor});
+  const bool special = tensor.key_set().has_any(kSpecial);
+  if (C10_UNLIKELY(special) && tensor._is_zerotensor()) facts_ |= kHasZeros;
+  const c10::Device device = tensor.device();
+  if (!device.is_privateuseone()) {
+    if (!mayBeNumber || !device.is_cpu() || tensor.dim() != 0) facts_ |= kMixed;
+    return;
+  }
+  if (!found_) device_ = device;
+  found_ = true;
+  if (device != device_) facts_ |= kMixed;
+  if (!(C10_UNLIKELY(special) ? hasItsMemory(tensor) : fitsStorage(tensor))) facts_ |= kLacksMemory;
+}
+
+void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const IValue &value = arguments[i];
+    // Beside a list on another device a number counts as a tensor: each is taken by itself then.
+    const bool mayBeNumber = !traits.isWritten[i] && !traits.isForeach;
+    if (C10_LIKELY(value.isTensor())) {
+      see(value.toTensor(), mayBeNumber, false);
+    } else if (value.isDevice()) {
+      asked_ = value.toDevice();
+      if (!asked_->is_privateuseone()) facts_ |= kAsksOther;
+    } else if (value.isList()) {
+      const bool indices = holdsOptionalTensors(value);
+      if (!indices && !value.isTensorList()) continue;
+      for (const IValue &item : value.toListRef()) {
+        if (!item.isNone()) see(item.toTensor(), mayBeNumber, indices && traits.masksDecide);
+      }
+    }
+  }
+}
+
+c10::Device Survey::device() const {
+  if (found_) return device_;
+  const bool ours = asked_.has_value() && asked_->is_privateuseone();
+  return {c10::DeviceType::PrivateUse1, indexOrCurrent(ours ? asked_->index() : -1)};
+}
+
 bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
-                  c10::ArrayRef<IValue> arguments, Results &results) {
+                  c10::ArrayRef<IValue> arguments, Survey &survey, Results &results) {
+  survey.look(traits, arguments);
   // With another default dtype, a kernel that makes it of integers may run when it has changed back.
   const bool ordinary = c10::get_default_dtype_as_scalartype() == c10::kFloat;
-  if (!traits.predictable || traits.draws || traits.alerts || !ordinary) return false;
-  Survey survey(traits);
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!survey.isUsual(arguments[i], traits.isWritten[i])) return false;
+  if (!survey.isUsual() || !traits.predictable || traits.draws || traits.alerts || !ordinary) {
+    return false;
   }
   CallKey key;
   if (!makeKey(key, traits, arguments)) return false;
@@ -89,6 +95,15 @@ bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
   countWrites(traits, arguments);
   queueOperator(op, traits, key, std::move(spec), device, stream, arguments, results);
   return true;
+}
+
+void countWritesToLists(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!traits.isWritten[i] || !arguments[i].isTensorList()) continue;
+    eachTensor(arguments[i], [](const at::Tensor &tensor) {
+      if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();
+    });
+  }
 }
 
 }  // namespace torch_openreg

@@ -85,10 +85,11 @@ struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OperatorHandle &op) : entry(*new Entry(op)) {}
 
   Result operator()(Args... args) {
+    Survey survey;
     Results results;
-    if (!queue(results, args...)) {
+    if (!queue(survey, results, args...)) {
       torch::jit::Stack stack{IValue(args)...};
-      runCpuKernel(entry.op, &stack);
+      runSurveyed(entry.op, entry.getTraits(), survey, &stack);
       results.push_back(std::move(stack.back()));
     }
     if constexpr (std::is_reference_v<Result>) {
@@ -97,9 +98,9 @@ struct Kernel final : c10::OperatorKernel {
       return std::move(results[0]).toTensor();
     }
   }
-  bool queue(Results &results, const std::remove_cvref_t<Args> &...args) {
+  bool queue(Survey &survey, Results &results, const std::remove_cvref_t<Args> &...args) {
     const Borrowed<sizeof...(Args)> borrowed(args...);
-    return takeFastPath(entry.op, entry.getTraits(), borrowed.values(), results);
+    return takeFastPath(entry.op, entry.getTraits(), borrowed.values(), survey, results);
   }
 
   Entry &entry;
