@@ -23,7 +23,7 @@
 #include "../torch/fork.h"
 #include "../torch/host_allocator.h"
 #include "../torch/sanitizer.h"
-#include "output_cache.h"
+#include "arguments.h"
 #include "op_traits.h"
 #include "tensor_components.h"
 

@@ -32,7 +32,7 @@
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
 #include "copy_kernel.h"
-#include "extent.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 

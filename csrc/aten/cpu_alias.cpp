@@ -4,7 +4,6 @@
  */
 #include "cpu_alias.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 
 #include <cstring>
@@ -38,23 +37,6 @@ bool sameLayout(const at::Tensor &a, const at::Tensor &b) {
 
 }  // namespace
 
-c10::Storage cpuStorage(void *address, size_t bytes, bool resizable) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)),
-                      c10::GetCPUAllocator(), resizable);
-}
-
-at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, c10::ScalarType dtype,
-                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
-                    bool neg) {
-  at::Tensor tensor = at::detail::make_tensor<TensorImpl>(
-      std::move(storage), DispatchKeySet(backend), c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  if (conj) tensor._set_conj(true);
-  if (neg) tensor._set_neg(true);
-  return tensor;
-}
-
 c10::Storage &CpuAliases::cpuStorage(const c10::Storage &storage) {
   StorageImpl *impl = storage.unsafeGetStorageImpl();
   if (Shared *known = shared_.find(impl)) return known->cpu;
@@ -67,16 +49,6 @@ c10::Storage &CpuAliases::cpuStorage(const c10::Storage &storage) {
   return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
 }
 
-at::Tensor CpuAliases::ofPlain(const at::Tensor &tensor) {
-  at::Tensor cpu = at::detail::make_tensor<TensorImpl>(
-      c10::Storage(cpuStorage(tensor.storage())), DispatchKeySet(DispatchKey::CPU), tensor.dtype());
-  TensorImpl *impl = cpu.unsafeGetTensorImpl();
-  copyLayout(impl, tensor);
-  copyBits(cpu, tensor);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
-  return cpu;
-}
-
 at::Tensor CpuAliases::ofComponents(const at::Tensor &tensor) {
   Components parts = componentsOf(tensor);
   for (at::Tensor &part : parts) part = of(part);
@@ -85,7 +57,9 @@ at::Tensor CpuAliases::ofComponents(const at::Tensor &tensor) {
 
 at::Tensor CpuAliases::of(const at::Tensor &tensor) {
   if (Alias *known = aliases_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
-  at::Tensor cpu = isPlain(tensor) ? ofPlain(tensor) : ofComponents(tensor);
+  at::Tensor cpu = isPlain(tensor) ? tensorOf(cpuStorage(tensor.storage()), DispatchKey::CPU,
+                                              metadataOf(tensor), tensor.storage_offset())
+                                   : ofComponents(tensor);
   callers_.add(cpu.unsafeGetTensorImpl(), tensor);
   aliases_.add(tensor.unsafeGetTensorImpl(), Alias{tensor, cpu});
   return cpu;

@@ -17,15 +17,9 @@
 #include <vector>
 
 #include "tensor_components.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
-
-/* Memory that somebody else owns, at an address of the kernel's. */
-c10::Storage cpuStorage(void *address, size_t bytes, bool resizable = false);
-
-at::Tensor tensorOf(c10::Storage storage, c10::DispatchKey backend, c10::ScalarType dtype,
-                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
-                    bool neg);
 
 /* A list of pairs that is searched by key: linearly while short, by hash after that. */
 template <typename Key, typename Value>
@@ -91,7 +85,6 @@ class CpuAliases {
     at::Tensor caller, cpu;
   };
 
-  at::Tensor ofPlain(const at::Tensor &tensor);
   at::Tensor ofComponents(const at::Tensor &tensor);
   bool hasSameComponents(const Alias &alias);
   Components componentsToCaller(const at::Tensor &cpu);

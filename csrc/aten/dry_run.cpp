@@ -17,7 +17,6 @@
 
 #include "cpu_alias.h"
 #include "lane.h"
-#include "lesson.h"
 
 namespace torch_openreg {
 
@@ -125,13 +124,9 @@ at::Tensor StandIns::of(const at::Tensor &tensor) {
     piece.storage = cpuStorage(piece.bytes != 0 ? zeros_.begin() + piece.begin : nullptr,
                                piece.bytes, /*resizable=*/true);
   }
-  at::Tensor made =
-      tensorOf(piece.storage, DispatchKey::CPU, tensor.scalar_type(), tensor.sizes(),
-               tensor.strides(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg());
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
-  return made_.add(tensor.unsafeGetTensorImpl(), made);
+  return made_.add(
+      tensor.unsafeGetTensorImpl(),
+      tensorOf(piece.storage, DispatchKey::CPU, metadataOf(tensor), tensor.storage_offset()));
 }
 
 bool StandIns::integersTouched() {
@@ -154,8 +149,7 @@ void StandIns::fill(Data data) {
       continue;
     }
     const auto count = static_cast<int64_t>(tensor.storage().nbytes() / tensor.itemsize());
-    tensorOf(tensor.storage(), DispatchKey::CPU, tensor.scalar_type(), {count}, {1}, 0, false, false)
-        .fill_(1);
+    tensorOf(tensor.storage(), DispatchKey::CPU, {{count}, {1}, tensor.scalar_type()}).fill_(1);
   }
 }
 
@@ -262,7 +256,7 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments a
     StandIns standIns(arguments);
     Stack stack = stackOf(traits, arguments, [&](const at::Tensor &t) { return standIns.of(t); });
     const Stack given = stack;
-    const std::vector<TensorMetadata> before = metadataOf(given);
+    const std::vector<KeptMetadata> before = keptMetadata(given);
     told.warnings.clear();
     try {
       asNarrowLane([&] { standIns.fill(data); });

@@ -35,7 +35,6 @@
 #include "operator_task.h"
 #include "cpu_memory.h"
 #include "dry_run.h"
-#include "extent.h"
 #include "fast_path.h"
 #include "lane.h"
 #include "output_cache.h"

@@ -11,7 +11,7 @@
 
 #include "../torch/device.h"
 #include "../torch/stream.h"
-#include "extent.h"
+#include "tensor_metadata.h"
 #include "output_cache.h"
 #include "tensor_components.h"
 

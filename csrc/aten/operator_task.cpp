@@ -27,6 +27,7 @@
 #include "cpu_alias.h"
 #include "cpu_memory.h"
 #include "task.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 
@@ -137,7 +138,7 @@ struct OperatorTask final : Task {
   }
 
   void add(const IValue &value, Storages &known);
-  at::Tensor makeResult(const TensorMetadata &layout, orStream_t stream);
+  at::Tensor makeResult(const KeptMetadata &metadata, orStream_t stream);
   void run() override;
 
   OperatorHandle op;
@@ -198,19 +199,15 @@ void OperatorTask::add(const IValue &value, Storages &known) {
   }
 }
 
-at::Tensor tensorLike(const TensorMetadata &layout, c10::Storage storage, DispatchKey backend) {
-  return tensorOf(std::move(storage), backend, layout.dtype, layout.sizes(), layout.strides(), 0,
-                  layout.conj, layout.neg);
-}
-
-at::Tensor OperatorTask::makeResult(const TensorMetadata &layout, orStream_t stream) {
-  if (layout.dtype == c10::ScalarType::Undefined) return {};
-  void *block = layout.bytes != 0 ? allocateBlock(layout.bytes, stream, device.index()) : nullptr;
-  results.push_back({block, layout.bytes});
-  largest = std::max(largest, c10::multiply_integers(layout.sizes()));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), layout.bytes,
-                       ownBlock(block, device.index()), &deviceAllocator(), /*resizable=*/true);
-  return tensorLike(layout, std::move(storage), DispatchKey::PrivateUse1);
+at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t stream) {
+  if (!metadata.isDefined()) return {};
+  const size_t bytes = metadata.bytes();
+  void *block = bytes != 0 ? allocateBlock(bytes, stream, device.index()) : nullptr;
+  results.push_back({block, bytes});
+  largest = std::max(largest, c10::multiply_integers(metadata.sizes()));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, ownBlock(block, device.index()),
+                       &deviceAllocator(), /*resizable=*/true);
+  return tensorOf(std::move(storage), DispatchKey::PrivateUse1, metadata);
 }
 
 /* ---- on the lane ---- */
@@ -237,8 +234,7 @@ class Arguments {
  private:
   struct Written {
     at::Tensor tensor;
-    c10::IntArrayRef sizes, strides;
-    bool conj, neg;
+    TensorMetadata promised;
   };
   at::Tensor tensor();
   at::Tensor item();
@@ -256,12 +252,9 @@ at::Tensor Arguments::tensor() {
   const int64_t offset = number ? 0 : task_.places[places_].offset;
   c10::Storage storage = number ? cpuStorage(task_.numbers[numbers_++].bytes.data(), sizeof(Number))
                                 : storages_[task_.places[places_++].memory];
-  at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, reader_.dtype(), reader_.sizes(),
-                             reader_.strides(), offset, reader_.isConj(), reader_.isNeg());
-  if (reader_.isWrapped()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  if (writing_) {
-    written_.push_back({made, reader_.sizes(), reader_.strides(), reader_.isConj(), reader_.isNeg()});
-  }
+  const TensorMetadata metadata = reader_.tensor();
+  at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, metadata, offset);
+  if (writing_) written_.push_back({made, metadata});
   return made;
 }
 
@@ -292,12 +285,12 @@ IValue Arguments::next(bool written) {
 
 /* The promise was that in place and out= leave metadata as they are. */
 void Arguments::checkWritten() const {
-  for (const Written &w : written_) {
-    TORCH_CHECK(w.tensor.sizes() == w.sizes && w.tensor.strides() == w.strides, "a kernel of ",
-                task_.traits.name, " resized its output to ", w.tensor.sizes(), " where ", w.sizes,
-                " was promised");
-    const bool conj = w.tensor.is_conj() != w.conj;
-    TORCH_CHECK(!conj && w.tensor.is_neg() == w.neg, "a kernel of ", task_.traits.name,
+  for (const auto &[tensor, promised] : written_) {
+    TORCH_CHECK(tensor.sizes() == promised.sizes && tensor.strides() == promised.strides,
+                "a kernel of ", task_.traits.name, " resized its output to ", tensor.sizes(),
+                " where ", promised.sizes, " was promised");
+    const bool conj = tensor.is_conj() != promised.conj;
+    TORCH_CHECK(!conj && tensor.is_neg() == promised.neg, "a kernel of ", task_.traits.name,
                 " changed the ", conj ? "conj" : "neg", " bit of its output");
   }
 }
@@ -306,7 +299,7 @@ void Arguments::checkWritten() const {
 
 struct Move {
   at::Tensor made;
-  const TensorMetadata &layout;
+  TensorMetadata promised;
   const Reserved &to;
 };
 
@@ -324,26 +317,26 @@ void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
     if (inTheWay) move.made = move.made.clone();
   }
   for (const Move &move : moves) {
-    tensorLike(move.layout, cpuStorage(move.to.address, move.layout.bytes), DispatchKey::CPU)
+    tensorOf(cpuStorage(move.to.address, move.to.bytes), DispatchKey::CPU, move.promised)
         .copy_(move.made);
   }
 }
 
-std::string described(const TensorMetadata &layout) {
-  return c10::str(layout.dtype, " of sizes ", layout.sizes(), " and strides ", layout.strides(),
-                  layout.conj ? " with the conj bit" : "", layout.neg ? " with the neg bit" : "");
+std::string described(const TensorMetadata &metadata) {
+  return c10::str(metadata.dtype, " of sizes ", metadata.sizes, " and strides ", metadata.strides,
+                  metadata.conj ? " with the conj bit" : "",
+                  metadata.neg ? " with the neg bit" : "");
 }
 
 /* What was made is what was promised, but for strides that nobody could promise. */
-void checkResult(const at::Tensor &made, const TensorMetadata &layout, const OperatorTask &task) {
-  const bool kept = layout.describesSizes(made) &&
-                    (!made.defined() || !task.spec->exactStrides ||
-                     sameStrides(layout.sizes(), made.strides(), layout.strides()));
-  TORCH_CHECK(kept, "a kernel of ", task.traits.name, " made ", described(TensorMetadata(made)),
-              " where ", described(layout), " was promised");
+void checkResult(const at::Tensor &made, const TensorMetadata &promised, const OperatorTask &task) {
+  const bool kept = promised.describesSizes(made) && (!made.defined() || !task.spec->exactStrides ||
+                                                      promised.hasPlaces(made.strides()));
+  TORCH_CHECK(kept, "a kernel of ", task.traits.name, " made ", described(metadataOf(made)),
+              " where ", described(promised), " was promised");
 }
 
-/* The fresh results on the kernel's stack, with their layouts. */
+/* The fresh results on the kernel's stack, with what was promised of them. */
 template <typename F>
 void eachFresh(const OperatorTask &task, const Stack &stack, F visit) {
   for (size_t i = 0; i < task.spec->results.size(); ++i) {
@@ -363,18 +356,18 @@ void eachFresh(const OperatorTask &task, const Stack &stack, F visit) {
 void OperatorTask::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
   std::vector<Move> moves;
   size_t next = 0;
-  eachFresh(*this, stack, [&](at::Tensor made, const TensorMetadata &layout) {
+  eachFresh(*this, stack, [&](at::Tensor made, const TensorMetadata &promised) {
     if (made.defined() && made.is_mkldnn()) made = made.to_dense();
     // The default dtype is the process's, and may have changed since the call.
     if (made.defined() && c10::get_default_dtype_as_scalartype() != defaultDtype) {
-      made = made.to(layout.dtype);
+      made = made.to(promised.dtype);
     }
-    checkResult(made, layout, *this);
+    checkResult(made, promised, *this);
     if (!made.defined()) return;
     const Reserved &to = reserved[next++];
     const bool there = made.storage().data() == to.address && made.storage_offset() == 0 &&
-                       sameStrides(layout.sizes(), made.strides(), layout.strides());
-    if (layout.bytes != 0 && !there) moves.push_back({std::move(made), layout, to});
+                       promised.hasPlaces(made.strides());
+    if (to.bytes != 0 && !there) moves.push_back({std::move(made), promised, to});
   });
   if (!moves.empty()) finishMoves(reserved, moves);
 }
@@ -401,10 +394,10 @@ void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef
   if (C10_LIKELY(spec.resizes.empty())) return;
   for (const Resize &resize : spec.resizes) {
     const at::Tensor &output = arguments[resize.argument].toTensor();
-    if (!warned) at::native::resize_output_check(output, resize.layout.sizes());
-    output.resize_(resize.layout.sizes());
-    output.unsafeGetTensorImpl()->set_sizes_and_strides(resize.layout.sizes(),
-                                                        resize.layout.strides());
+    const KeptMetadata &metadata = resize.metadata;
+    if (!warned) at::native::resize_output_check(output, metadata.sizes());
+    output.resize_(metadata.sizes());
+    output.unsafeGetTensorImpl()->set_sizes_and_strides(metadata.sizes(), metadata.strides());
   }
   key.clear();
   makeKey(key, traits, arguments);
@@ -429,8 +422,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, CallKey &ke
       results.push_back(arguments[static_cast<size_t>(result.argument)]);
     } else if (result.isList) {
       c10::List<at::Tensor> list;
-      for (const TensorMetadata &layout : result.fresh)
-        list.push_back(task->makeResult(layout, stream));
+      for (const KeptMetadata &made : result.fresh) list.push_back(task->makeResult(made, stream));
       results.emplace_back(std::move(list));
     } else {
       results.emplace_back(task->makeResult(result.fresh[0], stream));

@@ -4,8 +4,8 @@
  */
 #include "output_cache.h"
 
-#include <ATen/EmptyTensor.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -14,6 +14,10 @@
 #include <limits>
 #include <mutex>
 #include <shared_mutex>
+#include <string_view>
+#include <unordered_set>
+
+#include "tensor_components.h"
 
 namespace torch_openreg {
 
@@ -176,31 +180,57 @@ void appendText(CallKey &key, const std::string &text) {
   for (char c : text) key.push_back(c);
 }
 
+// ---- What a call teaches ------------------------------------------------------------------------
+
+/* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold nothing that is
+ * read, as what is written in place may. */
+bool unchanged(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+               const std::vector<KeptMetadata> &before, std::vector<Resize> &resizes) {
+  const bool inPlace = std::string_view(traits.name).back() == '_';
+  auto kept = before.begin();
+  bool same = true;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
+      const TensorMetadata old = *kept++;
+      if (old.describes(tensor)) return;
+      const bool sized = traits.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
+                         (!inPlace || c10::multiply_integers(old.sizes) == 0) &&
+                         old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
+                         old.neg == tensor.is_neg();
+      if (sized) resizes.push_back({i, metadataOf(tensor)});
+      same &= sized;
+    });
+  }
+  return same;
+}
+
+bool ownsItsStorage(const at::Tensor &tensor, c10::ArrayRef<IValue> arguments,
+                    std::unordered_set<const void *> &storages) {
+  if (!tensor.defined()) return true;
+  if (!isPlain(tensor) || !tensor.has_storage() || tensor.storage_offset() != 0 ||
+      tensor.storage().nbytes() < metadataOf(tensor).bytes()) {
+    return false;
+  }
+  bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &argument) {
+      shared |= argument.defined() && argument.is_alias_of(tensor);
+    });
+  }
+  return !shared;
+}
+
+int argumentThatIs(const IValue &result, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (traits.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
+        result.toTensor().is_same(arguments[i].toTensor())) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
 }  // namespace
-
-TensorMetadata::TensorMetadata(const at::Tensor &tensor) {
-  if (!tensor.defined()) return;
-  dims.append(tensor.sizes().begin(), tensor.sizes().end());
-  dims.append(tensor.strides().begin(), tensor.strides().end());
-  dtype = tensor.scalar_type();
-  conj = tensor.is_conj();
-  neg = tensor.is_neg();
-  measure();
-}
-
-void TensorMetadata::measure() {
-  bytes = at::detail::computeStorageNbytes(sizes(), strides(), c10::elementSize(dtype));
-}
-
-bool TensorMetadata::describes(const at::Tensor &tensor) const {
-  return describesSizes(tensor) && (!tensor.defined() || tensor.strides() == strides());
-}
-
-bool TensorMetadata::describesSizes(const at::Tensor &tensor) const {
-  if (!tensor.defined()) return dtype == c10::ScalarType::Undefined;
-  return tensor.scalar_type() == dtype && tensor.sizes() == sizes() && tensor.is_conj() == conj &&
-         tensor.is_neg() == neg;
-}
 
 bool appendToKey(CallKey &key, const IValue &value, bool kindOnly) {
   if (value.isNone() || value.isGenerator()) {
@@ -270,6 +300,38 @@ KeyReader::Kind KeyReader::next() {
   }
 }
 
+std::vector<KeptMetadata> keptMetadata(c10::ArrayRef<IValue> arguments) {
+  std::vector<KeptMetadata> kept;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &tensor) { kept.emplace_back(metadataOf(tensor)); });
+  }
+  return kept;
+}
+
+std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+                                            const std::vector<KeptMetadata> &before,
+                                            c10::ArrayRef<IValue> results) {
+  auto spec = std::make_shared<OutputSpec>();
+  std::unordered_set<const void *> storages;
+  spec->usable = unchanged(traits, arguments, before, spec->resizes);
+  for (const IValue &value : results) {
+    ResultSpec result;
+    result.argument = argumentThatIs(value, traits, arguments);
+    result.isList = !value.isTensor();
+    if (result.argument < 0) {
+      eachTensor(value, [&](const at::Tensor &tensor) {
+        if (!ownsItsStorage(tensor, arguments, storages)) {
+          spec->usable = false;
+        } else {
+          result.fresh.emplace_back(metadataOf(tensor));
+        }
+      });
+    }
+    spec->results.push_back(std::move(result));
+  }
+  return spec;
+}
+
 std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits) {
   auto spec = std::make_shared<OutputSpec>();
   spec->usable = true;
@@ -277,13 +339,6 @@ std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits) {
     if (traits.isWritten[i]) spec->results.push_back(ResultSpec{static_cast<int>(i), false, {}});
   }
   return spec;
-}
-
-bool sameStrides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b) {
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != 1 && a[i] != b[i]) return false;
-  }
-  return true;
 }
 
 std::shared_ptr<const OutputSpec> findOutputs(const CallKey &key) {

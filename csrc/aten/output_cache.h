@@ -16,10 +16,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
+#include "arguments.h"
 #include "op_traits.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 
@@ -38,13 +39,15 @@ class KeyReader {
   /* Of a list: how many items follow. */
   size_t count() const { return static_cast<size_t>(word_ >> 8); }
   /* Of a tensor. */
-  c10::ScalarType dtype() const { return static_cast<c10::ScalarType>(word_ >> 8 & 0xff); }
-  bool isConj() const { return (word_ >> 16 & 1) != 0; }
-  bool isNeg() const { return (word_ >> 17 & 1) != 0; }
-  bool isWrapped() const { return (word_ >> 18 & 1) != 0; }
+  TensorMetadata tensor() const {
+    return {{dims_, count_},
+            {dims_ + count_, count_},
+            static_cast<c10::ScalarType>(word_ >> 8 & 0xff),
+            (word_ >> 16 & 1) != 0,
+            (word_ >> 17 & 1) != 0,
+            (word_ >> 18 & 1) != 0};
+  }
   bool isCpu() const { return (word_ >> 19 & 1) != 0; }
-  c10::IntArrayRef sizes() const { return {dims_, count_}; }
-  c10::IntArrayRef strides() const { return {dims_ + count_, count_}; }
 
  private:
   const int64_t *next_;
@@ -53,32 +56,16 @@ class KeyReader {
   size_t count_ = 0;
 };
 
-/* A tensor's metadata. `dims` is sizes, then strides. */
-struct TensorMetadata {
-  c10::SmallVector<int64_t, 8> dims;
-  c10::ScalarType dtype = c10::ScalarType::Undefined;
-  bool conj = false, neg = false;
-
-  TensorMetadata() = default;
-  explicit TensorMetadata(const at::Tensor &tensor);
-  bool describes(const at::Tensor &tensor) const;
-  bool describesSizes(const at::Tensor &tensor) const;  // all but strides
-  void measure();                                       // sets `bytes`
-  c10::IntArrayRef sizes() const { return {dims.data(), dims.size() / 2}; }
-  c10::IntArrayRef strides() const { return {dims.data() + dims.size() / 2, dims.size() / 2}; }
-  size_t bytes = 0;  // of a storage that holds it and no more
-};
-
 struct ResultSpec {
   int argument = -1;  // the caller's own tensor (in place, out=); -1: fresh ones
   bool isList = false;
-  std::vector<TensorMetadata> fresh;  // one, or those of a list; undefined ones have no dtype
+  std::vector<KeptMetadata> fresh;  // one, or those of a list; undefined ones have no dtype
 };
 
 /* An output (out=) that gets its size from the call. */
 struct Resize {
   size_t argument;
-  TensorMetadata layout;
+  KeptMetadata metadata;
 };
 
 struct OutputSpec {
@@ -88,61 +75,18 @@ struct OutputSpec {
   bool exactStrides = true;  // of fresh results; else what has others is copied
 };
 
+/* Taken before the call. */
+std::vector<KeptMetadata> keptMetadata(c10::ArrayRef<c10::IValue> arguments);
+
+/* What a finished call teaches: how its results will look when it is called with like arguments again. Unusable where
+ * results are not simply fresh memory. */
+std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits,
+                                            c10::ArrayRef<c10::IValue> arguments,
+                                            const std::vector<KeptMetadata> &before,
+                                            c10::ArrayRef<c10::IValue> results);
+
 /* Promises the tensors that are written, as they are, and nothing else. */
 std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits);
-
-/* The same elements at the same places: a dimension of one element may have any stride. */
-bool sameStrides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b);
-
-/* Of a list: whether it holds tensors, some of which may be None. By its items, because TorchScript makes such lists
- * with a type object of its own, which IValue::isOptionalTensorList does not know. */
-inline bool holdsOptionalTensors(const c10::IValue &list) {
-  if (list.isTensorList()) return false;
-  for (const c10::IValue &item : list.toListRef()) {
-    if (!item.isNone()) return item.isTensor();
-  }
-  return false;
-}
-
-inline bool holdsTensors(const c10::IValue &value) {
-  return value.isTensor() ||
-         (value.isList() && (value.isTensorList() || holdsOptionalTensors(value)));
-}
-
-/* The tensors of an argument, or of a result. */
-template <typename F>
-void eachTensor(const c10::IValue &value, F visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (!value.isList()) {
-    return;
-  } else if (value.isTensorList()) {
-    for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
-  } else if (holdsOptionalTensors(value)) {
-    for (const c10::IValue &item : value.toListRef()) {
-      if (!item.isNone()) visit(item.toTensor());
-    }
-  }
-}
-
-/* An argument with other tensors in place of its own, and the CPU in place of this device. */
-template <typename F>
-c10::IValue forCpu(const c10::IValue &value, F other) {
-  if (value.isTensor()) return other(value.toTensor());
-  if (value.isDevice() && value.toDevice().is_privateuseone()) return c10::Device(c10::kCPU);
-  if (!value.isList()) return value;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor &tensor : value.toTensorList()) list.push_back(other(tensor));
-    return list;
-  }
-  if (!holdsOptionalTensors(value)) return value;
-  c10::List<std::optional<at::Tensor>> list;
-  for (const c10::IValue &item : value.toListRef()) {
-    list.push_back(item.isNone() ? std::nullopt : std::optional(other(item.toTensor())));
-  }
-  return list;
-}
 
 /* Thread-safe and bounded. Null: never seen. */
 std::shared_ptr<const OutputSpec> findOutputs(const CallKey &key);

@@ -12,7 +12,6 @@
 
 #include "../torch/sanitizer.h"
 #include "accesses.h"
-#include "lesson.h"
 
 namespace torch_openreg {
 
@@ -59,7 +58,7 @@ void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack,
   std::optional<ReportedAs> reported;
   if (sanitizerActive()) reported.emplace(op);
   const Stack arguments(stack->end() - static_cast<int64_t>(traits.isWritten.size()), stack->end());
-  const std::vector<TensorMetadata> before = metadataOf(arguments);
+  const std::vector<KeptMetadata> before = keptMetadata(arguments);
   op.redispatchBoxed(kInferringKeys, stack);
   const auto results = torch::jit::last(*stack, op.schema().returns().size());
   const std::shared_ptr<OutputSpec> spec = describeOutputs(traits, arguments, before, results);

@@ -26,7 +26,7 @@
 #include "accesses.h"
 #include "cpu_alias.h"
 #include "lane.h"
-#include "output_cache.h"
+#include "arguments.h"
 #include "op_traits.h"
 #include "tensor_components.h"
 #include "task.h"
@@ -175,8 +175,8 @@ Tensor SparseTask::alias(const Tensor &tensor) {
     return assemble(tensor, parts);
   }
   largest_ = std::max(largest_, tensor.numel());
-  return tensorOf(storage(tensor.storage()), DispatchKey::CPU, tensor.scalar_type(), tensor.sizes(),
-                  tensor.strides(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg());
+  return tensorOf(storage(tensor.storage()), DispatchKey::CPU, metadataOf(tensor),
+                  tensor.storage_offset());
 }
 
 void SparseTask::add(const IValue &value) {

@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "../torch/device.h"
-#include "cpu_alias.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 
@@ -47,8 +47,7 @@ const at::PerChannelAffineQuantizer *perChannel(const Tensor &tensor) {
 
 Components quantizedComponents(const Tensor &tensor) {
   const DispatchKey backend = tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1;
-  Components parts{tensorOf(tensor.storage(), backend, tensor.scalar_type(), tensor.sizes(),
-                            tensor.strides(), tensor.storage_offset(), false, false)};
+  Components parts{tensorOf(tensor.storage(), backend, metadataOf(tensor), tensor.storage_offset())};
   if (const auto *quantizer = perChannel(tensor)) {
     parts.push_back(quantizer->scales());
     parts.push_back(quantizer->zero_points());
@@ -83,7 +82,7 @@ Components componentsOf(const Tensor &tensor) {
   const Tensor buffer = implOf<at::native::NestedTensorImpl>(tensor).get_unsafe_storage_as_tensor();
   const c10::InferenceMode asIs(tensor.is_inference());
   return {tensorOf(buffer.storage(), tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1,
-                   tensor.scalar_type(), buffer.sizes(), buffer.strides(), 0, false, false)};
+                   {buffer.sizes(), buffer.strides(), tensor.scalar_type()})};
 }
 
 Tensor assemble(const Tensor &like, const Components &parts) {
