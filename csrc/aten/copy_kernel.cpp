@@ -7,7 +7,6 @@
  */
 #include "copy_kernel.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/copy_native.h>
 
@@ -64,21 +63,6 @@ bool isSplittable(const Tensor &dst, const Tensor &src) {
   // and warns here, which is for this thread to drop.
   return dst.is_complex() || !src.is_complex();
 }
-
-class DenormalMode {
- public:
-  explicit DenormalMode(unsigned wanted) : before_(CallerState::now().flush), wanted_(wanted) {
-    if (before_ != wanted_) at::globalContext().setFlushDenormal(wanted_ != 0);
-  }
-  ~DenormalMode() {
-    if (before_ != wanted_) at::globalContext().setFlushDenormal(before_ != 0);
-  }
-  DenormalMode(const DenormalMode &) = delete;
-  DenormalMode &operator=(const DenormalMode &) = delete;
-
- private:
-  unsigned before_, wanted_;
-};
 
 /* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and merged where possible.
  * Loops below `chunked_` are whole in each unit, that one is cut into steps, those above are taken one by one. A piece

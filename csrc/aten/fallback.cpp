@@ -549,7 +549,7 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
 }
 
 void runCpuKernelWithComponents(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
-  if (runSparse(op, stack, kernel)) return;
+  if (runWithoutWait(op, stack, kernel)) return;
   const OpTraits &traits = opTraits(op);
   Survey survey;
   survey.look(traits, torch::jit::last(*stack, traits.isWritten.size()));

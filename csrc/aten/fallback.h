@@ -24,6 +24,10 @@ void runSurveyed(const c10::OperatorHandle &op, const OpTraits &traits, const Su
 void runCpuKernelWithComponents(const c10::OperatorHandle &op, torch::jit::Stack *stack,
                                 c10::DispatchKey kernel);
 
+/* Registers a kernel that takes its arguments as they are, where the fallback would get them in boxes; false if the
+ * operator's signature is not among those there is a kernel for. */
+bool registerUnboxed(const c10::OperatorHandle &op);
+
 /* Registers the fallback for structured operators too, in place of the kernel that infers their results: that one
  * is asked only where nothing is remembered. Once, after all other registrations. */
 void registerOperators();

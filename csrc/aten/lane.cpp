@@ -172,6 +172,10 @@ constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
 
 }  // namespace
 
+DenormalMode::DenormalMode(unsigned flush) : before_(flushMode()) { setFlushMode(flush); }
+
+DenormalMode::~DenormalMode() { setFlushMode(before_); }
+
 CallerState CallerState::now() { return {at::get_num_threads(), flushMode()}; }
 
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
@@ -179,11 +183,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
   KernelScope here;
   std::optional<AsLane> likeLane;
   if (!onLane) likeLane.emplace();
-  struct FlushGuard {
-    const unsigned before = flushMode();
-    ~FlushGuard() { setFlushMode(before); }
-  } flush;
-  setFlushMode(caller.flush);
+  DenormalMode denormals(caller.flush);
   useThreads(caller.threads);
   WarningCollector collector(warnings);
   c10::WarningUtils::WarningHandlerGuard handler(&collector);

@@ -19,6 +19,18 @@ struct CallerState {
   static CallerState now();
 };
 
+/* What the calling thread does with denormal numbers until the end of the scope: a CallerState's `flush`. */
+class DenormalMode {
+ public:
+  explicit DenormalMode(unsigned flush);
+  ~DenormalMode();
+  DenormalMode(const DenormalMode &) = delete;
+  DenormalMode &operator=(const DenormalMode &) = delete;
+
+ private:
+  const unsigned before_;
+};
+
 /* Tensors as small as these are for one thread: two spend their time on each other. By the metadata alone, so that the
  * bits of results do not depend on what else goes on. */
 constexpr int64_t kSerial = 1 << 14;  // elements

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "op_traits.h"
-#include "unboxed.h"
 
 namespace torch_openreg {
 

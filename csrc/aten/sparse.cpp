@@ -1,6 +1,7 @@
 /*
  * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, made of operators of the parts:
- * with the device's tensors they run on the caller's thread, and what they call is queued, or waits, as everywhere. The
+ * with the device's tensors they run on the caller's thread, and what they call is queued, or waits, as everywhere. So do
+ * those kernels for quantized and nested tensors that look at them, make them or copy them (kSharedKernels...). The
  * others read memory themselves (kOwnKernels). Of those the products with a dense result are one task each, over a
  * result that is made before; the rest have sizes that depend on data, and wait.
  *
@@ -88,6 +89,42 @@ std::string_view plainName(const OperatorHandle &op) {
 /* Turning rows and columns round takes a stub of the CPU's. */
 constexpr std::string_view kOwnKernelsOfCompressed[] = {"_to_sparse_csc", "_to_sparse_csr"};
 
+/* Of these tensors most kernels are the CPU's own; these are not. */
+constexpr std::string_view kSharedKernelsOfQuantized[] = {
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
+    "_reshape_alias",
+    "as_strided",
+    "clone",
+    "empty.memory_format",
+    "empty_like",
+    "empty_quantized",
+    "empty_strided",
+    "q_per_channel_axis",
+    "q_per_channel_scales",
+    "q_per_channel_zero_points",
+    "q_scale",
+    "q_zero_point",
+    "qscheme",
+    "set_.source_Storage_storage_offset",
+    "unfold",
+    "view",
+};
+constexpr std::string_view kSharedKernelsOfNested[] = {
+    "_nested_tensor_size",
+    "_nested_tensor_storage_offsets",
+    "_nested_tensor_strides",
+    "_to_copy",
+    "alias",
+    "clone",
+    "copy_",
+    "empty_like",
+    "unbind.int",
+    "values",
+    "view",
+    "zero_",
+};
+
 bool isNamed(const OperatorHandle &op, std::string_view given) {
   const std::string_view name = plainName(op), overload = op.schema().overload_name();
   if (!given.starts_with(name)) return false;
@@ -95,12 +132,22 @@ bool isNamed(const OperatorHandle &op, std::string_view given) {
   return given.empty() || (given[0] == '.' && given.substr(1) == overload);
 }
 
+bool isAmong(const OperatorHandle &op, c10::ArrayRef<std::string_view> names) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](std::string_view given) { return isNamed(op, given); });
+}
+
 bool isMadeOfOperators(const OperatorHandle &op, DispatchKey kernel) {
-  const auto named = [&](std::string_view given) { return isNamed(op, given); };
-  const auto &compressed = kOwnKernelsOfCompressed;
-  return std::none_of(std::begin(kOwnKernels), std::end(kOwnKernels), named) &&
-         (kernel == DispatchKey::SparseCPU ||
-          std::none_of(std::begin(compressed), std::end(compressed), named));
+  switch (kernel) {
+    case DispatchKey::SparseCPU:
+      return !isAmong(op, kOwnKernels);
+    case DispatchKey::SparseCsrCPU:
+      return !isAmong(op, kOwnKernels) && !isAmong(op, kOwnKernelsOfCompressed);
+    case DispatchKey::QuantizedCPU:
+      return isAmong(op, kSharedKernelsOfQuantized);
+    default:
+      return isAmong(op, kSharedKernelsOfNested);
+  }
 }
 
 /* The kernel of a product begins with these cases, which CUDA's shares. */
@@ -293,16 +340,16 @@ bool synchronizesElsewhere(const OperatorHandle &op, DispatchKey kernel) {
   return name != "sparse_sampled_addmm";
 }
 
-bool runSparse(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+bool runWithoutWait(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+  if (!opTraits(op).isAten || !op.hasKernelForDispatchKey(kernel)) return false;
   const bool sparse = kernel == DispatchKey::SparseCPU || kernel == DispatchKey::SparseCsrCPU;
-  if (!sparse || !opTraits(op).isAten || !op.hasKernelForDispatchKey(kernel)) return false;
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   const c10::Device device = deviceOf(arguments);
-  if (isMadeOfOperators(op, kernel) || isProductWithDense(op, arguments)) {
+  if (isMadeOfOperators(op, kernel) || (sparse && isProductWithDense(op, arguments))) {
     runHere(op, stack, kernel, device);
     return true;
   }
-  return canMap(device.index()) && queueWithDenseResult(op, stack, kernel, device);
+  return sparse && canMap(device.index()) && queueWithDenseResult(op, stack, kernel, device);
 }
 
 }  // namespace torch_openreg

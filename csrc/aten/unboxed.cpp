@@ -4,7 +4,7 @@
  *
  * An Entry is made for each operator and never destroyed; `traits` is looked up at its first call.
  */
-#include "unboxed.h"
+#include "fallback.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
@@ -18,7 +18,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "fallback.h"
 #include "fast_path.h"
 #include "op_traits.h"
 

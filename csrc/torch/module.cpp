@@ -19,13 +19,10 @@
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
-#include "faults.h"
 #include "generator.h"
 #include "gil.h"
-#include "graph.h"
 #include "hooks.h"
 #include "kernel_failures.h"
-#include "memory.h"
 #include "module.h"
 #include "sanitizer.h"
 #include "stream.h"
@@ -348,15 +345,11 @@ bool addBinder(Binder binder) {
 PYBIND11_MODULE(_C, m) {
   using namespace torch_openreg;
   registerHooks();
-  registerGraph();
   startAutogradWithoutDevices();
   py::register_local_exception_translator(&translate);
   bindDevices(m);
   bindStreams(m);
-  bindMemory(m);
   bindRandom(m);
   bindDiagnostics(m);
-  bindFaults(m);
-  bindSanitizer(m);
   for (const auto bind : binders()) bind(m);
 }

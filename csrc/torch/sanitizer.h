@@ -12,10 +12,6 @@
 
 #include "check.h"
 
-namespace pybind11 {
-class module_;
-}
-
 namespace torch_openreg {
 
 inline const uint32_t *const sanitizerWord = orSanitizerActive();
@@ -62,7 +58,5 @@ class OwnWait {
 
 /* Whether CPU operators report what they do to pinned memory. */
 inline void (*watchHost)(bool on) = nullptr;  // set by csrc/aten as it is loaded
-
-void bindSanitizer(pybind11::module_ &m);
 
 }  // namespace torch_openreg
