@@ -1,6 +1,7 @@
-"""The check of the core's layers finds what it is there for."""
+"""The check of the core's layers finds what it is there for, and the shim has layers too."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -38,3 +39,11 @@ def test_what_is_above_may_not(tmp_path):
 def test_every_file_has_a_layer(tmp_path):
     said = check(tmp_path, "base: a c\n", a=LOW, b=HIGH)
     assert said == "layers.txt: b.c is in no layer\nlayers.txt: there is no c.c\n"
+
+
+def test_a_folder_of_the_shim_includes_only_what_is_below_it():
+    below = {"torch": {"torch"}, "aten": {"torch", "aten"}}
+    for folder, allowed in below.items():
+        for file in (ROOT / "csrc" / folder).iterdir():
+            included = re.findall(r'#include "(?:\.\./)?(\w+)/', file.read_text())
+            assert set(included) <= allowed, file

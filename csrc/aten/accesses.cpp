@@ -20,12 +20,12 @@
 #include <string>
 #include <string_view>
 
+#include "../torch/fork.h"
 #include "../torch/host_allocator.h"
 #include "../torch/sanitizer.h"
-#include "lane.h"
-#include "memo.h"
-#include "opinfo.h"
-#include "parts.h"
+#include "arguments.h"
+#include "op_traits.h"
+#include "tensor_components.h"
 
 namespace torch_openreg {
 
@@ -69,13 +69,13 @@ bool hasMemory(const Tensor &tensor) {
          tensor.storage().data() != nullptr && tensor.numel() != 0;
 }
 
-struct Told {
+struct Report {
   Accesses device, host;
 
   void add(const Tensor &tensor, bool write) {
     if (!tensor.defined()) return;
     if (!isPlain(tensor)) {
-      for (const Tensor &part : partsOf(tensor)) add(part, write);
+      for (const Tensor &part : componentsOf(tensor)) add(part, write);
     } else if (hasMemory(tensor)) {
       if (tensor.is_privateuseone()) {
         device.push_back(accessOf(tensor, write));
@@ -86,7 +86,7 @@ struct Told {
   }
 
   /* Numbers in host memory are read at the call. */
-  void tell(orStream_t stream, const char *operation) const {
+  void send(orStream_t stream, const char *operation) const {
     if (!host.empty()) {
       OPENREG_CHECK(orSanitizerAccess(0, operation, host.data(), host.size()));
     }
@@ -148,14 +148,14 @@ std::shared_ptr<const Effects> effectsOf(const OperatorHandle &op) {
   return entry;
 }
 
-void addArguments(Told &told, const Effects &effects, c10::ArrayRef<IValue> arguments) {
+void addArguments(Report &report, const Effects &effects, c10::ArrayRef<IValue> arguments) {
   const bool trains = effects.training.has_value() && *effects.training < arguments.size() &&
                       arguments[*effects.training].isBool() && arguments[*effects.training].toBool();
   const auto &running = effects.writtenInTraining;
   for (size_t i = 0; i < std::min(arguments.size(), effects.written.size()); ++i) {
     const bool write = effects.written[i] ||
                        (trains && std::find(running.begin(), running.end(), i) != running.end());
-    eachTensor(arguments[i], [&](const Tensor &tensor) { told.add(tensor, write); });
+    eachTensor(arguments[i], [&](const Tensor &tensor) { report.add(tensor, write); });
   }
 }
 
@@ -183,10 +183,10 @@ bool sharesMemory(const Tensor &result, c10::ArrayRef<IValue> arguments) {
 }
 
 /* What an operator hands back of its arguments was told with them. */
-void addResults(Told &told, c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) {
+void addResults(Report &report, c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) {
   for (const IValue &value : results) {
     eachTensor(value, [&](const Tensor &result) {
-      if (result.defined() && !sharesMemory(result, arguments)) told.add(result, true);
+      if (result.defined() && !sharesMemory(result, arguments)) report.add(result, true);
     });
   }
 }
@@ -228,9 +228,9 @@ std::unique_ptr<at::ObserverContext> onOperator(const at::RecordFunction &functi
   const auto effects = effectsOf(*op);
   if (effects->none || !effects->ofCpuItself) return nullptr;
   if (name->name == kReadsByHand && !isPythons(inputs[0].toTensor())) return nullptr;
-  Told told;
-  addArguments(told, *effects, c10::ArrayRef<IValue>(inputs.data(), inputs.size()));
-  told.tell(0, effects->name.c_str());
+  Report report;
+  addArguments(report, *effects, c10::ArrayRef<IValue>(inputs.data(), inputs.size()));
+  report.send(0, effects->name.c_str());
   raiseRacesOfHost();
   return nullptr;
 }
@@ -238,50 +238,64 @@ std::unique_ptr<at::ObserverContext> onOperator(const at::RecordFunction &functi
 std::mutex watchMutex;
 std::optional<at::CallbackHandle> watching;
 
+void watch(bool on) {
+  std::lock_guard<std::mutex> lock(watchMutex);
+  if (on == watching.has_value()) return;
+  if (on) {
+    watching = at::addGlobalCallback(
+        at::RecordFunctionCallback(&onOperator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  } else {
+    at::removeCallback(*watching);
+    watching.reset();
+  }
+}
+
+[[maybe_unused]] const bool registered = (watchHost = &watch, true);
+
 }  // namespace
 
-void tellOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValue> arguments,
-                  c10::ArrayRef<IValue> results) {
+void reportOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<IValue> arguments,
+                    c10::ArrayRef<IValue> results) {
   const auto effects = effectsOf(op);
   if (effects->none) return;
-  Told told;
-  addArguments(told, *effects, arguments);
-  addResults(told, arguments, results);
+  Report report;
+  addArguments(report, *effects, arguments);
+  addResults(report, arguments, results);
   raiseRaces();  // of earlier calls: this one is not made then, and not told
-  told.tell(stream, nameOf(*effects).c_str());
+  report.send(stream, nameOf(*effects).c_str());
   raiseRaces();
 }
 
-ToldOperator::ToldOperator(const OperatorHandle &op, orStream_t stream,
-                           c10::ArrayRef<IValue> arguments)
+OperatorReport::OperatorReport(const OperatorHandle &op, orStream_t stream,
+                               c10::ArrayRef<IValue> arguments)
     : op_(op), stream_(stream), arguments_(arguments.begin(), arguments.end()) {
-  tellOperator(op, stream, arguments, {});
+  reportOperator(op, stream, arguments, {});
   eachWritten(*effectsOf(op), arguments_,
               [&](const Tensor &tensor) { before_.push_back(memoryOf(tensor)); });
 }
 
-void ToldOperator::tellResults(c10::ArrayRef<IValue> results) const {
+void OperatorReport::reportResults(c10::ArrayRef<IValue> results) const {
   const auto effects = effectsOf(op_);
   if (effects->none) return;
-  Told told;
+  Report report;
   // An output that has got its memory by the call.
   auto before = before_.begin();
   eachWritten(*effects, arguments_, [&](const Tensor &tensor) {
-    if (memoryOf(tensor) != *before++) told.add(tensor, true);
+    if (memoryOf(tensor) != *before++) report.add(tensor, true);
   });
-  addResults(told, arguments_, results);
-  told.tell(stream_, nameOf(*effects).c_str());
+  addResults(report, arguments_, results);
+  report.send(stream_, nameOf(*effects).c_str());
   raiseRaces();
 }
 
-ToldAs::ToldAs(const OperatorHandle &op) : before_(caller) {
+ReportedAs::ReportedAs(const OperatorHandle &op) : before_(caller) {
   if (caller == nullptr) caller = &op;
 }
 
-ToldAs::~ToldAs() { caller = before_; }
+ReportedAs::~ReportedAs() { caller = before_; }
 
-void tellTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tensor> written,
-                 c10::ArrayRef<Tensor> read) {
+void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tensor> written,
+                   c10::ArrayRef<Tensor> read) {
   Accesses accesses;
   for (const Tensor &tensor : written) {
     if (hasMemory(tensor)) accesses.push_back(accessOf(tensor, true));
@@ -292,18 +306,6 @@ void tellTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tensor>
   raiseRaces();
   OPENREG_CHECK(orSanitizerAccess(stream, operation, accesses.data(), accesses.size()));
   raiseRaces();
-}
-
-void watchHost(bool on) {
-  std::lock_guard<std::mutex> lock(watchMutex);
-  if (on == watching.has_value()) return;
-  if (on) {
-    watching = at::addGlobalCallback(
-        at::RecordFunctionCallback(&onOperator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-  } else {
-    at::removeCallback(*watching);
-    watching.reset();
-  }
 }
 
 }  // namespace torch_openreg

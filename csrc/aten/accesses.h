@@ -16,15 +16,15 @@ namespace torch_openreg {
 
 /* By the schema's annotations, which also say that a view touches no memory. Of `results` those with memory of their own
  * are written. Throws what raiseRaces throws. */
-void tellOperator(const c10::OperatorHandle &op, orStream_t stream,
-                  c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
+void reportOperator(const c10::OperatorHandle &op, orStream_t stream,
+                    c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
 /* The same of an operator whose results are there only after it: its arguments before, the rest then. */
-class ToldOperator {
+class OperatorReport {
  public:
-  ToldOperator(const c10::OperatorHandle &op, orStream_t stream,
-               c10::ArrayRef<c10::IValue> arguments);
-  void tellResults(c10::ArrayRef<c10::IValue> results) const;
+  OperatorReport(const c10::OperatorHandle &op, orStream_t stream,
+                 c10::ArrayRef<c10::IValue> arguments);
+  void reportResults(c10::ArrayRef<c10::IValue> results) const;
 
  private:
   const c10::OperatorHandle &op_;
@@ -34,22 +34,19 @@ class ToldOperator {
 };
 
 /* What is queued inside is told under the name of this operator, which is made of others. */
-class ToldAs {
+class ReportedAs {
  public:
-  explicit ToldAs(const c10::OperatorHandle &op);
-  ~ToldAs();
-  ToldAs(const ToldAs &) = delete;
-  ToldAs &operator=(const ToldAs &) = delete;
+  explicit ReportedAs(const c10::OperatorHandle &op);
+  ~ReportedAs();
+  ReportedAs(const ReportedAs &) = delete;
+  ReportedAs &operator=(const ReportedAs &) = delete;
 
  private:
   const c10::OperatorHandle *const before_;
 };
 
 /* Of something that is no operator: `operation` writes and reads these. */
-void tellTensors(const char *operation, orStream_t stream, c10::ArrayRef<at::Tensor> written,
-                 c10::ArrayRef<at::Tensor> read);
-
-/* Whether CPU operators tell what they do to pinned memory. */
-void watchHost(bool on);
+void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<at::Tensor> written,
+                   c10::ArrayRef<at::Tensor> read);
 
 }  // namespace torch_openreg

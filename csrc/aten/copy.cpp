@@ -24,14 +24,15 @@
 #include <array>
 #include <atomic>
 
+#include "../torch/device.h"
 #include "../torch/event.h"
+#include "../torch/fork.h"
 #include "../torch/host_allocator.h"
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
 #include "copy_kernel.h"
-#include "extent.h"
-#include "lane.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 

@@ -7,8 +7,6 @@
  */
 #include "copy_kernel.h"
 
-#include <ATen/Context.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/copy_native.h>
 
@@ -23,10 +21,12 @@
 #include <vector>
 
 #include "../torch/check.h"
+#include "../torch/fork.h"
 #include "../torch/sanitizer.h"
 #include "accesses.h"
-#include "alias.h"
-#include "queued.h"
+#include "lane.h"
+#include "task.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 
@@ -37,40 +37,20 @@ using at::Tensor;
 constexpr int64_t kUnit = 1 << 15;          // elements
 constexpr int64_t kLeastToSplit = 1 << 17;  // elements
 
-/* What a tensor consists of. */
-struct Extent {
-  void *data = nullptr;  // the first element
-  size_t bytes = 0;      // from the first to the last
-  c10::DimVector sizes, strides;
-  c10::ScalarType dtype = c10::ScalarType::Undefined;
-  bool conj = false, neg = false;
-};
-
-Tensor cpuTensor(const Extent &parts) {
-  return tensorOf(cpuStorage(parts.data, parts.bytes), c10::DispatchKey::CPU, parts.dtype,
-                  parts.sizes, parts.strides, 0, parts.conj, parts.neg);
-}
-
 struct Side {
-  Side(const Tensor &tensor, void *data)
-      : parts{data,
-              at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize()),
-              c10::DimVector(tensor.sizes()),
-              c10::DimVector(tensor.strides()),
-              tensor.scalar_type(),
-              tensor.is_conj(),
-              tensor.is_neg()},
-        onDevice(tensor.is_privateuseone()) {}
+  Side(const Tensor &tensor, void *first)
+      : data(first), metadata(metadataOf(tensor)), onDevice(tensor.is_privateuseone()) {}
 
   /* In a task. */
   Tensor alias() const {
-    Extent mapped = parts;
-    if (onDevice) OPENREG_CHECK(orMapForKernel(&mapped.data, parts.data, parts.bytes));
-    return cpuTensor(mapped);
+    void *address = data;
+    if (onDevice) OPENREG_CHECK(orMapForKernel(&address, data, metadata.bytes()));
+    return tensorOf(cpuStorage(address, metadata.bytes()), c10::DispatchKey::CPU, metadata);
   }
 
-  Extent parts;
-  bool onDevice;
+  void *const data;  // the first element
+  const KeptMetadata metadata;
+  const bool onDevice;
 };
 
 bool isSplittable(const Tensor &dst, const Tensor &src) {
@@ -83,21 +63,6 @@ bool isSplittable(const Tensor &dst, const Tensor &src) {
   // and warns here, which is for this thread to drop.
   return dst.is_complex() || !src.is_complex();
 }
-
-class DenormalMode {
- public:
-  explicit DenormalMode(unsigned wanted) : before_(CallerState::now().flush), wanted_(wanted) {
-    if (before_ != wanted_) at::globalContext().setFlushDenormal(wanted_ != 0);
-  }
-  ~DenormalMode() {
-    if (before_ != wanted_) at::globalContext().setFlushDenormal(before_ != 0);
-  }
-  DenormalMode(const DenormalMode &) = delete;
-  DenormalMode &operator=(const DenormalMode &) = delete;
-
- private:
-  unsigned before_, wanted_;
-};
 
 /* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and merged where possible.
  * Loops below `chunked_` are whole in each unit, that one is cut into steps, those above are taken one by one. A piece
@@ -113,15 +78,13 @@ class SplitCopy {
                      .check_all_same_dtype(false)
                      .build();
     shape_ = c10::DimVector(loops.shape());
-    const auto partsOf = [&](int which, const Tensor &tensor) {
-      c10::DimVector strides(loops.strides(which));
-      for (int64_t &stride : strides) stride /= static_cast<int64_t>(tensor.itemsize());
-      return Extent{
-          loops.data_ptr(which), 0, {}, std::move(strides), tensor.scalar_type(), tensor.is_conj(),
-          tensor.is_neg()};
+    const auto operandOf = [&](int which, const Tensor &tensor) {
+      return Operand{static_cast<char *>(loops.data_ptr(which)),
+                     c10::DimVector(loops.strides(which)), tensor.scalar_type(), tensor.is_conj(),
+                     tensor.is_neg()};
     };
-    dst_ = partsOf(0, dst);
-    src_ = partsOf(1, src);
+    dst_ = operandOf(0, dst);
+    src_ = operandOf(1, src);
     int64_t inner = 1;
     while (chunked_ + 1 < shape_.size() && inner * shape_[chunked_] <= kUnit) {
       inner *= shape_[chunked_++];
@@ -144,6 +107,13 @@ class SplitCopy {
   }
 
  private:
+  struct Operand {
+    char *data = nullptr;
+    c10::DimVector strides{};  // in bytes, in the order of the loops
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    bool conj = false, neg = false;
+  };
+
   static void runPiece(void *context, size_t index) {
     auto *split = static_cast<SplitCopy *>(context);
     try {
@@ -166,30 +136,24 @@ class SplitCopy {
     }
   }
 
-  Tensor slice(const Extent &whole, int64_t outer, int64_t first, int64_t length) const {
+  Tensor slice(const Operand &whole, int64_t outer, int64_t first, int64_t length) const {
     int64_t offset = first * whole.strides[chunked_];
     for (size_t i = chunked_ + 1; i < shape_.size(); ++i) {
       offset += outer % shape_[i] * whole.strides[i];
       outer /= shape_[i];
     }
     const auto itemsize = static_cast<int64_t>(c10::elementSize(whole.dtype));
-    Extent part{static_cast<char *>(whole.data) + offset * itemsize,
-                0,
-                {},
-                {},
-                whole.dtype,
-                whole.conj,
-                whole.neg};
     // A tensor's last dimension is the first loop.
+    c10::DimVector sizes, strides;
     for (size_t i = chunked_ + 1; i-- > 0;) {
-      part.sizes.push_back(i == chunked_ ? length : shape_[i]);
-      part.strides.push_back(whole.strides[i]);
+      sizes.push_back(i == chunked_ ? length : shape_[i]);
+      strides.push_back(whole.strides[i] / itemsize);
     }
-    part.bytes = at::detail::computeStorageNbytes(part.sizes, part.strides, itemsize);
-    return cpuTensor(part);
+    const TensorMetadata part{sizes, strides, whole.dtype, whole.conj, whole.neg};
+    return tensorOf(cpuStorage(whole.data + offset, part.bytes()), c10::DispatchKey::CPU, part);
   }
 
-  Extent dst_, src_;      // sizes aside: in the order of the loops
+  Operand dst_, src_;
   c10::DimVector shape_;  // the innermost loop first
   size_t chunked_ = 0;
   int64_t step_ = 0, steps_ = 0;
@@ -211,8 +175,8 @@ void judge(const Tensor &dst, const Tensor &src) {
   if (C10_LIKELY((answers.load(std::memory_order_relaxed) & answer) != 0)) return;
   alignas(16) std::array<std::array<char, 64>, 2> memory{};  // two elements of the largest dtype, with a gap
   const auto two = [&](const Tensor &like, size_t which) {
-    return cpuTensor(
-        {memory[which].data(), 64, {2}, {2}, like.scalar_type(), like.is_conj(), like.is_neg()});
+    return tensorOf(cpuStorage(memory[which].data(), 64), c10::DispatchKey::CPU,
+                    {{2}, {2}, like.scalar_type(), like.is_conj(), like.is_neg()});
   };
   Tensor to = two(dst, 0);
   asNarrowLane([&] { asKernel([&] { at::native::copy_(to, two(src, 1), false); }); });
@@ -226,9 +190,9 @@ class Silence final : public c10::WarningHandler {
   void process(const c10::Warning &) override {}
 };
 
-struct CopyTask final : QueuedKernel {
+struct CopyTask final : Task {
   CopyTask(const Tensor &to, const Tensor &from, Tensor ownedSource)
-      : QueuedKernel("aten::copy_", from.is_cpu() ? to.device() : from.device()),
+      : Task("aten::copy_", from.is_cpu() ? to.device() : from.device()),
         dst(to, to.data_ptr()),
         src(from, const_cast<void *>(from.const_data_ptr())),
         owned(std::move(ownedSource)) {}
@@ -262,23 +226,23 @@ void launch(const Tensor &dst, const Tensor &src, Tensor ownedSource, orStream_t
   c10::SmallVector<orAccess, 2> accesses;
   for (const Side *side : {&task->dst, &task->src}) {
     if (side->onDevice) {
-      accesses.push_back({side->parts.data, side->parts.bytes, side == &task->dst});
+      accesses.push_back({side->data, side->metadata.bytes(), side == &task->dst});
     }
   }
-  launchQueued(std::move(task), stream, accesses, flags);
+  launchTask(std::move(task), stream, accesses, flags);
 }
 
 }  // namespace
 
 void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream, bool awaited) {
   judge(dst, src);
-  if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, src);
+  if (sanitizerActive()) reportTensors("aten::copy_", stream, dst, src);
   launch(dst, src, Tensor(), stream, awaited);
 }
 
 void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
   judge(dst, src);
-  if (sanitizerActive()) tellTensors("aten::copy_", stream, dst, {});
+  if (sanitizerActive()) reportTensors("aten::copy_", stream, dst, {});
   launch(dst, src, src, stream, false);
 }
 

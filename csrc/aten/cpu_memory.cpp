@@ -17,7 +17,7 @@
 #include <mutex>
 
 #include "../torch/allocator.h"
-#include "lane.h"
+#include "../torch/fork.h"
 
 namespace torch_openreg {
 

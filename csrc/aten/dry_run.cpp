@@ -1,5 +1,5 @@
 /*
- * Nothing here is shared but the table of memos, where checked types have their own kind of key.
+ * Nothing here is shared but the table of outputs, where checked types have their own kind of key.
  */
 #include "dry_run.h"
 
@@ -15,9 +15,8 @@
 #include <string>
 #include <string_view>
 
-#include "alias.h"
+#include "cpu_alias.h"
 #include "lane.h"
-#include "lesson.h"
 
 namespace torch_openreg {
 
@@ -125,13 +124,9 @@ at::Tensor StandIns::of(const at::Tensor &tensor) {
     piece.storage = cpuStorage(piece.bytes != 0 ? zeros_.begin() + piece.begin : nullptr,
                                piece.bytes, /*resizable=*/true);
   }
-  at::Tensor made =
-      tensorOf(piece.storage, DispatchKey::CPU, tensor.scalar_type(), tensor.sizes(),
-               tensor.strides(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg());
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
-  return made_.add(tensor.unsafeGetTensorImpl(), made);
+  return made_.add(
+      tensor.unsafeGetTensorImpl(),
+      tensorOf(piece.storage, DispatchKey::CPU, metadataOf(tensor), tensor.storage_offset()));
 }
 
 bool StandIns::integersTouched() {
@@ -154,26 +149,25 @@ void StandIns::fill(Data data) {
       continue;
     }
     const auto count = static_cast<int64_t>(tensor.storage().nbytes() / tensor.itemsize());
-    tensorOf(tensor.storage(), DispatchKey::CPU, tensor.scalar_type(), {count}, {1}, 0, false, false)
-        .fill_(1);
+    tensorOf(tensor.storage(), DispatchKey::CPU, {{count}, {1}, tensor.scalar_type()}).fill_(1);
   }
 }
 
 /* The kernel's arguments. What it draws is nobody's. */
 template <typename F>
-Stack stackOf(const OpInfo &info, Arguments arguments, F standIn) {
+Stack stackOf(const OpTraits &traits, Arguments arguments, F standIn) {
   Stack stack;
   stack.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
-    stack.push_back(info.isGenerator[i] ? IValue(at::detail::createCPUGenerator(0))
-                                        : forCpu(arguments[i], standIn));
+    stack.push_back(traits.isGenerator[i] ? IValue(at::detail::createCPUGenerator(0))
+                                          : forCpu(arguments[i], standIn));
   }
   return stack;
 }
 
 void runKernel(const c10::OperatorHandle &op, Stack &stack, std::vector<c10::Warning> &warnings) {
   runAsCaller(CallerState::now(), warnings, [&] {
-    asKernel([&] { op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack); });
+    op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack);
     for (IValue &result : stack) {
       if (!result.isTensor() || !result.toTensor().defined()) continue;
       if (result.toTensor().is_mkldnn()) result = result.toTensor().to_dense();
@@ -186,9 +180,9 @@ constexpr std::string_view kJudgeData[] = {
     "aten::segment_reduce", "aten::_segment_reduce_backward", "aten::fake_quantize_per_channel",
     "aten::_fake_quantize_learnable_per_channel", "aten::_fused_moving_avg_obs"};
 
-bool judgesData(const OpInfo &info) {
+bool judgesData(const OpTraits &traits) {
   return std::any_of(std::begin(kJudgeData), std::end(kJudgeData), [&](std::string_view name) {
-    return std::string_view(info.name).starts_with(name);
+    return std::string_view(traits.name).starts_with(name);
   });
 }
 
@@ -200,9 +194,9 @@ std::string lineOf(const std::exception &error) {
 
 /* ---- types ---- */
 
-constexpr int64_t kOfTypes = -1;  // no OpInfo is at this address
+constexpr int64_t kOfTypes = -1;  // no OpTraits is at this address
 
-void appendType(MemoKey &key, const at::Tensor &tensor) {
+void appendType(CallKey &key, const at::Tensor &tensor) {
   if (!tensor.defined()) return key.push_back(-1);
   key.push_back(static_cast<int64_t>(tensor.scalar_type()) | tensor.is_conj() << 8 |
                 tensor.is_neg() << 9 | (tensor.dim() == 0) << 10 | tensor.is_cpu() << 11 |
@@ -210,14 +204,14 @@ void appendType(MemoKey &key, const at::Tensor &tensor) {
                 (tensor.numel() == 0) << 13);
 }
 
-bool makeTypeKey(const OpInfo &info, Arguments arguments, MemoKey &key) {
+bool makeTypeKey(const OpTraits &traits, Arguments arguments, CallKey &key) {
   key.push_back(kOfTypes);
-  key.push_back(reinterpret_cast<intptr_t>(&info));
+  key.push_back(reinterpret_cast<intptr_t>(&traits));
   key.push_back(static_cast<int64_t>(c10::get_default_dtype_as_scalartype()));
   for (size_t i = 0; i < arguments.size(); ++i) {
     const IValue &value = arguments[i];
     if (!holdsTensors(value)) {
-      if (!appendToKey(key, value, info.isNumber[i])) return false;
+      if (!appendToKey(key, value, traits.isNumber[i])) return false;
       continue;
     }
     eachTensor(value, [&](const at::Tensor &tensor) { appendType(key, tensor); });
@@ -237,11 +231,11 @@ at::Tensor shrunk(const at::Tensor &tensor) {
   return made;
 }
 
-bool takesShrunk(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+bool takesShrunk(const c10::OperatorHandle &op, const OpTraits &traits, Arguments arguments) {
   std::vector<c10::Warning> ignored;
   try {
     Stack stack;
-    asNarrowLane([&] { stack = stackOf(info, arguments, shrunk); });
+    asNarrowLane([&] { stack = stackOf(traits, arguments, shrunk); });
     runKernel(op, stack, ignored);
   } catch (const std::exception &) {
     return false;
@@ -253,16 +247,16 @@ bool takesShrunk(const c10::OperatorHandle &op, const OpInfo &info, Arguments ar
 
 /* A kernel that says the same of zeros and of other data has not judged these either, unless it has
  * looked at integers that are more than numbers: indices and offsets are right in few ways. */
-DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments arguments) {
   DryRun told;
   std::string ofZeros;
   bool mayJudge = false;
   for (const Data data : {Data::kZeros, Data::kOnes, Data::kIdentity}) {
     const bool first = data == Data::kZeros;
     StandIns standIns(arguments);
-    Stack stack = stackOf(info, arguments, [&](const at::Tensor &t) { return standIns.of(t); });
+    Stack stack = stackOf(traits, arguments, [&](const at::Tensor &t) { return standIns.of(t); });
     const Stack given = stack;
-    const std::vector<Layout> before = layoutsOf(given);
+    const std::vector<KeptMetadata> before = keptMetadata(given);
     told.warnings.clear();
     try {
       asNarrowLane([&] { standIns.fill(data); });
@@ -271,24 +265,24 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, Arguments argum
       if (first ? !standIns.touched() : lineOf(error) == ofZeros && !mayJudge) throw;
       if (first) {
         ofZeros = lineOf(error);
-        mayJudge =
-            judgesData(info) || (!info.isForeach && !info.pointwise && standIns.integersTouched());
+        mayJudge = judgesData(traits) ||
+                   (!traits.isForeach && !traits.pointwise && standIns.integersTouched());
       }
       continue;
     }
-    told.memo = lesson(info, given, before, stack);
+    told.spec = describeOutputs(traits, given, before, stack);
     return told;
   }
   told.warnings.clear();
   return told;
 }
 
-void checkTypes(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
-  MemoKey key;
-  const bool hasKey = makeTypeKey(info, arguments, key);
-  if (hasKey && findMemo(key) != nullptr) return;
-  if (!takesShrunk(op, info, arguments)) dryRun(op, info, arguments);
-  if (hasKey) addMemo(key, memoOfOutputs(info));
+void checkTypes(const c10::OperatorHandle &op, const OpTraits &traits, Arguments arguments) {
+  CallKey key;
+  const bool hasKey = makeTypeKey(traits, arguments, key);
+  if (hasKey && findOutputs(key) != nullptr) return;
+  if (!takesShrunk(op, traits, arguments)) dryRun(op, traits, arguments);
+  if (hasKey) cacheOutputs(key, writtenOutputs(traits));
 }
 
 }  // namespace torch_openreg

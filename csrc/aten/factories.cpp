@@ -27,7 +27,7 @@
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
-#include "extent.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 

@@ -6,16 +6,27 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "fast_path.h"
+#include "op_traits.h"
+
 namespace torch_openreg {
 
 /* Runs the CPU kernel of `op` on a lane, in place of the device's: takes its arguments from the stack and leaves its
  * results there. Returns at once where the results' metadata is known; else when it has run. */
 void runCpuKernel(const c10::OperatorHandle &op, torch::jit::Stack *stack);
 
+/* The same for a call that is not on the fast path. `kernel`: the CPU's key. */
+void runSurveyed(const c10::OperatorHandle &op, const OpTraits &traits, const Survey &survey,
+                 torch::jit::Stack *stack, c10::DispatchKey kernel = c10::DispatchKey::CPU);
+
 /* The same for sparse, quantized or nested tensors among the arguments: `kernel` is the CPU's key for them. It always
  * waits: how much memory their parts take is known when the kernel has run. */
-void runCpuKernelWithParts(const c10::OperatorHandle &op, torch::jit::Stack *stack,
-                           c10::DispatchKey kernel);
+void runCpuKernelWithComponents(const c10::OperatorHandle &op, torch::jit::Stack *stack,
+                                c10::DispatchKey kernel);
+
+/* Registers a kernel that takes its arguments as they are, where the fallback would get them in boxes; false if the
+ * operator's signature is not among those there is a kernel for. */
+bool registerUnboxed(const c10::OperatorHandle &op);
 
 /* Registers the fallback for structured operators too, in place of the kernel that infers their results: that one
  * is asked only where nothing is remembered. Once, after all other registrations. */

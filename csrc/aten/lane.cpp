@@ -1,9 +1,5 @@
 /*
- * A Task lives on the stack of the thread that waits for it in orLaunchKernelEx (orLaunchWaits).
- *
- * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself first and looks
- * at `pauses` then, a fork the other way round (sequentially consistent), so that one of them sees the other. A piece of
- * a kernel's work is counted with the kernel, which waits for it.
+ * Everything here belongs to the calling thread.
  */
 #include "lane.h"
 
@@ -13,21 +9,17 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
 #include <dlfcn.h>
-#include <pthread.h>
 
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <optional>
 #include <vector>
 
-#include "../torch/check.h"
+#include <openreg.h>
+
+#include "../torch/fork.h"
 #include "../torch/gil.h"
-#include "../torch/warnings.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -80,36 +72,6 @@ const ThreadControl &threadControl() {
   return control;
 }
 
-// ---- Forks.
-
-std::atomic<int> running{0}, pauses{0};
-thread_local bool counted = false;  // this thread is in a kernel, and may itself fork
-
-class Running {
- public:
-  Running() {
-    if (nested_) return;
-    while (running.fetch_add(1), pauses.load() != 0) {
-      leave();
-      for (int n = pauses.load(); n != 0; n = pauses.load()) pauses.wait(n);
-    }
-    counted = true;
-  }
-  ~Running() {
-    if (nested_) return;
-    counted = false;
-    leave();
-  }
-  Running(const Running &) = delete;
-  Running &operator=(const Running &) = delete;
-
- private:
-  static void leave() {
-    if (running.fetch_sub(1) == 1 && pauses.load() != 0) running.notify_all();
-  }
-  const bool nested_ = counted;
-};
-
 thread_local bool onLane = false, wideLane = false;
 
 /* Of the calling thread. */
@@ -119,7 +81,7 @@ void setThreads(int count) {
 }
 
 void startLane(int, int wide) {
-  Running here;
+  KernelScope here;
   // Trips PyTorch's lazy initialisation of this thread, which would undo what follows.
   at::get_num_threads();
   onLane = true;
@@ -188,8 +150,6 @@ class AsLane {
   AsLane &operator=(const AsLane &) = delete;
 };
 
-// ---- A task and its waiter.
-
 class WarningCollector final : public c10::WarningHandler {
  public:
   explicit WarningCollector(std::vector<c10::Warning> &warnings) : warnings_(warnings) {}
@@ -199,97 +159,37 @@ class WarningCollector final : public c10::WarningHandler {
   std::vector<c10::Warning> &warnings_;
 };
 
-struct Task {
-  explicit Task(c10::function_ref<void()> function) : kernel(function) {}
-
-  c10::function_ref<void()> kernel;
-  CallerState caller = CallerState::now();
-  bool ran = false;
-  std::exception_ptr error;
-  std::vector<c10::Warning> warnings;
-};
-
-orError_t runTask(void *args) {
-  Task &task = **static_cast<Task **>(args);
-  try {
-    runAsCaller(task.caller, task.warnings, task.kernel);
-  } catch (...) {
-    task.error = std::current_exception();
-  }
-  task.ran = true;
-  return orSuccess;  // the exception is the caller's, not the device's
-}
-
-/* In a forked child, which has none of the threads that were counted. */
-void startCountAnew() {
-  running.store(counted ? 1 : 0);
-  pauses.store(0);
+/* Before a sleep of a host's thread. */
+void *fallAsleep() {
+  void *gil = letGoOfGil();
+  endTeamOfSleeper();
+  return gil;
 }
 
 constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
 [[maybe_unused]] const bool hooked =
-    (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks),
-     pthread_atfork(&pauseKernels, &resumeKernels, &startCountAnew), true);
+    (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks), true);
 
 }  // namespace
+
+DenormalMode::DenormalMode(unsigned flush) : before_(flushMode()) { setFlushMode(flush); }
+
+DenormalMode::~DenormalMode() { setFlushMode(before_); }
 
 CallerState CallerState::now() { return {at::get_num_threads(), flushMode()}; }
 
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel) {
-  Running here;
+  KernelScope here;
   std::optional<AsLane> likeLane;
   if (!onLane) likeLane.emplace();
-  struct FlushGuard {
-    const unsigned before = flushMode();
-    ~FlushGuard() { setFlushMode(before); }
-  } flush;
-  setFlushMode(caller.flush);
+  DenormalMode denormals(caller.flush);
   useThreads(caller.threads);
   WarningCollector collector(warnings);
   c10::WarningUtils::WarningHandlerGuard handler(&collector);
   at::AutoDispatchBelowADInplaceOrView below;
   c10::AutoGradMode gradMode(false);
   kernel();
-}
-
-orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses, unsigned flags, int *queued) {
-  orLaunch launch{};
-  launch.size = sizeof(launch);
-  launch.stream = stream;
-  launch.fn = run;
-  launch.args = &task;
-  launch.args_size = sizeof(task);
-  launch.drop = drop;
-  launch.accesses = accesses.data();
-  launch.access_count = accesses.size();
-  launch.name = name;
-  launch.flags = flags;
-  launch.queued = queued;
-  return orLaunchKernelEx(&launch);
-}
-
-void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel) {
-  Task task(kernel);
-  if (serial) task.caller.threads = 1;
-  const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
-  OPENREG_CHECK(launchOnLane(stream, name, &runTask, nullptr, &task, {}, flags));
-  // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
-  for (const c10::Warning &warning : task.warnings) c10::warn(warning);
-  if (task.error) {
-    issueKeptWarnings(/*besideError=*/true);
-    std::rethrow_exception(task.error);
-  }
-  if (task.ran) return;
-  OPENREG_CHECK(orStreamSynchronize(stream));
-  TORCH_CHECK(false, name, " was not run by its device");
-}
-
-void *fallAsleep() {
-  void *gil = letGoOfGil();
-  endTeamOfSleeper();
-  return gil;
 }
 
 void useOneThread() {
@@ -300,37 +200,6 @@ void useOneThread() {
 void asNarrowLane(c10::function_ref<void()> function) {
   AsLane likeLane;
   function();
-}
-
-void asKernel(c10::function_ref<void()> function) {
-  Running here;
-  function();
-}
-
-bool inKernel() { return counted; }
-
-void pauseKernels() {
-  if (counted) return;
-  pauses.fetch_add(1);
-  for (int n = running.load(); n != 0; n = running.load()) running.wait(n);
-}
-
-void resumeKernels() {
-  if (!counted && pauses.fetch_sub(1) == 1) pauses.notify_all();
-}
-
-bool canMap(c10::DeviceIndex device) {
-  // 0: not asked yet
-  static std::array<std::atomic<char>, OPENREG_MAX_DEVICES> known{};
-  std::atomic<char> &entry = known.at(static_cast<size_t>(device));
-  char answer = entry.load(std::memory_order_relaxed);
-  if (answer == 0) {
-    orDeviceProperties properties{};
-    OPENREG_CHECK(orGetDeviceProperties(&properties, device));
-    answer = properties.can_map ? 'y' : 'n';
-    entry.store(answer, std::memory_order_relaxed);
-  }
-  return answer == 'y';
 }
 
 }  // namespace torch_openreg

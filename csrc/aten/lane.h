@@ -1,15 +1,12 @@
 /*
- * Running a C++ function as a task of a stream, and waiting for it.
+ * The state of a thread that runs a kernel: how many threads it uses, denormal numbers, dispatch modes, warnings.
  */
 #pragma once
 
-#include <c10/core/Device.h>
-#include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 
-#include <openreg.h>
-
+#include <cstdint>
 #include <vector>
 
 namespace torch_openreg {
@@ -22,6 +19,18 @@ struct CallerState {
   static CallerState now();
 };
 
+/* What the calling thread does with denormal numbers until the end of the scope: a CallerState's `flush`. */
+class DenormalMode {
+ public:
+  explicit DenormalMode(unsigned flush);
+  ~DenormalMode();
+  DenormalMode(const DenormalMode &) = delete;
+  DenormalMode &operator=(const DenormalMode &) = delete;
+
+ private:
+  const unsigned before_;
+};
+
 /* Tensors as small as these are for one thread: two spend their time on each other. By the metadata alone, so that the
  * bits of results do not depend on what else goes on. */
 constexpr int64_t kSerial = 1 << 14;  // elements
@@ -31,43 +40,11 @@ constexpr int64_t kSerial = 1 << 14;  // elements
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel);
 
-/* Runs `kernel` on a lane, after everything queued on `stream`, and returns when it has run. The GIL,
- * if held, is released while the caller sleeps. On the lane the function has the caller's thread
- * count (on the wide lane) and flush-denormal mode, no autograd and no dispatch modes. What it throws
- * is thrown here, type kept; warnings it raises are issued here. `name` must outlive the process. `serial`: one thread
- * is enough, and may be the caller. */
-void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel);
-
-/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran;
- * whose the task is after an error, `queued` says (orLaunch). `flags` are orLaunchFlags. */
-orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0,
-                       int *queued = nullptr);
-
-/* Before a sleep of a host's thread: lets go of the GIL, and of the thread's OpenMP team. Returns what takeGilBack
- * needs. */
-void *fallAsleep();
-
-/* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
-void useOneThread();
-
 /* In the midst of anything that the calling thread does: runs a function as a narrow lane would, with one thread and no
  * dispatch mode, autocast or profiler. The treatment of denormals stays. */
 void asNarrowLane(c10::function_ref<void()> function);
 
-/* On any thread: runs a kernel that is no task, for a fork to wait for. It waits for no device and does not take the
- * GIL, which the thread that forks may hold. */
-void asKernel(c10::function_ref<void()> function);
-
-/* Whether the calling thread runs a kernel. */
-bool inKernel();
-
-/* Around every fork, and more than once: waits until no kernel runs, and lets none begin. A child must not inherit a
- * lock that a kernel held, such as the one of a function's first call. */
-void pauseKernels();
-void resumeKernels();
-
-/* Whether kernels can reach the device's memory (orMapForKernel); else everything is copied. */
-bool canMap(c10::DeviceIndex device);
+/* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
+void useOneThread();
 
 }  // namespace torch_openreg

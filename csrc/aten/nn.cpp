@@ -22,7 +22,7 @@
 #include <optional>
 #include <tuple>
 
-#include "opinfo.h"
+#include "op_traits.h"
 
 namespace torch_openreg {
 

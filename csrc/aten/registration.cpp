@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "opinfo.h"
-#include "unboxed.h"
+#include "op_traits.h"
 
 namespace torch_openreg {
 
@@ -23,8 +22,8 @@ void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack);
 
 /* The kernels of sparse, quantized and nested tensors, by the CPU's key for them. */
 template <DispatchKey kernel>
-void fallbackWithParts(const OperatorHandle &op, Stack *stack) {
-  runCpuKernelWithParts(op, stack, kernel);
+void fallbackWithComponents(const OperatorHandle &op, Stack *stack) {
+  runCpuKernelWithComponents(op, stack, kernel);
 }
 
 /* Without its namespace. */
@@ -42,7 +41,7 @@ struct Kind {
 template <DispatchKey device, DispatchKey cpu>
 constexpr Kind kindOf() {
   return {device, cpu,
-          [] { return torch::CppFunction::makeFromBoxedFunction<&fallbackWithParts<cpu>>(); }};
+          [] { return torch::CppFunction::makeFromBoxedFunction<&fallbackWithComponents<cpu>>(); }};
 }
 
 constexpr Kind kKinds[] = {

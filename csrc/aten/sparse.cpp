@@ -1,10 +1,11 @@
 /*
  * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, made of operators of the parts:
- * with the device's tensors they run on the caller's thread, and what they call is queued, or waits, as everywhere. The
+ * with the device's tensors they run on the caller's thread, and what they call is queued, or waits, as everywhere. So do
+ * those kernels for quantized and nested tensors that look at them, make them or copy them (kSharedKernels...). The
  * others read memory themselves (kOwnKernels). Of those the products with a dense result are one task each, over a
  * result that is made before; the rest have sizes that depend on data, and wait.
  *
- * A PartsTask carries CPU tensors over storages that have no address before it runs. It holds nothing of the device's.
+ * A SparseTask carries CPU tensors over storages that have no address before it runs. It holds nothing of the device's.
  */
 #include "sparse.h"
 
@@ -24,12 +25,12 @@
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 #include "accesses.h"
-#include "alias.h"
+#include "cpu_alias.h"
 #include "lane.h"
-#include "memo.h"
-#include "opinfo.h"
-#include "parts.h"
-#include "queued.h"
+#include "arguments.h"
+#include "op_traits.h"
+#include "tensor_components.h"
+#include "task.h"
 
 namespace torch_openreg {
 
@@ -88,6 +89,42 @@ std::string_view plainName(const OperatorHandle &op) {
 /* Turning rows and columns round takes a stub of the CPU's. */
 constexpr std::string_view kOwnKernelsOfCompressed[] = {"_to_sparse_csc", "_to_sparse_csr"};
 
+/* Of these tensors most kernels are the CPU's own; these are not. */
+constexpr std::string_view kSharedKernelsOfQuantized[] = {
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
+    "_reshape_alias",
+    "as_strided",
+    "clone",
+    "empty.memory_format",
+    "empty_like",
+    "empty_quantized",
+    "empty_strided",
+    "q_per_channel_axis",
+    "q_per_channel_scales",
+    "q_per_channel_zero_points",
+    "q_scale",
+    "q_zero_point",
+    "qscheme",
+    "set_.source_Storage_storage_offset",
+    "unfold",
+    "view",
+};
+constexpr std::string_view kSharedKernelsOfNested[] = {
+    "_nested_tensor_size",
+    "_nested_tensor_storage_offsets",
+    "_nested_tensor_strides",
+    "_to_copy",
+    "alias",
+    "clone",
+    "copy_",
+    "empty_like",
+    "unbind.int",
+    "values",
+    "view",
+    "zero_",
+};
+
 bool isNamed(const OperatorHandle &op, std::string_view given) {
   const std::string_view name = plainName(op), overload = op.schema().overload_name();
   if (!given.starts_with(name)) return false;
@@ -95,12 +132,22 @@ bool isNamed(const OperatorHandle &op, std::string_view given) {
   return given.empty() || (given[0] == '.' && given.substr(1) == overload);
 }
 
+bool isAmong(const OperatorHandle &op, c10::ArrayRef<std::string_view> names) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](std::string_view given) { return isNamed(op, given); });
+}
+
 bool isMadeOfOperators(const OperatorHandle &op, DispatchKey kernel) {
-  const auto named = [&](std::string_view given) { return isNamed(op, given); };
-  const auto &compressed = kOwnKernelsOfCompressed;
-  return std::none_of(std::begin(kOwnKernels), std::end(kOwnKernels), named) &&
-         (kernel == DispatchKey::SparseCPU ||
-          std::none_of(std::begin(compressed), std::end(compressed), named));
+  switch (kernel) {
+    case DispatchKey::SparseCPU:
+      return !isAmong(op, kOwnKernels);
+    case DispatchKey::SparseCsrCPU:
+      return !isAmong(op, kOwnKernels) && !isAmong(op, kOwnKernelsOfCompressed);
+    case DispatchKey::QuantizedCPU:
+      return isAmong(op, kSharedKernelsOfQuantized);
+    default:
+      return isAmong(op, kSharedKernelsOfNested);
+  }
 }
 
 /* The kernel of a product begins with these cases, which CUDA's shares. */
@@ -126,7 +173,7 @@ c10::Device deviceOf(c10::ArrayRef<IValue> arguments) {
 void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::Device device) {
   std::optional<DeviceSwitch> current;
   if (device.is_privateuseone()) current.emplace(indexOrCurrent(device.index()));
-  std::optional<ToldAs> told;
+  std::optional<ReportedAs> told;
   if (sanitizerActive()) told.emplace(op);
   op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
 }
@@ -134,10 +181,10 @@ void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::De
 // ---- One task ---------------------------------------------------------------------------------------
 
 /* Runs an operator that leaves sizes as they are and makes no tensor. */
-class PartsTask final : public QueuedKernel {
+class SparseTask final : public Task {
  public:
-  PartsTask(const OperatorHandle &op, const OpInfo &info, DispatchKey kernel, c10::Device on)
-      : QueuedKernel(info.name, on), op_(op), info_(info), kernel_(kernel) {}
+  SparseTask(const OperatorHandle &op, const OpTraits &traits, DispatchKey kernel, c10::Device on)
+      : Task(traits.name, on), op_(op), traits_(traits), kernel_(kernel) {}
   void add(const IValue &value);
   bool isSmall() const { return largest_ <= kSerial; }
   void run() override;
@@ -151,7 +198,7 @@ class PartsTask final : public QueuedKernel {
   c10::Storage storage(const c10::Storage &device);
 
   const OperatorHandle op_;
-  const OpInfo &info_;
+  const OpTraits &traits_;
   const DispatchKey kernel_;
   Stack arguments_;
   c10::SmallVector<Memory, 5> memories_;
@@ -159,7 +206,7 @@ class PartsTask final : public QueuedKernel {
   int64_t largest_ = 0;                       // elements of a tensor
 };
 
-c10::Storage PartsTask::storage(const c10::Storage &device) {
+c10::Storage SparseTask::storage(const c10::Storage &device) {
   c10::StorageImpl *impl = device.unsafeGetStorageImpl();
   if (const size_t *at = known_.find(impl)) return memories_[*at].cpu;
   known_.add(impl, memories_.size());
@@ -168,23 +215,23 @@ c10::Storage PartsTask::storage(const c10::Storage &device) {
   return memories_.back().cpu;
 }
 
-Tensor PartsTask::alias(const Tensor &tensor) {
+Tensor SparseTask::alias(const Tensor &tensor) {
   if (!isPlain(tensor)) {
-    Parts parts = partsOf(tensor);
+    Components parts = componentsOf(tensor);
     for (Tensor &part : parts) part = alias(part);
     return assemble(tensor, parts);
   }
   largest_ = std::max(largest_, tensor.numel());
-  return tensorOf(storage(tensor.storage()), DispatchKey::CPU, tensor.scalar_type(), tensor.sizes(),
-                  tensor.strides(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg());
+  return tensorOf(storage(tensor.storage()), DispatchKey::CPU, metadataOf(tensor),
+                  tensor.storage_offset());
 }
 
-void PartsTask::add(const IValue &value) {
+void SparseTask::add(const IValue &value) {
   arguments_.push_back(value.isTensor() ? IValue(alias(value.toTensor())) : value);
 }
 
-void PartsTask::run() {
-  OpTimer timer(info_.counters->queued, info_.counters->queuedNs);
+void SparseTask::run() {
+  OpTimer timer(traits_.counters->queued, traits_.counters->queuedNs);
   for (Memory &memory : memories_) {
     void *address = nullptr;
     if (memory.data == nullptr || memory.cpu.nbytes() == 0) continue;
@@ -196,14 +243,14 @@ void PartsTask::run() {
 
 void queue(const OperatorHandle &op, c10::ArrayRef<IValue> arguments, DispatchKey kernel,
            c10::Device device) {
-  const OpInfo &info = opInfo(op);
+  const OpTraits &traits = opTraits(op);
   const orStream_t stream = getCurrentOpenRegStream(device.index()).stream();
-  auto task = std::make_unique<PartsTask>(op, info, kernel, device);
+  auto task = std::make_unique<SparseTask>(op, traits, kernel, device);
   for (const IValue &value : arguments) task->add(value);
-  if (sanitizerActive()) tellOperator(op, stream, arguments, {});
+  if (sanitizerActive()) reportOperator(op, stream, arguments, {});
   const bool small = task->isSmall();
   if (small) task->caller.threads = 1;
-  launchQueued(std::move(task), stream, {}, small ? orLaunchAnyThread : 0);
+  launchTask(std::move(task), stream, {}, small ? orLaunchAnyThread : 0);
 }
 
 // ---- Sparse by dense --------------------------------------------------------------------------------
@@ -293,16 +340,16 @@ bool synchronizesElsewhere(const OperatorHandle &op, DispatchKey kernel) {
   return name != "sparse_sampled_addmm";
 }
 
-bool runSparse(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+bool runWithoutWait(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
+  if (!opTraits(op).isAten || !op.hasKernelForDispatchKey(kernel)) return false;
   const bool sparse = kernel == DispatchKey::SparseCPU || kernel == DispatchKey::SparseCsrCPU;
-  if (!sparse || !opInfo(op).isAten || !op.hasKernelForDispatchKey(kernel)) return false;
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   const c10::Device device = deviceOf(arguments);
-  if (isMadeOfOperators(op, kernel) || isProductWithDense(op, arguments)) {
+  if (isMadeOfOperators(op, kernel) || (sparse && isProductWithDense(op, arguments))) {
     runHere(op, stack, kernel, device);
     return true;
   }
-  return canMap(device.index()) && queueWithDenseResult(op, stack, kernel, device);
+  return sparse && canMap(device.index()) && queueWithDenseResult(op, stack, kernel, device);
 }
 
 }  // namespace torch_openreg

@@ -1,5 +1,6 @@
 /*
- * Operators of sparse tensors that do not wait: those whose sizes are known before they run, as on CUDA.
+ * Operators of sparse, quantized and nested tensors that do not wait: those whose sizes are known before they run, as on
+ * CUDA.
  */
 #pragma once
 
@@ -13,6 +14,7 @@ bool synchronizesElsewhere(const c10::OperatorHandle &op, c10::DispatchKey kerne
 
 /* Takes the operator's arguments from the stack and leaves its results there, or leaves the stack alone (false) for who
  * waits. `kernel` is the CPU's key for the tensors. */
-bool runSparse(const c10::OperatorHandle &op, torch::jit::Stack *stack, c10::DispatchKey kernel);
+bool runWithoutWait(const c10::OperatorHandle &op, torch::jit::Stack *stack,
+                    c10::DispatchKey kernel);
 
 }  // namespace torch_openreg

@@ -2,9 +2,9 @@
  * One template for all, one instance for each signature. What it adds to the fallback is the way in: borrowed arguments
  * instead of owned ones on a stack. A call that is not queued at once goes through the fallback.
  *
- * An Entry is made for each operator and never destroyed; `info` is looked up at its first call.
+ * An Entry is made for each operator and never destroyed; `traits` is looked up at its first call.
  */
-#include "unboxed.h"
+#include "fallback.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
@@ -18,9 +18,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "fallback.h"
-#include "known.h"
-#include "opinfo.h"
+#include "fast_path.h"
+#include "op_traits.h"
 
 namespace torch_openreg {
 
@@ -34,14 +33,15 @@ using c10::Scalar;
 
 struct Entry {
   explicit Entry(const OperatorHandle &handle) : op(handle) {}
-  const OpInfo &getInfo() {
-    const OpInfo *known = info.load(std::memory_order_acquire);
-    if (C10_UNLIKELY(known == nullptr)) info.store(known = &opInfo(op), std::memory_order_release);
+  const OpTraits &getTraits() {
+    const OpTraits *known = traits.load(std::memory_order_acquire);
+    if (C10_UNLIKELY(known == nullptr))
+      traits.store(known = &opTraits(op), std::memory_order_release);
     return *known;
   }
 
   const OperatorHandle op;
-  std::atomic<const OpInfo *> info{nullptr};
+  std::atomic<const OpTraits *> traits{nullptr};
 };
 
 IValue borrow(const Tensor &tensor) {
@@ -84,10 +84,11 @@ struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OperatorHandle &op) : entry(*new Entry(op)) {}
 
   Result operator()(Args... args) {
+    Survey survey;
     Results results;
-    if (!queue(results, args...)) {
+    if (!queue(survey, results, args...)) {
       torch::jit::Stack stack{IValue(args)...};
-      runCpuKernel(entry.op, &stack);
+      runSurveyed(entry.op, entry.getTraits(), survey, &stack);
       results.push_back(std::move(stack.back()));
     }
     if constexpr (std::is_reference_v<Result>) {
@@ -96,9 +97,9 @@ struct Kernel final : c10::OperatorKernel {
       return std::move(results[0]).toTensor();
     }
   }
-  bool queue(Results &results, const std::remove_cvref_t<Args> &...args) {
+  bool queue(Survey &survey, Results &results, const std::remove_cvref_t<Args> &...args) {
     const Borrowed<sizeof...(Args)> borrowed(args...);
-    return queueKnown(entry.op, entry.getInfo(), borrowed.values(), results);
+    return takeFastPath(entry.op, entry.getTraits(), borrowed.values(), survey, results);
   }
 
   Entry &entry;

@@ -18,10 +18,11 @@
 #include <utility>
 
 #include "../aten/accesses.h"
-#include "../aten/alias.h"
+#include "../aten/tensor_metadata.h"
 #include "../aten/lane.h"
-#include "../aten/queued.h"
+#include "../torch/fork.h"
 #include "../torch/gil.h"
+#include "../torch/kernel_failures.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 
@@ -37,8 +38,8 @@ constexpr const char *kEventName = "external event";
 
 /* A tensor of our own over the same memory. */
 at::Tensor sameMemory(const at::Tensor &tensor) {
-  return tensorOf(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1, tensor.scalar_type(),
-                  tensor.sizes(), tensor.strides(), tensor.storage_offset(), false, false);
+  return tensorOf(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1,
+                  {tensor.sizes(), tensor.strides(), tensor.scalar_type()}, tensor.storage_offset());
 }
 
 std::vector<at::Tensor> sameMemory(const std::vector<at::Tensor> &tensors) {
@@ -76,8 +77,8 @@ at::Tensor flat(c10::Storage storage, DispatchKey key, c10::ScalarType dtype, si
                 size_t offset) {
   const auto size = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t count = static_cast<int64_t>(bytes) / size;
-  return tensorOf(std::move(storage), key, dtype, {count}, {1}, static_cast<int64_t>(offset) / size,
-                  false, false);
+  return tensorOf(std::move(storage), key, {{count}, {1}, dtype},
+                  static_cast<int64_t>(offset) / size);
 }
 
 at::Tensor bytesOf(const at::Tensor &tensor) {
@@ -221,7 +222,7 @@ void Collective::tellSanitizer() const {
   OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
   OPENREG_CHECK(orStreamWaitEvent(handle, before.get()));
   OPENREG_CHECK(orSanitizerAside(handle));
-  tellTensors(call_.name, handle, call_.out, call_.in);
+  reportTensors(call_.name, handle, call_.out, call_.in);
   OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
 }
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "../aten/extent.h"
+#include "../aten/tensor_metadata.h"
 #include "../torch/gil.h"
 
 namespace torch_openreg {

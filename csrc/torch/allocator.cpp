@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "aten/lane.h"
 #include "device.h"
+#include "fork.h"
 #include "memory_history.h"
 #include "stream.h"
 #include "sync_debug.h"
@@ -171,82 +171,83 @@ c10::DataPtr allocateOn(c10::DeviceIndex device, size_t bytes) {
   return ownBlock(block, device);
 }
 
-c10::DataPtr OpenRegAllocator::allocate(size_t bytes) { return allocateOn(currentDevice(), bytes); }
+namespace {
 
-c10::DeleterFnPtr OpenRegAllocator::raw_deleter() const { return &deleteBlock; }
-
-void OpenRegAllocator::copy_data(void *dest, const void *src, std::size_t count) const {
-  if (count == 0) return;
-  orPointerAttributes owner{};
-  OPENREG_CHECK(orPointerGetAttributes(&owner, dest));
-  TORCH_CHECK(owner.type == orMemoryTypeDevice, "copy_data: ", dest, " is not openreg memory");
-  DeviceSwitch current(static_cast<c10::DeviceIndex>(owner.device));
-  OPENREG_CHECK(
-      orMemcpyAsync(dest, src, count, orMemcpyDeviceToDevice, getCurrentOpenRegStream().stream()));
-}
-
-bool OpenRegAllocator::initialized() {
-  for (c10::DeviceIndex device = 0; device < deviceCount(); ++device) {
-    if (orDeviceIsActive(device)) return true;
+class OpenRegAllocator final : public c10::DeviceAllocator {
+ public:
+  /* On the current device, for work on its current stream. 0 bytes is a null pointer. */
+  c10::DataPtr allocate(size_t bytes) override { return allocateOn(currentDevice(), bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &deleteBlock; }
+  /* Ordered on the current stream of the destination's device. */
+  void copy_data(void *dest, const void *src, std::size_t count) const override {
+    if (count == 0) return;
+    orPointerAttributes owner{};
+    OPENREG_CHECK(orPointerGetAttributes(&owner, dest));
+    TORCH_CHECK(owner.type == orMemoryTypeDevice, "copy_data: ", dest, " is not openreg memory");
+    DeviceSwitch current(static_cast<c10::DeviceIndex>(owner.device));
+    OPENREG_CHECK(orMemcpyAsync(dest, src, count, orMemcpyDeviceToDevice,
+                                getCurrentOpenRegStream().stream()));
   }
-  return false;
-}
 
-void OpenRegAllocator::emptyCache(c10::MempoolId_t mempool_id) {
-  TORCH_CHECK_NOT_IMPLEMENTED(mempool_id == c10::MempoolId_t(0, 0),
-                              "openreg has no private memory pools yet");
-  const c10::DeviceIndex count = checkedDeviceCount();
-  noteSynchronization("torch.openreg.empty_cache");
-  HistoryScope scope(HistoryScope::Allocation);
-  for (c10::DeviceIndex device = 0; device < count; ++device) {
-    if (orDeviceIsActive(device)) OPENREG_CHECK(orCacheEmpty(device));
+  bool initialized() override {
+    for (c10::DeviceIndex device = 0; device < deviceCount(); ++device) {
+      if (orDeviceIsActive(device)) return true;
+    }
+    return false;
   }
-}
+  void emptyCache(c10::MempoolId_t mempool_id = {0, 0}) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(mempool_id == c10::MempoolId_t(0, 0),
+                                "openreg has no private memory pools yet");
+    const c10::DeviceIndex count = checkedDeviceCount();
+    noteSynchronization("torch.openreg.empty_cache");
+    HistoryScope scope(HistoryScope::Allocation);
+    for (c10::DeviceIndex device = 0; device < count; ++device) {
+      if (orDeviceIsActive(device)) OPENREG_CHECK(orCacheEmpty(device));
+    }
+  }
+  void recordStream(const c10::DataPtr &ptr, c10::Stream stream) override {
+    torch_openreg::recordStream(ptr, stream);
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    orCacheStats from{};
+    OPENREG_CHECK(orCacheGetStats(&from, device));
+    c10::CachingDeviceAllocator::DeviceStats to;
+    copyStat(to.allocation, from.allocation);
+    copyStat(to.segment, from.segment);
+    copyStat(to.active, from.active);
+    copyStat(to.inactive_split, from.inactive_split);
+    copyStat(to.allocated_bytes, from.allocated_bytes);
+    copyStat(to.reserved_bytes, from.reserved_bytes);
+    copyStat(to.active_bytes, from.active_bytes);
+    copyStat(to.inactive_split_bytes, from.inactive_split_bytes);
+    copyStat(to.requested_bytes, from.requested_bytes);
+    to.num_alloc_retries = from.alloc_retries;
+    to.num_ooms = from.ooms;
+    to.num_sync_all_streams = from.sync_all_streams;
+    to.num_device_alloc = from.device_alloc;
+    to.num_device_free = from.device_free;
+    copyStat(to.oversize_allocations, from.oversize_allocations);
+    copyStat(to.oversize_segments, from.oversize_segments);
+    to.max_split_size = static_cast<int64_t>(AcceleratorAllocatorConfig::max_split_size());
+    return to;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override {
+    OPENREG_CHECK(orCacheResetAccumulatedStats(device));
+  }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    OPENREG_CHECK(orCacheResetPeakStats(device));
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    DeviceSwitch current(device);
+    size_t free = 0, capacity = 0;
+    OPENREG_CHECK(orMemGetInfo(&free, &capacity));
+    return {free, capacity};
+  }
+};
 
-void OpenRegAllocator::recordStream(const c10::DataPtr &ptr, c10::Stream stream) {
-  torch_openreg::recordStream(ptr, stream);
-}
+}  // namespace
 
-c10::CachingDeviceAllocator::DeviceStats OpenRegAllocator::getDeviceStats(c10::DeviceIndex device) {
-  orCacheStats from{};
-  OPENREG_CHECK(orCacheGetStats(&from, device));
-  c10::CachingDeviceAllocator::DeviceStats to;
-  copyStat(to.allocation, from.allocation);
-  copyStat(to.segment, from.segment);
-  copyStat(to.active, from.active);
-  copyStat(to.inactive_split, from.inactive_split);
-  copyStat(to.allocated_bytes, from.allocated_bytes);
-  copyStat(to.reserved_bytes, from.reserved_bytes);
-  copyStat(to.active_bytes, from.active_bytes);
-  copyStat(to.inactive_split_bytes, from.inactive_split_bytes);
-  copyStat(to.requested_bytes, from.requested_bytes);
-  to.num_alloc_retries = from.alloc_retries;
-  to.num_ooms = from.ooms;
-  to.num_sync_all_streams = from.sync_all_streams;
-  to.num_device_alloc = from.device_alloc;
-  to.num_device_free = from.device_free;
-  copyStat(to.oversize_allocations, from.oversize_allocations);
-  copyStat(to.oversize_segments, from.oversize_segments);
-  to.max_split_size = static_cast<int64_t>(AcceleratorAllocatorConfig::max_split_size());
-  return to;
-}
-
-void OpenRegAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  OPENREG_CHECK(orCacheResetAccumulatedStats(device));
-}
-
-void OpenRegAllocator::resetPeakStats(c10::DeviceIndex device) {
-  OPENREG_CHECK(orCacheResetPeakStats(device));
-}
-
-std::pair<size_t, size_t> OpenRegAllocator::getMemoryInfo(c10::DeviceIndex device) {
-  DeviceSwitch current(device);
-  size_t free = 0, capacity = 0;
-  OPENREG_CHECK(orMemGetInfo(&free, &capacity));
-  return {free, capacity};
-}
-
-OpenRegAllocator &deviceAllocator() {
+c10::DeviceAllocator &deviceAllocator() {
   static auto *allocator = new OpenRegAllocator();
   return *allocator;
 }

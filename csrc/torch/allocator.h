@@ -12,29 +12,12 @@
 
 namespace torch_openreg {
 
-class OPENREG_EXPORT OpenRegAllocator final : public c10::DeviceAllocator {
- public:
-  /* On the current device, for work on its current stream. 0 bytes is a null pointer. */
-  c10::DataPtr allocate(size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override;
-  /* Ordered on the current stream of the destination's device. */
-  void copy_data(void *dest, const void *src, std::size_t count) const override;
-
-  bool initialized() override;
-  void emptyCache(c10::MempoolId_t mempool_id = {0, 0}) override;
-  void recordStream(const c10::DataPtr &ptr, c10::Stream stream) override;
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
-  void resetAccumulatedStats(c10::DeviceIndex device) override;
-  void resetPeakStats(c10::DeviceIndex device) override;
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
-};
-
 /* The one that is registered for the device type; never destroyed. */
-OPENREG_EXPORT OpenRegAllocator &deviceAllocator();
+c10::DeviceAllocator &deviceAllocator();
 
 /* The memory behind `data` (any address inside a live block) is not reused before what is queued on
  * `stream` so far is done. Nothing for a null pointer. */
-OPENREG_EXPORT void recordStream(const c10::DataPtr &data, c10::Stream stream);
+void recordStream(const c10::DataPtr &data, c10::Stream stream);
 
 /* A block of `bytes` of `device` for work on `stream`, or c10::OutOfMemoryError with the figures.
  * Also inside a task. */

@@ -1,24 +1,16 @@
 #include "check.h"
 
-#include <atomic>
+#include <string>
+
+#include "kernel_failures.h"
 
 namespace torch_openreg {
-
-namespace {
-std::atomic<KernelFailureHandler> kernelFailureHandler{nullptr};
-}
-
-void setKernelFailureHandler(KernelFailureHandler handler) {
-  kernelFailureHandler.store(handler, std::memory_order_release);
-}
 
 void throwError(orError_t error, c10::SourceLocation location) {
   // orErrorNotReady leaves no message behind: the one that is there is about an earlier call.
   const char *detail = error == orErrorNotReady ? nullptr : orGetLastErrorMessage();
   if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
-  if (error == orErrorLaunchFailure) {
-    if (auto handler = kernelFailureHandler.load(std::memory_order_acquire)) handler(detail);
-  }
+  if (error == orErrorLaunchFailure) throwFailure(detail);
   std::string text = std::string(orGetErrorName(error)) + ": " + detail;
   orGetLastError();  // what is raised is not left behind as the thread's last error
   if (error == orErrorMemoryAllocation) throw c10::OutOfMemoryError(location, std::move(text));

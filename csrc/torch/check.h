@@ -15,19 +15,12 @@
 
 #include <openreg.h>
 
-#include <string>
-
 #define OPENREG_EXPORT __attribute__((visibility("default")))
 
 namespace torch_openreg {
 
-/* Throws the exception for the calling thread's last error. */
+/* Throws the exception for the calling thread's last error: of a kernel that failed, the one it raised. */
 [[noreturn]] OPENREG_EXPORT void throwError(orError_t error, c10::SourceLocation location);
-
-/* Called for orErrorLaunchFailure before the RuntimeError is thrown, with the core's detail: whoever
- * runs kernels may throw the exception that the kernel raised in its place. Set once. */
-using KernelFailureHandler = void (*)(const std::string &detail);
-OPENREG_EXPORT void setKernelFailureHandler(KernelFailureHandler handler);
 
 inline void check(orError_t error, c10::SourceLocation location) {
   if (C10_UNLIKELY(error != orSuccess)) throwError(error, location);

@@ -1,6 +1,8 @@
 #include "device.h"
 
+#include <array>
 #include <atomic>
+#include <string>
 
 namespace torch_openreg {
 
@@ -66,6 +68,20 @@ c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) {
   const c10::DeviceIndex previous = currentDevice();
   if (previous != index) OPENREG_CHECK(orSetDevice(index));
   return previous;
+}
+
+bool canMap(c10::DeviceIndex index) {
+  // 0: not asked yet
+  static std::array<std::atomic<char>, OPENREG_MAX_DEVICES> known{};
+  std::atomic<char> &entry = known.at(static_cast<size_t>(index));
+  char answer = entry.load(std::memory_order_relaxed);
+  if (answer == 0) {
+    orDeviceProperties properties{};
+    OPENREG_CHECK(orGetDeviceProperties(&properties, index));
+    answer = properties.can_map ? 'y' : 'n';
+    entry.store(answer, std::memory_order_relaxed);
+  }
+  return answer == 'y';
 }
 
 void initialize() {

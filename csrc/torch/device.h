@@ -30,6 +30,9 @@ OPENREG_EXPORT c10::DeviceIndex exchangeDevice(c10::DeviceIndex index);
 /* First use of the current device, for a caller that asks for it: lanes may start from here on. */
 OPENREG_EXPORT void initialize();
 
+/* Whether kernels can reach the device's memory (orMapForKernel); else everything is copied. */
+bool canMap(c10::DeviceIndex index);
+
 /* Makes `index` current until the end of the scope, also when it is left by an exception. */
 class DeviceSwitch {
  public:

@@ -1,5 +1,4 @@
-#include "faults.h"
-
+/* Fault injection and the hang report, as Python sees them. */
 #include <openreg_fault.h>
 #include <openreg_watchdog.h>
 #include <pybind11/pybind11.h>
@@ -13,6 +12,7 @@
 #include "check.h"
 #include "device.h"
 #include "gil.h"
+#include "module.h"
 
 namespace torch_openreg {
 
@@ -47,9 +47,7 @@ std::string hangReport() {
   return text;
 }
 
-}  // namespace
-
-void bindFaults(pybind11::module_ &m) {
+[[maybe_unused]] const bool added = addBinder([](pybind11::module_ &m) {
   m.def("_fault_kinds", &kinds);
   m.def("_fault_inject", &inject);
   m.def("_fault_outcome", &outcome);
@@ -58,6 +56,8 @@ void bindFaults(pybind11::module_ &m) {
     WithoutGil unlocked;
     return hangReport();
   });
-}
+});
+
+}  // namespace
 
 }  // namespace torch_openreg

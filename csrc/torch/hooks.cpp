@@ -1,6 +1,13 @@
+/*
+ * PyTorch's hooks: what generic code asks of an accelerator outside of a device guard.
+ */
 #include "hooks.h"
 
+#include <ATen/core/GraphImplInterface.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
 #include <algorithm>
+#include <memory>
 
 #include "allocator.h"
 #include "autograd.h"
@@ -13,78 +20,91 @@
 
 namespace torch_openreg {
 
-bool OpenRegHooks::isAvailable() const { return torch_openreg::deviceCount() > 0; }
+namespace {
 
-void OpenRegHooks::init() const { initialize(); }
-
-bool OpenRegHooks::hasPrimaryContext(c10::DeviceIndex device_index) const {
-  if (orDeviceIsActive(checkIndex(device_index)) == 0) return false;
-  // The autograd engine asks this at the start of each backward().
-  WithoutGil unlocked;
-  startAutogradDeviceThreads();
-  return true;
-}
-
-c10::DeviceIndex OpenRegHooks::deviceCount() const { return torch_openreg::deviceCount(); }
-
-c10::DeviceIndex OpenRegHooks::getCurrentDevice() const { return currentDevice(); }
-
-void OpenRegHooks::setCurrentDevice(c10::DeviceIndex device) const {
-  if (device >= 0) setDevice(device);
-}
-
-c10::DeviceIndex OpenRegHooks::exchangeDevice(c10::DeviceIndex device) const {
-  return torch_openreg::exchangeDevice(device);
-}
-
-c10::DeviceIndex OpenRegHooks::maybeExchangeDevice(c10::DeviceIndex device) const {
-  return device < 0 ? currentDevice() : torch_openreg::exchangeDevice(device);
-}
-
-bool OpenRegHooks::isPinnedPtr(const void *data) const { return isPinned(data); }
-
-c10::Allocator *OpenRegHooks::getPinnedMemoryAllocator() const {
-  return torch_openreg::getPinnedMemoryAllocator();
-}
-
-c10::Device OpenRegHooks::getDeviceFromPtr(void *data) const {
-  orPointerAttributes attributes{};
-  OPENREG_CHECK(orPointerGetAttributes(&attributes, data));
-  TORCH_CHECK(attributes.type == orMemoryTypeDevice, "the pointer ", data,
-              " is not memory of an openreg device");
-  return c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(attributes.device));
-}
-
-const at::Generator &OpenRegHooks::getDefaultGenerator(c10::DeviceIndex device_index) const {
-  return torch_openreg::getDefaultGenerator(device_index);
-}
-
-at::Generator OpenRegHooks::getNewGenerator(c10::DeviceIndex device_index) const {
-  return createGenerator(device_index);
-}
-
-void OpenRegHooks::resizePrivateUse1Bytes(const c10::Storage &storage, size_t newsize) const {
-  c10::StorageImpl *impl = storage.unsafeGetStorageImpl();
-  TORCH_CHECK(impl->resizable() && impl->allocator() != nullptr, "this openreg storage of ",
-              impl->nbytes(), " bytes cannot be resized to ", newsize);
-  DeviceSwitch device(checkDevice(storage.device()));
-  c10::DataPtr fresh = impl->allocator()->allocate(newsize);
-  const size_t kept = std::min(impl->nbytes(), newsize);
-  if (kept > 0) {
-    const OpenRegStream stream = getCurrentOpenRegStream();
-    SanitizedAs name("aten::resize_");
-    OPENREG_CHECK(
-        orMemcpyAsync(fresh.get(), storage.data(), kept, orMemcpyDeviceToDevice, stream.stream()));
-    // The old block goes back to the stream that it was allocated on, which may be another one.
-    recordStream(storage.data_ptr(), stream);
+struct OpenRegHooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return torch_openreg::deviceCount() > 0; }
+  /* First use of the current device. */
+  void init() const override { initialize(); }
+  /* True only after the first use of the device; asking is none. */
+  bool hasPrimaryContext(c10::DeviceIndex device_index) const override {
+    if (orDeviceIsActive(checkIndex(device_index)) == 0) return false;
+    // The autograd engine asks this at the start of each backward().
+    WithoutGil unlocked;
+    startAutogradDeviceThreads();
+    return true;
   }
-  impl->set_data_ptr_noswap(std::move(fresh));
-  impl->set_nbytes(newsize);
+
+  c10::DeviceIndex deviceCount() const override { return torch_openreg::deviceCount(); }
+  c10::DeviceIndex getCurrentDevice() const override { return currentDevice(); }
+  /* Negative: no-op, as torch.accelerator documents. */
+  void setCurrentDevice(c10::DeviceIndex device) const override {
+    if (device >= 0) setDevice(device);
+  }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    return torch_openreg::exchangeDevice(device);
+  }
+  /* Negative: no-op, and the current device is returned. */
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return device < 0 ? currentDevice() : torch_openreg::exchangeDevice(device);
+  }
+
+  bool isPinnedPtr(const void *data) const override { return isPinned(data); }
+  c10::Allocator *getPinnedMemoryAllocator() const override {
+    return torch_openreg::getPinnedMemoryAllocator();
+  }
+  /* Of device memory, any interior pointer. */
+  c10::Device getDeviceFromPtr(void *data) const override {
+    orPointerAttributes attributes{};
+    OPENREG_CHECK(orPointerGetAttributes(&attributes, data));
+    TORCH_CHECK(attributes.type == orMemoryTypeDevice, "the pointer ", data,
+                " is not memory of an openreg device");
+    return c10::Device(c10::DeviceType::PrivateUse1,
+                       static_cast<c10::DeviceIndex>(attributes.device));
+  }
+
+  const at::Generator &getDefaultGenerator(c10::DeviceIndex device_index = -1) const override {
+    return torch_openreg::getDefaultGenerator(device_index);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex device_index = -1) const override {
+    return createGenerator(device_index);
+  }
+
+  /* Keeps the first min(old, new) bytes; ordered on the current stream of the storage's device. */
+  void resizePrivateUse1Bytes(const c10::Storage &storage, size_t newsize) const override {
+    c10::StorageImpl *impl = storage.unsafeGetStorageImpl();
+    TORCH_CHECK(impl->resizable() && impl->allocator() != nullptr, "this openreg storage of ",
+                impl->nbytes(), " bytes cannot be resized to ", newsize);
+    DeviceSwitch device(checkDevice(storage.device()));
+    c10::DataPtr fresh = impl->allocator()->allocate(newsize);
+    const size_t kept = std::min(impl->nbytes(), newsize);
+    if (kept > 0) {
+      const OpenRegStream stream = getCurrentOpenRegStream();
+      SanitizedAs name("aten::resize_");
+      OPENREG_CHECK(orMemcpyAsync(fresh.get(), storage.data(), kept, orMemcpyDeviceToDevice,
+                                  stream.stream()));
+      // The old block goes back to the stream that it was allocated on, which may be another one.
+      recordStream(storage.data_ptr(), stream);
+    }
+    impl->set_data_ptr_noswap(std::move(fresh));
+    impl->set_nbytes(newsize);
+  }
+};
+
+/* Graphs (torch.accelerator.Graph) are not built, and refused where one is made. */
+std::unique_ptr<at::GraphImplInterface> refuse(at::GraphImplArgs) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "torch.accelerator.Graph is not implemented for openreg devices");
 }
+
+}  // namespace
 
 void registerHooks() {
   static auto *hooks = new OpenRegHooks();
   if (!at::isPrivateUse1HooksRegistered()) at::RegisterPrivateUse1HooksInterface(hooks);
+  const auto name = c10::DeviceTypeName(c10::DeviceType::PrivateUse1, /*lower_case=*/false);
+  if (!at::GraphImplRegistry()->Has(name)) at::GraphImplRegistry()->Register(name, &refuse);
 }
 
 }  // namespace torch_openreg

@@ -2,8 +2,6 @@
  * torch.openreg.memory's part of torch_openreg._C: snapshots as the dictionaries that PyTorch's
  * memory viewer reads, limits, raw blocks, the pinned memory's figures.
  */
-#include "memory.h"
-
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/AllocatorConfig.h>
 #include <pybind11/stl.h>
@@ -19,6 +17,7 @@
 #include "device.h"
 #include "gil.h"
 #include "memory_history.h"
+#include "module.h"
 #include "stacks.h"
 #include "stream.h"
 
@@ -315,9 +314,7 @@ py::dict hostStats() {
   return all;
 }
 
-}  // namespace
-
-void bindMemory(py::module_ &m) {
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   m.def("_memory_snapshot", &snapshot);
   m.def("_memory_traceback", &allocationTraceback);
   m.def("_memory_record_history", &record);
@@ -330,6 +327,8 @@ void bindMemory(py::module_ &m) {
   m.def("_memory_host_stats", &hostStats);
   m.def("_memory_reset_accumulated_host_stats", [] { hostAllocator().reset_accumulated_stats(); });
   m.def("_memory_reset_peak_host_stats", [] { hostAllocator().reset_peak_stats(); });
-}
+});
+
+}  // namespace
 
 }  // namespace torch_openreg

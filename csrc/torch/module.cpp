@@ -16,20 +16,14 @@
 #include <tuple>
 #include <vector>
 
-#include "aten/queued.h"
-#include "aten/async.h"
-#include "aten/fallback.h"
-#include "aten/opinfo.h"
-#include "distributed/bindings.h"
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
-#include "faults.h"
 #include "generator.h"
 #include "gil.h"
-#include "graph.h"
 #include "hooks.h"
-#include "memory.h"
+#include "kernel_failures.h"
+#include "module.h"
 #include "sanitizer.h"
 #include "stream.h"
 #include "sync_debug.h"
@@ -302,26 +296,6 @@ py::dict laneInfo() {
   return entry;
 }
 
-py::dict wayOf(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns, bool reset) {
-  py::dict way;
-  way["count"] = reset ? count.exchange(0) : count.load();
-  way["seconds"] = static_cast<double>(reset ? ns.exchange(0) : ns.load()) * 1e-9;
-  return way;
-}
-
-py::dict fallbackStats(bool reset) {
-  py::dict all;
-  forEachOperator([&](const std::string &name, OpCounters &c) {
-    if (c.queued + c.waited + c.copied == 0) return;
-    py::dict entry;
-    entry["asynchronous"] = wayOf(c.queued, c.queuedNs, reset);
-    entry["waited"] = wayOf(c.waited, c.waitedNs, reset);
-    entry["copying"] = wayOf(c.copied, c.copiedNs, reset);
-    all[py::str(name)] = entry;
-  });
-  return all;
-}
-
 void setSchedule(int policy, uint64_t seed) {
   WithoutGil unlocked;
   OPENREG_CHECK(orScheduleSet(static_cast<orSchedulePolicy>(policy), seed));
@@ -347,33 +321,36 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_factories", &factories);
   m.def("_add_devices", &addDevices);
   m.def("_lane_info", &laneInfo);
-  m.def("_task_blocks", &taskBlocks);
   m.def("_schedule_set", &setSchedule);
   m.def("_schedule_switch", &switchSchedule);
   m.def("_schedule_get", &schedule);
-  m.def("_fallback_stats", &fallbackStats);
   m.def("_set_sync_debug_mode", &setSyncDebugMode);
   m.def("_get_sync_debug_mode",
         [] { return static_cast<int>(syncDebugMode.load(std::memory_order_relaxed)); });
 }
 
+std::vector<Binder> &binders() {
+  static std::vector<Binder> all;
+  return all;
+}
+
 }  // namespace
+
+bool addBinder(Binder binder) {
+  binders().push_back(binder);
+  return true;
+}
 
 }  // namespace torch_openreg
 
 PYBIND11_MODULE(_C, m) {
-  torch_openreg::registerOperators();
   using namespace torch_openreg;
   registerHooks();
-  registerGraph();
   startAutogradWithoutDevices();
   py::register_local_exception_translator(&translate);
   bindDevices(m);
   bindStreams(m);
-  bindMemory(m);
   bindRandom(m);
   bindDiagnostics(m);
-  bindFaults(m);
-  bindSanitizer(m);
-  bindDistributed(m);
+  for (const auto bind : binders()) bind(m);
 }

@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "aten/accesses.h"
 #include "gil.h"
+#include "module.h"
 #include "stacks.h"
 #include "stream.h"
 #include "warnings.h"
@@ -215,7 +215,9 @@ void raiseRacesOfHost() {
   }
 }
 
-void bindSanitizer(py::module_ &m) {
+namespace {
+
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   m.def("_sanitizer_bind",
         [](py::object error, py::function text, py::function putDown, py::function takeUnraised) {
           if (python == nullptr) python = new Python();
@@ -229,6 +231,8 @@ void bindSanitizer(py::module_ &m) {
   m.def("_sanitizer_fail_exit", &failExit);
   m.def("_sanitizer_reports", &reports);
   m.def("_sanitizer_clear", [] { OPENREG_CHECK(orSanitizerClearReports()); });
-}
+});
+
+}  // namespace
 
 }  // namespace torch_openreg

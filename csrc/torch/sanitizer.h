@@ -1,5 +1,5 @@
 /*
- * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is told in csrc/aten/accesses.h; what
+ * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is reported by csrc/aten/accesses.h; what
  * is found becomes an exception or a warning here, with Python's stacks.
  *
  * Off, all there is are relaxed loads of a word of the core's.
@@ -11,10 +11,6 @@
 #include <openreg_sanitizer.h>
 
 #include "check.h"
-
-namespace pybind11 {
-class module_;
-}
 
 namespace torch_openreg {
 
@@ -60,6 +56,7 @@ class OwnWait {
   const uint32_t before_;
 };
 
-void bindSanitizer(pybind11::module_ &m);
+/* Whether CPU operators report what they do to pinned memory. */
+inline void (*watchHost)(bool on) = nullptr;  // set by csrc/aten as it is loaded
 
 }  // namespace torch_openreg

@@ -1,17 +1,16 @@
 /*
- * An Aliases belongs to one call. The lane and the caller use it in turns, never together: the
+ * A CpuAliases belongs to one call. The lane and the caller use it in turns, never together: the
  * caller waits while the task runs.
  */
-#include "alias.h"
+#include "cpu_alias.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 
 #include <cstring>
 
 #include "../torch/allocator.h"
 #include "cpu_memory.h"
-#include "parts.h"
+#include "tensor_components.h"
 
 namespace torch_openreg {
 
@@ -38,24 +37,7 @@ bool sameLayout(const at::Tensor &a, const at::Tensor &b) {
 
 }  // namespace
 
-c10::Storage cpuStorage(void *address, size_t bytes, bool resizable) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)),
-                      c10::GetCPUAllocator(), resizable);
-}
-
-at::Tensor tensorOf(c10::Storage storage, DispatchKey backend, c10::ScalarType dtype,
-                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
-                    bool neg) {
-  at::Tensor tensor = at::detail::make_tensor<TensorImpl>(
-      std::move(storage), DispatchKeySet(backend), c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  if (conj) tensor._set_conj(true);
-  if (neg) tensor._set_neg(true);
-  return tensor;
-}
-
-c10::Storage &Aliases::cpuStorage(const c10::Storage &storage) {
+c10::Storage &CpuAliases::cpuStorage(const c10::Storage &storage) {
   StorageImpl *impl = storage.unsafeGetStorageImpl();
   if (Shared *known = shared_.find(impl)) return known->cpu;
   void *address = nullptr;
@@ -67,35 +49,27 @@ c10::Storage &Aliases::cpuStorage(const c10::Storage &storage) {
   return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
 }
 
-at::Tensor Aliases::ofPlain(const at::Tensor &tensor) {
-  at::Tensor cpu = at::detail::make_tensor<TensorImpl>(
-      c10::Storage(cpuStorage(tensor.storage())), DispatchKeySet(DispatchKey::CPU), tensor.dtype());
-  TensorImpl *impl = cpu.unsafeGetTensorImpl();
-  copyLayout(impl, tensor);
-  copyBits(cpu, tensor);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
-  return cpu;
-}
-
-at::Tensor Aliases::ofParts(const at::Tensor &tensor) {
-  Parts parts = partsOf(tensor);
+at::Tensor CpuAliases::ofComponents(const at::Tensor &tensor) {
+  Components parts = componentsOf(tensor);
   for (at::Tensor &part : parts) part = of(part);
   return assemble(tensor, parts);
 }
 
-at::Tensor Aliases::of(const at::Tensor &tensor) {
+at::Tensor CpuAliases::of(const at::Tensor &tensor) {
   if (Alias *known = aliases_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
-  at::Tensor cpu = isPlain(tensor) ? ofPlain(tensor) : ofParts(tensor);
+  at::Tensor cpu = isPlain(tensor) ? tensorOf(cpuStorage(tensor.storage()), DispatchKey::CPU,
+                                              metadataOf(tensor), tensor.storage_offset())
+                                   : ofComponents(tensor);
   callers_.add(cpu.unsafeGetTensorImpl(), tensor);
   aliases_.add(tensor.unsafeGetTensorImpl(), Alias{tensor, cpu});
   return cpu;
 }
 
-void Aliases::passed(const at::Tensor &cpu) {
+void CpuAliases::passed(const at::Tensor &cpu) {
   if (cpu.has_storage()) passed_.add(cpu.storage().unsafeGetStorageImpl(), true);
 }
 
-c10::DataPtr Aliases::deviceMemory(StorageImpl *cpu) {
+c10::DataPtr CpuAliases::deviceMemory(StorageImpl *cpu) {
   c10::DataPtr &from = cpu->_mutable_data_ptr_no_checks();
   const size_t bytes = cpu->nbytes();
   if (from.get() == nullptr || bytes == 0) return ownBlock(nullptr, device_);
@@ -107,7 +81,7 @@ c10::DataPtr Aliases::deviceMemory(StorageImpl *cpu) {
   return copy;
 }
 
-void Aliases::adoptResized() {
+void CpuAliases::adoptResized() {
   for (auto &[impl, shared] : shared_) {
     StorageImpl *cpu = shared.cpu.unsafeGetStorageImpl();
     if (cpu->data() == shared.address) continue;
@@ -120,10 +94,10 @@ void Aliases::adoptResized() {
   for (auto &[impl, alias] : aliases_) adoptResult(alias.cpu);
 }
 
-void Aliases::adoptResult(const at::Tensor &result) {
+void CpuAliases::adoptResult(const at::Tensor &result) {
   if (!result.defined()) return;
   if (!isPlain(result)) {
-    for (const at::Tensor &part : partsOf(result)) adoptResult(part);
+    for (const at::Tensor &part : componentsOf(result)) adoptResult(part);
     return;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.has_storage(),
@@ -136,8 +110,8 @@ void Aliases::adoptResult(const at::Tensor &result) {
                                   &deviceAllocator(), /*resizable=*/true));
 }
 
-bool Aliases::hasSameParts(const Alias &alias) {
-  const Parts before = partsOf(alias.caller), now = partsOf(alias.cpu);
+bool CpuAliases::hasSameComponents(const Alias &alias) {
+  const Components before = componentsOf(alias.caller), now = componentsOf(alias.cpu);
   if (before.size() != now.size()) return false;
   for (size_t i = 0; i < now.size(); ++i) {
     const c10::Storage *storage = toDevice_.find(now[i].storage().unsafeGetStorageImpl());
@@ -148,17 +122,18 @@ bool Aliases::hasSameParts(const Alias &alias) {
   return isDescribedAs(alias.caller, alias.cpu);
 }
 
-Parts Aliases::partsToCaller(const at::Tensor &cpu) {
-  Parts parts = partsOf(cpu);
+Components CpuAliases::componentsToCaller(const at::Tensor &cpu) {
+  Components parts = componentsOf(cpu);
   for (at::Tensor &part : parts) part = toCaller(part);
   return parts;
 }
 
-void Aliases::updateCallers() {
+void CpuAliases::updateCallers() {
   for (auto &[impl, alias] : aliases_) {
     if (!isPlain(alias.caller)) {
       // Others may read the caller's tensor meanwhile: only what the kernel has written is touched.
-      if (!hasSameParts(alias)) reassemble(alias.caller, alias.cpu, partsToCaller(alias.cpu));
+      if (!hasSameComponents(alias))
+        reassemble(alias.caller, alias.cpu, componentsToCaller(alias.cpu));
       continue;
     }
     TensorImpl *caller = alias.caller.unsafeGetTensorImpl();
@@ -171,10 +146,10 @@ void Aliases::updateCallers() {
   }
 }
 
-at::Tensor Aliases::toCaller(const at::Tensor &result) {
+at::Tensor CpuAliases::toCaller(const at::Tensor &result) {
   if (!result.defined()) return result;
   if (at::Tensor *caller = callers_.find(result.unsafeGetTensorImpl())) return *caller;
-  if (!isPlain(result)) return assemble(result, partsToCaller(result));
+  if (!isPlain(result)) return assemble(result, componentsToCaller(result));
   StorageImpl *cpu = result.storage().unsafeGetStorageImpl();
   const c10::Storage *storage = toDevice_.find(cpu);
   if (storage == nullptr) return result;  // a CPU tensor that was passed through
@@ -192,7 +167,7 @@ at::Tensor Aliases::toCaller(const at::Tensor &result) {
 }
 
 /* A view is an inference tensor exactly if its base is one, which its keys tell. */
-c10::DispatchKeySet Aliases::viewKeys(const c10::Storage &storage) {
+c10::DispatchKeySet CpuAliases::viewKeys(const c10::Storage &storage) {
   for (auto &[impl, alias] : aliases_) {
     if (isPlain(alias.caller) && alias.caller.storage().is_alias_of(storage))
       return alias.caller.key_set();

@@ -1,9 +1,9 @@
 /*
- * A Task carries everything by value: addresses, sizes, numbers. It holds no device tensor and no storage: memory is
+ * An OperatorTask carries everything by value: addresses, sizes, numbers. It holds no device tensor and no storage: memory is
  * kept alive by the order of the stream alone, as on any device, and a lane never drops the last reference of a
  * Python object.
  */
-#include "async.h"
+#include "operator_task.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -24,9 +24,10 @@
 #include "../torch/check.h"
 #include "../torch/sanitizer.h"
 #include "accesses.h"
-#include "alias.h"
+#include "cpu_alias.h"
 #include "cpu_memory.h"
-#include "queued.h"
+#include "task.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 
@@ -60,7 +61,7 @@ struct Number {
 };
 
 /* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are kept. `taken_` is a
- * thread's own; the list of dropped ones is taken whole, so that no pop races with a push. A dropped task's memo is let
+ * thread's own; the list of dropped ones is taken whole, so that no pop races with a push. A dropped task's spec is let
  * go of with the next use of its memory, so that its count of references stays with the threads that make tasks.
  * Beyond kMost nothing is kept, because each thread that ends gives back what others had to allocate beside it.
  * `keeps` is short by what is given in the midst of a take. */
@@ -86,15 +87,15 @@ class TaskMemory {
     free->~Free();
     return free;
   }
-  static void give(void *memory, std::shared_ptr<const Memo> memo) {
-    give(new (memory) Free{nullptr, std::move(memo)});
+  static void give(void *memory, std::shared_ptr<const OutputSpec> spec) {
+    give(new (memory) Free{nullptr, std::move(spec)});
   }
   static inline std::atomic<size_t> live{0};  // in use or kept
 
  private:
   struct Free {
     Free *next;
-    std::shared_ptr<const Memo> memo;
+    std::shared_ptr<const OutputSpec> spec;
   };
   static constexpr size_t kMost = 1024;  // as many as wait in a stream
   static void give(Free *free) {
@@ -125,25 +126,25 @@ thread_local TaskMemory taskMemory;
 
 using Storages = PairList<StorageImpl, size_t>;  // position in `memories`
 
-struct Task final : QueuedKernel {
-  Task(const OperatorHandle &handle, const OpInfo &operatorInfo, const MemoKey &metadata,
-       c10::Device on)
-      : QueuedKernel(operatorInfo.name, on), op(handle), info(operatorInfo), key(metadata) {}
+struct OperatorTask final : Task {
+  OperatorTask(const OperatorHandle &handle, const OpTraits &operatorTraits,
+               const CallKey &metadata, c10::Device on)
+      : Task(operatorTraits.name, on), op(handle), traits(operatorTraits), key(metadata) {}
   static void *operator new(size_t bytes) { return taskMemory.take(bytes); }
-  static void operator delete(Task *task, std::destroying_delete_t) {
-    std::shared_ptr<const Memo> last = std::move(task->memo);
-    task->~Task();
+  static void operator delete(OperatorTask *task, std::destroying_delete_t) {
+    std::shared_ptr<const OutputSpec> last = std::move(task->spec);
+    task->~OperatorTask();
     TaskMemory::give(task, std::move(last));
   }
 
   void add(const IValue &value, Storages &known);
-  at::Tensor makeResult(const Layout &layout, orStream_t stream);
+  at::Tensor makeResult(const KeptMetadata &metadata, orStream_t stream);
   void run() override;
 
   OperatorHandle op;
-  const OpInfo &info;
-  MemoKey key;                       // what its tensors look like
-  std::shared_ptr<const Memo> memo;  // what its results have to look like; null if none is fresh
+  const OpTraits &traits;
+  CallKey key;                             // what its tensors look like
+  std::shared_ptr<const OutputSpec> spec;  // what its results have to look like; null if none is fresh
   c10::ScalarType defaultDtype = c10::get_default_dtype_as_scalartype();
   // In the order in which the arguments need them.
   c10::SmallVector<Place, 4> places;    // device tensors
@@ -159,20 +160,20 @@ struct Task final : QueuedKernel {
   void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
 };
 
-size_t Task::addMemory(StorageImpl *storage, Storages &known) {
+size_t OperatorTask::addMemory(StorageImpl *storage, Storages &known) {
   if (const size_t *memory = known.find(storage)) return *memory;
   memories.push_back({storage->_mutable_data_ptr_no_checks().get(), storage->nbytes()});
   return known.add(storage, memories.size() - 1);
 }
 
-void Task::addTensor(const at::Tensor &tensor, Storages &known) {
+void OperatorTask::addTensor(const at::Tensor &tensor, Storages &known) {
   if (!tensor.defined()) return;
   largest = std::max(largest, tensor.numel());
   if (tensor.is_privateuseone()) {
     places.push_back(
         {addMemory(tensor.storage().unsafeGetStorageImpl(), known), tensor.storage_offset()});
   } else {
-    TORCH_INTERNAL_ASSERT(tensor.dim() == 0, info.name, " would read a CPU tensor later");
+    TORCH_INTERNAL_ASSERT(tensor.dim() == 0, traits.name, " would read a CPU tensor later");
     std::memcpy(numbers.emplace_back().bytes.data(), tensor.const_data_ptr(), tensor.itemsize());
   }
 }
@@ -182,7 +183,7 @@ IValue forCpu(const IValue &value) {
   return ours ? IValue(c10::Device(c10::DeviceType::CPU)) : value;
 }
 
-void Task::add(const IValue &value, Storages &known) {
+void OperatorTask::add(const IValue &value, Storages &known) {
   if (value.isTensor()) {
     addTensor(value.toTensor(), known);
   } else if (!value.isList()) {
@@ -198,19 +199,15 @@ void Task::add(const IValue &value, Storages &known) {
   }
 }
 
-at::Tensor tensorLike(const Layout &layout, c10::Storage storage, DispatchKey backend) {
-  return tensorOf(std::move(storage), backend, layout.dtype, layout.sizes(), layout.strides(), 0,
-                  layout.conj, layout.neg);
-}
-
-at::Tensor Task::makeResult(const Layout &layout, orStream_t stream) {
-  if (layout.dtype == c10::ScalarType::Undefined) return {};
-  void *block = layout.bytes != 0 ? allocateBlock(layout.bytes, stream, device.index()) : nullptr;
-  results.push_back({block, layout.bytes});
-  largest = std::max(largest, c10::multiply_integers(layout.sizes()));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), layout.bytes,
-                       ownBlock(block, device.index()), &deviceAllocator(), /*resizable=*/true);
-  return tensorLike(layout, std::move(storage), DispatchKey::PrivateUse1);
+at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t stream) {
+  if (!metadata.isDefined()) return {};
+  const size_t bytes = metadata.bytes();
+  void *block = bytes != 0 ? allocateBlock(bytes, stream, device.index()) : nullptr;
+  results.push_back({block, bytes});
+  largest = std::max(largest, c10::multiply_integers(metadata.sizes()));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, ownBlock(block, device.index()),
+                       &deviceAllocator(), /*resizable=*/true);
+  return tensorOf(std::move(storage), DispatchKey::PrivateUse1, metadata);
 }
 
 /* ---- on the lane ---- */
@@ -226,7 +223,7 @@ void *kernelAddress(const Memory &memory) {
 /* Makes the kernel's arguments: the key and the task's lists, read side by side. */
 class Arguments {
  public:
-  explicit Arguments(Task &task) : task_(task), reader_(task.key) {
+  explicit Arguments(OperatorTask &task) : task_(task), reader_(task.key) {
     for (const Memory &memory : task.memories) {
       storages_.push_back(cpuStorage(kernelAddress(memory), memory.bytes));
     }
@@ -237,13 +234,12 @@ class Arguments {
  private:
   struct Written {
     at::Tensor tensor;
-    c10::IntArrayRef sizes, strides;
-    bool conj, neg;
+    TensorMetadata promised;
   };
   at::Tensor tensor();
   at::Tensor item();
 
-  Task &task_;
+  OperatorTask &task_;
   KeyReader reader_;
   size_t places_ = 0, numbers_ = 0, others_ = 0;
   bool writing_ = false;
@@ -256,12 +252,9 @@ at::Tensor Arguments::tensor() {
   const int64_t offset = number ? 0 : task_.places[places_].offset;
   c10::Storage storage = number ? cpuStorage(task_.numbers[numbers_++].bytes.data(), sizeof(Number))
                                 : storages_[task_.places[places_++].memory];
-  at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, reader_.dtype(), reader_.sizes(),
-                             reader_.strides(), offset, reader_.isConj(), reader_.isNeg());
-  if (reader_.isWrapped()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  if (writing_) {
-    written_.push_back({made, reader_.sizes(), reader_.strides(), reader_.isConj(), reader_.isNeg()});
-  }
+  const TensorMetadata metadata = reader_.tensor();
+  at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, metadata, offset);
+  if (writing_) written_.push_back({made, metadata});
   return made;
 }
 
@@ -292,12 +285,12 @@ IValue Arguments::next(bool written) {
 
 /* The promise was that in place and out= leave metadata as they are. */
 void Arguments::checkWritten() const {
-  for (const Written &w : written_) {
-    TORCH_CHECK(w.tensor.sizes() == w.sizes && w.tensor.strides() == w.strides, "a kernel of ",
-                task_.info.name, " resized its output to ", w.tensor.sizes(), " where ", w.sizes,
-                " was promised");
-    const bool conj = w.tensor.is_conj() != w.conj;
-    TORCH_CHECK(!conj && w.tensor.is_neg() == w.neg, "a kernel of ", task_.info.name,
+  for (const auto &[tensor, promised] : written_) {
+    TORCH_CHECK(tensor.sizes() == promised.sizes && tensor.strides() == promised.strides,
+                "a kernel of ", task_.traits.name, " resized its output to ", tensor.sizes(),
+                " where ", promised.sizes, " was promised");
+    const bool conj = tensor.is_conj() != promised.conj;
+    TORCH_CHECK(!conj && tensor.is_neg() == promised.neg, "a kernel of ", task_.traits.name,
                 " changed the ", conj ? "conj" : "neg", " bit of its output");
   }
 }
@@ -306,7 +299,7 @@ void Arguments::checkWritten() const {
 
 struct Move {
   at::Tensor made;
-  const Layout &layout;
+  TensorMetadata promised;
   const Reserved &to;
 };
 
@@ -324,122 +317,122 @@ void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
     if (inTheWay) move.made = move.made.clone();
   }
   for (const Move &move : moves) {
-    tensorLike(move.layout, cpuStorage(move.to.address, move.layout.bytes), DispatchKey::CPU)
+    tensorOf(cpuStorage(move.to.address, move.to.bytes), DispatchKey::CPU, move.promised)
         .copy_(move.made);
   }
 }
 
-std::string described(const Layout &layout) {
-  return c10::str(layout.dtype, " of sizes ", layout.sizes(), " and strides ", layout.strides(),
-                  layout.conj ? " with the conj bit" : "", layout.neg ? " with the neg bit" : "");
+std::string described(const TensorMetadata &metadata) {
+  return c10::str(metadata.dtype, " of sizes ", metadata.sizes, " and strides ", metadata.strides,
+                  metadata.conj ? " with the conj bit" : "",
+                  metadata.neg ? " with the neg bit" : "");
 }
 
 /* What was made is what was promised, but for strides that nobody could promise. */
-void checkResult(const at::Tensor &made, const Layout &layout, const Task &task) {
-  const bool kept = layout.describesSizes(made) &&
-                    (!made.defined() || !task.memo->exactStrides ||
-                     sameStrides(layout.sizes(), made.strides(), layout.strides()));
-  TORCH_CHECK(kept, "a kernel of ", task.info.name, " made ", described(Layout(made)), " where ",
-              described(layout), " was promised");
+void checkResult(const at::Tensor &made, const TensorMetadata &promised, const OperatorTask &task) {
+  const bool kept = promised.describesSizes(made) && (!made.defined() || !task.spec->exactStrides ||
+                                                      promised.hasPlaces(made.strides()));
+  TORCH_CHECK(kept, "a kernel of ", task.traits.name, " made ", described(metadataOf(made)),
+              " where ", described(promised), " was promised");
 }
 
-/* The fresh results on the kernel's stack, with their layouts. */
+/* The fresh results on the kernel's stack, with what was promised of them. */
 template <typename F>
-void eachFresh(const Task &task, const Stack &stack, F visit) {
-  for (size_t i = 0; i < task.memo->results.size(); ++i) {
-    const Result &result = task.memo->results[i];
+void eachFresh(const OperatorTask &task, const Stack &stack, F visit) {
+  for (size_t i = 0; i < task.spec->results.size(); ++i) {
+    const ResultSpec &result = task.spec->results[i];
     if (result.argument >= 0) continue;
     if (!result.isList) {
       visit(stack[i].toTensor(), result.fresh[0]);
       continue;
     }
     const auto items = stack[i].toListRef();
-    TORCH_CHECK(items.size() == result.fresh.size(), "a kernel of ", task.info.name, " made ",
+    TORCH_CHECK(items.size() == result.fresh.size(), "a kernel of ", task.traits.name, " made ",
                 items.size(), " results where ", result.fresh.size(), " were promised");
     for (size_t k = 0; k < items.size(); ++k) visit(items[k].toTensor(), result.fresh[k]);
   }
 }
 
-void Task::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
+void OperatorTask::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
   std::vector<Move> moves;
   size_t next = 0;
-  eachFresh(*this, stack, [&](at::Tensor made, const Layout &layout) {
+  eachFresh(*this, stack, [&](at::Tensor made, const TensorMetadata &promised) {
     if (made.defined() && made.is_mkldnn()) made = made.to_dense();
     // The default dtype is the process's, and may have changed since the call.
     if (made.defined() && c10::get_default_dtype_as_scalartype() != defaultDtype) {
-      made = made.to(layout.dtype);
+      made = made.to(promised.dtype);
     }
-    checkResult(made, layout, *this);
+    checkResult(made, promised, *this);
     if (!made.defined()) return;
     const Reserved &to = reserved[next++];
     const bool there = made.storage().data() == to.address && made.storage_offset() == 0 &&
-                       sameStrides(layout.sizes(), made.strides(), layout.strides());
-    if (layout.bytes != 0 && !there) moves.push_back({std::move(made), layout, to});
+                       promised.hasPlaces(made.strides());
+    if (to.bytes != 0 && !there) moves.push_back({std::move(made), promised, to});
   });
   if (!moves.empty()) finishMoves(reserved, moves);
 }
 
-void Task::run() {
-  OpTimer timer(info.counters->queued, info.counters->queuedNs);
+void OperatorTask::run() {
+  OpTimer timer(traits.counters->queued, traits.counters->queuedNs);
   c10::SmallVector<Reserved, 2> reserved;
   for (const Memory &result : results) reserved.push_back({kernelAddress(result), result.bytes});
   Arguments arguments(*this);
   Stack stack;
-  stack.reserve(info.isWritten.size());
-  for (const bool written : info.isWritten) stack.push_back(arguments.next(written));
+  stack.reserve(traits.isWritten.size());
+  for (const bool written : traits.isWritten) stack.push_back(arguments.next(written));
   {
     LaneOutputs outputs(reserved.data(), reserved.size());
     op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
   }
   arguments.checkWritten();
-  if (memo != nullptr) place(stack, reserved);
+  if (spec != nullptr) place(stack, reserved);
 }
 
 /* Outputs that get their size from the call. The key is that of the arguments as they are then. */
-void resizeOutputs(const Memo &memo, const OpInfo &info, c10::ArrayRef<IValue> arguments,
-                   MemoKey &key, bool warned) {
-  if (C10_LIKELY(memo.resizes.empty())) return;
-  for (const Resize &resize : memo.resizes) {
+void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+                   CallKey &key, bool warned) {
+  if (C10_LIKELY(spec.resizes.empty())) return;
+  for (const Resize &resize : spec.resizes) {
     const at::Tensor &output = arguments[resize.argument].toTensor();
-    if (!warned) at::native::resize_output_check(output, resize.layout.sizes());
-    output.resize_(resize.layout.sizes());
-    output.unsafeGetTensorImpl()->set_sizes_and_strides(resize.layout.sizes(),
-                                                        resize.layout.strides());
+    const KeptMetadata &metadata = resize.metadata;
+    if (!warned) at::native::resize_output_check(output, metadata.sizes());
+    output.resize_(metadata.sizes());
+    output.unsafeGetTensorImpl()->set_sizes_and_strides(metadata.sizes(), metadata.strides());
   }
   key.clear();
-  makeKey(key, info, arguments);
+  makeKey(key, traits, arguments);
 }
 
 }  // namespace
 
 size_t taskBlocks() { return TaskMemory::live.load(std::memory_order_relaxed); }
 
-void enqueueCpuKernel(const OperatorHandle &op, const OpInfo &info, MemoKey &key,
-                      std::shared_ptr<const Memo> memo, c10::Device device, orStream_t stream,
-                      c10::ArrayRef<IValue> arguments, Results &results, bool warned) {
-  resizeOutputs(*memo, info, arguments, key, warned);
-  auto task = std::make_unique<Task>(op, info, key, device);
+void queueOperator(const OperatorHandle &op, const OpTraits &traits, CallKey &key,
+                   std::shared_ptr<const OutputSpec> spec, c10::Device device, orStream_t stream,
+                   c10::ArrayRef<IValue> arguments, Results &results, bool warned) {
+  resizeOutputs(*spec, traits, arguments, key, warned);
+  auto task = std::make_unique<OperatorTask>(op, traits, key, device);
   task->warned = warned;
   Storages known;
   for (const IValue &value : arguments) task->add(value, known);
   bool fresh = false;
-  for (const Result &result : memo->results) {
+  for (const ResultSpec &result : spec->results) {
     fresh |= result.argument < 0;
     if (result.argument >= 0) {
       results.push_back(arguments[static_cast<size_t>(result.argument)]);
     } else if (result.isList) {
       c10::List<at::Tensor> list;
-      for (const Layout &layout : result.fresh) list.push_back(task->makeResult(layout, stream));
+      for (const KeptMetadata &made : result.fresh) list.push_back(task->makeResult(made, stream));
       results.emplace_back(std::move(list));
     } else {
       results.emplace_back(task->makeResult(result.fresh[0], stream));
     }
   }
-  if (fresh) task->memo = std::move(memo);
-  if (sanitizerActive()) tellOperator(op, stream, arguments, results);
+  if (fresh) task->spec = std::move(spec);
+  if (sanitizerActive()) reportOperator(op, stream, arguments, results);
   const bool serial = task->largest <= kSerial;
   if (serial) task->caller.threads = 1;
-  launchQueued(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);
+  launchTask(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);
 }
 
 }  // namespace torch_openreg

@@ -1,7 +1,7 @@
 /*
  * Nothing here has state. The tensors are used by one thread at a time, as in alias.cpp.
  */
-#include "parts.h"
+#include "tensor_components.h"
 
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "../torch/device.h"
-#include "alias.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
 
@@ -45,10 +45,9 @@ const at::PerChannelAffineQuantizer *perChannel(const Tensor &tensor) {
       implOf<at::QTensorImpl>(tensor).quantizer().get());
 }
 
-Parts quantizedParts(const Tensor &tensor) {
+Components quantizedComponents(const Tensor &tensor) {
   const DispatchKey backend = tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1;
-  Parts parts{tensorOf(tensor.storage(), backend, tensor.scalar_type(), tensor.sizes(),
-                       tensor.strides(), tensor.storage_offset(), false, false)};
+  Components parts{tensorOf(tensor.storage(), backend, metadataOf(tensor), tensor.storage_offset())};
   if (const auto *quantizer = perChannel(tensor)) {
     parts.push_back(quantizer->scales());
     parts.push_back(quantizer->zero_points());
@@ -56,7 +55,7 @@ Parts quantizedParts(const Tensor &tensor) {
   return parts;
 }
 
-at::QuantizerPtr quantizerLike(const Tensor &like, const Parts &parts) {
+at::QuantizerPtr quantizerLike(const Tensor &like, const Components &parts) {
   const auto *quantizer = perChannel(like);
   if (quantizer == nullptr) return implOf<at::QTensorImpl>(like).quantizer();
   if (quantizer->qscheme() == c10::kPerChannelAffine) {
@@ -69,7 +68,7 @@ at::QuantizerPtr quantizerLike(const Tensor &like, const Parts &parts) {
 
 }  // namespace
 
-Parts partsOf(const Tensor &tensor) {
+Components componentsOf(const Tensor &tensor) {
   if (tensor.is_sparse()) {
     const auto &impl = implOf<at::SparseTensorImpl>(tensor);
     return {impl.indices(), impl.values()};
@@ -78,15 +77,15 @@ Parts partsOf(const Tensor &tensor) {
     const auto &impl = implOf<at::SparseCsrTensorImpl>(tensor);
     return {impl.compressed_indices(), impl.plain_indices(), impl.values()};
   }
-  if (tensor.is_quantized()) return quantizedParts(tensor);
+  if (tensor.is_quantized()) return quantizedComponents(tensor);
   if (!tensor.is_nested()) return {};
   const Tensor buffer = implOf<at::native::NestedTensorImpl>(tensor).get_unsafe_storage_as_tensor();
   const c10::InferenceMode asIs(tensor.is_inference());
   return {tensorOf(buffer.storage(), tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1,
-                   tensor.scalar_type(), buffer.sizes(), buffer.strides(), 0, false, false)};
+                   {buffer.sizes(), buffer.strides(), tensor.scalar_type()})};
 }
 
-Tensor assemble(const Tensor &like, const Parts &parts) {
+Tensor assemble(const Tensor &like, const Components &parts) {
   const DispatchKeySet keys = keysOf(like, parts[0]);
   if (like.is_nested()) {
     const auto &impl = implOf<at::native::NestedTensorImpl>(like);
@@ -112,7 +111,7 @@ Tensor assemble(const Tensor &like, const Parts &parts) {
   return tensor;
 }
 
-void reassemble(const Tensor &tensor, const Tensor &like, const Parts &parts) {
+void reassemble(const Tensor &tensor, const Tensor &like, const Components &parts) {
   if (tensor.is_sparse()) {
     auto &impl = implOf<at::SparseTensorImpl>(tensor);
     const auto &from = implOf<at::SparseTensorImpl>(like);

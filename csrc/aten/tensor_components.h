@@ -6,7 +6,7 @@
  *   quantized                       its integers; scales and zero points where each channel has its own
  *   nested                          its buffer (sizes, strides and offsets are CPU tensors on every device)
  *
- * Parts share memory with the tensor. All of them are ordinary tensors, so what holds for those holds for the rest.
+ * Components share memory with the tensor. All of them are ordinary tensors, so what holds for those holds for the rest.
  */
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace torch_openreg {
 
-using Parts = c10::SmallVector<at::Tensor, 3>;
+using Components = c10::SmallVector<at::Tensor, 3>;
 
 inline bool isPlain(const at::Tensor &tensor) {
   using c10::DispatchKey;
@@ -26,13 +26,13 @@ inline bool isPlain(const at::Tensor &tensor) {
 }
 
 /* Of a tensor that is not plain; none for a layout that cannot be taken apart. */
-Parts partsOf(const at::Tensor &tensor);
+Components componentsOf(const at::Tensor &tensor);
 
 /* A tensor like `like`, of these parts and on their backend. */
-at::Tensor assemble(const at::Tensor &like, const Parts &parts);
+at::Tensor assemble(const at::Tensor &like, const Components &parts);
 
 /* Makes `tensor` what `like` is, of these parts. */
-void reassemble(const at::Tensor &tensor, const at::Tensor &like, const Parts &parts);
+void reassemble(const at::Tensor &tensor, const at::Tensor &like, const Components &parts);
 
 /* All that is known of one beside its parts is the same. */
 bool isDescribedAs(const at::Tensor &tensor, const at::Tensor &like);

@@ -21,7 +21,7 @@ struct OpCounters {
   std::atomic<uint64_t> queuedNs{0}, waitedNs{0}, copiedNs{0};
 };
 
-struct OpInfo {
+struct OpTraits {
   const char *name;  // interned
   OpCounters *counters;
   bool isAten;
@@ -46,7 +46,7 @@ struct OpInfo {
   bool writesLists = false;  // and nobody else counts their tensors' versions
 };
 
-const OpInfo &opInfo(const c10::OperatorHandle &op);
+const OpTraits &opTraits(const c10::OperatorHandle &op);
 
 /* By the schema's annotations. */
 inline bool isWritten(const c10::Argument &argument) {

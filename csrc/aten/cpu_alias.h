@@ -16,16 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "parts.h"
+#include "tensor_components.h"
+#include "tensor_metadata.h"
 
 namespace torch_openreg {
-
-/* Memory that somebody else owns, at an address of the kernel's. */
-c10::Storage cpuStorage(void *address, size_t bytes, bool resizable = false);
-
-at::Tensor tensorOf(c10::Storage storage, c10::DispatchKey backend, c10::ScalarType dtype,
-                    c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, bool conj,
-                    bool neg);
 
 /* A list of pairs that is searched by key: linearly while short, by hash after that. */
 template <typename Key, typename Value>
@@ -59,9 +53,9 @@ class PairList {
   ska::flat_hash_map<const Key *, size_t> index_;
 };
 
-class Aliases {
+class CpuAliases {
  public:
-  Aliases(orStream_t stream, c10::DeviceIndex device) : stream_(stream), device_(device) {}
+  CpuAliases(orStream_t stream, c10::DeviceIndex device) : stream_(stream), device_(device) {}
 
   /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg. One
    * that is made of others is made of their aliases. Tensors that share a storage have aliases that share
@@ -91,10 +85,9 @@ class Aliases {
     at::Tensor caller, cpu;
   };
 
-  at::Tensor ofPlain(const at::Tensor &tensor);
-  at::Tensor ofParts(const at::Tensor &tensor);
-  bool hasSameParts(const Alias &alias);
-  Parts partsToCaller(const at::Tensor &cpu);
+  at::Tensor ofComponents(const at::Tensor &tensor);
+  bool hasSameComponents(const Alias &alias);
+  Components componentsToCaller(const at::Tensor &cpu);
   c10::Storage &cpuStorage(const c10::Storage &storage);
   c10::DataPtr deviceMemory(c10::StorageImpl *cpu);
   c10::DispatchKeySet viewKeys(const c10::Storage &storage);

@@ -2,10 +2,10 @@
  * One table for all operators, guarded by a reader-writer lock: written at a first call, read at every
  * later one. At its bound it starts anew, which costs each shape in use one waited call.
  */
-#include "memo.h"
+#include "output_cache.h"
 
-#include <ATen/EmptyTensor.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -14,6 +14,10 @@
 #include <limits>
 #include <mutex>
 #include <shared_mutex>
+#include <string_view>
+#include <unordered_set>
+
+#include "tensor_components.h"
 
 namespace torch_openreg {
 
@@ -21,10 +25,10 @@ namespace {
 
 using c10::IValue;
 
-constexpr size_t kMostMemos = 1 << 14;
+constexpr size_t kMostSpecs = 1 << 14;
 
 struct KeyHash {
-  size_t operator()(const MemoKey &key) const {
+  size_t operator()(const CallKey &key) const {
     uint64_t h = 0x9e3779b97f4a7c15ull;
     for (int64_t word : key)
       h = (std::rotl(h, 23) ^ static_cast<uint64_t>(word)) * 0xff51afd7ed558ccdull;
@@ -34,7 +38,7 @@ struct KeyHash {
 
 struct Table {
   std::shared_mutex mutex;
-  ska::flat_hash_map<MemoKey, std::shared_ptr<const Memo>, KeyHash> memos;
+  ska::flat_hash_map<CallKey, std::shared_ptr<const OutputSpec>, KeyHash> specs;
 };
 
 Table &table() {
@@ -108,7 +112,7 @@ double numberIn(const at::Tensor &tensor) {
   }
 }
 
-void appendTensor(MemoKey &key, const at::Tensor &tensor) {
+void appendTensor(CallKey &key, const at::Tensor &tensor) {
   if (!tensor.defined()) return key.push_back(kUndefined);
   const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
   const c10::IntArrayRef sizes = impl->sizes(), strides = impl->strides();
@@ -124,7 +128,7 @@ void appendTensor(MemoKey &key, const at::Tensor &tensor) {
 }
 
 /* What a task rebuilds from the key; the other arguments, which it has as they are, come after all these. */
-void appendTensors(MemoKey &key, const IValue &value) {
+void appendTensors(CallKey &key, const IValue &value) {
   if (value.isTensor()) {
     appendTensor(key, value.toTensor());
   } else if (holdsTensors(value)) {
@@ -140,7 +144,7 @@ void appendTensors(MemoKey &key, const IValue &value) {
 }
 
 /* How what is written lies to the other tensors, where it shares memory with them. */
-void appendOverlaps(MemoKey &key, const OpInfo &info, c10::ArrayRef<IValue> arguments) {
+void appendOverlaps(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   const auto storageOf = [](const at::Tensor &tensor) {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   };
@@ -153,7 +157,7 @@ void appendOverlaps(MemoKey &key, const OpInfo &info, c10::ArrayRef<IValue> argu
     key.push_back(other.storage_offset() - written->storage_offset());
   };
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!info.isWritten[i] || !arguments[i].isTensor()) continue;
+    if (!traits.isWritten[i] || !arguments[i].isTensor()) continue;
     written = &arguments[i].toTensor();
     if (!written->defined()) continue;
     position = static_cast<int64_t>(i) << 32;
@@ -170,39 +174,65 @@ void appendOverlaps(MemoKey &key, const OpInfo &info, c10::ArrayRef<IValue> argu
   }
 }
 
-void appendText(MemoKey &key, const std::string &text) {
+void appendText(CallKey &key, const std::string &text) {
   key.push_back(kText);
   key.push_back(static_cast<int64_t>(text.size()));
   for (char c : text) key.push_back(c);
 }
 
+// ---- What a call teaches ------------------------------------------------------------------------
+
+/* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold nothing that is
+ * read, as what is written in place may. */
+bool unchanged(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+               const std::vector<KeptMetadata> &before, std::vector<Resize> &resizes) {
+  const bool inPlace = std::string_view(traits.name).back() == '_';
+  auto kept = before.begin();
+  bool same = true;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
+      const TensorMetadata old = *kept++;
+      if (old.describes(tensor)) return;
+      const bool sized = traits.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
+                         (!inPlace || c10::multiply_integers(old.sizes) == 0) &&
+                         old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
+                         old.neg == tensor.is_neg();
+      if (sized) resizes.push_back({i, metadataOf(tensor)});
+      same &= sized;
+    });
+  }
+  return same;
+}
+
+bool ownsItsStorage(const at::Tensor &tensor, c10::ArrayRef<IValue> arguments,
+                    std::unordered_set<const void *> &storages) {
+  if (!tensor.defined()) return true;
+  if (!isPlain(tensor) || !tensor.has_storage() || tensor.storage_offset() != 0 ||
+      tensor.storage().nbytes() < metadataOf(tensor).bytes()) {
+    return false;
+  }
+  bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &argument) {
+      shared |= argument.defined() && argument.is_alias_of(tensor);
+    });
+  }
+  return !shared;
+}
+
+int argumentThatIs(const IValue &result, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (traits.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
+        result.toTensor().is_same(arguments[i].toTensor())) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
 }  // namespace
 
-Layout::Layout(const at::Tensor &tensor) {
-  if (!tensor.defined()) return;
-  dims.append(tensor.sizes().begin(), tensor.sizes().end());
-  dims.append(tensor.strides().begin(), tensor.strides().end());
-  dtype = tensor.scalar_type();
-  conj = tensor.is_conj();
-  neg = tensor.is_neg();
-  measure();
-}
-
-void Layout::measure() {
-  bytes = at::detail::computeStorageNbytes(sizes(), strides(), c10::elementSize(dtype));
-}
-
-bool Layout::describes(const at::Tensor &tensor) const {
-  return describesSizes(tensor) && (!tensor.defined() || tensor.strides() == strides());
-}
-
-bool Layout::describesSizes(const at::Tensor &tensor) const {
-  if (!tensor.defined()) return dtype == c10::ScalarType::Undefined;
-  return tensor.scalar_type() == dtype && tensor.sizes() == sizes() && tensor.is_conj() == conj &&
-         tensor.is_neg() == neg;
-}
-
-bool appendToKey(MemoKey &key, const IValue &value, bool kindOnly) {
+bool appendToKey(CallKey &key, const IValue &value, bool kindOnly) {
   if (value.isNone() || value.isGenerator()) {
     key.push_back(kNone);
   } else if (value.isInt()) {
@@ -231,25 +261,25 @@ bool appendToKey(MemoKey &key, const IValue &value, bool kindOnly) {
   return true;
 }
 
-bool makeKey(MemoKey &key, const OpInfo &info, c10::ArrayRef<IValue> arguments) {
-  key.push_back(reinterpret_cast<intptr_t>(&info));
+bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  key.push_back(reinterpret_cast<intptr_t>(&traits));
   key.push_back(c10::get_default_dtype_as_scalartype() == c10::kFloat);
   for (const IValue &value : arguments) appendTensors(key, value);
   double previous = kNoNumber;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (holdsTensors(arguments[i])) continue;
-    const bool kindOnly = info.isNumber[i] && !info.numbersCount;
+    const bool kindOnly = traits.isNumber[i] && !traits.numbersCount;
     if (!appendToKey(key, arguments[i], kindOnly)) return false;
     if (!kindOnly) continue;
     const double number = numberIn(arguments[i]);
     key.back() |= static_cast<int64_t>(number < previous) << 32;  // as of bounds
     previous = number;
   }
-  appendOverlaps(key, info, arguments);
+  appendOverlaps(key, traits, arguments);
   return true;
 }
 
-KeyReader::KeyReader(const MemoKey &key) : next_(key.data() + kHeader) {}
+KeyReader::KeyReader(const CallKey &key) : next_(key.data() + kHeader) {}
 
 KeyReader::Kind KeyReader::next() {
   word_ = *next_++;
@@ -270,34 +300,59 @@ KeyReader::Kind KeyReader::next() {
   }
 }
 
-std::shared_ptr<Memo> memoOfOutputs(const OpInfo &info) {
-  auto memo = std::make_shared<Memo>();
-  memo->usable = true;
-  for (size_t i = 0; i < info.isWritten.size(); ++i) {
-    if (info.isWritten[i]) memo->results.push_back(Result{static_cast<int>(i), false, {}});
+std::vector<KeptMetadata> keptMetadata(c10::ArrayRef<IValue> arguments) {
+  std::vector<KeptMetadata> kept;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &tensor) { kept.emplace_back(metadataOf(tensor)); });
   }
-  return memo;
+  return kept;
 }
 
-bool sameStrides(c10::IntArrayRef sizes, c10::IntArrayRef a, c10::IntArrayRef b) {
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != 1 && a[i] != b[i]) return false;
+std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+                                            const std::vector<KeptMetadata> &before,
+                                            c10::ArrayRef<IValue> results) {
+  auto spec = std::make_shared<OutputSpec>();
+  std::unordered_set<const void *> storages;
+  spec->usable = unchanged(traits, arguments, before, spec->resizes);
+  for (const IValue &value : results) {
+    ResultSpec result;
+    result.argument = argumentThatIs(value, traits, arguments);
+    result.isList = !value.isTensor();
+    if (result.argument < 0) {
+      eachTensor(value, [&](const at::Tensor &tensor) {
+        if (!ownsItsStorage(tensor, arguments, storages)) {
+          spec->usable = false;
+        } else {
+          result.fresh.emplace_back(metadataOf(tensor));
+        }
+      });
+    }
+    spec->results.push_back(std::move(result));
   }
-  return true;
+  return spec;
 }
 
-std::shared_ptr<const Memo> findMemo(const MemoKey &key) {
+std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits) {
+  auto spec = std::make_shared<OutputSpec>();
+  spec->usable = true;
+  for (size_t i = 0; i < traits.isWritten.size(); ++i) {
+    if (traits.isWritten[i]) spec->results.push_back(ResultSpec{static_cast<int>(i), false, {}});
+  }
+  return spec;
+}
+
+std::shared_ptr<const OutputSpec> findOutputs(const CallKey &key) {
   Table &t = table();
   std::shared_lock<std::shared_mutex> lock(t.mutex);
-  const auto found = t.memos.find(key);
-  return found == t.memos.end() ? nullptr : found->second;
+  const auto found = t.specs.find(key);
+  return found == t.specs.end() ? nullptr : found->second;
 }
 
-void addMemo(const MemoKey &key, std::shared_ptr<const Memo> memo) {
+void cacheOutputs(const CallKey &key, std::shared_ptr<const OutputSpec> spec) {
   Table &t = table();
   std::unique_lock<std::shared_mutex> lock(t.mutex);
-  if (t.memos.size() >= kMostMemos) t.memos.clear();
-  t.memos[key] = std::move(memo);
+  if (t.specs.size() >= kMostSpecs) t.specs.clear();
+  t.specs[key] = std::move(spec);
 }
 
 }  // namespace torch_openreg

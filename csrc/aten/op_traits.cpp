@@ -2,7 +2,7 @@
  * Entries of PyTorch's operators are made once and never destroyed. A thread keeps a table of its own in front, so that
  * the lock is taken once for each operator and thread.
  */
-#include "opinfo.h"
+#include "op_traits.h"
 
 #include <ATen/core/enum_tag.h>
 #include <c10/util/flat_hash_map.h>
@@ -133,37 +133,37 @@ bool isTaggedPointwise(const c10::OperatorHandle &op) {
   return functional.has_value() && functional->hasTag(at::Tag::pointwise);
 }
 
-OpInfo *makeInfo(const c10::OperatorHandle &op) {
+OpTraits *makeTraits(const c10::OperatorHandle &op) {
   const FunctionSchema &schema = op.schema();
-  auto *info = new OpInfo();
-  info->name = interned(schema.name());
-  info->counters = countersOf(op.operator_name());
-  info->isAten = schema.name().compare(0, 6, "aten::") == 0;
-  info->predictable = info->isAten && isPredictable(op);
-  info->inPlace = info->predictable && isInPlace(op);
-  info->inferable = info->predictable && isInferable(op);
-  info->masksDecide = isIndexing(op);
-  info->isForeach = isForeach(schema.name());
-  info->alerts =
+  auto *traits = new OpTraits();
+  traits->name = interned(schema.name());
+  traits->counters = countersOf(op.operator_name());
+  traits->isAten = schema.name().compare(0, 6, "aten::") == 0;
+  traits->predictable = traits->isAten && isPredictable(op);
+  traits->inPlace = traits->predictable && isInPlace(op);
+  traits->inferable = traits->predictable && isInferable(op);
+  traits->masksDecide = isIndexing(op);
+  traits->isForeach = isForeach(schema.name());
+  traits->alerts =
       std::find(std::begin(kAlerts), std::end(kAlerts), schema.name()) != std::end(kAlerts);
-  info->pointwise = info->predictable && isTaggedPointwise(op);
+  traits->pointwise = traits->predictable && isTaggedPointwise(op);
   bool reads = false, hasOut = false;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];
     const bool written = isWritten(argument);
-    info->isNumber.push_back(isKind(*argument.real_type(), TypeKind::NumberType));
-    info->isWritten.push_back(written);
-    info->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
-    info->draws |= info->isGenerator.back();
-    info->writesLists |=
-        info->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
+    traits->isNumber.push_back(isKind(*argument.real_type(), TypeKind::NumberType));
+    traits->isWritten.push_back(written);
+    traits->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
+    traits->draws |= traits->isGenerator.back();
+    traits->writesLists |=
+        traits->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
     if (argument.is_out()) hasOut = true;
     if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
   }
   // A composite would ask its own operators for a generator, where the kernel's is the CPU's by then.
-  info->inferable &= !info->draws;
-  info->numbersCount = hasOut && !reads;
-  return info;
+  traits->inferable &= !traits->draws;
+  traits->numbersCount = hasOut && !reads;
+  return traits;
 }
 
 }  // namespace
@@ -189,22 +189,22 @@ bool hasInferringKernel(const c10::OperatorHandle &op) {
   return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-const OpInfo &opInfo(const c10::OperatorHandle &op) {
-  using Table = ska::flat_hash_map<const FunctionSchema *, const OpInfo *>;
+const OpTraits &opTraits(const c10::OperatorHandle &op) {
+  using Table = ska::flat_hash_map<const FunctionSchema *, const OpTraits *>;
   thread_local Table mine;
   const FunctionSchema *key = &op.schema();
   if (key->name().compare(0, 6, "aten::") != 0) {
     // A library of custom operators may go, and its schema's address come back for another.
-    thread_local std::unique_ptr<OpInfo> custom;
-    custom.reset(makeInfo(op));
+    thread_local std::unique_ptr<OpTraits> custom;
+    custom.reset(makeTraits(op));
     return *custom;
   }
   if (const auto found = mine.find(key); found != mine.end()) return *found->second;
   static auto *all = new Table();
   static auto *mutex = new std::mutex();
   std::lock_guard<std::mutex> lock(*mutex);
-  const OpInfo *&entry = (*all)[key];
-  if (entry == nullptr) entry = makeInfo(op);
+  const OpTraits *&entry = (*all)[key];
+  if (entry == nullptr) entry = makeTraits(op);
   mine.emplace(key, entry);
   return *entry;
 }

@@ -1,0 +1,64 @@
+/*
+ * The tensors among the arguments of a call.
+ */
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <optional>
+
+namespace torch_openreg {
+
+/* Of a list: whether it holds tensors, some of which may be None. By its items, because TorchScript makes such lists
+ * with a type object of its own, which IValue::isOptionalTensorList does not know. */
+inline bool holdsOptionalTensors(const c10::IValue &list) {
+  if (list.isTensorList()) return false;
+  for (const c10::IValue &item : list.toListRef()) {
+    if (!item.isNone()) return item.isTensor();
+  }
+  return false;
+}
+
+inline bool holdsTensors(const c10::IValue &value) {
+  return value.isTensor() ||
+         (value.isList() && (value.isTensorList() || holdsOptionalTensors(value)));
+}
+
+/* The tensors of an argument, or of a result. */
+template <typename F>
+void eachTensor(const c10::IValue &value, F visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (!value.isList()) {
+    return;
+  } else if (value.isTensorList()) {
+    for (const at::Tensor &tensor : value.toTensorList()) visit(tensor);
+  } else if (holdsOptionalTensors(value)) {
+    for (const c10::IValue &item : value.toListRef()) {
+      if (!item.isNone()) visit(item.toTensor());
+    }
+  }
+}
+
+/* An argument with other tensors in place of its own, and the CPU in place of this device. */
+template <typename F>
+c10::IValue forCpu(const c10::IValue &value, F other) {
+  if (value.isTensor()) return other(value.toTensor());
+  if (value.isDevice() && value.toDevice().is_privateuseone()) return c10::Device(c10::kCPU);
+  if (!value.isList()) return value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor &tensor : value.toTensorList()) list.push_back(other(tensor));
+    return list;
+  }
+  if (!holdsOptionalTensors(value)) return value;
+  c10::List<std::optional<at::Tensor>> list;
+  for (const c10::IValue &item : value.toListRef()) {
+    list.push_back(item.isNone() ? std::nullopt : std::optional(other(item.toTensor())));
+  }
+  return list;
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,49 @@
+/*
+ * The operators' part of torch_openreg._C.
+ */
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <string>
+
+#include "../torch/module.h"
+#include "fallback.h"
+#include "op_traits.h"
+#include "operator_task.h"
+
+namespace py = pybind11;
+
+namespace torch_openreg {
+
+namespace {
+
+py::dict wayOf(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns, bool reset) {
+  py::dict way;
+  way["count"] = reset ? count.exchange(0) : count.load();
+  way["seconds"] = static_cast<double>(reset ? ns.exchange(0) : ns.load()) * 1e-9;
+  return way;
+}
+
+py::dict fallbackStats(bool reset) {
+  py::dict all;
+  forEachOperator([&](const std::string &name, OpCounters &c) {
+    if (c.queued + c.waited + c.copied == 0) return;
+    py::dict entry;
+    entry["asynchronous"] = wayOf(c.queued, c.queuedNs, reset);
+    entry["waited"] = wayOf(c.waited, c.waitedNs, reset);
+    entry["copying"] = wayOf(c.copied, c.copiedNs, reset);
+    all[py::str(name)] = entry;
+  });
+  return all;
+}
+
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  registerOperators();
+  m.def("_task_blocks", &taskBlocks);
+  m.def("_fallback_stats", &fallbackStats);
+});
+
+}  // namespace
+
+}  // namespace torch_openreg

@@ -1,0 +1,109 @@
+/*
+ * Nothing here is shared. What is found to be unusual in any way is left to the fallback, which takes everything.
+ */
+#include "fast_path.h"
+
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../torch/device.h"
+#include "../torch/stream.h"
+#include "tensor_metadata.h"
+#include "output_cache.h"
+#include "tensor_components.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::DispatchKey;
+using c10::IValue;
+
+bool hasItsMemory(const at::Tensor &tensor) {
+  if (isPlain(tensor)) return tensor._is_zerotensor() || fitsStorage(tensor);
+  const Components parts = componentsOf(tensor);
+  return std::all_of(parts.begin(), parts.end(), hasItsMemory);
+}
+
+}  // namespace
+
+void Survey::see(const at::Tensor &tensor, bool mayBeNumber, bool index) {
+  if (!tensor.defined()) return;
+  if (index && (tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte)) {
+    facts_ |= kHasMask;
+  }
+  constexpr c10::DispatchKeySet kSpecial({DispatchKey::ZeroTensor, DispatchKey::Sparse,
+                                          DispatchKey::SparseCsr, DispatchKey::Quantized,
+                                          DispatchKey::NestedTensor});
+  const bool special = tensor.key_set().has_any(kSpecial);
+  if (C10_UNLIKELY(special) && tensor._is_zerotensor()) facts_ |= kHasZeros;
+  const c10::Device device = tensor.device();
+  if (!device.is_privateuseone()) {
+    if (!mayBeNumber || !device.is_cpu() || tensor.dim() != 0) facts_ |= kMixed;
+    return;
+  }
+  if (!found_) device_ = device;
+  found_ = true;
+  if (device != device_) facts_ |= kMixed;
+  if (!(C10_UNLIKELY(special) ? hasItsMemory(tensor) : fitsStorage(tensor))) facts_ |= kLacksMemory;
+}
+
+void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const IValue &value = arguments[i];
+    // Beside a list on another device a number counts as a tensor: each is taken by itself then.
+    const bool mayBeNumber = !traits.isWritten[i] && !traits.isForeach;
+    if (C10_LIKELY(value.isTensor())) {
+      see(value.toTensor(), mayBeNumber, false);
+    } else if (value.isDevice()) {
+      asked_ = value.toDevice();
+      if (!asked_->is_privateuseone()) facts_ |= kAsksOther;
+    } else if (value.isList()) {
+      const bool indices = holdsOptionalTensors(value);
+      if (!indices && !value.isTensorList()) continue;
+      for (const IValue &item : value.toListRef()) {
+        if (!item.isNone()) see(item.toTensor(), mayBeNumber, indices && traits.masksDecide);
+      }
+    }
+  }
+}
+
+c10::Device Survey::device() const {
+  if (found_) return device_;
+  const bool ours = asked_.has_value() && asked_->is_privateuseone();
+  return {c10::DeviceType::PrivateUse1, indexOrCurrent(ours ? asked_->index() : -1)};
+}
+
+bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
+                  c10::ArrayRef<IValue> arguments, Survey &survey, Results &results) {
+  survey.look(traits, arguments);
+  // With another default dtype, a kernel that makes it of integers may run when it has changed back.
+  const bool ordinary = c10::get_default_dtype_as_scalartype() == c10::kFloat;
+  if (!survey.isUsual() || !traits.predictable || traits.draws || traits.alerts || !ordinary) {
+    return false;
+  }
+  CallKey key;
+  if (!makeKey(key, traits, arguments)) return false;
+  std::shared_ptr<const OutputSpec> spec = findOutputs(key);
+  if (spec == nullptr || !spec->usable) return false;
+  const c10::Device device = survey.device();
+  if (!canMap(device.index())) return false;
+  const orStream_t stream = currentStreamHandle(device.index());
+  countWrites(traits, arguments);
+  queueOperator(op, traits, key, std::move(spec), device, stream, arguments, results);
+  return true;
+}
+
+void countWritesToLists(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!traits.isWritten[i] || !arguments[i].isTensorList()) continue;
+    eachTensor(arguments[i], [](const at::Tensor &tensor) {
+      if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();
+    });
+  }
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,69 @@
+/*
+ * A structured operator has a kernel for every backend (kInferringKeys) that makes the results and calls the out= form.
+ * `inferring` is how that call is known when it comes back to the fallback on this thread.
+ */
+#include "shape_inference.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "../torch/sanitizer.h"
+#include "accesses.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+/* The operator whose result is being inferred. When its out= form is called its output has the right
+ * size; composite kernels, which are registered in the same place, call others. */
+thread_local const OpTraits *inferring = nullptr;
+
+}  // namespace
+
+/* Not where the CPU's kernel may give its result other strides, as it casts first, and what it has cast is dense. */
+bool canInfer(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+  if (!traits.inferable || !traits.pointwise || traits.inPlace) return traits.inferable;
+  std::optional<c10::ScalarType> dtype;
+  bool casts = false, dense = true;
+  for (const IValue &value : arguments) {
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const at::Tensor &tensor = value.toTensor();
+    if (!dtype) dtype = tensor.scalar_type();
+    casts |= tensor.scalar_type() != *dtype || c10::isIntegralType(*dtype, /*includeBool=*/true);
+    dense &= tensor.is_non_overlapping_and_dense();
+  }
+  return dense || !casts;
+}
+
+bool isInferredOut(const OperatorHandle &op, const OpTraits &traits) {
+  if (inferring == nullptr) return false;
+  const std::string_view functional(inferring->name);
+  if (traits.name != functional.substr(0, functional.size() - inferring->inPlace)) return false;
+  inferring = nullptr;
+  return writtenOutputs(traits)->results.size() == op.schema().returns().size();
+}
+
+void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack, const CallKey &key) {
+  struct Inferring {
+    explicit Inferring(const OpTraits &functional) { inferring = &functional; }
+    ~Inferring() { inferring = nullptr; }
+  } scope(traits);
+  std::optional<ReportedAs> reported;
+  if (sanitizerActive()) reported.emplace(op);
+  const Stack arguments(stack->end() - static_cast<int64_t>(traits.isWritten.size()), stack->end());
+  const std::vector<KeptMetadata> before = keptMetadata(arguments);
+  op.redispatchBoxed(kInferringKeys, stack);
+  const auto results = torch::jit::last(*stack, op.schema().returns().size());
+  const std::shared_ptr<OutputSpec> spec = describeOutputs(traits, arguments, before, results);
+  spec->exactStrides = !traits.pointwise;  // a meta function's may be a guess
+  cacheOutputs(key, spec);
+}
+
+}  // namespace torch_openreg

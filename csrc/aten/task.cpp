@@ -1,0 +1,128 @@
+/*
+ * A Task belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop` deletes it, whether or
+ * not it ran. An AwaitedTask lives on the stack of the thread that waits for it in orLaunchKernelEx (orLaunchWaits).
+ */
+#include "task.h"
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../torch/check.h"
+#include "../torch/kernel_failures.h"
+#include "../torch/stream.h"
+#include "../torch/warnings.h"
+
+namespace torch_openreg {
+
+namespace {
+
+orError_t runTask(void *args) {
+  Task &kernel = **static_cast<Task **>(args);
+  std::vector<c10::Warning> warnings;
+  orError_t result = orSuccess;
+  try {
+    runAsCaller(kernel.caller, warnings, [&] { kernel.run(); });
+  } catch (const std::exception &error) {
+    const std::string text = error.what();
+    orSetTaskErrorMessage(text.substr(0, text.find('\n')).c_str());
+    keepFailure(kernel.name, kernel.device.index(), std::current_exception());
+    result = orErrorLaunchFailure;
+  } catch (...) {
+    result = orErrorLaunchFailure;
+  }
+  if (!warnings.empty() && !kernel.warned) keepWarnings(warnings);
+  return result;
+}
+
+void dropTask(void *args) { delete *static_cast<Task **>(args); }
+
+struct AwaitedTask {
+  explicit AwaitedTask(c10::function_ref<void()> function) : kernel(function) {}
+
+  c10::function_ref<void()> kernel;
+  CallerState caller = CallerState::now();
+  bool ran = false;
+  std::exception_ptr error;
+  std::vector<c10::Warning> warnings;
+};
+
+orError_t runAwaited(void *args) {
+  AwaitedTask &task = **static_cast<AwaitedTask **>(args);
+  try {
+    runAsCaller(task.caller, task.warnings, task.kernel);
+  } catch (...) {
+    task.error = std::current_exception();
+  }
+  task.ran = true;
+  return orSuccess;  // the exception is the caller's, not the device's
+}
+
+/* `run` and `drop` get a pointer to `task`. Whose it is after an error, `queued` says (orLaunch). */
+orError_t launch(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                 void *task, c10::ArrayRef<orAccess> accesses, unsigned flags, int *queued) {
+  orLaunch launch{};
+  launch.size = sizeof(launch);
+  launch.stream = stream;
+  launch.fn = run;
+  launch.args = &task;
+  launch.args_size = sizeof(task);
+  launch.drop = drop;
+  launch.accesses = accesses.data();
+  launch.access_count = accesses.size();
+  launch.name = name;
+  launch.flags = flags;
+  launch.queued = queued;
+  return orLaunchKernelEx(&launch);
+}
+
+/* OPENREG_LAUNCH_BLOCKING, which the core reads once. */
+bool launchesBlock() {
+  static const bool block = [] {
+    orSetting setting{};
+    for (int i = 0; orGetSetting(i, &setting) == orSuccess; ++i) {
+      if (std::string_view(setting.name) == "OPENREG_LAUNCH_BLOCKING")
+        return std::string_view(setting.value) == "1";
+    }
+    return false;
+  }();
+  return block;
+}
+
+}  // namespace
+
+void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<orAccess> accesses,
+                unsigned flags) {
+  const c10::DeviceIndex device = kernel->device.index();
+  int queued = 0;
+  const orError_t error =
+      launch(stream, kernel->name, &runTask, &dropTask, kernel.get(), accesses, flags, &queued);
+  if (queued) (void)kernel.release();
+  if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
+    getCurrentOpenRegStream(device).stream();  // says which
+  }
+  if (C10_UNLIKELY(launchesBlock()))
+    return checkSynchronized(error, {__func__, __FILE__, __LINE__});
+  OPENREG_CHECK(error);
+}
+
+void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel) {
+  AwaitedTask task(kernel);
+  if (serial) task.caller.threads = 1;
+  const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
+  OPENREG_CHECK(launch(stream, name, &runAwaited, nullptr, &task, {}, flags, nullptr));
+  // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
+  for (const c10::Warning &warning : task.warnings) c10::warn(warning);
+  if (task.error) {
+    issueKeptWarnings(/*besideError=*/true);
+    std::rethrow_exception(task.error);
+  }
+  if (task.ran) return;
+  OPENREG_CHECK(orStreamSynchronize(stream));
+  TORCH_CHECK(false, name, " was not run by its device");
+}
+
+}  // namespace torch_openreg

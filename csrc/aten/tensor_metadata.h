@@ -1,0 +1,79 @@
+/*
+ * What a tensor is, but for its memory: in one form for a tensor that lives, one in the key of a call, and one that a call
+ * promises. And whether a storage holds what a tensor says it has: a program may free or shrink it (as FSDP does with
+ * parameters) while tensors still describe what was there.
+ */
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+
+namespace torch_openreg {
+
+/* Sizes and strides are somebody else's. An undefined tensor has no dtype. */
+struct TensorMetadata {
+  c10::IntArrayRef sizes{}, strides{};
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  bool conj = false, neg = false;
+  bool wrapped = false;  // a number of Python's
+
+  /* Of a storage that holds it and no more. */
+  size_t bytes() const;
+  /* All of it but strides. */
+  bool describesSizes(const at::Tensor &tensor) const;
+  bool describes(const at::Tensor &tensor) const;
+  /* The same elements at the same places: a dimension of one element may have any stride. */
+  bool hasPlaces(c10::IntArrayRef otherStrides) const;
+};
+
+TensorMetadata metadataOf(const at::Tensor &tensor);
+
+/* With sizes and strides of its own. */
+class KeptMetadata {
+ public:
+  KeptMetadata(const TensorMetadata &from);
+  operator TensorMetadata() const { return {sizes(), strides(), dtype_, conj_, neg_}; }
+  bool isDefined() const { return dtype_ != c10::ScalarType::Undefined; }
+  c10::IntArrayRef sizes() const { return {dims_.data(), dims_.size() / 2}; }
+  c10::IntArrayRef strides() const { return {dims_.data() + dims_.size() / 2, dims_.size() / 2}; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  c10::SmallVector<int64_t, 8> dims_;  // sizes, then strides
+  c10::ScalarType dtype_;
+  bool conj_, neg_;
+  size_t bytes_;
+};
+
+/* Memory that somebody else owns, at an address of the kernel's. */
+c10::Storage cpuStorage(void *address, size_t bytes, bool resizable = false);
+
+/* A tensor over memory. */
+at::Tensor tensorOf(c10::Storage storage, c10::DispatchKey backend, const TensorMetadata &metadata,
+                    int64_t offset = 0);
+
+/* Bytes from the storage's begin to the end of the last element; 0 without elements. */
+inline size_t bytesNeeded(const at::Tensor &tensor) {
+  const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
+  int64_t elements = impl->numel();
+  if (elements == 0) return 0;
+  if (!impl->is_non_overlapping_and_dense()) {
+    elements = 1;
+    for (int64_t i = 0; i < impl->dim(); ++i) elements += (impl->size(i) - 1) * impl->stride(i);
+  }
+  return static_cast<size_t>(impl->storage_offset() + elements) * impl->itemsize();
+}
+
+/* Of a tensor that has a storage. */
+inline bool fitsStorage(const at::Tensor &tensor) {
+  return bytesNeeded(tensor) <= tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
+}
+
+/* Throws an error that names sizes, unless it fits. `what`: the tensor's place in the call. */
+void checkFitsStorage(const at::Tensor &tensor, const char *what);
+
+}  // namespace torch_openreg

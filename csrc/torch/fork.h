@@ -1,0 +1,37 @@
+/*
+ * Kernels and forks: a fork waits until no kernel runs, and lets none begin. A child must not inherit a lock that a
+ * kernel held, such as the one of a function's first call.
+ */
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+namespace torch_openreg {
+
+/* Around a kernel on any thread. */
+class KernelScope {
+ public:
+  KernelScope();
+  ~KernelScope();
+  KernelScope(const KernelScope &) = delete;
+  KernelScope &operator=(const KernelScope &) = delete;
+
+ private:
+  const bool nested_;
+};
+
+/* Runs a kernel that is no task. It waits for no device and does not take the GIL, which the thread that forks may
+ * hold. */
+inline void asKernel(c10::function_ref<void()> function) {
+  KernelScope here;
+  function();
+}
+
+/* Whether the calling thread runs a kernel. */
+bool inKernel();
+
+/* Around every fork, and more than once. */
+void pauseKernels();
+void resumeKernels();
+
+}  // namespace torch_openreg
