@@ -105,6 +105,7 @@ def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     assert done.out.startswith("__main__ ['--fast', 'x'] ")
     assert "UserWarning: data race 1 on openreg:0" in done.err  # when it is found
     assert "torch_openreg: sanitizer: " in done.err
+    assert "runpy" not in done.err and "torch_openreg/_run.py" not in done.err
     assert (
         f"1: aten::mul_.Tensor ({path}:11) and aten::fill_.Scalar ({path}:5); missing: " in done.err
     )

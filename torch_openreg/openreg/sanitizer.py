@@ -134,7 +134,9 @@ class Report:
 def _access(given):
     stack = given["stack"]
     if stack is not None:
-        stack = tuple(Frame(f["filename"], f["line"], f["name"]) for f in stack)
+        frames = (Frame(f["filename"], f["line"], f["name"]) for f in stack)
+        # Behind these is whoever runs the program.
+        stack = tuple(itertools.takewhile(lambda frame: frame.filename != "<frozen runpy>", frames))
     host = given["device"] < 0
     return Access(
         operator=given["operation"],
