@@ -88,13 +88,16 @@ bool isPredictable(const c10::OperatorHandle &op) {
 }
 
 /* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output, or leaves part of an
- * output with other strides as it was; or its meta function gives another size than its kernel; or a composite kernel
- * is registered in that place, which has other strides and errors than the CPU's. Names, with an overload or without. */
+ * output with other strides as it was; or its meta function gives another size than its kernel, or other strides; or a
+ * composite kernel is registered in that place, which has other strides and errors than the CPU's. Names, with an
+ * overload or without. */
 constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",        "aten::smooth_l1_loss",
                                              "aten::linalg_lu_solve", "aten::_linalg_solve_ex",
                                              "aten::narrow_copy",     "aten::pixel_shuffle",
                                              "aten::pixel_unshuffle", "aten::tril_",
-                                             "aten::triu_",           "aten::isin.Scalar_Tensor"};
+                                             "aten::triu_",           "aten::isin.Scalar_Tensor",
+                                             "aten::replication_pad2d", "aten::replication_pad3d",
+                                             "aten::reflection_pad3d"};
 
 bool isOut(const Argument &argument) { return argument.is_out(); }
 
