@@ -139,10 +139,14 @@ class Call {
 
   /* False: its lists are on several devices, and it has to be run one by one. */
   bool prepare();
-  /* Its results can be promised, and `key` describes it. */
-  bool canQueue(MemoKey &key) const {
-    return isPredictable() && !dependsOnDefaultDtype() && !mayAlert() &&
+  /* What its arguments decide can be told by a dry run, and `key` describes it. */
+  bool canTell(MemoKey &key) const {
+    return (isPredictable() || dataDecides()) && !dependsOnDefaultDtype() && !mayAlert() &&
            makeKey(key, info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
+  }
+  /* Its results can be promised. */
+  bool isPredictable() const {
+    return info_.predictable && !cpuResults_ && !readsHost_ && !dataDecides();
   }
   /* set_sync_debug_mode may refuse it. */
   void wait();
@@ -156,15 +160,17 @@ class Call {
   orStream_t stream() const { return stream_; }
 
  private:
-  bool isPredictable() const {
-    return info_.predictable && !cpuResults_ && !readsHost_ && !(info_.masksDecide && hasMask_);
+  /* Whether it succeeds, or the sizes that come out. */
+  bool dataDecides() const {
+    return (info_.masksDecide ? hasMask_ : op_.hasTag(at::Tag::dynamic_output_shape)) ||
+           checksData(info_, c10::ArrayRef(arguments_.data(), arguments_.size()));
   }
   bool dependsOnDefaultDtype() const;
   /* The mode is the process's, and may be another when a queued kernel asks. */
   bool mayAlert() const { return info_.alerts && at::globalContext().deterministicAlgorithms(); }
-  /* Its caller learns a value or a size that depends on data: on every device it synchronises. */
+  /* Its caller learns a value, a size or an error that depends on data: on every device it synchronises. */
   bool tellsValues() const {
-    return !info_.predictable || cpuResults_ || (info_.masksDecide && hasMask_) || ordersAsSparse();
+    return !info_.predictable || cpuResults_ || dataDecides() || ordersAsSparse();
   }
   bool ordersAsSparse() const {
     return (kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU) &&
@@ -458,6 +464,7 @@ void Call::wait() {
   countWrites();
   OpTimer timer(info_.counters->waited, info_.counters->waitedNs);
   std::optional<ToldOperator> told;
+  const bool tells = tellsValues();  // by the arguments, which `finish` takes away
   const bool small = areSmall(c10::ArrayRef(arguments_.data(), arguments_.size()));
   if (sanitizerActive())
     told.emplace(op_, stream_, c10::ArrayRef(arguments_.data(), arguments_.size()));
@@ -466,7 +473,7 @@ void Call::wait() {
   runOnLane(stream_, info_.name, small, [this] { run(); });
   finish();
   if (told) told->tellResults(torch::jit::last(*stack_, schema_.returns().size()));
-  if (tellsValues()) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+  if (tells) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
 /* In place: what comes out is what went in. */
@@ -522,7 +529,7 @@ void inferAndRemember(const OperatorHandle &op, const OpInfo &info, Stack *stack
   addMemo(key, memo);
 }
 
-/* No dry run tells what comes out. */
+/* No dry run tells what comes out, or whether anything does. */
 std::shared_ptr<const Memo> whereDataDecides(const OperatorHandle &op, const OpInfo &info) {
   static const auto unknown = std::make_shared<const Memo>();
   return info.inPlace ? inPlaceMemo(op.schema().returns().size()) : unknown;
@@ -558,18 +565,18 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   if (!canMap(call.device().index())) return call.runCopying();
   installCpuAllocator();
   MemoKey key;
-  if (!call.canQueue(key)) return call.wait();
+  if (!call.canTell(key)) return call.wait();
   DryRun told{findMemo(key), {}};
   if (told.memo == nullptr) {
     const Stack arguments(stack->end() - static_cast<int64_t>(taken), stack->end());
     if (isInferred(op, info)) {
       checkTypes(op, info, arguments);
       told.memo = memoOfOutputs(info);
-    } else if (info.inferable && metaKnowsStrides(info, arguments)) {
+    } else if (call.isPredictable() && info.inferable && metaKnowsStrides(info, arguments)) {
       return inferAndRemember(op, info, stack, key);
     } else {
       told = dryRun(op, info, arguments);
-      if (told.memo == nullptr) told.memo = whereDataDecides(op, info);
+      if (told.memo == nullptr || !call.isPredictable()) told.memo = whereDataDecides(op, info);
       addMemo(key, told.memo);
     }
   }
