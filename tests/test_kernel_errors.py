@@ -438,6 +438,23 @@ def test_what_is_not_checked_is_queued(runs_ahead, name):
 # ---- Failures and warnings ----
 
 
+def test_indices_that_are_bytes_are_warned_of_at_each_call(runs_ahead):
+    x, values = torch.ones(4, 3, device=DEVICE), torch.zeros(2, 3, device=DEVICE)
+    index = _index(1, 0, 1, 0).byte()
+
+    def call():
+        for _ in range(2):
+            x[index] = values
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs_ahead(call)
+    assert ["dtype torch.uint8 is now deprecated" in str(w.message) for w in caught] == [True] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.openreg.synchronize()
+
+
 WARNED = "on expanded tensors is deprecated"
 
 # What raises, with a warning of an earlier kernel kept.

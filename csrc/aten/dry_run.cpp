@@ -292,7 +292,6 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, Arguments argum
     told.memo = lesson(info, given, before, stack);
     return told;
   }
-  told.warnings.clear();
   return told;
 }
 

@@ -156,6 +156,8 @@ class Call {
     torch_openreg::countWrites(info_, c10::ArrayRef<IValue>(arguments_.data(), arguments_.size()));
   }
   void runCopying();
+  /* Whose kernel warns at each call. */
+  bool hasByteIndex() const { return hasByteIndex_; }
   c10::Device device() const { return *device_; }
   orStream_t stream() const { return stream_; }
 
@@ -206,6 +208,7 @@ class Call {
   bool hasZeros_ = false;             // a tensor without memory
   bool readsHost_ = false;            // a CPU tensor is among the arguments that is not a number
   bool hasMask_ = false;              // among indices
+  bool hasByteIndex_ = false;
   orStream_t stream_ = 0;
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<Aliases> aliases_;
@@ -233,7 +236,8 @@ bool Call::findDevice() {
       hasZeros_ |= tensor._is_zerotensor();
       lacksMemory |= tensor.is_privateuseone() && !hasItsMemory(tensor);
       if (indices) {
-        hasMask_ |= tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte;
+        hasByteIndex_ |= tensor.scalar_type() == c10::kByte;
+        hasMask_ |= hasByteIndex_ || tensor.scalar_type() == c10::kBool;
       }
     });
   }
@@ -577,7 +581,7 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
     } else {
       told = dryRun(op, info, arguments);
       if (told.memo == nullptr || !call.isPredictable()) told.memo = whereDataDecides(op, info);
-      addMemo(key, told.memo);
+      if (!told.memo->usable || !call.hasByteIndex()) addMemo(key, told.memo);
     }
   }
   if (!told.memo->usable) return call.wait();
