@@ -31,6 +31,12 @@ def put(self, index, values):
     self[index] = values
 
 
+def channels_last(t, dims):
+    x = t.ones(2, 3, *(4,) * dims, dtype=INT)
+    format = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
+    return x.contiguous(memory_format=format)
+
+
 # Each takes tensors of the device from `t`.
 BAD = {
     "frac of int": lambda t: torch.frac(t.zeros(3, dtype=INT)),
@@ -95,6 +101,45 @@ BAD = {
     "max_pool2d": lambda t: F.max_pool2d(t.ones(1, 1, 2, 2), 3),
     "logical_and_, sizes": lambda t: t.ones(3, 1).logical_and_(t.ones(3, 4)),
     "cholesky": lambda t: torch.linalg.cholesky(t.ones(3, 4)),
+    # Of these the kernel has read something before it refuses them.
+    "normal of ints": lambda t: torch.normal(t.ones(3, dtype=INT), t.ones(3, dtype=INT)),
+    "randn of long": lambda t: torch.randn(5, 5, device=t.device, dtype=torch.long),
+    "layer_norm of int images": lambda t: F.layer_norm(channels_last(t, 2), (4,)),
+    "unfold of int images": lambda t: F.unfold(channels_last(t, 2), 2),
+    "avg_pool3d of int volumes": lambda t: F.avg_pool3d(channels_last(t, 3), 2),
+    "interpolate int images": lambda t: F.interpolate(channels_last(t, 2), (7, 7), mode="bicubic"),
+    "adaptive max pool of bool volumes": lambda t: F.adaptive_max_pool3d(
+        channels_last(t, 3).bool(), 2
+    ),
+    "conv2d of ints and floats": lambda t: F.conv2d(channels_last(t, 2), t.ones(3, 3, 2, 2)),
+    "scatter_ of a complex number": lambda t: t.zeros(3, 3, dtype=INT).scatter_(
+        0, t.zeros(1, 1, dtype=torch.long), 1 + 1j
+    ),
+    "index_fill_ with a complex number": lambda t: t.zeros(3, dtype=INT).index_fill_(
+        0, t.indices(2), 1 + 1j
+    ),
+    "random_, beyond the dtype": lambda t: t.zeros(3, dtype=torch.int8).random_(0, 300),
+    "pow of half": lambda t: t.ones(3, dtype=HALF) ** 2j,
+    "fractional_max_pool2d": lambda t: torch.nn.FractionalMaxPool2d(
+        2, output_size=1, _random_samples=t.zeros(1, 4, 2)
+    )(t.ones(1, 3, 8, 8)),
+    "fractional_max_pool3d": lambda t: torch.nn.FractionalMaxPool3d(
+        2, output_size=1, _random_samples=t.zeros(0, 3, 3)
+    )(t.ones(1, 3, 8, 8, 8)),
+    # And these wait for their stream when they are right.
+    "a mask of another size": lambda t: t.zeros(5, 5)[t.ones(4, dtype=BOOL)],
+    "too many indices": lambda t: t.zeros(5)[t.ones(5, dtype=BOOL), t.indices(2)],
+    "shapes of indices": lambda t: t.zeros(5, 5)[t.indices(2), t.indices(3)],
+    "masked_select": lambda t: t.ones(5).masked_select(t.ones(6, dtype=BOOL)),
+    "nonzero, out=": lambda t: torch.nonzero(t.ones(5), out=t.ones(5)),
+    "unique": lambda t: torch.unique(t.ones(5), dim=3),
+    "bincount": lambda t: torch.bincount(t.ones(5, 5, dtype=INT)),
+    "repeat_interleave": lambda t: torch.repeat_interleave(t.ones(5)),
+    "inv_ex": lambda t: torch.linalg.inv_ex(t.ones(3, 4), check_errors=True),
+    "lu_factor_ex": lambda t: torch.linalg.lu_factor_ex(t.ones(3, 3, dtype=INT), check_errors=True),
+    "segment_reduce": lambda t: torch.segment_reduce(
+        t.ones(3), "sum", lengths=t.ones(3, dtype=INT), axis=1
+    ),
     "foreach, dtypes": lambda t: torch._foreach_frac_([t.ones(2), t.zeros(3, dtype=INT)]),
     "foreach, new": lambda t: torch._foreach_frac([t.ones(2), t.zeros(3, dtype=INT)]),
     "foreach, sizes": lambda t: torch._foreach_add_([t.ones(2)], [t.ones(3)]),

@@ -390,7 +390,70 @@ def test_reset_forgets_the_failure():
         torch.openreg.synchronize()
 
 
+# ---- Checks that the caller asks for ----
+
+
+def segments(lengths, check):
+    return torch.segment_reduce(on(lengths)[:, 0], "sum", lengths=lengths, unsafe=not check)
+
+
+def with_check(name):
+    function = getattr(torch.linalg, name)
+    return lambda a, check: function(a, check_errors=check)
+
+
+# name: (call, good argument, bad argument)
+CHECKED = {
+    name: (with_check(name), GOOD, torch.zeros(3, 3))
+    for name in ("cholesky_ex", "inv_ex", "ldl_factor_ex", "lu_factor_ex")
+}
+CHECKED["solve_ex"] = (
+    lambda a, check: torch.linalg.solve_ex(a, a[0], check_errors=check), GOOD, torch.zeros(3, 3),
+)  # fmt: skip
+CHECKED["segment_reduce"] = (segments, torch.tensor([1, 3, 0, 0]), torch.tensor([1, 2, 0, 0]))
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_what_is_checked_is_raised_by_the_call(name):
+    call, good, bad = CHECKED[name]
+    with pytest.raises(RuntimeError) as expected:
+        call(bad, True)
+    for _ in range(2):
+        call(good.to(DEVICE), True)
+        with pytest.raises(type(expected.value)) as caught:
+            call(bad.to(DEVICE), True)
+        assert str(caught.value).splitlines()[0] == str(expected.value).splitlines()[0]
+        torch.openreg.synchronize()
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_what_is_not_checked_is_queued(runs_ahead, name):
+    call, good, bad = CHECKED[name]
+    for argument in (bad, good, bad) if name != "segment_reduce" else (good,) * 2:
+        there = argument.to(DEVICE)
+        runs_ahead(lambda a=there: call(a, False))
+        torch.openreg.synchronize()
+
+
 # ---- Failures and warnings ----
+
+
+def test_indices_that_are_bytes_are_warned_of_at_each_call(runs_ahead):
+    x, values = torch.ones(4, 3, device=DEVICE), torch.zeros(2, 3, device=DEVICE)
+    index = _index(1, 0, 1, 0).byte()
+
+    def call():
+        for _ in range(2):
+            x[index] = values
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs_ahead(call)
+    assert ["dtype torch.uint8 is now deprecated" in str(w.message) for w in caught] == [True] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.openreg.synchronize()
+
 
 WARNED = "on expanded tensors is deprecated"
 

@@ -186,6 +186,14 @@ def images(device, n, dtype=torch.float32):
     return x.to(device).to(memory_format=torch.channels_last)
 
 
+def volumes(device, n):
+    x = torch.arange(n * 72.0).view(n, 3, 2, 4, 3)
+    return x.to(device).to(memory_format=torch.channels_last_3d)
+
+
+PADDINGS = ("reflect", "replicate", "circular", "constant")
+
+
 def columns(device, n, dtype=torch.float32):
     """A part of a matrix, turned."""
     return torch.arange(2 * n * 5).view(5, 2 * n).to(dtype).to(device)[:, ::2].t()
@@ -216,6 +224,8 @@ STRIDES = {
         columns(d, n, torch.uint8)[:, 1:2].sigmoid().neg(),
         torch.arange(n + 4).to(d).unfold(0, 5, 1).atan2(columns(d, n, torch.long)),
     ),
+    "padded images": lambda d, n: [F.pad(images(d, n), (1, 1, 1, 1), mode=m) for m in PADDINGS],
+    "padded volumes": lambda d, n: [F.pad(volumes(d, n), (1,) * 6, mode=m) for m in PADDINGS],
     "where with two dtypes": lambda d, n: torch.where(
         columns(d, n) > 2, torch.ones((), device=d).expand(n, 5), columns(d, n, torch.float64)
     ),

@@ -102,6 +102,10 @@ WAITING = {
     "from pinned": (lambda x: x.copy_(pinned()), "aten::copy_ (from pinned host memory to"),
     "large from pageable": (lambda x: torch.ones(LARGE).to(x.device), "from pageable host memory"),
     "large non_blocking": (lambda x: torch.ones(LARGE).to(x.device, non_blocking=True), "pageable"),
+    "check_errors": (
+        lambda x: torch.linalg.inv_ex(x[1:].view(3, 1, 1), check_errors=True),
+        "aten::linalg_inv_ex",
+    ),
     "sparse": (lambda x: torch.sparse.sum(sparse()), "aten::"),
     "synchronize": (lambda x: openreg.synchronize(), "torch.openreg.synchronize"),
     "accelerator": (lambda x: torch.accelerator.synchronize(), "torch.accelerator.synchronize"),

@@ -192,6 +192,17 @@ std::string lineOf(const std::exception &error) {
   return text.substr(0, text.find('\n'));
 }
 
+/* What kernels say of dtypes and numbers, whatever they have read before. */
+constexpr std::string_view kNotOfData[] = {"expected scalar type",
+                                           "value cannot be converted to type"};
+
+bool saysNothingOfData(const std::exception &error) {
+  if (dynamic_cast<const c10::NotImplementedError *>(&error) != nullptr) return true;
+  const std::string line = lineOf(error);
+  return std::any_of(std::begin(kNotOfData), std::end(kNotOfData),
+                     [&](std::string_view begin) { return line.starts_with(begin); });
+}
+
 /* ---- types ---- */
 
 constexpr int64_t kOfTypes = -1;  // no OpTraits is at this address
@@ -246,7 +257,8 @@ bool takesShrunk(const c10::OperatorHandle &op, const OpTraits &traits, Argument
 }  // namespace
 
 /* A kernel that says the same of zeros and of other data has not judged these either, unless it has
- * looked at integers that are more than numbers: indices and offsets are right in few ways. */
+ * looked at integers that are more than numbers: indices and offsets are right in few ways. Nor where
+ * the caller asks for a check of the data. */
 DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments arguments) {
   DryRun told;
   std::string ofZeros;
@@ -262,10 +274,11 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments a
       asNarrowLane([&] { standIns.fill(data); });
       runKernel(op, stack, told.warnings);
     } catch (const std::exception &error) {
+      if (saysNothingOfData(error)) throw;
       if (first ? !standIns.touched() : lineOf(error) == ofZeros && !mayJudge) throw;
       if (first) {
         ofZeros = lineOf(error);
-        mayJudge = judgesData(traits) ||
+        mayJudge = judgesData(traits) || checksData(traits, arguments) ||
                    (!traits.isForeach && !traits.pointwise && standIns.integersTouched());
       }
       continue;
@@ -273,7 +286,6 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments a
     told.spec = describeOutputs(traits, given, before, stack);
     return told;
   }
-  told.warnings.clear();
   return told;
 }
 

@@ -162,19 +162,27 @@ class Call {
 
  private:
   c10::ArrayRef<IValue> arguments() const { return {arguments_.data(), arguments_.size()}; }
+  /* Whether it succeeds, or the sizes that come out. */
+  bool dataDecides() const {
+    return (traits_.masksDecide ? survey_.has(Survey::kHasMask)
+                                : op_.hasTag(at::Tag::dynamic_output_shape)) ||
+           checksData(traits_, arguments());
+  }
   bool tellsSizes() const {
-    return traits_.predictable && !survey_.asksCpu() &&
-           !(traits_.masksDecide && survey_.has(Survey::kHasMask));
+    return traits_.predictable && !survey_.asksCpu() && !dataDecides();
   }
   /* Its results can be promised. */
-  bool isPredictable() const {
-    return kernel_ == DispatchKey::CPU && tellsSizes() && !readsHost_ && !dependsOnDefaultDtype() &&
-           !mayAlert();
+  bool isPredictable() const { return tellsSizes() && !readsHost_; }
+  /* A dry run tells what its arguments decide. */
+  bool canTryOut() const {
+    return kernel_ == DispatchKey::CPU && (isPredictable() || dataDecides()) &&
+           !dependsOnDefaultDtype() && !mayAlert();
   }
   bool dependsOnDefaultDtype() const;
   /* The mode is the process's, and may be another when a queued kernel asks. */
   bool mayAlert() const { return traits_.alerts && at::globalContext().deterministicAlgorithms(); }
-  /* Its caller learns a value or a size that depends on data: on every device it synchronises. */
+  /* Its caller learns a value, a size or an error that depends on data: on every device it
+   * synchronises. */
   bool synchronizes() const { return !tellsSizes() || ordersAsSparse(); }
   bool ordersAsSparse() const {
     return (kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU) &&
@@ -343,13 +351,16 @@ bool Call::isKnown(Plan &plan) {
 void Call::tryOut(Plan &plan) {
   DryRun tried = dryRun(op_, traits_, arguments());
   plan.spec = std::move(tried.spec);
-  if (plan.spec == nullptr) {  // data decides, but in place what comes out is what went in
+  // Data decides, but in place what comes out is what went in.
+  if (plan.spec == nullptr || !isPredictable()) {
     auto spec = std::make_shared<OutputSpec>();
     spec->usable = traits_.inPlace;
     if (!schema_.returns().empty()) spec->results.push_back({0, false, {}});
     plan.spec = std::move(spec);
   }
   plan.warnings = std::move(tried.warnings);
+  // A kernel warns of indices of bytes at each call, not at the first one alone.
+  if (plan.spec->usable && survey_.has(Survey::kHasByteIndex)) return;
   cacheOutputs(plan.key, plan.spec);
 }
 
@@ -359,9 +370,9 @@ Plan Call::resolve() {
   if (!canMap(device_.index())) return {Way::kCopy};
   installCpuAllocator();
   Plan plan;
-  if (!isPredictable() || !makeKey(plan.key, traits_, arguments())) return plan;
+  if (!canTryOut() || !makeKey(plan.key, traits_, arguments())) return plan;
   if (!isKnown(plan)) {
-    if (canInfer(traits_, arguments())) {
+    if (isPredictable() && canInfer(traits_, arguments())) {
       plan.way = Way::kInfer;
       return plan;
     }
@@ -505,13 +516,14 @@ void Call::wait() {
   OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
   std::optional<OperatorReport> report;
   const bool small = areSmall(arguments());
+  const bool tells = synchronizes();  // by the arguments, which `finish` takes away
   if (sanitizerActive()) report.emplace(op_, stream_, arguments());
   aliases_.emplace(stream_, device_.index());
   cpu_.reserve(arguments_.size());
   runOnLane(stream_, traits_.name, small, [this] { runOnAliases(); });
   finish();
   if (report) report->reportResults(torch::jit::last(*stack_, schema_.returns().size()));
-  if (synchronizes()) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+  if (tells) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
 void Call::run(Plan plan) {

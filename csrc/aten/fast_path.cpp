@@ -65,7 +65,12 @@ void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
       const bool indices = holdsOptionalTensors(value);
       if (!indices && !value.isTensorList()) continue;
       for (const IValue &item : value.toListRef()) {
-        if (!item.isNone()) see(item.toTensor(), mayBeNumber, indices && traits.masksDecide);
+        if (item.isNone()) continue;
+        const at::Tensor &tensor = item.toTensor();
+        see(tensor, mayBeNumber, indices && traits.masksDecide);
+        if (indices && tensor.defined() && tensor.scalar_type() == c10::kByte) {
+          facts_ |= kHasByteIndex;
+        }
       }
     }
   }

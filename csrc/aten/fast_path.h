@@ -24,6 +24,7 @@ class Survey {
     kHasZeros = 4,     // a tensor that has no memory and needs none
     kHasMask = 8,      // among indices
     kAsksOther = 16,   // a device argument for another kind of device
+    kHasByteIndex = 32,
   };
   void look(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
   /* Tensors of one device, but for numbers, with their memory, and no mask. */

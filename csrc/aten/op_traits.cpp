@@ -88,13 +88,16 @@ bool isPredictable(const c10::OperatorHandle &op) {
 }
 
 /* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output, or leaves part of an
- * output with other strides as it was; or its meta function gives another size than its kernel; or a composite kernel
- * is registered in that place, which has other strides and errors than the CPU's. Names, with an overload or without. */
+ * output with other strides as it was; or its meta function gives another size than its kernel, or other strides; or its
+ * kernel refuses sizes that the meta function takes; or a composite kernel is registered in that place, which has other
+ * strides and errors than the CPU's. Names, with an overload or without. */
 constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",        "aten::smooth_l1_loss",
                                              "aten::linalg_lu_solve", "aten::_linalg_solve_ex",
                                              "aten::narrow_copy",     "aten::pixel_shuffle",
                                              "aten::pixel_unshuffle", "aten::tril_",
-                                             "aten::triu_",           "aten::isin.Scalar_Tensor"};
+                                             "aten::triu_",           "aten::isin.Scalar_Tensor",
+                                             "aten::replication_pad2d", "aten::replication_pad3d",
+                                             "aten::reflection_pad3d", "aten::fractional_max_pool2d"};
 
 bool isOut(const Argument &argument) { return argument.is_out(); }
 
@@ -133,6 +136,12 @@ bool isTaggedPointwise(const c10::OperatorHandle &op) {
   return functional.has_value() && functional->hasTag(at::Tag::pointwise);
 }
 
+/* With unsafe=false lengths are checked. */
+bool asksForCheck(const FunctionSchema &schema, const Argument &argument) {
+  return argument.name() == "check_errors" ||
+         (argument.name() == "unsafe" && schema.name() == "aten::segment_reduce");
+}
+
 OpTraits *makeTraits(const c10::OperatorHandle &op) {
   const FunctionSchema &schema = op.schema();
   auto *traits = new OpTraits();
@@ -158,6 +167,10 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
     traits->writesLists |=
         traits->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
     if (argument.is_out()) hasOut = true;
+    if (asksForCheck(schema, argument)) {
+      traits->check = static_cast<int>(i);
+      traits->checksIf = argument.name() != "unsafe";
+    }
     if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
   }
   // A composite would ask its own operators for a generator, where the kernel's is the CPU's by then.

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
@@ -42,11 +44,20 @@ struct OpTraits {
   c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of them is
   bool isForeach = false;
+  /* The argument that asks for a check of the data, and with which value; -1: none does. */
+  int check = -1;
+  bool checksIf = true;
   bool alerts = false;       // refuses, or warns, where deterministic algorithms are asked for
   bool writesLists = false;  // and nobody else counts their tensors' versions
 };
 
 const OpTraits &opTraits(const c10::OperatorHandle &op);
+
+/* The caller asks whether the data are good, and hears of it at the call. */
+inline bool checksData(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments) {
+  return traits.check >= 0 &&
+         arguments[static_cast<size_t>(traits.check)].toBool() == traits.checksIf;
+}
 
 /* By the schema's annotations. */
 inline bool isWritten(const c10::Argument &argument) {
