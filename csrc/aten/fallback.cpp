@@ -517,9 +517,7 @@ void inferAndRemember(const OperatorHandle &op, const OpInfo &info, Stack *stack
   const std::vector<Layout> before = layoutsOf(arguments);
   op.redispatchBoxed(kInferringKeys, stack);
   const auto results = torch::jit::last(*stack, op.schema().returns().size());
-  const std::shared_ptr<Memo> memo = lesson(info, arguments, before, results);
-  memo->exactStrides = !info.pointwise;  // a meta function's may be a guess
-  addMemo(key, memo);
+  addMemo(key, lesson(info, arguments, before, results));
 }
 
 /* No dry run tells what comes out. */

@@ -85,7 +85,6 @@ struct Memo {
   bool usable = false;  // false: results share memory, or are views: not to be promised
   std::vector<Result> results;
   std::vector<Resize> resizes;
-  bool exactStrides = true;  // of fresh results; else what has others is copied
 };
 
 /* Promises the tensors that are written, as they are, and nothing else. */
