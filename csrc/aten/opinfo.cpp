@@ -68,6 +68,12 @@ bool isKind(const c10::Type &type, TypeKind kind) {
   return !inner.empty() && isKind(*inner[0], kind);
 }
 
+/* Lists of floats are bounds (histogram), which kernels compare with each other. */
+bool isNumber(const c10::Type &type) {
+  return isKind(type, TypeKind::NumberType) ||
+         (isKind(type, TypeKind::FloatType) && !isKind(type, TypeKind::ListType));
+}
+
 bool isIndexing(const c10::OperatorHandle &op) {
   return op.schema().name() == "aten::index" || op.schema().name() == "aten::_unsafe_index";
 }
@@ -152,7 +158,7 @@ OpInfo *makeInfo(const c10::OperatorHandle &op) {
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];
     const bool written = isWritten(argument);
-    info->isNumber.push_back(isKind(*argument.real_type(), TypeKind::NumberType));
+    info->isNumber.push_back(isNumber(*argument.real_type()));
     info->isWritten.push_back(written);
     info->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
     info->draws |= info->isGenerator.back();
