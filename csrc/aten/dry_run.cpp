@@ -15,7 +15,9 @@
 #include <string>
 #include <string_view>
 
+#include "../torch/allocator.h"
 #include "alias.h"
+#include "cpu_memory.h"
 #include "lane.h"
 #include "lesson.h"
 
@@ -171,8 +173,10 @@ Stack stackOf(const OpInfo &info, Arguments arguments, F standIn) {
   return stack;
 }
 
-void runKernel(const c10::OperatorHandle &op, Stack &stack, std::vector<c10::Warning> &warnings) {
+void runKernel(const c10::OperatorHandle &op, Stack &stack, c10::DeviceIndex device,
+               std::vector<c10::Warning> &warnings) {
   runAsCaller(CallerState::now(), warnings, [&] {
+    const DryMemory memory(device);
     asKernel([&] { op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack); });
     for (IValue &result : stack) {
       if (!result.isTensor() || !result.toTensor().defined()) continue;
@@ -237,12 +241,13 @@ at::Tensor shrunk(const at::Tensor &tensor) {
   return made;
 }
 
-bool takesShrunk(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+bool takesShrunk(const c10::OperatorHandle &op, const OpInfo &info, c10::DeviceIndex device,
+                 Arguments arguments) {
   std::vector<c10::Warning> ignored;
   try {
     Stack stack;
     asNarrowLane([&] { stack = stackOf(info, arguments, shrunk); });
-    runKernel(op, stack, ignored);
+    runKernel(op, stack, device, ignored);
   } catch (const std::exception &) {
     return false;
   }
@@ -253,7 +258,8 @@ bool takesShrunk(const c10::OperatorHandle &op, const OpInfo &info, Arguments ar
 
 /* A kernel that says the same of zeros and of other data has not judged these either, unless it has
  * looked at integers that are more than numbers: indices and offsets are right in few ways. */
-DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, c10::DeviceIndex device,
+              Arguments arguments) {
   DryRun told;
   std::string ofZeros;
   bool mayJudge = false;
@@ -266,7 +272,10 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, Arguments argum
     told.warnings.clear();
     try {
       asNarrowLane([&] { standIns.fill(data); });
-      runKernel(op, stack, told.warnings);
+      runKernel(op, stack, device, told.warnings);
+    } catch (const TooLarge &refused) {
+      allocateOn(device, refused.bytes).clear();  // throws, and counts, as it will for the kernel
+      throw;
     } catch (const std::exception &error) {
       if (first ? !standIns.touched() : lineOf(error) == ofZeros && !mayJudge) throw;
       if (first) {
@@ -283,11 +292,12 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpInfo &info, Arguments argum
   return told;
 }
 
-void checkTypes(const c10::OperatorHandle &op, const OpInfo &info, Arguments arguments) {
+void checkTypes(const c10::OperatorHandle &op, const OpInfo &info, c10::DeviceIndex device,
+                Arguments arguments) {
   MemoKey key;
   const bool hasKey = makeTypeKey(info, arguments, key);
   if (hasKey && findMemo(key) != nullptr) return;
-  if (!takesShrunk(op, info, arguments)) dryRun(op, info, arguments);
+  if (!takesShrunk(op, info, device, arguments)) dryRun(op, info, device, arguments);
   if (hasKey) addMemo(key, memoOfOutputs(info));
 }
 

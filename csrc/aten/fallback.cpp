@@ -561,12 +561,12 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   if (told.memo == nullptr) {
     const Stack arguments(stack->end() - static_cast<int64_t>(taken), stack->end());
     if (isInferred(op, info)) {
-      checkTypes(op, info, arguments);
+      checkTypes(op, info, call.device().index(), arguments);
       told.memo = memoOfOutputs(info);
     } else if (info.inferable && metaKnowsStrides(info, arguments)) {
       return inferAndRemember(op, info, stack, key);
     } else {
-      told = dryRun(op, info, arguments);
+      told = dryRun(op, info, call.device().index(), arguments);
       if (told.memo == nullptr) told.memo = whereDataDecides(op, info);
       addMemo(key, told.memo);
     }
