@@ -1,5 +1,6 @@
 """Every kind of argument and result of an operator that nobody waits for."""
 
+import resource
 import warnings
 
 import pytest
@@ -110,6 +111,35 @@ def test_a_python_number_is_no_part_of_what_is_remembered(runs_ahead):
     x = torch.arange(5.0, device=DEVICE)
     runs = runs_ahead(lambda: [x.mul(n) for n in (0.5, 2.0, -3.0)])
     assert [r[1].item() for r in runs] == [0.5, 2.0, -3.0]
+
+
+def sgd(x, lr):
+    settings = {"weight_decay": 0, "momentum": 0, "dampening": 0, "nesterov": False}
+    torch._fused_sgd_([x], [x], [], lr=lr, maximize=False, is_first_step=False, **settings)
+
+
+CHANGING = {
+    "an optimizer's step": sgd,
+    "uniform_": lambda x, n: x.uniform_(-n, n),
+    "bernoulli_": lambda x, n: x.bernoulli_(n),
+    "nan_to_num": torch.nan_to_num,
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_float_that_changes_makes_no_first_call(name):
+    # At a first call the host runs the kernel on memory of its own, whose pages it has to ask for.
+    x = torch.zeros(1 << 22, device=DEVICE)
+
+    def pages(number):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        CHANGING[name](x, number)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        first, *later = [pages(number) for number in (0.5, 0.25, 0.125)]
+    assert max(later) * 4 < first
 
 
 def test_numbers_and_tensors_promote_alike(runs_ahead):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torch_openreg
 
@@ -159,6 +160,28 @@ def test_absurd_sizes_are_out_of_memory(size):
     with pytest.raises(torch.OutOfMemoryError, match="GiB on openreg:0"):
         torch.empty(size, dtype=torch.uint8, device=DEVICE)
     assert torch.ones(3, device=DEVICE).sum().item() == 3
+
+
+TOO_LARGE = {
+    "a sum": lambda t: t[:, None] + t,
+    "a distance": lambda t: torch.cdist(t[:, None], t[:, None]),
+    "a convolution": lambda t: F.conv2d(t.view(1, 1, 4, -1), t.view(1, 1, 4, -1), padding=1 << 20),
+    "rows": lambda t: t.view(1, -1).index_select(0, t.new_zeros(1 << 22, dtype=torch.long)),
+    "a list": lambda t: torch._foreach_add([t[:, None]], [t]),
+    "a range": lambda t: torch.arange(1 << 43, device=t.device),
+    "a matrix": lambda t: torch.eye(1 << 22, device=t.device),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_result_larger_than_the_device_is_out_of_memory(name):
+    tensor = torch.zeros(1 << 21, device=DEVICE)
+    before = torch.openreg.memory_stats()["num_ooms"]
+    for i in (1, 2):
+        with pytest.raises(torch.OutOfMemoryError, match="GiB on openreg:0"):
+            TOO_LARGE[name](tensor)
+        assert torch.openreg.memory_stats()["num_ooms"] == before + i
+    assert tensor.count_nonzero() == 0
 
 
 def test_negative_sizes_are_refused():

@@ -150,3 +150,13 @@ def test_views_in_inference_mode(name):
 def test_an_operator_without_a_kernel_is_named():
     with pytest.raises(NotImplementedError, match=r"aten::cumsum.* on openreg.*NestedTensorCPU"):
         nested(DEVICE).cumsum(0)
+
+
+def test_a_length_that_offsets_decide():
+    def dense(device, *length):
+        x = torch.arange(24.0, device=device).view(2, 3, 4)
+        offsets = torch.tensor([0, 2, 5], device=device)
+        return torch.ops.aten._padded_dense_to_jagged_forward(x, [offsets], *length)
+
+    for length in ((), (5,)) * 2:
+        assert dense(DEVICE, *length).tolist() == dense("cpu", *length).tolist()

@@ -44,6 +44,47 @@ def test_convolutions(dims, transposed, setting):
         alike(convolution(dims, transposed, setting, torch.float32, channels_last=True))
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+def test_a_convolution_whose_layout_depends_on_the_thread_count(run_ok, transposed):
+    # By oneDNN with two threads, with one by another kernel, which has other strides.
+    out = run_ok(
+        f"""
+        import torch
+
+        conv = torch.nn.functional.conv{"_transpose" * transposed}3d
+        torch.manual_seed(0)
+        x = torch.randn(2, 8, 24, 24, 24).to(memory_format=torch.channels_last_3d)
+        weight = torch.randn(8, 8, 1, 1, 1)
+        expected, shown = [], []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            expected.append(conv(x, weight))
+        print(expected[0].stride() != expected[1].stride())
+        for _ in range(2):
+            got = conv(x.to("openreg"), weight.to("openreg"))
+            torch.testing.assert_close(got.cpu(), expected[1])
+        """
+    )
+    assert out.split() == ["True"]
+
+
+def test_a_convolution_after_onednn_was_switched_off(run_ok):
+    run_ok(
+        """
+        import torch
+
+        torch.manual_seed(0)
+        x = torch.randint(9, (2, 8, 9, 9, 9)).float().to(memory_format=torch.channels_last_3d)
+        weight = torch.randint(9, (8, 8, 3, 3, 3)).float()
+        expected = torch.nn.functional.conv3d(x, weight)
+        for enabled in (True, False, True):
+            torch._C._set_mkldnn_enabled(enabled)
+            got = torch.nn.functional.conv3d(x.to("openreg"), weight.to("openreg"))
+            torch.testing.assert_close(got.cpu(), expected)
+        """
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_convolutions_of_other_dtypes(dtype):
     for dims, transposed in CONVOLUTIONS:

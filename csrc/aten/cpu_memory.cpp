@@ -17,6 +17,7 @@
 #include <mutex>
 
 #include "../torch/allocator.h"
+#include "../torch/check.h"
 #include "../torch/fork.h"
 
 namespace torch_openreg {

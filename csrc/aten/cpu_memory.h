@@ -12,6 +12,9 @@
 
 #include <openreg.h>
 
+#include <cstddef>
+#include <exception>
+
 namespace torch_openreg {
 
 /* Wraps the CPU allocator, once, at the first use of a device: a program that uses none keeps
@@ -43,6 +46,22 @@ class LaneOutputs {
   ~LaneOutputs();
   LaneOutputs(const LaneOutputs &) = delete;
   LaneOutputs &operator=(const LaneOutputs &) = delete;
+};
+
+/* An allocation of a dry run. */
+struct TooLarge final : std::exception {
+  explicit TooLarge(size_t asked) : bytes(asked) {}
+  const size_t bytes;
+};
+
+/* For the calling thread, in a dry run: to ask for more than the device could ever hold throws TooLarge, because the
+ * host would run out of memory first. */
+class DryMemory {
+ public:
+  explicit DryMemory(c10::DeviceIndex device);
+  ~DryMemory();
+  DryMemory(const DryMemory &) = delete;
+  DryMemory &operator=(const DryMemory &) = delete;
 };
 
 /* If `data` is memory that a LaneMemory gave, empties `data` and returns the same memory as device

@@ -15,7 +15,9 @@
 #include <string>
 #include <string_view>
 
+#include "../torch/allocator.h"
 #include "cpu_alias.h"
+#include "cpu_memory.h"
 #include "lane.h"
 
 namespace torch_openreg {
@@ -165,8 +167,10 @@ Stack stackOf(const OpTraits &traits, Arguments arguments, F standIn) {
   return stack;
 }
 
-void runKernel(const c10::OperatorHandle &op, Stack &stack, std::vector<c10::Warning> &warnings) {
+void runKernel(const c10::OperatorHandle &op, Stack &stack, c10::DeviceIndex device,
+               std::vector<c10::Warning> &warnings) {
   runAsCaller(CallerState::now(), warnings, [&] {
+    const DryMemory memory(device);
     op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), &stack);
     for (IValue &result : stack) {
       if (!result.isTensor() || !result.toTensor().defined()) continue;
@@ -242,12 +246,13 @@ at::Tensor shrunk(const at::Tensor &tensor) {
   return made;
 }
 
-bool takesShrunk(const c10::OperatorHandle &op, const OpTraits &traits, Arguments arguments) {
+bool takesShrunk(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
+                 Arguments arguments) {
   std::vector<c10::Warning> ignored;
   try {
     Stack stack;
     asNarrowLane([&] { stack = stackOf(traits, arguments, shrunk); });
-    runKernel(op, stack, ignored);
+    runKernel(op, stack, device, ignored);
   } catch (const std::exception &) {
     return false;
   }
@@ -259,7 +264,8 @@ bool takesShrunk(const c10::OperatorHandle &op, const OpTraits &traits, Argument
 /* A kernel that says the same of zeros and of other data has not judged these either, unless it has
  * looked at integers that are more than numbers: indices and offsets are right in few ways. Nor where
  * the caller asks for a check of the data. */
-DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments arguments) {
+DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
+              Arguments arguments) {
   DryRun told;
   std::string ofZeros;
   bool mayJudge = false;
@@ -272,7 +278,10 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments a
     told.warnings.clear();
     try {
       asNarrowLane([&] { standIns.fill(data); });
-      runKernel(op, stack, told.warnings);
+      runKernel(op, stack, device, told.warnings);
+    } catch (const TooLarge &refused) {
+      allocateOn(device, refused.bytes).clear();  // throws, and counts, as it will for the kernel
+      throw;
     } catch (const std::exception &error) {
       if (saysNothingOfData(error)) throw;
       if (first ? !standIns.touched() : lineOf(error) == ofZeros && !mayJudge) throw;
@@ -289,11 +298,12 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, Arguments a
   return told;
 }
 
-void checkTypes(const c10::OperatorHandle &op, const OpTraits &traits, Arguments arguments) {
+void checkTypes(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
+                Arguments arguments) {
   CallKey key;
   const bool hasKey = makeTypeKey(traits, arguments, key);
   if (hasKey && findOutputs(key) != nullptr) return;
-  if (!takesShrunk(op, traits, arguments)) dryRun(op, traits, arguments);
+  if (!takesShrunk(op, traits, device, arguments)) dryRun(op, traits, device, arguments);
   if (hasKey) cacheOutputs(key, writtenOutputs(traits));
 }
 

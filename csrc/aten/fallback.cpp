@@ -342,14 +342,14 @@ bool Call::dependsOnDefaultDtype() const {
 bool Call::isKnown(Plan &plan) {
   plan.spec = findOutputs(plan.key);
   if (plan.spec == nullptr && isInferredOut(op_, traits_)) {
-    checkTypes(op_, traits_, arguments());
+    checkTypes(op_, traits_, device_.index(), arguments());
     plan.spec = writtenOutputs(traits_);
   }
   return plan.spec != nullptr;
 }
 
 void Call::tryOut(Plan &plan) {
-  DryRun tried = dryRun(op_, traits_, arguments());
+  DryRun tried = dryRun(op_, traits_, device_.index(), arguments());
   plan.spec = std::move(tried.spec);
   // Data decides, but in place what comes out is what went in.
   if (plan.spec == nullptr || !isPredictable()) {

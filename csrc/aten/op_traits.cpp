@@ -27,7 +27,8 @@ using c10::TypeKind;
 
 /* Results whose sizes depend on values although no tag says so. */
 constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq", "aten::linalg_lstsq_out",
-                                          "aten::_ctc_loss", "aten::_pack_padded_sequence"};
+                                          "aten::_ctc_loss", "aten::_pack_padded_sequence",
+                                          "aten::_padded_dense_to_jagged_forward"};
 
 /* Those of the CPU's kernels that have no deterministic form. */
 constexpr std::string_view kAlerts[] = {"aten::put_", "aten::max_unpool2d", "aten::max_unpool3d"};
@@ -65,6 +66,12 @@ bool isKind(const c10::Type &type, TypeKind kind) {
   if (type.kind() != TypeKind::OptionalType && type.kind() != TypeKind::ListType) return false;
   const auto inner = type.containedTypes();
   return !inner.empty() && isKind(*inner[0], kind);
+}
+
+/* Lists of floats are bounds (histogram), which kernels compare with each other. */
+bool isNumber(const c10::Type &type) {
+  return isKind(type, TypeKind::NumberType) ||
+         (isKind(type, TypeKind::FloatType) && !isKind(type, TypeKind::ListType));
 }
 
 bool isIndexing(const c10::OperatorHandle &op) {
@@ -160,7 +167,7 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];
     const bool written = isWritten(argument);
-    traits->isNumber.push_back(isKind(*argument.real_type(), TypeKind::NumberType));
+    traits->isNumber.push_back(isNumber(*argument.real_type()));
     traits->isWritten.push_back(written);
     traits->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
     traits->draws |= traits->isGenerator.back();

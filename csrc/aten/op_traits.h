@@ -39,7 +39,7 @@ struct OpTraits {
   /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
   bool numbersCount;
   /* By argument. */
-  c10::SmallVector<bool, 8> isNumber;   // Scalar, Scalar?, Scalar[]
+  c10::SmallVector<bool, 8> isNumber;   // Scalar, Scalar?, Scalar[], float, float?
   c10::SmallVector<bool, 8> isWritten;  // in place, out=
   c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of them is

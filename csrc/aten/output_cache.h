@@ -3,9 +3,10 @@
  *
  * Sizes, strides and dtypes of results follow from the arguments' metadata for every operator that is not
  * tagged as depending on data. The key holds that metadata: of tensors dtype, sizes, strides and bits, and
- * where they overlap what is written; of numbers (Scalar) type, sign, which dtypes hold it and whether it is
- * less than the one before, because an optimizer's change at each step and kernels refuse numbers for nothing
- * else; of all else the value. An operator without tensors to read (arange) has its numbers' values in the key.
+ * where they overlap what is written; of numbers (Scalar, float) type, sign, which dtypes hold it, whether it
+ * is less than the one before and how it compares with 1, because an optimizer's change at each step and
+ * kernels refuse numbers for nothing else; of all else the value. An operator without tensors to read (arange)
+ * has its numbers' values in the key.
  */
 #pragma once
 
@@ -72,7 +73,6 @@ struct OutputSpec {
   bool usable = false;  // false: results share memory, or are views: not to be promised
   std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
-  bool exactStrides = true;  // of fresh results; else what has others is copied
 };
 
 /* Taken before the call. */

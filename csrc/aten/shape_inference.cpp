@@ -61,9 +61,7 @@ void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack,
   const std::vector<KeptMetadata> before = keptMetadata(arguments);
   op.redispatchBoxed(kInferringKeys, stack);
   const auto results = torch::jit::last(*stack, op.schema().returns().size());
-  const std::shared_ptr<OutputSpec> spec = describeOutputs(traits, arguments, before, results);
-  spec->exactStrides = !traits.pointwise;  // a meta function's may be a guess
-  cacheOutputs(key, spec);
+  cacheOutputs(key, describeOutputs(traits, arguments, before, results));
 }
 
 }  // namespace torch_openreg
