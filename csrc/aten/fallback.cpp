@@ -161,7 +161,9 @@ class Call {
   void run(Plan plan);
 
  private:
-  c10::ArrayRef<IValue> arguments() const { return {arguments_.data(), arguments_.size()}; }
+  c10::ArrayRef<IValue> arguments() const {
+    return c10::ArrayRef<IValue>(arguments_.data(), arguments_.size());
+  }
   bool tellsSizes() const {
     return traits_.predictable && !survey_.asksCpu() &&
            !(traits_.masksDecide && survey_.has(Survey::kHasMask));
