@@ -21,8 +21,7 @@
 #include <c10/util/FunctionRef.h>
 #include <torch/library.h>
 
-#include <array>
-#include <atomic>
+#include <optional>
 
 #include "../torch/device.h"
 #include "../torch/event.h"
@@ -81,20 +80,12 @@ bool isMemcpy(const Tensor &dst, const Tensor &src) {
   return haveSameStrides(dst, src) && dst.is_non_overlapping_and_dense();
 }
 
-/* Whether kernels of `device` reach memory of `peer`: enabled when it is first asked for. */
+/* Whether kernels of `device` reach memory of `peer`, which they are allowed to from then on. */
 bool reachesPeer(c10::DeviceIndex device, c10::DeviceIndex peer) {
-  // 0: not asked yet
-  static std::array<std::array<std::atomic<char>, OPENREG_MAX_DEVICES>, OPENREG_MAX_DEVICES> known{};
-  std::atomic<char> &entry = known.at(static_cast<size_t>(device)).at(static_cast<size_t>(peer));
-  char answer = entry.load(std::memory_order_relaxed);
-  if (answer == 0) {
-    int can = 0;
-    OPENREG_CHECK(orDeviceCanAccessPeer(&can, device, peer));
-    if (can != 0) OPENREG_CHECK(orDeviceEnablePeerAccess(device, peer));
-    answer = can != 0 ? 'y' : 'n';
-    entry.store(answer, std::memory_order_relaxed);
-  }
-  return answer == 'y';
+  int can = 0;
+  OPENREG_CHECK(orDeviceCanAccessPeer(&can, device, peer));
+  if (can != 0) OPENREG_CHECK(orDeviceEnablePeerAccess(device, peer));
+  return can != 0;
 }
 
 enum class Way { kNothing, kMemcpy, kKernel, kTemporaries, kHostImages };

@@ -161,7 +161,9 @@ class Call {
   void run(Plan plan);
 
  private:
-  c10::ArrayRef<IValue> arguments() const { return {arguments_.data(), arguments_.size()}; }
+  c10::ArrayRef<IValue> arguments() const {
+    return c10::ArrayRef<IValue>(arguments_.data(), arguments_.size());
+  }
   /* Whether it succeeds, or the sizes that come out. */
   bool dataDecides() const {
     return (traits_.masksDecide ? survey_.has(Survey::kHasMask)

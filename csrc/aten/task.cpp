@@ -61,24 +61,6 @@ orError_t runAwaited(void *args) {
   return orSuccess;  // the exception is the caller's, not the device's
 }
 
-/* `run` and `drop` get a pointer to `task`. Whose it is after an error, `queued` says (orLaunch). */
-orError_t launch(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                 void *task, c10::ArrayRef<orAccess> accesses, unsigned flags, int *queued) {
-  orLaunch launch{};
-  launch.size = sizeof(launch);
-  launch.stream = stream;
-  launch.fn = run;
-  launch.args = &task;
-  launch.args_size = sizeof(task);
-  launch.drop = drop;
-  launch.accesses = accesses.data();
-  launch.access_count = accesses.size();
-  launch.name = name;
-  launch.flags = flags;
-  launch.queued = queued;
-  return orLaunchKernelEx(&launch);
-}
-
 /* OPENREG_LAUNCH_BLOCKING, which the core reads once. */
 bool launchesBlock() {
   static const bool block = [] {
@@ -94,12 +76,29 @@ bool launchesBlock() {
 
 }  // namespace
 
+orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                       void *task, c10::ArrayRef<orAccess> accesses, unsigned flags, int *queued) {
+  orLaunch launch{};
+  launch.size = sizeof(launch);
+  launch.stream = stream;
+  launch.fn = run;
+  launch.args = &task;
+  launch.args_size = sizeof(task);
+  launch.drop = drop;
+  launch.accesses = accesses.data();
+  launch.access_count = accesses.size();
+  launch.name = name;
+  launch.flags = flags;
+  launch.queued = queued;
+  return orLaunchKernelEx(&launch);
+}
+
 void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<orAccess> accesses,
                 unsigned flags) {
   const c10::DeviceIndex device = kernel->device.index();
   int queued = 0;
-  const orError_t error =
-      launch(stream, kernel->name, &runTask, &dropTask, kernel.get(), accesses, flags, &queued);
+  const orError_t error = launchOnLane(stream, kernel->name, &runTask, &dropTask, kernel.get(),
+                                       accesses, flags, &queued);
   if (queued) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
     getCurrentOpenRegStream(device).stream();  // says which
@@ -113,7 +112,7 @@ void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_r
   AwaitedTask task(kernel);
   if (serial) task.caller.threads = 1;
   const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
-  OPENREG_CHECK(launch(stream, name, &runAwaited, nullptr, &task, {}, flags, nullptr));
+  OPENREG_CHECK(launchOnLane(stream, name, &runAwaited, nullptr, &task, {}, flags));
   // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
   if (task.error) {

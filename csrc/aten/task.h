@@ -44,4 +44,10 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream,
  * is enough, and may be the caller. */
 void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel);
 
+/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran;
+ * whose the task is after an error, `queued` says (orLaunch). `flags` are orLaunchFlags. */
+orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                       void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0,
+                       int *queued = nullptr);
+
 }  // namespace torch_openreg

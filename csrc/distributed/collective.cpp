@@ -20,6 +20,7 @@
 #include "../aten/accesses.h"
 #include "../aten/tensor_metadata.h"
 #include "../aten/lane.h"
+#include "../aten/task.h"
 #include "../torch/fork.h"
 #include "../torch/gil.h"
 #include "../torch/kernel_failures.h"

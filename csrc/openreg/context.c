@@ -1,14 +1,20 @@
 /*
- * A device in use: its default stream, made at the first use; synchronise and reset.
+ * A device in use: its default stream, made at the first use; its pools of streams; synchronise and reset.
  *
  * ready[] is release-stored when a device's default stream exists; `first_use` serialises the
- * making.
+ * making, and guards the pools.
  */
 #include "core.h"
 
 static orMutex first_use = OR_MUTEX_INITIALIZER(OR_RANK_FIRST_USE);
 static _Atomic bool ready[OPENREG_MAX_DEVICES];
 static orStream_t default_streams[OPENREG_MAX_DEVICES]; /* written before ready */
+
+typedef struct orPool {
+  uint32_t turn;
+  orStream_t streams[OPENREG_STREAMS_PER_POOL];
+} orPool;
+static orPool pools[OPENREG_MAX_DEVICES][OR_PRIORITIES];
 
 static orError_t makeReady(int index) {
   orMutexLock(&first_use);
@@ -48,6 +54,20 @@ orError_t orStreamGetDefault(orStream_t *stream, int device) {
   OR_TRY(orEnter());
   if (!stream) return orFail(orErrorInvalidValue, "orStreamGetDefault: null result");
   return orDeviceDefaultStream(device, stream);
+}
+
+orError_t orStreamGetFromPool(orStream_t *stream, int priority, int device) {
+  OR_TRY(orEnter());
+  if (!stream) return orFail(orErrorInvalidValue, "orStreamGetFromPool: null result");
+  OR_TRY(orDeviceUse(device));
+  priority = orClampPriority(priority);
+  orMutexLock(&first_use);
+  orPool *pool = &pools[device][-priority];
+  orStream_t *slot = &pool->streams[pool->turn++ % OPENREG_STREAMS_PER_POOL];
+  orError_t error = *slot ? orSuccess : orStreamMake(device, priority, slot);
+  *stream = *slot;
+  orMutexUnlock(&first_use);
+  return error;
 }
 
 orError_t orDeviceSynchronize(void) {

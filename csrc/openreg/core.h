@@ -485,6 +485,7 @@ orStream *orStreamBlocker(orStream *stream);
 void orStreamSettle(void);
 /* Makes a device's default stream. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
+int orClampPriority(int priority);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and
  * UINT64_MAX. */
 orError_t orStreamQueued(orStream_t stream, uint64_t *count);

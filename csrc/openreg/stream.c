@@ -417,13 +417,15 @@ orError_t orDeviceGetStreamPriorityRange(int *least, int *greatest) {
   return orSuccess;
 }
 
+int orClampPriority(int priority) {
+  return priority > 0 ? 0 : priority < 1 - OR_PRIORITIES ? 1 - OR_PRIORITIES : priority;
+}
+
 orError_t orStreamCreateWithPriority(orStream_t *stream, int priority) {
   OR_TRY(orEnter());
   if (!stream) return orFail(orErrorInvalidValue, "orStreamCreate: null result");
   OR_TRY(orDeviceUse(orCurrentDevice()));
-  if (priority > 0) priority = 0;
-  if (priority < 1 - OR_PRIORITIES) priority = 1 - OR_PRIORITIES;
-  return orStreamMake(orCurrentDevice(), priority, stream);
+  return orStreamMake(orCurrentDevice(), orClampPriority(priority), stream);
 }
 
 orError_t orStreamCreate(orStream_t *stream) { return orStreamCreateWithPriority(stream, 0); }

@@ -1,14 +1,10 @@
 /*
- * Pools belong to the process and are leaked, because streams may be used while it exits. A slot
- * is written once, under its pool's mutex, and read without it. The current streams belong to
- * the thread.
+ * The current streams belong to the thread.
  */
 #include "stream.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <mutex>
 
 #include "sync_debug.h"
 #include "warnings.h"
@@ -19,16 +15,6 @@ namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr c10::StreamId kDefaultId = 0;
-constexpr int kMaxPriorities = 8;
-
-struct Pool {
-  std::mutex mutex;
-  std::atomic<uint32_t> turn{0};
-  std::array<std::atomic<orStream_t>, kStreamsPerPool> slots{};
-};
-
-using DevicePools = std::array<Pool, kMaxPriorities>;
-std::array<std::atomic<DevicePools *>, OPENREG_MAX_DEVICES> allPools{};
 
 std::array<std::atomic<orStream_t>, OPENREG_MAX_DEVICES> defaultHandles{};
 
@@ -37,29 +23,6 @@ thread_local std::array<c10::StreamId, OPENREG_MAX_DEVICES> currentIds{};
 OpenRegStream makeStream(c10::DeviceIndex index, c10::StreamId id) {
   return OpenRegStream(OpenRegStream::UNCHECKED,
                        c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, index), id));
-}
-
-DevicePools &poolsOf(c10::DeviceIndex index) {
-  DevicePools *pools = allPools[index].load(std::memory_order_acquire);
-  if (pools != nullptr) return *pools;
-  auto *fresh = new DevicePools();
-  if (allPools[index].compare_exchange_strong(pools, fresh, std::memory_order_acq_rel))
-    return *fresh;
-  delete fresh;
-  return *pools;
-}
-
-orStream_t streamOfSlot(Pool &pool, std::atomic<orStream_t> &slot, c10::DeviceIndex index,
-                        int priority) {
-  orStream_t handle = slot.load(std::memory_order_acquire);
-  if (handle != 0) return handle;
-  std::lock_guard<std::mutex> lock(pool.mutex);
-  handle = slot.load(std::memory_order_relaxed);
-  if (handle != 0) return handle;
-  DeviceSwitch device(index);
-  OPENREG_CHECK(orStreamCreateWithPriority(&handle, priority));
-  slot.store(handle, std::memory_order_release);
-  return handle;
 }
 
 orStream_t defaultHandle(c10::DeviceIndex index) {
@@ -131,17 +94,13 @@ void OpenRegStream::synchronize() const {
 PriorityRange priorityRange() {
   PriorityRange range{};
   OPENREG_CHECK(orDeviceGetStreamPriorityRange(&range.least, &range.greatest));
-  TORCH_INTERNAL_ASSERT(range.least - range.greatest < kMaxPriorities);
   return range;
 }
 
 OpenRegStream getStreamFromPool(int priority, c10::DeviceIndex device_index) {
   const c10::DeviceIndex index = indexOrCurrent(device_index);
-  const PriorityRange range = priorityRange();
-  priority = std::clamp(priority, range.greatest, range.least);
-  Pool &pool = poolsOf(index)[range.least - priority];
-  const uint32_t turn = pool.turn.fetch_add(1, std::memory_order_relaxed) % kStreamsPerPool;
-  const orStream_t handle = streamOfSlot(pool, pool.slots[turn], index, priority);
+  orStream_t handle = 0;
+  OPENREG_CHECK(orStreamGetFromPool(&handle, priority, index));
   return makeStream(index, static_cast<c10::StreamId>(handle));
 }
 

@@ -65,7 +65,7 @@ struct PriorityRange {
 OPENREG_EXPORT PriorityRange priorityRange();
 
 /* Streams handed out for each device and priority; after that the first comes again. */
-constexpr int kStreamsPerPool = 32;
+constexpr int kStreamsPerPool = OPENREG_STREAMS_PER_POOL;
 
 /* A stream of the device's pool, never the default one, in turn. The priority is clamped to
  * priorityRange(). A stream of the pool is created when its turn comes first, and never destroyed. */

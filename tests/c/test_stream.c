@@ -60,6 +60,30 @@ TEST(stream_default) {
   ASSERT_REFUSED(orStreamGetDefault(&other, -1), orErrorInvalidDevice, "-1");
 }
 
+TEST(stream_pools_go_round) {
+  enum { TWO_ROUNDS = 2 * OPENREG_STREAMS_PER_POOL };
+  orStream_t streams[2][2][TWO_ROUNDS], standard;
+  for (int d = 0; d < 2; d++) {
+    ASSERT_OK(orStreamGetDefault(&standard, d));
+    for (int p = 0; p < 2; p++) {
+      orStream_t *pool = streams[d][p];
+      for (int i = 0; i < TWO_ROUNDS; i++) {
+        int device = -1, priority = 1;
+        ASSERT_OK(orStreamGetFromPool(&pool[i], p ? -1000 : 1000, d));
+        ASSERT_OK(orStreamGetDevice(pool[i], &device));
+        ASSERT_OK(orStreamGetPriority(pool[i], &priority));
+        ASSERT_EQ(device, d);
+        ASSERT_EQ(priority, p ? -3 : 0);
+        ASSERT_NE(pool[i], standard);
+        for (int k = 0; k < i; k++)
+          ASSERT_EQ(pool[k] == pool[i], k + OPENREG_STREAMS_PER_POOL == i);
+      }
+    }
+  }
+  ASSERT_REFUSED(orStreamGetFromPool(NULL, 0, 0), orErrorInvalidValue, "null");
+  ASSERT_REFUSED(orStreamGetFromPool(&standard, 0, 2), orErrorInvalidDevice, "0 to 1");
+}
+
 static void refuseEverywhere(orStream_t s) {
   char text[32];
   snprintf(text, sizeof text, "0x%llx", (unsigned long long)s);

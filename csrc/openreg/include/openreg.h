@@ -233,6 +233,10 @@ OR_API orError_t orStreamCreate(orStream_t *stream);
 OR_API orError_t orStreamCreateWithPriority(orStream_t *stream, int priority);
 /* The handle of a device's default stream, which is never 0 and cannot be destroyed. */
 OR_API orError_t orStreamGetDefault(orStream_t *stream, int device);
+/* One of the device's streams of this priority (clamped), which everybody shares, in turn. It is made when its turn comes
+ * first, and is nobody's to destroy. */
+OR_API orError_t orStreamGetFromPool(orStream_t *stream, int priority, int device);
+#define OPENREG_STREAMS_PER_POOL 32
 /* Work already queued still runs; the handle is invalid at once. Never blocks. */
 OR_API orError_t orStreamDestroy(orStream_t stream);
 OR_API orError_t orStreamGetDevice(orStream_t stream, int *device);
