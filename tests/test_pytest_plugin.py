@@ -335,7 +335,8 @@ def test_sanitizer_in_a_suite_without_the_device(suite):
 
 def test_loading_it_loads_nothing_else(run_ok):
     run_ok(
-        f"""
+        fresh=True,
+        code=f"""
         import sys
         sys.path.insert(0, {str(ROOT)!r})
         import pytest_openreg
