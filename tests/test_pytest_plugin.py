@@ -341,5 +341,5 @@ def test_loading_it_loads_nothing_else(run_ok):
         sys.path.insert(0, {str(ROOT)!r})
         import pytest_openreg
         assert not {{"torch", "torch_openreg"}} & set(sys.modules)
-        """
+        """,
     )
