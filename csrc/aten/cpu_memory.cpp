@@ -35,7 +35,8 @@ struct ReservedList {
   size_t count;
 };
 thread_local ReservedList reserved{};  // LaneOutputs
-thread_local bool steering = false;    // either of them
+thread_local size_t most = SIZE_MAX;   // DryMemory
+thread_local bool steering = false;    // any of them
 
 struct Block {
   void *address;  // null: a promised result's, which its caller owns
@@ -125,6 +126,7 @@ class CpuAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (C10_UNLIKELY(steering && bytes != 0)) {
       if (target != nullptr) return allocateFromLane(bytes);
+      if (bytes > most) throw TooLarge(bytes);
       if (c10::DataPtr data = allocateReserved(bytes)) return data;
     }
     c10::DataPtr data = state().former->allocate(bytes);
@@ -182,6 +184,18 @@ LaneOutputs::LaneOutputs(Reserved *first, size_t count) {
 
 LaneOutputs::~LaneOutputs() {
   reserved = {};
+  steering = false;
+}
+
+DryMemory::DryMemory(c10::DeviceIndex device) {
+  orDeviceProperties properties{};
+  OPENREG_CHECK(orGetDeviceProperties(&properties, device));
+  most = properties.total_memory;
+  steering = true;
+}
+
+DryMemory::~DryMemory() {
+  most = SIZE_MAX;
   steering = false;
 }
 

@@ -5,6 +5,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 
