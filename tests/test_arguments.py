@@ -142,6 +142,27 @@ def test_a_float_that_changes_makes_no_first_call(name):
     assert max(later) * 4 < first
 
 
+ELEMENTWISE = {
+    "zero_": torch.Tensor.zero_,
+    "fill_": lambda x: x.fill_(2),
+    "normal_": torch.Tensor.normal_,
+    "bernoulli_": torch.Tensor.bernoulli_,
+    "relu_": torch.Tensor.relu_,
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_a_first_call_in_place_on_a_large_tensor(name):
+    # Its size is not what the host pays for: 100 pages are less, were they as large as 2 MiB.
+    ELEMENTWISE[name](torch.zeros(3, device=DEVICE))
+    x = torch.empty(1 << 26, device=DEVICE)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        ELEMENTWISE[name](x)
+        assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 100
+
+
 def test_numbers_and_tensors_promote_alike(runs_ahead):
     x = torch.ones(3, dtype=torch.int32, device=DEVICE)
     y = torch.ones(3, dtype=torch.float16, device=DEVICE)
@@ -196,6 +217,30 @@ def test_the_default_dtype_of_the_call_counts(runs_ahead, double_by_default):
         return results
 
     compare(runs_ahead(run), expected)
+
+
+def of_integers(x):
+    mask = x > 1
+    return [
+        x + 1, x // 2, x == 2, ~mask & mask, x.sum(), mask.any(), x[x], x.sort()[1], x.cumsum(0),
+        torch.cat([x, x]), torch.stack([x, x]).t(), x.clone().fill_(3), x.gather(0, x), x.argmax(),
+        torch.zeros(3, dtype=torch.int, device=x.device), torch.arange(3, device=x.device),
+        torch.tril_indices(3, 3, device=x.device), F.one_hot(x, 4), torch.where(mask, x, 0),
+    ]  # fmt: skip
+
+
+def test_integers_run_ahead_whatever_the_default_dtype(queued, double_by_default):
+    queued(of_integers, torch.arange(4))
+    queued(of_integers, torch.arange(4))
+    there = torch.randperm(5, device=DEVICE)
+    torch.openreg.set_sync_debug_mode("error")
+    try:
+        torch.randperm(5, device=DEVICE)
+        torch.randint(9, (4,), device=DEVICE)
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            there / 2
+    finally:
+        torch.openreg.set_sync_debug_mode("default")
 
 
 def test_zeros_without_memory(queued):

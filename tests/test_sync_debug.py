@@ -274,15 +274,14 @@ def test_a_device_without_map(run_ok, plugins):
         assert out.strip().endswith("operation: aten::nonzero"), (plugin, library)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
 def test_a_refused_operator_draws_nothing():
-    torch.set_default_dtype(torch.float64)
+    x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="openreg").normal_()
+    before = torch.openreg.get_rng_state()
+    torch.openreg.set_sync_debug_mode("error")
     try:
-        torch.randperm(5, device="openreg")
-        before = torch.openreg.get_rng_state()
-        torch.openreg.set_sync_debug_mode("error")
         with pytest.raises(RuntimeError, match="synchroniz"):
-            torch.randperm(5, device="openreg")
+            x.normal_()
     finally:
         torch.openreg.set_sync_debug_mode("default")
-        torch.set_default_dtype(torch.float32)
     assert torch.equal(torch.openreg.get_rng_state(), before)

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -69,10 +70,16 @@ class Zeros {
 /* What stand-ins hold: some kernels refuse data of one kind, some of another. */
 enum class Data { kZeros, kOnes, kIdentity };
 
-/* For the device's tensors of one call. They share memory as these do. */
+c10::DimVector cut(c10::IntArrayRef sizes, int64_t most) {
+  c10::DimVector smaller(sizes);
+  for (int64_t &size : smaller) size = std::min(size, most);
+  return smaller;
+}
+
+/* For the device's tensors of one call. They share memory as these do. Each dimension has at most `most` elements. */
 class StandIns {
  public:
-  explicit StandIns(Arguments arguments) : zeros_(reserve(arguments)) {}
+  StandIns(Arguments arguments, int64_t most) : most_(most), zeros_(reserve(arguments)) {}
 
   at::Tensor of(const at::Tensor &tensor);
   bool touched() const { return zeros_.touched(); }
@@ -87,6 +94,7 @@ class StandIns {
   size_t reserve(Arguments arguments);
   Piece &pieceOf(const at::Tensor &tensor);
 
+  const int64_t most_;
   PairList<c10::StorageImpl, Piece> pieces_;
   Zeros zeros_;
   PairList<c10::TensorImpl, at::Tensor> made_;  // by the device's tensor
@@ -105,7 +113,7 @@ size_t StandIns::reserve(Arguments arguments) {
       if (!isOurs(tensor)) return;
       size_t &bytes = pieceOf(tensor).bytes;
       bytes = std::max(bytes, at::detail::computeStorageNbytes(
-                                  tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                  cut(tensor.sizes(), most_), tensor.strides(), tensor.itemsize(),
                                   static_cast<size_t>(tensor.storage_offset())));
     });
   }
@@ -126,9 +134,11 @@ at::Tensor StandIns::of(const at::Tensor &tensor) {
     piece.storage = cpuStorage(piece.bytes != 0 ? zeros_.begin() + piece.begin : nullptr,
                                piece.bytes, /*resizable=*/true);
   }
-  return made_.add(
-      tensor.unsafeGetTensorImpl(),
-      tensorOf(piece.storage, DispatchKey::CPU, metadataOf(tensor), tensor.storage_offset()));
+  const c10::DimVector sizes = cut(tensor.sizes(), most_);
+  TensorMetadata metadata = metadataOf(tensor);
+  metadata.sizes = sizes;
+  return made_.add(tensor.unsafeGetTensorImpl(),
+                   tensorOf(piece.storage, DispatchKey::CPU, metadata, tensor.storage_offset()));
 }
 
 bool StandIns::integersTouched() {
@@ -238,9 +248,7 @@ bool makeTypeKey(const OpTraits &traits, Arguments arguments, CallKey &key) {
 /* At most two elements in each dimension. */
 at::Tensor shrunk(const at::Tensor &tensor) {
   if (!isOurs(tensor)) return tensor;
-  c10::DimVector sizes(tensor.sizes());
-  for (int64_t &size : sizes) size = std::min<int64_t>(size, 2);
-  at::Tensor made = at::zeros(sizes, at::TensorOptions(tensor.dtype()));
+  at::Tensor made = at::zeros(cut(tensor.sizes(), 2), at::TensorOptions(tensor.dtype()));
   if (tensor.is_conj()) made._set_conj(true);
   if (tensor.is_neg()) made._set_neg(true);
   return made;
@@ -271,7 +279,7 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
   bool mayJudge = false;
   for (const Data data : {Data::kZeros, Data::kOnes, Data::kIdentity}) {
     const bool first = data == Data::kZeros;
-    StandIns standIns(arguments);
+    StandIns standIns(arguments, traits.elementwise ? 2 : INT64_MAX);
     Stack stack = stackOf(traits, arguments, [&](const at::Tensor &t) { return standIns.of(t); });
     const Stack given = stack;
     const std::vector<KeptMetadata> before = keptMetadata(given);

@@ -121,6 +121,14 @@ bool areSmall(c10::ArrayRef<IValue> values) {
   return small;
 }
 
+bool makesFloats(const OutputSpec &spec) {
+  return std::any_of(spec.results.begin(), spec.results.end(), [](const ResultSpec &result) {
+    return std::any_of(result.fresh.begin(), result.fresh.end(), [](const KeptMetadata &kept) {
+      return !c10::isIntegralType(TensorMetadata(kept).dtype, /*includeBool=*/true);
+    });
+  });
+}
+
 void giveResults(Stack *stack, size_t taken, Results &results) {
   torch::jit::drop(*stack, taken);
   for (IValue &result : results) stack->push_back(std::move(result));
@@ -170,15 +178,12 @@ class Call {
                                 : op_.hasTag(at::Tag::dynamic_output_shape)) ||
            checksData(traits_, arguments());
   }
-  bool tellsSizes() const {
-    return traits_.predictable && !survey_.asksCpu() && !dataDecides();
-  }
+  bool tellsSizes() const { return traits_.predictable && !survey_.asksCpu() && !dataDecides(); }
   /* Its results can be promised. */
   bool isPredictable() const { return tellsSizes() && !readsHost_; }
   /* A dry run tells what its arguments decide. */
   bool canTryOut() const {
-    return kernel_ == DispatchKey::CPU && (isPredictable() || dataDecides()) &&
-           !dependsOnDefaultDtype() && !mayAlert();
+    return kernel_ == DispatchKey::CPU && (isPredictable() || dataDecides()) && !mayAlert();
   }
   bool dependsOnDefaultDtype() const;
   /* The mode is the process's, and may be another when a queued kernel asks. */
@@ -374,13 +379,14 @@ Plan Call::resolve() {
   Plan plan;
   if (!canTryOut() || !makeKey(plan.key, traits_, arguments())) return plan;
   if (!isKnown(plan)) {
-    if (isPredictable() && canInfer(traits_, arguments())) {
+    if (isPredictable() && !dependsOnDefaultDtype() && canInfer(traits_, arguments())) {
       plan.way = Way::kInfer;
       return plan;
     }
     tryOut(plan);
   }
-  if (plan.spec->usable) plan.way = Way::kQueue;
+  const bool mustWait = dependsOnDefaultDtype() && makesFloats(*plan.spec);
+  if (plan.spec->usable && !mustWait) plan.way = Way::kQueue;
   return plan;
 }
 

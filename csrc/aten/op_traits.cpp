@@ -98,13 +98,20 @@ bool isPredictable(const c10::OperatorHandle &op) {
  * output with other strides as it was; or its meta function gives another size than its kernel, or other strides; or its
  * kernel refuses sizes that the meta function takes; or a composite kernel is registered in that place, which has other
  * strides and errors than the CPU's. Names, with an overload or without. */
-constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",        "aten::smooth_l1_loss",
-                                             "aten::linalg_lu_solve", "aten::_linalg_solve_ex",
-                                             "aten::narrow_copy",     "aten::pixel_shuffle",
-                                             "aten::pixel_unshuffle", "aten::tril_",
-                                             "aten::triu_",           "aten::isin.Scalar_Tensor",
-                                             "aten::replication_pad2d", "aten::replication_pad3d",
-                                             "aten::reflection_pad3d", "aten::fractional_max_pool2d"};
+constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",
+                                             "aten::smooth_l1_loss",
+                                             "aten::linalg_lu_solve",
+                                             "aten::_linalg_solve_ex",
+                                             "aten::narrow_copy",
+                                             "aten::pixel_shuffle",
+                                             "aten::pixel_unshuffle",
+                                             "aten::tril_",
+                                             "aten::triu_",
+                                             "aten::isin.Scalar_Tensor",
+                                             "aten::replication_pad2d",
+                                             "aten::replication_pad3d",
+                                             "aten::reflection_pad3d",
+                                             "aten::fractional_max_pool2d"};
 
 bool isOut(const Argument &argument) { return argument.is_out(); }
 
@@ -164,6 +171,7 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
       std::find(std::begin(kAlerts), std::end(kAlerts), schema.name()) != std::end(kAlerts);
   traits->pointwise = traits->predictable && isTaggedPointwise(op);
   bool reads = false, hasOut = false;
+  int tensors = 0;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];
     const bool written = isWritten(argument);
@@ -173,6 +181,7 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
     traits->draws |= traits->isGenerator.back();
     traits->writesLists |=
         traits->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
+    tensors += isKind(*argument.real_type(), TypeKind::TensorType);
     if (argument.is_out()) hasOut = true;
     if (asksForCheck(schema, argument)) {
       traits->check = static_cast<int>(i);
@@ -183,6 +192,10 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
   // A composite would ask its own operators for a generator, where the kernel's is the CPU's by then.
   traits->inferable &= !traits->draws;
   traits->numbersCount = hasOut && !reads;
+  // These are not tagged.
+  const bool fills = schema.name() == "aten::zero_" || schema.name() == "aten::fill_";
+  traits->elementwise = traits->inPlace && tensors == 1 && !traits->isForeach &&
+                        (traits->pointwise || traits->draws || fills);
   return traits;
 }
 

@@ -36,6 +36,8 @@ struct OpTraits {
   /* Indexing: its results' sizes depend on data if an index is a mask. */
   bool masksDecide = false;
   bool pointwise = false;
+  /* In place, on each element of its only tensor alike: what it says of two elements it says of all. */
+  bool elementwise = false;
   /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
   bool numbersCount;
   /* By argument. */

@@ -272,7 +272,7 @@ bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> argumen
     if (!appendToKey(key, arguments[i], kindOnly)) return false;
     if (!kindOnly) continue;
     const double number = numberIn(arguments[i]);
-    key.back() |= static_cast<int64_t>(number < previous) << 32;  // as of bounds
+    key.back() |= static_cast<int64_t>(number < previous) << 32;            // as of bounds
     key.back() |= static_cast<int64_t>((number > 1) - (number < 1)) << 33;  // as of probabilities
     previous = number;
   }
