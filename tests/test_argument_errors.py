@@ -206,6 +206,22 @@ VALUES = {
     "log_normal_": (lambda t, x: t.zeros(4).log_normal_(0, x), 0.5, -0.5),
     "multinomial": (lambda t, x: torch.multinomial(t.ones(4), x), 2, 5),
     "dropout": (lambda t, x: F.dropout(t.ones(4), x), 0.5, 1.5),
+    "complex, fill_": (lambda t, x: t.ones(3).fill_(x), 2 + 0j, 2 + 1j),
+    "complex, masked_fill_": (
+        lambda t, x: t.ones(3).masked_fill_(t.ones(3, dtype=BOOL), x),
+        2 + 0j,
+        2 + 1j,
+    ),
+    "complex, addcmul": (
+        lambda t, x: torch.addcmul(t.ones(3), t.ones(3), t.ones(3), value=x),
+        2 + 0j,
+        2 + 1j,
+    ),
+    "complex, foreach addcmul_": (
+        lambda t, x: torch._foreach_addcmul_([t.ones(3)], [t.ones(3)], [t.ones(3)], [x]),
+        2 + 0j,
+        2 + 1j,
+    ),
     "foreach pow": (lambda t, x: torch._foreach_pow([t.ones(3, dtype=INT)], x), 2, -1),
 }
 

@@ -184,6 +184,23 @@ def test_a_result_larger_than_the_device_is_out_of_memory(name):
     assert tensor.count_nonzero() == 0
 
 
+def test_temporaries_of_a_kernel_may_be_larger_than_the_device(run_ok):
+    # The columns of this convolution take 72 MiB.
+    out = run_ok(
+        """
+        import torch
+        x = torch.ones(16, 4, 128, 128, dtype=torch.float64)
+        weight = torch.ones(1, 4, 3, 3, dtype=torch.float64)
+        there = [x.to("openreg"), weight.to("openreg")]
+        for _ in range(2):
+            y = torch.nn.functional.conv2d(*there, padding=1)
+            print(torch.equal(y.cpu(), torch.nn.functional.conv2d(x, weight, padding=1)))
+        """,
+        env={"OPENREG_DEVICE_MEMORY": "32M"},
+    )
+    assert out.split() == ["True", "True"]
+
+
 def test_negative_sizes_are_refused():
     with pytest.raises(RuntimeError, match="negative dimension -1"):
         torch.empty(-1, device=DEVICE)

@@ -12,6 +12,7 @@
 #include <c10/util/flat_hash_map.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -23,6 +24,9 @@
 namespace torch_openreg {
 
 namespace {
+
+/* The host has as much for a dry run on a small device, where a kernel's temporaries may be larger than any result. */
+constexpr size_t kSpare = size_t{1} << 30;
 
 struct Target {
   orStream_t stream;
@@ -190,7 +194,7 @@ LaneOutputs::~LaneOutputs() {
 DryMemory::DryMemory(c10::DeviceIndex device) {
   orDeviceProperties properties{};
   OPENREG_CHECK(orGetDeviceProperties(&properties, device));
-  most = properties.total_memory;
+  most = std::max(properties.total_memory, kSpare);
   steering = true;
 }
 

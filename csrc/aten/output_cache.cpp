@@ -243,8 +243,9 @@ bool appendToKey(CallKey &key, const IValue &value, bool kindOnly) {
   } else if (value.isDouble()) {
     key.push_back(kDouble | (kindOnly ? kindOf(numberIn(value)) << 8 : 0));
     if (!kindOnly) key.push_back(std::bit_cast<int64_t>(value.toDouble()));
-  } else if (value.isComplexDouble()) {
-    key.push_back(kComplex);
+  } else if (value.isComplexDouble()) {  // one without an imaginary part is as good as a real one
+    const c10::complex<double> number = value.toComplexDouble();
+    key.push_back(kComplex | kindOf(number.real()) << 8 | kindOf(number.imag()) << 16);
   } else if (value.isList()) {
     const auto items = value.toListRef();
     key.push_back(kList | static_cast<int64_t>(items.size()) << 8);
