@@ -112,6 +112,9 @@ BAD = {
         channels_last(t, 3).bool(), 2
     ),
     "conv2d of ints and floats": lambda t: F.conv2d(channels_last(t, 2), t.ones(3, 3, 2, 2)),
+    "embedding of ints that has a norm": lambda t: F.embedding(
+        t.indices(2), t.ones(3, 4, dtype=INT), max_norm=1.0
+    ),
     "scatter_ of a complex number": lambda t: t.zeros(3, 3, dtype=INT).scatter_(
         0, t.zeros(1, 1, dtype=torch.long), 1 + 1j
     ),

@@ -457,6 +457,15 @@ def test_indices_that_are_bytes_are_warned_of_at_each_call(runs_ahead):
 
 WARNED = "on expanded tensors is deprecated"
 
+
+def test_bounds_that_a_dtype_does_not_hold_are_warned_of_at_each_call(runs_ahead):
+    x = torch.empty(4, device=DEVICE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs_ahead(lambda: [x.random_(0, 2**30) for _ in range(2)])
+    assert ["to - 1 is out of bounds" in str(w.message) for w in caught] == [True] * 2
+
+
 # What raises, with a warning of an earlier kernel kept.
 BESIDE_WARNINGS = {
     "synchronize": (

@@ -207,8 +207,8 @@ std::string lineOf(const std::exception &error) {
 }
 
 /* What kernels say of dtypes and numbers, whatever they have read before. */
-constexpr std::string_view kNotOfData[] = {"expected scalar type",
-                                           "value cannot be converted to type"};
+constexpr std::string_view kNotOfData[] = {
+    "expected scalar type", "value cannot be converted to type", "norm(): input dtype should be"};
 
 bool saysNothingOfData(const std::exception &error) {
   if (dynamic_cast<const c10::NotImplementedError *>(&error) != nullptr) return true;

@@ -366,8 +366,9 @@ void Call::tryOut(Plan &plan) {
     plan.spec = std::move(spec);
   }
   plan.warnings = std::move(tried.warnings);
-  // A kernel warns of indices of bytes at each call, not at the first one alone.
-  if (plan.spec->usable && survey_.has(Survey::kHasByteIndex)) return;
+  // A kernel warns of indices of bytes, and of bounds, at each call, not at the first one alone.
+  const bool warns = survey_.has(Survey::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
+  if (plan.spec->usable && warns) return;
   cacheOutputs(plan.key, plan.spec);
 }
 

@@ -35,8 +35,6 @@ RANDOM = (
     "the device's random numbers are not the CPU's; of these numbers one rounding is more than the "
     "test's tolerance, and the CPU given the same numbers gives the same bits"
 )
-LATE = "an error that arguments decide comes when the host next synchronises, not at the call: "
-LATE_DTYPE = LATE + "a dtype for which there is no kernel"
 COMPILE = "torch.compile is not implemented for this device"
 
 DECLARED = (
@@ -65,6 +63,11 @@ DECLARED = (
         BY_DATA,
     ),
     Declared(
+        "test_indexing.py::NumpyTests::test_boolean_assignment_value_mismatch",
+        "expects an error that data decides at the call: how many values a mask takes is known "
+        "when its kernel runs, for which CUDA waits and this device does not",
+    ),
+    Declared(
         "test_sort_and_select.py::TestSortAndSelect::test_stable_sort_against_numpy",
         "fills a device tensor at indices of the CPU, which every device refuses; CUDA is left out",
     ),
@@ -79,6 +82,14 @@ DECLARED = (
     Declared(
         "test_linalg.py::TestLinalg::test_linalg_lstsq_input_checks",
         BY_NAME + "that only the driver gels is allowed",
+    ),
+    Declared(
+        "test_binary_ufuncs.py::TestBinaryUfuncs::test_pow",
+        BY_NAME + "powers of complex half numbers, for which the CPU has no kernel",
+    ),
+    Declared(
+        "test_nn.py::TestNNDeviceType::test_upsamplingBiMode2d_nonsupported_dtypes",
+        BY_NAME + "no kernel for uint8, which the CPU's kernels take, as the test excuses there",
     ),
     Declared(
         "test_sparse_csr.py::TestSparseCSR::test_block_triangular_solve",
@@ -114,75 +125,8 @@ DECLARED = (
         TO_MEND,
     ),
     Declared(
-        "test_foreach.py::TestForeach::test_parity "
-        "test_foreach.py::TestForeach::test_pointwise_op_with_tensor_of_scalarlist_overload",
-        LATE + "lists, after good calls of the same shapes",
-        TO_MEND,
-    ),
-    Declared(
-        "test_nn.py::TestNNDeviceType::test_upsamplingBiMode2d_nonsupported_dtypes "
-        "nn/test_pooling.py::TestPoolingNNDeviceType::test_adaptive_pooling_no_suppot_input "
-        "test_autograd.py::TestAutogradDeviceType::test_grad_assignment "
-        "test_ops.py::TestCommon::test_dtypes "
-        "test_binary_ufuncs.py::TestBinaryUfuncs::test_pow",
-        LATE_DTYPE,
-        TO_MEND,
-    ),
-    Declared(
-        "nn/test_pooling.py::TestPoolingNNDeviceType::test_FractionalMaxPool2d_zero_samples",
-        LATE + "sizes of the arguments",
-        TO_MEND,
-    ),
-    Declared(
-        "test_modules.py::TestModule::test_memory_format(nn_ReplicationPad2d)",
-        "in channels_last the kernel's result has other strides than were promised: an error, late",
-        TO_MEND,
-    ),
-    Declared(
-        "test_segment_reductions.py::TestSegmentReductions::test_unsafe_flag",
-        "`unsafe=False` reads the lengths, for which CUDA synchronises; here the error comes late",
-        TO_MEND,
-    ),
-    Declared(
-        "test_indexing.py::NumpyTests::test_boolean_assignment_value_mismatch "
-        "test_indexing.py::TestIndexing::test_index_put_accumulate_empty "
-        "test_indexing.py::TestIndexing::test_setitem_expansion_error",
-        LATE + "shapes that indices and values cannot have together",
-        TO_MEND,
-    ),
-    Declared(
-        "test_tensor_creation_ops.py::TestTensorCreation::test_random_from_to "
-        "test_tensor_creation_ops.py::TestTensorCreation::test_random_to "
-        "test_torch.py::TestTorchDeviceType::test_exponential "
-        "test_torch.py::TestTorchDeviceType::test_index_fill",
-        LATE + "the value of a number",
-        TO_MEND,
-    ),
-    Declared(
-        "test_linalg.py::TestLinalg::test_vector_norm "
-        "test_tensor_creation_ops.py::TestTensorCreation::test_torch_complex_out_dtype_error",
-        LATE + "after a good call of the same shapes",
-        TO_MEND,
-    ),
-    Declared(
-        "test_linalg.py::TestLinalg::test_cholesky_ex_non_pd "
-        "test_linalg.py::TestLinalg::test_inv_ex_singular",
-        "`check_errors=True` synchronises and raises at the call on CUDA; here it does not wait",
-        TO_MEND,
-    ),
-    Declared(
-        "test_sort_and_select.py::TestSortAndSelect::test_isin",
-        "`isin` of a number promises a shape of [0], and fails in its task",
-        TO_MEND,
-    ),
-    Declared(
-        "test_indexing.py::TestIndexing::test_byte_tensor_assignment",
-        "the warning that uint8 indices are deprecated comes late",
-        TO_MEND,
-    ),
-    Declared(
-        "test_indexing.py::TestIndexing::test_jit_indexing",
-        "scripted indexing by a mask is run as one CPU kernel, in which indexing cannot wait",
+        "test_ops.py::TestCommon::test_dtypes(nn_functional_max_pool1d)",
+        "takes integers, by way of `max_pool2d`, where the CPU's kernel refuses them",
         TO_MEND,
     ),
 )
