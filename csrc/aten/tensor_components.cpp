@@ -1,5 +1,5 @@
 /*
- * Nothing here has state. The tensors are used by one thread at a time, as in alias.cpp.
+ * Nothing here has state. The tensors are used by one thread at a time, as in cpu_alias.cpp.
  */
 #include "tensor_components.h"
 

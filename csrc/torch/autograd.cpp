@@ -4,7 +4,13 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
 
 #include "gil.h"
 
@@ -27,6 +33,18 @@ struct EngineAccess : Engine {
     (engine.*(&EngineAccess::start_device_threads))();
   }
 };
+
+/* By the name that the engine gives them. */
+bool deviceThreadsExist() {
+  std::error_code error;
+  for (std::filesystem::directory_iterator task("/proc/self/task", error), end;
+       !error && task != end; task.increment(error)) {
+    std::ifstream file(task->path() / "comm");
+    std::string name;
+    if (std::getline(file, name) && name.starts_with("pt_autograd_")) return true;
+  }
+  return false;
+}
 
 bool otherDevicesAreRegistered() {
   for (auto type : {c10::DeviceType::CUDA, c10::DeviceType::XPU, c10::DeviceType::MTIA,
@@ -69,6 +87,11 @@ void stopAutogradDeviceThreads() {
   if (!threadsRun.exchange(false, std::memory_order_relaxed) || orInForkedChild() != 0) return;
   WithoutGil unlocked;
   Engine::get_default_engine().stop();
+  // A thread takes the GIL once more, to forget its state, after `stop` has been told that it ends.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (deviceThreadsExist() && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 }  // namespace torch_openreg
