@@ -6,6 +6,7 @@ server would be the same but for the end: its children skip the interpreter's, w
 programs are about.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -84,7 +85,8 @@ def _accept(listener):
             os.close(fd)
         connection.sendall(f"{pid}\n".encode())
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        connection.sendall(f"{status}\n".encode())
+        with contextlib.suppress(BrokenPipeError):  # the client killed it, and has gone
+            connection.sendall(f"{status}\n".encode())
         os._exit(0)
 
 
