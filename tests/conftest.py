@@ -66,12 +66,13 @@ def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
     with other variables than the device's too, as these may be read by that import."""
     forked = not (arguments or fresh or "LD_PRELOAD" in os.environ)
     forked = forked and all(name.startswith("OPENREG_") for name in env or ())
-    command = [sys.executable, *(arguments or ("-c", textwrap.dedent(code)))]
+    code = textwrap.dedent(code)
+    command = [sys.executable, *(arguments or ("-c", code))]
 
     def execute(**more):
         merged = {**_variables(), **more, **(env or {})}
         if forked:
-            return _fork(textwrap.dedent(code), merged, timeout)
+            return _fork(code, merged, timeout)
         done = subprocess.run(
             command, env=merged, capture_output=True, text=True, timeout=timeout, check=False
         )

@@ -1,5 +1,6 @@
 """``python -m torch_openreg demo``: a training loop with a race in it, found, and without it."""
 
+import contextlib
 import inspect
 import sys
 import textwrap
@@ -58,18 +59,15 @@ def _show_loop():
 def _seek(data, waits):
     """The reports of one run under the sanitizer, and the results of many schedules."""
     with sanitizer.enable():
-        try:
+        with contextlib.suppress(sanitizer.DataRaceError):
             train(data, waits)
-        except sanitizer.DataRaceError as error:
-            reports = [error.report]
-        else:
-            reports = sanitizer.reports()
+        reports = sanitizer.reports()
         torch.accelerator.synchronize()
         sanitizer.clear()
     return reports, explore(lambda: train(data, waits), SCHEDULES)
 
 
-def _show(found, reports):
+def _show(reports, found):
     for report in reports:
         _say(textwrap.indent(str(report), "  "))
     if not reports:
@@ -83,12 +81,12 @@ def main():
     data = batches()
     _show_loop()
     _say("\nWithout the wait (waits=False), which on most days trains all the same:\n")
-    wrong = _seek(data, waits=False)
-    _show(wrong[1], wrong[0])
+    races, different = _seek(data, waits=False)
+    _show(races, different)
     _say("\nWith the wait (waits=True):\n")
-    right = _seek(data, waits=True)
-    _show(right[1], right[0])
-    if not wrong[0] or wrong[1].ok or right[0] or not right[1].ok:
+    false_reports, same = _seek(data, waits=True)
+    _show(false_reports, same)
+    if not races or different.ok or false_reports or not same.ok:
         print("\nThe demo expected the race in the first loop only.", file=sys.stderr)
         return 1
     _say(

@@ -8,9 +8,8 @@ import subprocess
 import sys
 import traceback
 
-import torch
-
 from .openreg import sanitizer
+from .openreg._schedules import _synchronize
 
 
 def _say(text):
@@ -28,9 +27,7 @@ def _execute(options):
     else:
         sys.path[0] = os.path.dirname(os.path.abspath(options.program))
         runpy.run_path(options.program, run_name="__main__")
-    if torch.openreg.is_initialized():  # the error of a kernel that nothing has waited for
-        for index in range(torch.openreg.device_count()):
-            torch.openreg.synchronize(index)
+    _synchronize()  # raises the error of a kernel that nothing has waited for
 
 
 def _status(error):
@@ -55,8 +52,7 @@ def _line(access):
     return "a line that was not recorded"
 
 
-def _sum_up_races():
-    reports = sanitizer.reports()
+def _sum_up_races(reports):
     _say(f"sanitizer: {len(reports) or 'no'} data race{'s' * (len(reports) != 1)}")
     for report in reports:
         later, earlier = report.later, report.earlier
@@ -64,7 +60,6 @@ def _sum_up_races():
             f"  {report.number}: {later.operator} ({_line(later)}) and {earlier.operator} "
             f"({_line(earlier)}); missing: {report.advice}"
         )
-    return bool(reports)
 
 
 def _run_once(options):
@@ -76,9 +71,10 @@ def _run_once(options):
         _execute(options)
     except BaseException as error:
         status = _status(error)
+    reports = sanitizer.reports()
     if options.sanitize:
-        _sum_up_races()
-    return status, len(sanitizer.reports())
+        _sum_up_races(reports)
+    return status, len(reports)
 
 
 # ---- many runs, each in a process of its own ----
@@ -136,9 +132,10 @@ def _run_schedules(options):
     _say(f"schedules: {same} of {options.seeds} do as 'early' does")
     for outcome, different in outcomes.items():
         _say(f"  {', '.join(map(str, different))}: {outcome}")
-    for different in list(outcomes.values())[:1]:
+    if outcomes:
+        seed = next(iter(outcomes.values()))[0]
         command = shlex.join(["python", *_command(options)])
-        _say(f"to replay: OPENREG_SCHEDULE_SEED={different[0]} {command}")
+        _say(f"to replay: OPENREG_SCHEDULE_SEED={seed} {command}")
     return not outcomes
 
 

@@ -22,10 +22,14 @@ using torch::autograd::Engine;
 
 thread_local bool hiding = false;
 
-/* True from startAutogradWithoutDevices until the device threads run. */
-std::atomic<bool> threadsAreMissing{false};
-
-std::atomic<bool> threadsRun{false};  // and nothing has stopped them
+/* Of the engine's threads for devices. */
+enum class Threads {
+  kPyTorchs,  // started and stopped by PyTorch
+  kMissing,   // from startAutogradWithoutDevices on
+  kRun,       // from startAutogradDeviceThreads on
+  kStopped,   // for good
+};
+std::atomic<Threads> threads{Threads::kPyTorchs};
 
 /* start_device_threads is protected: a subclass may name it. */
 struct EngineAccess : Engine {
@@ -70,21 +74,21 @@ void startAutogradWithoutDevices() {
     return;
   }
   hiding = false;
-  threadsAreMissing.store(true, std::memory_order_release);
+  threads.store(Threads::kMissing, std::memory_order_release);
 }
 
 void startAutogradDeviceThreads() {
-  if (C10_LIKELY(!threadsAreMissing.load(std::memory_order_acquire))) return;
+  if (C10_LIKELY(threads.load(std::memory_order_acquire) != Threads::kMissing)) return;
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
-  if (!threadsAreMissing.load(std::memory_order_relaxed)) return;
+  if (threads.load(std::memory_order_relaxed) != Threads::kMissing) return;
   EngineAccess::startDeviceThreads(Engine::get_default_engine());
-  threadsRun.store(true, std::memory_order_relaxed);
-  threadsAreMissing.store(false, std::memory_order_release);
+  threads.store(Threads::kRun, std::memory_order_release);
 }
 
 void stopAutogradDeviceThreads() {
-  if (!threadsRun.exchange(false, std::memory_order_relaxed) || orInForkedChild() != 0) return;
+  Threads before = Threads::kRun;
+  if (!threads.compare_exchange_strong(before, Threads::kStopped) || orInForkedChild() != 0) return;
   WithoutGil unlocked;
   Engine::get_default_engine().stop();
   // A thread takes the GIL once more, to forget its state, after `stop` has been told that it ends.
