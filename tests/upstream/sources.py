@@ -1,5 +1,6 @@
 """Which tests there are: a tree of PyTorch's, its files, and a list of their tests that is kept."""
 
+import collections
 import fnmatch
 import glob
 import hashlib
@@ -93,12 +94,18 @@ def catalogue(tree, files, pool, place):
 
 
 def sample(tests, count, seed):
-    """Spread evenly over the files, of which one may have a thousand times another's tests. A
-    greater sample of the same seed contains the smaller."""
+    """Spread evenly over the files, and in a file over its functions, of which one may have a
+    thousand times another's tests. A greater sample of the same seed contains the smaller."""
     shuffled = {}
     for file in sorted(tests):
-        shuffled[file] = sorted(tests[file])
-        random.Random(f"{seed} {file}").shuffle(shuffled[file])
+        names = sorted(tests[file])
+        random.Random(f"{seed} {file}").shuffle(names)
+        turn = {}  # of each test among those of its function
+        seen = collections.Counter()
+        for name in names:
+            turn[name] = seen[tests[file][name]]
+            seen[tests[file][name]] += 1
+        shuffled[file] = sorted(names, key=turn.get)
     chosen = {file: {} for file in tests}
     turns = max(map(len, shuffled.values()), default=0)
     order = [(f, names[i]) for i in range(turns) for f, names in shuffled.items() if i < len(names)]

@@ -263,6 +263,13 @@ def test_a_sample_is_spread_over_the_files_and_grows():
     assert small == sources.sample(TESTS, 4, 1) != sources.sample(TESTS, 4, 2)
 
 
+def test_a_sample_takes_each_function_of_a_file_before_any_twice():
+    tests = {f"test_many_{i}": "test_many" for i in range(97)}
+    tests |= {f"test_{name}": f"test_{name}" for name in "abc"}
+    chosen = sources.sample({"test_a.py": tests}, 5, 1)["test_a.py"]
+    assert {"test_a", "test_b", "test_c", "test_many"} == set(chosen.values())
+
+
 def rows_for(**outcomes):
     rows = {}
     for name, outcome in outcomes.items():
