@@ -55,7 +55,8 @@ enum {
   OR_FAIR_NS = 1000000,
   OR_POLL_NS = 200000,
   OR_SLICE_NS = 200000,
-  OR_LINGER = 20,
+  OR_LOOKS = 3,
+  OR_LOOK_PAUSES = 32,
   OR_NO_CORE = -2,
   OR_CHOSEN = 1 << OR_PRIORITIES
 };
@@ -483,13 +484,15 @@ static orTask *frontTask(orStream *s) {
 }
 
 /* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane
- * would otherwise pay for a way through the scheduler with each task. */
+ * would otherwise pay for a way through the scheduler with each task. It looks seldom, as each look
+ * takes the cache line of the stream's lock away from the producer: in a microsecond that one queues
+ * several tasks for the price of one. */
 static bool seeMore(orStream *s, uint64_t number) {
-  for (int i = 0; i < OR_LINGER; i++) {
+  for (int i = 0; i < OR_LOOKS; i++) {
     s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
     if (number <= s->seen) return true;
     if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed)) return false;
-    for (int k = 0; k < 4; k++) orPause();
+    for (int k = 0; k < OR_LOOK_PAUSES; k++) orPause();
   }
   return false;
 }
