@@ -150,6 +150,11 @@ bool isTaggedPointwise(const c10::OperatorHandle &op) {
   return functional.has_value() && functional->hasTag(at::Tag::pointwise);
 }
 
+/* Decompositions that may not converge: CUDA's synchronise and raise, too. */
+constexpr std::string_view kChecks[] = {"aten::linalg_eig", "aten::_linalg_eigvals",
+                                        "aten::linalg_eigvals", "aten::_linalg_eigh",
+                                        "aten::_linalg_svd"};
+
 /* With unsafe=false lengths are checked. */
 bool asksForCheck(const FunctionSchema &schema, const Argument &argument) {
   return argument.name() == "check_errors" ||
@@ -169,6 +174,8 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
   traits->isForeach = isForeach(schema.name());
   traits->alerts =
       std::find(std::begin(kAlerts), std::end(kAlerts), schema.name()) != std::end(kAlerts);
+  traits->checks =
+      std::find(std::begin(kChecks), std::end(kChecks), schema.name()) != std::end(kChecks);
   traits->pointwise = traits->predictable && isTaggedPointwise(op);
   bool reads = false, hasOut = false;
   int tensors = 0;

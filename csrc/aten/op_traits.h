@@ -46,7 +46,9 @@ struct OpTraits {
   c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of them is
   bool isForeach = false;
-  /* The argument that asks for a check of the data, and with which value; -1: none does. */
+  /* Data are judged at the call, on every device ... */
+  bool checks = false;
+  /* ... or an argument asks for that with this value; -1: none does. */
   int check = -1;
   bool checksIf = true;
   bool alerts = false;       // refuses, or warns, where deterministic algorithms are asked for
@@ -55,10 +57,10 @@ struct OpTraits {
 
 const OpTraits &opTraits(const c10::OperatorHandle &op);
 
-/* The caller asks whether the data are good, and hears of it at the call. */
+/* The caller hears at the call whether the data are good. */
 inline bool checksData(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments) {
-  return traits.check >= 0 &&
-         arguments[static_cast<size_t>(traits.check)].toBool() == traits.checksIf;
+  return traits.checks || (traits.check >= 0 &&
+                           arguments[static_cast<size_t>(traits.check)].toBool() == traits.checksIf);
 }
 
 /* By the schema's annotations. */

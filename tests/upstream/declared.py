@@ -88,6 +88,10 @@ DECLARED = (
         BY_NAME + "powers of complex half numbers, for which the CPU has no kernel",
     ),
     Declared(
+        "test_binary_ufuncs.py::TestBinaryUfuncs::test_fmod_remainder_by_zero_integral",
+        BY_NAME + "the numbers that its kernels make of a division by zero, an error of the CPU's",
+    ),
+    Declared(
         "test_nn.py::TestNNDeviceType::test_upsamplingBiMode2d_nonsupported_dtypes",
         BY_NAME + "no kernel for uint8, which the CPU's kernels take, as the test excuses there",
     ),
