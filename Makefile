@@ -1,4 +1,4 @@
-# Targets: demo, test, soak, conformance, upstream, integration, lint, format, sanitize, bench, build,
+# Targets: demo, test, test-all, soak, conformance, upstream, integration, lint, format, sanitize, bench, build,
 # Targets: ctest, debug, compile_commands, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
@@ -11,7 +11,7 @@ HEADER := csrc/openreg/include/openreg.h
 CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
 CC ?= cc
 
-.PHONY: help demo test soak conformance upstream integration lint format sanitize bench build ctest
+.PHONY: help demo test test-all soak conformance upstream integration lint format sanitize bench build ctest
 .PHONY: debug env clean compile_commands c-commands
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files lint-analyze
@@ -50,8 +50,13 @@ demo: build
 # Files of tests run side by side, in the order of their names; the tests of a file in one process.
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
+# What a change can break, in ten minutes.
 test: build ctest
 	$(PY) -m pytest $(SIDE_BY_SIDE) tests
+
+# And what is marked slow: the same again with other settings, and larger samples.
+test-all: test
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m slow tests
 
 # All samples of PyTorch's operator database, and random programs over views and dtypes; `make test` takes
 # a few of each. ARGS: of the database alone, see --help.

@@ -1,6 +1,7 @@
 """What the tests share: Python programs in processes of their own, and a wait with a limit."""
 
 import ctypes
+import gc
 import os
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import pytest_openreg
 import torch_openreg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+gc.freeze()  # what imports have made: a test's gc.collect() takes a fifth of a second otherwise
 LIMIT = 600  # seconds; for a program that hangs, far above what any takes
 
 
@@ -35,6 +37,7 @@ _node = None  # the test that runs
 def _variables():
     """Of a program that is given none."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
+    variables["KINETO_LOG_LEVEL"] = "99"  # or it says on stderr when a profile starts and stops
     variables["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [variables.get("PYTHONPATH")])])
     return variables
 
@@ -51,20 +54,26 @@ def _server_ends():
     shutil.rmtree(os.path.dirname(_server.path))
 
 
-def _fork(code, environment, timeout):
+def _fork(code, arguments, environment, timeout):
+    if arguments:
+        with open(arguments[0]) as file:
+            code = file.read()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        status = _server.run(code, environment, out, err, timeout)
+        status = _server.run(code, arguments, environment, out, err, timeout)
         for file in (out, err):
             file.seek(0)
         return SimpleNamespace(code=status, out=out.read(), err=err.read())
 
 
 def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
-    """Runs a program; its settings are those in `env` alone. Returns code, out and err.
+    """Runs a program; its settings are those in `env` alone. Returns code, out and err. Of
+    `arguments`, which are the interpreter's, the first is a script's file or an option.
 
     With `fresh`, which is for programs about the import of PyTorch, in an interpreter of its own;
     with other variables than the device's too, as these may be read by that import."""
-    forked = not (arguments or fresh or "LD_PRELOAD" in os.environ)
+    arguments = [str(argument) for argument in arguments]
+    option = bool(arguments) and arguments[0].startswith("-")
+    forked = not (option or fresh or "LD_PRELOAD" in os.environ)
     forked = forked and all(name.startswith("OPENREG_") for name in env or ())
     code = textwrap.dedent(code)
     command = [sys.executable, *(arguments or ("-c", code))]
@@ -72,7 +81,7 @@ def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
     def execute(**more):
         merged = {**_variables(), **more, **(env or {})}
         if forked:
-            return _fork(code, merged, timeout)
+            return _fork(code, arguments, merged, timeout)
         done = subprocess.run(
             command, env=merged, capture_output=True, text=True, timeout=timeout, check=False
         )

@@ -1,9 +1,9 @@
 """Programs in processes that begin with PyTorch imported: forks of one that has imported it alone.
 
 Importing PyTorch takes a second or two, and the tests run many hundred programs. To a program such
-a fork is what `python -c` is, except that its `import torch` has happened. multiprocessing's fork
-server would be the same but for the end: its children skip the interpreter's, which is what some
-programs are about.
+a fork is what `python -c` or `python FILE` is, except that its `import torch` has happened.
+multiprocessing's fork server would be the same but for the end: its children skip the
+interpreter's, which is what some programs are about.
 """
 
 import contextlib
@@ -41,9 +41,17 @@ class ForkServer:
         connection.connect(self.path)
         return connection
 
-    def run(self, code, environment, out, err, timeout):
-        """Its exit status, as of subprocess; out and err are files. TimeoutExpired kills it."""
-        request = json.dumps({"code": code, "environment": environment, "folder": os.getcwd()})
+    def run(self, code, arguments, environment, out, err, timeout):
+        """Its exit status, as of subprocess; out and err are files. TimeoutExpired kills it. With
+        arguments these are a script's file, which `code` is of, and what it is given."""
+        request = json.dumps(
+            {
+                "code": code,
+                "arguments": arguments,
+                "environment": environment,
+                "folder": os.getcwd(),
+            }
+        )
         with self._connect() as connection, connection.makefile("r") as answers:
             socket.send_fds(connection, [b"f"], [out.fileno(), err.fileno()])
             connection.sendall(request.encode())
@@ -106,10 +114,14 @@ def program(path):
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv[:] = ["-c"]
+    sys.argv[:] = request["arguments"] or ["-c"]
+    file = "<string>"
+    if request["arguments"]:
+        file = sys.modules["__main__"].__file__ = sys.argv[0]
+        sys.path[0] = os.path.dirname(file)
     sys.excepthook = _show_error
     torch._import_device_backends()
-    return compile(request["code"], "<string>", "exec")
+    return compile(request["code"], file, "exec")
 
 
 def _show_error(kind, error, trace):

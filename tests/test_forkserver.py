@@ -1,4 +1,4 @@
-"""A program that the tests run in a fork is what `python -c` makes of it."""
+"""A program that the tests run in a fork is what `python -c` or `python FILE` makes of it."""
 
 import os
 import signal
@@ -29,6 +29,16 @@ def test_a_fork_is_as_a_fresh_interpreter(run):
             '  File "<string>", line 7, in <module>',
             '  File "<string>", line 6, in fails',
         ]
+
+
+def test_a_script_is_one_with_its_name_folder_and_arguments(run, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(PROGRAM)
+    forked, fresh = (run("", arguments=[path, "x"], fresh=fresh) for fresh in (False, True))
+    assert forked.out == f"__main__ {[str(path), 'x']} True False True\n"
+    assert fresh.out == f"__main__ {[str(path), 'x']} True False False\n"
+    assert forked.err == fresh.err
+    assert f'File "{path}", line 7, in <module>' in forked.err
 
 
 def test_settings_and_the_status_of_a_signal(run):

@@ -1,5 +1,5 @@
-"""A slice of `make conformance`: every operator in every dtype with a few samples (other ones for
-each dtype), all bad inputs, and the declared exceptions with all samples.
+"""A slice of `make conformance`: every operator in every dtype with a sample (another one for each
+dtype; with more in `make test-all`), all bad inputs, and the declared exceptions with all samples.
 
 The workers run ahead of pytest, through what was selected.
 """
@@ -8,12 +8,17 @@ import pytest
 from declared import DECLARED, job_for, judge
 from jobs import DTYPES, ERRORS, Pool, operators
 
-SAMPLES = 4
+FEW, MORE = 1, 4
 KNOWN = operators()
 
 
-def _jobs(name, dtypes):
-    return [job_for(name, dtype, SAMPLES) for dtype in dtypes]
+def _jobs(name, dtypes, samples):
+    return [job_for(name, dtype, samples) for dtype in dtypes]
+
+
+def of_each_operator(samples):
+    jobs = [_jobs(name, has["dtypes"], samples) for name, has in KNOWN.items()]
+    return pytest.mark.parametrize("jobs", jobs, ids=KNOWN)
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +35,14 @@ def _wrong(jobs, results):
     return [f"{job}: {sentence}" for job in jobs for sentence in judge(job, results(job))]
 
 
-@pytest.mark.parametrize(
-    "jobs", [_jobs(name, has["dtypes"]) for name, has in KNOWN.items()], ids=KNOWN
-)
+@of_each_operator(FEW)
 def test_operator(jobs, results):
+    assert not _wrong(jobs, results)
+
+
+@pytest.mark.slow
+@of_each_operator(MORE)
+def test_operator_with_more_samples(jobs, results):
     assert not _wrong(jobs, results)
 
 
@@ -46,6 +55,8 @@ def test_declared_exceptions_are_of_known_operators():
 WITH_ERRORS = [name for name, has in KNOWN.items() if has["errors"]]
 
 
-@pytest.mark.parametrize("jobs", [_jobs(name, [ERRORS]) for name in WITH_ERRORS], ids=WITH_ERRORS)
+@pytest.mark.parametrize(
+    "jobs", [_jobs(name, [ERRORS], MORE) for name in WITH_ERRORS], ids=WITH_ERRORS
+)
 def test_bad_inputs(jobs, results):
     assert not _wrong(jobs, results)
