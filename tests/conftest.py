@@ -44,6 +44,11 @@ _server = ForkServer(
 )
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("slow") and not os.environ.get("OPENREG_ALL"):
+        pytest.skip("slow; OPENREG_ALL=1 runs it")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _server_ends():
     yield
