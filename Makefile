@@ -1,5 +1,5 @@
 # Targets: demo, test, test-all, soak, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, debug, compile_commands, clean.
+# Targets: ctest, debug, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make.
 
@@ -12,7 +12,7 @@ CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HE
 CC ?= cc
 
 .PHONY: help demo test test-all soak conformance upstream integration lint format sanitize bench build ctest
-.PHONY: debug env clean compile_commands c-commands
+.PHONY: debug env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files lint-analyze
 .DELETE_ON_ERROR:
@@ -252,6 +252,15 @@ c-commands:
 	$(call c_commands,$(CORE_SOURCES) $(PLUGIN_SOURCES) $(VENDOR_SOURCES) $(BENCH_SOURCES))
 	$(call c_commands,$(TEST_SOURCES),-Itests/c)
 	@:
+
+# ---- Release: docs/releasing.md ----
+
+# In dist: the source distribution, and for each of these Pythons that is there a wheel for the PyTorch
+# of .venv.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+
+wheels: build
+	$(PY) .ci/wheels.py dist $(PYTHONS)
 
 # ---- Lint ----
 

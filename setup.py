@@ -8,6 +8,7 @@ and a second run share them.
 
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -21,12 +22,11 @@ from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
+from build_backend import TORCH, the_torch
+
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 PACKAGE = "torch_openreg"
-
-# Building must not load the package that is being built.
-os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 COMMON_FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 C_FLAGS = [*COMMON_FLAGS, "-std=c11", "-Werror", "-D_GNU_SOURCE", "-pthread"]
@@ -69,9 +69,7 @@ def escape(path):
 def ninja_file(out, extension_name):
     """The text of the ninja file that builds the core and the shim in `out`. What is in the tree is
     named from there: a copy of tree and objects has nothing to compile."""
-    import torch
-
-    torch_dir = Path(torch.__file__).parent
+    torch_dir = the_torch().folder
     csrc = os.path.relpath(CSRC, out)
     public = f"{csrc}/openreg/include"
     python_includes = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
@@ -82,7 +80,7 @@ def ninja_file(out, extension_name):
     cxx_flags = [
         *CXX_FLAGS,
         "-DTORCH_EXTENSION_NAME=_C",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        "-D_GLIBCXX_USE_CXX11_ABI=1",
         f"-iquote {csrc}",
         f"-iquote {csrc}/torch",
         f"-I{public}",
@@ -126,21 +124,25 @@ def ninja_file(out, extension_name):
     return "\n".join(lines), targets
 
 
-def build_info():
+def requirements():
+    """Of the source distribution: any PyTorch that it builds against. Of what was built: the minor
+    version that it was built for, whose C++ interface it uses."""
+    if not {"bdist_wheel", "dist_info", "editable_wheel"} & set(sys.argv):
+        return [TORCH]
+    return [f"torch=={the_torch().minor}.*"]
+
+
+def build_info(version):
     """The text of torch_openreg/_build_info.py: the package's version, and what the import compares
     with what it finds."""
-    import torch
-
-    versions = {"VERSION": ".".join(VERSION), "TORCH_VERSION": torch.__version__}
+    versions = {"VERSION": version, "TORCH_VERSION": the_torch().version}
     lines = [f'{name} = "{version}"\n' for name, version in versions.items()]
     return '"""Written by the build."""\n\n' + "".join(lines)
 
 
 def object_folder():
     """One folder for each PyTorch and compiler: an isolated build does not spoil the others."""
-    import torch
-
-    identity = [torch.__file__, torch.__version__, sys.executable]
+    identity = [str(the_torch().folder / "__init__.py"), the_torch().version, sys.executable]
     identity += [os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS")]
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:12]
     return ROOT / "build" / f"native-{digest}"
@@ -155,6 +157,9 @@ def run_ninja(extension_name, *arguments, **options):
     with open(out / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         replace_if_changed(out / "build.ninja", text.encode())
+        if not importlib.util.find_spec("ninja"):
+            pin = re.search(r'"(ninja==.*?)"', (ROOT / "pyproject.toml").read_text())[1]
+            raise CompileError(f"ninja is not installed: {sys.executable} -m pip install {pin}")
         command = [sys.executable, "-m", "ninja", "-C", str(out), *arguments]
         return out, targets, subprocess.run(command, **options)
 
@@ -193,7 +198,8 @@ class BuildNative(build_ext):
         for relative, source in headers().items():
             replace_if_changed(package / relative, source.read_bytes())
         replace_if_changed(package / "lib/libopenreg.so", LINKER_SCRIPT.encode())
-        replace_if_changed(package / "_build_info.py", build_info().encode())
+        version = self.distribution.get_version()  # of a wheel for an index with its suffix
+        replace_if_changed(package / "_build_info.py", build_info(version).encode())
 
     def package_folder(self):
         in_source = self.inplace or self.editable_mode
@@ -232,6 +238,7 @@ class CompileCommands(Command):
 
 setup(
     version=".".join(VERSION),
+    install_requires=requirements(),
     ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
     cmdclass={"build_ext": BuildNative, "compile_commands": CompileCommands},
 )

@@ -19,54 +19,33 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_openreg
 
 ROOT = Path(__file__).resolve().parent.parent
+_spec = importlib.util.spec_from_file_location("wheels", ROOT / ".ci/wheels.py")
+wheels = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(wheels)
+run = wheels.run
+MINOR = ".".join(torch.__version__.split(".")[:2])
+PLAIN = torch_openreg.__version__
 SHIM_HEADERS = ["check.h", "device.h", "event.h", "guard.h", "stream.h"]
-
-
-def run(command, **options):
-    """The standard output; a failure shows both outputs."""
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, **options
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def compiler(name, default):
     return shlex.split(os.environ.get(name, default))
 
 
-def build(folder, hook, out):
-    """Calls one hook of the build backend, as pip does, and returns the file made."""
-    out.mkdir(exist_ok=True)
-    program = f"import sys; from setuptools import build_meta as b; b.{hook}(sys.argv[1])"
-    run([sys.executable, "-c", program, out], cwd=folder)
-    (made,) = out.iterdir()
-    return made
-
-
 @pytest.fixture(scope="session")
 def sdist(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sdist")
-    ignored = shutil.ignore_patterns(".venv", ".git", "build", "*.so", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, folder / "tree", ignore=ignored)
-    return build(folder / "tree", "build_sdist", folder / "out")
+    return wheels.build_sdist(tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="session")
 def wheel(sdist, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extraction_filter = tarfile.data_filter
-        archive.extractall(folder)
-    (tree,) = folder.iterdir()
-    for objects in ROOT.glob("build/native-*"):
-        shutil.copytree(objects, tree / "build" / objects.name)
-    return build(tree, "build_wheel", folder / "out")
+    """As `make wheels` builds it."""
+    return wheels.build_wheel(sys.executable, sdist, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +79,7 @@ def test_sdist_has_sources_and_no_results(sdist):
 
 def test_wheel_has_library_headers_and_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
+        names = {name for name in archive.namelist() if not name.endswith("/")}
     libraries = {name for name in names if name.startswith("torch_openreg/lib/")}
     assert libraries == {"torch_openreg/lib/libopenreg.so", "torch_openreg/lib/libopenreg.so.0"}
     assert "pytest_openreg.py" in names
@@ -118,9 +97,26 @@ def test_a_build_leaves_no_header_of_an_older_one():
     assert sorted(header.name for header in include.glob("torch_openreg/*")) == SHIM_HEADERS
 
 
-def test_wheel_is_small_and_for_this_platform(wheel):
-    assert "linux" in wheel.name and "none-any" not in wheel.name
-    assert wheel.stat().st_size < 15 * 2**20
+def test_wheel_is_small_and_for_platforms_with_its_symbols(wheel):
+    """PyTorch's libraries are PyTorch's, or it would weigh a hundred times as much."""
+    version = "{}{}".format(*sys.version_info[:2])
+    tags = rf"cp{version}-cp{version}-manylinux_2_\d+_{os.uname().machine}\.whl"
+    assert re.fullmatch(rf"torch_openreg-{PLAIN}\+pt{MINOR}-{tags}", wheel.name)
+    assert wheel.stat().st_size < 2 * 2**20
+
+
+def test_only_the_wheel_for_an_index_names_the_pytorch_in_its_version(sdist, installed):
+    assert sdist.name == f"torch_openreg-{PLAIN}.tar.gz"
+    with tarfile.open(sdist) as archive:
+        for name in ("PKG-INFO", "setup.cfg"):
+            text = archive.extractfile(f"torch_openreg-{PLAIN}/{name}").read().decode()
+            assert "+pt" not in text
+    assert importlib.metadata.version("torch_openreg") == PLAIN  # of the editable install
+    program = """
+import importlib.metadata, torch_openreg
+print(torch_openreg.__version__, importlib.metadata.version("torch_openreg"))
+"""
+    assert python(installed, program) == f"{PLAIN}+pt{MINOR} {PLAIN}+pt{MINOR}\n"
 
 
 def test_wheel_metadata(wheel):
@@ -130,7 +126,8 @@ def test_wheel_metadata(wheel):
         entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
     assert "License-Expression: BSD-3-Clause" in metadata
     assert "Requires-Python: >=3.10" in metadata
-    assert "Requires-Dist: torch==2.13.0" in metadata
+    assert f"Requires-Dist: torch=={MINOR}.*\n" in metadata
+    assert "\nProject-URL: Homepage, https://" in metadata
     assert re.search(r"\[torch\.backends\]\s+openreg = torch_openreg:_autoload", entry_points)
     assert re.search(r"\[pytest11\]\s+pytest_openreg = pytest_openreg", entry_points)
 
@@ -284,7 +281,7 @@ def test_versions_agree():
     assert version == importlib.metadata.version("torch_openreg") == torch_openreg.__version__
     assert version == torch_openreg._C._core_version  # the runtime's
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
-    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()  # from the header
+    assert 'dynamic = ["version", ' in (ROOT / "pyproject.toml").read_text()  # from the header
     assert ctypes.CDLL(f"libopenreg.so.{parts[0]}").orGetVersion() == int(
         "{}{:0>2}{:0>2}".format(*parts)
     )
@@ -293,12 +290,179 @@ def test_versions_agree():
 def test_every_requirement_is_pinned():
     text = (ROOT / "pyproject.toml").read_text()
     build_requires = re.findall(r'"(.*?)"', text.partition("requires = [")[2].partition("]")[0])
+    assert f"pip install {build_requires[-1]} && " in (ROOT / "README.md").read_text()
     tools = [
         line
         for line in (ROOT / ".ci/requirements.txt").read_text().splitlines()
         if not line.startswith("#")
     ]
     required = importlib.metadata.requires("torch_openreg")
+    required.remove(f"torch=={MINOR}.*")
     for requirement in [*build_requires, *tools, *required]:
         assert re.match(r"[\w-]+==[\d.]+($|;| )", requirement), requirement
     assert set(build_requires) <= set(tools)
+
+
+# ---- What pip builds ----
+
+
+def repack(name, folder):
+    """A wheel of an installed distribution: the tests ask no index for one."""
+    found = importlib.metadata.distribution(name)
+    tag = re.search(r"^Tag: (.*)", found.read_text("WHEEL"), re.MULTILINE)[1]
+    stem = f"{re.sub('[-.]+', '_', found.name)}-{found.version}"
+    scripts = {entry.name for entry in found.entry_points}  # pip makes these itself
+    left = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
+    info = Path(str(next(file for file in found.files if file.name == "METADATA"))).parent
+    with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
+        for file in found.files:
+            place = str(file)
+            if file.parts[0] == "..":
+                place = f"{stem}.data/scripts/{file.name}"
+            if file.suffix == ".pyc" or (file.parts[0] == ".." and file.name in scripts):
+                continue
+            if file.parent != info or file.name not in left:
+                archive.write(found.locate_file(file), place)
+        rows = [f'"{place}",,' for place in [*archive.namelist(), f"{info}/RECORD"]]
+        archive.writestr(f"{info}/RECORD", "\n".join(rows))
+
+
+def with_requirements(*names):
+    """Of what is installed: these, and what they require."""
+    found = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            required = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # of another platform
+            continue
+        found.add(name)
+        waiting += [re.match(r"[\w.-]+", line)[0] for line in required if "extra ==" not in line]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder_of_wheels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheels")
+    for name in ("setuptools", "ninja"):
+        repack(name, folder)
+    return folder
+
+
+def pip(python, *arguments):
+    """With what the command says alone: no index, no folder, no file of settings."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
+    environment["PIP_CONFIG_FILE"] = os.devnull
+    options = ["--disable-pip-version-check", "--no-cache-dir"]
+    command = [python, "-m", "pip", *options, *arguments]
+    return run(command, env=environment, cwd=ROOT.parent)
+
+
+@pytest.mark.parametrize("isolation", [[], ["--no-build-isolation"]], ids=["isolated", "not"])
+def test_pip_builds_with_the_pytorch_that_is_installed(
+    sdist, folder_of_wheels, isolation, tmp_path
+):
+    """It can fetch no other one."""
+    (tmp_path / "tree").mkdir()
+    tree = wheels.unpack(sdist, tmp_path / "tree")
+    pip(sys.executable, "wheel", "--no-deps", "--no-index", "--find-links", folder_of_wheels,
+        "--wheel-dir", tmp_path, *isolation, tree)  # fmt: skip
+    (built,) = tmp_path.glob("*.whl")
+    assert built.name.startswith(f"torch_openreg-{PLAIN}-cp")
+    with zipfile.ZipFile(built) as archive:
+        metadata = archive.read(f"torch_openreg-{PLAIN}.dist-info/METADATA").decode()
+    assert f"Requires-Dist: torch=={MINOR}.*\n" in metadata
+
+
+@pytest.fixture
+def bare(sdist, tmp_path):
+    """Runs a program in the source tree, with a Python that has setuptools alone and, if a version
+    is given, a PyTorch that is nothing but that."""
+    run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"])
+    (tmp_path / "path").mkdir()
+    installed = Path(importlib.util.find_spec("setuptools").origin).parent.parent
+    for place in [*installed.glob("setuptools*"), installed / "_distutils_hack"]:
+        (tmp_path / "path" / place.name).symlink_to(place)
+    (tmp_path / "tree").mkdir()
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "tree")
+    (tree,) = (tmp_path / "tree").iterdir()
+
+    def execute(*arguments, torch_version=None):
+        if torch_version:
+            (packages,) = tmp_path.glob("venv/lib/python*/site-packages")
+            (packages / "torch").mkdir()
+            (packages / "torch/__init__.py").touch()
+            (packages / "torch/version.py").write_text(f"__version__ = {torch_version!r}\n")
+        return subprocess.run(
+            [tmp_path / "venv/bin/python", *arguments],
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "path")},
+            cwd=tree,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return execute
+
+
+ASK = "import build_backend as b; print('asks for', b.get_requires_for_build_wheel())"
+NEEDED = "torch>=2.13,<2.16"
+
+
+def test_an_isolated_build_asks_for_pytorch_where_there_is_none(bare):
+    done = bare("-c", ASK)
+    assert f"asks for ['{NEEDED}']" in done.stdout, done.stderr
+
+
+def test_an_isolated_build_does_not_replace_another_pytorch(bare):
+    done = bare("-c", ASK, torch_version="2.12.1+cpu")
+    assert done.returncode == 1 and "asks for" not in done.stdout
+    assert "PyTorch 2.12.1+cpu is installed" in done.stderr and "2.13, 2.14, 2.15" in done.stderr
+    assert "pip install --no-build-isolation" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_build_without_pytorch_says_how_to_get_it(bare):
+    done = bare("setup.py", "--quiet", "bdist_wheel")
+    assert done.returncode == 1
+    assert f"pip install '{NEEDED}'" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install --no-build-isolation" in done.stderr
+
+
+def test_a_build_without_ninja_says_how_to_get_it(bare):
+    done = bare("setup.py", "--quiet", "build_ext", torch_version=f"{MINOR}.0")
+    assert done.returncode == 1
+    assert re.search(
+        r"ninja is not installed: \S+ -m pip install ninja==[\d.]+$", done.stderr, re.M
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_offline_in_an_empty_environment(kind, request, folder_of_wheels, tmp_path):
+    """A folder has PyTorch, what it and a build require, and pytest; the file is all else."""
+    file = request.getfixturevalue(kind)
+    for name in with_requirements("torch", "pytest"):
+        repack(name, folder_of_wheels)
+    run([sys.executable, "-m", "venv", tmp_path / "venv"])
+    interpreter = tmp_path / "venv/bin/python"
+    pip(interpreter, "install", "--quiet", "--no-index", "--find-links", folder_of_wheels,
+        file, "pytest")  # fmt: skip
+
+    def execute(*arguments, **variables):
+        variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **variables}
+        return run([interpreter, *arguments], env=variables, cwd=tmp_path)
+
+    (lines,) = re.findall(
+        r"## Ten lines.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    assert execute("-c", lines).startswith("tensor(")
+    assert "data race" in execute("-m", "torch_openreg", "demo")
+    (tmp_path / "test_it.py").write_text(
+        "import torch\n\ndef test_it():\n    assert torch.ones(3, device='openreg').sum() == 3\n"
+    )
+    options = ("--openreg-sanitizer", "--openreg-schedules=2")
+    assert "1 passed" in execute("-m", "pytest", *options, "test_it.py")
