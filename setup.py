@@ -37,6 +37,8 @@ VERSION = re.findall(
     r"#define OPENREG_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)",
     (CSRC / "openreg/include/openreg.h").read_text(),
 )
+# The PyTorch that the tree builds against.
+TORCH = "torch>=2.13,<2.16"
 # Its name in a program: that of another major version is another library.
 CORE = f"libopenreg.so.{VERSION[0]}"
 # The C++ API, with what these include; the shim's other headers are its own.
@@ -124,6 +126,16 @@ def ninja_file(out, extension_name):
         targets.append(extension_name)
     lines += [f"default {' '.join(targets)}", ""]
     return "\n".join(lines), targets
+
+
+def requirements():
+    """Of the source distribution: any PyTorch that it builds against. Of what was built: the minor
+    version that it was built for, whose C++ interface it uses."""
+    if not {"bdist_wheel", "dist_info", "editable_wheel"} & set(sys.argv):
+        return [TORCH]
+    import torch
+
+    return [f"torch=={'.'.join(torch.__version__.split('.')[:2])}.*"]
 
 
 def build_info():
@@ -232,6 +244,7 @@ class CompileCommands(Command):
 
 setup(
     version=".".join(VERSION),
+    install_requires=requirements(),
     ext_modules=[Extension(f"{PACKAGE}._C", sources=[])],
     cmdclass={"build_ext": BuildNative, "compile_commands": CompileCommands},
 )

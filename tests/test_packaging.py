@@ -19,10 +19,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_openreg
 
 ROOT = Path(__file__).resolve().parent.parent
+MINOR = ".".join(torch.__version__.split(".")[:2])
 SHIM_HEADERS = ["check.h", "device.h", "event.h", "guard.h", "stream.h"]
 
 
@@ -51,7 +53,7 @@ def build(folder, hook, out):
 @pytest.fixture(scope="session")
 def sdist(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sdist")
-    ignored = shutil.ignore_patterns(".venv", ".git", "build", "*.so", "*.egg-info", "__pycache__")
+    ignored = shutil.ignore_patterns(".venv*", ".git", "build", "*.so", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, folder / "tree", ignore=ignored)
     return build(folder / "tree", "build_sdist", folder / "out")
 
@@ -98,6 +100,12 @@ def test_sdist_has_sources_and_no_results(sdist):
     assert made == []
 
 
+def test_sdist_requires_any_minor_that_it_builds_against(sdist):
+    with tarfile.open(sdist) as archive:
+        (info,) = (name for name in archive.getnames() if re.fullmatch(r"[^/]+/PKG-INFO", name))
+        assert "Requires-Dist: torch<2.16,>=2.13\n" in archive.extractfile(info).read().decode()
+
+
 def test_wheel_has_library_headers_and_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -130,7 +138,7 @@ def test_wheel_metadata(wheel):
         entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
     assert "License-Expression: BSD-3-Clause" in metadata
     assert "Requires-Python: >=3.10" in metadata
-    assert "Requires-Dist: torch==2.13.0" in metadata
+    assert f"Requires-Dist: torch=={MINOR}.*\n" in metadata
     assert re.search(r"\[torch\.backends\]\s+openreg = torch_openreg:_autoload", entry_points)
     assert re.search(r"\[pytest11\]\s+pytest_openreg = pytest_openreg", entry_points)
 
@@ -234,16 +242,18 @@ except ImportError as error:
     print(error)
 """
     message = python(installed, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert "2.99" in message and "2.13" in message
+    assert "2.99" in message and f"built for PyTorch {MINOR}" in message
+    assert f"  {sys.executable} -m pip install " in message
+    assert f" torch_openreg=={torch_openreg.__version__}" in message
 
 
 def test_other_torch_patch_is_accepted(installed):
     program = """
 import torch
-torch.__version__ = torch.torch_version.TorchVersion("2.13.9+cpu")
+torch.__version__ = torch.torch_version.TorchVersion("MINOR.9+cpu")
 import torch_openreg
 print("imported")
-"""
+""".replace("MINOR", MINOR)
     assert python(installed, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "imported\n"
 
 
@@ -299,6 +309,7 @@ def test_every_requirement_is_pinned():
         if not line.startswith("#")
     ]
     required = importlib.metadata.requires("torch_openreg")
+    required.remove(f"torch=={MINOR}.*")
     for requirement in [*build_requires, *tools, *required]:
         assert re.match(r"[\w-]+==[\d.]+($|;| )", requirement), requirement
     assert set(build_requires) <= set(tools)
