@@ -294,7 +294,7 @@ def test_versions_agree():
     assert version == importlib.metadata.version("torch_openreg") == torch_openreg.__version__
     assert version == torch_openreg._C._core_version  # the runtime's
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
-    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()  # from the header
+    assert 'dynamic = ["version", ' in (ROOT / "pyproject.toml").read_text()  # from the header
     assert ctypes.CDLL(f"libopenreg.so.{parts[0]}").orGetVersion() == int(
         "{}{:0>2}{:0>2}".format(*parts)
     )

@@ -161,6 +161,30 @@ def test_lazy_calls_run_at_first_use(run_ok):
     assert out.split("\n")[:3] == ["before", "called", "at once"]
 
 
+FIRST_CALLS = {
+    "sparse": "sparse_coo_tensor.size([2, 2], layout=torch.sparse_coo, device=device)",
+    "csr": "empty.memory_format([2, 2], layout=torch.sparse_csr, device=device)",
+    "quantized": "_empty_affine_quantized.default([2], dtype=torch.quint8, device=device)",
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_CALLS)
+def test_the_first_call_makes_a_tensor_of_components(run_ok, kind):
+    """Their operators are registered at the first use. Calls of torch.ops, as those of C++, do not
+    go through torch.openreg._lazy_init."""
+    out = run_ok(
+        f"""
+        import warnings, torch
+        warnings.simplefilter("ignore")  # of layouts and dtypes that are in beta
+        device, key = torch.device("openreg"), "SparsePrivateUse1"
+        count = lambda: len(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+        before = count()
+        print(torch.ops.aten.{FIRST_CALLS[kind]}.is_openreg, before < 10 < count())
+        """
+    )
+    assert out == "True True\n"
+
+
 IN_CHILD = """
 def in_child(function):
     import os
