@@ -3,8 +3,10 @@
 import os
 import shlex
 import subprocess
+import sys
 
 import pytest
+import torch
 
 THREADS = "len(threads.names())"
 
@@ -113,7 +115,11 @@ def test_another_torch_version_is_refused(run):
         """,
     )
     assert done.code != 0
-    assert "ImportError" in done.err and "2.12.1" in done.err and "2.13" in done.err
+    assert "ImportError" in done.err and "with PyTorch 2.12.1;" in done.err
+    assert f"for PyTorch {'.'.join(torch.__version__.split('.')[:2])} " in done.err
+    command = f"{sys.executable} -m pip install --no-build-isolation --no-cache-dir"
+    tree = os.path.dirname(os.path.dirname(__file__))
+    assert f"{command} --force-reinstall --no-deps -e {tree}\n" in done.err
 
 
 def test_seeding_before_first_use_counts(run_ok):
@@ -146,13 +152,37 @@ def test_lazy_calls_run_at_first_use(run_ok):
     out = run_ok(
         """
         import torch
-        torch.openreg._lazy_call(lambda: print("called"))
+        torch.openreg._lazy_call(lambda: print("called"), seed=True)  # as PyTorch's own are called
         print("before")
         torch.empty(1, device="openreg")
         torch.openreg._lazy_call(lambda: print("at once"))
         """
     )
     assert out.split("\n")[:3] == ["before", "called", "at once"]
+
+
+FIRST_CALLS = {
+    "sparse": "sparse_coo_tensor.size([2, 2], layout=torch.sparse_coo, device=device)",
+    "csr": "empty.memory_format([2, 2], layout=torch.sparse_csr, device=device)",
+    "quantized": "_empty_affine_quantized.default([2], dtype=torch.quint8, device=device)",
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_CALLS)
+def test_the_first_call_makes_a_tensor_of_components(run_ok, kind):
+    """Their operators are registered at the first use. Calls of torch.ops, as those of C++, do not
+    go through torch.openreg._lazy_init."""
+    out = run_ok(
+        f"""
+        import warnings, torch
+        warnings.simplefilter("ignore")  # of layouts and dtypes that are in beta
+        device, key = torch.device("openreg"), "SparsePrivateUse1"
+        count = lambda: len(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+        before = count()
+        print(torch.ops.aten.{FIRST_CALLS[kind]}.is_openreg, before < 10 < count())
+        """
+    )
+    assert out == "True True\n"
 
 
 IN_CHILD = """

@@ -18,7 +18,6 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
-#include <torch/library.h>
 
 #include <optional>
 
@@ -27,6 +26,8 @@
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
+#include "fallback.h"
+#include "registration.h"
 #include "tensor_metadata.h"
 
 namespace torch_openreg {
@@ -42,6 +43,7 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 c10::DeviceIndex checkOptions(std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                               std::optional<bool> pin) {
+  registerOperatorsOfComponents();  // for programs in C++; Python does it at the first use
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(c10::kStrided) == c10::kStrided, "layout ", *layout,
                               " is not supported on openreg");
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
@@ -188,7 +190,7 @@ void recordTensorStream(Tensor &self, c10::Stream stream) {
 
 }  // namespace torch_openreg
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &emptyStrided);
@@ -212,9 +214,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 // PyTorch's kernels for these bits would record a copy, write it back, and return what nobody asked for.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());
 }
-TORCH_LIBRARY_IMPL(aten, Negative, m) {
+OPENREG_LIBRARY_IMPL(aten, Negative, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());
 }

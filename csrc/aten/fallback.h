@@ -32,4 +32,8 @@ bool registerUnboxed(const c10::OperatorHandle &op);
  * is asked only where nothing is remembered. Once, after all other registrations. */
 void registerOperators();
 
+/* The same for sparse, quantized and nested tensors: before the first tensor is made, and not at import, as each
+ * kind takes a walk over all operators. Once: further calls do nothing. */
+void registerOperatorsOfComponents();
+
 }  // namespace torch_openreg

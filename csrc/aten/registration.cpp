@@ -1,13 +1,12 @@
 /*
  * For which operators and which kinds of tensors the fallback stands: those that have no registration of their own.
  */
-#include "fallback.h"
-
-#include <torch/library.h>
+#include "registration.h"
 
 #include <string>
 #include <vector>
 
+#include "fallback.h"
 #include "op_traits.h"
 
 namespace torch_openreg {
@@ -23,6 +22,7 @@ void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack);
 /* The kernels of sparse, quantized and nested tensors, by the CPU's key for them. */
 template <DispatchKey kernel>
 void fallbackWithComponents(const OperatorHandle &op, Stack *stack) {
+  registerOperatorsOfComponents();
   runCpuKernelWithComponents(op, stack, kernel);
 }
 
@@ -51,6 +51,11 @@ constexpr Kind kKinds[] = {
     kindOf<DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU>(),
 };
 
+/* What makes such a tensor of nothing, and may be the first call of a program in C++: it registers the rest. */
+const c10::OperatorName kMakers[] = {{"aten::empty", "memory_format"},
+                                     {"aten::_sparse_coo_tensor_with_dims", ""},
+                                     {"aten::_empty_affine_quantized", ""}};
+
 /* A composite kernel would be reached before the fallback, and is left in its place. */
 bool leadsToFallback(const OperatorHandle &op) {
   return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
@@ -58,39 +63,57 @@ bool leadsToFallback(const OperatorHandle &op) {
          !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
 }
 
-torch::Library &libraryOf(const char *name, DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
+template <typename Visit>
+void forEachAtenOperator(const Visit &visit) {
+  auto &dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    if (const auto op = dispatcher.findOp(name)) visit(name, *op);
+  }
 }
 
 }  // namespace
 
 void registerOperators() {
   torch::Library &plain = libraryOf("aten", DispatchKey::PrivateUse1);
-  std::vector<torch::Library *> libraries;
-  for (const Kind &kind : kKinds) libraries.push_back(&libraryOf("aten", kind.device));
-  auto &dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findOp(name);
-    if (!name.name.starts_with("aten::") || !op.has_value()) continue;
-    const bool ours = op->hasKernelForDispatchKey(DispatchKey::PrivateUse1);
-    const bool unboxed = !ours && leadsToFallback(*op) && registerUnboxed(*op);
-    if (!ours && !unboxed && (isForeach(name.name) || hasInferringKernel(*op))) {
+  forEachAtenOperator([&](const c10::OperatorName &name, const OperatorHandle &op) {
+    const bool ours = op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+    const bool unboxed = !ours && leadsToFallback(op) && registerUnboxed(op);
+    if (!ours && !unboxed && (isForeach(name.name) || hasInferringKernel(op))) {
       plain.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
     }
-    // Where the CPU has a kernel of its own, a composite one would stand before the fallback.
-    for (size_t i = 0; i < libraries.size(); ++i) {
-      const Kind &kind = kKinds[i];
-      if (op->hasKernelForDispatchKey(kind.cpu) && !op->hasKernelForDispatchKey(kind.device) &&
-          op->hasComputedKernelForDispatchKey(kind.device)) {
-        libraries[i]->impl(unqualified(name).c_str(), kind.kernel());
+  });
+  for (const Kind &kind : kKinds) {
+    for (const c10::OperatorName &name : kMakers) {
+      const OperatorHandle op = c10::Dispatcher::singleton().findOp(name).value();
+      if (op.hasKernelForDispatchKey(kind.cpu)) {
+        libraryOf("aten", kind.device).impl(unqualified(name).c_str(), kind.kernel());
       }
     }
   }
-  for (const Kind &kind : kKinds) libraryOf("_", kind.device).fallback(kind.kernel());
+}
+
+void registerOperatorsOfComponents() {
+  [[maybe_unused]] static const bool done = [] {
+    std::vector<torch::Library *> libraries;
+    for (const Kind &kind : kKinds) libraries.push_back(&libraryOf("aten", kind.device));
+    // Where the CPU has a kernel of its own, a composite one would stand before the fallback.
+    forEachAtenOperator([&](const c10::OperatorName &name, const OperatorHandle &op) {
+      for (size_t i = 0; i < libraries.size(); ++i) {
+        const Kind &kind = kKinds[i];
+        if (op.hasKernelForDispatchKey(kind.cpu) && !op.hasKernelForDispatchKey(kind.device) &&
+            op.hasComputedKernelForDispatchKey(kind.device)) {
+          libraries[i]->impl(unqualified(name).c_str(), kind.kernel());
+        }
+      }
+    });
+    for (const Kind &kind : kKinds) libraryOf("_", kind.device).fallback(kind.kernel());
+    return true;
+  }();
 }
 
 }  // namespace torch_openreg
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&torch_openreg::fallback>());
 }

@@ -44,13 +44,15 @@ def _lazy_init():
             )
         if not _called:
             _called = True
+            _C._register_operators_of_components()
             on_first_use()
         while _queued:  # what is left where one has raised is for the next use
             _queued.pop(0)()
 
 
-def _lazy_call(function):
-    """Calls `function` at the first use of the device, or now if that has been."""
+def _lazy_call(function, **_):
+    """Calls `function` at the first use of the device, or now if that has been. What else PyTorch
+    says (``seed=True``) is about the order of the calls, and they are kept in the order given."""
     with _lock:
         if not _called:
             _queued.append(function)
