@@ -48,6 +48,29 @@ def test_the_pages_have_examples():
     assert len(list(examples())) >= 8
 
 
+# ---- links ----
+
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/README.md")]
+
+
+def anchors(page):
+    """Of the headings, as Git hosts make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere_without_the_site(page):
+    for link in LINK.findall(page.read_text()):
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.is_file(), link
+            assert not anchor or anchor in anchors(target), link
+
+
 # ---- docs/ci.md ----
 
 CI = (ROOT / "docs/ci.md").read_text()
