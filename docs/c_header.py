@@ -110,6 +110,13 @@ class Header:
         for match in PIECE.finditer(self.text):
             self.add(match)
         self.flush()
+        written, functions = (
+            "\n".join(self.lines),
+            re.findall(r"^OR_API [^;(]*?(or\w+)\(", self.text, re.M),
+        )
+        missing = [function for function in functions if f"{function}(" not in written]
+        if missing:
+            raise ValueError(f"{name} is not understood: where are {', '.join(missing)}?")
 
     def add(self, match):
         if match["comment"] is not None:

@@ -51,26 +51,9 @@ CONTENTS = """
 
 ```{toctree}
 :hidden:
-:caption: Guides
-:glob:
 
-docs/*
-docs/examples/*/README
-```
-
-```{toctree}
-:hidden:
-:caption: Reference
-
-docs/reference/python
-docs/reference/pytest
-docs/reference/c
-```
-
-```{toctree}
-:hidden:
-:caption: Project
-
+docs/reference/guides
+docs/reference/index
 CONTRIBUTING
 CHANGELOG
 ```
