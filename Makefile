@@ -1,5 +1,5 @@
 # Targets: demo, test, test-all, soak, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, debug, compile_commands, wheels, clean.
+# Targets: ctest, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -14,7 +14,7 @@ CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HE
 CC ?= cc
 
 .PHONY: help demo test test-all soak conformance upstream integration lint format sanitize bench build ctest
-.PHONY: debug env clean compile_commands c-commands wheels
+.PHONY: debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files lint-analyze
 .DELETE_ON_ERROR:
@@ -95,6 +95,17 @@ $(INTEGRATION_STAMP): pyproject.toml | build
 integration: build $(INTEGRATION_STAMP)
 	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/integration tests/test_distributed_training.py \
 	  tests/test_docs.py
+
+# The site of the documentation, in build/docs.
+DOCS_STAMP := $(VENV)/docs.stamp
+
+$(DOCS_STAMP): pyproject.toml | build
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[docs,ppe]'
+	touch $@
+
+docs: build $(DOCS_STAMP)
+	$(PY) -m sphinx -W --keep-going --quiet -j auto -c docs -d build/doctrees . build/docs
+	@echo 'build/docs/index.html'
 
 # ---- The core without PyTorch: one rule set for each kind of build ----
 
@@ -295,4 +306,4 @@ format: $(ENV_STAMP)
 clean:
 	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
 	  torch_openreg/_build_info.py compile_commands.json
-	rm -f $(INSTALL_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP)
+	rm -f $(INSTALL_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP) $(DOCS_STAMP)

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ PART_OF_ID = re.compile(r"-?openreg-(early|late|seed\d+)(?=\]$)")
 SKIPPED = pytest.StashKey[int]()
 MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
+RACES = pytest.StashKey[list]()  # of a test: what its next report says of races
 RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
 
 
@@ -50,6 +52,11 @@ def pytest_addoption(parser):
         "--openreg-sanitizer",
         action="store_true",
         help="watch each test with torch.openreg.sanitizer; OPENREG_SANITIZER=1 does the same",
+    )
+    group.addoption(
+        "--openreg-annotations",
+        action="store_true",
+        help="print races and tests that fail under a schedule as annotations of GitHub",
     )
 
 
@@ -111,8 +118,36 @@ def _take_reports(config):
         sanitizer.clear()
 
 
-def _fail(reports):
+def _fail(item, reports):
+    _keep(item, reports)
     pytest.fail("\n\n".join(map(str, reports)), pytrace=False)
+
+
+def _keep(item, races):
+    item.stash.setdefault(RACES, []).extend(_annotation(race, item.config) for race in races)
+
+
+def _frame(access, config):
+    """The innermost frame of the project's own code; without any, the innermost."""
+    frames = access.stack or ()
+    for frame in frames:
+        path = Path(frame.filename)
+        if path.is_relative_to(config.rootpath) and "site-packages" not in path.parts:
+            return frame
+    return frames[0] if frames else None
+
+
+def _annotation(race, config):
+    """((file, line) or None, title, message). Place and title are the same in each run of a test,
+    so that all its schedules give one annotation."""
+    later, earlier = _frame(race.later, config), _frame(race.earlier, config)
+    where = f" ({_path(earlier.filename, config)}:{earlier.line})" if earlier else ""
+    return (
+        (later.filename, later.line) if later else None,
+        f"data race of {race.later.operator} and {race.earlier.operator}",
+        f"nothing orders {race.later.operator} with {race.earlier.operator}{where}\n"
+        f"What would have: {race.advice}",
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -124,6 +159,8 @@ def pytest_runtest_call(item):
         if sanitizer:  # it fails anyway
             for report in sanitizer.reports():
                 item.add_report_section("call", "openreg sanitizer", str(report))
+            if not item.get_closest_marker("racy"):
+                _keep(item, sanitizer.reports())
             sanitizer.clear()
         raise
     reports = _take_reports(item.config)
@@ -131,7 +168,7 @@ def pytest_runtest_call(item):
         if reports == [] and not item.stash.get(RACED, False):
             pytest.fail("the test is marked racy, and the sanitizer reports nothing", pytrace=False)
     elif reports:
-        _fail(reports)
+        _fail(item, reports)
     return result
 
 
@@ -140,7 +177,7 @@ def pytest_runtest_teardown(item):
     result = yield
     reports = _take_reports(item.config)
     if reports and not item.get_closest_marker("racy"):
-        _fail(reports)
+        _fail(item, reports)
     return result
 
 
@@ -223,6 +260,21 @@ def openreg_device():
 # ---- report ----
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    races = item.stash.get(RACES, [])
+    item.stash[RACES] = []
+    if report.failed:
+        report.openreg_races = races  # goes with the report to the process that prints it
+        schedule = _schedule_of(item)
+        seed = ("openreg_seed", str(schedule))
+        if schedule is not None and seed not in item.user_properties:
+            item.user_properties.append(seed)
+            report.user_properties.append(seed)
+    return report
+
+
 def _replay(nodeid, schedule):
     """The test alone; of its other parameters these only, which takes both ids."""
     bare = PART_OF_ID.sub("", nodeid)
@@ -233,22 +285,82 @@ def _replay(nodeid, schedule):
     return shlex.join(["pytest", f"--openreg-seed={seed}", *dict.fromkeys(tests)])
 
 
-def pytest_terminal_summary(terminalreporter, config):
+def _failed(terminalreporter):
+    """The reports of what failed under a schedule: by test, then by schedule."""
     failed = {}
     for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
         match = PART_OF_ID.search(report.nodeid)
         if match:
             test = PART_OF_ID.sub("", report.nodeid).removesuffix("[]")
-            failed.setdefault(test, {})[match[1]] = report.nodeid
+            failed.setdefault(test, {})[match[1]] = report
+    return failed
+
+
+def _say(test, schedules):
+    """Two lines: which schedules a test fails under, and how to repeat it."""
+    names = ", ".join(name.removeprefix("seed") for name in schedules)
+    schedule, report = next(iter(schedules.items()))
+    return f"{test} fails under {names}", f"  replay: {_replay(report.nodeid, schedule)}"
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    failed = _failed(terminalreporter)
     skipped = config.stash.get(SKIPPED, 0)
-    if not failed and not skipped:
-        return
-    terminalreporter.section("openreg schedules")
+    if failed or skipped:
+        terminalreporter.section("openreg schedules")
+        for test, schedules in failed.items():
+            for line in _say(test, schedules):
+                terminalreporter.line(line)
+        if skipped:
+            why = "taking no parameters, as methods of unittest.TestCase"
+            terminalreporter.line(f"without schedules, {why}: {skipped}")
+    if config.option.openreg_annotations:
+        said = set()
+        for place, title, message in _annotations(terminalreporter, config, failed):
+            if (place, title) not in said:
+                said.add((place, title))
+                terminalreporter.line(_command(place, title, message, config))
+
+
+# ---- GitHub's annotations ----
+
+
+def _path(file, config):
+    """GitHub finds the file by its path from the root of the repository."""
+    root = Path(os.environ.get("GITHUB_WORKSPACE") or config.rootpath)
+    path = config.rootpath / file
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+def _escaped(text, also=""):
+    for character in "%\r\n" + also:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _command(place, title, message, config):
+    properties = {"file": _path(place[0], config), "line": str(place[1]), "title": title}
+    text = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
+    return f"::error {text}::{_escaped(message)}"
+
+
+def _place(report, config):
+    """Where a test failed, if that is in the project, else where it begins."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash and Path(crash.path).is_relative_to(config.rootpath):
+        return crash.path, crash.lineno
+    file, line, _ = report.location
+    return file, (line or 0) + 1
+
+
+def _annotations(terminalreporter, config, failed):
+    """((file, line), title, message) of each race, and of each test that fails under a schedule
+    without one."""
+    for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
+        for place, title, message in getattr(report, "openreg_races", ()):
+            yield tuple(place or _place(report, config)), title, message
     for test, schedules in failed.items():
-        names = ", ".join(name.removeprefix("seed") for name in schedules)
-        terminalreporter.line(f"{test} fails under {names}")
-        schedule, nodeid = next(iter(schedules.items()))
-        terminalreporter.line(f"  replay: {_replay(nodeid, schedule)}")
-    if skipped:
-        why = "taking no parameters, as methods of unittest.TestCase"
-        terminalreporter.line(f"without schedules, {why}: {skipped}")
+        plain = [r for r in schedules.values() if not getattr(r, "openreg_races", ())]
+        if plain:
+            message = "\n".join(line.strip() for line in _say(test, schedules))
+            yield _place(plain[0], config), "fails under a schedule", message

@@ -1,6 +1,7 @@
 """The pytest plugin, in suites of its own."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_schedules_show_a_race_and_how_to_replay_it(suite):
     seeds = name.rpartition("under ")[2].split(", ")
     assert len(seeds) == failed and "early" not in seeds
     replay = f"  replay: pytest --openreg-seed={seeds[0]} test_it.py::test_racy"
-    assert replay in lines
+    assert replay in lines and not annotations(done)
     again = suite("", *replay.split()[2:])
     again.assert_outcomes(passed=1, failed=1)
     again.stdout.fnmatch_lines([f"*::test_racy fails under {seeds[0]}", replay])
@@ -331,6 +332,84 @@ def test_a_race_fails_its_own_test(suite, monkeypatch, by):
 
 def test_sanitizer_in_a_suite_without_the_device(suite):
     suite("def test_it():\n    pass\n", "--openreg-sanitizer").assert_outcomes(passed=1)
+
+
+def annotations(done):
+    return [line for line in done.outlines if line.startswith("::error ")]
+
+
+RACY_LINE, FAILED_LINE = 16, 18  # of RACY: `y = x * 5`, and the assertion
+
+
+def test_annotations_of_schedules(suite):
+    done = suite(RACY, "--openreg-seed=late", "--openreg-annotations", "-k", "racy")
+    (replay,) = (line.strip() for line in done.outlines if line.startswith("  replay: "))
+    place = f"file=test_it.py,line={FAILED_LINE},title=fails under a schedule"
+    said = "test_it.py::test_racy fails under late"
+    assert annotations(done) == [f"::error {place}::{said}%0A{replay}"]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_annotations_of_races(suite, pytester, monkeypatch, processes):
+    """One for a race, however often it is reported; paths are from the root of the repository."""
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path.parent))
+    arguments = ["--openreg-sanitizer", "--openreg-schedules=2", "--openreg-annotations"]
+    if processes:
+        arguments += ["-n", str(processes), "--dist=loadfile"]
+    done = suite(RACY, *arguments)
+    done.assert_outcomes(failed=3, passed=4)
+    (line,) = annotations(done)
+    file = f"{pytester.path.name}/test_it.py"
+    command, _, message = line.partition("title=data race of aten%3A%3Amul.Tensor and ")
+    assert command == f"::error file={file},line={RACY_LINE},"
+    assert message.startswith("aten%3A%3Aadd_.Tensor::nothing orders aten::mul.Tensor with ")
+    assert f"aten::add_.Tensor ({file}:14)%0AWhat would have: s1.wait_stream(s0) before" in message
+
+
+def test_annotation_where_the_race_has_no_python_frame(suite, pytester):
+    """Here in a fixture's end, without stacks: that of the test."""
+    text = """
+import pytest
+import torch
+
+
+@pytest.fixture
+def late():
+    yield
+    with torch.openreg.sanitizer.enable("warn", stacks=False):
+        a, side = torch.ones(9, device="openreg"), torch.openreg.Stream()
+        with side:
+            a.mul_(5)
+        side.synchronize()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it(late):
+    pass
+"""
+    done = suite(text, "--openreg-sanitizer", "--openreg-annotations")
+    done.assert_outcomes(passed=1, errors=1)
+    (line,) = annotations(done)
+    assert line.startswith("::error file=test_it.py,line=15,title=data race of ")
+
+
+def properties(pytester):
+    tests = ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
+    return {
+        test.get("name"): [(p.get("name"), p.get("value")) for p in test.iter("property")]
+        for test in tests
+    }
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_junit_names_the_seed_that_failed(suite, pytester, processes):
+    arguments = ["--openreg-seed=late", "--junitxml=junit.xml"]
+    if processes:
+        arguments += ["-n", str(processes), "--dist=loadfile"]
+    suite(RACY, *arguments).assert_outcomes(passed=4, failed=1)
+    found = properties(pytester)
+    assert found.pop("test_racy[openreg-late]") == [("openreg_seed", "late")]
+    assert len(found) == 4 and not any(found.values())
 
 
 def test_loading_it_loads_nothing_else(run_ok):

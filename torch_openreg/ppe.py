@@ -27,13 +27,15 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
     """What pytorch-pfn-extras does with modules and batches on an openreg device.
 
     Args:
-        device_spec: the device; "openreg" is the current one at each use.
+        device_spec: the device; "openreg" is the current one at each use. A device of another type
+            raises ValueError.
         options: of a dictionary, these:
 
-            * ``prefetch`` (bool): batches are copied on a stream of their own, while the current
-              stream is still busy with earlier ones; pinned batches without a wait. As with any
-              asynchronous copy, a pinned batch must not be written to afterwards.
-            * ``autocast`` (bool or dict): for code blocks; a dictionary is given to torch.autocast.
+            * ``prefetch`` (bool): batches are copied on a stream of their own while the current
+              stream is still busy with earlier ones. The host does not wait for pinned batches; as
+              with any asynchronous copy, they must not be written to afterwards.
+            * ``autocast`` (bool or dict): for code blocks. A dictionary is passed to
+              torch.autocast.
             * ``grad_scaler`` (torch.amp.GradScaler): for code blocks.
     """
 
@@ -68,9 +70,11 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
         return module
 
     def move_tensor(self, tensor):
+        """The tensor on the device. Waits for the copy unless ``prefetch`` is set."""
         return tensor.to(self.device_spec, non_blocking=self._prefetch)
 
     def convert_batch(self, args):
+        """The batch with its tensors on the device."""
         return self._hand_over(*self._copy(args)) if self._prefetch else super().convert_batch(args)
 
     def initialize_module(self, module, loader_or_batch, optimizer=None):
@@ -93,6 +97,7 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
         torch.openreg.synchronize(self.device_spec)
 
     def map(self, func, iterable, out_keys=None, device="cpu"):
+        """As in pytorch-pfn-extras; with ``prefetch`` the next batch is copied meanwhile."""
         if self._prefetch:
             batches = prefetch(iterable, self.device_spec)
         else:
@@ -118,8 +123,8 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
 class prefetch:
     """A loader whose batches are on the device, the next one copied while one is in use.
 
-    The option ``prefetch`` of the runtime does the same as long as the host runs ahead of the
-    device; this does it too for a loop that waits in every step. ::
+    The runtime's option ``prefetch`` does the same as long as the host runs ahead of the device.
+    This class does it also for a loop that waits in every step. ::
 
         trainer.run(torch_openreg.ppe.prefetch(loader, "openreg:1"))
 
@@ -134,7 +139,7 @@ class prefetch:
 
     @property
     def sampler(self):
-        """The loader's, if it has one: pytorch-pfn-extras tells it the epoch."""
+        """The sampler of the loader, if it has one; pytorch-pfn-extras tells it the epoch."""
         return self._loader.sampler
 
     def __len__(self):

@@ -7,6 +7,10 @@ docs/module.md has every name of ``torch.cuda`` and what became of it here.
 
 Asking for the number of devices, for their properties, for the current device or for a random
 state, and seeding, are no use of a device. The first allocation, copy or stream with work is.
+
+A parameter ``device`` takes a ``torch.device``, a string or an index; None and ``"openreg"`` are
+the current device. An index out of range raises RuntimeError, a device of another type ValueError,
+and anything else TypeError.
 """
 
 from . import _dlpack, amp, memory, random, sanitizer, streams, testing

@@ -11,7 +11,7 @@ _MOST_MS = 10_000
 
 
 class inject:
-    """A context in which one of the next operations of a device fails, or all are slow.
+    """A context in which one of the next operations of a device fails, or all of them are slow.
 
     ::
 
@@ -19,21 +19,23 @@ class inject:
             step()               # its third kernel fails, as kernels fail: later
         assert fault.fired and fault.operation == "aten::addmm"
 
-    Operations are counted when they are called, in the order of the calls. After the context, what
-    has not fired is disarmed, and everything works as before; a device that was lost, after
-    ``torch.openreg.reset``. Kinds may be nested; the same kind twice on a device is a RuntimeError.
+    Operations are counted when they are called, in the order of the calls. Leaving the context
+    disarms what has not fired, and everything works as before; a device that was lost works again
+    after ``torch.openreg.reset``. Contexts of different kinds may be nested; the same kind twice on
+    one device raises RuntimeError. An argument of the wrong type raises TypeError, a wrong value
+    ValueError.
 
     Args:
         kind: what happens.
             ``"out_of_memory"``: an allocation raises torch.OutOfMemoryError, after cached memory
             went back and queued work was waited for.
-            ``"copy_error"``: a copy or fill fails, ``"kernel_error"``: a kernel; the error surfaces
-            once, at the next call that synchronises.
+            ``"copy_error"``: a copy or fill fails, ``"kernel_error"``: a kernel fails. The error is
+            raised once, at the next call that synchronises.
             ``"device_lost"``: a kernel or copy loses the device.
             ``"slow_stream"``: each kernel and copy starts `delay_ms` after its turn has come.
         after: how many such operations are spared first.
-        device: of which device; a copy between two is the source's. The current device if None.
-        delay_ms: for ``"slow_stream"``, 0 to 10000 milliseconds.
+        device: the device; None is the current one. A copy between two devices is the source's.
+        delay_ms: for ``"slow_stream"`` only: 0 to 10000 milliseconds, 5 if it is not given.
     """
 
     def __init__(self, kind, after=0, device=None, *, delay_ms=None):
@@ -69,13 +71,14 @@ class inject:
 
     @property
     def fired(self):
-        """How many operations were struck: 0, or 1; with ``"slow_stream"``, how many are slow."""
+        """How many operations were struck, which is 0 or 1; with ``"slow_stream"``, how many are
+        slow."""
         return self._look()[0]
 
     @property
     def operation(self):
-        """What was struck first, such as ``"aten::add"``, ``"Memcpy HtoD"`` or ``"allocation of 512
-        bytes"``; None before."""
+        """The operation that was struck first, such as ``"aten::add"``, ``"Memcpy HtoD"`` or
+        ``"allocation of 512 bytes"``. None before that."""
         return self._look()[1] or None
 
     def __enter__(self):

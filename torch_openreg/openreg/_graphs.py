@@ -2,19 +2,26 @@
 
 
 def is_current_stream_capturing():
-    """Whether work is being recorded into a graph: never, there are no graphs."""
+    """Whether the current stream's work is being recorded into a graph: False, as there are no
+    graphs."""
     return False
 
 
-def _refuse(*args, **kwargs):
-    """Raises NotImplementedError: there are no graphs."""
-    raise NotImplementedError("graphs are not implemented for openreg devices: run eagerly")
+_REFUSAL = "graphs are not implemented for openreg devices: run eagerly"
 
 
 class graph:
+    """Raises NotImplementedError, whatever `args` and `kwargs` are: there are no graphs."""
+
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError(_REFUSAL)
+
+
+def graph_pool_handle():
     """Raises NotImplementedError: there are no graphs."""
+    raise NotImplementedError(_REFUSAL)
 
-    __init__ = _refuse
 
-
-graph_pool_handle = make_graphed_callables = _refuse
+def make_graphed_callables(*args, **kwargs):
+    """Raises NotImplementedError, whatever `args` and `kwargs` are: there are no graphs."""
+    raise NotImplementedError(_REFUSAL)

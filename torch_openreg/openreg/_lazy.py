@@ -16,7 +16,7 @@ def _is_in_bad_fork():
 
 
 def is_initialized():
-    """Whether any device has been used. Asking is no use."""
+    """Whether this process has used a device. Asking is no use of one."""
     if _is_in_bad_fork():
         return False
     return any(_C._is_active(i) for i in range(_C._device_count()))
@@ -25,7 +25,7 @@ def is_initialized():
 def init():
     """Makes the current device ready, which otherwise happens at its first use.
 
-    Raises RuntimeError in a forked child of a process that had used a device.
+    Raises RuntimeError in a forked child of a process that had used a device, and if there is none.
     """
     _lazy_init()
     _C._initialize()

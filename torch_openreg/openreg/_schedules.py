@@ -50,13 +50,15 @@ class schedule(contextlib.ContextDecorator):
 
     Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
     gives the same order each time, on any machine, if one thread at a time uses the device. Memory
-    that is cached and not in use is given back first, so that what a process did before has no
-    part in it. Both ends of the context wait until nothing is queued; an exception does not wait.
-    The schedule is the whole process's. Contexts nest; the outer schedule then starts anew.
+    that is cached and not in use is given back first, so that the order does not depend on what the
+    process did before. The context waits at its begin and at its end until nothing is queued; when
+    an exception leaves it, it does not wait. The schedule is the whole process's. Contexts nest;
+    the outer schedule starts anew when the inner one ends. It decorates a function too.
 
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
-            it or asks, and not before; ``"early"``: everything runs as soon as it can.
+            it or asks for it, and not before; ``"early"``: everything runs as soon as it can.
+            Anything else raises ValueError.
     """
 
     def __init__(self, seed):
@@ -161,9 +163,7 @@ class Exploration:
     """What explore() found.
 
     Attributes:
-        results: the distinct results, each with its `seeds`; the first is the one of ``"early"``.
-        different: the seeds whose result is another than that of ``"early"``, or an exception.
-        ok: every schedule gave the same, and no exception.
+        results: the distinct results, each with its `seeds`; the first is that of ``"early"``.
     """
 
     def __init__(self):
@@ -179,11 +179,13 @@ class Exploration:
 
     @property
     def different(self):
+        """The seeds whose result is another than that of ``"early"``, or an exception."""
         first = self.results[0]
         return [s for r in self.results if r is not first or r.error is not None for s in r.seeds]
 
     @property
     def ok(self):
+        """Whether every schedule gave the same result, and none an exception."""
         return not self.different
 
     def __str__(self):
@@ -274,7 +276,7 @@ def _seeds(schedules):
 
 
 def explore(fn, schedules=100, *, progress=None):
-    """Calls a function under many schedules and compares what comes out.
+    """Calls a function under many schedules and compares the results.
 
     ::
 
@@ -283,17 +285,19 @@ def explore(fn, schedules=100, *, progress=None):
 
     The first run is under ``"early"``, the order of a device that runs everything at once. Every
     run begins with PyTorch's random state as it is now, and ends with a synchronisation of all
-    devices, so that the error of a kernel is its own run's. Results are nested containers; tensors
-    are compared by value, NaN being equal to NaN, exceptions by type and text, DataRaceErrors by
-    operators, streams and kind of memory.
+    devices, so that a kernel's error belongs to its own run. Results may be nested containers.
+    Tensors are compared by value, where NaN equals NaN; exceptions by type and text; DataRaceErrors
+    by operators, streams and kind of memory.
 
     Args:
-        fn: called without arguments; has to do the same each time.
-        schedules: how many seeds, from 0; or the seeds themselves, ``"late"`` among them if wanted.
-        progress: whether to draw a progress bar on stderr; None: if that is a terminal.
+        fn: called without arguments. It has to do the same each time; what is no function raises
+            TypeError. An exception that it raises is a result.
+        schedules: how many seeds, from 0 on; or the seeds themselves, which may include ``"late"``.
+            What is neither raises TypeError; no seed, or a bad one, raises ValueError.
+        progress: whether to draw a progress bar on stderr; None draws one if that is a terminal.
 
     Returns:
-        Exploration: print it.
+        Exploration: print it to see the results and how to repeat them.
     """
     if not callable(fn):
         raise TypeError(f"explore calls a function; {fn!r} cannot be called")

@@ -23,15 +23,15 @@ def current_device():
 
 
 def set_device(device):
-    """Makes `device` current for the calling thread. A negative index is a no-op."""
+    """Makes `device` current for the calling thread. A negative index does nothing."""
     if isinstance(device, int) and device < 0:
         return
     _C._set_device(device_index(device))
 
 
 class device:
-    """A context in which `device` is current; the device from before is current again after it,
-    also when it is left by an exception. None and a negative index are no-ops."""
+    """A context in which `device` is current. The device that was current before it is current
+    again after it, also when an exception leaves it. None and a negative index change nothing."""
 
     def __init__(self, device):
         no_op = device is None or (isinstance(device, int) and device < 0)
@@ -49,17 +49,20 @@ class device:
 
 
 class device_of(device):
-    """A context in which the device of a tensor or storage is current; a no-op if that is not an
-    openreg device."""
+    """A context in which the device of a tensor or storage, `obj`, is current. One that is not on
+    an openreg device changes nothing."""
 
     def __init__(self, obj):
         super().__init__(obj.device if obj.device.type == "openreg" else None)
 
 
 def synchronize(device=None):
-    """Blocks until every stream of the device has finished what is queued so far.
+    """Waits until every stream of `device`, and every collective on it, has finished what is queued
+    so far.
 
-    The error of a failed kernel surfaces here. A no-op on a device not used yet.
+    The error of a kernel that failed is raised here, with its type: once, but
+    torch.AcceleratorError of a lost device at every call. Does nothing on a device that has not
+    been used yet.
     """
     index = device_index(device)
     if _C._in_forked_child() or _C._is_active(index):
@@ -67,49 +70,53 @@ def synchronize(device=None):
 
 
 def reset(device=None):
-    """Drops the work queued on the device, completes its events, clears its error and empties its
-    cache. A task that is running is waited for. Tensors, streams, events and generators stay valid;
-    the contents of tensors are undefined. It brings a lost device (torch.AcceleratorError) back."""
+    """Drops the work queued on `device`, completes its events, clears its error and empties its
+    cache. Waits for the task that is running. Tensors, streams, events and generators stay valid,
+    but the contents of tensors are undefined. A lost device (torch.AcceleratorError) can be used
+    again afterwards."""
     _C._reset(device_index(device))
 
 
 def get_device_properties(device=None):
-    """The device's properties: name, total_memory, factory, lanes, host_cores and more."""
+    """The properties of `device`, as attributes: name, total_memory, factory, lanes, host_cores and
+    more."""
     return _C._get_device_properties(device_index(device))
 
 
 def get_device_name(device=None):
-    """The device's name, such as ``/openreg:1``."""
+    """The name of `device`, such as ``/openreg:1``."""
     return get_device_properties(device).name
 
 
 def get_device_capability(device=None):
-    """What the device can do: a dictionary with the set ``supported_dtypes``."""
+    """What `device` can do: a dictionary with the set ``supported_dtypes``."""
     return torch._C._accelerator_getDeviceCapability(device_index(device))
 
 
 def can_device_access_peer(device, peer_device):
-    """Whether a kernel or copy of `device` may reach memory of `peer_device` directly."""
+    """Whether a kernel or copy of `device` may reach memory of `peer_device` directly. It may not
+    where ``OPENREG_PEER_ACCESS`` is 0."""
     return _C._can_access_peer(device_index(device), device_index(peer_device))
 
 
 def is_bf16_supported(including_emulation=True):
-    """Whether the device computes in bfloat16: yes."""
+    """Whether the device computes in bfloat16: True, whatever `including_emulation` says."""
     return True
 
 
 def is_tf32_supported():
-    """Whether the device computes in TF32: no, float32 is float32."""
+    """Whether the device computes in TF32: False, float32 is computed as float32."""
     return False
 
 
 def get_arch_list():
-    """The architectures that kernels were compiled for: none, the kernels are the CPU's."""
+    """The architectures that kernels were compiled for: an empty list, as the kernels are the
+    CPU's."""
     return []
 
 
 def get_gencode_flags():
-    """The compiler's flags for those architectures: none."""
+    """The compiler's flags for those architectures: an empty string."""
     return ""
 
 
@@ -119,7 +126,9 @@ def _no_sensor(quantity):
         raise NotImplementedError(f"an openreg device is simulated and has no {quantity} to read")
 
     read.__name__ = read.__qualname__ = quantity.replace(" ", "_")
-    read.__doc__ = f"Raises NotImplementedError: a simulated device has no {quantity} to read."
+    read.__doc__ = (
+        f"Raises NotImplementedError: a simulated `device` has no {quantity} that could be read."
+    )
     return read
 
 
@@ -130,7 +139,8 @@ utilization = _no_sensor("utilization")
 
 
 def configure(device_count, name_prefix=""):
-    """Makes the devices: so many of each type, before anything else has made or counted them.
+    """Makes the devices, so many of each type. Comes before anything else that makes or counts
+    them.
 
     ::
 
@@ -141,8 +151,9 @@ def configure(device_count, name_prefix=""):
             gets what it gets without this call: one "CPU", ``OPENREG_DEVICE_COUNT`` of "openreg".
         name_prefix: what names begin with; the devices are then ``<prefix>/openreg:0`` and so on.
 
-    Raises RuntimeError where the devices are there already (any use of a device, also asking for
-    their number, makes them), where a number is out of range and where no factory makes the type.
+    Raises RuntimeError if the devices are there already (any use of a device makes them, and so
+    does asking for their number), if a number is out of range or if no factory makes the type;
+    TypeError for what is not a dictionary from names to whole numbers.
     """
     for kind, count in device_count.items():
         if not isinstance(kind, str) or isinstance(count, bool) or not isinstance(count, int):
@@ -151,25 +162,34 @@ def configure(device_count, name_prefix=""):
 
 
 def device_factories():
-    """The registered device factories, a dictionary each: type, name, priority, plugin (the path of
-    the library that it came from, or ""), whether it serves, that is, makes the devices of its
-    type, and the names of these devices."""
+    """The registered device factories. Each is a dictionary with ``type``, ``name``, ``priority``,
+    ``plugin`` (the path of the library that it came from, or ``""``), ``serves`` (whether it makes
+    the devices of its type) and ``devices`` (their names)."""
     return _C._factories()
 
 
 def fallback_stats(reset=False):
-    """Which way operators went: a dictionary from an operator's name to how often (``count``) and
-    for how long in all (``seconds``) it was ``asynchronous`` (queued; the time is that of its
-    kernels), ``waited`` for, or ``copying`` its tensors to the CPU and back. `reset` starts anew.
-    Does not synchronise: what is queued and has not run yet is not counted yet."""
+    """Which way operators went.
+
+    A dictionary from an operator's name to how often (``count``) and for how long in all
+    (``seconds``) it was ``asynchronous`` (queued; the time is that of its kernels), ``waited`` for,
+    or ``copying`` its tensors to the CPU and back. Does not wait, so what is queued and has not run
+    yet is not counted yet.
+
+    Args:
+        reset: whether counting starts anew after this call.
+    """
     return _C._fallback_stats(reset)
 
 
 def hang_report():
-    """What every stream that has work is doing and what it waits for, as text: its next task and
-    operator, the event or value it waits for, and streams that wait for each other. Waits for
-    nothing. ``OPENREG_WATCHDOG_S`` prints it when nothing goes on; for the host's own stacks there
-    is ``faulthandler``."""
+    """What every stream that has work is doing, and what it waits for, as text.
+
+    It names each stream's next task and operator, the event or value that it waits for, and streams
+    that wait for each other. The call itself waits for nothing. With ``OPENREG_WATCHDOG_S`` the
+    same text is printed when nothing makes progress; the host's own stacks come from
+    ``faulthandler``.
+    """
     return _C._hang_report()
 
 
@@ -177,18 +197,19 @@ _SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
 
 
 def set_sync_debug_mode(debug_mode):
-    """What becomes of calls that make the host wait for a device, in the whole process.
+    """What happens at calls that make the host wait for a device, in the whole process.
 
     Args:
-        debug_mode: "default" or 0: nothing; "warn" or 1: a UserWarning; "error" or 2: a
-            RuntimeError, before anything is queued. Both name the operator or the call.
+        debug_mode: ``"default"`` or 0: nothing; ``"warn"`` or 1: a UserWarning; ``"error"`` or 2: a
+            RuntimeError, before anything is queued. Both name the operator or the call. Another
+            value raises RuntimeError, another type TypeError.
 
-    They are: operators whose result is a number or has a size that depends on data (``item``,
-    ``nonzero``, a mask as index), operators that the device waits for at each call (of sparse
-    tensors, of other libraries), copies to pageable memory, copies that do not say ``non_blocking``
-    (but for small ones from pageable memory, which are copied at the call), ``empty_cache`` and
-    allocations that had to wait for memory; and, where ``torch.cuda`` says nothing,
-    ``synchronize`` of devices, streams and events.
+    These calls are: operators whose result is a number or has a size that depends on data
+    (``item``, ``nonzero``, a mask as index), operators that the device waits for at each call (of
+    sparse tensors, of other libraries), copies to pageable memory, copies without ``non_blocking``
+    (except small ones from pageable memory, which are copied during the call), ``empty_cache`` and
+    allocations that had to wait for memory. Unlike ``torch.cuda``, ``synchronize`` of devices,
+    streams and events counts too.
     """
     if isinstance(debug_mode, str):
         if debug_mode not in _SYNC_DEBUG_MODES:
@@ -203,12 +224,13 @@ def set_sync_debug_mode(debug_mode):
 
 
 def get_sync_debug_mode():
-    """The mode that set_sync_debug_mode has set, as a number."""
+    """The mode that set_sync_debug_mode has set, as a number from 0 to 2."""
     return _C._get_sync_debug_mode()
 
 
 def _sleep(nanoseconds):
-    """Queues a kernel on the current stream that does nothing for that long."""
+    """Queues a kernel on the current stream that does nothing for that many `nanoseconds`. A
+    negative number raises ValueError."""
     if nanoseconds < 0:
         raise ValueError(f"nanoseconds must be 0 or more, got {nanoseconds}")
     _lazy_init()

@@ -51,7 +51,8 @@ __all__ = [
 
 
 def empty_cache():
-    """Gives cached blocks that nothing uses back to the device. A no-op before first use."""
+    """Gives cached blocks that nothing uses back to their devices. May wait for these devices: no
+    queued work may reach memory that goes back. Does nothing before the first use of a device."""
     torch.accelerator.empty_cache()
 
 
@@ -64,7 +65,7 @@ def _flatten(stats, prefix=""):
 
 
 def memory_stats_as_nested_dict(device=None):
-    """The allocator's statistics: figure, pool, metric; empty before first use.
+    """The statistics of the allocator of `device`: figure, pool, metric. Empty before first use.
 
     Figures: ``allocation``, ``segment``, ``active``, ``inactive_split`` (counts) and
     ``allocated_bytes``, ``reserved_bytes``, ``active_bytes``, ``inactive_split_bytes``,
@@ -78,57 +79,61 @@ def memory_stats_as_nested_dict(device=None):
 
 
 def memory_stats(device=None):
-    """memory_stats_as_nested_dict as a flat dictionary: ``"allocated_bytes.all.peak"``."""
+    """memory_stats_as_nested_dict of `device` as a flat dictionary, with keys such as
+    ``"allocated_bytes.all.peak"``."""
     return collections.OrderedDict(sorted(_flatten(memory_stats_as_nested_dict(device))))
 
 
 def memory_allocated(device=None):
-    """Bytes in live tensors."""
+    """Bytes in live tensors on `device`."""
     return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device=None):
-    """The most bytes in live tensors since the start or reset_peak_memory_stats."""
+    """The most bytes there were in live tensors on `device` since the start, or since
+    reset_peak_memory_stats."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
 def memory_reserved(device=None):
-    """Bytes the allocator holds, in use or cached."""
+    """Bytes of `device` that the allocator holds, in use or cached."""
     return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device=None):
-    """The most bytes the allocator held since the start or reset_peak_memory_stats."""
+    """The most bytes of `device` that the allocator held since the start, or since
+    reset_peak_memory_stats."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device=None):
-    """Lets the peaks start from the present values."""
+    """Lets the peaks of `device` start from the present values."""
     torch.accelerator.reset_peak_memory_stats(device_index(device))
 
 
 def reset_accumulated_memory_stats(device=None):
-    """Sets the accumulated counts (``allocated``, ``freed``, ``num_...``) to zero."""
+    """Sets the accumulated counts of `device` (``allocated``, ``freed``, ``num_...``) to zero."""
     torch.accelerator.reset_accumulated_memory_stats(device_index(device))
 
 
 def reset_max_memory_allocated(device=None):
-    """reset_peak_memory_stats: every peak is reset."""
+    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew."""
     reset_peak_memory_stats(device)
 
 
 def reset_max_memory_cached(device=None):
-    """reset_peak_memory_stats: every peak is reset."""
+    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew."""
     reset_peak_memory_stats(device)
 
 
 def host_memory_stats_as_nested_dict():
-    """Statistics of the pinned host memory; empty before first use."""
+    """Statistics of the pinned host memory. Empty before the first use of a device."""
     return _C._memory_host_stats() if is_initialized() else {}
 
 
 def host_memory_stats():
-    """host_memory_stats_as_nested_dict as a flat dictionary: ``"active_bytes.current"``."""
+    """host_memory_stats_as_nested_dict as a flat dictionary, with keys such as
+    ``"active_bytes.current"``."""
     return collections.OrderedDict(sorted(_flatten(host_memory_stats_as_nested_dict())))
 
 
@@ -146,12 +151,12 @@ def reset_peak_host_memory_stats():
 
 
 def mem_get_info(device=None):
-    """(bytes free, bytes in all) of the device. What the allocator caches is not free."""
+    """(bytes free, bytes in all) of `device`. What the allocator caches is not free."""
     return _C._mem_get_info(device_index(device))
 
 
 def device_memory_used(device=None):
-    """Bytes of the device that are not free: tensors, and what the allocator caches."""
+    """Bytes of `device` that are not free: tensors, and what the allocator caches."""
     free, total = mem_get_info(device)
     return total - free
 
@@ -167,7 +172,7 @@ def list_gpu_processes(device=None):
 
 
 def memory_usage(device=None):
-    """On CUDA: how busy the memory was, in percent. Nothing here measures that."""
+    """Raises NotImplementedError: nothing measures how busy the memory of `device` is."""
     device_index(device)
     raise NotImplementedError(
         "openreg does not measure how busy device memory is: for how full it is, use mem_get_info()"
@@ -175,10 +180,14 @@ def memory_usage(device=None):
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Lets the allocator hold no more than this part (0.0 to 1.0) of the device's capacity.
+    """Lets the allocator hold no more than a part of the capacity of `device`.
 
     What it holds beyond that stays until it is freed. An allocation that would go beyond raises
     torch.OutOfMemoryError.
+
+    Args:
+        fraction: a float from 0.0 to 1.0. Another type raises TypeError, another value ValueError.
+        device: the device.
     """
     if not isinstance(fraction, float):
         raise TypeError(f"a memory fraction is a float, got {fraction!r}")
@@ -189,15 +198,19 @@ def set_per_process_memory_fraction(fraction, device=None):
 
 
 def get_per_process_memory_fraction(device=None):
-    """The part of the device's capacity that the allocator may hold: 1.0 until it is set."""
+    """The part of the capacity of `device` that the allocator may hold: 1.0 until it is set."""
     _lazy_init()
     return _C._memory_get_fraction(device_index(device))
 
 
 def caching_allocator_alloc(size, device=None, stream=None):
-    """The address of `size` bytes for work on `stream` (a stream, its id, or the current one).
+    """Allocates device memory and returns its address; caching_allocator_delete gives it back.
 
-    To be given back with caching_allocator_delete.
+    Args:
+        size: in bytes. A negative one raises ValueError.
+        device: the device.
+        stream: whose work will use the memory: a stream, its id, or None for the current one.
+            Anything else raises TypeError.
     """
     _lazy_init()
     index = device_index(device)
@@ -213,7 +226,8 @@ def caching_allocator_alloc(size, device=None, stream=None):
 
 
 def caching_allocator_delete(mem_ptr):
-    """Gives back what caching_allocator_alloc returned."""
+    """Gives back `mem_ptr`, an address that caching_allocator_alloc has returned. Another address
+    raises RuntimeError."""
     _C._memory_free(mem_ptr)
 
 
@@ -223,7 +237,12 @@ _NO_POOLS = "openreg has no private memory pools yet: every allocation is in the
 
 
 def memory_snapshot(mempool_id=None, include_traces=True):
-    """The segments of every device's allocator; of _snapshot(), the part without the history."""
+    """A list of the segments of every device's allocator, each with its blocks.
+
+    Args:
+        mempool_id: None or (0, 0): there is one pool, and another raises NotImplementedError.
+        include_traces: ignored, as the history is no part of this list.
+    """
     if mempool_id is not None and tuple(mempool_id) != (0, 0):
         raise NotImplementedError(_NO_POOLS)
     return _C._memory_snapshot(False)["segments"] if is_initialized() else []
@@ -306,7 +325,8 @@ def _get_memory_metadata():
 
 
 class MemPool:
-    """Refused: there are no private pools yet."""
+    """Raises NotImplementedError, whatever `args` and `kwargs` are: there are no private pools
+    yet."""
 
     def __init__(self, *args, **kwargs):
         raise NotImplementedError(_NO_POOLS)
@@ -314,13 +334,15 @@ class MemPool:
 
 @contextlib.contextmanager
 def use_mem_pool(pool, device=None):
-    """Refused: there are no private pools yet."""
+    """Raises NotImplementedError, whatever `pool` and `device` are: there are no private pools
+    yet."""
     raise NotImplementedError(_NO_POOLS)
     yield
 
 
 def change_current_allocator(allocator):
-    """Refused: the allocator is part of the device."""
+    """Raises NotImplementedError: the allocator is part of the device, and `allocator` cannot
+    replace it."""
     raise NotImplementedError("openreg's device allocator cannot be replaced")
 
 
@@ -385,7 +407,7 @@ def _table(stats, abbreviated):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """The statistics as a table to print; `abbreviated` leaves out the two pools."""
+    """The statistics of `device` as a table to print. `abbreviated` leaves out the two pools."""
     index = device_index(device)
     stats = memory_stats_as_nested_dict(index)
     if not stats:

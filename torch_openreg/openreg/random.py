@@ -21,7 +21,8 @@ def _seed_bits(seed):
 
 
 class _DefaultGenerators(Sequence):
-    """One generator a device, made when it is asked for."""
+    """A sequence of the default generators, one for each device. A generator is made when it is
+    first asked for; asking is no use of its device."""
 
     def __len__(self):
         return _C._device_count()
@@ -47,12 +48,17 @@ def _generator(device):
 
 
 def manual_seed(seed):
-    """Seeds the current device's default generator."""
+    """Seeds the current device's default generator.
+
+    Args:
+        seed: a whole number from -2**63 to 2**64 - 1; others raise ValueError.
+    """
     _generator(None).manual_seed(_seed_bits(seed))
 
 
 def manual_seed_all(seed):
-    """Seeds the default generators of all devices. torch.manual_seed calls it."""
+    """Seeds the default generators of all devices with `seed`: see manual_seed. torch.manual_seed
+    calls it."""
     _C._manual_seed_all(_seed_bits(seed))
 
 
@@ -72,21 +78,30 @@ def initial_seed():
 
 
 def get_rng_state(device="openreg"):
-    """The state of the device's default generator: a CPU byte tensor."""
+    """The state of the default generator of `device`: a byte tensor on the CPU."""
     return _generator(device).get_state()
 
 
 def get_rng_state_all():
-    """The states of all default generators, in order."""
+    """A list of the states of all default generators, in the order of the devices."""
     return [generator.get_state() for generator in default_generators]
 
 
 def set_rng_state(new_state, device="openreg"):
-    """Sets the state of the device's default generator to one that get_rng_state gave."""
+    """Sets the state of the default generator of `device`.
+
+    Args:
+        new_state: what get_rng_state has returned; a tensor of another size raises ValueError.
+        device: the device.
+    """
     _generator(device).set_state(new_state.clone(memory_format=torch.contiguous_format))
 
 
 def set_rng_state_all(new_states):
-    """Sets the states of the default generators, in order."""
+    """Sets the states of the default generators.
+
+    Args:
+        new_states: one for each device, in their order: what get_rng_state_all has returned.
+    """
     for index, state in enumerate(new_states):
         set_rng_state(state, index)

@@ -44,7 +44,8 @@ _last = threading.local()  # the report whose text was asked for last, by each t
 
 
 class DataRaceError(RuntimeError):
-    """Two accesses to the same memory that nothing orders, and one of them writes."""
+    """Two accesses to the same memory that nothing orders, of which one writes. `text` is its
+    message."""
 
     __module__ = "torch.openreg.sanitizer"
 
@@ -75,17 +76,17 @@ class Access:
     where: str
     """``the default stream of openreg:0``, or ``the host``."""
     stream: int | None
-    """Its ``native_handle``; None: the host."""
+    """The stream's ``native_handle``; None for the host."""
     device: int | None
-    """Of the stream; None: the host."""
+    """The stream's device; None for the host."""
     is_default: bool
-    """Of the device's default stream."""
+    """Whether the stream is its device's default stream."""
     write: bool
     begin: int
     end: int
     """From the first byte to behind the last."""
     stack: tuple[Frame, ...] | None
-    """Of the call, the innermost frame first; None if it was not recorded."""
+    """The stack of the call, the innermost frame first; None if it was not recorded."""
 
     def __str__(self):
         does = "writes" if self.write else "reads"
@@ -245,21 +246,22 @@ class _Enabled:
 
 
 def enable(mode="error", stacks=True):
-    """Switches the sanitizer on, for the whole process.
+    """Switches the sanitizer on, for the whole process. Does not wait.
 
-    As a context manager it is at the end as it was before: off, or on in the mode that it had.
+    Used as a context manager, it puts the sanitizer back at the end into the state that it had
+    before: off, or on in its earlier mode.
 
     Args:
-        mode: "error": a conflict raises DataRaceError in the thread that made the later access, in
-            each such call, before the operator is queued. Copies raise when they are queued,
-            operators of the host on pinned memory when they have run (where PyTorch does not let
-            them, at the thread's next call of the device), and what turns out to be a conflict only
-            when an event is signalled at the thread's next call that finds it out. "warn": a
-            UserWarning in the same places, once of each report.
+        mode: ``"error"``: each call that makes the later access of a conflict raises DataRaceError,
+            before the operator is queued. Copies raise when they are queued. Operators of the host
+            on pinned memory raise when they have run; where PyTorch does not let them, the thread's
+            next call of the device raises. What turns out to be a conflict only when an event is
+            signalled is raised at the thread's next call that finds it. ``"warn"``: a UserWarning
+            in the same places, once for each report. Another mode raises ValueError.
         stacks: whether the Python stack of each access is kept.
 
-    What was queued before is not known to it. Where it is on already, mode and stacks change; what
-    it knows and the reports stay.
+    It does not know what was queued before. If it is on already, the mode and `stacks` change; what
+    it knows, and the reports, stay.
     """
     if mode not in _MODES:
         raise ValueError(f"mode is {mode!r}; allowed are 'error' and 'warn'")
@@ -271,7 +273,7 @@ def enable(mode="error", stacks=True):
 def disable():
     """Switches the sanitizer off. The reports stay until they are cleared.
 
-    DataRaceError if an error of the host, in any thread, has not been raised yet.
+    Raises DataRaceError if an error of the host, in any thread, has not been raised yet.
     """
     _C._sanitizer_disable()
     texts = _take_all()
@@ -285,14 +287,18 @@ def is_enabled():
 
 
 def reports():
-    """The conflicts that were found since the sanitizer was enabled, or cleared: a list of Report,
-    in their order. One pair of operators on the same streams and address is one. At most 1000 are
-    kept; those after them raise or warn all the same."""
+    """The conflicts that were found since the sanitizer was enabled or cleared: a list of Report,
+    in the order in which they were found. Does not wait, so synchronise first where an event may
+    still decide.
+
+    A pair of operators on the same streams and address is reported once. At most 1000 reports are
+    kept; later conflicts raise or warn all the same.
+    """
     return [_report(given) for given in _C._sanitizer_reports()]
 
 
 def clear():
-    """Forgets the reports, and errors that have not been raised yet."""
+    """Forgets the reports, and the errors that have not been raised yet."""
     _take_all()
     _C._sanitizer_clear()
 

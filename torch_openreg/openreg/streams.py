@@ -29,14 +29,16 @@ def _check_stream(stream):
 
 
 class Stream(torch.Stream):
-    """A queue of work of one device. Streams are never ordered with each other implicitly.
+    """A queue of one device's work. Nothing orders two streams unless the program asks for it.
 
     Args:
         device: the device; None is the current one.
-        priority: 0 is the least urgent, a lower number more urgent; clamped to what there is.
+        priority: 0 is the least urgent, and lower numbers are more urgent. A number outside the
+            device's range is taken as the nearest inside.
+        kwargs: what torch.Stream uses to name an existing stream.
 
-    Streams come from a pool, in turn, so that two objects may name one stream. Such a pair compares
-    equal.
+    Streams come from a pool, in turn, so two objects may name one stream. They compare equal then.
+    As a context manager, a stream is current inside: see StreamContext.
     """
 
     def __new__(cls, device=None, priority=0, **kwargs):
@@ -47,7 +49,7 @@ class Stream(torch.Stream):
 
     @property
     def priority(self):
-        """The priority in force."""
+        """The priority in force, which is 0 or negative."""
         return _C._stream_priority(_name(self))
 
     @property
@@ -61,17 +63,20 @@ class Stream(torch.Stream):
         return ctypes.c_uint64(self.openreg_stream)
 
     def wait_event(self, event):
-        """Work queued on this stream from now on waits for the newest record of `event`."""
+        """Lets work queued on this stream from now on wait for the newest record of `event`. The
+        host does not wait. What is no torch.Event raises TypeError."""
         _check_type(event, torch.Event)
         super().wait_event(event)
 
     def wait_stream(self, stream):
-        """Work queued on this stream from now on waits for what `stream` has been given so far."""
+        """Lets work queued on this stream from now on wait for all that is queued on `stream` so
+        far. The host does not wait. What is no torch.Stream raises TypeError."""
         _check_type(stream, torch.Stream)
         super().wait_stream(stream)
 
     def record_event(self, event=None):
-        """Records `event`, or a new one, after the work queued so far, and returns it."""
+        """Records `event`, or a new one if it is None, after the work queued so far, and returns
+        it."""
         event = Event() if event is None else event
         _check_type(event, torch.Event)
         event.record(self)
@@ -82,12 +87,13 @@ class Stream(torch.Stream):
 
 
 class ExternalStream(Stream):
-    """A stream that other code made with ``orStreamCreate`` and destroys itself.
+    """A stream that other code has made with ``orStreamCreate``, and will destroy.
 
     Args:
-        stream_ptr: the handle (``orStream_t``), also as ``native_handle`` gives it.
-        device: its device; the current one if None. Another device than the handle's own raises
-            RuntimeError, as does any use after the stream was destroyed.
+        stream_ptr: the handle (``orStream_t``), also as ``native_handle`` gives it. What is no
+            integer raises TypeError, a number outside 64 bits ValueError.
+        device: its device; None is the current one. Another device than the handle's own raises
+            RuntimeError, and so does any use after the stream was destroyed.
     """
 
     def __new__(cls, stream_ptr, device=None):
@@ -103,7 +109,8 @@ class ExternalStream(Stream):
 
 
 def get_stream_from_external(data_ptr, device=None):
-    """The stream of a handle that other code made: see ExternalStream."""
+    """The stream of the handle `data_ptr` that other code has made, on `device`: see
+    ExternalStream."""
     return ExternalStream(data_ptr, device)
 
 
@@ -112,9 +119,12 @@ class Event(torch.Event):
 
     Args:
         enable_timing: whether elapsed_time may be asked for.
-        blocking: ignored: a waiting host always sleeps.
-        interprocess, external: not supported.
-        device: only checked; an event belongs to the device of its first record.
+        blocking: ignored, as a waiting host always sleeps.
+        interprocess: not supported: True raises NotImplementedError.
+        external: not supported: True raises NotImplementedError.
+        device: only checked. An event belongs to the device of its first record.
+
+    ``query()`` and ``wait()`` do not make the host wait; ``synchronize()`` does.
     """
 
     def __new__(
@@ -134,20 +144,22 @@ class Event(torch.Event):
         return ctypes.c_uint64(self.event_id)
 
     def record(self, stream=None):
-        """Marks the work queued so far on `stream`; None is the current stream."""
+        """Marks the work queued so far on `stream`; None is the current stream. The host does not
+        wait."""
         if stream is not None:
             _check_type(stream, torch.Stream)
         super().record(stream)
 
     def wait(self, stream=None):
-        """Work queued from now on on `stream` waits for the newest record; None is the current
-        stream. A stream of any device."""
+        """Lets work queued on `stream` from now on wait for the newest record. The host does not
+        wait. None is the current stream; it may be a stream of another device."""
         if stream is not None:
             _check_type(stream, torch.Stream)
         super().wait(stream)
 
     def elapsed_time(self, end_event):
-        """Milliseconds from this event to `end_event`. Both are timed and finished."""
+        """Milliseconds from this event to `end_event`. Raises ValueError if one of them is not
+        timed or not recorded, and RuntimeError if one is not finished: it does not wait."""
         return _C._elapsed_time(self, end_event)
 
     def __repr__(self):
@@ -180,7 +192,7 @@ def _exit(stream):
 
 class StreamContext:
     """A context in which `stream` is current on its device, and its device is current. What was
-    current before is so again after it. None is a no-op."""
+    current before is current again after it. None changes nothing."""
 
     def __init__(self, stream):
         if stream is not None:
@@ -223,13 +235,13 @@ _mend_contexts()
 
 
 def stream(stream):
-    """See StreamContext."""
+    """A context in which `stream` is current: see StreamContext."""
     return StreamContext(stream)
 
 
 def set_stream(stream):
-    """Makes `stream` current on its device and its device current, for the calling thread. None is
-    a no-op."""
+    """Makes `stream` current on its device, and its device current, for the calling thread. None
+    changes nothing."""
     if stream is None:
         return
     _check_stream(stream)
@@ -237,13 +249,13 @@ def set_stream(stream):
 
 
 def current_stream(device=None):
-    """The stream on which the calling thread queues work for the device."""
+    """The stream on which the calling thread queues work for `device`."""
     current = torch.accelerator.current_stream(device_index(device))
     return _wrap(current.stream_id, current.device_index)
 
 
 def default_stream(device=None):
-    """The device's default stream, which is always there."""
+    """The default stream of `device`, which is always there."""
     return _wrap(0, device_index(device))
 
 

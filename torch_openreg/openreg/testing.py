@@ -26,10 +26,10 @@ class gate:
         torch.openreg.synchronize()
 
     A stream that waits holds no thread, so any number of gates may be closed. Leaving the context
-    opens the gate, and so does dropping the object, or its streams would wait for ever.
+    opens the gate, and so does dropping the object: its streams would otherwise wait for ever.
 
     Args:
-        device: whose current stream wait() holds by default; the current device if None.
+        device: the device whose current stream wait() holds by default; None is the current device.
     """
 
     def __init__(self, device=None):
@@ -41,13 +41,14 @@ class gate:
         self._open = False
 
     def wait(self, stream=None):
-        """Work queued on `stream` after this call waits for the gate. Any device's stream."""
+        """Lets work queued on `stream` after this call wait for the gate; the host does not wait.
+        It may be a stream of any device; None is the current stream of the gate's device."""
         if stream is None:
             stream = torch.accelerator.current_stream(self._device)
         _C._external_event_wait(self._event, (stream.stream_id, stream.device_index))
 
     def open(self):
-        """Lets every stream that waits go on. Opening an open gate is a no-op."""
+        """Lets every stream that waits go on. Opening an open gate does nothing."""
         with self._lock:
             if self._open:
                 return
@@ -56,6 +57,7 @@ class gate:
 
     @property
     def is_open(self):
+        """Whether the gate has been opened."""
         return self._open
 
     def __enter__(self):
