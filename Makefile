@@ -4,7 +4,7 @@
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
 PYTHON ?= python3
-PINNED_TORCH := $(shell sed -n 's/^torch==//p' .ci/requirements.txt)
+PINNED_TORCH := $(shell sed -n 's/^torch==//p' .ci/build.txt)
 TORCH ?= $(PINNED_TORCH)
 VENV := .venv$(addprefix -,$(filter-out $(PINNED_TORCH),$(TORCH)))
 PY := $(VENV)/bin/python
@@ -24,20 +24,29 @@ help:
 
 # ---- Environment and build ----
 
+BUILD_STAMP := $(VENV)/build.stamp
 ENV_STAMP := $(VENV)/requirements.stamp
 INSTALL_STAMP := $(VENV)/install.stamp
+DEMO_STAMP := $(VENV)/demo.stamp
 
 env: $(ENV_STAMP)
 
-$(ENV_STAMP): .ci/requirements.txt
+# pip shows its bars in a terminal.
+$(BUILD_STAMP): .ci/build.txt
+	@echo '== $(VENV), with what compiles the package'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	sed 's/^torch==.*/torch==$(TORCH)/' .ci/requirements.txt > $(VENV)/requirements.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	sed 's/^torch==.*/torch==$(TORCH)/' .ci/build.txt > $(VENV)/build.txt
+	$(PY) -m pip install --disable-pip-version-check -r $(VENV)/build.txt
+	touch $@
+
+$(ENV_STAMP): .ci/requirements.txt $(BUILD_STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r .ci/requirements.txt
 	touch $@
 
 # Its result is beside the sources, for one PyTorch at a time; the objects of each are kept, so that a
 # change of TORCH copies two files.
-compile: $(ENV_STAMP)
+compile: $(BUILD_STAMP)
+	@echo '== the core and the shim'
 	$(PY) setup.py --quiet build_ext --inplace
 
 # The editable install finds everything compiled; it is repeated when the metadata changes, of which the
@@ -47,9 +56,16 @@ $(INSTALL_STAMP): pyproject.toml setup.py $(HEADER) | compile
 	  -e '.[test,examples]'
 	touch $@
 
-build: compile $(INSTALL_STAMP)
+build: $(ENV_STAMP) compile $(INSTALL_STAMP)
 
-demo: build
+# Of the extras it needs the examples' alone, which an install for `build` has too.
+$(DEMO_STAMP): pyproject.toml $(HEADER) | compile
+	@echo '== the package, with what the examples need'
+	$(PY) -m pip install --disable-pip-version-check --no-build-isolation -e '.[examples]'
+	touch $@
+
+demo: compile $(if $(wildcard $(INSTALL_STAMP)),$(INSTALL_STAMP),$(DEMO_STAMP))
+	@echo '== the digits, on openreg:1 and on the CPU'
 	$(PY) docs/examples/digits.py
 
 # Files of tests run side by side, in the order of their names; the tests of a file in one process.
@@ -306,4 +322,4 @@ format: $(ENV_STAMP)
 clean:
 	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
 	  torch_openreg/_build_info.py compile_commands.json
-	rm -f $(INSTALL_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP) $(DOCS_STAMP)
+	rm -f $(INSTALL_STAMP) $(DEMO_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP) $(DOCS_STAMP)

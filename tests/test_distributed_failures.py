@@ -192,15 +192,85 @@ def rank_begins_again(rank, path):
     dist.all_reduce(x)
     dist.barrier()
     assert x.tolist() == [2.0] * 4
-    # Gloo's groups cannot be split from Python; PyTorch says so.
-    with pytest.raises(RuntimeError, match="not support splitting"):
-        dist.split_group(split_ranks=[[0], [1]])
 
 
 def test_the_ends_of_works_and_groups(pair, tmp_path):
     for function in (rank_waits_no_longer, rank_reset, rank_destroys, rank_forks):
         pair.run(function)
     pair.run(rank_begins_again, str(tmp_path / "again"))
+
+
+def sums(group, device):
+    """What all_reduce makes of the ranks' numbers, on the device and on the CPU."""
+    rank = dist.get_rank()
+    tensors = [torch.full((3,), rank + 1.0, device=where) for where in (device, "cpu")]
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+    return [tensor[0].item() for tensor in tensors]
+
+
+def rank_splits(rank):
+    device = torch.device("openreg", rank)
+    own = dist.split_group(split_ranks=[[0], [1]])
+    both = dist.split_group(split_ranks=[[0, 1]], group_desc="both")
+    of_both = dist.split_group(both, split_ranks=[[0], [1]])
+    assert [dist.get_process_group_ranks(g) for g in (own, both, of_both)] == [
+        [rank],
+        [0, 1],
+        [rank],
+    ]
+    assert sums(own, device) == sums(of_both, device) == [rank + 1.0] * 2
+    assert sums(both, device) == sums(None, device) == [3.0, 3.0]
+    assert own.group_desc == "default_pg:split:0" and of_both.group_desc == "both:split:0"
+    assert both.bound_device_id == device
+    # A limit of its own, which the group that was split does not get.
+    limit = datetime.timedelta(seconds=7)
+    short = dist.split_group(split_ranks=[[0, 1]], timeout=limit)
+    backends = [group._get_backend(device) for group in (short, both, dist.group.WORLD)]
+    assert [backend.options._timeout == limit for backend in backends] == [True, False, False]
+    part = dist.split_group(split_ranks=[[0, 1]], backend="openreg")
+    x = torch.ones(2, device=device)
+    dist.all_reduce(x, group=part)
+    assert x.tolist() == [2.0, 2.0]
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        dist.all_reduce(x.cpu(), group=part)
+
+
+def rank_is_left_out(rank):
+    device = torch.device("openreg", rank)
+    alone = dist.split_group(split_ranks=[[1]])
+    assert (alone is None) == (rank == 0)
+    if rank == 1:
+        assert sums(alone, device) == [2.0, 2.0]
+    first = dist.new_group([0])  # of which rank 1 is told too
+    if rank == 0:
+        assert sums(first, device) == [1.0, 1.0]
+
+
+def rank_mesh(rank):
+    mesh = dist.init_device_mesh("openreg", (2, 1), mesh_dim_names=("rows", "columns"))
+    device = torch.device("openreg", rank)
+    assert sums(mesh.get_group("rows"), device) == [3.0, 3.0]
+    assert sums(mesh.get_group("columns"), device) == [rank + 1.0] * 2
+
+
+def test_a_group_is_split(pair, tmp_path):
+    # Twice: the Gloo of a process's first group is not like that of later ones.
+    for path in ("first", "second"):
+        pair.run(rank_begins_again, str(tmp_path / path))
+        for function in (rank_splits, rank_mesh, rank_is_left_out):
+            pair.run(function)
+
+
+def rank_splits_without_a_device(rank, path):
+    dist.destroy_process_group()
+    dist.init_process_group(store=dist.FileStore(path, 2), rank=rank, world_size=2)
+    with pytest.raises(RuntimeError, match="No device associated with the default pg"):
+        dist.split_group(split_ranks=[[0], [1]])
+
+
+def test_a_split_needs_a_device_id(pair, tmp_path):
+    pair.run(rank_splits_without_a_device, str(tmp_path / "none"))
 
 
 ONE = """

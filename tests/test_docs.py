@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 # Only `make integration` has the libraries for these.
-LATER = () if os.environ.get("OPENREG_INTEGRATION") else ("import lightning\n",)
+HEAVY = ("import lightning\n", "import accelerate\n", "import transformers\n")
+LATER = () if os.environ.get("OPENREG_INTEGRATION") else HEAVY
 EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

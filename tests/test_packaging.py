@@ -299,16 +299,23 @@ def test_every_requirement_is_pinned():
     text = (ROOT / "pyproject.toml").read_text()
     build_requires = re.findall(r'"(.*?)"', text.partition("requires = [")[2].partition("]")[0])
     assert f"pip install {build_requires[-1]} && " in (ROOT / "README.md").read_text()
-    tools = [
-        line
-        for line in (ROOT / ".ci/requirements.txt").read_text().splitlines()
-        if not line.startswith("#")
-    ]
+    build, tools = (
+        [line for line in (ROOT / ".ci" / name).read_text().splitlines() if line[0] != "#"]
+        for name in ("build.txt", "requirements.txt")
+    )
     required = importlib.metadata.requires("torch_openreg")
     required.remove(f"torch=={MINOR}.*")
-    for requirement in [*build_requires, *tools, *required]:
+    for requirement in [*build_requires, *build, *tools, *required]:
         assert re.match(r"[\w-]+==[\d.]+($|;| )", requirement), requirement
-    assert set(build_requires) <= set(tools)
+    assert set(build_requires) <= set(build)
+
+
+def test_the_demo_installs_what_it_needs_and_shows_it(tmp_path):
+    command = ["make", "--dry-run", "demo", f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    installs = re.findall(r"pip install (.*)", done.stdout)
+    assert [line.split()[-1] for line in installs] == [f"{tmp_path}/build.txt", "'.[examples]'"]
+    assert not any("--quiet" in line for line in installs)
 
 
 # ---- What pip builds ----

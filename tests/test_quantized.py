@@ -133,6 +133,40 @@ def test_copies_between_devices_and_the_cpu(make):
 
 
 @pytest.mark.parametrize("make", MAKERS)
+def test_pinned(make):
+    for x in [make(), *([make().t(), make()[1:]] if make is per_tensor else [])]:
+        pinned = x.pin_memory()
+        assert not x.is_pinned() and pinned.is_pinned() and pinned.device.type == "cpu"
+        assert torch.equal(pinned, x) and pinned.stride() == x.stride()
+        assert pinned.pin_memory().data_ptr() == pinned.data_ptr()
+        assert torch.equal(pinned.to(DEVICE, non_blocking=True).cpu(), x)
+    parts = [pinned.q_per_channel_scales()] if make is per_channel else []
+    assert all(part.is_pinned() for part in parts)
+
+
+def test_copies_of_pinned_memory_do_not_hold_the_host():
+    source, to = per_tensor().pin_memory(), per_tensor().pin_memory()
+    there = torch.empty_like(per_tensor(DEVICE))
+    torch.openreg.synchronize()
+    with torch.openreg.testing.gate(1) as gate:
+        gate.wait()
+        there.copy_(source, non_blocking=True)
+        to.fill_(0)
+        to.copy_(there, non_blocking=True)
+        assert not to.dequantize().any()
+        assert not torch.accelerator.current_stream(DEVICE).query()
+    torch.openreg.synchronize()
+    assert torch.equal(to, per_tensor())
+
+
+def test_pinned_loader():
+    # Without workers: on its way from one, PyTorch loses what a tensor's integers mean.
+    (sample,) = torch.utils.data.DataLoader([per_tensor()], batch_size=None, pin_memory=True)
+    assert sample.is_pinned()
+    check(sample.to(DEVICE, non_blocking=True), per_tensor())
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_saved(make):
     file = io.BytesIO()
     torch.save(make(DEVICE), file)

@@ -78,6 +78,13 @@ Tensor copyFromQuantized(const Tensor &src, const Tensor &dst, bool nonBlocking)
   return copyQuantized(to, src, nonBlocking);
 }
 
+/* PyTorch's own makes a tensor without a quantizer, for every device, and is refused the copy into that. */
+Tensor pinQuantized(const Tensor &self, std::optional<c10::Device> device) {
+  Components parts = componentsOf(self);
+  for (Tensor &part : parts) part = part.pin_memory(device);
+  return assemble(self, parts);
+}
+
 /* The CPU's kernel keeps where each maximum was, which its derivative reads, only where it sees autograd: for it alone
  * the tensors are copied. */
 void sparseMmReduce(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
@@ -126,6 +133,8 @@ OPENREG_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
   m.impl("copy_", &torch_openreg::copyQuantized);
   m.impl("_copy_from", &torch_openreg::copyFromQuantized);
 }
+
+OPENREG_LIBRARY_IMPL(aten, QuantizedCPU, m) { m.impl("_pin_memory", &torch_openreg::pinQuantized); }
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_nested_view_from_buffer", &torch_openreg::nestedView);

@@ -13,6 +13,13 @@ namespace py = pybind11;
 namespace {
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  py::module_::import("torch.distributed");  // which registers the base
+  py::class_<ProcessGroupOpenReg, c10::intrusive_ptr<ProcessGroupOpenReg>, c10d::Backend>(
+      m, "ProcessGroupOpenReg")
+      .def_property_readonly("_gloo_options", &ProcessGroupOpenReg::getBackendOptions)
+      .def("comm_split_count", &ProcessGroupOpenReg::splits)
+      // Called where the process is in no part of a group that is split: Gloo needs nobody else.
+      .def("perform_nocolor_split", [](const ProcessGroupOpenReg &, c10::Device) {});
   m.def("_make_process_group",
         [](c10::intrusive_ptr<c10d::Backend> gloo, const c10::intrusive_ptr<c10d::Store> &store,
            std::vector<int64_t> globalRanks) -> c10::intrusive_ptr<c10d::Backend> {

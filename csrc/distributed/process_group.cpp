@@ -4,6 +4,8 @@
  */
 #include "process_group.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <numeric>
 #include <utility>
 
@@ -142,7 +144,10 @@ ProcessGroupOpenReg::~ProcessGroupOpenReg() {
     new std::shared_ptr<CollectiveQueues>(queues_);
     return;
   }
+  // Without the GIL, which the last reference may have come with: Gloo joins its threads, if nothing is under way.
+  WithoutGil unlocked;
   queues_->close();
+  queues_.reset();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupOpenReg::getBackendOptions() {
@@ -151,6 +156,19 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupOpenReg::getBackendOption
 
 void ProcessGroupOpenReg::setTimeout(std::chrono::milliseconds timeout) {
   queues_->gloo().setTimeout(timeout);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupOpenReg::split(
+    const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
+    const c10::intrusive_ptr<Options> &options) {
+  ++splits_;
+  // The store is that of all backends of the new group, and its Gloo for the CPU writes the same keys.
+  const auto own = c10::make_intrusive<c10d::PrefixStore>("openreg", store);
+  auto gloo = queues_->gloo().split(own, ranks, options);
+  if (!gloo) return nullptr;
+  const auto &globalRanks = options->global_ranks_in_group;
+  Peers peers(*own, gloo->getSize(), {globalRanks.begin(), globalRanks.end()});
+  return c10::make_intrusive<ProcessGroupOpenReg>(std::move(gloo), std::move(peers));
 }
 
 // ---- What they share ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,6 +33,13 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  bool supportsSplitting() const override { return true; }
+  /* Null for a rank that is not among `ranks`. */
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> &store,
+                                          const std::vector<int> &ranks,
+                                          const c10::intrusive_ptr<Options> &options) override;
+  /* How often it has been split: PyTorch's name for the next part. */
+  uint64_t splits() const { return splits_; }
 
   using Tensors = std::vector<at::Tensor>;
   using Lists = std::vector<Tensors>;
@@ -77,7 +85,8 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   std::string groupName() const;
   std::vector<int> others() const;
 
-  const std::shared_ptr<CollectiveQueues> queues_;
+  std::shared_ptr<CollectiveQueues> queues_;  // empty in the destructor alone
+  std::atomic<uint64_t> splits_ = 0;
   const pid_t process_ = getpid();
   std::mutex mutex_;  // guards the fields below, and keeps the order of the queue that of the numbers
   uint64_t sequence_ = 0;

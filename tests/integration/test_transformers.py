@@ -201,6 +201,91 @@ def test_the_trainer_of_transformers(run):
     assert results[1] == pytest.approx(results[0], rel=1e-4)
 
 
+TRAINER_WITHOUT_VARIABLE = """
+    import sys
+    sys.path.insert(0, {folder!r})
+    import tempfile
+    import torch
+    from test_transformers import classified_text, make
+    from transformers import Trainer, TrainingArguments
+
+    class Arguments(TrainingArguments):
+        @property
+        def device(self):
+            _ = super().device
+            self.distributed_state.device = torch.device({device!r})
+            return self.distributed_state.device
+
+    batch = classified_text()
+    rows = [{{name: value[i] for name, value in batch.items()}} for i in range(4)] * 2
+    with tempfile.TemporaryDirectory() as folder:
+        options = dict(
+            output_dir=folder, max_steps=4, per_device_train_batch_size=2, learning_rate=1e-3,
+            report_to=[], logging_steps=1, save_strategy="no", seed=1, disable_tqdm=True,
+        )
+        # What the page says they lack: it may go when these do.
+        assert TrainingArguments(**options).device == torch.device("cpu")
+        try:
+            TrainingArguments(bf16=True, **options)
+        except ValueError as error:
+            assert "doesn't support bf16/gpu" in str(error)
+        else:
+            raise AssertionError("bf16=True is taken")
+        arguments = Arguments(**options)
+        arguments.mixed_precision = "bf16"
+        trainer = Trainer(model=make("bert"), args=arguments, train_dataset=rows)
+        seen = []
+        trainer.model.classifier.register_forward_hook(
+            lambda _, inputs, out: seen.append((out.device, out.dtype))
+        )
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        print("result", *set(seen).pop(), *losses)
+"""
+
+
+def test_the_trainer_without_the_variable(run):
+    results = []
+    for device in ("cpu", DEVICE):
+        program = TRAINER_WITHOUT_VARIABLE.format(folder=__file__.rpartition("/")[0], device=device)
+        done = run(program)
+        assert done.code == 0, done.err
+        line = next(line for line in done.out.splitlines() if line.startswith("result"))
+        _, where, dtype, *losses = line.split()
+        assert (where, dtype) == (device, "torch.bfloat16")
+        results.append([float(loss) for loss in losses])
+    assert len(results[0]) == 4
+    assert results[1] == pytest.approx(results[0], rel=0.02)
+
+
+def test_accelerate_without_the_variable(run):
+    done = run(
+        """
+    import torch
+    from accelerate import Accelerator, PartialState
+
+    assert PartialState().device == torch.device("cpu")  # what the page says it lacks
+    PartialState().device = torch.device("openreg:1")
+    accelerator = Accelerator(mixed_precision="bf16")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 2)
+    data = torch.utils.data.DataLoader(torch.arange(64.0).reshape(8, 8) / 64, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    for x in data:
+        with accelerator.autocast():
+            assert torch.nn.functional.linear(x, model.weight).dtype == torch.bfloat16
+        loss = model(x).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    print(loss.device, model.weight.device)
+    """
+    )
+    assert done.code == 0, done.err
+    assert done.out.split() == [DEVICE, DEVICE]
+
+
 def rank_fsdp_llama(rank):
     from torch.distributed.fsdp import fully_shard
 

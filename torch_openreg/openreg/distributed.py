@@ -12,6 +12,7 @@ _NAME = "openreg"
 def register():
     """Makes it the backend of the device. Starts nothing."""
     c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=[_NAME])
+    _C.ProcessGroupOpenReg.options = property(_options_of)
     _serve_cpu_too()
 
 
@@ -27,10 +28,39 @@ def _create(options, gloo_options):
             "expected pg_options of type ProcessGroupGloo.Options or None for the backend "
             f"'{_NAME}', got {type(gloo_options).__name__}"
         )
-    # As PyTorch does with its own: a split of the group needs them.
-    gloo.options.global_ranks_in_group = options.global_ranks_in_group
+    # As PyTorch does with its own: a split of the group needs them. The default group's are empty.
+    ranks = options.global_ranks_in_group or list(range(options.group_size))
+    gloo.options.global_ranks_in_group = ranks
     gloo.options.group_name = options.group_id
-    return _C._make_process_group(gloo, options.store, options.global_ranks_in_group)
+    return _C._make_process_group(gloo, options.store, ranks)
+
+
+class _Options(c10d.ProcessGroupGloo._Options):
+    """Gloo's, but PyTorch can copy them, as it does when it splits a group."""
+
+    def __init__(self, options):
+        super().__init__()
+        for name in ("_timeout", "_threads", "_devices", "global_ranks_in_group", "group_name"):
+            setattr(self, name, getattr(options, name))
+
+    def __deepcopy__(self, memo):
+        return _Options(self)
+
+
+def _options_of(backend):
+    """What PyTorch copies before it splits a group."""
+    _number_ranks_of_cpu()
+    return _Options(backend._gloo_options)
+
+
+def _number_ranks_of_cpu():
+    """PyTorch splits the group's Gloo for CPU tensors too, and that one reads the ranks in its own
+    options. Those of the default group are empty: it would read behind their end, and crash."""
+    group = c10d._get_default_group()
+    for device in group._device_types:
+        gloo = group._get_backend(device)
+        if isinstance(gloo, c10d.ProcessGroupGloo) and not gloo.options.global_ranks_in_group:
+            gloo.options.global_ranks_in_group = list(range(group.size()))
 
 
 def _serve_cpu_too():
