@@ -112,7 +112,7 @@ integration: build $(INTEGRATION_STAMP)
 	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/integration tests/test_distributed_training.py \
 	  tests/test_docs.py
 
-# The site of the documentation, in build/docs.
+# The site of the documentation, in build/docs. -E: Sphinx does not read a page again for what conf.py adds to it.
 DOCS_STAMP := $(VENV)/docs.stamp
 
 $(DOCS_STAMP): pyproject.toml | build
@@ -120,7 +120,7 @@ $(DOCS_STAMP): pyproject.toml | build
 	touch $@
 
 docs: build $(DOCS_STAMP)
-	$(PY) -m sphinx -W --keep-going --quiet -j auto -c docs -d build/doctrees . build/docs
+	$(PY) -m sphinx -E -W --keep-going --quiet -j auto -c docs -d build/doctrees . build/docs
 	@echo 'build/docs/index.html'
 
 # ---- The core without PyTorch: one rule set for each kind of build ----
