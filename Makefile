@@ -1,10 +1,12 @@
 # Targets: demo, test, soak, conformance, upstream, integration, lint, format, sanitize, bench, build,
 # Targets: ctest, debug, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
-# a C and a C++ compiler, and make.
+# a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
 PYTHON ?= python3
-VENV := .venv
+PINNED_TORCH := $(shell sed -n 's/^torch==//p' .ci/requirements.txt)
+TORCH ?= $(PINNED_TORCH)
+VENV := .venv$(addprefix -,$(filter-out $(PINNED_TORCH),$(TORCH)))
 PY := $(VENV)/bin/python
 HEADER := csrc/openreg/include/openreg.h
 # The library's name in a program, as in setup.py.
@@ -29,15 +31,18 @@ env: $(ENV_STAMP)
 
 $(ENV_STAMP): .ci/requirements.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r .ci/requirements.txt
+	sed 's/^torch==.*/torch==$(TORCH)/' .ci/requirements.txt > $(VENV)/requirements.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
 	touch $@
 
+# Its result is beside the sources, for one PyTorch at a time; the objects of each are kept, so that a
+# change of TORCH copies two files.
 compile: $(ENV_STAMP)
 	$(PY) setup.py --quiet build_ext --inplace
 
 # The editable install finds everything compiled; it is repeated when the metadata changes, of which the
 # version is in the header.
-$(INSTALL_STAMP): pyproject.toml $(HEADER) | compile
+$(INSTALL_STAMP): pyproject.toml setup.py $(HEADER) | compile
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  -e '.[test,examples]'
 	touch $@

@@ -11,7 +11,7 @@ from torch.testing._internal.autocast_test_lists import AutocastTestLists, TestA
 DEVICE = "openreg:1"
 HALVES = [torch.float16, torch.bfloat16]
 halves = pytest.mark.parametrize("half", HALVES, ids=str)
-CUDNN = {"aten::cudnn_convolution", "aten::cudnn_convolution_transpose"}
+CUDNN = {"aten::cudnn_convolution", "aten::cudnn_convolution_transpose", "aten::_cudnn_rnn"}
 
 
 def on(half):
@@ -26,7 +26,7 @@ def test_the_same_operators_as_on_cuda():
         key: set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
         for key in ("AutocastCUDA", "AutocastPrivateUse1")
     }
-    assert registered["AutocastCUDA"] - registered["AutocastPrivateUse1"] == CUDNN
+    assert registered["AutocastCUDA"] - registered["AutocastPrivateUse1"] <= CUDNN
     assert registered["AutocastPrivateUse1"] < registered["AutocastCUDA"]
     assert len(registered["AutocastPrivateUse1"]) > 110
 

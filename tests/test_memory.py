@@ -279,6 +279,24 @@ def test_mem_get_info():
     assert 0 < free <= total
 
 
+def test_the_only_process_of_a_device_is_this_one(run_ok):
+    out = run_ok(
+        """
+        import os, torch
+        print(torch.openreg.list_gpu_processes(1))
+        x = torch.empty(3 << 20, dtype=torch.uint8, device="openreg:1")
+        first, second = torch.openreg.list_gpu_processes("openreg:1").splitlines()
+        _, pid, _, used, *unit = second.split()
+        print(first, int(pid) == os.getpid(), float(used) >= 3, *unit)
+        """
+    )
+    assert out.splitlines() == [
+        "GPU:1",
+        "no processes are running",
+        "GPU:1 True True MB GPU memory",
+    ]
+
+
 @pytest.mark.parametrize("call", ["memory_allocated", "memory_stats", "reset_peak_memory_stats"])
 def test_a_bad_index_is_named(call):
     count = torch.openreg.device_count()

@@ -77,6 +77,12 @@ def test_sdist_has_sources_and_no_results(sdist):
     assert made == []
 
 
+def test_sdist_requires_any_minor_that_it_builds_against(sdist):
+    with tarfile.open(sdist) as archive:
+        (info,) = (name for name in archive.getnames() if re.fullmatch(r"[^/]+/PKG-INFO", name))
+        assert "Requires-Dist: torch<2.16,>=2.13\n" in archive.extractfile(info).read().decode()
+
+
 def test_wheel_has_library_headers_and_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
@@ -231,16 +237,18 @@ except ImportError as error:
     print(error)
 """
     message = python(installed, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert "2.99" in message and "2.13" in message
+    assert "2.99" in message and f"built for PyTorch {MINOR}" in message
+    assert f"  {sys.executable} -m pip install " in message
+    assert message.endswith(f" --no-binary torch_openreg torch_openreg=={PLAIN}\n")
 
 
 def test_other_torch_patch_is_accepted(installed):
     program = """
 import torch
-torch.__version__ = torch.torch_version.TorchVersion("2.13.9+cpu")
+torch.__version__ = torch.torch_version.TorchVersion("MINOR.9+cpu")
 import torch_openreg
 print("imported")
-"""
+""".replace("MINOR", MINOR)
     assert python(installed, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "imported\n"
 
 

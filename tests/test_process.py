@@ -3,8 +3,10 @@
 import os
 import shlex
 import subprocess
+import sys
 
 import pytest
+import torch
 
 THREADS = "len(threads.names())"
 
@@ -113,7 +115,11 @@ def test_another_torch_version_is_refused(run):
         """,
     )
     assert done.code != 0
-    assert "ImportError" in done.err and "2.12.1" in done.err and "2.13" in done.err
+    assert "ImportError" in done.err and "with PyTorch 2.12.1;" in done.err
+    assert f"for PyTorch {'.'.join(torch.__version__.split('.')[:2])} " in done.err
+    command = f"{sys.executable} -m pip install --no-build-isolation --no-cache-dir"
+    tree = os.path.dirname(os.path.dirname(__file__))
+    assert f"{command} --force-reinstall --no-deps -e {tree}\n" in done.err
 
 
 def test_seeding_before_first_use_counts(run_ok):
@@ -146,7 +152,7 @@ def test_lazy_calls_run_at_first_use(run_ok):
     out = run_ok(
         """
         import torch
-        torch.openreg._lazy_call(lambda: print("called"))
+        torch.openreg._lazy_call(lambda: print("called"), seed=True)  # as PyTorch's own are called
         print("before")
         torch.empty(1, device="openreg")
         torch.openreg._lazy_call(lambda: print("at once"))

@@ -5,6 +5,8 @@ Importing ``torch_openreg`` itself does the same in either order. Nothing is sta
 devices come to life at their first use.
 """
 
+import shlex
+import sys
 from pathlib import Path
 
 try:
@@ -25,11 +27,33 @@ def _minor(version):
     return ".".join(version.split(".")[:2])
 
 
+def _source():
+    """What pip builds the package from again: its folder, or its name in an index."""
+    folder = _PACKAGE_DIR.parent
+    if (folder / "setup.py").exists():
+        return f"-e {shlex.quote(str(folder))}"
+    import importlib.metadata
+    import json
+
+    try:
+        origin = importlib.metadata.distribution("torch_openreg").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        origin = None
+    origin = json.loads(origin) if origin else {}
+    if "dir_info" in origin:
+        return shlex.quote(origin["url"])
+    # The source: a wheel that names its PyTorch in its version is for the one of before.
+    return f"--no-binary torch_openreg torch_openreg=={__version__.partition('+')[0]}"
+
+
 def _check_torch_version(torch_version):
     if _minor(torch_version) != _minor(_BUILT_FOR):
+        # Without its cache, in which pip keeps the wheel that was built for the other PyTorch.
+        pip = f"{shlex.quote(sys.executable)} -m pip install --no-build-isolation --no-cache-dir"
         raise ImportError(
             f"torch_openreg {__version__} was built for PyTorch {_minor(_BUILT_FOR)} "
-            f"({_BUILT_FOR}) and cannot be used with PyTorch {torch_version}"
+            f"({_BUILT_FOR}) and cannot be used with PyTorch {torch_version}; "
+            f"this builds it again:\n  {pip} --force-reinstall --no-deps {_source()}"
         )
 
 

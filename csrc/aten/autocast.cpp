@@ -4,6 +4,9 @@
  */
 #include <ATen/autocast_mode.h>
 
+#include "../torch/compat.h"
+#include "registration.h"
+
 namespace torch_openreg {
 namespace {
 at::Tensor refuseBinaryCrossEntropy(const at::Tensor &, const at::Tensor &,
@@ -18,7 +21,9 @@ at::Tensor refuseBinaryCrossEntropy(const at::Tensor &, const at::Tensor &,
 }  // namespace
 }  // namespace torch_openreg
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+OPENREG_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
 
 #define OPENREG_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define OPENREG_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
@@ -30,9 +35,9 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::m
 // The lists name types of this namespace.
 namespace at::autocast {
 
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   AT_FORALL_LOWER_PRECISION_FP(OPENREG_LOWER_PRECISION)
-  AT_FORALL_FP32(OPENREG_FP32)
+  OPENREG_FORALL_FP32(OPENREG_FP32)
   AT_FORALL_FP32_SET_OPT_DTYPE(OPENREG_FP32_SET_OPT_DTYPE)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(OPENREG_FP32_APPEND_DTYPE)
   AT_FORALL_PROMOTE(OPENREG_PROMOTE)

@@ -19,7 +19,6 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/FunctionRef.h>
-#include <torch/library.h>
 
 #include <optional>
 
@@ -31,6 +30,7 @@
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
 #include "copy_kernel.h"
+#include "registration.h"
 #include "tensor_metadata.h"
 
 namespace torch_openreg {
@@ -309,21 +309,21 @@ Tensor copyFromAndResize(const Tensor &src, const Tensor &dst) {
 
 }  // namespace torch_openreg
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);
   m.impl("_copy_from_and_resize", &torch_openreg::copyFromAndResize);
 }
 
 // Resolving the bit is a copy itself: without these it would end in itself.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
-TORCH_LIBRARY_IMPL(aten, Negative, m) {
+OPENREG_LIBRARY_IMPL(aten, Negative, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 // Refused by name, instead of by a list of what other backends have.
-TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { m.impl("_copy_from", &torch_openreg::copyFrom); }
-TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { m.impl("_copy_from", &torch_openreg::copyFrom); }
+OPENREG_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);
 }

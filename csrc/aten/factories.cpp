@@ -18,7 +18,6 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
-#include <torch/library.h>
 
 #include <optional>
 
@@ -27,6 +26,7 @@
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
+#include "registration.h"
 #include "tensor_metadata.h"
 
 namespace torch_openreg {
@@ -188,7 +188,7 @@ void recordTensorStream(Tensor &self, c10::Stream stream) {
 
 }  // namespace torch_openreg
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &emptyStrided);
@@ -212,9 +212,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 // PyTorch's kernels for these bits would record a copy, write it back, and return what nobody asked for.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());
 }
-TORCH_LIBRARY_IMPL(aten, Negative, m) {
+OPENREG_LIBRARY_IMPL(aten, Negative, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());
 }

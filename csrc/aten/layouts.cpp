@@ -7,7 +7,6 @@
 #include <ATen/ops/_sparse_mm_reduce_impl.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
-#include <torch/library.h>
 
 #include <optional>
 #include <string>
@@ -16,6 +15,7 @@
 #include "../torch/allocator.h"
 #include "../torch/fork.h"
 #include "fallback.h"
+#include "registration.h"
 #include "tensor_components.h"
 
 namespace torch_openreg {
@@ -117,23 +117,23 @@ REGISTER_PRIVATEUSE1_DISPATCH(flatten_indices_stub, &flattenIndices)
 }  // namespace
 }  // namespace at::native
 
-TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_sparse_mm_reduce_impl",
          torch::CppFunction::makeFromBoxedFunction<&torch_openreg::sparseMmReduce>());
 }
 
-TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
   m.impl("copy_", &torch_openreg::copyQuantized);
   m.impl("_copy_from", &torch_openreg::copyFromQuantized);
 }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_nested_view_from_buffer", &torch_openreg::nestedView);
   m.impl("to_mkldnn", &torch_openreg::toMkldnn);
 }
 
 #define WITH_COMPONENTS(key)                                   \
-  TORCH_LIBRARY_IMPL(aten, key, m) {                           \
+  OPENREG_LIBRARY_IMPL(aten, key, m) {                         \
     m.impl("_copy_from_and_resize", &torch_openreg::copyBack); \
     m.impl("record_stream", &torch_openreg::recordComponents); \
   }

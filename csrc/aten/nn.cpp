@@ -17,12 +17,12 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/strides.h>
-#include <torch/library.h>
 
 #include <optional>
 #include <tuple>
 
 #include "op_traits.h"
+#include "registration.h"
 
 namespace torch_openreg {
 
@@ -127,7 +127,7 @@ REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_cpp)
 }  // namespace
 }  // namespace at::native
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable",
@@ -152,12 +152,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 // Differentiated through their composites: CUDA's derivatives call kernels that only CUDA has.
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool1d", &torch_openreg::maxPool1d);
   m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
   m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);
 }
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("max_pool1d", &torch_openreg::maxPool1d);
   m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
   m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);

@@ -1,13 +1,12 @@
 /*
  * For which operators and which kinds of tensors the fallback stands: those that have no registration of their own.
  */
-#include "fallback.h"
-
-#include <torch/library.h>
+#include "registration.h"
 
 #include <string>
 #include <vector>
 
+#include "fallback.h"
 #include "op_traits.h"
 
 namespace torch_openreg {
@@ -58,10 +57,6 @@ bool leadsToFallback(const OperatorHandle &op) {
          !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
 }
 
-torch::Library &libraryOf(const char *name, DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
-}
-
 }  // namespace
 
 void registerOperators() {
@@ -91,6 +86,6 @@ void registerOperators() {
 
 }  // namespace torch_openreg
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+OPENREG_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&torch_openreg::fallback>());
 }

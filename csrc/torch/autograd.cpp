@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -50,13 +51,38 @@ bool deviceThreadsExist() {
   return false;
 }
 
-bool otherDevicesAreRegistered() {
-  for (auto type : {c10::DeviceType::CUDA, c10::DeviceType::XPU, c10::DeviceType::MTIA,
-                    c10::DeviceType::HPU, c10::DeviceType::XLA, c10::DeviceType::MPS}) {
-    if (c10::impl::hasDeviceGuardImpl(type)) return true;
+/* By what its driver puts there (NVIDIA's, Tegra's, Windows', AMD's): to ask CUDA itself is to load the driver. */
+bool mayHaveGpu() {
+  for (const char *node : {"/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {
+    if (access(node, F_OK) == 0) return true;
   }
   return false;
 }
+
+bool otherDevicesAreThere() {
+  for (auto type : {c10::DeviceType::XPU, c10::DeviceType::MTIA, c10::DeviceType::HPU,
+                    c10::DeviceType::XLA, c10::DeviceType::MPS}) {
+    if (c10::impl::hasDeviceGuardImpl(type)) return true;
+  }
+  return c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA) && mayHaveGpu();
+}
+
+/* A CUDA build of PyTorch on a machine without a GPU: while the engine counts devices at import, CUDA's guard,
+ * which would look for the driver, is out of the list. (The engine's threads ask it when they start.) */
+class CudaHidden {
+ public:
+  CudaHidden() : guard_(slot().exchange(nullptr)) {}
+  ~CudaHidden() { slot().store(guard_); }
+  CudaHidden(const CudaHidden &) = delete;
+  CudaHidden &operator=(const CudaHidden &) = delete;
+
+ private:
+  static std::atomic<const c10::impl::DeviceGuardImplInterface *> &slot() {
+    return c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)];
+  }
+
+  const c10::impl::DeviceGuardImplInterface *guard_;
+};
 
 }  // namespace
 
@@ -64,7 +90,8 @@ bool hidesDevicesFromAutograd() noexcept { return hiding; }
 
 void startAutogradWithoutDevices() {
   // Threads for another accelerator would have to start here, at import: then PyTorch's way it is.
-  if (otherDevicesAreRegistered()) return;
+  if (otherDevicesAreThere()) return;
+  const CudaHidden hidden;
   hiding = true;
   try {
     Engine::get_default_engine().initialize_device_threads_pool();

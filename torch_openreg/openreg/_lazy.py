@@ -49,8 +49,9 @@ def _lazy_init():
             _queued.pop(0)()
 
 
-def _lazy_call(function):
-    """Calls `function` at the first use of the device, or now if that has been."""
+def _lazy_call(function, **_):
+    """Calls `function` at the first use of the device, or now if that has been. What else PyTorch
+    says (``seed=True``) is about the order of the calls, and they are kept in the order given."""
     with _lock:
         if not _called:
             _queued.append(function)

@@ -5,8 +5,8 @@ device on. A multiprocessing queue pickles in a thread of its own, where the err
 the receiver waits for ever: Queue.put looks at what it is given. A DataLoader's worker that fails
 there is gone without a word to its loader: it sends the error instead. torch.compile's default
 backend fails with a KeyError deep inside: it looks at the graph first. DataParallel takes this
-device, and then calls functions that only PyTorch's builds for CUDA have. And byteswap swaps where
-the bytes are, which the host must not touch.
+device, and then calls functions that take CUDA's alone. And byteswap swaps where the bytes are,
+which the host must not touch.
 """
 
 import copyreg
@@ -138,13 +138,14 @@ def _compile_refusal():
 def _check_data_parallel():
     comm = torch.nn.parallel.comm
     for name in ("broadcast", "broadcast_coalesced", "scatter", "gather"):
-        if not hasattr(torch._C, f"_{name}"):
-            setattr(comm, name, _data_parallel_refusal(getattr(comm, name)))
+        setattr(comm, name, _data_parallel_refusal(getattr(comm, name)))
 
 
 def _data_parallel_refusal(function):
     @functools.wraps(function)
     def refuse(*args, **kwargs):
+        if torch.cuda.is_available() and not _holds_ours((args, kwargs)):
+            return function(*args, **kwargs)
         raise NotImplementedError(
             f"torch.nn.DataParallel (torch.nn.parallel.comm.{function.__name__}) is not "
             "implemented for openreg devices: run the module on one, or its parts on several"

@@ -6,6 +6,7 @@ What ``torch.cuda.memory`` has, under the same names. A dump is read by PyTorch'
 
 import collections
 import contextlib
+import os
 import pickle
 import sys
 
@@ -25,6 +26,7 @@ __all__ = [
     "get_per_process_memory_fraction",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
+    "list_gpu_processes",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",
@@ -152,6 +154,16 @@ def device_memory_used(device=None):
     """Bytes of the device that are not free: tensors, and what the allocator caches."""
     free, total = mem_get_info(device)
     return total - free
+
+
+def list_gpu_processes(device=None):
+    """The processes that use the device and the memory they take, in CUDA's words: this process,
+    once it has used the device."""
+    index = device_index(device)
+    if not _C._is_active(index):
+        return f"GPU:{index}\nno processes are running"
+    used = device_memory_used(index) / 2**20
+    return f"GPU:{index}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
 
 def memory_usage(device=None):
