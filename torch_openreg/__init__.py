@@ -42,7 +42,8 @@ def _source():
     origin = json.loads(origin) if origin else {}
     if "dir_info" in origin:
         return shlex.quote(origin["url"])
-    return f"torch_openreg=={__version__}"
+    # The source: a wheel that names its PyTorch in its version is for the one of before.
+    return f"--no-binary torch_openreg torch_openreg=={__version__.partition('+')[0]}"
 
 
 def _check_torch_version(torch_version):
