@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from profiled import metadata
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,7 +21,7 @@ def lanes_of(call, name):
         call()
     events = [e for e in p.events() if e.device_type == DeviceType.PrivateUse1 and e.name == name]
     assert events
-    return [('"lane"' in e._metadata_json) or None for e in events]
+    return [("lane" in metadata(e)) or None for e in events]
 
 
 def ones(count, **options):

@@ -123,6 +123,8 @@ SYNCHRONISING = {
     "bool": lambda x: bool(x[0]),
     "event": lambda x: torch.accelerator.current_stream().record_event().synchronize(),
 }
+if not hasattr(torch.ops.aten, "cholesky"):  # PyTorch 2.14 removed it
+    del FAILURES["cholesky"]
 
 
 @pytest.mark.parametrize("name", SYNCHRONISING)
@@ -178,8 +180,11 @@ def test_later_tasks_run_and_the_first_failure_is_told(runs_ahead):
     assert "more failed" not in str(caught.value)
 
 
+SYNCHRONISED = [n for n in ("embedding", "nll_loss", "cholesky", "embedding") if n in FAILURES]
+
+
 def test_a_failure_in_between_is_not_taken_for_an_earlier_one():
-    for name in ("embedding", "nll_loss", "cholesky", "embedding"):
+    for name in SYNCHRONISED:
         operator, kind, text = FAILURES[name][:3]
         fail(name=name)
         with pytest.raises(kind, match=text) as caught:
@@ -245,7 +250,7 @@ def test_what_can_be_told_at_the_call_is(runs_ahead):
         torch.openreg.synchronize()
 
 
-@pytest.mark.parametrize("name", ["index_select", "embedding", "nll_loss", "cholesky"])
+@pytest.mark.parametrize("name", ["index_select", *dict.fromkeys(SYNCHRONISED)])
 def test_training_goes_on(name):
     """What the CPU makes of the same program, which catches the error and takes the next batch."""
     operator, kind, text, call, good, bad = FAILURES[name]

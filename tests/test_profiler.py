@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from profiled import metadata
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -32,17 +33,13 @@ def on_host(profiler, name):
 
 
 def detailed():
-    """A profile whose events have what meta() tells."""
+    """A profile whose events have what metadata() tells."""
     config = torch.profiler._ExperimentalConfig(expose_kineto_event_metadata=True)
     return profile(activities=BOTH, experimental_config=config)
 
 
-def meta(event):
-    return json.loads("{" + event._metadata_json.strip("{}") + "}")
-
-
 def stream_ids(events):
-    return {int(meta(e)["stream_id"]) for e in events}
+    return {int(metadata(e)["stream_id"]) for e in events}
 
 
 def export(profiler, path):
@@ -91,7 +88,7 @@ def test_three_steps_show_kernels_with_names_streams_and_durations_after_their_l
     launches = on_host(p, "orLaunchKernelEx")
     assert len(launches) == 6
     for launch, kernel in zip(launches, kernels, strict=True):
-        assert meta(launch)["correlation"] == meta(kernel)["correlation"]
+        assert metadata(launch)["correlation"] == metadata(kernel)["correlation"]
         assert launch.flow_id == kernel.flow_id and launch.flow_start and not kernel.flow_start
         assert launch.time_range.start <= kernel.time_range.start
     for earlier, later in itertools.pairwise(kernels):
@@ -149,7 +146,7 @@ def test_copies_fills_and_synchronisations():
         event.synchronize()
         torch.openreg.current_stream().synchronize()
         torch.openreg.synchronize()
-    sizes = {e.name: meta(e)["bytes"] for e in on_device(p) if e.name.startswith("Memcpy")}
+    sizes = {e.name: metadata(e)["bytes"] for e in on_device(p) if e.name.startswith("Memcpy")}
     assert sizes == {"Memcpy HtoD": 4000, "Memcpy DtoD": 4000, "Memcpy DtoH": 4000}
     assert all(e.activity_type == "gpu_memcpy" for e in on_device(p))
     for name in ("orEventSynchronize", "orStreamSynchronize", "orDeviceSynchronize"):
