@@ -10,6 +10,7 @@
 #include <fstream>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -51,12 +52,26 @@ bool deviceThreadsExist() {
   return false;
 }
 
-/* By what its driver puts there (NVIDIA's, Tegra's, Windows', AMD's): to ask CUDA itself is to load the driver. */
-bool mayHaveGpu() {
-  for (const char *node : {"/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {
-    if (access(node, F_OK) == 0) return true;
+/* NVIDIA's, whose driver may be loaded at the first use. */
+bool hasPciDeviceOf(std::string_view vendor) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator device("/sys/bus/pci/devices", error), end;
+       !error && device != end; device.increment(error)) {
+    std::ifstream file(device->path() / "vendor");
+    std::string line;
+    if (std::getline(file, line) && line == vendor) return true;
   }
   return false;
+}
+
+/* By what its driver puts there (NVIDIA's, of which the node in /dev may come as late as the first use, Tegra's,
+ * Windows', AMD's): to ask CUDA itself is to load the driver. */
+bool mayHaveGpu() {
+  for (const char *place : {"/dev/nvidiactl", "/proc/driver/nvidia", "/sys/module/nvidia",
+                            "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {
+    if (access(place, F_OK) == 0) return true;
+  }
+  return hasPciDeviceOf("0x10de");
 }
 
 bool otherDevicesAreThere() {
