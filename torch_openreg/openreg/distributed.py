@@ -13,6 +13,7 @@ def register():
     """Makes it the backend of the device. Starts nothing."""
     c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=[_NAME])
     _C.ProcessGroupOpenReg.options = property(_options_of)
+    _C.ProcessGroupOpenReg.supports_splitting = property(_supports_splitting)
     _serve_cpu_too()
 
 
@@ -48,9 +49,15 @@ class _Options(c10d.ProcessGroupGloo._Options):
 
 
 def _options_of(backend):
-    """What PyTorch copies before it splits a group."""
-    _number_ranks_of_cpu()
+    """What PyTorch copies before it splits a group, if it is given no other options."""
     return _Options(backend._gloo_options)
+
+
+def _supports_splitting(backend):
+    """What PyTorch asks before each split."""
+    if c10d.is_initialized():
+        _number_ranks_of_cpu()
+    return True
 
 
 def _number_ranks_of_cpu():
