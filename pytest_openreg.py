@@ -127,14 +127,17 @@ def _keep(item, races):
     item.stash.setdefault(RACES, []).extend(_annotation(race, item.config) for race in races)
 
 
+def _is_of_project(file, config):
+    """Its environment, which may lie in its folder, is not."""
+    path = Path(file)
+    return path.is_relative_to(config.rootpath) and "site-packages" not in path.parts
+
+
 def _frame(access, config):
     """The innermost frame of the project's own code; without any, the innermost."""
     frames = access.stack or ()
-    for frame in frames:
-        path = Path(frame.filename)
-        if path.is_relative_to(config.rootpath) and "site-packages" not in path.parts:
-            return frame
-    return frames[0] if frames else None
+    own = (frame for frame in frames if _is_of_project(frame.filename, config))
+    return next(own, frames[0] if frames else None)
 
 
 def _annotation(race, config):
@@ -315,11 +318,8 @@ def pytest_terminal_summary(terminalreporter, config):
             why = "taking no parameters, as methods of unittest.TestCase"
             terminalreporter.line(f"without schedules, {why}: {skipped}")
     if config.option.openreg_annotations:
-        said = set()
         for place, title, message in _annotations(terminalreporter, config, failed):
-            if (place, title) not in said:
-                said.add((place, title))
-                terminalreporter.line(_command(place, title, message, config))
+            terminalreporter.line(_command(place, title, message, config))
 
 
 # ---- GitHub's annotations ----
@@ -347,7 +347,7 @@ def _command(place, title, message, config):
 def _place(report, config):
     """Where a test failed, if that is in the project, else where it begins."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    if crash and Path(crash.path).is_relative_to(config.rootpath):
+    if crash and _is_of_project(crash.path, config):
         return crash.path, crash.lineno
     file, line, _ = report.location
     return file, (line or 0) + 1
@@ -356,9 +356,12 @@ def _place(report, config):
 def _annotations(terminalreporter, config, failed):
     """((file, line), title, message) of each race, and of each test that fails under a schedule
     without one."""
+    races = {}
     for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
         for place, title, message in getattr(report, "openreg_races", ()):
-            yield tuple(place or _place(report, config)), title, message
+            races.setdefault((tuple(place or _place(report, config)), title), message)
+    for (place, title), message in races.items():
+        yield place, title, message
     for test, schedules in failed.items():
         plain = [r for r in schedules.values() if not getattr(r, "openreg_races", ())]
         if plain:
