@@ -50,8 +50,8 @@ compile: $(BUILD_STAMP)
 	$(PY) setup.py --quiet build_ext --inplace
 
 # The editable install finds everything compiled; it is repeated when the metadata changes, of which the
-# version is in the header.
-$(INSTALL_STAMP): pyproject.toml setup.py $(HEADER) | compile
+# version is in the header, and which PyTorch it requires in build.txt.
+$(INSTALL_STAMP): pyproject.toml setup.py .ci/build.txt $(HEADER) | $(ENV_STAMP) compile
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  -e '.[test,examples]'
 	touch $@
@@ -59,7 +59,7 @@ $(INSTALL_STAMP): pyproject.toml setup.py $(HEADER) | compile
 build: $(ENV_STAMP) compile $(INSTALL_STAMP)
 
 # Of the extras it needs the examples' alone, which an install for `build` has too.
-$(DEMO_STAMP): pyproject.toml $(HEADER) | compile
+$(DEMO_STAMP): pyproject.toml setup.py .ci/build.txt $(HEADER) | compile
 	@echo '== the package, with what the examples need'
 	$(PY) -m pip install --disable-pip-version-check --no-build-isolation -e '.[examples]'
 	touch $@
@@ -80,7 +80,7 @@ test-all: test
 	$(PY) -m pytest $(SIDE_BY_SIDE) -m slow tests
 
 # All samples of PyTorch's operator database, and random programs over views and dtypes; `make test` takes
-# a few of each. ARGS: of the database alone, see --help.
+# one of each operator and dtype, or a few. ARGS: of the database alone, see --help.
 conformance: build
 	$(PY) tests/conformance/sweep.py $(ARGS)
 	$(if $(ARGS),,OPENREG_VIEW_PROGRAMS=20000 $(PY) -m pytest -n auto tests/test_view_programs.py)

@@ -101,14 +101,16 @@ def check(python, wheel):
 
 def interpreter(name):
     """The path of a Python that has this PyTorch, or the reason why there is none."""
-    program = "import sys; print(sys.executable, *sys.version_info[:2])"
+    program = (
+        "import sys, sysconfig as s; print(sys.executable, s.get_config_var('SOABI'), sep='\\n')"
+    )
     try:
-        path, *version = run([name, "-c", program]).split()
+        path, abi = run([name, "-c", program]).splitlines()
     except FileNotFoundError:
         return None, "is not on PATH"
     except RuntimeError as error:
         return None, str(error).split("\n", 1)[1].strip().partition("\n")[0]
-    if tuple(map(int, version)) == sys.version_info[:2]:
+    if abi == sysconfig.get_config_var("SOABI"):
         return sys.executable, None
     folder = ROOT / "build/wheels" / f"{name}-torch-{TORCH}"
     python = folder / "bin/python"

@@ -525,6 +525,8 @@ def rank_monitored_barrier(rank):
     if torch.torch_version.TorchVersion(torch.__version__) < "2.14":
         with pytest.raises(ValueError, match="only implemented for GLOO"):
             dist.monitored_barrier()
+    else:
+        dist.monitored_barrier()
     dist.monitored_barrier(group=dist.new_group(backend="gloo"))
 
 

@@ -92,6 +92,12 @@ def test_contexts_end_although_the_host_was_too_early(race):
         openreg.synchronize()
 
 
+# From PyTorch 2.15 on every binding asks when it returns, and the error is raised there
+# (test_contexts_end_although_the_host_was_too_early): left are the bindings of other libraries.
+asks_no_filter = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) >= "2.15",
+    reason="each of this PyTorch's bindings asks",
+)
 NEXT_CALLS = {
     "synchronize": openreg.synchronize,
     "stream": lambda: openreg.current_stream().synchronize(),
@@ -100,6 +106,7 @@ NEXT_CALLS = {
 }
 
 
+@asks_no_filter
 @pytest.mark.parametrize("call", NEXT_CALLS)
 def test_what_cannot_be_raised_comes_at_the_next_call(call, capfd):
     sanitizer.enable("error")
@@ -114,6 +121,7 @@ def test_what_cannot_be_raised_comes_at_the_next_call(call, capfd):
     capfd.readouterr()
 
 
+@asks_no_filter
 def test_an_error_on_its_way_is_not_replaced():
     sanitizer.disable()
     with warnings.catch_warnings(record=True) as calls:
@@ -124,6 +132,7 @@ def test_an_error_on_its_way_is_not_replaced():
     assert [str(warning.message) for warning in calls] == [str(sanitizer.reports()[0])]
 
 
+@asks_no_filter
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_what_nobody_has_raised_fails_the_process(run, where):
     call = "f()" if where == "main" else "t = threading.Thread(target=f); t.start(); t.join()"

@@ -93,7 +93,6 @@ LARGE = torch.arange(20_000.0)
 WAITS_UNASKED = {
     "kthvalue": lambda x: x.kthvalue(2),
     "median": lambda x: x.median(0),
-    "svd": lambda x: torch.linalg.svd(x),
     "histogram": lambda x: torch.histc(x),
     "recurrent": lambda x: torch.nn.LSTM(9, 3, device=DEVICE)(x.view(7, 1, 9)),
     "view": lambda x: x.unfold(0, 2, 1).diagonal().unsqueeze(0).squeeze_(0),
@@ -111,6 +110,7 @@ WAITS_UNASKED = {
 }
 WAITS_EVERYWHERE = {
     "item": lambda x: x[0, 0].item(),
+    "svd": lambda x: torch.linalg.svd(x),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
     "selection": lambda x: x.masked_select(x > 0),

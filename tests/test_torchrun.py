@@ -6,6 +6,7 @@ virtual interfaces connects with the first.
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -117,9 +118,8 @@ def test_two_networks(namespaces):
 
     def on_host(number):
         own = ["--local-addr", f"10.77.0.{number + 1}", "--rdzv-conf", f"is_host={1 - number}"]
-        return " ".join(
-            [f"GLOO_SOCKET_IFNAME=openreg{number}", *on_two_hosts("10.77.0.1:29400", *own)]
-        )
+        command = shlex.join(map(str, on_two_hosts("10.77.0.1:29400", *own)))
+        return f"GLOO_SOCKET_IFNAME=openreg{number} {command}"
 
     script = f"$on_second env {on_host(1)} & {on_host(0)}; wait $!"
     check(output(start(in_new_network(script))), ["host 0, openreg:0", "host 1, openreg:0"])

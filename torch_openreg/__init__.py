@@ -40,7 +40,10 @@ def _source():
     except importlib.metadata.PackageNotFoundError:
         origin = None
     origin = json.loads(origin) if origin else {}
-    if "dir_info" in origin:
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        return shlex.quote(f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}")
+    if "dir_info" in origin or origin.get("url", "").endswith(".tar.gz"):
         return shlex.quote(origin["url"])
     # The source: a wheel that names its PyTorch in its version is for the one of before.
     return f"--no-binary torch_openreg torch_openreg=={__version__.partition('+')[0]}"

@@ -44,7 +44,8 @@ def main():
     rank, size = dist.get_rank(), dist.get_world_size()
     losses = train(torch.device("openreg", index), rank, size)
     place = f"host {os.environ['GROUP_RANK']}, openreg:{index}"
-    print(f"rank {rank} of {size} ({place}): loss {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)
+    line = f"rank {rank} of {size} ({place}): loss {losses[0]:.4f} to {losses[-1]:.4f}\n"
+    print(line, end="", flush=True)  # in one write: others print to the same place
     dist.destroy_process_group()
     return 0 if losses[-1] < losses[0] / 4 else 1
 

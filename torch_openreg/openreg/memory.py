@@ -162,8 +162,8 @@ def device_memory_used(device=None):
 
 
 def list_gpu_processes(device=None):
-    """The processes that use the device and the memory they take, in CUDA's words: this process,
-    once it has used the device."""
+    """The processes that use `device` and the memory they take, in CUDA's words: this process, once
+    it has used the device. It waits for nothing."""
     index = device_index(device)
     if not _C._is_active(index):
         return f"GPU:{index}\nno processes are running"
