@@ -418,21 +418,26 @@ CHECKED["solve_ex"] = (
 CHECKED["segment_reduce"] = (segments, torch.tensor([1, 3, 0, 0]), torch.tensor([1, 2, 0, 0]))
 
 
-# What does not converge is raised by the call whoever asks.
+# What does not converge, or is no standard deviation, is raised by the call whoever asks.
 def always_checked(name):
     function = getattr(torch.linalg, name)
     return lambda a, check: function(a)
 
 
-DECOMPOSED = {
+ALWAYS_CHECKED = {
     name: (always_checked(name), torch.eye(3), torch.full((3, 3), float("nan")))
     for name in ("eig", "eigh", "eigvalsh", "svd", "svdvals")
 }
 
 
-@pytest.mark.parametrize("name", [*CHECKED, *DECOMPOSED])
+ALWAYS_CHECKED["normal"] = (
+    lambda std, check: torch.normal(0.0, std), torch.ones(3), -torch.ones(3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CHECKED, *ALWAYS_CHECKED])
 def test_what_is_checked_is_raised_by_the_call(name):
-    call, good, bad = {**CHECKED, **DECOMPOSED}[name]
+    call, good, bad = {**CHECKED, **ALWAYS_CHECKED}[name]
     with pytest.raises(RuntimeError) as expected:
         call(bad, True)
     for _ in range(2):

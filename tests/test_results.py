@@ -148,6 +148,16 @@ def test_conjugates_and_signs(dtype):
     alike(program)
 
 
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_a_kernel_that_computes_in_its_result_with_other_sizes(reduction):
+    def program(device):
+        x = torch.arange(6.0).view(2, 3).to(device)
+        out = torch.empty((2, 3) if reduction == 0 else (), device=device)
+        return [torch.ops.aten.huber_loss.out(x, x * 3, reduction, 1.0, out=out) for _ in range(2)]
+
+    alike(program)
+
+
 def solved(device, shape, left, derive):
     torch.manual_seed(0)
     a = torch.randn(*shape, 3, 3, dtype=torch.complex64).to(device).requires_grad_(derive)

@@ -267,6 +267,30 @@ bool takesShrunk(const c10::OperatorHandle &op, const OpTraits &traits, c10::Dev
   return true;
 }
 
+std::vector<size_t> storageBytes(const Stack &arguments) {
+  std::vector<size_t> bytes;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &t) {
+      bytes.push_back(t.has_storage() ? t.storage().nbytes() : 0);
+    });
+  }
+  return bytes;
+}
+
+/* Some kernels compute in the tensor of the result, with other sizes, and give it its own at the end (huber_loss
+ * with a reduction and out=). A task's results have the memory that they need in the end. */
+bool hadOtherSizes(const Stack &arguments, const std::vector<size_t> &before) {
+  size_t i = 0;
+  bool had = false;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &t) {
+      const size_t known = before[i++];
+      had |= t.has_storage() && t.storage().nbytes() > std::max<size_t>(known, bytesNeeded(t));
+    });
+  }
+  return had;
+}
+
 }  // namespace
 
 /* A kernel that says the same of zeros and of other data has not judged these either, unless it has
@@ -283,6 +307,7 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
     Stack stack = stackOf(traits, arguments, [&](const at::Tensor &t) { return standIns.of(t); });
     const Stack given = stack;
     const std::vector<KeptMetadata> before = keptMetadata(given);
+    const std::vector<size_t> bytes = storageBytes(given);
     told.warnings.clear();
     try {
       asNarrowLane([&] { standIns.fill(data); });
@@ -300,7 +325,9 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
       }
       continue;
     }
-    told.spec = describeOutputs(traits, given, before, stack);
+    const auto spec = describeOutputs(traits, given, before, stack);
+    spec->usable = spec->usable && !hadOtherSizes(given, bytes);
+    told.spec = spec;
     return told;
   }
   return told;

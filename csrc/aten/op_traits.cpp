@@ -155,6 +155,12 @@ constexpr std::string_view kChecks[] = {"aten::linalg_eig", "aten::_linalg_eigva
                                         "aten::linalg_eigvals", "aten::_linalg_eigh",
                                         "aten::_linalg_svd"};
 
+/* CUDA synchronises for these, too. */
+bool isStandardDeviation(const FunctionSchema &schema, const Argument &argument) {
+  return schema.name() == "aten::normal" && argument.name() == "std" &&
+         isKind(*argument.real_type(), TypeKind::TensorType);
+}
+
 /* With unsafe=false lengths are checked. */
 bool asksForCheck(const FunctionSchema &schema, const Argument &argument) {
   return argument.name() == "check_errors" ||
@@ -190,6 +196,7 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
         traits->isForeach && written && argument.real_type()->kind() == TypeKind::ListType;
     tensors += isKind(*argument.real_type(), TypeKind::TensorType);
     if (argument.is_out()) hasOut = true;
+    traits->checks |= isStandardDeviation(schema, argument);
     if (asksForCheck(schema, argument)) {
       traits->check = static_cast<int>(i);
       traits->checksIf = argument.name() != "unsafe";

@@ -59,6 +59,7 @@ DECLARED = (
         "nn/test_embedding.py::TestEmbeddingNNDeviceType::test_embedding_bag_out_of_bounds_idx "
         "test_torch.py::TestTorchDeviceType::test_masked_scatter "
         "test_indexing.py::NumpyTests::test_trivial_fancy_out_of_bounds "
+        "test_nn.py::TestNNDeviceType::test_one_hot "
         "test_indexing.py::TestIndexing::test_advancedindex",
         BY_DATA,
     ),
@@ -74,6 +75,19 @@ DECLARED = (
     Declared(
         "test_sparse_csr.py::TestSparseCompressed::test_sparse_compressed_constructor",
         BY_NAME + "makes a tensor from lists, which is on the CPU, and expects it on the device",
+    ),
+    Declared(
+        "test_nn.py::TestNNDeviceType::test_transformerencoderlayer",
+        "asks whether a result is the CPU's or CUDA's, and expects that others go without the fast "
+        "path of a transformer, which PyTorch gives to each PrivateUse1 device",
+    ),
+    Declared(
+        "test_sparse.py::TestSparse::test_empty_like",
+        "expects a text that names the CPU's or CUDA's keys of sparse tensors",
+    ),
+    Declared(
+        "test_sparse_csr.py::TestSparseCompressed::test_print",
+        "compares with a file of the device's name, of which PyTorch has two: the CPU's and CUDA's",
     ),
     Declared(
         "test_linalg.py::TestLinalg::test__int4_mm",
@@ -124,6 +138,7 @@ DECLARED = (
     # ---- Faults of this device ----
     Declared(
         "test_nestedtensor.py::TestNestedTensorSubclass::test_to_padded_tensor_compile "
+        "test_nestedtensor.py::TestNestedTensorSubclass::test_specialize_dynamic_shape "
         "test_linalg.py::TestLinalg::test_compile_int4_mm",
         COMPILE,
         TO_MEND,
