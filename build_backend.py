@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from setuptools import build_meta
+
+# The hooks that pip calls; those that differ here are defined below.
 from setuptools.build_meta import *  # noqa: F403
 
 # The minor versions that the tree builds against.

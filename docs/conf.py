@@ -105,6 +105,7 @@ def finish(app, error):
 
 
 def setup(app):
+    # For autodoc: it makes torch.openreg.
     import torch_openreg  # noqa: F401
 
     app.connect("source-read", add_contents)

@@ -55,9 +55,6 @@ def _server_ends():
 
 
 def _fork(code, arguments, environment, timeout):
-    if arguments:
-        with open(arguments[0]) as file:
-            code = file.read()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         status = _server.run(code, arguments, environment, out, err, timeout)
         for file in (out, err):

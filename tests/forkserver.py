@@ -43,7 +43,7 @@ class ForkServer:
 
     def run(self, code, arguments, environment, out, err, timeout):
         """Its exit status, as of subprocess; out and err are files. TimeoutExpired kills it. With
-        arguments these are a script's file, which `code` is of, and what it is given."""
+        arguments, which are a script's file and what it is given, `code` is not used."""
         request = json.dumps(
             {
                 "code": code,
@@ -115,13 +115,15 @@ def program(path):
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[:] = request["arguments"] or ["-c"]
-    file = "<string>"
+    file, code = "<string>", request["code"]
     if request["arguments"]:
         file = sys.modules["__main__"].__file__ = sys.argv[0]
         sys.path[0] = os.path.dirname(file)
+        with open(file) as script:
+            code = script.read()
     sys.excepthook = _show_error
     torch._import_device_backends()
-    return compile(request["code"], file, "exec")
+    return compile(code, file, "exec")
 
 
 def _show_error(kind, error, trace):

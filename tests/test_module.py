@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "module.md"
 OUR_NAMES, CUDA_NAMES = {}, {}
 for row in re.findall(r"^\| (`.*)\|$", PAGE.read_text(), re.MULTILINE):
     since = re.search(r"from PyTorch (\S+) on", row)
-    if since and torch.torch_version.TorchVersion(torch.__version__) < since[1]:
+    if since and torch.__version__ < since[1]:
         continue
     first, second, *rest = (cell.strip() for cell in row.split("|"))
     for name in re.findall(r"`([^`]+)`", first):

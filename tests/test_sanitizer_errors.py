@@ -95,7 +95,7 @@ def test_contexts_end_although_the_host_was_too_early(race):
 # From PyTorch 2.15 on every binding asks when it returns, and the error is raised there
 # (test_contexts_end_although_the_host_was_too_early): left are the bindings of other libraries.
 asks_no_filter = pytest.mark.skipif(
-    torch.torch_version.TorchVersion(torch.__version__) >= "2.15",
+    torch.__version__ >= "2.15",
     reason="each of this PyTorch's bindings asks",
 )
 NEXT_CALLS = {
