@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 PARAMETER = "_openreg_schedule"
-PART_OF_ID = re.compile(r"-?openreg-(early|late|seed\d+)(?=\]$)")
+PART_OF_ID = re.compile(r"-?openreg-(early|late|seed\d+|tape[\d:,]+|preemptions\d+)(?=\]$)")
+A_TAPE = re.compile(r"tape:\d+(:\d+)?(,\d+(:\d+)?)*", re.ASCII)
+SEARCH = "preemptions"
 SKIPPED = pytest.StashKey[int]()
 MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
@@ -22,12 +24,12 @@ RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if n
 
 
 def _seed(text):
-    if text in ("late", "early"):
+    if text in ("late", "early") or A_TAPE.fullmatch(text):
         return text
     if text.isascii() and text.isdigit() and int(text) < 2**64:
         return int(text)
     raise pytest.UsageError(
-        f"--openreg-seed: a whole number from 0 to 2**64 - 1, late or early, not {text!r}"
+        f"--openreg-seed: a whole number from 0 to 2**64 - 1, late, early or a tape, not {text!r}"
     )
 
 
@@ -46,7 +48,20 @@ def pytest_addoption(parser):
     group.addoption(
         "--openreg-seed",
         metavar="SEED",
-        help="the same under this seed only: a number, or late; a failure of it is repeated so",
+        help="the same under this seed only: a number, late or a tape; it repeats a failure",
+    )
+    group.addoption(
+        "--openreg-preemptions",
+        type=int,
+        metavar="K",
+        help="the same under all schedules with at most K preemptions, in one test of its own",
+    )
+    group.addoption(
+        "--openreg-limit",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="how many of those are run at most for each test (1000)",
     )
     group.addoption(
         "--openreg-sanitizer",
@@ -70,10 +85,22 @@ def pytest_configure(config):
     config.stash[MODE] = {"1": "error", "warn": "warn"}.get(setting, by_option)
     if config.option.openreg_schedules < 0:
         raise pytest.UsageError("--openreg-schedules: N must not be negative")
+    _check_search(config.option)
     if config.option.openreg_seed is not None:
         if config.option.openreg_schedules:
             raise pytest.UsageError("--openreg-seed is one seed, --openreg-schedules are many")
         _seed(config.option.openreg_seed)
+
+
+def _check_search(option):
+    if option.openreg_limit < 1:
+        raise pytest.UsageError("--openreg-limit: N must be at least 1")
+    if option.openreg_preemptions is None:
+        return
+    if option.openreg_preemptions < 0:
+        raise pytest.UsageError("--openreg-preemptions: K must not be negative")
+    if option.openreg_schedules or option.openreg_seed is not None:
+        raise pytest.UsageError("--openreg-preemptions takes the place of schedules and seeds")
 
 
 # ---- sanitizer ----
@@ -157,11 +184,13 @@ def _annotation(race, config):
 def pytest_runtest_call(item):
     try:
         result = yield from _scheduled(item)
-    except BaseException:
+    except BaseException as error:
         sanitizer = _watching(item.config)
         if sanitizer:  # it fails anyway
+            said = str(error)
             for report in sanitizer.reports():
-                item.add_report_section("call", "openreg sanitizer", str(report))
+                if str(report) not in said:
+                    item.add_report_section("call", "openreg sanitizer", str(report))
             if not item.get_closest_marker("racy"):
                 _keep(item, sanitizer.reports())
             sanitizer.clear()
@@ -192,11 +221,19 @@ def _schedules(option):
     have been met before, operators wait less, so a seed means the same only after such a run."""
     if option.openreg_seed is not None:
         return list(dict.fromkeys(["early", _seed(option.openreg_seed)]))
+    if option.openreg_preemptions is not None:
+        return ["early", f"{SEARCH}{option.openreg_preemptions}"]
     return ["early", *range(option.openreg_schedules)] if option.openreg_schedules else []
 
 
 def _id(schedule):
-    return f"openreg-{schedule}" if isinstance(schedule, str) else f"openreg-seed{schedule}"
+    if isinstance(schedule, str):
+        return f"openreg-{schedule.replace('tape:', 'tape')}"
+    return f"openreg-seed{schedule}"
+
+
+def _is_search(schedule):
+    return isinstance(schedule, str) and schedule.startswith(SEARCH)
 
 
 def _is_chosen(definition):
@@ -230,7 +267,7 @@ def _synchronize(torch):
 
 def _scheduled(item):
     schedule = _schedule_of(item)
-    if schedule is None:
+    if schedule is None or _is_search(schedule):
         return (yield)
     import gc
 
@@ -244,6 +281,41 @@ def _scheduled(item):
         result = yield
         _synchronize(torch)
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """The search: one test calls its function many times, between one setup and one teardown."""
+    if not _is_search(_schedule_of(pyfuncitem)):
+        return None
+    import torch
+
+    import torch_openreg  # noqa: F401
+
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    def call():
+        try:
+            pyfuncitem.obj(**arguments)
+        except pytest.fail.Exception as error:  # no Exception
+            raise AssertionError(str(error)) from None
+
+    torch.manual_seed(0)
+    testing = torch.openreg.testing
+    option = pyfuncitem.config.option
+    found = testing.explore(
+        call, preemptions=option.openreg_preemptions, limit=option.openreg_limit, progress=False
+    )
+    pyfuncitem.user_properties.append(("openreg_search", str(found).splitlines()[0]))
+    if not found.ok:
+        tapes = [seed for seed in found.different if seed != "early"]
+        pyfuncitem.user_properties.append(("openreg_seed", (tapes or ["early"])[0]))
+        torch.manual_seed(0)
+        with testing.schedule((tapes or ["early"])[0]):  # once more, with its traceback
+            pyfuncitem.obj(**arguments)
+            _synchronize(torch)
+        pytest.fail(str(found), pytrace=False)  # it fails in some other way
+    return True
 
 
 @pytest.fixture
@@ -272,7 +344,7 @@ def pytest_runtest_makereport(item, call):
         report.openreg_races = races  # goes with the report to the process that prints it
         schedule = _schedule_of(item)
         seed = ("openreg_seed", str(schedule))
-        if schedule is not None and seed not in item.user_properties:
+        if schedule is not None and not _is_search(schedule) and seed not in item.user_properties:
             item.user_properties.append(seed)
             report.user_properties.append(seed)
     return report
@@ -284,7 +356,8 @@ def _replay(nodeid, schedule):
     seed = schedule.removeprefix("seed")
     tests = [bare.removesuffix("[]")]
     if not bare.endswith("[]"):
-        tests = [nodeid.replace(f"openreg-{schedule}]", "openreg-early]"), nodeid]
+        start = nodeid[: PART_OF_ID.search(nodeid).end(1) - len(PART_OF_ID.search(nodeid)[1])]
+        tests = [f"{start}early]", f"{start}{schedule.replace('tape:', 'tape')}]"]
     return shlex.join(["pytest", f"--openreg-seed={seed}", *dict.fromkeys(tests)])
 
 
@@ -295,8 +368,22 @@ def _failed(terminalreporter):
         match = PART_OF_ID.search(report.nodeid)
         if match:
             test = PART_OF_ID.sub("", report.nodeid).removesuffix("[]")
-            failed.setdefault(test, {})[match[1]] = report
+            name = match[1].replace("tape", "tape:")
+            if _is_search(name):
+                name = dict(report.user_properties).get("openreg_seed", "early")
+            failed.setdefault(test, {})[name] = report
     return failed
+
+
+def _searches(terminalreporter):
+    """What each search has come to, a line for each."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    lines = []
+    for report in reports:
+        said = dict(report.user_properties).get("openreg_search")
+        if said and report.when == "call":
+            lines.append(f"{PART_OF_ID.sub('', report.nodeid).removesuffix('[]')}: {said}")
+    return lines
 
 
 def _say(test, schedules):
@@ -308,9 +395,12 @@ def _say(test, schedules):
 
 def pytest_terminal_summary(terminalreporter, config):
     failed = _failed(terminalreporter)
+    searches = _searches(terminalreporter)
     skipped = config.stash.get(SKIPPED, 0)
-    if failed or skipped:
+    if failed or skipped or searches:
         terminalreporter.section("openreg schedules")
+        for line in searches:
+            terminalreporter.line(line)
         for test, schedules in failed.items():
             for line in _say(test, schedules):
                 terminalreporter.line(line)

@@ -86,8 +86,8 @@ BAD = {
         t.ones(4, 4, dtype=torch.bfloat16),
         t.ones(4),
         t.ones(4),
-        t.ones(4, dtype=torch.bfloat16),
-        t.ones(4, dtype=torch.bfloat16),
+        t.ones(4, dtype=HALF),
+        t.ones(4, dtype=HALF),
         True,
     ),
     "attention": lambda t: F.scaled_dot_product_attention(

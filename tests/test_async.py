@@ -233,6 +233,26 @@ def test_views(queued, name):
     queued(VIEWS[name], unseen(4))
 
 
+REPEATED = {
+    "tensor": lambda x, n: torch.repeat_interleave(x, n, 0, output_size=6),
+    "repeats": lambda x, n: torch.repeat_interleave(n, output_size=6),
+    "int32": lambda x, n: torch.repeat_interleave(n.int(), output_size=6),
+    "all_of_none": lambda x, n: torch.repeat_interleave(n * 0, output_size=0),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_size_that_the_caller_says(queued, name):
+    queued(REPEATED[name], torch.rand(4, 3), torch.tensor([1, 0, 3, 2]))
+
+
+def test_a_size_that_the_data_does_not_have():
+    for repeats, size, text in (([1, 2], 4, "does not match"), ([-1, 4], 3, "can not be negative")):
+        torch.repeat_interleave(torch.tensor(repeats, device=DEVICE), output_size=size)
+        with pytest.raises(RuntimeError, match=text):
+            torch.openreg.synchronize()
+
+
 def test_batches_of_any_size(runs_ahead):
     torch.manual_seed(0)
     reference = mlp(7, 9, 4)

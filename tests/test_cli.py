@@ -57,9 +57,11 @@ def test_the_demo_finds_the_race_in_the_wrong_loop_only(run):
         "data race 1 on openreg:0",
         "aten::copy_ on stream",
         "wait_stream(",
+        "A ..> B is missing: ",
         "21 schedules, ",
     ):
         assert text in wrong, done.out
+    assert "called from, through" in wrong and "site-packages" not in wrong
     assert "one result" not in wrong
     for text in ("The sanitizer: nothing to report.", "21 schedules, one result"):
         assert text in right, done.out

@@ -105,6 +105,24 @@ def test_memory_of_dropped_tensors_is_used_in_stream_order(relu2):
     torch.testing.assert_close(y.cpu(), expected(x[::2]))
 
 
+@pytest.mark.racy
+@pytest.mark.filterwarnings("ignore")
+def test_the_sanitizer_knows_what_its_kernel_touches(relu2, watching):
+    sanitizer = torch.openreg.sanitizer
+    sanitizer.enable("warn")
+    side = torch.openreg.Stream()
+    x = torch.randn(1000, device=DEVICE)
+    side.wait_stream(torch.openreg.current_stream())
+    with side:
+        y = relu2(x)
+    relu2(x)
+    assert sanitizer.reports() == []
+    y.add_(1)
+    x.add_(1)
+    found = [(r.earlier.operator, r.later.operator) for r in sanitizer.reports()]
+    assert found == [("relu2", "aten::add_.Tensor")] * 2
+
+
 @two_devices
 def test_bad_calls_are_told_at_once(relu2):
     x = torch.randn(3, device=DEVICE)

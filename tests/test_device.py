@@ -77,6 +77,82 @@ def test_contexts_restore_the_device(context):
     assert torch.openreg.current_device() == 0
 
 
+@pytest.mark.parametrize(
+    "choose",
+    [
+        "torch.openreg.set_device(1)",
+        "torch.accelerator.set_device_index(1)",
+        "torch.openreg.device(1).__enter__()",
+        "torch.accelerator.device_index(1).__enter__()",
+        "torch.openreg._exchange_device(1)",
+    ],
+)
+def test_to_choose_a_device_is_to_use_it(run_ok, choose):
+    # A fake tensor is on the current device if that has been used, and on the first one if not.
+    out = run_ok(
+        f"""
+        import threads, torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        before = len(threads.names())
+        {choose}
+        print(torch.openreg.is_initialized(), len(threads.names()) - before)
+        with FakeTensorMode():
+            print(torch.empty(2, device="openreg").device)
+        """
+    )
+    assert out.split() == ["True", "0", "openreg:1"]
+
+
+def test_no_device_chosen_is_none_used(run_ok):
+    out = run_ok(
+        """
+        import torch
+        torch.openreg.set_device(-1), torch.accelerator.set_device_index(-1)
+        assert torch.openreg._exchange_device(-1) == torch.openreg._maybe_exchange_device(-1) == -1
+        with torch.openreg.device(None), torch.openreg.device(-1):
+            with torch.openreg.device_of(torch.ones(2)):
+                print(torch.openreg.is_initialized())
+        """
+    )
+    assert out == "False\n"
+
+
+def test_a_context_stands_for_its_device():
+    context = torch.openreg.device(1)
+    assert torch.openreg.get_device_name(context) == "/openreg:1"
+    assert torch.openreg.Stream(context).device.index == 1
+    assert torch.openreg.current_stream(context).device.index == 1
+    torch.openreg.synchronize(context)
+    with torch.openreg.device(context):
+        assert torch.openreg.current_device() == 1
+    torch.openreg.set_device(context)
+    assert torch.openreg.current_device() == 1
+    torch.openreg.set_device(torch.openreg.device(-1))
+    assert torch.openreg.current_device() == 1
+    assert torch.openreg.get_device_name(torch.openreg.device(-1)) == "/openreg:1"
+
+
+def test_indices_as_cudas_helper_finds_them():
+    from torch.openreg._utils import _get_device_index
+
+    assert [_get_device_index(d) for d in (1, -1, "openreg:1", torch.device("openreg", 0))] == [
+        *(1, -1, 1, 0)
+    ]
+    assert _get_device_index(torch.openreg.device(1)) == 1
+    assert _get_device_index("cpu", allow_cpu=True) == -1
+    with torch.openreg.device(1):
+        assert _get_device_index(None, optional=True) == 1
+        assert _get_device_index("openreg", optional=True) == 1
+    for wrong, arguments, text in (
+        ("cpu", {}, "Expected an openreg device, but got: cpu"),
+        ("meta", {"allow_cpu": True}, "Expected an openreg or cpu device, but got: meta"),
+        ("openreg", {}, r"specified index or an integer, but got: device\(type='openreg'\)"),
+        (None, {}, "specified index or an integer, but got: None"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            _get_device_index(wrong, **arguments)
+
+
 def test_contexts_that_are_no_ops():
     torch.openreg.set_device(1)
     for context in (
@@ -118,6 +194,12 @@ def test_negative_is_the_documented_no_op():
     torch.accelerator.set_device_index(-1)
     torch.openreg.set_device(-1)
     assert torch.openreg.current_device() == 1
+
+
+def test_properties_of_one_device_are_equal():
+    first, again, other = map(torch.openreg.get_device_properties, (0, 0, 1))
+    assert first == again and hash(first) == hash(again)
+    assert first != other and first != 0
 
 
 def test_properties():

@@ -22,6 +22,7 @@ MODULES = {
 # Of those without a list of their own; what else is public there is in torch.openreg's.
 LISTED = {
     "torch.openreg.testing": ["Exploration", "explore", "gate", "inject", "schedule"],
+    "torch.openreg.comm": [],  # PyTorch's own
     "torch.openreg.random": [],
     "torch.openreg.streams": [],
 }
@@ -70,7 +71,7 @@ def parameters(value):
     """What it is called with; a class by its own constructor."""
     if inspect.isclass(value):
         own = vars(value).get("__new__") or vars(value).get("__init__")
-        if not own or "__dataclass_fields__" in vars(value):
+        if not own or "_fields" in vars(value):  # of a named tuple, each with its docstring
             return []
         value = getattr(own, "__func__", own)
     return [name for name in inspect.signature(value).parameters if name not in ("self", "cls")]

@@ -69,3 +69,15 @@ def test_readme_program():
     done = run("-W", "error", "-c", program)
     assert done.returncode == 0, done.stderr
     float(done.stdout.strip().removeprefix("tensor(").removesuffix(")"))
+
+
+def test_fsdp_race_is_reported():
+    done = run("docs/examples/fsdp_race.py")
+    assert done.returncode == 0 and "races reported: 1\n" in done.stdout, done.stderr
+    assert "reused without record_stream" in done.stderr and "in pre_unshard" in done.stderr
+
+
+def test_fsdp_with_record_stream_is_right():
+    done = run("docs/examples/fsdp_race.py", "--mended")
+    assert done.stdout.count("weight: right\n") == 3 and "races reported: 0\n" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")

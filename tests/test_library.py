@@ -290,11 +290,3 @@ def test_gumbel_softmax_and_dropout_of_channels():
     sums = F.dropout2d(x, 0.5).sum((2, 3))
     assert set(sums.unique().tolist()) == {0.0, 8.0}
     assert F.alpha_dropout(x, 0.5, training=False).equal(x)
-
-
-def test_data_parallel_is_refused():
-    net = nn.DataParallel(nn.Linear(3, 3).to("openreg:0"))
-    for device in ("openreg:0", "cpu"):
-        with pytest.raises(NotImplementedError, match=r"DataParallel .*openreg"):
-            net(torch.ones(4, 3, device=device))
-    assert net.module(torch.ones(4, 3, device="openreg:0")).shape == (4, 3)

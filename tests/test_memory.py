@@ -246,6 +246,46 @@ def test_out_of_memory_names_the_figures(run_ok):
     assert last == "4.0"
 
 
+@pytest.mark.parametrize("where", ["call", "kernel"])
+def test_observers_of_out_of_memory(run_ok, where):
+    failing = {"call": "torch.empty(100 << 20, dtype=torch.uint8, device='openreg')"}
+    failing["kernel"] = "(x.sort(), torch.openreg.synchronize())"
+    out = run_ok(
+        f"""
+        import torch
+        x = torch.rand(8 << 20, device="openreg")
+        torch.openreg.synchronize()
+        torch.openreg.set_per_process_memory_fraction(0.75)
+        seen = []
+        torch.openreg.attach_out_of_memory_observer(lambda *figures: seen.append(figures))
+        for _ in range(2):
+            try:
+                {failing[where]}
+            except torch.openreg.OutOfMemoryError:
+                print(len(seen))
+        device, asked, limit, free = seen[0]
+        print(device, asked >= 32 << 20, limit >> 20, free < 64 << 20)
+
+        def refuse(*figures):
+            raise KeyError("an observer's own")
+
+        torch.openreg.attach_out_of_memory_observer(refuse)
+        try:
+            {failing[where]}
+        except KeyError as error:
+            print(error, len(seen))
+        print(torch.ones(4, device="openreg").sum().item())
+        """,
+        env={"OPENREG_DEVICE_MEMORY": "64M"},
+    )
+    assert out.splitlines() == ["1", "2", "0 True 48 True", '"an observer\'s own" 3', "4.0"]
+
+
+def test_what_cannot_be_called_observes_nothing():
+    with pytest.raises(TypeError, match="3 cannot be"):
+        torch.openreg.attach_out_of_memory_observer(3)
+
+
 def test_out_of_memory_inside_a_kernel(run_ok):
     out = run_ok(
         """

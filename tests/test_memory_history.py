@@ -1,5 +1,6 @@
 """Snapshots, the history of allocations, limits and settings: torch.openreg.memory."""
 
+import gc
 import pickle
 import sys
 import threading
@@ -40,6 +41,7 @@ def names(entry):
 
 
 def test_segments_and_blocks():
+    gc.collect()  # what other tests left in cycles would go while this one counts
     torch.openreg.empty_cache()
     x = torch.empty(700, dtype=torch.uint8, device=DEVICE)
     y = torch.empty(3 * MIB, dtype=torch.uint8, device="openreg:1")
@@ -202,6 +204,9 @@ def test_metadata(record):
     trace = memory._snapshot()["device_traces"][0]
     mine = [e for e in trace if e.get("addr") == x.data_ptr()]
     assert mine[-1]["user_metadata"] == "epoch 3" and trace[-1]["user_metadata"] == ""
+    memory._set_memory_metadata({"epoch": 3})
+    assert memory._get_memory_metadata() == '{"epoch":3}'
+    memory._set_memory_metadata("")
 
 
 def test_the_viewer_reads_a_dump(record, tmp_path):
@@ -270,9 +275,123 @@ def test_bad_options_are_named(options, named):
         memory._record_memory_history(**options)
 
 
+@pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
+def test_the_stacks_of_a_context(record, context):
+    torch.openreg.empty_cache()
+    record(context=context)
+
+    def allocate():
+        return torch.empty(33 * MIB, dtype=torch.uint8, device=DEVICE)
+
+    def free():
+        nonlocal x
+        del x
+
+    x = allocate()
+    assert ("allocate" in names(block_of(memory._snapshot(), x))) == (context is not None)
+    free()
+    # Of the whole snapshot, the segment that it was alone in too.
+    text = str(memory._snapshot())
+    assert ("'allocate'" in text) == (context in ("alloc", "all"))
+    assert ("'free'" in text) == (context == "all")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_stacks_of_torchscript(record):
+    @torch.jit.script
+    def on_another_thread(bytes: int):
+        return torch.empty(bytes, dtype=torch.uint8, device="openreg")
+
+    @torch.jit.script
+    def scripted(bytes: int):
+        future = torch.jit.fork(on_another_thread, bytes)
+        here = torch.empty(bytes, dtype=torch.uint8, device="openreg")
+        return here, torch.jit.wait(future)
+
+    record("state")
+    here, there = scripted(7 * MIB)
+    snapshot = memory._snapshot()
+    assert names(block_of(snapshot, here))[0] == "scripted"
+    assert names(block_of(snapshot, there))[0] == "on_another_thread"
+
+
+def test_stacks_of_cpp(record):
+    record("state", stacks="all")
+    x = torch.rand(311, 411, device=DEVICE)
+    assert any("at::native::rand" in name for name in names(block_of(memory._snapshot(), x)))
+
+
+def test_the_arguments_of_older_versions(record):
+    # enabled, record_context, trace_alloc_max_entries, trace_alloc_record_context
+    memory._record_memory_history(True, True, 2, True)
+    x = torch.empty(5000, dtype=torch.uint8, device=DEVICE)
+    assert names(block_of(memory._snapshot(), x))[0] == "test_the_arguments_of_older_versions"
+    assert len(memory._snapshot()["device_traces"][0]) == 2
+    memory._record_memory_history(True, record_context=False, clear_history=True)
+    del x
+    x = torch.empty(5000, dtype=torch.uint8, device=DEVICE)
+    assert names(block_of(memory._snapshot(), x)) == []
+    memory._record_memory_history(False)
+    assert memory._snapshot()["device_traces"][0] == []
+
+
+def test_pictures(run_ok, tmp_path):
+    # PyTorch fetches the script that draws, unless it is there.
+    script = tmp_path / ".cache" / "flamegraph.pl"
+    script.parent.mkdir()
+    script.write_text('#!/bin/sh\necho "$@"; cat\n')
+    script.chmod(0o755)
+    out = run_ok(
+        f"""
+        import torch
+        memory = torch.openreg.memory
+        memory._record_memory_history(stacks="python")
+        x = torch.empty(5000, dtype=torch.uint8, device="openreg")
+        memory._save_memory_usage("{tmp_path}/memory.svg")
+        memory._save_segment_usage("{tmp_path}/segments.svg", memory._snapshot())
+        """,
+        env={"HOME": str(tmp_path)},
+    )
+    assert out == ""
+    for name in ("memory.svg", "segments.svg"):
+        text = (tmp_path / name).read_text()
+        assert text.startswith("--countname bytes") and "active_allocated" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("memory_cached", "memory_reserved"),
+        ("max_memory_cached", "max_memory_reserved"),
+        ("reset_max_memory_allocated", "reset_peak_memory_stats"),
+        ("reset_max_memory_cached", "reset_peak_memory_stats"),
+    ],
+)
+def test_old_names_warn(old, new):
+    with pytest.warns(FutureWarning, match=rf"torch\.openreg\.{new}") as caught:
+        value = getattr(torch.openreg, old)(0)
+    assert caught[0].filename == __file__
+    assert value == getattr(torch.openreg, new)(0)
+
+
+def test_the_settings_by_their_old_name(run_ok):
+    out = run_ok(
+        """
+        import torch, warnings
+        with warnings.catch_warnings(record=True) as caught:
+            torch.openreg.memory._set_allocator_settings("roundup_power2_divisions:4")
+        print(caught[0].category.__name__, "_accelerator_setAllocatorSettings" in str(caught[0]))
+        x = torch.empty(1025 << 10, dtype=torch.uint8, device="openreg")
+        print(torch.openreg.memory_allocated() >> 10, torch.openreg.get_allocator_backend())
+        """
+    )
+    assert out.splitlines() == ["FutureWarning True", "1280 native"]
+
+
 def test_what_is_not_there_says_so():
-    with pytest.raises(NotImplementedError, match="compile_context"):
-        memory._record_memory_history(compile_context=True)
+    for option in ("compile_context", "global_record_annotations", "record_pinned_host_memory"):
+        with pytest.raises(NotImplementedError, match=r"no compile_context.* no pinned memory"):
+            memory._record_memory_history(**{option: True})
     with pytest.raises(NotImplementedError, match="private memory pools"):
         torch.openreg.MemPool()
     with pytest.raises(NotImplementedError, match="private memory pools"):

@@ -1,6 +1,11 @@
 """``torch.openreg``: its names, and how many devices there are."""
 
+import inspect
+import pkgutil
 import re
+import sys
+import types
+import typing
 from pathlib import Path
 
 import pytest
@@ -17,24 +22,74 @@ for row in re.findall(r"^\| (`.*)\|$", PAGE.read_text(), re.MULTILINE):
     for name in re.findall(r"`([^`]+)`", first):
         (CUDA_NAMES if rest else OUR_NAMES).setdefault(name, []).append(second)
 
-AMP = {f"amp.{name}" for name in torch.cuda.amp.__all__}
+# Of submodules that only exist where they are imported, or whose other names are not listed.
+INNER = {name for name in CUDA_NAMES if name.startswith(("graphs.", "graph_annotations."))}
+# CUDA's counts cycles, and what PyTorch gives with a deferred call is of no interest.
+RENAMED = {"_sleep", "_lazy_call"}
 SUBMODULES = {"memory": torch.cuda.memory, "random": torch.cuda.random}
 
 
-def lookup(name):
-    value = torch.openreg
+def lookup(name, value=torch.openreg):
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
 
 
+def defined(module):
+    """The public names of a module that are its own, with its submodules, imported or not."""
+    inner = (m.name for m in pkgutil.iter_modules(getattr(module, "__path__", ())))
+    for name in {*dir(module), *inner}:
+        value = getattr(module, name, None)
+        if isinstance(value, types.ModuleType) and not value.__name__.startswith("torch.cuda."):
+            continue
+        home = str(getattr(value, "__module__", None)).partition(".")[0]
+        imported = home in {*sys.stdlib_module_names, "typing_extensions"}
+        helpers = any(getattr(m, name, None) is value for m in (typing, torch._utils))
+        if not name.startswith("_") and not imported and not (value is not None and helpers):
+            yield name
+
+
+def used_by_pytorch():
+    """Names with an underscore that the rest of PyTorch's Python asks torch.cuda for."""
+    root = Path(torch.__file__).parent
+    for path in root.rglob("*.py"):
+        place = path.relative_to(root).as_posix()
+        # Dynamo's is a list of all names; what tests use is in no program.
+        if place.startswith(("cuda/", "testing/", "_dynamo/trace_rules.py")):
+            continue
+        text = path.read_text()
+        for module, names in re.findall(r"from torch\.cuda(\.\w+)? import ([\w, ]+)", text):
+            yield from (f"{module}.{name.strip()}".lstrip(".") for name in names.split(","))
+        yield from re.findall(r"torch\.cuda\.((?:\w+\.)?_[a-z]\w*)", text)
+
+
+def takes(ours, theirs):
+    """Whether the one can be called as the other."""
+    try:
+        mine = inspect.signature(ours).parameters.values()
+        needed = inspect.signature(theirs).parameters.values()
+    except ValueError:  # written in C
+        return True
+    if any(p.kind is p.VAR_POSITIONAL for p in mine):
+        return True  # handed on to PyTorch
+    by_place = [p.name for p in needed if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_name = {p.name for p in needed if p.kind is p.KEYWORD_ONLY}
+    return [p.name for p in mine][: len(by_place)] == by_place and by_name <= {p.name for p in mine}
+
+
 def test_every_name_of_cuda_is_in_the_table_once():
-    names = {*torch.cuda.__all__, *AMP}
+    names = {*torch.cuda.__all__, *defined(torch.cuda)}
     for module in SUBMODULES.values():
-        names.update(module.__all__)
-    assert set(CUDA_NAMES) == names
+        names |= {n for n in defined(module) if getattr(torch, n, None) is None}
+    names |= {f"amp.{name}" for name in defined(torch.cuda.amp)}
+    assert {name for name in CUDA_NAMES if "._" not in f".{name}"} - INNER == names
     assert {name: words for name, words in CUDA_NAMES.items() if len(words) > 1} == {}
     assert {words[0] for words in CUDA_NAMES.values()} == {"have", "will have", "will not"}
+
+
+def test_every_name_that_pytorch_uses_is_in_the_table():
+    used = {n for n in used_by_pytorch() if "._" in f".{n}" and lookup(n, torch.cuda) is not None}
+    assert len(used) > 10 and used - {*CUDA_NAMES} == set()
 
 
 @pytest.mark.parametrize("name", [name for name, words in CUDA_NAMES.items() if words == ["have"]])
@@ -46,8 +101,20 @@ def test_what_the_table_says_is_there_is_there(name):
     for module, cuda in SUBMODULES.items():
         if name in cuda.__all__:
             assert getattr(getattr(torch.openreg, module), name) is value
-    if "." not in name:
+    if name in torch.cuda.__all__:
         assert name in torch.openreg.__all__
+
+
+@pytest.mark.parametrize("name", [name for name, words in CUDA_NAMES.items() if words == ["have"]])
+def test_what_is_there_takes_the_same_arguments(name):
+    theirs, ours = lookup(name, torch.cuda), lookup(name)
+    if not callable(theirs) or name in RENAMED or name.endswith(("Tensor", "Storage")):
+        return
+    assert takes(ours, theirs)
+    for member, value in vars(theirs).items() if inspect.isclass(theirs) else ():
+        if not member.startswith("_"):
+            assert hasattr(ours, member), member
+            assert not inspect.isfunction(value) or takes(getattr(ours, member), value), member
 
 
 @pytest.mark.parametrize("name", [name for name, words in CUDA_NAMES.items() if words != ["have"]])

@@ -274,3 +274,34 @@ def test_state_goes_on_elsewhere(name, first):
     pairs = zip(nets["second"].parameters(), nets["whole"].parameters(), strict=True)
     for mine, theirs in pairs:
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", having("fused"))
+def test_a_learning_rate_of_one_element_on_the_host(name):
+    """Fused optimizers take it, as on CUDA, and read it at the call."""
+
+    def program(device):
+        net = new_net(device)
+        rate = torch.tensor([0.1])
+        optimizer = OPTIMIZERS[name](net.parameters(), lr=rate, fused=True)
+        first = steps(device, optimizer, net, 2)
+        rate.fill_(0.01)
+        return first, steps(device, optimizer, net, 2)
+
+    alike(program)
+    parameter = nn.Parameter(torch.ones(4, device=DEVICE))
+    rate = torch.tensor([0.1])
+    optimizer = OPTIMIZERS[name]([parameter], lr=rate, fused=True)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.openreg.synchronize(parameter.device)
+    alone = parameter.detach().clone().cpu()
+    with torch.no_grad():
+        parameter.fill_(1)
+    optimizer = OPTIMIZERS[name]([parameter], lr=rate, fused=True)
+    with torch.openreg.testing.gate(parameter.device) as gate:
+        gate.wait()
+        optimizer.step()
+        rate.fill_(7)  # the step has its number
+        assert not torch.openreg.current_stream(parameter.device).query()
+    assert torch.equal(parameter.detach().cpu(), alone)

@@ -58,7 +58,6 @@ def test_import_and_queries_start_nothing(run_ok):
         torch.openreg.get_rng_state_all()
         torch.openreg.device_count(), torch.openreg.is_available()
         torch.openreg.get_device_properties(1), torch.openreg.current_device()
-        torch.openreg.set_device(1)
         torch.openreg.current_stream(), torch.accelerator.current_stream()
         torch.openreg.synchronize(), torch.openreg.empty_cache()
         torch.openreg.memory_allocated(), torch.openreg.device_factories()

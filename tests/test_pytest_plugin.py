@@ -81,6 +81,47 @@ def test_replay_of_one_of_a_tests_parameters(suite):
     suite("", *command).assert_outcomes(passed=1, failed=1)
 
 
+def test_a_search_shows_a_race_and_how_to_replay_it(suite):
+    done = suite(RACY, "--openreg-preemptions=1")
+    done.assert_outcomes(passed=4, failed=1)
+    done.stdout.re_match_lines(
+        [
+            r">\s+assert y\[0\].item\(\) == 5",
+            r"test_it.py::test_right: all \d+ schedules with at most 1 preemption agree",
+            r"test_it.py::test_racy: all \d+ schedules with at most 1 preemption, \d+ results",
+            r"test_it.py::test_racy fails under tape:[\d:,]+",
+        ]
+    )
+    (replay,) = [line for line in done.outlines if line.startswith("  replay: ")]
+    again = suite("", *replay.split()[2:])
+    again.assert_outcomes(passed=1, failed=1)
+    assert replay in again.outlines
+
+
+def test_a_search_of_a_test_with_parameters(suite):
+    text = RACY.replace(
+        "def test_racy(openreg_device)",
+        '@pytest.mark.parametrize("size", [4])\ndef test_racy(openreg_device, size)',
+    )
+    done = suite(text, "--openreg-preemptions=0", "--openreg-limit=50", "-k", "racy")
+    done.assert_outcomes(passed=1, failed=1, deselected=3)
+    (replay,) = [line for line in done.outlines if line.startswith("  replay: ")]
+    suite("", *replay.replace("'", "").split()[2:]).assert_outcomes(passed=1, failed=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--openreg-preemptions=-1",),
+        ("--openreg-preemptions=1", "--openreg-schedules=2"),
+        ("--openreg-preemptions=1", "--openreg-limit=0"),
+        ("--openreg-seed=tape:1,",),
+    ],
+)
+def test_bad_searches(suite, arguments):
+    assert suite(RACY, *arguments).ret == pytest.ExitCode.USAGE_ERROR
+
+
 def test_without_options_nothing_changes(suite):
     text = "import sys\n\n\ndef test_it():\n    assert 'torch' not in sys.modules\n"
     suite(text, "--strict-markers").assert_outcomes(passed=1)
@@ -217,7 +258,7 @@ def test_no_device_is_an_error_not_a_skip(suite, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--openreg-seed=x"], "*whole number from 0 to 2[*][*]64 - 1, late or early, not 'x'*"),
+        (["--openreg-seed=x"], "*2[*][*]64 - 1, late, early or a tape, not 'x'*"),
         (["--openreg-seed=-1"], "*not '-1'*"),
         (["--openreg-schedules=-1"], "*must not be negative*"),
         (["--openreg-schedules=2", "--openreg-seed=1"], "*one seed*"),
@@ -328,6 +369,12 @@ def test_a_race_fails_its_own_test(suite, monkeypatch, by):
     outcomes = done.parseoutcomes()
     assert (outcomes["passed"], outcomes["failed"], outcomes["errors"]) == (4, len(failed) + 1, 1)
     assert "and nothing orders it with the earlier access:" in done.outlines
+
+
+def test_a_race_that_a_test_raises_is_shown_once(suite):
+    done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_raises")
+    done.assert_outcomes(failed=1, deselected=done.parseoutcomes()["deselected"])
+    assert done.stdout.str().count("nothing orders it with the earlier access") == 1
 
 
 def test_sanitizer_in_a_suite_without_the_device(suite):

@@ -213,6 +213,21 @@ def test_the_offset_counts_draws():
     assert torch.equal(copy.get_state(), generator.get_state())
 
 
+def test_the_offset_of_a_default_generator():
+    torch.openreg.manual_seed(3)
+    assert torch.openreg._get_rng_state_offset() == 0
+    torch.rand(3, device="openreg")
+    second = torch.rand(3, device="openreg")
+    assert torch.openreg._get_rng_state_offset() == 2
+    torch.openreg._set_rng_state_offset(1, "openreg")
+    assert torch.rand(3, device="openreg").equal(second)
+    before = torch.openreg._get_rng_state_offset(0)
+    torch.openreg._set_rng_state_offset(7, 1)
+    assert torch.openreg._get_rng_state_offset(torch.device("openreg:1")) == 7
+    assert torch.openreg._get_rng_state_offset(0) == before
+    assert torch.openreg._get_generator(torch.device("openreg:1")).get_offset() == 7
+
+
 def test_a_bad_state_changes_nothing():
     state = torch.openreg.get_rng_state()
     with pytest.raises(ValueError, match="16 bytes, got 5"):

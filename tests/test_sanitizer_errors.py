@@ -178,6 +178,7 @@ def test_contexts_nest():
     assert sanitizer.is_enabled()
 
 
+@asks_no_filter
 def test_a_forked_child(run_ok):
     """It has no device, and neither the parent's reports nor its errors are in its way."""
     run_ok(

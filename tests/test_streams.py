@@ -44,6 +44,13 @@ def test_priorities_are_clamped(asked, given):
     assert as_ours == plain and as_ours.priority == given
 
 
+def test_the_range_of_priorities():
+    least, greatest = torch.openreg.Stream.priority_range()
+    assert least == 0 > greatest
+    assert torch.openreg.Stream(priority=1000).priority == least
+    assert torch.openreg.Stream(priority=-1000).priority == greatest
+
+
 def test_contexts_restore_the_stream():
     outer, inner = torch.Stream(device="openreg:0"), torch.openreg.Stream(1)
     with outer:
@@ -182,6 +189,12 @@ def test_the_current_stream_belongs_to_the_thread():
         there = pool.submit(torch.openreg.current_stream).result()
     assert there == torch.openreg.default_stream()
     assert torch.openreg.current_stream() == stream
+
+
+def test_set_stream_by_id():
+    stream = torch.openreg.Stream(1)
+    torch.openreg._set_stream_by_id(stream.stream_id, stream.device_index, stream.device_type)
+    assert torch.openreg.current_stream() == stream and torch.openreg.current_device() == 1
 
 
 def test_set_stream_makes_its_device_current():

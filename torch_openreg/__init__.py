@@ -5,7 +5,7 @@ Importing ``torch_openreg`` itself does the same in either order. Nothing is sta
 devices come to life at their first use.
 """
 
-import shlex
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +29,8 @@ def _minor(version):
 
 def _source():
     """What pip builds the package from again: its folder, or its name in an index."""
+    import shlex
+
     folder = _PACKAGE_DIR.parent
     if (folder / "setup.py").exists():
         return f"-e {shlex.quote(str(folder))}"
@@ -51,6 +53,8 @@ def _source():
 
 def _check_torch_version(torch_version):
     if _minor(torch_version) != _minor(_BUILT_FOR):
+        import shlex
+
         # Without its cache, in which pip keeps the wheel that was built for the other PyTorch.
         pip = f"{shlex.quote(sys.executable)} -m pip install --no-build-isolation --no-cache-dir"
         raise ImportError(
@@ -72,6 +76,30 @@ def _autoload():
 
     _registration.register()
     _registered = True
+    if os.environ.get("OPENREG_AS_CUDA", "0") != "0":
+        from . import _as_cuda
+
+        _as_cuda.install_if_set()
+
+
+def as_cuda(force=False):
+    """Lets "cuda" mean the device openreg, in this process and those that it starts from then on:
+    ``torch.cuda``, device strings, ``.cuda()``, ``x.device.type``, "nccl" groups and what else
+    programs written for CUDA say. docs/cuda.md has the tables.
+
+    Call it before other modules than torch are imported, in a ``conftest.py`` for example, as these
+    may ask at their import whether there is a GPU. It stays so until the process ends; a second
+    call does nothing.
+
+    Args:
+        force: do it on a machine that seems to have a GPU, too, which then cannot be used.
+
+    Raises RuntimeError on such a machine otherwise, if the process has used CUDA already, and if
+    PyTorch is built so that the name cannot be exchanged; nothing has changed then.
+    """
+    from . import _as_cuda
+
+    _as_cuda.install(force)
 
 
 def get_include():

@@ -1,6 +1,7 @@
 """``python -m torch_openreg``: devices, memory, lanes, versions, settings; demo; run."""
 
 import argparse
+import os
 import sys
 
 import torch
@@ -10,6 +11,8 @@ from . import _C, __version__, get_include, get_library_dir
 _DEMO = "ten seconds: a race in a training loop is found, and the loop is mended"
 _RUN = "runs a program as it is, and sums up what it found"
 _SANITIZE = "report accesses to the same memory that nothing orders"
+_AS_CUDA = "let cuda mean the device: docs/cuda.md"
+_FORCE = "--as-cuda on a machine with a GPU, too"
 _SEEDS = "then run it under N schedules, and compare exit status and what is printed"
 _PROGRAM = "a script, or with -m a module, and its arguments"
 
@@ -75,6 +78,9 @@ def _settings():
     for name, value, origin, description in _C._settings():
         yield f"  {name} = {value or '(not set)'}  ({origin})"
         yield f"    {description}"
+    as_cuda = os.environ.get("OPENREG_AS_CUDA")
+    yield f"  OPENREG_AS_CUDA = {as_cuda or 0}  ({'default' if as_cuda is None else 'environment'})"
+    yield "    1: cuda means the device, in Python; force: on a machine with a GPU, too"
 
 
 def _show(_):
@@ -109,6 +115,8 @@ def main():
     run.set_defaults(main=_run, error=run.error)
     run.add_argument("--sanitize", action="store_true", help=_SANITIZE)
     run.add_argument("--seeds", type=int, default=0, metavar="N", help=_SEEDS)
+    run.add_argument("--as-cuda", action="store_true", help=_AS_CUDA)
+    run.add_argument("--force", action="store_true", help=_FORCE)
     run.add_argument("-m", dest="module", action="store_true", help="a module, not a file")
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="program ...", help=_PROGRAM)
     options = parser.parse_args()

@@ -70,6 +70,7 @@ def _seek(data, waits):
 def _show(reports, found):
     for report in reports:
         _say(textwrap.indent(str(report), "  "))
+        _say("\n" + textwrap.indent(report.picture(), "  "))
     if not reports:
         _say("  The sanitizer: nothing to report.")
     _say()

@@ -28,6 +28,24 @@ def _checked(function, check_index):
     return checked
 
 
+def _initialize_where_chosen(is_active, initialize):
+    """Of torch.accelerator: where the device is CUDA, the one that a program chooses is initialized
+    by that, as it is by torch.openreg.set_device."""
+    for name in ("_accelerator_setDeviceIndex", "_accelerator_exchangeDevice"):
+        setattr(torch._C, name, _initializing(getattr(torch._C, name), is_active, initialize))
+
+
+def _initializing(function, is_active, initialize):
+    @functools.wraps(function)
+    def choose(index):
+        before = function(index)
+        if index >= 0 and not is_active(index):
+            initialize()
+        return before
+
+    return choose
+
+
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Imports a module of ours as soon as another package's has been imported, and does not import
     that one itself. pytorch-pfn-extras asks a registry for a device's runtime, and takes a plain
@@ -72,8 +90,10 @@ def register():
     )
     atexit.register(_C._stop_autograd_device_threads)
     _check_indices(_C._check_index)
+    _initialize_where_chosen(_C._is_active, openreg.init)
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     if torch.distributed.is_available():
         from .openreg import distributed
 
         distributed.register()
+        _import_after("torch.distributed.tensor", "torch_openreg.openreg._sharding")

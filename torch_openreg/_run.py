@@ -8,6 +8,7 @@ import subprocess
 import sys
 import traceback
 
+from . import as_cuda
 from .openreg import sanitizer
 from .openreg._schedules import _synchronize
 
@@ -45,11 +46,7 @@ def _status(error):
 
 
 def _line(access):
-    """Where the program is: its first frame outside of what is installed."""
-    for frame in access.stack or ():
-        if "site-packages" not in frame.filename and not frame.filename.startswith("<"):
-            return f"{frame.filename}:{frame.line}"
-    return "a line that was not recorded"
+    return f"{access.line.filename}:{access.line.line}" if access.line else "a line not recorded"
 
 
 def _sum_up_races(reports):
@@ -81,7 +78,8 @@ def _run_once(options):
 
 
 def _command(options):
-    return ["-m", "torch_openreg", "run", *["-m"] * options.module, *options.command]
+    named = [*["--as-cuda"] * options.as_cuda, *["--force"] * options.force]
+    return ["-m", "torch_openreg", "run", *named, *["-m"] * options.module, *options.command]
 
 
 def _run_under(options, seed):
@@ -143,11 +141,18 @@ def main(options):
     """The exit status: the program's, or 1 if it is 0 and something was found."""
     if not options.command:
         options.error("which program? python -m torch_openreg run script.py")
+    if options.force and not options.as_cuda:
+        options.error("--force belongs to --as-cuda")
     if options.seeds < 0:
         options.error(f"--seeds: a number of schedules, not {options.seeds}")
     options.program, *options.arguments = options.command
     if not options.module and not os.path.exists(options.program):
         options.error(f"there is no file {options.program!r}; -m runs a module")
+    if options.as_cuda:
+        try:
+            as_cuda(options.force)
+        except RuntimeError as error:
+            options.error(str(error))
     status, races = _run_once(options)
     agree = _run_schedules(options) if options.seeds else True
     return status or int(races > 0 or not agree)

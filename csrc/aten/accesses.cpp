@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,7 @@
 #include "../torch/host_allocator.h"
 #include "../torch/sanitizer.h"
 #include "arguments.h"
+#include "index_accesses.h"
 #include "op_traits.h"
 #include "tensor_components.h"
 
@@ -43,25 +45,37 @@ using Accesses = c10::SmallVector<orMemoryAccess, 6>;
 // ---- Tensors ------------------------------------------------------------------------------------
 
 /* Of too many dimensions the last ones, mostly the innermost, become their hull. */
-orMemoryAccess accessOf(const Tensor &tensor, bool write) {
+orMemoryAccess accessOf(const Tensor &tensor, c10::IntArrayRef sizes, int64_t offset, bool write) {
   orMemoryAccess access{};
   const size_t item = tensor.itemsize();
-  access.data = static_cast<const char *>(tensor.storage().data()) +
-                static_cast<size_t>(tensor.storage_offset()) * item;
+  access.data =
+      static_cast<const char *>(tensor.storage().data()) + static_cast<size_t>(offset) * item;
   access.write = write;
   access.width = item;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
-    const auto count = static_cast<size_t>(tensor.size(i));
+    const auto count = static_cast<size_t>(sizes[static_cast<size_t>(i)]);
     const size_t stride = static_cast<size_t>(tensor.stride(i)) * item;
     if (count == 1) continue;
     if (access.dims == OR_ACCESS_DIMS) {
       access.width += (count - 1) * stride;
+      if (checksFresh.load(std::memory_order_relaxed)) access.write |= OR_ACCESS_SOME;
     } else {
       access.count[access.dims] = count;
       access.stride[access.dims++] = stride;
     }
   }
   return access;
+}
+
+orMemoryAccess accessOf(const Tensor &tensor, bool write) {
+  return accessOf(tensor, tensor.sizes(), tensor.storage_offset(), write);
+}
+
+orMemoryAccess accessOfRows(const Tensor &tensor, int64_t dim, std::pair<int64_t, int64_t> run,
+                            bool write) {
+  c10::SmallVector<int64_t, 6> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  sizes[static_cast<size_t>(dim)] = run.second - run.first;
+  return accessOf(tensor, sizes, tensor.storage_offset() + run.first * tensor.stride(dim), write);
 }
 
 bool hasMemory(const Tensor &tensor) {
@@ -85,6 +99,21 @@ struct Report {
     }
   }
 
+  /* Of a tensor on the device these rows. */
+  void addRows(const Tensor &tensor, bool write, const Rows &rows) {
+    const size_t first = device.size();
+    if (!rows.known) {
+      add(tensor, write);
+    } else {
+      for (const auto &run : rows.runs) {
+        device.push_back(accessOfRows(tensor, rows.dim, run, write));
+      }
+    }
+    for (size_t i = first; i < device.size() && !(rows.known && rows.exact); ++i) {
+      device[i].write |= OR_ACCESS_SOME;
+    }
+  }
+
   /* Numbers in host memory are read at the call. */
   void send(orStream_t stream, const char *operation) const {
     if (!host.empty()) {
@@ -100,8 +129,13 @@ struct Report {
 
 struct Effects {
   std::string name;
-  bool none = false;         // a view, or new metadata
-  bool ofCpuItself = false;  // the CPU's kernel is not made of other operators
+  std::string schema;
+  bool none = false;  // a view, or new metadata
+  bool takesIndices = false, takesThemInPlace = false;
+  bool readsSelf = true, isConvolutionBackward = false;
+  std::optional<size_t> beta;
+  bool readsWritten = false;  // the old values of what it writes
+  bool ofCpuItself = false;   // the CPU's kernel is not made of other operators
   std::vector<bool> written;
   std::vector<size_t> writtenInTraining;
   std::optional<size_t> training;
@@ -121,6 +155,16 @@ Effects findEffects(const OperatorHandle &op) {
   const auto &returns = schema.returns();
   Effects effects;
   effects.name = c10::toString(op.operator_name());
+  effects.schema = name;
+  effects.takesIndices = takesIndices(name);
+  // What is no operator in place is one if its `out` is its input, and else it touches all of both.
+  static const std::set<std::string_view> scatters{"aten::index_copy",   "aten::index_add",
+                                                   "aten::index_reduce", "aten::scatter",
+                                                   "aten::scatter_add",  "aten::scatter_reduce"};
+  effects.takesThemInPlace = scatters.count(name) != 0;
+  effects.isConvolutionBackward = effects.name == "aten::convolution_backward";
+  effects.readsSelf = effects.name != "aten::bernoulli.p";  // of that the shape alone
+  effects.readsWritten = op.hasTag(at::Tag::pointwise) && name.ends_with('_');
   const bool views = std::any_of(returns.begin(), returns.end(), isView) && name != kReadsByHand;
   effects.none =
       views || op.hasTag(at::Tag::inplace_view) || name == "aten::set_" || name == "aten::resize_";
@@ -130,6 +174,7 @@ Effects findEffects(const OperatorHandle &op) {
     const Argument &argument = schema.arguments()[i];
     const bool written = isWritten(argument);
     effects.written.push_back(written);
+    if (argument.name() == "beta" && name.find("add") != std::string::npos) effects.beta = i;
     if (argument.name() == "training" || argument.name() == "train") effects.training = i;
     // Of batch normalisation's old forms, whose schemas do not say so.
     const bool running = argument.name() == "running_mean" || argument.name() == "running_var";
@@ -148,14 +193,63 @@ std::shared_ptr<const Effects> effectsOf(const OperatorHandle &op) {
   return entry;
 }
 
+bool isOurs(const IValue &value) {
+  return value.isTensor() && value.toTensor().is_privateuseone() && isPlain(value.toTensor()) &&
+         hasMemory(value.toTensor());
+}
+
+bool isOutItself(const Effects &effects, c10::ArrayRef<IValue> arguments) {
+  const Tensor &self = arguments[0].toTensor();
+  for (size_t i = 1; i < std::min(arguments.size(), effects.written.size()); ++i) {
+    if (effects.written[i] && isOurs(arguments[i])) {
+      const Tensor &out = arguments[i].toTensor();
+      return out.storage().data() == self.storage().data() &&
+             out.storage_offset() == self.storage_offset() && out.sizes() == self.sizes();
+    }
+  }
+  return false;
+}
+
+/* Of the first argument, if indices say which; and whether it writes them. */
+std::optional<std::pair<Rows, bool>> rowsTouched(const Effects &effects,
+                                                 c10::ArrayRef<IValue> arguments) {
+  if (C10_LIKELY(!effects.takesIndices) || !isOurs(arguments[0])) return std::nullopt;
+  if (effects.takesThemInPlace && !isOutItself(effects, arguments)) return std::nullopt;
+  return std::make_pair(rowsOf(effects.schema, arguments),
+                        effects.takesThemInPlace || effects.written[0]);
+}
+
+/* Not what is taken zero times, and not what gives a gradient that nobody wants. */
+bool isRead(const Effects &effects, c10::ArrayRef<IValue> arguments, size_t i) {
+  if (i == 0 && effects.beta && *effects.beta < arguments.size()) {
+    const IValue &beta = arguments[*effects.beta];
+    return !beta.isScalar() || !beta.toScalar().equal(0);
+  }
+  if (effects.isConvolutionBackward && (i == 1 || i == 2) && arguments.back().isBoolList()) {
+    return arguments.back().toBoolList().get(2 - i);  // the input is for the weight, and the reverse
+  }
+  return i != 0 || effects.readsSelf;
+}
+
 void addArguments(Report &report, const Effects &effects, c10::ArrayRef<IValue> arguments) {
   const bool trains = effects.training.has_value() && *effects.training < arguments.size() &&
                       arguments[*effects.training].isBool() && arguments[*effects.training].toBool();
   const auto &running = effects.writtenInTraining;
+  const auto rows = rowsTouched(effects, arguments);
   for (size_t i = 0; i < std::min(arguments.size(), effects.written.size()); ++i) {
+    if (rows && i == 0) {
+      report.addRows(arguments[0].toTensor(), rows->second, rows->first);
+      continue;
+    }
+    if (rows && effects.takesThemInPlace && effects.written[i]) continue;  // the same
+    if (!effects.written[i] && !isRead(effects, arguments, i)) continue;
     const bool write = effects.written[i] ||
                        (trains && std::find(running.begin(), running.end(), i) != running.end());
-    eachTensor(arguments[i], [&](const Tensor &tensor) { report.add(tensor, write); });
+    const bool reads = write && effects.readsWritten && checksFresh.load(std::memory_order_relaxed);
+    eachTensor(arguments[i], [&](const Tensor &tensor) {
+      if (reads) report.add(tensor, false);
+      report.add(tensor, write);
+    });
   }
 }
 
@@ -295,13 +389,19 @@ ReportedAs::ReportedAs(const OperatorHandle &op) : before_(caller) {
 ReportedAs::~ReportedAs() { caller = before_; }
 
 void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tensor> written,
-                   c10::ArrayRef<Tensor> read) {
+                   c10::ArrayRef<Tensor> read, bool moves) {
   Accesses accesses;
-  for (const Tensor &tensor : written) {
-    if (hasMemory(tensor)) accesses.push_back(accessOf(tensor, true));
-  }
   for (const Tensor &tensor : read) {
-    if (hasMemory(tensor)) accesses.push_back(accessOf(tensor, false));
+    if (!hasMemory(tensor)) continue;
+    accesses.push_back(accessOf(tensor, false));
+    if (moves) accesses.back().write |= OR_ACCESS_MOVES;
+  }
+  // Bytes stay in their order if the layouts are the same; else nothing is to be taken from what was read before.
+  const bool inOrder = moves && written[0].strides() == read[0].strides();
+  for (const Tensor &tensor : written) {
+    if (hasMemory(tensor)) {
+      accesses.insert(inOrder ? accesses.end() : accesses.begin(), accessOf(tensor, true));
+    }
   }
   raiseRaces();
   OPENREG_CHECK(orSanitizerAccess(stream, operation, accesses.data(), accesses.size()));

@@ -236,7 +236,11 @@ void launch(const Tensor &dst, const Tensor &src, Tensor ownedSource, orStream_t
 
 void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream, bool awaited) {
   judge(dst, src);
-  if (sanitizerActive()) reportTensors("aten::copy_", stream, dst, src);
+  if (sanitizerActive()) {
+    const bool moves =
+        src.is_privateuseone() && dst.is_privateuseone() && src.scalar_type() == dst.scalar_type();
+    reportTensors("aten::copy_", stream, dst, src, moves);
+  }
   launch(dst, src, Tensor(), stream, awaited);
 }
 

@@ -9,12 +9,17 @@
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/List.h>
+#include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/max_pool1d_native.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/strides.h>
 
@@ -116,14 +121,60 @@ Tensor maxPool1d(const Tensor &self, c10::IntArrayRef kernel, c10::IntArrayRef s
   return asOnTheCpu ? pooled : pooled.clone(c10::MemoryFormat::Contiguous);
 }
 
+/* The size is known without the data where the caller says it, and waits for nothing, as on CUDA. That it is the sum of
+ * `repeats` is judged when they are there. */
+void repeatInterleave(const c10::OperatorHandle &op, Stack *stack) {
+  const auto arguments = torch::jit::last(*stack, 2);
+  const Tensor repeats = arguments[0].toTensor();
+  const bool taken = repeats.dim() == 1 && repeats.numel() > 0 &&
+                     (repeats.scalar_type() == c10::kLong || repeats.scalar_type() == c10::kInt);
+  if (arguments[1].isNone() || arguments[1].toInt() < 0 || !taken) return runCpuKernel(op, stack);
+  const int64_t size = arguments[1].toInt();
+  torch::jit::drop(*stack, 2);
+  const Tensor ends = repeats.cumsum(0);
+  at::_assert_async(repeats.ge(0).all(), "repeats can not be negative");
+  at::_assert_async(ends[-1].eq(size), "allocated size does not match required size");
+  const Tensor places = at::arange(size, ends.options());
+  const bool isInt = repeats.scalar_type() == c10::kInt;
+  stack->emplace_back(at::searchsorted(ends, places, isInt, /*right=*/true));
+}
+
+/* A learning rate of one element on the CPU is taken as the number that it is, whatever its shape, as CUDA's do. */
+void fusedStep(const c10::OperatorHandle &op, Stack *stack) {
+  const int index = op.schema().argumentIndexWithName("lr").value();
+  const size_t count = op.schema().arguments().size();
+  IValue &rate = torch::jit::peek(*stack, static_cast<size_t>(index), count);
+  if (rate.toTensor().is_cpu() && rate.toTensor().numel() == 1) {
+    rate = rate.toTensor().reshape(c10::IntArrayRef());
+  }
+  runCpuKernel(op, stack);
+}
+
 }  // namespace
 
 }  // namespace torch_openreg
 
 namespace at::native {
 namespace {
-// The CPU's choice of an attention kernel, so that results and memory are the CPU's.
-REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_cpp)
+/* That of a DTensor, and not of a FakeTensor, whose memory is meta. */
+bool isDivided(const Tensor &tensor) {
+  return tensor.key_set().has(c10::DispatchKey::Python) && tensor.has_storage() &&
+         !tensor.storage().device().is_meta();
+}
+
+/* The CPU's choice of an attention kernel, so that results and memory are the CPU's. But DTensor takes a mask to where
+ * the rest is for none of them: it passes on what comes by a keyword as it is. */
+int64_t chooseAttention(const Tensor &query, const Tensor &key, const Tensor &value,
+                        const std::optional<Tensor> &mask, double dropout, bool isCausal,
+                        std::optional<double> scale, bool enableGqa) {
+  if (mask && mask->defined() && isDivided(query)) {
+    const bool allowed = at::globalContext().userEnabledMathSDP();
+    return static_cast<int64_t>(allowed ? at::SDPBackend::math : at::SDPBackend::error);
+  }
+  return _fused_sdp_choice_cpp(query, key, value, mask, dropout, isCausal, scale, enableGqa);
+}
+
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &chooseAttention)
 }  // namespace
 }  // namespace at::native
 
@@ -133,6 +184,7 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&convolutionBackward>());
   m.impl("native_dropout", &dropout);
+  m.impl("repeat_interleave.Tensor", torch::CppFunction::makeFromBoxedFunction<&repeatInterleave>());
   // Their composite kernels compute the same less exactly, or in more steps, or fail under another name.
   for (const char *name :
        {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
@@ -140,6 +192,10 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
         "convolution", "convolution_backward", "embedding", "mode.values", "mish_backward",
         "native_channel_shuffle", "addr_", "conj_physical_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
+  }
+  for (const char *name : {"_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr",
+                           "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fusedStep>());
   }
   // Its composite kernel multiplies by a power, which may overflow, where the CPU has a kernel that cannot.
   for (const char *name : {"ldexp.Tensor", "ldexp_", "ldexp.out"}) {

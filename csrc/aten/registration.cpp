@@ -19,10 +19,19 @@ using torch::jit::Stack;
 
 void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
 
+/* A collective's kernel on the CPU returns before it has run: what it gets has to be the caller's own tensors. */
+bool isCollective(const OperatorHandle &op) {
+  return op.operator_name().name.starts_with("c10d::");
+}
+
 /* The kernels of sparse, quantized and nested tensors, by the CPU's key for them. */
 template <DispatchKey kernel>
 void fallbackWithComponents(const OperatorHandle &op, Stack *stack) {
   registerOperatorsOfComponents();
+  // The group's backend takes or refuses them.
+  if (isCollective(op)) {
+    return op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::PrivateUse1), stack);
+  }
   runCpuKernelWithComponents(op, stack, kernel);
 }
 

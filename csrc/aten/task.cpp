@@ -88,7 +88,7 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
   launch.accesses = accesses.data();
   launch.access_count = accesses.size();
   launch.name = name;
-  launch.flags = flags;
+  launch.flags = flags | orLaunchTold;  // csrc/aten/accesses.h
   launch.queued = queued;
   return orLaunchKernelEx(&launch);
 }

@@ -3,7 +3,7 @@
  * has run; what both sides use is guarded by the mutex of c10d::Work. The thread finishes the Work first
  * and signals the event then, so that a host that has waited for a stream finds the Work complete.
  *
- * Memory is kept alive by tensors of our own over the same storages: letting go of the caller's on the queue's
+ * Memory is kept by tensors of our own over the same storages: letting go of the caller's on the queue's
  * thread could take the GIL, which is no more to be had while Python ends. So could letting go of a storage that
  * Python has an object for (letGo).
  */
@@ -21,6 +21,8 @@
 #include "../aten/tensor_metadata.h"
 #include "../aten/lane.h"
 #include "../aten/task.h"
+#include "../aten/tensor_components.h"
+#include "../torch/allocator.h"
 #include "../torch/fork.h"
 #include "../torch/gil.h"
 #include "../torch/kernel_failures.h"
@@ -43,15 +45,9 @@ at::Tensor sameMemory(const at::Tensor &tensor) {
                   {tensor.sizes(), tensor.strides(), tensor.scalar_type()}, tensor.storage_offset());
 }
 
-std::vector<at::Tensor> sameMemory(const std::vector<at::Tensor> &tensors) {
-  std::vector<at::Tensor> own;
-  own.reserve(tensors.size());
-  for (const at::Tensor &tensor : tensors) own.push_back(sameMemory(tensor));
-  return own;
-}
-
 /* True if the last reference but Python's own goes with this one, for which PyTorch takes the GIL. */
 bool leavesItToPython(const at::Tensor &tensor) {
+  if (!tensor.has_storage()) return true;  // so may it for each part of a sparse tensor
   const c10::Storage &storage = tensor.storage();
   return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr ||
          (storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr &&
@@ -87,16 +83,10 @@ at::Tensor bytesOf(const at::Tensor &tensor) {
               static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize());
 }
 
-template <typename Function>
-void forEachTensor(const Call &call, Function function) {
-  for (const at::Tensor &tensor : call.in) function(tensor);
-  for (const at::Tensor &tensor : call.out) function(tensor);
-}
-
 orError_t runHandOver(void *args) {
   HandOver &handOver = ***static_cast<std::shared_ptr<HandOver> **>(args);
   for (HandOver::Range &range : handOver.ranges) {
-    if (range.bytes == 0) continue;
+    if (range.bytes == 0 || !handOver.maps) continue;
     if (const orError_t error = orMapForKernel(&range.kernel, range.device, range.bytes))
       return error;
   }
@@ -124,14 +114,17 @@ std::exception_ptr backendError(std::string text) {
       {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(text)));
 }
 
-c10::intrusive_ptr<Future> futureAfter(CollectiveQueues &queues, c10::Device device,
-                                       c10::ArrayRef<orEvent_t> events,
-                                       std::vector<at::Tensor> outputs) {
+c10::intrusive_ptr<Future> futureOn(c10::Device device) {
+  return c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::vector<c10::Device>{device});
+}
+
+/* Who waits for it makes a stream wait for `events`. */
+c10::intrusive_ptr<Future> completeAfter(c10::intrusive_ptr<Future> future, CollectiveQueues &queues,
+                                         c10::Device device, c10::ArrayRef<orEvent_t> events,
+                                         std::vector<at::Tensor> outputs) {
   const c10::StreamGuard side(queues.sideStream(CollectiveQueues::Use::after, device.index()));
   const orStream_t handle = currentStreamHandle(device.index());
   for (const orEvent_t event : events) OPENREG_CHECK(orStreamWaitEvent(handle, event));
-  auto future =
-      c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::vector<c10::Device>{device});
   future->markCompleted(c10::IValue(std::move(outputs)));
   return future;
 }
@@ -191,17 +184,24 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       sequence_(sequence),
       device_(device),
       call_(std::move(call)),
-      out_(sameMemory(call_.out)),
+      inputs_(call_.in.size()),
       issue_(std::move(issue)),
+      sparse_(std::move(call_.sparse)),
       reach_(canMap(device.index())),
       signalled_(device.index(), orEventExternal),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
-  call_.in = sameMemory(call_.in);
-  call_.out = out_;
+  if (!sparse_.empty()) future_ = futureOn(device_);
   if (sanitizerActive()) tellSanitizer();
-  forEachTensor(call_, [&](const at::Tensor &tensor) {
-    if (reach_) handOver_->ranges.push_back({tensor.const_data_ptr(), tensor.nbytes(), nullptr});
-  });
+  for (const auto *tensors : {&call_.in, &call_.out}) {
+    for (const at::Tensor &tensor : *tensors) {
+      memory_.push_back(sameMemory(tensor));
+      handOver_->ranges.push_back(
+          {tensor.const_data_ptr(), tensor.nbytes(), tensor.scalar_type(), nullptr});
+    }
+  }
+  handOver_->maps = reach_;
+  call_.in.clear();
+  call_.out.clear();
   auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver_);
   int queued = 0;
   const orError_t error = launchOnLane(currentStreamHandle(device_.index()), call_.name,
@@ -238,35 +238,46 @@ void Collective::joinDevice() const {
 
 void Collective::stageInputs() {
   const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
-  forEachTensor(call_, [&](const at::Tensor &tensor) {
+  for (const at::Tensor &tensor : memory_) {
     copies_.push_back(at::empty({static_cast<int64_t>(tensor.nbytes())},
                                 at::TensorOptions(at::kByte).pinned_memory(true)));
     copies_.back().copy_(bytesOf(tensor));
-  });
+  }
 }
 
 void Collective::copyBack() {
   const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
-  for (size_t i = 0; i < call_.out.size(); ++i) {
-    bytesOf(call_.out[i]).copy_(copies_[call_.in.size() + i]);
+  for (size_t i = inputs_; i < memory_.size(); ++i) bytesOf(memory_[i]).copy_(copies_[i]);
+}
+
+/* On a stream of our own, where nothing is queued that waits: wait() and the future tell the allocator who reads it. */
+void Collective::replaceSparse(const at::Tensor &from) {
+  const at::Tensor &to = sparse_.front();
+  const Components old = componentsOf(to);
+  std::vector<at::Tensor> before(old.begin(), old.end());
+  Components parts = componentsOf(from);
+  {
+    const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
+    for (at::Tensor &part : parts) part = part.to(device_);
   }
+  reassemble(to, from, parts);
+  letGo(before);
 }
 
 std::vector<at::Tensor> Collective::hostTensors() {
   std::vector<at::Tensor> host;
-  size_t i = 0;
-  forEachTensor(call_, [&](const at::Tensor &tensor) {
-    const auto dtype = call_.bytes ? at::kByte : c10::toRealValueType(tensor.scalar_type());
-    c10::Storage storage = reach_ ? cpuStorage(handOver_->ranges[i].kernel, tensor.nbytes())
-                                  : c10::Storage(copies_[i].storage());
-    host.push_back(flat(std::move(storage), DispatchKey::CPU, dtype, tensor.nbytes(), 0));
-    ++i;
-  });
+  for (size_t i = 0; i < handOver_->ranges.size(); ++i) {
+    const HandOver::Range &range = handOver_->ranges[i];
+    const auto dtype = call_.bytes ? at::kByte : c10::toRealValueType(range.dtype);
+    c10::Storage storage =
+        reach_ ? cpuStorage(range.kernel, range.bytes) : c10::Storage(copies_[i].storage());
+    host.push_back(flat(std::move(storage), DispatchKey::CPU, dtype, range.bytes, 0));
+  }
   return host;
 }
 
 void Collective::divide(std::vector<at::Tensor> &host) const {
-  for (size_t i = call_.in.size(); i < host.size(); ++i) {
+  for (size_t i = inputs_; i < host.size(); ++i) {
     if (at::isIntegralType(host[i].scalar_type(), /*includeBool=*/true)) {
       host[i].div_(queues_->size(), "trunc");
     } else {
@@ -289,6 +300,7 @@ void Collective::run(c10d::Backend &gloo) {
     work->wait();
     if (call_.average) asKernel([&] { divide(host); });
     if (!reach_) copyBack();
+    if (!sparse_.empty()) replaceSparse(host.back());
     if (call_.type == c10d::OpType::RECVANYSOURCE) {
       std::lock_guard<std::mutex> lock(mutex_);
       source_ = work->sourceRank();
@@ -309,14 +321,25 @@ std::exception_ptr Collective::failure(const char *what) const {
 
 void Collective::complete(std::exception_ptr error, bool ofDevice) {
   issue_ = nullptr;
-  letGo(call_.in);
+  std::vector<at::Tensor> memory = takeMemory();
+  letGo(memory);
   copies_.clear();
   ofDevice = ofDevice && error != nullptr;
   if (ofDevice) keepFailure(kEventName, device_.index(), error);
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
   finish(std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
+  if (!sparse_.empty()) markFuture();
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+}
+
+void Collective::markFuture() {
+  try {
+    if (exception_) std::rethrow_exception(exception_);
+    completeAfter(future_, *queues_, device_, {done()}, sparse_);
+  } catch (...) {
+    future_->setErrorIfNeeded(std::current_exception());
+  }
 }
 
 /* Who has heard that it is over need not wait. */
@@ -337,10 +360,14 @@ int Collective::sourceRank() const {
   return source_;
 }
 
-std::vector<at::Tensor> Collective::result() { return out_; }
+std::vector<at::Tensor> Collective::takeMemory() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(memory_, {});
+}
 
 void Collective::synchronize() {
   OPENREG_CHECK(orStreamWaitEvent(currentStreamHandle(device_.index()), done()));
+  if (reach_) takeMemory();
 }
 
 bool Collective::wait(std::chrono::milliseconds timeout) {
@@ -363,62 +390,71 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
     error = exception_;
   }
   if (timeout != kNoTimeout || call_.blocks) OPENREG_CHECK(orSanitizerEventOver(done()));
-  if (!error) return true;
+  if (!error) {
+    for (const at::Tensor &tensor : sparse_) {
+      for (const at::Tensor &part : componentsOf(tensor)) {
+        recordStream(part.storage().data_ptr(), getCurrentOpenRegStream(device_.index()));
+      }
+    }
+    return true;
+  }
   // It surfaces here, so that the next call that synchronises need not report it again.
   const orError_t reported = orEventSynchronize(signalled_.get());
   if (reported == orErrorLaunchFailure) OPENREG_CHECK(reported);
   std::rethrow_exception(error);
 }
 
-c10::intrusive_ptr<Future> Collective::getFuture() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (future_) return future_;
-  future_ = futureAfter(*queues_, device_, {done()}, out_);
-  return future_;
-}
+// ---- What a caller has --------------------------------------------------------------------------
 
-// ---- Several ------------------------------------------------------------------------------------
+CollectiveWork::CollectiveWork(c10d::OpType type, Works works, std::vector<at::Tensor> outputs)
+    : Work(works.front()->queues()->rank(), type),
+      works_(std::move(works)),
+      outputs_(std::move(outputs)) {}
 
-Coalesced::Coalesced(std::vector<c10::intrusive_ptr<Collective>> works)
-    : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
-
-bool Coalesced::isCompleted() {
+bool CollectiveWork::isCompleted() {
   for (const auto &work : works_) {
     if (!work->isCompleted()) return false;
   }
   return true;
 }
 
-bool Coalesced::isSuccess() const { return exception() == nullptr; }
+bool CollectiveWork::isSuccess() const {
+  for (const auto &work : works_) {
+    if (!work->isSuccess()) return false;
+  }
+  return true;
+}
 
-std::exception_ptr Coalesced::exception() const {
+std::exception_ptr CollectiveWork::exception() const {
   for (const auto &work : works_) {
     if (const std::exception_ptr error = work->exception()) return error;
   }
   return nullptr;
 }
 
-std::vector<at::Tensor> Coalesced::result() {
-  std::vector<at::Tensor> all;
-  for (const auto &work : works_) {
-    for (at::Tensor &tensor : work->result()) all.push_back(std::move(tensor));
-  }
-  return all;
-}
-
-void Coalesced::synchronize() {
+void CollectiveWork::synchronize() {
   for (const auto &work : works_) work->synchronize();
 }
 
-bool Coalesced::wait(std::chrono::milliseconds timeout) {
+bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   for (const auto &work : works_) work->wait(timeout);
   return true;
 }
 
-c10::intrusive_ptr<Future> Coalesced::getFuture() {
+c10::intrusive_ptr<Future> CollectiveWork::getFuture() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (future_) return future_;
+  if (works_.size() == 1) future_ = works_.front()->getFuture();
+  if (future_) return future_;
   std::vector<orEvent_t> events;
   for (const auto &work : works_) events.push_back(work->done());
-  return futureAfter(*works_.front()->queues(), works_.front()->device(), events, result());
+  const c10::Device device = works_.front()->device();
+  CollectiveQueues &queues = *works_.front()->queues();
+  return future_ = completeAfter(futureOn(device), queues, device, events, outputs_);
+}
+
+c10::intrusive_ptr<Future> CollectiveWork::getFutureResult() {
+  return works_.size() == 1 ? works_.front()->getFutureResult() : Work::getFutureResult();
 }
 
 // ---- Queues -------------------------------------------------------------------------------------

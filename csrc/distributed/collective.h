@@ -9,6 +9,19 @@
  *   a stream of our own   waits for it too, so that synchronising the device covers the collective
  *
  * So neither a lane nor the host waits for a peer, and a stream that does holds no thread.
+ *
+ * Who keeps the memory of a collective's tensors, beside the program:
+ *
+ *   from the call on      the Collective, all of it
+ *   from wait() on        nobody: the stream that waits has its next task behind the collective, so what was allocated on it
+ *                         may go to the next tensor at once. Memory of another stream's is the program's to keep, as for
+ *                         any kernel that runs elsewhere, and as on CUDA. The queue's thread has its addresses
+ *   nobody ever waits     the Collective until it has run, whose thread then lets go of it
+ *   meanwhile             what the caller got (CollectiveWork) keeps the outputs, for result() and the future
+ *
+ * On a device that kernels cannot reach the thread copies in its turn, from and to memory that has to be somebody's:
+ * there the Collective keeps it until it has run. A cached block's memory goes back to the system when its own stream is
+ * through, so not before the collective that this stream waits for.
  */
 #pragma once
 
@@ -39,7 +52,8 @@ inline QueueKey sendsTo(int peer, int tag) { return {'s', peer, tag}; }
 inline QueueKey receivesFrom(int peer, int tag) { return {'r', peer, tag}; }
 
 using GlooWork = c10::intrusive_ptr<c10d::Work>;
-/* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`. */
+/* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`; of a sparse tensor it leaves what it is
+ * from now on. */
 using Issue = std::function<GlooWork(c10d::Backend &gloo, std::vector<at::Tensor> &host)>;
 
 struct Call {
@@ -49,8 +63,9 @@ struct Call {
   bool bytes = true;                // Gloo sees bytes and not elements
   bool average = false;             // divide `out` by the group's size
   QueueKey queue = collectives();
-  std::vector<int> peers = {};  // for messages
-  bool blocks = false;          // wait() holds the host
+  std::vector<int> peers = {};          // for messages
+  bool blocks = false;                  // wait() holds the host
+  std::vector<at::Tensor> sparse = {};  // one or none: gets what comes out, whose size nobody knows before
 };
 
 class CollectiveQueues;
@@ -60,20 +75,23 @@ struct HandOver {
   struct Range {
     const void *device;
     size_t bytes;
-    void *kernel;
+    c10::ScalarType dtype;
+    void *kernel;  // where kernels reach the memory
   };
   enum State { pending, ready, dropped };
 
   std::mutex mutex;
   std::condition_variable changed;
   State state = pending;
-  std::vector<Range> ranges;
+  std::vector<Range> ranges;  // of inputs, then of outputs
+  bool maps = true;
 
   void finish(State to);
   /* False if the task never ran. */
   bool await();
 };
 
+/* What the queue has. */
 class Collective final : public c10d::Work {
  public:
   /* Queues the hand-over on the device's current stream. */
@@ -82,15 +100,16 @@ class Collective final : public c10d::Work {
 
   bool isCompleted() override;
   int sourceRank() const override;
-  std::vector<at::Tensor> result() override;
+  /* The sparse tensor, if it has one. */
+  std::vector<at::Tensor> result() override { return sparse_; }
   /* The current stream of the collective's device waits; the host does not. */
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
   /* synchronize(), or the exception of a collective that is known to have failed. With a time-out, and for what the
    * host has to know (a barrier, the sender of a message from anybody), the host waits too. */
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  /* Complete at once, like CUDA's: who waits for it makes a stream wait. */
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /* Of a sparse tensor: complete when its size is known. Else null. */
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   /* Complete when the collective is. */
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
@@ -111,6 +130,9 @@ class Collective final : public c10d::Work {
   orStream_t toldStream() const;  // where the sanitizer sees it
   void stageInputs();
   void copyBack();
+  void replaceSparse(const at::Tensor &from);
+  void markFuture();
+  std::vector<at::Tensor> takeMemory();
   void divide(std::vector<at::Tensor> &host) const;
   std::exception_ptr failure(const char *what) const;
   void complete(std::exception_ptr error, bool ofDevice);
@@ -119,34 +141,46 @@ class Collective final : public c10d::Work {
   const std::string group_;
   const uint64_t sequence_;
   const c10::Device device_;
-  Call call_;                          // `in` is the thread's alone, and empty when it has run
-  const std::vector<at::Tensor> out_;  // of `call_`
+  Call call_;  // without tensors
+  const size_t inputs_;
+  std::vector<at::Tensor> memory_;  // of inputs, then of outputs; under mutex_
   Issue issue_;
-  const bool reach_;  // kernels reach the device's memory
+  const std::vector<at::Tensor> sparse_;  // of `call_`
+  const bool reach_;                      // kernels reach the device's memory
   const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
   OwnedEvent signalled_;            // by the queue's thread
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
   int source_ = -1;                 // under mutex_
   const c10::intrusive_ptr<c10::ivalue::Future> outcome_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/* Several collectives that are waited for as one. Not empty. */
-class Coalesced final : public c10d::Work {
+/* What a caller has: a collective, or several that are waited for as one, and their outputs. Not empty. */
+class CollectiveWork final : public c10d::Work {
  public:
-  explicit Coalesced(std::vector<c10::intrusive_ptr<Collective>> works);
+  using Works = std::vector<c10::intrusive_ptr<Collective>>;
+  CollectiveWork(c10d::OpType type, Works works, std::vector<at::Tensor> outputs);
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  std::vector<at::Tensor> result() override;
+  int sourceRank() const override { return works_.front()->sourceRank(); }
+  std::vector<at::Tensor> result() override { return outputs_; }
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  /* Complete at once, like CUDA's: who waits for it makes a stream wait. Of a sparse tensor, when its size is known. */
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /* Of one: complete when it is. */
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  uint64_t getSequencenumber() const override { return works_.front()->getSequencenumber(); }
+
+  const Works &works() const { return works_; }
 
  private:
-  const std::vector<c10::intrusive_ptr<Collective>> works_;
+  const Works works_;
+  const std::vector<at::Tensor> outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
 };
 
 /* Gloo and the queues in front of it. The group and the threads share it: a group may be destroyed while

@@ -22,11 +22,15 @@ using Tensors = ProcessGroupOpenReg::Tensors;
 using Lists = ProcessGroupOpenReg::Lists;
 using WorkPtr = ProcessGroupOpenReg::WorkPtr;
 
+void checkDense(const char *name, const at::Tensor &tensor) {
+  TORCH_CHECK(tensor.layout() == at::kStrided, name,
+              ": expected a dense tensor, got one with layout ", tensor.layout());
+}
+
 void checkTensor(const char *name, const at::Tensor &tensor, c10::Device device) {
   TORCH_CHECK(tensor.device() == device, name, " on openreg: expected every tensor on ", device,
               ", got one on ", tensor.device());
-  TORCH_CHECK(tensor.layout() == at::kStrided, name,
-              ": expected a dense tensor, got one with layout ", tensor.layout());
+  checkDense(name, tensor);
   TORCH_CHECK(
       tensor.is_contiguous(tensor.suggest_memory_format()) && !tensor.is_conj() && !tensor.is_neg(),
       name, ": tensors must be contiguous, got sizes ", tensor.sizes(), " and strides ",
@@ -97,6 +101,14 @@ bool reduces(at::ScalarType dtype) {
       return false;
   }
 }
+
+/* The CPU's kernel, with which Gloo adds sparse tensors. */
+bool addsSparse(at::ScalarType dtype) {
+  return reduces(dtype) && !c10::isComplexType(dtype) && dtype != at::kHalf && dtype != at::kBool;
+}
+
+/* Gloo's, of the sparse tensors that it takes. */
+constexpr int64_t kMostDims = 4;
 
 Tensors part(const Tensors &host, size_t first, size_t count) {
   const auto start = host.begin() + static_cast<std::ptrdiff_t>(first);
@@ -212,10 +224,14 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
   // Before the lock, which a thread of the parent may have held: nobody would open it.
   TORCH_CHECK(getpid() == process_, orGetErrorString(orErrorForked));
   std::lock_guard<std::mutex> lock(mutex_);
-  auto work = c10::make_intrusive<Collective>(queues_, groupName(), ++sequence_, device,
-                                              std::move(call), std::move(issue));
-  queues_->push(queue, work);
-  work->joinDevice();
+  const OpType type = call.type;
+  Tensors outputs = call.sparse.empty() ? call.out : call.sparse;
+  auto collective = c10::make_intrusive<Collective>(queues_, groupName(), ++sequence_, device,
+                                                    std::move(call), std::move(issue));
+  queues_->push(queue, collective);
+  collective->joinDevice();
+  auto work = c10::make_intrusive<CollectiveWork>(
+      type, CollectiveWork::Works{std::move(collective)}, std::move(outputs));
   if (coalescing_) coalescing_->push_back(work);
   return work;
 }
@@ -228,10 +244,18 @@ void ProcessGroupOpenReg::startCoalescing() {
 WorkPtr ProcessGroupOpenReg::endCoalescing() {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(coalescing_, "endCoalescing without startCoalescing");
-  auto works = std::move(*coalescing_);
+  const auto parts = std::move(*coalescing_);
   coalescing_.reset();
-  if (works.empty()) return nullptr;
-  return c10::make_intrusive<Coalesced>(std::move(works));
+  if (parts.empty()) return nullptr;
+  CollectiveWork::Works works;
+  Tensors outputs;
+  for (const auto &part : parts) {
+    const Tensors own = part->result();
+    works.insert(works.end(), part->works().begin(), part->works().end());
+    outputs.insert(outputs.end(), own.begin(), own.end());
+  }
+  return c10::make_intrusive<CollectiveWork>(OpType::COALESCED, std::move(works),
+                                             std::move(outputs));
 }
 
 /* The reduction as Gloo can do it; checks what it cannot. */
@@ -279,10 +303,44 @@ WorkPtr ProcessGroupOpenReg::broadcast(Tensors &tensors, const c10d::BroadcastOp
 
 WorkPtr ProcessGroupOpenReg::allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) {
   checkOne("all_reduce", tensors);
+  if (tensors[0].layout() == at::kSparse) return allreduceSparse(tensors[0], options);
   Call call{.type = OpType::ALLREDUCE, .name = "all_reduce", .in = {}, .out = tensors};
   const auto ours = reducing(call, options);
   return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.allreduce(host, ours); });
+}
+
+/* Gloo gathers and adds: what comes out has the places of all ranks. Nobody knows how many before it has run. */
+WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
+                                             const c10d::AllreduceOptions &options) {
+  const char *what = "all_reduce of a sparse tensor";
+  const ReduceOp::RedOpType op = options.reduceOp.op_;
+  TORCH_CHECK_VALUE(op == ReduceOp::SUM || op == ReduceOp::AVG, what,
+                    ": expected ReduceOp.SUM or ReduceOp.AVG, got ReduceOp.", opName(op));
+  TORCH_CHECK_VALUE(tensor.sparse_dim() <= kMostDims && tensor.dense_dim() <= kMostDims, what,
+                    ": expected at most ", kMostDims, " sparse and ", kMostDims,
+                    " dense dimensions, got ", tensor.sparse_dim(), " and ", tensor.dense_dim());
+  TORCH_CHECK_NOT_IMPLEMENTED(addsSparse(tensor.scalar_type()), what, ": ", tensor.scalar_type(),
+                              " is not supported on openreg, because Gloo lacks it; use Float, "
+                              "Double, BFloat16, Char, Byte, "
+                              "Int or Long");
+  Call call{.type = OpType::ALLREDUCE, .name = "all_reduce", .in = {}, .out = {}};
+  const auto ours = reducing(call, options);
+  call.in = {tensor._indices().contiguous(), tensor._values().contiguous()};
+  call.sparse = {tensor};
+  call.blocks = true;
+  return start(
+      std::move(call), [ours, sizes = tensor.sizes().vec(), coalesced = tensor.is_coalesced(),
+                        places = call.in[0].sizes().vec(),
+                        shape = call.in[1].sizes().vec()](Backend &gloo, Tensors &host) {
+        const at::Tensor indices = host[0].view(places), values = host[1].view(shape);
+        Tensors sparse{
+            at::_sparse_coo_tensor_unsafe(indices, values, sizes, values.options(), coalesced)};
+        auto work = gloo.allreduce(sparse, ours);
+        work->wait();
+        host.push_back(sparse[0]);
+        return work;
+      });
 }
 
 WorkPtr ProcessGroupOpenReg::allreduce_coalesced(Tensors &tensors,
@@ -455,6 +513,8 @@ WorkPtr ProcessGroupOpenReg::alltoall_base(at::Tensor &output, at::Tensor &input
   const char *name = "all_to_all_single";
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), name, ": expected one dtype, got ",
                     input.scalar_type(), " and ", output.scalar_type());
+  checkDense(name, output);
+  checkDense(name, input);
   checkOrder(name, output, input);
   return start(
       {.type = OpType::ALLTOALL_BASE, .name = name, .in = {input}, .out = {output}},

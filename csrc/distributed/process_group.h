@@ -77,6 +77,7 @@ class ProcessGroupOpenReg final : public c10d::Backend {
  private:
   WorkPtr start(Call call, Issue issue);
   WorkPtr startOn(c10::Device device, Call call, Issue issue);
+  WorkPtr allreduceSparse(const at::Tensor &tensor, const c10d::AllreduceOptions &options);
   c10d::ReduceOp reduction(const Call &call, const c10d::ReduceOp &op) const;
   template <typename Given>
   Given reducing(Call &call, const Given &options) const;
@@ -90,7 +91,7 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   const pid_t process_ = getpid();
   std::mutex mutex_;  // guards the fields below, and keeps the order of the queue that of the numbers
   uint64_t sequence_ = 0;
-  std::optional<std::vector<c10::intrusive_ptr<Collective>>> coalescing_;
+  std::optional<std::vector<c10::intrusive_ptr<CollectiveWork>>> coalescing_;
 };
 
 }  // namespace torch_openreg

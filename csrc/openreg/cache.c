@@ -36,6 +36,8 @@
  * `releasing`: a thread that is short of memory waits for it (a few system calls) before it gives
  * up.
  */
+#include "openreg_schedule.h"
+
 #include "cache.h"
 
 static const size_t small_limit = (size_t)1 << 20; /* requests up to here go to the small pool */
@@ -95,6 +97,21 @@ static inline void becomeFree(orCache *cache, orBlock *block) {
   orBlocksFree(&cache->blocks, block);
 }
 
+/* -1: as the setting says. */
+static _Atomic int poison_wanted = -1;
+
+bool orCachePoisons(void) {
+  int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
+  if (OR_UNLIKELY(wanted >= 0)) return wanted;
+  return orConfigGet()->poison || orConfigGet()->schedule.tape;
+}
+
+uint32_t orCachePoison(uint32_t poison) {
+  uint32_t before = orCachePoisons();
+  atomic_store_explicit(&poison_wanted, poison != 0, memory_order_relaxed);
+  return before;
+}
+
 static void pushDirty(orCache *cache, orBlock *block) {
   block->idle_next = cache->dirty;
   cache->dirty = block;
@@ -110,6 +127,7 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
     return queuedOn(stream); /* destroyed: nobody will be handed the block */
   }
   task->kind = OR_KIND_SET;
+  task->aside = true;
   task->name = "poison";
   task->u.set = (orSetArgs){.dst = ptr, .bytes = bytes, .value = OR_POISON, .device = device};
   return orStreamCommit(s, task);
@@ -130,7 +148,7 @@ static void poisonDirty(orCache *cache) {
 }
 
 static inline void leaveLimbo(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(cache->poison))
+  if (OR_UNLIKELY(orCachePoisons()))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);
@@ -269,12 +287,7 @@ static bool isRefused(orRequest *r) {
 
 /* ---- Public ---- */
 
-orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
-  OR_TRY(orEnter());
-  if (!ptr) return orFail(orErrorInvalidValue, "orCacheMalloc: null result");
-  *ptr = NULL;
-  OR_TRY(resolveStream(&stream));
-  if (!bytes) return orSuccess;
+static orError_t allocate(void **ptr, size_t bytes, orStream_t stream) {
   int device = orHandleDevice(stream);
   orRequest r = {.cache = &orCaches[device],
                  .stream = stream,
@@ -290,6 +303,17 @@ orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
   bool found = OR_LIKELY(r.size != 0) && take(&r, ptr);
   orCacheUnlock(r.cache);
   return OR_LIKELY(found) ? orSuccess : orCacheAllocateSlow(&r, ptr);
+}
+
+orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
+  OR_TRY(orEnter());
+  if (!ptr) return orFail(orErrorInvalidValue, "orCacheMalloc: null result");
+  *ptr = NULL;
+  OR_TRY(resolveStream(&stream));
+  if (!bytes) return orSuccess;
+  OR_TRY(allocate(ptr, bytes, stream));
+  OR_PROBE(OR_PROBE_BLOCK_TAKEN, .dst = *ptr, .bytes = bytes, .stream = stream);
+  return orSuccess;
 }
 
 static void tellFree(const orBlock *block, const orBlockUse *use) {

@@ -21,7 +21,6 @@ typedef struct orCache {
   _Alignas(OR_CACHE_LINE) orMutex lock;
   /* futex: threads that hold memory on its way back; written under `lock` */
   _Atomic uint32_t releasing;
-  bool poison;       /* the setting; known before there is a block */
   bool round;        /* some of options.roundup_power2_divisions are above 1 */
   orBlock *dirty;    /* limbo, only to be poisoned; linked by idle_next */
   orCacheLog log;    /* empty while nobody has the lock */
@@ -75,6 +74,8 @@ static inline void orCacheUnlock(orCache *cache) {
 
 /* ---- cache.c ---- */
 
+/* Whether memory is poisoned: the setting, or orCachePoison. */
+bool orCachePoisons(void);
 /* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */
 void orCachePoll(orCache *cache);
 /* From what is cached; lock held. */

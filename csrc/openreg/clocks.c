@@ -34,12 +34,14 @@
 
 #include "sanitizer.h"
 
-enum { OR_SLOTS = 1 << 16 };
+enum { OR_SLOTS = 1 << 16, OR_EDGES = 512 };
 
 static uint32_t timeline_of_slot[OR_SLOTS]; /* + 1; 0: none yet */
 static orTimeline *timelines;
 static uint32_t timeline_count, timeline_room;
 static orClock host;
+static orRaceEdge edges[OR_EDGES]; /* the newest, in a ring */
+static uint64_t edge_count;        /* ever */
 
 /* ---- clocks ---- */
 
@@ -113,7 +115,27 @@ static void goBehind(orTimeline *t, orSync *gate) {
   t->gates[t->gate_count++].from = t->clock.at[indexOf(t)];
 }
 
+/* For pictures. */
+static void noteEdge(const orSync *sync, orStream_t to) {
+  if (!sync->moment || (to && sync->stream == to)) return;
+  edges[edge_count++ % OR_EDGES] = (orRaceEdge){sync->stream, to, sync->moment, orShadowMoment()};
+}
+
+void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order) {
+  order->count = 0;
+  uint64_t all = edge_count < OR_EDGES ? edge_count : OR_EDGES;
+  for (uint64_t i = edge_count - all; i < edge_count; i++) {
+    const orRaceEdge *e = &edges[i % OR_EDGES];
+    bool tells = e->waited > order->earlier || (e->from == earlier && e->to == later);
+    if (!tells || e->waited > order->later) continue;
+    if (order->count == OR_RACE_EDGES)
+      memmove(order->edges, order->edges + 1, --order->count * sizeof order->edges[0]);
+    order->edges[order->count++] = *e;
+  }
+}
+
 void orTimelineWait(orStream_t stream, orSync *sync) {
+  noteEdge(sync, stream);
   orTimeline *t = orTimelineAt(orTimelineOf(stream));
   clockJoin(&t->clock, &sync->clock);
   if (sync->gate) goBehind(t, sync);
@@ -173,6 +195,8 @@ static void syncAddTimeline(orSync *sync, orTimeline *t) {
 orSync *orTimelineMark(orStream_t stream) {
   orSync *sync = newSync();
   syncAddTimeline(sync, orTimelineAt(orTimelineOf(stream)));
+  sync->stream = stream;
+  sync->moment = orShadowMoment();
   return sync;
 }
 
@@ -181,6 +205,7 @@ orSync *orDeviceMark(int device) {
   for (uint32_t i = 0; i < timeline_count; i++)
     if (!timelines[i].aside && (device < 0 || orHandleDevice(timelines[i].stream) == device))
       syncAddTimeline(sync, &timelines[i]);
+  sync->moment = orShadowMoment();
   return sync;
 }
 
@@ -259,6 +284,7 @@ void orClocksForgetGates(int device) {
 /* ---- the host ---- */
 
 void orHostJoin(const orSync *sync) {
+  noteEdge(sync, 0);
   clockJoin(&host, &sync->clock);
   for (uint32_t i = 0; i < sync->gate_count; i++) clockJoin(&host, &sync->gates[i]->clock);
 }

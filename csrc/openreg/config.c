@@ -36,6 +36,7 @@ static bool parseRecords(const char *text, void *field);
 static bool parseSeconds(const char *text, void *field);
 static bool parseSignal(const char *text, void *field);
 static bool parseSchedule(const char *text, void *field);
+static bool parseTape(const char *text, void *field);
 static bool parseSanitizer(const char *text, void *field);
 
 #define STRINGIFY(x) #x
@@ -72,9 +73,16 @@ static const orSettingRow rows[] = {
      "a whole number below 2^64, late, early or off",
      "a number, late or early: tasks run one at a time, in an order that this decides; off: "
      "side by side"},
+    {"OPENREG_SCHEDULE_TAPE", "", "", "no tape", parseTape, offsetof(orConfig, schedule.tape),
+     "numbers separated by commas, each perhaps with how many zeros come before it, as in 1,12:2",
+     "choices of a schedule, as torch.openreg.testing.explore prints them: tasks run one at a "
+     "time, "
+     "in the order of these"},
     {"OPENREG_SANITIZER", "0", "0", "", parseSanitizer, offsetof(orConfig, sanitizer),
      "0, 1 or warn",
      "1: accesses to the same memory that nothing orders are errors; warn: warnings; 0: neither"},
+    {"OPENREG_INITCHECK", "0", "0", "", parseSwitch, offsetof(orConfig, initcheck), "0 or 1",
+     "1: with OPENREG_SANITIZER, reads of device memory that nothing has written are reported too"},
 };
 
 enum { OR_SETTINGS = sizeof(rows) / sizeof(rows[0]) };
@@ -193,6 +201,20 @@ static bool parseSchedule(const char *text, void *field) {
   c->schedule.seed = seed;
   c->schedule.policy = policy;
   return true;
+}
+
+/* What orTapeParse reads. */
+static bool parseTape(const char *text, void *field) {
+  *(const char **)field = *text ? text : NULL;
+  for (const char *at = text; *text; at++) {
+    unsigned long long number;
+    if (!parseNumber(at, &number, &at) || number > 1 << 20) break;
+    if (*at == ':' && (!parseNumber(at + 1, &number, &at) || number > 1 << 20)) break;
+    if (!*at) return true;
+    if (*at != ',') break;
+  }
+  if (*text) *(const char **)field = NULL;
+  return !*text;
 }
 
 /* ---- Reading ---- */

@@ -39,8 +39,9 @@
  *   block.c      its blocks: table, segments, statistics (block.h)
  *   bins.c       its free blocks by size
  * Tools, which no file above names.
- *   schedule.c   the choice of what runs next by a seed (dispatch.h): one task at a time, while a
- *                host thread is in a call
+ *   tape.c       the choices of a schedule as text; the record of a run (tape.h)
+ *   schedule.c   the choice of what runs next by a seed or a tape (dispatch.h): one task at a time,
+ *                while a host thread is in a call
  *   trace.c      tracing: the buffer of what was launched and run
  *   fault.c      fault injection: operations that fail because a test says so
  *   hang.c       what each stream is doing and waits for, in words
@@ -135,11 +136,13 @@ typedef struct orConfig {
   struct {
     uint64_t seed;
     int policy;         /* an orSchedulePolicy */
+    const char *tape;   /* OPENREG_SCHEDULE_TAPE, or null */
   } schedule;           /* OPENREG_SCHEDULE_SEED */
   size_t trace_records; /* OPENREG_TRACE_RECORDS */
   uint64_t watchdog_ns; /* OPENREG_WATCHDOG_S; 0: none */
   int watchdog_signal;  /* OPENREG_WATCHDOG_SIGNAL; 0: none */
   bool sanitizer;       /* OPENREG_SANITIZER */
+  bool initcheck;       /* OPENREG_INITCHECK */
 } orConfig;
 
 /* Reads the environment at the first call; one line on stderr for each value that is refused. */
@@ -354,6 +357,7 @@ typedef struct orTask {
   uint32_t mark;   /* of the tool that is asked before it runs (OR_PROBE_STRIKE); 0 */
   bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
   bool awaited;    /* the thread that queues it waits for it, and may run it */
+  bool aside;      /* what the allocator does for itself: no choice of a schedule */
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -436,6 +440,7 @@ typedef struct orStream {
   /* Under the schedule's lock. */
   uint64_t schedule_epoch;
   uint32_t schedule_number;
+  bool schedule_aside; /* while it is held: its first task is no choice */
   /* Under the lock of the cell it waits for. */
   struct orStream *waiter_next;
 } orStream;
@@ -613,6 +618,8 @@ enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
  * gives it back; false if it waits before. */
 bool orLaneRun(orStream *stream, uint64_t count, int lane);
+/* The first task of a stream that is ready and in nobody's list. */
+const orTask *orLaneFirst(orStream *stream);
 /* By a host thread: takes a stream that is ready; false if a lane has come before, or a task of it
  * is for lanes. */
 bool orLaneTake(orStream *stream);

@@ -355,7 +355,8 @@ orError_t orEventSynchronize(orEvent_t event) {
   }
   orProbe wait;
   orAwaited awaited = awaitedOf(cell);
-  OR_PROBE_WAITS(&wait, .call = "orEventSynchronize", .device = device, .stream = cell->stream);
+  OR_PROBE_WAITS(&wait, .call = "orEventSynchronize", .device = device, .stream = cell->stream,
+                 .cell = cell);
   orAwait(&awaited);
   orProbeWaited(&wait);
   OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);

@@ -301,7 +301,8 @@ static void sayHost(orHostWait *w, void *context) {
 }
 
 static void saySchedule(orText *t) {
-  static const char *const names[] = {[orScheduleLate] = "late", [orScheduleEarly] = "early"};
+  static const char *const names[] = {
+      [orScheduleLate] = "late", [orScheduleEarly] = "early", [orScheduleTape] = "a tape"};
   orSchedulePolicy policy;
   uint64_t seed;
   if (!orDispatching() || orScheduleGet(&policy, &seed)) return;

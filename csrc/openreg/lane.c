@@ -483,6 +483,11 @@ static orTask *frontTask(orStream *s) {
   return t;
 }
 
+const orTask *orLaneFirst(orStream *s) {
+  (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* covers the record */
+  return frontTask(s);
+}
+
 /* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane
  * would otherwise pay for a way through the scheduler with each task. It looks seldom, as each look
  * takes the cache line of the stream's lock away from the producer: in a microsecond that one queues

@@ -23,9 +23,12 @@ typedef enum orProbeEvent {
   OR_PROBE_IS_RESET,   /* device, which is back; none held */
   /* And these while the tool is on. */
   OR_PROBE_QUEUES, /* a task is about to be queued; none held */
-  OR_PROBE_QUEUED, /* call, stream, number; none held */
-  OR_PROBE_MARK,   /* a kernel, copy or fill: slot, task, which may be marked; slot->lock held */
-  OR_PROBE_ACCESS, /* of a copy or fill to be queued: call, stream, dst, src, bytes; none held */
+  /* call, stream, number, kind, aside; of a copy or fill dst, src, bytes; none held */
+  OR_PROBE_QUEUED,
+  OR_PROBE_MARK, /* a kernel, copy or fill: slot, task, which may be marked; slot->lock held */
+  /* Of a copy or fill to be queued: call, stream, dst, src, bytes; of a kernel: call, stream,
+   * accesses, count (0: it has not said); none held. */
+  OR_PROBE_ACCESS,
   OR_PROBE_STARTS, /* a task is about to run, or to be dropped: slot; none held */
   OR_PROBE_RAN,    /* work: slot (null: by the host), task, number, lane, began, ended; none held */
   OR_PROBE_RECORD, /* stream, cell, replaced; the event's and the stream's held */
@@ -33,10 +36,12 @@ typedef enum orProbeEvent {
   OR_PROBE_WAIT_VALUE, /* stream; its held */
   OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
   OR_PROBE_RESET,      /* device, whose streams have dropped their work; none held */
-  OR_PROBE_HOST_WAITS, /* for what is queued: call, device, stream, ordered; none held */
+  OR_PROBE_HOST_WAITS, /* for what is queued: call, device, stream, cell, ordered; none held */
   /* That what is queued on a stream, or a cell, is done; the stream's held, or none. */
   OR_PROBE_HOST_KNOWS,
+  OR_PROBE_LOOKED,     /* an allocator, at how far a stream is: stream; the cache's held, or none */
   OR_PROBE_ALLOCATION, /* device, bytes; sets `fails`; none held */
+  OR_PROBE_BLOCK_TAKEN, /* a block was handed out: dst, bytes, stream; none held */
   /* A block is being freed, and this stream is recorded on it: dst, bytes, stream; ... */
   OR_PROBE_BLOCK_USED,
   OR_PROBE_BLOCK_FREED,     /* ... its allocation stream; the cache's held */
@@ -55,8 +60,12 @@ typedef struct orProbe {
   orTask *task;
   orCell *cell;
   const orCell *replaced;
+  const orAccess *accesses;
+  size_t count;
   const void *dst, *src;
   size_t bytes;
+  int kind;          /* an orTaskKind */
+  bool aside;        /* of a task that is queued, as there */
   bool ordered;      /* the call promises its caller that what it waited for is done */
   const char *fails; /* set: why it is to fail, for the message */
   bool begun;        /* a wait, of which tools have been told */

@@ -27,6 +27,7 @@ enum { OR_UNDECIDED = 1000 };
 typedef struct orKeptReport {
   orRaceReport report;
   orRaceSide earlier, later; /* with a reference to their stacks */
+  orRaceOrder order;
 } orKeptReport;
 
 typedef struct orUnasked {
@@ -74,6 +75,7 @@ static orRaceSide sideOf(const orShadow *shadow) {
                       .begin = shadow->range.begin,
                       .end = shadow->range.end,
                       .write = shadow->write,
+                      .some = shadow->some,
                       .aside = shadow->stream && orTimelineAt(shadow->timeline)->aside};
 }
 
@@ -84,6 +86,7 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   race->begin = a->begin > b->begin ? a->begin : b->begin;
   race->end = a->end < b->end ? a->end : b->end;
   race->sequence = earlier->sequence;
+  race->later_sequence = later->sequence;
   race->reused = earlier->freed;
   if (race->reused) {
     const orTimeline *owner = orTimelineAt(earlier->owner);
@@ -98,12 +101,29 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   return race;
 }
 
+void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list) {
+  for (const orRace *r = list->first; r; r = r->next)
+    if (r->fresh && r->earlier.begin == allocation->range.begin) return;
+  orRace *race = orSanitizerAllocate(sizeof *race);
+  *race = (orRace){.earlier = sideOf(allocation),
+                   .later = sideOf(later),
+                   .begin = later->range.begin,
+                   .end = later->range.end,
+                   .sequence = allocation->sequence,
+                   .later_sequence = later->sequence,
+                   .fresh = true,
+                   .call = list->call,
+                   .next = list->first};
+  list->first = race;
+}
+
 /* At the end, or in place of one that says the same of an earlier access: one missing wait is one
  * report. */
 static void append(orRace **list, orRace *race) {
   for (; *list; list = &(*list)->next) {
     orRace *other = *list;
-    if (other->call != race->call || other->earlier.stream != race->earlier.stream) continue;
+    if (other->call != race->call || other->fresh || other->earlier.stream != race->earlier.stream)
+      continue;
     bool better = race->sequence > other->sequence ||
                   (race->sequence == other->sequence && race->later.write);
     if (better) {
@@ -127,6 +147,7 @@ static void postpone(orRace *race) {
 }
 
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list) {
+  if (!orSanitizerTellsSome && (earlier->some || later->some)) return false;
   orRace *race = makeRace(earlier, later);
   race->call = list->call;
   bool sure = !isUnsure(&race->earlier) && !isUnsure(&race->later);
@@ -193,6 +214,10 @@ static void advise(const orRace *race, char *text, size_t size) {
   orStreamName first, second;
   const orRaceSide *a = &race->earlier, *b = &race->later;
   orStreamNameOf(first, a->stream);
+  if (race->fresh) {
+    snprintf(text, size, "a write of these bytes before %s", b->operation);
+    return;
+  }
   if (race->reused && race->unrecorded) {
     snprintf(text, size, "t.record_stream(s) before the tensor t of %s is let go, s being %s",
              a->operation, first);
@@ -204,7 +229,12 @@ static void advise(const orRace *race, char *text, size_t size) {
     return;
   }
   if (!b->stream) {
-    snprintf(text, size, "s.synchronize() before %s, s being %s", b->operation, first);
+    int length = snprintf(text, size,
+                          "s.synchronize() before %s, or e = s.record_event() after %s and "
+                          "e.synchronize() before %s, s being %s",
+                          b->operation, a->operation, b->operation, first);
+    if ((size_t)length >= size)
+      snprintf(text, size, "s.synchronize() before %s, s being %s", b->operation, first);
     return;
   }
   bool by_owner = race->reused && race->owner != b->stream;
@@ -222,7 +252,7 @@ static void fillSide(orRaceAccess *to, const orRaceSide *side) {
     orStreamNameOf(to->where, side->stream);
   else
     snprintf(to->where, sizeof to->where, "the host");
-  to->write = side->write;
+  to->write = (side->write ? OR_ACCESS_WRITES : 0) | (side->some ? OR_ACCESS_SOME : 0);
   to->begin = (const void *)side->begin;
   to->end = (const void *)side->end;
   to->stack = side->stack ? side->stack->stack : NULL;
@@ -231,16 +261,29 @@ static void fillSide(orRaceAccess *to, const orRaceSide *side) {
 static void fillReport(orRaceReport *report, const orRace *race) {
   fillSide(&report->earlier, &race->earlier);
   fillSide(&report->later, &race->later);
+  if (race->fresh) report->earlier.write = OR_ACCESS_ALLOCATES;
   report->begin = (const void *)race->begin;
   report->end = (const void *)race->end;
   advise(race, report->advice, sizeof report->advice);
 }
 
+static const char *does(const orRaceAccess *access) {
+  return access->write & OR_ACCESS_WRITES ? "writes" : "reads";
+}
+
 static void printReport(const orRaceReport *r) {
   const orRaceAccess *earlier = &r->earlier, *later = &r->later;
-  orWarn("data race on [%p, %p) of %s: %s %s it on %s, and %s %s it on %s; missing: %s", r->begin,
-         r->end, r->memory, later->operation, later->write ? "writes" : "reads", later->where,
-         earlier->operation, earlier->write ? "writes" : "reads", earlier->where, r->advice);
+  if (earlier->write == OR_ACCESS_ALLOCATES) {
+    orWarn(
+        "%s on %s reads [%p, %p) of %s, of which some has not been written since it was handed "
+        "out; missing: %s",
+        later->operation, later->where, r->begin, r->end, r->memory, r->advice);
+    return;
+  }
+  bool may = (earlier->write | later->write) & OR_ACCESS_SOME;
+  orWarn("%sdata race on [%p, %p) of %s: %s %s it on %s, and %s %s it on %s; missing: %s",
+         may ? "possible " : "", r->begin, r->end, r->memory, later->operation, does(later),
+         later->where, earlier->operation, does(earlier), earlier->where, r->advice);
 }
 
 /* ---- reports ---- */
@@ -260,7 +303,11 @@ static const orKeptReport *knownAs(const orRaceReport *report, const orRace *rac
 static orKeptReport keep(const orRaceReport *report, const orRace *race) {
   orStackRetain(race->earlier.stack);
   orStackRetain(race->later.stack);
-  return (orKeptReport){*report, race->earlier, race->later};
+  orKeptReport all = {.report = *report, .earlier = race->earlier, .later = race->later};
+  all.order.earlier = race->sequence;
+  all.order.later = race->later_sequence;
+  orClocksEdges(race->earlier.stream, race->later.stream, &all.order);
+  return all;
 }
 
 static void drop(orKeptReport *report) {
@@ -378,5 +425,25 @@ orError_t orSanitizerReports(uint64_t first, orRaceReport *to, size_t capacity, 
     if (reports[i].report.number >= first) to[(*count)++] = reports[i].report;
   if (all) *all = total;
   orMutexUnlock(&orSanitizerMutex);
+  return orSuccess;
+}
+
+orError_t orSanitizerOrder(uint64_t number, orRaceOrder *order) {
+  orRaceOrder room = {.size = sizeof room};
+  bool found = false;
+  OR_TRY(orEnter());
+  if (!order || order->size < sizeof order->size)
+    return orFail(orErrorInvalidValue, "orSanitizerOrder: the result is null or has no size");
+  size_t size = order->size < sizeof room ? order->size : sizeof room;
+  orMutexLock(&orSanitizerMutex);
+  for (size_t i = 0; i < kept && !found; i++) {
+    found = reports[i].report.number == number;
+    if (found) room = reports[i].order;
+  }
+  orMutexUnlock(&orSanitizerMutex);
+  if (!found)
+    return orFail(orErrorInvalidValue, "orSanitizerOrder: no report %" PRIu64 " is kept", number);
+  room.size = order->size;
+  memcpy(order, &room, size);
   return orSuccess;
 }

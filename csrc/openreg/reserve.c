@@ -133,7 +133,7 @@ static void awaitAll(orCache *cache) {
 /* Fresh memory is poisoned once, before any of it is handed out. Returns its reuse_from. */
 static uint64_t poisonFresh(const orRequest *r, void *base, size_t size) {
   void *address;
-  if (OR_LIKELY(!orConfigGet()->poison)) return 0;
+  if (OR_LIKELY(!orCachePoisons())) return 0;
   if (orProcessTask() == OR_TASK_NONE)
     return orCacheQueuePoison(r->stream, base, size, r->device) + 1;
   if (!orMapForKernel(&address, base, size)) memset(address, OR_POISON, size);
@@ -188,7 +188,6 @@ static orError_t grow(const orRequest *r, void **ptr) {
   orCache *cache = r->cache;
   orBlock *block = NULL;
   orCacheLock(cache);
-  cache->poison = orConfigGet()->poison;
   if (orBlocksReserve(&cache->blocks, 2))
     block =
         orBlocksAddSegment(&cache->blocks, r->stream, (uintptr_t)base, size, r->pool, reuse_from);

@@ -21,6 +21,8 @@
  */
 #include "sanitizer.h"
 
+#include "tape.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +30,8 @@
 enum { OR_STRIDED = 1024 };
 
 static uint32_t is_on; /* what the shim reads */
-uint32_t orSanitizerRefuses;
+uint32_t orSanitizerRefuses, orSanitizerTellsSome = 1;
+static _Atomic bool checks_fresh; /* orSanitizerInitcheck */
 orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS);
 
 static orSanitizerOptions options;
@@ -94,6 +97,8 @@ static bool replace(orShadow *old, const orShadow *now, bool renewed) {
 typedef struct orCheck {
   orShadow now;         /* the access */
   const orClock *clock; /* of whoever makes it; null: the host */
+  bool moves;           /* OR_ACCESS_MOVES */
+  orRange moved;        /* what an access before it moves */
   orRaceList races;
 } orCheck;
 
@@ -141,7 +146,7 @@ static void keep(orCheck *t) {
       continue;
     }
     bool settled = isOrdered(t, old) || isConflict(t, old, true);
-    bool needless = settled && (now->write || !old->write);
+    bool needless = settled && (now->write || !old->write) && (old->some || !now->some);
     if (old->range.dims && !(needless && covers(&now->range, &old->range)))
       found[strided++] = old;
     else if (needless)
@@ -172,6 +177,7 @@ static orError_t checkAccesses(const char *operation, const orMemoryAccess *acce
 static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack) {
   orCheck t = {.races.call = ++calls};
   t.now.operation = orSanitizerName(operation);
+  t.now.sequence = orShadowMoment();
   t.now.stack = stack;
   if (!stream) return t;
   t.now.stream = stream;
@@ -184,9 +190,27 @@ static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack)
 static void checkEach(orCheck *t, const orMemoryAccess *accesses, size_t count,
                       void (*check)(orCheck *)) {
   for (size_t i = 0; i < count; i++) {
-    t->now.write = accesses[i].write;
+    t->now.write = accesses[i].write & OR_ACCESS_WRITES;
+    t->now.some = accesses[i].write & OR_ACCESS_SOME;
+    t->moves = accesses[i].write & OR_ACCESS_MOVES;
     if (orRangeMake(&accesses[i], &t->now.range)) check(t);
   }
+}
+
+static void readFresh(orCheck *t) {
+  orShadow allocation;
+  if (!t->now.write && !t->moves && orFreshRead(&t->now.range, t->now.some, &allocation))
+    orRaceFresh(&allocation, &t->now, &t->races);
+}
+
+/* What was reported of a read is not reported of the next one. */
+static void writeFresh(orCheck *t) {
+  if (t->moves)
+    t->moved = t->now.range;
+  else if (t->now.write && t->moved.width)
+    orFreshMove(&t->moved, &t->now.range);
+  else if (t->now.write || t->races.first)
+    orFreshWrite(&t->now.range, t->now.some);
 }
 
 static void *capture(orSanitizerOptions *by) {
@@ -196,11 +220,19 @@ static void *capture(orSanitizerOptions *by) {
   return by->capture ? by->capture(by->context) : NULL;
 }
 
+static void tellSchedule(orStream_t stream, const orMemoryAccess *accesses, size_t count) {
+  orRange range;
+  for (size_t i = 0; i < count; i++)
+    if (orRangeMake(&accesses[i], &range))
+      orScheduleTouched(stream, range.begin, range.end, accesses[i].write);
+}
+
 /* `anyway`: it is queued whatever is found. */
 static void checkAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
                      size_t count, bool anyway) {
   if (ignored) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
+  tellSchedule(stream, accesses, count);
   orCheck t = {.now.stream = 0};
   bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
@@ -211,8 +243,12 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
     t = checkOf(stream, operation, stack);
     refuse = stream && orSanitizerRefuses && !anyway;
     if (!stream || refuse) checkEach(&t, accesses, count, compare);
+    if (stream) checkEach(&t, accesses, count, readFresh);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
-    if (stream && queued) checkEach(&t, accesses, count, keep);
+    if (stream && queued) {
+      checkEach(&t, accesses, count, writeFresh);
+      checkEach(&t, accesses, count, keep);
+    }
     orShadowSweep();
   }
   orStackDrop(stack);
@@ -256,14 +292,121 @@ uint32_t orSanitizerRefuse(uint32_t refuse) {
   return before;
 }
 
+uint32_t orSanitizerInitcheck(uint32_t check) {
+  if (OR_UNLIKELY(orInForkedChild())) return 0;
+  uint32_t before = atomic_exchange(&checks_fresh, check != 0);
+  if (check) return before;
+  lock();
+  orFreshForget(0, UINTPTR_MAX);
+  unlock();
+  return before;
+}
+
+uint32_t orSanitizerSome(uint32_t report) {
+  if (OR_UNLIKELY(orInForkedChild())) return 0;
+  lock();
+  uint32_t before = orSanitizerTellsSome;
+  orSanitizerTellsSome = report;
+  unlock();
+  return before;
+}
+
+enum { OR_KERNEL_ACCESSES = 32 }; /* that are told at once */
+
+static void onKernel(orStream_t stream, const orProbe *p) {
+  orMemoryAccess some[OR_KERNEL_ACCESSES];
+  if (!p->count) { /* it may write anything */
+    lock();
+    orFreshForget(0, UINTPTR_MAX);
+    unlock();
+  }
+  for (size_t done = 0, count; done < p->count; done += count) {
+    count = p->count - done < OR_KERNEL_ACCESSES ? p->count - done : OR_KERNEL_ACCESSES;
+    for (size_t i = 0; i < count; i++) {
+      const orAccess *a = &p->accesses[done + i];
+      some[i] = (orMemoryAccess){.data = a->address, .width = a->bytes, .write = a->write != 0};
+    }
+    checkAll(stream, p->call, some, count, true);
+  }
+}
+
+static bool isOnDevice(const void *data) {
+  orRegion region;
+  return data && orRegionFind(data, &region) && region.type == orMemoryTypeDevice;
+}
+
 static void onAccess(orProbe *p) {
   orMemoryAccess both[2];
   size_t count = 0;
   orStream_t stream = p->stream;
   if (stream == OR_STREAM_DEFAULT && orDeviceDefaultStream(orCurrentDevice(), &stream)) return;
-  if (p->src) both[count++] = (orMemoryAccess){.data = p->src, .width = p->bytes};
+  if (!p->src && !p->dst) {
+    onKernel(stream, p);
+    return;
+  }
+  uint32_t moves = isOnDevice(p->src) && isOnDevice(p->dst) ? OR_ACCESS_MOVES : 0;
+  if (p->src) both[count++] = (orMemoryAccess){.data = p->src, .width = p->bytes, .write = moves};
   if (p->dst) both[count++] = (orMemoryAccess){.data = p->dst, .width = p->bytes, .write = 1};
   checkAll(stream, operation_name ? operation_name : p->call, both, count, true);
+}
+
+/* ---- what the host may read ---- */
+
+typedef struct orPending {
+  orStream *slot;
+  uint64_t queued;
+} orPending;
+
+static orPending *pending; /* what was queued before it was enabled */
+static size_t pending_count, pending_room;
+
+static void addPending(orStream *slot, uint64_t queued, void *context) {
+  (void)context;
+  lock();
+  if (pending_count == pending_room) {
+    pending_room = pending_room ? pending_room * 2 : 16;
+    pending = orSanitizerResize(pending, pending_room * sizeof *pending);
+  }
+  pending[pending_count++] = (orPending){slot, queued};
+  unlock();
+}
+
+/* Lock held, for this and the next one. */
+static bool isPending(void) {
+  while (pending_count &&
+         atomic_load_explicit(&pending[pending_count - 1].slot->completed, memory_order_acquire) >=
+             pending[pending_count - 1].queued)
+    pending_count--;
+  return pending_count;
+}
+
+static bool isBeingWritten(uintptr_t begin, uintptr_t end) {
+  orShadow **found;
+  size_t count = orShadowFind(begin, end, &found);
+  while (count && (!found[count - 1]->write ||
+                   orHostKnows(found[count - 1]->timeline, found[count - 1]->counter)))
+    count--;
+  return count;
+}
+
+orError_t orSanitizerPeek(void *to, const void *from, size_t bytes) {
+  orRegion region;
+  void *mapped;
+  OR_TRY(orEnter());
+  if (!to || !orRegionFind(from, &region) || region.type != orMemoryTypeDevice ||
+      bytes > region.size - (size_t)((const char *)from - (const char *)region.base))
+    return orFail(orErrorInvalidValue, "orSanitizerPeek: [%p, +%zu) is not in device memory", from,
+                  bytes);
+  orDevice *d = orDeviceAt(region.device);
+  if (!d->can_map)
+    return orFail(orErrorNotSupported, "device %d has no mapped memory", region.device);
+  lock();
+  bool known = isOn() && !isPending() && !isBeingWritten((uintptr_t)from, (uintptr_t)from + bytes);
+  unlock();
+  if (!known) return orErrorNotReady;
+  OR_TRY(d->factory->map(d->desc.self, from, bytes, &mapped));
+  memcpy(to, mapped, bytes);
+  return orSuccess;
 }
 
 /* ---- order ---- */
@@ -446,6 +589,20 @@ static void onBlockFreed(orProbe *p) {
     found[i]->owner = timeline;
     if (orTimelineAt(found[i]->timeline)->aside) orShadowErase(found[i]);
   }
+  orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
+  unlock();
+}
+
+/* What a task allocates is written before anybody else has it. */
+static void onBlockTaken(orProbe *p) {
+  if (!atomic_load_explicit(&checks_fresh, memory_order_relaxed) || orProcessTask() != OR_TASK_NONE)
+    return;
+  orSanitizerOptions by;
+  void *captured = capture(&by);
+  lock();
+  orStack *stack = orStackNew(captured, &by);
+  if (isOn()) orFreshAdd((uintptr_t)p->dst, p->bytes, p->stream, stack);
+  orStackDrop(stack);
   unlock();
 }
 
@@ -461,6 +618,7 @@ static void onRegionReleased(orProbe *p) {
   size_t count = findAll(p, &found);
   for (size_t i = 0; i < count; i++)
     if (isOver(found[i])) orShadowErase(found[i]);
+  orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   unlock();
 }
 
@@ -469,7 +627,9 @@ static void onRegionReleased(orProbe *p) {
 /* Lock held. The reports stay. */
 static void forgetAll(void) {
   setActive(false);
+  pending_count = 0;
   orShadowClear();
+  orFreshForget(0, UINTPTR_MAX);
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
 }
@@ -483,6 +643,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
     orRacesClear();
   }
   unlock();
+  if (!taken) orStreamForEach(-1, addPending, NULL);
   if (taken)
     return setting ? orSuccess : orFail(orErrorAlreadyExists, "the sanitizer is on already");
   orStacksRelease();
@@ -497,7 +658,9 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
 
 static void onFirstUse(orProbe *p) {
   (void)p;
-  if (OR_UNLIKELY(orConfigGet()->sanitizer)) enable(NULL, true);
+  if (OR_LIKELY(!orConfigGet()->sanitizer)) return;
+  if (orConfigGet()->initcheck && !touched) orSanitizerInitcheck(1);
+  enable(NULL, true);
 }
 
 static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
@@ -511,6 +674,7 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_HOST_WAITS] = onHostWaits,
                              [OR_PROBE_HOST_KNOWS] = onHostKnows,
                              [OR_PROBE_BLOCK_USED] = onBlockUsed,
+                             [OR_PROBE_BLOCK_TAKEN] = onBlockTaken,
                              [OR_PROBE_BLOCK_FREED] = onBlockFreed,
                              [OR_PROBE_REGION_RELEASED] = onRegionReleased,
                              [OR_PROBE_RESET] = onReset}};

@@ -1,6 +1,6 @@
 /*
  * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who
- * touched which bytes last), races.c (conflicts and their reports), names.c and stacks.c (what
+ * touched which bytes last), fresh.c (what nobody has written), races.c (conflicts and their reports), names.c and stacks.c (what
  * reports say of an access), sanitizer.c (the calls that tell them what happens).
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only probe.c's is taken, nothing is
@@ -67,6 +67,8 @@ struct orSync {
   uint8_t gate_count; /* not signalled when it was made */
   uint32_t timeline;  /* of an event's record; likewise `counter` */
   uint64_t counter;
+  orStream_t stream; /* whose moment it is, 0: a device's; and when it was */
+  uint64_t moment;
   uint32_t lost; /* the record that this one has replaced and does not include: its timeline + 1 */
   uint64_t lost_counter;
   orSync *gates[OR_GATES];
@@ -121,6 +123,8 @@ static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_
 /* The waits for external events that somebody was to open are forgotten: of streams of a device,
  * -1: of all. */
 void orClocksForgetGates(int device);
+/* Fills in the edges; the moments are there. */
+void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
 
 /* ---- shadow.c ---- */
 
@@ -136,6 +140,7 @@ typedef struct orRange {
   uintptr_t begin, end; /* the hull */
   size_t width;
   uint32_t dims;
+  bool hull; /* of the access, which leaves gaps here */
   orRepeat repeats[OR_RANGE_DIMS];
 } orRange;
 
@@ -152,15 +157,16 @@ typedef struct orShadow {
   const char *operation; /* interned */
   orStack *stack;        /* a reference, or null */
   orStream_t stream;
-  uint64_t counter, sequence;
+  uint64_t counter, sequence; /* `sequence`: the moment of the call */
   uint32_t timeline;
-  bool write;
+  bool write, some;
   bool freed;     /* the block was freed since ... */
   uint32_t owner; /* ... whose allocation stream's timeline this is */
 } orShadow;
 
 /* What overlaps the hull [begin, end); the array is good until the next call. */
 size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found);
+uint64_t orShadowMoment(void); /* a new one */
 /* A copy of `shadow`, whose stack's reference goes to it. */
 void orShadowAdd(const orShadow *shadow);
 /* In place of one with the same range. */
@@ -172,6 +178,20 @@ void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end);
 void orShadowSweep(void);
 void orShadowClear(void);
 
+/* ---- fresh.c ---- */
+
+/* The caching allocator has handed out these bytes. */
+void orFreshAdd(uintptr_t begin, size_t bytes, orStream_t stream, orStack *stack);
+void orFreshForget(uintptr_t begin, uintptr_t end); /* what it has is not known */
+/* `some`: the access touches some of these bytes only. */
+void orFreshWrite(const orRange *range, bool some);
+/* The bytes of one go to the other as they are: what is fresh stays so, if neither has gaps; else all
+ * are written. */
+void orFreshMove(const orRange *from, const orRange *to);
+/* True if some of the bytes have not been written; `allocation` is that of their block then, its
+ * stack without a reference. */
+bool orFreshRead(const orRange *range, bool some, orShadow *allocation);
+
 /* ---- races.c ---- */
 
 typedef struct orRaceSide {
@@ -181,7 +201,7 @@ typedef struct orRaceSide {
   uint32_t timeline;
   uint64_t counter;
   uintptr_t begin, end;
-  bool write, aside;
+  bool write, some, aside;
 } orRaceSide;
 
 typedef struct orRace orRace;
@@ -191,9 +211,10 @@ struct orRace {
   bool reused;          /* the memory was freed and handed out in between ... */
   bool unrecorded;      /* ... before its allocation stream knew of the earlier access */
   orStream_t owner;     /* the allocation stream */
-  uint64_t sequence;    /* of the earlier access */
-  uint64_t call;        /* that made the later one */
-  bool lost;            /* the event was recorded again */
+  uint64_t sequence, later_sequence;
+  uint64_t call; /* that made the later one */
+  bool lost;     /* the event was recorded again */
+  bool fresh;    /* no race: `earlier` is the allocation of what `later` reads */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
   uint32_t gate_count, earlier_gates;
   orSync *gates[2 * OR_GATES];
@@ -208,6 +229,8 @@ typedef struct orRaceList {
 /* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream
  * only the latest access does. True if it is decided that there is one. */
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
+/* `later` reads what nothing has written since `allocation`. */
+void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
 /* A gate has been opened: what has been decided by it goes to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, for orSanitizerFound too. False if they are of no memory of ours. No lock held. */
@@ -221,6 +244,7 @@ void orRacesSetLimit(size_t reports, bool print);
 
 /* ---- sanitizer.c ---- */
 
-extern uint32_t orSanitizerRefuses OR_HIDDEN; /* orSanitizerRefuse */
+extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
+extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * Schedules: one task at a time, only while a host thread is inside a call, in an order that a seed
- * decides.
+ * or a tape decides.
  *
  * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held
  * here. A thread at a point says what it wants (an orGoal: so many tasks, or a stream's progress,
@@ -26,6 +26,7 @@
  *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to
  *             null
  *   random    the generator's state
+ *   tape, taken, steps   the choices that are given, those that were made, the record of both
  * A stream's schedule_number and schedule_epoch are under it too.
  *
  * Every order that the program allows is possible under some seed: points take any number of tasks,
@@ -33,19 +34,37 @@
  * is stayed with, since the two orders that differ most, a stream far ahead and one far behind,
  * would otherwise be the rarest.
  *
+ * Every second seed, the odd ones, gives the host and the streams random priorities instead, and lets
+ * them change a few times on the way (PCT): a bug that takes one late task and few changes is likelier
+ * so, the longer the program.
+ *
+ * A tape's choices are among those who could go on (openreg_schedule.h). A stream that has a mark, a
+ * wait or the allocator's poison before its next task is held `aside`, and is run up to that task, or until it waits, before
+ * anybody chooses. Whoever replays a tape has the same options at each choice, so streams are numbered
+ * by their first task there, which the host alone decides, and not when they are first held.
+ *
  * What is no point: an event's record, which deleters make, and they may not block; an allocation,
  * which may run ahead of nothing that the point before it could not run.
  */
 #include "openreg_schedule.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "core.h"
+#include "tape.h"
 
 enum { OR_POLL_NS = 200000, OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
+enum { OR_NOBODY = UINT32_MAX, OR_THE_HOST = UINT32_MAX - 1, OR_UNNUMBERED = UINT32_MAX - 2 };
+enum { OR_MOST_CHANGES = 3 };
 
 typedef struct orGoal {
   orAwaited until; /* it is over, if there is something */
   int tasks;       /* until so many more have finished, or OR_ALL_TASKS */
   bool waits;      /* for what comes from outside, if nothing can run */
+  bool host_may;   /* the host could go on: it is over when the host is chosen */
+  bool left;       /* ... and has been left for a stream */
+  bool over;       /* ... and has been chosen */
 } orGoal;
 
 static struct {
@@ -60,6 +79,15 @@ static struct {
   const orStream *latest; /* only compared */
   _Atomic(orGoal *) goal;
   _Atomic uint32_t word;
+  uint32_t left; /* whom it costs nothing to go back to: a stream's number, the host, nobody */
+  orTape tape, taken;
+  orSteps steps;
+  _Atomic bool records; /* what happens under this schedule; `record`: under those that begin */
+  bool record;
+  struct {
+    uint64_t count, at[OR_MOST_CHANGES];
+    uint32_t who[OR_MOST_CHANGES]; /* has had to go back, the last one behind all others */
+  } changes;
 } plan = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
 
 static pthread_once_t configured = PTHREAD_ONCE_INIT;
@@ -70,15 +98,29 @@ static bool policyIs(orSchedulePolicy policy) {
   return atomic_load_explicit(&plan.policy, memory_order_relaxed) == (int)policy;
 }
 
+static bool isByPriority(void) { return policyIs(orScheduleSeeded) && plan.seed % 2; }
+
+static void note(orScheduleStep step) {
+  if (atomic_load_explicit(&plan.records, memory_order_relaxed)) orStepsAdd(&plan.steps, step);
+}
+
+static void noteAlone(orScheduleStep step) {
+  if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
+  orMutexLock(&plan.lock);
+  note(step);
+  orMutexUnlock(&plan.lock);
+}
+
 /* ---- chance (lock held) ---- */
 
 /* SplitMix64: of neighbouring seeds the first draws differ already. */
-static uint64_t draw(void) {
-  uint64_t z = plan.random += 0x9e3779b97f4a7c15u;
+static uint64_t mixed(uint64_t z) {
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
   z = (z ^ z >> 27) * 0x94d049bb133111ebu;
   return z ^ z >> 31;
 }
+
+static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
 
 static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 
@@ -97,15 +139,23 @@ static int tasksAtPoint(void) {
 
 /* ---- held streams (lock held) ---- */
 
+static bool isNumbered(const orStream *s) {
+  return s->schedule_epoch == plan.epoch && s->schedule_number != OR_UNNUMBERED;
+}
+
 static void number(orStream *s) {
-  if (s->schedule_epoch == plan.epoch) return;
+  if (isNumbered(s)) return;
   s->schedule_epoch = plan.epoch;
   s->schedule_number = plan.numbered++;
 }
 
 static void insert(orStream *s) {
   orStream **at = &plan.held;
-  number(s);
+  if (!policyIs(orScheduleTape)) number(s);
+  if (!isNumbered(s)) {
+    s->schedule_epoch = plan.epoch;
+    s->schedule_number = OR_UNNUMBERED;
+  }
   while (*at && (*at)->schedule_number < s->schedule_number) at = &(*at)->ready_next;
   s->ready_next = *at;
   *at = s;
@@ -124,6 +174,28 @@ static orStream **placeOf(const orStream *s) {
   return at;
 }
 
+/* It is given its first task: it may be held already, for the mark or wait before that. */
+static void numberInPlace(orStream *s) {
+  if (isNumbered(s)) return;
+  orStream **at = placeOf(s);
+  bool is_held = *at != NULL;
+  if (is_held) *at = s->ready_next;
+  number(s);
+  if (is_held) insert(s);
+}
+
+static orStream **asidePlace(void) {
+  orStream **at = &plan.held;
+  while (*at && !(*at)->schedule_aside) at = &(*at)->ready_next;
+  return at;
+}
+
+static orStream *takeAside(void) {
+  orStream **at = asidePlace(), *s = *at;
+  if (s) *at = s->ready_next;
+  return s;
+}
+
 static orStream **anyPlace(void) {
   unsigned count = 0;
   for (const orStream *s = plan.held; s; s = s->ready_next) count++;
@@ -132,8 +204,115 @@ static orStream **anyPlace(void) {
   return at;
 }
 
+/* The goal may be lane 0's: its owner learns of the choice when it has it back. */
+static orStream *hostGoesOn(orGoal *g) {
+  g->over = true;
+  return NULL;
+}
+
+/* ---- by a tape (lock held) ---- */
+
+typedef struct orOptions {
+  uint32_t current; /* ran last and could go on, or nobody */
+  bool host;        /* is one of them */
+  uint32_t count, free;
+} orOptions;
+
+/* Those of a lower class come first. */
+static int classOf(const orOptions *o, uint32_t who) {
+  return who == o->current ? 0 : o->current == OR_NOBODY || who == plan.left ? 1 : 2;
+}
+
+static orOptions optionsOf(const orGoal *g) {
+  orOptions o = {.current = OR_NOBODY, .host = g->host_may};
+  if (g->host_may && !g->left)
+    o.current = OR_THE_HOST;
+  else if (plan.latest && *placeOf(plan.latest))
+    o.current = plan.latest->schedule_number;
+  if (o.host) o.count++, o.free += classOf(&o, OR_THE_HOST) < 2;
+  for (const orStream *s = plan.held; s; s = s->ready_next)
+    o.count++, o.free += classOf(&o, s->schedule_number) < 2;
+  return o;
+}
+
+/* The stream of this option; null: the host's. */
+static orStream **placeOfOption(const orOptions *o, uint32_t option) {
+  for (int class = 0; class < 3; class++) {
+    if (o->host && classOf(o, OR_THE_HOST) == class && !option--) return NULL;
+    for (orStream **at = &plan.held; *at; at = &(*at)->ready_next)
+      if (classOf(o, (*at)->schedule_number) == class && !option--) return at;
+  }
+  return NULL; /* not reached: option < count */
+}
+
+static uint32_t nextOption(const orOptions *o) {
+  if (o->count < 2) return 0;
+  size_t i = plan.taken.count;
+  uint32_t option = i < plan.tape.count ? plan.tape.choices[i] : 0;
+  if (option >= o->count) option = 0;
+  if (!orTapeAdd(&plan.taken, option)) plan.steps.short_of_memory = true;
+  note((orScheduleStep){.kind = orStepChooses, .flags = option, .a = o->count, .b = o->free});
+  return option;
+}
+
+/* Null: the host goes on, or nobody can. */
+static orStream *chooseByTape(orGoal *g) {
+  orStream *aside = takeAside();
+  if (aside) return aside;
+  orOptions o = optionsOf(g);
+  if (!o.count) return NULL;
+  orStream **at = placeOfOption(&o, nextOption(&o));
+  uint32_t who = at ? (*at)->schedule_number : OR_THE_HOST;
+  if (who != o.current)
+    plan.left = o.current == OR_NOBODY || who == plan.left ? OR_NOBODY : o.current;
+  g->left = true;
+  return at ? takeAt(at) : hostGoesOn(g);
+}
+
+/* ---- by priorities (lock held) ---- */
+
+/* Of equal chance for all, until they have had to go back. */
+static uint64_t priorityOf(uint32_t who) {
+  for (int i = 0; i < OR_MOST_CHANGES; i++)
+    if (plan.changes.who[i] == who) return (uint64_t)(OR_MOST_CHANGES - i);
+  return mixed(plan.seed + who * 0x9e3779b97f4a7c15u) | 1u << 8;
+}
+
+static void beginPriorities(void) {
+  uint64_t most = UINT64_C(4) << draw() % 7; /* nobody knows how long the program is */
+  plan.changes.count = 0;
+  for (int i = 0; i < OR_MOST_CHANGES; i++) {
+    plan.changes.who[i] = OR_NOBODY;
+    plan.changes.at[i] = draw() % 2 ? draw() % most : UINT64_MAX;
+  }
+}
+
+static orStream **placeOfHighest(void) {
+  orStream **highest = &plan.held;
+  for (orStream **at = &plan.held; *at; at = &(*at)->ready_next)
+    if (priorityOf((*at)->schedule_number) > priorityOf((*highest)->schedule_number)) highest = at;
+  return highest;
+}
+
+static orStream *chooseByPriority(orGoal *g) {
+  orStream **at = placeOfHighest();
+  uint64_t now = plan.changes.count++;
+  for (int i = 0; i < OR_MOST_CHANGES; i++) {
+    if (plan.changes.at[i] != now) continue;
+    bool host =
+        g->host_may && (!*at || priorityOf(OR_THE_HOST) > priorityOf((*at)->schedule_number));
+    plan.changes.who[i] = host ? OR_THE_HOST : *at ? (*at)->schedule_number : OR_NOBODY;
+    at = placeOfHighest();
+  }
+  if (!*at || (g->host_may && priorityOf(OR_THE_HOST) > priorityOf((*at)->schedule_number)))
+    return hostGoesOn(g);
+  return takeAt(at);
+}
+
 /* `needed`: the one that "late" runs, if it can run. */
-static orStream *choose(const orStream *needed) {
+static orStream *choose(orGoal *g, const orStream *needed) {
+  if (policyIs(orScheduleTape)) return chooseByTape(g);
+  if (isByPriority()) return chooseByPriority(g);
   if (!plan.held) return NULL;
   if (!policyIs(orScheduleSeeded)) {
     orStream **at = needed ? placeOf(needed) : &plan.held;
@@ -146,7 +325,10 @@ static orStream *choose(const orStream *needed) {
 static void notice(void);
 
 static bool hold(orStream *s) {
+  const orTask *first = orLaneFirst(s);
+  bool aside = first->kind == OR_KIND_MARK || first->kind == OR_KIND_WAIT || first->aside;
   orMutexLock(&plan.lock);
+  s->schedule_aside = aside;
   bool on = isOn();
   bool served = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
   if (on) insert(s);
@@ -163,7 +345,7 @@ static void notice(void) {
 }
 
 static bool isReached(const orGoal *g) {
-  if (!g->tasks || !isOn()) return true;
+  if (!g->tasks || g->over || !isOn()) return true;
   return (g->until.stream || g->until.cell) && orIsOver(&g->until);
 }
 
@@ -183,7 +365,7 @@ static orStream *next(orGoal *g) {
   bool over = isReached(g);
   const orStream *needed = over ? NULL : neededFor(g);
   orMutexLock(&plan.lock);
-  orStream *s = over ? NULL : choose(needed);
+  orStream *s = over ? NULL : choose(g, needed);
   if (!s) atomic_store_explicit(&plan.goal, NULL, memory_order_release);
   orMutexUnlock(&plan.lock);
   if (!s) notice();
@@ -195,7 +377,12 @@ static void serve(orStream *s) {
   do {
     /* A wait that only parks its stream is no task that has run. */
     uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
-    if (orLaneRun(s, first, 0) && g->tasks > 0) g->tasks--;
+    bool counts = !(policyIs(orScheduleTape) && s->schedule_aside);
+    orStream_t handle = s->last_handle;
+    bool ran = orLaneRun(s, first, 0);
+    if (!ran || !counts) continue;
+    if (g->tasks > 0) g->tasks--;
+    noteAlone((orScheduleStep){.kind = orStepRuns, .stream = handle});
   } while ((s = next(g)));
 }
 
@@ -204,7 +391,7 @@ static bool start(orGoal *g) {
   const orStream *needed = neededFor(g);
   orMutexLock(&plan.lock);
   bool busy = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
-  orStream *s = busy || !isOn() ? NULL : choose(needed);
+  orStream *s = busy || !isOn() ? NULL : choose(g, needed);
   if (s) atomic_store_explicit(&plan.goal, g, memory_order_release);
   orMutexUnlock(&plan.lock);
   if (s) orLaneServe(s, serve);
@@ -251,7 +438,10 @@ static void pursue(orGoal *g) {
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
       orLanePollValues();
-      if (isReached(g) || (!start(g) && !g->waits)) break;
+      if (isReached(g)) break;
+      bool started = start(g);
+      if (!started && !g->waits) break;
+      if (!started) noteAlone((orScheduleStep){.kind = orStepOutside});
     }
     if (spinWhile(word)) continue;
     enterSleep(&sleep, g);
@@ -263,17 +453,28 @@ static void pursue(orGoal *g) {
 
 /* ---- points; a task that calls is at none ---- */
 
+/* Whether the tape, or priorities, have anything to decide; nothing is run for a host that goes on. */
+static bool isAnybodyReady(void) { return plan.held != NULL; }
+
 static void point(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
   orLanePollValues();
   orMutexLock(&plan.lock);
-  int tasks = tasksAtPoint();
+  note((orScheduleStep){.kind = orStepPoint});
+  bool chooses = policyIs(orScheduleTape) || isByPriority();
+  int tasks = chooses ? (isAnybodyReady() ? OR_ALL_TASKS : 0) : tasksAtPoint();
   orMutexUnlock(&plan.lock);
-  if (tasks) pursue(&(orGoal){.tasks = tasks});
+  if (tasks) pursue(&(orGoal){.tasks = tasks, .host_may = chooses});
 }
+
+/* An identity that lives as long as the record of the event does. */
+static uint64_t idOf(const orCell *cell) { return (uint64_t)(uintptr_t)cell; }
 
 static void step(const orAwaited *awaited) {
   if (orProcessTask() != OR_TASK_NONE) return;
+  noteAlone((orScheduleStep){.kind = orStepAsks,
+                             .stream = awaited->stream ? awaited->stream->last_handle : 0,
+                             .a = idOf(awaited->cell)});
   pursue(&(orGoal){.until = *awaited, .tasks = 1});
 }
 
@@ -281,6 +482,93 @@ static void await(const orAwaited *awaited) {
   if (!awaited->stream)
     atomic_fetch_or_explicit(&awaited->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
   pursue(&(orGoal){.until = *awaited, .tasks = OR_ALL_TASKS, .waits = true});
+}
+
+/* ---- the record ---- */
+
+void orScheduleTouched(orStream_t stream, uintptr_t begin, uintptr_t end, bool write) {
+  orRegion region;
+  if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
+  bool pinned =
+      orRegionFind((const void *)begin, &region) && region.type == orMemoryTypeHost;  // NOLINT
+  noteAlone((orScheduleStep){.kind = orStepTouches,
+                             .flags = (write ? orTouchWrites : 0u) | (pinned ? orTouchPinned : 0u),
+                             .stream = stream,
+                             .a = begin,
+                             .b = end});
+}
+
+static void noteBytes(orStream_t stream, const void *data, size_t bytes, bool write) {
+  uintptr_t begin = (uintptr_t)data;
+  if (data) orScheduleTouched(stream, begin, begin + bytes, write);
+}
+
+static void onQueued(orProbe *p) {
+  if (!isOn() || p->kind > (int)OR_KIND_SET) {
+    if (p->kind == OR_KIND_WAIT_VALUE || p->kind == OR_KIND_WRITE_VALUE)
+      noteAlone((orScheduleStep){.kind = orStepOutside});
+    return;
+  }
+  orStream *s = orHandleFind(&orStreamTable, p->stream);
+  if (!s) return;
+  noteBytes(p->stream, p->dst, p->bytes, true);
+  noteBytes(p->stream, p->src, p->bytes, false);
+  orMutexLock(&plan.lock);
+  if (!p->aside) numberInPlace(s);
+  note((orScheduleStep){.kind = orStepQueued,
+                        .flags = p->aside,
+                        .stream = p->stream,
+                        .a = (uint64_t)orHandleDevice(p->stream)});
+  orMutexUnlock(&plan.lock);
+}
+
+static void onRecord(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepRecords, .stream = p->stream, .a = idOf(p->cell)});
+}
+
+/* An external event is somebody else's to signal. */
+static void onWait(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = p->cell->stream ? orStepWaits : orStepOutside,
+                             .stream = p->stream,
+                             .a = idOf(p->cell)});
+}
+
+static void onHostWaits(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepAwaits,
+                             .stream = p->stream,
+                             .a = idOf(p->cell),
+                             .b = (uint64_t)(int64_t)p->device});
+}
+
+static void onHostKnows(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepKnows, .stream = p->stream, .a = idOf(p->cell)});
+}
+
+static void onLooked(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepLooks, .stream = p->stream});
+}
+
+static void onOutside(orProbe *p) {
+  (void)p;
+  noteAlone((orScheduleStep){.kind = orStepOutside});
+}
+
+static void onFirstUse(orProbe *p);
+
+static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
+                             [OR_PROBE_QUEUED] = onQueued,
+                             [OR_PROBE_RECORD] = onRecord,
+                             [OR_PROBE_WAIT] = onWait,
+                             [OR_PROBE_HOST_WAITS] = onHostWaits,
+                             [OR_PROBE_HOST_KNOWS] = onHostKnows,
+                             [OR_PROBE_LOOKED] = onLooked,
+                             [OR_PROBE_SIGNAL] = onOutside,
+                             [OR_PROBE_RESET] = onOutside}};
+
+/* Streams are numbered by it under a tape, and it records. */
+static void listen(void) {
+  orToolSwitch(
+      &tool, policyIs(orScheduleTape) || atomic_load_explicit(&plan.records, memory_order_relaxed));
 }
 
 /* ---- change ---- */
@@ -291,11 +579,17 @@ static const orDispatcher dispatcher = {
 static void begin(orSchedulePolicy policy, uint64_t seed) {
   static const unsigned char hastes[] = {0, 64, 128, 192}, stays[] = {0, 128, 232};
   plan.seed = plan.random = seed;
+  plan.left = OR_NOBODY;
+  plan.taken.count = plan.steps.count = 0;
+  plan.steps.short_of_memory = false;
+  atomic_store_explicit(&plan.records, plan.record && policy != orScheduleFair,
+                        memory_order_relaxed);
   plan.haste = hastes[draw() % sizeof hastes];
   plan.stay = stays[draw() % sizeof stays];
   plan.epoch++;
   plan.numbered = 0;
   plan.latest = NULL;
+  beginPriorities();
   atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
   atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
                         memory_order_seq_cst);
@@ -304,8 +598,10 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
 static void configure(void) {
   const orConfig *c = orConfigGet();
   orMutexLock(&plan.lock);
-  begin((orSchedulePolicy)c->schedule.policy, c->schedule.seed);
+  bool tape = c->schedule.tape && orTapeParse(&plan.tape, c->schedule.tape);
+  begin(tape ? orScheduleTape : (orSchedulePolicy)c->schedule.policy, c->schedule.seed);
   orMutexUnlock(&plan.lock);
+  listen();
 }
 
 static void configureOnce(void) { pthread_once(&configured, configure); }
@@ -315,14 +611,12 @@ static void onFirstUse(orProbe *p) {
   configureOnce();
 }
 
-static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse}};
-
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
 static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   OR_TRY(orEnterBlocking());
-  if (policy < orScheduleFair || policy > orScheduleEarly)
-    return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 3 are known", (int)policy);
+  if (policy < orScheduleFair || policy > orScheduleTape)
+    return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 4 are known", (int)policy);
   configureOnce();
   if (settle) orStreamSettle();
   orMutexLock(&plan.lock);
@@ -330,6 +624,7 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   orStream *left = plan.held;
   plan.held = NULL;
   orMutexUnlock(&plan.lock);
+  listen();
   for (orStream *s; (s = left);) {
     left = s->ready_next;
     orLaneSchedule(s);
@@ -346,6 +641,56 @@ orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed) {
 
 orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed) {
   return change(policy, seed, false);
+}
+
+orError_t orScheduleSetTape(const char *text) {
+  OR_TRY(orEnterBlocking());
+  orTape tape = {0}, old;
+  if (!text || !orTapeParse(&tape, text)) {
+    free(tape.choices);
+    return orFail(
+        orErrorInvalidValue,
+        "orScheduleSetTape: \"%.64s\"; a tape is numbers separated by commas, each perhaps "
+        "with how many zeros come before it, as in \"1,12:2\"",
+        text ? text : "(null)");
+  }
+  configureOnce();
+  orStreamSettle();
+  orMutexLock(&plan.lock);
+  old = plan.tape;
+  plan.tape = tape;
+  orMutexUnlock(&plan.lock);
+  free(old.choices);
+  return change(orScheduleTape, 0, true);
+}
+
+orError_t orScheduleGetTape(char **tape) {
+  if (!tape) return orFail(orErrorInvalidValue, "orScheduleGetTape: null result");
+  OR_TRY(orEnter());
+  orMutexLock(&plan.lock);
+  *tape = orTapeText(&plan.taken);
+  orMutexUnlock(&plan.lock);
+  return *tape ? orSuccess : orFail(orErrorMemoryAllocation, "no memory for the text of a tape");
+}
+
+orError_t orScheduleRecord(uint32_t record) {
+  OR_TRY(orEnter());
+  orMutexLock(&plan.lock);
+  plan.record = record;
+  orMutexUnlock(&plan.lock);
+  return orSuccess;
+}
+
+orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t capacity, size_t *count) {
+  if (!count || (capacity && !steps))
+    return orFail(orErrorInvalidValue, "orScheduleSteps: null result");
+  OR_TRY(orEnter());
+  orMutexLock(&plan.lock);
+  *count = first < plan.steps.count ? plan.steps.count - first : 0;
+  if (*count > capacity) *count = capacity;
+  if (*count) memcpy(steps, plan.steps.at + first, *count * sizeof *steps);
+  orMutexUnlock(&plan.lock);
+  return orSuccess;
 }
 
 orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {

@@ -69,6 +69,7 @@ bool orRangeMake(const orMemoryAccess *access, orRange *range) {
   range->end = endOf(access);
   if (!range->end) return true;
   uint32_t count = mergeRepeats(repeats, sortRepeats(access, repeats), &range->width);
+  range->hull = count > OR_RANGE_DIMS;
   while (count > OR_RANGE_DIMS) {
     range->width += (repeats->count - 1) * repeats->stride;
     count = mergeRepeats(++repeats, count - 1, &range->width);
@@ -140,8 +141,8 @@ bool orRangesMeet(const orRange *a, const orRange *b) {
 static orTree tree = OR_TREE_INITIALIZER;
 static orTreeNode *spare; /* linked by `left` */
 static size_t count, sweep_at = SWEEP;
-static uint64_t sequence;
-static orShadow **list; /* of orShadowFind and the sweeps */
+static uint64_t sequence; /* the latest */
+static orShadow **list;   /* of orShadowFind and the sweeps */
 static size_t listed, list_room;
 
 static orShadow *newNode(void) {
@@ -180,10 +181,11 @@ size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found) {
 
 /* ---- changes ---- */
 
+uint64_t orShadowMoment(void) { return ++sequence; }
+
 void orShadowAdd(const orShadow *shadow) {
   orShadow *node = newNode();
   *node = *shadow;
-  node->sequence = ++sequence;
   insert(node);
   count++;
 }
@@ -191,7 +193,6 @@ void orShadowAdd(const orShadow *shadow) {
 void orShadowRenew(orShadow *shadow, const orShadow *by) {
   orStackDrop(shadow->stack);
   orShadow renewed = *by;
-  renewed.sequence = ++sequence;
   renewed.node = shadow->node;
   *shadow = renewed;
 }

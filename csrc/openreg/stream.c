@@ -180,7 +180,16 @@ static const char *callOf(const orTask *task) {
 
 /* Once published, the task may be over and the stream another's. */
 static __attribute__((noinline)) uint64_t publishProbed(orStream *s, orTask *task, bool *mine) {
-  orProbe probe = {.call = callOf(task), .stream = s->last_handle};
+  orProbe probe = {
+      .call = callOf(task), .stream = s->last_handle, .kind = (int)task->kind, .aside = task->aside};
+  if (task->kind == OR_KIND_COPY) {
+    probe.dst = task->u.copy.dst;
+    probe.src = task->u.copy.src;
+    probe.bytes = task->u.copy.bytes;
+  } else if (task->kind == OR_KIND_SET) {
+    probe.dst = task->u.set.dst;
+    probe.bytes = task->u.set.bytes;
+  }
   probe.number = publish(s, task, mine);
   orProbeCall(OR_PROBE_QUEUED, &probe);
   return probe.number;
@@ -535,5 +544,6 @@ orError_t orStreamQueued(orStream_t stream, uint64_t *count) {
 
 orError_t orStreamCompleted(orStream_t stream, uint64_t *count) {
   uint64_t other;
+  OR_PROBE(OR_PROBE_LOOKED, .stream = stream);
   return counts(stream, &other, count);
 }

@@ -226,7 +226,7 @@ static orError_t checkAccess(const orLaunch *l, const orAccess *a) {
   return orSuccess;
 }
 
-enum { OR_LAUNCH_FLAGS = orLaunchAnyThread | orLaunchAwaited | orLaunchWaits };
+enum { OR_LAUNCH_FLAGS = orLaunchAnyThread | orLaunchAwaited | orLaunchWaits | orLaunchTold };
 
 static orError_t checkLaunch(const orLaunch *l) {
   if (!l->fn || !l->name)
@@ -251,6 +251,9 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   if (l->queued) *l->queued = 0;
   OR_TRY(orEnterBlocking());
   OR_TRY(checkLaunch(l));
+  if (!(l->flags & orLaunchTold))
+    OR_PROBE(OR_PROBE_ACCESS, .call = l->name, .stream = l->stream, .accesses = l->accesses,
+             .count = l->access_count);
   OR_TRY(orStreamBegin(l->stream, true, l->args_size, &s, &t));
   t->kind = OR_KIND_KERNEL;
   t->name = l->name;
@@ -275,7 +278,8 @@ orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds) {
                                       .fn = sleepKernel,
                                       .args = &nanoseconds,
                                       .args_size = sizeof nanoseconds,
-                                      .name = "_sleep"});
+                                      .name = "_sleep",
+                                      .flags = orLaunchTold});
 }
 
 orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_data) {

@@ -9,6 +9,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "device.h"
 #include "fork.h"
@@ -76,6 +80,29 @@ void settingsAreApplied() {
   (void)applied;
 }
 
+struct Observers {
+  std::mutex mutex;
+  std::vector<OutOfMemoryObserver> all;
+};
+
+/* Leaked, as the allocator is. */
+Observers &observers() {
+  static auto *instance = new Observers();
+  return *instance;
+}
+
+/* With no lock held: they may allocate, and attach more. */
+void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t free) {
+  std::vector<OutOfMemoryObserver> all;
+  {
+    std::lock_guard<std::mutex> lock(observers().mutex);
+    all = observers().all;
+  }
+  for (const OutOfMemoryObserver &observer : all)
+    observer(device, static_cast<int64_t>(bytes), static_cast<int64_t>(allowed),
+             static_cast<int64_t>(free));
+}
+
 [[noreturn]] void throwOutOfMemory(size_t bytes, c10::DeviceIndex device) {
   orGetLastError();  // what is raised is not left behind as the thread's last error
   std::string injected = orGetLastErrorMessage();
@@ -93,11 +120,11 @@ void settingsAreApplied() {
                                    static_cast<size_t>(stats.allocated_bytes[0].current),
                                    static_cast<size_t>(stats.reserved_bytes[0].current),
                                    c10::Device(c10::DeviceType::PrivateUse1, device));
+  const double limit = fraction * static_cast<double>(capacity);
+  tellObservers(device, bytes, limit, free);
   std::string allowed;
-  if (fraction < 1) {
-    allowed = " (" + format_size(static_cast<uint64_t>(fraction * static_cast<double>(capacity))) +
-              " allowed by the memory fraction)";
-  }
+  if (fraction < 1)
+    allowed = " (" + format_size(static_cast<uint64_t>(limit)) + " allowed by the memory fraction)";
   TORCH_CHECK_WITH(OutOfMemoryError, false, "openreg out of memory. Tried to allocate ",
                    format_size(bytes), " on openreg:", static_cast<int>(device), ": ",
                    format_size(free), " is free of a capacity of ", format_size(capacity), allowed,
@@ -159,6 +186,11 @@ void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
     getCurrentOpenRegStream(device).stream();  // says which
   OPENREG_CHECK(error);
   return block;
+}
+
+void attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
+  std::lock_guard<std::mutex> lock(observers().mutex);
+  observers().all.push_back(std::move(observer));
 }
 
 c10::DataPtr ownBlock(void *block, c10::DeviceIndex device) {

@@ -8,6 +8,9 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
+#include <functional>
+
 #include "check.h"
 
 namespace torch_openreg {
@@ -18,6 +21,13 @@ c10::DeviceAllocator &deviceAllocator();
 /* The memory behind `data` (any address inside a live block) is not reused before what is queued on
  * `stream` so far is done. Nothing for a null pointer. */
 void recordStream(const c10::DataPtr &data, c10::Stream stream);
+
+/* Is told of an allocation that fails, before c10::OutOfMemoryError is thrown: the device, the bytes
+ * asked for, those that the allocator may hold, those that are free. On the thread that allocates;
+ * what it throws is thrown instead. */
+using OutOfMemoryObserver = std::function<void(int64_t, int64_t, int64_t, int64_t)>;
+/* For the process's life. */
+void attachOutOfMemoryObserver(OutOfMemoryObserver observer);
 
 /* A block of `bytes` of `device` for work on `stream`, or c10::OutOfMemoryError with the figures.
  * Also inside a task. */

@@ -64,16 +64,6 @@ bool hasPciDeviceOf(std::string_view vendor) {
   return false;
 }
 
-/* By what its driver puts there (NVIDIA's, of which the node in /dev may come as late as the first use, Tegra's,
- * Windows', AMD's): to ask CUDA itself is to load the driver. */
-bool mayHaveGpu() {
-  for (const char *place : {"/dev/nvidiactl", "/proc/driver/nvidia", "/sys/module/nvidia",
-                            "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {
-    if (access(place, F_OK) == 0) return true;
-  }
-  return hasPciDeviceOf("0x10de");
-}
-
 bool otherDevicesAreThere() {
   for (auto type : {c10::DeviceType::XPU, c10::DeviceType::MTIA, c10::DeviceType::HPU,
                     c10::DeviceType::XLA, c10::DeviceType::MPS}) {
@@ -100,6 +90,16 @@ class CudaHidden {
 };
 
 }  // namespace
+
+/* By what its driver puts there (NVIDIA's, of which the node in /dev may come as late as the first use, Tegra's,
+ * Windows', AMD's): to ask CUDA itself is to load the driver. */
+bool mayHaveGpu() {
+  for (const char *place : {"/dev/nvidiactl", "/proc/driver/nvidia", "/sys/module/nvidia",
+                            "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {
+    if (access(place, F_OK) == 0) return true;
+  }
+  return hasPciDeviceOf("0x10de");
+}
 
 bool hidesDevicesFromAutograd() noexcept { return hiding; }
 

@@ -23,6 +23,9 @@ void startAutogradDeviceThreads();
  * that unwinds the thread through frames that may not be unwound, and the process aborts. */
 void stopAutogradDeviceThreads();
 
+/* Whether the machine seems to have a GPU. Loads no driver. */
+bool mayHaveGpu();
+
 /* Whether the calling thread is in startAutogradWithoutDevices. */
 bool hidesDevicesFromAutograd() noexcept;
 

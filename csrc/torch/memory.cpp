@@ -4,6 +4,7 @@
  */
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/util/ScopeExit.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
@@ -49,7 +50,7 @@ class Frames {
     std::vector<torch::CapturedTraceback *> unique(tracebacks_);
     std::sort(unique.begin(), unique.end());
     unique.erase(std::unique(unique.begin(), unique.end()), unique.end());
-    const std::vector<py::object> all = torch::py_symbolize(unique);
+    const std::vector<py::object> all = linesOf(unique);
     for (size_t i = 0; i < targets_.size(); ++i) {
       const auto found = std::lower_bound(unique.begin(), unique.end(), tracebacks_[i]);
       targets_[i].attr("extend")(all[static_cast<size_t>(found - unique.begin())]);
@@ -121,7 +122,7 @@ py::dict describe(const std::vector<orCacheBlock> &blocks, size_t first, size_t 
   segment["segment_type"] = blocks[first].large != 0 ? "large" : "small";
   segment["segment_pool_id"] = py::make_tuple(0, 0);
   segment["is_expandable"] = false;
-  segment["frames"] = frames.of(stackOfSegment(blocks[first].segment));
+  segment["frames"] = frames.of(stackOfSegment(blocks[first].segment, active != 0));
   segment["blocks"] = parts;
   return segment;
 }
@@ -298,6 +299,18 @@ py::dict describe(const c10::CachingAllocator::DurationStat &stat) {
   return entry;
 }
 
+/* The object is never let go of, as its observer is not. */
+void attachObserver(py::object observer) {
+  PyObject *called = observer.release().ptr();
+  attachOutOfMemoryObserver([called](int64_t device, int64_t bytes, int64_t allowed, int64_t free) {
+    int state = 0;
+    if (!takeGil(state)) return;
+    const auto giveBack = c10::make_scope_exit([state] { giveGilBack(state); });
+    const py::handle function(called);
+    function(device, bytes, allowed, free);
+  });
+}
+
 at::HostAllocator &hostAllocator() { return *at::getHostAllocator(c10::DeviceType::PrivateUse1); }
 
 py::dict hostStats() {
@@ -320,6 +333,7 @@ py::dict hostStats() {
   m.def("_memory_record_history", &record);
   m.def("_memory_set_metadata", &setMemoryMetadata);
   m.def("_memory_get_metadata", &memoryMetadata);
+  m.def("_memory_attach_observer", &attachObserver);
   m.def("_memory_set_fraction", &setFraction);
   m.def("_memory_get_fraction", &getFraction);
   m.def("_memory_alloc", &allocateRaw);

@@ -11,6 +11,7 @@
 
 #include "memory_history.h"
 
+#include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <algorithm>
@@ -85,8 +86,8 @@ Stack endOrigin(History::Origins &origins, const orCacheRecord &record, bool rem
   return stack;
 }
 
-Stack findOrigin(History &all, const History::Origins &origins, const void *address) {
-  std::lock_guard<std::mutex> lock(all.mutex);
+/* With the lock. */
+Stack findOrigin(const History::Origins &origins, const void *address) {
   const auto found = origins.find(address);
   return found == origins.end() ? nullptr : found->second.stack;
 }
@@ -173,7 +174,9 @@ void HistoryScope::enter(Reason reason) noexcept {
       // It costs a wait for Python's lock, which PyTorch lets go of before it drops a tensor's memory.
       const bool python = mayBeInPython();
       const bool cpp = all.cpp.load(std::memory_order_relaxed);
-      if (python || cpp) stack = torch::CapturedTraceback::gather(python, python, cpp);
+      // TorchScript runs on threads of its own, too.
+      if (python || cpp || !torch::jit::currentCallstack().empty())
+        stack = torch::CapturedTraceback::gather(python, /*script=*/true, cpp);
     }
     state_ = new State{std::move(stack), History::current};
     History::current = state_;
@@ -223,10 +226,15 @@ std::vector<HistoryEntry> memoryHistory(c10::DeviceIndex device) {
   return all;
 }
 
-Stack stackOfBlock(const void *address) { return findOrigin(history(), history().blocks, address); }
+Stack stackOfBlock(const void *address) {
+  std::lock_guard<std::mutex> lock(history().mutex);
+  return findOrigin(history().blocks, address);
+}
 
-Stack stackOfSegment(const void *address) {
-  return findOrigin(history(), history().segments, address);
+Stack stackOfSegment(const void *address, bool in_use) {
+  std::lock_guard<std::mutex> lock(history().mutex);
+  if (!in_use && history().options.stacks == HistoryStacks::Live) return nullptr;
+  return findOrigin(history().segments, address);
 }
 
 }  // namespace torch_openreg

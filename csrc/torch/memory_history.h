@@ -48,9 +48,10 @@ struct HistoryEntry {
 };
 /* What was kept of a device, in order. */
 std::vector<HistoryEntry> memoryHistory(c10::DeviceIndex device);
-/* Of the allocation at a block's or a segment's start; null if none was gathered. */
+/* Of the allocation at a block's or a segment's start; null if none was gathered. Where stacks are
+ * kept of live blocks alone, a segment has one while something in it is in use. */
 Stack stackOfBlock(const void *address);
-Stack stackOfSegment(const void *address);
+Stack stackOfSegment(const void *address, bool in_use);
 
 /* Around a call of the core that may allocate or free: what it tells carries this thread's stack. */
 class HistoryScope {

@@ -106,6 +106,13 @@ void bindDevices(py::module_ &m) {
       .def_property_readonly("can_map", [](const orDeviceProperties &p) { return p.can_map != 0; })
       .def_property_readonly("is_integrated",
                              [](const orDeviceProperties &p) { return p.integrated != 0; })
+      // A device's properties never change.
+      .def("__eq__",
+           [](const orDeviceProperties &a, const py::object &b) {
+             return py::isinstance<orDeviceProperties>(b) &&
+                    a.index == b.cast<const orDeviceProperties &>().index;
+           })
+      .def("__hash__", [](const orDeviceProperties &p) { return p.index; })
       .def("__repr__", [](const orDeviceProperties &p) {
         return std::string("_DeviceProperties(name='") + p.name + "', factory='" + p.factory +
                "', total_memory=" + std::to_string(p.total_memory >> 20) +
@@ -204,6 +211,10 @@ void bindStreams(py::module_ &m) {
   m.def("_leave_stream", &leaveStream);
   m.def("_check_stream", [](const StreamName &name) { streamNamed(name).stream(); });
   m.def("_stream_priority", [](const StreamName &name) { return streamNamed(name).priority(); });
+  m.def("_stream_priority_range", [] {
+    const PriorityRange range = priorityRange();
+    return std::tuple(range.least, range.greatest);
+  });
   m.def("_stream_handle", [](const StreamName &name) { return streamNamed(name).stream(); });
   m.def("_stream_from_external", [](orStream_t handle, int64_t index) {
     return getStreamFromExternal(handle, checkIndex(index)).id();
@@ -313,6 +324,34 @@ std::tuple<int, uint64_t> schedule() {
   return {policy, seed};
 }
 
+void setScheduleTape(const std::string &tape) {
+  WithoutGil unlocked;
+  OPENREG_CHECK(orScheduleSetTape(tape.c_str()));
+}
+
+std::string scheduleTape() {
+  char *text = nullptr;
+  OPENREG_CHECK(orScheduleGetTape(&text));
+  std::string tape(text);
+  free(text);
+  return tape;
+}
+
+/* (kind, flags, stream, a, b) of each step. */
+py::list scheduleSteps() {
+  py::list list;
+  std::vector<orScheduleStep> steps(1024);
+  size_t first = 0, count = steps.size();
+  for (; count == steps.size(); first += count) {
+    OPENREG_CHECK(orScheduleSteps(first, steps.data(), steps.size(), &count));
+    for (size_t i = 0; i < count; ++i) {
+      const orScheduleStep &step = steps[i];
+      list.append(py::make_tuple(step.kind, step.flags, step.stream, step.a, step.b));
+    }
+  }
+  return list;
+}
+
 void bindDiagnostics(py::module_ &m) {
   const int version = orGetVersion();
   m.attr("_core_version") = c10::str(version / 10000, ".", version / 100 % 100, ".", version % 100);
@@ -324,6 +363,11 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_schedule_set", &setSchedule);
   m.def("_schedule_switch", &switchSchedule);
   m.def("_schedule_get", &schedule);
+  m.def("_schedule_set_tape", &setScheduleTape);
+  m.def("_schedule_tape", &scheduleTape);
+  m.def("_schedule_record", [](bool record) { OPENREG_CHECK(orScheduleRecord(record)); });
+  m.def("_schedule_steps", &scheduleSteps);
+  m.def("_poison", [](bool poison) { return orCachePoison(poison) != 0; });
   m.def("_set_sync_debug_mode", &setSyncDebugMode);
   m.def("_get_sync_debug_mode",
         [] { return static_cast<int>(syncDebugMode.load(std::memory_order_relaxed)); });

@@ -6,8 +6,8 @@
  * is put down in Python (_Unraised), with a warning whose filter raises it: PyTorch asks the filters where the operator
  * returns to Python. Where it does not, `hasUnraised` lets this thread's next call of the shim throw it.
  *
- * A stack that the core keeps is a Stack on the heap. It holds code objects and positions alone, and is turned into lines
- * when somebody asks: the core may let go of it on any thread, as PyTorch drops code objects the next time it has the GIL.
+ * A stack that the core keeps is a Kept on the heap, which is turned into lines when somebody asks: the core may let go of it
+ * on any thread (stacks.h).
  */
 #include <Python.h>
 
@@ -18,15 +18,20 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <array>
 #include <atomic>
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "backward.h"
 #include "gil.h"
 #include "module.h"
 #include "stacks.h"
 #include "stream.h"
+#include "stream_origins.h"
 #include "warnings.h"
 
 namespace py = pybind11;
@@ -35,17 +40,24 @@ namespace torch_openreg {
 
 namespace {
 
-using Stack = std::shared_ptr<torch::CapturedTraceback>;
+/* Of one access. */
+struct Call {
+  PythonStack stack;
+  BackwardPart backward;
+};
+using Kept = std::shared_ptr<const Call>;
+using Calls = std::array<Kept, 2>;  // of a report
 
 struct Python {
   py::object error;           // DataRaceError
   py::function text;          // of a report
   py::function putDown;       // an error of this text; gives the text of the warning that raises it
   py::function takeUnraised;  // the text of this thread's, or None
+  py::function noteBackward;  // the engine's number of a backward pass, while that is in it
 };
 Python *python = nullptr;
 
-enum class Mode : int { Error, Warn };
+enum class Mode : int { Error, Warn, Quiet };  // Quiet: reports alone
 std::atomic<Mode> mode{Mode::Error};
 std::atomic<bool> keepsStacks{true};
 thread_local bool hasUnraised = false;
@@ -55,16 +67,35 @@ struct DataRace final : torch::PyTorchError {
   PyObject *python_type() override { return python->error.ptr(); }
 };
 
-void *captureStack(void *) {
+/* Who waits for the pass is asked once, while it waits. */
+void noteBackward(int task) {
+  static std::atomic<int> latest{-1};
+  if (task == -1 || latest.exchange(task, std::memory_order_relaxed) == task) return;
+  py::gil_scoped_acquire gil;
+  try {
+    python->noteBackward(task);
+  } catch (const py::error_already_set &) {  // the report does not say who
+  }
+}
+
+void *captureCall(void *) {
   if (!keepsStacks.load(std::memory_order_relaxed) || !mayBeInPython()) return nullptr;
   try {
-    return new Stack(torch::CapturedTraceback::gather(true, false, false));
+    auto call = std::make_shared<Call>();
+    call->stack = gatherStack();
+    call->backward = currentBackward();
+    if (call->backward.node.empty()) {
+      noteForward(call->stack);
+    } else if (python != nullptr) {
+      noteBackward(call->backward.task);
+    }
+    return new Kept(std::move(call));
   } catch (...) {  // an access without a stack
     return nullptr;
   }
 }
 
-void releaseStack(void *stack, void *) { delete static_cast<Stack *>(stack); }
+void releaseCall(void *call, void *) { delete static_cast<Kept *>(call); }
 
 std::string takeUnraised() {
   if (C10_LIKELY(!hasUnraised) || !interpreterRuns()) return {};
@@ -77,15 +108,19 @@ std::string takeUnraised() {
 // ---- For Python ---------------------------------------------------------------------------------
 
 /* While it is on, this changes how it tells, and nothing else. */
-void enable(bool warns, bool stacks) {
-  mode.store(warns ? Mode::Warn : Mode::Error, std::memory_order_relaxed);
-  orSanitizerRefuse(!warns);
+void enable(int how, bool stacks, bool initcheck, bool possible) {
+  mode.store(static_cast<Mode>(how), std::memory_order_relaxed);
+  orSanitizerRefuse(static_cast<Mode>(how) == Mode::Error);
+  orSanitizerInitcheck(initcheck);
+  orSanitizerSome(possible);
+  checksFresh.store(initcheck, std::memory_order_relaxed);
+  tellsPossible.store(possible, std::memory_order_relaxed);
   keepsStacks.store(stacks, std::memory_order_relaxed);
   if (sanitizerActive()) return;
   orSanitizerOptions options{};
   options.size = sizeof(options);
-  options.capture = &captureStack;
-  options.release = &releaseStack;
+  options.capture = &captureCall;
+  options.release = &releaseCall;
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
   WithoutGil unlocked;
   watchHost(true);
@@ -95,6 +130,7 @@ void disable() {
   WithoutGil unlocked;
   watchHost(false);
   OPENREG_CHECK(orSanitizerDisable());
+  forgetForwards();
 }
 
 /* exit() may be called again by what it calls: the last status counts (glibc). */
@@ -106,35 +142,75 @@ void failExit() {
       nullptr);
 }
 
-py::object framesOf(const Stack &stack) {
-  if (!stack) return py::none();
-  std::vector<torch::CapturedTraceback *> one{stack.get()};
-  return torch::py_symbolize(one)[0];
+bool isDefault(orStream_t stream, int device) {
+  orStream_t standard = 0;
+  return device >= 0 && orStreamGetDefault(&standard, device) == orSuccess && stream == standard;
 }
 
-py::dict describe(const orRaceAccess &access, const Stack &stack) {
+/* As the core names it. */
+std::string nameOf(orStream_t stream) {
+  int device = -1;
+  if (orStreamGetDevice(stream, &device) != orSuccess) orGetLastError();
+  char name[64];
+  if (isDefault(stream, device)) {
+    std::snprintf(name, sizeof(name), "the default stream of openreg:%d", device);
+  } else {
+    std::snprintf(name, sizeof(name), "stream 0x%" PRIx64 " of openreg:%d", stream, device);
+  }
+  return name;
+}
+
+void describeStream(py::dict &entry, orStream_t stream) {
+  const StreamOrigin origin = streamOrigin(stream);
+  entry["name"] = origin.name;
+  entry["made"] = linesOf(origin.stack);
+}
+
+void describeCall(py::dict &entry, const Call &call) {
+  entry["stack"] = linesOf(call.stack);
+  entry["node"] = call.backward.node;
+  entry["forward"] = linesOf(call.backward.forward);
+  entry["task"] = call.backward.task;
+}
+
+py::dict describe(const orRaceAccess &access, const Kept &call) {
   py::dict entry;
   entry["operation"] = std::string(access.operation);
   entry["where"] = std::string(access.where);
   entry["device"] = access.device;
   entry["stream"] = static_cast<int64_t>(access.stream);
-  entry["is_default"] = false;
-  orStream_t standard = 0;
-  if (access.device >= 0 && orStreamGetDefault(&standard, access.device) == orSuccess) {
-    entry["is_default"] = access.stream == standard;
-  }
-  entry["write"] = access.write != 0;
+  entry["is_default"] = isDefault(access.stream, access.device);
+  entry["write"] = (access.write & OR_ACCESS_WRITES) != 0;
+  entry["some"] = (access.write & OR_ACCESS_SOME) != 0;
+  entry["allocates"] = (access.write & OR_ACCESS_ALLOCATES) != 0;
   entry["begin"] = reinterpret_cast<uintptr_t>(access.begin);
   entry["end"] = reinterpret_cast<uintptr_t>(access.end);
-  entry["stack"] = framesOf(stack);
+  describeStream(entry, access.stream);
+  describeCall(entry, call ? *call : Call());
   return entry;
 }
 
-Stack copyOf(const void *stack) {
-  return stack == nullptr ? nullptr : *static_cast<const Stack *>(stack);
+Kept copyOf(const void *call) {
+  return call == nullptr ? nullptr : *static_cast<const Kept *>(call);
 }
 
-py::dict describe(const orRaceReport &report, const std::array<Stack, 2> &stacks) {
+/* (moments of the earlier and of the later access, [(from, to, recorded, waited)]) */
+py::tuple orderOf(uint64_t number) {
+  orRaceOrder order{};
+  order.size = sizeof(order);
+  if (orSanitizerOrder(number, &order) != orSuccess) {
+    orGetLastError();
+    return py::make_tuple(0, 0, py::list());
+  }
+  py::list edges;
+  for (size_t i = 0; i < order.count; ++i) {
+    const orRaceEdge &edge = order.edges[i];
+    edges.append(py::make_tuple(edge.from, edge.to, edge.recorded, edge.waited));
+  }
+  return py::make_tuple(order.earlier, order.later, edges);
+}
+
+py::dict describe(const orRaceReport &report, const Calls &stacks) {
   py::dict entry;
   entry["number"] = report.number;
   entry["earlier"] = describe(report.earlier, stacks[0]);
@@ -143,13 +219,14 @@ py::dict describe(const orRaceReport &report, const std::array<Stack, 2> &stacks
   entry["end"] = reinterpret_cast<uintptr_t>(report.end);
   entry["memory"] = std::string(report.memory);
   entry["advice"] = std::string(report.advice);
+  entry["order"] = orderOf(report.number);
   return entry;
 }
 
 /* Under the GIL, as clear and disable are called, so that no stack goes while it is copied. */
-std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> copyReports() {
+std::vector<std::pair<orRaceReport, Calls>> copyReports() {
   std::vector<orRaceReport> reports(64);
-  std::vector<std::pair<orRaceReport, std::array<Stack, 2>>> all;
+  std::vector<std::pair<orRaceReport, Calls>> all;
   uint64_t first = 1;
   for (size_t count = reports.size(); count == reports.size();) {
     uint64_t total = 0;
@@ -174,7 +251,7 @@ void say(const orRaceReport *report, void *text) {
   py::gil_scoped_acquire gil;
   auto &said = *static_cast<std::string *>(text);
   try {
-    const std::array<Stack, 2> stacks{copyOf(report->earlier.stack), copyOf(report->later.stack)};
+    const Calls stacks{copyOf(report->earlier.stack), copyOf(report->later.stack)};
     said = python->text(describe(*report, stacks)).cast<std::string>();
   } catch (const std::exception &error) {
     said = error.what();
@@ -183,7 +260,8 @@ void say(const orRaceReport *report, void *text) {
 
 /* What to say about the first conflict that this thread has found since it was last asked. */
 bool foundRace(std::string &text) {
-  const bool speaks = python != nullptr && interpreterRuns();
+  const bool speaks =
+      python != nullptr && interpreterRuns() && mode.load(std::memory_order_relaxed) != Mode::Quiet;
   return orSanitizerFound(speaks ? &say : nullptr, &text) != 0 && speaks;
 }
 
@@ -218,16 +296,25 @@ void raiseRacesOfHost() {
 namespace {
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  m.def("_sanitizer_bind",
-        [](py::object error, py::function text, py::function putDown, py::function takeUnraised) {
-          if (python == nullptr) python = new Python();
-          *python = {std::move(error), std::move(text), std::move(putDown), std::move(takeUnraised)};
-        });
+  m.def("_sanitizer_bind", [](py::object error, py::function text, py::function putDown,
+                              py::function takeUnraised, py::function noteBackward) {
+    if (python == nullptr) python = new Python();
+    *python = {std::move(error), std::move(text), std::move(putDown), std::move(takeUnraised),
+               std::move(noteBackward)};
+  });
   m.def("_sanitizer_enable", &enable);
   m.def("_sanitizer_disable", &disable);
   m.def("_sanitizer_active", &sanitizerActive);
-  m.def("_sanitizer_mode",
-        [] { return std::make_pair(mode.load() == Mode::Warn, keepsStacks.load()); });
+  m.def("_sanitizer_mode", [] {
+    return std::make_tuple(static_cast<int>(mode.load()), keepsStacks.load(), checksFresh.load(),
+                           tellsPossible.load());
+  });
+  m.def("_stream_origin", [](orStream_t stream) {
+    py::dict entry;
+    entry["where"] = nameOf(stream);
+    describeStream(entry, stream);
+    return entry;
+  });
   m.def("_sanitizer_fail_exit", &failExit);
   m.def("_sanitizer_reports", &reports);
   m.def("_sanitizer_clear", [] { OPENREG_CHECK(orSanitizerClearReports()); });

@@ -10,6 +10,8 @@
 
 #include <openreg_sanitizer.h>
 
+#include <atomic>
+
 #include "check.h"
 
 namespace torch_openreg {
@@ -19,6 +21,10 @@ inline const uint32_t *const sanitizerWord = orSanitizerActive();
 inline bool sanitizerActive() {
   return C10_UNLIKELY(__atomic_load_n(sanitizerWord, __ATOMIC_RELAXED) != 0);
 }
+
+/* Whether reads of memory that nothing has written are reported, and whether conflicts are of which it is not known that
+ * they share bytes. */
+inline std::atomic<bool> checksFresh{false}, tellsPossible{true};
 
 /* Throws DataRaceError, or warns, if the core has found a conflict in a call of this thread. */
 void raiseRaces();

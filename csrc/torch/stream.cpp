@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 
+#include "stream_origins.h"
 #include "sync_debug.h"
 #include "warnings.h"
 
@@ -101,6 +102,7 @@ OpenRegStream getStreamFromPool(int priority, c10::DeviceIndex device_index) {
   const c10::DeviceIndex index = indexOrCurrent(device_index);
   orStream_t handle = 0;
   OPENREG_CHECK(orStreamGetFromPool(&handle, priority, index));
+  noteStreamMade(handle);
   return makeStream(index, static_cast<c10::StreamId>(handle));
 }
 

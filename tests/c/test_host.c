@@ -405,6 +405,6 @@ TEST(host_runs_nothing_under_a_schedule) {
 
 TEST(host_flags_that_nobody_knows_are_refused) {
   Ran r = {0};
-  ASSERT_REFUSED(launchAs(newStream(), noteKernel, &r, 10), orErrorInvalidValue,
-                 "kernel test: flags 0xa; 0x7 are known");
+  ASSERT_REFUSED(launchAs(newStream(), noteKernel, &r, 18), orErrorInvalidValue,
+                 "kernel test: flags 0x12; 0xf are known");
 }

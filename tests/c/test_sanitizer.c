@@ -384,7 +384,8 @@ TEST(sanitizer_reports_the_host_that_reads_an_unfinished_copy) {
   ASSERT_EQ(r.later.stream, 0);
   ASSERT_EQ(r.later.device, -1);
   ASSERT_STR(r.later.where, "the host");
-  ASSERT_CONTAINS(r.advice, "s.synchronize() before aten::sum, s being stream 0x");
+  ASSERT_CONTAINS(r.advice, "s.synchronize() before aten::sum, or e = s.record_event() after ");
+  ASSERT_CONTAINS(r.advice, " and e.synchronize() before aten::sum, s being stream 0x");
   ASSERT_OK(orStreamSynchronize(s1));
   ASSERT_EQ(reads(0, "aten::sum", host + 8, 4), 0);
 }

@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,15 +99,37 @@ TEST(schedule_a_seed_repeats_its_order) {
   ASSERT_GT(different, 10);
 }
 
-/* A process of its own, whose lanes have run other things before. */
+/* A process of its own, whose lanes have run other things before. Even seeds are uniform, odd ones go by priorities. */
 TEST(schedule_a_seed_means_the_same_in_every_process) {
   newStream();
   note(newStream(), 'z');
   ASSERT_OK(orDeviceSynchronize());
   noted();
-  useSeed(5);
+  useSeed(6);
   runProgram();
-  ASSERT_STR(notedInTheEnd(), "abcdegfhilmopnjkrqstvwuzxACByGDIEFJHKNQLSORTUMPY0V1WXZ273456");
+  ASSERT_STR(notedInTheEnd(), "abcglmoprdehfinjkqstuxGCDINvwyJSzABQREFHKLMTUOY0PV1WXZ234765");
+  useSeed(7);
+  runProgram();
+  ASSERT_STR(notedInTheEnd(), "abcdeghlmoprfijknqstuvwxyzABCEFGHJKLMDINOPQRTUVS1WXZ5Y023467");
+}
+
+/* One stream is left in its midst until the other is at its end. */
+static bool isLeftOnce(const char *order) {
+  const char *b = strchr(order, 'b'), *a = b ? strchr(b, 'a') : NULL;
+  return b != order && a && !strchr(a, 'b');
+}
+
+TEST(schedule_priorities_leave_a_stream_for_long) {
+  orStream_t a = newStream(), b = newStream();
+  int left[2] = {0};
+  for (uint64_t seed = 0; seed < 200; seed++) {
+    useSeed(seed);
+    for (int i = 0; i < 30; i++) note(a, 'a');
+    for (int i = 0; i < 30; i++) note(b, 'b');
+    left[seed % 2] += isLeftOnce(notedInTheEnd());
+  }
+  ASSERT_GT(left[1], 3 * left[0]);
+  ASSERT_GE(left[1], 10);
 }
 
 TEST(schedule_unordered_streams_run_in_both_orders) {
@@ -280,6 +303,229 @@ TEST(schedule_waits_order_streams) {
     }
     ASSERT_STR(notedInTheEnd(), "abababababababababababababababababababab");
   }
+}
+
+/* ---- tapes ---- */
+
+static void useTape(const char *tape) { ASSERT_OK(orScheduleSetTape(tape)); }
+
+static void assertTape(const char *expected) {
+  char *tape;
+  ASSERT_OK(orScheduleGetTape(&tape));
+  ASSERT_STR(tape, expected);
+  free(tape);
+}
+
+/* The host queues a a b b, and waits. */
+static void runTwoByTwo(void) {
+  static orStream_t a, b;
+  if (!a) a = newStream(), b = newStream();
+  note(a, 'a');
+  note(a, 'A');
+  note(b, 'b');
+  note(b, 'B');
+  ASSERT_OK(orStreamSynchronize(b));
+  ASSERT_OK(orStreamSynchronize(a));
+}
+
+TEST(schedule_a_tape_makes_each_choice) {
+  static const struct {
+    const char *tape, *taken, *order;
+  } cases[] = {{"0", "0", "aAbB"},
+               {"4:1", "4:1", "bBaA"},
+               {"4:0,1", "5:1", "abBA"},
+               {"5:1,1", "5:1,1", "abAB"},
+               {"5:1,0,1", "5:1", "abBA"},
+               {"1", "1", "aAbB"},
+               {"0,0,0,0,1,1", "4:1,1", "baAB"},
+               {"99", "0", "aAbB"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    useTape(cases[i].tape);
+    runTwoByTwo();
+    assertTape(cases[i].taken);
+    ASSERT_STR(notedInTheEnd(), cases[i].order);
+  }
+}
+
+TEST(schedule_bad_tapes_are_refused) {
+  static const char *const bad[] = {
+      "", ",", "1,", "1,,2", "a", "1:", ":1", "1:2:3", "1 2", "-1", "9999999999"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+    ASSERT_REFUSED(orScheduleSetTape(bad[i]), orErrorInvalidValue, "numbers separated by commas");
+  ASSERT_REFUSED(orScheduleSetTape(NULL), orErrorInvalidValue, "(null)");
+  ASSERT_REFUSED(orScheduleGetTape(NULL), orErrorInvalidValue, "null");
+  ASSERT_REFUSED(orScheduleSteps(0, NULL, 1, NULL), orErrorInvalidValue, "null");
+}
+
+TEST(schedule_tape_of_the_environment) {
+  setenv("OPENREG_SCHEDULE_TAPE", "5:1,1", 1);
+  setenv("OPENREG_SCHEDULE_SEED", "late", 1);
+  runTwoByTwo();
+  assertTape("5:1,1");
+  ASSERT_STR(notedInTheEnd(), "abAB");
+}
+
+TEST(schedule_a_bad_tape_of_the_environment_is_none) {
+  orSchedulePolicy policy;
+  uint64_t seed;
+  setenv("OPENREG_SCHEDULE_TAPE", "1,,2", 1);
+  newStream();
+  ASSERT_OK(orScheduleGet(&policy, &seed));
+  ASSERT_EQ(policy, orScheduleFair);
+}
+
+TEST(schedule_a_set_of_the_policy_starts_the_tape_anew) {
+  useTape("4:1");
+  for (int i = 0; i < 2; i++) {
+    runTwoByTwo();
+    ASSERT_OK(orScheduleSet(orScheduleTape, 0));
+    ASSERT_STR(noted(), "bBaA");
+  }
+}
+
+enum { MOST_CHOICES = 64, STEPS = 4096 };
+
+/* A search over all tapes that leave somebody who could go on `most` times at most. */
+typedef struct Search {
+  void (*program)(void);
+  int most, runs;
+} Search;
+
+typedef struct Tape {
+  uint32_t choices[MOST_CHOICES], options[MOST_CHOICES], free[MOST_CHOICES];
+  int count;
+} Tape;
+
+static void runTape(const Search *s, const Tape *given, int length, Tape *made) {
+  static orScheduleStep steps[STEPS];
+  char text[MOST_CHOICES * 4] = "0";
+  size_t at = 0, count;
+  for (int i = 0; i < length; i++)
+    at += (size_t)sprintf(text + at, "%s%u", i ? "," : "", given->choices[i]);
+  useTape(text);
+  s->program();
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_OK(orScheduleSteps(0, steps, STEPS, &count));
+  ASSERT_LT(count, STEPS);
+  made->count = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (steps[i].kind != orStepChooses) continue;
+    ASSERT_LT(made->count, MOST_CHOICES);
+    made->choices[made->count] = steps[i].flags;
+    made->options[made->count] = (uint32_t)steps[i].a;
+    made->free[made->count++] = (uint32_t)steps[i].b;
+  }
+}
+
+static void search(Search *s, const Tape *given, int length, int spent) {
+  Tape made;
+  s->runs++;
+  runTape(s, given, length, &made);
+  seeOrder(notedInTheEnd());
+  for (int i = 0; i < length; i++) ASSERT_EQ(made.choices[i], given->choices[i]);
+  for (int at = length; at < made.count; at++)
+    for (uint32_t option = 1; option < made.options[at]; option++) {
+      int cost = spent + (option >= made.free[at]);
+      Tape branch = made;
+      branch.choices[at] = option;
+      if (cost <= s->most) search(s, &branch, at + 1, cost);
+    }
+}
+
+static int ordersWith(int most, void (*program)(void), int *runs) {
+  int seen = 0;
+  Search s = {.program = program, .most = most};
+  memset(orders.seen, 0, sizeof orders.seen);
+  search(&s, &(Tape){.count = 0}, 0, 0);
+  for (int i = 0; i < orders.count; i++) seen += orders.seen[i] != 0;
+  *runs = s.runs;
+  return seen;
+}
+
+/* No more than the program allows, and all of it if enough is. */
+TEST_WITH_LIMIT(schedule_tapes_are_all_orders_with_so_many_preemptions, 120) {
+  char order[MOST_STEPS] = "";
+  int runs;
+  ASSERT_OK(orScheduleRecord(1));
+  listOrders("aAbB", "aA,bB", order, 0);
+  ASSERT_EQ(orders.count, 6);
+  ASSERT_EQ(ordersWith(0, runTwoByTwo, &runs), 2);
+  ASSERT_EQ(runs, 2);
+  ASSERT_EQ(ordersWith(1, runTwoByTwo, &runs), 6);
+  ASSERT_EQ(runs, 20);
+}
+
+TEST_WITH_LIMIT(schedule_tapes_come_to_every_order_of_tasks_and_the_host, 120) {
+  char order[MOST_STEPS] = "";
+  int runs;
+  ASSERT_OK(orScheduleRecord(1));
+  listOrders("aAb123", "12,23,aA,1b,2A", order, 0);
+  ASSERT_EQ(ordersWith(6, runBesideHost, &runs), orders.count);
+}
+
+TEST(schedule_a_tape_repeats_its_order) {
+  Tape made, again;
+  ASSERT_OK(orScheduleRecord(1));
+  Search s = {.program = runThreeStreams};
+  Tape given = {.choices = {0, 1, 0, 2, 1, 0, 1, 1}, .count = 8};
+  runTape(&s, &given, 8, &made);
+  char first[MOST_LETTERS + 1];
+  strcpy(first, notedInTheEnd());
+  for (int i = 0; i < 20; i++) {
+    runTape(&s, &made, made.count, &again);
+    ASSERT_STR(notedInTheEnd(), first);
+    ASSERT_EQ(again.count, made.count);
+  }
+}
+
+/* Marks, and waits that are over, are nobody's choice; a stream that waits is no option. */
+TEST(schedule_a_tape_chooses_among_tasks_alone) {
+  orStream_t a = newStream(), b = newStream();
+  useTape("0");
+  ASSERT_OK(orStreamWaitEvent(b, markOn(a)));
+  note(a, 'a');
+  ASSERT_OK(orStreamWaitEvent(b, markOn(a)));
+  note(b, 'b'); /* here the host or a */
+  markOn(b);
+  note(a, 'A');
+  ASSERT_OK(orStreamSynchronize(b)); /* a; then A or b */
+  ASSERT_OK(orStreamSynchronize(a));
+  ASSERT_STR(notedInTheEnd(), "aAb");
+}
+
+TEST(schedule_the_record_says_what_happened) {
+  static orScheduleStep steps[STEPS];
+  static const uint32_t expected[] = {orStepTouches, orStepQueued, orStepPoint, orStepChooses,
+                                      orStepRecords, orStepWaits,  orStepPoint, orStepQueued,
+                                      orStepAwaits,  orStepRuns,   orStepRuns};
+  void *memory;
+  size_t count, more;
+  ASSERT_OK(orMallocHost(&memory, 64));
+  orStream_t a = newStream(), b = newStream();
+  orEvent_t event = newEvent(0);
+  ASSERT_OK(orScheduleRecord(1));
+  useTape("0");
+  ASSERT_OK(orMemsetAsync(memory, 1, 64, a));
+  ASSERT_OK(orEventRecord(event, a));
+  ASSERT_OK(orStreamWaitEvent(b, event));
+  note(b, 'b');
+  ASSERT_OK(orStreamSynchronize(b));
+  ASSERT_OK(orScheduleSteps(0, steps, STEPS, &count));
+  size_t at = 0;
+  for (size_t i = 0; i < count; i++)
+    if (at < sizeof expected / sizeof *expected && steps[i].kind == expected[at]) at++;
+  ASSERT_EQ(steps[0].kind, orStepTouches);
+  ASSERT_EQ(steps[0].a, (uintptr_t)memory);
+  ASSERT_EQ(steps[0].b, (uintptr_t)memory + 64);
+  ASSERT_EQ(steps[0].flags, orTouchWrites | orTouchPinned);
+  ASSERT_EQ(at, sizeof expected / sizeof *expected);
+  ASSERT_OK(orScheduleSteps(count, steps, STEPS, &more));
+  ASSERT_EQ(more, 0);
+  ASSERT_OK(orScheduleRecord(0));
+  useTape("0");
+  note(b, 'b');
+  ASSERT_OK(orScheduleSteps(0, steps, STEPS, &count));
+  ASSERT_EQ(count, 0);
 }
 
 /* ---- late and early ---- */
@@ -526,7 +772,7 @@ TEST(schedule_switches_over_though_a_stream_waits) {
 
 TEST(schedule_bad_policies_are_refused) {
   uint64_t seed;
-  ASSERT_REFUSED(orScheduleSet((orSchedulePolicy)4, 0), orErrorInvalidValue, "policy 4; 0 to 3");
+  ASSERT_REFUSED(orScheduleSet((orSchedulePolicy)5, 0), orErrorInvalidValue, "policy 5; 0 to 4");
   ASSERT_REFUSED(orScheduleGet(NULL, &seed), orErrorInvalidValue, "null");
 }
 
@@ -556,9 +802,9 @@ TEST(schedule_of_the_environment) {
 }
 
 TEST(schedule_seed_of_the_environment) {
-  setenv("OPENREG_SCHEDULE_SEED", "5", 1);
+  setenv("OPENREG_SCHEDULE_SEED", "6", 1);
   runProgram();
-  ASSERT_STR(notedInTheEnd(), "abcdegfhilmopnjkrqstvwuzxACByGDIEFJHKNQLSORTUMPY0V1WXZ273456");
+  ASSERT_STR(notedInTheEnd(), "abcglmoprdehfinjkqstuxGCDINvwyJSzABQREFHKLMTUOY0PV1WXZ234765");
 }
 
 /* ---- several threads: no order is promised, but an end ---- */

@@ -45,15 +45,11 @@ DECLARED = (
     ),
     Declared(
         "test_torch.py::TestTorchDeviceType::test_tensor_storage_type",
-        "expects `torch.FloatStorage` and the like, which only the CPU and CUDA have",
+        "expects `torch.FloatStorage` and the like of every device but CUDA",
     ),
     Declared(
         "test_torch.py::TestTorchDeviceType::test_broadcast(fn_map*)",
         "`Tensor.map_` refuses all but the CPU before it asks the device",
-    ),
-    Declared(
-        "test_autograd.py::TestAutogradDeviceType::test_unused_output_device",
-        "`DataParallel` broadcasts by a function of CUDA's; the CPU skips the test",
     ),
     Declared(
         "nn/test_embedding.py::TestEmbeddingNNDeviceType::test_embedding_bag_out_of_bounds_idx "
@@ -86,7 +82,9 @@ DECLARED = (
         "expects a text that names the CPU's or CUDA's keys of sparse tensors",
     ),
     Declared(
-        "test_sparse_csr.py::TestSparseCompressed::test_print",
+        "test_sparse_csr.py::TestSparseCompressed::test_print "
+        "test_sparse.py::TestSparse::test_print_coalesced "
+        "test_sparse.py::TestSparse::test_print_uncoalesced",
         "compares with a file of the device's name, of which PyTorch has two: the CPU's and CUDA's",
     ),
     Declared(
@@ -121,7 +119,19 @@ DECLARED = (
         "nn/test_embedding.py::TestEmbeddingNNDeviceType::test_EmbeddingBag_per_sample_weights_and_offsets",
         RANDOM,
     ),
-    Declared("test_masked.py::TestMasked::test_mask_layout(sparse_coo_masked_prod)", RANDOM),
+    Declared(
+        "test_masked.py::TestMasked::test_mask_layout(sparse_coo_masked_prod) "
+        "test_sparse.py::TestSparse::test_sparse_addmm",
+        RANDOM,
+    ),
+    Declared(
+        "test_torch.py::TestTorchDeviceType::test_grad_scaling_state_dict",
+        "expects of each device but CUDA that its scale is a `torch.FloatTensor`, the CPU's type",
+    ),
+    Declared(
+        "test_torch.py::TestTorchDeviceType::test_grad_scaler_deprecated_warning",
+        "expects of `torch.cpu.amp.GradScaler` that its text has the name of any device but CUDA",
+    ),
     Declared(
         "test_custom_ops.py::TestCustomOpTesting::test_autograd_registration_check_* "
         "test_custom_ops.py::TestCustomOpTesting::test_opcheck_opinfo",
@@ -139,6 +149,8 @@ DECLARED = (
     Declared(
         "test_nestedtensor.py::TestNestedTensorSubclass::test_to_padded_tensor_compile "
         "test_nestedtensor.py::TestNestedTensorSubclass::test_specialize_dynamic_shape "
+        "test_nestedtensor.py::TestNestedTensorSubclass::test_compile_* "
+        "test_nestedtensor.py::TestNestedTensorSubclass::test_dummy_mha_with_nt "
         "test_linalg.py::TestLinalg::test_compile_int4_mm",
         COMPILE,
         TO_MEND,

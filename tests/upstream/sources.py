@@ -94,22 +94,21 @@ def catalogue(tree, files, pool, place):
 
 
 def sample(tests, count, seed):
-    """Spread evenly over the files, and in a file over its functions, of which one may have a
-    thousand times another's tests. A greater sample of the same seed contains the smaller."""
-    shuffled = {}
+    """Each function once before any twice, as one may have a thousand times another's tests, and
+    spread evenly over the files. A greater sample of the same seed contains the smaller."""
+    order = []
     for file in sorted(tests):
         names = sorted(tests[file])
         random.Random(f"{seed} {file}").shuffle(names)
-        turn = {}  # of each test among those of its function
         seen = collections.Counter()
+        turns = {}  # of each test among those of its function
         for name in names:
-            turn[name] = seen[tests[file][name]]
+            turns[name] = seen[tests[file][name]]
             seen[tests[file][name]] += 1
-        shuffled[file] = sorted(names, key=turn.get)
+        ordered = enumerate(sorted(names, key=turns.get))
+        order += [(turns[name], place, file, name) for place, name in ordered]
     chosen = {file: {} for file in tests}
-    turns = max(map(len, shuffled.values()), default=0)
-    order = [(f, names[i]) for i in range(turns) for f, names in shuffled.items() if i < len(names)]
-    for file, name in order[:count]:
+    for _, _, file, name in sorted(order)[:count]:
         chosen[file][name] = tests[file][name]
     return {file: names for file, names in chosen.items() if names}
 

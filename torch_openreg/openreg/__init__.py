@@ -13,7 +13,12 @@ the current device. An index out of range raises RuntimeError, a device of anoth
 and anything else TypeError.
 """
 
-from . import _dlpack, amp, memory, random, sanitizer, streams, testing
+from torch import AcceleratorError as AcceleratorError
+from torch import OutOfMemoryError as OutOfMemoryError
+
+from . import _comm, _dlpack, _typed, amp, memory, random, sanitizer, sparse, streams, testing
+from . import _utils as _utils
+from . import comm as comm
 from ._graphs import graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
 from ._lazy import (
     _is_in_bad_fork as _is_in_bad_fork,
@@ -29,7 +34,13 @@ from ._lazy import (
     is_initialized,
 )
 from ._refusals import install as _install_refusals
+from ._utils import _get_device_index as _get_device_index
 from .amp import get_amp_supported_dtype
+from .device import _DeviceGuard as _DeviceGuard
+from .device import _exchange_device as _exchange_device
+from .device import _get_device as _get_device
+from .device import _is_compiled as _is_compiled
+from .device import _maybe_exchange_device as _maybe_exchange_device
 from .device import _sleep as _sleep
 from .device import (
     can_device_access_peer,
@@ -48,6 +59,8 @@ from .device import (
     get_gencode_flags,
     get_sync_debug_mode,
     hang_report,
+    has_half,
+    ipc_collect,
     is_available,
     is_bf16_supported,
     is_tf32_supported,
@@ -60,6 +73,9 @@ from .device import (
     utilization,
 )
 from .memory import *  # noqa: F403 (its own list says what)
+from .random import _get_generator as _get_generator
+from .random import _get_rng_state_offset as _get_rng_state_offset
+from .random import _set_rng_state_offset as _set_rng_state_offset
 from .random import (
     default_generators,
     get_rng_state,
@@ -83,9 +99,24 @@ from .streams import (
     set_stream,
     stream,
 )
+from .streams import _set_stream_by_id as _set_stream_by_id
 
-SUBMODULES = ("amp", "memory", "random", "sanitizer", "streams", "testing")
+SUBMODULES = (
+    "_utils",
+    "amp",
+    "comm",
+    "memory",
+    "random",
+    "sanitizer",
+    "sparse",
+    "streams",
+    "testing",
+)
 
+_comm.install()
+_typed.install()
+_TYPED = _typed.tensor_classes("torch.openreg") | _typed.storage_classes()
+globals().update(_TYPED)
 _install_refusals()
 _dlpack.install()
 
@@ -99,6 +130,7 @@ def __getattr__(name):
 
 __all__ = [
     *memory.__all__,
+    *_TYPED,
     "Event",
     "ExternalStream",
     "Stream",
@@ -129,8 +161,10 @@ __all__ = [
     "graph",
     "graph_pool_handle",
     "hang_report",
+    "has_half",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_available",
     "is_bf16_supported",
     "is_current_stream_capturing",
@@ -146,6 +180,7 @@ __all__ = [
     "sanitizer",
     "seed",
     "seed_all",
+    "sparse",
     "set_device",
     "set_rng_state",
     "set_rng_state_all",

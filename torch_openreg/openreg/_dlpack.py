@@ -12,6 +12,7 @@ import torch
 from torch.overrides import has_torch_function_unary
 from torch.utils.dlpack import DLDeviceType
 
+from ._utils import is_ours
 from .streams import ExternalStream, current_stream
 
 
@@ -27,19 +28,20 @@ def install():
 
     @functools.wraps(device_of)
     def __dlpack_device__(self):
-        if has_torch_function_unary(self) or self.device.type != "openreg":
+        if has_torch_function_unary(self) or not is_ours(self.device):
             return device_of(self)
         return (DLDeviceType.kDLExtDev, self.device.index)
 
     @functools.wraps(export)
     def __dlpack__(self, *, stream=-1, **options):
-        if self.device.type == "openreg" and self.is_neg():
+        if is_ours(self.device) and self.is_neg():
             # PyTorch exports the memory as it is, and the sign is lost.
             raise BufferError(
                 "Can't export tensors with the negative bit set, use tensor.resolve_neg()"
             )
         capsule = export(self, stream=stream, **options)
-        if stream not in (None, -1) and self.device.type == "openreg":
+        # PyTorch itself waits where the device is called cuda.
+        if stream not in (None, -1) and is_ours(self.device) and self.device.type != "cuda":
             _wait_for_producer(stream, self.device.index)
         return capsule
 

@@ -4,9 +4,8 @@ PyTorch has a door of its own for most of it, and some things need a look from t
 device on. A multiprocessing queue pickles in a thread of its own, where the error is printed and
 the receiver waits for ever: Queue.put looks at what it is given. A DataLoader's worker that fails
 there is gone without a word to its loader: it sends the error instead. torch.compile's default
-backend fails with a KeyError deep inside: it looks at the graph first. DataParallel takes this
-device, and then calls functions that take CUDA's alone. And byteswap swaps where the bytes are,
-which the host must not touch.
+backend fails with a KeyError deep inside: it looks at the graph first. And byteswap swaps where the
+bytes are, which the host must not touch.
 """
 
 import copyreg
@@ -17,6 +16,8 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
+from ._utils import is_ours
+
 _SHARING = (
     "openreg tensors cannot be shared between processes: send a CPU copy (tensor.cpu()) instead"
 )
@@ -26,7 +27,7 @@ def _is_ours(obj):
     if isinstance(obj, torch.storage.TypedStorage):
         obj = obj._untyped_storage  # asking a typed one warns
     device = getattr(obj, "device", None)
-    return isinstance(device, torch.device) and device.type == "openreg"
+    return isinstance(device, torch.device) and is_ours(device)
 
 
 def _refuse_ours(reduce):
@@ -72,7 +73,6 @@ def on_first_use():
     _check_queues()
     _check_byteswap()
     _check_inductor()
-    _check_data_parallel()
 
 
 def _check_queues():
@@ -133,22 +133,3 @@ def _compile_refusal():
         "torch.compile is not implemented for openreg devices: use backend='eager' or run eagerly",
         first_useful_frame=None,
     )
-
-
-def _check_data_parallel():
-    comm = torch.nn.parallel.comm
-    for name in ("broadcast", "broadcast_coalesced", "scatter", "gather"):
-        setattr(comm, name, _data_parallel_refusal(getattr(comm, name)))
-
-
-def _data_parallel_refusal(function):
-    @functools.wraps(function)
-    def refuse(*args, **kwargs):
-        if torch.cuda.is_available() and not _holds_ours((args, kwargs)):
-            return function(*args, **kwargs)
-        raise NotImplementedError(
-            f"torch.nn.DataParallel (torch.nn.parallel.comm.{function.__name__}) is not "
-            "implemented for openreg devices: run the module on one, or its parts on several"
-        )
-
-    return refuse

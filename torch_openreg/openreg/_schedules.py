@@ -1,31 +1,57 @@
-"""Orders of execution, chosen by a seed: schedule() runs a block under one, explore() a function
-under many."""
+"""Orders of execution, chosen by a seed or a tape: schedule() runs a block under one, explore() a
+function under many."""
 
 import contextlib
 import gc
+import os
+import re
 import sys
 import threading
+import time
 from collections.abc import Iterable
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from .. import _C
+from . import sanitizer
 from ._lazy import is_initialized
+from ._tapes import Search
 
-SEEDED, LATE, EARLY = 1, 2, 3  # the core's orSchedulePolicy
+SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+_A_TAPE = re.compile(r"tape:(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)", re.ASCII)
 
 
 def _policy(seed):
     """What the core calls it: (policy, seed)."""
     if isinstance(seed, str) and seed in ("late", "early"):
         return (LATE if seed == "late" else EARLY), 0
+    tape = _A_TAPE.fullmatch(seed) if isinstance(seed, str) else None
+    if tape:
+        return TAPE, tape[1]
     number = -1 if isinstance(seed, bool) else getattr(seed, "__index__", lambda: -1)()
     if 0 <= number < 2**64:
         return SEEDED, number
     raise ValueError(
         f"a schedule is a whole number from 0 to 2**64 - 1, 'late' or 'early', not {seed!r}"
+        " (or 'tape:' and the choices that explore() prints)"
     )
+
+
+def _now():
+    """The schedule that there is, as _policy() gives it."""
+    policy, seed = _C._schedule_get()
+    return policy, os.environ.get("OPENREG_SCHEDULE_TAPE", "0") if policy == TAPE else seed
+
+
+def _change(policy, seed, at_once=False):
+    if policy == TAPE and not at_once:
+        _C._schedule_set_tape(seed)
+    else:
+        (_C._schedule_switch if at_once else _C._schedule_set)(
+            policy, 0 if policy == TAPE else seed
+        )
 
 
 def _synchronize():
@@ -57,26 +83,31 @@ class schedule(contextlib.ContextDecorator):
 
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
-            it or asks for it, and not before; ``"early"``: everything runs as soon as it can.
+            it or asks for it, and not before; ``"early"``: everything runs as soon as it can;
+            ``"tape:1,12:2"``: the choices of a search with ``explore(preemptions=)``, with fresh
+            and freed memory poisoned as there.
             Anything else raises ValueError.
     """
 
     def __init__(self, seed):
         self._policy = _policy(seed)
-        self._mine = []
+        self._mine, self._poison = [], []
 
     def __enter__(self):
         mine = [self._policy]
         with _entered_lock:
             if not _entered:
-                _entered.append([_C._schedule_get()])
+                _entered.append([_now()])
             _entered.append(mine)
             self._mine.append(mine)
+        poisons = _C._poison(True)
+        _C._poison(poisons or self._policy[0] == TAPE)
+        self._poison.append(poisons)
         try:
             if is_initialized():
                 torch.openreg.empty_cache()
                 torch.accelerator.empty_host_cache()
-            _C._schedule_set(*self._policy)
+            _change(*self._policy)
         except BaseException as error:
             self.__exit__(error)
             raise
@@ -90,10 +121,11 @@ class schedule(contextlib.ContextDecorator):
             (outer,) = _entered[-1]
             if len(_entered) == 1:
                 _entered.clear()
+        _C._poison(self._poison.pop())
         if not was_last or _C._in_forked_child():  # where no device works
             return False
         # On the way out of an error nobody may be left who would open a gate.
-        (_C._schedule_set if error is None else _C._schedule_switch)(*outer)
+        _change(*outer, at_once=error is not None)
         return False
 
 
@@ -105,12 +137,17 @@ class Result:
 
     Attributes:
         seeds: these schedules, in the order in which they ran.
+        same: how many more, of a search with `preemptions`, are the same run as one of these.
         value: what was returned, tensors on the CPU; None if `error` is set.
         error: the exception that was raised, or None.
+        races: the sanitizer's reports of the first run that gave another result than the first
+            did; of all others, and where the sanitizer was on before, none.
     """
 
     def __init__(self, value=None, error=None):
         self.seeds = []
+        self.same = 0
+        self.races = []
         self.value = value
         self.error = error
 
@@ -133,9 +170,12 @@ class Result:
 
 
 def _identity(error):
-    """Races have a number, addresses and stacks in their text, which no two runs share."""
+    """Races have a number, addresses and stacks in their text, which no two runs share; what is
+    printed of other objects may have addresses too."""
     report = getattr(error, "report", None)
-    return type(error), str(error) if report is None else report._identity
+    if report is not None:
+        return type(error), report._identity
+    return type(error), _ADDRESS.sub("0x", str(error))
 
 
 def _same(a, b):
@@ -164,18 +204,37 @@ class Exploration:
 
     Attributes:
         results: the distinct results, each with its `seeds`; the first is that of ``"early"``.
+        preemptions: how many at most, of a search; None if it was by seeds.
+        complete: whether a search has seen all schedules with at most so many.
+        left: how many schedules of a search are known to be there and were not looked at.
     """
 
-    def __init__(self):
+    def __init__(self, preemptions=None):
         self.results = []
+        self.preemptions = preemptions
+        self.complete = False
+        self.left = 0
 
     def _add(self, seed, result):
+        """Returns the Result among `results` that the run belongs to."""
         for known in self.results:
             if known == result:
                 known.seeds.append(seed)
-                return
+                return known
         result.seeds.append(seed)
         self.results.append(result)
+        return result
+
+    @property
+    def runs(self):
+        """How often the function was called."""
+        return sum(len(result.seeds) for result in self.results)
+
+    @property
+    def same(self):
+        """How many schedules were not run, as all tasks that touch the same memory come in the same
+        order as in a run that was made."""
+        return sum(result.same for result in self.results)
 
     @property
     def different(self):
@@ -188,14 +247,33 @@ class Exploration:
         """Whether every schedule gave the same result, and none an exception."""
         return not self.different
 
-    def __str__(self):
-        count = sum(len(result.seeds) for result in self.results)
+    def _headline(self):
         results = f"{len(self.results)} results" if len(self.results) > 1 else "one result"
-        lines = [f"{count} schedules, {results}"]
+        if self.preemptions is None:
+            return [f"{self.runs} schedules, {results}"]
+        bound = f"at most {self.preemptions} preemption{'s' * (self.preemptions != 1)}"
+        looked = self.runs - 1 + self.same  # "early" is none of these
+        if not self.complete:
+            text = f"{looked} of at least {looked + self.left} schedules with {bound}, {results}"
+        elif self.ok:
+            text = f"all {looked} schedules with {bound} agree"
+        else:
+            text = f"all {looked} schedules with {bound}, {results}"
+        return [
+            text,
+            f"  {self.runs - 1} were run, {self.same} are known to be the same as one of them",
+        ]
+
+    def __str__(self):
+        lines = self._headline()
         lines += [f"  {_named(result.seeds)}: {result!r}" for result in self.results]
         if not self.ok:
-            seed = self.different[-1] if len(self.results) == 1 else self.results[1].seeds[0]
+            wrong = self.results[min(1, len(self.results) - 1)]
+            seed = self.different[-1] if len(self.results) == 1 else wrong.seeds[0]
+            lines += map(str, wrong.races[:1])
             lines.append(f"to replay: torch.openreg.testing.explore(fn, schedules=[{seed!r}])")
+            if isinstance(seed, str) and seed.startswith("tape:"):
+                lines.append(f"or the program with OPENREG_SCHEDULE_TAPE={seed[5:]}")
         return "\n".join(lines)
 
 
@@ -205,20 +283,31 @@ def _named(seeds, most=12):
 
 
 class _Bar:
-    """A progress bar of one line; nothing where there is no terminal."""
+    """A progress line on stderr; nothing where there is no terminal."""
 
     WIDTH = 30
 
-    def __init__(self, total, shown):
+    def __init__(self, shown, total=None):
         self.total, self.done = total, 0
         self.shown = sys.stderr.isatty() if shown is None else shown
+        self.last = 0.0
+
+    def _show(self, text):
+        print(f"\rexplore {text}", end="", file=sys.stderr, flush=True)
 
     def step(self, results):
         self.done += 1
         if self.shown:
             filled = "#" * (self.WIDTH * self.done // self.total)
-            text = f"\rexplore [{filled:<{self.WIDTH}}] {self.done}/{self.total}, "
-            print(f"{text}results: {results}", end="", file=sys.stderr, flush=True)
+            self._show(f"[{filled:<{self.WIDTH}}] {self.done}/{self.total}, results: {results}")
+
+    def search(self, found, search):
+        """Of how many is not known, so it says how many it has still to look at."""
+        now = time.monotonic()
+        if self.shown and (now > self.last + 0.1 or not search.left):
+            self.last = now
+            counts = f"{search.runs} runs, {search.same} the same, {search.left} or more to go"
+            self._show(f"{counts}, results: {len(found.results)}")
 
     def close(self):
         if self.shown:
@@ -248,16 +337,67 @@ def _set_random_state(state):
     torch.openreg.set_rng_state_all(state[1])
 
 
-def _run(fn, seed):
-    gc.collect()
-    with schedule(seed):
-        try:
-            value = fn()
-            _synchronize()
-            return Result(tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), value))
-        except Exception as error:
-            # Its frames hold tensors, which would live into the next run.
-            return Result(error=error.with_traceback(None))
+@contextlib.contextmanager
+def _watched():
+    """The sanitizer, which reports alone; True unless somebody has it on already."""
+    if sanitizer.is_enabled():
+        yield False
+        return
+    _C._sanitizer_enable(2, True, False, True)
+    try:
+        yield True
+    finally:
+        _C._sanitizer_disable()
+        _C._sanitizer_clear()
+
+
+@contextlib.contextmanager
+def _poisoned():
+    """What is read before it is written, or after it was freed, is NaN, and no earlier run's."""
+    before = _C._poison(True)
+    try:
+        yield
+    finally:
+        _C._poison(before)
+
+
+class _Runs:
+    """Calls a function under one schedule after the other."""
+
+    def __init__(self, fn, found, watched):
+        self._fn, self._found, self._watched = fn, found, watched
+        self._state = _random_state()
+        self.steps = []  # of the last run, if it was recorded
+        self.failed = False
+
+    def __call__(self, seed):
+        """Returns the Result that the run belongs to."""
+        _set_random_state(self._state)
+        if self._watched:
+            _C._sanitizer_clear()
+        result = self._under(seed)
+        known = self._found._add(seed, result)
+        if known is result and self._watched and len(self._found.results) == 2:
+            result.races = sanitizer.reports()
+        return known
+
+    def _under(self, seed):
+        gc.collect()
+        with schedule(seed):
+            try:
+                value = self._fn()
+                _synchronize()
+                self.steps, self.failed = _C._schedule_steps(), False
+                return Result(
+                    tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), value)
+                )
+            except Exception as error:
+                self.steps, self.failed = _C._schedule_steps(), True
+                # Its frames hold tensors, which would live into the next run.
+                return Result(error=error.with_traceback(None))
+
+    def restore(self):
+        _set_random_state(self._state)
 
 
 def _seeds(schedules):
@@ -275,42 +415,89 @@ def _seeds(schedules):
     return ["early", *(seed for seed in seeds if seed != "early")]
 
 
-def explore(fn, schedules=100, *, progress=None):
+def _search(runs, found, limit, bar):
+    search = Search(found.preemptions, limit)
+    runs("early")
+    _C._schedule_record(True)
+    try:
+
+        def run(tape):
+            result = runs(f"tape:{tape}")
+            return result, runs.steps, runs.failed
+
+        for result, is_new in search.go(run):
+            result.same += not is_new
+            found.left = search.left
+            bar.search(found, search)
+    finally:
+        _C._schedule_record(False)
+    found.complete = not search.left
+
+
+def _bound(name, value, least):
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
     """Calls a function under many schedules and compares the results.
 
     ::
 
         found = torch.openreg.testing.explore(lambda: train(steps=2))
         assert found.ok, found
+        found = torch.openreg.testing.explore(lambda: train(steps=2), preemptions=1)
+        assert found.ok and found.complete, found
 
     The first run is under ``"early"``, the order of a device that runs everything at once. Every
     run begins with PyTorch's random state as it is now, and ends with a synchronisation of all
     devices, so that a kernel's error belongs to its own run. Results may be nested containers.
     Tensors are compared by value, where NaN equals NaN; exceptions by type and text; DataRaceErrors
-    by operators, streams and kind of memory.
+    by operators, streams and kind of memory. The sanitizer watches, and its reports are printed
+    with a result that differs; where it is on already, it does as it was told.
 
     Args:
         fn: called without arguments. It has to do the same each time; what is no function raises
             TypeError. An exception that it raises is a result.
-        schedules: how many seeds, from 0 on; or the seeds themselves, which may include ``"late"``.
-            What is neither raises TypeError; no seed, or a bad one, raises ValueError.
-        progress: whether to draw a progress bar on stderr; None draws one if that is a terminal.
+        schedules: how many seeds, from 0 on; or the seeds themselves, which may include ``"late"``
+            and tapes. What is neither raises TypeError; no seed, or a bad one, raises ValueError.
+        preemptions: in place of seeds, all schedules in which the host and the streams, together,
+            are left at most so often although they could go on (to go back to who was left counts
+            nothing); those with fewer come first. Fresh and freed memory is poisoned. Schedules
+            that are known to give the same result as one that was run are not run. Together with
+            `schedules`, or negative, it raises ValueError; no whole number raises TypeError.
+        limit: how many schedules of such a search are run at most; below 1 raises ValueError.
+        progress: whether to draw a progress line on stderr; None draws one if that is a terminal.
 
     Returns:
         Exploration: print it to see the results and how to repeat them.
     """
     if not callable(fn):
         raise TypeError(f"explore calls a function; {fn!r} cannot be called")
-    seeds = _seeds(schedules)
+    if preemptions is None:
+        seeds = _seeds(schedules)
+        bar = _Bar(progress, len(seeds))
+    else:
+        if schedules != 100:
+            raise ValueError(f"schedules ({schedules!r}) and preemptions are two ways; take one")
+        _bound("preemptions", preemptions, 0)
+        _bound("limit", limit, 1)
+        bar = _Bar(progress)
     _synchronize()
-    found, state, bar = Exploration(), _random_state(), _Bar(len(seeds), progress)
-    try:
-        with _quick_collections():
-            for seed in seeds:
-                _set_random_state(state)
-                found._add(seed, _run(fn, seed))
-                bar.step(len(found.results))
-    finally:
-        bar.close()
-        _set_random_state(state)
+    found = Exploration(preemptions)
+    poison = contextlib.nullcontext() if preemptions is None else _poisoned()
+    with _quick_collections(), poison, _watched() as watched:
+        runs = _Runs(fn, found, watched)
+        try:
+            if preemptions is not None:
+                _search(runs, found, limit, bar)
+            else:
+                for seed in seeds:
+                    runs(seed)
+                    bar.step(len(found.results))
+        finally:
+            bar.close()
+            runs.restore()
     return found

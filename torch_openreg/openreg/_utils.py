@@ -5,8 +5,25 @@ import torch
 from .. import _C
 
 
+def type_name():
+    """What the process calls our devices."""
+    return torch._C._get_privateuse1_backend_name()
+
+
+def is_ours(device):
+    """Whether a torch.device is one of ours."""
+    return device.type == type_name()
+
+
+class DeviceContext:
+    """The base of ``torch.openreg.device``, which is taken as the device that it selects."""
+
+    idx = -1
+
+
 def device_index(device=None):
-    """The index that `device` names: None or ``"openreg"`` is the current device.
+    """The index that `device` names: None or ``"openreg"`` is the current device, and so is a
+    context that changes nothing.
 
     An index that is negative or out of range raises RuntimeError with the index and the range; a
     device of another type raises ValueError.
@@ -16,12 +33,45 @@ def device_index(device=None):
     if isinstance(device, str):
         device = torch.device(device)
     if isinstance(device, torch.device):
-        if device.type != "openreg":
+        if not is_ours(device):
             raise ValueError(f"expected an openreg device, got '{device}'")
         return _C._get_device() if device.index is None else _C._check_index(device.index)
+    if isinstance(device, DeviceContext):
+        return device.idx if device.idx >= 0 else _C._get_device()
     if isinstance(device, bool) or not hasattr(device, "__index__"):
         raise TypeError(
             f"expected an openreg device, its index or None, got {device!r} "
             f"of type {type(device).__name__}"
         )
     return _C._check_index(device.__index__())
+
+
+def _get_device_index(device, optional=False, allow_cpu=False):
+    """The index that `device` names, in the way of ``torch.cuda._utils``: a number is returned as
+    it is.
+
+    Args:
+        device: a device, its name or index, ``torch.openreg.device(...)``, or None.
+        optional: whether None and a device without an index are the current device; otherwise they
+            raise ValueError, as a device of another type does.
+        allow_cpu: whether the CPU is taken too, whose index is -1.
+    """
+    if isinstance(device, int):
+        return device
+    if isinstance(device, DeviceContext):
+        return device.idx
+    if isinstance(device, str):
+        device = torch.device(device)
+    index = None
+    if isinstance(device, torch.device):
+        index = -1 if device.type == "cpu" else device.index
+        if not is_ours(device) and not (allow_cpu and device.type == "cpu"):
+            allowed = "openreg or cpu" if allow_cpu else "openreg"
+            raise ValueError(f"Expected an {allowed} device, but got: {device}")
+    if index is not None:
+        return index
+    if not optional:
+        raise ValueError(
+            f"Expected a torch.device with a specified index or an integer, but got: {device!r}"
+        )
+    return _C._get_device()

@@ -4,6 +4,8 @@ import functools
 
 import torch
 
+from ._utils import type_name
+
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "get_amp_supported_dtype"]
 
 
@@ -23,7 +25,7 @@ class autocast(torch.autocast):
     """
 
     def __init__(self, enabled=True, dtype=None, cache_enabled=None):
-        super().__init__("openreg", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+        super().__init__(type_name(), dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -31,7 +33,7 @@ class GradScaler(torch.amp.GradScaler):
     that follow the device."""
 
     def __init__(self, *args, **kwargs):
-        super().__init__("openreg", *args, **kwargs)
+        super().__init__(type_name(), *args, **kwargs)
 
 
 custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="openreg")

@@ -3,8 +3,8 @@
 import torch
 
 from .. import _C
-from ._lazy import _lazy_init
-from ._utils import device_index
+from ._lazy import _lazy_init, init
+from ._utils import DeviceContext, device_index, is_ours
 
 
 def device_count():
@@ -17,35 +17,71 @@ def is_available():
     return _C._device_count() > 0
 
 
+def _get_device(device):
+    """The torch.device that `device`, a name or an index, stands for."""
+    if isinstance(device, str):
+        return torch.device(device)
+    return torch.device("openreg", device) if isinstance(device, int) else device
+
+
 def current_device():
     """The index of the calling thread's current device."""
     return _C._get_device()
 
 
+def _names_none(device):
+    """Whether torch.cuda takes it for no device at all: None is the caller's to judge."""
+    index = device.idx if isinstance(device, DeviceContext) else device
+    return isinstance(index, int) and index < 0
+
+
 def set_device(device):
-    """Makes `device` current for the calling thread. A negative index does nothing."""
-    if isinstance(device, int) and device < 0:
-        return
-    _C._set_device(device_index(device))
+    """Makes `device` current for the calling thread, and ready: it is initialized afterwards. A
+    negative index does nothing."""
+    if not _names_none(device):
+        _exchange_device(device_index(device))
 
 
-class device:
-    """A context in which `device` is current. The device that was current before it is current
-    again after it, also when an exception leaves it. None and a negative index change nothing."""
+def _exchange_device(device):
+    """Makes the device of the index `device` current, and ready; returns which one was current. A
+    negative index changes nothing, and -1 is returned. PyTorch's own code calls it."""
+    if device < 0:
+        return -1
+    before = _C._exchange_device(device)
+    if not _C._is_active(device):
+        init()
+    return before
 
-    def __init__(self, device):
-        no_op = device is None or (isinstance(device, int) and device < 0)
-        self.idx = -1 if no_op else device_index(device)
+
+def _maybe_exchange_device(device):
+    """_exchange_device that does not make the device ready."""
+    return _C._exchange_device(device) if device >= 0 else -1
+
+
+class _DeviceGuard(DeviceContext):
+    """``torch.openreg.device`` of an `index` that needs no look."""
+
+    def __init__(self, index):
+        self.idx = index
         self.prev_idx = -1
 
     def __enter__(self):
-        if self.idx >= 0:
-            self.prev_idx = _C._exchange_device(self.idx)
+        self.prev_idx = _exchange_device(self.idx)
 
     def __exit__(self, *exc_info):
-        if self.idx >= 0:
-            _C._set_device(self.prev_idx)
+        if self.prev_idx >= 0:
+            _C._exchange_device(self.prev_idx)
         return False
+
+
+class device(_DeviceGuard):
+    """A context in which `device` is current, and ready. The device that was current before it is
+    current again after it, also when an exception leaves it. None and a negative index change
+    nothing. Where a device is expected, it is taken for the one that it selects."""
+
+    def __init__(self, device):
+        self.idx = -1 if device is None or _names_none(device) else device_index(device)
+        self.prev_idx = -1
 
 
 class device_of(device):
@@ -53,7 +89,7 @@ class device_of(device):
     an openreg device changes nothing."""
 
     def __init__(self, obj):
-        super().__init__(obj.device if obj.device.type == "openreg" else None)
+        super().__init__(obj.device if is_ours(obj.device) else None)
 
 
 def synchronize(device=None):
@@ -79,7 +115,7 @@ def reset(device=None):
 
 def get_device_properties(device=None):
     """The properties of `device`, as attributes: name, total_memory, factory, lanes, host_cores and
-    more."""
+    more. They never change: two calls for one device return what is equal."""
     return _C._get_device_properties(device_index(device))
 
 
@@ -107,6 +143,18 @@ def is_bf16_supported(including_emulation=True):
 def is_tf32_supported():
     """Whether the device computes in TF32: False, float32 is computed as float32."""
     return False
+
+
+has_half = True
+
+
+def _is_compiled():
+    """Whether PyTorch was built for the device: True, the package's kernels are PyTorch's."""
+    return True
+
+
+def ipc_collect():
+    """Does nothing: no device memory is shared between processes, so none is left to give back."""
 
 
 def get_arch_list():

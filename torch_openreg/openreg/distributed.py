@@ -2,6 +2,7 @@
 
 import functools
 
+import torch
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
@@ -14,7 +15,8 @@ def register():
     c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=[_NAME])
     _C.ProcessGroupOpenReg.options = property(_options_of)
     _C.ProcessGroupOpenReg.supports_splitting = property(_supports_splitting)
-    _serve_cpu_too()
+    _serve_both()
+    _default_to_the_device()
 
 
 def _create(options, gloo_options):
@@ -70,15 +72,42 @@ def _number_ranks_of_cpu():
             gloo.options.global_ranks_in_group = list(range(group.size()))
 
 
-def _serve_cpu_too():
-    """No backend named, or ours without a device, means Gloo for CPU tensors beside it."""
+def _serve_both():
+    """No backend named, or ours without a device, means Gloo for CPU tensors beside it, and "gloo"
+    means ours for the device's beside Gloo. Each has connections of its own: calls for the one wait
+    for nothing of the other's, and so have no order with these that is the same on every rank."""
     init = c10d.BackendConfig.__init__
 
     @functools.wraps(init)
-    def init_with_cpu(self, backend):
+    def init_with_both(self, backend):
         init(self, backend)
         named = str(backend).lower()
-        if named in (c10d.Backend.UNDEFINED, _NAME) and _NAME in self.device_backend_map:
+        device = torch._C._get_privateuse1_backend_name()
+        if named == c10d.Backend.GLOO and torch._C._get_accelerator().type == device:
+            self.device_backend_map = {"cpu": c10d.Backend.GLOO, device: _NAME}
+        elif named in (c10d.Backend.UNDEFINED, _NAME) and _NAME in self.device_backend_map.values():
             self.device_backend_map["cpu"] = c10d.Backend.GLOO
 
-    c10d.BackendConfig.__init__ = init_with_cpu
+    c10d.BackendConfig.__init__ = init_with_both
+
+
+def _default_to_the_device():
+    """Of a group that has our name, as "nccl" has cuda: PyTorch takes the CPU for each that has it.
+    Programs send on the one what others receive on the other, if they take it for the device's."""
+
+    def replace(name, device):
+        function = getattr(c10d, name)
+
+        @functools.wraps(function)
+        def default(group=None):
+            found = group or c10d._get_default_group()
+            if isinstance(found, c10d.ProcessGroup):
+                backend, _ = c10d._world.pg_map.get(found, ("", None))
+                if backend == _NAME:
+                    return device()
+            return function(group)
+
+        setattr(c10d, name, default)
+
+    replace("_get_pg_default_device", lambda: torch.device(_NAME))
+    replace("_get_object_coll_device", lambda: _NAME)

@@ -7,30 +7,49 @@ What ``torch.cuda.memory`` has, under the same names. A dump is read by PyTorch'
 import collections
 import contextlib
 import os
-import pickle
-import sys
+import warnings
 
 import torch
+from typing_extensions import deprecated
 
 from .. import _C
 from ._lazy import _lazy_init, is_initialized
+from ._memory_history import (
+    _NO_POOLS,
+    attach_out_of_memory_observer,
+    memory_snapshot,
+)
+from ._memory_history import _allocation_traceback as _allocation_traceback
+from ._memory_history import _dump_snapshot as _dump_snapshot
+from ._memory_history import _get_memory_metadata as _get_memory_metadata
+from ._memory_history import _record_memory_history as _record_memory_history
+from ._memory_history import _record_memory_history_impl as _record_memory_history_impl
+from ._memory_history import _record_memory_history_legacy as _record_memory_history_legacy
+from ._memory_history import _save_memory_usage as _save_memory_usage
+from ._memory_history import _save_segment_usage as _save_segment_usage
+from ._memory_history import _set_memory_metadata as _set_memory_metadata
+from ._memory_history import _snapshot as _snapshot
 from ._utils import device_index
 
 __all__ = [
     "MemPool",
+    "attach_out_of_memory_observer",
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "change_current_allocator",
     "device_memory_used",
     "empty_cache",
+    "get_allocator_backend",
     "get_per_process_memory_fraction",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
     "list_gpu_processes",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
@@ -116,14 +135,44 @@ def reset_accumulated_memory_stats(device=None):
     torch.accelerator.reset_accumulated_memory_stats(device_index(device))
 
 
-def reset_max_memory_allocated(device=None):
-    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew."""
+@deprecated(
+    "`torch.openreg.memory_cached` has been renamed to `torch.openreg.memory_reserved`",
+    category=FutureWarning,
+)
+def memory_cached(device=None):
+    """An old name of memory_reserved, of `device`; it warns (FutureWarning)."""
+    return memory_reserved(device)
+
+
+@deprecated(
+    "`torch.openreg.max_memory_cached` has been renamed to `torch.openreg.max_memory_reserved`",
+    category=FutureWarning,
+)
+def max_memory_cached(device=None):
+    """An old name of max_memory_reserved, of `device`; it warns (FutureWarning)."""
+    return max_memory_reserved(device)
+
+
+def _reset_peaks_by_old_name(name, device):
+    warnings.warn(
+        f"torch.openreg.{name} now calls torch.openreg.reset_peak_memory_stats, "
+        "which resets /all/ peak memory stats.",
+        FutureWarning,
+        stacklevel=3,
+    )
     reset_peak_memory_stats(device)
+
+
+def reset_max_memory_allocated(device=None):
+    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew, and warns
+    (FutureWarning)."""
+    _reset_peaks_by_old_name("reset_max_memory_allocated", device)
 
 
 def reset_max_memory_cached(device=None):
-    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew."""
-    reset_peak_memory_stats(device)
+    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew, and warns
+    (FutureWarning)."""
+    _reset_peaks_by_old_name("reset_max_memory_cached", device)
 
 
 def host_memory_stats_as_nested_dict():
@@ -203,6 +252,11 @@ def get_per_process_memory_fraction(device=None):
     return _C._memory_get_fraction(device_index(device))
 
 
+def get_allocator_backend():
+    """The name of the allocator: "native", PyTorch's word for one that caches blocks by itself."""
+    return "native"
+
+
 def caching_allocator_alloc(size, device=None, stream=None):
     """Allocates device memory and returns its address; caching_allocator_delete gives it back.
 
@@ -231,96 +285,6 @@ def caching_allocator_delete(mem_ptr):
     _C._memory_free(mem_ptr)
 
 
-# ---- Snapshots and the history ----
-
-_NO_POOLS = "openreg has no private memory pools yet: every allocation is in the default pool"
-
-
-def memory_snapshot(mempool_id=None, include_traces=True):
-    """A list of the segments of every device's allocator, each with its blocks.
-
-    Args:
-        mempool_id: None or (0, 0): there is one pool, and another raises NotImplementedError.
-        include_traces: ignored, as the history is no part of this list.
-    """
-    if mempool_id is not None and tuple(mempool_id) != (0, 0):
-        raise NotImplementedError(_NO_POOLS)
-    return _C._memory_snapshot(False)["segments"] if is_initialized() else []
-
-
-def _snapshot(device=None, augment_with_fx_traces=False):
-    """The state of every device's allocator and its history, in the form of torch.cuda's.
-
-    ``segments``: address, sizes, stream and the blocks of each, with the stack (``frames``) that
-    asked for a block if _record_memory_history() was on. ``device_traces``: for each device what
-    happened, in order. ``device`` is accepted as torch.cuda's does, and all devices are in it.
-    """
-    if device is not None:
-        device_index(device)
-    snapshot = _C._memory_snapshot(True)
-    if augment_with_fx_traces:
-        snapshot = torch._utils._augment_memory_snapshot_stack_traces(snapshot)
-    return snapshot
-
-
-def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
-    """Writes _snapshot() to a file that PyTorch's memory viewer opens."""
-    with open(filename, "wb") as file:
-        pickle.dump(_snapshot(augment_with_fx_traces=augment_with_fx_traces), file)
-
-
-def _record_memory_history(
-    enabled="all",
-    context="all",
-    stacks="all",
-    max_entries=sys.maxsize,
-    device=None,
-    clear_history=False,
-    compile_context=False,
-    global_record_annotations=False,
-    skip_actions=None,
-):
-    """Records what the allocators of all devices do, and from where, for _snapshot().
-
-    Args:
-        enabled: None (off, and forgets what was recorded), "state" (the stacks of live blocks) or
-            "all" (every action too).
-        context: which stacks are kept: None, "state" (of live blocks), "alloc" (also in the history
-            of allocations) or "all" (also where memory is freed).
-        stacks: "python", or "all" for C++ frames as well.
-        max_entries: of the history, for each device; the oldest give way.
-        clear_history: forget what was recorded until now.
-        skip_actions: names of actions that are not kept.
-    """
-    if device is not None:
-        device_index(device)
-    if compile_context or global_record_annotations:
-        raise NotImplementedError(
-            "openreg keeps no compile_context and no global_record_annotations in its history"
-        )
-    if isinstance(enabled, bool):
-        enabled = "all" if enabled else None
-    if max_entries < 0:
-        raise ValueError(f"max_entries is 0 or more, got {max_entries}")
-    _C._memory_record_history(
-        enabled, context, stacks, max_entries, clear_history, list(skip_actions or ())
-    )
-
-
-def _allocation_traceback(data_ptr):
-    """The stack that asked for the live block at `data_ptr`, or None."""
-    return _C._memory_traceback(data_ptr)
-
-
-def _set_memory_metadata(metadata):
-    """A text that each recorded action carries from now on (``user_metadata``)."""
-    _C._memory_set_metadata(metadata)
-
-
-def _get_memory_metadata():
-    return _C._memory_get_metadata()
-
-
 # ---- Private pools ----
 
 
@@ -338,6 +302,16 @@ def use_mem_pool(pool, device=None):
     yet."""
     raise NotImplementedError(_NO_POOLS)
     yield
+
+
+@deprecated(
+    "torch.openreg._set_allocator_settings is deprecated. Use "
+    "torch._C._accelerator_setAllocatorSettings instead.",
+    category=FutureWarning,
+)
+def _set_allocator_settings(env):
+    """Changes the settings: `env` is what PYTORCH_ALLOC_CONF may be."""
+    torch._C._accelerator_setAllocatorSettings(env)
 
 
 def change_current_allocator(allocator):

@@ -43,8 +43,19 @@ class _DefaultGenerators(Sequence):
 default_generators = _DefaultGenerators()
 
 
-def _generator(device):
+def _get_generator(device):
+    """The default generator of `device`."""
     return _C._default_generator(device_index(device))
+
+
+def _get_rng_state_offset(device="openreg"):
+    """How many draws the default generator of `device` has made since it was seeded."""
+    return _get_generator(device).get_offset()
+
+
+def _set_rng_state_offset(offset, device="openreg"):
+    """Lets the default generator of `device` go on as after `offset` draws with its seed."""
+    _get_generator(device).set_offset(offset)
 
 
 def manual_seed(seed):
@@ -53,7 +64,7 @@ def manual_seed(seed):
     Args:
         seed: a whole number from -2**63 to 2**64 - 1; others raise ValueError.
     """
-    _generator(None).manual_seed(_seed_bits(seed))
+    _get_generator(None).manual_seed(_seed_bits(seed))
 
 
 def manual_seed_all(seed):
@@ -64,7 +75,7 @@ def manual_seed_all(seed):
 
 def seed():
     """Seeds the current device's default generator from the system's randomness."""
-    _generator(None).seed()
+    _get_generator(None).seed()
 
 
 def seed_all():
@@ -74,12 +85,12 @@ def seed_all():
 
 def initial_seed():
     """The seed of the current device's default generator."""
-    return _generator(None).initial_seed()
+    return _get_generator(None).initial_seed()
 
 
 def get_rng_state(device="openreg"):
     """The state of the default generator of `device`: a byte tensor on the CPU."""
-    return _generator(device).get_state()
+    return _get_generator(device).get_state()
 
 
 def get_rng_state_all():
@@ -94,7 +105,7 @@ def set_rng_state(new_state, device="openreg"):
         new_state: what get_rng_state has returned; a tensor of another size raises ValueError.
         device: the device.
     """
-    _generator(device).set_state(new_state.clone(memory_format=torch.contiguous_format))
+    _get_generator(device).set_state(new_state.clone(memory_format=torch.contiguous_format))
 
 
 def set_rng_state_all(new_states):

@@ -20,10 +20,13 @@ import itertools
 import os
 import sys
 import threading
+import traceback
 import warnings
-from dataclasses import dataclass
+
+from torch.autograd import graph as _graph
 
 from .. import _C
+from ._reports import Access, Frame, Report, keep_backward, make_report
 
 __all__ = [
     "Access",
@@ -38,14 +41,13 @@ __all__ = [
 ]
 
 _MODES = ("error", "warn")
-_SHOWN_FRAMES = 10
 
 _last = threading.local()  # the report whose text was asked for last, by each thread
 
 
 class DataRaceError(RuntimeError):
-    """Two accesses to the same memory that nothing orders, of which one writes. `text` is its
-    message."""
+    """Two accesses to the same memory that nothing orders, of which one writes; or a read of memory
+    that nothing has written. `text` is its message."""
 
     __module__ = "torch.openreg.sanitizer"
 
@@ -55,110 +57,8 @@ class DataRaceError(RuntimeError):
         """The Report; None if this was not made for one."""
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A line of a stack."""
-
-    filename: str
-    line: int
-    name: str
-
-    def __str__(self):
-        return f'File "{self.filename}", line {self.line}, in {self.name}'
-
-
-@dataclass(frozen=True)
-class Access:
-    """One side of a conflict."""
-
-    operator: str
-    """``aten::mul.out``"""
-    where: str
-    """``the default stream of openreg:0``, or ``the host``."""
-    stream: int | None
-    """The stream's ``native_handle``; None for the host."""
-    device: int | None
-    """The stream's device; None for the host."""
-    is_default: bool
-    """Whether the stream is its device's default stream."""
-    write: bool
-    begin: int
-    end: int
-    """From the first byte to behind the last."""
-    stack: tuple[Frame, ...] | None
-    """The stack of the call, the innermost frame first; None if it was not recorded."""
-
-    def __str__(self):
-        does = "writes" if self.write else "reads"
-        text = f"{self.operator} on {self.where} {does} {self.begin:#x} to {self.end:#x}"
-        if self.stack is None:
-            return f"{text} (no Python stack)"
-        frames = list(self.stack[:_SHOWN_FRAMES])
-        if not frames:
-            frames = ["(no Python frames: a thread of autograd, or C++)"]
-        if len(self.stack) > _SHOWN_FRAMES:
-            frames.append(f"and {len(self.stack) - _SHOWN_FRAMES} more")
-        return "\n".join([f"{text}, called from", *(f"    {frame}" for frame in frames)])
-
-
-@dataclass(frozen=True)
-class Report:
-    """A conflict: two accesses that nothing orders."""
-
-    number: int
-    earlier: Access
-    later: Access
-    begin: int
-    end: int
-    """What both touch, from the first byte to behind the last."""
-    memory: str
-    """Whose memory it is."""
-    advice: str
-    """The call that would have ordered them."""
-
-    @property
-    def _identity(self):
-        """What two runs of the same program share."""
-        sides = (self.earlier, self.later)
-        return self.memory, [(s.operator, s.device, s.is_default, s.write) for s in sides]
-
-    def __str__(self):
-        return (
-            f"data race {self.number} on {self.memory}, {self.begin:#x} to {self.end:#x}:\n"
-            f"  {self.later}\n"
-            f"and nothing orders it with the earlier access:\n"
-            f"  {self.earlier}\n"
-            f"What would have: {self.advice}"
-        )
-
-
-def _access(given):
-    stack = given["stack"]
-    if stack is not None:
-        frames = (Frame(f["filename"], f["line"], f["name"]) for f in stack)
-        # Behind these is whoever runs the program.
-        stack = tuple(itertools.takewhile(lambda frame: frame.filename != "<frozen runpy>", frames))
-    host = given["device"] < 0
-    return Access(
-        operator=given["operation"],
-        where=given["where"],
-        stream=None if host else given["stream"],
-        device=None if host else given["device"],
-        is_default=given["is_default"],
-        write=given["write"],
-        begin=given["begin"],
-        end=given["end"],
-        stack=stack,
-    )
-
-
-def _report(given):
-    sides = {side: _access(given[side]) for side in ("earlier", "later")}
-    return Report(**{**given, **sides})
-
-
 def _text(given):
-    _last.report = _report(given)
+    _last.report = make_report(given)
     _last.text = str(_last.report)
     return _last.text
 
@@ -207,7 +107,20 @@ def _take_all():
     return [unraised.take() for unraised in list(_unraised)]
 
 
-_C._sanitizer_bind(DataRaceError, _text, lambda text: _Unraised(text).warning, _take_unraised)
+def _note_backward(task):
+    """The engine's thread asks who waits for the backward pass that it is in. While one thread
+    does, that is the one."""
+    run = _graph._engine_run_backward.__code__
+    waiting = [frame for frame in sys._current_frames().values() if frame.f_code is run]
+    if len(waiting) == 1:
+        lines = traceback.walk_stack(waiting[0])
+        frames = (Frame(f.f_code.co_filename, n, f.f_code.co_name) for f, n in lines)
+        keep_backward(task, tuple(frames))
+
+
+_C._sanitizer_bind(
+    DataRaceError, _text, lambda text: _Unraised(text).warning, _take_unraised, _note_backward
+)
 
 
 @atexit.register
@@ -245,7 +158,7 @@ class _Enabled:
         return False
 
 
-def enable(mode="error", stacks=True):
+def enable(mode="error", stacks=True, initcheck=None, possible=True):
     """Switches the sanitizer on, for the whole process. Does not wait.
 
     Used as a context manager, it puts the sanitizer back at the end into the state that it had
@@ -259,14 +172,21 @@ def enable(mode="error", stacks=True):
             signalled is raised at the thread's next call that finds it. ``"warn"``: a UserWarning
             in the same places, once for each report. Another mode raises ValueError.
         stacks: whether the Python stack of each access is kept.
+        initcheck: whether a read of device memory is reported, too, of which some bytes have not
+            been written since the caching allocator handed them out, from now on. None: as
+            OPENREG_INITCHECK says.
+        possible: whether a conflict is reported of an operator that touches some of its bytes only,
+            of which it is not known which: index operators whose indices the host does not know.
 
-    It does not know what was queued before. If it is on already, the mode and `stacks` change; what
-    it knows, and the reports, stay.
+    It does not know what was queued before. If it is on already, these settings change; what it
+    knows, and the reports, stay.
     """
     if mode not in _MODES:
         raise ValueError(f"mode is {mode!r}; allowed are 'error' and 'warn'")
     outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
-    _C._sanitizer_enable(mode == "warn", bool(stacks))
+    if initcheck is None:
+        initcheck = os.environ.get("OPENREG_INITCHECK") == "1"
+    _C._sanitizer_enable(mode == "warn", bool(stacks), bool(initcheck), bool(possible))
     return _Enabled(outer)
 
 
@@ -294,7 +214,7 @@ def reports():
     A pair of operators on the same streams and address is reported once. At most 1000 reports are
     kept; later conflicts raise or warn all the same.
     """
-    return [_report(given) for given in _C._sanitizer_reports()]
+    return [make_report(given) for given in _C._sanitizer_reports()]
 
 
 def clear():

@@ -6,7 +6,7 @@ import threading
 import torch
 
 from .. import _C
-from ._utils import device_index
+from ._utils import device_index, is_ours
 
 _DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)
 
@@ -23,7 +23,7 @@ def _check_type(value, kind):
 
 def _check_stream(stream):
     _check_type(stream, torch.Stream)
-    if stream.device.type != "openreg":
+    if not is_ours(stream.device):
         raise ValueError(f"expected a stream of an openreg device, got one of '{stream.device}'")
     _C._check_stream(_name(stream))
 
@@ -35,22 +35,35 @@ class Stream(torch.Stream):
         device: the device; None is the current one.
         priority: 0 is the least urgent, and lower numbers are more urgent. A number outside the
             device's range is taken as the nearest inside.
+        name: what reports call it; None: they say which line made it. What is no string raises
+            TypeError. For a new stream only.
         kwargs: what torch.Stream uses to name an existing stream.
 
     Streams come from a pool, in turn, so two objects may name one stream. They compare equal then.
     As a context manager, a stream is current inside: see StreamContext.
     """
 
-    def __new__(cls, device=None, priority=0, **kwargs):
+    def __new__(cls, device=None, priority=0, *, name=None, **kwargs):
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"a stream's name is a string, not {name!r}")
         where = torch.device("openreg", device_index(device))
-        return super().__new__(cls, device=where, priority=priority, **kwargs)
+        stream = super().__new__(cls, device=where, priority=priority, **kwargs)
+        if name:
+            _C._name_stream(stream.openreg_stream, name)
+        return stream
 
     @property
     def priority(self):
         """The priority in force, which is 0 or negative."""
         return _C._stream_priority(_name(self))
+
+    @staticmethod
+    def priority_range():
+        """(the least urgent priority, the most urgent one), of every device: 0 and a negative
+        number. No use of a device."""
+        return _C._stream_priority_range()
 
     @property
     def openreg_stream(self):
@@ -246,6 +259,12 @@ def set_stream(stream):
         return
     _check_stream(stream)
     torch.accelerator.set_stream(stream)
+
+
+def _set_stream_by_id(stream_id, device_index, device_type):
+    """set_stream for the stream of that name. PyTorch's own code calls it."""
+    name = {"device_index": device_index, "device_type": device_type}
+    set_stream(torch.Stream(stream_id=stream_id, **name))
 
 
 def current_stream(device=None):

@@ -32,7 +32,8 @@ typedef enum orSchedulePolicy {
   /* a task runs when a synchronising call, a query or a full queue needs it, and not before */
   orScheduleLate,
   /* at each point everything that can run does, streams in the order of their first use */
-  orScheduleEarly
+  orScheduleEarly,
+  orScheduleTape /* by the choices that orScheduleSetTape was given last */
 } orSchedulePolicy;
 
 /* Waits until nothing is queued on any device, then changes over; also from one seed to the same
@@ -43,6 +44,67 @@ OR_API orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed);
  * way. */
 OR_API orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed);
 OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
+
+/*
+ * Tapes: every choice of a schedule written down, for a search.
+ *
+ * There is a choice where more than one of the host and the streams could go on. At a point the host
+ * could, and so could each stream whose next task waits for nothing; in a call that synchronises the
+ * streams alone, until what it waits for is done, when the host goes on at once; a query that is not
+ * ready runs one task. Marks, waits that are over, and the caching allocator's poison are no tasks
+ * here: they are done as soon as they can be. The options are in this order:
+ *   - whoever ran last, if it can go on: the host at a point, the stream afterwards;
+ *   - who was left for it (below), if it can go on;
+ *   - the host, and then the streams in the order in which they were first given a task.
+ * To leave somebody who could go on is a preemption; to go back to who was left is none. Where the one
+ * that ran last cannot go on, the host comes first and no option is a preemption. What is past the
+ * end of the tape, or more than the options that there are, takes the first.
+ *
+ * The text: choices separated by commas, "1,0,2"; "12:1" is twelve times 0 and a 1. "0": the first
+ * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, with orCachePoison, and comes
+ * before OPENREG_SCHEDULE_SEED.
+ */
+OR_API orError_t orScheduleSetTape(const char *tape);
+/* The choices since the tape's schedule began, to be freed with free(). */
+OR_API orError_t orScheduleGetTape(char **tape);
+
+typedef enum orStepKind {
+  orStepQueued =
+      1, /* a task: stream; a: its device; flags: 1 if it is done as soon as it can, as marks */
+  /* What the next task that is queued on the stream (0: what the host) touches: from a to b; flags.
+   * Of a task before which there is none it is not known. */
+  orStepTouches,
+  orStepRecords, /* an event on a stream; a: identifies the record, until there is another such */
+  orStepWaits,   /* a stream, for the record a */
+  orStepPoint,   /* the host is at a point */
+  orStepAsks,    /* ... asked for the record a, or without one the stream, and was told "not yet" */
+  orStepAwaits, /* ... waits for the record a, or the stream, or without one the device b (-1: all) */
+  orStepKnows,   /* ... knows that the record a, or the stream, is done */
+  orStepLooks,   /* ... or the allocator for it, looked how far the stream is */
+  orStepChooses, /* flags: which option; a: of how many; b: how many of them were no preemption */
+  orStepRuns,    /* the stream's next task */
+  orStepOutside  /* something that the record does not follow: what comes from outside, a value */
+} orStepKind;
+
+enum { orTouchWrites = 1, orTouchPinned = 2 };
+
+typedef struct orScheduleStep {
+  uint32_t kind; /* an orStepKind */
+  uint32_t flags;
+  orStream_t stream;
+  uint64_t a, b;
+} orScheduleStep;
+
+/* Nonzero: what happens under a schedule that begins from now on is recorded. */
+OR_API orError_t orScheduleRecord(uint32_t record);
+/* The record of the present schedule from step `first` on, up to `capacity` steps. What kernels touch
+ * is in it while the sanitizer is on. */
+OR_API orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t capacity,
+                                 size_t *count);
+
+/* Nonzero: the caching allocator poisons fresh and freed memory from now on, as with
+ * OPENREG_POISON=1. Returns whether it did. */
+OR_API uint32_t orCachePoison(uint32_t poison);
 
 #ifdef __cplusplus
 }

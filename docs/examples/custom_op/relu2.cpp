@@ -12,6 +12,7 @@
 #include <torch_openreg/stream.h>
 
 #include <algorithm>
+#include <array>
 
 namespace {
 
@@ -66,6 +67,13 @@ void launch(const at::Tensor &x, const at::Tensor *grad, const at::Tensor &resul
   launch.fn = &relu2Kernel<T>;
   launch.args = &arguments;
   launch.args_size = sizeof arguments;
+  // For the sanitizer; what is not there has no bytes.
+  const size_t bytes = static_cast<size_t>(x.numel()) * sizeof(T);
+  const std::array<orAccess, 3> accesses{{{arguments.x, bytes, 0},
+                                          {arguments.grad, grad != nullptr ? bytes : 0, 0},
+                                          {arguments.result, bytes, 1}}};
+  launch.accesses = accesses.data();
+  launch.access_count = accesses.size();
   launch.name = "relu2";
   OPENREG_CHECK(orLaunchKernelEx(&launch));
 }

@@ -233,6 +233,10 @@ OR_API orError_t orStreamCreate(orStream_t *stream);
 OR_API orError_t orStreamCreateWithPriority(orStream_t *stream, int priority);
 /* The handle of a device's default stream, which is never 0 and cannot be destroyed. */
 OR_API orError_t orStreamGetDefault(orStream_t *stream, int device);
+/* One of the device's streams of this priority (clamped), which everybody shares, in turn. It is made when its turn comes
+ * first, and is nobody's to destroy. */
+OR_API orError_t orStreamGetFromPool(orStream_t *stream, int priority, int device);
+#define OPENREG_STREAMS_PER_POOL 32
 /* Work already queued still runs; the handle is invalid at once. Never blocks. */
 OR_API orError_t orStreamDestroy(orStream_t stream);
 OR_API orError_t orStreamGetDevice(orStream_t stream, int *device);
@@ -271,11 +275,13 @@ typedef orError_t (*orKernelFn)(void *args);
  * what is short is done sooner than a lane is woken. */
 /* orLaunchWaits: the call does wait, returns when the kernel has run, and takes no failure: that
  * is for the next call that synchronises. A kernel that was dropped instead, by a reset or a
- * lost device, is an error of this call. */
+ * lost device, is an error of this call. orLaunchTold: the sanitizer knows by other calls what the
+ * kernel touches (orSanitizerAccess), and not by `accesses`. */
 typedef enum orLaunchFlags {
   orLaunchAnyThread = 1,
   orLaunchAwaited = 2,
-  orLaunchWaits = 4
+  orLaunchWaits = 4,
+  orLaunchTold = 8
 } orLaunchFlags;
 
 typedef struct orLaunch {
@@ -287,7 +293,8 @@ typedef struct orLaunch {
   void (*drop)(void *args); /* optional; called once when the queue lets go of the arguments,
                                whether or not the kernel ran: a kernel does not consume them.
                                Any thread; may not call this API. */
-  /* what the kernel touches; each range is checked against its allocation */
+  /* what the kernel touches; each range is checked against its allocation, and the sanitizer
+   * compares it with what others touch */
   const orAccess *accesses;
   size_t access_count;
   const char *name; /* for errors and traces; interned (must outlive the process's use of it) */

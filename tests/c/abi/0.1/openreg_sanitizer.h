@@ -22,6 +22,15 @@ extern "C" {
 
 enum { OR_ACCESS_DIMS = 8 };
 
+/* Of `write` below. */
+enum {
+  OR_ACCESS_WRITES = 1,    /* writes, or reads and writes; else it reads */
+  OR_ACCESS_ALLOCATES = 2, /* of a report alone: handed out the memory that `later` reads */
+  OR_ACCESS_SOME = 4,      /* of these bytes it touches some, and which is not known */
+  OR_ACCESS_MOVES = 8      /* reads them to put them as they are where the next one writes, in
+                              device memory: that nothing has written them is no error then */
+};
+
 /* Bytes that an operator reads or writes: `width` bytes at `data`, repeated count[i] times at
  * stride[i] bytes for each of `dims` dimensions, in any order. Of more dimensions some are given
  * as their hull. */
@@ -29,18 +38,18 @@ typedef struct orMemoryAccess {
   const void *data;
   size_t width;
   uint32_t dims;
-  uint32_t write; /* 1: writes (or reads and writes); 0: reads */
+  uint32_t write; /* 0: reads; OR_ACCESS_WRITES and the like */
   size_t count[OR_ACCESS_DIMS];
   size_t stride[OR_ACCESS_DIMS];
 } orMemoryAccess;
 
 /* One side of a conflict. */
 typedef struct orRaceAccess {
-  char operation[96]; /* "aten::mul.out" */
-  orStream_t stream;  /* 0: the host */
-  char where[64];     /* "the default stream of openreg:0", "the host" */
-  int device;         /* of the stream; -1: the host */
-  uint32_t write;
+  char operation[96];      /* "aten::mul.out" */
+  orStream_t stream;       /* 0: the host */
+  char where[64];          /* "the default stream of openreg:0", "the host" */
+  int device;              /* of the stream; -1: the host */
+  uint32_t write;          /* as in orMemoryAccess */
   const void *begin, *end; /* its hull */
   void *stack; /* from orSanitizerOptions.capture, or null; valid until the report is released */
 } orRaceAccess;
@@ -53,6 +62,23 @@ typedef struct orRaceReport {
   char memory[64];
   char advice[256]; /* the call that would have ordered them */
 } orRaceReport;
+
+/* Of moments the later is the greater number: those of accesses are their calls'. */
+typedef struct orRaceEdge {
+  orStream_t from, to;       /* 0: of `from` all of a device, of `to` the host */
+  uint64_t recorded, waited; /* moments: `to` comes after what was queued on `from` until then */
+} orRaceEdge;
+
+enum { OR_RACE_EDGES = 32 };
+
+/* The order that there was. */
+typedef struct orRaceOrder {
+  size_t size;             /* of this structure */
+  uint64_t earlier, later; /* moments of the accesses */
+  size_t count;            /* of the newest waits that came after the earlier access, or that are
+                               from its stream to the later one's */
+  orRaceEdge edges[OR_RACE_EDGES];
+} orRaceOrder;
 
 typedef struct orSanitizerOptions {
   size_t size; /* of this structure */
@@ -79,12 +105,26 @@ OR_API orError_t orSanitizerAccess(orStream_t stream, const char *operation,
 /* Reports from number `first` on, up to `capacity`; `total`: made so far, also those not kept. */
 OR_API orError_t orSanitizerReports(uint64_t first, orRaceReport *reports, size_t capacity,
                                     size_t *count, uint64_t *total);
+/* Of the report with this number. orErrorInvalidValue if it is not kept. */
+OR_API orError_t orSanitizerOrder(uint64_t number, orRaceOrder *order);
 OR_API orError_t orSanitizerClearReports(void);
 /* Nonzero: what orSanitizerAccess finds in conflict, or is told while something waits for
  * orSanitizerFound, will not be queued; it is not remembered, and orSanitizerFound tells of each
  * conflict. 0, as at first: it is queued, and of one report is told once. For the whole process,
  * whether it is enabled or not. Returns what it was. */
 OR_API uint32_t orSanitizerRefuse(uint32_t refuse);
+/* Nonzero: reads of device memory that nothing has written since the caching allocator handed it
+ * out are reported, too: `earlier` is the allocation then. It knows of what is handed out from now
+ * on; a kernel that says nothing of what it touches may have written all of it. 0, as at first:
+ * they are not. For the whole process, whether it is enabled or not. Returns what it was. */
+OR_API uint32_t orSanitizerInitcheck(uint32_t check);
+/* 0: a conflict of an access of which it is not known which bytes it touches (OR_ACCESS_SOME) is not
+ * reported. Nonzero, as at first: it is. For the whole process. Returns what it was. */
+OR_API uint32_t orSanitizerSome(uint32_t report);
+/* Copies device memory to the host's while the host knows, by the order that the program has asked
+ * for, that all that was to write it is over; orErrorNotReady otherwise. Waits for nothing and queues
+ * nothing. orErrorNotSupported on a device whose factory has no `map`. */
+OR_API orError_t orSanitizerPeek(void *to, const void *from, size_t bytes);
 /* The name under which the calling thread's copies and fills are reported from now on, null for
  * the core's own ("orMemcpyAsync"); it must stay until it is replaced. Returns the one before. */
 OR_API const char *orSanitizerOperation(const char *operation);

@@ -1,0 +1,65 @@
+/*
+ * A node has a number, of those that its thread has made, and it is made right before its operator runs. So the operator that
+ * finds the thread's count raised is the newest node's. `forwards` is a ring by that number, under `mutex`.
+ */
+#include "backward.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <mutex>
+#include <vector>
+
+namespace torch_openreg {
+
+namespace {
+
+constexpr size_t kForwards = 1 << 14;
+
+struct Forward {
+  uint64_t thread = 0, number = 0;
+  PythonStack stack;
+};
+
+std::mutex mutex;
+std::vector<Forward> forwards;
+thread_local uint64_t seen = 0;  // the thread's count
+
+PythonStack forwardOf(uint64_t thread, uint64_t number) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (forwards.empty()) return nullptr;
+  const Forward &kept = forwards[number % kForwards];
+  return kept.thread == thread && kept.number == number ? kept.stack : nullptr;
+}
+
+}  // namespace
+
+BackwardPart currentBackward() {
+  BackwardPart part;
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return part;
+  part.node = node->name();
+  const size_t scope = part.node.rfind("::");
+  if (scope != std::string::npos) part.node.erase(0, scope + 2);
+  part.task = torch::autograd::get_current_graph_task_id();
+  part.forward = forwardOf(node->thread_id(), node->sequence_nr());
+  return part;
+}
+
+void noteForward(const PythonStack &stack) {
+  const uint64_t count = at::sequence_number::peek();
+  if (count == seen || count == 0) return;
+  seen = count;
+  Forward kept{at::RecordFunction::currentThreadId(), count - 1, stack};
+  std::lock_guard<std::mutex> lock(mutex);
+  if (forwards.empty()) forwards.resize(kForwards);
+  std::swap(forwards[(count - 1) % kForwards], kept);
+}
+
+void forgetForwards() {
+  std::lock_guard<std::mutex> lock(mutex);
+  forwards.clear();
+}
+
+}  // namespace torch_openreg

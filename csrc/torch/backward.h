@@ -1,0 +1,27 @@
+/*
+ * What an operator of a backward pass belongs to: its node, and the operator of the forward pass that made the node.
+ */
+#pragma once
+
+#include <string>
+
+#include "stacks.h"
+
+namespace torch_openreg {
+
+struct BackwardPart {
+  std::string node;     // "MulBackward0"; empty: the thread is in no backward pass
+  PythonStack forward;  // of the operator that made it, if noteForward has kept that
+  int task = -1;        // the engine's number of the pass
+};
+
+BackwardPart currentBackward();
+
+/* The calling thread is in an operator: if it has made a node since it was last asked, this is the node's. Of all threads
+ * some ten thousand are kept, the newest. */
+void noteForward(const PythonStack &stack);
+
+/* The kept ones go. */
+void forgetForwards();
+
+}  // namespace torch_openreg

@@ -1,0 +1,56 @@
+/*
+ * `origins`, under `mutex`, is as large as the pools of streams at most: other streams are not told of.
+ */
+#include <Python.h>
+
+#include "stream_origins.h"
+
+#include <pybind11/pybind11.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "gil.h"
+#include "module.h"
+
+namespace py = pybind11;
+
+namespace torch_openreg {
+
+namespace {
+
+std::mutex mutex;
+std::unordered_map<orStream_t, StreamOrigin> &origins() {
+  static auto *const all = new std::unordered_map<orStream_t, StreamOrigin>();  // used at exit, too
+  return *all;
+}
+
+void nameStream(orStream_t stream, const std::string &name) {
+  std::lock_guard<std::mutex> lock(mutex);
+  origins()[stream].name = name;
+}
+
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  m.def("_name_stream", &nameStream);
+  m.def("_stream_name", [](orStream_t stream) { return streamOrigin(stream).name; });
+});
+
+}  // namespace
+
+void noteStreamMade(orStream_t stream) {
+  StreamOrigin origin;
+  try {
+    if (mayBeInPython()) origin.stack = gatherStack();
+  } catch (...) {  // a stream without a line
+  }
+  std::lock_guard<std::mutex> lock(mutex);
+  std::swap(origins()[stream], origin);
+}
+
+StreamOrigin streamOrigin(orStream_t stream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto found = origins().find(stream);
+  return found == origins().end() ? StreamOrigin{} : found->second;
+}
+
+}  // namespace torch_openreg

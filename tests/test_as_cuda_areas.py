@@ -1,0 +1,399 @@
+"""Under as_cuda(): what programs do with streams, events, memory, several devices, autocast, random
+numbers, optimizers, loading, files and the profiler, in CUDA's words."""
+
+import pytest
+
+AS_CUDA = "import torch, torch_openreg\ntorch_openreg.as_cuda()\n"
+QUIET = "import warnings; warnings.simplefilter('ignore')\n"
+
+
+@pytest.fixture
+def cuda(run_ok):
+    def cuda(code, env=None, **options):
+        return run_ok(AS_CUDA + code, env, **options)
+
+    return cuda
+
+
+def test_streams(cuda):
+    cuda("""
+default, side = torch.cuda.current_stream(), torch.cuda.Stream()
+assert isinstance(default, torch.cuda.Stream) and default == torch.cuda.default_stream() != side
+assert default.cuda_stream == 0 != side.cuda_stream and default.query()
+assert torch.cuda.ExternalStream(side.cuda_stream) == side
+assert torch.cuda.ExternalStream(0) == default
+x = torch.ones(1000, device="cuda")
+with torch_openreg.openreg.testing.gate() as gate:
+    gate.wait(side)
+    side.wait_stream(default)
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+        y = x * 2
+    assert torch.cuda.current_stream() == default and not side.query()
+default.wait_stream(side)
+y.record_stream(default)
+assert y.sum().item() == 2000
+other = torch.cuda.Stream(device="cuda:1", priority=-1)
+assert other.device == torch.device("cuda:1") and other.priority == -1
+with torch.cuda.stream(other):
+    assert torch.cuda.current_device() == 1 and torch.ones(1, device="cuda").get_device() == 1
+with torch.cuda.stream(None):
+    assert torch.cuda.current_stream() == default
+torch.cuda.set_stream(side)
+assert torch.cuda.current_stream() == side
+side.synchronize()
+assert "cuda:0" in repr(side)
+""")
+
+
+def test_events(cuda):
+    cuda("""
+side, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+with torch_openreg.openreg.testing.gate() as gate:
+    gate.wait(side)
+    start.record(side)
+    end.record(side)
+    assert not end.query()
+    torch.cuda.current_stream().wait_event(end)
+    x = torch.ones(2, device="cuda")
+    assert not torch.cuda.current_stream().query()
+end.synchronize()
+assert end.query() and start.elapsed_time(end) >= 0 and start.cuda_event != end.cuda_event
+assert isinstance(side.record_event(), torch.cuda.Event)
+for call in (start.ipc_handle, lambda: torch.cuda.Event(interprocess=True)):
+    try:
+        call()
+    except NotImplementedError as error:
+        assert "between processes" in str(error)
+    else:
+        raise AssertionError
+""")
+
+
+def test_memory(cuda):
+    cuda("""
+before = torch.cuda.memory_allocated()
+x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+assert torch.cuda.memory_allocated() - before == 1 << 20 and torch.cuda.memory_allocated(1) == 0
+assert torch.cuda.max_memory_allocated("cuda:0") >= 1 << 20
+assert torch.cuda.memory_reserved() >= 1 << 20
+del x
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == before
+free, total = torch.cuda.mem_get_info()
+assert 0 < free <= total
+try:
+    torch.empty(1 << 50, device="cuda")
+except torch.cuda.OutOfMemoryError as error:
+    assert "out of memory" in str(error)
+else:
+    raise AssertionError
+torch.cuda.memory._record_memory_history()
+y = torch.ones(3, device="cuda")
+assert torch.cuda.memory._snapshot()["segments"]
+assert torch.cuda.memory.get_allocator_backend() == "native"
+torch.cuda.memory._record_memory_history(enabled=None)
+assert "memory summary" in torch.cuda.memory_summary() and torch.cuda.memory_cached() > 0
+from torch.utils.dlpack import from_dlpack
+z = torch.from_dlpack(y)
+assert z.device == y.device and z.data_ptr() == y.data_ptr()
+side = torch.cuda.Stream()
+with torch_openreg.openreg.testing.gate() as gate:
+    gate.wait()
+    y.add_(1)
+    assert side.query()
+    y.__dlpack__(stream=side.cuda_stream)  # which waits for what the producer has queued
+    assert not side.query()
+y.__dlpack__(stream=1)  # CUDA's number for the default stream
+""")
+
+
+def test_several_devices(cuda):
+    cuda(
+        """
+assert torch.cuda.device_count() == 3
+x, y = (torch.arange(3.0, device=f"cuda:{i}") for i in (0, 2))
+assert (x + y.to("cuda:0")).tolist() == [0, 2, 4]
+try:
+    x + y
+except RuntimeError as error:
+    assert "cuda:0" in str(error) and "cuda:2" in str(error)
+else:
+    raise AssertionError
+torch.cuda.set_device("cuda:2")
+assert torch.cuda.current_device() == 2 and torch.ones(1, device="cuda").get_device() == 2
+with torch.cuda.device(1), torch.cuda.device_of(x):
+    assert torch.cuda.current_device() == 0
+with torch.cuda.device(x.device):
+    torch.cuda.synchronize()
+torch.cuda.synchronize("cuda:2")
+assert torch.cuda.current_device() == 2 and torch.cuda.can_device_access_peer(0, 1)
+from torch.utils.checkpoint import checkpoint
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()).cuda(1)
+for reentrant in (False, True):
+    inputs = torch.ones(2, 3, device="cuda:1", requires_grad=True)
+    checkpoint(model, inputs, use_reentrant=reentrant).sum().backward()
+    assert inputs.grad.get_device() == 1
+""",
+        {"OPENREG_DEVICE_COUNT": "3"},
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_autocast_and_scaler(cuda, dtype):
+    cuda(f"""
+dtype = torch.{dtype}
+torch.manual_seed(0)
+a = torch.ones(2, 2, device="cuda")
+assert not torch.is_autocast_enabled("cuda") and torch.amp.is_autocast_available("cuda")
+with torch.autocast("cuda", dtype=dtype):
+    assert torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == dtype
+    assert (a @ a).dtype == dtype and torch.softmax(a @ a, 0).dtype == torch.float32
+    with torch.autocast("cuda", enabled=False):
+        assert (a @ a).dtype == torch.float32
+{QUIET}
+with torch.cuda.amp.autocast(dtype=dtype):
+    assert (a @ a).dtype == dtype
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        assert not torch.is_autocast_enabled("cuda") and x.dtype == torch.float32
+        return x * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx, gradient):
+        return gradient * 2
+
+with torch.autocast("cuda", dtype=dtype):
+    x = torch.ones(3, device="cuda", dtype=dtype, requires_grad=True)
+    Double.apply(x).sum().backward()
+assert x.grad.tolist() == [2, 2, 2]
+for scaler in (torch.amp.GradScaler("cuda"), torch.cuda.amp.GradScaler()):
+    assert scaler.is_enabled()
+    model = torch.nn.Linear(4, 4).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for step in range(3):
+        with torch.autocast("cuda", dtype=dtype):
+            loss = model(torch.randn(2, 4, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss * (float("inf") if step == 1 else 1)).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0 ** 15 and model.weight.isfinite().all()
+""")
+
+
+def test_random_numbers(cuda):
+    cuda("""
+def draw():
+    return torch.rand(4, device="cuda")
+torch.manual_seed(3)
+first = draw()
+torch.cuda.manual_seed(3)
+assert draw().equal(first)
+torch.cuda.manual_seed_all(3)
+assert draw().equal(first) and torch.cuda.initial_seed() == 3
+state, states = torch.cuda.get_rng_state("cuda:0"), torch.cuda.get_rng_state_all()
+next_one = draw()
+torch.cuda.set_rng_state(state, device="cuda")
+assert draw().equal(next_one)
+torch.cuda.set_rng_state_all(states)
+with torch.random.fork_rng([0, 1]):
+    assert draw().equal(next_one)
+assert draw().equal(next_one)
+assert torch.cuda.default_generators[1].device == torch.device("cuda:1")
+generator = torch.Generator(device="cuda").manual_seed(5)
+mine = torch.randn(2, generator=generator, device="cuda")
+assert mine.equal(torch.randn(2, generator=generator.manual_seed(5), device="cuda"))
+""")
+
+
+def test_optimizers(cuda):
+    cuda("""
+for make, options in (
+    (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"foreach": True}),
+    (torch.optim.Adam, {"fused": True}), (torch.optim.Adam, {"capturable": True}),
+    (torch.optim.RMSprop, {}), (torch.optim.AdamW, {"lr": torch.tensor(0.1), "capturable": True}),
+):
+    weights = []
+    for device in ("cpu", "cuda"):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 5, device=device))
+        if device == "cpu":
+            options = {k: v for k, v in options.items() if k != "capturable"} | {}
+        optimizer = make([weight], **{"lr": 0.1, **options})
+        for _ in range(3):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+        weights.append(weight.detach().cpu())
+    torch.testing.assert_close(*weights)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+""")
+
+
+def test_pinned_loading(cuda):
+    cuda(
+        QUIET
+        + """
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.arange(8.0))
+for options in ({}, {"pin_memory_device": "cuda"}, {"num_workers": 1}):
+    total = 0
+    for (batch,) in DataLoader(data, batch_size=4, pin_memory=True, **options):
+        assert batch.is_pinned()
+        total += batch.to("cuda", non_blocking=True).sum().item()
+    assert total == 28
+assert torch.ones(2).pin_memory("cuda").is_pinned("cuda")
+assert torch.ones(2, pin_memory=True).is_pinned()
+"""
+    )
+
+
+def test_files_name_cuda(cuda, run_ok, tmp_path):
+    path = tmp_path / "state.pt"
+    cuda(f"""
+import copy, io, pickle
+model = torch.nn.Linear(2, 2).cuda()
+state = {{"x": torch.arange(3.0, device="cuda:1"), "model": model.state_dict()}}
+torch.save(state, {str(path)!r})
+for place, expected in (
+    (None, "cuda:1"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:0", "cuda:0"),
+    ({{"cuda:1": "cuda:0"}}, "cuda:0"), (lambda storage, tag: storage.cuda(0), "cuda:0"),
+    (torch.device("cuda:0"), "cuda:0"), ("openreg:1", "cuda:1"),
+):
+    x = torch.load({str(path)!r}, map_location=place)["x"]
+    assert x.device == torch.device(expected) and x.tolist() == [0, 1, 2]
+x = state["x"]
+assert copy.deepcopy(x).device == x.device == pickle.loads(pickle.dumps(x)).device
+for legacy in (False, True):
+    file = io.BytesIO()
+    torch.save(x, file, _use_new_zipfile_serialization=not legacy)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).device == x.device
+""")
+    # Who has no GPU, and no as_cuda(), hears what everyone hears of a file of CUDA's.
+    code = f"""
+import torch
+try:
+    torch.load({str(path)!r})
+except RuntimeError as error:
+    print("deserialize object on a CUDA device" in str(error))
+print(torch.load({str(path)!r}, map_location="openreg:0")["x"].device)
+torch.save(torch.ones(2, device="openreg:1"), {str(path)!r})
+"""
+    assert run_ok(code) == "True\nopenreg:0\n"
+    assert cuda(f"print(torch.load({str(path)!r}).device)") == "cuda:1\n"
+
+
+def test_torchscript_files(cuda):
+    cuda(
+        QUIET
+        + """
+import io
+file = io.BytesIO()
+example = torch.ones(1, 2, device="cuda")
+torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2).cuda(), example), file)
+for place, expected in ((None, "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", "cpu")):
+    file.seek(0)
+    model = torch.jit.load(file, map_location=place)
+    assert next(model.parameters()).device == torch.device(expected)
+"""
+    )
+
+
+def test_profiler(cuda):
+    cuda("""
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+assert ProfilerActivity.CUDA in torch.profiler.supported_activities()
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    x = torch.ones(100, 100, device="cuda")
+    with torch.cuda.nvtx.range("mine"):
+        torch.mm(x, x)
+    torch.cuda.synchronize()
+on_device = [event.name for event in found.events() if event.device_type == DeviceType.CUDA]
+assert "aten::mm" in on_device, on_device
+averages = {event.key: event for event in found.key_averages()}
+assert averages["aten::mm"].device_time_total > 0 and "mine" in averages
+assert "CUDA time total" in found.key_averages().table(sort_by="cuda_time_total")
+for options in ({}, {"use_kineto": False}):
+    with torch.autograd.profiler.profile(use_device="cuda", **options) as found:
+        torch.mm(x, x)
+    assert any(event.device_time_total > 0 for event in found.key_averages())
+""")
+
+
+def test_compile_and_fake_tensors(cuda):
+    cuda("""
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    x = torch.ones(3, device="cuda")
+    assert x.is_cuda and (x + 1).device == torch.device("cuda:0")
+    assert torch.ones(3).cuda(1).device == torch.device("cuda:1")
+x = torch.ones(3, device="cuda")
+assert torch.compile(lambda x: x * 2, backend="eager")(x).tolist() == [2, 2, 2]
+try:
+    torch.compile(lambda x: x * 2)(x)
+except NotImplementedError as error:
+    assert "torch.compile is not implemented" in str(error)
+else:
+    raise AssertionError
+""")
+
+
+def test_synchronising_calls_and_cudas_sanitizer(cuda):
+    cuda("""
+import warnings
+import torch.cuda._sanitizer
+x = torch.ones(100, device="cuda")
+torch.cuda.set_sync_debug_mode("error")
+try:
+    x.sum().item()
+except RuntimeError as error:
+    assert "synchronizing" in str(error)
+else:
+    raise AssertionError
+torch.cuda.set_sync_debug_mode("default")
+torch.cuda._sanitizer.enable_cuda_sanitizer()
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    y = torch.ones(100, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        y.mul_(2)
+assert [str(w.message) for w in found if "data race" in str(w.message)]
+""")
+
+
+def test_data_parallel_and_classes_of_one_dtype(cuda):
+    cuda(
+        QUIET
+        + """
+x = torch.cuda.FloatTensor([1, 2])
+assert x.tolist() == [1, 2] and x.device == torch.device("cuda:0")
+assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.cuda.LongTensor)
+assert not isinstance(x.cpu(), torch.cuda.FloatTensor) and torch.cuda.FloatTensor.is_cuda
+assert x.type(torch.cuda.LongTensor).type() == "torch.cuda.LongTensor"
+for kind in (torch.cuda.FloatStorage, torch.openreg.FloatStorage):
+    assert kind(3).device.type == "cuda"
+torch.set_default_tensor_type(torch.cuda.HalfTensor)
+assert torch.ones(1).type() == "torch.cuda.HalfTensor"
+torch.set_default_tensor_type(torch.FloatTensor)
+import torch.cuda.comm
+parts = torch.cuda.comm.broadcast(x, [0, 1])
+assert [part.device.index for part in parts] == [0, 1]
+assert torch.cuda.comm.gather(parts, destination=1).tolist() == [1, 2, 1, 2]
+model = torch.nn.DataParallel(torch.nn.Linear(2, 1).cuda())
+with torch.autocast("cuda"):
+    out = model(torch.ones(4, 2, device="cuda"))
+assert model.device_ids == [0, 1] and out.dtype == torch.float16 and out.shape == (4, 1)
+out.sum().backward()
+assert model.module.weight.grad.tolist() == [[4, 4]]
+"""
+    )

@@ -1,0 +1,71 @@
+"""``torch_openreg.as_cuda()``: the device under CUDA's name, for the rest of the process.
+
+PyTorch's C++ learns the name in csrc/torch/as_cuda.cpp. From then on its Python code, which goes by
+names, takes the device for CUDA's, and asks ``torch.cuda`` about it: here is what that module, and
+the few others that speak of CUDA beside it, then answer. docs/cuda.md says what becomes of each
+name.
+"""
+
+import os
+
+import torch
+
+from .. import _C
+from . import _distributed, _names, _places, _tensors
+
+VARIABLE = "OPENREG_AS_CUDA"
+_installed = False
+
+
+def _refuse(force):
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "torch_openreg.as_cuda(): this process has used CUDA already: call it before anything "
+            "does"
+        )
+    if _C._may_have_gpu() and not force:
+        raise RuntimeError(
+            "torch_openreg.as_cuda(): this machine seems to have a GPU, which the process could "
+            "then not use: as_cuda(force=True), run --as-cuda --force or OPENREG_AS_CUDA=force if "
+            "that is meant"
+        )
+
+
+def _take_settings():
+    """What a program, or who starts it, says to CUDA's own library in variables."""
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        os.environ.setdefault("OPENREG_LAUNCH_BLOCKING", "1")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        wanted = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+        limit = int(os.environ.get("OPENREG_DEVICE_COUNT", len(wanted)))
+        os.environ["OPENREG_DEVICE_COUNT"] = str(min(len(wanted), limit))
+
+
+def install(force):
+    global _installed
+    if _installed:
+        return
+    _refuse(force)
+    if not _C._take_cudas_name():
+        raise RuntimeError(
+            f"torch_openreg.as_cuda(): PyTorch {torch.__version__} does not ask for the device's "
+            "name where it could be exchanged, and nothing was changed"
+        )
+    _installed = True
+    os.environ[VARIABLE] = "force" if force else "1"  # for child processes
+    _take_settings()
+    _names.install()
+    _tensors.install()
+    _places.install()
+    if torch.distributed.is_available():
+        _distributed.install()
+
+
+def install_if_set():
+    """What the variable asks for, at the package's import."""
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("", "0", "1", "force"):
+        raise ValueError(f"{VARIABLE} is 0, 1 or force, not {value!r}")
+    if value in ("1", "force"):
+        install(value == "force")

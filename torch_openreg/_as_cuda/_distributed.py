@@ -1,0 +1,44 @@
+"""Groups: "nccl" is the device's own backend, and keeps its name in what programs read."""
+
+import datetime
+import functools
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ._names import refusing
+
+_OURS = "openreg"
+
+
+def install():
+    backend = c10d.Backend
+    # By the one name that the device has now.
+    backend.default_device_backend_map.pop(_OURS, None)
+    backend.backend_capability[_OURS] = ["cuda"]
+    dist.is_nccl_available = lambda: True
+    if c10d.default_pg_nccl_timeout is None:
+        c10d.default_pg_nccl_timeout = datetime.timedelta(minutes=10)
+    kind = type("ProcessGroupNCCL", (), {"__module__": c10d.__name__})
+    dist.ProcessGroupNCCL = refusing("torch.distributed.ProcessGroupNCCL", kind)
+    dist.ProcessGroupNCCL.Options = refusing("torch.distributed.ProcessGroupNCCL.Options", kind)
+    _translate()
+
+
+def _translate():
+    init = c10d.BackendConfig.__init__
+
+    @functools.wraps(init)
+    def init_with_ours(self, backend):
+        init(self, backend)
+        # Here, as PyTorch 2.15 registers its NCCL at the first group.
+        c10d.Backend.backend_type_map[c10d.Backend.NCCL] = c10d.ProcessGroup.BackendType.CUSTOM
+        for device, name in self.device_backend_map.items():
+            if name == c10d.Backend.NCCL:
+                self.device_backend_map[device] = _OURS
+        if str(backend) == c10d.Backend.UNDEFINED and "cuda" in self.device_backend_map:
+            self.device_backend_map["cpu"] = (
+                c10d.Backend.GLOO
+            )  # as where the device has its own name
+
+    c10d.BackendConfig.__init__ = init_with_ours

@@ -1,0 +1,328 @@
+"""``torch.cuda`` and its submodules, name by name.
+
+A function or class of theirs is exchanged for what ``torch.openreg`` has under its name, or for one
+of this file; or it is kept, if it asks others that are exchanged; or it raises. There is no fourth
+kind, so that nothing is left that asks for a GPU.
+"""
+
+import contextlib
+import functools
+import importlib
+import itertools
+import pkgutil
+import sys
+import threading
+import types
+
+import torch
+import torch.cuda
+
+from .. import openreg
+
+_BY_NAME = "in this process cuda is the simulated device openreg"
+
+# What to do instead, by the name or the module that raises.
+_INSTEAD = {
+    "torch.cuda.cudart": "the runtime is libopenreg.so.0, whose functions openreg.h declares",
+    "torch.cuda.check_error": "the runtime is libopenreg.so.0, whose functions openreg.h declares",
+    "torch.cuda._utils": "there is no compiler for it: write the kernel with PyTorch's operators",
+    "torch.cuda._compile_kernel": "there is no compiler for it: write the kernel with PyTorch's "
+    "operators",
+    "torch.cuda.jiterator": "there is no compiler for it: write the kernel with PyTorch's "
+    "operators",
+    "torch.cuda.nccl": "use torch.distributed with the backend nccl, which is openreg's here",
+    "torch.cuda.current_blas_handle": "there is no cuBLAS: call torch.mm and the like",
+    "torch.cuda.current_solver_handle": "there is no cuSOLVER: call torch.linalg",
+    "torch.cuda.CUDAGraph": "run eagerly",
+    "torch.cuda.graphs": "run eagerly",
+    "torch.cuda.profiler": "use torch.profiler",
+    "torch.backends.cuda": "there are no libraries of NVIDIA's for it to set",
+    "torch.utils.cpp_extension": "there is no compiler for CUDA's code; C++ sources are compiled",
+    "torch.distributed.ProcessGroupNCCL": "the backend nccl is openreg's here, with Gloo's options",
+    "torch.Tensor.__cuda_array_interface__": "only tasks of the device reach its memory",
+    "torch.cuda._gpu_trace": "torch.openreg.sanitizer and torch.profiler watch the device",
+    "torch.cuda.memory": "see torch.openreg.memory for what there is",
+    "torch.cuda.gds": "read the file into pinned memory, and copy",
+    "torch.cuda.tunable": "the kernels are the CPU's: there is nothing to tune",
+    "torch.cuda.green_contexts": "a simulated device has no multiprocessors to divide",
+}
+
+
+def refusal(name, defined=None):
+    """The exception that names what cannot be honoured, and what to do. `defined`: where it comes
+    from, if that is another place."""
+    found = [
+        prefix
+        for prefix in _INSTEAD
+        if any(f"{known}.".startswith(f"{prefix}.") for known in (name, defined or name))
+    ]
+    instead = _INSTEAD[max(found, key=len)] if found else "see docs/cuda.md"
+    return NotImplementedError(f"{name} cannot be honoured: {_BY_NAME}; {instead}")
+
+
+def refusing(name, value, defined=None):
+    """In the place of a function or class: the same, but that it raises where it is called."""
+    if isinstance(value, type):
+        # Programs ask isinstance() of it, and derive from it.
+        def __new__(cls, *args, **kwargs):
+            raise refusal(name, defined)
+
+        return type(value.__name__, (), {"__new__": __new__, "__module__": value.__module__})
+
+    @functools.wraps(value)
+    def refuse(*args, **kwargs):
+        raise refusal(name, defined)
+
+    return refuse
+
+
+# ---- What torch.openreg has no name for ----
+
+
+def _get_device_capability(device=None):
+    """The first generation with bfloat16, whose other abilities PyTorch's Python code asks for by
+    functions of their own."""
+    properties = openreg.get_device_properties(device)
+    return properties.major, properties.minor
+
+
+def _maybe_exchange_device(device):
+    return openreg.current_device() if device < 0 else _exchange_device(device)
+
+
+def _exchange_device(device):
+    before = openreg.current_device()
+    if device < 0:
+        return -1
+    openreg.set_device(device)
+    return before
+
+
+def _set_stream_by_id(stream_id, device_index, device_type):
+    openreg.set_stream(
+        openreg.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+    )
+
+
+def _nothing():
+    """What collects for another process, or tells NVIDIA's tools to begin: there are none."""
+
+
+@contextlib.contextmanager
+def _no_profile():
+    yield
+
+
+class _DeviceGuard:
+    """What torch._dynamo enters, as its own of torch.cuda."""
+
+    def __init__(self, index):
+        self._inside = openreg.device(index)
+        self.idx, self.prev_idx = index, -1
+
+    def __enter__(self):
+        self._inside.__enter__()
+        self.prev_idx = self._inside.prev_idx
+
+    def __exit__(self, *exc_info):
+        return self._inside.__exit__(*exc_info)
+
+
+def _enable_sanitizer():
+    openreg.sanitizer.enable("warn")
+
+
+_OURS = {
+    "torch.cuda._DeviceGuard": _DeviceGuard,
+    "torch.cuda._exchange_device": _exchange_device,
+    "torch.cuda._is_compiled": lambda: True,
+    "torch.cuda._maybe_exchange_device": _maybe_exchange_device,
+    "torch.cuda._sanitizer.enable_cuda_sanitizer": _enable_sanitizer,
+    "torch.cuda._set_stream_by_id": _set_stream_by_id,
+    "torch.cuda.memory.get_allocator_backend": lambda: "native",
+    "torch.cuda.get_device_capability": _get_device_capability,
+    "torch.cuda.ipc_collect": _nothing,
+    "torch.cuda.memory.max_memory_cached": openreg.max_memory_reserved,
+    "torch.cuda.memory.memory_cached": openreg.memory_reserved,
+    "torch.cuda.nccl.is_available": lambda tensors: False,
+    # What PyTorch's own code asks of a group of that name, an error's text among it.
+    "torch.cuda.nccl.version": lambda: (2, 27, 3),
+    "torch.cuda.profiler.profile": _no_profile,
+    "torch.cuda.profiler.start": _nothing,
+    "torch.cuda.profiler.stop": _nothing,
+}
+
+# They ask functions that are exchanged, or are classes without a device.
+_KEPT = {
+    "torch.cuda.CudaError",
+    "torch.cuda.DeferredCudaCallError",
+    "torch.cuda._CudaBase",
+    "torch.cuda._get_device",
+    "torch.cuda._get_generator",
+    "torch.cuda._get_rng_state_offset",
+    "torch.cuda._set_rng_state_offset",
+    "torch.cuda._utils._get_device_index",
+    "torch.cuda.cudaStatus",
+}
+_KINDS = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
+_KEPT |= {f"torch.cuda.{kind}Storage" for kind in _KINDS.split()}
+_KEPT_MODULES = ("amp", "_memory_viz", "_sanitizer", "nvtx", "jiterator", "_device_limits")
+
+
+def _is_theirs(value):
+    """Whether it is a function or class that torch.cuda defines."""
+    return callable(value) and (getattr(value, "__module__", None) or "").startswith("torch.cuda")
+
+
+def _translation(module, last, value, ours):
+    """What is in the place of the attribute `last` of a module of torch.cuda from now on."""
+    # By where it is defined, whatever module has imported it.
+    defined = f"{value.__module__}.{getattr(value, '__name__', last)}"
+    if defined in _OURS:
+        return _OURS[defined]
+    if defined in _KEPT or module.rpartition(".")[2] in _KEPT_MODULES:
+        return value
+    for place in ours:
+        if last in vars(place):
+            return vars(place)[last]
+    return refusing(f"{module}.{last}", value, defined)
+
+
+def _modules():
+    """torch.cuda and its submodules, each with where its names are looked for."""
+    yield torch.cuda, [openreg]
+    for info in pkgutil.iter_modules(torch.cuda.__path__):
+        if info.name in ("amp", "comm"):  # over torch.amp and torch.nn.parallel
+            continue
+        module = importlib.import_module(f"torch.cuda.{info.name}")
+        same = vars(openreg).get(info.name)
+        yield module, [same, openreg] if isinstance(same, types.ModuleType) else [openreg]
+
+
+def _exchange():
+    """Returns what was exchanged, by the identity of what was there."""
+    exchanged = {}
+    for module, ours in list(_modules()):  # all are imported before the first change
+        for last, value in list(vars(module).items()):
+            if not _is_theirs(value):
+                continue
+            new = exchanged.get(id(value), (None, None))[1]
+            if new is None:
+                new = _translation(module.__name__, last, value, ours)
+            if new is not value:
+                exchanged[id(value)] = (value, new)
+                setattr(module, last, new)
+    return exchanged
+
+
+def _exchange_imported(exchanged):
+    """What other modules have imported from torch.cuda before."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch_openreg") or not isinstance(module, types.ModuleType):
+            continue
+        for last, value in list(vars(module).items()):
+            found = exchanged.get(id(value))
+            if found is not None and found[0] is value:
+                setattr(module, last, found[1])
+
+
+class _Ranges:
+    """NVTX's, in a profile of torch.profiler."""
+
+    def __init__(self):
+        self._local = threading.local()
+        self._started, self._numbers = {}, itertools.count(1)
+
+    def _open(self):
+        if not hasattr(self._local, "open"):
+            self._local.open = []
+        return self._local.open
+
+    def rangePushA(self, message):
+        inside = self._open()
+        inside.append(torch.profiler.record_function(message))
+        inside[-1].__enter__()
+        return len(inside) - 1
+
+    def rangePop(self):
+        inside = self._open()
+        if not inside:
+            return -2  # as NVTX
+        inside.pop().__exit__(None, None, None)
+        return len(inside)
+
+    def rangeStartA(self, message):
+        number = next(self._numbers)
+        self._started[number] = message
+        return number
+
+    def rangeEnd(self, number):
+        self._started.pop(number, None)
+
+    def markA(self, message):
+        with torch.profiler.record_function(message):
+            pass
+
+    def deviceRangeStart(self, message, stream=0):
+        raise refusal("torch.cuda.nvtx._device_range_start")
+
+    def deviceRangeEnd(self, handle, stream=0):
+        raise refusal("torch.cuda.nvtx._device_range_end")
+
+
+def _name_types():
+    """Classes of one dtype: PyTorch's storages go by their module's name, which is the device's."""
+    for name, value in list(vars(openreg).items()):
+        if isinstance(value, type(openreg.FloatTensor)):
+            value.is_cuda = True
+        elif name.endswith("Storage"):
+            setattr(openreg, name, getattr(torch.cuda, name))
+    for function in (openreg.amp.custom_fwd, openreg.amp.custom_bwd):
+        function.keywords["device_type"] = "cuda"
+
+
+def _handle_of(stream):
+    """As CUDA's: a default stream's is 0."""
+    return stream.openreg_stream if stream.stream_id else 0
+
+
+def _name_handles():
+    """Attributes with the library's handles, by the names that CUDA's have."""
+    openreg.Stream.cuda_stream = property(_handle_of)
+    openreg.Event.cuda_event = property(lambda self: self.event_id)
+    new = openreg.ExternalStream.__new__
+
+    def new_or_default(cls, stream_ptr, device=None):
+        if stream_ptr != 0:
+            return new(cls, stream_ptr, device)
+        default = openreg.default_stream(device)
+        return openreg.Stream.__new__(
+            cls,
+            stream_id=default.stream_id,
+            device_index=default.device_index,
+            device_type=default.device_type,
+        )
+
+    openreg.ExternalStream.__new__ = new_or_default
+
+    def refuse(*args, **kwargs):
+        raise NotImplementedError("openreg events cannot be shared between processes")
+
+    openreg.Event.ipc_handle = refuse
+    openreg.Event.from_ipc_handle = classmethod(refuse)
+
+
+def install():
+    exchanged = _exchange()
+    torch.cuda.nvtx._nvtx = _Ranges()
+    # Modules make such functions at their import.
+    jitted = torch.cuda.jiterator._JittedFunction
+    jitted.__call__ = refusing("torch.cuda.jiterator", jitted.__call__)
+    torch.cuda._sanitizer.CUDASanitizer.enable = lambda self: _enable_sanitizer()
+    torch.cuda.default_generators = openreg.default_generators
+    torch.cuda.get_amp_supported_dtype = (
+        openreg.get_amp_supported_dtype
+    )  # torch.autocast asks for it
+    _exchange_imported(exchanged)
+    _name_types()
+    _name_handles()

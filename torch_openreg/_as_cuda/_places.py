@@ -1,0 +1,122 @@
+"""What speaks of CUDA beside ``torch.cuda`` and tensors."""
+
+import functools
+import logging
+import sys
+
+import torch
+
+from .. import _C
+from .._registration import _import_after
+from ._names import refusal
+
+VERSION = "12.8"  # what a program reads that asks which CUDA there is
+
+
+def _profiler():
+    """Activities and kinds of device by CUDA's name are those of the device."""
+    from torch.autograd import DeviceType
+    from torch.autograd.profiler import ProfilerState, profile
+    from torch.profiler import ProfilerActivity
+
+    ProfilerActivity.CUDA = ProfilerActivity.PrivateUse1
+    DeviceType.CUDA = DeviceType.PrivateUse1
+    init = profile.__init__
+
+    @functools.wraps(init)
+    def init_for_device(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        if getattr(self, "use_device", None) == "cuda":
+            fallback = "" if kwargs.get("use_kineto") else "_FALLBACK"
+            self.profiler_kind = getattr(ProfilerState, f"KINETO_PRIVATEUSE1{fallback}")
+
+    profile.__init__ = init_for_device
+
+
+def _backends():
+    """Switches keep what they are set to. The libraries that they are for are not there."""
+    torch.backends.cuda.is_built = lambda: True
+    if torch.version.cuda is None:
+        torch.version.cuda = VERSION
+        # A module that counts operations warns then that there is no Triton.
+        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
+    cudnn = sys.modules["torch.backends.cudnn"]
+    module = torch.backends.cudnn
+    for place in {id(cudnn): cudnn, id(module): module}.values():
+        place.is_available = lambda: False
+        place.is_acceptable = lambda tensor: False
+        place.version = lambda: None
+
+    def no_plans(*args):
+        raise refusal("torch.backends.cuda.cufft_plan_cache")
+
+    plans = type(torch.backends.cuda.cufft_plan_cache)
+    plans.__getitem__ = plans.__getattr__ = plans.__setattr__ = no_plans
+    for library in ("cublas", "cublaslt"):
+        name = f"{library}_workspace_size"
+        if hasattr(torch.backends.cuda, name):
+            setattr(torch.backends.cuda, name, _refuse(f"torch.backends.cuda.{name}"))
+
+
+def _refuse(name):
+    def refuse(*args, **kwargs):
+        raise refusal(name)
+
+    return refuse
+
+
+def _properties():
+    kind = _C._DeviceProperties
+    kind.major, kind.minor, kind.is_multi_gpu_board = 8, 0, 0
+
+
+def _checkpoints():
+    """Of a process that called the device by its own name."""
+
+    def load(storage, location):
+        if location.partition(":")[0] != "openreg":
+            return None
+        return torch.serialization.default_restore_location(
+            storage, location.replace("openreg", "cuda")
+        )
+
+    torch.serialization.register_package(27, lambda storage: None, load)
+
+
+def _c_functions():
+    """Those of torch._C that PyTorch's Python code calls outside of torch.cuda."""
+    from .. import openreg
+
+    functions = {
+        "_cuda_clearCublasWorkspaces": lambda: None,
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_emptyCache": openreg.empty_cache,
+        "_cuda_exchangeDevice": torch.cuda._exchange_device,
+        "_cuda_getCompiledVersion": lambda: int(torch.version.cuda.replace(".", "0")) * 10,
+        "_cuda_getCurrentRawStream": lambda index: openreg.current_stream(index).cuda_stream,
+        "_cuda_getDevice": openreg.current_device,
+        "_cuda_getDeviceCount": openreg.device_count,
+        "_cuda_hasPrimaryContext": lambda index: _C._is_active(_C._check_index(index)),
+        "_cuda_isCurrentStreamCapturing": openreg.is_current_stream_capturing,
+        "_cuda_isInBadFork": openreg._is_in_bad_fork,
+        "_cuda_maybeExchangeDevice": torch.cuda._maybe_exchange_device,
+        "_cuda_resetCublasLtWorkspaceSize": lambda: None,
+        "_cuda_resetCublasWorkspaceSize": lambda: None,
+        "_cuda_setDevice": openreg.set_device,
+        "_cuda_setStream": torch.cuda._set_stream_by_id,
+        "_cuda_synchronize": openreg.synchronize,
+    }
+    for name, function in functions.items():
+        # An object of its own: torch._dynamo has a rule for each, and another for torch.cuda's.
+        setattr(torch._C, name, functools.partial(function))
+
+
+def install():
+    _backends()
+    _properties()
+    _profiler()
+    _checkpoints()
+    _c_functions()
+    _import_after("torch.utils.cpp_extension", "torch_openreg._as_cuda._extensions")
+    _import_after("torch.testing._internal.common_device_type", "torch_openreg._as_cuda._testing")
+    _import_after("torch.utils._triton", "torch_openreg._as_cuda._triton")

@@ -1,0 +1,55 @@
+"""Methods and attributes of tensors that PyTorch's C++ has for CUDA's own kind of device alone."""
+
+import functools
+
+import torch
+
+from .. import _C, openreg
+from ._names import refusal
+
+_PREFIXES = ("torch.cuda.", "torch.openreg.")
+
+
+def _dtype_of(kind):
+    """(dtype, layout) that a type of the device names, or None: "torch.cuda.sparse.FloatTensor"."""
+    if isinstance(kind, type):
+        kind = f"{kind.__module__}.{kind.__name__}"
+    if not isinstance(kind, str) or not kind.startswith(_PREFIXES):
+        return None
+    *place, name = kind.split(".")
+    layout = torch.sparse_coo if place[-1] == "sparse" else torch.strided
+    dtype = getattr(getattr(torch, name, None), "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"invalid type: {kind!r}")
+    return dtype, layout
+
+
+def _wrap_type():
+    original = torch.Tensor.type
+
+    @functools.wraps(original)
+    def type_(self, dtype=None, non_blocking=False, **kwargs):
+        named = None if dtype is None else _dtype_of(dtype)
+        if named is None:
+            return original(self, dtype, non_blocking, **kwargs)
+        dtype, layout = named
+        if layout != self.layout:
+            raise RuntimeError(f"a tensor of layout {self.layout} has no type of layout {layout}")
+        where = self.device if self.is_cuda else torch.device("cuda", openreg.current_device())
+        return self.to(where, dtype, non_blocking=non_blocking)
+
+    torch.Tensor.type = type_
+
+
+def _interface(self):
+    # An AttributeError: hasattr() says no, as it does of a tensor on the CPU.
+    raise AttributeError(str(refusal("torch.Tensor.__cuda_array_interface__")))
+
+
+def install():
+    for name in ("cuda", "openreg"):
+        setattr(torch.Tensor, name, _C._cuda_descriptor())
+    for name in ("is_cuda", "is_openreg"):
+        setattr(torch.Tensor, name, _C._is_cuda_descriptor())
+    torch.Tensor.__cuda_array_interface__ = property(_interface)
+    _wrap_type()

@@ -1,0 +1,185 @@
+"""Snapshots of device memory, the history of allocations, observers of its exhaustion.
+
+Part of ``torch.openreg.memory``, which has the names.
+"""
+
+import inspect
+import json
+import pickle
+import sys
+
+import torch
+from torch.cuda._memory_viz import memory as _memory
+from torch.cuda._memory_viz import segments as _segments
+
+from .. import _C
+from ._lazy import is_initialized
+from ._utils import device_index
+
+_NO_POOLS = "openreg has no private memory pools yet: every allocation is in the default pool"
+
+
+def memory_snapshot(mempool_id=None, include_traces=True):
+    """A list of the segments of every device's allocator, each with its blocks.
+
+    Args:
+        mempool_id: None or (0, 0): there is one pool, and another raises NotImplementedError.
+        include_traces: ignored, as the history is no part of this list.
+    """
+    if mempool_id is not None and tuple(mempool_id) != (0, 0):
+        raise NotImplementedError(_NO_POOLS)
+    return _C._memory_snapshot(False)["segments"] if is_initialized() else []
+
+
+def _snapshot(device=None, augment_with_fx_traces=False):
+    """The state of every device's allocator and its history, in the form of torch.cuda's.
+
+    ``segments``: address, sizes, stream and the blocks of each, with the stack (``frames``) that
+    asked for a block if _record_memory_history() was on. ``device_traces``: for each device what
+    happened, in order. ``device`` is accepted as torch.cuda's does, and all devices are in it.
+    """
+    if device is not None:
+        device_index(device)
+    snapshot = _C._memory_snapshot(True)
+    if augment_with_fx_traces:
+        snapshot = torch._utils._augment_memory_snapshot_stack_traces(snapshot)
+    return snapshot
+
+
+def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
+    """Writes _snapshot() to a file that PyTorch's memory viewer opens."""
+    with open(filename, "wb") as file:
+        pickle.dump(_snapshot(augment_with_fx_traces=augment_with_fx_traces), file)
+
+
+def _record_memory_history_impl(
+    enabled="all",
+    context="all",
+    stacks="all",
+    max_entries=sys.maxsize,
+    device=None,
+    clear_history=False,
+    compile_context=False,
+    global_record_annotations=False,
+    skip_actions=None,
+    record_pinned_host_memory=False,
+    record_cuda=True,
+):
+    """Records what the allocators of all devices do, and from where, for _snapshot().
+
+    Args:
+        enabled: None (off, and forgets what was recorded), "state" (the stacks of live blocks) or
+            "all" (every action too).
+        context: which stacks are kept: None, "state" (of live blocks), "alloc" (also in the history
+            of allocations) or "all" (also where memory is freed).
+        stacks: "python", or "all" for C++ frames as well.
+        max_entries: of the history, for each device; the oldest give way.
+        clear_history: forget what was recorded until now.
+        skip_actions: names of actions that are not kept.
+
+    What else torch.cuda's takes raises NotImplementedError if it is not the default.
+    """
+    if device is not None:
+        device_index(device)
+    if compile_context or global_record_annotations or record_pinned_host_memory or not record_cuda:
+        raise NotImplementedError(
+            "openreg keeps no compile_context, no global_record_annotations and no pinned memory "
+            "in its history, and cannot leave out the device's"
+        )
+    if max_entries < 0:
+        raise ValueError(f"max_entries is 0 or more, got {max_entries}")
+    _C._memory_record_history(
+        enabled, context, stacks, max_entries, clear_history, list(skip_actions or ())
+    )
+
+
+def _record_memory_history_legacy(
+    enabled,
+    record_context=True,
+    trace_alloc_max_entries=1,
+    trace_alloc_record_context=False,
+    device=None,
+    record_context_cpp=False,
+    clear_history=False,
+    compile_context=False,
+    global_record_annotations=False,
+    skip_actions=None,
+    record_pinned_host_memory=False,
+    record_cuda=True,
+):
+    context = "alloc" if trace_alloc_record_context else "state" if record_context else None
+    _record_memory_history_impl(
+        "all" if enabled else None,
+        context,
+        "all" if record_context_cpp else "python",
+        trace_alloc_max_entries,
+        device,
+        clear_history,
+        compile_context,
+        global_record_annotations,
+        skip_actions,
+        record_pinned_host_memory,
+        record_cuda,
+    )
+
+
+def _record_memory_history(enabled="all", *args, **kwargs):
+    # As in torch.cuda, True and False have the arguments of older versions.
+    legacy = isinstance(enabled, bool)
+    record = _record_memory_history_legacy if legacy else _record_memory_history_impl
+    record(enabled, *args, **kwargs)
+
+
+_record_memory_history.__doc__ = _record_memory_history_impl.__doc__
+_record_memory_history.__signature__ = inspect.signature(_record_memory_history_impl)
+
+
+def _save_segment_usage(filename="output.svg", snapshot=None):
+    """Writes a flame graph of the segments of `snapshot`, or of _snapshot(), as a picture."""
+    _write(filename, _segments, snapshot)
+
+
+def _save_memory_usage(filename="output.svg", snapshot=None):
+    """Writes a flame graph of the allocated blocks of `snapshot`, or of _snapshot(), as a
+    picture."""
+    _write(filename, _memory, snapshot)
+
+
+def _write(filename, draw, snapshot):
+    picture = draw(_snapshot() if snapshot is None else snapshot)
+    with open(filename, "w") as file:
+        file.write(picture)
+
+
+def _allocation_traceback(data_ptr):
+    """The stack that asked for the live block at `data_ptr`, or None."""
+    return _C._memory_traceback(data_ptr)
+
+
+def _set_memory_metadata(metadata):
+    """A text that each recorded action carries from now on (``user_metadata``); a dictionary
+    becomes one in JSON."""
+    if isinstance(metadata, dict):
+        metadata = json.dumps(metadata, separators=(",", ":"))
+    _C._memory_set_metadata(metadata)
+
+
+def _get_memory_metadata():
+    return _C._memory_get_metadata()
+
+
+def attach_out_of_memory_observer(observer):
+    """Has `observer` called wherever an allocation fails for want of device memory, before
+    torch.OutOfMemoryError is raised.
+
+    Args:
+        observer: is called as ``observer(device, alloc, device_alloc, device_free)``: the device's
+            index, and bytes: those asked for, those that the allocator may hold (the device's
+            capacity, or the part that set_per_process_memory_fraction allows) and those that are
+            free. It stays for the process's life, and is called on the thread that allocates, which
+            may be one of the device's. What it raises is raised in the place of
+            torch.OutOfMemoryError. What cannot be called raises TypeError.
+    """
+    if not callable(observer):
+        raise TypeError(f"an observer is called, and {observer!r} cannot be")
+    _C._memory_attach_observer(observer)

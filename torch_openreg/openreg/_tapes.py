@@ -1,0 +1,376 @@
+"""Schedules by tapes, for explore(preemptions=): what a run could have chosen, which schedules are
+the same run, and the search over all with few preemptions.
+
+A run under a tape leaves a record (openreg_schedule.h): what the host asked for, what tasks touch,
+and each choice with its options. From that a Program is made, which says for any other tape in
+which order it would run the same tasks. Two schedules in which all tasks that touch the same bytes,
+and all that the host can see, come in the same order give the same result, so one of them is run.
+That holds as long as the order is that of a run which was made: what then runs is known to be these
+tasks.
+"""
+
+import heapq
+from typing import NamedTuple
+
+(QUEUED, TOUCHES, RECORDS, WAITS, POINT, ASKS, AWAITS, KNOWS, LOOKS, CHOOSES, RUNS, OUTSIDE) = (
+    range(1, 13)
+)
+_WRITES, _PINNED, _ASIDE = 1, 2, 1
+_ADD = 0
+_HOST = -1
+_NOBODY = None
+
+
+def text_of(choices):
+    """As openreg_schedule.h writes a tape."""
+    items, gap = [], 0
+    for choice in choices:
+        if choice:
+            items.append(f"{gap}:{choice}" if gap else str(choice))
+            gap = 0
+        else:
+            gap += 1
+    return ",".join(items) or "0"
+
+
+class Choice(NamedTuple):
+    """Of `options`, the first `free` of which were no preemption, `taken` was taken."""
+
+    options: int
+    free: int
+    taken: int
+
+
+class Program:
+    """What the host asks for, in order, and the tasks; equal for runs that did the same.
+
+    Streams are numbered by their first task, those without one behind; an item of a stream's queue
+    is ("task" | "aside", its number), ("mark", m) or ("wait", m). A goal is what is to be over: one
+    mark, or for some streams how many items.
+    """
+
+    def __init__(self, operations, items, streams, conflicts, visible):
+        self.operations = operations  # (what, stream or goal)
+        self.items = items  # of each stream
+        self.streams = streams  # how many have tasks
+        self.conflicts = conflicts  # pairs of tasks
+        self.visible = visible  # tasks that the host may see, or that may see what it does
+        self.key = (tuple(operations), tuple(map(tuple, items)), conflicts, visible)
+
+    def simulate(self, tape):
+        """The simulation of a tape; None if it would not come to its end."""
+        run = _Simulation(self, tape)
+        return run if run.go() else None
+
+
+class _Simulation:
+    def __init__(self, program, tape):
+        self.program, self.tape = program, tape
+        self.items = program.items
+        self.queued = [0] * len(program.items)
+        self.done = [0] * len(program.items)
+        self.marks = set()
+        self.choices, self.order, self.seen = [], [], []
+        self.position, self.host = {}, {}
+        self.latest = self.left = _NOBODY
+        self.operation = 0
+
+    def first(self, stream):
+        """The first item of a stream's queue, or None."""
+        at = self.done[stream]
+        return self.items[stream][at] if at < self.queued[stream] else None
+
+    def run(self, stream):
+        kind, number = self.first(stream)
+        self.done[stream] += 1
+        if kind == "mark":
+            self.marks.add(number)
+        elif kind != "wait":
+            self.position[number] = len(self.position)
+            self.host[number] = self.operation
+            if kind == "task":
+                self.order.append(number)
+
+    def settle(self):
+        """Marks, poison, and waits that are over."""
+        again = True
+        while again:
+            again = False
+            for stream in range(len(self.items)):
+                while (item := self.first(stream)) is not None and item[0] != "task":
+                    if item[0] == "wait" and item[1] not in self.marks:
+                        break
+                    again |= item[0] == "mark"
+                    self.run(stream)
+
+    def reached(self, goal):
+        if isinstance(goal, int):
+            return goal in self.marks
+        return all(self.done[stream] >= count for stream, count in goal)
+
+    def can_run(self, stream):
+        item = self.first(stream)
+        return item is not None and item[0] == "task"
+
+    def choose(self, host_may, left):
+        """csrc/openreg/schedule.c, chooseByTape()."""
+        ready = [s for s in range(self.program.streams) if self.can_run(s)]
+        if host_may and not left:
+            current = _HOST
+        else:
+            current = self.latest if self.latest in ready else _NOBODY
+        options = [_HOST, *ready] if host_may else ready
+        if not options:
+            return None
+        if current is not _NOBODY:
+            classes = {current: 0} if self.left is current else {self.left: 1, current: 0}
+            options.sort(key=lambda who: classes.get(who, 2))
+            free = sum(classes.get(who, 2) < 2 for who in options)
+        else:
+            free = len(options)
+        taken = 0
+        if len(options) > 1:
+            at = len(self.choices)
+            taken = self.tape[at] if at < len(self.tape) else 0
+            taken = taken if taken < len(options) else 0
+            self.choices.append(Choice(len(options), free, taken))
+        who = options[taken]
+        if who != current:
+            self.left = _NOBODY if current is _NOBODY or who == self.left else current
+        return who
+
+    def step(self, host_may=False, left=True):
+        """One task; False if the host goes on, or nobody can."""
+        who = self.choose(host_may, left)
+        if who is None or who == _HOST:
+            return False
+        self.latest = who
+        self.run(who)
+        self.settle()
+        return True
+
+    def go(self):
+        for at, (what, which) in enumerate(self.program.operations):
+            self.operation = at
+            if what == _ADD:
+                self.queued[which] += 1
+                continue
+            if what == AWAITS:
+                while not self.reached(which):
+                    self.settle()
+                    if not self.reached(which) and not self.step():
+                        return False
+                continue
+            if what == LOOKS:
+                self.seen.append(self.done[which])
+                continue
+            if what == KNOWS:
+                self.seen.append(self.reached(which))
+                continue
+            self.settle()
+            if what == POINT:
+                left = False
+                while self.step(host_may=True, left=left):
+                    left = True
+            else:
+                self.seen.append(self.reached(which))
+                if not self.seen[-1]:
+                    self.step()
+        return True
+
+    def signature(self):
+        """Equal for schedules that give the same result."""
+        far, position = len(self.position), self.position
+        pairs = tuple(
+            position.get(a, far) < position.get(b, far) for a, b in self.program.conflicts
+        )
+        host = tuple(self.host.get(n) for n in self.program.visible)
+        return pairs, host, tuple(self.seen)
+
+
+# ---- from a record ----
+
+
+def _overlap(a, b):
+    """Whether two tasks touch the same bytes and one writes; None: nobody knows what it touches."""
+    if a is None or b is None:
+        return True
+    return any(
+        (wa or wb) and begin < other_end and other_begin < end
+        for begin, end, wa, _ in a
+        for other_begin, other_end, wb, _ in b
+    )
+
+
+class _Reader:
+    def __init__(self, steps):
+        self.slots = {}  # a stream's place in the core's table: its number here
+        self.operations, self.queues, self.touches, self.owner = [], [], [], []
+        self.devices, self.marks, self.pending = {}, {}, {}
+        self.choices, self.order, self.ran = [], [], []
+        self.count = 0
+        self.followed = True
+        for kind, flags, stream, _, _ in steps:  # who has a task is numbered before who has none
+            if kind == QUEUED and not flags & _ASIDE:
+                self.number(stream)
+        self.streams = len(self.slots)
+        for step in steps:
+            self.read(*step)
+
+    def number(self, stream):
+        slot = stream >> 30 & 0xFFFFFF
+        if slot not in self.slots:
+            self.slots[slot] = len(self.slots)
+            self.queues.append([])
+            self.ran.append(0)
+        return self.slots[slot]
+
+    def add(self, stream, item):
+        self.queues[stream].append(item)
+        self.operations.append((_ADD, stream))
+
+    def goal(self, stream, record, device=None):
+        if record:
+            return self.marks.get(record, ())  # of an earlier record: over
+        if device is not None and not stream:
+            chosen = [
+                s for s in range(len(self.queues)) if device in (-1, self.devices.get(s, device))
+            ]
+        else:
+            chosen = [self.number(stream)]
+        return tuple((s, len(self.queues[s])) for s in chosen)
+
+    def read(self, kind, flags, stream, a, b):
+        if kind == QUEUED:
+            s = self.number(stream)
+            self.devices[s] = a
+            aside = flags & _ASIDE
+            self.add(s, ("aside" if aside else "task", len(self.touches)))
+            self.touches.append(self.pending.pop(s, None))
+            self.owner.append(s)
+        elif kind == TOUCHES:
+            if stream:
+                touched = (a, b, flags & _WRITES, flags & _PINNED)
+                self.pending.setdefault(self.number(stream), []).append(touched)
+        elif kind == RECORDS:
+            self.marks[a] = self.count
+            self.add(self.number(stream), ("mark", self.count))
+            self.count += 1
+        elif kind == WAITS:
+            if a in self.marks:
+                self.add(self.number(stream), ("wait", self.marks[a]))
+        elif kind == POINT:
+            self.operations.append((POINT, None))
+        elif kind in (ASKS, KNOWS):
+            self.operations.append((kind, self.goal(stream, a)))
+        elif kind == AWAITS:
+            device = b - 2**64 if b >= 2**63 else b
+            self.operations.append((kind, self.goal(stream, a, device)))
+        elif kind == LOOKS:
+            self.operations.append((kind, self.number(stream)))
+        elif kind == CHOOSES:
+            self.choices.append(Choice(a, b, flags))
+        elif kind == RUNS:
+            self.order.append(self.number(stream))
+        elif kind == OUTSIDE:
+            self.followed = False
+
+    def program(self):
+        touches, owner = self.touches, self.owner
+        conflicts = tuple(
+            (a, b)
+            for b in range(len(touches))
+            for a in range(b)
+            if owner[a] != owner[b] and _overlap(touches[a], touches[b])
+        )
+        visible = tuple(
+            n for n, t in enumerate(touches) if t is None or any(pinned for *_, pinned in t)
+        )
+        return Program(self.operations, self.queues, self.streams, conflicts, visible)
+
+
+class Record(NamedTuple):
+    """What a run did: its choices, and the program and signature, or None if that is not known."""
+
+    choices: list
+    program: Program | None
+    signature: tuple | None
+
+
+def read_record(steps, failed, programs):
+    """Of a run; one that failed may have left tasks behind. `programs` keeps one of each."""
+    reader = _Reader(steps)
+    if reader.followed and not failed:
+        program = reader.program()
+        program = programs.setdefault(program.key, program)
+        simulated = program.simulate([choice.taken for choice in reader.choices])
+        if simulated is not None:
+            order = [reader.owner[number] for number in simulated.order]
+            if simulated.choices == reader.choices and order == reader.order:
+                return Record(reader.choices, program, simulated.signature())
+    return Record(reader.choices, None, None)
+
+
+# ---- the search ----
+
+
+class Search:
+    """All tapes with at most so many preemptions: those with fewer first, each depth-first.
+
+    Attributes:
+        runs: how many were run.
+        same: how many are known to be the same as one that was run.
+        left: how many are known to be there and have not been looked at.
+    """
+
+    MOST_LOOKS = 200  # at schedules, for each that may be run
+
+    def __init__(self, preemptions, limit):
+        self.preemptions, self.limit = preemptions, limit
+        self.runs = self.same = 0
+        self._programs, self._known = {}, {}
+        self._frontier = [(0, 0, (), None)]
+        self._serial = 0
+
+    @property
+    def left(self):
+        return len(self._frontier)
+
+    def go(self, run):
+        """`run(tape)` makes a run and returns what is to be kept of it, its record, and whether it
+        failed. Yields (what was kept, whether it is new) for each schedule: one that was run, or is
+        known to be the same as one that was."""
+        while self._frontier and self.runs + self.same < self.limit * self.MOST_LOOKS:
+            cost, _, tape, program = self._frontier[0]
+            simulated = program.simulate(tape) if program else None
+            known = simulated and self._known_of(tape, program, simulated)
+            if not known and self.runs == self.limit:
+                return
+            heapq.heappop(self._frontier)
+            if known:
+                self.same += 1
+                choices, (outcome,) = simulated.choices, known
+            else:
+                self.runs += 1
+                outcome, *made = run(text_of(tape))
+                record = read_record(*made, self._programs)
+                choices, program = record.choices, record.program
+                if program:
+                    self._known[id(program), record.signature] = (outcome,)
+            self._branch(cost, tape, choices, program)
+            yield outcome, not known
+
+    def _known_of(self, tape, program, simulated):
+        """What is known of a schedule that runs these tasks, or None."""
+        return self._known.get((id(program), simulated.signature()))
+
+    def _branch(self, cost, tape, choices, program):
+        taken = list(tape) + [0] * (len(choices) - len(tape))
+        for at in range(len(tape), len(choices)):
+            choice = choices[at]
+            for option in range(1, choice.options):
+                price = cost + (option >= choice.free)
+                if price <= self.preemptions:
+                    self._serial -= 1
+                    branch = (price, self._serial, (*taken[:at], option), program)
+                    heapq.heappush(self._frontier, branch)
