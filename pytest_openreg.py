@@ -341,6 +341,8 @@ def pytest_runtest_makereport(item, call):
     races = item.stash.get(RACES, [])
     item.stash[RACES] = []
     if report.failed:
+        if races:
+            _shorten_the_summary(report)
         report.openreg_races = races  # goes with the report to the process that prints it
         schedule = _schedule_of(item)
         seed = ("openreg_seed", str(schedule))
@@ -348,6 +350,14 @@ def pytest_runtest_makereport(item, call):
             item.user_properties.append(seed)
             report.user_properties.append(seed)
     return report
+
+
+def _shorten_the_summary(report):
+    """With CI set, pytest's summary has the whole message of an error, which a report of a race
+    has already been shown as: its first line names it."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash:
+        crash.message = crash.message.partition("\n")[0]
 
 
 def _replay(nodeid, schedule):

@@ -371,7 +371,9 @@ def test_a_race_fails_its_own_test(suite, monkeypatch, by):
     assert "and nothing orders it with the earlier access:" in done.outlines
 
 
-def test_a_race_that_a_test_raises_is_shown_once(suite):
+@pytest.mark.parametrize("ci", ["", "true"])  # set, pytest's summary says whole messages
+def test_a_race_that_a_test_raises_is_shown_once(suite, monkeypatch, ci):
+    monkeypatch.setenv("CI", ci)
     done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_raises")
     done.assert_outcomes(failed=1, deselected=done.parseoutcomes()["deselected"])
     assert done.stdout.str().count("nothing orders it with the earlier access") == 1
