@@ -207,15 +207,20 @@ std::tuple<Tensor, Tensor> gatherStatsOfEqual(const Tensor &input, const Tensor 
   return gatherStats(input, mean, invstd, runningMean, runningVar, momentum, eps, counts);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> batchNormBackwardReduce(
-    const Tensor &gradOut, const Tensor &input, const Tensor &mean, const Tensor &invstd,
-    const Optional &weight, bool inputNeeds, bool weightNeeds, bool biasNeeds) {
-  const char *name = "batch_norm_backward_reduce";
+void checkBackward(const char *name, const Tensor &gradOut, const Tensor &input, const Tensor &mean,
+                   const Tensor &invstd) {
   checkInput(name, input);
   TORCH_CHECK(gradOut.sizes() == input.sizes(), name, ": expected a grad_out of the input's sizes, ",
               input.sizes(), ", got ", gradOut.sizes());
   checkChannels(name, "a mean", mean, input);
   checkChannels(name, "an invstd", invstd, input);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> batchNormBackwardReduce(
+    const Tensor &gradOut, const Tensor &input, const Tensor &mean, const Tensor &invstd,
+    const Optional &weight, bool inputNeeds, bool weightNeeds, bool biasNeeds) {
+  const char *name = "batch_norm_backward_reduce";
+  checkBackward(name, gradOut, input, mean, invstd);
   const auto dims = otherDims(input);
   const Tensor gradient = wide(gradOut);
   const Tensor sum = gradient.sum(dims);
@@ -231,11 +236,7 @@ Tensor batchNormBackwardElemt(const Tensor &gradOut, const Tensor &input, const 
                               const Tensor &invstd, const Optional &weight, const Tensor &sumDy,
                               const Tensor &sumDyXmu, const Tensor &count) {
   const char *name = "batch_norm_backward_elemt";
-  checkInput(name, input);
-  TORCH_CHECK(gradOut.sizes() == input.sizes(), name, ": expected a grad_out of the input's sizes, ",
-              input.sizes(), ", got ", gradOut.sizes());
-  checkChannels(name, "a mean", mean, input);
-  checkChannels(name, "an invstd", invstd, input);
+  checkBackward(name, gradOut, input, mean, invstd);
   checkChannels(name, "a sum_dy", sumDy, input);
   checkChannels(name, "a sum_dy_xmu", sumDyXmu, input);
   const Tensor deviation = wide(invstd), total = count.sum();

@@ -3,7 +3,6 @@ is missing."""
 
 import os
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 
 class Edge(NamedTuple):
@@ -99,6 +98,8 @@ _LEFT, _TOP, _STEP, _HEIGHT = 340, 40, 70, 60
 
 
 def _svg(report):
+    from xml.sax.saxutils import escape  # takes urllib with it
+
     picture = _Picture(report)
     width = _LEFT + _STEP * (len(picture.column) + 1)
     height = _TOP + _HEIGHT * len(picture.rows) + 90

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from .. import _C
 from . import sanitizer
 from ._lazy import is_initialized
-from ._tapes import Search
 
 SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
@@ -416,6 +415,8 @@ def _seeds(schedules):
 
 
 def _search(runs, found, limit, bar):
+    from ._tapes import Search  # not at each `import torch`
+
     search = Search(found.preemptions, limit)
     runs("early")
     _C._schedule_record(True)
