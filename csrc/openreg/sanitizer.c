@@ -21,6 +21,7 @@
  */
 #include "sanitizer.h"
 
+#include "mirror.h"
 #include "tape.h"
 
 #include <inttypes.h>
@@ -38,12 +39,24 @@ static orSanitizerOptions options;
 static bool by_setting; /* enabled by OPENREG_SANITIZER alone */
 static bool touched;    /* enabled or disabled by anybody */
 static uint64_t calls;
+static bool any_undecided; /* accesses that guard nothing until a gate opens */
 
 static _Thread_local const char *operation_name;
 static _Thread_local uint32_t ignored;
 
-static void lock(void) { orMutexLock(&orSanitizerMutex); }
-static void unlock(void) { orMutexUnlock(&orSanitizerMutex); }
+static _Thread_local bool inside;
+
+static void lock(void) {
+  orMutexLock(&orSanitizerMutex);
+  inside = true;
+}
+
+static void unlock(void) {
+  inside = false;
+  orMutexUnlock(&orSanitizerMutex);
+}
+
+bool orSanitizerIsInside(void) { return inside; }
 
 static bool isOn(void) { return __atomic_load_n(&is_on, __ATOMIC_RELAXED) != 0; }
 
@@ -98,6 +111,8 @@ typedef struct orCheck {
   orShadow now;         /* the access */
   const orClock *clock; /* of whoever makes it; null: the host */
   bool moves;           /* OR_ACCESS_MOVES */
+  bool touches;         /* it is the host's, in no call */
+  bool judged;          /* the host's has met another */
   orRange moved;        /* what an access before it moves */
   orRaceList races;
 } orCheck;
@@ -111,6 +126,15 @@ static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
          orRaceFound(old, &t->now, keep, &t->races);
 }
 
+/* What the host has been compared with guards its memory no more: it would be told twice. */
+static void judge(orCheck *t, orShadow *old) {
+  bool decided = isConflict(t, old, false);
+  if (t->clock || !(old->write || t->now.write) || !orRangesMeet(&old->range, &t->now.range)) return;
+  t->judged = old->judged = true;
+  old->undecided = !decided;
+  any_undecided |= !decided;
+}
+
 /* Finds what is decided, and keeps nothing. */
 static void compare(orCheck *t) {
   orShadow **found;
@@ -118,8 +142,9 @@ static void compare(orCheck *t) {
   for (size_t i = 0; i < count; i++)
     if (orHostKnows(found[i]->timeline, found[i]->counter))
       orShadowErase(found[i]);
-    else if (!isOrdered(t, found[i]))
-      isConflict(t, found[i], false);
+    else if (!isOrdered(t, found[i]) && !(t->touches && found[i]->judged))
+      judge(t, found[i]);
+  if (t->judged) orGuardRenew(t->now.range.begin, t->now.range.end);
 }
 
 /* Many pieces of one hull, none of which covers another, would be looked at again and again. */
@@ -153,9 +178,11 @@ static void keep(orCheck *t) {
       renewed |= replace(old, now, renewed);
   }
   if (OR_UNLIKELY(strided > OR_STRIDED)) limitStrided(found, strided);
-  if (renewed) return;
-  orStackRetain(now->stack);
-  orShadowAdd(now);
+  if (!renewed) {
+    orStackRetain(now->stack);
+    orShadowAdd(now);
+  }
+  if (!orSimulatedHolds((const void *)now->range.begin)) orGuardRenew(now->range.begin, now->range.end);
 }
 
 static orError_t checkAccesses(const char *operation, const orMemoryAccess *accesses, size_t count) {
@@ -268,6 +295,41 @@ orError_t orSanitizerAccess(orStream_t stream, const char *operation,
   OR_TRY(checkAccesses(operation, accesses, count));
   if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
   checkAll(stream, operation, accesses, count, false);
+  return orSuccess;
+}
+
+/* Whose stack is asked for when there is something to tell, as most of what is touched beside a copy
+ * is right. */
+void orSanitizerTouched(uintptr_t address, bool write) {
+  orCheck t = {.now.stream = 0};
+  if (ignored) return;
+  lock();
+  orSanitizerOptions by = options;
+  if (isOn()) {
+    t = checkOf(0, "memory access", NULL);
+    t.touches = true;
+    t.now.write = write;
+    t.now.range = (orRange){.begin = address, .end = address + 1, .width = 1};
+    compare(&t);
+  }
+  unlock();
+  if (!t.races.first) return;
+  void *captured = by.capture ? by.capture(by.context) : NULL;
+  lock();
+  orStack *stack = orStackNew(captured, &by);
+  orRacesSetStack(&t.races, stack);
+  orStackDrop(stack);
+  unlock();
+  if (orRacesReport(&t.races) && by.touched) by.touched(by.context);
+  orStacksRelease();
+}
+
+orError_t orSanitizerHostBlock(void *ptr) {
+  orRegion r;
+  if (!isOn()) return orSuccess;
+  OR_TRY(orEnter());
+  OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
+  if (orHostDevice()->factory == &orPinnedHostFactory) orMirrorMake(r.base, r.size);
   return orSuccess;
 }
 
@@ -443,16 +505,27 @@ static void onWaitValue(orProbe *p) {
   unlock();
 }
 
+/* What the host has been too early for a verdict of may be judged now. */
+static void guardUndecided(void) {
+  orShadow **found;
+  if (!any_undecided) return;
+  any_undecided = false;
+  for (size_t count = orShadowFind(0, UINTPTR_MAX, &found); count-- > 0; found++)
+    if ((*found)->undecided) (*found)->undecided = (*found)->judged = false;
+  orGuardRenew(0, UINTPTR_MAX);
+}
+
 static void onSignal(orProbe *p) {
   orStream_t stream = 0;
   uint64_t number;
-  orRaceList races = {NULL, 0};
+  orRaceList races = {.first = NULL};
   orTaskCurrent(&stream, &number);
   lock();
   orSync *sync = syncOf(p->cell);
   if (sync && sync->gate) {
     orSyncOpen(sync, stream);
     orRacesDecide(sync, &races);
+    guardUndecided();
   }
   unlock();
   if (races.first) orRacesReport(&races);
@@ -468,11 +541,16 @@ static orSync *markOf(const orProbe *p) {
   return p->stream ? orTimelineMark(p->stream) : orDeviceMark(p->device);
 }
 
+static void hostJoin(const orSync *sync) {
+  orHostJoin(sync);
+  orGuardRenewAll();
+}
+
 /* Of a cell it is the moment of its record, of a stream or a device what is queued there now. */
 static void onHostKnows(orProbe *p) {
   lock();
   orSync *sync = p->cell ? orSyncRetain(p->cell->kept) : markOf(p);
-  if (sync && !ignored) orHostJoin(sync);
+  if (sync && !ignored) hostJoin(sync);
   orSyncRelease(sync);
   unlock();
 }
@@ -488,7 +566,7 @@ static void onHostWaited(orProbe *p) {
   orSync *mark = p->kept;
   if (!mark) return;
   lock();
-  if (!ignored) orHostJoin(mark);
+  if (!ignored) hostJoin(mark);
   orSyncRelease(mark);
   unlock();
 }
@@ -566,6 +644,7 @@ static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
   size_t count = orShadowFind(start, start + size, &found);
   for (size_t i = 0; i < count; i++)
     if (orClockKnows(clock, found[i]->timeline, found[i]->counter)) orShadowErase(found[i]);
+  if (!orSimulatedHolds((const void *)start)) orGuardRenew(start, start + size);
   unlock();
 }
 
@@ -629,6 +708,7 @@ static void forgetAll(void) {
   setActive(false);
   pending_count = 0;
   orShadowClear();
+  orGuardRenewAll();
   orFreshForget(0, UINTPTR_MAX);
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
@@ -651,6 +731,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   options = given ? *given : (orSanitizerOptions){.size = sizeof options};
   by_setting = setting;
   orRacesSetLimit(options.reports ? options.reports : 1000, setting);
+  orMirrorsWanted(true);
   setActive(true);
   unlock();
   return orSuccess;
@@ -697,6 +778,7 @@ orError_t orSanitizerDisable(void) {
   OR_TRY(orEnter());
   lock();
   touched = true;
+  orMirrorsWanted(false);
   forgetAll();
   unlock();
   orStacksRelease();

@@ -1,9 +1,10 @@
 /*
  * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who
- * touched which bytes last), fresh.c (what nobody has written), races.c (conflicts and their reports), names.c and stacks.c (what
- * reports say of an access), sanitizer.c (the calls that tell them what happens).
+ * touched which bytes last), fresh.c (what nobody has written), guard.c (what the host does without a
+ * call), races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
+ * sanitizer.c (the calls that tell them what happens).
  *
- * One lock, orSanitizerMutex, guards everything below. Under it only probe.c's is taken, nothing is
+ * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for and nobody's function is called. Functions are called with it held unless they say
  * otherwise.
  */
@@ -160,6 +161,8 @@ typedef struct orShadow {
   uint64_t counter, sequence; /* `sequence`: the moment of the call */
   uint32_t timeline;
   bool write, some;
+  bool judged;    /* with an access of the host's: it guards no memory any more */
+  bool undecided; /* ... until a gate opens */
   bool freed;     /* the block was freed since ... */
   uint32_t owner; /* ... whose allocation stream's timeline this is */
 } orShadow;
@@ -191,6 +194,13 @@ void orFreshMove(const orRange *from, const orRange *to);
 /* True if some of the bytes have not been written; `allocation` is that of their block then, its
  * stack without a reference. */
 bool orFreshRead(const orRange *range, bool some, orShadow *allocation);
+
+/* ---- guard.c ---- */
+
+/* Pinned memory in [begin, end) is guarded as the accesses say that there are now. */
+void orGuardRenew(uintptr_t begin, uintptr_t end);
+/* All that is guarded, after accesses have gone or the host has waited. */
+void orGuardRenewAll(void);
 
 /* ---- races.c ---- */
 
@@ -224,6 +234,7 @@ struct orRace {
 typedef struct orRaceList {
   orRace *first;
   uint64_t call; /* of the accesses that are looked at */
+  bool touched;  /* memory of the host's, in no call */
 } orRaceList;
 
 /* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream
@@ -242,8 +253,14 @@ void orRacesClear(void);
 void orRacesForgetUndecided(void);
 void orRacesSetLimit(size_t reports, bool print);
 
+/* The host's stack, of races with memory that it has touched in no call. */
+void orRacesSetStack(orRaceList *list, orStack *stack);
+
 /* ---- sanitizer.c ---- */
 
+/* The host touches a byte that is guarded, by no call. No lock held. */
+void orSanitizerTouched(uintptr_t address, bool write);
+bool orSanitizerIsInside(void); /* the calling thread has orSanitizerMutex */
 extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
 extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
 
