@@ -51,6 +51,7 @@
  *   clocks.c     its order of events
  *   shadow.c     its memory of accesses
  *   guard.c      its guards of pinned memory
+ *   sums.c       its checksums of host memory that cannot be guarded
  *   races.c      its reports
  *   names.c      its names of operations
  *   stacks.c     its stacks

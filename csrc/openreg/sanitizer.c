@@ -111,6 +111,8 @@ typedef struct orCheck {
   orShadow now;         /* the access */
   const orClock *clock; /* of whoever makes it; null: the host */
   bool moves;           /* OR_ACCESS_MOVES */
+  uint64_t sums;        /* bit i: of access i, which is of memory that cannot be guarded */
+  bool is_summed;       /* this one */
   bool touches;         /* it is the host's, in no call */
   bool judged;          /* the host's has met another */
   orRange moved;        /* what an access before it moves */
@@ -183,6 +185,7 @@ static void keep(orCheck *t) {
     orShadowAdd(now);
   }
   if (!orSimulatedHolds((const void *)now->range.begin)) orGuardRenew(now->range.begin, now->range.end);
+  if (t->is_summed) orSumsAdd(now);
 }
 
 static orError_t checkAccesses(const char *operation, const orMemoryAccess *accesses, size_t count) {
@@ -220,6 +223,7 @@ static void checkEach(orCheck *t, const orMemoryAccess *accesses, size_t count,
     t->now.write = accesses[i].write & OR_ACCESS_WRITES;
     t->now.some = accesses[i].write & OR_ACCESS_SOME;
     t->moves = accesses[i].write & OR_ACCESS_MOVES;
+    t->is_summed = i < 64 && t->sums >> i & 1;
     if (orRangeMake(&accesses[i], &t->now.range)) check(t);
   }
 }
@@ -254,12 +258,20 @@ static void tellSchedule(orStream_t stream, const orMemoryAccess *accesses, size
       orScheduleTouched(stream, range.begin, range.end, accesses[i].write);
 }
 
+static uint64_t findSums(const orMemoryAccess *accesses, size_t count) {
+  uint64_t wanted = 0;
+  for (size_t i = 0; i < count && i < 64; i++)
+    wanted |= (uint64_t)orSumsWant(accesses[i].data) << i;
+  return wanted;
+}
+
 /* `anyway`: it is queued whatever is found. */
 static void checkAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
                      size_t count, bool anyway) {
   if (ignored) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
   tellSchedule(stream, accesses, count);
+  uint64_t sums = stream ? findSums(accesses, count) : 0;
   orCheck t = {.now.stream = 0};
   bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
@@ -268,11 +280,13 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
   orStack *stack = orStackNew(captured, &by);
   if (isOn()) {
     t = checkOf(stream, operation, stack);
+    t.sums = sums;
     refuse = stream && orSanitizerRefuses && !anyway;
     if (!stream || refuse) checkEach(&t, accesses, count, compare);
     if (stream) checkEach(&t, accesses, count, readFresh);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
     if (stream && queued) {
+      orSumsPrepare(accesses, count);
       checkEach(&t, accesses, count, writeFresh);
       checkEach(&t, accesses, count, keep);
     }
@@ -284,6 +298,7 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
   bool refused = refuse && t.races.first;
   bool found = t.races.first && orRacesReport(&t.races);
   if (any || found) orStacksRelease();
+  if (sums) orSumsTake();
   if (refused && !found)
     checkAll(stream, operation, accesses, count, true); /* in no memory of ours */
 }
@@ -553,6 +568,7 @@ static void onHostKnows(orProbe *p) {
   if (sync && !ignored) hostJoin(sync);
   orSyncRelease(sync);
   unlock();
+  orSumsKnown(p->kind != OR_KIND_HOST_FUNC);
 }
 
 static void onHostWaits(orProbe *p) {
@@ -569,6 +585,7 @@ static void onHostWaited(orProbe *p) {
   if (!ignored) hostJoin(mark);
   orSyncRelease(mark);
   unlock();
+  orSumsKnown(true);
 }
 
 /* It stands for what is queued on the stream so far. */
@@ -645,6 +662,7 @@ static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
   for (size_t i = 0; i < count; i++)
     if (orClockKnows(clock, found[i]->timeline, found[i]->counter)) orShadowErase(found[i]);
   if (!orSimulatedHolds((const void *)start)) orGuardRenew(start, start + size);
+  orSumsForget(start, start + size);
   unlock();
 }
 
@@ -698,6 +716,7 @@ static void onRegionReleased(orProbe *p) {
   for (size_t i = 0; i < count; i++)
     if (isOver(found[i])) orShadowErase(found[i]);
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
+  orSumsForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   unlock();
 }
 
@@ -709,6 +728,7 @@ static void forgetAll(void) {
   pending_count = 0;
   orShadowClear();
   orGuardRenewAll();
+  orSumsForget(0, UINTPTR_MAX);
   orFreshForget(0, UINTPTR_MAX);
   orRacesForgetUndecided();
   orClocksForgetGates(-1);

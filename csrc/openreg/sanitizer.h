@@ -1,7 +1,7 @@
 /*
  * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who
- * touched which bytes last), fresh.c (what nobody has written), guard.c (what the host does without a
- * call), races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
+ * touched which bytes last), fresh.c (what nobody has written), guard.c and sums.c (what the host does
+ * without a call), races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
  * sanitizer.c (the calls that tell them what happens).
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
@@ -201,6 +201,21 @@ bool orFreshRead(const orRange *range, bool some, orShadow *allocation);
 void orGuardRenew(uintptr_t begin, uintptr_t end);
 /* All that is guarded, after accesses have gone or the host has waited. */
 void orGuardRenewAll(void);
+
+/* ---- sums.c ---- */
+
+/* Whether it is host memory that cannot be guarded. No lock held. */
+bool orSumsWant(const void *data);
+/* The calling thread is about to queue a task with these accesses ... */
+void orSumsPrepare(const orMemoryAccess *accesses, size_t count);
+/* ... of which this one is of such memory; ... */
+void orSumsAdd(const orShadow *access);
+/* ... and in the end, no lock held. */
+void orSumsTake(void);
+/* The host has come to know of more; without `compares` sums of that are forgotten. No lock held, or
+ * the stream's without. */
+void orSumsKnown(bool compares);
+void orSumsForget(uintptr_t begin, uintptr_t end);
 
 /* ---- races.c ---- */
 

@@ -313,6 +313,92 @@ TEST(sanitizer_host_memory_is_free_when_it_is_switched_off) {
   ASSERT_CLEAN();
 }
 
+/* ---- Memory that is not ours: checksums ---- */
+
+static char *registeredMemory(void) {
+  char *memory = malloc(BYTES);
+  memset(memory, 1, BYTES);
+  ASSERT_OK(orHostRegister(memory, BYTES));
+  return memory;
+}
+
+TEST(sanitizer_host_source_that_is_registered_is_overwritten) {
+  sanitize();
+  char *host = registeredMemory(), *device = deviceMemory(BYTES);
+  orStream_t s = newStream();
+  for (int early = 0; early < 2; early++) {
+    Holder h = {0};
+    ASSERT_OK(launchAs(s, holdKernel, &h, 0));
+    ASSERT_OK(orMemcpyAsync(device, host, BYTES, orMemcpyHostToDevice, s));
+    if (early) host[77]++;
+    letGo(&h);
+    ASSERT_OK(orStreamSynchronize(s));
+    host[78]++;
+    ASSERT_EQ(reportCount(), early);
+  }
+  ASSERT_EQ(touchedHere(), 1);
+  orRaceReport r = reportAt(1);
+  ASSERT_STR(r.later.operation, "memory access");
+  ASSERT_EQ(r.later.write, OR_ACCESS_WRITES);
+  ASSERT_EQ(r.earlier.write, 0);
+}
+
+TEST(sanitizer_host_destination_that_is_registered_is_overwritten) {
+  sanitize();
+  char *host = registeredMemory(), *device = deviceMemory(BYTES);
+  for (int early = 0; early < 2; early++) {
+    toHost(host, device, BYTES);
+    orSanitizerIgnore(1);
+    ASSERT_OK(orDeviceSynchronize()); /* the copy is done, and the program cannot know */
+    orSanitizerIgnore(0);
+    if (early) host[77]++;
+    ASSERT_OK(orDeviceSynchronize());
+    host[78]++;
+    ASSERT_EQ(reportCount(), early);
+  }
+  ASSERT_EQ(touchedHere(), 1);
+}
+
+TEST(sanitizer_host_memory_from_before_has_a_checksum) {
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  sanitize();
+  toHost(host, device, BYTES);
+  orSanitizerIgnore(1);
+  ASSERT_OK(orDeviceSynchronize());
+  orSanitizerIgnore(0);
+  host[5]++;
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_EQ(touchedHere(), 1);
+}
+
+/* In between others write, in order. */
+TEST(sanitizer_host_checksums_of_what_is_right) {
+  sanitize();
+  char *host = registeredMemory(), *device = deviceMemory(BYTES);
+  orStream_t s = newStream();
+  toHost(host, device, BYTES);
+  ASSERT_OK(orMemsetAsync(host, 3, BYTES, OR_STREAM_DEFAULT));
+  toDevice(device, host, BYTES);
+  toHost(host, device, BYTES / 2);
+  ASSERT_OK(orDeviceSynchronize());
+  memset(host, 4, BYTES);
+  orEvent_t gate = closeGate(s);
+  ASSERT_OK(orMemcpyAsync(device, host, BYTES, orMemcpyHostToDevice, s));
+  memset(host, 5, BYTES); /* and then the gate opens */
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(s));
+  memset(host, 6, BYTES);
+  ASSERT_OK(orMemcpy(device, host, BYTES, orMemcpyHostToDevice));
+  ASSERT_OK(orMemcpy(host, device, BYTES, orMemcpyDeviceToHost));
+  memset(host, 7, BYTES);
+  toHost(host, device, BYTES);
+  ASSERT_OK(orHostUnregister(host));
+  memset(host, 8, BYTES);
+  free(host);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_CLEAN();
+}
+
 /* ---- Other faults ---- */
 
 static volatile sig_atomic_t others;

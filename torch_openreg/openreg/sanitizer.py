@@ -107,6 +107,11 @@ def _take_all():
     return [unraised.take() for unraised in list(_unraised)]
 
 
+def _take_left():
+    """Also what threads have touched without a call, and were not told of."""
+    return _take_all() + _C._sanitizer_left()
+
+
 def _note_backward(task):
     """The engine's thread asks who waits for the backward pass that it is in. While one thread
     does, that is the one."""
@@ -125,7 +130,7 @@ _C._sanitizer_bind(
 
 @atexit.register
 def _at_exit():
-    texts = _take_all()
+    texts = _take_left()
     if texts:
         print("DataRaceError, which nothing has raised:", *texts, sep="\n", file=sys.stderr)
         _C._sanitizer_fail_exit()
@@ -196,7 +201,7 @@ def disable():
     Raises DataRaceError if an error of the host, in any thread, has not been raised yet.
     """
     _C._sanitizer_disable()
-    texts = _take_all()
+    texts = _take_left()
     if texts:
         raise DataRaceError("\n\n".join(texts))
 
