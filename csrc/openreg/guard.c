@@ -45,19 +45,26 @@ static _Thread_local struct {
 
 /* ---- what is guarded (orSanitizerMutex held) ---- */
 
-static void choose(uintptr_t first, size_t pages, uint8_t *guards) {
+static void raiseGuards(uint8_t *guards, orPages pages, uint8_t least) {
+  for (size_t page = pages.from; page < pages.to; page++)
+    if (guards[page] < least) guards[page] = least;
+}
+
+static orPages choose(uintptr_t first, size_t pages, uint8_t *guards) {
   orShadow **found;
+  orPages all = {pages, 0};
   uintptr_t end = first + pages * OR_PAGE;
   size_t count = orShadowFind(first, end, &found);
   for (size_t i = 0; i < count; i++) {
     const orShadow *s = found[i];
     if (s->judged || orHostKnows(s->timeline, s->counter)) continue;
-    orGuard least = s->write ? OR_GUARD_ALL : OR_GUARD_WRITES;
-    size_t from = s->range.begin < first ? 0 : (s->range.begin - first) / OR_PAGE;
-    size_t to = s->range.end > end ? pages : (s->range.end - 1 - first) / OR_PAGE + 1;
-    for (size_t page = from; page < to; page++)
-      if (guards[page] < least) guards[page] = least;
+    orPages own = {s->range.begin < first ? 0 : (s->range.begin - first) / OR_PAGE,
+                   s->range.end > end ? pages : (s->range.end - 1 - first) / OR_PAGE + 1};
+    raiseGuards(guards, own, s->write ? OR_GUARD_ALL : OR_GUARD_WRITES);
+    if (own.from < all.from) all.from = own.from;
+    if (own.to > all.to) all.to = own.to;
   }
+  return all;
 }
 
 static void install(void);

@@ -28,8 +28,9 @@
 typedef struct orMirror {
   orTreeNode node;    /* of the block, in whole pages; first, so that its address is the orMirror's */
   ptrdiff_t distance; /* to the mirror */
-  uint8_t *guards;    /* an orGuard a page, and as many that are wanted; null: never guarded */
-  size_t guarded;     /* pages */
+  uint8_t *guards;    /* an orGuard a page, and as many for `choose`; null: never guarded */
+  size_t guarded;     /* pages ... */
+  orPages where;      /* ... all of them in here */
   void *copy;         /* during a fork: the child's; or null */
 } orMirror;
 
@@ -173,21 +174,29 @@ static void setGuarded(orMirror *m, size_t count) {
 }
 
 /* In as few calls as there are runs of pages that change to the same. */
-static void apply(orMirror *m, const uint8_t *wanted) {
-  size_t pages = pagesOf(m), count = 0;
-  for (size_t i = 0, end; i < pages; i = end) {
-    for (end = i + 1; end < pages && wanted[end] == wanted[i] && m->guards[end] == m->guards[i];)
+static void apply(orMirror *m, const uint8_t *wanted, orPages where) {
+  size_t count = 0;
+  for (size_t i = where.from, end; i < where.to; i = end) {
+    for (end = i + 1;
+         end < where.to && wanted[end] == wanted[i] && m->guards[end] == m->guards[i];)
       end++;
     if (m->guards[i] != wanted[i] && protect(m, i, end - i, wanted[i]))
       memset(m->guards + i, wanted[i], end - i);
     if (m->guards[i]) count += end - i;
   }
+  m->where = count ? where : (orPages){0, 0};
   setGuarded(m, count);
+}
+
+static orPages both(orPages a, orPages b) {
+  if (a.from >= a.to) return b;
+  if (b.from >= b.to) return a;
+  return (orPages){a.from < b.from ? a.from : b.from, a.to > b.to ? a.to : b.to};
 }
 
 static struct {
   bool again;
-  void (*choose)(uintptr_t first, size_t pages, uint8_t *guards);
+  orChooseGuards choose;
 } change;
 
 static void guard(orTreeNode *node) {
@@ -197,25 +206,20 @@ static void guard(orTreeNode *node) {
   if (!m->guards) m->guards = calloc(2, pages);
   if (!m->guards) return;
   uint8_t *wanted = m->guards + pages;
-  memset(wanted, OR_GUARD_NOTHING, pages);
-  change.choose(node->begin, pages, wanted);
-  apply(m, wanted);
+  orPages chosen = change.choose(node->begin, pages, wanted);
+  apply(m, wanted, both(chosen, m->where));
+  if (chosen.from < chosen.to) memset(wanted + chosen.from, 0, chosen.to - chosen.from);
 }
 
 /* ---- for guard.c ---- */
 
-void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again,
-                   void (*choose)(uintptr_t first, size_t pages, uint8_t *guards)) {
+void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose) {
   if (!atomic_load_explicit(again ? &guarded_count : &orMirrorCount, memory_order_relaxed)) return;
   orMutexLock(&lock);
   change.again = again;
   change.choose = choose;
   orTreeEach(&tree, begin, end, guard);
   orMutexUnlock(&lock);
-}
-
-bool orMirrorsAreGuarded(void) {
-  return atomic_load_explicit(&guarded_count, memory_order_relaxed) != 0;
 }
 
 bool orMirrorGuardAt(uintptr_t address, orGuard *guard) {

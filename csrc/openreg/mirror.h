@@ -29,15 +29,19 @@ static inline void *orMirrorOf(const void *ptr) {
   return orMirrorAddress(ptr);
 }
 
-/* Guards every block that meets [begin, end) as `choose` says: for its pages, from `first` on, it
- * raises `guards`, which are OR_GUARD_NOTHING. With `again`, only blocks that are guarded now. Under
- * the lock of this file: it takes none. */
-void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again,
-                   void (*choose)(uintptr_t first, size_t pages, uint8_t *guards));
+typedef struct orPages {
+  size_t from, to; /* none: from is not below to */
+} orPages;
+
+/* For the pages of a block, of which the first is at `first`, it raises `guards`, which are
+ * OR_GUARD_NOTHING, and returns a stretch outside of which they still are. */
+typedef orPages (*orChooseGuards)(uintptr_t first, size_t pages, uint8_t *guards);
+/* Guards every block that meets [begin, end) as `choose` says. With `again`, only blocks that are
+ * guarded now. Under the lock of this file: it takes none. */
+void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose);
 /* False if the page is in no such block. */
 bool orMirrorGuardAt(uintptr_t address, orGuard *guard);
 /* The page is guarded no more, until orMirrorGuard; false if the system refuses. */
 bool orMirrorLift(uintptr_t address);
-bool orMirrorsAreGuarded(void); /* some page is */
 
 #endif
