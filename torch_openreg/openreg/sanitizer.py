@@ -173,7 +173,9 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
         mode: ``"error"``: each call that makes the later access of a conflict raises DataRaceError,
             before the operator is queued. Copies raise when they are queued. Operators of the host
             on pinned memory raise when they have run; where PyTorch does not let them, the thread's
-            next call of the device raises. What turns out to be a conflict only when an event is
+            next call of the device raises. What the host does to pinned memory by NumPy, ctypes or
+            C++ raises right after it in Python's main thread, in others at the thread's next call
+            of the device. What turns out to be a conflict only when an event is
             signalled is raised at the thread's next call that finds it. ``"warn"``: a UserWarning
             in the same places, once for each report. Another mode raises ValueError.
         stacks: whether the Python stack of each access is kept.
