@@ -66,9 +66,8 @@ int main(void) {
   void *device;
   CHECK(orMalloc(&device, LARGEST));
   char *plain = pinned(0);
-  const Way ways[] = {{"sanitizer off", plain, 0},
-                      {"guarded", pinned(1), 1},
-                      {"checksums", plain, 1}};
+  const Way ways[] = {
+      {"sanitizer off", plain, 0}, {"guarded", pinned(1), 1}, {"checksums", plain, 1}};
   for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
     double best[3] = {1e18, 1e18, 1e18};
     for (int round = 0; round < ROUNDS; round++)

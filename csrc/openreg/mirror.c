@@ -26,7 +26,7 @@
 #include "tree.h"
 
 typedef struct orMirror {
-  orTreeNode node;    /* of the block, in whole pages; first, so that its address is the orMirror's */
+  orTreeNode node; /* of the block, in whole pages; first, so that its address is the orMirror's */
   ptrdiff_t distance; /* to the mirror */
   uint8_t *guards;    /* an orGuard a page, and as many for `choose`; null: never guarded */
   size_t guarded;     /* pages ... */
@@ -177,8 +177,7 @@ static void setGuarded(orMirror *m, size_t count) {
 static void apply(orMirror *m, const uint8_t *wanted, orPages where) {
   size_t count = 0;
   for (size_t i = where.from, end; i < where.to; i = end) {
-    for (end = i + 1;
-         end < where.to && wanted[end] == wanted[i] && m->guards[end] == m->guards[i];)
+    for (end = i + 1; end < where.to && wanted[end] == wanted[i] && m->guards[end] == m->guards[i];)
       end++;
     if (m->guards[i] != wanted[i] && protect(m, i, end - i, wanted[i]))
       memset(m->guards + i, wanted[i], end - i);

@@ -131,7 +131,8 @@ static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
 /* What the host has been compared with guards its memory no more: it would be told twice. */
 static void judge(orCheck *t, orShadow *old) {
   bool decided = isConflict(t, old, false);
-  if (t->clock || !(old->write || t->now.write) || !orRangesMeet(&old->range, &t->now.range)) return;
+  if (t->clock || !(old->write || t->now.write) || !orRangesMeet(&old->range, &t->now.range))
+    return;
   t->judged = old->judged = true;
   old->undecided = !decided;
   any_undecided |= !decided;
@@ -184,7 +185,8 @@ static void keep(orCheck *t) {
     orStackRetain(now->stack);
     orShadowAdd(now);
   }
-  if (!orSimulatedHolds((const void *)now->range.begin)) orGuardRenew(now->range.begin, now->range.end);
+  if (!orSimulatedHolds((const void *)now->range.begin))
+    orGuardRenew(now->range.begin, now->range.end);
   if (t->is_summed) orSumsAdd(now);
 }
 

@@ -275,7 +275,7 @@ void orRacesSetStack(orRaceList *list, orStack *stack);
 
 /* The host touches a byte that is guarded, by no call. No lock held. */
 void orSanitizerTouched(uintptr_t address, bool write);
-bool orSanitizerIsInside(void); /* the calling thread has orSanitizerMutex */
+bool orSanitizerIsInside(void);                 /* the calling thread has orSanitizerMutex */
 extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
 extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
 

@@ -153,8 +153,7 @@ static void keepSum(uint64_t id, uint64_t sum, bool has_run) {
 
 static void takeSums(orSumFilter filter, const orProbe *p, bool has_run) {
   orRange range;
-  for (uint64_t id = 0; (id = nextSum(filter, p, id, &range));)
-    keepSum(id, sumOf(&range), has_run);
+  for (uint64_t id = 0; (id = nextSum(filter, p, id, &range));) keepSum(id, sumOf(&range), has_run);
 }
 
 void orSumsTake(void) { takeSums(isToBeQueued, NULL, false); }

@@ -29,7 +29,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "backward.h"
@@ -60,6 +59,7 @@ struct Python {
   py::function putDown;       // an error of this text; gives the text of the warning that raises it
   py::function takeUnraised;  // the text of this thread's, or None
   py::function noteBackward;  // the engine's number of a backward pass, while that is in it
+  py::function warn;          // of the report whose text was made last, in the line of its access
 };
 Python *python = nullptr;
 
@@ -109,17 +109,24 @@ bool foundRace(std::string &text);
 int raiseTouched(void *) {
   std::string text;
   if (!foundRace(text)) return 0;
-  if (mode.load(std::memory_order_relaxed) == Mode::Warn) {
-    return PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1);
+  if (mode.load(std::memory_order_relaxed) == Mode::Error) {
+    PyErr_SetObject(python->error.ptr(), py::str(text).ptr());
+    return -1;
   }
-  PyErr_SetObject(python->error.ptr(), py::str(text).ptr());
-  return -1;
+  try {
+    python->warn(text);
+  } catch (py::error_already_set &error) {  // a filter makes it an error
+    error.restore();
+    return -1;
+  }
+  return 0;
 }
 
 /* In a signal handler. Where there are too many calls to be made already, the next one of the shim raises. */
 void touched(void *) {
   if (python == nullptr || !interpreterRuns() || getpid() != gettid()) return;
-  if (mode.load(std::memory_order_relaxed) != Mode::Quiet) Py_AddPendingCall(&raiseTouched, nullptr);
+  if (mode.load(std::memory_order_relaxed) != Mode::Quiet)
+    Py_AddPendingCall(&raiseTouched, nullptr);
 }
 
 std::string takeUnraised() {
@@ -295,14 +302,12 @@ bool foundRace(std::string &text) {
 std::vector<std::string> left() {
   std::vector<std::string> texts;
   std::string text;
-  while (orSanitizerLeft(&say, &text) != 0) texts.push_back(std::exchange(text, {}));
-  if (mode.load(std::memory_order_relaxed) == Mode::Error) return texts;
-  if (mode.load(std::memory_order_relaxed) == Mode::Warn) {
-    for (const std::string &one : texts) {
-      if (PyErr_WarnEx(PyExc_UserWarning, one.c_str(), 2) != 0) throw py::error_already_set();
-    }
+  const Mode how = mode.load(std::memory_order_relaxed);
+  while (orSanitizerLeft(how == Mode::Quiet ? nullptr : &say, &text) != 0) {
+    if (how == Mode::Warn) python->warn(text);
+    if (how == Mode::Error) texts.push_back(text);
   }
-  return {};
+  return texts;
 }
 
 }  // namespace
@@ -336,12 +341,13 @@ void raiseRacesOfHost() {
 namespace {
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  m.def("_sanitizer_bind", [](py::object error, py::function text, py::function putDown,
-                              py::function takeUnraised, py::function noteBackward) {
-    if (python == nullptr) python = new Python();
-    *python = {std::move(error), std::move(text), std::move(putDown), std::move(takeUnraised),
-               std::move(noteBackward)};
-  });
+  m.def("_sanitizer_bind",
+        [](py::object error, py::function text, py::function putDown, py::function takeUnraised,
+           py::function noteBackward, py::function warn) {
+          if (python == nullptr) python = new Python();
+          *python = {std::move(error),        std::move(text),         std::move(putDown),
+                     std::move(takeUnraised), std::move(noteBackward), std::move(warn)};
+        });
   m.def("_sanitizer_enable", &enable);
   m.def("_sanitizer_disable", &disable);
   m.def("_sanitizer_left", &left);

@@ -23,7 +23,7 @@ static inline void sanitizeStrictly(void) {
 }
 
 static inline uint64_t tellAccess(orStream_t stream, const char *operation, const void *data,
-                              size_t bytes, uint32_t write) {
+                                  size_t bytes, uint32_t write) {
   orMemoryAccess a = {.data = data, .width = bytes, .write = write};
   ASSERT_OK(orSanitizerAccess(stream, operation, &a, 1));
   return orSanitizerFound(NULL, NULL);

@@ -199,8 +199,13 @@ TEST(sanitizer_host_kernels_reach_guarded_memory) {
   char *host = pinnedMemory(BYTES);
   orAccess access = {host, BYTES, 1};
   memset(host, 1, BYTES);
-  orLaunch l = {.size = sizeof l, .fn = addOne, .args = &host, .args_size = sizeof host,
-                .name = "add", .accesses = &access, .access_count = 1};
+  orLaunch l = {.size = sizeof l,
+                .fn = addOne,
+                .args = &host,
+                .args_size = sizeof host,
+                .name = "add",
+                .accesses = &access,
+                .access_count = 1};
   ASSERT_OK(orLaunchKernelEx(&l));
   ASSERT_OK(orDeviceSynchronize());
   for (int i = 0; i < BYTES; i++) ASSERT_EQ(host[i], i == 3 ? 12 : 2);

@@ -63,6 +63,15 @@ def _text(given):
     return _last.text
 
 
+def _warn(text):
+    """Of memory that the host has touched, in its line, which may have called others that did."""
+    line = _last.report.later.line
+    if line is None:
+        warnings.warn(text, stacklevel=1)
+    else:
+        warnings.warn_explicit(text, UserWarning, line.filename, line.line)
+
+
 # Errors that an operator of the host could not raise (csrc/torch/sanitizer.cpp): _Unraised, oldest
 # first.
 _unraised = []
@@ -124,7 +133,7 @@ def _note_backward(task):
 
 
 _C._sanitizer_bind(
-    DataRaceError, _text, lambda text: _Unraised(text).warning, _take_unraised, _note_backward
+    DataRaceError, _text, lambda text: _Unraised(text).warning, _take_unraised, _note_backward, _warn
 )
 
 
