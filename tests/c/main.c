@@ -358,10 +358,6 @@ static int runMany(int count, char **names) {
   return tally.failed != 0;
 }
 
-/* A fault of guarded memory is handled by the thread that made it, as a call would be (guard.c). */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) { return "report_signal_unsafe=0"; }
-
 int main(int argc, char **argv) {
   if (argc == 2 && !strcmp(argv[1], "--list")) {
     for (const TestCase *t = firstTest; t; t = t->next)
