@@ -1,4 +1,4 @@
-"""What the host does to pinned memory without an operator: by NumPy, ctypes, pickle, system calls."""
+"""What the host does to pinned memory without an operator: by NumPy, ctypes, system calls."""
 
 import ctypes
 import errno
@@ -127,17 +127,16 @@ def test_what_the_host_may_do():
     def work():
         ring = torch.zeros(8, 1000, pin_memory=True)  # rows that share pages
         side = openreg.Stream()
+        copied = []
         for i in range(20):
             row = ring[i % 8].numpy()
             if i >= 8:
                 copied[i - 8].synchronize()
-            else:
-                copied = [] if i == 0 else copied
             row[:] = i
             with side:
                 there = ring[i % 8].to(DEVICE, non_blocking=True)
                 copied.append(side.record_event())
-                side_sums.append(there.sum())
+                sums.append(there.sum())
         side.synchronize()
         for i in range(8):
             host = filled()
@@ -147,9 +146,9 @@ def test_what_the_host_may_do():
             event.synchronize()
             assert host.numpy().sum() == 1000
 
-    side_sums = []
+    sums = []
     assert found(work) == []
-    assert [float(s) for s in side_sums] == [1000.0 * i for i in range(20)]
+    assert [float(s) for s in sums] == [1000.0 * i for i in range(20)]
 
 
 def test_a_block_is_filled_again_when_the_allocator_hands_it_out():

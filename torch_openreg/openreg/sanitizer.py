@@ -133,7 +133,12 @@ def _note_backward(task):
 
 
 _C._sanitizer_bind(
-    DataRaceError, _text, lambda text: _Unraised(text).warning, _take_unraised, _note_backward, _warn
+    DataRaceError,
+    _text,
+    lambda text: _Unraised(text).warning,
+    _take_unraised,
+    _note_backward,
+    _warn,
 )
 
 
