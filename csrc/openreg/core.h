@@ -50,6 +50,7 @@
  *   sanitizer.c  races of streams: what tells it what happens (sanitizer.h)
  *   clocks.c     its order of events
  *   shadow.c     its memory of accesses
+ *   peek.c       what it knows to be there to be read
  *   guard.c      its guards of pinned memory
  *   sums.c       its checksums of host memory that cannot be guarded
  *   races.c      its reports

@@ -77,6 +77,17 @@ void orGuardRenew(uintptr_t begin, uintptr_t end) {
 
 void orGuardRenewAll(void) { orMirrorGuard(0, UINTPTR_MAX, true, choose); }
 
+bool orGuardLacksVerdict;
+
+void orGuardUndecided(void) {
+  orShadow **found;
+  if (!orGuardLacksVerdict) return;
+  orGuardLacksVerdict = false;
+  for (size_t count = orShadowFind(0, UINTPTR_MAX, &found); count-- > 0; found++)
+    if ((*found)->undecided) (*found)->undecided = (*found)->judged = false;
+  orGuardRenew(0, UINTPTR_MAX);
+}
+
 /* ---- faults ---- */
 
 /* Where it cannot be known, what the page refuses decides. */
@@ -146,4 +157,15 @@ static void install(void) {
     sigaction(SIGSEGV, &own, NULL);
   }
   orMutexUnlock(&installing);
+}
+
+/* ---- public ---- */
+
+orError_t orSanitizerHostBlock(void *ptr) {
+  orRegion r;
+  if (!__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) return orSuccess;
+  OR_TRY(orEnter());
+  OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
+  if (orHostDevice()->factory == &orPinnedHostFactory) orMirrorMake(r.base, r.size);
+  return orSuccess;
 }

@@ -39,7 +39,6 @@ static orSanitizerOptions options;
 static bool by_setting; /* enabled by OPENREG_SANITIZER alone */
 static bool touched;    /* enabled or disabled by anybody */
 static uint64_t calls;
-static bool any_undecided; /* accesses that guard nothing until a gate opens */
 
 static _Thread_local const char *operation_name;
 static _Thread_local uint32_t ignored;
@@ -135,7 +134,7 @@ static void judge(orCheck *t, orShadow *old) {
     return;
   t->judged = old->judged = true;
   old->undecided = !decided;
-  any_undecided |= !decided;
+  orGuardLacksVerdict |= !decided;
 }
 
 /* Finds what is decided, and keeps nothing. */
@@ -260,20 +259,13 @@ static void tellSchedule(orStream_t stream, const orMemoryAccess *accesses, size
       orScheduleTouched(stream, range.begin, range.end, accesses[i].write);
 }
 
-static uint64_t findSums(const orMemoryAccess *accesses, size_t count) {
-  uint64_t wanted = 0;
-  for (size_t i = 0; i < count && i < 64; i++)
-    wanted |= (uint64_t)orSumsWant(accesses[i].data) << i;
-  return wanted;
-}
-
 /* `anyway`: it is queued whatever is found. */
 static void checkAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
                      size_t count, bool anyway) {
   if (ignored) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
   tellSchedule(stream, accesses, count);
-  uint64_t sums = stream ? findSums(accesses, count) : 0;
+  uint64_t sums = stream ? orSumsWanted(accesses, count) : 0;
   orCheck t = {.now.stream = 0};
   bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
@@ -339,15 +331,6 @@ void orSanitizerTouched(uintptr_t address, bool write) {
   unlock();
   if (orRacesReport(&t.races) && by.touched) by.touched(by.context);
   orStacksRelease();
-}
-
-orError_t orSanitizerHostBlock(void *ptr) {
-  orRegion r;
-  if (!isOn()) return orSuccess;
-  OR_TRY(orEnter());
-  OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
-  if (orHostDevice()->factory == &orPinnedHostFactory) orMirrorMake(r.base, r.size);
-  return orSuccess;
 }
 
 const char *orSanitizerOperation(const char *operation) {
@@ -429,65 +412,6 @@ static void onAccess(orProbe *p) {
   checkAll(stream, operation_name ? operation_name : p->call, both, count, true);
 }
 
-/* ---- what the host may read ---- */
-
-typedef struct orPending {
-  orStream *slot;
-  uint64_t queued;
-} orPending;
-
-static orPending *pending; /* what was queued before it was enabled */
-static size_t pending_count, pending_room;
-
-static void addPending(orStream *slot, uint64_t queued, void *context) {
-  (void)context;
-  lock();
-  if (pending_count == pending_room) {
-    pending_room = pending_room ? pending_room * 2 : 16;
-    pending = orSanitizerResize(pending, pending_room * sizeof *pending);
-  }
-  pending[pending_count++] = (orPending){slot, queued};
-  unlock();
-}
-
-/* Lock held, for this and the next one. */
-static bool isPending(void) {
-  while (pending_count &&
-         atomic_load_explicit(&pending[pending_count - 1].slot->completed, memory_order_acquire) >=
-             pending[pending_count - 1].queued)
-    pending_count--;
-  return pending_count;
-}
-
-static bool isBeingWritten(uintptr_t begin, uintptr_t end) {
-  orShadow **found;
-  size_t count = orShadowFind(begin, end, &found);
-  while (count && (!found[count - 1]->write ||
-                   orHostKnows(found[count - 1]->timeline, found[count - 1]->counter)))
-    count--;
-  return count;
-}
-
-orError_t orSanitizerPeek(void *to, const void *from, size_t bytes) {
-  orRegion region;
-  void *mapped;
-  OR_TRY(orEnter());
-  if (!to || !orRegionFind(from, &region) || region.type != orMemoryTypeDevice ||
-      bytes > region.size - (size_t)((const char *)from - (const char *)region.base))
-    return orFail(orErrorInvalidValue, "orSanitizerPeek: [%p, +%zu) is not in device memory", from,
-                  bytes);
-  orDevice *d = orDeviceAt(region.device);
-  if (!d->can_map)
-    return orFail(orErrorNotSupported, "device %d has no mapped memory", region.device);
-  lock();
-  bool known = isOn() && !isPending() && !isBeingWritten((uintptr_t)from, (uintptr_t)from + bytes);
-  unlock();
-  if (!known) return orErrorNotReady;
-  OR_TRY(d->factory->map(d->desc.self, from, bytes, &mapped));
-  memcpy(to, mapped, bytes);
-  return orSuccess;
-}
-
 /* ---- order ---- */
 
 static void keepSync(orCell *cell, orSync *sync) {
@@ -522,16 +446,6 @@ static void onWaitValue(orProbe *p) {
   unlock();
 }
 
-/* What the host has been too early for a verdict of may be judged now. */
-static void guardUndecided(void) {
-  orShadow **found;
-  if (!any_undecided) return;
-  any_undecided = false;
-  for (size_t count = orShadowFind(0, UINTPTR_MAX, &found); count-- > 0; found++)
-    if ((*found)->undecided) (*found)->undecided = (*found)->judged = false;
-  orGuardRenew(0, UINTPTR_MAX);
-}
-
 static void onSignal(orProbe *p) {
   orStream_t stream = 0;
   uint64_t number;
@@ -542,7 +456,7 @@ static void onSignal(orProbe *p) {
   if (sync && sync->gate) {
     orSyncOpen(sync, stream);
     orRacesDecide(sync, &races);
-    guardUndecided();
+    orGuardUndecided();
   }
   unlock();
   if (races.first) orRacesReport(&races);
@@ -727,7 +641,7 @@ static void onRegionReleased(orProbe *p) {
 /* Lock held. The reports stay. */
 static void forgetAll(void) {
   setActive(false);
-  pending_count = 0;
+  orPeekForget();
   orShadowClear();
   orGuardRenewAll();
   orSumsForget(0, UINTPTR_MAX);
@@ -745,7 +659,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
     orRacesClear();
   }
   unlock();
-  if (!taken) orStreamForEach(-1, addPending, NULL);
+  if (!taken) orPeekBegin();
   if (taken)
     return setting ? orSuccess : orFail(orErrorAlreadyExists, "the sanitizer is on already");
   orStacksRelease();

@@ -1,6 +1,6 @@
 /*
  * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who
- * touched which bytes last), fresh.c (what nobody has written), guard.c and sums.c (what the host does
+ * touched which bytes last), fresh.c (what nobody has written), peek.c (what the host may read), guard.c and sums.c (what the host does
  * without a call), races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
  * sanitizer.c (the calls that tell them what happens).
  *
@@ -181,6 +181,14 @@ void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end);
 void orShadowSweep(void);
 void orShadowClear(void);
 
+/* A task that the host does not know to be over writes some of these bytes. */
+bool orShadowIsWritten(uintptr_t begin, uintptr_t end);
+
+/* ---- peek.c ---- */
+
+void orPeekBegin(void); /* notes what is queued. No lock held */
+void orPeekForget(void);
+
 /* ---- fresh.c ---- */
 
 /* The caching allocator has handed out these bytes. */
@@ -202,10 +210,14 @@ void orGuardRenew(uintptr_t begin, uintptr_t end);
 /* All that is guarded, after accesses have gone or the host has waited. */
 void orGuardRenewAll(void);
 
+extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
+/* A gate has been opened: what the host has touched too early for a verdict is guarded again. */
+void orGuardUndecided(void);
+
 /* ---- sums.c ---- */
 
-/* Whether it is host memory that cannot be guarded. No lock held. */
-bool orSumsWant(const void *data);
+/* Bit i: access i is of host memory that cannot be guarded; of the first 64. No lock held. */
+uint64_t orSumsWanted(const orMemoryAccess *accesses, size_t count);
 /* The calling thread is about to queue a task with these accesses ... */
 void orSumsPrepare(const orMemoryAccess *accesses, size_t count);
 /* ... of which this one is of such memory; ... */
@@ -257,6 +269,7 @@ typedef struct orRaceList {
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* `later` reads what nothing has written since `allocation`. */
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
+extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
 /* A gate has been opened: what has been decided by it goes to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, for orSanitizerFound too. False if they are of no memory of ours. No lock held. */

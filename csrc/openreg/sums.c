@@ -86,25 +86,22 @@ void orSumsPrepare(const orMemoryAccess *accesses, size_t count) {
   }
 }
 
-static bool isWrittenByTasks(const orRange *range) {
-  orShadow **found;
-  size_t count = orShadowFind(range->begin, range->end, &found);
-  while (count && (!found[count - 1]->write ||
-                   orHostKnows(found[count - 1]->timeline, found[count - 1]->counter)))
-    count--;
-  return count;
-}
-
-bool orSumsWant(const void *data) {
+static bool isWanted(const void *data) {
   orRegion region;
   return data && !orSimulatedHolds(data) && orRegionFind(data, &region) &&
          region.type == orMemoryTypeHost && orMirrorOf(data) == data;
 }
 
+uint64_t orSumsWanted(const orMemoryAccess *accesses, size_t count) {
+  uint64_t wanted = 0;
+  for (size_t i = 0; i < count && i < 64; i++) wanted |= (uint64_t)isWanted(accesses[i].data) << i;
+  return wanted;
+}
+
 void orSumsAdd(const orShadow *access) {
   const orTimeline *t = orTimelineAt(access->timeline);
   if (access->range.dims || access->some || t->gate_count || t->unsure_from != UINT64_MAX) return;
-  if (!access->write && isWrittenByTasks(&access->range)) return;
+  if (!access->write && orShadowIsWritten(access->range.begin, access->range.end)) return;
   orSum *s = orSanitizerAllocate(sizeof *s);
   *s = (orSum){.access = *access, .id = ++ids, .thread = &here, .next = sums};
   orStackRetain(access->stack);
