@@ -85,12 +85,17 @@ static void inParent(void) {
   orMutexUnlock(&lock);
 }
 
+/* Its own memory from now on, as that of any child. */
 static void inChild(void) {
   orTreeEach(&tree, 0, UINTPTR_MAX, takeCopy);
+  tree.root = NULL;
+  atomic_store_explicit(&orMirrorCount, 0, memory_order_relaxed);
   orMutexUnlock(&lock);
 }
 
-static void watchForks(void) {
+/* Before anybody else, so that it is the last before a fork: others wait for tasks there, which may
+ * ask for a mirror. */
+__attribute__((constructor)) static void watchForks(void) {
   int error = pthread_atfork(beforeFork, inParent, inChild);
   if (error) orWarn("pthread_atfork failed (error %d): children share pinned memory", error);
 }
@@ -113,8 +118,6 @@ static void *mapTwice(void *ptr, size_t size) {
 }
 
 void orMirrorMake(void *ptr, size_t bytes) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, watchForks);
   uintptr_t begin = (uintptr_t)ptr, end = begin + ((bytes + OR_PAGE - 1) & ~(size_t)(OR_PAGE - 1));
   orMirror *m = calloc(1, sizeof *m);
   orMutexLock(&lock);

@@ -260,7 +260,10 @@ TEST(sanitizer_host_memory_of_a_child_is_its_own) {
     for (int i = 0; i < BYTES; i++)
       if (host[i] != 4) _exit(1);
     memset(host, 5, BYTES);
-    _exit(0);
+    pid_t grandchild = fork();
+    int end = 1;
+    if (!grandchild) _exit(host[9] != 5);
+    _exit(waitpid(grandchild, &end, 0) != grandchild || end);
   }
   int status;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -286,6 +289,42 @@ TEST(sanitizer_host_thread_that_never_asks_is_told_of) {
   ASSERT_EQ(touchedHere(), 0);
   ASSERT_EQ(orSanitizerLeft(NULL, NULL), 1);
   ASSERT_EQ(orSanitizerLeft(NULL, NULL), 0);
+}
+
+enum { THREADS = 4, TIMES = 50 };
+
+static atomic_int wrong;
+
+/* With a buffer of its own, and a page of one that all share. */
+static void *comeAndGo(void *arg) {
+  char *shared = arg, *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  orStream_t s = newStream();
+  for (int i = 0; i < TIMES; i++) {
+    memset(host, i, BYTES);
+    if (touchedHere()) wrong++;
+    ASSERT_OK(orMemcpyAsync(device, host, BYTES, orMemcpyHostToDevice, s));
+    ASSERT_OK(orMemcpyAsync(host, device, BYTES, orMemcpyDeviceToHost, s));
+    ASSERT_OK(orMemcpyAsync(shared, device, 100, orMemcpyDeviceToHost, s));
+    if (i % 3 == 0) {
+      readByte(host + i * 100);
+      if (!touchedHere()) wrong++;
+    }
+    ASSERT_OK(orStreamSynchronize(s));
+    readByte(host + i * 100);
+    if (touchedHere()) wrong++;
+    shared[200]++;
+  }
+  return NULL;
+}
+
+TEST(sanitizer_host_threads_that_fault_at_once) {
+  sanitizeStrictly();
+  char *shared = pinnedMemory(THREADS * 1000);
+  pthread_t threads[THREADS];
+  for (int i = 0; i < THREADS; i++)
+    ASSERT_EQ(pthread_create(&threads[i], NULL, comeAndGo, shared + 1000 * i), 0);
+  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+  ASSERT_EQ(wrong, 0);
 }
 
 TEST(sanitizer_host_memory_that_is_handed_out_again_is_guarded) {
