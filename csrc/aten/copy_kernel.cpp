@@ -22,6 +22,7 @@
 
 #include "../torch/check.h"
 #include "../torch/fork.h"
+#include "../torch/host_allocator.h"
 #include "../torch/sanitizer.h"
 #include "accesses.h"
 #include "lane.h"
@@ -39,18 +40,22 @@ constexpr int64_t kLeastToSplit = 1 << 17;  // elements
 
 struct Side {
   Side(const Tensor &tensor, void *first)
-      : data(first), metadata(metadataOf(tensor)), onDevice(tensor.is_privateuseone()) {}
+      : data(first),
+        metadata(metadataOf(tensor)),
+        onDevice(tensor.is_privateuseone()),
+        isMapped(onDevice || (sanitizerActive() && isPinned(first))) {}
 
   /* In a task. */
   Tensor alias() const {
     void *address = data;
-    if (onDevice) OPENREG_CHECK(orMapForKernel(&address, data, metadata.bytes()));
+    if (isMapped) OPENREG_CHECK(orMapForKernel(&address, data, metadata.bytes()));
     return tensorOf(cpuStorage(address, metadata.bytes()), c10::DispatchKey::CPU, metadata);
   }
 
   void *const data;  // the first element
   const KeptMetadata metadata;
   const bool onDevice;
+  const bool isMapped;  // tasks reach it elsewhere: pinned memory may be guarded
 };
 
 bool isSplittable(const Tensor &dst, const Tensor &src) {

@@ -16,6 +16,7 @@
  * Devices.
  *   factory.c    device factories, plugins, the table of devices
  *   host.c       the two factories of the host ("CPU")
+ *   mirror.c     pinned memory that is mapped twice, and may be guarded (mirror.h)
  *   simulated.c  the factory of the simulated device: address range, shadow, pages
  *   region.c     which addresses are allocated, by whom
  *   device.c     the current device, properties, peers
@@ -49,6 +50,9 @@
  *   sanitizer.c  races of streams: what tells it what happens (sanitizer.h)
  *   clocks.c     its order of events
  *   shadow.c     its memory of accesses
+ *   peek.c       what it knows to be there to be read
+ *   guard.c      its guards of pinned memory
+ *   sums.c       its checksums of host memory that cannot be guarded
  *   races.c      its reports
  *   names.c      its names of operations
  *   stacks.c     its stacks

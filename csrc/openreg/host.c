@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "core.h"
+#include "mirror.h"
 
 static orError_t createHosts(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
   (void)config;
@@ -35,6 +35,7 @@ static orError_t allocPinned(void *device, size_t bytes, void **ptr) {
     return orFail(orErrorMemoryAllocation,
                   "cannot map %zu bytes of pinned host memory: %s (errno %d)", bytes,
                   strerror(errno), errno);
+  orMirrorNew(memory, bytes);
   *ptr = memory;
   return orSuccess;
 }
@@ -42,6 +43,7 @@ static orError_t allocPinned(void *device, size_t bytes, void **ptr) {
 static orError_t freePinned(void *device, void *ptr, size_t bytes) {
   (void)device;
   if (!ptr) return orSuccess;
+  orMirrorForget(ptr);
   if (munmap(ptr, bytes))
     return orFail(orErrorSystem, "munmap of %zu bytes of pinned host memory failed: %s (errno %d)",
                   bytes, strerror(errno), errno);

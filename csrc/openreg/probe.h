@@ -37,7 +37,8 @@ typedef enum orProbeEvent {
   OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
   OR_PROBE_RESET,      /* device, whose streams have dropped their work; none held */
   OR_PROBE_HOST_WAITS, /* for what is queued: call, device, stream, cell, ordered; none held */
-  /* That what is queued on a stream, or a cell, is done; the stream's held, or none. */
+  /* That what is queued on a stream, or a cell, is done; none held, or the stream's with the kind of a
+   * host function. */
   OR_PROBE_HOST_KNOWS,
   OR_PROBE_LOOKED,     /* an allocator, at how far a stream is: stream; the cache's held, or none */
   OR_PROBE_ALLOCATION, /* device, bytes; sets `fails`; none held */

@@ -66,6 +66,7 @@ int orThreadStart(void *(*body)(void *), void *context) {
   if (!b) return ENOMEM;
   *b = (orThreadBody){body, context};
   sigfillset(&all);
+  sigdelset(&all, SIGSEGV); /* it comes of what the thread does itself */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int failed = pthread_create(&thread, NULL, runThread, b);
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -33,6 +33,7 @@ typedef struct orKeptReport {
 typedef struct orUnasked {
   orKeptReport kept;
   const bool *thread;
+  bool touched; /* the thread was in no call, and may never ask */
   struct orUnasked *next;
 } orUnasked;
 
@@ -99,6 +100,14 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   race->earlier_gates = race->gate_count;
   addGates(race, &race->later);
   return race;
+}
+
+void orRacesSetStack(orRaceList *list, orStack *stack) {
+  for (orRace *race = list->first; race; race = race->next) {
+    orStackDrop(race->later.stack);
+    race->later.stack = orStackRetain(stack);
+  }
+  list->touched = true;
 }
 
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list) {
@@ -346,14 +355,27 @@ static void freeUnasked(orUnasked **at) {
   free(gone);
 }
 
-static void tellThread(const orRaceReport *report, const orRace *race) {
+static void tellThread(const orRaceReport *report, const orRace *race, bool touched) {
   orUnasked **at = findUnasked();
   if (*at && found_here) return; /* the first counts */
   if (*at) freeUnasked(at);
   orUnasked *told = orSanitizerAllocate(sizeof *told);
-  *told = (orUnasked){keep(report, race), &found_here, unasked};
+  *told = (orUnasked){keep(report, race), &found_here, touched, unasked};
   unasked = told;
   found_here = true;
+}
+
+/* Which is in no list any more. No lock held. */
+static uint64_t tell(orUnasked *told, void (*look)(const orRaceReport *report, void *context),
+                     void *context) {
+  uint64_t number = told->kept.report.number;
+  if (look) look(&told->kept.report, context);
+  told->next = NULL;
+  orMutexLock(&orSanitizerMutex);
+  freeUnasked(&told);
+  orMutexUnlock(&orSanitizerMutex);
+  orStacksRelease();
+  return number;
 }
 
 uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context), void *context) {
@@ -363,15 +385,18 @@ uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context
   if (told) *at = told->next;
   found_here = false;
   orMutexUnlock(&orSanitizerMutex);
-  if (!told) return 0; /* they have been cleared */
-  uint64_t number = told->kept.report.number;
-  if (look) look(&told->kept.report, context);
-  told->next = NULL;
+  return told ? tell(told, look, context) : 0; /* they may have been cleared */
+}
+
+uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context), void *context) {
+  if (OR_UNLIKELY(orInForkedChild())) return 0;
   orMutexLock(&orSanitizerMutex);
-  freeUnasked(&told);
+  orUnasked **at = &unasked;
+  while (*at && !(*at)->touched) at = &(*at)->next;
+  orUnasked *told = *at;
+  if (told) *at = told->next;
   orMutexUnlock(&orSanitizerMutex);
-  orStacksRelease();
-  return number;
+  return told ? tell(told, look, context) : 0;
 }
 
 /* ---- together ---- */
@@ -385,7 +410,7 @@ bool orRacesReport(orRaceList *list) {
     if (counts) fillReport(&report, race);
     orMutexLock(&orSanitizerMutex);
     bool new = counts && addReport(&report, race);
-    if (new || (counts && orSanitizerRefuses)) tellThread(&report, race);
+    if (new || (counts && orSanitizerRefuses)) tellThread(&report, race, list->touched);
     freeRace(race);
     bool print = new && prints;
     orMutexUnlock(&orSanitizerMutex);

@@ -21,6 +21,7 @@
  */
 #include "sanitizer.h"
 
+#include "mirror.h"
 #include "tape.h"
 
 #include <inttypes.h>
@@ -42,8 +43,19 @@ static uint64_t calls;
 static _Thread_local const char *operation_name;
 static _Thread_local uint32_t ignored;
 
-static void lock(void) { orMutexLock(&orSanitizerMutex); }
-static void unlock(void) { orMutexUnlock(&orSanitizerMutex); }
+static _Thread_local bool inside;
+
+static void lock(void) {
+  orMutexLock(&orSanitizerMutex);
+  inside = true;
+}
+
+static void unlock(void) {
+  inside = false;
+  orMutexUnlock(&orSanitizerMutex);
+}
+
+bool orSanitizerIsInside(void) { return inside; }
 
 static bool isOn(void) { return __atomic_load_n(&is_on, __ATOMIC_RELAXED) != 0; }
 
@@ -98,6 +110,10 @@ typedef struct orCheck {
   orShadow now;         /* the access */
   const orClock *clock; /* of whoever makes it; null: the host */
   bool moves;           /* OR_ACCESS_MOVES */
+  uint64_t sums;        /* bit i: of access i, which is of memory that cannot be guarded */
+  bool is_summed;       /* this one */
+  bool touches;         /* it is the host's, in no call */
+  bool judged;          /* the host's has met another */
   orRange moved;        /* what an access before it moves */
   orRaceList races;
 } orCheck;
@@ -111,6 +127,16 @@ static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
          orRaceFound(old, &t->now, keep, &t->races);
 }
 
+/* What the host has been compared with guards its memory no more: it would be told twice. */
+static void judge(orCheck *t, orShadow *old) {
+  bool decided = isConflict(t, old, false);
+  if (t->clock || !(old->write || t->now.write) || !orRangesMeet(&old->range, &t->now.range))
+    return;
+  t->judged = old->judged = true;
+  old->undecided = !decided;
+  orGuardLacksVerdict |= !decided;
+}
+
 /* Finds what is decided, and keeps nothing. */
 static void compare(orCheck *t) {
   orShadow **found;
@@ -118,8 +144,9 @@ static void compare(orCheck *t) {
   for (size_t i = 0; i < count; i++)
     if (orHostKnows(found[i]->timeline, found[i]->counter))
       orShadowErase(found[i]);
-    else if (!isOrdered(t, found[i]))
-      isConflict(t, found[i], false);
+    else if (!isOrdered(t, found[i]) && !(t->touches && found[i]->judged))
+      judge(t, found[i]);
+  if (t->judged) orGuardRenew(t->now.range.begin, t->now.range.end);
 }
 
 /* Many pieces of one hull, none of which covers another, would be looked at again and again. */
@@ -153,9 +180,13 @@ static void keep(orCheck *t) {
       renewed |= replace(old, now, renewed);
   }
   if (OR_UNLIKELY(strided > OR_STRIDED)) limitStrided(found, strided);
-  if (renewed) return;
-  orStackRetain(now->stack);
-  orShadowAdd(now);
+  if (!renewed) {
+    orStackRetain(now->stack);
+    orShadowAdd(now);
+  }
+  if (!orSimulatedHolds((const void *)now->range.begin))
+    orGuardRenew(now->range.begin, now->range.end);
+  if (t->is_summed) orSumsAdd(now);
 }
 
 static orError_t checkAccesses(const char *operation, const orMemoryAccess *accesses, size_t count) {
@@ -193,6 +224,7 @@ static void checkEach(orCheck *t, const orMemoryAccess *accesses, size_t count,
     t->now.write = accesses[i].write & OR_ACCESS_WRITES;
     t->now.some = accesses[i].write & OR_ACCESS_SOME;
     t->moves = accesses[i].write & OR_ACCESS_MOVES;
+    t->is_summed = i < 64 && t->sums >> i & 1;
     if (orRangeMake(&accesses[i], &t->now.range)) check(t);
   }
 }
@@ -233,6 +265,7 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
   if (ignored) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
   tellSchedule(stream, accesses, count);
+  uint64_t sums = stream ? orSumsWanted(accesses, count) : 0;
   orCheck t = {.now.stream = 0};
   bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
@@ -241,11 +274,13 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
   orStack *stack = orStackNew(captured, &by);
   if (isOn()) {
     t = checkOf(stream, operation, stack);
+    t.sums = sums;
     refuse = stream && orSanitizerRefuses && !anyway;
     if (!stream || refuse) checkEach(&t, accesses, count, compare);
     if (stream) checkEach(&t, accesses, count, readFresh);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
     if (stream && queued) {
+      orSumsPrepare(accesses, count);
       checkEach(&t, accesses, count, writeFresh);
       checkEach(&t, accesses, count, keep);
     }
@@ -257,6 +292,7 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
   bool refused = refuse && t.races.first;
   bool found = t.races.first && orRacesReport(&t.races);
   if (any || found) orStacksRelease();
+  if (sums) orSumsTake();
   if (refused && !found)
     checkAll(stream, operation, accesses, count, true); /* in no memory of ours */
 }
@@ -269,6 +305,32 @@ orError_t orSanitizerAccess(orStream_t stream, const char *operation,
   if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
   checkAll(stream, operation, accesses, count, false);
   return orSuccess;
+}
+
+/* Whose stack is asked for when there is something to tell, as most of what is touched beside a copy
+ * is right. */
+void orSanitizerTouched(uintptr_t address, bool write) {
+  orCheck t = {.now.stream = 0};
+  if (ignored) return;
+  lock();
+  orSanitizerOptions by = options;
+  if (isOn()) {
+    t = checkOf(0, "memory access", NULL);
+    t.touches = true;
+    t.now.write = write;
+    t.now.range = (orRange){.begin = address, .end = address + 1, .width = 1};
+    compare(&t);
+  }
+  unlock();
+  if (!t.races.first) return;
+  void *captured = by.capture ? by.capture(by.context) : NULL;
+  lock();
+  orStack *stack = orStackNew(captured, &by);
+  orRacesSetStack(&t.races, stack);
+  orStackDrop(stack);
+  unlock();
+  if (orRacesReport(&t.races) && by.touched) by.touched(by.context);
+  orStacksRelease();
 }
 
 const char *orSanitizerOperation(const char *operation) {
@@ -350,65 +412,6 @@ static void onAccess(orProbe *p) {
   checkAll(stream, operation_name ? operation_name : p->call, both, count, true);
 }
 
-/* ---- what the host may read ---- */
-
-typedef struct orPending {
-  orStream *slot;
-  uint64_t queued;
-} orPending;
-
-static orPending *pending; /* what was queued before it was enabled */
-static size_t pending_count, pending_room;
-
-static void addPending(orStream *slot, uint64_t queued, void *context) {
-  (void)context;
-  lock();
-  if (pending_count == pending_room) {
-    pending_room = pending_room ? pending_room * 2 : 16;
-    pending = orSanitizerResize(pending, pending_room * sizeof *pending);
-  }
-  pending[pending_count++] = (orPending){slot, queued};
-  unlock();
-}
-
-/* Lock held, for this and the next one. */
-static bool isPending(void) {
-  while (pending_count &&
-         atomic_load_explicit(&pending[pending_count - 1].slot->completed, memory_order_acquire) >=
-             pending[pending_count - 1].queued)
-    pending_count--;
-  return pending_count;
-}
-
-static bool isBeingWritten(uintptr_t begin, uintptr_t end) {
-  orShadow **found;
-  size_t count = orShadowFind(begin, end, &found);
-  while (count && (!found[count - 1]->write ||
-                   orHostKnows(found[count - 1]->timeline, found[count - 1]->counter)))
-    count--;
-  return count;
-}
-
-orError_t orSanitizerPeek(void *to, const void *from, size_t bytes) {
-  orRegion region;
-  void *mapped;
-  OR_TRY(orEnter());
-  if (!to || !orRegionFind(from, &region) || region.type != orMemoryTypeDevice ||
-      bytes > region.size - (size_t)((const char *)from - (const char *)region.base))
-    return orFail(orErrorInvalidValue, "orSanitizerPeek: [%p, +%zu) is not in device memory", from,
-                  bytes);
-  orDevice *d = orDeviceAt(region.device);
-  if (!d->can_map)
-    return orFail(orErrorNotSupported, "device %d has no mapped memory", region.device);
-  lock();
-  bool known = isOn() && !isPending() && !isBeingWritten((uintptr_t)from, (uintptr_t)from + bytes);
-  unlock();
-  if (!known) return orErrorNotReady;
-  OR_TRY(d->factory->map(d->desc.self, from, bytes, &mapped));
-  memcpy(to, mapped, bytes);
-  return orSuccess;
-}
-
 /* ---- order ---- */
 
 static void keepSync(orCell *cell, orSync *sync) {
@@ -446,13 +449,14 @@ static void onWaitValue(orProbe *p) {
 static void onSignal(orProbe *p) {
   orStream_t stream = 0;
   uint64_t number;
-  orRaceList races = {NULL, 0};
+  orRaceList races = {.first = NULL};
   orTaskCurrent(&stream, &number);
   lock();
   orSync *sync = syncOf(p->cell);
   if (sync && sync->gate) {
     orSyncOpen(sync, stream);
     orRacesDecide(sync, &races);
+    orGuardUndecided();
   }
   unlock();
   if (races.first) orRacesReport(&races);
@@ -468,13 +472,19 @@ static orSync *markOf(const orProbe *p) {
   return p->stream ? orTimelineMark(p->stream) : orDeviceMark(p->device);
 }
 
+static void hostJoin(const orSync *sync) {
+  orHostJoin(sync);
+  orGuardRenewAll();
+}
+
 /* Of a cell it is the moment of its record, of a stream or a device what is queued there now. */
 static void onHostKnows(orProbe *p) {
   lock();
   orSync *sync = p->cell ? orSyncRetain(p->cell->kept) : markOf(p);
-  if (sync && !ignored) orHostJoin(sync);
+  if (sync && !ignored) hostJoin(sync);
   orSyncRelease(sync);
   unlock();
+  orSumsKnown(p->kind != OR_KIND_HOST_FUNC);
 }
 
 static void onHostWaits(orProbe *p) {
@@ -488,9 +498,10 @@ static void onHostWaited(orProbe *p) {
   orSync *mark = p->kept;
   if (!mark) return;
   lock();
-  if (!ignored) orHostJoin(mark);
+  if (!ignored) hostJoin(mark);
   orSyncRelease(mark);
   unlock();
+  orSumsKnown(true);
 }
 
 /* It stands for what is queued on the stream so far. */
@@ -566,6 +577,8 @@ static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
   size_t count = orShadowFind(start, start + size, &found);
   for (size_t i = 0; i < count; i++)
     if (orClockKnows(clock, found[i]->timeline, found[i]->counter)) orShadowErase(found[i]);
+  if (!orSimulatedHolds((const void *)start)) orGuardRenew(start, start + size);
+  orSumsForget(start, start + size);
   unlock();
 }
 
@@ -619,6 +632,7 @@ static void onRegionReleased(orProbe *p) {
   for (size_t i = 0; i < count; i++)
     if (isOver(found[i])) orShadowErase(found[i]);
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
+  orSumsForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   unlock();
 }
 
@@ -627,8 +641,10 @@ static void onRegionReleased(orProbe *p) {
 /* Lock held. The reports stay. */
 static void forgetAll(void) {
   setActive(false);
-  pending_count = 0;
+  orPeekForget();
   orShadowClear();
+  orGuardRenewAll();
+  orSumsForget(0, UINTPTR_MAX);
   orFreshForget(0, UINTPTR_MAX);
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
@@ -643,7 +659,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
     orRacesClear();
   }
   unlock();
-  if (!taken) orStreamForEach(-1, addPending, NULL);
+  if (!taken) orPeekBegin();
   if (taken)
     return setting ? orSuccess : orFail(orErrorAlreadyExists, "the sanitizer is on already");
   orStacksRelease();
@@ -651,6 +667,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   options = given ? *given : (orSanitizerOptions){.size = sizeof options};
   by_setting = setting;
   orRacesSetLimit(options.reports ? options.reports : 1000, setting);
+  orMirrorsWanted(true);
   setActive(true);
   unlock();
   return orSuccess;
@@ -697,6 +714,7 @@ orError_t orSanitizerDisable(void) {
   OR_TRY(orEnter());
   lock();
   touched = true;
+  orMirrorsWanted(false);
   forgetAll();
   unlock();
   orStacksRelease();

@@ -1,9 +1,10 @@
 /*
  * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who
- * touched which bytes last), fresh.c (what nobody has written), races.c (conflicts and their reports), names.c and stacks.c (what
- * reports say of an access), sanitizer.c (the calls that tell them what happens).
+ * touched which bytes last), fresh.c (what nobody has written), peek.c (what the host may read), guard.c and sums.c (what the host does
+ * without a call), races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
+ * sanitizer.c (the calls that tell them what happens).
  *
- * One lock, orSanitizerMutex, guards everything below. Under it only probe.c's is taken, nothing is
+ * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for and nobody's function is called. Functions are called with it held unless they say
  * otherwise.
  */
@@ -160,6 +161,8 @@ typedef struct orShadow {
   uint64_t counter, sequence; /* `sequence`: the moment of the call */
   uint32_t timeline;
   bool write, some;
+  bool judged;    /* with an access of the host's: it guards no memory any more */
+  bool undecided; /* ... until a gate opens */
   bool freed;     /* the block was freed since ... */
   uint32_t owner; /* ... whose allocation stream's timeline this is */
 } orShadow;
@@ -178,6 +181,14 @@ void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end);
 void orShadowSweep(void);
 void orShadowClear(void);
 
+/* A task that the host does not know to be over writes some of these bytes. */
+bool orShadowIsWritten(uintptr_t begin, uintptr_t end);
+
+/* ---- peek.c ---- */
+
+void orPeekBegin(void); /* notes what is queued. No lock held */
+void orPeekForget(void);
+
 /* ---- fresh.c ---- */
 
 /* The caching allocator has handed out these bytes. */
@@ -191,6 +202,32 @@ void orFreshMove(const orRange *from, const orRange *to);
 /* True if some of the bytes have not been written; `allocation` is that of their block then, its
  * stack without a reference. */
 bool orFreshRead(const orRange *range, bool some, orShadow *allocation);
+
+/* ---- guard.c ---- */
+
+/* Pinned memory in [begin, end) is guarded as the accesses say that there are now. */
+void orGuardRenew(uintptr_t begin, uintptr_t end);
+/* All that is guarded, after accesses have gone or the host has waited. */
+void orGuardRenewAll(void);
+
+extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
+/* A gate has been opened: what the host has touched too early for a verdict is guarded again. */
+void orGuardUndecided(void);
+
+/* ---- sums.c ---- */
+
+/* Bit i: access i is of host memory that cannot be guarded; of the first 64. No lock held. */
+uint64_t orSumsWanted(const orMemoryAccess *accesses, size_t count);
+/* The calling thread is about to queue a task with these accesses ... */
+void orSumsPrepare(const orMemoryAccess *accesses, size_t count);
+/* ... of which this one is of such memory; ... */
+void orSumsAdd(const orShadow *access);
+/* ... and in the end, no lock held. */
+void orSumsTake(void);
+/* The host has come to know of more; without `compares` sums of that are forgotten. No lock held, or
+ * the stream's without. */
+void orSumsKnown(bool compares);
+void orSumsForget(uintptr_t begin, uintptr_t end);
 
 /* ---- races.c ---- */
 
@@ -224,6 +261,7 @@ struct orRace {
 typedef struct orRaceList {
   orRace *first;
   uint64_t call; /* of the accesses that are looked at */
+  bool touched;  /* memory of the host's, in no call */
 } orRaceList;
 
 /* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream
@@ -231,6 +269,7 @@ typedef struct orRaceList {
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* `later` reads what nothing has written since `allocation`. */
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
+extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
 /* A gate has been opened: what has been decided by it goes to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, for orSanitizerFound too. False if they are of no memory of ours. No lock held. */
@@ -242,8 +281,14 @@ void orRacesClear(void);
 void orRacesForgetUndecided(void);
 void orRacesSetLimit(size_t reports, bool print);
 
+/* The host's stack, of races with memory that it has touched in no call. */
+void orRacesSetStack(orRaceList *list, orStack *stack);
+
 /* ---- sanitizer.c ---- */
 
+/* The host touches a byte that is guarded, by no call. No lock held. */
+void orSanitizerTouched(uintptr_t address, bool write);
+bool orSanitizerIsInside(void);                 /* the calling thread has orSanitizerMutex */
 extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
 extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
 

@@ -179,6 +179,14 @@ size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found) {
   return listed;
 }
 
+bool orShadowIsWritten(uintptr_t begin, uintptr_t end) {
+  orShadow **found;
+  size_t n = orShadowFind(begin, end, &found);
+  while (n && (!found[n - 1]->write || orHostKnows(found[n - 1]->timeline, found[n - 1]->counter)))
+    n--;
+  return n;
+}
+
 /* ---- changes ---- */
 
 uint64_t orShadowMoment(void) { return ++sequence; }

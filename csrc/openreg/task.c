@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core.h"
+#include "mirror.h"
 
 static _Thread_local struct {
   orStream *stream;
@@ -50,16 +50,17 @@ static orError_t runKernel(orTask *t, orDevice *d) {
 
 static orError_t runCopy(orTask *t, orDevice *d) {
   const orCopyArgs *c = &t->u.copy;
-  const void *src = c->src ? c->src : orTaskArgs(t);
-  if (d) return d->factory->copy(d->desc.self, c->dst, src, c->bytes, c->kind, t->done);
-  orCopyBytes(c->dst, src, c->bytes);
+  const void *src = c->src ? orMirrorOf(c->src) : orTaskArgs(t);
+  void *dst = orMirrorOf(c->dst);
+  if (d) return d->factory->copy(d->desc.self, dst, src, c->bytes, c->kind, t->done);
+  orCopyBytes(dst, src, c->bytes);
   return orSuccess;
 }
 
 static orError_t runSet(orTask *t, orDevice *d) {
   const orSetArgs *c = &t->u.set;
   if (d) return d->factory->set(d->desc.self, c->dst, c->value, c->bytes, t->done);
-  memset(c->dst, c->value, c->bytes);
+  memset(orMirrorOf(c->dst), c->value, c->bytes);
   return orSuccess;
 }
 
@@ -293,7 +294,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->u.host = fn;
   t->user_data = user_data;
   /* Whatever it may tell the host is taken to be known. */
-  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle);
+  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC);
   orStreamCommit(s, t);
   orDispatchPoint();
   return orSuccess;
@@ -307,7 +308,7 @@ static orError_t valueAddress(void *addr, void **mapped) {
   if ((uintptr_t)addr % 4) return orFail(orErrorInvalidValue, "%p is not 4-byte aligned", addr);
   if (!orRegionFind(addr, &r) || (size_t)((char *)addr - (char *)r.base) + 4 > r.size)
     return orFail(orErrorInvalidValue, "%p is not in device or pinned memory", addr);
-  *mapped = addr;
+  *mapped = orMirrorOf(addr);
   if (r.type != orMemoryTypeDevice) return orSuccess;
   orDevice *d = orDeviceAt(r.device);
   if (!d->can_map)
@@ -355,7 +356,7 @@ orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
   if (!orRegionFind(ptr, &r) || bytes > r.size - (size_t)((const char *)ptr - (const char *)r.base))
     return orFail(orErrorInvalidValue, "[%p, +%zu) is not within one allocation", ptr, bytes);
   if (r.type == orMemoryTypeHost) {
-    *address = (void *)(uintptr_t)ptr;
+    *address = orMirrorOf(ptr);
     return orSuccess;
   }
   int device = running.stream->device;

@@ -35,7 +35,11 @@ class PinnedMemory final : public Base {
   std::pair<void *, void *> allocate(size_t size) override {
     refuseInForkedChild();
     giveBackRetired();
-    return Base::allocate(size);
+    const auto block = Base::allocate(size);
+    if (sanitizerActive() && block.first != nullptr) {
+      OPENREG_CHECK(orSanitizerHostBlock(block.first));  // it may be from before
+    }
+    return block;
   }
 
   /* A deleter: any thread, at exit, in a forked child. */

@@ -6,6 +6,10 @@
  * is put down in Python (_Unraised), with a warning whose filter raises it: PyTorch asks the filters where the operator
  * returns to Python. Where it does not, `hasUnraised` lets this thread's next call of the shim throw it.
  *
+ * Memory that the host touches in no call is told from a signal handler (touched), in the midst of somebody's code. Python's
+ * main thread is asked to raise where its interpreter next looks around, which is when that code returns to it; another
+ * thread's next call of the shim raises, or disable().
+ *
  * A stack that the core keeps is a Kept on the heap, which is turned into lines when somebody asks: the core may let go of it
  * on any thread (stacks.h).
  */
@@ -17,6 +21,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/profiler/combined_traceback.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -54,6 +59,7 @@ struct Python {
   py::function putDown;       // an error of this text; gives the text of the warning that raises it
   py::function takeUnraised;  // the text of this thread's, or None
   py::function noteBackward;  // the engine's number of a backward pass, while that is in it
+  py::function warn;          // of the report whose text was made last, in the line of its access
 };
 Python *python = nullptr;
 
@@ -97,6 +103,32 @@ void *captureCall(void *) {
 
 void releaseCall(void *call, void *) { delete static_cast<Kept *>(call); }
 
+bool foundRace(std::string &text);
+
+/* By Python's main thread, with the GIL. */
+int raiseTouched(void *) {
+  std::string text;
+  if (!foundRace(text)) return 0;
+  if (mode.load(std::memory_order_relaxed) == Mode::Error) {
+    PyErr_SetObject(python->error.ptr(), py::str(text).ptr());
+    return -1;
+  }
+  try {
+    python->warn(text);
+  } catch (py::error_already_set &error) {  // a filter makes it an error
+    error.restore();
+    return -1;
+  }
+  return 0;
+}
+
+/* In a signal handler. Where there are too many calls to be made already, the next one of the shim raises. */
+void touched(void *) {
+  if (python == nullptr || !interpreterRuns() || getpid() != gettid()) return;
+  if (mode.load(std::memory_order_relaxed) != Mode::Quiet)
+    Py_AddPendingCall(&raiseTouched, nullptr);
+}
+
 std::string takeUnraised() {
   if (C10_LIKELY(!hasUnraised) || !interpreterRuns()) return {};
   py::gil_scoped_acquire gil;
@@ -121,6 +153,7 @@ void enable(int how, bool stacks, bool initcheck, bool possible) {
   options.size = sizeof(options);
   options.capture = &captureCall;
   options.release = &releaseCall;
+  options.touched = &touched;
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
   WithoutGil unlocked;
   watchHost(true);
@@ -265,6 +298,18 @@ bool foundRace(std::string &text) {
   return orSanitizerFound(speaks ? &say : nullptr, &text) != 0 && speaks;
 }
 
+/* What threads have touched that may never ask. In the mode that warns it does so here. */
+std::vector<std::string> left() {
+  std::vector<std::string> texts;
+  std::string text;
+  const Mode how = mode.load(std::memory_order_relaxed);
+  while (orSanitizerLeft(how == Mode::Quiet ? nullptr : &say, &text) != 0) {
+    if (how == Mode::Warn) python->warn(text);
+    if (how == Mode::Error) texts.push_back(text);
+  }
+  return texts;
+}
+
 }  // namespace
 
 void raiseRaces() {
@@ -296,14 +341,16 @@ void raiseRacesOfHost() {
 namespace {
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  m.def("_sanitizer_bind", [](py::object error, py::function text, py::function putDown,
-                              py::function takeUnraised, py::function noteBackward) {
-    if (python == nullptr) python = new Python();
-    *python = {std::move(error), std::move(text), std::move(putDown), std::move(takeUnraised),
-               std::move(noteBackward)};
-  });
+  m.def("_sanitizer_bind",
+        [](py::object error, py::function text, py::function putDown, py::function takeUnraised,
+           py::function noteBackward, py::function warn) {
+          if (python == nullptr) python = new Python();
+          *python = {std::move(error),        std::move(text),         std::move(putDown),
+                     std::move(takeUnraised), std::move(noteBackward), std::move(warn)};
+        });
   m.def("_sanitizer_enable", &enable);
   m.def("_sanitizer_disable", &disable);
+  m.def("_sanitizer_left", &left);
   m.def("_sanitizer_active", &sanitizerActive);
   m.def("_sanitizer_mode", [] {
     return std::make_tuple(static_cast<int>(mode.load()), keepsStacks.load(), checksFresh.load(),

@@ -22,8 +22,8 @@ static inline void sanitizeStrictly(void) {
   sanitize();
 }
 
-static inline uint64_t access(orStream_t stream, const char *operation, const void *data,
-                              size_t bytes, uint32_t write) {
+static inline uint64_t tellAccess(orStream_t stream, const char *operation, const void *data,
+                                  size_t bytes, uint32_t write) {
   orMemoryAccess a = {.data = data, .width = bytes, .write = write};
   ASSERT_OK(orSanitizerAccess(stream, operation, &a, 1));
   return orSanitizerFound(NULL, NULL);
@@ -31,12 +31,12 @@ static inline uint64_t access(orStream_t stream, const char *operation, const vo
 
 static inline uint64_t reads(orStream_t stream, const char *operation, const void *data,
                              size_t bytes) {
-  return access(stream, operation, data, bytes, 0);
+  return tellAccess(stream, operation, data, bytes, 0);
 }
 
 static inline uint64_t writes(orStream_t stream, const char *operation, const void *data,
                               size_t bytes) {
-  return access(stream, operation, data, bytes, 1);
+  return tellAccess(stream, operation, data, bytes, 1);
 }
 
 static inline uint64_t reportCount(void) {

@@ -13,9 +13,10 @@
 #include "gate.h"
 #include "openreg_schedule.h"
 
-/* ThreadSanitizer would sleep for a second in every process that leaves. */
+/* ThreadSanitizer would sleep for a second in every process that leaves, and refuse the handler of guarded memory, which
+ * is called by the thread's own instruction (guard.c), what any function may do there. */
 OR_API const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) { return "atexit_sleep_ms=0"; }
+const char *__tsan_default_options(void) { return "atexit_sleep_ms=0:report_signal_unsafe=0"; }
 
 /* The status of a child that calls `body` and leaves by exit(); what it says goes to `text`. This process has not used
  * a device, so the child may. */

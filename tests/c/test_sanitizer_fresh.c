@@ -183,7 +183,7 @@ TEST(sanitizer_fresh_memory_against_a_model) {
 
 static uint64_t some(orStream_t stream, const char *operation, const void *data, size_t bytes,
                      uint32_t write) {
-  return access(stream, operation, data, bytes, write | OR_ACCESS_SOME);
+  return tellAccess(stream, operation, data, bytes, write | OR_ACCESS_SOME);
 }
 
 TEST(sanitizer_says_which_conflicts_are_possible_ones) {

@@ -63,6 +63,15 @@ def _text(given):
     return _last.text
 
 
+def _warn(text):
+    """Of memory that the host has touched, in its line, which may have called others that did."""
+    line = _last.report.later.line
+    if line is None:
+        warnings.warn(text, stacklevel=1)
+    else:
+        warnings.warn_explicit(text, UserWarning, line.filename, line.line)
+
+
 # Errors that an operator of the host could not raise (csrc/torch/sanitizer.cpp): _Unraised, oldest
 # first.
 _unraised = []
@@ -107,6 +116,11 @@ def _take_all():
     return [unraised.take() for unraised in list(_unraised)]
 
 
+def _take_left():
+    """Also what threads have touched without a call, and were not told of."""
+    return _take_all() + _C._sanitizer_left()
+
+
 def _note_backward(task):
     """The engine's thread asks who waits for the backward pass that it is in. While one thread
     does, that is the one."""
@@ -119,13 +133,18 @@ def _note_backward(task):
 
 
 _C._sanitizer_bind(
-    DataRaceError, _text, lambda text: _Unraised(text).warning, _take_unraised, _note_backward
+    DataRaceError,
+    _text,
+    lambda text: _Unraised(text).warning,
+    _take_unraised,
+    _note_backward,
+    _warn,
 )
 
 
 @atexit.register
 def _at_exit():
-    texts = _take_all()
+    texts = _take_left()
     if texts:
         print("DataRaceError, which nothing has raised:", *texts, sep="\n", file=sys.stderr)
         _C._sanitizer_fail_exit()
@@ -168,7 +187,9 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
         mode: ``"error"``: each call that makes the later access of a conflict raises DataRaceError,
             before the operator is queued. Copies raise when they are queued. Operators of the host
             on pinned memory raise when they have run; where PyTorch does not let them, the thread's
-            next call of the device raises. What turns out to be a conflict only when an event is
+            next call of the device raises. What the host does to pinned memory by NumPy, ctypes or
+            C++ raises right after it in Python's main thread, in others at the thread's next call
+            of the device. What turns out to be a conflict only when an event is
             signalled is raised at the thread's next call that finds it. ``"warn"``: a UserWarning
             in the same places, once for each report. Another mode raises ValueError.
         stacks: whether the Python stack of each access is kept.
@@ -196,7 +217,7 @@ def disable():
     Raises DataRaceError if an error of the host, in any thread, has not been raised yet.
     """
     _C._sanitizer_disable()
-    texts = _take_all()
+    texts = _take_left()
     if texts:
         raise DataRaceError("\n\n".join(texts))
 

@@ -5,6 +5,10 @@
  * order of the calls, and not the order in which tasks happen to run: the same program gives the
  * same report each time.
  *
+ * Pinned memory under a queued copy is guarded until the host has waited for the copy: what the host
+ * does there without a call, as by a pointer, faults and is reported, once for each copy, and goes on.
+ * Memory that orMallocHost gave before, while the sanitizer was off, is not guarded.
+ *
  * Host threads count as one: what one has waited for, all know. Work behind an external event that
  * is not signalled is judged when it is, by the thread that signals, as the host may still do
  * things in order until then. What waits for a value is never reported, and a host function is
@@ -88,6 +92,10 @@ typedef struct orSanitizerOptions {
   void (*release)(void *stack, void *context); /* no lock held; on any thread */
   void *context;
   size_t reports; /* kept, at most; the rest is counted and told by orSanitizerFound. 0: 1000 */
+  /* The calling thread has touched pinned memory under a queued copy, in no call of this library, and
+   * orSanitizerFound has the report. Called by that instruction, in a signal handler, which goes on
+   * afterwards; no lock held. So is `capture` then. May be null. */
+  void (*touched)(void *context);
 } orSanitizerOptions;
 
 OR_API orError_t orSanitizerEnable(const orSanitizerOptions *options);
@@ -134,6 +142,11 @@ OR_API const char *orSanitizerOperation(const char *operation);
 OR_API uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context),
                                  void *context);
 
+/* The same of the oldest conflict that a thread has found in no call (orSanitizerOptions.touched), and
+ * has not asked for. */
+OR_API uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context),
+                                void *context);
+
 /* Order that is not made by this library's calls. */
 
 /* An external event that nobody waits for yet stands for what is queued on `stream` so far, as
@@ -148,6 +161,9 @@ OR_API orError_t orSanitizerAside(orStream_t stream);
 /* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so
  * far is over. */
 OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);
+/* A block that orMallocHost gave at `ptr`, and that nobody uses, is about to be handed out again: it
+ * can be guarded from now on. Its bytes are lost. */
+OR_API orError_t orSanitizerHostBlock(void *ptr);
 /* Nonzero: what the calling thread touches is told by somebody else, and what it waits for orders
  * nothing for the program, which has not asked for it. Returns what it was. */
 OR_API uint32_t orSanitizerIgnore(uint32_t ignore);

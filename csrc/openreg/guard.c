@@ -1,0 +1,171 @@
+/*
+ * The sanitizer's guards of pinned memory: what the host does to it without a call, by NumPy, ctypes
+ * or C++, under a copy that it has not waited for.
+ *
+ * Pages of mirrored memory (mirror.h) that a queued access writes are mapped for nobody, those that
+ * one reads for reading alone, from before it is queued until the host has waited for it, whenever
+ * it runs. What the pages should be is a function of the shadow (`choose`), found anew for a whole
+ * block whenever one of its accesses comes or goes: nothing is counted. A host that touches such a
+ * page faults, and the handler asks the shadow about the byte: an access is a report once, and then
+ * guards no more; what cannot be judged yet, behind a gate, guards no more until a gate opens; and
+ * where no access has the byte, as of a page that several parts of a block share, the page is lifted.
+ * In each case the host goes on.
+ *
+ * The handler is called by the very instruction that touches the memory, so it may do what a function
+ * could that were called there, locks and allocations included: none of the code that runs under a
+ * lock of ours, or in malloc, touches pinned memory but by its mirror. It asks that the thread has no
+ * lock of the sanitizer (`inside`) all the same, and leaves every other fault to the handler that was
+ * there before. A task that comes to such a page, as one that was queued while the sanitizer was off,
+ * has the page lifted and is no host.
+ *
+ * A system call does not fault: it fails with EFAULT, and nobody is told.
+ *
+ * The handler stays where it is when the sanitizer is off: a thread may be on its way to it.
+ * `installing` guards `before`, which the handler reads.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include "mirror.h"
+#include "sanitizer.h"
+
+enum { OR_PATIENCE = 100 }; /* faults of one address in a page that is not guarded */
+
+static orMutex installing = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static struct sigaction before;
+
+/* Of a signal handler's. */
+static _Thread_local struct {
+  bool chained; /* it has called the handler before */
+  uintptr_t address;
+  int times;
+} fault;
+
+/* ---- what is guarded (orSanitizerMutex held) ---- */
+
+static void raiseGuards(uint8_t *guards, orPages pages, uint8_t least) {
+  for (size_t page = pages.from; page < pages.to; page++)
+    if (guards[page] < least) guards[page] = least;
+}
+
+static orPages choose(uintptr_t first, size_t pages, uint8_t *guards) {
+  orShadow **found;
+  orPages all = {pages, 0};
+  uintptr_t end = first + pages * OR_PAGE;
+  size_t count = orShadowFind(first, end, &found);
+  for (size_t i = 0; i < count; i++) {
+    const orShadow *s = found[i];
+    if (s->judged || orHostKnows(s->timeline, s->counter)) continue;
+    orPages own = {s->range.begin < first ? 0 : (s->range.begin - first) / OR_PAGE,
+                   s->range.end > end ? pages : (s->range.end - 1 - first) / OR_PAGE + 1};
+    raiseGuards(guards, own, s->write ? OR_GUARD_ALL : OR_GUARD_WRITES);
+    if (own.from < all.from) all.from = own.from;
+    if (own.to > all.to) all.to = own.to;
+  }
+  return all;
+}
+
+static void install(void);
+
+void orGuardRenew(uintptr_t begin, uintptr_t end) {
+  if (!atomic_load_explicit(&orMirrorCount, memory_order_relaxed)) return;
+  install();
+  orMirrorGuard(begin, end, false, choose);
+}
+
+void orGuardRenewAll(void) { orMirrorGuard(0, UINTPTR_MAX, true, choose); }
+
+bool orGuardLacksVerdict;
+
+void orGuardUndecided(void) {
+  orShadow **found;
+  if (!orGuardLacksVerdict) return;
+  orGuardLacksVerdict = false;
+  for (size_t count = orShadowFind(0, UINTPTR_MAX, &found); count-- > 0; found++)
+    if ((*found)->undecided) (*found)->undecided = (*found)->judged = false;
+  orGuardRenew(0, UINTPTR_MAX);
+}
+
+/* ---- faults ---- */
+
+/* Where it cannot be known, what the page refuses decides. */
+static bool writes(const void *context, orGuard guard) {
+  const ucontext_t *user = context;
+#if defined(__x86_64__)
+  (void)guard;
+  return user->uc_mcontext.gregs[REG_ERR] & 2;
+#else
+  (void)user;
+  return guard == OR_GUARD_WRITES;
+#endif
+}
+
+static bool mayTouch(orGuard guard, bool write) {
+  return guard == OR_GUARD_NOTHING || (guard == OR_GUARD_WRITES && !write);
+}
+
+/* Another thread has been faster; but something else may be wrong with the page. */
+static bool mayTryAgain(uintptr_t address) {
+  fault.times = fault.address == address ? fault.times + 1 : 0;
+  fault.address = address;
+  return fault.times < OR_PATIENCE;
+}
+
+/* False if it is no fault of ours. */
+static bool resolve(uintptr_t address, const void *context) {
+  orGuard guard;
+  if (orInForkedChild() || orSanitizerIsInside() || !orMirrorGuardAt(address, &guard)) return false;
+  bool write = writes(context, guard);
+  if (mayTouch(guard, write)) return mayTryAgain(address);
+  fault.times = 0;
+  if (orProcessTask() == OR_TASK_NONE) orSanitizerTouched(address, write);
+  /* Other accesses may guard the page still, or it was none that did. */
+  return !orMirrorGuardAt(address, &guard) || mayTouch(guard, write) || orMirrorLift(address);
+}
+
+/* What comes here again from there finds nobody to ask. */
+static void callFormer(int signal_number, siginfo_t *info, void *context) {
+  bool isFunction = before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN;
+  if (fault.chained || !isFunction) {
+    signal(signal_number, SIG_DFL); /* the instruction is tried again */
+    return;
+  }
+  fault.chained = true;
+  if (before.sa_flags & SA_SIGINFO)
+    before.sa_sigaction(signal_number, info, context);
+  else
+    before.sa_handler(signal_number);
+  fault.chained = false;
+}
+
+static void onFault(int signal_number, siginfo_t *info, void *context) {
+  int kept = errno;
+  bool ours = info->si_code == SEGV_ACCERR && resolve((uintptr_t)info->si_addr, context);
+  if (!ours) callFormer(signal_number, info, context);
+  errno = kept;
+}
+
+/* In front of whoever has put a handler of his own there meanwhile (faulthandler has). */
+static void install(void) {
+  struct sigaction now, own = {.sa_sigaction = onFault, .sa_flags = SA_SIGINFO | SA_NODEFER};
+  orMutexLock(&installing);
+  if (!sigaction(SIGSEGV, NULL, &now) &&
+      !(now.sa_flags & SA_SIGINFO && now.sa_sigaction == onFault)) {
+    before = now;
+    sigaction(SIGSEGV, &own, NULL);
+  }
+  orMutexUnlock(&installing);
+}
+
+/* ---- public ---- */
+
+orError_t orSanitizerHostBlock(void *ptr) {
+  orRegion r;
+  if (!__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) return orSuccess;
+  OR_TRY(orEnter());
+  OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
+  if (orHostDevice()->factory == &orPinnedHostFactory) orMirrorMake(r.base, r.size);
+  return orSuccess;
+}
