@@ -42,7 +42,10 @@ static uint64_t calls;
 static _Thread_local const char *operation_name;
 static _Thread_local uint32_t ignored;
 
-static void lock(void) { orMutexLock(&orSanitizerMutex); }
+static void lock(void) {
+  orThreadsIdentify();
+  orMutexLock(&orSanitizerMutex);
+}
 static void unlock(void) { orMutexUnlock(&orSanitizerMutex); }
 
 static bool isOn(void) { return __atomic_load_n(&is_on, __ATOMIC_RELAXED) != 0; }
@@ -103,7 +106,8 @@ typedef struct orCheck {
 } orCheck;
 
 static bool isOrdered(const orCheck *t, const orShadow *old) {
-  return t->clock && orClockKnows(t->clock, old->timeline, old->counter);
+  return orHostKnows(old->timeline, old->counter) ||
+         (t->clock && orClockKnows(t->clock, old->timeline, old->counter));
 }
 
 static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
@@ -116,7 +120,7 @@ static void compare(orCheck *t) {
   orShadow **found;
   size_t count = orShadowFind(t->now.range.begin, t->now.range.end, &found);
   for (size_t i = 0; i < count; i++)
-    if (orHostKnows(found[i]->timeline, found[i]->counter))
+    if (orEverybodyKnows(found[i]->timeline, found[i]->counter))
       orShadowErase(found[i]);
     else if (!isOrdered(t, found[i]))
       isConflict(t, found[i], false);
@@ -141,7 +145,7 @@ static void keep(orCheck *t) {
   size_t count = orShadowFind(now->range.begin, now->range.end, &found);
   for (size_t i = 0; i < count; i++) {
     orShadow *old = found[i];
-    if (orHostKnows(old->timeline, old->counter)) {
+    if (orEverybodyKnows(old->timeline, old->counter)) {
       orShadowErase(old);
       continue;
     }
@@ -182,6 +186,7 @@ static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack)
   if (!stream) return t;
   t.now.stream = stream;
   t.now.timeline = orTimelineOf(stream);
+  orHostTell(&orTimelineAt(t.now.timeline)->clock);
   t.clock = &orTimelineAt(t.now.timeline)->clock;
   t.now.counter = t.clock->at[t.now.timeline];
   return t;
@@ -472,7 +477,7 @@ static orSync *markOf(const orProbe *p) {
 static void onHostKnows(orProbe *p) {
   lock();
   orSync *sync = p->cell ? orSyncRetain(p->cell->kept) : markOf(p);
-  if (sync && !ignored) orHostJoin(sync);
+  if (sync && !ignored) (p->everybody ? orHostJoinAll : orHostJoin)(sync);
   orSyncRelease(sync);
   unlock();
 }
@@ -528,7 +533,7 @@ orError_t orSanitizerEventOver(orEvent_t event) {
   if (!isOn()) return orSuccess;
   OR_TRY(orEnter());
   OR_TRY(orEventCell(event, &cell, &flags));
-  if (cell) onHostKnows(&(orProbe){.cell = cell});
+  if (cell) onHostKnows(&(orProbe){.cell = cell, .everybody = true});
   orCellRelease(cell);
   return orSuccess;
 }
@@ -557,15 +562,18 @@ static size_t findAll(const orProbe *p, orShadow ***found) {
   return orShadowFind((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes, found);
 }
 
-/* What a recorded stream has done. */
+/* What a recorded stream has done, and what anybody knows to be over: a thread's last use of
+ * memory comes before that memory is freed, whoever frees it. */
 static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
+  static const orClock none;
   orShadow **found;
   lock();
-  uint32_t timeline = orTimelineOf(stream);
-  const orClock *clock = &orTimelineAt(timeline)->clock;
+  const orClock *clock = stream ? &orTimelineAt(orTimelineOf(stream))->clock : &none;
   size_t count = orShadowFind(start, start + size, &found);
   for (size_t i = 0; i < count; i++)
-    if (orClockKnows(clock, found[i]->timeline, found[i]->counter)) orShadowErase(found[i]);
+    if (orClockKnows(clock, found[i]->timeline, found[i]->counter) ||
+        orAnybodyKnows(found[i]->timeline, found[i]->counter))
+      orShadowErase(found[i]);
   unlock();
 }
 
@@ -574,13 +582,14 @@ static void onBlockUsed(orProbe *p) { forgetUse((uintptr_t)p->dst, p->bytes, p->
 orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream) {
   if (!isOn()) return orSuccess;
   OR_TRY(orEnter());
-  if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
+  if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
   forgetUse((uintptr_t)data, bytes, stream);
   return orSuccess;
 }
 
 static void onBlockFreed(orProbe *p) {
   orShadow **found;
+  forgetUse((uintptr_t)p->dst, p->bytes, 0);
   lock();
   uint32_t timeline = orTimelineOf(p->stream);
   size_t count = findAll(p, &found);
@@ -608,7 +617,7 @@ static void onBlockTaken(orProbe *p) {
 
 /* The region's owner has waited for all that it knows of. */
 static bool isOver(const orShadow *s) {
-  return !s->freed || orHostKnows(s->timeline, s->counter) ||
+  return !s->freed || orAnybodyKnows(s->timeline, s->counter) ||
          orClockKnows(&orTimelineAt(s->owner)->clock, s->timeline, s->counter);
 }
 
@@ -632,6 +641,7 @@ static void forgetAll(void) {
   orFreshForget(0, UINTPTR_MAX);
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
+  orThreadsForget(NULL);
 }
 
 static orError_t enable(const orSanitizerOptions *given, bool setting) {
@@ -651,6 +661,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   options = given ? *given : (orSanitizerOptions){.size = sizeof options};
   by_setting = setting;
   orRacesSetLimit(options.reports ? options.reports : 1000, setting);
+  orThreadsForget(options.thread);
   setActive(true);
   unlock();
   return orSuccess;

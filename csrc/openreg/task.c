@@ -293,7 +293,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->u.host = fn;
   t->user_data = user_data;
   /* Whatever it may tell the host is taken to be known. */
-  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle);
+  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .everybody = true);
   orStreamCommit(s, t);
   orDispatchPoint();
   return orSuccess;
