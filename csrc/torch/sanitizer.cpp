@@ -32,6 +32,7 @@
 #include "stacks.h"
 #include "stream.h"
 #include "stream_origins.h"
+#include "threads.h"
 #include "warnings.h"
 
 namespace py = pybind11;
@@ -121,6 +122,7 @@ void enable(int how, bool stacks, bool initcheck, bool possible) {
   options.size = sizeof(options);
   options.capture = &captureCall;
   options.release = &releaseCall;
+  options.thread = &actsForThread;
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
   WithoutGil unlocked;
   watchHost(true);
