@@ -49,6 +49,7 @@ _METHODS = (
     (type(select.poll()), _ACQUIRES_ALL, "poll"),
     (select.epoll, _ACQUIRES_ALL, "poll"),
     (torch._C.Future, _ACQUIRES_ALL, "wait done value"),
+    (torch._C, _ACQUIRES_ALL, "wait"),
 )
 _STORE = "get wait check add compare_set multi_get num_keys queue_pop queue_len list_keys"
 
@@ -164,7 +165,6 @@ _PATCHES = (
     (threading.Thread, "join", _join),
     (threading.Thread, "is_alive", _is_alive),
     (threading.Event, "is_set", _is_set),
-    (threading.Event, "isSet", _is_set),
     (base_events.BaseEventLoop, "call_soon_threadsafe", _call_soon_threadsafe),
 )
 _patched = []
