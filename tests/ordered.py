@@ -1,14 +1,14 @@
-"""Random programs that are ordered correctly, and what is reported of one that lacks an order.
+"""Random programs that are ordered correctly, and the same without one of the orders they need.
 
-A program is a list of steps, made from a seed, of one to three threads over five streams of two devices.
-Steps read and write halves of buffers: of both devices, and of pinned memory, which copies and the
-host use. Who comes before whom is a graph (`Order`): each thread, and each stream, does one thing after
-another; a thread comes before what it queues; events, waits of the host, and what threads tell each
-other go across. Where a step touches what an earlier one has touched, and nothing orders the two, the
-maker puts in steps that do, of a random kind.
+A program is a list of steps, made from a seed, of one to three threads over five streams of two
+devices. Steps read and write halves of buffers: of both devices, and of pinned memory, which
+copies and the host use. Who comes before whom is a graph (`Order`): each thread, and each stream,
+does one thing after another; a thread comes before what it queues; events, waits of the host, and
+what threads tell each other go across. Where a step touches what an earlier one has touched, and
+nothing orders the two, the maker puts in steps that do, of a random kind.
 
-Threads take their steps in the order of the list: each waits for its turn, by a plain list, which orders
-nothing.
+Threads take their steps in the order of the list: each waits for its turn, by a plain list, which
+orders nothing.
 """
 
 import queue
@@ -74,8 +74,8 @@ class Order:
         return node
 
     def take(self, step):
-        """Adds the step. What it touches that is not ordered with what was touched before: a list of
-        (earlier stream, earlier thread, whether a sanitizer can tell)."""
+        """Adds the step. Of what was touched before and is not ordered: (stream, thread), the
+        stream None for what a thread did itself."""
         thread, stream = step.thread, step.stream
         if step.kind == "event synchronize":
             self._queue(thread, stream)
@@ -99,8 +99,8 @@ class Order:
         elif step.kind in ("kernel", "upload", "download"):
             return self._touch(step, self._queue(thread, stream), stream)
         elif step.kind == "replace":
-            places = {(step.to, 0), (step.to, 1)}
-            self.touched = [t for t in self.touched if t[1] not in places]
+            self.touched = [t for t in self.touched if t[1] not in step.writes]
+            return self._touch(step, self._queue(thread, stream), stream)
         return []
 
     def conflicts(self, step, bits):
@@ -151,30 +151,28 @@ class Maker:
         assert not conflicts
         self.steps.append(step)
 
-    def place(self, buffer):
-        half = self.random.randrange(3)
-        return ((buffer, 0), (buffer, 1)) if half == 2 else ((buffer, half),)
+    def half(self, buffer):
+        return ((buffer, self.random.randrange(2)),)
 
     def random_step(self):
         pick, thread = self.random, self.random.randrange(self.threads)
         stream = pick.choice(STREAMS)
-        here = [f"{device_of(stream)}{letter}" for letter in "xy"]
+        a, b = pick.sample([f"{device_of(stream)}{letter}" for letter in "xy"], 2)
         kind = pick.choice(("kernel",) * 5 + ("upload", "download", "host", "peer", "replace"))
         if kind == "kernel":
-            a, b = pick.sample(here, 2)
-            return Step(thread, kind, stream, reads=self.place(b)[:1], writes=self.place(a)[:1])
+            return Step(thread, kind, stream, reads=self.half(b), writes=self.half(a))
         if kind == "upload":
-            return Step(thread, kind, stream, reads=self.place("pinned")[:1], writes=self.place(here[0])[:1])
+            return Step(thread, kind, stream, reads=self.half("pinned"), writes=self.half(a))
         if kind == "download":
-            return Step(thread, kind, stream, reads=self.place(here[0])[:1], writes=self.place("pinned")[:1])
+            return Step(thread, kind, stream, reads=self.half(a), writes=self.half("pinned"))
         if kind == "host":
-            at = self.place("pinned")
-            return Step(thread, kind, reads=at) if pick.random() < 0.5 else Step(thread, kind, writes=at)
+            places = {pick.choice(("reads", "writes")): self.half("pinned")}
+            return Step(thread, kind, **places)
         if kind == "replace":
-            return Step(thread, kind, stream, to=pick.choice(here))
+            return Step(thread, kind, stream, to=a, writes=((a, 0), (a, 1)))
         other = pick.choice([s for s in STREAMS if device_of(s) != device_of(stream)])
         there = f"{device_of(other)}{pick.choice('xy')}"
-        return Step(thread, kind, stream, other, self.place(here[0])[:1], self.place(there)[:1])
+        return Step(thread, kind, stream, other, self.half(a), self.half(there))
 
     def add(self, step):
         if step.kind == "replace":  # who has used it is named, by whoever lets it go
@@ -182,7 +180,10 @@ class Maker:
             for node, (buffer, _), _, _, thread in list(self.order.touched):
                 if buffer == step.to and not self.order.threads[step.thread] >> node & 1:
                     self.pass_on(thread, step.thread)
-        while conflicts := list(self.order.conflicts(step, self.order.known(step))):
+        while step.kind != "replace":
+            conflicts = list(self.order.conflicts(step, self.order.known(step)))
+            if not conflicts:
+                break
             self.put_order(*conflicts[0], step)
         for buffer, _ in step.reads + step.writes:
             if step.stream is not None:
@@ -287,7 +288,8 @@ class Run:
 
     def __call__(self):
         others = [
-            threading.Thread(target=self.take, args=(i,), daemon=True) for i in range(1, self.threads)
+            threading.Thread(target=self.take, args=(i,), daemon=True)
+            for i in range(1, self.threads)
         ]
         for thread in others:
             thread.start()
@@ -364,7 +366,7 @@ class Run:
             old.record_stream(self.streams[name])
         del old
         with stream:
-            self.buffers[step.to] = torch.empty(2 * HALF, device=stream.device)
+            self.buffers[step.to] = torch.zeros(2 * HALF, device=stream.device)
 
     def do_wait_stream(self, step, stream):
         stream.wait_stream(self.streams[step.to])

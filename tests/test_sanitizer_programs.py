@@ -1,8 +1,8 @@
-"""Nothing is reported of random programs that are ordered correctly, over two devices and up to three
-threads; and without one of the orders that it needs, each is.
+"""Nothing is reported of random programs that are ordered correctly, over two devices and up to
+three threads; and each is reported without one of the orders that it needs.
 
-OPENREG_ORDERED_PROGRAMS: how many (30). OPENREG_ORDERED_PROGRAMS_SEED: the first seed (0); a failure
-names its own.
+OPENREG_ORDERED_PROGRAMS: how many (30). OPENREG_ORDERED_PROGRAMS_SEED: the first seed (0); a
+failure names its own.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""``torch.openreg.sanitizer`` and threads: what one has waited for counts for those whom it has told.
+"""``torch.openreg.sanitizer`` and threads: what one has waited for counts for those that it told.
 
-In most of these tests one thread waits for a stream and tells another, which then uses what the stream
-wrote. Where nothing tells it, a plain list says when: that is no order.
+In most of these tests one thread waits for a stream and tells another, which then uses what the
+stream wrote. Where nothing tells it, a plain list says when: that is no order.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ def written_aside():
 
 
 def started(*functions):
-    """Threads of these functions, started in this order; main joins them at the end. What one raises is
-    raised."""
+    """Threads of these functions, started in this order; main joins them at the end. What one
+    raises is raised."""
     errors = []
 
     def run(function):
@@ -51,7 +51,9 @@ def started(*functions):
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
+    threads = [
+        threading.Thread(target=run, args=(function,), daemon=True) for function in functions
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -122,9 +122,8 @@ Function original(const Method &method) {
 template <size_t I, typename... Rest>
 PyObject *inPlace(PyObject *self, Rest... rest) {
   const Method &method = methods[I];
-  return follow(method, self, [&] {
-    return original<PyObject *(*)(PyObject *, Rest...)>(method)(self, rest...);
-  });
+  return follow(method, self,
+                [&] { return original<PyObject *(*)(PyObject *, Rest...)>(method)(self, rest...); });
 }
 
 template <size_t I>

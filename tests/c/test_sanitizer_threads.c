@@ -185,7 +185,8 @@ TEST(sanitizer_gives_all_that_anybody_knows_for_what_cannot_be_followed) {
   step(waits, &t.first, (Step){.stream = t.s0});
   orSanitizerAcquire(NULL);
   ASSERT_EQ(writes(t.s1, "write", t.memory, KIB), 0);
-  ASSERT_EQ(step(acquiresAndWrites, &t.second, (Step){.stream = newStream(), .memory = t.memory}), 1);
+  ASSERT_EQ(step(acquiresAndWrites, &t.second, (Step){.stream = newStream(), .memory = t.memory}),
+            1);
 }
 
 static uint64_t acted_for;

@@ -1,7 +1,7 @@
 """How Python's threads order each other, for the sanitizer (docs/diagnostics.md).
 
-The C types of locks and queues are followed in their methods (csrc/torch/threads.cpp), what there is
-in Python alone is here: the begin and end of threads, an event that is asked, and asyncio.
+The C types of locks and queues are followed in their methods (csrc/torch/threads.cpp). What there
+is in Python alone is here: the begin and end of threads, an event that is asked, and asyncio.
 """
 
 import _multiprocessing
@@ -62,8 +62,8 @@ def _methods():
         yield torch.distributed.Store, _ACQUIRES_ALL, _STORE
 
 
-# `threading` has these for its own lists of threads. That one begins after another has ended does not
-# order them. Whoever asks for the lists has asked whether a thread is over.
+# `threading` has locks for its own lists of threads. That one begins after another has ended does
+# not order the two. Whoever asks for the lists has asked whether a thread is over.
 _ASK = tuple(f.__code__ for f in (threading.enumerate, threading.active_count))
 
 
