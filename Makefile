@@ -81,8 +81,9 @@ test: build ctest
 test-all: test
 	$(PY) -m pytest $(SIDE_BY_SIDE) -m slow tests
 
-# All samples of PyTorch's operator database, random programs over views and dtypes, and random programs that
-# the sanitizer says nothing of; `make test` takes one of each operator and dtype, or a few. ARGS: of the database alone, see --help.
+# All samples of PyTorch's operator database, random programs over views and dtypes, and random programs of
+# which the sanitizer says nothing; `make test` takes one of each operator and dtype, or a few. ARGS: of the
+# database alone, see --help.
 conformance: build
 	$(PY) tests/conformance/sweep.py $(ARGS)
 	$(if $(ARGS),,OPENREG_VIEW_PROGRAMS=20000 $(PY) -m pytest -n auto tests/test_view_programs.py)

@@ -7,10 +7,13 @@ stream wrote. Where nothing tells it, a plain list says when: that is no order.
 import asyncio
 import ctypes
 import functools
+import importlib.util
 import multiprocessing
 import os
 import queue
 import socket
+import subprocess
+import sysconfig
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +164,23 @@ def by_condition():
     return tell, hear
 
 
+def by_condition_of_nobody():
+    """The one that waits wakes by itself, and has the lock again."""
+    condition, said = threading.Condition(), []
+
+    def tell():
+        with condition:
+            said.append(1)
+
+    def hear():
+        condition.acquire()
+        while not said:
+            condition.wait(0.001)
+        return condition  # is kept
+
+    return tell, hear
+
+
 def by_barrier():
     barrier = threading.Barrier(2)
     return barrier.wait, barrier.wait
@@ -201,6 +221,12 @@ def by_connection():
     return lambda: here.send(1), there.recv
 
 
+def by_ctypes():
+    libc, semaphore = ctypes.CDLL(None), ctypes.create_string_buffer(32)
+    libc.sem_init(semaphore, 0, 0)
+    return lambda: libc.sem_post(semaphore), lambda: libc.sem_wait(semaphore)
+
+
 def by_future_of_torch():
     future = torch.futures.Future()
     return lambda: future.set_result(1), future.wait
@@ -224,6 +250,7 @@ WAYS = {
     "event": by_event,
     "is_set": by_asking_an_event,
     "condition": by_condition,
+    "condition without notify": by_condition_of_nobody,
     "barrier": by_barrier,
     "queue": by_queue(queue.Queue),
     "priority queue": by_queue(queue.PriorityQueue),
@@ -234,9 +261,38 @@ WAYS = {
     "socket": by_socket,
     "connection": by_connection,
     "a lock of processes": by_release(lambda: multiprocessing.Semaphore(0)),
+    "ctypes": by_ctypes,
     "torch future": by_future_of_torch,
     "store": by_store,
 }
+
+
+EXTENSION = """
+#include <Python.h>
+#include <semaphore.h>
+static sem_t semaphore;
+static PyObject *post(PyObject *m, PyObject *args) { sem_post(&semaphore); Py_RETURN_NONE; }
+static PyObject *await(PyObject *m, PyObject *args) {
+  Py_BEGIN_ALLOW_THREADS
+  sem_wait(&semaphore);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+static PyMethodDef methods[] = {{"post", post, METH_VARARGS}, {"wait", await, METH_VARARGS}, {0}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "waits_in_c", 0, -1, methods};
+PyObject *PyInit_waits_in_c(void) { sem_init(&semaphore, 0, 0); return PyModule_Create(&module); }
+"""
+
+
+def test_a_lock_of_an_extension_counts_as_order(tmp_path):
+    source, library = tmp_path / "waits_in_c.c", tmp_path / "waits_in_c.so"
+    source.write_text(EXTENSION)
+    include = sysconfig.get_path("include")
+    command = [*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", f"-I{include}"]
+    subprocess.run([*command, source, "-o", library], check=True)
+    spec = importlib.util.spec_from_file_location("waits_in_c", library)
+    extension = importlib.util.module_from_spec(spec)
+    assert not found(hand_over, extension.post, extension.wait)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -278,20 +334,26 @@ def test_a_lock_that_was_released_before_the_wait_does_not():
     assert found(hand_over, lambda: flags.append(1), hear)
 
 
-def test_a_lock_at_the_address_of_another_one_does_not():
-    flags = []
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock, queue.SimpleQueue])
+def test_what_is_at_the_address_of_another_one_does_not(make):
+    addresses = []
 
     def tell():
-        for _ in range(100):
-            with threading.Lock():
-                pass
-        flags.append(1)
+        lock = make()
+        (lock.put if make is queue.SimpleQueue else lock.acquire)(1)
+        if make is not queue.SimpleQueue:
+            lock.release()
+        address = id(lock)
+        del lock
+        addresses.append(address)
 
     def hear():
-        poll(flags)
-        for _ in range(100):
-            with threading.Lock():
-                pass
+        poll(addresses)
+        kept = []
+        while not kept or id(kept[-1]) != addresses[0]:
+            kept.append(make())
+            assert len(kept) < 100_000
+        (kept[-1].qsize if make is queue.SimpleQueue else kept[-1].acquire)()
 
     assert found(hand_over, tell, hear)
 
@@ -347,17 +409,19 @@ def test_nobody_else_knows():
     assert found(end_by(lambda thread, flags: poll(flags)))
 
 
-def test_a_second_thread_may_join():
+@pytest.mark.parametrize("ask", [threading.Thread.join, threading.Thread.is_alive])
+def test_a_second_thread_may_ask(ask):
     def program():
         x, side = written_aside()
-        first = threading.Thread(target=side.synchronize)
+        first, joined = threading.Thread(target=side.synchronize), []
         first.start()
 
         def second():
-            first.join()
+            poll(joined)
+            getattr(first, ask.__name__)()
             x.add_(1)
 
-        started(first.join, second)
+        started(lambda: joined.append(first.join()), second)
 
     assert not found(program)
 
@@ -476,11 +540,14 @@ def test_asyncio():
     assert found(program, False)
 
 
-def test_call_soon_threadsafe():
+@pytest.mark.parametrize("wakes", [True, False])
+def test_call_soon_threadsafe(wakes):
     def program():
         async def main():
             x, side = written_aside()
             loop, told = asyncio.get_running_loop(), asyncio.Event()
+            if not wakes:  # a loop that is awake may come to the call before it hears of it
+                loop._write_to_self = lambda: None
 
             def wait():
                 side.synchronize()
@@ -488,6 +555,8 @@ def test_call_soon_threadsafe():
 
             thread = threading.Thread(target=wait)
             thread.start()
+            while not wakes and not told.is_set():
+                await asyncio.sleep(0)
             await told.wait()
             x.add_(1)
             thread.join()
@@ -594,3 +663,16 @@ def test_it_may_go_on_and_off_while_threads_are_in_locks():
     for thread in threads:
         thread.join(60)
     assert sorted(done) == list(range(4))
+
+
+def test_ctypes_calls_as_before_when_it_is_off():
+    with_it = ctypes.CDLL(None)
+    sanitizer.disable()
+    try:
+        for library in (with_it, ctypes.CDLL(None)):
+            assert library.abs(-3) == 3
+            with pytest.raises(ctypes.ArgumentError):
+                library.abs(object())
+    finally:
+        sanitizer.enable("warn")
+    assert with_it.abs(-3) == 3

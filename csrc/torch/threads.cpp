@@ -16,9 +16,14 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <dlfcn.h>
 
 #include <array>
+#include <cstring>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -50,8 +55,9 @@ enum class Order : int {
   AcquiresIfFalse,
   Acquires,
   Releases,
-  AcquiresAll,  // what anybody knows: what it waits for cannot be followed
-  Backward,     // others act for the caller meanwhile
+  AcquiresAll,       // what anybody knows: what it waits for cannot be followed
+  AcquiresAllIfAny,  // if it returns something that is not empty
+  Backward,          // others act for the caller meanwhile
 };
 
 struct Method {
@@ -68,6 +74,7 @@ bool learns(Order order, PyObject *result) {
   if (result == nullptr) return false;
   if (order == Order::AcquiresIfTrue) return result == Py_True;
   if (order == Order::AcquiresIfFalse) return result == Py_False;
+  if (order == Order::AcquiresAllIfAny) return PyObject_IsTrue(result) == 1;
   return order == Order::Acquires || order == Order::AcquiresAll;
 }
 
@@ -109,7 +116,8 @@ PyObject *follow(const Method &method, PyObject *self, const Call &call) {
   if (method.order == Order::Backward) return callBackward(call);
   if (method.order == Order::Releases) orSanitizerRelease(self);
   PyObject *result = call();
-  if (learns(method.order, result)) acquire(method.order == Order::AcquiresAll ? nullptr : self);
+  const bool all = method.order == Order::AcquiresAll || method.order == Order::AcquiresAllIfAny;
+  if (learns(method.order, result)) acquire(all ? nullptr : self);
   return result;
 }
 
@@ -182,6 +190,73 @@ bool followMethod(const py::object &function, int order) {
   return true;
 }
 
+// ---- Functions of others ------------------------------------------------------------------------
+
+/* What an extension waits for cannot be followed, nor what a library does that ctypes calls: when it returns, its caller
+ * knows what anybody knows. Of extensions these are the functions that take a tuple, as all of pybind11's do. */
+ternaryfunc callFunction = nullptr, callForeign = nullptr;
+
+Dl_info libraryOf(const void *address) {
+  Dl_info library{};
+  dladdr(address, &library);
+  return library;
+}
+
+/* Python's, PyTorch's, NumPy's and this one hand nothing from thread to thread, but for what is followed. */
+bool isForeignLibrary(const Dl_info &library) {
+  for (const void *known : {reinterpret_cast<const void *>(&PyObject_Call),
+                            static_cast<const void *>(&THPVariableClass),
+                            reinterpret_cast<const void *>(&libraryOf)})
+    if (library.dli_fbase == libraryOf(known).dli_fbase) return false;
+  for (const char *known : {"/lib-dynload/", "/numpy/"})
+    if (library.dli_fname == nullptr || std::strstr(library.dli_fname, known) != nullptr) return false;
+  return true;
+}
+
+bool isForeign(PyObject *function) {
+  static auto &known = *new std::unordered_map<PyCFunction, bool>();  // with the GIL
+  const PyCFunction address = PyCFunction_GET_FUNCTION(function);
+  const auto [at, isNew] = known.try_emplace(address, false);
+  if (isNew) at->second = isForeignLibrary(libraryOf(reinterpret_cast<const void *>(address)));
+  return at->second;
+}
+
+PyObject *callFollowed(PyObject *function, PyObject *args, PyObject *kwargs) {
+  PyObject *result = callFunction(function, args, kwargs);
+  if (isForeign(function)) orSanitizerAcquire(nullptr);
+  return result;
+}
+
+PyObject *callForeignFollowed(PyObject *function, PyObject *args, PyObject *kwargs) {
+  PyObject *result = callForeign(function, args, kwargs);
+  orSanitizerAcquire(nullptr);
+  return result;
+}
+
+/* `foreign`: of ctypes the type whose objects call one, and those that have inherited that; `call` is its `__call__`, of
+ * which later ones will take it. */
+void replaceCall(const std::vector<py::type> &foreign, const py::object &call, ternaryfunc by) {
+  auto *type = reinterpret_cast<PyTypeObject *>(foreign.front().ptr());
+  const ternaryfunc before = type->tp_call;
+  reinterpret_cast<PyWrapperDescrObject *>(call.ptr())->d_wrapped = reinterpret_cast<void *>(by);
+  for (const py::type &each : foreign) {
+    type = reinterpret_cast<PyTypeObject *>(each.ptr());
+    if (type->tp_call == before) type->tp_call = by;
+  }
+}
+
+void followCalls(const std::vector<py::type> &foreign, const py::object &call) {
+  callFunction = PyCFunction_Type.tp_call;
+  callForeign = reinterpret_cast<PyTypeObject *>(foreign.front().ptr())->tp_call;
+  PyCFunction_Type.tp_call = &callFollowed;
+  replaceCall(foreign, call, &callForeignFollowed);
+}
+
+void unfollowCalls(const std::vector<py::type> &foreign, const py::object &call) {
+  PyCFunction_Type.tp_call = callFunction;
+  replaceCall(foreign, call, callForeign);
+}
+
 // ---- Objects that go ----------------------------------------------------------------------------
 
 struct Type {
@@ -246,6 +321,8 @@ struct Moment {
   m.def("_threads_follow_method", &followMethod);
   m.def("_threads_follow_type", &followType);
   m.def("_threads_ignore_lock", &ignoreLock);
+  m.def("_threads_follow_calls", &followCalls);
+  m.def("_threads_unfollow_calls", &unfollowCalls);
   m.def("_threads_unfollow", &unfollow);
 });
 

@@ -4,6 +4,7 @@ The C types of locks and queues are followed in their methods (csrc/torch/thread
 is in Python alone is here: the begin and end of threads, an event that is asked, and asyncio.
 """
 
+import _ctypes
 import _multiprocessing
 import _socket
 import _thread
@@ -21,7 +22,7 @@ import torch
 from .. import _C
 
 # What a method does, as in csrc/torch/threads.cpp.
-_IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES, _ACQUIRES_ALL, _BACKWARD = range(6)
+_IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES, _ACQUIRES_ALL, _ALL_IF_ANY, _BACKWARD = range(7)
 
 _LOCK = type(threading.Lock())
 _RLOCK = type(threading.RLock())
@@ -46,8 +47,8 @@ _METHODS = (
     (fcntl, _ACQUIRES_ALL, "flock lockf"),
     (signal, _ACQUIRES_ALL, "sigwait sigwaitinfo sigtimedwait"),
     (select, _ACQUIRES_ALL, "select"),
-    (type(select.poll()), _ACQUIRES_ALL, "poll"),
-    (select.epoll, _ACQUIRES_ALL, "poll"),
+    (type(select.poll()), _ALL_IF_ANY, "poll"),
+    (select.epoll, _ALL_IF_ANY, "poll"),
     (torch._C.Future, _ACQUIRES_ALL, "wait done value"),
     (torch._C, _ACQUIRES_ALL, "wait"),
 )
@@ -170,6 +171,17 @@ _PATCHES = (
 _patched = []
 
 
+def _foreign():
+    """The types whose objects call functions of C, and how."""
+
+    def with_subclasses(cls):
+        yield cls
+        for subclass in cls.__subclasses__():
+            yield from with_subclasses(subclass)
+
+    return list(with_subclasses(_ctypes.CFuncPtr)), vars(_ctypes.CFuncPtr)["__call__"]
+
+
 def follow():
     """From now on. With the sanitizer, and more than once."""
     if _patched:
@@ -184,6 +196,7 @@ def follow():
     _C._threads_ignore_lock(threading._active_limbo_lock, _ASK)
     if hasattr(threading, "_shutdown_locks_lock"):
         _C._threads_ignore_lock(threading._shutdown_locks_lock, ())
+    _C._threads_follow_calls(*_foreign())
     for owner, name, patch in _PATCHES:
         original = vars(owner).get(name)
         if original is not None:
@@ -193,7 +206,10 @@ def follow():
 
 def unfollow():
     """As it was before."""
+    if not _patched:
+        return
     _C._threads_unfollow()
+    _C._threads_unfollow_calls(*_foreign())
     while _patched:
         owner, name, original = _patched.pop()
         setattr(owner, name, original)
