@@ -204,12 +204,13 @@ Dl_info libraryOf(const void *address) {
 
 /* Python's, PyTorch's, NumPy's and this one hand nothing from thread to thread, but for what is followed. */
 bool isForeignLibrary(const Dl_info &library) {
-  for (const void *known : {reinterpret_cast<const void *>(&PyObject_Call),
-                            static_cast<const void *>(&THPVariableClass),
-                            reinterpret_cast<const void *>(&libraryOf)})
+  for (const void *known :
+       {reinterpret_cast<const void *>(&PyObject_Call),
+        static_cast<const void *>(&THPVariableClass), reinterpret_cast<const void *>(&libraryOf)})
     if (library.dli_fbase == libraryOf(known).dli_fbase) return false;
   for (const char *known : {"/lib-dynload/", "/numpy/"})
-    if (library.dli_fname == nullptr || std::strstr(library.dli_fname, known) != nullptr) return false;
+    if (library.dli_fname == nullptr || std::strstr(library.dli_fname, known) != nullptr)
+      return false;
   return true;
 }
 
