@@ -304,6 +304,39 @@ def test_what_does_not():
     flags = []
     (report,) = found(hand_over, lambda: flags.append(1), lambda: poll(flags))
     assert report == "aten::add_.Tensor / aten::mul_.Tensor"
+    assert "another thread has waited for it" in sanitizer.reports()[0].advice
+
+
+@pytest.mark.parametrize("wait", ["synchronize", "event", "query", "event query", "device"])
+def test_any_wait_counts_for_its_thread(wait):
+    """And a query that happened to be true is one."""
+
+    def program(here):
+        x, side = written_aside()
+        event, flags = side.record_event(), []
+        waits = {
+            "synchronize": side.synchronize,
+            "event": event.synchronize,
+            "query": lambda: poll_until(side.query),
+            "event query": lambda: poll_until(event.query),
+            "device": openreg.synchronize,
+        }
+
+        def first():
+            waits[wait]()
+            if here:
+                x.add_(1)
+            flags.append(1)
+
+        def second():
+            poll(flags)
+            if not here:
+                x.add_(1)
+
+        started(first, second)
+
+    assert not found(program, True)
+    assert found(program, False)
 
 
 def test_another_lock_does_not():

@@ -231,9 +231,10 @@ struct orRace {
   bool unrecorded;      /* ... before its allocation stream knew of the earlier access */
   orStream_t owner;     /* the allocation stream */
   uint64_t sequence, later_sequence;
-  uint64_t call; /* that made the later one */
-  bool lost;     /* the event was recorded again */
-  bool fresh;    /* no race: `earlier` is the allocation of what `later` reads */
+  uint64_t call;  /* that made the later one */
+  bool lost;      /* the event was recorded again */
+  bool elsewhere; /* another thread of the host has waited for the earlier one */
+  bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
   uint32_t gate_count, earlier_gates;
   orSync *gates[2 * OR_GATES];
