@@ -662,6 +662,45 @@ def test_what_backward_waits_for_its_caller_knows():
     assert found(program, False)
 
 
+class Scales(torch.nn.Module):
+    def __init__(self, aside):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(100, device=DEVICE))
+        self.aside = aside
+
+    def forward(self):
+        return Doubled.apply(self.weight, self.aside).sum()
+
+
+def test_the_reducer_of_ddp_knows_what_its_caller_knows(tmp_path):
+    def program(waits):
+        aside, side = written_aside()
+        model = torch.nn.parallel.DistributedDataParallel(Scales(aside))
+        loss, flags = model(), []
+
+        def other():
+            side.synchronize()
+            flags.append(1)
+
+        def trains():
+            poll(flags)
+            if waits:
+                side.synchronize()
+            loss.backward()
+            model.module.weight.grad.add_(1)
+
+        started(other, trains)
+
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group(store=store, rank=0, world_size=1)
+    try:
+        assert not found(program, True)
+        (report,) = found(program, False)
+        assert report == "aten::mul.Tensor / aten::mul_.Tensor"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # ---- On and off ----
 
 
