@@ -209,9 +209,10 @@ void orSanitizerRelease(const void *object) {
 
 void orSanitizerAcquire(const void *object) {
   if (!enter(false)) return;
+  orClock *to = mine();
   const orObject *known = object ? objectAt(object) : NULL;
-  const orClock *clock = known ? &known->clock : object ? NULL : &seen;
-  if (clock) orClockJoin(mine(), clock);
+  if (known) orClockJoin(to, &known->clock);
+  if (!object && me()) orClockJoin(to, &seen); /* who is not followed knows that */
   leave();
 }
 

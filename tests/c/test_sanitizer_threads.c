@@ -190,6 +190,31 @@ TEST(sanitizer_gives_all_that_anybody_knows_for_what_cannot_be_followed) {
             1);
 }
 
+TEST(sanitizer_gives_it_to_the_last_thread) {
+  Two t;
+  prepare(&t);
+  orSanitizerObjectGone(&t.second);
+  step(waitsAndReleases, &t.first, (Step){.stream = t.s0, .object = &t.lock});
+  ASSERT_EQ(writes(t.s1, "write", t.memory, KIB), 1);
+  writes(t.s0, "write", t.memory, KIB);
+  uint64_t before = reportCount();
+  orSanitizerThreadStarts(&t.first);
+  step(waitsAndReleases, &t.first, (Step){.stream = t.s0, .object = &t.lock});
+  orSanitizerAcquire(NULL);
+  ASSERT_EQ(writes(newStream(), "last", t.memory, KIB), 0);
+  ASSERT_EQ(reportCount(), before);
+}
+
+/* What all threads know then is no more than before. */
+TEST(sanitizer_keeps_what_another_thread_knows_to_itself) {
+  Two t;
+  prepare(&t);
+  step(waits, &t.first, (Step){.stream = t.s0});
+  step(acquires, NULL, (Step){.object = NULL});
+  Step second = {.stream = t.s1, .memory = t.memory};
+  ASSERT_EQ(step(acquiresAndWrites, &t.second, second), 1);
+}
+
 static uint64_t acted_for;
 static uint64_t actsFor(void) { return acted_for; }
 
