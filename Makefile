@@ -81,11 +81,13 @@ test: build ctest
 test-all: test
 	$(PY) -m pytest $(SIDE_BY_SIDE) -m slow tests
 
-# All samples of PyTorch's operator database, and random programs over views and dtypes; `make test` takes
-# one of each operator and dtype, or a few. ARGS: of the database alone, see --help.
+# All samples of PyTorch's operator database, random programs over views and dtypes, and random programs of
+# which the sanitizer says nothing; `make test` takes one of each operator and dtype, or a few. ARGS: of the
+# database alone, see --help.
 conformance: build
 	$(PY) tests/conformance/sweep.py $(ARGS)
 	$(if $(ARGS),,OPENREG_VIEW_PROGRAMS=20000 $(PY) -m pytest -n auto tests/test_view_programs.py)
+	$(if $(ARGS),,OPENREG_ORDERED_PROGRAMS=1000 $(PY) -m pytest tests/test_sanitizer_programs.py)
 
 # PyTorch's own tests of devices, from a source tree PYTORCH_SOURCE. FILES, SAMPLE, SEED, FAILED=1, LIMIT
 # and PAGE: see docs/upstream.md. It goes on where it was stopped.

@@ -11,10 +11,9 @@
  *   synchronising, a query      the host joins the stream's or the event's
  *   that says "done"
  *
- * The host is one timeline, whatever the number of its threads: how they order each other (locks,
- * queues, Python's GIL) cannot be seen, and a race between them would be no race of streams. All
- * that is queued comes after what the host did and knew before: the host needs no counter, and what
- * it knows is asked of its clock, not copied into those of the streams.
+ * All that is queued comes after what its thread of the host did and knew before (threads.c). The
+ * host needs no counter: what all of its threads know is asked of their clock, and what one of them
+ * knows joins the stream's clock when it queues.
  *
  * Gates. A stream may wait for an external event before anybody knows what will signal it. What is
  * behind such a gate is remembered by counter, until orSyncOpen joins the signaller's clock into
@@ -39,7 +38,6 @@ enum { OR_SLOTS = 1 << 16, OR_EDGES = 512 };
 static uint32_t timeline_of_slot[OR_SLOTS]; /* + 1; 0: none yet */
 static orTimeline *timelines;
 static uint32_t timeline_count, timeline_room;
-static orClock host;
 static orRaceEdge edges[OR_EDGES]; /* the newest, in a ring */
 static uint64_t edge_count;        /* ever */
 
@@ -52,7 +50,7 @@ static void clockReserve(orClock *clock, uint32_t size) {
   clock->size = size;
 }
 
-static void clockJoin(orClock *clock, const orClock *other) {
+void orClockJoin(orClock *clock, const orClock *other) {
   clockReserve(clock, other->size);
   for (uint32_t i = 0; i < other->size; i++)
     if (other->at[i] > clock->at[i]) clock->at[i] = other->at[i];
@@ -87,7 +85,7 @@ uint32_t orTimelineOf(orStream_t stream) {
   orTimeline *t = &timelines[*known - 1];
   if (orHandleGeneration(stream) > orHandleGeneration(t->stream)) {
     if (t->stream && orHandleDevice(t->stream) != orHandleDevice(stream)) {
-      clockJoin(&host, &t->clock); /* a wait for the earlier one's device would miss it now */
+      orHostLearnAll(&t->clock); /* a wait for the earlier one's device would miss it now */
       step(t);
     }
     t->stream = stream;
@@ -116,7 +114,7 @@ static void goBehind(orTimeline *t, orSync *gate) {
 }
 
 /* For pictures. */
-static void noteEdge(const orSync *sync, orStream_t to) {
+void orClocksNote(const orSync *sync, orStream_t to) {
   if (!sync->moment || (to && sync->stream == to)) return;
   edges[edge_count++ % OR_EDGES] = (orRaceEdge){sync->stream, to, sync->moment, orShadowMoment()};
 }
@@ -135,15 +133,16 @@ void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order) {
 }
 
 void orTimelineWait(orStream_t stream, orSync *sync) {
-  noteEdge(sync, stream);
+  orClocksNote(sync, stream);
   orTimeline *t = orTimelineAt(orTimelineOf(stream));
-  clockJoin(&t->clock, &sync->clock);
+  orHostTell(&t->clock);
+  orClockJoin(&t->clock, &sync->clock);
   if (sync->gate) goBehind(t, sync);
   for (uint32_t i = 0; i < sync->gate_count; i++)
     if (sync->gates[i]->gate)
       goBehind(t, sync->gates[i]);
     else
-      clockJoin(&t->clock, &sync->gates[i]->clock);
+      orClockJoin(&t->clock, &sync->gates[i]->clock);
   if (sync->unsure) becomeUnsure(t);
   if (sync->lost && !orClockKnows(&t->clock, sync->lost - 1, sync->lost_counter)) {
     t->lost = sync->lost;
@@ -154,7 +153,7 @@ void orTimelineWait(orStream_t stream, orSync *sync) {
 void orTimelineWaitValue(orStream_t stream) {
   orTimeline *t = orTimelineAt(orTimelineOf(stream));
   for (uint32_t i = 0; i < timeline_count; i++) {
-    clockJoin(&t->clock, &timelines[i].clock);
+    orClockJoin(&t->clock, &timelines[i].clock);
     step(&timelines[i]);
   }
   becomeUnsure(t);
@@ -186,7 +185,7 @@ static void syncGoBehind(orSync *sync, orSync *gate) {
 }
 
 static void syncAddTimeline(orSync *sync, orTimeline *t) {
-  clockJoin(&sync->clock, &t->clock);
+  orClockJoin(&sync->clock, &t->clock);
   for (uint32_t i = 0; i < t->gate_count; i++) syncGoBehind(sync, t->gates[i].gate);
   sync->unsure |= t->unsure_from != UINT64_MAX && !orHostKnows(indexOf(t), t->unsure_from);
   step(t);
@@ -210,6 +209,7 @@ orSync *orDeviceMark(int device) {
 }
 
 orSync *orSyncRecord(orStream_t stream, const orSync *replaced) {
+  orHostTell(&orTimelineAt(orTimelineOf(stream))->clock);
   orSync *sync = orTimelineMark(stream);
   sync->timeline = orTimelineOf(stream);
   sync->counter = sync->clock.at[sync->timeline];
@@ -229,7 +229,7 @@ orSync *orSyncGate(void) {
 }
 
 void orSyncJoin(orSync *into, const orSync *other) {
-  clockJoin(&into->clock, &other->clock);
+  orClockJoin(&into->clock, &other->clock);
   for (uint32_t i = 0; i < other->gate_count; i++) syncGoBehind(into, other->gates[i]);
   into->unsure |= other->unsure;
 }
@@ -238,7 +238,7 @@ void orSyncJoin(orSync *into, const orSync *other) {
 static void leaveGate(orTimeline *t, orSync *gate) {
   for (uint32_t i = 0; i < t->gate_count; i++) {
     if (t->gates[i].gate != gate) continue;
-    clockJoin(&t->clock, &gate->clock);
+    orClockJoin(&t->clock, &gate->clock);
     t->gates[i] = t->gates[--t->gate_count];
     gate->refs--;
     return;
@@ -254,17 +254,17 @@ static void leaveOpenGates(orSync *sync) {
       i++;
       continue;
     }
-    clockJoin(&sync->clock, &gate->clock);
+    orClockJoin(&sync->clock, &gate->clock);
     sync->gates[i] = sync->gates[--sync->gate_count];
     orSyncRelease(gate);
   }
 }
 
 void orSyncOpen(orSync *gate, orStream_t stream) {
-  clockJoin(&gate->clock, &host);
+  orHostTellAll(&gate->clock);
   if (stream) {
     orTimeline *t = orTimelineAt(orTimelineOf(stream));
-    clockJoin(&gate->clock, &t->clock);
+    orClockJoin(&gate->clock, &t->clock);
     step(t);
   }
   gate->gate = false;
@@ -279,16 +279,4 @@ void orClocksForgetGates(int device) {
     while (t->gate_count) orSyncRelease(t->gates[--t->gate_count].gate);
     t->unsure_from = UINT64_MAX;
   }
-}
-
-/* ---- the host ---- */
-
-void orHostJoin(const orSync *sync) {
-  noteEdge(sync, 0);
-  clockJoin(&host, &sync->clock);
-  for (uint32_t i = 0; i < sync->gate_count; i++) clockJoin(&host, &sync->gates[i]->clock);
-}
-
-bool orHostKnows(uint32_t timeline, uint64_t counter) {
-  return orClockKnows(&host, timeline, counter);
 }

@@ -3,8 +3,8 @@
  * or C++, under a copy that it has not waited for.
  *
  * Pages of mirrored memory (mirror.h) that a queued access writes are mapped for nobody, those that
- * one reads for reading alone, from before it is queued until the host has waited for it, whenever
- * it runs. What the pages should be is a function of the shadow (`choose`), found anew for a whole
+ * one reads for reading alone, from before it is queued until some thread has waited for it, whenever
+ * it runs: a page is everybody's, and a thread that has may make a system call there. What the pages should be is a function of the shadow (`choose`), found anew for a whole
  * block whenever one of its accesses comes or goes: nothing is counted. A host that touches such a
  * page faults, and the handler asks the shadow about the byte: an access is a report once, and then
  * guards no more; what cannot be judged yet, behind a gate, guards no more until a gate opens; and
@@ -57,7 +57,7 @@ static orPages choose(uintptr_t first, size_t pages, uint8_t *guards) {
   size_t count = orShadowFind(first, end, &found);
   for (size_t i = 0; i < count; i++) {
     const orShadow *s = found[i];
-    if (s->judged || orHostKnows(s->timeline, s->counter)) continue;
+    if (s->judged || orAnybodyKnows(s->timeline, s->counter)) continue;
     orPages own = {s->range.begin < first ? 0 : (s->range.begin - first) / OR_PAGE,
                    s->range.end > end ? pages : (s->range.end - 1 - first) / OR_PAGE + 1};
     raiseGuards(guards, own, s->write ? OR_GUARD_ALL : OR_GUARD_WRITES);

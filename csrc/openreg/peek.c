@@ -49,6 +49,7 @@ orError_t orSanitizerPeek(void *to, const void *from, size_t bytes) {
   orDevice *d = orDeviceAt(region.device);
   if (!d->can_map)
     return orFail(orErrorNotSupported, "device %d has no mapped memory", region.device);
+  orThreadsIdentify();
   orMutexLock(&orSanitizerMutex);
   bool known = *orSanitizerActive() && !isPending() &&
                !orShadowIsWritten((uintptr_t)from, (uintptr_t)from + bytes);

@@ -37,8 +37,8 @@ typedef enum orProbeEvent {
   OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
   OR_PROBE_RESET,      /* device, whose streams have dropped their work; none held */
   OR_PROBE_HOST_WAITS, /* for what is queued: call, device, stream, cell, ordered; none held */
-  /* That what is queued on a stream, or a cell, is done; none held, or the stream's with the kind of a
-   * host function. */
+  /* That what is queued on a stream, or a cell, is done; everybody; none held, or the stream's with
+   * the kind of a host function. */
   OR_PROBE_HOST_KNOWS,
   OR_PROBE_LOOKED,     /* an allocator, at how far a stream is: stream; the cache's held, or none */
   OR_PROBE_ALLOCATION, /* device, bytes; sets `fails`; none held */
@@ -69,6 +69,7 @@ typedef struct orProbe {
   bool aside;        /* of a task that is queued, as there */
   bool ordered;      /* the call promises its caller that what it waited for is done */
   const char *fails; /* set: why it is to fail, for the message */
+  bool everybody;    /* all threads of the host know, not the calling one alone */
   bool begun;        /* a wait, of which tools have been told */
   void *kept;        /* a tool's, from OR_PROBE_HOST_WAITS to OR_PROBE_HOST_WAITED */
 } orProbe;

@@ -89,6 +89,7 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   race->sequence = earlier->sequence;
   race->later_sequence = later->sequence;
   race->reused = earlier->freed;
+  race->elsewhere = orAnybodyKnows(earlier->timeline, earlier->counter);
   if (race->reused) {
     const orTimeline *owner = orTimelineAt(earlier->owner);
     race->owner = owner->stream;
@@ -219,7 +220,7 @@ static bool nameMemory(const orRace *race, char text[64]) {
   return true;
 }
 
-static void advise(const orRace *race, char *text, size_t size) {
+static void adviseWait(const orRace *race, char *text, size_t size) {
   orStreamName first, second;
   const orRaceSide *a = &race->earlier, *b = &race->later;
   orStreamNameOf(first, a->stream);
@@ -251,6 +252,14 @@ static void advise(const orRace *race, char *text, size_t size) {
   snprintf(text, size, "s1.wait_stream(s0) before %s, s0 being %s and s1 %s%s", b->operation, first,
            b->aside ? "the current stream" : orStreamNameOf(second, b->stream),
            race->lost ? " (the event that it waited for had been recorded again)" : "");
+}
+
+static void advise(const orRace *race, char *text, size_t size) {
+  static const char other[] =
+      "; or, as another thread has waited for it, what tells this one (join, a lock, a queue)";
+  adviseWait(race, text, size);
+  size_t length = strlen(text);
+  if (race->elsewhere && length + sizeof other <= size) memcpy(text + length, other, sizeof other);
 }
 
 static void fillSide(orRaceAccess *to, const orRaceSide *side) {

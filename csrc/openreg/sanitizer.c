@@ -46,6 +46,7 @@ static _Thread_local uint32_t ignored;
 static _Thread_local bool inside;
 
 static void lock(void) {
+  orThreadsIdentify();
   orMutexLock(&orSanitizerMutex);
   inside = true;
 }
@@ -119,7 +120,8 @@ typedef struct orCheck {
 } orCheck;
 
 static bool isOrdered(const orCheck *t, const orShadow *old) {
-  return t->clock && orClockKnows(t->clock, old->timeline, old->counter);
+  return orHostKnows(old->timeline, old->counter) ||
+         (t->clock && orClockKnows(t->clock, old->timeline, old->counter));
 }
 
 static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
@@ -142,7 +144,7 @@ static void compare(orCheck *t) {
   orShadow **found;
   size_t count = orShadowFind(t->now.range.begin, t->now.range.end, &found);
   for (size_t i = 0; i < count; i++)
-    if (orHostKnows(found[i]->timeline, found[i]->counter))
+    if (orEverybodyKnows(found[i]->timeline, found[i]->counter))
       orShadowErase(found[i]);
     else if (!isOrdered(t, found[i]) && !(t->touches && found[i]->judged))
       judge(t, found[i]);
@@ -168,7 +170,7 @@ static void keep(orCheck *t) {
   size_t count = orShadowFind(now->range.begin, now->range.end, &found);
   for (size_t i = 0; i < count; i++) {
     orShadow *old = found[i];
-    if (orHostKnows(old->timeline, old->counter)) {
+    if (orEverybodyKnows(old->timeline, old->counter)) {
       orShadowErase(old);
       continue;
     }
@@ -213,6 +215,7 @@ static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack)
   if (!stream) return t;
   t.now.stream = stream;
   t.now.timeline = orTimelineOf(stream);
+  orHostTell(&orTimelineAt(t.now.timeline)->clock);
   t.clock = &orTimelineAt(t.now.timeline)->clock;
   t.now.counter = t.clock->at[t.now.timeline];
   return t;
@@ -472,8 +475,8 @@ static orSync *markOf(const orProbe *p) {
   return p->stream ? orTimelineMark(p->stream) : orDeviceMark(p->device);
 }
 
-static void hostJoin(const orSync *sync) {
-  orHostJoin(sync);
+static void hostJoin(const orSync *sync, bool everybody) {
+  (everybody ? orHostJoinAll : orHostJoin)(sync);
   orGuardRenewAll();
 }
 
@@ -481,7 +484,7 @@ static void hostJoin(const orSync *sync) {
 static void onHostKnows(orProbe *p) {
   lock();
   orSync *sync = p->cell ? orSyncRetain(p->cell->kept) : markOf(p);
-  if (sync && !ignored) hostJoin(sync);
+  if (sync && !ignored) hostJoin(sync, p->everybody);
   orSyncRelease(sync);
   unlock();
   orSumsKnown(p->kind != OR_KIND_HOST_FUNC);
@@ -498,7 +501,7 @@ static void onHostWaited(orProbe *p) {
   orSync *mark = p->kept;
   if (!mark) return;
   lock();
-  if (!ignored) hostJoin(mark);
+  if (!ignored) hostJoin(mark, false);
   orSyncRelease(mark);
   unlock();
   orSumsKnown(true);
@@ -539,7 +542,7 @@ orError_t orSanitizerEventOver(orEvent_t event) {
   if (!isOn()) return orSuccess;
   OR_TRY(orEnter());
   OR_TRY(orEventCell(event, &cell, &flags));
-  if (cell) onHostKnows(&(orProbe){.cell = cell});
+  if (cell) onHostKnows(&(orProbe){.cell = cell, .everybody = true});
   orCellRelease(cell);
   return orSuccess;
 }
@@ -568,15 +571,18 @@ static size_t findAll(const orProbe *p, orShadow ***found) {
   return orShadowFind((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes, found);
 }
 
-/* What a recorded stream has done. */
+/* What a recorded stream has done, and what anybody knows to be over: a thread's last use of
+ * memory comes before that memory is freed, whoever frees it. */
 static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
+  static const orClock none;
   orShadow **found;
   lock();
-  uint32_t timeline = orTimelineOf(stream);
-  const orClock *clock = &orTimelineAt(timeline)->clock;
+  const orClock *clock = stream ? &orTimelineAt(orTimelineOf(stream))->clock : &none;
   size_t count = orShadowFind(start, start + size, &found);
   for (size_t i = 0; i < count; i++)
-    if (orClockKnows(clock, found[i]->timeline, found[i]->counter)) orShadowErase(found[i]);
+    if (orClockKnows(clock, found[i]->timeline, found[i]->counter) ||
+        orAnybodyKnows(found[i]->timeline, found[i]->counter))
+      orShadowErase(found[i]);
   if (!orSimulatedHolds((const void *)start)) orGuardRenew(start, start + size);
   orSumsForget(start, start + size);
   unlock();
@@ -587,13 +593,14 @@ static void onBlockUsed(orProbe *p) { forgetUse((uintptr_t)p->dst, p->bytes, p->
 orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream) {
   if (!isOn()) return orSuccess;
   OR_TRY(orEnter());
-  if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
+  if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
   forgetUse((uintptr_t)data, bytes, stream);
   return orSuccess;
 }
 
 static void onBlockFreed(orProbe *p) {
   orShadow **found;
+  forgetUse((uintptr_t)p->dst, p->bytes, 0);
   lock();
   uint32_t timeline = orTimelineOf(p->stream);
   size_t count = findAll(p, &found);
@@ -621,7 +628,7 @@ static void onBlockTaken(orProbe *p) {
 
 /* The region's owner has waited for all that it knows of. */
 static bool isOver(const orShadow *s) {
-  return !s->freed || orHostKnows(s->timeline, s->counter) ||
+  return !s->freed || orAnybodyKnows(s->timeline, s->counter) ||
          orClockKnows(&orTimelineAt(s->owner)->clock, s->timeline, s->counter);
 }
 
@@ -648,6 +655,7 @@ static void forgetAll(void) {
   orFreshForget(0, UINTPTR_MAX);
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
+  orThreadsForget(NULL);
 }
 
 static orError_t enable(const orSanitizerOptions *given, bool setting) {
@@ -668,6 +676,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   by_setting = setting;
   orRacesSetLimit(options.reports ? options.reports : 1000, setting);
   orMirrorsWanted(true);
+  orThreadsForget(options.thread);
   setActive(true);
   unlock();
   return orSuccess;

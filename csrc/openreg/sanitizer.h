@@ -1,7 +1,8 @@
 /*
- * What the files of the sanitizer share: clocks.c (what is ordered with what), shadow.c (who
- * touched which bytes last), fresh.c (what nobody has written), peek.c (what the host may read), guard.c and sums.c (what the host does
- * without a call), races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
+ * What the files of the sanitizer share: clocks.c (what is ordered with what), threads.c (what each
+ * thread of the host knows), shadow.c (who touched which bytes last), fresh.c (what nobody has
+ * written), peek.c (what the host may read), guard.c and sums.c (what the host does without a call),
+ * races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
  * sanitizer.c (the calls that tell them what happens).
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
@@ -114,18 +115,37 @@ static inline orSync *orSyncRetain(orSync *sync) {
   return sync;
 }
 void orSyncRelease(orSync *sync);
-void orHostJoin(const orSync *sync);
-/* What a timeline did at `counter` is over for the host: for everything that is yet to be
- * queued. */
-bool orHostKnows(uint32_t timeline, uint64_t counter);
+void orClockJoin(orClock *clock, const orClock *other);
 static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_t counter) {
   return timeline < clock->size && clock->at[timeline] >= counter;
 }
 /* The waits for external events that somebody was to open are forgotten: of streams of a device,
  * -1: of all. */
 void orClocksForgetGates(int device);
+/* An edge for pictures; `to` 0: the host. */
+void orClocksNote(const orSync *sync, orStream_t to);
 /* Fills in the edges; the moments are there. */
 void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
+
+/* ---- threads.c ---- */
+
+/* Who the calling thread is, for what is below. Before the lock is taken, as another may be asked. */
+void orThreadsIdentify(void);
+/* The calling thread has waited for it; all have. */
+void orHostJoin(const orSync *sync);
+void orHostJoinAll(const orSync *sync);
+void orHostLearnAll(const orClock *clock);
+/* What the calling thread alone knows joins that of a stream on which it queues; and with what all
+ * know. */
+void orHostTell(orClock *clock);
+void orHostTellAll(orClock *clock);
+/* What a timeline did at `counter` is over for everything that the calling thread is yet to queue;
+ * for some thread's; for all threads', of now and later. */
+bool orHostKnows(uint32_t timeline, uint64_t counter);
+bool orAnybodyKnows(uint32_t timeline, uint64_t counter);
+bool orEverybodyKnows(uint32_t timeline, uint64_t counter);
+/* All threads are one again. `thread`: orSanitizerOptions.thread. */
+void orThreadsForget(uint64_t (*thread)(void));
 
 /* ---- shadow.c ---- */
 
@@ -249,9 +269,10 @@ struct orRace {
   bool unrecorded;      /* ... before its allocation stream knew of the earlier access */
   orStream_t owner;     /* the allocation stream */
   uint64_t sequence, later_sequence;
-  uint64_t call; /* that made the later one */
-  bool lost;     /* the event was recorded again */
-  bool fresh;    /* no race: `earlier` is the allocation of what `later` reads */
+  uint64_t call;  /* that made the later one */
+  bool lost;      /* the event was recorded again */
+  bool elsewhere; /* another thread of the host has waited for the earlier one */
+  bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
   uint32_t gate_count, earlier_gates;
   orSync *gates[2 * OR_GATES];

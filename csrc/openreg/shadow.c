@@ -235,7 +235,7 @@ static void eraseOlder(uint64_t limit) {
   orShadow **all;
   size_t n = orShadowFind(0, UINTPTR_MAX, &all);
   for (size_t i = 0; i < n; i++)
-    if (all[i]->sequence < limit || orHostKnows(all[i]->timeline, all[i]->counter))
+    if (all[i]->sequence < limit || orEverybodyKnows(all[i]->timeline, all[i]->counter))
       orShadowErase(all[i]);
 }
 

@@ -294,7 +294,8 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->u.host = fn;
   t->user_data = user_data;
   /* Whatever it may tell the host is taken to be known. */
-  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC);
+  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC,
+           .everybody = true);
   orStreamCommit(s, t);
   orDispatchPoint();
   return orSuccess;

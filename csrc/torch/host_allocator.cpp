@@ -63,11 +63,16 @@ class PinnedMemory final : public Base {
   /* The block is not handed out before these are over. Nothing else is ordered by that. */
   static void forgetUses(Block &block) {
     std::lock_guard<std::mutex> lock(block.mutex_);
+    forgetUses(block, 0);
     for (const c10::Stream &stream : block.streams_) {
-      try {
-        OPENREG_CHECK(orSanitizerUsed(block.ptr_, block.size_, OpenRegStream(stream).stream()));
-      } catch (const c10::Error &) {  // as in record_stream
-      }
+      forgetUses(block, OpenRegStream(stream).stream());
+    }
+  }
+
+  static void forgetUses(const Block &block, orStream_t stream) {
+    try {
+      OPENREG_CHECK(orSanitizerUsed(block.ptr_, block.size_, stream));
+    } catch (const c10::Error &) {  // as in record_stream
     }
   }
 

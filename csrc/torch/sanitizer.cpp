@@ -37,6 +37,7 @@
 #include "stacks.h"
 #include "stream.h"
 #include "stream_origins.h"
+#include "threads.h"
 #include "warnings.h"
 
 namespace py = pybind11;
@@ -154,6 +155,7 @@ void enable(int how, bool stacks, bool initcheck, bool possible) {
   options.capture = &captureCall;
   options.release = &releaseCall;
   options.touched = &touched;
+  options.thread = &actsForThread;
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
   WithoutGil unlocked;
   watchHost(true);

@@ -207,6 +207,9 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
     outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
     if initcheck is None:
         initcheck = os.environ.get("OPENREG_INITCHECK") == "1"
+    from . import _threads  # off, it costs nothing
+
+    _threads.follow()
     _C._sanitizer_enable(mode == "warn", bool(stacks), bool(initcheck), bool(possible))
     return _Enabled(outer)
 
@@ -216,7 +219,11 @@ def disable():
 
     Raises DataRaceError if an error of the host, in any thread, has not been raised yet.
     """
-    _C._sanitizer_disable()
+    if _C._sanitizer_active():
+        from . import _threads
+
+        _C._sanitizer_disable()
+        _threads.unfollow()
     texts = _take_left()
     if texts:
         raise DataRaceError("\n\n".join(texts))

@@ -9,7 +9,8 @@
  * does there without a call, as by a pointer, faults and is reported, once for each copy, and goes on.
  * Memory that orMallocHost gave before, while the sanitizer was off, is not guarded.
  *
- * Host threads count as one: what one has waited for, all know. Work behind an external event that
+ * Host threads count as one, and what one has waited for all know, until somebody tells which of
+ * them are to be told apart (orSanitizerThreadStarts). Work behind an external event that
  * is not signalled is judged when it is, by the thread that signals, as the host may still do
  * things in order until then. What waits for a value is never reported, and a host function is
  * taken to tell the host all that was queued before it. One pair of operations on the same streams
@@ -96,6 +97,9 @@ typedef struct orSanitizerOptions {
    * orSanitizerFound has the report. Called by that instruction, in a signal handler, which goes on
    * afterwards; no lock held. So is `capture` then. May be null. */
   void (*touched)(void *context);
+  /* For which thread (orSanitizerThread) the calling one acts, which has not been begun; 0: for none.
+   * May be null. It calls nothing of this library. */
+  uint64_t (*thread)(void);
 } orSanitizerOptions;
 
 OR_API orError_t orSanitizerEnable(const orSanitizerOptions *options);
@@ -147,19 +151,38 @@ OR_API uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *
 OR_API uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context),
                                 void *context);
 
+/* How host threads order each other. One that was begun knows what it has waited for itself since
+ * then; so does the main thread while another one does. All others count as ordered: they know
+ * what anybody knows, and what they learn all know. While no thread has been begun these calls cost a
+ * load. An object is an address, of whatever is there. */
+
+/* Who acquires the object from now on knows what the calling thread knows now. */
+OR_API void orSanitizerRelease(const void *object);
+/* Null: the calling thread knows what anybody knows. */
+OR_API void orSanitizerAcquire(const void *object);
+/* What is at this address later is another one. */
+OR_API void orSanitizerObjectGone(const void *object);
+/* The calling thread is about to start one that will say that it begins, with the same object. If it
+ * cannot, the object goes. */
+OR_API void orSanitizerThreadStarts(const void *object);
+OR_API void orSanitizerThreadBegins(const void *object);
+OR_API void orSanitizerThreadEnds(void);
+/* The calling one's number, or that of whom it acts for; 0: it is not told apart. */
+OR_API uint64_t orSanitizerThread(void);
+
 /* Order that is not made by this library's calls. */
 
 /* An external event that nobody waits for yet stands for what is queued on `stream` so far, as
  * if it had been recorded there: who waits for it knows of that and of nothing else, whenever it
  * is signalled. */
 OR_API orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream);
-/* The host has learned by other means that the event is done. */
+/* The host, in any of its threads, has learned by other means that the event is done. */
 OR_API orError_t orSanitizerEventOver(orEvent_t event);
 /* What is told of `stream` from now on happens elsewhere, and events alone say when it is over:
  * synchronising the device does not. Its memory is not freed before. */
 OR_API orError_t orSanitizerAside(orStream_t stream);
 /* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so
- * far is over. */
+ * far is over; 0: they are given back. */
 OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);
 /* A block that orMallocHost gave at `ptr`, and that nobody uses, is about to be handed out again: it
  * can be guarded from now on. Its bytes are lost. */

@@ -1,0 +1,337 @@
+/*
+ * How Python's threads order each other, for the sanitizer (openreg_sanitizer.h): the methods of Python's few lock types and
+ * queues that are written in C, of which `threading`, `queue`, `concurrent.futures` and `asyncio` are made.
+ *
+ * A method is followed by another function in its PyMethodDef, of which there is one in the process: so objects and bound
+ * methods that are older are followed, too. What is followed, and how, torch_openreg/openreg/_threads.py says. All of this has
+ * the GIL; functions that have been replaced may be running in any number of threads.
+ *
+ * At its exit Python ends threads inside of these functions by unwinding, without the GIL: nothing here has a
+ * destructor that needs it.
+ */
+#include <Python.h>
+
+#include <openreg_sanitizer.h>
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstring>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "module.h"
+#include "threads.h"
+
+namespace py = pybind11;
+
+namespace torch_openreg {
+
+namespace {
+
+// ---- Who acts for whom --------------------------------------------------------------------------
+
+/* PyTorch hands it on to the threads of autograd, with the rest of the state of who calls backward(). */
+struct ActsFor final : c10::DebugInfoBase {
+  explicit ActsFor(uint64_t thread) : thread(thread) {}
+  const uint64_t thread;
+};
+
+constexpr std::string_view kActsForName = "OPENREG_HOST_THREAD";
+const c10::DebugInfoKind kActsFor{&kActsForName};
+
+// ---- Methods ------------------------------------------------------------------------------------
+
+/* As in _threads.py. */
+enum class Order : int {
+  AcquiresIfTrue,  // its object, if it returns something true
+  AcquiresIfFalse,
+  Acquires,
+  Releases,
+  AcquiresAll,       // what anybody knows: what it waits for cannot be followed
+  AcquiresAllIfAny,  // if it returns something that is not empty
+  Backward,          // others act for the caller meanwhile
+};
+
+struct Method {
+  PyMethodDef *def = nullptr;
+  PyCFunction original = nullptr;
+  Order order{};
+};
+
+constexpr size_t kMethods = 96;
+std::array<Method, kMethods> methods;
+size_t methodCount = 0;
+
+bool learns(Order order, PyObject *result) {
+  if (result == nullptr) return false;
+  if (order == Order::AcquiresIfTrue) return result == Py_True;
+  if (order == Order::AcquiresIfFalse) return result == Py_False;
+  if (order == Order::AcquiresAllIfAny) return PyObject_IsTrue(result) == 1;
+  return order == Order::Acquires || order == Order::AcquiresAll;
+}
+
+/* A lock of `threading` of its own: it orders those alone who acquire it in one of these codes. */
+struct Ignored {
+  PyObject *lock = nullptr;
+  std::vector<PyObject *> unless;
+};
+
+std::vector<Ignored> ignored;
+
+bool isCalledBy(const std::vector<PyObject *> &codes) {
+  PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+  if (frame == nullptr) return false;
+  PyCodeObject *code = PyFrame_GetCode(frame);
+  bool found = false;
+  for (PyObject *each : codes) found |= each == reinterpret_cast<PyObject *>(code);
+  Py_DECREF(code);
+  Py_DECREF(frame);
+  return found;
+}
+
+void acquire(PyObject *object) {
+  for (const Ignored &lock : ignored)
+    if (lock.lock == object && !isCalledBy(lock.unless)) return;
+  orSanitizerAcquire(object);
+}
+
+template <typename Call>
+PyObject *callBackward(const Call &call) {
+  const uint64_t thread = orSanitizerThread();
+  if (thread == 0) return call();
+  const c10::DebugInfoGuard guard(kActsFor, std::make_shared<ActsFor>(thread));
+  return call();
+}
+
+template <typename Call>
+PyObject *follow(const Method &method, PyObject *self, const Call &call) {
+  if (method.order == Order::Backward) return callBackward(call);
+  if (method.order == Order::Releases) orSanitizerRelease(self);
+  PyObject *result = call();
+  const bool all = method.order == Order::AcquiresAll || method.order == Order::AcquiresAllIfAny;
+  if (learns(method.order, result)) acquire(all ? nullptr : self);
+  return result;
+}
+
+template <typename Function>
+Function original(const Method &method) {
+  return reinterpret_cast<Function>(reinterpret_cast<void (*)()>(method.original));
+}
+
+/* In place of method I, for each way in which Python calls one. */
+template <size_t I, typename... Rest>
+PyObject *inPlace(PyObject *self, Rest... rest) {
+  const Method &method = methods[I];
+  return follow(method, self,
+                [&] { return original<PyObject *(*)(PyObject *, Rest...)>(method)(self, rest...); });
+}
+
+template <size_t I>
+PyCFunction replacement(int flags) {
+  const auto as = [](auto function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+  };
+  using Arguments = PyObject *const *;
+  switch (flags & ~(METH_CLASS | METH_STATIC | METH_COEXIST)) {
+    case METH_NOARGS:
+    case METH_O:
+    case METH_VARARGS:
+      return as(&inPlace<I, PyObject *>);
+    case METH_VARARGS | METH_KEYWORDS:
+      return as(&inPlace<I, PyObject *, PyObject *>);
+    case METH_FASTCALL:
+      return as(&inPlace<I, Arguments, Py_ssize_t>);
+    case METH_FASTCALL | METH_KEYWORDS:
+      return as(&inPlace<I, Arguments, Py_ssize_t, PyObject *>);
+    case METH_METHOD | METH_FASTCALL | METH_KEYWORDS:
+      return as(&inPlace<I, PyTypeObject *, Arguments, Py_ssize_t, PyObject *>);
+    default:
+      return nullptr;
+  }
+}
+
+template <size_t... I>
+constexpr auto replacements(std::index_sequence<I...>) {
+  return std::array{&replacement<I>...};
+}
+constexpr auto kReplacements = replacements(std::make_index_sequence<kMethods>());
+
+PyMethodDef *definitionOf(PyObject *function) {
+  if (PyInstanceMethod_Check(function)) function = PyInstanceMethod_GET_FUNCTION(function);
+  if (PyCFunction_Check(function)) return reinterpret_cast<PyCFunctionObject *>(function)->m_ml;
+  if (Py_IS_TYPE(function, &PyMethodDescr_Type))
+    return reinterpret_cast<PyMethodDescrObject *>(function)->d_method;
+  return nullptr;
+}
+
+bool isFollowed(const PyMethodDef *def) {
+  for (size_t i = 0; i < methodCount; ++i)
+    if (methods[i].def == def) return true;
+  return false;
+}
+
+/* False if it is nothing that can be followed. */
+bool followMethod(const py::object &function, int order) {
+  PyMethodDef *def = definitionOf(function.ptr());
+  if (def == nullptr || methodCount == kMethods) return false;
+  if (isFollowed(def)) return true;
+  const PyCFunction other = kReplacements[methodCount](def->ml_flags);
+  if (other == nullptr) return false;
+  methods[methodCount++] = {def, def->ml_meth, static_cast<Order>(order)};
+  def->ml_meth = other;
+  return true;
+}
+
+// ---- Functions of others ------------------------------------------------------------------------
+
+/* What an extension waits for cannot be followed, nor what a library does that ctypes calls: when it returns, its caller
+ * knows what anybody knows. Of extensions these are the functions that take a tuple, as all of pybind11's do. */
+ternaryfunc callFunction = nullptr, callForeign = nullptr;
+
+Dl_info libraryOf(const void *address) {
+  Dl_info library{};
+  dladdr(address, &library);
+  return library;
+}
+
+/* Python's, PyTorch's, NumPy's and this one hand nothing from thread to thread, but for what is followed. */
+bool isForeignLibrary(const Dl_info &library) {
+  for (const void *known :
+       {reinterpret_cast<const void *>(&PyObject_Call),
+        static_cast<const void *>(&THPVariableClass), reinterpret_cast<const void *>(&libraryOf)})
+    if (library.dli_fbase == libraryOf(known).dli_fbase) return false;
+  for (const char *known : {"/lib-dynload/", "/numpy/"})
+    if (library.dli_fname == nullptr || std::strstr(library.dli_fname, known) != nullptr)
+      return false;
+  return true;
+}
+
+bool isForeign(PyObject *function) {
+  static auto &known = *new std::unordered_map<PyCFunction, bool>();  // with the GIL
+  const PyCFunction address = PyCFunction_GET_FUNCTION(function);
+  const auto [at, isNew] = known.try_emplace(address, false);
+  if (isNew) at->second = isForeignLibrary(libraryOf(reinterpret_cast<const void *>(address)));
+  return at->second;
+}
+
+PyObject *callFollowed(PyObject *function, PyObject *args, PyObject *kwargs) {
+  PyObject *result = callFunction(function, args, kwargs);
+  if (isForeign(function)) orSanitizerAcquire(nullptr);
+  return result;
+}
+
+PyObject *callForeignFollowed(PyObject *function, PyObject *args, PyObject *kwargs) {
+  PyObject *result = callForeign(function, args, kwargs);
+  orSanitizerAcquire(nullptr);
+  return result;
+}
+
+/* `foreign`: of ctypes the type whose objects call one, and those that have inherited that; `call` is its `__call__`, of
+ * which later ones will take it. */
+void replaceCall(const std::vector<py::type> &foreign, const py::object &call, ternaryfunc by) {
+  auto *type = reinterpret_cast<PyTypeObject *>(foreign.front().ptr());
+  const ternaryfunc before = type->tp_call;
+  reinterpret_cast<PyWrapperDescrObject *>(call.ptr())->d_wrapped = reinterpret_cast<void *>(by);
+  for (const py::type &each : foreign) {
+    type = reinterpret_cast<PyTypeObject *>(each.ptr());
+    if (type->tp_call == before) type->tp_call = by;
+  }
+}
+
+void followCalls(const std::vector<py::type> &foreign, const py::object &call) {
+  callFunction = PyCFunction_Type.tp_call;
+  callForeign = reinterpret_cast<PyTypeObject *>(foreign.front().ptr())->tp_call;
+  PyCFunction_Type.tp_call = &callFollowed;
+  replaceCall(foreign, call, &callForeignFollowed);
+}
+
+void unfollowCalls(const std::vector<py::type> &foreign, const py::object &call) {
+  PyCFunction_Type.tp_call = callFunction;
+  replaceCall(foreign, call, callForeign);
+}
+
+// ---- Objects that go ----------------------------------------------------------------------------
+
+struct Type {
+  PyTypeObject *type = nullptr;
+  destructor original = nullptr;
+};
+
+std::array<Type, 4> types;
+size_t typeCount = 0;
+
+template <size_t I>
+void goes(PyObject *object) {
+  orSanitizerObjectGone(object);
+  types[I].original(object);
+}
+constexpr std::array kGoes{&goes<0>, &goes<1>, &goes<2>, &goes<3>};
+
+void followType(py::type type) {
+  if (typeCount == types.size()) throw std::out_of_range("too many types are followed");
+  auto *followed = reinterpret_cast<PyTypeObject *>(type.ptr());
+  types[typeCount] = {followed, followed->tp_dealloc};
+  followed->tp_dealloc = kGoes[typeCount++];
+}
+
+/* Functions that are running need what is in the tables, so the same places are taken again by the same ones. */
+void unfollow() {
+  while (methodCount > 0) {
+    const Method &method = methods[--methodCount];
+    method.def->ml_meth = method.original;
+  }
+  ignored.clear();
+  while (typeCount > 0) {
+    const Type &type = types[--typeCount];
+    type.type->tp_dealloc = type.original;
+  }
+}
+
+/* `threading` keeps the lock, and code of its functions. */
+void ignoreLock(const py::object &lock, const std::vector<py::object> &unless) {
+  Ignored added{lock.ptr(), {}};
+  for (const py::object &code : unless) added.unless.push_back(code.ptr());
+  ignored.push_back(std::move(added));
+}
+
+// ---- For Python ---------------------------------------------------------------------------------
+
+/* What a thread knows at a time: others acquire it. */
+struct Moment {
+  ~Moment() { orSanitizerObjectGone(this); }
+};
+
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  py::class_<Moment>(m, "_Moment")
+      .def(py::init<>())
+      .def("release", [](const Moment &moment) { orSanitizerRelease(&moment); })
+      .def("acquire", [](const Moment &moment) { orSanitizerAcquire(&moment); })
+      .def("starts", [](const Moment &moment) { orSanitizerThreadStarts(&moment); })
+      .def("begins", [](const Moment &moment) { orSanitizerThreadBegins(&moment); });
+  m.def("_thread_ends", &orSanitizerThreadEnds);
+  m.def("_thread_acquires", [](const py::object &object) { orSanitizerAcquire(object.ptr()); });
+  m.def("_thread_releases", [](const py::object &object) { orSanitizerRelease(object.ptr()); });
+  m.def("_threads_follow_method", &followMethod);
+  m.def("_threads_follow_type", &followType);
+  m.def("_threads_ignore_lock", &ignoreLock);
+  m.def("_threads_follow_calls", &followCalls);
+  m.def("_threads_unfollow_calls", &unfollowCalls);
+  m.def("_threads_unfollow", &unfollow);
+});
+
+}  // namespace
+
+uint64_t actsForThread() {
+  const auto *info = static_cast<const ActsFor *>(c10::ThreadLocalDebugInfo::get(kActsFor));
+  return info == nullptr ? 0 : info->thread;
+}
+
+}  // namespace torch_openreg

@@ -1,0 +1,215 @@
+"""How Python's threads order each other, for the sanitizer (docs/diagnostics.md).
+
+The C types of locks and queues are followed in their methods (csrc/torch/threads.cpp). What there
+is in Python alone is here: the begin and end of threads, an event that is asked, and asyncio.
+"""
+
+import _ctypes
+import _multiprocessing
+import _socket
+import _thread
+import fcntl
+import functools
+import os
+import queue
+import select
+import signal
+import threading
+from asyncio import base_events
+
+import torch
+
+from .. import _C
+
+# What a method does, as in csrc/torch/threads.cpp.
+_IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES, _ACQUIRES_ALL, _ALL_IF_ANY, _BACKWARD = range(7)
+
+_LOCK = type(threading.Lock())
+_RLOCK = type(threading.RLock())
+_ENGINE = type(torch.autograd.Variable._execution_engine)
+
+_METHODS = (
+    (_LOCK, _IF_TRUE, "acquire acquire_lock __enter__"),
+    (_LOCK, _IF_FALSE, "locked locked_lock"),
+    (_LOCK, _RELEASES, "release release_lock __exit__"),
+    (_RLOCK, _IF_TRUE, "acquire __enter__"),
+    (_RLOCK, _IF_FALSE, "locked"),
+    (_RLOCK, _ACQUIRES, "_acquire_restore"),
+    (_RLOCK, _RELEASES, "release __exit__ _release_save"),
+    (queue.SimpleQueue, _RELEASES, "put put_nowait"),
+    (queue.SimpleQueue, _ACQUIRES, "get get_nowait empty qsize"),
+    (_ENGINE, _BACKWARD, "run_backward"),
+    # Through these a thread may hear of another one in ways that cannot be followed.
+    (_multiprocessing.SemLock, _ACQUIRES_ALL, "acquire __enter__"),
+    (_socket.socket, _ACQUIRES_ALL, "recv recv_into recvfrom recvfrom_into recvmsg recvmsg_into"),
+    (_socket.socket, _ACQUIRES_ALL, "_accept"),
+    (os, _ACQUIRES_ALL, "read readv pread eventfd_read"),
+    (fcntl, _ACQUIRES_ALL, "flock lockf"),
+    (signal, _ACQUIRES_ALL, "sigwait sigwaitinfo sigtimedwait"),
+    (select, _ACQUIRES_ALL, "select"),
+    (type(select.poll()), _ALL_IF_ANY, "poll"),
+    (select.epoll, _ALL_IF_ANY, "poll"),
+    (torch._C.Future, _ACQUIRES_ALL, "wait done value"),
+    (torch._C, _ACQUIRES_ALL, "wait"),
+)
+_STORE = "get wait check add compare_set multi_get num_keys queue_pop queue_len list_keys"
+
+_thread_is_alive = threading.Thread.is_alive
+
+
+def _methods():
+    yield from _METHODS
+    if torch.distributed.is_available():
+        yield torch.distributed.Store, _ACQUIRES_ALL, _STORE
+
+
+# `threading` has locks for its own lists of threads. That one begins after another has ended does
+# not order the two. Whoever asks for the lists has asked whether a thread is over.
+_ASK = tuple(f.__code__ for f in (threading.enumerate, threading.active_count))
+
+
+class _Begin:
+    """What a thread runs, with a clock of its own."""
+
+    def __init__(self, run):
+        self._run = run
+        self._moment = _C._Moment()
+        self._end = _C._Moment()
+        self._moment.starts()
+        owner = getattr(run, "__self__", None)
+        self._thread = owner if isinstance(owner, threading.Thread) else None
+        if self._thread is not None:
+            self._thread._openreg_end = self._end
+
+    def __call__(self, *args, **kwargs):
+        self._moment.begins()
+        try:
+            return self._run(*args, **kwargs)
+        finally:
+            self._ends()
+
+    def _ends(self):
+        self._end.release()
+        lock = getattr(self._thread, "_tstate_lock", None)  # of Python before 3.13, for its exit
+        if lock is not None:
+            _C._thread_releases(lock)
+        _C._thread_ends()
+
+
+def _acquire_end(thread):
+    end = getattr(thread, "_openreg_end", None)
+    if end is not None:
+        end.acquire()
+
+
+def _starter(original):
+    @functools.wraps(original)
+    def start(function, *args, **kwargs):
+        return original(_Begin(function), *args, **kwargs)
+
+    return start
+
+
+def _join(original):
+    @functools.wraps(original)
+    def join(self, timeout=None):
+        original(self, timeout)
+        if not _thread_is_alive(self):
+            _acquire_end(self)
+
+    return join
+
+
+def _is_alive(original):
+    @functools.wraps(original)
+    def is_alive(self):
+        alive = original(self)
+        if not alive:
+            _acquire_end(self)
+        return alive
+
+    return is_alive
+
+
+def _is_set(original):
+    @functools.wraps(original)
+    def is_set(self):
+        found = original(self)
+        if found:
+            _C._thread_acquires(self._cond._lock)
+        return found
+
+    return is_set
+
+
+def _call_soon_threadsafe(original):
+    @functools.wraps(original)
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        moment = _C._Moment()
+        moment.release()
+
+        @functools.wraps(callback)
+        def called(*args):
+            moment.acquire()
+            return callback(*args)
+
+        return original(self, called, *args, context=context)
+
+    return call_soon_threadsafe
+
+
+_PATCHES = (
+    (_thread, "start_new_thread", _starter),
+    (_thread, "start_joinable_thread", _starter),
+    (threading, "_start_new_thread", _starter),
+    (threading, "_start_joinable_thread", _starter),
+    (threading.Thread, "join", _join),
+    (threading.Thread, "is_alive", _is_alive),
+    (threading.Event, "is_set", _is_set),
+    (base_events.BaseEventLoop, "call_soon_threadsafe", _call_soon_threadsafe),
+)
+_patched = []
+
+
+def _foreign():
+    """The types whose objects call functions of C, and how."""
+
+    def with_subclasses(cls):
+        yield cls
+        for subclass in cls.__subclasses__():
+            yield from with_subclasses(subclass)
+
+    return list(with_subclasses(_ctypes.CFuncPtr)), vars(_ctypes.CFuncPtr)["__call__"]
+
+
+def follow():
+    """From now on. With the sanitizer, and more than once."""
+    if _patched:
+        return
+    for owner, order, names in _methods():
+        for name in names.split():
+            method = getattr(owner, name, None)
+            if method is not None:
+                _C._threads_follow_method(method, order)
+    for followed in (_LOCK, _RLOCK, queue.SimpleQueue):
+        _C._threads_follow_type(followed)
+    _C._threads_ignore_lock(threading._active_limbo_lock, _ASK)
+    if hasattr(threading, "_shutdown_locks_lock"):
+        _C._threads_ignore_lock(threading._shutdown_locks_lock, ())
+    _C._threads_follow_calls(*_foreign())
+    for owner, name, patch in _PATCHES:
+        original = vars(owner).get(name)
+        if original is not None:
+            _patched.append((owner, name, original))
+            setattr(owner, name, patch(original))
+
+
+def unfollow():
+    """As it was before."""
+    if not _patched:
+        return
+    _C._threads_unfollow()
+    _C._threads_unfollow_calls(*_foreign())
+    while _patched:
+        owner, name, original = _patched.pop()
+        setattr(owner, name, original)
