@@ -73,6 +73,7 @@ def receive_buffer_still_read(right):
         if right:
             here(1).wait_stream(reader)
     here(1).wait_stream(reader)
+    here().wait_stream(send)
     for tensor in found:
         tensor.record_stream(here(1))
     return [tensor + 0 for tensor in found]
