@@ -18,7 +18,7 @@ from . import (
     streams,
     unseen,
 )
-from ._base import BUGS
+from ._base import registered
 
 FAMILIES = (
     loaders,
@@ -33,5 +33,7 @@ FAMILIES = (
     fresh,
     unseen,
 )
+
+BUGS = {bug.name: bug for family in FAMILIES for bug in registered(family)}  # by name
 
 __all__ = ["BUGS", "FAMILIES"]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 SIZE = 64
-BUGS = {}  # by name, in the order of the families
+_bugs = []
 
 
 class Bug(NamedTuple):
@@ -35,9 +35,14 @@ def bug(function=None, *, luck="", outside=""):
     project, _, mistake = text.partition(": ")
     family = function.__module__.rpartition(".")[2]
     name = function.__name__
-    assert name not in BUGS and mistake.endswith("."), name
-    BUGS[name] = Bug(name, family, project, mistake, function, luck, outside)
+    assert name not in [known.name for known in _bugs] and mistake.endswith("."), name
+    _bugs.append(Bug(name, family, project, mistake, function, luck, outside))
     return function
+
+
+def registered(module):
+    """The bugs of a family."""
+    return [known for known in _bugs if known.function.__module__ == module.__name__]
 
 
 def here(index=0):

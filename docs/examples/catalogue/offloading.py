@@ -2,6 +2,7 @@
 
 import torch
 from torch.openreg import Event, Stream
+from torch.utils.checkpoint import checkpoint
 
 from ._base import bug, full, here, pinned
 
@@ -245,3 +246,19 @@ def optimizer_state_swapped_in(right):
     here().wait_stream(swap)
     swap.synchronize()
     return host + 0
+
+
+@bug
+def recomputed_with_other_weights(right):
+    """Activation checkpointing with offloaded weights: the memory of a layer's weights gets the next
+    layer's while the recomputation in backward reads it."""
+    fetch, weight = Stream(), torch.ones(4, 4, device="openreg")
+    x = torch.ones(2, 4, device="openreg", requires_grad=True)
+    y = checkpoint(lambda x: (x @ weight).relu(), x, use_reentrant=False)
+    y.sum().backward()
+    if right:
+        fetch.wait_stream(here())
+    with fetch:
+        weight.copy_(torch.full((4, 4), 9.0).pin_memory(), non_blocking=True)
+    here().wait_stream(fetch)
+    return x.grad * 1

@@ -151,6 +151,8 @@ def static_input_of_a_replay(right):
         with replay:
             out.append(static * 10)
     here().wait_stream(replay)
+    for tensor in out:
+        tensor.record_stream(here())
     return [tensor + 0 for tensor in out]
 
 
@@ -167,6 +169,7 @@ def worker_on_the_default_stream(right):
         worker.start()
         worker.join()
     here().wait_stream(side)
+    found[0].record_stream(here())
     return found[0] * 1
 
 

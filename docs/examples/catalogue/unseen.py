@@ -1,6 +1,7 @@
 """What a tool cannot see"""
 
 import ctypes
+import io
 import threading
 
 import torch
@@ -42,6 +43,18 @@ def c_library_reads_pinned_memory(right):
     if right:
         here().synchronize()
     return ctypes.c_float.from_address(host.data_ptr()).value
+
+
+@bug
+def saved_before_the_copy(right):
+    """Checkpoints: `torch.save` writes pinned memory to a file before the copy to it is over."""
+    host, file = pinned(0), io.BytesIO()
+    host.copy_(full(2) * 3, non_blocking=True)
+    if right:
+        here().synchronize()
+    torch.save(host, file)
+    file.seek(0)
+    return torch.load(file)
 
 
 @bug
