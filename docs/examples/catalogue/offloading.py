@@ -250,8 +250,8 @@ def optimizer_state_swapped_in(right):
 
 @bug
 def recomputed_with_other_weights(right):
-    """Activation checkpointing with offloaded weights: the memory of a layer's weights gets the next
-    layer's while the recomputation in backward reads it."""
+    """Activation checkpointing with offloaded weights: the memory of a layer's weights gets the
+    next layer's while the recomputation in backward reads it."""
     fetch, weight = Stream(), torch.ones(4, 4, device="openreg")
     x = torch.ones(2, 4, device="openreg", requires_grad=True)
     y = checkpoint(lambda x: (x @ weight).relu(), x, use_reentrant=False)

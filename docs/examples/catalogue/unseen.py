@@ -1,4 +1,4 @@
-"""What a tool cannot see"""
+"""Memory beside the operators, and threads"""
 
 import ctypes
 import io
