@@ -1,0 +1,61 @@
+"""docs/catalogue.md: each bug is found by what its table says, and its right form by nothing."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+sys.path.insert(0, str(DOCS / "examples"))
+from catalogue import BUGS, FAMILIES, measure, sharded  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("watching")
+TABLES = (DOCS / "catalogue.md").read_text().split("<!-- made by python -m catalogue -->")[1]
+ROW = re.compile(r"^\| `(\w+)` \| (\D.*) \|$", re.MULTILINE)
+ROWS = {name: row.split(" | ") for name, row in ROW.findall(TABLES)}
+MISTAKE, PLAINLY, SANITIZER, TAPE, SEEDS, INITCHECK = range(6)
+EACH = pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def groups_end():
+    yield
+    sharded.pair.cache_clear()
+
+
+def test_the_page_has_the_bugs():
+    assert list(ROWS) == list(BUGS)
+    for name, bug in BUGS.items():
+        assert ROWS[name][MISTAKE] == f"{bug.project}: {bug.mistake.rstrip('.')}"
+        assert bug.family in {family.__name__.rpartition(".")[2] for family in FAMILIES}
+
+
+def test_fifty_are_found_by_the_sanitizer_and_shown_by_a_tape():
+    found = [
+        row for row in ROWS.values() if row[SANITIZER] == "yes" and row[TAPE] not in ("no", "-")
+    ]
+    assert len(found) >= 50
+
+
+@EACH
+def test_the_sanitizer(bug):
+    """`initcheck` reports what it reports without it, too."""
+    wrong = {kind == "uninitialized" for kind, *_ in measure.reports(bug.wrong, initcheck=True)}
+    if not bug.luck:
+        assert (False in wrong) == (ROWS[bug.name][SANITIZER] == "yes")
+    assert (True in wrong) == (ROWS[bug.name][INITCHECK] == "yes")
+    assert measure.reports(bug.right, initcheck=True) == []
+
+
+@pytest.mark.slow
+@EACH
+def test_a_tape(bug):
+    if bug.outside:
+        assert ROWS[bug.name][TAPE] == "-"
+        return
+    shown = measure.tape(bug.wrong)
+    text = f"{shown.preemptions}, run {shown.runs}" if shown else "no"
+    assert text == ROWS[bug.name][TAPE]
+    assert shown is None or measure.replays(bug.wrong, shown.tape)
+    assert measure.disagreement(bug.right) == ""
