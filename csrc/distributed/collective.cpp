@@ -189,6 +189,10 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       sparse_(std::move(call_.sparse)),
       reach_(canMap(device.index())),
       signalled_(device.index(), orEventExternal),
+      progress_(c10::str(call_.name, " ", sequence_, " of group ", group_, " (",
+                         queues_->peers().rank(queues_->rank()), " of ", queues_->size(), ") on ",
+                         device_),
+                signalled_.get()),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   if (!sparse_.empty()) future_ = futureOn(device_);
   if (sanitizerActive()) tellSanitizer();
@@ -289,13 +293,20 @@ void Collective::divide(std::vector<at::Tensor> &host) const {
 void Collective::run(c10d::Backend &gloo) {
   if (!handOver_->await()) {
     complete(failure("its device was reset or failed before the inputs were there"), false);
+    call_.says.dropped = true;
+    try {
+      agree(gloo);
+    } catch (const std::exception &) {  // the others know, and nobody asks here
+    }
     return;
   }
   std::exception_ptr error;
   at::AutoDispatchBelowADInplaceOrView below;
   try {
+    agree(gloo);
     if (!reach_) stageInputs();
     std::vector<at::Tensor> host = hostTensors();
+    progress_.at(Progress::data);
     const GlooWork work = issue_(gloo, host);
     work->wait();
     if (call_.average) asKernel([&] { divide(host); });
@@ -311,6 +322,20 @@ void Collective::run(c10d::Backend &gloo) {
   complete(std::move(error), true);
 }
 
+/* Who ends while it waits for a rank is told of that one. */
+void Collective::agree(c10d::Backend &gloo) {
+  if (isMessage()) return;
+  const std::vector<int> all = call_.peers;
+  const std::string text =
+      disagreement(gloo, sequence_, call_.says, [&](int rank) {
+        call_.peers = rank < 0 ? all : std::vector<int>{rank};
+        if (rank >= 0) progress_.at(Progress::call, queues_->peers().place(rank));
+      });
+  if (text.empty()) return;
+  call_.peers.clear();
+  throw std::runtime_error(text);
+}
+
 std::exception_ptr Collective::failure(const char *what) const {
   const std::string reason = plain(what);
   std::string text = c10::str(call_.name, " of group ", group_, " failed on ",
@@ -321,6 +346,7 @@ std::exception_ptr Collective::failure(const char *what) const {
 
 void Collective::complete(std::exception_ptr error, bool ofDevice) {
   issue_ = nullptr;
+  progress_.over();
   std::vector<at::Tensor> memory = takeMemory();
   letGo(memory);
   copies_.clear();

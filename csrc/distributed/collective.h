@@ -3,8 +3,9 @@
  *
  *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs, and returns
  *   a lane                runs the hand-over: tells where kernels see the tensors, and goes on
- *   a queue's thread      takes its collectives in order: waits for the hand-over, calls Gloo with CPU tensors over
- *                         the same memory, waits for Gloo, and signals the collective's event
+ *   a queue's thread      takes its collectives in order: waits for the hand-over, and for every rank to say the same of
+ *                         the collective (agreement.h), calls Gloo with CPU tensors over the same memory, waits for
+ *                         Gloo, and signals the collective's event
  *   wait()                makes the caller's current stream wait for that event
  *   a stream of our own   waits for it too, so that synchronising the device covers the collective
  *
@@ -40,6 +41,8 @@
 #include <vector>
 
 #include "../torch/event.h"
+#include "agreement.h"
+#include "progress.h"
 #include "peers.h"
 
 namespace torch_openreg {
@@ -63,9 +66,10 @@ struct Call {
   bool bytes = true;                // Gloo sees bytes and not elements
   bool average = false;             // divide `out` by the group's size
   QueueKey queue = collectives();
-  std::vector<int> peers = {};          // for messages
+  std::vector<int> peers = {};          // to whom it talks
   bool blocks = false;                  // wait() holds the host
   std::vector<at::Tensor> sparse = {};  // one or none: gets what comes out, whose size nobody knows before
+  Announcement says = {};               // what the ranks have to agree about; no message's
 };
 
 class CollectiveQueues;
@@ -125,6 +129,8 @@ class Collective final : public c10d::Work {
   void run(c10d::Backend &gloo);
 
  private:
+  bool isMessage() const { return std::get<0>(call_.queue) != 'c'; }
+  void agree(c10d::Backend &gloo);
   std::vector<at::Tensor> hostTensors();
   void tellSanitizer() const;
   orStream_t toldStream() const;  // where the sanitizer sees it
@@ -149,6 +155,7 @@ class Collective final : public c10d::Work {
   const bool reach_;                      // kernels reach the device's memory
   const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
   OwnedEvent signalled_;            // by the queue's thread
+  Progress progress_;
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
   int source_ = -1;                 // under mutex_
   const c10::intrusive_ptr<c10::ivalue::Future> outcome_;

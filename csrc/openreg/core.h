@@ -358,6 +358,7 @@ typedef struct orTask {
   bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
   bool awaited;    /* the thread that queues it waits for it, and may run it */
   bool aside;      /* what the allocator does for itself: no choice of a schedule */
+  bool half;       /* its first half has run, or is running */
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -618,6 +619,8 @@ enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
  * gives it back; false if it waits before. */
 bool orLaneRun(orStream *stream, uint64_t count, int lane);
+/* By the thread that runs it, in the midst of its first task: somebody else may come first. */
+void orLaneGiveBack(orStream *stream);
 /* The first task of a stream that is ready and in nobody's list. */
 const orTask *orLaneFirst(orStream *stream);
 /* By a host thread: takes a stream that is ready; false if a lane has come before, or a task of it

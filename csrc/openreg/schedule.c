@@ -34,6 +34,10 @@
  * is stayed with, since the two orders that differ most, a stream far ahead and one far behind,
  * would otherwise be the rarest.
  *
+ * Under a tape, and under every fourth seed, a kernel, copy or fill that can be run in two halves is
+ * (orTaskPart): after the first its stream is held again, and another one may come between. It is a
+ * choice like those between tasks.
+ *
  * Every second seed, the odd ones, gives the host and the streams random priorities instead, and lets
  * them change a few times on the way (PCT): a bug that takes one late task and few changes is likelier
  * so, the longer the program.
@@ -90,6 +94,8 @@ static struct {
   } changes;
 } plan = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
 
+static _Thread_local bool tore; /* the task that this thread runs is to come again */
+
 static pthread_once_t configured = PTHREAD_ONCE_INIT;
 
 static bool isOn(void) { return orDispatching() != NULL; }
@@ -123,6 +129,17 @@ static uint64_t mixed(uint64_t z) {
 static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
 
 static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
+
+enum { OR_TORN_SEEDS = 4, OR_FIRST_TORN_SEED = 2 }; /* which are even: not by priorities */
+
+/* On lane 0, of a task that can be. */
+static bool tears(void) {
+  orMutexLock(&plan.lock);
+  tore = policyIs(orScheduleTape) ||
+         (policyIs(orScheduleSeeded) && plan.seed % OR_TORN_SEEDS == OR_FIRST_TORN_SEED);
+  orMutexUnlock(&plan.lock);
+  return tore;
+}
 
 static int tasksAtPoint(void) {
   int n = 0;
@@ -379,10 +396,11 @@ static void serve(orStream *s) {
     uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     bool counts = !(policyIs(orScheduleTape) && s->schedule_aside);
     orStream_t handle = s->last_handle;
+    tore = false;
     bool ran = orLaneRun(s, first, 0);
-    if (!ran || !counts) continue;
+    if (!(ran || tore) || !counts) continue;
     if (g->tasks > 0) g->tasks--;
-    noteAlone((orScheduleStep){.kind = orStepRuns, .stream = handle});
+    noteAlone((orScheduleStep){.kind = orStepRuns, .flags = !ran, .stream = handle});
   } while ((s = next(g)));
 }
 
@@ -574,7 +592,7 @@ static void listen(void) {
 /* ---- change ---- */
 
 static const orDispatcher dispatcher = {
-    .hold = hold, .point = point, .step = step, .await = await, .notice = notice};
+    .hold = hold, .point = point, .step = step, .await = await, .tears = tears, .notice = notice};
 
 static void begin(orSchedulePolicy policy, uint64_t seed) {
   static const unsigned char hastes[] = {0, 64, 128, 192}, stays[] = {0, 128, 232};
