@@ -7,6 +7,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/stack.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/DefaultDtype.h>

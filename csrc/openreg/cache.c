@@ -103,13 +103,20 @@ static _Atomic int poison_wanted = -1;
 bool orCachePoisons(void) {
   int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
   if (OR_UNLIKELY(wanted >= 0)) return wanted;
-  return orConfigGet()->poison || orConfigGet()->schedule.tape;
+  const orConfig *config = orConfigGet();
+  return config->poison || config->schedule.tape || config->schedule.policy != orScheduleFair;
 }
 
 uint32_t orCachePoison(uint32_t poison) {
   uint32_t before = orCachePoisons();
   atomic_store_explicit(&poison_wanted, poison != 0, memory_order_relaxed);
   return before;
+}
+
+static _Atomic bool keeps_back;
+
+void orCacheKeepBack(bool keeps) {
+  atomic_store_explicit(&keeps_back, keeps, memory_order_relaxed);
 }
 
 static void pushDirty(orCache *cache, orBlock *block) {
@@ -337,6 +344,8 @@ orError_t orCacheFree(void *ptr) {
   }
   orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
               block->owner->stream);
+  if (OR_UNLIKELY(atomic_load_explicit(&keeps_back, memory_order_relaxed)))
+    orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* or, short of memory, not */
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
   if (orProbeOn(OR_PROBE_BLOCK_FREED)) tellFree(block, use);
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);

@@ -402,6 +402,9 @@ typedef enum orStreamState {
   OR_STREAM_WAITING  /* its first task waits for a cell or a value; nobody has it */
 } orStreamState;
 
+/* What may be no choice of a schedule; the allocator's poison never is. */
+typedef enum orScheduleAside { OR_ASIDE_NOT, OR_ASIDE_MARK, OR_ASIDE_POISON } orScheduleAside;
+
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
 typedef struct orStream {
@@ -441,7 +444,7 @@ typedef struct orStream {
   /* Under the schedule's lock. */
   uint64_t schedule_epoch;
   uint32_t schedule_number;
-  bool schedule_aside; /* while it is held: its first task is no choice */
+  orScheduleAside schedule_aside; /* while it is held: of its first task */
   /* Under the lock of the cell it waits for. */
   struct orStream *waiter_next;
 } orStream;

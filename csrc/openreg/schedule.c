@@ -55,6 +55,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache.h"
 #include "core.h"
 #include "tape.h"
 
@@ -130,13 +131,17 @@ static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
 
 static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 
-enum { OR_TORN_SEEDS = 4, OR_FIRST_TORN_SEED = 2 }; /* which are even: not by priorities */
+/* Even seeds, which are not by priorities, make one more choice: tasks are torn, or freed memory is kept back. */
+static bool seedIs(unsigned rest) {
+  return policyIs(orScheduleSeeded) && plan.seed % 4 == rest;
+}
+static bool isTorn(void) { return policyIs(orScheduleTape) || seedIs(2); }
+static bool keepsBack(void) { return seedIs(0); }
 
 /* On lane 0, of a task that can be. */
 static bool tears(void) {
   orMutexLock(&plan.lock);
-  tore = policyIs(orScheduleTape) ||
-         (policyIs(orScheduleSeeded) && plan.seed % OR_TORN_SEEDS == OR_FIRST_TORN_SEED);
+  tore = isTorn();
   orMutexUnlock(&plan.lock);
   return tore;
 }
@@ -201,9 +206,14 @@ static void numberInPlace(orStream *s) {
   if (is_held) insert(s);
 }
 
+/* Under a tape marks, too, are nobody's choice; under seeds the poison alone, which may not change what a seed means. */
+static bool isAside(orScheduleAside aside) {
+  return aside >= (policyIs(orScheduleTape) ? OR_ASIDE_MARK : OR_ASIDE_POISON);
+}
+
 static orStream **asidePlace(void) {
   orStream **at = &plan.held;
-  while (*at && !(*at)->schedule_aside) at = &(*at)->ready_next;
+  while (*at && !isAside((*at)->schedule_aside)) at = &(*at)->ready_next;
   return at;
 }
 
@@ -274,8 +284,6 @@ static uint32_t nextOption(const orOptions *o) {
 
 /* Null: the host goes on, or nobody can. */
 static orStream *chooseByTape(orGoal *g) {
-  orStream *aside = takeAside();
-  if (aside) return aside;
   orOptions o = optionsOf(g);
   if (!o.count) return NULL;
   orStream **at = placeOfOption(&o, nextOption(&o));
@@ -328,6 +336,8 @@ static orStream *chooseByPriority(orGoal *g) {
 
 /* `needed`: the one that "late" runs, if it can run. */
 static orStream *choose(orGoal *g, const orStream *needed) {
+  orStream *aside = needed ? NULL : takeAside();
+  if (aside) return aside;
   if (policyIs(orScheduleTape)) return chooseByTape(g);
   if (isByPriority()) return chooseByPriority(g);
   if (!plan.held) return NULL;
@@ -343,7 +353,8 @@ static void notice(void);
 
 static bool hold(orStream *s) {
   const orTask *first = orLaneFirst(s);
-  bool aside = first->kind == OR_KIND_MARK || first->kind == OR_KIND_WAIT || first->aside;
+  bool mark = first->kind == OR_KIND_MARK || first->kind == OR_KIND_WAIT;
+  orScheduleAside aside = first->aside ? OR_ASIDE_POISON : mark ? OR_ASIDE_MARK : OR_ASIDE_NOT;
   orMutexLock(&plan.lock);
   s->schedule_aside = aside;
   bool on = isOn();
@@ -394,13 +405,13 @@ static void serve(orStream *s) {
   do {
     /* A wait that only parks its stream is no task that has run. */
     uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
-    bool counts = !(policyIs(orScheduleTape) && s->schedule_aside);
+    orScheduleAside aside = s->schedule_aside;
     orStream_t handle = s->last_handle;
     tore = false;
     bool ran = orLaneRun(s, first, 0);
-    if (!(ran || tore) || !counts) continue;
-    if (g->tasks > 0) g->tasks--;
-    noteAlone((orScheduleStep){.kind = orStepRuns, .flags = !ran, .stream = handle});
+    if (!ran && !tore) continue;
+    if (!aside) noteAlone((orScheduleStep){.kind = orStepRuns, .flags = !ran, .stream = handle});
+    if (g->tasks > 0 && !isAside(aside)) g->tasks--;
   } while ((s = next(g)));
 }
 
@@ -611,6 +622,7 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
   atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
                         memory_order_seq_cst);
+  orCacheKeepBack(keepsBack());
 }
 
 static void configure(void) {

@@ -61,8 +61,8 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
  * end of the tape, or more than the options that there are, takes the first.
  *
  * The text: choices separated by commas, "1,0,2"; "12:1" is twelve times 0 and a 1. "0": the first
- * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, with orCachePoison, and comes
- * before OPENREG_SCHEDULE_SEED.
+ * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, and comes before
+ * OPENREG_SCHEDULE_SEED; both with orCachePoison.
  */
 OR_API orError_t orScheduleSetTape(const char *tape);
 /* The choices since the tape's schedule began, to be freed with free(). */
