@@ -100,6 +100,26 @@ void dropHandOver(void *args) {
   (*handOver)->finish(HandOver::dropped);
 }
 
+orError_t runBegin(void *args) {
+  (**static_cast<std::shared_ptr<HandOver> **>(args))->begin(true);
+  return orSuccess;
+}
+
+void dropBegin(void *args) {
+  const std::unique_ptr<std::shared_ptr<HandOver>> handOver(
+      *static_cast<std::shared_ptr<HandOver> **>(args));
+  (*handOver)->begin(false);
+}
+
+void queue(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+           const std::shared_ptr<HandOver> &handOver) {
+  auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver);
+  int queued = 0;
+  const orError_t error = launchOnLane(stream, name, run, drop, task.get(), {}, 0, &queued);
+  if (queued) (void)task.release();
+  OPENREG_CHECK(error);
+}
+
 /* What Gloo says, without the place in its source, its advice and a backtrace. */
 std::string plain(std::string text) {
   text = text.substr(0, text.find('\n'));
@@ -152,6 +172,9 @@ void runScheduled(orStream_t stream) {
   }
 }
 
+/* How long a schedule waits for a collective that it has begun, and a collective for the schedule. */
+constexpr auto kMoment = std::chrono::milliseconds(20);
+
 void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
   if (!isScheduled()) return;
   const auto start = std::chrono::steady_clock::now();
@@ -170,8 +193,29 @@ void HandOver::finish(State to) {
 
 bool HandOver::await() {
   std::unique_lock<std::mutex> lock(mutex);
-  changed.wait(lock, [this] { return state != pending; });
+  const auto mayBegin = [this] {
+    return state == dropped || (state == ready && (begun || chosen == 0));
+  };
+  while (chosen != 0 && !changed.wait_for(lock, kMoment, mayBegin)) {
+    lock.unlock();
+    runScheduled(chosen);
+    lock.lock();
+  }
+  changed.wait(lock, mayBegin);
   return state == ready;
+}
+
+void HandOver::begin(bool runs) {
+  std::unique_lock<std::mutex> lock(mutex);
+  begun = true;
+  changed.notify_all();
+  if (runs) changed.wait_for(lock, kMoment, [this] { return over; });
+}
+
+void HandOver::end() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  over = true;
+  changed.notify_all();
 }
 
 // ---- One collective -----------------------------------------------------------------------------
@@ -206,13 +250,16 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   handOver_->maps = reach_;
   call_.in.clear();
   call_.out.clear();
-  auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver_);
-  int queued = 0;
-  const orError_t error = launchOnLane(currentStreamHandle(device_.index()), call_.name,
-                                       &runHandOver, &dropHandOver, task.get(), {}, 0, &queued);
-  if (queued) (void)task.release();
-  OPENREG_CHECK(error);
-  runScheduled(currentStreamHandle(device_.index()));
+  if (isScheduled()) handOver_->chosen = toldStream();
+  queue(currentStreamHandle(device_.index()), call_.name, &runHandOver, &dropHandOver, handOver_);
+  if (handOver_->chosen != 0) queueBegin();
+}
+
+void Collective::queueBegin() {
+  const OwnedEvent before(device_.index(), orEventDisableTiming);
+  OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
+  OPENREG_CHECK(orStreamWaitEvent(handOver_->chosen, before.get()));
+  queue(handOver_->chosen, call_.name, &runBegin, &dropBegin, handOver_);
 }
 
 orStream_t Collective::toldStream() const {
@@ -355,6 +402,7 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
   finish(std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
+  handOver_->end();
   if (!sparse_.empty()) markFuture();
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }

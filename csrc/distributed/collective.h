@@ -11,6 +11,11 @@
  *
  * So neither a lane nor the host waits for a peer, and a stream that does holds no thread.
  *
+ * Under a schedule the collective begins when that comes to a task of its own, on a stream that has nothing else: so it is
+ * decided by the schedule what comes before a collective and what after it. The task waits for the end, for a moment, as a
+ * peer may be late. Where the schedule does not come to it, since the host waits for a peer by other means, the queue's
+ * thread sees to it.
+ *
  * Who keeps the memory of a collective's tensors, beside the program:
  *
  *   from the call on      the Collective, all of it
@@ -89,10 +94,16 @@ struct HandOver {
   State state = pending;
   std::vector<Range> ranges;  // of inputs, then of outputs
   bool maps = true;
+  orStream_t chosen = 0;  // where a schedule's task for it is; 0: there is none
+  bool begun = false;     // by that task
+  bool over = false;
 
   void finish(State to);
   /* False if the task never ran. */
   bool await();
+  /* By the schedule's task, and for the time of it. */
+  void begin(bool runs);
+  void end();
 };
 
 /* What the queue has. */
@@ -131,6 +142,7 @@ class Collective final : public c10d::Work {
  private:
   bool isMessage() const { return std::get<0>(call_.queue) != 'c'; }
   void agree(c10d::Backend &gloo);
+  void queueBegin();
   std::vector<at::Tensor> hostTensors();
   void tellSanitizer() const;
   orStream_t toldStream() const;  // where the sanitizer sees it
