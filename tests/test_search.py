@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from test_schedules import MISSING_WAIT, race
+from test_schedules import MISSING_WAIT
 
 from torch_openreg import _C
 

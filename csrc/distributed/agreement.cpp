@@ -62,7 +62,8 @@ std::string differences(Tensors &told) {
   for (size_t rank = 0; rank < told.size(); ++rank) {
     const Wire &wire = wireOf(told[rank]);
     std::string text = described(wire);
-    if (wire.dropped != 0) text += ", whose inputs were dropped by a reset or a failure of its device";
+    if (wire.dropped != 0)
+      text += ", whose inputs were dropped by a reset or a failure of its device";
     auto same = std::find_if(calls.begin(), calls.end(), [&](auto &c) { return c.first == text; });
     if (same == calls.end()) same = calls.insert(same, {std::move(text), {}});
     same->second.push_back(static_cast<int>(rank));
@@ -150,8 +151,8 @@ GlooWork receiveWithSize(Backend &gloo, at::Tensor &host, c10::ScalarType dtype,
   first->wait();
   const int source = peer < 0 ? first->sourceRank() : peer;
   const auto *words = header[0].const_data_ptr<int64_t>();
-  const bool fits = words[0] == static_cast<int64_t>(host.nbytes()) &&
-                    words[1] == static_cast<int64_t>(dtype);
+  const bool fits =
+      words[0] == static_cast<int64_t>(host.nbytes()) && words[1] == static_cast<int64_t>(dtype);
   if (!fits) data[0] = at::empty({words[0]}, at::kByte);
   GlooWork second = gloo.recv(data, source, static_cast<int>(words[2]));
   if (fits) return second;

@@ -373,11 +373,10 @@ void Collective::run(c10d::Backend &gloo) {
 void Collective::agree(c10d::Backend &gloo) {
   if (isMessage()) return;
   const std::vector<int> all = call_.peers;
-  const std::string text =
-      disagreement(gloo, sequence_, call_.says, [&](int rank) {
-        call_.peers = rank < 0 ? all : std::vector<int>{rank};
-        if (rank >= 0) progress_.at(Progress::call, queues_->peers().place(rank));
-      });
+  const std::string text = disagreement(gloo, sequence_, call_.says, [&](int rank) {
+    call_.peers = rank < 0 ? all : std::vector<int>{rank};
+    if (rank >= 0) progress_.at(Progress::call, queues_->peers().place(rank));
+  });
   if (text.empty()) return;
   call_.peers.clear();
   throw std::runtime_error(text);

@@ -166,7 +166,7 @@ class Collective final : public c10d::Work {
   const std::vector<at::Tensor> sparse_;  // of `call_`
   const bool reach_;                      // kernels reach the device's memory
   const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
-  OwnedEvent signalled_;            // by the queue's thread
+  OwnedEvent signalled_;  // by the queue's thread
   Progress progress_;
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
   int source_ = -1;                 // under mutex_

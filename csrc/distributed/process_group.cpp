@@ -240,8 +240,9 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
   std::lock_guard<std::mutex> lock(mutex_);
   const OpType type = call.type;
   Tensors outputs = call.sparse.empty() ? call.out : call.sparse;
-  auto collective = c10::make_intrusive<Collective>(queues_, groupName(), message ? ++messages_ : ++sequence_, device,
-                                                    std::move(call), std::move(issue));
+  auto collective =
+      c10::make_intrusive<Collective>(queues_, groupName(), message ? ++messages_ : ++sequence_,
+                                      device, std::move(call), std::move(issue));
   queues_->push(queue, collective);
   collective->joinDevice();
   auto work = c10::make_intrusive<CollectiveWork>(
@@ -563,19 +564,18 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
   for (const at::Tensor &tensor : outputs) {
     call.says.expects.push_back(static_cast<int64_t>(tensor.nbytes()));
   }
-  return start(std::move(call),
-               [=, n = inputs.size()](Backend &gloo, Tensors &host) {
-                 // Gloo's own takes tensors of one size only.
-                 const Tensors froms = part(host, 0, n), tos = part(host, n, n);
-                 std::vector<int64_t> inSizes = counts(froms), outSizes = counts(tos);
-                 at::Tensor from = at::cat(froms);
-                 at::Tensor to = at::empty({sum(outSizes)}, from.options());
-                 auto work = gloo.alltoall_base(to, from, outSizes, inSizes, options);
-                 work->wait();
-                 const Tensors got = to.split_with_sizes(counts(tos));
-                 for (size_t i = 0; i < n; ++i) tos[i].copy_(got[i]);
-                 return work;
-               });
+  return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
+    // Gloo's own takes tensors of one size only.
+    const Tensors froms = part(host, 0, n), tos = part(host, n, n);
+    std::vector<int64_t> inSizes = counts(froms), outSizes = counts(tos);
+    at::Tensor from = at::cat(froms);
+    at::Tensor to = at::empty({sum(outSizes)}, from.options());
+    auto work = gloo.alltoall_base(to, from, outSizes, inSizes, options);
+    work->wait();
+    const Tensors got = to.split_with_sizes(counts(tos));
+    for (size_t i = 0; i < n; ++i) tos[i].copy_(got[i]);
+    return work;
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
@@ -583,10 +583,9 @@ WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
   Call call{.type = OpType::SEND, .name = "send", .in = tensors, .out = {}};
   call.queue = sendsTo(dstRank, tag);
   call.peers = {checkRank("send", dstRank)};
-  return start(std::move(call),
-               [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
-                 return sendWithSize(gloo, host[0], dtype, dstRank, tag);
-               });
+  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+    return sendWithSize(gloo, host[0], dtype, dstRank, tag);
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
@@ -594,10 +593,9 @@ WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
   Call call{.type = OpType::RECV, .name = "recv", .in = {}, .out = tensors};
   call.queue = receivesFrom(srcRank, tag);
   call.peers = {checkRank("recv", srcRank)};
-  return start(std::move(call),
-               [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
-                 return receiveWithSize(gloo, host[0], dtype, srcRank, tag);
-               });
+  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+    return receiveWithSize(gloo, host[0], dtype, srcRank, tag);
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
@@ -605,10 +603,9 @@ WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
   Call call{.type = OpType::RECVANYSOURCE, .name = "recv", .in = {}, .out = tensors};
   call.queue = receivesFrom(-1, tag);
   call.blocks = true;  // who sent it is a number of the host's
-  return start(std::move(call),
-               [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
-                 return receiveWithSize(gloo, host[0], dtype, -1, tag);
-               });
+  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+    return receiveWithSize(gloo, host[0], dtype, -1, tag);
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::barrier(const c10d::BarrierOptions &options) {

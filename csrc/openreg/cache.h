@@ -75,7 +75,8 @@ static inline void orCacheUnlock(orCache *cache) {
 /* ---- cache.c ---- */
 
 /* Whether memory is poisoned: the setting, or orCachePoison. */
-/* Whether a block that is freed is handed out again only when its stream has done all that was queued then, or at once. */
+/* Whether a block that is freed is handed out again only when its stream has done all that was
+ * queued then, or at once. */
 void orCacheKeepBack(bool keeps);
 bool orCachePoisons(void);
 /* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */

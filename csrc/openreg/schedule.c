@@ -131,10 +131,9 @@ static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
 
 static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 
-/* Even seeds, which are not by priorities, make one more choice: tasks are torn, or freed memory is kept back. */
-static bool seedIs(unsigned rest) {
-  return policyIs(orScheduleSeeded) && plan.seed % 4 == rest;
-}
+/* Even seeds, which are not by priorities, make one more choice: tasks are torn, or freed memory is
+ * kept back. */
+static bool seedIs(unsigned rest) { return policyIs(orScheduleSeeded) && plan.seed % 4 == rest; }
 static bool isTorn(void) { return policyIs(orScheduleTape) || seedIs(2); }
 static bool keepsBack(void) { return seedIs(0); }
 
@@ -206,7 +205,8 @@ static void numberInPlace(orStream *s) {
   if (is_held) insert(s);
 }
 
-/* Under a tape marks, too, are nobody's choice; under seeds the poison alone, which may not change what a seed means. */
+/* Under a tape marks, too, are nobody's choice; under seeds the poison alone, which may not change
+ * what a seed means. */
 static bool isAside(orScheduleAside aside) {
   return aside >= (policyIs(orScheduleTape) ? OR_ASIDE_MARK : OR_ASIDE_POISON);
 }

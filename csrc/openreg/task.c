@@ -175,8 +175,8 @@ static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
   orDeviceNoteFailure(s->device, error, t->name, running.message);
 }
 
-/* Kernels, copies, fills and host functions. False if it is to be run again, and the stream is no longer the lane's: after
- * the first half of it, or while a vendor's device is at it. */
+/* Kernels, copies, fills and host functions. False if it is to be run again, and the stream is no
+ * longer the lane's: after the first half of it, or while a vendor's device is at it. */
 static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   uint64_t began = t->completion || t->half ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
   uint64_t ended = 0;

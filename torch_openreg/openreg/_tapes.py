@@ -47,8 +47,8 @@ class Program:
     """What the host asks for, in order, and the tasks; equal for runs that did the same.
 
     Streams are numbered by their first task, those without one behind; an item of a stream's queue
-    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a torn task is two. A goal is what is to be over: one
-    mark, or for some streams how many items.
+    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a torn task is two. A goal is what
+    is to be over: one mark, or for some streams how many items.
     """
 
     def __init__(self, operations, items, streams, conflicts, visible, firsts):
@@ -339,8 +339,8 @@ def read_record(steps, failed, programs):
 
 
 def read_program(steps):
-    """Of a run under any schedule: its program, torn tasks taken as one, and its tasks in the order of
-    their ends; None and None if it is not known."""
+    """Of a run under any schedule: its program, torn tasks taken as one, and its tasks in the order
+    of their ends; None and None if it is not known."""
     reader = _Reader([step for step in steps if step[0] != RUNS or not step[1] & _HALF])
     if not reader.followed:
         return None, None

@@ -52,7 +52,8 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
  * could, and so could each stream whose next task waits for nothing; in a call that synchronises the
  * streams alone, until what it waits for is done, when the host goes on at once; a query that is not
  * ready runs one task. Marks, waits that are over, and the caching allocator's poison are no tasks
- * here: they are done as soon as they can be. Each half of a torn task (below) is one. The options are in this order:
+ * here: they are done as soon as they can be. Each half of a torn task (below) is one. The options
+ * are in this order:
  *   - whoever ran last, if it can go on: the host at a point, the stream afterwards;
  *   - who was left for it (below), if it can go on;
  *   - the host, and then the streams in the order in which they were first given a task.
@@ -103,9 +104,10 @@ OR_API orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t cap
                                  size_t *count);
 
 /*
- * Torn tasks. A device runs kernels and copies beside each other, so what one writes may be half done when another reads
- * it. Under a tape, and under every fourth seed (2, 6, 10, ..), what can be run in two halves is, and other streams may come
- * between: copies and fills of 16 bytes or more, and kernels that ask.
+ * Torn tasks. A device runs kernels and copies beside each other, so what one writes may be half
+ * done when another reads it. Under a tape, and under every fourth seed (2, 6, 10, ..), what can be
+ * run in two halves is, and other streams may come between: copies and fills of 16 bytes or more, and
+ * kernels that ask.
  */
 typedef enum orPart {
   orPartWhole = 0,

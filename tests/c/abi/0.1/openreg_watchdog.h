@@ -20,7 +20,8 @@ extern "C" {
 OR_API orError_t orHangReport(char **text);
 
 /* Called for each report: gives `say` a line for each thing outside of the library that streams may
- * wait for, such as a collective. On any thread, with nothing locked; it may not call the library. Once for the process. */
+ * wait for, such as a collective. On any thread, with nothing locked; it may not call the library.
+ * Set once. */
 typedef void (*orHangSay)(void *report, const char *line);
 OR_API orError_t orSetHangHook(void (*tell)(orHangSay say, void *report));
 
