@@ -34,7 +34,7 @@ def text_of(choices):
 
 
 class Choice(NamedTuple):
-    """Of `options`, the first `free` of which were no preemption, `taken` was taken; whether it came
+    """Of `options`, the first `free` of which were no preemption, `taken` was taken; whether that was
     right after the first half of a task."""
 
     options: int
@@ -47,8 +47,8 @@ class Program:
     """What the host asks for, in order, and the tasks; equal for runs that did the same.
 
     Streams are numbered by their first task, those without one behind; an item of a stream's queue
-    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a torn task is two. A goal is what
-    is to be over: one mark, or for some streams how many items.
+    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a torn task is two. A goal is
+    what is to be over: one mark, or for some streams how many items.
     """
 
     def __init__(self, operations, items, streams, conflicts, visible, firsts):
