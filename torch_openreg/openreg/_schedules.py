@@ -339,8 +339,9 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
             and tapes. What is neither raises TypeError; no seed, or a bad one, raises ValueError.
         preemptions: in place of seeds, all schedules in which the host and the streams, together,
             are left at most so often although they could go on (to go back to who was left counts
-            nothing); those with fewer come first. Schedules that are known to give the same result as one that was run are not run. Together with
-            `schedules`, or negative, it raises ValueError; no whole number raises TypeError.
+            nothing); those with fewer come first. Schedules that are known to give the same result
+            as one that was run are not run. Together with `schedules`, or negative, it raises
+            ValueError; no whole number raises TypeError.
         limit: how many schedules of such a search are run at most; below 1 raises ValueError.
         progress: whether to draw a progress line on stderr; None draws one if that is a terminal.
 

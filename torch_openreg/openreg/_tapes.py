@@ -34,8 +34,8 @@ def text_of(choices):
 
 
 class Choice(NamedTuple):
-    """Of `options`, the first `free` of which were no preemption, `taken` was taken; whether that was
-    right after the first half of a task."""
+    """Of `options`, the first `free` of which were no preemption, `taken` was taken; whether that
+    was right after the first half of a task."""
 
     options: int
     free: int
