@@ -133,8 +133,9 @@ class Exploration:
         results = f"{len(self.results)} results" if len(self.results) > 1 else "one result"
         if self.preemptions is None:
             said = self._but()
-            text = f"all {self.runs} schedules agree" if said else f"{self.runs} schedules, {results}"
-            return [text + said, *self._coverage()]
+            text = f"{self.runs} schedules"
+            text = f"all {text} agree{said}" if said else f"{text}, {results}"
+            return [text, *self._coverage()]
         bound = f"at most {self.preemptions} preemption{'s' * (self.preemptions != 1)}"
         looked = self.runs - 1 + self.same  # "early" is none of these
         if not self.complete:
@@ -149,7 +150,9 @@ class Exploration:
         ]
 
     def _but(self):
-        return f", but the sanitizer reports under {self.raced!r}:" if self.ok and self.races else ""
+        if not (self.ok and self.races):
+            return ""
+        return f", but the sanitizer reports under {self.raced!r}:"
 
     def _coverage(self):
         if self.orders is None:
