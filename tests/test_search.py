@@ -16,7 +16,7 @@ explore, schedule = testing.explore, testing.schedule
 
 
 def alternates(same=0, others=0):
-    """Wrong only if a, b, a, b, with tasks between: that touch the same, or `others` of their own."""
+    """Wrong only if a, b, a, b, with tasks between: of the same memory, or `others` of their own."""
     a, b = torch.openreg.Stream(), torch.openreg.Stream()
     at, seen = torch.zeros(2, device="openreg"), torch.zeros(4, device="openreg")
     own = torch.zeros(2, 4, device="openreg")
@@ -365,7 +365,8 @@ def test_seeds_say_how_many_orders_they_have_seen():
 
     def asks():
         x = torch.ones(1, device="openreg")
-        return x.sum().item() if torch.openreg.current_stream().query() else x.sum().item()
+        torch.openreg.current_stream().query()
+        return x.sum().item()
 
     seen, possible = explore(asks, 10).orders
     assert possible is None
