@@ -141,7 +141,7 @@ def rank_drops(rank):
         with pytest.raises(dist.DistBackendError, match="its device was reset"):
             work.wait()
     else:
-        with pytest.raises(dist.DistBackendError, match="rank 1 calls .*, whose inputs were drop"):
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 calls .*, whose inputs were drop"):
             dist.all_reduce(x)
             torch.openreg.synchronize()
     y = ones(4)

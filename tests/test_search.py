@@ -16,7 +16,7 @@ explore, schedule = testing.explore, testing.schedule
 
 
 def alternates(same=0, others=0):
-    """Wrong only if a, b, a, b, with tasks between: of the same memory, or `others` of their own."""
+    """Wrong only if a, b, a, b. Tasks between are of the same memory, or `others` of their own."""
     a, b = torch.openreg.Stream(), torch.openreg.Stream()
     at, seen = torch.zeros(2, device="openreg"), torch.zeros(4, device="openreg")
     own = torch.zeros(2, 4, device="openreg")
