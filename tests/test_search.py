@@ -360,8 +360,7 @@ def test_seeds_say_how_many_orders_they_have_seen():
     assert explore(lambda: adds_twice(wait=True), 10).orders == (1, 1)
     seen, possible = explore(lambda: alternates(), 50).orders
     assert 2 < seen < possible
-    orders = {tuple(r.value.tolist()) for r in explore(lambda: alternates(), preemptions=9).results}
-    assert len(orders) <= possible
+    assert explore(lambda: alternates(), preemptions=2).runs <= possible + 2  # and "early"
 
     def asks():
         x = torch.ones(1, device="openreg")

@@ -205,8 +205,8 @@ static void numberInPlace(orStream *s) {
   if (is_held) insert(s);
 }
 
-/* Under a tape marks, too, are nobody's choice; under seeds the poison alone, which may not change
- * what a seed means. */
+/* Under a tape marks, too, are nobody's choice; else the poison alone, which may not change what a
+ * seed means. */
 static bool isAside(orScheduleAside aside) {
   return aside >= (policyIs(orScheduleTape) ? OR_ASIDE_MARK : OR_ASIDE_POISON);
 }
@@ -336,7 +336,7 @@ static orStream *chooseByPriority(orGoal *g) {
 
 /* `needed`: the one that "late" runs, if it can run. */
 static orStream *choose(orGoal *g, const orStream *needed) {
-  orStream *aside = needed ? NULL : takeAside();
+  orStream *aside = takeAside();
   if (aside) return aside;
   if (policyIs(orScheduleTape)) return chooseByTape(g);
   if (isByPriority()) return chooseByPriority(g);

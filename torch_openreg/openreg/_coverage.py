@@ -4,7 +4,7 @@ An order says of each two tasks of different streams that touch the same bytes, 
 which came first. That is all that a result depends on, but for what the host sees on its way.
 """
 
-from ._tapes import ADD, ASKS, AWAITS, LOOKS, read_program
+from ._tapes import ADD, ASKS, AWAITS, read_program
 
 _MOST_STATES = 20_000
 
@@ -20,7 +20,7 @@ class _Tasks:
 
     def __init__(self, program):
         self.streams = [[] for _ in program.items]
-        self.before = {}
+        self.before, self.pairs = {}, program.conflicts
         self._needs = [{} for _ in program.items]  # of what comes next on the stream
         self._marks, self._known = {}, {}
         position = [0] * len(program.items)
@@ -30,7 +30,6 @@ class _Tasks:
             elif what == ADD:
                 self._add(which, *program.items[which][position[which]])
                 position[which] += 1
-        self.pairs = pairs_of(program)
 
     def _add(self, stream, kind, number):
         needs = self._needs[stream]
@@ -82,27 +81,23 @@ class _Tasks:
                     yield stream, task
 
 
-def pairs_of(program):
-    """Conflicts, but for what the allocator does for itself."""
-    tasks = {number for queue in program.items for kind, number in queue if kind == "task"}
-    return [pair for pair in program.conflicts if tasks.issuperset(pair)]
-
-
 class Coverage:
     """What the runs of one function have shown."""
 
     def __init__(self):
-        self._orders, self._program, self._one_program, self._possible = set(), None, True, None
+        self._orders, self._program, self._possible = set(), None, None
+        self._one_program, self._asks = True, False
 
     def add(self, steps, failed):
         """A run under a seed."""
+        self._asks |= any(step[0] == ASKS for step in steps)
         program, order = (None, None) if failed else read_program(steps)
         self._program = self._program or program
         if program is None or program.key != self._program.key:
             self._one_program = False
             return
         position = {number: at for at, number in enumerate(order)}
-        self._orders.add(tuple(position[a] < position[b] for a, b in pairs_of(program)))
+        self._orders.add(tuple(position[a] < position[b] for a, b in program.conflicts))
 
     @property
     def orders(self):
@@ -112,6 +107,5 @@ class Coverage:
         if not self._one_program or self._program is None:
             return None
         if self._possible is None:
-            asks = any(what in (ASKS, LOOKS) for what, _ in self._program.operations)
-            self._possible = (None if asks else _Tasks(self._program).count(),)
+            self._possible = (None if self._asks else _Tasks(self._program).count(),)
         return len(self._orders), self._possible[0]

@@ -207,7 +207,8 @@ def _overlap(a, b):
 
 
 class _Reader:
-    def __init__(self, steps):
+    def __init__(self, steps, poison=True):
+        self.poison = poison  # whether what the allocator does for itself counts
         self.slots = {}  # a stream's place in the core's table: its number here
         self.operations, self.queues, self.touches, self.owner = [], [], [], []
         self.devices, self.marks, self.pending = {}, {}, {}
@@ -268,6 +269,8 @@ class _Reader:
             s = self.number(stream)
             self.devices[s] = a
             aside, touched = flags & _ASIDE, self.pending.pop(s, None)
+            if aside and not self.poison:
+                return
             if not aside and (s, self.given[s]) in self.torn:
                 self.firsts.append(len(self.touches))
                 self.task(s, touched, aside)
@@ -339,9 +342,12 @@ def read_record(steps, failed, programs):
 
 
 def read_program(steps):
-    """Of a run under any schedule: its program, torn tasks taken as one, and its tasks in the order
-    of their ends; None and None if it is not known."""
-    reader = _Reader([step for step in steps if step[0] != RUNS or not step[1] & _HALF])
+    """Of a run under any schedule: its program, torn tasks taken as one and without what differs
+    between schedules, and its tasks in the order of their ends; None and None if it is not known.
+    """
+    kept = [step for step in steps if step[0] not in (ASKS, KNOWS, LOOKS, POINT)]
+    ends = [step for step in kept if step[0] != RUNS or not step[1] & _HALF]
+    reader = _Reader(ends, poison=False)
     if not reader.followed:
         return None, None
     program = reader.program()
