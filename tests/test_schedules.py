@@ -106,9 +106,7 @@ def test_a_missing_record_stream_shows():
         torch.openreg.synchronize()
         return y[0].item()
 
-    values = [r.value for r in explore(lambda: fn(False), 24).results]
-    assert values[0] == 1.0 and any(value != value for value in values), values
-    assert {value for value in values if value == value} <= {1.0, 7.0}
+    assert {r.value for r in explore(lambda: fn(False), 24).results} == {1.0, 7.0}
     assert explore(lambda: fn(True), 24).ok
 
 

@@ -113,10 +113,16 @@ uint32_t orCachePoison(uint32_t poison) {
   return before;
 }
 
-static _Atomic bool keeps_back;
+static _Atomic bool keeps_back, spares_freed;
 
-void orCacheKeepBack(bool keeps) {
-  atomic_store_explicit(&keeps_back, keeps, memory_order_relaxed);
+void orCacheFreed(bool keep_back, bool spare) {
+  atomic_store_explicit(&keeps_back, keep_back, memory_order_relaxed);
+  atomic_store_explicit(&spares_freed, spare, memory_order_relaxed);
+}
+
+static bool poisonsFreed(void) {
+  bool spares = atomic_load_explicit(&spares_freed, memory_order_relaxed);
+  return orCachePoisons() && (!spares || orConfigGet()->poison);
 }
 
 static void pushDirty(orCache *cache, orBlock *block) {
@@ -155,7 +161,7 @@ static void poisonDirty(orCache *cache) {
 }
 
 static inline void leaveLimbo(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(orCachePoisons()))
+  if (OR_UNLIKELY(poisonsFreed()))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);

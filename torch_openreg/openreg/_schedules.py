@@ -76,8 +76,8 @@ class schedule(contextlib.ContextDecorator):
         with torch.openreg.testing.schedule(7):
             train_step()
 
-    Fresh and freed memory is poisoned, so that no value of an earlier run's hides anything.
-    Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
+    Fresh memory is poisoned, under a tape freed memory too, so that no value of an earlier run's
+    hides anything. Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
     gives the same order each time, on any machine, if one thread at a time uses the device. Memory
     that is cached and not in use is given back first, so that the order does not depend on what the
     process did before. The context waits at its begin and at its end until nothing is queued; when
