@@ -143,7 +143,10 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
   task->aside = true;
   task->name = "poison";
   task->u.set = (orSetArgs){.dst = ptr, .bytes = bytes, .value = OR_POISON, .device = device};
-  return orStreamCommit(s, task);
+  uint64_t number = orStreamCommit(s, task);
+  const orDispatcher *d = orDispatching();
+  if (OR_UNLIKELY(d != NULL)) d->aside();
+  return number;
 }
 
 /* Lock held, dropped meanwhile. */

@@ -70,6 +70,7 @@ typedef struct orGoal {
   bool host_may;   /* the host could go on: it is over when the host is chosen */
   bool left;       /* ... and has been left for a stream */
   bool over;       /* ... and has been chosen */
+  bool aside;      /* nothing but what is no choice */
 } orGoal;
 
 static struct {
@@ -227,21 +228,11 @@ static orStream *hostGoesOn(orGoal *g) {
   return NULL;
 }
 
-/* Whether the seed, or the tape, has anything to decide: poison alone is nothing. */
-static bool isAnybodyReady(void) {
-  for (const orStream *s = plan.held; s; s = s->ready_next) {
-    uint64_t left = atomic_load_explicit(&s->queued, memory_order_relaxed) -
-                    atomic_load_explicit(&s->completed, memory_order_relaxed);
-    if (s->schedule_aside != OR_ASIDE_POISON || left > 1) return true;
-  }
-  return false;
-}
-
 static int tasksAtPoint(void) {
   int n = 0;
   switch ((orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed)) {
     case orScheduleSeeded:
-      while (isAnybodyReady() && chance(plan.haste)) n++;
+      while (plan.held && chance(plan.haste)) n++;
       return n;
     case orScheduleEarly:
       return OR_MOST_TASKS;
@@ -350,7 +341,7 @@ static orStream *chooseByPriority(orGoal *g) {
 /* `needed`: the one that "late" runs, if it can run. */
 static orStream *choose(orGoal *g, const orStream *needed) {
   orStream *aside = takeAside();
-  if (aside) return aside;
+  if (aside || g->aside) return aside;
   if (policyIs(orScheduleTape)) return chooseByTape(g);
   if (isByPriority()) return chooseByPriority(g);
   if (!plan.held) return NULL;
@@ -495,13 +486,23 @@ static void pursue(orGoal *g) {
 
 /* ---- points; a task that calls is at none ---- */
 
+/* Poison is run at once, so that seeds choose as they do without it. */
+static void runAside(void) {
+  if (orProcessTask() != OR_TASK_NONE) return;
+  orMutexLock(&plan.lock);
+  bool any = !policyIs(orScheduleTape) && *asidePlace();
+  orMutexUnlock(&plan.lock);
+  if (any) pursue(&(orGoal){.tasks = OR_ALL_TASKS, .aside = true});
+}
+
 static void point(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
   orLanePollValues();
+  runAside();
   orMutexLock(&plan.lock);
   note((orScheduleStep){.kind = orStepPoint});
   bool chooses = policyIs(orScheduleTape) || isByPriority();
-  int tasks = chooses ? (isAnybodyReady() ? OR_ALL_TASKS : 0) : tasksAtPoint();
+  int tasks = chooses ? (plan.held ? OR_ALL_TASKS : 0) : tasksAtPoint();
   orMutexUnlock(&plan.lock);
   if (tasks) pursue(&(orGoal){.tasks = tasks, .host_may = chooses});
 }
@@ -542,7 +543,17 @@ static void noteBytes(orStream_t stream, const void *data, size_t bytes, bool wr
   if (data) orScheduleTouched(stream, begin, begin + bytes, write);
 }
 
+/* Under a tape by its first task, else by whatever is queued first, but for poison. */
+static void numberOnQueue(const orProbe *p) {
+  orStream *s = orHandleFind(&orStreamTable, p->stream);
+  if (!s || p->aside) return;
+  orMutexLock(&plan.lock);
+  if (isOn() && (!policyIs(orScheduleTape) || p->kind <= (int)OR_KIND_SET)) numberInPlace(s);
+  orMutexUnlock(&plan.lock);
+}
+
 static void onQueued(orProbe *p) {
+  numberOnQueue(p);
   if (!isOn() || p->kind > (int)OR_KIND_SET) {
     if (p->kind == OR_KIND_WAIT_VALUE || p->kind == OR_KIND_WRITE_VALUE)
       noteAlone((orScheduleStep){.kind = orStepOutside});
@@ -553,7 +564,6 @@ static void onQueued(orProbe *p) {
   noteBytes(p->stream, p->dst, p->bytes, true);
   noteBytes(p->stream, p->src, p->bytes, false);
   orMutexLock(&plan.lock);
-  if (!p->aside) numberInPlace(s);
   note((orScheduleStep){.kind = orStepQueued,
                         .flags = p->aside,
                         .stream = p->stream,
@@ -609,8 +619,13 @@ static void listen(void) { orToolSwitch(&tool, !policyIs(orScheduleFair)); }
 
 /* ---- change ---- */
 
-static const orDispatcher dispatcher = {
-    .hold = hold, .point = point, .step = step, .await = await, .tears = tears, .notice = notice};
+static const orDispatcher dispatcher = {.hold = hold,
+                                        .point = point,
+                                        .step = step,
+                                        .await = await,
+                                        .aside = runAside,
+                                        .tears = tears,
+                                        .notice = notice};
 
 static void begin(orSchedulePolicy policy, uint64_t seed) {
   static const unsigned char hastes[] = {0, 64, 128, 192}, stays[] = {0, 128, 232};
