@@ -73,9 +73,14 @@ static orError_t runKernel(orTask *t, orDevice *d) {
 
 static orError_t runCopy(orTask *t, orDevice *d) {
   const orCopyArgs *c = &t->u.copy;
-  size_t bytes = c->bytes, from = cutBytes(&bytes);
-  const char *src = (c->src ? (const char *)c->src : orTaskArgs(t)) + from;
-  char *dst = (char *)c->dst + from;
+  const char *src = c->src ? c->src : orTaskArgs(t);
+  char *dst = c->dst;
+  size_t bytes = c->bytes;
+  /* One half of a copy within the same bytes would overwrite what the other reads. */
+  bool apart = (size_t)(dst - src) >= bytes && (size_t)(src - dst) >= bytes;
+  size_t from = apart ? cutBytes(&bytes) : 0;
+  src += from;
+  dst += from;
   if (d) return d->factory->copy(d->desc.self, dst, src, bytes, c->kind, t->done);
   orCopyBytes(dst, src, bytes);
   return orSuccess;

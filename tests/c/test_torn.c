@@ -131,6 +131,19 @@ TEST(torn_fills_and_copies) {
   ASSERT_OK(orFreeHost(ones));
 }
 
+/* It moves as if by way of another place. */
+TEST(torn_is_no_copy_within_the_same_bytes) {
+  orStream_t a = newStream();
+  char *bytes;
+  ASSERT_OK(orMallocHost((void **)&bytes, 48));
+  for (int i = 0; i < 48; i++) bytes[i] = (char)i;
+  ASSERT_OK(orScheduleSetTape("0"));
+  ASSERT_OK(orMemcpyAsync(bytes + 8, bytes, 40, orMemcpyDefault, a));
+  ASSERT_OK(orStreamSynchronize(a));
+  for (int i = 0; i < 48; i++) ASSERT_EQ(bytes[i], i < 8 ? i : i - 8);
+  ASSERT_OK(orFreeHost(bytes));
+}
+
 TEST(torn_halves_are_in_the_record) {
   orScheduleStep steps[64];
   size_t count;
