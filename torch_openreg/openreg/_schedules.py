@@ -77,8 +77,9 @@ class schedule(contextlib.ContextDecorator):
             train_step()
 
     Fresh memory is poisoned, under a tape freed memory too, so that no value of an earlier run's
-    hides anything. Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
-    gives the same order each time, on any machine, if one thread at a time uses the device. Memory
+    hides anything. Tasks run only while a thread is inside a call that queues work, asks or waits.
+    The same seed gives the same order each time, on any machine, if one thread at a time uses the
+    device. Memory
     that is cached and not in use is given back first, so that the order does not depend on what the
     process did before. The context waits at its begin and at its end until nothing is queued; when
     an exception leaves it, it does not wait. The schedule is the whole process's. Contexts nest;

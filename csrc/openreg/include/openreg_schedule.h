@@ -63,7 +63,8 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
  *
  * The text: choices separated by commas, "1,0,2"; "12:1" is twelve times 0 and a 1. "0": the first
  * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, and comes before
- * OPENREG_SCHEDULE_SEED; both with orCachePoison.
+ * OPENREG_SCHEDULE_SEED; both with orCachePoison. Memory that is freed is poisoned under a tape, and
+ * under other schedules only if OPENREG_POISON=1 says so.
  */
 OR_API orError_t orScheduleSetTape(const char *tape);
 /* The choices since the tape's schedule began, to be freed with free(). */
