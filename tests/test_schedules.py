@@ -51,19 +51,21 @@ def assert_right(fn, seeds=SEEDS):
 def test_a_missing_wait_shows_both_results_and_the_seeds():
     found = explore(race, schedules=24)
     assert not found.ok
-    right, wrong = found.results
-    assert (right.value, wrong.value) == (5.0, 0.0)
-    assert right.seeds[0] == "early" and wrong.seeds == found.different
-    assert sorted([*right.seeds[1:], *wrong.seeds]) == list(range(24))
-    assert 2 <= len(wrong.seeds) <= 22
-    for seed in (wrong.seeds[0], wrong.seeds[-1], right.seeds[1]):
+    right, *wrong = found.results
+    # Before the addition, or before the zeros too, in memory that is poisoned.
+    assert right.value == 5.0 and {str(result.value) for result in wrong} == {"0.0", "nan"}
+    assert right.seeds[0] == "early"
+    different = found.different
+    assert sorted([*right.seeds[1:], *different]) == list(range(24))
+    assert 2 <= len(different) <= 22
+    for seed in (different[0], different[-1], right.seeds[1]):
         again = explore(race, schedules=[seed])
-        assert again.different == ([seed] if seed in wrong.seeds else [])
+        assert again.different == ([seed] if seed in different else [])
     text = str(found)
-    assert text.startswith("25 schedules, 2 results\n  'early', ")
-    assert f"  {wrong.seeds[0]}, {wrong.seeds[1]}" in text and ": 0.0" in text
+    assert text.startswith("25 schedules, 3 results\n  ")
+    assert "  'early', " in text and ": 0.0" in text and ": nan" in text
     assert text.endswith(
-        f"to replay: torch.openreg.testing.explore(fn, schedules=[{wrong.seeds[0]}])"
+        f"to replay: torch.openreg.testing.explore(fn, schedules=[{different[0]}])"
     )
 
 
@@ -76,7 +78,7 @@ def test_a_seed_means_the_same_in_another_process(run_ok):
     """In new ones: here, a thread that an earlier test has left may call the API at any moment."""
     program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, schedules=24))"
     first, second = (run_ok(program, {"OPENREG_SANITIZER": "0"}) for _ in range(2))
-    assert "2 results" in first and second == first
+    assert "3 results" in first and second == first
 
 
 def test_the_setting_decides_for_a_process(run_ok):
@@ -85,7 +87,8 @@ def test_the_setting_decides_for_a_process(run_ok):
         run_ok(program, {"OPENREG_SCHEDULE_SEED": seed, "OPENREG_SANITIZER": "0"})
         for seed in ("late", "early", "1", "1")
     )
-    assert late.startswith("[0.0, ") and early == f"{[5.0] * 10}\n"  # later runs find old memory
+    # Later runs find the memory of the first.
+    assert late.startswith("[nan, ") and early == f"{[5.0] * 10}\n"
     assert one == again
 
 
@@ -116,7 +119,7 @@ def test_a_host_that_reads_too_early_shows():
         return host.clone()
 
     found = explore(fn, schedules=24)
-    assert sorted(r.value[0].item() for r in found.results) == [0.0, 1.0]
+    assert {tuple(r.value.tolist()) for r in found.results} >= {(0.0,) * 4, (1.0,) * 4}
 
 
 def test_a_query_that_is_taken_for_granted_shows():
@@ -298,210 +301,6 @@ def test_several_threads_come_to_an_end():
         return results
 
     assert assert_right(fn, ["late", 0, 1, 2]) == [200.0] * 4
-
-
-# ---- all schedules with few preemptions ----
-
-
-def alternates(same=0):
-    """Wrong only if a, b, a, b: what `same` adds nothing to, four times. Else 2, 4 or 6."""
-    a, b = torch.openreg.Stream(), torch.openreg.Stream()
-    at, seen = torch.zeros(2, device="openreg"), torch.zeros(4, device="openreg")
-    torch.openreg.synchronize()
-    with a:
-        for _ in range(same):
-            at[0].add_(0)
-        seen[0].copy_(at[1])
-        at[0].add_(1)
-        for _ in range(same):
-            at[0].add_(0)
-        seen[1].copy_(at[1])
-        at[0].add_(1)
-    with b:
-        for _ in range(same):
-            at[1].add_(0)
-        seen[2].copy_(at[0])
-        at[1].add_(1)
-        for _ in range(same):
-            at[1].add_(0)
-        seen[3].copy_(at[0])
-        at[1].add_(1)
-    torch.openreg.synchronize()
-    return seen
-
-
-def under(seed, fn):
-    with schedule(seed):
-        return fn().cpu()
-
-
-ALTERNATION = [0.0, 1.0, 1.0, 2.0]
-
-
-@pytest.mark.racy
-@pytest.mark.parametrize("same", [0, 3])
-def test_one_preemption_finds_an_alternation(same):
-    found = explore(lambda: alternates(same), preemptions=1, limit=200)
-    (wrong,) = [r for r in found.results if r.value.tolist() == ALTERNATION]
-    tapes = [seed for result in found.results for seed in result.seeds]
-    assert found.complete and found.preemptions == 1 and found.same
-    if not same:
-        assert found.runs <= 60
-    for _ in range(20):
-        assert under(wrong.seeds[0], lambda: alternates(same)).tolist() == ALTERNATION
-    assert len(set(tapes)) == len(tapes) == found.runs
-
-
-@pytest.mark.racy
-def test_a_search_prints_the_tape_and_the_race():
-    found = explore(lambda: alternates(), preemptions=1)
-    text = str(found)
-    tape = found.results[1].seeds[0]
-    assert re.match(
-        r"all \d+ schedules with at most 1 preemption, \d+ results\n  \d+ were run, ", text
-    )
-    if not _C._sanitizer_active():
-        assert "\ndata race 1 on openreg:0" in text and "in alternates\n" in text
-        assert "openreg/_schedules.py" not in text
-    assert f"explore(fn, schedules=['{tape}'])\n" in text
-    assert text.endswith(f"OPENREG_SCHEDULE_TAPE={tape.removeprefix('tape:')}")
-
-
-def test_what_touches_nothing_in_common_is_run_once():
-    def fn():
-        streams = [torch.openreg.Stream() for _ in range(2)]
-        x = torch.ones(2, 4, device="openreg")
-        for row, stream in zip(x, streams, strict=True):
-            stream.wait_stream(torch.openreg.current_stream())
-            with stream:
-                row.mul_(2).add_(1)
-        torch.openreg.synchronize()
-        return x
-
-    found = explore(fn, preemptions=2)
-    assert found.ok and found.complete and found.runs == 2 and found.same > 50, found
-    assert str(found).startswith(
-        f"all {1 + found.same} schedules with at most 2 preemptions agree\n"
-        f"  1 were run, {found.same} are known to be the same as one of them\n"
-    )
-
-
-@pytest.mark.racy
-def test_what_is_the_same_is_so_when_it_is_run():
-    """Each schedule that was not run gives the result that it was taken to give."""
-    from torch_openreg.openreg import _tapes
-
-    known = _tapes.Search._known_of
-    taken = []
-    try:
-        _tapes.Search._known_of = lambda self, *a: (
-            taken.append((a[0], known(self, *a))) or taken[-1][1]
-        )
-        found = explore(lambda: alternates(), preemptions=1)
-    finally:
-        _tapes.Search._known_of = known
-    same = [(tape, outcome) for tape, outcome in taken if outcome]
-    assert len(same) == found.same > 20
-    for tape, (outcome,) in same:
-        value = under(f"tape:{_tapes.text_of(tape)}", alternates)
-        assert value.tolist() == outcome.value.tolist()
-
-
-@pytest.mark.racy
-def test_a_search_leaves_the_host_too():
-    """Only a copy that has run before the host goes on shows it: a wait is missing behind it."""
-
-    def fn():
-        host = torch.zeros(4).pin_memory()
-        host.copy_(torch.ones(4, device="openreg"), non_blocking=True)
-        return host.clone()
-
-    found = explore(fn, preemptions=1)
-    assert {r.value[0].item() for r in found.results} == {0.0, 1.0} and found.complete
-
-
-@pytest.mark.racy
-def test_a_search_poisons_what_an_earlier_run_has_left():
-    """Without, the memory has the values of the run before, or zeros."""
-
-    def fn():
-        side = torch.openreg.Stream()
-        x = torch.zeros(4, device="openreg")
-        with side:
-            y = x * 1
-        torch.openreg.synchronize()
-        return y[0].item()
-
-    found = explore(fn, preemptions=0)
-    assert any(r.value != r.value for r in found.results), found
-    (tape,) = [r.seeds[0] for r in found.results if r.value != r.value]
-    with schedule(tape):
-        value = fn()
-    assert value != value
-    assert torch.zeros(4, device="openreg").sum().item() == 0 and not _C._poison(False)
-
-
-@pytest.mark.racy
-def test_a_search_that_is_cut_off_says_so(capsys):
-    found = explore(lambda: alternates(), preemptions=2, limit=3, progress=True)
-    assert not found.complete and found.runs == 4 and found.left > 0
-    assert re.match(
-        rf"\d+ of at least {found.runs - 1 + found.same + found.left} schedules with", str(found)
-    )
-    bar = capsys.readouterr().err
-    assert "\rexplore 1 runs, 0 the same, " in bar and bar.endswith("\n")
-
-
-def test_what_comes_from_outside_is_not_followed_and_still_searched():
-    def fn():
-        gate = testing.gate()
-        side = torch.openreg.Stream()
-        gate.wait(side)
-        x = torch.ones(3, device="openreg")
-        side.wait_stream(torch.openreg.current_stream())
-        with side:
-            y = x + 1
-        gate.open()
-        side.synchronize()
-        return y
-
-    found = explore(fn, preemptions=1)
-    assert found.ok and found.complete and found.runs > 4 and not found.same, found
-
-
-def test_a_function_that_fails_is_searched():
-    def fn():
-        x = torch.ones(3, device="openreg")
-        x[torch.tensor([7], device="openreg")]
-
-    found = explore(fn, preemptions=0)
-    assert not found.ok and isinstance(found.results[0].error, IndexError)
-    assert torch.ones(2, device="openreg").sum().item() == 2
-
-
-def test_bad_bounds():
-    for bad in (1.5, True, "1"):
-        with pytest.raises(TypeError, match=f"preemptions must be a whole number, not {bad!r}"):
-            explore(lambda: None, preemptions=bad)
-    with pytest.raises(ValueError, match="preemptions must be at least 0, not -1"):
-        explore(lambda: None, preemptions=-1)
-    with pytest.raises(ValueError, match="limit must be at least 1, not 0"):
-        explore(lambda: None, preemptions=1, limit=0)
-    with pytest.raises(ValueError, match="two ways; take one"):
-        explore(lambda: None, 7, preemptions=1)
-    for bad in ("tape:", "tape:1,", "tape:x", "1,2"):
-        with pytest.raises(ValueError, match="a schedule is a whole number"):
-            schedule(bad)
-
-
-def test_the_setting_replays_a_tape(run_ok):
-    program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, preemptions=1))"
-    text = run_ok(program, {"OPENREG_SANITIZER": "0"})
-    tape = re.search("OPENREG_SCHEDULE_TAPE=(.*)", text)[1]
-    value = re.search(rf"'tape:{tape}'.*: (\S+)\n", text)[1]
-    environment = {"OPENREG_SCHEDULE_TAPE": tape, "OPENREG_SANITIZER": "0"}
-    for _ in range(2):
-        assert run_ok(f"{MISSING_WAIT}\nprint(race())", environment) == f"{value}\n"
 
 
 # ---- schedule() and explore() themselves ----

@@ -25,6 +25,7 @@
 #include "../torch/host_allocator.h"
 #include "../torch/sanitizer.h"
 #include "accesses.h"
+#include "half.h"
 #include "lane.h"
 #include "task.h"
 #include "tensor_metadata.h"
@@ -206,7 +207,13 @@ struct CopyTask final : Task {
     Silence silence;
     c10::WarningUtils::WarningHandlerGuard handler(&silence);
     Tensor to = dst.alias();
-    const Tensor from = owned.defined() ? owned : src.alias();
+    Tensor from = owned.defined() ? owned : src.alias();
+    const orPart part = to.numel() > 1 ? orTaskPart() : orPartWhole;
+    if (C10_UNLIKELY(part != orPartWhole)) {
+      const Half half(part, to.sizes());
+      to = half.of(to);
+      from = half.of(from);
+    }
     if (isSplittable(to, from)) {
       SplitCopy(to, from).run();
     } else {

@@ -7,6 +7,7 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/stack.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/DefaultDtype.h>
@@ -26,6 +27,7 @@
 #include "accesses.h"
 #include "cpu_alias.h"
 #include "cpu_memory.h"
+#include "half.h"
 #include "task.h"
 #include "tensor_metadata.h"
 
@@ -158,6 +160,10 @@ struct OperatorTask final : Task {
   void addTensor(const at::Tensor &tensor, Storages &known);
   size_t addMemory(StorageImpl *storage, Storages &known);
   void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
+  bool isTearable() const {
+    return (traits.pointwise || traits.elementwise) && !traits.draws && largest > 1;
+  }
+  bool runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const;
 };
 
 size_t OperatorTask::addMemory(StorageImpl *storage, Storages &known) {
@@ -372,6 +378,33 @@ void OperatorTask::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
   if (!moves.empty()) finishMoves(reserved, moves);
 }
 
+/* Of a pointwise operator, with a fresh result or none. False: it cannot be divided. */
+bool OperatorTask::runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const {
+  const KeptMetadata *made = nullptr;
+  if (spec != nullptr) {
+    const ResultSpec &result = spec->results[0];
+    if (spec->results.size() != 1 || result.isList || !result.fresh[0].isDefined()) return false;
+    made = &result.fresh[0];
+  }
+  std::vector<int64_t> sizes;
+  for (const IValue &value : stack) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      sizes = at::infer_size(sizes, value.toTensor().sizes());
+    }
+  }
+  const Half half(part, sizes);
+  if (!half.isPossible()) return false;
+  for (IValue &value : stack) {
+    if (value.isTensor() && value.toTensor().defined()) value = half.of(value.toTensor());
+  }
+  op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
+  if (made == nullptr || reserved[0].bytes == 0) return true;
+  const at::Tensor whole =
+      tensorOf(cpuStorage(reserved[0].address, reserved[0].bytes), DispatchKey::CPU, *made);
+  half.of(whole).copy_(stack[0].toTensor());
+  return true;
+}
+
 void OperatorTask::run() {
   OpTimer timer(traits.counters->queued, traits.counters->queuedNs);
   c10::SmallVector<Reserved, 2> reserved;
@@ -380,6 +413,10 @@ void OperatorTask::run() {
   Stack stack;
   stack.reserve(traits.isWritten.size());
   for (const bool written : traits.isWritten) stack.push_back(arguments.next(written));
+  const orPart part = isTearable() ? orTaskPart() : orPartWhole;
+  if (C10_UNLIKELY(part != orPartWhole)) {
+    if (runHalf(part, stack, reserved) || part == orPartSecond) return;
+  }
   {
     LaneOutputs outputs(reserved.data(), reserved.size());
     op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);

@@ -100,6 +100,26 @@ void dropHandOver(void *args) {
   (*handOver)->finish(HandOver::dropped);
 }
 
+orError_t runBegin(void *args) {
+  (**static_cast<std::shared_ptr<HandOver> **>(args))->begin(true);
+  return orSuccess;
+}
+
+void dropBegin(void *args) {
+  const std::unique_ptr<std::shared_ptr<HandOver>> handOver(
+      *static_cast<std::shared_ptr<HandOver> **>(args));
+  (*handOver)->begin(false);
+}
+
+void queue(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+           const std::shared_ptr<HandOver> &handOver) {
+  auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver);
+  int queued = 0;
+  const orError_t error = launchOnLane(stream, name, run, drop, task.get(), {}, 0, &queued);
+  if (queued) (void)task.release();
+  OPENREG_CHECK(error);
+}
+
 /* What Gloo says, without the place in its source, its advice and a backtrace. */
 std::string plain(std::string text) {
   text = text.substr(0, text.find('\n'));
@@ -152,6 +172,9 @@ void runScheduled(orStream_t stream) {
   }
 }
 
+/* How long a schedule waits for a collective that it has begun, and a collective for the schedule. */
+constexpr auto kMoment = std::chrono::milliseconds(20);
+
 void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
   if (!isScheduled()) return;
   const auto start = std::chrono::steady_clock::now();
@@ -170,8 +193,29 @@ void HandOver::finish(State to) {
 
 bool HandOver::await() {
   std::unique_lock<std::mutex> lock(mutex);
-  changed.wait(lock, [this] { return state != pending; });
+  const auto mayBegin = [this] {
+    return state == dropped || (state == ready && (begun || chosen == 0));
+  };
+  while (chosen != 0 && !changed.wait_for(lock, kMoment, mayBegin)) {
+    lock.unlock();
+    runScheduled(chosen);
+    lock.lock();
+  }
+  changed.wait(lock, mayBegin);
   return state == ready;
+}
+
+void HandOver::begin(bool runs) {
+  std::unique_lock<std::mutex> lock(mutex);
+  begun = true;
+  changed.notify_all();
+  if (runs) changed.wait_for(lock, kMoment, [this] { return over; });
+}
+
+void HandOver::end() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  over = true;
+  changed.notify_all();
 }
 
 // ---- One collective -----------------------------------------------------------------------------
@@ -189,6 +233,10 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       sparse_(std::move(call_.sparse)),
       reach_(canMap(device.index())),
       signalled_(device.index(), orEventExternal),
+      progress_(c10::str(call_.name, " ", sequence_, " of group ", group_, " (",
+                         queues_->peers().rank(queues_->rank()), " of ", queues_->size(), ") on ",
+                         device_),
+                signalled_.get()),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   if (!sparse_.empty()) future_ = futureOn(device_);
   if (sanitizerActive()) tellSanitizer();
@@ -202,13 +250,16 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   handOver_->maps = reach_;
   call_.in.clear();
   call_.out.clear();
-  auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver_);
-  int queued = 0;
-  const orError_t error = launchOnLane(currentStreamHandle(device_.index()), call_.name,
-                                       &runHandOver, &dropHandOver, task.get(), {}, 0, &queued);
-  if (queued) (void)task.release();
-  OPENREG_CHECK(error);
-  runScheduled(currentStreamHandle(device_.index()));
+  if (isScheduled()) handOver_->chosen = toldStream();
+  queue(currentStreamHandle(device_.index()), call_.name, &runHandOver, &dropHandOver, handOver_);
+  if (handOver_->chosen != 0) queueBegin();
+}
+
+void Collective::queueBegin() {
+  const OwnedEvent before(device_.index(), orEventDisableTiming);
+  OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
+  OPENREG_CHECK(orStreamWaitEvent(handOver_->chosen, before.get()));
+  queue(handOver_->chosen, call_.name, &runBegin, &dropBegin, handOver_);
 }
 
 orStream_t Collective::toldStream() const {
@@ -289,13 +340,20 @@ void Collective::divide(std::vector<at::Tensor> &host) const {
 void Collective::run(c10d::Backend &gloo) {
   if (!handOver_->await()) {
     complete(failure("its device was reset or failed before the inputs were there"), false);
+    call_.says.dropped = true;
+    try {
+      agree(gloo);
+    } catch (const std::exception &) {  // the others know, and nobody asks here
+    }
     return;
   }
   std::exception_ptr error;
   at::AutoDispatchBelowADInplaceOrView below;
   try {
+    agree(gloo);
     if (!reach_) stageInputs();
     std::vector<at::Tensor> host = hostTensors();
+    progress_.at(Progress::data);
     const GlooWork work = issue_(gloo, host);
     work->wait();
     if (call_.average) asKernel([&] { divide(host); });
@@ -311,6 +369,19 @@ void Collective::run(c10d::Backend &gloo) {
   complete(std::move(error), true);
 }
 
+/* Who ends while it waits for a rank is told of that one. */
+void Collective::agree(c10d::Backend &gloo) {
+  if (isMessage()) return;
+  const std::vector<int> all = call_.peers;
+  const std::string text = disagreement(gloo, sequence_, call_.says, [&](int rank) {
+    call_.peers = rank < 0 ? all : std::vector<int>{rank};
+    if (rank >= 0) progress_.at(Progress::call, queues_->peers().place(rank));
+  });
+  if (text.empty()) return;
+  call_.peers.clear();
+  throw std::runtime_error(text);
+}
+
 std::exception_ptr Collective::failure(const char *what) const {
   const std::string reason = plain(what);
   std::string text = c10::str(call_.name, " of group ", group_, " failed on ",
@@ -321,6 +392,7 @@ std::exception_ptr Collective::failure(const char *what) const {
 
 void Collective::complete(std::exception_ptr error, bool ofDevice) {
   issue_ = nullptr;
+  progress_.over();
   std::vector<at::Tensor> memory = takeMemory();
   letGo(memory);
   copies_.clear();
@@ -329,6 +401,7 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
   finish(std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
+  handOver_->end();
   if (!sparse_.empty()) markFuture();
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }

@@ -3,12 +3,18 @@
  *
  *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs, and returns
  *   a lane                runs the hand-over: tells where kernels see the tensors, and goes on
- *   a queue's thread      takes its collectives in order: waits for the hand-over, calls Gloo with CPU tensors over
- *                         the same memory, waits for Gloo, and signals the collective's event
+ *   a queue's thread      takes its collectives in order: waits for the hand-over, and for every rank to say the same of
+ *                         the collective (agreement.h), calls Gloo with CPU tensors over the same memory, waits for
+ *                         Gloo, and signals the collective's event
  *   wait()                makes the caller's current stream wait for that event
  *   a stream of our own   waits for it too, so that synchronising the device covers the collective
  *
  * So neither a lane nor the host waits for a peer, and a stream that does holds no thread.
+ *
+ * Under a schedule the collective begins when that comes to a task of its own, on a stream that has nothing else: so it is
+ * decided by the schedule what comes before a collective and what after it. The task waits for the end, for a moment, as a
+ * peer may be late. Where the schedule does not come to it, since the host waits for a peer by other means, the queue's
+ * thread sees to it.
  *
  * Who keeps the memory of a collective's tensors, beside the program:
  *
@@ -40,6 +46,8 @@
 #include <vector>
 
 #include "../torch/event.h"
+#include "agreement.h"
+#include "progress.h"
 #include "peers.h"
 
 namespace torch_openreg {
@@ -63,9 +71,10 @@ struct Call {
   bool bytes = true;                // Gloo sees bytes and not elements
   bool average = false;             // divide `out` by the group's size
   QueueKey queue = collectives();
-  std::vector<int> peers = {};          // for messages
+  std::vector<int> peers = {};          // to whom it talks
   bool blocks = false;                  // wait() holds the host
   std::vector<at::Tensor> sparse = {};  // one or none: gets what comes out, whose size nobody knows before
+  Announcement says = {};               // what the ranks have to agree about; no message's
 };
 
 class CollectiveQueues;
@@ -85,10 +94,16 @@ struct HandOver {
   State state = pending;
   std::vector<Range> ranges;  // of inputs, then of outputs
   bool maps = true;
+  orStream_t chosen = 0;  // where a schedule's task for it is; 0: there is none
+  bool begun = false;     // by that task
+  bool over = false;
 
   void finish(State to);
   /* False if the task never ran. */
   bool await();
+  /* By the schedule's task, and for the time of it. */
+  void begin(bool runs);
+  void end();
 };
 
 /* What the queue has. */
@@ -125,6 +140,9 @@ class Collective final : public c10d::Work {
   void run(c10d::Backend &gloo);
 
  private:
+  bool isMessage() const { return std::get<0>(call_.queue) != 'c'; }
+  void agree(c10d::Backend &gloo);
+  void queueBegin();
   std::vector<at::Tensor> hostTensors();
   void tellSanitizer() const;
   orStream_t toldStream() const;  // where the sanitizer sees it
@@ -148,7 +166,8 @@ class Collective final : public c10d::Work {
   const std::vector<at::Tensor> sparse_;  // of `call_`
   const bool reach_;                      // kernels reach the device's memory
   const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
-  OwnedEvent signalled_;            // by the queue's thread
+  OwnedEvent signalled_;  // by the queue's thread
+  Progress progress_;
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
   int source_ = -1;                 // under mutex_
   const c10::intrusive_ptr<c10::ivalue::Future> outcome_;

@@ -19,13 +19,13 @@ class Peers {
 
   /* "rank 1 (global rank 3)" */
   std::string rank(int rank) const;
+  /* "rank 1 at [127.0.0.1]:40123" */
+  std::string place(int rank) const;
   /* Which of `candidates` an error of Gloo's is about: the rank whose address it has, else all of them.
    * "rank 1 at [127.0.0.1]:40123, rank 2 at ..." */
   std::string named(const std::string &error, const std::vector<int> &candidates) const;
 
  private:
-  std::string place(int rank) const;
-
   const std::vector<int64_t> globalRanks_;
   std::vector<std::string> addresses_;  // by rank, as Gloo prints them; "": not known
 };

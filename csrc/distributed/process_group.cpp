@@ -125,6 +125,18 @@ std::vector<int64_t> counts(const Tensors &tensors) {
   return all;
 }
 
+/* What every rank has to say of a call. A rank's part is what goes in, but where one rank has it all. */
+void announce(Call &call) {
+  Announcement &says = call.says;
+  if (says.name.empty()) says.name = call.name;
+  const bool takes = call.in.empty() || call.type == OpType::SCATTER;
+  const Tensors &part = takes ? call.out : call.in;
+  if (part.empty()) return;
+  says.dtype = part.front().scalar_type();
+  if (!says.sends.empty() || says.elements != 0) return;
+  for (const at::Tensor &tensor : part) says.elements += tensor.numel();
+}
+
 /* In bytes, from counts of rows or, if there are none, equal parts. */
 std::vector<int64_t> splitSizes(const char *name, const at::Tensor &tensor,
                                 const std::vector<int64_t> &rows, int size) {
@@ -220,14 +232,17 @@ WorkPtr ProcessGroupOpenReg::start(Call call, Issue issue) {
 WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue) {
   WithoutGil unlocked;
   if (call.peers.empty()) call.peers = others();
+  announce(call);
   const QueueKey queue = call.queue;
+  const bool message = queue != collectives();
   // Before the lock, which a thread of the parent may have held: nobody would open it.
   TORCH_CHECK(getpid() == process_, orGetErrorString(orErrorForked));
   std::lock_guard<std::mutex> lock(mutex_);
   const OpType type = call.type;
   Tensors outputs = call.sparse.empty() ? call.out : call.sparse;
-  auto collective = c10::make_intrusive<Collective>(queues_, groupName(), ++sequence_, device,
-                                                    std::move(call), std::move(issue));
+  auto collective =
+      c10::make_intrusive<Collective>(queues_, groupName(), message ? ++messages_ : ++sequence_,
+                                      device, std::move(call), std::move(issue));
   queues_->push(queue, collective);
   collective->joinDevice();
   auto work = c10::make_intrusive<CollectiveWork>(
@@ -286,6 +301,7 @@ ReduceOp ProcessGroupOpenReg::reduction(const Call &call, const ReduceOp &op) co
 template <typename Given>
 Given ProcessGroupOpenReg::reducing(Call &call, const Given &options) const {
   call.bytes = false;
+  call.says.reduction = opName(options.reduceOp.op_);
   call.average = options.reduceOp == ReduceOp::AVG;
   Given ours = options;
   ours.reduceOp = reduction(call, options.reduceOp);
@@ -296,8 +312,9 @@ Given ProcessGroupOpenReg::reducing(Call &call, const Given &options) const {
 
 WorkPtr ProcessGroupOpenReg::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) {
   checkOne("broadcast", tensors);
-  checkRank("broadcast", options.rootRank);
-  return start({.type = OpType::BROADCAST, .name = "broadcast", .in = {}, .out = tensors},
+  Call call{.type = OpType::BROADCAST, .name = "broadcast", .in = {}, .out = tensors};
+  call.says.root = checkRank("broadcast", options.rootRank);
+  return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.broadcast(host, options); });
 }
 
@@ -328,6 +345,8 @@ WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
   const auto ours = reducing(call, options);
   call.in = {tensor._indices().contiguous(), tensor._values().contiguous()};
   call.sparse = {tensor};
+  call.says.name = what;
+  call.says.elements = tensor.numel();
   call.blocks = true;
   return start(
       std::move(call), [ours, sizes = tensor.sizes().vec(), coalesced = tensor.is_coalesced(),
@@ -360,7 +379,8 @@ WorkPtr ProcessGroupOpenReg::reduce(Tensors &tensors, const c10d::ReduceOptions 
   checkOne("reduce", tensors);
   Call call{.type = OpType::REDUCE, .name = "reduce", .in = {}, .out = tensors};
   const auto ours = reducing(call, options);
-  call.average = call.average && checkRank("reduce", options.rootRank) == getRank();
+  call.says.root = checkRank("reduce", options.rootRank);
+  call.average = call.average && call.says.root == getRank();
   return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.reduce(host, ours); });
 }
@@ -429,6 +449,7 @@ WorkPtr ProcessGroupOpenReg::gather(Lists &outputs, Tensors &inputs,
                     root ? "one list" : "no list", " of outputs on rank ", getRank(), ", got ",
                     outputs.size());
   Call call{.type = OpType::GATHER, .name = "gather", .in = inputs, .out = {}};
+  call.says.root = static_cast<int>(options.rootRank);
   if (root) {
     checkCount("gather", "outputs", outputs[0].size());
     checkSame("gather", outputs[0], inputs[0]);
@@ -450,6 +471,7 @@ WorkPtr ProcessGroupOpenReg::scatter(Tensors &outputs, Lists &inputs,
                     root ? "one list" : "no list", " of inputs on rank ", getRank(), ", got ",
                     inputs.size());
   Call call{.type = OpType::SCATTER, .name = "scatter", .in = {}, .out = outputs};
+  call.says.root = static_cast<int>(options.rootRank);
   if (root) {
     checkCount("scatter", "inputs", inputs[0].size());
     checkSame("scatter", inputs[0], outputs[0]);
@@ -516,13 +538,16 @@ WorkPtr ProcessGroupOpenReg::alltoall_base(at::Tensor &output, at::Tensor &input
   checkDense(name, output);
   checkDense(name, input);
   checkOrder(name, output, input);
-  return start(
-      {.type = OpType::ALLTOALL_BASE, .name = name, .in = {input}, .out = {output}},
-      [options, to = splitSizes(name, output, outputSplits, getSize()),
-       from = splitSizes(name, input, inputSplits, getSize())](Backend &gloo, Tensors &host) {
-        std::vector<int64_t> outSizes = to, inSizes = from;
-        return gloo.alltoall_base(host[1], host[0], outSizes, inSizes, options);
-      });
+  Call call{.type = OpType::ALLTOALL_BASE, .name = name, .in = {input}, .out = {output}};
+  call.says.elements = -1;  // each rank may have another number
+  call.says.sends = splitSizes(name, input, inputSplits, getSize());
+  call.says.expects = splitSizes(name, output, outputSplits, getSize());
+  Issue issue = [options, from = call.says.sends, to = call.says.expects](Backend &gloo,
+                                                                          Tensors &host) {
+    std::vector<int64_t> outSizes = to, inSizes = from;
+    return gloo.alltoall_base(host[1], host[0], outSizes, inSizes, options);
+  };
+  return start(std::move(call), std::move(issue));
 }
 
 WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
@@ -531,19 +556,26 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
   checkCount("all_to_all", "inputs", inputs.size());
   const auto own = static_cast<size_t>(getRank());
   checkOrder("all_to_all", outputs[own], inputs[own]);
-  return start({.type = OpType::ALLTOALL, .name = "all_to_all", .in = inputs, .out = outputs},
-               [=, n = inputs.size()](Backend &gloo, Tensors &host) {
-                 // Gloo's own takes tensors of one size only.
-                 const Tensors froms = part(host, 0, n), tos = part(host, n, n);
-                 std::vector<int64_t> inSizes = counts(froms), outSizes = counts(tos);
-                 at::Tensor from = at::cat(froms);
-                 at::Tensor to = at::empty({sum(outSizes)}, from.options());
-                 auto work = gloo.alltoall_base(to, from, outSizes, inSizes, options);
-                 work->wait();
-                 const Tensors got = to.split_with_sizes(counts(tos));
-                 for (size_t i = 0; i < n; ++i) tos[i].copy_(got[i]);
-                 return work;
-               });
+  Call call{.type = OpType::ALLTOALL, .name = "all_to_all", .in = inputs, .out = outputs};
+  call.says.elements = -1;
+  for (const at::Tensor &tensor : inputs) {
+    call.says.sends.push_back(static_cast<int64_t>(tensor.nbytes()));
+  }
+  for (const at::Tensor &tensor : outputs) {
+    call.says.expects.push_back(static_cast<int64_t>(tensor.nbytes()));
+  }
+  return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
+    // Gloo's own takes tensors of one size only.
+    const Tensors froms = part(host, 0, n), tos = part(host, n, n);
+    std::vector<int64_t> inSizes = counts(froms), outSizes = counts(tos);
+    at::Tensor from = at::cat(froms);
+    at::Tensor to = at::empty({sum(outSizes)}, from.options());
+    auto work = gloo.alltoall_base(to, from, outSizes, inSizes, options);
+    work->wait();
+    const Tensors got = to.split_with_sizes(counts(tos));
+    for (size_t i = 0; i < n; ++i) tos[i].copy_(got[i]);
+    return work;
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
@@ -551,8 +583,9 @@ WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
   Call call{.type = OpType::SEND, .name = "send", .in = tensors, .out = {}};
   call.queue = sendsTo(dstRank, tag);
   call.peers = {checkRank("send", dstRank)};
-  return start(std::move(call),
-               [=](Backend &gloo, Tensors &host) { return gloo.send(host, dstRank, tag); });
+  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+    return sendWithSize(gloo, host[0], dtype, dstRank, tag);
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
@@ -560,8 +593,9 @@ WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
   Call call{.type = OpType::RECV, .name = "recv", .in = {}, .out = tensors};
   call.queue = receivesFrom(srcRank, tag);
   call.peers = {checkRank("recv", srcRank)};
-  return start(std::move(call),
-               [=](Backend &gloo, Tensors &host) { return gloo.recv(host, srcRank, tag); });
+  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+    return receiveWithSize(gloo, host[0], dtype, srcRank, tag);
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
@@ -569,8 +603,9 @@ WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
   Call call{.type = OpType::RECVANYSOURCE, .name = "recv", .in = {}, .out = tensors};
   call.queue = receivesFrom(-1, tag);
   call.blocks = true;  // who sent it is a number of the host's
-  return start(std::move(call),
-               [=](Backend &gloo, Tensors &host) { return gloo.recvAnysource(host, tag); });
+  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+    return receiveWithSize(gloo, host[0], dtype, -1, tag);
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::barrier(const c10d::BarrierOptions &options) {

@@ -90,7 +90,8 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   std::atomic<uint64_t> splits_ = 0;
   const pid_t process_ = getpid();
   std::mutex mutex_;  // guards the fields below, and keeps the order of the queue that of the numbers
-  uint64_t sequence_ = 0;
+  uint64_t sequence_ = 0;  // of collectives, equal on all ranks
+  uint64_t messages_ = 0;  // sent and received
   std::optional<std::vector<c10::intrusive_ptr<CollectiveWork>>> coalescing_;
 };
 

@@ -103,13 +103,26 @@ static _Atomic int poison_wanted = -1;
 bool orCachePoisons(void) {
   int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
   if (OR_UNLIKELY(wanted >= 0)) return wanted;
-  return orConfigGet()->poison || orConfigGet()->schedule.tape;
+  const orConfig *config = orConfigGet();
+  return config->poison || config->schedule.tape || config->schedule.policy != orScheduleFair;
 }
 
 uint32_t orCachePoison(uint32_t poison) {
   uint32_t before = orCachePoisons();
   atomic_store_explicit(&poison_wanted, poison != 0, memory_order_relaxed);
   return before;
+}
+
+static _Atomic bool keeps_back, spares_freed;
+
+void orCacheFreed(bool keep_back, bool spare) {
+  atomic_store_explicit(&keeps_back, keep_back, memory_order_relaxed);
+  atomic_store_explicit(&spares_freed, spare, memory_order_relaxed);
+}
+
+static bool poisonsFreed(void) {
+  bool spares = atomic_load_explicit(&spares_freed, memory_order_relaxed);
+  return orCachePoisons() && (!spares || orConfigGet()->poison);
 }
 
 static void pushDirty(orCache *cache, orBlock *block) {
@@ -130,7 +143,10 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
   task->aside = true;
   task->name = "poison";
   task->u.set = (orSetArgs){.dst = ptr, .bytes = bytes, .value = OR_POISON, .device = device};
-  return orStreamCommit(s, task);
+  uint64_t number = orStreamCommit(s, task);
+  const orDispatcher *d = orDispatching();
+  if (OR_UNLIKELY(d != NULL)) d->aside();
+  return number;
 }
 
 /* Lock held, dropped meanwhile. */
@@ -148,7 +164,7 @@ static void poisonDirty(orCache *cache) {
 }
 
 static inline void leaveLimbo(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(orCachePoisons()))
+  if (OR_UNLIKELY(poisonsFreed()))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);
@@ -337,6 +353,8 @@ orError_t orCacheFree(void *ptr) {
   }
   orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
               block->owner->stream);
+  if (OR_UNLIKELY(atomic_load_explicit(&keeps_back, memory_order_relaxed)))
+    orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* or, short of memory, not */
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
   if (orProbeOn(OR_PROBE_BLOCK_FREED)) tellFree(block, use);
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);

@@ -362,6 +362,7 @@ typedef struct orTask {
   bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
   bool awaited;    /* the thread that queues it waits for it, and may run it */
   bool aside;      /* what the allocator does for itself: no choice of a schedule */
+  bool half;       /* its first half has run, or is running */
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -405,6 +406,9 @@ typedef enum orStreamState {
   OR_STREAM_WAITING  /* its first task waits for a cell or a value; nobody has it */
 } orStreamState;
 
+/* What may be no choice of a schedule; the allocator's poison never is. */
+typedef enum orScheduleAside { OR_ASIDE_NOT, OR_ASIDE_MARK, OR_ASIDE_POISON } orScheduleAside;
+
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
 typedef struct orStream {
@@ -444,7 +448,7 @@ typedef struct orStream {
   /* Under the schedule's lock. */
   uint64_t schedule_epoch;
   uint32_t schedule_number;
-  bool schedule_aside; /* while it is held: its first task is no choice */
+  orScheduleAside schedule_aside; /* while it is held: of its first task */
   /* Under the lock of the cell it waits for. */
   struct orStream *waiter_next;
 } orStream;
@@ -622,6 +626,8 @@ enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
  * gives it back; false if it waits before. */
 bool orLaneRun(orStream *stream, uint64_t count, int lane);
+/* By the thread that runs it, in the midst of its first task: somebody else may come first. */
+void orLaneGiveBack(orStream *stream);
 /* The first task of a stream that is ready and in nobody's list. */
 const orTask *orLaneFirst(orStream *stream);
 /* By a host thread: takes a stream that is ready; false if a lane has come before, or a task of it

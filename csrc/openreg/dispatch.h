@@ -17,6 +17,8 @@ typedef struct orDispatcher {
   /* a host has asked, and it was not over: one task, if any can run */
   void (*step)(const orAwaited *awaited);
   void (*await)(const orAwaited *awaited); /* returns when it is over, or the lanes choose again */
+  void (*aside)(void);  /* a host thread has queued what is no choice: it may run */
+  bool (*tears)(void);  /* the running task is to be run in two halves; on its thread */
   void (*notice)(void); /* something has changed that threads which wait should look at */
 } orDispatcher;
 

@@ -1,7 +1,7 @@
 /*
  * The hang report: what each stream is doing and what it waits for, in words.
  *
- * No state. It looks at one stream after the other, each under its own lock for a few reads (orSeen
+ * No state but the hook of who knows what is outside. It looks at one stream after the other, each under its own lock for a few reads (orSeen
  * is what was seen); the streams go on meanwhile, so it is a picture of what stands still. What a
  * stream that a lane has is running is in its `head`; the queue of any other is still, under the
  * lock. The cell that a stream waits for is kept by its waiting task, which does not finish under
@@ -312,6 +312,18 @@ static void saySchedule(orText *t) {
   say(t, "; tasks run only while a thread is inside a call\n");
 }
 
+static _Atomic(void (*)(orHangSay, void *)) hook;
+
+orError_t orSetHangHook(void (*tell)(orHangSay say, void *report)) {
+  void (*none)(orHangSay, void *) = NULL;
+  if (!tell) return orFail(orErrorInvalidValue, "orSetHangHook: null function");
+  if (!atomic_compare_exchange_strong(&hook, &none, tell))
+    return orFail(orErrorAlreadyExists, "orSetHangHook: a hook is set already");
+  return orSuccess;
+}
+
+static void sayOutside(void *report, const char *line) { say(report, "  %s\n", line); }
+
 static void sayAll(orText *t) {
   orPicture p = {0};
   orLaneInfo lanes = {0};
@@ -320,6 +332,8 @@ static void sayAll(orText *t) {
   for (size_t i = 0; i < p.count; i++) sayStream(t, &p.seen[i], now);
   if (!p.count) say(t, "  no stream has work\n");
   orHostWaitsEach(sayHost, t);
+  void (*tell)(orHangSay, void *) = atomic_load(&hook);
+  if (tell) tell(sayOutside, t);
   saySchedule(t);
   sayCycles(t, &p);
   if (!orGetLaneInfo(&lanes)) say(t, "  lanes: %d of %d started\n", lanes.started, lanes.limit);

@@ -463,7 +463,7 @@ static orStream *pick(orLane *l) {
   return s;
 }
 
-static void yieldStream(orStream *s) {
+void orLaneGiveBack(orStream *s) {
   orMutexLock(&s->lock);
   s->state = OR_STREAM_READY;
   orMutexUnlock(&s->lock);
@@ -544,7 +544,7 @@ static void runStream(orStream *s, orLane *l) {
       continue;
     }
     if (OR_UNLIKELY(ran && shouldYield(s))) {
-      yieldStream(s);
+      orLaneGiveBack(s);
       return;
     }
     stopIfExiting();
@@ -578,7 +578,7 @@ bool orLaneRun(orStream *s, uint64_t count, int lane) {
       return false;
     }
   }
-  if (!orStreamTryIdle(s)) yieldStream(s);
+  if (!orStreamTryIdle(s)) orLaneGiveBack(s);
   return true;
 }
 

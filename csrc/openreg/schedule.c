@@ -34,6 +34,10 @@
  * is stayed with, since the two orders that differ most, a stream far ahead and one far behind,
  * would otherwise be the rarest.
  *
+ * Under a tape, and under every fourth seed, a kernel, copy or fill that can be run in two halves is
+ * (orTaskPart): after the first its stream is held again, and another one may come between. It is a
+ * choice like those between tasks.
+ *
  * Every second seed, the odd ones, gives the host and the streams random priorities instead, and lets
  * them change a few times on the way (PCT): a bug that takes one late task and few changes is likelier
  * so, the longer the program.
@@ -51,6 +55,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache.h"
 #include "core.h"
 #include "tape.h"
 
@@ -65,6 +70,7 @@ typedef struct orGoal {
   bool host_may;   /* the host could go on: it is over when the host is chosen */
   bool left;       /* ... and has been left for a stream */
   bool over;       /* ... and has been chosen */
+  bool aside;      /* nothing but what is no choice */
 } orGoal;
 
 static struct {
@@ -89,6 +95,8 @@ static struct {
     uint32_t who[OR_MOST_CHANGES]; /* has had to go back, the last one behind all others */
   } changes;
 } plan = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
+
+static _Thread_local bool tore; /* the task that this thread runs is to come again */
 
 static pthread_once_t configured = PTHREAD_ONCE_INIT;
 
@@ -124,17 +132,21 @@ static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
 
 static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 
-static int tasksAtPoint(void) {
-  int n = 0;
-  switch ((orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed)) {
-    case orScheduleSeeded:
-      while (plan.held && chance(plan.haste)) n++;
-      return n;
-    case orScheduleEarly:
-      return OR_MOST_TASKS;
-    default:
-      return 0;
-  }
+/* Even seeds, which are not by priorities, make one more choice: tasks are torn, or freed memory is
+ * kept back. */
+static bool seedIs(unsigned rest) { return policyIs(orScheduleSeeded) && plan.seed % 4 == rest; }
+static bool isTorn(void) { return policyIs(orScheduleTape) || seedIs(2); }
+static bool keepsBack(void) { return seedIs(0); }
+/* In a right program a stream may still read what another one has freed, if nobody is handed it
+ * before. A search is there to find that, a seed would only be mistaken. */
+static bool sparesFreed(void) { return !policyIs(orScheduleTape) && !policyIs(orScheduleFair); }
+
+/* On lane 0, of a task that can be. */
+static bool tears(void) {
+  orMutexLock(&plan.lock);
+  tore = isTorn();
+  orMutexUnlock(&plan.lock);
+  return tore;
 }
 
 /* ---- held streams (lock held) ---- */
@@ -151,7 +163,7 @@ static void number(orStream *s) {
 
 static void insert(orStream *s) {
   orStream **at = &plan.held;
-  if (!policyIs(orScheduleTape)) number(s);
+  if (!policyIs(orScheduleTape) && s->schedule_aside != OR_ASIDE_POISON) number(s);
   if (!isNumbered(s)) {
     s->schedule_epoch = plan.epoch;
     s->schedule_number = OR_UNNUMBERED;
@@ -184,9 +196,15 @@ static void numberInPlace(orStream *s) {
   if (is_held) insert(s);
 }
 
+/* Under a tape marks, too, are nobody's choice; else the poison alone, which may not change what a
+ * seed means. */
+static bool isAside(orScheduleAside aside) {
+  return aside >= (policyIs(orScheduleTape) ? OR_ASIDE_MARK : OR_ASIDE_POISON);
+}
+
 static orStream **asidePlace(void) {
   orStream **at = &plan.held;
-  while (*at && !(*at)->schedule_aside) at = &(*at)->ready_next;
+  while (*at && !isAside((*at)->schedule_aside)) at = &(*at)->ready_next;
   return at;
 }
 
@@ -208,6 +226,19 @@ static orStream **anyPlace(void) {
 static orStream *hostGoesOn(orGoal *g) {
   g->over = true;
   return NULL;
+}
+
+static int tasksAtPoint(void) {
+  int n = 0;
+  switch ((orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed)) {
+    case orScheduleSeeded:
+      while (plan.held && chance(plan.haste)) n++;
+      return n;
+    case orScheduleEarly:
+      return OR_MOST_TASKS;
+    default:
+      return 0;
+  }
 }
 
 /* ---- by a tape (lock held) ---- */
@@ -257,8 +288,6 @@ static uint32_t nextOption(const orOptions *o) {
 
 /* Null: the host goes on, or nobody can. */
 static orStream *chooseByTape(orGoal *g) {
-  orStream *aside = takeAside();
-  if (aside) return aside;
   orOptions o = optionsOf(g);
   if (!o.count) return NULL;
   orStream **at = placeOfOption(&o, nextOption(&o));
@@ -311,6 +340,8 @@ static orStream *chooseByPriority(orGoal *g) {
 
 /* `needed`: the one that "late" runs, if it can run. */
 static orStream *choose(orGoal *g, const orStream *needed) {
+  orStream *aside = takeAside();
+  if (aside || g->aside) return aside;
   if (policyIs(orScheduleTape)) return chooseByTape(g);
   if (isByPriority()) return chooseByPriority(g);
   if (!plan.held) return NULL;
@@ -326,7 +357,8 @@ static void notice(void);
 
 static bool hold(orStream *s) {
   const orTask *first = orLaneFirst(s);
-  bool aside = first->kind == OR_KIND_MARK || first->kind == OR_KIND_WAIT || first->aside;
+  bool mark = first->kind == OR_KIND_MARK || first->kind == OR_KIND_WAIT;
+  orScheduleAside aside = first->aside ? OR_ASIDE_POISON : mark ? OR_ASIDE_MARK : OR_ASIDE_NOT;
   orMutexLock(&plan.lock);
   s->schedule_aside = aside;
   bool on = isOn();
@@ -377,12 +409,13 @@ static void serve(orStream *s) {
   do {
     /* A wait that only parks its stream is no task that has run. */
     uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
-    bool counts = !(policyIs(orScheduleTape) && s->schedule_aside);
+    orScheduleAside aside = s->schedule_aside;
     orStream_t handle = s->last_handle;
+    tore = false;
     bool ran = orLaneRun(s, first, 0);
-    if (!ran || !counts) continue;
-    if (g->tasks > 0) g->tasks--;
-    noteAlone((orScheduleStep){.kind = orStepRuns, .stream = handle});
+    if (!ran && !tore) continue;
+    if (!aside) noteAlone((orScheduleStep){.kind = orStepRuns, .flags = !ran, .stream = handle});
+    if (g->tasks > 0 && !isAside(aside)) g->tasks--;
   } while ((s = next(g)));
 }
 
@@ -453,16 +486,23 @@ static void pursue(orGoal *g) {
 
 /* ---- points; a task that calls is at none ---- */
 
-/* Whether the tape, or priorities, have anything to decide; nothing is run for a host that goes on. */
-static bool isAnybodyReady(void) { return plan.held != NULL; }
+/* Poison is run at once, so that seeds choose as they do without it. */
+static void runAside(void) {
+  if (orProcessTask() != OR_TASK_NONE) return;
+  orMutexLock(&plan.lock);
+  bool any = !policyIs(orScheduleTape) && *asidePlace();
+  orMutexUnlock(&plan.lock);
+  if (any) pursue(&(orGoal){.tasks = OR_ALL_TASKS, .aside = true});
+}
 
 static void point(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
   orLanePollValues();
+  runAside();
   orMutexLock(&plan.lock);
   note((orScheduleStep){.kind = orStepPoint});
   bool chooses = policyIs(orScheduleTape) || isByPriority();
-  int tasks = chooses ? (isAnybodyReady() ? OR_ALL_TASKS : 0) : tasksAtPoint();
+  int tasks = chooses ? (plan.held ? OR_ALL_TASKS : 0) : tasksAtPoint();
   orMutexUnlock(&plan.lock);
   if (tasks) pursue(&(orGoal){.tasks = tasks, .host_may = chooses});
 }
@@ -503,7 +543,17 @@ static void noteBytes(orStream_t stream, const void *data, size_t bytes, bool wr
   if (data) orScheduleTouched(stream, begin, begin + bytes, write);
 }
 
+/* Under a tape by its first task, else by whatever is queued first, but for poison. */
+static void numberOnQueue(const orProbe *p) {
+  orStream *s = orHandleFind(&orStreamTable, p->stream);
+  if (!s || p->aside) return;
+  orMutexLock(&plan.lock);
+  if (isOn() && (!policyIs(orScheduleTape) || p->kind <= (int)OR_KIND_SET)) numberInPlace(s);
+  orMutexUnlock(&plan.lock);
+}
+
 static void onQueued(orProbe *p) {
+  numberOnQueue(p);
   if (!isOn() || p->kind > (int)OR_KIND_SET) {
     if (p->kind == OR_KIND_WAIT_VALUE || p->kind == OR_KIND_WRITE_VALUE)
       noteAlone((orScheduleStep){.kind = orStepOutside});
@@ -514,7 +564,6 @@ static void onQueued(orProbe *p) {
   noteBytes(p->stream, p->dst, p->bytes, true);
   noteBytes(p->stream, p->src, p->bytes, false);
   orMutexLock(&plan.lock);
-  if (!p->aside) numberInPlace(s);
   note((orScheduleStep){.kind = orStepQueued,
                         .flags = p->aside,
                         .stream = p->stream,
@@ -565,16 +614,18 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_SIGNAL] = onOutside,
                              [OR_PROBE_RESET] = onOutside}};
 
-/* Streams are numbered by it under a tape, and it records. */
-static void listen(void) {
-  orToolSwitch(
-      &tool, policyIs(orScheduleTape) || atomic_load_explicit(&plan.records, memory_order_relaxed));
-}
+/* Streams are numbered by it, and it records. */
+static void listen(void) { orToolSwitch(&tool, !policyIs(orScheduleFair)); }
 
 /* ---- change ---- */
 
-static const orDispatcher dispatcher = {
-    .hold = hold, .point = point, .step = step, .await = await, .notice = notice};
+static const orDispatcher dispatcher = {.hold = hold,
+                                        .point = point,
+                                        .step = step,
+                                        .await = await,
+                                        .aside = runAside,
+                                        .tears = tears,
+                                        .notice = notice};
 
 static void begin(orSchedulePolicy policy, uint64_t seed) {
   static const unsigned char hastes[] = {0, 64, 128, 192}, stays[] = {0, 128, 232};
@@ -593,6 +644,7 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
   atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
                         memory_order_seq_cst);
+  orCacheFreed(keepsBack(), sparesFreed());
 }
 
 static void configure(void) {

@@ -14,10 +14,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core.h"
 #include "mirror.h"
+#include "openreg_schedule.h"
 
 static _Thread_local struct {
   orStream *stream;
+  orTask *task; /* that may be run in two halves */
   uint64_t number;
   char message[256];
 } running;
@@ -40,6 +43,27 @@ bool orTaskAnyThread(int device) {
   return device < 0 || orDeviceAt(device)->factory == &orSimulatedFactory;
 }
 
+/* ---- halves ---- */
+
+orPart orTaskPart(void) {
+  orTask *t = running.task;
+  const orDispatcher *d = orDispatching();
+  if (OR_LIKELY(!t || (!t->half && !d))) return orPartWhole;
+  if (t->half) return orPartSecond;
+  if (t->aside || !d->tears()) return orPartWhole;
+  t->half = true;
+  return orPartFirst;
+}
+
+/* Of `bytes` those of this part; returns where they begin. */
+static size_t cutBytes(size_t *bytes) {
+  size_t first = *bytes / 2 & ~(size_t)7;
+  orPart part = first ? orTaskPart() : orPartWhole;
+  if (part == orPartFirst) *bytes = first;
+  if (part == orPartSecond) *bytes -= first;
+  return part == orPartSecond ? first : 0;
+}
+
 /* ---- the bodies ---- */
 
 static orError_t runKernel(orTask *t, orDevice *d) {
@@ -50,17 +74,25 @@ static orError_t runKernel(orTask *t, orDevice *d) {
 
 static orError_t runCopy(orTask *t, orDevice *d) {
   const orCopyArgs *c = &t->u.copy;
-  const void *src = c->src ? orMirrorOf(c->src) : orTaskArgs(t);
-  void *dst = orMirrorOf(c->dst);
-  if (d) return d->factory->copy(d->desc.self, dst, src, c->bytes, c->kind, t->done);
-  orCopyBytes(dst, src, c->bytes);
+  const char *src = c->src ? orMirrorOf(c->src) : orTaskArgs(t);
+  char *dst = orMirrorOf(c->dst);
+  size_t bytes = c->bytes;
+  /* One half of a copy within the same bytes would overwrite what the other reads. */
+  bool apart = (size_t)(dst - src) >= bytes && (size_t)(src - dst) >= bytes;
+  size_t from = apart ? cutBytes(&bytes) : 0;
+  src += from;
+  dst += from;
+  if (d) return d->factory->copy(d->desc.self, dst, src, bytes, c->kind, t->done);
+  orCopyBytes(dst, src, bytes);
   return orSuccess;
 }
 
 static orError_t runSet(orTask *t, orDevice *d) {
   const orSetArgs *c = &t->u.set;
-  if (d) return d->factory->set(d->desc.self, c->dst, c->value, c->bytes, t->done);
-  memset(orMirrorOf(c->dst), c->value, c->bytes);
+  size_t bytes = c->bytes;
+  char *dst = (char *)c->dst + cutBytes(&bytes);
+  if (d) return d->factory->set(d->desc.self, dst, c->value, bytes, t->done);
+  memset(orMirrorOf(dst), c->value, bytes);
   return orSuccess;
 }
 
@@ -130,7 +162,9 @@ static orError_t start(orTask *t, orStream *s) {
     }
   }
   orProcessSetTask(t->kind == OR_KIND_HOST_FUNC ? OR_TASK_HOST_FUNC : OR_TASK_KERNEL);
+  running.task = t->done ? NULL : t;
   orError_t error = runBody(t, d);
+  running.task = NULL;
   orProcessSetTask(OR_TASK_NONE);
   return error;
 }
@@ -147,15 +181,22 @@ static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
   orDeviceNoteFailure(s->device, error, t->name, running.message);
 }
 
-/* Kernels, copies, fills and host functions. */
+/* Kernels, copies, fills and host functions. False if it is to be run again, and the stream is no
+ * longer the lane's: after the first half of it, or while a vendor's device is at it. */
 static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
-  uint64_t began = t->completion ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
+  uint64_t began = t->completion || t->half ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
   uint64_t ended = 0;
   orError_t error = orErrorNotReady;
+  bool is_second = t->half;
   running.message[0] = 0;
   if (!t->completion) {
-    bool struck = OR_UNLIKELY(t->mark) && isStruck(t, s);
+    bool struck = OR_UNLIKELY(t->mark && !is_second) && isStruck(t, s);
     error = struck ? orSuccess : start(t, s);
+  }
+  if (OR_UNLIKELY(t->half && !is_second && !error)) {
+    t->began = began;
+    orLaneGiveBack(s);
+    return false;
   }
   if (error == orErrorNotReady && t->completion) {
     t->began = began;

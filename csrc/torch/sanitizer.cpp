@@ -350,7 +350,8 @@ namespace {
           *python = {std::move(error),        std::move(text),         std::move(putDown),
                      std::move(takeUnraised), std::move(noteBackward), std::move(warn)};
         });
-  m.def("_sanitizer_enable", &enable);
+  m.def("_sanitizer_enable", &enable, py::arg("how"), py::arg("stacks"), py::arg("initcheck"),
+        py::arg("possible"));
   m.def("_sanitizer_disable", &disable);
   m.def("_sanitizer_left", &left);
   m.def("_sanitizer_active", &sanitizerActive);

@@ -11,14 +11,16 @@ import time
 from collections.abc import Iterable
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from .. import _C
 from . import sanitizer
+from ._coverage import Coverage
+from ._exploration import Exploration, Result
 from ._lazy import is_initialized
 
 SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
-_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+_QUIET = 2  # the sanitizer's mode that neither raises nor warns
 _A_TAPE = re.compile(r"tape:(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)", re.ASCII)
 
 
@@ -73,8 +75,10 @@ class schedule(contextlib.ContextDecorator):
         with torch.openreg.testing.schedule(7):
             train_step()
 
-    Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
-    gives the same order each time, on any machine, if one thread at a time uses the device. Memory
+    Fresh memory is poisoned, under a tape freed memory too, so that no value of an earlier run's
+    hides anything. Tasks run only while a thread is inside a call that queues work, asks or waits.
+    The same seed gives the same order each time, on any machine, if one thread at a time uses the
+    device. Memory
     that is cached and not in use is given back first, so that the order does not depend on what the
     process did before. The context waits at its begin and at its end until nothing is queued; when
     an exception leaves it, it does not wait. The schedule is the whole process's. Contexts nest;
@@ -83,8 +87,7 @@ class schedule(contextlib.ContextDecorator):
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
             it or asks for it, and not before; ``"early"``: everything runs as soon as it can;
-            ``"tape:1,12:2"``: the choices of a search with ``explore(preemptions=)``, with fresh
-            and freed memory poisoned as there.
+            ``"tape:1,12:2"``: the choices of a search with ``explore(preemptions=)``.
             Anything else raises ValueError.
     """
 
@@ -99,9 +102,7 @@ class schedule(contextlib.ContextDecorator):
                 _entered.append([_now()])
             _entered.append(mine)
             self._mine.append(mine)
-        poisons = _C._poison(True)
-        _C._poison(poisons or self._policy[0] == TAPE)
-        self._poison.append(poisons)
+        self._poison.append(_C._poison(True))
         try:
             if is_initialized():
                 torch.openreg.empty_cache()
@@ -129,156 +130,6 @@ class schedule(contextlib.ContextDecorator):
 
 
 # ---- explore ----
-
-
-class Result:
-    """One outcome of a function, and the schedules that gave it.
-
-    Attributes:
-        seeds: these schedules, in the order in which they ran.
-        same: how many more, of a search with `preemptions`, are the same run as one of these.
-        value: what was returned, tensors on the CPU; None if `error` is set.
-        error: the exception that was raised, or None.
-        races: the sanitizer's reports of the first run that gave another result than the first
-            did; of all others, and where the sanitizer was on before, none.
-    """
-
-    def __init__(self, value=None, error=None):
-        self.seeds = []
-        self.same = 0
-        self.races = []
-        self.value = value
-        self.error = error
-
-    def __eq__(self, other):
-        if self.error is not None or other.error is not None:
-            return _identity(self.error) == _identity(other.error)
-        mine, shape = tree_flatten(self.value)
-        others, other_shape = tree_flatten(other.value)
-        return shape == other_shape and all(map(_same, mine, others))
-
-    __hash__ = None
-
-    def __repr__(self):
-        if self.error is None:
-            text = repr(self.value)
-        else:
-            text = f"raises {type(self.error).__name__}: {self.error}"
-        lines = text.splitlines() or [""]
-        return lines[0] if len(lines) == 1 else f"{lines[0]} ..."
-
-
-def _identity(error):
-    """Races have a number, addresses and stacks in their text, which no two runs share; what is
-    printed of other objects may have addresses too."""
-    report = getattr(error, "report", None)
-    if report is not None:
-        return type(error), report._identity
-    return type(error), _ADDRESS.sub("0x", str(error))
-
-
-def _same(a, b):
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _same_tensors(a, b)
-    if type(a) is not type(b):
-        return False
-    try:
-        return bool(a == b) or bool(a != a and b != b)
-    except (RuntimeError, ValueError):  # an array's truth
-        return repr(a) == repr(b)
-
-
-def _same_tensors(a, b):
-    if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
-        return False
-    if a.layout != torch.strided:
-        return _same_tensors(a.to_dense(), b.to_dense())
-    if a.is_quantized:
-        a, b = a.dequantize(), b.dequantize()
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-class Exploration:
-    """What explore() found.
-
-    Attributes:
-        results: the distinct results, each with its `seeds`; the first is that of ``"early"``.
-        preemptions: how many at most, of a search; None if it was by seeds.
-        complete: whether a search has seen all schedules with at most so many.
-        left: how many schedules of a search are known to be there and were not looked at.
-    """
-
-    def __init__(self, preemptions=None):
-        self.results = []
-        self.preemptions = preemptions
-        self.complete = False
-        self.left = 0
-
-    def _add(self, seed, result):
-        """Returns the Result among `results` that the run belongs to."""
-        for known in self.results:
-            if known == result:
-                known.seeds.append(seed)
-                return known
-        result.seeds.append(seed)
-        self.results.append(result)
-        return result
-
-    @property
-    def runs(self):
-        """How often the function was called."""
-        return sum(len(result.seeds) for result in self.results)
-
-    @property
-    def same(self):
-        """How many schedules were not run, as all tasks that touch the same memory come in the same
-        order as in a run that was made."""
-        return sum(result.same for result in self.results)
-
-    @property
-    def different(self):
-        """The seeds whose result is another than that of ``"early"``, or an exception."""
-        first = self.results[0]
-        return [s for r in self.results if r is not first or r.error is not None for s in r.seeds]
-
-    @property
-    def ok(self):
-        """Whether every schedule gave the same result, and none an exception."""
-        return not self.different
-
-    def _headline(self):
-        results = f"{len(self.results)} results" if len(self.results) > 1 else "one result"
-        if self.preemptions is None:
-            return [f"{self.runs} schedules, {results}"]
-        bound = f"at most {self.preemptions} preemption{'s' * (self.preemptions != 1)}"
-        looked = self.runs - 1 + self.same  # "early" is none of these
-        if not self.complete:
-            text = f"{looked} of at least {looked + self.left} schedules with {bound}, {results}"
-        elif self.ok:
-            text = f"all {looked} schedules with {bound} agree"
-        else:
-            text = f"all {looked} schedules with {bound}, {results}"
-        return [
-            text,
-            f"  {self.runs - 1} were run, {self.same} are known to be the same as one of them",
-        ]
-
-    def __str__(self):
-        lines = self._headline()
-        lines += [f"  {_named(result.seeds)}: {result!r}" for result in self.results]
-        if not self.ok:
-            wrong = self.results[min(1, len(self.results) - 1)]
-            seed = self.different[-1] if len(self.results) == 1 else wrong.seeds[0]
-            lines += map(str, wrong.races[:1])
-            lines.append(f"to replay: torch.openreg.testing.explore(fn, schedules=[{seed!r}])")
-            if isinstance(seed, str) and seed.startswith("tape:"):
-                lines.append(f"or the program with OPENREG_SCHEDULE_TAPE={seed[5:]}")
-        return "\n".join(lines)
-
-
-def _named(seeds, most=12):
-    text = ", ".join(map(repr, seeds[:most]))
-    return f"{text} and {len(seeds) - most} more" if len(seeds) > most else text
 
 
 class _Bar:
@@ -342,7 +193,7 @@ def _watched():
     if sanitizer.is_enabled():
         yield False
         return
-    _C._sanitizer_enable(2, True, False, True)
+    _C._sanitizer_enable(how=_QUIET, stacks=True, initcheck=False, possible=True)
     try:
         yield True
     finally:
@@ -358,6 +209,15 @@ def _poisoned():
         yield
     finally:
         _C._poison(before)
+
+
+@contextlib.contextmanager
+def _recorded():
+    _C._schedule_record(True)
+    try:
+        yield
+    finally:
+        _C._schedule_record(False)
 
 
 class _Runs:
@@ -376,9 +236,17 @@ class _Runs:
             _C._sanitizer_clear()
         result = self._under(seed)
         known = self._found._add(seed, result)
-        if known is result and self._watched and len(self._found.results) == 2:
-            result.races = sanitizer.reports()
+        if self._watched:
+            self._keep_races(seed, result, known is result)
         return known
+
+    def _keep_races(self, seed, result, is_new):
+        second = is_new and len(self._found.results) == 2
+        reports = sanitizer.reports() if second or not self._found.races else []
+        if second:
+            result.races = reports
+        if reports and not self._found.races:
+            self._found.races, self._found.raced = reports, seed
 
     def _under(self, seed):
         gc.collect()
@@ -419,20 +287,27 @@ def _search(runs, found, limit, bar):
 
     search = Search(found.preemptions, limit)
     runs("early")
-    _C._schedule_record(True)
-    try:
 
-        def run(tape):
-            result = runs(f"tape:{tape}")
-            return result, runs.steps, runs.failed
+    def run(tape):
+        result = runs(f"tape:{tape}")
+        return result, runs.steps, runs.failed
 
+    with _recorded():
         for result, is_new in search.go(run):
             result.same += not is_new
             found.left = search.left
             bar.search(found, search)
-    finally:
-        _C._schedule_record(False)
     found.complete = not search.left
+
+
+def _by_seeds(runs, found, seeds, bar):
+    coverage = Coverage()
+    with _recorded():
+        for seed in seeds:
+            runs(seed)
+            coverage.add(runs.steps, runs.failed)
+            bar.step(len(found.results))
+    found.orders = coverage.orders
 
 
 def _bound(name, value, least):
@@ -466,9 +341,9 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
             and tapes. What is neither raises TypeError; no seed, or a bad one, raises ValueError.
         preemptions: in place of seeds, all schedules in which the host and the streams, together,
             are left at most so often although they could go on (to go back to who was left counts
-            nothing); those with fewer come first. Fresh and freed memory is poisoned. Schedules
-            that are known to give the same result as one that was run are not run. Together with
-            `schedules`, or negative, it raises ValueError; no whole number raises TypeError.
+            nothing); those with fewer come first. Schedules that are known to give the same result
+            as one that was run are not run. Together with `schedules`, or negative, it raises
+            ValueError; no whole number raises TypeError.
         limit: how many schedules of such a search are run at most; below 1 raises ValueError.
         progress: whether to draw a progress line on stderr; None draws one if that is a terminal.
 
@@ -488,16 +363,13 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
         bar = _Bar(progress)
     _synchronize()
     found = Exploration(preemptions)
-    poison = contextlib.nullcontext() if preemptions is None else _poisoned()
-    with _quick_collections(), poison, _watched() as watched:
+    with _quick_collections(), _poisoned(), _watched() as watched:
         runs = _Runs(fn, found, watched)
         try:
             if preemptions is not None:
                 _search(runs, found, limit, bar)
             else:
-                for seed in seeds:
-                    runs(seed)
-                    bar.step(len(found.results))
+                _by_seeds(runs, found, seeds, bar)
         finally:
             bar.close()
             runs.restore()

@@ -15,8 +15,8 @@ from typing import NamedTuple
 (QUEUED, TOUCHES, RECORDS, WAITS, POINT, ASKS, AWAITS, KNOWS, LOOKS, CHOOSES, RUNS, OUTSIDE) = (
     range(1, 13)
 )
-_WRITES, _PINNED, _ASIDE = 1, 2, 1
-_ADD = 0
+_WRITES, _PINNED, _ASIDE, _HALF = 1, 2, 1, 1
+ADD = 0
 _HOST = -1
 _NOBODY = None
 
@@ -34,28 +34,31 @@ def text_of(choices):
 
 
 class Choice(NamedTuple):
-    """Of `options`, the first `free` of which were no preemption, `taken` was taken."""
+    """Of `options`, the first `free` of which were no preemption, `taken` was taken; whether that
+    was right after the first half of a task."""
 
     options: int
     free: int
     taken: int
+    torn: bool
 
 
 class Program:
     """What the host asks for, in order, and the tasks; equal for runs that did the same.
 
     Streams are numbered by their first task, those without one behind; an item of a stream's queue
-    is ("task" | "aside", its number), ("mark", m) or ("wait", m). A goal is what is to be over: one
-    mark, or for some streams how many items.
+    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a torn task is two. A goal is
+    what is to be over: one mark, or for some streams how many items.
     """
 
-    def __init__(self, operations, items, streams, conflicts, visible):
+    def __init__(self, operations, items, streams, conflicts, visible, firsts):
         self.operations = operations  # (what, stream or goal)
         self.items = items  # of each stream
         self.streams = streams  # how many have tasks
         self.conflicts = conflicts  # pairs of tasks
         self.visible = visible  # tasks that the host may see, or that may see what it does
-        self.key = (tuple(operations), tuple(map(tuple, items)), conflicts, visible)
+        self.firsts = firsts  # halves of torn tasks
+        self.key = (tuple(operations), tuple(map(tuple, items)), conflicts, visible, firsts)
 
     def simulate(self, tape):
         """The simulation of a tape; None if it would not come to its end."""
@@ -73,7 +76,7 @@ class _Simulation:
         self.choices, self.order, self.seen = [], [], []
         self.position, self.host = {}, {}
         self.latest = self.left = _NOBODY
-        self.operation = 0
+        self.operation, self.torn = 0, False
 
     def first(self, stream):
         """The first item of a stream's queue, or None."""
@@ -90,6 +93,7 @@ class _Simulation:
             self.host[number] = self.operation
             if kind == "task":
                 self.order.append(number)
+                self.torn = number in self.program.firsts
 
     def settle(self):
         """Marks, poison, and waits that are over."""
@@ -133,7 +137,7 @@ class _Simulation:
             at = len(self.choices)
             taken = self.tape[at] if at < len(self.tape) else 0
             taken = taken if taken < len(options) else 0
-            self.choices.append(Choice(len(options), free, taken))
+            self.choices.append(Choice(len(options), free, taken, self.torn))
         who = options[taken]
         if who != current:
             self.left = _NOBODY if current is _NOBODY or who == self.left else current
@@ -152,7 +156,7 @@ class _Simulation:
     def go(self):
         for at, (what, which) in enumerate(self.program.operations):
             self.operation = at
-            if what == _ADD:
+            if what == ADD:
                 self.queued[which] += 1
                 continue
             if what == AWAITS:
@@ -203,17 +207,20 @@ def _overlap(a, b):
 
 
 class _Reader:
-    def __init__(self, steps):
+    def __init__(self, steps, poison=True):
+        self.poison = poison  # whether what the allocator does for itself counts
         self.slots = {}  # a stream's place in the core's table: its number here
         self.operations, self.queues, self.touches, self.owner = [], [], [], []
         self.devices, self.marks, self.pending = {}, {}, {}
-        self.choices, self.order, self.ran = [], [], []
+        self.choices, self.order = [], []
+        self.given, self.firsts, self.half = [], [], False
         self.count = 0
         self.followed = True
         for kind, flags, stream, _, _ in steps:  # who has a task is numbered before who has none
             if kind == QUEUED and not flags & _ASIDE:
                 self.number(stream)
         self.streams = len(self.slots)
+        self.torn = self.torn_tasks(steps)
         for step in steps:
             self.read(*step)
 
@@ -222,12 +229,29 @@ class _Reader:
         if slot not in self.slots:
             self.slots[slot] = len(self.slots)
             self.queues.append([])
-            self.ran.append(0)
+            self.given.append(0)
         return self.slots[slot]
+
+    def torn_tasks(self, steps):
+        """Of each stream its how manieth."""
+        ran, torn = [0] * self.streams, set()
+        for kind, flags, stream, _, _ in steps:
+            if kind == RUNS:
+                s = self.number(stream)
+                if flags & _HALF:
+                    torn.add((s, ran[s]))
+                else:
+                    ran[s] += 1
+        return torn
+
+    def task(self, stream, touched, aside):
+        self.add(stream, ("aside" if aside else "task", len(self.touches)))
+        self.touches.append(touched)
+        self.owner.append(stream)
 
     def add(self, stream, item):
         self.queues[stream].append(item)
-        self.operations.append((_ADD, stream))
+        self.operations.append((ADD, stream))
 
     def goal(self, stream, record, device=None):
         if record:
@@ -244,10 +268,14 @@ class _Reader:
         if kind == QUEUED:
             s = self.number(stream)
             self.devices[s] = a
-            aside = flags & _ASIDE
-            self.add(s, ("aside" if aside else "task", len(self.touches)))
-            self.touches.append(self.pending.pop(s, None))
-            self.owner.append(s)
+            aside, touched = flags & _ASIDE, self.pending.pop(s, None)
+            if aside and not self.poison:
+                return
+            if not aside and (s, self.given[s]) in self.torn:
+                self.firsts.append(len(self.touches))
+                self.task(s, touched, aside)
+            self.task(s, touched, aside)
+            self.given[s] += not aside
         elif kind == TOUCHES:
             if stream:
                 touched = (a, b, flags & _WRITES, flags & _PINNED)
@@ -269,9 +297,10 @@ class _Reader:
         elif kind == LOOKS:
             self.operations.append((kind, self.number(stream)))
         elif kind == CHOOSES:
-            self.choices.append(Choice(a, b, flags))
+            self.choices.append(Choice(a, b, flags, self.half))
         elif kind == RUNS:
             self.order.append(self.number(stream))
+            self.half = bool(flags & _HALF)
         elif kind == OUTSIDE:
             self.followed = False
 
@@ -286,7 +315,8 @@ class _Reader:
         visible = tuple(
             n for n, t in enumerate(touches) if t is None or any(pinned for *_, pinned in t)
         )
-        return Program(self.operations, self.queues, self.streams, conflicts, visible)
+        firsts = tuple(self.firsts)
+        return Program(self.operations, self.queues, self.streams, conflicts, visible, firsts)
 
 
 class Record(NamedTuple):
@@ -311,11 +341,29 @@ def read_record(steps, failed, programs):
     return Record(reader.choices, None, None)
 
 
+def read_program(steps):
+    """Of a run under any schedule: its program, torn tasks taken as one and without what differs
+    between schedules, and its tasks in the order of their ends; None and None if it is not known.
+    """
+    kept = [step for step in steps if step[0] not in (ASKS, KNOWS, LOOKS, POINT)]
+    ends = [step for step in kept if step[0] != RUNS or not step[1] & _HALF]
+    reader = _Reader(ends, poison=False)
+    if not reader.followed:
+        return None, None
+    program = reader.program()
+    tasks = [iter([n for kind, n in queue if kind == "task"]) for queue in program.items]
+    order = [next(tasks[stream], None) for stream in reader.order]
+    if None in order or any(next(left, None) is not None for left in tasks):
+        return None, None
+    return program, order
+
+
 # ---- the search ----
 
 
 class Search:
-    """All tapes with at most so many preemptions: those with fewer first, each depth-first.
+    """All tapes with at most so many preemptions: those with fewer first, of these those that leave
+    fewer tasks between their halves, each depth-first.
 
     Attributes:
         runs: how many were run.
@@ -329,7 +377,7 @@ class Search:
         self.preemptions, self.limit = preemptions, limit
         self.runs = self.same = 0
         self._programs, self._known = {}, {}
-        self._frontier = [(0, 0, (), None)]
+        self._frontier = [(0, 0, 0, (), None)]
         self._serial = 0
 
     @property
@@ -341,7 +389,7 @@ class Search:
         failed. Yields (what was kept, whether it is new) for each schedule: one that was run, or is
         known to be the same as one that was."""
         while self._frontier and self.runs + self.same < self.limit * self.MOST_LOOKS:
-            cost, _, tape, program = self._frontier[0]
+            cost, halves, _, tape, program = self._frontier[0]
             simulated = program.simulate(tape) if program else None
             known = simulated and self._known_of(tape, program, simulated)
             if not known and self.runs == self.limit:
@@ -357,14 +405,14 @@ class Search:
                 choices, program = record.choices, record.program
                 if program:
                     self._known[id(program), record.signature] = (outcome,)
-            self._branch(cost, tape, choices, program)
+            self._branch(cost, halves, tape, choices, program)
             yield outcome, not known
 
     def _known_of(self, tape, program, simulated):
         """What is known of a schedule that runs these tasks, or None."""
         return self._known.get((id(program), simulated.signature()))
 
-    def _branch(self, cost, tape, choices, program):
+    def _branch(self, cost, halves, tape, choices, program):
         taken = list(tape) + [0] * (len(choices) - len(tape))
         for at in range(len(tape), len(choices)):
             choice = choices[at]
@@ -372,5 +420,6 @@ class Search:
                 price = cost + (option >= choice.free)
                 if price <= self.preemptions:
                     self._serial -= 1
-                    branch = (price, self._serial, (*taken[:at], option), program)
+                    torn = halves + choice.torn
+                    branch = (price, torn, self._serial, (*taken[:at], option), program)
                     heapq.heappush(self._frontier, branch)

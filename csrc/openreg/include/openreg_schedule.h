@@ -52,7 +52,8 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
  * could, and so could each stream whose next task waits for nothing; in a call that synchronises the
  * streams alone, until what it waits for is done, when the host goes on at once; a query that is not
  * ready runs one task. Marks, waits that are over, and the caching allocator's poison are no tasks
- * here: they are done as soon as they can be. The options are in this order:
+ * here: they are done as soon as they can be. Each half of a torn task (below) is one. The options
+ * are in this order:
  *   - whoever ran last, if it can go on: the host at a point, the stream afterwards;
  *   - who was left for it (below), if it can go on;
  *   - the host, and then the streams in the order in which they were first given a task.
@@ -61,8 +62,9 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
  * end of the tape, or more than the options that there are, takes the first.
  *
  * The text: choices separated by commas, "1,0,2"; "12:1" is twelve times 0 and a 1. "0": the first
- * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, with orCachePoison, and comes
- * before OPENREG_SCHEDULE_SEED.
+ * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, and comes before
+ * OPENREG_SCHEDULE_SEED; both with orCachePoison. Memory that is freed is poisoned under a tape, and
+ * under other schedules only if OPENREG_POISON=1 says so.
  */
 OR_API orError_t orScheduleSetTape(const char *tape);
 /* The choices since the tape's schedule began, to be freed with free(). */
@@ -82,7 +84,7 @@ typedef enum orStepKind {
   orStepKnows,   /* ... knows that the record a, or the stream, is done */
   orStepLooks,   /* ... or the allocator for it, looked how far the stream is */
   orStepChooses, /* flags: which option; a: of how many; b: how many of them were no preemption */
-  orStepRuns,    /* the stream's next task */
+  orStepRuns,    /* the stream's next task; flags: 1 if it is only the first half of it */
   orStepOutside  /* something that the record does not follow: what comes from outside, a value */
 } orStepKind;
 
@@ -101,6 +103,20 @@ OR_API orError_t orScheduleRecord(uint32_t record);
  * is in it while the sanitizer is on. */
 OR_API orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t capacity,
                                  size_t *count);
+
+/*
+ * Torn tasks. A device runs kernels and copies beside each other, so what one writes may be half
+ * done when another reads it. Under a tape, and under every fourth seed (2, 6, 10, ..), what can be
+ * run in two halves is, and other streams may come between: copies and fills of 16 bytes or more, and
+ * kernels that ask.
+ */
+typedef enum orPart {
+  orPartWhole = 0,
+  orPartFirst, /* the kernel returns after it, and is called again with the same arguments */
+  orPartSecond
+} orPart;
+/* Inside a kernel that can be run in two halves: which it is to do. At most once in each call. */
+OR_API orPart orTaskPart(void);
 
 /* Nonzero: the caching allocator poisons fresh and freed memory from now on, as with
  * OPENREG_POISON=1. Returns whether it did. */

@@ -19,6 +19,12 @@ extern "C" {
  * text is the caller's to free(). Waits for nothing, and changes nothing. */
 OR_API orError_t orHangReport(char **text);
 
+/* Called for each report: gives `say` a line for each thing outside of the library that streams may
+ * wait for, such as a collective. On any thread, with nothing locked; it may not call the library.
+ * Set once. */
+typedef void (*orHangSay)(void *report, const char *line);
+OR_API orError_t orSetHangHook(void (*tell)(orHangSay say, void *report));
+
 #ifdef __cplusplus
 }
 #endif

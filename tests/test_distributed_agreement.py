@@ -1,0 +1,222 @@
+"""Ranks that call different things: each is told, and the group goes on. Who waits is named."""
+
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+
+DEVICE = "openreg:0"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    pair = Ranks(2, tmp_path_factory.mktemp("pair"), 60)
+    yield pair
+    pair.close()
+
+
+def ones(count, dtype=torch.float32):
+    return torch.ones(count, device=DEVICE, dtype=dtype)
+
+
+def room(count):
+    return [ones(count) for _ in range(2)]
+
+
+# What rank r calls, and what each is told that it says of ranks 0 and 1.
+CALLS = {
+    "sizes": (
+        lambda r: dist.all_reduce(ones(4 + 2 * r)),
+        "rank 0 calls all_reduce (SUM) of 4 elements of Float; "
+        "rank 1 calls all_reduce (SUM) of 6 elements of Float",
+    ),
+    "large": (
+        lambda r: dist.all_reduce(ones(100_000 + r)),
+        "rank 0 calls all_reduce (SUM) of 100000 elements of Float; "
+        "rank 1 calls all_reduce (SUM) of 100001 elements of Float",
+    ),
+    "dtypes": (
+        lambda r: dist.all_reduce(ones(4, (torch.float32, torch.int32)[r])),
+        "rank 0 calls all_reduce (SUM) of 4 elements of Float; "
+        "rank 1 calls all_reduce (SUM) of 4 elements of Int",
+    ),
+    "reductions": (
+        lambda r: dist.all_reduce(ones(4), (dist.ReduceOp.MAX, dist.ReduceOp.AVG)[r]),
+        "rank 0 calls all_reduce (MAX) of 4 elements of Float; "
+        "rank 1 calls all_reduce (AVG) of 4 elements of Float",
+    ),
+    "kinds": (
+        lambda r: dist.all_reduce(ones(4)) if r else dist.broadcast(ones(4), 0),
+        "rank 0 calls broadcast with rank 0 as the root of 4 elements of Float; "
+        "rank 1 calls all_reduce (SUM) of 4 elements of Float",
+    ),
+    "roots": (
+        lambda r: dist.broadcast(ones(4), r),
+        "rank 0 calls broadcast with rank 0 as the root of 4 elements of Float; "
+        "rank 1 calls broadcast with rank 1 as the root of 4 elements of Float",
+    ),
+    "broadcast": (lambda r: dist.broadcast(ones(4 + r), 0), "of 4 elements .* of 5 elements"),
+    "reduce": (lambda r: dist.reduce(ones(4 + r), 0), "of 4 elements .* of 5 elements"),
+    "gather": (
+        lambda r: dist.gather(ones(4 + r), None if r else room(4)),
+        "of 4 elements .* of 5 elements",
+    ),
+    "scatter": (
+        lambda r: dist.scatter(ones(4 + r), None if r else room(4)),
+        "of 4 elements .* of 5 elements",
+    ),
+    "all_gather": (
+        lambda r: dist.all_gather(room(4 + r), ones(4 + r)),
+        "of 4 elements .* of 5 elements",
+    ),
+    "reduce_scatter": (
+        lambda r: dist.reduce_scatter_single(ones(4 + r), ones(8 + 2 * r)),
+        "of 8 elements .* of 10 elements",
+    ),
+    "all_to_all": (
+        lambda r: dist.all_to_all_single(ones(8 + 2 * r), ones(8 + 2 * r)),
+        "rank 0 sends 16 bytes to rank 1, which expects 20",
+    ),
+    "sparse": (
+        lambda r: dist.all_reduce(ones(4 + r).to_sparse()),
+        "all_reduce of a sparse tensor .* of 4 elements .* of 5 elements",
+    ),
+    "barrier": (
+        lambda r: dist.barrier(device_ids=[0]) if r else dist.all_reduce(ones(4)),
+        "rank 0 calls all_reduce (SUM) of 4 elements of Float; rank 1 calls barrier",
+    ),
+}
+
+
+def rank_disagrees(rank, names):
+    for name in names:
+        call, said = CALLS[name]
+        with pytest.raises(dist.DistBackendError) as raised:
+            call(rank)
+            torch.openreg.synchronize()
+        text = str(raised.value)
+        assert f" failed on rank {rank} of 2: the ranks do not agree: " in text, text
+        pattern = said if ".*" in said else re.escape(said)
+        assert re.search(pattern, text), text
+        torch.openreg.synchronize()
+        x = ones(4)
+        dist.all_reduce(x)
+        assert x.tolist() == [2.0] * 4, name
+
+
+def test_each_rank_is_told_and_the_group_goes_on(pair):
+    pair.run(rank_disagrees, list(CALLS))
+
+
+def rank_sends_another_size(rank):
+    if rank:
+        for x in (ones(6), ones(4, torch.int32), ones(4)):
+            dist.send(x, 0)
+        torch.openreg.synchronize()
+        return
+    for said in ("24 bytes of Float, this one expects 16", "16 bytes of Int, .* 16 of Float"):
+        with pytest.raises(dist.DistBackendError, match=f"recv of .*rank 1 sends {said}"):
+            dist.recv(ones(4), 1)
+            torch.openreg.synchronize()
+    x = torch.zeros(4, device=DEVICE)
+    assert dist.recv(x) == 1
+    assert x.tolist() == [1.0] * 4
+
+
+def test_a_message_of_another_size_is_the_receivers_error(pair):
+    pair.run(rank_sends_another_size)
+
+
+def rank_drops(rank):
+    """One device alone is reset: the other rank is told, and both go on in step."""
+    x = ones(4)
+    if rank:
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()
+            work = dist.all_reduce(x, async_op=True)
+            torch.openreg.reset()
+        with pytest.raises(dist.DistBackendError, match="its device was reset"):
+            work.wait()
+    else:
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 calls .*, whose inputs were drop"):
+            dist.all_reduce(x)
+            torch.openreg.synchronize()
+    y = ones(4)
+    dist.all_reduce(y)
+    assert y.tolist() == [2.0] * 4
+
+
+def test_a_rank_without_inputs_tells_the_others(pair):
+    pair.run(rank_drops)
+
+
+def rank_hangs(rank):
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group(group_desc="two")
+    x = ones(4)
+    dist.all_reduce(x, group=group)
+    torch.openreg.synchronize()
+    if rank:
+        store.wait(["seen"])
+        dist.all_reduce(x, group=group)
+        dist.broadcast(x, 0, group=group)
+        torch.openreg.synchronize()
+        return None
+    dist.all_reduce(x, group=group)
+    dist.broadcast(x, 0, group=group)
+    limit, report = time.monotonic() + 30, ""
+    while "to call it" not in report and time.monotonic() < limit:
+        report = torch.openreg.hang_report()
+        time.sleep(0.001)
+    store.set("seen", "")
+    torch.openreg.synchronize()
+    assert "of group two" not in torch.openreg.hang_report()
+    return report
+
+
+def test_the_hang_report_names_collective_group_ranks_and_number(pair):
+    report, _ = pair.run(rank_hangs)
+    line = r"\n  {} of group two \([0-9a-f]+\) \(rank 0 of 2\) on openreg:0: event (0x[0-9a-f]+), "
+    line += r"called \d+\.\d s ago, {}\n"
+    waits = re.search(line.format("all_reduce 2", r"waits for rank 1 at \S+ to call it"), report)
+    assert waits and f"external event {waits[1]} of openreg:0, which nobody" in report, report
+    assert re.search(line.format("broadcast 3", "has not begun: .*"), report), report
+
+
+def test_a_schedule_decides_when_a_collective_begins(run_ok):
+    """By seeds and in a search, and each repeats; a program that waits has one result."""
+    run_ok(
+        """
+    import torch, torch.distributed as dist
+    explore, schedule = torch.openreg.testing.explore, torch.openreg.testing.schedule
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+
+    def gather(waits):
+        x = torch.ones(1, device="openreg")
+        out = torch.zeros(1, device="openreg")
+        work = dist.all_gather_single(out, x, async_op=True)
+        if waits:
+            work.wait()
+        read = out + 0
+        work.wait()
+        return read.item()
+
+    for how in ({"schedules": 24}, {"preemptions": 1}):
+        found = explore(lambda: gather(False), **how)
+        assert {result.value for result in found.results} == {0.0, 1.0}, found
+        assert explore(lambda: gather(True), **how).ok
+        for result in found.results:
+            for _ in range(20):
+                with schedule(result.seeds[-1]):
+                    assert gather(False) == result.value
+    with schedule("late"):
+        work = dist.all_reduce(torch.ones(1, device="openreg"), async_op=True)
+        while not work.is_completed():  # no point: the collective sees to it
+            pass
+    dist.destroy_process_group()
+    """,
+        timeout=120,
+    )
