@@ -140,6 +140,7 @@ def rank_drops(rank):
             torch.openreg.reset()
         with pytest.raises(dist.DistBackendError, match="its device was reset"):
             work.wait()
+            torch.openreg.synchronize()
     else:
         with pytest.raises(dist.DistBackendError, match=r"rank 1 calls .*, whose inputs were drop"):
             dist.all_reduce(x)

@@ -559,10 +559,10 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
   Call call{.type = OpType::ALLTOALL, .name = "all_to_all", .in = inputs, .out = outputs};
   call.says.elements = -1;
   for (const at::Tensor &tensor : inputs) {
-    call.says.sends.push_back(static_cast<int64_t>(tensor.nbytes()));
+    call.says.sends.push_back(tensor.numel() * static_cast<int64_t>(tensor.itemsize()));
   }
   for (const at::Tensor &tensor : outputs) {
-    call.says.expects.push_back(static_cast<int64_t>(tensor.nbytes()));
+    call.says.expects.push_back(tensor.numel() * static_cast<int64_t>(tensor.itemsize()));
   }
   return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
     // Gloo's own takes tensors of one size only.

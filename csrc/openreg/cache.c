@@ -103,8 +103,7 @@ static _Atomic int poison_wanted = -1;
 bool orCachePoisons(void) {
   int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
   if (OR_UNLIKELY(wanted >= 0)) return wanted;
-  const orConfig *config = orConfigGet();
-  return config->poison || config->schedule.tape || config->schedule.policy != orScheduleFair;
+  return orConfigGet()->poison || orConfigGet()->schedule.tape;
 }
 
 uint32_t orCachePoison(uint32_t poison) {
@@ -113,16 +112,10 @@ uint32_t orCachePoison(uint32_t poison) {
   return before;
 }
 
-static _Atomic bool keeps_back, spares_freed;
+static _Atomic bool keeps_back;
 
-void orCacheFreed(bool keep_back, bool spare) {
+void orCacheKeepBack(bool keep_back) {
   atomic_store_explicit(&keeps_back, keep_back, memory_order_relaxed);
-  atomic_store_explicit(&spares_freed, spare, memory_order_relaxed);
-}
-
-static bool poisonsFreed(void) {
-  bool spares = atomic_load_explicit(&spares_freed, memory_order_relaxed);
-  return orCachePoisons() && (!spares || orConfigGet()->poison);
 }
 
 static void pushDirty(orCache *cache, orBlock *block) {
@@ -164,7 +157,7 @@ static void poisonDirty(orCache *cache) {
 }
 
 static inline void leaveLimbo(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(poisonsFreed()))
+  if (OR_UNLIKELY(orCachePoisons()))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);

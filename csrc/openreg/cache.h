@@ -74,10 +74,10 @@ static inline void orCacheUnlock(orCache *cache) {
 
 /* ---- cache.c ---- */
 
-/* Whether memory is poisoned: the setting, or orCachePoison. */
 /* By a schedule: a block that is freed is handed out again only when its stream has done all that was
- * queued then, not at once; it is not poisoned, unless the setting says so. */
-void orCacheFreed(bool keep_back, bool spare);
+ * queued then, not at once. */
+void orCacheKeepBack(bool keep_back);
+/* Whether memory is poisoned: the setting, or orCachePoison. */
 bool orCachePoisons(void);
 /* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */
 void orCachePoll(orCache *cache);

@@ -137,9 +137,6 @@ static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 static bool seedIs(unsigned rest) { return policyIs(orScheduleSeeded) && plan.seed % 4 == rest; }
 static bool isTorn(void) { return policyIs(orScheduleTape) || seedIs(2); }
 static bool keepsBack(void) { return seedIs(0); }
-/* In a right program a stream may still read what another one has freed, if nobody is handed it
- * before. A search is there to find that, a seed would only be mistaken. */
-static bool sparesFreed(void) { return !policyIs(orScheduleTape) && !policyIs(orScheduleFair); }
 
 /* On lane 0, of a task that can be. */
 static bool tears(void) {
@@ -644,7 +641,7 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
   atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
                         memory_order_seq_cst);
-  orCacheFreed(keepsBack(), sparesFreed());
+  orCacheKeepBack(keepsBack());
 }
 
 static void configure(void) {

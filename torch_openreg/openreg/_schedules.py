@@ -75,10 +75,8 @@ class schedule(contextlib.ContextDecorator):
         with torch.openreg.testing.schedule(7):
             train_step()
 
-    Fresh memory is poisoned, under a tape freed memory too, so that no value of an earlier run's
-    hides anything. Tasks run only while a thread is inside a call that queues work, asks or waits.
-    The same seed gives the same order each time, on any machine, if one thread at a time uses the
-    device. Memory
+    Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
+    gives the same order each time, on any machine, if one thread at a time uses the device. Memory
     that is cached and not in use is given back first, so that the order does not depend on what the
     process did before. The context waits at its begin and at its end until nothing is queued; when
     an exception leaves it, it does not wait. The schedule is the whole process's. Contexts nest;
@@ -87,7 +85,8 @@ class schedule(contextlib.ContextDecorator):
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
             it or asks for it, and not before; ``"early"``: everything runs as soon as it can;
-            ``"tape:1,12:2"``: the choices of a search with ``explore(preemptions=)``.
+            ``"tape:1,12:2"``: the choices of a search with ``explore(preemptions=)``, with fresh
+            and freed memory poisoned as there.
             Anything else raises ValueError.
     """
 
@@ -102,7 +101,9 @@ class schedule(contextlib.ContextDecorator):
                 _entered.append([_now()])
             _entered.append(mine)
             self._mine.append(mine)
-        self._poison.append(_C._poison(True))
+        poisons = _C._poison(True)
+        _C._poison(poisons or self._policy[0] == TAPE)
+        self._poison.append(poisons)
         try:
             if is_initialized():
                 torch.openreg.empty_cache()
@@ -341,9 +342,9 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
             and tapes. What is neither raises TypeError; no seed, or a bad one, raises ValueError.
         preemptions: in place of seeds, all schedules in which the host and the streams, together,
             are left at most so often although they could go on (to go back to who was left counts
-            nothing); those with fewer come first. Schedules that are known to give the same result
-            as one that was run are not run. Together with `schedules`, or negative, it raises
-            ValueError; no whole number raises TypeError.
+            nothing); those with fewer come first. Fresh and freed memory is poisoned. Schedules
+            that are known to give the same result as one that was run are not run. Together with
+            `schedules`, or negative, it raises ValueError; no whole number raises TypeError.
         limit: how many schedules of such a search are run at most; below 1 raises ValueError.
         progress: whether to draw a progress line on stderr; None draws one if that is a terminal.
 
@@ -363,7 +364,8 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
         bar = _Bar(progress)
     _synchronize()
     found = Exploration(preemptions)
-    with _quick_collections(), _poisoned(), _watched() as watched:
+    poison = contextlib.nullcontext() if preemptions is None else _poisoned()
+    with _quick_collections(), poison, _watched() as watched:
         runs = _Runs(fn, found, watched)
         try:
             if preemptions is not None:
