@@ -24,6 +24,8 @@
  *   stream.c     streams: handles, enqueue, query, synchronise
  *   event.c      events and their completion cells
  *   task.c       what each kind of task does when it runs, or is dropped
+ *   capture.c    streams whose work is kept instead of run
+ *   graph.c      what was captured, queued again
  *   await.c      how a host thread waits
  *   lane.c       the threads that run tasks, and the choice of what runs next (dispatch.h)
  *   failure.c    what failed after the call that asked for it; lost devices
@@ -234,7 +236,11 @@ size_t orRegionUsed(int device);
 
 /* ---- handle.c ---- */
 
-typedef enum orHandleKind { OR_HANDLE_STREAM = 1, OR_HANDLE_EVENT = 2 } orHandleKind;
+typedef enum orHandleKind {
+  OR_HANDLE_STREAM = 1,
+  OR_HANDLE_EVENT = 2,
+  OR_HANDLE_GRAPH = 3
+} orHandleKind;
 
 /* First member of every slot. */
 typedef struct orSlot {
@@ -282,7 +288,7 @@ enum {
 _Static_assert(OR_KIND_AT + OR_KIND_BITS == 63,
                "a handle is a positive int64_t, as PyTorch's ids are");
 _Static_assert(OPENREG_MAX_DEVICES <= 1 << OR_DEVICE_BITS, "a handle has room for every device");
-_Static_assert(OR_HANDLE_EVENT < 1 << OR_KIND_BITS, "a handle has room for every kind");
+_Static_assert(OR_HANDLE_GRAPH < 1 << OR_KIND_BITS, "a handle has room for every kind");
 static inline uint64_t orHandleBits(uint64_t handle, int at, int bits) {
   return handle >> at & ((UINT64_C(1) << bits) - 1);
 }
@@ -341,6 +347,7 @@ typedef struct orTask {
     orKernelFn kernel;
     void (*host)(void *);
     orCell *cell; /* of a mark or wait; this task's reference */
+    uint32_t slot; /* of a mark or wait in a graph: which of a replay's cells */
     orCopyArgs copy;
     orSetArgs set;
     orValueArgs value;
@@ -394,6 +401,9 @@ void orQueueReuse(orQueueIn *in, orChunk *chunk);
 
 /* ---- stream.c ---- */
 
+typedef struct orBranch orBranch;
+typedef struct orCapture orCapture;
+
 typedef enum orStreamState {
   OR_STREAM_IDLE,    /* no task */
   OR_STREAM_READY,   /* in the scheduler's list */
@@ -423,6 +433,7 @@ typedef struct orStream {
   uint64_t room_until;     /* the queue is not full before this count, as last looked at */
   size_t bytes_in;         /* of all records ever queued */
   size_t bytes_until;
+  orBranch *capturing; /* where its work goes instead; or null */
   orQueueIn in;
   orCell *waits_for;                  /* while WAITING: the cell, or null for a value */
   const orValueArgs *waits_for_value; /* in the waiting task's record */
@@ -451,7 +462,12 @@ extern orHandleTable orStreamTable;
  * full if `hold` says so (kernels and copies). */
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task);
-/* Publishes the record, unlocks and schedules; returns the task's number on its stream. */
+/* What the allocator does for itself: never held up, and run though the stream captures. */
+orError_t orStreamBeginAside(orStream_t handle, orStream **stream, orTask **task);
+/* The stream, locked; 0 is the current device's default one. */
+orError_t orStreamLock(orStream_t handle, orStream **stream);
+/* Publishes the record, unlocks and schedules; returns the task's number on its stream: 0 in a
+ * capture. */
 uint64_t orStreamCommit(orStream *stream, orTask *task);
 /* Who waits though the call does not promise it may rely on nothing. */
 typedef enum orAwaits {
@@ -464,6 +480,18 @@ typedef enum orAwaits {
  * when the task is done and reports as every call that synchronises does, or that the task was
  * dropped. */
 orError_t orStreamSubmit(orStream *stream, orTask *task, orAwaits waits);
+/* Copies of records, marks and waits with cells by their slots. */
+typedef struct orSequence {
+  const orTask *const *tasks;
+  size_t count, bytes; /* of the records together, or more */
+  orCell *const *cells;
+} orSequence;
+/* All of them, with nothing between, or none. Never blocks. `asked`: somebody queues them on this
+ * stream, which may refuse; else they follow what was queued elsewhere, and are dropped if the
+ * device is lost. */
+orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records);
+/* Blocks while the queue is full. */
+orError_t orStreamAwaitRoom(orStream_t handle);
 /* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not
  * wait. */
 void orStreamResume(orStream *stream);
@@ -488,8 +516,9 @@ void orStreamsGiveUpWaits(int device);
 orStream *orStreamBlocker(orStream *stream);
 /* Waits until every stream is idle, no lane having one. */
 void orStreamSettle(void);
-/* Makes a device's default stream. */
+/* Makes a stream that only orStreamUnmake destroys, which any thread may call, in a task too. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
+void orStreamUnmake(orStream_t handle);
 int orClampPriority(int priority);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and
  * UINT64_MAX. */
@@ -500,6 +529,8 @@ bool orTaskCurrent(orStream_t *stream, uint64_t *number); /* task.c */
 orStream *orTaskStream(void);                             /* task.c; null outside a task */
 
 /* ---- event.c ---- */
+
+typedef struct orGraphNode orGraphNode;
 
 /* One completion. Pooled; freed when the last reference goes. */
 struct orCell {
@@ -514,10 +545,15 @@ struct orCell {
   orEvent_t event;   /* that it was made for */
   orCell *next;      /* pool */
   void *kept;        /* a tool's, under its lock; it is told when the cell is freed */
+  orCapture *capture; /* that it was recorded in: nothing completes it; or null */
+  orGraphNode *mark;       /* there, while the capture is active */
 };
 /* From LOOK on it counts how often sleepers should have looked around: none misses two of them. */
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
 
+/* With that many references; null if memory is short. */
+orCell *orCellNew(uint32_t refs);
+orCell *orCellRetain(orCell *cell);
 void orCellRelease(orCell *cell);
 static inline bool orCellDone(const orCell *cell) {
   return atomic_load_explicit(&cell->state, memory_order_acquire) & OR_CELL_DONE;
@@ -535,6 +571,58 @@ void orCellForget(orCell *cell, orStream *stream);
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
 /* The newest cell with a reference for the caller, or null, and the event's flags. */
 orError_t orEventCell(orEvent_t event, orCell **cell, unsigned *flags);
+
+/* ---- capture.c ---- */
+
+/* A record of a capture, or of a graph. */
+struct orGraphNode {
+  orGraphNode *next;   /* in the order of the calls */
+  uint32_t branch;
+  bool awaited;   /* a mark: some wait is for it */
+  orGraphNode *mark;   /* a wait: for it */
+  void (*drop)(void *args); /* of the task, called once */
+  _Alignas(16) orTask task; /* its arguments follow */
+};
+typedef struct orGraphNodes {
+  orGraphNode *first, **end;
+} orGraphNodes;
+
+/* Of a stream, whose lock is held. */
+
+/* Whether it captures; the functions up to orCaptureRefuse are for one that does. */
+bool orCaptureHolds(orStream *s);
+/* A record to fill, in place of one in the queue. */
+orError_t orCaptureReserve(orStream *s, size_t args_size, orTask **task);
+/* False: the task is not the reserved one, and the queue's. */
+bool orCaptureCommit(orStream *s, const orTask *task);
+/* The cell stands for what the capture has on the stream so far. */
+orError_t orCaptureMark(orStream *s, orCell *cell);
+/* The stream or the cell is in a capture: the stream is from now on, or is refused. */
+orError_t orCaptureWait(orStream *s, orCell *cell);
+/* What no graph can repeat: invalidates the capture, and unlocks the stream. `instead` says what to
+ * do. */
+orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead);
+/* A stream that is destroyed leaves. The result, which may be null, is for orCaptureAbandon, with no
+ * lock held. */
+orCapture *orCaptureLeave(orStream *s);
+void orCaptureAbandon(orCapture *capture);
+/* Of a cell with a capture: invalidates it. */
+orError_t orCaptureRefuseEvent(const orCell *cell, const char *call);
+/* Of a cell that is freed. */
+void orCaptureForget(orCell *cell);
+/* All of a device's are invalidated; and that is refused, if there are any. */
+void orCapturesInvalidate(int device, const char *call);
+orError_t orCapturesRefuse(int device, const char *call);
+/* No lock held. */
+bool orStreamCaptures(orStream_t stream);
+
+/* ---- graph.c ---- */
+
+/* Takes the nodes, also on failure. */
+orError_t orGraphMake(int device, orGraphNodes *nodes, uint32_t branches, const int *priorities,
+                      orGraph_t *graph);
+/* Lets go of all. No lock held. */
+void orGraphNodesDrop(orGraphNodes *nodes);
 
 /* ---- context.c ---- */
 
