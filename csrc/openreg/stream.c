@@ -360,7 +360,7 @@ static void tellQueued(orStream_t stream, const orSequence *records, uint64_t la
 
 /* The stream, locked, with room for all. */
 static orError_t beginAll(orStream_t handle, bool asked, size_t bytes, orStream **stream) {
-  orStream *s;
+  orStream *s = NULL;
   for (;;) {
     OR_TRY(orStreamLock(handle, &s));
     if (s->capturing && orCaptureHolds(s))
@@ -375,7 +375,7 @@ static orError_t beginAll(orStream_t handle, bool asked, size_t bytes, orStream 
 }
 
 orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records) {
-  orStream *s;
+  orStream *s = NULL;
   OR_PROBE(OR_PROBE_QUEUES, 0);
   OR_TRY(beginAll(handle, asked, records->bytes, &s));
   orStream_t name = s->last_handle;
