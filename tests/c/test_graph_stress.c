@@ -190,7 +190,7 @@ static void runProgram(uint64_t seed) {
   if (graph) ASSERT_OK(orGraphDestroy(graph));
 }
 
-TEST_WITH_LIMIT(graph_stress, 120) {
+static void stress(void) {
   const char *seed = getenv("OPENREG_STRESS_SEED");
   const char *programs = getenv("OPENREG_STRESS_PROGRAMS");
   uint64_t first = seed ? strtoull(seed, NULL, 10) : 1;
@@ -206,4 +206,11 @@ TEST_WITH_LIMIT(graph_stress, 120) {
     for (int b = 0; seed && b < BUFFERS; b++) memset(g.model[b], 0, sizeof g.model[b]);
     runProgram(first + (uint64_t)i);
   }
+}
+
+TEST_WITH_LIMIT(graph_stress, 120) { stress(); }
+
+TEST_WITH_LIMIT(graph_stress_under_a_schedule, 120) {
+  setenv("OPENREG_SCHEDULE_SEED", "3", 1);
+  stress();
 }
