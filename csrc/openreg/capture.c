@@ -28,14 +28,18 @@
 enum { OR_MOST_BRANCHES = 64 };
 
 /* OVER: it takes nothing more, and its streams are being taken out. */
-typedef enum orCaptureState { OR_CAPTURE_ACTIVE, OR_CAPTURE_INVALIDATED, OR_CAPTURE_OVER } orCaptureState;
+typedef enum orCaptureState {
+  OR_CAPTURE_ACTIVE,
+  OR_CAPTURE_INVALIDATED,
+  OR_CAPTURE_OVER
+} orCaptureState;
 
 struct orBranch {
   orCapture *capture;
   orStream_t stream;
   int priority;
   uint32_t index;
-  orGraphNode *reserved; /* room for a record that may not be committed */
+  orGraphNode *reserved;            /* room for a record that may not be committed */
   uint32_t after[OR_MOST_BRANCHES]; /* of each branch's work; of its own, all */
 };
 
@@ -135,9 +139,10 @@ void orCapturesInvalidate(int device, const char *call) {
 orError_t orCapturesRefuse(int device, const char *call) {
   if (OR_LIKELY(!atomic_load_explicit(&captures[device], memory_order_acquire))) return orSuccess;
   orCapturesInvalidate(device, call);
-  return orFail(orErrorStreamCaptureUnsupported,
-                "%s: a stream of device %d is capturing, which this ends: synchronise before or after",
-                call, device);
+  return orFail(
+      orErrorStreamCaptureUnsupported,
+      "%s: a stream of device %d is capturing, which this ends: synchronise before or after", call,
+      device);
 }
 
 /* ---- nodes ---- */
@@ -270,8 +275,8 @@ static orError_t waitInside(orStream *s, orCell *cell) {
     error = orFail(orErrorCapturedEvent,
                    "orStreamWaitEvent: the event was last recorded in a capture that has ended");
   else if ((!s->capturing && !join(c, s)) || !appendWait(s->capturing, cell->mark))
-    error = orFail(orErrorMemoryAllocation, "no room for the wait: a capture has at most %d streams",
-                   OR_MOST_BRANCHES);
+    error = orFail(orErrorMemoryAllocation,
+                   "no room for the wait: a capture has at most %d streams", OR_MOST_BRANCHES);
   orMutexUnlock(&c->lock);
   return error;
 }
@@ -281,10 +286,11 @@ orError_t orCaptureWait(orStream *s, orCell *cell) {
   orCapture *own = orCaptureHolds(s) ? s->capturing->capture : NULL;
   if (!cell->capture) {
     invalidate(own, "orStreamWaitEvent");
-    return orFail(orErrorStreamCaptureIsolation,
-                  "orStreamWaitEvent: the event was not recorded in the capture of stream 0x%" PRIx64
-                  ": wait for it before the capture begins",
-                  s->last_handle);
+    return orFail(
+        orErrorStreamCaptureIsolation,
+        "orStreamWaitEvent: the event was not recorded in the capture of stream 0x%" PRIx64
+        ": wait for it before the capture begins",
+        s->last_handle);
   }
   if (!own || own == cell->capture) return waitInside(s, cell);
   invalidate(own, "orStreamWaitEvent");
@@ -376,7 +382,8 @@ static orError_t makeGraph(orCapture *c, orCaptureState was, orGraph_t *graph) {
   const orBranch *loose = unjoined(c);
   if (loose)
     return orFail(orErrorStreamCaptureUnjoined,
-                  "stream 0x%" PRIx64 " has work in the capture that the origin stream does not come "
+                  "stream 0x%" PRIx64
+                  " has work in the capture that the origin stream does not come "
                   "after: record an event there, and have the origin stream wait for it",
                   loose->stream);
   for (uint32_t i = 0; i < c->count; i++) priorities[i] = c->branches[i]->priority;
@@ -431,9 +438,9 @@ orError_t orStreamIsCapturing(orStream_t stream, orCaptureStatus *status) {
   OR_TRY(orEnter());
   if (!status) return orFail(orErrorInvalidValue, "orStreamIsCapturing: null result");
   OR_TRY(orStreamLock(stream, &s));
-  *status = !orCaptureHolds(s)                                             ? orCaptureStatusNone
+  *status = !orCaptureHolds(s)                                    ? orCaptureStatusNone
             : stateOf(s->capturing->capture) == OR_CAPTURE_ACTIVE ? orCaptureStatusActive
-                                                                           : orCaptureStatusInvalidated;
+                                                                  : orCaptureStatusInvalidated;
   orMutexUnlock(&s->lock);
   return orSuccess;
 }

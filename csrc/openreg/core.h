@@ -346,7 +346,7 @@ typedef struct orTask {
   union {
     orKernelFn kernel;
     void (*host)(void *);
-    orCell *cell; /* of a mark or wait; this task's reference */
+    orCell *cell;  /* of a mark or wait; this task's reference */
     uint32_t slot; /* of a mark or wait in a graph: which of a replay's cells */
     orCopyArgs copy;
     orSetArgs set;
@@ -538,15 +538,15 @@ struct orCell {
   _Atomic uint32_t state; /* futex: OR_CELL_* */
   orMutex lock;           /* waiters, and the step to done as seen by them */
   orStream *waiters;
-  uint64_t time_ns;  /* written before done */
-  orError_t status;  /* written before done */
-  orStream_t stream; /* that it was recorded on; 0: external */
-  uint64_t number;   /* of its mark there */
-  orEvent_t event;   /* that it was made for */
-  orCell *next;      /* pool */
-  void *kept;        /* a tool's, under its lock; it is told when the cell is freed */
+  uint64_t time_ns;   /* written before done */
+  orError_t status;   /* written before done */
+  orStream_t stream;  /* that it was recorded on; 0: external */
+  uint64_t number;    /* of its mark there */
+  orEvent_t event;    /* that it was made for */
+  orCell *next;       /* pool */
+  void *kept;         /* a tool's, under its lock; it is told when the cell is freed */
   orCapture *capture; /* that it was recorded in: nothing completes it; or null */
-  orGraphNode *mark;       /* there, while the capture is active */
+  orGraphNode *mark;  /* there, while the capture is active */
 };
 /* From LOOK on it counts how often sleepers should have looked around: none misses two of them. */
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
@@ -571,58 +571,6 @@ void orCellForget(orCell *cell, orStream *stream);
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
 /* The newest cell with a reference for the caller, or null, and the event's flags. */
 orError_t orEventCell(orEvent_t event, orCell **cell, unsigned *flags);
-
-/* ---- capture.c ---- */
-
-/* A record of a capture, or of a graph. */
-struct orGraphNode {
-  orGraphNode *next;   /* in the order of the calls */
-  uint32_t branch;
-  bool awaited;   /* a mark: some wait is for it */
-  orGraphNode *mark;   /* a wait: for it */
-  void (*drop)(void *args); /* of the task, called once */
-  _Alignas(16) orTask task; /* its arguments follow */
-};
-typedef struct orGraphNodes {
-  orGraphNode *first, **end;
-} orGraphNodes;
-
-/* Of a stream, whose lock is held. */
-
-/* Whether it captures; the functions up to orCaptureRefuse are for one that does. */
-bool orCaptureHolds(orStream *s);
-/* A record to fill, in place of one in the queue. */
-orError_t orCaptureReserve(orStream *s, size_t args_size, orTask **task);
-/* False: the task is not the reserved one, and the queue's. */
-bool orCaptureCommit(orStream *s, const orTask *task);
-/* The cell stands for what the capture has on the stream so far. */
-orError_t orCaptureMark(orStream *s, orCell *cell);
-/* The stream or the cell is in a capture: the stream is from now on, or is refused. */
-orError_t orCaptureWait(orStream *s, orCell *cell);
-/* What no graph can repeat: invalidates the capture, and unlocks the stream. `instead` says what to
- * do. */
-orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead);
-/* A stream that is destroyed leaves. The result, which may be null, is for orCaptureAbandon, with no
- * lock held. */
-orCapture *orCaptureLeave(orStream *s);
-void orCaptureAbandon(orCapture *capture);
-/* Of a cell with a capture: invalidates it. */
-orError_t orCaptureRefuseEvent(const orCell *cell, const char *call);
-/* Of a cell that is freed. */
-void orCaptureForget(orCell *cell);
-/* All of a device's are invalidated; and that is refused, if there are any. */
-void orCapturesInvalidate(int device, const char *call);
-orError_t orCapturesRefuse(int device, const char *call);
-/* No lock held. */
-bool orStreamCaptures(orStream_t stream);
-
-/* ---- graph.c ---- */
-
-/* Takes the nodes, also on failure. */
-orError_t orGraphMake(int device, orGraphNodes *nodes, uint32_t branches, const int *priorities,
-                      orGraph_t *graph);
-/* Lets go of all. No lock held. */
-void orGraphNodesDrop(orGraphNodes *nodes);
 
 /* ---- context.c ---- */
 
@@ -713,6 +661,7 @@ const orTask *orLaneFirst(orStream *stream);
 bool orLaneTake(orStream *stream);
 
 #include "dispatch.h"
+#include "graph.h"
 
 /* ---- split.c ---- */
 

@@ -111,11 +111,11 @@ static orGraphNode *addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint3
   orGraphNode *n = aligned_alloc(16, size);
   if (!n) return NULL;
   *n = (orGraphNode){.branch = line,
-                .task = {.size = size - offsetof(orGraphNode, task),
-                         .kind = kind,
-                         .name = "orGraphLaunch",
-                         .drop = kind == OR_KIND_MARK ? dropLine : NULL,
-                         .u.slot = cell}};
+                     .task = {.size = size - offsetof(orGraphNode, task),
+                              .kind = kind,
+                              .name = "orGraphLaunch",
+                              .drop = kind == OR_KIND_MARK ? dropLine : NULL,
+                              .u.slot = cell}};
   *(orGraphBody **)orTaskArgs(&n->task) = b;
   return n;
 }
@@ -281,8 +281,7 @@ static void tellNode(const orGraphBody *b, const orTask *t, orStream_t on) {
       OR_PROBE(OR_PROBE_RECORD, .stream = on, .cell = b->cells[t->u.slot]);
       break;
     case OR_KIND_WAIT:
-      if (b->cells[t->u.slot])
-        OR_PROBE(OR_PROBE_WAIT, .stream = on, .cell = b->cells[t->u.slot]);
+      if (b->cells[t->u.slot]) OR_PROBE(OR_PROBE_WAIT, .stream = on, .cell = b->cells[t->u.slot]);
       break;
     case OR_KIND_WAIT_VALUE:
       OR_PROBE(OR_PROBE_WAIT_VALUE, .stream = on);
@@ -319,7 +318,8 @@ static orError_t replay(orGraphBody *b, orStream_t stream) {
   atomic_fetch_add_explicit(&b->refs, b->line_count, memory_order_relaxed);
   for (uint32_t i = 0; i < b->line_count; i++) {
     const orLine *l = &b->lines[i];
-    orSequence records = {.tasks = l->tasks, .count = l->count, .bytes = l->bytes, .cells = b->cells};
+    orSequence records = {
+        .tasks = l->tasks, .count = l->count, .bytes = l->bytes, .cells = b->cells};
     if (!i && !waits) {
       records.tasks++;
       records.count--;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "gate.h"
+#include "openreg_graph.h"
 
 typedef struct Counts {
   atomic_int ran, dropped;
@@ -663,8 +664,10 @@ static void raceToTheEnd(int thread, void *context) {
   while (thread && !atomic_load(&race->over)) {
     orLaunch l = counting(thread % 2 ? race->side : race->origin, &counts);
     orError_t error = orLaunchKernelEx(&l);
-    if (!error) atomic_fetch_add(&race->queued, 1);
-    else ASSERT_EQ(error, orErrorStreamCaptureInvalidated);
+    if (!error)
+      atomic_fetch_add(&race->queued, 1);
+    else
+      ASSERT_EQ(error, orErrorStreamCaptureInvalidated);
   }
   for (int i = 0; !thread && i < 40; i++) {
     orGraph_t graph = 0;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "gate.h"
+#include "openreg_graph.h"
 
 enum { BUFFERS = 6, WORDS = 64, LINES = 5, STEPS = 60, LAUNCHES = 4, PROGRAMS = 150 };
 
@@ -151,8 +152,7 @@ static void checkContents(orStream_t stream) {
   for (int b = 0; b < BUFFERS; b++) {
     ASSERT_OK(orMemcpyWithStream(got, g.real[b], sizeof got, orMemcpyDefault, stream));
     if (memcmp(got, g.model[b], sizeof got))
-      FAIL("buffer %d is not the model's; OPENREG_STRESS_SEED=%llu", b,
-           (unsigned long long)g.seed);
+      FAIL("buffer %d is not the model's; OPENREG_STRESS_SEED=%llu", b, (unsigned long long)g.seed);
   }
 }
 

@@ -2,6 +2,7 @@
  * Graphs and the tools: a launch is to each of them what the same calls without a graph are.
  */
 #include "openreg_fault.h"
+#include "openreg_graph.h"
 #include "sanitizer_helpers.h"
 
 static orGraph_t fillAndCopy(orStream_t stream, char *memory) {
@@ -75,8 +76,8 @@ TEST(graph_trace_has_each_node) {
     fills += r->kind == orTraceMemset && r->bytes == 64 && r->stream == s;
     copies += r->kind == orTraceMemcpy && r->bytes == 64;
     for (size_t k = 0; r->kind == orTraceLaunch && k < trace.count; k++)
-      launched += trace.records[k].kind != orTraceLaunch &&
-                  trace.records[k].correlation == r->correlation;
+      launched +=
+          trace.records[k].kind != orTraceLaunch && trace.records[k].correlation == r->correlation;
   }
   ASSERT_EQ(fills, 3);
   ASSERT_EQ(copies, 3);
@@ -90,8 +91,8 @@ TEST(graph_faults_strike_inside) {
   atomic_int ran = 0;
   orStream_t s = newStream();
   orGraph_t graph;
-  ASSERT_OK(orFaultInject(&(orFault){
-      .size = sizeof(orFault), .kind = orFaultKernelError, .device = 0, .after = 2}));
+  ASSERT_OK(orFaultInject(
+      &(orFault){.size = sizeof(orFault), .kind = orFaultKernelError, .device = 0, .after = 2}));
   ASSERT_OK(orStreamBeginCapture(s));
   launch(s, countKernel, &ran);
   launch(s, countKernel, &ran);
