@@ -105,9 +105,10 @@ static void invalidate(orCapture *c, const char *call) {
   orMutexUnlock(&c->lock);
 }
 
+/* It is not active: what it is does not change back. */
 static orError_t refuseInvalidated(const orCapture *c) {
-  return orFail(orErrorStreamCaptureInvalidated,
-                "the capture was invalidated by %s; orStreamEndCapture ends it", c->invalidated_by);
+  return orFail(orErrorStreamCaptureInvalidated, "the capture was invalidated by %s",
+                c->invalidated_by ? c->invalidated_by : "its end, by another thread");
 }
 
 orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead) {
@@ -261,7 +262,7 @@ static const char *cannotJoin(const orCapture *c, const orStream *s) {
 static orError_t waitInside(orStream *s, orCell *cell) {
   orCapture *c = cell->capture;
   const char *why = cannotJoin(c, s);
-  if (why) {
+  if (why && stateOf(c) != OR_CAPTURE_OVER) {
     invalidate(c, "orStreamWaitEvent");
     return orFail(orErrorStreamCaptureUnsupported,
                   "orStreamWaitEvent: stream 0x%" PRIx64 " cannot join the capture: %s",
@@ -285,6 +286,11 @@ orError_t orCaptureWait(orStream *s, orCell *cell) {
   orMutexAssertHeld(&s->lock);
   orCapture *own = orCaptureHolds(s) ? s->capturing->capture : NULL;
   if (!cell->capture) {
+    if (!own)
+      return orFail(orErrorStreamCaptureInvalidated,
+                    "orStreamWaitEvent: the capture of stream 0x%" PRIx64
+                    " has been ended by another thread",
+                    s->last_handle);
     invalidate(own, "orStreamWaitEvent");
     return orFail(
         orErrorStreamCaptureIsolation,
@@ -376,9 +382,7 @@ static const orBranch *unjoined(const orCapture *c) {
 
 static orError_t makeGraph(orCapture *c, orCaptureState was, orGraph_t *graph) {
   int priorities[OR_MOST_BRANCHES];
-  if (was == OR_CAPTURE_INVALIDATED)
-    return orFail(orErrorStreamCaptureInvalidated, "the capture was invalidated by %s",
-                  c->invalidated_by);
+  if (was == OR_CAPTURE_INVALIDATED) return refuseInvalidated(c);
   const orBranch *loose = unjoined(c);
   if (loose)
     return orFail(orErrorStreamCaptureUnjoined,

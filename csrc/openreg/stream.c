@@ -330,6 +330,10 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
 
 /* ---- many at once ---- */
 
+static bool isMarkable(const orTask *task) {
+  return task->kind == OR_KIND_KERNEL || task->kind == OR_KIND_COPY || task->kind == OR_KIND_SET;
+}
+
 /* Lock held, and room for all of them reserved. Returns the number of the last. */
 static uint64_t appendAll(orStream *s, const orSequence *records) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed);
@@ -339,7 +343,7 @@ static uint64_t appendAll(orStream *s, const orSequence *records) {
     memcpy(task, from, from->size);
     if (task->kind == OR_KIND_MARK || task->kind == OR_KIND_WAIT)
       task->u.cell = orCellRetain(records->cells[from->u.slot]);
-    else
+    else if (isMarkable(task))
       OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
     number++;
     if (isForLanes(task)) s->lane_until = number;

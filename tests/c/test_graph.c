@@ -437,6 +437,7 @@ TEST(graph_capture_refuses_what_no_graph_can_repeat) {
     ASSERT_OK(orStreamSynchronize(s));
     ASSERT_ERROR(orEventQuery(captured), orErrorCapturedEvent);
     ASSERT_ERROR(orStreamWaitEvent(s, captured), orErrorCapturedEvent);
+    ASSERT_ERROR(orStreamWaitEvent(OR_STREAM_DEFAULT, captured), orErrorCapturedEvent);
     ASSERT_OK(orEventRecord(captured, s)); /* as good as new */
     ASSERT_OK(orEventSynchronize(captured));
     ASSERT_OK(orDeviceSynchronize());
@@ -656,7 +657,14 @@ typedef struct Race {
   orStream_t origin, side;
   Counts counts;
   atomic_int queued, over;
+  orEvent_t outside;
 } Race;
+
+static void orderIfItTakes(orStream_t before, orStream_t after) {
+  orEvent_t e = newEvent(0);
+  if (!orEventRecord(e, before)) orStreamWaitEvent(after, e);
+  ASSERT_OK(orEventDestroy(e));
+}
 
 static void raceToTheEnd(int thread, void *context) {
   Race *race = context;
@@ -668,13 +676,14 @@ static void raceToTheEnd(int thread, void *context) {
       atomic_fetch_add(&race->queued, 1);
     else
       ASSERT_EQ(error, orErrorStreamCaptureInvalidated);
+    if (atomic_load(&race->queued) % 64 == 63) orStreamWaitEvent(l.stream, race->outside);
   }
   for (int i = 0; !thread && i < 40; i++) {
     orGraph_t graph = 0;
     ASSERT_OK(orStreamBeginCapture(race->origin));
-    order(race->origin, race->side);
+    orderIfItTakes(race->origin, race->side);
     sched_yield();
-    order(race->side, race->origin);
+    orderIfItTakes(race->side, race->origin);
     if (!orStreamEndCapture(race->origin, &graph)) ASSERT_OK(orGraphDestroy(graph));
   }
   if (!thread) atomic_store(&race->over, 1);
@@ -682,6 +691,8 @@ static void raceToTheEnd(int thread, void *context) {
 
 TEST_WITH_LIMIT(graph_capture_ends_while_others_queue, 60) {
   Race race = {.origin = newStream(), .side = newStream()};
+  race.outside = newEvent(0);
+  ASSERT_OK(orEventRecord(race.outside, OR_STREAM_DEFAULT));
   runThreads(3, raceToTheEnd, &race);
   ASSERT_OK(orDeviceSynchronize());
   ASSERT_EQ(race.counts.dropped, race.queued);
