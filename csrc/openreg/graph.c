@@ -36,7 +36,8 @@ typedef struct orGraphBody {
   _Atomic uint32_t refs; /* the handle's, each line's of each replay, each caller's */
   _Atomic uint32_t turn; /* futex: 0, 1 taken, 2 and somebody sleeps */
   int device;
-  orGraphNodes nodes;
+  orGraphNodes nodes; /* captured */
+  orGraphNodes own;   /* the first of line 0, and the last of each */
   orObject *objects;
   uint32_t line_count, cell_count;
   orLine *lines;
@@ -83,6 +84,7 @@ void orGraphNodesDrop(orGraphNodes *nodes) {
 
 static void freeBody(orGraphBody *b) {
   orGraphNodesDrop(&b->nodes);
+  orGraphNodesDrop(&b->own);
   for (orObject *o = b->objects, *next; o; o = next) {
     next = o->next;
     callDrop(o->destroy, o->object);
@@ -105,11 +107,16 @@ static void release(orGraphBody *b, uint32_t refs) {
 
 static void dropLine(void *args) { release(*(orGraphBody **)args, 1); }
 
+static void addToLine(orLine *line, const orGraphNode *n) {
+  line->tasks[line->count++] = &n->task;
+  line->bytes += n->task.size;
+}
+
 /* A record of the graph's own on a line. */
-static orGraphNode *addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell) {
+static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell) {
   size_t size = offsetof(orGraphNode, task) + OR_TASK_HEADER + 16;
   orGraphNode *n = aligned_alloc(16, size);
-  if (!n) return NULL;
+  if (!n) return false;
   *n = (orGraphNode){.branch = line,
                      .task = {.size = size - offsetof(orGraphNode, task),
                               .kind = kind,
@@ -117,7 +124,10 @@ static orGraphNode *addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint3
                               .drop = kind == OR_KIND_MARK ? dropLine : NULL,
                               .u.slot = cell}};
   *(orGraphBody **)orTaskArgs(&n->task) = b;
-  return n;
+  *b->own.end = n;
+  b->own.end = &n->next;
+  addToLine(&b->lines[line], n);
+  return true;
 }
 
 /* Marks that nobody waits for go; the others, and waits, get the numbers of their cells. */
@@ -134,13 +144,8 @@ static void numberCells(orGraphBody *b) {
   }
 }
 
-static void addToLine(orLine *line, const orGraphNode *n) {
-  line->tasks[line->count++] = &n->task;
-  line->bytes += n->task.size;
-}
-
 /* The first record of line 0 waits for the replay before, the last of each lets go. */
-static bool makeLines(orGraphBody *b, orGraphNodes *own) {
+static bool makeLines(orGraphBody *b) {
   size_t *counts = calloc(b->line_count, sizeof *counts);
   if (!counts) return false;
   for (const orGraphNode *n = b->nodes.first; n; n = n->next) counts[n->branch]++;
@@ -149,19 +154,10 @@ static bool makeLines(orGraphBody *b, orGraphNodes *own) {
     made = (b->lines[i].tasks = calloc(counts[i] + 2, sizeof(orTask *))) != NULL;
   free(counts);
   if (!made) return false;
-  orGraphNode *before = addOwn(b, OR_KIND_WAIT, 0, 0);
-  if (!before) return false;
-  addToLine(&b->lines[0], before);
-  *own->end = before;
-  own->end = &before->next;
+  if (!addOwn(b, OR_KIND_WAIT, 0, 0)) return false;
   for (const orGraphNode *n = b->nodes.first; n; n = n->next) addToLine(&b->lines[n->branch], n);
-  for (uint32_t i = 0; i < b->line_count; i++) {
-    orGraphNode *end = addOwn(b, OR_KIND_MARK, i, 1 + i);
-    if (!end) return false;
-    addToLine(&b->lines[i], end);
-    *own->end = end;
-    own->end = &end->next;
-  }
+  for (uint32_t i = 0; i < b->line_count; i++)
+    if (!addOwn(b, OR_KIND_MARK, i, 1 + i)) return false;
   return true;
 }
 
@@ -195,15 +191,10 @@ static orError_t publish(orGraphBody *b, orGraph_t *graph) {
 }
 
 static orError_t fill(orGraphBody *b, const int *priorities) {
-  orGraphNodes own = {.end = &own.first};
   numberCells(b);
   b->lines = calloc(b->line_count, sizeof *b->lines);
-  bool made = b->lines && makeLines(b, &own) && makeCells(b);
-  /* The graph's own records go with the others, which are where they are queued from. */
-  orGraphNode **end = &b->nodes.first;
-  while (*end) end = &(*end)->next;
-  *end = own.first;
-  if (!made) return orFail(orErrorMemoryAllocation, "no memory for a graph");
+  if (!b->lines || !makeLines(b) || !makeCells(b))
+    return orFail(orErrorMemoryAllocation, "no memory for a graph");
   return makeStreams(b, priorities);
 }
 
@@ -216,6 +207,7 @@ orError_t orGraphMake(int device, orGraphNodes *nodes, uint32_t branches, const 
   b->line_count = branches;
   b->cell_count = 1 + branches;
   b->nodes.first = nodes->first;
+  b->own.end = &b->own.first;
   *nodes = (orGraphNodes){.end = &nodes->first};
   orError_t error = fill(b, priorities);
   if (!error) error = publish(b, graph);
@@ -292,11 +284,17 @@ static void tellNode(const orGraphBody *b, const orTask *t, orStream_t on) {
 }
 
 static void tellTools(const orGraphBody *b, orStream_t stream, bool waits) {
-  if (waits) tellNode(b, b->lines[0].tasks[0], stream);
-  for (const orGraphNode *n = b->nodes.first; n; n = n->next) {
-    bool before = n->task.kind == OR_KIND_WAIT && !n->mark; /* the graph's own, told above */
-    if (!before) tellNode(b, &n->task, n->branch ? b->lines[n->branch].stream : stream);
-  }
+  const orGraphNode *before = b->own.first;
+  if (waits) tellNode(b, &before->task, stream);
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next)
+    tellNode(b, &n->task, n->branch ? b->lines[n->branch].stream : stream);
+  for (const orGraphNode *n = before->next; n; n = n->next)
+    tellNode(b, &n->task, n->branch ? b->lines[n->branch].stream : stream);
+}
+
+/* Of lines that are not queued. The caller has one itself. */
+static void takeBack(orGraphBody *b, uint32_t refs) {
+  atomic_fetch_sub_explicit(&b->refs, refs, memory_order_relaxed);
 }
 
 /* What should have been queued on a line is not: whoever waits for it goes on. */
@@ -304,7 +302,7 @@ static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
   orDeviceNoteFailure(b->device, error, "orGraphLaunch", NULL);
   for (uint32_t i = 1; i < b->cell_count; i++)
     if (b->marked_by[i] == line) orCellComplete(b->cells[i], orSuccess);
-  release(b, 1);
+  takeBack(b, 1);
 }
 
 /* By whoever has the turn. */
@@ -327,7 +325,7 @@ static orError_t replay(orGraphBody *b, orStream_t stream) {
     orError_t error = orStreamQueueAll(i ? l->stream : stream, i == 0, &records);
     if (OR_UNLIKELY(error) && !i) {
       releaseCells(b);
-      release(b, b->line_count);
+      takeBack(b, b->line_count);
       return error;
     }
     if (OR_UNLIKELY(error)) giveUpLine(b, i, error);

@@ -362,26 +362,31 @@ static void tellQueued(orStream_t stream, const orSequence *records, uint64_t la
   }
 }
 
-/* The stream, locked, with room for all. */
-static orError_t beginAll(orStream_t handle, bool asked, size_t bytes, orStream **stream) {
+/* The stream, locked, with room for all; null: refused. */
+static orStream *beginAll(orStream_t handle, bool asked, size_t bytes, orError_t *error) {
   orStream *s = NULL;
   for (;;) {
-    OR_TRY(orStreamLock(handle, &s));
-    if (s->capturing && orCaptureHolds(s))
-      return orCaptureRefuse(s, "orGraphLaunch", "a graph cannot be part of another one");
+    *error = orStreamLock(handle, &s);
+    if (*error || !s) return NULL;
+    if (s->capturing && orCaptureHolds(s)) {
+      *error = orCaptureRefuse(s, "orGraphLaunch", "a graph cannot be part of another one");
+      return NULL;
+    }
     if (OR_LIKELY(!s->lost || !asked)) break;
-    OR_TRY(refuseLost(s));
+    *error = refuseLost(s);
+    if (*error) return NULL;
   }
-  *stream = s;
-  if (orQueueReserve(&s->in, bytes)) return orSuccess;
+  if (orQueueReserve(&s->in, bytes)) return s;
   orMutexUnlock(&s->lock);
-  return orFail(orErrorMemoryAllocation, "no memory to queue %zu bytes of records", bytes);
+  *error = orFail(orErrorMemoryAllocation, "no memory to queue %zu bytes of records", bytes);
+  return NULL;
 }
 
 orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records) {
-  orStream *s = NULL;
+  orError_t error;
   OR_PROBE(OR_PROBE_QUEUES, 0);
-  OR_TRY(beginAll(handle, asked, records->bytes, &s));
+  orStream *s = beginAll(handle, asked, records->bytes, &error);
+  if (OR_UNLIKELY(!s)) return error;
   orStream_t name = s->last_handle;
   bool idle = s->state == OR_STREAM_IDLE;
   uint64_t last = appendAll(s, records);
