@@ -128,12 +128,11 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
   uint64_t before = orNotedErrors();
   orStream *s;
   orTask *task;
-  if (orStreamBegin(stream, false, 0, &s, &task)) {
+  if (orStreamBeginAside(stream, &s, &task)) {
     if (before != orNotedErrors()) orGetLastError();
     return queuedOn(stream); /* destroyed: nobody will be handed the block */
   }
   task->kind = OR_KIND_SET;
-  task->aside = true;
   task->name = "poison";
   task->u.set = (orSetArgs){.dst = ptr, .bytes = bytes, .value = OR_POISON, .device = device};
   uint64_t number = orStreamCommit(s, task);

@@ -75,6 +75,7 @@ orError_t orDeviceSynchronize(void) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orDeviceCheck(device));
   if (!orDeviceIsActive(device)) return orSuccess;
+  OR_TRY(orCapturesRefuse(device, "orDeviceSynchronize"));
   OR_TRY(orDeviceCheckLost(device));
   orStreamSynchronizeDevice("orDeviceSynchronize", device);
   return orDeviceTakeFailure(device);
@@ -93,6 +94,7 @@ orError_t orDeviceReset(void) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orDeviceCheck(device));
   if (!orDeviceIsActive(device)) return orSuccess;
+  orCapturesInvalidate(device, "orDeviceReset");
   /* All streams are told before any moves: what one drops completes events that let others run. */
   orStreamForEach(device, dropQueued, NULL);
   orStreamsGiveUpWaits(device);

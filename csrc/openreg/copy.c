@@ -61,6 +61,9 @@ static orError_t queueCopy(const orCopyArgs *args, bool stage, orAwaits waits, o
   orStream *s;
   orTask *t;
   OR_TRY(orStreamBegin(stream, true, stage ? args->bytes : 0, &s, &t));
+  if (OR_UNLIKELY(stage || waits) && s->capturing)
+    return orCaptureRefuse(s, copyName(args->kind),
+                           stage ? "copy from device or pinned memory" : "it waits for the bytes");
   t->kind = OR_KIND_COPY;
   t->name = copyName(args->kind);
   t->u.copy = *args;
@@ -157,6 +160,8 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   OR_PROBE(OR_PROBE_ACCESS, .call = blocking ? "orMemset" : "orMemsetAsync", .stream = stream,
            .dst = dst, .bytes = bytes);
   OR_TRY(orStreamBegin(stream, true, 0, &s, &t));
+  if (OR_UNLIKELY(blocking) && s->capturing)
+    return orCaptureRefuse(s, "orMemset", "it waits for the bytes");
   t->kind = OR_KIND_SET;
   t->name = "Memset";
   t->u.set = (orSetArgs){dst, bytes, value, onDevice(&to) ? to.region.device : -1};

@@ -25,6 +25,8 @@
  *   stream.c     streams: handles, enqueue, query, synchronise
  *   event.c      events and their completion cells
  *   task.c       what each kind of task does when it runs, or is dropped
+ *   capture.c    streams whose work is kept instead of run
+ *   graph.c      what was captured, queued again
  *   await.c      how a host thread waits
  *   lane.c       the threads that run tasks, and the choice of what runs next (dispatch.h)
  *   failure.c    what failed after the call that asked for it; lost devices
@@ -238,7 +240,11 @@ size_t orRegionUsed(int device);
 
 /* ---- handle.c ---- */
 
-typedef enum orHandleKind { OR_HANDLE_STREAM = 1, OR_HANDLE_EVENT = 2 } orHandleKind;
+typedef enum orHandleKind {
+  OR_HANDLE_STREAM = 1,
+  OR_HANDLE_EVENT = 2,
+  OR_HANDLE_GRAPH = 3
+} orHandleKind;
 
 /* First member of every slot. */
 typedef struct orSlot {
@@ -286,7 +292,7 @@ enum {
 _Static_assert(OR_KIND_AT + OR_KIND_BITS == 63,
                "a handle is a positive int64_t, as PyTorch's ids are");
 _Static_assert(OPENREG_MAX_DEVICES <= 1 << OR_DEVICE_BITS, "a handle has room for every device");
-_Static_assert(OR_HANDLE_EVENT < 1 << OR_KIND_BITS, "a handle has room for every kind");
+_Static_assert(OR_HANDLE_GRAPH < 1 << OR_KIND_BITS, "a handle has room for every kind");
 static inline uint64_t orHandleBits(uint64_t handle, int at, int bits) {
   return handle >> at & ((UINT64_C(1) << bits) - 1);
 }
@@ -344,7 +350,8 @@ typedef struct orTask {
   union {
     orKernelFn kernel;
     void (*host)(void *);
-    orCell *cell; /* of a mark or wait; this task's reference */
+    orCell *cell;  /* of a mark or wait; this task's reference */
+    uint32_t slot; /* of a mark or wait in a graph: which of a replay's cells */
     orCopyArgs copy;
     orSetArgs set;
     orValueArgs value;
@@ -399,6 +406,9 @@ void orQueueReuse(orQueueIn *in, orChunk *chunk);
 
 /* ---- stream.c ---- */
 
+typedef struct orBranch orBranch;
+typedef struct orCapture orCapture;
+
 typedef enum orStreamState {
   OR_STREAM_IDLE,    /* no task */
   OR_STREAM_READY,   /* in the scheduler's list */
@@ -431,6 +441,7 @@ typedef struct orStream {
   uint64_t room_until;     /* the queue is not full before this count, as last looked at */
   size_t bytes_in;         /* of all records ever queued */
   size_t bytes_until;
+  orBranch *capturing; /* where its work goes instead; or null */
   orQueueIn in;
   orCell *waits_for;                  /* while WAITING: the cell, or null for a value */
   const orValueArgs *waits_for_value; /* in the waiting task's record */
@@ -459,7 +470,12 @@ extern orHandleTable orStreamTable;
  * full if `hold` says so (kernels and copies). */
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task);
-/* Publishes the record, unlocks and schedules; returns the task's number on its stream. */
+/* What the allocator does for itself: never held up, and run though the stream captures. */
+orError_t orStreamBeginAside(orStream_t handle, orStream **stream, orTask **task);
+/* The stream, locked; 0 is the current device's default one. */
+orError_t orStreamLock(orStream_t handle, orStream **stream);
+/* Publishes the record, unlocks and schedules; returns the task's number on its stream: 0 in a
+ * capture. */
 uint64_t orStreamCommit(orStream *stream, orTask *task);
 /* Who waits though the call does not promise it may rely on nothing. */
 typedef enum orAwaits {
@@ -472,6 +488,18 @@ typedef enum orAwaits {
  * when the task is done and reports as every call that synchronises does, or that the task was
  * dropped. */
 orError_t orStreamSubmit(orStream *stream, orTask *task, orAwaits waits);
+/* Copies of records, marks and waits with cells by their slots. */
+typedef struct orSequence {
+  const orTask *const *tasks;
+  size_t count, bytes; /* of the records together, or more */
+  orCell *const *cells;
+} orSequence;
+/* All of them, with nothing between, or none. Never blocks. `asked`: somebody queues them on this
+ * stream, which may refuse; else they follow what was queued elsewhere, and are dropped if the
+ * device is lost. */
+orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records);
+/* Blocks while the queue is full. */
+orError_t orStreamAwaitRoom(orStream_t handle);
 /* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not
  * wait. */
 void orStreamResume(orStream *stream);
@@ -496,8 +524,9 @@ void orStreamsGiveUpWaits(int device);
 orStream *orStreamBlocker(orStream *stream);
 /* Waits until every stream is idle, no lane having one. */
 void orStreamSettle(void);
-/* Makes a device's default stream. */
+/* Makes a stream that only orStreamUnmake destroys, which any thread may call, in a task too. */
 orError_t orStreamMake(int device, int priority, orStream_t *handle);
+void orStreamUnmake(orStream_t handle);
 int orClampPriority(int priority);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and
  * UINT64_MAX. */
@@ -509,23 +538,30 @@ orStream *orTaskStream(void);                             /* task.c; null outsid
 
 /* ---- event.c ---- */
 
+typedef struct orGraphNode orGraphNode;
+
 /* One completion. Pooled; freed when the last reference goes. */
 struct orCell {
   _Atomic uint32_t refs;
   _Atomic uint32_t state; /* futex: OR_CELL_* */
   orMutex lock;           /* waiters, and the step to done as seen by them */
   orStream *waiters;
-  uint64_t time_ns;  /* written before done */
-  orError_t status;  /* written before done */
-  orStream_t stream; /* that it was recorded on; 0: external */
-  uint64_t number;   /* of its mark there */
-  orEvent_t event;   /* that it was made for */
-  orCell *next;      /* pool */
-  void *kept;        /* a tool's, under its lock; it is told when the cell is freed */
+  uint64_t time_ns;   /* written before done */
+  orError_t status;   /* written before done */
+  orStream_t stream;  /* that it was recorded on; 0: external */
+  uint64_t number;    /* of its mark there */
+  orEvent_t event;    /* that it was made for */
+  orCell *next;       /* pool */
+  void *kept;         /* a tool's, under its lock; it is told when the cell is freed */
+  orCapture *capture; /* that it was recorded in: nothing completes it; or null */
+  orGraphNode *mark;  /* there, while the capture is active */
 };
 /* From LOOK on it counts how often sleepers should have looked around: none misses two of them. */
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
 
+/* With that many references; null if memory is short. */
+orCell *orCellNew(uint32_t refs);
+orCell *orCellRetain(orCell *cell);
 void orCellRelease(orCell *cell);
 static inline bool orCellDone(const orCell *cell) {
   return atomic_load_explicit(&cell->state, memory_order_acquire) & OR_CELL_DONE;
@@ -635,6 +671,7 @@ const orTask *orLaneFirst(orStream *stream);
 bool orLaneTake(orStream *stream);
 
 #include "dispatch.h"
+#include "graph.h"
 
 /* ---- split.c ---- */
 

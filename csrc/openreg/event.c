@@ -60,7 +60,7 @@ static bool growPool(void) {
   return true;
 }
 
-static orCell *newCell(uint32_t refs) {
+orCell *orCellNew(uint32_t refs) {
   orMutexLock(&pool_lock);
   orCell *c = pool || growPool() ? pool : NULL;
   if (c) pool = c->next;
@@ -71,19 +71,22 @@ static orCell *newCell(uint32_t refs) {
   }
   c->status = orSuccess;
   c->stream = 0;
+  c->number = 0;
+  c->event = 0;
   c->time_ns = 0;
   atomic_store_explicit(&c->state, OR_CELL_PENDING, memory_order_relaxed);
   atomic_store_explicit(&c->refs, refs, memory_order_relaxed);
   return c;
 }
 
-static orCell *retain(orCell *cell) {
+orCell *orCellRetain(orCell *cell) {
   atomic_fetch_add_explicit(&cell->refs, 1, memory_order_relaxed);
   return cell;
 }
 
 void orCellRelease(orCell *cell) {
   if (!cell || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1) return;
+  if (OR_UNLIKELY(cell->capture != NULL)) orCaptureForget(cell);
   if (OR_UNLIKELY(cell->kept != NULL)) orProbeCall(OR_PROBE_CELL_FREED, &(orProbe){.cell = cell});
   orMutexLock(&pool_lock);
   cell->next = pool;
@@ -164,7 +167,7 @@ static orError_t lockEvent(orEvent_t handle, orEvent **event) {
 orError_t orEventCell(orEvent_t handle, orCell **cell, unsigned *flags) {
   orEvent *e;
   OR_TRY(lockEvent(handle, &e));
-  *cell = e->cell ? retain(e->cell) : NULL;
+  *cell = e->cell ? orCellRetain(e->cell) : NULL;
   *flags = e->flags;
   orMutexUnlock(&e->lock);
   return orSuccess;
@@ -191,7 +194,7 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
 }
 
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell) {
-  *cell = newCell(2); /* the event's and the caller's */
+  *cell = orCellNew(2); /* the event's and the caller's */
   if (!*cell) return orErrorMemoryAllocation;
   orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, *cell, event);
   if (error) orCellRelease(*cell);
@@ -207,7 +210,7 @@ orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags) {
   OR_TRY(orDeviceUse(orCurrentDevice()));
   orCell *cell = NULL;
   if (flags & orEventExternal) {
-    cell = newCell(1);
+    cell = orCellNew(1);
     if (!cell) return orErrorMemoryAllocation;
   }
   return makeEvent(orCurrentDevice(), flags, cell, event);
@@ -247,6 +250,16 @@ orError_t orEventGetDevice(orEvent_t event, int *device) {
   return orSuccess;
 }
 
+/* In a capture. Both locks held. */
+static orError_t captureMark(orEvent *e, orStream *s, orCell *cell, orCell **replaced) {
+  OR_TRY(orCaptureMark(s, cell));
+  *replaced = e->cell;
+  e->cell = cell;
+  cell->stream = s->last_handle;
+  orCellRelease(cell); /* no mark has it */
+  return orSuccess;
+}
+
 /* The event is locked across the enqueue, so that of two threads that record it the later mark is
  * the newest cell. A mark never waits for room. */
 static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
@@ -259,6 +272,11 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
     return orFail(orErrorInvalidValue,
                   "an event of device %d cannot be recorded on a stream of device %d", e->device,
                   device);
+  }
+  if (OR_UNLIKELY(s->capturing != NULL)) {
+    orError_t error = captureMark(e, s, cell, replaced);
+    orMutexUnlock(&s->lock);
+    return error;
   }
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   *replaced = e->cell;
@@ -285,7 +303,7 @@ orError_t orEventRecord(orEvent_t event, orStream_t stream) {
   orEvent *e;
   OR_TRY(orEnterBlocking());
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  orCell *cell = newCell(2); /* the event's and the mark's */
+  orCell *cell = orCellNew(2); /* the event's and the mark's */
   if (!cell) return orErrorMemoryAllocation;
   orCell *replaced = NULL;
   orError_t error = lockEvent(event, &e);
@@ -312,6 +330,12 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orEventCell(event, &cell, &flags));
   orError_t error = orStreamBegin(stream, false, 0, &s, &task);
+  if (!error && cell && OR_UNLIKELY(s->capturing || cell->capture)) {
+    error = orCaptureWait(s, cell);
+    orMutexUnlock(&s->lock);
+    orCellRelease(cell);
+    return error;
+  }
   if (!error && cell) OR_PROBE(OR_PROBE_WAIT, .stream = s->last_handle, .cell = cell);
   if (error || !cell || orCellDone(cell) || cell->stream == s->last_handle) {
     if (!error) orMutexUnlock(&s->lock);
@@ -326,12 +350,21 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   return orSuccess;
 }
 
+/* As orEventCell, for a host that wants to know how far it is. */
+static orError_t cellToAskOf(orEvent_t event, const char *call, orCell **cell, unsigned *flags) {
+  OR_TRY(orEventCell(event, cell, flags));
+  if (OR_LIKELY(!*cell || !(*cell)->capture)) return orSuccess;
+  orError_t error = orCaptureRefuseEvent(*cell, call);
+  orCellRelease(*cell);
+  return error;
+}
+
 orError_t orEventQuery(orEvent_t event) {
   orCell *cell;
   unsigned flags;
   OR_TRY(orEnter());
   orDispatchPoint();
-  OR_TRY(orEventCell(event, &cell, &flags));
+  OR_TRY(cellToAskOf(event, "orEventQuery", &cell, &flags));
   orAwaited awaited = cell ? awaitedOf(cell) : (orAwaited){0};
   bool ready = !cell || orIsOver(&awaited);
   if (ready && cell) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
@@ -345,7 +378,7 @@ orError_t orEventSynchronize(orEvent_t event) {
   orCell *cell;
   unsigned flags;
   OR_TRY(orEnterBlocking());
-  OR_TRY(orEventCell(event, &cell, &flags));
+  OR_TRY(cellToAskOf(event, "orEventSynchronize", &cell, &flags));
   if (!cell) return orSuccess;
   int device = orHandleDevice(event);
   orError_t lost = orDeviceCheckLost(device);
@@ -367,7 +400,7 @@ orError_t orEventSynchronize(orEvent_t event) {
 static orError_t finishedTime(orEvent_t event, const char *which, uint64_t *time_ns) {
   orCell *cell;
   unsigned flags;
-  OR_TRY(orEventCell(event, &cell, &flags));
+  OR_TRY(cellToAskOf(event, "orEventElapsedTime", &cell, &flags));
   orError_t error = orSuccess;
   if (flags & orEventDisableTiming)
     error = orFail(orErrorEventNotTimed, "the %s event was created without timing", which);
@@ -405,7 +438,7 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
   else if (e->flags & OR_EVENT_SIGNALLED)
     error = orFail(orErrorInvalidValue, "the event has been signalled already");
   else
-    cell = retain(e->cell);
+    cell = orCellRetain(e->cell);
   if (cell) e->flags |= OR_EVENT_SIGNALLED;
   bool of_task = e->flags & OR_EVENT_OF_TASK; /* whose failure is noted with the task's name */
   orMutexUnlock(&e->lock);

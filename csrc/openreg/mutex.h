@@ -15,6 +15,7 @@ typedef enum orRank {
   OR_RANK_REGISTRY,    /* of device factories */
   OR_RANK_FIRST_USE,   /* of a device */
   OR_RANK_EVENT,
+  OR_RANK_GRAPH,
   OR_RANK_CACHE, /* one a device */
   OR_RANK_REGIONS,
   OR_RANK_ARENA, /* the simulated devices' addresses are mapped, once */
@@ -23,6 +24,7 @@ typedef enum orRank {
   OR_RANK_STREAMS, /* one is made, or all are told of something */
   OR_RANK_HANDLES,
   OR_RANK_STREAM,
+  OR_RANK_CAPTURE,
   OR_RANK_CELL,
   OR_RANK_CELLS, /* that are free */
   OR_RANK_LANES,

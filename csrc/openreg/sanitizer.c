@@ -306,6 +306,7 @@ orError_t orSanitizerAccess(orStream_t stream, const char *operation,
   if (!isOn() || orInForkedChild() || orProcessTask() != OR_TASK_NONE) return orSuccess;
   OR_TRY(checkAccesses(operation, accesses, count));
   if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
+  if (orStreamCaptures(stream)) return orSuccess;
   checkAll(stream, operation, accesses, count, false);
   return orSuccess;
 }
@@ -405,6 +406,7 @@ static void onAccess(orProbe *p) {
   size_t count = 0;
   orStream_t stream = p->stream;
   if (stream == OR_STREAM_DEFAULT && orDeviceDefaultStream(orCurrentDevice(), &stream)) return;
+  if (orStreamCaptures(stream)) return; /* it happens at each launch of the graph */
   if (!p->src && !p->dst) {
     onKernel(stream, p);
     return;

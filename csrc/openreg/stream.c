@@ -69,8 +69,7 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
   return orSuccess;
 }
 
-/* The stream, locked. */
-static orError_t lockStream(orStream_t handle, orStream **stream) {
+orError_t orStreamLock(orStream_t handle, orStream **stream) {
   if (handle == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &handle));
   orStream *s = orHandleFind(&orStreamTable, handle);
   if (!s) return orErrorInvalidResourceHandle;
@@ -113,12 +112,23 @@ static orError_t refuseLost(orStream *s) {
   return orSuccess;
 }
 
+/* In a capture nothing is full. */
+static __attribute__((noinline)) orError_t beginCaptured(orStream *s, size_t args_size,
+                                                         orStream **stream, orTask **task) {
+  orError_t error = orCaptureReserve(s, args_size, task);
+  *stream = s;
+  if (error) orMutexUnlock(&s->lock);
+  return error;
+}
+
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task) {
   orStream *s;
   OR_PROBE(OR_PROBE_QUEUES, 0);
   for (;;) {
-    OR_TRY(lockStream(handle, &s));
+    OR_TRY(orStreamLock(handle, &s));
+    if (OR_UNLIKELY(s->capturing != NULL) && orCaptureHolds(s))
+      return beginCaptured(s, args_size, stream, task);
     if (!hold) break;
     if (OR_UNLIKELY(s->lost)) {
       OR_TRY(refuseLost(s));
@@ -136,6 +146,18 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
   }
   *stream = s;
   return orSuccess;
+}
+
+orError_t orStreamBeginAside(orStream_t handle, orStream **stream, orTask **task) {
+  OR_PROBE(OR_PROBE_QUEUES, 0);
+  OR_TRY(orStreamLock(handle, stream));
+  *task = orQueueReserve(&(*stream)->in, 0);
+  if (*task) {
+    (*task)->aside = true;
+    return orSuccess;
+  }
+  orMutexUnlock(&(*stream)->lock);
+  return orFail(orErrorMemoryAllocation, "no memory to queue a task");
 }
 
 /* Events and waits are for whoever comes. */
@@ -178,24 +200,38 @@ static const char *callOf(const orTask *task) {
   }
 }
 
+static void fillProbe(orProbe *probe, const orTask *task, orStream_t stream) {
+  *probe = (orProbe){
+      .call = callOf(task), .stream = stream, .kind = (int)task->kind, .aside = task->aside};
+  if (task->kind == OR_KIND_COPY) {
+    probe->dst = task->u.copy.dst;
+    probe->src = task->u.copy.src;
+    probe->bytes = task->u.copy.bytes;
+  } else if (task->kind == OR_KIND_SET) {
+    probe->dst = task->u.set.dst;
+    probe->bytes = task->u.set.bytes;
+  }
+}
+
 /* Once published, the task may be over and the stream another's. */
 static __attribute__((noinline)) uint64_t publishProbed(orStream *s, orTask *task, bool *mine) {
-  orProbe probe = {
-      .call = callOf(task), .stream = s->last_handle, .kind = (int)task->kind, .aside = task->aside};
-  if (task->kind == OR_KIND_COPY) {
-    probe.dst = task->u.copy.dst;
-    probe.src = task->u.copy.src;
-    probe.bytes = task->u.copy.bytes;
-  } else if (task->kind == OR_KIND_SET) {
-    probe.dst = task->u.set.dst;
-    probe.bytes = task->u.set.bytes;
-  }
+  orProbe probe;
+  fillProbe(&probe, task, s->last_handle);
   probe.number = publish(s, task, mine);
   orProbeCall(OR_PROBE_QUEUED, &probe);
   return probe.number;
 }
 
+/* True if the task is a node of a capture. Unlocks the stream if so. */
+static __attribute__((noinline)) bool commitCaptured(orStream *s, const orTask *task, bool *mine) {
+  *mine = false;
+  if (!orCaptureCommit(s, task)) return false;
+  orMutexUnlock(&s->lock);
+  return true;
+}
+
 static inline uint64_t commit(orStream *s, orTask *task, bool *mine) {
+  if (OR_UNLIKELY(s->capturing != NULL) && commitCaptured(s, task, mine)) return 0;
   return orProbeOn(OR_PROBE_QUEUED) ? publishProbed(s, task, mine) : publish(s, task, mine);
 }
 
@@ -258,6 +294,10 @@ static orError_t reportDropped(int device) {
 }
 
 static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
+  if (OR_UNLIKELY(s->capturing != NULL)) {
+    orStreamCommit(s, task); /* OPENREG_LAUNCH_BLOCKING: what waits has been refused */
+    return orSuccess;
+  }
   if (OR_UNLIKELY(orProcessExiting())) {
     orMutexUnlock(&s->lock);
     return orFail(orErrorNotPermitted, "the process is exiting: nothing runs any more");
@@ -278,15 +318,101 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
 
 orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   bool mine;
-  OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
+  if (!s->capturing) OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
   if (waits || OR_UNLIKELY(orConfigGet()->launch_blocking)) return submitAndWait(s, task, waits);
-  bool awaited = task->awaited; /* once committed, the task may be over */
+  bool awaited = task->awaited && !s->capturing; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
   if (OR_UNLIKELY(awaited) && !mine) mine = !orDispatching() && orLaneTake(s);
   if (OR_UNLIKELY(mine)) runHere(s, number);
   orDispatchPoint();
   return orSuccess;
 }
+
+/* ---- many at once ---- */
+
+static bool isMarkable(const orTask *task) {
+  return task->kind == OR_KIND_KERNEL || task->kind == OR_KIND_COPY || task->kind == OR_KIND_SET;
+}
+
+/* Lock held, and room for all of them reserved. Returns the number of the last. */
+static uint64_t appendAll(orStream *s, const orSequence *records) {
+  uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed);
+  for (size_t i = 0; i < records->count; i++) {
+    const orTask *from = records->tasks[i];
+    orTask *task = orQueueReserve(&s->in, from->size - OR_TASK_HEADER);
+    memcpy(task, from, from->size);
+    if (task->kind == OR_KIND_MARK || task->kind == OR_KIND_WAIT)
+      task->u.cell = orCellRetain(records->cells[from->u.slot]);
+    else if (isMarkable(task))
+      OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
+    number++;
+    if (isForLanes(task)) s->lane_until = number;
+    orQueueCommit(&s->in, &s->out, task);
+    s->bytes_in += task->size;
+  }
+  return number;
+}
+
+static void tellQueued(orStream_t stream, const orSequence *records, uint64_t last) {
+  for (size_t i = 0; i < records->count; i++) {
+    orProbe probe;
+    fillProbe(&probe, records->tasks[i], stream);
+    probe.number = last - records->count + 1 + i;
+    orProbeCall(OR_PROBE_QUEUED, &probe);
+  }
+}
+
+/* The stream, locked, with room for all; null: refused. */
+static orStream *beginAll(orStream_t handle, bool asked, size_t bytes, orError_t *error) {
+  orStream *s = NULL;
+  for (;;) {
+    *error = orStreamLock(handle, &s);
+    if (*error || !s) return NULL;
+    if (s->capturing && orCaptureHolds(s)) {
+      *error = orCaptureRefuse(s, "orGraphLaunch", "a graph cannot be part of another one");
+      return NULL;
+    }
+    if (OR_LIKELY(!s->lost || !asked)) break;
+    *error = refuseLost(s);
+    if (*error) return NULL;
+  }
+  if (orQueueReserve(&s->in, bytes)) return s;
+  orMutexUnlock(&s->lock);
+  *error = orFail(orErrorMemoryAllocation, "no memory to queue %zu bytes of records", bytes);
+  return NULL;
+}
+
+orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records) {
+  orError_t error;
+  OR_PROBE(OR_PROBE_QUEUES, 0);
+  orStream *s = beginAll(handle, asked, records->bytes, &error);
+  if (OR_UNLIKELY(!s)) return error;
+  orStream_t name = s->last_handle;
+  bool idle = s->state == OR_STREAM_IDLE;
+  uint64_t last = appendAll(s, records);
+  last_correlation = orCorrelation(name, last);
+  if (idle) s->state = OR_STREAM_READY;
+  if (OR_UNLIKELY(s->lost)) atomic_store_explicit(&s->drop_until, last, memory_order_release);
+  atomic_store_explicit(&s->queued, last, memory_order_release);
+  orMutexUnlock(&s->lock);
+  if (idle) orLaneSchedule(s);
+  if (orProbeOn(OR_PROBE_QUEUED)) tellQueued(name, records, last);
+  return orSuccess;
+}
+
+orError_t orStreamAwaitRoom(orStream_t handle) {
+  orStream *s;
+  OR_TRY(orStreamLock(handle, &s));
+  bool full = isFull(s);
+  if (full)
+    awaitRoom(s);
+  else
+    orMutexUnlock(&s->lock);
+  return full && orProcessExiting() ? orFail(orErrorNotPermitted, "the process is exiting")
+                                    : orSuccess;
+}
+
+/* ---- the end of a stream ---- */
 
 /* Of a stream that is no more: its slot may stay unused for long. Lock held. */
 static void letGoOfMemory(orStream *s) {
@@ -439,10 +565,20 @@ orError_t orStreamCreateWithPriority(orStream_t *stream, int priority) {
 
 orError_t orStreamCreate(orStream_t *stream) { return orStreamCreateWithPriority(stream, 0); }
 
+/* Unlocks it. */
+static void destroy(orStream *s) {
+  orHandleInvalidate(&s->slot);
+  bool idle = s->state == OR_STREAM_IDLE;
+  s->dying = true;
+  if (idle) letGoOfMemory(s);
+  orMutexUnlock(&s->lock);
+  if (idle) orHandleRecycle(&orStreamTable, &s->slot);
+}
+
 orError_t orStreamDestroy(orStream_t stream) {
   orStream *s;
   OR_TRY(orEnter());
-  OR_TRY(lockStream(stream, &s));
+  OR_TRY(orStreamLock(stream, &s));
   orStream_t standard = 0;
   orDeviceDefaultStream(s->device, &standard);
   if (s->last_handle == standard) {
@@ -450,20 +586,23 @@ orError_t orStreamDestroy(orStream_t stream) {
     return orFail(orErrorInvalidValue, "the default stream of device %d cannot be destroyed",
                   s->device);
   }
-  orHandleInvalidate(&s->slot);
-  bool idle = s->state == OR_STREAM_IDLE;
-  s->dying = true;
-  if (idle) letGoOfMemory(s);
-  orMutexUnlock(&s->lock);
-  if (idle) orHandleRecycle(&orStreamTable, &s->slot);
+  orCapture *left = orCaptureLeave(s);
+  destroy(s);
+  orCaptureAbandon(left);
   return orSuccess;
+}
+
+void orStreamUnmake(orStream_t handle) {
+  orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(handle));
+  orMutexLock(&s->lock);
+  destroy(s);
 }
 
 orError_t orStreamGetDevice(orStream_t stream, int *device) {
   orStream *s;
   OR_TRY(orEnter());
   if (!device) return orFail(orErrorInvalidValue, "orStreamGetDevice: null result");
-  OR_TRY(lockStream(stream, &s));
+  OR_TRY(orStreamLock(stream, &s));
   *device = s->device;
   orMutexUnlock(&s->lock);
   return orSuccess;
@@ -473,15 +612,17 @@ orError_t orStreamGetPriority(orStream_t stream, int *priority) {
   orStream *s;
   OR_TRY(orEnter());
   if (!priority) return orFail(orErrorInvalidValue, "orStreamGetPriority: null result");
-  OR_TRY(lockStream(stream, &s));
+  OR_TRY(orStreamLock(stream, &s));
   *priority = s->priority;
   orMutexUnlock(&s->lock);
   return orSuccess;
 }
 
 /* The stream unlocked, and how many tasks it has been given. */
-static orError_t snapshot(orStream_t stream, orStream **s, uint64_t *queued) {
-  OR_TRY(lockStream(stream, s));
+static orError_t snapshot(const char *call, orStream_t stream, orStream **s, uint64_t *queued) {
+  OR_TRY(orStreamLock(stream, s));
+  if (OR_UNLIKELY((*s)->capturing != NULL) && orCaptureHolds(*s))
+    return orCaptureRefuse(*s, call, "nothing runs before the graph is launched");
   *queued = atomic_load_explicit(&(*s)->queued, memory_order_relaxed);
   orMutexUnlock(&(*s)->lock);
   return orSuccess;
@@ -493,7 +634,7 @@ orError_t orStreamQuery(orStream_t stream) {
   OR_TRY(orEnter());
   orDispatchPoint();
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  OR_TRY(snapshot(stream, &s, &queued));
+  OR_TRY(snapshot("orStreamQuery", stream, &s, &queued));
   if (hasCompleted(s, queued)) {
     OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = stream);
     return orSuccess;
@@ -509,7 +650,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   uint64_t queued;
   OR_TRY(orEnterBlocking());
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  OR_TRY(snapshot(stream, &s, &queued));
+  OR_TRY(snapshot("orStreamSynchronize", stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
   synchronize(s, queued, stream, true, false);

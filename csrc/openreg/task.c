@@ -297,6 +297,8 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
     OR_PROBE(OR_PROBE_ACCESS, .call = l->name, .stream = l->stream, .accesses = l->accesses,
              .count = l->access_count);
   OR_TRY(orStreamBegin(l->stream, true, l->args_size, &s, &t));
+  if (OR_UNLIKELY(l->flags & orLaunchWaits) && s->capturing)
+    return orCaptureRefuse(s, l->name, "it waits for its result");
   t->kind = OR_KIND_KERNEL;
   t->name = l->name;
   t->drop = l->drop;
@@ -335,8 +337,9 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->u.host = fn;
   t->user_data = user_data;
   /* Whatever it may tell the host is taken to be known. */
-  OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC,
-           .everybody = true);
+  if (!s->capturing)
+    OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC,
+             .everybody = true);
   orStreamCommit(s, t);
   orDispatchPoint();
   return orSuccess;
@@ -372,7 +375,8 @@ static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint
   t->kind = kind;
   t->name = kind == OR_KIND_WAIT_VALUE ? "orStreamWaitValue32" : "orStreamWriteValue32";
   t->u.value = (orValueArgs){mapped, value, how};
-  if (kind == OR_KIND_WAIT_VALUE) OR_PROBE(OR_PROBE_WAIT_VALUE, .stream = s->last_handle);
+  if (kind == OR_KIND_WAIT_VALUE && !s->capturing)
+    OR_PROBE(OR_PROBE_WAIT_VALUE, .stream = s->last_handle);
   orStreamCommit(s, t);
   orDispatchPoint();
   return orSuccess;

@@ -87,7 +87,14 @@ OR_API int orGetVersion(void);
   X(orErrorEventNotTimed, "the event was created without timing")                      \
   X(orErrorLaunchFailure, "a kernel failed")                                           \
   X(orErrorSystem, "the operating system refused a request")                           \
-  X(orErrorDeviceLost, "the device is lost")
+  X(orErrorDeviceLost, "the device is lost")                                           \
+  X(orErrorStreamCaptureUnsupported, "not permitted while a stream is capturing")      \
+  X(orErrorStreamCaptureInvalidated, "the capture was invalidated by an earlier call") \
+  X(orErrorStreamCaptureMerge, "two captures would become one")                        \
+  X(orErrorStreamCaptureUnmatched, "no capture began on this stream")                  \
+  X(orErrorStreamCaptureUnjoined, "a stream of the capture was not joined")            \
+  X(orErrorStreamCaptureIsolation, "a capture cannot wait for what is outside of it")  \
+  X(orErrorCapturedEvent, "the event was last recorded in a capture")
 
 typedef enum orError_t {
 #define OR_X(name, text) name,
