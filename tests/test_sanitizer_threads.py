@@ -13,6 +13,7 @@ import os
 import queue
 import socket
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -735,6 +736,25 @@ def test_it_may_go_on_and_off_while_threads_are_in_locks():
     for thread in threads:
         thread.join(60)
     assert sorted(done) == list(range(4))
+
+
+def test_threads_may_switch_it_on_and_off_at_once():
+    before = sys.getswitchinterval()
+
+    def switch():
+        for _ in range(200):
+            sanitizer.enable()
+            sanitizer.disable()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        started(*[switch] * 4)
+        assert threading.active_count() and ctypes.CDLL(None).abs(-3) == 3
+        sanitizer.disable()
+        assert type(threading._start_new_thread).__name__ == "builtin_function_or_method"
+    finally:
+        sys.setswitchinterval(before)
+        sanitizer.enable("warn")
 
 
 def test_ctypes_calls_as_before_when_it_is_off():
