@@ -757,6 +757,23 @@ def test_nothing_stays_when_it_is_off():
         sanitizer.enable("warn")
 
 
+def test_what_others_have_put_over_it_stays():
+    join, calls = threading.Thread.join, []
+
+    def counted(self, timeout=None):
+        calls.append(self)
+        return join(self, timeout)
+
+    threading.Thread.join = counted
+    sanitizer.disable()
+    try:
+        started(lambda: None)
+        assert len(calls) == 1
+    finally:
+        threading.Thread.join = join.__wrapped__
+        sanitizer.enable("warn")
+
+
 def test_it_may_go_on_and_off_while_threads_are_in_locks():
     lock, tasks, done = threading.Lock(), queue.SimpleQueue(), []
     lock.acquire()

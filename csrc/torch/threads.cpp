@@ -56,11 +56,11 @@ enum class Order : int {
   AcquiresIfFalse,
   Acquires,
   Releases,
-  AcquiresAll,       // what anybody knows: what it waits for cannot be followed
-  AcquiresAllIfAny,  // if it returns something that is not empty
+  AcquiresAll,        // what anybody knows: what it waits for cannot be followed
+  AcquiresAllIfAny,   // if it returns something that is not empty
   AcquiresAllIfPipe,  // if it reads no file of a disk, as modules and lines of code are read
-  AcquiresAllFirst,  // before it runs: it calls what others have left there
-  Backward,          // others act for the caller meanwhile
+  AcquiresAllFirst,   // before it runs: it calls what others have left there
+  Backward,           // others act for the caller meanwhile
 };
 
 struct Method {

@@ -204,16 +204,19 @@ def follow():
     for owner, name, patch in _PATCHES:
         original = vars(owner).get(name)
         if original is not None:
-            _patched.append((owner, name, original))
-            setattr(owner, name, patch(original))
+            patched = patch(original)
+            _patched.append((owner, name, original, patched))
+            setattr(owner, name, patched)
 
 
 def unfollow():
-    """As it was before."""
+    """As it was before, but for what others have put over it, who go on calling what is here: off,
+    it does nothing."""
     if not _patched:
         return
     _C._threads_unfollow()
     _C._threads_unfollow_calls(*_foreign())
     while _patched:
-        owner, name, original = _patched.pop()
-        setattr(owner, name, original)
+        owner, name, original, patched = _patched.pop()
+        if vars(owner)[name] is patched:
+            setattr(owner, name, original)

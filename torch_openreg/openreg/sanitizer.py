@@ -42,8 +42,8 @@ __all__ = [
 
 _MODES = ("error", "warn")
 
-# Held to switch it on or off: threads may do that at once, and what follows them comes and goes with
-# the core's part. Of signal handlers and finalizers, which may come to a thread that has it, too.
+# Held to switch it on or off, which threads may do at once: what follows them comes and goes with
+# the core's part. A signal handler or a finalizer may come to the thread that has it.
 _switch = threading.RLock()
 os.register_at_fork(after_in_child=_switch._at_fork_reinit)
 
