@@ -13,6 +13,7 @@ import os
 import queue
 import socket
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -211,6 +212,12 @@ def by_pipe():
     return lambda: os.write(writes, b"x"), lambda: os.read(reads, 1)
 
 
+def by_file_of_a_pipe():
+    reads, writes = os.pipe()
+    file = os.fdopen(reads)
+    return lambda: os.write(writes, b"x\n"), file.readline
+
+
 def by_socket():
     here, there = socket.socketpair()
     return lambda: here.send(b"x"), lambda: there.recv(1)
@@ -258,6 +265,7 @@ WAYS = {
     "empty": by_queue_that_is_asked,
     "task_done": by_joining_a_queue,
     "pipe": by_pipe,
+    "file of a pipe": by_file_of_a_pipe,
     "socket": by_socket,
     "connection": by_connection,
     "a lock of processes": by_release(lambda: multiprocessing.Semaphore(0)),
@@ -293,6 +301,39 @@ def test_a_lock_of_an_extension_counts_as_order(tmp_path):
     spec = importlib.util.spec_from_file_location("waits_in_c", library)
     extension = importlib.util.module_from_spec(spec)
     assert not found(hand_over, extension.post, extension.wait)
+
+
+def test_what_a_future_of_torch_calls_knows_what_was_known_there():
+    """The thread that sets the result calls it."""
+
+    def program():
+        x, side = written_aside()
+        future, flags = torch.futures.Future(), []
+
+        def asks():
+            side.synchronize()
+            future.then(lambda _: x.add_(1))
+            flags.append(1)
+
+        def sets():
+            poll(flags)
+            future.set_result(1)
+
+        started(asks, sets)
+
+    assert not found(program)
+
+
+def test_reading_a_file_of_a_disk_orders_nothing():
+    """As whoever prints a report does, who so would see no other."""
+    flags = []
+
+    def hear():
+        poll(flags)
+        with open(__file__, "rb", buffering=0) as file:
+            file.read(10)
+
+    assert found(hand_over, lambda: flags.append(1), hear)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -716,6 +757,23 @@ def test_nothing_stays_when_it_is_off():
         sanitizer.enable("warn")
 
 
+def test_what_others_have_put_over_it_stays():
+    join, calls = threading.Thread.join, []
+
+    def counted(self, timeout=None):
+        calls.append(self)
+        return join(self, timeout)
+
+    threading.Thread.join = counted
+    sanitizer.disable()
+    try:
+        started(lambda: None)
+        assert len(calls) == 1
+    finally:
+        threading.Thread.join = join.__wrapped__
+        sanitizer.enable("warn")
+
+
 def test_it_may_go_on_and_off_while_threads_are_in_locks():
     lock, tasks, done = threading.Lock(), queue.SimpleQueue(), []
     lock.acquire()
@@ -735,6 +793,25 @@ def test_it_may_go_on_and_off_while_threads_are_in_locks():
     for thread in threads:
         thread.join(60)
     assert sorted(done) == list(range(4))
+
+
+def test_threads_may_switch_it_on_and_off_at_once():
+    before = sys.getswitchinterval()
+
+    def switch():
+        for _ in range(200):
+            sanitizer.enable()
+            sanitizer.disable()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        started(*[switch] * 4)
+        assert threading.active_count() and ctypes.CDLL(None).abs(-3) == 3
+        sanitizer.disable()
+        assert type(threading._start_new_thread).__name__ == "builtin_function_or_method"
+    finally:
+        sys.setswitchinterval(before)
+        sanitizer.enable("warn")
 
 
 def test_ctypes_calls_as_before_when_it_is_off():

@@ -19,6 +19,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <dlfcn.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <cstring>
@@ -55,9 +56,11 @@ enum class Order : int {
   AcquiresIfFalse,
   Acquires,
   Releases,
-  AcquiresAll,       // what anybody knows: what it waits for cannot be followed
-  AcquiresAllIfAny,  // if it returns something that is not empty
-  Backward,          // others act for the caller meanwhile
+  AcquiresAll,        // what anybody knows: what it waits for cannot be followed
+  AcquiresAllIfAny,   // if it returns something that is not empty
+  AcquiresAllIfPipe,  // if it reads no file of a disk, as modules and lines of code are read
+  AcquiresAllFirst,   // before it runs: it calls what others have left there
+  Backward,           // others act for the caller meanwhile
 };
 
 struct Method {
@@ -70,12 +73,25 @@ constexpr size_t kMethods = 96;
 std::array<Method, kMethods> methods;
 size_t methodCount = 0;
 
-bool learns(Order order, PyObject *result) {
+bool isPipe(PyObject *file) {
+  struct stat status{};
+  const int descriptor = PyObject_AsFileDescriptor(file);
+  if (descriptor < 0) PyErr_Clear();
+  return descriptor >= 0 && fstat(descriptor, &status) == 0 && !S_ISREG(status.st_mode);
+}
+
+bool learns(Order order, PyObject *self, PyObject *result) {
   if (result == nullptr) return false;
   if (order == Order::AcquiresIfTrue) return result == Py_True;
   if (order == Order::AcquiresIfFalse) return result == Py_False;
+  if (order == Order::AcquiresAllIfPipe) return isPipe(self);
   if (order == Order::AcquiresAllIfAny) return PyObject_IsTrue(result) == 1;
   return order == Order::Acquires || order == Order::AcquiresAll;
+}
+
+bool acquiresAll(Order order) {
+  return order == Order::AcquiresAll || order == Order::AcquiresAllIfAny ||
+         order == Order::AcquiresAllIfPipe;
 }
 
 /* A lock of `threading` of its own: it orders those alone who acquire it in one of these codes. */
@@ -115,9 +131,9 @@ template <typename Call>
 PyObject *follow(const Method &method, PyObject *self, const Call &call) {
   if (method.order == Order::Backward) return callBackward(call);
   if (method.order == Order::Releases) orSanitizerRelease(self);
+  if (method.order == Order::AcquiresAllFirst) orSanitizerAcquire(nullptr);
   PyObject *result = call();
-  const bool all = method.order == Order::AcquiresAll || method.order == Order::AcquiresAllIfAny;
-  if (learns(method.order, result)) acquire(all ? nullptr : self);
+  if (learns(method.order, self, result)) acquire(acquiresAll(method.order) ? nullptr : self);
   return result;
 }
 

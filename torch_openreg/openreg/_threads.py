@@ -10,6 +10,7 @@ import _socket
 import _thread
 import fcntl
 import functools
+import io
 import os
 import queue
 import select
@@ -22,7 +23,8 @@ import torch
 from .. import _C
 
 # What a method does, as in csrc/torch/threads.cpp.
-_IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES, _ACQUIRES_ALL, _ALL_IF_ANY, _BACKWARD = range(7)
+_IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES = range(4)
+_ACQUIRES_ALL, _ALL_IF_ANY, _ALL_IF_PIPE, _ALL_FIRST, _BACKWARD = range(4, 9)
 
 _LOCK = type(threading.Lock())
 _RLOCK = type(threading.RLock())
@@ -44,12 +46,14 @@ _METHODS = (
     (_socket.socket, _ACQUIRES_ALL, "recv recv_into recvfrom recvfrom_into recvmsg recvmsg_into"),
     (_socket.socket, _ACQUIRES_ALL, "_accept"),
     (os, _ACQUIRES_ALL, "read readv pread eventfd_read"),
+    (io.FileIO, _ALL_IF_PIPE, "read readall readinto"),  # which buffered files ask, too
     (fcntl, _ACQUIRES_ALL, "flock lockf"),
-    (signal, _ACQUIRES_ALL, "sigwait sigwaitinfo sigtimedwait"),
+    (signal, _ACQUIRES_ALL, "pause sigwait sigwaitinfo sigtimedwait"),
     (select, _ACQUIRES_ALL, "select"),
     (type(select.poll()), _ALL_IF_ANY, "poll"),
     (select.epoll, _ALL_IF_ANY, "poll"),
     (torch._C.Future, _ACQUIRES_ALL, "wait done value"),
+    (torch._C.Future, _ALL_FIRST, "set_result"),  # which runs what others have asked for
     (torch._C, _ACQUIRES_ALL, "wait"),
 )
 _STORE = "get wait check add compare_set multi_get num_keys queue_pop queue_len list_keys"
@@ -200,16 +204,19 @@ def follow():
     for owner, name, patch in _PATCHES:
         original = vars(owner).get(name)
         if original is not None:
-            _patched.append((owner, name, original))
-            setattr(owner, name, patch(original))
+            patched = patch(original)
+            _patched.append((owner, name, original, patched))
+            setattr(owner, name, patched)
 
 
 def unfollow():
-    """As it was before."""
+    """As it was before, but for what others have put over it, who go on calling what is here: off,
+    it does nothing."""
     if not _patched:
         return
     _C._threads_unfollow()
     _C._threads_unfollow_calls(*_foreign())
     while _patched:
-        owner, name, original = _patched.pop()
-        setattr(owner, name, original)
+        owner, name, original, patched = _patched.pop()
+        if vars(owner)[name] is patched:
+            setattr(owner, name, original)

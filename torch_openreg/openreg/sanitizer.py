@@ -42,6 +42,11 @@ __all__ = [
 
 _MODES = ("error", "warn")
 
+# Held to switch it on or off, which threads may do at once: what follows them comes and goes with
+# the core's part. A signal handler or a finalizer may come to the thread that has it.
+_switch = threading.RLock()
+os.register_at_fork(after_in_child=_switch._at_fork_reinit)
+
 _last = threading.local()  # the report whose text was asked for last, by each thread
 
 
@@ -166,7 +171,7 @@ class _Enabled:
         if _C._in_forked_child():  # where no device works
             return False
         if self._outer is not None:
-            _C._sanitizer_enable(*self._outer)
+            _switch_on(*self._outer)
             return False
         try:
             disable()
@@ -175,6 +180,17 @@ class _Enabled:
                 raise
             warnings.warn(str(error), stacklevel=2)  # what is on its way goes on
         return False
+
+
+def _switch_on(*settings):
+    """The settings before; None: it was off."""
+    from . import _threads  # off, it costs nothing
+
+    with _switch:
+        outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
+        _threads.follow()
+        _C._sanitizer_enable(*settings)
+    return outer
 
 
 def enable(mode="error", stacks=True, initcheck=None, possible=True):
@@ -204,14 +220,9 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
     """
     if mode not in _MODES:
         raise ValueError(f"mode is {mode!r}; allowed are 'error' and 'warn'")
-    outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
     if initcheck is None:
         initcheck = os.environ.get("OPENREG_INITCHECK") == "1"
-    from . import _threads  # off, it costs nothing
-
-    _threads.follow()
-    _C._sanitizer_enable(mode == "warn", bool(stacks), bool(initcheck), bool(possible))
-    return _Enabled(outer)
+    return _Enabled(_switch_on(mode == "warn", bool(stacks), bool(initcheck), bool(possible)))
 
 
 def disable():
@@ -219,11 +230,12 @@ def disable():
 
     Raises DataRaceError if an error of the host, in any thread, has not been raised yet.
     """
-    if _C._sanitizer_active():
-        from . import _threads
+    with _switch:
+        if _C._sanitizer_active():
+            from . import _threads
 
-        _C._sanitizer_disable()
-        _threads.unfollow()
+            _C._sanitizer_disable()
+            _threads.unfollow()
     texts = _take_left()
     if texts:
         raise DataRaceError("\n\n".join(texts))
