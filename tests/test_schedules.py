@@ -60,7 +60,8 @@ def test_a_missing_wait_shows_both_results_and_the_seeds():
         again = explore(race, schedules=[seed])
         assert again.different == ([seed] if seed in wrong.seeds else [])
     text = str(found)
-    assert text.startswith("25 schedules, 2 results\n  'early', ")
+    assert text.startswith("25 schedules, 2 results\n  3 orders of the tasks")
+    assert "  'early', " in text
     assert f"  {wrong.seeds[0]}, {wrong.seeds[1]}" in text and ": 0.0" in text
     assert text.endswith(
         f"to replay: torch.openreg.testing.explore(fn, schedules=[{wrong.seeds[0]}])"
@@ -116,7 +117,8 @@ def test_a_host_that_reads_too_early_shows():
         return host.clone()
 
     found = explore(fn, schedules=24)
-    assert sorted(r.value[0].item() for r in found.results) == [0.0, 1.0]
+    # And half of them, where the copy is torn.
+    assert {tuple(r.value.tolist()) for r in found.results} >= {(0.0,) * 4, (1.0,) * 4}
 
 
 def test_a_query_that_is_taken_for_granted_shows():
