@@ -46,16 +46,3 @@ def test_the_sanitizer(bug):
         assert (False in wrong) == (ROWS[bug.name][SANITIZER] == "yes")
     assert (True in wrong) == (ROWS[bug.name][INITCHECK] == "yes")
     assert measure.reports(bug.right, initcheck=True) == []
-
-
-@pytest.mark.slow
-@EACH
-def test_a_tape(bug):
-    if bug.outside:
-        assert ROWS[bug.name][TAPE] == "-"
-        return
-    shown = measure.tape(bug.wrong)
-    text = f"{shown.preemptions}, run {shown.runs}" if shown else "no"
-    assert text == ROWS[bug.name][TAPE]
-    assert shown is None or measure.replays(bug.wrong, shown.tape)
-    assert measure.disagreement(bug.right) == ""
