@@ -25,6 +25,7 @@
 #include "../torch/device.h"
 #include "../torch/event.h"
 #include "../torch/fork.h"
+#include "../torch/graph.h"
 #include "../torch/host_allocator.h"
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
@@ -117,8 +118,9 @@ void betweenStreams(const Tensor &dst, const Tensor &src,
   order(from, to);
 }
 
-/* Pinned memory that work queued so far on the stream uses, also if `host` is a slice of it. */
+/* Pinned memory that work queued so far on the stream uses, or a graph, also if `host` is a slice of it. */
 void keepPinned(const Tensor &host, const OpenRegStream &stream) {
+  if (const auto graph = graphBeingCaptured(stream.stream())) return graph->keep(host.storage());
   recordPinnedUse(const_cast<void *>(host.const_data_ptr()),
                   host.storage().data_ptr().get_context(), stream.unwrap());
 }
@@ -131,7 +133,8 @@ void noteBlockingCopy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   if (!notesSynchronization()) return;
   const bool toDevice = dst.is_privateuseone();
   const bool pinned = isPinned((toDevice ? src : dst).const_data_ptr());
-  const bool staged = toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes;
+  const bool staged = toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes &&
+                      !isCapturing(currentStreamHandle(dst.device().index()));
   if (nonBlocking && (pinned || staged)) return;
   const char *memory = pinned ? "pinned" : "pageable";
   noteSynchronization(
@@ -197,7 +200,8 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const Tensor &host = dst.is_cpu() ? dst : src;
   const OpenRegStream stream = getCurrentOpenRegStream((dst.is_cpu() ? src : dst).device().index());
   const bool pinned = isPinned(host.const_data_ptr());
-  if (src.is_cpu() && !pinned && nonBlocking) {
+  // A graph would copy the same bytes again and again.
+  if (src.is_cpu() && !pinned && nonBlocking && !isCapturing(stream.stream())) {
     const Tensor source = stretch(src);
     if (static_cast<int64_t>(source.nbytes()) <= kStageBytes) {
       return enqueueCopyOwning(dst, over(source.clone(), src), stream.stream());

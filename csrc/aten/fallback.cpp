@@ -8,7 +8,6 @@
  */
 #include "fallback.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/_copy_from_and_resize.h>
@@ -26,6 +25,7 @@
 #include "../torch/device.h"
 #include "../torch/fork.h"
 #include "../torch/generator.h"
+#include "../torch/graph.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
@@ -37,6 +37,7 @@
 #include "dry_run.h"
 #include "fast_path.h"
 #include "lane.h"
+#include "op_generator.h"
 #include "output_cache.h"
 #include "op_traits.h"
 #include "task.h"
@@ -101,13 +102,6 @@ bool hasPythonKernel(const OperatorHandle &op, const OpTraits &traits, DispatchK
   // A file, or one of "<stdin>", "<string>", "<ipython-input ...>".
   entry->second = line.find(".py:") != std::string::npos || line.find(" at <") != std::string::npos;
   return entry->second;
-}
-
-uint64_t mixed(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
 }
 
 /* For one thread, as far as these tell. */
@@ -399,8 +393,10 @@ IValue Call::cpuGenerator(const IValue &given) const {
       given.isNone() ? getDefaultGenerator(device_.index()) : given.toGenerator();
   TORCH_CHECK(generator.device() == device_, "Expected a generator of ", device_, " for ",
               op_.operator_name(), " but found one of ", generator.device());
+  if (const auto graph = graphBeingCaptured(stream_))
+    return at::make_generator<ReplayedGenerator>(CapturedGraph::draw(graph, generator));
   const auto [seed, counter] = generator.get<OpenRegGeneratorImpl>()->draw();
-  return at::detail::createCPUGenerator(mixed(seed ^ mixed(counter)));
+  return at::detail::createCPUGenerator(mixedSeed(seed, counter));
 }
 
 void Call::drawGenerators() {

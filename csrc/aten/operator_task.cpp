@@ -28,6 +28,7 @@
 #include "cpu_alias.h"
 #include "cpu_memory.h"
 #include "half.h"
+#include "op_generator.h"
 #include "task.h"
 #include "tensor_metadata.h"
 
@@ -273,7 +274,11 @@ IValue Arguments::next(bool written) {
   const KeyReader::Kind kind = reader_.next();
   if (kind == KeyReader::kTensor) return tensor();
   if (kind == KeyReader::kUndefined) return at::Tensor();
-  if (kind == KeyReader::kOther) return task_.others[others_++];
+  if (kind == KeyReader::kOther) {
+    const IValue &other = task_.others[others_++];
+    if (other.isGenerator()) ReplayedGenerator::seedIfReplayed(other.toGenerator());
+    return other;
+  }
   const size_t count = reader_.count();
   if (kind == KeyReader::kTensors) {
     c10::List<at::Tensor> list;

@@ -20,6 +20,7 @@
  * nobody is between the two, and the nodes are its own.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,8 +48,9 @@ struct orCapture {
   _Atomic uint32_t refs;
   orMutex lock;
   orCaptureState state;
-  const char *invalidated_by; /* the call */
+  char invalidated_by[64]; /* the call */
   int device;
+  uint64_t id;
   uint32_t count;
   orBranch *branches[OR_MOST_BRANCHES];
   orGraphNodes nodes;
@@ -100,7 +102,7 @@ static void invalidate(orCapture *c, const char *call) {
   orMutexLock(&c->lock);
   if (c->state == OR_CAPTURE_ACTIVE) {
     c->state = OR_CAPTURE_INVALIDATED;
-    c->invalidated_by = call;
+    snprintf(c->invalidated_by, sizeof c->invalidated_by, "%s", call);
   }
   orMutexUnlock(&c->lock);
 }
@@ -108,7 +110,7 @@ static void invalidate(orCapture *c, const char *call) {
 /* It is not active: what it is does not change back. */
 static orError_t refuseInvalidated(const orCapture *c) {
   return orFail(orErrorStreamCaptureInvalidated, "the capture was invalidated by %s",
-                c->invalidated_by ? c->invalidated_by : "its end, by another thread");
+                *c->invalidated_by ? c->invalidated_by : "its end, by another thread");
 }
 
 orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead) {
@@ -309,11 +311,13 @@ orError_t orCaptureWait(orStream *s, orCell *cell) {
 /* ---- begin and end ---- */
 
 static orCapture *newCapture(int device) {
+  static _Atomic uint64_t ids;
   orCapture *c = calloc(1, sizeof *c);
   if (!c) return NULL;
   orMutexInit(&c->lock, OR_RANK_CAPTURE);
   atomic_init(&c->refs, 1);
   c->device = device;
+  c->id = 1 + atomic_fetch_add_explicit(&ids, 1, memory_order_relaxed);
   c->nodes.end = &c->nodes.first;
   return c;
 }
@@ -437,24 +441,58 @@ void orCaptureAbandon(orCapture *c) {
   release(c);
 }
 
-orError_t orStreamIsCapturing(orStream_t stream, orCaptureStatus *status) {
+orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uint64_t *id) {
   orStream *s;
   OR_TRY(orEnter());
-  if (!status) return orFail(orErrorInvalidValue, "orStreamIsCapturing: null result");
+  if (!status) return orFail(orErrorInvalidValue, "orStreamGetCaptureInfo: null result");
   OR_TRY(orStreamLock(stream, &s));
   *status = !orCaptureHolds(s)                                    ? orCaptureStatusNone
             : stateOf(s->capturing->capture) == OR_CAPTURE_ACTIVE ? orCaptureStatusActive
                                                                   : orCaptureStatusInvalidated;
+  if (id) *id = s->capturing ? s->capturing->capture->id : 0;
   orMutexUnlock(&s->lock);
   return orSuccess;
 }
 
-bool orStreamCaptures(orStream_t stream) {
+/* Lock of the stream held. */
+static void appendTold(orBranch *b, orTeller *tell, const void *args, size_t size) {
+  orGraphNode *n = newNode(size);
+  if (!n) return; /* a tool knows less */
+  n->tell = tell;
+  memcpy(orTaskArgs(&n->task), args, size);
+  orMutexLock(&b->capture->lock);
+  append(b, n);
+  orMutexUnlock(&b->capture->lock);
+}
+
+/* Locked, if it captures; else null. */
+static orStream *lockCapturing(orStream_t stream) {
   orStream *s;
-  if (stream == OR_STREAM_DEFAULT || !orHandleFind(&orStreamTable, stream)) return false;
-  if (!atomic_load_explicit(&captures[orHandleDevice(stream)], memory_order_acquire)) return false;
-  if (orStreamLock(stream, &s)) return false;
-  bool captures_now = orCaptureHolds(s);
+  if (stream == OR_STREAM_DEFAULT || !orHandleFind(&orStreamTable, stream)) return NULL;
+  if (!atomic_load_explicit(&captures[orHandleDevice(stream)], memory_order_acquire)) return NULL;
+  if (orStreamLock(stream, &s)) return NULL;
+  if (orCaptureHolds(s)) return s;
   orMutexUnlock(&s->lock);
-  return captures_now;
+  return NULL;
+}
+
+bool orStreamCaptures(orStream_t stream) {
+  orStream *s = lockCapturing(stream);
+  if (s) orMutexUnlock(&s->lock);
+  return s;
+}
+
+orError_t orStreamRefuseCapture(orStream_t stream, const char *call, const char *instead) {
+  OR_TRY(orEnter());
+  if (!call || !instead) return orFail(orErrorInvalidValue, "orStreamRefuseCapture: null text");
+  orStream *s = lockCapturing(stream);
+  return s ? orCaptureRefuse(s, call, instead) : orSuccess;
+}
+
+bool orCaptureTell(orStream_t stream, orTeller *tell, const void *args, size_t size) {
+  orStream *s = lockCapturing(stream);
+  if (!s) return false;
+  appendTold(s->capturing, tell, args, size);
+  orMutexUnlock(&s->lock);
+  return true;
 }

@@ -148,14 +148,15 @@ static void numberCells(orGraphBody *b) {
 static bool makeLines(orGraphBody *b) {
   size_t *counts = calloc(b->line_count, sizeof *counts);
   if (!counts) return false;
-  for (const orGraphNode *n = b->nodes.first; n; n = n->next) counts[n->branch]++;
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next) counts[n->branch] += !n->tell;
   bool made = true;
   for (uint32_t i = 0; i < b->line_count && made; i++)
     made = (b->lines[i].tasks = calloc(counts[i] + 2, sizeof(orTask *))) != NULL;
   free(counts);
   if (!made) return false;
   if (!addOwn(b, OR_KIND_WAIT, 0, 0)) return false;
-  for (const orGraphNode *n = b->nodes.first; n; n = n->next) addToLine(&b->lines[n->branch], n);
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next)
+    if (!n->tell) addToLine(&b->lines[n->branch], n);
   for (uint32_t i = 0; i < b->line_count; i++)
     if (!addOwn(b, OR_KIND_MARK, i, 1 + i)) return false;
   return true;
@@ -253,11 +254,13 @@ static orError_t makeAllCells(orGraphBody *b, orStream_t stream) {
 }
 
 /* The tools that follow what the program asks for are told as of eager calls, in captured order. */
-static void tellNode(const orGraphBody *b, const orTask *t, orStream_t on) {
+static void tellNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
+  const orTask *t = &node->task;
+  if (node->tell) {
+    node->tell(orTaskArgs(&node->task), on);
+    return;
+  }
   switch (t->kind) {
-    case OR_KIND_KERNEL: /* what it touches was not kept */
-      OR_PROBE(OR_PROBE_ACCESS, .call = t->name, .stream = on);
-      break;
     case OR_KIND_COPY:
       OR_PROBE(OR_PROBE_ACCESS, .call = "orMemcpyAsync", .stream = on, .dst = t->u.copy.dst,
                .src = t->u.copy.src, .bytes = t->u.copy.bytes);
@@ -278,18 +281,19 @@ static void tellNode(const orGraphBody *b, const orTask *t, orStream_t on) {
     case OR_KIND_WAIT_VALUE:
       OR_PROBE(OR_PROBE_WAIT_VALUE, .stream = on);
       break;
+    case OR_KIND_KERNEL: /* what it touches has a node of its own */
     case OR_KIND_WRITE_VALUE:
       break;
   }
 }
 
 static void tellTools(const orGraphBody *b, orStream_t stream, bool waits) {
-  const orGraphNode *before = b->own.first;
-  if (waits) tellNode(b, &before->task, stream);
-  for (const orGraphNode *n = b->nodes.first; n; n = n->next)
-    tellNode(b, &n->task, n->branch ? b->lines[n->branch].stream : stream);
-  for (const orGraphNode *n = before->next; n; n = n->next)
-    tellNode(b, &n->task, n->branch ? b->lines[n->branch].stream : stream);
+  orGraphNode *before = b->own.first;
+  if (waits) tellNode(b, before, stream);
+  for (orGraphNode *n = b->nodes.first; n; n = n->next)
+    tellNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
+  for (orGraphNode *n = before->next; n; n = n->next)
+    tellNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
 }
 
 /* Of lines that are not queued. The caller has one itself. */
@@ -406,7 +410,7 @@ orError_t orGraphGetNodeCount(orGraph_t graph, size_t *count) {
   OR_TRY(bodyOf(graph, &b));
   *count = 0;
   for (const orGraphNode *n = b->nodes.first; n; n = n->next)
-    *count += n->task.kind != OR_KIND_MARK && n->task.kind != OR_KIND_WAIT;
+    *count += !n->tell && n->task.kind != OR_KIND_MARK && n->task.kind != OR_KIND_WAIT;
   release(b, 1);
   return orSuccess;
 }

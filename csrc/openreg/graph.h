@@ -8,6 +8,9 @@
 
 /* ---- capture.c ---- */
 
+/* Tells a tool, at each launch of a graph, what it was told in the capture; no lock held. */
+typedef void orTeller(const void *args, orStream_t on);
+
 /* A record of a capture, or of a graph. */
 struct orGraphNode {
   orGraphNode *next; /* in the order of the calls */
@@ -15,6 +18,7 @@ struct orGraphNode {
   bool awaited;             /* a mark: some wait is for it */
   orGraphNode *mark;        /* a wait: for it */
   void (*drop)(void *args); /* of the task, called once */
+  orTeller *tell;           /* not null: it is never queued, and called when others are */
   _Alignas(16) orTask task; /* its arguments follow */
 };
 typedef struct orGraphNodes {
@@ -49,6 +53,8 @@ void orCapturesInvalidate(int device, const char *call);
 orError_t orCapturesRefuse(int device, const char *call);
 /* No lock held. */
 bool orStreamCaptures(orStream_t stream);
+/* Whether the stream captures; no lock held. If so, the arguments are kept, as a node. */
+bool orCaptureTell(orStream_t stream, orTeller *tell, const void *args, size_t size);
 
 /* ---- graph.c ---- */
 

@@ -300,13 +300,50 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
     checkAll(stream, operation, accesses, count, true); /* in no memory of ours */
 }
 
+/* What a task in a graph touches, told at each launch. */
+typedef struct orTold {
+  const char *operation;
+  size_t count;
+  orMemoryAccess accesses[];
+} orTold;
+
+/* By a kernel that has not said what it touches. */
+static void anythingIsWritten(void) {
+  lock();
+  orFreshForget(0, UINTPTR_MAX);
+  unlock();
+}
+
+static void tellAgain(const void *args, orStream_t on) {
+  const orTold *told = args;
+  if (told->count)
+    checkAll(on, told->operation, told->accesses, told->count, true);
+  else
+    anythingIsWritten();
+}
+
+/* False: the stream is not capturing. */
+static bool keepForLaunches(orStream_t stream, const char *operation,
+                            const orMemoryAccess *accesses, size_t count) {
+  if (!orStreamCaptures(stream)) return false;
+  size_t size = sizeof(orTold) + count * sizeof *accesses;
+  orTold *told = orSanitizerAllocate(size);
+  lock();
+  *told = (orTold){.operation = orSanitizerName(operation), .count = count};
+  unlock();
+  if (count) memcpy(told->accesses, accesses, count * sizeof *accesses);
+  bool kept = orCaptureTell(stream, tellAgain, told, size);
+  free(told);
+  return kept;
+}
+
 orError_t orSanitizerAccess(orStream_t stream, const char *operation,
                             const orMemoryAccess *accesses, size_t count) {
   /* What a task does was told when it was queued. */
   if (!isOn() || orInForkedChild() || orProcessTask() != OR_TASK_NONE) return orSuccess;
   OR_TRY(checkAccesses(operation, accesses, count));
   if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
-  if (orStreamCaptures(stream)) return orSuccess;
+  if (!count || keepForLaunches(stream, operation, accesses, count)) return orSuccess;
   checkAll(stream, operation, accesses, count, false);
   return orSuccess;
 }
@@ -381,18 +418,14 @@ enum { OR_KERNEL_ACCESSES = 32 }; /* that are told at once */
 
 static void onKernel(orStream_t stream, const orProbe *p) {
   orMemoryAccess some[OR_KERNEL_ACCESSES];
-  if (!p->count) { /* it may write anything */
-    lock();
-    orFreshForget(0, UINTPTR_MAX);
-    unlock();
-  }
+  if (!p->count && !keepForLaunches(stream, p->call, NULL, 0)) anythingIsWritten();
   for (size_t done = 0, count; done < p->count; done += count) {
     count = p->count - done < OR_KERNEL_ACCESSES ? p->count - done : OR_KERNEL_ACCESSES;
     for (size_t i = 0; i < count; i++) {
       const orAccess *a = &p->accesses[done + i];
       some[i] = (orMemoryAccess){.data = a->address, .width = a->bytes, .write = a->write != 0};
     }
-    checkAll(stream, p->call, some, count, true);
+    if (!keepForLaunches(stream, p->call, some, count)) checkAll(stream, p->call, some, count, true);
   }
 }
 
@@ -406,11 +439,11 @@ static void onAccess(orProbe *p) {
   size_t count = 0;
   orStream_t stream = p->stream;
   if (stream == OR_STREAM_DEFAULT && orDeviceDefaultStream(orCurrentDevice(), &stream)) return;
-  if (orStreamCaptures(stream)) return; /* it happens at each launch of the graph */
   if (!p->src && !p->dst) {
     onKernel(stream, p);
     return;
   }
+  if (orStreamCaptures(stream)) return; /* of a copy or fill the graph's node tells */
   uint32_t moves = isOnDevice(p->src) && isOnDevice(p->dst) ? OR_ACCESS_MOVES : 0;
   if (p->src) both[count++] = (orMemoryAccess){.data = p->src, .width = p->bytes, .write = moves};
   if (p->dst) both[count++] = (orMemoryAccess){.data = p->dst, .width = p->bytes, .write = 1};

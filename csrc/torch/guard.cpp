@@ -4,6 +4,7 @@
 #include "autograd.h"
 #include "device.h"
 #include "event.h"
+#include "graph.h"
 #include "stream.h"
 #include "sync_debug.h"
 #include "warnings.h"
@@ -91,8 +92,7 @@ void OpenRegGuardImpl::synchronizeStream(const c10::Stream &stream) const {
 }
 
 bool OpenRegGuardImpl::isStreamCapturing(const c10::Stream &stream) const {
-  OpenRegStream(stream).stream();
-  return false;
+  return torch_openreg::isCapturing(OpenRegStream(stream).stream());
 }
 
 void OpenRegGuardImpl::recordDataPtrOnStream(const c10::DataPtr &data,

@@ -89,6 +89,7 @@ void reset(int64_t index) {
   WithoutGil unlocked;
   OPENREG_CHECK(orDeviceReset());
   forgetFailures(checked);
+  graphsAreReset();
 }
 
 void bindDevices(py::module_ &m) {
@@ -219,6 +220,7 @@ void bindStreams(py::module_ &m) {
   m.def("_stream_from_external", [](orStream_t handle, int64_t index) {
     return getStreamFromExternal(handle, checkIndex(index)).id();
   });
+  m.def("_is_current_stream_capturing", &isCurrentStreamCapturing);
   m.def("_sleep", &sleepOnCurrentStream);
   m.def("_elapsed_time", &elapsedTime);
   m.def("_external_event_create", &createExternalEvent);

@@ -11,6 +11,8 @@ thread_local int SyncNoted::depth_ = 0;
 
 void warnOrThrowOnSynchronization(const std::string &operation) {
   if (SyncNoted::depth_ != 0 || !interpreterRuns()) return;
+  refuseInCapture(operation);
+  if (syncDebugMode.load(std::memory_order_relaxed) == SyncDebugMode::Default) return;
   const std::string text = "called a synchronizing openreg operation: " + operation;
   TORCH_CHECK(syncDebugMode.load(std::memory_order_relaxed) != SyncDebugMode::Error, text);
   issueWarning(text);

@@ -1,7 +1,8 @@
 /*
- * torch.openreg.set_sync_debug_mode: calls that make the host wait for a device say so, or refuse.
+ * torch.openreg.set_sync_debug_mode: calls that make the host wait for a device say so, or refuse. In a capture they
+ * are refused.
  *
- * Off, a note is one relaxed load. It comes before anything is queued or changed, so that a refused call leaves
+ * Off, a note is two relaxed loads. It comes before anything is queued or changed, so that a refused call leaves
  * nothing behind; only a wait that the allocator had to make to find memory is noted afterwards.
  */
 #pragma once
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "check.h"
+#include "graph.h"
 
 namespace torch_openreg {
 
@@ -18,10 +20,11 @@ enum class SyncDebugMode : int { Default, Warn, Error };
 extern std::atomic<SyncDebugMode> syncDebugMode;
 
 inline bool notesSynchronization() {
-  return C10_UNLIKELY(syncDebugMode.load(std::memory_order_relaxed) != SyncDebugMode::Default);
+  return C10_UNLIKELY(syncDebugMode.load(std::memory_order_relaxed) != SyncDebugMode::Default ||
+                      capturesNow.load(std::memory_order_relaxed) != 0);
 }
 
-/* Warns, or throws, with the name of the operator or call. */
+/* Warns, or throws, with the name of the operator or call; on a stream that is being captured it throws anyhow. */
 void warnOrThrowOnSynchronization(const std::string &operation);
 
 inline void noteSynchronization(const char *operation) {

@@ -36,7 +36,7 @@ static void queueCount(orStream_t stream, Counts *counts) {
 
 static orCaptureStatus statusOf(orStream_t stream) {
   orCaptureStatus status;
-  ASSERT_OK(orStreamIsCapturing(stream, &status));
+  ASSERT_OK(orStreamGetCaptureInfo(stream, &status, NULL));
   return status;
 }
 

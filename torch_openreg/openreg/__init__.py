@@ -16,10 +16,9 @@ and anything else TypeError.
 from torch import AcceleratorError as AcceleratorError
 from torch import OutOfMemoryError as OutOfMemoryError
 
-from . import _comm, _dlpack, _typed, amp, memory, random, sanitizer, sparse, streams, testing
+from . import _comm, _dlpack, _typed, amp, graphs, memory, random, sanitizer, sparse, streams, testing
 from . import _utils as _utils
 from . import comm as comm
-from ._graphs import graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
 from ._lazy import (
     _is_in_bad_fork as _is_in_bad_fork,
 )
@@ -72,6 +71,13 @@ from .device import (
     temperature,
     utilization,
 )
+from .graphs import (
+    Graph,
+    graph,
+    graph_pool_handle,
+    is_current_stream_capturing,
+    make_graphed_callables,
+)
 from .memory import *  # noqa: F403 (its own list says what)
 from .random import _get_generator as _get_generator
 from .random import _get_rng_state_offset as _get_rng_state_offset
@@ -105,6 +111,7 @@ SUBMODULES = (
     "_utils",
     "amp",
     "comm",
+    "graphs",
     "memory",
     "random",
     "sanitizer",
@@ -133,6 +140,7 @@ __all__ = [
     *_TYPED,
     "Event",
     "ExternalStream",
+    "Graph",
     "Stream",
     "StreamContext",
     "amp",
@@ -160,6 +168,7 @@ __all__ = [
     "get_sync_debug_mode",
     "graph",
     "graph_pool_handle",
+    "graphs",
     "hang_report",
     "has_half",
     "init",

@@ -39,7 +39,11 @@ OR_API orError_t orStreamBeginCapture(orStream_t stream);
  * one would do next: orErrorStreamCaptureUnjoined. On failure *graph is 0 and the capture has
  * ended all the same, except for orErrorStreamCaptureUnmatched. */
 OR_API orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph);
-OR_API orError_t orStreamIsCapturing(orStream_t stream, orCaptureStatus *status);
+/* `id`, which may be null: the capture's, which no other has or had; 0 without one. */
+OR_API orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uint64_t *id);
+/* For a layer above, before it queues what no graph can repeat: orErrorStreamCaptureUnsupported if the
+ * stream is capturing, whose capture `call` has invalidated then; `instead` says what to do. */
+OR_API orError_t orStreamRefuseCapture(orStream_t stream, const char *call, const char *instead);
 /* Asynchronous: queues the graph's nodes on a stream of its device as one piece; what joined the
  * capture runs beside it, on streams of the graph's own with the priorities of those that joined.
  * Launches of one graph run one after the other. Blocks, asleep, while the stream's queue is full. */

@@ -1,0 +1,299 @@
+/*
+ * `captures` maps the core's id of each capture to what its nodes share, so that whoever queues on a stream finds it,
+ * on whichever thread. Locks: that of `captures`, that of a CapturedGraph and a generator's own are leaves; the last is
+ * taken under a CapturedGraph's.
+ */
+#include "graph.h"
+
+#include <ATen/core/GraphImplInterface.h>
+#include <c10/core/DeviceType.h>
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "device.h"
+#include "generator.h"
+#include "gil.h"
+#include "mempool.h"
+#include "sanitizer.h"
+#include "stream.h"
+
+namespace torch_openreg {
+
+std::atomic<int> capturesNow{0};
+
+namespace {
+
+std::atomic<uint64_t> resets{0};
+
+struct Captures {
+  std::mutex mutex;
+  std::map<uint64_t, std::shared_ptr<CapturedGraph>> byId;
+};
+
+/* Leaked: autograd's threads may ask while the process exits. */
+Captures &captures() {
+  static auto *instance = new Captures();
+  return *instance;
+}
+
+struct CaptureInfo {
+  orCaptureStatus status = orCaptureStatusNone;
+  uint64_t id = 0;
+};
+
+CaptureInfo captureInfo(orStream_t stream) {
+  CaptureInfo info;
+  if (C10_LIKELY(capturesNow.load(std::memory_order_relaxed) == 0)) return info;
+  OPENREG_CHECK(orStreamGetCaptureInfo(stream, &info.status, &info.id));
+  return info;
+}
+
+}  // namespace
+
+bool isCapturing(orStream_t stream) { return captureInfo(stream).status != orCaptureStatusNone; }
+
+std::shared_ptr<CapturedGraph> graphBeingCaptured(orStream_t stream) {
+  const CaptureInfo info = captureInfo(stream);
+  if (info.id == 0) return nullptr;
+  std::lock_guard<std::mutex> lock(captures().mutex);
+  const auto found = captures().byId.find(info.id);
+  return found == captures().byId.end() ? nullptr : found->second;
+}
+
+bool isCurrentStreamCapturing() {
+  return C10_UNLIKELY(capturesNow.load(std::memory_order_relaxed) != 0) &&
+         isCapturing(currentStreamHandle(currentDevice()));
+}
+
+void refuseInCapture(const std::string &operation) {
+  OPENREG_CHECK(orStreamRefuseCapture(currentStreamHandle(currentDevice()), operation.c_str(),
+                                      "it makes the host wait for the device, which runs nothing "
+                                      "before the replay: do it before the capture or after a replay"));
+}
+
+void graphsAreReset() { resets.fetch_add(1, std::memory_order_relaxed); }
+
+// ---- Random numbers -----------------------------------------------------------------------------
+
+CapturedGraph::Draw CapturedGraph::draw(const std::shared_ptr<CapturedGraph> &graph,
+                                        const at::Generator &generator) {
+  std::lock_guard<std::mutex> lock(graph->mutex_);
+  size_t i = 0;
+  while (i < graph->sources_.size() && graph->sources_[i].generator != generator) ++i;
+  if (i == graph->sources_.size()) graph->sources_.push_back({generator, 0});
+  return {graph, i, graph->sources_[i].drawn++};
+}
+
+std::pair<uint64_t, uint64_t> CapturedGraph::Draw::now() const {
+  std::lock_guard<std::mutex> lock(graph->mutex_);
+  const State &state = graph->now_.at(source);
+  return {state.seed, state.counter + number};
+}
+
+void CapturedGraph::prepareReplay() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Pending replay{resets.load(std::memory_order_relaxed), {}};
+  for (Source &source : sources_) {
+    std::lock_guard<std::mutex> own(source.generator.mutex());
+    auto *generator = source.generator.get<OpenRegGeneratorImpl>();
+    replay.states.push_back({generator->current_seed(), generator->get_offset()});
+    generator->set_offset(generator->get_offset() + source.drawn);
+  }
+  pending_.push_back(std::move(replay));
+}
+
+void CapturedGraph::takeBack() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!pending_.empty()) pending_.pop_back();
+}
+
+void CapturedGraph::begin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t now = resets.load(std::memory_order_relaxed);
+  while (!pending_.empty() && pending_.front().resets != now) pending_.pop_front();
+  if (pending_.empty()) return;
+  now_ = std::move(pending_.front().states);
+  pending_.pop_front();
+}
+
+void CapturedGraph::keep(const c10::Storage &storage) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  kept_.push_back(storage);
+}
+
+// ---- at::GraphImplInterface ---------------------------------------------------------------------
+
+namespace {
+
+constexpr c10::MempoolId_t kNoPool{0, 0};
+using Shared = std::shared_ptr<CapturedGraph>;
+
+orError_t beginReplay(void *args) {
+  (**static_cast<Shared **>(args))->begin();
+  return orSuccess;
+}
+
+void dropShared(void *args) { delete *static_cast<Shared **>(args); }
+
+/* The node from which each replay's random numbers start; of all branches it comes first. */
+void queueBegin(orStream_t stream, const Shared &graph) {
+  auto *shared = new Shared(graph);
+  int queued = 0;
+  orLaunch launch{};
+  launch.size = sizeof(launch);
+  launch.stream = stream;
+  launch.fn = &beginReplay;
+  launch.args = &shared;
+  launch.args_size = sizeof(shared);
+  launch.drop = &dropShared;
+  launch.name = "openreg::graph_begin";
+  launch.flags = orLaunchTold | orLaunchAnyThread;
+  launch.queued = &queued;
+  const orError_t error = orLaunchKernelEx(&launch);
+  if (queued == 0) delete shared;
+  OPENREG_CHECK(error);
+}
+
+class OpenRegGraph final : public at::GraphImplInterface {
+ public:
+  explicit OpenRegGraph(const at::GraphImplArgs &args) : keepGraph_(args.keep_graph) {}
+  ~OpenRegGraph() override { release(); }
+  OpenRegGraph(const OpenRegGraph &) = delete;
+  OpenRegGraph &operator=(const OpenRegGraph &) = delete;
+
+  void capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) override;
+  void capture_end() override;
+  void instantiate() override;
+  void replay() override;
+  void reset() override;
+  c10::MempoolId_t pool() const override;
+  void enable_debug_mode() override {}
+  void debug_dump(const std::string &path) override;
+
+ private:
+  void allocateFrom(c10::MempoolId_t pool);
+  void endCapture();
+  void release() noexcept;
+
+  const bool keepGraph_;
+  c10::DeviceIndex device_ = -1;
+  std::optional<OpenRegStream> stream_;  // while it captures
+  uint64_t id_ = 0;
+  c10::MempoolId_t pool_ = kNoPool;
+  bool allocates_ = false;  // what is captured, from the pool
+  Shared shared_;
+  orGraph_t graph_ = 0;
+};
+
+void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
+  TORCH_CHECK(!stream_ && graph_ == 0,
+              "this graph has been captured already: reset() it, or capture another");
+  const OpenRegStream stream = getCurrentOpenRegStream();
+  const orStream_t handle = stream.stream();
+  OPENREG_CHECK(orStreamBeginCapture(handle));
+  stream_ = stream;
+  device_ = stream.device_index();
+  capturesNow.fetch_add(1, std::memory_order_relaxed);
+  id_ = captureInfo(handle).id;
+  shared_ = std::make_shared<CapturedGraph>();
+  {
+    std::lock_guard<std::mutex> lock(captures().mutex);
+    captures().byId[id_] = shared_;
+  }
+  try {
+    queueBegin(handle, shared_);
+    allocateFrom(pool == kNoPool ? newMemPoolId(false) : pool);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void OpenRegGraph::allocateFrom(c10::MempoolId_t pool) {
+  retainPool(device_, pool);
+  pool_ = pool;
+  beginAllocateToPool(device_, pool, [id = id_](orStream_t on) { return captureInfo(on).id == id; });
+  allocates_ = true;
+}
+
+void OpenRegGraph::endCapture() {
+  if (allocates_) endAllocateToPool(device_, pool_);
+  allocates_ = false;
+  {
+    std::lock_guard<std::mutex> lock(captures().mutex);
+    captures().byId.erase(id_);
+  }
+  capturesNow.fetch_sub(1, std::memory_order_relaxed);
+  stream_.reset();
+}
+
+void OpenRegGraph::capture_end() {
+  TORCH_CHECK(stream_, "capture_end() without a capture_begin() before it");
+  const orStream_t handle = stream_->stream();
+  TORCH_CHECK(getCurrentOpenRegStream(device_) == *stream_,
+              "a capture must end on the stream on which it began: make it the current one");
+  const orError_t error = orStreamEndCapture(handle, &graph_);
+  endCapture();
+  if (error != orSuccess) {
+    release();
+    throwError(error, {__func__, __FILE__, __LINE__});
+  }
+}
+
+void OpenRegGraph::instantiate() {
+  TORCH_CHECK(graph_ != 0, "instantiate() needs a graph that has been captured");
+}
+
+void OpenRegGraph::replay() {
+  TORCH_CHECK(graph_ != 0, "replay() needs a graph that has been captured");
+  DeviceSwitch device(device_);
+  shared_->prepareReplay();
+  const orError_t error = orGraphLaunch(graph_, currentStreamHandle(device_));
+  if (C10_UNLIKELY(error != orSuccess)) shared_->takeBack();
+  OPENREG_CHECK(error);
+  if (sanitizerActive()) raiseRaces();
+}
+
+void OpenRegGraph::reset() { release(); }
+
+void OpenRegGraph::release() noexcept {
+  if (stream_) {
+    orGraph_t abandoned = 0;
+    const OpenRegStream stream = *stream_;
+    endCapture();
+    if (orStreamEndCapture(static_cast<orStream_t>(stream.id()), &abandoned) == orSuccess)
+      orGraphDestroy(abandoned);
+    else
+      orGetLastError();
+  }
+  if (graph_ != 0 && orGraphDestroy(graph_) != orSuccess) orGetLastError();
+  graph_ = 0;
+  shared_.reset();
+  if (pool_ != kNoPool) releasePool(device_, pool_);
+  pool_ = kNoPool;
+}
+
+c10::MempoolId_t OpenRegGraph::pool() const {
+  TORCH_CHECK(graph_ != 0, "pool() needs a graph that has been captured");
+  return pool_;
+}
+
+void OpenRegGraph::debug_dump(const std::string &path) {
+  TORCH_CHECK(graph_ != 0, "debug_dump() needs a graph that has been captured");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "debug_dump: ", path);
+}
+
+/* Under the names that the device has before and after it is renamed. */
+[[maybe_unused]] const bool registered = [] {
+  const auto create = [](const at::GraphImplArgs &args) -> std::unique_ptr<at::GraphImplInterface> {
+    return std::make_unique<OpenRegGraph>(args);
+  };
+  for (const char *name : {"OPENREG", "PRIVATEUSEONE"}) at::GraphImplRegistry()->Register(name, create);
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace torch_openreg

@@ -1,0 +1,151 @@
+"""Graphs: a stream's work, captured once and replayed again and again.
+
+::
+
+    graph = torch.openreg.Graph()
+    with torch.openreg.graph(graph):
+        y = model(x)          # captured, not run
+    x.copy_(batch)            # the same memory, with other values
+    graph.replay()            # y has what the model makes of it
+
+docs/graphs.md says what can be captured, and what goes wrong how.
+"""
+
+import gc
+import types
+
+import torch
+
+from .. import _C
+from .device import synchronize
+from .memory import empty_cache
+from .streams import Stream, stream
+
+__all__ = [
+    "Graph",
+    "graph",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
+]
+
+
+def graph_pool_handle():
+    raise NotImplementedError
+
+
+def is_current_stream_capturing():
+    """Whether the current stream's work is being captured into a graph. No use of a device."""
+    return _C._is_current_stream_capturing()
+
+
+class Graph(torch.accelerator.Graph):
+    """``torch.accelerator.Graph``, whose ``capture_begin`` takes what ``torch.cuda.CUDAGraph``'s does.
+
+    Args:
+        keep_graph: the graph is instantiated by ``instantiate`` or the first ``replay``, not by
+            ``capture_end``. There is nothing to instantiate here, so it makes no difference.
+    """
+
+    def capture_begin(self, pool=None, capture_error_mode=None):
+        """Begins to capture what is queued on the current stream, by any thread.
+
+        Args:
+            pool: the memory pool to allocate from, as ``graph_pool_handle()`` or another graph's
+                ``pool()`` gives it; None is one of its own.
+            capture_error_mode: "default", "global", "thread_local" or "relaxed". All are one here:
+                calls about other streams are never errors.
+
+        Raises RuntimeError on a default stream, or one that is capturing.
+        """
+        if pool is not None:
+            self.graph_pool = pool
+        if capture_error_mode is not None:
+            self.capture_error_mode = capture_error_mode
+        super().capture_begin()
+
+
+class graph:
+    """A context that captures what is queued in it, on a stream of its own.
+
+    It synchronises the device and empties the allocator's cache first, as ``torch.cuda.graph`` does.
+
+    Args:
+        graph: the graph to fill.
+        pool: as of ``Graph.capture_begin``.
+        stream: to capture on; None is one that all captures share.
+        capture_error_mode: as of ``Graph.capture_begin``.
+    """
+
+    default_capture_stream = None
+
+    def __init__(self, graph, pool=None, stream=None, capture_error_mode="global"):
+        if stream is None:
+            if type(self).default_capture_stream is None:
+                type(self).default_capture_stream = Stream()
+            stream = type(self).default_capture_stream
+        self.graph = graph
+        self.pool = pool
+        self.capture_stream = stream
+        self.capture_error_mode = capture_error_mode
+
+    def __enter__(self):
+        synchronize()
+        if torch.compiler.config.force_cudagraph_gc:
+            gc.collect()
+        empty_cache()
+        self._stream = stream(self.capture_stream)
+        self._stream.__enter__()
+        try:
+            self.graph.capture_begin(self.pool, capture_error_mode=self.capture_error_mode)
+        except BaseException:
+            self._stream.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *exception):
+        try:
+            self.graph.capture_end()
+        except RuntimeError:
+            if exception[0] is None:  # else what ended the capture is raised already
+                raise
+        finally:
+            self._stream.__exit__(*exception)
+
+
+class _Torch:
+    """``torch``, as a function of ``torch.cuda.graphs`` is to see it."""
+
+    def __init__(self):
+        self.cuda = types.SimpleNamespace(
+            CUDAGraph=Graph, graph=graph, stream=stream, Stream=Stream, synchronize=synchronize
+        )
+
+    def is_autocast_enabled(self):
+        return torch.is_autocast_enabled("openreg")
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def make_graphed_callables(
+    callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None
+):
+    """PyTorch's own ``torch.cuda.make_graphed_callables``, for this device: functions or modules whose
+    forward and backward are graphs.
+
+    Args:
+        callables: a function or module, or a tuple of them in the order in which they will run.
+        sample_args: the tuple of its arguments, or a tuple of such tuples.
+        num_warmup_iters: how often each runs before it is captured.
+        allow_unused_input: whether an argument may be unused.
+        pool: as of ``Graph.capture_begin``.
+
+    It synchronises the device. What is returned is asynchronous, on the current stream.
+    """
+    from torch.cuda import graphs
+
+    names = {**vars(graphs), "torch": _Torch(), "graph_pool_handle": graph_pool_handle}
+    theirs = graphs.make_graphed_callables
+    make = types.FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__)
+    return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool)
+
