@@ -19,6 +19,8 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "../torch/allocator.h"
@@ -29,6 +31,7 @@
 #include "cpu_memory.h"
 #include "half.h"
 #include "op_generator.h"
+#include "op_traits.h"
 #include "task.h"
 #include "tensor_metadata.h"
 
@@ -127,6 +130,7 @@ class TaskMemory {
 };
 thread_local TaskMemory taskMemory;
 
+class Node;
 using Storages = PairList<StorageImpl, size_t>;  // position in `memories`
 
 struct OperatorTask final : Task {
@@ -156,8 +160,10 @@ struct OperatorTask final : Task {
   c10::SmallVector<Memory, 4> memories;
   c10::SmallVector<Memory, 2> results;
   int64_t largest = 0;  // elements of a tensor
+  bool isNode = false;  // of a graph: it runs at each replay
 
  private:
+  friend class Node;
   void addTensor(const at::Tensor &tensor, Storages &known);
   size_t addMemory(StorageImpl *storage, Storages &known);
   void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
@@ -165,6 +171,11 @@ struct OperatorTask final : Task {
     return (traits.pointwise || traits.elementwise) && !traits.draws && largest > 1;
   }
   bool runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const;
+  void runAsNode();
+  c10::SmallVector<Reserved, 2> reserved() const;
+  void runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reserved) const;
+
+  std::shared_ptr<Node> node_;  // made by the first replay
 };
 
 size_t OperatorTask::addMemory(StorageImpl *storage, Storages &known) {
@@ -235,7 +246,7 @@ class Arguments {
       storages_.push_back(cpuStorage(kernelAddress(memory), memory.bytes));
     }
   }
-  IValue next(bool written);
+  Stack stack();
   void checkWritten() const;
 
  private:
@@ -243,6 +254,7 @@ class Arguments {
     at::Tensor tensor;
     TensorMetadata promised;
   };
+  IValue next(bool written);
   at::Tensor tensor();
   at::Tensor item();
 
@@ -274,11 +286,7 @@ IValue Arguments::next(bool written) {
   const KeyReader::Kind kind = reader_.next();
   if (kind == KeyReader::kTensor) return tensor();
   if (kind == KeyReader::kUndefined) return at::Tensor();
-  if (kind == KeyReader::kOther) {
-    const IValue &other = task_.others[others_++];
-    if (other.isGenerator()) ReplayedGenerator::seedIfReplayed(other.toGenerator());
-    return other;
-  }
+  if (kind == KeyReader::kOther) return task_.others[others_++];
   const size_t count = reader_.count();
   if (kind == KeyReader::kTensors) {
     c10::List<at::Tensor> list;
@@ -292,6 +300,13 @@ IValue Arguments::next(bool written) {
     list.push_back(made.defined() ? std::optional(std::move(made)) : std::nullopt);
   }
   return list;
+}
+
+Stack Arguments::stack() {
+  Stack stack;
+  stack.reserve(task_.traits.isWritten.size());
+  for (const bool written : task_.traits.isWritten) stack.push_back(next(written));
+  return stack;
 }
 
 /* The promise was that in place and out= leave metadata as they are. */
@@ -410,24 +425,113 @@ bool OperatorTask::runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> re
   return true;
 }
 
+void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reserved) const {
+  LaneOutputs outputs(reserved.data(), reserved.size());
+  op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
+}
+
+/* ---- in a graph ---- */
+
+/* The form of a structured operator that writes where it is told to, which its other form calls too. Where it is not
+ * pointwise it may take more time than what that saves, or want another place first (mse_loss). */
+std::optional<OperatorHandle> outForm(const OperatorHandle &op, const OperatorTask &task) {
+  if (!task.traits.pointwise || task.results.size() != 1 || !hasInferringKernel(op)) return {};
+  const auto &schema = op.schema();
+  const std::string overload = schema.overload_name();
+  for (const std::string &name : {overload + "_out", std::string("out")}) {
+    const auto found = c10::Dispatcher::singleton().findOp({schema.name(), name});
+    if (!found || found->schema().arguments().size() != schema.arguments().size() + 1) continue;
+    const bool same = std::equal(schema.arguments().begin(), schema.arguments().end(),
+                                 found->schema().arguments().begin(), [](const auto &a, const auto &b) {
+                                   return a.name() == b.name() && *a.type() == *b.type();
+                                 });
+    if (same) return found;
+  }
+  return {};
+}
+
+/* What the first replay of a task leaves for the next ones: its kernel's arguments, over the same memory. */
+class Node {
+ public:
+  explicit Node(OperatorTask &task) : arguments_(task), stack_(arguments_.stack()) {
+    for (const Memory &memory : task.memories) addresses_.push_back(kernelAddress(memory));
+    if (task.traits.draws) return;
+    out_ = outForm(task.op, task);
+    if (!out_) return;
+    const Memory &result = task.results[0];
+    result_ = kernelAddress(result);
+    eachResult(task, [&](const KeptMetadata &made) {
+      stack_.push_back(tensorOf(cpuStorage(result_, result.bytes), DispatchKey::CPU, made));
+    });
+  }
+
+  /* Whether its memory is where it was. It throws what a lane throws for memory that is gone. */
+  bool fits(const OperatorTask &task) const {
+    for (size_t i = 0; i < addresses_.size(); ++i) {
+      if (kernelAddress(task.memories[i]) != addresses_[i]) return false;
+    }
+    return !out_ || kernelAddress(task.results[0]) == result_;
+  }
+
+  void run(const OperatorTask &task) const {
+    Stack stack = stack_;
+    for (const IValue &value : stack) {
+      if (value.isGenerator()) ReplayedGenerator::seedIfReplayed(value.toGenerator());
+    }
+    if (out_) {
+      out_->redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
+      return arguments_.checkWritten();
+    }
+    c10::SmallVector<Reserved, 2> reserved = task.reserved();
+    task.runKernel(stack, reserved);
+    arguments_.checkWritten();
+    if (task.spec != nullptr) task.place(stack, reserved);
+  }
+
+ private:
+  template <typename F>
+  static void eachResult(const OperatorTask &task, F visit) {
+    for (const ResultSpec &result : task.spec->results) {
+      if (result.argument < 0) visit(result.fresh[0]);
+    }
+  }
+
+  Arguments arguments_;
+  Stack stack_;
+  c10::SmallVector<void *, 4> addresses_;
+  std::optional<OperatorHandle> out_;
+  void *result_ = nullptr;
+};
+
+c10::SmallVector<Reserved, 2> OperatorTask::reserved() const {
+  c10::SmallVector<Reserved, 2> places;
+  for (const Memory &result : results) places.push_back({kernelAddress(result), result.bytes});
+  return places;
+}
+
+void OperatorTask::runAsNode() {
+  if (node_ == nullptr || !node_->fits(*this)) node_ = std::make_shared<Node>(*this);
+  try {
+    node_->run(*this);
+  } catch (...) {
+    node_.reset();  // the kernel may have left its arguments in any state
+    throw;
+  }
+}
+
 void OperatorTask::run() {
   OpTimer timer(traits.counters->queued, traits.counters->queuedNs);
-  c10::SmallVector<Reserved, 2> reserved;
-  for (const Memory &result : results) reserved.push_back({kernelAddress(result), result.bytes});
-  Arguments arguments(*this);
-  Stack stack;
-  stack.reserve(traits.isWritten.size());
-  for (const bool written : traits.isWritten) stack.push_back(arguments.next(written));
   const orPart part = isTearable() ? orTaskPart() : orPartWhole;
+  if (isNode && part == orPartWhole) return runAsNode();
+  c10::SmallVector<Reserved, 2> places = reserved();
+  Arguments arguments(*this);
+  Stack stack = arguments.stack();
   if (C10_UNLIKELY(part != orPartWhole)) {
-    if (runHalf(part, stack, reserved) || part == orPartSecond) return;
+    if (runHalf(part, stack, places) || part == orPartSecond) return;
   }
-  {
-    LaneOutputs outputs(reserved.data(), reserved.size());
-    op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
-  }
+  runKernel(stack, places);
   arguments.checkWritten();
-  if (spec != nullptr) place(stack, reserved);
+  if (spec != nullptr) place(stack, places);
 }
 
 /* Outputs that get their size from the call. The key is that of the arguments as they are then. */
@@ -472,6 +576,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, CallKey &ke
   }
   if (fresh) task->spec = std::move(spec);
   if (sanitizerActive()) reportOperator(op, stream, arguments, results);
+  task->isNode = isCapturing(stream);
   const bool serial = task->largest <= kSerial;
   if (serial) task->caller.threads = 1;
   launchTask(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);

@@ -1,0 +1,132 @@
+"""Replays of a graph against native CPU, which runs the same step eagerly. Each has one thread.
+
+Two processes take turns, as in steps.py; a second one on the CPU gives the floor.
+"""
+
+import functools
+import json
+import statistics
+import time
+
+import steps
+import torch
+from torch.nn import functional as F
+
+TURNS = 9
+REPLAY_HOST_US = 10
+
+
+def training(make):
+    def build(device):
+        torch.manual_seed(0)
+        model, x = make()
+        model, x = model.to(device), x.to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+        def step():
+            optimizer.zero_grad()
+            y = model(x)
+            F.mse_loss(y, torch.zeros_like(y)).backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+def additions(device):
+    t, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+
+    def step():
+        x = t
+        for _ in range(200):
+            x = x + one
+
+    return step
+
+
+PROGRAMS = {
+    "MLP 4 x 128": (training(functools.partial(steps.mlp, 128, 32)), 0.30),
+    "transformer layer": (training(steps.transformer), 0.65),
+    "200 additions of 1 element": (additions, 0.50),
+}
+
+
+def captured(step):
+    """The graph, and how many eager steps the capture took."""
+    with torch.openreg.stream(torch.openreg.Stream()):
+        for _ in range(3):
+            step()
+        torch.accelerator.synchronize()
+        start = time.perf_counter()
+        for _ in range(3):
+            step()
+        eager = (time.perf_counter() - start) / 3
+    graph = torch.openreg.Graph()
+    with torch.openreg.graph(graph):
+        start = time.perf_counter()
+        step()
+        capture = time.perf_counter() - start
+    return graph, capture / eager
+
+
+@functools.lru_cache(maxsize=1)
+def program(name, device):
+    torch.set_num_threads(1)
+    step = PROGRAMS[name][0](device)
+    if device == "cpu":
+        return step, None
+    graph, captures = captured(step)
+    return graph.replay, captures
+
+
+def host_us(replay, replays=4):
+    """Of a replay that is queued behind others, while nothing runs."""
+    torch.accelerator.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        start = time.perf_counter()
+        for _ in range(replays):
+            replay()
+        return (time.perf_counter() - start) / replays * 1e6
+
+
+def turn(name, device):
+    run, captures = program(name, device)
+    synchronize = torch.accelerator.synchronize if device != "cpu" else lambda: None
+    steps.steps_us(run, synchronize, 0.03)
+    us = steps.steps_us(run, synchronize, 0.15)
+    return us, captures, None if device == "cpu" else host_us(run)
+
+
+def measure(name, native, device, control):
+    turns = []
+    for _ in range(TURNS):
+        cpu, *_ = native.apply(turn, (name, "cpu"))
+        us, captures, host = device.apply(turn, (name, "openreg"))
+        again, *_ = control.apply(turn, (name, "cpu"))
+        turns.append((us / cpu, captures, host, again / cpu))
+    replay, captures, host, again = map(statistics.median, zip(*turns, strict=True))
+    return replay, captures, host, max(again, 1 / again)
+
+
+def main():
+    with (
+        steps.process("0") as native,
+        steps.process("1") as device,
+        steps.process("0") as control,
+    ):
+        for name, (_, limit) in PROGRAMS.items():
+            replay, captures, host, noise = measure(name, native, device, control)
+            for row in (
+                {"name": f"replay of {name} / native", "value": replay, "unit": "x"}
+                | {"limit": limit, "floor": noise},
+                {"name": f"capture of {name} / eager", "value": captures, "unit": "x", "limit": 3},
+                {"name": f"host time of a replay of {name}", "value": host, "unit": "us"}
+                | {"limit": REPLAY_HOST_US},
+            ):
+                print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
