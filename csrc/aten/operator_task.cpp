@@ -473,14 +473,16 @@ class Node {
     return !out_ || kernelAddress(task.results[0]) == result_;
   }
 
-  void run(const OperatorTask &task) const {
-    Stack stack = stack_;
-    for (const IValue &value : stack) {
-      if (value.isGenerator()) ReplayedGenerator::seedIfReplayed(value.toGenerator());
-    }
+  void run(const OperatorTask &task) {
     if (out_) {
-      out_->redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
-      return arguments_.checkWritten();
+      running_ = stack_;
+      return out_->redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &running_);
+    }
+    Stack stack = stack_;
+    if (task.traits.draws) {
+      for (const IValue &value : stack) {
+        if (value.isGenerator()) ReplayedGenerator::seedIfReplayed(value.toGenerator());
+      }
     }
     c10::SmallVector<Reserved, 2> reserved = task.reserved();
     task.runKernel(stack, reserved);
@@ -499,6 +501,7 @@ class Node {
   Arguments arguments_;
   Stack stack_;
   c10::SmallVector<void *, 4> addresses_;
+  Stack running_;  // keeps its room
   std::optional<OperatorHandle> out_;
   void *result_ = nullptr;
 };
@@ -519,10 +522,11 @@ void OperatorTask::runAsNode() {
   }
 }
 
+/* A replay is no call: it is not counted. */
 void OperatorTask::run() {
-  OpTimer timer(traits.counters->queued, traits.counters->queuedNs);
   const orPart part = isTearable() ? orTaskPart() : orPartWhole;
   if (isNode && part == orPartWhole) return runAsNode();
+  OpTimer timer(traits.counters->queued, traits.counters->queuedNs);
   c10::SmallVector<Reserved, 2> places = reserved();
   Arguments arguments(*this);
   Stack stack = arguments.stack();
