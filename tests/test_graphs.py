@@ -90,26 +90,403 @@ class Training:
             yield copies([loss, *self.model.state_dict().values()])
 
 
+def trained(make, optimizer, clip, graphs, count=100):
+    """What each of some steps leaves behind, after three to warm up."""
+    training = Training(make, optimizer, clip)
+    torch.manual_seed(1)
+    if not graphs:
+        for _ in range(3):
+            training.step()
+        return list(training.run(count, training.step))
+    graph, loss = captured(training.step, warmups=3)
+    return list(training.run(count, lambda: (graph.replay(), loss)[1]))
+
+
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("make", [mlp, convolutions, transformer, lstm])
 def test_a_training_step_is_eagers_bit_for_bit(make, optimizer, clip):
-    eager = Training(make, optimizer, clip)
-    graphed = Training(make, optimizer, clip)
-    for training in eager, graphed:
-        torch.manual_seed(1)
-        for _ in range(3):
-            training.step()
-        if training is eager:
-            expected = list(eager.run(100, eager.step))
-    torch.manual_seed(1)
-    graphed = Training(make, optimizer, clip)
-    torch.manual_seed(1)
-    graph, loss = captured(graphed.step, warmups=3)
+    expected, found = (trained(make, optimizer, clip, graphs) for graphs in (False, True))
+    for i, (values, wanted) in enumerate(zip(found, expected, strict=True)):
+        assert all(map(torch.equal, values, wanted)), f"replay {i} differs"
 
-    def replay():
-        graph.replay()
+
+def scaled(graphs):
+    """Forward and backward are captured, the optimizer and the scaler's own steps are not."""
+    training = Training(mlp, sgd)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=4.0)
+
+    def backward():
+        training.optimizer.zero_grad(set_to_none=False)
+        with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
+            loss = training.model(training.x).square().mean()
+        scaler.scale(loss).backward()
         return loss
 
-    for i, (values, wanted) in enumerate(zip(graphed.run(100, replay), expected, strict=True)):
-        assert all(map(torch.equal, values, wanted)), f"replay {i} differs"
+    for _ in range(3):
+        backward()
+    graph, loss = captured(backward) if graphs else (None, None)
+
+    def step():
+        eager = backward() if graph is None else graph.replay()
+        scaler.step(training.optimizer)
+        scaler.update()
+        return loss if eager is None else eager
+
+    return list(training.run(20, step))
+
+
+def test_with_a_grad_scaler():
+    for values, wanted in zip(scaled(True), scaled(False), strict=True):
+        assert all(map(torch.equal, values, wanted))
+
+
+def test_two_side_streams():
+    x = torch.zeros(64, device=DEVICE)
+    left, right = torch.openreg.Stream(), torch.openreg.Stream(priority=-1)
+
+    def step():
+        main = torch.openreg.current_stream()
+        results = []
+        for i, side in enumerate((left, right)):
+            side.wait_stream(main)
+            with torch.openreg.stream(side):
+                results.append((x * (i + 2)).cumsum(0))
+        for side in left, right:
+            main.wait_stream(side)
+        return results[0] + results[1]
+
+    graph, y = captured(step)
+    for i in range(100):
+        x.fill_(i)
+        graph.replay()
+        assert torch.equal(y.cpu(), step().cpu())
+
+
+def test_two_graphs_that_share_a_pool():
+    x = torch.zeros(1000, device=DEVICE)
+    first, a = captured(lambda: (x + 1).square())
+    second = torch.openreg.Graph()
+    with torch.openreg.graph(second, pool=first.pool()):
+        b = (a * 2).sum()
+    assert second.pool() == first.pool()
+    for i in range(100):
+        x.fill_(i)
+        first.replay()
+        second.replay()
+        assert b.item() == 2000 * (i + 1) ** 2
+
+
+def test_a_module_of_which_forward_and_backward_are_graphs():
+    def losses(graphed):
+        training = Training(transformer, sgd)
+        torch.manual_seed(1)
+        if graphed:
+            sample = torch.zeros_like(training.x)
+            training.model = torch.openreg.make_graphed_callables(training.model, (sample,))
+        torch.manual_seed(2)
+        return list(training.run(10, training.step))
+
+    for values, wanted in zip(losses(True), losses(False), strict=True):
+        assert all(map(torch.equal, values, wanted))
+
+
+# ---- Random numbers -----------------------------------------------------------------------------
+
+
+def test_each_replay_draws_what_the_calls_would_have_drawn():
+    mine = torch.Generator(DEVICE)
+
+    def step():
+        x = torch.empty(4, device=DEVICE)
+        return (
+            torch.rand(4, device=DEVICE),
+            x.normal_(generator=mine),
+            torch.randperm(5, device=DEVICE, generator=mine),
+        )
+
+    graph, results = captured(step)
+    for seed in 1, 2:
+        torch.manual_seed(seed)
+        mine.manual_seed(seed)
+        expected = [copies(step()) for _ in range(3)]
+        after = torch.openreg.get_rng_state(), mine.get_state()
+        torch.manual_seed(seed)
+        mine.manual_seed(seed)
+        for wanted in expected:
+            graph.replay()
+            assert all(map(torch.equal, copies(results), wanted))
+        assert torch.equal(torch.openreg.get_rng_state(), after[0])
+        assert torch.equal(mine.get_state(), after[1])
+
+
+def test_a_capture_draws_nothing():
+    torch.manual_seed(3)
+    before = torch.openreg.get_rng_state()
+    captured(lambda: torch.rand(4, device=DEVICE))
+    assert torch.equal(torch.openreg.get_rng_state(), before)
+
+
+def test_replays_in_flight_have_numbers_of_their_own():
+    x, seen = torch.zeros(2, device=DEVICE), torch.zeros(3, 2, device=DEVICE)
+    graph, _ = captured(lambda: x.copy_(torch.rand(2, device=DEVICE)))
+    torch.manual_seed(4)
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        for i in range(3):
+            graph.replay()
+            seen[i] = x
+    torch.manual_seed(4)
+    assert torch.equal(
+        seen.cpu(), torch.stack([torch.rand(2, device=DEVICE) for _ in range(3)]).cpu()
+    )
+
+
+def test_a_checkpoint_draws_again_what_it_drew():
+    model, shape = transformer()
+    model = model.to(DEVICE)
+    x = torch.ones(shape, device=DEVICE)
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        y.sum().backward()
+        return [y, *(p.grad for p in model.parameters())]
+
+    graph, results = captured(step, warmups=2)
+    torch.manual_seed(5)
+    expected = [copies(step()) for _ in range(3)]
+    torch.manual_seed(5)
+    for wanted in expected:
+        graph.replay()
+        assert all(map(torch.equal, copies(results), wanted))
+
+
+def test_a_seed_cannot_be_set_in_a_capture():
+    torch.manual_seed(6)
+    with pytest.raises(RuntimeError, match="cannot be set to seed 7 and offset 0 in a capture"):
+        captured(lambda: torch.manual_seed(7))
+    assert torch.openreg.initial_seed() == 6
+    assert torch.rand(1, device=DEVICE).cpu() >= 0
+
+
+# ---- What cannot be captured --------------------------------------------------------------------
+
+REFUSED = {
+    "item": (lambda x: x.sum().item(), "item"),
+    "cpu": (lambda x: x.cpu(), "pageable host memory"),
+    "nonzero": (lambda x: x.nonzero(), "aten::nonzero"),
+    "mask": (lambda x: x[x > 0], "aten::nonzero|aten::index"),
+    "from the host": (lambda x: torch.ones(2).to(DEVICE), "from pageable host memory"),
+    "and not blocking": (
+        lambda x: x.copy_(torch.ones(4), non_blocking=True),
+        "orMemcpyAsync|aten::copy_",
+    ),
+    "and cast": (
+        lambda x: x.copy_(torch.ones(4).double(), non_blocking=True),
+        "pageable host memory",
+    ),
+    "synchronize": (lambda x: torch.openreg.synchronize(), "torch.openreg.synchronize"),
+    "stream": (lambda x: torch.openreg.current_stream().synchronize(), "Stream.synchronize"),
+    "query": (lambda x: torch.openreg.current_stream().query(), "orStreamQuery"),
+    "event": (lambda x: torch.openreg.current_stream().record_event().query(), "captured|capture"),
+    "peer": (lambda x: x.to("openreg:1"), "a graph has one device"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    call, text = REFUSED[name]
+    x = torch.zeros(4, device=DEVICE)
+    graph = torch.openreg.Graph()
+    with pytest.raises(RuntimeError, match=text):
+        with torch.openreg.graph(graph):
+            call(x)
+    assert not torch.openreg.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="needs a graph that has been captured"):
+        graph.replay()
+    with torch.openreg.graph(graph):  # the same graph and stream
+        x += 1
+    graph.replay()
+    assert x.tolist() == [1] * 4
+
+
+def test_an_error_of_the_program_in_a_capture():
+    graph = torch.openreg.Graph()
+    x = torch.zeros(4, device=DEVICE)
+    with pytest.raises(ZeroDivisionError):
+        with torch.openreg.graph(graph):
+            x += 1
+            raise ZeroDivisionError
+    graph.reset()
+    with torch.openreg.graph(graph):
+        x += 2
+    graph.replay()
+    assert x.tolist() == [2] * 4
+
+
+def test_the_default_stream():
+    graph = torch.accelerator.Graph()
+    with pytest.raises(RuntimeError, match="default stream"):
+        graph.capture_begin()
+    assert not torch.openreg.is_current_stream_capturing()
+
+
+def test_a_capture_in_a_capture():
+    x = torch.zeros(1, device=DEVICE)
+    with pytest.raises(RuntimeError, match="is capturing already"):
+        captured(lambda: torch.accelerator.Graph().capture_begin())
+    graph, _ = captured(lambda: x.add_(1))
+    with pytest.raises(RuntimeError, match="a graph cannot be part of another one"):
+        captured(graph.replay)
+    graph.replay()
+    assert x.item() == 1
+
+
+def test_a_branch_that_is_not_joined():
+    side = torch.openreg.Stream()
+    x = torch.zeros(1, device=DEVICE)
+
+    def step():
+        side.wait_stream(torch.openreg.current_stream())
+        with torch.openreg.stream(side):
+            x.add_(1)
+
+    with pytest.raises(RuntimeError, match="orErrorStreamCaptureUnjoined"):
+        captured(step)
+
+
+def test_a_wait_for_work_from_before():
+    event = torch.openreg.current_stream().record_event()
+    with pytest.raises(RuntimeError, match="orErrorStreamCaptureIsolation"):
+        captured(lambda: torch.openreg.current_stream().wait_event(event))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax])
+def test_an_optimizer_that_is_not_capturable(optimizer):
+    training = Training(mlp, lambda parameters: optimizer(parameters, lr=0.1))
+    training.step()
+    with pytest.raises(RuntimeError, match=f"{optimizer.__name__} but param_groups' capturable"):
+        captured(training.step)
+    training.step()
+
+
+def test_the_end_on_another_stream():
+    graph = torch.openreg.Graph()
+    side = torch.openreg.Stream()
+    with torch.openreg.stream(side):
+        graph.capture_begin()
+    with pytest.raises(RuntimeError, match="must end on the stream on which it began"):
+        graph.capture_end()
+    with torch.openreg.stream(side):
+        graph.capture_end()
+    with pytest.raises(RuntimeError, match="without a capture_begin"):
+        graph.capture_end()
+
+
+def test_a_graph_that_has_one_already():
+    graph, _ = captured(lambda: torch.zeros(1, device=DEVICE))
+    with pytest.raises(RuntimeError, match="captured already"):
+        with torch.openreg.graph(graph):
+            pass
+    assert not torch.openreg.is_current_stream_capturing()
+
+
+# ---- Life ---------------------------------------------------------------------------------------
+
+
+def test_is_current_stream_capturing():
+    side = torch.openreg.Stream()
+    found = []
+    graph, _ = captured(lambda: found.append(torch.openreg.is_current_stream_capturing()))
+    with torch.openreg.stream(side):
+        graph = torch.openreg.Graph()
+        graph.capture_begin()
+        assert side.is_capturing() and torch.openreg.is_current_stream_capturing()
+        graph.capture_end()
+    assert found == [True] and not side.is_capturing()
+
+
+def test_pinned_memory_is_kept():
+    x = torch.zeros(1 << 16, device=DEVICE)
+    graph, _ = captured(lambda: x.copy_(torch.ones(1 << 16).pin_memory(), non_blocking=True))
+    others = [torch.zeros(1 << 16).pin_memory() for _ in range(4)]
+    graph.replay()
+    assert x.sum().item() == 1 << 16 and len(others) == 4
+
+
+def test_replays_in_flight_outlive_the_graph():
+    x = torch.zeros(1000, device=DEVICE)
+    graph, y = captured(lambda: x.add_(torch.ones(1000, device=DEVICE)))
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        for _ in range(5):
+            graph.replay()
+        graph.reset()
+        del graph, y
+        gc.collect()
+    assert x.tolist() == [5] * 1000
+
+
+def test_two_threads_capture_at_once():
+    def program(number, results, barrier):
+        x = torch.zeros(100, device=DEVICE)
+        side = torch.openreg.Stream()
+        graph = torch.openreg.Graph()
+        with torch.openreg.stream(side):
+            for _ in range(20):
+                barrier.wait()
+                graph.capture_begin()
+                barrier.wait()
+                y = x + number
+                x.copy_(y)
+                graph.capture_end()
+                graph.replay()
+                graph.reset()
+        side.synchronize()
+        results[number] = x.tolist()
+
+    results, barrier = {}, threading.Barrier(2)
+    threads = [threading.Thread(target=program, args=(i, results, barrier)) for i in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {1: [20] * 100, 2: [40] * 100}
+
+
+def test_a_reset_of_the_device():
+    x = torch.zeros(4, device=DEVICE)
+    graph, y = captured(lambda: torch.rand(4, device=DEVICE))
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        graph.replay()
+        torch.openreg.reset()
+    assert x.numel() == 4
+    fresh, y = captured(lambda: torch.rand(4, device=DEVICE))
+    torch.manual_seed(8)
+    fresh.replay()
+    torch.manual_seed(8)
+    assert torch.equal(y.cpu(), torch.rand(4, device=DEVICE).cpu())
+
+
+@pytest.mark.slow
+def test_ten_thousand_captures_leave_nothing():
+    x = torch.zeros(1000, device=DEVICE)
+
+    def capture():
+        graph, y = captured(lambda: (x + 1) * torch.rand(1000, device=DEVICE))
+        graph.replay()
+
+    for _ in range(10):
+        capture()
+    torch.openreg.synchronize()
+    torch.openreg.empty_cache()
+    before = torch.openreg.memory_stats()
+    for _ in range(10_000):
+        capture()
+    torch.openreg.synchronize()
+    torch.openreg.empty_cache()
+    after = torch.openreg.memory_stats()
+    for name in "allocated_bytes", "reserved_bytes", "active", "segment":
+        assert after[f"{name}.all.current"] == before[f"{name}.all.current"], name

@@ -113,6 +113,11 @@ void betweenStreams(const Tensor &dst, const Tensor &src,
   const OpenRegStream from = getCurrentOpenRegStream(src.device().index());
   if (src.device() == dst.device()) return queue(from);
   const OpenRegStream to = getCurrentOpenRegStream(dst.device().index());
+  for (const OpenRegStream &stream : {from, to}) {
+    OPENREG_CHECK(
+        orStreamRefuseCapture(stream.stream(), "aten::copy_ between devices",
+                              "a graph has one device: copy before the capture or after a replay"));
+  }
   order(to, from);
   queue(from);
   order(from, to);

@@ -425,7 +425,8 @@ static void onKernel(orStream_t stream, const orProbe *p) {
       const orAccess *a = &p->accesses[done + i];
       some[i] = (orMemoryAccess){.data = a->address, .width = a->bytes, .write = a->write != 0};
     }
-    if (!keepForLaunches(stream, p->call, some, count)) checkAll(stream, p->call, some, count, true);
+    if (!keepForLaunches(stream, p->call, some, count))
+      checkAll(stream, p->call, some, count, true);
   }
 }
 

@@ -12,8 +12,10 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "device.h"
+#include "graph.h"
 
 namespace torch_openreg {
 
@@ -55,15 +57,31 @@ OpenRegGeneratorImpl::OpenRegGeneratorImpl(c10::DeviceIndex index, uint64_t seed
                          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
       seed_(seed) {}
 
-std::pair<uint64_t, uint64_t> OpenRegGeneratorImpl::draw() {
+std::pair<uint64_t, uint64_t> OpenRegGeneratorImpl::draw(uint64_t count) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return {seed_, counter_++};
+  return {seed_, std::exchange(counter_, counter_ + count)};
 }
 
-void OpenRegGeneratorImpl::set_current_seed(uint64_t seed) {
-  seed_ = seed;
-  counter_ = 0;
+void OpenRegGeneratorImpl::giveBack(uint64_t count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  counter_ -= count;
 }
+
+void OpenRegGeneratorImpl::set(uint64_t seed, uint64_t counter) {
+  if (const auto graph = graphOfCurrentStream(device().index())) {
+    TORCH_CHECK(seed == seed_ && counter >= counter_, "a generator of ", device(),
+                " cannot be set to seed ", seed, " and offset ", counter,
+                " in a capture, where replays draw from what they find: ",
+                "only to a state that was read in it (the seed is ", seed_, ")");
+    return graph->setPosition(
+        at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(this)),
+        counter - counter_);
+  }
+  seed_ = seed;
+  counter_ = counter;
+}
+
+void OpenRegGeneratorImpl::set_current_seed(uint64_t seed) { set(seed, 0); }
 
 uint64_t OpenRegGeneratorImpl::current_seed() const { return seed_; }
 
@@ -72,21 +90,23 @@ uint64_t OpenRegGeneratorImpl::seed() {
   return seed_;
 }
 
-void OpenRegGeneratorImpl::set_offset(uint64_t offset) { counter_ = offset; }
+void OpenRegGeneratorImpl::set_offset(uint64_t offset) { set(seed_, offset); }
 
-uint64_t OpenRegGeneratorImpl::get_offset() const { return counter_; }
+uint64_t OpenRegGeneratorImpl::get_offset() const {
+  const auto graph = graphOfCurrentStream(device().index());
+  return graph ? counter_ + graph->position(this) : counter_;
+}
 
 void OpenRegGeneratorImpl::set_state(const c10::TensorImpl &new_state) {
   checkState(new_state);
   State state;
   std::memcpy(&state, new_state.data(), sizeof(state));
-  seed_ = state.seed;
-  counter_ = state.counter;
+  set(state.seed, state.counter);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> OpenRegGeneratorImpl::get_state() const {
   auto tensor = at::detail::empty_cpu({kStateBytes}, c10::ScalarType::Byte);
-  const State state{seed_, counter_};
+  const State state{seed_, get_offset()};
   std::memcpy(tensor.mutable_data_ptr(), &state, sizeof(state));
   return tensor.getIntrusivePtr();
 }

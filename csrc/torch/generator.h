@@ -23,10 +23,13 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
 
   explicit OpenRegGeneratorImpl(c10::DeviceIndex index, uint64_t seed = c10::default_rng_seed_val);
 
-  /* (seed, counter) for one random operator; the counter advances by one. Takes mutex_. */
-  std::pair<uint64_t, uint64_t> draw();
+  /* (seed, counter) for `count` random operators, by which the counter advances. Takes mutex_. */
+  std::pair<uint64_t, uint64_t> draw(uint64_t count = 1);
+  /* Of the draws made last, which nobody has used. Takes mutex_. */
+  void giveBack(uint64_t count);
 
-  // As with every generator of PyTorch, the caller holds mutex_ for what changes the state.
+  // As with every generator of PyTorch, the caller holds mutex_ for what changes the state. While the current stream
+  // is being captured the counter is what it will be in a replay (graph.h), and a seed cannot be set.
   void set_current_seed(uint64_t seed) override;
   uint64_t current_seed() const override;
   uint64_t seed() override;
@@ -40,6 +43,7 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
 
  private:
   OpenRegGeneratorImpl *clone_impl() const override;
+  void set(uint64_t seed, uint64_t counter);
 
   uint64_t seed_;
   uint64_t counter_ = 0;

@@ -1,13 +1,13 @@
 /*
  * `captures` maps the core's id of each capture to what its nodes share, so that whoever queues on a stream finds it,
- * on whichever thread. Locks: that of `captures`, that of a CapturedGraph and a generator's own are leaves; the last is
- * taken under a CapturedGraph's.
+ * on whichever thread. Its lock is a leaf.
  */
 #include "graph.h"
 
 #include <ATen/core/GraphImplInterface.h>
 #include <c10/core/DeviceType.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
@@ -62,49 +62,81 @@ std::shared_ptr<CapturedGraph> graphBeingCaptured(orStream_t stream) {
   return found == captures().byId.end() ? nullptr : found->second;
 }
 
+std::shared_ptr<CapturedGraph> graphOfCurrentStream(c10::DeviceIndex device) {
+  if (C10_LIKELY(capturesNow.load(std::memory_order_relaxed) == 0)) return nullptr;
+  return graphBeingCaptured(currentStreamHandle(device));
+}
+
 bool isCurrentStreamCapturing() {
   return C10_UNLIKELY(capturesNow.load(std::memory_order_relaxed) != 0) &&
          isCapturing(currentStreamHandle(currentDevice()));
 }
 
 void refuseInCapture(const std::string &operation) {
-  OPENREG_CHECK(orStreamRefuseCapture(currentStreamHandle(currentDevice()), operation.c_str(),
-                                      "it makes the host wait for the device, which runs nothing "
-                                      "before the replay: do it before the capture or after a replay"));
+  OPENREG_CHECK(
+      orStreamRefuseCapture(currentStreamHandle(currentDevice()), operation.c_str(),
+                            "it makes the host wait for the device, which runs nothing "
+                            "before the replay: do it before the capture or after a replay"));
 }
 
 void graphsAreReset() { resets.fetch_add(1, std::memory_order_relaxed); }
 
 // ---- Random numbers -----------------------------------------------------------------------------
 
+/* mutex_ held. */
+CapturedGraph::Source &CapturedGraph::sourceOf(const at::Generator &generator) {
+  for (Source &source : sources_) {
+    if (source.generator == generator) return source;
+  }
+  return sources_.emplace_back(Source{generator, 0, 0});
+}
+
 CapturedGraph::Draw CapturedGraph::draw(const std::shared_ptr<CapturedGraph> &graph,
                                         const at::Generator &generator) {
   std::lock_guard<std::mutex> lock(graph->mutex_);
-  size_t i = 0;
-  while (i < graph->sources_.size() && graph->sources_[i].generator != generator) ++i;
-  if (i == graph->sources_.size()) graph->sources_.push_back({generator, 0});
-  return {graph, i, graph->sources_[i].drawn++};
+  Source &source = graph->sourceOf(generator);
+  const Draw draw{graph, static_cast<size_t>(&source - graph->sources_.data()), source.position++};
+  source.drawn = std::max(source.drawn, source.position);
+  return draw;
+}
+
+uint64_t CapturedGraph::position(const c10::GeneratorImpl *generator) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Source &source : sources_) {
+    if (source.generator.unsafeGetGeneratorImpl() == generator) return source.position;
+  }
+  return 0;
+}
+
+void CapturedGraph::setPosition(const at::Generator &generator, uint64_t position) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sourceOf(generator).position = position;
 }
 
 std::pair<uint64_t, uint64_t> CapturedGraph::Draw::now() const {
   std::lock_guard<std::mutex> lock(graph->mutex_);
   const State &state = graph->now_.at(source);
-  return {state.seed, state.counter + number};
+  return {state.seed, state.counter + position};
+}
+
+std::vector<CapturedGraph::Source> CapturedGraph::sources() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sources_;
 }
 
 void CapturedGraph::prepareReplay() {
-  std::lock_guard<std::mutex> lock(mutex_);
   Pending replay{resets.load(std::memory_order_relaxed), {}};
-  for (Source &source : sources_) {
-    std::lock_guard<std::mutex> own(source.generator.mutex());
-    auto *generator = source.generator.get<OpenRegGeneratorImpl>();
-    replay.states.push_back({generator->current_seed(), generator->get_offset()});
-    generator->set_offset(generator->get_offset() + source.drawn);
+  for (const Source &source : sources()) {
+    const auto [seed, counter] = source.generator.get<OpenRegGeneratorImpl>()->draw(source.drawn);
+    replay.states.push_back({seed, counter});
   }
+  std::lock_guard<std::mutex> lock(mutex_);
   pending_.push_back(std::move(replay));
 }
 
 void CapturedGraph::takeBack() {
+  for (const Source &source : sources())
+    source.generator.get<OpenRegGeneratorImpl>()->giveBack(source.drawn);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!pending_.empty()) pending_.pop_back();
 }
@@ -290,7 +322,8 @@ void OpenRegGraph::debug_dump(const std::string &path) {
   const auto create = [](const at::GraphImplArgs &args) -> std::unique_ptr<at::GraphImplInterface> {
     return std::make_unique<OpenRegGraph>(args);
   };
-  for (const char *name : {"OPENREG", "PRIVATEUSEONE"}) at::GraphImplRegistry()->Register(name, create);
+  for (const char *name : {"OPENREG", "PRIVATEUSEONE"})
+    at::GraphImplRegistry()->Register(name, create);
   return true;
 }();
 

@@ -25,16 +25,19 @@ extern std::atomic<int> capturesNow;
 
 /* What a graph's nodes share, and need as long as one of them may run.
  *
- * Random numbers: the nodes draw in the same order at each replay, as the calls did that were captured. So a replay
- * takes from each generator as many draws as the capture counted, which advances it as the calls would have, and hands
- * what the generator had before to its nodes: `pending`, of which the first node takes the oldest. Replays of a graph
- * run one after the other, so `now` belongs to the one that runs. */
+ * Random numbers: a call that is captured leaves its generator as it is, and counts: its position. A replay takes from
+ * each generator as many draws as the capture made, which advances it as the calls would have, and hands what the
+ * generator had before to its nodes: `pending`, of which the first node takes the oldest. Replays of a graph run one
+ * after the other, so `now` belongs to the one that runs. A state that is read in a capture and set again there, as by a
+ * checkpoint, is a position.
+ *
+ * `mutex_` is a leaf: a generator's may be held. */
 class CapturedGraph {
  public:
   struct Draw {
     std::shared_ptr<CapturedGraph> graph;
-    size_t source = 0;   // which generator
-    uint64_t number = 0;  // how many it had given before in this graph
+    size_t source = 0;      // which generator
+    uint64_t position = 0;  // of this graph's
 
     /* On the lane, in a replay: the generator's seed and counter for this draw. */
     std::pair<uint64_t, uint64_t> now() const;
@@ -42,12 +45,15 @@ class CapturedGraph {
 
   /* At a call that is captured. The generator stays as it is. */
   static Draw draw(const std::shared_ptr<CapturedGraph> &graph, const at::Generator &generator);
+  /* The generator's position. */
+  uint64_t position(const c10::GeneratorImpl *generator);
+  void setPosition(const at::Generator &generator, uint64_t position);
   /* The host's memory behind a queued copy. */
   void keep(const c10::Storage &storage);
 
-  /* Before a launch: advances the generators. */
+  /* Before a launch: draws from the generators. */
   void prepareReplay();
-  /* The launch has failed. */
+  /* The launch has failed: gives back what that drew. */
   void takeBack();
   /* The first node of a replay. */
   void begin();
@@ -58,8 +64,11 @@ class CapturedGraph {
   };
   struct Source {
     at::Generator generator;
-    uint64_t drawn;
+    uint64_t position, drawn;  // drawn: the greatest position
   };
+  Source &sourceOf(const at::Generator &generator);
+  std::vector<Source> sources();
+
   struct Pending {
     uint64_t resets;  // of devices: a reset drops what is queued, and leaves this behind
     std::vector<State> states;
@@ -75,6 +84,8 @@ class CapturedGraph {
 /* Of what is queued on the stream now; null if it is not being captured for one. */
 std::shared_ptr<CapturedGraph> graphBeingCaptured(orStream_t stream);
 bool isCapturing(orStream_t stream);
+/* Of the calling thread's current stream of the device. No use of it. */
+std::shared_ptr<CapturedGraph> graphOfCurrentStream(c10::DeviceIndex device);
 /* The calling thread's. No use of a device. */
 bool isCurrentStreamCapturing();
 /* Throws, and the capture is over, if the calling thread's current stream is being captured: `operation` makes the host

@@ -16,7 +16,19 @@ and anything else TypeError.
 from torch import AcceleratorError as AcceleratorError
 from torch import OutOfMemoryError as OutOfMemoryError
 
-from . import _comm, _dlpack, _typed, amp, graphs, memory, random, sanitizer, sparse, streams, testing
+from . import (
+    _comm,
+    _dlpack,
+    _typed,
+    amp,
+    graphs,
+    memory,
+    random,
+    sanitizer,
+    sparse,
+    streams,
+    testing,
+)
 from . import _utils as _utils
 from . import comm as comm
 from ._lazy import (

@@ -148,4 +148,3 @@ def make_graphed_callables(
     theirs = graphs.make_graphed_callables
     make = types.FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__)
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool)
-
