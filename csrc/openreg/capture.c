@@ -449,10 +449,14 @@ orError_t orStreamIsCapturing(orStream_t stream, orCaptureStatus *status) {
   return orSuccess;
 }
 
+bool orDeviceCaptures(int device) {
+  return atomic_load_explicit(&captures[device], memory_order_acquire) != 0;
+}
+
 bool orStreamCaptures(orStream_t stream) {
   orStream *s;
   if (stream == OR_STREAM_DEFAULT || !orHandleFind(&orStreamTable, stream)) return false;
-  if (!atomic_load_explicit(&captures[orHandleDevice(stream)], memory_order_acquire)) return false;
+  if (!orDeviceCaptures(orHandleDevice(stream))) return false;
   if (orStreamLock(stream, &s)) return false;
   bool captures_now = orCaptureHolds(s);
   orMutexUnlock(&s->lock);

@@ -47,7 +47,9 @@ void orCaptureForget(orCell *cell);
 /* All of a device's are invalidated; and that is refused, if there are any. */
 void orCapturesInvalidate(int device, const char *call);
 orError_t orCapturesRefuse(int device, const char *call);
-/* No lock held. */
+/* Whether any stream of the device may be capturing. */
+bool orDeviceCaptures(int device);
+/* No lock of streams held. */
 bool orStreamCaptures(orStream_t stream);
 
 /* ---- graph.c ---- */
