@@ -19,7 +19,7 @@ from torch import OutOfMemoryError as OutOfMemoryError
 from . import _comm, _dlpack, _typed, amp, memory, random, sanitizer, sparse, streams, testing
 from . import _utils as _utils
 from . import comm as comm
-from ._graphs import graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
+from ._graphs import graph, is_current_stream_capturing, make_graphed_callables
 from ._lazy import (
     _is_in_bad_fork as _is_in_bad_fork,
 )
@@ -33,6 +33,7 @@ from ._lazy import (
     init,
     is_initialized,
 )
+from ._mempool import graph_pool_handle
 from ._refusals import install as _install_refusals
 from ._utils import _get_device_index as _get_device_index
 from .amp import get_amp_supported_dtype

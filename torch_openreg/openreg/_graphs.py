@@ -17,11 +17,6 @@ class graph:
         raise NotImplementedError(_REFUSAL)
 
 
-def graph_pool_handle():
-    """Raises NotImplementedError: there are no graphs."""
-    raise NotImplementedError(_REFUSAL)
-
-
 def make_graphed_callables(*args, **kwargs):
     """Raises NotImplementedError, whatever `args` and `kwargs` are: there are no graphs."""
     raise NotImplementedError(_REFUSAL)
