@@ -458,11 +458,13 @@ static void moveBlock(orBlocks *blocks, orBlock *block, orBlockStream *to) {
 
 /* All that the one owns becomes the other's. The references are the segments': a pool's owner has
  * no uses. */
-static void moveBlocks(orBlocks *blocks, orBlockStream *from, orBlockStream *to) {
+static void moveBlocks(orBlocks *blocks, orBlockStream *from, orBlockStream *to,
+                       void (*fn)(const orBlock *block)) {
   for (size_t i = 0; i <= blocks->slot_mask; i++) {
     orBlock *block = blocks->slots[i].block;
     if (!block || block->owner != from) continue;
     moveBlock(blocks, block, to);
+    fn(block);
     if (!block->prev) streamPut(blocks, from);
   }
 }
@@ -474,12 +476,12 @@ static orBlockStream *ownerIn(const orBlocks *blocks, const orMemPool *mempool) 
   return NULL;
 }
 
-bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool) {
+bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block)) {
   for (orBlockStream *from; (from = ownerIn(blocks, mempool));) {
     orBlockStream *to = streamGet(blocks, from->stream, NULL);
     if (!to) return false;
     from->refs++;
-    moveBlocks(blocks, from, to);
+    moveBlocks(blocks, from, to, fn);
     streamPut(blocks, from);
     streamPut(blocks, to);
   }

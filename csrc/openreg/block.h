@@ -128,9 +128,9 @@ void orBlocksFree(orBlocks *blocks, orBlock *block);
 /* An idle block ceases to exist: its memory is the caller's. */
 void orBlocksDropSegment(orBlocks *blocks, orBlock *block);
 
-/* All that is a private pool's becomes the device's own; false if the host has no memory, which
- * leaves some of it as it was. */
-bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool);
+/* All that is a private pool's becomes the device's own, and `fn` is called with each block; false if
+ * the host has no memory, which leaves some of it as it was. */
+bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block));
 
 void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split);
 

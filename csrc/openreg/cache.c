@@ -221,10 +221,16 @@ static void endDeferral(orCache *cache) {
   orCacheQueueUses(cache, use);
 }
 
+static void pollAll(orCache *cache) {
+  if (cache->deferred) endDeferral(cache);
+  if (cache->blocks.waiting) pollLimbo(cache);
+  if (cache->dirty) poisonDirty(cache);
+}
+
 static inline void poll(orCache *cache) {
-  if (OR_UNLIKELY(cache->deferred != NULL)) endDeferral(cache);
-  if (OR_UNLIKELY(cache->blocks.waiting)) pollLimbo(cache);
-  if (OR_UNLIKELY(cache->dirty)) poisonDirty(cache);
+  uintptr_t any =
+      (uintptr_t)cache->deferred | (uintptr_t)cache->blocks.waiting | (uintptr_t)cache->dirty;
+  if (OR_UNLIKELY(any)) pollAll(cache);
 }
 
 void orCachePoll(orCache *cache) { poll(cache); }
@@ -415,7 +421,8 @@ orError_t orCacheFree(void *ptr) {
   if (OR_UNLIKELY(atomic_load_explicit(&keeps_back, memory_order_relaxed)))
     orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* or, short of memory, not */
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
-  if (orProbeOn(OR_PROBE_BLOCK_FREED)) tellFree(block, use);
+  if (orProbeOn(OR_PROBE_BLOCK_FREED) && !orMemPoolIsGraphs(block->owner->mempool))
+    tellFree(block, use);
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);
   if (OR_UNLIKELY(use && isUsedByCapture(cache, use)))
     deferUses(cache, use);

@@ -44,9 +44,18 @@ static orCache *cacheOf(const orMemPool *mempool) {
 
 /* ---- The end ---- */
 
+static void tellOver(const orBlock *block) {
+  OR_PROBE(OR_PROBE_RANGE_OVER, .dst = (const void *)block->start, .bytes = block->size);
+}
+
+static void tellNothing(const orBlock *block) { (void)block; }
+
+/* No tool was told of what a graph's pool freed. */
 void orMemPoolEnd(orCache *cache, orBlock *end) {
   orMemPool *mempool = (orMemPool *)((char *)end - offsetof(orMemPool, end));
-  if (orBlocksDissolve(&cache->blocks, mempool)) orHandleRecycle(&table, &mempool->slot);
+  bool graphs = orMemPoolIsGraphs(mempool);
+  if (orBlocksDissolve(&cache->blocks, mempool, graphs ? tellOver : tellNothing))
+    orHandleRecycle(&table, &mempool->slot);
 }
 
 typedef struct orEnding {

@@ -188,11 +188,12 @@ class MemPool {
 
   /* What is idle goes back at once, unless a graph holds the pool too. */
   ~MemPool() {
+    if (orInForkedChild()) return;  // where another thread's locks may be held for ever
     const py::gil_scoped_release released;  // kernels may need it
     try {
-      if (useCount() == 1) emptyPool(id_);
+      if (useCount() == 1 && !inKernel()) emptyPool(id_);
       release(device_, id_, true);
-    } catch (const c10::Error &) {  // in a forked child, or where a kernel dropped it
+    } catch (const c10::Error &) {  // somebody has released it for us
     }
   }
 
@@ -219,6 +220,9 @@ void beginForThread(int64_t index, MempoolId_t id) {
       .def(py::init<>())
       .def_property_readonly("id", &MemPool::id)
       .def("use_count", &MemPool::useCount);
+  m.def(
+      "_memory_empty_pool", [](MempoolId_t id) { deviceAllocator().emptyCache(id); },
+      py::call_guard<py::gil_scoped_release>());
   m.def("_graph_pool_handle", [] { return newMemPoolId(true); });
   m.def("_beginAllocateCurrentThreadToPool", &beginForThread);
   m.def("_endAllocateToPool",

@@ -70,11 +70,19 @@ __all__ = [
 # ---- Figures ----
 
 
-def empty_cache():
-    """Gives cached blocks that nothing uses back to their devices, except those of private pools that
-    somebody holds. May wait for these devices: no queued work may reach memory that goes back. Does
-    nothing before the first use of a device."""
-    torch.accelerator.empty_cache()
+def empty_cache(mempool_id=None):
+    """Gives cached blocks that nothing uses back to their devices. May wait for these devices: no
+    queued work may reach memory that goes back. Does nothing before the first use of a device.
+
+    Args:
+        mempool_id: the id of a private pool, for its blocks alone. A pool that is in use (a graph or
+            a use_mem_pool scope holds it) raises RuntimeError. None: all but private pools, which
+            keep theirs.
+    """
+    if mempool_id is None or tuple(mempool_id) == (0, 0):
+        torch.accelerator.empty_cache()
+    else:
+        _C._memory_empty_pool(mempool_id)
 
 
 def _flatten(stats, prefix=""):
