@@ -392,6 +392,53 @@ def test_a_graph_that_has_one_already():
     assert not torch.openreg.is_current_stream_capturing()
 
 
+# ---- Memory -------------------------------------------------------------------------------------
+
+
+def test_what_a_capture_frees_is_its_graphs_own():
+    x = torch.ones(1 << 16, device=DEVICE)
+    graph, y = captured(lambda: ((x + 1) * 2).sum())
+    held = [torch.full((1 << 16,), 7.0, device=DEVICE) for _ in range(16)]
+    graph.replay()
+    assert y.item() == 4 << 16
+    assert all((t == 7).all() for t in held)
+
+
+def test_a_capture_uses_again_what_it_has_freed():
+    x = torch.ones(1 << 20, device=DEVICE)
+
+    def step():
+        y = x
+        for _ in range(20):
+            y = y + 1
+        return y
+
+    graph = torch.openreg.Graph()
+    before = torch.openreg.memory_reserved()
+    with torch.openreg.graph(graph):
+        y = step()
+    assert torch.openreg.memory_reserved() - before <= 3 * y.nbytes
+    graph.replay()
+    assert y[0].item() == 21
+
+
+def test_the_memory_goes_with_the_graph():
+    torch.openreg.empty_cache()
+    before = torch.openreg.memory_reserved()
+    x = torch.ones(1 << 20, device=DEVICE)
+    graph, y = captured(lambda: x + 1)
+    graph.replay()
+    torch.openreg.synchronize()
+    torch.openreg.empty_cache()  # leaves what a graph needs
+    x.fill_(2)
+    graph.replay()
+    assert y.sum().item() == 3 << 20
+    del graph, x, y
+    torch.openreg.synchronize()
+    torch.openreg.empty_cache()
+    assert torch.openreg.memory_reserved() == before
+
+
 # ---- Life ---------------------------------------------------------------------------------------
 
 

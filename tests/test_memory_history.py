@@ -392,13 +392,6 @@ def test_what_is_not_there_says_so():
     for option in ("compile_context", "global_record_annotations", "record_pinned_host_memory"):
         with pytest.raises(NotImplementedError, match=r"no compile_context.* no pinned memory"):
             memory._record_memory_history(**{option: True})
-    with pytest.raises(NotImplementedError, match="private memory pools"):
-        torch.openreg.MemPool()
-    with pytest.raises(NotImplementedError, match="private memory pools"):
-        with torch.openreg.use_mem_pool(None):
-            pass
-    with pytest.raises(NotImplementedError, match="private memory pools"):
-        torch.openreg.memory_snapshot((1, 0))
     with pytest.raises(NotImplementedError, match="mem_get_info"):
         torch.openreg.memory_usage()
 

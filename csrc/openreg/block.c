@@ -56,7 +56,7 @@ static void forEachFigure(orCacheStats *stats, void (*fn)(orCacheStat *stat)) {
   for (int i = 0; i < OR_FIGURES; i++) fn(figure[i]);
 }
 
-static void completeStat(orCacheStat *stat) {
+void orStatComplete(orCacheStat *stat) {
   for (int i = 1; i < 3; i++)
     stat[i].allocated = stat[i].current + stat[i].freed - stat[i].allocated;
   stat[0].current = stat[1].current + stat[2].current;
@@ -66,22 +66,22 @@ static void completeStat(orCacheStat *stat) {
 
 void orBlocksStats(const orBlocks *blocks, orCacheStats *stats) {
   *stats = blocks->stats;
-  forEachFigure(stats, completeStat);
+  forEachFigure(stats, orStatComplete);
 }
 
-static void resetPeak(orCacheStat *stat) {
+void orStatResetPeak(orCacheStat *stat) {
   for (int i = 1; i < 3; i++) stat[i].peak = stat[i].current;
   stat[0].peak = stat[1].current + stat[2].current;
 }
 
 void orBlocksResetPeak(orBlocks *blocks) {
   orCacheStats *stats = &blocks->stats;
-  forEachFigure(stats, resetPeak);
+  forEachFigure(stats, orStatResetPeak);
   stats->oversize_allocations.peak = stats->oversize_allocations.current;
   stats->oversize_segments.peak = stats->oversize_segments.current;
 }
 
-static void resetAccumulated(orCacheStat *stat) {
+void orStatResetAccumulated(orCacheStat *stat) {
   for (int i = 1; i < 3; i++) {
     stat[i].freed = 0;
     stat[i].allocated = stat[i].current;
@@ -90,7 +90,7 @@ static void resetAccumulated(orCacheStat *stat) {
 
 void orBlocksResetAccumulated(orBlocks *blocks) {
   orCacheStats *stats = &blocks->stats;
-  forEachFigure(stats, resetAccumulated);
+  forEachFigure(stats, orStatResetAccumulated);
   stats->alloc_retries = stats->ooms = 0;
   stats->device_alloc = stats->device_free = stats->sync_all_streams = 0;
   stats->oversize_allocations.allocated = stats->oversize_allocations.freed = 0;
@@ -221,27 +221,34 @@ static void leaveFree(orBlocks *blocks, orBlock *block) {
 
 /* ---- Streams ---- */
 
-static orBlockStream **bucketOf(const orBlocks *blocks, orStream_t stream) {
-  size_t i = (stream * UINT64_C(0x9E3779B97F4A7C15)) >> 58;
+static inline orBlockStream **bucketOf(const orBlocks *blocks, orStream_t stream,
+                                       const orMemPool *mempool) {
+  size_t i = ((stream ^ (uintptr_t)mempool) * UINT64_C(0x9E3779B97F4A7C15)) >> 58;
   return (orBlockStream **)&blocks->streams[i];
 }
 
 _Static_assert(OR_BLOCK_BUCKETS == 1 << (64 - 58), "bucketOf keeps 6 bits");
 
-orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream) {
-  orBlockStream *s = *bucketOf(blocks, stream);
-  while (s && s->stream != stream) s = s->chain;
+static inline bool isFor(const orBlockStream *s, orStream_t stream, const orMemPool *mempool) {
+  return ((s->stream ^ stream) | ((uintptr_t)s->mempool ^ (uintptr_t)mempool)) == 0;
+}
+
+orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream,
+                                  const orMemPool *mempool) {
+  orBlockStream *s = *bucketOf(blocks, stream, mempool);
+  while (s && !isFor(s, stream, mempool)) s = s->chain;
   return s;
 }
 
 /* With a reference for the caller. */
-static orBlockStream *streamGet(orBlocks *blocks, orStream_t stream) {
-  orBlockStream *s = orBlocksStreamFind(blocks, stream);
+static orBlockStream *streamGet(orBlocks *blocks, orStream_t stream, orMemPool *mempool) {
+  orBlockStream *s = orBlocksStreamFind(blocks, stream, mempool);
   if (!s) {
     s = calloc(1, sizeof *s);
     if (!s) return NULL;
-    orBlockStream **bucket = bucketOf(blocks, stream);
+    orBlockStream **bucket = bucketOf(blocks, stream, mempool);
     s->stream = stream;
+    s->mempool = mempool;
     s->chain = *bucket;
     *bucket = s;
   }
@@ -251,7 +258,7 @@ static orBlockStream *streamGet(orBlocks *blocks, orStream_t stream) {
 
 static void streamPut(orBlocks *blocks, orBlockStream *stream) {
   if (--stream->refs) return;
-  orBlockStream **at = bucketOf(blocks, stream->stream);
+  orBlockStream **at = bucketOf(blocks, stream->stream, stream->mempool);
   while (*at != stream) at = &(*at)->chain;
   *at = stream->chain;
   free(stream);
@@ -273,7 +280,8 @@ bool orBlocksAddUse(orBlocks *blocks, orBlock *block, orStream_t stream) {
     blocks->spare_uses = use->next;
   else if (!(use = malloc(sizeof *use)))
     return false;
-  *use = (orBlockUse){.next = block->uses, .block = block, .stream = streamGet(blocks, stream)};
+  *use =
+      (orBlockUse){.next = block->uses, .block = block, .stream = streamGet(blocks, stream, NULL)};
   if (!use->stream) {
     free(use);
     return false;
@@ -310,9 +318,9 @@ orBlock *orBlocksEndUse(orBlocks *blocks, orBlockStream **waiting) {
 
 /* ---- The life of a block ---- */
 
-orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, uintptr_t start, size_t size,
-                            int pool, uint64_t reuse_from) {
-  orBlockStream *stream = streamGet(blocks, owner);
+orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempool, uintptr_t start,
+                            size_t size, int pool, uint64_t reuse_from) {
+  orBlockStream *stream = streamGet(blocks, owner, mempool);
   if (!stream) return NULL;
   orBlock *block = blockNew(blocks, start, size);
   block->owner = stream;
@@ -323,6 +331,7 @@ orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, uintptr_t start,
   stats->device_alloc++;
   statAdd(stats->segment, pool, 1);
   statAdd(stats->reserved_bytes, pool, (int64_t)size);
+  if (mempool) statAdd(mempool->reserved_bytes, pool, (int64_t)size);
   if (OR_UNLIKELY(size >= blocks->max_split)) plainAdd(&stats->oversize_segments, 1);
   return block;
 }
@@ -332,6 +341,8 @@ void orBlocksDropSegment(orBlocks *blocks, orBlock *block) {
   stats->device_free++;
   statSubtract(stats->segment, block->pool, 1);
   statSubtract(stats->reserved_bytes, block->pool, (int64_t)block->size);
+  orMemPool *mempool = block->owner->mempool;
+  if (mempool) statSubtract(mempool->reserved_bytes, block->pool, (int64_t)block->size);
   if (OR_UNLIKELY(block->size >= blocks->max_split)) plainSubtract(&stats->oversize_segments, 1);
   leaveFree(blocks, block);
   streamPut(blocks, block->owner);
@@ -435,6 +446,48 @@ void orBlocksFree(orBlocks *blocks, orBlock *block) {
   enterFree(blocks, block);
 }
 
+/* ---- Private pools ---- */
+
+static void moveBlock(orBlocks *blocks, orBlock *block, orBlockStream *to) {
+  bool is_free = block->state == OR_BLOCK_FREE;
+  if (is_free) leaveFree(blocks, block);
+  if (!block->prev) to->refs++;
+  block->owner = to;
+  if (is_free) enterFree(blocks, block);
+}
+
+/* All that the one owns becomes the other's. The references are the segments': a pool's owner has
+ * no uses. */
+static void moveBlocks(orBlocks *blocks, orBlockStream *from, orBlockStream *to,
+                       void (*fn)(const orBlock *block)) {
+  for (size_t i = 0; i <= blocks->slot_mask; i++) {
+    orBlock *block = blocks->slots[i].block;
+    if (!block || block->owner != from) continue;
+    moveBlock(blocks, block, to);
+    fn(block);
+    if (!block->prev) streamPut(blocks, from);
+  }
+}
+
+static orBlockStream *ownerIn(const orBlocks *blocks, const orMemPool *mempool) {
+  for (int i = 0; i < OR_BLOCK_BUCKETS; i++)
+    for (orBlockStream *s = blocks->streams[i]; s; s = s->chain)
+      if (s->mempool == mempool) return s;
+  return NULL;
+}
+
+bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block)) {
+  for (orBlockStream *from; (from = ownerIn(blocks, mempool));) {
+    orBlockStream *to = streamGet(blocks, from->stream, NULL);
+    if (!to) return false;
+    from->refs++;
+    moveBlocks(blocks, from, to, fn);
+    streamPut(blocks, from);
+    streamPut(blocks, to);
+  }
+  return true;
+}
+
 /* ---- Blocks that are not split ---- */
 
 static size_t chainSize(const orBlock *first) {
@@ -475,6 +528,7 @@ void orBlocksList(const orBlocks *blocks, orCacheBlock *list) {
                                .bytes = block->size,
                                .requested = isFree(block) ? 0 : block->requested,
                                .stream = block->owner->stream,
+                               .pool = orMemPoolHandle(block->owner->mempool),
                                .state = states[block->state],
                                .large = block->pool == OR_POOL_LARGE};
   }

@@ -57,10 +57,26 @@ typedef struct orBlockBins {
   orBlock *root[56];
 } orBlockBins;
 
-/* What the cache knows of a stream: an owner of segments, a recorded one, or both. A private
- * pool would be one more key beside `stream`. */
+/* A private pool: mempool.c has the table of them. */
+typedef struct orMemPool {
+  orSlot slot;
+  orMemPool_t handle;
+  uint64_t holders; /* 0: it has been released */
+  _Atomic bool captured; /* under the lock or not: a graph may use its memory, whatever the program has freed */
+  orCacheStat reserved_bytes[1 + OR_POOL_COUNT];
+  orBlock end; /* without memory: released, in limbo until launched work cannot use the pool's */
+} orMemPool;
+
+/* 0: the device's own memory, or that of a pool that has been released. */
+static inline orMemPool_t orMemPoolHandle(const orMemPool *mempool) {
+  return mempool && mempool->holders ? mempool->handle : 0;
+}
+
+/* What the cache knows of a stream: an owner of segments, a recorded one, or both. One for each
+ * private pool, and one without. */
 struct orBlockStream {
   orStream_t stream;
+  orMemPool *mempool; /* null: the device's own memory */
   size_t refs; /* segments and uses: the record goes with the last, the stream maybe before */
   orBlockStream *chain;
   orBlockUse *first, *last; /* uses by limbo blocks, in the order in which they were freed */
@@ -93,14 +109,15 @@ typedef struct orBlocks {
 /* Structures and table entries for `count` more blocks; false if the host has no memory. */
 bool orBlocksReserve(orBlocks *blocks, size_t count);
 
-orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream);
+orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream,
+                                  const orMemPool *mempool);
 
 /* The block that starts there, in any state, or null. */
 orBlock *orBlocksFind(const orBlocks *blocks, uintptr_t start);
 
 /* A new segment is one free block; null if the host has no memory. */
-orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, uintptr_t start, size_t size,
-                            int pool, uint64_t reuse_from);
+orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempool, uintptr_t start,
+                            size_t size, int pool, uint64_t reuse_from);
 /* Free -> live, split if the rest is worth it. One structure has been reserved. */
 void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested);
 /* Live -> limbo: no longer allocated, still active. Returns the uses, which are now the caller's
@@ -110,6 +127,10 @@ orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from
 void orBlocksFree(orBlocks *blocks, orBlock *block);
 /* An idle block ceases to exist: its memory is the caller's. */
 void orBlocksDropSegment(orBlocks *blocks, orBlock *block);
+
+/* All that is a private pool's becomes the device's own, and `fn` is called with each block; false if
+ * the host has no memory, which leaves some of it as it was. */
+bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block));
 
 void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split);
 
@@ -132,6 +153,11 @@ void orBinsRemove(orBlockBins *bins, orBlock *block);
 orBlock *orBinsBestFit(const orBlockBins *bins, size_t size, uint64_t task);
 
 /* ---- Statistics ---- */
+
+/* Of one figure in its three pools, as it is kept. */
+void orStatComplete(orCacheStat *stat);
+void orStatResetPeak(orCacheStat *stat);
+void orStatResetAccumulated(orCacheStat *stat);
 
 void orBlocksStats(const orBlocks *blocks, orCacheStats *stats);
 void orBlocksResetPeak(orBlocks *blocks);

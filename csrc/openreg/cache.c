@@ -35,6 +35,12 @@
  * Memory that was taken off the cache and is on its way back to the device is counted in
  * `releasing`: a thread that is short of memory waits for it (a few system calls) before it gives
  * up.
+ *
+ * Captures. What is queued on a stream that captures does not run, so it is no task, and the counts
+ * above do not know of it. A block that is freed by the stream it is for may be had again by that
+ * stream, whose nodes run in the order of the calls. One that was recorded on another stream which
+ * captures stays in limbo until the device has no capture any more. Whatever of a graph's private
+ * pool is freed, launches go on to use it: it is not poisoned, and no tool is told of it.
  */
 #include "openreg_schedule.h"
 
@@ -93,7 +99,7 @@ void orCacheAwait(orStream_t stream, uint64_t number) {
 
 static inline void becomeFree(orCache *cache, orBlock *block) {
   orCacheNote(cache, orCacheActionFreeCompleted, block->start, block->requested,
-              block->owner->stream);
+              block->owner->stream, block->owner->mempool);
   orBlocksFree(&cache->blocks, block);
 }
 
@@ -155,8 +161,9 @@ static void poisonDirty(orCache *cache) {
   }
 }
 
+/* Poison could land between a graph's write and its read. */
 static inline void leaveLimbo(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(orCachePoisons()))
+  if (OR_UNLIKELY(orCachePoisons()) && !orMemPoolIsGraphs(block->owner->mempool))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);
@@ -169,15 +176,61 @@ static void pollLimbo(orCache *cache) {
     if (!orStreamCompleted(s->stream, &count))
       while (*at == s && s->first->number <= count) {
         orBlock *block = orBlocksEndUse(&cache->blocks, at);
-        if (!block->waits) leaveLimbo(cache, block);
+        if (block->waits) continue;
+        if (OR_LIKELY(block->size != 0))
+          leaveLimbo(cache, block);
+        else
+          orMemPoolEnd(cache, block);
       }
     if (*at == s) at = &s->waiting;
   }
 }
 
+void orCacheQueueUses(orCache *cache, orBlockUse *use) {
+  for (orBlockUse *next; use; use = next) {
+    next = use->next;
+    orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
+  }
+}
+
+/* Nothing of a capture runs: what its streams have completed says nothing of what uses the block.
+ * It stays in limbo until the device has no capture. */
+static void deferUses(orCache *cache, orBlockUse *use) {
+  orBlockUse *last = use;
+  while (last->next) last = last->next;
+  last->next = cache->deferred;
+  cache->deferred = use;
+}
+
+static bool isCapturing(orStream_t stream) {
+  orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
+  return orHandleIs(&s->slot, stream) && orStreamCaptures(stream);
+}
+
+/* Whether a stream that the block was recorded on captures. */
+static bool isUsedByCapture(const orCache *cache, const orBlockUse *use) {
+  if (OR_LIKELY(!orDeviceCaptures(orCacheDevice(cache)))) return false;
+  while (use && !isCapturing(use->stream->stream)) use = use->next;
+  return use != NULL;
+}
+
+static void endDeferral(orCache *cache) {
+  if (orDeviceCaptures(orCacheDevice(cache))) return;
+  orBlockUse *use = cache->deferred;
+  cache->deferred = NULL;
+  orCacheQueueUses(cache, use);
+}
+
+static void pollAll(orCache *cache) {
+  if (cache->deferred) endDeferral(cache);
+  if (cache->blocks.waiting) pollLimbo(cache);
+  if (cache->dirty) poisonDirty(cache);
+}
+
 static inline void poll(orCache *cache) {
-  if (OR_UNLIKELY(cache->blocks.waiting)) pollLimbo(cache);
-  if (OR_UNLIKELY(cache->dirty)) poisonDirty(cache);
+  uintptr_t any =
+      (uintptr_t)cache->deferred | (uintptr_t)cache->blocks.waiting | (uintptr_t)cache->dirty;
+  if (OR_UNLIKELY(any)) pollAll(cache);
 }
 
 void orCachePoll(orCache *cache) { poll(cache); }
@@ -256,13 +309,13 @@ static bool fitsUnsplit(const orRequest *r, const orBlock *block) {
 
 static inline bool take(const orRequest *r, void **ptr) {
   orBlocks *blocks = &r->cache->blocks;
-  orBlockStream *owner = orBlocksStreamFind(blocks, r->stream);
+  orBlockStream *owner = orBlocksStreamFind(blocks, r->stream, r->mempool);
   if (!owner || OR_UNLIKELY(!orBlocksReserve(blocks, 1))) return false;
   orBlock *block = orBinsBestFit(&owner->bins[r->pool], r->size, r->task);
   if (!block) return false;
   if (OR_UNLIKELY(block->size >= blocks->max_split) && !fitsUnsplit(r, block)) return false;
   orBlocksTake(blocks, block, r->size, r->bytes);
-  orCacheNote(r->cache, orCacheActionAlloc, block->start, r->bytes, r->stream);
+  orCacheNote(r->cache, orCacheActionAlloc, block->start, r->bytes, r->stream, r->mempool);
   *ptr = (void *)block->start;
   return true;
 }
@@ -295,10 +348,11 @@ static bool isRefused(orRequest *r) {
 
 /* ---- Public ---- */
 
-static orError_t allocate(void **ptr, size_t bytes, orStream_t stream) {
+static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool *mempool) {
   int device = orHandleDevice(stream);
   orRequest r = {.cache = &orCaches[device],
                  .stream = stream,
+                 .mempool = mempool,
                  .task = taskOf(stream),
                  .bytes = bytes,
                  .device = device};
@@ -313,15 +367,34 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream) {
   return OR_LIKELY(found) ? orSuccess : orCacheAllocateSlow(&r, ptr);
 }
 
+/* A tool is not told of what a graph will write: it does not see that. */
+static inline orError_t allocateFor(void **ptr, size_t bytes, orStream_t stream, orMemPool *mempool) {
+  if (!bytes) return orSuccess;
+  OR_TRY(allocate(ptr, bytes, stream, mempool));
+  if (OR_UNLIKELY(orMemPoolIsGraphs(mempool))) return orSuccess;
+  OR_PROBE(OR_PROBE_BLOCK_TAKEN, .dst = *ptr, .bytes = bytes, .stream = stream);
+  return orSuccess;
+}
+
 orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
   OR_TRY(orEnter());
   if (!ptr) return orFail(orErrorInvalidValue, "orCacheMalloc: null result");
   *ptr = NULL;
   OR_TRY(resolveStream(&stream));
-  if (!bytes) return orSuccess;
-  OR_TRY(allocate(ptr, bytes, stream));
-  OR_PROBE(OR_PROBE_BLOCK_TAKEN, .dst = *ptr, .bytes = bytes, .stream = stream);
-  return orSuccess;
+  return allocateFor(ptr, bytes, stream, NULL);
+}
+
+orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream, orMemPool_t pool) {
+  orMemPool *mempool;
+  if (!pool) return orCacheMalloc(ptr, bytes, stream);
+  OR_TRY(orEnter());
+  if (!ptr) return orFail(orErrorInvalidValue, "orCacheMallocFromPool: null result");
+  *ptr = NULL;
+  OR_TRY(resolveStream(&stream));
+  OR_TRY(orMemPoolHold(pool, stream, &mempool));
+  orError_t error = allocateFor(ptr, bytes, stream, mempool);
+  orMemPoolLetGo(mempool);
+  return error;
 }
 
 static void tellFree(const orBlock *block, const orBlockUse *use) {
@@ -344,16 +417,17 @@ orError_t orCacheFree(void *ptr) {
     return refusePointer("orCacheFree", ptr, cache != NULL);
   }
   orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
-              block->owner->stream);
+              block->owner->stream, block->owner->mempool);
   if (OR_UNLIKELY(atomic_load_explicit(&keeps_back, memory_order_relaxed)))
     orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* or, short of memory, not */
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
-  if (orProbeOn(OR_PROBE_BLOCK_FREED)) tellFree(block, use);
+  if (orProbeOn(OR_PROBE_BLOCK_FREED) && !orMemPoolIsGraphs(block->owner->mempool))
+    tellFree(block, use);
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);
-  for (orBlockUse *next; use; use = next) {
-    next = use->next;
-    orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
-  }
+  if (OR_UNLIKELY(use && isUsedByCapture(cache, use)))
+    deferUses(cache, use);
+  else
+    orCacheQueueUses(cache, use);
   poll(cache);
   orCacheUnlock(cache);
   return orSuccess;
@@ -409,17 +483,20 @@ orError_t orCacheGetStats(orCacheStats *stats, int device) {
   return orSuccess;
 }
 
-static orError_t reset(int device, void (*fn)(orBlocks *blocks)) {
+static orError_t reset(int device, void (*fn)(orBlocks *blocks), void (*of_pool)(orCacheStat *)) {
   OR_TRY(orEnter());
   OR_TRY(orDeviceCheck(device));
   orCacheLock(&orCaches[device]);
   fn(&orCaches[device].blocks);
+  orMemPoolsForEach(&orCaches[device], of_pool);
   orCacheUnlock(&orCaches[device]);
   return orSuccess;
 }
 
-orError_t orCacheResetPeakStats(int device) { return reset(device, orBlocksResetPeak); }
+orError_t orCacheResetPeakStats(int device) {
+  return reset(device, orBlocksResetPeak, orStatResetPeak);
+}
 
 orError_t orCacheResetAccumulatedStats(int device) {
-  return reset(device, orBlocksResetAccumulated);
+  return reset(device, orBlocksResetAccumulated, orStatResetAccumulated);
 }

@@ -21,10 +21,11 @@ typedef struct orCache {
   _Alignas(OR_CACHE_LINE) orMutex lock;
   /* futex: threads that hold memory on its way back; written under `lock` */
   _Atomic uint32_t releasing;
-  bool round;        /* some of options.roundup_power2_divisions are above 1 */
-  orBlock *dirty;    /* limbo, only to be poisoned; linked by idle_next */
-  orCacheLog log;    /* empty while nobody has the lock */
-  uint64_t sequence; /* of the latest record */
+  bool round;           /* some of options.roundup_power2_divisions are above 1 */
+  orBlock *dirty;       /* limbo, only to be poisoned; linked by idle_next */
+  orBlockUse *deferred; /* of blocks freed in a capture: to be queued when there is none */
+  orCacheLog log;       /* empty while nobody has the lock */
+  uint64_t sequence;    /* of the latest record */
   orBlocks blocks;
   size_t held;    /* bytes of segments, with those that are being asked for or given back */
   size_t allowed; /* most that may be held */
@@ -35,7 +36,8 @@ typedef struct orCache {
 typedef struct orRequest {
   orCache *cache;
   orStream_t stream;
-  uint64_t task; /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
+  orMemPool *mempool; /* null: the device's own memory */
+  uint64_t task;      /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
   size_t bytes, size;
   int device, pool;
   const char *refused; /* why, if a tool has had it refused */
@@ -53,14 +55,14 @@ static inline size_t orRoundUp(size_t bytes, size_t unit) {
 extern _Atomic(void (*)(const orCacheRecord *)) orCacheHook OR_HIDDEN;
 
 void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, size_t bytes,
-                     orStream_t stream);
+                     orStream_t stream, const orMemPool *mempool);
 void orCacheCallHook(orCache *cache);
 
 /* Lock held. */
 static inline void orCacheNote(orCache *cache, orCacheAction action, uintptr_t address,
-                               size_t bytes, orStream_t stream) {
+                               size_t bytes, orStream_t stream, const orMemPool *mempool) {
   if (OR_UNLIKELY(atomic_load_explicit(&orCacheHook, memory_order_relaxed) != NULL))
-    orCacheNoteSlow(cache, action, address, bytes, stream);
+    orCacheNoteSlow(cache, action, address, bytes, stream, mempool);
 }
 
 static inline void orCacheLock(orCache *cache) { orMutexLock(&cache->lock); }
@@ -85,6 +87,8 @@ void orCachePoll(orCache *cache);
 bool orCacheTake(const orRequest *request, void **ptr);
 /* Whoever is handed an address in it finds the cache. Lock held. */
 void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high);
+/* Their block is in limbo until each stream has finished what it has been given by now. Lock held. */
+void orCacheQueueUses(orCache *cache, orBlockUse *uses);
 /* True if the task `number` of a stream, and all before it, have finished. */
 bool orCacheCompleted(orStream_t stream, uint64_t number);
 /* Sleeps until a stream has completed `number` tasks; no lock held. Counters outlive the
@@ -98,5 +102,23 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
 /* The cache had nothing: a block from fresh memory, or what can be had by waiting. A request
  * that is to be refused ends as one that cannot be served. No lock held. */
 orError_t orCacheAllocateSlow(const orRequest *request, void **ptr);
+/* Gives back what is idle of a private pool, or of the device's own memory (null), and waits for
+ * queued work that keeps it from being so. */
+void orCacheGiveBack(orCache *cache, const orMemPool *mempool);
+
+/* ---- mempool.c ---- */
+
+/* Whether a graph may use the pool's memory at any time, whatever of it the program has freed. */
+static inline bool orMemPoolIsGraphs(const orMemPool *mempool) {
+  return mempool && atomic_load_explicit(&mempool->captured, memory_order_relaxed);
+}
+/* For an allocation on a stream: the pool is held until orMemPoolLetGo. No lock held. */
+orError_t orMemPoolHold(orMemPool_t pool, orStream_t stream, orMemPool **held);
+void orMemPoolLetGo(orMemPool *mempool);
+
+/* No launched work can use the memory of a pool that was released any more. Lock held. */
+void orMemPoolEnd(orCache *cache, orBlock *end);
+/* Calls `fn` for the reserved bytes of each of a device's private pools. Lock held. */
+void orMemPoolsForEach(orCache *cache, void (*fn)(orCacheStat *reserved_bytes));
 
 #endif

@@ -454,6 +454,10 @@ orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uin
   return orSuccess;
 }
 
+bool orDeviceCaptures(int device) {
+  return atomic_load_explicit(&captures[device], memory_order_acquire) != 0;
+}
+
 /* Lock of the stream held. */
 static void appendTold(orBranch *b, orTeller *tell, const void *args, size_t size) {
   orGraphNode *n = newNode(size);
@@ -469,7 +473,7 @@ static void appendTold(orBranch *b, orTeller *tell, const void *args, size_t siz
 static orStream *lockCapturing(orStream_t stream) {
   orStream *s;
   if (stream == OR_STREAM_DEFAULT || !orHandleFind(&orStreamTable, stream)) return NULL;
-  if (!atomic_load_explicit(&captures[orHandleDevice(stream)], memory_order_acquire)) return NULL;
+  if (!orDeviceCaptures(orHandleDevice(stream))) return NULL;
   if (orStreamLock(stream, &s)) return NULL;
   if (orCaptureHolds(s)) return s;
   orMutexUnlock(&s->lock);

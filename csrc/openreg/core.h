@@ -243,7 +243,8 @@ size_t orRegionUsed(int device);
 typedef enum orHandleKind {
   OR_HANDLE_STREAM = 1,
   OR_HANDLE_EVENT = 2,
-  OR_HANDLE_GRAPH = 3
+  OR_HANDLE_GRAPH = 3,
+  OR_HANDLE_MEM_POOL = 4
 } orHandleKind;
 
 /* First member of every slot. */
@@ -292,7 +293,7 @@ enum {
 _Static_assert(OR_KIND_AT + OR_KIND_BITS == 63,
                "a handle is a positive int64_t, as PyTorch's ids are");
 _Static_assert(OPENREG_MAX_DEVICES <= 1 << OR_DEVICE_BITS, "a handle has room for every device");
-_Static_assert(OR_HANDLE_GRAPH < 1 << OR_KIND_BITS, "a handle has room for every kind");
+_Static_assert(OR_HANDLE_MEM_POOL < 1 << OR_KIND_BITS, "a handle has room for every kind");
 static inline uint64_t orHandleBits(uint64_t handle, int at, int bits) {
   return handle >> at & ((UINT64_C(1) << bits) - 1);
 }
@@ -472,6 +473,10 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
                         orTask **task);
 /* What the allocator does for itself: never held up, and run though the stream captures. */
 orError_t orStreamBeginAside(orStream_t handle, orStream **stream, orTask **task);
+/* Calls `fn` for each stream of the device with tasks that have not finished, destroyed ones too:
+ * its handle, and the number of the last. No lock is held meanwhile. */
+void orStreamsForEachBusy(int device, void (*fn)(orStream_t stream, uint64_t last, void *context),
+                          void *context);
 /* The stream, locked; 0 is the current device's default one. */
 orError_t orStreamLock(orStream_t handle, orStream **stream);
 /* Publishes the record, unlocks and schedules; returns the task's number on its stream: 0 in a

@@ -51,7 +51,9 @@ void orCaptureForget(orCell *cell);
 /* All of a device's are invalidated; and that is refused, if there are any. */
 void orCapturesInvalidate(int device, const char *call);
 orError_t orCapturesRefuse(int device, const char *call);
-/* No lock held. */
+/* Whether any stream of the device may be capturing. */
+bool orDeviceCaptures(int device);
+/* No lock of streams held. */
 bool orStreamCaptures(orStream_t stream);
 /* Whether the stream captures; no lock held. If so, the arguments are kept, as a node. */
 bool orCaptureTell(orStream_t stream, orTeller *tell, const void *args, size_t size);

@@ -25,7 +25,7 @@ static bool growLog(orCacheLog *log) {
 
 /* Without host memory for a record, the history has a gap that its sequence shows. */
 void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, size_t bytes,
-                     orStream_t stream) {
+                     orStream_t stream, const orMemPool *mempool) {
   orCacheLog *log = &cache->log;
   int device = orCacheDevice(cache);
   uint64_t sequence = ++cache->sequence;
@@ -36,6 +36,7 @@ void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, si
                             .address = (void *)address,
                             .bytes = bytes,
                             .stream = stream,
+                            .pool = orMemPoolHandle(mempool),
                             .sequence = sequence,
                             .time_ns = orNow()};
   if (action == orCacheActionOutOfMemory)
@@ -68,7 +69,7 @@ orError_t orCacheSnapshot(orCacheBlock *blocks, size_t *count, int device) {
   *count = cache->blocks.count;
   if (fits) {
     orBlocksList(&cache->blocks, blocks);
-    orCacheNote(cache, orCacheActionSnapshot, 0, 0, 0);
+    orCacheNote(cache, orCacheActionSnapshot, 0, 0, 0, NULL);
   }
   orCacheUnlock(cache);
   return orSuccess;

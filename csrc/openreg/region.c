@@ -115,7 +115,7 @@ orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRe
   orMutexUnlock(&lock);
   if (!n) return refuseStart(ptr, type, registered);
   free(n);
-  OR_PROBE(OR_PROBE_REGION_RELEASED, .dst = region->base, .bytes = region->size);
+  OR_PROBE(OR_PROBE_RANGE_OVER, .dst = region->base, .bytes = region->size);
   return orSuccess;
 }
 

@@ -43,25 +43,26 @@ static orBlock *oldestIdle(const orCache *cache) {
 }
 
 /* Takes segments that no queued work can reach off the cache, up to `bytes` of them. Lock held. */
-static void collectIdle(orCache *cache, size_t bytes, orBatch *batch) {
+static void collectIdle(orCache *cache, const orMemPool *mempool, size_t bytes, orBatch *batch) {
   batch->bytes = 0;
   batch->count = 0;
   for (orBlock *block = oldestIdle(cache), *newer;
        block && batch->count < OR_BATCH && batch->bytes < bytes; block = newer) {
     newer = block->idle_prev;
-    if (!isOver(block)) continue;
+    if (block->owner->mempool != mempool || !isOver(block)) continue;
     batch->segment[batch->count++] = (void *)block->start;
     batch->bytes += block->size;
-    orCacheNote(cache, orCacheActionSegmentFree, block->start, block->size, block->owner->stream);
+    orCacheNote(cache, orCacheActionSegmentFree, block->start, block->size, block->owner->stream,
+                mempool);
     orBlocksDropSegment(&cache->blocks, block);
   }
 }
 
 /* Gives back segments of `bytes` together, or all that there are. Lock held, dropped meanwhile. */
-static void releaseIdle(orCache *cache, size_t bytes) {
+static void releaseIdle(orCache *cache, const orMemPool *mempool, size_t bytes) {
   orBatch batch;
   for (; bytes; bytes -= batch.bytes < bytes ? batch.bytes : bytes) {
-    collectIdle(cache, bytes, &batch);
+    collectIdle(cache, mempool, bytes, &batch);
     if (!batch.count) return;
     atomic_fetch_add(&cache->releasing, 1);
     orCacheUnlock(cache);
@@ -74,8 +75,8 @@ static void releaseIdle(orCache *cache, size_t bytes) {
 
 /* Of the whole cache, also what other threads are about to give back. Lock held, dropped
  * meanwhile. */
-static void releaseAll(orCache *cache) {
-  releaseIdle(cache, SIZE_MAX);
+static void releaseAll(orCache *cache, const orMemPool *mempool) {
+  releaseIdle(cache, mempool, SIZE_MAX);
   for (uint32_t n; (n = atomic_load(&cache->releasing));) {
     orCacheUnlock(cache);
     void *token = orBlockEnter();
@@ -94,20 +95,21 @@ static void collectGarbage(const orRequest *r) {
   if (threshold > 0) {
     size_t allowed = cache->allowed < capacity ? cache->allowed : capacity;
     size_t goal = (size_t)(threshold * (double)allowed);
-    if (cache->held > goal) releaseIdle(cache, cache->held - goal);
+    if (cache->held > goal) releaseIdle(cache, NULL, cache->held - goal);
   }
   orCacheUnlock(cache);
 }
 
 /* Something that has to finish before a limbo block or an idle segment is free to go. Lock held. */
-static bool nextWait(const orCache *cache, orStream_t *stream, uint64_t *number) {
+static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t *stream,
+                     uint64_t *number) {
   for (const orBlockStream *s = cache->blocks.waiting; s; s = s->waiting) {
     *stream = s->stream;
     *number = s->last->number;
     if (!orCacheCompleted(*stream, *number)) return true;
   }
   for (const orBlock *block = cache->blocks.idle; block; block = block->idle_next) {
-    if (isOver(block)) continue;
+    if (block->owner->mempool != mempool || isOver(block)) continue;
     *stream = block->owner->stream;
     *number = block->reuse_from - 1;
     return true;
@@ -117,12 +119,15 @@ static bool nextWait(const orCache *cache, orStream_t *stream, uint64_t *number)
 
 /* Sleeps until nothing of what is free now is in use by queued work. Lock held, dropped
  * meanwhile; what other threads free in the meantime does not keep it for ever. */
-static void awaitAll(orCache *cache) {
+static void awaitAll(orCache *cache, const orMemPool *mempool) {
   orStream_t stream;
   uint64_t number;
   cache->blocks.stats.sync_all_streams++;
   orCachePoll(cache);
-  for (size_t left = cache->blocks.count; left && nextWait(cache, &stream, &number); left--) {
+  /* The end of each released pool waits too, for any stream. */
+  size_t left =
+      cache->blocks.count + atomic_load_explicit(&orStreamTable.used, memory_order_relaxed);
+  for (; left && nextWait(cache, mempool, &stream, &number); left--) {
     orCacheUnlock(cache);
     orCacheAwait(stream, number);
     orCacheLock(cache);
@@ -130,13 +135,17 @@ static void awaitAll(orCache *cache) {
   }
 }
 
-/* Fresh memory is poisoned once, before any of it is handed out. Returns its reuse_from. */
+/* Fresh memory is poisoned once, before any of it is handed out. Returns its reuse_from. A task has
+ * its memory at once; and a graph may be launched on any stream, which need not come after the one
+ * that it was captured on. */
 static uint64_t poisonFresh(const orRequest *r, void *base, size_t size) {
   void *address;
   if (OR_LIKELY(!orCachePoisons())) return 0;
-  if (orProcessTask() == OR_TASK_NONE)
+  if (orProcessTask() == OR_TASK_NONE && !orMemPoolIsGraphs(r->mempool))
     return orCacheQueuePoison(r->stream, base, size, r->device) + 1;
-  if (!orMapForKernel(&address, base, size)) memset(address, OR_POISON, size);
+  orDevice *d = orDeviceAt(r->device);
+  if (d->can_map && !d->factory->map(d->desc.self, base, size, &address))
+    memset(address, OR_POISON, size);
   return 0;
 }
 
@@ -189,13 +198,13 @@ static orError_t grow(const orRequest *r, void **ptr) {
   orBlock *block = NULL;
   orCacheLock(cache);
   if (orBlocksReserve(&cache->blocks, 2))
-    block =
-        orBlocksAddSegment(&cache->blocks, r->stream, (uintptr_t)base, size, r->pool, reuse_from);
+    block = orBlocksAddSegment(&cache->blocks, r->stream, r->mempool, (uintptr_t)base, size,
+                               r->pool, reuse_from);
   if (block) {
     orCacheWidenRange(cache, (uintptr_t)base, (uintptr_t)base + size);
-    orCacheNote(cache, orCacheActionSegmentAlloc, block->start, size, r->stream);
+    orCacheNote(cache, orCacheActionSegmentAlloc, block->start, size, r->stream, r->mempool);
     orBlocksTake(&cache->blocks, block, r->size, r->bytes);
-    orCacheNote(cache, orCacheActionAlloc, block->start, r->bytes, r->stream);
+    orCacheNote(cache, orCacheActionAlloc, block->start, r->bytes, r->stream, r->mempool);
   }
   orCacheUnlock(cache);
   if (block) {
@@ -235,7 +244,7 @@ static orError_t refuseMemory(const orRequest *r) {
   orCacheStats stats;
   orCacheLock(r->cache);
   r->cache->blocks.stats.ooms++;
-  orCacheNote(r->cache, orCacheActionOutOfMemory, 0, r->bytes, r->stream);
+  orCacheNote(r->cache, orCacheActionOutOfMemory, 0, r->bytes, r->stream, r->mempool);
   orBlocksStats(&r->cache->blocks, &stats);
   allowedText(allowed, r->cache->allowed);
   orCacheUnlock(r->cache);
@@ -259,14 +268,14 @@ static orError_t reclaim(const orRequest *r, void **ptr) {
   for (bool waited = false;; waited = true) {
     orCachePoll(cache);
     bool found = !r->refused && orCacheTake(r, ptr);
-    if (!found) releaseAll(cache);
+    if (!found) releaseAll(cache, NULL);
     orCacheUnlock(cache);
     if (found) return orSuccess;
     orError_t error = r->refused ? orErrorMemoryAllocation : grow(r, ptr);
     if (error != orErrorMemoryAllocation) return error;
     if (waited || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
     orCacheLock(cache);
-    awaitAll(cache);
+    awaitAll(cache, NULL);
   }
 }
 
@@ -290,7 +299,7 @@ static void onReset(orProbe *p) {
   orCache *cache = &orCaches[p->device];
   orCacheLock(cache);
   orCachePoll(cache);
-  releaseAll(cache);
+  releaseAll(cache, NULL);
   orCacheUnlock(cache);
 }
 
@@ -298,14 +307,17 @@ static orTool tool = {.on = {[OR_PROBE_IS_RESET] = onReset}};
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
+void orCacheGiveBack(orCache *cache, const orMemPool *mempool) {
+  orCacheLock(cache);
+  awaitAll(cache, mempool);
+  releaseAll(cache, mempool);
+  orCacheUnlock(cache);
+}
+
 orError_t orCacheEmpty(int device) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orDeviceCheck(device));
-  orCache *cache = &orCaches[device];
-  orCacheLock(cache);
-  awaitAll(cache);
-  releaseAll(cache);
-  orCacheUnlock(cache);
+  orCacheGiveBack(&orCaches[device], NULL);
   return orSuccess;
 }
 

@@ -668,7 +668,7 @@ static bool isOver(const orShadow *s) {
          orClockKnows(&orTimelineAt(s->owner)->clock, s->timeline, s->counter);
 }
 
-static void onRegionReleased(orProbe *p) {
+static void onRangeOver(orProbe *p) {
   orShadow **found;
   lock();
   size_t count = findAll(p, &found);
@@ -738,7 +738,7 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_BLOCK_USED] = onBlockUsed,
                              [OR_PROBE_BLOCK_TAKEN] = onBlockTaken,
                              [OR_PROBE_BLOCK_FREED] = onBlockFreed,
-                             [OR_PROBE_REGION_RELEASED] = onRegionReleased,
+                             [OR_PROBE_RANGE_OVER] = onRangeOver,
                              [OR_PROBE_RESET] = onReset}};
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }

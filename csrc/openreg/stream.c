@@ -69,6 +69,26 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
   return orSuccess;
 }
 
+/* A slot that has not been a stream yet has no tasks. */
+static bool isBusy(const orStream *s) {
+  return atomic_load_explicit(&s->queued, memory_order_acquire) !=
+         atomic_load_explicit(&s->completed, memory_order_acquire);
+}
+
+void orStreamsForEachBusy(int device, void (*fn)(orStream_t stream, uint64_t last, void *context),
+                          void *context) {
+  uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
+  for (uint32_t i = 0; i < used; i++) {
+    orStream *s = orHandleSlotAt(&orStreamTable, i);
+    if (!isBusy(s)) continue;
+    orMutexLock(&s->lock);
+    orStream_t stream = s->device == device ? s->last_handle : 0;
+    uint64_t last = atomic_load_explicit(&s->queued, memory_order_relaxed);
+    orMutexUnlock(&s->lock);
+    if (stream) fn(stream, last, context);
+  }
+}
+
 orError_t orStreamLock(orStream_t handle, orStream **stream) {
   if (handle == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &handle));
   orStream *s = orHandleFind(&orStreamTable, handle);

@@ -17,6 +17,7 @@
 #include "device.h"
 #include "fork.h"
 #include "memory_history.h"
+#include "mempool.h"
 #include "stream.h"
 #include "sync_debug.h"
 
@@ -174,7 +175,8 @@ void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   // What a kernel allocates while its caller waits is part of that wait.
   const bool noted = notesSynchronization() && !inKernel();
   const int64_t waits = noted ? waitsForMemory(device) : 0;
-  const orError_t error = orCacheMalloc(&block, bytes, stream);
+  const orMemPool_t pool = poolFor(device, stream);
+  const orError_t error = orCacheMallocFromPool(&block, bytes, stream, pool);
   if (C10_LIKELY(error == orSuccess)) {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, true);
     if (C10_UNLIKELY(noted) && waits != waitsForMemory(device))
@@ -228,11 +230,10 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
     return false;
   }
   void emptyCache(c10::MempoolId_t mempool_id = {0, 0}) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(mempool_id == c10::MempoolId_t(0, 0),
-                                "openreg has no private memory pools yet");
     const c10::DeviceIndex count = checkedDeviceCount();
     noteSynchronization("torch.openreg.empty_cache");
     HistoryScope scope(HistoryScope::Allocation);
+    if (mempool_id != c10::MempoolId_t(0, 0)) return emptyPool(mempool_id);
     for (c10::DeviceIndex device = 0; device < count; ++device) {
       if (orDeviceIsActive(device)) OPENREG_CHECK(orCacheEmpty(device));
     }
@@ -250,6 +251,13 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
     copyStat(to.inactive_split, from.inactive_split);
     copyStat(to.allocated_bytes, from.allocated_bytes);
     copyStat(to.reserved_bytes, from.reserved_bytes);
+    for (const auto &[id, pool] : poolsOf(device)) {
+      orMemPoolStats of{};
+      if (orMemPoolGetStats(&of, pool) == orSuccess)
+        copyStat(to.reserved_bytes_by_private_pools[id], of.reserved_bytes);
+      else
+        orGetLastError();  // somebody has let it go meanwhile
+    }
     copyStat(to.active_bytes, from.active_bytes);
     copyStat(to.inactive_split_bytes, from.inactive_split_bytes);
     copyStat(to.requested_bytes, from.requested_bytes);

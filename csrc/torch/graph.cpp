@@ -50,6 +50,13 @@ CaptureInfo captureInfo(orStream_t stream) {
   return info;
 }
 
+/* 0 also for a stream that is gone. */
+uint64_t captureOf(orStream_t stream) {
+  CaptureInfo info;
+  if (orStreamGetCaptureInfo(stream, &info.status, &info.id) != orSuccess) orGetLastError();
+  return info.id;
+}
+
 }  // namespace
 
 bool isCapturing(orStream_t stream) { return captureInfo(stream).status != orCaptureStatusNone; }
@@ -246,7 +253,7 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
 void OpenRegGraph::allocateFrom(c10::MempoolId_t pool) {
   retainPool(device_, pool);
   pool_ = pool;
-  beginAllocateToPool(device_, pool, [id = id_](orStream_t on) { return captureInfo(on).id == id; });
+  beginAllocateToPool(device_, pool, [id = id_](orStream_t on) { return captureOf(on) == id; });
   allocates_ = true;
 }
 

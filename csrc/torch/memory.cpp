@@ -18,6 +18,7 @@
 #include "device.h"
 #include "gil.h"
 #include "memory_history.h"
+#include "mempool.h"
 #include "module.h"
 #include "stacks.h"
 #include "stream.h"
@@ -120,7 +121,7 @@ py::dict describe(const std::vector<orCacheBlock> &blocks, size_t first, size_t 
   segment["requested_size"] = requested;
   segment["stream"] = streamId(blocks[first].stream, device);
   segment["segment_type"] = blocks[first].large != 0 ? "large" : "small";
-  segment["segment_pool_id"] = py::make_tuple(0, 0);
+  segment["segment_pool_id"] = poolId(blocks[first].pool);
   segment["is_expandable"] = false;
   segment["frames"] = frames.of(stackOfSegment(blocks[first].segment, active != 0));
   segment["blocks"] = parts;
@@ -164,7 +165,7 @@ py::dict describe(const HistoryEntry &entry, c10::DeviceIndex device, Frames &fr
   action["time_us"] = wallMicroseconds(record.time_ns);
   action["compile_context"] = "";
   action["user_metadata"] = entry.metadata ? *entry.metadata : std::string();
-  action["pool_id"] = py::make_tuple(0, 0);
+  action["pool_id"] = entry.pool;
   action["frames"] = frames.of(entry.stack);
   return action;
 }
@@ -299,6 +300,21 @@ py::dict describe(const c10::CachingAllocator::DurationStat &stat) {
   return entry;
 }
 
+py::dict describe(const c10::CachingAllocator::StatArray &pools) {
+  static const char *const names[] = {"all", "small_pool", "large_pool"};
+  py::dict entry;
+  for (size_t i = 0; i < pools.size(); ++i) entry[names[i]] = describe(pools[i]);
+  return entry;
+}
+
+py::dict reservedByPrivatePools(int64_t index) {
+  py::dict all;
+  for (const auto &[id, stat] :
+       deviceAllocator().getDeviceStats(checkIndex(index)).reserved_bytes_by_private_pools)
+    all[py::cast(id)] = describe(stat);
+  return all;
+}
+
 /* The object is never let go of, as its observer is not. */
 void attachObserver(py::object observer) {
   PyObject *called = observer.release().ptr();
@@ -333,6 +349,7 @@ py::dict hostStats() {
   m.def("_memory_record_history", &record);
   m.def("_memory_set_metadata", &setMemoryMetadata);
   m.def("_memory_get_metadata", &memoryMetadata);
+  m.def("_memory_reserved_by_private_pools", &reservedByPrivatePools);
   m.def("_memory_attach_observer", &attachObserver);
   m.def("_memory_set_fraction", &setFraction);
   m.def("_memory_get_fraction", &getFraction);

@@ -143,7 +143,7 @@ Stack History::follow(const orCacheRecord &record, const Stack &here) {
 void History::keep(const orCacheRecord &record, Stack stack) {
   auto &ring = entries[static_cast<size_t>(record.device)];
   size_t &at = next[static_cast<size_t>(record.device)];
-  HistoryEntry entry{record, std::move(stack), metadata};
+  HistoryEntry entry{record, poolId(record.pool), std::move(stack), metadata};
   if (ring.size() < options.max_entries) {
     ring.push_back(std::move(entry));
   } else if (!ring.empty()) {

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
+#include "mempool.h"
 
 namespace torch_openreg {
 
@@ -43,6 +43,7 @@ using Stack = std::shared_ptr<c10::GatheredContext>;
 
 struct HistoryEntry {
   orCacheRecord record;
+  c10::MempoolId_t pool; /* its id at the time */
   Stack stack;
   std::shared_ptr<const std::string> metadata; /* may be null */
 };

@@ -44,6 +44,7 @@ from ._lazy import (
     init,
     is_initialized,
 )
+from ._mempool import graph_pool_handle
 from ._refusals import install as _install_refusals
 from ._utils import _get_device_index as _get_device_index
 from .amp import get_amp_supported_dtype
@@ -86,7 +87,6 @@ from .device import (
 from .graphs import (
     Graph,
     graph,
-    graph_pool_handle,
     is_current_stream_capturing,
     make_graphed_callables,
 )

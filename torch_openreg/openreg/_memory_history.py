@@ -16,19 +16,18 @@ from .. import _C
 from ._lazy import is_initialized
 from ._utils import device_index
 
-_NO_POOLS = "openreg has no private memory pools yet: every allocation is in the default pool"
-
 
 def memory_snapshot(mempool_id=None, include_traces=True):
     """A list of the segments of every device's allocator, each with its blocks.
 
     Args:
-        mempool_id: None or (0, 0): there is one pool, and another raises NotImplementedError.
+        mempool_id: the id of a private pool, for its segments alone; None and (0, 0): all.
         include_traces: ignored, as the history is no part of this list.
     """
-    if mempool_id is not None and tuple(mempool_id) != (0, 0):
-        raise NotImplementedError(_NO_POOLS)
-    return _C._memory_snapshot(False)["segments"] if is_initialized() else []
+    segments = _C._memory_snapshot(False)["segments"] if is_initialized() else []
+    if mempool_id is None or tuple(mempool_id) == (0, 0):
+        return segments
+    return [s for s in segments if s["segment_pool_id"] == tuple(mempool_id)]
 
 
 def _snapshot(device=None, augment_with_fx_traces=False):

@@ -17,6 +17,7 @@ import types
 import torch
 
 from .. import _C
+from ._mempool import graph_pool_handle
 from .device import synchronize
 from .memory import empty_cache
 from .streams import Stream, stream
@@ -28,10 +29,6 @@ __all__ = [
     "is_current_stream_capturing",
     "make_graphed_callables",
 ]
-
-
-def graph_pool_handle():
-    raise NotImplementedError
 
 
 def is_current_stream_capturing():

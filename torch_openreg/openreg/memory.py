@@ -5,7 +5,6 @@ What ``torch.cuda.memory`` has, under the same names. A dump is read by PyTorch'
 """
 
 import collections
-import contextlib
 import os
 import warnings
 
@@ -14,11 +13,7 @@ from typing_extensions import deprecated
 
 from .. import _C
 from ._lazy import _lazy_init, is_initialized
-from ._memory_history import (
-    _NO_POOLS,
-    attach_out_of_memory_observer,
-    memory_snapshot,
-)
+from ._memory_history import attach_out_of_memory_observer, memory_snapshot
 from ._memory_history import _allocation_traceback as _allocation_traceback
 from ._memory_history import _dump_snapshot as _dump_snapshot
 from ._memory_history import _get_memory_metadata as _get_memory_metadata
@@ -29,6 +24,12 @@ from ._memory_history import _save_memory_usage as _save_memory_usage
 from ._memory_history import _save_segment_usage as _save_segment_usage
 from ._memory_history import _set_memory_metadata as _set_memory_metadata
 from ._memory_history import _snapshot as _snapshot
+from ._mempool import MemPool, use_mem_pool
+from ._mempool import (
+    _cuda_beginAllocateCurrentThreadToPool as _cuda_beginAllocateCurrentThreadToPool,
+)
+from ._mempool import _cuda_endAllocateToPool as _cuda_endAllocateToPool
+from ._mempool import _cuda_releasePool as _cuda_releasePool
 from ._utils import device_index
 
 __all__ = [
@@ -69,14 +70,25 @@ __all__ = [
 # ---- Figures ----
 
 
-def empty_cache():
+def empty_cache(mempool_id=None):
     """Gives cached blocks that nothing uses back to their devices. May wait for these devices: no
-    queued work may reach memory that goes back. Does nothing before the first use of a device."""
-    torch.accelerator.empty_cache()
+    queued work may reach memory that goes back. Does nothing before the first use of a device.
+
+    Args:
+        mempool_id: the id of a private pool, for its blocks alone. A pool that is in use (a graph or
+            a use_mem_pool scope holds it) raises RuntimeError. None: all but private pools, which
+            keep theirs.
+    """
+    if mempool_id is None or tuple(mempool_id) == (0, 0):
+        torch.accelerator.empty_cache()
+    else:
+        _C._memory_empty_pool(mempool_id)
 
 
 def _flatten(stats, prefix=""):
     for key, value in stats.items():
+        if isinstance(key, tuple):
+            key = "_".join(map(str, key))
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
@@ -92,14 +104,21 @@ def memory_stats_as_nested_dict(device=None):
     ``peak``, ``allocated``, ``freed``. Without pools: ``oversize_allocations``,
     ``oversize_segments``. Plain counts: ``num_alloc_retries``, ``num_ooms``,
     ``num_sync_all_streams``, ``num_device_alloc``, ``num_device_free``, ``max_split_size``.
+    ``reserved_bytes_by_private_pools``: ``reserved_bytes`` of each private pool that somebody
+    holds, by its id; they are in the other figures too.
     """
     index = device_index(device)
-    return torch._C._accelerator_getDeviceStats(index) if is_initialized() else {}
+    if not is_initialized():
+        return {}
+    stats = torch._C._accelerator_getDeviceStats(index)
+    stats["reserved_bytes_by_private_pools"] = _C._memory_reserved_by_private_pools(index)
+    return stats
 
 
 def memory_stats(device=None):
     """memory_stats_as_nested_dict of `device` as a flat dictionary, with keys such as
-    ``"allocated_bytes.all.peak"``."""
+    ``"allocated_bytes.all.peak"``, or ``"reserved_bytes_by_private_pools.0_1.all.peak"`` for the
+    pool (0, 1)."""
     return collections.OrderedDict(sorted(_flatten(memory_stats_as_nested_dict(device))))
 
 
@@ -283,25 +302,6 @@ def caching_allocator_delete(mem_ptr):
     """Gives back `mem_ptr`, an address that caching_allocator_alloc has returned. Another address
     raises RuntimeError."""
     _C._memory_free(mem_ptr)
-
-
-# ---- Private pools ----
-
-
-class MemPool:
-    """Raises NotImplementedError, whatever `args` and `kwargs` are: there are no private pools
-    yet."""
-
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError(_NO_POOLS)
-
-
-@contextlib.contextmanager
-def use_mem_pool(pool, device=None):
-    """Raises NotImplementedError, whatever `pool` and `device` are: there are no private pools
-    yet."""
-    raise NotImplementedError(_NO_POOLS)
-    yield
 
 
 @deprecated(

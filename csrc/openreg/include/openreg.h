@@ -402,8 +402,27 @@ OR_API orError_t orCacheRecordStream(const void *ptr, orStream_t stream);
 OR_API orError_t orCacheCheck(const void *ptr, size_t bytes);
 /* Of the block at a pointer that orCacheMalloc gave; 0 for any other pointer. */
 OR_API orError_t orCacheBlockSize(size_t *bytes, const void *ptr);
-/* Gives every unused block of the device back that no queued work can reach. */
+/* Gives every unused block of the device back that no queued work can reach, those of private pools
+ * excepted. */
 OR_API orError_t orCacheEmpty(int device);
+
+/* A private pool: memory of a device that only requests for the pool get. What is freed goes back to
+ * it and stays there, so that a graph's addresses do: neither orCacheEmpty nor a shortage takes it. A
+ * pool is counted by its holders. When the last one lets go, its memory is the device's own, blocks
+ * that are in use included, as soon as all that is queued on the device by then has finished.
+ * 0 is no pool: the device's own memory. */
+typedef uint64_t orMemPool_t;
+/* Held once. */
+OR_API orError_t orMemPoolCreate(orMemPool_t *pool, int device);
+OR_API orError_t orMemPoolRetain(orMemPool_t pool);
+/* The last holder's makes the handle invalid. Never blocks. */
+OR_API orError_t orMemPoolRelease(orMemPool_t pool);
+/* orCacheMalloc from a pool of the stream's device. */
+OR_API orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream,
+                                       orMemPool_t pool);
+/* orCacheEmpty for one pool. What a graph uses there must not be freed: no block of a graph's pool is
+ * known to be unused while there is the graph. Waits for all that is queued on the device. */
+OR_API orError_t orCacheEmptyPool(orMemPool_t pool);
 
 /* 1: the device's whole capacity, which is also where it starts. Segments held beyond a smaller
  * fraction are kept while they are in use; no new one is made. */
@@ -438,6 +457,12 @@ typedef struct orCacheStats {
   orCacheStat oversize_allocations, oversize_segments;
 } orCacheStats;
 OR_API orError_t orCacheGetStats(orCacheStats *stats, int device);
+typedef struct orMemPoolStats {
+  uint64_t holders;
+  orCacheStat reserved_bytes[3]; /* as in orCacheStats, where they are counted too */
+} orMemPoolStats;
+OR_API orError_t orMemPoolGetStats(orMemPoolStats *stats, orMemPool_t pool);
+/* These two: private pools' too. */
 OR_API orError_t orCacheResetPeakStats(int device);
 OR_API orError_t orCacheResetAccumulatedStats(int device);
 
@@ -454,7 +479,8 @@ typedef struct orCacheBlock {
   size_t requested;  /* 0 if inactive */
   orStream_t stream; /* that the segment belongs to; it may have been destroyed */
   orCacheBlockState state;
-  int large; /* 1: the segment is of the pool for requests above 1 MiB */
+  int large;        /* 1: the segment is of the pool for requests above 1 MiB */
+  orMemPool_t pool; /* that the segment belongs to, or 0 */
 } orCacheBlock;
 /* Every block of a device, segment after segment, each in order of address. *count is the room in
  * `blocks` and becomes the number of blocks; nothing is written if that is more than there is
@@ -480,6 +506,7 @@ typedef struct orCacheRecord {
   orStream_t stream;  /* 0: snapshot */
   uint64_t sequence;  /* the order on the device, from 1 */
   uint64_t time_ns;   /* CLOCK_MONOTONIC */
+  orMemPool_t pool;   /* 0: the device's own memory */
 } orCacheRecord;
 /* Called under no lock, on the thread whose call of this section made it happen and before that
  * call returns: with several threads, records may come out of sequence. It may run wherever

@@ -1,0 +1,98 @@
+"""Private pools of device memory: MemPool, use_mem_pool, and the ids that graphs share one by.
+
+Part of ``torch.openreg.memory``, which has the names.
+"""
+
+import contextlib
+
+import torch
+
+from .. import _C
+from ._lazy import _lazy_init
+from ._memory_history import memory_snapshot
+from ._utils import device_index
+
+
+def _refuse(name):
+    raise NotImplementedError(
+        f"openreg's memory pools have no {name}: blocks are cut from segments that the device's own "
+        "allocator makes"
+    )
+
+
+class MemPool(_C._MemPool):
+    """Memory of the current device that only what use_mem_pool or a graph sends there gets.
+
+    What is freed stays in the pool until nobody holds it. A pool that dies gives what is idle back,
+    and may wait for queued work that uses it; tensors that are alive stay valid, and their memory
+    becomes the device's own.
+
+    Args:
+        allocator: None. Anything else raises NotImplementedError, and so do the next two.
+        use_on_oom: False.
+        no_split: False.
+    """
+
+    def __init__(self, allocator=None, use_on_oom=False, no_split=False):
+        given = {"allocator": allocator, "use_on_oom": use_on_oom, "no_split": no_split}
+        for name, value in given.items():
+            if value:
+                _refuse(name)
+        _lazy_init()
+        super().__init__()
+
+    @property
+    def id(self):
+        """The name of the pool, two integers: what a graph's ``pool`` and memory_snapshot take."""
+        return super().id
+
+    def use_count(self):
+        """How many hold the pool on its device: this object, graphs, and use_mem_pool scopes."""
+        return super().use_count()
+
+    def snapshot(self, include_traces=True):
+        """memory_snapshot of this pool alone. `include_traces` is ignored there."""
+        return memory_snapshot(self.id, include_traces=include_traces)
+
+
+# torch.cuda.memory has these three from PyTorch's own C++, by these names.
+
+
+def _cuda_beginAllocateCurrentThreadToPool(device, mempool_id):
+    _lazy_init()
+    _C._beginAllocateCurrentThreadToPool(device, mempool_id)
+
+
+def _cuda_endAllocateToPool(device, mempool_id):
+    _C._endAllocateToPool(device, mempool_id)
+
+
+def _cuda_releasePool(device, mempool_id):
+    _C._releasePool(device, mempool_id)
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool, device=None):
+    """Sends what the calling thread allocates on a device to a private pool.
+
+    Other threads are not concerned, those of a backward pass neither; nor is memory that a kernel
+    takes while it runs. Scopes nest, and the innermost counts. Several threads may use one pool.
+
+    Args:
+        pool: a MemPool. Anything else raises TypeError.
+        device: the device, or None for the current one.
+    """
+    if not isinstance(pool, MemPool):
+        raise TypeError(f"expected a torch.openreg.MemPool, got {pool!r}")
+    index = device_index(device)
+    _cuda_beginAllocateCurrentThreadToPool(index, pool.id)
+    try:
+        yield
+    finally:
+        _cuda_endAllocateToPool(index, pool.id)
+        _cuda_releasePool(index, pool.id)
+
+
+def graph_pool_handle():
+    """An id under which graphs share one private pool: what ``pool`` of a graph takes."""
+    return _C._graph_pool_handle()
