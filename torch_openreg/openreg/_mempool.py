@@ -5,8 +5,6 @@ Part of ``torch.openreg.memory``, which has the names.
 
 import contextlib
 
-import torch
-
 from .. import _C
 from ._lazy import _lazy_init
 from ._memory_history import memory_snapshot
