@@ -124,7 +124,7 @@ def _watching(config):
     mode = config.stash[MODE]
     if mode is None or "torch_openreg" not in sys.modules:
         return None
-    sanitizer = sys.modules["torch_openreg.openreg.sanitizer"]
+    sanitizer = sys.modules["torch_openreg"].openreg.sanitizer
     if not sanitizer.is_enabled():
         sanitizer.enable(mode)
     return sanitizer

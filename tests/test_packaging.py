@@ -173,6 +173,18 @@ int main(void) {
 """
 
 
+def test_the_demo_is_a_program_of_the_users_where_it_is_installed(installed, tmp_path):
+    shutil.copytree(installed, tmp_path / "site-packages")
+    program = """
+import torch
+from torch_openreg import _demo
+from torch_openreg.openreg._reports import Frame, user_frame
+frames = (Frame(torch.nn.__file__, 1, "forward"), Frame(_demo.__file__, 39, "train"))
+print("site-packages" in _demo.__file__, user_frame(frames).name)
+"""
+    assert python(tmp_path / "site-packages", program) == "True train\n"
+
+
 def test_c_program_uses_installed_header_and_library(installed, tmp_path):
     program = "import torch_openreg as o; print(o.get_include()); print(o.get_library_dir())"
     include, library = python(installed, program).splitlines()
@@ -475,7 +487,7 @@ def test_offline_in_an_empty_environment(kind, request, folder_of_wheels, tmp_pa
         r"## Ten lines.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S
     )
     assert execute("-c", lines).startswith("tensor(")
-    assert "data race" in execute("-m", "torch_openreg", "demo")
+    assert "aten::addmm reads (_demo.py:" in execute("-m", "torch_openreg", "demo")
     (tmp_path / "test_it.py").write_text(
         "import torch\n\ndef test_it():\n    assert torch.ones(3, device='openreg').sum() == 3\n"
     )

@@ -90,17 +90,130 @@ def test_import_of_the_package_alone_and_in_either_order(run_ok):
     assert out.strip() == "[1.0, 1.0]"
 
 
-def test_submodules_are_one_module_under_both_names(run_ok):
+def test_import_leaves_out_what_is_not_used(run_ok):
     out = run_ok(
         """
-        import torch.openreg.streams, torch_openreg.openreg.streams
-        import torch.openreg.testing
-        import torch
-        print(torch.openreg.streams is torch_openreg.openreg.streams)
-        print(torch.openreg.testing.gate.__name__)
+        import sys, torch
+        before = set(sys.modules)
+        import torch_openreg
+        print(*sorted(set(sys.modules) - before - {"torch.openreg", "torch_openreg"}))
+        """,
+        WITHOUT,
+    )
+    others = [name for name in out.split() if not name.startswith("torch_openreg.")]
+    last = {name.rpartition(".")[2] for name in out.split()}
+    tools = {"sanitizer", "testing", "_reports", "_pictures", "_schedules", "_exploration"}
+    tools |= {"_coverage", "_tapes", "_faults", "_threads", "_as_cuda", "_sharding", "ppe"}
+    assert (others, tools & last, "memory" in last) == ([], set(), True)
+
+
+FIRST_IMPORTS = {
+    "from": "from torch.openreg.testing import explore, gate",
+    "alias": "import torch.openreg.testing as t; explore, gate = t.explore, t.gate",
+    "attribute": "import torch; t = torch.openreg.testing; explore, gate = t.explore, t.gate",
+    "ours": "import torch_openreg.openreg.testing as t; explore, gate = t.explore, t.gate",
+}
+
+
+@pytest.mark.parametrize("first", FIRST_IMPORTS)
+def test_submodules_are_one_module_under_both_names(run_ok, first):
+    out = run_ok(
+        f"""
+        {FIRST_IMPORTS[first]}
+        import importlib, sys, torch
+        import torch_openreg.openreg as ours
+        for name in ours.SUBMODULES:
+            theirs = importlib.import_module("torch.openreg." + name)
+            assert theirs is getattr(torch.openreg, name) is vars(ours)[name], name
+            assert theirs is sys.modules["torch_openreg.openreg." + name], name
+            assert theirs.__spec__.name == theirs.__name__ == "torch_openreg.openreg." + name
+            assert theirs.__spec__.loader is theirs.__loader__ and theirs.__file__
+        assert torch.openreg.testing.explore is explore and torch.openreg.testing.gate is gate
         """
     )
-    assert out.split() == ["True", "gate"]
+    assert out == ""
+
+
+def test_names_of_what_is_imported_later(run_ok):
+    out = run_ok(
+        """
+        import pickle, torch
+        assert {"sanitizer", "testing", "memory"} <= set(dir(torch.openreg))
+        assert "sanitizer" not in vars(torch.openreg)
+        everything = {}
+        exec("from torch.openreg import *", everything)
+        assert everything["testing"] is torch.openreg.testing
+        for name in ("torch.openreg.nothing", "torch.openreg.testing.nothing"):
+            try:
+                __import__(name)
+            except ModuleNotFoundError as error:
+                print(error)
+        print(pickle.dumps(torch.openreg.sanitizer.DataRaceError("x")).hex())
+        """
+    )
+    *refused, error = out.splitlines()
+    assert [line.split(";")[0] for line in refused] == [
+        "No module named 'torch.openreg.nothing'",
+        "No module named 'torch.openreg.testing.nothing'",
+    ]
+    out = run_ok(
+        f"""
+        import pickle, torch
+        error = pickle.loads(bytes.fromhex("{error}"))
+        print(type(error) is torch.openreg.sanitizer.DataRaceError, error)
+        """
+    )
+    assert out == "True x\n"
+
+
+def test_threads_import_at_once(run_ok):
+    """Each sees the whole module, by whatever name it asks."""
+    out = run_ok(
+        """
+        import threading, torch
+        ways = [
+            "from torch.openreg.testing import explore, gate, inject",
+            "from torch_openreg.openreg.testing import explore, gate, inject",
+            "explore, inject = torch.openreg.testing.explore, torch.openreg.testing.inject",
+            "import torch.openreg.sanitizer as s; s.enable, s.DataRaceError, s.Report",
+            "torch.openreg.sanitizer.reports, torch.openreg.sanitizer.clear",
+        ] * 4
+        ready = threading.Barrier(len(ways))
+        failed = []
+        def ask(way):
+            ready.wait()
+            try:
+                exec(way, {"torch": torch})
+            except Exception as error:
+                failed.append(error)
+        threads = [threading.Thread(target=ask, args=(way,)) for way in ways]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(failed)
+        """,
+        fresh=True,
+    )
+    assert out == "[]\n"
+
+
+def test_the_setting_for_the_sanitizer_is_read_at_the_import(run_ok):
+    program = "import os, torch; os.environ['OPENREG_SANITIZER'] = {!r}; {}"
+    ask = "print(torch.openreg.sanitizer.is_enabled())"
+    assert run_ok(program.format("1", ask), {"OPENREG_SANITIZER": "0"}) == "False\n"
+    assert run_ok(program.format("0", ask), {"OPENREG_SANITIZER": "1"}) == "True\n"
+
+
+def test_the_sanitizer_looks_after_all_handlers_of_the_exit(run_ok):
+    out = run_ok(
+        """
+        import atexit, torch
+        atexit.register(print, "the program's handler")
+        torch.openreg.sanitizer._take_left = lambda: print("the sanitizer's") or []
+        """
+    )
+    assert out == "the program's handler\nthe sanitizer's\n"
 
 
 def test_another_torch_version_is_refused(run):
@@ -161,6 +274,8 @@ def test_lazy_calls_run_at_first_use(run_ok):
 
 
 FIRST_CALLS = {
+    "dense": "empty.memory_format([2, 2], device=device)",
+    "fallback": "tril_indices.default(2, 2, device=device)",
     "sparse": "sparse_coo_tensor.size([2, 2], layout=torch.sparse_coo, device=device)",
     "csr": "empty.memory_format([2, 2], layout=torch.sparse_csr, device=device)",
     "quantized": "_empty_affine_quantized.default([2], dtype=torch.quint8, device=device)",
@@ -168,19 +283,22 @@ FIRST_CALLS = {
 
 
 @pytest.mark.parametrize("kind", FIRST_CALLS)
-def test_the_first_call_makes_a_tensor_of_components(run, kind):
-    """Their operators are registered at the first use. Calls of torch.ops, as those of C++, do not
+def test_the_first_call_makes_a_tensor(run, kind):
+    """Most operators are registered at the first use. Calls of torch.ops, as those of C++, do not
     go through torch.openreg._lazy_init."""
     done = run(
         f"""
         import torch
-        device, key = torch.device("openreg"), "SparsePrivateUse1"
-        count = lambda: len(torch._C._dispatch_get_registrations_for_dispatch_key(key))
-        before = count()
-        print(torch.ops.aten.{FIRST_CALLS[kind]}.is_openreg, before < 10 < count())
+        device = torch.device("openreg")
+        def few():
+            counts = {{"PrivateUse1": 200, "SparsePrivateUse1": 10}}
+            all = torch._C._dispatch_get_registrations_for_dispatch_key
+            return [len(all(key)) < count for key, count in counts.items()]
+        print(few(), torch.ops.aten.{FIRST_CALLS[kind]}.is_openreg, few())
         """
     )
-    assert (done.code, done.out) == (0, "True True\n"), done.err  # beta layouts warn
+    expected = "[True, True] True [False, False]\n"
+    assert (done.code, done.out) == (0, expected), done.err  # beta layouts warn
 
 
 IN_CHILD = """

@@ -4,7 +4,9 @@ import atexit
 import functools
 import importlib
 import importlib.abc
+import importlib.machinery
 import importlib.util
+import os
 import sys
 
 import torch
@@ -77,17 +79,42 @@ def _import_after(theirs, ours):
         sys.meta_path.insert(0, _AfterImport(theirs, ours))
 
 
+class _BothNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A module of torch.openreg is the one of torch_openreg.openreg, so that its classes are one
+    class."""
+
+    def __init__(self, names):
+        self.names = {f"torch.openreg.{name}" for name in names}
+
+    def find_spec(self, name, path, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name in self.names else None
+
+    def create_module(self, spec):
+        module = importlib.import_module(f"torch_openreg.openreg.{spec.name.rpartition('.')[2]}")
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        module.__spec__ = module.__spec__.loader_state
+
+
+def _at_exit():
+    """Registered at the import, so that it comes after the program's own, which may race."""
+    sanitizer = sys.modules.get("torch_openreg.openreg.sanitizer")
+    if sanitizer is not None:
+        sanitizer._at_exit()
+
+
 def register():
     torch.utils.rename_privateuse1_backend("openreg")
     from . import _C, openreg
 
     torch._register_device_module("openreg", openreg)
-    for name in openreg.SUBMODULES:
-        # Under both names it is one module, so that its classes are one class.
-        sys.modules[f"torch.openreg.{name}"] = getattr(openreg, name)
+    sys.meta_path.insert(0, _BothNames(openreg.SUBMODULES))
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    atexit.register(_at_exit)
     atexit.register(_C._stop_autograd_device_threads)
     _check_indices(_C._check_index)
     _initialize_where_chosen(_C._is_active, openreg.init)
@@ -97,3 +124,6 @@ def register():
 
         distributed.register()
         _import_after("torch.distributed.tensor", "torch_openreg.openreg._sharding")
+    mode = {"1": "error", "warn": "warn"}.get(os.environ.get("OPENREG_SANITIZER"))
+    if mode:
+        openreg.sanitizer.enable(mode)

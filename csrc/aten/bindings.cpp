@@ -39,8 +39,8 @@ py::dict fallbackStats(bool reset) {
 }
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  registerOperators();
-  m.def("_register_operators_of_components", &registerOperatorsOfComponents);
+  registerMakers();
+  m.def("_register_operators", &registerOperators);
   m.def("_task_blocks", &taskBlocks);
   m.def("_fallback_stats", &fallbackStats);
 });

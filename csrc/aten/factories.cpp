@@ -43,7 +43,7 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 c10::DeviceIndex checkOptions(std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                               std::optional<bool> pin) {
-  registerOperatorsOfComponents();  // for programs in C++; Python does it at the first use
+  registerOperators();  // for programs in C++; Python does it at the first use
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(c10::kStrided) == c10::kStrided, "layout ", *layout,
                               " is not supported on openreg");
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");

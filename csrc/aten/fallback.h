@@ -28,12 +28,11 @@ void runCpuKernelWithComponents(const c10::OperatorHandle &op, torch::jit::Stack
  * operator's signature is not among those there is a kernel for. */
 bool registerUnboxed(const c10::OperatorHandle &op);
 
-/* Registers the fallback for structured operators too, in place of the kernel that infers their results: that one
- * is asked only where nothing is remembered. Once, after all other registrations. */
-void registerOperators();
+/* What the import registers beside the operators that have a kernel of their own: see registerOperators. */
+void registerMakers();
 
-/* The same for sparse, quantized and nested tensors: before the first tensor is made, and not at import, as each
- * kind takes a walk over all operators. Once: further calls do nothing. */
-void registerOperatorsOfComponents();
+/* Registers kernels for operators that a composite one would be found for before the fallback. Before the first tensor
+ * is made, and not at import, as it takes a walk over all operators. Once: further calls do nothing. */
+void registerOperators();
 
 }  // namespace torch_openreg

@@ -17,7 +17,10 @@ using c10::DispatchKey;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-void fallback(const OperatorHandle &op, Stack *stack) { runCpuKernel(op, stack); }
+void fallback(const OperatorHandle &op, Stack *stack) {
+  registerOperators();  // it may make the first tensor of a program in C++
+  runCpuKernel(op, stack);
+}
 
 /* A collective's kernel on the CPU returns before it has run: what it gets has to be the caller's own tensors. */
 bool isCollective(const OperatorHandle &op) {
@@ -27,7 +30,7 @@ bool isCollective(const OperatorHandle &op) {
 /* The kernels of sparse, quantized and nested tensors, by the CPU's key for them. */
 template <DispatchKey kernel>
 void fallbackWithComponents(const OperatorHandle &op, Stack *stack) {
-  registerOperatorsOfComponents();
+  registerOperators();
   // The group's backend takes or refuses them.
   if (isCollective(op)) {
     return op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::PrivateUse1), stack);
@@ -81,17 +84,28 @@ void forEachAtenOperator(const Visit &visit) {
   }
 }
 
+/* Structured operators have a kernel that infers their results: the fallback asks that only where nothing is
+ * remembered. */
+void registerPlain(torch::Library &library, const c10::OperatorName &name, const OperatorHandle &op) {
+  if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return;
+  if (leadsToFallback(op) && registerUnboxed(op)) return;
+  if (isForeach(name.name) || hasInferringKernel(op)) {
+    library.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
+/* Where the CPU has a kernel of its own, a composite one would stand before the fallback. */
+void registerForKind(torch::Library &library, const Kind &kind, const c10::OperatorName &name,
+                     const OperatorHandle &op) {
+  if (op.hasKernelForDispatchKey(kind.cpu) && !op.hasKernelForDispatchKey(kind.device) &&
+      op.hasComputedKernelForDispatchKey(kind.device)) {
+    library.impl(unqualified(name).c_str(), kind.kernel());
+  }
+}
+
 }  // namespace
 
-void registerOperators() {
-  torch::Library &plain = libraryOf("aten", DispatchKey::PrivateUse1);
-  forEachAtenOperator([&](const c10::OperatorName &name, const OperatorHandle &op) {
-    const bool ours = op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
-    const bool unboxed = !ours && leadsToFallback(op) && registerUnboxed(op);
-    if (!ours && !unboxed && (isForeach(name.name) || hasInferringKernel(op))) {
-      plain.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    }
-  });
+void registerMakers() {
   for (const Kind &kind : kKinds) {
     for (const c10::OperatorName &name : kMakers) {
       const OperatorHandle op = c10::Dispatcher::singleton().findOp(name).value();
@@ -102,18 +116,15 @@ void registerOperators() {
   }
 }
 
-void registerOperatorsOfComponents() {
+void registerOperators() {
   [[maybe_unused]] static const bool done = [] {
+    torch::Library &plain = libraryOf("aten", DispatchKey::PrivateUse1);
     std::vector<torch::Library *> libraries;
     for (const Kind &kind : kKinds) libraries.push_back(&libraryOf("aten", kind.device));
-    // Where the CPU has a kernel of its own, a composite one would stand before the fallback.
     forEachAtenOperator([&](const c10::OperatorName &name, const OperatorHandle &op) {
+      registerPlain(plain, name, op);
       for (size_t i = 0; i < libraries.size(); ++i) {
-        const Kind &kind = kKinds[i];
-        if (op.hasKernelForDispatchKey(kind.cpu) && !op.hasKernelForDispatchKey(kind.device) &&
-            op.hasComputedKernelForDispatchKey(kind.device)) {
-          libraries[i]->impl(unqualified(name).c_str(), kind.kernel());
-        }
+        registerForKind(*libraries[i], kKinds[i], name, op);
       }
     });
     for (const Kind &kind : kKinds) libraryOf("_", kind.device).fallback(kind.kernel());

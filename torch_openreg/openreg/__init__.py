@@ -13,22 +13,12 @@ the current device. An index out of range raises RuntimeError, a device of anoth
 and anything else TypeError.
 """
 
+import importlib
+
 from torch import AcceleratorError as AcceleratorError
 from torch import OutOfMemoryError as OutOfMemoryError
 
-from . import (
-    _comm,
-    _dlpack,
-    _typed,
-    amp,
-    graphs,
-    memory,
-    random,
-    sanitizer,
-    sparse,
-    streams,
-    testing,
-)
+from . import _comm, _dlpack, _typed, amp, graphs, memory, random, sparse, streams
 from . import _utils as _utils
 from . import comm as comm
 from ._lazy import (
@@ -119,18 +109,9 @@ from .streams import (
 )
 from .streams import _set_stream_by_id as _set_stream_by_id
 
-SUBMODULES = (
-    "_utils",
-    "amp",
-    "comm",
-    "graphs",
-    "memory",
-    "random",
-    "sanitizer",
-    "sparse",
-    "streams",
-    "testing",
-)
+# Imported when they are first asked for, so that `import torch` does not take the time.
+_LATER = ("sanitizer", "testing")
+SUBMODULES = ("_utils", "amp", "comm", "graphs", "memory", "random", "sparse", "streams", *_LATER)
 
 _comm.install()
 _typed.install()
@@ -144,12 +125,19 @@ def __getattr__(name):
     # torch.utils.checkpoint asks whether there is a random state to keep.
     if name == "_initialized":
         return is_initialized()
+    if name in _LATER:
+        return importlib.import_module(f"torch.openreg.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *_LATER})
 
 
 __all__ = [
     *memory.__all__,
     *_TYPED,
+    *_LATER,
     "Event",
     "ExternalStream",
     "Graph",
@@ -198,7 +186,6 @@ __all__ = [
     "power_draw",
     "random",
     "reset",
-    "sanitizer",
     "seed",
     "seed_all",
     "sparse",
@@ -211,6 +198,5 @@ __all__ = [
     "streams",
     "synchronize",
     "temperature",
-    "testing",
     "utilization",
 ]

@@ -44,7 +44,7 @@ def _lazy_init():
             )
         if not _called:
             _called = True
-            _C._register_operators_of_components()
+            _C._register_operators()
             on_first_use()
         while _queued:  # what is left where one has raised is for the next use
             _queued.pop(0)()

@@ -10,7 +10,6 @@ bytes are, which the host must not touch.
 
 import copyreg
 import functools
-import multiprocessing.queues
 import sys
 from multiprocessing.reduction import ForkingPickler
 
@@ -78,6 +77,8 @@ def on_first_use():
 
 
 def _check_queues():
+    import multiprocessing.queues
+
     from torch._utils import ExceptionWrapper
     from torch.utils.data._utils import worker
 

@@ -30,9 +30,11 @@ class Frame(NamedTuple):
 
 @functools.cache
 def _folders():
-    """Of files that are not the user's, with whose they are."""
+    """Of files that are not the user's, with whose they are; before them the demo, which is a
+    program of the user's wherever it is installed."""
     ours = os.path.dirname(os.path.abspath(__file__))
     return (
+        (os.path.join(os.path.dirname(ours), "_demo.py"), None),
         (os.path.dirname(os.path.abspath(torch.__file__)), "torch"),
         (ours, "torch_openreg"),
         (os.path.join(os.path.dirname(ours), "_run.py"), "torch_openreg"),

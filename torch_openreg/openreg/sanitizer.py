@@ -14,7 +14,6 @@ order of its calls, not the one in which tasks happen to run: what is wrong is r
 docs/diagnostics.md has examples, and what is not seen.
 """
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -147,7 +146,6 @@ _C._sanitizer_bind(
 )
 
 
-@atexit.register
 def _at_exit():
     texts = _take_left()
     if texts:
@@ -261,12 +259,3 @@ def clear():
     """Forgets the reports, and the errors that have not been raised yet."""
     _take_all()
     _C._sanitizer_clear()
-
-
-def _enable_by_setting():
-    mode = {"1": "error", "warn": "warn"}.get(os.environ.get("OPENREG_SANITIZER", ""))
-    if mode:
-        enable(mode)
-
-
-_enable_by_setting()
