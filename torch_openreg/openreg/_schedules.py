@@ -78,9 +78,10 @@ class schedule(contextlib.ContextDecorator):
     Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
     gives the same order each time, on any machine, if one thread at a time uses the device. Memory
     that is cached and not in use is given back first, and gaps between tensors that are alive are
-    not handed out, so that nothing depends on what the process did before. The context waits at its begin and at its end until nothing is queued; when
-    an exception leaves it, it does not wait. The schedule is the whole process's. Contexts nest;
-    the outer schedule starts anew when the inner one ends. It decorates a function too.
+    not handed out, so that nothing depends on what the process did before. The context waits at its
+    begin and at its end until nothing is queued; when an exception leaves it, it does not wait. The
+    schedule is the whole process's. Contexts nest; the outer schedule starts anew when the inner
+    one ends. It decorates a function too.
 
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
