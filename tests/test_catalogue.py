@@ -46,3 +46,35 @@ def test_the_sanitizer(bug):
         assert (False in wrong) == (ROWS[bug.name][SANITIZER] == "yes")
     assert (True in wrong) == (ROWS[bug.name][INITCHECK] == "yes")
     assert measure.reports(bug.right, initcheck=True) == []
+
+
+def test_a_bug_that_ends_in_an_error_is_reported_too():
+    """`emptied_cache` does, where its side stream comes after the memory has gone."""
+
+    def ends(function):
+        function()
+        raise RuntimeError("not within one allocation")
+
+    bug = BUGS["side_work_not_ordered"]
+    assert measure.reports(lambda: ends(bug.wrong)) == measure.reports(bug.wrong) != []
+    with pytest.raises(RuntimeError, match="not within"):
+        measure.reports(lambda: ends(bug.right))
+
+
+@pytest.mark.slow
+@EACH
+def test_a_tape(bug):
+    if bug.outside:
+        assert ROWS[bug.name][TAPE] == "-"
+        return
+    shown = measure.tape(bug.wrong)
+    text = f"{shown.preemptions}, run {shown.runs}" if shown else "no"
+    assert text == ROWS[bug.name][TAPE]
+    assert shown is None or measure.replays(bug.wrong, shown.tape)
+
+
+@pytest.mark.slow
+@EACH
+def test_a_right_form_has_one_result(bug):
+    if not bug.outside:
+        assert measure.disagreement(bug.right) == ""

@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import pickle
+import signal
 import threading
 import warnings
 
@@ -325,3 +326,38 @@ def test_while_it_is_off_memory_is_mapped_once(run_ok):
             assert mirrors() == 2
         """
     )
+
+
+CHANGES = {
+    "enable": (["enable"], True),
+    "disable": (["disable"], False),
+    "enable, disable": (["enable", "disable"], False),
+    "disable, enable": (["disable", "enable"], True),
+}
+
+
+@pytest.mark.racy
+@pytest.mark.parametrize("changes, tells", CHANGES.values(), ids=CHANGES)
+def test_faulthandler_comes_and_goes_while_memory_is_guarded(run, changes, tells):
+    """It hears of no guard's fault, and of all others while it is on; both end the process, too."""
+    done = run(
+        f"""
+        import ctypes, faulthandler, sys, warnings
+        import torch
+        torch.openreg.sanitizer.enable("warn")
+        warnings.simplefilter("ignore")
+        if "disable" == {changes[0]!r}:
+            faulthandler.enable()
+        for n, change in enumerate({changes!r}):
+            host = torch.ones(1000, device="openreg").to("cpu", non_blocking=True)
+            getattr(faulthandler, change)()
+            host.numpy().sum()
+            assert len(torch.openreg.sanitizer.reports()) == n + 1
+        torch.openreg.synchronize()
+        print("guarded", flush=True)
+        ctypes.string_at(0)
+        """,
+        timeout=60,
+    )
+    assert done.out == "guarded\n" and done.code == -signal.SIGSEGV
+    assert ("Fatal Python error: Segmentation fault" in done.err) == tells

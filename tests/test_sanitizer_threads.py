@@ -446,8 +446,8 @@ def test_a_thread_knows_what_its_starter_knew():
     assert found(program, False)
 
 
-def end_by(hear):
-    """Main uses what the thread has waited for."""
+def end_by(hear, uses=lambda use: use()):
+    """Main, or whom it starts for it, uses what the thread has waited for."""
 
     def program():
         x, side = written_aside()
@@ -460,7 +460,7 @@ def end_by(hear):
         thread = threading.Thread(target=wait)
         thread.start()
         hear(thread, flags)
-        x.add_(1)
+        uses(lambda: x.add_(1))
         thread.join()
 
     return program
@@ -501,22 +501,11 @@ def test_a_second_thread_may_ask(ask):
 
 
 def test_that_a_thread_has_ended_does_not_order_the_next():
-    def program():
-        x, side = written_aside()
-        flags = []
-
-        def wait():
-            side.synchronize()
-            flags.append(1)
-
-        first = threading.Thread(target=wait)
-        first.start()
+    def hear(thread, flags):
         poll(flags)
         time.sleep(0.02)  # likely it has ended; it is no order whether or not
-        started(lambda: x.add_(1))
-        first.join()
 
-    assert found(program)
+    assert found(end_by(hear, uses=started))
 
 
 def test_a_thread_that_cannot_be_followed_counts_as_ordered():

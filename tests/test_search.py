@@ -17,43 +17,27 @@ explore, schedule = testing.explore, testing.schedule
 
 def alternates(same=0, others=0):
     """Wrong only if a, b, a, b. Tasks between are of the same memory, or `others` of their own."""
-    a, b = torch.openreg.Stream(), torch.openreg.Stream()
+    streams = torch.openreg.Stream(), torch.openreg.Stream()
     at, seen = torch.zeros(2, device="openreg"), torch.zeros(4, device="openreg")
     own = torch.zeros(2, 4, device="openreg")
     torch.openreg.synchronize()
-    with a:
-        for _ in range(same):
-            at[0].add_(0)
-        for _ in range(others):
-            own[0].add_(1)
-        seen[0].copy_(at[1])
-        at[0].add_(1)
-        for _ in range(same):
-            at[0].add_(0)
-        for _ in range(others):
-            own[0].add_(1)
-        seen[1].copy_(at[1])
-        at[0].add_(1)
-    with b:
-        for _ in range(same):
-            at[1].add_(0)
-        for _ in range(others):
-            own[1].add_(1)
-        seen[2].copy_(at[0])
-        at[1].add_(1)
-        for _ in range(same):
-            at[1].add_(0)
-        for _ in range(others):
-            own[1].add_(1)
-        seen[3].copy_(at[0])
-        at[1].add_(1)
+    for i, stream in enumerate(streams):
+        with stream:
+            for turn in range(2):
+                for _ in range(same):
+                    at[i].add_(0)
+                for _ in range(others):
+                    own[i].add_(1)
+                seen[2 * i + turn].copy_(at[1 - i])
+                at[i].add_(1)
     torch.openreg.synchronize()
     return seen
 
 
 def under(seed, fn):
     with schedule(seed):
-        return fn().cpu()
+        value = fn()
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 ALTERNATION = [0.0, 1.0, 1.0, 2.0]
@@ -160,6 +144,69 @@ def test_a_search_poisons_what_an_earlier_run_has_left():
         value = fn()
     assert value != value
     assert torch.zeros(4, device="openreg").sum().item() == 0 and not _C._poison(False)
+
+
+def reads_too_early(keeps=None):
+    """Fresh memory, unless the main stream's kernel comes first."""
+    side, x = torch.openreg.Stream(), torch.full((64,), 1.0, device="openreg")
+    with side:
+        y = x + 1
+    torch.openreg.synchronize()
+    if keeps is not None:
+        keeps.append(x)
+    return y[0].item()
+
+
+def reads_what_was_dropped():
+    """The next tensor's values, if that has its memory."""
+    side, x = torch.openreg.Stream(), torch.full((256,), 1.0, device="openreg")
+    side.wait_stream(torch.openreg.current_stream())
+    with side:
+        y = x + 1
+    del x
+    z = torch.full((64,), 5.0, device="openreg")
+    torch.openreg.synchronize()
+    return z[0].item() and y[0].item()
+
+
+def outcomes(found):
+    return [(result.seeds, result.same, repr(result)) for result in found.results]
+
+
+@pytest.mark.racy
+@pytest.mark.parametrize("fn", [reads_too_early, reads_what_was_dropped])
+def test_a_tape_does_not_depend_on_what_the_process_holds(fn):
+    """What is alive keeps its segment, with gaps in which are values of before."""
+    found = explore(fn, preemptions=1)
+    tapes = {r.seeds[0]: r.value for r in found.results}
+    assert len(tapes) > 1
+    alive = [torch.ones(128, device="openreg") for _ in range(100)]
+    del alive[::2]
+    for _ in range(20):
+        fn(), torch.openreg.synchronize()
+        for tape, value in tapes.items():
+            assert repr(under(tape, fn)) == repr(value), tape
+    assert outcomes(explore(fn, preemptions=1)) == outcomes(found)
+
+
+@pytest.mark.racy
+def test_a_search_does_not_depend_on_what_its_runs_keep():
+    kept = []
+    found = explore(reads_too_early, preemptions=1)
+    keeps = explore(lambda: reads_too_early(kept), preemptions=1)
+    assert outcomes(keeps) == outcomes(found) and len(kept) == found.runs
+
+
+def test_memory_of_before_is_handed_out_again_after_a_schedule():
+    alive = [torch.ones(128, device="openreg") for _ in range(3)]
+    gap = alive[1].data_ptr()
+    torch.openreg.synchronize()
+    del alive[1]
+    with schedule("early"):
+        inside = torch.ones(128, device="openreg")
+        assert abs(inside.data_ptr() - gap) >= 2**20
+        del inside
+    assert torch.ones(128, device="openreg").data_ptr() == gap
 
 
 @pytest.mark.racy
@@ -356,7 +403,7 @@ def test_a_race_that_no_result_shows_is_printed():
 def test_seeds_say_how_many_orders_they_have_seen():
     found = explore(adds_twice, 50)
     assert found.orders == (2, 2)
-    assert "  2 orders of the tasks that touch the same memory were seen, of 2\n" in str(found)
+    assert "  orders of the tasks that touch the same memory: 2 seen, of 2\n" in str(found)
     assert explore(lambda: adds_twice(wait=True), 10).orders == (1, 1)
     seen, possible = explore(lambda: alternates(), 50).orders
     assert 2 < seen < possible

@@ -208,14 +208,18 @@ static void idleRemove(orBlocks *blocks, orBlock *block) {
   if (block->idle_next) block->idle_next->idle_prev = block->idle_prev;
 }
 
+static inline orBlockBins *binsOf(const orBlock *block) {
+  return &block->owner->bins[block->shelf];
+}
+
 static void enterFree(orBlocks *blocks, orBlock *block) {
   block->state = OR_BLOCK_FREE;
-  orBinsInsert(&block->owner->bins[block->pool], block);
+  orBinsInsert(binsOf(block), block);
   if (!isSplit(block)) idleInsert(blocks, block);
 }
 
 static void leaveFree(orBlocks *blocks, orBlock *block) {
-  orBinsRemove(&block->owner->bins[block->pool], block);
+  orBinsRemove(binsOf(block), block);
   if (!isSplit(block)) idleRemove(blocks, block);
 }
 
@@ -324,7 +328,7 @@ orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempo
   if (!stream) return NULL;
   orBlock *block = blockNew(blocks, start, size);
   block->owner = stream;
-  block->pool = (uint8_t)pool;
+  block->pool = block->shelf = (uint8_t)pool;
   block->reuse_from = reuse_from;
   enterFree(blocks, block);
   orCacheStats *stats = &blocks->stats;
@@ -354,6 +358,7 @@ static void cut(orBlocks *blocks, orBlock *block, size_t size) {
   orBlock *rest = blockNew(blocks, block->start + size, block->size - size);
   rest->owner = block->owner;
   rest->pool = block->pool;
+  rest->shelf = block->shelf;
   rest->reuse_from = block->reuse_from;
   rest->prev = block;
   rest->next = block->next;
@@ -486,6 +491,18 @@ bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orB
     streamPut(blocks, to);
   }
   return true;
+}
+
+/* ---- Blocks that are set aside ---- */
+
+void orBlocksSetAside(orBlocks *blocks, bool aside) {
+  for (size_t i = 0; blocks->slots && i <= blocks->slot_mask; i++) {
+    orBlock *block = blocks->slots[i].block;
+    if (!block) continue;
+    if (isFree(block)) orBinsRemove(binsOf(block), block);
+    block->shelf = (uint8_t)(block->pool + (aside ? OR_POOL_COUNT : 0));
+    if (isFree(block)) orBinsInsert(binsOf(block), block);
+  }
 }
 
 /* ---- Blocks that are not split ---- */

@@ -43,6 +43,7 @@ struct orBlock {
   };
   uint32_t waits; /* limbo: uses not done */
   uint8_t state, pool;
+  uint8_t shelf;     /* of the owner's, where it is while it is free */
   bool oversize;     /* live, limbo: counted as such */
   orBlock **up;      /* free: the pointer that leads here, null for a younger block of a ring */
   orBlock *child[2]; /* free: sizes whose next bit is 0, 1 */
@@ -51,7 +52,7 @@ struct orBlock {
   orBlock *idle_prev, *idle_next; /* whole free segments; limbo: idle_next links the dirty ones */
 };
 
-/* Free blocks of one stream and pool. */
+/* Free blocks of one stream and shelf: a pool's, or those of it that are set aside. */
 typedef struct orBlockBins {
   uint64_t occupied; /* bit c: root[c] is not null */
   orBlock *root[56];
@@ -81,7 +82,7 @@ struct orBlockStream {
   orBlockStream *chain;
   orBlockUse *first, *last; /* uses by limbo blocks, in the order in which they were freed */
   orBlockStream *waiting;   /* next with a non-empty queue */
-  orBlockBins bins[OR_POOL_COUNT];
+  orBlockBins bins[2 * OR_POOL_COUNT]; /* by shelf: the pools', then what is set aside of each */
 };
 
 typedef struct orBlockSlot {
@@ -131,6 +132,8 @@ void orBlocksDropSegment(orBlocks *blocks, orBlock *block);
 /* All that is a private pool's becomes the device's own, and `fn` is called with each block; false if
  * the host has no memory, which leaves some of it as it was. */
 bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block));
+/* What there is now is set aside, and not found when it is free; or nothing is any more. */
+void orBlocksSetAside(orBlocks *blocks, bool aside);
 
 void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split);
 

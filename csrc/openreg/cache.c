@@ -105,23 +105,34 @@ static inline void becomeFree(orCache *cache, orBlock *block) {
 
 /* -1: as the setting says. */
 static _Atomic int poison_wanted = -1;
+static _Atomic bool keeps_back, is_poisoned; /* by a schedule */
+
+static bool wantsPoison(void) {
+  int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
+  return OR_UNLIKELY(wanted >= 0) ? wanted : orConfigGet()->poison;
+}
 
 bool orCachePoisons(void) {
-  int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
-  if (OR_UNLIKELY(wanted >= 0)) return wanted;
-  return orConfigGet()->poison || orConfigGet()->schedule.tape;
+  return wantsPoison() || atomic_load_explicit(&is_poisoned, memory_order_relaxed);
 }
 
 uint32_t orCachePoison(uint32_t poison) {
-  uint32_t before = orCachePoisons();
+  uint32_t before = wantsPoison();
   atomic_store_explicit(&poison_wanted, poison != 0, memory_order_relaxed);
   return before;
 }
 
-static _Atomic bool keeps_back;
-
-void orCacheKeepBack(bool keep_back) {
+void orCacheSchedule(bool keep_back, bool poison) {
   atomic_store_explicit(&keeps_back, keep_back, memory_order_relaxed);
+  atomic_store_explicit(&is_poisoned, poison, memory_order_relaxed);
+}
+
+void orCacheSetAside(bool aside) {
+  for (int device = 0; device < OPENREG_MAX_DEVICES; device++) {
+    orCacheLock(&orCaches[device]);
+    orBlocksSetAside(&orCaches[device].blocks, aside);
+    orCacheUnlock(&orCaches[device]);
+  }
 }
 
 static void pushDirty(orCache *cache, orBlock *block) {

@@ -76,10 +76,14 @@ static inline void orCacheUnlock(orCache *cache) {
 
 /* ---- cache.c ---- */
 
-/* By a schedule: a block that is freed is handed out again only when its stream has done all that was
- * queued then, not at once. */
-void orCacheKeepBack(bool keep_back);
-/* Whether memory is poisoned: the setting, or orCachePoison. */
+/* By a schedule. `keep_back`: a block that is freed is handed out again only when its stream has done
+ * all that was queued then, not at once. */
+void orCacheSchedule(bool keep_back, bool poison);
+/* By a schedule: it hands out fresh memory alone, and what of that is freed again, so that neither
+ * the values in what was freed before nor the gaps between what is alive change anything. What
+ * there is now is handed out again when the schedule ends, or when memory is short. */
+void orCacheSetAside(bool aside);
+/* Whether memory is poisoned: by the setting, orCachePoison, or a schedule. */
 bool orCachePoisons(void);
 /* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */
 void orCachePoll(orCache *cache);

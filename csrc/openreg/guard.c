@@ -147,12 +147,17 @@ static void onFault(int signal_number, siginfo_t *info, void *context) {
   errno = kept;
 }
 
-/* In front of whoever has put a handler of his own there meanwhile (faulthandler has). */
+/* `installing` held. `now`: who hears of a fault first. */
+static bool isInstalled(struct sigaction *now) {
+  sigaction(SIGSEGV, NULL, now);
+  return now->sa_flags & SA_SIGINFO && now->sa_sigaction == onFault;
+}
+
+/* In front of whoever has put a handler of his own there meanwhile. */
 static void install(void) {
   struct sigaction now, own = {.sa_sigaction = onFault, .sa_flags = SA_SIGINFO | SA_NODEFER};
   orMutexLock(&installing);
-  if (!sigaction(SIGSEGV, NULL, &now) &&
-      !(now.sa_flags & SA_SIGINFO && now.sa_sigaction == onFault)) {
+  if (!isInstalled(&now)) {
     before = now;
     sigaction(SIGSEGV, &own, NULL);
   }
@@ -160,6 +165,16 @@ static void install(void) {
 }
 
 /* ---- public ---- */
+
+uint32_t orSanitizerHandler(uint32_t comes) {
+  struct sigaction now;
+  orMutexLock(&installing);
+  bool was = isInstalled(&now);
+  if (was && !comes) sigaction(SIGSEGV, &before, NULL);
+  orMutexUnlock(&installing);
+  if (comes) install();
+  return was;
+}
 
 orError_t orSanitizerHostBlock(void *ptr) {
   orRegion r;

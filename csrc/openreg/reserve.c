@@ -265,6 +265,7 @@ static orError_t reclaim(const orRequest *r, void **ptr) {
   orCache *cache = r->cache;
   orCacheLock(cache);
   cache->blocks.stats.alloc_retries++;
+  orBlocksSetAside(&cache->blocks, false);
   for (bool waited = false;; waited = true) {
     orCachePoll(cache);
     bool found = !r->refused && orCacheTake(r, ptr);

@@ -641,7 +641,7 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
   atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
                         memory_order_seq_cst);
-  orCacheKeepBack(keepsBack());
+  orCacheSchedule(keepsBack(), policy == orScheduleTape);
 }
 
 static void configure(void) {
@@ -668,6 +668,7 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
     return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 4 are known", (int)policy);
   configureOnce();
   if (settle) orStreamSettle();
+  orCacheSetAside(policy != orScheduleFair);
   orMutexLock(&plan.lock);
   begin(policy, seed);
   orStream *left = plan.held;

@@ -366,6 +366,7 @@ namespace {
     return entry;
   });
   m.def("_sanitizer_fail_exit", &failExit);
+  m.def("_sanitizer_handler", [](bool comes) { return orSanitizerHandler(comes) != 0; });
   m.def("_sanitizer_reports", &reports);
   m.def("_sanitizer_clear", [] { OPENREG_CHECK(orSanitizerClearReports()); });
 });

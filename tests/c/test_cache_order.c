@@ -450,3 +450,47 @@ TEST(cache_a_seed_decides_when_a_block_is_used_again) {
     ASSERT_EQ(statsOf(0).active_bytes[0].current, 0);
   }
 }
+
+/* Three blocks, of which the one between has been freed. */
+static void *makeGap(void *alive[2], orStream_t s) {
+  alive[0] = take(4 * KIB, s);
+  void *gap = take(4 * KIB, s);
+  alive[1] = take(4 * KIB, s);
+  ASSERT_OK(orCacheFree(gap));
+  return gap;
+}
+
+static void *takeAndFree(orStream_t s) {
+  void *block = take(4 * KIB, s);
+  ASSERT_OK(orCacheFree(block));
+  return block;
+}
+
+TEST(cache_a_schedule_hands_out_nothing_of_before) {
+  orStream_t s = defaultStream(0);
+  void *alive[2], *gap = makeGap(alive, s);
+  ASSERT_OK(orScheduleSet(orScheduleEarly, 0));
+  void *first = takeAndFree(s);
+  ASSERT_NE(first, gap);
+  ASSERT_EQ(takeAndFree(s), first);
+  ASSERT_OK(orScheduleSet(orScheduleLate, 0));
+  void *second = takeAndFree(s);
+  ASSERT(second != gap && second != first);
+  ASSERT_OK(orCacheFree(alive[1]));
+  ASSERT_EQ(takeAndFree(s), second);
+  ASSERT_OK(orScheduleSet(orScheduleFair, 0));
+  alive[1] = take(4 * KIB, s);
+  ASSERT(alive[1] != second);
+  for (int i = 0; i < 2; i++) ASSERT_OK(orCacheFree(alive[i]));
+}
+
+TEST(cache_memory_of_before_is_better_than_none) {
+  orStream_t s = defaultStream(0);
+  void *alive[2], *gap = makeGap(alive, s);
+  ASSERT_OK(orCacheSetFraction(0, 0));
+  ASSERT_OK(orScheduleSet(orScheduleEarly, 0));
+  ASSERT_EQ(takeAndFree(s), gap);
+  ASSERT_OK(orScheduleSet(orScheduleFair, 0));
+  ASSERT_OK(orCacheSetFraction(0, 1));
+  for (int i = 0; i < 2; i++) ASSERT_OK(orCacheFree(alive[i]));
+}

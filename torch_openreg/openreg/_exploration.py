@@ -159,7 +159,7 @@ class Exploration:
             return []
         seen, possible = self.orders
         of = "how many is not known" if possible is None else possible
-        return [f"  {seen} orders of the tasks that touch the same memory were seen, of {of}"]
+        return [f"  orders of the tasks that touch the same memory: {seen} seen, of {of}"]
 
     def __str__(self):
         lines = self._headline()

@@ -77,10 +77,11 @@ class schedule(contextlib.ContextDecorator):
 
     Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
     gives the same order each time, on any machine, if one thread at a time uses the device. Memory
-    that is cached and not in use is given back first, so that the order does not depend on what the
-    process did before. The context waits at its begin and at its end until nothing is queued; when
-    an exception leaves it, it does not wait. The schedule is the whole process's. Contexts nest;
-    the outer schedule starts anew when the inner one ends. It decorates a function too.
+    that is cached and not in use is given back first, and gaps between tensors that are alive are
+    not handed out, so that nothing depends on what the process did before. The context waits at its
+    begin and at its end until nothing is queued; when an exception leaves it, it does not wait. The
+    schedule is the whole process's. Contexts nest; the outer schedule starts anew when the inner
+    one ends. It decorates a function too.
 
     Args:
         seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
@@ -92,7 +93,7 @@ class schedule(contextlib.ContextDecorator):
 
     def __init__(self, seed):
         self._policy = _policy(seed)
-        self._mine, self._poison = [], []
+        self._mine = []
 
     def __enter__(self):
         mine = [self._policy]
@@ -101,9 +102,6 @@ class schedule(contextlib.ContextDecorator):
                 _entered.append([_now()])
             _entered.append(mine)
             self._mine.append(mine)
-        poisons = _C._poison(True)
-        _C._poison(poisons or self._policy[0] == TAPE)
-        self._poison.append(poisons)
         try:
             if is_initialized():
                 torch.openreg.empty_cache()
@@ -122,7 +120,6 @@ class schedule(contextlib.ContextDecorator):
             (outer,) = _entered[-1]
             if len(_entered) == 1:
                 _entered.clear()
-        _C._poison(self._poison.pop())
         if not was_last or _C._in_forked_child():  # where no device works
             return False
         # On the way out of an error nobody may be left who would open a gate.

@@ -1,13 +1,15 @@
 """How Python's threads order each other, for the sanitizer (docs/diagnostics.md).
 
 The C types of locks and queues are followed in their methods (csrc/torch/threads.cpp). What there
-is in Python alone is here: the begin and end of threads, an event that is asked, and asyncio.
+is in Python alone is here: the begin and end of threads, an event that is asked, and asyncio; and
+what else of Python's has to know of the sanitizer.
 """
 
 import _ctypes
 import _multiprocessing
 import _socket
 import _thread
+import faulthandler
 import fcntl
 import functools
 import io
@@ -162,6 +164,22 @@ def _call_soon_threadsafe(original):
     return call_soon_threadsafe
 
 
+def _below_guards(original):
+    """faulthandler's handler of faults, which would take those of guarded memory for the end: it
+    comes and goes below the sanitizer's."""
+
+    @functools.wraps(original)
+    def change(*args, **kwargs):
+        was = _C._sanitizer_handler(False)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if was:
+                _C._sanitizer_handler(True)
+
+    return change
+
+
 _PATCHES = (
     (_thread, "start_new_thread", _starter),
     (_thread, "start_joinable_thread", _starter),
@@ -171,6 +189,8 @@ _PATCHES = (
     (threading.Thread, "is_alive", _is_alive),
     (threading.Event, "is_set", _is_set),
     (base_events.BaseEventLoop, "call_soon_threadsafe", _call_soon_threadsafe),
+    (faulthandler, "enable", _below_guards),
+    (faulthandler, "disable", _below_guards),
 )
 _patched = []
 

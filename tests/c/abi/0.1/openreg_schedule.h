@@ -38,7 +38,9 @@ typedef enum orSchedulePolicy {
 
 /* Waits until nothing is queued on any device, then changes over; also from one seed to the same
  * again, which starts anew. What other threads queue meanwhile runs in the old way or in the new
- * one. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the same at first use. */
+ * one. Until it ends, the caching allocator hands out none of the memory that it has at its begin,
+ * unless memory is short. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the same at first
+ * use. */
 OR_API orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed);
 /* The same at once, for a program on its way out of an error: what is queued goes on in the new
  * way. */
@@ -63,8 +65,8 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
  *
  * The text: choices separated by commas, "1,0,2"; "12:1" is twelve times 0 and a 1. "0": the first
  * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, and comes before
- * OPENREG_SCHEDULE_SEED; both with orCachePoison. Memory that is freed is poisoned under a tape, and
- * under other schedules only if OPENREG_POISON=1 says so.
+ * OPENREG_SCHEDULE_SEED. Under a tape the caching allocator poisons fresh and freed memory, under
+ * other schedules only if orCachePoison or OPENREG_POISON=1 says so.
  */
 OR_API orError_t orScheduleSetTape(const char *tape);
 /* The choices since the tape's schedule began, to be freed with free(). */
@@ -119,7 +121,7 @@ typedef enum orPart {
 OR_API orPart orTaskPart(void);
 
 /* Nonzero: the caching allocator poisons fresh and freed memory from now on, as with
- * OPENREG_POISON=1. Returns whether it did. */
+ * OPENREG_POISON=1; zero: no longer, but under a tape. Returns what was asked for before. */
 OR_API uint32_t orCachePoison(uint32_t poison);
 
 #ifdef __cplusplus
