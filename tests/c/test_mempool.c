@@ -184,6 +184,60 @@ TEST(mempool_memory_stays_until_what_was_launched_is_over) {
   }
 }
 
+typedef struct openThenEmpty {
+  orEvent_t gate;
+  orMemPool_t pool;
+  atomic_int *opened;
+} openThenEmpty;
+
+static void emptyPoolLater(int thread, void *context) {
+  openThenEmpty *e = context;
+  if (thread == 0) {
+    sleepMs(20);
+    atomic_store(e->opened, 1);
+    ASSERT_OK(orEventSignal(e->gate, orSuccess));
+  } else {
+    ASSERT_OK(orCacheEmptyPool(e->pool));
+    ASSERT_EQ(atomic_load(e->opened), 1);
+  }
+}
+
+static void openLater(int thread, void *gate) {
+  if (thread == 0) {
+    sleepMs(20);
+    ASSERT_OK(orEventSignal(*(orEvent_t *)gate, orSuccess));
+  } else {
+    ASSERT_OK(orCacheEmpty(0));
+    ASSERT_EQ(reserved(), 0);
+  }
+}
+
+/* More streams than there are blocks. */
+TEST(mempool_empty_waits_for_each_stream) {
+  orMemPool_t pool = newPool(0);
+  ASSERT_OK(orCacheFree(takeFrom(pool, 30 * MIB, defaultStream(0))));
+  orEvent_t gate;
+  ASSERT_OK(orEventCreateWithFlags(&gate, orEventExternal));
+  for (int i = 0; i < 6; i++) ASSERT_OK(orStreamWaitEvent(newStream(), gate));
+  ASSERT_OK(orMemPoolRelease(pool));
+  ASSERT_EQ(reserved(), 30 * MIB);
+  runThreads(2, openLater, &gate);
+}
+
+/* A graph that is gone may still run. */
+TEST(mempool_empty_pool_waits_for_what_was_launched) {
+  orStream_t s = newStream(), side = newStream();
+  orMemPool_t pool = newPool(0);
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_OK(orCacheFree(takeFrom(pool, 30 * MIB, s)));
+  ASSERT_OK(orGraphDestroy(endCaptureOf(s)));
+  orEvent_t gate = closeGate(side);
+  atomic_int opened = 0;
+  openThenEmpty e = {.gate = gate, .pool = pool, .opened = &opened};
+  runThreads(2, emptyPoolLater, &e);
+  ASSERT_EQ(reserved(), 0);
+}
+
 TEST(mempool_release_joins_what_the_device_has_of_the_stream) {
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0);

@@ -289,8 +289,8 @@ TEST(sanitizer_knows_the_memory_of_graphs) {
   void *a = blockFrom(pool, s), *kept = blockFrom(pool, s);
   ASSERT_OK(orMemsetAsync(a, 1, 4 * KIB, s));
   ASSERT_OK(orStreamEndCapture(s, &graph));
-  ASSERT_OK(orCacheFree(a));
   ASSERT_OK(orGraphLaunch(graph, launches));
+  ASSERT_OK(orCacheFree(a));
   ASSERT_OK(orGraphLaunch(graph, launches));
   ASSERT_OK(orGraphDestroy(graph));
   ASSERT_OK(orMemPoolRelease(pool));
