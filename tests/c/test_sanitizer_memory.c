@@ -290,8 +290,8 @@ TEST(sanitizer_knows_the_memory_of_graphs) {
   ASSERT_OK(orMemsetAsync(a, 1, 4 * KIB, s));
   ASSERT_OK(orStreamEndCapture(s, &graph));
   ASSERT_OK(orGraphLaunch(graph, launches));
-  ASSERT_OK(orCacheFree(a));
   ASSERT_OK(orGraphLaunch(graph, launches));
+  ASSERT_OK(orCacheFree(a));
   ASSERT_OK(orGraphDestroy(graph));
   ASSERT_OK(orMemPoolRelease(pool));
   ASSERT_OK(orCacheEmpty(0)); /* waits, and tells nobody */
