@@ -13,8 +13,7 @@ from ._utils import device_index
 
 def _refuse(name):
     raise NotImplementedError(
-        f"openreg's memory pools have no {name}: blocks are cut from segments that the device's own "
-        "allocator makes"
+        f"openreg's memory pools have no {name}: the device's one allocator makes their segments"
     )
 
 

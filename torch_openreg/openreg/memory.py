@@ -75,9 +75,9 @@ def empty_cache(mempool_id=None):
     queued work may reach memory that goes back. Does nothing before the first use of a device.
 
     Args:
-        mempool_id: the id of a private pool, for its blocks alone. A pool that is in use (a graph or
-            a use_mem_pool scope holds it) raises RuntimeError. None: all but private pools, which
-            keep theirs.
+        mempool_id: the id of a private pool, for its blocks alone. A pool that is in use (a graph
+            or a use_mem_pool scope holds it) raises RuntimeError. None: all but private pools,
+            which keep theirs.
     """
     if mempool_id is None or tuple(mempool_id) == (0, 0):
         torch.accelerator.empty_cache()
