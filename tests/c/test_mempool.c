@@ -149,10 +149,11 @@ TEST(mempool_empty_gives_back_one_pools_idle_memory) {
 }
 
 TEST(mempool_live_blocks_outlive_it) {
-  orStream_t s = defaultStream(0);
+  orStream_t s = defaultStream(0), far = defaultStream(1);
   orMemPool_t pool = newPool(0);
   void *a = takeFrom(pool, 700, s), *b = takeFrom(pool, 700, s);
   ASSERT_OK(orCacheFree(a));
+  orEvent_t gate = closeGate(far); /* another device's work has nothing to do with it */
   ASSERT_OK(orMemPoolRelease(pool));
   ASSERT_OK(orMemsetAsync(b, 1, 700, s));
   ASSERT_OK(orStreamSynchronize(s));
@@ -162,6 +163,7 @@ TEST(mempool_live_blocks_outlive_it) {
   ASSERT_OK(orCacheFree(b));
   ASSERT_OK(orCacheEmpty(0));
   ASSERT_EQ(reserved(), 0);
+  openGate(gate, far);
 }
 
 /* A graph that is launched and destroyed still runs, on any stream. */
@@ -182,6 +184,61 @@ TEST(mempool_memory_stays_until_what_was_launched_is_over) {
     ASSERT_EQ(reserved(), 0);
     ASSERT_OK(orEventDestroy(gate));
   }
+}
+
+typedef struct openThenEmpty {
+  orEvent_t gate;
+  orMemPool_t pool;
+  atomic_int *opened;
+} openThenEmpty;
+
+static void emptyPoolLater(int thread, void *context) {
+  openThenEmpty *e = context;
+  if (thread == 0) {
+    sleepMs(20);
+    atomic_store(e->opened, 1);
+    ASSERT_OK(orEventSignal(e->gate, orSuccess));
+  } else {
+    ASSERT_OK(orCacheEmptyPool(e->pool));
+    ASSERT_EQ(atomic_load(e->opened), 1);
+  }
+}
+
+enum { GATES = 6 };
+
+static void openLater(int thread, void *gates) {
+  for (int i = 0; thread == 0 && i < GATES; i++) {
+    sleepMs(5);
+    ASSERT_OK(orEventSignal(((orEvent_t *)gates)[i], orSuccess));
+  }
+  if (thread == 0) return;
+  ASSERT_OK(orCacheEmpty(0));
+  ASSERT_EQ(reserved(), 0);
+}
+
+/* More streams than there are blocks. */
+TEST(mempool_empty_waits_for_each_stream) {
+  orMemPool_t pool = newPool(0);
+  ASSERT_OK(orCacheFree(takeFrom(pool, 30 * MIB, defaultStream(0))));
+  orEvent_t gate[GATES];
+  for (int i = 0; i < GATES; i++) gate[i] = closeGate(newStream());
+  ASSERT_OK(orMemPoolRelease(pool));
+  ASSERT_EQ(reserved(), 30 * MIB);
+  runThreads(2, openLater, gate);
+}
+
+/* A graph that is gone may still run. */
+TEST(mempool_empty_pool_waits_for_what_was_launched) {
+  orStream_t s = newStream(), side = newStream();
+  orMemPool_t pool = newPool(0);
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_OK(orCacheFree(takeFrom(pool, 30 * MIB, s)));
+  ASSERT_OK(orGraphDestroy(endCaptureOf(s)));
+  orEvent_t gate = closeGate(side);
+  atomic_int opened = 0;
+  openThenEmpty e = {.gate = gate, .pool = pool, .opened = &opened};
+  runThreads(2, emptyPoolLater, &e);
+  ASSERT_EQ(reserved(), 0);
 }
 
 TEST(mempool_release_joins_what_the_device_has_of_the_stream) {

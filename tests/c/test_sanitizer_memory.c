@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "openreg_graph.h"
 #include "sanitizer_helpers.h"
 
 /* ---- Ranges ---- */
@@ -269,6 +270,50 @@ TEST(sanitizer_remembers_a_side_stream_when_memory_went_back) {
   ASSERT_PTR(block(40 * MIB, third), a);
   ASSERT_EQ(writes(third, "aten::fill_", a, 40 * MIB), 1);
   ASSERT_STR(reportAt(1).memory, "openreg:0, reused without record_stream");
+}
+
+static void *blockFrom(orMemPool_t pool, orStream_t stream) {
+  void *ptr;
+  ASSERT_OK(orCacheMallocFromPool(&ptr, 4 * KIB, stream, pool));
+  return ptr;
+}
+
+/* Launches go on to use what the program has freed; after the pool's end nothing does. */
+TEST(sanitizer_knows_the_memory_of_graphs) {
+  orStream_t s = newStream(), launches = newStream();
+  orMemPool_t pool;
+  orGraph_t graph;
+  sanitizeStrictly();
+  ASSERT_OK(orMemPoolCreate(&pool, 0));
+  ASSERT_OK(orStreamBeginCapture(s));
+  void *a = blockFrom(pool, s), *kept = blockFrom(pool, s);
+  ASSERT_OK(orMemsetAsync(a, 1, 4 * KIB, s));
+  ASSERT_OK(orStreamEndCapture(s, &graph));
+  ASSERT_OK(orGraphLaunch(graph, launches));
+  ASSERT_OK(orGraphLaunch(graph, launches));
+  ASSERT_OK(orCacheFree(a));
+  ASSERT_OK(orGraphDestroy(graph));
+  ASSERT_OK(orMemPoolRelease(pool));
+  ASSERT_OK(orCacheEmpty(0)); /* waits, and tells nobody */
+  ASSERT_PTR(block(4 * KIB, s), a);
+  ASSERT_OK(orMemsetAsync(a, 2, 4 * KIB, s));
+  ASSERT_CLEAN();
+  ASSERT_OK(orCacheFree(kept));
+}
+
+/* What a kernel of a graph writes is not seen. */
+TEST(sanitizer_takes_the_memory_of_graphs_for_written) {
+  orStream_t s = newStream();
+  orMemPool_t pool;
+  orGraph_t graph;
+  orSanitizerInitcheck(1);
+  sanitizeStrictly();
+  ASSERT_OK(orMemPoolCreate(&pool, 0));
+  ASSERT_OK(orStreamBeginCapture(s));
+  void *a = blockFrom(pool, s);
+  ASSERT_OK(orStreamEndCapture(s, &graph));
+  ASSERT_EQ(reads(s, "aten::sum", a, 4 * KIB), 0);
+  ASSERT_EQ(reads(s, "aten::sum", block(4 * KIB, s), 4 * KIB), 1);
 }
 
 TEST(sanitizer_forgets_what_orFree_has_waited_for) {
