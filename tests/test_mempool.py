@@ -82,7 +82,7 @@ def test_tensors_outlive_their_pool():
     pool = torch.openreg.MemPool()
     with torch.openreg.use_mem_pool(pool):
         kept, dropped = torch.arange(1000, device=DEVICE), block(30)
-    del pool, dropped
+    del dropped, pool
     assert reserved() - before == 2 * MIB
     assert kept.sum().item() == 499500
     del kept
