@@ -45,8 +45,8 @@ typedef enum orProbeEvent {
   OR_PROBE_BLOCK_TAKEN, /* a block was handed out: dst, bytes, stream; none held */
   /* A block is being freed, and this stream is recorded on it: dst, bytes, stream; ... */
   OR_PROBE_BLOCK_USED,
-  OR_PROBE_BLOCK_FREED,     /* ... its allocation stream; the cache's held */
-  OR_PROBE_RANGE_OVER, /* what had the memory is over: dst, bytes; none held, or the cache's */
+  OR_PROBE_BLOCK_FREED, /* ... its allocation stream; the cache's held */
+  OR_PROBE_RANGE_OVER,  /* what had the memory is over: dst, bytes; none held, or the cache's */
   OR_PROBE_EVENTS
 } orProbeEvent;
 _Static_assert(OR_PROBE_EVENTS <= 32, "orProbesOn has a bit for every event");

@@ -63,8 +63,8 @@ std::string nameOf(MempoolId_t id) {
 /* With the mutex. */
 Pool &held(c10::DeviceIndex device, MempoolId_t id) {
   const auto found = pools().all.find({device, id});
-  TORCH_CHECK(found != pools().all.end(), "memory pool ", nameOf(id), " of openreg:",
-              static_cast<int>(device), " is held by nobody");
+  TORCH_CHECK(found != pools().all.end(), "memory pool ", nameOf(id),
+              " of openreg:", static_cast<int>(device), " is held by nobody");
   return found->second;
 }
 
@@ -168,8 +168,9 @@ void emptyPool(MempoolId_t id) {
     std::lock_guard<std::mutex> lock(pools().mutex);
     for (const auto &[key, pool] : pools().all) {
       if (key.second != id) continue;
-      TORCH_CHECK(pool.holders == pool.objects, "memory pool ", nameOf(id), " of openreg:",
-                  static_cast<int>(key.first), " is in use: ", pool.holders - pool.objects,
+      TORCH_CHECK(pool.holders == pool.objects, "memory pool ", nameOf(id),
+                  " of openreg:", static_cast<int>(key.first),
+                  " is in use: ", pool.holders - pool.objects,
                   " graphs or scopes of use_mem_pool hold it; reset or leave them first");
       idle.push_back(pool.handle);
     }
@@ -188,7 +189,7 @@ class MemPool {
 
   /* What is idle goes back at once, unless a graph holds the pool too. */
   ~MemPool() {
-    if (orInForkedChild()) return;  // where another thread's locks may be held for ever
+    if (orInForkedChild()) return;          // where another thread's locks may be held for ever
     const py::gil_scoped_release released;  // kernels may need it
     try {
       if (useCount() == 1 && !inKernel()) emptyPool(id_);

@@ -5,8 +5,6 @@ Part of ``torch.openreg.memory``, which has the names.
 
 import contextlib
 
-import torch
-
 from .. import _C
 from ._lazy import _lazy_init
 from ._memory_history import memory_snapshot
@@ -15,8 +13,7 @@ from ._utils import device_index
 
 def _refuse(name):
     raise NotImplementedError(
-        f"openreg's memory pools have no {name}: blocks are cut from segments that the device's own "
-        "allocator makes"
+        f"openreg's memory pools have no {name}: the device's one allocator makes their segments"
     )
 
 

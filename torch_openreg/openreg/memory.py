@@ -13,7 +13,6 @@ from typing_extensions import deprecated
 
 from .. import _C
 from ._lazy import _lazy_init, is_initialized
-from ._memory_history import attach_out_of_memory_observer, memory_snapshot
 from ._memory_history import _allocation_traceback as _allocation_traceback
 from ._memory_history import _dump_snapshot as _dump_snapshot
 from ._memory_history import _get_memory_metadata as _get_memory_metadata
@@ -24,6 +23,7 @@ from ._memory_history import _save_memory_usage as _save_memory_usage
 from ._memory_history import _save_segment_usage as _save_segment_usage
 from ._memory_history import _set_memory_metadata as _set_memory_metadata
 from ._memory_history import _snapshot as _snapshot
+from ._memory_history import attach_out_of_memory_observer, memory_snapshot
 from ._mempool import MemPool, use_mem_pool
 from ._mempool import (
     _cuda_beginAllocateCurrentThreadToPool as _cuda_beginAllocateCurrentThreadToPool,
@@ -75,9 +75,9 @@ def empty_cache(mempool_id=None):
     queued work may reach memory that goes back. Does nothing before the first use of a device.
 
     Args:
-        mempool_id: the id of a private pool, for its blocks alone. A pool that is in use (a graph or
-            a use_mem_pool scope holds it) raises RuntimeError. None: all but private pools, which
-            keep theirs.
+        mempool_id: the id of a private pool, for its blocks alone. A pool that is in use (a graph
+            or a use_mem_pool scope holds it) raises RuntimeError. None: all but private pools,
+            which keep theirs.
     """
     if mempool_id is None or tuple(mempool_id) == (0, 0):
         torch.accelerator.empty_cache()

@@ -479,7 +479,7 @@ typedef struct orCacheBlock {
   size_t requested;  /* 0 if inactive */
   orStream_t stream; /* that the segment belongs to; it may have been destroyed */
   orCacheBlockState state;
-  int large; /* 1: the segment is of the pool for requests above 1 MiB */
+  int large;        /* 1: the segment is of the pool for requests above 1 MiB */
   orMemPool_t pool; /* that the segment belongs to, or 0 */
 } orCacheBlock;
 /* Every block of a device, segment after segment, each in order of address. *count is the room in
