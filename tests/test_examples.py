@@ -1,9 +1,12 @@
 """The examples and the README's program run as a reader would run them."""
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -71,13 +74,25 @@ def test_readme_program():
     float(done.stdout.strip().removeprefix("tensor(").removesuffix(")"))
 
 
+def pytorch_records():
+    """Whether FSDP calls record_stream() where it drops a weight, as it does from 2.15 on."""
+    drops = FlatParamHandle._use_sharded_flat_param
+    return "_no_dispatch_record_stream(" in inspect.getsource(drops)
+
+
 def test_fsdp_race_is_reported():
+    if pytorch_records():
+        return check_fsdp_is_right()
     done = run("docs/examples/fsdp_race.py")
     assert done.returncode == 0 and "races reported: 1\n" in done.stdout, done.stderr
     assert "reused without record_stream" in done.stderr and "in pre_unshard" in done.stderr
 
 
 def test_fsdp_with_record_stream_is_right():
-    done = run("docs/examples/fsdp_race.py", "--mended")
+    check_fsdp_is_right("--mended")
+
+
+def check_fsdp_is_right(*options):
+    done = run("docs/examples/fsdp_race.py", *options)
     assert done.stdout.count("weight: right\n") == 3 and "races reported: 0\n" in done.stdout
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,5 @@
 """A race in PyTorch's FullyShardedDataParallel, and how far the gradients are off. `--mended` adds
-the `record_stream()` that is missing.
+the `record_stream()` that is missing before PyTorch 2.15.
 
 With NO_SHARD and parameters that are offloaded to the CPU, a unit's parameters are copied to the
 device on a stream for that ("pre-unshard"), and computed with on another. The memory belongs to the
