@@ -323,13 +323,13 @@ orBlock *orBlocksEndUse(orBlocks *blocks, orBlockStream **waiting) {
 /* ---- The life of a block ---- */
 
 orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempool, uintptr_t start,
-                            size_t size, int pool, uint64_t reuse_from) {
+                            size_t size, int pool) {
   orBlockStream *stream = streamGet(blocks, owner, mempool);
   if (!stream) return NULL;
   orBlock *block = blockNew(blocks, start, size);
   block->owner = stream;
   block->pool = block->shelf = (uint8_t)pool;
-  block->reuse_from = reuse_from;
+  block->fresh = size;
   enterFree(blocks, block);
   orCacheStats *stats = &blocks->stats;
   stats->device_alloc++;
@@ -360,6 +360,8 @@ static void cut(orBlocks *blocks, orBlock *block, size_t size) {
   rest->pool = block->pool;
   rest->shelf = block->shelf;
   rest->reuse_from = block->reuse_from;
+  rest->fresh = block->fresh < rest->size ? block->fresh : rest->size;
+  block->fresh -= rest->fresh;
   rest->prev = block;
   rest->next = block->next;
   if (rest->next) rest->next->prev = rest;
@@ -368,7 +370,7 @@ static void cut(orBlocks *blocks, orBlock *block, size_t size) {
   enterFree(blocks, rest);
 }
 
-void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested) {
+uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested) {
   orCacheStats *stats = &blocks->stats;
   int pool = block->pool;
   bool was_split = isSplit(block);
@@ -397,6 +399,9 @@ void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requeste
   statAdd(stats->allocated_bytes, pool, (int64_t)block->size);
   statAdd(stats->active_bytes, pool, (int64_t)block->size);
   statAdd(stats->requested_bytes, pool, (int64_t)requested);
+  uintptr_t fresh = block->start + block->size - block->fresh;
+  block->fresh = 0;
+  return fresh;
 }
 
 orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from) {
@@ -412,6 +417,7 @@ orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from
 /* `block` grows by its upper neighbour, which is free or becomes so. */
 static void absorbNext(orBlocks *blocks, orBlock *block) {
   orBlock *next = block->next;
+  block->fresh = next->fresh + (next->fresh == next->size ? block->fresh : 0);
   block->size += next->size;
   if (next->reuse_from > block->reuse_from) block->reuse_from = next->reuse_from;
   block->next = next->next;

@@ -49,6 +49,7 @@ struct orBlock {
   orBlock *child[2]; /* free: sizes whose next bit is 0, 1 */
   orBlock *newer;    /* free: ring of blocks of one size; the newest follows the one in the tree */
   orBlock *older;
+  size_t fresh; /* free: bytes at its end that nobody has had since the device gave them */
   orBlock *idle_prev, *idle_next; /* whole free segments; limbo: idle_next links the dirty ones */
 };
 
@@ -118,9 +119,10 @@ orBlock *orBlocksFind(const orBlocks *blocks, uintptr_t start);
 
 /* A new segment is one free block; null if the host has no memory. */
 orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempool, uintptr_t start,
-                            size_t size, int pool, uint64_t reuse_from);
-/* Free -> live, split if the rest is worth it. One structure has been reserved. */
-void orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested);
+                            size_t size, int pool);
+/* Free -> live, split if the rest is worth it. One structure has been reserved. Returns where
+ * its fresh bytes begin, or its end. */
+uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested);
 /* Live -> limbo: no longer allocated, still active. Returns the uses, which are now the caller's
  * to queue. */
 orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from);

@@ -44,6 +44,8 @@
  */
 #include "openreg_schedule.h"
 
+#include <string.h>
+
 #include "cache.h"
 
 static const size_t small_limit = (size_t)1 << 20; /* requests up to here go to the small pool */
@@ -318,20 +320,31 @@ static bool fitsUnsplit(const orRequest *r, const orBlock *block) {
   return block->size - r->size < r->cache->options.max_non_split_rounding;
 }
 
-static inline bool take(const orRequest *r, void **ptr) {
+static inline bool take(orRequest *r, void **ptr) {
   orBlocks *blocks = &r->cache->blocks;
   orBlockStream *owner = orBlocksStreamFind(blocks, r->stream, r->mempool);
   if (!owner || OR_UNLIKELY(!orBlocksReserve(blocks, 1))) return false;
   orBlock *block = orBinsBestFit(&owner->bins[r->pool], r->size, r->task);
   if (!block) return false;
   if (OR_UNLIKELY(block->size >= blocks->max_split) && !fitsUnsplit(r, block)) return false;
-  orBlocksTake(blocks, block, r->size, r->bytes);
+  r->fresh = orBlocksTake(blocks, block, r->size, r->bytes);
   orCacheNote(r->cache, orCacheActionAlloc, block->start, r->bytes, r->stream, r->mempool);
   *ptr = (void *)block->start;
   return true;
 }
 
-bool orCacheTake(const orRequest *r, void **ptr) { return take(r, ptr); }
+bool orCacheTake(orRequest *r, void **ptr) { return take(r, ptr); }
+
+/* When it is first handed out, as most of a segment never is. A task has its memory at once; and a
+ * graph may be launched on any stream, which need not come after the one that it was captured on. */
+static void poisonFresh(const orRequest *r, uintptr_t end) {
+  void *fresh = (void *)r->fresh, *address;
+  size_t bytes = end - r->fresh;
+  if (orProcessTask() == OR_TASK_NONE && !orMemPoolIsGraphs(r->mempool))
+    orCacheQueuePoison(r->stream, fresh, bytes, r->device);
+  else if (!orMapForKernel(&address, fresh, bytes))
+    memset(address, OR_POISON, bytes);
+}
 
 /* A request in steps that part the stretch from one power of two to the next. */
 static size_t roundToStep(const orCache *cache, size_t bytes) {
@@ -375,7 +388,10 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool
   r.pool = r.size <= small_limit ? OR_POOL_SMALL : OR_POOL_LARGE;
   bool found = OR_LIKELY(r.size != 0) && take(&r, ptr);
   orCacheUnlock(r.cache);
-  return OR_LIKELY(found) ? orSuccess : orCacheAllocateSlow(&r, ptr);
+  if (OR_UNLIKELY(!found)) OR_TRY(orCacheAllocateSlow(&r, ptr));
+  uintptr_t end = (uintptr_t)*ptr + r.size;
+  if (OR_UNLIKELY(r.fresh < end) && orCachePoisons()) poisonFresh(&r, end);
+  return orSuccess;
 }
 
 /* A tool is not told of what a graph will write: it does not see that. */

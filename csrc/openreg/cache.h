@@ -39,6 +39,7 @@ typedef struct orRequest {
   orMemPool *mempool; /* null: the device's own memory */
   uint64_t task;      /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
   size_t bytes, size;
+  uintptr_t fresh; /* set: from where on nobody has had before what it was given */
   int device, pool;
   const char *refused; /* why, if a tool has had it refused */
 } orRequest;
@@ -88,7 +89,7 @@ bool orCachePoisons(void);
 /* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */
 void orCachePoll(orCache *cache);
 /* From what is cached; lock held. */
-bool orCacheTake(const orRequest *request, void **ptr);
+bool orCacheTake(orRequest *request, void **ptr);
 /* Whoever is handed an address in it finds the cache. Lock held. */
 void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high);
 /* Their block is in limbo until each stream has finished what it has been given by now. Lock held. */
@@ -105,7 +106,7 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
 
 /* The cache had nothing: a block from fresh memory, or what can be had by waiting. A request
  * that is to be refused ends as one that cannot be served. No lock held. */
-orError_t orCacheAllocateSlow(const orRequest *request, void **ptr);
+orError_t orCacheAllocateSlow(orRequest *request, void **ptr);
 /* Gives back what is idle of a private pool, or of the device's own memory (null), and waits for
  * queued work that keeps it from being so. */
 void orCacheGiveBack(orCache *cache, const orMemPool *mempool);

@@ -135,20 +135,6 @@ static void awaitAll(orCache *cache, const orMemPool *mempool) {
   }
 }
 
-/* Fresh memory is poisoned once, before any of it is handed out. Returns its reuse_from. A task has
- * its memory at once; and a graph may be launched on any stream, which need not come after the one
- * that it was captured on. */
-static uint64_t poisonFresh(const orRequest *r, void *base, size_t size) {
-  void *address;
-  if (OR_LIKELY(!orCachePoisons())) return 0;
-  if (orProcessTask() == OR_TASK_NONE && !orMemPoolIsGraphs(r->mempool))
-    return orCacheQueuePoison(r->stream, base, size, r->device) + 1;
-  orDevice *d = orDeviceAt(r->device);
-  if (d->can_map && !d->factory->map(d->desc.self, base, size, &address))
-    memset(address, OR_POISON, size);
-  return 0;
-}
-
 static void uncharge(orCache *cache, size_t size) {
   orCacheLock(cache);
   cache->held -= size;
@@ -189,21 +175,19 @@ static orError_t allocateSegment(const orRequest *r, void **base, size_t *size) 
 }
 
 /* A block from a new segment. No lock held. */
-static orError_t grow(const orRequest *r, void **ptr) {
+static orError_t grow(orRequest *r, void **ptr) {
   void *base;
   size_t size;
   OR_TRY(allocateSegment(r, &base, &size));
-  uint64_t reuse_from = poisonFresh(r, base, size);
   orCache *cache = r->cache;
   orBlock *block = NULL;
   orCacheLock(cache);
   if (orBlocksReserve(&cache->blocks, 2))
-    block = orBlocksAddSegment(&cache->blocks, r->stream, r->mempool, (uintptr_t)base, size,
-                               r->pool, reuse_from);
+    block = orBlocksAddSegment(&cache->blocks, r->stream, r->mempool, (uintptr_t)base, size, r->pool);
   if (block) {
     orCacheWidenRange(cache, (uintptr_t)base, (uintptr_t)base + size);
     orCacheNote(cache, orCacheActionSegmentAlloc, block->start, size, r->stream, r->mempool);
-    orBlocksTake(&cache->blocks, block, r->size, r->bytes);
+    r->fresh = orBlocksTake(&cache->blocks, block, r->size, r->bytes);
     orCacheNote(cache, orCacheActionAlloc, block->start, r->bytes, r->stream, r->mempool);
   }
   orCacheUnlock(cache);
@@ -211,7 +195,6 @@ static orError_t grow(const orRequest *r, void **ptr) {
     *ptr = base;
     return orSuccess;
   }
-  if (reuse_from) orCacheAwait(r->stream, reuse_from - 1);
   orRegionRelease(base);
   uncharge(cache, size);
   return orFail(orErrorSystem, "no host memory for the caching allocator's tables");
@@ -261,7 +244,7 @@ static orError_t refuseMemory(const orRequest *r) {
 
 /* Memory is short: what is cached goes back to the device, and after that what queued work still
  * holds. A task does not wait: it may be what the others wait for. */
-static orError_t reclaim(const orRequest *r, void **ptr) {
+static orError_t reclaim(orRequest *r, void **ptr) {
   orCache *cache = r->cache;
   orCacheLock(cache);
   cache->blocks.stats.alloc_retries++;
@@ -281,7 +264,7 @@ static orError_t reclaim(const orRequest *r, void **ptr) {
 }
 
 /* What failed on the way to a success is nobody's last error. */
-orError_t orCacheAllocateSlow(const orRequest *r, void **ptr) {
+orError_t orCacheAllocateSlow(orRequest *r, void **ptr) {
   orError_t before = orPeekAtLastError();
   if (OR_UNLIKELY(r->refused != NULL)) return reclaim(r, ptr);
   if (!r->size || r->bytes > orDeviceAt(r->device)->desc.memory_limit) return refuseMemory(r);

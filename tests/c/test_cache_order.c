@@ -422,6 +422,26 @@ TEST(cache_poison_inside_a_task) {
   ASSERT_EQ(statsOf(0).reserved_bytes[0].current, 0);
 }
 
+/* A task of another stream does it at once: not to what work that is queued still reads. */
+TEST(cache_poison_by_a_task_is_of_what_is_fresh) {
+  poisonOn();
+  orStream_t s = defaultStream(0), side = newStream();
+  void *a = take(4 * KIB, s), *read;
+  ASSERT_OK(orMallocHost(&read, 4 * KIB));
+  ASSERT_OK(orMemset(a, 5, 4 * KIB));
+  orEvent_t gate = closeGate(s);
+  ASSERT_OK(orMemcpyAsync(read, a, 4 * KIB, orMemcpyDefault, s));
+  ASSERT_OK(orCacheFree(a)); /* and is one with the fresh rest of its segment */
+  InTask t = {s, 64 * KIB, NULL, NULL, orSuccess};
+  launch(side, allocateInTask, &t);
+  ASSERT_OK(orStreamSynchronize(side));
+  ASSERT_OK(t.error);
+  ASSERT_PTR(t.got, a);
+  openGate(gate, s);
+  for (size_t i = 0; i < 4 * KIB; i++) ASSERT_EQ(((char *)read)[i], 5);
+  assertBytes(t.got, 0xFF, 64 * KIB);
+}
+
 /* ---- Under a schedule ---- */
 
 static orError_t nothing(void *args) {
