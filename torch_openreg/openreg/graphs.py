@@ -85,8 +85,9 @@ class graph:
         cuda_graph: the graph to fill.
         pool: as of ``Graph.capture_begin``.
         stream: to capture on; None is one that all captures share.
-        capture_error_mode, check_input_liveness: as of ``Graph.capture_begin``.
+        capture_error_mode: as of ``Graph.capture_begin``.
         enable_annotations: True raises NotImplementedError.
+        check_input_liveness: as of ``Graph.capture_begin``.
     """
 
     default_capture_stream = None
