@@ -165,7 +165,7 @@ def test_no_name_is_left_that_asks_for_a_gpu(cuda):
     assert [name for name, kind in kinds.items() if kind == "forgotten"] == []
     for name, kind in {
         "torch.cuda.cudart": "refused",
-        "torch.cuda.CUDAGraph": "refused",
+        "torch.cuda.CUDAPluggableAllocator": "refused",
         "torch.cuda._utils._get_device_index": "kept",
         "torch.cuda.amp.autocast": "kept",
     }.items():
@@ -185,6 +185,8 @@ for call in (
     lambda: cpp_extension.load_inline("x", cpp_sources="", cuda_sources="x"),
     lambda: cpp_extension.load("x", ["x.cpp", "x.cu"]),
     torch.distributed.ProcessGroupNCCL.Options, torch.cuda.temperature, torch.cuda.utilization,
+    torch.cuda.CUDAGraph().raw_cuda_graph, lambda: torch.cuda.graph(None, enable_annotations=True),
+    lambda: torch.cuda.CUDAGraph().capture_begin(check_input_liveness=True),
 ):
     try:
         print("passed", call, call())
@@ -214,6 +216,9 @@ except AttributeError as error:
             "torch.distributed.ProcessGroupNCCL.Options",
             "temperature",
             "utilization",
+            "torch.cuda.CUDAGraph.raw_cuda_graph",
+            "enable_annotations",
+            "check_input_liveness",
             "torch.Tensor.__cuda_array_interface__",
         ),
         texts,

@@ -357,3 +357,92 @@ def test_pytorchs_own_test_classes(run, script, monkeypatch):
     done = run("", arguments=(*RUN, script(PYTORCH_TESTS)))
     assert done.code == 0, done.err
     assert "Ran 7 tests" in done.err and "OK (skipped=2)" in done.err, done.err
+
+
+# As the tutorials on CUDA graphs write it: the whole network, then parts of one.
+GRAPHS = """
+    import copy
+    import torch
+
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+    ).cuda()
+    eager = copy.deepcopy(model)
+    loss_fn = torch.nn.MSELoss()
+    batches = [(torch.randn(8, 16), torch.randn(8, 4)) for _ in range(5)]
+
+    static_input = torch.randn(8, 16, device="cuda")
+    static_target = torch.randn(8, 4, device="cuda")
+
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
+    def sgd(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+    optimizer, eager_optimizer = sgd(model), sgd(eager)
+    s = torch.cuda.Stream()
+    s.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(s):
+        for _ in range(3):
+            step(model, optimizer, static_input, static_target)
+    torch.cuda.current_stream().wait_stream(s)
+    for _ in range(3):
+        step(eager, eager_optimizer, static_input, static_target)
+
+    g = torch.cuda.CUDAGraph()
+    assert not torch.cuda.is_current_stream_capturing()
+    pool = torch.cuda.graph_pool_handle()
+    with torch.cuda.graph(g, pool=pool, capture_error_mode="thread_local"):
+        assert torch.cuda.is_current_stream_capturing()
+        static_loss = step(model, optimizer, static_input, static_target)
+    assert isinstance(g, torch.cuda.CUDAGraph) and isinstance(g, torch.cuda.graphs.CUDAGraph)
+
+    for data, target in batches:
+        static_input.copy_(data)
+        static_target.copy_(target)
+        g.replay()
+        assert static_loss.item() == step(eager, eager_optimizer, data.cuda(), target.cuda()).item()
+    for a, b in zip(model.parameters(), eager.parameters()):
+        assert torch.equal(a, b)
+
+    x = torch.randn(8, 16, device=device, requires_grad=True)
+    sample = torch.randn(8, 16, device=device, requires_grad=True)
+    # PyTorch's function keeps the outputs of its warm-up, on another stream, while it captures.
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    graphed = torch.cuda.make_graphed_callables(copy.deepcopy(eager), (sample,))
+    graphed(x).square().sum().backward()
+    kept = x.grad.clone()
+    x.grad = None
+    eager(x).square().sum().backward()
+    assert torch.equal(kept, x.grad)
+
+    torch_graph = torch.accelerator.Graph()
+    with torch.cuda.stream(s), torch_graph:
+        doubled = static_input * 2
+    torch_graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(doubled, static_input * 2)
+
+    broken = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(broken):
+            if static_loss.item() > 0:
+                static_input.add_(1)
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+def test_cuda_graphs(script, run_as_cuda):
+    said = run_as_cuda(script(GRAPHS))
+    assert "capturing" in said and said.count("\n") == 1

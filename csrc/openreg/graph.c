@@ -415,6 +415,16 @@ orError_t orGraphGetNodeCount(orGraph_t graph, size_t *count) {
   return orSuccess;
 }
 
+orError_t orGraphDebugDotPrint(orGraph_t graph, const char *path) {
+  orGraphBody *b;
+  OR_TRY(orEnter());
+  if (!path) return orFail(orErrorInvalidValue, "orGraphDebugDotPrint: null path");
+  OR_TRY(bodyOf(graph, &b));
+  orError_t error = orGraphDraw(b->device, &b->nodes, b->line_count, b->cell_count, path);
+  release(b, 1);
+  return error;
+}
+
 orError_t orGraphRetainUserObject(orGraph_t graph, void *object, void (*destroy)(void *object)) {
   orGraphBody *b;
   OR_TRY(orEnter());

@@ -66,4 +66,10 @@ orError_t orGraphMake(int device, orGraphNodes *nodes, uint32_t branches, const 
 /* Lets go of all. No lock held. */
 void orGraphNodesDrop(orGraphNodes *nodes);
 
+/* ---- drawing.c ---- */
+
+/* Of a graph's nodes, whose marks and waits have the numbers of their cells, all below `cells`. */
+orError_t orGraphDraw(int device, const orGraphNodes *nodes, uint32_t lines, uint32_t cells,
+                      const char *path);
+
 #endif

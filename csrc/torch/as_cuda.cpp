@@ -11,6 +11,7 @@
  *
  * Called under the GIL, once.
  */
+#include <ATen/core/GraphImplInterface.h>
 #include <ATen/core/Tensor.h>
 #include <dlfcn.h>
 #include <elf.h>
@@ -174,6 +175,14 @@ bool isCuda() {
          device.str() == "cuda:1";
 }
 
+/* PyTorch looks up who makes graphs by the device's name, which a PyTorch for CUDA has for its own. */
+void makeGraphs() {
+  const auto create = [](const at::GraphImplArgs &args) {
+    return at::GraphImplRegistry()->Create("OPENREG", args);
+  };
+  at::GraphImplRegistry()->Register("CUDA", create, c10::REGISTRY_PREFERRED);
+}
+
 bool takeCudasName() {
   if (readDevice != nullptr) return true;
   void *nameOf = definitionOf(kNameOf), *read = definitionOf(kReadDevice);
@@ -181,7 +190,10 @@ bool takeCudasName() {
   readDevice = reinterpret_cast<ReadDevice>(read);
   exchangeEverywhere({kNameOf, reinterpret_cast<void *>(static_cast<NameOf>(&cudasName))});
   exchangeEverywhere({kReadDevice, reinterpret_cast<void *>(&readEitherName)});
-  if (isCuda()) return true;
+  if (isCuda()) {
+    makeGraphs();
+    return true;
+  }
   exchangeEverywhere({kNameOf, nameOf});
   exchangeEverywhere({kReadDevice, read});
   readDevice = nullptr;

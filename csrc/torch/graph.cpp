@@ -208,7 +208,7 @@ class OpenRegGraph final : public at::GraphImplInterface {
   void replay() override;
   void reset() override;
   c10::MempoolId_t pool() const override;
-  void enable_debug_mode() override {}
+  void enable_debug_mode() override { debug_ = true; }
   void debug_dump(const std::string &path) override;
 
  private:
@@ -217,6 +217,7 @@ class OpenRegGraph final : public at::GraphImplInterface {
   void release() noexcept;
 
   const bool keepGraph_;
+  bool debug_ = false;
   c10::DeviceIndex device_ = -1;
   std::optional<OpenRegStream> stream_;  // while it captures
   uint64_t id_ = 0;
@@ -321,7 +322,13 @@ c10::MempoolId_t OpenRegGraph::pool() const {
 
 void OpenRegGraph::debug_dump(const std::string &path) {
   TORCH_CHECK(graph_ != 0, "debug_dump() needs a graph that has been captured");
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "debug_dump: ", path);
+  if (!debug_ && !keepGraph_) { /* as CUDA's, which has no more than what it launches */
+    TORCH_WARN("debug_dump(\"", path,
+               "\") writes nothing: call enable_debug_mode() first, or make the graph with "
+               "keep_graph=True");
+    return;
+  }
+  OPENREG_CHECK(orGraphDebugDotPrint(graph_, path.c_str()));
 }
 
 /* Under the names that the device has before and after it is renamed. */

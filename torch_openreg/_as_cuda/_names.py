@@ -33,8 +33,10 @@ _INSTEAD = {
     "torch.cuda.nccl": "use torch.distributed with the backend nccl, which is openreg's here",
     "torch.cuda.current_blas_handle": "there is no cuBLAS: call torch.mm and the like",
     "torch.cuda.current_solver_handle": "there is no cuSOLVER: call torch.linalg",
-    "torch.cuda.CUDAGraph": "run eagerly",
-    "torch.cuda.graphs": "run eagerly",
+    "torch.cuda.CUDAGraph": "NVIDIA's libraries cannot reach the graph: debug_dump() draws it",
+    "torch.cuda.graphs": "NVIDIA's libraries cannot reach the graph: debug_dump() draws it",
+    "torch.cuda._graph_annotations": "NVIDIA's tools see no graph of openreg's: debug_dump() draws "
+    "it",
     "torch.cuda.profiler": "use torch.profiler",
     "torch.backends.cuda": "there are no libraries of NVIDIA's for it to set",
     "torch.utils.cpp_extension": "there is no compiler for CUDA's code; C++ sources are compiled",
@@ -141,6 +143,7 @@ _OURS = {
     "torch.cuda._set_stream_by_id": _set_stream_by_id,
     "torch.cuda.memory.get_allocator_backend": lambda: "native",
     "torch.cuda.get_device_capability": _get_device_capability,
+    "torch.cuda.graphs.CUDAGraph": openreg.Graph,
     "torch.cuda.ipc_collect": _nothing,
     "torch.cuda.memory.max_memory_cached": openreg.max_memory_reserved,
     "torch.cuda.memory.memory_cached": openreg.memory_reserved,
@@ -312,7 +315,18 @@ def _name_handles():
     openreg.Event.from_ipc_handle = classmethod(refuse)
 
 
+def _name_graphs(cudas):
+    """What only CUDA's class has, with its names of arguments."""
+    for name in ("raw_cuda_graph", "raw_cuda_graph_exec", "get_graph_data"):
+        theirs = getattr(cudas, name, None)
+        if theirs is not None:
+            setattr(openreg.Graph, name, refusing(f"torch.cuda.CUDAGraph.{name}", theirs))
+    dump = openreg.Graph.debug_dump
+    openreg.Graph.debug_dump = lambda self, debug_path: dump(self, debug_path)
+
+
 def install():
+    _name_graphs(torch.cuda.CUDAGraph)
     exchanged = _exchange()
     torch.cuda.nvtx._nvtx = _Ranges()
     # Modules make such functions at their import.

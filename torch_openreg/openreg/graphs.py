@@ -15,9 +15,11 @@ import gc
 import types
 
 import torch
+import torch.cuda.graphs
 
 from .. import _C
 from ._mempool import graph_pool_handle
+from ._utils import type_name
 from .device import synchronize
 from .memory import empty_cache
 from .streams import Stream, stream
@@ -31,20 +33,25 @@ __all__ = [
 ]
 
 
+# Read here, because under as_cuda() the name is this file's function.
+_THEIR_CODE = torch.cuda.graphs.make_graphed_callables.__code__
+
+
 def is_current_stream_capturing():
     """Whether the current stream's work is being captured into a graph. No use of a device."""
     return _C._is_current_stream_capturing()
 
 
 class Graph(torch.accelerator.Graph):
-    """``torch.accelerator.Graph``, whose ``capture_begin`` takes what ``torch.cuda.CUDAGraph``'s does.
+    """``torch.accelerator.Graph``, whose ``capture_begin`` takes what that of
+    ``torch.cuda.CUDAGraph`` does.
 
     Args:
         keep_graph: the graph is instantiated by ``instantiate`` or the first ``replay``, not by
             ``capture_end``. There is nothing to instantiate here, so it makes no difference.
     """
 
-    def capture_begin(self, pool=None, capture_error_mode=None):
+    def capture_begin(self, pool=None, capture_error_mode=None, check_input_liveness=False):
         """Begins to capture what is queued on the current stream, by any thread.
 
         Args:
@@ -52,9 +59,15 @@ class Graph(torch.accelerator.Graph):
                 ``pool()`` gives it; None is one of its own.
             capture_error_mode: "default", "global", "thread_local" or "relaxed". All are one here:
                 calls about other streams are never errors.
+            check_input_liveness: True raises NotImplementedError.
 
         Raises RuntimeError on a default stream, or one that is capturing.
         """
+        if check_input_liveness:
+            raise NotImplementedError(
+                "check_input_liveness=True: openreg does not follow the inputs of a graph; with "
+                "OPENREG_POISON=1 a replay reads NaN where one is freed"
+            )
         if pool is not None:
             self.graph_pool = pool
         if capture_error_mode is not None:
@@ -65,26 +78,43 @@ class Graph(torch.accelerator.Graph):
 class graph:
     """A context that captures what is queued in it, on a stream of its own.
 
-    It synchronises the device and empties the allocator's cache first, as ``torch.cuda.graph`` does.
+    It synchronises the device and empties the allocator's cache first, as ``torch.cuda.graph``
+    does.
 
     Args:
-        graph: the graph to fill.
+        cuda_graph: the graph to fill.
         pool: as of ``Graph.capture_begin``.
         stream: to capture on; None is one that all captures share.
         capture_error_mode: as of ``Graph.capture_begin``.
+        enable_annotations: True raises NotImplementedError.
+        check_input_liveness: as of ``Graph.capture_begin``.
     """
 
     default_capture_stream = None
 
-    def __init__(self, graph, pool=None, stream=None, capture_error_mode="global"):
+    def __init__(
+        self,
+        cuda_graph,
+        pool=None,
+        stream=None,
+        capture_error_mode="global",
+        enable_annotations=False,
+        check_input_liveness=False,
+    ):
+        if enable_annotations:
+            raise NotImplementedError(
+                "enable_annotations=True: they are for NVIDIA's tools, which see no openreg graph; "
+                "debug_dump draws one"
+            )
         if stream is None:
             if type(self).default_capture_stream is None:
                 type(self).default_capture_stream = Stream()
             stream = type(self).default_capture_stream
-        self.graph = graph
+        self.cuda_graph = cuda_graph
         self.pool = pool
         self.capture_stream = stream
         self.capture_error_mode = capture_error_mode
+        self.check_input_liveness = check_input_liveness
 
     def __enter__(self):
         synchronize()
@@ -94,14 +124,16 @@ class graph:
         self._stream = stream(self.capture_stream)
         self._stream.__enter__()
         try:
-            self.graph.capture_begin(self.pool, capture_error_mode=self.capture_error_mode)
+            self.cuda_graph.capture_begin(
+                self.pool, self.capture_error_mode, self.check_input_liveness
+            )
         except BaseException:
             self._stream.__exit__(None, None, None)
             raise
 
     def __exit__(self, *exception):
         try:
-            self.graph.capture_end()
+            self.cuda_graph.capture_end()
         except RuntimeError:
             if exception[0] is None:  # else what ended the capture is raised already
                 raise
@@ -118,7 +150,7 @@ class _Torch:
         )
 
     def is_autocast_enabled(self):
-        return torch.is_autocast_enabled("openreg")
+        return torch.is_autocast_enabled(type_name())
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -127,8 +159,8 @@ class _Torch:
 def make_graphed_callables(
     callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None
 ):
-    """PyTorch's own ``torch.cuda.make_graphed_callables``, for this device: functions or modules whose
-    forward and backward are graphs.
+    """PyTorch's own ``torch.cuda.make_graphed_callables``, for this device: functions or modules
+    whose forward and backward are graphs.
 
     Args:
         callables: a function or module, or a tuple of them in the order in which they will run.
@@ -139,9 +171,10 @@ def make_graphed_callables(
 
     It synchronises the device. What is returned is asynchronous, on the current stream.
     """
-    from torch.cuda import graphs
-
-    names = {**vars(graphs), "torch": _Torch(), "graph_pool_handle": graph_pool_handle}
-    theirs = graphs.make_graphed_callables
-    make = types.FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__)
+    names = {
+        **vars(torch.cuda.graphs),
+        "torch": _Torch(),
+        "graph_pool_handle": graph_pool_handle,
+    }
+    make = types.FunctionType(_THEIR_CODE, names)
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool)
