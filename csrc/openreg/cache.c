@@ -340,9 +340,10 @@ bool orCacheTake(orRequest *r, void **ptr) { return take(r, ptr); }
 static void poisonFresh(const orRequest *r, uintptr_t end) {
   void *fresh = (void *)r->fresh, *address;
   size_t bytes = end - r->fresh;
+  const orDevice *d = orDeviceAt(r->device);
   if (orProcessTask() == OR_TASK_NONE && !orMemPoolIsGraphs(r->mempool))
     orCacheQueuePoison(r->stream, fresh, bytes, r->device);
-  else if (!orMapForKernel(&address, fresh, bytes))
+  else if (d->can_map && !d->factory->map(d->desc.self, fresh, bytes, &address))
     memset(address, OR_POISON, bytes);
 }
 
