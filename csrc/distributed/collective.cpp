@@ -239,6 +239,9 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
                 signalled_.get()),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   if (!sparse_.empty()) future_ = futureOn(device_);
+  if (isScheduled()) handOver_->chosen = toldStream();
+  // Also for a schedule without the sanitizer, as what is queued is what a tape counts.
+  if (sanitizerActive() || handOver_->chosen != 0) orderTold();
   if (sanitizerActive()) tellSanitizer();
   for (const auto *tensors : {&call_.in, &call_.out}) {
     for (const at::Tensor &tensor : *tensors) {
@@ -250,16 +253,19 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   handOver_->maps = reach_;
   call_.in.clear();
   call_.out.clear();
-  if (isScheduled()) handOver_->chosen = toldStream();
   queue(currentStreamHandle(device_.index()), call_.name, &runHandOver, &dropHandOver, handOver_);
-  if (handOver_->chosen != 0) queueBegin();
 }
 
-void Collective::queueBegin() {
-  const OwnedEvent before(device_.index(), orEventDisableTiming);
-  OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
-  OPENREG_CHECK(orStreamWaitEvent(handOver_->chosen, before.get()));
-  queue(handOver_->chosen, call_.name, &runBegin, &dropBegin, handOver_);
+/* Before it is in its queue there would be nobody to end it, and the schedule's task would wait for a moment in vain. */
+void Collective::letBegin() const {
+  if (handOver_->chosen == 0) return;
+  try {
+    orderTold();
+    queue(handOver_->chosen, call_.name, &runBegin, &dropBegin, handOver_);
+  } catch (...) {
+    handOver_->begin(false);
+    throw;
+  }
 }
 
 orStream_t Collective::toldStream() const {
@@ -267,12 +273,16 @@ orStream_t Collective::toldStream() const {
   return OpenRegStream(queues_->sideStream(use, device_.index(), call_.queue)).stream();
 }
 
+/* What comes next on the stream of its own comes after what is queued on the current one so far. */
+void Collective::orderTold() const {
+  const OwnedEvent before(device_.index(), orEventDisableTiming);
+  OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
+  OPENREG_CHECK(orStreamWaitEvent(toldStream(), before.get()));
+}
+
 /* It is not on the current stream: from what is queued there so far until its event, it is beside what comes next. */
 void Collective::tellSanitizer() const {
   const orStream_t handle = toldStream();
-  const OwnedEvent before(device_.index(), orEventDisableTiming);
-  OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
-  OPENREG_CHECK(orStreamWaitEvent(handle, before.get()));
   OPENREG_CHECK(orSanitizerAside(handle));
   reportTensors(call_.name, handle, call_.out, call_.in);
   OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));

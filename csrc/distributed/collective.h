@@ -136,14 +136,16 @@ class Collective final : public c10d::Work {
 
   /* Synchronising the device covers it from now on. Once it is in its queue, whose thread will signal it. */
   void joinDevice() const;
+  /* A schedule may begin it from now on. Once it is in its queue. */
+  void letBegin() const;
   /* On the queue's thread. */
   void run(c10d::Backend &gloo);
 
  private:
   bool isMessage() const { return std::get<0>(call_.queue) != 'c'; }
   void agree(c10d::Backend &gloo);
-  void queueBegin();
   std::vector<at::Tensor> hostTensors();
+  void orderTold() const;
   void tellSanitizer() const;
   orStream_t toldStream() const;  // where the sanitizer sees it
   void stageInputs();

@@ -245,6 +245,7 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
                                       device, std::move(call), std::move(issue));
   queues_->push(queue, collective);
   collective->joinDevice();
+  collective->letBegin();
   auto work = c10::make_intrusive<CollectiveWork>(
       type, CollectiveWork::Works{std::move(collective)}, std::move(outputs));
   if (coalescing_) coalescing_->push_back(work);

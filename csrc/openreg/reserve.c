@@ -183,7 +183,8 @@ static orError_t grow(orRequest *r, void **ptr) {
   orBlock *block = NULL;
   orCacheLock(cache);
   if (orBlocksReserve(&cache->blocks, 2))
-    block = orBlocksAddSegment(&cache->blocks, r->stream, r->mempool, (uintptr_t)base, size, r->pool);
+    block =
+        orBlocksAddSegment(&cache->blocks, r->stream, r->mempool, (uintptr_t)base, size, r->pool);
   if (block) {
     orCacheWidenRange(cache, (uintptr_t)base, (uintptr_t)base + size);
     orCacheNote(cache, orCacheActionSegmentAlloc, block->start, size, r->stream, r->mempool);
