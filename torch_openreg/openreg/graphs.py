@@ -34,7 +34,7 @@ __all__ = [
 
 
 # Read here, because under as_cuda() the name is this file's function.
-_THEIR_CODE = torch.cuda.graphs.make_graphed_callables.__code__
+_THEIRS = torch.cuda.graphs.make_graphed_callables
 
 
 def is_current_stream_capturing():
@@ -176,5 +176,5 @@ def make_graphed_callables(
         "torch": _Torch(),
         "graph_pool_handle": graph_pool_handle,
     }
-    make = types.FunctionType(_THEIR_CODE, names)
+    make = types.FunctionType(_THEIRS.__code__, names, argdefs=_THEIRS.__defaults__)
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool)
