@@ -49,17 +49,16 @@ class Graph(torch.accelerator.Graph):
 
         Args:
             pool: the memory pool to allocate from, as ``graph_pool_handle()`` or another graph's
-                ``pool()`` gives it; None is one of its own.
-            capture_error_mode: "default", "global", "thread_local" or "relaxed". All are one here:
-                calls about other streams are never errors.
+                ``pool()`` gives it; None is the constructor's, or else one of its own.
+            capture_error_mode: "default", "global", "thread_local" or "relaxed"; None is the
+                constructor's. All are one here: calls about other streams are never errors.
 
         Raises RuntimeError on a default stream, or one that is capturing.
         """
-        if pool is not None:
-            self.graph_pool = pool
-        if capture_error_mode is not None:
-            self.capture_error_mode = capture_error_mode
-        super().capture_begin()
+        super(torch.accelerator.Graph, self).capture_begin(
+            pool=self.graph_pool if pool is None else pool,
+            capture_error_mode=capture_error_mode or self.capture_error_mode,
+        )
 
 
 class graph:
@@ -105,6 +104,9 @@ class graph:
         except RuntimeError:
             if exception[0] is None:  # else what ended the capture is raised already
                 raise
+        else:
+            if exception[0] is not None:  # a part of the step is no graph
+                self.graph.reset()
         finally:
             self._stream.__exit__(*exception)
 
