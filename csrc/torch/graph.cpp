@@ -242,7 +242,7 @@ class OpenRegGraph final : public at::GraphImplInterface {
   c10::DeviceIndex device_ = -1;
   std::optional<OpenRegStream> stream_;  // while it captures
   uint64_t id_ = 0;
-  bool allocates_ = false;  // what is captured, from the pool
+  bool allocates_ = false;    // what is captured, from the pool
   mutable std::mutex mutex_;  // a leaf: one thread may replay what another resets
   Captured captured_;
 };
