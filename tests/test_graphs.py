@@ -263,6 +263,16 @@ def test_a_checkpoint_draws_again_what_it_drew():
         assert all(map(torch.equal, copies(results), wanted))
 
 
+def test_sparse_operators_run_at_each_replay():
+    matrix = torch.eye(3).to_sparse().to(DEVICE)
+    x = torch.ones(3, 2, device=DEVICE)
+    graph, y = captured(lambda: torch.sparse.mm(matrix, x) + 1, warmups=1)
+    for value in 2.0, 3.0, 4.0:
+        x.fill_(value)
+        graph.replay()
+        assert y.tolist() == [[value + 1] * 2] * 3
+
+
 def test_a_seed_cannot_be_set_in_a_capture():
     torch.manual_seed(6)
     with pytest.raises(RuntimeError, match="cannot be set to seed 7 and offset 0 in a capture"):
