@@ -1,6 +1,7 @@
 """Graphs, by way of torch.openreg.graph and torch.accelerator.Graph."""
 
 import gc
+import re
 import threading
 
 import pytest
@@ -262,12 +263,71 @@ def test_a_checkpoint_draws_again_what_it_drew():
         assert all(map(torch.equal, copies(results), wanted))
 
 
+def test_sparse_operators_run_at_each_replay():
+    matrix = torch.eye(3).to_sparse().to(DEVICE)
+    x = torch.ones(3, 2, device=DEVICE)
+    graph, y = captured(lambda: torch.sparse.mm(matrix, x) + 1, warmups=1)
+    for value in 2.0, 3.0, 4.0:
+        x.fill_(value)
+        graph.replay()
+        assert y.tolist() == [[value + 1] * 2] * 3
+
+
 def test_a_seed_cannot_be_set_in_a_capture():
     torch.manual_seed(6)
     with pytest.raises(RuntimeError, match="cannot be set to seed 7 and offset 0 in a capture"):
         captured(lambda: torch.manual_seed(7))
     assert torch.openreg.initial_seed() == 6
     assert torch.rand(1, device=DEVICE).cpu() >= 0
+
+
+def test_a_seed_that_is_refused_is_no_seed():
+    graph = torch.openreg.Graph()
+    torch.manual_seed(3)
+    with pytest.raises(RuntimeError, match="cannot be set to seed 7"):
+        with torch.openreg.graph(graph):
+            torch.manual_seed(7)
+    with torch.openreg.device(1):
+        assert torch.openreg.initial_seed() == 3
+
+
+def test_a_copy_of_a_generator_goes_on_where_it_was_made():
+    generator = torch.Generator(DEVICE).manual_seed(5)
+
+    def draw():
+        first = torch.rand(4, device=DEVICE, generator=generator)
+        copy = generator.clone_state()
+        return first, copy, torch.rand(4, device=DEVICE, generator=copy)
+
+    graph, (first, copy, second) = captured(draw)
+    graph.replay()
+    generator.manual_seed(5)
+    expected = draw()
+    assert torch.equal(first, expected[0]) and torch.equal(second, expected[2])
+    assert copy.get_offset() == expected[1].get_offset()
+
+
+def test_random_numbers_of_a_replay_that_failed_when_it_blocked(run_ok):
+    """The replay has run: what it drew is not drawn again."""
+    out = run_ok(
+        """
+import torch
+x, index = torch.zeros(4, device="openreg"), torch.zeros(1, dtype=torch.long, device="openreg")
+generator = torch.openreg.default_generators[0]
+graph = torch.openreg.Graph()
+with torch.openreg.graph(graph):
+    y = torch.rand(4, device="openreg") + x.index_select(0, index)
+index.fill_(9)
+before = generator.get_offset()
+try:
+    graph.replay()
+except Exception as error:
+    print(type(error).__name__)
+print(generator.get_offset() - before)
+""",
+        env={"OPENREG_LAUNCH_BLOCKING": "1"},
+    )
+    assert out.endswith("\n1\n")
 
 
 # ---- What cannot be captured --------------------------------------------------------------------
@@ -318,7 +378,8 @@ def test_an_error_of_the_program_in_a_capture():
         with torch.openreg.graph(graph):
             x += 1
             raise ZeroDivisionError
-    graph.reset()
+    with pytest.raises(RuntimeError, match="needs a graph that has been captured"):
+        graph.replay()
     with torch.openreg.graph(graph):
         x += 2
     graph.replay()
@@ -598,6 +659,81 @@ def test_a_reset_of_the_device():
     assert torch.equal(y.cpu(), torch.rand(4, device=DEVICE).cpu())
 
 
+def test_a_reset_of_another_device():
+    graph, y = captured(lambda: torch.rand(4, device=DEVICE))
+    torch.zeros(1, device="openreg:1")
+    torch.manual_seed(8)
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        graph.replay()
+        torch.openreg.reset(1)
+    torch.openreg.synchronize()
+    torch.manual_seed(8)
+    assert torch.equal(y.cpu(), torch.rand(4, device=DEVICE).cpu())
+
+
+@pytest.mark.racy
+def test_a_reset_while_another_thread_replays():
+    x = torch.zeros(4, device=DEVICE)
+    unknown = []
+
+    def replay(graph, barrier):
+        barrier.wait()
+        try:
+            while True:
+                graph.replay()
+        except RuntimeError as error:
+            if not re.search("needs a graph that has been|is not a live graph", str(error)):
+                unknown.append(error)
+
+    for _ in range(100):
+        graph, _ = captured(lambda: x + torch.rand(4, device=DEVICE))
+        barrier = threading.Barrier(3)
+        threads = [threading.Thread(target=replay, args=(graph, barrier)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        barrier.wait()
+        graph.reset()
+        for thread in threads:
+            thread.join()
+    assert unknown == []
+
+
+def test_a_fork(run_ok):
+    out = run_ok("""
+import os, torch
+
+def end_of(child):
+    pid = os.fork()
+    if pid == 0:
+        child()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+x = torch.zeros(4, device="openreg")
+graphs = [torch.openreg.Graph()]
+with torch.openreg.graph(graphs[0]):
+    x += torch.rand(4, device="openreg")
+print(end_of(graphs.clear), end_of(graphs[0].reset))
+again = torch.openreg.Graph()
+context = torch.openreg.graph(again)
+context.__enter__()
+x += 1
+
+def end_capture():
+    try:
+        again.capture_end()
+    except RuntimeError as error:
+        assert "forked subprocess" in str(error), error
+
+print(end_of(again.reset), end_of(end_capture))
+context.__exit__(None, None, None)
+again.replay()
+print(x.tolist())
+""")
+    assert out == "0 0\n0 0\n[1.0, 1.0, 1.0, 1.0]\n"
+
+
 @pytest.mark.slow
 def test_ten_thousand_captures_leave_nothing():
     x = torch.zeros(1000, device=DEVICE)
@@ -618,3 +754,15 @@ def test_ten_thousand_captures_leave_nothing():
     after = torch.openreg.memory_stats()
     for name in "allocated_bytes", "reserved_bytes", "active", "segment":
         assert after[f"{name}.all.current"] == before[f"{name}.all.current"], name
+
+
+def test_the_pool_of_one_capture_is_not_that_of_the_next():
+    handle = torch.openreg.graph_pool_handle()
+    graph = torch.openreg.Graph()
+    pools = []
+    for pool in handle, None:
+        with torch.openreg.graph(graph, pool=pool):
+            torch.zeros(4, device=DEVICE)
+        pools.append(graph.pool())
+        graph.reset()
+    assert pools[0] == handle and pools[1] != handle

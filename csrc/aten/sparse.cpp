@@ -238,7 +238,8 @@ void SparseTask::run() {
     OPENREG_CHECK(orMapForKernel(&address, memory.data, memory.cpu.nbytes()));
     memory.cpu.set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)));
   }
-  op_.redispatchBoxed(c10::DispatchKeySet(kernel_), &arguments_);
+  Stack stack = arguments_;  // which a graph's next replay needs too
+  op_.redispatchBoxed(c10::DispatchKeySet(kernel_), &stack);
 }
 
 void queue(const OperatorHandle &op, c10::ArrayRef<IValue> arguments, DispatchKey kernel,

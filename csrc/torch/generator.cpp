@@ -62,9 +62,9 @@ std::pair<uint64_t, uint64_t> OpenRegGeneratorImpl::draw(uint64_t count) {
   return {seed_, std::exchange(counter_, counter_ + count)};
 }
 
-void OpenRegGeneratorImpl::giveBack(uint64_t count) {
+void OpenRegGeneratorImpl::giveBack(uint64_t first, uint64_t count) {
   std::lock_guard<std::mutex> lock(mutex_);
-  counter_ -= count;
+  if (counter_ == first + count) counter_ = first;
 }
 
 void OpenRegGeneratorImpl::set(uint64_t seed, uint64_t counter) {
@@ -113,7 +113,7 @@ c10::intrusive_ptr<c10::TensorImpl> OpenRegGeneratorImpl::get_state() const {
 
 OpenRegGeneratorImpl *OpenRegGeneratorImpl::clone_impl() const {
   auto *copy = new OpenRegGeneratorImpl(device().index(), seed_);
-  copy->counter_ = counter_;
+  copy->counter_ = get_offset();
   return copy;
 }
 
@@ -136,12 +136,12 @@ at::Generator createGenerator(c10::DeviceIndex index) {
 void manualSeedAll(uint64_t seed) {
   Defaults &all = defaults();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.pendingSeed = seed;
   for (at::Generator &generator : all.generators) {
     if (!generator.defined()) continue;
     std::lock_guard<std::mutex> own(generator.mutex());
     generator.set_current_seed(seed);
   }
+  all.pendingSeed = seed;
 }
 
 }  // namespace torch_openreg

@@ -25,8 +25,8 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
 
   /* (seed, counter) for `count` random operators, by which the counter advances. Takes mutex_. */
   std::pair<uint64_t, uint64_t> draw(uint64_t count = 1);
-  /* Of the draws made last, which nobody has used. Takes mutex_. */
-  void giveBack(uint64_t count);
+  /* `count` draws from `first` on, which nobody has used, unless others were made since. Takes mutex_. */
+  void giveBack(uint64_t first, uint64_t count);
 
   // As with every generator of PyTorch, the caller holds mutex_ for what changes the state. While the current stream
   // is being captured the counter is what it will be in a replay (graph.h), and a seed cannot be set.

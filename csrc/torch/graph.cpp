@@ -8,6 +8,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <utility>
@@ -25,7 +26,8 @@ std::atomic<int> capturesNow{0};
 
 namespace {
 
-std::atomic<uint64_t> resets{0};
+/* Of each device. */
+std::array<std::atomic<uint64_t>, OPENREG_MAX_DEVICES> resets{};
 
 struct Captures {
   std::mutex mutex;
@@ -86,7 +88,9 @@ void refuseInCapture(const std::string &operation) {
                             "before the replay: do it before the capture or after a replay"));
 }
 
-void graphsAreReset() { resets.fetch_add(1, std::memory_order_relaxed); }
+void graphsAreReset(c10::DeviceIndex device) {
+  resets[device].fetch_add(1, std::memory_order_relaxed);
+}
 
 // ---- Random numbers -----------------------------------------------------------------------------
 
@@ -131,26 +135,36 @@ std::vector<CapturedGraph::Source> CapturedGraph::sources() {
   return sources_;
 }
 
-void CapturedGraph::prepareReplay() {
-  Pending replay{resets.load(std::memory_order_relaxed), {}};
+uint64_t CapturedGraph::prepareReplay() {
+  Pending replay{0, resets[device_].load(std::memory_order_relaxed), {}};
   for (const Source &source : sources()) {
     const auto [seed, counter] = source.generator.get<OpenRegGeneratorImpl>()->draw(source.drawn);
     replay.states.push_back({seed, counter});
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  replay.number = ++prepared_;
   pending_.push_back(std::move(replay));
+  return prepared_;
 }
 
-void CapturedGraph::takeBack() {
-  for (const Source &source : sources())
-    source.generator.get<OpenRegGeneratorImpl>()->giveBack(source.drawn);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!pending_.empty()) pending_.pop_back();
+void CapturedGraph::takeBack(uint64_t replay) {
+  std::vector<State> states;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = std::find_if(pending_.begin(), pending_.end(),
+                                    [&](const Pending &other) { return other.number == replay; });
+    if (found == pending_.end()) return;
+    states = std::move(found->states);
+    pending_.erase(found);
+  }
+  const std::vector<Source> drawn = sources();
+  for (size_t i = 0; i < states.size(); ++i)
+    drawn[i].generator.get<OpenRegGeneratorImpl>()->giveBack(states[i].counter, drawn[i].drawn);
 }
 
 void CapturedGraph::begin() {
   std::lock_guard<std::mutex> lock(mutex_);
-  const uint64_t now = resets.load(std::memory_order_relaxed);
+  const uint64_t now = resets[device_].load(std::memory_order_relaxed);
   while (!pending_.empty() && pending_.front().resets != now) pending_.pop_front();
   if (pending_.empty()) return;
   now_ = std::move(pending_.front().states);
@@ -216,34 +230,51 @@ class OpenRegGraph final : public at::GraphImplInterface {
   void endCapture();
   void release() noexcept;
 
+  /* What there is to replay, and to let go of. */
+  struct Captured {
+    orGraph_t graph = 0;
+    Shared shared;
+    c10::MempoolId_t pool = kNoPool;
+  };
+  Captured captured() const;
+
   const bool keepGraph_;
   bool debug_ = false;
   c10::DeviceIndex device_ = -1;
   std::optional<OpenRegStream> stream_;  // while it captures
   uint64_t id_ = 0;
-  c10::MempoolId_t pool_ = kNoPool;
-  bool allocates_ = false;  // what is captured, from the pool
-  Shared shared_;
-  orGraph_t graph_ = 0;
+  bool allocates_ = false;    // what is captured, from the pool
+  mutable std::mutex mutex_;  // a leaf: one thread may replay what another resets
+  Captured captured_;
 };
 
+OpenRegGraph::Captured OpenRegGraph::captured() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return captured_;
+}
+
 void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
-  TORCH_CHECK(!stream_ && graph_ == 0,
+  TORCH_CHECK(!stream_ && captured().graph == 0,
               "this graph has been captured already: reset() it, or capture another");
   const OpenRegStream stream = getCurrentOpenRegStream();
   const orStream_t handle = stream.stream();
+  getDefaultGenerator(stream.device_index());  // one that is not made yet would take any seed
   OPENREG_CHECK(orStreamBeginCapture(handle));
   stream_ = stream;
   device_ = stream.device_index();
   capturesNow.fetch_add(1, std::memory_order_relaxed);
   id_ = captureInfo(handle).id;
-  shared_ = std::make_shared<CapturedGraph>();
+  const Shared shared = std::make_shared<CapturedGraph>(device_);
   {
     std::lock_guard<std::mutex> lock(captures().mutex);
-    captures().byId[id_] = shared_;
+    captures().byId[id_] = shared;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    captured_.shared = shared;
   }
   try {
-    queueBegin(handle, shared_);
+    queueBegin(handle, shared);
     allocateFrom(pool == kNoPool ? newMemPoolId(false) : pool);
   } catch (...) {
     release();
@@ -253,20 +284,24 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
 
 void OpenRegGraph::allocateFrom(c10::MempoolId_t pool) {
   retainPool(device_, pool);
-  pool_ = pool;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    captured_.pool = pool;
+  }
   beginAllocateToPool(device_, pool, [id = id_](orStream_t on) { return captureOf(on) == id; });
   allocates_ = true;
 }
 
 void OpenRegGraph::endCapture() {
-  if (allocates_) endAllocateToPool(device_, pool_);
+  stream_.reset();
+  if (orInForkedChild()) return;  // where another thread's locks may be held for ever
+  if (allocates_) endAllocateToPool(device_, captured().pool);
   allocates_ = false;
   {
     std::lock_guard<std::mutex> lock(captures().mutex);
     captures().byId.erase(id_);
   }
   capturesNow.fetch_sub(1, std::memory_order_relaxed);
-  stream_.reset();
 }
 
 void OpenRegGraph::capture_end() {
@@ -274,24 +309,28 @@ void OpenRegGraph::capture_end() {
   const orStream_t handle = stream_->stream();
   TORCH_CHECK(getCurrentOpenRegStream(device_) == *stream_,
               "a capture must end on the stream on which it began: make it the current one");
-  const orError_t error = orStreamEndCapture(handle, &graph_);
+  orGraph_t graph = 0;
+  const orError_t error = orStreamEndCapture(handle, &graph);
   endCapture();
   if (error != orSuccess) {
     release();
     throwError(error, {__func__, __FILE__, __LINE__});
   }
+  std::lock_guard<std::mutex> lock(mutex_);
+  captured_.graph = graph;
 }
 
 void OpenRegGraph::instantiate() {
-  TORCH_CHECK(graph_ != 0, "instantiate() needs a graph that has been captured");
+  TORCH_CHECK(captured().graph != 0, "instantiate() needs a graph that has been captured");
 }
 
 void OpenRegGraph::replay() {
-  TORCH_CHECK(graph_ != 0, "replay() needs a graph that has been captured");
+  const Captured now = captured();
+  TORCH_CHECK(now.graph != 0, "replay() needs a graph that has been captured");
   DeviceSwitch device(device_);
-  shared_->prepareReplay();
-  const orError_t error = orGraphLaunch(graph_, currentStreamHandle(device_));
-  if (C10_UNLIKELY(error != orSuccess)) shared_->takeBack();
+  const uint64_t replay = now.shared->prepareReplay();
+  const orError_t error = orGraphLaunch(now.graph, currentStreamHandle(device_));
+  if (C10_UNLIKELY(error != orSuccess)) now.shared->takeBack(replay);
   OPENREG_CHECK(error);
   if (sanitizerActive()) raiseRaces();
 }
@@ -299,6 +338,7 @@ void OpenRegGraph::replay() {
 void OpenRegGraph::reset() { release(); }
 
 void OpenRegGraph::release() noexcept {
+  if (orInForkedChild()) return;  // nothing there can be let go of
   if (stream_) {
     orGraph_t abandoned = 0;
     const OpenRegStream stream = *stream_;
@@ -308,27 +348,31 @@ void OpenRegGraph::release() noexcept {
     else
       orGetLastError();
   }
-  if (graph_ != 0 && orGraphDestroy(graph_) != orSuccess) orGetLastError();
-  graph_ = 0;
-  shared_.reset();
-  if (pool_ != kNoPool) releasePool(device_, pool_);
-  pool_ = kNoPool;
+  Captured last;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::swap(last, captured_);
+  }
+  if (last.graph != 0 && orGraphDestroy(last.graph) != orSuccess) orGetLastError();
+  if (last.pool != kNoPool) releasePool(device_, last.pool);
 }
 
 c10::MempoolId_t OpenRegGraph::pool() const {
-  TORCH_CHECK(graph_ != 0, "pool() needs a graph that has been captured");
-  return pool_;
+  const Captured now = captured();
+  TORCH_CHECK(now.graph != 0, "pool() needs a graph that has been captured");
+  return now.pool;
 }
 
 void OpenRegGraph::debug_dump(const std::string &path) {
-  TORCH_CHECK(graph_ != 0, "debug_dump() needs a graph that has been captured");
+  const Captured now = captured();
+  TORCH_CHECK(now.graph != 0, "debug_dump() needs a graph that has been captured");
   if (!debug_ && !keepGraph_) { /* as CUDA's, which has no more than what it launches */
     TORCH_WARN("debug_dump(\"", path,
                "\") writes nothing: call enable_debug_mode() first, or make the graph with "
                "keep_graph=True");
     return;
   }
-  OPENREG_CHECK(orGraphDebugDotPrint(graph_, path.c_str()));
+  OPENREG_CHECK(orGraphDebugDotPrint(now.graph, path.c_str()));
 }
 
 /* Under the names that the device has before and after it is renamed. */

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <openreg_graph.h>
 
@@ -34,6 +35,8 @@ extern std::atomic<int> capturesNow;
  * `mutex_` is a leaf: a generator's may be held. */
 class CapturedGraph {
  public:
+  explicit CapturedGraph(c10::DeviceIndex device) : device_(device) {}
+
   struct Draw {
     std::shared_ptr<CapturedGraph> graph;
     size_t source = 0;      // which generator
@@ -51,10 +54,10 @@ class CapturedGraph {
   /* The host's memory behind a queued copy. */
   void keep(const c10::Storage &storage);
 
-  /* Before a launch: draws from the generators. */
-  void prepareReplay();
-  /* The launch has failed: gives back what that drew. */
-  void takeBack();
+  /* Before a launch: draws from the generators. Returns which replay it will be. */
+  uint64_t prepareReplay();
+  /* The launch has failed: gives back what that drew, unless the replay has begun all the same. */
+  void takeBack(uint64_t replay);
   /* The first node of a replay. */
   void begin();
 
@@ -70,11 +73,14 @@ class CapturedGraph {
   std::vector<Source> sources();
 
   struct Pending {
-    uint64_t resets;  // of devices: a reset drops what is queued, and leaves this behind
+    uint64_t number;
+    uint64_t resets;  // of the device: a reset drops what is queued, and leaves this behind
     std::vector<State> states;
   };
 
+  const c10::DeviceIndex device_;
   std::mutex mutex_;
+  uint64_t prepared_ = 0;
   std::vector<Source> sources_;
   std::vector<State> now_;
   std::deque<Pending> pending_;
@@ -91,7 +97,7 @@ bool isCurrentStreamCapturing();
 /* Throws, and the capture is over, if the calling thread's current stream is being captured: `operation` makes the host
  * wait. */
 void refuseInCapture(const std::string &operation);
-/* What was queued on a device is gone. */
-void graphsAreReset();
+/* What was queued on the device is gone. */
+void graphsAreReset(c10::DeviceIndex device);
 
 }  // namespace torch_openreg

@@ -89,7 +89,7 @@ void reset(int64_t index) {
   WithoutGil unlocked;
   OPENREG_CHECK(orDeviceReset());
   forgetFailures(checked);
-  graphsAreReset();
+  graphsAreReset(checked);
 }
 
 void bindDevices(py::module_ &m) {

@@ -56,9 +56,9 @@ class Graph(torch.accelerator.Graph):
 
         Args:
             pool: the memory pool to allocate from, as ``graph_pool_handle()`` or another graph's
-                ``pool()`` gives it; None is one of its own.
-            capture_error_mode: "default", "global", "thread_local" or "relaxed". All are one here:
-                calls about other streams are never errors.
+                ``pool()`` gives it; None is the constructor's, or else one of its own.
+            capture_error_mode: "default", "global", "thread_local" or "relaxed"; None is the
+                constructor's. All are one here: calls about other streams are never errors.
             check_input_liveness: True raises NotImplementedError.
 
         Raises RuntimeError on a default stream, or one that is capturing.
@@ -68,11 +68,10 @@ class Graph(torch.accelerator.Graph):
                 "check_input_liveness=True: openreg does not follow the inputs of a graph; with "
                 "OPENREG_POISON=1 a replay reads NaN where one is freed"
             )
-        if pool is not None:
-            self.graph_pool = pool
-        if capture_error_mode is not None:
-            self.capture_error_mode = capture_error_mode
-        super().capture_begin()
+        super(torch.accelerator.Graph, self).capture_begin(
+            pool=self.graph_pool if pool is None else pool,
+            capture_error_mode=capture_error_mode or self.capture_error_mode,
+        )
 
 
 class graph:
@@ -137,6 +136,9 @@ class graph:
         except RuntimeError:
             if exception[0] is None:  # else what ended the capture is raised already
                 raise
+        else:
+            if exception[0] is not None:  # a part of the step is no graph
+                self.graph.reset()
         finally:
             self._stream.__exit__(*exception)
 
