@@ -138,7 +138,7 @@ class graph:
                 raise
         else:
             if exception[0] is not None:  # a part of the step is no graph
-                self.graph.reset()
+                self.cuda_graph.reset()
         finally:
             self._stream.__exit__(*exception)
 
