@@ -103,10 +103,11 @@ static void collectGarbage(const orRequest *r) {
 /* Something that has to finish before a limbo block or an idle segment is free to go. Lock held. */
 static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t *stream,
                      uint64_t *number) {
-  for (const orBlockStream *s = cache->blocks.waiting; s; s = s->waiting) {
+  const orBlockStream *s = cache->blocks.waiting;
+  if (s) { /* also if it has finished since the last poll, which has not seen that */
     *stream = s->stream;
     *number = s->last->number;
-    if (!orCacheCompleted(*stream, *number)) return true;
+    return true;
   }
   for (const orBlock *block = cache->blocks.idle; block; block = block->idle_next) {
     if (block->owner->mempool != mempool || isOver(block)) continue;
