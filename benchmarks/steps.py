@@ -49,12 +49,11 @@ PROGRAMS = {
 COPYING = ["MLP 4 x 128", "MLP 4 x 1024"]
 
 
-@functools.lru_cache(maxsize=1)
-def training(name, device, copies):
+def training_step(make, device, optimize, copies=False):
     torch.manual_seed(0)
-    model, batch = PROGRAMS[name]()
+    model, batch = make()
     model, x = model.to(device), batch if copies else batch.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = optimize(model.parameters(), lr=1e-4)
 
     def step():
         optimizer.zero_grad()
@@ -63,6 +62,11 @@ def training(name, device, copies):
         optimizer.step()
 
     return step
+
+
+@functools.lru_cache(maxsize=1)
+def training(name, device, copies):
+    return training_step(PROGRAMS[name], device, torch.optim.AdamW, copies)
 
 
 def steps_us(step, synchronize, seconds):

@@ -459,9 +459,10 @@ class Node {
     if (!out_) return;
     const Memory &result = task.results[0];
     result_ = kernelAddress(result);
-    eachResult(task, [&](const KeptMetadata &made) {
-      stack_.push_back(tensorOf(cpuStorage(result_, result.bytes), DispatchKey::CPU, made));
-    });
+    for (const ResultSpec &made : task.spec->results) {
+      if (made.argument >= 0) continue;
+      stack_.push_back(tensorOf(cpuStorage(result_, result.bytes), DispatchKey::CPU, made.fresh[0]));
+    }
   }
 
   /* Whether its memory is where it was. It throws what a lane throws for memory that is gone. */
@@ -490,13 +491,6 @@ class Node {
   }
 
  private:
-  template <typename F>
-  static void eachResult(const OperatorTask &task, F visit) {
-    for (const ResultSpec &result : task.spec->results) {
-      if (result.argument < 0) visit(result.fresh[0]);
-    }
-  }
-
   Arguments arguments_;
   Stack stack_;
   c10::SmallVector<void *, 4> addresses_;

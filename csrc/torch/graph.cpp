@@ -40,34 +40,24 @@ Captures &captures() {
   return *instance;
 }
 
-struct CaptureInfo {
+/* The core's id, 0 if there is none; also of a stream that is gone, which whoever queues there hears of. */
+uint64_t captureOf(orStream_t stream) {
   orCaptureStatus status = orCaptureStatusNone;
   uint64_t id = 0;
-};
-
-CaptureInfo captureInfo(orStream_t stream) {
-  CaptureInfo info;
-  if (C10_LIKELY(capturesNow.load(std::memory_order_relaxed) == 0)) return info;
-  OPENREG_CHECK(orStreamGetCaptureInfo(stream, &info.status, &info.id));
-  return info;
-}
-
-/* 0 also for a stream that is gone. */
-uint64_t captureOf(orStream_t stream) {
-  CaptureInfo info;
-  if (orStreamGetCaptureInfo(stream, &info.status, &info.id) != orSuccess) orGetLastError();
-  return info.id;
+  if (C10_LIKELY(capturesNow.load(std::memory_order_relaxed) == 0)) return 0;
+  if (orStreamGetCaptureInfo(stream, &status, &id) != orSuccess) orGetLastError();
+  return id;
 }
 
 }  // namespace
 
-bool isCapturing(orStream_t stream) { return captureInfo(stream).status != orCaptureStatusNone; }
+bool isCapturing(orStream_t stream) { return captureOf(stream) != 0; }
 
 std::shared_ptr<CapturedGraph> graphBeingCaptured(orStream_t stream) {
-  const CaptureInfo info = captureInfo(stream);
-  if (info.id == 0) return nullptr;
+  const uint64_t id = captureOf(stream);
+  if (id == 0) return nullptr;
   std::lock_guard<std::mutex> lock(captures().mutex);
-  const auto found = captures().byId.find(info.id);
+  const auto found = captures().byId.find(id);
   return found == captures().byId.end() ? nullptr : found->second;
 }
 
@@ -95,10 +85,16 @@ void graphsAreReset(c10::DeviceIndex device) {
 // ---- Random numbers -----------------------------------------------------------------------------
 
 /* mutex_ held. */
+CapturedGraph::Source *CapturedGraph::find(const c10::GeneratorImpl *generator) {
+  const auto found = std::find_if(sources_.begin(), sources_.end(), [&](const Source &source) {
+    return source.generator.unsafeGetGeneratorImpl() == generator;
+  });
+  return found == sources_.end() ? nullptr : &*found;
+}
+
+/* mutex_ held. */
 CapturedGraph::Source &CapturedGraph::sourceOf(const at::Generator &generator) {
-  for (Source &source : sources_) {
-    if (source.generator == generator) return source;
-  }
+  if (Source *known = find(generator.unsafeGetGeneratorImpl())) return *known;
   return sources_.emplace_back(Source{generator, 0, 0});
 }
 
@@ -113,10 +109,8 @@ CapturedGraph::Draw CapturedGraph::draw(const std::shared_ptr<CapturedGraph> &gr
 
 uint64_t CapturedGraph::position(const c10::GeneratorImpl *generator) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const Source &source : sources_) {
-    if (source.generator.unsafeGetGeneratorImpl() == generator) return source.position;
-  }
-  return 0;
+  const Source *known = find(generator);
+  return known == nullptr ? 0 : known->position;
 }
 
 void CapturedGraph::setPosition(const at::Generator &generator, uint64_t position) {
@@ -263,7 +257,7 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
   stream_ = stream;
   device_ = stream.device_index();
   capturesNow.fetch_add(1, std::memory_order_relaxed);
-  id_ = captureInfo(handle).id;
+  id_ = captureOf(handle);
   const Shared shared = std::make_shared<CapturedGraph>(device_);
   {
     std::lock_guard<std::mutex> lock(captures().mutex);

@@ -69,6 +69,7 @@ class CapturedGraph {
     at::Generator generator;
     uint64_t position, drawn;  // drawn: the greatest position
   };
+  Source *find(const c10::GeneratorImpl *generator);
   Source &sourceOf(const at::Generator &generator);
   std::vector<Source> sources();
 
