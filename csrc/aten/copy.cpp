@@ -114,6 +114,7 @@ void betweenStreams(const Tensor &dst, const Tensor &src,
   if (src.device() == dst.device()) return queue(from);
   const OpenRegStream to = getCurrentOpenRegStream(dst.device().index());
   for (const OpenRegStream &stream : {from, to}) {
+    if (C10_LIKELY(!isCapturing(stream.stream()))) continue;
     OPENREG_CHECK(
         orStreamRefuseCapture(stream.stream(), "aten::copy_ between devices",
                               "a graph has one device: copy before the capture or after a replay"));
