@@ -119,6 +119,8 @@ def register():
     _check_indices(_C._check_index)
     _initialize_where_chosen(_C._is_active, openreg.init)
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
+    _import_after("torch._dynamo", "torch_openreg._compile.dynamo")
+    _import_after("torch._inductor.compile_fx", "torch_openreg._compile.inductor")
     if torch.distributed.is_available():
         from .openreg import distributed
 

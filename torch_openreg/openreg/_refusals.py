@@ -3,8 +3,7 @@
 PyTorch has a door of its own for most of it, and some things need a look from the first use of a
 device on. A multiprocessing queue pickles in a thread of its own, where the error is printed and
 the receiver waits for ever: Queue.put looks at what it is given. A DataLoader's worker that fails
-there is gone without a word to its loader: it sends the error instead. torch.compile's default
-backend fails with a KeyError deep inside: it looks at the graph first. And byteswap swaps where the
+there is gone without a word to its loader: it sends the error instead. And byteswap swaps where the
 bytes are, which the host must not touch.
 """
 
@@ -72,7 +71,6 @@ def on_first_use():
     """What only matters once there can be a tensor of ours."""
     _check_queues()
     _check_byteswap()
-    _check_inductor()
     _check_optimizers()
 
 
@@ -112,19 +110,6 @@ def _check_byteswap():
     torch.UntypedStorage.byteswap = byteswap_or_refuse
 
 
-def _check_inductor():
-    backend = torch._TorchCompileInductorWrapper
-    compile_graph = backend.__call__
-
-    @functools.wraps(compile_graph)
-    def compile_or_refuse(self, model, inputs, **options):
-        if any(_is_ours(node.meta.get("example_value")) for node in model.graph.nodes):
-            raise _compile_refusal()
-        return compile_graph(self, model, inputs, **options)
-
-    backend.__call__ = compile_or_refuse
-
-
 def _check_optimizers():
     """Those whose state a capture would freeze, as on CUDA."""
     optimizer = torch.optim.Optimizer
@@ -142,16 +127,3 @@ def _check_optimizers():
             )
 
     optimizer._accelerator_graph_capture_health_check = check
-
-
-def _compile_refusal():
-    from torch._dynamo.exc import ShortenTraceback
-
-    # Dynamo wraps every exception of a backend except its own kind.
-    class CompileNotImplementedError(ShortenTraceback, NotImplementedError):
-        pass
-
-    return CompileNotImplementedError(
-        "torch.compile is not implemented for openreg devices: use backend='eager' or run eagerly",
-        first_useful_frame=None,
-    )

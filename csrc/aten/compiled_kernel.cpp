@@ -1,0 +1,190 @@
+/*
+ * A kernel that torch.compile has generated for the CPU, as a task of a stream.
+ *
+ * The object belongs to Python. A task holds addresses and numbers by value and the entry, which is never unloaded; it holds
+ * no tensor, so memory is kept alive by the order of the stream alone, as with every operator.
+ */
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_set>
+
+#include "../torch/check.h"
+#include "../torch/module.h"
+#include "../torch/sanitizer.h"
+#include "../torch/stream.h"
+#include "accesses.h"
+#include "lane.h"
+#include "task.h"
+
+namespace py = pybind11;
+
+namespace torch_openreg {
+
+namespace {
+
+/* Made by torch_openreg/_compile/kernels.py beside the kernel, which it calls. */
+using Entry = void (*)(void *const *pointers, const int64_t *numbers);
+
+/* A task's name outlives the process. Called under the GIL. */
+const char *kept(const std::string &name) {
+  static auto *names = new std::unordered_set<std::string>;
+  return names->insert(name).first->c_str();
+}
+
+/* Memory, of the device where `bytes` says how much, or the value of a CPU tensor without dimensions. */
+struct Argument {
+  bool isValue = false;
+  void *memory = nullptr;
+  size_t bytes = 0, offset = 0;
+  alignas(16) std::array<char, 16> value{};
+};
+
+struct CompiledTask final : Task {
+  CompiledTask(const char *kernelName, c10::Device on, Entry function)
+      : Task(kernelName, on), entry(function) {}
+
+  void run() override {
+    c10::SmallVector<void *, 8> pointers;
+    for (Argument &argument : arguments) {
+      void *address = argument.memory;
+      if (argument.isValue) address = argument.value.data();
+      if (argument.bytes != 0) {
+        OPENREG_CHECK(orMapForKernel(&address, argument.memory, argument.bytes));
+      }
+      pointers.push_back(static_cast<char *>(address) + argument.offset);
+    }
+    entry(pointers.data(), numbers.data());
+  }
+
+  const Entry entry;
+  c10::SmallVector<Argument, 8> arguments;
+  c10::SmallVector<int64_t, 4> numbers;
+};
+
+class CompiledKernel {
+ public:
+  /* `roles` says of each argument what the kernel does with it: r, w or b (reads, writes or both), or that it is a number:
+   * n (an integer) or f. */
+  CompiledKernel(size_t entry, const std::string &name, std::string roles)
+      : entry_(reinterpret_cast<Entry>(entry)), name_(kept(name)), roles_(std::move(roles)) {
+    TORCH_CHECK_VALUE(roles_.find_first_not_of("rwbnf") == std::string::npos, name,
+                      ": the roles of arguments are r, w, b, n and f, got '", roles_, "'");
+  }
+
+  /* Queues it on the current stream of its tensors' device, and returns; where all are the CPU's, runs it. */
+  void operator()(const py::args &given) const;
+
+ private:
+  c10::Device deviceOf(const py::args &given) const;
+  void report(orStream_t stream, const py::args &given) const;
+  bool isNumber(size_t i) const { return roles_[i] == 'n' || roles_[i] == 'f'; }
+  const at::Tensor &tensorAt(const py::args &given, size_t i) const {
+    PyObject *object = PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
+    TORCH_CHECK_TYPE(THPVariable_Check(object), name_, ": argument ", i, " has to be a tensor");
+    return THPVariable_Unpack(object);
+  }
+
+  const Entry entry_;
+  const char *const name_;
+  const std::string roles_;
+};
+
+c10::Device CompiledKernel::deviceOf(const py::args &given) const {
+  TORCH_CHECK_TYPE(given.size() == roles_.size(), name_, " takes ", roles_.size(),
+                   " arguments, got ", given.size());
+  for (size_t i = 0; i < roles_.size(); ++i) {
+    if (!isNumber(i) && tensorAt(given, i).is_privateuseone()) return tensorAt(given, i).device();
+  }
+  return c10::Device(c10::DeviceType::CPU);
+}
+
+/* A number's bits. */
+int64_t numberOf(PyObject *object, char role) {
+  int64_t number = 0;
+  if (role == 'n') {
+    number = PyLong_AsLongLong(object);
+  } else {
+    const double real = PyFloat_AsDouble(object);
+    std::memcpy(&number, &real, sizeof number);
+  }
+  if (PyErr_Occurred() != nullptr) throw python_error();
+  return number;
+}
+
+Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *name) {
+  Argument argument;
+  if (device.is_cpu()) {
+    TORCH_CHECK_VALUE(tensor.is_cpu(), name, " runs on the CPU, where it cannot read a tensor of ",
+                      tensor.device());
+    argument.memory = tensor.data_ptr();
+    return argument;
+  }
+  if (tensor.device() == device) {
+    at::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
+    argument.memory = storage->_mutable_data_ptr_no_checks().get();
+    argument.bytes = argument.memory == nullptr ? 0 : storage->nbytes();
+    argument.offset = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+    return argument;
+  }
+  TORCH_CHECK_VALUE(tensor.is_cpu() && tensor.dim() == 0, name, " runs on ", device,
+                    ", where it cannot read a tensor of ", tensor.device());
+  argument.isValue = true;
+  std::memcpy(argument.value.data(), tensor.const_data_ptr(), tensor.itemsize());
+  return argument;
+}
+
+void CompiledKernel::report(orStream_t stream, const py::args &given) const {
+  std::vector<at::Tensor> read, written;
+  for (size_t i = 0; i < roles_.size(); ++i) {
+    if (isNumber(i) || tensorAt(given, i).is_cpu()) continue;
+    if (roles_[i] != 'w') read.push_back(tensorAt(given, i));
+    if (roles_[i] != 'r') written.push_back(tensorAt(given, i));
+  }
+  reportTensors(name_, stream, written, read);
+}
+
+void CompiledKernel::operator()(const py::args &given) const {
+  const c10::Device device = deviceOf(given);
+  auto task = std::make_unique<CompiledTask>(name_, device, entry_);
+  int64_t largest = 0;
+  for (size_t i = 0; i < roles_.size(); ++i) {
+    if (isNumber(i)) {
+      task->numbers.push_back(
+          numberOf(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), roles_[i]));
+      continue;
+    }
+    const at::Tensor &tensor = tensorAt(given, i);
+    largest = std::max(largest, tensor.numel());
+    task->arguments.push_back(argumentOf(tensor, device, name_));
+  }
+  if (device.is_cpu()) {
+    py::gil_scoped_release released;
+    return task->run();
+  }
+  const orStream_t stream = currentStreamHandle(device.index());
+  if (sanitizerActive()) report(stream, given);
+  const bool serial = largest <= kSerial;
+  if (serial) task->caller.threads = 1;
+  launchTask(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);
+}
+
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  py::class_<CompiledKernel>(m, "_CompiledKernel")
+      .def(py::init<size_t, const std::string &, std::string>(), py::arg("entry"), py::arg("name"),
+           py::arg("roles"))
+      .def("__call__", &CompiledKernel::operator());
+});
+
+}  // namespace
+
+}  // namespace torch_openreg

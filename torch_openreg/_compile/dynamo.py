@@ -1,0 +1,71 @@
+"""What Dynamo asks of a device. Imported after torch._dynamo."""
+
+import torch
+from torch._dynamo.device_interface import (
+    DeviceInterface,
+    caching_worker_current_devices,
+    caching_worker_device_properties,
+    register_interface_for_device,
+)
+
+from .. import _C, openreg
+
+
+class Interface(DeviceInterface):
+    device = openreg.device
+    Event = openreg.Event
+    Stream = openreg.Stream
+
+    class Worker:
+        @staticmethod
+        def set_device(device):
+            caching_worker_current_devices["openreg"] = device
+
+        @staticmethod
+        def current_device():
+            current = caching_worker_current_devices.get("openreg")
+            return openreg.current_device() if current is None else current
+
+        @staticmethod
+        def get_device_properties(device=None):
+            known = caching_worker_device_properties.setdefault(
+                "openreg",
+                [openreg.get_device_properties(i) for i in range(openreg.device_count())],
+            )
+            index = torch.device(device).index if isinstance(device, str) else device
+            index = getattr(index, "index", index)
+            return known[Interface.Worker.current_device() if index is None else index]
+
+    current_device = staticmethod(openreg.current_device)
+    set_device = staticmethod(openreg.set_device)
+    exchange_device = staticmethod(openreg._exchange_device)
+    maybe_exchange_device = staticmethod(openreg._maybe_exchange_device)
+    device_count = staticmethod(openreg.device_count)
+    is_available = staticmethod(openreg.is_available)
+    stream = staticmethod(openreg.stream)
+    current_stream = staticmethod(openreg.current_stream)
+    set_stream = staticmethod(openreg.set_stream)
+    _set_stream_by_id = staticmethod(openreg._set_stream_by_id)
+    synchronize = staticmethod(openreg.synchronize)
+    memory_allocated = staticmethod(openreg.memory_allocated)
+
+    @staticmethod
+    def get_raw_stream(device_idx):
+        return openreg.current_stream(device_idx).openreg_stream
+
+    @staticmethod
+    def get_compute_capability(device=None):
+        return ""  # as of the CPU, whose kernels these are
+
+    @staticmethod
+    def is_bf16_supported(including_emulation=False):
+        return True
+
+
+def register():
+    register_interface_for_device("openreg", Interface)
+    for index in range(_C._device_count()):
+        register_interface_for_device(f"openreg:{index}", Interface)
+
+
+register()

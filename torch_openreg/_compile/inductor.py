@@ -1,0 +1,116 @@
+"""This device as Inductor's: its CPU kernels, each a task of a stream. Imported after
+torch._inductor.compile_fx."""
+
+import torch
+from torch._inductor import lowering, scheduler
+from torch._inductor.codegen.common import (
+    DeviceOpOverrides,
+    register_backend_for_device,
+    register_device_op_overrides,
+)
+from torch._inductor.codegen.cpp import CppScheduling
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.virtualized import V
+
+from . import kernels
+
+_CPU = torch.device("cpu")
+
+
+class Scheduling(CppScheduling):
+    """Inductor's of the CPU."""
+
+    def codegen_node(self, node):
+        with V.graph.set_current_device(_CPU):  # by which it chooses how code is generated
+            super().codegen_node(node)
+
+    def codegen_template(self, *args):
+        with V.graph.set_current_device(_CPU):
+            super().codegen_template(*args)
+
+
+class Wrapper(PythonWrapperCodegen):
+    """The module that Inductor generates for a graph."""
+
+    @staticmethod
+    def create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures=None):
+        if is_subgraph:
+            return SubgraphWrapper(subgraph_name, parent_wrapper, partition_signatures)
+        return Wrapper()
+
+    def write_header(self):
+        super().write_header()
+        self.header.writeline("from torch_openreg._compile.kernels import load as openreg_kernel")
+
+    def define_kernel(self, kernel_name, kernel_body, *args, **options):
+        made = f"openreg_kernel({kernel_name!r}, "
+        body = kernel_body.replace("async_compile.cpp_pybinding(", made, 1)
+        super().define_kernel(kernel_name, body, *args, **options)
+
+    def _generate_kernel_call_helper(self, kernel_name, call_args, *, triton=True, **options):
+        if triton:
+            raise NotImplementedError("Triton kernels cannot run on openreg devices")
+        self.writeline(self.wrap_kernel_call(kernel_name, call_args))
+
+    def make_allocation(
+        self, name, device, dtype, shape, stride, allocation_shape=None, is_pinned=False
+    ):
+        if device.type != "openreg":
+            return super().make_allocation(
+                name, device, dtype, shape, stride, allocation_shape, is_pinned
+            )
+        code = self.codegen_python_shape_tuple
+        asked = code(shape if allocation_shape is None else allocation_shape)
+        out = f"{name} = empty_strided({asked}, {code(stride)}, device='{device}', dtype={dtype})"
+        return out if asked == code(shape) else f"{out}.as_strided({code(shape)}, {code(stride)})"
+
+
+class SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
+    """The same of a graph inside of a graph."""
+
+
+class Overrides(DeviceOpOverrides):
+    """What Inductor writes where the device is asked for something."""
+
+    def import_get_raw_stream_as(self, name):
+        return (
+            "from torch_openreg._compile.dynamo import Interface\n"
+            f"{name} = Interface.get_raw_stream"
+        )
+
+    def set_device(self, device_idx):
+        return f"torch.openreg.set_device({device_idx})"
+
+    def synchronize(self):
+        return "torch.openreg.synchronize()"
+
+    def device_guard(self, device_idx):
+        return f"torch.openreg.device({device_idx})"
+
+    def current_stream(self):
+        return "torch.openreg.current_stream()"
+
+
+def _is_cpu(is_cpu):
+    """The loops of CPU kernels are ordered as those of the CPU."""
+
+    def check(self):
+        device = self.get_device()
+        return is_cpu(self) or (device is not None and device.type == "openreg")
+
+    return check
+
+
+def _is_gpu(is_gpu):
+    """A pointwise kernel of a CPU scalar and our tensors is ours."""
+    return lambda device: device == "openreg" or is_gpu(device)
+
+
+def register():
+    register_backend_for_device("openreg", Scheduling, Wrapper)
+    register_device_op_overrides("openreg", Overrides())
+    scheduler.BaseSchedulerNode.is_cpu = _is_cpu(scheduler.BaseSchedulerNode.is_cpu)
+    lowering.is_gpu = _is_gpu(lowering.is_gpu)
+
+
+register()

@@ -1,0 +1,116 @@
+"""The C++ source of Inductor's CPU kernels, made fit for a lane, and compiled."""
+
+import ctypes
+import re
+from typing import ClassVar
+
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache, LambdaFuture
+
+from .. import _C
+
+_ENTRY = "openreg_entry"
+
+
+def _call_of(kind, pointers, numbers):
+    """How the entry hands an argument of that C++ type to the kernel."""
+    if kind.endswith("*"):
+        return f"static_cast<{kind}>(pointers[{pointers}])"
+    if "float" in kind or "double" in kind:
+        return f"static_cast<{kind}>(c10::bit_cast<double>(numbers[{numbers}]))"
+    return f"static_cast<{kind}>(numbers[{numbers}])"
+
+
+def with_entry(source, kernel, kinds):
+    """The source of `kernel`, whose arguments have the C++ types `kinds`, with a function beside
+    it that every kernel is called by."""
+    calls, pointers, numbers = [], 0, 0
+    for kind in kinds:
+        calls.append(_call_of(kind, pointers, numbers))
+        pointers += kind.endswith("*")
+        numbers += not kind.endswith("*")
+    return (
+        f'{source}\nextern "C" void {_ENTRY}(void *const *pointers, const int64_t *numbers) {{\n'
+        f"    {kernel}({', '.join(calls)});\n}}\n"
+    )
+
+
+def roles(source, kinds):
+    """What the kernel does with each argument, for _C._CompiledKernel."""
+    declared = source[source.index("(", source.index('extern "C"')) + 1 :].partition(")")[0]
+    names = [definition.split()[-1] for definition in declared.split(",")]
+
+    def role(name, kind):
+        if not kind.endswith("*"):
+            return "f" if "float" in kind or "double" in kind else "n"
+        if kind.startswith("const "):
+            return "r"
+        return "b" if "in_out_ptr" in name else "w"
+
+    return "".join(map(role, names, kinds))
+
+
+# Of the loops, whose work OpenMP divides; a template's is divided by the number.
+_THREADS = re.compile(r"num_threads\((\d+)\)(?=\s*\{\s*int tid = omp_get_thread_num)")
+_FOR = re.compile(r"^([ \t]*)#pragma omp for[^\n]*\n[ \t]*for *\([^\n]*\)\n\1(?=\{)", re.M)
+
+
+def _end_of_block(source, start):
+    depth = 0
+    for match in re.finditer(r"[{}]", source[start:]):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return start + match.end()
+    raise AssertionError("a block without its end")
+
+
+def catch_in_parallel(source):
+    """No exception may leave an OpenMP loop, or the process ends: the first that a check throws
+    there is kept, and thrown by the kernel."""
+    if "TORCH_CHECK" not in source or not _FOR.search(source):
+        return source
+    begin = source.index("{", source.index('extern "C"')) + 1
+    out, at = [source[:begin], "\nstd::mutex failing; std::exception_ptr failure;\n"], begin
+    for match in _FOR.finditer(source, begin):
+        if match.start() < at:
+            continue
+        end = _end_of_block(source, match.end())
+        out += [
+            source[at : match.end()],
+            "try ",
+            source[match.end() : end],
+            " catch (...) { std::lock_guard<std::mutex> one(failing);"
+            " if (!failure) failure = std::current_exception(); }",
+        ]
+        at = end
+    end = _end_of_block(source, begin - 1) - 1
+    out += [source[at:end], "if (failure) std::rethrow_exception(failure);\n", source[end:]]
+    return "#include <exception>\n#include <mutex>\n" + "".join(out)
+
+
+class _Libraries(CppCodeCache):
+    """Compiled as the CPU's kernels are, with their header compiled once."""
+
+    cache: ClassVar = {}
+    cpp_compile_command_flags: ClassVar = CppPythonBindingsCodeCache.cpp_compile_command_flags
+    _get_uncompiled_header = CppPythonBindingsCodeCache._get_uncompiled_header
+
+
+_loaded = []  # libraries, which are never unloaded: tasks may be queued that call them
+
+
+def load(name, kinds, source):
+    """The kernel of that source, whose arguments have the C++ types `kinds`; compiled by Inductor's
+    processes, where it has some."""
+    does = roles(source, kinds)
+    source = _THREADS.sub(r"num_threads(std::min<int>(\1, omp_get_max_threads()))", source)
+    source = with_entry(catch_in_parallel(source), "kernel", kinds)
+    get = _Libraries.load_async(source, submit_fn=AsyncCompile.submit)
+
+    def made():
+        library = get()
+        _loaded.append(library)
+        entry = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
+        return _C._CompiledKernel(entry, name, does)
+
+    return LambdaFuture(made)
