@@ -19,7 +19,8 @@ HOW = """\
 There are no tests of PyTorch's to run. Get a source tree and name it:
   git clone --depth 1 --branch v2.6.0 https://github.com/pytorch/pytorch build/pytorch
   make upstream PYTORCH_SOURCE=build/pytorch"""
-# Compilers are tests of their own, and torch.compile is no part of this device yet.
+MADE_BY = ("\ninstantiate_device_type_tests(", "copy_tests(")  # of a file with tests for devices
+# A compiler's tests take hours: they run where they are asked for.
 LEFT_OUT = ("inductor/*", "dynamo/*")
 
 
@@ -45,7 +46,8 @@ def files_of(tree, patterns):
     found = []
     for path in sorted(glob.glob(os.path.join(tree, "**", "test_*.py"), recursive=True)):
         with open(path, encoding="utf-8") as file:
-            if "\ninstantiate_device_type_tests(" in file.read():
+            text = file.read()
+            if any(mark in text for mark in MADE_BY):
                 found.append(os.path.relpath(path, tree))
     if not patterns:
         return [f for f in found if not any(fnmatch.fnmatch(f, p) for p in LEFT_OUT)]

@@ -27,7 +27,7 @@ def prepare():
 
 
 def load(tree, file):
-    from . import shims
+    from . import inductor, shims
 
     path = os.path.join(tree, file)
     sys.argv = [path]  # common_utils reads it
@@ -37,6 +37,7 @@ def load(tree, file):
     spec = importlib.util.spec_from_file_location(name, path)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    inductor.instantiate(module)
     return {
         value.__name__: value
         for value in vars(module).values()

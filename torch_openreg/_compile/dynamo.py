@@ -7,6 +7,13 @@ from torch._dynamo.device_interface import (
     caching_worker_device_properties,
     register_interface_for_device,
 )
+from torch._dynamo.decorators import assume_constant_result, substitute_in_graph
+from torch._dynamo.variables.ctx_manager import (
+    GenericDeviceVariable,
+    register_device_context_manager,
+)
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch._functorch._aot_autograd.utils import register_graphsafe_rng_device_type
 
 from .. import _C, openreg
 
@@ -62,10 +69,58 @@ class Interface(DeviceInterface):
         return True
 
 
+class DeviceVariable(GenericDeviceVariable):
+    """``torch.openreg.device`` in a compiled function."""
+
+    _exchange_fn = staticmethod(openreg._exchange_device)
+    _maybe_exchange_fn = staticmethod(openreg._maybe_exchange_device)
+    _get_device_index_fn = staticmethod(openreg._get_device_index)
+
+    def module_name(self):
+        return "torch.openreg"
+
+    def python_type(self):
+        return openreg.device
+
+
+def _current_stream(device=None):
+    if device is None:
+        return torch.accelerator.current_stream()
+    return torch.accelerator.current_stream(device)
+
+
+def _set_stream(stream):
+    torch.accelerator.set_stream(stream)
+
+
+def _stream(stream):
+    return stream  # a context manager itself
+
+
+def _current_device():
+    return torch.accelerator.current_device_index()
+
+
+# What Dynamo traces in place of functions of torch.openreg: it knows those of torch.accelerator.
+_TRACED = {
+    openreg.current_stream: _current_stream,
+    openreg.set_stream: _set_stream,
+    openreg.stream: _stream,
+    openreg.current_device: _current_device,
+}
+
+
 def register():
     register_interface_for_device("openreg", Interface)
     for index in range(_C._device_count()):
         register_interface_for_device(f"openreg:{index}", Interface)
+    register_device_context_manager(openreg.device, DeviceVariable)
+    UserDefinedClassVariable._in_graph_classes().update({openreg.Stream, openreg.Event})
+    for function in (openreg.device_count, openreg.is_available):
+        assume_constant_result(function)
+    for function, traced in _TRACED.items():
+        substitute_in_graph(function, skip_signature_check=True)(traced)
+    register_graphsafe_rng_device_type("openreg")
 
 
 register()

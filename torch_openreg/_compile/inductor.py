@@ -69,6 +69,15 @@ class SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
     """The same of a graph inside of a graph."""
 
 
+class _NoCppWrapper(Wrapper):
+    @staticmethod
+    def create(*_):
+        raise NotImplementedError(
+            "cpp_wrapper and AOTInductor are not implemented for openreg devices: compile with "
+            "torch.compile, or save the program with torch.export"
+        )
+
+
 class Overrides(DeviceOpOverrides):
     """What Inductor writes where the device is asked for something."""
 
@@ -101,16 +110,17 @@ def _is_cpu(is_cpu):
     return check
 
 
-def _is_gpu(is_gpu):
-    """A pointwise kernel of a CPU scalar and our tensors is ours."""
-    return lambda device: device == "openreg" or is_gpu(device)
+def _or_ours(check):
+    """A question about the type of a device that GPUs are meant by, and this device."""
+    return lambda device: device == "openreg" or check(device)
 
 
 def register():
-    register_backend_for_device("openreg", Scheduling, Wrapper)
+    register_backend_for_device("openreg", Scheduling, Wrapper, _NoCppWrapper)
     register_device_op_overrides("openreg", Overrides())
     scheduler.BaseSchedulerNode.is_cpu = _is_cpu(scheduler.BaseSchedulerNode.is_cpu)
-    lowering.is_gpu = _is_gpu(lowering.is_gpu)
+    scheduler.device_need_guard = _or_ours(scheduler.device_need_guard)
+    lowering.is_gpu = _or_ours(lowering.is_gpu)  # a kernel of a CPU scalar and our tensors is ours
 
 
 register()
