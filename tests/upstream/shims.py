@@ -22,13 +22,13 @@ from torch.testing._internal import (
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 
-def _provide(module, **names):
+def provide(module, **names):
     for name, value in names.items():
         if not hasattr(module, name):
             setattr(module, name, value)
 
 
-def _gone(name):
+def gone(name):
     def gone(*_, **__):
         raise unittest.SkipTest(f"{name} is no longer in PyTorch {torch.__version__}")
 
@@ -40,11 +40,11 @@ def _bf32_on_and_off(bf32_precision=1e-2):
 
 
 def _moved_names():
-    _provide(common_cuda, tf32_is_not_fp32=lambda: False)  # without CUDA it was never true
-    _provide(common_mkldnn, bf32_on_and_off=_bf32_on_and_off)
-    _provide(common_utils, dtype_abbrs=dtype_abbrs)
-    _provide(common_nn, new_module_tests=common_nn.get_new_module_tests())
-    _provide(
+    provide(common_cuda, tf32_is_not_fp32=lambda: False)  # without CUDA it was never true
+    provide(common_mkldnn, bf32_on_and_off=_bf32_on_and_off)
+    provide(common_utils, dtype_abbrs=dtype_abbrs)
+    provide(common_nn, new_module_tests=common_nn.get_new_module_tests())
+    provide(
         common_methods_invocations,
         binary_ufuncs_and_refs=common_methods_invocations.binary_ufuncs,
         skip=common_device_type.skip,
@@ -53,7 +53,7 @@ def _moved_names():
         skipOps=lambda _, __, which: common_device_type.skipOps(which),
     )
     attention = importlib.import_module("torch.nn.attention.flex_attention")
-    _provide(attention, create_nested_block_mask=_gone("create_nested_block_mask"))
+    provide(attention, create_nested_block_mask=gone("create_nested_block_mask"))
 
 
 def _missing_modules():
@@ -63,7 +63,7 @@ def _missing_modules():
         importlib.import_module(name)
     except ImportError:
         sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].generate_faked_module = _gone("a device named foo")
+        sys.modules[name].generate_faked_module = gone("a device named foo")
 
 
 def _missing_failures():

@@ -33,6 +33,8 @@ def load(tree, file):
     sys.argv = [path]  # common_utils reads it
     sys.path[:0] = [tree, os.path.dirname(path)]
     shims.install()
+    if os.path.dirname(file) == "inductor":
+        inductor.prepare()
     name = os.path.basename(path).removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)

@@ -16,6 +16,7 @@ from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._functorch._aot_autograd.utils import register_graphsafe_rng_device_type
 
 from .. import _C, openreg
+from . import fakes as fakes
 
 
 class Interface(DeviceInterface):
@@ -116,11 +117,12 @@ def register():
         register_interface_for_device(f"openreg:{index}", Interface)
     register_device_context_manager(openreg.device, DeviceVariable)
     UserDefinedClassVariable._in_graph_classes().update({openreg.Stream, openreg.Event})
-    for function in (openreg.device_count, openreg.is_available):
-        assume_constant_result(function)
     for function, traced in _TRACED.items():
         substitute_in_graph(function, skip_signature_check=True)(traced)
     register_graphsafe_rng_device_type("openreg")
 
 
-register()
+for _function in (openreg.device_count, openreg.is_available):
+    assume_constant_result(_function)
+if torch._C._get_privateuse1_backend_name() == "openreg":
+    register()  # under --as-cuda these are torch.cuda's, which Dynamo knows

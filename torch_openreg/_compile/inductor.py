@@ -10,11 +10,15 @@ from torch._inductor.codegen.common import (
 )
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.kernel.flex import flex_cpu
+from torch._inductor.utils import GPU_TYPES
 from torch._inductor.virtualized import V
+from torch.nn.attention import flex_attention
 
-from . import kernels
 
+_FLEX = torch.ops.higher_order.flex_attention
 _CPU = torch.device("cpu")
+_NAME = torch._C._get_privateuse1_backend_name()  # "cuda" under --as-cuda
 
 
 class Scheduling(CppScheduling):
@@ -55,7 +59,7 @@ class Wrapper(PythonWrapperCodegen):
     def make_allocation(
         self, name, device, dtype, shape, stride, allocation_shape=None, is_pinned=False
     ):
-        if device.type != "openreg":
+        if device.type != _NAME:
             return super().make_allocation(
                 name, device, dtype, shape, stride, allocation_shape, is_pinned
             )
@@ -105,21 +109,49 @@ def _is_cpu(is_cpu):
 
     def check(self):
         device = self.get_device()
-        return is_cpu(self) or (device is not None and device.type == "openreg")
+        return is_cpu(self) or (device is not None and device.type == _NAME)
 
     return check
 
 
 def _or_ours(check):
     """A question about the type of a device that GPUs are meant by, and this device."""
-    return lambda device: device == "openreg" or check(device)
+    return lambda device: device == _NAME or check(device)
+
+
+def _lower_flex_attention(lower):
+    """By the CPU's template."""
+
+    def lower_or_cpus(query, *args, **options):
+        ours = query.get_device().type == _NAME
+        return (flex_cpu.lower_cpu if ours else lower)(query, *args, **options)
+
+    return lower_or_cpus
+
+
+def _check_flex_attention(check):
+    def check_as_cpus(query, key, value):
+        if query.device.type != _NAME:
+            check(query, key, value)
+        elif query.requires_grad or key.requires_grad or value.requires_grad:
+            raise NotImplementedError(
+                f"FlexAttention does not support backward on {_NAME} devices, as on the CPU, whose "
+                "kernels they run: set requires_grad of its inputs to False"
+            )
+
+    return check_as_cpus
 
 
 def register():
-    register_backend_for_device("openreg", Scheduling, Wrapper, _NoCppWrapper)
-    register_device_op_overrides("openreg", Overrides())
+    if _NAME in GPU_TYPES:
+        GPU_TYPES.remove(_NAME)  # whose kernels are Triton's
+    register_backend_for_device(_NAME, Scheduling, Wrapper, _NoCppWrapper)
+    register_device_op_overrides(_NAME, Overrides())
     scheduler.BaseSchedulerNode.is_cpu = _is_cpu(scheduler.BaseSchedulerNode.is_cpu)
     scheduler.device_need_guard = _or_ours(scheduler.device_need_guard)
+    lowerings = lowering.lowerings
+    lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
+    flex_attention._validate_device = _check_flex_attention(flex_attention._validate_device)
     lowering.is_gpu = _or_ours(lowering.is_gpu)  # a kernel of a CPU scalar and our tensors is ours
 
 
