@@ -272,18 +272,3 @@ def test_pickle_still_works():
     tensor = torch.arange(3.0, device="openreg:1")
     again = pickle.loads(pickle.dumps(tensor))
     assert again.device == tensor.device and again.tolist() == [0, 1, 2]
-
-
-def test_compile_is_refused(run_ok):
-    out = run_ok(
-        """
-        import torch
-        double = torch.compile(lambda x: x * 2)
-        try:
-            double(torch.ones(2, device="openreg"))
-        except NotImplementedError as error:
-            print(error)
-        """,
-        timeout=300,
-    )
-    assert "torch.compile is not implemented for openreg devices" in out

@@ -35,7 +35,6 @@ RANDOM = (
     "the device's random numbers are not the CPU's; of these numbers one rounding is more than the "
     "test's tolerance, and the CPU given the same numbers gives the same bits"
 )
-COMPILE = "torch.compile is not implemented for this device"
 
 DECLARED = (
     # ---- No backend outside of PyTorch's tree can meet them ----
@@ -145,14 +144,19 @@ DECLARED = (
         "test_indexing.py::TestIndexing::test_index_put_accumulate_large_tensor",
         "needs 8 GiB of device memory; PyTorch's check before it knows CUDA's alone",
     ),
+    Declared(
+        "test_linalg.py::TestLinalg::test_compile_int4_mm",
+        BY_NAME + "weights of the CPU are packed by another operator",
+    ),
+    Declared(
+        "inductor/test_torchinductor*.py::*CommonTemplate::test_custom_op_* "
+        "inductor/test_torchinductor*.py::*CommonTemplate::test_forced_buffer_realize*",
+        "the test registers its operator for the CPU and CUDA alone",
+    ),
     # ---- Faults of this device ----
     Declared(
-        "test_nestedtensor.py::TestNestedTensorSubclass::test_to_padded_tensor_compile "
-        "test_nestedtensor.py::TestNestedTensorSubclass::test_specialize_dynamic_shape "
-        "test_nestedtensor.py::TestNestedTensorSubclass::test_compile_* "
-        "test_nestedtensor.py::TestNestedTensorSubclass::test_dummy_mha_with_nt "
-        "test_linalg.py::TestLinalg::test_compile_int4_mm",
-        COMPILE,
+        "test_nestedtensor.py::TestNestedTensorSubclass::test_dummy_mha_with_nt",
+        "PyTorch finds no kernel of attention for nested tensors of this device",
         TO_MEND,
     ),
     Declared(

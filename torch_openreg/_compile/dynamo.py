@@ -1,13 +1,13 @@
 """What Dynamo asks of a device. Imported after torch._dynamo."""
 
 import torch
+from torch._dynamo.decorators import assume_constant_result, substitute_in_graph
 from torch._dynamo.device_interface import (
     DeviceInterface,
     caching_worker_current_devices,
     caching_worker_device_properties,
     register_interface_for_device,
 )
-from torch._dynamo.decorators import assume_constant_result, substitute_in_graph
 from torch._dynamo.variables.ctx_manager import (
     GenericDeviceVariable,
     register_device_context_manager,

@@ -1,6 +1,9 @@
 """This device as Inductor's: its CPU kernels, each a task of a stream. Imported after
 torch._inductor.compile_fx."""
 
+import hashlib
+from pathlib import Path
+
 import torch
 from torch._inductor import lowering, scheduler
 from torch._inductor.codegen.common import (
@@ -10,11 +13,11 @@ from torch._inductor.codegen.common import (
 )
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.kernel.flex import flex_cpu
 from torch._inductor.utils import GPU_TYPES
 from torch._inductor.virtualized import V
 from torch.nn.attention import flex_attention
-
 
 _FLEX = torch.ops.higher_order.flex_attention
 _CPU = torch.device("cpu")
@@ -142,16 +145,42 @@ def _check_flex_attention(check):
     return check_as_cpus
 
 
+def _no_sums(options_of):
+    """The CPU's template returns no log-sum-exp, which a backward needs unless it is asked for."""
+
+    def options_as_cpus(query, key, value, return_lse, kernel_options, return_aux=None):
+        options = options_of(query, key, value, return_lse, kernel_options, return_aux)
+        asked = return_lse if return_aux is None else return_aux.lse
+        if query.device.type == _NAME and not asked:
+            options["OUTPUT_LOGSUMEXP"] = False
+        return options
+
+    return options_as_cpus
+
+
+class _Version(CustomGraphModulePass):
+    """Changes nothing. It is part of the key by which Inductor keeps what it has generated, which
+    another version of this package may generate otherwise."""
+
+    def __call__(self, graph_module):
+        pass
+
+    def uuid(self):
+        sources = sorted(Path(__file__).parent.glob("*.py"))
+        return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
 def register():
     if _NAME in GPU_TYPES:
         GPU_TYPES.remove(_NAME)  # whose kernels are Triton's
-    register_backend_for_device(_NAME, Scheduling, Wrapper, _NoCppWrapper)
+    register_backend_for_device(_NAME, Scheduling, Wrapper, _NoCppWrapper, None, _Version())
     register_device_op_overrides(_NAME, Overrides())
     scheduler.BaseSchedulerNode.is_cpu = _is_cpu(scheduler.BaseSchedulerNode.is_cpu)
     scheduler.device_need_guard = _or_ours(scheduler.device_need_guard)
     lowerings = lowering.lowerings
     lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
     flex_attention._validate_device = _check_flex_attention(flex_attention._validate_device)
+    flex_attention._apply_kernel_options = _no_sums(flex_attention._apply_kernel_options)
     lowering.is_gpu = _or_ours(lowering.is_gpu)  # a kernel of a CPU scalar and our tensors is ours
 
 

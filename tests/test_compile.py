@@ -1,0 +1,333 @@
+"""torch.compile: what Dynamo asks of the device, and Inductor's kernels as tasks of a stream."""
+
+import inspect
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.openreg import testing
+
+from torch_openreg import _C
+
+DEVICE = "openreg"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)
+    )
+
+
+def step(model, x, device):
+    """The loss and gradients of a compiled step, on the CPU."""
+    loss = torch.compile(model)(x.to(device)).square().mean()
+    loss.backward()
+    return [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+
+
+# ---- Values ----
+
+
+def test_a_step_has_the_values_of_native_compile():
+    torch.manual_seed(0)
+    here, x = net(), torch.randn(2, 3, 8, 8)
+    there = net().to(DEVICE)
+    there.load_state_dict(here.state_dict())
+    for ours, native in zip(step(there, x, DEVICE), step(here, x, "cpu"), strict=True):
+        torch.testing.assert_close(ours, native)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("inputs", [torch.channels_last, torch.contiguous_format])
+def test_convolutions_keep_the_layout_of_eager(inputs, weights):
+    layer = nn.Conv2d(8, 16, 3).to(DEVICE).to(memory_format=weights)
+    x = torch.randn(2, 8, 12, 16, device=DEVICE).to(memory_format=inputs)
+    made = torch.compile(lambda x: layer(x) * 2)(x)
+    assert made.stride() == (layer(x) * 2).stride()
+
+
+@pytest.mark.slow
+def test_sizes_that_change_with_numbers_and_scalars_of_the_cpu():
+    f = torch.compile(lambda x, n, s: (x * n + s).sum(0), dynamic=True)
+    for size, n in ((2, 3), (5, 4), (9, 0.5)):
+        x = torch.arange(size * 3.0).view(size, 3)
+        made = f(x.to(DEVICE), n, torch.tensor(2.0))
+        torch.testing.assert_close(made.cpu(), (x * n + 2).sum(0))
+
+
+@pytest.mark.slow
+def test_data_decides_the_size():
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        f = torch.compile(lambda x: x[x > 0] * 2, fullgraph=True)
+        assert f(torch.tensor([1.0, -1, 3], device=DEVICE)).tolist() == [2, 6]
+
+
+@pytest.mark.slow
+def test_control_flow():
+    f = torch.compile(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)))
+    assert f(torch.ones(3, device=DEVICE)).tolist() == [2, 2, 2]
+    assert f(-torch.ones(3, device=DEVICE)).tolist() == [-2, -2, -2]
+
+
+@pytest.mark.slow
+def test_random_numbers_are_the_generators():
+    f = torch.compile(lambda x: nn.functional.dropout(x, 0.5))
+    x = torch.ones(100, device=DEVICE)
+    torch.manual_seed(3)
+    first, second = f(x).tolist(), f(x).tolist()
+    torch.manual_seed(3)
+    assert f(x).tolist() == first != second
+    with torch._inductor.config.patch(fallback_random=True):
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        made = f(x)
+    torch.manual_seed(3)
+    assert torch.equal(made, nn.functional.dropout(x, 0.5))
+
+
+@pytest.mark.slow
+def test_checkpoint_draws_the_same_numbers_again():
+    from torch.utils.checkpoint import checkpoint
+
+    def block(x):
+        return nn.functional.dropout(x.sin(), 0.5)
+
+    x = torch.randn(1000, device=DEVICE, requires_grad=True)
+    made = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False))(x)
+    made.sum().backward()
+    kept = made.detach() != 0
+    assert torch.allclose(x.grad, 2 * x.detach().cos() * kept)
+
+
+@pytest.mark.slow
+def test_autocast():
+    layer = nn.Linear(8, 8).to(DEVICE)
+
+    @torch.compile
+    def f(x):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            return layer(x)
+
+    assert f(torch.ones(2, 8, device=DEVICE)).dtype is torch.bfloat16
+
+
+@pytest.mark.slow
+def test_flex_attention_is_the_cpus():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 2, 64, 16, device=DEVICE)
+    f = torch.compile(flex_attention)
+    torch.testing.assert_close(f(q, q, q), nn.functional.scaled_dot_product_attention(q, q, q))
+    with pytest.raises(NotImplementedError, match="does not support backward on openreg devices"):
+        f(q.requires_grad_(), q, q)
+
+
+# ---- Devices, streams, events ----
+
+
+def test_a_kernel_is_queued_and_its_caller_goes_on():
+    gate = testing.gate()
+    f = torch.compile(lambda x: x * 2 + 1)
+    x = torch.ones(1000, device=DEVICE)
+    f(x)
+    gate.wait(torch.openreg.current_stream())
+    made = f(x)
+    assert not torch.openreg.current_stream().query()
+    gate.open()
+    assert made.tolist() == [3] * 1000
+
+
+@pytest.mark.slow
+def test_streams_and_events_in_one_graph():
+    @torch.compile(fullgraph=True)
+    def f(x):
+        side, done = torch.openreg.Stream(), torch.Event(device=DEVICE)
+        side.wait_stream(torch.openreg.current_stream())
+        with torch.openreg.stream(side):
+            y = x * 2 + 1
+            done.record(side)
+        torch.accelerator.current_stream().wait_event(done)
+        return y.sin()
+
+    x = torch.randn(1000, device=DEVICE)
+    torch.testing.assert_close(f(x), (x * 2 + 1).sin())
+
+
+@pytest.mark.slow
+def test_devices_in_one_graph():
+    @torch.compile(fullgraph=True)
+    def f(x):
+        with torch.openreg.device(1):
+            y = torch.ones(3, device=DEVICE)
+        z = (x.to("openreg:1") + y).sin()
+        if torch.openreg.is_available() and torch.accelerator.is_available():
+            z = z + torch.openreg.device_count() + torch.openreg.current_device()
+        return z, z.to("openreg:0") + torch.accelerator.current_device_index()
+
+    there, here = f(torch.zeros(3, device=DEVICE))
+    assert (there.device.index, here.device.index) == (1, 0)
+    expected = torch.ones(3).sin() + torch.openreg.device_count()
+    torch.testing.assert_close(there.cpu(), expected)
+    torch.testing.assert_close(here.cpu(), expected)
+
+
+@pytest.mark.slow
+def test_tensors_of_the_cpu_and_the_device_in_one_graph():
+    f = torch.compile(lambda x, c: (x * 2 + 1, c * 2 + 1, (c * 2 + 1).to(DEVICE)))
+    made = f(torch.ones(3, device=DEVICE), torch.ones(3))
+    assert [t.device.type for t in made] == [DEVICE, "cpu", DEVICE]
+    assert all(t.tolist() == [3, 3, 3] for t in made)
+
+
+def test_a_compiled_function_in_a_graph():
+    f = torch.compile(lambda x: x * 2 + 1)
+    x = torch.ones(100, device=DEVICE)
+    f(x)
+    graph = torch.openreg.Graph()
+    with torch.openreg.graph(graph):
+        made = f(x)
+    x.fill_(4)
+    graph.replay()
+    assert made.tolist() == [9] * 100
+
+
+# ---- Faults ----
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_index_out_of_range_is_the_devices_error(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        f = torch.compile(lambda table, i: table[i] * 2)
+        table = torch.randn(10000, 64, device=DEVICE)
+        i = torch.randint(0, 10000, (5000,), device=DEVICE)
+        right = f(table, i)
+        wrong = i.clone()
+        wrong[77] = 123456
+        f(table, wrong)  # nothing is known of it yet
+        with pytest.raises(RuntimeError, match=r"index out of bounds: 0 <= \w+ < 10000"):
+            torch.openreg.synchronize()
+        assert torch.equal(f(table, i), right)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.racy
+def test_a_missing_wait_names_the_kernel_and_the_line():
+    f = torch.compile(lambda x: (x * 2 + 1).sin())
+    f(torch.randn(1000, device=DEVICE))
+    with torch.openreg.sanitizer.enable():
+        x = torch.randn(1000, device=DEVICE)
+        side = torch.openreg.Stream()
+        with torch.openreg.stream(side), pytest.raises(
+            torch.openreg.sanitizer.DataRaceError
+        ) as found:
+            f(x)
+        side.wait_stream(torch.openreg.current_stream())
+        with torch.openreg.stream(side):
+            f(x)
+        torch.openreg.synchronize()
+    assert re.search(r"cpp_fused_\w*sin\w* on stream .* reads", str(found.value))
+    assert "test_compile.py" in str(found.value)
+
+
+@pytest.mark.racy
+def test_a_missing_wait_is_shown_by_a_schedule():
+    f = torch.compile(lambda x: x * 2 + 1)
+    f(torch.ones(10, device=DEVICE))
+
+    def program(ordered):
+        x = torch.zeros(10, device=DEVICE)
+        side = torch.openreg.Stream()
+        torch.openreg.synchronize()
+        x.fill_(3)
+        if ordered:
+            side.wait_stream(torch.openreg.current_stream())
+        with torch.openreg.stream(side):
+            made = f(x)
+        torch.openreg.synchronize()
+        return made[0].item()
+
+    assert {r.value for r in testing.explore(lambda: program(False), 12).results} == {1, 7}
+    assert testing.explore(lambda: program(True), 12).ok
+
+
+def test_what_is_not_done_says_so():
+    f = torch.compile(lambda x: x * 2 + 1)
+    x = torch.ones(3, device=DEVICE)
+    with torch._inductor.config.patch(cpp_wrapper=True), pytest.raises(
+        Exception, match="cpp_wrapper and AOTInductor are not implemented for openreg devices"
+    ):
+        f(x)
+
+
+# ---- The object and its imports ----
+
+
+def test_the_kernels_object_refuses_what_it_cannot_take():
+    with pytest.raises(ValueError, match="roles of arguments are r, w, b, n and f, got 'rx'"):
+        _C._CompiledKernel(1, "k", "rx")
+    kernel = _C._CompiledKernel(1, "k", "rn")
+    x = torch.ones(2, device=DEVICE)
+    with pytest.raises(TypeError, match="k takes 2 arguments, got 1"):
+        kernel(x)
+    with pytest.raises(TypeError, match="argument 0 has to be a tensor"):
+        kernel(1, 1)
+    with pytest.raises(TypeError):
+        kernel(x, "many")
+    two = _C._CompiledKernel(1, "k", "rr")
+    with pytest.raises(ValueError, match="k runs on openreg:0, where it cannot read a tensor of op"):
+        two(x, x.to("openreg:1"))
+    with pytest.raises(ValueError, match="where it cannot read a tensor of cpu"):
+        two(x, torch.ones(2))
+
+
+def test_nothing_is_imported_before_someone_compiles(run_ok):
+    out = run_ok(
+        """
+        import sys
+        import torch
+        torch.ones(2, device="openreg").add(1).cpu()
+        names = "torch_openreg._compile", "torch._inductor", "torch._dynamo"
+        print([m for m in sys.modules if m.startswith(names)])
+        """
+    )
+    assert out.strip() == "[]"
+
+
+def test_what_has_no_door_is_where_it_is_replaced():
+    from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+    from torch._inductor import compile_fx, lowering, scheduler  # noqa: F401
+    from torch._subclasses import fake_impls
+    from torch.nn.attention import flex_attention
+
+    for replaced in (
+        scheduler.BaseSchedulerNode.is_cpu,
+        scheduler.device_need_guard,
+        lowering.is_gpu,
+        lowering.lowerings[torch.ops.higher_order.flex_attention],
+        flex_attention._validate_device,
+        flex_attention._apply_kernel_options,
+        fake_impls.op_implementations_dict[torch.ops.aten.convolution.default],
+    ):
+        assert replaced.__module__.startswith("torch_openreg._compile"), replaced
+    # Who asks them has not imported them by another name.
+    for module, name in (
+        (scheduler, "device_need_guard("),
+        (scheduler, ".is_cpu()"),
+        (lowering, "is_gpu("),
+        (flex_attention, "_validate_device("),
+        (flex_attention, "_apply_kernel_options("),
+    ):
+        assert name in inspect.getsource(module), (module, name)
+    assert torch.openreg.Stream in UserDefinedClassVariable._in_graph_classes()
