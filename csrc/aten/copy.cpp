@@ -139,8 +139,8 @@ void noteBlockingCopy(const Tensor &dst, const Tensor &src, bool nonBlocking, or
   if (!notesSynchronization()) return;
   const bool toDevice = dst.is_privateuseone();
   const bool pinned = isPinned((toDevice ? src : dst).const_data_ptr());
-  const bool staged = toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes &&
-                      !isCapturing(stream);
+  const bool staged =
+      toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes && !isCapturing(stream);
   if (nonBlocking && (pinned || staged)) return;
   const char *memory = pinned ? "pinned" : "pageable";
   noteSynchronization(

@@ -377,8 +377,7 @@ Plan Call::resolve() {
     }
     tryOut(plan);
   }
-  const bool mustWait =
-      dependsOnDefaultDtype() && makesFloats(*plan.spec) && !isCapturing(stream_);
+  const bool mustWait = dependsOnDefaultDtype() && makesFloats(*plan.spec) && !isCapturing(stream_);
   if (plan.spec->usable && !mustWait) plan.way = Way::kQueue;
   return plan;
 }

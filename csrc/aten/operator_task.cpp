@@ -160,8 +160,8 @@ struct OperatorTask final : Task {
   c10::SmallVector<IValue, 4> others;   // all other arguments
   c10::SmallVector<Memory, 4> memories;
   c10::SmallVector<Memory, 2> results;
-  int64_t largest = 0;  // elements of a tensor
-  bool isNode = false;  // of a graph: it runs at each replay
+  int64_t largest = 0;            // elements of a tensor
+  bool isNode = false;            // of a graph: it runs at each replay
   bool usesDefaultDtype = false;  // a node's kernel makes floats of integers, by the default dtype
 
  private:
@@ -435,23 +435,28 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 
 /* ---- in a graph ---- */
 
-/* By the default dtype: of what it writes (out=) the dtype says nothing of that in which it computes. */
+/* By the default dtype. An output (out=) of another one says so of pointwise operators alone: others may compute in its. */
 bool OperatorTask::makesFloatsOfIntegers(c10::ArrayRef<IValue> arguments) const {
-  bool reads = false, writes = false;
+  bool reads = false, makes = false;
+  const auto isDefault = [this](c10::ScalarType dtype) {
+    return c10::toRealValueType(dtype) == defaultDtype;
+  };
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const bool written = traits.isWritten[i] && !traits.inPlace;
+    const bool out = traits.isWritten[i] && !traits.inPlace;
     eachTensor(arguments[i], [&](const at::Tensor &tensor) {
-      (written ? writes : reads) |= isFloating(tensor);
+      if (!isFloating(tensor)) return;
+      if (out)
+        makes |= traits.pointwise || isDefault(tensor.scalar_type());
+      else
+        reads = true;
     });
   }
-  if (reads) return false;
-  if (spec == nullptr) return writes && traits.pointwise;
-  const auto isDefault = [this](const KeptMetadata &made) {
-    return made.isDefined() && c10::toRealValueType(TensorMetadata(made).dtype) == defaultDtype;
-  };
-  return std::any_of(spec->results.begin(), spec->results.end(), [&](const ResultSpec &result) {
-    return std::any_of(result.fresh.begin(), result.fresh.end(), isDefault);
-  });
+  if (reads || spec == nullptr) return makes && !reads;
+  for (const ResultSpec &result : spec->results) {
+    for (const KeptMetadata &made : result.fresh)
+      makes |= made.isDefined() && isDefault(TensorMetadata(made).dtype);
+  }
+  return makes;
 }
 
 /* The default dtype is the process's, and may be another at a replay: what the kernel would make floats of by it is of
