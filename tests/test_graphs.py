@@ -429,7 +429,7 @@ def test_the_host_may_wait_for_what_has_no_part_in_the_capture(name, mode):
 
 def test_a_wait_of_a_stream_of_the_capture_that_is_not_current():
     x, side = torch.zeros(4, device=DEVICE), torch.openreg.Stream()
-    with pytest.raises(RuntimeError, match="Stream.synchronize: stream .* is capturing"):
+    with pytest.raises(RuntimeError, match=r"Stream\.synchronize: stream .* is capturing"):
         with torch.openreg.graph(torch.openreg.Graph()):
             x += 1
             captures = torch.openreg.current_stream()
