@@ -3,6 +3,7 @@
 import gc
 import re
 import threading
+import warnings
 
 import pytest
 import torch
@@ -192,6 +193,35 @@ def test_a_module_of_which_forward_and_backward_are_graphs():
         assert all(map(torch.equal, values, wanted))
 
 
+FLOATS_OF_INTEGERS = {
+    "quotient": lambda i, b: i / 3,
+    "scaled": lambda i, b: i * 0.1,
+    "exp": lambda i, b: i.exp(),
+    "of bools": lambda i, b: b / 7,
+    "where": lambda i, b: torch.where(b, i, 0.1),
+    "logsumexp": lambda i, b: i.logsumexp(0),
+    "list": lambda i, b: torch._foreach_div([i, i], 3)[1],
+    "out": lambda i, b: torch.div(i, 3, out=torch.empty(5, device=DEVICE)),
+}
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+@pytest.mark.parametrize("name", FLOATS_OF_INTEGERS)
+def test_the_default_dtype_is_that_of_the_capture(name, dtypes):
+    step, (then, now) = FLOATS_OF_INTEGERS[name], dtypes
+    i, b = torch.arange(5, device=DEVICE), torch.arange(5, device=DEVICE) > 1
+    try:
+        torch.set_default_dtype(then)
+        expected = step(i, b).cpu()
+        graph, y = captured(lambda: step(i, b))
+        torch.set_default_dtype(now)
+        for _ in range(2):
+            graph.replay()
+            assert y.dtype == then and torch.equal(y.cpu(), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 # ---- Random numbers -----------------------------------------------------------------------------
 
 
@@ -369,6 +399,79 @@ def test_refused(name):
         x += 1
     graph.replay()
     assert x.tolist() == [1] * 4
+
+
+WAITS_ELSEWHERE = {
+    "item": lambda x, side, event: x.sum().item(),
+    "copy": lambda x, side, event: x.cpu(),
+    "operator": lambda x, side, event: x.nonzero(),
+    "device": lambda x, side, event: torch.openreg.synchronize(1),
+    "accelerator": lambda x, side, event: torch.accelerator.synchronize(1),
+    "stream": lambda x, side, event: side.synchronize(),
+    "event": lambda x, side, event: event.synchronize(),
+}
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("name", WAITS_ELSEWHERE)
+def test_the_host_may_wait_for_what_has_no_part_in_the_capture(name, mode):
+    x, elsewhere = torch.zeros(4, device=DEVICE), torch.ones(4, device="openreg:1")
+    side = torch.openreg.Stream()
+    event = side.record_event()
+    graph = torch.openreg.Graph()
+    with torch.openreg.graph(graph, capture_error_mode=mode):
+        x += 1
+        WAITS_ELSEWHERE[name](elsewhere, side, event)
+        x += 1
+    graph.replay()
+    assert x.tolist() == [2] * 4
+
+
+def test_a_wait_of_a_stream_of_the_capture_that_is_not_current():
+    x, side = torch.zeros(4, device=DEVICE), torch.openreg.Stream()
+    with pytest.raises(RuntimeError, match=r"Stream\.synchronize: stream .* is capturing"):
+        with torch.openreg.graph(torch.openreg.Graph()):
+            x += 1
+            captures = torch.openreg.current_stream()
+            with torch.openreg.stream(side):
+                captures.synchronize()
+
+
+COLLECTIVES = {
+    "all_reduce": "dist.all_reduce(x)",
+    "all_reduce later": "dist.all_reduce(x, async_op=True)",
+    "broadcast": "dist.broadcast(x, 0)",
+    "all_gather": "dist.all_gather([torch.empty_like(x)], x)",
+    "barrier": "dist.barrier()",
+}
+
+
+def test_a_collective_is_refused_by_name(run_ok):
+    calls = "\n".join(f"refused({name!r}, lambda: {call})" for name, call in COLLECTIVES.items())
+    out = run_ok(
+        f"""
+import torch, torch.distributed as dist, warnings
+warnings.simplefilter("ignore")
+store = dist.HashStore()
+dist.init_process_group("openreg", store=store, rank=0, world_size=1)
+x = torch.ones(4, device="openreg")
+
+def refused(name, call):
+    try:
+        with torch.openreg.graph(torch.openreg.Graph()):
+            call()
+    except RuntimeError as error:
+        assert f": {{name.split()[0]}}: stream" in str(error), error
+        assert "call it between the replays" in str(error), error
+        print(name)
+
+{calls}
+dist.all_reduce(x)
+print(x.tolist())
+dist.destroy_process_group()
+"""
+    )
+    assert out.splitlines() == [*COLLECTIVES, "[1.0, 1.0, 1.0, 1.0]"]
 
 
 def test_an_error_of_the_program_in_a_capture():
@@ -552,6 +655,34 @@ def test_a_schedule_disturbs_a_replay():
     explore = torch.openreg.testing.explore
     assert explore(lambda: program(True)).ok
     assert not explore(lambda: program(False)).ok
+
+
+def test_a_torn_node_is_not_counted():
+    x = torch.zeros(4, device=DEVICE)
+    graph, _ = captured(lambda: x.add_(1))
+    torch.openreg.synchronize()
+    torch.openreg.fallback_stats(reset=True)
+    for seed in range(20):
+        with torch.openreg.testing.schedule(seed=seed):
+            graph.replay()
+            torch.openreg.synchronize()
+    assert "aten::add_.Tensor" not in torch.openreg.fallback_stats()
+    assert x.tolist() == [20] * 4
+
+
+def test_a_kernel_that_warns_warns_once(request):
+    request.addfinalizer(lambda: torch.set_warn_always(False))
+    expanded, index = torch.ones(1, device=DEVICE).expand(3), torch.arange(2, device=DEVICE)
+    expanded.index_fill_(0, index, 1)
+    torch.openreg.synchronize()
+    torch.set_warn_always(True)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        graph, _ = captured(lambda: expanded.index_fill_(0, index, 1))
+        for _ in range(3):
+            graph.replay()
+            torch.openreg.synchronize()
+    assert ["on expanded tensors is deprecated" in str(w.message) for w in found] == [True]
 
 
 def test_an_error_inside():

@@ -109,3 +109,24 @@ def test_a_forked_child_that_drops_a_tensor_changes_nothing(run_ok, env):
         """,
         env=env,
     )
+
+
+def test_a_replay_reads_nan_where_an_input_was_freed(run_ok):
+    """What the capture itself frees is not filled: each replay makes it again."""
+    code = """
+import torch
+x, kept = (torch.ones(4, device="openreg") for _ in range(2))
+graph = torch.openreg.Graph()
+with torch.openreg.graph(graph):
+    y = x * 2
+    z = (kept + 1) * 3  # frees what lies between
+for _ in range(2):
+    graph.replay()
+    print(y.tolist(), z.tolist())
+    x = None
+"""
+    nan, right = ["nan"] * 4, [6.0] * 4
+    assert run_ok(code, env=POISON).splitlines() == [
+        f"{[2.0] * 4} {right}",
+        f"{nan} {right}".replace("'", ""),
+    ]

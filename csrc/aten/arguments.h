@@ -6,6 +6,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
 
 #include <optional>
 
@@ -40,6 +41,12 @@ void eachTensor(const c10::IValue &value, F visit) {
       if (!item.isNone()) visit(item.toTensor());
     }
   }
+}
+
+/* Of a floating-point dtype; a number of Python's has none of its own. */
+inline bool isFloating(const at::Tensor &tensor) {
+  return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
+         !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
 }
 
 /* An argument with other tensors in place of its own, and the CPU in place of this device. */

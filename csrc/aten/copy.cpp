@@ -135,18 +135,19 @@ void keepPinned(const Tensor &host, const OpenRegStream &stream) {
 constexpr int64_t kStageBytes = 64 << 10;
 
 /* For the sync-debug mode: whether the host is about to wait for the device. */
-void noteBlockingCopy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
+void noteBlockingCopy(const Tensor &dst, const Tensor &src, bool nonBlocking, orStream_t stream) {
   if (!notesSynchronization()) return;
   const bool toDevice = dst.is_privateuseone();
   const bool pinned = isPinned((toDevice ? src : dst).const_data_ptr());
-  const bool staged = toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes &&
-                      !isCapturing(currentStreamHandle(dst.device().index()));
+  const bool staged =
+      toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes && !isCapturing(stream);
   if (nonBlocking && (pinned || staged)) return;
   const char *memory = pinned ? "pinned" : "pageable";
   noteSynchronization(
       (toDevice ? c10::str("aten::copy_ (from ", memory, " host memory to ", dst.device(), ")")
                 : c10::str("aten::copy_ (from ", src.device(), " to ", memory, " host memory)"))
-          .c_str());
+          .c_str(),
+      stream);
 }
 
 void synchronize(const OpenRegStream &stream) {
@@ -157,7 +158,7 @@ void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   const bool toDevice = dst.is_privateuseone();
   const Tensor &host = toDevice ? src : dst;
   const OpenRegStream stream = getCurrentOpenRegStream((toDevice ? dst : src).device().index());
-  noteBlockingCopy(dst, src, nonBlocking);
+  noteBlockingCopy(dst, src, nonBlocking, stream.stream());
   const auto kind = toDevice ? orMemcpyHostToDevice : orMemcpyDeviceToHost;
   void *to = dst.data_ptr();
   const void *from = src.const_data_ptr();
@@ -213,7 +214,7 @@ void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
       return enqueueCopyOwning(dst, over(source.clone(), src), stream.stream());
     }
   }
-  noteBlockingCopy(dst, src, nonBlocking);
+  noteBlockingCopy(dst, src, nonBlocking, stream.stream());
   const bool blocks = !pinned || !nonBlocking;
   enqueueCopy(dst, src, stream.stream(), blocks);
   if (!blocks) return keepPinned(host, stream);

@@ -160,7 +160,8 @@ Tensor &setTensor(Tensor &self, const Tensor &source) {
 }
 
 at::Scalar localScalar(const Tensor &self) {
-  noteSynchronization("aten::_local_scalar_dense (item)");
+  noteSynchronization("aten::_local_scalar_dense (item)",
+                      currentStreamHandle(self.device().index()));
   checkFitsStorage(self, "aten::_local_scalar_dense (item)");
   const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
   const OpenRegStream stream = getCurrentOpenRegStream(self.device().index());

@@ -331,10 +331,7 @@ bool Call::dependsOnDefaultDtype() const {
   if (C10_LIKELY(c10::get_default_dtype_as_scalartype() == c10::kFloat)) return false;
   bool floating = false;
   for (const IValue &value : arguments_) {
-    eachTensor(value, [&](const at::Tensor &tensor) {
-      floating |= tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
-                  !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
-    });
+    eachTensor(value, [&](const at::Tensor &tensor) { floating |= isFloating(tensor); });
   }
   return !floating;
 }
@@ -380,7 +377,7 @@ Plan Call::resolve() {
     }
     tryOut(plan);
   }
-  const bool mustWait = dependsOnDefaultDtype() && makesFloats(*plan.spec);
+  const bool mustWait = dependsOnDefaultDtype() && makesFloats(*plan.spec) && !isCapturing(stream_);
   if (plan.spec->usable && !mustWait) plan.way = Way::kQueue;
   return plan;
 }
@@ -506,7 +503,7 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
 /* Where kernels cannot reach the device's memory: everything is copied to the CPU and back. A fork waits for the kernel
  * alone, because a copy may need what the thread that forks holds: a lane, the GIL. */
 void Call::copy() {
-  SyncNoted noted(traits_.name);
+  SyncNoted noted(traits_.name, stream_);
   begin();
   OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
   for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
@@ -516,7 +513,7 @@ void Call::copy() {
 }
 
 void Call::wait() {
-  noteSynchronization(traits_.name);
+  noteSynchronization(traits_.name, stream_);
   begin();
   OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
   std::optional<OperatorReport> report;

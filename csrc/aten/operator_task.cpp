@@ -147,6 +147,7 @@ struct OperatorTask final : Task {
   void add(const IValue &value, Storages &known);
   at::Tensor makeResult(const KeptMetadata &metadata, orStream_t stream);
   void run() override;
+  bool makesFloatsOfIntegers(c10::ArrayRef<IValue> arguments) const;
 
   OperatorHandle op;
   const OpTraits &traits;
@@ -159,8 +160,9 @@ struct OperatorTask final : Task {
   c10::SmallVector<IValue, 4> others;   // all other arguments
   c10::SmallVector<Memory, 4> memories;
   c10::SmallVector<Memory, 2> results;
-  int64_t largest = 0;  // elements of a tensor
-  bool isNode = false;  // of a graph: it runs at each replay
+  int64_t largest = 0;            // elements of a tensor
+  bool isNode = false;            // of a graph: it runs at each replay
+  bool usesDefaultDtype = false;  // a node's kernel makes floats of integers, by the default dtype
 
  private:
   friend class Node;
@@ -172,6 +174,7 @@ struct OperatorTask final : Task {
   }
   bool runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const;
   void runAsNode();
+  void useDefaultDtype(Stack &stack) const;
   c10::SmallVector<Reserved, 2> reserved() const;
   void runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reserved) const;
 
@@ -432,6 +435,45 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 
 /* ---- in a graph ---- */
 
+/* By the default dtype. An output (out=) of another one says so of pointwise operators alone: others may compute in its. */
+bool OperatorTask::makesFloatsOfIntegers(c10::ArrayRef<IValue> arguments) const {
+  bool reads = false, makes = false;
+  const auto isDefault = [this](c10::ScalarType dtype) {
+    return c10::toRealValueType(dtype) == defaultDtype;
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool out = traits.isWritten[i] && !traits.inPlace;
+    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
+      if (!isFloating(tensor)) return;
+      if (out)
+        makes |= traits.pointwise || isDefault(tensor.scalar_type());
+      else
+        reads = true;
+    });
+  }
+  if (reads || spec == nullptr) return makes && !reads;
+  for (const ResultSpec &result : spec->results) {
+    for (const KeptMetadata &made : result.fresh)
+      makes |= made.isDefined() && isDefault(TensorMetadata(made).dtype);
+  }
+  return makes;
+}
+
+/* The default dtype is the process's, and may be another at a replay: what the kernel would make floats of by it is of
+ * the capture's before. Conditions stay. */
+void OperatorTask::useDefaultDtype(Stack &stack) const {
+  if (C10_LIKELY(!usesDefaultDtype)) return;
+  const auto &arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (traits.isWritten[i] || arguments[i].name() == "condition") continue;
+    stack[i] = torch_openreg::forCpu(stack[i], [this](const at::Tensor &tensor) {
+      return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()
+                 ? tensor.to(defaultDtype)
+                 : tensor;
+    });
+  }
+}
+
 /* The form of a structured operator that writes where it is told to, which its other form calls too. Where it is not
  * pointwise it may take more time than what that saves, or want another place first (mse_loss). */
 std::optional<OperatorHandle> outForm(const OperatorHandle &op, const OperatorTask &task) {
@@ -476,6 +518,7 @@ class Node {
   void run(const OperatorTask &task) {
     if (out_) {
       running_ = stack_;
+      task.useDefaultDtype(running_);
       return out_->redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &running_);
     }
     Stack stack = stack_;
@@ -484,6 +527,7 @@ class Node {
         if (value.isGenerator()) ReplayedGenerator::seedIfReplayed(value.toGenerator());
       }
     }
+    task.useDefaultDtype(stack);
     c10::SmallVector<Reserved, 2> reserved = task.reserved();
     task.runKernel(stack, reserved);
     arguments_.checkWritten();
@@ -515,14 +559,16 @@ void OperatorTask::runAsNode() {
   }
 }
 
-/* A replay is no call: it is not counted. */
+/* A replay is no call: it is not counted, and neither are the halves of a torn one. */
 void OperatorTask::run() {
   const orPart part = isTearable() ? orTaskPart() : orPartWhole;
   if (isNode && part == orPartWhole) return runAsNode();
-  OpTimer timer(traits.counters->queued, traits.counters->queuedNs);
+  std::optional<OpTimer> timer;
+  if (C10_LIKELY(!isNode)) timer.emplace(traits.counters->queued, traits.counters->queuedNs);
   c10::SmallVector<Reserved, 2> places = reserved();
   Arguments arguments(*this);
   Stack stack = arguments.stack();
+  useDefaultDtype(stack);
   if (C10_UNLIKELY(part != orPartWhole)) {
     if (runHalf(part, stack, places) || part == orPartSecond) return;
   }
@@ -574,6 +620,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, CallKey &ke
   if (fresh) task->spec = std::move(spec);
   if (sanitizerActive()) reportOperator(op, stream, arguments, results);
   task->isNode = isCapturing(stream);
+  task->usesDefaultDtype = task->isNode && task->makesFloatsOfIntegers(arguments);
   const bool serial = task->largest <= kSerial;
   if (serial) task->caller.threads = 1;
   launchTask(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);

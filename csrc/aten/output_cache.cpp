@@ -264,7 +264,7 @@ bool appendToKey(CallKey &key, const IValue &value, bool kindOnly) {
 
 bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   key.push_back(reinterpret_cast<intptr_t>(&traits));
-  key.push_back(c10::get_default_dtype_as_scalartype() == c10::kFloat);
+  key.push_back(static_cast<int64_t>(c10::get_default_dtype_as_scalartype()));
   for (const IValue &value : arguments) appendTensors(key, value);
   double previous = kNoNumber;
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../torch/check.h"
@@ -34,7 +35,7 @@ orError_t runTask(void *args) {
   } catch (...) {
     result = orErrorLaunchFailure;
   }
-  if (!warnings.empty() && !kernel.warned) keepWarnings(warnings);
+  if (!warnings.empty() && !std::exchange(kernel.warned, true)) keepWarnings(warnings);
   return result;
 }
 

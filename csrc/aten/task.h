@@ -29,7 +29,8 @@ class Task {
   const char *const name;  // outlives the process
   const c10::Device device;
   CallerState caller = CallerState::now();
-  bool warned = false;  // what it warns of is known already
+  bool warned =
+      false;  // what it warns of is known already, as from a replay of the same graph before
 };
 
 /* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. `flags` are

@@ -4,6 +4,7 @@
  */
 #include "process_group.h"
 
+#include <openreg_graph.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <numeric>
@@ -11,6 +12,7 @@
 
 #include "../aten/tensor_metadata.h"
 #include "../torch/gil.h"
+#include "../torch/stream.h"
 
 namespace torch_openreg {
 
@@ -237,6 +239,10 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
   const bool message = queue != collectives();
   // Before the lock, which a thread of the parent may have held: nobody would open it.
   TORCH_CHECK(getpid() == process_, orGetErrorString(orErrorForked));
+  OPENREG_CHECK(orStreamRefuseCapture(
+      currentStreamHandle(device.index()), call.name,
+      "other ranks take part in it, whom a replay cannot ask: call it between the replays of two "
+      "graphs"));
   std::lock_guard<std::mutex> lock(mutex_);
   const OpType type = call.type;
   Tensors outputs = call.sparse.empty() ? call.out : call.sparse;

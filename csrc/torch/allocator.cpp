@@ -156,11 +156,12 @@ int64_t waitsForMemory(c10::DeviceIndex device) {
   return stats.sync_all_streams;
 }
 
-void noteWaitForMemory(void *block, size_t bytes, c10::DeviceIndex device) {
+void noteWaitForMemory(void *block, size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   c10::DataPtr owner = ownBlock(block, device);
   noteSynchronization(("an allocation of " + format_size(bytes) +
                        " on openreg:" + std::to_string(device) + " that had to wait for memory")
-                          .c_str());
+                          .c_str(),
+                      stream);
   owner.release_context();
 }
 
@@ -180,7 +181,7 @@ void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   if (C10_LIKELY(error == orSuccess)) {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, true);
     if (C10_UNLIKELY(noted) && waits != waitsForMemory(device))
-      noteWaitForMemory(block, bytes, device);
+      noteWaitForMemory(block, bytes, stream, device);
     return block;
   }
   if (error == orErrorMemoryAllocation) throwOutOfMemory(bytes, device);
@@ -231,7 +232,7 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
   }
   void emptyCache(c10::MempoolId_t mempool_id = {0, 0}) override {
     const c10::DeviceIndex count = checkedDeviceCount();
-    noteSynchronization("torch.openreg.empty_cache");
+    noteSynchronization("torch.openreg.empty_cache", currentStreamHandle(currentDevice()));
     HistoryScope scope(HistoryScope::Allocation);
     if (mempool_id != c10::MempoolId_t(0, 0)) return emptyPool(mempool_id);
     for (c10::DeviceIndex device = 0; device < count; ++device) {

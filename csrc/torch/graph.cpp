@@ -71,9 +71,9 @@ bool isCurrentStreamCapturing() {
          isCapturing(currentStreamHandle(currentDevice()));
 }
 
-void refuseInCapture(const std::string &operation) {
+void refuseInCapture(const std::string &operation, orStream_t stream) {
   OPENREG_CHECK(
-      orStreamRefuseCapture(currentStreamHandle(currentDevice()), operation.c_str(),
+      orStreamRefuseCapture(stream, operation.c_str(),
                             "it makes the host wait for the device, which runs nothing "
                             "before the replay: do it before the capture or after a replay"));
 }

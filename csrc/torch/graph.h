@@ -95,9 +95,8 @@ bool isCapturing(orStream_t stream);
 std::shared_ptr<CapturedGraph> graphOfCurrentStream(c10::DeviceIndex device);
 /* The calling thread's. No use of a device. */
 bool isCurrentStreamCapturing();
-/* Throws, and the capture is over, if the calling thread's current stream is being captured: `operation` makes the host
- * wait. */
-void refuseInCapture(const std::string &operation);
+/* Throws, and the capture is over, if the stream is being captured: `operation` makes the host wait for it. */
+void refuseInCapture(const std::string &operation, orStream_t stream);
 /* What was queued on the device is gone. */
 void graphsAreReset(c10::DeviceIndex device);
 

@@ -52,7 +52,7 @@ c10::DeviceCapability OpenRegGuardImpl::getDeviceCapability(c10::Device device) 
 
 void OpenRegGuardImpl::synchronizeDevice(const c10::DeviceIndex device_index) const {
   DeviceSwitch device(indexOrCurrent(device_index));
-  noteSynchronization("torch.accelerator.synchronize");
+  noteSynchronization("torch.accelerator.synchronize", currentStreamHandle(currentDevice()));
   OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }
 
@@ -127,7 +127,7 @@ bool OpenRegGuardImpl::queryEvent(void *event) const {
 
 void OpenRegGuardImpl::synchronizeEvent(void *event) const {
   if (event == nullptr) return;
-  noteSynchronization("Event.synchronize");
+  noteSynchronization("Event.synchronize", OR_STREAM_DEFAULT);  // the core knows a captured event
   OPENREG_CHECK_SYNCHRONIZED(orEventSynchronize(eventHandle(event)));
 }
 

@@ -78,7 +78,7 @@ bool canAccessPeer(int64_t index, int64_t peer) {
 
 void synchronize(int64_t index) {
   DeviceSwitch device(checkIndex(index));
-  noteSynchronization("torch.openreg.synchronize");
+  noteSynchronization("torch.openreg.synchronize", currentStreamHandle(currentDevice()));
   WithoutGil unlocked;
   OPENREG_CHECK_SYNCHRONIZED(orDeviceSynchronize());
 }

@@ -88,7 +88,7 @@ bool OpenRegStream::query() const {
 
 void OpenRegStream::synchronize() const {
   const orStream_t handle = stream();
-  noteSynchronization("Stream.synchronize");
+  noteSynchronization("Stream.synchronize", handle);
   OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(handle));
 }
 

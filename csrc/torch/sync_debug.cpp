@@ -9,9 +9,9 @@ std::atomic<SyncDebugMode> syncDebugMode{SyncDebugMode::Default};
 
 thread_local int SyncNoted::depth_ = 0;
 
-void warnOrThrowOnSynchronization(const std::string &operation) {
+void warnOrThrowOnSynchronization(const std::string &operation, orStream_t stream) {
   if (SyncNoted::depth_ != 0 || !interpreterRuns()) return;
-  refuseInCapture(operation);
+  refuseInCapture(operation, stream);
   if (syncDebugMode.load(std::memory_order_relaxed) == SyncDebugMode::Default) return;
   const std::string text = "called a synchronizing openreg operation: " + operation;
   TORCH_CHECK(syncDebugMode.load(std::memory_order_relaxed) != SyncDebugMode::Error, text);

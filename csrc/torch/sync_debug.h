@@ -24,18 +24,19 @@ inline bool notesSynchronization() {
                       capturesNow.load(std::memory_order_relaxed) != 0);
 }
 
-/* Warns, or throws, with the name of the operator or call; on a stream that is being captured it throws anyhow. */
-void warnOrThrowOnSynchronization(const std::string &operation);
+/* Warns, or throws, with the name of the operator or call; it throws anyhow if the stream, which the host is about to
+ * wait for, is being captured. */
+void warnOrThrowOnSynchronization(const std::string &operation, orStream_t stream);
 
-inline void noteSynchronization(const char *operation) {
-  if (notesSynchronization()) warnOrThrowOnSynchronization(operation);
+inline void noteSynchronization(const char *operation, orStream_t stream) {
+  if (notesSynchronization()) warnOrThrowOnSynchronization(operation, stream);
 }
 
 /* What is called inside has been noted under its caller's name. */
 class SyncNoted {
  public:
-  explicit SyncNoted(const char *operation) {
-    noteSynchronization(operation);
+  SyncNoted(const char *operation, orStream_t stream) {
+    noteSynchronization(operation, stream);
     ++depth_;
   }
   ~SyncNoted() { --depth_; }
@@ -43,7 +44,7 @@ class SyncNoted {
   SyncNoted &operator=(const SyncNoted &) = delete;
 
  private:
-  friend void warnOrThrowOnSynchronization(const std::string &operation);
+  friend void warnOrThrowOnSynchronization(const std::string &operation, orStream_t stream);
   static thread_local int depth_;
 };
 
