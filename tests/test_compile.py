@@ -229,9 +229,10 @@ def test_a_missing_wait_names_the_kernel_and_the_line():
     with torch.openreg.sanitizer.enable():
         x = torch.randn(1000, device=DEVICE)
         side = torch.openreg.Stream()
-        with torch.openreg.stream(side), pytest.raises(
-            torch.openreg.sanitizer.DataRaceError
-        ) as found:
+        with (
+            torch.openreg.stream(side),
+            pytest.raises(torch.openreg.sanitizer.DataRaceError) as found,
+        ):
             f(x)
         side.wait_stream(torch.openreg.current_stream())
         with torch.openreg.stream(side):
@@ -265,8 +266,11 @@ def test_a_missing_wait_is_shown_by_a_schedule():
 def test_what_is_not_done_says_so():
     f = torch.compile(lambda x: x * 2 + 1)
     x = torch.ones(3, device=DEVICE)
-    with torch._inductor.config.patch(cpp_wrapper=True), pytest.raises(
-        Exception, match="cpp_wrapper and AOTInductor are not implemented for openreg devices"
+    with (
+        torch._inductor.config.patch(cpp_wrapper=True),
+        pytest.raises(
+            Exception, match="cpp_wrapper and AOTInductor are not implemented for openreg devices"
+        ),
     ):
         f(x)
 
