@@ -13,7 +13,6 @@ from torch._dynamo.variables.ctx_manager import (
     register_device_context_manager,
 )
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-from torch._functorch._aot_autograd.utils import register_graphsafe_rng_device_type
 
 from .. import _C, openreg
 from . import fakes as fakes
@@ -119,7 +118,6 @@ def register():
     UserDefinedClassVariable._in_graph_classes().update({openreg.Stream, openreg.Event})
     for function, traced in _TRACED.items():
         substitute_in_graph(function, skip_signature_check=True)(traced)
-    register_graphsafe_rng_device_type("openreg")
 
 
 for _function in (openreg.device_count, openreg.is_available):

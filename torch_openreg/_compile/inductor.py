@@ -101,7 +101,7 @@ class Overrides(DeviceOpOverrides):
         return "torch.openreg.synchronize()"
 
     def device_guard(self, device_idx):
-        return f"torch.openreg.device({device_idx})"
+        return f"torch.openreg._DeviceGuard({device_idx})"
 
     def current_stream(self):
         return "torch.openreg.current_stream()"
