@@ -1,5 +1,5 @@
-"""Compiled steps against native torch.compile, and what compiling them takes. Two processes take turns,
-as in steps.py, each with a cache of generated code of its own."""
+"""Compiled steps against native torch.compile, and what compiling them takes. Two processes take
+turns, as in steps.py, each with a cache of generated code of its own."""
 
 import functools
 import json

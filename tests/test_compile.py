@@ -280,8 +280,8 @@ def test_what_is_not_done_says_so():
 
 def test_the_kernels_object_refuses_what_it_cannot_take():
     with pytest.raises(ValueError, match="roles of arguments are r, w, b, n and f, got 'rx'"):
-        _C._CompiledKernel(1, "k", "rx")
-    kernel = _C._CompiledKernel(1, "k", "rn")
+        _C._CompiledKernel(1, "k", "rx", False)
+    kernel = _C._CompiledKernel(1, "k", "rn", False)
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(TypeError, match="k takes 2 arguments, got 1"):
         kernel(x)
@@ -289,7 +289,7 @@ def test_the_kernels_object_refuses_what_it_cannot_take():
         kernel(1, 1)
     with pytest.raises(TypeError):
         kernel(x, "many")
-    two = _C._CompiledKernel(1, "k", "rr")
+    two = _C._CompiledKernel(1, "k", "rr", False)
     with pytest.raises(ValueError, match="where it cannot read a tensor of openreg:1"):
         two(x, x.to("openreg:1"))
     with pytest.raises(ValueError, match="where it cannot read a tensor of cpu"):

@@ -11,7 +11,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -23,7 +22,6 @@
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
 #include "accesses.h"
-#include "lane.h"
 #include "task.h"
 
 namespace py = pybind11;
@@ -74,9 +72,12 @@ struct CompiledTask final : Task {
 class CompiledKernel {
  public:
   /* `roles` says of each argument what the kernel does with it: r, w or b (reads, writes or both), or that it is a number:
-   * n (an integer) or f. */
-  CompiledKernel(size_t entry, const std::string &name, std::string roles)
-      : entry_(reinterpret_cast<Entry>(entry)), name_(kept(name)), roles_(std::move(roles)) {
+   * n (an integer) or f. `parallel`: it divides its work among threads, as its compiler found worthwhile. */
+  CompiledKernel(size_t entry, const std::string &name, std::string roles, bool parallel)
+      : entry_(reinterpret_cast<Entry>(entry)),
+        name_(kept(name)),
+        roles_(std::move(roles)),
+        parallel_(parallel) {
     TORCH_CHECK_VALUE(roles_.find_first_not_of("rwbnf") == std::string::npos, name,
                       ": the roles of arguments are r, w, b, n and f, got '", roles_, "'");
   }
@@ -97,6 +98,7 @@ class CompiledKernel {
   const Entry entry_;
   const char *const name_;
   const std::string roles_;
+  const bool parallel_;
 };
 
 c10::Device CompiledKernel::deviceOf(const py::args &given) const {
@@ -156,16 +158,13 @@ void CompiledKernel::report(orStream_t stream, const py::args &given) const {
 void CompiledKernel::operator()(const py::args &given) const {
   const c10::Device device = deviceOf(given);
   auto task = std::make_unique<CompiledTask>(name_, device, entry_);
-  int64_t largest = 0;
   for (size_t i = 0; i < roles_.size(); ++i) {
     if (isNumber(i)) {
       task->numbers.push_back(
           numberOf(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), roles_[i]));
       continue;
     }
-    const at::Tensor &tensor = tensorAt(given, i);
-    largest = std::max(largest, tensor.numel());
-    task->arguments.push_back(argumentOf(tensor, device, name_));
+    task->arguments.push_back(argumentOf(tensorAt(given, i), device, name_));
   }
   if (device.is_cpu()) {
     py::gil_scoped_release released;
@@ -173,15 +172,14 @@ void CompiledKernel::operator()(const py::args &given) const {
   }
   const orStream_t stream = currentStreamHandle(device.index());
   if (sanitizerActive()) report(stream, given);
-  const bool serial = largest <= kSerial;
-  if (serial) task->caller.threads = 1;
-  launchTask(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);
+  if (!parallel_) task->caller.threads = 1;
+  launchTask(std::move(task), stream, {}, parallel_ ? 0 : orLaunchAnyThread);
 }
 
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   py::class_<CompiledKernel>(m, "_CompiledKernel")
-      .def(py::init<size_t, const std::string &, std::string>(), py::arg("entry"), py::arg("name"),
-           py::arg("roles"))
+      .def(py::init<size_t, const std::string &, std::string, bool>(), py::arg("entry"),
+           py::arg("name"), py::arg("roles"), py::arg("parallel"))
       .def("__call__", &CompiledKernel::operator());
 });
 

@@ -102,7 +102,7 @@ _loaded = []  # libraries, which are never unloaded: tasks may be queued that ca
 def load(name, kinds, source):
     """The kernel of that source, whose arguments have the C++ types `kinds`; compiled by Inductor's
     processes, where it has some."""
-    does = roles(source, kinds)
+    does, parallel = roles(source, kinds), "#pragma omp parallel" in source
     source = _THREADS.sub(r"num_threads(std::min<int>(\1, omp_get_max_threads()))", source)
     source = with_entry(catch_in_parallel(source), "kernel", kinds)
     get = _Libraries.load_async(source, submit_fn=AsyncCompile.submit)
@@ -111,6 +111,6 @@ def load(name, kinds, source):
         library = get()
         _loaded.append(library)
         entry = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
-        return _C._CompiledKernel(entry, name, does)
+        return _C._CompiledKernel(entry, name, does, parallel)
 
     return LambdaFuture(made)
