@@ -537,8 +537,8 @@ print(work())
     assert out.splitlines() == ["[2.0, 2.0, 2.0]"] * 2
 
 
-# Stands in for what PyTorch makes its pool of threads with, in a process and once more in its forked
-# children, where other threads get time to come.
+# Stands in for what PyTorch makes its pool of threads with, in a process and once more in its
+# forked children, where other threads get time to come.
 SLOW_POOL = """
 #include <dlfcn.h>
 #include <stddef.h>
