@@ -132,19 +132,26 @@ def test_a_message_of_another_size_is_the_receivers_error(pair):
 
 def rank_drops(rank):
     """One device alone is reset: the other rank is told, and both go on in step."""
-    x = ones(4)
+    store = dist.distributed_c10d._get_default_store()
+    first, x = ones(4), ones(4)
     if rank:
+        earlier = dist.all_reduce(first, async_op=True)
+        torch.openreg.current_stream().synchronize()  # it is Gloo's, and waits for rank 0
         with torch.openreg.testing.gate() as gate:
             gate.wait()
             work = dist.all_reduce(x, async_op=True)
             torch.openreg.reset()
         with pytest.raises(dist.DistBackendError, match="its device was reset"):
-            work.wait()
-            torch.openreg.synchronize()
+            work.wait()  # at once, though no thread has come to it
+        store.set("dropped", "")
+        earlier.wait()
     else:
+        store.wait(["dropped"])
+        dist.all_reduce(first)
         with pytest.raises(dist.DistBackendError, match=r"rank 1 calls .*, whose inputs were drop"):
             dist.all_reduce(x)
             torch.openreg.synchronize()
+    assert first.tolist() == [2.0] * 4
     y = ones(4)
     dist.all_reduce(y)
     assert y.tolist() == [2.0] * 4

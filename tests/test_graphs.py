@@ -1,6 +1,7 @@
 """Graphs, by way of torch.openreg.graph and torch.accelerator.Graph."""
 
 import gc
+import inspect
 import re
 import threading
 import warnings
@@ -533,6 +534,32 @@ def test_an_optimizer_that_is_not_capturable(optimizer):
     with pytest.raises(RuntimeError, match=f"{optimizer.__name__} but param_groups' capturable"):
         captured(training.step)
     training.step()
+
+
+def test_what_pytorch_checks_itself_is_not_checked_twice():
+    torch.openreg.init()
+    check = torch.optim.Optimizer._accelerator_graph_capture_health_check
+    assert hasattr(check, "__wrapped__") == (torch.__version__ < "2.15")
+
+
+def test_arguments_by_place_are_those_of_this_pytorch():
+    every = inspect.signature(torch.cuda.graph).parameters
+    values = {name: parameter.default for name, parameter in every.items()}
+    values |= {"cuda_graph": torch.openreg.Graph(), "check_input_liveness": True}
+    with pytest.raises(NotImplementedError, match="check_input_liveness=True"):
+        torch.openreg.graph(*values.values()).__enter__()
+    values |= {"enable_annotations": True}
+    with pytest.raises(NotImplementedError, match="enable_annotations=True"):
+        torch.openreg.graph(*values.values())
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="takes neither")
+def test_what_graphed_callables_are_captured_with():
+    x = torch.ones(3, device=DEVICE)
+    f = torch.openreg.make_graphed_callables(torch.sin, (x,), capture_error_mode="relaxed")
+    assert torch.equal(f(torch.zeros_like(x)), torch.zeros_like(x))
+    with pytest.raises(NotImplementedError, match="enable_annotations=True"):
+        torch.openreg.make_graphed_callables(torch.sin, (x,), enable_annotations=True)
 
 
 def test_the_end_on_another_stream():

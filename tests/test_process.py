@@ -537,6 +537,46 @@ print(work())
     assert out.splitlines() == ["[2.0, 2.0, 2.0]"] * 2
 
 
+# Stands in for what PyTorch makes its pool of threads with, in a process and once more in its
+# forked children, where other threads get time to come.
+SLOW_POOL = """
+#include <dlfcn.h>
+#include <stddef.h>
+#include <unistd.h>
+void *pthreadpool_create(size_t threads) {
+  static int made;
+  void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  void *(*create)(size_t) = (void *(*)(size_t))dlsym(torch, "pthreadpool_create");
+  if (made++ && write(1, "anew, ", 6) == 6) usleep(300000);
+  return create(threads);
+}
+"""
+
+
+def test_lanes_that_start_together_in_a_forked_child(tmp_path, run_ok):
+    # PyTorch's pool is not there while the first one makes it.
+    library = tmp_path / "slow_pool.so"
+    command = [*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", "-x", "c", "-"]
+    subprocess.run([*command, "-o", str(library)], input=SLOW_POOL, text=True, check=True)
+    out = run_ok(
+        IN_CHILD
+        + """
+import torch
+torch.set_num_threads(1)
+torch.get_num_threads()  # of a thread that has not asked, the fork does so
+def work():
+    for stream in [torch.openreg.Stream() for _ in range(4)]:
+        with stream:
+            torch.openreg._sleep(1)
+    torch.openreg.synchronize()
+    return "done"
+print(in_child(work))
+""",
+        {"LD_PRELOAD": str(library)},
+    )
+    assert out == "anew, done\n"
+
+
 @pytest.mark.parametrize("poison", ["0", "1"])
 def test_a_child_that_drops_a_tensor_changes_nothing(run_ok, poison):
     out = run_ok(

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -80,10 +81,18 @@ void setThreads(int count) {
   if (threadControl().mklLocal != nullptr) threadControl().mklLocal(count);
 }
 
+/* Trips PyTorch's lazy initialisation of this thread, which would undo what is set afterwards. In a forked child the first
+ * one makes PyTorch's pool of threads anew, with no lock (caffe2::pthreadpool): whoever comes meanwhile finds none, and
+ * throws. */
+void initialiseThread() {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  at::get_num_threads();
+}
+
 void startLane(int, int wide) {
   KernelScope here;
-  // Trips PyTorch's lazy initialisation of this thread, which would undo what follows.
-  at::get_num_threads();
+  initialiseThread();
   onLane = true;
   wideLane = wide != 0;
   if (!wideLane) setThreads(1);
@@ -193,7 +202,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
 }
 
 void useOneThread() {
-  at::get_num_threads();  // as in startLane
+  initialiseThread();
   setThreads(1);
 }
 

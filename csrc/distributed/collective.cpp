@@ -191,6 +191,11 @@ void HandOver::finish(State to) {
   changed.notify_all();
 }
 
+bool HandOver::wasDropped() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return state == dropped;
+}
+
 bool HandOver::await() {
   std::unique_lock<std::mutex> lock(mutex);
   const auto mayBegin = [this] {
@@ -349,7 +354,7 @@ void Collective::divide(std::vector<at::Tensor> &host) const {
 
 void Collective::run(c10d::Backend &gloo) {
   if (!handOver_->await()) {
-    complete(failure("its device was reset or failed before the inputs were there"), false);
+    complete(dropped(), false);
     call_.says.dropped = true;
     try {
       agree(gloo);
@@ -374,7 +379,7 @@ void Collective::run(c10d::Backend &gloo) {
       source_ = work->sourceRank();
     }
   } catch (const std::exception &failed) {
-    error = failure(failed.what());
+    error = failure(failed.what(), call_.peers);
   }
   complete(std::move(error), true);
 }
@@ -392,11 +397,15 @@ void Collective::agree(c10d::Backend &gloo) {
   throw std::runtime_error(text);
 }
 
-std::exception_ptr Collective::failure(const char *what) const {
+std::exception_ptr Collective::dropped() const {
+  return failure("its device was reset or failed before the inputs were there", {});
+}
+
+std::exception_ptr Collective::failure(const char *what, const std::vector<int> &peers) const {
   const std::string reason = plain(what);
   std::string text = c10::str(call_.name, " of group ", group_, " failed on ",
                               queues_->peers().rank(rank_), " of ", queues_->size(), ": ", reason);
-  if (!call_.peers.empty()) text += " (peer: " + queues_->peers().named(reason, call_.peers) + ")";
+  if (!peers.empty()) text += " (peer: " + queues_->peers().named(reason, peers) + ")";
   return backendError(std::move(text));
 }
 
@@ -455,6 +464,8 @@ void Collective::synchronize() {
 
 bool Collective::wait(std::chrono::milliseconds timeout) {
   synchronize();
+  // The queue's thread may come to it later, and a device that was reset has no error: nobody else would say so.
+  if (handOver_->wasDropped()) std::rethrow_exception(dropped());
   std::exception_ptr error;
   {
     WithoutGil unlocked;

@@ -101,6 +101,7 @@ struct HandOver {
   void finish(State to);
   /* False if the task never ran. */
   bool await();
+  bool wasDropped();
   /* By the schedule's task, and for the time of it. */
   void begin(bool runs);
   void end();
@@ -154,7 +155,8 @@ class Collective final : public c10d::Work {
   void markFuture();
   std::vector<at::Tensor> takeMemory();
   void divide(std::vector<at::Tensor> &host) const;
-  std::exception_ptr failure(const char *what) const;
+  std::exception_ptr failure(const char *what, const std::vector<int> &peers) const;
+  std::exception_ptr dropped() const;  // by any thread
   void complete(std::exception_ptr error, bool ofDevice);
 
   const std::shared_ptr<CollectiveQueues> queues_;

@@ -3,7 +3,7 @@
 import threading
 
 from .. import _C
-from ._refusals import on_first_use
+from . import _compat, _refusals
 
 _lock = threading.RLock()
 _called = False
@@ -45,7 +45,8 @@ def _lazy_init():
         if not _called:
             _called = True
             _C._register_operators()
-            on_first_use()
+            _refusals.on_first_use()
+            _compat.on_first_use()
         while _queued:  # what is left where one has raised is for the next use
             _queued.pop(0)()
 

@@ -14,7 +14,6 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from .. import _C
 from ._utils import is_ours
 
 _SHARING = (
@@ -71,7 +70,6 @@ def on_first_use():
     """What only matters once there can be a tensor of ours."""
     _check_queues()
     _check_byteswap()
-    _check_optimizers()
 
 
 def _check_queues():
@@ -108,22 +106,3 @@ def _check_byteswap():
         return byteswap(self, dtype)
 
     torch.UntypedStorage.byteswap = byteswap_or_refuse
-
-
-def _check_optimizers():
-    """Those whose state a capture would freeze, as on CUDA."""
-    optimizer = torch.optim.Optimizer
-    check_theirs = optimizer._accelerator_graph_capture_health_check
-
-    @functools.wraps(check_theirs)
-    def check(self):
-        check_theirs(self)
-        if not _C._is_current_stream_capturing():
-            return
-        if not all(group["capturable"] for group in self.param_groups):
-            raise RuntimeError(
-                f"Attempting graph capture of step() for an instance of {type(self).__name__} but "
-                "param_groups' capturable is False."
-            )
-
-    optimizer._accelerator_graph_capture_health_check = check

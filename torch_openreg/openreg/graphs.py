@@ -11,7 +11,9 @@
 docs/graphs.md says what can be captured, and what goes wrong how.
 """
 
+import functools
 import gc
+import inspect
 import types
 
 import torch
@@ -33,8 +35,10 @@ __all__ = [
 ]
 
 
-# Read here, because under as_cuda() the name is this file's function.
+# Read here, because under as_cuda() the names are this file's. What they take depends on PyTorch's
+# version.
 _THEIRS = torch.cuda.graphs.make_graphed_callables
+_SIGNATURE = inspect.signature(torch.cuda.graphs.graph)
 
 
 def is_current_stream_capturing():
@@ -86,34 +90,31 @@ class graph:
         stream: to capture on; None is one that all captures share.
         capture_error_mode: as of ``Graph.capture_begin``.
         enable_annotations: True raises NotImplementedError.
+        annotation_config: from PyTorch 2.15 on, for annotations alone.
         check_input_liveness: as of ``Graph.capture_begin``.
     """
 
     default_capture_stream = None
+    __signature__ = _SIGNATURE
 
-    def __init__(
-        self,
-        cuda_graph,
-        pool=None,
-        stream=None,
-        capture_error_mode="global",
-        enable_annotations=False,
-        check_input_liveness=False,
-    ):
-        if enable_annotations:
+    def __init__(self, *args, **kwargs):
+        given = _SIGNATURE.bind(*args, **kwargs)
+        given.apply_defaults()
+        given = types.SimpleNamespace(**given.arguments)
+        if given.enable_annotations:
             raise NotImplementedError(
                 "enable_annotations=True: they are for NVIDIA's tools, which see no openreg graph; "
                 "debug_dump draws one"
             )
-        if stream is None:
+        if given.stream is None:
             if type(self).default_capture_stream is None:
                 type(self).default_capture_stream = Stream()
-            stream = type(self).default_capture_stream
-        self.cuda_graph = cuda_graph
-        self.pool = pool
-        self.capture_stream = stream
-        self.capture_error_mode = capture_error_mode
-        self.check_input_liveness = check_input_liveness
+            given.stream = type(self).default_capture_stream
+        self.cuda_graph = given.cuda_graph
+        self.pool = given.pool
+        self.capture_stream = given.stream
+        self.capture_error_mode = given.capture_error_mode
+        self.check_input_liveness = given.check_input_liveness
 
     def __enter__(self):
         synchronize()
@@ -158,9 +159,8 @@ class _Torch:
         return getattr(torch, name)
 
 
-def make_graphed_callables(
-    callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None
-):
+@functools.wraps(_THEIRS, assigned=())  # its signature
+def make_graphed_callables(*args, **kwargs):
     """PyTorch's own ``torch.cuda.make_graphed_callables``, for this device: functions or modules
     whose forward and backward are graphs.
 
@@ -170,6 +170,8 @@ def make_graphed_callables(
         num_warmup_iters: how often each runs before it is captured.
         allow_unused_input: whether an argument may be unused.
         pool: as of ``Graph.capture_begin``.
+        capture_error_mode: as of ``Graph.capture_begin``. From PyTorch 2.14 on, as the next one.
+        enable_annotations: True raises NotImplementedError.
 
     It synchronises the device. What is returned is asynchronous, on the current stream.
     """
@@ -179,4 +181,4 @@ def make_graphed_callables(
         "graph_pool_handle": graph_pool_handle,
     }
     make = types.FunctionType(_THEIRS.__code__, names, argdefs=_THEIRS.__defaults__)
-    return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool)
+    return make(*args, **kwargs)

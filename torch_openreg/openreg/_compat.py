@@ -1,0 +1,34 @@
+"""What PyTorch does by itself from some version on. Each part names that version, and goes when the
+ones before it do.
+"""
+
+import functools
+
+import torch
+
+from .. import _C
+
+
+def on_first_use():
+    """What only matters once there can be a tensor of ours."""
+    if torch.__version__ < "2.15":
+        _check_optimizers()
+
+
+def _check_optimizers():
+    """Those whose state a capture would freeze, as on CUDA."""
+    optimizer = torch.optim.Optimizer
+    check_theirs = optimizer._accelerator_graph_capture_health_check
+
+    @functools.wraps(check_theirs)
+    def check(self):
+        check_theirs(self)
+        if not _C._is_current_stream_capturing():
+            return
+        if not all(group["capturable"] for group in self.param_groups):
+            raise RuntimeError(
+                f"Attempting graph capture of step() for an instance of {type(self).__name__} but "
+                "param_groups' capturable is False."
+            )
+
+    optimizer._accelerator_graph_capture_health_check = check
