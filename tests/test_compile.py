@@ -203,23 +203,102 @@ def test_a_compiled_function_in_a_graph():
 # ---- Faults ----
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_index_out_of_range_is_the_devices_error(threads):
+@pytest.fixture(params=[1, 2])
+def threads(request):
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        f = torch.compile(lambda table, i: table[i] * 2)
-        table = torch.randn(10000, 64, device=DEVICE)
-        i = torch.randint(0, 10000, (5000,), device=DEVICE)
-        right = f(table, i)
-        wrong = i.clone()
-        wrong[77] = 123456
-        f(table, wrong)  # nothing is known of it yet
-        with pytest.raises(RuntimeError, match=r"index out of bounds: 0 <= \w+ < 10000"):
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_an_index_out_of_range_is_the_devices_error(threads):
+    f = torch.compile(lambda table, i: table[i] * 2)
+    table = torch.randn(10000, 64, device=DEVICE)
+    i = torch.randint(0, 10000, (5000,), device=DEVICE)
+    right = f(table, i)
+    wrong = i.clone()
+    wrong[77] = 123456
+    f(table, wrong)  # nothing is known of it yet
+    with pytest.raises(RuntimeError, match=r"index out of bounds: 0 <= \w+ < 10000"):
+        torch.openreg.synchronize()
+    assert torch.equal(f(table, i), right)
+
+
+@pytest.mark.parametrize("rows", [2000, 3])
+def test_an_index_out_of_range_in_loops_that_openmp_collapses(rows, threads):
+    def f(table, i, j):
+        return table[i] * 2, table[j].sum(1)
+
+    table = torch.arange(2100.0, device=DEVICE).remainder(8).view(7, 300)
+    i = torch.arange(6000, device=DEVICE).view(3, 2000) % 7
+    j = i[:, :rows].contiguous()
+    compiled = torch.compile(f, dynamic=False)
+    for made, right in zip(compiled(table, i, j), f(table, i, j), strict=True):
+        assert torch.equal(made, right)
+    for wrong in ((i.masked_fill(i == 3, 99), j), (i, j.masked_fill(j == 1, 99))):
+        compiled(table, *wrong)
+        with pytest.raises(RuntimeError, match=r"index out of bounds: 0 <= \w+ < 7"):
             torch.openreg.synchronize()
-        assert torch.equal(f(table, i), right)
-    finally:
-        torch.set_num_threads(before)
+
+
+SHARED_OUT = """extern "C" void kernel(int64_t* out)
+{
+    #pragma omp parallel
+    {
+        #pragma omp for collapse(2)
+        for(int64_t x0=0; x0<3; x0+=1)
+        {
+            for(int64_t x1=0; x1<300; x1+=1)
+            {
+                TORCH_CHECK(nested);
+            }
+        }
+        #pragma omp single
+        {
+            TORCH_CHECK(alone);
+        }
+    }
+}
+"""
+
+
+def test_checks_are_caught_inside_of_collapsed_loops_and_single_blocks():
+    from torch._inductor import compile_fx  # noqa: F401
+
+    from torch_openreg._compile.kernels import catch_in_parallel
+
+    made = catch_in_parallel(SHARED_OUT)
+    assert re.search(r"collapse\(2\)\n.*\n\s*\{\s*for\(int64_t x1[^\n]*\s*\{ try \{", made)
+    assert re.search(r"single\n\s*\{ try \{\s*TORCH_CHECK\(alone", made)
+    assert made.count("catch (...)") == 2
+
+
+BESIDE = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+static std::atomic<int> error{0};
+extern "C" void begin() { inductor_cpu_integer_div_error_flag = &error; }
+extern "C" int end() {
+  const bool kept = inductor_cpu_integer_div_error_flag == &error;
+  inductor_cpu_integer_div_error_flag = nullptr;
+  return kept ? error.load() : -1;
+}
+"""
+
+
+def test_divisions_by_zero_of_two_kernels_are_not_mixed_up(threads):
+    from torch._inductor.codecache import CppCodeCache
+
+    f = torch.compile(lambda x, y: x // y)
+    x = torch.arange(100000, device=DEVICE)
+    y = torch.ones_like(x)
+    assert torch.equal(f(x, y), x)
+    y[77] = 0
+    beside = CppCodeCache.load(BESIDE)
+    beside.begin()  # as in a kernel of the CPU, which runs meanwhile
+    f(x, y)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        torch.openreg.synchronize()
+    assert beside.end() == 0
 
 
 @pytest.mark.racy

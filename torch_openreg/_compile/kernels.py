@@ -52,7 +52,15 @@ def roles(source, kinds):
 
 # Of the loops, whose work OpenMP divides; a template's is divided by the number.
 _THREADS = re.compile(r"num_threads\((\d+)\)(?=\s*\{\s*int tid = omp_get_thread_num)")
-_FOR = re.compile(r"^([ \t]*)#pragma omp for[^\n]*\n[ \t]*for *\([^\n]*\)\n\1(?=\{)", re.M)
+# What threads share out: the body of loops, of which some are collapsed, or one block.
+_SHARED = re.compile(
+    r"^[ \t]*#pragma omp (?:single|(?:parallel )?for(?:[^\n]*collapse\((\d+)\))?)[^\n]*\n", re.M
+)
+_LOOP = re.compile(r"\s*\{?\s*for *\([^\n]*\)\s*(?=\{)")
+_DIVIDES = re.compile(r"\b(?:floor_divide_integral|remainder_integral|mod)\(")
+# A division by zero is noted in what this variable points to, one for the whole process, though
+# kernels run beside each other. It stays null, so that the division throws as other checks do.
+_DIVISIONS = re.compile(r"^.*inductor_cpu_(?:integer_div_error|throw_if_integer).*\n", re.M)
 
 
 def _end_of_block(source, start):
@@ -64,23 +72,35 @@ def _end_of_block(source, start):
     raise AssertionError("a block without its end")
 
 
+def _body_of(source, shared):
+    """Where the block begins that one thread runs at a time, after its loops."""
+    at = shared.end()
+    if shared[0].rstrip().endswith("single"):
+        return source.index("{", at)
+    for _ in range(int(shared[1] or 1)):
+        at = _LOOP.match(source, at).end()
+    return at
+
+
 def catch_in_parallel(source):
-    """No exception may leave an OpenMP loop, or the process ends: the first that a check throws
-    there is kept, and thrown by the kernel."""
-    if "TORCH_CHECK" not in source or not _FOR.search(source):
+    """No exception may leave what OpenMP shares out, or the process ends: the first that a check
+    throws there is kept, and thrown by the kernel."""
+    throws = "TORCH_CHECK" in source or _DIVIDES.search(source)
+    if not (throws and _SHARED.search(source)):
         return source
     begin = source.index("{", source.index('extern "C"')) + 1
     out, at = [source[:begin], "\nstd::mutex failing; std::exception_ptr failure;\n"], begin
-    for match in _FOR.finditer(source, begin):
-        if match.start() < at:
+    for shared in _SHARED.finditer(source, begin):
+        if shared.start() < at:
             continue
-        end = _end_of_block(source, match.end())
+        start = _body_of(source, shared)
+        end = _end_of_block(source, start)
         out += [
-            source[at : match.end()],
-            "try ",
-            source[match.end() : end],
+            source[at:start],
+            "{ try ",
+            source[start:end],
             " catch (...) { std::lock_guard<std::mutex> one(failing);"
-            " if (!failure) failure = std::current_exception(); }",
+            " if (!failure) failure = std::current_exception(); } }",
         ]
         at = end
     end = _end_of_block(source, begin - 1) - 1
@@ -104,8 +124,9 @@ def load(name, kinds, source):
     processes, where it has some."""
     does, parallel = roles(source, kinds), "#pragma omp parallel" in source
     source = _THREADS.sub(r"num_threads(std::min<int>(\1, omp_get_max_threads()))", source)
-    source = with_entry(catch_in_parallel(source), "kernel", kinds)
-    get = _Libraries.load_async(source, submit_fn=AsyncCompile.submit)
+    source = with_entry(catch_in_parallel(_DIVISIONS.sub("", source)), "kernel", kinds)
+    own = ("-fno-gnu-unique",) if _DIVIDES.search(source) else ()  # not the CPU kernels' variable
+    get = _Libraries.load_async(source, submit_fn=AsyncCompile.submit, extra_flags=own)
 
     def made():
         library = get()
