@@ -95,6 +95,11 @@ def test_random_numbers_are_the_generators():
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(
+    torch.__version__ >= "2.15",
+    reason="PyTorch runs an operator under a kept state of CUDA's and XPU's generators alone",
+    strict=True,
+)
 def test_checkpoint_draws_the_same_numbers_again():
     from torch.utils.checkpoint import checkpoint
 
@@ -222,23 +227,6 @@ def test_an_index_out_of_range_is_the_devices_error(threads):
     with pytest.raises(RuntimeError, match=r"index out of bounds: 0 <= \w+ < 10000"):
         torch.openreg.synchronize()
     assert torch.equal(f(table, i), right)
-
-
-@pytest.mark.parametrize("rows", [2000, 3])
-def test_an_index_out_of_range_in_loops_that_openmp_collapses(rows, threads):
-    def f(table, i, j):
-        return table[i] * 2, table[j].sum(1)
-
-    table = torch.arange(2100.0, device=DEVICE).remainder(8).view(7, 300)
-    i = torch.arange(6000, device=DEVICE).view(3, 2000) % 7
-    j = i[:, :rows].contiguous()
-    compiled = torch.compile(f, dynamic=False)
-    for made, right in zip(compiled(table, i, j), f(table, i, j), strict=True):
-        assert torch.equal(made, right)
-    for wrong in ((i.masked_fill(i == 3, 99), j), (i, j.masked_fill(j == 1, 99))):
-        compiled(table, *wrong)
-        with pytest.raises(RuntimeError, match=r"index out of bounds: 0 <= \w+ < 7"):
-            torch.openreg.synchronize()
 
 
 SHARED_OUT = """extern "C" void kernel(int64_t* out)
