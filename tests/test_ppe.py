@@ -78,7 +78,8 @@ def test_it_is_registered_by_importing_theirs(run_ok, imports):
         import torch, torch_openreg.ppe
         print(found is torch_openreg.ppe.OpenRegRuntime, torch.openreg.is_initialized())
         print(type(ppe.to(torch.nn.Linear(2, 2), "openreg:1")._ppe_runtime).__name__)
-        print([finder for finder in sys.meta_path if type(finder).__name__ == "_AfterImport"])
+        waiting = [getattr(finder, "theirs", None) for finder in sys.meta_path]
+        print([name for name in waiting if name and name.startswith("pytorch_pfn_extras")])
     """)
     assert out.split() == ["True", "False", "OpenRegRuntime", "[]"]
 
