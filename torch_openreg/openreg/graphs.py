@@ -82,7 +82,7 @@ class graph:
     """A context that captures what is queued in it, on a stream of its own.
 
     It synchronises the device and empties the allocator's cache first, as ``torch.cuda.graph``
-    does.
+    does. `args` and `kwargs` are those of that one, in the PyTorch at hand.
 
     Args:
         cuda_graph: the graph to fill.
@@ -172,6 +172,9 @@ def make_graphed_callables(*args, **kwargs):
         pool: as of ``Graph.capture_begin``.
         capture_error_mode: as of ``Graph.capture_begin``. From PyTorch 2.14 on, as the next one.
         enable_annotations: True raises NotImplementedError.
+
+    `args` and `kwargs` are those of PyTorch's own, in the version at hand. Raises AssertionError
+    for what cannot be made a graph, a module with hooks for example.
 
     It synchronises the device. What is returned is asynchronous, on the current stream.
     """
