@@ -174,7 +174,8 @@ def make_graphed_callables(*args, **kwargs):
         enable_annotations: True raises NotImplementedError.
 
     `args` and `kwargs` are those of PyTorch's own, in the version at hand. Raises AssertionError
-    for what cannot be made a graph, a module with hooks for example.
+    and RuntimeError for what cannot be made a graph, as that one does: a module with hooks, for
+    example, or under autocast with its cache.
 
     It synchronises the device. What is returned is asynchronous, on the current stream.
     """
