@@ -216,6 +216,15 @@ def clean_device(request):
 
 
 @pytest.fixture
+def nothing_left():
+    """For tests that count memory: Python may otherwise collect what earlier tests have left in the
+    midst of a count."""
+    gc.collect()
+    for index in range(torch.openreg.device_count()):
+        torch.openreg.synchronize(index)
+
+
+@pytest.fixture
 def watching():
     """Reports are kept and said nothing of, unless the test enables another mode."""
     sanitizer = torch.openreg.sanitizer

@@ -138,6 +138,7 @@ def test_the_choice_is_the_cpus(dtype):
     assert "flash" in alike(program)[0][0]
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_long_sequence_takes_no_memory_of_its_square():
     q = torch.rand(1, 1, 4096, 16, device=DEVICE)
     torch.openreg.synchronize(DEVICE)

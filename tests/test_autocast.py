@@ -195,6 +195,7 @@ def test_a_dtype_it_has_not_is_disabled_with_a_warning():
         assert torch.mm(x, x).dtype == torch.float32
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_weights_are_cast_once():
     weight = torch.rand(64, 64, device=DEVICE, requires_grad=True)
     x = torch.rand(64, 64, device=DEVICE, dtype=torch.float16)

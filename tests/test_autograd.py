@@ -84,6 +84,7 @@ def test_saved_tensors(name):
     alike(lambda device: saved(device, CONTEXTS[name](device)))
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_saved_tensors_leave_the_device():
     x = drawn(DEVICE, 256, 256)
     held = []

@@ -234,6 +234,7 @@ def test_autocast_is_restored_in_the_recomputation(reentrant):
     assert x.grad is not None
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_checkpoints_hold_less_memory():
     net = torch.nn.Sequential(
         *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(8))

@@ -127,6 +127,7 @@ def test_lost_says_what_a_lost_device_says():
     assert x.fill_(2).tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_statistics_of_an_injected_out_of_memory_are_exact():
     kept = torch.ones(1000, device="openreg")
     cached = torch.empty(3 << 20, dtype=torch.uint8, device="openreg")

@@ -523,6 +523,7 @@ def test_the_first_step_runs_ahead(name, setting, runs_ahead):
     runs_ahead(optimizer.step)
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("name", "setting"), [("Adam", "foreach"), ("Adam", "fused")])
 def test_memory_does_not_grow(name, setting):
     model = new_model().to(DEVICE)

@@ -595,6 +595,7 @@ def test_what_a_capture_frees_is_its_graphs_own():
     assert all((t == 7).all() for t in held)
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_capture_uses_again_what_it_has_freed():
     x = torch.ones(1 << 20, device=DEVICE)
 
@@ -613,6 +614,7 @@ def test_a_capture_uses_again_what_it_has_freed():
     assert y[0].item() == 21
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_the_memory_goes_with_the_graph():
     torch.openreg.empty_cache()
     before = torch.openreg.memory_reserved()
@@ -892,6 +894,7 @@ print(x.tolist())
     assert out == "0 0\n0 0\n[1.0, 1.0, 1.0, 1.0]\n"
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.slow
 def test_ten_thousand_captures_leave_nothing():
     x = torch.zeros(1000, device=DEVICE)

@@ -297,6 +297,7 @@ def test_random_numbers_go_on():
     assert torch.equal(torch.rand(4, device=DEVICE).cpu(), expected[1])
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_memory_statistics():
     before = torch.openreg.memory_allocated()
     ooms = torch.openreg.memory_stats()["num_ooms"]

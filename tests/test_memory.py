@@ -1,6 +1,5 @@
 """The device allocator: statistics, reuse in stream order, out of memory, deleters anywhere."""
 
-import gc
 import threading
 
 import pytest
@@ -13,11 +12,7 @@ DEVICE = "openreg:0"
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Python may otherwise collect what earlier tests have left in the midst of a count."""
-    gc.collect()
-    torch.accelerator.synchronize()
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def test_statistics():

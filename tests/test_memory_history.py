@@ -1,6 +1,5 @@
 """Snapshots, the history of allocations, limits and settings: torch.openreg.memory."""
 
-import gc
 import pickle
 import sys
 import threading
@@ -13,6 +12,7 @@ import torch_openreg  # noqa: F401
 
 DEVICE = "openreg:0"
 MIB = 1 << 20
+pytestmark = pytest.mark.usefixtures("nothing_left")
 memory = torch.openreg.memory
 
 
@@ -41,7 +41,6 @@ def names(entry):
 
 
 def test_segments_and_blocks():
-    gc.collect()  # what other tests left in cycles would go while this one counts
     torch.openreg.empty_cache()
     x = torch.empty(700, dtype=torch.uint8, device=DEVICE)
     y = torch.empty(3 * MIB, dtype=torch.uint8, device="openreg:1")

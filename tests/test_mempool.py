@@ -1,6 +1,5 @@
 """Private pools of device memory: torch.openreg.MemPool, use_mem_pool, graph_pool_handle."""
 
-import gc
 import threading
 
 import pytest
@@ -14,10 +13,7 @@ memory = torch.openreg.memory
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
-    """Python may otherwise collect what earlier tests have left in the midst of a count."""
-    gc.collect()
-    torch.accelerator.synchronize()
+def nothing_cached(nothing_left):
     torch.accelerator.empty_cache()
 
 

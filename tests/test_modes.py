@@ -245,6 +245,7 @@ def test_modules_that_begin_without_memory():
 # ---- Modes and tensors of one's own ----
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_fake_tensors():
     def program(device):
         with FakeTensorMode():

@@ -116,6 +116,7 @@ def test_pinned_loader(workers):
     assert total.item() == 2 * 31 * 16
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_host_memory_statistics():
     torch.accelerator.empty_host_cache()
     torch.openreg.reset_peak_host_memory_stats()

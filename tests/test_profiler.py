@@ -361,6 +361,7 @@ def test_memory_profile():
     assert "[memory]" not in {e.key for e in p.key_averages()}
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_memory_profile_in_the_chrome_trace(tmp_path):
     before = torch.openreg.memory_allocated()
     with profile(activities=BOTH, profile_memory=True) as p:

@@ -123,6 +123,7 @@ def test_losses_are_the_cpus(name, sizes):
         torch.testing.assert_close(state[key].cpu(), value, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("name", TASKS)
 def test_memory_does_not_grow(name):
     make_model, make_batch, make_optimizer = TASKS[name]
