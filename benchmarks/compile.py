@@ -11,7 +11,6 @@ import time
 import steps
 import torch
 
-TURNS = 9
 COMPILE_LIMIT = 1.1
 
 
@@ -42,11 +41,6 @@ PROGRAMS = {
 }
 
 
-def synchronize(device):
-    if device != "cpu":
-        torch.accelerator.synchronize()
-
-
 @functools.lru_cache(maxsize=1)
 def program(name, device, threads):
     """The step, and how many seconds its first call took, in which it is compiled."""
@@ -56,36 +50,30 @@ def program(name, device, threads):
     step = PROGRAMS[name][0](device)
     start = time.perf_counter()
     step()
-    synchronize(device)
+    steps.synchronizing(device)()
     return step, time.perf_counter() - start
 
 
 def turn(name, device, threads):
     step, first = program(name, device, threads)
-    steps.steps_us(step, lambda: synchronize(device), 0.03)
-    return steps.steps_us(step, lambda: synchronize(device), 0.15), first
+    synchronize = steps.synchronizing(device)
+    steps.steps_us(step, synchronize, 0.03)
+    return steps.steps_us(step, synchronize, 0.15), first
 
 
-def measure(name, native, device, control, threads):
+def measure(name, processes, threads):
     turns = []
-    for _ in range(TURNS):
-        cpu, cpus_first = native.apply(turn, (name, "cpu", threads))
-        us, first = device.apply(turn, (name, "openreg", threads))
-        again, _ = control.apply(turn, (name, "cpu", threads))
+    for (cpu, cpus_first), (us, first), (again, _) in steps.rounds(turn, processes, name, threads):
         turns.append((us / cpu, first / cpus_first, again / cpu))
     step, first, again = map(statistics.median, zip(*turns, strict=True))
     return step, first, max(again, 1 / again)
 
 
 def main():
-    with (
-        steps.process("0") as native,
-        steps.process("1") as device,
-        steps.process("0") as control,
-    ):
+    with steps.processes() as processes:
         for threads in sorted({1, torch.get_num_threads()}):
             for name, (_, limit) in PROGRAMS.items():
-                step, first, noise = measure(name, native, device, control, threads)
+                step, first, noise = measure(name, processes, threads)
                 named = f"{name}, {threads} thread{'s' * (threads > 1)}"
                 row = {"name": f"compiled {named} / native", "value": step, "unit": "x"}
                 print(json.dumps({**row, "limit": limit, "floor": noise}), flush=True)

@@ -11,7 +11,6 @@ import time
 import steps
 import torch
 
-TURNS = 9
 REPLAY_HOST_US = 10
 
 
@@ -78,31 +77,24 @@ def host_us(replay, replays=4):
 
 def turn(name, device):
     run, captures = program(name, device)
-    synchronize = torch.accelerator.synchronize if device != "cpu" else lambda: None
+    synchronize = steps.synchronizing(device)
     steps.steps_us(run, synchronize, 0.03)
     us = steps.steps_us(run, synchronize, 0.15)
     return us, captures, None if device == "cpu" else host_us(run)
 
 
-def measure(name, native, device, control):
+def measure(name, processes):
     turns = []
-    for _ in range(TURNS):
-        cpu, *_ = native.apply(turn, (name, "cpu"))
-        us, captures, host = device.apply(turn, (name, "openreg"))
-        again, *_ = control.apply(turn, (name, "cpu"))
+    for (cpu, *_), (us, captures, host), (again, *_) in steps.rounds(turn, processes, name):
         turns.append((us / cpu, captures, host, again / cpu))
     replay, captures, host, again = map(statistics.median, zip(*turns, strict=True))
     return replay, captures, host, max(again, 1 / again)
 
 
 def main():
-    with (
-        steps.process("0") as native,
-        steps.process("1") as device,
-        steps.process("0") as control,
-    ):
+    with steps.processes() as processes:
         for name, (_, limit) in PROGRAMS.items():
-            replay, captures, host, noise = measure(name, native, device, control)
+            replay, captures, host, noise = measure(name, processes)
             for row in (
                 {"name": f"replay of {name} / native", "value": replay, "unit": "x"}
                 | {"limit": limit, "floor": noise},

@@ -7,6 +7,7 @@ and two that never load it, so that no thread it keeps slows the CPU down. The s
 first is the floor: what noise alone makes of a ratio of 1.
 """
 
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 TURNS = 9
-NATIVE_LIMIT, SANITIZER_LIMIT = 1.25, 3
+NATIVE_LIMIT, SANITIZER_LIMIT = 1.25, 1.5
 
 
 def mlp(width, batch):
@@ -78,10 +79,14 @@ def steps_us(step, synchronize, seconds):
     return (time.perf_counter() - start) / steps * 1e6
 
 
+def synchronizing(device):
+    return torch.accelerator.synchronize if device != "cpu" else lambda: None
+
+
 def turn(name, device, copies):
     """A step's time in us, without and with the sanitizer."""
     step = training(name, device, copies)
-    synchronize = torch.accelerator.synchronize if device != "cpu" else lambda: None
+    synchronize = synchronizing(device)
     steps_us(step, synchronize, 0.03)
     plain = steps_us(step, synchronize, 0.15)
     if device == "cpu":
@@ -95,27 +100,38 @@ def process(autoload):
     return multiprocessing.get_context("spawn").Pool(1)
 
 
-def measure(name, native, device, control, copies=False):
-    turns = []
+@contextlib.contextmanager
+def processes():
+    """The CPU's, the device's, and a second of the CPU's."""
+    with process("0") as native, process("1") as device, process("0") as control:
+        yield native, device, control
+
+
+def rounds(turn, processes, name, *options):
+    """What each process measures of a program, TURNS times in turn."""
+    devices = "cpu", "openreg", "cpu"
     for _ in range(TURNS):
-        cpu, _ = native.apply(turn, (name, "cpu", copies))
-        plain, checked = device.apply(turn, (name, "openreg", copies))
-        again, _ = control.apply(turn, (name, "cpu", copies))
+        yield [p.apply(turn, (name, d, *options)) for p, d in zip(processes, devices, strict=True)]
+
+
+def measure(name, processes, copies=False):
+    turns = []
+    for (cpu, _), (plain, checked), (again, _) in rounds(turn, processes, name, copies):
         turns.append((plain / cpu, checked / plain, again / cpu))
     step, checked, control = map(statistics.median, zip(*turns, strict=True))
     return step, checked, max(control, 1 / control)
 
 
 def main():
-    with process("0") as native, process("1") as device, process("0") as control:
+    with processes() as three:
         for name in PROGRAMS:
-            step, checked, noise = measure(name, native, device, control)
+            step, checked, noise = measure(name, three)
             row = {"name": f"step of {name} / native", "value": step, "unit": "x"}
             print(json.dumps({**row, "limit": NATIVE_LIMIT, "floor": noise}))
             row = {"name": f"step of {name}, sanitizer / without", "value": checked, "unit": "x"}
             print(json.dumps({**row, "limit": SANITIZER_LIMIT}))
         for name in COPYING:
-            step, _, noise = measure(name, native, device, control, copies=True)
+            step, _, noise = measure(name, three, copies=True)
             row = {"name": f"step of {name}, batch copied / native", "value": step, "unit": "x"}
             print(json.dumps({**row, "floor": noise}))
 

@@ -301,6 +301,20 @@ def test_the_first_call_makes_a_tensor(run, kind):
     assert (done.code, done.out) == (0, expected), done.err  # beta layouts warn
 
 
+def test_autocast_casts_fakes_of_a_device_that_nothing_has_used(run):
+    done = run(
+        """
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        with FakeTensorMode():
+            made = torch.empty(2, 2, device="openreg:0")
+            with torch.autocast("openreg"):
+                print((made @ made).dtype)
+        """
+    )
+    assert (done.code, done.out) == (0, "torch.float16\n"), done.err
+
+
 IN_CHILD = """
 def in_child(function):
     import os

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "../torch/compat.h"
+#include "fallback.h"
 #include "registration.h"
 
 namespace torch_openreg {
@@ -21,10 +22,6 @@ at::Tensor refuseBinaryCrossEntropy(const at::Tensor &, const at::Tensor &,
 }  // namespace
 }  // namespace torch_openreg
 
-OPENREG_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
-
 #define OPENREG_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define OPENREG_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 #define OPENREG_FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
@@ -35,7 +32,7 @@ OPENREG_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
 // The lists name types of this namespace.
 namespace at::autocast {
 
-OPENREG_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+static void registerLists(torch::Library &m) {
   AT_FORALL_LOWER_PRECISION_FP(OPENREG_LOWER_PRECISION)
   OPENREG_FORALL_FP32(OPENREG_FP32)
   AT_FORALL_FP32_SET_OPT_DTYPE(OPENREG_FP32_SET_OPT_DTYPE)
@@ -45,3 +42,13 @@ OPENREG_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 }  // namespace at::autocast
+
+namespace torch_openreg {
+
+void registerAutocast() {
+  constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
+  libraryOf("_", key).fallback(torch::CppFunction::makeFallthrough());
+  at::autocast::registerLists(libraryOf("aten", key));
+}
+
+}  // namespace torch_openreg

@@ -6,6 +6,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <functional>
+
 #include "fast_path.h"
 #include "op_traits.h"
 
@@ -28,8 +30,16 @@ void runCpuKernelWithComponents(const c10::OperatorHandle &op, torch::jit::Stack
  * operator's signature is not among those there is a kernel for. */
 bool registerUnboxed(const c10::OperatorHandle &op);
 
+/* Runs an operator's kernel for the CPU with arguments that stay in the list, and drops its result. */
+using CpuCall = std::function<void(torch::jit::Stack &arguments)>;
+/* Empty for the signatures that registerUnboxed has no kernel for. */
+CpuCall unboxedCall(const c10::OperatorHandle &op);
+
 /* What the import registers beside the operators that have a kernel of their own: see registerOperators. */
 void registerMakers();
+
+/* torch.autocast's lists: at the first use, which writes them into the tables of all operators, and takes milliseconds. */
+void registerAutocast();
 
 /* Registers kernels for operators that a composite one would be found for before the fallback. Before the first tensor
  * is made, and not at import, as it takes a walk over all operators. Once: further calls do nothing. */

@@ -7,7 +7,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <dlfcn.h>
 
@@ -35,7 +34,9 @@ namespace {
 #if defined(__SSE2__)
 constexpr unsigned kFlushBits = _MM_FLUSH_ZERO_ON | 0x40;  // and denormals-are-zero
 unsigned flushMode() { return _mm_getcsr() & kFlushBits; }
-void setFlushMode(unsigned mode) { _mm_setcsr((_mm_getcsr() & ~kFlushBits) | mode); }
+void setFlushMode(unsigned mode) {
+  if (flushMode() != mode) _mm_setcsr((_mm_getcsr() & ~kFlushBits) | mode);
+}
 #else
 unsigned flushMode() { return 0; }
 void setFlushMode(unsigned) {}
@@ -143,6 +144,19 @@ class OneThread {
   int mkl_ = 0;
 };
 
+/* c10::AutoGradMode, with one look-up of the thread's state for all that it does. */
+class NoGrad {
+ public:
+  NoGrad() { state_.set_grad_mode(false); }
+  ~NoGrad() { state_.set_grad_mode(before_); }
+  NoGrad(const NoGrad &) = delete;
+  NoGrad &operator=(const NoGrad &) = delete;
+
+ private:
+  c10::AutogradState &state_ = c10::AutogradState::get_tls_state();
+  const bool before_ = state_.get_grad_mode();
+};
+
 /* No mode, no layer of functorch or autocast, no profiler that belongs to what the thread is doing. */
 class AsLane {
  private:
@@ -197,7 +211,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
   WarningCollector collector(warnings);
   c10::WarningUtils::WarningHandlerGuard handler(&collector);
   at::AutoDispatchBelowADInplaceOrView below;
-  c10::AutoGradMode gradMode(false);
+  NoGrad noGrad;
   kernel();
 }
 

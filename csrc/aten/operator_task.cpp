@@ -29,6 +29,7 @@
 #include "accesses.h"
 #include "cpu_alias.h"
 #include "cpu_memory.h"
+#include "fallback.h"
 #include "half.h"
 #include "op_generator.h"
 #include "op_traits.h"
@@ -499,6 +500,7 @@ class Node {
     if (task.traits.draws) return;
     out_ = outForm(task.op, task);
     if (!out_) return;
+    call_ = unboxedCall(*out_);
     const Memory &result = task.results[0];
     result_ = kernelAddress(result);
     for (const ResultSpec &made : task.spec->results) {
@@ -516,6 +518,7 @@ class Node {
   }
 
   void run(const OperatorTask &task) {
+    if (C10_LIKELY(call_ && !task.usesDefaultDtype)) return call_(stack_);
     if (out_) {
       running_ = stack_;
       task.useDefaultDtype(running_);
@@ -540,6 +543,7 @@ class Node {
   c10::SmallVector<void *, 4> addresses_;
   Stack running_;  // keeps its room
   std::optional<OperatorHandle> out_;
+  CpuCall call_;  // of `out_`, with no copy of the arguments; or empty
   void *result_ = nullptr;
 };
 

@@ -128,6 +128,7 @@ void registerOperators() {
       }
     });
     for (const Kind &kind : kKinds) libraryOf("_", kind.device).fallback(kind.kernel());
+    registerAutocast();
     return true;
   }();
 }

@@ -11,6 +11,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string>
@@ -30,6 +31,7 @@ using c10::DispatchKey;
 using c10::IValue;
 using c10::OperatorHandle;
 using c10::Scalar;
+using torch::jit::Stack;
 
 struct Entry {
   explicit Entry(const OperatorHandle &handle) : op(handle) {}
@@ -87,7 +89,7 @@ struct Kernel final : c10::OperatorKernel {
     Survey survey;
     Results results;
     if (!queue(survey, results, args...)) {
-      torch::jit::Stack stack{IValue(args)...};
+      Stack stack{IValue(args)...};
       runSurveyed(entry.op, entry.getTraits(), survey, &stack);
       results.push_back(std::move(stack.back()));
     }
@@ -105,11 +107,29 @@ struct Kernel final : c10::OperatorKernel {
   Entry &entry;
 };
 
+/* As a kernel takes it. */
+template <typename Arg>
+decltype(auto) argumentOf(IValue &value) {
+  if constexpr (std::is_same_v<Arg, const Scalar &>) {
+    return value.toScalar();
+  } else {
+    return value.toTensor();
+  }
+}
+
+template <typename Result, typename... Args, size_t... I>
+CpuCall cpuCall(const c10::TypedOperatorHandle<Result(Args...)> &op, std::index_sequence<I...>) {
+  return [op](Stack &arguments) {
+    op.redispatch(c10::DispatchKeySet(DispatchKey::CPU), argumentOf<Args>(arguments[I])...);
+  };
+}
+
 /* A signature, as one letter for each argument and the result: T tensor, S number, W tensor that is written. */
 struct Signature {
   std::string_view letters;
   c10::KernelFunction (*kernel)(const OperatorHandle &op);
   c10::impl::CppSignature (*type)();
+  CpuCall (*call)(const OperatorHandle &op);
 };
 
 template <typename Result, typename... Args>
@@ -120,7 +140,10 @@ constexpr Signature signature(std::string_view letters) {
             return c10::KernelFunction::makeFromUnboxedFunctor<false, Functor>(
                 std::make_unique<Functor>(op));
           },
-          [] { return c10::impl::CppSignature::make<Result(Args...)>(); }};
+          [] { return c10::impl::CppSignature::make<Result(Args...)>(); },
+          [](const OperatorHandle &op) {
+            return cpuCall(op.typed<Result(Args...)>(), std::index_sequence_for<Args...>());
+          }};
 }
 
 using T = const Tensor &;
@@ -156,19 +179,28 @@ std::string lettersOf(const c10::FunctionSchema &schema) {
   return letters + letterOf(schema.returns()[0]);
 }
 
+/* Null if it is not among those above. */
+const Signature *signatureOf(const OperatorHandle &op) {
+  const std::string letters = lettersOf(op.schema());
+  const auto *found = std::ranges::find(kSignatures, letters, &Signature::letters);
+  return found == std::end(kSignatures) ? nullptr : found;
+}
+
 }  // namespace
 
 bool registerUnboxed(const OperatorHandle &op) {
-  const std::string letters = lettersOf(op.schema());
-  for (const Signature &signature : kSignatures) {
-    if (signature.letters != letters) continue;
-    // For as long as the process runs: an operator has one kernel of its own for a device.
-    new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
-        op.operator_name(), DispatchKey::PrivateUse1, signature.kernel(op), signature.type(),
-        nullptr, "registered in csrc/aten/unboxed.cpp"));
-    return true;
-  }
-  return false;
+  const Signature *signature = signatureOf(op);
+  if (signature == nullptr) return false;
+  // For as long as the process runs: an operator has one kernel of its own for a device.
+  new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
+      op.operator_name(), DispatchKey::PrivateUse1, signature->kernel(op), signature->type(),
+      nullptr, "registered in csrc/aten/unboxed.cpp"));
+  return true;
+}
+
+CpuCall unboxedCall(const OperatorHandle &op) {
+  const Signature *signature = signatureOf(op);
+  return signature != nullptr ? signature->call(op) : nullptr;
 }
 
 }  // namespace torch_openreg

@@ -8,6 +8,10 @@
  * `lock` guards the tree, its nodes and `used`. The factories' functions are called outside it: an
  * allocation first charges the capacity, then asks the factory, then enters the tree; a release
  * goes the other way round, so that an address is in the tree only while its owner has it.
+ *
+ * A region does not change while it is in the tree, so each thread keeps those that it found last:
+ * kernels ask for the same few again and again. They hold until one leaves the tree, which changes
+ * `taken` (written under the lock).
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -23,6 +27,13 @@ typedef struct orNode {
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_REGIONS);
 static orTree tree = OR_TREE_INITIALIZER;
 static size_t used[OPENREG_MAX_DEVICES];
+static _Atomic uint64_t taken = 1;
+
+enum { OR_RECENT = 8, OR_RECENT_SHIFT = 21 }; /* the size of a segment of small blocks */
+static _Thread_local struct {
+  uint64_t taken; /* when it was found; 0: none */
+  orRegion region;
+} recent[OR_RECENT];
 
 /* ---- regions ---- */
 
@@ -30,10 +41,23 @@ static orNode *find(const void *ptr) {
   return (orNode *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
 }
 
+static bool holds(const orRegion *r, const void *ptr) {
+  return (uintptr_t)ptr - (uintptr_t)r->base < r->size;
+}
+
 bool orRegionFind(const void *ptr, orRegion *region) {
+  size_t i = (uintptr_t)ptr >> OR_RECENT_SHIFT & (OR_RECENT - 1);
+  if (OR_LIKELY(recent[i].taken == atomic_load_explicit(&taken, memory_order_acquire)) &&
+      OR_LIKELY(holds(&recent[i].region, ptr))) {
+    *region = recent[i].region;
+    return true;
+  }
   orMutexLock(&lock);
   orNode *n = find(ptr);
-  if (n) *region = n->region;
+  if (n) {
+    *region = recent[i].region = n->region;
+    recent[i].taken = atomic_load_explicit(&taken, memory_order_relaxed);
+  }
   orMutexUnlock(&lock);
   return n != NULL;
 }
@@ -111,6 +135,7 @@ orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRe
   if (n) {
     *region = n->region;
     orTreeRemove(&tree, &n->node);
+    atomic_fetch_add_explicit(&taken, 1, memory_order_release);
   }
   orMutexUnlock(&lock);
   if (!n) return refuseStart(ptr, type, registered);

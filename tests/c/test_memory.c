@@ -149,6 +149,43 @@ TEST(memory_attributes_of_any_pointer) {
   ASSERT_ERROR(orPointerGetAttributes(NULL, d), orErrorInvalidValue);
 }
 
+typedef struct Range {
+  const char *ptr;
+  size_t bytes;
+  orError_t result;
+} Range;
+
+static orError_t mapRange(void *args) {
+  Range *r = *(Range **)args;
+  void *address;
+  r->result = orMapForKernel(&address, r->ptr, r->bytes);
+  return orSuccess;
+}
+
+static orError_t mapOnLane(const char *ptr, size_t bytes) {
+  Range range = {.ptr = ptr, .bytes = bytes};
+  launch(OR_STREAM_DEFAULT, mapRange, &range);
+  ASSERT_OK(orDeviceSynchronize());
+  return range.result;
+}
+
+/* Threads keep what they have found. */
+TEST(memory_that_is_gone_is_found_by_no_thread) {
+  static char registered[10000];
+  char *d = allocate(5000);
+  ASSERT_OK(orHostRegister(registered, 10000));
+  assertAttributes(registered, orMemoryTypeHost, -1, registered, 10000);
+  ASSERT_OK(mapOnLane(registered, 10000));
+  ASSERT_OK(orHostUnregister(registered));
+  ASSERT_OK(orHostRegister(registered, 4000));
+  assertAttributes(registered, orMemoryTypeHost, -1, registered, 4000);
+  ASSERT_EQ(mapOnLane(registered, 10000), orErrorInvalidValue);
+  ASSERT_OK(mapOnLane(registered, 4000));
+  ASSERT_OK(mapOnLane(d, 5000));
+  ASSERT_OK(orFree(d));
+  ASSERT_EQ(mapOnLane(d, 5000), orErrorInvalidValue);
+}
+
 TEST(memory_free_refuses_what_is_not_a_start) {
   char *d = allocate(5000), *p, local;
   ASSERT_OK(orMallocHost((void **)&p, 5000));

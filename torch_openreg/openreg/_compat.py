@@ -23,8 +23,8 @@ def _check_optimizers():
     @functools.wraps(check_theirs)
     def check(self):
         check_theirs(self)
-        if not _C._is_current_stream_capturing():
-            return
+        if torch.compiler.is_compiling() or not _C._is_current_stream_capturing():
+            return  # Dynamo does not trace what asks for it, as it does not in PyTorch's own check
         if not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError(
                 f"Attempting graph capture of step() for an instance of {type(self).__name__} but "

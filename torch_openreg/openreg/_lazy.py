@@ -3,7 +3,7 @@
 import threading
 
 from .. import _C
-from . import _compat, _refusals
+from . import _refusals
 
 _lock = threading.RLock()
 _called = False
@@ -45,6 +45,8 @@ def _lazy_init():
         if not _called:
             _called = True
             _C._register_operators()
+            from . import _compat  # not a part of `import torch`
+
             _refusals.on_first_use()
             _compat.on_first_use()
         while _queued:  # what is left where one has raised is for the next use

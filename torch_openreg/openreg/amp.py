@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from .. import _C
 from ._utils import type_name
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "get_amp_supported_dtype"]
@@ -11,6 +12,7 @@ __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "get_amp_suppor
 
 def get_amp_supported_dtype():
     """A list of the dtypes that torch.autocast may use on the device."""
+    _C._register_operators()  # casts fake tensors of a device that nothing has used, too
     return [torch.float16, torch.bfloat16]
 
 

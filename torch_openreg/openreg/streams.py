@@ -146,7 +146,10 @@ class Event(torch.Event):
         if interprocess:
             raise NotImplementedError("openreg events cannot be shared between processes")
         if external:
-            raise NotImplementedError("external events are for graphs, which openreg has none of")
+            raise NotImplementedError(
+                "openreg events cannot be external: in a capture, record() and wait() are order "
+                "between its streams, and no part of the graph"
+            )
         # An event belongs to no device before its first record: none is asked for.
         where = "openreg" if device is None else torch.device("openreg", device_index(device))
         return super().__new__(cls, device=where, enable_timing=enable_timing, blocking=blocking)
