@@ -189,6 +189,53 @@ for scaler in (torch.amp.GradScaler("cuda"), torch.cuda.amp.GradScaler()):
 """)
 
 
+def test_autocast_by_the_devices_own_name(cuda):
+    """As torch.openreg's code says it: PyTorch compares it with that of a tensor's device."""
+    cuda(
+        QUIET.replace("ignore", "error")
+        + """
+own, a = "openreg", torch.ones(2, 2, device="openreg")
+cast = []
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type=own, cast_inputs=torch.float32)
+    def forward(ctx, x):
+        cast.append(x.dtype)
+        return x * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type=own)
+    def backward(ctx, gradient):
+        return gradient * 2
+
+for dtype in (torch.float16, torch.bfloat16, torch.float64):
+    with torch.autocast(own, dtype=dtype):
+        assert torch.is_autocast_enabled("cuda") and (a @ a).dtype == dtype
+with torch.autocast(device_type=own):
+    x = torch.ones(3, device="cuda", dtype=torch.float16, requires_grad=True)
+    Double.apply(x).sum().backward()
+    assert cast == [torch.float32] and x.grad.tolist() == [2, 2, 2]
+    with torch.autocast(own, enabled=False):
+        assert (a @ a).dtype == torch.float32
+with torch.openreg.amp.autocast():
+    assert (a @ a).dtype == torch.float16
+
+@torch.autocast(own)
+def product(x):
+    return x @ x
+
+def inside(x):
+    with torch.autocast(own, torch.bfloat16):
+        return x @ x
+
+assert product(a).dtype == torch.float16
+assert torch.compile(inside, backend="eager", fullgraph=True)(a).dtype == torch.bfloat16
+assert torch.amp.GradScaler(own).is_enabled()
+"""
+    )
+
+
 def test_random_numbers(cuda):
     cuda("""
 def draw():
@@ -340,6 +387,9 @@ with FakeTensorMode():
 x = torch.ones(3, device="cuda")
 assert torch.compile(lambda x: x * 2, backend="eager")(x).tolist() == [2, 2, 2]
 assert torch.compile(lambda x: x * 2 + 1)(x).tolist() == [3, 3, 3]
+x = torch.randn(16, 16, 16, device="cuda", dtype=torch.bfloat16)
+softmax = torch.compile(lambda x: torch.softmax(x, -1))  # otherwise for Triton
+torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
 """)
 
 
@@ -356,14 +406,67 @@ except RuntimeError as error:
 else:
     raise AssertionError
 torch.cuda.set_sync_debug_mode("default")
-torch.cuda._sanitizer.enable_cuda_sanitizer()
-with warnings.catch_warnings(record=True) as found:
-    warnings.simplefilter("always")
+from torch.openreg.sanitizer import DataRaceError, disable, enable
+
+def races():
     y = torch.ones(100, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         y.mul_(2)
+
+torch.cuda._sanitizer.enable_cuda_sanitizer()
+try:
+    races()
+except DataRaceError:
+    disable()
+else:
+    raise AssertionError
+enable("warn")
+torch.cuda._sanitizer.enable_cuda_sanitizer()
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    races()
 assert [str(w.message) for w in found if "data race" in str(w.message)]
 """)
+
+
+def test_what_tells_nvidias_tools_and_graphs_does_nothing(cuda):
+    cuda("""
+x = torch.ones(3, device="cuda")
+with torch.autograd.profiler.emit_nvtx(record_shapes=True):
+    y = x * 2
+f = torch.compile(lambda x: x + 1, mode="reduce-overhead")
+for _ in range(2):
+    torch.compiler.cudagraph_mark_step_begin()
+    y = f(y)
+assert y.tolist() == [4, 4, 4]
+""")
+
+
+# PyTorch starts CUDA's at its import, which would take what an event orders for a race.
+RACES_UNLESS_ORDERED = """
+import sys
+import torch
+x = torch.zeros(100, device="cuda")
+side = torch.cuda.Stream()
+if sys.argv[1:]:
+    side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    x.add_(1)
+torch.cuda.synchronize()
+print(torch.openreg.sanitizer.is_enabled())
+"""
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_cudas_variable_switches_the_sanitizer_on(run, tmp_path, by_command):
+    program = tmp_path / "program.py"
+    program.write_text(RACES_UNLESS_ORDERED)
+    env = {"TORCH_CUDA_SANITIZER": "1"} | ({} if by_command else {"OPENREG_AS_CUDA": "1"})
+    command = ("-m", "torch_openreg", "run", "--as-cuda") if by_command else ()
+    done = run("", env, arguments=(*command, program, "ordered"))
+    assert (done.code, done.out, done.err) == (0, "True\n", "")
+    done = run("", env, arguments=(*command, program))
+    assert done.code == 1 and "DataRaceError: data race 1 on openreg:0" in done.err
 
 
 def test_data_parallel_and_classes_of_one_dtype(cuda):

@@ -3,6 +3,9 @@
 The functions that begin with `rank_` run on every rank.
 """
 
+import contextlib
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -197,3 +200,48 @@ def test_the_peak_of_fsdp2_is_that_of_a_few_blocks(ranks, gated):
     are copied to be reduced."""
     for peaks in ranks.run(rank_peak, gated):
         assert max(peaks) < 4 + 4 + 6.5, peaks
+
+
+# ---- empty_cache() under a collective that its peer has yet to call ----
+
+
+def rank_empties(rank, case, sanitized):
+    store, stream = dist.distributed_c10d._get_default_store(), torch.openreg.current_stream(1)
+    side = torch.openreg.Stream("openreg:1")
+    go = f"go {case} {sanitized}"
+    watched = torch.openreg.sanitizer.enable() if sanitized else contextlib.nullcontext()
+    torch.openreg.synchronize(1)
+    torch.openreg.empty_cache()
+    with watched:
+        with torch.openreg.stream(side if case == "recorded" else stream):
+            x = full(rank + 1)
+        stream.wait_stream(side)
+        if rank:
+            store.wait([go])
+        work, y = dist.all_reduce(x, async_op=True), None
+        if case != "unwaited":
+            work.wait()
+            y = x.mean()
+        if case == "recorded":
+            x.record_stream(stream)
+        del x
+        if case != "held":
+            del work
+        before = torch.openreg.memory_reserved(1)
+        if rank == 0:
+            threading.Timer(0.1 if y is not None else 1, store.set, (go, "")).start()
+        torch.openreg.empty_cache()
+        kept = torch.openreg.memory_reserved(1) >= before
+        # What has gone back is not the collective's any more.
+        assert kept or stream.query()
+        torch.openreg.synchronize(1)
+        return y is None or y.item(), kept
+
+
+@pytest.mark.parametrize("sanitized", [False, True])
+@pytest.mark.parametrize("case", ["unwaited", "held", "waited", "recorded"])
+def test_an_emptied_cache_keeps_what_a_collective_uses(ranks, case, sanitized):
+    result = case == "unwaited" or 3.0
+    (first, kept), (second, _) = ranks.run(rank_empties, case, sanitized)
+    assert (first, second) == (result, result)
+    assert kept or case in ("waited", "recorded")  # there it waits for the collective

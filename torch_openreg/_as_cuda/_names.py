@@ -131,7 +131,21 @@ class _DeviceGuard:
 
 
 def _enable_sanitizer():
-    openreg.sanitizer.enable("warn")
+    """As CUDA's, which raises. What somebody has switched on before keeps its mode."""
+    if not openreg.sanitizer.is_enabled():
+        openreg.sanitizer.enable()
+
+
+def _exchange_sanitizer():
+    """CUDA's knows nothing of our events, and would call what they order a race. PyTorch has
+    switched it on at its import where TORCH_CUDA_SANITIZER is set."""
+    theirs = torch.cuda._sanitizer.cuda_sanitizer
+    if theirs.enabled:
+        theirs.disable()
+        _enable_sanitizer()
+    kind = torch.cuda._sanitizer.CUDASanitizer
+    kind.enable = lambda self: _enable_sanitizer()
+    kind.disable = lambda self: openreg.sanitizer.disable()
 
 
 _OURS = {
@@ -332,7 +346,7 @@ def install():
     # Modules make such functions at their import.
     jitted = torch.cuda.jiterator._JittedFunction
     jitted.__call__ = refusing("torch.cuda.jiterator", jitted.__call__)
-    torch.cuda._sanitizer.CUDASanitizer.enable = lambda self: _enable_sanitizer()
+    _exchange_sanitizer()
     torch.cuda.default_generators = openreg.default_generators
     torch.cuda.get_amp_supported_dtype = (
         openreg.get_amp_supported_dtype

@@ -31,6 +31,30 @@ def _profiler():
             self.profiler_kind = getattr(ProfilerState, f"KINETO_PRIVATEUSE1{fallback}")
 
     profile.__init__ = init_for_device
+    # There is no tool of NVIDIA's to emit ranges to.
+    torch.autograd.profiler.emit_nvtx.__enter__ = lambda self: self
+    torch.autograd.profiler.emit_nvtx.__exit__ = lambda self, *exc_info: None
+
+
+def _autocast():
+    """It compares the device's name with what it is given, which may be the device's own."""
+    from torch.amp import autocast_mode
+
+    init, cast = autocast_mode.autocast.__init__, autocast_mode._cast
+
+    def named(device_type):
+        return "cuda" if device_type == "openreg" else device_type
+
+    @functools.wraps(init)
+    def init_by_name(self, device_type, *args, **kwargs):
+        init(self, named(device_type), *args, **kwargs)
+
+    @functools.wraps(cast)
+    def cast_by_name(value, device_type, dtype):
+        return cast(value, named(device_type), dtype)
+
+    autocast_mode.autocast.__init__ = init_by_name
+    autocast_mode._cast = cast_by_name
 
 
 def _backends():
@@ -83,6 +107,11 @@ def _checkpoints():
     torch.serialization.register_package(27, lambda storage: None, load)
 
 
+def _compiled_graphs():
+    """A compiled function copies what it replays, so nothing is to be told that a step begins."""
+    torch.compiler.cudagraph_mark_step_begin = lambda: None
+
+
 def _c_functions():
     """Those of torch._C that PyTorch's Python code calls outside of torch.cuda."""
     from .. import openreg
@@ -115,8 +144,11 @@ def install():
     _backends()
     _properties()
     _profiler()
+    _autocast()
+    _compiled_graphs()
     _checkpoints()
     _c_functions()
     _import_after("torch.utils.cpp_extension", "torch_openreg._as_cuda._extensions")
     _import_after("torch.testing._internal.common_device_type", "torch_openreg._as_cuda._testing")
     _import_after("torch.utils._triton", "torch_openreg._as_cuda._triton")
+    _import_after("torch._inductor.config", "torch_openreg._as_cuda._inductor")
