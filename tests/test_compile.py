@@ -55,6 +55,22 @@ def test_convolutions_keep_the_layout_of_eager(inputs, weights):
     assert made.stride() == (layer(x) * 2).stride()
 
 
+def test_nonzero_static_has_the_layout_of_eager():
+    x = torch.tensor([[1, 0, 2], [0, 3, 4]], device=DEVICE)
+    expected = torch.nonzero_static(x, size=5)
+    made = torch.compile(lambda x: torch.nonzero_static(x, size=5))(x)
+    assert torch.equal(made, expected) and made.stride() == expected.stride()
+
+
+def test_a_shuffle_of_pixels_keeps_channels_last():
+    x = torch.randn(2, 36, 3, 5, device=DEVICE).to(memory_format=torch.channels_last)
+
+    def f(x):
+        return nn.functional.pixel_shuffle(x, 2).reshape(-1)  # a copy, as it is not contiguous
+
+    assert torch.equal(torch.compile(f, backend="aot_eager")(x), f(x))
+
+
 @pytest.mark.slow
 def test_sizes_that_change_with_numbers_and_scalars_of_the_cpu():
     f = torch.compile(lambda x, n, s: (x * n + s).sum(0), dynamic=True)
@@ -62,6 +78,18 @@ def test_sizes_that_change_with_numbers_and_scalars_of_the_cpu():
         x = torch.arange(size * 3.0).view(size, 3)
         made = f(x.to(DEVICE), n, torch.tensor(2.0))
         torch.testing.assert_close(made.cpu(), (x * n + 2).sum(0))
+
+
+def test_an_index_of_an_extreme_counts_in_the_order_of_the_tensor():
+    x = torch.tensor([[1.0, 5, 2], [5, 0, 5]], device=DEVICE).t()
+    made = torch.compile(lambda x: (x.argmax(), x.argmin()))(x)
+    assert [i.item() for i in made] == [1, 3]
+
+
+def test_a_quotient_is_not_a_product():
+    x = torch.arange(1.0, 2000, device=DEVICE)
+    made = torch.compile(lambda x: torch.floor(x / 41.0))(x * 41)
+    assert torch.equal(made, x)
 
 
 @pytest.mark.slow
@@ -136,6 +164,17 @@ def test_flex_attention_is_the_cpus():
         f(q.requires_grad_(), q, q)
 
 
+@pytest.mark.slow
+def test_without_processes_that_compile(monkeypatch):
+    from torch._inductor import codecache
+    from torch._inductor.utils import fresh_cache
+
+    monkeypatch.setattr(codecache, "LOCK_TIMEOUT", 5)  # seconds for who waits for itself
+    x = torch.ones(3, device=DEVICE)
+    with torch._inductor.config.patch(compile_threads=1), fresh_cache():
+        assert torch.compile(lambda x: x * 2 + 1)(x).tolist() == [3, 3, 3]
+
+
 # ---- Devices, streams, events ----
 
 
@@ -165,6 +204,27 @@ def test_streams_and_events_in_one_graph():
 
     x = torch.randn(1000, device=DEVICE)
     torch.testing.assert_close(f(x), (x * 2 + 1).sin())
+
+
+def test_a_call_that_waits_in_one_graph():
+    def f(x):
+        y = x * 2
+        torch.accelerator.synchronize()
+        return y + 1
+
+    x = torch.ones(3, device=DEVICE)
+    assert torch.compile(f, fullgraph=True)(x).tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_an_optimizer_is_traced_where_pytorchs_is(device):
+    torch.openreg.init()
+    weight = nn.Parameter(torch.ones(3, device=device))
+    optimizer = torch.optim.Adam([weight], lr=0.5)
+    weight.grad = torch.ones(3, device=device)
+    torch.compile(optimizer.step, backend="eager")()
+    assert weight.tolist() == pytest.approx([0.5] * 3, rel=1e-4)
+    assert not [why for why in torch._dynamo.utils.counters["graph_break"] if "openreg" in why]
 
 
 @pytest.mark.slow
@@ -378,24 +438,31 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
 
 def test_what_has_no_door_is_where_it_is_replaced():
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-    from torch._inductor import compile_fx, lowering, scheduler  # noqa: F401
+    from torch._inductor import compile_fx, ir, lowering, scheduler  # noqa: F401 (brings ours)
     from torch._subclasses import fake_impls
     from torch.nn.attention import flex_attention
 
     for replaced in (
         scheduler.BaseSchedulerNode.is_cpu,
         scheduler.device_need_guard,
+        ir.get_device_type,
+        lowering.get_constant_value,
         lowering.is_gpu,
         lowering.lowerings[torch.ops.higher_order.flex_attention],
         flex_attention._validate_device,
         flex_attention._apply_kernel_options,
         fake_impls.op_implementations_dict[torch.ops.aten.convolution.default],
+        fake_impls.op_implementations_dict[torch.ops.aten.nonzero_static.default],
+        fake_impls.op_implementations_dict[torch.ops.aten.pixel_shuffle.default],
     ):
         assert replaced.__module__.startswith("torch_openreg._compile"), replaced
     # Who asks them has not imported them by another name.
     for module, name in (
         (scheduler, "device_need_guard("),
         (scheduler, ".is_cpu()"),
+        (ir, " get_device_type("),
+        (lowering, "ir.get_device_type("),
+        (lowering, ":= get_constant_value("),
         (lowering, "is_gpu("),
         (flex_attention, "_validate_device("),
         (flex_attention, "_apply_kernel_options("),

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool", "complex64")
@@ -24,9 +24,10 @@ class Job:
     op: str
     dtype: str
     limit: int = ALL  # of samples
+    compiled: bool = False  # by Inductor, on both; one sample
 
     def __str__(self):
-        return f"{self.op}-{self.dtype}"
+        return f"{self.op}-{self.dtype}{'-compiled' * self.compiled}"
 
 
 def _environment(blocking):
@@ -69,9 +70,8 @@ class Worker:
 
     def run(self, job):
         start = time.monotonic()
-        request = {"op": job.op, "dtype": job.dtype, "limit": job.limit}
         try:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
+            print(json.dumps(asdict(job)), file=self.process.stdin, flush=True)
         except BrokenPipeError:
             return self._result(self._died(), start)
         if not select.select([self.process.stdout], [], [], LIMIT)[0]:

@@ -6,12 +6,13 @@ Ends with 1 if anything differs that is not declared, or a declared exception no
 import argparse
 import collections
 import json
+import random
 import signal
 import sys
 from concurrent.futures import as_completed
 
 from declared import declared, job_for, judge
-from jobs import ALL, DTYPES, ERRORS, Pool, operators
+from jobs import ALL, DTYPES, ERRORS, Job, Pool, operators
 from tqdm import tqdm
 
 
@@ -20,6 +21,11 @@ def arguments():
     parser.add_argument("--ops", default="", help="names, separated by commas (default: all)")
     parser.add_argument("--dtypes", default=",".join((*DTYPES, ERRORS)))
     parser.add_argument("--samples", type=int, default=ALL, help="at most so many for each")
+    parser.add_argument(
+        "--compiled",
+        type=int,
+        help="so many operators and dtypes, always the same, a sample of each compiled by Inductor",
+    )
     parser.add_argument("--workers", type=int, help="processes (default: one for each core)")
     parser.add_argument("--out", help="file for the results, one JSON line each")
     return parser.parse_args()
@@ -41,6 +47,13 @@ def jobs(options):
             there = has["errors"] if dtype == ERRORS else dtype in has["dtypes"]
             if there and (not names or name in names):
                 yield job_for(name, dtype, options.samples)
+
+
+def compiled(chosen, count):
+    """A greater number contains the smaller; what is declared for eager is left out."""
+    chosen = [job for job in chosen if job.dtype != ERRORS and not declared(job)]
+    random.Random(0).shuffle(chosen)
+    return [Job(job.op, job.dtype, 1, compiled=True) for job in chosen[:count]]
 
 
 def status(job, result):
@@ -70,9 +83,11 @@ def table(results):
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and the workers with it
     options = arguments()
-    results = []
+    results, chosen = [], list(jobs(options))
+    if options.compiled is not None:
+        chosen = compiled(chosen, options.compiled)
     with Pool(options.workers) as pool, open(options.out or "/dev/null", "w") as out:
-        futures = {pool.submit(job): job for job in jobs(options)}
+        futures = {pool.submit(job): job for job in chosen}
         with tqdm(total=len(futures), unit="op", smoothing=0.05) as bar:
             for future in as_completed(futures):
                 job, result = futures[future], future.result()

@@ -106,6 +106,13 @@ def test_arguments_keep_strides_offsets_and_shared_memory():
     assert base.tolist() == list(range(12)), "the sample itself is as it was"
 
 
+@pytest.mark.slow
+def test_a_compiled_job_is_compared():
+    with Pool(1) as pool:
+        result = pool.submit(Job("sin", "float32", 1, compiled=True)).result()
+    assert (result["count"], result["failures"]) == (1, {})
+
+
 def test_a_crash_and_a_hang_cost_one_job(monkeypatch):
     with Pool(1) as pool:
         assert (

@@ -100,6 +100,18 @@ def run_samples(op, name, limit):
     return count, found
 
 
+def run_compiled(op, name):
+    """One sample, compiled for each device; random numbers are drawn as without Inductor."""
+    torch._dynamo.reset()
+    call = next(calls(op, getattr(torch, name), 1, DTYPES.index(name)), None)
+    if call is None:
+        return 0, []
+    _, function, sample, grad = call
+    compiled = torch.compile(lambda x, *args, **kwargs: function(x, *args, **kwargs))
+    with torch._inductor.config.patch(fallback_random=True, compile_threads=1):
+        return 1, compare(op.name, compiled, sample, grad)
+
+
 def run_errors(op):
     count, found = 0, []
     if op.error_inputs_func is None:
@@ -121,6 +133,8 @@ def run(job):
     try:
         if job["dtype"] == "errors":
             count, found = run_errors(op)
+        elif job["compiled"]:
+            count, found = run_compiled(op, job["dtype"])
         else:
             count, found = run_samples(op, job["dtype"], job["limit"])
     except Exception:  # of the comparison itself

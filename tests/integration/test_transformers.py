@@ -96,6 +96,30 @@ def test_it_trains_as_on_the_cpu(name):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_it_trains_compiled_as_compiled_on_the_cpu(name):
+    expected, model = torch.compile(make(name)), torch.compile(make(name).to(DEVICE))
+    expected_losses = train(expected, CASES[name][1](), "cpu")
+    losses = train(model, CASES[name][1](), DEVICE)
+    torch.testing.assert_close(losses.cpu(), expected_losses, rtol=1e-4, atol=1e-5)
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-4)
+
+
+def test_compiled_dropout_draws_as_eager():
+    losses = []
+    for compiled in (False, True):
+        model = make("gpt2").to(DEVICE)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.1
+        torch.manual_seed(7)
+        with torch._inductor.config.patch(fallback_random=True):
+            losses.append(train(torch.compile(model) if compiled else model, text(), DEVICE))
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(losses[0], train(make("gpt2").to(DEVICE), text(), DEVICE))
+
+
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def trained(request):
     """The same weights on both, trained a little, so that no two tokens are about as likely."""

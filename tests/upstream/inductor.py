@@ -30,15 +30,13 @@ def _check_on(device, module):
 
 def instantiate(module):
     """For the CPU and for this device, named as PyTorch's device-generic tests are."""
-    for template in ("CommonTemplate", "DynamicShapesCommonTemplate"):
-        tests = getattr(module, template, None)
-        if tests is None or not hasattr(module, "copy_tests"):
-            continue
-        if template == "CommonTemplate" and hasattr(module, "DynamicShapesCommonTemplate"):
-            continue  # the other file's
-        for device in DEVICES:
-            check = module.check_model if device == "cpu" else _check_on(device, module)
-            members = {"common": check, "device": device, "device_type": device}
-            cls = type(f"{template}{device.upper()}", (module.TestCase,), members)
-            module.copy_tests(tests, cls, device)
-            setattr(module, cls.__name__, cls)
+    # The file of dynamic shapes has both: it makes its own of the other file's.
+    templates = [n for n in ("DynamicShapesCommonTemplate", "CommonTemplate") if hasattr(module, n)]
+    if not templates or not hasattr(module, "copy_tests"):
+        return
+    for device in DEVICES:
+        check = module.check_model if device == "cpu" else _check_on(device, module)
+        members = {"common": check, "device": device, "device_type": device}
+        cls = type(f"{templates[0]}{device.upper()}", (module.TestCase,), members)
+        module.copy_tests(getattr(module, templates[0]), cls, device)
+        setattr(module, cls.__name__, cls)

@@ -4,8 +4,6 @@ import torch
 from torch._dynamo.decorators import assume_constant_result, substitute_in_graph
 from torch._dynamo.device_interface import (
     DeviceInterface,
-    caching_worker_current_devices,
-    caching_worker_device_properties,
     register_interface_for_device,
 )
 from torch._dynamo.variables.ctx_manager import (
@@ -24,24 +22,9 @@ class Interface(DeviceInterface):
     Stream = openreg.Stream
 
     class Worker:
-        @staticmethod
-        def set_device(device):
-            caching_worker_current_devices["openreg"] = device
-
-        @staticmethod
-        def current_device():
-            current = caching_worker_current_devices.get("openreg")
-            return openreg.current_device() if current is None else current
-
-        @staticmethod
-        def get_device_properties(device=None):
-            known = caching_worker_device_properties.setdefault(
-                "openreg",
-                [openreg.get_device_properties(i) for i in range(openreg.device_count())],
-            )
-            index = torch.device(device).index if isinstance(device, str) else device
-            index = getattr(index, "index", index)
-            return known[Interface.Worker.current_device() if index is None else index]
+        # Of this process: one that compiles for it runs a C++ compiler, and asks for no device.
+        current_device = staticmethod(openreg.current_device)
+        get_device_properties = staticmethod(openreg.get_device_properties)
 
     current_device = staticmethod(openreg.current_device)
     set_device = staticmethod(openreg.set_device)

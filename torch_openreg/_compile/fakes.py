@@ -4,11 +4,13 @@ import torch
 from torch._subclasses import fake_impls
 from torch.utils import _pytree as pytree
 
-_CONVOLUTIONS = (
+_OF_CPU = (
     torch.ops.aten.convolution.default,
     torch.ops.aten._convolution.default,
     torch.ops.aten._convolution.deprecated,
     torch.ops.aten.convolution_backward.default,
+    torch.ops.aten.nonzero_static.default,
+    torch.ops.aten.pixel_shuffle.default,
 )
 
 
@@ -16,11 +18,15 @@ def _like(tensor, device):
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
 
 
+def _none(*_, **__):
+    return NotImplemented  # what the operator says of itself, by its meta kernel
+
+
 def _as_of_cpu(theirs):
     """The kernels are the CPU's, and the strides of their results too."""
     ours = torch._C._get_privateuse1_backend_name()
 
-    def convolution(fake_mode, func, *args, **kwargs):
+    def of_cpu(fake_mode, func, *args, **kwargs):
         tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if torch.is_tensor(t)]
         device = tensors[0].fake_device
         if device.type != ours:
@@ -32,13 +38,13 @@ def _as_of_cpu(theirs):
             results = func(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, lambda t: _like(t, device), results)
 
-    return convolution
+    return of_cpu
 
 
 def register():
     implementations = fake_impls.op_implementations_dict
-    for operator in _CONVOLUTIONS:
-        implementations[operator] = _as_of_cpu(implementations[operator])
+    for operator in _OF_CPU:
+        implementations[operator] = _as_of_cpu(implementations.get(operator, _none))
 
 
 register()

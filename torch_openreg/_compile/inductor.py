@@ -1,11 +1,10 @@
 """This device as Inductor's: its CPU kernels, each a task of a stream. Imported after
 torch._inductor.compile_fx."""
 
-import hashlib
 from pathlib import Path
 
 import torch
-from torch._inductor import lowering, scheduler
+from torch._inductor import config, ir, lowering, scheduler
 from torch._inductor.codegen.common import (
     DeviceOpOverrides,
     register_backend_for_device,
@@ -13,9 +12,9 @@ from torch._inductor.codegen.common import (
 )
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
-from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_for_files
 from torch._inductor.kernel.flex import flex_cpu
-from torch._inductor.utils import GPU_TYPES
+from torch._inductor.utils import GPU_TYPES, any_is_symbolic
 from torch._inductor.virtualized import V
 from torch.nn.attention import flex_attention
 
@@ -48,6 +47,24 @@ class Wrapper(PythonWrapperCodegen):
     def write_header(self):
         super().write_header()
         self.header.writeline("from torch_openreg._compile.kernels import load as openreg_kernel")
+
+    def generate_fallback_kernel(self, node):
+        # The scheduler does this where the operator has a tensor. One that waits for the device has
+        # none, and would be called before the kernels that stand before it.
+        for backend in V.graph.scheduler.backends.values():
+            backend.flush()
+        super().generate_fallback_kernel(node)
+
+    def generate_end(self, result):
+        """For mode="reduce-overhead"."""
+        super().generate_end(result)
+        if not config.triton.cudagraphs or len(V.graph.device_idxs) != 1:
+            return
+        names = enumerate(V.graph.graph_input_names)
+        mutated = {i for i, name in names if name in V.graph.mutated_inputs}
+        (device,), dynamic = V.graph.device_idxs, any_is_symbolic(*V.graph.example_inputs)
+        result.writeline("from torch_openreg._compile.replay import replayed")
+        result.writeline(f"call = replayed(call, {device}, {mutated or 'set()'}, {dynamic})")
 
     def define_kernel(self, kernel_name, kernel_body, *args, **options):
         made = f"openreg_kernel({kernel_name!r}, "
@@ -117,6 +134,26 @@ def _is_cpu(is_cpu):
     return check
 
 
+def _type_or_cpus(type_of):
+    """What a node is lowered to depends on who makes its kernel."""
+
+    def check(node):
+        device = type_of(node)
+        return "cpu" if device == _NAME else device
+
+    return check
+
+
+def _divisor(constant_of):
+    """No constant: kernels of the CPU divide, where others multiply by a reciprocal."""
+
+    def check(node):
+        device = node.get_device() if isinstance(node, ir.IRNode) else None
+        return None if device is not None and device.type == _NAME else constant_of(node)
+
+    return check
+
+
 def _or_ours(check):
     """A question about the type of a device that GPUs are meant by, and this device."""
     return lambda device: device == _NAME or check(device)
@@ -166,8 +203,7 @@ class _Version(CustomGraphModulePass):
         pass
 
     def uuid(self):
-        sources = sorted(Path(__file__).parent.glob("*.py"))
-        return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+        return get_hash_for_files(tuple(sorted(map(str, Path(__file__).parent.glob("*.py")))))
 
 
 def register():
@@ -177,6 +213,8 @@ def register():
     register_device_op_overrides(_NAME, Overrides())
     scheduler.BaseSchedulerNode.is_cpu = _is_cpu(scheduler.BaseSchedulerNode.is_cpu)
     scheduler.device_need_guard = _or_ours(scheduler.device_need_guard)
+    ir.get_device_type = _type_or_cpus(ir.get_device_type)
+    lowering.get_constant_value = _divisor(lowering.get_constant_value)
     lowerings = lowering.lowerings
     lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
     flex_attention._validate_device = _check_flex_attention(flex_attention._validate_device)

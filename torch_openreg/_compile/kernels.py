@@ -1,38 +1,16 @@
 """The C++ source of Inductor's CPU kernels, made fit for a lane, and compiled."""
 
 import ctypes
+import itertools
 import re
 from typing import ClassVar
 
-from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache, LambdaFuture
 
 from .. import _C
 
 _ENTRY = "openreg_entry"
-
-
-def _call_of(kind, pointers, numbers):
-    """How the entry hands an argument of that C++ type to the kernel."""
-    if kind.endswith("*"):
-        return f"static_cast<{kind}>(pointers[{pointers}])"
-    if "float" in kind or "double" in kind:
-        return f"static_cast<{kind}>(c10::bit_cast<double>(numbers[{numbers}]))"
-    return f"static_cast<{kind}>(numbers[{numbers}])"
-
-
-def with_entry(source, kernel, kinds):
-    """The source of `kernel`, whose arguments have the C++ types `kinds`, with a function beside
-    it that every kernel is called by."""
-    calls, pointers, numbers = [], 0, 0
-    for kind in kinds:
-        calls.append(_call_of(kind, pointers, numbers))
-        pointers += kind.endswith("*")
-        numbers += not kind.endswith("*")
-    return (
-        f'{source}\nextern "C" void {_ENTRY}(void *const *pointers, const int64_t *numbers) {{\n'
-        f"    {kernel}({', '.join(calls)});\n}}\n"
-    )
 
 
 def roles(source, kinds):
@@ -48,6 +26,25 @@ def roles(source, kinds):
         return "b" if "in_out_ptr" in name else "w"
 
     return "".join(map(role, names, kinds))
+
+
+def with_entry(source, kinds, roles):
+    """The source of a kernel, whose arguments have the C++ types `kinds` and these roles, with a
+    function beside it that every kernel is called by."""
+    pointers, numbers = itertools.count(), itertools.count()
+
+    def value(role):
+        if role == "n":
+            return f"numbers[{next(numbers)}]"
+        if role == "f":
+            return f"c10::bit_cast<double>(numbers[{next(numbers)}])"
+        return f"pointers[{next(pointers)}]"
+
+    given = ", ".join(f"static_cast<{k}>({value(r)})" for k, r in zip(kinds, roles, strict=True))
+    return (
+        f'{source}\nextern "C" void {_ENTRY}(void *const *pointers, const int64_t *numbers) {{\n'
+        f"    kernel({given});\n}}\n"
+    )
 
 
 # Of the loops, whose work OpenMP divides; a template's is divided by the number.
@@ -124,9 +121,13 @@ def load(name, kinds, source):
     processes, where it has some."""
     does, parallel = roles(source, kinds), "#pragma omp parallel" in source
     source = _THREADS.sub(r"num_threads(std::min<int>(\1, omp_get_max_threads()))", source)
-    source = with_entry(catch_in_parallel(_DIVISIONS.sub("", source)), "kernel", kinds)
+    source = with_entry(catch_in_parallel(_DIVISIONS.sub("", source)), kinds, does)
+    # Else Inductor waits for no future, and `submit` would wait for the lock that load_async holds.
+    beside = get_compile_threads() > 1
     own = ("-fno-gnu-unique",) if _DIVIDES.search(source) else ()  # not the CPU kernels' variable
-    get = _Libraries.load_async(source, submit_fn=AsyncCompile.submit, extra_flags=own)
+    get = _Libraries.load_async(
+        source, submit_fn=AsyncCompile.submit if beside else None, extra_flags=own
+    )
 
     def made():
         library = get()
@@ -134,4 +135,4 @@ def load(name, kinds, source):
         entry = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
         return _C._CompiledKernel(entry, name, does, parallel)
 
-    return LambdaFuture(made)
+    return LambdaFuture(made) if beside else made()
