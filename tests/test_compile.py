@@ -321,6 +321,29 @@ def test_checks_are_caught_inside_of_collapsed_loops_and_single_blocks():
     assert made.count("catch (...)") == 2
 
 
+def test_a_device_without_map_computes_on_copies(run_ok, plugins):
+    run_ok(
+        """
+        import torch
+
+        x = torch.randn(64, 32, device="openreg")
+        model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Tanh()).to("openreg")
+        expected = torch.autograd.grad(model(x).square().sum(), model.parameters())
+        made = torch.autograd.grad(torch.compile(model)(x).square().sum(), model.parameters())
+        torch.testing.assert_close(made, expected)
+
+        def shift(x):  # reads and writes one storage, from two offsets
+            x[8:] += x[:8].sum()
+            return x.mean(0)
+
+        y = x.clone()
+        expected = shift(y)
+        torch.testing.assert_close((torch.compile(shift)(x), x), (expected, y))
+        """,
+        {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")},
+    )
+
+
 BESIDE = """
 #include <torch/csrc/inductor/cpp_prefix.h>
 static std::atomic<int> error{0};

@@ -398,3 +398,16 @@ def test_a_process_with_a_lost_device_ends_quietly(run_ok):
         )
         == "done\n"
     )
+
+
+def test_compiled_functions():
+    compiled = torch.compile(lambda x: (x @ x).sin() * 2)
+    compiled(torch.randn(8, 8, device=DEVICE))
+    queue_loss()
+    for function in (compiled, compiled, torch.compile(lambda x: (x * 3).cos())):
+        with lost():
+            function(torch.ones(8, 8, device=DEVICE))
+            torch.openreg.synchronize()
+    torch.openreg.reset(0)
+    x = torch.randn(8, 8, device=DEVICE)
+    torch.testing.assert_close(compiled(x), (x @ x).sin() * 2)

@@ -2,9 +2,11 @@
  * A kernel that torch.compile has generated for the CPU, as a task of a stream.
  *
  * The object belongs to Python. A task holds addresses and numbers by value and the entry, which is never unloaded; it holds
- * no tensor, so memory is kept alive by the order of the stream alone, as with every operator.
+ * no tensor, so memory is kept alive by the order of the stream alone, as with every operator. On a device whose memory
+ * kernels do not reach, it runs at once on copies in host memory, as operators do there.
  */
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <pybind11/pybind11.h>
@@ -15,9 +17,11 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "../torch/check.h"
+#include "../torch/device.h"
 #include "../torch/module.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
@@ -69,6 +73,12 @@ struct CompiledTask final : Task {
   c10::SmallVector<int64_t, 4> numbers;
 };
 
+/* A storage of a device without `map`, and the host's copy of it. */
+struct Copied {
+  at::Tensor bytes, host;
+  bool written = false;
+};
+
 class CompiledKernel {
  public:
   /* `roles` says of each argument what the kernel does with it: r, w or b (reads, writes or both), or that it is a number:
@@ -82,12 +92,15 @@ class CompiledKernel {
                       ": the roles of arguments are r, w, b, n and f, got '", roles_, "'");
   }
 
-  /* Queues it on the current stream of its tensors' device, and returns; where all are the CPU's, runs it. */
+  /* Queues it on the current stream of its tensors' device, and returns. Where all are the CPU's, or the device has no
+   * `map`, runs it. */
   void operator()(const py::args &given) const;
 
  private:
   c10::Device deviceOf(const py::args &given) const;
   void report(orStream_t stream, const py::args &given) const;
+  std::unordered_map<void *, Copied> storagesOf(const CompiledTask &task,
+                                                const py::args &given) const;
   bool isNumber(size_t i) const { return roles_[i] == 'n' || roles_[i] == 'f'; }
   const at::Tensor &tensorAt(const py::args &given, size_t i) const {
     PyObject *object = PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
@@ -145,6 +158,41 @@ Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *na
   return argument;
 }
 
+/* Waits for what is queued, and for the copies back. */
+void runOnCopies(CompiledTask &task, std::unordered_map<void *, Copied> copied) {
+  for (auto &[memory, copy] : copied) copy.host = copy.bytes.cpu();
+  for (Argument &argument : task.arguments) {
+    if (argument.bytes == 0) continue;
+    argument.memory = copied.at(argument.memory).host.mutable_data_ptr();
+    argument.bytes = 0;
+  }
+  task.run();
+  for (auto &[memory, copy] : copied) {
+    if (copy.written) copy.bytes.copy_(copy.host);
+  }
+}
+
+/* Every byte of what it lies in. */
+at::Tensor bytesOf(const at::Tensor &tensor) {
+  const auto size = static_cast<int64_t>(tensor.storage().nbytes());
+  return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {size}, {1});
+}
+
+std::unordered_map<void *, Copied> CompiledKernel::storagesOf(const CompiledTask &task,
+                                                              const py::args &given) const {
+  std::unordered_map<void *, Copied> storages;
+  size_t next = 0;
+  for (size_t i = 0; i < roles_.size(); ++i) {
+    if (isNumber(i)) continue;
+    const Argument &argument = task.arguments[next++];
+    if (argument.bytes == 0) continue;
+    Copied &copied = storages[argument.memory];
+    if (!copied.bytes.defined()) copied.bytes = bytesOf(tensorAt(given, i));
+    copied.written |= roles_[i] != 'r';
+  }
+  return storages;
+}
+
 void CompiledKernel::report(orStream_t stream, const py::args &given) const {
   std::vector<at::Tensor> read, written;
   for (size_t i = 0; i < roles_.size(); ++i) {
@@ -166,9 +214,10 @@ void CompiledKernel::operator()(const py::args &given) const {
     }
     task->arguments.push_back(argumentOf(tensorAt(given, i), device, name_));
   }
-  if (device.is_cpu()) {
+  if (device.is_cpu() || !canMap(device.index())) {
+    auto storages = storagesOf(*task, given);
     py::gil_scoped_release released;
-    return task->run();
+    return runOnCopies(*task, std::move(storages));
   }
   const orStream_t stream = currentStreamHandle(device.index());
   if (sanitizerActive()) report(stream, given);
