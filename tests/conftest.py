@@ -22,7 +22,6 @@ import pytest_openreg
 import torch_openreg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-gc.freeze()  # what imports have made: a test's gc.collect() takes a fifth of a second otherwise
 LIMIT = 600  # seconds; for a program that hangs, far above what any takes
 
 
@@ -45,6 +44,14 @@ def _variables():
 _server = ForkServer(
     os.path.join(tempfile.mkdtemp(prefix="openreg-tests-"), "socket"), _variables()
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections():
+    """What imports have made is left out of them: each takes a fifth of a second otherwise, and a
+    whole one where a file before has compiled something."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -668,24 +668,6 @@ def test_kernels_in_a_profile():
 
 
 @pytest.mark.racy
-def test_a_schedule_disturbs_a_replay():
-    def program(ordered):
-        x, side = torch.zeros(4, device=DEVICE), torch.openreg.Stream()
-        graph, _ = captured(lambda: x.add_(1))
-        side.wait_stream(torch.openreg.current_stream())
-        with torch.openreg.stream(side):
-            graph.replay()
-        if ordered:
-            torch.openreg.current_stream().wait_stream(side)
-        y = x.clone()
-        torch.openreg.synchronize()
-        return y.cpu()
-
-    explore = torch.openreg.testing.explore
-    assert explore(lambda: program(True)).ok
-    assert not explore(lambda: program(False)).ok
-
-
 def test_a_torn_node_is_not_counted():
     x = torch.zeros(4, device=DEVICE)
     graph, _ = captured(lambda: x.add_(1))
