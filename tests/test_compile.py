@@ -461,11 +461,20 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
 
 def test_what_has_no_door_is_where_it_is_replaced():
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-    from torch._inductor import compile_fx, ir, lowering, scheduler  # noqa: F401 (brings ours)
+    from torch._inductor import (
+        compile_fx,  # noqa: F401 (brings ours)
+        cudagraph_trees,
+        ir,
+        lowering,
+        scheduler,
+    )
     from torch._subclasses import fake_impls
     from torch.nn.attention import flex_attention
 
+    from torch_openreg._compile import replay  # noqa: F401 (which comes with a graph)
+
     for replaced in (
+        cudagraph_trees.reset_cudagraph_trees,
         scheduler.BaseSchedulerNode.is_cpu,
         scheduler.device_need_guard,
         ir.get_device_type,
@@ -481,6 +490,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
         assert replaced.__module__.startswith("torch_openreg._compile"), replaced
     # Who asks them has not imported them by another name.
     for module, name in (
+        (torch, "import reset_cudagraph_trees"),
         (scheduler, "device_need_guard("),
         (scheduler, ".is_cpu()"),
         (ir, " get_device_type("),
