@@ -187,6 +187,26 @@ def test_a_missing_wait_before_a_replay_is_reported(replays):
 
 
 @pytest.mark.slow
+@pytest.mark.racy
+def test_the_sanitizer_sees_replays_of_what_was_captured_without_it(replays):
+    double, side = compiled(lambda x: x * 2), torch.openreg.Stream()
+    for _ in range(3):
+        double(torch.ones(4, device=DEVICE))
+    with sanitizer.enable():
+        x = torch.ones(4, device=DEVICE)
+        for _ in range(3):
+            double(x)
+        torch.openreg.synchronize()
+        with torch.openreg.stream(side):
+            x.add_(1)
+        with pytest.raises(sanitizer.DataRaceError, match=r"test_compile_replay\.py"):
+            double(x)
+        torch.openreg.synchronize()
+    double(x)
+    assert len(replays) == 6
+
+
+@pytest.mark.slow
 def test_an_output_can_be_written_in_place(replays):
     layer = nn.Linear(4, 4).to(DEVICE)
     function = compiled(layer)

@@ -13,7 +13,7 @@ from torch._inductor.compile_fx import (
 )
 from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
-from .. import openreg
+from .. import _C, openreg
 from .dynamo import Interface
 
 _capturing = threading.Lock()  # a capture synchronises the device, which would end another one
@@ -165,7 +165,8 @@ class Replayed:
     def _step_of(self, args):
         sizes = [a.size() if _is_tensor(a) else a for a in args] if self.dynamic else ()
         steps = self.own.__dict__.setdefault("steps", {})
-        key = (Interface.get_raw_stream(self.device), *sizes)
+        # The sanitizer is told what a replay touches if it was on in the capture.
+        key = (Interface.get_raw_stream(self.device), _C._sanitizer_active(), *sizes)
         if key not in steps:
             steps[key] = _Step(self.call, self.device, self.mutated, self.donated)
         return steps[key]
