@@ -344,6 +344,39 @@ def test_a_device_without_map_computes_on_copies(run_ok, plugins):
     )
 
 
+@pytest.mark.slow
+def test_copies_leave_alone_what_another_stream_writes(run_ok, plugins):
+    run_ok(
+        """
+        import threading
+        import torch
+
+        def add(x):
+            return x.add_(1)
+
+        def run(function, part):
+            with torch.openreg.stream(torch.openreg.Stream()):
+                for _ in range(300):
+                    function(part)
+                torch.openreg.current_stream().synchronize()
+
+        compiled = torch.compile(add)
+        both = torch.zeros(2, 4096, device="openreg")
+        compiled(both[1])
+        both.zero_()
+        torch.openreg.synchronize()
+        halves = zip((add, compiled), both)
+        threads = [threading.Thread(target=run, args=each) for each in halves]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert both.unique().tolist() == [300]
+        """,
+        {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")},
+    )
+
+
 BESIDE = """
 #include <torch/csrc/inductor/cpp_prefix.h>
 static std::atomic<int> error{0};
