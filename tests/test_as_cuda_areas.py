@@ -442,6 +442,19 @@ assert y.tolist() == [4, 4, 4]
 """)
 
 
+def test_a_reset_drops_compiled_graphs(cuda):
+    cuda("""
+torch.compiler.reset()
+torch.set_float32_matmul_precision("high")  # or Inductor warns
+f = torch.compile(lambda x: x @ x, mode="reduce-overhead")
+for _ in range(3):
+    f(torch.ones(64, 64, device="cuda"))
+assert torch.cuda.memory_allocated() > 0
+torch.compiler.reset()
+assert torch.cuda.memory_allocated() == 0
+""")
+
+
 # PyTorch starts CUDA's at its import, which would take what an event orders for a race.
 RACES_UNLESS_ORDERED = """
 import sys

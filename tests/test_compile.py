@@ -344,6 +344,39 @@ def test_a_device_without_map_computes_on_copies(run_ok, plugins):
     )
 
 
+@pytest.mark.slow
+def test_copies_leave_alone_what_another_stream_writes(run_ok, plugins):
+    run_ok(
+        """
+        import threading
+        import torch
+
+        def add(x):
+            return x.add_(1)
+
+        def run(function, part):
+            with torch.openreg.stream(torch.openreg.Stream()):
+                for _ in range(300):
+                    function(part)
+                torch.openreg.current_stream().synchronize()
+
+        compiled = torch.compile(add)
+        both = torch.zeros(2, 4096, device="openreg")
+        compiled(both[1])
+        both.zero_()
+        torch.openreg.synchronize()
+        halves = zip((add, compiled), both)
+        threads = [threading.Thread(target=run, args=each) for each in halves]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert both.unique().tolist() == [300]
+        """,
+        {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")},
+    )
+
+
 BESIDE = """
 #include <torch/csrc/inductor/cpp_prefix.h>
 static std::atomic<int> error{0};
@@ -461,11 +494,20 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
 
 def test_what_has_no_door_is_where_it_is_replaced():
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-    from torch._inductor import compile_fx, ir, lowering, scheduler  # noqa: F401 (brings ours)
+    from torch._inductor import (
+        compile_fx,  # noqa: F401 (brings ours)
+        cudagraph_trees,
+        ir,
+        lowering,
+        scheduler,
+    )
     from torch._subclasses import fake_impls
     from torch.nn.attention import flex_attention
 
+    from torch_openreg._compile import replay  # noqa: F401 (which comes with a graph)
+
     for replaced in (
+        cudagraph_trees.reset_cudagraph_trees,
         scheduler.BaseSchedulerNode.is_cpu,
         scheduler.device_need_guard,
         ir.get_device_type,
@@ -481,6 +523,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
         assert replaced.__module__.startswith("torch_openreg._compile"), replaced
     # Who asks them has not imported them by another name.
     for module, name in (
+        (torch, "import reset_cudagraph_trees"),
         (scheduler, "device_need_guard("),
         (scheduler, ".is_cpu()"),
         (ir, " get_device_type("),

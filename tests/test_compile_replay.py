@@ -1,6 +1,9 @@
 """torch.compile(mode="reduce-overhead"): compiled graphs, captured and replayed."""
 
 import copy
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -181,3 +184,142 @@ def test_a_missing_wait_before_a_replay_is_reported(replays):
             double(x)
         torch.openreg.synchronize()
     assert len(replays) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.racy
+def test_the_sanitizer_sees_replays_of_what_was_captured_without_it(replays):
+    double, side = compiled(lambda x: x * 2), torch.openreg.Stream()
+    for _ in range(3):
+        double(torch.ones(4, device=DEVICE))
+    with sanitizer.enable():
+        x = torch.ones(4, device=DEVICE)
+        for _ in range(3):
+            double(x)
+        torch.openreg.synchronize()
+        with torch.openreg.stream(side):
+            x.add_(1)
+        with pytest.raises(sanitizer.DataRaceError, match=r"test_compile_replay\.py"):
+            double(x)
+        torch.openreg.synchronize()
+    double(x)
+    assert len(replays) == 6
+
+
+@pytest.mark.slow
+def test_an_output_can_be_written_in_place(replays):
+    layer = nn.Linear(4, 4).to(DEVICE)
+    function = compiled(layer)
+    for _ in range(4):
+        nn.functional.relu_(function(torch.randn(2, 4, device=DEVICE))).sum().backward()
+    assert len(replays) == 6
+
+
+@pytest.mark.slow
+def test_outputs_that_share_memory_share_it_in_each_call(replays):
+    @compiled
+    def parts(x):
+        made = x * 2
+        return made, made[1:], made.t(), made
+
+    for _ in range(4):
+        made, below, turned, same = parts(torch.randn(3, 3, device=DEVICE))
+        made.add_(1)
+        assert same is made
+        assert torch.equal(below, made[1:])
+        assert torch.equal(turned, made.t())
+    assert len(replays) == 3
+
+
+@pytest.mark.slow
+def test_an_input_is_given_back_as_another_type(replays):
+    def length(weight):
+        return torch.view_as_real(weight) * torch.view_as_real(weight).sin()
+
+    function = compiled(length)
+    for _ in range(4):
+        ours = torch.randn(4, dtype=torch.complex64, device=DEVICE, requires_grad=True)
+        theirs = ours.detach().cpu().requires_grad_()
+        function(ours).sum().backward()
+        length(theirs).sum().backward()
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+    assert len(replays) == 6
+
+
+@pytest.mark.slow
+def test_a_saved_tensor_that_moves_becomes_a_gradient(replays):
+    """The backward pass writes what the forward one saved, and gives it back."""
+
+    def residual(x, weight, skip):
+        return (x @ weight + skip).sin()
+
+    function, kept = compiled(residual), []
+    for _ in range(4):
+        ours = [torch.randn(8, 8, device=DEVICE, requires_grad=True) for _ in range(3)]
+        theirs = [t.detach().cpu().requires_grad_() for t in ours]
+        made = function(*ours)
+        kept += [torch.empty(8, 8, device=DEVICE), made]  # so that the next one lies elsewhere
+        made.square().sum().backward()
+        residual(*theirs).square().sum().backward()
+        for mine, its in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine.grad.cpu(), its.grad)
+    assert len(replays) == 6
+
+
+@pytest.mark.slow
+def test_an_error_of_an_earlier_call_is_the_callers(replays):
+    double = compiled(lambda x, i: x[i] * 2)
+    x, beyond = torch.arange(4.0, device=DEVICE), torch.tensor([0, 9], device=DEVICE)
+    double(x, beyond)
+    with pytest.raises(RuntimeError, match="index out of bounds"):
+        double(x, beyond * 0)
+    assert [double(x, beyond * 0).tolist() for _ in range(2)] == [[0, 0]] * 2
+    assert len(replays) == 2  # and is no refusal
+
+
+@pytest.mark.slow
+def test_what_the_cpu_computes_is_computed_at_each_call(replays):
+    noise, x = compiled(lambda x: (x * torch.rand(()), torch.rand(3))), torch.ones(4, device=DEVICE)
+    drawn = [noise(x) for _ in range(4)]
+    assert len({scaled[0].item() for scaled, _ in drawn}) == 4
+    assert len({beside[0].item() for _, beside in drawn}) == 4
+    assert replays == []
+
+
+@pytest.mark.slow
+def test_captures_of_two_threads_do_not_end_each_other(replays):
+    captures, both = [], threading.Barrier(2)
+
+    @torch.library.custom_op("openreg_tests::slow", mutates_args=())
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        if torch.openreg.is_current_stream_capturing():
+            captures.append(threading.get_ident())
+            time.sleep(0.2)
+        return x.clone()
+
+    slow.register_fake(torch.empty_like)
+    function, x = compiled(lambda x: slow(x) * 2), torch.ones(4, device=DEVICE)
+    function(x)
+
+    def calls():
+        function(x)
+        both.wait(20)
+        return [function(x)[0].item() for _ in range(2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(calls) for _ in range(2)]
+        assert [d.result(60) for d in done] == [[2, 2]] * 2
+    assert len(set(captures)) == 2
+    assert len(replays) == 4
+
+
+@pytest.mark.slow
+def test_a_reset_drops_the_graphs(replays):
+    function, before = compiled(lambda x: x @ x), torch.openreg.memory_allocated()
+    for _ in range(3):
+        function(torch.randn(64, 64, device=DEVICE))
+    assert torch.openreg.memory_allocated() > before
+    torch.compiler.reset()
+    assert torch.openreg.memory_allocated() == before
+    function(torch.randn(64, 64, device=DEVICE))
+    assert len(replays) == 2

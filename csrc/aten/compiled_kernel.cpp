@@ -19,6 +19,8 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "../torch/check.h"
 #include "../torch/device.h"
@@ -73,10 +75,10 @@ struct CompiledTask final : Task {
   c10::SmallVector<int64_t, 4> numbers;
 };
 
-/* A storage of a device without `map`, and the host's copy of it. */
+/* A storage of a device without `map`, the host's copy of it, and what is written there: the rest may be another stream's. */
 struct Copied {
   at::Tensor bytes, host;
-  bool written = false;
+  std::vector<at::Tensor> written;
 };
 
 class CompiledKernel {
@@ -158,8 +160,15 @@ Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *na
   return argument;
 }
 
+/* The place of a tensor in the host's copy of its storage. */
+at::Tensor likeIn(const at::Tensor &tensor, const at::Tensor &host) {
+  return at::empty({0}, host.options().dtype(tensor.dtype()))
+      .set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
 /* Waits for what is queued, and for the copies back. */
 void runOnCopies(CompiledTask &task, std::unordered_map<void *, Copied> copied) {
+  const at::AutoDispatchBelowADInplaceOrView kernels;  // which know of no gradient
   for (auto &[memory, copy] : copied) copy.host = copy.bytes.cpu();
   for (Argument &argument : task.arguments) {
     if (argument.bytes == 0) continue;
@@ -168,7 +177,7 @@ void runOnCopies(CompiledTask &task, std::unordered_map<void *, Copied> copied) 
   }
   task.run();
   for (auto &[memory, copy] : copied) {
-    if (copy.written) copy.bytes.copy_(copy.host);
+    for (const at::Tensor &tensor : copy.written) tensor.copy_(likeIn(tensor, copy.host));
   }
 }
 
@@ -188,7 +197,7 @@ std::unordered_map<void *, Copied> CompiledKernel::storagesOf(const CompiledTask
     if (argument.bytes == 0) continue;
     Copied &copied = storages[argument.memory];
     if (!copied.bytes.defined()) copied.bytes = bytesOf(tensorAt(given, i));
-    copied.written |= roles_[i] != 'r';
+    if (roles_[i] != 'r') copied.written.push_back(tensorAt(given, i));
   }
   return storages;
 }

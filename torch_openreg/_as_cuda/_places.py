@@ -110,6 +110,8 @@ def _checkpoints():
 def _compiled_graphs():
     """A compiled function copies what it replays, so nothing is to be told that a step begins."""
     torch.compiler.cudagraph_mark_step_begin = lambda: None
+    # Read by torch._inductor.cudagraph_trees, which torch.compiler.reset() imports.
+    torch._C._cuda_CUDAAllocator_AllocatorState = object
 
 
 def _c_functions():

@@ -60,11 +60,15 @@ class Wrapper(PythonWrapperCodegen):
         super().generate_end(result)
         if not config.triton.cudagraphs or len(V.graph.device_idxs) != 1:
             return
-        names = enumerate(V.graph.graph_input_names)
-        mutated = {i for i, name in names if name in V.graph.mutated_inputs}
+        if "cpu" in V.graph.device_types:
+            return  # what the CPU computes would be computed once, in the capture
         (device,), dynamic = V.graph.device_idxs, any_is_symbolic(*V.graph.example_inputs)
-        result.writeline("from torch_openreg._compile.replay import replayed")
-        result.writeline(f"call = replayed(call, {device}, {mutated or 'set()'}, {dynamic})")
+        names, inputs = V.graph.graph_input_names, V.graph.graph_inputs_original
+        mutated = {i for i, name in enumerate(names) if name in V.graph.mutated_inputs}
+        donated = {i for i, n in enumerate(names) if isinstance(inputs.get(n), ir.DonatedBuffer)}
+        result.writeline("from torch_openreg._compile.replay import Replayed")
+        given = f"{device}, set({[*mutated]}), set({[*donated]}), {dynamic}"
+        result.writeline(f"call = Replayed(call, {given})")
 
     def define_kernel(self, kernel_name, kernel_body, *args, **options):
         made = f"openreg_kernel({kernel_name!r}, "

@@ -1,18 +1,22 @@
 """mode="reduce-overhead": what a compiled graph queues is captured once, and replayed."""
 
 import threading
+import weakref
 
 import torch
+from torch._C._dynamo.guards import _reinterpret_tensor
+from torch._inductor import cudagraph_trees
 from torch._inductor.compile_fx import (
-    clone_preserve_strides,
     get_expanded_dims,
     index_expanded_dims_and_copy_,
     static_input,
 )
 from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
-from .. import openreg
+from .. import _C, openreg
 from .dynamo import Interface
+
+_capturing = threading.Lock()  # a capture synchronises the device, which would end another one
 
 
 def _is_tensor(value):
@@ -28,8 +32,8 @@ class _Step:
     the graph's memory, which the next replay writes.
     """
 
-    def __init__(self, call, device, mutated):
-        self.call, self.device, self.mutated = call, device, mutated
+    def __init__(self, call, device, mutated, donated):
+        self.call, self.device, self.mutated, self.donated = call, device, mutated, donated
         self.addresses = self.graph = None
         self.copies = {}
         self.refused = False
@@ -57,37 +61,91 @@ class _Step:
         self.graph = self.outputs = None
         graph, inputs = openreg.Graph(), [self.copies.get(i, a) for i, a in enumerate(args)]
         stream = openreg.Stream(self.device)
-        try:
-            with openreg.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                outputs = self.call(list(inputs))
-        except RuntimeError as refusal:
-            self.refused = True
-            log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {refusal}")
-            return
-        self.graph, self.outputs = graph, [_output(output, inputs) for output in outputs]
+        with _capturing, openreg.device(self.device):
+            openreg.synchronize()  # what has failed before is the caller's to know, and no refusal
+            try:
+                with openreg.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    written = self.call(list(inputs))
+            except RuntimeError as refusal:
+                self.refused = True
+                log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {refusal}")
+                return
+        for i in self.donated & self.copies.keys():
+            inputs[i] = None  # the copy may have been written, as any memory of the graph's
+        self.graph, self.outputs = graph, _Outputs(written, inputs)
 
     def _replay(self, args):
         for i, copy in self.copies.items():
             index_expanded_dims_and_copy_(copy, args[i], get_expanded_dims(copy))
         self.graph.replay()
-        outputs = [output(args) for output in self.outputs]
+        outputs = self.outputs(args)
         args.clear()  # as `call` does
         return outputs
 
 
-def _output(written, inputs):
-    """How a call's output comes of what the graph has written, and of the call's own inputs."""
-    if not _is_tensor(written):
-        return lambda args: written
-    for i, given in enumerate(inputs):
-        if _is_tensor(given) and torch._C._is_alias_of(given, written):
-            size, stride = written.size(), written.stride()
-            ahead = written.storage_offset() - given.storage_offset()
-            return lambda args: args[i].as_strided(size, stride, args[i].storage_offset() + ahead)
-    return lambda args: clone_preserve_strides(written)
+def _storage_of(tensor):
+    return tensor.untyped_storage()._cdata
 
 
-def replayed(call, device, mutated, dynamic):
+def _begin(tensor):
+    return tensor.storage_offset() * tensor.itemsize
+
+
+def _of_type(dtype, tensor):
+    if tensor.dtype == dtype:
+        return tensor
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+class _Outputs:
+    """How a call's outputs come of its own inputs, and of copies of what the graph has written.
+
+    Those that share memory in the graph do so in each call, and those that are one tensor are one.
+    To autograd none is a view, which could not be written in place.
+    """
+
+    def __init__(self, written, inputs):
+        self.wholes, self.made, self.order = {}, [], []
+        known = {}
+        for value in written:
+            if id(value) not in known:
+                known[id(value)] = len(self.made)
+                self.made.append(self._how(value, inputs))
+            self.order.append(known[id(value)])
+
+    def _how(self, value, inputs):
+        if not _is_tensor(value):
+            return lambda args, copies: value
+        for i, given in enumerate(inputs):
+            if given is value:
+                return lambda args, copies: args[i]
+        dtype, size, stride, begin = value.dtype, value.size(), value.stride(), _begin(value)
+
+        def part(tensor, begin):
+            typed = _of_type(dtype, tensor)
+            ahead = begin // dtype.itemsize - typed.storage_offset()
+            return _reinterpret_tensor(typed, size, stride, ahead)
+
+        for i, given in enumerate(inputs):
+            if _is_tensor(given) and torch._C._is_alias_of(given, value):
+                begin -= _begin(given)
+                return lambda args, copies: part(args[i], _begin(args[i]) + begin)
+        key = _storage_of(value)
+        if key not in self.wholes:
+            empty = torch.empty(0, dtype=dtype, device=value.device)
+            self.wholes[key] = empty.set_(value.untyped_storage())
+        return lambda args, copies: part(copies[key], begin)
+
+    def __call__(self, args):
+        copies = {key: whole.clone() for key, whole in self.wholes.items()}
+        made = [how(args, copies) for how in self.made]
+        return [made[i] for i in self.order]
+
+
+_all = weakref.WeakSet()  # Inductor keeps the modules, after a reset too
+
+
+class Replayed:
     """`call` of a module that Inductor has generated, by graphs where that can be. It goes on the
     current stream of `device`, and returns before it has run.
 
@@ -95,20 +153,38 @@ def replayed(call, device, mutated, dynamic):
         call: takes a list of inputs, which it empties.
         device: the index of the device on which all of it is.
         mutated: the indices of the inputs that it writes.
+        donated: the indices of those that it may use as it does memory of its own.
         dynamic: whether the sizes of inputs differ from call to call.
     """
-    own = threading.local()
 
-    def step_of(args):
-        sizes = [a.size() if _is_tensor(a) else a for a in args] if dynamic else ()
-        steps = own.__dict__.setdefault("steps", {})
-        key = (Interface.get_raw_stream(device), *sizes)
+    def __init__(self, call, device, mutated, donated, dynamic):
+        self.call, self.device, self.mutated, self.donated = call, device, mutated, donated
+        self.dynamic, self.own = dynamic, threading.local()
+        _all.add(self)
+
+    def _step_of(self, args):
+        sizes = [a.size() if _is_tensor(a) else a for a in args] if self.dynamic else ()
+        steps = self.own.__dict__.setdefault("steps", {})
+        # The sanitizer is told what a replay touches if it was on in the capture.
+        key = (Interface.get_raw_stream(self.device), _C._sanitizer_active(), *sizes)
         if key not in steps:
-            on_host = any(_is_tensor(a) and a.device.type == "cpu" for a in args)  # read by `call`
-            steps[key] = call if on_host else _Step(call, device, mutated)
+            steps[key] = _Step(self.call, self.device, self.mutated, self.donated)
         return steps[key]
 
-    def run(args):
-        return call(args) if openreg.is_current_stream_capturing() else step_of(args)(args)
+    def __call__(self, args):
+        capturing = openreg.is_current_stream_capturing()
+        return (self.call if capturing else self._step_of(args))(args)
 
-    return run
+
+def _and_ours(reset):
+    """Inductor's `reset_cudagraph_trees`, which torch.compiler.reset() calls."""
+
+    def reset_ours():
+        for function in list(_all):
+            function.own = threading.local()  # a thread that is in a step goes on with it
+        reset()
+
+    return reset_ours
+
+
+cudagraph_trees.reset_cudagraph_trees = _and_ours(cudagraph_trees.reset_cudagraph_trees)
