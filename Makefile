@@ -70,8 +70,9 @@ demo: compile $(if $(wildcard $(INSTALL_STAMP)),$(INSTALL_STAMP),$(DEMO_STAMP))
 	@echo '== the digits, on openreg:1 and on the CPU'
 	$(PY) docs/examples/digits.py
 
-# Files of tests run side by side, in the order of their names; the tests of a file in one process.
-SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# Files of tests run side by side, in the order of their names; the tests of a file in one process. One
+# more than there are cores, as many tests wait for a program or a timeout.
+SIDE_BY_SIDE = -n $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8))) --dist loadfile --no-loadscope-reorder
 
 # What a change can break, in ten minutes.
 test: build ctest

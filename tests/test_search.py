@@ -339,6 +339,25 @@ def test_a_torn_read_is_found():
 
 
 @pytest.mark.racy
+def test_a_schedule_disturbs_a_replay():
+    def program(ordered):
+        x, side = torch.zeros(4, device="openreg"), torch.openreg.Stream()
+        graph = torch.openreg.Graph()
+        with torch.openreg.graph(graph):
+            x.add_(1)
+        side.wait_stream(torch.openreg.current_stream())
+        with torch.openreg.stream(side):
+            graph.replay()
+        if ordered:
+            torch.openreg.current_stream().wait_stream(side)
+        y = x.clone()
+        torch.openreg.synchronize()
+        return y.cpu()
+
+    assert explore(lambda: program(True)).ok
+    assert not explore(lambda: program(False)).ok
+
+
 def test_seeds_tear_too():
     found = explore(lambda: reads_beside(WRITES["copy"]), 100)
     (torn,) = [r for r in found.results if r.value is False]
