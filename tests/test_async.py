@@ -328,6 +328,7 @@ def test_a_result_is_not_a_gap_in_the_accounting():
     assert torch.openreg.memory_allocated() == before
 
 
+@pytest.mark.slow
 def test_threads_that_end_leave_no_memory_of_tasks_behind():
     x, before = torch.ones(3, device=DEVICE), torch_openreg._C._task_blocks()
     together = threading.Barrier(8)

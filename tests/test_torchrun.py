@@ -70,6 +70,7 @@ def on_two_hosts(endpoint, *more):
     return [*command, "--rdzv-endpoint", endpoint, "--rdzv-id", "7", *more, EXAMPLE]
 
 
+@pytest.mark.slow
 def test_two_launchers(free_port):
     command = on_two_hosts(f"localhost:{free_port}", "--local-addr", "localhost")
     printed = output(*[start(command) for _ in range(2)])
@@ -113,6 +114,7 @@ def namespaces():
         pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
 
 
+@pytest.mark.slow
 def test_two_networks(namespaces):
     """Hosts whose names say nothing of the network between them: torchrun and Gloo are told."""
 

@@ -113,6 +113,7 @@ def test_a_compiled_job_is_compared():
     assert (result["count"], result["failures"]) == (1, {})
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_cost_one_job(monkeypatch):
     with Pool(1) as pool:
         assert (

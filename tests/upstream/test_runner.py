@@ -134,6 +134,7 @@ def kept(row):
     return row["outcome"], row["control"], row["message"].partition("\n")[0]
 
 
+@pytest.mark.slow
 def test_what_a_run_tells(run, tmp_path):
     made = Made(run, tmp_path)
     made.write(MADE)
@@ -180,6 +181,7 @@ def test_what_a_run_tells(run, tmp_path):
 SHORT = re.sub("def test_(crash|hang|second)", r"def \1", MADE)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_stopped(run, tmp_path):
     made = Made(run, tmp_path)
     made.write(SHORT)
