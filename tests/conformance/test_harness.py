@@ -133,3 +133,4 @@ def test_undeclared_and_stale_fail(monkeypatch):
     (stale,) = judge(job, {"failures": {}})
     assert "does not occur: strides (why)" in stale
     assert judge(Job("add", ERRORS), {"failures": {}}) == []
+    assert judge(Job("add", "float32", compiled=True), {"failures": {"strides": "1"}}) != []
