@@ -66,7 +66,14 @@ def _fork(code, arguments, environment, timeout):
         status = _server.run(code, arguments, environment, out, err, timeout)
         for file in (out, err):
             file.seek(0)
-        return SimpleNamespace(code=status, out=out.read(), err=err.read())
+        return _ended(status, out.read(), err.read())
+
+
+def _ended(code, out, err):
+    # A PyTorch that is built for CUDA says where it looks for CUDA's compiler, if there is one, when
+    # it first needs one for C++.
+    said = (line for line in err.splitlines(True) if "No CUDA runtime is found" not in line)
+    return SimpleNamespace(code=code, out=out, err="".join(said))
 
 
 def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
@@ -89,7 +96,7 @@ def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
         done = subprocess.run(
             command, env=merged, capture_output=True, text=True, timeout=timeout, check=False
         )
-        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+        return _ended(done.returncode, done.stdout, done.stderr)
 
     if not SANITIZED:
         return execute()

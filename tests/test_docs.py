@@ -42,9 +42,7 @@ def test_example(code, run, tmp_path):
     path = tmp_path / "example.py"
     path.write_text(code)
     done = run("", arguments=[path])
-    # A PyTorch that is built for CUDA says where it looks for a compiler, when it needs one.
-    said = [line for line in done.err.splitlines() if "No CUDA runtime is found" not in line]
-    assert (done.code, said) == (0, []), f"{done.out}\n{done.err}"
+    assert (done.code, done.err) == (0, ""), f"{done.out}\n{done.err}"
 
 
 def test_the_pages_have_examples():
