@@ -70,7 +70,7 @@ def _fork(code, arguments, environment, timeout):
 
 
 def _ended(code, out, err):
-    # A PyTorch that is built for CUDA says where it looks for CUDA's compiler, if there is one, when
+    # A PyTorch that is built for CUDA says which compiler of CUDA it found, if there is one, when
     # it first needs one for C++.
     said = (line for line in err.splitlines(True) if "No CUDA runtime is found" not in line)
     return SimpleNamespace(code=code, out=out, err="".join(said))

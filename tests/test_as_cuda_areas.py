@@ -130,11 +130,13 @@ with torch.cuda.device(x.device):
 torch.cuda.synchronize("cuda:2")
 assert torch.cuda.current_device() == 2 and torch.cuda.can_device_access_peer(0, 1)
 from torch.utils.checkpoint import checkpoint
-model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()).cuda(1)
+model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout()).cuda(1)
 for reentrant in (False, True):
-    inputs = torch.ones(2, 3, device="cuda:1", requires_grad=True)
-    checkpoint(model, inputs, use_reentrant=reentrant).sum().backward()
+    inputs = torch.ones(20, 30, device="cuda:1", requires_grad=True)
+    outputs = checkpoint(model, inputs, use_reentrant=reentrant)
+    outputs.sum().backward()
     assert inputs.grad.get_device() == 1
+    assert torch.equal(inputs.grad != 0, outputs != 0), "dropped others in the backward"
 """,
         {"OPENREG_DEVICE_COUNT": "3"},
     )

@@ -339,7 +339,16 @@ def _name_graphs(cudas):
     openreg.Graph.debug_dump = lambda self, debug_path: dump(self, debug_path)
 
 
+class _Module(types.ModuleType):
+    """torch.cuda's. What it keeps in this variable is what CUDA's library would have told it."""
+
+    @property
+    def _initialized(self):
+        return openreg.is_initialized()
+
+
 def install():
+    torch.cuda.__class__ = _Module
     _name_graphs(torch.cuda.CUDAGraph)
     exchanged = _exchange()
     torch.cuda.nvtx._nvtx = _Ranges()
