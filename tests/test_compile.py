@@ -122,23 +122,44 @@ def test_random_numbers_are_the_generators():
     assert torch.equal(made, nn.functional.dropout(x, 0.5))
 
 
+def _dropping(x):
+    return nn.functional.dropout(nn.functional.dropout(x.abs(), 0.2).abs(), 0.2)
+
+
+def _checkpointed(x):
+    """Where it is given ones, its gradient is what it returns."""
+    for _ in range(2):
+        x = torch.utils.checkpoint.checkpoint(_dropping, x, use_reentrant=False)
+    return x
+
+
 @pytest.mark.slow
-@pytest.mark.xfail(
-    torch.__version__ >= "2.15",
-    reason="PyTorch runs an operator under a kept state of CUDA's and XPU's generators alone",
-    strict=True,
-)
-def test_checkpoint_draws_the_same_numbers_again():
-    from torch.utils.checkpoint import checkpoint
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_checkpoint_draws_the_same_numbers_again(backend):
+    mode = {"mode": "reduce-overhead"} if backend == "inductor" else {}
+    f = torch.compile(_checkpointed, backend=backend, **mode)
+    seen = set()
+    for _ in range(5):
+        inputs = [torch.ones(1000, device=DEVICE, requires_grad=True) for _ in range(2)]
+        made = [f(x) for x in inputs]
+        for x, y in zip(reversed(inputs), reversed(made), strict=True):
+            y.sum().backward()
+            assert torch.equal(x.grad, y)
+        seen |= {tuple(y.tolist()) for y in made}
+    assert len(seen) == 10
 
-    def block(x):
-        return nn.functional.dropout(x.sin(), 0.5)
 
-    x = torch.randn(1000, device=DEVICE, requires_grad=True)
-    made = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False))(x)
-    made.sum().backward()
-    kept = made.detach() != 0
-    assert torch.allclose(x.grad, 2 * x.detach().cos() * kept)
+@pytest.mark.slow
+def test_checkpoint_with_eagers_random_numbers():
+    x = torch.ones(1000, device=DEVICE, requires_grad=True)
+
+    def gradient(f):
+        torch.manual_seed(3)
+        made = f(x)
+        return made, *torch.autograd.grad(made.sum(), x)
+
+    with torch._inductor.config.patch(fallback_random=True):
+        torch.testing.assert_close(gradient(torch.compile(_checkpointed)), gradient(_checkpointed))
 
 
 @pytest.mark.slow
@@ -151,6 +172,42 @@ def test_autocast():
             return layer(x)
 
     assert f(torch.ones(2, 8, device=DEVICE)).dtype is torch.bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.racy
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_max_autotune_takes_the_cpus_templates(dtype):
+    from torch._dynamo.utils import counters
+
+    # As they are the fastest on one machine and not on another, they are the only choice.
+    choice = torch._inductor.config.patch(freezing=True, max_autotune_gemm_backends="CPP")
+    with torch.no_grad(), choice, torch.openreg.sanitizer.enable():
+        for _ in range(2):  # the second one's code is not the first one's, which has its weights
+            torch._dynamo.reset()
+            counters["inductor"]["cpp_templated_kernel_counter"] = 0
+            model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 64))
+            f = torch.compile(model.to(DEVICE, dtype).eval(), mode="max-autotune")
+            for _ in range(4):  # a run, a capture and replays
+                x = torch.randn(32, 128, device=DEVICE, dtype=dtype)
+                torch.testing.assert_close(f(x), model(x))
+            assert counters["inductor"]["cpp_templated_kernel_counter"] == 2
+        x = torch.randn(32, 128, device=DEVICE, dtype=dtype)
+        with (
+            torch.openreg.stream(torch.openreg.Stream()),
+            pytest.raises(torch.openreg.sanitizer.DataRaceError, match="cpp_"),
+        ):
+            f(x)
+
+
+@pytest.mark.slow
+def test_max_autotune_tries_choices_on_the_cpu():
+    f = torch.compile(lambda a, b: (a @ b).relu(), mode="max-autotune")
+    a, b = torch.randn(4, 32, 64, device=DEVICE), torch.randn(4, 64, 32, device=DEVICE)
+    a.requires_grad_()
+    torch.testing.assert_close(f(a, b), (a @ b).relu())
+    made, expected = (torch.autograd.grad(y.sum(), a) for y in (f(a, b), (a @ b).relu()))
+    torch.testing.assert_close(made, expected)
 
 
 @pytest.mark.slow
@@ -494,13 +551,18 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
 
 def test_what_has_no_door_is_where_it_is_replaced():
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+    from torch._higher_order_ops.utils import registered_hop_fake_fns
     from torch._inductor import (
+        autotune_process,
         compile_fx,  # noqa: F401 (brings ours)
         cudagraph_trees,
         ir,
         lowering,
         scheduler,
+        select_algorithm,
+        utils,
     )
+    from torch._prims import rng_prims
     from torch._subclasses import fake_impls
     from torch.nn.attention import flex_attention
 
@@ -508,6 +570,9 @@ def test_what_has_no_door_is_where_it_is_replaced():
 
     for replaced in (
         cudagraph_trees.reset_cudagraph_trees,
+        utils._use_template_for_cpu,
+        select_algorithm.AlgorithmSelectorCache.__call__,
+        select_algorithm.AlgorithmSelectorCache.generate_example_value,
         scheduler.BaseSchedulerNode.is_cpu,
         scheduler.device_need_guard,
         ir.get_device_type,
@@ -519,6 +584,9 @@ def test_what_has_no_door_is_where_it_is_replaced():
         fake_impls.op_implementations_dict[torch.ops.aten.convolution.default],
         fake_impls.op_implementations_dict[torch.ops.aten.nonzero_static.default],
         fake_impls.op_implementations_dict[torch.ops.aten.pixel_shuffle.default],
+        rng_prims.run_and_save_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
+        rng_prims.run_with_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
+        registered_hop_fake_fns[rng_prims.run_and_save_rng_state],
     ):
         assert replaced.__module__.startswith("torch_openreg._compile"), replaced
     # Who asks them has not imported them by another name.
@@ -530,6 +598,9 @@ def test_what_has_no_door_is_where_it_is_replaced():
         (lowering, "ir.get_device_type("),
         (lowering, ":= get_constant_value("),
         (lowering, "is_gpu("),
+        (utils.use_cpp_gemm_template, "_use_template_for_cpu("),
+        (select_algorithm, "AlgorithmSelectorCache.generate_example_value("),
+        (autotune_process.CPUDeviceBenchmarkMixin, "def do_bench("),
         (flex_attention, "_validate_device("),
         (flex_attention, "_apply_kernel_options("),
     ):

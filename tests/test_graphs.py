@@ -338,6 +338,28 @@ def test_a_copy_of_a_generator_goes_on_where_it_was_made():
     assert copy.get_offset() == expected[1].get_offset()
 
 
+def test_a_replay_draws_from_the_states_of_the_capture():
+    """A generator that has another's state for a while, as in a compiled checkpoint."""
+    mine, other = (torch.Generator(DEVICE).manual_seed(seed) for seed in (5, 6))
+
+    def draw():
+        own = mine.graphsafe_get_state()
+        mine.graphsafe_set_state(other)
+        first = torch.rand(4, device=DEVICE, generator=mine)
+        mine.graphsafe_set_state(own)
+        return first, torch.rand(4, device=DEVICE, generator=mine)
+
+    graph, results = captured(draw)
+    for _ in range(3):
+        before = mine.get_state(), other.get_state()
+        graph.replay()
+        after = mine.get_state(), other.get_state()
+        mine.set_state(before[0])
+        other.set_state(before[1])
+        assert all(map(torch.equal, results, draw()))
+        assert torch.equal(mine.get_state(), after[0]) and torch.equal(other.get_state(), after[1])
+
+
 def test_random_numbers_of_a_replay_that_failed_when_it_blocked(run_ok):
     """The replay has run: what it drew is not drawn again."""
     out = run_ok(

@@ -213,6 +213,28 @@ def test_the_offset_counts_draws():
     assert torch.equal(copy.get_state(), generator.get_state())
 
 
+def test_generators_share_a_state():
+    """As torch.utils.checkpoint's compiled form uses it: draws of one move the other."""
+
+    def numbers(generator):
+        return torch.rand(4, device=DEVICE, generator=generator).tolist()
+
+    one, two = (torch.Generator(DEVICE).manual_seed(seed) for seed in (1, 2))
+    expected = [[numbers(g.clone_state()) for g in (one, two)], numbers(two.clone_state())]
+    before = one.graphsafe_get_state()
+    one.graphsafe_set_state(two.graphsafe_get_state())
+    assert numbers(one) == expected[0][1] and one.initial_seed() == 2
+    assert two.get_offset() == one.get_offset() == 1
+    two.set_offset(0)
+    assert numbers(one) == expected[1]
+    one.graphsafe_set_state(before)
+    assert numbers(one) == expected[0][0] and two.get_offset() == 1
+    for other in torch.Generator("openreg:1"), torch.Generator():
+        with pytest.raises(ValueError, match=f"one of {other.device}"):
+            one.graphsafe_set_state(other)
+    assert one.initial_seed() == 1 and one.get_offset() == 1
+
+
 def test_the_offset_of_a_default_generator():
     torch.openreg.manual_seed(3)
     assert torch.openreg._get_rng_state_offset() == 0

@@ -390,9 +390,10 @@ IValue Call::cpuGenerator(const IValue &given) const {
       given.isNone() ? getDefaultGenerator(device_.index()) : given.toGenerator();
   TORCH_CHECK(generator.device() == device_, "Expected a generator of ", device_, " for ",
               op_.operator_name(), " but found one of ", generator.device());
+  const auto state = generator.get<OpenRegGeneratorImpl>()->state();
   if (const auto graph = graphBeingCaptured(stream_))
-    return at::make_generator<ReplayedGenerator>(CapturedGraph::draw(graph, generator));
-  const auto [seed, counter] = generator.get<OpenRegGeneratorImpl>()->draw();
+    return at::make_generator<ReplayedGenerator>(CapturedGraph::draw(graph, state));
+  const auto [seed, counter] = state->draw();
   return at::detail::createCPUGenerator(mixedSeed(seed, counter));
 }
 

@@ -32,12 +32,6 @@ Defaults &defaults() {
   return *instance;
 }
 
-struct State {
-  uint64_t seed;
-  uint64_t counter;
-};
-static_assert(sizeof(State) == OpenRegGeneratorImpl::kStateBytes);
-
 void checkState(const c10::TensorImpl &state) {
   TORCH_CHECK_TYPE(state.device_type() == c10::DeviceType::CPU &&
                        state.dtype() == caffe2::TypeMeta::Make<uint8_t>() &&
@@ -52,68 +46,95 @@ void checkState(const c10::TensorImpl &state) {
 
 }  // namespace
 
+GeneratorState::Value GeneratorState::get() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return value_;
+}
+
+void GeneratorState::set(Value value) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  value_ = value;
+}
+
+GeneratorState::Value GeneratorState::draw(uint64_t count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {value_.seed, std::exchange(value_.counter, value_.counter + count)};
+}
+
+void GeneratorState::giveBack(uint64_t first, uint64_t count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (value_.counter == first + count) value_.counter = first;
+}
+
 OpenRegGeneratorImpl::OpenRegGeneratorImpl(c10::DeviceIndex index, uint64_t seed)
+    : OpenRegGeneratorImpl(index, std::make_shared<GeneratorState>(GeneratorState::Value{seed, 0})) {
+}
+
+OpenRegGeneratorImpl::OpenRegGeneratorImpl(c10::DeviceIndex index, GeneratorStatePtr state)
     : c10::GeneratorImpl(c10::Device(device_type(), index),
                          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-      seed_(seed) {}
+      state_(std::move(state)) {}
 
-std::pair<uint64_t, uint64_t> OpenRegGeneratorImpl::draw(uint64_t count) {
+GeneratorStatePtr OpenRegGeneratorImpl::state() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return {seed_, std::exchange(counter_, counter_ + count)};
+  return state_;
 }
 
-void OpenRegGeneratorImpl::giveBack(uint64_t first, uint64_t count) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (counter_ == first + count) counter_ = first;
-}
-
-void OpenRegGeneratorImpl::set(uint64_t seed, uint64_t counter) {
+void OpenRegGeneratorImpl::set(GeneratorState::Value value) {
   if (const auto graph = graphOfCurrentStream(device().index())) {
-    TORCH_CHECK(seed == seed_ && counter >= counter_, "a generator of ", device(),
-                " cannot be set to seed ", seed, " and offset ", counter,
+    const auto [seed, counter] = state_->get();
+    TORCH_CHECK(value.seed == seed && value.counter >= counter, "a generator of ", device(),
+                " cannot be set to seed ", value.seed, " and offset ", value.counter,
                 " in a capture, where replays draw from what they find: ",
-                "only to a state that was read in it (the seed is ", seed_, ")");
-    return graph->setPosition(
-        at::Generator(c10::intrusive_ptr<c10::GeneratorImpl>::reclaim_copy(this)),
-        counter - counter_);
+                "only to a state that was read in it (the seed is ", seed, ")");
+    return graph->setPosition(state_, value.counter - counter);
   }
-  seed_ = seed;
-  counter_ = counter;
+  state_->set(value);
 }
 
-void OpenRegGeneratorImpl::set_current_seed(uint64_t seed) { set(seed, 0); }
+void OpenRegGeneratorImpl::set_current_seed(uint64_t seed) { set({seed, 0}); }
 
-uint64_t OpenRegGeneratorImpl::current_seed() const { return seed_; }
+uint64_t OpenRegGeneratorImpl::current_seed() const { return state_->get().seed; }
 
 uint64_t OpenRegGeneratorImpl::seed() {
   set_current_seed(c10::detail::getNonDeterministicRandom());
-  return seed_;
+  return current_seed();
 }
 
-void OpenRegGeneratorImpl::set_offset(uint64_t offset) { set(seed_, offset); }
+void OpenRegGeneratorImpl::set_offset(uint64_t offset) { set({current_seed(), offset}); }
 
 uint64_t OpenRegGeneratorImpl::get_offset() const {
   const auto graph = graphOfCurrentStream(device().index());
-  return graph ? counter_ + graph->position(this) : counter_;
+  return state_->get().counter + (graph ? graph->position(state_) : 0);
 }
 
 void OpenRegGeneratorImpl::set_state(const c10::TensorImpl &new_state) {
   checkState(new_state);
-  State state;
-  std::memcpy(&state, new_state.data(), sizeof(state));
-  set(state.seed, state.counter);
+  GeneratorState::Value value;
+  std::memcpy(&value, new_state.data(), sizeof(value));
+  set(value);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> OpenRegGeneratorImpl::get_state() const {
   auto tensor = at::detail::empty_cpu({kStateBytes}, c10::ScalarType::Byte);
-  const State state{seed_, get_offset()};
-  std::memcpy(tensor.mutable_data_ptr(), &state, sizeof(state));
+  const GeneratorState::Value value{current_seed(), get_offset()};
+  std::memcpy(tensor.mutable_data_ptr(), &value, sizeof(value));
   return tensor.getIntrusivePtr();
 }
 
+void OpenRegGeneratorImpl::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl> &other) {
+  TORCH_CHECK_VALUE(other->device() == device(), "a generator of ", device(),
+                    " cannot take the state of one of ", other->device());
+  state_ = static_cast<OpenRegGeneratorImpl &>(*other).state_;
+}
+
+c10::intrusive_ptr<c10::GeneratorImpl> OpenRegGeneratorImpl::graphsafe_get_state() const {
+  return c10::make_intrusive<OpenRegGeneratorImpl>(device().index(), state_);
+}
+
 OpenRegGeneratorImpl *OpenRegGeneratorImpl::clone_impl() const {
-  auto *copy = new OpenRegGeneratorImpl(device().index(), seed_);
-  copy->counter_ = get_offset();
+  auto *copy = new OpenRegGeneratorImpl(device().index(), current_seed());
+  copy->state_->set({current_seed(), get_offset()});
   return copy;
 }
 

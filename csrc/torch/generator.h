@@ -10,23 +10,45 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/GeneratorImpl.h>
 
-#include <utility>
+#include <memory>
+#include <mutex>
 
 #include "check.h"
 
 namespace torch_openreg {
 
+/* What generators draw from. Two share one after graphsafe_set_state(), so it has a mutex of its own: a leaf. */
+class OPENREG_EXPORT GeneratorState {
+ public:
+  struct Value {
+    uint64_t seed, counter;
+  };
+
+  explicit GeneratorState(Value value) : value_(value) {}
+
+  Value get() const;
+  void set(Value value);
+  /* For `count` random operators, by which the counter advances. */
+  Value draw(uint64_t count = 1);
+  /* `count` draws from `first` on, which nobody has used, unless others were made since. */
+  void giveBack(uint64_t first, uint64_t count);
+
+ private:
+  mutable std::mutex mutex_;
+  Value value_;
+};
+using GeneratorStatePtr = std::shared_ptr<GeneratorState>;
+
 class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
  public:
   /* Seed and counter as two little-endian 64-bit numbers. */
-  static constexpr int64_t kStateBytes = 16;
+  static constexpr int64_t kStateBytes = sizeof(GeneratorState::Value);
 
   explicit OpenRegGeneratorImpl(c10::DeviceIndex index, uint64_t seed = c10::default_rng_seed_val);
+  OpenRegGeneratorImpl(c10::DeviceIndex index, GeneratorStatePtr state);
 
-  /* (seed, counter) for `count` random operators, by which the counter advances. Takes mutex_. */
-  std::pair<uint64_t, uint64_t> draw(uint64_t count = 1);
-  /* `count` draws from `first` on, which nobody has used, unless others were made since. Takes mutex_. */
-  void giveBack(uint64_t first, uint64_t count);
+  /* What random operators draw from. Takes mutex_. */
+  GeneratorStatePtr state();
 
   // As with every generator of PyTorch, the caller holds mutex_ for what changes the state. While the current stream
   // is being captured the counter is what it will be in a replay (graph.h), and a seed cannot be set.
@@ -38,15 +60,18 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
   uint64_t get_offset() const override;
   void set_state(const c10::TensorImpl &new_state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+  /* From here on this generator draws what `other` would, and `other` does not draw it again. */
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl> &other) override;
+  /* Another generator of the same state. */
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
 
   static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
 
  private:
   OpenRegGeneratorImpl *clone_impl() const override;
-  void set(uint64_t seed, uint64_t counter);
+  void set(GeneratorState::Value value);
 
-  uint64_t seed_;
-  uint64_t counter_ = 0;
+  GeneratorStatePtr state_;  // never null; the state's own mutex guards what is in it
 };
 
 /* The device's default generator, made when it is first asked for. -1 is the current device. */

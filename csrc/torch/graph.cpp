@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "device.h"
-#include "generator.h"
 #include "gil.h"
 #include "mempool.h"
 #include "sanitizer.h"
@@ -85,21 +84,21 @@ void graphsAreReset(c10::DeviceIndex device) {
 // ---- Random numbers -----------------------------------------------------------------------------
 
 /* mutex_ held. */
-CapturedGraph::Source *CapturedGraph::find(const c10::GeneratorImpl *generator) {
+CapturedGraph::Source *CapturedGraph::find(const GeneratorStatePtr &generator) {
   const auto found = std::find_if(sources_.begin(), sources_.end(), [&](const Source &source) {
-    return source.generator.unsafeGetGeneratorImpl() == generator;
+    return source.generator == generator;
   });
   return found == sources_.end() ? nullptr : &*found;
 }
 
 /* mutex_ held. */
-CapturedGraph::Source &CapturedGraph::sourceOf(const at::Generator &generator) {
-  if (Source *known = find(generator.unsafeGetGeneratorImpl())) return *known;
+CapturedGraph::Source &CapturedGraph::sourceOf(const GeneratorStatePtr &generator) {
+  if (Source *known = find(generator)) return *known;
   return sources_.emplace_back(Source{generator, 0, 0});
 }
 
 CapturedGraph::Draw CapturedGraph::draw(const std::shared_ptr<CapturedGraph> &graph,
-                                        const at::Generator &generator) {
+                                        const GeneratorStatePtr &generator) {
   std::lock_guard<std::mutex> lock(graph->mutex_);
   Source &source = graph->sourceOf(generator);
   const Draw draw{graph, static_cast<size_t>(&source - graph->sources_.data()), source.position++};
@@ -107,21 +106,21 @@ CapturedGraph::Draw CapturedGraph::draw(const std::shared_ptr<CapturedGraph> &gr
   return draw;
 }
 
-uint64_t CapturedGraph::position(const c10::GeneratorImpl *generator) {
+uint64_t CapturedGraph::position(const GeneratorStatePtr &generator) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Source *known = find(generator);
   return known == nullptr ? 0 : known->position;
 }
 
-void CapturedGraph::setPosition(const at::Generator &generator, uint64_t position) {
+void CapturedGraph::setPosition(const GeneratorStatePtr &generator, uint64_t position) {
   std::lock_guard<std::mutex> lock(mutex_);
   sourceOf(generator).position = position;
 }
 
-std::pair<uint64_t, uint64_t> CapturedGraph::Draw::now() const {
+GeneratorState::Value CapturedGraph::Draw::now() const {
   std::lock_guard<std::mutex> lock(graph->mutex_);
-  const State &state = graph->now_.at(source);
-  return {state.seed, state.counter + position};
+  const auto [seed, counter] = graph->now_.at(source);
+  return {seed, counter + position};
 }
 
 std::vector<CapturedGraph::Source> CapturedGraph::sources() {
@@ -131,10 +130,8 @@ std::vector<CapturedGraph::Source> CapturedGraph::sources() {
 
 uint64_t CapturedGraph::prepareReplay() {
   Pending replay{0, resets[device_].load(std::memory_order_relaxed), {}};
-  for (const Source &source : sources()) {
-    const auto [seed, counter] = source.generator.get<OpenRegGeneratorImpl>()->draw(source.drawn);
-    replay.states.push_back({seed, counter});
-  }
+  for (const Source &source : sources())
+    replay.states.push_back(source.generator->draw(source.drawn));
   std::lock_guard<std::mutex> lock(mutex_);
   replay.number = ++prepared_;
   pending_.push_back(std::move(replay));
@@ -142,7 +139,7 @@ uint64_t CapturedGraph::prepareReplay() {
 }
 
 void CapturedGraph::takeBack(uint64_t replay) {
-  std::vector<State> states;
+  std::vector<GeneratorState::Value> states;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = std::find_if(pending_.begin(), pending_.end(),
@@ -153,7 +150,7 @@ void CapturedGraph::takeBack(uint64_t replay) {
   }
   const std::vector<Source> drawn = sources();
   for (size_t i = 0; i < states.size(); ++i)
-    drawn[i].generator.get<OpenRegGeneratorImpl>()->giveBack(states[i].counter, drawn[i].drawn);
+    drawn[i].generator->giveBack(states[i].counter, drawn[i].drawn);
 }
 
 void CapturedGraph::begin() {

@@ -4,7 +4,6 @@
  */
 #pragma once
 
-#include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <openreg_graph.h>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "check.h"
+#include "generator.h"
 
 namespace torch_openreg {
 
@@ -43,14 +43,14 @@ class CapturedGraph {
     uint64_t position = 0;  // of this graph's
 
     /* On the lane, in a replay: the generator's seed and counter for this draw. */
-    std::pair<uint64_t, uint64_t> now() const;
+    GeneratorState::Value now() const;
   };
 
   /* At a call that is captured. The generator stays as it is. */
-  static Draw draw(const std::shared_ptr<CapturedGraph> &graph, const at::Generator &generator);
+  static Draw draw(const std::shared_ptr<CapturedGraph> &graph, const GeneratorStatePtr &generator);
   /* The generator's position. */
-  uint64_t position(const c10::GeneratorImpl *generator);
-  void setPosition(const at::Generator &generator, uint64_t position);
+  uint64_t position(const GeneratorStatePtr &generator);
+  void setPosition(const GeneratorStatePtr &generator, uint64_t position);
   /* The host's memory behind a queued copy. */
   void keep(const c10::Storage &storage);
 
@@ -62,28 +62,25 @@ class CapturedGraph {
   void begin();
 
  private:
-  struct State {
-    uint64_t seed, counter;
-  };
   struct Source {
-    at::Generator generator;
+    GeneratorStatePtr generator;
     uint64_t position, drawn;  // drawn: the greatest position
   };
-  Source *find(const c10::GeneratorImpl *generator);
-  Source &sourceOf(const at::Generator &generator);
+  Source *find(const GeneratorStatePtr &generator);
+  Source &sourceOf(const GeneratorStatePtr &generator);
   std::vector<Source> sources();
 
   struct Pending {
     uint64_t number;
     uint64_t resets;  // of the device: a reset drops what is queued, and leaves this behind
-    std::vector<State> states;
+    std::vector<GeneratorState::Value> states;
   };
 
   const c10::DeviceIndex device_;
   std::mutex mutex_;
   uint64_t prepared_ = 0;
   std::vector<Source> sources_;
-  std::vector<State> now_;
+  std::vector<GeneratorState::Value> now_;
   std::deque<Pending> pending_;
   std::vector<c10::Storage> kept_;
 };

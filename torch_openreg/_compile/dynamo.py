@@ -14,6 +14,7 @@ from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from .. import _C, openreg
 from . import fakes as fakes
+from . import random as random
 
 
 class Interface(DeviceInterface):

@@ -1,10 +1,13 @@
 """This device as Inductor's: its CPU kernels, each a task of a stream. Imported after
 torch._inductor.compile_fx."""
 
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import torch
-from torch._inductor import config, ir, lowering, scheduler
+from torch._inductor import config, ir, lowering, scheduler, select_algorithm, utils
+from torch._inductor.autotune_process import CPUDeviceBenchmarkMixin
 from torch._inductor.codegen.common import (
     DeviceOpOverrides,
     register_backend_for_device,
@@ -199,14 +202,50 @@ def _no_sums(options_of):
     return options_as_cpus
 
 
+def _choose_template(choose):
+    """By those of the CPU."""
+
+    def choose_as_cpus(layout):
+        if layout.device.type != _NAME:
+            return choose(layout)
+        return config.max_autotune or config.max_autotune_gemm
+
+    return choose_as_cpus
+
+
+def _chosen_at_once(select):
+    """Timed as the CPU's, and not with what could be fused, which Triton would compile."""
+
+    def select_as_cpus(self, name, choices, input_nodes, layout, *args, **options):
+        if layout.device.type == _NAME:
+            options["return_multi_template"] = False
+            for choice in choices:
+                choice.bmreq.do_bench = partial(CPUDeviceBenchmarkMixin.do_bench, choice.bmreq)
+        return select(self, name, choices, input_nodes, layout, *args, **options)
+
+    return select_as_cpus
+
+
+def _tried_on_cpu(make):
+    """What choices are tried with: their kernels are the CPU's, and take its memory."""
+
+    def make_on_cpu(size, stride, device, *args):
+        return make(size, stride, _CPU if device.type == _NAME else device, *args)
+
+    return staticmethod(make_on_cpu)
+
+
 class _Version(CustomGraphModulePass):
     """Changes nothing. It is part of the key by which Inductor keeps what it has generated, which
-    another version of this package may generate otherwise."""
+    another version of this package may generate otherwise. Templates for frozen weights pack these:
+    what they have packed would be kept with the code, for any weights of those sizes."""
 
     def __call__(self, graph_module):
         pass
 
     def uuid(self):
+        if config.freezing and (config.max_autotune or config.max_autotune_gemm):
+            return uuid4().hex  # by which nothing is found again
         return get_hash_for_files(tuple(sorted(map(str, Path(__file__).parent.glob("*.py")))))
 
 
@@ -223,6 +262,10 @@ def register():
     lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
     flex_attention._validate_device = _check_flex_attention(flex_attention._validate_device)
     flex_attention._apply_kernel_options = _no_sums(flex_attention._apply_kernel_options)
+    utils._use_template_for_cpu = _choose_template(utils._use_template_for_cpu)
+    cache = select_algorithm.AlgorithmSelectorCache
+    cache.__call__ = _chosen_at_once(cache.__call__)
+    cache.generate_example_value = _tried_on_cpu(cache.generate_example_value)
     lowering.is_gpu = _or_ours(lowering.is_gpu)  # a kernel of a CPU scalar and our tensors is ours
 
 
