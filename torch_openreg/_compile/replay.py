@@ -119,7 +119,8 @@ class _Outputs:
         for i, given in enumerate(inputs):
             if given is value:
                 return lambda args, copies: args[i]
-        dtype, size, stride, begin = value.dtype, value.size(), value.stride(), _begin(value)
+        dtype, begin = value.dtype, _begin(value)
+        size, stride = tuple(value.size()), value.stride()
 
         def part(tensor, begin):
             typed = _of_type(dtype, tensor)
