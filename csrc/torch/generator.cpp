@@ -80,6 +80,12 @@ GeneratorStatePtr OpenRegGeneratorImpl::state() {
   return state_;
 }
 
+GeneratorState::Value OpenRegGeneratorImpl::get() const {
+  const auto [seed, counter] = state_->get();
+  const auto graph = graphOfCurrentStream(device().index());
+  return {seed, counter + (graph ? graph->position(state_) : 0)};
+}
+
 void OpenRegGeneratorImpl::set(GeneratorState::Value value) {
   if (const auto graph = graphOfCurrentStream(device().index())) {
     const auto [seed, counter] = state_->get();
@@ -103,10 +109,7 @@ uint64_t OpenRegGeneratorImpl::seed() {
 
 void OpenRegGeneratorImpl::set_offset(uint64_t offset) { set({current_seed(), offset}); }
 
-uint64_t OpenRegGeneratorImpl::get_offset() const {
-  const auto graph = graphOfCurrentStream(device().index());
-  return state_->get().counter + (graph ? graph->position(state_) : 0);
-}
+uint64_t OpenRegGeneratorImpl::get_offset() const { return get().counter; }
 
 void OpenRegGeneratorImpl::set_state(const c10::TensorImpl &new_state) {
   checkState(new_state);
@@ -117,7 +120,7 @@ void OpenRegGeneratorImpl::set_state(const c10::TensorImpl &new_state) {
 
 c10::intrusive_ptr<c10::TensorImpl> OpenRegGeneratorImpl::get_state() const {
   auto tensor = at::detail::empty_cpu({kStateBytes}, c10::ScalarType::Byte);
-  const GeneratorState::Value value{current_seed(), get_offset()};
+  const GeneratorState::Value value = get();
   std::memcpy(tensor.mutable_data_ptr(), &value, sizeof(value));
   return tensor.getIntrusivePtr();
 }
@@ -133,9 +136,7 @@ c10::intrusive_ptr<c10::GeneratorImpl> OpenRegGeneratorImpl::graphsafe_get_state
 }
 
 OpenRegGeneratorImpl *OpenRegGeneratorImpl::clone_impl() const {
-  auto *copy = new OpenRegGeneratorImpl(device().index(), current_seed());
-  copy->state_->set({current_seed(), get_offset()});
-  return copy;
+  return new OpenRegGeneratorImpl(device().index(), std::make_shared<GeneratorState>(get()));
 }
 
 const at::Generator &getDefaultGenerator(c10::DeviceIndex index) {

@@ -69,6 +69,7 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
 
  private:
   OpenRegGeneratorImpl *clone_impl() const override;
+  GeneratorState::Value get() const;
   void set(GeneratorState::Value value);
 
   GeneratorStatePtr state_;  // never null; the state's own mutex guards what is in it

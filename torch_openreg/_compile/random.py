@@ -10,7 +10,7 @@ from .. import openreg
 _NAME = torch._C._get_privateuse1_backend_name()  # "cuda" under --as-cuda
 
 
-def _result_and_state(op, *args, **kwargs):
+def _state_and_result(op, *args, **kwargs):
     return openreg.get_rng_state(), op(*args, **kwargs)
 
 
@@ -38,9 +38,9 @@ def register():
         return  # which PyTorch knows
     key = torch._C.DispatchKey.BackendSelect
     keeps, sets = rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state
-    keeps.py_kernels[key] = _and_ours(keeps.py_kernels[key], _result_and_state)
+    keeps.py_kernels[key] = _and_ours(keeps.py_kernels[key], _state_and_result)
     sets.py_kernels[key] = _and_ours(sets.py_kernels[key], _result_of_state)
-    registered_hop_fake_fns[keeps] = _and_ours(registered_hop_fake_fns[keeps], _result_and_state)
+    registered_hop_fake_fns[keeps] = _and_ours(registered_hop_fake_fns[keeps], _state_and_result)
 
 
 register()
