@@ -13,6 +13,7 @@ from torch._dynamo.variables.ctx_manager import (
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 
 from .. import _C, openreg
+from ..openreg._utils import type_name
 from . import fakes as fakes
 from . import random as random
 
@@ -106,5 +107,5 @@ def register():
 
 for _function in (openreg.device_count, openreg.is_available):
     assume_constant_result(_function)
-if torch._C._get_privateuse1_backend_name() == "openreg":
+if type_name() == "openreg":
     register()  # under --as-cuda these are torch.cuda's, which Dynamo knows

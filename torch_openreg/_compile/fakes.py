@@ -4,6 +4,8 @@ import torch
 from torch._subclasses import fake_impls
 from torch.utils import _pytree as pytree
 
+from ..openreg._utils import is_ours
+
 _OF_CPU = (
     torch.ops.aten.convolution.default,
     torch.ops.aten._convolution.default,
@@ -24,12 +26,11 @@ def _none(*_, **__):
 
 def _as_of_cpu(theirs):
     """The kernels are the CPU's, and the strides of their results too."""
-    ours = torch._C._get_privateuse1_backend_name()
 
     def of_cpu(fake_mode, func, *args, **kwargs):
         tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if torch.is_tensor(t)]
         device = tensors[0].fake_device
-        if device.type != ours:
+        if not is_ours(device):
             return theirs(fake_mode, func, *args, **kwargs)
         with fake_mode:
             args, kwargs = pytree.tree_map_only(

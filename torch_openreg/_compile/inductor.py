@@ -21,9 +21,11 @@ from torch._inductor.utils import GPU_TYPES, any_is_symbolic
 from torch._inductor.virtualized import V
 from torch.nn.attention import flex_attention
 
+from ..openreg._utils import type_name
+
 _FLEX = torch.ops.higher_order.flex_attention
 _CPU = torch.device("cpu")
-_NAME = torch._C._get_privateuse1_backend_name()  # "cuda" under --as-cuda
+_NAME = type_name()  # "cuda" under --as-cuda
 
 
 class Scheduling(CppScheduling):

@@ -6,8 +6,7 @@ from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._prims import rng_prims
 
 from .. import openreg
-
-_NAME = torch._C._get_privateuse1_backend_name()  # "cuda" under --as-cuda
+from ..openreg._utils import is_ours, type_name
 
 
 def _state_and_result(op, *args, **kwargs):
@@ -26,15 +25,15 @@ def _result_of_state(state, op, *args, **kwargs):
 def _and_ours(known, ours):
     def call(*args, **kwargs):
         places = (getattr(a, "device", a) for a in (*args, *kwargs.values()))
-        here = any(isinstance(place, torch.device) and place.type == _NAME for place in places)
+        here = any(isinstance(place, torch.device) and is_ours(place) for place in places)
         return (ours if here else known)(*args, **kwargs)
 
     return call
 
 
 def register():
-    register_graphsafe_rng_device_type(_NAME)
-    if _NAME == "cuda":
+    register_graphsafe_rng_device_type(type_name())
+    if type_name() == "cuda":
         return  # which PyTorch knows
     key = torch._C.DispatchKey.BackendSelect
     keeps, sets = rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state
