@@ -8,13 +8,15 @@
 #include "gate.h"
 #include "openreg_schedule.h"
 
+/* Of two streams at once where no schedule is set: each takes a place of its own. */
 static struct {
   char text[1000];
-  size_t count;
+  _Atomic size_t count;
 } notes;
 
 static void noteHere(char letter) {
-  if (notes.count + 1 < sizeof notes.text) notes.text[notes.count++] = letter;
+  size_t place = notes.count++;
+  if (place + 1 < sizeof notes.text) notes.text[place] = letter;
 }
 
 static const char *noted(void) {
