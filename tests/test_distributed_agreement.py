@@ -194,7 +194,7 @@ def test_the_hang_report_names_collective_group_ranks_and_number(pair):
     assert re.search(line.format("broadcast 3", "has not begun: .*"), report), report
 
 
-def test_a_schedule_decides_when_a_collective_begins(run_ok):
+def test_a_schedule_decides_when_a_collective_begins_and_ends(run_ok):
     """By seeds and in a search, and each repeats; a program that waits has one result."""
     run_ok(
         """
@@ -220,6 +220,24 @@ def test_a_schedule_decides_when_a_collective_begins(run_ok):
             for _ in range(20):
                 with schedule(result.seeds[-1]):
                     assert gather(False) == result.value
+    def add_beside(waits):
+        x = torch.ones(1, device="openreg")
+        work = dist.all_reduce(x, async_op=True)
+        if waits:
+            work.wait()
+        x.add_(1)  # else the collective may end after it, with what it has sent before
+        work.wait()
+        return x.item()
+
+    found = explore(lambda: add_beside(False), preemptions=1)
+    assert {result.value for result in found.results} == {1.0, 2.0}, found
+    assert explore(lambda: add_beside(True), preemptions=1).ok
+    (lost,) = [result.seeds[0] for result in found.results if result.value == 1.0]
+    for _ in range(20):
+        with schedule(lost):
+            assert add_beside(False) == 1.0
+    assert 1.0 in [result.value for result in explore(lambda: add_beside(False), 40).results]
+
     with schedule("late"):
         work = dist.all_reduce(torch.ones(1, device="openreg"), async_op=True)
         while not work.is_completed():  # no point: the collective sees to it

@@ -78,6 +78,18 @@ def rank_collective_error(rank):
         return x.add_(1).sum().item()
 
 
+def rank_broadcast(rank, reads):
+    """Its source is read alone, so it may be read by others, too."""
+    with warnings.catch_warnings(), sanitizer.enable("warn"):
+        warnings.simplefilter("ignore")
+        x = torch.ones(100, device=DEVICE)
+        work = dist.broadcast(x, 0, async_op=True)
+        x.sum() if reads else x.add_(1)
+        work.wait()
+        assert [y is x for y in work.result()] == [True]
+        return [(r.later.operator, r.earlier.operator) for r in sanitizer.reports()]
+
+
 def test_a_collective_is_beside_its_stream(tmp_path):
     ranks = Ranks(1, tmp_path)
     advice = "work.wait() before aten::add_.Tensor, work being what all_reduce returned"
@@ -89,6 +101,8 @@ def test_a_collective_is_beside_its_stream(tmp_path):
             assert reports == [("aten::add_.Tensor", "all_reduce", advice)], wait
         (reports,) = ranks.run(rank_gated_collective)
         assert reports == [("aten::add_.Tensor", "all_reduce", advice)]
+        assert ranks.run(rank_broadcast, True) == [[]]
+        assert ranks.run(rank_broadcast, False) == [[("aten::add_.Tensor", "broadcast")]]
         assert ranks.run(rank_forgotten_collective) == [[]]
         assert ranks.run(rank_collective_error) == [200.0]
     finally:

@@ -10,7 +10,6 @@
 #include "collective.h"
 
 #include <c10/core/StreamGuard.h>
-#include <openreg_schedule.h>
 #include <pthread.h>
 
 #include <exception>
@@ -101,14 +100,15 @@ void dropHandOver(void *args) {
 }
 
 orError_t runBegin(void *args) {
-  (**static_cast<std::shared_ptr<HandOver> **>(args))->begin(true);
+  HandOver &handOver = ***static_cast<std::shared_ptr<HandOver> **>(args);
+  handOver.begin(handOver.receives ? orTaskPart() : orPartWhole);
   return orSuccess;
 }
 
 void dropBegin(void *args) {
   const std::unique_ptr<std::shared_ptr<HandOver>> handOver(
       *static_cast<std::shared_ptr<HandOver> **>(args));
-  (*handOver)->begin(false);
+  (*handOver)->drop();
 }
 
 void queue(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
@@ -196,25 +196,48 @@ bool HandOver::wasDropped() {
   return state == dropped;
 }
 
-bool HandOver::await() {
-  std::unique_lock<std::mutex> lock(mutex);
-  const auto mayBegin = [this] {
-    return state == dropped || (state == ready && (begun || chosen == 0));
-  };
-  while (chosen != 0 && !changed.wait_for(lock, kMoment, mayBegin)) {
+template <class Condition>
+void HandOver::awaitChosen(std::unique_lock<std::mutex> &lock, Condition come) {
+  while (chosen != 0 && !changed.wait_for(lock, kMoment, come)) {
     lock.unlock();
     runScheduled(chosen);
     lock.lock();
   }
-  changed.wait(lock, mayBegin);
+  changed.wait(lock, come);
+}
+
+bool HandOver::isTorn() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return torn;
+}
+
+bool HandOver::await() {
+  std::unique_lock<std::mutex> lock(mutex);
+  awaitChosen(lock,
+              [this] { return state == dropped || (state == ready && (begun || chosen == 0)); });
   return state == ready;
 }
 
-void HandOver::begin(bool runs) {
+void HandOver::awaitLanding() {
+  std::unique_lock<std::mutex> lock(mutex);
+  exchanged = true;
+  changed.notify_all();
+  awaitChosen(lock, [this] { return lands; });
+}
+
+void HandOver::begin(orPart part) {
   std::unique_lock<std::mutex> lock(mutex);
   begun = true;
+  torn |= part == orPartFirst;
+  lands |= part == orPartSecond;
   changed.notify_all();
-  if (runs) changed.wait_for(lock, kMoment, [this] { return over; });
+  changed.wait_for(lock, kMoment, [&] { return over || (part == orPartFirst && exchanged); });
+}
+
+void HandOver::drop() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  begun = lands = true;
+  changed.notify_all();
 }
 
 void HandOver::end() {
@@ -233,7 +256,7 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       sequence_(sequence),
       device_(device),
       call_(std::move(call)),
-      inputs_(call_.in.size()),
+      inputs_(call_.in.size() + (call_.sends ? call_.out.size() : 0)),
       issue_(std::move(issue)),
       sparse_(std::move(call_.sparse)),
       reach_(canMap(device.index())),
@@ -247,7 +270,6 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   if (isScheduled()) handOver_->chosen = toldStream();
   // Also for a schedule without the sanitizer, as what is queued is what a tape counts.
   if (sanitizerActive() || handOver_->chosen != 0) orderTold();
-  if (sanitizerActive()) tellSanitizer();
   for (const auto *tensors : {&call_.in, &call_.out}) {
     for (const at::Tensor &tensor : *tensors) {
       memory_.push_back(sameMemory(tensor));
@@ -255,7 +277,9 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
           {tensor.const_data_ptr(), tensor.nbytes(), tensor.scalar_type(), nullptr});
     }
   }
+  if (sanitizerActive()) tellSanitizer();
   handOver_->maps = reach_;
+  handOver_->receives = reach_ && inputs_ < memory_.size();
   call_.in.clear();
   call_.out.clear();
   queue(currentStreamHandle(device_.index()), call_.name, &runHandOver, &dropHandOver, handOver_);
@@ -268,7 +292,7 @@ void Collective::letBegin() const {
     orderTold();
     queue(handOver_->chosen, call_.name, &runBegin, &dropBegin, handOver_);
   } catch (...) {
-    handOver_->begin(false);
+    handOver_->drop();
     throw;
   }
 }
@@ -289,7 +313,8 @@ void Collective::orderTold() const {
 void Collective::tellSanitizer() const {
   const orStream_t handle = toldStream();
   OPENREG_CHECK(orSanitizerAside(handle));
-  reportTensors(call_.name, handle, call_.out, call_.in);
+  const c10::ArrayRef<at::Tensor> memory(memory_);
+  reportTensors(call_.name, handle, memory.slice(inputs_), memory.slice(0, inputs_));
   OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));
 }
 
@@ -369,19 +394,35 @@ void Collective::run(c10d::Backend &gloo) {
     if (!reach_) stageInputs();
     std::vector<at::Tensor> host = hostTensors();
     progress_.at(Progress::data);
-    const GlooWork work = issue_(gloo, host);
-    work->wait();
-    if (call_.average) asKernel([&] { divide(host); });
+    if (handOver_->isTorn()) {
+      exchangeCopies(gloo, host);
+    } else {
+      exchange(gloo, host);
+    }
     if (!reach_) copyBack();
     if (!sparse_.empty()) replaceSparse(host.back());
-    if (call_.type == c10d::OpType::RECVANYSOURCE) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      source_ = work->sourceRank();
-    }
   } catch (const std::exception &failed) {
     error = failure(failed.what(), call_.peers);
   }
   complete(std::move(error), true);
+}
+
+void Collective::exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
+  const GlooWork work = issue_(gloo, host);
+  work->wait();
+  if (call_.average) asKernel([&] { divide(host); });
+  if (call_.type != c10d::OpType::RECVANYSOURCE) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  source_ = work->sourceRank();
+}
+
+/* Of a torn collective. Nothing of it is in the device's memory before its second half. */
+void Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor &tensor : host) copies.push_back(tensor.clone());
+  exchange(gloo, copies);
+  handOver_->awaitLanding();
+  for (size_t i = inputs_; i < host.size(); ++i) host[i].copy_(copies[i]);
 }
 
 /* Who ends while it waits for a rank is told of that one. */

@@ -13,8 +13,9 @@
  *
  * Under a schedule the collective begins when that comes to a task of its own, on a stream that has nothing else: so it is
  * decided by the schedule what comes before a collective and what after it. The task waits for the end, for a moment, as a
- * peer may be late. Where the schedule does not come to it, since the host waits for a peer by other means, the queue's
- * thread sees to it.
+ * peer may be late. Where tasks are torn, so is this one: after its first half the ranks have exchanged copies, and its
+ * second half writes what they have received, so what another stream does in between is lost, or comes too late to be sent.
+ * Where the schedule does not come to it, since the host waits for a peer by other means, the queue's thread sees to it.
  *
  * Who keeps the memory of a collective's tensors, beside the program:
  *
@@ -31,6 +32,7 @@
  */
 #pragma once
 
+#include <openreg_schedule.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -68,6 +70,7 @@ struct Call {
   c10d::OpType type;
   const char *name;                 // a literal
   std::vector<at::Tensor> in, out;  // dense, of one device; `out` may be read as well
+  bool sends = false;               // `out` is read alone: this is a broadcast's source
   bool bytes = true;                // Gloo sees bytes and not elements
   bool average = false;             // divide `out` by the group's size
   QueueKey queue = collectives();
@@ -94,17 +97,29 @@ struct HandOver {
   State state = pending;
   std::vector<Range> ranges;  // of inputs, then of outputs
   bool maps = true;
-  orStream_t chosen = 0;  // where a schedule's task for it is; 0: there is none
-  bool begun = false;     // by that task
+  bool receives = false;   // something that may be kept before it is written
+  orStream_t chosen = 0;   // where a schedule's task for it is; 0: there is none
+  bool begun = false;      // by that task
+  bool torn = false;       // it has begun by its first half,
+  bool exchanged = false;  // has got that far,
+  bool lands = false;      // and its second half has come
   bool over = false;
 
   void finish(State to);
   /* False if the task never ran. */
   bool await();
+  /* Of a torn one: until its second half. */
+  void awaitLanding();
   bool wasDropped();
+  bool isTorn();
   /* By the schedule's task, and for the time of it. */
-  void begin(bool runs);
+  void begin(orPart part);
+  void drop();
   void end();
+
+ private:
+  template <class Condition>
+  void awaitChosen(std::unique_lock<std::mutex> &lock, Condition come);
 };
 
 /* What the queue has. */
@@ -151,6 +166,8 @@ class Collective final : public c10d::Work {
   orStream_t toldStream() const;  // where the sanitizer sees it
   void stageInputs();
   void copyBack();
+  void exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host);
+  void exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host);
   void replaceSparse(const at::Tensor &from);
   void markFuture();
   std::vector<at::Tensor> takeMemory();
@@ -163,8 +180,8 @@ class Collective final : public c10d::Work {
   const std::string group_;
   const uint64_t sequence_;
   const c10::Device device_;
-  Call call_;  // without tensors
-  const size_t inputs_;
+  Call call_;                       // without tensors
+  const size_t inputs_;             // tensors that are read alone
   std::vector<at::Tensor> memory_;  // of inputs, then of outputs; under mutex_
   Issue issue_;
   const std::vector<at::Tensor> sparse_;  // of `call_`

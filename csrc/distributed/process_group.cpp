@@ -321,6 +321,7 @@ WorkPtr ProcessGroupOpenReg::broadcast(Tensors &tensors, const c10d::BroadcastOp
   checkOne("broadcast", tensors);
   Call call{.type = OpType::BROADCAST, .name = "broadcast", .in = {}, .out = tensors};
   call.says.root = checkRank("broadcast", options.rootRank);
+  call.sends = call.says.root == getRank();
   return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.broadcast(host, options); });
 }
