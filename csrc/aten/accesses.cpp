@@ -40,7 +40,7 @@ using c10::FunctionSchema;
 using c10::IValue;
 using c10::OperatorHandle;
 
-using Accesses = c10::SmallVector<orMemoryAccess, 6>;
+using Accesses = c10::SmallVector<orMemoryAccess, 16>;
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
@@ -287,8 +287,9 @@ void addResults(Report &report, c10::ArrayRef<IValue> arguments, c10::ArrayRef<I
 
 thread_local const OperatorHandle *caller = nullptr;
 
-std::string nameOf(const Effects &effects) {
-  return caller == nullptr ? effects.name : c10::toString(caller->operator_name());
+/* By the name of the outermost operator. */
+void sendNamed(const Report &report, orStream_t stream, const Effects &effects) {
+  report.send(stream, (caller == nullptr ? effects : *effectsOf(*caller)).name.c_str());
 }
 
 // ---- The host -----------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ void reportOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<I
   addArguments(report, *effects, arguments);
   addResults(report, arguments, results);
   raiseRaces();  // of earlier calls: this one is not made then, and not told
-  report.send(stream, nameOf(*effects).c_str());
+  sendNamed(report, stream, *effects);
   raiseRaces();
 }
 
@@ -378,7 +379,7 @@ void OperatorReport::reportResults(c10::ArrayRef<IValue> results) const {
     if (memoryOf(tensor) != *before++) report.add(tensor, true);
   });
   addResults(report, arguments_, results);
-  report.send(stream_, nameOf(*effects).c_str());
+  sendNamed(report, stream_, *effects);
   raiseRaces();
 }
 

@@ -225,6 +225,8 @@ typedef struct orRegion {
 
 /* The region that holds `ptr`; false if none does. */
 bool orRegionFind(const void *ptr, orRegion *region);
+/* Whether there is one, of this type. */
+bool orRegionIs(const void *ptr, orMemoryType type);
 /* Fails if it overlaps one that is there. */
 orError_t orRegionEnter(orRegion region);
 /* The region of this kind that starts at `ptr`, or orErrorInvalidValue; the second takes it out. */

@@ -62,6 +62,11 @@ bool orRegionFind(const void *ptr, orRegion *region) {
   return n != NULL;
 }
 
+bool orRegionIs(const void *ptr, orMemoryType type) {
+  orRegion region;
+  return orRegionFind(ptr, &region) && region.type == type;
+}
+
 size_t orRegionUsed(int device) {
   orMutexLock(&lock);
   size_t n = used[device];

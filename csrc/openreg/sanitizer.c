@@ -36,8 +36,10 @@ static _Atomic bool checks_fresh; /* orSanitizerInitcheck */
 orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS);
 
 static orSanitizerOptions options;
-static bool by_setting; /* enabled by OPENREG_SANITIZER alone */
-static bool touched;    /* enabled or disabled by anybody */
+static uint64_t enabled;         /* times */
+static _Atomic bool told_pinned; /* options.pinned, since then; read without the lock */
+static bool by_setting;          /* enabled by OPENREG_SANITIZER alone */
+static bool touched;             /* enabled or disabled by anybody */
 static uint64_t calls;
 
 static _Thread_local const char *operation_name;
@@ -191,16 +193,23 @@ static void keep(orCheck *t) {
   if (t->is_summed) orSumsAdd(now);
 }
 
-static orError_t checkAccesses(const char *operation, const orMemoryAccess *accesses, size_t count) {
-  orRange range;
-  if (!operation || (count && !accesses))
-    return orFail(orErrorInvalidValue, "orSanitizerAccess: the %s is null",
-                  operation ? "list of accesses" : "operation");
+enum { OR_FEW = 32 }; /* touches that fit on the stack */
+
+/* Adds it, if it touches anything. */
+static void addTouch(const orMemoryAccess *access, orTouch *touches, size_t *count) {
+  touches[*count].write = access->write;
+  *count += orRangeMake(access, &touches[*count].range);
+}
+
+/* `made` of them touch something. */
+static orError_t makeTouches(const char *operation, const orMemoryAccess *accesses, size_t count,
+                             orTouch *touches, size_t *made) {
   for (size_t i = 0; i < count; i++) {
     if (accesses[i].dims > OR_ACCESS_DIMS)
       return orFail(orErrorInvalidValue, "%s: an access of %u dimensions; at most %d", operation,
                     accesses[i].dims, OR_ACCESS_DIMS);
-    if (orRangeMake(&accesses[i], &range) && !range.end)
+    addTouch(&accesses[i], touches, made);
+    if (*made && !touches[*made - 1].range.end)
       return orFail(orErrorInvalidValue, "%s: the access at %p ends past the address space",
                     operation, accesses[i].data);
   }
@@ -221,14 +230,14 @@ static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack)
   return t;
 }
 
-static void checkEach(orCheck *t, const orMemoryAccess *accesses, size_t count,
-                      void (*check)(orCheck *)) {
+static void checkEach(orCheck *t, const orTouch *touches, size_t count, void (*check)(orCheck *)) {
   for (size_t i = 0; i < count; i++) {
-    t->now.write = accesses[i].write & OR_ACCESS_WRITES;
-    t->now.some = accesses[i].write & OR_ACCESS_SOME;
-    t->moves = accesses[i].write & OR_ACCESS_MOVES;
+    t->now.write = touches[i].write & OR_ACCESS_WRITES;
+    t->now.some = touches[i].write & OR_ACCESS_SOME;
+    t->now.range = touches[i].range;
+    t->moves = touches[i].write & OR_ACCESS_MOVES;
     t->is_summed = i < 64 && t->sums >> i & 1;
-    if (orRangeMake(&accesses[i], &t->now.range)) check(t);
+    check(t);
   }
 }
 
@@ -248,6 +257,27 @@ static void writeFresh(orCheck *t) {
     orFreshWrite(&t->now.range, t->now.some);
 }
 
+static bool usesPinned(const orTouch *touches, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    const void *data = (const void *)touches[i].range.begin; /* NOLINT */
+    if (!orSimulatedHolds(data) && orRegionIs(data, orMemoryTypeHost)) return true;
+  }
+  return false;
+}
+
+/* Not over before one of the calls is, so that no thread goes on without. */
+static void tellPinned(const orTouch *touches, size_t count) {
+  if (OR_LIKELY(told_pinned) || !usesPinned(touches, count)) return;
+  lock();
+  orSanitizerOptions by = options;
+  uint64_t asked = enabled;
+  unlock();
+  if (by.pinned) by.pinned(by.context);
+  lock();
+  if (asked == enabled) told_pinned = true;
+  unlock();
+}
+
 static void *capture(orSanitizerOptions *by) {
   lock();
   *by = options;
@@ -255,20 +285,19 @@ static void *capture(orSanitizerOptions *by) {
   return by->capture ? by->capture(by->context) : NULL;
 }
 
-static void tellSchedule(orStream_t stream, const orMemoryAccess *accesses, size_t count) {
-  orRange range;
+static void tellSchedule(orStream_t stream, const orTouch *touches, size_t count) {
   for (size_t i = 0; i < count; i++)
-    if (orRangeMake(&accesses[i], &range))
-      orScheduleTouched(stream, range.begin, range.end, accesses[i].write);
+    orScheduleTouched(stream, touches[i].range.begin, touches[i].range.end, touches[i].write);
 }
 
 /* `anyway`: it is queued whatever is found. */
-static void checkAll(orStream_t stream, const char *operation, const orMemoryAccess *accesses,
-                     size_t count, bool anyway) {
+static void checkAll(orStream_t stream, const char *operation, const orTouch *touches, size_t count,
+                     bool anyway) {
   if (ignored) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
-  tellSchedule(stream, accesses, count);
-  uint64_t sums = stream ? orSumsWanted(accesses, count) : 0;
+  tellSchedule(stream, touches, count);
+  if (stream) tellPinned(touches, count);
+  uint64_t sums = stream ? orSumsWanted(touches, count) : 0;
   orCheck t = {.now.stream = 0};
   bool refuse = false;
   orSanitizerOptions by; /* others may be set meanwhile */
@@ -279,13 +308,13 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
     t = checkOf(stream, operation, stack);
     t.sums = sums;
     refuse = stream && orSanitizerRefuses && !anyway;
-    if (!stream || refuse) checkEach(&t, accesses, count, compare);
-    if (stream) checkEach(&t, accesses, count, readFresh);
+    if (!stream || refuse) checkEach(&t, touches, count, compare);
+    if (stream) checkEach(&t, touches, count, readFresh);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
     if (stream && queued) {
-      orSumsPrepare(accesses, count);
-      checkEach(&t, accesses, count, writeFresh);
-      checkEach(&t, accesses, count, keep);
+      orSumsPrepare(touches, count);
+      checkEach(&t, touches, count, writeFresh);
+      checkEach(&t, touches, count, keep);
     }
     orShadowSweep();
   }
@@ -297,14 +326,14 @@ static void checkAll(orStream_t stream, const char *operation, const orMemoryAcc
   if (any || found) orStacksRelease();
   if (sums) orSumsTake();
   if (refused && !found)
-    checkAll(stream, operation, accesses, count, true); /* in no memory of ours */
+    checkAll(stream, operation, touches, count, true); /* in no memory of ours */
 }
 
 /* What a task in a graph touches, told at each launch. */
 typedef struct orTold {
   const char *operation;
   size_t count;
-  orMemoryAccess accesses[];
+  orTouch touches[];
 } orTold;
 
 /* By a kernel that has not said what it touches. */
@@ -317,21 +346,21 @@ static void anythingIsWritten(void) {
 static void tellAgain(const void *args, orStream_t on) {
   const orTold *told = args;
   if (told->count)
-    checkAll(on, told->operation, told->accesses, told->count, true);
+    checkAll(on, told->operation, told->touches, told->count, true);
   else
     anythingIsWritten();
 }
 
 /* False: the stream is not capturing. */
-static bool keepForLaunches(orStream_t stream, const char *operation,
-                            const orMemoryAccess *accesses, size_t count) {
+static bool keepForLaunches(orStream_t stream, const char *operation, const orTouch *touches,
+                            size_t count) {
   if (!orStreamCaptures(stream)) return false;
-  size_t size = sizeof(orTold) + count * sizeof *accesses;
+  size_t size = sizeof(orTold) + count * sizeof *touches;
   orTold *told = orSanitizerAllocate(size);
   lock();
   *told = (orTold){.operation = orSanitizerName(operation), .count = count};
   unlock();
-  if (count) memcpy(told->accesses, accesses, count * sizeof *accesses);
+  if (count) memcpy(told->touches, touches, count * sizeof *touches);
   bool kept = orCaptureTell(stream, tellAgain, told, size);
   free(told);
   return kept;
@@ -339,13 +368,21 @@ static bool keepForLaunches(orStream_t stream, const char *operation,
 
 orError_t orSanitizerAccess(orStream_t stream, const char *operation,
                             const orMemoryAccess *accesses, size_t count) {
+  orTouch few[OR_FEW], *touches = few;
+  size_t made = 0;
   /* What a task does was told when it was queued. */
   if (!isOn() || orInForkedChild() || orProcessTask() != OR_TASK_NONE) return orSuccess;
-  OR_TRY(checkAccesses(operation, accesses, count));
-  if (stream && !orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
-  if (!count || keepForLaunches(stream, operation, accesses, count)) return orSuccess;
-  checkAll(stream, operation, accesses, count, false);
-  return orSuccess;
+  if (!operation || (count && !accesses))
+    return orFail(orErrorInvalidValue, "orSanitizerAccess: the %s is null",
+                  operation ? "list of accesses" : "operation");
+  if (count > OR_FEW) touches = orSanitizerAllocate(count * sizeof *touches);
+  orError_t error = makeTouches(operation, accesses, count, touches, &made);
+  if (!error && stream && !orHandleFind(&orStreamTable, stream))
+    error = orErrorInvalidResourceHandle;
+  if (!error && made && !keepForLaunches(stream, operation, touches, made))
+    checkAll(stream, operation, touches, made, false);
+  if (touches != few) free(touches);
+  return error;
 }
 
 /* Whose stack is asked for when there is something to tell, as most of what is touched beside a copy
@@ -414,29 +451,23 @@ uint32_t orSanitizerSome(uint32_t report) {
   return before;
 }
 
-enum { OR_KERNEL_ACCESSES = 32 }; /* that are told at once */
-
 static void onKernel(orStream_t stream, const orProbe *p) {
-  orMemoryAccess some[OR_KERNEL_ACCESSES];
   if (!p->count && !keepForLaunches(stream, p->call, NULL, 0)) anythingIsWritten();
-  for (size_t done = 0, count; done < p->count; done += count) {
-    count = p->count - done < OR_KERNEL_ACCESSES ? p->count - done : OR_KERNEL_ACCESSES;
-    for (size_t i = 0; i < count; i++) {
-      const orAccess *a = &p->accesses[done + i];
-      some[i] = (orMemoryAccess){.data = a->address, .width = a->bytes, .write = a->write != 0};
+  for (size_t done = 0; done < p->count;) {
+    orTouch few[OR_FEW];
+    size_t count = 0;
+    for (; done < p->count && count < OR_FEW; done++) {
+      const orAccess *a = &p->accesses[done];
+      addTouch(&(orMemoryAccess){.data = a->address, .width = a->bytes, .write = a->write != 0},
+               few, &count);
     }
-    if (!keepForLaunches(stream, p->call, some, count))
-      checkAll(stream, p->call, some, count, true);
+    if (count && !keepForLaunches(stream, p->call, few, count))
+      checkAll(stream, p->call, few, count, true);
   }
 }
 
-static bool isOnDevice(const void *data) {
-  orRegion region;
-  return data && orRegionFind(data, &region) && region.type == orMemoryTypeDevice;
-}
-
 static void onAccess(orProbe *p) {
-  orMemoryAccess both[2];
+  orTouch both[2];
   size_t count = 0;
   orStream_t stream = p->stream;
   if (stream == OR_STREAM_DEFAULT && orDeviceDefaultStream(orCurrentDevice(), &stream)) return;
@@ -445,9 +476,13 @@ static void onAccess(orProbe *p) {
     return;
   }
   if (orStreamCaptures(stream)) return; /* of a copy or fill the graph's node tells */
-  uint32_t moves = isOnDevice(p->src) && isOnDevice(p->dst) ? OR_ACCESS_MOVES : 0;
-  if (p->src) both[count++] = (orMemoryAccess){.data = p->src, .width = p->bytes, .write = moves};
-  if (p->dst) both[count++] = (orMemoryAccess){.data = p->dst, .width = p->bytes, .write = 1};
+  bool inside_devices =
+      orRegionIs(p->src, orMemoryTypeDevice) && orRegionIs(p->dst, orMemoryTypeDevice);
+  uint32_t moves = inside_devices ? OR_ACCESS_MOVES : 0;
+  if (p->src)
+    addTouch(&(orMemoryAccess){.data = p->src, .width = p->bytes, .write = moves}, both, &count);
+  if (p->dst)
+    addTouch(&(orMemoryAccess){.data = p->dst, .width = p->bytes, .write = 1}, both, &count);
   checkAll(stream, operation_name ? operation_name : p->call, both, count, true);
 }
 
@@ -709,6 +744,8 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   orStacksRelease();
   lock();
   options = given ? *given : (orSanitizerOptions){.size = sizeof options};
+  enabled++;
+  told_pinned = false;
   by_setting = setting;
   orRacesSetLimit(options.reports ? options.reports : 1000, setting);
   orMirrorsWanted(true);

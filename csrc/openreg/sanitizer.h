@@ -165,6 +165,12 @@ typedef struct orRange {
   orRepeat repeats[OR_RANGE_DIMS];
 } orRange;
 
+/* An access, by the bytes that it touches. */
+typedef struct orTouch {
+  orRange range;
+  uint32_t write; /* as in orMemoryAccess */
+} orTouch;
+
 /* The fewest repeats that come to the access's bytes, or to more where it takes more than
  * OR_RANGE_DIMS. False if the access touches nothing; its end is 0 if it is past that of the
  * address space. No lock. */
@@ -237,9 +243,9 @@ void orGuardUndecided(void);
 /* ---- sums.c ---- */
 
 /* Bit i: access i is of host memory that cannot be guarded; of the first 64. No lock held. */
-uint64_t orSumsWanted(const orMemoryAccess *accesses, size_t count);
+uint64_t orSumsWanted(const orTouch *touches, size_t count);
 /* The calling thread is about to queue a task with these accesses ... */
-void orSumsPrepare(const orMemoryAccess *accesses, size_t count);
+void orSumsPrepare(const orTouch *touches, size_t count);
 /* ... of which this one is of such memory; ... */
 void orSumsAdd(const orShadow *access);
 /* ... and in the end, no lock held. */

@@ -524,10 +524,8 @@ static void await(const orAwaited *awaited) {
 /* ---- the record ---- */
 
 void orScheduleTouched(orStream_t stream, uintptr_t begin, uintptr_t end, bool write) {
-  orRegion region;
   if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
-  bool pinned =
-      orRegionFind((const void *)begin, &region) && region.type == orMemoryTypeHost;  // NOLINT
+  bool pinned = orRegionIs((const void *)begin, orMemoryTypeHost); /* NOLINT */
   noteAlone((orScheduleStep){.kind = orStepTouches,
                              .flags = (write ? orTouchWrites : 0u) | (pinned ? orTouchPinned : 0u),
                              .stream = stream,

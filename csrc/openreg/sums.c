@@ -72,13 +72,12 @@ void orSumsForget(uintptr_t begin, uintptr_t end) {
 }
 
 /* A task that was not queued has left its sums behind; and a destination is written again. */
-void orSumsPrepare(const orMemoryAccess *accesses, size_t count) {
-  orRange range;
+void orSumsPrepare(const orTouch *touches, size_t count) {
   for (orSum **at = &sums; *at;) {
     bool goes = (*at)->thread == &here;
     for (size_t i = 0; i < count && !goes; i++)
-      goes = (*at)->access.write && accesses[i].write & OR_ACCESS_WRITES &&
-             orRangeMake(&accesses[i], &range) && meets(*at, range.begin, range.end);
+      goes = (*at)->access.write && touches[i].write & OR_ACCESS_WRITES &&
+             meets(*at, touches[i].range.begin, touches[i].range.end);
     if (goes)
       drop(at);
     else
@@ -87,14 +86,13 @@ void orSumsPrepare(const orMemoryAccess *accesses, size_t count) {
 }
 
 static bool isWanted(const void *data) {
-  orRegion region;
-  return data && !orSimulatedHolds(data) && orRegionFind(data, &region) &&
-         region.type == orMemoryTypeHost && orMirrorOf(data) == data;
+  return !orSimulatedHolds(data) && orRegionIs(data, orMemoryTypeHost) && orMirrorOf(data) == data;
 }
 
-uint64_t orSumsWanted(const orMemoryAccess *accesses, size_t count) {
+uint64_t orSumsWanted(const orTouch *touches, size_t count) {
   uint64_t wanted = 0;
-  for (size_t i = 0; i < count && i < 64; i++) wanted |= (uint64_t)isWanted(accesses[i].data) << i;
+  for (size_t i = 0; i < count && i < 64; i++)
+    wanted |= (uint64_t)isWanted((const void *)touches[i].range.begin) << i; /* NOLINT */
   return wanted;
 }
 

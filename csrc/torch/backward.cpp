@@ -33,17 +33,35 @@ PythonStack forwardOf(uint64_t thread, uint64_t number) {
   return kept.thread == thread && kept.number == number ? kept.stack : nullptr;
 }
 
+/* Another node at an address has another number, or it is one of those that have none and one name, AccumulateGrad. */
+struct Place {
+  const void *node = nullptr;
+  uint64_t thread = 0, number = 0;
+  int task = -1;
+  bool operator==(const Place &) const = default;
+};
+
+BackwardPart partAt(const Place &place, std::string name) {
+  const size_t scope = name.rfind("::");
+  if (scope != std::string::npos) name.erase(0, scope + 2);
+  return {std::move(name), forwardOf(place.thread, place.number), place.task};
+}
+
 }  // namespace
 
-BackwardPart currentBackward() {
-  BackwardPart part;
+std::shared_ptr<const BackwardPart> currentBackward() {
+  thread_local Place latest;
+  thread_local std::weak_ptr<const BackwardPart> known;
   const auto node = torch::autograd::get_current_node();
-  if (!node) return part;
-  part.node = node->name();
-  const size_t scope = part.node.rfind("::");
-  if (scope != std::string::npos) part.node.erase(0, scope + 2);
-  part.task = torch::autograd::get_current_graph_task_id();
-  part.forward = forwardOf(node->thread_id(), node->sequence_nr());
+  if (!node) return nullptr;
+  const Place place{&*node, node->thread_id(), node->sequence_nr(),
+                    torch::autograd::get_current_graph_task_id()};
+  auto part = place == latest ? known.lock() : nullptr;
+  if (part == nullptr) {
+    part = std::make_shared<const BackwardPart>(partAt(place, node->name()));
+    latest = place;
+    known = part;
+  }
   return part;
 }
 

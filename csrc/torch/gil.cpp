@@ -15,7 +15,17 @@ bool interpreterRuns() {
 #endif
 }
 
-bool mayBeInPython() { return interpreterRuns() && PyGILState_GetThisThreadState() != nullptr; }
+/* Of its own frames the thread needs no GIL to know whether there are any. */
+bool mayBeInPython() {
+  const PyThreadState *state = interpreterRuns() ? PyGILState_GetThisThreadState() : nullptr;
+#if PY_VERSION_HEX >= 0x030d0000
+  return state != nullptr && state->current_frame != nullptr;
+#elif PY_VERSION_HEX >= 0x030b0000
+  return state != nullptr && state->cframe->current_frame != nullptr;
+#else
+  return state != nullptr && state->frame != nullptr;
+#endif
+}
 
 void *letGoOfGil() {
   if (!interpreterRuns() || PyGILState_GetThisThreadState() == nullptr || !PyGILState_Check())

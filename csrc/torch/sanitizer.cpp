@@ -49,7 +49,7 @@ namespace {
 /* Of one access. */
 struct Call {
   PythonStack stack;
-  BackwardPart backward;
+  std::shared_ptr<const BackwardPart> backward;
 };
 using Kept = std::shared_ptr<const Call>;
 using Calls = std::array<Kept, 2>;  // of a report
@@ -86,17 +86,16 @@ void noteBackward(int task) {
 }
 
 void *captureCall(void *) {
-  if (!keepsStacks.load(std::memory_order_relaxed) || !mayBeInPython()) return nullptr;
+  if (!keepsStacks.load(std::memory_order_relaxed) || !interpreterRuns()) return nullptr;
   try {
-    auto call = std::make_shared<Call>();
-    call->stack = gatherStack();
-    call->backward = currentBackward();
-    if (call->backward.node.empty()) {
-      noteForward(call->stack);
+    Call call{mayBeInPython() ? gatherStack() : nullptr, currentBackward()};
+    if (call.backward == nullptr && call.stack == nullptr) return nullptr;
+    if (call.backward == nullptr) {
+      noteForward(call.stack);
     } else if (python != nullptr) {
-      noteBackward(call->backward.task);
+      noteBackward(call.backward->task);
     }
-    return new Kept(std::move(call));
+    return new Kept(std::make_shared<const Call>(std::move(call)));
   } catch (...) {  // an access without a stack
     return nullptr;
   }
@@ -130,6 +129,9 @@ void touched(void *) {
     Py_AddPendingCall(&raiseTouched, nullptr);
 }
 
+/* PyTorch hands over the inputs of all operators then, which takes its time: not before there is anything to see. */
+void pinned(void *) { watchHost(true); }
+
 std::string takeUnraised() {
   if (C10_LIKELY(!hasUnraised) || !interpreterRuns()) return {};
   py::gil_scoped_acquire gil;
@@ -156,15 +158,14 @@ void enable(int how, bool stacks, bool initcheck, bool possible) {
   options.release = &releaseCall;
   options.touched = &touched;
   options.thread = &actsForThread;
+  options.pinned = &pinned;
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
-  WithoutGil unlocked;
-  watchHost(true);
 }
 
 void disable() {
   WithoutGil unlocked;
-  watchHost(false);
   OPENREG_CHECK(orSanitizerDisable());
+  watchHost(false);
   forgetForwards();
 }
 
@@ -203,9 +204,10 @@ void describeStream(py::dict &entry, orStream_t stream) {
 
 void describeCall(py::dict &entry, const Call &call) {
   entry["stack"] = linesOf(call.stack);
-  entry["node"] = call.backward.node;
-  entry["forward"] = linesOf(call.backward.forward);
-  entry["task"] = call.backward.task;
+  const BackwardPart part = call.backward == nullptr ? BackwardPart() : *call.backward;
+  entry["node"] = part.node;
+  entry["forward"] = linesOf(part.forward);
+  entry["task"] = part.task;
 }
 
 py::dict describe(const orRaceAccess &access, const Kept &call) {

@@ -446,6 +446,33 @@ TEST(sanitizer_releases_a_stack_by_who_captured_it) {
   ASSERT_EQ(released_by[1], 1);
 }
 
+static void countCall(void *context) { ++*(int *)context; }
+
+static void enableCounting(int *told) {
+  orSanitizerOptions options = {.size = sizeof options, .pinned = countCall, .context = told};
+  ASSERT_OK(orSanitizerEnable(&options));
+}
+
+/* Who watches the host need not before. */
+TEST(sanitizer_tells_of_the_first_pinned_memory_that_a_stream_uses) {
+  int told = 0;
+  orStream_t s0 = defaultOf(0);
+  char *host = pinnedMemory(KIB), *device = deviceMemory(KIB), pageable[16];
+  enableCounting(&told);
+  ASSERT_OK(orMemcpyAsync(device, pageable, sizeof pageable, orMemcpyHostToDevice, s0));
+  writes(s0, "write", device, KIB);
+  writes(0, "host", host, KIB);
+  ASSERT_EQ(told, 0);
+  ASSERT_OK(orMemcpyAsync(device, host, KIB, orMemcpyHostToDevice, s0));
+  ASSERT_EQ(told, 1);
+  reads(s0, "read", host, KIB);
+  ASSERT_EQ(told, 1);
+  ASSERT_OK(orSanitizerDisable());
+  enableCounting(&told);
+  reads(s0, "read", host, KIB);
+  ASSERT_EQ(told, 2);
+}
+
 TEST(sanitizer_reports_the_same_once) {
   orStream_t s0 = defaultOf(0), s1 = newStream();
   sanitizeWithStacks(2);

@@ -100,6 +100,10 @@ typedef struct orSanitizerOptions {
   /* For which thread (orSanitizerThread) the calling one acts, which has not been begun; 0: for none.
    * May be null. It calls nothing of this library. */
   uint64_t (*thread)(void);
+  /* A stream is about to use pinned memory, for the first time since this was enabled: what the host
+   * does to such memory may be in conflict from now on. In the call that queues; no lock held. Threads
+   * that come to it at once each call it. May be null. */
+  void (*pinned)(void *context);
 } orSanitizerOptions;
 
 OR_API orError_t orSanitizerEnable(const orSanitizerOptions *options);
