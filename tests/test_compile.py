@@ -149,6 +149,26 @@ def test_checkpoint_draws_the_same_numbers_again(backend):
     assert len(seen) == 10
 
 
+@pytest.mark.parametrize("device", ["openreg", torch.device("openreg:0")], ids=str)
+def test_generators_states_in_a_recorded_graph(device):
+    """What a checkpoint is made of, as make_fx records it: by the name of a device, too."""
+    from torch._inductor import compile_fx  # noqa: F401 (brings ours)
+    from torch._prims import rng_prims
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    given = torch.ops.aten.rand.default, [1000]
+
+    def draw_again():
+        state, first = rng_prims.run_and_save_rng_state(*given, device=device)
+        return first, rng_prims.run_with_rng_state(state, *given, device=device)
+
+    graph = make_fx(draw_again)()
+    torch.manual_seed(5)
+    first, again = graph()
+    torch.manual_seed(5)
+    assert first.equal(again) and first.equal(torch.rand(1000, device=device))
+
+
 @pytest.mark.slow
 def test_checkpoint_with_eagers_random_numbers():
     x = torch.ones(1000, device=DEVICE, requires_grad=True)
@@ -564,6 +584,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
     )
     from torch._prims import rng_prims
     from torch._subclasses import fake_impls
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
     from torch.nn.attention import flex_attention
 
     from torch_openreg._compile import replay  # noqa: F401 (which comes with a graph)
@@ -586,6 +607,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
         fake_impls.op_implementations_dict[torch.ops.aten.pixel_shuffle.default],
         rng_prims.run_and_save_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
         rng_prims.run_with_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
+        rng_prims.run_and_save_rng_state.python_key_table[ProxyTorchDispatchMode],
         registered_hop_fake_fns[rng_prims.run_and_save_rng_state],
     ):
         assert replaced.__module__.startswith("torch_openreg._compile"), replaced

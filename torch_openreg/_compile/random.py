@@ -4,6 +4,12 @@ import torch
 from torch._functorch._aot_autograd.utils import register_graphsafe_rng_device_type
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._prims import rng_prims
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    disable_proxy_modes_tracing,
+    track_tensor_tree,
+)
+from torch.utils import _pytree as pytree
 
 from .. import openreg
 from ..openreg._utils import is_ours, type_name
@@ -24,11 +30,22 @@ def _result_of_state(state, op, *args, **kwargs):
 
 def _and_ours(known, ours):
     def call(*args, **kwargs):
-        places = (getattr(a, "device", a) for a in (*args, *kwargs.values()))
+        device = kwargs.get("device")
+        places = [torch.device(device)] if device else []
+        places += (getattr(arg, "device", None) for arg in (*args, *kwargs.values()))
         here = any(isinstance(place, torch.device) and is_ours(place) for place in places)
         return (ours if here else known)(*args, **kwargs)
 
     return call
+
+
+def _traced(mode, *args, **kwargs):
+    """In a graph that make_fx records."""
+    with disable_proxy_modes_tracing():
+        out = rng_prims.run_and_save_rng_state(*args, **kwargs)
+    given = pytree.tree_map(mode.tracer.unwrap_proxy, (args, kwargs))
+    node = mode.tracer.create_proxy("call_function", rng_prims.run_and_save_rng_state, *given)
+    return track_tensor_tree(out, node, constant=None, tracer=mode.tracer)
 
 
 def register():
@@ -39,6 +56,8 @@ def register():
     keeps, sets = rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state
     keeps.py_kernels[key] = _and_ours(keeps.py_kernels[key], _state_and_result)
     sets.py_kernels[key] = _and_ours(sets.py_kernels[key], _result_of_state)
+    table = keeps.python_key_table
+    table[ProxyTorchDispatchMode] = _and_ours(table[ProxyTorchDispatchMode], _traced)
     registered_hop_fake_fns[keeps] = _and_ours(registered_hop_fake_fns[keeps], _state_and_result)
 
 
