@@ -36,6 +36,12 @@ RANDOM = (
     "test's tolerance, and the CPU given the same numbers gives the same bits"
 )
 
+
+def _of_inductor(tests):
+    file = "inductor/test_torchinductor*.py::*CommonTemplate::"
+    return " ".join(file + test for test in tests.split())
+
+
 DECLARED = (
     # ---- No backend outside of PyTorch's tree can meet them ----
     Declared(
@@ -149,9 +155,32 @@ DECLARED = (
         BY_NAME + "weights of the CPU are packed by another operator",
     ),
     Declared(
-        "inductor/test_torchinductor*.py::*CommonTemplate::test_custom_op_* "
-        "inductor/test_torchinductor*.py::*CommonTemplate::test_forced_buffer_realize*",
+        _of_inductor("test_custom_op_*"),
         "the test registers its operator for the CPU and CUDA alone",
+    ),
+    Declared(
+        _of_inductor(
+            "test_layer_norm test_neg_index test_scheduler_vertical_fusion1 test_softmax_one_*"
+        ),
+        BY_NAME + "one kernel of Triton's, or its code",
+    ),
+    Declared(
+        _of_inductor(
+            "test_philox_rand test_scaled_dot_product_efficient_attention test_cudnn_rnn "
+            "test_batch_norm_2d_2 test_unspec_inputs*"
+        ),
+        BY_NAME + "operators or tensors of CUDA",
+    ),
+    Declared(
+        _of_inductor(
+            "test_kwargs test_linear_float64 test_randn_with_dtype_and_device "
+            "test_conv3d_channels_last"
+        ),
+        "run with 16 bits on all but the CPU, of which the test leaves CUDA out by its name",
+    ),
+    Declared(
+        _of_inductor("test_like_rands"),
+        "takes 16-bit random numbers to be those of 32 bits, rounded: the CPU's are not, neither",
     ),
     # ---- Faults of this device ----
     Declared(
