@@ -246,3 +246,38 @@ def test_a_schedule_decides_when_a_collective_begins_and_ends(run_ok):
     """,
         timeout=120,
     )
+
+
+def test_a_reset_between_the_halves_of_a_collective(run_ok):
+    """Nothing is written then: the memory may be another tensor's by now."""
+    run_ok(
+        """
+    import torch, torch.distributed as dist
+    from torch.openreg.testing import explore
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+
+    def reset_beside():
+        x = torch.ones(1000, device="openreg")
+        torch.openreg.synchronize()
+        work = dist.all_reduce(x, async_op=True)
+        torch.zeros(1, device="openreg").add_(1).add_(1)
+        torch.openreg.reset(0)
+        x.fill_(5)
+        torch.openreg.synchronize()
+        while not work.is_completed():
+            pass
+        try:
+            work.wait()
+            error = ""
+        except dist.DistBackendError as dropped:
+            error = str(dropped)
+        return x.unique().tolist(), "failed before its second half was to run" in error
+
+    found = explore(reset_beside, preemptions=2)
+    values = [result.value for result in found.results]
+    assert ([5.0], True) in values, found
+    assert all(value == [5.0] for value, _ in values), found
+    dist.destroy_process_group()
+    """,
+        timeout=120,
+    )

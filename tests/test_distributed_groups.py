@@ -196,7 +196,7 @@ def test_ddp_over_a_group_named_gloo(tmp_path):
 
 def rank_cpu_alone(rank):
     group = dist.new_group(backend="cpu:gloo")
-    # And so both ranks have come to it: one that leaves at once closes what the other is connecting to.
+    # And so both ranks have come to it: one that leaves closes what the other is connecting to.
     x = torch.ones(2)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [SIZE] * 2

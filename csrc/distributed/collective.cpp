@@ -218,11 +218,12 @@ bool HandOver::await() {
   return state == ready;
 }
 
-void HandOver::awaitLanding() {
+bool HandOver::awaitLanding() {
   std::unique_lock<std::mutex> lock(mutex);
   exchanged = true;
   changed.notify_all();
-  awaitChosen(lock, [this] { return lands; });
+  awaitChosen(lock, [this] { return lands || state == dropped; });
+  return lands;
 }
 
 void HandOver::begin(orPart part) {
@@ -234,9 +235,11 @@ void HandOver::begin(orPart part) {
   changed.wait_for(lock, kMoment, [&] { return over || (part == orPartFirst && exchanged); });
 }
 
+/* After it has run, too. */
 void HandOver::drop() {
   const std::lock_guard<std::mutex> lock(mutex);
-  begun = lands = true;
+  begun = true;
+  if (torn && !lands) state = dropped;
   changed.notify_all();
 }
 
@@ -394,10 +397,10 @@ void Collective::run(c10d::Backend &gloo) {
     if (!reach_) stageInputs();
     std::vector<at::Tensor> host = hostTensors();
     progress_.at(Progress::data);
-    if (handOver_->isTorn()) {
-      exchangeCopies(gloo, host);
-    } else {
+    if (!handOver_->isTorn()) {
       exchange(gloo, host);
+    } else if (!exchangeCopies(gloo, host)) {
+      return complete(dropped(), false);
     }
     if (!reach_) copyBack();
     if (!sparse_.empty()) replaceSparse(host.back());
@@ -416,13 +419,19 @@ void Collective::exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   source_ = work->sourceRank();
 }
 
-/* Of a torn collective. Nothing of it is in the device's memory before its second half. */
-void Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
+/* Of a torn collective. Nothing of it is in the device's memory before its second half; if a reset has dropped that, nothing
+ * ever is: the memory may be another tensor's by now. */
+bool Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   std::vector<at::Tensor> copies;
-  for (const at::Tensor &tensor : host) copies.push_back(tensor.clone());
+  asKernel([&] {
+    for (const at::Tensor &tensor : host) copies.push_back(tensor.clone());
+  });
   exchange(gloo, copies);
-  handOver_->awaitLanding();
-  for (size_t i = inputs_; i < host.size(); ++i) host[i].copy_(copies[i]);
+  if (!handOver_->awaitLanding()) return false;
+  asKernel([&] {
+    for (size_t i = inputs_; i < host.size(); ++i) host[i].copy_(copies[i]);
+  });
+  return true;
 }
 
 /* Who ends while it waits for a rank is told of that one. */
@@ -439,7 +448,8 @@ void Collective::agree(c10d::Backend &gloo) {
 }
 
 std::exception_ptr Collective::dropped() const {
-  return failure("its device was reset or failed before the inputs were there", {});
+  const char *before = handOver_->isTorn() ? "its second half was to run" : "the inputs were there";
+  return failure(c10::str("its device was reset or failed before ", before).c_str(), {});
 }
 
 std::exception_ptr Collective::failure(const char *what, const std::vector<int> &peers) const {

@@ -108,8 +108,8 @@ struct HandOver {
   void finish(State to);
   /* False if the task never ran. */
   bool await();
-  /* Of a torn one: until its second half. */
-  void awaitLanding();
+  /* Of a torn one: until its second half. False if that never ran. */
+  bool awaitLanding();
   bool wasDropped();
   bool isTorn();
   /* By the schedule's task, and for the time of it. */
@@ -167,7 +167,7 @@ class Collective final : public c10d::Work {
   void stageInputs();
   void copyBack();
   void exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host);
-  void exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host);
+  bool exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host);
   void replaceSparse(const at::Tensor &from);
   void markFuture();
   std::vector<at::Tensor> takeMemory();
