@@ -258,10 +258,8 @@ static void writeFresh(orCheck *t) {
 }
 
 static bool usesPinned(const orTouch *touches, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    const void *data = (const void *)touches[i].range.begin; /* NOLINT */
-    if (!orSimulatedHolds(data) && orRegionIs(data, orMemoryTypeHost)) return true;
-  }
+  for (size_t i = 0; i < count; i++)
+    if (orTouchIsPinned(&touches[i])) return true;
   return false;
 }
 

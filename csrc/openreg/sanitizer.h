@@ -242,6 +242,8 @@ void orGuardUndecided(void);
 
 /* ---- sums.c ---- */
 
+/* Its first byte is in pinned memory. No lock held. */
+bool orTouchIsPinned(const orTouch *touch);
 /* Bit i: access i is of host memory that cannot be guarded; of the first 64. No lock held. */
 uint64_t orSumsWanted(const orTouch *touches, size_t count);
 /* The calling thread is about to queue a task with these accesses ... */

@@ -85,14 +85,19 @@ void orSumsPrepare(const orTouch *touches, size_t count) {
   }
 }
 
-static bool isWanted(const void *data) {
-  return !orSimulatedHolds(data) && orRegionIs(data, orMemoryTypeHost) && orMirrorOf(data) == data;
+bool orTouchIsPinned(const orTouch *touch) {
+  const void *data = (const void *)touch->range.begin; /* NOLINT */
+  return !orSimulatedHolds(data) && orRegionIs(data, orMemoryTypeHost);
+}
+
+static bool isWanted(const orTouch *touch) {
+  const void *data = (const void *)touch->range.begin; /* NOLINT */
+  return orTouchIsPinned(touch) && orMirrorOf(data) == data;
 }
 
 uint64_t orSumsWanted(const orTouch *touches, size_t count) {
   uint64_t wanted = 0;
-  for (size_t i = 0; i < count && i < 64; i++)
-    wanted |= (uint64_t)isWanted((const void *)touches[i].range.begin) << i; /* NOLINT */
+  for (size_t i = 0; i < count && i < 64; i++) wanted |= (uint64_t)isWanted(&touches[i]) << i;
   return wanted;
 }
 
