@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 from torch.openreg import testing
 
 from torch_openreg import _C
@@ -253,6 +254,20 @@ def test_without_processes_that_compile(monkeypatch):
 
 
 # ---- Devices, streams, events ----
+
+
+@pytest.mark.parametrize(
+    ("device", "chunks", "divided"), [("cpu", 1, True), (DEVICE, 3, False), (DEVICE, 4, True)]
+)
+def test_each_thread_of_a_kernel_has_four_times_what_it_has_on_the_cpu(device, chunks, divided):
+    least, threads = torch._inductor.config.cpp.min_chunk_size, torch.get_num_threads()
+    x = torch.ones(2 * chunks * least, device=device)
+    torch.set_num_threads(2)
+    try:
+        _, (code,) = run_and_get_code(torch.compile(lambda t: t.sin() + 1), x)
+    finally:
+        torch.set_num_threads(threads)
+    assert ("#pragma omp parallel" in code) == divided
 
 
 def test_a_kernel_is_queued_and_its_caller_goes_on():

@@ -1,5 +1,6 @@
 /*
- * A kernel that torch.compile has generated for the CPU, as a task of a stream.
+ * What torch.compile's generated code calls: its kernels, made for the CPU, each a task of a stream; and the memory that
+ * they write.
  *
  * The object belongs to Python. A task holds addresses and numbers by value and the entry, which is never unloaded; it holds
  * no tensor, so memory is kept alive by the order of the stream alone, as with every operator. On a device whose memory
@@ -7,11 +8,13 @@
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <cstring>
@@ -234,7 +237,15 @@ void CompiledKernel::operator()(const py::args &given) const {
   launchTask(std::move(task), stream, {}, parallel_ ? 0 : orLaunchAnyThread);
 }
 
+/* torch.empty_strided, whose parser takes longer than the rest of it. */
+at::Tensor emptyStrided(c10::IntArrayRef size, c10::IntArrayRef stride, c10::ScalarType dtype,
+                        c10::DeviceIndex device) {
+  return at::empty_strided(size, stride,
+                           c10::device({c10::DeviceType::PrivateUse1, device}).dtype(dtype));
+}
+
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  m.def("_empty_strided", &emptyStrided);
   py::class_<CompiledKernel>(m, "_CompiledKernel")
       .def(py::init<size_t, const std::string &, std::string, bool>(), py::arg("entry"),
            py::arg("name"), py::arg("roles"), py::arg("parallel"))

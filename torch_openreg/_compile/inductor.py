@@ -26,13 +26,16 @@ from ..openreg._utils import type_name
 _FLEX = torch.ops.higher_order.flex_attention
 _CPU = torch.device("cpu")
 _NAME = type_name()  # "cuda" under --as-cuda
+_SHARE = 4  # of a kernel's work, for each of its threads, by what the CPU gives it
 
 
 class Scheduling(CppScheduling):
     """Inductor's of the CPU."""
 
     def codegen_node(self, node):
-        with V.graph.set_current_device(_CPU):  # by which it chooses how code is generated
+        # The host goes on beside the kernel. Where both want its cores, a thread more has to pay.
+        chunk = _SHARE * config.cpp.min_chunk_size
+        with config.patch({"cpp.min_chunk_size": chunk}), V.graph.set_current_device(_CPU):
             super().codegen_node(node)
 
     def codegen_template(self, *args):
@@ -51,7 +54,12 @@ class Wrapper(PythonWrapperCodegen):
 
     def write_header(self):
         super().write_header()
-        self.header.writeline("from torch_openreg._compile.kernels import load as openreg_kernel")
+        self.header.writelines(
+            [
+                "from torch_openreg._C import _empty_strided as empty_strided_openreg",
+                "from torch_openreg._compile.kernels import load as openreg_kernel",
+            ]
+        )
 
     def generate_fallback_kernel(self, node):
         # The scheduler does this where the operator has a tensor. One that waits for the device has
@@ -94,7 +102,8 @@ class Wrapper(PythonWrapperCodegen):
             )
         code = self.codegen_python_shape_tuple
         asked = code(shape if allocation_shape is None else allocation_shape)
-        out = f"{name} = empty_strided({asked}, {code(stride)}, device='{device}', dtype={dtype})"
+        given = f"{asked}, {code(stride)}, {dtype}, {device.index}"
+        out = f"{name} = empty_strided_openreg({given})"
         return out if asked == code(shape) else f"{out}.as_strided({code(shape)}, {code(stride)})"
 
 
@@ -121,7 +130,7 @@ class Overrides(DeviceOpOverrides):
         )
 
     def set_device(self, device_idx):
-        return f"torch.openreg.set_device({device_idx})"
+        return "pass"  # it is written after the guard below, which has done so
 
     def synchronize(self):
         return "torch.openreg.synchronize()"
