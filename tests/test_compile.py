@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.openreg import testing
 
 from torch_openreg import _C
@@ -19,6 +19,13 @@ def fresh():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def own_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def net():
@@ -245,8 +252,6 @@ def test_flex_attention_is_the_cpus():
 @pytest.mark.slow
 def test_without_processes_that_compile(monkeypatch):
     from torch._inductor import codecache
-    from torch._inductor.utils import fresh_cache
-
     monkeypatch.setattr(codecache, "LOCK_TIMEOUT", 5)  # seconds for who waits for itself
     x = torch.ones(3, device=DEVICE)
     with torch._inductor.config.patch(compile_threads=1), fresh_cache():
@@ -259,15 +264,46 @@ def test_without_processes_that_compile(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "chunks", "divided"), [("cpu", 1, True), (DEVICE, 3, False), (DEVICE, 4, True)]
 )
-def test_each_thread_of_a_kernel_has_four_times_what_it_has_on_the_cpu(device, chunks, divided):
-    least, threads = torch._inductor.config.cpp.min_chunk_size, torch.get_num_threads()
-    x = torch.ones(2 * chunks * least, device=device)
+def test_each_thread_of_a_kernel_has_four_times_what_it_has_on_the_cpu(
+    device, chunks, divided, own_threads
+):
+    x = torch.ones(2 * chunks * torch._inductor.config.cpp.min_chunk_size, device=device)
     torch.set_num_threads(2)
-    try:
-        _, (code,) = run_and_get_code(torch.compile(lambda t: t.sin() + 1), x)
-    finally:
-        torch.set_num_threads(threads)
+    _, (code,) = run_and_get_code(torch.compile(lambda t: t.sin() + 1), x)
     assert ("#pragma omp parallel" in code) == divided
+
+
+def test_a_process_with_one_thread_leaves_the_next_its_threads(own_threads):
+    """What Inductor keeps is found by the number of threads that it was made for."""
+    x = torch.ones(1 << 14, device=DEVICE)
+    codes = []
+    with fresh_cache():
+        for count in (1, 2, 1):
+            torch._dynamo.reset()
+            torch.set_num_threads(count)
+            codes += run_and_get_code(torch.compile(lambda t: t.sin().sum()), x)[1]
+    assert ["#pragma omp parallel" in code for code in codes] == [False, True, False]
+
+
+def test_a_kernel_has_no_more_threads_than_it_was_made_for(run_ok):
+    """A backward that is compiled with fewer threads than autograd's thread of the device has. For
+    as many as there are cores, Inductor leaves the number of threads to OpenMP."""
+    run_ok(
+        """
+        import os, torch
+        torch.set_num_threads(os.cpu_count() + 4)
+        w = torch.randn(300, 700, device="openreg", requires_grad=True)
+        (w * 2).sum().backward()  # begins that thread
+        torch.set_num_threads(os.cpu_count())
+        x = torch.randn(300, 700, device="openreg")
+        b = torch.tensor(0.5, device="openreg", requires_grad=True)
+        f = lambda x, b: (x * b).sin().sum()
+        torch.compile(f, dynamic=True)(x, b).backward()
+        compiled, b.grad = b.grad, None
+        f(x, b).backward()
+        torch.testing.assert_close(compiled, b.grad)
+        """
+    )
 
 
 def test_a_kernel_is_queued_and_its_caller_goes_on():
@@ -296,6 +332,26 @@ def test_streams_and_events_in_one_graph():
 
     x = torch.randn(1000, device=DEVICE)
     torch.testing.assert_close(f(x), (x * 2 + 1).sin())
+
+
+def test_a_graph_breaks_where_a_stream_is_current():
+    side = torch.openreg.Stream()
+
+    def step(x):
+        side.wait_stream(torch.openreg.current_stream())
+        with torch.openreg.stream(side):
+            y = x * 2
+            torch._dynamo.graph_break()
+            here = torch.openreg.current_stream() == side
+            z = y.cos()
+        torch.openreg.current_stream().wait_stream(side)
+        return z, here
+
+    x = torch.randn(5, device=DEVICE)
+    z, here = torch.compile(step)(x)
+    assert here
+    assert torch.openreg.current_stream() != side
+    torch.testing.assert_close(z, (x * 2).cos())
 
 
 def test_a_call_that_waits_in_one_graph():
@@ -361,11 +417,8 @@ def test_a_compiled_function_in_a_graph():
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
+def threads(request, own_threads):
     torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_an_index_out_of_range_is_the_devices_error(threads):
@@ -555,8 +608,8 @@ def test_what_is_not_done_says_so():
 
 def test_the_kernels_object_refuses_what_it_cannot_take():
     with pytest.raises(ValueError, match="roles of arguments are r, w, b, n and f, got 'rx'"):
-        _C._CompiledKernel(1, "k", "rx", False)
-    kernel = _C._CompiledKernel(1, "k", "rn", False)
+        _C._CompiledKernel(1, "k", "rx", 1)
+    kernel = _C._CompiledKernel(1, "k", "rn", 1)
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(TypeError, match="k takes 2 arguments, got 1"):
         kernel(x)
@@ -564,7 +617,7 @@ def test_the_kernels_object_refuses_what_it_cannot_take():
         kernel(1, 1)
     with pytest.raises(TypeError):
         kernel(x, "many")
-    two = _C._CompiledKernel(1, "k", "rr", False)
+    two = _C._CompiledKernel(1, "k", "rr", 1)
     with pytest.raises(ValueError, match="where it cannot read a tensor of openreg:1"):
         two(x, x.to("openreg:1"))
     with pytest.raises(ValueError, match="where it cannot read a tensor of cpu"):
@@ -585,6 +638,7 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
 
 
 def test_what_has_no_door_is_where_it_is_replaced():
+    from torch._dynamo import trace_rules
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
     from torch._higher_order_ops.utils import registered_hop_fake_fns
     from torch._inductor import (
@@ -643,3 +697,6 @@ def test_what_has_no_door_is_where_it_is_replaced():
     ):
         assert name in inspect.getsource(module), (module, name)
     assert torch.openreg.Stream in UserDefinedClassVariable._in_graph_classes()
+    ours = torch.openreg.current_stream.__code__.co_filename
+    assert trace_rules.check_file(ours).skipped
+    assert not trace_rules.check_file(ours, is_inlined_call=True).skipped

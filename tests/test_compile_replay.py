@@ -232,6 +232,21 @@ def test_outputs_that_share_memory_share_it_in_each_call(replays):
 
 
 @pytest.mark.slow
+def test_conjugated_outputs_stay_conjugated(replays):
+    def views(x):
+        y = x * 2
+        return y.conj(), x.conj(), y.conj().imag
+
+    f = compiled(views)
+    for _ in range(4):
+        x = torch.randn(4, dtype=torch.complex64).to(DEVICE)
+        for made, right in zip(f(x), views(x), strict=True):
+            assert made.is_conj() == right.is_conj()
+            torch.testing.assert_close(made.cpu(), right.cpu())
+    assert replays
+
+
+@pytest.mark.slow
 def test_an_input_is_given_back_as_another_type(replays):
     def length(weight):
         return torch.view_as_real(weight) * torch.view_as_real(weight).sin()

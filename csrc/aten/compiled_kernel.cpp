@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -87,12 +88,12 @@ struct Copied {
 class CompiledKernel {
  public:
   /* `roles` says of each argument what the kernel does with it: r, w or b (reads, writes or both), or that it is a number:
-   * n (an integer) or f. `parallel`: it divides its work among threads, as its compiler found worthwhile. */
-  CompiledKernel(size_t entry, const std::string &name, std::string roles, bool parallel)
+   * n (an integer) or f. It has room for what so many threads compute; one of them: it does not divide its work. */
+  CompiledKernel(size_t entry, const std::string &name, std::string roles, int threads)
       : entry_(reinterpret_cast<Entry>(entry)),
         name_(kept(name)),
         roles_(std::move(roles)),
-        parallel_(parallel) {
+        threads_(threads) {
     TORCH_CHECK_VALUE(roles_.find_first_not_of("rwbnf") == std::string::npos, name,
                       ": the roles of arguments are r, w, b, n and f, got '", roles_, "'");
   }
@@ -116,7 +117,7 @@ class CompiledKernel {
   const Entry entry_;
   const char *const name_;
   const std::string roles_;
-  const bool parallel_;
+  const int threads_;
 };
 
 c10::Device CompiledKernel::deviceOf(const py::args &given) const {
@@ -229,12 +230,14 @@ void CompiledKernel::operator()(const py::args &given) const {
   if (device.is_cpu() || !canMap(device.index())) {
     auto storages = storagesOf(*task, given);
     py::gil_scoped_release released;
-    return runOnCopies(*task, std::move(storages));
+    if (threads_ == 1 || task->caller.threads <= threads_)
+      return runOnCopies(*task, std::move(storages));
+    return asNarrowLane([&] { runOnCopies(*task, std::move(storages)); });
   }
   const orStream_t stream = currentStreamHandle(device.index());
   if (sanitizerActive()) report(stream, given);
-  if (!parallel_) task->caller.threads = 1;
-  launchTask(std::move(task), stream, {}, parallel_ ? 0 : orLaunchAnyThread);
+  task->caller.threads = std::min(task->caller.threads, threads_);
+  launchTask(std::move(task), stream, {}, threads_ > 1 ? 0 : orLaunchAnyThread);
 }
 
 /* torch.empty_strided, whose parser takes longer than the rest of it. */
@@ -247,8 +250,8 @@ at::Tensor emptyStrided(c10::IntArrayRef size, c10::IntArrayRef stride, c10::Sca
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   m.def("_empty_strided", &emptyStrided);
   py::class_<CompiledKernel>(m, "_CompiledKernel")
-      .def(py::init<size_t, const std::string &, std::string, bool>(), py::arg("entry"),
-           py::arg("name"), py::arg("roles"), py::arg("parallel"))
+      .def(py::init<size_t, const std::string &, std::string, int>(), py::arg("entry"),
+           py::arg("name"), py::arg("roles"), py::arg("threads"))
       .def("__call__", &CompiledKernel::operator());
 });
 

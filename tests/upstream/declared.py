@@ -39,7 +39,8 @@ RANDOM = (
 
 def _of_inductor(tests):
     file = "inductor/test_torchinductor*.py::*CommonTemplate::"
-    return " ".join(file + test for test in tests.split())
+    forms = ("", "_dynamic_shapes")
+    return " ".join(file + test + form for test in tests.split() for form in forms)
 
 
 DECLARED = (

@@ -1,6 +1,9 @@
 """What Dynamo asks of a device. Imported after torch._dynamo."""
 
+from pathlib import Path
+
 import torch
+from torch._dynamo import trace_rules
 from torch._dynamo.decorators import assume_constant_result, substitute_in_graph
 from torch._dynamo.device_interface import (
     DeviceInterface,
@@ -105,6 +108,10 @@ def register():
         substitute_in_graph(function, skip_signature_check=True)(traced)
 
 
+_package = Path(__file__).parent.parent
+# As PyTorch's own code: traced where what is compiled calls it, and not on its own.
+trace_rules.add(_package.name)
+trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(_package.as_posix())
 for _function in (openreg.device_count, openreg.is_available):
     assume_constant_result(_function)
 if type_name() == "openreg":

@@ -84,7 +84,7 @@ class Wrapper(PythonWrapperCodegen):
         result.writeline(f"call = Replayed(call, {given})")
 
     def define_kernel(self, kernel_name, kernel_body, *args, **options):
-        made = f"openreg_kernel({kernel_name!r}, "
+        made = f"openreg_kernel({kernel_name!r}, {utils.parallel_num_threads()}, "
         body = kernel_body.replace("async_compile.cpp_pybinding(", made, 1)
         super().define_kernel(kernel_name, body, *args, **options)
 
@@ -248,7 +248,8 @@ def _tried_on_cpu(make):
 
 class _Version(CustomGraphModulePass):
     """Changes nothing. It is part of the key by which Inductor keeps what it has generated, which
-    another version of this package may generate otherwise. Templates for frozen weights pack these:
+    another version of this package may generate otherwise, and which is for a number of threads:
+    that is in the key for the CPU's kernels only where a tensor is the CPU's. Templates for frozen weights pack these:
     what they have packed would be kept with the code, for any weights of those sizes."""
 
     def __call__(self, graph_module):
@@ -257,7 +258,8 @@ class _Version(CustomGraphModulePass):
     def uuid(self):
         if config.freezing and (config.max_autotune or config.max_autotune_gemm):
             return uuid4().hex  # by which nothing is found again
-        return get_hash_for_files(tuple(sorted(map(str, Path(__file__).parent.glob("*.py")))))
+        sources = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
+        return get_hash_for_files(sources), utils.parallel_num_threads()
 
 
 def register():

@@ -116,10 +116,14 @@ class _Libraries(CppCodeCache):
 _loaded = []  # libraries, which are never unloaded: tasks may be queued that call them
 
 
-def load(name, kinds, source):
-    """The kernel of that source, whose arguments have the C++ types `kinds`; compiled by Inductor's
-    processes, where it has some."""
-    does, parallel = roles(source, kinds), "#pragma omp parallel" in source
+# By OpenMP, and by PyTorch's pool in templates.
+_PARALLEL = re.compile(r"#\s*pragma omp parallel|\bparallel_for\(")
+
+
+def load(name, threads, kinds, source):
+    """The kernel of that source, which is made for so many threads, and whose arguments have the C++
+    types `kinds`; compiled by Inductor's processes, where it has some."""
+    does, most = roles(source, kinds), threads if _PARALLEL.search(source) else 1
     source = _THREADS.sub(r"num_threads(std::min<int>(\1, omp_get_max_threads()))", source)
     source = with_entry(catch_in_parallel(_DIVISIONS.sub("", source)), kinds, does)
     # Else Inductor waits for no future, and `submit` would wait for the lock that load_async holds.
@@ -133,6 +137,6 @@ def load(name, kinds, source):
         library = get()
         _loaded.append(library)
         entry = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
-        return _C._CompiledKernel(entry, name, does, parallel)
+        return _C._CompiledKernel(entry, name, does, most)
 
     return LambdaFuture(made) if beside else made()

@@ -121,11 +121,15 @@ class _Outputs:
                 return lambda args, copies: args[i]
         dtype, begin = value.dtype, _begin(value)
         size, stride = tuple(value.size()), value.stride()
+        conj, neg = value.is_conj(), value.is_neg()
 
         def part(tensor, begin):
             typed = _of_type(dtype, tensor)
             ahead = begin // dtype.itemsize - typed.storage_offset()
-            return _reinterpret_tensor(typed, size, stride, ahead)
+            made = _reinterpret_tensor(typed, size, stride, ahead)
+            torch._C._set_conj(made, conj)
+            torch._C._set_neg(made, neg)
+            return made
 
         for i, given in enumerate(inputs):
             if _is_tensor(given) and torch._C._is_alias_of(given, value):
