@@ -252,6 +252,7 @@ def test_flex_attention_is_the_cpus():
 @pytest.mark.slow
 def test_without_processes_that_compile(monkeypatch):
     from torch._inductor import codecache
+
     monkeypatch.setattr(codecache, "LOCK_TIMEOUT", 5)  # seconds for who waits for itself
     x = torch.ones(3, device=DEVICE)
     with torch._inductor.config.patch(compile_threads=1), fresh_cache():

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.openreg import testing
 
 import torch_openreg  # noqa: F401
 
@@ -520,3 +521,25 @@ def test_a_failure_is_raised_whatever_becomes_of_warnings(runs_ahead, request, a
             call()
     assert [WARNED in str(w.message) for w in caught] == ([True] if action == "always" else [])
     torch.openreg.synchronize()
+
+
+def test_a_failure_that_was_counted_with_another_is_not_raised_later():
+    x, bad, good = torch.ones(4, device=DEVICE), _index(9), _index(1)
+    with testing.inject("kernel_error"):
+        x.add_(1)
+        x.index_select(0, bad)
+        with pytest.raises(RuntimeError, match=r"aten::add .*injected.*1 more failed"):
+            torch.openreg.synchronize()
+    with testing.inject("kernel_error"):
+        x.index_select(0, good)
+        with pytest.raises(RuntimeError, match=r"index_select .*injected"):
+            torch.openreg.synchronize()
+
+
+def test_the_failure_that_is_reported_is_told_from_others_of_its_operator():
+    x, bad, good = torch.ones(4, device=DEVICE), _index(9), _index(1)
+    with testing.inject("kernel_error"):
+        x.index_select(0, good)
+        x.index_select(0, bad)
+        with pytest.raises(RuntimeError, match=r"index_select .*injected.*1 more failed"):
+            torch.openreg.synchronize()

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -28,9 +29,10 @@ orError_t runTask(void *args) {
   try {
     runAsCaller(kernel.caller, warnings, [&] { kernel.run(); });
   } catch (const std::exception &error) {
-    const std::string text = error.what();
-    orSetTaskErrorMessage(text.substr(0, text.find('\n')).c_str());
-    keepFailure(kernel.name, kernel.device.index(), std::current_exception());
+    std::string text = error.what();
+    text.resize(std::min(text.size(), text.find('\n')));
+    orSetTaskErrorMessage(text.c_str());
+    keepFailure(kernel.name, kernel.device.index(), std::current_exception(), std::move(text));
     result = orErrorLaunchFailure;
   } catch (...) {
     result = orErrorLaunchFailure;

@@ -71,8 +71,14 @@ static bool isCopy(const orTask *t) {
   return t->kind != OR_KIND_KERNEL || !strcmp(t->name, "aten::copy_");
 }
 
+/* The first node of a graph is no operation of the program's: its replays would be out of step. */
+static bool beginsReplay(const orTask *t) {
+  return t->kind == OR_KIND_KERNEL && !strcmp(t->name, "openreg::graph_begin");
+}
+
 static void onMark(orProbe *p) {
   orTask *t = p->task;
+  if (beginsReplay(t)) return;
   orFaultState *f = faults[p->slot->device];
   orFaultKind own = isCopy(t) ? orFaultCopyError : orFaultKernelError;
   orMutexLock(&lock);

@@ -83,14 +83,16 @@ GeneratorStatePtr OpenRegGeneratorImpl::state() {
 GeneratorState::Value OpenRegGeneratorImpl::get() const {
   const auto [seed, counter] = state_->get();
   const auto graph = graphOfCurrentStream(device().index());
-  return {seed, counter + (graph ? graph->position(state_) : 0)};
+  return {seed, counter + (graph ? graph->positions(state_).position : 0)};
 }
 
 void OpenRegGeneratorImpl::set(GeneratorState::Value value) {
   if (const auto graph = graphOfCurrentStream(device().index())) {
     const auto [seed, counter] = state_->get();
-    TORCH_CHECK(value.seed == seed && value.counter >= counter, "a generator of ", device(),
-                " cannot be set to seed ", value.seed, " and offset ", value.counter,
+    const bool known =
+        value.counter >= counter && value.counter - counter <= graph->positions(state_).drawn;
+    TORCH_CHECK(value.seed == seed && known, "a generator of ", device(), " cannot be set to seed ",
+                value.seed, " and offset ", value.counter,
                 " in a capture, where replays draw from what they find: ",
                 "only to a state that was read in it (the seed is ", seed, ")");
     return graph->setPosition(state_, value.counter - counter);

@@ -6,6 +6,7 @@
 
 #include <ATen/core/GraphImplInterface.h>
 #include <c10/core/DeviceType.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <array>
@@ -14,7 +15,7 @@
 #include <utility>
 
 #include "device.h"
-#include "gil.h"
+#include "host_allocator.h"
 #include "mempool.h"
 #include "sanitizer.h"
 #include "stream.h"
@@ -94,7 +95,9 @@ CapturedGraph::Source *CapturedGraph::find(const GeneratorStatePtr &generator) {
 /* mutex_ held. */
 CapturedGraph::Source &CapturedGraph::sourceOf(const GeneratorStatePtr &generator) {
   if (Source *known = find(generator)) return *known;
-  return sources_.emplace_back(Source{generator, 0, 0});
+  Source &made = sources_.emplace_back();
+  made.generator = generator;
+  return made;
 }
 
 CapturedGraph::Draw CapturedGraph::draw(const std::shared_ptr<CapturedGraph> &graph,
@@ -106,10 +109,11 @@ CapturedGraph::Draw CapturedGraph::draw(const std::shared_ptr<CapturedGraph> &gr
   return draw;
 }
 
-uint64_t CapturedGraph::position(const GeneratorStatePtr &generator) {
+CapturedGraph::Positions CapturedGraph::positions(const GeneratorStatePtr &generator) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Source *known = find(generator);
-  return known == nullptr ? 0 : known->position;
+  if (known == nullptr) return {};
+  return *known;
 }
 
 void CapturedGraph::setPosition(const GeneratorStatePtr &generator, uint64_t position) {
@@ -161,6 +165,9 @@ void CapturedGraph::begin() {
   now_ = std::move(pending_.front().states);
   pending_.pop_front();
 }
+
+/* Perhaps on a lane, after the last replay. */
+CapturedGraph::~CapturedGraph() { retirePinned(std::move(kept_)); }
 
 void CapturedGraph::keep(const c10::Storage &storage) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -228,6 +235,7 @@ class OpenRegGraph final : public at::GraphImplInterface {
     c10::MempoolId_t pool = kNoPool;
   };
   Captured captured() const;
+  Captured hold() const;
 
   const bool keepGraph_;
   bool debug_ = false;
@@ -235,12 +243,21 @@ class OpenRegGraph final : public at::GraphImplInterface {
   std::optional<OpenRegStream> stream_;  // while it captures
   uint64_t id_ = 0;
   bool allocates_ = false;    // what is captured, from the pool
-  mutable std::mutex mutex_;  // a leaf: one thread may replay what another resets
+  mutable std::mutex mutex_;  // before the pools': one thread may replay what another resets
   Captured captured_;
 };
 
 OpenRegGraph::Captured OpenRegGraph::captured() const {
   std::lock_guard<std::mutex> lock(mutex_);
+  return captured_;
+}
+
+/* With its pool, which is the caller's to release: a launch may sleep until a full stream has room, and a reset meanwhile
+ * gives memory back for which it knows of no launch. */
+OpenRegGraph::Captured OpenRegGraph::hold() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(captured_.graph != 0, "replay() needs a graph that has been captured");
+  retainPool(device_, captured_.pool);
   return captured_;
 }
 
@@ -307,6 +324,11 @@ void OpenRegGraph::capture_end() {
     release();
     throwError(error, {__func__, __FILE__, __LINE__});
   }
+  size_t nodes = 0;
+  OPENREG_CHECK(orGraphGetNodeCount(graph, &nodes));
+  if (nodes <= 1)  // the one that begins a replay
+    TORCH_WARN("this graph is empty: what was queued was not for the stream that was captured, ",
+               "which is one of openreg:", static_cast<int>(device_));
   std::lock_guard<std::mutex> lock(mutex_);
   captured_.graph = graph;
 }
@@ -316,8 +338,8 @@ void OpenRegGraph::instantiate() {
 }
 
 void OpenRegGraph::replay() {
-  const Captured now = captured();
-  TORCH_CHECK(now.graph != 0, "replay() needs a graph that has been captured");
+  const Captured now = hold();
+  const auto letGo = c10::make_scope_exit([&] { releasePool(device_, now.pool); });
   DeviceSwitch device(device_);
   const uint64_t replay = now.shared->prepareReplay();
   const orError_t error = orGraphLaunch(now.graph, currentStreamHandle(device_));

@@ -36,6 +36,9 @@ extern std::atomic<int> capturesNow;
 class CapturedGraph {
  public:
   explicit CapturedGraph(c10::DeviceIndex device) : device_(device) {}
+  ~CapturedGraph();
+  CapturedGraph(const CapturedGraph &) = delete;
+  CapturedGraph &operator=(const CapturedGraph &) = delete;
 
   struct Draw {
     std::shared_ptr<CapturedGraph> graph;
@@ -48,8 +51,11 @@ class CapturedGraph {
 
   /* At a call that is captured. The generator stays as it is. */
   static Draw draw(const std::shared_ptr<CapturedGraph> &graph, const GeneratorStatePtr &generator);
-  /* The generator's position. */
-  uint64_t position(const GeneratorStatePtr &generator);
+  /* Of a generator, by what it has at the capture: where it is, and the furthest that it has been. */
+  struct Positions {
+    uint64_t position = 0, drawn = 0;
+  };
+  Positions positions(const GeneratorStatePtr &generator);
   void setPosition(const GeneratorStatePtr &generator, uint64_t position);
   /* The host's memory behind a queued copy. */
   void keep(const c10::Storage &storage);
@@ -62,9 +68,8 @@ class CapturedGraph {
   void begin();
 
  private:
-  struct Source {
+  struct Source : Positions {
     GeneratorStatePtr generator;
-    uint64_t position, drawn;  // drawn: the greatest position
   };
   Source *find(const GeneratorStatePtr &generator);
   Source &sourceOf(const GeneratorStatePtr &generator);

@@ -4,14 +4,17 @@
  * A block leaves the cache while the base class holds its own locks, but orFreeHost waits for the
  * devices, and a thread that waits may let another one in which holds the GIL and needs those
  * locks. So free_block only notes the block, and `retired` is given back afterwards, with no lock
- * held and never from a deleter.
+ * held and never from a deleter. Retired storages are let go of there, too; their mutex is a leaf.
  */
 #include "host_allocator.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "event.h"
@@ -28,6 +31,21 @@ using Base = at::CachingHostAllocatorImpl<c10::Stream, OwnedEvent, Block>;
 void refuseInForkedChild() {
   int device = 0;
   if (orInForkedChild()) OPENREG_CHECK(orGetDevice(&device));
+}
+
+struct RetiredStorages {
+  std::mutex mutex;
+  std::vector<c10::Storage> all;
+};
+
+RetiredStorages &retiredStorages() {
+  static auto *instance = new RetiredStorages();
+  return *instance;
+}
+
+std::vector<c10::Storage> takeRetiredStorages() {
+  std::lock_guard<std::mutex> lock(retiredStorages().mutex);
+  return std::exchange(retiredStorages().all, {});
 }
 
 class PinnedMemory final : public Base {
@@ -89,6 +107,7 @@ class PinnedMemory final : public Base {
   }
 
   void giveBackRetired() {
+    takeRetiredStorages().clear();
     std::vector<void *> blocks;
     {
       std::lock_guard<std::mutex> lock(retiredMutex_);
@@ -143,6 +162,13 @@ REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, hostAllocator())
 }  // namespace
 
 c10::Allocator *getPinnedMemoryAllocator() { return hostAllocator(); }
+
+void retirePinned(std::vector<c10::Storage> storages) {
+  if (storages.empty()) return;
+  RetiredStorages &retired = retiredStorages();
+  std::lock_guard<std::mutex> lock(retired.mutex);
+  std::move(storages.begin(), storages.end(), std::back_inserter(retired.all));
+}
 
 bool recordPinnedUse(void *data, void *context, c10::Stream stream) {
   return hostAllocator()->record_event(data, context, stream);

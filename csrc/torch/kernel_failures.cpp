@@ -5,7 +5,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -17,7 +19,7 @@ namespace torch_openreg {
 namespace {
 
 struct Failure {
-  std::string name;
+  std::string name, text;
   std::exception_ptr exception;
 };
 
@@ -33,29 +35,45 @@ Failures &failures() {
 
 constexpr size_t kMostFailures = 8;
 
-/* The core says "aten::embedding on openreg:0 failed: ...". */
-bool isOf(const std::string &report, const std::string &name, size_t device) {
-  return report.rfind(name + " on openreg:" + std::to_string(device) + " failed", 0) == 0;
-}
+/* What the core reports: "aten::embedding on openreg:0 failed: index out of range in self (and 2 more failed after it)". */
+struct Report {
+  std::string name, text, more;
+  size_t device = OPENREG_MAX_DEVICES;
 
-std::exception_ptr takeFailure(const std::string &report) {
+  explicit Report(std::string report) {
+    if (report.ends_with(" more failed after it)")) {
+      more = report.substr(report.rfind(" (and "));
+      report.resize(report.size() - more.size());
+    }
+    const size_t failed = report.find(" failed: "), on = report.rfind(" on openreg:", failed);
+    if (failed == std::string::npos || on == std::string::npos) return;
+    name = report.substr(0, on);
+    device = std::stoul(report.substr(on + std::strlen(" on openreg:")));
+    text = report.substr(failed + std::strlen(" failed: "));
+  }
+
+  /* The core keeps the beginning of a text. */
+  bool isOf(const Failure &failure) const {
+    return failure.name == name && (failure.text.empty() || failure.text.starts_with(text));
+  }
+};
+
+/* Those that the core has counted beside it are reported with it, and never again. */
+std::exception_ptr takeFailure(const Report &report) {
+  if (report.device >= OPENREG_MAX_DEVICES) return nullptr;
   Failures &f = failures();
   std::lock_guard<std::mutex> lock(f.mutex);
-  for (size_t device = 0; device < f.byDevice.size(); ++device) {
-    auto &kept = f.byDevice[device];
-    for (const Failure &failure : kept) {
-      if (!isOf(report, failure.name, device)) continue;
-      std::exception_ptr exception = failure.exception;
-      kept.clear();
-      return exception;
-    }
-  }
-  return nullptr;
+  const std::vector<Failure> kept = std::move(f.byDevice[report.device]);
+  f.byDevice[report.device].clear();
+  const auto found = std::find_if(kept.begin(), kept.end(),
+                                  [&](const Failure &failure) { return report.isOf(failure); });
+  return found == kept.end() ? nullptr : found->exception;
 }
 
 }  // namespace
 
-void throwFailure(const std::string &report) {
+void throwFailure(const std::string &text) {
+  const Report report(text);
   const std::exception_ptr exception = takeFailure(report);
   if (!exception) return;
   orGetLastError();
@@ -64,18 +82,18 @@ void throwFailure(const std::string &report) {
   } catch (c10::DistBackendError &) {
     throw;  // a collective's, which names where it comes from itself
   } catch (c10::Error &error) {
-    const bool more = report.ends_with(" more failed after it)");
-    error.add_context("raised by " + report.substr(0, report.find(" failed: ")) +
-                      ", queued earlier" + (more ? report.substr(report.rfind(" (and ")) : ""));
+    error.add_context("raised by " + text.substr(0, text.find(" failed: ")) + ", queued earlier" +
+                      report.more);
     throw;
   }
 }
 
-void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception) {
+void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception,
+                 std::string text) {
   Failures &f = failures();
   std::lock_guard<std::mutex> lock(f.mutex);
   auto &kept = f.byDevice.at(static_cast<size_t>(device));
-  if (kept.size() < kMostFailures) kept.push_back({name, std::move(exception)});
+  if (kept.size() < kMostFailures) kept.push_back({name, std::move(text), std::move(exception)});
 }
 
 void forgetFailures(c10::DeviceIndex device) {

@@ -11,8 +11,9 @@
 
 namespace torch_openreg {
 
-/* Keeps the exception for the call that reports the core's failure of `name` on the device. */
-void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception);
+/* Keeps the exception for the call that reports the core's failure of `name` on the device, with this text; none: with any. */
+void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception,
+                 std::string text = {});
 
 /* Forgets the exceptions of a device that was reset. */
 void forgetFailures(c10::DeviceIndex device);

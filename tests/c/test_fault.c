@@ -313,6 +313,18 @@ TEST(fault_kinds_are_counted_apart) {
   ASSERT_STR(disarm(orFaultKernelError, 1).operation, "there");
 }
 
+TEST(fault_of_a_kernel_is_not_the_beginning_of_a_graph) {
+  orStream_t s = newStream();
+  atomic_int began = 0, ran = 0;
+  inject(orFaultKernelError, 0, 0);
+  launchNamed(s, "openreg::graph_begin", &began);
+  launch(s, countKernel, &ran);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorLaunchFailure);
+  ASSERT_EQ(disarm(orFaultKernelError, 0).fired, 1);
+  ASSERT_EQ(began, 1);
+  ASSERT_EQ(ran, 0);
+}
+
 TEST(fault_that_is_removed_strikes_nobody) {
   for (int kind = 0; orFaultName(kind); kind++) {
     inject((orFaultKind)kind, 0, 1000);

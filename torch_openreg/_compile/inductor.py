@@ -249,8 +249,8 @@ def _tried_on_cpu(make):
 class _Version(CustomGraphModulePass):
     """Changes nothing. It is part of the key by which Inductor keeps what it has generated, which
     another version of this package may generate otherwise, and which is for a number of threads:
-    that is in the key for the CPU's kernels only where a tensor is the CPU's. Templates for frozen weights pack these:
-    what they have packed would be kept with the code, for any weights of those sizes."""
+    Inductor has that in the key only where a tensor is the CPU's. Templates for frozen weights pack
+    these: what they have packed would be kept with the code, for any weights of those sizes."""
 
     def __call__(self, graph_module):
         pass

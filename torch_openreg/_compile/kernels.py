@@ -121,7 +121,7 @@ _PARALLEL = re.compile(r"#\s*pragma omp parallel|\bparallel_for\(")
 
 
 def load(name, threads, kinds, source):
-    """The kernel of that source, which is made for so many threads, and whose arguments have the C++
+    """The kernel of that source, which is made for so many threads and whose arguments have the C++
     types `kinds`; compiled by Inductor's processes, where it has some."""
     does, most = roles(source, kinds), threads if _PARALLEL.search(source) else 1
     source = _THREADS.sub(r"num_threads(std::min<int>(\1, omp_get_max_threads()))", source)

@@ -22,7 +22,7 @@ import torch.cuda.graphs
 from .. import _C
 from ._mempool import graph_pool_handle
 from ._utils import type_name
-from .device import synchronize
+from .device import current_device, synchronize
 from .memory import empty_cache
 from .streams import Stream, stream
 
@@ -77,6 +77,10 @@ class Graph(torch.accelerator.Graph):
             capture_error_mode=capture_error_mode or self.capture_error_mode,
         )
 
+    def register_generator_state(self, generator):
+        """Does nothing, and is there for programs written for ``torch.cuda.CUDAGraph``: `generator`
+        becomes the graph's when a capture draws from it."""
+
 
 class graph:
     """A context that captures what is queued in it, on a stream of its own.
@@ -87,7 +91,7 @@ class graph:
     Args:
         cuda_graph: the graph to fill.
         pool: as of ``Graph.capture_begin``.
-        stream: to capture on; None is one that all captures share.
+        stream: to capture on; None is one of the current device's, which captures share.
         capture_error_mode: as of ``Graph.capture_begin``.
         enable_annotations: True raises NotImplementedError.
         annotation_config: from PyTorch 2.15 on, for annotations alone.
@@ -107,9 +111,10 @@ class graph:
                 "debug_dump draws one"
             )
         if given.stream is None:
-            if type(self).default_capture_stream is None:
-                type(self).default_capture_stream = Stream()
-            given.stream = type(self).default_capture_stream
+            shared = type(self).default_capture_stream
+            if shared is None or shared.device_index != current_device():
+                shared = type(self).default_capture_stream = Stream()
+            given.stream = shared
         self.cuda_graph = given.cuda_graph
         self.pool = given.pool
         self.capture_stream = given.stream
@@ -135,6 +140,7 @@ class graph:
         try:
             self.cuda_graph.capture_end()
         except RuntimeError:
+            self.cuda_graph.reset()  # it goes on if another stream is current
             if exception[0] is None:  # else what ended the capture is raised already
                 raise
         else:
