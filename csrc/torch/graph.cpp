@@ -324,13 +324,15 @@ void OpenRegGraph::capture_end() {
     release();
     throwError(error, {__func__, __FILE__, __LINE__});
   }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    captured_.graph = graph;
+  }
   size_t nodes = 0;
   OPENREG_CHECK(orGraphGetNodeCount(graph, &nodes));
   if (nodes <= 1)  // the one that begins a replay
     TORCH_WARN("this graph is empty: what was queued was not for the stream that was captured, ",
                "which is one of openreg:", static_cast<int>(device_));
-  std::lock_guard<std::mutex> lock(mutex_);
-  captured_.graph = graph;
 }
 
 void OpenRegGraph::instantiate() {
