@@ -48,12 +48,13 @@ def test_a_replay_that_waits_for_room_keeps_its_memory_over_a_reset():
 def test_a_body_that_changes_the_stream_leaves_no_capture_open(error):
     x, graph = torch.ones(4, device=DEVICE), torch.openreg.Graph()
     before = torch.openreg.current_stream()
+    captures, other = torch.openreg.Stream(), torch.openreg.Stream()
     with (
         pytest.raises(error or RuntimeError, match="mine" if error else "on which it began"),
-        torch.openreg.graph(graph),
+        torch.openreg.graph(graph, stream=captures),
     ):
         x + 1
-        torch.openreg.set_stream(torch.openreg.Stream())
+        torch.openreg.set_stream(other)
         if error:
             raise error("mine")
     assert torch.openreg.current_stream() == before

@@ -439,10 +439,10 @@ WAITS_ELSEWHERE = {
 @pytest.mark.parametrize("name", WAITS_ELSEWHERE)
 def test_the_host_may_wait_for_what_has_no_part_in_the_capture(name, mode):
     x, elsewhere = torch.zeros(4, device=DEVICE), torch.ones(4, device="openreg:1")
-    side = torch.openreg.Stream()
+    side, captures = torch.openreg.Stream(), torch.openreg.Stream()  # the shared one may be `side`
     event = side.record_event()
     graph = torch.openreg.Graph()
-    with torch.openreg.graph(graph, capture_error_mode=mode):
+    with torch.openreg.graph(graph, stream=captures, capture_error_mode=mode):
         x += 1
         WAITS_ELSEWHERE[name](elsewhere, side, event)
         x += 1
