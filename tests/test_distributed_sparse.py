@@ -216,8 +216,9 @@ def batched(function, tensor, peer):
 
 
 def functional(name, *arguments):
-    result = getattr(torch.distributed._functional_collectives, name)(*arguments)
-    return torch.distributed._functional_collectives.wait_tensor(result)
+    from torch.distributed import _functional_collectives as functions
+
+    return functions.wait_tensor(getattr(functions, name)(*arguments))
 
 
 def refused(rank, sparse):
