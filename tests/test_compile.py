@@ -435,6 +435,16 @@ def test_an_index_out_of_range_is_the_devices_error(threads):
     assert torch.equal(f(table, i), right)
 
 
+def test_an_error_of_a_kernel_with_a_long_name_is_its_own():
+    def long(table, i):
+        y = table[i].sin().cos().exp().tanh().sigmoid().sqrt().floor().ceil().erf().rsqrt()
+        return y.abs().reciprocal().atan().asinh().acosh().log1p().expm1().square().round()
+
+    torch.compile(long)(torch.ones(8, device=DEVICE), torch.tensor([1, 99], device=DEVICE))
+    with pytest.raises(RuntimeError, match=r"raised by cpp_fused_\w{80,} on .*, queued earlier"):
+        torch.openreg.synchronize()
+
+
 SHARED_OUT = """extern "C" void kernel(int64_t* out)
 {
     #pragma omp parallel

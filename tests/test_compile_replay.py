@@ -247,6 +247,15 @@ def test_conjugated_outputs_stay_conjugated(replays):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error:this graph is empty")
+def test_a_function_without_kernels(replays):
+    views = compiled(lambda x: (x.view(2, 2), x[1:]))
+    x = torch.arange(4.0, device=DEVICE)
+    for _ in range(3):
+        square, rest = views(x)
+        assert (square.tolist(), rest.tolist()) == ([[0, 1], [2, 3]], [1, 2, 3])
+
+
 def test_an_input_is_given_back_as_another_type(replays):
     def length(weight):
         return torch.view_as_real(weight) * torch.view_as_real(weight).sin()

@@ -1,7 +1,7 @@
 """What goes wrong around a capture or a replay, and what it leaves behind."""
 
 import threading
-import time
+import warnings
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from torch.openreg import testing
 DEVICE = "openreg"
 
 
-def test_a_replay_that_waits_for_room_keeps_its_memory_over_a_reset():
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_replay_that_waits_for_room_keeps_its_memory_over_a_reset(eventually, anew):
     side, elements = torch.openreg.Stream(), 1 << 20
     one = torch.zeros(1, device=DEVICE)
     late = torch.openreg.Graph()
@@ -32,16 +33,21 @@ def test_a_replay_that_waits_for_room_keeps_its_memory_over_a_reset():
         gate.wait(side)
         thread.start()
         asks.wait()
-        time.sleep(0.2)
+        eventually(lambda: "host thread" in torch.openreg.hang_report())
         late.reset()
         del made
+        if anew:  # and what lets go of the old one's memory must not take it for the new one's
+            with torch.openreg.device(1), torch.openreg.graph(late):
+                two = torch.ones(2, device="openreg:1") + 1
     thread.join()
-    time.sleep(0.05)
     with torch.openreg.stream(torch.openreg.Stream()):
         torch.openreg.empty_cache()
         others = [torch.full((elements,), 7.0, device=DEVICE) for _ in range(4)]
         torch.openreg.synchronize()
         assert all((other == 7).all() for other in others)
+    if anew:
+        late.replay()
+        assert two.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("error", [None, ValueError])
@@ -76,6 +82,15 @@ def test_a_graph_is_of_the_current_device():
     assert y.tolist() == [5, 5]
 
 
+def test_captures_of_a_device_share_a_stream():
+    def capture_stream(device):
+        with torch.openreg.device(device):
+            return torch.openreg.graph(torch.openreg.Graph()).capture_stream
+
+    assert capture_stream(0) == capture_stream(0)
+    assert capture_stream(1) != capture_stream(0) == capture_stream(0)
+
+
 def test_a_graph_without_nodes_is_warned_of():
     x = torch.ones(2, device="openreg:1")
     torch.openreg.synchronize(1)
@@ -85,6 +100,20 @@ def test_a_graph_without_nodes_is_warned_of():
     ):
         x.add_(1)
     assert x.tolist() == [2, 2]  # it ran at once
+
+
+@pytest.mark.parametrize("error", [UserWarning, ValueError])
+def test_a_graph_can_be_captured_after_any_exception(error):
+    x, graph = torch.ones(2, device=DEVICE), torch.openreg.Graph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(error), torch.openreg.graph(graph):
+            if error is ValueError:
+                raise error
+    with torch.openreg.graph(graph):
+        y = x + 1
+    graph.replay()
+    assert y.tolist() == [2, 2]
 
 
 def test_an_injected_fault_is_no_graphs_beginning():
@@ -150,5 +179,6 @@ def test_no_lane_ends_an_object_of_pythons_for_pinned_memory():
         graph.reset()
     torch.openreg.synchronize()
     assert x.eq(1).all()
-    torch.ones(1).pin_memory()  # whoever asks for such memory lets go of it
+    torch.accelerator.empty_host_cache()  # whoever asks for such memory lets go of it
     assert ends == [threading.get_ident()]
+    assert torch.openreg.host_memory_stats()["active_bytes.current"] == 0

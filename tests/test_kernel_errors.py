@@ -543,3 +543,10 @@ def test_the_failure_that_is_reported_is_told_from_others_of_its_operator():
         x.index_select(0, bad)
         with pytest.raises(RuntimeError, match=r"index_select .*injected.*1 more failed"):
             torch.openreg.synchronize()
+
+
+def test_the_text_of_a_failure_may_look_like_a_reports():
+    text = "the pool is spent (3 more failed after it)"
+    torch._assert_async(torch.zeros(1, device=DEVICE), text)
+    with pytest.raises(RuntimeError, match=re.escape(text + " (raised by aten::_assert_async")):
+        torch.openreg.synchronize()

@@ -233,13 +233,13 @@ class OpenRegGraph final : public at::GraphImplInterface {
     orGraph_t graph = 0;
     Shared shared;
     c10::MempoolId_t pool = kNoPool;
+    c10::DeviceIndex device = -1;
   };
   Captured captured() const;
   Captured hold() const;
 
   const bool keepGraph_;
   bool debug_ = false;
-  c10::DeviceIndex device_ = -1;
   std::optional<OpenRegStream> stream_;  // while it captures
   uint64_t id_ = 0;
   bool allocates_ = false;    // what is captured, from the pool
@@ -257,7 +257,7 @@ OpenRegGraph::Captured OpenRegGraph::captured() const {
 OpenRegGraph::Captured OpenRegGraph::hold() const {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(captured_.graph != 0, "replay() needs a graph that has been captured");
-  retainPool(device_, captured_.pool);
+  retainPool(captured_.device, captured_.pool);
   return captured_;
 }
 
@@ -269,10 +269,9 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
   getDefaultGenerator(stream.device_index());  // one that is not made yet would take any seed
   OPENREG_CHECK(orStreamBeginCapture(handle));
   stream_ = stream;
-  device_ = stream.device_index();
   capturesNow.fetch_add(1, std::memory_order_relaxed);
   id_ = captureOf(handle);
-  const Shared shared = std::make_shared<CapturedGraph>(device_);
+  const Shared shared = std::make_shared<CapturedGraph>(stream.device_index());
   {
     std::lock_guard<std::mutex> lock(captures().mutex);
     captures().byId[id_] = shared;
@@ -280,6 +279,7 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     captured_.shared = shared;
+    captured_.device = stream.device_index();
   }
   try {
     queueBegin(handle, shared);
@@ -291,19 +291,21 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
 }
 
 void OpenRegGraph::allocateFrom(c10::MempoolId_t pool) {
-  retainPool(device_, pool);
+  const c10::DeviceIndex device = stream_->device_index();
+  retainPool(device, pool);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     captured_.pool = pool;
   }
-  beginAllocateToPool(device_, pool, [id = id_](orStream_t on) { return captureOf(on) == id; });
+  beginAllocateToPool(device, pool, [id = id_](orStream_t on) { return captureOf(on) == id; });
   allocates_ = true;
 }
 
 void OpenRegGraph::endCapture() {
   stream_.reset();
   if (orInForkedChild()) return;  // where another thread's locks may be held for ever
-  if (allocates_) endAllocateToPool(device_, captured().pool);
+  const Captured now = captured();
+  if (allocates_) endAllocateToPool(now.device, now.pool);
   allocates_ = false;
   {
     std::lock_guard<std::mutex> lock(captures().mutex);
@@ -314,11 +316,11 @@ void OpenRegGraph::endCapture() {
 
 void OpenRegGraph::capture_end() {
   TORCH_CHECK(stream_, "capture_end() without a capture_begin() before it");
-  const orStream_t handle = stream_->stream();
-  TORCH_CHECK(getCurrentOpenRegStream(device_) == *stream_,
+  const OpenRegStream stream = *stream_;
+  TORCH_CHECK(getCurrentOpenRegStream(stream.device_index()) == stream,
               "a capture must end on the stream on which it began: make it the current one");
   orGraph_t graph = 0;
-  const orError_t error = orStreamEndCapture(handle, &graph);
+  const orError_t error = orStreamEndCapture(stream.stream(), &graph);
   endCapture();
   if (error != orSuccess) {
     release();
@@ -331,8 +333,8 @@ void OpenRegGraph::capture_end() {
   size_t nodes = 0;
   OPENREG_CHECK(orGraphGetNodeCount(graph, &nodes));
   if (nodes <= 1)  // the one that begins a replay
-    TORCH_WARN("this graph is empty: what was queued was not for the stream that was captured, ",
-               "which is one of openreg:", static_cast<int>(device_));
+    TORCH_WARN("this graph is empty: nothing was queued on the stream that was captured, one of ",
+               stream.device());
 }
 
 void OpenRegGraph::instantiate() {
@@ -341,10 +343,10 @@ void OpenRegGraph::instantiate() {
 
 void OpenRegGraph::replay() {
   const Captured now = hold();
-  const auto letGo = c10::make_scope_exit([&] { releasePool(device_, now.pool); });
-  DeviceSwitch device(device_);
+  const auto letGo = c10::make_scope_exit([&] { releasePool(now.device, now.pool); });
+  DeviceSwitch device(now.device);
   const uint64_t replay = now.shared->prepareReplay();
-  const orError_t error = orGraphLaunch(now.graph, currentStreamHandle(device_));
+  const orError_t error = orGraphLaunch(now.graph, currentStreamHandle(now.device));
   if (C10_UNLIKELY(error != orSuccess)) now.shared->takeBack(replay);
   OPENREG_CHECK(error);
   if (sanitizerActive()) raiseRaces();
@@ -369,7 +371,7 @@ void OpenRegGraph::release() noexcept {
     std::swap(last, captured_);
   }
   if (last.graph != 0 && orGraphDestroy(last.graph) != orSuccess) orGetLastError();
-  if (last.pool != kNoPool) releasePool(device_, last.pool);
+  if (last.pool != kNoPool) releasePool(last.device, last.pool);
 }
 
 c10::MempoolId_t OpenRegGraph::pool() const {

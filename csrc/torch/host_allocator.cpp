@@ -69,6 +69,7 @@ class PinnedMemory final : public Base {
 
   void empty_cache() override {
     refuseInForkedChild();
+    takeRetiredStorages().clear();
     Base::empty_cache();
     giveBackRetired();
   }

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -38,12 +40,14 @@ constexpr size_t kMostFailures = 8;
 /* What the core reports: "aten::embedding on openreg:0 failed: index out of range in self (and 2 more failed after it)". */
 struct Report {
   std::string name, text, more;
-  size_t device = OPENREG_MAX_DEVICES;
+  size_t device = OPENREG_MAX_DEVICES, others = 0;
 
   explicit Report(std::string report) {
-    if (report.ends_with(" more failed after it)")) {
-      more = report.substr(report.rfind(" (and "));
-      report.resize(report.size() - more.size());
+    const size_t end = report.rfind(" (and ");
+    if (end != std::string::npos && report.ends_with(" more failed after it)") &&
+        std::sscanf(&report[end], " (and %zu", &others) == 1) {
+      more = report.substr(end);
+      report.resize(end);
     }
     const size_t failed = report.find(" failed: "), on = report.rfind(" on openreg:", failed);
     if (failed == std::string::npos || on == std::string::npos) return;
@@ -52,22 +56,29 @@ struct Report {
     text = report.substr(failed + std::strlen(" failed: "));
   }
 
-  /* The core keeps the beginning of a text. */
+  /* The core keeps the beginning of a name and of a text. */
   bool isOf(const Failure &failure) const {
-    return failure.name == name && (failure.text.empty() || failure.text.starts_with(text));
+    return failure.name.starts_with(name) &&
+           (failure.text.empty() || failure.text.starts_with(text));
   }
 };
 
-/* Those that the core has counted beside it are reported with it, and never again. */
+/* As many as the core has counted beside it are reported with it, and never again: the oldest, as a kernel's is kept before
+ * the core counts it. */
 std::exception_ptr takeFailure(const Report &report) {
   if (report.device >= OPENREG_MAX_DEVICES) return nullptr;
   Failures &f = failures();
   std::lock_guard<std::mutex> lock(f.mutex);
-  const std::vector<Failure> kept = std::move(f.byDevice[report.device]);
-  f.byDevice[report.device].clear();
+  std::vector<Failure> &kept = f.byDevice[report.device];
+  std::exception_ptr exception;
   const auto found = std::find_if(kept.begin(), kept.end(),
                                   [&](const Failure &failure) { return report.isOf(failure); });
-  return found == kept.end() ? nullptr : found->exception;
+  if (found != kept.end()) {
+    exception = std::move(found->exception);
+    kept.erase(found);
+  }
+  kept.erase(kept.begin(), kept.begin() + std::min(report.others, kept.size()));
+  return exception;
 }
 
 }  // namespace
@@ -77,14 +88,18 @@ void throwFailure(const std::string &text) {
   const std::exception_ptr exception = takeFailure(report);
   if (!exception) return;
   orGetLastError();
+  const std::string context = "raised by " + report.name +
+                              " on openreg:" + std::to_string(report.device) + ", queued earlier" +
+                              report.more;
   try {
     std::rethrow_exception(exception);
   } catch (c10::DistBackendError &) {
     throw;  // a collective's, which names where it comes from itself
   } catch (c10::Error &error) {
-    error.add_context("raised by " + text.substr(0, text.find(" failed: ")) + ", queued earlier" +
-                      report.more);
+    error.add_context(context);
     throw;
+  } catch (const std::runtime_error &error) {  // a compiled kernel's
+    throw c10::Error({__func__, __FILE__, __LINE__}, error.what() + (" (" + context + ")"));
   }
 }
 

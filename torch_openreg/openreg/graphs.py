@@ -82,8 +82,14 @@ class Graph(torch.accelerator.Graph):
         becomes the graph's when a capture draws from it."""
 
 
+@functools.cache
+def _capture_stream(device):
+    return Stream(device)
+
+
 class graph:
-    """A context that captures what is queued in it, on a stream of its own.
+    """A context that captures what is queued in it, on a stream of its own. After an exception
+    the graph is as before, and can be captured again.
 
     It synchronises the device and empties the allocator's cache first, as ``torch.cuda.graph``
     does. `args` and `kwargs` are those of that one, in the PyTorch at hand.
@@ -91,14 +97,14 @@ class graph:
     Args:
         cuda_graph: the graph to fill.
         pool: as of ``Graph.capture_begin``.
-        stream: to capture on; None is one of the current device's, which captures share.
+        stream: to capture on; None is one of the device that is current when the context is
+            made, which its captures share.
         capture_error_mode: as of ``Graph.capture_begin``.
         enable_annotations: True raises NotImplementedError.
         annotation_config: from PyTorch 2.15 on, for annotations alone.
         check_input_liveness: as of ``Graph.capture_begin``.
     """
 
-    default_capture_stream = None
     __signature__ = _SIGNATURE
 
     def __init__(self, *args, **kwargs):
@@ -111,10 +117,7 @@ class graph:
                 "debug_dump draws one"
             )
         if given.stream is None:
-            shared = type(self).default_capture_stream
-            if shared is None or shared.device_index != current_device():
-                shared = type(self).default_capture_stream = Stream()
-            given.stream = shared
+            given.stream = _capture_stream(current_device())
         self.cuda_graph = given.cuda_graph
         self.pool = given.pool
         self.capture_stream = given.stream
@@ -138,14 +141,13 @@ class graph:
 
     def __exit__(self, *exception):
         try:
-            self.cuda_graph.capture_end()
-        except RuntimeError:
-            self.cuda_graph.reset()  # it goes on if another stream is current
-            if exception[0] is None:  # else what ended the capture is raised already
-                raise
-        else:
-            if exception[0] is not None:  # a part of the step is no graph
+            if exception[0] is None:
+                self.cuda_graph.capture_end()
+            else:  # a part of the step is no graph
                 self.cuda_graph.reset()
+        except BaseException:
+            self.cuda_graph.reset()  # the capture goes on if another stream is current
+            raise
         finally:
             self._stream.__exit__(*exception)
 
