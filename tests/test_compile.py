@@ -229,6 +229,16 @@ def test_max_autotune_takes_the_cpus_templates(dtype):
 
 
 @pytest.mark.slow
+def test_combo_kernels_are_left_to_triton():
+    def f(a, b):
+        return a.sin() + 1, b.cos() * 2
+
+    a, b = torch.randn(100, device=DEVICE), torch.randn(200, device=DEVICE)
+    with torch._inductor.config.patch(combo_kernels=True, benchmark_combo_kernel=True):
+        for made, right in zip(torch.compile(f)(a, b), f(a, b), strict=True):
+            torch.testing.assert_close(made, right)
+
+
 def test_max_autotune_tries_choices_on_the_cpu():
     f = torch.compile(lambda a, b: (a @ b).relu(), mode="max-autotune")
     a, b = torch.randn(4, 32, 64, device=DEVICE), torch.randn(4, 64, 32, device=DEVICE)
@@ -676,6 +686,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
         select_algorithm.AlgorithmSelectorCache.generate_example_value,
         scheduler.BaseSchedulerNode.is_cpu,
         scheduler.device_need_guard,
+        scheduler.ForeachKernelSchedulerNode.group_algorithm_for_combo_kernels,
         ir.get_device_type,
         lowering.get_constant_value,
         lowering.is_gpu,
@@ -696,6 +707,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
         (torch, "import reset_cudagraph_trees"),
         (scheduler, "device_need_guard("),
         (scheduler, ".is_cpu()"),
+        (scheduler, ".group_nodes_for_combo_kernels("),
         (ir, " get_device_type("),
         (lowering, "ir.get_device_type("),
         (lowering, ":= get_constant_value("),

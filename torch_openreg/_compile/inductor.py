@@ -246,6 +246,15 @@ def _tried_on_cpu(make):
     return staticmethod(make_on_cpu)
 
 
+def _without_ours(groups_of):
+    """What `combo_kernels` makes one kernel of Triton's of. The CPU has none."""
+
+    def groups_without_ours(scheduler):
+        return [nodes for nodes in groups_of(scheduler) if nodes[0].get_device().type != _NAME]
+
+    return groups_without_ours
+
+
 class _Version(CustomGraphModulePass):
     """Changes nothing. It is part of the key by which Inductor keeps what it has generated, which
     another version of this package may generate otherwise, and which is for a number of threads:
@@ -279,6 +288,10 @@ def register():
     cache = select_algorithm.AlgorithmSelectorCache
     cache.__call__ = _chosen_at_once(cache.__call__)
     cache.generate_example_value = _tried_on_cpu(cache.generate_example_value)
+    combo = scheduler.ForeachKernelSchedulerNode
+    combo.set_group_algorithm_for_combo_kernels(
+        _without_ours(combo.group_algorithm_for_combo_kernels)
+    )
     lowering.is_gpu = _or_ours(lowering.is_gpu)  # a kernel of a CPU scalar and our tensors is ours
 
 
