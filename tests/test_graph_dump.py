@@ -15,9 +15,9 @@ EDGE = re.compile(r"n(\d+) -> n(\d+);")
 def fork_and_join(graph):
     """Four nodes of the program's, two of them beside each other."""
     x = torch.ones(4, 4, device="openreg")
-    side = torch.openreg.Stream()
+    side, captures = torch.openreg.Stream(), torch.openreg.Stream()
     torch.mm(x, x), torch.exp(x), torch.zeros_like(x)
-    with torch.openreg.graph(graph):
+    with torch.openreg.graph(graph, stream=captures):
         current = torch.openreg.current_stream()
         y = torch.mm(x, x)
         side.wait_stream(current)

@@ -14,7 +14,8 @@ DEVICE = "openreg"
 
 
 def captured(step, warmups=0):
-    """The graph of a step, and what that returned. It has run `warmups` times."""
+    """The graph of a step, and what that returned. It has run `warmups` times. The stream is none
+    that the step's has, as the one that captures share may be."""
     side = torch.openreg.Stream()
     side.wait_stream(torch.openreg.current_stream())
     with torch.openreg.stream(side):
@@ -22,7 +23,7 @@ def captured(step, warmups=0):
             step()
     torch.openreg.current_stream().wait_stream(side)
     graph = torch.openreg.Graph()
-    with torch.openreg.graph(graph):
+    with torch.openreg.graph(graph, stream=side):
         result = step()
     return graph, result
 
@@ -451,11 +452,11 @@ def test_the_host_may_wait_for_what_has_no_part_in_the_capture(name, mode):
 
 
 def test_a_wait_of_a_stream_of_the_capture_that_is_not_current():
-    x, side = torch.zeros(4, device=DEVICE), torch.openreg.Stream()
+    x = torch.zeros(4, device=DEVICE)
+    side, captures = torch.openreg.Stream(), torch.openreg.Stream()
     with pytest.raises(RuntimeError, match=r"Stream\.synchronize: stream .* is capturing"):
-        with torch.openreg.graph(torch.openreg.Graph()):
+        with torch.openreg.graph(torch.openreg.Graph(), stream=captures):
             x += 1
-            captures = torch.openreg.current_stream()
             with torch.openreg.stream(side):
                 captures.synchronize()
 
