@@ -66,8 +66,8 @@ class ForkServer:
 
     def close(self):
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            with self.process:  # whose end waits for it, and closes the pipe
+                self.process.kill()
 
 
 # ---- server ----
