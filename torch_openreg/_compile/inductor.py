@@ -213,13 +213,15 @@ def _no_sums(options_of):
     return options_as_cpus
 
 
+def _takes_templates():
+    return config.max_autotune or config.max_autotune_gemm
+
+
 def _choose_template(choose):
     """By those of the CPU."""
 
     def choose_as_cpus(layout):
-        if layout.device.type != _NAME:
-            return choose(layout)
-        return config.max_autotune or config.max_autotune_gemm
+        return _takes_templates() if layout.device.type == _NAME else choose(layout)
 
     return choose_as_cpus
 
@@ -265,7 +267,7 @@ class _Version(CustomGraphModulePass):
         pass
 
     def uuid(self):
-        if config.freezing and (config.max_autotune or config.max_autotune_gemm):
+        if config.freezing and _takes_templates():
             return uuid4().hex  # by which nothing is found again
         sources = tuple(sorted(map(str, Path(__file__).parent.glob("*.py"))))
         return get_hash_for_files(sources), utils.parallel_num_threads()

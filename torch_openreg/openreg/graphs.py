@@ -105,6 +105,7 @@ class graph:
         check_input_liveness: as of ``Graph.capture_begin``.
     """
 
+    default_capture_stream = None  # of all devices' captures, for who sets it
     __signature__ = _SIGNATURE
 
     def __init__(self, *args, **kwargs):
@@ -117,7 +118,7 @@ class graph:
                 "debug_dump draws one"
             )
         if given.stream is None:
-            given.stream = _capture_stream(current_device())
+            given.stream = self.default_capture_stream or _capture_stream(current_device())
         self.cuda_graph = given.cuda_graph
         self.pool = given.pool
         self.capture_stream = given.stream
