@@ -246,16 +246,40 @@ def test_conjugated_outputs_stay_conjugated(replays):
     assert replays
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("error:this graph is empty")
 def test_a_function_without_kernels(replays):
-    views = compiled(lambda x: (x.view(2, 2), x[1:]))
-    x = torch.arange(4.0, device=DEVICE)
+    views = compiled(lambda x: (torch.view_as_complex(x), x[1:], torch.empty_like(x)))
+    x = torch.arange(4.0, device=DEVICE).view(2, 2)
     for _ in range(3):
-        square, rest = views(x)
-        assert (square.tolist(), rest.tolist()) == ([[0, 1], [2, 3]], [1, 2, 3])
+        numbers, rest, empty = views(x)
+        assert (numbers.tolist(), rest.tolist()) == ([1j, 2 + 3j], [[2, 3]])
+        assert empty.shape == (2, 2)
+    assert not replays
 
 
+def test_graphs_inside_of_a_graph(replays):
+    """A region of a graph is replayed with it; for a choice that data make the host waits."""
+
+    @torch.compiler.nested_compile_region
+    def region(x):
+        return x.sin() + 1
+
+    def choose(x):
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    x = torch.ones(3, device=DEVICE)
+    twice, chosen = compiled(lambda x: region(region(x))), compiled(choose)
+    for i in range(4):
+        x.fill_(i + 1)
+        torch.testing.assert_close(twice(x), (x.sin() + 1).sin() + 1)
+    assert len(replays) == 3
+    for i in range(-2, 3):
+        x.fill_(i)
+        assert chosen(x).tolist() == [i + 1 if i > 0 else i - 1] * 3
+    assert len(replays) == 3
+
+
+@pytest.mark.slow
 def test_an_input_is_given_back_as_another_type(replays):
     def length(weight):
         return torch.view_as_real(weight) * torch.view_as_real(weight).sin()

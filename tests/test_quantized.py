@@ -195,3 +195,15 @@ def test_numbers_are_not_taken_from_integers():
 def test_an_operator_without_a_kernel_is_named():
     with pytest.raises(NotImplementedError, match=r"aten::cos.* on openreg.*QuantizedCPU"):
         per_tensor(DEVICE).cos()
+
+
+def test_the_first_batch_begins_an_average():
+    """The kernel asks whether it has seen one by the sizes of what it writes."""
+    x = torch.stack([numbers(), numbers() * 3])
+    ranges = {}
+    for device in "cpu", DEVICE:
+        make = torch.ao.quantization.default_fused_per_channel_wt_fake_quant
+        quantize = make().to(device)
+        seen = [quantize(x[i].to(device)).tolist() for i in (0, 1)]
+        ranges[device] = seen, quantize.activation_post_process.min_val.tolist()
+    assert ranges[DEVICE] == ranges["cpu"]

@@ -190,6 +190,7 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
     const bool written = isWritten(argument);
     traits->isNumber.push_back(isNumber(*argument.real_type()));
     traits->isWritten.push_back(written);
+    traits->isOut.push_back(argument.is_out());
     traits->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));
     traits->draws |= traits->isGenerator.back();
     traits->writesLists |=

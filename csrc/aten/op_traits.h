@@ -43,6 +43,7 @@ struct OpTraits {
   /* By argument. */
   c10::SmallVector<bool, 8> isNumber;   // Scalar, Scalar?, Scalar[], float, float?
   c10::SmallVector<bool, 8> isWritten;  // in place, out=
+  c10::SmallVector<bool, 8> isOut;      // of these the latter
   c10::SmallVector<bool, 8> isGenerator;
   bool draws = false;  // one of them is
   bool isForeach = false;

@@ -182,8 +182,10 @@ void appendText(CallKey &key, const std::string &text) {
 
 // ---- What a call teaches ------------------------------------------------------------------------
 
+bool isEmpty(const TensorMetadata &tensor) { return c10::multiply_integers(tensor.sizes) == 0; }
+
 /* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold nothing that is
- * read, as what is written in place may. */
+ * read, as what is written in place may. An operator that is neither may ask itself whether they have one. */
 bool unchanged(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
                const std::vector<KeptMetadata> &before, std::vector<Resize> &resizes) {
   const bool inPlace = std::string_view(traits.name).back() == '_';
@@ -193,8 +195,8 @@ bool unchanged(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
     eachTensor(arguments[i], [&](const at::Tensor &tensor) {
       const TensorMetadata old = *kept++;
       if (old.describes(tensor)) return;
-      const bool sized = traits.isWritten[i] && arguments[i].isTensor() && tensor.defined() &&
-                         (!inPlace || c10::multiply_integers(old.sizes) == 0) &&
+      const bool sized = (traits.isOut[i] || (traits.isWritten[i] && inPlace && isEmpty(old))) &&
+                         arguments[i].isTensor() && tensor.defined() &&
                          old.dtype == tensor.scalar_type() && old.conj == tensor.is_conj() &&
                          old.neg == tensor.is_neg();
       if (sized) resizes.push_back({i, metadataOf(tensor)});

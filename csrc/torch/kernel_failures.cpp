@@ -11,6 +11,7 @@
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -98,7 +99,9 @@ void throwFailure(const std::string &text) {
   } catch (c10::Error &error) {
     error.add_context(context);
     throw;
-  } catch (const std::runtime_error &error) {  // a compiled kernel's
+  } catch (const std::runtime_error &error) {
+    if (typeid(error) != typeid(std::runtime_error)) throw;
+    // A compiled kernel's.
     throw c10::Error({__func__, __FILE__, __LINE__}, error.what() + (" (" + context + ")"));
   }
 }

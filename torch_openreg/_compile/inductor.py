@@ -29,6 +29,14 @@ _NAME = type_name()  # "cuda" under --as-cuda
 _SHARE = 4  # of a kernel's work, for each of its threads, by what the CPU gives it
 
 
+def _queues(node):
+    """Whether what becomes of it is more than memory, or another view of some."""
+    if isinstance(node, scheduler.NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
+        return False
+    called = getattr(node.node, "op_overload", None)
+    return not (isinstance(called, torch._ops.OpOverload) and called.is_view)
+
+
 class Scheduling(CppScheduling):
     """Inductor's of the CPU."""
 
@@ -75,6 +83,8 @@ class Wrapper(PythonWrapperCodegen):
             return
         if "cpu" in V.graph.device_types:
             return  # what the CPU computes would be computed once, in the capture
+        if not any(map(_queues, V.graph.scheduler.nodes)):
+            return
         (device,), dynamic = V.graph.device_idxs, any_is_symbolic(*V.graph.example_inputs)
         names, inputs = V.graph.graph_input_names, V.graph.graph_inputs_original
         mutated = {i for i, name in enumerate(names) if name in V.graph.mutated_inputs}
@@ -108,7 +118,10 @@ class Wrapper(PythonWrapperCodegen):
 
 
 class SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
-    """The same of a graph inside of a graph."""
+    """The same of a graph inside of a graph, which is replayed with that one."""
+
+    def generate_end(self, result):
+        PythonWrapperCodegen.generate_end(self, result)
 
 
 class _NoCppWrapper(Wrapper):

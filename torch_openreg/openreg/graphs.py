@@ -91,8 +91,8 @@ class graph:
     """A context that captures what is queued in it, on a stream of its own. After an exception
     the graph is as before, and can be captured again.
 
-    It synchronises the device and empties the allocator's cache first, as ``torch.cuda.graph``
-    does. `args` and `kwargs` are those of that one, in the PyTorch at hand.
+    It synchronises the current device and empties the allocator's cache first, as
+    ``torch.cuda.graph`` does. `args` and `kwargs` are those of that one, in the PyTorch at hand.
 
     Args:
         cuda_graph: the graph to fill.
