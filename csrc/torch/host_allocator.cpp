@@ -52,6 +52,7 @@ class PinnedMemory final : public Base {
  public:
   std::pair<void *, void *> allocate(size_t size) override {
     refuseInForkedChild();
+    takeRetiredStorages().clear();
     giveBackRetired();
     const auto block = Base::allocate(size);
     if (sanitizerActive() && block.first != nullptr) {
@@ -108,7 +109,6 @@ class PinnedMemory final : public Base {
   }
 
   void giveBackRetired() {
-    takeRetiredStorages().clear();
     std::vector<void *> blocks;
     {
       std::lock_guard<std::mutex> lock(retiredMutex_);
