@@ -32,7 +32,7 @@ orError_t runTask(void *args) {
     std::string text = error.what();
     text.resize(std::min(text.size(), text.find('\n')));
     orSetTaskErrorMessage(text.c_str());
-    keepFailure(kernel.name, kernel.device.index(), std::current_exception(), std::move(text));
+    setFailure(kernel.name, kernel.device.index(), std::current_exception());
     result = orErrorLaunchFailure;
   } catch (...) {
     result = orErrorLaunchFailure;

@@ -35,9 +35,6 @@ namespace {
 using c10::DispatchKey;
 using c10::ivalue::Future;
 
-/* The core's name for an event that is completed from outside, in the report of its failure. */
-constexpr const char *kEventName = "external event";
-
 /* A tensor of our own over the same memory. */
 at::Tensor sameMemory(const at::Tensor &tensor) {
   return tensorOf(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1,
@@ -467,7 +464,7 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   letGo(memory);
   copies_.clear();
   ofDevice = ofDevice && error != nullptr;
-  if (ofDevice) keepFailure(kEventName, device_.index(), error);
+  if (ofDevice) setFailure(call_.name, device_.index(), error);
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
   finish(std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);

@@ -5,10 +5,19 @@
  * failures[] each under its own lock; `pending` and `lost` are read without it, to keep
  * synchronising calls cheap. A failure that is noted after `pending` was read surfaces at the next
  * call, as if it had come later. `lost` and the streams' own flags change together under the lock.
+ *
+ * A cause has one owner at any time: the thread that set it, until it notes the failure; then
+ * failures[], if that failure is the one that is kept; then the thread that it is reported to. It is
+ * dropped by its owner, holding no lock.
  */
 #include <stdio.h>
 
 #include "core.h"
+
+typedef struct orCause {
+  void *cause;
+  void (*drop)(void *cause);
+} orCause;
 
 typedef struct orFailure {
   orMutex lock;
@@ -18,10 +27,53 @@ typedef struct orFailure {
   char kernel[96];
   char detail[256];
   unsigned others;
+  orCause cause;
 } orFailure;
 
 static orFailure failures[OPENREG_MAX_DEVICES] = {
     [0 ... OPENREG_MAX_DEVICES - 1] = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_FAILURE)}};
+
+static _Thread_local orCause next_cause; /* of the failure that this thread notes next */
+static _Thread_local struct {
+  orCause cause;
+  unsigned others;
+  uint64_t errors; /* orNotedErrors() with it: later errors report something else */
+} reported;
+
+/* ---- causes ---- */
+
+static orCause takeCause(orCause *from) {
+  orCause cause = *from;
+  *from = (orCause){0};
+  return cause;
+}
+
+static void dropCause(orCause cause) {
+  orMutexAssertNone();
+  if (OR_UNLIKELY(cause.cause)) cause.drop(cause.cause);
+}
+
+void orSetFailureCause(void *cause, void (*drop)(void *cause)) {
+  orFailureDropCause();
+  next_cause = (orCause){cause, drop};
+}
+
+void orFailureDropCause(void) { dropCause(takeCause(&next_cause)); }
+
+static void reportCause(orCause cause, unsigned others) {
+  dropCause(takeCause(&reported.cause));
+  reported.cause = cause;
+  reported.others = others;
+  reported.errors = orNotedErrors();
+}
+
+void *orTakeFailureCause(unsigned *others) {
+  if (!reported.cause.cause || reported.errors != orNotedErrors()) return NULL;
+  if (others) *others = reported.others;
+  return takeCause(&reported.cause).cause;
+}
+
+/* ---- failures ---- */
 
 /* Lock held. */
 static void keepFailure(orFailure *f, orError_t error, const char *kernel, const char *detail) {
@@ -34,17 +86,22 @@ static void keepFailure(orFailure *f, orError_t error, const char *kernel, const
 
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail) {
   orFailure *f = &failures[index];
+  orCause cause = takeCause(&next_cause), dropped = cause;
   orMutexLock(&f->lock);
   bool loses = error == orErrorDeviceLost && f->error != orErrorDeviceLost;
-  if (f->error && !loses)
+  if (f->error && !loses) {
     f->others++;
-  else
+  } else {
+    dropped = f->cause;
+    f->cause = cause;
     keepFailure(f, error, kernel, detail);
+  }
   if (loses) {
     atomic_store_explicit(&f->lost, true, memory_order_release);
     orStreamsSetLost(index, true);
   }
   orMutexUnlock(&f->lock);
+  dropCause(dropped);
   if (loses) orStreamsGiveUpWaits(index);
 }
 
@@ -60,19 +117,24 @@ static orError_t failLost(int index) {
 orError_t orDeviceTakeFailure(int index) {
   orFailure *f = &failures[index];
   if (OR_LIKELY(!atomic_load_explicit(&f->pending, memory_order_acquire))) return orSuccess;
+  orCause cause = {0};
+  unsigned others = 0;
   orMutexLock(&f->lock);
   orError_t error = f->error;
   if (error == orErrorDeviceLost) {
     failLost(index);
   } else if (error) {
+    cause = takeCause(&f->cause);
+    others = f->others;
     char more[48] = "";
-    if (f->others) snprintf(more, sizeof more, " (and %u more failed after it)", f->others);
+    if (others) snprintf(more, sizeof more, " (and %u more failed after it)", others);
     orFail(error, "%s on openreg:%d failed: %s%s", f->kernel, index, f->detail, more);
     f->error = orSuccess;
     f->others = 0;
     atomic_store_explicit(&f->pending, false, memory_order_release);
   }
   orMutexUnlock(&f->lock);
+  if (error) reportCause(cause, others);
   return error;
 }
 
@@ -92,6 +154,7 @@ orError_t orDeviceCheckLost(int index) {
 void orDeviceForgetFailure(int index) {
   orFailure *f = &failures[index];
   orMutexLock(&f->lock);
+  orCause cause = takeCause(&f->cause);
   f->error = orSuccess;
   f->others = 0;
   atomic_store_explicit(&f->pending, false, memory_order_release);
@@ -100,4 +163,5 @@ void orDeviceForgetFailure(int index) {
     orStreamsSetLost(index, false);
   }
   orMutexUnlock(&f->lock);
+  dropCause(cause);
 }

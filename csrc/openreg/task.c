@@ -189,6 +189,7 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   orError_t error = orErrorNotReady;
   bool is_second = t->half;
   running.message[0] = 0;
+  orFailureDropCause();
   if (!t->completion) {
     bool struck = OR_UNLIKELY(t->mark && !is_second) && isStruck(t, s);
     error = struck ? orSuccess : start(t, s);

@@ -7,10 +7,11 @@
 namespace torch_openreg {
 
 void throwError(orError_t error, c10::SourceLocation location) {
-  // orErrorNotReady leaves no message behind: the one that is there is about an earlier call.
-  const char *detail = error == orErrorNotReady ? nullptr : orGetLastErrorMessage();
+  // orErrorNotReady leaves nothing behind: the message and the failure that are there are an earlier call's.
+  const bool isNoted = error != orErrorNotReady;
+  if (isNoted) throwFailure();
+  const char *detail = isNoted ? orGetLastErrorMessage() : nullptr;
   if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
-  if (error == orErrorLaunchFailure) throwFailure(detail);
   std::string text = std::string(orGetErrorName(error)) + ": " + detail;
   orGetLastError();  // what is raised is not left behind as the thread's last error
   if (error == orErrorMemoryAllocation) throw c10::OutOfMemoryError(location, std::move(text));

@@ -1,6 +1,6 @@
 /*
  * The exceptions of kernels that failed, so that the synchronising call that reports the core's first failure throws the
- * same type.
+ * same type: each is the cause that the core keeps with its failure.
  */
 #pragma once
 
@@ -11,14 +11,11 @@
 
 namespace torch_openreg {
 
-/* Keeps the exception for the call that reports the core's failure of `name` on the device, with this text; none: with any. */
-void keepFailure(const char *name, c10::DeviceIndex device, std::exception_ptr exception,
-                 std::string text = {});
+/* Inside a task that is about to return an error, or before orEventSignal with one: what the call that reports it throws.
+ * `name`: the operator's, or the collective's. */
+void setFailure(std::string name, c10::DeviceIndex device, std::exception_ptr exception);
 
-/* Forgets the exceptions of a device that was reset. */
-void forgetFailures(c10::DeviceIndex device);
-
-/* Throws what was kept for the core's report; returns if nothing was. */
-void throwFailure(const std::string &report);
+/* Throws what was set for the failure that this thread's last error reports; returns if nothing was. */
+void throwFailure();
 
 }  // namespace torch_openreg

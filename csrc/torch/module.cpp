@@ -22,7 +22,6 @@
 #include "generator.h"
 #include "gil.h"
 #include "hooks.h"
-#include "kernel_failures.h"
 #include "module.h"
 #include "sanitizer.h"
 #include "stream.h"
@@ -88,7 +87,6 @@ void reset(int64_t index) {
   DeviceSwitch device(checked);
   WithoutGil unlocked;
   OPENREG_CHECK(orDeviceReset());
-  forgetFailures(checked);
   graphsAreReset(checked);
 }
 

@@ -175,6 +175,146 @@ TEST(failure_of_a_launch_that_nobody_waits_for_says_that_it_was_queued) {
   ASSERT_REFUSED(orStreamSynchronize(s), orErrorInvalidValue, "owned on");
 }
 
+/* ---- causes ---- */
+
+static atomic_int causes_dropped; /* the sum of their numbers */
+
+static void dropCause(void *cause) {
+  atomic_fetch_add(&causes_dropped, *(int *)cause);
+  free(cause);
+}
+
+static void setCause(int number) {
+  int *cause = malloc(sizeof *cause);
+  *cause = number;
+  orSetFailureCause(cause, dropCause);
+}
+
+/* The number of the cause of the last error, which is dropped; 0: none. */
+static int takeCause(unsigned *others) {
+  int *cause = orTakeFailureCause(others);
+  int number = cause ? *cause : 0;
+  free(cause);
+  return number;
+}
+
+static orError_t failWithCause(void *args) {
+  int number = *(int *)args;
+  setCause(abs(number));
+  return number < 0 ? orSuccess : orErrorLaunchFailure;
+}
+
+/* Negative: the kernel sets a cause, and does not fail. */
+static void launchWithCause(orStream_t stream, int number) {
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = stream,
+                                         .fn = failWithCause,
+                                         .args = &number,
+                                         .args_size = sizeof number,
+                                         .name = "caused"}));
+}
+
+static void awaitIdle(orStream_t stream) {
+  while (orStreamQuery(stream) == orErrorNotReady) {
+  }
+}
+
+TEST(failure_cause_of_the_first_is_taken_once) {
+  orStream_t s = newStream();
+  unsigned others = 77;
+  ASSERT_EQ(takeCause(&others), 0);
+  ASSERT_EQ(others, 77);
+  launchWithCause(s, 1);
+  launchWithCause(s, 10);
+  launchFailing(s, "k", NULL);
+  launchWithCause(s, 100);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorLaunchFailure);
+  ASSERT_EQ(causes_dropped, 110);
+  ASSERT_EQ(takeCause(&others), 1);
+  ASSERT_EQ(others, 3);
+  ASSERT_EQ(takeCause(NULL), 0);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_EQ(takeCause(NULL), 0);
+  ASSERT_EQ(causes_dropped, 110);
+}
+
+TEST(failure_cause_belongs_to_its_failure) {
+  orStream_t s = newStream();
+  launchWithCause(s, 1);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorLaunchFailure);
+  ASSERT_ERROR(orStreamSynchronize(12345), orErrorInvalidResourceHandle);
+  ASSERT_EQ(takeCause(NULL), 0); /* the last error is another */
+  launchFailing(s, "k", NULL);
+  launchWithCause(s, 10);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorInvalidValue);
+  ASSERT_EQ(takeCause(NULL), 0); /* the first failure had none */
+  ASSERT_EQ(causes_dropped, 11);
+  /* Of a kernel that did not fail after all: the next, on the same lane, has none. */
+  launchWithCause(s, -100);
+  launchFailing(s, "k", NULL);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorInvalidValue);
+  ASSERT_EQ(takeCause(NULL), 0);
+}
+
+/* Each of two devices reports its own, whichever is asked first. */
+TEST(failure_cause_is_of_its_device) {
+  orStream_t here = newStreamOn(0), there = newStreamOn(1);
+  launchWithCause(here, 1);
+  launchWithCause(there, 2);
+  awaitIdle(here);
+  ASSERT_ERROR(orStreamSynchronize(there), orErrorLaunchFailure);
+  ASSERT_EQ(takeCause(NULL), 2);
+  ASSERT_ERROR(orStreamSynchronize(here), orErrorLaunchFailure);
+  ASSERT_EQ(takeCause(NULL), 1);
+}
+
+TEST(failure_cause_is_dropped_by_a_reset) {
+  orStream_t s = newStream();
+  launchWithCause(s, 1);
+  awaitIdle(s);
+  ASSERT_OK(orDeviceReset());
+  ASSERT_EQ(causes_dropped, 1);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_EQ(takeCause(NULL), 0);
+}
+
+static orError_t loseWithCause(void *args) {
+  setCause(*(int *)args);
+  return orErrorDeviceLost;
+}
+
+/* The device says that it is lost as often as it is asked: there is one cause, which nobody gets. */
+TEST(failure_cause_of_a_lost_device) {
+  orStream_t s = newStream();
+  launchWithCause(s, 1);
+  awaitIdle(s);
+  int number = 10;
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = s,
+                                         .fn = loseWithCause,
+                                         .args = &number,
+                                         .args_size = sizeof number,
+                                         .name = "loses"}));
+  for (int i = 0; i < 2; i++) {
+    ASSERT_ERROR(orStreamSynchronize(s), orErrorDeviceLost);
+    ASSERT_EQ(takeCause(NULL), 0);
+  }
+  ASSERT_EQ(causes_dropped, 1);
+  ASSERT_OK(orDeviceReset());
+  ASSERT_EQ(causes_dropped, 11);
+}
+
+TEST(failure_cause_of_an_external_event) {
+  orEvent_t e = newGate(), other = newGate();
+  setCause(1);
+  setCause(10);
+  ASSERT_EQ(causes_dropped, 1);
+  ASSERT_OK(orEventSignal(e, orErrorLaunchFailure));
+  ASSERT_OK(orEventSignal(other, orErrorInvalidValue));
+  ASSERT_REFUSED(orDeviceSynchronize(), orErrorLaunchFailure, "external event");
+  ASSERT_EQ(takeCause(NULL), 10);
+}
+
 /* ---- reset ---- */
 
 static atomic_int dropped;
