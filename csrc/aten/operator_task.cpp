@@ -443,10 +443,9 @@ bool OperatorTask::makesFloatsOfIntegers(c10::ArrayRef<IValue> arguments) const 
     return c10::toRealValueType(dtype) == defaultDtype;
   };
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const bool out = traits.isWritten[i] && !traits.inPlace;
     eachTensor(arguments[i], [&](const at::Tensor &tensor) {
       if (!isFloating(tensor)) return;
-      if (out)
+      if (traits.isOut[i])
         makes |= traits.pointwise || isDefault(tensor.scalar_type());
       else
         reads = true;
