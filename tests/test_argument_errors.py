@@ -298,6 +298,32 @@ def test_what_an_operator_in_place_reads_is_not_resized_before():
     assert [call(DEVICE).tolist() for _ in range(3)] == [call("cpu").tolist()] * 3
 
 
+IN_PLACE_LISTS = {
+    "add_": lambda xs, ys: torch._foreach_add_(xs, ys),
+    "mul_": lambda xs, ys: torch._foreach_mul_(xs, ys),
+    "clamp_min_": lambda xs, ys: torch._foreach_clamp_min_(xs, ys),
+    "lerp_": lambda xs, ys: torch._foreach_lerp_(xs, ys, 0.5),
+    "addcdiv_": lambda xs, ys: torch._foreach_addcdiv_(xs, ys, ys),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE_LISTS)
+def test_a_list_that_overlaps_is_told_from_one_that_does_not(name):
+    def call(device, begin):
+        x = torch.arange(1.0, 65, device=device)
+        before = x.tolist()
+        written = [x[32:48], x[begin : begin + 16]]
+        try:
+            IN_PLACE_LISTS[name](written, [x[:16], x[16:32]])
+        except RuntimeError as error:
+            return str(error)[:60], x.tolist()[48:] == before[48:]
+        return x.tolist()
+
+    for begin in (48, 17, 48, 16, 31):  # 16 is the same memory, which is no overlap
+        assert call(DEVICE, begin) == call("cpu", begin), begin
+    torch.openreg.synchronize()
+
+
 def test_a_refused_call_draws_nothing():
     x = torch.zeros(8, device=DEVICE)
     torch.manual_seed(3)

@@ -313,6 +313,26 @@ def test_out_of_another_size_is_resized():
         assert any("resized" in str(w.message) for w in caught)
 
 
+RESIZED_IN_SILENCE = {
+    "linspace": lambda out: torch.linspace(0, 1, 5, out=out),
+    "logspace": lambda out: torch.logspace(0, 1, 5, out=out),
+    "eye": lambda out: torch.eye(3, out=out),
+    "randperm": lambda out: torch.randperm(4, out=out),
+    "multinomial": lambda out: torch.multinomial(torch.ones(5, device=out.device), 3, out=out),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED_IN_SILENCE)
+def test_out_is_resized_in_silence_where_the_cpus_kernel_does_so(name):
+    dtype = torch.long if name in ("randperm", "multinomial") else torch.float32
+    for device in ("cpu", DEVICE, DEVICE):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            out = RESIZED_IN_SILENCE[name](torch.zeros(2, dtype=dtype, device=device))
+            torch.openreg.synchronize()
+        assert out.numel() > 2
+
+
 def test_out_resized_behind_queued_work():
     x = torch.arange(1000.0, device=DEVICE)
     expected = (torch.arange(1000.0) + 1).tolist()

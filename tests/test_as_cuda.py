@@ -334,6 +334,13 @@ properties = torch.cuda.get_device_properties(0)
 assert torch.cuda.is_available() and torch.cuda.device_count() == 2
 assert torch.cuda.get_device_capability() == (properties.major, properties.minor) == (8, 0)
 assert properties.total_memory > 0 and properties.multi_processor_count > 0
+assert getattr(properties, "uuid", None) is None and not hasattr(properties, "warp_size")
+try:
+    properties.L2_cache_size
+except AttributeError as error:
+    assert "get_device_properties().L2_cache_size cannot be honoured" in str(error), error
+else:
+    raise AssertionError("no error")
 assert isinstance(torch.cuda.get_device_name(), str) and torch.cuda.is_bf16_supported()
 assert torch.backends.cuda.is_built() and int(torch.version.cuda.split(".")[0]) >= 11
 assert not torch.backends.cudnn.is_available() and torch.backends.cudnn.version() is None

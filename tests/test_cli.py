@@ -181,7 +181,8 @@ def test_a_kernels_error_that_the_program_does_not_wait_for(run, script):
     [
         ([], "which program?"),
         (["/nowhere/at/all.py"], "there is no file '/nowhere/at/all.py'"),
-        (["--seeds", "-1", "x.py"], "--seeds: a number of schedules, not -1"),
+        (["--seeds", "-1", "x.py"], "--seeds: a number of schedules, at least 1, not -1"),
+        (["--seeds", "0", "x.py"], "--seeds: a number of schedules, at least 1, not 0"),
         (["--seeds", "many", "x.py"], "invalid int value: 'many'"),
     ],
 )

@@ -255,8 +255,27 @@ def test_flex_attention_is_the_cpus():
     q = torch.randn(1, 2, 64, 16, device=DEVICE)
     f = torch.compile(flex_attention)
     torch.testing.assert_close(f(q, q, q), nn.functional.scaled_dot_product_attention(q, q, q))
-    with pytest.raises(NotImplementedError, match="does not support backward on openreg devices"):
-        f(q.requires_grad_(), q, q)
+    # The template has no backward: the operators that it is made of have.
+    q.requires_grad_()
+    expected = torch.autograd.grad(nn.functional.scaled_dot_product_attention(q, q, q).sum(), q)
+    torch.testing.assert_close(torch.autograd.grad(f(q, q, q).sum(), q), expected)
+    with pytest.raises(RuntimeError, match="does not support backward on openreg devices"):
+        torch.compile(flex_attention, fullgraph=True)(q, q, q)
+
+
+def test_flex_attention_without_a_compiler(run_ok):
+    run_ok(
+        """
+        import torch, warnings
+        from torch.nn.attention.flex_attention import flex_attention
+        warnings.simplefilter("ignore")  # that it is not compiled
+        q = torch.randn(1, 2, 64, 16, device="openreg", requires_grad=True)
+        a, b = flex_attention(q, q, q), torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        torch.testing.assert_close(a, b)
+        made, expected = (torch.autograd.grad(y.sum(), q) for y in (a, b))
+        torch.testing.assert_close(made, expected)
+        """
+    )
 
 
 @pytest.mark.slow

@@ -286,6 +286,23 @@ def test_point_to_point(ranks):
     ranks.run(rank_point_to_point)
 
 
+def rank_refused_messages(rank):
+    x = on(rank, 3)
+    for call, name in ((dist.isend, "send"), (dist.irecv, "recv")):
+        for tag in (-1, 2**30, 2**30 + 1):
+            with pytest.raises(ValueError, match=f"{name}: expected a tag .*, got {tag}"):
+                call(x, 1 - rank, tag=tag)
+        with pytest.raises(ValueError, match=f"{name}: expected another rank than .*, {rank}"):
+            call(x, rank)
+    same(x, on(rank, 3))
+    dist.all_reduce(x)
+    same(x, on(0, 3) + on(1, 3))
+
+
+def test_messages_that_cannot_be_sent_are_refused_by_the_call(ranks):
+    ranks.run(rank_refused_messages)
+
+
 def rank_odd_shapes(rank):
     for shape in ((), (0,), (0, 3)):
         x = on(rank, *shape)

@@ -240,6 +240,9 @@ def test_bad_seeds(seed):
 def test_bad_sleep():
     with pytest.raises(ValueError, match="-5"):
         torch.openreg._sleep(-5)
+    for bad in ("a", None, 1.5):
+        with pytest.raises(TypeError, match=f"an integer, got {bad!r}"):
+            torch.openreg._sleep(bad)
 
 
 def test_refusals_of_event_sharing():

@@ -157,6 +157,30 @@ def test_absurd_sizes_are_out_of_memory(size):
     assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
+def test_a_request_larger_than_the_device_takes_idle_memory_back_and_waits_for_nothing(run_ok):
+    out = run_ok(
+        """
+        import torch
+        from torch.openreg.testing import gate
+        busy = torch.empty(40 << 20, dtype=torch.uint8, device="openreg")
+        idle = torch.empty(30 << 20, dtype=torch.uint8, device="openreg")
+        with torch.Stream("openreg") as side, gate() as closed:
+            closed.wait()
+            busy.record_stream(side)
+            del busy, idle
+            try:
+                torch.empty(101 << 20, dtype=torch.uint8, device="openreg")
+            except torch.OutOfMemoryError:
+                pass
+            stats = torch.openreg.memory_stats()
+            reserved = torch.openreg.memory_reserved() >> 20
+            print(stats["num_alloc_retries"], stats["num_ooms"], reserved)
+        """,
+        env={"OPENREG_DEVICE_MEMORY": "100M"},
+    )
+    assert out == "1 1 40\n"
+
+
 TOO_LARGE = {
     "a sum": lambda t: t[:, None] + t,
     "a distance": lambda t: torch.cdist(t[:, None], t[:, None]),

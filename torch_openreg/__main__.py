@@ -114,7 +114,7 @@ def main():
     run = commands.add_parser("run", help=_RUN, description=_RUN)
     run.set_defaults(main=_run, error=run.error)
     run.add_argument("--sanitize", action="store_true", help=_SANITIZE)
-    run.add_argument("--seeds", type=int, default=0, metavar="N", help=_SEEDS)
+    run.add_argument("--seeds", type=int, metavar="N", help=_SEEDS)
     run.add_argument("--as-cuda", action="store_true", help=_AS_CUDA)
     run.add_argument("--force", action="store_true", help=_FORCE)
     run.add_argument("-m", dest="module", action="store_true", help="a module, not a file")

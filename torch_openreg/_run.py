@@ -143,8 +143,8 @@ def main(options):
         options.error("which program? python -m torch_openreg run script.py")
     if options.force and not options.as_cuda:
         options.error("--force belongs to --as-cuda")
-    if options.seeds < 0:
-        options.error(f"--seeds: a number of schedules, not {options.seeds}")
+    if options.seeds is not None and options.seeds < 1:
+        options.error(f"--seeds: a number of schedules, at least 1, not {options.seeds}")
     options.program, *options.arguments = options.command
     if not options.module and not os.path.exists(options.program):
         options.error(f"there is no file {options.program!r}; -m runs a module")

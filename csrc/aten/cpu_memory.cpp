@@ -151,15 +151,17 @@ void install() {
   // Without a deleter of its own the former allocator's raw interface does not work, and kernels need
   // one: results are copied then.
   if (s.formerDeleter == nullptr) return;
-  const auto after = [] {
-    state().mutex.unlock();
-    resumeKernels();
-  };
   const auto before = [] {
     pauseKernels();  // first: a kernel may need the mutex
     state().mutex.lock();
   };
-  pthread_atfork(before, after, after);
+  const auto inParent = [] {
+    state().mutex.unlock();
+    resumeKernels();
+  };
+  // The child's kernels are counted anew by fork.cpp, and nothing of the parent's is to be taken back.
+  const auto inChild = [] { state().mutex.unlock(); };
+  pthread_atfork(before, inParent, inChild);
   c10::SetCPUAllocator(new CpuAllocator(), UINT8_MAX);
 }
 

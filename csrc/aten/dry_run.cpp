@@ -291,6 +291,10 @@ bool hadOtherSizes(const Stack &arguments, const std::vector<size_t> &before) {
   return had;
 }
 
+bool isOfResize(const c10::Warning &warning) {
+  return warning.msg().find("output with one or more elements was resized") != std::string::npos;
+}
+
 }  // namespace
 
 /* A kernel that says the same of zeros and of other data has not judged these either, unless it has
@@ -327,6 +331,7 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
     }
     const auto spec = describeOutputs(traits, given, before, stack);
     spec->usable = spec->usable && !hadOtherSizes(given, bytes);
+    spec->warnsOfResizes = std::any_of(told.warnings.begin(), told.warnings.end(), isOfResize);
     told.spec = spec;
     return told;
   }

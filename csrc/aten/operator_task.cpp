@@ -587,7 +587,7 @@ void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef
   for (const Resize &resize : spec.resizes) {
     const at::Tensor &output = arguments[resize.argument].toTensor();
     const KeptMetadata &metadata = resize.metadata;
-    if (!warned) at::native::resize_output_check(output, metadata.sizes());
+    if (!warned && spec.warnsOfResizes) at::native::resize_output_check(output, metadata.sizes());
     output.resize_(metadata.sizes());
     output.unsafeGetTensorImpl()->set_sizes_and_strides(metadata.sizes(), metadata.strides());
   }

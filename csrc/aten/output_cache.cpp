@@ -143,36 +143,58 @@ void appendTensors(CallKey &key, const IValue &value) {
   }
 }
 
-/* How what is written lies to the other tensors, where it shares memory with them. */
-void appendOverlaps(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
-  const auto storageOf = [](const at::Tensor &tensor) {
-    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  };
-  const at::Tensor *written = nullptr;
-  int64_t position = 0;
-  const auto compare = [&](const at::Tensor &other) {
-    ++position;
-    if (C10_LIKELY(storageOf(other) != storageOf(*written))) return;
-    key.push_back(kOverlap | position << 8);
-    key.push_back(other.storage_offset() - written->storage_offset());
-  };
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!traits.isWritten[i] || !arguments[i].isTensor()) continue;
-    written = &arguments[i].toTensor();
-    if (!written->defined()) continue;
-    position = static_cast<int64_t>(i) << 32;
-    for (size_t k = 0; k < arguments.size(); ++k) {
-      if (k == i || !holdsTensors(arguments[k])) continue;
-      if (arguments[k].isTensor()) {
-        compare(arguments[k].toTensor());
+/* How what is written lies to the other tensors, where it shares memory with them. Of lists, one that is written is taken
+ * with the others member by member. */
+class Overlaps {
+ public:
+  explicit Overlaps(CallKey &key) : key_(key) {}
+
+  void append(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!traits.isWritten[i] || !holdsTensors(arguments[i])) continue;
+      if (arguments[i].isTensor()) {
+        compareWithOthers(arguments[i].toTensor(), arguments, i, 0, SIZE_MAX);
         continue;
       }
-      for (const IValue &item : arguments[k].toListRef()) {
-        if (!item.isNone()) compare(item.toTensor());
+      const auto members = arguments[i].toListRef();
+      for (size_t m = 0; m < members.size(); ++m) {
+        if (!members[m].isNone()) compareWithOthers(members[m].toTensor(), arguments, i, m, m + 1);
       }
     }
   }
-}
+
+ private:
+  static const c10::StorageImpl *storageOf(const at::Tensor &tensor) {
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  }
+
+  void compare(const at::Tensor &written, const at::Tensor &other) {
+    ++compared_;
+    if (C10_LIKELY(storageOf(other) != storageOf(written))) return;
+    key_.push_back(kOverlap | compared_ << 8);
+    key_.push_back(other.storage_offset() - written.storage_offset());
+  }
+
+  /* With the members `first` to `end` of lists. */
+  void compareWithOthers(const at::Tensor &written, c10::ArrayRef<IValue> arguments, size_t own,
+                         size_t first, size_t end) {
+    if (!written.defined()) return;
+    for (size_t k = 0; k < arguments.size(); ++k) {
+      if (k == own || !holdsTensors(arguments[k])) continue;
+      if (arguments[k].isTensor()) {
+        compare(written, arguments[k].toTensor());
+        continue;
+      }
+      const auto members = arguments[k].toListRef();
+      for (size_t m = first; m < std::min(end, members.size()); ++m) {
+        if (!members[m].isNone()) compare(written, members[m].toTensor());
+      }
+    }
+  }
+
+  CallKey &key_;
+  int64_t compared_ = 0;  // which pair it is: the key has the lengths of the lists
+};
 
 void appendText(CallKey &key, const std::string &text) {
   key.push_back(kText);
@@ -279,7 +301,7 @@ bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> argumen
     key.back() |= static_cast<int64_t>((number > 1) - (number < 1)) << 33;  // as of probabilities
     previous = number;
   }
-  appendOverlaps(key, traits, arguments);
+  Overlaps(key).append(traits, arguments);
   return true;
 }
 

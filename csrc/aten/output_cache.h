@@ -73,6 +73,7 @@ struct OutputSpec {
   bool usable = false;  // false: results share memory, or are views: not to be promised
   std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
+  bool warnsOfResizes = true;  // some kernels give their outputs a size in silence
 };
 
 /* Taken before the call. */

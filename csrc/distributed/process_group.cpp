@@ -117,6 +117,12 @@ Tensors part(const Tensors &host, size_t first, size_t count) {
   return {start, start + static_cast<std::ptrdiff_t>(count)};
 }
 
+int checkTag(const char *name, int tag) {
+  TORCH_CHECK_VALUE(tag >= 0 && tag < kOwnTags, name, ": expected a tag from 0 to ", kOwnTags - 1,
+                    ", got ", tag);
+  return tag;
+}
+
 int64_t sum(const std::vector<int64_t> &counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
@@ -220,6 +226,12 @@ int ProcessGroupOpenReg::checkRank(const char *name, int64_t rank) const {
   TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), name, ": expected a rank from 0 to ",
                     getSize() - 1, ", got ", rank);
   return static_cast<int>(rank);
+}
+
+int ProcessGroupOpenReg::checkPeer(const char *name, int rank) const {
+  TORCH_CHECK_VALUE(rank != getRank(), name, ": expected another rank than this one, ", getRank(),
+                    ", which cannot exchange messages with itself");
+  return checkRank(name, rank);
 }
 
 WorkPtr ProcessGroupOpenReg::start(Call call, Issue issue) {
@@ -589,8 +601,8 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
 WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
   checkOne("send", tensors);
   Call call{.type = OpType::SEND, .name = "send", .in = tensors, .out = {}};
-  call.queue = sendsTo(dstRank, tag);
-  call.peers = {checkRank("send", dstRank)};
+  call.peers = {checkPeer("send", dstRank)};
+  call.queue = sendsTo(dstRank, checkTag("send", tag));
   return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
     return sendWithSize(gloo, host[0], dtype, dstRank, tag);
   });
@@ -599,8 +611,8 @@ WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
 WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
   checkOne("recv", tensors);
   Call call{.type = OpType::RECV, .name = "recv", .in = {}, .out = tensors};
-  call.queue = receivesFrom(srcRank, tag);
-  call.peers = {checkRank("recv", srcRank)};
+  call.peers = {checkPeer("recv", srcRank)};
+  call.queue = receivesFrom(srcRank, checkTag("recv", tag));
   return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
     return receiveWithSize(gloo, host[0], dtype, srcRank, tag);
   });
@@ -609,7 +621,7 @@ WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
 WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
   checkOne("recv", tensors);
   Call call{.type = OpType::RECVANYSOURCE, .name = "recv", .in = {}, .out = tensors};
-  call.queue = receivesFrom(-1, tag);
+  call.queue = receivesFrom(-1, checkTag("recv", tag));
   call.blocks = true;  // who sent it is a number of the host's
   return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
     return receiveWithSize(gloo, host[0], dtype, -1, tag);

@@ -83,6 +83,7 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   Given reducing(Call &call, const Given &options) const;
   void checkCount(const char *name, const char *what, size_t count) const;
   int checkRank(const char *name, int64_t rank) const;
+  int checkPeer(const char *name, int rank) const;
   std::string groupName() const;
   std::vector<int> others() const;
 

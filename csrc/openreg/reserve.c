@@ -245,7 +245,8 @@ static orError_t refuseMemory(const orRequest *r) {
 }
 
 /* Memory is short: what is cached goes back to the device, and after that what queued work still
- * holds. A task does not wait: it may be what the others wait for. */
+ * holds. A task does not wait: it may be what the others wait for. Nor does a request that is larger
+ * than the device. */
 static orError_t reclaim(orRequest *r, void **ptr) {
   orCache *cache = r->cache;
   orCacheLock(cache);
@@ -259,7 +260,8 @@ static orError_t reclaim(orRequest *r, void **ptr) {
     if (found) return orSuccess;
     orError_t error = r->refused ? orErrorMemoryAllocation : grow(r, ptr);
     if (error != orErrorMemoryAllocation) return error;
-    if (waited || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
+    bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
+    if (waited || !fits || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
     orCacheLock(cache);
     awaitAll(cache, NULL);
   }
@@ -269,7 +271,7 @@ static orError_t reclaim(orRequest *r, void **ptr) {
 orError_t orCacheAllocateSlow(orRequest *r, void **ptr) {
   orError_t before = orPeekAtLastError();
   if (OR_UNLIKELY(r->refused != NULL)) return reclaim(r, ptr);
-  if (!r->size || r->bytes > orDeviceAt(r->device)->desc.memory_limit) return refuseMemory(r);
+  if (!r->size) return refuseMemory(r);
   collectGarbage(r);
   orError_t error = grow(r, ptr);
   if (error == orErrorMemoryAllocation) error = reclaim(r, ptr);

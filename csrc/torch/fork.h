@@ -30,7 +30,7 @@ inline void asKernel(c10::function_ref<void()> function) {
 /* Whether the calling thread runs a kernel. */
 bool inKernel();
 
-/* Around every fork, and more than once. */
+/* Before every fork and after it in the parent, and more than once; the child begins anew. */
 void pauseKernels();
 void resumeKernels();
 

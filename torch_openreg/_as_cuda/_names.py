@@ -37,6 +37,8 @@ _INSTEAD = {
     "torch.cuda.graphs": "NVIDIA's libraries cannot reach the graph: debug_dump() draws it",
     "torch.cuda._graph_annotations": "NVIDIA's tools see no graph of openreg's: debug_dump() draws "
     "it",
+    "torch.cuda.get_device_properties": "a simulated device has a name, a capability, memory and "
+    "processors, and no parts of NVIDIA's",
     "torch.cuda.profiler": "use torch.profiler",
     "torch.backends.cuda": "there are no libraries of NVIDIA's for it to set",
     "torch.utils.cpp_extension": "there is no compiler for CUDA's code; C++ sources are compiled",

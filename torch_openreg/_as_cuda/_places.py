@@ -92,6 +92,11 @@ def _refuse(name):
 def _properties():
     kind = _C._DeviceProperties
     kind.major, kind.minor, kind.is_multi_gpu_board = 8, 0, 0
+    kind.__getattr__ = _no_property
+
+
+def _no_property(properties, name):
+    raise AttributeError(str(refusal(f"torch.cuda.get_device_properties().{name}")))
 
 
 def _checkpoints():

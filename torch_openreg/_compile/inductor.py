@@ -19,7 +19,6 @@ from torch._inductor.custom_graph_pass import CustomGraphModulePass, get_hash_fo
 from torch._inductor.kernel.flex import flex_cpu
 from torch._inductor.utils import GPU_TYPES, any_is_symbolic
 from torch._inductor.virtualized import V
-from torch.nn.attention import flex_attention
 
 from ..openreg._utils import type_name
 
@@ -200,32 +199,6 @@ def _lower_flex_attention(lower):
     return lower_or_cpus
 
 
-def _check_flex_attention(check):
-    def check_as_cpus(query, key, value):
-        if query.device.type != _NAME:
-            check(query, key, value)
-        elif query.requires_grad or key.requires_grad or value.requires_grad:
-            raise NotImplementedError(
-                f"FlexAttention does not support backward on {_NAME} devices, as on the CPU, whose "
-                "kernels they run: set requires_grad of its inputs to False"
-            )
-
-    return check_as_cpus
-
-
-def _no_sums(options_of):
-    """The CPU's template returns no log-sum-exp, which a backward needs unless it is asked for."""
-
-    def options_as_cpus(query, key, value, return_lse, kernel_options, return_aux=None):
-        options = options_of(query, key, value, return_lse, kernel_options, return_aux)
-        asked = return_lse if return_aux is None else return_aux.lse
-        if query.device.type == _NAME and not asked:
-            options["OUTPUT_LOGSUMEXP"] = False
-        return options
-
-    return options_as_cpus
-
-
 def _takes_templates():
     return config.max_autotune or config.max_autotune_gemm
 
@@ -297,8 +270,6 @@ def register():
     lowering.get_constant_value = _divisor(lowering.get_constant_value)
     lowerings = lowering.lowerings
     lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
-    flex_attention._validate_device = _check_flex_attention(flex_attention._validate_device)
-    flex_attention._apply_kernel_options = _no_sums(flex_attention._apply_kernel_options)
     utils._use_template_for_cpu = _choose_template(utils._use_template_for_cpu)
     cache = select_algorithm.AlgorithmSelectorCache
     cache.__call__ = _chosen_at_once(cache.__call__)

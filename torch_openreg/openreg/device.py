@@ -1,5 +1,7 @@
 """Devices: how many, which is current, what they are."""
 
+import operator
+
 import torch
 
 from .. import _C
@@ -277,9 +279,13 @@ def get_sync_debug_mode():
 
 
 def _sleep(nanoseconds):
-    """Queues a kernel on the current stream that does nothing for that many `nanoseconds`. A
-    negative number raises ValueError."""
+    """Queues a kernel on the current stream that does nothing for that many `nanoseconds`, an
+    integer. A negative number raises ValueError, another type TypeError, as torch.cuda's does."""
+    try:
+        nanoseconds = operator.index(nanoseconds)
+    except TypeError:
+        raise TypeError(f"nanoseconds is an integer, got {nanoseconds!r}") from None
     if nanoseconds < 0:
         raise ValueError(f"nanoseconds must be 0 or more, got {nanoseconds}")
     _lazy_init()
-    _C._sleep(int(nanoseconds))
+    _C._sleep(nanoseconds)

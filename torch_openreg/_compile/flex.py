@@ -1,0 +1,41 @@
+"""Flex attention: as CUDA's where it is called, and the CPU's where it is compiled. Imported after
+torch.nn.attention.flex_attention."""
+
+import torch
+from torch.nn.attention import flex_attention
+
+from ..openreg._utils import type_name
+
+_NAME = type_name()  # "cuda" under --as-cuda
+
+
+def _check(check):
+    def check_as_cpus(query, key, value):
+        if query.device.type != _NAME:
+            check(query, key, value)
+        elif torch.compiler.is_dynamo_compiling() and (
+            query.requires_grad or key.requires_grad or value.requires_grad
+        ):
+            raise NotImplementedError(
+                f"FlexAttention does not support backward on {_NAME} devices, as on the CPU, whose "
+                "kernels they run: set requires_grad of its inputs to False, or do not compile it"
+            )
+
+    return check_as_cpus
+
+
+def _no_sums(options_of):
+    """The CPU's template returns no log-sum-exp, which a backward needs unless it is asked for."""
+
+    def options_as_cpus(query, key, value, return_lse, kernel_options, return_aux=None):
+        options = options_of(query, key, value, return_lse, kernel_options, return_aux)
+        asked = return_lse if return_aux is None else return_aux.lse
+        if query.device.type == _NAME and torch.compiler.is_dynamo_compiling() and not asked:
+            options["OUTPUT_LOGSUMEXP"] = False
+        return options
+
+    return options_as_cpus
+
+
+flex_attention._validate_device = _check(flex_attention._validate_device)
+flex_attention._apply_kernel_options = _no_sums(flex_attention._apply_kernel_options)
