@@ -170,6 +170,49 @@ def test_a_fork_waits_for_the_kernel_that_runs(held_kernel, plugins, run_ok, plu
     assert out == "the kernel goes on, the child lives"
 
 
+def test_children_of_a_process_that_calls_operators_are_refused(run_ok):
+    """Whose locks a thread of the parent may hold when it forks: of 100 forks 10 met one."""
+    out = run_ok(
+        f"""
+        import os, random, signal, threading, torch
+        x = torch.ones(4, device="openreg")
+        calls = (
+            lambda: x + 1, lambda: x.abs(), lambda: x.fill_(2), lambda: x.sort(), lambda: x.cpu(),
+            lambda: torch.cat([x, x]), lambda: torch.randn(3, device="openreg"), lambda: repr(x),
+            lambda: torch._foreach_add_([x], [x]), lambda: torch.linalg.norm(x),
+        )
+        for call in calls:
+            call()
+        done = threading.Event()
+        def work(seed):
+            sizes = random.Random(seed)
+            while not done.is_set():  # new sizes: each call is written down
+                y = torch.ones(sizes.randrange(5000), device="openreg")
+                y.abs(), y.cumsum(0), y + 1, torch.cat([y, y]), y.bernoulli_()
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        def refused(call):
+            try:
+                call()
+            except RuntimeError as error:
+                return "forked subprocess" in str(error)
+        states = []
+        for _ in range({6 * FORKS}):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm({LIMIT})
+                os._exit(0 if all(map(refused, calls)) else 1)
+            states.append(os.waitpid(pid, 0)[1])
+        done.set()
+        for thread in threads:
+            thread.join()
+        print(set(states))
+        """
+    )
+    assert out == "{0}\n"
+
+
 # The lock of a function's first call is held on threads that do not fork, for as long as a fork
 # and its child take: with its own time, some microseconds, 200 forks met none.
 SLOW_FIRST_CALLS = """

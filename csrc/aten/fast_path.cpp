@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../torch/device.h"
+#include "../torch/fork.h"
 #include "../torch/stream.h"
 #include "tensor_metadata.h"
 #include "output_cache.h"
@@ -84,6 +85,7 @@ c10::Device Survey::device() const {
 
 bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
                   c10::ArrayRef<IValue> arguments, Survey &survey, Results &results) {
+  refuseInForkedChild();
   survey.look(traits, arguments);
   // With another default dtype, a kernel that makes it of integers may run when it has changed back.
   const bool ordinary = c10::get_default_dtype_as_scalartype() == c10::kFloat;

@@ -16,6 +16,8 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "../torch/fork.h"
+
 namespace torch_openreg {
 
 namespace {
@@ -238,6 +240,7 @@ bool hasInferringKernel(const c10::OperatorHandle &op) {
 }
 
 const OpTraits &opTraits(const c10::OperatorHandle &op) {
+  refuseInForkedChild();
   using Table = ska::flat_hash_map<const FunctionSchema *, const OpTraits *>;
   thread_local Table mine;
   const FunctionSchema *key = &op.schema();

@@ -9,6 +9,8 @@
 
 #include <atomic>
 
+#include "check.h"
+
 namespace torch_openreg {
 
 namespace {
@@ -47,6 +49,11 @@ KernelScope::~KernelScope() {
 }
 
 bool inKernel() { return counted; }
+
+void throwForked() {
+  int device = 0;
+  throwError(orGetDevice(&device), {__func__, __FILE__, static_cast<uint32_t>(__LINE__)});
+}
 
 void pauseKernels() {
   if (counted) return;

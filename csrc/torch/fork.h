@@ -1,10 +1,14 @@
 /*
  * Kernels and forks: a fork waits until no kernel runs, and lets none begin. A child must not inherit a lock that a
- * kernel held, such as the one of a function's first call.
+ * kernel held, such as the one of a function's first call. Other locks a thread of the parent may hold at any time: a
+ * child is refused before it takes one.
  */
 #pragma once
 
+#include <c10/macros/Macros.h>
 #include <c10/util/FunctionRef.h>
+
+#include <openreg.h>
 
 namespace torch_openreg {
 
@@ -29,6 +33,13 @@ inline void asKernel(c10::function_ref<void()> function) {
 
 /* Whether the calling thread runs a kernel. */
 bool inKernel();
+
+/* What comes first where a call takes a lock before the core has been asked: throws in the child of a process that has
+ * used a device. */
+[[noreturn]] void throwForked();
+inline void refuseInForkedChild() {
+  if (C10_UNLIKELY(orInForkedChild() != 0)) throwForked();
+}
 
 /* Before every fork and after it in the parent, and more than once; the child begins anew. */
 void pauseKernels();

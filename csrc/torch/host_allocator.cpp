@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "event.h"
+#include "fork.h"
 #include "sanitizer.h"
 #include "stream.h"
 
@@ -27,11 +28,6 @@ namespace {
 
 using Block = at::HostBlock<c10::Stream>;
 using Base = at::CachingHostAllocatorImpl<c10::Stream, OwnedEvent, Block>;
-
-void refuseInForkedChild() {
-  int device = 0;
-  if (orInForkedChild()) OPENREG_CHECK(orGetDevice(&device));
-}
 
 struct RetiredStorages {
   std::mutex mutex;
