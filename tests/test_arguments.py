@@ -333,6 +333,17 @@ def test_out_is_resized_in_silence_where_the_cpus_kernel_does_so(name):
         assert out.numel() > 2
 
 
+def test_out_is_resized_in_the_words_of_the_kernel_at_each_call():
+    texts = []
+    for device in ("cpu", DEVICE, DEVICE):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.arange(5, out=torch.zeros(7, dtype=torch.long, device=device))
+            torch.openreg.synchronize()
+        texts.append([str(w.message).split("(Triggered")[0] for w in caught])
+    assert len(texts[0]) == 1 and texts == [texts[0]] * 3
+
+
 def test_out_resized_behind_queued_work():
     x = torch.arange(1000.0, device=DEVICE)
     expected = (torch.arange(1000.0) + 1).tolist()

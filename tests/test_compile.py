@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 
 import pytest
 import torch
@@ -261,6 +262,28 @@ def test_flex_attention_is_the_cpus():
     torch.testing.assert_close(torch.autograd.grad(f(q, q, q).sum(), q), expected)
     with pytest.raises(RuntimeError, match="does not support backward on openreg devices"):
         torch.compile(flex_attention, fullgraph=True)(q, q, q)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_higher_order_operators_under_autocast(compiled):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def branches(x):
+        return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ -x, (x,))
+
+    attention = flex_attention
+    if compiled:
+        branches, attention = torch.compile(branches), torch.compile(attention)
+    q, x = torch.randn(1, 2, 64, 16, device=DEVICE), torch.ones(4, 4, device=DEVICE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled
+        with torch.autocast("openreg", torch.bfloat16):
+            y, z = attention(q, q, q), branches(x)
+    assert y.dtype == z.dtype == torch.bfloat16
+    half = q.bfloat16()
+    expected = nn.functional.scaled_dot_product_attention(half, half, half)
+    torch.testing.assert_close(y, expected, atol=2e-2, rtol=2e-2)
+    assert z.tolist() == [[4] * 4] * 4
 
 
 def test_flex_attention_without_a_compiler(run_ok):

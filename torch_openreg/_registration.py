@@ -48,6 +48,15 @@ def _initializing(function, is_active, initialize):
     return choose
 
 
+def _autocast_higher_order_operators():
+    """They have no kernel for autocast: what they call is cast. PyTorch says so of the CPU's key,
+    CUDA's and XPU's."""
+    key = torch._C.DispatchKey.AutocastPrivateUse1
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for operator in torch._ops._higher_order_ops.values():
+        operator.fallthrough(key)
+
+
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Imports a module of ours as soon as another package's has been imported, and does not import
     that one itself. pytorch-pfn-extras asks a registry for a device's runtime, and takes a plain
@@ -118,6 +127,7 @@ def register():
     atexit.register(_C._stop_autograd_device_threads)
     _check_indices(_C._check_index)
     _initialize_where_chosen(_C._is_active, openreg.init)
+    _autocast_higher_order_operators()
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     _import_after("torch._dynamo", "torch_openreg._compile.dynamo")
     _import_after("torch._inductor.compile_fx", "torch_openreg._compile.inductor")

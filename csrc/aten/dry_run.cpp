@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -292,7 +293,7 @@ bool hadOtherSizes(const Stack &arguments, const std::vector<size_t> &before) {
 }
 
 bool isOfResize(const c10::Warning &warning) {
-  return warning.msg().find("output with one or more elements was resized") != std::string::npos;
+  return warning.msg().find("resized") != std::string::npos;
 }
 
 }  // namespace
@@ -331,7 +332,9 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
     }
     const auto spec = describeOutputs(traits, given, before, stack);
     spec->usable = spec->usable && !hadOtherSizes(given, bytes);
-    spec->warnsOfResizes = std::any_of(told.warnings.begin(), told.warnings.end(), isOfResize);
+    auto &warnings = spec->resizeWarnings.emplace();
+    std::copy_if(told.warnings.begin(), told.warnings.end(), std::back_inserter(warnings),
+                 isOfResize);
     told.spec = spec;
     return told;
   }

@@ -584,10 +584,14 @@ void OperatorTask::run() {
 void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef<IValue> arguments,
                    CallKey &key, bool warned) {
   if (C10_LIKELY(spec.resizes.empty())) return;
+  if (!warned && spec.resizeWarnings) {
+    for (const c10::Warning &warning : *spec.resizeWarnings) c10::warn(warning);
+    warned = true;
+  }
   for (const Resize &resize : spec.resizes) {
     const at::Tensor &output = arguments[resize.argument].toTensor();
     const KeptMetadata &metadata = resize.metadata;
-    if (!warned && spec.warnsOfResizes) at::native::resize_output_check(output, metadata.sizes());
+    if (!warned) at::native::resize_output_check(output, metadata.sizes());
     output.resize_(metadata.sizes());
     output.unsafeGetTensorImpl()->set_sizes_and_strides(metadata.sizes(), metadata.strides());
   }

@@ -143,8 +143,8 @@ void appendTensors(CallKey &key, const IValue &value) {
   }
 }
 
-/* How what is written lies to the other tensors, where it shares memory with them. Of lists, one that is written is taken
- * with the others member by member. */
+/* How what is written lies to the other tensors, where these reach into the same bytes. Of lists, one that is written is
+ * taken with the others member by member. */
 class Overlaps {
  public:
   explicit Overlaps(CallKey &key) : key_(key) {}
@@ -168,9 +168,25 @@ class Overlaps {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
 
+  /* In a storage, from the first byte to the one after the last. */
+  static std::pair<int64_t, int64_t> bytesOf(const at::Tensor &tensor) {
+    const int64_t item = static_cast<int64_t>(tensor.itemsize());
+    const int64_t begin = tensor.storage_offset() * item;
+    if (tensor.numel() == 0) return {begin, begin};
+    int64_t last = 0;
+    for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+    return {begin, begin + (last + 1) * item};
+  }
+
+  static bool meet(const at::Tensor &a, const at::Tensor &b) {
+    const auto [begin, end] = bytesOf(a);
+    const auto [otherBegin, otherEnd] = bytesOf(b);
+    return begin < otherEnd && otherBegin < end;
+  }
+
   void compare(const at::Tensor &written, const at::Tensor &other) {
     ++compared_;
-    if (C10_LIKELY(storageOf(other) != storageOf(written))) return;
+    if (C10_LIKELY(storageOf(other) != storageOf(written)) || !meet(written, other)) return;
     key_.push_back(kOverlap | compared_ << 8);
     key_.push_back(other.storage_offset() - written.storage_offset());
   }

@@ -13,10 +13,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "arguments.h"
@@ -73,7 +75,8 @@ struct OutputSpec {
   bool usable = false;  // false: results share memory, or are views: not to be promised
   std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
-  bool warnsOfResizes = true;  // some kernels give their outputs a size in silence
+  /* What its kernel warns of them, if that is known: some give their outputs a size in silence, or in words of their own. */
+  std::optional<std::vector<c10::Warning>> resizeWarnings;
 };
 
 /* Taken before the call. */

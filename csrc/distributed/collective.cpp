@@ -464,9 +464,9 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   letGo(memory);
   copies_.clear();
   ofDevice = ofDevice && error != nullptr;
-  if (ofDevice) setFailure(call_.name, device_.index(), error);
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
-  finish(std::move(error));
+  finish(error);
+  if (ofDevice) setFailure(call_.name, device_.index(), std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
   handOver_->end();
   if (!sparse_.empty()) markFuture();

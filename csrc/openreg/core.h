@@ -598,7 +598,8 @@ orError_t orDeviceDefaultStream(int device, orStream_t *stream);
 /* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes
  * before any and loses the device. Its cause is what the thread has set. Any thread, no lock held. */
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
-/* Drops what the calling thread has set as the cause of a failure that it then did not note. */
+/* Drops what the calling thread has set as the cause of a failure that it then did not note. No lock
+ * held. */
 void orFailureDropCause(void);
 /* Called at the end of every call that synchronises: hands the failure out once, that of a lost
  * device each time. */

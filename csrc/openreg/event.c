@@ -442,9 +442,10 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
   if (cell) e->flags |= OR_EVENT_SIGNALLED;
   bool of_task = e->flags & OR_EVENT_OF_TASK; /* whose failure is noted with the task's name */
   orMutexUnlock(&e->lock);
-  if (!cell) return error;
-  if (status && !of_task)
+  if (cell && status && !of_task)
     orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);
+  orFailureDropCause();
+  if (!cell) return error;
   if (of_task)
     orCellComplete(cell, status);
   else

@@ -10,6 +10,7 @@
  * failures[], if that failure is the one that is kept; then the thread that it is reported to. It is
  * dropped by its owner, holding no lock.
  */
+#include <pthread.h>
 #include <stdio.h>
 
 #include "core.h"
@@ -50,19 +51,37 @@ static orCause takeCause(orCause *from) {
 
 static void dropCause(orCause cause) {
   orMutexAssertNone();
-  if (OR_UNLIKELY(cause.cause)) cause.drop(cause.cause);
+  if (OR_UNLIKELY(cause.cause && cause.drop)) cause.drop(cause.cause);
+}
+
+/* Of a thread that ends. */
+static pthread_key_t thread_end;
+
+static void dropAll(void *unused) {
+  (void)unused;
+  dropCause(takeCause(&next_cause));
+  dropCause(takeCause(&reported.cause));
+}
+
+__attribute__((constructor)) static void makeKey(void) {
+  if (pthread_key_create(&thread_end, dropAll))
+    orWarn("no key for threads: causes are not dropped");
+}
+
+static void own(orCause *place, orCause cause) {
+  dropCause(takeCause(place));
+  *place = cause;
+  if (cause.cause) pthread_setspecific(thread_end, place);
 }
 
 void orSetFailureCause(void *cause, void (*drop)(void *cause)) {
-  orFailureDropCause();
-  next_cause = (orCause){cause, drop};
+  own(&next_cause, (orCause){cause, drop});
 }
 
 void orFailureDropCause(void) { dropCause(takeCause(&next_cause)); }
 
 static void reportCause(orCause cause, unsigned others) {
-  dropCause(takeCause(&reported.cause));
-  reported.cause = cause;
+  own(&reported.cause, cause);
   reported.others = others;
   reported.errors = orNotedErrors();
 }

@@ -249,6 +249,7 @@ static orError_t refuseMemory(const orRequest *r) {
  * than the device. */
 static orError_t reclaim(orRequest *r, void **ptr) {
   orCache *cache = r->cache;
+  bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
   orCacheLock(cache);
   cache->blocks.stats.alloc_retries++;
   orBlocksSetAside(&cache->blocks, false);
@@ -258,9 +259,8 @@ static orError_t reclaim(orRequest *r, void **ptr) {
     if (!found) releaseAll(cache, NULL);
     orCacheUnlock(cache);
     if (found) return orSuccess;
-    orError_t error = r->refused ? orErrorMemoryAllocation : grow(r, ptr);
+    orError_t error = r->refused || !fits ? orErrorMemoryAllocation : grow(r, ptr);
     if (error != orErrorMemoryAllocation) return error;
-    bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
     if (waited || !fits || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
     orCacheLock(cache);
     awaitAll(cache, NULL);
@@ -270,8 +270,9 @@ static orError_t reclaim(orRequest *r, void **ptr) {
 /* What failed on the way to a success is nobody's last error. */
 orError_t orCacheAllocateSlow(orRequest *r, void **ptr) {
   orError_t before = orPeekAtLastError();
-  if (OR_UNLIKELY(r->refused != NULL)) return reclaim(r, ptr);
   if (!r->size) return refuseMemory(r);
+  bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
+  if (OR_UNLIKELY(r->refused || !fits)) return reclaim(r, ptr);
   collectGarbage(r);
   orError_t error = grow(r, ptr);
   if (error == orErrorMemoryAllocation) error = reclaim(r, ptr);

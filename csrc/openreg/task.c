@@ -166,6 +166,7 @@ static orError_t start(orTask *t, orStream *s) {
   orError_t error = runBody(t, d);
   running.task = NULL;
   orProcessSetTask(OR_TASK_NONE);
+  if (OR_UNLIKELY(t->done)) orFailureDropCause(); /* its event completes it, without one */
   return error;
 }
 
@@ -189,7 +190,6 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   orError_t error = orErrorNotReady;
   bool is_second = t->half;
   running.message[0] = 0;
-  orFailureDropCause();
   if (!t->completion) {
     bool struck = OR_UNLIKELY(t->mark && !is_second) && isStruck(t, s);
     error = struck ? orSuccess : start(t, s);
@@ -208,6 +208,7 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   if (OR_UNLIKELY(error == orErrorNotReady))
     error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
   if (OR_UNLIKELY(error)) noteFailure(t, s, error);
+  orFailureDropCause(); /* of a task that did not fail after all */
   if (OR_UNLIKELY(began))
     OR_PROBE(OR_PROBE_RAN, .slot = s, .task = t, .number = number, .lane = lane, .began = began,
              .ended = ended ? ended : orNow());

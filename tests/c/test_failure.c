@@ -1,6 +1,7 @@
 /*
  * Kernels that fail, and what a reset does.
  */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -313,6 +314,56 @@ TEST(failure_cause_of_an_external_event) {
   ASSERT_OK(orEventSignal(other, orErrorInvalidValue));
   ASSERT_REFUSED(orDeviceSynchronize(), orErrorLaunchFailure, "external event");
   ASSERT_EQ(takeCause(NULL), 10);
+  /* Of a signal that is refused, and of one that is no failure: the next has none. */
+  setCause(100);
+  ASSERT_ERROR(orEventSignal(e, orErrorLaunchFailure), orErrorInvalidValue);
+  ASSERT_EQ(causes_dropped, 101);
+  setCause(1000);
+  ASSERT_OK(orEventSignal(newGate(), orSuccess));
+  ASSERT_EQ(causes_dropped, 1101);
+  ASSERT_OK(orEventSignal(newGate(), orErrorLaunchFailure));
+  ASSERT_ERROR(orDeviceSynchronize(), orErrorLaunchFailure);
+  ASSERT_EQ(takeCause(NULL), 0);
+}
+
+/* On the thread that waits, which may leave a failure itself afterwards. */
+TEST(failure_cause_of_a_task_that_its_waiter_runs) {
+  int number = -1;
+  ASSERT_OK(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                         .stream = newStream(),
+                                         .fn = failWithCause,
+                                         .args = &number,
+                                         .args_size = sizeof number,
+                                         .flags = orLaunchAnyThread | orLaunchWaits,
+                                         .name = "caused"}));
+  ASSERT_EQ(causes_dropped, 1);
+  ASSERT_OK(orEventSignal(newGate(), orErrorLaunchFailure));
+  ASSERT_ERROR(orDeviceSynchronize(), orErrorLaunchFailure);
+  ASSERT_EQ(takeCause(NULL), 0);
+}
+
+static void *ignoreFailure(void *stream) {
+  ASSERT_ERROR(orStreamSynchronize(*(orStream_t *)stream), orErrorLaunchFailure);
+  setCause(10);
+  return NULL;
+}
+
+TEST(failure_cause_of_a_thread_that_ends) {
+  orStream_t s = newStream();
+  launchWithCause(s, 1);
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(&thread, NULL, ignoreFailure, &s), 0);
+  pthread_join(thread, NULL);
+  ASSERT_EQ(causes_dropped, 11);
+}
+
+TEST(failure_cause_without_a_drop) {
+  int cause;
+  orSetFailureCause(&cause, NULL);
+  orSetFailureCause(&cause, NULL);
+  ASSERT_OK(orEventSignal(newGate(), orErrorLaunchFailure));
+  ASSERT_ERROR(orDeviceSynchronize(), orErrorLaunchFailure);
+  ASSERT_PTR(orTakeFailureCause(NULL), &cause);
 }
 
 /* ---- reset ---- */

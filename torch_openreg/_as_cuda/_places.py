@@ -96,7 +96,7 @@ def _properties():
 
 
 def _no_property(properties, name):
-    raise AttributeError(str(refusal(f"torch.cuda.get_device_properties().{name}")))
+    raise AttributeError(str(refusal(f"torch.cuda.get_device_properties.{name}")))
 
 
 def _checkpoints():

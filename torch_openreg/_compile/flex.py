@@ -2,6 +2,9 @@
 torch.nn.attention.flex_attention."""
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._higher_order_ops.flex_attention import _flex_attention_autocast_impl
+from torch._higher_order_ops.flex_attention import flex_attention as operator
 from torch.nn.attention import flex_attention
 
 from ..openreg._utils import type_name
@@ -35,6 +38,12 @@ def _no_sums(options_of):
         return options
 
     return options_as_cpus
+
+
+@operator.py_impl(DispatchKey.AutocastPrivateUse1)
+def _autocast(*arguments):
+    with torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.AutocastPrivateUse1)):
+        return _flex_attention_autocast_impl(*arguments)
 
 
 flex_attention._validate_device = _check(flex_attention._validate_device)

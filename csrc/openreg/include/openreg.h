@@ -327,13 +327,15 @@ typedef void (*orPieceFn)(void *context, size_t index);
 OR_API orError_t orRunPieces(orPieceFn piece, void *context, size_t count);
 /* Inside a task: a detail added to the error that the task is about to return. */
 OR_API void orSetTaskErrorMessage(const char *message);
-/* Inside a task that is about to return an error, or before orEventSignal with one: what caused it,
- * for the call that reports it. Owned from here on: `drop(cause)` is called once, unless
- * orTakeFailureCause gave it away: where another failure is reported in its place, the device is
- * reset, or the task returns orSuccess. Any thread calls it, holding no lock; it may not call this API. */
+/* Inside a task that is about to return an error, or right before orEventSignal with one: what
+ * caused it, for the call that reports it. Owned from here on: `drop(cause)` (optional) is called
+ * once, unless orTakeFailureCause gave it away: where another failure is reported in its place, the
+ * device is reset, the thread it was reported to gets another or ends, or the task or the signal
+ * fails nothing after all. The event by which a device factory completes a task carries none. Any
+ * thread, holding no lock; it may not call this API. */
 OR_API void orSetFailureCause(void *cause, void (*drop)(void *cause));
-/* What caused the failure that the calling thread's last error reports: the caller's from here on.
- * Null if it had none, was taken already, or the last error reports no failure of a device.
+/* What caused the failure that the last error of the calling thread reported: the caller's from here
+ * on. Null if it had none, was taken already, or the last error reported no failure of a device.
  * `others` (optional): how many more had failed after it. */
 OR_API void *orTakeFailureCause(unsigned *others);
 
