@@ -270,9 +270,9 @@ static orError_t reclaim(orRequest *r, void **ptr) {
 /* What failed on the way to a success is nobody's last error. */
 orError_t orCacheAllocateSlow(orRequest *r, void **ptr) {
   orError_t before = orPeekAtLastError();
+  if (OR_UNLIKELY(r->refused != NULL)) return reclaim(r, ptr);
   if (!r->size) return refuseMemory(r);
-  bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
-  if (OR_UNLIKELY(r->refused || !fits)) return reclaim(r, ptr);
+  if (r->bytes > orDeviceAt(r->device)->desc.memory_limit) return reclaim(r, ptr);
   collectGarbage(r);
   orError_t error = grow(r, ptr);
   if (error == orErrorMemoryAllocation) error = reclaim(r, ptr);
