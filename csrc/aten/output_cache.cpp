@@ -168,20 +168,12 @@ class Overlaps {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
 
-  /* In a storage, from the first byte to the one after the last. */
-  static std::pair<int64_t, int64_t> bytesOf(const at::Tensor &tensor) {
-    const int64_t item = static_cast<int64_t>(tensor.itemsize());
-    const int64_t begin = tensor.storage_offset() * item;
-    if (tensor.numel() == 0) return {begin, begin};
-    int64_t last = 0;
-    for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
-    return {begin, begin + (last + 1) * item};
-  }
-
+  /* Of one storage. */
   static bool meet(const at::Tensor &a, const at::Tensor &b) {
-    const auto [begin, end] = bytesOf(a);
-    const auto [otherBegin, otherEnd] = bytesOf(b);
-    return begin < otherEnd && otherBegin < end;
+    const auto begin = [](const at::Tensor &tensor) {
+      return static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+    };
+    return begin(a) < bytesNeeded(b) && begin(b) < bytesNeeded(a);
   }
 
   void compare(const at::Tensor &written, const at::Tensor &other) {
