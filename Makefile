@@ -138,8 +138,6 @@ BENCH_SOURCES := $(wildcard benchmarks/*.c)
 # The runtime is the core without its tools.
 RUNTIME_SOURCES := $(filter-out $(patsubst %,csrc/openreg/%.c,$(shell sed -n 's/^tools: //p' \
   csrc/openreg/layers.txt)),$(CORE_SOURCES))
-# The headers of each release, which a program is built against.
-RELEASES := $(notdir $(patsubst %/,%,$(wildcard tests/c/abi/*/)))
 
 C_FLAGS := -std=c11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -D_GNU_SOURCE -pthread \
   -Icsrc/openreg/include -MMD -MP
@@ -180,15 +178,12 @@ $$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	  -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/bare: tests/c/bare/program.c $$(RUNTIME_SOURCES:csrc/openreg/%.c=$$(D_$(1))/core/%.o)
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -ldl
-# Static: of the pattern alone, an included abi-0.1.d would be made as a program whenever the core is newer.
-$$(RELEASES:%=$$(D_$(1))/abi-%): $$(D_$(1))/abi-%: tests/c/abi/program.c $$(D_$(1))/$(CORE)
-	$$(say)$$(CC) -Itests/c/abi/$$* $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 
 FILES_$(1) := $$(D_$(1))/bare $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
   $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
-  $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(RELEASES:%=$$(D_$(1))/abi-%)
+  $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so)
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
 $(foreach kind,release debug tsan asan ubsan,$(eval $(call core_build,$(kind))))

@@ -103,7 +103,7 @@ TEST(factory_equal_priority) {
 TEST(factory_wrong_version) {
   orDeviceFactory f = otherFactory;
   f.abi_version = OPENREG_ABI_VERSION + 1;
-  ASSERT_REFUSED(orRegisterDeviceFactory("openreg", 9, &f), orErrorPluginVersion, "ABI version 2");
+  ASSERT_REFUSED(orRegisterDeviceFactory("openreg", 9, &f), orErrorPluginVersion, "ABI version 3");
   f = otherFactory;
   f.size = offsetof(orDeviceFactory, compute);
   f.name = (const char *)1; /* nothing behind the version is looked at */

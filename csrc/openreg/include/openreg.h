@@ -52,7 +52,7 @@ extern "C" {
 /* OPENREG_VERSION of the library that runs. */
 OR_API int orGetVersion(void);
 /* The device factory table's version: a plugin built against another one is refused. */
-#define OPENREG_ABI_VERSION 1u
+#define OPENREG_ABI_VERSION 2u
 #define OPENREG_MAX_DEVICES 64
 
 /* ---- Errors -------------------------------------------------------------------------------- */
