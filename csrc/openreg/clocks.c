@@ -20,10 +20,8 @@
  * all that is behind it. Clocks that were copied from such a stream name the gate too. An external
  * event that stands for a stream's work (orSanitizerEventAfter) is no gate: it has that stream's
  * clock from the start, like a record.
- *
- * Values. What a wait for a value orders cannot be seen: host and kernels may write it. All that
- * was queued before is taken to come before, and what is behind it is never reported, until the
- * host has waited for it.
+ * A stream remembers OR_GATES gates. Behind more of them its order is not known, so nothing is
+ * reported there until the host has waited for it.
  *
  * All under orSanitizerMutex. Timelines are never given back; there are as many as there were
  * streams at one time.
@@ -148,15 +146,6 @@ void orTimelineWait(orStream_t stream, orSync *sync) {
     t->lost = sync->lost;
     t->lost_counter = sync->lost_counter;
   }
-}
-
-void orTimelineWaitValue(orStream_t stream) {
-  orTimeline *t = orTimelineAt(orTimelineOf(stream));
-  for (uint32_t i = 0; i < timeline_count; i++) {
-    orClockJoin(&t->clock, &timelines[i].clock);
-    step(&timelines[i]);
-  }
-  becomeUnsure(t);
 }
 
 /* ---- moments ---- */

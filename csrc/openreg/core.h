@@ -317,9 +317,7 @@ typedef enum orTaskKind {
   OR_KIND_COPY,
   OR_KIND_SET, /* up to here: work */
   OR_KIND_MARK,
-  OR_KIND_WAIT,
-  OR_KIND_WAIT_VALUE,
-  OR_KIND_WRITE_VALUE
+  OR_KIND_WAIT
 } orTaskKind;
 
 typedef struct orCell orCell;
@@ -339,12 +337,6 @@ typedef struct orSetArgs {
   int device; /* -1: pinned host memory */
 } orSetArgs;
 
-typedef struct orValueArgs {
-  void *address;
-  uint32_t value;
-  orWaitValue how;
-} orValueArgs;
-
 /* What a task is, besides its arguments, which follow it in the queue. */
 typedef struct orTask {
   size_t size; /* of the record, header included; a multiple of 16 */
@@ -357,7 +349,6 @@ typedef struct orTask {
     uint32_t slot; /* of a mark or wait in a graph: which of a replay's cells */
     orCopyArgs copy;
     orSetArgs set;
-    orValueArgs value;
   } u;
   union {
     void *user_data; /* of a host function */
@@ -398,10 +389,8 @@ void orQueueCommit(orQueueIn *in, orQueueOut *out, const orTask *task);
 /* The oldest record; the caller has seen a count of tasks that includes it. */
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied);
 void orQueuePop(orQueueOut *out, size_t size);
-/* The `count` oldest records, which no lane is at, until `fn` returns false; indices from 0. Stream
- * lock held. */
-void orQueueForEach(const orQueueOut *out, uint64_t count,
-                    bool (*fn)(const orTask *task, uint64_t index, void *context), void *context);
+/* The oldest record of a queue that is not empty and that no lane is at. Stream lock held. */
+const orTask *orQueuePeek(const orQueueOut *out);
 /* Gives the memory of an empty queue back, which no lane is at. Stream lock held. */
 void orQueueClear(orQueueIn *in, orQueueOut *out);
 /* Takes back a chunk that orQueueFront emptied. Stream lock held. */
@@ -416,7 +405,7 @@ typedef enum orStreamState {
   OR_STREAM_IDLE,    /* no task */
   OR_STREAM_READY,   /* in the scheduler's list */
   OR_STREAM_RUNNING, /* a lane has it, or a host thread that waits for a task of it */
-  OR_STREAM_WAITING  /* its first task waits for a cell or a value; nobody has it */
+  OR_STREAM_WAITING  /* its first task waits for a cell; no thread has it */
 } orStreamState;
 
 /* What may be no choice of a schedule; the allocator's poison never is. */
@@ -446,8 +435,7 @@ typedef struct orStream {
   size_t bytes_until;
   orBranch *capturing; /* where its work goes instead; or null */
   orQueueIn in;
-  orCell *waits_for;                  /* while WAITING: the cell, or null for a value */
-  const orValueArgs *waits_for_value; /* in the waiting task's record */
+  orCell *waits_for; /* while WAITING */
   /* The thread that runs the stream. */
   _Alignas(OR_CACHE_LINE) _Atomic uint64_t completed; /* tasks; read by all */
   _Atomic size_t bytes_out;                           /* read by all */
@@ -457,7 +445,6 @@ typedef struct orStream {
   orQueueOut out;
   /* Under the scheduler's lock. */
   _Alignas(OR_CACHE_LINE) struct orStream *ready_next;
-  struct orStream *value_next;
   uint64_t ready_since;
   /* Under the schedule's lock. */
   uint64_t schedule_epoch;
@@ -655,12 +642,6 @@ void orHostWaitsWake(void); /* all of them, to look around */
 /* Puts a stream that has just become READY into the list and sees to it that a lane runs. No lock
  * held. */
 void orLaneSchedule(orStream *stream);
-/* By a lane: parks its stream until the value comes; false as orCellWaitOrPark. */
-bool orLaneWaitValueOrPark(orStream *stream, const orValueArgs *args);
-void orLaneForgetValue(orStream *stream);
-/* After a value has been written by a task. */
-void orLanePollValues(void);
-bool orLaneValueWaits(void); /* some stream waits for a value */
 /* Wakes up to `count` sleeping lanes to look for pieces of copies. */
 void orLaneWakeIdle(int count);
 void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no more */

@@ -139,13 +139,6 @@ static orDetail detailOf(const orTask *t) {
     case OR_KIND_HOST_FUNC:
       snprintf(d.text, sizeof d.text, "host function");
       break;
-    case OR_KIND_WAIT_VALUE:
-      snprintf(d.text, sizeof d.text, "%s %" PRIu32,
-               t->u.value.how == orWaitValueEq ? "==" : ">=", t->u.value.value);
-      break;
-    case OR_KIND_WRITE_VALUE:
-      snprintf(d.text, sizeof d.text, "= %" PRIu32, t->u.value.value);
-      break;
     case OR_KIND_KERNEL:
     case OR_KIND_MARK:
     case OR_KIND_WAIT:
@@ -155,11 +148,11 @@ static orDetail detailOf(const orTask *t) {
 }
 
 static const char *colourOf(orTaskKind kind) {
-  static const char *const colours[] = {
-      [OR_KIND_KERNEL] = "#dbe9f6",     [OR_KIND_HOST_FUNC] = "#f6dcdc",
-      [OR_KIND_COPY] = "#e0f0d8",       [OR_KIND_SET] = "#fcf0d0",
-      [OR_KIND_WAIT_VALUE] = "#e9e1f4", [OR_KIND_WRITE_VALUE] = "#e9e1f4"};
-  OR_COVERS(colours, OR_KIND_WRITE_VALUE + 1);
+  static const char *const colours[] = {[OR_KIND_KERNEL] = "#dbe9f6",
+                                        [OR_KIND_HOST_FUNC] = "#f6dcdc",
+                                        [OR_KIND_COPY] = "#e0f0d8",
+                                        [OR_KIND_SET] = "#fcf0d0"};
+  OR_COVERS(colours, OR_KIND_SET + 1);
   return colours[kind];
 }
 

@@ -144,16 +144,6 @@ def cell_state(cell):
     return "done" if status == "orSuccess" else f"done with {status}"
 
 
-def value_text(wanted):
-    address = int(wanted["address"])
-    least = "" if str(wanted["how"]) == "orWaitValueEq" else "at least "
-    try:
-        now = int(at(address, "uint32_t"))
-    except gdb.MemoryError:
-        now = "what this dump does not have"
-    return f"the value at 0x{address:x}, which is {now}, to be {least}{int(wanted['value'])}"
-
-
 def task_text(task):
     kind = str(task["kind"])
     text = KINDS.get(kind, "") + text_at(task["name"])
@@ -161,11 +151,6 @@ def task_text(task):
         return f"{text}: {cell_text(task['u']['cell'])}"
     if kind == "OR_KIND_MARK":
         return f"{text}: event 0x{int(task['u']['cell']['event']):x}"
-    if kind == "OR_KIND_WAIT_VALUE":
-        return f"{text}: {value_text(task['u']['value'])}"
-    if kind == "OR_KIND_WRITE_VALUE":
-        value = task["u"]["value"]
-        return f"{text}: {int(value['value'])} to 0x{int(value['address']):x}"
     return text
 
 
@@ -213,8 +198,6 @@ def wait_text(stream):
     if state != "OR_STREAM_WAITING":
         return ""
     cell = stream["waits_for"]
-    if not int(cell):
-        return "waits for " + value_text(stream["waits_for_value"])
     task = first_task(stream)
     if task is not None and str(task["kind"]) != "OR_KIND_WAIT":
         return "started, waits for the device to finish it"

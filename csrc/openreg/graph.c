@@ -278,11 +278,7 @@ static void tellNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
     case OR_KIND_WAIT:
       if (b->cells[t->u.slot]) OR_PROBE(OR_PROBE_WAIT, .stream = on, .cell = b->cells[t->u.slot]);
       break;
-    case OR_KIND_WAIT_VALUE:
-      OR_PROBE(OR_PROBE_WAIT_VALUE, .stream = on);
-      break;
     case OR_KIND_KERNEL: /* what it touches has a node of its own */
-    case OR_KIND_WRITE_VALUE:
       break;
   }
 }
@@ -314,7 +310,7 @@ static orError_t replay(orGraphBody *b, orStream_t stream) {
   bool waits = b->end && b->last != stream && !orCellDone(b->end);
   OR_TRY(makeAllCells(b, stream));
   const uint32_t told = 1u << OR_PROBE_ACCESS | 1u << OR_PROBE_RECORD | 1u << OR_PROBE_WAIT |
-                        1u << OR_PROBE_WAIT_VALUE | 1u << OR_PROBE_HOST_KNOWS;
+                        1u << OR_PROBE_HOST_KNOWS;
   if (OR_UNLIKELY(atomic_load_explicit(&orProbesOn, memory_order_relaxed) & told))
     tellTools(b, stream, b->end && b->last != stream);
   atomic_fetch_add_explicit(&b->refs, b->line_count, memory_order_relaxed);

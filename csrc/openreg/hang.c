@@ -65,12 +65,10 @@ typedef enum orWaitsFor {
   OR_WAITS_NOT,
   OR_WAITS_EVENT,    /* that is recorded on a stream */
   OR_WAITS_EXTERNAL, /* event */
-  OR_WAITS_DEVICE,   /* a vendor's, for what it was told to do */
-  OR_WAITS_VALUE
+  OR_WAITS_DEVICE    /* a vendor's, for what it was told to do */
 } orWaitsFor;
 
 typedef struct orSeen {
-  orStream *slot;
   orStream_t handle;
   orStreamState state;
   int priority, lane;
@@ -82,12 +80,6 @@ typedef struct orSeen {
   orEvent_t event;
   orStream_t on; /* an event's stream */
   uint64_t number;
-  orValueArgs value;
-  uint32_t is;
-  /* that it waits for, if that waits too: its task `next_number` would end the wait */
-  struct orSeen *next;
-  uint64_t next_number;
-  unsigned walk;
 } orSeen;
 
 typedef struct orPicture {
@@ -98,12 +90,6 @@ typedef struct orPicture {
 /* Lock of the stream held. */
 static void seeWait(orSeen *to, const orStream *s, const orTask *task) {
   const orCell *cell = s->waits_for;
-  if (!cell) {
-    to->waits = OR_WAITS_VALUE;
-    to->value = *s->waits_for_value;
-    to->is = atomic_load_explicit((_Atomic uint32_t *)to->value.address, memory_order_relaxed);
-    return;
-  }
   to->waits = task->kind != OR_KIND_WAIT ? OR_WAITS_DEVICE
               : cell->stream             ? OR_WAITS_EVENT
                                          : OR_WAITS_EXTERNAL;
@@ -112,18 +98,11 @@ static void seeWait(orSeen *to, const orStream *s, const orTask *task) {
   to->number = cell->number;
 }
 
-static bool keepTask(const orTask *task, uint64_t index, void *context) {
-  (void)index;
-  *(const orTask **)context = task;
-  return false;
-}
-
 /* False if it has nothing to do. */
 static bool see(orSeen *to, orStream *s) {
   const orTask *task = NULL;
   orMutexLock(&s->lock);
-  *to = (orSeen){.slot = s,
-                 .handle = s->last_handle,
+  *to = (orSeen){.handle = s->last_handle,
                  .state = s->state,
                  .priority = s->priority,
                  .lane = s->lane,
@@ -134,7 +113,7 @@ static bool see(orSeen *to, orStream *s) {
   if (s->state == OR_STREAM_RUNNING)
     task = atomic_load_explicit(&s->head, memory_order_relaxed);
   else if (left)
-    orQueueForEach(&s->out, left, keepTask, &task);
+    task = orQueuePeek(&s->out);
   if (task) {
     to->has_task = true;
     to->kind = task->kind;
@@ -158,82 +137,14 @@ static void seeStream(orStream *s, uint64_t queued, void *context) {
   p->count += see(&p->seen[p->count], s);
 }
 
-/* ---- who waits for whom ---- */
-
-typedef struct orWrite {
-  const orValueArgs *wanted;
-  uint64_t index; /* of the task, among those queued; UINT64_MAX: there is none */
-} orWrite;
-
-static bool findWrite(const orTask *task, uint64_t index, void *context) {
-  orWrite *w = context;
-  const orValueArgs *v = &task->u.value;
-  if (task->kind != OR_KIND_WRITE_VALUE || v->address != w->wanted->address) return true;
-  if (w->wanted->how == orWaitValueEq ? v->value != w->wanted->value
-                                      : (int32_t)(v->value - w->wanted->value) < 0)
-    return true;
-  w->index = index;
-  return false;
-}
-
-/* The number of a task that writes what is waited for, of a stream that waits itself; 0 if it has
- * none. */
-static uint64_t writesValue(orSeen *writer, const orValueArgs *wanted) {
-  orWrite w = {wanted, UINT64_MAX};
-  orStream *s = writer->slot;
-  orMutexLock(&s->lock);
-  uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
-  if (s->state == OR_STREAM_WAITING)
-    orQueueForEach(&s->out, atomic_load_explicit(&s->queued, memory_order_relaxed) - completed,
-                   findWrite, &w);
-  orMutexUnlock(&s->lock);
-  return w.index == UINT64_MAX ? 0 : completed + w.index + 1;
-}
-
-static void findNext(orPicture *p, orSeen *from) {
-  for (size_t i = 0; i < p->count && !from->next; i++) {
-    orSeen *to = &p->seen[i];
-    uint64_t number = 0;
-    if (to->waits == OR_WAITS_NOT) continue;
-    if (from->waits == OR_WAITS_EVENT && to->handle == from->on) number = from->number;
-    if (from->waits == OR_WAITS_VALUE) number = writesValue(to, &from->value);
-    if (number <= to->completed) continue;
-    from->next = to;
-    from->next_number = number;
-  }
-}
-
-static void sayCycle(orText *t, const orSeen *first) {
-  orStreamName name;
-  const orSeen *s = first;
-  say(t, "  cycle: ");
-  do {
-    say(t, "%s (task %" PRIu64 ") waits for ", orStreamNameOf(name, s->handle), s->completed + 1);
-    say(t, "task %" PRIu64 " of %s", s->next_number, orStreamNameOf(name, s->next->handle));
-    s = s->next;
-    say(t, "%s", s == first ? "\n" : "; ");
-  } while (s != first);
-}
-
-/* Each has one successor at most: a walk that meets itself has found a cycle. */
-static void sayCycles(orText *t, orPicture *p) {
-  for (size_t i = 0; i < p->count; i++) findNext(p, &p->seen[i]);
-  for (unsigned walk = 1; walk <= p->count; walk++) {
-    orSeen *s = &p->seen[walk - 1];
-    for (; s && !s->walk; s = s->next) s->walk = walk;
-    if (s && s->walk == walk) sayCycle(t, s);
-  }
-}
-
 /* ---- the report ---- */
 
 static const char *kindOf(orTaskKind kind) {
   static const char *const kinds[] = {
       [OR_KIND_KERNEL] = "kernel ", [OR_KIND_HOST_FUNC] = "host function ",
       [OR_KIND_COPY] = "copy ",     [OR_KIND_SET] = "fill ",
-      [OR_KIND_MARK] = "",          [OR_KIND_WAIT] = "",
-      [OR_KIND_WAIT_VALUE] = "",    [OR_KIND_WRITE_VALUE] = ""};
-  OR_COVERS(kinds, OR_KIND_WRITE_VALUE + 1);
+      [OR_KIND_MARK] = "",          [OR_KIND_WAIT] = ""};
+  OR_COVERS(kinds, OR_KIND_WAIT + 1);
   return kinds[kind];
 }
 
@@ -248,12 +159,8 @@ static void sayWait(orText *t, const orSeen *s) {
       say(t, ": waits for external event 0x%" PRIx64 " of openreg:%d, which nobody has signalled\n",
           s->event, orHandleDevice(s->event));
       break;
-    case OR_WAITS_DEVICE:
-      say(t, ": started, waits for the device to finish it\n");
-      break;
     default:
-      say(t, ": waits for the value at %p, which is %" PRIu32 ", to be %s%" PRIu32 "\n",
-          s->value.address, s->is, s->value.how == orWaitValueEq ? "" : "at least ", s->value.value);
+      say(t, ": started, waits for the device to finish it\n");
   }
 }
 
@@ -335,7 +242,6 @@ static void sayAll(orText *t) {
   void (*tell)(orHangSay, void *) = atomic_load(&hook);
   if (tell) tell(sayOutside, t);
   saySchedule(t);
-  sayCycles(t, &p);
   if (!orGetLaneInfo(&lanes)) say(t, "  lanes: %d of %d started\n", lanes.started, lanes.limit);
   free(p.seen);
 }

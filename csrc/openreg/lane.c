@@ -10,7 +10,6 @@
  * which are written under it and read without it as hints:
  *   ready_mask    bit p: a stream of priority p is ready
  *   oldest[p]     since when the first of that list has been
- *   value_count   streams that wait for a value
  *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set
  *                 without the lock
  *   chosen        what a dispatcher wants run, for lane 0 alone, which takes it first; the mask's
@@ -36,9 +35,6 @@
  * it would keep that thread from running; and before it helps with pieces of work, whose owner is
  * at work on them too, it goes to another core. A lane that looks counts for threads on other cores
  * alone: on theirs it may be waiting for the core that they have.
- *
- * Values (orStreamWaitValue32) may be written by anybody with a plain store, so somebody has to
- * look: while there are such waits, one sleeping lane sleeps with a time-out, and looks.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -53,7 +49,6 @@ enum {
   OR_LONG_SPIN_NS = 100000,
   OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
   OR_FAIR_NS = 1000000,
-  OR_POLL_NS = 200000,
   OR_SLICE_NS = 200000,
   OR_LOOKS = 3,
   OR_LOOK_PAUSES = 32,
@@ -73,17 +68,15 @@ typedef struct orLane {
 static struct {
   orMutex lock;
   orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
-  orStream *values, *chosen;
+  orStream *chosen;
   void (*serve)(orStream *stream); /* of `chosen` */
   unsigned idle;                   /* bit i: lane i sleeps */
   int started;
-  int coming;   /* lanes that have been chosen and have not come yet */
-  bool polling; /* a lane sleeps with a time-out, to look at values */
+  int coming; /* lanes that have been chosen and have not come yet */
   void (*hook)(int lane, int wide);
   orLane lanes[OR_MAX_LANES];
   _Atomic unsigned ready_mask;
   _Atomic uint64_t oldest[OR_PRIORITIES];
-  _Atomic unsigned value_count;
   _Atomic uint64_t looking; /* a byte a lane; cleared and acted on under the lock, set without */
 } sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LANES)};
 
@@ -264,67 +257,6 @@ void orLaneWakeIdle(int count) {
   }
 }
 
-/* ---- values ---- */
-
-static bool valueHolds(const orValueArgs *v) {
-  uint32_t now = atomic_load_explicit((_Atomic uint32_t *)v->address, memory_order_acquire);
-  return v->how == orWaitValueEq ? now == v->value : (int32_t)(now - v->value) >= 0;
-}
-
-bool orLaneWaitValueOrPark(orStream *s, const orValueArgs *args) {
-  if (valueHolds(args)) return true;
-  orMutexLock(&s->lock);
-  orMutexLock(&sched.lock);
-  s->waits_for = NULL;
-  s->waits_for_value = args;
-  s->state = OR_STREAM_WAITING;
-  s->value_next = sched.values;
-  sched.values = s;
-  atomic_fetch_add_explicit(&sched.value_count, 1, memory_order_relaxed);
-  orMutexUnlock(&sched.lock);
-  orMutexUnlock(&s->lock);
-  /* A write between the look above and the entry into the list was seen by no poll. */
-  orLanePollValues();
-  return false;
-}
-
-void orLaneForgetValue(orStream *s) {
-  orMutexLock(&sched.lock);
-  for (orStream **p = &sched.values; *p; p = &(*p)->value_next)
-    if (*p == s) {
-      *p = s->value_next;
-      atomic_fetch_sub_explicit(&sched.value_count, 1, memory_order_relaxed);
-      break;
-    }
-  orMutexUnlock(&sched.lock);
-}
-
-static orStream *satisfied(void) {
-  orMutexLock(&sched.lock);
-  orStream *s = sched.values;
-  while (s && !valueHolds(s->waits_for_value)) s = s->value_next;
-  orMutexUnlock(&sched.lock);
-  return s;
-}
-
-void orLanePollValues(void) {
-  if (!atomic_load_explicit(&sched.value_count, memory_order_relaxed)) return;
-  for (orStream *s; (s = satisfied());) orStreamResume(s);
-}
-
-bool orLaneValueWaits(void) {
-  return atomic_load_explicit(&sched.value_count, memory_order_relaxed) != 0;
-}
-
-/* Between tasks: when no lane sleeps there is no other who looks. */
-static void pollInTurn(void) {
-  static _Atomic uint64_t polled;
-  uint64_t now = orNow();
-  if (now - atomic_load_explicit(&polled, memory_order_relaxed) < OR_POLL_NS) return;
-  atomic_store_explicit(&polled, now, memory_order_relaxed);
-  orLanePollValues();
-}
-
 /* ---- the lane ---- */
 
 /* Exit handlers and destructors run while this one stands still. */
@@ -353,46 +285,29 @@ static bool othersRun(void) {
   return __builtin_popcount(sched.idle) + sched.coming + looking < sched.started;
 }
 
-/* Lock held. A dispatcher looks at values itself. */
-static bool needsPoller(void) { return orLaneValueWaits() && !sched.polling && !orDispatching(); }
-
 /* Lock held at entry and return. */
 static void sleepLane(orLane *l) {
-  bool poll = needsPoller();
-  if (poll) sched.polling = true;
   stopLooking(l);
   sched.idle |= 1u << l->index;
   atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
   orMutexUnlock(&sched.lock);
   uint64_t asleep = orNow();
-  while (!atomic_load_explicit(&l->awake, memory_order_acquire)) {
-    orFutexWait(&l->awake, 0, poll ? OR_POLL_NS : 0);
-    if (poll) break;
-  }
-  l->eager = !poll && orNow() - asleep < OR_SOON_NS;
+  while (!atomic_load_explicit(&l->awake, memory_order_acquire)) orFutexWait(&l->awake, 0, 0);
+  l->eager = orNow() - asleep < OR_SOON_NS;
   stopIfExiting();
-  if (poll) orLanePollValues();
   orMutexLock(&sched.lock);
-  if (poll) sched.polling = false;
-  if (!(sched.idle & 1u << l->index)) sched.coming--;
-  sched.idle &= ~(1u << l->index);
-}
-
-/* Sees to it that streams that are ready, and values, have a lane that looks. Lock held at entry,
- * not at return. */
-static void wakeForTheRest(void) {
-  bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || needsPoller();
-  bool start = false;
-  orLane *l = more && !somebodyLooks() ? chooseLane(&start) : NULL;
-  orMutexUnlock(&sched.lock);
-  wake(l, start);
+  sched.coming--;
 }
 
 /* A lane that has something to do leaves the rest to the next. Lock held at entry, not at
  * return. */
 static void leaveTheRest(orLane *l) {
   stopLooking(l);
-  wakeForTheRest();
+  bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
+  bool start = false;
+  orLane *next = more && !somebodyLooks() ? chooseLane(&start) : NULL;
+  orMutexUnlock(&sched.lock);
+  wake(next, start);
 }
 
 static _Atomic int host_core = OR_NO_CORE; /* where a host waits, and has for long; a hint */
@@ -504,7 +419,7 @@ static bool seeMore(orStream *s, uint64_t number) {
 
 /* Runs a task; false if the stream waits and is no longer the lane's. */
 static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
-  bool gives_up = t->kind == OR_KIND_WAIT || t->kind == OR_KIND_WAIT_VALUE;
+  bool gives_up = t->kind == OR_KIND_WAIT;
   if (OR_LIKELY(orTaskRun(s, t, number, lane))) return true;
   /* A reset that came while the stream was about to wait found it running and did not resume it. */
   if (gives_up && number <= atomic_load_explicit(&s->drop_until, memory_order_acquire))
@@ -549,7 +464,6 @@ static void runStream(orStream *s, orLane *l) {
     }
     stopIfExiting();
     if (!runFront(s, number, l->index)) return;
-    if (OR_UNLIKELY(atomic_load_explicit(&sched.value_count, memory_order_relaxed))) pollInTurn();
   }
 }
 
@@ -560,23 +474,13 @@ static void becomeRunning(orStream *s, int lane) {
   orMutexUnlock(&s->lock);
 }
 
-/* A host has parked a stream, perhaps on a value. A lane would look for another stream now, and on
- * its way see to it that somebody polls. */
-static void leavePolling(void) {
-  orMutexLock(&sched.lock);
-  wakeForTheRest();
-}
-
 bool orLaneRun(orStream *s, uint64_t count, int lane) {
   becomeRunning(s, lane);
   s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
   for (;;) {
     uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     if (number > count || orProcessExiting()) break;
-    if (!runFront(s, number, lane)) {
-      if (lane == OR_HOST) leavePolling();
-      return false;
-    }
+    if (!runFront(s, number, lane)) return false;
   }
   if (!orStreamTryIdle(s)) orLaneGiveBack(s);
   return true;

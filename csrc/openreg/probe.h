@@ -33,9 +33,8 @@ typedef enum orProbeEvent {
   OR_PROBE_RAN,    /* work: slot (null: by the host), task, number, lane, began, ended; none held */
   OR_PROBE_RECORD, /* stream, cell, replaced; the event's and the stream's held */
   OR_PROBE_WAIT,   /* stream, cell; the stream's held */
-  OR_PROBE_WAIT_VALUE, /* stream; its held */
-  OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
-  OR_PROBE_RESET,      /* device, whose streams have dropped their work; none held */
+  OR_PROBE_SIGNAL, /* of an external event, before it is done: cell; none held */
+  OR_PROBE_RESET,  /* device, whose streams have dropped their work; none held */
   OR_PROBE_HOST_WAITS, /* for what is queued: call, device, stream, cell, ordered; none held */
   /* That what is queued on a stream, or a cell, is done; everybody; none held, or the stream's with
    * the kind of a host function. */

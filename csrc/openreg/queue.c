@@ -91,19 +91,9 @@ orTask *orQueueFront(orQueueOut *out, orChunk **emptied) {
 
 void orQueuePop(orQueueOut *out, size_t size) { out->offset += size; }
 
-void orQueueForEach(const orQueueOut *out, uint64_t count,
-                    bool (*fn)(const orTask *task, uint64_t index, void *context), void *context) {
+const orTask *orQueuePeek(const orQueueOut *out) {
   orChunk *c = out->head;
-  size_t offset = out->offset;
-  for (uint64_t i = 0; i < count; i++) {
-    if (offset == endOf(c)) {
-      c = c->next;
-      offset = 0;
-    }
-    const orTask *task = recordAt(c, offset);
-    if (!fn(task, i, context)) return;
-    offset += task->size;
-  }
+  return out->offset == endOf(c) ? recordAt(c->next, 0) : recordAt(c, out->offset);
 }
 
 void orQueueReuse(orQueueIn *in, orChunk *chunk) {

@@ -7,8 +7,8 @@
  *
  * Where one side is behind a gate that nobody has opened yet (clocks.c), the host may still order
  * the two: it may see to the end of the one before it opens the gate for the other. Such a conflict
- * is undecided: it stays in `undecided` until its gates are open. Conflicts behind a wait for a
- * value, and those of the host with what is behind a gate, are none.
+ * is undecided: it stays in `undecided` until its gates are open. A conflict behind more gates than
+ * a stream remembers, or of the host with what is behind a gate, does not count.
  *
  * The same two operations on the same streams and bytes are one report. `reports` holds the first
  * `limit` of them, `total` counts all. What a thread is to be told of is among `unasked` until it

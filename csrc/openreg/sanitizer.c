@@ -512,12 +512,6 @@ static void onWait(orProbe *p) {
   unlock();
 }
 
-static void onWaitValue(orProbe *p) {
-  lock();
-  orTimelineWaitValue(p->stream);
-  unlock();
-}
-
 static void onSignal(orProbe *p) {
   orStream_t stream = 0;
   uint64_t number;
@@ -766,7 +760,6 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_ACCESS] = onAccess,
                              [OR_PROBE_RECORD] = onRecord,
                              [OR_PROBE_WAIT] = onWait,
-                             [OR_PROBE_WAIT_VALUE] = onWaitValue,
                              [OR_PROBE_SIGNAL] = onSignal,
                              [OR_PROBE_HOST_WAITS] = onHostWaits,
                              [OR_PROBE_HOST_KNOWS] = onHostKnows,

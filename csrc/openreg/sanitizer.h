@@ -65,7 +65,7 @@ enum { OR_GATES = 4 };
 struct orSync {
   uint32_t refs;
   bool gate;   /* an external event that is not signalled: `clock` is what is known of it already */
-  bool unsure; /* behind a wait for a value */
+  bool unsure; /* behind more gates than it remembers */
   uint8_t gate_count; /* not signalled when it was made */
   uint32_t timeline;  /* of an event's record; likewise `counter` */
   uint64_t counter;
@@ -81,7 +81,7 @@ struct orSync {
 typedef struct orTimeline {
   orStream_t stream; /* the present or latest one */
   orClock clock;     /* at its own index: the counter of what it does now, from 1 */
-  /* what has this counter or a later one may be ordered by a value; UINT64_MAX: nothing */
+  /* what has this counter or a later one is behind more gates than `gates`; UINT64_MAX: nothing */
   uint64_t unsure_from;
   bool aside; /* nothing runs on it: events alone say what is over */
   uint32_t gate_count;
@@ -98,7 +98,6 @@ uint32_t orTimelineOf(orStream_t stream);
 /* Valid until orTimelineOf is called for another stream. */
 orTimeline *orTimelineAt(uint32_t timeline);
 void orTimelineWait(orStream_t stream, orSync *sync);
-void orTimelineWaitValue(orStream_t stream);
 /* Up to here; what follows has a greater counter. */
 orSync *orTimelineMark(orStream_t stream);
 /* All of a device, -1: of all; but for what is aside. */

@@ -59,7 +59,7 @@
 #include "core.h"
 #include "tape.h"
 
-enum { OR_POLL_NS = 200000, OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
+enum { OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
 enum { OR_NOBODY = UINT32_MAX, OR_THE_HOST = UINT32_MAX - 1, OR_UNNUMBERED = UINT32_MAX - 2 };
 enum { OR_MOST_CHANGES = 3 };
 
@@ -390,7 +390,6 @@ static const orStream *neededFor(const orGoal *g) {
 /* Lane 0: what runs next for the goal; null when it is reached or nothing can run, and the goal is
  * its owner's again. */
 static orStream *next(orGoal *g) {
-  orLanePollValues();
   bool over = isReached(g);
   const orStream *needed = over ? NULL : neededFor(g);
   orMutexLock(&plan.lock);
@@ -467,7 +466,6 @@ static void pursue(orGoal *g) {
   while (isServed(g) || !orProcessExiting()) { /* a lane has the goal, which is on this stack */
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
-      orLanePollValues();
       if (isReached(g)) break;
       bool started = start(g);
       if (!started && !g->waits) break;
@@ -475,8 +473,7 @@ static void pursue(orGoal *g) {
     }
     if (spinWhile(word)) continue;
     enterSleep(&sleep, g);
-    /* A value may be written by a plain store. */
-    orFutexWait(&plan.word, word, orLaneValueWaits() ? OR_POLL_NS : 0);
+    orFutexWait(&plan.word, word, 0);
   }
   leaveSleep(&sleep);
 }
@@ -494,7 +491,6 @@ static void runAside(void) {
 
 static void point(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
-  orLanePollValues();
   runAside();
   orMutexLock(&plan.lock);
   note((orScheduleStep){.kind = orStepPoint});
@@ -549,11 +545,7 @@ static void numberOnQueue(const orProbe *p) {
 
 static void onQueued(orProbe *p) {
   numberOnQueue(p);
-  if (!isOn() || p->kind > (int)OR_KIND_SET) {
-    if (p->kind == OR_KIND_WAIT_VALUE || p->kind == OR_KIND_WRITE_VALUE)
-      noteAlone((orScheduleStep){.kind = orStepOutside});
-    return;
-  }
+  if (!isOn() || p->kind > (int)OR_KIND_SET) return;
   orStream *s = orHandleFind(&orStreamTable, p->stream);
   if (!s) return;
   noteBytes(p->stream, p->dst, p->bytes, true);
@@ -679,7 +671,6 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   }
   notice();
   orHostWaitsWake();
-  if (policy == orScheduleFair && orLaneValueWaits()) orLaneWakeIdle(1);
   return orSuccess;
 }
 

@@ -458,10 +458,7 @@ void orStreamResume(orStream *s) {
   orMutexLock(&s->lock);
   bool waiting = s->state == OR_STREAM_WAITING;
   if (waiting) {
-    if (s->waits_for)
-      orCellForget(s->waits_for, s);
-    else
-      orLaneForgetValue(s);
+    orCellForget(s->waits_for, s);
     s->state = OR_STREAM_READY;
   }
   orMutexUnlock(&s->lock);

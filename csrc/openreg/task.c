@@ -215,11 +215,6 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   return true;
 }
 
-static void writeValue(const orValueArgs *v) {
-  atomic_store_explicit((_Atomic uint32_t *)v->address, v->value, memory_order_release);
-  orLanePollValues();
-}
-
 bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
   bool finished = true;
   running.stream = s;
@@ -233,12 +228,6 @@ bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
       finished = orCellWaitOrPark(t->u.cell, s);
       if (finished) orCellRelease(t->u.cell);
       break;
-    case OR_KIND_WAIT_VALUE:
-      finished = orLaneWaitValueOrPark(s, &t->u.value);
-      break;
-    case OR_KIND_WRITE_VALUE:
-      writeValue(&t->u.value);
-      break;
     default:
       finished = runWork(t, s, number, lane);
   }
@@ -251,7 +240,6 @@ void orTaskDrop(orTask *t) {
   noteNotRun(t);
   if (t->kind == OR_KIND_MARK) orCellComplete(t->u.cell, orSuccess);
   if (t->kind == OR_KIND_MARK || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
-  if (t->kind == OR_KIND_WRITE_VALUE) writeValue(&t->u.value);
   letGo(t);
 }
 
@@ -347,53 +335,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   return orSuccess;
 }
 
-/* ---- public: values and addresses ---- */
-
-/* Where a lane reads and writes the value. */
-static orError_t valueAddress(void *addr, void **mapped) {
-  orRegion r;
-  if ((uintptr_t)addr % 4) return orFail(orErrorInvalidValue, "%p is not 4-byte aligned", addr);
-  if (!orRegionFind(addr, &r) || (size_t)((char *)addr - (char *)r.base) + 4 > r.size)
-    return orFail(orErrorInvalidValue, "%p is not in device or pinned memory", addr);
-  *mapped = orMirrorOf(addr);
-  if (r.type != orMemoryTypeDevice) return orSuccess;
-  orDevice *d = orDeviceAt(r.device);
-  if (!d->can_map)
-    return orFail(orErrorNotSupported, "device %d has no mapped memory for values", r.device);
-  return d->factory->map(d->desc.self, addr, 4, mapped);
-}
-
-static orError_t queueValue(orStream_t stream, orTaskKind kind, void *addr, uint32_t value,
-                            orWaitValue how) {
-  orStream *s;
-  orTask *t;
-  void *mapped = NULL;
-  int device;
-  OR_TRY(orEnterBlocking());
-  OR_TRY(orStreamGetDevice(stream, &device));
-  OR_TRY(orDeviceCheckLost(device));
-  OR_TRY(valueAddress(addr, &mapped));
-  OR_TRY(orStreamBegin(stream, false, 0, &s, &t));
-  t->kind = kind;
-  t->name = kind == OR_KIND_WAIT_VALUE ? "orStreamWaitValue32" : "orStreamWriteValue32";
-  t->u.value = (orValueArgs){mapped, value, how};
-  if (kind == OR_KIND_WAIT_VALUE && !s->capturing)
-    OR_PROBE(OR_PROBE_WAIT_VALUE, .stream = s->last_handle);
-  orStreamCommit(s, t);
-  orDispatchPoint();
-  return orSuccess;
-}
-
-orError_t orStreamWaitValue32(orStream_t stream, void *addr, uint32_t value, orWaitValue how) {
-  if (how != orWaitValueGeq && how != orWaitValueEq)
-    return orFail(orErrorInvalidValue,
-                  "orStreamWaitValue32: comparison %d; 0 (>=) and 1 (==) are known", (int)how);
-  return queueValue(stream, OR_KIND_WAIT_VALUE, addr, value, how);
-}
-
-orError_t orStreamWriteValue32(orStream_t stream, void *addr, uint32_t value) {
-  return queueValue(stream, OR_KIND_WRITE_VALUE, addr, value, orWaitValueEq);
-}
+/* ---- public: addresses ---- */
 
 orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
   orRegion r;

@@ -183,24 +183,17 @@ static void query(int index, orStream_t stream) {
   if (e && e != orErrorNotReady) MUST(e);
 }
 
-static void storeValue(int host, uint32_t value) {
-  atomic_store_explicit(&program.words[host], value, memory_order_release);
+static void waitForSignal(int index, orEvent_t *event, orStream_t stream) {
+  MUST(orEventCreateWithFlags(event, orEventExternal));
+  MUST(orStreamWaitEvent(stream, *event));
 }
 
-static void closeTheGate(int index, const Step *s, orStream_t stream) {
-  if (s->b == GATE_STORED) {
-    MUST(orStreamWaitValue32(stream, (void *)&program.words[0], s->a, orWaitValueGeq));
-    return;
-  }
-  MUST(orEventCreateWithFlags(&program.gate, orEventExternal));
-  MUST(orStreamWaitEvent(stream, program.gate));
+static void signalEvent(orEvent_t event) {
+  ASSERT_OK(orEventSignal(event, orSuccess));
+  ASSERT_OK(orEventDestroy(event));
 }
 
 static void openTheGate(const Step *s) {
-  if (s->b == GATE_STORED) {
-    storeValue(0, s->a);
-    return;
-  }
   if (s->b == GATE_SIGNALLED) {
     ASSERT_OK(orEventSignal(program.gate, orSuccess));
     ASSERT_REFUSED(orEventSignal(program.gate, orSuccess), orErrorInvalidValue, "already");
@@ -272,21 +265,18 @@ static void runStep(int index, const Step *s) {
       ASSERT_OK(orSetDevice((int)s->a));
       MUST(orDeviceSynchronize());
       break;
-    case WRITE_VALUE:
-      MUST(orStreamWriteValue32(stream, (void *)&program.words[s->line], s->a));
+    case WAIT_SIGNAL:
+      waitForSignal(index, &program.signal[s->src], stream);
       break;
-    case WAIT_VALUE:
-      MUST(orStreamWaitValue32(stream, (void *)&program.words[s->src], s->a, (orWaitValue)s->b));
-      break;
-    case STORE_VALUE:
-      storeValue(s->host, s->a);
+    case SIGNAL:
+      signalEvent(program.signal[s->host]);
       break;
     case NEW_STREAM:
       MUST(orStreamDestroy(stream));
       MUST(makeStream(s->dst));
       break;
     case CLOSE_GATE:
-      closeTheGate(index, s, stream);
+      waitForSignal(index, &program.gate, stream);
       break;
     case OPEN_GATE:
       openTheGate(s);
@@ -329,7 +319,6 @@ static void *helper(void *context) {
 
 static void setUp(void) {
   int index = -1;
-  memset((void *)program.words, 0, LINES * sizeof *program.words);
   memset(account, 0, sizeof account);
   for (int h = 0; h < HOSTS; h++) atomic_store(&program.issued[h], 0);
   for (int i = HOSTS; i < LINES; i++) program.stream[i] = 0;
@@ -416,7 +405,6 @@ void startStress(void) {
   for (int h = 1; h < HOSTS; h++)
     ASSERT_EQ(pthread_create(&thread, NULL, helper, (void *)(intptr_t)h), 0);
   for (int i = 0; i < BUFFERS; i++) program.buffer[i].model = malloc(WORDS_MOST * sizeof(uint32_t));
-  ASSERT_OK(orMallocHost((void **)&program.words, LINES * sizeof *program.words));
 }
 
 TEST_WITH_LIMIT(stress_random_programs, 600) {

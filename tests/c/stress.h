@@ -1,12 +1,12 @@
 /*
  * Random programs against a sequential model.
  *
- * A program is a list of steps made from a seed: kernels, copies, fills, host writes, frees, records, waits, values,
+ * A program is a list of steps made from a seed: kernels, copies, fills, host writes, frees, records, waits,
  * destroyed streams, by one to three host threads over two devices. Records of the queue are of every size up to the
  * largest, and there are calls that reserve one and make no use of it. While it is made it is also run on a model of the
  * buffers, step after step. The real run is not sequential; it has to give the same contents because the program orders
  * every two steps that touch the same buffer, if one of them writes: by stream order, by events (a small number of them,
- * recorded again and again), by values, or by a host that synchronises.
+ * recorded again and again, or signalled by a host), or by a host that synchronises.
  *
  * What is ordered before what is known by vector clocks. A *line* is something that does one thing after another: a
  * stream, or a host thread. clock[a][b] = n says: what comes next on line a is after the first n steps of line b.
@@ -15,9 +15,9 @@
  *
  * Threads take the steps that are theirs in the order of the program. `need` of a step says how many steps of the
  * program each other thread must have taken (issued) before; it is there only where an event, a buffer's address or a
- * host's memory passes from one to the other. A gate (an event, or a value that the host stores) is opened by the
+ * host's memory passes from one to the other. A gate (an external event) is opened by the
  * thread that closed it; only programs of one thread have them, and open them before anything that blocks. In the
- * others a host stores a value right after the step that waits for it, before it can block.
+ * others a host signals an external event right after the step that waits for it, before it can block.
  *
  * A failure prints the seed; OPENREG_STRESS_SEED=seed runs that program alone, any number of times
  * (OPENREG_STRESS_PROGRAMS).
@@ -57,9 +57,8 @@ typedef enum Kind {
   SYNC_EVENT,
   SYNC_STREAM,
   SYNC_DEVICE,
-  WRITE_VALUE,
-  WAIT_VALUE,
-  STORE_VALUE, /* by the host */
+  WAIT_SIGNAL, /* for an external event ... */
+  SIGNAL,      /* ... which the host `src` signals */
   NEW_STREAM,
   NAP,
   CLOSE_GATE,
@@ -73,7 +72,7 @@ typedef struct Step {
   int line, event;
   int dst, src; /* buffers */
   uint32_t dst_at, src_at, words;
-  uint32_t a, b;  /* constants of kernels and fills, values, nanoseconds */
+  uint32_t a, b;  /* constants of kernels and fills, nanoseconds */
   uint32_t extra; /* of a kernel: bytes of arguments that it only verifies */
   uint32_t check[CHECK_WORDS];
   int need[HOSTS];
@@ -98,8 +97,8 @@ typedef struct Event {
   orEvent_t handle;
 } Event;
 
-/* A gate is a value that the host stores, or an event; this is how it lets it open. */
-typedef enum Gate { GATE_SIGNALLED, GATE_DESTROYED, GATE_STORED, GATES } Gate;
+/* How a gate opens. */
+typedef enum Gate { GATE_SIGNALLED, GATE_DESTROYED, GATES } Gate;
 
 typedef struct Program {
   uint64_t seed, random;
@@ -112,8 +111,7 @@ typedef struct Program {
   bool standard[LINES]; /* it is its device's default stream */
   int clock[LINES][LINES];
   orStream_t stream[LINES];
-  uint32_t value[LINES];   /* last written by WRITE_VALUE or STORE_VALUE */
-  _Atomic uint32_t *words; /* pinned: one word a line, for values */
+  orEvent_t signal[HOSTS]; /* the external event that a host is to signal next */
   int gate_line;           /* -1: no gate is closed */
   Gate gate_kind;
   uint32_t gate_bytes; /* of large records since it was closed */

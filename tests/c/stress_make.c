@@ -83,16 +83,14 @@ static void openGates(void) {
   if (program.gate_line < 0) return;
   Step *s = add(OPEN_GATE, 0);
   s->b = program.gate_kind;
-  s->a = program.value[0];
   program.gate_line = -1;
 }
 
 static void closeGateOn(int line) {
-  Step *s = addOn(CLOSE_GATE, line);
+  addOn(CLOSE_GATE, line);
   program.gate_line = line;
   program.gate_bytes = 0;
-  s->b = program.gate_kind = (Gate)below(GATES);
-  if (s->b == GATE_STORED) s->a = ++program.value[0];
+  program.gate_kind = (Gate)below(GATES);
 }
 
 /* A full queue blocks, so a gate is opened before one of 1 MiB can come about behind it. */
@@ -121,7 +119,7 @@ static void addSyncDevice(int host, int device) {
 
 /* Line `to` comes after everything that line `from` (a live stream) has been given. */
 static void order(int from, int to) {
-  switch (below(program.owner[to] == program.owner[from] ? 5 : 4)) {
+  switch (below(program.owner[to] == program.owner[from] ? 4 : 3)) {
     case 0: {
       int event = someEvent(program.device[from]);
       openGates();
@@ -130,17 +128,7 @@ static void order(int from, int to) {
       join(program.clock[program.owner[to]], program.event[event].clock);
       return;
     }
-    case 1: {
-      addOn(WRITE_VALUE, from)->a = ++program.value[from];
-      Step *s = addOn(WAIT_VALUE, to);
-      s->src = from;
-      s->a = program.value[from];
-      s->b = orWaitValueGeq; /* equal might be over before it is looked at */
-      needAll(s);
-      join(program.clock[to], program.clock[from]);
-      return;
-    }
-    case 4:
+    case 3:
       addSyncStream(program.owner[to], from);
       return;
     default: {
@@ -152,15 +140,12 @@ static void order(int from, int to) {
   }
 }
 
-/* The host stores a value right after the stream has been made to wait for it. */
-static void orderByStore(int host, int line) {
-  Step *s = addOn(WAIT_VALUE, line);
+/* The host signals an event right after the stream has been made to wait for it. */
+static void orderBySignal(int host, int line) {
+  Step *s = addOn(WAIT_SIGNAL, line);
   s->src = host;
-  s->a = ++program.value[host];
-  s->b = orWaitValueGeq;
   needAll(s); /* the host can do nothing else first that may block */
-  s = add(STORE_VALUE, host);
-  s->a = program.value[host];
+  needAll(add(SIGNAL, host));
   join(program.clock[line], program.clock[host]);
 }
 
@@ -171,7 +156,7 @@ static void orderAfter(int from, int step, int to) {
     return;
   if (from == to) return;
   if (from < HOSTS && to >= HOSTS && chance(50)) {
-    orderByStore(from, to);
+    orderBySignal(from, to);
   } else if (from < HOSTS) { /* a host's own doing: its thread has got past it */
     needAll(add(QUERY, to < HOSTS ? to : program.owner[to]));
     program.step[program.steps - 1].line = someLine();
@@ -448,7 +433,6 @@ void makeProgram(uint64_t seed) {
   program.lines = HOSTS + streams;
   memset(program.clock, 0, sizeof program.clock);
   memset(program.taken, 0, sizeof program.taken);
-  memset(program.value, 0, sizeof program.value);
   for (int i = 0; i < LINES; i++) {
     program.successor[i] = -1;
     program.owner[i] = i < HOSTS ? i : (int)below((uint32_t)program.hosts);

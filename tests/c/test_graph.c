@@ -117,21 +117,18 @@ TEST(graph_of_nothing) {
   ASSERT_OK(orGraphDestroy(graph));
 }
 
-TEST(graph_copies_fills_values_and_host_functions) {
+TEST(graph_copies_fills_and_host_functions) {
   orStream_t s = newStream();
-  uint32_t *pinned, seen[4] = {0};
+  uint32_t *pinned, seen[2] = {0};
   char *device;
   ASSERT_OK(orMallocHost((void **)&pinned, 64));
   ASSERT_OK(orMalloc((void **)&device, 64));
   atomic_int calls = 0;
   pinned[0] = 5;
-  pinned[8] = 0;
   ASSERT_OK(orStreamBeginCapture(s));
   ASSERT_OK(orMemcpyAsync(device, pinned, 4, orMemcpyDefault, s));
   ASSERT_OK(orMemsetAsync(device + 4, 1, 4, s));
-  ASSERT_OK(orStreamWriteValue32(s, device + 8, 9));
-  ASSERT_OK(orStreamWaitValue32(s, device + 8, 9, orWaitValueEq));
-  ASSERT_OK(orMemcpyAsync(pinned + 4, device, 12, orMemcpyDefault, s));
+  ASSERT_OK(orMemcpyAsync(pinned + 4, device, 8, orMemcpyDefault, s));
   ASSERT_OK(orLaunchHostFunc(s, countHost, &calls));
   orGraph_t graph = endCaptureOf(s);
   for (uint32_t i = 1; i < 4; i++) {
@@ -141,7 +138,6 @@ TEST(graph_copies_fills_values_and_host_functions) {
     memcpy(seen, pinned + 4, sizeof seen);
     ASSERT_EQ(seen[0], i);
     ASSERT_EQ(seen[1], 0x01010101);
-    ASSERT_EQ(seen[2], 9);
     ASSERT_EQ(calls, (int)i);
   }
   ASSERT_OK(orGraphDestroy(graph));

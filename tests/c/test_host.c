@@ -327,46 +327,6 @@ TEST(host_is_not_told_of_a_reset_after_its_kernel) {
   ASSERT_OK(o.error);
 }
 
-/* ---- a value that nobody writes with a task ---- */
-
-static orError_t napKernel(void *args) {
-  sleepMs(300); /* until every lane has long been asleep */
-  return noteKernel(args);
-}
-
-typedef struct Waiter {
-  _Atomic uint32_t *word;
-  Ran slow, last;
-} Waiter;
-
-static void *waitForValue(void *arg) {
-  Waiter *w = arg;
-  orStream_t s = newStream();
-  ASSERT_OK(launchAs(s, napKernel, &w->slow, ANY));
-  ASSERT_OK(orStreamWaitValue32(s, (void *)w->word, 1, orWaitValueEq));
-  ASSERT_OK(launchAs(s, noteKernel, &w->last, AWAITED));
-  ASSERT_OK(orStreamSynchronize(s));
-  return NULL;
-}
-
-/* Tried again where a lane has come before the host. */
-TEST(host_parks_a_stream_on_a_value_and_a_lane_looks_at_it) {
-  Waiter w = {0};
-  pthread_t thread;
-  ASSERT_OK(orMallocHost((void **)&w.word, sizeof *w.word));
-  for (bool here = false; !here;) {
-    memset(&w.slow, 0, sizeof w.slow);
-    atomic_store(w.word, 0);
-    ASSERT_EQ(pthread_create(&thread, NULL, waitForValue, &w), 0);
-    awaitReport("waits for the value");
-    here = pthread_equal(w.slow.on, thread);
-    awaitReport("host thread");
-    sleepMs(1); /* asleep, not just about to be: whoever looks around then would see the value */
-    atomic_store(w.word, 1);
-    pthread_join(thread, NULL);
-  }
-}
-
 /* ---- errors and modes ---- */
 
 static orError_t failKernel(void *args) {

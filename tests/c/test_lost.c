@@ -100,8 +100,6 @@ TEST(lost_stays_for_every_call_that_queues_synchronises_or_allocates) {
     ASSERT_ERROR(orMemcpy(host, memory, 0, orMemcpyDefault), orErrorDeviceLost);
     ASSERT_ERROR(orMemcpyAsync(memory, pinned, 8, orMemcpyDefault, other), orErrorDeviceLost);
     ASSERT_ERROR(orMemsetAsync(memory, 1, 8, other), orErrorDeviceLost);
-    ASSERT_ERROR(orStreamWriteValue32(other, pinned, 1), orErrorDeviceLost);
-    ASSERT_ERROR(orStreamWaitValue32(other, pinned, 1, orWaitValueEq), orErrorDeviceLost);
     ASSERT_ERROR(orStreamSynchronize(other), orErrorDeviceLost);
     ASSERT_ERROR(orStreamSynchronize(OR_STREAM_DEFAULT), orErrorDeviceLost);
     ASSERT_ERROR(orEventSynchronize(e), orErrorDeviceLost);
@@ -208,19 +206,15 @@ static void launchCounted(orStream_t stream, atomic_int *ran) {
 TEST(lost_drops_and_completes_what_is_queued) {
   orStream_t s = newStream(), gated = newStream(), waits = newStream(), there = newStreamOn(1);
   orEvent_t gate = closeGate(gated), e = newEvent(0);
-  uint32_t *word = allocatePinned(64);
   atomic_int ran = 0;
   for (int i = 0; i < 500; i++) launchCounted(gated, &ran);
-  ASSERT_OK(orStreamWriteValue32(gated, word, 7));
   ASSERT_OK(orEventRecord(e, gated));
   ASSERT_OK(orStreamWaitEvent(waits, e));
-  ASSERT_OK(orStreamWaitValue32(waits, word + 1, 1, orWaitValueEq)); /* which nobody writes */
+  closeGate(waits);
   launchCounted(waits, &ran);
   ASSERT_OK(orStreamWaitEvent(there, e));
-  ASSERT_OK(orStreamWaitValue32(there, word, 7, orWaitValueEq));
   lose(s);
   ASSERT_OK(orStreamSynchronize(there));
-  ASSERT_EQ(word[0], 7);
   while (orStreamQuery(gated) == orErrorNotReady || orStreamQuery(waits) == orErrorNotReady)
     sched_yield();
   ASSERT_OK(orEventQuery(e));

@@ -354,22 +354,6 @@ TEST(sanitizer_knows_a_gate_that_was_opened_while_it_was_off) {
   ASSERT_EQ(writes(s1, "write", a, KIB), 1);
 }
 
-TEST(sanitizer_says_nothing_about_what_values_order) {
-  orStream_t s0 = defaultOf(0), s1 = newStream(), s2 = newStream();
-  sanitize();
-  char *a = deviceMemory(4 * KIB);
-  uint32_t *value = pinnedMemory(4);
-  writes(s0, "before", a, KIB);
-  ASSERT_OK(orStreamWaitValue32(s1, value, 1, orWaitValueEq));
-  writes(s1, "behind", a, KIB);
-  writes(s2, "ordered by the host, maybe", a, KIB);
-  ASSERT_OK(orStreamWriteValue32(s2, value, 1));
-  ASSERT_CLEAN();
-  ASSERT_OK(orStreamSynchronize(s1));
-  writes(s1, "sure again", a, KIB);
-  ASSERT_EQ(reportCount(), 1); /* with what s2 did */
-}
-
 /* ---- Copies, and pinned memory ---- */
 
 TEST(sanitizer_reports_the_host_that_reads_an_unfinished_copy) {

@@ -212,19 +212,6 @@ TEST(sanitizer_host_kernels_reach_guarded_memory) {
   ASSERT_CLEAN();
 }
 
-TEST(sanitizer_host_values_of_guarded_pages_are_waited_for) {
-  sanitize();
-  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
-  orStream_t s = newStream(), other = newStream();
-  _Atomic uint32_t *value = (void *)(host + PAGE - 4);
-  ASSERT_OK(orStreamWaitValue32(other, (void *)value, 1, orWaitValueEq));
-  toHost(host, device, PAGE - 4);
-  ASSERT_OK(orStreamWriteValue32(s, (void *)value, 1));
-  ASSERT_OK(orStreamSynchronize(other));
-  ASSERT_EQ(atomic_load(value), 1);
-  ASSERT_CLEAN();
-}
-
 /* ---- System calls, forks, threads, what is not guarded ---- */
 
 TEST(sanitizer_host_system_calls_fail) {

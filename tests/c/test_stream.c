@@ -101,9 +101,6 @@ static void refuseEverywhere(orStream_t s) {
   ASSERT_REFUSED(orLaunchHostFunc(s, free, NULL), orErrorInvalidResourceHandle, text);
   ASSERT_REFUSED(orEventRecord(event, s), orErrorInvalidResourceHandle, text);
   ASSERT_REFUSED(orStreamWaitEvent(s, event), orErrorInvalidResourceHandle, text);
-  ASSERT_REFUSED(orStreamWaitValue32(s, pinned, 0, orWaitValueEq), orErrorInvalidResourceHandle,
-                 text);
-  ASSERT_REFUSED(orStreamWriteValue32(s, pinned, 0), orErrorInvalidResourceHandle, text);
   ASSERT_REFUSED(orMemcpyAsync(pinned, (char *)pinned + 32, 8, orMemcpyDefault, s),
                  orErrorInvalidResourceHandle, text);
   ASSERT_REFUSED(orMemsetAsync(pinned, 0, 8, s), orErrorInvalidResourceHandle, text);

@@ -57,13 +57,6 @@ static char *format(const char *pattern, ...) {
   return text;
 }
 
-static uint32_t *allocateValues(void) {
-  uint32_t *values;
-  ASSERT_OK(orMallocHost((void **)&values, 64));
-  memset(values, 0, 64);
-  return values;
-}
-
 /* ---- what it says ---- */
 
 TEST(hang_report_of_nothing) {
@@ -86,7 +79,6 @@ TEST(hang_report_of_an_event_that_nobody_signals) {
              "    task 2, orStreamWaitEvent: waits for external event 0x%llx of openreg:0, "
              "which nobody has signalled\n",
              named(s), (unsigned long long)gate));
-  ASSERT(!strstr(report(), "cycle"));
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_CONTAINS(report(), "no stream has work");
@@ -102,7 +94,6 @@ TEST(hang_report_of_an_event_on_another_stream) {
              "    task 1, orStreamWaitEvent: waits for event 0x%llx, recorded as task 2 of "
              "%s\n",
              named(b), (unsigned long long)e, named(a)));
-  ASSERT(!strstr(report(), "cycle"));
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(b));
 }
@@ -135,64 +126,13 @@ TEST(hang_report_where_all_lanes_are_taken) {
   ASSERT_OK(orStreamSynchronize(s));
 }
 
-TEST(hang_report_of_a_cycle_of_values) {
-  orStream_t a = newStream(), b = newStreamOn(1), c = newStream();
-  uint32_t *values = allocateValues();
-  atomic_int ran = 0;
-  launch(b, countKernel, &ran);
-  ASSERT_OK(orStreamWaitValue32(a, &values[0], 7, orWaitValueEq));
-  ASSERT_OK(orStreamWriteValue32(a, &values[1], 3)); /* not enough */
-  ASSERT_OK(orStreamWriteValue32(a, &values[1], 5));
-  ASSERT_OK(orStreamWaitValue32(b, &values[1], 4, orWaitValueGeq));
-  ASSERT_OK(orStreamWriteValue32(b, &values[0], 7));
-  ASSERT_OK(orStreamWaitValue32(c, &values[2], 1, orWaitValueEq)); /* the host's to write */
-  awaitReport(
-      format("  cycle: %s (task 1) waits for task 3 of %s; %s (task 2) waits for task 3 of %s\n",
-             named(a), named(b), named(b), named(a)));
-  awaitReport(format("the value at %p, which is 0, to be 1\n", (void *)&values[2]));
-  const char *text = report();
-  ASSERT_CONTAINS(text,
-                  format("task 2, orStreamWaitValue32: waits for the value at %p, which is 0, "
-                         "to be at least 4\n",
-                         (void *)&values[1]));
-  ASSERT(!strstr(text, "cycle: ") || !strstr(strstr(text, "cycle: ") + 1, "cycle: "));
-  atomic_store((_Atomic uint32_t *)&values[0], 7);
-  atomic_store((_Atomic uint32_t *)&values[2], 1);
-  ASSERT_OK(orDeviceSynchronize());
-  ASSERT_OK(orStreamSynchronize(b));
-}
-
-/* Through an event: a waits for b's record, which is behind b's wait for what a writes later. */
-TEST(hang_report_of_a_cycle_of_an_event_and_a_value) {
-  orStream_t a = newStream(), b = newStream();
-  orEvent_t e = newEvent(0);
-  uint32_t *values = allocateValues();
-  ASSERT_OK(orStreamWaitValue32(b, &values[0], 1, orWaitValueEq));
-  ASSERT_OK(orEventRecord(e, b));
-  ASSERT_OK(orStreamWaitEvent(a, e));
-  ASSERT_OK(orStreamWriteValue32(a, &values[0], 1));
-  awaitReport(
-      format("cycle: %s (task 1) waits for task 2 of %s; %s (task 1) waits for task 2 of %s\n",
-             named(a), named(b), named(b), named(a)));
-  ASSERT_OK(orDeviceReset());
-}
-
-TEST(hang_report_of_a_stream_that_waits_for_itself) {
-  orStream_t s = newStream();
-  uint32_t *values = allocateValues();
-  ASSERT_OK(orStreamWaitValue32(s, &values[0], 1, orWaitValueEq));
-  ASSERT_OK(orStreamWriteValue32(s, &values[0], 1));
-  awaitReport(format("cycle: %s (task 1) waits for task 2 of %s\n", named(s), named(s)));
-  ASSERT_OK(orDeviceReset());
-  ASSERT_CONTAINS(report(), "no stream has work");
-}
-
 TEST(hang_report_of_a_vendors_copy_that_is_not_finished) {
-  void *memory;
+  void *memory, *pinned;
   ASSERT_OK(orRegisterDeviceFactory("openreg", 10, &later));
   ASSERT_OK(orMalloc(&memory, 4096));
+  ASSERT_OK(orMallocHost(&pinned, 64));
   orStream_t s = newStream();
-  ASSERT_OK(orMemcpyAsync(memory, allocateValues(), 64, orMemcpyDefault, s));
+  ASSERT_OK(orMemcpyAsync(memory, pinned, 64, orMemcpyDefault, s));
   awaitReport(
       format("  %s: waiting, priority 0, 0 tasks completed, 1 to go\n"
              "    task 1, copy Memcpy HtoD: started, waits for the device to finish it\n",
@@ -286,15 +226,14 @@ static void workOrReport(int thread, void *context) {
     return;
   }
   orStream_t a = newStream(), b = newStream();
-  uint32_t *values = allocateValues();
-  orEvent_t e = newEvent(0);
+  orEvent_t e = newEvent(0), back = newEvent(0);
   atomic_int ran = 0;
   for (uint32_t i = 1; i <= 400; i++) {
     launch(a, countKernel, &ran);
     ASSERT_OK(orEventRecord(e, a));
     ASSERT_OK(orStreamWaitEvent(b, e));
-    ASSERT_OK(orStreamWriteValue32(b, values, i));
-    ASSERT_OK(orStreamWaitValue32(a, values, i, orWaitValueGeq));
+    ASSERT_OK(orEventRecord(back, b));
+    ASSERT_OK(orStreamWaitEvent(a, back));
     if (i % 100 == 0) ASSERT_OK(orStreamSynchronize(a));
   }
   ASSERT_OK(orStreamSynchronize(b));

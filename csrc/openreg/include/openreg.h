@@ -254,12 +254,6 @@ OR_API orError_t orStreamQuery(orStream_t stream);
 /* Synchronises. */
 OR_API orError_t orStreamSynchronize(orStream_t stream);
 
-/* Values: asynchronous. The address is device or pinned memory, 4-byte aligned. A stream that waits
- * holds no thread. GEQ compares (int32_t)(*addr - value) >= 0. */
-typedef enum orWaitValue { orWaitValueGeq = 0, orWaitValueEq = 1 } orWaitValue;
-OR_API orError_t orStreamWaitValue32(orStream_t stream, void *addr, uint32_t value, orWaitValue how);
-OR_API orError_t orStreamWriteValue32(orStream_t stream, void *addr, uint32_t value);
-
 /* Runs on a lane, in stream order. The function may not call this API (orErrorNotPermitted). */
 OR_API orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_data);
 

@@ -2,7 +2,7 @@
  * Graphs: a stream's work, captured once and launched again and again.
  *
  * What is queued on a capturing stream, by any thread, is not run but kept as the nodes of a graph,
- * which can be launched again and again: kernels, copies and fills, host functions, values. A stream
+ * which can be launched again and again: kernels, copies and fills, host functions. A stream
  * of the same device that waits for an event recorded in the capture joins it. Arguments are copied
  * when a node is made, and dropped once, when the graph is gone and no launch of it runs: a kernel
  * may be run any number of times, by one thread at a time. Addresses stay what they were, and the

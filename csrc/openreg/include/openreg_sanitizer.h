@@ -12,8 +12,8 @@
  * Host threads count as one, and what one has waited for all know, until somebody tells which of
  * them are to be told apart (orSanitizerThreadStarts). Work behind an external event that
  * is not signalled is judged when it is, by the thread that signals, as the host may still do
- * things in order until then. What waits for a value is never reported, and a host function is
- * taken to tell the host all that was queued before it. One pair of operations on the same streams
+ * things in order until then. A host function is taken to tell the host all that was queued before
+ * it. One pair of operations on the same streams
  * and address is one report, until the reports are cleared.
  */
 #ifndef OPENREG_SANITIZER_H

@@ -12,7 +12,7 @@
  * order in which they are first used under the schedule; their priorities order nothing, as they
  * promise nothing.
  *
- * Not covered: calls from several threads at once, completions and values that come from outside (a
+ * Not covered: calls from several threads at once, completions that come from outside (a
  * call that synchronises really waits for them), kernels whose own result depends on time, hosts
  * that poll memory without a call. A kernel or host function that waits for the thread which queued
  * it waits for ever.
