@@ -63,7 +63,8 @@ typedef struct orBlockBins {
 typedef struct orMemPool {
   orSlot slot;
   orMemPool_t handle;
-  uint64_t holders; /* 0: it has been released */
+  uint64_t holders; /* callers'; 0: it has been released */
+  uint64_t users;   /* calls that are under way: it ends when both are 0 */
   _Atomic bool captured; /* under the lock or not: a graph may use its memory, whatever the program has freed */
   orCacheStat reserved_bytes[1 + OR_POOL_COUNT];
   orBlock end; /* without memory: released, in limbo until launched work cannot use the pool's */

@@ -255,10 +255,9 @@ static bool join(orCapture *c, orStream *s) {
 
 /* Why a stream cannot come after a mark of the capture, which this invalidates; or null. */
 static const char *cannotJoin(const orCapture *c, const orStream *s) {
-  orStream_t standard = 0;
   if (s->device != c->device) return "a graph has one device";
-  orDeviceDefaultStream(s->device, &standard);
-  return s->last_handle == standard ? "a default stream cannot capture" : NULL;
+  if (s->owner == OR_OWNER_GRAPH) return "a stream of a graph cannot capture";
+  return s->owner == OR_OWNER_DEVICE ? "a default stream cannot capture" : NULL;
 }
 
 static orError_t waitInside(orStream *s, orCell *cell) {
@@ -324,12 +323,10 @@ static orCapture *newCapture(int device) {
 
 /* Lock of the stream held. */
 static orError_t begin(orStream *s) {
-  orStream_t standard = 0;
-  orDeviceDefaultStream(s->device, &standard);
-  if (s->last_handle == standard)
+  if (s->owner == OR_OWNER_DEVICE || s->owner == OR_OWNER_GRAPH)
     return orFail(orErrorStreamCaptureUnsupported,
-                  "the default stream of device %d cannot capture: make another stream current",
-                  s->device);
+                  "%s of device %d cannot capture: make another stream current",
+                  orStreamOwnerName(s->owner), s->device);
   if (orCaptureHolds(s))
     return orFail(orErrorStreamCaptureUnsupported, "stream 0x%" PRIx64 " is capturing already",
                   s->last_handle);

@@ -22,7 +22,7 @@ static orError_t makeReady(int index) {
   if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
     orProcessActivate();
     orProbeCall(OR_PROBE_FIRST_USE, &(orProbe){.device = index});
-    error = orStreamMake(index, 0, &default_streams[index]);
+    error = orStreamMake(index, 0, OR_OWNER_DEVICE, &default_streams[index]);
     if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
   }
   orMutexUnlock(&first_use);
@@ -64,7 +64,7 @@ orError_t orStreamGetFromPool(orStream_t *stream, int priority, int device) {
   orMutexLock(&first_use);
   orPool *pool = &pools[device][-priority];
   orStream_t *slot = &pool->streams[pool->turn++ % OPENREG_STREAMS_PER_POOL];
-  orError_t error = *slot ? orSuccess : orStreamMake(device, priority, slot);
+  orError_t error = *slot ? orSuccess : orStreamMake(device, priority, OR_OWNER_POOL, slot);
   *stream = *slot;
   orMutexUnlock(&first_use);
   return error;

@@ -413,11 +413,20 @@ typedef enum orScheduleAside { OR_ASIDE_NOT, OR_ASIDE_MARK, OR_ASIDE_POISON } or
 
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
+/* Who destroys a stream: a caller, or the library. */
+typedef enum orStreamOwner {
+  OR_OWNER_CALLER,
+  OR_OWNER_DEVICE, /* its default stream, never destroyed */
+  OR_OWNER_POOL,   /* never destroyed */
+  OR_OWNER_GRAPH
+} orStreamOwner;
+
 typedef struct orStream {
   /* Read often, written rarely. */
   orSlot slot;
   int device;
   int priority;
+  orStreamOwner owner;
   orStream_t last_handle;      /* of the slot's present or latest owner */
   _Atomic uint64_t drop_until; /* tasks up to this number are dropped instead of run */
   _Atomic uint64_t wake_at;    /* sleepers: see await.c */
@@ -518,9 +527,11 @@ void orStreamsGiveUpWaits(int device);
 orStream *orStreamBlocker(orStream *stream);
 /* Waits until every stream is idle, no lane having one. */
 void orStreamSettle(void);
-/* Makes a stream that only orStreamUnmake destroys, which any thread may call, in a task too. */
-orError_t orStreamMake(int device, int priority, orStream_t *handle);
+orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t *handle);
+/* Destroys a stream that the library owns. Any thread, also in a task. */
 void orStreamUnmake(orStream_t handle);
+/* "the default stream", "a stream of the pool" or "a stream of a graph"; null: a caller's. */
+const char *orStreamOwnerName(orStreamOwner owner);
 int orClampPriority(int priority);
 /* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and
  * UINT64_MAX. */

@@ -174,7 +174,7 @@ static bool makeCells(orGraphBody *b) {
 
 static orError_t makeStreams(orGraphBody *b, const int *priorities) {
   for (uint32_t i = 1; i < b->line_count; i++)
-    OR_TRY(orStreamMake(b->device, priorities[i], &b->lines[i].stream));
+    OR_TRY(orStreamMake(b->device, priorities[i], OR_OWNER_GRAPH, &b->lines[i].stream));
   return orSuccess;
 }
 

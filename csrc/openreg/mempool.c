@@ -72,7 +72,6 @@ static void addUse(orStream_t stream, uint64_t last, void *context) {
 /* Lock held. */
 static void end(orCache *cache, orMemPool *mempool) {
   orEnding e = {.mempool = mempool, .complete = true};
-  orHandleInvalidate(&mempool->slot);
   orStreamsForEachBusy(orCacheDevice(cache), addUse, &e);
   if (!e.complete) return;
   orBlockUse *use = mempool->end.uses;
@@ -82,16 +81,16 @@ static void end(orCache *cache, orMemPool *mempool) {
     orMemPoolEnd(cache, &mempool->end);
 }
 
-/* Lock held. */
-static void letGo(orCache *cache, orMemPool *mempool) {
-  if (--mempool->holders == 0) end(cache, mempool);
+/* Lock held, after one of the counts has become less. */
+static void endIfUnused(orCache *cache, orMemPool *mempool) {
+  if (!mempool->holders && !mempool->users) end(cache, mempool);
 }
 
 orError_t orMemPoolHold(orMemPool_t pool, orStream_t stream, orMemPool **held) {
   int device = orHandleDevice(pool), wanted = orHandleDevice(stream);
   OR_TRY(lockPool(pool, held));
   if (device == wanted) {
-    (*held)->holders++;
+    (*held)->users++;
     if (orStreamCaptures(stream))
       atomic_store_explicit(&(*held)->captured, true, memory_order_relaxed);
   }
@@ -105,7 +104,8 @@ orError_t orMemPoolHold(orMemPool_t pool, orStream_t stream, orMemPool **held) {
 void orMemPoolLetGo(orMemPool *mempool) {
   orCache *cache = cacheOf(mempool);
   orCacheLock(cache);
-  letGo(cache, mempool);
+  mempool->users--;
+  endIfUnused(cache, mempool);
   orCacheUnlock(cache);
 }
 
@@ -132,6 +132,7 @@ orError_t orMemPoolCreate(orMemPool_t *pool, int device) {
   orCacheLock(&orCaches[device]);
   mempool->handle = handle;
   mempool->holders = 1;
+  OR_ASSERT(mempool->users, ==, 0);
   atomic_store_explicit(&mempool->captured, false, memory_order_relaxed);
   for (int i = 0; i <= OR_POOL_COUNT; i++) mempool->reserved_bytes[i] = (orCacheStat){0};
   mempool->end = (orBlock){.state = OR_BLOCK_LIMBO};
@@ -155,7 +156,8 @@ orError_t orMemPoolRelease(orMemPool_t pool) {
   OR_TRY(orEnter());
   OR_TRY(lockPool(pool, &mempool));
   orCache *cache = cacheOf(mempool);
-  letGo(cache, mempool);
+  if (!--mempool->holders) orHandleInvalidate(&mempool->slot);
+  endIfUnused(cache, mempool);
   orCacheUnlock(cache);
   return orSuccess;
 }
@@ -168,8 +170,9 @@ static void await(orStream_t stream, uint64_t last, void *context) {
 orError_t orCacheEmptyPool(orMemPool_t pool) {
   orMemPool *mempool;
   OR_TRY(orEnterBlocking());
-  OR_TRY(orMemPoolRetain(pool));
-  mempool = orHandleFind(&table, pool);
+  OR_TRY(lockPool(pool, &mempool));
+  mempool->users++;
+  orCacheUnlock(cacheOf(mempool));
   if (orMemPoolIsGraphs(mempool)) orStreamsForEachBusy(orHandleDevice(pool), await, NULL);
   orCacheGiveBack(cacheOf(mempool), mempool);
   orMemPoolLetGo(mempool);

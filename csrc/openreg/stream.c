@@ -48,7 +48,7 @@ static _Thread_local uint64_t last_correlation;
 
 uint64_t orGetLastCorrelation(void) { return last_correlation; }
 
-orError_t orStreamMake(int device, int priority, orStream_t *handle) {
+orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t *handle) {
   orStream *s;
   void *slot;
   OR_TRY(orHandleReserve(&orStreamTable, device, &slot, handle));
@@ -61,6 +61,7 @@ orError_t orStreamMake(int device, int priority, orStream_t *handle) {
   orMutexLock(&s->lock);
   s->device = device;
   s->priority = priority;
+  s->owner = owner;
   s->last_handle = *handle;
   s->lost = orDeviceIsLost(device);
   orHandlePublish(&s->slot, *handle);
@@ -577,7 +578,7 @@ orError_t orStreamCreateWithPriority(orStream_t *stream, int priority) {
   OR_TRY(orEnter());
   if (!stream) return orFail(orErrorInvalidValue, "orStreamCreate: null result");
   OR_TRY(orDeviceUse(orCurrentDevice()));
-  return orStreamMake(orCurrentDevice(), orClampPriority(priority), stream);
+  return orStreamMake(orCurrentDevice(), orClampPriority(priority), OR_OWNER_CALLER, stream);
 }
 
 orError_t orStreamCreate(orStream_t *stream) { return orStreamCreateWithPriority(stream, 0); }
@@ -592,17 +593,30 @@ static void destroy(orStream *s) {
   if (idle) orHandleRecycle(&orStreamTable, &s->slot);
 }
 
+const char *orStreamOwnerName(orStreamOwner owner) {
+  static const char *const names[] = {[OR_OWNER_DEVICE] = "the default stream",
+                                      [OR_OWNER_POOL] = "a stream of the pool",
+                                      [OR_OWNER_GRAPH] = "a stream of a graph"};
+  OR_COVERS(names, OR_OWNER_GRAPH + 1);
+  return names[owner];
+}
+
+/* Unlocks it. */
+static orError_t refuseDestroy(orStream *s) {
+  orStream_t handle = s->last_handle;
+  const char *name = orStreamOwnerName(s->owner);
+  orMutexUnlock(&s->lock);
+  return orFail(orErrorInvalidValue,
+                "orStreamDestroy: stream 0x%" PRIx64
+                " is %s of device %d; allowed are streams of orStreamCreate",
+                handle, name, orHandleDevice(handle));
+}
+
 orError_t orStreamDestroy(orStream_t stream) {
   orStream *s;
   OR_TRY(orEnter());
   OR_TRY(orStreamLock(stream, &s));
-  orStream_t standard = 0;
-  orDeviceDefaultStream(s->device, &standard);
-  if (s->last_handle == standard) {
-    orMutexUnlock(&s->lock);
-    return orFail(orErrorInvalidValue, "the default stream of device %d cannot be destroyed",
-                  s->device);
-  }
+  if (s->owner != OR_OWNER_CALLER) return refuseDestroy(s);
   orCapture *left = orCaptureLeave(s);
   destroy(s);
   orCaptureAbandon(left);
@@ -612,6 +626,9 @@ orError_t orStreamDestroy(orStream_t stream) {
 void orStreamUnmake(orStream_t handle) {
   orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(handle));
   orMutexLock(&s->lock);
+  OR_ASSERT(atomic_load_explicit(&s->slot.handle, memory_order_relaxed), ==, handle);
+  OR_ASSERT(s->owner, !=, OR_OWNER_CALLER);
+  OR_ASSERT(s->capturing, ==, NULL);
   destroy(s);
 }
 

@@ -86,6 +86,49 @@ TEST(graph_trace_has_each_node) {
   ASSERT_OK(orGraphDestroy(graph));
 }
 
+/* Of a graph with one node, which another stream than the one that is launched on runs. */
+static orStream_t ownStreamOf(orGraph_t graph, orStream_t on) {
+  orTrace trace;
+  orStream_t own = 0;
+  ASSERT_OK(orTraceStart(0));
+  ASSERT_OK(orGraphLaunch(graph, on));
+  ASSERT_OK(orStreamSynchronize(on));
+  ASSERT_OK(orTraceStop(&trace));
+  for (size_t i = 0; i < trace.count; i++)
+    if (trace.records[i].kind == orTraceKernel) own = trace.records[i].stream;
+  orTraceFree(&trace);
+  ASSERT_NE(own, 0);
+  ASSERT_NE(own, on);
+  return own;
+}
+
+/* A trace has their handles. */
+TEST(graph_keeps_its_own_streams) {
+  atomic_int ran = 0;
+  orStream_t s = newStream(), side = newStream();
+  orEvent_t e = newEvent(0);
+  orGraph_t graph, other;
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_OK(orEventRecord(e, s));
+  ASSERT_OK(orStreamWaitEvent(side, e));
+  launch(side, countKernel, &ran);
+  ASSERT_OK(orEventRecord(e, side));
+  ASSERT_OK(orStreamWaitEvent(s, e));
+  ASSERT_OK(orStreamEndCapture(s, &graph));
+  orStream_t own = ownStreamOf(graph, s);
+  ASSERT_REFUSED(orStreamDestroy(own), orErrorInvalidValue, "a graph");
+  ASSERT_REFUSED(orStreamBeginCapture(own), orErrorStreamCaptureUnsupported, "a graph");
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_OK(orEventRecord(e, s));
+  ASSERT_REFUSED(orStreamWaitEvent(own, e), orErrorStreamCaptureUnsupported, "a graph");
+  ASSERT_ERROR(orStreamEndCapture(s, &other), orErrorStreamCaptureInvalidated);
+  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_EQ(ran, 2);
+  ASSERT_OK(orGraphDestroy(graph));
+  ASSERT_REFUSED(orStreamQuery(own), orErrorInvalidResourceHandle, "not a live stream");
+}
+
 /* The third kernel from now, counted where they run or are about to: not in the capture. */
 TEST(graph_faults_strike_inside) {
   atomic_int ran = 0;

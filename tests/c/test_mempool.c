@@ -326,6 +326,27 @@ TEST(mempool_is_named_by_snapshots_and_history) {
   }
 }
 
+/* Once more than it is held, while an allocation from it is under way. */
+static void releaseTwice(const orCacheRecord *record) {
+  orMemPool_t pool = atomic_exchange(&told, 0);
+  if (!pool || record->action != orCacheActionAlloc) return;
+  ASSERT_OK(orMemPoolRelease(pool));
+  ASSERT_REFUSED(orMemPoolRelease(pool), orErrorInvalidResourceHandle, "not a live memory pool");
+}
+
+TEST(mempool_released_too_often_in_an_allocation) {
+  orStream_t s = defaultStream(0);
+  orMemPool_t pool = newPool(0);
+  ASSERT_OK(orCacheFree(takeFrom(pool, 700, s)));
+  atomic_store(&told, pool);
+  ASSERT_OK(orSetCacheHook(releaseTwice));
+  void *a = takeFrom(pool, 700, s);
+  ASSERT_OK(orSetCacheHook(NULL));
+  ASSERT_EQ(told, 0);
+  ASSERT_OK(orCacheFree(a));
+  ASSERT_PTR(take(700, s), a); /* the device's own by now */
+}
+
 /* ---- captures ---- */
 
 TEST(mempool_a_capture_reuses_what_its_stream_frees) {

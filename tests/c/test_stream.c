@@ -82,6 +82,8 @@ TEST(stream_pools_go_round) {
   }
   ASSERT_REFUSED(orStreamGetFromPool(NULL, 0, 0), orErrorInvalidValue, "null");
   ASSERT_REFUSED(orStreamGetFromPool(&standard, 0, 2), orErrorInvalidDevice, "0 to 1");
+  ASSERT_REFUSED(orStreamDestroy(streams[1][0][0]), orErrorInvalidValue, "pool of device 1");
+  ASSERT_OK(orLaunchSleep(streams[1][0][0], 1));
 }
 
 static void refuseEverywhere(orStream_t s) {

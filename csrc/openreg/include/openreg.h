@@ -244,7 +244,8 @@ OR_API orError_t orStreamGetDefault(orStream_t *stream, int device);
  * first, and is nobody's to destroy. */
 OR_API orError_t orStreamGetFromPool(orStream_t *stream, int priority, int device);
 #define OPENREG_STREAMS_PER_POOL 32
-/* Work already queued still runs; the handle is invalid at once. Never blocks. */
+/* Work already queued still runs; the handle is invalid at once. Never blocks. orErrorInvalidValue for
+ * a stream that the library owns: a default one, one of a pool, a graph's own. */
 OR_API orError_t orStreamDestroy(orStream_t stream);
 OR_API orError_t orStreamGetDevice(orStream_t stream, int *device);
 OR_API orError_t orStreamGetPriority(orStream_t stream, int *priority);

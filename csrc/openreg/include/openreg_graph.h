@@ -33,7 +33,7 @@ typedef enum orCaptureStatus {
   orCaptureStatusInvalidated = 2
 } orCaptureStatus;
 
-/* Not a default stream, nor one that is capturing. */
+/* Not a default stream, nor a graph's own, nor one that is capturing. */
 OR_API orError_t orStreamBeginCapture(orStream_t stream);
 /* On the stream on which it began. The work of streams that have joined must come before what this
  * one would do next: orErrorStreamCaptureUnjoined. On failure *graph is 0 and the capture has
