@@ -5,7 +5,8 @@
  *    0    kind    device     slot    generation (from 1)
  *
  * A table is reserved once and never unmapped, and a slot keeps its last generation, so that any
- * 64-bit number can be asked for: it names a live slot or nothing. `handle` of a slot is the truth;
+ * 64-bit number can be asked for: it names a live slot or nothing. A slot whose generations are used
+ * up is never used again, so no handle is ever live twice. `handle` of a slot is the truth;
  * it is written under the lock of whatever lives in the slot and read without, by a look-up that
  * the owner of the lock then repeats.
  */
@@ -37,8 +38,8 @@ static orError_t takeSlot(orHandleTable *table, uint32_t *index) {
   }
   uint32_t used = atomic_load_explicit(&table->used, memory_order_relaxed);
   if (used == table->limit)
-    return orFail(orErrorMemoryAllocation, "%u live %ss, which is the most there can be", used,
-                  table->what);
+    return orFail(orErrorMemoryAllocation, "no room for another %s: there can be %u at once",
+                  table->what, used);
   *index = used;
   atomic_store_explicit(&table->used, used + 1, memory_order_release);
   return orSuccess;
@@ -50,8 +51,7 @@ orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_
   orError_t e = takeSlot(table, &index);
   if (!e) {
     orSlot *s = *slot = orHandleSlotAt(table, index);
-    s->generation = orHandleGeneration(s->generation + 1);
-    if (!s->generation) s->generation = 1;
+    s->generation++;
     *handle = (uint64_t)table->kind << OR_KIND_AT | (uint64_t)device << OR_DEVICE_AT |
               (uint64_t)index << OR_INDEX_AT | s->generation;
   }
@@ -72,8 +72,10 @@ void orHandleRecycle(orHandleTable *table, orSlot *slot) {
       (uint32_t)(((char *)slot - atomic_load_explicit(&table->base, memory_order_relaxed)) /
                  (ptrdiff_t)table->slot_size);
   orMutexLock(&table->lock);
-  slot->next_free = table->free_head;
-  table->free_head = index + 1;
+  if (OR_LIKELY(slot->generation < OR_LAST_GENERATION)) {
+    slot->next_free = table->free_head;
+    table->free_head = index + 1;
+  }
   orMutexUnlock(&table->lock);
 }
 
