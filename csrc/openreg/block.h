@@ -27,7 +27,10 @@ struct orBlockUse {
   orBlockUse *next; /* live block: its next use; limbo: the next in the stream's queue */
   orBlockStream *stream;
   orBlock *block;
-  uint64_t number; /* limbo: done when the stream has completed that many tasks */
+  union {               /* limbo: */
+    uint64_t number;    /* done when the stream has completed that many tasks */
+    orCapture *capture; /* deferred: in no queue before this is over; a reference */
+  };
 };
 
 /* The first cache line is all that a live block touches; the rest belongs to free ones. */

@@ -39,8 +39,9 @@
  * Captures. What is queued on a stream that captures does not run, so it is no task, and the counts
  * above do not know of it. A block that is freed by the stream it is for may be had again by that
  * stream, whose nodes run in the order of the calls. One that was recorded on another stream which
- * captures stays in limbo until the device has no capture any more. Whatever of a graph's private
- * pool is freed, launches go on to use it: it is not poisoned, and no tool is told of it.
+ * captures stays in limbo until that capture has ended, and then until the stream has finished what
+ * it was given by then. Whatever of a graph's private pool is freed, launches go on to use it: it is
+ * not poisoned, and no tool is told of it.
  */
 #include "openreg_schedule.h"
 
@@ -199,39 +200,43 @@ static void pollLimbo(orCache *cache) {
   }
 }
 
-void orCacheQueueUses(orCache *cache, orBlockUse *use) {
-  for (orBlockUse *next; use; use = next) {
-    next = use->next;
-    orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
-  }
+static void queueUse(orCache *cache, orBlockUse *use) {
+  orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
 }
 
-/* Nothing of a capture runs: what its streams have completed says nothing of what uses the block.
- * It stays in limbo until the device has no capture. */
-static void deferUses(orCache *cache, orBlockUse *use) {
-  orBlockUse *last = use;
-  while (last->next) last = last->next;
-  last->next = cache->deferred;
+/* Nothing of a capture runs: what its streams have completed says nothing of what uses the block. */
+static void deferUse(orCache *cache, orBlockUse *use, orCapture *capture) {
+  use->capture = capture;
+  use->block->waits++;
+  use->next = cache->deferred;
   cache->deferred = use;
 }
 
-static bool isCapturing(orStream_t stream) {
-  orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
-  return orHandleIs(&s->slot, stream) && orStreamCaptures(stream);
-}
-
-/* Whether a stream that the block was recorded on captures. */
-static bool isUsedByCapture(const orCache *cache, const orBlockUse *use) {
-  if (OR_LIKELY(!orDeviceCaptures(orCacheDevice(cache)))) return false;
-  while (use && !isCapturing(use->stream->stream)) use = use->next;
-  return use != NULL;
+void orCacheQueueUses(orCache *cache, orBlockUse *use) {
+  for (orBlockUse *next; use; use = next) {
+    next = use->next;
+    orCapture *capture = orStreamCapture(use->stream->stream);
+    if (OR_UNLIKELY(capture != NULL))
+      deferUse(cache, use, capture);
+    else
+      queueUse(cache, use);
+  }
 }
 
 static void endDeferral(orCache *cache) {
-  if (orDeviceCaptures(orCacheDevice(cache))) return;
-  orBlockUse *use = cache->deferred;
-  cache->deferred = NULL;
-  orCacheQueueUses(cache, use);
+  uint64_t ended = orCapturesEnded();
+  if (OR_LIKELY(cache->ended == ended)) return;
+  cache->ended = ended;
+  for (orBlockUse **at = &cache->deferred, *use; (use = *at);) {
+    if (!orCaptureIsOver(use->capture)) {
+      at = &use->next;
+      continue;
+    }
+    *at = use->next;
+    orCaptureRelease(use->capture);
+    use->block->waits--;
+    queueUse(cache, use);
+  }
 }
 
 static void pollAll(orCache *cache) {
@@ -452,10 +457,7 @@ orError_t orCacheFree(void *ptr) {
   if (orProbeOn(OR_PROBE_BLOCK_FREED) && !orMemPoolIsGraphs(block->owner->mempool))
     tellFree(block, use);
   if (OR_LIKELY(!use)) leaveLimbo(cache, block);
-  if (OR_UNLIKELY(use && isUsedByCapture(cache, use)))
-    deferUses(cache, use);
-  else
-    orCacheQueueUses(cache, use);
+  orCacheQueueUses(cache, use);
   poll(cache);
   orCacheUnlock(cache);
   return orSuccess;

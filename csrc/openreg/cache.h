@@ -23,7 +23,8 @@ typedef struct orCache {
   _Atomic uint32_t releasing;
   bool round;           /* some of options.roundup_power2_divisions are above 1 */
   orBlock *dirty;       /* limbo, only to be poisoned; linked by idle_next */
-  orBlockUse *deferred; /* of blocks freed in a capture: to be queued when there is none */
+  orBlockUse *deferred; /* by streams that captured at the free; linked by next */
+  uint64_t ended;       /* captures that had ended when `deferred` was last looked through */
   orCacheLog log;       /* empty while nobody has the lock */
   uint64_t sequence;    /* of the latest record */
   orBlocks blocks;

@@ -58,8 +58,11 @@ struct orCapture {
 
 /* Captures that are not over: where there is none, nobody looks for one. */
 static _Atomic int captures[OPENREG_MAX_DEVICES];
+/* Captures that are over, of all devices. One is counted after its state has become OVER, so a thread
+ * that reads the count sees the state. */
+static _Atomic uint64_t ended;
 
-static void release(orCapture *c) {
+void orCaptureRelease(orCapture *c) {
   if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) != 1) return;
   for (uint32_t i = 0; i < c->count; i++) {
     free(c->branches[i]->reserved);
@@ -69,7 +72,7 @@ static void release(orCapture *c) {
 }
 
 void orCaptureForget(orCell *cell) {
-  release(cell->capture);
+  orCaptureRelease(cell->capture);
   cell->capture = NULL;
 }
 
@@ -78,7 +81,7 @@ static void takeOut(orStream *s) {
   orMutexAssertHeld(&s->lock);
   orCapture *c = s->capturing->capture;
   s->capturing = NULL;
-  release(c);
+  orCaptureRelease(c);
 }
 
 /* Of a capture in the state, which is under its lock. */
@@ -91,7 +94,7 @@ static orCaptureState stateOf(orCapture *c) {
 
 bool orCaptureHolds(orStream *s) {
   if (!s->capturing) return false;
-  bool over = stateOf(s->capturing->capture) == OR_CAPTURE_OVER;
+  bool over = orCaptureIsOver(s->capturing->capture);
   if (over) takeOut(s);
   return !over;
 }
@@ -336,7 +339,7 @@ static orError_t begin(orStream *s) {
     orMutexLock(&c->lock);
     joined = join(c, s);
     orMutexUnlock(&c->lock);
-    release(c); /* the stream has a reference, or there is none */
+    orCaptureRelease(c); /* the stream has a reference, or there is none */
   }
   if (!joined) return orFail(orErrorMemoryAllocation, "no memory for a capture");
   atomic_fetch_add_explicit(&captures[s->device], 1, memory_order_release);
@@ -362,6 +365,7 @@ static orCaptureState seal(orCapture *c) {
   c->state = OR_CAPTURE_OVER;
   orMutexUnlock(&c->lock);
   atomic_fetch_sub_explicit(&captures[c->device], 1, memory_order_release);
+  atomic_fetch_add_explicit(&ended, 1, memory_order_release);
   return before;
 }
 
@@ -414,7 +418,7 @@ orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph) {
   takeAllOut(c);
   orError_t error = makeGraph(c, was, graph);
   orGraphNodesDrop(&c->nodes);
-  release(c);
+  orCaptureRelease(c);
   return error;
 }
 
@@ -435,7 +439,7 @@ void orCaptureAbandon(orCapture *c) {
   if (!c) return;
   takeAllOut(c);
   orGraphNodesDrop(&c->nodes);
-  release(c);
+  orCaptureRelease(c);
 }
 
 orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uint64_t *id) {
@@ -453,6 +457,20 @@ orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uin
 
 bool orDeviceCaptures(int device) {
   return atomic_load_explicit(&captures[device], memory_order_acquire) != 0;
+}
+
+uint64_t orCapturesEnded(void) { return atomic_load_explicit(&ended, memory_order_acquire); }
+
+bool orCaptureIsOver(orCapture *c) { return stateOf(c) == OR_CAPTURE_OVER; }
+
+orCapture *orStreamCapture(orStream_t stream) {
+  if (OR_LIKELY(!orDeviceCaptures(orHandleDevice(stream)))) return NULL;
+  orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
+  orMutexLock(&s->lock);
+  orCapture *c = orHandleIs(&s->slot, stream) && orCaptureHolds(s) ? s->capturing->capture : NULL;
+  if (c) atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
+  orMutexUnlock(&s->lock);
+  return c;
 }
 
 /* Lock of the stream held. */

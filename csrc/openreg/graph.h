@@ -53,7 +53,13 @@ void orCapturesInvalidate(int device, const char *call);
 orError_t orCapturesRefuse(int device, const char *call);
 /* Whether any stream of the device may be capturing. */
 bool orDeviceCaptures(int device);
-/* No lock of streams held. */
+/* How many have ended, of all devices. */
+uint64_t orCapturesEnded(void);
+/* No lock of streams held. The capture that a stream is in, with a reference for the caller; null if
+ * it is in none, or no more. */
+orCapture *orStreamCapture(orStream_t stream);
+void orCaptureRelease(orCapture *capture);
+bool orCaptureIsOver(orCapture *capture);
 bool orStreamCaptures(orStream_t stream);
 /* Whether the stream captures; no lock held. If so, the arguments are kept, as a node. */
 bool orCaptureTell(orStream_t stream, orTeller *tell, const void *args, size_t size);

@@ -385,6 +385,53 @@ TEST(mempool_a_capture_keeps_others_blocks_that_it_uses) {
   ASSERT_PTR(take(700, owner), a);
 }
 
+/* There is no moment without a capture, and room for one block. */
+TEST(mempool_captures_in_a_chain_give_blocks_back) {
+  setCapacity("64M");
+  orStream_t s[2] = {newStream(), newStream()}, owner = defaultStream(0);
+  ASSERT_OK(orStreamBeginCapture(s[0]));
+  for (int i = 0; i < 4; i++) {
+    orStream_t ends = s[i % 2], begins = s[(i + 1) % 2];
+    void *a = take(40 * MIB, owner);
+    ASSERT_OK(orCacheRecordStream(a, ends));
+    ASSERT_OK(orCacheFree(a));
+    ASSERT_OK(orStreamBeginCapture(begins));
+    ASSERT_OK(orGraphDestroy(endCaptureOf(ends)));
+  }
+  take(40 * MIB, owner);
+}
+
+TEST(mempool_a_block_waits_for_each_capture_that_uses_it) {
+  orStream_t first = newStream(), second = newStream(), later = newStream();
+  orStream_t owner = defaultStream(0);
+  void *a = take(700, owner), *b = take(700, owner);
+  ASSERT_OK(orStreamBeginCapture(first));
+  ASSERT_OK(orStreamBeginCapture(second));
+  for (int i = 0; i < 2; i++) ASSERT_OK(orCacheRecordStream(i ? b : a, first));
+  ASSERT_OK(orCacheRecordStream(a, second));
+  ASSERT_OK(orCacheFree(a));
+  ASSERT_OK(orCacheFree(b));
+  ASSERT_OK(orStreamBeginCapture(later));
+  ASSERT_OK(orGraphDestroy(endCaptureOf(first)));
+  ASSERT_PTR(take(700, owner), b);
+  ASSERT(take(700, owner) != a);
+  ASSERT_OK(orStreamDestroy(second)); /* ends its capture */
+  ASSERT_PTR(take(700, owner), a);
+}
+
+/* That the block is another device's changes nothing. */
+TEST(mempool_a_block_waits_for_another_devices_capture) {
+  ASSERT_OK(orSetDevice(1));
+  orStream_t far = newStream(), owner = defaultStream(0);
+  ASSERT_OK(orStreamBeginCapture(far));
+  void *a = take(700, owner);
+  ASSERT_OK(orCacheRecordStream(a, far));
+  ASSERT_OK(orCacheFree(a));
+  ASSERT(take(700, owner) != a);
+  ASSERT_OK(orGraphDestroy(endCaptureOf(far)));
+  ASSERT_PTR(take(700, owner), a);
+}
+
 static unsigned char byteAt(const void *ptr) {
   unsigned char byte;
   orStream_t s = newStream();
