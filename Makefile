@@ -1,4 +1,4 @@
-# Targets: demo, test, test-all, soak, conformance, upstream, integration, lint, format, sanitize, bench, build,
+# Targets: demo, test, test-all, soak, fuzz, conformance, upstream, integration, lint, format, sanitize, bench, build,
 # Targets: ctest, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
@@ -13,10 +13,10 @@ HEADER := csrc/openreg/include/openreg.h
 CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
 CC ?= cc
 
-.PHONY: help demo test test-all soak conformance upstream integration lint format sanitize bench build ctest
+.PHONY: help demo test test-all soak fuzz conformance upstream integration lint format sanitize bench build ctest
 .PHONY: debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
-.PHONY: bench-files soak-files lint-analyze
+.PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
 .DELETE_ON_ERROR:
 
 help:
@@ -135,6 +135,7 @@ TEST_SOURCES := $(wildcard tests/c/*.c)
 PLUGIN_SOURCES := $(wildcard tests/c/plugins/*.c)
 VENDOR_SOURCES := $(wildcard docs/examples/vendor/*.c)
 BENCH_SOURCES := $(wildcard benchmarks/*.c)
+INPUT_CORPUS := $(wildcard tests/c/inputs/corpus/*)
 # The runtime is the core without its tools.
 RUNTIME_SOURCES := $(filter-out $(patsubst %,csrc/openreg/%.c,$(shell sed -n 's/^tools: //p' \
   csrc/openreg/layers.txt)),$(CORE_SOURCES))
@@ -147,6 +148,10 @@ FLAGS_debug := -O2 -g -DOR_DEBUG
 FLAGS_tsan := -O1 -g -DOR_DEBUG -fsanitize=thread -fno-omit-frame-pointer
 FLAGS_asan := -O1 -g -DOR_DEBUG -fsanitize=address -fno-omit-frame-pointer
 FLAGS_ubsan := -O1 -g -DOR_DEBUG -fsanitize=undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# libFuzzer is clang's.
+FLAGS_fuzz := -O1 -g -DOR_DEBUG -DOR_LIBFUZZER -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+FUZZ_CC ?= clang
+build/ctest/fuzz/%: CC := $(FUZZ_CC)
 
 # One line for each file made; V=1 shows the commands.
 say = $(if $(V),,@echo '  $@'; )
@@ -178,15 +183,20 @@ $$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	  -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/bare: tests/c/bare/program.c $$(RUNTIME_SOURCES:csrc/openreg/%.c=$$(D_$(1))/core/%.o)
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -ldl
+# With config.c inside of it.
+$$(D_$(1))/inputs: tests/c/inputs/program.c $$(filter-out %/config.o,$$(CORE_OBJECTS_$(1))) $$(INPUT_CORPUS)
+	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) $$(if $$(filter fuzz,$(1)),-fsanitize=fuzzer) -Icsrc/openreg -MF $$@.d \
+	  $$< $$(filter %.o,$$^) -o $$@ -ldl
+	@rm -rf $$(@D)/corpus && cp -r tests/c/inputs/corpus $$(@D)/corpus
 $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 
-FILES_$(1) := $$(D_$(1))/bare $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
+FILES_$(1) := $$(D_$(1))/bare $$(D_$(1))/inputs $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
   $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so)
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
-$(foreach kind,release debug tsan asan ubsan,$(eval $(call core_build,$(kind))))
+$(foreach kind,release debug tsan asan ubsan fuzz,$(eval $(call core_build,$(kind))))
 
 # Two makes at once in one tree would write the same objects.
 locked = @mkdir -p build && flock build/lock $(MAKE) --no-print-directory -j $(JOBS)
@@ -218,6 +228,32 @@ soak:
 	$(locked) soak-files KIND=$(KIND)
 	TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 OPENREG_TEST_TIMEOUT_SCALE=0 \
 	  OPENREG_STRESS_SECONDS=$(SECONDS) $(D_$(KIND))/run-tests soak
+
+# What enters as text or bytes, by libFuzzer, for SECONDS: half of them before the devices are made, which no
+# factory can be registered after. What it finds new is kept in build/fuzz for the next run. Without libFuzzer
+# the kept inputs are read once.
+fuzz-files: $(D_fuzz)/inputs
+
+fuzz:
+	@if echo 'int LLVMFuzzerTestOneInput(const void *d, unsigned long n) { return d && n > 9; }' | \
+	    $(FUZZ_CC) -fsanitize=fuzzer -x c - -o /dev/null 2>/dev/null; then \
+	  $(MAKE) --no-print-directory fuzz-run; \
+	else \
+	  echo '$(FUZZ_CC) has no libFuzzer here (Debian: clang, libclang-rt-14-dev): only the kept inputs are read'; \
+	  $(MAKE) --no-print-directory ctest && \
+	    $(D_debug)/run-tests inputs_that_are_kept inputs_that_are_kept_for_devices; \
+	fi
+
+fuzz-run:
+	$(locked) fuzz-files
+	@for devices in '' devices; do \
+	  folder=build/fuzz/inputs$${devices:+-devices}; mkdir -p $$folder; \
+	  env $${devices:+OPENREG_INPUTS_WITH_DEVICES=1 ASAN_OPTIONS=detect_leaks=0} $(D_fuzz)/inputs \
+	    -max_total_time=$$((($(SECONDS) + 1) / 2)) -max_len=600 -timeout=20 -rss_limit_mb=4096 \
+	    -use_value_profile=1 -artifact_prefix=build/fuzz/ $$folder tests/c/inputs/corpus \
+	    >build/fuzz/log 2>&1 || { tail -60 build/fuzz/log; exit 1; }; \
+	  echo "== $$folder: $$(grep -o 'Done.*' build/fuzz/log), $$(ls $$folder | wc -l) inputs kept"; \
+	done
 
 # SHORT=1: fewer random programs, for continuous integration.
 STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)

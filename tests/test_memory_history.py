@@ -526,6 +526,26 @@ def test_allocator_settings(run_ok):
         before = torch.openreg.memory_allocated()
         z = take(M + M // 8)
         assert torch.openreg.memory_allocated() - before == M + M // 2
+
+        # Texts at random: each is refused or in force, and the allocator goes on.
+        import random
+        dice = random.Random(36)
+        keys = ["max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb",
+                "garbage_collection_threshold", "roundup_power2_divisions", "expandable_segments"]
+        values = ["0", "1", "2", "8", "21", "4294967296", "18446744073709551615", "-1", "0.5",
+                  "1.5", "nan", "True", "", "[256:4,512:2,>:1]", "[1:4294967296,>:8]", "[>:2", "x"]
+        taken = 0
+        for i in range(400):
+            text = ",".join(dice.choice(keys) + dice.choice(":::,[] ") + dice.choice(values)
+                            for _ in range(dice.choice([1, 1, 1, 2, 5])))
+            try:
+                torch._C._accelerator_setAllocatorSettings(text)
+                taken += 1
+            except (ValueError, RuntimeError, IndexError):
+                pass
+            x = torch.zeros(1 + dice.randrange(1 << 16), device="openreg")
+            assert int(x.sum()) == 0, text
+        assert 20 < taken < 380, taken
         """,
         env={"PYTORCH_ALLOC_CONF": "max_split_size_mb:30,roundup_power2_divisions:4"},
     )

@@ -203,18 +203,25 @@ static bool parseSchedule(const char *text, void *field) {
   return true;
 }
 
-/* What orTapeParse reads. */
+/* What orTapeParse reads: at most 2^20 choices, counting the zeros. */
 static bool parseTape(const char *text, void *field) {
-  *(const char **)field = *text ? text : NULL;
-  for (const char *at = text; *text; at++) {
-    unsigned long long number;
-    if (!parseNumber(at, &number, &at) || number > 1 << 20) break;
-    if (*at == ':' && (!parseNumber(at + 1, &number, &at) || number > 1 << 20)) break;
-    if (!*at) return true;
-    if (*at != ',') break;
+  const unsigned long long most = 1 << 20;
+  unsigned long long zeros, choice, choices = 0;
+  const char *at = text, *taken = *text ? text : NULL;
+  while (*text) {
+    zeros = 0;
+    if (!parseNumber(at, &choice, &at) || choice > most) return false;
+    if (*at == ':') {
+      zeros = choice;
+      if (!parseNumber(at + 1, &choice, &at) || choice > most) return false;
+    }
+    choices += zeros + 1;
+    if (choices > most) return false;
+    if (!*at) break;
+    if (*at++ != ',') return false;
   }
-  if (*text) *(const char **)field = NULL;
-  return !*text;
+  *(const char **)field = taken;
+  return true;
 }
 
 /* ---- Reading ---- */
