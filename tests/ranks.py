@@ -2,9 +2,11 @@
 
 import datetime
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import time
 import traceback
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,22 @@ class RankError(AssertionError):
     """What a rank raised, with its traceback."""
 
 
-def _serve(rank, size, path, seconds, pipe):
+def _context():
+    """Forks each rank from a process that has imported PyTorch but not the device, because the
+    import takes two seconds. Under LD_PRELOAD each rank is a new process, as in conftest.py."""
+    if "LD_PRELOAD" in os.environ:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    with mock.patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0"):
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+def _serve(rank, size, path, seconds, environment, pipe):
+    os.environ.clear()
+    os.environ.update(environment)
+    torch._import_device_backends()
     torch.set_num_threads(1)
     dist.init_process_group(
         init_method=f"file://{path}",
@@ -39,11 +56,11 @@ class Ranks:
     """`size` processes with a default group whose backend nobody named."""
 
     def __init__(self, size, folder, seconds=60):
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self.processes, self.pipes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (rank, size, str(folder / "store"), seconds, theirs)
+            arguments = (rank, size, str(folder / "store"), seconds, dict(os.environ), theirs)
             self.processes.append(context.Process(target=_serve, args=arguments, daemon=True))
             self.pipes.append(ours)
             self.processes[-1].start()
