@@ -7,6 +7,7 @@ interpreter's, which is what some programs are about.
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -102,6 +103,9 @@ def program(path):
     """Serves; returns the code of a program, in its process."""
     import torch
 
+    # A collection in a program would write to all of PyTorch's objects and copy their pages. The
+    # interpreter's end collects three times.
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
