@@ -70,6 +70,7 @@ typedef struct orMemPool {
   uint64_t users;   /* calls that are under way: it ends when both are 0 */
   _Atomic bool captured; /* under the lock or not: a graph may use its memory, whatever the program has freed */
   orCacheStat reserved_bytes[1 + OR_POOL_COUNT];
+  struct orMemPool *postponed; /* the next in the cache's list */
   orBlock end; /* without memory: released, in limbo until launched work cannot use the pool's */
 } orMemPool;
 

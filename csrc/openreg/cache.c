@@ -240,14 +240,15 @@ static void endDeferral(orCache *cache) {
 }
 
 static void pollAll(orCache *cache) {
+  if (cache->postponed) orMemPoolsEndPostponed(cache);
   if (cache->deferred) endDeferral(cache);
   if (cache->blocks.waiting) pollLimbo(cache);
   if (cache->dirty) poisonDirty(cache);
 }
 
 static inline void poll(orCache *cache) {
-  uintptr_t any =
-      (uintptr_t)cache->deferred | (uintptr_t)cache->blocks.waiting | (uintptr_t)cache->dirty;
+  uintptr_t any = (uintptr_t)cache->postponed | (uintptr_t)cache->deferred |
+                  (uintptr_t)cache->blocks.waiting | (uintptr_t)cache->dirty;
   if (OR_UNLIKELY(any)) pollAll(cache);
 }
 

@@ -23,6 +23,7 @@ typedef struct orCache {
   _Atomic uint32_t releasing;
   bool round;           /* some of options.roundup_power2_divisions are above 1 */
   orBlock *dirty;       /* limbo, only to be poisoned; linked by idle_next */
+  orMemPool *postponed; /* released, but short of host memory for their end */
   orBlockUse *deferred; /* by streams that captured at the free; linked by next */
   uint64_t ended;       /* captures that had ended when `deferred` was last looked through */
   orCacheLog log;       /* empty while nobody has the lock */
@@ -124,6 +125,8 @@ void orMemPoolLetGo(orMemPool *mempool);
 
 /* No launched work can use the memory of a pool that was released any more. Lock held. */
 void orMemPoolEnd(orCache *cache, orBlock *end);
+/* Pools whose end was short of memory end anew. Lock held. */
+void orMemPoolsEndPostponed(orCache *cache);
 /* Calls `fn` for the reserved bytes of each of a device's private pools. Lock held. */
 void orMemPoolsForEach(orCache *cache, void (*fn)(orCacheStat *reserved_bytes));
 

@@ -12,7 +12,7 @@
  *
  * All but `slot` and `captured` is under the lock of the device's cache. A slot is recycled when the
  * pool is gone. A pool that ends when the host has no memory for the uses of `end`, or for an owner,
- * keeps its memory for ever.
+ * is in the cache's list `postponed`, and ends anew when the cache is polled next.
  */
 #include <inttypes.h>
 
@@ -50,12 +50,19 @@ static void tellOver(const orBlock *block) {
 
 static void tellNothing(const orBlock *block) { (void)block; }
 
+static void postpone(orCache *cache, orMemPool *mempool) {
+  mempool->postponed = cache->postponed;
+  cache->postponed = mempool;
+}
+
 /* No tool was told of what a graph's pool freed. */
 void orMemPoolEnd(orCache *cache, orBlock *end) {
   orMemPool *mempool = (orMemPool *)((char *)end - offsetof(orMemPool, end));
   bool graphs = orMemPoolIsGraphs(mempool);
   if (orBlocksDissolve(&cache->blocks, mempool, graphs ? tellOver : tellNothing))
     orHandleRecycle(&table, &mempool->slot);
+  else
+    postpone(cache, mempool);
 }
 
 typedef struct orEnding {
@@ -73,12 +80,25 @@ static void addUse(orStream_t stream, uint64_t last, void *context) {
 static void end(orCache *cache, orMemPool *mempool) {
   orEnding e = {.mempool = mempool, .complete = true};
   orStreamsForEachBusy(orCacheDevice(cache), addUse, &e);
-  if (!e.complete) return;
+  if (!e.complete) {
+    postpone(cache, mempool);
+    return;
+  }
   orBlockUse *use = mempool->end.uses;
+  mempool->end.uses = NULL;
   if (use)
     orCacheQueueUses(cache, use);
   else
     orMemPoolEnd(cache, &mempool->end);
+}
+
+void orMemPoolsEndPostponed(orCache *cache) {
+  orMemPool *mempool = cache->postponed;
+  cache->postponed = NULL;
+  for (orMemPool *next; mempool; mempool = next) {
+    next = mempool->postponed;
+    end(cache, mempool);
+  }
 }
 
 /* Lock held, after one of the counts has become less. */
