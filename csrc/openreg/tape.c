@@ -24,9 +24,10 @@ bool orTapeAdd(orTape *t, uint32_t choice) {
 }
 
 void orStepsAdd(orSteps *s, orScheduleStep step) {
-  void *at = grown(s->at, s->count, &s->room, sizeof *s->at, OR_MOST_STEPS);
-  if (!at) s->short_of_memory = true;
   if (s->short_of_memory) return;
+  void *at = grown(s->at, s->count, &s->room, sizeof *s->at, OR_MOST_STEPS);
+  s->short_of_memory = !at;
+  if (!at) return;
   s->at = at;
   s->at[s->count++] = step;
 }
