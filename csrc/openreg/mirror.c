@@ -170,11 +170,19 @@ void *orMirrorAddress(const void *ptr) {
 
 /* ---- guards (lock held) ---- */
 
+/* Maps the mirror's pages at the block's place once more: for a guard that mprotect does not lift. */
+static bool mapAnew(const orMirror *m, size_t offset, size_t bytes) {
+  return mremap(mirrorOf(m) + offset, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+                (char *)blockOf(m) + offset) != MAP_FAILED;
+}
+
 static bool protect(const orMirror *m, size_t page, size_t count, uint8_t guard) {
   static const int protections[] = {[OR_GUARD_NOTHING] = PROT_READ | PROT_WRITE,
                                     [OR_GUARD_WRITES] = PROT_READ,
                                     [OR_GUARD_ALL] = PROT_NONE};
-  return !mprotect((char *)blockOf(m) + page * OR_PAGE, count * OR_PAGE, protections[guard]);
+  size_t offset = page * OR_PAGE, bytes = count * OR_PAGE;
+  if (!mprotect((char *)blockOf(m) + offset, bytes, protections[guard])) return true;
+  return guard == OR_GUARD_NOTHING && mapAnew(m, offset, bytes);
 }
 
 /* `count`: of pages that are guarded. */
