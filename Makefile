@@ -139,6 +139,9 @@ INPUT_CORPUS := $(wildcard tests/c/inputs/corpus/*)
 # The runtime is the core without its tools.
 RUNTIME_SOURCES := $(filter-out $(patsubst %,csrc/openreg/%.c,$(shell sed -n 's/^tools: //p' \
   csrc/openreg/layers.txt)),$(CORE_SOURCES))
+# The calls of the system that fail in the failing core, by the linker's --wrap (tests/c/failing/failing.c).
+FAILING := malloc calloc realloc aligned_alloc strdup mmap munmap madvise mprotect memfd_create ftruncate \
+  pthread_create fopen
 
 C_FLAGS := -std=c11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -D_GNU_SOURCE -pthread \
   -Icsrc/openreg/include -MMD -MP
@@ -176,6 +179,14 @@ $$(D_$(1))/$(CORE): $$(CORE_OBJECTS_$(1))
 	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,$(CORE) -Wl,-Bsymbolic-functions $$^ -o $$@ -pthread -ldl
 $$(D_$(1))/run-tests: $$(TEST_OBJECTS_$(1)) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) $$(FLAGS_$(1)) $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN' -pthread -ldl -lm
+$$(D_$(1))/failing/%.o: tests/c/failing/%.c Makefile
+	@mkdir -p $$(@D)
+	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -Itests/c -c $$< -o $$@
+$$(D_$(1))/failing/$(CORE): $$(CORE_OBJECTS_$(1)) $$(D_$(1))/failing/failing.o
+	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,$(CORE) -Wl,-Bsymbolic-functions $$(FAILING:%=-Wl,--wrap=%) \
+	  $$^ -o $$@ -pthread -ldl
+$$(D_$(1))/walk: $$(D_$(1))/failing/walk.o $$(D_$(1))/failing/$(CORE)
+	$$(say)$$(CC) $$(FLAGS_$(1)) $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN/failing' -pthread
 $$(D_$(1))/libvendor.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 $$(D_$(1))/libvendor_nomap.so: $$(VENDOR_SOURCES) $$(D_$(1))/$(CORE)
@@ -193,7 +204,7 @@ $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
 
 FILES_$(1) := $$(D_$(1))/bare $$(D_$(1))/inputs $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
   $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
-  $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so)
+  $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(D_$(1))/walk
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
 $(foreach kind,release debug tsan asan ubsan fuzz,$(eval $(call core_build,$(kind))))
@@ -258,6 +269,8 @@ fuzz-run:
 # SHORT=1: fewer random programs, for continuous integration.
 STRESS_PROGRAMS ?= $(if $(SHORT),300,10000)
 RANDOM_PROGRAMS ?= $(if $(SHORT),100,1000)
+# One system call out of so many fails (tests/c/failing/walk.c).
+WALK_SAMPLE ?= $(if $(SHORT),5,1)
 sanitize: sanitize-core sanitize-operators sanitize-programs
 
 sanitize-core:
@@ -265,7 +278,8 @@ sanitize-core:
 	@for kind in tsan asan ubsan; do \
 	  echo "== $$kind"; \
 	  TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) build/ctest/$$kind/run-tests || exit 1; \
+	  OPENREG_STRESS_PROGRAMS=$(STRESS_PROGRAMS) build/ctest/$$kind/run-tests && \
+	  TSAN_OPTIONS=halt_on_error=1 OPENREG_WALK_SAMPLE=$(WALK_SAMPLE) build/ctest/$$kind/walk || exit 1; \
 	done
 
 # PyTorch over the core's ThreadSanitizer build, preloaded: it has the installed one's name. Memory is

@@ -15,6 +15,9 @@
  * things in order until then. A host function is taken to tell the host all that was queued before
  * it. One pair of operations on the same streams
  * and address is one report, until the reports are cleared.
+ *
+ * Without host memory for its own tables the sanitizer prints one line and ends the process: it would
+ * miss races from there on.
  */
 #ifndef OPENREG_SANITIZER_H
 #define OPENREG_SANITIZER_H
