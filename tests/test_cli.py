@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 
 import pytest
@@ -134,6 +136,52 @@ def test_run_of_a_right_program_is_quiet(run, script):
     )
 
 
+PROGRAM = """
+import os, sys, torch
+os.mkdir("running")  # fails beside another run
+steps = int(input("steps? ")) + int(sys.stdin.readline())
+os.rmdir("running")
+if os.environ.get("OPENREG_SCHEDULE_SEED") == "1":
+    raise ValueError(f"lost at {object()}")
+print("steps", steps)
+"""
+
+
+def run_seeds(path, seeds, **how):
+    command = [sys.executable, *MODULE, "run", "--seeds", str(seeds), path]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OPENREG_")}
+    how = {"input": "", **how}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, **how)
+    return done.returncode, done.stdout, done.stderr.splitlines()
+
+
+def test_seeds_read_the_programs_input_and_tell_how_each_ended(script, tmp_path):
+    path = script(PROGRAM)
+    code, out, told = run_seeds(path, 2, cwd=tmp_path, input="3\n4\n5\n")
+    assert (code, out) == (1, "steps? steps 7\n")
+    assert told[0] == "torch_openreg: schedules: 1 of 2 do as 'early' does"
+    assert told[1].startswith("torch_openreg:   1: exit status 1 (ValueError: lost at <object")
+    assert told[1].endswith(f" at {path}:7) instead of exit status 0")
+
+
+def test_seeds_of_a_program_that_cannot_run_twice_are_not_compared(script, tmp_path):
+    path = script("import os\nos.mkdir('out')\n")
+    code, _, (nothing, why, _) = run_seeds(path, 3, cwd=tmp_path)
+    assert code == 1
+    assert nothing.startswith("torch_openreg: schedules: none was compared: under 'early'")
+    assert f"exit status 1 (FileExistsError: [Errno 17] File exists: 'out' at {path}:2)" in why
+
+
+def test_seeds_of_a_program_that_goes_on_where_it_was_are_not_compared(script, tmp_path):
+    text = "with open('log', 'a+') as log:\n    log.write('x')\n    print(log.tell())\n"
+    code, out, told = run_seeds(script(text), 1, cwd=tmp_path)
+    assert (code, out) == (1, "1\n")
+    assert told[:2] == [
+        "torch_openreg: schedules: none was compared: 'early', run twice, does not do the same:",
+        "torch_openreg:   prints '4' instead of '2' (line 1)",
+    ]
+
+
 def test_run_of_a_module_with_its_own_options(run, script, tmp_path):
     script(RACY, "racy_module.py")
     done = run(
@@ -183,6 +231,11 @@ def test_a_kernels_error_that_the_program_does_not_wait_for(run, script):
         (["/nowhere/at/all.py"], "there is no file '/nowhere/at/all.py'"),
         (["--seeds", "-1", "x.py"], "--seeds: a number of schedules, at least 1, not -1"),
         (["--seeds", "0", "x.py"], "--seeds: a number of schedules, at least 1, not 0"),
+        (
+            ["--seeds", "2", "--jobs", "0", "x.py"],
+            "--jobs: a number of schedules at once",
+        ),
+        (["--jobs", "2", "x.py"], "--jobs belongs to --seeds"),
         (["--seeds", "many", "x.py"], "invalid int value: 'many'"),
     ],
 )

@@ -13,7 +13,8 @@ _RUN = "runs a program as it is, and sums up what it found"
 _SANITIZE = "report accesses to the same memory that nothing orders"
 _AS_CUDA = "let cuda mean the device: docs/cuda.md"
 _FORCE = "--as-cuda on a machine with a GPU, too"
-_SEEDS = "then run it under N schedules, and compare exit status and what is printed"
+_SEEDS = "then run it under N schedules, and compare how it ends and what it prints"
+_JOBS = "N schedules at once, for a program that may run beside itself (1)"
 _PROGRAM = "a script, or with -m a module, and its arguments"
 
 
@@ -115,6 +116,8 @@ def main():
     run.set_defaults(main=_run, error=run.error)
     run.add_argument("--sanitize", action="store_true", help=_SANITIZE)
     run.add_argument("--seeds", type=int, metavar="N", help=_SEEDS)
+    run.add_argument("--jobs", type=int, metavar="N", help=_JOBS)
+    run.add_argument("--ending", metavar="FILE", help=argparse.SUPPRESS)
     run.add_argument("--as-cuda", action="store_true", help=_AS_CUDA)
     run.add_argument("--force", action="store_true", help=_FORCE)
     run.add_argument("-m", dest="module", action="store_true", help="a module, not a file")

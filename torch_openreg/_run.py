@@ -1,10 +1,14 @@
-"""``python -m torch_openreg run``: a script as it is, watched, and under many schedules."""
+"""``python -m torch_openreg run``: a script as it is, watched, and under many schedules.
 
-import concurrent.futures
+With ``--seeds`` each run is a process of its own (_run_seeds.py). Such a child is started with
+``--ending FILE`` and writes there how the program ended.
+"""
+
+import builtins
+import io
+import json
 import os
 import runpy
-import shlex
-import subprocess
 import sys
 import traceback
 
@@ -12,12 +16,11 @@ from . import as_cuda
 from .openreg import sanitizer
 from .openreg._schedules import _synchronize
 
+_PACKAGES = tuple(os.path.dirname(sys.modules[name].__file__) for name in ("torch", __package__))
 
-def _say(text):
+
+def say(text):
     print(f"torch_openreg: {text}", file=sys.stderr, flush=True)
-
-
-# ---- one run, in this process ----
 
 
 def _execute(options):
@@ -50,91 +53,102 @@ def _line(access):
 
 
 def _sum_up_races(reports):
-    _say(f"sanitizer: {len(reports) or 'no'} data race{'s' * (len(reports) != 1)}")
+    say(f"sanitizer: {len(reports) or 'no'} data race{'s' * (len(reports) != 1)}")
     for report in reports:
         later, earlier = report.later, report.earlier
-        _say(
+        say(
             f"  {report.number}: {later.operator} ({_line(later)}) and {earlier.operator} "
             f"({_line(earlier)}); missing: {report.advice}"
         )
 
 
+# ---- how a program ended ----
+
+
+class _RecordedInput(io.RawIOBase):
+    """Standard input, and what the program has read of it."""
+
+    def __init__(self, raw):
+        self._raw = raw
+        self.taken = bytearray()
+
+    def readable(self):
+        return True
+
+    def fileno(self):
+        return self._raw.fileno()
+
+    def isatty(self):
+        return self._raw.isatty()
+
+    def readinto(self, buffer):
+        count = self._raw.readinto(buffer)
+        self.taken += buffer[: count or 0]
+        return count
+
+
+def _record_input():
+    """Replaces sys.stdin and input(). On a terminal, input() does not read through sys.stdin."""
+    if sys.stdin is None:
+        return _RecordedInput(io.BytesIO())
+    recorded, plain_input = _RecordedInput(sys.stdin.buffer.raw), builtins.input
+    sys.stdin = io.TextIOWrapper(
+        io.BufferedReader(recorded), sys.stdin.encoding, sys.stdin.errors, line_buffering=True
+    )
+
+    def recorded_input(prompt=""):
+        before = len(recorded.taken)
+        line = plain_input(prompt)
+        if len(recorded.taken) == before and sys.stdin.isatty():
+            recorded.taken += f"{line}\n".encode(sys.stdin.encoding)
+        return line
+
+    builtins.input = recorded_input
+    return recorded
+
+
+def _place(error):
+    """Where the program was: its innermost line outside of PyTorch and this package."""
+    lines = traceback.extract_tb(error.__traceback__)
+    own = [line for line in lines if not line.filename.startswith((*_PACKAGES, "<frozen"))]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else None
+
+
+def _describe(error):
+    if error is None:
+        return "", None
+    if isinstance(error, SystemExit):
+        return ("", None) if isinstance(error.code, int | None) else (str(error.code), None)
+    return "".join(traceback.format_exception_only(error)).strip(), _place(error)
+
+
+def _write_ending(path, error, **ending):
+    ending["error"], ending["place"] = _describe(error)
+    with open(path, "w") as file:
+        json.dump(ending, file)
+
+
+# ---- one run, in this process ----
+
+
 def _run_once(options):
-    """The program's exit status, and how many races there were."""
+    """The program's exit status, or 1 if it is 0 and there were races."""
+    recorded = _record_input() if options.ending else None
     if options.sanitize:
         sanitizer.enable("warn")
-    status = 0
+    status, ended_by = 0, None
     try:
         _execute(options)
     except BaseException as error:
-        status = _status(error)
+        status, ended_by = _status(error), error
     reports = sanitizer.reports()
     if options.sanitize:
         _sum_up_races(reports)
-    return status, len(reports)
-
-
-# ---- many runs, each in a process of its own ----
-
-
-def _command(options):
-    named = [*["--as-cuda"] * options.as_cuda, *["--force"] * options.force]
-    return ["-m", "torch_openreg", "run", *named, *["-m"] * options.module, *options.command]
-
-
-def _run_under(options, seed):
-    """(exit status, what it printed on stdout, the last line on stderr)"""
-    done = subprocess.run(
-        [sys.executable, *_command(options)],
-        env={**os.environ, "OPENREG_SCHEDULE_SEED": str(seed)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    last = done.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
-    return done.returncode, done.stdout, last[0]
-
-
-def _outcome(first, run):
-    """What a run did otherwise than the first, in a line; None: nothing."""
-    if run[0] != first[0]:
-        return f"exit status {run[0]} instead of {first[0]}: {run[2]}"
-    lines, others = first[1].splitlines(), run[1].splitlines()
-    for number, (line, other) in enumerate(zip(lines, others, strict=False), 1):
-        if line != other:
-            return f"prints {other!r} instead of {line!r} (line {number})"
-    if len(lines) != len(others):
-        return f"prints {len(others)} lines instead of {len(lines)}"
-    return None
-
-
-def _show_progress(done, total):
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\rtorch_openreg: {done} of {total} schedules", end=end, file=sys.stderr, flush=True)
-
-
-def _run_schedules(options):
-    """Whether all ended as the first does, by exit status and by what they print on stdout."""
-    outcomes = {}
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        seeds = ["early", *range(options.seeds)]
-        runs = pool.map(lambda seed: _run_under(options, seed), seeds)
-        first = next(runs)
-        for seed, run in enumerate(runs):
-            _show_progress(seed + 1, options.seeds)
-            outcomes.setdefault(_outcome(first, run), []).append(seed)
-    same = len(outcomes.pop(None, []))
-    _say(f"schedules: {same} of {options.seeds} do as 'early' does")
-    for outcome, different in outcomes.items():
-        _say(f"  {', '.join(map(str, different))}: {outcome}")
-    if outcomes:
-        seed = next(iter(outcomes.values()))[0]
-        command = shlex.join(["python", *_command(options)])
-        _say(f"to replay: OPENREG_SCHEDULE_SEED={seed} {command}")
-    return not outcomes
+    code = status or int(bool(reports))
+    if options.ending:
+        read = recorded.taken.decode("latin-1")
+        _write_ending(options.ending, ended_by, status=status, code=code, read=read)
+    return code
 
 
 def main(options):
@@ -143,8 +157,12 @@ def main(options):
         options.error("which program? python -m torch_openreg run script.py")
     if options.force and not options.as_cuda:
         options.error("--force belongs to --as-cuda")
-    if options.seeds is not None and options.seeds < 1:
-        options.error(f"--seeds: a number of schedules, at least 1, not {options.seeds}")
+    for name, what in (("seeds", "schedules"), ("jobs", "schedules at once")):
+        number = getattr(options, name)
+        if number is not None and number < 1:
+            options.error(f"--{name}: a number of {what}, at least 1, not {number}")
+    if options.jobs and not options.seeds:
+        options.error("--jobs belongs to --seeds")
     options.program, *options.arguments = options.command
     if not options.module and not os.path.exists(options.program):
         options.error(f"there is no file {options.program!r}; -m runs a module")
@@ -153,6 +171,8 @@ def main(options):
             as_cuda(options.force)
         except RuntimeError as error:
             options.error(str(error))
-    status, races = _run_once(options)
-    agree = _run_schedules(options) if options.seeds else True
-    return status or int(races > 0 or not agree)
+    if options.seeds:
+        from ._run_seeds import run_schedules
+
+        return run_schedules(options)
+    return _run_once(options)

@@ -1,0 +1,142 @@
+"""``python -m torch_openreg run --seeds N``: a program under many schedules, a process for each.
+
+The first process runs the program as it is, with the terminal's standard streams. The others run it
+under a schedule, and read on standard input what the first has read.
+"""
+
+import concurrent.futures
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+from ._run import say
+from .openreg._exploration import _ADDRESS
+
+
+@dataclass
+class _Run:
+    status: int
+    error: str = ""  # what ended the program; empty: it came to its end, or exited
+    place: str | None = None
+    out: str = ""
+    read: bytes = b""  # from standard input
+    code: int = 0  # of the process: 1 where the program's is 0 and there were races
+
+    @property
+    def ending(self):
+        return self.status, _ADDRESS.sub("0x", self.error), self.place
+
+    def __str__(self):
+        details = " at ".join(filter(None, (self.error.partition("\n")[0], self.place)))
+        return f"exit status {self.status}" + (f" ({details})" if details else "")
+
+
+def _command(options):
+    named = [*["--as-cuda"] * options.as_cuda, *["--force"] * options.force]
+    return [*named, *["-m"] * options.module, *options.command]
+
+
+def _signal_name(number):
+    return signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
+
+
+def _run(options, *more, **settings):
+    """Runs the program in a child. One that a signal or os._exit ends writes no ending."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "ending")
+        command = [sys.executable, "-m", "torch_openreg", "run", *more, f"--ending={file}"]
+        done = subprocess.run([*command, *_command(options)], check=False, **settings)
+        out = (done.stdout or b"").decode(errors="replace")
+        code = done.returncode
+        if code < 0:
+            code = 128 - code
+            return _Run(code, _signal_name(-done.returncode), out=out, code=code)
+        if not os.path.exists(file):
+            return _Run(code, out=out, code=code)
+        with open(file) as text:
+            ending = json.load(text)
+    status = ending["status"] if code == ending["code"] else code
+    read = ending["read"].encode("latin-1")
+    return _Run(status, ending["error"], ending["place"], out, read, code)
+
+
+def _run_under(options, seed, read):
+    environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed)}
+    given = {"input": read} if read else {"stdin": subprocess.DEVNULL}
+    return _run(options, env=environment, capture_output=True, **given)
+
+
+def _difference(first, run):
+    """How `run` ended or printed otherwise than `first`, in a line; None: it did the same."""
+    if run.ending != first.ending:
+        return f"{run} instead of {first}"
+    lines, others = first.out.splitlines(), run.out.splitlines()
+    for number, (line, other) in enumerate(zip(lines, others, strict=False), 1):
+        if line != other:
+            return f"prints {other!r} instead of {line!r} (line {number})"
+    if len(lines) != len(others):
+        return f"prints {len(others)} lines instead of {len(lines)}"
+    return None
+
+
+def _show_progress(done, total):
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\rtorch_openreg: {done} of {total} schedules", end=end, file=sys.stderr, flush=True)
+
+
+def _compare(options, early, read):
+    """The seeds by how they differ from `early`; those that do not under None."""
+    outcomes = {}
+    with concurrent.futures.ThreadPoolExecutor(options.jobs or 1) as pool:
+        runs = pool.map(lambda seed: _run_under(options, seed, read), range(options.seeds))
+        for seed, run in enumerate(runs):
+            _show_progress(seed + 1, options.seeds)
+            outcomes.setdefault(_difference(early, run), []).append(seed)
+    return outcomes
+
+
+def _say_incomparable(when, difference):
+    say(f"schedules: none was compared: {when}:")
+    say(f"  {difference}")
+    say("  each schedule runs the program again in the same folder, so it must do the same again")
+    return False
+
+
+def _say_outcomes(options, outcomes):
+    same = len(outcomes.pop(None, []))
+    say(f"schedules: {same} of {options.seeds} do as 'early' does")
+    for difference, seeds in outcomes.items():
+        say(f"  {', '.join(map(str, seeds))}: {difference}")
+    if outcomes:
+        seed = next(iter(outcomes.values()))[0]
+        command = shlex.join(["python", "-m", "torch_openreg", "run", *_command(options)])
+        say(f"to replay: OPENREG_SCHEDULE_SEED={seed} {command}")
+    return not outcomes
+
+
+def _agree(options, own):
+    early = _run_under(options, "early", own.read)
+    if early.ending != own.ending:
+        return _say_incomparable(
+            "under 'early' the program ends otherwise than by itself", f"{early} instead of {own}"
+        )
+    outcomes = _compare(options, early, own.read)
+    if set(outcomes) != {None}:
+        again = _difference(early, _run_under(options, "early", own.read))
+        if again:
+            return _say_incomparable("'early', run twice, does not do the same", again)
+    return _say_outcomes(options, outcomes)
+
+
+def run_schedules(options):
+    """The exit status: the program's, or 1 if it is 0 and a race or a difference was found, or
+    nothing could be compared."""
+    own = _run(options, *["--sanitize"] * options.sanitize)
+    agree = _agree(options, own)
+    return own.code or int(not agree)
