@@ -1,12 +1,15 @@
 """Schedules: a race shows under some seed and repeats under it; what is right is so under all."""
 
+import dataclasses
 import gc
 import importlib.util
+import math
 import re
 import threading
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -392,6 +395,59 @@ def test_results_are_compared_by_value():
     ):
         found = explore(iter([first, second]).__next__, 1)
         assert found.different == [0] and len(found.results) == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    loss: object
+    more: object = None
+
+
+RESULTS = {
+    "long array": lambda x: numpy.full(5000, float(x)),
+    "array of objects": lambda x: numpy.array([None, x], dtype=object),
+    "array of records": lambda x: numpy.array([(math.nan, x)], dtype=[("a", float), ("b", int)]),
+    "long list": lambda x: [*range(5000), x],
+    "dataclass": lambda x: Output(torch.full((3,), float(x), device="openreg")),
+    "close numbers in dataclasses": lambda x: Output(Output(torch.tensor(1 + x * 1e-5)), [x]),
+    "jagged": lambda x: torch.nested.nested_tensor(
+        [torch.ones(2, device="openreg"), torch.full((3,), x * 1.0, device="openreg")],
+        layout=torch.jagged,
+    ),
+    "complex": lambda x: torch.tensor([complex(math.nan, x)], device="openreg"),
+    "sets": lambda x: {1, 2, 3 + x},
+}
+
+
+@pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
+def test_results_are_compared_by_structure(make):
+    assert explore(lambda: make(1.0), [0]).ok
+    assert explore(iter([make(1.0), make(2.0)]).__next__, [0]).different == [0]
+
+
+def test_results_that_change_later_are_kept_as_they_were():
+    values, array, output = [], numpy.zeros(2), Output([0])
+
+    def call():
+        values.append(len(values))
+        array[0] += 1
+        output.loss[0] += 1
+        return values, array, output
+
+    found = explore(call, 2)
+    assert [len(result.value[0]) for result in found.results] == [1, 2, 3]
+    assert [result.value[1][0] for result in found.results] == [1, 2, 3]
+    assert [result.value[2].loss[0] for result in found.results] == [1, 2, 3]
+
+
+def test_results_that_cannot_be_compared_raise():
+    class Opaque:
+        pass
+
+    with pytest.raises(TypeError, match=r"cannot compare results of type .*Opaque, which has no"):
+        explore(Opaque, 1)
+    one = Opaque()
+    assert explore(lambda: (one, Opaque, None), 1).ok
 
 
 def test_every_run_begins_with_the_same_random_state():

@@ -1,9 +1,12 @@
 """What explore() finds: results, the schedules that gave them, races, and how it is printed."""
 
+import copy
+import dataclasses
 import re
+import sys
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 
@@ -30,9 +33,7 @@ class Result:
     def __eq__(self, other):
         if self.error is not None or other.error is not None:
             return _identity(self.error) == _identity(other.error)
-        mine, shape = tree_flatten(self.value)
-        others, other_shape = tree_flatten(other.value)
-        return shape == other_shape and all(map(_same, mine, others))
+        return _same(self.value, other.value)
 
     __hash__ = None
 
@@ -54,24 +55,102 @@ def _identity(error):
     return type(error), _ADDRESS.sub("0x", str(error))
 
 
+def _is_dataclass(value):
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_array(value):
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def kept(value):
+    """A copy on the CPU of the tensors, arrays, containers and dataclasses in `value`."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if _is_dataclass(value):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(made, field.name, kept(getattr(value, field.name)))
+        return made
+    if _is_array(value):
+        return value.copy()
+    return value if _is_leaf(value) else tree_map(kept, value, is_leaf=lambda x: x is not value)
+
+
+def _parts(value):
+    """The children of a container of PyTorch's pytrees, and its shape."""
+    return tree_flatten(value, is_leaf=lambda x: x is not value)
+
+
+def _is_leaf(value):
+    parts, _ = _parts(value)
+    return len(parts) == 1 and parts[0] is value
+
+
 def _same(a, b):
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _same_tensors(a, b)
+    """Whether two results are equal, NaN being equal to itself. TypeError if that is not known."""
     if type(a) is not type(b):
         return False
+    if isinstance(a, torch.Tensor):
+        return _same_tensors(a, b)
+    if _is_array(a):
+        return _same_arrays(a, b)
+    if _is_dataclass(a):
+        return all(_same_fields(a, b, field.name) for field in dataclasses.fields(a))
+    if not _is_leaf(a):
+        (mine, shape), (others, other_shape) = _parts(a), _parts(b)
+        return shape == other_shape and all(map(_same, mine, others))
+    return a is b or _same_values(a, b)
+
+
+def _same_fields(a, b, name):
+    if not (hasattr(a, name) and hasattr(b, name)):
+        return hasattr(a, name) == hasattr(b, name)
+    return _same(getattr(a, name), getattr(b, name))
+
+
+def _same_values(a, b):
+    if type(a).__eq__ is object.__eq__:
+        raise TypeError(
+            f"explore cannot compare results of type {type(a).__qualname__}, which has no equality "
+            "of its own: return tensors, numbers, arrays, containers or dataclasses of them"
+        )
     try:
         return bool(a == b) or bool(a != a and b != b)
-    except (RuntimeError, ValueError):  # an array's truth
-        return repr(a) == repr(b)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"explore cannot compare results of type {type(a).__qualname__}: {error}"
+        ) from error
+
+
+def _same_arrays(a, b):
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    if a.dtype.names:
+        return all(_same_arrays(a[name], b[name]) for name in a.dtype.names)
+    if a.dtype.kind == "c":
+        return _same_arrays(a.real, b.real) and _same_arrays(a.imag, b.imag)
+    if a.dtype.hasobject:
+        return all(map(_same, a.ravel().tolist(), b.ravel().tolist()))
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _same_tensors(a, b):
-    if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
+    if (a.dtype, a.layout, a.is_nested) != (b.dtype, b.layout, b.is_nested):
+        return False
+    if a.is_nested:  # the sizes of a jagged one have a symbol of its own
+        mine, others = a.unbind(), b.unbind()
+        return len(mine) == len(others) and all(map(_same_tensors, mine, others))
+    if a.shape != b.shape:
         return False
     if a.layout != torch.strided:
         return _same_tensors(a.to_dense(), b.to_dense())
     if a.is_quantized:
         a, b = a.dequantize(), b.dequantize()
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 

@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterable
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from .. import _C
 from . import sanitizer
 from ._coverage import Coverage
-from ._exploration import Exploration, Result
+from ._exploration import Exploration, Result, kept
 from ._lazy import is_initialized
 
 SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
@@ -253,9 +252,7 @@ class _Runs:
                 value = self._fn()
                 _synchronize()
                 self.steps, self.failed = _C._schedule_steps(), False
-                return Result(
-                    tree_map_only(torch.Tensor, lambda t: t.detach().cpu().clone(), value)
-                )
+                return Result(kept(value))
             except Exception as error:
                 self.steps, self.failed = _C._schedule_steps(), True
                 # Its frames hold tensors, which would live into the next run.
@@ -327,10 +324,12 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
 
     The first run is under ``"early"``, the order of a device that runs everything at once. Every
     run begins with PyTorch's random state as it is now, and ends with a synchronisation of all
-    devices, so that a kernel's error belongs to its own run. Results may be nested containers.
-    Tensors are compared by value, where NaN equals NaN; exceptions by type and text; DataRaceErrors
-    by operators, streams and kind of memory. The sanitizer watches, and its reports are printed
-    with a result that differs; where it is on already, it does as it was told.
+    devices, so that a kernel's error belongs to its own run. Results may be tensors of any layout,
+    NumPy arrays, dataclasses, and nested containers of them. They are compared by value, where NaN
+    equals NaN; a result of a type without equality raises TypeError. Exceptions are compared by
+    type and text, DataRaceErrors by operators, streams and kind of memory. The sanitizer watches,
+    and its reports are printed with a result that differs; where it is on already, it does as it
+    was told.
 
     Args:
         fn: called without arguments. It has to do the same each time; what is no function raises
