@@ -19,7 +19,8 @@ SEARCH = "preemptions"
 SKIPPED = pytest.StashKey[int]()
 MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
-RACES = pytest.StashKey[list]()  # of a test: what its next report says of races
+RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
+OUTSIDE = pytest.StashKey[list]()  # texts of races and errors that belong to no test
 RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
 
 
@@ -81,8 +82,9 @@ def pytest_configure(config):
     )
     config.addinivalue_line("markers", RACY)
     setting = os.environ.get("OPENREG_SANITIZER")  # tests may change it
-    by_option = "error" if config.option.openreg_sanitizer else None
-    config.stash[MODE] = {"1": "error", "warn": "warn"}.get(setting, by_option)
+    by_setting = {"1": "error", "warn": "warn"}.get(setting)
+    config.stash[MODE] = "error" if config.option.openreg_sanitizer else by_setting
+    config.stash[OUTSIDE] = []
     if config.option.openreg_schedules < 0:
         raise pytest.UsageError("--openreg-schedules: N must not be negative")
     _check_search(config.option)
@@ -112,11 +114,34 @@ def pytest_sessionstart(session):
     _watching(session.config)
 
 
+def pytest_collection_finish(session):
+    _keep_outside(session.config)
+
+
 def pytest_sessionfinish(session):
+    """Races of session fixtures, and of what ran between tests, fail the run."""
+    _keep_outside(session.config)
     sanitizer = _watching(session.config)
     if sanitizer:
-        sanitizer.clear()
         sanitizer.disable()
+    races = session.config.stash[OUTSIDE]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["openreg_races"] = races
+    elif races and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """A process of pytest-xdist has ended."""
+    node.config.stash[OUTSIDE] += getattr(node, "workeroutput", {}).get("openreg_races", [])
+
+
+def _keep_outside(config):
+    try:
+        config.stash[OUTSIDE] += map(str, _take_reports(config) or ())
+    except Exception as error:  # a kernel's, which nothing has waited for
+        config.stash[OUTSIDE].append(f"{type(error).__name__}: {error}")
 
 
 def _watching(config):
@@ -135,23 +160,37 @@ def _take_reports(config):
     sanitizer = _watching(config)
     if sanitizer is None:
         return None
-    import torch
-
     try:
-        if torch.openreg.is_initialized():
-            _synchronize(torch)
+        _synchronize()
         return sanitizer.reports()
     finally:
         sanitizer.clear()
 
 
-def _fail(item, reports):
-    _keep(item, reports)
-    pytest.fail("\n\n".join(map(str, reports)), pytrace=False)
+def _expects(item):
+    """Whether its races are expected: by the marker racy, or by what an xfail in force names."""
+    if item.get_closest_marker("racy"):
+        return True
+    from _pytest.skipping import xfailed_key
+
+    xfail = item.stash.get(xfailed_key, None)
+    errors = getattr(xfail, "raises", None) or ()
+    errors = errors if isinstance(errors, tuple) else (errors,)
+    sanitizer = _watching(item.config)
+    return sanitizer is not None and issubclass(sanitizer.DataRaceError, errors)
+
+
+def _text(races):
+    return "\n\n".join(map(str, races))
+
+
+def _fail(item, races):
+    _keep(item, races)
+    pytest.fail(_text(races), pytrace=False)
 
 
 def _keep(item, races):
-    item.stash.setdefault(RACES, []).extend(_annotation(race, item.config) for race in races)
+    item.stash.setdefault(RACES, []).extend(races)
 
 
 def _is_of_project(file, config):
@@ -184,32 +223,43 @@ def _annotation(race, config):
 def pytest_runtest_call(item):
     try:
         result = yield from _scheduled(item)
-    except BaseException as error:
-        sanitizer = _watching(item.config)
-        if sanitizer:  # it fails anyway
-            said = str(error)
-            for report in sanitizer.reports():
-                if str(report) not in said:
-                    item.add_report_section("call", "openreg sanitizer", str(report))
-            if not item.get_closest_marker("racy"):
-                _keep(item, sanitizer.reports())
-            sanitizer.clear()
+    except pytest.skip.Exception:
+        _fail_unless_expected(item)
         raise
-    reports = _take_reports(item.config)
-    if item.get_closest_marker("racy"):
-        if reports == [] and not item.stash.get(RACED, False):
-            pytest.fail("the test is marked racy, and the sanitizer reports nothing", pytrace=False)
-    elif reports:
-        _fail(item, reports)
+    except BaseException as error:
+        _keep_with_error(item, error)
+        raise
+    if not item.get_closest_marker("racy"):
+        _fail_unless_expected(item)
+    elif _take_reports(item.config) == [] and not item.stash.get(RACED, False):
+        pytest.fail("the test is marked racy, and the sanitizer reports nothing", pytrace=False)
     return result
+
+
+def _fail_unless_expected(item):
+    races = _take_reports(item.config)
+    if races and not _expects(item):
+        _fail(item, races)
+
+
+def _keep_with_error(item, error):
+    """The test fails by the error, or is expected to (_turn_into_failure)."""
+    sanitizer = _watching(item.config)
+    if sanitizer is None:
+        return
+    races = sanitizer.reports()
+    sanitizer.clear()
+    for text in map(str, races):
+        if text not in str(error):
+            item.add_report_section("call", "openreg sanitizer", text)
+    if not _expects(item):
+        _keep(item, races)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
     result = yield
-    reports = _take_reports(item.config)
-    if reports and not item.get_closest_marker("racy"):
-        _fail(item, reports)
+    _fail_unless_expected(item)
     return result
 
 
@@ -260,9 +310,10 @@ def pytest_collection_modifyitems(config, items):
         config.stash[SKIPPED] = sum(_schedule_of(item) is None for item in chosen)
 
 
-def _synchronize(torch):
-    for index in range(torch.openreg.device_count()):
-        torch.openreg.synchronize(index)
+def _synchronize():
+    from torch_openreg.openreg.device import synchronize_all
+
+    synchronize_all()
 
 
 def _scheduled(item):
@@ -279,7 +330,7 @@ def _scheduled(item):
     torch.manual_seed(0)
     with torch.openreg.testing.schedule(schedule):
         result = yield
-        _synchronize(torch)
+        _synchronize()
     return result
 
 
@@ -292,17 +343,20 @@ def pytest_pyfunc_call(pyfuncitem):
 
     import torch_openreg  # noqa: F401
 
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    config = pyfuncitem.config
+    here = sys.modules[__name__]
+    # As it is called without a search: an async function by the plugin that runs those.
+    call_test = config.pluginmanager.subset_hook_caller("pytest_pyfunc_call", [here])
 
     def call():
         try:
-            pyfuncitem.obj(**arguments)
+            call_test(pyfuncitem=pyfuncitem)
         except pytest.fail.Exception as error:  # no Exception
             raise AssertionError(str(error)) from None
 
     torch.manual_seed(0)
     testing = torch.openreg.testing
-    option = pyfuncitem.config.option
+    option = config.option
     found = testing.explore(
         call, preemptions=option.openreg_preemptions, limit=option.openreg_limit, progress=False
     )
@@ -312,8 +366,8 @@ def pytest_pyfunc_call(pyfuncitem):
         pyfuncitem.user_properties.append(("openreg_seed", (tapes or ["early"])[0]))
         torch.manual_seed(0)
         with testing.schedule((tapes or ["early"])[0]):  # once more, with its traceback
-            pyfuncitem.obj(**arguments)
-            _synchronize(torch)
+            call_test(pyfuncitem=pyfuncitem)
+            _synchronize()
         pytest.fail(str(found), pytrace=False)  # it fails in some other way
     return True
 
@@ -329,27 +383,38 @@ def openreg_device():
     if not torch.openreg.device_count():
         pytest.fail("openreg_device: there is no openreg device (is OPENREG_DEVICE_COUNT 0?)")
     yield torch.device("openreg:0")
-    _synchronize(torch)
+    _synchronize()
 
 
 # ---- report ----
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the one that makes reports of xfail
 def pytest_runtest_makereport(item, call):
     report = yield
     races = item.stash.get(RACES, [])
     item.stash[RACES] = []
+    if races and report.skipped:
+        _turn_into_failure(report, races)
     if report.failed:
         if races:
             _shorten_the_summary(report)
-        report.openreg_races = races  # goes with the report to the process that prints it
+        # Goes with the report to the process that prints it.
+        report.openreg_races = [_annotation(race, item.config) for race in races]
         schedule = _schedule_of(item)
         seed = ("openreg_seed", str(schedule))
         if schedule is not None and not _is_search(schedule) and seed not in item.user_properties:
             item.user_properties.append(seed)
             report.user_properties.append(seed)
     return report
+
+
+def _turn_into_failure(report, races):
+    """Of a test that is expected to fail, but not by a race."""
+    report.outcome = "failed"
+    report.longrepr = _text(races)
+    if hasattr(report, "wasxfail"):
+        del report.wasxfail
 
 
 def _shorten_the_summary(report):
@@ -404,6 +469,10 @@ def _say(test, schedules):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    if config.stash[OUTSIDE]:
+        terminalreporter.section("openreg sanitizer: outside of tests, which fails the run")
+        for text in config.stash[OUTSIDE]:
+            terminalreporter.line(text)
     failed = _failed(terminalreporter)
     searches = _searches(terminalreporter)
     skipped = config.stash.get(SKIPPED, 0)

@@ -1,6 +1,7 @@
 """Kernels that fail: the CPU kernel's exception, once, at the next call that synchronises."""
 
 import re
+import sys
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.openreg import testing
 
-import torch_openreg  # noqa: F401
+from torch_openreg.openreg.device import synchronize_all
 
 DEVICE = "openreg:0"
 OTHER = "openreg:1"
@@ -550,3 +551,14 @@ def test_the_text_of_a_failure_may_look_like_a_reports():
     torch._assert_async(torch.zeros(1, device=DEVICE), text)
     with pytest.raises(RuntimeError, match=re.escape(text + " (raised by aten::_assert_async")):
         torch.openreg.synchronize()
+
+
+@two_devices
+def test_all_devices_are_synchronised_after_an_error_of_one():
+    for device, bad in ((DEVICE, 7), (OTHER, 8)):
+        torch.zeros(3, device=device)[_index(bad, device=device)]
+    with pytest.raises(IndexError, match="index 7 is out of bounds") as raised:
+        synchronize_all()
+    if sys.version_info >= (3, 11):
+        assert "and IndexError: index 8 is out of bounds" in raised.value.__notes__[0]
+    synchronize_all()

@@ -109,6 +109,37 @@ def test_a_search_of_a_test_with_parameters(suite):
     suite("", *replay.replace("'", "").split()[2:]).assert_outcomes(passed=1, failed=1)
 
 
+ASYNC = """
+import pytest
+import torch
+
+
+@pytest.mark.openreg
+async def test_right():
+    assert torch.ones(3, device="openreg").sum() == 3
+
+
+@pytest.mark.openreg
+async def test_wrong():
+    assert torch.ones(3, device="openreg").sum() == 4
+"""
+RUNS_ASYNC = """
+import asyncio
+import inspect
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        asyncio.run(pyfuncitem.obj())
+        return True
+"""
+
+
+def test_a_search_runs_async_tests_as_their_plugin_does(suite, pytester):
+    pytester.makeconftest(RUNS_ASYNC)
+    suite(ASYNC, "--openreg-preemptions=0").assert_outcomes(passed=2, failed=2)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -307,6 +338,28 @@ def test_host():
     torch.ops.aten.add.Tensor(host, 1)
 
 
+def test_skips():
+    test_swallows()
+    pytest.skip("no data set here")
+
+
+@pytest.mark.racy
+def test_marked_skips():
+    test_swallows()
+    pytest.skip("no data set here")
+
+
+@pytest.mark.xfail
+def test_fails_otherwise():
+    test_swallows()
+    raise AssertionError
+
+
+@pytest.mark.xfail(raises=RuntimeError)
+def test_fails_by_its_race():
+    race()
+
+
 def test_undecided():
     a, side = torch.ones(9, device="openreg"), torch.openreg.Stream()
     gate = torch.openreg.testing.gate()
@@ -353,6 +406,9 @@ def test_good():
 
 def test_again():
     race()
+
+
+test_swallows()
 """
 
 
@@ -362,12 +418,15 @@ def test_a_race_fails_its_own_test(suite, monkeypatch, by):
     if by == "setting":
         monkeypatch.setenv("OPENREG_SANITIZER", "1")
     done = suite(SANITIZED, *(["--openreg-sanitizer"] if by == "option" else []), "-rA", "-v")
-    failed = ["raises", "swallows", "in_a_thread", "host", "undecided", "again"]
+    failed = ["raises", "swallows", "in_a_thread", "host", "skips", "fails_otherwise", "undecided"]
+    failed.append("again")
     for name in failed:
         done.stdout.fnmatch_lines([f"FAILED *::test_{name}*"])
     done.stdout.fnmatch_lines(["ERROR *::test_teardown*", "FAILED *::test_marked_without_reason*"])
     outcomes = done.parseoutcomes()
     assert (outcomes["passed"], outcomes["failed"], outcomes["errors"]) == (4, len(failed) + 1, 1)
+    assert (outcomes["skipped"], outcomes["xfailed"]) == (1, 1)
+    done.stdout.fnmatch_lines(["*openreg sanitizer: outside of tests*", "data race *"])
     assert "and nothing orders it with the earlier access:" in done.outlines
 
 
@@ -376,7 +435,15 @@ def test_a_race_that_a_test_raises_is_shown_once(suite, monkeypatch, ci):
     monkeypatch.setenv("CI", ci)
     done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_raises")
     done.assert_outcomes(failed=1, deselected=done.parseoutcomes()["deselected"])
-    assert done.stdout.str().count("nothing orders it with the earlier access") == 1
+    told, _, _ = done.stdout.str().partition("openreg sanitizer: outside of tests")
+    assert told.count("nothing orders it with the earlier access") == 1
+
+
+def test_a_race_outside_of_tests_fails_the_run(suite):
+    done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_good", "-n1")
+    done.assert_outcomes(passed=1, deselected=done.parseoutcomes().get("deselected", 0))
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines(["*openreg sanitizer: outside of tests*", "data race *"])
 
 
 def test_sanitizer_in_a_suite_without_the_device(suite):

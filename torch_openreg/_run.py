@@ -14,7 +14,7 @@ import traceback
 
 from . import as_cuda
 from .openreg import sanitizer
-from .openreg._schedules import _synchronize
+from .openreg.device import synchronize_all
 
 _PACKAGES = tuple(os.path.dirname(sys.modules[name].__file__) for name in ("torch", __package__))
 
@@ -31,7 +31,7 @@ def _execute(options):
     else:
         sys.path[0] = os.path.dirname(os.path.abspath(options.program))
         runpy.run_path(options.program, run_name="__main__")
-    _synchronize()  # raises the error of a kernel that nothing has waited for
+    synchronize_all()  # raises the error of a kernel that nothing has waited for
 
 
 def _status(error):

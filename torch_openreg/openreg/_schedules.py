@@ -17,6 +17,7 @@ from . import sanitizer
 from ._coverage import Coverage
 from ._exploration import Exploration, Result, kept
 from ._lazy import is_initialized
+from .device import synchronize_all
 
 SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
 _QUIET = 2  # the sanitizer's mode that neither raises nor warns
@@ -52,12 +53,6 @@ def _change(policy, seed, at_once=False):
         (_C._schedule_switch if at_once else _C._schedule_set)(
             policy, 0 if policy == TAPE else seed
         )
-
-
-def _synchronize():
-    if is_initialized():
-        for index in range(_C._device_count()):
-            torch.openreg.synchronize(index)
 
 
 # What was there before the first context, and what each is that is entered; threads may leave them
@@ -250,7 +245,7 @@ class _Runs:
         with schedule(seed):
             try:
                 value = self._fn()
-                _synchronize()
+                synchronize_all()
                 self.steps, self.failed = _C._schedule_steps(), False
                 return Result(kept(value))
             except Exception as error:
@@ -358,7 +353,7 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
         _bound("preemptions", preemptions, 0)
         _bound("limit", limit, 1)
         bar = _Bar(progress)
-    _synchronize()
+    synchronize_all()
     found = Exploration(preemptions)
     poison = contextlib.nullcontext() if preemptions is None else _poisoned()
     with _quick_collections(), poison, _watched() as watched:

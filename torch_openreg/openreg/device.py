@@ -107,6 +107,22 @@ def synchronize(device=None):
         _C._synchronize(index)
 
 
+def synchronize_all():
+    """Synchronises every device that has been used, also after the error of one, which is raised at
+    the end; errors of others are its notes."""
+    errors = []
+    for index in range(_C._device_count()):
+        try:
+            synchronize(index)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        first, *others = errors
+        for other in others if hasattr(first, "add_note") else ():  # Python 3.11
+            first.add_note(f"and {type(other).__name__}: {other}")
+        raise first
+
+
 def reset(device=None):
     """Drops the work queued on `device`, completes its events, clears its error and empties its
     cache. Waits for the task that is running. Tensors, streams, events and generators stay valid,
