@@ -1,5 +1,5 @@
 # Targets: demo, test, test-all, soak, fuzz, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, debug, docs, compile_commands, wheels, clean.
+# Targets: ctest, ctest-page64k, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -14,7 +14,7 @@ CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HE
 CC ?= cc
 
 .PHONY: help demo test test-all soak fuzz conformance upstream integration lint format sanitize bench build ctest
-.PHONY: debug docs env clean compile_commands c-commands wheels
+.PHONY: ctest-page64k ctest-page64k-files debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
 .DELETE_ON_ERROR:
@@ -199,6 +199,9 @@ $$(D_$(1))/inputs: tests/c/inputs/program.c $$(filter-out %/config.o,$$(CORE_OBJ
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) $$(if $$(filter fuzz,$(1)),-fsanitize=fuzzer) -Icsrc/openreg -MF $$@.d \
 	  $$< $$(filter %.o,$$^) -o $$@ -ldl
 	@rm -rf $$(@D)/corpus && cp -r tests/c/inputs/corpus $$(@D)/corpus
+$$(D_$(1))/libpage64k.so: tests/c/preload/page64k.c
+	@mkdir -p $$(@D)
+	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -ldl
 $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) -shared $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -Wl,-rpath,'$$$$ORIGIN'
 
@@ -218,6 +221,13 @@ sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
 
 ctest:
 	$(locked) ctest-files
+
+# The C tests where pages have 64 KiB: every one passes there.
+ctest-page64k-files: ctest-files $(D_debug)/libpage64k.so
+
+ctest-page64k:
+	$(locked) ctest-page64k-files
+	LD_PRELOAD=$(CURDIR)/$(D_debug)/libpage64k.so $(D_debug)/run-tests
 
 # The C tests, and the Python suite, over the core with its assertions, which is preloaded. ARGS: pytest's.
 # The core that is loaded first has debug information, and is a second file beside the package's: two

@@ -48,7 +48,8 @@ static const orSettingRow rows[] = {
      offsetof(orConfig, device_count), "a whole number from 0 to " TEXT(OPENREG_MAX_DEVICES),
      "how many devices there are: 0 to " TEXT(OPENREG_MAX_DEVICES)},
     {"OPENREG_DEVICE_MEMORY", DEFAULT_MEMORY, DEFAULT_MEMORY, "", parseMemory,
-     offsetof(orConfig, device_memory), "a size of at least 4096 bytes such as 67108864, 64M or 2G",
+     offsetof(orConfig, device_memory),
+     "a size from a page of memory (mostly 4096 bytes) on, such as 67108864, 64M or 2G",
      "capacity of each device: bytes, or a number followed by K, M, G or T"},
     {"OPENREG_PLUGIN", "", "", "", parsePath, offsetof(orConfig, plugin), "a path",
      "path of a shared library whose device factory replaces the simulated device"},
@@ -125,7 +126,7 @@ static bool parseMemory(const char *text, void *field) {
     unsigned long long scale = 1ull << (10 * (unit - units + 1));
     if (__builtin_mul_overflow(number, scale, &number)) return false;
   }
-  if (number < OR_PAGE || number > SIZE_MAX / 2) return false;
+  if (number < orPageSize() || number > SIZE_MAX / 2) return false;
   *(size_t *)field = (size_t)number;
   return true;
 }

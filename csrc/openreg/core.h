@@ -10,6 +10,7 @@
  *   handle.c     64-bit handles into tables that are never unmapped
  *   wait.c       clock, futex, block hooks
  *   mutex.c      what a thread holds, asserted; mutex.h has the order of locks
+ *   pages.c      the system's pages: their size
  *   probe.c      what happens in all of these, for tools that want to know (probe.h)
  *   tree.c       a balanced tree of address intervals (tree.h)
  *   split.c      work in pieces: what idle lanes and waiting hosts take of a large task
@@ -79,7 +80,6 @@
 #define OR_LIKELY(x) __builtin_expect(!!(x), 1)
 #define OR_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define OR_CACHE_LINE 64
-#define OR_PAGE 4096u
 
 /* An invariant of integers or pointers, checked in the builds with OR_DEBUG: a false one prints
  * both operands and aborts. */
@@ -158,6 +158,13 @@ size_t orHostMemoryLimit(void);
 int orHostCores(void); /* that this process may run on */
 enum { OR_MAX_LANES = 8 };
 int orLaneLimit(void);
+
+/* ---- pages.c ---- */
+
+/* What mmap, munmap, mprotect and madvise take addresses and lengths in. */
+size_t orPageSize(void);
+/* Rounded up to whole pages. */
+size_t orWholePages(size_t bytes);
 
 /* ---- process.c ---- */
 

@@ -9,13 +9,15 @@
 
 #include "core.h"
 
+#define OR_MOST_SIZE 4096u /* of a structure: a limit of the interface, not the system's page */
+
 int orGetVersion(void) { return OPENREG_VERSION; }
 
 const void *orGivenOther(const char *type, const void *given, size_t has, size_t least, void *room,
                          size_t size) {
-  if (has < least || has > OR_PAGE) {
+  if (has < least || has > OR_MOST_SIZE) {
     orFail(orErrorInvalidValue, "%s: size is %zu bytes; it must be %zu to %u", type, has, least,
-           OR_PAGE);
+           OR_MOST_SIZE);
     return NULL;
   }
   const unsigned char *bytes = given;

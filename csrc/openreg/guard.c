@@ -53,13 +53,14 @@ static void raiseGuards(uint8_t *guards, orPages pages, uint8_t least) {
 static orPages choose(uintptr_t first, size_t pages, uint8_t *guards) {
   orShadow **found;
   orPages all = {pages, 0};
-  uintptr_t end = first + pages * OR_PAGE;
+  size_t page = orPageSize();
+  uintptr_t end = first + pages * page;
   size_t count = orShadowFind(first, end, &found);
   for (size_t i = 0; i < count; i++) {
     const orShadow *s = found[i];
     if (s->judged || orAnybodyKnows(s->timeline, s->counter)) continue;
-    orPages own = {s->range.begin < first ? 0 : (s->range.begin - first) / OR_PAGE,
-                   s->range.end > end ? pages : (s->range.end - 1 - first) / OR_PAGE + 1};
+    orPages own = {s->range.begin < first ? 0 : (s->range.begin - first) / page,
+                   s->range.end > end ? pages : (s->range.end - 1 - first) / page + 1};
     raiseGuards(guards, own, s->write ? OR_GUARD_ALL : OR_GUARD_WRITES);
     if (own.from < all.from) all.from = own.from;
     if (own.to > all.to) all.to = own.to;

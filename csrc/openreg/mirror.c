@@ -45,7 +45,7 @@ static orMirror *find(const void *ptr) {
 }
 
 static size_t sizeOf(const orMirror *m) { return m->node.end - m->node.begin; }
-static size_t pagesOf(const orMirror *m) { return sizeOf(m) / OR_PAGE; }
+static size_t pagesOf(const orMirror *m) { return sizeOf(m) / orPageSize(); }
 static void *blockOf(const orMirror *m) { return (void *)m->node.begin; }
 static char *mirrorOf(const orMirror *m) { return (char *)m->node.begin + m->distance; }
 
@@ -126,7 +126,7 @@ static void *mapTwice(void *ptr, size_t size) {
 }
 
 void orMirrorMake(void *ptr, size_t bytes) {
-  uintptr_t begin = (uintptr_t)ptr, end = begin + ((bytes + OR_PAGE - 1) & ~(size_t)(OR_PAGE - 1));
+  uintptr_t begin = (uintptr_t)ptr, end = begin + orWholePages(bytes);
   orMirror *m = calloc(1, sizeof *m);
   orMutexLock(&lock);
   void *mirror = m && !orTreeFind(&tree, begin, end) ? mapTwice(ptr, end - begin) : NULL;
@@ -180,7 +180,7 @@ static bool protect(const orMirror *m, size_t page, size_t count, uint8_t guard)
   static const int protections[] = {[OR_GUARD_NOTHING] = PROT_READ | PROT_WRITE,
                                     [OR_GUARD_WRITES] = PROT_READ,
                                     [OR_GUARD_ALL] = PROT_NONE};
-  size_t offset = page * OR_PAGE, bytes = count * OR_PAGE;
+  size_t size = orPageSize(), offset = page * size, bytes = count * size;
   if (!mprotect((char *)blockOf(m) + offset, bytes, protections[guard])) return true;
   return guard == OR_GUARD_NOTHING && mapAnew(m, offset, bytes);
 }
@@ -243,7 +243,8 @@ void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards ch
 bool orMirrorGuardAt(uintptr_t address, orGuard *guard) {
   orMutexLock(&lock);
   const orMirror *m = find((const void *)address);
-  if (m) *guard = m->guards ? m->guards[(address - m->node.begin) / OR_PAGE] : OR_GUARD_NOTHING;
+  if (m)
+    *guard = m->guards ? m->guards[(address - m->node.begin) / orPageSize()] : OR_GUARD_NOTHING;
   orMutexUnlock(&lock);
   return m != NULL;
 }
@@ -251,7 +252,7 @@ bool orMirrorGuardAt(uintptr_t address, orGuard *guard) {
 bool orMirrorLift(uintptr_t address) {
   orMutexLock(&lock);
   orMirror *m = find((const void *)address);
-  size_t page = m ? (address - m->node.begin) / OR_PAGE : 0;
+  size_t page = m ? (address - m->node.begin) / orPageSize() : 0;
   bool lifted = m && protect(m, page, 1, OR_GUARD_NOTHING);
   if (lifted && m->guards && m->guards[page]) {
     m->guards[page] = OR_GUARD_NOTHING;

@@ -75,14 +75,12 @@ size_t orRegionUsed(int device) {
 }
 
 /* Capacity is charged in pages, because that is what an allocation occupies. */
-static size_t pages(size_t bytes) { return (bytes + OR_PAGE - 1) & ~(size_t)(OR_PAGE - 1); }
-
 static orError_t charge(int device, size_t bytes) {
   size_t limit = orDeviceAt(device)->desc.memory_limit;
   orMutexLock(&lock);
   size_t in_use = used[device];
-  bool fits = bytes <= limit && pages(bytes) <= limit - in_use;
-  if (fits) used[device] += pages(bytes);
+  bool fits = bytes <= limit && orWholePages(bytes) <= limit - in_use;
+  if (fits) used[device] += orWholePages(bytes);
   orMutexUnlock(&lock);
   if (fits) return orSuccess;
   return orFail(orErrorMemoryAllocation, "device %d: %zu bytes asked for, %zu of %zu are free",
@@ -91,7 +89,7 @@ static orError_t charge(int device, size_t bytes) {
 
 static void refund(int device, size_t bytes) {
   orMutexLock(&lock);
-  used[device] -= pages(bytes);
+  used[device] -= orWholePages(bytes);
   orMutexUnlock(&lock);
 }
 

@@ -167,7 +167,7 @@ static size_t segmentSize(const orRequest *r) {
 
 /* A segment of the usual size, or of just what is asked for where that does not fit. */
 static orError_t allocateSegment(const orRequest *r, void **base, size_t *size) {
-  size_t exact = orRoundUp(r->size, OR_PAGE);
+  size_t exact = orWholePages(r->size);
   *size = segmentSize(r);
   orError_t error = reserve(r, *size, base);
   if (error != orErrorMemoryAllocation || exact == *size) return error;
@@ -343,7 +343,7 @@ static orError_t checkOptions(const orCacheOptions *options) {
   if (split && split < large_segment)
     return orFail(orErrorInvalidValue, "max_split_size is %zu; allowed are 0 and %zu or more",
                   split, large_segment);
-  if (segment && (segment < large_segment || segment % OR_PAGE))
+  if (segment && (segment < large_segment || segment % orPageSize()))
     return orFail(orErrorInvalidValue,
                   "large_segment_size is %zu; allowed are 0 and whole pages of %zu or more",
                   segment, large_segment);

@@ -101,7 +101,7 @@ static void givePages(orCard *c, uint32_t page) {
 }
 
 static int orderOf(size_t bytes) {
-  size_t pages = (bytes + OR_PAGE - 1) / OR_PAGE;
+  size_t pages = orWholePages(bytes) / orPageSize();
   return pages <= 1 ? 0 : 64 - __builtin_clzll(pages - 1);
 }
 
@@ -137,7 +137,7 @@ static orError_t mapCard(orCard *c, char *range, int order) {
 static char *reserve(int *order) {
   int least = orderOf(orDeviceAt(0)->desc.memory_limit) + 1;
   for (*order = least - 1 + OR_RANGE_ORDER;; --*order) {
-    span = (size_t)OR_PAGE << *order;
+    span = orPageSize() << *order;
     void *p = mmap(NULL, 2 * span * (size_t)card_count, PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p != MAP_FAILED || *order == least) return p;
@@ -178,7 +178,7 @@ static orError_t mapOnce(void) {
 static orError_t createDevices(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
   (void)config;
   size_t limit = orConfigGet()->device_memory;
-  if (!limit && count) limit = orHostMemoryLimit() / 2 / (size_t)count & ~(size_t)(OR_PAGE - 1);
+  if (!limit && count) limit = orHostMemoryLimit() / 2 / (size_t)count & ~(orPageSize() - 1);
   card_count = count;
   for (int i = 0; i < count; i++) {
     orMutexInit(&cards[i].lock, OR_RANK_PAGES);
@@ -198,17 +198,17 @@ static orError_t allocate(void *self, size_t bytes, void **ptr) {
   if (!got)
     return orFail(orErrorMemoryAllocation, "device %d: no %zu bytes of consecutive addresses",
                   (int)(c - cards), bytes);
-  *ptr = rangeOf(c) + (size_t)page * OR_PAGE;
+  *ptr = rangeOf(c) + page * orPageSize();
   return orSuccess;
 }
 
 static orError_t release(void *self, void *ptr, size_t bytes) {
   orCard *c = self;
-  size_t size = (bytes + OR_PAGE - 1) & ~(size_t)(OR_PAGE - 1);
+  size_t size = orWholePages(bytes);
   int failed = madvise((char *)ptr + span, size, MADV_REMOVE);
   int why = errno;
   orMutexLock(&c->lock);
-  givePages(c, (uint32_t)(((char *)ptr - rangeOf(c)) / OR_PAGE));
+  givePages(c, (uint32_t)((size_t)((char *)ptr - rangeOf(c)) / orPageSize()));
   orMutexUnlock(&c->lock);
   if (failed) return orFail(orErrorSystem, "cannot give %zu bytes back: %s", size, strerror(why));
   return orSuccess;

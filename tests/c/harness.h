@@ -124,6 +124,9 @@ int runHelper(const char *name, char *text, size_t size);
 /* Full path of one of the plugins, in OPENREG_TEST_VENDOR_DIR or beside this program. */
 const char *pluginPath(const char *file);
 
+/* The system's, of which a test under preload/page64k.c has larger ones than the machine. */
+size_t pageSize(void);
+
 uint64_t nowNs(void);
 void sleepMs(int milliseconds);
 

@@ -191,6 +191,8 @@ const char *pluginPath(const char *file) {
   return path;
 }
 
+size_t pageSize(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
 uint64_t nowNs(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

@@ -177,7 +177,7 @@ static void dropIdle(Model *m) {
 
 /* The segment that fits into the capacity, or 0. */
 static size_t segmentFor(const Model *m, size_t bytes) {
-  size_t size = rounded(bytes), exact = (size + 4095) / 4096 * 4096;
+  size_t size = rounded(bytes), page = pageSize(), exact = (size + page - 1) / page * page;
   size_t usual = size <= MIB       ? 2 * MIB
                  : size < 10 * MIB ? 20 * MIB
                                    : (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);

@@ -193,7 +193,7 @@ TEST(config_device_memory) {
     const char *given;
     size_t bytes;
   } sizes[] = {{"64M", 64ul << 20}, {"2G", 2ul << 30}, {"1T", 1ul << 40}, {"512K", 512ul << 10},
-               {"3g", 3ul << 30},   {"65536", 65536},  {"4096", 4096},    {"4K", 4096}};
+               {"3g", 3ul << 30},   {"65536", 65536},  {"64K", 65536}};
   for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) {
     Case c = {0, sizes[i].given, sizes[i].given};
     expectedMemory = sizes[i].bytes;
@@ -207,6 +207,15 @@ static void bodyMemoryDefault(void) {
   size_t host = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
   ASSERT_GT(deviceMemory(), 0);
   ASSERT_LE(deviceMemory(), host / 2 / 2);
+}
+
+TEST(config_device_memory_is_at_least_a_page) {
+  char page[32], less[32];
+  snprintf(page, sizeof page, "%zu", expectedMemory = pageSize());
+  snprintf(less, sizeof less, "%zu", pageSize() - 1);
+  Case good = {0, page, page}, bad = {0, less, NULL};
+  forEach("OPENREG_DEVICE_MEMORY", &good, 1, bodyMemory);
+  forEach("OPENREG_DEVICE_MEMORY", &bad, 1, bodyMemoryDefault);
 }
 
 TEST(config_device_memory_rejected) {

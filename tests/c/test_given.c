@@ -11,7 +11,7 @@
 #include "openreg_sanitizer.h"
 #include "stub_factory.h"
 
-enum { PAGE = 4096 };
+enum { MOST = 4096 }; /* bytes of a structure */
 
 TEST(given_version) {
   char text[32];
@@ -24,10 +24,11 @@ TEST(given_version) {
 /* `has` bytes whose first are those of `known`, and the rest 0; then, to the next word, what nobody should read. */
 static void *placed(const void *known, size_t size, size_t has) {
   size_t words = has < 8 ? 8 : (has + 7) / 8 * 8;
-  char *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  size_t page = pageSize();
+  char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT(pages != MAP_FAILED);
-  ASSERT_EQ(mprotect(pages + PAGE, PAGE, PROT_NONE), 0);
-  char *structure = pages + PAGE - words;
+  ASSERT_EQ(mprotect(pages + page, page, PROT_NONE), 0);
+  char *structure = pages + page - words;
   memset(structure + has, 0xff, words - has);
   return memcpy(structure, known, has < size ? has : size);
 }
@@ -112,8 +113,8 @@ TEST(given_newer_structures_are_taken_if_the_rest_is_zero) {
     asks[all[i].size + 23] = 1;
     ASSERT_REFUSED(all[i].give(asks), all[i].refusal, "byte 23 beyond");
     ASSERT_CONTAINS(orGetLastErrorMessage(), all[i].type);
-    ASSERT_OK(all[i].give(ofSize(&all[i], PAGE)));
-    writeSize(&all[i], asks, PAGE + 1); /* nobody looks for zeros there */
+    ASSERT_OK(all[i].give(ofSize(&all[i], MOST)));
+    writeSize(&all[i], asks, MOST + 1); /* nobody looks for zeros there */
     ASSERT_REFUSED(all[i].give(asks), all[i].refusal, "4097");
   }
 }

@@ -15,7 +15,8 @@
 
 #include "sanitizer_helpers.h"
 
-enum { PAGE = 4096, PAGES = 8, BYTES = PAGES * PAGE };
+#define PAGE ((int)pageSize())
+#define BYTES (8 * PAGE)
 
 static uint64_t touchedHere(void) { return orSanitizerFound(NULL, NULL); }
 

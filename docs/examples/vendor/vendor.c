@@ -17,10 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "openreg.h"
 
-enum { PAGE = 4096 };
 static const size_t CARD_MEMORY = (size_t)1 << 30;
 /* More addresses than memory, so that holes between blocks cost addresses only. */
 static const size_t WINDOW_SIZE = (size_t)4 << 30;
@@ -56,6 +56,12 @@ static void mapCard(Card *card) {
   __atomic_store_n(&card->window, (char *)window, __ATOMIC_RELEASE);
 }
 
+/* The system's, which are not 4 KiB everywhere. */
+static size_t wholePages(size_t bytes) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  return (bytes + page - 1) / page * page;
+}
+
 /* Under the card's lock: the place of the first hole of `size` bytes. */
 static Block **findHole(Card *card, size_t size, size_t *offset) {
   Block **link = &card->blocks;
@@ -88,7 +94,7 @@ static orError_t vendorAlloc(void *device, size_t bytes, void **ptr) {
   pthread_mutex_lock(&card->lock);
   if (!card->window) mapCard(card);
   Block *block = card->window ? malloc(sizeof(*block)) : NULL;
-  size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
+  size_t size = wholePages(bytes);
   orError_t error = block ? takeBlock(card, size, block) : orErrorMemoryAllocation;
   if (error)
     free(block);
