@@ -49,7 +49,7 @@ static const orSettingRow rows[] = {
      "how many devices there are: 0 to " TEXT(OPENREG_MAX_DEVICES)},
     {"OPENREG_DEVICE_MEMORY", DEFAULT_MEMORY, DEFAULT_MEMORY, "", parseMemory,
      offsetof(orConfig, device_memory),
-     "a size from a page of memory (mostly 4096 bytes) on, such as 67108864, 64M or 2G",
+     "a size from a page of memory (mostly 4096 bytes) to 1024T, such as 67108864, 64M or 2G",
      "capacity of each device: bytes, or a number followed by K, M, G or T"},
     {"OPENREG_PLUGIN", "", "", "", parsePath, offsetof(orConfig, plugin), "a path",
      "path of a shared library whose device factory replaces the simulated device"},
@@ -126,7 +126,7 @@ static bool parseMemory(const char *text, void *field) {
     unsigned long long scale = 1ull << (10 * (unit - units + 1));
     if (__builtin_mul_overflow(number, scale, &number)) return false;
   }
-  if (number < orPageSize() || number > SIZE_MAX / 2) return false;
+  if (number < orPageSize() || number > OR_MOST_MEMORY) return false;
   *(size_t *)field = (size_t)number;
   return true;
 }

@@ -10,7 +10,7 @@
  *   handle.c     64-bit handles into tables that are never unmapped
  *   wait.c       clock, futex, block hooks
  *   mutex.c      what a thread holds, asserted; mutex.h has the order of locks
- *   pages.c      the system's pages: their size
+ *   pages.c      the system's pages: their size, files in memory
  *   probe.c      what happens in all of these, for tools that want to know (probe.h)
  *   tree.c       a balanced tree of address intervals (tree.h)
  *   split.c      work in pieces: what idle lanes and waiting hosts take of a large task
@@ -163,8 +163,15 @@ int orLaneLimit(void);
 
 /* What mmap, munmap, mprotect and madvise take addresses and lengths in. */
 size_t orPageSize(void);
+/* Most bytes that a device may have, so that no sum of sizes overflows. */
+#define OR_MOST_MEMORY ((size_t)1 << 50)
 /* Rounded up to whole pages. */
 size_t orWholePages(size_t bytes);
+/* Ends a mapping. A system that has no room to split what it has merged with its neighbours refuses
+ * that: then the memory goes back, and the addresses stay. */
+void orUnmap(void *at, size_t bytes);
+/* A file of that size without a name, to be mapped and closed; -1 and errno if the system refuses. */
+int orMemoryFile(const char *name, size_t bytes);
 
 /* ---- process.c ---- */
 

@@ -44,9 +44,7 @@ static orError_t freePinned(void *device, void *ptr, size_t bytes) {
   (void)device;
   if (!ptr) return orSuccess;
   orMirrorForget(ptr);
-  if (munmap(ptr, bytes))
-    return orFail(orErrorSystem, "munmap of %zu bytes of pinned host memory failed: %s (errno %d)",
-                  bytes, strerror(errno), errno);
+  orUnmap(ptr, bytes);
   return orSuccess;
 }
 

@@ -69,16 +69,15 @@ static void copyForChild(orTreeNode *node) {
 
 static void dropCopy(orTreeNode *node) {
   orMirror *m = (orMirror *)node;
-  if (m->copy) munmap(m->copy, sizeOf(m));
+  if (m->copy) orUnmap(m->copy, sizeOf(m));
   m->copy = NULL;
 }
 
 /* Where there was no memory for a copy the child has none of the block. */
 static void takeCopy(orTreeNode *node) {
   orMirror *m = (orMirror *)node;
-  if (m->copy)
-    (void)!mremap(m->copy, sizeOf(m), sizeOf(m), MREMAP_MAYMOVE | MREMAP_FIXED, blockOf(m));
-  else
+  int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+  if (!m->copy || mremap(m->copy, sizeOf(m), sizeOf(m), flags, blockOf(m)) == MAP_FAILED)
     munmap(blockOf(m), sizeOf(m));
   m->copy = NULL;
 }
@@ -110,18 +109,20 @@ __attribute__((constructor)) static void watchForks(void) {
 
 /* ---- blocks ---- */
 
-/* The mirror; the pages take the place of what is mapped at `ptr`. */
+/* The mirror; the pages take the place of what is mapped at `ptr`. A system that refuses that may
+ * have unmapped what was there. A core file has the block, and not its bytes again. */
 static void *mapTwice(void *ptr, size_t size) {
-  int fd = memfd_create("openreg pinned", MFD_CLOEXEC);
+  int fd = orMemoryFile("openreg pinned", size);
   if (fd < 0) return NULL;
-  void *mirror = MAP_FAILED;
-  if (!ftruncate(fd, (off_t)size))
-    mirror = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void *mirror = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   bool ok = mirror != MAP_FAILED && !madvise(mirror, size, MADV_DONTFORK) &&
             mmap(ptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == ptr;
   close(fd);
+  if (ok) (void)madvise(mirror, size, MADV_DONTDUMP);
   if (ok) return mirror;
-  if (mirror != MAP_FAILED) munmap(mirror, size);
+  if (mirror == MAP_FAILED) return NULL;
+  orUnmap(mirror, size);
+  (void)!mmap(ptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   return NULL;
 }
 
@@ -152,7 +153,7 @@ void orMirrorForget(void *ptr) {
   if (m) {
     orTreeRemove(&tree, &m->node);
     if (m->guarded) atomic_fetch_sub_explicit(&guarded_count, 1, memory_order_relaxed);
-    munmap(mirrorOf(m), sizeOf(m));
+    orUnmap(mirrorOf(m), sizeOf(m));
     atomic_fetch_sub_explicit(&orMirrorCount, 1, memory_order_relaxed);
   }
   orMutexUnlock(&lock);
@@ -192,18 +193,30 @@ static void setGuarded(orMirror *m, size_t count) {
   m->guarded = count;
 }
 
+/* A system that has no room to split the mapping once more (vm.max_map_count) may refuse to change a
+ * part, but not the whole. An access may be missed then; a guard that stayed would end the program. */
+static bool liftAll(orMirror *m) {
+  bool lifted = protect(m, 0, pagesOf(m), OR_GUARD_NOTHING);
+  if (lifted && m->guards) memset(m->guards, OR_GUARD_NOTHING, pagesOf(m));
+  if (lifted) setGuarded(m, 0);
+  return lifted;
+}
+
 /* In as few calls as there are runs of pages that change to the same. */
 static void apply(orMirror *m, const uint8_t *wanted, orPages where) {
   size_t count = 0;
+  bool stuck = false;
   for (size_t i = where.from, end; i < where.to; i = end) {
     for (end = i + 1; end < where.to && wanted[end] == wanted[i] && m->guards[end] == m->guards[i];)
       end++;
     if (m->guards[i] != wanted[i] && protect(m, i, end - i, wanted[i]))
       memset(m->guards + i, wanted[i], end - i);
+    stuck |= m->guards[i] > wanted[i];
     if (m->guards[i]) count += end - i;
   }
   m->where = count ? where : (orPages){0, 0};
   setGuarded(m, count);
+  if (stuck) liftAll(m);
 }
 
 static orPages both(orPages a, orPages b) {
@@ -253,7 +266,7 @@ bool orMirrorLift(uintptr_t address) {
   orMutexLock(&lock);
   orMirror *m = find((const void *)address);
   size_t page = m ? (address - m->node.begin) / orPageSize() : 0;
-  bool lifted = m && protect(m, page, 1, OR_GUARD_NOTHING);
+  bool lifted = m && (protect(m, page, 1, OR_GUARD_NOTHING) || liftAll(m));
   if (lifted && m->guards && m->guards[page]) {
     m->guards[page] = OR_GUARD_NOTHING;
     setGuarded(m, m->guarded - 1);

@@ -1,21 +1,23 @@
 /*
  * The simulated device: its memory, and how tasks touch it.
  *
- * One reservation holds, for each device, two mappings of equal size (a power of two) side by side:
+ * One reservation holds, for each device, two mappings of equal size (a power of two) side by side,
+ * and behind all of them each device's table of pages:
  *
  *     range   PROT_NONE           what orMalloc returns; a host access faults, always
  *     shadow  the pages, a memfd  what kernels and copies use: range address + span
  *
  * No system call is needed to let a kernel in, and no moment exists in which the host can read by
  * mistake. The shadow is MADV_DONTFORK: a forked child has no way to write its parent's device
- * memory.
+ * memory. The reservation is MADV_DONTDUMP: the kernel reads, and so allocates, every page
+ * that it writes to a core file.
  *
  * Addresses are handed out by a buddy allocator. The capacity is charged elsewhere (region.c), so
  * the range must never be the reason for a failure. A buddy system that serves at most M bytes
  * live, in blocks of at most n pages, needs at most M * (1 + log2(n) / 2) bytes of addresses
  * (Robson's bound for such systems); sizes are rounded up to a power of two, which doubles M. With
  * n <= 2^28 pages that is below 32 * M: the range is that large. Pages that are given back are
- * punched out of the memfd (MADV_REMOVE), in no lock.
+ * punched out of the memfd (MADV_REMOVE), in no lock. Pages are the system's (pages.c).
  *
  * `mapping` guards the one-time mapping; `arena` is published last. A card's `lock` guards its free
  * lists and `buddy`.
@@ -27,21 +29,22 @@
 
 #include "core.h"
 
-enum { OR_ORDERS = 40, OR_RANGE_ORDER = 5 /* 32 times the capacity */ };
+enum { OR_ORDERS = 44, OR_RANGE_ORDER = 5 /* 32 times the capacity */ };
+_Static_assert(OR_MOST_MEMORY / 4096 << OR_RANGE_ORDER == (size_t)1 << (OR_ORDERS - 1),
+               "a range of the largest capacity, in the smallest pages, is one buddy");
 
 /* One entry a page; only the first page of a buddy is in use, so that few entries are ever
- * touched. */
+ * touched. A range may have more than 2^32 pages. */
 typedef struct orBuddy {
-  uint32_t next, previous; /* in the free list of its order; page + 1 */
-  uint8_t order;
-  bool is_free;
+  uint64_t next : 48, order : 8;       /* next and previous: in the free list of its order; */
+  uint64_t previous : 48, is_free : 1; /* page + 1 */
 } orBuddy;
 
 typedef struct orCard {
   orMutex lock;
   int orders; /* the whole range is one buddy of order orders - 1 */
   orBuddy *buddy;
-  uint32_t free_head[OR_ORDERS];
+  size_t free_head[OR_ORDERS];
 } orCard;
 
 static orCard cards[OPENREG_MAX_DEVICES];
@@ -57,14 +60,14 @@ static char *rangeOf(const orCard *c) {
 
 /* ---- buddies ---- */
 
-static void pushFree(orCard *c, uint32_t page, int order) {
+static void pushFree(orCard *c, size_t page, int order) {
   orBuddy *b = &c->buddy[page];
-  *b = (orBuddy){.next = c->free_head[order], .order = (uint8_t)order, .is_free = true};
+  *b = (orBuddy){.next = c->free_head[order], .order = (unsigned)order, .is_free = true};
   if (b->next) c->buddy[b->next - 1].previous = page + 1;
   c->free_head[order] = page + 1;
 }
 
-static void dropFree(orCard *c, uint32_t page) {
+static void dropFree(orCard *c, size_t page) {
   orBuddy *b = &c->buddy[page];
   if (b->previous)
     c->buddy[b->previous - 1].next = b->next;
@@ -74,7 +77,7 @@ static void dropFree(orCard *c, uint32_t page) {
   b->is_free = false;
 }
 
-static bool takePages(orCard *c, int order, uint32_t *page) {
+static bool takePages(orCard *c, int order, size_t *page) {
   int from = order;
   while (from < c->orders && !c->free_head[from]) from++;
   if (from == c->orders) return false;
@@ -82,17 +85,17 @@ static bool takePages(orCard *c, int order, uint32_t *page) {
   dropFree(c, *page);
   while (from > order) {
     from--;
-    pushFree(c, *page + (1u << from), from);
+    pushFree(c, *page + ((size_t)1 << from), from);
   }
-  c->buddy[*page] = (orBuddy){.order = (uint8_t)order};
+  c->buddy[*page] = (orBuddy){.order = (unsigned)order};
   return true;
 }
 
-static void givePages(orCard *c, uint32_t page) {
-  int order = c->buddy[page].order;
+static void givePages(orCard *c, size_t page) {
+  int order = (int)c->buddy[page].order;
   while (order + 1 < c->orders) {
-    uint32_t other = page ^ (1u << order);
-    if (!c->buddy[other].is_free || c->buddy[other].order != order) break;
+    size_t other = page ^ (size_t)1 << order;
+    if (!c->buddy[other].is_free || (int)c->buddy[other].order != order) break;
     dropFree(c, other);
     if (other < page) page = other;
     order++;
@@ -107,39 +110,42 @@ static int orderOf(size_t bytes) {
 
 /* ---- mapping ---- */
 
-static orError_t mapShadow(char *at, size_t bytes) {
-  int fd = memfd_create("openreg", MFD_CLOEXEC);
-  bool ok = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 &&
-            mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
-                 0) != MAP_FAILED &&
-            madvise(at, bytes, MADV_DONTFORK) == 0;
+static size_t tableBytes(int order) { return orWholePages(sizeof(orBuddy) << order); }
+
+/* Without a file where that is larger than the process may have one (RLIMIT_FSIZE), or one too many:
+ * such a mapping is as good, but all of it counts where the system promises no more memory than it
+ * has. */
+static orError_t mapShadow(char *at) {
+  int fd = orMemoryFile("openreg", span);
+  int flags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
+  bool ok = mmap(at, span, PROT_READ | PROT_WRITE, flags, fd, 0) != MAP_FAILED &&
+            madvise(at, span, MADV_DONTFORK) == 0;
   int why = errno;
   if (fd >= 0) close(fd);
-  if (ok) return orSuccess;
-  return orFail(orErrorSystem, "cannot map %zu bytes of device memory: %s", bytes, strerror(why));
+  if (!ok)
+    return orFail(orErrorSystem, "cannot map %zu bytes of device memory: %s", span, strerror(why));
+  return orSuccess;
 }
 
-static orError_t mapCard(orCard *c, char *range, int order) {
-  size_t bytes = sizeof(orBuddy) << order;
-  void *buddy =
-      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (buddy == MAP_FAILED)
-    return orFail(orErrorSystem, "cannot reserve a page table: %s", strerror(errno));
+static orError_t mapCard(orCard *c, char *range, void *buddy, int order) {
+  if (mprotect(buddy, tableBytes(order), PROT_READ | PROT_WRITE))
+    return orFail(orErrorSystem, "cannot map %zu bytes for a table of pages: %s", tableBytes(order),
+                  strerror(errno));
   c->buddy = buddy;
   c->orders = order + 1;
   memset(c->free_head, 0, sizeof c->free_head);
   pushFree(c, 0, order);
-  return mapShadow(range + span, span);
+  return mapShadow(range + span);
 }
 
 /* Address space may be short (a limit, a sanitizer's layout): a smaller range serves until it is
  * fragmented. */
-static char *reserve(int *order) {
+static char *reserve(int *order, size_t *total) {
   int least = orderOf(orDeviceAt(0)->desc.memory_limit) + 1;
   for (*order = least - 1 + OR_RANGE_ORDER;; --*order) {
     span = orPageSize() << *order;
-    void *p = mmap(NULL, 2 * span * (size_t)card_count, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *total = (2 * span + tableBytes(*order)) * (size_t)card_count;
+    void *p = mmap(NULL, *total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p != MAP_FAILED || *order == least) return p;
   }
 }
@@ -147,8 +153,8 @@ static char *reserve(int *order) {
 /* All cards, at the first allocation of any. */
 static orError_t mapAll(void) {
   int order;
-  char *base = reserve(&order);
-  size_t total = 2 * span * (size_t)card_count;
+  size_t total;
+  char *base = reserve(&order, &total);
   if (base == MAP_FAILED)
     return orFail(
         orErrorSystem,
@@ -156,8 +162,10 @@ static orError_t mapAll(void) {
         "OPENREG_DEVICE_MEMORY needs fewer",
         total, card_count, orDeviceAt(0)->desc.memory_limit, strerror(errno));
   orError_t error = orSuccess;
-  for (int i = 0; i < card_count && !error; i++)
-    error = mapCard(&cards[i], base + (size_t)i * 2 * span, order);
+  char *tables = base + 2 * span * (size_t)card_count;
+  for (size_t i = 0; i < (size_t)card_count && !error; i++)
+    error = mapCard(&cards[i], base + i * 2 * span, tables + i * tableBytes(order), order);
+  (void)madvise(base, total, MADV_DONTDUMP);
   if (error)
     munmap(base, total);
   else
@@ -190,7 +198,7 @@ static orError_t createDevices(const orDeviceConfig *config, int count, orDevice
 
 static orError_t allocate(void *self, size_t bytes, void **ptr) {
   orCard *c = self;
-  uint32_t page = 0;
+  size_t page = 0;
   OR_TRY(mapOnce());
   orMutexLock(&c->lock);
   bool got = takePages(c, orderOf(bytes), &page);
@@ -202,15 +210,23 @@ static orError_t allocate(void *self, size_t bytes, void **ptr) {
   return orSuccess;
 }
 
+/* Some systems take no pages of a shared mapping back (sandboxes), or none that is locked in memory.
+ * They stay where they are until the addresses are allocated again: nothing else is wrong. */
+static void warnKept(int why) {
+  static atomic_flag warned = ATOMIC_FLAG_INIT;
+  if (!atomic_flag_test_and_set(&warned))
+    orWarn(
+        "the system does not take freed device memory back (%s): it counts as this process's "
+        "until it is allocated again",
+        strerror(why));
+}
+
 static orError_t release(void *self, void *ptr, size_t bytes) {
   orCard *c = self;
-  size_t size = orWholePages(bytes);
-  int failed = madvise((char *)ptr + span, size, MADV_REMOVE);
-  int why = errno;
+  if (madvise((char *)ptr + span, orWholePages(bytes), MADV_REMOVE)) warnKept(errno);
   orMutexLock(&c->lock);
-  givePages(c, (uint32_t)((size_t)((char *)ptr - rangeOf(c)) / orPageSize()));
+  givePages(c, (size_t)((char *)ptr - rangeOf(c)) / orPageSize());
   orMutexUnlock(&c->lock);
-  if (failed) return orFail(orErrorSystem, "cannot give %zu bytes back: %s", size, strerror(why));
   return orSuccess;
 }
 

@@ -192,6 +192,6 @@ orError_t orTraceStop(orTrace *trace) {
 }
 
 void orTraceFree(orTrace *trace) {
-  if (trace->records) munmap(trace->records, trace->capacity * sizeof(orTraceRecord));
+  if (trace->records) orUnmap(trace->records, trace->capacity * sizeof(orTraceRecord));
   *trace = (orTrace){.records = NULL};
 }

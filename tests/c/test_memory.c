@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "refuse.h"
 
 static void *allocate(size_t bytes) {
   void *p = NULL;
@@ -413,6 +414,119 @@ TEST(memory_free_waits_for_work_of_every_device) {
   ASSERT_OK(orFree(p));
   ASSERT_EQ(host[0], 0x05050505); /* the copy came first */
   pthread_join(thread, NULL);
+}
+
+/* ---- systems that refuse ---- */
+
+static void assertWorks(void) {
+  char *p = allocate(100000), byte = 0;
+  ASSERT_OK(orMemset(p, 7, 100000));
+  ASSERT_OK(orMemcpy(&byte, p + 99999, 1, orMemcpyDefault));
+  ASSERT_EQ(byte, 7);
+  ASSERT_OK(orFree(p));
+}
+
+static void limit(int resource, rlim_t value) {
+  ASSERT_EQ(setrlimit(resource, &(struct rlimit){value, value}), 0);
+}
+
+/* Its pages are numbers of more than 32 bits. */
+TEST(memory_device_of_more_than_two_to_the_32_pages) {
+  setenv("OPENREG_DEVICE_COUNT", "1", 1);
+  setenv("OPENREG_DEVICE_MEMORY", "16T", 1);
+  char *a, byte = 0;
+  if (orMalloc((void **)&a, (size_t)9 << 40) == orErrorSystem) SKIP("there are too few addresses");
+  ASSERT_OK(orMemset(a + pageSize(), 1, pageSize()));
+  ASSERT_OK(orFree(allocate(4096)));
+  ASSERT_OK(orMemcpy(&byte, a + pageSize(), 1, orMemcpyDefault));
+  ASSERT_EQ(byte, 1);
+  ASSERT_OK(orFree(a));
+}
+
+TEST(memory_may_be_larger_than_a_file) {
+  signal(SIGXFSZ, SIG_DFL);
+  limit(RLIMIT_FSIZE, 1 << 20);
+  assertWorks();
+  sigset_t now;
+  ASSERT_EQ(pthread_sigmask(SIG_SETMASK, NULL, &now), 0);
+  ASSERT_EQ(sigismember(&now, SIGXFSZ), 0);
+}
+
+TEST(memory_needs_no_file) {
+  int count;
+  ASSERT_OK(orGetDeviceCount(&count));
+  limit(RLIMIT_NOFILE, 0);
+  assertWorks();
+}
+
+TEST(memory_that_cannot_be_mapped_leaves_nothing) {
+  void *p;
+  long before = 0;
+  for (int i = 0; i < 4; i++) {
+    refuseCalls(REFUSE_MADVISE, MADV_DONTFORK, SIZE_MAX, 1);
+    ASSERT_REFUSED(orMalloc(&p, 4096), orErrorSystem, "cannot map");
+    if (!i) before = usage().addresses;
+  }
+  ASSERT_LT(usage().addresses - before, 1 << 20);
+  assertWorks();
+}
+
+/* What the system does not take stays with its addresses, and is told once. */
+TEST(memory_that_the_system_does_not_take_back_is_free) {
+  size_t before = freeBytes();
+  refuseCalls(REFUSE_MADVISE, MADV_REMOVE, SIZE_MAX, 3);
+  beginCapture();
+  for (int i = 0; i < 3; i++) assertWorks();
+  ASSERT_EQ(countLines(endCapture()), 1);
+  ASSERT_EQ(freeBytes(), before);
+  assertWorks();
+}
+
+TEST(memory_of_the_host_that_cannot_be_unmapped_goes_back) {
+  enum { SIZE = 8 << 20 };
+  orPointerAttributes a;
+  char *p;
+  ASSERT_OK(orMallocHost((void **)&p, SIZE));
+  memset(p, 1, SIZE);
+  long before = usage().resident;
+  refuseCalls(REFUSE_MUNMAP, 0, SIZE_MAX, 1);
+  ASSERT_OK(orFreeHost(p));
+  ASSERT_LE(usage().resident, before - SIZE / 2);
+  ASSERT_OK(orPointerGetAttributes(&a, p));
+  ASSERT_EQ(a.type, orMemoryTypeUnregistered);
+}
+
+/* Bytes of mappings that a core file would have. */
+static long dumped(void) {
+  FILE *f = fopen("/proc/self/smaps", "r");
+  if (!f) SKIP("there is no smaps");
+  char line[512], access = '-';
+  unsigned long from = 0, to = 0;
+  long sum = 0;
+  while (fgets(line, sizeof line, f)) {
+    unsigned long low, high;
+    char first;
+    if (sscanf(line, "%lx-%lx %c", &low, &high, &first) == 3) {
+      from = low;
+      to = high;
+      access = first;
+    }
+    bool flags = !strncmp(line, "VmFlags:", 8);
+    if (flags && access == 'r' && !strstr(line, " dd")) sum += (long)(to - from);
+  }
+  fclose(f);
+  return sum;
+}
+
+/* The kernel would read, and so allocate, all that a device may ever map. */
+TEST(memory_of_devices_is_not_in_core_files) {
+#if defined(__SANITIZE_THREAD__)
+  SKIP("the sanitizer maps more beside it");
+#endif
+  setenv("OPENREG_DEVICE_MEMORY", "1G", 1);
+  long before = dumped();
+  assertWorks();
+  ASSERT_LT(dumped() - before, 64 << 20);
 }
 
 /* ---- inert until used ---- */

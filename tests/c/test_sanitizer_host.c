@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "refuse.h"
 #include "sanitizer_helpers.h"
 
 #define PAGE ((int)pageSize())
@@ -232,6 +233,22 @@ TEST(sanitizer_host_system_calls_fail) {
   ASSERT_EQ(read(nowhere, host, 100), -1);
   ASSERT_EQ(errno, EFAULT);
   ASSERT_CLEAN();
+}
+
+/* A guard that cannot be lifted from some pages is lifted from all: none stays where nothing is queued. */
+TEST(sanitizer_host_guards_that_the_system_does_not_lift) {
+  sanitize();
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  refuseCalls(REFUSE_MPROTECT, PROT_READ | PROT_WRITE, (size_t)BYTES, INT_MAX);
+  toHost(host, device, BYTES / 2);
+  ASSERT_OK(orDeviceSynchronize());
+  memset(host, 3, BYTES);
+  ASSERT_CLEAN();
+  toHost(host, device, BYTES / 2);
+  writeByte(host + PAGE, 4);
+  ASSERT_EQ(touchedHere(), 1);
+  memset(host, 5, BYTES);
+  ASSERT_EQ(touchedHere(), 0);
 }
 
 /* With what the parent had, and nothing of it is the parent's. */
