@@ -238,8 +238,8 @@ debug: build ctest
 	  --ignore tests/test_core.py --deselect tests/test_gdb.py::test_without_debug_information \
 	  --deselect tests/test_packaging.py::test_a_python_process_has_one_runtime $(or $(ARGS),tests)
 
-# Random programs of the core while faults, resets and forks happen in their midst, for SECONDS, in
-# the build KIND (debug, tsan, asan or ubsan). `make test` has a short one.
+# Random programs and calls of the core while faults, resets and forks happen in their midst, for SECONDS, in
+# processes with settings of their own, in the build KIND (debug, tsan, asan or ubsan). `make test` has a short one.
 SECONDS ?= 1800
 KIND ?= debug
 

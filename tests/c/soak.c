@@ -1,15 +1,11 @@
 /*
- * The random programs of stress.h while things go wrong: faults, lost devices, resets and forks in
- * their midst, schedules, the sanitizer and tracing switched on and off.
+ * One random program of stress.h, or random calls of fuzz.h, and what goes wrong meanwhile: faults, lost
+ * devices, resets and forks in their midst, schedules, the sanitizer and tracing switched on and off.
  *
- * A seed makes the program and says what is switched on, and after which of its steps what happens.
- * Whatever that is, nothing may be lost or left behind: stress.c sees to it that work is done once
+ * A seed makes the program and decides what is switched on, and after which of its steps what happens.
+ * Whatever that is, nothing may be lost or left behind: stress.c checks that work is done once
  * or dropped, that arguments are let go of once, and that contents are right where nothing has
- * failed; here, that no work, memory or handle is left.
- *
- * OPENREG_STRESS_SEED=seed runs that program alone. `make soak` runs programs for
- * OPENREG_STRESS_SECONDS, from a seed that is told; the test runs OPENREG_STRESS_PROGRAMS, at most
- * 1000, from seed 1.
+ * failed; here, that no work, memory or handle is left. soak_rounds.c runs many.
  */
 #include <inttypes.h>
 #include <malloc.h>
@@ -26,13 +22,7 @@
 #include "openreg_fault.h"
 #include "openreg_sanitizer.h"
 #include "openreg_schedule.h"
-#include "stress.h"
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { SLOW_BUILD = 1 }; /* and an allocator that keeps what is freed */
-#else
-enum { SLOW_BUILD = 0 };
-#endif
+#include "soak.h"
 
 enum {
   DEVICES = 2,
@@ -51,7 +41,7 @@ enum {
 #define SWITCHES(X) \
   X(KERNEL_ERROR, 10) X(COPY_ERROR, 10) X(SLOW_STREAM, 8) X(OUT_OF_MEMORY, 15) \
   X(DEVICE_LOST, 10) X(RESET, 15) X(SCHEDULE, 30) X(SWITCH_SCHEDULE, 8) X(SANITIZER, 20) \
-  X(SWITCH_SANITIZER, 5) X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6)
+  X(SWITCH_SANITIZER, 5) X(TRACE, 20) X(SWITCH_TRACE, 5) X(FORK, 6) X(GRAPHS, 20)
 /* clang-format on */
 
 typedef enum Switch {
@@ -77,18 +67,8 @@ static struct {
   char text[256];
 } now;
 
-/* For the process that waits for this one. */
 static struct {
-  uint64_t seed;
-  char text[sizeof now.text];
-} *running;
-
-static struct {
-  _Atomic uint64_t forks, resets, schedules;
-  uint64_t programs, clean, struck[5], traced;
-} total;
-
-static struct {
+  uint64_t programs;
   size_t free_bytes[DEVICES];
   size_t heap, rss; /* after the warm-up */
 } start;
@@ -182,12 +162,12 @@ static void forkHere(bool calls) {
   if (child < 0) STRESS_FAIL("fork failed");
   if (!child) _exit(calls ? callsInChild() & 0xff : 0);
   awaitChild(child);
-  atomic_fetch_add(&total.forks, 1);
+  atomic_fetch_add(&soak->forks, 1);
 }
 
 static void switchSchedule(uint64_t random) {
   ASSERT_OK(orScheduleSwitch((orSchedulePolicy)(random % 4), random >> 32));
-  atomic_fetch_add(&total.schedules, 1);
+  atomic_fetch_add(&soak->schedules, 1);
 }
 
 static void act(const Act *a) {
@@ -242,6 +222,7 @@ static void chooseSwitches(uint64_t seed) {
 static void chooseActs(void) {
   static const Switch kinds[] = {RESET, FORK, SWITCH_SCHEDULE, SWITCH_SANITIZER, SWITCH_TRACE};
   now.acts = 0;
+  if (isOn(GRAPHS)) now.on &= ~(1u << RESET); /* it would end a capture */
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
     for (uint64_t n = isOn(kinds[i]) ? 1 + below(2) : 0; n; n--)
       now.act[now.acts++] = (Act){(int)below((uint64_t)program.steps), kinds[i], draw(&now.random)};
@@ -277,7 +258,7 @@ static uint64_t disarmFaults(void) {
       orFaultOutcome outcome;
       if (orFaultGetOutcome(&outcome, (orFaultKind)kind, device)) continue;
       ASSERT_OK(orFaultRemove((orFaultKind)kind, device));
-      total.struck[kind] += outcome.fired;
+      soak->struck[kind] += outcome.fired;
       if (kind != orFaultSlowStream && kind != orFaultOutOfMemory) failed += outcome.fired;
     }
   return failed;
@@ -299,10 +280,23 @@ static void afterSteps(void) {
   trouble.harmless = !failed && !trouble.resets;
 }
 
+static void setTape(void) {
+  char text[200];
+  size_t length = 0;
+  for (uint64_t n = 1 + below(20); n; n--)
+    length += (size_t)snprintf(text + length, sizeof text - length, "%s%u:%u", length ? "," : "",
+                               (unsigned)below(40), (unsigned)below(4));
+  ASSERT_OK(orScheduleSetTape(text));
+}
+
 static void switchOn(void) {
   if (isOn(SCHEDULE)) {
-    ASSERT_OK(orScheduleSet((orSchedulePolicy)(1 + below(3)), below(UINT32_MAX)));
-    total.schedules++;
+    orSchedulePolicy policy = (orSchedulePolicy)(1 + below(4));
+    if (policy == orScheduleTape)
+      setTape();
+    else
+      ASSERT_OK(orScheduleSet(policy, below(UINT32_MAX)));
+    soak->schedules++;
   }
   if (isOn(SANITIZER)) toggleSanitizer();
   if (isOn(TRACE)) toggleTrace();
@@ -310,6 +304,8 @@ static void switchOn(void) {
   trouble = (Trouble){.text = now.on ? now.text : " nothing",
                       .drops = isOn(DEVICE_LOST) || isOn(RESET),
                       .short_of_memory = isOn(OUT_OF_MEMORY),
+                      .blocks = soak->launch_blocking,
+                      .graphs = isOn(GRAPHS),
                       .after = afterStep,
                       .over = afterSteps};
   trouble.fails = trouble.drops || isOn(KERNEL_ERROR) || isOn(COPY_ERROR);
@@ -318,7 +314,7 @@ static void switchOn(void) {
 /* One record for each kernel, where all of it was traced. */
 static void checkTrace(const orTrace *trace, uint64_t kernels) {
   uint64_t seen = 0;
-  total.traced += trace->count;
+  soak->traced += trace->count;
   for (size_t i = 0; i < trace->count; i++)
     seen += trace->records[i].kind == orTraceKernel && !strcmp(trace->records[i].name, "mix");
   if (trouble.harmless && !isOn(SWITCH_TRACE) && !trace->dropped && seen != kernels)
@@ -382,7 +378,9 @@ static bool fillsSlots(unsigned *slots, unsigned live, orError_t (*make)(uint64_
 /* A destroyed stream's slot is free when its lane has let go of it. */
 static void checkHandles(void) {
   static unsigned streams = HANDLES, events = HANDLES;
-  for (int i = 0; !fillsSlots(&streams, DEVICES, orStreamCreate, orStreamDestroy); i++) {
+  if (streams < DEVICES + sharedStreams() + HANDLES) streams = DEVICES + sharedStreams() + HANDLES;
+  for (int i = 0; !fillsSlots(&streams, DEVICES + sharedStreams(), orStreamCreate, orStreamDestroy);
+       i++) {
     if (i == 500) STRESS_FAIL("streams are left");
     sleepMs(20);
   }
@@ -410,15 +408,23 @@ static size_t residentBytes(void) {
 }
 
 static void checkGrowth(void) {
-  if (total.programs == WARM_UP) {
+  if (start.programs == WARM_UP) {
     start.heap = heapInUse();
     start.rss = residentBytes();
   }
-  if (total.programs <= WARM_UP || total.programs % 64 || SLOW_BUILD) return;
+  if (start.programs <= WARM_UP || start.programs % 64 || SLOW_BUILD) return;
   if (heapInUse() > start.heap + GROWTH_LIMIT)
     STRESS_FAIL("the heap has grown from %zu to %zu bytes", start.heap, heapInUse());
   if (residentBytes() > start.rss + 2 * GROWTH_LIMIT)
     STRESS_FAIL("the process has grown from %zu to %zu bytes", start.rss, residentBytes());
+}
+
+void measureSoak(void) {
+  double heap = (double)heapInUse() / 0x1p20, resident = (double)residentBytes() / 0x1p20;
+  soak->heap = heap;
+  soak->resident = resident;
+  soak->heap_grown = start.heap ? heap - (double)start.heap / 0x1p20 : 0;
+  soak->resident_grown = start.rss ? resident - (double)start.rss / 0x1p20 : 0;
 }
 
 static void checkNothingIsLeft(void) {
@@ -433,42 +439,37 @@ static void checkNothingIsLeft(void) {
   checkGrowth();
 }
 
-/* ---- the run ---- */
+/* ---- one program ---- */
 
-static void tell(const char *when) {
-  printf("soak %s: %" PRIu64 " programs (%" PRIu64 " with nothing switched on), last seed %" PRIu64
-         "; %" PRIu64 " blocks of arguments, %" PRIu64 " forks, %" PRIu64 " resets, %" PRIu64
-         " schedules, %" PRIu64 " trace records; faults:",
-         when, total.programs, total.clean, program.seed, stressBlocks(), total.forks, total.resets,
-         total.schedules, total.traced);
-  for (int kind = 0; orFaultName(kind); kind++)
-    printf(" %" PRIu64 " %s", total.struck[kind], orFaultName(kind));
-  printf("; heap %.1f MiB (%+.1f), resident %.1f MiB (%+.1f)\n", (double)heapInUse() / 0x1p20,
-         ((double)heapInUse() - (double)start.heap) / 0x1p20, (double)residentBytes() / 0x1p20,
-         ((double)residentBytes() - (double)start.rss) / 0x1p20);
-  fflush(stdout);
-}
-
-static void soakProgram(uint64_t seed) {
-  alarm(PROGRAM_LIMIT_S);
+void soakProgram(uint64_t seed) {
   uint64_t blocks = stressBlocks();
-  makeProgram(seed);
   chooseSwitches(seed);
-  running->seed = seed;
-  memcpy(running->text, now.text, sizeof now.text);
+  memcpy(soak->text, now.text, sizeof now.text);
+  trouble.text = now.on ? now.text : " nothing";
+  makeProgram(seed);
   chooseActs();
   switchOn();
   runProgram();
   switchOff(stressBlocks() - blocks);
-  total.programs++;
-  total.clean += !now.on;
-  total.resets += (uint64_t)trouble.resets;
+  soak->clean += !now.on;
+  soak->resets += (uint64_t)trouble.resets;
+  soak->blocks += stressBlocks() - blocks;
+}
+
+void soakCalls(uint64_t seed, bool ends_inside) {
+  memset(soak->text, 0, sizeof soak->text);
+  trouble = (Trouble){.text = ends_inside ? " exit in its midst" : " random calls"};
+  program.seed = seed;
+  runCalls(ends_inside);
+}
+
+void checkSoak(void) {
+  soak->programs++;
+  start.programs++;
   checkNothingIsLeft();
 }
 
-static void startSoak(void) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  setenv("OPENREG_WATCHDOG_S", "30", 0); /* says what a program that hangs waits for */
+void startSoak(void) {
   startStress();
   for (int device = 0; device < DEVICES; device++) {
     orStream_t stream;
@@ -476,44 +477,3 @@ static void startSoak(void) {
     start.free_bytes[device] = freeBytes(device);
   }
 }
-
-static void soakPrograms(void) {
-  uint64_t programs = stressSetting("OPENREG_STRESS_PROGRAMS", 1000),
-           seed = stressSetting("OPENREG_STRESS_SEED", 0);
-  startSoak();
-  for (uint64_t i = 1; i <= (programs < 1000 ? programs : 1000); i++) soakProgram(seed ? seed : i);
-  tell("over");
-}
-
-static void soakForSeconds(void) {
-  uint64_t seconds = stressSetting("OPENREG_STRESS_SECONDS", 1800), minutes = 0,
-           only = stressSetting("OPENREG_STRESS_SEED", 0);
-  uint64_t seed = only ? only : (uint64_t)time(NULL), began = nowNs();
-  startSoak();
-  printf("soak for %" PRIu64 " s from seed %" PRIu64 "\n", seconds, seed);
-  while (nowNs() - began < seconds * 1000000000u) {
-    soakProgram(only ? only : seed++);
-    if ((nowNs() - began) / 60000000000u == minutes) continue;
-    char when[32];
-    snprintf(when, sizeof when, "%" PRIu64 " min", ++minutes);
-    tell(when);
-  }
-  tell("over");
-}
-
-/* In a process of its own: whatever ends it, in a lane too, which takes no signals, it is told
- * which program it was. */
-static void supervise(void (*body)(void)) {
-  running = mmap(NULL, sizeof *running, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  ASSERT(running != MAP_FAILED);
-  int status = forkAndRun(body);
-  if (!status) return;
-  printf("OPENREG_STRESS_SEED=%" PRIu64 " was running; switched on:%s\n", running->seed,
-         running->text);
-  if (WIFSIGNALED(status)) FAIL("it was ended by signal %d", WTERMSIG(status));
-  FAIL("it was ended with status %d", WEXITSTATUS(status));
-}
-
-TEST_WITH_LIMIT(soak_random_programs_while_things_go_wrong, 120) { supervise(soakPrograms); }
-
-HELPER(soak) { supervise(soakForSeconds); }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "openreg_graph.h"
 #include "openreg_sanitizer.h"
 #include "stress.h"
 
@@ -17,6 +18,11 @@ static struct {
 } account[STEPS];
 static _Atomic int bad_bytes; /* of arguments, as kernels have found them */
 static uint64_t blocks;
+
+static bool maps, peers; /* what kernels reach */
+static uint32_t *staging[LINES];
+static size_t staging_words; /* of a destination; as many of a source follow */
+static orStream_t captured; /* which the steps of one line are queued on, to be launched as a graph */
 
 uint64_t stressBlocks(void) { return blocks; }
 
@@ -100,31 +106,53 @@ static void tell(orStream_t stream, const char *what, const orAccess *accesses, 
   ASSERT_OK(orSanitizerAccess(stream, what, told, (size_t)count));
 }
 
-static void launchMix(int index, const Step *s, orStream_t stream) {
+/* What the queue owns is not launched again, whatever the call has said of it. */
+static void launchOnce(int index, const orLaunch *launch) {
+  do {
+  } while (isRefused(orLaunchKernelEx(launch), index, "orLaunchKernelEx") && !*launch->queued);
+}
+
+static void launchMix(int index, const Step *s, orStream_t stream, uint32_t *dst, uint32_t *src) {
   static _Thread_local _Alignas(16) char block[OR_MAX_ARGS];
+  int queued = 0;
   KernelArgs *k = (KernelArgs *)block;
-  *k = (KernelArgs){place(s->dst, s->line, s->dst_at),
-                    place(s->src, s->line, s->src_at),
-                    s->words,
-                    s->a,
-                    s->b,
-                    s->extra,
-                    index};
+  *k = (KernelArgs){dst, src, s->words, s->a, s->b, s->extra, index};
   for (uint32_t i = 0; i < s->extra; i++) k->bytes[i] = argumentByte(s->b, i);
   orAccess accesses[] = {{k->dst, k->words * 4, 1}, {k->src, k->words * 4, 0}};
-  tell(program.stream[s->line], "mix", accesses, 2);
-  MUST(orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
-                                    .stream = stream,
-                                    .fn = mixKernel,
-                                    .args = k,
-                                    .args_size = sizeof *k + s->extra,
-                                    .drop = dropArguments,
-                                    .accesses = accesses,
-                                    .access_count = 2,
-                                    .name = "mix",
-                                    .flags = s->a >> 1 & 3})); /* orLaunchFlags, in every way */
+  tell(captured ? captured : program.stream[s->line], "mix", accesses, 2);
+  launchOnce(index, &(orLaunch){.size = sizeof(orLaunch),
+                                .stream = stream,
+                                .fn = mixKernel,
+                                .args = k,
+                                .args_size = sizeof *k + s->extra,
+                                .drop = dropArguments,
+                                .accesses = accesses,
+                                .access_count = 2,
+                                .name = "mix",
+                                .flags = s->a >> 1 & 3, /* orLaunchFlags, in every way */
+                                .queued = &queued});
   memset(k->bytes, 0xee, s->extra);
   account[index].queued = 1;
+}
+
+static bool reaches(int device, int place) {
+  return place == PINNED || (maps && (place == device || peers));
+}
+
+/* Where a kernel cannot reach the memory, it works on the line's pinned memory. */
+static void queueMix(int index, const Step *s, orStream_t stream) {
+  uint32_t *dst = place(s->dst, s->line, s->dst_at), *src = place(s->src, s->line, s->src_at);
+  int device = program.device[s->line];
+  if (reaches(device, program.buffer[s->dst].place) &&
+      reaches(device, program.buffer[s->src].place)) {
+    launchMix(index, s, stream, dst, src);
+    return;
+  }
+  uint32_t *near = staging[s->line], *other = near + staging_words;
+  MUST(orMemcpyAsync(near, dst, s->words * 4, orMemcpyDefault, stream));
+  MUST(orMemcpyAsync(other, src, s->words * 4, orMemcpyDefault, stream));
+  launchMix(index, s, stream, near, other);
+  MUST(orMemcpyAsync(dst, near, s->words * 4, orMemcpyDefault, stream));
 }
 
 static orError_t allocate(Buffer *b) {
@@ -213,7 +241,7 @@ static orStream_t streamOf(int index, const Step *s) {
 static void queueWork(int index, const Step *s, orStream_t stream) {
   switch (s->kind) {
     case KERNEL:
-      launchMix(index, s, stream);
+      queueMix(index, s, stream);
       break;
     case COPY:
       copyStep(index, s, stream);
@@ -234,6 +262,36 @@ static void queueWork(int index, const Step *s, orStream_t stream) {
     default:
       MUST(orLaunchSleep(stream, s->a));
   }
+}
+
+static bool isNode(const Step *s) {
+  return s->kind == KERNEL || s->kind == COPY || s->kind == FILL || s->kind == HOST_FUNC;
+}
+
+static void beginGraph(int index, const Step *s) {
+  MUST(orSetDevice(program.device[s->line]));
+  MUST(orStreamCreate(&captured));
+  MUST(orStreamBeginCapture(captured));
+}
+
+static void launchGraph(int index, orStream_t stream) {
+  orGraph_t graph;
+  MUST(orStreamEndCapture(captured, &graph));
+  if (!trouble.blocks)
+    MUST(orGraphLaunch(graph, stream));
+  else /* it may have been launched and then have failed */
+    isRefused(orGraphLaunch(graph, stream), index, "orGraphLaunch");
+  MUST(orGraphDestroy(graph));
+  MUST(orStreamDestroy(captured));
+  captured = 0;
+}
+
+/* What one line does without a pause is one graph. */
+static void captureStep(int index, const Step *s, orStream_t stream) {
+  const Step *next = index + 1 < program.steps ? s + 1 : NULL;
+  if (!captured) beginGraph(index, s);
+  queueWork(index, s, captured);
+  if (!next || !isNode(next) || next->line != s->line) launchGraph(index, stream);
 }
 
 static void runStep(int index, const Step *s) {
@@ -285,7 +343,10 @@ static void runStep(int index, const Step *s) {
       query(index, stream);
       break;
     default:
-      queueWork(index, s, stream);
+      if (trouble.graphs && program.hosts == 1 && isNode(s))
+        captureStep(index, s, stream);
+      else
+        queueWork(index, s, stream);
   }
 }
 
@@ -317,13 +378,25 @@ static void *helper(void *context) {
   return NULL;
 }
 
+static void findReach(void) {
+  int index = -1, can = 0;
+  orDeviceProperties properties;
+  MUST(orGetDeviceProperties(&properties, 0));
+  MUST(orDeviceCanAccessPeer(&can, 0, 1));
+  maps = properties.can_map;
+  peers = can;
+  for (int d = 0; d < 2 && peers; d++) MUST(orDeviceEnablePeerAccess(d, !d));
+  staging_words = 0;
+  for (int i = 0; i < BUFFERS; i++)
+    if (program.buffer[i].words > staging_words) staging_words = program.buffer[i].words;
+}
+
 static void setUp(void) {
   int index = -1;
   memset(account, 0, sizeof account);
   for (int h = 0; h < HOSTS; h++) atomic_store(&program.issued[h], 0);
   for (int i = HOSTS; i < LINES; i++) program.stream[i] = 0;
-  MUST(orDeviceEnablePeerAccess(0, 1));
-  MUST(orDeviceEnablePeerAccess(1, 0));
+  findReach();
   int streams = program.lines;
   for (int i = 0; i < program.steps; i++)
     if (program.step[i].kind == NEW_STREAM) streams--;
@@ -336,6 +409,8 @@ static void setUp(void) {
     MUST(allocate(&program.buffer[i]));
     MUST(orMemset(program.buffer[i].real, 0, program.buffer[i].words * 4));
   }
+  for (int i = HOSTS; i < program.lines && !(maps && peers); i++)
+    MUST(orMallocHost((void **)&staging[i], staging_words * 2 * sizeof **staging));
 }
 
 /* Work was done once, or if it was dropped not at all; arguments were dropped once. */
@@ -377,6 +452,8 @@ static void tearDown(void) {
   }
   for (int i = 0; i < 2 * EVENTS; i++) MUST(orEventDestroy(program.event[i].handle));
   for (int i = HOSTS; i < program.lines; i++) {
+    MUST(orFreeHost(staging[i]));
+    staging[i] = NULL;
     if (program.successor[i] >= 0) continue;
     if (program.standard[i])
       ASSERT_ERROR(orStreamDestroy(program.stream[i]), orErrorInvalidValue);

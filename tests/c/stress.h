@@ -22,7 +22,8 @@
  * A failure prints the seed; OPENREG_STRESS_SEED=seed runs that program alone, any number of times
  * (OPENREG_STRESS_PROGRAMS).
  *
- * soak.c runs the same programs while things go wrong on purpose: `trouble` says what.
+ * soak.c runs the same programs while things go wrong on purpose, which `trouble` lists, and soak_rounds.c in processes with
+ * other settings.
  */
 #ifndef STRESS_H
 #define STRESS_H
@@ -39,7 +40,8 @@ enum {
   STEPS = 640,
   WORDS_MOST = 400000,
   STAGED_WORDS = 16384, /* an upload of 64 KiB, the most that is copied into the queue */
-  CHECK_WORDS = 64
+  CHECK_WORDS = 64,
+  PINNED = 2
 };
 
 typedef enum Kind {
@@ -79,7 +81,7 @@ typedef struct Step {
 } Step;
 
 typedef struct Buffer {
-  int place; /* 0, 1: device memory; 2: pinned */
+  int place; /* 0, 1: device memory; PINNED */
   uint32_t words;
   uint32_t *model;
   uint32_t *real;
@@ -101,6 +103,8 @@ typedef struct Event {
 typedef enum Gate { GATE_SIGNALLED, GATE_DESTROYED, GATES } Gate;
 
 typedef struct Program {
+  /* What it is not to have; set before it is made. */
+  bool no_gates, no_large_buffers;
   uint64_t seed, random;
   int hosts, lines, steps;
   Step step[STEPS];
@@ -126,6 +130,8 @@ typedef struct Trouble {
   const char *text;        /* for messages: null or what is switched on */
   bool fails;              /* work may fail: the contents are undefined, calls may report it */
   bool drops;              /* work may be dropped too, and nothing that it ordered is ordered */
+  bool blocks;             /* a launch waits for what it has launched */
+  bool graphs;             /* steps of a program of one thread are launched as graphs */
   bool short_of_memory;    /* an allocation may be refused; the next one is not */
   void (*after)(int step); /* on the thread that has taken the step, before it goes on */
   void (*over)(void); /* all steps are taken: work that fails no more is queued; sets `harmless` */

@@ -388,7 +388,7 @@ static void makeNoise(int line) {
       addOn(HOST_FUNC, line);
       break;
     default:
-      if (program.hosts == 1 && program.gate_line < 0) closeGateOn(line);
+      if (program.hosts == 1 && program.gate_line < 0 && !program.no_gates) closeGateOn(line);
   }
 }
 
@@ -443,7 +443,7 @@ void makeProgram(uint64_t seed) {
   for (int i = 0; i < 2 * EVENTS; i++) {
     program.event[i] = (Event){.device = i / EVENTS, .recorded = -1};
   }
-  bool large = seed % 64 == 0;
+  bool large = seed % 64 == 0 && !program.no_large_buffers;
   for (int i = 0; i < BUFFERS; i++) {
     Buffer *b = &program.buffer[i];
     uint32_t *model = b->model;
