@@ -274,6 +274,12 @@ static orError_t checkLaunch(const orLaunch *l) {
   return orSuccess;
 }
 
+/* A process that is exiting refuses what waits, until its end. */
+static bool isRefused(const orLaunch *l, const orStream *s) {
+  bool waits = l->flags & orLaunchWaits || orConfigGet()->launch_blocking;
+  return waits && !s->capturing && orProcessExiting();
+}
+
 orError_t orLaunchKernelEx(const orLaunch *given) {
   orStream *s;
   orTask *t;
@@ -296,8 +302,7 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   t->any_thread = l->flags & orLaunchAnyThread && orTaskAnyThread(s->device);
   t->awaited = l->flags & orLaunchAwaited;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
-  /* A process that is exiting refuses what waits. */
-  if (l->queued) *l->queued = !orProcessExiting();
+  if (l->queued) *l->queued = !isRefused(l, s);
   return orStreamSubmit(s, t, l->flags & orLaunchWaits ? OR_AWAITS_RUN : OR_AWAITS_NOT);
 }
 

@@ -292,3 +292,25 @@ TEST(task_drop_may_not_call) {
   ASSERT_EQ(drops[0], 1);
   ASSERT_REFUSED(orLaunchHostFunc(seen_stream, NULL, NULL), orErrorInvalidValue, "null function");
 }
+
+/* ---- at exit ---- */
+
+static void launchAtExit(void) {
+  static atomic_int ran, *counter = &ran;
+  int queued = -1;
+  orLaunch l = {.size = sizeof l,
+                .fn = countKernel,
+                .args = &counter,
+                .args_size = sizeof counter,
+                .name = "test",
+                .queued = &queued};
+  _exit(orLaunchKernelEx(&l) || queued != 1);
+}
+
+static void exitAndLaunch(void) {
+  atexit(launchAtExit); /* it runs after the handler of the library */
+  newStream();
+  exit(2);
+}
+
+TEST(task_queued_at_exit_is_said_to_be) { ASSERT_FORK_OK(exitAndLaunch); }
