@@ -228,12 +228,9 @@ orError_t orCaptureMark(orStream *s, orCell *cell) {
   return orSuccess;
 }
 
-/* The branch comes after the mark; both are of one active capture, whose lock is held. */
-static bool appendWait(orBranch *b, orGraphNode *mark) {
+/* The branch comes after the mark of another branch of its capture, whose lock is held. */
+static void appendWait(orBranch *b, orGraphNode *wait, orGraphNode *mark) {
   const uint32_t *clock = clockOf(mark);
-  if (mark->branch == b->index) return true;
-  orGraphNode *wait = newNode(0);
-  if (!wait) return false;
   wait->task.kind = OR_KIND_WAIT;
   wait->task.name = "orStreamWaitEvent";
   wait->mark = mark;
@@ -241,19 +238,37 @@ static bool appendWait(orBranch *b, orGraphNode *mark) {
   for (uint32_t i = 0; i < OR_MOST_BRANCHES; i++)
     if (clock[i] > b->after[i]) b->after[i] = clock[i];
   append(b, wait);
-  return true;
 }
 
 /* Locks of the stream and of the capture held. */
-static bool join(orCapture *c, orStream *s) {
-  orBranch *b = c->count < OR_MOST_BRANCHES ? calloc(1, sizeof *b) : NULL;
-  if (!b) return false;
+static orError_t join(orCapture *c, orStream *s) {
+  if (c->count == OR_MOST_BRANCHES)
+    return orFail(orErrorMemoryAllocation,
+                  "no room for stream 0x%" PRIx64
+                  " in the capture, which has %d streams, the most that are allowed",
+                  s->last_handle, OR_MOST_BRANCHES);
+  orBranch *b = calloc(1, sizeof *b);
+  if (!b) return orFail(orErrorMemoryAllocation, "no memory for a stream of a capture");
   *b = (orBranch){
       .capture = c, .stream = s->last_handle, .priority = s->priority, .index = c->count};
   c->branches[c->count++] = b;
   atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
   s->capturing = b;
-  return true;
+  return orSuccess;
+}
+
+/* The stream comes after a mark of an active capture, which it joins if it is in none. Nothing has
+ * changed on failure. Locks of the stream and of the capture held. */
+static orError_t follow(orCapture *c, orStream *s, orGraphNode *mark) {
+  if (s->capturing && s->capturing->index == mark->branch) return orSuccess;
+  orGraphNode *wait = newNode(0);
+  if (!wait) return orFail(orErrorMemoryAllocation, "no memory for a wait of a capture");
+  orError_t error = s->capturing ? orSuccess : join(c, s);
+  if (error)
+    free(wait);
+  else
+    appendWait(s->capturing, wait, mark);
+  return error;
 }
 
 /* Why a stream cannot come after a mark of the capture, which this invalidates; or null. */
@@ -279,9 +294,8 @@ static orError_t waitInside(orStream *s, orCell *cell) {
   else if (c->state == OR_CAPTURE_OVER)
     error = orFail(orErrorCapturedEvent,
                    "orStreamWaitEvent: the event was last recorded in a capture that has ended");
-  else if ((!s->capturing && !join(c, s)) || !appendWait(s->capturing, cell->mark))
-    error = orFail(orErrorMemoryAllocation,
-                   "no room for the wait: a capture has at most %d streams", OR_MOST_BRANCHES);
+  else
+    error = follow(c, s, cell->mark);
   orMutexUnlock(&c->lock);
   return error;
 }
@@ -334,14 +348,12 @@ static orError_t begin(orStream *s) {
     return orFail(orErrorStreamCaptureUnsupported, "stream 0x%" PRIx64 " is capturing already",
                   s->last_handle);
   orCapture *c = newCapture(s->device);
-  bool joined = false;
-  if (c) {
-    orMutexLock(&c->lock);
-    joined = join(c, s);
-    orMutexUnlock(&c->lock);
-    orCaptureRelease(c); /* the stream has a reference, or there is none */
-  }
-  if (!joined) return orFail(orErrorMemoryAllocation, "no memory for a capture");
+  if (!c) return orFail(orErrorMemoryAllocation, "no memory for a capture");
+  orMutexLock(&c->lock);
+  orError_t error = join(c, s);
+  orMutexUnlock(&c->lock);
+  orCaptureRelease(c); /* the stream has a reference, or there is none */
+  OR_TRY(error);
   atomic_fetch_add_explicit(&captures[s->device], 1, memory_order_release);
   return orSuccess;
 }

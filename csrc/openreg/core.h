@@ -516,6 +516,9 @@ typedef struct orSequence {
  * stream, which may refuse; else they follow what was queued elsewhere, and are dropped if the
  * device is lost. */
 orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records);
+/* Room for records of `bytes` together, for the next orStreamQueueAll: it fails for want of memory only
+ * if somebody else queues there before. */
+orError_t orStreamReserve(orStream_t handle, size_t bytes);
 /* Blocks while the queue is full. */
 orError_t orStreamAwaitRoom(orStream_t handle);
 /* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not

@@ -305,9 +305,18 @@ static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
   takeBack(b, 1);
 }
 
+/* Room on the graph's own streams before anything is told or queued. It stays, as nobody else queues
+ * there, so a replay that has begun is not cut short for want of memory. */
+static orError_t reserveLines(const orGraphBody *b) {
+  for (uint32_t i = 1; i < b->line_count; i++)
+    OR_TRY(orStreamReserve(b->lines[i].stream, b->lines[i].bytes));
+  return orSuccess;
+}
+
 /* By whoever has the turn. */
 static orError_t replay(orGraphBody *b, orStream_t stream) {
   bool waits = b->end && b->last != stream && !orCellDone(b->end);
+  OR_TRY(reserveLines(b));
   OR_TRY(makeAllCells(b, stream));
   const uint32_t told = 1u << OR_PROBE_ACCESS | 1u << OR_PROBE_RECORD | 1u << OR_PROBE_WAIT |
                         1u << OR_PROBE_HOST_KNOWS;

@@ -383,6 +383,19 @@ static void tellQueued(orStream_t stream, const orSequence *records, uint64_t la
   }
 }
 
+static orError_t reserve(orStream *s, size_t bytes) {
+  if (orQueueReserve(&s->in, bytes)) return orSuccess;
+  return orFail(orErrorMemoryAllocation, "no memory to queue %zu bytes of records", bytes);
+}
+
+orError_t orStreamReserve(orStream_t handle, size_t bytes) {
+  orStream *s;
+  OR_TRY(orStreamLock(handle, &s));
+  orError_t error = reserve(s, bytes);
+  orMutexUnlock(&s->lock);
+  return error;
+}
+
 /* The stream, locked, with room for all; null: refused. */
 static orStream *beginAll(orStream_t handle, bool asked, size_t bytes, orError_t *error) {
   orStream *s = NULL;
@@ -397,9 +410,9 @@ static orStream *beginAll(orStream_t handle, bool asked, size_t bytes, orError_t
     *error = refuseLost(s);
     if (*error) return NULL;
   }
-  if (orQueueReserve(&s->in, bytes)) return s;
+  *error = reserve(s, bytes);
+  if (!*error) return s;
   orMutexUnlock(&s->lock);
-  *error = orFail(orErrorMemoryAllocation, "no memory to queue %zu bytes of records", bytes);
   return NULL;
 }
 

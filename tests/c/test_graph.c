@@ -480,6 +480,17 @@ TEST(graph_capture_ends_with_its_stream) {
   refuseEnd(s, orErrorStreamCaptureInvalidated, "orStreamDestroy");
 }
 
+TEST(graph_capture_has_at_most_64_streams) {
+  orStream_t s = newStream(), one_more = newStream();
+  orEvent_t e = newEvent(0);
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_OK(orEventRecord(e, s));
+  for (int i = 1; i < 64; i++) ASSERT_OK(orStreamWaitEvent(newStream(), e));
+  ASSERT_REFUSED(orStreamWaitEvent(one_more, e), orErrorMemoryAllocation, "64 streams");
+  ASSERT_EQ(statusOf(one_more), orCaptureStatusNone);
+  ASSERT_OK(orGraphDestroy(endCaptureOf(s)));
+}
+
 TEST(graph_capture_ends_where_it_began) {
   orStream_t s = newStream(), side = newStream();
   ASSERT_OK(orStreamBeginCapture(s));
