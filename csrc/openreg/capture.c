@@ -132,9 +132,8 @@ orError_t orCaptureRefuseEvent(const orCell *cell, const char *call) {
 
 void orCapturesInvalidate(int device, const char *call) {
   if (!atomic_load_explicit(&captures[device], memory_order_acquire)) return;
-  uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
-  for (uint32_t i = 0; i < used; i++) {
-    orStream *s = orHandleSlotAt(&orStreamTable, i);
+  uint32_t i = 0;
+  for (orStream *s; (s = orHandleNext(&orStreamTable, &i));) {
     if (!atomic_load_explicit(&s->slot.handle, memory_order_acquire)) continue;
     orMutexLock(&s->lock);
     if (s->device == device && orCaptureHolds(s)) invalidate(s->capturing->capture, call);

@@ -275,6 +275,7 @@ typedef struct orHandleTable {
   const char *what; /* for messages */
   size_t slot_size;
   uint32_t limit; /* most slots */
+  bool walked;    /* orHandleNext is for it: behind the slots is a bit for each */
   orMutex lock;
   /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
   _Atomic(char *) base;
@@ -292,6 +293,9 @@ void orHandleRecycle(orHandleTable *table, orSlot *slot);
  * again. */
 void *orHandleFind(orHandleTable *table, uint64_t handle);
 void *orHandleSlotAt(orHandleTable *table, uint32_t index);
+/* Of a table that is walked, the next slot from *index on that is reserved, and *index past it; null:
+ * there is none. A slot that is reserved or recycled meanwhile may be missed or returned. */
+void *orHandleNext(orHandleTable *table, uint32_t *index);
 static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
   return atomic_load_explicit(&slot->handle, memory_order_relaxed) == handle;
 }

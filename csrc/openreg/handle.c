@@ -17,9 +17,41 @@
 
 #include "core.h"
 
+/* ---- which slots are reserved ---- */
+
+/* The bit is written under the table's lock. */
+static _Atomic uint64_t *wordOf(orHandleTable *table, uint32_t index) {
+  return (_Atomic uint64_t *)orHandleSlotAt(table, table->limit) + index / 64;
+}
+
+static size_t sizeOfWords(const orHandleTable *table) {
+  return table->walked ? (table->limit + 63) / 64 * sizeof(uint64_t) : 0;
+}
+
+static void setReserved(orHandleTable *table, uint32_t index, bool reserved) {
+  if (!table->walked) return;
+  _Atomic uint64_t *word = wordOf(table, index);
+  uint64_t bit = UINT64_C(1) << index % 64,
+           before = atomic_load_explicit(word, memory_order_relaxed);
+  atomic_store_explicit(word, reserved ? before | bit : before & ~bit, memory_order_release);
+}
+
+void *orHandleNext(orHandleTable *table, uint32_t *index) {
+  uint32_t used = atomic_load_explicit(&table->used, memory_order_acquire);
+  for (; *index < used; *index = (*index | 63) + 1) {
+    uint64_t left = atomic_load_explicit(wordOf(table, *index), memory_order_acquire) >> *index % 64;
+    if (!left) continue;
+    *index += (uint32_t)__builtin_ctzll(left) + 1;
+    return orHandleSlotAt(table, *index - 1);
+  }
+  return NULL;
+}
+
+/* ---- reserve and recycle ---- */
+
 static orError_t mapTable(orHandleTable *table) {
   if (atomic_load_explicit(&table->base, memory_order_relaxed)) return orSuccess;
-  size_t bytes = table->slot_size * table->limit;
+  size_t bytes = table->slot_size * table->limit + sizeOfWords(table);
   void *p =
       mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED)
@@ -51,6 +83,7 @@ orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_
   orError_t e = takeSlot(table, &index);
   if (!e) {
     orSlot *s = *slot = orHandleSlotAt(table, index);
+    setReserved(table, index, true);
     s->generation++;
     *handle = (uint64_t)table->kind << OR_KIND_AT | (uint64_t)device << OR_DEVICE_AT |
               (uint64_t)index << OR_INDEX_AT | s->generation;
@@ -72,6 +105,7 @@ void orHandleRecycle(orHandleTable *table, orSlot *slot) {
       (uint32_t)(((char *)slot - atomic_load_explicit(&table->base, memory_order_relaxed)) /
                  (ptrdiff_t)table->slot_size);
   orMutexLock(&table->lock);
+  setReserved(table, index, false);
   if (OR_LIKELY(slot->generation < OR_LAST_GENERATION)) {
     slot->next_free = table->free_head;
     table->free_head = index + 1;

@@ -25,6 +25,7 @@ static orHandleTable table = {
     .what = "memory pool",
     .slot_size = (sizeof(orMemPool) + OR_CACHE_LINE - 1) & ~(OR_CACHE_LINE - 1),
     .limit = OR_MOST_MEM_POOLS,
+    .walked = true,
     .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* The pool, with the lock of its cache held. */
@@ -130,9 +131,8 @@ void orMemPoolLetGo(orMemPool *mempool) {
 }
 
 void orMemPoolsForEach(orCache *cache, void (*fn)(orCacheStat *reserved_bytes)) {
-  uint32_t used = atomic_load_explicit(&table.used, memory_order_acquire);
-  for (uint32_t i = 0; i < used; i++) {
-    orMemPool *mempool = orHandleSlotAt(&table, i);
+  uint32_t i = 0;
+  for (orMemPool *mempool; (mempool = orHandleNext(&table, &i));) {
     uint64_t handle = atomic_load_explicit(&mempool->slot.handle, memory_order_acquire);
     if (handle && orHandleDevice(handle) == orCacheDevice(cache)) fn(mempool->reserved_bytes);
   }

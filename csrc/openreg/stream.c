@@ -38,6 +38,7 @@ orHandleTable orStreamTable = {
     .what = "stream",
     .slot_size = (sizeof(orStream) + OR_CACHE_LINE - 1) & ~(OR_CACHE_LINE - 1),
     .limit = OR_MOST_STREAMS,
+    .walked = true,
     .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* Held while a stream is published and while all are told that their device is lost or back: none
@@ -78,9 +79,8 @@ static bool isBusy(const orStream *s) {
 
 void orStreamsForEachBusy(int device, void (*fn)(orStream_t stream, uint64_t last, void *context),
                           void *context) {
-  uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
-  for (uint32_t i = 0; i < used; i++) {
-    orStream *s = orHandleSlotAt(&orStreamTable, i);
+  uint32_t i = 0;
+  for (orStream *s; (s = orHandleNext(&orStreamTable, &i));) {
     if (!isBusy(s)) continue;
     orMutexLock(&s->lock);
     orStream_t stream = s->device == device ? s->last_handle : 0;
@@ -503,10 +503,9 @@ static bool hasWork(orStream *s, int device, uint64_t *queued) {
 }
 
 void orStreamForEach(int device, void (*fn)(orStream *, uint64_t, void *), void *context) {
-  uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
-  for (uint32_t i = 0; i < used; i++) {
+  uint32_t i = 0;
+  for (orStream *s; (s = orHandleNext(&orStreamTable, &i));) {
     uint64_t queued;
-    orStream *s = orHandleSlotAt(&orStreamTable, i);
     if (hasWork(s, device, &queued)) fn(s, queued, context);
   }
 }
@@ -534,9 +533,10 @@ static bool isIdle(orStream *s) {
 }
 
 void orStreamSettle(void) {
+  uint32_t i = 0;
   awaitDevice(-1);
-  for (uint32_t i = 0; i < atomic_load_explicit(&orStreamTable.used, memory_order_acquire); i++)
-    while (!isIdle(orHandleSlotAt(&orStreamTable, i)) && !orProcessExiting()) {
+  for (orStream *s; (s = orHandleNext(&orStreamTable, &i));)
+    while (!isIdle(s) && !orProcessExiting()) {
       sched_yield();
       awaitDevice(-1);
     }
@@ -562,10 +562,9 @@ static void setLost(orStream *s, int device, bool lost) {
 
 void orStreamsSetLost(int device, bool lost) {
   orMutexLock(&making);
-  uint32_t used = atomic_load_explicit(&orStreamTable.used, memory_order_acquire);
-  for (uint32_t i = 0; i < used; i++) {
+  uint32_t i = 0;
+  for (orStream *s; (s = orHandleNext(&orStreamTable, &i));) {
     uint64_t queued;
-    orStream *s = orHandleSlotAt(&orStreamTable, i);
     /* A slot with neither a handle nor work may not have been set up; nobody can queue there. */
     if (atomic_load_explicit(&s->slot.handle, memory_order_acquire) || hasWork(s, device, &queued))
       setLost(s, device, lost);

@@ -60,7 +60,8 @@ static bool streamStandsStill(uint64_t now) {
   bool still = false;
   dog.round++;
   if (!growWatched(used)) return false;
-  for (uint32_t i = 0; i < used; i++) still |= standsStill(i, now);
+  for (uint32_t i = 0; orHandleNext(&orStreamTable, &i) && i <= used;)
+    still |= standsStill(i - 1, now);
   return still;
 }
 

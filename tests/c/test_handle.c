@@ -33,6 +33,40 @@ static void end(orSlot *slot) {
   orHandleRecycle(&table, slot);
 }
 
+static orHandleTable walked = {.kind = OR_HANDLE_STREAM,
+                               .what = "stream",
+                               .slot_size = sizeof(orSlot),
+                               .limit = 200,
+                               .walked = true,
+                               .lock = {PTHREAD_MUTEX_INITIALIZER}};
+
+static int lengthOfWalk(void) {
+  int length = 0;
+  uint32_t index = 0, before = 0;
+  for (void *slot; (slot = orHandleNext(&walked, &index)); length++) {
+    ASSERT_GT(index, before);
+    before = index;
+    ASSERT_PTR(slot, orHandleSlotAt(&walked, index - 1));
+  }
+  return length;
+}
+
+TEST(handle_walk_is_over_reserved_slots) {
+  enum { MOST = 200 };
+  void *slots[MOST];
+  uint64_t handle;
+  ASSERT_EQ(lengthOfWalk(), 0);
+  for (int i = 0; i < MOST; i++) {
+    ASSERT_OK(orHandleReserve(&walked, 0, &slots[i], &handle));
+    ASSERT_EQ(lengthOfWalk(), i + 1);
+  }
+  for (int i = 0, left = MOST; i < MOST; i++) {
+    if (i % 64 == 3) continue;
+    orHandleRecycle(&walked, slots[i]);
+    ASSERT_EQ(lengthOfWalk(), --left);
+  }
+}
+
 TEST(handle_is_never_live_again) {
   orSlot *slot, *other;
   void *none;
