@@ -385,8 +385,10 @@ void orLaneGiveBack(orStream *s) {
   orLaneSchedule(s);
 }
 
+/* By the thread that runs the stream: whatever is not running is read under its lock (hang.c). */
 static orTask *frontTask(orStream *s) {
   orChunk *emptied;
+  OR_ASSERT(s->state, ==, OR_STREAM_RUNNING);
   orTask *t = orQueueFront(&s->out, &emptied);
   if (OR_UNLIKELY(emptied != NULL)) {
     orMutexLock(&s->lock);
@@ -399,8 +401,10 @@ static orTask *frontTask(orStream *s) {
 }
 
 const orTask *orLaneFirst(orStream *s) {
-  (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* covers the record */
-  return frontTask(s);
+  orMutexLock(&s->lock);
+  const orTask *first = orQueuePeek(&s->out);
+  orMutexUnlock(&s->lock);
+  return first;
 }
 
 /* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane

@@ -503,11 +503,21 @@ static void point(void) {
 /* An identity that lives as long as the record of the event does. */
 static uint64_t idOf(const orCell *cell) { return (uint64_t)(uintptr_t)cell; }
 
+/* The slot may be another stream's by now. */
+static void noteAsked(const orAwaited *awaited) {
+  orStream_t stream = 0;
+  if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
+  if (awaited->stream) {
+    orMutexLock(&awaited->stream->lock);
+    stream = awaited->stream->last_handle;
+    orMutexUnlock(&awaited->stream->lock);
+  }
+  noteAlone((orScheduleStep){.kind = orStepAsks, .stream = stream, .a = idOf(awaited->cell)});
+}
+
 static void step(const orAwaited *awaited) {
   if (orProcessTask() != OR_TASK_NONE) return;
-  noteAlone((orScheduleStep){.kind = orStepAsks,
-                             .stream = awaited->stream ? awaited->stream->last_handle : 0,
-                             .a = idOf(awaited->cell)});
+  noteAsked(awaited);
   pursue(&(orGoal){.until = *awaited, .tasks = 1});
 }
 

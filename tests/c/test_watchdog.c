@@ -243,6 +243,31 @@ static void workOrReport(int thread, void *context) {
 
 TEST_WITH_LIMIT(hang_report_while_all_goes_on, 60) { runThreads(4, workOrReport, NULL); }
 
+/* Each task takes a chunk of the queue: whenever one has run, the next is in another chunk. */
+static void launchLargeOrReport(int thread, void *args) {
+  if (thread == 0) {
+    while (!atomic_load(&done)) awaitReport("lanes: ");
+    return;
+  }
+  orLaunch large = {.size = sizeof large, .fn = countKernel, .args = args, .name = "large"};
+  large.args_size = OR_MAX_ARGS;
+  large.stream = newStream();
+  for (int i = 1; i <= 300; i++) {
+    ASSERT_OK(orLaunchKernelEx(&large));
+    if (i % 10 == 0) ASSERT_OK(orStreamSynchronize(large.stream));
+  }
+  atomic_store(&done, 1);
+}
+
+TEST(hang_report_while_a_schedule_goes_on) {
+  static _Alignas(16) char args[OR_MAX_ARGS];
+  atomic_int ran = 0;
+  *(atomic_int **)args = &ran;
+  ASSERT_OK(orScheduleSet(orScheduleSeeded, 2));
+  runThreads(2, launchLargeOrReport, args);
+  ASSERT_EQ(ran, 300);
+}
+
 /* ---- the watchdog ---- */
 
 static int reportsIn(const char *text) { return countOf("openreg: hang report", text); }
