@@ -20,14 +20,16 @@
 /* ---- text ---- */
 
 typedef struct orText {
-  char *data; /* null: there was no memory, and what was to be said is lost */
+  char *data;
   size_t length, room;
+  bool incomplete; /* there was no memory for some of it */
 } orText;
 
 static void grow(orText *t, size_t more) {
   if (t->length + more < t->room) return;
   size_t room = 2 * (t->length + more) + 1024;
   char *data = realloc(t->data, room);
+  t->incomplete |= !data;
   if (!data) return;
   t->data = data;
   t->room = room;
@@ -85,6 +87,7 @@ typedef struct orSeen {
 typedef struct orPicture {
   orSeen *seen;
   size_t count, room;
+  bool incomplete;
 } orPicture;
 
 /* Lock of the stream held. */
@@ -130,6 +133,7 @@ static void seeStream(orStream *s, uint64_t queued, void *context) {
   if (p->count == p->room) {
     size_t room = 2 * p->room + 16;
     orSeen *seen = realloc(p->seen, room * sizeof *seen);
+    p->incomplete |= !seen;
     if (!seen) return;
     p->seen = seen;
     p->room = room;
@@ -236,6 +240,7 @@ static void sayAll(orText *t) {
   orLaneInfo lanes = {0};
   uint64_t now = orNow();
   orStreamForEach(-1, seeStream, &p);
+  t->incomplete |= p.incomplete;
   for (size_t i = 0; i < p.count; i++) sayStream(t, &p.seen[i], now);
   if (!p.count) say(t, "  no stream has work\n");
   orHostWaitsEach(sayHost, t);
@@ -257,12 +262,19 @@ void orHangPrint(const char *why) {
   orText t = makeReport(why);
   ssize_t written = t.data ? write(STDERR_FILENO, t.data, t.length) : 0;
   (void)written; /* a closed stderr is no reason to fail */
+  if (t.incomplete) orWarn("the hang report is incomplete: no host memory");
   free(t.data);
 }
 
 orError_t orHangReport(char **text) {
   OR_TRY(orEnter());
   if (!text) return orFail(orErrorInvalidValue, "orHangReport: null result");
-  *text = makeReport("").data;
-  return *text ? orSuccess : orFail(orErrorSystem, "no host memory for a hang report");
+  *text = NULL;
+  orText t = makeReport("");
+  if (t.incomplete) {
+    free(t.data);
+    return orFail(orErrorSystem, "no host memory for a hang report");
+  }
+  *text = t.data;
+  return orSuccess;
 }
