@@ -1,5 +1,5 @@
 # Targets: demo, test, test-all, soak, fuzz, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, ctest-page64k, debug, docs, compile_commands, wheels, clean.
+# Targets: ctest, ctest-page64k, model, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -311,6 +311,12 @@ sanitize-programs: build
 	@echo "== torch.openreg.sanitizer"
 	OPENREG_SANITIZER=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SANITIZED:%=tests/test_%.py)
 
+# The models of waits, the queue and the dispatcher in csrc/openreg/model, each with and without the faults
+# that it plants: .ci/model.py. What its packages are missing for is left out, in a line.
+.PHONY: model
+model:
+	$(PYTHON) .ci/model.py
+
 # ---- Benchmarks ----
 
 BENCH_SCRIPTS := $(filter-out benchmarks/run.py,$(wildcard benchmarks/*.py))
@@ -356,7 +362,7 @@ wheels: build
 
 # ---- Lint ----
 
-FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h tests/c/*.c tests/c/*.h tests/c/*/*.c \
+FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/model/*pp tests/c/*.c tests/c/*.h tests/c/*/*.c \
   tests/cpp/* docs/examples/*/*.c docs/examples/*/*.cpp benchmarks/*.c)
 ANALYZED := $(CORE_SOURCES:csrc/openreg/%.c=build/lint/%.o)
 

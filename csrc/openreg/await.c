@@ -15,6 +15,9 @@
  *
  * `hosts` lists who sleeps, for the hang report and for those who wake all to look around, under
  * `lock`. An entry is on its sleeper's stack, which has a reference to its cell.
+ *
+ * model/wait.pml and model/wait.cpp are models of the sleep and of the wake-up, model/dispatch.cpp
+ * of a schedule that begins meanwhile (`make model`): change them together.
  */
 #include <limits.h>
 #include <sched.h>

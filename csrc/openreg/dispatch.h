@@ -6,6 +6,8 @@
  * (orLaneServe). schedule.c is one. Whoever waits or asks looks at `orDispatcherNow` and, if there
  * is one, leaves it to it. It may change at any time: `hold` says no once it has, and `notice`
  * comes after every change that a thread inside `await` should look at.
+ *
+ * model/dispatch.cpp is a model of its change (`make model`).
  */
 #ifndef OPENREG_DISPATCH_H
 #define OPENREG_DISPATCH_H

@@ -13,6 +13,8 @@
  * `done` is set under it, so that a stream is either seen by orCellComplete or sees `done`. Stream
  * lock before cell lock: orCellComplete therefore takes the streams off one by one and resumes each
  * with no cell lock held.
+ *
+ * model/wait.pml and model/wait.cpp are models of how a cell is completed (`make model`).
  */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -35,6 +35,9 @@
  * it would keep that thread from running; and before it helps with pieces of work, whose owner is
  * at work on them too, it goes to another core. A lane that looks counts for threads on other cores
  * alone: on theirs it may be waiting for the core that they have.
+ *
+ * model/wait.pml is a model of the scheduling of streams and the sleep of lanes (`make model`):
+ * change them together.
  */
 #include <sched.h>
 #include <stdio.h>

@@ -8,6 +8,8 @@
  * abandoned: a chunk is linked with the first record that is committed to it, so that none in the
  * list is empty. Until then it is the spare one, which is also where an emptied chunk is kept for
  * the next lap: a stream in a steady state allocates nothing.
+ *
+ * model/queue.cpp is a model of it (`make model`): change them together.
  */
 #include <stdlib.h>
 

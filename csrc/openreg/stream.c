@@ -20,6 +20,8 @@
  *
  * A destroyed stream's handle is invalid at once; the slot is recycled when its last task has
  * finished. The counters never start again.
+ *
+ * model/wait.pml is a model of the states and the steps between them (`make model`).
  */
 #include <inttypes.h>
 #include <sched.h>
