@@ -1,5 +1,5 @@
 # Targets: demo, test, test-all, soak, fuzz, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, ctest-page64k, model, debug, docs, compile_commands, wheels, clean.
+# Targets: ctest, ctest-page64k, model, mutate, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -317,6 +317,18 @@ sanitize-programs: build
 model:
 	$(PYTHON) .ci/model.py
 
+# The core with one change at a time, over the C tests: .ci/mutate.py. FILES="lane await", SAMPLE, SEED,
+# LIMIT (seconds of tests for a mutant) and AGAIN=1.
+MUTANT := -O1 -w -DOR_DEBUG -Icsrc/openreg
+MUTATE := $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(LIMIT),--limit $(LIMIT)) \
+  $(if $(AGAIN),--again) $(if $(OPERATORS),--operators '$(OPERATORS)')
+
+.PHONY: mutate
+mutate: ctest
+	$(PYTHON) .ci/mutate.py --core $(CORE) --tests $(D_debug) --files '$(FILES)' $(MUTATE) \
+	  --compile '$(CC) $(filter-out -W% -M%,$(C_FLAGS)) $(MUTANT)' \
+	  --link '$(CC) -shared -Wl,-soname,$(CORE) -Wl,-Bsymbolic-functions'
+
 # ---- Benchmarks ----
 
 BENCH_SCRIPTS := $(filter-out benchmarks/run.py,$(wildcard benchmarks/*.py))
@@ -362,8 +374,8 @@ wheels: build
 
 # ---- Lint ----
 
-FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/model/*pp tests/c/*.c tests/c/*.h tests/c/*/*.c \
-  tests/cpp/* docs/examples/*/*.c docs/examples/*/*.cpp benchmarks/*.c)
+FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/model/*pp tests/c/*.c tests/c/*.h \
+  tests/c/*/*.c .ci/*.c tests/cpp/* docs/examples/*/*.c docs/examples/*/*.cpp benchmarks/*.c)
 ANALYZED := $(CORE_SOURCES:csrc/openreg/%.c=build/lint/%.o)
 
 build/lint/%.o: csrc/openreg/%.c
