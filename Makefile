@@ -260,7 +260,7 @@ fuzz:
 	    $(FUZZ_CC) -fsanitize=fuzzer -x c - -o /dev/null 2>/dev/null; then \
 	  $(MAKE) --no-print-directory fuzz-run; \
 	else \
-	  echo '$(FUZZ_CC) has no libFuzzer here (Debian: clang, libclang-rt-14-dev): only the kept inputs are read'; \
+	  echo '$(FUZZ_CC) has no libFuzzer here (Debian: clang, libclang-rt-dev): only the kept inputs are read'; \
 	  $(MAKE) --no-print-directory ctest && \
 	    $(D_debug)/run-tests inputs_that_are_kept inputs_that_are_kept_for_devices; \
 	fi
