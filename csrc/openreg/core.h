@@ -604,6 +604,8 @@ orStream *orCellStream(const orCell *cell);
 void orCellForget(orCell *cell, orStream *stream);
 /* A new external event and its cell (a reference for the caller). */
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
+/* Destroys it, which no other thread may. */
+void orEventEndTask(orEvent_t event);
 /* The newest cell with a reference for the caller, or null, and the event's flags. */
 orError_t orEventCell(orEvent_t event, orCell **cell, unsigned *flags);
 

@@ -225,21 +225,37 @@ static void signalCell(orCell *cell, orError_t status) {
   orCellComplete(cell, status);
 }
 
-orError_t orEventDestroy(orEvent_t event) {
-  orEvent *e;
-  OR_TRY(orEnter());
-  OR_TRY(lockEvent(event, &e));
+/* Its lock is held, and given up. The cell is the caller's to release. */
+static orCell *takeEvent(orEvent *e) {
   orCell *cell = e->cell;
-  bool unsignalled =
-      (e->flags & orEventExternal) && !(e->flags & (OR_EVENT_SIGNALLED | OR_EVENT_OF_TASK));
   e->cell = NULL;
   orHandleInvalidate(&e->slot);
   orMutexUnlock(&e->lock);
   orHandleRecycle(&table, &e->slot);
-  /* Nobody can signal it any more: whoever waits for it would do so for ever. */
-  if (unsignalled) signalCell(cell, orSuccess);
+  return cell;
+}
+
+orError_t orEventDestroy(orEvent_t event) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  OR_TRY(lockEvent(event, &e));
+  unsigned flags = e->flags;
+  if (flags & OR_EVENT_OF_TASK) {
+    orMutexUnlock(&e->lock);
+    return orFail(orErrorNotPermitted,
+                  "the event that a device factory's operation was given cannot be destroyed, only "
+                  "signalled");
+  }
+  orCell *cell = takeEvent(e);
+  /* No thread can signal it any more: a wait for it would never end. */
+  if ((flags & orEventExternal) && !(flags & OR_EVENT_SIGNALLED)) signalCell(cell, orSuccess);
   orCellRelease(cell);
   return orSuccess;
+}
+
+void orEventEndTask(orEvent_t event) {
+  orEvent *e;
+  if (!lockEvent(event, &e)) orCellRelease(takeEvent(e));
 }
 
 orError_t orEventGetDevice(orEvent_t event, int *device) {
@@ -439,6 +455,9 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
     error = orFail(orErrorInvalidValue, "only an external event can be signalled");
   else if (e->flags & OR_EVENT_SIGNALLED)
     error = orFail(orErrorInvalidValue, "the event has been signalled already");
+  else if (status == orErrorNotReady && !(e->flags & OR_EVENT_OF_TASK))
+    error = orFail(orErrorInvalidValue,
+                   "orEventSignal: status orErrorNotReady; it must say how the work has ended");
   else
     cell = orCellRetain(e->cell);
   if (cell) e->flags |= OR_EVENT_SIGNALLED;

@@ -130,7 +130,7 @@ static orDevice *workDevice(const orTask *t, const orStream *s) {
 
 static void letGo(orTask *t) {
   orMutexAssertNone();
-  if (t->done) orEventDestroy(t->done);
+  if (t->done) orEventEndTask(t->done);
   if (t->completion) orCellRelease(t->completion);
   if (t->drop) {
     orProcessSetTask(OR_TASK_HOST_FUNC);
@@ -270,6 +270,9 @@ static orError_t checkLaunch(const orLaunch *l) {
     return orFail(orErrorInvalidValue,
                   "kernel %s: %zu bytes of arguments at %p; at most %u, and not null", l->name,
                   l->args_size, l->args, OR_MAX_ARGS);
+  if (l->access_count && !l->accesses)
+    return orFail(orErrorInvalidValue, "kernel %s: %zu accesses at a null pointer", l->name,
+                  l->access_count);
   for (size_t i = 0; i < l->access_count; i++) OR_TRY(checkAccess(l, &l->accesses[i]));
   return orSuccess;
 }

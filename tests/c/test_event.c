@@ -200,6 +200,14 @@ TEST(event_external) {
   ASSERT_REFUSED(orEventSignal(newEvent(0), orSuccess), orErrorInvalidValue, "external");
 }
 
+TEST(event_signal_says_how_the_work_has_ended) {
+  orEvent_t e = newGate();
+  ASSERT_REFUSED(orEventSignal(e, orErrorNotReady), orErrorInvalidValue, "orErrorNotReady");
+  ASSERT_ERROR(orEventQuery(e), orErrorNotReady);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_OK(orEventSignal(e, orSuccess));
+}
+
 static void *signalLater(void *event) {
   sleepMs(5);
   ASSERT_OK(orEventSignal(*(orEvent_t *)event, orSuccess));

@@ -504,6 +504,17 @@ TEST(lost_by_an_operation_that_completes_later) {
   ASSERT_EQ(dropped, 2);
 }
 
+/* It is the runtime's: destroyed, nothing could complete the task, and a reset would hang. */
+TEST(lost_the_event_of_an_operation_cannot_be_destroyed) {
+  useFragile();
+  orStream_t s = newStream();
+  orEvent_t done = startCopy(s, allocate(64), allocatePinned(64));
+  ASSERT_REFUSED(orEventDestroy(done), orErrorNotPermitted, "only signalled");
+  ASSERT_OK(orEventSignal(done, orSuccess));
+  ASSERT_OK(orDeviceReset());
+  ASSERT_ERROR(orEventDestroy(done), orErrorInvalidResourceHandle);
+}
+
 /* Any other error is the task's alone. */
 TEST(lost_by_no_other_error) {
   useFragile();

@@ -152,6 +152,7 @@ TEST(task_launch_refuses_what_is_wrong) {
   ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorInvalidValue, "kernel add: 8 bytes of arguments");
   l.args_size = 0;
   l.access_count = 1;
+  ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorInvalidValue, "kernel add: 1 accesses at a null");
   l.accesses = &fine;
   ASSERT_OK(orLaunchKernelEx(&l));
   l.accesses = &past;

@@ -384,7 +384,7 @@ OR_API orError_t orEventSynchronize(orEvent_t event);
 /* Milliseconds between two finished, timed records of one device. */
 OR_API orError_t orEventElapsedTime(float *milliseconds, orEvent_t start, orEvent_t end);
 /* Completes an external event, from any thread, once; `status` other than orSuccess becomes the
- * asynchronous error of the event's device. Never blocks. */
+ * asynchronous error of the event's device (orErrorNotReady is refused). Never blocks. */
 OR_API orError_t orEventSignal(orEvent_t event, orError_t status);
 
 /* ---- Caching allocator --------------------------------------------------------------------- */
@@ -599,7 +599,8 @@ typedef struct orKernel {
 
 /* `copy` and `compute` run inside a task. They finish the work and return orSuccess, or return
  * orErrorNotReady and later complete it with orEventSignal(done, status) from any thread; the
- * stream then waits without holding a lane. Any other value is the task's failure. Where `done`
+ * stream then waits without holding a lane. `done` cannot be destroyed, and is invalid once the
+ * task is over. Any other value is the task's failure. Where `done`
  * is 0 (a type other than "openreg" has no streams) they finish before they return.
  * orErrorDeviceLost, from `alloc` too, is for a device that can do nothing more; what it has
  * started it still has to signal. */
