@@ -1,11 +1,13 @@
 /*
  * Settings: every OPENREG_* environment variable, in one table.
  *
- * config, settings and texts are written once, under config_once, and only read afterwards;
- * memory_limit likewise under limit_once. A row of the table says all there is about a setting: to
+ * config, settings and texts are written once, under config_lock, and only read afterwards. Nothing
+ * there can fail: what cannot be kept is refused, as a bad value is. A row of the table says all there is about a setting: to
  * add one, add a field to orConfig and a row here.
  */
 #include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stddef.h>
@@ -88,9 +90,12 @@ static const orSettingRow rows[] = {
 
 enum { OR_SETTINGS = sizeof(rows) / sizeof(rows[0]) };
 
-static pthread_once_t config_once = PTHREAD_ONCE_INIT;
+static orMutex config_lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static atomic_bool was_read;
 static orConfig config;
 static orSetting settings[OR_SETTINGS];
+static char texts[1 << 17]; /* values: the environment may change later */
+static size_t texts_size;
 
 /* ---- Parsers: false leaves the field alone. ---- */
 
@@ -227,16 +232,25 @@ static bool parseTape(const char *text, void *field) {
 
 /* ---- Reading ---- */
 
-/* The environment may change under us later: what is kept is a copy. */
-static char *copyText(const char *text) {
-  char *copy = strdup(text);
-  if (!copy) abort();
-  return copy;
+/* Null: there is no room. */
+static const char *keepText(const char *text) {
+  size_t size = strlen(text) + 1;
+  if (size > sizeof(texts) - texts_size) return NULL;
+  texts_size += size;
+  return memcpy(texts + texts_size - size, text, size);
+}
+
+static void warnRejected(const orSettingRow *row, const char *given, const char *text) {
+  if (text)
+    orWarn("%s='%.64s%s' is not %s; using %s%s", row->name, text, strlen(text) > 64 ? "..." : "",
+           row->allowed, row->rejected, row->noun);
+  else
+    orWarn("%s has %zu characters; all settings together may have %zu; using %s%s", row->name,
+           strlen(given), sizeof(texts), row->rejected, row->noun);
 }
 
 static void readSetting(const orSettingRow *row, orSetting *setting) {
-  const char *given = getenv(row->name);
-  char *text = given ? copyText(given) : NULL;
+  const char *given = getenv(row->name), *text = given ? keepText(given) : NULL;
   void *field = (char *)&config + row->field;
   setting->name = row->name;
   setting->description = row->description;
@@ -247,23 +261,26 @@ static void readSetting(const orSettingRow *row, orSetting *setting) {
     setting->origin = "environment";
     return;
   }
-  if (text) {
+  if (given) {
     setting->value = row->rejected;
     setting->origin = "environment (rejected)";
-    orWarn("%s='%.64s%s' is not %s; using %s%s", row->name, text, strlen(text) > 64 ? "..." : "",
-           row->allowed, row->rejected, row->noun);
-    free(text);
+    warnRejected(row, given, text);
   }
   /* The default of the memory is words: its field stays 0. */
   row->parse(setting->value, field);
 }
 
-static void readConfig(void) {
-  for (int i = 0; i < OR_SETTINGS; i++) readSetting(&rows[i], &settings[i]);
+__attribute__((constructor)) static void keepLock(void) { orForkKeep(&config_lock); }
+
+static __attribute__((cold)) void readConfig(void) {
+  orMutexLock(&config_lock);
+  for (int i = 0; i < OR_SETTINGS && !was_read; i++) readSetting(&rows[i], &settings[i]);
+  atomic_store_explicit(&was_read, true, memory_order_release);
+  orMutexUnlock(&config_lock);
 }
 
 const orConfig *orConfigGet(void) {
-  pthread_once(&config_once, readConfig);
+  if (OR_UNLIKELY(!atomic_load_explicit(&was_read, memory_order_acquire))) readConfig();
   return &config;
 }
 
@@ -279,37 +296,44 @@ orError_t orGetSetting(int index, orSetting *setting) {
 
 /* ---- The host's memory ---- */
 
-static pthread_once_t limit_once = PTHREAD_ONCE_INIT;
-static size_t memory_limit;
+/* Reads a small file; false if there is none, or none for this process. What cannot be opened for
+ * want of something is an error: without it the limit would be wrong. */
+static orError_t readLimitFile(const char *path, char *text, size_t size, bool *found) {
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t length = file >= 0 ? read(file, text, size - 1) : -1;
+  int why = errno;
+  if (file >= 0) close(file);
+  *found = length >= 0;
+  text[length > 0 ? length : 0] = 0;
+  if (file >= 0 || (why != EMFILE && why != ENFILE && why != ENOMEM)) return orSuccess;
+  return orFail(orErrorSystem, "cannot read the host's memory limit in %s: %s", path, strerror(why));
+}
 
-/* A limit file holds a number, or "max" where there is none; so does a file that is not there. */
-static size_t readLimit(const char *path) {
-  FILE *file = fopen(path, "re");
-  if (!file) return SIZE_MAX;
-  char text[64] = "";
-  unsigned long long limit;
+/* A limit file holds a number, or "max" where there is none. Makes *limit no larger than that. */
+static orError_t applyLimit(const char *path, size_t *limit) {
+  char text[64];
+  unsigned long long here;
   const char *end;
-  bool found = fgets(text, sizeof(text), file) && parseNumber(text, &limit, &end);
-  fclose(file);
-  return found && limit > 0 && limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
+  bool found;
+  OR_TRY(readLimitFile(path, text, sizeof(text), &found));
+  if (found && parseNumber(text, &here, &end) && here > 0 && here < *limit) *limit = (size_t)here;
+  return orSuccess;
 }
 
 /* A group's parents limit it too. Inside a container the group's path may not exist below the
  * mount; its parents, the mount itself last, are read all the same. */
-static size_t groupLimit(const char *mount, const char *group, const char *file) {
+static orError_t applyGroup(const char *mount, const char *group, const char *file, size_t *limit) {
   char path[PATH_MAX], name[PATH_MAX + 64];
-  size_t limit = SIZE_MAX;
-  if ((size_t)snprintf(path, sizeof(path), "%s%s", mount, group) >= sizeof(path)) return limit;
+  if ((size_t)snprintf(path, sizeof(path), "%s%s", mount, group) >= sizeof(path)) return orSuccess;
   size_t root = strlen(mount);
   while (strlen(path) >= root) {
     snprintf(name, sizeof(name), "%s/%s", path, file);
-    size_t here = readLimit(name);
-    if (here < limit) limit = here;
+    OR_TRY(applyLimit(name, limit));
     char *slash = strrchr(path, '/');
     if (!slash) break;
     *slash = 0;
   }
-  return limit;
+  return orSuccess;
 }
 
 static bool namesMemory(const char *controllers) {
@@ -322,34 +346,25 @@ static bool namesMemory(const char *controllers) {
 
 /* A line of /proc/self/cgroup is "hierarchy:controllers:group"; version 2 has no controllers
  * there. */
-static size_t limitOfLine(char *line) {
-  line[strcspn(line, "\n")] = 0;
+static orError_t applyLine(char *line, size_t *limit) {
   char *controllers = strchr(line, ':');
-  if (!controllers) return SIZE_MAX;
+  if (!controllers) return orSuccess;
   char *group = strchr(++controllers, ':');
-  if (!group) return SIZE_MAX;
+  if (!group) return orSuccess;
   *group++ = 0;
-  if (!*controllers) return groupLimit("/sys/fs/cgroup", group, "memory.max");
-  if (!namesMemory(controllers)) return SIZE_MAX;
-  return groupLimit("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes");
+  if (!*controllers) return applyGroup("/sys/fs/cgroup", group, "memory.max", limit);
+  if (!namesMemory(controllers)) return orSuccess;
+  return applyGroup("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", limit);
 }
 
-static void findMemoryLimit(void) {
+orError_t orHostMemoryLimit(size_t *limit) {
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  memory_limit = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : (size_t)1 << 30;
-  FILE *file = fopen("/proc/self/cgroup", "re");
-  if (!file) return;
-  char line[PATH_MAX];
-  while (fgets(line, sizeof(line), file)) {
-    size_t limit = limitOfLine(line);
-    if (limit < memory_limit) memory_limit = limit;
-  }
-  fclose(file);
-}
-
-size_t orHostMemoryLimit(void) {
-  pthread_once(&limit_once, findMemoryLimit);
-  return memory_limit;
+  *limit = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : (size_t)1 << 30;
+  char groups[2 * PATH_MAX], *rest = groups;
+  bool found;
+  OR_TRY(readLimitFile("/proc/self/cgroup", groups, sizeof(groups), &found));
+  for (char *line; (line = strsep(&rest, "\n"));) OR_TRY(applyLine(line, limit));
+  return orSuccess;
 }
 
 int orHostCores(void) {

@@ -17,12 +17,14 @@ typedef struct orPool {
 static orPool pools[OPENREG_MAX_DEVICES][OR_PRIORITIES];
 
 static orError_t makeReady(int index) {
+  orProcessActivate(); /* a fork from here on may find the lock held */
   orMutexLock(&first_use);
   orError_t error = orSuccess;
   if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
-    orProcessActivate();
-    orProbeCall(OR_PROBE_FIRST_USE, &(orProbe){.device = index});
-    error = orStreamMake(index, 0, OR_OWNER_DEVICE, &default_streams[index]);
+    orProbe probe = {.device = index};
+    orProbeCall(OR_PROBE_FIRST_USE, &probe);
+    error = probe.error ? probe.error
+                        : orStreamMake(index, 0, OR_OWNER_DEVICE, &default_streams[index]);
     if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
   }
   orMutexUnlock(&first_use);

@@ -61,8 +61,8 @@
  *   stacks.c     its stacks
  * gdb_openreg.py, for gdb, reads streams, tasks, cells and who sleeps, so it changes with them.
  *
- * No lock is held while waiting, while calling a hook, a kernel, a `drop` or a vendor's function
- * (exception: that of the devices while they are made, once, so that two threads do not make them).
+ * No lock is held while waiting, while loading a library, while calling a hook, a kernel, a `drop` or
+ * a vendor's function.
  */
 #ifndef OPENREG_CORE_H
 #define OPENREG_CORE_H
@@ -154,7 +154,7 @@ typedef struct orConfig {
 /* Reads the environment at the first call; one line on stderr for each value that is refused. */
 const orConfig *orConfigGet(void);
 /* The smaller of the machine's memory and the cgroup's limit, bytes. */
-size_t orHostMemoryLimit(void);
+orError_t orHostMemoryLimit(size_t *limit);
 int orHostCores(void); /* that this process may run on */
 enum { OR_MAX_LANES = 8 };
 int orLaneLimit(void);
@@ -180,8 +180,15 @@ int orMemoryFile(const char *name, size_t bytes);
 orError_t orEnter(void);
 /* The same for functions that block or enqueue: refuses inside any task. */
 orError_t orEnterBlocking(void);
-/* Marks the runtime as used: installs the fork and exit handlers, once. */
+/* Around the making of the devices: a child that is forked meanwhile is refused. Fails if there is
+ * no handler to do so. */
+orError_t orProcessBeginUse(void);
+void orProcessEndUse(void);
+/* Marks the runtime as used, before the caller takes a lock. orProcessBeginUse has succeeded. */
 void orProcessActivate(void);
+/* By a constructor: a lock that may be taken before the first use, for a short time and around no
+ * other such lock. A forked child gets it unlocked, and what it guards whole. */
+void orForkKeep(orMutex *m);
 bool orProcessExiting(void);
 /* A detached thread that takes no signals; 0 or an errno. */
 int orThreadStart(void *(*body)(void *), void *context);
@@ -204,7 +211,9 @@ struct orDevice {
   orAllocator allocators[3]; /* device, pageable host, pinned host */
 };
 
-/* Makes the devices with the defaults if nobody has; the error of the first attempt is repeated. */
+/* Makes the devices with the defaults if no thread has, or sleeps while another makes them. The error
+ * of a failed attempt is repeated, unless the cause may have passed (memory, the system). Holding no
+ * lock. */
 orError_t orDevicesInit(void);
 /* "openreg" devices; null past the end. orDevicesInit has succeeded. */
 orDevice *orDeviceAt(int index);

@@ -1,15 +1,35 @@
 /*
  * Device factories: the registry, the plugin, and the devices that come from them.
  *
- * entries, entry_count          every registered factory; registry_lock
- * devices and what points into it, made, failure, failure_text
- *                               written under make_lock, before `made` says so; read-only once it
- *                               is OR_DEVICES_MADE, and then read without a lock
- * making, loading_plugin        of the thread that makes the devices
+ * made                          written under `registry`; read anywhere; a futex for threads that
+ *                               wait until the devices are made
+ * entries, entry_count, failure, failure_text
+ *                               `registry`
+ * devices and what points into it
+ *                               of the thread that has begun (OR_DEVICES_LOADING, _MAKING), then,
+ *                               from OR_DEVICES_MADE on, read-only and read without a lock
+ * plugin_loaded                 of the thread that has begun
+ * making, loading_plugin        of the calling thread
  *
- * make_lock is held while devices are made, around the functions of factories and plugins too, so
- * that no two threads make them; a call back from there into the making itself is refused.
- * registry_lock is taken inside it and never held around a call.
+ * One thread makes the devices. It holds no lock while it loads the plugin and calls its functions
+ * and those of factories: these may take locks of their own, the loader's among them, fork, or
+ * wait for other threads. Other threads that need the devices sleep until it has finished.
+ *
+ * The registry is open until the thread that makes the devices has chosen the factories
+ * (OR_DEVICES_MAKING), and again if that failed. So a registration never waits for the devices: it
+ * comes before the choice, or is refused.
+ *
+ * Each thread opens the plugin's library itself before it asks who makes the devices. A thread
+ * inside another library's constructor holds the loader's lock: it can open the plugin and make the
+ * devices, while one that has come before it waits inside dlopen.
+ *
+ * Note [Threads of a factory]. A thread that the plugin or a factory has started is refused the
+ * devices while they are made, as they may wait for it. It is told from others by its timer slack
+ * (prctl(2)), which a thread takes over from the one that starts it: while a thread makes the
+ * devices, its slack has a value that no other thread has. The value depends on the process, as
+ * programs that a factory starts take it over, too. A thread that existed before waits like any
+ * other: a factory may not wait for its use of devices. One line on stderr after ten seconds names
+ * both threads.
  */
 #include <ctype.h>
 #include <dlfcn.h>
@@ -17,6 +37,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include "core.h"
 
@@ -28,11 +50,18 @@ typedef struct orEntry {
   const char *plugin;             /* path, or null */
 } orEntry;
 
-enum { OR_MAX_ENTRIES = 64, OR_BUILT_IN = 3 };
-typedef enum orMade { OR_DEVICES_NOT_MADE, OR_DEVICES_MADE, OR_DEVICES_FAILED } orMade;
+enum { OR_MAX_ENTRIES = 64, OR_BUILT_IN = 3, OR_LONG_WAIT_S = 10 };
+/* Note [Threads of a factory]; Linux starts a thread with 50 us. */
+enum { OR_USUAL_SLACK_NS = 50000, OR_MOST_SLACKS = 9973 };
+enum {
+  OR_DEVICES_NOT_MADE,
+  OR_DEVICES_LOADING,
+  OR_DEVICES_MAKING,
+  OR_DEVICES_MADE,
+  OR_DEVICES_FAILED
+};
 
-static orMutex make_lock = OR_MUTEX_INITIALIZER(OR_RANK_DEVICES);
-static orMutex registry_lock = OR_MUTEX_INITIALIZER(OR_RANK_REGISTRY);
+static orMutex registry = OR_MUTEX_INITIALIZER(OR_RANK_REGISTRY);
 
 static orEntry entries[OR_MAX_ENTRIES] = {
     {"CPU", 0, &orPlainHostFactory, &orPlainHostFactory, NULL},
@@ -41,7 +70,8 @@ static orEntry entries[OR_MAX_ENTRIES] = {
 };
 static int entry_count = OR_BUILT_IN;
 
-static _Atomic orMade made;
+static _Atomic uint32_t made;
+static _Atomic int maker; /* the system's number of the thread that has begun */
 static orDevice *devices;
 static int device_count;
 static orDevice *host_device;
@@ -52,6 +82,8 @@ static char failure_text[1024];
 
 static _Thread_local bool making;
 static _Thread_local const char *loading_plugin;
+
+__attribute__((constructor)) static void keepRegistry(void) { orForkKeep(&registry); }
 
 static bool isHostType(const char *type) { return !strcasecmp(type, "CPU"); }
 static bool isOpenregType(const char *type) { return !strcasecmp(type, "openreg"); }
@@ -95,26 +127,21 @@ static orError_t checkType(const char *type) {
   return orSuccess;
 }
 
-/* From a plugin that is being loaded the registry changes under the make_lock that its loader
- * holds; everybody else takes it, so that a registration is either before the devices or
- * refused. */
-static orError_t beginChange(const char *what) {
-  OR_TRY(orEnter());
-  if (loading_plugin) return orSuccess;
-  if (making)
+/* registry held. */
+static orError_t checkOpen(const char *what) {
+  uint32_t state = atomic_load_explicit(&made, memory_order_relaxed);
+  if (state == OR_DEVICES_MADE)
+    return orFail(orErrorAlreadyInitialized,
+                  "the devices have been made: no device factory can be %s now", what);
+  if (state == OR_DEVICES_MAKING && making)
     return orFail(orErrorNotPermitted, "a device factory may not be %s by create_devices", what);
-  orMutexLock(&make_lock);
-  if (made != OR_DEVICES_MADE) return orSuccess;
-  orMutexUnlock(&make_lock);
-  return orFail(orErrorAlreadyInitialized,
-                "the devices have been made: no device factory can be %s now", what);
+  if (state == OR_DEVICES_MAKING)
+    return orFail(orErrorAlreadyInitialized,
+                  "the devices are being made: no device factory can be %s now", what);
+  return orSuccess;
 }
 
-static void endChange(void) {
-  if (!loading_plugin) orMutexUnlock(&make_lock);
-}
-
-/* registry_lock held. */
+/* registry held. */
 static orError_t addEntry(const char *type, int priority, const orDeviceFactory *given,
                           const orDeviceFactory *factory) {
   for (int i = 0; i < entry_count; i++) {
@@ -149,11 +176,11 @@ orError_t orRegisterDeviceFactory(const char *type, int priority, const orDevice
   if (!given) return orFail(orErrorInvalidValue, "the device factory for type '%s' is null", type);
   OR_TRY(takeTable(given, &room, &factory));
   OR_TRY(checkFunctions(type, factory));
-  OR_TRY(beginChange("registered"));
-  orMutexLock(&registry_lock);
-  orError_t error = addEntry(type, priority, given, factory);
-  orMutexUnlock(&registry_lock);
-  endChange();
+  OR_TRY(orEnter());
+  orMutexLock(&registry);
+  orError_t error = checkOpen("registered");
+  if (!error) error = addEntry(type, priority, given, factory);
+  orMutexUnlock(&registry);
   return error;
 }
 
@@ -163,9 +190,8 @@ void orRegisterDeviceFactoryAtLoad(const char *type, int priority, const orDevic
 }
 
 /* Entries that match are taken out, the order of the others stays; the number of those that went. A
- * null argument matches all. */
+ * null argument matches all. registry held. */
 static int removeEntries(const char *type, const orDeviceFactory *given, const char *plugin) {
-  orMutexLock(&registry_lock);
   int kept = 0, count = entry_count;
   for (int i = 0; i < count; i++) {
     const orEntry *e = &entries[i];
@@ -177,20 +203,21 @@ static int removeEntries(const char *type, const orDeviceFactory *given, const c
       free((void *)e->factory);
   }
   entry_count = kept;
-  orMutexUnlock(&registry_lock);
   return count - kept;
 }
 
 orError_t orUnregisterDeviceFactory(const char *type, const orDeviceFactory *factory) {
   OR_TRY(checkType(type));
-  OR_TRY(beginChange("unregistered"));
-  int removed = removeEntries(type, factory, NULL);
-  endChange();
-  if (removed) return orSuccess;
+  OR_TRY(orEnter());
+  orMutexLock(&registry);
+  orError_t error = checkOpen("unregistered");
+  bool removed = !error && removeEntries(type, factory, NULL);
+  orMutexUnlock(&registry);
+  if (error || removed) return error;
   return orFail(orErrorNotFound, "no such device factory is registered for type '%s'", type);
 }
 
-/* The factory that serves a type. registry_lock held. */
+/* The factory that serves a type. registry held. */
 static const orEntry *servingEntry(const char *type) {
   const orEntry *best = NULL;
   for (int i = 0; i < entry_count; i++)
@@ -210,11 +237,11 @@ static void describeEntry(const orEntry *e, orFactoryInfo *info) {
 orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
   if (!info) return orFail(orErrorInvalidValue, "orGetFactoryInfo: info is null");
   OR_TRY(orEnter());
-  orMutexLock(&registry_lock);
+  orMutexLock(&registry);
   int count = entry_count;
   bool found = index >= 0 && index < count;
   if (found) describeEntry(&entries[index], info);
-  orMutexUnlock(&registry_lock);
+  orMutexUnlock(&registry);
   if (found) return orSuccess;
   return orFail(orErrorInvalidValue, "factory index %d is out of range: there are %d", index, count);
 }
@@ -222,10 +249,10 @@ orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
 /* ---- Plugin ---- */
 
 static bool hasEntries(const char *plugin) {
-  orMutexLock(&registry_lock);
+  orMutexLock(&registry);
   bool found = false;
   for (int i = 0; i < entry_count; i++) found |= entries[i].plugin == plugin;
-  orMutexUnlock(&registry_lock);
+  orMutexUnlock(&registry);
   return found;
 }
 
@@ -240,36 +267,63 @@ static orError_t initPlugin(const char *path, orPluginInitFn init) {
   return orFail(orErrorPluginLoad, "plugin '%s': orPluginInit registered no device factory", path);
 }
 
-static orError_t openPlugin(const char *path) {
-  uint64_t noted = orNotedErrors();
-  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (!library)
-    return orFail(orErrorPluginLoad, "plugin '%s' cannot be loaded: %s", path, dlerror());
+/* The plugin's library, opened by the calling thread. */
+typedef struct orPlugin {
+  const char *path; /* null: there is none */
+  void *library;
+  uint64_t noted; /* orNotedErrors() before its constructors ran */
+} orPlugin;
+
+static orError_t openPlugin(orPlugin *p) {
+  *p = (orPlugin){.path = orConfigGet()->plugin, .noted = orNotedErrors()};
+  if (!p->path) return orSuccess;
+  void *token = orBlockEnter();
+  loading_plugin = p->path;
+  p->library = dlopen(p->path, RTLD_NOW | RTLD_LOCAL);
+  loading_plugin = NULL;
+  orBlockLeave(token);
+  if (p->library) return orSuccess;
+  return orFail(orErrorPluginLoad, "plugin '%s' cannot be loaded: %s", p->path, dlerror());
+}
+
+static void closePlugin(orPlugin *p) {
+  if (p->library) dlclose(p->library);
+  p->library = NULL;
+}
+
+static orError_t failSymbol(const orPlugin *p) {
+  if (orNotedErrors() != p->noted)
+    return orFail(orPeekAtLastError(), "plugin '%s': %s", p->path, orGetLastErrorMessage());
+  return orFail(orErrorPluginSymbol, "plugin '%s' has no function %s", p->path,
+                OR_PLUGIN_INIT_SYMBOL);
+}
+
+/* A library whose orPluginInit was called stays, whatever it returned: it may have started
+ * threads. */
+static orError_t startPlugin(orPlugin *p) {
   orPluginInitFn init;
-  *(void **)&init = dlsym(library, OR_PLUGIN_INIT_SYMBOL);
-  if (!init && hasEntries(path)) return orSuccess; /* by OR_REGISTER_DEVICE_FACTORY */
-  if (!init) {
-    dlclose(library);
-    if (orNotedErrors() != noted)
-      return orFail(orPeekAtLastError(), "plugin '%s': %s", path, orGetLastErrorMessage());
-    return orFail(orErrorPluginSymbol, "plugin '%s' has no function %s", path,
-                  OR_PLUGIN_INIT_SYMBOL);
-  }
-  /* From here on the library stays, whatever comes: it may have started threads. */
-  orError_t error = initPlugin(path, init);
-  if (error) removeEntries(NULL, NULL, path);
+  *(void **)&init = dlsym(p->library, OR_PLUGIN_INIT_SYMBOL);
+  if (!init && !hasEntries(p->path)) return failSymbol(p);
+  p->library = NULL;           /* kept open */
+  if (!init) return orSuccess; /* it has registered itself (OR_REGISTER_DEVICE_FACTORY) */
+  void *token = orBlockEnter();
+  loading_plugin = p->path;
+  orError_t error = initPlugin(p->path, init);
+  loading_plugin = NULL;
+  orBlockLeave(token);
+  if (!error) return orSuccess;
+  orMutexLock(&registry);
+  removeEntries(NULL, NULL, p->path);
+  orMutexUnlock(&registry);
   return error;
 }
 
-static orError_t loadPlugin(void) {
-  static bool loaded; /* make_lock */
-  const char *path = orConfigGet()->plugin;
-  if (loaded || !path) return orSuccess;
-  loading_plugin = path;
-  orError_t error = openPlugin(path);
-  loading_plugin = NULL;
-  loaded = !error;
-  return error;
+static orError_t startPluginOnce(orPlugin *p) {
+  static bool plugin_loaded;
+  if (plugin_loaded || !p->path) return orSuccess;
+  OR_TRY(startPlugin(p));
+  plugin_loaded = true;
+  return orSuccess;
 }
 
 /* ---- Making ---- */
@@ -334,14 +388,16 @@ static bool isPlanned(const orPlan *plan, const char *type) {
   return false;
 }
 
-/* Types come in the order in which they were first registered, the host's before all. */
+/* Types come in the order in which they were first registered, the host's before all. The registry
+ * closes. */
 static void planTypes(orPlan *plan) {
-  orMutexLock(&registry_lock);
+  orMutexLock(&registry);
   const orEntry *host = servingEntry("CPU");
   if (host) planType(plan, host);
   for (int i = 0; i < entry_count; i++)
     if (!isPlanned(plan, entries[i].type)) planType(plan, servingEntry(entries[i].type));
-  orMutexUnlock(&registry_lock);
+  atomic_store_explicit(&made, OR_DEVICES_MAKING, memory_order_relaxed);
+  orMutexUnlock(&registry);
 }
 
 static orError_t checkPlan(const orPlan *plan) {
@@ -370,6 +426,17 @@ static void nameDevice(orDevice *device, const char *prefix, const char *type) {
            device->desc.index & 63);
 }
 
+/* A vendor's may sleep, or wait for a thread that wants the caller's lock. */
+static orError_t callFactory(const orDeviceFactory *f, const orDeviceConfig *config, int count,
+                             orDeviceDesc *descs) {
+  bool built_in = f == &orPlainHostFactory || f == &orPinnedHostFactory || f == &orSimulatedFactory;
+  if (built_in) return f->create_devices(config, count, descs);
+  void *token = orBlockEnter();
+  orError_t error = f->create_devices(config, count, descs);
+  orBlockLeave(token);
+  return error;
+}
+
 /* The devices of one type, appended to `list`. */
 static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
   const orEntry *serving = &plan->serving[type];
@@ -381,7 +448,7 @@ static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
     descs[i].numa_node = -1;
   }
   uint64_t noted = orNotedErrors();
-  orError_t error = serving->factory->create_devices(plan->config, count, descs);
+  orError_t error = callFactory(serving->factory, plan->config, count, descs);
   if (error)
     return orFail(error, "device factory '%s' cannot make %d devices of type '%s': %s",
                   serving->factory->name, count, serving->type, orErrorDetail(error, noted));
@@ -419,64 +486,149 @@ static orError_t makeAll(const orPlan *plan) {
   return orSuccess;
 }
 
-static orError_t planAndMake(const orDeviceConfig *config, const char *prefix) {
+static orError_t planAndMake(orPlugin *plugin, const orDeviceConfig *config, const char *prefix) {
   orPlan plan = {.config = config, .prefix = prefix};
-  OR_TRY(loadPlugin());
+  OR_TRY(startPluginOnce(plugin));
   planTypes(&plan);
   OR_TRY(checkPlan(&plan));
   return makeAll(&plan);
 }
 
-/* make_lock held. A failure is kept for those who come later; a later orAddDevices may try
- * again. */
-static orError_t makeDevices(const orDeviceConfig *config, const char *prefix) {
-  making = true;
-  orError_t error = planAndMake(config, prefix);
-  making = false;
+/* The next call may find what was short: memory, a file descriptor. Other failures are kept for the
+ * calls that follow, so that nothing is asked of a plugin twice; orAddDevices tries again. */
+static bool mayPass(orError_t error) {
+  return error == orErrorMemoryAllocation || error == orErrorSystem;
+}
+
+static void endMaking(orError_t error) {
+  uint32_t state = !error           ? OR_DEVICES_MADE
+                   : mayPass(error) ? OR_DEVICES_NOT_MADE
+                                    : OR_DEVICES_FAILED;
+  orMutexLock(&registry);
+  failure = error;
+  if (error) snprintf(failure_text, sizeof(failure_text), "%s", orGetLastErrorMessage());
+  atomic_store_explicit(&made, state, memory_order_release);
+  orMutexUnlock(&registry);
+  orFutexWake(&made, INT32_MAX);
+}
+
+static orError_t makeDevices(orPlugin *plugin, const orDeviceConfig *config, const char *prefix) {
+  atomic_store_explicit(&maker, (int)gettid(), memory_order_relaxed);
+  orError_t error = planAndMake(plugin, config, prefix);
   if (error) {
     openreg_devices = NULL;
     openreg_count = 0;
-    failure = error;
-    snprintf(failure_text, sizeof(failure_text), "%s", orGetLastErrorMessage());
   }
-  atomic_store_explicit(&made, error ? OR_DEVICES_FAILED : OR_DEVICES_MADE, memory_order_release);
+  endMaking(error);
   return error;
 }
 
+static bool isBeingMade(uint32_t state) {
+  return state == OR_DEVICES_LOADING || state == OR_DEVICES_MAKING;
+}
+
+static void warnLongWait(void) {
+  orWarn(
+      "thread %d has waited %d s for the devices, which thread %d is making: a plugin or "
+      "create_devices may not wait for a thread that uses devices",
+      (int)gettid(), OR_LONG_WAIT_S, atomic_load_explicit(&maker, memory_order_relaxed));
+}
+
+static void awaitDevices(void) {
+  uint64_t patience = OR_LONG_WAIT_S * UINT64_C(1000000000), since = orNow();
+  void *token = orBlockEnter();
+  for (uint32_t state; isBeingMade(state = atomic_load_explicit(&made, memory_order_acquire));) {
+    orFutexWait(&made, state, patience);
+    if (!patience || orNow() - since < patience) continue;
+    warnLongWait();
+    patience = 0;
+  }
+  orBlockLeave(token);
+}
+
+/* Whether the calling thread has begun to make the devices. `again`: although an attempt has
+ * failed. */
+static bool beginMaking(bool again) {
+  orMutexLock(&registry);
+  uint32_t state = atomic_load_explicit(&made, memory_order_relaxed);
+  bool begins = state == OR_DEVICES_NOT_MADE || (again && state == OR_DEVICES_FAILED);
+  if (begins) atomic_store_explicit(&made, OR_DEVICES_LOADING, memory_order_relaxed);
+  orMutexUnlock(&registry);
+  return begins;
+}
+
+/* Whether there is nothing to make, and what a call then returns. */
+static bool isSettled(bool again, orError_t *error) {
+  orMutexLock(&registry);
+  uint32_t state = atomic_load_explicit(&made, memory_order_acquire);
+  bool settled = state == OR_DEVICES_MADE || (state == OR_DEVICES_FAILED && !again);
+  *error = orSuccess;
+  if (settled && state == OR_DEVICES_FAILED)
+    *error = orFail(failure, "%s", failure_text);
+  else if (settled && again)
+    *error = orFail(orErrorAlreadyInitialized, "the devices have been made already: %d of them",
+                    device_count);
+  orMutexUnlock(&registry);
+  return settled;
+}
+
+static orError_t makeOrAwait(orPlugin *plugin, const orDeviceConfig *config, const char *prefix,
+                             bool again) {
+  for (orError_t error;; awaitDevices()) {
+    if (beginMaking(again)) return makeDevices(plugin, config, prefix);
+    if (isSettled(again, &error)) return error;
+  }
+}
+
+/* See Note [Threads of a factory]. */
+static int factorySlack(void) { return OR_USUAL_SLACK_NS + 1 + (int)(getpid() % OR_MOST_SLACKS); }
+
 static orError_t refuseWhileMaking(void) {
-  if (!making) return orSuccess;
+  uint32_t state = atomic_load_explicit(&made, memory_order_relaxed);
+  if (!making && !(isBeingMade(state) && prctl(PR_GET_TIMERSLACK) == factorySlack()))
+    return orSuccess;
   return orFail(orErrorNotPermitted,
-                "a plugin or create_devices may not use devices while they are made");
+                "a plugin, create_devices or a thread that they start may not use devices while "
+                "they are made");
+}
+
+static orError_t openAndMake(const orDeviceConfig *config, const char *prefix, bool again) {
+  orPlugin plugin;
+  int slack = prctl(PR_GET_TIMERSLACK);
+  prctl(PR_SET_TIMERSLACK, factorySlack());
+  making = true;
+  orError_t error = openPlugin(&plugin);
+  if (!error) error = makeOrAwait(&plugin, config, prefix, again);
+  closePlugin(&plugin);
+  making = false;
+  if (slack > 0) prctl(PR_SET_TIMERSLACK, slack);
+  return error;
+}
+
+static orError_t needDevices(const orDeviceConfig *config, const char *prefix, bool again) {
+  orError_t error;
+  OR_TRY(refuseWhileMaking());
+  if (isSettled(again, &error)) return error;
+  OR_TRY(orProcessBeginUse());
+  error = openAndMake(config, prefix, again);
+  orProcessEndUse();
+  return error;
 }
 
 orError_t orAddDevices(const orDeviceConfig *given, const char *name_prefix) {
   orDeviceConfig room;
   OR_TRY(orEnterBlocking());
-  OR_TRY(refuseWhileMaking());
   const orDeviceConfig *config = given ? OR_GIVEN(orDeviceConfig, given, &room, size) : NULL;
   if (given && !config) return orErrorInvalidValue;
   OR_TRY(checkConfig(config, name_prefix));
-  orMutexLock(&make_lock);
-  orError_t error = made == OR_DEVICES_MADE
-                        ? orFail(orErrorAlreadyInitialized,
-                                 "the devices have been made already: %d of them", device_count)
-                        : makeDevices(config, name_prefix);
-  orMutexUnlock(&make_lock);
-  return error;
+  return needDevices(config, name_prefix, true);
 }
 
 orError_t orDevicesInit(void) {
   if (OR_LIKELY(atomic_load_explicit(&made, memory_order_acquire) == OR_DEVICES_MADE))
     return orSuccess;
-  OR_TRY(refuseWhileMaking());
-  orMutexLock(&make_lock);
-  orError_t error = orSuccess;
-  if (made == OR_DEVICES_NOT_MADE)
-    error = makeDevices(NULL, NULL);
-  else if (made == OR_DEVICES_FAILED)
-    error = orFail(failure, "%s", failure_text);
-  orMutexUnlock(&make_lock);
-  return error;
+  OR_TRY(orEnter());
+  return needDevices(NULL, NULL, false);
 }
 
 /* ---- Devices ---- */

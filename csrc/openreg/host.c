@@ -12,8 +12,10 @@
 
 static orError_t createHosts(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
   (void)config;
+  size_t limit;
+  OR_TRY(orHostMemoryLimit(&limit));
   for (int i = 0; i < count; i++) {
-    devices[i].memory_limit = orHostMemoryLimit();
+    devices[i].memory_limit = limit;
     devices[i].numa_node = -1;
     devices[i].self = NULL;
   }

@@ -11,9 +11,8 @@
 #include <pthread.h>
 
 typedef enum orRank {
-  OR_RANK_DEVICES = 1, /* the devices are made, once; held while a factory makes them */
-  OR_RANK_REGISTRY,    /* of device factories */
-  OR_RANK_FIRST_USE,   /* of a device */
+  OR_RANK_REGISTRY = 1, /* of device factories */
+  OR_RANK_FIRST_USE,    /* of a device */
   OR_RANK_EVENT,
   OR_RANK_GRAPH,
   OR_RANK_CACHE, /* one a device */

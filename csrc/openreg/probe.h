@@ -14,7 +14,9 @@
 
 typedef enum orProbeEvent {
   /* These come to tools that are off, too: they set something up, or end what was begun. */
-  OR_PROBE_FIRST_USE, /* of a device, before it has a stream; that of first uses held */
+  /* Of a device, before it has a stream; sets `error` if it must not have one; a failed first use is
+   * repeated. That of first uses held. */
+  OR_PROBE_FIRST_USE,
   /* The same orProbe after the wait, if a tool wanted to know that it began; none held. */
   OR_PROBE_HOST_WAITED,
   /* A task with a mark is about to run: slot, task; sets `fails` if it must not; none held. */
@@ -68,6 +70,7 @@ typedef struct orProbe {
   bool aside;        /* of a task that is queued, as there */
   bool ordered;      /* the call promises its caller that what it waited for is done */
   const char *fails; /* set: why it is to fail, for the message */
+  orError_t error;   /* set: why a device cannot be used, in the last error's message */
   bool everybody;    /* all threads of the host know, not the calling one alone */
   bool begun;        /* a wait, of which tools have been told */
   void *kept;        /* a tool's, from OR_PROBE_HOST_WAITS to OR_PROBE_HOST_WAITED */

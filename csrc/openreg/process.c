@@ -3,35 +3,85 @@
  * caller a task?
  *
  * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
- * no lock. `forked` is written by the child's only thread before any other can exist. task_kind
+ * first_uses is a count; no lock. `kept` is written by constructors. `forked` is written by the child's only thread before any other can exist. task_kind
  * and ours belong to their thread.
  */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core.h"
 
 static atomic_bool activated;
+static _Atomic int first_uses; /* threads that make the devices, or wait for them */
 static atomic_bool forked;
 static atomic_bool exiting;
 static pthread_once_t handlers_once = PTHREAD_ONCE_INIT;
 static _Thread_local int task_kind = OR_TASK_NONE;
 static _Thread_local bool ours;
 
-/* A fork duplicates the calling thread alone: lanes are gone and their locks may be held for ever,
- * so the child can only be refused. */
+/* ---- fork ---- */
+
+/* By constructors. None is taken while a thread holds another of them. */
+static orMutex *kept[4];
+static size_t kept_count;
+
+void orForkKeep(orMutex *m) {
+  OR_ASSERT(kept_count, <, sizeof(kept) / sizeof(kept[0]));
+  kept[kept_count++] = m;
+}
+
+/* The mutexes themselves: ranks are of no concern, as no code runs under these locks. */
+static void beforeFork(void) {
+  for (size_t i = 0; i < kept_count; i++) pthread_mutex_lock(&kept[i]->mutex);
+}
+
+static void afterFork(void) {
+  for (size_t i = 0; i < kept_count; i++) pthread_mutex_unlock(&kept[i]->mutex);
+}
+
+/* A fork duplicates the calling thread alone. Once devices are in use, lanes are gone and their
+ * locks may be held for ever; while they are made, the thread that makes them is gone, and what a
+ * plugin has half done. So the child can only be refused. */
 static void inForkedChild(void) {
-  if (atomic_load_explicit(&activated, memory_order_relaxed))
+  afterFork();
+  if (atomic_load_explicit(&activated, memory_order_relaxed) ||
+      atomic_load_explicit(&first_uses, memory_order_relaxed))
     atomic_store_explicit(&forked, true, memory_order_release);
 }
+
+/* Before any lock of the library can be held: as it is loaded, or, if memory was short then, before
+ * a first use. */
+static int installForkHandlers(void) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static bool installed;
+  pthread_mutex_lock(&lock);
+  int error = installed ? 0 : pthread_atfork(beforeFork, afterFork, inForkedChild);
+  installed = !error;
+  pthread_mutex_unlock(&lock);
+  return error;
+}
+
+__attribute__((constructor)) static void onLoad(void) { installForkHandlers(); }
+
+orError_t orProcessBeginUse(void) {
+  int error = installForkHandlers();
+  if (error)
+    return orFail(orErrorMemoryAllocation, "pthread_atfork failed: %s (errno %d)", strerror(error),
+                  error);
+  atomic_fetch_add_explicit(&first_uses, 1, memory_order_seq_cst);
+  return orSuccess;
+}
+
+void orProcessEndUse(void) { atomic_fetch_sub_explicit(&first_uses, 1, memory_order_seq_cst); }
+
+/* ---- exit ---- */
 
 static void atProcessExit(void) { atomic_store_explicit(&exiting, true, memory_order_release); }
 
 static void installHandlers(void) {
-  int error = pthread_atfork(NULL, NULL, inForkedChild);
-  if (error) orWarn("pthread_atfork failed (error %d): a forked child will not be refused", error);
   if (atexit(atProcessExit)) orWarn("atexit failed: leaving while work is queued may hang");
 }
 
@@ -83,8 +133,8 @@ int orProcessTask(void) { return task_kind; }
 
 static orError_t refuseForked(void) {
   return orFail(orErrorForked,
-                "cannot re-initialize openreg in forked subprocess: the parent has used a device "
-                "before the fork; use the 'spawn' start method");
+                "cannot re-initialize openreg in forked subprocess: the parent had used a device "
+                "before the fork, or was about to; use the 'spawn' start method");
 }
 
 orError_t orEnter(void) {

@@ -98,7 +98,7 @@ static struct {
 
 static _Thread_local bool tore; /* the task that this thread runs is to come again */
 
-static pthread_once_t configured = PTHREAD_ONCE_INIT;
+static bool configured; /* plan.lock */
 
 static bool isOn(void) { return orDispatching() != NULL; }
 
@@ -644,20 +644,30 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   orCacheSchedule(keepsBack(), policy == orScheduleTape);
 }
 
-static void configure(void) {
-  const orConfig *c = orConfigGet();
-  orMutexLock(&plan.lock);
-  bool tape = c->schedule.tape && orTapeParse(&plan.tape, c->schedule.tape);
-  begin(tape ? orScheduleTape : (orSchedulePolicy)c->schedule.policy, c->schedule.seed);
-  orMutexUnlock(&plan.lock);
-  listen();
+/* plan.lock held. */
+static orError_t configure(const orConfig *c) {
+  if (c->schedule.tape && !orTapeParse(&plan.tape, c->schedule.tape))
+    return orFail(
+        orErrorMemoryAllocation,
+        "OPENREG_SCHEDULE_TAPE: there is no memory for its choices, or they are too many");
+  begin(c->schedule.tape ? orScheduleTape : (orSchedulePolicy)c->schedule.policy, c->schedule.seed);
+  configured = true;
+  return orSuccess;
 }
 
-static void configureOnce(void) { pthread_once(&configured, configure); }
+static orError_t configureOnce(void) {
+  const orConfig *c = orConfigGet(); /* which has a lock of its own */
+  orMutexLock(&plan.lock);
+  bool begins = !configured;
+  orError_t error = begins ? configure(c) : orSuccess;
+  orMutexUnlock(&plan.lock);
+  if (begins) listen();
+  return error;
+}
 
 static void onFirstUse(orProbe *p) {
-  (void)p;
-  configureOnce();
+  orError_t error = configureOnce();
+  if (error) p->error = error;
 }
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
@@ -666,7 +676,7 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   OR_TRY(orEnterBlocking());
   if (policy < orScheduleFair || policy > orScheduleTape)
     return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 4 are known", (int)policy);
-  configureOnce();
+  OR_TRY(configureOnce());
   if (settle) orStreamSettle();
   orCacheSetAside(policy != orScheduleFair);
   orMutexLock(&plan.lock);
@@ -703,7 +713,9 @@ orError_t orScheduleSetTape(const char *text) {
         "with how many zeros come before it, as in \"1,12:2\"",
         text ? text : "(null)");
   }
-  configureOnce();
+  orError_t error = configureOnce();
+  if (error) free(tape.choices);
+  if (error) return error;
   orStreamSettle();
   orMutexLock(&plan.lock);
   old = plan.tape;
@@ -745,7 +757,7 @@ orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t capacity, 
 orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {
   if (!policy || !seed) return orFail(orErrorInvalidValue, "orScheduleGet: null result");
   OR_TRY(orEnter());
-  configureOnce();
+  OR_TRY(configureOnce());
   orMutexLock(&plan.lock);
   *policy = (orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed);
   *seed = plan.seed;

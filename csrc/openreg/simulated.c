@@ -186,7 +186,10 @@ static orError_t mapOnce(void) {
 static orError_t createDevices(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
   (void)config;
   size_t limit = orConfigGet()->device_memory;
-  if (!limit && count) limit = orHostMemoryLimit() / 2 / (size_t)count & ~(orPageSize() - 1);
+  if (!limit && count) {
+    OR_TRY(orHostMemoryLimit(&limit));
+    limit = limit / 2 / (size_t)count & ~(orPageSize() - 1);
+  }
   card_count = count;
   for (int i = 0; i < count; i++) {
     orMutexInit(&cards[i].lock, OR_RANK_PAGES);

@@ -158,17 +158,21 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse, [OR_PROBE_STARTS
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
-static void start(void) {
+static orError_t start(void) {
   const orConfig *config = orConfigGet();
-  if (!config->watchdog_ns && !config->watchdog_signal) return;
-  orToolSwitch(&tool, true);
+  if (!config->watchdog_ns && !config->watchdog_signal) return orSuccess;
   int failed = orThreadStart(watch, NULL);
-  if (failed) orWarn("no watchdog: cannot start a thread: %s", strerror(failed));
-  if (!failed && config->watchdog_signal) installHandler(config->watchdog_signal);
+  if (failed)
+    return orFail(orErrorSystem, "the watchdog's thread cannot be started: %s", strerror(failed));
+  orToolSwitch(&tool, true);
+  if (config->watchdog_signal) installHandler(config->watchdog_signal);
+  return orSuccess;
 }
 
 static void onFirstUse(orProbe *p) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)p;
-  pthread_once(&once, start);
+  static bool started; /* the lock of first uses */
+  if (started) return;
+  orError_t error = start();
+  if (error) p->error = error;
+  started = !error;
 }

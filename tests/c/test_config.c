@@ -306,3 +306,20 @@ TEST(config_watchdog_signal) {
   FOR_EACH("OPENREG_WATCHDOG_SIGNAL", good, bodyAccepted);
   FOR_EACH("OPENREG_WATCHDOG_SIGNAL", bad, bodyRejected);
 }
+
+/* Values are copied without an allocation, which could fail; one that does not fit is refused. */
+TEST(config_value_without_end) {
+  enum { LONG = 1 << 17 };
+  char *tape = malloc(LONG + 1);
+  for (int i = 0; i < LONG; i++) tape[i] = i % 2 ? ',' : '1';
+  tape[LONG] = 0;
+  tape[LONG - 1] = '1';
+  clearSettings();
+  setenv("OPENREG_SCHEDULE_TAPE", tape, 1);
+  beginCapture();
+  orSetting setting = findSetting("OPENREG_SCHEDULE_TAPE");
+  ASSERT_CONTAINS(endCapture(), "OPENREG_SCHEDULE_TAPE has 131072 characters; all settings");
+  ASSERT_STR(setting.value, "");
+  ASSERT_STR(setting.origin, "environment (rejected)");
+  free(tape);
+}

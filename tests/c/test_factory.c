@@ -1,11 +1,13 @@
 /* Device factories: registry, priorities, making devices, look-up, allocators, compute, tensors. */
 #include "harness.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "gate.h"
 #include "stub_factory.h"
 
 /* ---- Factories of the tests: they record that they were asked, and fail if told to ---- */
@@ -171,16 +173,29 @@ TEST(factory_host_is_asked_first) {
 TEST(factory_failure_stops_with_its_own_error) {
   int count = -1;
   orDevice *device;
-  createError = orErrorSystem;
+  createError = orErrorNotSupported;
   ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &otherFactory));
-  ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorSystem, "'test other'");
-  ASSERT_CONTAINS(orGetLastErrorMessage(), orGetErrorString(orErrorSystem));
-  ASSERT_REFUSED(orGetDeviceCount(&count), orErrorSystem, "'test other'");
+  ASSERT_REFUSED(orAddDevices(NULL, NULL), orErrorNotSupported, "'test other'");
+  ASSERT_CONTAINS(orGetLastErrorMessage(), orGetErrorString(orErrorNotSupported));
+  ASSERT_REFUSED(orGetDeviceCount(&count), orErrorNotSupported, "'test other'");
   ASSERT_EQ(count, 0);
-  ASSERT_ERROR(orGetDeviceByName(&device, "/cpu:0"), orErrorSystem); /* no device is left */
+  ASSERT_ERROR(orGetDeviceByName(&device, "/cpu:0"), orErrorNotSupported); /* no device is left */
   ASSERT_EQ(atomic_load(&creations), 1); /* the failure is repeated, the factory is not */
   ASSERT_OK(orUnregisterDeviceFactory("openreg", &otherFactory));
   ASSERT_OK(orAddDevices(NULL, NULL));
+  ASSERT_EQ(countDevices(), 2);
+}
+
+/* What was short may be there the next time. */
+TEST(factory_shortage_does_not_last) {
+  static const orError_t shortages[] = {orErrorMemoryAllocation, orErrorSystem};
+  int count = -1;
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &otherFactory));
+  for (int i = 0; i < 2; i++) {
+    createError = shortages[i];
+    ASSERT_REFUSED(orGetDeviceCount(&count), shortages[i], "'test other'");
+  }
+  createError = orSuccess;
   ASSERT_EQ(countDevices(), 2);
 }
 
@@ -248,7 +263,7 @@ TEST(factory_first_call_makes_the_devices) {
   ASSERT_ERROR(orAddDevices(NULL, NULL), orErrorAlreadyInitialized);
 }
 
-static orError_t inner[3];
+static orError_t inner[5];
 static orError_t createReentrant(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
   (void)config, (void)count, (void)devices;
   int n;
@@ -263,6 +278,170 @@ TEST(factory_may_not_use_devices_while_they_are_made) {
   ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &reentrant));
   ASSERT_OK(orAddDevices(NULL, NULL));
   for (int i = 0; i < 3; ++i) ASSERT_ERROR(inner[i], orErrorNotPermitted);
+}
+
+/* A call of each kind, from a thread that create_devices waits for. */
+static void *useDevices(void *context) {
+  orDevice *device;
+  void *p;
+  (void)context;
+  int n;
+  inner[0] = orGetDeviceCount(&n);
+  inner[1] = orAddDevices(NULL, NULL);
+  inner[2] = orMalloc(&p, 16);
+  inner[3] = orGetDeviceByName(&device, "/cpu:0");
+  inner[4] = orRegisterDeviceFactory("npu", 0, &otherFactory);
+  return NULL;
+}
+
+static void *startUser(void *context) {
+  pthread_t user;
+  pthread_create(&user, NULL, useDevices, context);
+  pthread_join(user, NULL);
+  return NULL;
+}
+
+static orError_t createWithThreads(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
+  (void)config, (void)count, (void)devices;
+  pthread_t starter;
+  pthread_create(&starter, NULL, startUser, NULL);
+  pthread_join(starter, NULL);
+  return orSuccess;
+}
+
+TEST(factory_refuses_threads_that_create_devices_waits_for) {
+  static const orDeviceFactory threads = STUB_FACTORY("threads", createWithThreads);
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &threads));
+  ASSERT_EQ(countDevices(), 2);
+  for (int i = 0; i < 4; ++i) ASSERT_ERROR(inner[i], orErrorNotPermitted);
+  ASSERT_ERROR(inner[4], orErrorAlreadyInitialized);
+  startUser(NULL); /* a thread of the same one, later */
+  ASSERT_OK(inner[0]);
+}
+
+/* ---- Other threads, while the devices are made ---- */
+
+static atomic_int begun, mayEnd;
+
+static orError_t createSlowly(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
+  (void)config, (void)count, (void)devices;
+  atomic_store(&begun, 1);
+  awaitInt(&mayEnd, 1);
+  return createError;
+}
+
+static const orDeviceFactory slowFactory = STUB_FACTORY("slow", createSlowly);
+
+static void *firstUse(void *wanted) {
+  int count = -1;
+  ASSERT_ERROR(orGetDeviceCount(&count), wanted ? *(orError_t *)wanted : orSuccess);
+  return NULL;
+}
+
+/* Until create_devices has begun, on another thread. */
+static pthread_t beginSlowly(orError_t *wanted) {
+  pthread_t thread;
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &slowFactory));
+  pthread_create(&thread, NULL, firstUse, wanted);
+  awaitInt(&begun, 1);
+  return thread;
+}
+
+static void endSlowly(pthread_t thread) {
+  atomic_store(&mayEnd, 1);
+  pthread_join(thread, NULL);
+  ASSERT_EQ(countDevices(), 2);
+}
+
+static _Thread_local bool waits;
+static atomic_int waiting;
+static void *enterWait(void) {
+  if (waits) atomic_fetch_add(&waiting, 1);
+  return NULL;
+}
+static void leaveWait(void *token) { (void)token; }
+
+static void *waitForDevices(void *error) {
+  waits = true;
+  return firstUse(error);
+}
+
+static void useWhileBeingMade(orError_t *error) {
+  pthread_t users[2];
+  ASSERT_OK(orSetBlockHooks(&(orBlockHooks){enterWait, leaveWait}));
+  pthread_t maker = beginSlowly(error);
+  for (int i = 0; i < 2; i++) pthread_create(&users[i], NULL, waitForDevices, error);
+  awaitInt(&waiting, 2); /* they have put their locks down */
+  atomic_store(&mayEnd, 1);
+  for (int i = 0; i < 2; i++) pthread_join(users[i], NULL);
+  pthread_join(maker, NULL);
+}
+
+TEST(factory_other_threads_wait_for_the_devices) {
+  useWhileBeingMade(NULL);
+  ASSERT_EQ(countDevices(), 2);
+}
+
+TEST(factory_other_threads_get_the_failure) {
+  createError = orErrorNotSupported;
+  useWhileBeingMade(&createError);
+}
+
+/* A thread that registers may hold a lock that create_devices wants. */
+TEST(factory_registration_does_not_wait_for_the_devices) {
+  pthread_t maker = beginSlowly(NULL);
+  ASSERT_REFUSED(orRegisterDeviceFactory("npu", 0, &otherFactory), orErrorAlreadyInitialized,
+                 "being made");
+  ASSERT_REFUSED(orUnregisterDeviceFactory("openreg", NULL), orErrorAlreadyInitialized,
+                 "being made");
+  endSlowly(maker);
+}
+
+static void useInChild(void) {
+  int count = -1;
+  ASSERT_EQ(orInForkedChild(), 1);
+  ASSERT_REFUSED(orGetDeviceCount(&count), orErrorForked, "about to");
+  ASSERT_ERROR(orAddDevices(NULL, NULL), orErrorForked);
+}
+
+TEST(factory_fork_while_devices_are_made) {
+  pthread_t maker = beginSlowly(NULL);
+  ASSERT_FORK_OK(useInChild);
+  endSlowly(maker);
+  ASSERT_EQ(orInForkedChild(), 0);
+}
+
+static orError_t createForking(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
+  (void)config, (void)count, (void)devices;
+  ASSERT_FORK_OK(useInChild);
+  return orSuccess;
+}
+
+TEST(factory_fork_in_create_devices) {
+  static const orDeviceFactory forking = STUB_FACTORY("forking", createForking);
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &forking));
+  ASSERT_EQ(countDevices(), 2);
+}
+
+/* The registry's lock is free in a child, whatever other threads do. */
+static atomic_int stopped;
+static void *registerAgain(void *context) {
+  (void)context;
+  while (!atomic_load(&stopped)) {
+    ASSERT_OK(orRegisterDeviceFactory("npu", 0, &otherFactory));
+    ASSERT_OK(orUnregisterDeviceFactory("npu", NULL));
+  }
+  return NULL;
+}
+
+static void countInChild(void) { ASSERT_EQ(countDevices(), 2); }
+
+TEST(factory_fork_while_another_thread_registers) {
+  pthread_t thread;
+  pthread_create(&thread, NULL, registerAgain, NULL);
+  for (int i = 0; i < 50; i++) ASSERT_FORK_OK(countInChild);
+  atomic_store(&stopped, 1);
+  pthread_join(thread, NULL);
 }
 
 static void countOnThread(int thread, void *context) {

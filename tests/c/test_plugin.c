@@ -1,7 +1,9 @@
 /* Plugins: what goes wrong when one is loaded, and the vendor's example in both variants. */
+#include "gate.h"
 #include "harness.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -123,6 +125,41 @@ TEST(plugin_registers_itself_too_late) {
   const char *text = endCapture();
   ASSERT_EQ(countLines(text), 1);
   ASSERT_CONTAINS(text, "the devices have been made");
+}
+
+/* One thread loads a library, whose constructors register a factory and use devices; the other is in
+ * the first use, which loads the plugin. The loader has one lock. */
+static atomic_int gate;
+static void *openGateOnEnter(void) {
+  int loads = 1;
+  atomic_compare_exchange_strong(&gate, &loads, 2);
+  return NULL;
+}
+static void leave(void *token) { (void)token; }
+
+static void *useWhileLoading(void *context) {
+  int count = 0;
+  awaitInt(&gate, 1);
+  ASSERT_OK(orGetDeviceCount(&count));
+  ASSERT_EQ(count, 2);
+  return context;
+}
+
+TEST(plugin_is_loaded_while_another_library_is) {
+  char address[32];
+  orFactoryInfo info;
+  pthread_t user;
+  snprintf(address, sizeof(address), "%p", (void *)&gate);
+  setenv("OPENREG_TEST_GATE", address, 1);
+  setenv("OPENREG_PLUGIN", pluginPath("libvendor.so"), 1);
+  ASSERT_OK(orSetBlockHooks(&(orBlockHooks){openGateOnEnter, leave}));
+  pthread_create(&user, NULL, useWhileLoading, NULL);
+  ASSERT(dlopen(selfRegistered("60"), RTLD_NOW | RTLD_LOCAL));
+  pthread_join(user, NULL);
+  for (int priority = 60, i = 3; i < 5; i++, priority += 40) {
+    ASSERT_OK(orGetFactoryInfo(i, &info));
+    ASSERT_EQ(info.priority, priority);
+  }
 }
 
 /* ---- The example, with `map` and without: each test is two ---- */

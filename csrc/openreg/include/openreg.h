@@ -608,7 +608,8 @@ typedef struct orDeviceFactory {
   uint32_t size;        /* sizeof(orDeviceFactory) */
   uint32_t abi_version; /* OPENREG_ABI_VERSION */
   const char *name;     /* who makes the devices; for messages */
-  /* Fills `count` descriptions. Its error stops orAddDevices and is returned from it. */
+  /* Fills `count` descriptions. Its error stops orAddDevices and is returned from it. Threads that
+   * it starts may not use devices before it has returned (see orAddDevices). */
   orError_t (*create_devices)(const orDeviceConfig *config, int count, orDeviceDesc *devices);
   /* Device types other than "CPU", up to `set`: addresses that are unique in the process. */
   orError_t (*alloc)(void *device, size_t bytes, void **ptr);
@@ -625,7 +626,8 @@ typedef struct orDeviceFactory {
   orError_t (*free_host)(void *device, void *ptr, size_t bytes);
 } orDeviceFactory;
 
-/* Before the devices are made. An equal priority for one type is orErrorAlreadyExists; a wrong
+/* Before the devices are made, never waiting: from when the first factory is asked for devices it is
+ * orErrorAlreadyInitialized, unless that fails. An equal priority for one type is orErrorAlreadyExists; a wrong
  * size or version orErrorPluginVersion. The table must stay. */
 OR_API orError_t orRegisterDeviceFactory(const char *type, int priority,
                                          const orDeviceFactory *factory);
@@ -655,7 +657,16 @@ OR_API orError_t orGetFactoryInfo(int index, orFactoryInfo *info);
 
 /* Makes every device: the host's factory first ("CPU", required: none registered or no device
  * made is orErrorNotFound), then the other types'; one that fails stops it with its own error
- * and no device is left. Once; the first call that needs a device does it with the defaults.
+ * and no device is left. Once; the first call that needs a device does it with the defaults. Its
+ * failure is the answer for later calls, too, until orAddDevices is called again;
+ * orErrorMemoryAllocation, orErrorSystem and a plugin that cannot be opened are tried again by the
+ * next call.
+ *
+ * While one thread makes the devices, others that need them sleep (see orSetBlockHooks); no lock is
+ * held. The plugin, create_devices and threads that they start get orErrorNotPermitted instead, as
+ * the devices may wait for them. create_devices may not wait for a thread that it has not started
+ * and that uses devices. A child that is forked meanwhile is refused: orErrorForked.
+ *
  * Names are prefix + "/cpu:0". A null config means the defaults. */
 OR_API orError_t orAddDevices(const orDeviceConfig *config, const char *name_prefix);
 
