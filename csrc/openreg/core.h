@@ -54,6 +54,7 @@
  *   clocks.c     its order of events
  *   shadow.c     its memory of accesses
  *   peek.c       what it knows to be there to be read
+ *   a64.c        whether an access that faulted on Arm64 was a write (a64.h)
  *   guard.c      its guards of pinned memory
  *   sums.c       its checksums of host memory that cannot be guarded
  *   races.c      its reports

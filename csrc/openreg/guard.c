@@ -28,6 +28,7 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include "a64.h"
 #include "mirror.h"
 #include "sanitizer.h"
 
@@ -91,12 +92,16 @@ void orGuardUndecided(void) {
 
 /* ---- faults ---- */
 
-/* Where it cannot be known, what the page refuses decides. */
+/* Where the processor does not say it, what the page refuses decides. */
 static bool writes(const void *context, orGuard guard) {
   const ucontext_t *user = context;
 #if defined(__x86_64__)
   (void)guard;
   return user->uc_mcontext.gregs[REG_ERR] & 2;
+#elif defined(__aarch64__)
+  const mcontext_t *machine = &user->uc_mcontext;
+  return orA64Wrote(machine->__reserved, sizeof machine->__reserved, *(const uint32_t *)machine->pc,
+                    guard == OR_GUARD_WRITES);
 #else
   (void)user;
   return guard == OR_GUARD_WRITES;
