@@ -83,7 +83,7 @@ def _run(code, env=None, timeout=LIMIT, arguments=(), fresh=False):
     With `fresh`, which is for programs about the import of PyTorch, in an interpreter of its own;
     with other variables than the device's too, as these may be read by that import."""
     arguments = [str(argument) for argument in arguments]
-    option = bool(arguments) and arguments[0].startswith("-")
+    option = bool(arguments) and arguments[0].startswith("-") and arguments[0] != "-m"
     forked = not (option or fresh or "LD_PRELOAD" in os.environ)
     forked = forked and all(name.startswith("OPENREG_") for name in env or ())
     code = textwrap.dedent(code)

@@ -1,8 +1,8 @@
 """Programs in processes that begin with PyTorch imported: forks of one that has imported it alone.
 
 Importing PyTorch takes a second or two, and the tests run many hundred programs. To a program such
-a fork is what `python -c` or `python FILE` is, except that its `import torch` has happened.
-multiprocessing's fork server would be the same but for the end: its children skip the
+a fork is what `python -c`, `python -m MODULE` or `python FILE` is, except that its `import torch`
+has happened. multiprocessing's fork server would be the same but for the end: its children skip the
 interpreter's, which is what some programs are about.
 """
 
@@ -44,7 +44,8 @@ class ForkServer:
 
     def run(self, code, arguments, environment, out, err, timeout):
         """Its exit status, as of subprocess; out and err are files. TimeoutExpired kills it. With
-        arguments, which are a script's file and what it is given, `code` is not used."""
+        arguments, which are a script's file or -m and a module, and what it is given, `code` is
+        not used."""
         request = json.dumps(
             {
                 "code": code,
@@ -120,7 +121,11 @@ def program(path):
     os.environ.update(request["environment"])
     sys.argv[:] = request["arguments"] or ["-c"]
     file, code = "<string>", request["code"]
-    if request["arguments"]:
+    if sys.argv[0] == "-m":
+        sys.path[0] = os.getcwd()
+        file = __file__
+        code = f"import runpy; runpy._run_module_as_main({sys.argv.pop(1)!r})"
+    elif request["arguments"]:
         file = sys.modules["__main__"].__file__ = sys.argv[0]
         sys.path[0] = os.path.dirname(file)
         with open(file) as script:
@@ -131,5 +136,7 @@ def program(path):
 
 
 def _show_error(kind, error, trace):
-    without_start = trace.tb_next
-    sys.__excepthook__(kind, error.with_traceback(without_start), without_start)
+    trace = trace.tb_next  # without START
+    if trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)

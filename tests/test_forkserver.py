@@ -41,6 +41,18 @@ def test_a_script_is_one_with_its_name_folder_and_arguments(run, tmp_path):
     assert f'File "{path}", line 7, in <module>' in forked.err
 
 
+def test_a_module_runs_as_the_interpreter_runs_one(run, tmp_path, monkeypatch):
+    (tmp_path / "module.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    forked, fresh = (
+        run("", arguments=["-m", "module", "x"], fresh=fresh) for fresh in (False, True)
+    )
+    said = f"__main__ {[str(tmp_path / 'module.py'), 'x']} True False"
+    assert (forked.out, fresh.out) == (f"{said} True\n", f"{said} False\n")
+    assert forked.err == fresh.err
+    assert "<frozen runpy>" in forked.err and "in fails" in forked.err
+
+
 def test_settings_and_the_status_of_a_signal(run):
     code = "import os; print(os.environ['OPENREG_POISON'], flush=True); os.kill(os.getpid(), 9)"
     done = run(code, {"OPENREG_POISON": "1"})
