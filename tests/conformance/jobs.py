@@ -1,5 +1,8 @@
 """Jobs, and the processes that do them. A worker that crashes or hangs costs its own job only."""
 
+import fcntl
+import hashlib
+import importlib.metadata
 import json
 import os
 import select
@@ -13,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD = os.path.join(os.path.dirname(os.path.dirname(HERE)), "build", "conformance")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool", "complex64")
 ERRORS = "errors"  # in the place of a dtype: the operator's bad inputs
 ALL = 1 << 30
@@ -40,13 +44,36 @@ def _command(*arguments):
     return [sys.executable, os.path.join(HERE, "worker.py"), *arguments]
 
 
-def operators():
-    """By name: dtypes, and whether there are bad inputs. Asked of a process of its own, as
-    PyTorch's test modules change settings of the one that imports them."""
+def _list_operators():
+    """In a process of its own, because PyTorch's test modules change settings of the one that
+    imports them."""
     done = subprocess.run(
         _command("--list"), env=_environment(False), check=True, stdout=subprocess.PIPE, text=True
     )
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+def _stamp():
+    """What the list depends on."""
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    versions = [installed.get(name, "none") for name in ("torch", "numpy", "scipy")]
+    with open(os.path.join(HERE, "worker.py"), "rb") as file:
+        return "-".join([*versions, hashlib.sha1(file.read()).hexdigest()[:12]])
+
+
+def operators(folder=BUILD):
+    """By name: dtypes, and whether there are bad inputs. The list takes five seconds, so a file in
+    `folder` keeps it, and of several processes that need it at once one makes it."""
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "operators.json"), "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        stamp, _, known = file.read().partition("\n")
+        if stamp != _stamp() or not known.endswith("}"):
+            known = _list_operators()
+            file.truncate(0)
+            file.write(f"{_stamp()}\n{known}")
+    return json.loads(known)
 
 
 class Worker:

@@ -125,6 +125,17 @@ def test_a_crash_and_a_hang_cost_one_job(monkeypatch):
         assert "hang" in pool.submit(Job("sort", "float32")).result()["failures"]
 
 
+def test_the_list_of_operators_is_kept_until_it_may_be_another(monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr(jobs, "_list_operators", lambda: made.append(1) or '{"add": {}}')
+    for stamp, text, count in (("a", None, 1), ("a", None, 1), ("b", None, 2), ("b", "b\n{", 3)):
+        if text:
+            (tmp_path / "operators.json").write_text(text)  # killed while it wrote
+        monkeypatch.setattr(jobs, "_stamp", lambda stamp=stamp: stamp)
+        assert jobs.operators(tmp_path) == {"add": {}}
+        assert len(made) == count
+
+
 def test_undeclared_and_stale_fail(monkeypatch):
     job = Job("add", "float32")
     monkeypatch.setattr(declared, "DECLARED", (Declared("add", "float32", "strides", "why"),))
