@@ -147,7 +147,7 @@ Object *kept(void); /* memory that stays */
   X(takeCause, 2) X(launchLoose, 16) X(launchPlain, 20) X(launchHostFunction, 6) \
   X(copyLoose, 8) X(copyPlain, 14) X(copyBlocking, 2) X(nap, 2) X(beginSomeCapture, 2) \
   X(endSomeCapture, 5) X(captureBoth, 6) X(launchGraph, 10) X(endGraph, 2) X(useGraph, 2) \
-  X(injectFault, 2) X(schedule, 1) X(sanitize, 2) X(trace, 1) X(report, 2) X(forkChild, 1)
+  X(injectFault, 2) X(schedule, 1) X(sanitize, 2) X(trace, 1) X(report, 4) X(forkChild, 1)
 /* clang-format on */
 
 #define FUZZ_DECLARE(name, weight) void name(void);

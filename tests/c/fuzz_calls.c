@@ -241,6 +241,8 @@ static void begin(void) {
   atomic_store(&fuzz.callers_left, CALLERS);
   ASSERT_OK(orSetCacheHook(noteCache));
   keepMemory();
+  startThread(CALLERS + 3);
+  if (oneIn(3)) CALL(orScheduleSwitch((orSchedulePolicy)(1 + below(3)), below(100)));
 }
 
 static void toolsOff(void) {

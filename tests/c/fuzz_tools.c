@@ -123,7 +123,7 @@ void report(void) {
   orLaneInfo info;
   orSetting setting;
   orFactoryInfo factory;
-  if (oneIn(4) && !CALL(orHangReport(&text))) free(text);
+  if (oneIn(2) && !CALL(orHangReport(&text))) free(text);
   CALL(orGetLaneInfo(&info));
   CALL(orGetSetting((int)below(16), &setting));
   CALL(orGetFactoryInfo((int)below(5), &factory));

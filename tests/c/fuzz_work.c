@@ -138,7 +138,7 @@ static Behaviour anyBehaviour(void) {
 }
 
 static uint32_t anyExtra(void) {
-  if (oneIn(30)) return OR_MAX_ARGS - (uint32_t)sizeof(Arguments) - below(300);
+  if (oneIn(12)) return OR_MAX_ARGS - (uint32_t)sizeof(Arguments) - below(300);
   return below(oneIn(4) ? 3000 : 64);
 }
 

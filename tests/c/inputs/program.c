@@ -167,7 +167,7 @@ static void giveLaunch(Input *in) {
   POINTER(orLaunch, queued, 5, &queued);
   if (offsetof(orLaunch, access_count) + sizeof count <= has) {
     memcpy(&count, (char *)structure + offsetof(orLaunch, access_count), sizeof count);
-    count %= mask >> 3 & 1 ? 1 : 5;
+    count %= 5;
     memcpy((char *)structure + offsetof(orLaunch, access_count), &count, sizeof count);
   }
   orLaunchKernelEx(structure);
