@@ -177,7 +177,8 @@ static void startLooking(orLane *l) {
 /* Lock held. */
 static void stopLooking(orLane *l) {
   if (!l->looking) return;
-  atomic_fetch_xor_explicit(&sched.looking, l->looking, memory_order_relaxed);
+  uint64_t before = atomic_fetch_xor_explicit(&sched.looking, l->looking, memory_order_relaxed);
+  OR_ASSERT(before & (uint64_t)UINT8_MAX << 8 * l->index, ==, l->looking);
   l->looking = 0;
 }
 

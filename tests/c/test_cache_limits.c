@@ -43,7 +43,9 @@ TEST(cache_fraction_below_what_is_in_use) {
   orStream_t s = defaultStream(0);
   void *p, *a = take(20 * MIB, s);
   ASSERT_OK(orCacheSetFraction(0, 0));
+  orGetLastError();
   ASSERT_ERROR(orCacheMalloc(&p, 1, s), orErrorMemoryAllocation);
+  ASSERT_ERROR(orGetLastError(), orErrorMemoryAllocation);
   ASSERT_OK(orCacheFree(a));
   ASSERT_PTR(take(20 * MIB, s), a);
 }
@@ -56,6 +58,25 @@ TEST(cache_fraction_refuses_what_is_none) {
   ASSERT_REFUSED(orCacheSetFraction(2, 0.5), orErrorInvalidDevice, "2");
   ASSERT_ERROR(orCacheGetFraction(NULL, 0), orErrorInvalidValue);
   ASSERT_ERROR(orCacheGetFraction(&fraction, -1), orErrorInvalidDevice);
+}
+
+/* What is in use counts from now on as what it is by the new limit. */
+TEST(cache_counts_what_a_new_max_split_size_makes_oversize) {
+  orStream_t s = defaultStream(0);
+  void *whole = take(40 * MIB, s);
+  take(30 * MIB, s);
+  take(22 * MIB, s);
+  take(2 * MIB, s);
+  ASSERT_EQ(statsOf(0).oversize_allocations.current, 0);
+  ASSERT_OK(orCacheFree(whole));
+  setOptions((orCacheOptions){.max_split_size = 30 * MIB, .max_non_split_rounding = 8 * MIB});
+  ASSERT_EQ(statsOf(0).oversize_allocations.current, 1);
+  ASSERT_EQ(statsOf(0).oversize_segments.current, 2);
+  ASSERT_PTR(take(40 * MIB, s), whole);
+  ASSERT_EQ(statsOf(0).oversize_allocations.current, 2);
+  ASSERT_OK(orCacheFree(whole));
+  ASSERT_OK(orCacheEmpty(0));
+  ASSERT_EQ(statsOf(0).oversize_segments.current, 1);
 }
 
 TEST(cache_blocks_from_max_split_size_on_are_not_split) {

@@ -116,9 +116,15 @@ TEST(config_device_count) {
 }
 
 static void bodyNoDevices(void) {
+  size_t free_bytes, total_bytes;
+  orStream_t stream;
   bodyRejected();
   ASSERT_EQ(deviceCount(), 0);
   ASSERT_ERROR(orSetDevice(0), orErrorNoDevice);
+  ASSERT_ERROR(orDeviceSynchronize(), orErrorNoDevice);
+  ASSERT_ERROR(orDeviceReset(), orErrorNoDevice);
+  ASSERT_ERROR(orMemGetInfo(&free_bytes, &total_bytes), orErrorNoDevice);
+  ASSERT_ERROR(orStreamCreate(&stream), orErrorNoDevice);
   void *p = NULL;
   ASSERT_NE(orMalloc(&p, 16), orSuccess);
 }

@@ -175,6 +175,27 @@ TEST(graph_longer_than_a_queue) {
   ASSERT_EQ(counts.dropped, 5000);
 }
 
+typedef struct SharedGraph {
+  orGraph_t graph;
+  orStream_t streams[4];
+} SharedGraph;
+
+static void launchShared(int thread, void *context) {
+  const SharedGraph *shared = context;
+  ASSERT_OK(orGraphLaunch(shared->graph, shared->streams[thread]));
+}
+
+/* Launches take turns, and the last one to have it wakes a thread that sleeps for it. */
+TEST(graph_launched_by_threads_at_once) {
+  Counts counts = {0};
+  SharedGraph shared = {.graph = countingGraph(newStream(), &counts, 1000)};
+  for (int i = 0; i < 4; i++) shared.streams[i] = newStream();
+  for (int round = 0; round < 40; round++) runThreads(4, launchShared, &shared);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_EQ(counts.ran, 160000);
+  ASSERT_OK(orGraphDestroy(shared.graph));
+}
+
 /* ---- branches ---- */
 
 typedef struct Trail {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "gate.h"
+#include "openreg_graph.h"
 
 static const char *const bringsBack = "orDeviceReset (torch.openreg.reset(0)) brings it back";
 
@@ -88,12 +89,17 @@ TEST(lost_stays_for_every_call_that_queues_synchronises_or_allocates) {
   ASSERT_OK(orCacheFree(more));
   more = NULL;
   ASSERT_OK(orEventRecord(e, s));
+  orGraph_t graph;
+  ASSERT_OK(orStreamBeginCapture(other));
+  launch(other, countKernel, &ran);
+  ASSERT_OK(orStreamEndCapture(other, &graph));
   lose(s);
   ASSERT_OK(orStreamCreate(&fresh));
   for (int i = 0; i < 2; i++) {
     ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorDeviceLost, "aten::bad");
     l.stream = fresh;
     ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorDeviceLost, bringsBack);
+    ASSERT_ERROR(orGraphLaunch(graph, other), orErrorDeviceLost);
     ASSERT_ERROR(orLaunchSleep(s, 0), orErrorDeviceLost);
     ASSERT_ERROR(orLaunchHostFunc(s, free, NULL), orErrorDeviceLost);
     ASSERT_ERROR(orMemcpy(host, memory, 8, orMemcpyDefault), orErrorDeviceLost);

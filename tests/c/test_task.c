@@ -89,6 +89,43 @@ static size_t leastMemory(void) {
   return least;
 }
 
+/* Each lap of a long queue empties several chunks, of which one is kept. */
+static void runLap(orStream_t s) {
+  Pattern *p = calloc(1, 256);
+  orEvent_t gate = closeGate(s);
+  for (int i = 0; i < 900; i++) ASSERT_OK(launchPattern(s, p, 256));
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_OK(orEventDestroy(gate));
+  free(p);
+}
+
+/* Each round's records and waits have a cell each. */
+static void dropRound(orStream_t s) {
+  orEvent_t gate = closeGate(s), e = newEvent(0);
+  for (int i = 0; i < 500; i++) {
+    ASSERT_OK(orEventRecord(e, s));
+    ASSERT_OK(orStreamWaitEvent(s, e));
+  }
+  ASSERT_OK(orDeviceReset());
+  ASSERT_OK(orEventDestroy(e));
+  ASSERT_OK(orEventDestroy(gate));
+}
+
+static void expectNoGrowth(void (*round)(orStream_t)) {
+  orStream_t s = newStream();
+  size_t before = 0;
+  for (int i = 0; i < 40; i++) {
+    round(s);
+    if (i == 9) before = memoryInUse();
+  }
+  ASSERT_LT(memoryInUse(), before + (1 << 20));
+}
+
+TEST(task_queue_that_empties_chunks_keeps_one) { expectNoGrowth(runLap); }
+
+TEST(task_marks_and_waits_that_are_dropped_leave_nothing) { expectNoGrowth(dropRound); }
+
 TEST(task_queue_of_a_destroyed_stream_keeps_no_memory) {
   enum { STREAMS = 200 };
   Pattern *p = calloc(1, OR_MAX_ARGS);
