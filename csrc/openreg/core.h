@@ -285,7 +285,7 @@ typedef struct orHandleTable {
   const char *what; /* for messages */
   size_t slot_size;
   uint32_t limit; /* most slots */
-  bool walked;    /* orHandleNext is for it: behind the slots is a bit for each */
+  bool walked;    /* has a bitmap of reserved slots, for orHandleNext */
   orMutex lock;
   /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
   _Atomic(char *) base;
@@ -303,7 +303,7 @@ void orHandleRecycle(orHandleTable *table, orSlot *slot);
  * again. */
 void *orHandleFind(orHandleTable *table, uint64_t handle);
 void *orHandleSlotAt(orHandleTable *table, uint32_t index);
-/* Of a table that is walked, the next slot from *index on that is reserved, and *index past it; null:
+/* The next reserved slot of a walked table, from *index on, which is set to the index after it; null:
  * there is none. A slot that is reserved or recycled meanwhile may be missed or returned. */
 void *orHandleNext(orHandleTable *table, uint32_t *index);
 static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
@@ -442,7 +442,7 @@ typedef enum orScheduleAside { OR_ASIDE_NOT, OR_ASIDE_MARK, OR_ASIDE_POISON } or
 
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
-/* Who destroys a stream: a caller, or the library. */
+/* What a stream belongs to. Only a caller's is destroyed by orStreamDestroy. */
 typedef enum orStreamOwner {
   OR_OWNER_CALLER,
   OR_OWNER_DEVICE, /* its default stream, never destroyed */
@@ -530,8 +530,8 @@ typedef struct orSequence {
  * stream, which may refuse; else they follow what was queued elsewhere, and are dropped if the
  * device is lost. */
 orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records);
-/* Room for records of `bytes` together, for the next orStreamQueueAll: it fails for want of memory only
- * if somebody else queues there before. */
+/* Reserves room for records of `bytes` together. The next orStreamQueueAll then lacks no memory, unless
+ * another call queues on the stream first. */
 orError_t orStreamReserve(orStream_t handle, size_t bytes);
 /* Blocks while the queue is full. */
 orError_t orStreamAwaitRoom(orStream_t handle);

@@ -305,8 +305,8 @@ static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
   takeBack(b, 1);
 }
 
-/* Room on the graph's own streams before anything is told or queued. It stays, as nobody else queues
- * there, so a replay that has begun is not cut short for want of memory. */
+/* Reserves room on the graph's own streams before anything is told or queued. The room stays, as only
+ * replays queue there, so a replay that has begun does not end early for want of memory. */
 static orError_t reserveLines(const orGraphBody *b) {
   for (uint32_t i = 1; i < b->line_count; i++)
     OR_TRY(orStreamReserve(b->lines[i].stream, b->lines[i].bytes));

@@ -9,6 +9,9 @@
  * up is never used again, so no handle is ever live twice. `handle` of a slot is the truth;
  * it is written under the lock of whatever lives in the slot and read without, by a look-up that
  * the owner of the lock then repeats.
+ *
+ * A table that is walked has a bitmap behind its slots, with a bit for each slot that is reserved. It
+ * is written under the table's lock and read without. So a walk costs what is live, not what once was.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +22,6 @@
 
 /* ---- which slots are reserved ---- */
 
-/* The bit is written under the table's lock. */
 static _Atomic uint64_t *wordOf(orHandleTable *table, uint32_t index) {
   return (_Atomic uint64_t *)orHandleSlotAt(table, table->limit) + index / 64;
 }
