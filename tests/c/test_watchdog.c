@@ -321,15 +321,21 @@ TEST(watchdog_prints_a_stall_once) {
   ASSERT_OK(orStreamSynchronize(a));
 }
 
+static double secondsIn(const char *text) {
+  const char *told = strstr(text, "kernel test: on lane 0 for ");
+  double seconds = -1;
+  ASSERT(told && sscanf(told, "kernel test: on lane 0 for %lf s", &seconds) == 1);
+  ASSERT(seconds >= 0);
+  return seconds;
+}
+
+/* The report of the stall may come before the kernel begins, where the machine is busy. */
 TEST(watchdog_tells_how_long_a_kernel_runs) {
   watch("0.2");
   Holder holder = {0};
   hold(newStream(), &holder);
   awaitReports(1);
-  const char *told = strstr(heard(), "kernel test: on lane 0 for ");
-  double lasted = 0;
-  ASSERT(told && sscanf(told, "kernel test: on lane 0 for %lf s", &lasted) == 1);
-  ASSERT_GE(lasted * 10, 2);
+  while (secondsIn(report()) < 0.2) sleepMs(10);
   letGo(&holder);
   ASSERT_OK(orDeviceSynchronize());
 }
