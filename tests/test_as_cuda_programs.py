@@ -197,14 +197,14 @@ def test_a_loop_like_a_diffusion_pipelines(run, script):
     assert done.err == "torch_openreg: sanitizer: no data races\n"
 
 
-def test_seeds_and_a_module(run, script, tmp_path):
+def test_seeds_and_a_module(run, script, tmp_path, monkeypatch):
     text = """
         import os, sys, torch
         print(torch.ones(2).cuda().sum(), sys.argv[1:], os.environ.get("OPENREG_SCHEDULE_SEED"))
     """
     script(text, "said.py")
-    arguments = (*RUN, "--seeds", "1", "-m", "said", "--seeds", "x")
-    done = run("", {"PYTHONPATH": str(tmp_path)}, arguments=arguments)
+    monkeypatch.chdir(tmp_path)
+    done = run("", arguments=(*RUN, "--seeds", "1", "-m", "said", "--seeds", "x"))
     assert done.code == 1
     assert done.out == "tensor(2., device='cuda:0') ['--seeds', 'x'] None\n"
     replay = "OPENREG_SCHEDULE_SEED=0 python -m torch_openreg run --as-cuda -m said --seeds x"
