@@ -70,6 +70,12 @@ typedef struct orForeign {
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orForeign *foreign_memory;
 
+static orError_t checkForeign(const orDevice *device, void *ptr, size_t bytes) {
+  orError_t error = orDeviceCheckAddress(device, "alloc", ptr, NULL, bytes);
+  if (error && ptr) device->factory->free(device->desc.self, ptr, bytes);
+  return error;
+}
+
 static orError_t allocForeign(void *self, size_t bytes, void **ptr) {
   const orDevice *device = self;
   if (!ptr) return orFail(orErrorInvalidValue, "alloc: ptr is null");
@@ -80,6 +86,7 @@ static orError_t allocForeign(void *self, size_t bytes, void **ptr) {
   if (!entry) return orFail(orErrorMemoryAllocation, "no host memory for an allocation's entry");
   uint64_t noted = orNotedErrors();
   orError_t error = device->factory->alloc(device->desc.self, bytes, ptr);
+  if (!error) error = checkForeign(device, *ptr, bytes);
   if (error) {
     free(entry);
     *ptr = NULL;

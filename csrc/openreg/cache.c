@@ -349,7 +349,7 @@ static void poisonFresh(const orRequest *r, uintptr_t end) {
   const orDevice *d = orDeviceAt(r->device);
   if (orProcessTask() == OR_TASK_NONE && !orMemPoolIsGraphs(r->mempool))
     orCacheQueuePoison(r->stream, fresh, bytes, r->device);
-  else if (d->can_map && !d->factory->map(d->desc.self, fresh, bytes, &address))
+  else if (d->can_map && !orDeviceMap(d, fresh, bytes, &address))
     memset(address, OR_POISON, bytes);
 }
 

@@ -230,6 +230,16 @@ extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory; /* host.c 
 /* ---- device.c ---- */
 
 bool orDeviceReachesPeer(int device, int peer);
+/* The error of the factory's function `call`, with a message if it has noted none since `before` =
+ * orNotedErrors(). */
+orError_t orDeviceFailed(const orDevice *device, const char *call, orError_t error, uint64_t before);
+/* Refuses what the factory's function has returned as new memory of `bytes`, or as the kernel address
+ * of `ptr`: null, past the end of the address space, or aligned otherwise (to OR_ALIGNMENT). */
+enum { OR_ALIGNMENT = 16 };
+orError_t orDeviceCheckAddress(const orDevice *device, const char *call, const void *address,
+                               const void *ptr, size_t bytes);
+/* The factory's `map`, which there is. */
+orError_t orDeviceMap(const orDevice *device, const void *ptr, size_t bytes, void **address);
 
 /* Index check alone: no side effect besides making the device table. */
 orError_t orDeviceCheck(int index);
@@ -253,6 +263,8 @@ bool orRegionFind(const void *ptr, orRegion *region);
 bool orRegionIs(const void *ptr, orMemoryType type);
 /* Fails if it overlaps one that is there. */
 orError_t orRegionEnter(orRegion region);
+/* Memory that the factory's function `call` has returned: it is entered, or goes back. */
+orError_t orRegionAdopt(const orDevice *device, const char *call, orRegion region);
 /* The region of this kind that starts at `ptr`, or orErrorInvalidValue; the second takes it out. */
 orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orRegion *region);
 orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region);

@@ -24,6 +24,34 @@ orError_t orDeviceCheck(int index) {
                 n - 1);
 }
 
+/* ---- what a factory returns ---- */
+
+orError_t orDeviceFailed(const orDevice *d, const char *call, orError_t error, uint64_t before) {
+  if (!error || orNotedErrors() != before) return error;
+  return orFail(error, "%s of the device factory \"%s\": %s", call, d->factory->name,
+                orGetErrorString(error));
+}
+
+orError_t orDeviceCheckAddress(const orDevice *d, const char *call, const void *address,
+                               const void *ptr, size_t bytes) {
+  uintptr_t at = (uintptr_t)address;
+  if (OR_LIKELY(at && (at ^ (uintptr_t)ptr) % OR_ALIGNMENT == 0 && bytes <= UINTPTR_MAX - at))
+    return orSuccess;
+  return orFail(orErrorSystem,
+                "%s of the device factory \"%s\" returned %p for %zu bytes; allowed are addresses "
+                "that are not null, %zu past a multiple of %d, and end within the address space",
+                call, d->factory->name, address, bytes, (size_t)((uintptr_t)ptr % OR_ALIGNMENT),
+                OR_ALIGNMENT);
+}
+
+orError_t orDeviceMap(const orDevice *d, const void *ptr, size_t bytes, void **address) {
+  uint64_t noted = orNotedErrors();
+  *address = NULL;
+  orError_t error = d->factory->map(d->desc.self, ptr, bytes, address);
+  if (OR_UNLIKELY(error)) return orDeviceFailed(d, "map", error, noted);
+  return orDeviceCheckAddress(d, "map", *address, ptr, bytes);
+}
+
 /* ---- public ---- */
 
 orError_t orGetDeviceCount(int *count) {

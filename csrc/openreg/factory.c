@@ -456,6 +456,7 @@ static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
     orDevice *device = &list[i];
     device->desc = descs[i];
     device->desc.index = i;
+    if (device->desc.memory_limit > OR_MOST_MEMORY) device->desc.memory_limit = OR_MOST_MEMORY;
     device->factory = serving->factory;
     device->can_map = serving->factory->map != NULL;
     nameDevice(device, plan->prefix, serving->type);

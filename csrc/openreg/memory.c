@@ -52,14 +52,15 @@ orError_t orMallocHost(void **ptr, size_t bytes) {
     return orFail(orErrorNotSupported, "the host factory \"%s\" has no pinned memory",
                   host->factory->name);
   orProcessActivate();
-  OR_TRY(host->factory->alloc_host(host->desc.self, bytes, ptr));
-  orError_t error =
-      orRegionEnter((orRegion){.base = *ptr, .size = bytes, .type = orMemoryTypeHost, .device = -1});
-  if (error) {
-    host->factory->free_host(host->desc.self, *ptr, bytes);
-    *ptr = NULL;
-  }
-  return error;
+  uint64_t noted = orNotedErrors();
+  void *memory = NULL;
+  orError_t error = host->factory->alloc_host(host->desc.self, bytes, &memory);
+  if (error) return orDeviceFailed(host, "alloc_host", error, noted);
+  OR_TRY(orRegionAdopt(
+      host, "alloc_host",
+      (orRegion){.base = memory, .size = bytes, .type = orMemoryTypeHost, .device = -1}));
+  *ptr = memory;
+  return orSuccess;
 }
 
 orError_t orFreeHost(void *ptr) {

@@ -55,7 +55,7 @@ orError_t orSanitizerPeek(void *to, const void *from, size_t bytes) {
                !orShadowIsWritten((uintptr_t)from, (uintptr_t)from + bytes);
   orMutexUnlock(&orSanitizerMutex);
   if (!known) return orErrorNotReady;
-  OR_TRY(d->factory->map(d->desc.self, from, bytes, &mapped));
+  OR_TRY(orDeviceMap(d, from, bytes, &mapped));
   memcpy(to, mapped, bytes);
   return orSuccess;
 }

@@ -147,15 +147,28 @@ orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRe
   return orSuccess;
 }
 
+/* What overlaps other memory does not go back: it may be somebody's. */
+orError_t orRegionAdopt(const orDevice *d, const char *call, orRegion region) {
+  orError_t error = orDeviceCheckAddress(d, call, region.base, NULL, region.size);
+  if (!error) error = orRegionEnter(region);
+  if (!error || !region.base || error == orErrorAlreadyExists) return error;
+  bool host = region.type == orMemoryTypeHost;
+  (host ? d->factory->free_host : d->factory->free)(d->desc.self, region.base, region.size);
+  return error;
+}
+
 orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
   OR_TRY(charge(device, bytes));
-  orDevice *d = orDeviceAt(device);
+  const orDevice *d = orDeviceAt(device);
+  uint64_t noted = orNotedErrors();
   orError_t error = d->factory->alloc(d->desc.self, bytes, ptr);
-  if (!error) {
-    error = orRegionEnter((orRegion){
-        .base = *ptr, .size = bytes, .type = orMemoryTypeDevice, .device = device, .cached = cached});
-    if (error) d->factory->free(d->desc.self, *ptr, bytes);
-  }
+  error = error ? orDeviceFailed(d, "alloc", error, noted)
+                : orRegionAdopt(d, "alloc",
+                                (orRegion){.base = *ptr,
+                                           .size = bytes,
+                                           .type = orMemoryTypeDevice,
+                                           .device = device,
+                                           .cached = cached});
   if (!error) return orSuccess;
   refund(device, bytes);
   *ptr = NULL;

@@ -145,12 +145,15 @@ static void uncharge(orCache *cache, size_t size) {
 /* A region within what the cache may hold. */
 static orError_t reserve(const orRequest *r, size_t size, void **base) {
   orCache *cache = r->cache;
+  size_t capacity = orDeviceAt(r->device)->desc.memory_limit;
   orCacheLock(cache);
-  bool fits = cache->held < cache->allowed && size <= cache->allowed - cache->held;
+  bool fits =
+      size <= capacity && cache->held < cache->allowed && size <= cache->allowed - cache->held;
   if (fits) cache->held += size;
   orCacheUnlock(cache);
   if (!fits)
-    return orFail(orErrorMemoryAllocation, "openreg:%d: past the memory fraction", r->device);
+    return orFail(orErrorMemoryAllocation, "openreg:%d: past the memory fraction or the capacity",
+                  r->device);
   orError_t error = orMemoryAllocate(r->device, size, true, base);
   if (error) uncharge(cache, size);
   return error;

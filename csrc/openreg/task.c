@@ -364,5 +364,5 @@ orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
                   device, ptr, r.device);
   orDevice *d = orDeviceAt(r.device);
   if (!d->can_map) return orFail(orErrorNotSupported, "device %d has no mapped memory", r.device);
-  return d->factory->map(d->desc.self, ptr, bytes, address);
+  return orDeviceMap(d, ptr, bytes, address);
 }

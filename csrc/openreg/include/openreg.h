@@ -586,7 +586,7 @@ typedef struct orDeviceConfig {
 
 typedef struct orDeviceDesc {
   int index;           /* within its type; set by the caller before create_devices */
-  size_t memory_limit; /* bytes */
+  size_t memory_limit; /* bytes; what is above 2^50 counts as 2^50 */
   int numa_node;
   void *self; /* handed back as `device` to every function of the table */
 } orDeviceDesc;
@@ -611,7 +611,8 @@ typedef struct orDeviceFactory {
   /* Fills `count` descriptions. Its error stops orAddDevices and is returned from it. Threads that
    * it starts may not use devices before it has returned (see orAddDevices). */
   orError_t (*create_devices)(const orDeviceConfig *config, int count, orDeviceDesc *devices);
-  /* Device types other than "CPU", up to `set`: addresses that are unique in the process. */
+  /* Device types other than "CPU", up to `set`: addresses that are unique in the process. That of
+   * `alloc` is not null and a multiple of 16; likewise `alloc_host`. */
   orError_t (*alloc)(void *device, size_t bytes, void **ptr);
   orError_t (*free)(void *device, void *ptr, size_t bytes);
   /* At least one of dst and src is memory of this device. */
@@ -619,7 +620,7 @@ typedef struct orDeviceFactory {
                     orEvent_t done);
   orError_t (*set)(void *device, void *dst, int value, size_t bytes, orEvent_t done);
   orError_t (*compute)(void *device, const orKernel *kernel, orEvent_t done);
-  /* Optional: null, or the kernel address of a range. */
+  /* Optional: null, or the kernel address of a range, as far from a multiple of 16 as `ptr` is. */
   orError_t (*map)(void *device, const void *ptr, size_t bytes, void **address);
   /* "CPU" only, optional: pinned host memory; pageable memory is malloc's. */
   orError_t (*alloc_host)(void *device, size_t bytes, void **ptr);
