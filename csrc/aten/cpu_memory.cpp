@@ -194,7 +194,7 @@ LaneOutputs::~LaneOutputs() {
 }
 
 DryMemory::DryMemory(c10::DeviceIndex device) {
-  orDeviceProperties properties{};
+  auto properties = sized<orDeviceProperties>();
   OPENREG_CHECK(orGetDeviceProperties(&properties, device));
   most = std::max(properties.total_memory, kSpare);
   steering = true;

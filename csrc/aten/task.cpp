@@ -67,7 +67,7 @@ orError_t runAwaited(void *args) {
 /* OPENREG_LAUNCH_BLOCKING, which the core reads once. */
 bool launchesBlock() {
   static const bool block = [] {
-    orSetting setting{};
+    auto setting = sized<orSetting>();
     for (int i = 0; orGetSetting(i, &setting) == orSuccess; ++i) {
       if (std::string_view(setting.name) == "OPENREG_LAUNCH_BLOCKING")
         return std::string_view(setting.value) == "1";

@@ -155,7 +155,7 @@ bool isScheduled() {
 }
 
 size_t queuedTasks() {
-  orLaneInfo info{};
+  auto info = sized<orLaneInfo>();
   orGetLaneInfo(&info);
   return info.queued;
 }

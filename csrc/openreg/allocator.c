@@ -275,8 +275,9 @@ orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto, unsig
                              orTensor *tensor) {
   if (!proto || !tensor)
     return orFail(orErrorInvalidValue, "orDeviceMakeTensor: an argument is null");
-  memset(tensor, 0, sizeof(*tensor));
   OR_TRY(orEnterBlocking());
+  orTensor from = {0};
+  OR_TRY(OR_FILL(orTensor, tensor, &from, shape));
   const orAllocator *allocator;
   OR_TRY(orDeviceGetAllocator(device, attributes, &allocator));
   size_t bytes = 0;
@@ -290,10 +291,7 @@ orError_t orDeviceMakeTensor(orDevice *device, const orTensorProto *proto, unsig
     allocator->free(allocator->self, data);
     return orFail(error, "%s", text);
   }
-  tensor->data = data;
-  tensor->nbytes = bytes;
-  tensor->dtype = proto->dtype;
-  tensor->ndim = proto->ndim;
-  for (int i = 0; i < proto->ndim; i++) tensor->shape[i] = proto->shape[i];
-  return orSuccess;
+  from = (orTensor){.data = data, .nbytes = bytes, .dtype = proto->dtype, .ndim = proto->ndim};
+  for (int i = 0; i < proto->ndim; i++) from.shape[i] = proto->shape[i];
+  return OR_FILL(orTensor, tensor, &from, shape);
 }

@@ -46,13 +46,16 @@ static inline void statChange(orCacheStat *stat, int pool, int64_t amount) {
     statSubtract(stat, pool, -amount);
 }
 
-/* The figures are the first members of orCacheStats, three pools each. */
+/* The figures, three pools each, come first in orCacheStats, behind its size. */
 typedef orCacheStat orFigure[3];
-enum { OR_FIGURES = offsetof(orCacheStats, alloc_retries) / sizeof(orFigure) };
+enum {
+  OR_FIGURES_AT = offsetof(orCacheStats, allocation),
+  OR_FIGURES = (offsetof(orCacheStats, alloc_retries) - OR_FIGURES_AT) / sizeof(orFigure)
+};
 _Static_assert(OR_FIGURES == 9, "five counts and four sums of bytes, and nothing else, come first");
 
 static void forEachFigure(orCacheStats *stats, void (*fn)(orCacheStat *stat)) {
-  orFigure *figure = (orFigure *)stats;
+  orFigure *figure = (orFigure *)((char *)stats + OR_FIGURES_AT);
   for (int i = 0; i < OR_FIGURES; i++) fn(figure[i]);
 }
 
@@ -537,7 +540,7 @@ void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split) {
 
 /* ---- Snapshot ---- */
 
-void orBlocksList(const orBlocks *blocks, orCacheBlock *list) {
+void orBlocksList(const orBlocks *blocks, void *list, size_t width) {
   static const orCacheBlockState states[] = {[OR_BLOCK_FREE] = orCacheBlockInactive,
                                              [OR_BLOCK_LIVE] = orCacheBlockAllocated,
                                              [OR_BLOCK_LIMBO] = orCacheBlockPending};
@@ -545,14 +548,17 @@ void orBlocksList(const orBlocks *blocks, orCacheBlock *list) {
   for (size_t i = 0; blocks->slots && i <= blocks->slot_mask; i++) {
     const orBlock *first = blocks->slots[i].block;
     if (!first || first->prev) continue;
-    for (const orBlock *block = first; block; block = block->next)
-      *list++ = (orCacheBlock){.address = (void *)block->start,
-                               .segment = (void *)first->start,
-                               .bytes = block->size,
-                               .requested = isFree(block) ? 0 : block->requested,
-                               .stream = block->owner->stream,
-                               .pool = orMemPoolHandle(block->owner->mempool),
-                               .state = states[block->state],
-                               .large = block->pool == OR_POOL_LARGE};
+    for (const orBlock *block = first; block; block = block->next) {
+      orCacheBlock from = {.address = (void *)block->start,
+                           .segment = (void *)first->start,
+                           .bytes = block->size,
+                           .requested = isFree(block) ? 0 : block->requested,
+                           .stream = block->owner->stream,
+                           .pool = orMemPoolHandle(block->owner->mempool),
+                           .state = states[block->state],
+                           .large = block->pool == OR_POOL_LARGE};
+      orFillElement(list, width, &from, sizeof from);
+      list = (char *)list + width;
+    }
   }
 }

@@ -174,6 +174,6 @@ void orBlocksResetPeak(orBlocks *blocks);
 void orBlocksResetAccumulated(orBlocks *blocks);
 
 /* Every block, segment after segment, each in order of address; `count` of them fit. */
-void orBlocksList(const orBlocks *blocks, orCacheBlock *list);
+void orBlocksList(const orBlocks *blocks, void *list, size_t width);
 
 #endif

@@ -508,10 +508,11 @@ orError_t orCacheGetStats(orCacheStats *stats, int device) {
   OR_TRY(orEnter());
   if (!stats) return orFail(orErrorInvalidValue, "orCacheGetStats: null result");
   OR_TRY(orDeviceCheck(device));
+  orCacheStats from;
   orCacheLock(&orCaches[device]);
-  orBlocksStats(&orCaches[device].blocks, stats);
+  orBlocksStats(&orCaches[device].blocks, &from);
   orCacheUnlock(&orCaches[device]);
-  return orSuccess;
+  return OR_FILL(orCacheStats, stats, &from, oversize_segments);
 }
 
 static orError_t reset(int device, void (*fn)(orBlocks *blocks), void (*of_pool)(orCacheStat *)) {

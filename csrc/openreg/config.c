@@ -290,8 +290,7 @@ orError_t orGetSetting(int index, orSetting *setting) {
     return orFail(orErrorInvalidValue, "setting index %d is out of range: 0 to %d", index,
                   OR_SETTINGS - 1);
   orConfigGet();
-  *setting = settings[index];
-  return orSuccess;
+  return OR_FILL(orSetting, setting, &settings[index], description);
 }
 
 /* ---- The host's memory ---- */

@@ -130,6 +130,16 @@ void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const void *orGivenOther(const char *type, const void *given, size_t has, size_t least, void *room,
                          size_t size);
 
+/* Fills what a caller gives: as many bytes as it says there are, which begin with that size. `from`
+ * has every member that this library knows; members up to `last` are required. */
+#define OR_FILL(type, to, from, last) orFill(#type, to, from, OR_END(type, last), sizeof(type))
+orError_t orFill(const char *type, void *to, const void *from, size_t least, size_t size);
+/* Before a call that has an effect: whether orFill will do. */
+#define OR_CHECK_FILL(type, to, last) orCheckSize(#type, *(const size_t *)(to), OR_END(type, last))
+orError_t orCheckSize(const char *type, size_t has, size_t least);
+/* An element of a caller's array, of `has` bytes. */
+void orFillElement(void *to, size_t has, const void *from, size_t size);
+
 /* ---- config.c ---- */
 
 typedef struct orConfig {

@@ -81,15 +81,15 @@ orError_t orGetDeviceProperties(orDeviceProperties *p, int device) {
   OR_TRY(orEnter());
   OR_TRY(orDeviceCheck(device));
   const orDevice *d = orDeviceAt(device);
-  *p = (orDeviceProperties){.total_memory = d->desc.memory_limit,
-                            .index = device,
-                            .numa_node = d->desc.numa_node,
-                            .lanes = orLaneLimit(),
-                            .host_cores = orHostCores(),
-                            .can_map = d->can_map};
-  snprintf(p->name, sizeof p->name, "%s", d->name);
-  snprintf(p->factory, sizeof p->factory, "%s", d->factory->name);
-  return orSuccess;
+  orDeviceProperties from = {.total_memory = d->desc.memory_limit,
+                             .index = device,
+                             .numa_node = d->desc.numa_node,
+                             .lanes = orLaneLimit(),
+                             .host_cores = orHostCores(),
+                             .can_map = d->can_map};
+  snprintf(from.name, sizeof from.name, "%s", d->name);
+  snprintf(from.factory, sizeof from.factory, "%s", d->factory->name);
+  return OR_FILL(orDeviceProperties, p, &from, integrated);
 }
 
 static bool couldReach(int device, int peer) {

@@ -240,9 +240,10 @@ orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
   orMutexLock(&registry);
   int count = entry_count;
   bool found = index >= 0 && index < count;
-  if (found) describeEntry(&entries[index], info);
+  orFactoryInfo from = {0};
+  if (found) describeEntry(&entries[index], &from);
   orMutexUnlock(&registry);
-  if (found) return orSuccess;
+  if (found) return OR_FILL(orFactoryInfo, info, &from, serves);
   return orFail(orErrorInvalidValue, "factory index %d is out of range: there are %d", index, count);
 }
 
@@ -711,11 +712,11 @@ orError_t orDeviceGetAttributes(const orDevice *device, orDeviceAttributes *attr
   if (!attributes) return orFail(orErrorInvalidValue, "orDeviceGetAttributes: attributes is null");
   OR_TRY(orEnter());
   OR_TRY(orDeviceIsValid(device));
-  memcpy(attributes->name, device->name, sizeof(device->name));
-  memcpy(attributes->type, device->type, sizeof(device->type));
-  snprintf(attributes->factory, sizeof(attributes->factory), "%.63s", device->factory->name);
-  attributes->index = device->desc.index;
-  attributes->numa_node = device->desc.numa_node;
-  attributes->memory_limit = device->desc.memory_limit;
-  return orSuccess;
+  orDeviceAttributes from = {.index = device->desc.index,
+                             .numa_node = device->desc.numa_node,
+                             .memory_limit = device->desc.memory_limit};
+  memcpy(from.name, device->name, sizeof(device->name));
+  memcpy(from.type, device->type, sizeof(device->type));
+  snprintf(from.factory, sizeof(from.factory), "%.63s", device->factory->name);
+  return OR_FILL(orDeviceAttributes, attributes, &from, memory_limit);
 }

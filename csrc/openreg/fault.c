@@ -174,9 +174,10 @@ orError_t orFaultGetOutcome(orFaultOutcome *outcome, orFaultKind kind, int devic
   OR_TRY(checkKind(kind, device));
   orMutexLock(&lock);
   bool there = faults[device][kind].armed;
-  *outcome = faults[device][kind].outcome;
+  orFaultOutcome from = faults[device][kind].outcome;
   orMutexUnlock(&lock);
-  return there ? orSuccess : failMissing(kind, device);
+  if (!there) return failMissing(kind, device);
+  return OR_FILL(orFaultOutcome, outcome, &from, operation);
 }
 
 orError_t orFaultRemove(orFaultKind kind, int device) {

@@ -237,7 +237,7 @@ static void sayOutside(void *report, const char *line) { say(report, "  %s\n", l
 
 static void sayAll(orText *t) {
   orPicture p = {0};
-  orLaneInfo lanes = {0};
+  orLaneInfo lanes = {.size = sizeof lanes};
   uint64_t now = orNow();
   orStreamForEach(-1, seeStream, &p);
   t->incomplete |= p.incomplete;

@@ -58,17 +58,18 @@ orError_t orSetCacheHook(void (*hook)(const orCacheRecord *)) {
   return orSuccess;
 }
 
-orError_t orCacheSnapshot(orCacheBlock *blocks, size_t *count, int device) {
+orError_t orCacheSnapshot(orCacheBlock *blocks, size_t block_size, size_t *count, int device) {
   OR_TRY(orEnter());
   if (!count || (*count && !blocks))
     return orFail(orErrorInvalidValue, "orCacheSnapshot: null result");
+  OR_TRY(orCheckSize("orCacheBlock", block_size, OR_END(orCacheBlock, pool)));
   OR_TRY(orDeviceCheck(device));
   orCache *cache = &orCaches[device];
   orCacheLock(cache);
   bool fits = cache->blocks.count <= *count;
   *count = cache->blocks.count;
   if (fits) {
-    orBlocksList(&cache->blocks, blocks);
+    orBlocksList(&cache->blocks, blocks, block_size);
     orCacheNote(cache, orCacheActionSnapshot, 0, 0, 0, NULL);
   }
   orCacheUnlock(cache);

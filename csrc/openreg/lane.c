@@ -584,10 +584,10 @@ static void addQueued(orStream *s, uint64_t queued, void *total) {
 orError_t orGetLaneInfo(orLaneInfo *info) {
   if (!info) return orFail(orErrorInvalidValue, "orGetLaneInfo: null result");
   OR_TRY(orEnter());
-  *info = (orLaneInfo){.limit = orLaneLimit()};
-  orStreamForEach(-1, addQueued, &info->queued);
+  orLaneInfo from = {.limit = orLaneLimit()};
+  orStreamForEach(-1, addQueued, &from.queued);
   orMutexLock(&sched.lock);
-  info->started = sched.started;
+  from.started = sched.started;
   orMutexUnlock(&sched.lock);
-  return orSuccess;
+  return OR_FILL(orLaneInfo, info, &from, queued);
 }

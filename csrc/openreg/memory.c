@@ -100,11 +100,10 @@ orError_t orPointerGetAttributes(orPointerAttributes *attributes, const void *pt
   orRegion r;
   OR_TRY(orEnter());
   if (!attributes) return orFail(orErrorInvalidValue, "orPointerGetAttributes: null result");
-  *attributes = (orPointerAttributes){.type = orMemoryTypeUnregistered, .device = -1};
+  orPointerAttributes from = {.type = orMemoryTypeUnregistered, .device = -1};
   if (orRegionFind(ptr, &r))
-    *attributes =
-        (orPointerAttributes){.type = r.type, .device = r.device, .base = r.base, .size = r.size};
-  return orSuccess;
+    from = (orPointerAttributes){.type = r.type, .device = r.device, .base = r.base, .size = r.size};
+  return OR_FILL(orPointerAttributes, attributes, &from, size);
 }
 
 orError_t orMemGetInfo(size_t *free_bytes, size_t *total_bytes) {

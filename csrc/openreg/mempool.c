@@ -15,6 +15,7 @@
  * is in the cache's list `postponed`, and ends anew when the cache is polled next.
  */
 #include <inttypes.h>
+#include <string.h>
 
 #include "cache.h"
 
@@ -204,9 +205,9 @@ orError_t orMemPoolGetStats(orMemPoolStats *stats, orMemPool_t pool) {
   OR_TRY(orEnter());
   if (!stats) return orFail(orErrorInvalidValue, "orMemPoolGetStats: null result");
   OR_TRY(lockPool(pool, &mempool));
-  stats->holders = mempool->holders;
-  for (int i = 0; i <= OR_POOL_COUNT; i++) stats->reserved_bytes[i] = mempool->reserved_bytes[i];
+  orMemPoolStats from = {.holders = mempool->holders};
+  memcpy(from.reserved_bytes, mempool->reserved_bytes, sizeof from.reserved_bytes);
   orCacheUnlock(cacheOf(mempool));
-  orStatComplete(stats->reserved_bytes);
-  return orSuccess;
+  orStatComplete(from.reserved_bytes);
+  return OR_FILL(orMemPoolStats, stats, &from, reserved_bytes);
 }

@@ -448,15 +448,18 @@ void orRacesSetLimit(size_t most, bool print) {
   prints = print;
 }
 
-orError_t orSanitizerReports(uint64_t first, orRaceReport *to, size_t capacity, size_t *count,
-                             uint64_t *all) {
+orError_t orSanitizerReports(uint64_t first, orRaceReport *to, size_t report_size, size_t capacity,
+                             size_t *count, uint64_t *all) {
   if (!count || (capacity && !to))
     return orFail(orErrorInvalidValue, "orSanitizerReports: a result is null");
   OR_TRY(orEnter());
+  OR_TRY(orCheckSize("orRaceReport", report_size, OR_END(orRaceReport, advice)));
   *count = 0;
   orMutexLock(&orSanitizerMutex);
   for (size_t i = 0; i < kept && *count < capacity; i++)
-    if (reports[i].report.number >= first) to[(*count)++] = reports[i].report;
+    if (reports[i].report.number >= first)
+      orFillElement((char *)to + (*count)++ * report_size, report_size, &reports[i].report,
+                    sizeof(orRaceReport));
   if (all) *all = total;
   orMutexUnlock(&orSanitizerMutex);
   return orSuccess;

@@ -742,14 +742,18 @@ orError_t orScheduleRecord(uint32_t record) {
   return orSuccess;
 }
 
-orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t capacity, size_t *count) {
+orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t step_size, size_t capacity,
+                          size_t *count) {
   if (!count || (capacity && !steps))
     return orFail(orErrorInvalidValue, "orScheduleSteps: null result");
   OR_TRY(orEnter());
+  OR_TRY(orCheckSize("orScheduleStep", step_size, OR_END(orScheduleStep, b)));
   orMutexLock(&plan.lock);
   *count = first < plan.steps.count ? plan.steps.count - first : 0;
   if (*count > capacity) *count = capacity;
-  if (*count) memcpy(steps, plan.steps.at + first, *count * sizeof *steps);
+  for (size_t i = 0; i < *count; i++)
+    orFillElement((char *)steps + i * step_size, step_size, &plan.steps.at[first + i],
+                  sizeof(orScheduleStep));
   orMutexUnlock(&plan.lock);
   return orSuccess;
 }

@@ -174,7 +174,8 @@ static void stopSession(orTrace *trace) {
   atomic_store_explicit(&current, 0, memory_order_seq_cst);
   while (atomic_load_explicit(&session.writers, memory_order_seq_cst)) sched_yield();
   uint64_t asked = atomic_load_explicit(&session.next, memory_order_relaxed);
-  *trace = (orTrace){.records = session.records,
+  *trace = (orTrace){.record_size = sizeof(orTraceRecord),
+                     .records = session.records,
                      .count = asked < session.capacity ? asked : session.capacity,
                      .capacity = session.capacity,
                      .start_ns = session.since};
@@ -184,14 +185,18 @@ static void stopSession(orTrace *trace) {
 orError_t orTraceStop(orTrace *trace) {
   OR_TRY(orEnter());
   if (!trace) return orFail(orErrorInvalidValue, "orTraceStop: null result");
+  OR_TRY(OR_CHECK_FILL(orTrace, trace, start_ns));
+  orTrace from;
   orMutexLock(&session.lock);
   bool on = current;
-  if (on) stopSession(trace);
+  if (on) stopSession(&from);
   orMutexUnlock(&session.lock);
-  return on ? orSuccess : orFail(orErrorNotFound, "orTraceStop: tracing is not on");
+  if (!on) return orFail(orErrorNotFound, "orTraceStop: tracing is not on");
+  return OR_FILL(orTrace, trace, &from, start_ns);
 }
 
 void orTraceFree(orTrace *trace) {
   if (trace->records) orUnmap(trace->records, trace->capacity * sizeof(orTraceRecord));
-  *trace = (orTrace){.records = NULL};
+  trace->records = NULL;
+  trace->count = 0;
 }

@@ -28,8 +28,8 @@ namespace {
 /* Tells torch.profiler's memory profile of a block that was made, or is about to be freed. */
 void reportBlock(void *block, bool made) {
   size_t bytes = 0;
-  orPointerAttributes owner{};
-  orCacheStats stats{};
+  auto owner = sized<orPointerAttributes>();
+  auto stats = sized<orCacheStats>();
   if (orCacheBlockSize(&bytes, block) != orSuccess ||
       orPointerGetAttributes(&owner, block) != orSuccess ||
       orCacheGetStats(&stats, owner.device) != orSuccess) {
@@ -110,7 +110,7 @@ void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t
   injected.erase(0, injected.find(" (injected fault"));
   size_t free = 0, capacity = 0;
   double fraction = 1;
-  orCacheStats stats{};
+  auto stats = sized<orCacheStats>();
   {
     DeviceSwitch current(device);
     OPENREG_CHECK(orMemGetInfo(&free, &capacity));
@@ -151,7 +151,7 @@ namespace {
 
 /* How often the cache has waited for all streams, because memory was short. */
 int64_t waitsForMemory(c10::DeviceIndex device) {
-  orCacheStats stats{};
+  auto stats = sized<orCacheStats>();
   OPENREG_CHECK(orCacheGetStats(&stats, device));
   return stats.sync_all_streams;
 }
@@ -216,7 +216,7 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
   /* Ordered on the current stream of the destination's device. */
   void copy_data(void *dest, const void *src, std::size_t count) const override {
     if (count == 0) return;
-    orPointerAttributes owner{};
+    auto owner = sized<orPointerAttributes>();
     OPENREG_CHECK(orPointerGetAttributes(&owner, dest));
     TORCH_CHECK(owner.type == orMemoryTypeDevice, "copy_data: ", dest, " is not openreg memory");
     DeviceSwitch current(static_cast<c10::DeviceIndex>(owner.device));
@@ -243,7 +243,7 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
     torch_openreg::recordStream(ptr, stream);
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    orCacheStats from{};
+    auto from = sized<orCacheStats>();
     OPENREG_CHECK(orCacheGetStats(&from, device));
     c10::CachingDeviceAllocator::DeviceStats to;
     copyStat(to.allocation, from.allocation);
@@ -253,7 +253,7 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
     copyStat(to.allocated_bytes, from.allocated_bytes);
     copyStat(to.reserved_bytes, from.reserved_bytes);
     for (const auto &[id, pool] : poolsOf(device)) {
-      orMemPoolStats of{};
+      auto of = sized<orMemPoolStats>();
       if (orMemPoolGetStats(&of, pool) == orSuccess)
         copyStat(to.reserved_bytes_by_private_pools[id], of.reserved_bytes);
       else

@@ -26,6 +26,17 @@ inline void check(orError_t error, c10::SourceLocation location) {
   if (C10_UNLIKELY(error != orSuccess)) throwError(error, location);
 }
 
+/* A structure of the core's that says how large it is. */
+template <typename T>
+T sized() {
+  T empty{};
+  if constexpr (requires { empty.struct_size; })
+    empty.struct_size = sizeof(T);
+  else
+    empty.size = sizeof(T);
+  return empty;
+}
+
 }  // namespace torch_openreg
 
 #define OPENREG_CHECK(call) \

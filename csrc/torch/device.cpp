@@ -76,7 +76,7 @@ bool canMap(c10::DeviceIndex index) {
   std::atomic<char> &entry = known.at(static_cast<size_t>(index));
   char answer = entry.load(std::memory_order_relaxed);
   if (answer == 0) {
-    orDeviceProperties properties{};
+    auto properties = sized<orDeviceProperties>();
     OPENREG_CHECK(orGetDeviceProperties(&properties, index));
     answer = properties.can_map ? 'y' : 'n';
     entry.store(answer, std::memory_order_relaxed);

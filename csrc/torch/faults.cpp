@@ -31,7 +31,7 @@ void inject(int kind, int64_t device, uint64_t after, uint64_t delay) {
 }
 
 std::pair<uint64_t, std::string> outcome(int kind, int64_t device) {
-  orFaultOutcome outcome{};
+  auto outcome = sized<orFaultOutcome>();
   OPENREG_CHECK(orFaultGetOutcome(&outcome, static_cast<orFaultKind>(kind), checkIndex(device)));
   return {outcome.fired, outcome.operation};
 }

@@ -56,7 +56,7 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   }
   /* Of device memory, any interior pointer. */
   c10::Device getDeviceFromPtr(void *data) const override {
-    orPointerAttributes attributes{};
+    auto attributes = sized<orPointerAttributes>();
     OPENREG_CHECK(orPointerGetAttributes(&attributes, data));
     TORCH_CHECK(attributes.type == orMemoryTypeDevice, "the pointer ", data,
                 " is not memory of an openreg device");

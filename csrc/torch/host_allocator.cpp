@@ -172,7 +172,7 @@ bool recordPinnedUse(void *data, void *context, c10::Stream stream) {
 }
 
 bool isPinned(const void *data) {
-  orPointerAttributes attributes{};
+  auto attributes = sized<orPointerAttributes>();
   if (orPointerGetAttributes(&attributes, data) == orSuccess)
     return attributes.type == orMemoryTypeHost;
   orGetLastError();

@@ -68,7 +68,7 @@ std::vector<orCacheBlock> blocksOf(c10::DeviceIndex device) {
   std::vector<orCacheBlock> blocks;
   for (size_t count = 0;; blocks.resize(count + count / 8 + 16)) {
     count = blocks.size();
-    OPENREG_CHECK(orCacheSnapshot(blocks.data(), &count, device));
+    OPENREG_CHECK(orCacheSnapshot(blocks.data(), sizeof(orCacheBlock), &count, device));
     if (count > blocks.size()) continue;
     blocks.resize(count);
     // By segment, which is where each begins; within one they are in order already.

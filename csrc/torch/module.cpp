@@ -57,7 +57,7 @@ void translate(std::exception_ptr error) {
 // ---- Devices ------------------------------------------------------------------------------------
 
 orDeviceProperties deviceProperties(int64_t index) {
-  orDeviceProperties properties{};
+  auto properties = sized<orDeviceProperties>();
   OPENREG_CHECK(orGetDeviceProperties(&properties, checkIndex(index)));
   return properties;
 }
@@ -252,7 +252,7 @@ void setSyncDebugMode(int64_t mode) {
 
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> settings() {
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> all;
-  orSetting setting{};
+  auto setting = sized<orSetting>();
   for (int i = 0; orGetSetting(i, &setting) == orSuccess; i++)
     all.emplace_back(setting.name, setting.value ? setting.value : "", setting.origin,
                      setting.description);
@@ -264,7 +264,7 @@ std::vector<std::string> deviceNames(const char *type) {
   std::vector<std::string> names;
   orDevice *device = nullptr;
   for (int i = 0; orGetDeviceByIndex(&device, type, i) == orSuccess; i++) {
-    orDeviceAttributes attributes{};
+    auto attributes = sized<orDeviceAttributes>();
     OPENREG_CHECK(orDeviceGetAttributes(device, &attributes));
     names.emplace_back(attributes.name);
   }
@@ -274,7 +274,7 @@ std::vector<std::string> deviceNames(const char *type) {
 py::list factories() {
   checkedDeviceCount();  // so that the list says which one serves
   py::list all;
-  orFactoryInfo info{};
+  auto info = sized<orFactoryInfo>();
   for (int i = 0; orGetFactoryInfo(i, &info) == orSuccess; i++) {
     py::dict entry;
     entry["type"] = std::string(info.type);
@@ -298,7 +298,7 @@ void addDevices(const std::map<std::string, int> &deviceCount, const std::string
 }
 
 py::dict laneInfo() {
-  orLaneInfo info{};
+  auto info = sized<orLaneInfo>();
   OPENREG_CHECK(orGetLaneInfo(&info));
   py::dict entry;
   entry["limit"] = info.limit;
@@ -343,7 +343,7 @@ py::list scheduleSteps() {
   std::vector<orScheduleStep> steps(1024);
   size_t first = 0, count = steps.size();
   for (; count == steps.size(); first += count) {
-    OPENREG_CHECK(orScheduleSteps(first, steps.data(), steps.size(), &count));
+    OPENREG_CHECK(orScheduleSteps(first, steps.data(), sizeof(orScheduleStep), steps.size(), &count));
     for (size_t i = 0; i < count; ++i) {
       const orScheduleStep &step = steps[i];
       list.append(py::make_tuple(step.kind, step.flags, step.stream, step.a, step.b));

@@ -27,6 +27,8 @@
 #include <utility>
 #include <vector>
 
+#include "check.h"
+
 namespace torch_openreg {
 
 namespace {
@@ -117,7 +119,7 @@ class Converter {
 
   void convert() {
     matchUp();
-    for (size_t i = 0; i < trace_.count; ++i) addRecord(trace_.records[i]);
+    for (size_t i = 0; i < trace_.count; ++i) addRecord(*orTraceRecordAt(&trace_, i));
     for (const auto &[key, range] : ranges_) addRange(key, range);
   }
 
@@ -127,7 +129,7 @@ class Converter {
 
   void matchUp() {
     for (size_t i = 0; i < trace_.count; ++i) {
-      const orTraceRecord &record = trace_.records[i];
+      const orTraceRecord &record = *orTraceRecordAt(&trace_, i);
       if (record.correlation == 0) continue;
       Pair &pair = pairs_[record.correlation];
       (record.kind == orTraceLaunch ? pair.launch : pair.launched) = &record;
@@ -229,7 +231,7 @@ libkineto::ResourceInfo streamRow(const orTraceRecord &record) {
 std::map<int, const orTraceRecord *> streamsOf(const orTrace &trace) {
   std::map<int, const orTraceRecord *> streams;
   for (size_t i = 0; i < trace.count; ++i) {
-    const orTraceRecord &record = trace.records[i];
+    const orTraceRecord &record = *orTraceRecordAt(&trace, i);
     if (!isOfHost(record)) streams.try_emplace(record.stream_number, &record);
   }
   return streams;
@@ -332,7 +334,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   const std::set<Kind> kinds_;
   const uint64_t number_ = nextNumber();
   bool on_ = false;
-  orTrace trace_{};
+  orTrace trace_ = sized<orTrace>();
   std::vector<std::string> errors_;
   std::set<int> devices_;
   std::vector<libkineto::ResourceInfo> streams_;

@@ -233,8 +233,7 @@ Kept copyOf(const void *call) {
 
 /* (moments of the earlier and of the later access, [(from, to, recorded, waited)]) */
 py::tuple orderOf(uint64_t number) {
-  orRaceOrder order{};
-  order.size = sizeof(order);
+  auto order = sized<orRaceOrder>();
   if (orSanitizerOrder(number, &order) != orSuccess) {
     orGetLastError();
     return py::make_tuple(0, 0, py::list());
@@ -267,7 +266,8 @@ std::vector<std::pair<orRaceReport, Calls>> copyReports() {
   uint64_t first = 1;
   for (size_t count = reports.size(); count == reports.size();) {
     uint64_t total = 0;
-    OPENREG_CHECK(orSanitizerReports(first, reports.data(), reports.size(), &count, &total));
+    OPENREG_CHECK(orSanitizerReports(first, reports.data(), sizeof(orRaceReport), reports.size(),
+                                     &count, &total));
     for (size_t i = 0; i < count; ++i) {
       all.push_back({reports[i], {copyOf(reports[i].earlier.stack), copyOf(reports[i].later.stack)}});
     }

@@ -32,7 +32,7 @@ static inline void *take(size_t bytes, orStream_t stream) {
 }
 
 static inline orCacheStats statsOf(int device) {
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   ASSERT_OK(orCacheGetStats(&stats, device));
   return stats;
 }

@@ -246,7 +246,7 @@ static void begin(void) {
 }
 
 static void toolsOff(void) {
-  orTrace t;
+  orTrace t = {.size = sizeof t};
   for (int device = 0; device < DEVICE_COUNT; device++) {
     for (int kind = 0; orFaultName(kind); kind++) orFaultRemove((orFaultKind)kind, device);
     ASSERT_OK(orCacheSetFraction(device, 1));

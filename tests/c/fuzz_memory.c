@@ -114,7 +114,7 @@ void freeCached(void) {
 
 void askMemory(void) {
   Object *o = pin((Type)(DEVICE_MEMORY + below(4)));
-  orPointerAttributes attributes;
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
   size_t a, b;
   char *at = o ? o->data : (char *)(uintptr_t)draw();
   if (o && oneIn(2)) at += below(1 << 20);
@@ -131,12 +131,12 @@ void askMemory(void) {
 
 void askCache(void) {
   orCacheBlock blocks[64];
-  orCacheStats stats;
-  orMemPoolStats pool;
+  orCacheStats stats = {.size = sizeof stats};
+  orMemPoolStats pool = {.size = sizeof pool};
   size_t count = below(64);
   double fraction;
   int device = anyDevice();
-  CALL(orCacheSnapshot(blocks, &count, device));
+  CALL(orCacheSnapshot(blocks, sizeof *blocks, &count, device));
   CALL(orCacheGetStats(&stats, device));
   CALL(orMemPoolGetStats(&pool, guess(POOL)));
   CALL(orCacheGetFraction(&fraction, device));

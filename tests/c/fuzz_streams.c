@@ -171,7 +171,7 @@ void synchronize(void) {
 }
 
 void useDevice(void) {
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   int device = anyDevice(), can;
   CALL(orSetDevice(device));
   CALL(orGetDeviceProperties(&properties, device));

@@ -16,7 +16,7 @@ void injectFault(void) {
                .device = anyDevice(),
                .after = below(30),
                .delay_ns = below(20000)};
-  orFaultOutcome outcome;
+  orFaultOutcome outcome = {.size = sizeof outcome};
   if (f.kind != orFaultSlowStream && !oneIn(8)) f.delay_ns = 0;
   if (f.kind == orFaultDeviceLost && !oneIn(4)) return;
   if (f.kind == orFaultDeviceLost) atomic_fetch_add(&fuzz.losses, 1);
@@ -49,7 +49,7 @@ void schedule(void) {
       break;
     case 5:
       if (!CALL(orScheduleGetTape(&tape))) free(tape);
-      CALL(orScheduleSteps(below(50), steps, 32, &count));
+      CALL(orScheduleSteps(below(50), steps, sizeof *steps, 32, &count));
       break;
     default:
       CALL(orScheduleSwitch(policy, seed));
@@ -88,7 +88,7 @@ void sanitize(void) {
       CALL(orSanitizerDisable());
       break;
     case 2:
-      CALL(orSanitizerReports(below(3), &one, 1, &count, &total));
+      CALL(orSanitizerReports(below(3), &one, sizeof one, 1, &count, &total));
       CALL(orSanitizerOrder(below(4), &order));
       break;
     case 3:
@@ -108,7 +108,7 @@ void sanitize(void) {
 }
 
 void trace(void) {
-  orTrace t;
+  orTrace t = {.size = sizeof t};
   if (oneIn(2)) {
     CALL(orTraceStart(1 + below(300)));
   } else if (!CALL(orTraceStop(&t))) {
@@ -120,9 +120,9 @@ void trace(void) {
 
 void report(void) {
   char *text = NULL;
-  orLaneInfo info;
-  orSetting setting;
-  orFactoryInfo factory;
+  orLaneInfo info = {.size = sizeof info};
+  orSetting setting = {.size = sizeof setting};
+  orFactoryInfo factory = {.size = sizeof factory};
   if (oneIn(2) && !CALL(orHangReport(&text))) free(text);
   CALL(orGetLaneInfo(&info));
   CALL(orGetSetting((int)below(16), &setting));

@@ -104,7 +104,7 @@ static inline void letGo(Holder *holder) { atomic_store(&holder->released, 1); }
 enum { LANE_MOST = 8 };
 
 static inline int laneLimit(void) {
-  orLaneInfo info;
+  orLaneInfo info = {.size = sizeof info};
   ASSERT_OK(orGetLaneInfo(&info));
   ASSERT_LE(info.limit, LANE_MOST);
   return info.limit;

@@ -42,14 +42,14 @@ static inline uint64_t writes(orStream_t stream, const char *operation, const vo
 static inline uint64_t reportCount(void) {
   uint64_t total;
   size_t count;
-  ASSERT_OK(orSanitizerReports(1, NULL, 0, &count, &total));
+  ASSERT_OK(orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, &count, &total));
   return total;
 }
 
 static inline orRaceReport reportAt(uint64_t number) {
   orRaceReport report;
   size_t count;
-  ASSERT_OK(orSanitizerReports(number, &report, 1, &count, NULL));
+  ASSERT_OK(orSanitizerReports(number, &report, sizeof(orRaceReport), 1, &count, NULL));
   ASSERT_EQ(count, 1);
   ASSERT_EQ(report.number, number);
   return report;

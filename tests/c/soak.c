@@ -96,7 +96,7 @@ static void resetDevice(int device) {
 }
 
 static void toggleTrace(void) {
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   if (!atomic_exchange(&now.tracing, false)) {
     if (!orTraceStart(TRACE_ROOM)) atomic_store(&now.tracing, true);
   } else if (!orTraceStop(&trace)) {
@@ -122,7 +122,7 @@ static int callsInChild(void) {
   void *p;
   int count = 0;
   char byte = 0;
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   if (!orInForkedChild() || orGetDeviceCount(&count) || count != DEVICES) return __LINE__;
   REFUSED(orSetDevice(0));
   REFUSED(orMalloc(&p, 1));
@@ -255,7 +255,7 @@ static uint64_t disarmFaults(void) {
   uint64_t failed = 0;
   for (int device = 0; device < DEVICES; device++)
     for (int kind = 0; orFaultName(kind); kind++) {
-      orFaultOutcome outcome;
+      orFaultOutcome outcome = {.size = sizeof outcome};
       if (orFaultGetOutcome(&outcome, (orFaultKind)kind, device)) continue;
       ASSERT_OK(orFaultRemove((orFaultKind)kind, device));
       soak->struck[kind] += outcome.fired;
@@ -326,7 +326,7 @@ static void checkRaces(void) {
   orRaceReport report;
   size_t count = 0;
   uint64_t reports = 0;
-  ASSERT_OK(orSanitizerReports(1, &report, 1, &count, &reports));
+  ASSERT_OK(orSanitizerReports(1, &report, sizeof(orRaceReport), 1, &count, &reports));
   if (count && !trouble.drops && !isOn(SWITCH_SANITIZER))
     STRESS_FAIL("the sanitizer has %" PRIu64 " reports; %s on %s and %s on %s: %s", reports,
                 report.earlier.operation, report.earlier.where, report.later.operation,
@@ -335,7 +335,7 @@ static void checkRaces(void) {
 }
 
 static void switchOff(uint64_t kernels) {
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   ASSERT_OK(orScheduleSet(orScheduleFair, 0));
   if (atomic_exchange(&now.tracing, false)) {
     ASSERT_OK(orTraceStop(&trace));
@@ -428,7 +428,7 @@ void measureSoak(void) {
 }
 
 static void checkNothingIsLeft(void) {
-  orLaneInfo lanes;
+  orLaneInfo lanes = {.size = sizeof lanes};
   ASSERT_OK(orGetLaneInfo(&lanes));
   if (lanes.queued) STRESS_FAIL("%zu tasks are left", lanes.queued);
   for (int device = 0; device < DEVICES; device++)

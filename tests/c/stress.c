@@ -380,7 +380,7 @@ static void *helper(void *context) {
 
 static void findReach(void) {
   int index = -1, can = 0;
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   MUST(orGetDeviceProperties(&properties, 0));
   MUST(orDeviceCanAccessPeer(&can, 0, 1));
   maps = properties.can_map;

@@ -39,7 +39,7 @@ TEST(cache_takes_the_block_freed_last_of_several) {
 TEST(cache_stream_0_is_the_current_devices_default) {
   ASSERT_OK(orSetDevice(1));
   void *a = take(MIB, OR_STREAM_DEFAULT);
-  orPointerAttributes attributes;
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
   ASSERT_OK(orPointerGetAttributes(&attributes, a));
   ASSERT_EQ(attributes.device, 1);
   ASSERT_OK(orSetDevice(0));
@@ -211,7 +211,7 @@ TEST(cache_segments_are_not_orFrees) {
 
 TEST(cache_refuses_bad_arguments) {
   void *p = &p;
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   orStream_t gone = newStream();
   ASSERT_OK(orStreamDestroy(gone));
   ASSERT_ERROR(orCacheMalloc(NULL, 1, defaultStream(0)), orErrorInvalidValue);
@@ -230,7 +230,7 @@ static void *inherited;
 
 static void childIsRefused(void) {
   void *p;
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   ASSERT_REFUSED(orCacheMalloc(&p, 1, OR_STREAM_DEFAULT), orErrorForked, "fork");
   ASSERT_ERROR(orCacheFree(inherited), orErrorForked);
   ASSERT_ERROR(orCacheFree(NULL), orErrorForked);

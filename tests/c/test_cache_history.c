@@ -14,7 +14,7 @@ static size_t seenCount;
 
 /* Called under no lock of the library: it may look at the cache. */
 static void hook(const orCacheRecord *record) {
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   ASSERT_OK(orCacheGetStats(&stats, record->device));
   pthread_mutex_lock(&lock);
   ASSERT_LT(seenCount, MANY);
@@ -48,7 +48,7 @@ TEST(history_tells_each_action_in_order) {
   ASSERT_OK(orCacheFree(a));
   ASSERT_OK(orCacheEmpty(0));
   expect(7, orCacheActionSegmentFree, a, 2 * MIB, s);
-  ASSERT_OK(orCacheSnapshot(NULL, &none, 0));
+  ASSERT_OK(orCacheSnapshot(NULL, sizeof(orCacheBlock), &none, 0));
   expect(8, orCacheActionSnapshot, NULL, 0, 0);
   ASSERT_EQ(seenCount, 9);
   ASSERT_OK(orSetCacheHook(NULL));
@@ -122,7 +122,7 @@ TEST(history_of_several_threads_has_one_order) {
 /* ---- Snapshots ---- */
 
 static size_t list(orCacheBlock *blocks, size_t room, int device) {
-  ASSERT_OK(orCacheSnapshot(blocks, &room, device));
+  ASSERT_OK(orCacheSnapshot(blocks, sizeof(orCacheBlock), &room, device));
   return room;
 }
 
@@ -169,7 +169,9 @@ TEST(snapshot_has_every_block) {
 TEST(snapshot_refuses_bad_arguments) {
   size_t count = 3;
   orCacheBlock block;
-  ASSERT_ERROR(orCacheSnapshot(NULL, &count, 0), orErrorInvalidValue);
-  ASSERT_ERROR(orCacheSnapshot(&block, NULL, 0), orErrorInvalidValue);
-  ASSERT_REFUSED(orCacheSnapshot(&block, &count, 2), orErrorInvalidDevice, "2");
+  ASSERT_ERROR(orCacheSnapshot(NULL, sizeof(orCacheBlock), &count, 0), orErrorInvalidValue);
+  ASSERT_ERROR(orCacheSnapshot(&block, sizeof block, NULL, 0), orErrorInvalidValue);
+  ASSERT_REFUSED(orCacheSnapshot(&block, sizeof block, &count, 2), orErrorInvalidDevice, "2");
+  ASSERT_REFUSED(orCacheSnapshot(&block, sizeof block - 1, &count, 0), orErrorInvalidValue,
+                 "orCacheBlock: size");
 }

@@ -226,11 +226,11 @@ static void count(const Model *m, int64_t out[9][3]) {
 
 static void compare(const Model *m) {
   int64_t want[9][3];
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   orCacheStat got[27];
   count(m, want);
   ASSERT_OK(orCacheGetStats(&stats, 0));
-  memcpy(got, &stats, sizeof got);
+  memcpy(got, (char *)&stats + offsetof(orCacheStats, allocation), sizeof got);
   for (int k = 0; k < 9; k++)
     for (int p = 0; p < 3; p++) {
       const orCacheStat *stat = &got[3 * k + p];
@@ -395,7 +395,7 @@ TEST_WITH_LIMIT(cache_stress_against_a_model, 900) {
   for (int i = 0; i < r->live_count; i++) ASSERT_OK(orCacheFree(r->live[i]));
   for (int i = 0; i < SIDES; i++) release(r, i);
   ASSERT_OK(orCacheEmpty(0));
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   ASSERT_OK(orCacheGetStats(&stats, 0));
   ASSERT_EQ(stats.reserved_bytes[0].current, 0);
   ASSERT_EQ(stats.active[0].current, 0);
@@ -494,7 +494,7 @@ TEST_WITH_LIMIT(cache_stress_with_threads, 300) {
   runThreads(THREADS, work, &shared);
   for (int i = 0; i < SLOTS; i++) ASSERT_OK(orCacheFree(shared.parcel[i].ptr));
   for (int d = 0; d < DEVICES; d++) {
-    orCacheStats stats;
+    orCacheStats stats = {.size = sizeof stats};
     ASSERT_OK(orCacheEmpty(d));
     ASSERT_OK(orCacheGetStats(&stats, d));
     ASSERT_EQ(stats.active_bytes[0].current, 0);

@@ -14,7 +14,7 @@ typedef struct Case {
 static Case current;
 
 static orSetting findSetting(const char *name) {
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   for (int i = 0; !orGetSetting(i, &setting); ++i)
     if (!strcmp(setting.name, name)) return setting;
   FAIL("there is no setting %s", name);
@@ -27,7 +27,7 @@ static int deviceCount(void) {
 }
 
 static size_t deviceMemory(void) {
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_OK(orGetDeviceProperties(&properties, 0));
   return properties.total_memory;
 }
@@ -45,7 +45,7 @@ static void bodyAccepted(void) {
 /* One line, which names the variable, the value and what is in force now. */
 static void bodyRejected(void) {
   clearSettings();
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   setenv(current.name, current.given, 1);
   beginCapture();
   for (int i = 0; i < 3; ++i) setting = findSetting(current.name);
@@ -90,7 +90,7 @@ TEST(config_defaults) {
 }
 
 TEST(config_table) {
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   int count = 0;
   for (; !orGetSetting(count, &setting); ++count) {
     ASSERT_EQ(strncmp(setting.name, "OPENREG_", 8), 0);

@@ -34,7 +34,7 @@ TEST(error_unknown_code) {
 }
 
 TEST(error_last_is_kept_until_read) {
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   ASSERT_ERROR(orPeekAtLastError(), orSuccess);
   ASSERT_STR(orGetLastErrorMessage(), "");
   ASSERT_ERROR(orGetSetting(-7, &setting), orErrorInvalidValue);
@@ -46,7 +46,7 @@ TEST(error_last_is_kept_until_read) {
 }
 
 TEST(error_newest_wins) {
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   orDevice *device;
   ASSERT_ERROR(orGetSetting(-1, &setting), orErrorInvalidValue);
   ASSERT_ERROR(orGetDeviceByName(&device, "nowhere"), orErrorNotFound);
@@ -56,7 +56,7 @@ TEST(error_newest_wins) {
 
 static void failOnThread(int thread, void *context) {
   (void)context;
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   char number[16];
   ASSERT_ERROR(orPeekAtLastError(), orSuccess);
   for (int i = 0; i < 1000; ++i) {
@@ -68,7 +68,7 @@ static void failOnThread(int thread, void *context) {
 }
 
 TEST(error_belongs_to_its_thread) {
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   ASSERT_ERROR(orGetSetting(-42, &setting), orErrorInvalidValue);
   runThreads(4, failOnThread, NULL);
   ASSERT_CONTAINS(orGetLastErrorMessage(), "-42");
@@ -88,7 +88,7 @@ TEST(error_long_values_are_cut) {
 TEST(error_not_ready_is_not_kept) {
   orEvent_t gate;
   orStream_t stream;
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   ASSERT_ERROR(orGetSetting(-5, &setting), orErrorInvalidValue);
   ASSERT_OK(orEventCreateWithFlags(&gate, orEventExternal));
   ASSERT_OK(orStreamCreate(&stream));

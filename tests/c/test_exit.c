@@ -160,8 +160,8 @@ static void refusedInChild(void) {
   int value;
   float ms;
   void *p;
-  orLaneInfo info;
-  orPointerAttributes attributes;
+  orLaneInfo info = {.size = sizeof info};
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
   static char range[64];
   ASSERT_EQ(orInForkedChild(), 1);
   ASSERT_FORKED(orGetDevice(&value));
@@ -188,7 +188,7 @@ static void refusedInChild(void) {
   ASSERT_FORKED(orEventElapsedTime(&ms, parent.event, parent.event));
   ASSERT_FORKED(orGetLaneInfo(&info));
   ASSERT_FORKED(orSetLaneHook(NULL));
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   ASSERT_FORKED(orTraceStart(0));
   ASSERT_FORKED(orTraceStop(&trace));
   parent.pinned[0] = 99; /* a copy of the parent's: may be read and written */

@@ -61,14 +61,14 @@ static int countDevices(void) {
 /* ---- Registry ---- */
 
 static orFactoryInfo infoOf(const char *type, int priority) {
-  orFactoryInfo info;
+  orFactoryInfo info = {.size = sizeof info};
   for (int i = 0; !orGetFactoryInfo(i, &info); ++i)
     if (!strcmp(info.type, type) && info.priority == priority) return info;
   FAIL("no factory for %s at priority %d", type, priority);
 }
 
 TEST(factory_built_in) {
-  orFactoryInfo info;
+  orFactoryInfo info = {.size = sizeof info};
   ASSERT_EQ(infoOf("CPU", 0).serves, 0);
   ASSERT_EQ(infoOf("CPU", 50).serves, 1);
   ASSERT_EQ(infoOf("openreg", 0).serves, 1);
@@ -84,7 +84,7 @@ TEST(factory_highest_priority_serves) {
   ASSERT_OK(orRegisterDeviceFactory("openreg", 7, &otherFactory));
   ASSERT_EQ(infoOf("openreg", 0).serves, 0);
   ASSERT_EQ(infoOf("openreg", 7).serves, 1);
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_OK(orGetDeviceProperties(&properties, 1));
   ASSERT_STR(properties.factory, "test other");
   ASSERT_EQ(properties.total_memory, 1001);
@@ -201,7 +201,7 @@ TEST(factory_shortage_does_not_last) {
 
 static orError_t createDetailed(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
   (void)config, (void)count, (void)devices;
-  orSetting setting;
+  orSetting setting = {.size = sizeof setting};
   return orGetSetting(-77, &setting);
 }
 
@@ -220,7 +220,7 @@ TEST(factory_counts_by_configuration) {
   setenv("OPENREG_DEVICE_COUNT", "7", 1);
   ASSERT_OK(orAddDevices(&config, "/job:test"));
   ASSERT_EQ(countDevices(), 3);
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_OK(orGetDeviceProperties(&properties, 2));
   ASSERT_STR(properties.name, "/job:test/openreg:2");
   byName("/job:test/cpu:1");
@@ -472,7 +472,7 @@ TEST(factory_look_up) {
 }
 
 TEST(factory_attributes) {
-  orDeviceAttributes attributes;
+  orDeviceAttributes attributes = {.size = sizeof attributes};
   setenv("OPENREG_DEVICE_MEMORY", "64M", 1);
   ASSERT_OK(orDeviceGetAttributes(byName("/openreg:1"), &attributes));
   ASSERT_STR(attributes.name, "/openreg:1");
@@ -522,7 +522,7 @@ TEST(factory_devices_that_cannot_be_made_are_none) {
 
 /* The one kernel of the trace. */
 static orTraceRecord tracedKernel(void) {
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   orTraceRecord found = {.kind = orTraceLaunch};
   ASSERT_OK(orTraceStop(&trace));
   for (size_t i = 0; i < trace.count; i++)
@@ -609,7 +609,7 @@ static const orAllocator *allocatorOf(const char *name, unsigned attributes) {
 }
 
 static orPointerAttributes attributesOf(const void *p) {
-  orPointerAttributes attributes;
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
   ASSERT_OK(orPointerGetAttributes(&attributes, p));
   return attributes;
 }
@@ -697,7 +697,7 @@ TEST(factory_make_tensor) {
   for (int i = 0; i < 3; ++i)
     for (unsigned attributes = 0; attributes < 4; ++attributes) {
       if (attributes == orAllocatorPinned) continue;
-      orTensor tensor;
+      orTensor tensor = {.size = sizeof tensor};
       const orAllocator *allocator = allocatorOf(places[i], attributes);
       ASSERT_OK(orDeviceMakeTensor(byName(places[i]), &proto, attributes, &tensor));
       ASSERT_EQ(tensor.nbytes, sizeof(values));
@@ -728,7 +728,7 @@ TEST(factory_make_tensor_of_every_dtype) {
   static const unsigned char bytes[64];
   static const int64_t shape[1] = {3};
   for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); ++i) {
-    orTensor tensor;
+    orTensor tensor = {.size = sizeof tensor};
     orTensorProto proto = {all[i].dtype, 1, shape, bytes, 3 * all[i].size};
     ASSERT_OK(orDeviceMakeTensor(byName("/cpu:0"), &proto, 0, &tensor));
     free(tensor.data);
@@ -741,7 +741,7 @@ TEST(factory_make_tensor_of_every_dtype) {
 TEST(factory_make_tensor_scalar_and_empty) {
   static const double value = 2.5;
   static const int64_t empty[3] = {INT64_MAX, 0, INT64_MAX};
-  orTensor tensor;
+  orTensor tensor = {.size = sizeof tensor};
   double back = 0;
   orTensorProto scalar = {orFloat64, 0, NULL, &value, sizeof(value)};
   ASSERT_OK(orDeviceMakeTensor(byName("/openreg:0"), &scalar, 0, &tensor));
@@ -773,7 +773,7 @@ TEST(factory_make_tensor_refuses) {
       {{(orDtype)99, 2, good, bytes, 24}, "99"},
       {{orBool, 1, four, bytes, 4}, "element 3 of a bool tensor is 7"},
   };
-  orTensor tensor;
+  orTensor tensor = {.size = sizeof tensor};
   for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
     ASSERT_REFUSED(orDeviceMakeTensor(byName("/openreg:0"), &cases[i].proto, 0, &tensor),
                    orErrorInvalidValue, cases[i].part);
@@ -855,7 +855,7 @@ TEST(factory_third_type_makes_tensors) {
   static const unsigned char values[4] = {1, 2, 3, 4}, turned[4] = {0, 3, 2, 5};
   static const int64_t shape[1] = {4};
   orTensorProto proto = {orUint8, 1, shape, values, 4};
-  orTensor tensor;
+  orTensor tensor = {.size = sizeof tensor};
   orDevice *device = thirdDevice();
   const orAllocator *own = allocatorOf("/npu:0", orAllocatorDevice),
                     *host = allocatorOf("/npu:0", orAllocatorOnHost);
@@ -884,7 +884,7 @@ TEST(factory_third_type_whose_copies_fail) {
   third.free = freeThird;
   third.copy = copyThird;
   orTensorProto proto = {orUint8, 0, NULL, &value, 1};
-  orTensor tensor;
+  orTensor tensor = {.size = sizeof tensor};
   ASSERT_OK(orRegisterDeviceFactory("npu", 0, &third));
   thirdError = orErrorSystem;
   ASSERT_REFUSED(orDeviceMakeTensor(byName("/npu:0"), &proto, 0, &tensor), orErrorSystem,

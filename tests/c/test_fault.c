@@ -14,7 +14,7 @@ static void inject(orFaultKind kind, int device, uint64_t after) {
 }
 
 static orFaultOutcome outcomeOf(orFaultKind kind, int device) {
-  orFaultOutcome outcome;
+  orFaultOutcome outcome = {.size = sizeof outcome};
   ASSERT_OK(orFaultGetOutcome(&outcome, kind, device));
   return outcome;
 }
@@ -198,7 +198,7 @@ TEST(fault_with_blocking_launches) {
 /* ---- out of memory ---- */
 
 static orCacheStats statsOf(int device) {
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   ASSERT_OK(orCacheGetStats(&stats, device));
   return stats;
 }
@@ -336,7 +336,7 @@ TEST(fault_that_is_removed_strikes_nobody) {
 
 TEST(fault_refusals) {
   orFault f = {.size = sizeof f, .kind = orFaultCopyError};
-  orFaultOutcome outcome;
+  orFaultOutcome outcome = {.size = sizeof outcome};
   ASSERT_REFUSED(orFaultInject(NULL), orErrorInvalidValue, "size");
   f.size = offsetof(orFault, device);
   ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue, "size");

@@ -119,6 +119,119 @@ TEST(given_newer_structures_are_taken_if_the_rest_is_zero) {
   }
 }
 
+/* ---- Structures that the library fills ---- */
+
+static size_t memory[2 * MOST / sizeof(size_t)];
+static orError_t fillSetting(void *p) { return orGetSetting(0, p); }
+static orError_t fillProperties(void *p) { return orGetDeviceProperties(p, 1); }
+static orError_t fillPointer(void *p) { return orPointerGetAttributes(p, memory); }
+static orError_t fillLanes(void *p) { return orGetLaneInfo(p); }
+static orError_t fillStats(void *p) { return orCacheGetStats(p, 0); }
+static orError_t fillPool(void *p) {
+  orMemPool_t pool;
+  ASSERT_OK(orMemPoolCreate(&pool, 0));
+  orError_t error = orMemPoolGetStats(p, pool);
+  return error ? error : orMemPoolRelease(pool);
+}
+/* A trace that cannot be given goes on. */
+static orError_t fillTrace(void *p) {
+  orError_t error = orTraceStart(16);
+  ASSERT(!error || error == orErrorAlreadyExists);
+  error = orTraceStop(p);
+  if (!error) orTraceFree(p);
+  return error;
+}
+static orError_t fillFactory(void *p) { return orGetFactoryInfo(0, p); }
+static orError_t fillAttributes(void *p) {
+  orDevice *device;
+  ASSERT_OK(orGetDeviceByIndex(&device, "openreg", 1));
+  return orDeviceGetAttributes(device, p);
+}
+static orError_t fillTensor(void *p) {
+  static const int64_t none = 0;
+  static const orTensorProto empty = {.dtype = orFloat32, .ndim = 1, .shape = &none};
+  orDevice *device;
+  ASSERT_OK(orGetDeviceByIndex(&device, "CPU", 0));
+  return orDeviceMakeTensor(device, &empty, 0, p);
+}
+static orError_t fillOutcome(void *p) {
+  orError_t error = orFaultInject(&newestFault);
+  ASSERT(!error || error == orErrorAlreadyExists);
+  return orFaultGetOutcome(p, orFaultOutOfMemory, 1);
+}
+
+static const struct {
+  const char *type;
+  orError_t (*fill)(void *structure);
+  size_t size;
+} filled[] = {
+    {"orSetting", fillSetting, sizeof(orSetting)},
+    {"orDeviceProperties", fillProperties, sizeof(orDeviceProperties)},
+    {"orPointerAttributes", fillPointer, sizeof(orPointerAttributes)},
+    {"orLaneInfo", fillLanes, sizeof(orLaneInfo)},
+    {"orCacheStats", fillStats, sizeof(orCacheStats)},
+    {"orMemPoolStats", fillPool, sizeof(orMemPoolStats)},
+    {"orTrace", fillTrace, sizeof(orTrace)},
+    {"orFactoryInfo", fillFactory, sizeof(orFactoryInfo)},
+    {"orDeviceAttributes", fillAttributes, sizeof(orDeviceAttributes)},
+    {"orTensor", fillTensor, sizeof(orTensor)},
+    {"orFaultOutcome", fillOutcome, sizeof(orFaultOutcome)},
+};
+enum { FILLED = sizeof filled / sizeof filled[0] };
+
+/* To the end of a page, behind which there is nothing. */
+static char *toFill(size_t has) {
+  size_t zero = 0;
+  char *structure = placed(&zero, sizeof zero, has);
+  memset(structure, 0xaa, has);
+  return memcpy(structure, &has, sizeof has);
+}
+
+static bool allZero(const char *bytes, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (bytes[i]) return false;
+  return true;
+}
+
+TEST(given_structures_to_fill_are_filled_to_their_size) {
+  for (int i = 0; i < FILLED; i++) {
+    char *same = toFill(filled[i].size), *newer = toFill(filled[i].size + 24);
+    ASSERT_OK(filled[i].fill(same));
+    ASSERT_OK(filled[i].fill(newer));
+    ASSERT_EQ(*(size_t *)same, filled[i].size);
+    ASSERT_EQ(*(size_t *)newer, filled[i].size + 24);
+    ASSERT(allZero(newer + filled[i].size, 24));
+  }
+}
+
+TEST(given_structures_to_fill_that_are_too_small_are_refused) {
+  for (int i = 0; i < FILLED; i++) {
+    ASSERT_REFUSED(filled[i].fill(toFill(sizeof(size_t))), orErrorInvalidValue, filled[i].type);
+    ASSERT_CONTAINS(orGetLastErrorMessage(), "size is 8 bytes");
+    memory[0] = MOST + 1;
+    ASSERT_REFUSED(filled[i].fill(memory), orErrorInvalidValue, "4097");
+  }
+}
+
+/* As far apart as the caller says. */
+TEST(given_arrays_to_fill) {
+  struct {
+    orCacheBlock block;
+    uint64_t more;
+  } blocks[4];
+  size_t count = 4;
+  void *first, *second;
+  memset(blocks, 0xaa, sizeof blocks);
+  ASSERT_OK(orCacheMalloc(&first, 512, 0));
+  ASSERT_OK(orCacheMalloc(&second, 1024, 0));
+  ASSERT_OK(orCacheSnapshot(&blocks[0].block, sizeof blocks[0], &count, 0));
+  ASSERT_EQ(count, 3);
+  ASSERT_PTR(blocks[0].block.address, first);
+  ASSERT_PTR(blocks[1].block.address, second);
+  for (int i = 0; i < 3; i++) ASSERT_EQ(blocks[i].more, 0);
+  ASSERT_EQ(blocks[2].block.bytes, (2 << 20) - 1536);
+}
+
 /* What is beyond an older structure's size is not looked at. */
 TEST(given_older_structures_have_the_defaults) {
   orStream_t s = newStream();
@@ -159,7 +272,7 @@ TEST(given_an_older_factory_makes_devices) {
   older.map = (orError_t (*)(void *, const void *, size_t, void **))1;
   ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &older));
   ASSERT_ERROR(orRegisterDeviceFactory("openreg", 10, &older), orErrorAlreadyExists);
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_OK(orGetDeviceProperties(&properties, 1));
   ASSERT_STR(properties.factory, "of another size");
   ASSERT_EQ(properties.can_map, 0);

@@ -64,7 +64,7 @@ TEST(graph_sanitizer_knows_forks_and_joins) {
 TEST(graph_trace_has_each_node) {
   char *memory = newMemory();
   orStream_t s = newStream();
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   orGraph_t graph = fillAndCopy(s, memory);
   ASSERT_OK(orTraceStart(0));
   for (int i = 0; i < 3; i++) ASSERT_OK(orGraphLaunch(graph, s));
@@ -88,7 +88,7 @@ TEST(graph_trace_has_each_node) {
 
 /* Of a graph with one node, which another stream than the one that is launched on runs. */
 static orStream_t ownStreamOf(orGraph_t graph, orStream_t on) {
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   orStream_t own = 0;
   ASSERT_OK(orTraceStart(0));
   ASSERT_OK(orGraphLaunch(graph, on));

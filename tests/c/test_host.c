@@ -36,7 +36,7 @@ enum { ANY = orLaunchAnyThread, AWAITED = orLaunchAnyThread | orLaunchAwaited };
 static bool ranHere(const Ran *r) { return r->times == 1 && pthread_equal(r->on, pthread_self()); }
 
 static int lanesStarted(void) {
-  orLaneInfo info;
+  orLaneInfo info = {.size = sizeof info};
   ASSERT_OK(orGetLaneInfo(&info));
   return info.started;
 }
@@ -215,7 +215,7 @@ TEST(host_is_named_by_the_hang_report) {
 
 TEST(host_is_minus_one_in_the_trace) {
   Ran r = {0};
-  orTrace trace;
+  orTrace trace = {.size = sizeof trace};
   orStream_t s = newStream();
   ASSERT_OK(orTraceStart(16));
   ASSERT_OK(launchAs(s, noteKernel, &r, AWAITED));

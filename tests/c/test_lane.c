@@ -52,8 +52,8 @@ TEST(lane_limit_holds_over_devices_and_streams) {
   ASSERT_EQ(ran, 640);
   ASSERT_LE(laneLimit(), LANE_MOST);
   ASSERT_LE(countThreads("openreg-"), laneLimit());
-  orLaneInfo info;
-  orDeviceProperties properties;
+  orLaneInfo info = {.size = sizeof info};
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_OK(orGetLaneInfo(&info));
   while (countThreads("openreg-") != info.started) sleepMs(1); /* a new one has no name yet */
   ASSERT_OK(orGetDeviceProperties(&properties, 0));
@@ -121,7 +121,7 @@ TEST(lane_hook_runs_once_on_each) {
 
 TEST(lane_info_counts_what_is_queued) {
   orStream_t s = newStream();
-  orLaneInfo info;
+  orLaneInfo info = {.size = sizeof info};
   orEvent_t gate = closeGate(s);
   atomic_int ran = 0;
   for (int i = 0; i < 10; i++) launch(s, countKernel, &ran);

@@ -126,8 +126,8 @@ TEST(lost_queries_records_waits_and_frees_never_report) {
   char *memory = allocate(64);
   void *block = NULL, *pinned = allocatePinned(64);
   size_t unused, total;
-  orCacheStats stats;
-  orPointerAttributes attributes;
+  orCacheStats stats = {.size = sizeof stats};
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
   ASSERT_OK(orCacheMalloc(&block, 64, s));
   lose(s);
   orGetLastError();
@@ -318,7 +318,7 @@ TEST(lost_reset_waits_for_no_other_device) {
   orStream_t s = newStream(), there = newStreamOn(1);
   orEvent_t gate = closeGate(there);
   atomic_int ran = 0;
-  orCacheStats stats;
+  orCacheStats stats = {.size = sizeof stats};
   void *shared = NULL, *own = NULL;
   launch(there, countKernel, &ran);
   ASSERT_OK(orCacheMalloc(&shared, 64, s));

@@ -118,8 +118,8 @@ TEST(memory_map_is_checked) {
 
 static void assertAttributes(const void *ptr, orMemoryType type, int device, const void *base,
                              size_t size) {
-  orPointerAttributes a;
-  memset(&a, 0x55, sizeof a);
+  orPointerAttributes a = {.struct_size = sizeof a};
+  memset(&a.type, 0x55, sizeof a - sizeof a.struct_size);
   ASSERT_OK(orPointerGetAttributes(&a, ptr));
   ASSERT_EQ(a.type, type);
   ASSERT_EQ(a.device, device);
@@ -380,7 +380,7 @@ static void churn(int thread, void *context) {
     ASSERT_OK(orFree(*slot));
     *slot = NULL;
     if (x & 0x10000) *slot = allocate((x >> 8) % 200000 + 1);
-    orPointerAttributes a;
+    orPointerAttributes a = {.struct_size = sizeof a};
     ASSERT_OK(orPointerGetAttributes(&a, *slot));
     if (*slot) ASSERT_EQ(a.device, thread % 2);
   }
@@ -484,7 +484,7 @@ TEST(memory_that_the_system_does_not_take_back_is_free) {
 
 TEST(memory_of_the_host_that_cannot_be_unmapped_goes_back) {
   enum { SIZE = 8 << 20 };
-  orPointerAttributes a;
+  orPointerAttributes a = {.struct_size = sizeof a};
   char *p;
   ASSERT_OK(orMallocHost((void **)&p, SIZE));
   memset(p, 1, SIZE);
@@ -533,8 +533,8 @@ TEST(memory_of_devices_is_not_in_core_files) {
 
 TEST(memory_nothing_before_first_use) {
   int count = 0, least, greatest;
-  orDeviceProperties properties;
-  orSetting setting;
+  orDeviceProperties properties = {.size = sizeof properties};
+  orSetting setting = {.size = sizeof setting};
   ASSERT_OK(orGetDeviceCount(&count));
   ASSERT_OK(orGetDeviceProperties(&properties, 1));
   ASSERT_OK(orDeviceGetStreamPriorityRange(&least, &greatest));
@@ -543,7 +543,7 @@ TEST(memory_nothing_before_first_use) {
   ASSERT_OK(orDeviceReset());
   ASSERT_OK(orGetSetting(0, &setting));
   ASSERT_GT(capacity(), 0);
-  orLaneInfo info;
+  orLaneInfo info = {.size = sizeof info};
   ASSERT_OK(orGetLaneInfo(&info));
   ASSERT_EQ(info.started, 0);
   for (int d = 0; d < 2; d++) ASSERT_EQ(orDeviceIsActive(d), 0);

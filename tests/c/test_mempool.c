@@ -24,7 +24,7 @@ static void *takeFrom(orMemPool_t pool, size_t bytes, orStream_t stream) {
 }
 
 static orMemPoolStats statsOfPool(orMemPool_t pool) {
-  orMemPoolStats stats;
+  orMemPoolStats stats = {.size = sizeof stats};
   ASSERT_OK(orMemPoolGetStats(&stats, pool));
   return stats;
 }
@@ -81,7 +81,7 @@ TEST(mempool_0_is_the_devices_own_memory) {
 TEST(mempool_refuses_what_is_no_pool) {
   orStream_t s = defaultStream(0), far;
   orMemPool_t pool = newPool(0), gone = newPool(0);
-  orMemPoolStats stats;
+  orMemPoolStats stats = {.size = sizeof stats};
   void *p = &p;
   ASSERT_OK(orSetDevice(1));
   far = newStream();
@@ -319,7 +319,7 @@ TEST(mempool_is_named_by_snapshots_and_history) {
   ASSERT_EQ(told, pool);
   ASSERT_OK(orSetCacheHook(NULL));
   for (int released = 0; released < 2; released++) {
-    ASSERT_OK(orCacheSnapshot(list, &count, 0));
+    ASSERT_OK(orCacheSnapshot(list, sizeof(orCacheBlock), &count, 0));
     for (size_t i = 0; i < count; i++)
       ASSERT_EQ(list[i].pool, list[i].segment == a && !released ? pool : 0);
     if (!released) ASSERT_OK(orMemPoolRelease(pool));

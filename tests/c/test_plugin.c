@@ -69,7 +69,7 @@ TEST(plugin_factory_fails) {
 
 /* What it had registered before it failed is gone. */
 TEST(plugin_init_fails_late) {
-  orFactoryInfo info;
+  orFactoryInfo info = {.size = sizeof info};
   expectBad("late error", orErrorSystem, "orPluginInit failed");
   for (int i = 0; !orGetFactoryInfo(i, &info); ++i) ASSERT_STR(info.plugin, "");
 }
@@ -92,11 +92,11 @@ static const char *selfRegistered(const char *priority) {
 }
 
 TEST(plugin_registers_itself) {
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   setenv("OPENREG_PLUGIN", selfRegistered("60"), 1);
   ASSERT_OK(orGetDeviceProperties(&properties, 1));
   ASSERT_STR(properties.factory, "registered at load");
-  orFactoryInfo info;
+  orFactoryInfo info = {.size = sizeof info};
   ASSERT_OK(orGetFactoryInfo(3, &info));
   ASSERT_CONTAINS(info.plugin, "libregistered.so");
   ASSERT_EQ(info.priority, 60);
@@ -113,7 +113,7 @@ TEST(plugin_fails_to_register_itself) {
 
 TEST(plugin_registers_itself_where_a_program_loads_it) {
   ASSERT(dlopen(selfRegistered("60"), RTLD_NOW | RTLD_LOCAL));
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_OK(orGetDeviceProperties(&properties, 0));
   ASSERT_STR(properties.factory, "registered at load");
 }
@@ -147,7 +147,7 @@ static void *useWhileLoading(void *context) {
 
 TEST(plugin_is_loaded_while_another_library_is) {
   char address[32];
-  orFactoryInfo info;
+  orFactoryInfo info = {.size = sizeof info};
   pthread_t user;
   snprintf(address, sizeof(address), "%p", (void *)&gate);
   setenv("OPENREG_TEST_GATE", address, 1);
@@ -201,8 +201,8 @@ static void *allocOn(int device, size_t bytes) {
 }
 
 VENDOR_TEST(serves) {
-  orFactoryInfo info;
-  orDeviceProperties properties;
+  orFactoryInfo info = {.size = sizeof info};
+  orDeviceProperties properties = {.size = sizeof properties};
   int serving = 0;
   for (int i = 0; !orGetFactoryInfo(i, &info); ++i) {
     if (!info.plugin[0]) continue;
@@ -404,7 +404,7 @@ VENDOR_TEST(make_tensor) {
   static const int32_t values[3] = {1, -2, 3};
   int32_t back[3];
   orTensorProto proto = {orInt32, 1, shape, values, sizeof(values)};
-  orTensor tensor;
+  orTensor tensor = {.size = sizeof tensor};
   orDevice *device = NULL;
   ASSERT_OK(orGetDeviceByName(&device, "/openreg:1"));
   ASSERT_OK(orDeviceMakeTensor(device, &proto, 0, &tensor));

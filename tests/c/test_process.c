@@ -84,7 +84,7 @@ static void refusedStreams(void) {
 
 static void refusedDevices(void) {
   orDevice *device;
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_EQ(orInForkedChild(), 1);
   ASSERT_FORKED(orSetDevice(0));
   ASSERT_FORKED(orGetDeviceProperties(&properties, 0));

@@ -47,7 +47,7 @@ TEST(refused_null_results) {
       orCacheBlockSize(NULL, &size),
       orCacheGetFraction(NULL, 0),
       orCacheGetStats(NULL, 0),
-      orCacheSnapshot(NULL, NULL, 0),
+      orCacheSnapshot(NULL, sizeof(orCacheBlock), NULL, 0),
       orMemPoolCreate(NULL, 0),
       orTraceStop(NULL),
       orGetTotalDeviceCount(NULL),
@@ -71,8 +71,8 @@ static void refuseDevice(int device) {
   double fraction;
   orStream_t stream;
   orMemPool_t pool;
-  orCacheStats stats;
-  orDeviceProperties properties;
+  orCacheStats stats = {.size = sizeof stats};
+  orDeviceProperties properties = {.size = sizeof properties};
   const orError_t seen[] = {
       orSetDevice(device),
       orGetDeviceProperties(&properties, device),
@@ -88,7 +88,7 @@ static void refuseDevice(int device) {
       orCacheGetStats(&stats, device),
       orCacheResetPeakStats(device),
       orCacheResetAccumulatedStats(device),
-      orCacheSnapshot(NULL, &count, device),
+      orCacheSnapshot(NULL, sizeof(orCacheBlock), &count, device),
       orMemPoolCreate(&pool, device),
   };
   for (size_t i = 0; i < sizeof seen / sizeof *seen; i++)
@@ -199,12 +199,12 @@ static void refuseAll(const Valid *v, orError_t wanted) {
   orMemPool_t pool;
   orGraph_t graph;
   orDevice *device;
-  orFactoryInfo factory;
-  orDeviceProperties properties;
-  orPointerAttributes attributes;
-  orCacheStats stats;
-  orMemPoolStats pool_stats;
-  orLaneInfo info;
+  orFactoryInfo factory = {.size = sizeof factory};
+  orDeviceProperties properties = {.size = sizeof properties};
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
+  orCacheStats stats = {.size = sizeof stats};
+  orMemPoolStats pool_stats = {.size = sizeof pool_stats};
+  orLaneInfo info = {.size = sizeof info};
   orCaptureStatus status;
   orSchedulePolicy policy;
   const orCacheOptions options = {.size = sizeof options};
@@ -264,7 +264,7 @@ static void refuseAll(const Valid *v, orError_t wanted) {
       orCacheGetStats(&stats, 0),
       orCacheResetPeakStats(0),
       orCacheResetAccumulatedStats(0),
-      orCacheSnapshot(NULL, &count, 0),
+      orCacheSnapshot(NULL, sizeof(orCacheBlock), &count, 0),
       orMemPoolCreate(&pool, 0),
       orMemPoolRetain(v->pool),
       orMemPoolRelease(v->pool),

@@ -14,7 +14,7 @@ static uint64_t tell(orStream_t stream, const char *operation, const orMemoryAcc
 static size_t keptCount(void) {
   orRaceReport kept[8];
   size_t count;
-  ASSERT_OK(orSanitizerReports(1, kept, 8, &count, NULL));
+  ASSERT_OK(orSanitizerReports(1, kept, sizeof(orRaceReport), 8, &count, NULL));
   return count;
 }
 

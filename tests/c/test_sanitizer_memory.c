@@ -160,7 +160,8 @@ TEST(sanitizer_refuses_bad_accesses) {
   orSanitizerOptions options = {.size = 4};
   ASSERT_OK(orSanitizerDisable());
   ASSERT_REFUSED(orSanitizerEnable(&options), orErrorInvalidValue, "size is 4");
-  ASSERT_REFUSED(orSanitizerReports(1, NULL, 0, NULL, NULL), orErrorInvalidValue, "null");
+  ASSERT_REFUSED(orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, NULL, NULL),
+                 orErrorInvalidValue, "null");
 }
 
 /* ---- The caching allocator ---- */
@@ -369,7 +370,8 @@ static void *captureNumber(void *context) {
   ASSERT_PTR(context, &captured);
   uint64_t total;
   size_t count;
-  ASSERT_OK(orSanitizerReports(1, NULL, 0, &count, &total)); /* no lock is held */
+  ASSERT_OK(
+      orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, &count, &total)); /* no lock is held */
   return (void *)(intptr_t)(1 + atomic_fetch_add(&captured, 1));
 }
 
@@ -378,7 +380,7 @@ static void releaseNumber(void *stack, void *context) {
   size_t count;
   ASSERT(stack != NULL);
   ASSERT_PTR(context, &captured);
-  ASSERT_OK(orSanitizerReports(1, NULL, 0, &count, &total));
+  ASSERT_OK(orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, &count, &total));
   atomic_fetch_add(&released, 1);
 }
 
@@ -486,9 +488,9 @@ TEST(sanitizer_reports_the_same_once) {
   ASSERT_EQ(reportCount(), 3);
   size_t count;
   orRaceReport kept[3];
-  ASSERT_OK(orSanitizerReports(1, kept, 3, &count, NULL));
+  ASSERT_OK(orSanitizerReports(1, kept, sizeof(orRaceReport), 3, &count, NULL));
   ASSERT_EQ(count, 2);
-  ASSERT_OK(orSanitizerReports(2, kept, 3, &count, NULL));
+  ASSERT_OK(orSanitizerReports(2, kept, sizeof(orRaceReport), 3, &count, NULL));
   ASSERT_EQ(count, 1);
   ASSERT_EQ(kept[0].number, 2);
   ASSERT_OK(orSanitizerClearReports());

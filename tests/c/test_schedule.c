@@ -354,7 +354,8 @@ TEST(schedule_bad_tapes_are_refused) {
     ASSERT_REFUSED(orScheduleSetTape(bad[i]), orErrorInvalidValue, "numbers separated by commas");
   ASSERT_REFUSED(orScheduleSetTape(NULL), orErrorInvalidValue, "(null)");
   ASSERT_REFUSED(orScheduleGetTape(NULL), orErrorInvalidValue, "null");
-  ASSERT_REFUSED(orScheduleSteps(0, NULL, 1, NULL), orErrorInvalidValue, "null");
+  ASSERT_REFUSED(orScheduleSteps(0, NULL, sizeof(orScheduleStep), 1, NULL), orErrorInvalidValue,
+                 "null");
 }
 
 TEST(schedule_tape_of_the_environment) {
@@ -405,7 +406,7 @@ static void runTape(const Search *s, const Tape *given, int length, Tape *made) 
   useTape(text);
   s->program();
   ASSERT_OK(orDeviceSynchronize());
-  ASSERT_OK(orScheduleSteps(0, steps, STEPS, &count));
+  ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), STEPS, &count));
   ASSERT_LT(count, STEPS);
   made->count = 0;
   for (size_t i = 0; i < count; i++) {
@@ -510,7 +511,7 @@ TEST(schedule_the_record_says_what_happened) {
   ASSERT_OK(orStreamWaitEvent(b, event));
   note(b, 'b');
   ASSERT_OK(orStreamSynchronize(b));
-  ASSERT_OK(orScheduleSteps(0, steps, STEPS, &count));
+  ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), STEPS, &count));
   size_t at = 0;
   for (size_t i = 0; i < count; i++)
     if (at < sizeof expected / sizeof *expected && steps[i].kind == expected[at]) at++;
@@ -519,12 +520,12 @@ TEST(schedule_the_record_says_what_happened) {
   ASSERT_EQ(steps[0].b, (uintptr_t)memory + 64);
   ASSERT_EQ(steps[0].flags, orTouchWrites | orTouchPinned);
   ASSERT_EQ(at, sizeof expected / sizeof *expected);
-  ASSERT_OK(orScheduleSteps(count, steps, STEPS, &more));
+  ASSERT_OK(orScheduleSteps(count, steps, sizeof(orScheduleStep), STEPS, &more));
   ASSERT_EQ(more, 0);
   ASSERT_OK(orScheduleRecord(0));
   useTape("0");
   note(b, 'b');
-  ASSERT_OK(orScheduleSteps(0, steps, STEPS, &count));
+  ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), STEPS, &count));
   ASSERT_EQ(count, 0);
 }
 

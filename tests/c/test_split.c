@@ -68,7 +68,7 @@ TEST_WITH_LIMIT(split_from_several_threads, 60) {
 /* A thread that is preempted with a piece in hand keeps all others waiting: no more of them than cores. */
 TEST(split_over_no_more_threads_than_cores) {
   static Shared shared;
-  orDeviceProperties p;
+  orDeviceProperties p = {.size = sizeof p};
   ASSERT_OK(orGetDeviceProperties(&p, 0));
   shared.count = PIECES;
   orStream_t s = newStream();

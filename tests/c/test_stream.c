@@ -386,7 +386,7 @@ TEST(stream_full_queue_stays_bounded) {
   ASSERT_OK(orSetBlockHooks(&hooks));
   ASSERT_EQ(pthread_create(&thread, NULL, fill, &f), 0);
   awaitInt(&sleeping, 1);
-  orLaneInfo info;
+  orLaneInfo info = {.size = sizeof info};
   ASSERT_OK(orGetLaneInfo(&info));
   ASSERT_LE(info.queued, 4096);
   openGate(gate);

@@ -274,7 +274,7 @@ static void refuseAll(Inside *in) {
 static orError_t callInKernel(void *args) {
   Inside *in = *(Inside **)args;
   int value;
-  orPointerAttributes attributes;
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
   refuseAll(in);
   ASSERT_CONTAINS(orGetLastErrorMessage(), "kernel");
   ASSERT_OK(orGetDevice(&value));

@@ -155,7 +155,7 @@ TEST(torn_halves_are_in_the_record) {
   ASSERT_OK(orScheduleSetTape("0"));
   give(a, tearKernel, NULL, 0);
   ASSERT_OK(orStreamSynchronize(a));
-  ASSERT_OK(orScheduleSteps(0, steps, 64, &count));
+  ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), 64, &count));
   for (size_t i = 0; i < count; i++) {
     halves += steps[i].kind == orStepRuns && steps[i].flags == 1;
     ends += steps[i].kind == orStepRuns && steps[i].flags == 0;

@@ -11,7 +11,7 @@
 #include "gate.h"
 #include "later_device.h"
 
-static orTrace trace;
+static orTrace trace = {.size = sizeof trace};
 
 static void stop(void) {
   orTraceFree(&trace);
@@ -54,7 +54,7 @@ typedef struct Expected {
 
 static void assertLaunched(uint64_t correlation, Expected e) {
   const orTraceRecord *l = find(correlation, false), *r = find(correlation, true);
-  orLaneInfo info;
+  orLaneInfo info = {.size = sizeof info};
   ASSERT_OK(orGetLaneInfo(&info));
   ASSERT_STR(l->name, e.call);
   ASSERT_EQ(l->lane, -1);
@@ -291,7 +291,7 @@ TEST(trace_tags_are_the_threads) {
 static void toggle(int number, void *context) {
   (void)context;
   orStream_t s = newStream();
-  orTrace mine;
+  orTrace mine = {.size = sizeof mine};
   for (int i = 0; i < 500; i++) {
     if (number) {
       ASSERT_OK(orLaunchSleep(s, 1));

@@ -18,6 +18,10 @@
  * does not know is 0, and else refused (orErrorInvalidValue; a device factory's table:
  * orErrorPluginVersion).
  *
+ * A structure that this library fills begins with its size, too, which the caller sets. The library
+ * fills as many bytes and no more; what it does not know becomes 0. Elements of an array that it
+ * fills are as far apart as the caller says in the call; orTrace says how far apart its records are.
+ *
  * Nothing is started or mapped before the first stream, event, allocation or copy is asked for.
  */
 #ifndef OPENREG_H
@@ -114,6 +118,7 @@ OR_API const char *orGetLastErrorMessage(void);
 
 /* Every OPENREG_* environment variable, read once, at the first call that needs one. */
 typedef struct orSetting {
+  size_t size;             /* sizeof(orSetting) */
   const char *name;        /* "OPENREG_DEVICE_COUNT" */
   const char *value;       /* the value in force, as text */
   const char *origin;      /* "default", "environment", or "environment (rejected)" */
@@ -126,6 +131,7 @@ OR_API orError_t orGetSetting(int index, orSetting *setting);
 /* ---- Devices ------------------------------------------------------------------------------- */
 
 typedef struct orDeviceProperties {
+  size_t size;         /* sizeof(orDeviceProperties) */
   char name[64];       /* "/openreg:1" */
   char factory[64];    /* which factory made it */
   size_t total_memory; /* capacity, bytes */
@@ -183,6 +189,7 @@ typedef enum orMemoryType {
 } orMemoryType;
 
 typedef struct orPointerAttributes {
+  size_t struct_size; /* sizeof(orPointerAttributes) */
   orMemoryType type;
   int device;  /* owner; -1 for host memory */
   void *base;  /* start of the allocation */
@@ -347,6 +354,7 @@ OR_API orError_t orSetBlockHooks(const orBlockHooks *hooks);
 OR_API orError_t orSetLaneHook(void (*hook)(int lane, int wide));
 
 typedef struct orLaneInfo {
+  size_t size; /* sizeof(orLaneInfo) */
   int limit; /* most lanes there can be */
   int started;
   size_t queued; /* tasks queued or running, over all streams */
@@ -455,6 +463,7 @@ typedef struct orCacheStat {
 /* In three pools each: 0 all, 1 small, 2 large (PyTorch's
  * c10::CachingDeviceAllocator::DeviceStats). */
 typedef struct orCacheStats {
+  size_t size; /* sizeof(orCacheStats) */
   orCacheStat allocation[3], segment[3], active[3], inactive_split[3];
   orCacheStat allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3],
       requested_bytes[3];
@@ -464,6 +473,7 @@ typedef struct orCacheStats {
 } orCacheStats;
 OR_API orError_t orCacheGetStats(orCacheStats *stats, int device);
 typedef struct orMemPoolStats {
+  size_t size; /* sizeof(orMemPoolStats) */
   uint64_t holders;
   orCacheStat reserved_bytes[3]; /* as in orCacheStats, where they are counted too */
 } orMemPoolStats;
@@ -489,9 +499,10 @@ typedef struct orCacheBlock {
   orMemPool_t pool; /* that the segment belongs to, or 0 */
 } orCacheBlock;
 /* Every block of a device, segment after segment, each in order of address. *count is the room in
- * `blocks` and becomes the number of blocks; nothing is written if that is more than there is
- * room. */
-OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t *count, int device);
+ * `blocks`, of elements of `block_size` (sizeof(orCacheBlock)) bytes, and becomes the number of
+ * blocks; nothing is written if that is more than there is room. */
+OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t block_size, size_t *count,
+                                 int device);
 
 typedef enum orCacheAction {
   orCacheActionAlloc,
@@ -546,6 +557,8 @@ typedef struct orTraceRecord {
 } orTraceRecord;
 
 typedef struct orTrace {
+  size_t size;            /* sizeof(orTrace) */
+  size_t record_size;     /* of a record, from the library */
   orTraceRecord *records; /* in no particular order */
   size_t count;
   size_t capacity;
@@ -561,6 +574,9 @@ OR_API orError_t orTraceStart(size_t capacity);
  * orErrorNotFound if tracing is off. */
 OR_API orError_t orTraceStop(orTrace *trace);
 OR_API void orTraceFree(orTrace *trace);
+static inline const orTraceRecord *orTraceRecordAt(const orTrace *trace, size_t index) {
+  return (const orTraceRecord *)((const char *)trace->records + index * trace->record_size);
+}
 /* What launches and synchronisations of the calling thread are marked with from now on, until the
  * trace ends; returns the tag before. 0 at first. */
 OR_API uint64_t orTraceTag(uint64_t tag);
@@ -584,6 +600,7 @@ typedef struct orDeviceConfig {
   size_t type_count;
 } orDeviceConfig;
 
+/* Of the size that OPENREG_ABI_VERSION says. */
 typedef struct orDeviceDesc {
   int index;           /* within its type; set by the caller before create_devices */
   size_t memory_limit; /* bytes; what is above 2^50 counts as 2^50 */
@@ -647,6 +664,7 @@ OR_API void orRegisterDeviceFactoryAtLoad(const char *type, int priority,
                                           const orDeviceFactory *factory);
 
 typedef struct orFactoryInfo {
+  size_t size; /* sizeof(orFactoryInfo) */
   char type[32];
   char name[64];
   char plugin[256]; /* path of the library, or "" */
@@ -679,6 +697,7 @@ OR_API orError_t orGetDeviceAt(orDevice **device, int index);
 OR_API orError_t orGetDeviceByIndex(orDevice **device, const char *type, int index);
 
 typedef struct orDeviceAttributes {
+  size_t size; /* sizeof(orDeviceAttributes) */
   char name[64];
   char type[32];
   char factory[64];
@@ -729,6 +748,7 @@ typedef struct orTensorProto {
 } orTensorProto;
 
 typedef struct orTensor {
+  size_t size; /* sizeof(orTensor) */
   void *data;
   size_t nbytes;
   orDtype dtype;

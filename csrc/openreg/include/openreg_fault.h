@@ -37,6 +37,7 @@ typedef struct orFault {
 #define OR_FAULT_MAX_DELAY_NS UINT64_C(10000000000)
 
 typedef struct orFaultOutcome {
+  size_t size;        /* sizeof(orFaultOutcome) */
   uint64_t fired;     /* operations that it struck: at most one, but for orFaultSlowStream */
   char operation[96]; /* the first of them: "aten::add", "Memcpy HtoD", "allocation of 512 bytes" */
 } orFaultOutcome;

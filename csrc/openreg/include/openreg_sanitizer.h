@@ -121,9 +121,10 @@ OR_API const uint32_t *orSanitizerActive(void);
  * conflict. */
 OR_API orError_t orSanitizerAccess(orStream_t stream, const char *operation,
                                    const orMemoryAccess *accesses, size_t count);
-/* Reports from number `first` on, up to `capacity`; `total`: made so far, also those not kept. */
-OR_API orError_t orSanitizerReports(uint64_t first, orRaceReport *reports, size_t capacity,
-                                    size_t *count, uint64_t *total);
+/* Reports from number `first` on, up to `capacity` of `report_size` (sizeof(orRaceReport)) bytes;
+ * `total`: made so far, also those not kept. */
+OR_API orError_t orSanitizerReports(uint64_t first, orRaceReport *reports, size_t report_size,
+                                    size_t capacity, size_t *count, uint64_t *total);
 /* Of the report with this number. orErrorInvalidValue if it is not kept. */
 OR_API orError_t orSanitizerOrder(uint64_t number, orRaceOrder *order);
 OR_API orError_t orSanitizerClearReports(void);

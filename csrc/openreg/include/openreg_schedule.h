@@ -101,10 +101,10 @@ typedef struct orScheduleStep {
 
 /* Nonzero: what happens under a schedule that begins from now on is recorded. */
 OR_API orError_t orScheduleRecord(uint32_t record);
-/* The record of the present schedule from step `first` on, up to `capacity` steps. What kernels touch
- * is in it while the sanitizer is on. */
-OR_API orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t capacity,
-                                 size_t *count);
+/* The record of the present schedule from step `first` on, up to `capacity` steps of `step_size`
+ * (sizeof(orScheduleStep)) bytes. What kernels touch is in it while the sanitizer is on. */
+OR_API orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t step_size,
+                                 size_t capacity, size_t *count);
 
 /*
  * Torn tasks. A device runs kernels and copies beside each other, so what one writes may be half

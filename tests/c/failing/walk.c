@@ -378,7 +378,7 @@ static void sceneCache(void) {
                                   .args_size = sizeof a,
                                   .name = "allocates"}));
   size_t count = 0;
-  orCacheSnapshot(NULL, &count, 0);
+  orCacheSnapshot(NULL, sizeof(orCacheBlock), &count, 0);
   OK(orDeviceSynchronize());
   destroyStream(a);
   destroyStream(b);
@@ -409,7 +409,7 @@ static void sceneCapturedCache(void) {
 }
 
 static void sceneTools(void) {
-  orTrace trace = {0};
+  orTrace trace = {.size = sizeof trace};
   char *text = NULL;
   void *at = memory(SMALL);
   orFault fault = {.size = sizeof fault, .kind = orFaultSlowStream, .delay_ns = 1000};
@@ -437,7 +437,7 @@ static void sceneSchedule(void) {
     OK(orDeviceSynchronize());
     if (at) expectBytes(at, 8, 1);
     if (policies[i] == orScheduleTape && !disappointed && OK(orScheduleGetTape(&tape))) free(tape);
-    if (!disappointed) OK(orScheduleSteps(0, NULL, 0, &steps));
+    if (!disappointed) OK(orScheduleSteps(0, NULL, sizeof(orScheduleStep), 0, &steps));
   }
   OK(orScheduleSet(orScheduleFair, 0));
   OK(orScheduleRecord(0));
@@ -472,7 +472,7 @@ static void sceneDevices(void) {
   const orAllocator *allocator;
   int64_t shape = 100;
   static const char bytes[100];
-  orTensor tensor;
+  orTensor tensor = {.size = sizeof tensor};
   orTensorProto proto = {orUint8, 1, &shape, bytes, sizeof bytes};
   void *block;
   if (OK(orGetDeviceByIndex(&device, "openreg", 0))) {

@@ -235,7 +235,7 @@ static orDeviceFactory *takeTableBytes(Input *in) {
 }
 
 static int countFactories(void) {
-  orFactoryInfo info;
+  orFactoryInfo info = {.size = sizeof info};
   int count = 0;
   while (!orGetFactoryInfo(count, &info)) {
     CHECK(memchr(info.type, 0, sizeof info.type) && memchr(info.name, 0, sizeof info.name));
