@@ -1,24 +1,24 @@
 /*
  * Random calls of the public API by several threads at once: a fuzzer.
  *
- * stress.c runs correct programs and compares contents. Here nothing is predicted: three threads call
- * everything with live, stale and invented handles and sizes at the limits, and share one set of objects. A
- * fourth thread completes external events and sends signals. Each call has to return, with an error that it
- * may have. At the end everything is accounted for: arguments are whole and were dropped once, host functions
- * ran once, graphs' objects were destroyed once, causes of failures were dropped or handed out once,
- * allocations and frees of the cache match, and block hooks are balanced. soak.c compares memory, handles and
- * queues afterwards.
+ * stress.c runs correct programs and compares contents. Here nothing is predicted: three threads
+ * call everything with live, stale and invented handles and sizes at the limits, and share one set
+ * of objects. A fourth thread completes external events and sends signals. Each call has to
+ * return, with an error that it may have. At the end everything is accounted for: arguments are
+ * whole and were dropped once, host functions ran once, graphs' objects were destroyed once,
+ * causes of failures were dropped or handed out once, allocations and frees of the cache match,
+ * and block hooks are balanced. soak.c compares memory, handles and queues afterwards.
  *
- * Half of the calls are made under a lock that the block hooks release and take again, as Python does with its
- * own. Kernels, host functions and `drop` take it too. So a call that sleeps without the hooks, or that
- * calls back while it holds a lock of the library, ends in a deadlock.
+ * Half of the calls are made under a lock that the block hooks release and take again, as Python
+ * does with its own. Kernels, host functions and `drop` take it too. So a call that sleeps without
+ * the hooks, or that calls back while it holds a lock of the library, ends in a deadlock.
  *
- * A wrong program must not look like a fault of the library, so there are two worlds. Streams and events of
- * the first may be captured; their work touches only memory that stays until all graphs are gone, and they are
- * destroyed while other threads use them. Streams of the second are never captured; their work touches memory
- * that comes and goes. A call pins each object of the second world that it uses, and only an object without
- * pins is destroyed. Each piece of work has bytes of its own, so ThreadSanitizer checks the order in which
- * memory is reused.
+ * A wrong program must not look like a fault of the library, so there are two worlds. Streams and
+ * events of the first may be captured; their work touches only memory that stays until all graphs
+ * are gone, and they are destroyed while other threads use them. Streams of the second are never
+ * captured; their work touches memory that comes and goes. A call pins each object of the second
+ * world that it uses, and only an object without pins is destroyed. Each piece of work has bytes
+ * of its own, so ThreadSanitizer checks the order in which memory is reused.
  */
 #ifndef FUZZ_H
 #define FUZZ_H
@@ -98,7 +98,7 @@ static inline bool oneIn(uint32_t n) { return below(n) == 0; }
 orError_t judge(orError_t error, const char *call);
 #define CALL(call) judge((call), #call)
 
-/* The lock of the block hooks: taken and given back. */
+/* Takes the lock of the block hooks and releases it. */
 void touchBig(void);
 
 Object *anyObject(Type type);
@@ -107,13 +107,13 @@ void fillPlace(Object *o, uint64_t handle, void *data, size_t size);
 void leavePlace(Object *o);
 Object *pin(Type type); /* a live one that stays until unpin, or null */
 void unpin(Object *o);
-Object *takeAway(Type type); /* a live one that no call uses, which is the caller's to end, or null */
+Object *takeAway(Type type); /* a live one without pins, which is the caller's to end, or null */
 /* A handle of the first world: live mostly, and by the time of the call perhaps no more. */
 uint64_t loose(Type type);
-/* For calls that only ask: one that may be anybody's. */
+/* For calls that change nothing: it may be a handle that another caller made. */
 uint64_t guess(Type type);
 int anyDevice(void);
-/* Of the next account; -1: there is none left. */
+/* The next account, or -1 if all are used. */
 int nextIndex(_Atomic int *count);
 
 /* ---- fuzz_memory.c ---- */
@@ -142,8 +142,8 @@ Object *kept(void); /* memory that stays */
   X(makeDeviceMemory, 5) X(freeDeviceMemory, 2) X(makePinned, 4) X(freePinned, 2) \
   X(makeRegistered, 2) X(freeRegistered, 1) X(makeCached, 10) X(freeCached, 8) X(askMemory, 3) \
   X(askCache, 1) X(changeCache, 1) X(makePool, 2) X(retainPool, 1) X(releasePool, 1) \
-  X(makeStream, 10) X(endStream, 4) X(misuseStream, 1) X(makeEvent, 8) X(endEvent, 3) X(recordEvent, 14) \
-  X(waitForEvent, 14) X(waitForGate, 4) X(ask, 8) X(synchronize, 5) X(useDevice, 4) X(reset, 1) \
+  X(makeStream, 10) X(endStream, 4) X(misuseStream, 1) X(makeEvent, 8) X(endEvent, 3) \
+  X(recordEvent, 14) X(waitForEvent, 14) X(waitForGate, 4) X(ask, 8) X(synchronize, 5) X(useDevice, 4) X(reset, 1) \
   X(takeCause, 2) X(launchLoose, 16) X(launchPlain, 20) X(launchHostFunction, 6) \
   X(copyLoose, 8) X(copyPlain, 14) X(copyBlocking, 2) X(nap, 2) X(beginSomeCapture, 2) \
   X(endSomeCapture, 5) X(captureBoth, 6) X(launchGraph, 10) X(endGraph, 2) X(useGraph, 2) \

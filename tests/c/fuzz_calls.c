@@ -16,7 +16,7 @@
 Fuzz fuzz;
 
 static _Thread_local uint64_t random_state;
-static _Thread_local uint64_t latest[TYPES]; /* a handle that this thread has seen: it may be stale */
+static _Thread_local uint64_t latest[TYPES]; /* handles that this thread used last */
 
 uint64_t draw(void) {
   uint64_t z = random_state += UINT64_C(0x9E3779B97F4A7C15);
@@ -86,7 +86,6 @@ static bool move(Object *o, int from, int to) {
   return atomic_compare_exchange_strong(&o->pins, &from, to);
 }
 
-/* A free place, which is the caller's; or null. */
 Object *freePlace(Type type) {
   Object *o = anyObject(type);
   return move(o, FREE, BUSY) ? o : NULL;
@@ -105,7 +104,6 @@ void leavePlace(Object *o) {
   atomic_store(&o->pins, FREE);
 }
 
-/* A live one that stays until unpin; or null. */
 Object *pin(Type type) {
   Object *o = anyObject(type);
   int pins = atomic_load(&o->pins);
@@ -118,20 +116,17 @@ void unpin(Object *o) {
   if (o) atomic_fetch_sub(&o->pins, 1);
 }
 
-/* A live one that nobody uses, which is the caller's to end; or null. */
 Object *takeAway(Type type) {
   Object *o = anyObject(type);
   return move(o, 0, BUSY) ? o : NULL;
 }
 
-/* Of the first world: live mostly, and by the time of the call perhaps no more. */
 uint64_t loose(Type type) {
   uint64_t handle = oneIn(16) ? latest[type] : atomic_load(&anyObject(type)->handle);
   if (handle) latest[type] = handle;
   return oneIn(64) ? draw() : handle;
 }
 
-/* For calls that only ask: one that may be anybody's. */
 uint64_t guess(Type type) {
   uint64_t handle = loose(type);
   if (oneIn(4)) handle += (uint64_t)below(3) << 30;
@@ -205,7 +200,7 @@ static void noteSignal(int number) {
   atomic_fetch_add(&soak->signals, 1);
 }
 
-/* Never blocks: what waits for a gate goes on. */
+/* This thread never blocks, so what waits for a gate goes on. */
 static void *keepGates(void *unused) {
   startThread(CALLERS);
   while (atomic_load(&fuzz.callers_left)) {
@@ -372,7 +367,7 @@ static bool cacheIsSettled(bool fail) {
   return true;
 }
 
-/* One of the second world runs once, but for a reset or a lost device. */
+/* A function of the second world runs once unless a reset or a lost device drops it. */
 static void checkFunctions(void) {
   bool none_is_dropped = !fuzz.resets && !fuzz.losses;
   for (int i = 0; i < least(fuzz.function_count, MOST); i++) {
@@ -389,7 +384,7 @@ static bool isSettled(bool fail) {
          cacheIsSettled(fail);
 }
 
-/* What a lane lets go of last may come after the end of the wait for it. */
+/* A lane may drop its last arguments after the wait for them has ended. */
 static void settle(void) {
   for (int i = 0; i < 2000 && !isSettled(false); i++) {
     for (int d = 0; d < DEVICE_COUNT; d++) ASSERT_OK(orCacheEmpty(d));

@@ -23,7 +23,6 @@ size_t anySize(void) {
   return 1 + below(oneIn(8) ? 3 << 20 : 16 << 10);
 }
 
-/* Bytes of the memory that no other work touches; null if there are none left. */
 char *takeBytes(Object *o, size_t bytes) {
   if (!o || !o->data) return NULL;
   size_t at = atomic_fetch_add(&o->taken, bytes);

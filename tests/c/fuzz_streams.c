@@ -38,7 +38,6 @@ unsigned sharedStreams(void) {
   return count;
 }
 
-/* Of the second world: the one that is pinned, a default stream, or one of the shared ones. */
 orStream_t plainStream(const Object *pinned) {
   orStream_t stream = 0;
   if (pinned && !oneIn(5)) return pinned->handle;
@@ -102,7 +101,7 @@ void waitForEvent(void) {
   unpin(stream);
 }
 
-/* Whoever waits for it goes on when the keeper of the gates comes by. */
+/* keepGates completes the event. */
 void waitForGate(void) {
   orEvent_t gate = 0;
   uint64_t none = 0;
@@ -223,7 +222,7 @@ static void endCaptureOn(orStream_t stream) {
 
 void endSomeCapture(void) { endCaptureOn(loose(STREAM)); }
 
-/* A fork and a join, which calls at random do not come to often. */
+/* A fork and a join in a capture: single random calls seldom make one. */
 void captureBoth(void) {
   orStream_t origin = loose(STREAM), branch = loose(STREAM);
   orEvent_t fork = loose(EVENT), join = loose(EVENT);

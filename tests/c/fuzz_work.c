@@ -181,7 +181,7 @@ void launchOn(orStream_t stream, Object *memory, bool captured) {
 
 void launchLoose(void) { launchOn(loose(STREAM), kept(), true); }
 
-/* The stream comes after what the other one, on which the memory was handed out, has been given so far. */
+/* Orders the stream after the work that the other one has so far. */
 static bool comesAfter(orStream_t stream, orStream_t other) {
   orEvent_t event = 0;
   int device, before;
@@ -202,7 +202,7 @@ static Object *usable(Object *memory, orStream_t stream) {
   return foreign && !comesAfter(stream, memory->handle) ? NULL : memory;
 }
 
-/* Of cached memory: the record comes after what is queued. */
+/* Cached memory of another stream is recorded after the work that uses it is queued. */
 static void noteUse(const Object *memory, orStream_t stream) {
   if (memory && memory->handle && memory->handle != stream)
     CALL(orCacheRecordStream(memory->data, stream));
@@ -239,7 +239,7 @@ void launchHostFunction(void) {
   unpin(stream);
 }
 
-/* Between memory of the two, each with bytes of its own, on the stream. */
+/* A copy or a fill, between bytes of the two that no other work touches. */
 void copyOn(orStream_t stream, Object *to, Object *from) {
   char host[256];
   size_t bytes = 1 + below(oneIn(20) ? 100000 : 200);

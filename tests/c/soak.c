@@ -1,11 +1,12 @@
 /*
- * One random program of stress.h, or random calls of fuzz.h, and what goes wrong meanwhile: faults, lost
- * devices, resets and forks in their midst, schedules, the sanitizer and tracing switched on and off.
+ * One random program of stress.h, or random calls of fuzz.h, and what goes wrong meanwhile:
+ * faults, lost devices, resets and forks in their midst, schedules, the sanitizer and tracing
+ * switched on and off.
  *
- * A seed makes the program and decides what is switched on, and after which of its steps what happens.
- * Whatever that is, nothing may be lost or left behind: stress.c checks that work is done once
- * or dropped, that arguments are let go of once, and that contents are right where nothing has
- * failed; here, that no work, memory or handle is left. soak_rounds.c runs many.
+ * A seed makes the program and decides what is switched on, and after which of its steps what
+ * happens. Whatever that is, nothing may be lost or left behind: stress.c checks that work is done
+ * once or dropped, that arguments are let go of once, and that contents are right where nothing
+ * has failed; here, that no work, memory or handle is left. soak_rounds.c runs many.
  */
 #include <inttypes.h>
 #include <malloc.h>

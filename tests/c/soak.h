@@ -1,6 +1,6 @@
 /*
- * Programs of the soak, and what they have done so far: soak.c runs one, soak_rounds.c many, in processes
- * with settings of their own.
+ * Programs of the soak, and what they have done so far: soak.c runs one, soak_rounds.c many, in
+ * processes with settings of their own.
  */
 #ifndef SOAK_H
 #define SOAK_H

@@ -1,12 +1,13 @@
 /*
  * Rounds of random programs (soak.h), each in a process with settings of its own.
  *
- * The number of a round is a program's seed / ROUND: it decides between the programs of stress.h and the calls of
- * fuzz.h, the settings and the plugin, and whether the last program ends by an exit in its midst. So a seed says all
- * there is about a program.
+ * A round's number is the seed of its programs divided by ROUND. It decides between the programs
+ * of stress.h and the calls of fuzz.h, the settings and the plugin, and whether the last program
+ * ends by an exit in its midst. So the seed of a program fixes all of that.
  *
- * OPENREG_STRESS_SEED=seed runs that program alone. `make soak` runs rounds for OPENREG_STRESS_SECONDS, from a seed
- * that it prints; the tests run OPENREG_STRESS_PROGRAMS, at most some hundreds, from a seed that stays.
+ * OPENREG_STRESS_SEED=seed runs that program alone. `make soak` runs rounds for
+ * OPENREG_STRESS_SECONDS, from a seed that it prints. The tests run OPENREG_STRESS_PROGRAMS, at
+ * most some hundreds, from fixed seeds.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -40,7 +41,7 @@ static struct {
 
 /* ---- settings ---- */
 
-/* In percent of the rounds; one of the values that are there. */
+/* `percent` of the rounds have one of the values. */
 static const struct {
   const char *name;
   unsigned percent;
@@ -96,7 +97,7 @@ static void drawSettings(uint64_t number) {
     uint64_t percent = mixed(&random) % 100, value = mixed(&random) % values;
     if (percent < settings[i].percent) set(i, settings[i].values[value]);
   }
-  setenv("OPENREG_WATCHDOG_S", "30", 0); /* says what a program that hangs waits for */
+  setenv("OPENREG_WATCHDOG_S", "30", 0); /* a report, should a program hang */
 }
 
 /* ---- a round ---- */
@@ -144,8 +145,7 @@ static void printErrors(void) {
     fwrite(text, 1, length, stdout);
 }
 
-/* In a process of its own: whatever ends it, on a lane too, which takes no signals, this one prints
- * which program it was. */
+/* The round is a process of its own, so this one prints the seed whatever ends it. */
 static void superviseRound(uint64_t first, uint64_t count) {
   this_round.first = first;
   this_round.count = count;
@@ -194,7 +194,7 @@ static void printTotal(const char *when) {
 
 /* ---- the runs ---- */
 
-/* Rounds of `count` programs: the ones that make programs, or those that make calls. */
+/* Rounds of `count` programs each, of one of the two kinds. */
 static void runSample(bool calls, uint64_t rounds, uint64_t count) {
   uint64_t seed = stressSetting("OPENREG_STRESS_SEED", 0),
            most = stressSetting("OPENREG_STRESS_PROGRAMS", 1000);

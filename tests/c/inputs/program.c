@@ -1,11 +1,13 @@
 /*
- * What enters the core as text or bytes: settings, tapes, structures of other sizes, tables of device factories.
+ * What enters the core as text or bytes: settings, tapes, structures of other sizes, tables of
+ * device factories.
  *
- * An input's first byte names what reads it, as in `readers`; the rest is the input. libFuzzer makes inputs
- * (`make fuzz`); without it, this program takes a folder of them, and a C test gives it the kept ones, `corpus`.
+ * An input's first byte names what reads it, as in `readers`; the rest is the input. libFuzzer
+ * makes inputs (`make fuzz`); without it, this program takes a folder of them, and a C test gives
+ * it the kept ones, `corpus`.
  *
- * A text or a structure is as long as it says, and what is behind it may not be read: AddressSanitizer sees it, as
- * each is malloc'd. A structure's pointers are made to point to something, or are null: a wild one is the caller's
+ * Each text and structure is malloc'd with its own size, so AddressSanitizer reports a read behind
+ * its end. A structure's pointers point to something or are null, as a wild one is the caller's
  * fault.
  */
 #include "config.c"
@@ -64,7 +66,7 @@ static bool isAllowed(const orConfig *c, size_t field) {
   }
 }
 
-/* A tape that is taken as a setting is one that a schedule can read. */
+/* A schedule can read each tape that is taken as a setting. */
 static void checkTapeSetting(const char *text) {
   orTape tape = {0};
   CHECK(!*text || orTapeParse(&tape, text));
@@ -132,7 +134,7 @@ static char arguments[OR_MAX_ARGS];
 static int queued;
 static const orAccess accesses[4];
 
-/* A structure of as many bytes as there are, which says so; `known` is this header's. */
+/* A structure of as many bytes as are left, with that size in its first member. */
 static void *takeStructure(Input *in, size_t *has) {
   *has = in->left;
   char *structure = malloc(*has < sizeof(size_t) ? sizeof(size_t) : *has);
@@ -144,7 +146,7 @@ static void *takeStructure(Input *in, size_t *has) {
   return structure;
 }
 
-/* The pointer in a structure is this one, or null; so is one of which there is but a part. */
+/* Sets a pointer in a structure to this value or to null. One that the end cuts through is null. */
 static void setPointer(void *structure, size_t has, size_t field, bool null, const void *value) {
   size_t room = has > field ? has - field : 0;
   if (null || room < sizeof value) value = NULL;
@@ -259,8 +261,7 @@ static void registerTable(Input *in) {
   free(table);
 }
 
-/* As many device types as the registry has room for, and then what a program asks for: the host's
- * factory fails, so that no device is ever made. */
+/* Asks for devices as a program does. The host's factory fails, so none is ever made. */
 static void addDevices(Input *in) {
   static const orDeviceFactory failing = {
       .size = sizeof failing,
@@ -300,7 +301,7 @@ static const struct {
                {'a', addDevices},
                {'f', giveFault},
                {'l', giveLaunch}};
-/* Those of the last two make the devices, after which nothing can be registered. */
+/* The last two make the devices, after which nothing can be registered. */
 enum { READERS = sizeof readers / sizeof *readers, WITHOUT_DEVICES = READERS - 2 };
 
 static bool mayMakeDevices(void) { return getenv("OPENREG_INPUTS_WITH_DEVICES"); }
