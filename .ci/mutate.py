@@ -12,6 +12,8 @@ A mutant is one of
   same      the compiler makes the same code of it (of most weaker orders, on x86)
   invalid   it does not compile
 
+tree.c is compiled into its test as well, where it is not mutated. Headers are not mutated.
+
 Results are lines of JSON in build/mutate/results.jsonl. A mutant that is there is not run again
 while its function's text is the same, so a run continues where it was stopped. AGAIN=1 runs those
 again that no test killed, for use after tests have been written.

@@ -68,27 +68,6 @@ TEST(lane_tasks_run_at_once_up_to_the_limit) {
   ASSERT_OK(orDeviceSynchronize());
 }
 
-static orError_t meetKernel(void *args) {
-  atomic_int *here = *(atomic_int **)args;
-  atomic_fetch_add(here, 1);
-  awaitInt(here, 2);
-  return orSuccess;
-}
-
-/* A lane that still looks for work after the round before takes one, and wakes another for the
- * rest. */
-TEST(lane_that_takes_one_of_two_streams_wakes_another) {
-  orStream_t a = newStream(), b = newStream();
-  if (laneLimit() < 2) SKIP("there is one lane");
-  for (int i = 0; i < 300; i++) {
-    atomic_int here = 0;
-    launch(a, meetKernel, &here);
-    launch(b, meetKernel, &here);
-    ASSERT_OK(orStreamSynchronize(a));
-    ASSERT_OK(orStreamSynchronize(b));
-  }
-}
-
 /* ---- the hook ---- */
 
 static atomic_int hooked[LANE_MOST], wide_lanes;

@@ -3,8 +3,8 @@
  *
  * It has the functions of these names, under sequential consistency (wait.cpp has the orders):
  *   await.c   announceSleep sleepUntilOver orStreamWakeSleepers
- *   lane.c    orLaneSchedule chooseLane wake sleepLane pick wakeForTheRest leaveTheRest letGoIfEmpty
- *             runStream runFront orLaneGiveBack orLaneRun orLaneTake
+ *   lane.c    orLaneSchedule chooseLane wake sleepLane pick leaveTheRest letGoIfEmpty runStream
+ *             runFront orLaneGiveBack orLaneRun orLaneTake
  *   stream.c  publish submitAndWait orStreamFinishTask orStreamTryIdle orStreamResume
  *   event.c   orCellWaitOrPark orCellComplete nextWaiter
  * A change of one of them has to be made here too.
@@ -17,10 +17,11 @@
  * PROGRAM 1: both hosts launch on one stream and wait
  * PROGRAM 2: one records an event and waits, the other's stream waits for the event
  * PROGRAM 3: one waits for an external event, which the other signals
+ * PROGRAM 4: each launches a kernel that runs until the other's runs, too, while a lane may look
  *
  * A critical section is one step where it has at most one access that others see without the lock:
  * a lock is therefore no variable here. Left out: priorities, the spinning of hosts, pieces of
- * large tasks, and on which core a lane looks.
+ * large tasks, on which core a lane looks, threads that the system refuses, the process's end.
  *
  * PLANT=n builds a fault in, which Spin has to find in the program that is named:
  * PLANT 1 (PROGRAM 1): orStreamWakeSleepers changes wake_word before it resets wake_at
@@ -32,6 +33,7 @@
  * PLANT 7 (PROGRAM 1): orStreamFinishTask loads wake_at before it stores `completed`
  * PLANT 8 (PROGRAM 3): orCellComplete reads whether hosts sleep before it sets the cell done
  * PLANT 9 (PROGRAM 1): orLaneTake does not look whether the stream is in the list
+ * PLANT 10 (PROGRAM 4): leaveTheRest wakes no lane for a stream that is left
  */
 #ifndef PLANT
 #define PLANT 0
@@ -39,7 +41,7 @@
 
 #define NOBODY 99
 #define NONE 2 /* no lane */
-mtype = {idle, ready, running, waiting, kernel, mark, wait};
+mtype = {idle, ready, running, waiting, kernel, mark, wait, meet};
 
 /* A stream: `state` and the tasks under its lock, `completed` its runner's, `queued` atomic. */
 mtype state[2] = idle;
@@ -53,6 +55,9 @@ bit looking[2], awake[2];
 
 /* The cell that the mark completes, and its waiting streams. */
 bit done, waiter[2];
+
+/* Kernels of PROGRAM 4 that have begun. */
+byte met;
 
 /* The external event: a cell with no stream. */
 bit signalled, has_sleeper;
@@ -97,12 +102,16 @@ inline orLaneSchedule(s) {
 }
 
 /* A part of a step under the scheduler's lock. */
-inline leaveTheRestLocked(me) {
-  if :: me != NONE -> looking[me] = 0 :: else fi;
+inline leaveTheRest(me) {
+  looking[me] = 0;
+#if PLANT == 10
+  lane = NONE
+#else
   if
   :: (listed[0] || listed[1]) && !looking[0] && !looking[1] -> chooseLane()
   :: else -> lane = NONE
   fi
+#endif
 }
 
 /* ---- stream.c and event.c: progress ---- */
@@ -167,6 +176,9 @@ inline runFront(s) {
   :: task[4 * s + completed[s] + 1] == kernel
   :: task[4 * s + completed[s] + 1] == mark -> orCellComplete()
   :: task[4 * s + completed[s] + 1] == wait -> orCellWaitOrPark(s)
+#if PROGRAM == 4
+  :: task[4 * s + completed[s] + 1] == meet -> met++; met == 2
+#endif
   fi;
   if :: goes -> orStreamFinishTask(s) :: else fi
 }
@@ -200,8 +212,8 @@ end_new:
 
 pick:
   if
-  :: d_step { listed[0] -> listed[0] = 0; s = 0; spun = 0; leaveTheRestLocked(me) }
-  :: d_step { listed[1] -> listed[1] = 0; s = 1; spun = 0; leaveTheRestLocked(me) }
+  :: d_step { listed[0] -> listed[0] = 0; s = 0; spun = 0; leaveTheRest(me) }
+  :: d_step { listed[1] -> listed[1] = 0; s = 1; spun = 0; leaveTheRest(me) }
   :: d_step { !listed[0] && !listed[1] && !spun -> looking[me] = 1; spun = 1 } goto pick
 #if PLANT == 5
   :: d_step { !listed[0] && !listed[1] && spun -> looking[me] = 0; sleeps[me] = 1 }
@@ -228,7 +240,7 @@ serve:
     orStreamTryIdle(s);
     if
     :: drained -> drained = 0; s = 0; goto pick
-    :: else -> d_step { leaveTheRestLocked(me) } wakeLane(); goto serve
+    :: else -> d_step { leaveTheRest(me) } wakeLane(); goto serve
     fi
   :: completed[s] < queued[s] ->
     runFront(s);
@@ -282,7 +294,7 @@ inline orLaneRun(s) {
   :: goes ->
     orStreamTryIdle(s);
     if :: drained -> drained = 0 :: else -> orLaneGiveBack(s) fi
-  :: else -> d_step { leaveTheRestLocked(NONE) } wakeLane()
+  :: else
   fi;
   goes = 0
 }
@@ -359,6 +371,10 @@ proctype Host(bit me) {
   :: me == 0 -> publish(0, kernel, false); awaitEvent(); synchronize(0)
   :: else -> publish(1, kernel, false); orEventSignal(); synchronize(0); synchronize(1)
   fi
+#elif PROGRAM == 4
+  if :: me == 0 -> publish(0, kernel, false); synchronize(0) :: else fi;
+  publish(me, meet, false);
+  synchronize(me)
 #endif
 }
 
