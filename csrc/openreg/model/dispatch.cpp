@@ -4,8 +4,8 @@
  * change, notice, start and pursue, await.c's orAwait, sleepUntilOver and orHostWaitsWake, lane.c's
  * orLaneSchedule and the end of laneMain's loop.
  *
- * A lane runs the task, or the schedule holds it and the host has to have it run. The host may sleep
- * in one way when the schedule's change makes the other one right, and has to be woken.
+ * A lane runs the task, or the schedule holds it and the host has to have it run. The host may
+ * sleep in one way when the schedule's change makes the other one right, and has to be woken.
  *
  * PLANT 1: orDispatchNotice loads orDispatcherNow relaxed
  * PLANT 2: change does not call notice

@@ -1,9 +1,9 @@
 /*
  * What the models for Relacy share: the fault that is planted, a futex, and the main program.
  *
- * Relacy runs the threads of a model under the memory model of C11, in schedules that it draws, with
- * loads that return any value that the orders allow. `make model` runs each model as it is, and once
- * with each fault that its head lists as PLANT, which has to be found.
+ * Relacy runs the threads of a model under the memory model of C11, in schedules that it draws,
+ * with loads that return any value that the orders allow. `make model` runs each model as it is,
+ * and once with each fault that its head lists as PLANT, which has to be found.
  */
 #ifndef OPENREG_MODEL_HPP
 #define OPENREG_MODEL_HPP
