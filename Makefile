@@ -163,6 +163,9 @@ say = $(if $(V),,@echo '  $@'; )
 # that file anew for the last of them alone, and a change of another would not make it again.
 inputs = $(filter-out %.h,$^)
 
+# nodelete: the workers run until the process ends, so dlclose() leaves their code where it is.
+CORE_LINK := -Wl,-Bsymbolic-functions -Wl,-z,nodelete
+
 # $(1): release, debug, tsan, asan or ubsan.
 define core_build
 D_$(1) := build/ctest/$(1)
@@ -176,7 +179,7 @@ $$(D_$(1))/tests/%.o: tests/c/%.c Makefile
 	@mkdir -p $$(@D)
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -Itests/c -c $$< -o $$@
 $$(D_$(1))/$(CORE): $$(CORE_OBJECTS_$(1))
-	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,$(CORE) -Wl,-Bsymbolic-functions $$^ -o $$@ -pthread -ldl
+	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,$(CORE) $(CORE_LINK) $$^ -o $$@ -pthread -ldl
 $$(D_$(1))/run-tests: $$(TEST_OBJECTS_$(1)) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) $$(FLAGS_$(1)) $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN' -pthread -ldl -lm
 $$(D_$(1))/failing/%.o: tests/c/failing/%.c Makefile

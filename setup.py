@@ -98,7 +98,7 @@ def ninja_file(out, extension_name):
     rules = {
         "c": "$cc $cflags -MMD -MF $out.d -c $in -o $out",
         "cxx": "$cxx $cxxflags -MMD -MF $out.d -c $in -o $out",
-        "core": "$cc -shared -Wl,-soname,$out -Wl,-Bsymbolic-functions -Wl,-z,defs"
+        "core": "$cc -shared -Wl,-soname,$out -Wl,-Bsymbolic-functions -Wl,-z,defs,-z,nodelete"
         " $in -o $out -pthread -ldl $ldflags",
         "shim": f"$cxx -shared $in -o $out {CORE} -L{torch_dir / 'lib'} "
         + " ".join(f"-l{name}" for name in torch_libraries)

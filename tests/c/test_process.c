@@ -1,6 +1,9 @@
 /* What every entry point checks first: fork, exit, calls from inside a task. */
 #include "harness.h"
 
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -172,4 +175,39 @@ TEST_WITH_LIMIT(process_exit_with_queued_work, 60) {
     ASSERT_EQ(runHelper("process_leave_with_queued_work", text, sizeof(text)), 0);
     ASSERT_STR(text, "");
   }
+}
+
+/* ---- A library that is loaded and unloaded ---- */
+
+/* As a second library: this program is linked to the first. */
+static void *loadCopy(const char *copy) {
+  char command[2048];
+  Dl_info core;
+  ASSERT(dladdr((const void *)orGetVersion, &core)); /* NOLINT */
+  snprintf(command, sizeof command, "cp '%s' '%s'", core.dli_fname, copy);
+  ASSERT_EQ(system(command), 0); /* NOLINT */
+  void *library = dlopen(copy, RTLD_NOW | RTLD_LOCAL);
+  if (!library) FAIL("%s", dlerror());
+  return library;
+}
+
+/* Its workers and its watchdog go on. */
+TEST(process_unloads_no_library_with_workers) {
+  char folder[] = "/tmp/openreg-XXXXXX", copy[sizeof folder + 16];
+  ASSERT(mkdtemp(folder));
+  snprintf(copy, sizeof copy, "%s/copy.so", folder);
+  setenv("OPENREG_WATCHDOG_S", "0.01", 1);
+  void *library = loadCopy(copy);
+  orError_t (*sleep)(orStream_t, uint64_t), (*synchronize)(void);
+  *(void **)&sleep = dlsym(library, "orLaunchSleep");
+  *(void **)&synchronize = dlsym(library, "orDeviceSynchronize");
+  ASSERT_OK(sleep(0, 1000));
+  ASSERT_OK(synchronize());
+  ASSERT_EQ(dlclose(library), 0);
+  void *again = dlopen(copy, RTLD_NOW | RTLD_NOLOAD);
+  unlink(copy);
+  rmdir(folder);
+  ASSERT(again);
+  ASSERT_OK(sleep(0, 1000));
+  ASSERT_OK(synchronize());
 }
