@@ -119,16 +119,113 @@ static bool mayTryAgain(uintptr_t address) {
   return fault.times < OR_PATIENCE;
 }
 
-/* False if it is no fault of ours. */
-static bool resolve(uintptr_t address, const void *context) {
+typedef struct orFault {
+  uintptr_t address;
+  const ucontext_t *context;
   orGuard guard;
-  if (orInForkedChild() || orSanitizerIsInside() || !orMirrorGuardAt(address, &guard)) return false;
-  bool write = writes(context, guard);
-  if (mayTouch(guard, write)) return mayTryAgain(address);
+  bool resolved;
+} orFault;
+
+/* Needs little stack. */
+static bool isOurs(orFault *f) {
+  return !orInForkedChild() && !orSanitizerIsInside() && orMirrorGuardAt(f->address, &f->guard);
+}
+
+static bool resolve(const orFault *f) {
+  orGuard guard = f->guard;
+  bool write = writes(f->context, guard);
+  if (mayTouch(guard, write)) return mayTryAgain(f->address);
   fault.times = 0;
-  if (orProcessTask() == OR_TASK_NONE) orSanitizerTouched(address, write);
+  if (orProcessTask() == OR_TASK_NONE) orSanitizerTouched(f->address, write);
   /* Other accesses may guard the page still, or it was none that did. */
-  return !orMirrorGuardAt(address, &guard) || mayTouch(guard, write) || orMirrorLift(address);
+  return !orMirrorGuardAt(f->address, &guard) || mayTouch(guard, write) || orMirrorLift(f->address);
+}
+
+/* ---- the stack ---- */
+
+/* Note [Stacks of the fault handler]: with SA_ONSTACK the system runs the handler on the thread's
+ * alternate stack, if it has one. A handler that was there before needs that to report a stack
+ * overflow. Our report needs more than such a stack holds (the caller's `capture` and `touched` run
+ * in it), so a fault of ours, which is no overflow, is resolved on the stack that it interrupted.
+ * The alternate stack is switched off meanwhile: a fault within the report would start at its top
+ * again, over the frame that the system returns through. */
+
+#if defined(__x86_64__)
+
+enum { OR_ON_STACK = SA_ONSTACK, OR_RED_ZONE = 128 };
+
+static uintptr_t interruptedStack(const ucontext_t *c) {
+  return (uintptr_t)c->uc_mcontext.gregs[REG_RSP];
+}
+
+static void callOnStack(uintptr_t top, void (*fn)(void *), void *argument) {
+  __asm__ volatile(
+      "movq %%rsp, %%rbx\n\t"
+      "movq %[top], %%rsp\n\t"
+      "call *%[fn]\n\t"
+      "movq %%rbx, %%rsp"
+      : "+D"(argument)
+      : [top] "r"(top), [fn] "r"(fn)
+      : "rax", "rbx", "rcx", "rdx", "rsi", "r8", "r9", "r10", "r11", "xmm0", "xmm1", "xmm2", "xmm3",
+        "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
+        "xmm15", "cc", "memory");
+}
+
+#elif defined(__aarch64__)
+
+enum { OR_ON_STACK = SA_ONSTACK, OR_RED_ZONE = 0 };
+
+static uintptr_t interruptedStack(const ucontext_t *c) { return c->uc_mcontext.sp; }
+
+static void callOnStack(uintptr_t top, void (*fn)(void *), void *argument) {
+  register void *first __asm__("x0") = argument;
+  __asm__ volatile(
+      "mov x19, sp\n\t"
+      "mov sp, %[top]\n\t"
+      "blr %[fn]\n\t"
+      "mov sp, x19"
+      : "+r"(first)
+      : [top] "r"(top), [fn] "r"(fn)
+      : "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14",
+        "x15", "x16", "x17", "x18", "x19", "x30", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7",
+        "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20",
+        "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "cc", "memory");
+}
+
+#else /* The handler runs where the fault was. */
+
+enum { OR_ON_STACK = 0, OR_RED_ZONE = 0 };
+
+static uintptr_t interruptedStack(const ucontext_t *c) { return (uintptr_t)c->uc_stack.ss_sp; }
+static void callOnStack(uintptr_t top, void (*fn)(void *), void *argument) {
+  (void)top;
+  fn(argument);
+}
+
+#endif
+
+static bool isWithin(const stack_t *stack, uintptr_t address) {
+  return address - (uintptr_t)stack->ss_sp < stack->ss_size;
+}
+
+static void resolveOffStack(void *argument) {
+  orFault *f = argument;
+  stack_t alternate, none = {.ss_flags = SS_DISABLE};
+  sigaltstack(&none, &alternate);
+  f->resolved = resolve(f);
+  sigaltstack(&alternate, NULL);
+}
+
+/* False if it is no fault of ours. */
+static bool resolveFault(uintptr_t address, const ucontext_t *context) {
+  orFault f = {.address = address, .context = context};
+  if (!isOurs(&f)) return false;
+  uintptr_t from = interruptedStack(context);
+  if (!isWithin(&context->uc_stack, (uintptr_t)__builtin_frame_address(0)) ||
+      isWithin(&context->uc_stack, from))
+    return resolve(&f);
+  callOnStack((from - OR_RED_ZONE) & ~(uintptr_t)15, resolveOffStack, &f);
+  return f.resolved;
 }
 
 /* What comes here again from there finds nobody to ask. */
@@ -148,7 +245,7 @@ static void callFormer(int signal_number, siginfo_t *info, void *context) {
 
 static void onFault(int signal_number, siginfo_t *info, void *context) {
   int kept = errno;
-  bool ours = info->si_code == SEGV_ACCERR && resolve((uintptr_t)info->si_addr, context);
+  bool ours = info->si_code == SEGV_ACCERR && resolveFault((uintptr_t)info->si_addr, context);
   if (!ours) callFormer(signal_number, info, context);
   errno = kept;
 }
@@ -161,7 +258,8 @@ static bool isInstalled(struct sigaction *now) {
 
 /* In front of whoever has put a handler of his own there meanwhile. */
 static void install(void) {
-  struct sigaction now, own = {.sa_sigaction = onFault, .sa_flags = SA_SIGINFO | SA_NODEFER};
+  struct sigaction now,
+      own = {.sa_sigaction = onFault, .sa_flags = SA_SIGINFO | SA_NODEFER | OR_ON_STACK};
   orMutexLock(&installing);
   if (!isInstalled(&now)) {
     before = now;

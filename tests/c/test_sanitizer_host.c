@@ -509,3 +509,71 @@ TEST(sanitizer_host_leaves_other_faults_to_others) {
   int status = exitOf(underNone);
   ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
+
+/* ---- Alternate stacks ---- */
+
+enum { ALTERNATE = 16 << 10 };
+
+static char *useAlternateStack(void) {
+  char *stack = calloc(1, ALTERNATE);
+  ASSERT_EQ(sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = ALTERNATE}, NULL), 0);
+  return stack;
+}
+
+static int overflow(volatile char *above) {
+  volatile char here[PAGE];
+  here[0] = above[0];
+  if (here[0]) return 0; /* not reached */
+  return overflow(here) + here[0];
+}
+
+static void overflowTheStack(void) {
+  char first = 0;
+  useAlternateStack();
+  sigaction(SIGSEGV, &(struct sigaction){.sa_handler = countOther, .sa_flags = SA_ONSTACK}, NULL);
+  sanitize();
+  toHost(pinnedMemory(BYTES), deviceMemory(BYTES), BYTES);
+  overflow(&first);
+}
+
+TEST(sanitizer_host_leaves_a_stack_overflow_to_its_handler) {
+  ASSERT_EQ(WEXITSTATUS(exitOf(overflowTheStack)), 33);
+}
+
+/* ThreadSanitizer blocks a handler's own signal. */
+#ifdef __SANITIZE_THREAD__
+enum { NESTED = 0 };
+#else
+enum { NESTED = 1 };
+#endif
+
+static struct {
+  int calls;
+  char *nested; /* touched in the midst of a report */
+} deep;
+
+/* More stack than the alternate one has, and a fault of its own. */
+static void touchDeeply(void *context) {
+  volatile char room[4 * ALTERNATE];
+  (void)context;
+  for (size_t i = 0; i < sizeof room; i += 512) room[i] = 1;
+  if (!deep.calls++ && NESTED) readByte(deep.nested);
+}
+
+TEST(sanitizer_host_reports_on_the_stack_that_is_interrupted) {
+  char *alternate = useAlternateStack();
+  stack_t now;
+  ASSERT_OK(orSanitizerEnable(
+      &(orSanitizerOptions){.size = sizeof(orSanitizerOptions), .touched = touchDeeply}));
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  deep.nested = pinnedMemory(BYTES);
+  toHost(host, device, BYTES);
+  toHost(deep.nested, device, BYTES);
+  memset(alternate, 0x5a, 64); /* its far end */
+  readByte(host + 3);
+  ASSERT_EQ(deep.calls, 1 + NESTED);
+  for (int i = 0; i < 64; i++) ASSERT_EQ(alternate[i], 0x5a);
+  ASSERT_EQ(sigaltstack(NULL, &now), 0);
+  ASSERT_PTR(now.ss_sp, alternate);
+  ASSERT_EQ(now.ss_flags, 0);
+}
