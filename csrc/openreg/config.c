@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -40,6 +41,8 @@ static bool parseSignal(const char *text, void *field);
 static bool parseSchedule(const char *text, void *field);
 static bool parseTape(const char *text, void *field);
 static bool parseSanitizer(const char *text, void *field);
+
+enum { OR_MOST_CORES = 1 << 20 }; /* many more than any kernel can be built for */
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -366,10 +369,24 @@ orError_t orHostMemoryLimit(size_t *limit) {
   return orSuccess;
 }
 
+/* The kernel refuses a set that is too small for every processor that there may be. */
+cpu_set_t *orHostCoreSet(size_t *size) {
+  for (int cores = CPU_SETSIZE; cores <= OR_MOST_CORES; cores *= 2) {
+    cpu_set_t *set = CPU_ALLOC(cores);
+    *size = CPU_ALLOC_SIZE(cores);
+    if (!set || !sched_getaffinity(0, *size, set)) return set;
+    CPU_FREE(set);
+    if (errno != EINVAL) break;
+  }
+  return NULL;
+}
+
 int orHostCores(void) {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) ? (int)sysconf(_SC_NPROCESSORS_ONLN)
-                                                : CPU_COUNT(&set);
+  size_t size;
+  cpu_set_t *set = orHostCoreSet(&size);
+  int cores = set ? CPU_COUNT_S(size, set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+  CPU_FREE(set);
+  return cores > 0 ? cores : 1;
 }
 
 /* Two more than there are cores, so that tasks that sleep leave lanes for those that compute. */

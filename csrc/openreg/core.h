@@ -68,6 +68,7 @@
 #ifndef OPENREG_CORE_H
 #define OPENREG_CORE_H
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -167,6 +168,8 @@ const orConfig *orConfigGet(void);
 /* The smaller of the machine's memory and the cgroup's limit, bytes. */
 orError_t orHostMemoryLimit(size_t *limit);
 int orHostCores(void); /* that this process may run on */
+/* Those of the calling thread, for CPU_FREE, in a set of `size` bytes; null: not to be had. */
+cpu_set_t *orHostCoreSet(size_t *size);
 enum { OR_MAX_LANES = 8 };
 int orLaneLimit(void);
 
@@ -201,13 +204,15 @@ void orProcessActivate(void);
  * other such lock. A forked child gets it unlocked, and what it guards whole. */
 void orForkKeep(orMutex *m);
 bool orProcessExiting(void);
-/* A detached thread that takes no signals; 0 or an errno. */
+/* A detached thread that takes no signals but those of its own faults; 0 or an errno. */
 int orThreadStart(void *(*body)(void *), void *context);
 bool orThreadIsOurs(void); /* the calling one has been started so */
 /* Set by a lane around what it runs. */
 enum { OR_TASK_NONE = 0, OR_TASK_KERNEL, OR_TASK_HOST_FUNC };
 void orProcessSetTask(int kind);
 int orProcessTask(void);
+/* A caller's function that ends an object of his own: it is refused what a host function is. */
+void orCallDestroy(void (*destroy)(void *), void *argument);
 
 /* ---- factory.c ---- */
 

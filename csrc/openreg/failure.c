@@ -50,12 +50,12 @@ static orCause takeCause(orCause *from) {
 }
 
 static void dropCause(orCause cause) {
-  orMutexAssertNone();
-  if (OR_UNLIKELY(cause.cause && cause.drop)) cause.drop(cause.cause);
+  if (OR_UNLIKELY(cause.cause && cause.drop)) orCallDestroy(cause.drop, cause.cause);
 }
 
-/* Of a thread that ends. */
+/* Of a thread that ends; without a key its causes are not dropped. Both are written before main. */
 static pthread_key_t thread_end;
+static bool has_key;
 
 static void dropAll(void *unused) {
   (void)unused;
@@ -64,14 +64,15 @@ static void dropAll(void *unused) {
 }
 
 __attribute__((constructor)) static void makeKey(void) {
-  if (pthread_key_create(&thread_end, dropAll))
-    orWarn("no key for threads: causes are not dropped");
+  has_key = !pthread_key_create(&thread_end, dropAll);
+  if (!has_key)
+    orWarn("no key for threads: what caused a failure is not dropped at a thread's end");
 }
 
 static void own(orCause *place, orCause cause) {
   dropCause(takeCause(place));
   *place = cause;
-  if (cause.cause) pthread_setspecific(thread_end, place);
+  if (cause.cause && has_key) pthread_setspecific(thread_end, place);
 }
 
 void orSetFailureCause(void *cause, void (*drop)(void *cause)) {

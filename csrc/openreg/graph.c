@@ -62,19 +62,11 @@ static orHandleTable table = {.kind = OR_HANDLE_GRAPH,
 
 /* ---- nodes ---- */
 
-/* As when a queue lets go of a task. */
-static void callDrop(void (*drop)(void *), void *argument) {
-  int before = orProcessTask();
-  orProcessSetTask(OR_TASK_HOST_FUNC);
-  drop(argument);
-  orProcessSetTask(before);
-}
-
 void orGraphNodesDrop(orGraphNodes *nodes) {
   orMutexAssertNone();
   for (orGraphNode *n = nodes->first, *next; n; n = next) {
     next = n->next;
-    if (n->drop) callDrop(n->drop, orTaskArgs(&n->task));
+    if (n->drop) orCallDestroy(n->drop, orTaskArgs(&n->task));
     free(n);
   }
   *nodes = (orGraphNodes){.end = &nodes->first};
@@ -87,7 +79,7 @@ static void freeBody(orGraphBody *b) {
   orGraphNodesDrop(&b->own);
   for (orObject *o = b->objects, *next; o; o = next) {
     next = o->next;
-    callDrop(o->destroy, o->object);
+    orCallDestroy(o->destroy, o->object);
     free(o);
   }
   for (uint32_t i = 0; b->lines && i < b->line_count; i++) {

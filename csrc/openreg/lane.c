@@ -338,13 +338,15 @@ static void spinUnlocked(uint64_t ns) {
 /* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody
  * else allows the lane just now is lost; where the core is the only one, nothing happens. */
 static void leaveCore(int core) {
-  cpu_set_t all, others;
-  if (sched_getaffinity(0, sizeof all, &all)) return;
-  others = all;
-  CPU_CLR(core, &others);
-  if (!CPU_COUNT(&others)) return;
-  sched_setaffinity(0, sizeof others, &others);
-  sched_setaffinity(0, sizeof all, &all);
+  size_t size;
+  cpu_set_t *set = orHostCoreSet(&size);
+  if (set && CPU_ISSET_S(core, size, set) && CPU_COUNT_S(size, set) > 1) {
+    CPU_CLR_S(core, size, set);
+    sched_setaffinity(0, size, set);
+    CPU_SET_S(core, size, set);
+    sched_setaffinity(0, size, set);
+  }
+  CPU_FREE(set);
 }
 
 /* True if it has helped. Lock held at entry and return. */
@@ -537,6 +539,13 @@ static void callForPieces(int missing) {
 
 __attribute__((constructor)) static void setCall(void) { orSplitSetCall(callForPieces); }
 
+/* A wait in the hook would be for tasks that this very lane may have to run. */
+static void callHook(void (*hook)(int lane, int wide), int lane) {
+  orProcessSetTask(OR_TASK_HOST_FUNC);
+  hook(lane, lane == 0);
+  orProcessSetTask(OR_TASK_NONE);
+}
+
 static void *laneMain(void *arg) {
   orLane *l = arg;
   char name[16];
@@ -547,7 +556,7 @@ static void *laneMain(void *arg) {
   void (*hook)(int, int) = sched.hook;
   sched.coming--;
   orMutexUnlock(&sched.lock);
-  if (hook) hook(l->index, l->index == 0);
+  if (hook) callHook(hook, l->index);
   for (;;) {
     orStream *s = pick(l);
     if (OR_UNLIKELY(l->serves)) {

@@ -109,15 +109,22 @@ static void *runThread(void *arg) {
 
 bool orThreadIsOurs(void) { return ours; }
 
+/* Those that a thread raises by what it does itself are delivered to no other thread. Where one is
+ * blocked the system ends the process, and no handler (Python's faulthandler) hears of it. */
+static void allSignalsFromElsewhere(sigset_t *set) {
+  static const int own[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+  sigfillset(set);
+  for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(set, own[i]);
+}
+
 int orThreadStart(void *(*body)(void *), void *context) {
-  sigset_t all, before;
+  sigset_t blocked, before;
   pthread_t thread;
   orThreadBody *b = malloc(sizeof *b);
   if (!b) return ENOMEM;
   *b = (orThreadBody){body, context};
-  sigfillset(&all);
-  sigdelset(&all, SIGSEGV); /* it comes of what the thread does itself */
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  allSignalsFromElsewhere(&blocked);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
   int failed = pthread_create(&thread, NULL, runThread, b);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (failed)
@@ -131,6 +138,14 @@ void orProcessSetTask(int kind) { task_kind = kind; }
 
 int orProcessTask(void) { return task_kind; }
 
+void orCallDestroy(void (*destroy)(void *), void *argument) {
+  orMutexAssertNone();
+  int before = task_kind;
+  task_kind = OR_TASK_HOST_FUNC;
+  destroy(argument);
+  task_kind = before;
+}
+
 static orError_t refuseForked(void) {
   return orFail(orErrorForked,
                 "cannot re-initialize openreg in forked subprocess: the parent had used a device "
@@ -140,7 +155,9 @@ static orError_t refuseForked(void) {
 orError_t orEnter(void) {
   if (OR_UNLIKELY(orInForkedChild())) return refuseForked();
   if (OR_UNLIKELY(task_kind == OR_TASK_HOST_FUNC))
-    return orFail(orErrorNotPermitted, "a host function may not call the openreg API");
+    return orFail(
+        orErrorNotPermitted,
+        "a host function, a lane hook or a destroy callback may not call the openreg API");
   return orSuccess;
 }
 

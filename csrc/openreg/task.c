@@ -132,11 +132,7 @@ static void letGo(orTask *t) {
   orMutexAssertNone();
   if (t->done) orEventEndTask(t->done);
   if (t->completion) orCellRelease(t->completion);
-  if (t->drop) {
-    orProcessSetTask(OR_TASK_HOST_FUNC);
-    t->drop(orTaskArgs(t));
-    orProcessSetTask(OR_TASK_NONE);
-  }
+  if (t->drop) orCallDestroy(t->drop, orTaskArgs(t));
 }
 
 /* Whoever waits for it would take its results for written. */

@@ -455,3 +455,24 @@ TEST_WITH_LIMIT(failure_reset_at_any_moment, 30) {
     for (int k = 0; k < 4; k++) ASSERT_OK(orStreamQuery(streams[k]));
   }
 }
+
+static orError_t seen_in_drop;
+
+static void waitInDrop(void *cause) {
+  (void)cause;
+  seen_in_drop = orDeviceSynchronize();
+}
+
+static orError_t failWithWaitingCause(void *args) {
+  orSetFailureCause(args, waitInDrop);
+  return orErrorLaunchFailure;
+}
+
+/* A lane drops the second, as the first failure is the one that is kept. */
+TEST(failure_cause_may_not_wait_when_it_is_dropped) {
+  orStream_t s = newStream();
+  launch(s, failWithWaitingCause, NULL);
+  launch(s, failWithWaitingCause, NULL);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorLaunchFailure);
+  ASSERT_ERROR(seen_in_drop, orErrorNotPermitted);
+}

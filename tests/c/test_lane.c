@@ -98,6 +98,26 @@ TEST(lane_hook_runs_once_on_each) {
   ASSERT_REFUSED(orSetLaneHook(laneHook), orErrorAlreadyInitialized, "already");
 }
 
+static orError_t refusals[3];
+static orStream_t stream_of_hook;
+
+static void waitInHook(int lane, int wide) {
+  void *address;
+  (void)lane, (void)wide;
+  refusals[0] = orStreamSynchronize(stream_of_hook);
+  refusals[1] = orLaunchSleep(stream_of_hook, 1);
+  refusals[2] = orMapForKernel(&address, refusals, 1);
+}
+
+/* It would wait for what this lane alone may run. */
+TEST(lane_hook_may_not_wait) {
+  ASSERT_OK(orSetLaneHook(waitInHook));
+  stream_of_hook = newStream();
+  ASSERT_OK(orLaunchSleep(stream_of_hook, 1));
+  ASSERT_OK(orStreamSynchronize(stream_of_hook));
+  for (int i = 0; i < 3; i++) ASSERT_ERROR(refusals[i], orErrorNotPermitted);
+}
+
 TEST(lane_info_counts_what_is_queued) {
   orStream_t s = newStream();
   orLaneInfo info = {.size = sizeof info};

@@ -350,7 +350,8 @@ typedef struct orBlockHooks {
 OR_API orError_t orSetBlockHooks(const orBlockHooks *hooks);
 
 /* Called once on each new lane before its first task. `wide` is 1 on the one lane whose kernels may
- * use several threads. Set before the first task. */
+ * use several threads. Set before the first task. The hook may not call this API
+ * (orErrorNotPermitted). */
 OR_API orError_t orSetLaneHook(void (*hook)(int lane, int wide));
 
 typedef struct orLaneInfo {
