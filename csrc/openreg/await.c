@@ -128,14 +128,16 @@ static _Atomic uint32_t *announceSleep(const orAwaited *a, uint32_t *value) {
   return &a->stream->wake_word;
 }
 
+/* The exit handler wakes whoever is in the list; a thread that comes later sees that the process is
+ * exiting after it has read its futex. */
 static void sleepUntilOver(const orAwaited *a) {
   orHostWait wait;
   uint32_t value;
   void *token = orBlockEnter();
   orHostWaitBegin(&wait, a);
-  while (!orIsOver(a) && !orProcessExiting()) {
+  for (;;) {
     _Atomic uint32_t *word = announceSleep(a, &value);
-    if (orDispatching() || orIsOver(a)) break;
+    if (orDispatching() || orIsOver(a) || orProcessExiting()) break;
     /* After helping, the others are at their last pieces. */
     if (!orSplitHelp())
       orFutexWait(word, value, 0);
@@ -146,8 +148,9 @@ static void sleepUntilOver(const orAwaited *a) {
   orBlockLeave(token);
 }
 
-void orAwait(const orAwaited *a) {
-  while (!orIsOver(a) && !orProcessExiting()) {
+orError_t orAwait(const orAwaited *a) {
+  orError_t error = orSuccess;
+  while (!orIsOver(a) && !(error = orProcessRefuseExiting())) {
     const orDispatcher *d = orDispatching();
     if (OR_UNLIKELY(d != NULL))
       d->await(a);
@@ -155,8 +158,58 @@ void orAwait(const orAwaited *a) {
       sleepUntilOver(a);
   }
   orLaneHostWaits(false);
+  return error;
 }
 
-void orAwaitTasks(orStream *stream, uint64_t count) {
-  orAwait(&(orAwaited){.stream = stream, .count = count});
+orError_t orAwaitTasks(orStream *stream, uint64_t count) {
+  return orAwait(&(orAwaited){.stream = stream, .count = count});
 }
+
+/* ---- waiting no more ---- */
+
+/* A vendor's device is at the first task of the stream. Lock held. */
+static bool isAtDevice(const orStream *s, const orTask *first) {
+  return s->state == OR_STREAM_WAITING && first->completion && s->waits_for == first->completion;
+}
+
+/* True if no thread is at the task and none will begin it. */
+static bool cancel(orStream *s, orTask *task, uint64_t number) {
+  orMutexLock(&s->lock);
+  bool over = atomic_load_explicit(&s->completed, memory_order_relaxed) >= number;
+  bool idle = !over && s->state != OR_STREAM_RUNNING && !isAtDevice(s, task);
+  if (idle) {
+    task->cancelled = true;
+    task->dropped = NULL;
+  }
+  orMutexUnlock(&s->lock);
+  return idle;
+}
+
+/* Note [The end of the process]: a thread that leaves a stream that others wait for wakes them, by a
+ * change of `wake_word` after the change of the state that `cancel` looks at. */
+bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
+  orAwaited a = {.stream = s, .count = number};
+  bool cancelled = false;
+  void *token = orBlockEnter();
+  for (uint32_t value;;) {
+    _Atomic uint32_t *word = announceSleep(&a, &value);
+    if (orIsOver(&a) || (cancelled = cancel(s, task, number))) break;
+    orFutexWait(word, value, 0);
+  }
+  orBlockLeave(token);
+  return !cancelled;
+}
+
+/* The task that calls exit() does not come back to its stream. */
+static void leaveTask(void) {
+  orStream *s = orTaskStream();
+  if (s) orLaneGiveBack(s);
+}
+
+static void atExit(void) {
+  leaveTask();
+  orHostWaitsWake();
+  orDispatchNotice();
+}
+
+__attribute__((constructor)) static void setAtExit(void) { orProcessSetAtExit(atExit); }

@@ -94,8 +94,8 @@ static inline uint64_t reuseFrom(orStream_t stream) {
   return task == OR_TASK_ANY ? queuedOn(stream) + 1 : task;
 }
 
-void orCacheAwait(orStream_t stream, uint64_t number) {
-  orAwaitTasks(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), number);
+orError_t orCacheAwait(orStream_t stream, uint64_t number) {
+  return orAwaitTasks(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), number);
 }
 
 /* ---- Limbo ---- */

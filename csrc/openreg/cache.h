@@ -100,7 +100,7 @@ void orCacheQueueUses(orCache *cache, orBlockUse *uses);
 bool orCacheCompleted(orStream_t stream, uint64_t number);
 /* Sleeps until a stream has completed `number` tasks; no lock held. Counters outlive the
  * stream's handle. */
-void orCacheAwait(orStream_t stream, uint64_t number);
+orError_t orCacheAwait(orStream_t stream, uint64_t number);
 /* Fills a range in stream order; the number of the task that does. */
 uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int device);
 
@@ -110,8 +110,8 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
  * that is to be refused ends as one that cannot be served. No lock held. */
 orError_t orCacheAllocateSlow(orRequest *request, void **ptr);
 /* Gives back what is idle of a private pool, or of the device's own memory (null), and waits for
- * queued work that keeps it from being so. */
-void orCacheGiveBack(orCache *cache, const orMemPool *mempool);
+ * queued work that keeps it from being so. Where that wait fails the memory stays. */
+orError_t orCacheGiveBack(orCache *cache, const orMemPool *mempool);
 
 /* ---- mempool.c ---- */
 

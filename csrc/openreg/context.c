@@ -79,7 +79,7 @@ orError_t orDeviceSynchronize(void) {
   if (!orDeviceIsActive(device)) return orSuccess;
   OR_TRY(orCapturesRefuse(device, "orDeviceSynchronize"));
   OR_TRY(orDeviceCheckLost(device));
-  orStreamSynchronizeDevice("orDeviceSynchronize", device);
+  OR_TRY(orStreamSynchronizeDevice("orDeviceSynchronize", device));
   return orDeviceTakeFailure(device);
 }
 
@@ -100,7 +100,7 @@ orError_t orDeviceReset(void) {
   /* All streams are told before any moves: what one drops completes events that let others run. */
   orStreamForEach(device, dropQueued, NULL);
   orStreamsGiveUpWaits(device);
-  orStreamSynchronizeDevice(NULL, device);
+  OR_TRY(orStreamSynchronizeDevice(NULL, device));
   OR_PROBE(OR_PROBE_RESET, .device = device);
   orDeviceForgetFailure(device);
   orProbeCall(OR_PROBE_IS_RESET, &(orProbe){.device = device});

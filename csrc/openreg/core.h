@@ -204,6 +204,9 @@ void orProcessActivate(void);
  * other such lock. A forked child gets it unlocked, and what it guards whole. */
 void orForkKeep(orMutex *m);
 bool orProcessExiting(void);
+orError_t orProcessRefuseExiting(void); /* orSuccess, or orErrorNotPermitted with its text */
+/* By a constructor: `fn` is called when the process begins to exit, on the thread that does. */
+void orProcessSetAtExit(void (*fn)(void));
 /* A detached thread that takes no signals but those of its own faults; 0 or an errno. */
 int orThreadStart(void *(*body)(void *), void *context);
 bool orThreadIsOurs(void); /* the calling one has been started so */
@@ -420,6 +423,8 @@ typedef struct orTask {
   bool awaited;    /* the thread that queues it waits for it, and may run it */
   bool aside;      /* what the allocator does for itself: no choice of a schedule */
   bool half;       /* its first half has run, or is running */
+  bool cancelled;  /* dropped when its turn comes; written under the stream's lock, while no thread
+                      runs the stream */
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -574,9 +579,9 @@ bool orStreamTryIdle(orStream *stream);
  * so far: that many were the device's. By the time `fn` runs, the slot may be another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
                      void *context);
-/* Waits until everything queued now on a device (-1: all) has finished; `call` promises it, or is
- * null. */
-void orStreamSynchronizeDevice(const char *call, int device);
+/* Waits until everything queued now on a device (-1: all) has finished, or fails as orAwait; `call`
+ * promises it, or is null. */
+orError_t orStreamSynchronizeDevice(const char *call, int device);
 /* Tells every stream of a device, also those to come, that it is lost, and drops what is queued; or
  * that it is back. The caller has noted it where orStreamMake looks. */
 void orStreamsSetLost(int device, bool lost);
@@ -585,7 +590,7 @@ void orStreamsGiveUpWaits(int device);
 /* The stream whose mark it waits for, if it does. */
 orStream *orStreamBlocker(orStream *stream);
 /* Waits until every stream is idle, no lane having one. */
-void orStreamSettle(void);
+orError_t orStreamSettle(void);
 orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t *handle);
 /* Destroys a stream that the library owns. Any thread, also in a task. */
 void orStreamUnmake(orStream_t handle);
@@ -687,9 +692,13 @@ typedef struct orAwaited {
 } orAwaited;
 
 bool orIsOver(const orAwaited *awaited);
-/* Blocks until it is over, or the process exits; helps with the pieces of large tasks meanwhile. */
-void orAwait(const orAwaited *awaited);
-void orAwaitTasks(orStream *stream, uint64_t count);
+/* Blocks until it is over, or fails because it will not be (the process exits); helps with the pieces
+ * of large tasks meanwhile. */
+orError_t orAwait(const orAwaited *awaited);
+orError_t orAwaitTasks(orStream *stream, uint64_t count);
+/* Blocks until the task `number` has finished (true), or no thread is at it and none will come to it:
+ * it is dropped instead. After an error of orAwait, by the thread that queued it. */
+bool orAwaitOrCancel(orStream *stream, orTask *task, uint64_t number);
 /* Wakes whoever sleeps for the stream's progress, to help with a copy; false if nobody does. */
 bool orStreamAskForHelp(orStream *stream);
 void orStreamWakeSleepers(orStream *stream); /* whatever they wait for */

@@ -408,11 +408,10 @@ orError_t orEventSynchronize(orEvent_t event) {
   orAwaited awaited = awaitedOf(cell);
   OR_PROBE_WAITS(&wait, .call = "orEventSynchronize", .device = device, .stream = cell->stream,
                  .cell = cell);
-  orAwait(&awaited);
-  orProbeWaited(&wait);
-  OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
+  orError_t error = orProbeWaited(&wait, orAwait(&awaited));
+  if (OR_LIKELY(!error)) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
   orCellRelease(cell);
-  return orDeviceTakeFailure(device);
+  return error ? error : orDeviceTakeFailure(device);
 }
 
 static orError_t finishedTime(orEvent_t event, const char *which, uint64_t *time_ns) {

@@ -222,6 +222,10 @@ static void wake(orLane *l, bool start) {
 
 void orLaneSchedule(orStream *s) {
   bool start = false;
+  if (OR_UNLIKELY(orProcessExiting())) {
+    orStreamWakeSleepers(s); /* nobody runs it: a thread that waits for its own task there goes on */
+    return;
+  }
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL) && d->hold(s)) return;
   orMutexLock(&sched.lock);
@@ -263,9 +267,10 @@ void orLaneWakeIdle(int count) {
 
 /* ---- the lane ---- */
 
-/* Exit handlers and destructors run while this one stands still. */
-static void stopIfExiting(void) {
-  while (OR_UNLIKELY(orProcessExiting())) pause();
+/* Note [The end of the process]. Lock held at entry. */
+static _Noreturn void standStill(void) {
+  orMutexUnlock(&sched.lock);
+  for (;;) pause();
 }
 
 static bool somethingToDo(void) {
@@ -298,7 +303,6 @@ static void sleepLane(orLane *l) {
   uint64_t asleep = orNow();
   while (!atomic_load_explicit(&l->awake, memory_order_acquire)) orFutexWait(&l->awake, 0, 0);
   l->eager = orNow() - asleep < OR_SOON_NS;
-  stopIfExiting();
   orMutexLock(&sched.lock);
   sched.coming--;
 }
@@ -331,7 +335,6 @@ static bool sharesCoreWithHost(void) {
 static void spinUnlocked(uint64_t ns) {
   orMutexUnlock(&sched.lock);
   spin(ns);
-  stopIfExiting();
   orMutexLock(&sched.lock);
 }
 
@@ -373,6 +376,7 @@ static orStream *pick(orLane *l) {
   bool spin_first = true;
   orMutexLock(&sched.lock);
   while (!(s = popFor(l))) {
+    if (OR_UNLIKELY(orProcessExiting())) standStill();
     if (spin_first) {
       spin_first = spinAndHelp(l);
     } else {
@@ -434,6 +438,7 @@ static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
   /* A reset that came while the stream was about to wait found it running and did not resume it. */
   if (gives_up && number <= atomic_load_explicit(&s->drop_until, memory_order_acquire))
     orStreamResume(s);
+  if (OR_UNLIKELY(orProcessExiting())) orStreamWakeSleepers(s); /* as in orLaneSchedule */
   return false;
 }
 
@@ -451,8 +456,8 @@ static inline bool runFront(orStream *s, uint64_t number, int lane) {
   orTask *t = frontTask(s);
   OR_PROBE(OR_PROBE_STARTS, .slot = s);
   /* What a vendor's device has started is waited for, like any task that is running. */
-  if (OR_UNLIKELY(number <= atomic_load_explicit(&s->drop_until, memory_order_acquire)) &&
-      !t->completion)
+  bool drops = number <= atomic_load_explicit(&s->drop_until, memory_order_acquire);
+  if (OR_UNLIKELY((drops && !t->completion) || t->cancelled))
     orTaskDrop(t);
   else if (!runTask(s, t, number, lane))
     return false;
@@ -472,7 +477,10 @@ static void runStream(orStream *s, orLane *l) {
       orLaneGiveBack(s);
       return;
     }
-    stopIfExiting();
+    if (OR_UNLIKELY(orProcessExiting())) {
+      orLaneGiveBack(s);
+      return;
+    }
     if (!runFront(s, number, l->index)) return;
   }
 }

@@ -1,7 +1,8 @@
 /*
  * Memory that a caller asks for: of a device, pinned or registered host memory; what a pointer is.
  *
- * No state. Whatever goes back waits for all devices first: every one can reach it.
+ * No state. Whatever goes back waits for all devices first: every one can reach it. Where the wait
+ * fails the memory stays as it is.
  */
 #include "core.h"
 
@@ -37,7 +38,7 @@ orError_t orFree(void *ptr) {
   if (r.cached)
     return orFail(orErrorInvalidValue, "%p belongs to the caching allocator: use orCacheFree", ptr);
   /* Every device can reach every other's memory: wait for all of them. */
-  orStreamSynchronizeDevice(NULL, -1);
+  OR_TRY(orStreamSynchronizeDevice(NULL, -1));
   return orRegionRelease(ptr);
 }
 
@@ -68,7 +69,7 @@ orError_t orFreeHost(void *ptr) {
   if (!ptr) return orSuccess;
   OR_TRY(orEnterBlocking());
   OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
-  orStreamSynchronizeDevice(NULL, -1);
+  OR_TRY(orStreamSynchronizeDevice(NULL, -1));
   OR_TRY(orRegionTake(ptr, orMemoryTypeHost, false, &r));
   orDevice *host = orHostDevice();
   return host->factory->free_host(host->desc.self, r.base, r.size);
@@ -91,7 +92,7 @@ orError_t orHostUnregister(void *ptr) {
   orRegion r;
   OR_TRY(orEnterBlocking());
   OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, true, &r));
-  orStreamSynchronizeDevice(NULL, -1);
+  OR_TRY(orStreamSynchronizeDevice(NULL, -1));
   OR_TRY(orRegionTake(ptr, orMemoryTypeHost, true, &r));
   return orSuccess;
 }

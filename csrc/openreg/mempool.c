@@ -183,9 +183,9 @@ orError_t orMemPoolRelease(orMemPool_t pool) {
   return orSuccess;
 }
 
-static void await(orStream_t stream, uint64_t last, void *context) {
-  (void)context;
-  orCacheAwait(stream, last);
+static void await(orStream_t stream, uint64_t last, void *failed) {
+  orError_t error = orCacheAwait(stream, last);
+  if (error) *(orError_t *)failed = error;
 }
 
 orError_t orCacheEmptyPool(orMemPool_t pool) {
@@ -194,10 +194,11 @@ orError_t orCacheEmptyPool(orMemPool_t pool) {
   OR_TRY(lockPool(pool, &mempool));
   mempool->users++;
   orCacheUnlock(cacheOf(mempool));
-  if (orMemPoolIsGraphs(mempool)) orStreamsForEachBusy(orHandleDevice(pool), await, NULL);
-  orCacheGiveBack(cacheOf(mempool), mempool);
+  orError_t error = orSuccess;
+  if (orMemPoolIsGraphs(mempool)) orStreamsForEachBusy(orHandleDevice(pool), await, &error);
+  if (!error) error = orCacheGiveBack(cacheOf(mempool), mempool);
   orMemPoolLetGo(mempool);
-  return orSuccess;
+  return error;
 }
 
 orError_t orMemPoolGetStats(orMemPoolStats *stats, orMemPool_t pool) {

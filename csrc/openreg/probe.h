@@ -17,7 +17,8 @@ typedef enum orProbeEvent {
   /* Of a device, before it has a stream; sets `error` if it must not have one; a failed first use is
    * repeated. That of first uses held. */
   OR_PROBE_FIRST_USE,
-  /* The same orProbe after the wait, if a tool wanted to know that it began; none held. */
+  /* The same orProbe after the wait, if a tool wanted to know that it began; `fails` if it was for
+   * nothing; none held. */
   OR_PROBE_HOST_WAITED,
   /* A task with a mark is about to run: slot, task; sets `fails` if it must not; none held. */
   OR_PROBE_STRIKE,
@@ -106,8 +107,11 @@ __attribute__((cold)) void orProbeCall(orProbeEvent event, orProbe *probe);
       orProbeCall(OR_PROBE_HOST_WAITS, wait);          \
     }                                                  \
   } while (0)
-static inline void orProbeWaited(orProbe *wait) {
-  if (OR_UNLIKELY(wait->begun)) orProbeCall(OR_PROBE_HOST_WAITED, wait);
+static inline orError_t orProbeWaited(orProbe *wait, orError_t error) {
+  if (OR_LIKELY(!wait->begun)) return error;
+  if (error) wait->fails = "what it waits for will not run";
+  orProbeCall(OR_PROBE_HOST_WAITED, wait);
+  return error;
 }
 
 #endif

@@ -3,8 +3,17 @@
  * caller a task?
  *
  * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
- * first_uses is a count; no lock. `kept` is written by constructors. `forked` is written by the child's only thread before any other can exist. task_kind
- * and ours belong to their thread.
+ * first_uses is a count; no lock. `kept` and at_exit are written by constructors. `forked` is written
+ * by the child's only thread before any other can exist. task_kind and ours belong to their thread.
+ *
+ * Note [The end of the process]: exit() calls handlers and destructors of static objects, the newest
+ * first. Ours is registered at the first use of a device; what was registered before that runs after
+ * it. From then on no task is begun, because kernels may use objects that are being destroyed: a
+ * worker ends the task that it runs, leaves the stream and stands still. A thread that waits does not
+ * wait for what will not run: every wait for unfinished work returns orErrorNotPermitted, whether it
+ * begins then or has begun before (a destructor may join its thread). Memory that unfinished work may
+ * use stays mapped. The one wait that still is a wait is that of a call whose own task is running, as
+ * the task refers to the call's stack. The thread that runs the handlers makes no such call.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -79,10 +88,19 @@ void orProcessEndUse(void) { atomic_fetch_sub_explicit(&first_uses, 1, memory_or
 
 /* ---- exit ---- */
 
-static void atProcessExit(void) { atomic_store_explicit(&exiting, true, memory_order_release); }
+static void (*at_exit)(void);
+
+void orProcessSetAtExit(void (*fn)(void)) { at_exit = fn; }
+
+/* In a forked child others may have had any lock. */
+static void atProcessExit(void) {
+  atomic_store_explicit(&exiting, true, memory_order_seq_cst);
+  if (at_exit && !orInForkedChild()) at_exit();
+}
 
 static void installHandlers(void) {
-  if (atexit(atProcessExit)) orWarn("atexit failed: leaving while work is queued may hang");
+  if (atexit(atProcessExit))
+    orWarn("atexit failed: work that is queued when the process ends may run during its end");
 }
 
 void orProcessActivate(void) {
@@ -92,6 +110,12 @@ void orProcessActivate(void) {
 }
 
 bool orProcessExiting(void) { return atomic_load_explicit(&exiting, memory_order_acquire); }
+
+orError_t orProcessRefuseExiting(void) {
+  if (OR_LIKELY(!orProcessExiting())) return orSuccess;
+  return orFail(orErrorNotPermitted,
+                "the process is exiting: work that is queued does not run any more");
+}
 
 int orInForkedChild(void) { return atomic_load_explicit(&forked, memory_order_acquire); }
 

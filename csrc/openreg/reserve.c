@@ -73,11 +73,11 @@ static void releaseIdle(orCache *cache, const orMemPool *mempool, size_t bytes) 
   }
 }
 
-/* Of the whole cache, also what other threads are about to give back. Lock held, dropped
- * meanwhile. */
+/* Of the whole cache, also what other threads are about to give back, unless the process exits. Lock
+ * held, dropped meanwhile. */
 static void releaseAll(orCache *cache, const orMemPool *mempool) {
   releaseIdle(cache, mempool, SIZE_MAX);
-  for (uint32_t n; (n = atomic_load(&cache->releasing));) {
+  for (uint32_t n; (n = atomic_load(&cache->releasing)) && !orProcessExiting();) {
     orCacheUnlock(cache);
     void *token = orBlockEnter();
     orFutexWait(&cache->releasing, n, 0);
@@ -118,9 +118,9 @@ static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t 
   return false;
 }
 
-/* Sleeps until nothing of what is free now is in use by queued work. Lock held, dropped
- * meanwhile; what other threads free in the meantime does not keep it for ever. */
-static void awaitAll(orCache *cache, const orMemPool *mempool) {
+/* Sleeps until nothing of what is free now is in use by queued work, or fails as orAwait. Lock held,
+ * dropped meanwhile; what other threads free in the meantime does not keep it for ever. */
+static orError_t awaitAll(orCache *cache, const orMemPool *mempool) {
   orStream_t stream;
   uint64_t number;
   cache->blocks.stats.sync_all_streams++;
@@ -128,12 +128,14 @@ static void awaitAll(orCache *cache, const orMemPool *mempool) {
   /* The end of each released pool waits too, for any stream. */
   size_t left =
       cache->blocks.count + atomic_load_explicit(&orStreamTable.used, memory_order_relaxed);
-  for (; left && nextWait(cache, mempool, &stream, &number); left--) {
+  orError_t error = orSuccess;
+  for (; left && !error && nextWait(cache, mempool, &stream, &number); left--) {
     orCacheUnlock(cache);
-    orCacheAwait(stream, number);
+    error = orCacheAwait(stream, number);
     orCacheLock(cache);
     orCachePoll(cache);
   }
+  return error;
 }
 
 static void uncharge(orCache *cache, size_t size) {
@@ -266,7 +268,10 @@ static orError_t reclaim(orRequest *r, void **ptr) {
     if (error != orErrorMemoryAllocation) return error;
     if (waited || !fits || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
     orCacheLock(cache);
-    awaitAll(cache, NULL);
+    error = awaitAll(cache, NULL);
+    if (!error) continue;
+    orCacheUnlock(cache);
+    return error;
   }
 }
 
@@ -299,18 +304,18 @@ static orTool tool = {.on = {[OR_PROBE_IS_RESET] = onReset}};
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
-void orCacheGiveBack(orCache *cache, const orMemPool *mempool) {
+orError_t orCacheGiveBack(orCache *cache, const orMemPool *mempool) {
   orCacheLock(cache);
-  awaitAll(cache, mempool);
+  orError_t error = awaitAll(cache, mempool);
   releaseAll(cache, mempool);
   orCacheUnlock(cache);
+  return error;
 }
 
 orError_t orCacheEmpty(int device) {
   OR_TRY(orEnterBlocking());
   OR_TRY(orDeviceCheck(device));
-  orCacheGiveBack(&orCaches[device], NULL);
-  return orSuccess;
+  return orCacheGiveBack(&orCaches[device], NULL);
 }
 
 orError_t orCacheSetFraction(int device, double fraction) {

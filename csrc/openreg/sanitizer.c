@@ -564,10 +564,10 @@ static void onHostWaited(orProbe *p) {
   orSync *mark = p->kept;
   if (!mark) return;
   lock();
-  if (!ignored) hostJoin(mark, false);
+  if (!ignored && !p->fails) hostJoin(mark, false);
   orSyncRelease(mark);
   unlock();
-  orSumsKnown(true);
+  if (!p->fails) orSumsKnown(true);
 }
 
 /* It stands for what is queued on the stream so far. */

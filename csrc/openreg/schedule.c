@@ -374,7 +374,7 @@ static void notice(void) {
 }
 
 static bool isReached(const orGoal *g) {
-  if (!g->tasks || g->over || !isOn()) return true;
+  if (!g->tasks || g->over || !isOn() || orProcessExiting()) return true;
   return (g->until.stream || g->until.cell) && orIsOver(&g->until);
 }
 
@@ -473,7 +473,7 @@ static void pursue(orGoal *g) {
     }
     if (spinWhile(word)) continue;
     enterSleep(&sleep, g);
-    orFutexWait(&plan.word, word, 0);
+    if (isServed(g) || !orProcessExiting()) orFutexWait(&plan.word, word, 0);
   }
   leaveSleep(&sleep);
 }
@@ -677,7 +677,7 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   if (policy < orScheduleFair || policy > orScheduleTape)
     return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 4 are known", (int)policy);
   OR_TRY(configureOnce());
-  if (settle) orStreamSettle();
+  if (settle) OR_TRY(orStreamSettle());
   orCacheSetAside(policy != orScheduleFair);
   orMutexLock(&plan.lock);
   begin(policy, seed);
@@ -714,9 +714,11 @@ orError_t orScheduleSetTape(const char *text) {
         text ? text : "(null)");
   }
   orError_t error = configureOnce();
-  if (error) free(tape.choices);
-  if (error) return error;
-  orStreamSettle();
+  if (!error) error = orStreamSettle();
+  if (error) {
+    free(tape.choices);
+    return error;
+  }
   orMutexLock(&plan.lock);
   old = plan.tape;
   plan.tape = tape;

@@ -119,11 +119,11 @@ static bool isFull(orStream *s) {
 
 /* Until a quarter of a full queue has run: producer and lane do not take turns task by task, and
  * what is left keeps the lane busy for longer than it takes a sleeping producer to wake up. */
-static void awaitRoom(orStream *s) {
+static orError_t awaitRoom(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
   orMutexUnlock(&s->lock);
-  orAwaitTasks(s, completed + (queued - completed + 3) / 4);
+  return orAwaitTasks(s, completed + (queued - completed + 3) / 4);
 }
 
 /* Unlocks the stream of a lost device. orSuccess: the device is back by now. */
@@ -158,8 +158,7 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
       continue;
     }
     if (OR_LIKELY(!isFull(s))) break;
-    awaitRoom(s);
-    if (orProcessExiting()) return orFail(orErrorNotPermitted, "the process is exiting");
+    OR_TRY(awaitRoom(s));
   }
   *task = orQueueReserve(&s->in, args_size);
   if (!*task) {
@@ -291,22 +290,24 @@ static __attribute__((noinline)) void runHere(orStream *s, uint64_t count) {
 }
 
 /* `mine`: the calling thread has the stream, and runs it. */
-static void synchronize(orStream *s, uint64_t count, orStream_t handle, bool promised, bool mine) {
+static orError_t synchronize(orStream *s, uint64_t count, orStream_t handle, bool promised,
+                             bool mine) {
   orProbe wait;
   OR_PROBE_WAITS(&wait, .call = "orStreamSynchronize", .device = orHandleDevice(handle),
                  .stream = handle, .ordered = promised);
   if (mine) runHere(s, count);
-  orAwaitTasks(s, count);
-  orProbeWaited(&wait);
+  return orProbeWaited(&wait, orAwaitTasks(s, count));
 }
 
-/* The task writes to the stack of its waiter, which therefore stands still if the process's end
- * finds it here, as lanes do. The thread that runs the exit handlers has been refused. */
-static void standStillUntil(const orAwaited *a) {
-  if (OR_LIKELY(orIsOver(a))) return;
-  void *token = orBlockEnter(); /* an exit handler may want the caller's lock */
-  while (!orIsOver(a)) pause();
-  orBlockLeave(token);
+/* The task refers to the stack of its waiter, which does not return while a thread is at it, nor
+ * before it is certain that none will be. */
+static orError_t waitOrCancel(orStream *s, orTask *task, uint64_t number, orStream_t handle,
+                              bool promised, bool mine) {
+  orError_t before = orPeekAtLastError();
+  orError_t error = synchronize(s, number, handle, promised, mine);
+  if (OR_LIKELY(!error) || !orAwaitOrCancel(s, task, number)) return error;
+  if (!before) orGetLastError();
+  return orSuccess;
 }
 
 /* Of a task that the caller waits for, whose results it would take for written otherwise. */
@@ -323,7 +324,7 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   }
   if (OR_UNLIKELY(orProcessExiting())) {
     orMutexUnlock(&s->lock);
-    return orFail(orErrorNotPermitted, "the process is exiting: nothing runs any more");
+    return orProcessRefuseExiting();
   }
   int device = s->device;
   orStream_t handle = s->last_handle;
@@ -332,8 +333,7 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   task->dropped = &dropped;
   uint64_t number = commit(s, task, &mine);
   if (!mine) mine = !orDispatching() && orLaneTake(s);
-  synchronize(s, number, handle, waits == OR_AWAITS_AS_PROMISED, mine);
-  standStillUntil(&(orAwaited){.stream = s, .count = number});
+  OR_TRY(waitOrCancel(s, task, number, handle, waits == OR_AWAITS_AS_PROMISED, mine));
   if (OR_UNLIKELY(dropped)) return reportDropped(device);
   bool takes = waits != OR_AWAITS_RUN || OR_UNLIKELY(orConfigGet()->launch_blocking);
   return takes ? orDeviceTakeFailure(device) : orSuccess;
@@ -439,13 +439,9 @@ orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *reco
 orError_t orStreamAwaitRoom(orStream_t handle) {
   orStream *s;
   OR_TRY(orStreamLock(handle, &s));
-  bool full = isFull(s);
-  if (full)
-    awaitRoom(s);
-  else
-    orMutexUnlock(&s->lock);
-  return full && orProcessExiting() ? orFail(orErrorNotPermitted, "the process is exiting")
-                                    : orSuccess;
+  if (isFull(s)) return awaitRoom(s);
+  orMutexUnlock(&s->lock);
+  return orSuccess;
 }
 
 /* ---- the end of a stream ---- */
@@ -512,18 +508,21 @@ void orStreamForEach(int device, void (*fn)(orStream *, uint64_t, void *), void 
   }
 }
 
-static void awaitQueued(orStream *s, uint64_t queued, void *context) {
-  (void)context;
-  orAwaitTasks(s, queued);
+static void awaitQueued(orStream *s, uint64_t queued, void *failed) {
+  orError_t error = orAwaitTasks(s, queued);
+  if (OR_UNLIKELY(error)) *(orError_t *)failed = error;
 }
 
-static void awaitDevice(int device) { orStreamForEach(device, awaitQueued, NULL); }
+static orError_t awaitDevice(int device) {
+  orError_t error = orSuccess;
+  orStreamForEach(device, awaitQueued, &error);
+  return error;
+}
 
-void orStreamSynchronizeDevice(const char *call, int device) {
+orError_t orStreamSynchronizeDevice(const char *call, int device) {
   orProbe wait;
   OR_PROBE_WAITS(&wait, .call = call, .device = device, .ordered = true);
-  awaitDevice(device);
-  orProbeWaited(&wait);
+  return orProbeWaited(&wait, awaitDevice(device));
 }
 
 static bool isIdle(orStream *s) {
@@ -534,14 +533,16 @@ static bool isIdle(orStream *s) {
   return idle;
 }
 
-void orStreamSettle(void) {
+orError_t orStreamSettle(void) {
   uint32_t i = 0;
-  awaitDevice(-1);
+  OR_TRY(awaitDevice(-1));
   for (orStream *s; (s = orHandleNext(&orStreamTable, &i));)
-    while (!isIdle(s) && !orProcessExiting()) {
+    while (!isIdle(s)) {
       sched_yield();
-      awaitDevice(-1);
+      OR_TRY(orProcessRefuseExiting());
+      OR_TRY(awaitDevice(-1));
     }
+  return orSuccess;
 }
 
 static void giveUpWait(orStream *s, uint64_t queued, void *context) {
@@ -701,7 +702,7 @@ orError_t orStreamSynchronize(orStream_t stream) {
   OR_TRY(snapshot("orStreamSynchronize", stream, &s, &queued));
   int device = orHandleDevice(stream);
   OR_TRY(orDeviceCheckLost(device));
-  synchronize(s, queued, stream, true, false);
+  OR_TRY(synchronize(s, queued, stream, true, false));
   return orDeviceTakeFailure(device);
 }
 

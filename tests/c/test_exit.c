@@ -1,5 +1,5 @@
 /*
- * Leaving while lanes run, in every way, and what a forked child is refused: the memory, value and event calls.
+ * Leaving while lanes run, in every way, and what a forked child is refused: the memory and event calls.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "later_device.h"
 #include "openreg_schedule.h"
 
 /* ThreadSanitizer would sleep for a second in every process that leaves, and refuse the handler of guarded memory, which
@@ -111,36 +112,6 @@ static void leaveWhileMainWaits(void) {
 
 TEST_WITH_LIMIT(exit_while_another_thread_waits, 60) { assertLeaves(leaveWhileMainWaits, 30); }
 
-/* Handlers that run at exit may call the library: nothing hangs. */
-static orStream_t exit_stream;
-static orEvent_t exit_event;
-static void *exit_memory;
-
-static void callAtExit(void) {
-  orStreamQuery(exit_stream);
-  orStreamSynchronize(exit_stream);
-  orEventSynchronize(exit_event);
-  orDeviceSynchronize();
-  orFree(exit_memory);
-  orStreamDestroy(exit_stream);
-  orEventDestroy(exit_event);
-}
-
-static void leaveWithHandler(void) {
-  atexit(callAtExit); /* before the library's own: runs after it */
-  exit_stream = newStream();
-  exit_event = newEvent(0);
-  ASSERT_OK(orMalloc(&exit_memory, 4096));
-  queueWork();
-  closeGate(exit_stream);
-  ASSERT_OK(orSetDevice(1));
-  exit_stream = newStream();
-  closeGate(exit_stream);
-  ASSERT_OK(orEventRecord(exit_event = newEvent(0), exit_stream));
-}
-
-TEST_WITH_LIMIT(exit_handlers_may_call, 60) { assertLeaves(leaveWithHandler, 20); }
-
 /* ---- fork ---- */
 
 #define ASSERT_FORKED(call)                            \
@@ -224,53 +195,260 @@ static void exitAfterFork(void) {
 
 TEST_WITH_LIMIT(fork_child_exits_cleanly, 60) { assertLeaves(exitAfterFork, 20); }
 
-/* ---- a caller's lock at the end of the process ---- */
+/* ---- handlers that run after the library's ---- */
 
+#define ASSERT_EXITING(call) ASSERT_REFUSED(call, orErrorNotPermitted, "exiting")
+
+/* What a program has at its end. */
 static struct {
-  pthread_mutex_t lock; /* a caller's, as Python's: a thread that waits in the library puts it down */
-  _Atomic int entered, left;
-} callers = {.lock = PTHREAD_MUTEX_INITIALIZER};
+  orStream_t stream;
+  orEvent_t event;
+  orMemPool_t pool;
+  char *device, *pinned, *registered;
+  Holder holder;
+} at_end;
+
+static void makeAll(void) {
+  at_end.stream = newStream();
+  at_end.event = newEvent(0);
+  at_end.registered = malloc(4096);
+  ASSERT_OK(orMalloc((void **)&at_end.device, 4096));
+  ASSERT_OK(orMallocHost((void **)&at_end.pinned, 4096));
+  ASSERT_OK(orHostRegister(at_end.registered, 4096));
+}
+
+static bool isKnown(const void *memory) {
+  orPointerAttributes attributes;
+  ASSERT_OK(orPointerGetAttributes(&attributes, memory));
+  return attributes.type != orMemoryTypeUnregistered;
+}
+
+/* A lane is at a task, and more is queued. */
+static void assertWaitsAreRefused(void) {
+  char byte = 0;
+  ASSERT_EQ(orStreamQuery(at_end.stream), orErrorNotReady);
+  ASSERT_EXITING(orStreamSynchronize(at_end.stream));
+  ASSERT_EXITING(orEventSynchronize(at_end.event));
+  ASSERT_EXITING(orDeviceSynchronize());
+  ASSERT_EXITING(orDeviceReset());
+  ASSERT_EXITING(orMemcpy(&byte, at_end.device, 1, orMemcpyDeviceToHost));
+  ASSERT_EXITING(orMemset(at_end.device, 0, 1));
+  ASSERT_EXITING(orScheduleSet(orScheduleLate, 0));
+  ASSERT_EXITING(orScheduleSetTape("1"));
+  ASSERT_EXITING(orFree(at_end.device));
+  ASSERT_EXITING(orFreeHost(at_end.pinned));
+  ASSERT_EXITING(orHostUnregister(at_end.registered));
+  ASSERT(isKnown(at_end.device) && isKnown(at_end.pinned) && isKnown(at_end.registered));
+  at_end.pinned[0] = 1;
+  ASSERT_EXITING(orCacheEmpty(0));
+  ASSERT_EXITING(orCacheEmptyPool(at_end.pool));
+  ASSERT_OK(orStreamDestroy(at_end.stream));
+  ASSERT_OK(orEventDestroy(at_end.event));
+}
+
+static void leaveWithWork(void) {
+  void *cached[2];
+  ASSERT_EQ(atexit(assertWaitsAreRefused), 0);
+  makeAll();
+  ASSERT_OK(orMemPoolCreate(&at_end.pool, 0));
+  ASSERT_OK(orCacheMalloc(&cached[0], 4096, at_end.stream));
+  ASSERT_OK(orCacheMallocFromPool(&cached[1], 4096, at_end.stream, at_end.pool));
+  hold(at_end.stream, &at_end.holder);
+  ASSERT_OK(orMemcpyAsync(at_end.device, at_end.pinned, 4096, orMemcpyDefault, at_end.stream));
+  for (int i = 0; i < 2; i++) ASSERT_OK(orCacheFree(cached[i]));
+  ASSERT_OK(orEventRecord(at_end.event, at_end.stream));
+}
+
+TEST(exit_handlers_are_refused_waits_for_unfinished_work) { assertLeaves(leaveWithWork, 1); }
+
+static void assertWaitsAreOver(void) {
+  ASSERT_OK(orStreamSynchronize(at_end.stream));
+  ASSERT_OK(orEventSynchronize(at_end.event));
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_OK(orFree(at_end.device));
+  ASSERT_OK(orFreeHost(at_end.pinned));
+  ASSERT_OK(orHostUnregister(at_end.registered));
+  ASSERT_OK(orCacheEmpty(0));
+  ASSERT(!isKnown(at_end.pinned));
+}
+
+static void leaveWithoutWork(void) {
+  ASSERT_EQ(atexit(assertWaitsAreOver), 0);
+  makeAll();
+  ASSERT_OK(orMemcpyAsync(at_end.device, at_end.pinned, 4096, orMemcpyDefault, at_end.stream));
+  ASSERT_OK(orEventRecord(at_end.event, at_end.stream));
+  ASSERT_OK(orStreamSynchronize(at_end.stream));
+}
+
+TEST(exit_handlers_may_free_what_no_work_uses) { assertLeaves(leaveWithoutWork, 1); }
+
+/* ---- threads that are inside a call when the process exits ---- */
+
+/* A caller's lock, as Python's: a thread that waits in the library puts it down. */
+static pthread_mutex_t callers_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int asleep;
 
 static void *putDown(void) {
-  pthread_mutex_unlock(&callers.lock);
-  atomic_fetch_add(&callers.entered, 1);
+  pthread_mutex_unlock(&callers_lock);
+  atomic_fetch_add(&asleep, 1);
   return NULL;
 }
 
 static void takeUp(void *token) {
   (void)token;
-  pthread_mutex_lock(&callers.lock);
-  atomic_fetch_add(&callers.left, 1);
+  pthread_mutex_lock(&callers_lock);
 }
 
-static void *waitBehindGate(void *device) {
+static orError_t copyBack(void) {
   char byte;
-  pthread_mutex_lock(&callers.lock);
-  orMemcpy(&byte, device, 1, orMemcpyDeviceToHost);
+  return orMemcpy(&byte, at_end.device, 1, orMemcpyDeviceToHost);
+}
+
+static orError_t launchUntilFull(void) {
+  for (;;) {
+    orError_t error = orLaunchSleep(at_end.stream, 1);
+    if (error) return error;
+  }
+}
+
+static orError_t synchronizeStream(void) { return orStreamSynchronize(at_end.stream); }
+static orError_t synchronizeEvent(void) { return orEventSynchronize(at_end.event); }
+static orError_t emptyCache(void) { return orCacheEmpty(0); }
+static orError_t freeDevice(void) { return orFree(at_end.device); }
+static orError_t freePinned(void) { return orFreeHost(at_end.pinned); }
+static orError_t unregister(void) { return orHostUnregister(at_end.registered); }
+
+static orError_t (*const calls[])(void) = {
+    copyBack,   launchUntilFull, synchronizeStream, synchronizeEvent,    orDeviceSynchronize,
+    emptyCache, freeDevice,      freePinned,        orDeviceSynchronize, unregister};
+enum { CALLS = sizeof calls / sizeof *calls };
+static pthread_t callers[CALLS];
+
+/* Returns as the call does, with its error. */
+static void *callAndReturn(void *call) {
+  pthread_mutex_lock(&callers_lock);
+  ASSERT_EXITING(((orError_t(*const *)(void))call)[0]());
+  pthread_mutex_unlock(&callers_lock);
   return NULL;
 }
 
-/* Wakes the waiter, which finds that the process is leaving. Its task writes to its stack, so it
- * does not return; but it must not keep the caller's lock. */
-static void wantTheLock(void) {
-  struct timespec limit;
-  int left = atomic_load(&callers.left);
-  orScheduleSwitch(orScheduleLate, 0);
-  while (atomic_load(&callers.left) == left) sched_yield();
-  clock_gettime(CLOCK_REALTIME, &limit);
-  limit.tv_sec += 10;
-  if (pthread_mutex_timedlock(&callers.lock, &limit)) _exit(3);
+static void joinAll(void) {
+  for (int i = 0; i < CALLS; i++) pthread_join(callers[i], NULL);
+  at_end.pinned[0] = 1;
 }
 
-static void exitWhileAThreadWaits(void) {
-  void *device;
-  pthread_t thread;
-  ASSERT_EQ(atexit(wantTheLock), 0); /* before the library's, and so called after it */
+/* All of them behind gates that nobody opens. */
+static void exitWhileThreadsWait(void) {
+  ASSERT_EQ(atexit(joinAll), 0); /* as a static object does that has threads */
   ASSERT_OK(orSetBlockHooks(&(orBlockHooks){putDown, takeUp}));
-  ASSERT_OK(orMalloc(&device, 1));
+  pthread_mutex_lock(&callers_lock);
+  makeAll();
+  at_end.event = newGate();
+  void *cached;
+  ASSERT_OK(orCacheMalloc(&cached, 4096, at_end.stream));
+  closeGate(at_end.stream);
   closeGate(OR_STREAM_DEFAULT);
-  ASSERT_EQ(pthread_create(&thread, NULL, waitBehindGate, device), 0);
-  awaitReport("host thread");
+  ASSERT_OK(orCacheFree(cached));
+  atomic_store(&asleep, 0);
+  pthread_mutex_unlock(&callers_lock);
+  for (int i = 0; i < CALLS; i++)
+    ASSERT_EQ(pthread_create(&callers[i], NULL, callAndReturn, (void *)&calls[i]), 0);
+  awaitInt(&asleep, CALLS);
 }
 
-TEST(exit_while_a_thread_waits_leaves_it_no_lock) { assertLeaves(exitWhileAThreadWaits, 1); }
+TEST(exit_wakes_threads_that_wait) { assertLeaves(exitWhileThreadsWait, 3); }
+
+static void exitWhileThreadsWaitUnderASchedule(void) {
+  setenv("OPENREG_SCHEDULE_SEED", "early", 1);
+  exitWhileThreadsWait();
+}
+
+TEST(exit_wakes_threads_that_wait_under_a_schedule) {
+  assertLeaves(exitWhileThreadsWaitUnderASchedule, 3);
+}
+
+/* ---- a call whose own task is running ---- */
+
+static atomic_int returned;
+
+static void *waitForOwnTask(void *flags) {
+  Holder *holder = &at_end.holder;
+  ASSERT_OK(launchAs(at_end.stream, holdKernel, holder, *(unsigned *)flags));
+  atomic_store(&returned, 1);
+  return NULL;
+}
+
+/* The task has the stack of its call: the call returns when it is over, and then with success. */
+static void letOwnTaskEnd(void) {
+  sleepMs(5);
+  ASSERT_EQ(atomic_load(&returned), 0);
+  letGo(&at_end.holder);
+  pthread_join(callers[0], NULL);
+}
+
+static void exitWhileOwnTaskRuns(void) {
+  static unsigned flags = orLaunchWaits;
+  ASSERT_EQ(atexit(letOwnTaskEnd), 0);
+  at_end.stream = newStream();
+  ASSERT_EQ(pthread_create(&callers[0], NULL, waitForOwnTask, &flags), 0);
+  awaitInt(&at_end.holder.started, 1);
+}
+
+TEST(exit_waits_for_the_task_of_a_call_that_is_running) { assertLeaves(exitWhileOwnTaskRuns, 1); }
+
+static char own_byte[1];
+
+static void *copyOnVendor(void *unused) {
+  (void)unused;
+  ASSERT_EXITING(orMemcpy(own_byte, at_end.device, 1, orMemcpyDeviceToHost));
+  atomic_store(&returned, 1);
+  return NULL;
+}
+
+/* The vendor's device is at the caller's memory until it signals. */
+static void letVendorEnd(void) {
+  sleepMs(5);
+  ASSERT_EQ(atomic_load(&returned), 0);
+  ASSERT_EXITING(orFree(at_end.device));
+  ASSERT_OK(orEventSignal(asked, orSuccess));
+  pthread_join(callers[0], NULL);
+}
+
+static void exitWhileAVendorCopies(void) {
+  ASSERT_EQ(atexit(letVendorEnd), 0);
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 10, &later));
+  ASSERT_OK(orMalloc((void **)&at_end.device, 4096));
+  ASSERT_EQ(pthread_create(&callers[0], NULL, copyOnVendor, NULL), 0);
+  while (!atomic_load(&asked)) sched_yield();
+}
+
+TEST(exit_waits_for_a_vendors_device_that_has_a_calls_memory) {
+  assertLeaves(exitWhileAVendorCopies, 1);
+}
+
+/* ---- a task that exits ---- */
+
+static orError_t exitKernel(void *args) {
+  (void)args;
+  exit(0);
+}
+
+static void *waitForExit(void *unused) {
+  orLaunch launch = {
+      .size = sizeof launch, .stream = at_end.stream, .fn = exitKernel, .name = "exits"};
+  (void)unused;
+  launch.flags = orLaunchWaits;
+  ASSERT_EXITING(orLaunchKernelEx(&launch));
+  return NULL;
+}
+
+static void joinFirst(void) { pthread_join(callers[0], NULL); }
+
+static void exitInATask(void) {
+  ASSERT_EQ(atexit(joinFirst), 0);
+  at_end.stream = newStream();
+  ASSERT_EQ(pthread_create(&callers[0], NULL, waitForExit, NULL), 0);
+  for (;;) pause();
+}
+
+TEST(exit_by_a_task_wakes_the_call_that_waits_for_it) { assertLeaves(exitInATask, 3); }

@@ -23,6 +23,12 @@
  * fills are as far apart as the caller says in the call; orTrace says how far apart its records are.
  *
  * Nothing is started or mapped before the first stream, event, allocation or copy is asked for.
+ *
+ * When the process exits, exit handlers and destructors that were registered before the first use of
+ * a device run after the library's own, from which on no queued work is begun. A call that waits then
+ * for unfinished work, or has begun to, returns orErrorNotPermitted, and frees nothing; one whose own
+ * task is running returns when that has ended. Finished work is waited for, and memory that no
+ * unfinished work may use is freed, as before.
  */
 #ifndef OPENREG_H
 #define OPENREG_H
