@@ -26,6 +26,8 @@
 
 #include "core.h"
 
+enum { OR_LOOK_AGAIN_NS = 1000000 };
+
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orHostWait *hosts;
 
@@ -130,7 +132,7 @@ static _Atomic uint32_t *announceSleep(const orAwaited *a, uint32_t *value) {
 
 /* The exit handler wakes whoever is in the list; a thread that comes later sees that the process is
  * exiting after it has read its futex. */
-static void sleepUntilOver(const orAwaited *a) {
+static void sleepUntilOver(const orAwaited *a, uint32_t refused) {
   orHostWait wait;
   uint32_t value;
   void *token = orBlockEnter();
@@ -138,6 +140,7 @@ static void sleepUntilOver(const orAwaited *a) {
   for (;;) {
     _Atomic uint32_t *word = announceSleep(a, &value);
     if (orDispatching() || orIsOver(a) || orProcessExiting()) break;
+    if (refused != atomic_load_explicit(&orLanesRefused, memory_order_seq_cst)) break;
     /* After helping, the others are at their last pieces. */
     if (!orSplitHelp())
       orFutexWait(word, value, 0);
@@ -150,12 +153,14 @@ static void sleepUntilOver(const orAwaited *a) {
 
 orError_t orAwait(const orAwaited *a) {
   orError_t error = orSuccess;
-  while (!orIsOver(a) && !(error = orProcessRefuseExiting())) {
+  uint32_t refused;
+  while (!error && !orIsOver(a) && !(error = orProcessRefuseExiting())) {
+    error = orLaneStandIn(a, &refused);
     const orDispatcher *d = orDispatching();
     if (OR_UNLIKELY(d != NULL))
-      d->await(a);
-    else if (!spin(a))
-      sleepUntilOver(a);
+      error = d->await(a);
+    else if (!error && !spin(a))
+      sleepUntilOver(a, refused);
   }
   orLaneHostWaits(false);
   return error;
@@ -163,6 +168,15 @@ orError_t orAwait(const orAwaited *a) {
 
 orError_t orAwaitTasks(orStream *stream, uint64_t count) {
   return orAwait(&(orAwaited){.stream = stream, .count = count});
+}
+
+orError_t orAwaitStep(const orAwaited *a) {
+  uint32_t refused;
+  OR_TRY(orProcessRefuseExiting());
+  if (OR_LIKELY(orProcessTask() == OR_TASK_NONE)) OR_TRY(orLaneStandIn(a, &refused));
+  const orDispatcher *d = orDispatching();
+  if (OR_UNLIKELY(d != NULL)) OR_TRY(d->step(a));
+  return orErrorNotReady;
 }
 
 /* ---- waiting no more ---- */
@@ -178,15 +192,15 @@ static bool cancel(orStream *s, orTask *task, uint64_t number) {
   bool over = atomic_load_explicit(&s->completed, memory_order_relaxed) >= number;
   bool idle = !over && s->state != OR_STREAM_RUNNING && !isAtDevice(s, task);
   if (idle) {
-    task->cancelled = true;
+    atomic_store_explicit(&task->cancelled, true, memory_order_relaxed);
     task->dropped = NULL;
   }
   orMutexUnlock(&s->lock);
   return idle;
 }
 
-/* Note [The end of the process]: a thread that leaves a stream that others wait for wakes them, by a
- * change of `wake_word` after the change of the state that `cancel` looks at. */
+/* A thread that leaves the stream, at the process's end or for want of a lane, wakes nobody: it looks
+ * again and again. */
 bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
   orAwaited a = {.stream = s, .count = number};
   bool cancelled = false;
@@ -194,7 +208,7 @@ bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
   for (uint32_t value;;) {
     _Atomic uint32_t *word = announceSleep(&a, &value);
     if (orIsOver(&a) || (cancelled = cancel(s, task, number))) break;
-    orFutexWait(word, value, 0);
+    orFutexWait(word, value, OR_LOOK_AGAIN_NS);
   }
   orBlockLeave(token);
   return !cancelled;

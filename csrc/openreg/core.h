@@ -423,8 +423,8 @@ typedef struct orTask {
   bool awaited;    /* the thread that queues it waits for it, and may run it */
   bool aside;      /* what the allocator does for itself: no choice of a schedule */
   bool half;       /* its first half has run, or is running */
-  bool cancelled;  /* dropped when its turn comes; written under the stream's lock, while no thread
-                      runs the stream */
+  /* dropped when its turn comes; written under the stream's lock, while no thread runs the stream */
+  _Atomic bool cancelled;
 } orTask;
 
 #define OR_TASK_HEADER ((sizeof(orTask) + 15) & ~(size_t)15)
@@ -589,6 +589,9 @@ void orStreamsSetLost(int device, bool lost);
 void orStreamsGiveUpWaits(int device);
 /* The stream whose mark it waits for, if it does. */
 orStream *orStreamBlocker(orStream *stream);
+/* Runs a stream that the calling host thread has taken until `count` of its tasks have finished: it has
+ * nothing else to do. */
+void orStreamRunHere(orStream *stream, uint64_t count);
 /* Waits until every stream is idle, no lane having one. */
 orError_t orStreamSettle(void);
 orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t *handle);
@@ -696,6 +699,9 @@ bool orIsOver(const orAwaited *awaited);
  * of large tasks meanwhile. */
 orError_t orAwait(const orAwaited *awaited);
 orError_t orAwaitTasks(orStream *stream, uint64_t count);
+/* For a host that asks, and it was not over: orErrorNotReady, or why it will not be. Whoever asks again
+ * gets another answer in the end. */
+orError_t orAwaitStep(const orAwaited *awaited);
 /* Blocks until the task `number` has finished (true), or no thread is at it and none will come to it:
  * it is dropped instead. After an error of orAwait, by the thread that queued it. */
 bool orAwaitOrCancel(orStream *stream, orTask *task, uint64_t number);
@@ -727,8 +733,28 @@ void orLaneSchedule(orStream *stream);
 void orLaneWakeIdle(int count);
 void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no more */
 
-/* Of a dispatcher: hands a stream that can run to lane 0, which calls `serve` with it. */
-void orLaneServe(orStream *stream, void (*serve)(orStream *stream));
+/* Of a dispatcher: hands a stream that can run to lane 0, which calls `serve` with it; `refuse` takes
+ * it back if the system refuses lane 0 a thread. */
+void orLaneServe(orStream *stream, void (*serve)(orStream *stream),
+                 void (*refuse)(orStream *stream));
+
+/* Not 0: the system has refused a thread, and no lane has been started since (lane.c). */
+extern OR_HIDDEN _Atomic uint32_t orLanesRefused;
+/* Tries again for the streams that are ready; true if any lane is alive, or about to be. */
+bool orLaneStartRefused(void);
+static inline void orLaneTryAgain(void) {
+  if (OR_UNLIKELY(atomic_load_explicit(&orLanesRefused, memory_order_relaxed)))
+    orLaneStartRefused();
+}
+/* orErrorSystem, for work that waits for a lane. */
+orError_t orLaneRefuse(void);
+/* By a host that waits: tries again, and while no lane is alive runs what it may run. An error: what it
+ * waits for needs a lane. Else it may sleep while `orLanesRefused` is `*refused`. */
+orError_t orLaneStandInSlow(const orAwaited *awaited, uint32_t *refused);
+static inline orError_t orLaneStandIn(const orAwaited *awaited, uint32_t *refused) {
+  *refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
+  return OR_LIKELY(!*refused) ? orSuccess : orLaneStandInSlow(awaited, refused);
+}
 
 enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
@@ -758,6 +784,10 @@ void orCopyBytes(void *dst, const void *src, size_t bytes);
 
 /* ---- task.c ---- */
 
+/* Not for events and waits, which are for whoever comes. */
+static inline bool orTaskIsForLanes(const orTask *task) {
+  return task->kind <= OR_KIND_SET && !task->any_thread;
+}
 /* Whether work of a device (-1: of none) may be run by a host thread that waits for it. */
 bool orTaskAnyThread(int device);
 /* Runs the first task of a stream, number `number` of it, and lets go of its arguments; false if

@@ -17,8 +17,9 @@ typedef struct orDispatcher {
   bool (*hold)(orStream *stream); /* that has become ready; false: the lanes' after all */
   void (*point)(void);            /* a host thread is inside a call: tasks may run */
   /* a host has asked, and it was not over: one task, if any can run */
-  void (*step)(const orAwaited *awaited);
-  void (*await)(const orAwaited *awaited); /* returns when it is over, or the lanes choose again */
+  orError_t (*step)(const orAwaited *awaited);
+  /* returns when it is over, or the lanes choose again; these two fail if there can be no lane 0 */
+  orError_t (*await)(const orAwaited *awaited);
   void (*aside)(void);  /* a host thread has queued what is no choice: it may run */
   bool (*tears)(void);  /* the running task is to be run in two halves; on its thread */
   void (*notice)(void); /* something has changed that threads which wait should look at */

@@ -386,10 +386,9 @@ orError_t orEventQuery(orEvent_t event) {
   orAwaited awaited = cell ? awaitedOf(cell) : (orAwaited){0};
   bool ready = !cell || orIsOver(&awaited);
   if (ready && cell) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
-  const orDispatcher *d = orDispatching();
-  if (!ready && d) d->step(&awaited);
+  orError_t error = ready ? orSuccess : orAwaitStep(&awaited);
   orCellRelease(cell);
-  return ready ? orSuccess : orErrorNotReady;
+  return error;
 }
 
 orError_t orEventSynchronize(orEvent_t event) {

@@ -36,6 +36,16 @@
  * at work on them too, it goes to another core. A lane that looks counts for threads on other cores
  * alone: on theirs it may be waiting for the core that they have.
  *
+ * Note [Refused threads]: the system may refuse a thread (a limit of the user, of a control group).
+ * Its lane is then one that has not been started, and `orLanesRefused` is not 0 until a lane is
+ * started: every launch and every wait tries again for streams that are ready. While no lane is alive
+ * a host that waits or asks runs what any thread may run (orLaneStandIn), of all streams, and fails
+ * with orErrorSystem if what it waits for needs a lane; what is queued stays queued. Each stream that
+ * becomes ready then adds to `orLanesRefused` and wakes all hosts to look around; a host that is about
+ * to sleep has looked before it compares that count, after it has read its futex. A thread that leaves
+ * a stream to one that another is starting sets `relied`: should that be refused, hosts are woken, too.
+ * A dispatcher's stream goes back to it (`refuse`).
+ *
  * model/wait.pml is a model of the scheduling of streams and the sleep of lanes (`make model`):
  * change them together.
  */
@@ -73,9 +83,13 @@ static struct {
   orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
   orStream *chosen;
   void (*serve)(orStream *stream); /* of `chosen` */
-  unsigned idle;                   /* bit i: lane i sleeps */
-  int started;
-  int coming; /* lanes that have been chosen and have not come yet */
+  void (*refuse)(orStream *stream);
+  unsigned idle;    /* bit i: lane i sleeps */
+  unsigned threads; /* bit i: lane i has a thread, or is being given one */
+  int alive;        /* lanes that run on one */
+  bool relied;      /* on a thread that is being started, while no lane is alive */
+  int coming;       /* lanes that have been chosen and have not come yet */
+  int why;          /* the errno of the latest thread that the system refused */
   void (*hook)(int lane, int wide);
   orLane lanes[OR_MAX_LANES];
   _Atomic unsigned ready_mask;
@@ -84,8 +98,12 @@ static struct {
 } sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LANES)};
 
 _Atomic(const orDispatcher *) orDispatcherNow;
+_Atomic uint32_t orLanesRefused;
 
 static void *laneMain(void *lane);
+
+/* Lock held. */
+static int startedLanes(void) { return __builtin_popcount(sched.threads); }
 
 /* ---- ready streams (lock held) ---- */
 
@@ -136,13 +154,16 @@ static bool removeReady(const orStream *s, int p) {
   return true;
 }
 
-static orStream *popFor(orLane *l) {
-  l->serves = sched.chosen && !l->index ? sched.serve : NULL;
-  if (OR_LIKELY(!l->serves)) return pop();
+static orStream *takeChosen(void) {
   orStream *s = sched.chosen;
   sched.chosen = NULL;
   atomic_fetch_and_explicit(&sched.ready_mask, ~(unsigned)OR_CHOSEN, memory_order_relaxed);
   return s;
+}
+
+static orStream *popFor(orLane *l) {
+  l->serves = sched.chosen && !l->index ? sched.serve : NULL;
+  return OR_LIKELY(!l->serves) ? pop() : takeChosen();
 }
 
 static bool shouldYield(const orStream *s) {
@@ -186,6 +207,7 @@ static void stopLooking(orLane *l) {
 static orLane *choose(int index) {
   orLane *l = &sched.lanes[index];
   sched.idle &= ~(1u << index);
+  sched.threads |= 1u << index;
   l->index = index;
   l->waker = sched_getcpu();
   sched.coming++;
@@ -196,58 +218,79 @@ static orLane *choose(int index) {
 static orLane *chooseLane(bool *start) {
   *start = false;
   if (sched.idle) return choose(__builtin_ctz(sched.idle));
-  if (sched.started >= orLaneLimit()) return NULL;
+  if (startedLanes() >= orLaneLimit()) return NULL;
   *start = true;
-  return choose(sched.started++);
+  return choose(__builtin_ctz(~sched.threads));
 }
 
-static void startLane(orLane *l) {
+/* Hosts that wait look around. */
+static void tellHosts(void) {
+  atomic_fetch_add_explicit(&orLanesRefused, 1, memory_order_seq_cst);
+  orHostWaitsWake();
+}
+
+/* Note [Refused threads]. */
+static void noteRefused(orLane *l, int why) {
+  uint32_t none = 0;
+  orMutexLock(&sched.lock);
+  sched.coming--;
+  sched.threads &= ~(1u << l->index);
+  sched.why = why;
+  atomic_compare_exchange_strong_explicit(&orLanesRefused, &none, 1, memory_order_seq_cst,
+                                          memory_order_relaxed);
+  bool tells = !sched.threads && sched.relied;
+  if (tells) sched.relied = false;
+  orStream *chosen = l->index ? NULL : takeChosen();
+  void (*refuse)(orStream *) = sched.refuse;
+  orMutexUnlock(&sched.lock);
+  if (chosen) refuse(chosen);
+  if (tells) tellHosts();
+}
+
+/* False if the system refuses the thread. */
+static bool startLane(orLane *l) {
   atomic_store_explicit(&l->awake, 1, memory_order_relaxed);
   int failed = orThreadStart(laneMain, l);
-  /* The lanes there are will serve. This one is never chosen again. */
-  if (failed && l->index == 0)
-    fprintf(stderr, "openreg: cannot start a thread: %s\n", strerror(failed));
+  if (OR_UNLIKELY(failed)) noteRefused(l, failed);
+  return !failed;
 }
 
-/* ... and woken (lock not held). */
-static void wake(orLane *l, bool start) {
-  if (!l) return;
-  if (start) {
-    startLane(l);
-  } else {
-    atomic_store_explicit(&l->awake, 1, memory_order_release);
-    orFutexWake(&l->awake, 1);
-  }
+/* ... and woken (lock not held). True if a lane comes. */
+static bool wake(orLane *l, bool start) {
+  if (!l) return false;
+  if (start) return startLane(l);
+  atomic_store_explicit(&l->awake, 1, memory_order_release);
+  orFutexWake(&l->awake, 1);
+  return true;
 }
 
 void orLaneSchedule(orStream *s) {
   bool start = false;
-  if (OR_UNLIKELY(orProcessExiting())) {
-    orStreamWakeSleepers(s); /* nobody runs it: a thread that waits for its own task there goes on */
-    return;
-  }
+  if (OR_UNLIKELY(orProcessExiting())) return; /* nobody runs it */
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL) && d->hold(s)) return;
   orMutexLock(&sched.lock);
   push(s);
   orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
+  bool none = !sched.alive;
+  if (OR_UNLIKELY(none) && !l) sched.relied = true;
   orMutexUnlock(&sched.lock);
-  wake(l, start);
+  if (OR_UNLIKELY(!wake(l, start) && l && none)) tellHosts();
 }
 
 /* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more
  * before it sleeps. */
 static orLane *chooseWideLane(bool *start) {
-  *start = !sched.started;
-  if (*start) sched.started = 1;
+  *start = !(sched.threads & 1);
   return *start || (sched.idle & 1) ? choose(0) : NULL;
 }
 
-void orLaneServe(orStream *s, void (*serve)(orStream *)) {
+void orLaneServe(orStream *s, void (*serve)(orStream *), void (*refuse)(orStream *)) {
   bool start;
   orMutexLock(&sched.lock);
   sched.chosen = s;
   sched.serve = serve;
+  sched.refuse = refuse;
   atomic_fetch_or_explicit(&sched.ready_mask, OR_CHOSEN, memory_order_relaxed);
   orLane *l = chooseWideLane(&start);
   orMutexUnlock(&sched.lock);
@@ -260,8 +303,7 @@ void orLaneWakeIdle(int count) {
     orMutexLock(&sched.lock);
     orLane *l = chooseLane(&start);
     orMutexUnlock(&sched.lock);
-    if (!l) return;
-    wake(l, start);
+    if (!wake(l, start)) return;
   }
 }
 
@@ -291,7 +333,7 @@ static bool othersRun(void) {
   int looking = 0;
   for (uint64_t l = atomic_load_explicit(&sched.looking, memory_order_relaxed); l; l >>= 8)
     looking += (l & UINT8_MAX) != 0;
-  return __builtin_popcount(sched.idle) + sched.coming + looking < sched.started;
+  return __builtin_popcount(sched.idle) + sched.coming + looking < startedLanes();
 }
 
 /* Lock held at entry and return. */
@@ -438,7 +480,6 @@ static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
   /* A reset that came while the stream was about to wait found it running and did not resume it. */
   if (gives_up && number <= atomic_load_explicit(&s->drop_until, memory_order_acquire))
     orStreamResume(s);
-  if (OR_UNLIKELY(orProcessExiting())) orStreamWakeSleepers(s); /* as in orLaneSchedule */
   return false;
 }
 
@@ -457,7 +498,8 @@ static inline bool runFront(orStream *s, uint64_t number, int lane) {
   OR_PROBE(OR_PROBE_STARTS, .slot = s);
   /* What a vendor's device has started is waited for, like any task that is running. */
   bool drops = number <= atomic_load_explicit(&s->drop_until, memory_order_acquire);
-  if (OR_UNLIKELY((drops && !t->completion) || t->cancelled))
+  bool cancelled = atomic_load_explicit(&t->cancelled, memory_order_relaxed);
+  if (OR_UNLIKELY((drops && !t->completion) || cancelled))
     orTaskDrop(t);
   else if (!runTask(s, t, number, lane))
     return false;
@@ -520,6 +562,95 @@ bool orLaneTake(orStream *s) {
   return taken;
 }
 
+/* ---- where no lane is alive: Note [Refused threads] ---- */
+
+/* Of a stream in a list, whose first task nobody takes meanwhile: by any thread, if only to drop it, or
+ * to take note of what a vendor's device has done. Lock held. */
+static bool mayStandIn(const orStream *s) {
+  (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* covers the record */
+  const orTask *first = orQueuePeek(&s->out);
+  uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+  return !orTaskIsForLanes(first) || first->completion ||
+         atomic_load_explicit(&first->cancelled, memory_order_relaxed) ||
+         number <= atomic_load_explicit(&s->drop_until, memory_order_acquire);
+}
+
+/* Lock held. */
+static orStream *takeForHost(void) {
+  for (int p = 0; p < OR_PRIORITIES; p++)
+    for (orStream *s = sched.first[p]; s; s = s->ready_next)
+      if (mayStandIn(s)) {
+        removeReady(s, p);
+        return s;
+      }
+  return NULL;
+}
+
+/* True if what a host waits for is behind a task that only a lane may run. */
+static bool needsLane(const orAwaited *a) {
+  orStream *end = a->stream;
+  for (orStream *other; end && (other = orStreamBlocker(end));) end = other;
+  bool needs = false;
+  orMutexLock(&sched.lock);
+  for (int p = 0; p < OR_PRIORITIES && end; p++)
+    for (const orStream *s = sched.first[p]; s; s = s->ready_next)
+      needs |= s == end && !mayStandIn(s);
+  orMutexUnlock(&sched.lock);
+  return needs;
+}
+
+/* Streams that were ready before there was a dispatcher. */
+static void handOver(void) {
+  while (orDispatching()) {
+    orMutexLock(&sched.lock);
+    orStream *s = pop();
+    orMutexUnlock(&sched.lock);
+    if (!s) return;
+    orLaneSchedule(s);
+  }
+}
+
+bool orLaneStartRefused(void) {
+  bool start = false;
+  orMutexLock(&sched.lock);
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
+  orLane *l = mask ? chooseLane(&start) : NULL;
+  orMutexUnlock(&sched.lock);
+  wake(l, start);
+  orMutexLock(&sched.lock);
+  bool any = sched.threads;
+  if (any && !sched.alive) sched.relied = true;
+  orMutexUnlock(&sched.lock);
+  return any;
+}
+
+orError_t orLaneRefuse(void) {
+  orMutexLock(&sched.lock);
+  int why = sched.why;
+  orMutexUnlock(&sched.lock);
+  return orFail(orErrorSystem,
+                "the system refuses a thread for queued work, which waits: %s (errno %d)",
+                strerror(why), why);
+}
+
+/* Between the look at the streams and the answer another thread may have changed them: it has then
+ * told. */
+orError_t orLaneStandInSlow(const orAwaited *a, uint32_t *refused) {
+  for (;;) {
+    if (orLaneStartRefused() || orIsOver(a)) return orSuccess;
+    if (orDispatching()) return handOver(), orSuccess;
+    *refused = atomic_load_explicit(&orLanesRefused, memory_order_seq_cst);
+    orMutexLock(&sched.lock);
+    orStream *s = takeForHost();
+    orMutexUnlock(&sched.lock);
+    if (!s && !needsLane(a)) return orSuccess;
+    if (s)
+      orStreamRunHere(s, atomic_load_explicit(&s->completed, memory_order_relaxed) + 1);
+    else if (*refused == atomic_load_explicit(&orLanesRefused, memory_order_seq_cst))
+      return orLaneRefuse();
+  }
+}
+
 /* A thread that wakes up stops one whose slice is longer (Linux 6.12 and later; before, nothing
  * happens). The slice has no part in how much time it gets. Threads that it starts, OpenMP's, have
  * the usual one. */
@@ -563,6 +694,8 @@ static void *laneMain(void *arg) {
   orMutexLock(&sched.lock);
   void (*hook)(int, int) = sched.hook;
   sched.coming--;
+  sched.alive++;
+  atomic_store_explicit(&orLanesRefused, 0, memory_order_seq_cst);
   orMutexUnlock(&sched.lock);
   if (hook) callHook(hook, l->index);
   for (;;) {
@@ -586,7 +719,7 @@ static void *laneMain(void *arg) {
 orError_t orSetLaneHook(void (*hook)(int lane, int wide)) {
   OR_TRY(orEnter());
   orMutexLock(&sched.lock);
-  bool late = sched.started > 0;
+  bool late = sched.threads != 0;
   if (!late) sched.hook = hook;
   orMutexUnlock(&sched.lock);
   return late ? orFail(orErrorAlreadyInitialized, "orSetLaneHook: lanes have been started already")
@@ -604,7 +737,7 @@ orError_t orGetLaneInfo(orLaneInfo *info) {
   orLaneInfo from = {.limit = orLaneLimit()};
   orStreamForEach(-1, addQueued, &from.queued);
   orMutexLock(&sched.lock);
-  from.started = sched.started;
+  from.started = startedLanes();
   orMutexUnlock(&sched.lock);
   return OR_FILL(orLaneInfo, info, &from, queued);
 }

@@ -71,6 +71,7 @@ typedef struct orGoal {
   bool left;       /* ... and has been left for a stream */
   bool over;       /* ... and has been chosen */
   bool aside;      /* nothing but what is no choice */
+  bool refused;    /* there is no lane 0 to serve it */
 } orGoal;
 
 static struct {
@@ -415,6 +416,19 @@ static void serve(orStream *s) {
   } while ((s = next(g)));
 }
 
+/* The system refuses lane 0 a thread. */
+static void refuse(orStream *s) {
+  orMutexLock(&plan.lock);
+  orGoal *g = atomic_load_explicit(&plan.goal, memory_order_relaxed);
+  bool on = isOn();
+  if (on) insert(s);
+  g->refused = true;
+  atomic_store_explicit(&plan.goal, NULL, memory_order_release);
+  orMutexUnlock(&plan.lock);
+  if (!on) orLaneSchedule(s);
+  notice();
+}
+
 /* Hands the goal to lane 0, unless it has another one or nothing can run. */
 static bool start(orGoal *g) {
   const orStream *needed = neededFor(g);
@@ -423,7 +437,7 @@ static bool start(orGoal *g) {
   orStream *s = busy || !isOn() ? NULL : choose(g, needed);
   if (s) atomic_store_explicit(&plan.goal, g, memory_order_release);
   orMutexUnlock(&plan.lock);
-  if (s) orLaneServe(s, serve);
+  if (s) orLaneServe(s, serve, refuse);
   return s;
 }
 
@@ -461,13 +475,13 @@ static void leaveSleep(orGoalSleep *sleep) {
   orBlockLeave(sleep->token);
 }
 
-static void pursue(orGoal *g) {
+static orError_t pursue(orGoal *g) {
   orGoalSleep sleep = {0};
   while (isServed(g) || !orProcessExiting()) { /* a lane has the goal, which is on this stack */
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
-      if (isReached(g)) break;
-      bool started = start(g);
+      if ((g->refused && g->until.stream) || isReached(g)) break;
+      bool started = !g->refused && start(g);
       if (!started && !g->waits) break;
       if (!started) noteAlone((orScheduleStep){.kind = orStepOutside});
     }
@@ -476,6 +490,7 @@ static void pursue(orGoal *g) {
     if (isServed(g) || !orProcessExiting()) orFutexWait(&plan.word, word, 0);
   }
   leaveSleep(&sleep);
+  return g->refused && g->until.stream && !orIsOver(&g->until) ? orLaneRefuse() : orSuccess;
 }
 
 /* ---- points; a task that calls is at none ---- */
@@ -515,16 +530,16 @@ static void noteAsked(const orAwaited *awaited) {
   noteAlone((orScheduleStep){.kind = orStepAsks, .stream = stream, .a = idOf(awaited->cell)});
 }
 
-static void step(const orAwaited *awaited) {
-  if (orProcessTask() != OR_TASK_NONE) return;
+static orError_t step(const orAwaited *awaited) {
+  if (orProcessTask() != OR_TASK_NONE) return orSuccess;
   noteAsked(awaited);
-  pursue(&(orGoal){.until = *awaited, .tasks = 1});
+  return pursue(&(orGoal){.until = *awaited, .tasks = 1});
 }
 
-static void await(const orAwaited *awaited) {
+static orError_t await(const orAwaited *awaited) {
   if (!awaited->stream)
     atomic_fetch_or_explicit(&awaited->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
-  pursue(&(orGoal){.until = *awaited, .tasks = OR_ALL_TASKS, .waits = true});
+  return pursue(&(orGoal){.until = *awaited, .tasks = OR_ALL_TASKS, .waits = true});
 }
 
 /* ---- the record ---- */

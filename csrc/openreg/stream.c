@@ -182,11 +182,6 @@ orError_t orStreamBeginAside(orStream_t handle, orStream **stream, orTask **task
   return orFail(orErrorMemoryAllocation, "no memory to queue a task");
 }
 
-/* Events and waits are for whoever comes. */
-static inline bool isForLanes(const orTask *task) {
-  return task->kind <= OR_KIND_SET && !task->any_thread;
-}
-
 /* Lock held: nothing is before the task, and the thread that queues it may run it. */
 static inline bool isForCaller(const orStream *s, const orTask *task) {
   return OR_UNLIKELY(task->awaited) && task->any_thread && s->state == OR_STREAM_IDLE &&
@@ -198,14 +193,17 @@ static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
   bool idle = s->state == OR_STREAM_IDLE;
   *mine = isForCaller(s, task);
-  if (isForLanes(task)) s->lane_until = number;
+  if (orTaskIsForLanes(task)) s->lane_until = number;
   last_correlation = orCorrelation(s->last_handle, number);
   orQueueCommit(&s->in, &s->out, task);
   s->bytes_in += task->size;
   if (idle) s->state = *mine ? OR_STREAM_RUNNING : OR_STREAM_READY;
   atomic_store_explicit(&s->queued, number, memory_order_release);
   orMutexUnlock(&s->lock);
-  if (idle && !*mine) orLaneSchedule(s);
+  if (idle && !*mine)
+    orLaneSchedule(s);
+  else
+    orLaneTryAgain();
   return number;
 }
 
@@ -282,7 +280,7 @@ static bool hasCompleted(const orStream *s, uint64_t count) {
 
 /* Runs what is queued up to the task that the calling thread is about to wait for: it has nothing
  * else to do, and waking another thread and being woken takes longer than many a task. */
-static __attribute__((noinline)) void runHere(orStream *s, uint64_t count) {
+__attribute__((noinline)) void orStreamRunHere(orStream *s, uint64_t count) {
   void *token = orBlockEnter();
   orLaneRun(s, count, OR_HOST);
   orBlockLeave(token);
@@ -295,7 +293,7 @@ static orError_t synchronize(orStream *s, uint64_t count, orStream_t handle, boo
   orProbe wait;
   OR_PROBE_WAITS(&wait, .call = "orStreamSynchronize", .device = orHandleDevice(handle),
                  .stream = handle, .ordered = promised);
-  if (mine) runHere(s, count);
+  if (mine) orStreamRunHere(s, count);
   return orProbeWaited(&wait, orAwaitTasks(s, count));
 }
 
@@ -346,7 +344,7 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   bool awaited = task->awaited && !s->capturing; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
   if (OR_UNLIKELY(awaited) && !mine) mine = !orDispatching() && orLaneTake(s);
-  if (OR_UNLIKELY(mine)) runHere(s, number);
+  if (OR_UNLIKELY(mine)) orStreamRunHere(s, number);
   orDispatchPoint();
   return orSuccess;
 }
@@ -369,7 +367,7 @@ static uint64_t appendAll(orStream *s, const orSequence *records) {
     else if (isMarkable(task))
       OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
     number++;
-    if (isForLanes(task)) s->lane_until = number;
+    if (orTaskIsForLanes(task)) s->lane_until = number;
     orQueueCommit(&s->in, &s->out, task);
     s->bytes_in += task->size;
   }
@@ -431,7 +429,10 @@ orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *reco
   if (OR_UNLIKELY(s->lost)) atomic_store_explicit(&s->drop_until, last, memory_order_release);
   atomic_store_explicit(&s->queued, last, memory_order_release);
   orMutexUnlock(&s->lock);
-  if (idle) orLaneSchedule(s);
+  if (idle)
+    orLaneSchedule(s);
+  else
+    orLaneTryAgain();
   if (orProbeOn(OR_PROBE_QUEUED)) tellQueued(name, records, last);
   return orSuccess;
 }
@@ -688,10 +689,7 @@ orError_t orStreamQuery(orStream_t stream) {
     OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = stream);
     return orSuccess;
   }
-  const orDispatcher *d = orDispatching();
-  /* Whoever asks again gets another answer in the end. */
-  if (d) d->step(&(orAwaited){.stream = s, .count = queued});
-  return orErrorNotReady;
+  return orAwaitStep(&(orAwaited){.stream = s, .count = queued});
 }
 
 orError_t orStreamSynchronize(orStream_t stream) {

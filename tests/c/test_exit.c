@@ -226,7 +226,8 @@ static bool isKnown(const void *memory) {
 /* A lane is at a task, and more is queued. */
 static void assertWaitsAreRefused(void) {
   char byte = 0;
-  ASSERT_EQ(orStreamQuery(at_end.stream), orErrorNotReady);
+  ASSERT_EXITING(orStreamQuery(at_end.stream));
+  ASSERT_EXITING(orEventQuery(at_end.event));
   ASSERT_EXITING(orStreamSynchronize(at_end.stream));
   ASSERT_EXITING(orEventSynchronize(at_end.event));
   ASSERT_EXITING(orDeviceSynchronize());
@@ -262,6 +263,7 @@ static void leaveWithWork(void) {
 TEST(exit_handlers_are_refused_waits_for_unfinished_work) { assertLeaves(leaveWithWork, 1); }
 
 static void assertWaitsAreOver(void) {
+  ASSERT_OK(orStreamQuery(at_end.stream));
   ASSERT_OK(orStreamSynchronize(at_end.stream));
   ASSERT_OK(orEventSynchronize(at_end.event));
   ASSERT_OK(orDeviceSynchronize());

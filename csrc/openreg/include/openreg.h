@@ -26,9 +26,14 @@
  *
  * When the process exits, exit handlers and destructors that were registered before the first use of
  * a device run after the library's own, from which on no queued work is begun. A call that waits then
- * for unfinished work, or has begun to, returns orErrorNotPermitted, and frees nothing; one whose own
- * task is running returns when that has ended. Finished work is waited for, and memory that no
- * unfinished work may use is freed, as before.
+ * for unfinished work, asks about it, or has begun to wait for it before, returns orErrorNotPermitted
+ * and frees nothing; one whose own task is running returns when that has ended. Finished work is waited
+ * for, and memory that no unfinished work may use is freed, as before.
+ *
+ * Where the system refuses a thread for queued work, each launch and each wait tries again. While there
+ * is none at all, a call that waits runs what any thread may run, and returns orErrorSystem if what it
+ * waits for needs a thread of the library. Work stays queued, except that of such a call itself, which
+ * is dropped.
  */
 #ifndef OPENREG_H
 #define OPENREG_H
@@ -322,8 +327,9 @@ typedef struct orLaunch {
 /* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On
  * failure nothing is queued and `drop` is not called, except with orLaunchWaits or
  * OPENREG_LAUNCH_BLOCKING: the call then waits for the kernel and may return an error of it, and
- * the queue has dropped the arguments. Whoever frees them on failure asks `queued`, which is 0
- * before the call where the structure may be refused. */
+ * the queue has dropped the arguments, or, where the kernel cannot run for want of a thread or because
+ * the process exits, will drop them when there is one. Whoever frees them on failure asks `queued`,
+ * which is 0 before the call where the structure may be refused. */
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
 /* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
 OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
