@@ -218,7 +218,7 @@ static void makeAll(void) {
 }
 
 static bool isKnown(const void *memory) {
-  orPointerAttributes attributes;
+  orPointerAttributes attributes = {.struct_size = sizeof attributes};
   ASSERT_OK(orPointerGetAttributes(&attributes, memory));
   return attributes.type != orMemoryTypeUnregistered;
 }

@@ -90,7 +90,7 @@ TEST(threads_a_key_that_is_not_had_is_not_used) {
 /* ---- processors ---- */
 
 static int hostCores(void) {
-  orDeviceProperties properties;
+  orDeviceProperties properties = {.size = sizeof properties};
   ASSERT_OK(orGetDeviceProperties(&properties, 0));
   return properties.host_cores;
 }
@@ -146,7 +146,7 @@ enum { ALL = 1 << 30 };
 static void refuseThreads(int count) { atomic_store(&refusals, count); }
 
 static int lanesStarted(void) {
-  orLaneInfo info;
+  orLaneInfo info = {.size = sizeof info};
   ASSERT_OK(orGetLaneInfo(&info));
   return info.started;
 }
