@@ -1,5 +1,5 @@
 # Targets: demo, test, test-all, soak, fuzz, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, ctest-page64k, model, mutate, debug, docs, compile_commands, wheels, clean.
+# Targets: ctest, ctest-aarch64, ctest-page64k, model, mutate, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -14,7 +14,8 @@ CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HE
 CC ?= cc
 
 .PHONY: help demo test test-all soak fuzz conformance upstream integration lint format sanitize bench build ctest
-.PHONY: ctest-page64k ctest-page64k-files debug docs env clean compile_commands c-commands wheels
+.PHONY: ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files debug docs
+.PHONY: env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
 .DELETE_ON_ERROR:
@@ -155,6 +156,9 @@ FLAGS_ubsan := -O1 -g -DOR_DEBUG -fsanitize=undefined -fno-sanitize-recover=all 
 FLAGS_fuzz := -O1 -g -DOR_DEBUG -DOR_LIBFUZZER -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 FUZZ_CC ?= clang
 build/ctest/fuzz/%: CC := $(FUZZ_CC)
+FLAGS_aarch64 := $(FLAGS_debug)
+AARCH64_CC ?= aarch64-linux-gnu-gcc
+build/ctest/aarch64/%: CC := $(AARCH64_CC)
 
 # One line for each file made; V=1 shows the commands.
 say = $(if $(V),,@echo '  $@'; )
@@ -166,7 +170,7 @@ inputs = $(filter-out %.h,$^)
 # nodelete: the workers run until the process ends, so dlclose() leaves their code where it is.
 CORE_LINK := -Wl,-Bsymbolic-functions -Wl,-z,nodelete
 
-# $(1): release, debug, tsan, asan or ubsan.
+# $(1): release, debug, tsan, asan, ubsan, fuzz or aarch64.
 define core_build
 D_$(1) := build/ctest/$(1)
 CORE_OBJECTS_$(1) := $$(CORE_SOURCES:csrc/openreg/%.c=build/ctest/$(1)/core/%.o)
@@ -213,7 +217,7 @@ FILES_$(1) := $$(D_$(1))/bare $$(D_$(1))/inputs $$(if $$(TEST_SOURCES),$$(D_$(1)
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(D_$(1))/walk
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
-$(foreach kind,release debug tsan asan ubsan fuzz,$(eval $(call core_build,$(kind))))
+$(foreach kind,release debug tsan asan ubsan fuzz aarch64,$(eval $(call core_build,$(kind))))
 
 # Two makes at once in one tree would write the same objects.
 locked = @mkdir -p build && flock build/lock $(MAKE) --no-print-directory -j $(JOBS)
@@ -231,6 +235,23 @@ ctest-page64k-files: ctest-files $(D_debug)/libpage64k.so
 ctest-page64k:
 	$(locked) ctest-page64k-files
 	LD_PRELOAD=$(CURDIR)/$(D_debug)/libpage64k.so $(D_debug)/run-tests
+
+# The C tests on Arm64, in an emulator, but for those that tests/c/aarch64.txt names. AARCH64_ROOT: where that
+# processor's C library is. A device has little memory, as the emulator visits each page of an address range.
+AARCH64_ROOT ?= /usr/aarch64-linux-gnu
+ctest-aarch64: export QEMU_LD_PREFIX = $(AARCH64_ROOT)
+ctest-aarch64: export OPENREG_TEST_EMULATOR = qemu-aarch64
+ctest-aarch64: export OPENREG_DEVICE_MEMORY = 256M
+ctest-aarch64: export OPENREG_STRESS_PROGRAMS = 20
+ctest-aarch64: export OPENREG_TEST_TIMEOUT_SCALE ?= 5
+
+ctest-aarch64-files: $(FILES_aarch64)
+
+ctest-aarch64:
+	$(locked) ctest-aarch64-files
+	@sed '/^#/d; s/ .*//' tests/c/aarch64.txt > $(D_aarch64)/except
+	@qemu-aarch64 $(D_aarch64)/run-tests --list | grep -vxF -f $(D_aarch64)/except > $(D_aarch64)/names
+	xargs -P $(JOBS) -n 40 qemu-aarch64 $(D_aarch64)/run-tests < $(D_aarch64)/names
 
 # The C tests, and the Python suite, over the core with its assertions, which is preloaded. ARGS: pytest's.
 # The core that is loaded first has debug information, and is a second file beside the package's: two
