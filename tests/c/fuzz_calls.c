@@ -406,10 +406,23 @@ static pthread_t startIt(void *(*body)(void *), void *context) {
 
 enum { LAST_BYTES = 100000, LAST_BYTE = 0x5a };
 
-/* Registered before the first use of the library, so it runs after the library's own handler. */
+static bool isWritten(void) {
+  for (int i = 0; i < LAST_BYTES; i++)
+    if (fuzz.last[i] != LAST_BYTE) return false;
+  return true;
+}
+
+/* Registered before the first use of the library, so it runs after the library's own handler: queued
+ * work is done or the wait returns an error, and memory can be freed. */
 static void atExit(void) {
   if (!fuzz.ends_inside) return;
-  orStreamSynchronize(fuzz.last_stream);
+  orError_t error = orStreamSynchronize(fuzz.last_stream);
+  bool certain = !error && !fuzz.resets && !fuzz.losses && !fuzz.faults;
+  if (certain && !isWritten()) {
+    fprintf(stderr, "orStreamSynchronize succeeded at exit, and its work is not done\n");
+    _exit(1);
+  }
+  orFreeHost(fuzz.last);
   orDeviceSynchronize();
 }
 
