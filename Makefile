@@ -14,8 +14,8 @@ CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HE
 CC ?= cc
 
 .PHONY: help demo test test-all soak fuzz conformance upstream integration lint format sanitize bench build ctest
-.PHONY: ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files debug docs
-.PHONY: env clean compile_commands c-commands wheels
+.PHONY: ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files ctest-musl
+.PHONY: ctest-musl-files debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
 .DELETE_ON_ERROR:
@@ -159,6 +159,12 @@ build/ctest/fuzz/%: CC := $(FUZZ_CC)
 FLAGS_aarch64 := $(FLAGS_debug)
 AARCH64_CC ?= aarch64-linux-gnu-gcc
 build/ctest/aarch64/%: CC := $(AARCH64_CC)
+# musl-gcc has no headers of the kernel: the system's come after its own. A thread of musl's has a stack of
+# 128 KiB, or what the program says.
+FLAGS_musl := $(FLAGS_debug) -Wl,-z,stack-size=0x800000 -idirafter /usr/include \
+  -idirafter /usr/include/$(shell $(CC) -print-multiarch 2>/dev/null)
+MUSL_CC ?= musl-gcc
+build/ctest/musl/%: CC := $(MUSL_CC)
 
 # One line for each file made; V=1 shows the commands.
 say = $(if $(V),,@echo '  $@'; )
@@ -170,7 +176,7 @@ inputs = $(filter-out %.h,$^)
 # nodelete: the workers run until the process ends, so dlclose() leaves their code where it is.
 CORE_LINK := -Wl,-Bsymbolic-functions -Wl,-z,nodelete
 
-# $(1): release, debug, tsan, asan, ubsan, fuzz or aarch64.
+# $(1): release, debug, tsan, asan, ubsan, fuzz, aarch64 or musl.
 define core_build
 D_$(1) := build/ctest/$(1)
 CORE_OBJECTS_$(1) := $$(CORE_SOURCES:csrc/openreg/%.c=build/ctest/$(1)/core/%.o)
@@ -217,7 +223,7 @@ FILES_$(1) := $$(D_$(1))/bare $$(D_$(1))/inputs $$(if $$(TEST_SOURCES),$$(D_$(1)
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(D_$(1))/walk
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
-$(foreach kind,release debug tsan asan ubsan fuzz aarch64,$(eval $(call core_build,$(kind))))
+$(foreach kind,release debug tsan asan ubsan fuzz aarch64 musl,$(eval $(call core_build,$(kind))))
 
 # Two makes at once in one tree would write the same objects.
 locked = @mkdir -p build && flock build/lock $(MAKE) --no-print-directory -j $(JOBS)
@@ -228,6 +234,13 @@ sanitize-files: $(FILES_tsan) $(FILES_asan) $(FILES_ubsan)
 
 ctest:
 	$(locked) ctest-files
+
+# The C tests over another C library (Debian's package: musl-tools), of which PyTorch has no wheels.
+ctest-musl-files: $(FILES_musl)
+
+ctest-musl:
+	$(locked) ctest-musl-files
+	$(D_musl)/run-tests
 
 # The C tests where pages have 64 KiB: every one passes there.
 ctest-page64k-files: ctest-files $(D_debug)/libpage64k.so

@@ -32,18 +32,24 @@ typedef enum orRank {
   OR_RANK_LEAF
 } orRank;
 
+/* One that spins a little before it sleeps. Those of musl all do. */
+#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+#define OR_PTHREAD_MUTEX PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+#else
+#define OR_PTHREAD_MUTEX PTHREAD_MUTEX_INITIALIZER
+#endif
+
 typedef struct orMutex {
-  pthread_mutex_t mutex; /* one that spins a little before it sleeps */
+  pthread_mutex_t mutex;
 #ifdef OR_DEBUG
   orRank rank;
 #endif
 } orMutex;
 
 #ifdef OR_DEBUG
-#define OR_MUTEX_INITIALIZER(its_rank) \
-  {.mutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP, .rank = its_rank}
+#define OR_MUTEX_INITIALIZER(its_rank) {.mutex = OR_PTHREAD_MUTEX, .rank = its_rank}
 #else
-#define OR_MUTEX_INITIALIZER(its_rank) {.mutex = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP}
+#define OR_MUTEX_INITIALIZER(its_rank) {.mutex = OR_PTHREAD_MUTEX}
 #endif
 
 static inline void orMutexInit(orMutex *m, orRank rank) {

@@ -24,6 +24,7 @@
 #define FUZZ_H
 
 #include <inttypes.h>
+#include <pthread.h>
 
 #include "openreg_graph.h"
 #include "stress.h"

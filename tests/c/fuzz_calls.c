@@ -448,8 +448,8 @@ void runCalls(bool ends_inside) {
   for (int i = 0; i < CALLERS; i++) fuzz.caller[i] = startIt(runCaller, (void *)(intptr_t)i);
   pthread_t keeper = startIt(keepGates, NULL);
   if (ends_inside) exitInside(keeper);
+  pthread_join(keeper, NULL); /* which sends signals to callers: none may be joined before */
   for (int i = 0; i < CALLERS; i++) pthread_join(fuzz.caller[i], NULL);
-  pthread_join(keeper, NULL);
   pthread_join(startIt(endProgram, NULL), NULL);
   settle();
   soak->calls += CALLERS * CALLS;

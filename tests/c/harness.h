@@ -127,6 +127,9 @@ const char *pluginPath(const char *file);
 /* The system's, of which a test under preload/page64k.c has larger ones than the machine. */
 size_t pageSize(void);
 
+/* Bytes that malloc has handed out; 0 where the C library has no figure (musl). */
+size_t heapInUse(void);
+
 uint64_t nowNs(void);
 void sleepMs(int milliseconds);
 

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -205,6 +206,15 @@ const char *pluginPath(const char *file) {
 }
 
 size_t pageSize(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+size_t heapInUse(void) {
+#ifdef __GLIBC__
+  struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+#else
+  return 0;
+#endif
+}
 
 uint64_t nowNs(void) {
   struct timespec t;

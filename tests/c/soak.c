@@ -9,7 +9,6 @@
  * has failed; here, that no work, memory or handle is left. soak_rounds.c runs many.
  */
 #include <inttypes.h>
-#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -393,11 +392,6 @@ static size_t freeBytes(int device) {
   ASSERT_OK(orSetDevice(device));
   ASSERT_OK(orMemGetInfo(&free_bytes, &all));
   return free_bytes;
-}
-
-static size_t heapInUse(void) {
-  struct mallinfo2 info = mallinfo2();
-  return info.uordblks + info.hblkhd;
 }
 
 static size_t residentBytes(void) {

@@ -107,6 +107,9 @@ TEST(plugin_fails_to_register_itself) {
   beginCapture();
   expectFailure(path, orErrorAlreadyExists, "priority 0");
   ASSERT_CONTAINS(endCapture(), "openreg: no device factory was registered at load");
+#ifndef __GLIBC__
+  SKIP("dlclose unloads nothing: the library's constructor does not run again");
+#endif
   selfRegistered("1"); /* and may try again */
   ASSERT_OK(orAddDevices(NULL, NULL));
 }

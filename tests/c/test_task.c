@@ -1,7 +1,6 @@
 /*
  * Tasks: arguments of kernels, what a launch refuses, who drops the arguments, what a task may call.
  */
-#include <malloc.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,18 +72,13 @@ TEST(task_behind_a_reservation_that_was_abandoned) {
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-static size_t memoryInUse(void) {
-  struct mallinfo2 now = mallinfo2();
-  return now.uordblks + now.hblkhd;
-}
-
 /* A lane lets go of a destroyed stream's queue after the last task is over: a device that has been
  * waited for may hold some a little longer. */
 static size_t leastMemory(void) {
-  size_t least = memoryInUse();
+  size_t least = heapInUse();
   for (int ms = 0; ms < 100; ms++) {
     usleep(1000);
-    if (memoryInUse() < least) least = memoryInUse();
+    if (heapInUse() < least) least = heapInUse();
   }
   return least;
 }
@@ -118,9 +112,9 @@ static void expectNoGrowth(void (*round)(orStream_t)) {
   size_t before = 0;
   for (int i = 0; i < 40; i++) {
     round(s);
-    if (i == 9) before = memoryInUse();
+    if (i == 9) before = heapInUse();
   }
-  ASSERT_LT(memoryInUse(), before + (1 << 20));
+  ASSERT_LT(heapInUse(), before + (1 << 20));
 }
 
 TEST(task_queue_that_empties_chunks_keeps_one) { expectNoGrowth(runLap); }

@@ -41,6 +41,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if UINTPTR_MAX < UINT64_MAX
+#error \
+    "openreg needs a platform with 64-bit addresses: devices take more addresses than 32 bits have"
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -368,7 +373,7 @@ OR_API orError_t orSetLaneHook(void (*hook)(int lane, int wide));
 
 typedef struct orLaneInfo {
   size_t size; /* sizeof(orLaneInfo) */
-  int limit; /* most lanes there can be */
+  int limit;   /* most lanes there can be */
   int started;
   size_t queued; /* tasks queued or running, over all streams */
 } orLaneInfo;
@@ -514,8 +519,7 @@ typedef struct orCacheBlock {
 /* Every block of a device, segment after segment, each in order of address. *count is the room in
  * `blocks`, of elements of `block_size` (sizeof(orCacheBlock)) bytes, and becomes the number of
  * blocks; nothing is written if that is more than there is room. */
-OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t block_size, size_t *count,
-                                 int device);
+OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t block_size, size_t *count, int device);
 
 typedef enum orCacheAction {
   orCacheActionAlloc,
