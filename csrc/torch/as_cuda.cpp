@@ -12,6 +12,7 @@
  * Called under the GIL, once.
  */
 #include <ATen/core/GraphImplInterface.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <dlfcn.h>
 #include <elf.h>
@@ -26,6 +27,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "autograd.h"
 #include "module.h"
@@ -150,14 +152,19 @@ class Library {
   size_t jumpBytes_ = 0, otherBytes_ = 0, nameless_ = 0;
 };
 
-void exchangeEverywhere(Exchange what) {
+/* In the libraries whose file's name has `library` in it. */
+void exchangeIn(const char *library, Exchange what) {
+  const auto context = std::make_pair(library, what);
   dl_iterate_phdr(
       [](dl_phdr_info *info, size_t, void *data) {
-        Library(info).exchange(*static_cast<const Exchange *>(data));
+        const auto &[part, exchange] = *static_cast<const std::pair<const char *, Exchange> *>(data);
+        if (std::strstr(info->dlpi_name, part) != nullptr) Library(info).exchange(exchange);
         return 0;
       },
-      &what);
+      const_cast<void *>(static_cast<const void *>(&context)));
 }
+
+void exchangeEverywhere(const Exchange &what) { exchangeIn("", what); }
 
 void *definitionOf(const char *name) {
   Dl_info where{};
@@ -183,6 +190,42 @@ void makeGraphs() {
   at::GraphImplRegistry()->Register("CUDA", create, c10::REGISTRY_PREFERRED);
 }
 
+// ---- Autocast's switches --------------------------------------------------------------------------
+
+c10::DeviceType ours(c10::DeviceType type) {
+  return type == c10::DeviceType::CUDA ? c10::DeviceType::PrivateUse1 : type;
+}
+
+bool isAutocastEnabled(c10::DeviceType type) {
+  return at::autocast::is_autocast_enabled(ours(type));
+}
+void setAutocastEnabled(c10::DeviceType type, bool enabled) {
+  at::autocast::set_autocast_enabled(ours(type), enabled);
+}
+c10::ScalarType autocastDtype(c10::DeviceType type) {
+  return at::autocast::get_autocast_dtype(ours(type));
+}
+void setAutocastDtype(c10::DeviceType type, c10::ScalarType dtype) {
+  at::autocast::set_autocast_dtype(ours(type), dtype);
+}
+
+/* Functions of Python that name no device (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()) name
+ * CUDA's to these. TorchScript's own, in another library, do not reach them: it crashes in a scripted function
+ * that asks while the switch is on. */
+void takeAutocastSwitches() {
+  const Exchange switches[] = {
+      {"_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE",
+       reinterpret_cast<void *>(&isAutocastEnabled)},
+      {"_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb",
+       reinterpret_cast<void *>(&setAutocastEnabled)},
+      {"_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE",
+       reinterpret_cast<void *>(&autocastDtype)},
+      {"_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE",
+       reinterpret_cast<void *>(&setAutocastDtype)},
+  };
+  for (const Exchange &what : switches) exchangeIn("libtorch_python.", what);
+}
+
 bool takeCudasName() {
   if (readDevice != nullptr) return true;
   void *nameOf = definitionOf(kNameOf), *read = definitionOf(kReadDevice);
@@ -192,6 +235,7 @@ bool takeCudasName() {
   exchangeEverywhere({kReadDevice, reinterpret_cast<void *>(&readEitherName)});
   if (isCuda()) {
     makeGraphs();
+    takeAutocastSwitches();
     return true;
   }
   exchangeEverywhere({kNameOf, nameOf});
