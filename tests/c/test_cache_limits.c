@@ -191,6 +191,7 @@ TEST(cache_puts_down_the_callers_lock_while_memory_is_on_its_way_back) {
   ASSERT_OK(orSetBlockHooks(&(orBlockHooks){fallAsleep, wakeUp}));
   ASSERT_OK(orRegisterDeviceFactory("openreg", 10, &slow));
   ASSERT_OK(orCacheFree(take(512 * KIB, defaultStream(0))));
+  atomic_store(&hosts_asleep, 0); /* while the devices were made, too */
   ASSERT_EQ(pthread_create(&thread, NULL, emptyCache, NULL), 0);
   while (!atomic_load(&giving_back)) sched_yield();
   take(MIB, defaultStream(0));
