@@ -31,9 +31,12 @@ enum { OR_LOOK_AGAIN_NS = 1000000 };
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orHostWait *hosts;
 
+static bool hasFinished(const orStream *s, uint64_t count) {
+  return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
+}
+
 bool orIsOver(const orAwaited *a) {
-  if (!a->stream) return orCellDone(a->cell);
-  return atomic_load_explicit(&a->stream->completed, memory_order_seq_cst) >= a->count;
+  return a->stream ? hasFinished(a->stream, a->count) : orCellDone(a->cell);
 }
 
 /* ---- who sleeps ---- */
@@ -115,19 +118,20 @@ static bool spin(const orAwaited *a) {
 }
 
 /* Whoever ends the wait wakes the sleeper from now on: by a change of the futex from `value`. */
+static _Atomic uint32_t *announceToStream(orStream *s, uint64_t count, uint32_t *value) {
+  *value = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
+  uint64_t at = atomic_load_explicit(&s->wake_at, memory_order_seq_cst);
+  while (count < at && !atomic_compare_exchange_weak_explicit(
+                           &s->wake_at, &at, count, memory_order_seq_cst, memory_order_seq_cst)) {
+  }
+  return &s->wake_word;
+}
+
 static _Atomic uint32_t *announceSleep(const orAwaited *a, uint32_t *value) {
-  if (!a->stream) {
-    *value = OR_CELL_SLEEPERS |
-             atomic_fetch_or_explicit(&a->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
-    return &a->cell->state;
-  }
-  *value = atomic_load_explicit(&a->stream->wake_word, memory_order_seq_cst);
-  uint64_t at = atomic_load_explicit(&a->stream->wake_at, memory_order_seq_cst);
-  while (a->count < at &&
-         !atomic_compare_exchange_weak_explicit(&a->stream->wake_at, &at, a->count,
-                                                memory_order_seq_cst, memory_order_seq_cst)) {
-  }
-  return &a->stream->wake_word;
+  if (a->stream) return announceToStream(a->stream, a->count, value);
+  *value = OR_CELL_SLEEPERS |
+           atomic_fetch_or_explicit(&a->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+  return &a->cell->state;
 }
 
 /* The exit handler wakes whoever is in the list; a thread that comes later sees that the process is
@@ -202,12 +206,11 @@ static bool cancel(orStream *s, orTask *task, uint64_t number) {
 /* A thread that leaves the stream, at the process's end or for want of a lane, wakes nobody: it looks
  * again and again. */
 bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
-  orAwaited a = {.stream = s, .count = number};
   bool cancelled = false;
   void *token = orBlockEnter();
   for (uint32_t value;;) {
-    _Atomic uint32_t *word = announceSleep(&a, &value);
-    if (orIsOver(&a) || (cancelled = cancel(s, task, number))) break;
+    _Atomic uint32_t *word = announceToStream(s, number, &value);
+    if (hasFinished(s, number) || (cancelled = cancel(s, task, number))) break;
     orFutexWait(word, value, OR_LOOK_AGAIN_NS);
   }
   orBlockLeave(token);
