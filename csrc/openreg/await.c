@@ -185,16 +185,17 @@ orError_t orAwaitStep(const orAwaited *a) {
 
 /* ---- waiting no more ---- */
 
-/* A vendor's device is at the first task of the stream. Lock held. */
-static bool isAtDevice(const orStream *s, const orTask *first) {
-  return s->state == OR_STREAM_WAITING && first->completion && s->waits_for == first->completion;
+/* A vendor's device is at the task. Its stream may wait for that, or be ready to look at it again.
+ * Lock held, and no thread runs the stream. */
+static bool isAtDevice(const orTask *task) {
+  return task->completion && !orCellDone(task->completion);
 }
 
 /* True if no thread is at the task and none will begin it. */
 static bool cancel(orStream *s, orTask *task, uint64_t number) {
   orMutexLock(&s->lock);
   bool over = atomic_load_explicit(&s->completed, memory_order_relaxed) >= number;
-  bool idle = !over && s->state != OR_STREAM_RUNNING && !isAtDevice(s, task);
+  bool idle = !over && s->state != OR_STREAM_RUNNING && !isAtDevice(task);
   if (idle) {
     atomic_store_explicit(&task->cancelled, true, memory_order_relaxed);
     task->dropped = NULL;

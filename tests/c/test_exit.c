@@ -407,11 +407,14 @@ static void *copyOnVendor(void *unused) {
   return NULL;
 }
 
-/* The vendor's device is at the caller's memory until it signals. */
+/* The vendor's device is at the caller's memory until it signals, although a reset makes its stream ready. */
 static void letVendorEnd(void) {
   sleepMs(5);
   ASSERT_EQ(atomic_load(&returned), 0);
   ASSERT_EXITING(orFree(at_end.device));
+  ASSERT_EXITING(orDeviceReset());
+  sleepMs(5);
+  ASSERT_EQ(atomic_load(&returned), 0);
   ASSERT_OK(orEventSignal(asked, orSuccess));
   pthread_join(callers[0], NULL);
 }
