@@ -196,10 +196,13 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
 }
 
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell) {
-  *cell = orCellNew(2); /* the event's and the caller's */
-  if (!*cell) return orErrorMemoryAllocation;
-  orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, *cell, event);
-  if (error) orCellRelease(*cell);
+  orCell *made = orCellNew(2); /* the event's and the caller's */
+  if (!made) return orErrorMemoryAllocation;
+  orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, made, event);
+  if (error)
+    orCellRelease(made);
+  else
+    *cell = made;
   return error;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gate.h"
+#include "stub_factory.h"
 
 static orError_t failKernel(void *args) {
   const char *detail = *(const char **)args;
@@ -475,4 +476,52 @@ TEST(failure_cause_may_not_wait_when_it_is_dropped) {
   launch(s, failWithWaitingCause, NULL);
   ASSERT_ERROR(orStreamSynchronize(s), orErrorLaunchFailure);
   ASSERT_ERROR(seen_in_drop, orErrorNotPermitted);
+}
+
+/* ---- a task of a vendor's device for which there is no event ---- */
+
+static struct {
+  orEvent_t spare[2], made;
+} events;
+
+static void *useSpare(void *unused) {
+  (void)unused;
+  ASSERT_OK(orEventDestroy(events.spare[0]));
+  events.made = newGate();
+  return NULL;
+}
+
+/* On the lane, after the task has failed and before its end: another thread makes an event meanwhile. */
+static void useSpareElsewhere(void *cause) {
+  pthread_t thread;
+  (void)cause;
+  ASSERT_EQ(pthread_create(&thread, NULL, useSpare, NULL), 0);
+  pthread_join(thread, NULL);
+}
+
+static void setCauseOnLane(int lane, int wide) {
+  (void)lane, (void)wide;
+  orSetFailureCause(&events, useSpareElsewhere);
+}
+
+static void makeAllEvents(void) {
+  orEvent_t next;
+  for (size_t n = 0; !orEventCreate(&next); n++) events.spare[n % 2] = next;
+}
+
+TEST(failure_for_want_of_an_event_leaves_the_records_of_others) {
+  static const orDeviceFactory factory = STUB_FACTORY("stub", stubCreate);
+  atomic_int ran = 0;
+  ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &factory));
+  ASSERT_OK(orSetLaneHook(setCauseOnLane));
+  ASSERT_OK(orEventSignal(
+      newGate(), orErrorInvalidValue)); /* so the later failure's cause is dropped at once */
+  makeAllEvents();
+  launch(OR_STREAM_DEFAULT, countKernel, &ran);
+  ASSERT_ERROR(orDeviceSynchronize(), orErrorInvalidValue);
+  ASSERT_EQ(ran, 0);
+  ASSERT_OK(orEventDestroy(events.spare[1]));
+  orEvent_t other = newGate();
+  openGate(events.made);
+  ASSERT_ERROR(orEventQuery(other), orErrorNotReady);
 }
