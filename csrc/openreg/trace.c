@@ -196,6 +196,7 @@ orError_t orTraceStop(orTrace *trace) {
 }
 
 void orTraceFree(orTrace *trace) {
+  if (!trace) return;
   if (trace->records) orUnmap(trace->records, trace->capacity * sizeof(orTraceRecord));
   trace->records = NULL;
   trace->count = 0;

@@ -203,6 +203,7 @@ TEST(trace_refuses) {
   stop();
   orTraceFree(&trace);
   orTraceFree(&trace);
+  orTraceFree(NULL);
 }
 
 TEST(trace_overflow_keeps_the_first_and_counts_the_rest) {
