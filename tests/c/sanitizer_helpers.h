@@ -111,4 +111,11 @@ static inline void waitStream(orStream_t later, orStream_t earlier) {
   ASSERT_OK(orEventDestroy(event));
 }
 
+/* So that two tasks that race for the sanitizer do not race for ThreadSanitizer. */
+static inline void synchronizeUnseen(orStream_t stream) {
+  orSanitizerIgnore(1);
+  ASSERT_OK(orStreamSynchronize(stream));
+  orSanitizerIgnore(0);
+}
+
 #endif

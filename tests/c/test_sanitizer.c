@@ -485,15 +485,6 @@ TEST(sanitizer_accepts_a_producer_and_a_consumer) {
   ASSERT_CLEAN();
 }
 
-/* Until nothing is queued; the library does not take this for a wait. */
-static void awaitLanes(void) {
-  orLaneInfo info = {.size = sizeof info};
-  do {
-    sched_yield();
-    ASSERT_OK(orGetLaneInfo(&info));
-  } while (info.queued);
-}
-
 TEST(sanitizer_starts_with_the_setting) {
   setenv("OPENREG_SANITIZER", "1", 1);
   orStream_t s0 = defaultOf(0), s1 = newStream();
@@ -501,7 +492,7 @@ TEST(sanitizer_starts_with_the_setting) {
   char *a = deviceMemory(4 * KIB);
   beginCapture();
   ASSERT_OK(orMemsetAsync(a, 1, 4 * KIB, s0));
-  awaitLanes(); /* ThreadSanitizer would see the race, too */
+  synchronizeUnseen(s0);
   ASSERT_OK(orMemsetAsync(a, 2, 4 * KIB, s1));
   const char *text = endCapture();
   ASSERT_EQ(countLines(text), 1);
