@@ -39,7 +39,7 @@ static struct sigaction before;
 
 /* Of a signal handler's. */
 static _Thread_local struct {
-  bool chained; /* it has called the handler before */
+  uintptr_t chained; /* where on the stack it has called the handler before; or 0 */
   uintptr_t address;
   int times;
 } fault;
@@ -228,19 +228,29 @@ static bool resolveFault(uintptr_t address, const ucontext_t *context) {
   return f.resolved;
 }
 
-/* What comes here again from there finds nobody to ask. */
+/* There is no handler before ours, or it has faulted itself. `sent`: by kill() or raise(), so the
+ * instruction that is tried again does not fault. */
+static void endProcess(int signal_number, bool sent) {
+  if (sent && before.sa_handler == SIG_IGN) return;
+  signal(signal_number, SIG_DFL);
+  if (sent) raise(signal_number);
+}
+
+/* What comes here again from there, deeper in the stack, finds nobody to ask. A handler may leave by
+ * siglongjmp(): what comes then is not deeper. */
 static void callFormer(int signal_number, siginfo_t *info, void *context) {
+  uintptr_t here = (uintptr_t)__builtin_frame_address(0);
   bool isFunction = before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN;
-  if (fault.chained || !isFunction) {
-    signal(signal_number, SIG_DFL); /* the instruction is tried again */
+  if (!isFunction || here < fault.chained) {
+    endProcess(signal_number, info->si_code <= 0);
     return;
   }
-  fault.chained = true;
+  fault.chained = here;
   if (before.sa_flags & SA_SIGINFO)
     before.sa_sigaction(signal_number, info, context);
   else
     before.sa_handler(signal_number);
-  fault.chained = false;
+  fault.chained = 0;
 }
 
 static void onFault(int signal_number, siginfo_t *info, void *context) {

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -508,6 +509,51 @@ TEST(sanitizer_host_leaves_other_faults_to_others) {
   ASSERT_EQ(WEXITSTATUS(exitOf(underALaterHandler)), 33);
   int status = exitOf(underNone);
   ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+static sigjmp_buf back;
+
+static void leaveByJump(int number) {
+  (void)number;
+  others = others + 1;
+  siglongjmp(back, 1);
+}
+
+/* As of a language whose errors are exceptions. */
+static void faultUnderAJumper(void) {
+  signal(SIGSEGV, leaveByJump);
+  sanitize();
+  char *device = deviceMemory(BYTES);
+  toHost(pinnedMemory(BYTES), device, BYTES);
+  sigsetjmp(back, 1);
+  if (others < 3) readByte(device);
+  _exit(33);
+}
+
+TEST(sanitizer_host_calls_a_handler_that_jumps_again) {
+  ASSERT_EQ(WEXITSTATUS(exitOf(faultUnderAJumper)), 33);
+}
+
+static void raiseUnderNone(void) {
+  signal(SIGSEGV, SIG_DFL);
+  sanitize();
+  toHost(pinnedMemory(BYTES), deviceMemory(BYTES), BYTES);
+  raise(SIGSEGV);
+}
+
+static void raiseIgnored(void) {
+  signal(SIGSEGV, SIG_IGN);
+  sanitize();
+  toHost(pinnedMemory(BYTES), deviceMemory(BYTES), BYTES);
+  raise(SIGSEGV);
+  raise(SIGSEGV);
+  _exit(33);
+}
+
+TEST(sanitizer_host_leaves_what_is_sent_to_the_system) {
+  int status = exitOf(raiseUnderNone);
+  ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+  ASSERT_EQ(WEXITSTATUS(exitOf(raiseIgnored)), 33);
 }
 
 /* ---- Alternate stacks ---- */
