@@ -175,9 +175,10 @@ orError_t orAwaitTasks(orStream *stream, uint64_t count) {
 }
 
 orError_t orAwaitStep(const orAwaited *a) {
-  uint32_t refused;
+  uint32_t refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
   OR_TRY(orProcessRefuseExiting());
-  if (OR_LIKELY(orProcessTask() == OR_TASK_NONE)) OR_TRY(orLaneStandIn(a, &refused));
+  if (OR_UNLIKELY(refused) && orProcessTask() == OR_TASK_NONE)
+    OR_TRY(orLaneStandInSlow(a, &refused));
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL)) OR_TRY(d->step(a));
   return orErrorNotReady;
