@@ -594,8 +594,8 @@ enum { NESTED = 1 };
 #endif
 
 static struct {
-  int calls;
-  char *nested; /* touched in the midst of a report */
+  volatile int calls; /* changed by an instruction that is no call */
+  char *nested;       /* touched in the midst of a report */
 } deep;
 
 /* More stack than the alternate one has, and a fault of its own. */
@@ -603,7 +603,8 @@ static void touchDeeply(void *context) {
   volatile char room[4 * ALTERNATE];
   (void)context;
   for (size_t i = 0; i < sizeof room; i += 512) room[i] = 1;
-  if (!deep.calls++ && NESTED) readByte(deep.nested);
+  deep.calls = deep.calls + 1;
+  if (deep.calls == 1 && NESTED) readByte(deep.nested);
 }
 
 TEST(sanitizer_host_reports_on_the_stack_that_is_interrupted) {
