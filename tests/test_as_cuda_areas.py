@@ -191,6 +191,44 @@ for scaler in (torch.amp.GradScaler("cuda"), torch.cuda.amp.GradScaler()):
 """)
 
 
+def test_autocast_without_a_device_is_the_devices(cuda):
+    """Functions that name none mean CUDA's. The test fails where PyTorch has a new one."""
+    cuda(
+        QUIET
+        + """
+a = torch.ones(2, 2, device="cuda")
+import re
+known = "|".join((
+    "(get|set)_autocast_gpu_dtype",  # these and (is|set)_autocast_enabled name no device
+    "(get|is|set)_autocast_((cpu|ipu|xla)_)?(dtype|enabled)",
+    "(is|set)_autocast_cache_enabled|clear_autocast_cache|autocast(_(de|in)crement_nesting)?",
+))
+assert not [name for name in dir(torch) if "autocast" in name and not re.fullmatch(known, name)]
+
+def asks(x):
+    return x.to(torch.get_autocast_gpu_dtype()) if torch.is_autocast_enabled() else x
+
+compiled = torch.compile(asks, backend="eager", fullgraph=True)
+for cast in asks, compiled:
+    assert cast(a).dtype == torch.float32
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert cast(a).dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert cast(a).dtype == torch.float32
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    torch.set_autocast_enabled(False)
+    assert (a @ a).dtype == torch.float32 and not torch.is_autocast_cpu_enabled()
+    torch.set_autocast_enabled(True)
+    torch.set_autocast_gpu_dtype(torch.float16)
+    assert (a @ a).dtype == torch.float16
+assert (a @ a).dtype == torch.float32 and not torch.is_autocast_enabled()
+layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).cuda().eval()
+with torch.no_grad(), torch.autocast("cuda"):
+    assert layer(torch.ones(1, 3, 8, device="cuda")).shape == (1, 3, 8)
+"""
+    )
+
+
 def test_autocast_by_the_devices_own_name(cuda):
     """As torch.openreg's code says it: PyTorch compares it with that of a tensor's device."""
     cuda(

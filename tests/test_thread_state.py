@@ -332,3 +332,21 @@ def test_no_dispatch_mode_reaches_the_lane(runs_ahead):
     y = runs_ahead(run)
     torch.testing.assert_close(y.cpu(), (x.cpu() * 2 + 1).sum())
     assert threads[0] == {threads[1]}
+
+
+def test_a_second_interpreter_leaves_waits_as_they_were(run_ok):
+    """From its existence on, PyGILState_Check() is true in every thread."""
+    run_ok(
+        """
+        import torch
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+
+        x = torch.ones(3, device="openreg")
+        interpreters.destroy(interpreters.create())
+        assert x.nonzero().shape == (3, 1) and x.cpu().sum().item() == 3
+        torch.openreg.current_stream().synchronize()
+        """
+    )

@@ -27,16 +27,31 @@ bool mayBeInPython() {
 #endif
 }
 
+/* PyGILState_Check() says yes to every thread once there has been a second interpreter. */
+static bool hasGil(const PyThreadState *own) {
+#if PY_VERSION_HEX >= 0x030d0000
+  return PyThreadState_GetUnchecked() == own;
+#else
+  return _PyThreadState_UncheckedGet() == own;
+#endif
+}
+
+/* Of a thread of Python's that has not got the GIL. */
+static char withoutGil;
+
 void *letGoOfGil() {
-  if (!interpreterRuns() || PyGILState_GetThisThreadState() == nullptr || !PyGILState_Check())
-    return nullptr;
-  return PyEval_SaveThread();
+  const PyThreadState *own = interpreterRuns() ? PyGILState_GetThisThreadState() : nullptr;
+  if (own == nullptr) return nullptr;
+  return hasGil(own) ? static_cast<void *>(PyEval_SaveThread()) : &withoutGil;
 }
 
 void takeGilBack(void *token) {
   if (token == nullptr) return;
-  // While Python ends, asking for the GIL ends the thread by unwinding its stack, through frames that
-  // may not be unwound. Such a thread sleeps until the process is gone instead.
+  // Once Python ends, asking for the GIL ends the thread by unwinding its stack, through frames that
+  // may not be unwound: ours, or those of PyTorch that called us. Such a thread sleeps until the
+  // process is gone instead.
+  while (!interpreterRuns()) pause();
+  if (token == &withoutGil) return;
   try {
     PyEval_RestoreThread(static_cast<PyThreadState *>(token));
   } catch (abi::__forced_unwind &) {

@@ -99,9 +99,11 @@ class PinnedMemory final : public Base {
     OPENREG_CHECK(orMallocHost(ptr, size));
   }
 
-  void free_block(Block *block) override {
+  void free_block(Block *block) override { retire(block->ptr_); }
+
+  void retire(void *ptr) {
     std::lock_guard<std::mutex> lock(retiredMutex_);
-    retired_.push_back(block->ptr_);
+    retired_.push_back(ptr);
   }
 
   void giveBackRetired() {
@@ -114,6 +116,7 @@ class PinnedMemory final : public Base {
     orError_t first = orSuccess;
     for (void *block : blocks) {
       const orError_t error = orFreeHost(block);
+      if (error != orSuccess) retire(block);  // until the next time
       if (first == orSuccess) first = error;
     }
     OPENREG_CHECK(first);

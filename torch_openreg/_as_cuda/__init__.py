@@ -7,6 +7,7 @@ name.
 """
 
 import os
+import sys
 
 import torch
 
@@ -22,6 +23,12 @@ def _refuse(force):
         raise RuntimeError(
             "torch_openreg.as_cuda(): this process has used CUDA already: call it before anything "
             "does"
+        )
+    if "torch_openreg._compile.inductor" in sys.modules:
+        raise RuntimeError(
+            "torch_openreg.as_cuda(): this process has imported Inductor (torch._inductor), which "
+            "keeps the device's name: call it before anything is compiled, and before a "
+            "library that imports Inductor (run --as-cuda and OPENREG_AS_CUDA=1 do)"
         )
     if _C._may_have_gpu() and not force:
         raise RuntimeError(

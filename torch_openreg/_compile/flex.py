@@ -7,21 +7,19 @@ from torch._higher_order_ops.flex_attention import _flex_attention_autocast_impl
 from torch._higher_order_ops.flex_attention import flex_attention as operator
 from torch.nn.attention import flex_attention
 
-from ..openreg._utils import type_name
-
-_NAME = type_name()  # "cuda" under --as-cuda
+from ..openreg._utils import is_ours, type_name
 
 
 def _check(check):
     def check_as_cpus(query, key, value):
-        if query.device.type != _NAME:
+        if not is_ours(query.device):
             check(query, key, value)
         elif torch.compiler.is_dynamo_compiling() and (
             query.requires_grad or key.requires_grad or value.requires_grad
         ):
             raise NotImplementedError(
-                f"FlexAttention does not support backward on {_NAME} devices, as on the CPU, whose "
-                "kernels they run: set requires_grad of its inputs to False, or do not compile it"
+                f"FlexAttention does not support backward on {type_name()} devices, as on the CPU, "
+                "whose kernels they run: set requires_grad of its inputs to False, or do not compile it"
             )
 
     return check_as_cpus
@@ -33,7 +31,7 @@ def _no_sums(options_of):
     def options_as_cpus(query, key, value, return_lse, kernel_options, return_aux=None):
         options = options_of(query, key, value, return_lse, kernel_options, return_aux)
         asked = return_lse if return_aux is None else return_aux.lse
-        if query.device.type == _NAME and torch.compiler.is_dynamo_compiling() and not asked:
+        if is_ours(query.device) and torch.compiler.is_dynamo_compiling() and not asked:
             options["OUTPUT_LOGSUMEXP"] = False
         return options
 
