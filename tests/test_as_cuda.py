@@ -81,6 +81,21 @@ def test_refused_after_cuda_was_used(run_ok):
     )
 
 
+def test_refused_after_inductor_was_imported(run_ok):
+    """Which keeps the device's name. Dynamo and flex attention do not."""
+    code = """
+        import torch, torch_openreg
+        import torch.nn.attention.flex_attention, torch._inductor.compile_fx
+        try:
+            torch_openreg.as_cuda()
+        except RuntimeError as error:
+            print(str(error).partition(",")[0], torch.device("openreg").type)
+    """
+    assert run_ok(code) == (
+        "torch_openreg.as_cuda(): this process has imported Inductor (torch._inductor) openreg\n"
+    )
+
+
 WITH_GPU = """
 import torch, torch_openreg
 torch_openreg._C._may_have_gpu = lambda: True

@@ -19,7 +19,8 @@ def _check(check):
         ):
             raise NotImplementedError(
                 f"FlexAttention does not support backward on {type_name()} devices, as on the CPU, "
-                "whose kernels they run: set requires_grad of its inputs to False, or do not compile it"
+                "whose kernels they run: set requires_grad of its inputs to False, or do not "
+                "compile it"
             )
 
     return check_as_cpus
