@@ -149,6 +149,9 @@ static void *useWhileLoading(void *context) {
 }
 
 TEST(plugin_is_loaded_while_another_library_is) {
+#ifndef __GLIBC__
+  SKIP("the loader has no lock while a library's constructors run");
+#endif
   char address[32];
   orFactoryInfo info = {.size = sizeof info};
   pthread_t user;
