@@ -21,6 +21,7 @@ PIECE = re.compile(
     r"|(?P<empty>\n(?=\n))",
     re.MULTILINE | re.DOTALL,
 )
+INLINE = re.compile(r"^static inline ([^;{]*?) \{.*?^\}", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"-{3,} (.*?) -+$")
 NAME = re.compile(r"`([^`]+)`|\b(or[A-Z]\w*|(?:OR|OPENREG)_[A-Z]\w*)|([*_|<])")
 
@@ -105,7 +106,7 @@ class Header:
     def __init__(self, name):
         self.lines = [name, "-" * len(name), "", f".. code-block:: c\n\n   #include <{name}>", ""]
         self.comment, self.declared = None, []
-        self.text = (INCLUDE / name).read_text()
+        self.text = INLINE.sub(r"\1;", (INCLUDE / name).read_text())
         self.lists = x_lists(self.text)
         for match in PIECE.finditer(self.text):
             self.add(match)
