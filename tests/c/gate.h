@@ -8,10 +8,12 @@
 #ifndef GATE_H
 #define GATE_H
 
+#include <dirent.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -134,6 +136,22 @@ static inline void awaitReport(const char *part) {
     found = strstr(text, part);
     free(text);
   }
+}
+
+/* Threads of this process whose name begins with `prefix`. */
+static inline int countThreads(const char *prefix) {
+  int n = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  for (struct dirent *d; (d = readdir(tasks));) {
+    char path[300], name[32] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", d->d_name);
+    FILE *f = d->d_name[0] == '.' ? NULL : fopen(path, "r");
+    if (!f) continue;
+    if (fgets(name, sizeof name, f) && !strncmp(name, prefix, strlen(prefix))) n++;
+    fclose(f);
+  }
+  closedir(tasks);
+  return n;
 }
 
 #endif

@@ -8,22 +8,6 @@
 
 #include "gate.h"
 
-/* Threads of this process whose name begins with `prefix`. */
-static int countThreads(const char *prefix) {
-  int n = 0;
-  DIR *tasks = opendir("/proc/self/task");
-  for (struct dirent *d; (d = readdir(tasks));) {
-    char path[300], name[32] = "";
-    snprintf(path, sizeof path, "/proc/self/task/%s/comm", d->d_name);
-    FILE *f = d->d_name[0] == '.' ? NULL : fopen(path, "r");
-    if (!f) continue;
-    if (fgets(name, sizeof name, f) && !strncmp(name, prefix, strlen(prefix))) n++;
-    fclose(f);
-  }
-  closedir(tasks);
-  return n;
-}
-
 TEST(lane_none_before_the_first_task) {
   orStream_t s = newStream();
   orEvent_t e = newEvent(0);

@@ -353,26 +353,11 @@ TEST(threads_refused_before_a_schedule) {
   ASSERT_EQ(ran, 1);
 }
 
-static bool hasThread(const char *wanted) {
-  bool found = false;
-  DIR *tasks = opendir("/proc/self/task");
-  for (struct dirent *d; (d = readdir(tasks));) {
-    char path[300], name[32] = "";
-    snprintf(path, sizeof path, "/proc/self/task/%s/comm", d->d_name);
-    FILE *f = d->d_name[0] == '.' ? NULL : fopen(path, "r");
-    if (!f) continue;
-    if (fgets(name, sizeof name, f)) found |= !strncmp(name, wanted, strlen(wanted));
-    fclose(f);
-  }
-  closedir(tasks);
-  return found;
-}
-
 TEST(threads_refused_watchdog_is_tried_again) {
   orStream_t s;
   setenv("OPENREG_WATCHDOG_S", "1000", 1);
   refuseThreads(1);
   ASSERT_REFUSED(orStreamCreate(&s), orErrorSystem, "watchdog");
   ASSERT_OK(orStreamCreate(&s));
-  while (!hasThread("openreg-watch")) sched_yield(); /* a new one has no name yet */
+  while (!countThreads("openreg-watch")) sched_yield(); /* a new one has no name yet */
 }
