@@ -621,6 +621,7 @@ static void useAll(int thread, void *context) {
     openGate(gate);
     ASSERT_OK(orEventDestroy(gate));
   }
+  ASSERT_OK(orStreamSynchronize(mine)); /* The next round writes the same bytes on another stream. */
 }
 
 TEST_WITH_LIMIT(sanitizer_from_several_threads, 60) {
