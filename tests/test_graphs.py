@@ -204,6 +204,7 @@ FLOATS_OF_INTEGERS = {
     "logsumexp": lambda i, b: i.logsumexp(0),
     "list": lambda i, b: torch._foreach_div([i, i], 3)[1],
     "out": lambda i, b: torch.div(i, 3, out=torch.empty(5, device=DEVICE)),
+    "compared": lambda i, b: torch.gt(i + 2**24, 2**24 + 0.5).to(torch.get_default_dtype()),
 }
 
 
@@ -222,6 +223,28 @@ def test_the_default_dtype_is_that_of_the_capture(name, dtypes):
             assert y.dtype == then and torch.equal(y.cpu(), expected)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+INTEGERS_INTO_FLOATS = {
+    "product": lambda i, out: torch.mul(i, i, out=out),
+    "equal": lambda i, out: torch.eq(i, i + 1, out=out),
+    "bits": lambda i, out: torch.bitwise_and(i, 2**24 + 1, out=out),
+    "maximum": lambda i, out: torch.maximum(i, i - 1, out=out),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", INTEGERS_INTO_FLOATS)
+def test_integers_that_are_written_into_floats_stay_integers_before(name, dtype):
+    i = torch.tensor([2**30, 2**24 + 1], dtype=torch.int32, device=DEVICE)
+    step = INTEGERS_INTO_FLOATS[name]
+    expected = step(i.cpu(), torch.zeros(2, dtype=dtype))
+    for _ in range(2):
+        assert torch.equal(step(i, torch.zeros(2, dtype=dtype, device=DEVICE)).cpu(), expected)
+    graph, y = captured(lambda: step(i, torch.zeros(2, dtype=dtype, device=DEVICE)))
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(y.cpu(), expected)
 
 
 # ---- Random numbers -----------------------------------------------------------------------------

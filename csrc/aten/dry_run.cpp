@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -292,6 +293,42 @@ bool hadOtherSizes(const Stack &arguments, const std::vector<size_t> &before) {
   return had;
 }
 
+bool hasOut(const OpTraits &traits) {
+  return std::find(traits.isOut.begin(), traits.isOut.end(), true) != traits.isOut.end();
+}
+
+/* With no output (out=) among its arguments, of which there are `count` then. */
+std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &schema, size_t count) {
+  const std::string &out = schema.overload_name();
+  const std::string same = out.substr(0, out.rfind("_out"));
+  for (const std::string &overload : {out == "out" ? "" : same, std::string("Tensor")}) {
+    const auto found = c10::Dispatcher::singleton().findOp({schema.name(), overload});
+    if (found && found->schema().arguments().size() == count) return found;
+  }
+  return {};
+}
+
+/* An output (out=) may have a dtype in which the kernel does not compute: what it makes without one tells. */
+bool usesDefaultDtypeWithoutOut(const c10::OperatorHandle &op, const OpTraits &traits,
+                                c10::DeviceIndex device, Arguments given) {
+  Stack stack;
+  bool floats = false;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (traits.isOut[i]) continue;
+    stack.push_back(given[i]);
+    eachTensor(given[i], [&](const at::Tensor &tensor) { floats |= isFloating(tensor); });
+  }
+  const auto functional = floats ? std::nullopt : functionalForm(op.schema(), stack.size());
+  if (!functional) return false;
+  std::vector<c10::Warning> ignored;
+  try {
+    runKernel(*functional, stack, device, ignored);
+  } catch (const std::exception &) {
+    return false;
+  }
+  return usesDefaultDtype(traits, given, stack);
+}
+
 bool isOfResize(const c10::Warning &warning) {
   return warning.msg().find("resized") != std::string::npos;
 }
@@ -332,6 +369,9 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
     }
     const auto spec = describeOutputs(traits, given, before, stack);
     spec->usable = spec->usable && !hadOtherSizes(given, bytes);
+    if (hasOut(traits)) {
+      spec->usesDefaultDtype = usesDefaultDtypeWithoutOut(op, traits, device, given);
+    }
     auto &warnings = spec->resizeWarnings.emplace();
     std::copy_if(told.warnings.begin(), told.warnings.end(), std::back_inserter(warnings),
                  isOfResize);

@@ -115,14 +115,6 @@ bool areSmall(c10::ArrayRef<IValue> values) {
   return small;
 }
 
-bool makesFloats(const OutputSpec &spec) {
-  return std::any_of(spec.results.begin(), spec.results.end(), [](const ResultSpec &result) {
-    return std::any_of(result.fresh.begin(), result.fresh.end(), [](const KeptMetadata &kept) {
-      return !c10::isIntegralType(TensorMetadata(kept).dtype, /*includeBool=*/true);
-    });
-  });
-}
-
 void giveResults(Stack *stack, size_t taken, Results &results) {
   torch::jit::drop(*stack, taken);
   for (IValue &result : results) stack->push_back(std::move(result));
@@ -179,7 +171,6 @@ class Call {
   bool canTryOut() const {
     return kernel_ == DispatchKey::CPU && (isPredictable() || dataDecides()) && !mayAlert();
   }
-  bool dependsOnDefaultDtype() const;
   /* The mode is the process's, and may be another when a queued kernel asks. */
   bool mayAlert() const { return traits_.alerts && at::globalContext().deterministicAlgorithms(); }
   /* Its caller learns a value, a size or an error that depends on data: on every device it
@@ -325,23 +316,18 @@ void Call::prepare() {
   stream_ = getCurrentOpenRegStream(device_.index()).stream();
 }
 
-/* The default dtype is the process's: with another than PyTorch's own, a kernel that makes it of
- * integers cannot be left to run when it may have changed back. */
-bool Call::dependsOnDefaultDtype() const {
-  if (C10_LIKELY(c10::get_default_dtype_as_scalartype() == c10::kFloat)) return false;
-  bool floating = false;
-  for (const IValue &value : arguments_) {
-    eachTensor(value, [&](const at::Tensor &tensor) { floating |= isFloating(tensor); });
-  }
-  return !floating;
-}
-
 /* By an earlier call, or by the one that infers. */
 bool Call::isKnown(Plan &plan) {
   plan.spec = findOutputs(plan.key);
   if (plan.spec == nullptr && isInferredOut(op_, traits_)) {
     checkTypes(op_, traits_, device_.index(), arguments());
-    plan.spec = writtenOutputs(traits_);
+    Results outputs;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (traits_.isOut[i]) outputs.push_back(arguments_[i]);
+    }
+    const auto spec = writtenOutputs(traits_);
+    spec->usesDefaultDtype = usesDefaultDtype(traits_, arguments(), outputs);
+    plan.spec = spec;
   }
   return plan.spec != nullptr;
 }
@@ -371,14 +357,13 @@ Plan Call::resolve() {
   Plan plan;
   if (!canTryOut() || !makeKey(plan.key, traits_, arguments())) return plan;
   if (!isKnown(plan)) {
-    if (isPredictable() && !dependsOnDefaultDtype() && canInfer(traits_, arguments())) {
+    if (isPredictable() && canInfer(traits_, arguments())) {
       plan.way = Way::kInfer;
       return plan;
     }
     tryOut(plan);
   }
-  const bool mustWait = dependsOnDefaultDtype() && makesFloats(*plan.spec) && !isCapturing(stream_);
-  if (plan.spec->usable && !mustWait) plan.way = Way::kQueue;
+  if (plan.spec->usable) plan.way = Way::kQueue;
   return plan;
 }
 

@@ -3,7 +3,6 @@
  */
 #include "fast_path.h"
 
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
@@ -87,11 +86,7 @@ bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
                   c10::ArrayRef<IValue> arguments, Survey &survey, Results &results) {
   refuseInForkedChild();
   survey.look(traits, arguments);
-  // With another default dtype, a kernel that makes it of integers may run when it has changed back.
-  const bool ordinary = c10::get_default_dtype_as_scalartype() == c10::kFloat;
-  if (!survey.isUsual() || !traits.predictable || traits.draws || traits.alerts || !ordinary) {
-    return false;
-  }
+  if (!survey.isUsual() || !traits.predictable || traits.draws || traits.alerts) return false;
   CallKey key;
   if (!makeKey(key, traits, arguments)) return false;
   std::shared_ptr<const OutputSpec> spec = findOutputs(key);

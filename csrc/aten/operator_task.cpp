@@ -148,7 +148,6 @@ struct OperatorTask final : Task {
   void add(const IValue &value, Storages &known);
   at::Tensor makeResult(const KeptMetadata &metadata, orStream_t stream);
   void run() override;
-  bool makesFloatsOfIntegers(c10::ArrayRef<IValue> arguments) const;
 
   OperatorHandle op;
   const OpTraits &traits;
@@ -163,7 +162,7 @@ struct OperatorTask final : Task {
   c10::SmallVector<Memory, 2> results;
   int64_t largest = 0;            // elements of a tensor
   bool isNode = false;            // of a graph: it runs at each replay
-  bool usesDefaultDtype = false;  // a node's kernel makes floats of integers, by the default dtype
+  bool usesDefaultDtype = false;  // the kernel computes with integers in it
 
  private:
   friend class Node;
@@ -388,10 +387,6 @@ void OperatorTask::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
   size_t next = 0;
   eachFresh(*this, stack, [&](at::Tensor made, const TensorMetadata &promised) {
     if (made.defined() && made.is_mkldnn()) made = made.to_dense();
-    // The default dtype is the process's, and may have changed since the call.
-    if (made.defined() && c10::get_default_dtype_as_scalartype() != defaultDtype) {
-      made = made.to(promised.dtype);
-    }
     checkResult(made, promised, *this);
     if (!made.defined()) return;
     const Reserved &to = reserved[next++];
@@ -436,31 +431,8 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 
 /* ---- in a graph ---- */
 
-/* By the default dtype. An output (out=) of another one says so of pointwise operators alone: others may compute in its. */
-bool OperatorTask::makesFloatsOfIntegers(c10::ArrayRef<IValue> arguments) const {
-  bool reads = false, makes = false;
-  const auto isDefault = [this](c10::ScalarType dtype) {
-    return c10::toRealValueType(dtype) == defaultDtype;
-  };
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
-      if (!isFloating(tensor)) return;
-      if (traits.isOut[i])
-        makes |= traits.pointwise || isDefault(tensor.scalar_type());
-      else
-        reads = true;
-    });
-  }
-  if (reads || spec == nullptr) return makes && !reads;
-  for (const ResultSpec &result : spec->results) {
-    for (const KeptMetadata &made : result.fresh)
-      makes |= made.isDefined() && isDefault(TensorMetadata(made).dtype);
-  }
-  return makes;
-}
-
-/* The default dtype is the process's, and may be another at a replay: what the kernel would make floats of by it is of
- * the capture's before. Conditions stay. */
+/* The default dtype is the process's, and may be another by now: what the kernel would make floats of by it is of the
+ * call's before. Conditions stay. */
 void OperatorTask::useDefaultDtype(Stack &stack) const {
   if (C10_LIKELY(!usesDefaultDtype)) return;
   const auto &arguments = op.schema().arguments();
@@ -609,6 +581,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, CallKey &ke
   resizeOutputs(*spec, traits, arguments, key, warned);
   auto task = std::make_unique<OperatorTask>(op, traits, key, device);
   task->warned = warned;
+  task->usesDefaultDtype = spec->usesDefaultDtype;
   Storages known;
   for (const IValue &value : arguments) task->add(value, known);
   bool fresh = false;
@@ -627,7 +600,6 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, CallKey &ke
   if (fresh) task->spec = std::move(spec);
   if (sanitizerActive()) reportOperator(op, stream, arguments, results);
   task->isNode = isCapturing(stream);
-  task->usesDefaultDtype = task->isNode && task->makesFloatsOfIntegers(arguments);
   const bool serial = task->largest <= kSerial;
   if (serial) task->caller.threads = 1;
   launchTask(std::move(task), stream, {}, serial ? orLaunchAnyThread : 0);

@@ -348,6 +348,7 @@ std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits, c10::ArrayRe
   auto spec = std::make_shared<OutputSpec>();
   std::unordered_set<const void *> storages;
   spec->usable = unchanged(traits, arguments, before, spec->resizes);
+  spec->usesDefaultDtype = usesDefaultDtype(traits, arguments, results);
   for (const IValue &value : results) {
     ResultSpec result;
     result.argument = argumentThatIs(value, traits, arguments);
@@ -364,6 +365,30 @@ std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits, c10::ArrayRe
     spec->results.push_back(std::move(result));
   }
   return spec;
+}
+
+bool usesDefaultDtype(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+                      c10::ArrayRef<IValue> results) {
+  const c10::ScalarType byDefault = c10::get_default_dtype_as_scalartype();
+  bool floats = false, bools = false, number = false;  // among what is read
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (traits.isOut[i]) continue;
+    number |= arguments[i].isDouble() || arguments[i].isComplexDouble();
+    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
+      if (!tensor.defined()) return;
+      floats |= isFloating(tensor);
+      bools |= tensor.scalar_type() == c10::kBool;
+      number |= !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+    });
+  }
+  bool makes = false, compares = traits.pointwise && number && !bools;
+  for (const IValue &result : results) {
+    eachTensor(result, [&](const at::Tensor &tensor) {
+      makes |= isFloating(tensor) && c10::toRealValueType(tensor.scalar_type()) == byDefault;
+      compares &= tensor.defined() && tensor.scalar_type() == c10::kBool;
+    });
+  }
+  return !floats && (makes || compares);
 }
 
 std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits) {

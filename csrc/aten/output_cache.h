@@ -72,7 +72,8 @@ struct Resize {
 };
 
 struct OutputSpec {
-  bool usable = false;  // false: results share memory, or are views: not to be promised
+  bool usable = false;            // false: results share memory, or are views: not to be promised
+  bool usesDefaultDtype = false;  // the kernel computes with integers in the default dtype
   std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
   /* What its kernel warns of them, if that is known: some give their outputs a size in silence, or in words of their own. */
@@ -88,6 +89,10 @@ std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits,
                                             c10::ArrayRef<c10::IValue> arguments,
                                             const std::vector<KeptMetadata> &before,
                                             c10::ArrayRef<c10::IValue> results);
+
+/* Whether floats are made of integers, or integers compared with a floating number. */
+bool usesDefaultDtype(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments,
+                      c10::ArrayRef<c10::IValue> results);
 
 /* Promises the tensors that are written, as they are, and nothing else. */
 std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits);

@@ -39,15 +39,43 @@ def nothing(tensor):
     return tensor.new_empty(0)
 
 
-def into(op, make):
+def wider(tensor):
+    """Of a dtype that takes the result, and in which it is not computed."""
+    wide = {True: torch.complex128, False: torch.float64}
+    return torch.zeros_like(tensor, dtype=wide[tensor.is_complex() or tensor.is_floating_point()])
+
+
+def replayed(function):
+    """What a graph of the call gives, where it can be captured."""
+
+    def call(*args, **kwargs):
+        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        if all(t.device.type == "cpu" for t in tensors):
+            return function(*args, **kwargs)
+        graph = torch.openreg.Graph()
+        try:
+            with torch.openreg.graph(graph):
+                result = function(*args, **kwargs)
+        except RuntimeError as error:
+            if "orErrorStreamCapture" not in str(error):
+                raise
+            return function(*args, **kwargs)
+        graph.replay()
+        return result
+
+    return call
+
+
+def into(op, make, way=None):
     """With `out=` made from what the result is."""
+    way = way or op
 
     def call(x, *args, **kwargs):
         with torch.no_grad():
             made = op(x, *args, **kwargs)
         if isinstance(made, torch.Tensor):
-            return op(x, *args, **kwargs, out=make(made))
-        return op(x, *args, **kwargs, out=tuple(make(t) for t in made))
+            return way(x, *args, **kwargs, out=make(made))
+        return way(x, *args, **kwargs, out=tuple(make(t) for t in made))
 
     return call
 
@@ -89,6 +117,11 @@ def calls(op, dtype, limit, turn):
         if op.supports_out and dense(sample):
             yield "out=: ", into(op, zeros), plain(sample), False
             yield "empty out=: ", into(op, nothing), plain(sample), False
+        if dense(sample) and (limit > 1 or dtype in (torch.int32, torch.float32)):
+            yield "replayed: ", replayed(op), plain(sample), False
+            if op.supports_out:
+                yield "wider out=: ", into(op, wider), plain(sample), False
+                yield "replayed wider out=: ", into(op, wider, replayed(op)), plain(sample), False
 
 
 def run_samples(op, name, limit):
