@@ -199,6 +199,8 @@ def test_complex_half_warns_as_on_the_cpu(make, request):
         assert (x.device, x.dtype) == (torch.device(device), torch.complex32)
 
 
+compiled = torch.compile(lambda x: x + 1)
+
 USES = {
     "pointwise": lambda x: x + 1,
     "in place": lambda x: x.add_(1),
@@ -210,6 +212,9 @@ USES = {
     "as sparse values": lambda x: torch.sparse_coo_tensor(
         torch.arange(1000, device=DEVICE)[None], x, (1000,), check_invariants=False
     ).coalesce(),
+    "added to a sparse one": lambda x: x + torch.ones(1000, device=DEVICE).to_sparse(),
+    "a product with a sparse one": lambda x: torch.eye(1000, device=DEVICE)[:9].to_sparse_csr() @ x,
+    "compiled": lambda x: compiled(x),
     "to the host": lambda x: x.cpu(),
     "from the host": lambda x: x.copy_(torch.ones(1000)),
     "cast to the host": lambda x: x.double().cpu(),

@@ -33,6 +33,7 @@
 #include "../torch/stream.h"
 #include "accesses.h"
 #include "task.h"
+#include "tensor_metadata.h"
 
 namespace py = pybind11;
 
@@ -151,6 +152,7 @@ Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *na
     return argument;
   }
   if (tensor.device() == device) {
+    checkFitsStorage(tensor, name);
     at::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
     argument.memory = storage->_mutable_data_ptr_no_checks().get();
     argument.bytes = argument.memory == nullptr ? 0 : storage->nbytes();

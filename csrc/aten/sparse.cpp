@@ -221,6 +221,7 @@ Tensor SparseTask::alias(const Tensor &tensor) {
     for (Tensor &part : parts) part = alias(part);
     return assemble(tensor, parts);
   }
+  checkFitsStorage(tensor, name);
   largest_ = std::max(largest_, tensor.numel());
   return tensorOf(storage(tensor.storage()), DispatchKey::CPU, metadataOf(tensor),
                   tensor.storage_offset());
