@@ -226,6 +226,34 @@ VALUES = {
         2 + 1j,
     ),
     "foreach pow": (lambda t, x: torch._foreach_pow([t.ones(3, dtype=INT)], x), 2, -1),
+    "fmod": (lambda t, x: t.ones(3, dtype=INT).fmod(x), 2, 0),
+    "remainder": (lambda t, x: torch.remainder(t.ones(3, dtype=INT), x), 2, 0),
+    "multi_margin_loss": (
+        lambda t, x: torch.ops.aten.multi_margin_loss(
+            t.ones(3, 4), t.zeros(3, dtype=torch.int64), x
+        ),
+        2,
+        3,
+    ),
+    "fill_ of float8": (
+        lambda t, x: t.ones(3, dtype=torch.float8_e4m3fnuz).fill_(x),
+        200,
+        250,
+    ),
+    "masked_fill, a small number": (
+        lambda t, x: t.ones(3, dtype=torch.uint8).masked_fill(
+            t.ones(3, dtype=BOOL), torch.tensor(x, dtype=torch.int16)
+        ),
+        5,
+        300,
+    ),
+    "masked_fill, a half": (
+        lambda t, x: t.ones(3, dtype=torch.uint8).masked_fill(
+            t.ones(3, dtype=BOOL), torch.tensor(x, dtype=HALF)
+        ),
+        5,
+        300,
+    ),
 }
 
 

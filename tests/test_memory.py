@@ -203,6 +203,27 @@ def test_a_result_larger_than_the_device_is_out_of_memory(name):
     assert tensor.count_nonzero() == 0
 
 
+DRAWS = {
+    "rand_like": torch.rand_like,
+    "bernoulli": lambda x: torch.bernoulli(x, 0.5),
+    "multinomial": lambda x: torch.multinomial(x[:4], x.numel(), replacement=True),
+    "what waits": lambda x: torch.binomial(x, x),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_call_that_finds_no_memory_has_drawn_nothing(name):
+    x = torch.ones(1, device=DEVICE).expand(1 << 24)
+    torch.openreg.set_per_process_memory_fraction(0.0)
+    try:
+        before = torch.openreg.get_rng_state()
+        with pytest.raises(torch.OutOfMemoryError):
+            DRAWS[name](x)
+        assert torch.equal(torch.openreg.get_rng_state(), before)
+    finally:
+        torch.openreg.set_per_process_memory_fraction(1.0)
+
+
 def test_temporaries_of_a_kernel_may_be_larger_than_the_device(run_ok):
     # The columns of this convolution take 72 MiB.
     out = run_ok(

@@ -228,7 +228,7 @@ void appendType(CallKey &key, const at::Tensor &tensor) {
   key.push_back(static_cast<int64_t>(tensor.scalar_type()) | tensor.is_conj() << 8 |
                 tensor.is_neg() << 9 | (tensor.dim() == 0) << 10 | tensor.is_cpu() << 11 |
                 tensor.unsafeGetTensorImpl()->is_wrapped_number() << 12 |
-                (tensor.numel() == 0) << 13);
+                (tensor.numel() == 0) << 13 | kindOfNumber(tensor) << 14);
 }
 
 bool makeTypeKey(const OpTraits &traits, Arguments arguments, CallKey &key) {

@@ -194,12 +194,13 @@ class Call {
   void tryOut(Plan &plan);
 
   // Running.
+  void runAs(Plan plan);
   void queue(Plan plan);
   void wait();
   void copy();
   void begin();
   void drawGenerators();
-  IValue cpuGenerator(const IValue &given) const;
+  IValue cpuGenerator(const IValue &given);
   void runOnAliases();
   void finish();
   at::Tensor aliasOf(const at::Tensor &tensor);
@@ -220,6 +221,7 @@ class Call {
   const c10::Device device_;
   bool readsHost_ = false;  // a CPU tensor is among the arguments that is not a number
   orStream_t stream_ = 0;
+  c10::SmallVector<std::pair<GeneratorStatePtr, uint64_t>, 1> drawn_;  // with the counter
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<CpuAliases> aliases_;
   // Without it everything is copied.
@@ -370,7 +372,7 @@ Plan Call::resolve() {
 // ---- Running ------------------------------------------------------------------------------------
 
 /* A fresh CPU generator for this call alone, seeded by what the device's one draws. */
-IValue Call::cpuGenerator(const IValue &given) const {
+IValue Call::cpuGenerator(const IValue &given) {
   at::Generator generator =
       given.isNone() ? getDefaultGenerator(device_.index()) : given.toGenerator();
   TORCH_CHECK(generator.device() == device_, "Expected a generator of ", device_, " for ",
@@ -379,6 +381,7 @@ IValue Call::cpuGenerator(const IValue &given) const {
   if (const auto graph = graphBeingCaptured(stream_))
     return at::make_generator<ReplayedGenerator>(CapturedGraph::draw(graph, state));
   const auto [seed, counter] = state->draw();
+  drawn_.emplace_back(state, counter);
   return at::detail::createCPUGenerator(mixedSeed(seed, counter));
 }
 
@@ -514,7 +517,17 @@ void Call::wait() {
   if (tells) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
+/* A call that finds no memory has drawn nothing, as CUDA's allocate first. */
 void Call::run(Plan plan) {
+  try {
+    runAs(std::move(plan));
+  } catch (const c10::OutOfMemoryError &) {
+    for (const auto &[state, counter] : drawn_) state->giveBack(counter, 1);
+    throw;
+  }
+}
+
+void Call::runAs(Plan plan) {
   switch (plan.way) {
     case Way::kQueue:
       return queue(std::move(plan));

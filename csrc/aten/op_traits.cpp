@@ -76,6 +76,11 @@ bool isNumber(const c10::Type &type) {
          (isKind(type, TypeKind::FloatType) && !isKind(type, TypeKind::ListType));
 }
 
+/* Of a norm: some kernels take but a few, by their value. */
+bool isDegree(const Argument &argument) {
+  return argument.name() == "p" && isKind(*argument.real_type(), TypeKind::NumberType);
+}
+
 bool isIndexing(const c10::OperatorHandle &op) {
   return op.schema().name() == "aten::index" || op.schema().name() == "aten::_unsafe_index";
 }
@@ -190,7 +195,7 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const Argument &argument = schema.arguments()[i];
     const bool written = isWritten(argument);
-    traits->isNumber.push_back(isNumber(*argument.real_type()));
+    traits->isNumber.push_back(isNumber(*argument.real_type()) && !isDegree(argument));
     traits->isWritten.push_back(written);
     traits->isOut.push_back(argument.is_out());
     traits->isGenerator.push_back(isKind(*argument.real_type(), TypeKind::GeneratorType));

@@ -5,6 +5,7 @@
 #include "output_cache.h"
 
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/DynamicCast.h>
 #include <c10/util/accumulate.h>
 #include <c10/util/flat_hash_map.h>
 
@@ -73,12 +74,21 @@ constexpr size_t kHeader = 2;
 struct Range {
   double least, most;
 };
-constexpr Range kRanges[] = {
-    {-128, 127},         {-255, 255},           {-448, 448},
-    {-32768, 32767},     {-57344, 57344},       {-65504, 65504},
-    {-65535, 65535},     {-0x1p31, 0x1p31 - 1}, {-(0x1p32 - 1), 0x1p32 - 1},
-    {-0x1p63, 0x1p63},   {-0x1p64, 0x1p64},     {-0x1.fep127, 0x1.fep127},
-    {-FLT_MAX, FLT_MAX}, {-DBL_MAX, DBL_MAX}};
+constexpr Range kRanges[] = {{-128, 127},
+                             {-240, 240},
+                             {-255, 255},
+                             {-448, 448},
+                             {-32768, 32767},
+                             {-57344, 57344},
+                             {-65504, 65504},
+                             {-65535, 65535},
+                             {-0x1p31, 0x1p31 - 1},
+                             {-(0x1p32 - 1), 0x1p32 - 1},
+                             {-0x1p63, 0x1p63},
+                             {-0x1p64, 0x1p64},
+                             {-0x1.fep127, 0x1.fep127},
+                             {-FLT_MAX, FLT_MAX},
+                             {-DBL_MAX, DBL_MAX}};
 
 /* By its sign and by which dtypes hold it: kernels refuse numbers for these, and for nothing else on its own. */
 int64_t kindOf(double number) {
@@ -97,20 +107,14 @@ double numberIn(const IValue &value) {
   return value.isDouble() ? value.toDouble() : kNoNumber;
 }
 
-/* In a CPU tensor of no dimensions; of the dtypes that numbers have in Python. */
-double numberIn(const at::Tensor &tensor) {
-  const void *data = tensor.const_data_ptr();
-  switch (tensor.scalar_type()) {
-    case c10::kDouble:
-      return *static_cast<const double *>(data);
-    case c10::kFloat:
-      return *static_cast<const float *>(data);
-    case c10::kLong:
-      return static_cast<double>(*static_cast<const int64_t *>(data));
-    default:
-      return 0;
-  }
+}  // namespace
+
+int64_t kindOfNumber(const at::Tensor &tensor) {
+  if (tensor.dim() != 0 || !tensor.is_cpu()) return 0;
+  return kindOf(c10::fetch_and_cast<double>(tensor.scalar_type(), tensor.const_data_ptr()));
 }
+
+namespace {
 
 void appendTensor(CallKey &key, const at::Tensor &tensor) {
   if (!tensor.defined()) return key.push_back(kUndefined);
@@ -124,7 +128,7 @@ void appendTensor(CallKey &key, const at::Tensor &tensor) {
   *next++ = static_cast<int64_t>(sizes.size());
   next = std::copy(sizes.begin(), sizes.end(), next);
   std::copy(strides.begin(), strides.end(), next);
-  if (sizes.empty() && tensor.is_cpu()) key[begin] |= kindOf(numberIn(tensor)) << 20;
+  key[begin] |= kindOfNumber(tensor) << 20;
 }
 
 /* What a task rebuilds from the key; the other arguments, which it has as they are, come after all these. */

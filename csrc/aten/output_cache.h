@@ -101,6 +101,9 @@ std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits);
 std::shared_ptr<const OutputSpec> findOutputs(const CallKey &key);
 void cacheOutputs(const CallKey &key, std::shared_ptr<const OutputSpec> spec);
 
+/* Of a CPU tensor without dimensions, what kernels ask of its number; of others 0. */
+int64_t kindOfNumber(const at::Tensor &tensor);
+
 /* Appends a value that is no tensor; false if it cannot be part of a key. `kindOnly`: of numbers. */
 bool appendToKey(CallKey &key, const c10::IValue &value, bool kindOnly);
 
