@@ -200,6 +200,7 @@ def test_complex_half_warns_as_on_the_cpu(make, request):
 
 
 compiled = torch.compile(lambda x: x + 1)
+compiled_in_place = torch.compile(lambda x: x.add_(1))
 
 USES = {
     "pointwise": lambda x: x + 1,
@@ -222,6 +223,38 @@ USES = {
     "to another device": lambda x: x.to("openreg:1"),
     "from another device": lambda x: x.copy_(torch.ones(1000, device="openreg:1")),
 }
+WRITES = {
+    "in place": lambda x: x.add_(1),
+    "out=": lambda x: torch.add(torch.ones(100, device=DEVICE), 1, out=x),
+    "a list": lambda x: torch._foreach_add_([x], 1),
+    "a fill": lambda x: x.zero_(),
+    "random": lambda x: x.uniform_(),
+    "a copy": lambda x: x.copy_(torch.ones(100)),
+    "a copy within": lambda x: x.copy_(torch.ones(100, device=DEVICE)),
+    "a sparse sum": lambda x: x.add_(torch.ones(100, device=DEVICE).to_sparse()),
+    "compiled": lambda x: compiled_in_place(x),
+    "a part": lambda x: x[:5].mul_(2),
+    "where": lambda x: x.masked_scatter_(x > 5, torch.ones(100, device=DEVICE)),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_gives_a_lazy_clone_its_own_memory(name):
+    write, before = WRITES[name], torch.arange(100.0)
+    for _ in range(2):  # the second call is known
+        expected = before.to(DEVICE)
+        write(expected)
+        for written in (0, 1):
+            original = before.to(DEVICE)
+            both = [original, torch._lazy_clone(original)]
+            torch.manual_seed(0)
+            write(both[written])
+            assert torch.equal(both[1 - written].cpu(), before)
+            if name != "random":
+                assert torch.equal(both[written], expected)
+            assert both[0].data_ptr() != both[1].data_ptr()
+
+
 USES_OF_VIEWS = {
     "a value": (lambda x: x[500], lambda v: v.item(), 2004),
     "gaps": (lambda x: x[::2], lambda v: v.copy_(torch.ones(500, device=DEVICE)), 3996),

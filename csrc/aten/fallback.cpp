@@ -44,6 +44,7 @@
 #include "tensor_components.h"
 #include "shape_inference.h"
 #include "sparse.h"
+#include "lazy_clone.h"
 
 namespace torch_openreg {
 
@@ -190,6 +191,7 @@ class Call {
   void checkStorages();
   void checkKernel();
   void makeZeros();
+  void makeClonesWritable();
   bool isKnown(Plan &plan);
   void tryOut(Plan &plan);
 
@@ -268,6 +270,12 @@ void Call::checkStorages() {
   }
 }
 
+void Call::makeClonesWritable() {
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    if (traits_.isWritten[i]) eachTensor(arguments_[i], makeWritable);
+  }
+}
+
 void Call::checkDevices() {
   checkIndices();
   for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -315,6 +323,7 @@ void Call::prepare() {
   if (survey_.has(Survey::kLacksMemory)) checkStorages();
   checkKernel();
   if (survey_.has(Survey::kHasZeros)) makeZeros();
+  if (survey_.has(Survey::kWritesClone)) makeClonesWritable();
   stream_ = getCurrentOpenRegStream(device_.index()).stream();
 }
 
