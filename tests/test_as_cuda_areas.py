@@ -1,6 +1,9 @@
 """Under as_cuda(): what programs do with streams, events, memory, several devices, autocast, random
 numbers, optimizers, loading, files and the profiler, in CUDA's words."""
 
+import os
+import sys
+
 import pytest
 
 AS_CUDA = "import torch, torch_openreg\ntorch_openreg.as_cuda()\n"
@@ -548,3 +551,97 @@ out.sum().backward()
 assert model.module.weight.grad.tolist() == [[4, 4]]
 """
     )
+
+
+# ---- Kernels that are registered for CUDA's dispatch keys ----
+
+REGISTERS = """
+import gc, warnings
+warnings.simplefilter("error")
+x = torch.ones(2, device="cuda")
+def times(n):
+    return lambda x: x * n
+def registered(name, *more):
+    lib = torch.library.Library("upper", "FRAGMENT")
+    lib.define(f"{name}(Tensor x) -> Tensor")
+    return lib, getattr(torch.ops.upper, name)
+"""
+
+
+def test_a_kernel_for_cudas_key_is_the_devices(cuda):
+    out = cuda(
+        REGISTERS
+        + """
+lib, kernel = registered("kernel")
+lib.impl("kernel", times(7), "CUDA")
+print(kernel(x).tolist(), kernel(x).tolist())
+lib, grad = registered("grad")
+lib.impl("grad", times(1), "CompositeExplicitAutograd")
+lib.impl("grad", times(5), "AutogradCUDA")
+lib.impl("grad", times(3), "AutocastCUDA")
+with torch.autocast("cuda"):
+    cast = grad(x).tolist()
+print(grad(x).tolist(), cast)
+warnings.filterwarnings("ignore", "Warning only once")  # it replaces a kernel, as on CUDA
+keyed = torch.library.Library("aten", "IMPL", "CUDA")
+keyed.impl("frac", times(9))
+print(torch.frac(x).tolist())
+keyed._destroy()
+print(torch.frac(x).tolist())
+del lib, keyed, grad
+gc.collect()
+@torch.library.custom_op("upper::made", mutates_args=(), device_types="cuda")
+def made(x: torch.Tensor) -> torch.Tensor:
+    return x * 4
+print(made(x).tolist())
+"""
+    )
+    assert out.splitlines() == [
+        "[7.0, 7.0] [7.0, 7.0]",
+        "[5.0, 5.0] [3.0, 3.0]",
+        "[9.0, 9.0]",
+        "[0.0, 0.0]",
+        "[4.0, 4.0]",
+    ]
+
+
+def test_a_kernel_for_the_device_itself_serves_before_one_for_cuda(cuda):
+    out = cuda(
+        REGISTERS
+        + """
+for order in (("CUDA", "PrivateUse1"), ("PrivateUse1", "CUDA")):
+    lib, op = registered("_".join(order))
+    for key in order:
+        lib.impl("_".join(order), times(2 if key == "CUDA" else 3), key)
+    print(op(x).tolist())
+import torch.distributed.fsdp, torch.nn.attention
+print(torch.nn.functional.gelu(x).shape)
+"""
+    )
+    assert out.splitlines() == ["[3.0, 3.0]", "[3.0, 3.0]", "torch.Size([2])"]
+
+
+@pytest.mark.slow
+def test_a_kernel_in_cpp_for_cudas_key_alone_is_the_devices(cuda, tmp_path):
+    """Of an extension that is built for the CPU: the function gets the device's tensors."""
+    source = """
+    #include <torch/library.h>
+    #include <ATen/ops/mul.h>
+    TORCH_LIBRARY(upper_cpp, m) { m.def("seven(Tensor x) -> Tensor"); }
+    TORCH_LIBRARY_IMPL(upper_cpp, CUDA, m) {
+      m.impl("seven", [](const at::Tensor &x) { return at::mul(x, at::Scalar(7)); });
+    }
+    """
+    out = cuda(
+        f"""
+from torch.utils import cpp_extension
+cpp_extension.load_inline(
+    "upper_cpp", {source!r}, build_directory={str(tmp_path)!r}, is_python_module=False
+)
+x = torch.ones(2, device="cuda:1")
+for _ in range(3):
+    print(torch.ops.upper_cpp.seven(x))
+""",
+        {"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])},
+    )
+    assert out.splitlines() == ["tensor([7., 7.], device='cuda:1')"] * 3

@@ -116,6 +116,13 @@ bool areSmall(c10::ArrayRef<IValue> values) {
   return small;
 }
 
+/* Under CUDA's name, of an extension that is built for the CPU: its function for CUDA is the device's. */
+bool hasCudaKernelAlone(const OperatorHandle &op, const OpTraits &traits) {
+  return !traits.isAten && op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
+         !op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
+         c10::get_privateuse1_backend() == "cuda";
+}
+
 void giveResults(Stack *stack, size_t taken, Results &results) {
   torch::jit::drop(*stack, taken);
   for (IValue &result : results) stack->push_back(std::move(result));
@@ -566,6 +573,9 @@ void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   Results results;
   if (takeFastPath(op, traits, torch::jit::last(*stack, taken), survey, results)) {
     return giveResults(stack, taken, results);
+  }
+  if (C10_UNLIKELY(hasCudaKernelAlone(op, traits))) {
+    return op.redispatchBoxed(DispatchKeySet(DispatchKey::CUDA), stack);
   }
   runSurveyed(op, traits, survey, stack);
 }

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from .. import _C
-from . import _distributed, _names, _places, _tensors
+from . import _distributed, _library, _names, _places, _tensors
 
 VARIABLE = "OPENREG_AS_CUDA"
 _installed = False
@@ -65,6 +65,7 @@ def install(force):
     _names.install()
     _tensors.install()
     _places.install()
+    _library.install()
     if torch.distributed.is_available():
         _distributed.install()
 
