@@ -143,6 +143,21 @@ TEST(copy_small_pageable_source_may_be_overwritten_at_once) {
   assertHolds(a, wanted, sizeof wanted);
 }
 
+/* The largest that a queue takes with the task: no longer one waits for the gate. */
+TEST(copy_of_64_kib_waits_for_nothing) {
+  enum { SIZE = 64 << 10 };
+  orStream_t s = newStream();
+  unsigned char *data = noise(SIZE, 21), *buffer = malloc(SIZE);
+  void *a = device(SIZE);
+  orEvent_t gate = closeGate(s);
+  memcpy(buffer, data, SIZE);
+  ASSERT_OK(orMemcpyAsync(a, buffer, SIZE, orMemcpyHostToDevice, s));
+  memset(buffer, 0, SIZE);
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(s));
+  assertHolds(a, data, SIZE);
+}
+
 TEST(copy_large_pageable_source_has_been_read_at_return) {
   orStream_t s = newStream();
   enum { SIZE = 3 << 20 };

@@ -188,6 +188,7 @@ TEST(lost_copies_of_another_device_are_refused) {
   lose(newStreamOn(0));
   ASSERT_REFUSED(orMemcpyPeerAsync(memory, 1, here, 0, 64, there), orErrorDeviceLost, "openreg:0");
   ASSERT_ERROR(orMemcpyPeerAsync(here, 0, memory, 1, 64, there), orErrorDeviceLost);
+  ASSERT_REFUSED(orMemsetAsync(here, 0, 64, there), orErrorDeviceLost, "openreg:0");
   expectUsable(there, memory);
 }
 
@@ -521,15 +522,21 @@ TEST(lost_the_event_of_an_operation_cannot_be_destroyed) {
   ASSERT_ERROR(orEventDestroy(done), orErrorInvalidResourceHandle);
 }
 
-/* Any other error is the task's alone. */
+/* Any other error is the task's alone, on whichever device it arose. */
 TEST(lost_by_no_other_error) {
   useFragile();
+  ASSERT_OK(orSetDevice(1));
+  void *there = allocate(64);
+  ASSERT_OK(orSetDevice(0));
   void *memory = allocate(64), *more = NULL;
+  orStream_t s = newStream();
   for (int error = orErrorInvalidValue; error < orErrorDeviceLost; error++) {
     if (error == orErrorNotReady) continue;
-    answer.set = answer.alloc = (orError_t)error;
+    answer.set = answer.alloc = answer.copy = (orError_t)error;
     ASSERT_ERROR(orMemset(memory, 0, 64), (orError_t)error);
     ASSERT_ERROR(orMalloc(&more, 64), (orError_t)error);
+    ASSERT_OK(orMemcpyPeerAsync(there, 1, memory, 0, 64, s));
+    ASSERT_ERROR(orStreamSynchronize(s), (orError_t)error);
     ASSERT_OK(orDeviceSynchronize());
   }
 }
