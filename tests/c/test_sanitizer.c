@@ -125,6 +125,10 @@ TEST(sanitizer_follows_synchronisation) {
   ASSERT_CLEAN();
   ASSERT_OK(orDeviceSynchronize()); /* of device 1 */
   ASSERT_EQ(writes(s1, "write", a, KIB), 1);
+  writes(other, "write", a + KIB, KIB);
+  ASSERT_OK(orSetDevice(0));
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_EQ(writes(s0, "write", a + KIB, KIB), 2);
 }
 
 TEST(sanitizer_follows_queries_that_say_done) {
@@ -327,6 +331,30 @@ TEST(sanitizer_follows_gates_through_events) {
   waitStream(s2, s1);
   writes(s2, "third", a, KIB);
   ASSERT_CLEAN();
+}
+
+enum { GATES = 5 }; /* one more than a stream remembers */
+
+/* The last one may order what the others do not. */
+TEST(sanitizer_reports_nothing_behind_more_gates_than_it_remembers) {
+  orStream_t s0 = defaultOf(0), s1 = newStream(), s2 = newStream();
+  orEvent_t gates[GATES];
+  sanitize();
+  char *a = deviceMemory(4 * KIB), *b = deviceMemory(4 * KIB);
+  for (int i = 0; i < GATES; i++) gates[i] = closeGate(s0);
+  writes(s0, "behind", a, KIB);
+  writes(s1, "other", a, KIB);
+  waitStream(s2, s0);
+  writes(s2, "behind as well", b, KIB);
+  writes(s1, "other", b, KIB);
+  for (int i = 0; i < GATES - 1; i++) openGate(gates[i]);
+  ASSERT_OK(orStreamSynchronize(s1));
+  openGate(gates[GATES - 1]);
+  ASSERT_CLEAN();
+  ASSERT_OK(orStreamSynchronize(s2));
+  waitStream(s2, s0);
+  writes(s2, "known again", b, KIB);
+  ASSERT_EQ(writes(s1, "other", b, KIB), 1);
 }
 
 TEST(sanitizer_takes_an_event_that_is_destroyed_for_signalled) {

@@ -74,6 +74,17 @@ TEST(sanitizer_knows_columns_that_were_written) {
   ASSERT_EQ(reads(s, "row", a + 64 * 70, 64), 2);
 }
 
+/* More pieces are taken as a whole. */
+TEST(sanitizer_knows_a_million_pieces_that_were_written) {
+  enum { PIECES = 1 << 20 };
+  orStream_t s = check();
+  char *a = block(4 * PIECES, s);
+  ASSERT_EQ(columns(s, a, 1, PIECES, 2, 1), 0);
+  ASSERT_EQ(reads(s, "gap", a + 1, 1), 1);
+  ASSERT_EQ(columns(s, a, 1, PIECES + 1, 2, 1), 0);
+  ASSERT_EQ(reads(s, "gap", a + 3, 1), 0);
+}
+
 /* The next block's bytes, and what the allocator has rounded up, are nobody's here. */
 TEST(sanitizer_judges_a_block_that_is_handed_out_again) {
   orStream_t s = check();

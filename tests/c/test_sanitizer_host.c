@@ -223,6 +223,7 @@ TEST(sanitizer_host_system_calls_fail) {
   int nowhere = open("/dev/zero", O_RDWR), pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
   toHost(host, device, BYTES);
+  toHost(host, device, BYTES); /* guarded already */
   errno = 0;
   ASSERT_EQ(write(pipes[1], host, 100), -1);
   ASSERT_EQ(errno, EFAULT);
@@ -414,14 +415,32 @@ TEST(sanitizer_host_destination_that_is_registered_is_overwritten) {
 
 TEST(sanitizer_host_memory_from_before_has_a_checksum) {
   char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  void *other = block(BYTES, defaultOf(0));
   sanitize();
   toHost(host, device, BYTES);
+  ASSERT_OK(orCacheFree(other));
   orSanitizerIgnore(1);
   ASSERT_OK(orDeviceSynchronize());
   orSanitizerIgnore(0);
   host[5]++;
   ASSERT_OK(orDeviceSynchronize());
   ASSERT_EQ(touchedHere(), 1);
+}
+
+/* More accesses than there are marks for. */
+TEST(sanitizer_host_checksums_the_first_accesses_of_a_call) {
+  enum { MANY = 65 };
+  sanitize();
+  char *host = registeredMemory(), *device = deviceMemory(BYTES);
+  orStream_t s = newStream();
+  for (int of_host = 0; of_host < MANY; of_host += MANY - 1) {
+    orMemoryAccess all[MANY];
+    for (int i = 0; i < MANY; i++)
+      all[i] = (orMemoryAccess){.data = i == of_host ? host : device + i, .width = 1};
+    ASSERT_OK(orSanitizerAccess(s, "many", all, MANY));
+    ASSERT_OK(orStreamSynchronize(s));
+  }
+  ASSERT_CLEAN();
 }
 
 /* In between others write, in order. */

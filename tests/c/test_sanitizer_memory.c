@@ -60,6 +60,17 @@ TEST(sanitizer_knows_geometries_of_several_dimensions) {
   ASSERT_EQ(tellStrided(s1, a + 3, 1, 2, c3, t3), 2);
 }
 
+TEST(sanitizer_reads_as_many_dimensions_as_there_are) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  orMemoryAccess two = {
+      .width = 1, .dims = 1, .write = 1, .count = {2, 64}, .stride = {3000, 8}}; /* and no more */
+  sanitize();
+  char *a = deviceMemory(MIB);
+  two.data = a;
+  ASSERT_OK(orSanitizerAccess(s0, "two bytes", &two, 1));
+  ASSERT_EQ(writes(s1, "between", a + 8, 1), 0);
+}
+
 TEST(sanitizer_takes_the_hull_of_what_has_too_many_dimensions) {
   static const size_t two[] = {2, 2, 2, 2, 2, 2, 2, 2},
                       gaps[] = {3000, 3, 160, 10, 700, 40}, /* any order */
@@ -139,6 +150,8 @@ TEST(sanitizer_remembers_what_a_later_write_does_not_cover) {
   ASSERT_EQ(reads(s2, "read", a + 899, 1), 0);
 }
 
+static void *captureNothing(void *context) { return context; }
+
 TEST(sanitizer_refuses_bad_accesses) {
   orStream_t s0 = defaultOf(0);
   orMemoryAccess bad = {.data = "", .width = SIZE_MAX};
@@ -160,6 +173,8 @@ TEST(sanitizer_refuses_bad_accesses) {
   orSanitizerOptions options = {.size = 4};
   ASSERT_OK(orSanitizerDisable());
   ASSERT_REFUSED(orSanitizerEnable(&options), orErrorInvalidValue, "size is 4");
+  options = (orSanitizerOptions){.size = sizeof options, .capture = captureNothing};
+  ASSERT_REFUSED(orSanitizerEnable(&options), orErrorInvalidValue, "without release");
   ASSERT_REFUSED(orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, NULL, NULL),
                  orErrorInvalidValue, "null");
 }

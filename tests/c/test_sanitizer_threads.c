@@ -278,6 +278,26 @@ TEST(sanitizer_knows_no_thread_that_is_older) {
   ASSERT_EQ(writes(t.s1, "write", t.memory, KIB), 0);
 }
 
+static void hasNoNumber(Step *s) {
+  (void)s;
+  ASSERT_EQ(orSanitizerThread(), 0);
+}
+
+static void endsTwice(Step *s) {
+  (void)s;
+  ASSERT_NE(orSanitizerThread(), 0);
+  orSanitizerThreadEnds();
+  ASSERT_EQ(orSanitizerThread(), 0);
+}
+
+TEST(sanitizer_follows_a_thread_from_its_beginning_to_its_end) {
+  Two t = {.s0 = defaultOf(0)};
+  orSanitizerThreadStarts(&t.first); /* it is off */
+  step(hasNoNumber, &t.first, (Step){.stream = 0});
+  prepare(&t);
+  step(endsTwice, &t.first, (Step){.stream = 0});
+}
+
 /* ---- Many at once ---- */
 
 enum { THREADS = 4, ROUNDS = 300 };
