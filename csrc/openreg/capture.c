@@ -515,6 +515,8 @@ bool orStreamCaptures(orStream_t stream) {
 orError_t orStreamRefuseCapture(orStream_t stream, const char *call, const char *instead) {
   OR_TRY(orEnter());
   if (!call || !instead) return orFail(orErrorInvalidValue, "orStreamRefuseCapture: null text");
+  if (stream != OR_STREAM_DEFAULT && !orHandleFind(&orStreamTable, stream))
+    return orErrorInvalidResourceHandle;
   orStream *s = lockCapturing(stream);
   return s ? orCaptureRefuse(s, call, instead) : orSuccess;
 }
