@@ -422,6 +422,27 @@ TEST(cache_poison_inside_a_task) {
   ASSERT_EQ(statsOf(0).reserved_bytes[0].current, 0);
 }
 
+static unsigned char first_byte;
+
+static orError_t allocateAndLook(void *args) {
+  InTask *t = *(InTask **)args;
+  void *mapped;
+  allocateInTask(args);
+  if (!t->error) t->error = orMapForKernel(&mapped, t->got, 1);
+  if (!t->error) first_byte = *(unsigned char *)mapped;
+  return orSuccess;
+}
+
+TEST(cache_poison_is_there_when_a_task_has_the_memory) {
+  poisonOn();
+  orStream_t s = defaultStream(0);
+  InTask t = {s, 12 * MIB, NULL, NULL, orSuccess};
+  launch(s, allocateAndLook, &t);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_OK(t.error);
+  ASSERT_EQ(first_byte, 0xFF);
+}
+
 /* A task of another stream does it at once: not to what work that is queued still reads. */
 TEST(cache_poison_by_a_task_is_of_what_is_fresh) {
   poisonOn();

@@ -313,6 +313,17 @@ TEST(config_watchdog_signal) {
   FOR_EACH("OPENREG_WATCHDOG_SIGNAL", bad, bodyRejected);
 }
 
+static void bodyAllRoom(void) {
+  enum { ROOM = 1 << 17 }; /* with the zero at the end */
+  static char tape[ROOM];
+  for (int i = 0; i < ROOM - 1; i++) tape[i] = i % 2 ? ',' : '1';
+  clearSettings();
+  setenv("OPENREG_SCHEDULE_TAPE", tape, 1);
+  ASSERT_STR(findSetting("OPENREG_SCHEDULE_TAPE").value, tape);
+}
+
+TEST(config_value_takes_all_the_room) { ASSERT_FORK_OK(bodyAllRoom); }
+
 /* Values are copied without an allocation, which could fail; one that does not fit is refused. */
 TEST(config_value_without_end) {
   enum { LONG = 1 << 17 };

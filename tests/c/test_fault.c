@@ -363,6 +363,8 @@ TEST(fault_refusals) {
   ASSERT_ERROR(orFaultGetOutcome(&outcome, orFaultSlowStream, 1), orErrorNotFound);
   ASSERT_STR(orFaultName(0), "out_of_memory");
   ASSERT_PTR(orFaultName(-1), NULL);
+  ASSERT_STR(orFaultName(orFaultSlowStream), "slow_stream");
+  ASSERT_PTR(orFaultName(orFaultSlowStream + 1), NULL);
   ASSERT_EQ(orDeviceIsActive(0) + orDeviceIsActive(1), 0); /* arming is no use of a device */
 }
 

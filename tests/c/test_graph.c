@@ -501,6 +501,30 @@ TEST(graph_capture_ends_with_its_stream) {
   refuseEnd(s, orErrorStreamCaptureInvalidated, "orStreamDestroy");
 }
 
+/* A stream that has the slot of one that had joined is in no capture but its own. */
+TEST(graph_capture_lets_a_slots_next_stream_be) {
+  Counts counts = {0};
+  orStream_t s = newStream(), side = newStream();
+  ASSERT_OK(orStreamBeginCapture(s));
+  order(s, side);
+  ASSERT_OK(orStreamDestroy(side));
+  orStream_t next = newStream();
+  ASSERT_EQ(next >> 30, side >> 30);
+  ASSERT_OK(orStreamBeginCapture(next));
+  refuseEnd(s, orErrorStreamCaptureInvalidated, "orStreamDestroy");
+  queueCount(next, &counts);
+  endCaptureOf(next);
+  ASSERT_EQ(counts.ran, 0);
+}
+
+TEST(graph_capture_is_not_refused_for_a_default_stream) {
+  orStream_t s = newStream();
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_OK(orStreamRefuseCapture(OR_STREAM_DEFAULT, "a call", "nothing"));
+  ASSERT_OK(orGetLastError());
+  endCaptureOf(s);
+}
+
 TEST(graph_capture_has_at_most_64_streams) {
   orStream_t s = newStream(), one_more = newStream();
   orEvent_t e = newEvent(0);

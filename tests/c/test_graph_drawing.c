@@ -97,14 +97,16 @@ TEST(graph_drawing_has_each_kind_of_node) {
   ASSERT_OK(orMemsetAsync(device, 7, 24, s));
   ASSERT_OK(orLaunchHostFunc(s, nothingOnHost, NULL));
   queue(s, "aten::mm");
+  queue(s, "last");
   Drawn d = draw(s);
   ASSERT_CONTAINS(d.dot, "label=\"0 Memcpy HtoD\\n48 bytes\"");
   ASSERT_CONTAINS(d.dot, "label=\"1 Memset\\n24 bytes = 7\"");
   ASSERT_CONTAINS(d.dot, "label=\"2 orLaunchHostFunc\\nhost function\"");
   ASSERT_CONTAINS(d.dot, "label=\"3 aten::mm\\nkernel\"");
-  ASSERT_EDGES(d.dot, "n0 -> n1;", "n1 -> n2;", "n2 -> n3;");
+  ASSERT_EDGES(d.dot, "n0 -> n1;", "n1 -> n2;", "n2 -> n3;", "n3 -> n4;");
   ASSERT_CONTAINS(d.svg, "<title>0 Memcpy HtoD, 48 bytes</title>");
-  ASSERT_EQ(countOf(d.svg, "<title>"), 4);
+  ASSERT_CONTAINS(d.svg, "width=\"1076\""); /* five columns */
+  ASSERT_EQ(countOf(d.svg, "<title>"), 5);
   done(d);
 }
 
@@ -156,10 +158,12 @@ TEST(graph_drawing_escapes_names) {
   ASSERT_OK(orStreamBeginCapture(s));
   queue(s, "a<b>&\"c\\\n\xff");
   queue(s, "a_name_that_is_so_long_that_no_box_has_room_for_all_of_it");
+  queue(s, "a_name_that_fills_its_box_to_the_end");
   Drawn d = draw(s);
   ASSERT_CONTAINS(d.dot, "\"0 a<b>&\\\"c\\\\\\\\x0a\\\\xff\\nkernel\"");
   ASSERT_CONTAINS(d.svg, ">a&#60;b&#62;&#38;&#34;c\\\\x0a\\xff<");
   ASSERT_CONTAINS(d.svg, ">a_name_that_is_so_long_that_no_bo...<");
+  ASSERT_CONTAINS(d.svg, ">a_name_that_fills_its_box_to_the_end<");
   ASSERT_CONTAINS(d.svg,
                   "1 a_name_that_is_so_long_that_no_box_has_room_for_all_of_it, kernel</title>");
   done(d);

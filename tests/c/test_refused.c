@@ -60,6 +60,11 @@ TEST(refused_null_results) {
       orScheduleGet(&policy, NULL),
       orScheduleGetTape(NULL),
       orFaultGetOutcome(NULL, 0, 0),
+      orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, NULL, NULL),
+      orSanitizerReports(1, NULL, sizeof(orRaceReport), 1, &size, NULL),
+      orSanitizerOrder(1, NULL),
+      orScheduleSteps(0, NULL, sizeof(orScheduleStep), 0, NULL),
+      orSetHangHook(NULL),
   };
   for (size_t i = 0; i < sizeof seen / sizeof *seen; i++)
     if (seen[i] != orErrorInvalidValue) FAIL("call %zu: %s", i, orGetErrorName(seen[i]));
@@ -73,6 +78,8 @@ static void refuseDevice(int device) {
   orMemPool_t pool;
   orCacheStats stats = {.size = sizeof stats};
   orDeviceProperties properties = {.size = sizeof properties};
+  orFaultOutcome outcome = {.size = sizeof outcome};
+  const orFault fault = {.size = sizeof fault, .device = device};
   const orError_t seen[] = {
       orSetDevice(device),
       orGetDeviceProperties(&properties, device),
@@ -90,6 +97,9 @@ static void refuseDevice(int device) {
       orCacheResetAccumulatedStats(device),
       orCacheSnapshot(NULL, sizeof(orCacheBlock), &count, device),
       orMemPoolCreate(&pool, device),
+      orFaultInject(&fault),
+      orFaultGetOutcome(&outcome, 0, device),
+      orFaultRemove(0, device),
   };
   for (size_t i = 0; i < sizeof seen / sizeof *seen; i++)
     if (seen[i] != orErrorInvalidDevice)
@@ -131,6 +141,7 @@ static void refuseStream(orStream_t s, orGraph_t graph, char *device) {
       orStreamBeginCapture(s),
       orStreamEndCapture(s, &other),
       orStreamGetCaptureInfo(s, &status, &id),
+      orStreamRefuseCapture(s, "a", "b"),
       orEventRecord(e, s),
       orLaunchSleep(s, 1),
       orLaunchHostFunc(s, free, NULL),
@@ -177,6 +188,7 @@ typedef struct Valid {
 
 static Valid makeValid(void) {
   static atomic_int ran;
+  ASSERT_OK(orSanitizerEnable(NULL)); /* some of its calls do nothing while it is off */
   Valid v = {.stream = newStream(), .event = newEvent(0), .graph = graphOf(&ran)};
   ASSERT_OK(orMalloc(&v.device, 64));
   ASSERT_OK(orMallocHost(&v.pinned, 64));
@@ -208,6 +220,11 @@ static void refuseAll(const Valid *v, orError_t wanted) {
   orCaptureStatus status;
   orSchedulePolicy policy;
   const orCacheOptions options = {.size = sizeof options};
+  char *text;
+  orTrace trace = {.size = sizeof trace};
+  orRaceOrder order = {.size = sizeof order};
+  orFaultOutcome outcome = {.size = sizeof outcome};
+  const orFault fault = {.size = sizeof fault};
   const orError_t seen[] = {
       orGetDevice(&number),
       orSetDevice(0),
@@ -285,7 +302,24 @@ static void refuseAll(const Valid *v, orError_t wanted) {
       orScheduleSwitch(orScheduleFair, 0),
       orScheduleGet(&policy, &id),
       orScheduleRecord(0),
+      orScheduleSetTape("0"),
+      orScheduleGetTape(&text),
+      orScheduleSteps(0, NULL, sizeof(orScheduleStep), 0, &count),
+      orHangReport(&text),
+      orTraceStop(&trace),
+      orFaultInject(&fault),
+      orFaultGetOutcome(&outcome, 0, 0),
       orFaultRemove(0, 0),
+      orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, &count, NULL),
+      orSanitizerOrder(1, &order),
+      orSanitizerClearReports(),
+      orSanitizerEventOver(v->event),
+      orSanitizerAside(v->stream),
+      orSanitizerUsed(v->pinned, 8, v->stream),
+      orSanitizerHostBlock(v->pinned),
+      orStreamDestroy(v->stream),
+      orEventDestroy(v->event),
+      orGraphDestroy(v->graph),
       orSanitizerEnable(NULL),
       orSanitizerDisable(),
   };

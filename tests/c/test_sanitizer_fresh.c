@@ -42,6 +42,15 @@ TEST(sanitizer_reports_a_read_of_what_nothing_has_written) {
   ASSERT_EQ(reads(s, "beside", a + 9, 1), 2);
 }
 
+TEST(sanitizer_reports_reads_of_fresh_memory_by_the_setting) {
+  setenv("OPENREG_SANITIZER", "1", 1);
+  setenv("OPENREG_INITCHECK", "1", 1);
+  orStream_t s = defaultOf(0);
+  beginCapture();
+  ASSERT_EQ(reads(s, "read", block(1000, s), 20), 1);
+  ASSERT_CONTAINS(endCapture(), "of which some has not been written since it was handed out");
+}
+
 TEST(sanitizer_says_nothing_of_fresh_memory_unless_it_is_asked_to) {
   orStream_t s = defaultOf(0);
   sanitize();

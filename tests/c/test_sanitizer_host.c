@@ -383,7 +383,8 @@ TEST(sanitizer_host_source_that_is_registered_is_overwritten) {
   for (int early = 0; early < 2; early++) {
     Holder h = {0};
     ASSERT_OK(launchAs(s, holdKernel, &h, 0));
-    ASSERT_OK(orMemcpyAsync(device, host, BYTES, orMemcpyHostToDevice, s));
+    ASSERT_OK(orMemcpyAsync(device, host, BYTES / 2, orMemcpyHostToDevice, s));
+    ASSERT_OK(orMemcpyAsync(device, host + BYTES / 2, BYTES / 2, orMemcpyHostToDevice, s));
     if (early) host[77]++;
     letGo(&h);
     ASSERT_OK(orStreamSynchronize(s));
@@ -423,7 +424,7 @@ TEST(sanitizer_host_memory_from_before_has_a_checksum) {
   ASSERT_OK(orDeviceSynchronize());
   orSanitizerIgnore(0);
   host[5]++;
-  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_OK(orStreamQuery(OR_STREAM_DEFAULT)); /* which tells the host as well */
   ASSERT_EQ(touchedHere(), 1);
 }
 
@@ -551,6 +552,34 @@ static void faultUnderAJumper(void) {
 
 TEST(sanitizer_host_calls_a_handler_that_jumps_again) {
   ASSERT_EQ(WEXITSTATUS(exitOf(faultUnderAJumper)), 33);
+}
+
+static bool isFirst(void) {
+  struct sigaction now;
+  ASSERT_EQ(sigaction(SIGSEGV, NULL, &now), 0);
+  return now.sa_handler != countOther;
+}
+
+static void giveWayAndComeBack(void) {
+  signal(SIGSEGV, countOther);
+  sanitize();
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  ASSERT_EQ(orSanitizerHandler(0), 0);
+  ASSERT(!isFirst());
+  toHost(host, device, BYTES);
+  ASSERT(isFirst());
+  ASSERT_EQ(orSanitizerHandler(0), 1);
+  ASSERT(!isFirst());
+  ASSERT_EQ(orSanitizerHandler(1), 0);
+  ASSERT_EQ(orSanitizerHandler(1), 1);
+  ASSERT(isFirst());
+  readByte(host);
+  ASSERT_EQ(touchedHere(), 1);
+  readByte(device);
+}
+
+TEST(sanitizer_host_handler_gives_way_and_comes_back) {
+  ASSERT_EQ(WEXITSTATUS(exitOf(giveWayAndComeBack)), 33);
 }
 
 static void raiseUnderNone(void) {

@@ -498,7 +498,9 @@ TEST(schedule_the_record_says_what_happened) {
   static orScheduleStep steps[STEPS];
   static const uint32_t expected[] = {orStepTouches, orStepQueued, orStepPoint, orStepChooses,
                                       orStepRecords, orStepWaits,  orStepPoint, orStepQueued,
-                                      orStepAwaits,  orStepRuns,   orStepRuns};
+                                      orStepPoint,   orStepAsks,   orStepRuns,  orStepAwaits,
+                                      orStepRuns,    orStepRuns};
+  static const uint32_t halves[] = {1, 0, 0}; /* of the fill alone */
   void *memory;
   size_t count, more;
   ASSERT_OK(orMallocHost(&memory, 64));
@@ -510,11 +512,16 @@ TEST(schedule_the_record_says_what_happened) {
   ASSERT_OK(orEventRecord(event, a));
   ASSERT_OK(orStreamWaitEvent(b, event));
   note(b, 'b');
+  ASSERT_ERROR(orStreamQuery(b), orErrorNotReady);
   ASSERT_OK(orStreamSynchronize(b));
   ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), STEPS, &count));
-  size_t at = 0;
-  for (size_t i = 0; i < count; i++)
+  size_t at = 0, ran = 0;
+  for (size_t i = 0; i < count; i++) {
     if (at < sizeof expected / sizeof *expected && steps[i].kind == expected[at]) at++;
+    if (steps[i].kind == orStepAsks) ASSERT_EQ(steps[i].stream, b);
+    if (steps[i].kind == orStepRuns) ASSERT_EQ(steps[i].flags, halves[ran++]);
+  }
+  ASSERT_EQ(ran, 3);
   ASSERT_EQ(steps[0].kind, orStepTouches);
   ASSERT_EQ(steps[0].a, (uintptr_t)memory);
   ASSERT_EQ(steps[0].b, (uintptr_t)memory + 64);
@@ -527,6 +534,32 @@ TEST(schedule_the_record_says_what_happened) {
   note(b, 'b');
   ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), STEPS, &count));
   ASSERT_EQ(count, 0);
+}
+
+static orStream_t asked;
+
+static orError_t askKernel(void *args) {
+  (void)args;
+  ASSERT_ERROR(orStreamQuery(asked), orErrorNotReady); /* it is its own */
+  return orSuccess;
+}
+
+static size_t stepsWith(orKernelFn fn, orStepKind kind) {
+  static orScheduleStep steps[STEPS];
+  size_t count, found = 0;
+  useTape("0");
+  ASSERT_OK(launchAs(asked, fn, &fn, 0));
+  ASSERT_OK(orStreamSynchronize(asked));
+  ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), STEPS, &count));
+  for (size_t i = 0; i < count; i++) found += steps[i].kind == kind;
+  return found;
+}
+
+TEST(schedule_a_task_that_asks_is_at_no_point) {
+  asked = newStream();
+  ASSERT_OK(orScheduleRecord(1));
+  ASSERT_EQ(stepsWith(askKernel, orStepPoint), stepsWith(noteKernel, orStepPoint));
+  ASSERT_EQ(stepsWith(askKernel, orStepAsks), 0);
 }
 
 /* ---- late and early ---- */
