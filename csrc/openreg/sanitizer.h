@@ -174,7 +174,8 @@ typedef struct orTouch {
  * OR_RANGE_DIMS. False if the access touches nothing; its end is 0 if it is past that of the
  * address space. No lock. */
 bool orRangeMake(const orMemoryAccess *access, orRange *range);
-/* True if they share a byte; false too if that takes too long to find out. */
+/* Of two whose hulls overlap: true if they share a byte; false too if that takes too long to find
+ * out. */
 bool orRangesMeet(const orRange *a, const orRange *b);
 
 typedef struct orShadow {
@@ -251,8 +252,8 @@ void orSumsPrepare(const orTouch *touches, size_t count);
 void orSumsAdd(const orShadow *access);
 /* ... and in the end, no lock held. */
 void orSumsTake(void);
-/* The host has come to know of more; without `compares` sums of that are forgotten. No lock held, or
- * the stream's without. */
+/* The host has come to know of more; without `compares` sums of that are forgotten, unless they are
+ * known to have changed. No lock held, or the stream's without. */
 void orSumsKnown(bool compares);
 void orSumsForget(uintptr_t begin, uintptr_t end);
 

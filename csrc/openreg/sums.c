@@ -179,11 +179,13 @@ __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
 /* ---- what the host comes to know of ---- */
 
-static orSum *takeKnown(void) {
+/* What has changed stays for who may report it. */
+static orSum *takeKnown(bool compares) {
   orSum *known = NULL;
   for (orSum **at = &sums; *at;) {
     orSum *s = *at;
-    if (!orHostKnows(s->access.timeline, s->access.counter)) {
+    bool goes = compares || !s->changed;
+    if (!goes || !orHostKnows(s->access.timeline, s->access.counter)) {
       at = &s->next;
       continue;
     }
@@ -202,7 +204,7 @@ static bool isChanged(const orSum *s) {
 void orSumsKnown(bool compares) {
   orRaceList races = {.first = NULL};
   orMutexLock(&orSanitizerMutex);
-  orSum *known = sums ? takeKnown() : NULL;
+  orSum *known = sums ? takeKnown(compares) : NULL;
   orMutexUnlock(&orSanitizerMutex);
   if (!known) return;
   for (orSum *s = known; s && compares; s = s->next) s->changed = isChanged(s);

@@ -96,6 +96,16 @@ TEST(sanitizer_host_is_told_once_of_a_copy) {
   }
 }
 
+/* Another stream's conflict with the copy is not the host's. */
+TEST(sanitizer_host_is_told_after_a_stream_was) {
+  sanitizeStrictly();
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  toHost(host, device, BYTES);
+  ASSERT_EQ(writes(newStream(), "other", host, BYTES), 1);
+  readByte(host);
+  ASSERT_EQ(touchedHere(), 2);
+}
+
 /* ---- What is right ---- */
 
 TEST(sanitizer_host_may_touch_what_it_has_waited_for) {
@@ -384,8 +394,8 @@ TEST(sanitizer_host_source_that_is_registered_is_overwritten) {
     Holder h = {0};
     ASSERT_OK(launchAs(s, holdKernel, &h, 0));
     ASSERT_OK(orMemcpyAsync(device, host, BYTES / 2, orMemcpyHostToDevice, s));
-    ASSERT_OK(orMemcpyAsync(device, host + BYTES / 2, BYTES / 2, orMemcpyHostToDevice, s));
     if (early) host[77]++;
+    ASSERT_OK(orMemcpyAsync(device, host + BYTES / 2, BYTES / 2, orMemcpyHostToDevice, s));
     letGo(&h);
     ASSERT_OK(orStreamSynchronize(s));
     host[78]++;
@@ -396,6 +406,24 @@ TEST(sanitizer_host_source_that_is_registered_is_overwritten) {
   ASSERT_STR(r.later.operation, "memory access");
   ASSERT_EQ(r.later.write, OR_ACCESS_WRITES);
   ASSERT_EQ(r.earlier.write, 0);
+}
+
+static void nothingOnHost(void *data) { (void)data; }
+
+/* A host function tells the host, but of no sums. */
+TEST(sanitizer_host_source_is_overwritten_before_a_host_function) {
+  sanitize();
+  char *host = registeredMemory(), *device = deviceMemory(BYTES);
+  Holder h = {0};
+  orStream_t s = newStream();
+  ASSERT_OK(launchAs(s, holdKernel, &h, 0));
+  ASSERT_OK(orMemcpyAsync(device, host, BYTES, orMemcpyHostToDevice, s));
+  host[77]++;
+  letGo(&h);
+  synchronizeUnseen(s);
+  ASSERT_OK(orLaunchHostFunc(s, nothingOnHost, NULL));
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_EQ(touchedHere(), 1);
 }
 
 TEST(sanitizer_host_destination_that_is_registered_is_overwritten) {
@@ -420,6 +448,8 @@ TEST(sanitizer_host_memory_from_before_has_a_checksum) {
   sanitize();
   toHost(host, device, BYTES);
   ASSERT_OK(orCacheFree(other));
+  ASSERT_OK(orSanitizerUsed(host - 8, 8, 0));
+  ASSERT_OK(orSanitizerUsed(host + BYTES, 8, 0));
   orSanitizerIgnore(1);
   ASSERT_OK(orDeviceSynchronize());
   orSanitizerIgnore(0);
