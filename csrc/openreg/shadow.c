@@ -96,8 +96,9 @@ typedef struct orSearch {
 static int64_t divideDown(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static int64_t divideUp(int64_t a, int64_t b) { return a / b + (a % b > 0); }
 
+/* There is a term: the bounds of the last one are those of the distances at which they meet. */
 static bool search(orSearch *s, int i, int64_t distance) {
-  if (i == s->count) return distance >= s->least && distance <= s->most;
+  if (i == s->count) return true;
   const orTerm *t = &s->terms[i];
   int64_t from = divideUp(s->least - distance - s->high[i + 1], t->stride);
   int64_t to = divideDown(s->most - distance - s->low[i + 1], t->stride);
@@ -122,7 +123,6 @@ static void addTerm(orSearch *s, int64_t stride, int64_t least, int64_t most) {
 }
 
 bool orRangesMeet(const orRange *a, const orRange *b) {
-  if (a->begin >= b->end || b->begin >= a->end) return false;
   if (!a->dims && !b->dims) return true;
   orSearch s = {.least = 1 - (int64_t)b->width, .most = (int64_t)a->width - 1, .steps = STEPS};
   for (uint32_t i = 0; i < a->dims; i++)

@@ -112,7 +112,7 @@ static void onRan(orProbe *p) {
 static void onHostWaits(orProbe *p) { p->began = orNow(); }
 
 static void onHostWaited(orProbe *p) {
-  if (p->call && p->began)
+  if (p->call)
     emit((orTraceRecord){.kind = orTraceSynchronize,
                          .name = p->call,
                          .device = p->device,
