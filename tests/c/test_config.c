@@ -324,6 +324,13 @@ static void bodyAllRoom(void) {
 
 TEST(config_value_takes_all_the_room) { ASSERT_FORK_OK(bodyAllRoom); }
 
+TEST(config_schedule_tape) {
+  static const Case good[] = {{0, "1,12:2", "1,12:2"}, {0, "1048575:1", "1048575:1"}};
+  static const Case bad[] = {{0, "1048576:1", ""}, {0, "600000:1,600000:1", ""}, {0, "1,", ""}};
+  FOR_EACH("OPENREG_SCHEDULE_TAPE", good, bodyAccepted);
+  FOR_EACH("OPENREG_SCHEDULE_TAPE", bad, bodyRejected);
+}
+
 /* Values are copied without an allocation, which could fail; one that does not fit is refused. */
 TEST(config_value_without_end) {
   enum { LONG = 1 << 17 };

@@ -238,6 +238,9 @@ TEST(graph_forks_and_joins) {
   walk(s, &trail, 3);
   orGraph_t graph = endCaptureOf(s);
   ASSERT_EQ(statusOf(side), orCaptureStatusNone);
+  size_t nodes = 0;
+  ASSERT_OK(orGraphGetNodeCount(graph, &nodes));
+  ASSERT_EQ(nodes, 4); /* marks and waits are none */
   for (int i = 0; i < 100; i++) {
     trail.length = 0;
     ASSERT_OK(orGraphLaunch(graph, i % 3 ? s : third));

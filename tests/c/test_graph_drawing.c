@@ -188,6 +188,7 @@ TEST(graph_drawing_of_a_long_graph_goes_down) {
   ASSERT_EQ(countOf(d.svg, ">after 1<"), 1);
   ASSERT_EQ(countOf(d.svg, "class=\"event\""), 1);
   ASSERT_EQ(countOf(d.svg, ">stream 1<"), 1); /* nowhere but where it has a node */
+  ASSERT_EQ(countOf(d.svg, ">stream 2<"), 0);
   ASSERT_EQ(countOf(d.dot, "->"), 3003);
   done(d);
 }

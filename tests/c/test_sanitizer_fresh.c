@@ -317,6 +317,7 @@ TEST(sanitizer_tells_the_waits_between_two_accesses) {
   waitStream(s1, s0);
   ASSERT_EQ(writes(s0, "write", a, 100), 0);
   waitStream(s1, s2);
+  waitStream(s1, s1); /* no wait */
   ASSERT_EQ(reads(s1, "read", a, 100), 1);
   waitStream(s1, s0);
   orRaceOrder order = {.size = sizeof order};

@@ -152,6 +152,16 @@ TEST(sanitizer_remembers_what_a_later_write_does_not_cover) {
 
 static void *captureNothing(void *context) { return context; }
 
+TEST(sanitizer_remembers_nothing_where_a_later_write_ends) {
+  orStream_t s0 = defaultOf(0), s1 = newStream(), s2 = newStream();
+  sanitize();
+  char *a = deviceMemory(MIB);
+  writes(s0, "whole", a, 100);
+  ASSERT_EQ(writes(s1, "second half", a + 50, 50), 1);
+  waitStream(s2, s1);
+  ASSERT_EQ(writes(s2, "around its end", a + 90, 20), 0);
+}
+
 TEST(sanitizer_refuses_bad_accesses) {
   orStream_t s0 = defaultOf(0);
   orMemoryAccess bad = {.data = "", .width = SIZE_MAX};
@@ -341,6 +351,22 @@ TEST(sanitizer_forgets_what_orFree_has_waited_for) {
   ASSERT_PTR(deviceMemory(4 * KIB), a);
   writes(s1, "write", a, 4 * KIB);
   ASSERT_CLEAN();
+}
+
+TEST(sanitizer_forgets_memory_that_is_registered_no_more) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  sanitize();
+  char *memory = malloc(KIB), *a = deviceMemory(KIB);
+  reads(s0, "read", a, KIB);
+  for (int i = 0; i < 2; i++) {
+    ASSERT_OK(orHostRegister(memory, KIB));
+    ASSERT_OK(orMemcpyAsync(memory, a, KIB, orMemcpyDeviceToHost, i ? s0 : s1));
+    orSanitizerIgnore(1); /* its wait tells nobody */
+    ASSERT_OK(orHostUnregister(memory));
+    orSanitizerIgnore(0);
+  }
+  ASSERT_CLEAN();
+  free(memory);
 }
 
 TEST(sanitizer_survives_a_reset) {

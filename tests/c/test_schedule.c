@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "gate.h"
 #include "openreg_schedule.h"
@@ -111,6 +112,36 @@ TEST(schedule_a_seed_means_the_same_in_every_process) {
   useSeed(7);
   runProgram();
   ASSERT_STR(notedInTheEnd(), "abcdeghlmoprfijknqstuvwxyzABCEFGHJKLMDINOPQRTUVS1WXZ5Y023467");
+}
+
+static char *order_of_child;
+
+/* The freed blocks are poisoned, or not. */
+static void runAndFree(void) {
+  orStream_t a = newStream(), b = newStream();
+  void *block;
+  useSeed(6);
+  for (int i = 0; i < 20; i++) {
+    ASSERT_OK(orCacheMalloc(&block, 512, a));
+    note(a, (char)('a' + i));
+    if (i % 2) ASSERT_OK(orDeviceSynchronize());
+    ASSERT_OK(orCacheFree(block));
+    if (i % 2) ASSERT_OK(orStreamQuery(a)); /* a point where nothing else can run */
+    note(b, (char)('A' + i));
+  }
+  strcpy(order_of_child, notedInTheEnd());
+}
+
+TEST(schedule_a_seed_means_the_same_with_poison) {
+  char without[MOST_LETTERS + 1];
+  order_of_child =
+      mmap(NULL, sizeof without, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT(order_of_child != MAP_FAILED);
+  ASSERT_FORK_OK(runAndFree);
+  strcpy(without, order_of_child);
+  setenv("OPENREG_POISON", "1", 1);
+  ASSERT_FORK_OK(runAndFree);
+  ASSERT_STR(order_of_child, without);
 }
 
 /* One stream is left in its midst until the other is at its end. */

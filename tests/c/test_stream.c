@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "gate.h"
+#include "openreg_graph.h"
 
 /* ---- query, synchronise, destroy ---- */
 
@@ -304,6 +305,7 @@ typedef struct Filler {
   int count;
   size_t args_size; /* of kernels */
   void *pinned;     /* copies instead */
+  orGraph_t graph;  /* launches of it instead */
   atomic_int queued, ran;
 } Filler;
 
@@ -330,6 +332,8 @@ static void *fill(void *context) {
   for (int i = 0; i < f->count; i++) {
     if (f->pinned)
       ASSERT_OK(orMemcpyAsync(f->pinned, (char *)f->pinned + 64, 64, orMemcpyDefault, f->stream));
+    else if (f->graph)
+      ASSERT_OK(orGraphLaunch(f->graph, f->stream));
     else
       ASSERT_OK(orLaunchKernelEx(&launch));
     atomic_fetch_add(&f->queued, 1);
@@ -376,6 +380,17 @@ TEST(stream_full_queue_holds_copies) {
   Filler f = {.stream = newStream(), .count = 5000};
   ASSERT_OK(orMallocHost(&f.pinned, 4096));
   fillBehindGate(&f);
+}
+
+TEST(stream_full_queue_holds_graphs) {
+  Filler f = {.stream = newStream(), .count = 2000};
+  atomic_int ran = 0;
+  orStream_t s = newStream();
+  ASSERT_OK(orStreamBeginCapture(s));
+  launch(s, countKernel, &ran);
+  ASSERT_OK(orStreamEndCapture(s, &f.graph));
+  fillBehindGate(&f);
+  ASSERT_EQ(ran, 2000);
 }
 
 TEST(stream_full_queue_stays_bounded) {

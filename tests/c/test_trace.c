@@ -2,6 +2,7 @@
  * Tracing: a record of every call that launches or waits and of every task that runs, with what is needed to tell which
  * is whose.
  */
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 
 #include "gate.h"
 #include "later_device.h"
+#include "openreg_sanitizer.h"
 
 static orTrace trace = {.size = sizeof trace};
 
@@ -242,6 +244,27 @@ TEST(trace_has_what_began_and_ended_within) {
   ASSERT_OK(orDeviceSynchronize());
   stop();
   ASSERT_EQ(countOf(orTraceKernel), 0);
+}
+
+static void *synchronize(void *context) {
+  ASSERT_OK(orStreamSynchronize(*(orStream_t *)context));
+  return NULL;
+}
+
+/* Also where something else than the trace has seen it begin. */
+TEST(trace_has_no_wait_that_began_before) {
+  Holder holder = {0};
+  orStream_t s = newStream();
+  pthread_t thread;
+  ASSERT_OK(orSanitizerEnable(NULL));
+  hold(s, &holder);
+  ASSERT_EQ(pthread_create(&thread, NULL, synchronize, &s), 0);
+  awaitReport("host thread");
+  ASSERT_OK(orTraceStart(0));
+  letGo(&holder);
+  ASSERT_EQ(pthread_join(thread, NULL), 0);
+  stop();
+  ASSERT_EQ(countOf(orTraceSynchronize), 0);
 }
 
 static void tagged(int number, void *context) {

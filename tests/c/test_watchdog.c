@@ -68,6 +68,27 @@ TEST(hang_report_of_nothing) {
   ASSERT_REFUSED(orHangReport(NULL), orErrorInvalidValue, "null");
 }
 
+enum { MANY_LINES = 1000 };
+
+static int lines_before;
+
+static void sayMuch(orHangSay say, void *report) {
+  for (int i = 0; i < lines_before; i++) say(report, "");
+  for (int i = 0; i < MANY_LINES; i++) say(report, "line");
+}
+
+/* Also where one ends just where the room for the text did. */
+TEST(hang_report_has_every_line_of_the_hook) {
+  ASSERT_OK(orSetHangHook(sayMuch));
+  ASSERT_ERROR(orSetHangHook(sayMuch), orErrorAlreadyExists);
+  for (; lines_before < 7; lines_before++) {
+    char *text = NULL;
+    ASSERT_OK(orHangReport(&text));
+    ASSERT_EQ(countOf("  line\n", text), MANY_LINES);
+    free(text);
+  }
+}
+
 TEST(hang_report_of_an_event_that_nobody_signals) {
   orStream_t s = newStreamOn(1);
   atomic_int ran = 0;
