@@ -38,6 +38,20 @@ TEST(cache_fraction_limits_what_is_held) {
   take(64 * MIB, s);
 }
 
+/* Sizes are in the largest unit of which there is one. */
+TEST(cache_refusals_name_sizes) {
+  setCapacity("64M");
+  void *p;
+  ASSERT_OK(orCacheSetFraction(0, 1.0 / (64 * KIB)));
+  ASSERT_REFUSED(orCacheMalloc(&p, MIB, defaultStream(0)), orErrorMemoryAllocation,
+                 "tried to allocate 1.00 MiB; 64.00 MiB is free of a capacity of 64.00 MiB (1.00 "
+                 "KiB allowed by the memory fraction), 0 bytes is allocated");
+  ASSERT_OK(orCacheSetFraction(0, 1023.0 / (64 * MIB)));
+  ASSERT_REFUSED(orCacheMalloc(&p, (size_t)1 << 40, defaultStream(0)), orErrorMemoryAllocation,
+                 "tried to allocate 1.00 TiB; 64.00 MiB is free of a capacity of 64.00 MiB (1023 "
+                 "bytes allowed by the memory fraction)");
+}
+
 TEST(cache_fraction_below_what_is_in_use) {
   setCapacity("64M");
   orStream_t s = defaultStream(0);

@@ -292,7 +292,10 @@ TEST(config_trace_records) {
 }
 
 TEST(config_watchdog) {
-  static const Case good[] = {{0, "30", "30"}, {0, "0.5", "0.5"}, {0, "0.000000001", "0.000000001"}};
+  static const Case good[] = {{0, "30", "30"},
+                              {0, "0.5", "0.5"},
+                              {0, "0.000000001", "0.000000001"},
+                              {0, "1000000000", "1000000000"}};
   static const Case bad[] = {{0, "0", ""},  {0, "0.0", ""}, {0, "-1", ""},
                              {0, "5s", ""}, {0, "1e3", ""}, {0, "1000000001", ""},
                              {0, "", ""},   {0, "inf", ""}, {0, "1.2.3", ""},
@@ -326,7 +329,11 @@ TEST(config_value_takes_all_the_room) { ASSERT_FORK_OK(bodyAllRoom); }
 
 TEST(config_schedule_tape) {
   static const Case good[] = {{0, "1,12:2", "1,12:2"}, {0, "1048575:1", "1048575:1"}};
-  static const Case bad[] = {{0, "1048576:1", ""}, {0, "600000:1,600000:1", ""}, {0, "1,", ""}};
+  static const Case bad[] = {{0, "1048576:1", ""},
+                             {0, "600000:1,600000:1", ""},
+                             {0, "1,", ""},
+                             {0, "1:x", ""},
+                             {0, "1:1048577", ""}};
   FOR_EACH("OPENREG_SCHEDULE_TAPE", good, bodyAccepted);
   FOR_EACH("OPENREG_SCHEDULE_TAPE", bad, bodyRejected);
 }

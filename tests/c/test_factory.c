@@ -826,10 +826,21 @@ static orDevice *thirdDevice(void) {
   return byName("/npu:0");
 }
 
+static const orAllocator *third_allocator;
+
+static void allocateThirdInChild(void) {
+  void *p = NULL;
+  const orAllocator *allocator = third_allocator;
+  ASSERT_ERROR(allocator->alloc(allocator->self, 8, &p), orErrorForked);
+  ASSERT_ERROR(allocator->free(allocator->self, p), orErrorForked);
+}
+
 TEST(factory_third_type_allocates) {
   thirdDevice();
-  const orAllocator *allocator = allocatorOf("/npu:0", orAllocatorDevice);
+  const orAllocator *allocator = third_allocator = allocatorOf("/npu:0", orAllocatorDevice);
   char *p[3], *none = (char *)1;
+  newStream(); /* a device is in use: children have none */
+  ASSERT_FORK_OK(allocateThirdInChild);
   for (size_t i = 0; i < 3; ++i)
     ASSERT_OK(allocator->alloc(allocator->self, 100 + i, (void **)&p[i]));
   ASSERT_EQ(thirdBytes, 303);

@@ -11,7 +11,7 @@ static struct {
   size_t limit;
   char *address;
   void *mapped;
-  int freed;
+  int freed, host_freed;
 } answer = {.limit = 1 << 20};
 
 static orError_t createAnswering(const orDeviceConfig *config, int count, orDeviceDesc *devices) {
@@ -30,6 +30,11 @@ static orError_t freeAnswering(void *device, void *ptr, size_t bytes) {
   answer.freed++;
   return orSuccess;
 }
+static orError_t freeHostAnswering(void *device, void *ptr, size_t bytes) {
+  (void)device, (void)ptr, (void)bytes;
+  answer.host_freed++;
+  return orSuccess;
+}
 static orError_t mapAnswering(void *device, const void *ptr, size_t bytes, void **address) {
   (void)device, (void)ptr, (void)bytes;
   *address = answer.mapped;
@@ -43,7 +48,7 @@ static void registerAs(const char *type) {
   factory.map = mapAnswering;
   if (!strcmp(type, "CPU")) {
     factory.alloc_host = allocAnswering;
-    factory.free_host = freeAnswering;
+    factory.free_host = freeHostAnswering;
   }
   ASSERT_OK(orRegisterDeviceFactory(type, 99, &factory));
 }
@@ -60,10 +65,11 @@ static void assertNone(orError_t (*allocate)(void **ptr, size_t bytes)) {
   for (int i = 0; i < 3; i++) {
     void *p = &p;
     answer.address = (char *)wrong[i].address;
-    answer.freed = 0;
+    answer.freed = answer.host_freed = 0;
     ASSERT_REFUSED(allocate(&p, 4096), orErrorSystem, "\"answering\" returned");
     ASSERT_PTR(p, NULL);
-    ASSERT_EQ(answer.freed, wrong[i].freed);
+    ASSERT_EQ(answer.freed, allocate == orMallocHost ? 0 : wrong[i].freed);
+    ASSERT_EQ(answer.host_freed, wrong[i].freed - answer.freed);
   }
   answer.address = somewhere;
 }

@@ -169,13 +169,17 @@ TEST(graph_capture_does_not_keep_poison) {
   setenv("OPENREG_POISON", "1", 1);
   void *block;
   size_t nodes = 1;
+  unsigned char first = 0;
   orStream_t s = newStream();
   orGraph_t graph;
   ASSERT_OK(orCacheMalloc(&block, 512, s));
+  ASSERT_OK(orMemsetAsync(block, 3, 512, s));
   ASSERT_OK(orStreamBeginCapture(s));
   ASSERT_OK(orCacheFree(block));
   ASSERT_OK(orStreamEndCapture(s, &graph));
   ASSERT_OK(orGraphGetNodeCount(graph, &nodes));
   ASSERT_EQ(nodes, 0);
   ASSERT_OK(orGraphDestroy(graph));
+  ASSERT_OK(orMemcpyWithStream(&first, block, 1, orMemcpyDeviceToHost, s));
+  ASSERT_EQ(first, 0xFF);
 }

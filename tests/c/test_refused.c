@@ -183,6 +183,8 @@ typedef struct Valid {
   orEvent_t event;
   orGraph_t graph;
   orMemPool_t pool;
+  orDevice *own;
+  const orAllocator *allocator;
   void *device, *pinned, *block;
 } Valid;
 
@@ -194,6 +196,8 @@ static Valid makeValid(void) {
   ASSERT_OK(orMallocHost(&v.pinned, 64));
   ASSERT_OK(orCacheMalloc(&v.block, 64, v.stream));
   ASSERT_OK(orMemPoolCreate(&v.pool, 0));
+  ASSERT_OK(orGetDeviceByIndex(&v.own, "openreg", 0));
+  ASSERT_OK(orDeviceGetAllocator(v.own, orAllocatorDevice, &v.allocator));
   return v;
 }
 
@@ -221,6 +225,9 @@ static void refuseAll(const Valid *v, orError_t wanted) {
   orSchedulePolicy policy;
   const orCacheOptions options = {.size = sizeof options};
   char *text;
+  const orAllocator *allocator;
+  const orKernel kernel = {.fn = countKernel, .name = "count"};
+  orDeviceAttributes device_attributes = {.size = sizeof device_attributes};
   orTrace trace = {.size = sizeof trace};
   orRaceOrder order = {.size = sizeof order};
   orFaultOutcome outcome = {.size = sizeof outcome};
@@ -292,6 +299,11 @@ static void refuseAll(const Valid *v, orError_t wanted) {
       orGetDeviceByName(&device, "/cpu:0"),
       orGetDeviceAt(&device, 0),
       orGetDeviceByIndex(&device, "openreg", 0),
+      orDeviceGetAttributes(v->own, &device_attributes),
+      orDeviceGetAllocator(v->own, orAllocatorDevice, &allocator),
+      orDeviceCompute(v->own, &kernel, v->stream),
+      v->allocator->alloc(v->allocator->self, 8, &ptr),
+      v->allocator->free(v->allocator->self, v->device),
       orStreamBeginCapture(v->stream),
       orStreamEndCapture(v->stream, &graph),
       orStreamGetCaptureInfo(v->stream, &status, &id),
