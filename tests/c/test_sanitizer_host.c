@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -158,6 +159,31 @@ TEST(sanitizer_host_may_touch_what_is_beside_a_copy) {
   ASSERT_EQ(reportCount(), 1);
 }
 
+TEST(sanitizer_host_page_beside_a_copy_is_lifted_alone) {
+  sanitize();
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  toHost(host, device, 100);
+  toHost(host + 4 * PAGE, device, 100);
+  readByte(host + 200);
+  ASSERT_EQ(touchedHere(), 0);
+  readByte(host + 4 * PAGE);
+  ASSERT_EQ(touchedHere(), 1);
+}
+
+/* What is told of a page's first access leaves the guard of its second one. */
+TEST(sanitizer_host_is_told_of_both_accesses_of_a_page) {
+  sanitize();
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  toHost(host, device, 100);
+  toDevice(device + 200, host + 200, 100);
+  readByte(host + 5);
+  ASSERT_EQ(touchedHere(), 1);
+  readByte(host + 250);
+  ASSERT_EQ(touchedHere(), 0);
+  writeByte(host + 250, 1);
+  ASSERT_EQ(touchedHere(), 2);
+}
+
 TEST(sanitizer_host_operation_is_told_and_not_its_memory) {
   sanitize();
   char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
@@ -229,9 +255,13 @@ TEST(sanitizer_host_kernels_reach_guarded_memory) {
 
 TEST(sanitizer_host_system_calls_fail) {
   sanitize();
+  ASSERT_OK(orFreeHost(pinnedMemory(BYTES))); /* which nothing guards */
   char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
   int nowhere = open("/dev/zero", O_RDWR), pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
+  toHost(host + 2 * PAGE, device, PAGE);
+  ASSERT_EQ(write(pipes[1], host + PAGE, 100), 100); /* of other pages */
+  ASSERT_EQ(write(pipes[1], host + 3 * PAGE, 100), 100);
   toHost(host, device, BYTES);
   toHost(host, device, BYTES); /* guarded already */
   errno = 0;
@@ -247,11 +277,10 @@ TEST(sanitizer_host_system_calls_fail) {
   ASSERT_CLEAN();
 }
 
-/* A guard that cannot be lifted from some pages is lifted from all: none stays where nothing is queued. */
-TEST(sanitizer_host_guards_that_the_system_does_not_lift) {
+static void liftWhatIsRefused(size_t below) {
   sanitize();
   char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
-  refuseCalls(REFUSE_MPROTECT, PROT_READ | PROT_WRITE, (size_t)BYTES, INT_MAX);
+  refuseCalls(REFUSE_MPROTECT, PROT_READ | PROT_WRITE, below, INT_MAX);
   toHost(host, device, BYTES / 2);
   ASSERT_OK(orDeviceSynchronize());
   memset(host, 3, BYTES);
@@ -262,6 +291,11 @@ TEST(sanitizer_host_guards_that_the_system_does_not_lift) {
   memset(host, 5, BYTES);
   ASSERT_EQ(touchedHere(), 0);
 }
+
+/* A guard that cannot be lifted from some pages is lifted from all, or by a new mapping: none stays where nothing is
+ * queued. */
+TEST(sanitizer_host_guards_that_the_system_does_not_lift) { liftWhatIsRefused((size_t)BYTES); }
+TEST(sanitizer_host_guards_that_the_system_never_lifts) { liftWhatIsRefused(SIZE_MAX); }
 
 /* With what the parent had, and nothing of it is the parent's. */
 TEST(sanitizer_host_memory_of_a_child_is_its_own) {
@@ -547,6 +581,20 @@ static void underALaterHandler(void) {
   faultElsewhere();
 }
 
+static void exitBySignal(int number, siginfo_t *info, void *context) {
+  (void)number;
+  _exit(info->si_addr == wild && context ? 33 : 34);
+}
+
+static void underAHandlerThatIsTold(void) {
+  sigaction(SIGSEGV, &(struct sigaction){.sa_sigaction = exitBySignal, .sa_flags = SA_SIGINFO},
+            NULL);
+  sanitize();
+  toHost(pinnedMemory(BYTES), deviceMemory(BYTES), BYTES);
+  wild = deviceMemory(BYTES);
+  readByte(wild);
+}
+
 static void underNone(void) {
   signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own */
   sanitize();
@@ -554,11 +602,50 @@ static void underNone(void) {
 }
 
 TEST(sanitizer_host_leaves_other_faults_to_others) {
-  (void)wild;
   ASSERT_EQ(WEXITSTATUS(exitOf(underAHandler)), 33);
+  ASSERT_EQ(WEXITSTATUS(exitOf(underAHandlerThatIsTold)), 33);
   ASSERT_EQ(WEXITSTATUS(exitOf(underALaterHandler)), 33);
   int status = exitOf(underNone);
   ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+/* It stays, whatever the sanitizer lifts. */
+static void underAProtectionOfItsOwn(void) {
+  signal(SIGSEGV, countOther);
+  sanitize();
+  char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
+  toHost(host, device, BYTES);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_EQ(mprotect(host, (size_t)PAGE, PROT_NONE), 0);
+  readByte(host);
+}
+
+TEST(sanitizer_host_leaves_the_protection_of_others_to_others) {
+  ASSERT_EQ(WEXITSTATUS(exitOf(underAProtectionOfItsOwn)), 33);
+}
+
+static int *handled; /* shared with the child */
+
+static void faultAgain(int number) {
+  (void)number;
+  ++*handled;
+  readByte(wild);
+}
+
+static void underAHandlerThatFaults(void) {
+  sigaction(SIGSEGV, &(struct sigaction){.sa_handler = faultAgain, .sa_flags = SA_NODEFER}, NULL);
+  sanitize();
+  toHost(pinnedMemory(BYTES), deviceMemory(BYTES), BYTES);
+  wild = deviceMemory(BYTES);
+  readByte(wild);
+}
+
+TEST(sanitizer_host_ends_with_a_handler_that_faults) {
+  handled = mmap(NULL, sizeof *handled, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT(handled != MAP_FAILED);
+  int status = exitOf(underAHandlerThatFaults);
+  ASSERT(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+  ASSERT_EQ(*handled, 1);
 }
 
 static sigjmp_buf back;
