@@ -96,7 +96,16 @@ TEST(cache_counts_what_a_new_max_split_size_makes_oversize) {
 TEST(cache_blocks_from_max_split_size_on_are_not_split) {
   orStream_t s = defaultStream(0);
   setOptions((orCacheOptions){.max_split_size = 30 * MIB, .max_non_split_rounding = 8 * MIB});
-  void *whole = take(40 * MIB, s);
+  void *whole = take(30 * MIB, s); /* no more and no less */
+  ASSERT_EQ(statsOf(0).oversize_allocations.current, 1);
+  ASSERT_OK(orCacheFree(whole));
+  void *other = take(16 * MIB, s);
+  ASSERT_NE((uintptr_t)other, (uintptr_t)whole);
+  ASSERT_PTR(take(30 * MIB, s), whole);
+  ASSERT_OK(orCacheFree(whole));
+  ASSERT_OK(orCacheFree(other));
+  ASSERT_OK(orCacheEmpty(0));
+  whole = take(40 * MIB, s);
   ASSERT_EQ(statsOf(0).oversize_allocations.current, 1);
   ASSERT_EQ(statsOf(0).oversize_segments.current, 1);
   ASSERT_OK(orCacheFree(whole));
@@ -121,6 +130,7 @@ TEST(cache_rounds_up_to_steps_between_powers_of_two) {
   orCacheOptions options = {0};
   options.roundup_power2_divisions[0] = 4;
   options.roundup_power2_divisions[1] = 2;
+  options.roundup_power2_divisions[4] = 3;
   setOptions(options);
   static const struct {
     size_t asked, got;
@@ -132,7 +142,8 @@ TEST(cache_rounds_up_to_steps_between_powers_of_two) {
                {1200 * KIB, 1280 * KIB},
                {2 * MIB, 2 * MIB},
                {2 * MIB + 1, 3 * MIB},
-               {5 * MIB, 5 * MIB}}; /* [2] is 0 */
+               {5 * MIB, 5 * MIB}, /* [2] is 0 */
+               {16 * MIB, 16 * MIB}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     int64_t before = statsOf(0).allocated_bytes[0].current;
     take(cases[i].asked, s);
@@ -148,14 +159,14 @@ TEST(cache_large_segments_may_be_larger) {
 
 /* Above the threshold, a new segment makes the oldest unused ones go, as many as are too much. */
 TEST(cache_garbage_goes_before_a_new_segment) {
-  setCapacity("100M");
+  setCapacity("128M");
   orStream_t s = defaultStream(0);
-  setOptions((orCacheOptions){.garbage_collection_threshold = 0.5});
+  setOptions((orCacheOptions){.garbage_collection_threshold = 44.0 / 128});
   void *a = take(20 * MIB, s), *b = take(22 * MIB, s), *c = take(24 * MIB, s);
   ASSERT_OK(orCacheFree(b));
   ASSERT_OK(orCacheFree(a));
   ASSERT_OK(orCacheFree(c));
-  take(26 * MIB, s); /* 66 of 50 MiB: the 22 that were freed first are enough */
+  take(26 * MIB, s); /* 66 of 44 MiB: the 22 that were freed first are enough */
   ASSERT_EQ(statsOf(0).reserved_bytes[0].current, (20 + 24 + 26) * MIB);
   ASSERT_EQ(statsOf(0).alloc_retries, 0);
   ASSERT_PTR(take(20 * MIB, s), a);
@@ -171,6 +182,7 @@ TEST(cache_options_are_checked) {
   ASSERT_REFUSED(orCacheSetOptions(&options), orErrorInvalidValue, "1048576");
   options = (orCacheOptions){.size = sizeof options, .large_segment_size = 20 * MIB + 1};
   ASSERT_REFUSED(orCacheSetOptions(&options), orErrorInvalidValue, "20971521");
+  setOptions((orCacheOptions){.max_split_size = 20 * MIB, .large_segment_size = 20 * MIB});
 }
 
 /* ---- a thread that is short of memory waits for one that gives it back ---- */
