@@ -160,8 +160,6 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   OR_PROBE(OR_PROBE_ACCESS, .call = blocking ? "orMemset" : "orMemsetAsync", .stream = stream,
            .dst = dst, .bytes = bytes);
   OR_TRY(orStreamBegin(stream, true, 0, &s, &t));
-  if (OR_UNLIKELY(blocking) && s->capturing)
-    return orCaptureRefuse(s, "orMemset", "it waits for the bytes");
   t->kind = OR_KIND_SET;
   t->name = "Memset";
   t->u.set = (orSetArgs){dst, bytes, value, onDevice(&to) ? to.region.device : -1};
