@@ -679,11 +679,14 @@ TEST(factory_allocator_attributes) {
 }
 
 TEST(factory_host_without_pinned_memory) {
+  void *pinned = &pinned;
   const orAllocator *allocator = NULL;
   ASSERT_OK(orRegisterDeviceFactory("CPU", 99, &hostFactory));
   ASSERT_REFUSED(
       orDeviceGetAllocator(byName("/cpu:0"), orAllocatorOnHost | orAllocatorPinned, &allocator),
       orErrorNotSupported, "'test host'");
+  ASSERT_REFUSED(orMallocHost(&pinned, 8), orErrorNotSupported, "\"test host\" has no pinned");
+  ASSERT_PTR(pinned, NULL);
 }
 
 /* ---- Tensors from bytes ---- */
@@ -764,7 +767,7 @@ TEST(factory_make_tensor_refuses) {
   } cases[] = {
       {{orFloat32, 2, good, bytes, 20}, "needs 24 bytes, 20 were given"},
       {{orFloat32, 2, good, bytes, 28}, "float32 with shape [2, 3]"},
-      {{orFloat32, 2, negative, bytes, 24}, "[2, -3]"},
+      {{orFloat32, 2, negative, bytes, 24}, "dimension 1 of shape [2, -3] is negative"},
       {{orFloat32, 2, huge, bytes, 24}, "larger than any memory"},
       {{orFloat32, 9, good, bytes, 24}, "0 to 8"},
       {{orFloat32, -1, good, bytes, 24}, "-1"},
@@ -779,6 +782,9 @@ TEST(factory_make_tensor_refuses) {
                    orErrorInvalidValue, cases[i].part);
     ASSERT_PTR(tensor.data, NULL);
   }
+  const orTensorProto scalar = {orFloat32, 0, NULL, bytes, 4};
+  ASSERT_REFUSED(orDeviceMakeTensor(byName("/openreg:0"), &scalar, 77, &tensor),
+                 orErrorInvalidValue, "attributes 0x4d");
   ASSERT_ERROR(orDeviceMakeTensor(byName("/openreg:0"), NULL, 0, &tensor), orErrorInvalidValue);
   ASSERT_ERROR(orDeviceMakeTensor(byName("/openreg:0"), &cases[0].proto, 0, NULL),
                orErrorInvalidValue);

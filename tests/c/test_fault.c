@@ -241,6 +241,7 @@ TEST(fault_out_of_memory_of_the_device) {
   size_t unused, total, again;
   ASSERT_OK(orMemGetInfo(&unused, &total));
   inject(orFaultOutOfMemory, 0, 0);
+  ASSERT_OK(orMalloc(&p, 0)); /* no allocation */
   ASSERT_REFUSED(orMalloc(&p, 4096), orErrorMemoryAllocation, "injected");
   ASSERT_PTR(p, NULL);
   ASSERT_OK(orMalloc(&p, 4096));

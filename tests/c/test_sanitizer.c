@@ -333,6 +333,19 @@ TEST(sanitizer_follows_gates_through_events) {
   ASSERT_CLEAN();
 }
 
+TEST(sanitizer_decides_behind_a_gate_of_another_stream) {
+  orStream_t s0 = defaultOf(0), s1 = newStream(), s2 = newStream();
+  sanitize();
+  char *a = deviceMemory(4 * KIB);
+  orEvent_t gate = closeGate(s0);
+  waitStream(s1, s0);
+  writes(s1, "behind", a, KIB);
+  writes(s2, "other", a, KIB);
+  ASSERT_CLEAN();
+  openGate(gate);
+  ASSERT_EQ(reportCount(), 1);
+}
+
 enum { GATES = 6 }; /* two more than a stream remembers */
 
 /* The last one may order what the others do not. */

@@ -51,6 +51,16 @@ TEST(sanitizer_reports_reads_of_fresh_memory_by_the_setting) {
   ASSERT_CONTAINS(endCapture(), "of which some has not been written since it was handed out");
 }
 
+TEST(sanitizer_reports_each_fresh_block_that_a_call_reads_once) {
+  orStream_t s = check();
+  char *a = block(1000, s), *b = block(1000, s);
+  orMemoryAccess all[] = {
+      {.data = a, .width = 8}, {.data = a + 8, .width = 8}, {.data = b, .width = 8}};
+  ASSERT_OK(orSanitizerAccess(s, "read", all, 3));
+  ASSERT_EQ(reportCount(), 2);
+  ASSERT(reportAt(1).earlier.begin != reportAt(2).earlier.begin);
+}
+
 TEST(sanitizer_says_nothing_of_fresh_memory_unless_it_is_asked_to) {
   orStream_t s = defaultOf(0);
   sanitize();

@@ -476,6 +476,20 @@ TEST(sanitizer_host_destination_that_is_registered_is_overwritten) {
   ASSERT_EQ(touchedHere(), 1);
 }
 
+/* The sum is that of the copy's end, not of a later task's. */
+TEST(sanitizer_host_destination_is_overwritten_before_a_later_task) {
+  sanitize();
+  char *host = registeredMemory(), *device = deviceMemory(BYTES);
+  Holder h = {0};
+  orStream_t s = newStream();
+  ASSERT_OK(orMemcpyAsync(host, device, BYTES, orMemcpyDeviceToHost, s));
+  hold(s, &h);
+  host[77]++;
+  letGo(&h);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_EQ(touchedHere(), 1);
+}
+
 TEST(sanitizer_host_memory_from_before_has_a_checksum) {
   char *host = pinnedMemory(BYTES), *device = deviceMemory(BYTES);
   void *other = block(BYTES, defaultOf(0));

@@ -122,7 +122,7 @@ static void runAndFree(void) {
   void *block;
   useSeed(6);
   for (int i = 0; i < 20; i++) {
-    ASSERT_OK(orCacheMalloc(&block, 512, a));
+    ASSERT_OK(orCacheMalloc(&block, 512, i % 2 ? a : b)); /* b has poison before any task */
     note(a, (char)('a' + i));
     if (i % 2) ASSERT_OK(orDeviceSynchronize());
     ASSERT_OK(orCacheFree(block));
@@ -378,6 +378,40 @@ TEST(schedule_a_tape_makes_each_choice) {
   }
 }
 
+/* Not by what comes before its first task. */
+TEST(schedule_a_tape_numbers_streams_by_their_first_task) {
+  orStream_t a = newStream(), b = newStream();
+  useTape("0");
+  orEvent_t gate = closeGate(b);
+  note(a, 'a');
+  note(b, 'b');
+  openGate(gate);
+  ASSERT_OK(orDeviceSynchronize());
+  ASSERT_STR(notedInTheEnd(), "ab");
+}
+
+static void runManyByTwo(void) {
+  static orStream_t a, b;
+  if (!a) a = newStream(), b = newStream();
+  for (int i = 0; i < 40; i++) note(i % 2 ? a : b, 'x');
+  ASSERT_OK(orDeviceSynchronize());
+}
+
+TEST(schedule_a_long_tape_comes_back) {
+  char tape[128];
+  char *taken;
+  for (int i = 0; i < 60; i++) memcpy(tape + (size_t)2 * i, i ? ",1" : " 1", 2);
+  tape[120] = 0;
+  useTape(tape + 1);
+  runManyByTwo();
+  ASSERT_OK(orScheduleGetTape(&taken));
+  ASSERT_GT(strlen(taken), 60);
+  useTape(taken);
+  runManyByTwo();
+  assertTape(taken);
+  free(taken);
+}
+
 TEST(schedule_bad_tapes_are_refused) {
   static const char *const bad[] = {
       "", ",", "1,", "1,,2", "a", "1:", ":1", "1:2:3", "1 2", "-1", "9999999999"};
@@ -560,6 +594,15 @@ TEST(schedule_the_record_says_what_happened) {
   ASSERT_EQ(at, sizeof expected / sizeof *expected);
   ASSERT_OK(orScheduleSteps(count, steps, sizeof(orScheduleStep), STEPS, &more));
   ASSERT_EQ(more, 0);
+  steps[1].kind = 0;
+  ASSERT_OK(orScheduleSteps(count - 1, steps, sizeof(orScheduleStep), 2, &more));
+  ASSERT_EQ(more, 1);
+  ASSERT_EQ(steps[0].kind, orStepRuns);
+  ASSERT_EQ(steps[1].kind, 0); /* no more than there are */
+  ASSERT_OK(orScheduleSteps(0, steps, sizeof(orScheduleStep), 1, &more));
+  ASSERT_EQ(more, 1);
+  ASSERT_EQ(steps[1].kind, 0); /* nor than there is room for */
+  ASSERT_REFUSED(orScheduleSteps(0, steps, 8, STEPS, &more), orErrorInvalidValue, "orScheduleStep");
   ASSERT_OK(orScheduleRecord(0));
   useTape("0");
   note(b, 'b');
