@@ -50,6 +50,9 @@ TEST(cache_refusals_name_sizes) {
   ASSERT_REFUSED(orCacheMalloc(&p, (size_t)1 << 40, defaultStream(0)), orErrorMemoryAllocation,
                  "tried to allocate 1.00 TiB; 64.00 MiB is free of a capacity of 64.00 MiB (1023 "
                  "bytes allowed by the memory fraction)");
+  ASSERT_OK(orCacheSetFraction(0, 1));
+  ASSERT_REFUSED(orCacheMalloc(&p, (size_t)1 << 40, defaultStream(0)), orErrorMemoryAllocation,
+                 "a capacity of 64.00 MiB, 0 bytes is allocated");
 }
 
 TEST(cache_fraction_below_what_is_in_use) {

@@ -760,7 +760,7 @@ TEST(factory_make_tensor_scalar_and_empty) {
 TEST(factory_make_tensor_refuses) {
   static const unsigned char bytes[64] = {1, 0, 1, 7};
   static const int64_t good[2] = {2, 3}, negative[2] = {2, -3}, huge[2] = {INT64_MAX, 4},
-                       four[1] = {4};
+                       four[1] = {4}, three[1] = {3};
   const struct {
     orTensorProto proto;
     const char *part;
@@ -782,7 +782,9 @@ TEST(factory_make_tensor_refuses) {
                    orErrorInvalidValue, cases[i].part);
     ASSERT_PTR(tensor.data, NULL);
   }
-  const orTensorProto scalar = {orFloat32, 0, NULL, bytes, 4};
+  const orTensorProto scalar = {orFloat32, 0, NULL, bytes, 4}, bools = {orBool, 1, three, bytes, 3};
+  ASSERT_OK(orDeviceMakeTensor(byName("/cpu:0"), &bools, 0, &tensor)); /* what is behind is nobody's */
+  free(tensor.data);
   ASSERT_REFUSED(orDeviceMakeTensor(byName("/openreg:0"), &scalar, 77, &tensor),
                  orErrorInvalidValue, "attributes 0x4d");
   ASSERT_ERROR(orDeviceMakeTensor(byName("/openreg:0"), NULL, 0, &tensor), orErrorInvalidValue);

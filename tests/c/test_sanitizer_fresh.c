@@ -242,6 +242,26 @@ TEST(sanitizer_keeps_what_is_behind_an_access_to_some_bytes) {
   ASSERT_EQ(reads(s1, "read", a, 10), 1);
 }
 
+/* What has too many dimensions is read as its hull, of which not all need be written. */
+TEST(sanitizer_reports_no_read_of_a_hull) {
+  orMemoryAccess six = {.width = 1, .dims = 6};
+  orStream_t s = check();
+  char *a = block(8 * KIB, s);
+  six.data = a;
+  for (int i = 0; i < 6; i++) {
+    six.count[i] = 2;
+    six.stride[i] = (size_t)3 << 2 * i;
+  }
+  for (int bits = 0; bits < 64; bits++) {
+    size_t at = 0;
+    for (int i = 0; i < 6; i++)
+      if (bits >> i & 1) at += six.stride[i];
+    ASSERT_EQ(writes(s, "write", a + at, 1), 0);
+  }
+  ASSERT_OK(orSanitizerAccess(s, "read", &six, 1));
+  ASSERT_CLEAN();
+}
+
 TEST(sanitizer_takes_fresh_memory_that_is_touched_in_part_as_written) {
   orStream_t s = check();
   char *a = block(1000, s);

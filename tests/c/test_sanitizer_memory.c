@@ -383,6 +383,19 @@ TEST(sanitizer_survives_a_reset) {
   ASSERT_EQ(writes(s0, "after", a, 4 * KIB), 1);
 }
 
+TEST(sanitizer_keeps_the_gates_of_other_devices_over_a_reset) {
+  orStream_t s0 = newStreamOn(1), s1 = newStreamOn(1);
+  sanitize();
+  orEvent_t gate = closeGate(s0);
+  ASSERT_OK(orDeviceReset()); /* of device 0 */
+  char *a = deviceMemory(4 * KIB);
+  writes(s0, "behind", a, KIB);
+  writes(s1, "other", a, KIB);
+  ASSERT_CLEAN();
+  openGate(gate);
+  ASSERT_EQ(reportCount(), 1);
+}
+
 static orError_t loseDevice(void *args) {
   (void)args;
   return orErrorDeviceLost;
