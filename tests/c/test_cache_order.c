@@ -373,6 +373,21 @@ TEST(cache_poison_fills_fresh_and_freed_memory) {
   ASSERT_PTR(take(5000, s), a);
 }
 
+/* The call comes before the setting. */
+TEST(cache_poison_is_switched) {
+  poisonOn();
+  orStream_t s = defaultStream(0);
+  ASSERT_EQ(orCachePoison(0), 1);
+  for (uint32_t on = 0; on < 2; on++) {
+    void *a = take(5000, s);
+    ASSERT_OK(orMemset(a, 3, 5000));
+    ASSERT_OK(orCacheFree(a));
+    ASSERT_OK(orStreamSynchronize(s));
+    assertBytes(a, on ? 0xFF : 3, 5000);
+    ASSERT_EQ(orCachePoison(1), on);
+  }
+}
+
 TEST(cache_poison_comes_after_the_work_that_is_queued) {
   poisonOn();
   orStream_t s = defaultStream(0), side = newStream();

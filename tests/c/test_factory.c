@@ -645,6 +645,12 @@ TEST(factory_device_allocator_out_of_memory) {
   ASSERT_PTR(p, NULL);
   ASSERT_OK(allocator->alloc(allocator->self, 1 << 20, &p));
   ASSERT_OK(allocator->free(allocator->self, p));
+  static const unsigned char bytes[2 << 20];
+  static const int64_t shape[1] = {sizeof bytes};
+  const orTensorProto proto = {orUint8, 1, shape, bytes, sizeof bytes};
+  orTensor tensor = {.size = sizeof tensor};
+  ASSERT_ERROR(orDeviceMakeTensor(byName("/openreg:1"), &proto, 0, &tensor),
+               orErrorMemoryAllocation);
 }
 
 static void checkHostMemory(const char *device, unsigned attributes, orMemoryType type) {

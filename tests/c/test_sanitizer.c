@@ -338,6 +338,7 @@ TEST(sanitizer_decides_behind_a_gate_of_another_stream) {
   sanitize();
   char *a = deviceMemory(4 * KIB);
   orEvent_t gate = closeGate(s0);
+  for (int i = 0; i < 5; i++) ASSERT_OK(orStreamWaitEvent(s0, gate)); /* one gate */
   waitStream(s1, s0);
   writes(s1, "behind", a, KIB);
   writes(s2, "other", a, KIB);

@@ -444,6 +444,22 @@ TEST(sanitizer_host_source_that_is_registered_is_overwritten) {
 
 static void nothingOnHost(void *data) { (void)data; }
 
+/* What is forgotten of one copy is not forgotten of another. */
+TEST(sanitizer_host_source_is_overwritten_beside_one_that_is_given_back) {
+  sanitize();
+  char *host = registeredMemory(), *device = deviceMemory(BYTES);
+  Holder h = {0};
+  orStream_t s = newStream();
+  ASSERT_OK(launchAs(s, holdKernel, &h, 0));
+  for (int i = 0; i < 2; i++)
+    ASSERT_OK(orMemcpyAsync(device, host + i * BYTES / 2, BYTES / 2, orMemcpyHostToDevice, s));
+  ASSERT_OK(orSanitizerUsed(host + BYTES / 2, BYTES / 2, 0));
+  host[77]++;
+  letGo(&h);
+  ASSERT_OK(orStreamSynchronize(s));
+  ASSERT_EQ(touchedHere(), 1);
+}
+
 /* A host function tells the host, but of no sums. */
 TEST(sanitizer_host_source_is_overwritten_before_a_host_function) {
   sanitize();

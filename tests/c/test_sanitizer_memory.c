@@ -185,8 +185,11 @@ TEST(sanitizer_refuses_bad_accesses) {
   ASSERT_REFUSED(orSanitizerEnable(&options), orErrorInvalidValue, "size is 4");
   options = (orSanitizerOptions){.size = sizeof options, .capture = captureNothing};
   ASSERT_REFUSED(orSanitizerEnable(&options), orErrorInvalidValue, "without release");
+  size_t count;
   ASSERT_REFUSED(orSanitizerReports(1, NULL, sizeof(orRaceReport), 0, NULL, NULL),
                  orErrorInvalidValue, "null");
+  ASSERT_REFUSED(orSanitizerReports(1, NULL, 8, 0, &count, NULL), orErrorInvalidValue,
+                 "orRaceReport");
 }
 
 /* ---- The caching allocator ---- */
