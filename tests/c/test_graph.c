@@ -324,6 +324,54 @@ TEST(graph_launches_follow_each_other) {
 
 /* ---- what a capture refuses ---- */
 
+/* Also where the graph has no other stream. */
+TEST(graph_launch_waits_for_the_one_before) {
+  Counts counts = {0};
+  orStream_t s = newStream(), other = newStream();
+  orGraph_t graph = countingGraph(s, &counts, 1);
+  orEvent_t gate = closeGate(s);
+  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphLaunch(graph, other));
+  awaitReport(": waits for event 0x");
+  ASSERT_EQ(counts.ran, 0);
+  openGate(gate);
+  ASSERT_OK(orStreamSynchronize(other));
+  ASSERT_EQ(counts.ran, 2);
+  ASSERT_OK(orGraphDestroy(graph));
+}
+
+static uint64_t idOf(orStream_t stream) {
+  orCaptureStatus status;
+  uint64_t id = 1;
+  ASSERT_OK(orStreamGetCaptureInfo(stream, &status, &id));
+  return id;
+}
+
+TEST(graph_capture_has_an_id_of_its_own) {
+  orStream_t s = newStream(), side = newStream();
+  ASSERT_EQ(idOf(s), 0);
+  ASSERT_OK(orStreamBeginCapture(s));
+  uint64_t first = idOf(s);
+  ASSERT_NE(first, 0);
+  order(s, side);
+  ASSERT_EQ(idOf(side), first);
+  order(side, s);
+  endCaptureOf(s);
+  ASSERT_EQ(idOf(side), 0);
+  ASSERT_OK(orStreamBeginCapture(side));
+  ASSERT_NE(idOf(side), 0);
+  ASSERT_NE(idOf(side), first);
+  endCaptureOf(side);
+}
+
+TEST(graph_capture_names_its_first_mistake) {
+  orStream_t s = newStream();
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_ERROR(orStreamQuery(s), orErrorStreamCaptureUnsupported);
+  ASSERT_ERROR(orStreamSynchronize(s), orErrorStreamCaptureUnsupported);
+  refuseEnd(s, orErrorStreamCaptureInvalidated, "orStreamQuery");
+}
+
 TEST(graph_capture_begins_on_a_stream_of_its_own) {
   orStream_t standard, s = newStream();
   ASSERT_OK(orStreamGetDefault(&standard, 0));
