@@ -146,6 +146,15 @@ TEST(sanitizer_carries_fresh_memory_on_with_a_copy) {
   ASSERT_EQ(reads(s, "behind", b + 320, 1), 3);
 }
 
+/* What is behind the source's block is nobody's. */
+TEST(sanitizer_carries_on_what_is_fresh_of_a_source) {
+  orStream_t s = check();
+  char *a = block(1000, s), *b = block(1000, s);
+  ASSERT_OK(orMemcpyAsync(b + 10, a + 990, 30, orMemcpyDeviceToDevice, s));
+  ASSERT_EQ(reads(s, "read", b + 20, 20), 0);
+  ASSERT_EQ(reads(s, "read", b + 19, 1), 1);
+}
+
 /* An operator whose output is its input reads what was there before its own write. */
 TEST(sanitizer_judges_the_reads_of_a_call_before_its_writes) {
   orStream_t s = check();

@@ -28,6 +28,8 @@ TEST(sanitizer_knows_views_that_overlap) {
   char *a = deviceMemory(MIB);
   writes(s0, "write", a, 100);
   ASSERT_EQ(writes(s1, "write", a + 100, 100), 0);
+  ASSERT_EQ(writes(s1, "nothing", a + 1050, 0), 0);
+  ASSERT_EQ(writes(s0, "write", a + 1000, 100), 0);
   ASSERT_EQ(writes(s1, "write", a + 99, 1), 1);
 }
 

@@ -298,6 +298,42 @@ TEST(sanitizer_follows_a_thread_from_its_beginning_to_its_end) {
   step(endsTwice, &t.first, (Step){.stream = 0});
 }
 
+static atomic_int stage;
+
+static void *staysAndWrites(void *given) {
+  Step *s = given;
+  orSanitizerThreadBegins(s->object);
+  atomic_store(&stage, 1);
+  awaitInt(&stage, 2);
+  s->found = writes(s->stream, "write in a thread", s->memory, KIB);
+  orSanitizerThreadEnds();
+  return NULL;
+}
+
+static pthread_t late_thread;
+static Step late;
+
+static void startsAnother(Step *s) {
+  late = *s;
+  orSanitizerThreadStarts(late.object);
+  ASSERT_EQ(pthread_create(&late_thread, NULL, staysAndWrites, &late), 0);
+}
+
+/* The main thread is followed then, though it has started nobody. */
+TEST(sanitizer_follows_a_thread_that_one_unknown_has_started) {
+  orStream_t s0 = defaultOf(0), s1 = newStream();
+  char begin;
+  sanitize();
+  char *memory = deviceMemory(KIB);
+  writes(s0, "write", memory, KIB);
+  step(startsAnother, NULL, (Step){.stream = s1, .memory = memory, .object = &begin});
+  awaitInt(&stage, 1);
+  ASSERT_OK(orStreamSynchronize(s0));
+  atomic_store(&stage, 2);
+  ASSERT_EQ(pthread_join(late_thread, NULL), 0);
+  ASSERT_EQ(late.found, 1);
+}
+
 /* ---- Many at once ---- */
 
 enum { THREADS = 4, ROUNDS = 300 };
