@@ -274,6 +274,8 @@ TEST(sanitizer_host_system_calls_fail) {
   ASSERT_EQ(write(pipes[1], host, 100), 100); /* it reads, as the copy does */
   ASSERT_EQ(read(nowhere, host, 100), -1);
   ASSERT_EQ(errno, EFAULT);
+  ASSERT_OK(orSanitizerUsed(host, (size_t)BYTES, defaultOf(0))); /* an allocator has waited */
+  ASSERT_EQ(read(nowhere, host, 100), 100);
   ASSERT_CLEAN();
 }
 
