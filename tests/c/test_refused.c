@@ -310,6 +310,7 @@ static void refuseAll(const Valid *v, orError_t wanted) {
       orStreamRefuseCapture(v->stream, "a", "b"),
       orGraphLaunch(v->graph, v->stream),
       orGraphGetNodeCount(v->graph, &size),
+      orGraphDebugDotPrint(v->graph, "/no such place/a.dot"),
       orScheduleSet(orScheduleFair, 0),
       orScheduleSwitch(orScheduleFair, 0),
       orScheduleGet(&policy, &id),

@@ -216,6 +216,7 @@ TEST(sanitizer_is_told_of_other_order) {
   ASSERT_CLEAN();
   ASSERT_REFUSED(orSanitizerEventAfter(record(s1), s1), orErrorInvalidValue, "external");
   ASSERT_ERROR(orSanitizerEventAfter(done, done), orErrorInvalidResourceHandle);
+  ASSERT_ERROR(orSanitizerEventAfter(s1, s1), orErrorInvalidResourceHandle);
   ASSERT_ERROR(orSanitizerEventOver(s1), orErrorInvalidResourceHandle);
   ASSERT_ERROR(orSanitizerAside(done), orErrorInvalidResourceHandle);
 }

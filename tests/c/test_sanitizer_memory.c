@@ -332,6 +332,24 @@ TEST(sanitizer_knows_the_memory_of_graphs) {
   ASSERT_OK(orCacheFree(kept));
 }
 
+/* In a capture nothing is touched yet, and at each launch it is. */
+TEST(sanitizer_compares_what_a_graph_touches_when_it_is_launched) {
+  orStream_t s = newStream(), other = newStream();
+  orGraph_t graph;
+  sanitize();
+  char *a = deviceMemory(KIB);
+  ASSERT_OK(orStreamBeginCapture(s));
+  ASSERT_EQ(writes(s, "captured", a, KIB), 0);
+  ASSERT_OK(orStreamEndCapture(s, &graph));
+  ASSERT_EQ(writes(other, "other", a, KIB), 0);
+  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_EQ(orSanitizerFound(NULL, NULL), 1);
+  ASSERT_STR(reportAt(1).later.operation, "captured");
+  waitStream(other, s);
+  ASSERT_OK(orGraphLaunch(graph, other));
+  ASSERT_EQ(orSanitizerFound(NULL, NULL), 0);
+}
+
 /* What a kernel of a graph writes is not seen. */
 TEST(sanitizer_takes_the_memory_of_graphs_for_written) {
   orStream_t s = newStream();

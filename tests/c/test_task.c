@@ -185,6 +185,8 @@ TEST(task_launch_refuses_what_is_wrong) {
   l.args_size = 0;
   l.access_count = 1;
   ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorInvalidValue, "kernel add: 1 accesses at a null");
+  l.accesses = &(orAccess){NULL, 0, 1}; /* nothing, wherever that is */
+  ASSERT_OK(orLaunchKernelEx(&l));
   l.accesses = &fine;
   ASSERT_OK(orLaunchKernelEx(&l));
   l.accesses = &past;

@@ -196,7 +196,8 @@ TEST(trace_refuses) {
   ASSERT_OK(orTraceStart(100));
   ASSERT_REFUSED(orTraceStart(100), orErrorAlreadyExists, "on already");
   ASSERT_REFUSED(orTraceStop(NULL), orErrorInvalidValue, "null");
-  stop();
+  ASSERT_REFUSED(orTraceStop(&(orTrace){.size = 4}), orErrorInvalidValue, "size is 4");
+  stop(); /* it has gone on */
   ASSERT_EQ(trace.capacity, 100);
   ASSERT_REFUSED(orTraceStart(SIZE_MAX), orErrorInvalidValue, "at most");
   ASSERT_REFUSED(orTraceStart(SIZE_MAX / 4 / sizeof(orTraceRecord)), orErrorMemoryAllocation,
