@@ -1,5 +1,5 @@
 # Targets: demo, test, test-all, soak, fuzz, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, ctest-aarch64, ctest-page64k, model, mutate, debug, docs, compile_commands, wheels, clean.
+# Targets: ctest, ctest-aarch64, ctest-page64k, clang, model, mutate, debug, docs, compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -15,7 +15,7 @@ CC ?= cc
 
 .PHONY: help demo test test-all soak fuzz conformance upstream integration lint format sanitize bench build ctest
 .PHONY: ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files ctest-musl
-.PHONY: ctest-musl-files debug docs env clean compile_commands c-commands wheels
+.PHONY: ctest-musl-files clang clang-files debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
 .DELETE_ON_ERROR:
@@ -165,6 +165,9 @@ FLAGS_musl := $(FLAGS_debug) -Wl,-z,stack-size=0x800000 -idirafter /usr/include 
   -idirafter /usr/include/$(shell $(CC) -print-multiarch 2>/dev/null)
 MUSL_CC ?= musl-gcc
 build/ctest/musl/%: CC := $(MUSL_CC)
+FLAGS_clang := $(FLAGS_debug)
+CLANG ?= clang
+build/ctest/clang/%: CC := $(CLANG)
 
 # One line for each file made; V=1 shows the commands.
 say = $(if $(V),,@echo '  $@'; )
@@ -176,7 +179,7 @@ inputs = $(filter-out %.h,$^)
 # nodelete: the workers run until the process ends, so dlclose() leaves their code where it is.
 CORE_LINK := -Wl,-Bsymbolic-functions -Wl,-z,nodelete
 
-# $(1): release, debug, tsan, asan, ubsan, fuzz, aarch64 or musl.
+# $(1): release, debug, tsan, asan, ubsan, fuzz, aarch64, musl or clang.
 define core_build
 D_$(1) := build/ctest/$(1)
 CORE_OBJECTS_$(1) := $$(CORE_SOURCES:csrc/openreg/%.c=build/ctest/$(1)/core/%.o)
@@ -223,7 +226,7 @@ FILES_$(1) := $$(D_$(1))/bare $$(D_$(1))/inputs $$(if $$(TEST_SOURCES),$$(D_$(1)
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(D_$(1))/walk
 -include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
-$(foreach kind,release debug tsan asan ubsan fuzz aarch64 musl,$(eval $(call core_build,$(kind))))
+$(foreach kind,release debug tsan asan ubsan fuzz aarch64 musl clang,$(eval $(call core_build,$(kind))))
 
 # Two makes at once in one tree would write the same objects.
 locked = @mkdir -p build && flock build/lock $(MAKE) --no-print-directory -j $(JOBS)
@@ -241,6 +244,15 @@ ctest-musl-files: $(FILES_musl)
 ctest-musl:
 	$(locked) ctest-musl-files
 	$(D_musl)/run-tests
+
+# Whether clang takes the core, with which the C tests pass then, and the shim's files: SECONDS=60: what it can
+# read of them in that time, others each day.
+clang-files: $(FILES_clang)
+
+clang: compile compile_commands
+	$(locked) clang-files
+	$(D_clang)/run-tests
+	$(PY) .ci/clang.py --compiler '$(CLANG)++' $(if $(filter command line,$(origin SECONDS)),--seconds $(SECONDS))
 
 # The C tests where pages have 64 KiB: every one passes there.
 ctest-page64k-files: ctest-files $(D_debug)/libpage64k.so

@@ -175,7 +175,7 @@ at::Scalar localScalar(const Tensor &self) {
 /* Whether `tensor.data = from` may be. With the CPU's dense tensors as well, as for CUDA: otherwise Module.to makes
  * new parameters, which unties shared ones and leaves an optimizer with the old. */
 bool mayReplaceData(const Tensor &self, const Tensor &from) {
-  constexpr c10::DispatchKeySet kDense(c10::DispatchKey::Dense);
+  static constexpr c10::DispatchKeySet kDense(c10::DispatchKey::Dense);
   const auto isDense = [](const Tensor &tensor) {
     return tensor.key_set().has_any(kDense) && (tensor.is_cpu() || tensor.is_privateuseone());
   };
