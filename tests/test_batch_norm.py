@@ -87,6 +87,29 @@ def test_a_module_whose_buffers_stay_float32():
     same(module(x.to(DEVICE)).detach(), on_cpu(x).detach())
 
 
+@pytest.mark.parametrize("dtypes", itertools.product("hf", repeat=2), ids="".join)
+def test_statistics_that_are_not_updated(dtypes):
+    torch.manual_seed(0)
+    known = {"h": torch.bfloat16, "f": torch.float32}
+    x = torch.randn(4, 3, 5).bfloat16()
+    weight, bias = torch.rand(2, 3).to(known[dtypes[0]])
+    mean, variance = torch.rand(2, 3).to(known[dtypes[1]])
+    given = [weight, bias, mean, variance]
+    ready = given if dtypes[0] == dtypes[1] else [t.float() for t in given]
+    expected = torch.ops.aten._batch_norm_no_update(x, *ready, 0.1, 1e-5)
+    there = [t.to(DEVICE) for t in given]
+    for _ in range(2):
+        got = torch.ops.aten._batch_norm_no_update(x.to(DEVICE), *there, 0.1, 1e-5)
+        out = [torch.empty_like(t) for t in got]
+        torch.ops.aten._batch_norm_no_update.out(
+            x.to(DEVICE), *there, 0.1, 1e-5, **{f"out{i}": t for i, t in enumerate(out)}
+        )
+        for ours, copied, theirs in zip(got, out, expected, strict=True):
+            same(ours, theirs)
+            same(copied, theirs)
+    assert [t._version for t in there] == [0] * 4
+
+
 def test_statistics_where_kernels_do_not_reach_memory(run_ok, plugins):
     """They are copied, and come back."""
     out = run_ok(

@@ -114,6 +114,33 @@ def test_sizes_stay_on_the_cpu():
     assert (x.size(0), x.dim(), x.is_contiguous()) == (3, 3, True)
 
 
+def test_a_copy_in_place_of_a_view_of_a_buffer(runs_ahead):
+    """What functionalization calls. Sizes, strides and offsets are CPU tensors."""
+    shape = (
+        torch.tensor([[2, 2], [3, 2]]),
+        torch.tensor([[2, 1], [2, 1]]),
+        torch.tensor([0, 4]),
+    )
+
+    def view(buffer):
+        return torch.ops.aten._nested_view_from_buffer(buffer, *shape)
+
+    def copy(buffer):
+        return torch.ops.aten._nested_view_from_buffer_copy(buffer, *shape)
+
+    functional = torch.func.functionalize(view, remove="mutations_and_views")
+    for function in (copy, functional):
+        buffer = torch.arange(10.0)
+        there = buffer.to(DEVICE)
+        for _ in range(2):
+            result = function(there)
+            check(result, function(buffer))
+    queued = torch.arange(10.0, device=DEVICE)
+    result = runs_ahead(lambda: copy(queued))
+    queued.zero_()
+    check(result, copy(buffer))
+
+
 def test_a_transformer_layer():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()

@@ -43,6 +43,7 @@ struct Places {
   std::vector<size_t> widened;  // weight, bias and what is saved
   std::vector<size_t> running;
   bool isBackward = false;
+  bool updates = false;  // the running statistics
 };
 
 Places placesOf(const c10::FunctionSchema &schema) {
@@ -58,6 +59,7 @@ Places placesOf(const c10::FunctionSchema &schema) {
       places.widened.push_back(i);
     if (name.starts_with("running_")) places.running.push_back(i);
   }
+  places.updates = !places.isBackward && schema.name() != "aten::_batch_norm_no_update";
   return places;
 }
 
@@ -107,7 +109,7 @@ void batchNorm(const c10::OperatorHandle &op, Stack *stack) {
     if (isWritten) written.emplace_back(narrow, value.toTensor());
   };
   for (const size_t place : places.widened) widen(place, false);
-  for (const size_t place : places.running) widen(place, !places.isBackward);
+  for (const size_t place : places.running) widen(place, places.updates);
   runKernel(op, places, stack);
   for (const auto &[narrow, wide] : written) narrow.copy_(wide);
   if (!places.isBackward || !isTensor(weight)) return;
@@ -257,7 +259,7 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char *name :
        {"native_batch_norm", "native_batch_norm.out", "_native_batch_norm_legit",
         "_native_batch_norm_legit.out", "_batch_norm_with_update", "_batch_norm_with_update.out",
-        "native_batch_norm_backward", "batch_norm_backward"}) {
+        "_batch_norm_no_update", "native_batch_norm_backward", "batch_norm_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&batchNorm>());
   }
   m.impl("batch_norm_stats", &batchNormStats);

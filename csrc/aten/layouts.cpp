@@ -47,6 +47,12 @@ Tensor nestedView(const Tensor &self, const Tensor &sizes, const Tensor &strides
   return at::native::_nested_view_from_buffer(self, sizes.cpu(), strides.cpu(), offsets.cpu());
 }
 
+/* PyTorch's kernel for every device, which does the same, is refused the sizes. */
+Tensor nestedViewCopy(const Tensor &self, const Tensor &sizes, const Tensor &strides,
+                      const Tensor &offsets) {
+  return nestedView(self, sizes, strides, offsets).clone(c10::MemoryFormat::Contiguous);
+}
+
 /* A layout of the CPU's own, which no device has. */
 Tensor toMkldnn(const Tensor &self, std::optional<c10::ScalarType>) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "to_mkldnn of a tensor on ", self.device(),
@@ -138,6 +144,7 @@ OPENREG_LIBRARY_IMPL(aten, QuantizedCPU, m) { m.impl("_pin_memory", &torch_openr
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_nested_view_from_buffer", &torch_openreg::nestedView);
+  m.impl("_nested_view_from_buffer_copy", &torch_openreg::nestedViewCopy);
   m.impl("to_mkldnn", &torch_openreg::toMkldnn);
 }
 
