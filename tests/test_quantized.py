@@ -167,6 +167,15 @@ def test_pinned_loader():
 
 
 @pytest.mark.parametrize("make", MAKERS)
+def test_an_empty_one_is_like_the_other(make):
+    for _ in range(2):
+        check(torch.empty_quantized((3, 4), make(DEVICE)).copy_(make(DEVICE)), make())
+    for device in ("cpu", "openreg:0"):
+        empty = torch.empty_quantized((3, 4), make(DEVICE), device=device)
+        assert empty.device == torch.device(device)
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_saved(make):
     file = io.BytesIO()
     torch.save(make(DEVICE), file)
