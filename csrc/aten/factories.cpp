@@ -214,6 +214,11 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", &recordTensorStream);
 }
 
+// Before __torch_dispatch__, which sees no composite operator on any device.
+OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", &torch_openreg::mayReplaceData);
+}
+
 // PyTorch's kernels for these bits would record a copy, write it back, and return what nobody asked for.
 OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());

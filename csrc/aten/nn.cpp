@@ -187,10 +187,10 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("repeat_interleave.Tensor", torch::CppFunction::makeFromBoxedFunction<&repeatInterleave>());
   // Their composite kernels compute the same less exactly, or in more steps, or fail under another name.
   for (const char *name :
-       {"addr", "addr.out", "all.dims_out", "any.dims_out", "native_group_norm",
-        "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle", "linalg__powsum",
-        "convolution", "convolution_backward", "embedding", "mode.values", "mish_backward",
-        "native_channel_shuffle", "addr_", "conj_physical_"}) {
+       {"_stack", "_stack.out", "addr", "addr.out", "all.dims_out", "any.dims_out",
+        "native_group_norm", "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
+        "linalg__powsum", "convolution", "convolution_backward", "embedding", "mode.values",
+        "mish_backward", "addr_", "conj_physical_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
   for (const char *name : {"_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr",
