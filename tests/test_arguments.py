@@ -505,6 +505,69 @@ def test_indices_of_another_device_have_pytorchs_text(device, dtype):
     assert x.tolist() == [0, 1, 2]
 
 
+def fill_some(x, value, mask=False):
+    index = torch.tensor([True, False, True] if mask else [0, 2], device=x.device)
+    x[index] = value
+    return x
+
+
+NUMBERS = {
+    "fill_": lambda x, v: x.fill_(v),
+    "fill": torch.fill,
+    "x[i] =": fill_some,
+    "x[mask] =": lambda x, v: fill_some(x, v, mask=True),
+    "x[1] =": lambda x, v: (x.__setitem__(1, v), x)[1],
+    "x[:] =": lambda x, v: (x.__setitem__(slice(None), v), x)[1],
+    "index_put": lambda x, v: x.index_put((torch.tensor([1, 1], device=x.device),), v),
+    "index_put_, accumulated": lambda x, v: x.index_put_(
+        (torch.tensor([1, 1], device=x.device),), v, accumulate=True
+    ),
+    "index_fill_": lambda x, v: x.index_fill_(0, torch.tensor([2], device=x.device), v),
+    "index_fill": lambda x, v: x.index_fill(0, torch.tensor([2], device=x.device), v),
+}
+PLACES = ["cpu", DEVICE, pytest.param("openreg:1", marks=two_devices)]
+
+
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_value_of_no_dimensions_may_be_anywhere(name, source, to):
+    """As on CUDA: it is a number, and not a tensor that the operator computes on."""
+    function = NUMBERS[name]
+    expected = function(torch.zeros(3), torch.tensor(2.5))
+    value = torch.tensor(2.5, device=source)
+    for _ in range(2):
+        x = torch.zeros(3, device=to)
+        got = function(x, value)
+        assert got.device == x.device
+        assert torch.equal(got.cpu(), expected)
+
+
+WRONG = {
+    "+": lambda x, v: x + v,
+    "where": lambda x, v: torch.where(x > 0, x, v),
+    "masked_fill_": lambda x, v: x.masked_fill_(x > 0, v),
+    "clamp": lambda x, v: x.clamp(min=v),
+    "lerp": lambda x, v: torch.lerp(x, x, v),
+    "index_add_": lambda x, v: x.index_add_(0, torch.tensor([1], device=x.device), v[None]),
+    "x[i] = with a dimension": lambda x, v: fill_some(x, v.expand(2)),
+    "fill_ with a dimension": lambda x, v: x.fill_(v[None]),
+    "index of another device": lambda x, v: x.index_fill_(0, v.long()[None], 1.0),
+    "index and value of another device": lambda x, v: x.index_put_((v.long()[None],), v),
+}
+
+
+@two_devices
+@pytest.mark.parametrize("to", ["cpu", DEVICE])
+@pytest.mark.parametrize("name", WRONG)
+def test_nothing_else_may_be_on_another_device(name, to):
+    x, value = torch.ones(3, device=to), torch.tensor(0.0, device="openreg:1")
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            WRONG[name](x, value)
+    assert x.tolist() == [1] * 3
+
+
 def test_what_depends_on_data_waits_for_its_stream_alone(runs_ahead):
     other = torch.ones(3, device="openreg:1")
     side = torch.Stream(DEVICE)

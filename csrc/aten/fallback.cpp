@@ -73,6 +73,14 @@ constexpr CpuByContract kCpuByContract[] = {
     {"aten::_ctc_loss_backward", "target_lengths", -1},
 };
 
+/* Operators that take a value of no dimensions from any device, and the place of that argument. */
+struct NumberOfAnyDevice {
+  std::string_view name;
+  size_t place;
+};
+constexpr NumberOfAnyDevice kNumbersOfAnyDevice[] = {
+    {"aten::fill_", 1}, {"aten::index_fill_", 3}, {"aten::_index_put_impl_", 2}};
+
 bool isCpuByContract(const FunctionSchema &schema, const Argument &argument) {
   for (const CpuByContract &entry : kCpuByContract) {
     if (schema.name() == entry.name && argument.name() == entry.argument) return true;
@@ -558,10 +566,45 @@ void Call::runAs(Plan plan) {
   }
 }
 
+/* Moves such a number to the tensor that is written; false if there is none. Its operator's other arguments may be the
+ * CPU's, all of them. */
+bool moveNumber(const FunctionSchema &schema, std::span<IValue> arguments) {
+  for (const NumberOfAnyDevice &entry : kNumbersOfAnyDevice) {
+    if (schema.name() != entry.name) continue;
+    IValue &value = arguments[entry.place];
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().dim() != 0)
+      return false;
+    const c10::Device device = arguments[0].toTensor().device();
+    if (value.toTensor().device() == device) return false;
+    value = value.toTensor().to(device);
+    return true;
+  }
+  return false;
+}
+
+bool hasTensorOfOurs(std::span<const IValue> arguments) {
+  bool found = false;
+  for (const IValue &value : arguments) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      found |= tensor.defined() && tensor.is_privateuseone();
+    });
+  }
+  return found;
+}
+
 }  // namespace
 
 void runSurveyed(const OperatorHandle &op, const OpTraits &traits, const Survey &survey,
                  Stack *stack, DispatchKey kernel) {
+  if (C10_UNLIKELY(survey.has(Survey::kMixed)) && kernel == DispatchKey::CPU) {
+    const size_t count = op.schema().arguments().size();
+    const std::span<IValue> arguments(stack->data() + stack->size() - count, count);
+    if (moveNumber(op.schema(), arguments)) {
+      const bool ours = hasTensorOfOurs(arguments);
+      return op.redispatchBoxed(DispatchKeySet(ours ? DispatchKey::PrivateUse1 : DispatchKey::CPU),
+                                stack);
+    }
+  }
   Call call(op, traits, survey, stack, kernel);
   call.run(call.resolve());
 }
