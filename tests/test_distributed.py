@@ -637,3 +637,34 @@ def rank_fails(rank):
 def test_a_rank_that_fails_fails_the_test(ranks):
     with pytest.raises(RankError, match="rank 1 fails"):
         ranks.run(rank_fails)
+
+
+@pytest.mark.parametrize("name", ["openreg", "cuda"])
+def test_a_device_map_of_rpc_is_refused_before_the_agent_starts(name, run_ok):
+    out = run_ok(
+        """
+        import torch
+        import torch.distributed.rpc as rpc
+
+        options, name = rpc.TensorPipeRpcBackendOptions, torch.ones(0, device="openreg").device.type
+        maps = (
+            lambda: options(device_maps={"w1": {f"{name}:0": f"{name}:1"}}),
+            lambda: options(device_maps={"w1": {0: 1}}),
+            lambda: options().set_device_map("w1", {"cpu": name}),
+            lambda: options().set_device_map("w1", {torch.device(name, 1): "cpu"}),
+            lambda: options(devices=[f"{name}:1"]),
+            lambda: options().set_devices(iter([name])),
+        )
+        for make in maps:
+            try:
+                make()
+            except NotImplementedError as error:
+                assert f"device map of TensorPipe with {name}" in str(error), error
+            else:
+                raise AssertionError("taken")
+        options(device_maps={"w1": {"cpu": "cpu"}}).set_device_map("w2", {"cpu": "cpu"})
+        print(name)
+        """,
+        env={"OPENREG_AS_CUDA": str(int(name == "cuda"))},
+    )
+    assert out.split() == [name]

@@ -6,6 +6,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
+from ._utils import is_ours
 
 _NAME = "openreg"
 
@@ -17,6 +18,8 @@ def register():
     _C.ProcessGroupOpenReg.supports_splitting = property(_supports_splitting)
     _serve_both()
     _default_to_the_device()
+    if torch.distributed.rpc.is_available():
+        _refuse_device_maps()
 
 
 def _create(options, gloo_options):
@@ -111,3 +114,28 @@ def _default_to_the_device():
 
     replace("_get_pg_default_device", lambda: torch.device(_NAME))
     replace("_get_object_coll_device", lambda: _NAME)
+
+
+def _refuse_device_maps():
+    """Those of RPC. TensorPipe has a channel for CUDA's memory alone, and a map for another device
+    ends the process in a thread of the agent."""
+    from torch.distributed.rpc import options
+
+    def refusing(convert):
+        @functools.wraps(convert)
+        def convert_or_refuse(given):
+            given = given if isinstance(given, dict) else list(given)
+            devices = [*given, *given.values()] if isinstance(given, dict) else given
+            for device in map(torch.device, devices):
+                if is_ours(device):
+                    raise NotImplementedError(
+                        f"a device map of TensorPipe with {device} cannot be honoured: RPC carries "
+                        "tensors of the CPU alone: send tensor.cpu()"
+                    )
+            return convert(given)
+
+        return convert_or_refuse
+
+    # The options' constructor calls both, set_device_map() the one and set_devices() the other.
+    for name in ("_to_device_map", "_to_device_list"):
+        setattr(options, name, refusing(getattr(options, name)))
