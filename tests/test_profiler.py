@@ -126,6 +126,40 @@ def test_key_averages_has_device_time(x):
     assert "Self OPENREG" in table and "OPENREG total" in table
 
 
+FIRST_CALLS = {
+    "mm": lambda x: x @ x,
+    "addmm": lambda x: torch.addmm(x, x, x),
+    "bmm": lambda x: x[None] @ x[None],
+    "add": lambda x: x + x,
+    "mul_": lambda x: x.mul_(x),
+    "relu": lambda x: x.relu(),
+    "sum": lambda x: x.sum(0),
+    "softmax": lambda x: torch.softmax(x, 0),
+    "cat": lambda x: torch.cat([x, x]),
+    "topk": lambda x: x.topk(2),
+    "silu": lambda x: torch.nn.functional.silu(x),
+    "linear": lambda x: torch.nn.functional.linear(x, x, x[0]),
+    "conv1d": lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]),
+    "view_copy": lambda x: torch.view_copy(x, (-1,)),
+    "pixel_shuffle": lambda x: torch.pixel_shuffle(x.view(1, 39, 39, 1)[:, :36], 2),
+    "mse_loss": lambda x: torch.nn.functional.mse_loss(x, x),
+    "foreach": lambda x: torch._foreach_add([x, x], 1.0),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_CALLS)
+def test_a_first_call_counts_once(name):
+    """The results of the first call with given sizes are found out in another way."""
+    x = torch.ones(39, 39, device="openreg")
+    seen = []
+    for _ in range(2):
+        with profile(activities=BOTH, with_flops=True, record_shapes=True) as p:
+            FIRST_CALLS[name](x)
+        rows = [e for e in p.key_averages() if e.device_type == DeviceType.CPU]
+        seen.append({e.key: (e.count, e.flops) for e in rows if e.key.startswith("aten::")})
+    assert seen[0] == seen[1]
+
+
 def test_a_sleeping_kernel_is_as_long_as_it_sleeps():
     with profile(activities=BOTH) as p:
         for milliseconds in (2, 5):

@@ -5,6 +5,7 @@
 #include "shape_inference.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include <optional>
 #include <string_view>
@@ -55,6 +56,10 @@ void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack,
     explicit Inferring(const OpTraits &functional) { inferring = &functional; }
     ~Inferring() { inferring = nullptr; }
   } scope(traits);
+  // A profile has the call itself. What a composite kernel calls is in CUDA's profiles, too; structured operators, which
+  // have a meta kernel, call only their out= form.
+  std::optional<at::RecordFunctionGuard> unrecorded;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) unrecorded.emplace(false);
   std::optional<ReportedAs> reported;
   if (sanitizerActive()) reported.emplace(op);
   const Stack arguments(stack->end() - static_cast<int64_t>(traits.isWritten.size()), stack->end());
