@@ -137,7 +137,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
         ({}, ["2", "None"]),
         ({"CUDA_VISIBLE_DEVICES": "1"}, ["1", "None"]),
         ({"CUDA_VISIBLE_DEVICES": ""}, ["0", "None"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2", "CUDA_LAUNCH_BLOCKING": "1"}, ["3", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, ["3", "None"]),
         ({"CUDA_VISIBLE_DEVICES": "0,1,2", "OPENREG_DEVICE_COUNT": "2"}, ["2", "None"]),
     ],
 )
@@ -145,6 +145,26 @@ def test_settings_of_cudas_own(run_ok, variables, found):
     before = f"import os; os.environ.update({variables})\n"
     after = "print(torch.cuda.device_count(), os.environ.get('OPENREG_LAUNCH_BLOCKING'))"
     assert run_ok(before + AS_CUDA + after).split() == found
+
+
+@pytest.mark.parametrize(
+    "own, cudas", [(None, None), (None, "0"), (None, "1"), ("0", "1"), ("1", None)]
+)
+def test_whether_launches_wait_is_read_at_the_first_use(cuda, own, cudas):
+    """Not when the devices are counted. The device's own variable is nearer."""
+    variables = {"OPENREG_LAUNCH_BLOCKING": own, "CUDA_LAUNCH_BLOCKING": cudas}
+    code = f"""
+import os
+assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+os.environ.update({ {k: v for k, v in variables.items() if v} })
+stream = torch.cuda.current_stream()
+torch.cuda._sleep(1)
+os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # too late
+torch.cuda._sleep(10**9)
+print(stream.query())
+"""
+    waits = own == "1" or (own is None and cudas == "1")
+    assert cuda(code).split() == [str(waits)]
 
 
 # ---- Names of torch.cuda ----

@@ -94,7 +94,7 @@ static const orSettingRow rows[] = {
 enum { OR_SETTINGS = sizeof(rows) / sizeof(rows[0]) };
 
 static orMutex config_lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
-static atomic_bool was_read;
+static atomic_bool was_read, launches_read;
 static orConfig config;
 static orSetting settings[OR_SETTINGS];
 static char texts[1 << 17]; /* values: the environment may change later */
@@ -275,16 +275,30 @@ static void readSetting(const orSettingRow *row, orSetting *setting) {
 
 __attribute__((constructor)) static void keepLock(void) { orForkKeep(&config_lock); }
 
-static __attribute__((cold)) void readConfig(void) {
+static bool isOfLaunches(const orSettingRow *row) {
+  return row->field == offsetof(orConfig, launch_blocking);
+}
+
+/* Reads the setting of launches, or all the others, once. */
+static __attribute__((cold)) void readSettings(bool of_launches, atomic_bool *done) {
   orMutexLock(&config_lock);
-  for (int i = 0; i < OR_SETTINGS && !was_read; i++) readSetting(&rows[i], &settings[i]);
-  atomic_store_explicit(&was_read, true, memory_order_release);
+  for (int i = 0; i < OR_SETTINGS && !*done; i++)
+    if (isOfLaunches(&rows[i]) == of_launches) readSetting(&rows[i], &settings[i]);
+  atomic_store_explicit(done, true, memory_order_release);
   orMutexUnlock(&config_lock);
 }
 
 const orConfig *orConfigGet(void) {
-  if (OR_UNLIKELY(!atomic_load_explicit(&was_read, memory_order_acquire))) readConfig();
+  if (OR_UNLIKELY(!atomic_load_explicit(&was_read, memory_order_acquire)))
+    readSettings(false, &was_read);
   return &config;
+}
+
+/* Read apart from the other settings: programs count devices before they set it. */
+bool orLaunchesBlock(void) {
+  if (OR_UNLIKELY(!atomic_load_explicit(&launches_read, memory_order_acquire)))
+    readSettings(true, &launches_read);
+  return config.launch_blocking;
 }
 
 orError_t orGetSetting(int index, orSetting *setting) {
@@ -293,6 +307,7 @@ orError_t orGetSetting(int index, orSetting *setting) {
     return orFail(orErrorInvalidValue, "setting index %d is out of range: 0 to %d", index,
                   OR_SETTINGS - 1);
   orConfigGet();
+  orLaunchesBlock();
   return OR_FILL(orSetting, setting, &settings[index], description);
 }
 

@@ -150,7 +150,7 @@ typedef struct orConfig {
   const char *plugin;   /* OPENREG_PLUGIN, or null */
   bool peer_access;     /* OPENREG_PEER_ACCESS */
   bool poison;          /* OPENREG_POISON */
-  bool launch_blocking; /* OPENREG_LAUNCH_BLOCKING */
+  bool launch_blocking; /* OPENREG_LAUNCH_BLOCKING: see orLaunchesBlock */
   struct {
     uint64_t seed;
     int policy;         /* an orSchedulePolicy */
@@ -165,6 +165,8 @@ typedef struct orConfig {
 
 /* Reads the environment at the first call; one line on stderr for each value that is refused. */
 const orConfig *orConfigGet(void);
+/* Whether OPENREG_LAUNCH_BLOCKING is set, which is read at the first launch. */
+bool orLaunchesBlock(void);
 /* The smaller of the machine's memory and the cgroup's limit, bytes. */
 orError_t orHostMemoryLimit(size_t *limit);
 int orHostCores(void); /* that this process may run on */

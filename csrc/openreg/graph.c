@@ -378,7 +378,7 @@ orError_t orGraphLaunch(orGraph_t graph, orStream_t stream) {
   orError_t error = launch(b, stream);
   release(b, 1);
   OR_TRY(error);
-  if (OR_UNLIKELY(orConfigGet()->launch_blocking)) return orStreamSynchronize(stream);
+  if (OR_UNLIKELY(orLaunchesBlock())) return orStreamSynchronize(stream);
   orDispatchPoint();
   return orSuccess;
 }

@@ -333,14 +333,14 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   if (!mine) mine = !orDispatching() && orLaneTake(s);
   OR_TRY(waitOrCancel(s, task, number, handle, waits == OR_AWAITS_AS_PROMISED, mine));
   if (OR_UNLIKELY(dropped)) return reportDropped(device);
-  bool takes = waits != OR_AWAITS_RUN || OR_UNLIKELY(orConfigGet()->launch_blocking);
+  bool takes = waits != OR_AWAITS_RUN || OR_UNLIKELY(orLaunchesBlock());
   return takes ? orDeviceTakeFailure(device) : orSuccess;
 }
 
 orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   bool mine;
   if (!s->capturing) OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
-  if (waits || OR_UNLIKELY(orConfigGet()->launch_blocking)) return submitAndWait(s, task, waits);
+  if (waits || OR_UNLIKELY(orLaunchesBlock())) return submitAndWait(s, task, waits);
   bool awaited = task->awaited && !s->capturing; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
   if (OR_UNLIKELY(awaited) && !mine) mine = !orDispatching() && orLaneTake(s);

@@ -275,7 +275,7 @@ static orError_t checkLaunch(const orLaunch *l) {
 
 /* A process that is exiting refuses what waits, until its end. */
 static bool isRefused(const orLaunch *l, const orStream *s) {
-  bool waits = l->flags & orLaunchWaits || orConfigGet()->launch_blocking;
+  bool waits = l->flags & orLaunchWaits || orLaunchesBlock();
   return waits && !s->capturing && orProcessExiting();
 }
 

@@ -89,6 +89,17 @@ TEST(config_defaults) {
   ASSERT_EQ(deviceCount(), 2);
 }
 
+TEST(config_launch_blocking_is_read_apart) {
+  clearSettings();
+  ASSERT_EQ(deviceCount(), 2);
+  setenv("OPENREG_LAUNCH_BLOCKING", "1", 1);
+  setenv("OPENREG_POISON", "1", 1);
+  ASSERT_STR(findSetting("OPENREG_LAUNCH_BLOCKING").value, "1");
+  ASSERT_STR(findSetting("OPENREG_POISON").value, "0");
+  setenv("OPENREG_LAUNCH_BLOCKING", "0", 1);
+  ASSERT_STR(findSetting("OPENREG_LAUNCH_BLOCKING").value, "1");
+}
+
 TEST(config_table) {
   orSetting setting = {.size = sizeof setting};
   int count = 0;

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from .. import _C
+from .. import _C, openreg
 from . import _distributed, _library, _names, _places, _tensors
 
 VARIABLE = "OPENREG_AS_CUDA"
@@ -38,10 +38,15 @@ def _refuse(force):
         )
 
 
-def _take_settings():
-    """What a program, or who starts it, says to CUDA's own library in variables."""
+def _take_launch_blocking():
+    """At the first use of a device, as CUDA reads it."""
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         os.environ.setdefault("OPENREG_LAUNCH_BLOCKING", "1")
+
+
+def _take_settings():
+    """The variables that CUDA's library reads."""
+    openreg._lazy._lazy_call(_take_launch_blocking)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         wanted = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
