@@ -199,7 +199,7 @@ def test_no_name_is_left_that_asks_for_a_gpu(cuda):
     kinds = ast.literal_eval(cuda(NAMES))
     assert [name for name, kind in kinds.items() if kind == "forgotten"] == []
     for name, kind in {
-        "torch.cuda.cudart": "refused",
+        "torch.cuda.cudart": "kept",
         "torch.cuda.CUDAPluggableAllocator": "refused",
         "torch.cuda._utils._get_device_index": "kept",
         "torch.cuda.amp.autocast": "kept",
@@ -211,7 +211,8 @@ def test_what_raises_names_itself_and_what_to_do(cuda):
     code = """
 from torch.utils import cpp_extension
 for call in (
-    torch.cuda.cudart, torch.cuda.CUDAPluggableAllocator, torch.cuda.current_blas_handle,
+    lambda: torch.cuda.cudart().cudaMalloc(8), torch.cuda.CUDAPluggableAllocator,
+    torch.cuda.current_blas_handle,
     torch.cuda.nccl.unique_id, lambda: torch.cuda._compile_kernel("x", "x"),
     torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }"),
     torch.cuda.tunable.enable,
@@ -236,7 +237,7 @@ except AttributeError as error:
     assert not [text for text in texts if text.startswith("passed")]
     for name, text in zip(
         (
-            "torch.cuda.cudart",
+            "torch.cuda.cudart.cudaMalloc",
             "torch.cuda.CUDAPluggableAllocator",
             "torch.cuda.current_blas_handle",
             "torch.cuda.nccl.unique_id",

@@ -645,3 +645,62 @@ for _ in range(3):
         {"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])},
     )
     assert out.splitlines() == ["tensor([7., 7.], device='cuda:1')"] * 3
+def test_memory_that_exists_is_pinned(cuda):
+    cuda("""
+import weakref
+from torch.cuda import _pin_memory_utils as pins
+runtime = torch.cuda.cudart()
+x = torch.zeros(1 << 16)
+where = x.data_ptr(), x.nbytes
+assert not x.is_pinned()
+torch.cuda.check_error(runtime.cudaHostRegister(*where, 0))
+assert x.is_pinned()
+assert int(runtime.cudaHostRegister(*where, 0)) == 712 and runtime.cudaHostRegister(0, 0, 0) == 1
+with torch_openreg.openreg.testing.gate() as gate:
+    gate.wait()
+    x.copy_(torch.ones(1 << 16, device="cuda"), non_blocking=True)
+    assert not torch.cuda.current_stream().query()  # the host did not wait
+torch.cuda.synchronize()
+assert x.sum() == 1 << 16
+torch.cuda.check_error(runtime.cudaHostUnregister(where[0]))
+assert not x.is_pinned()
+pins.pin_memory(*where)
+assert x.is_pinned()
+pins.unpin_memory(where[0])
+for call in (lambda: pins.unpin_memory(where[0]), lambda: pins.pin_memory(where[0], 0)):
+    try:
+        call()
+    except (AssertionError, RuntimeError) as error:
+        assert "713" in str(error) or "cudaError: 1." in str(error), error
+    else:
+        raise SystemExit("taken")
+try:
+    torch.cuda.check_error(runtime.cudaHostUnregister(where[0]))
+except torch.cuda.CudaError as error:
+    assert "(713)" in str(error)
+else:
+    raise SystemExit("taken")
+""")
+
+
+def test_a_checkpoint_is_staged_in_pinned_memory(cuda, tmp_path):
+    """By the default stager, while training goes on."""
+    cuda(f"""
+import warnings
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+x = torch.arange(1 << 16, dtype=torch.float32, device="cuda")
+stager = DefaultStager()
+for step in range(2):
+    want = x.cpu()
+    saved = dcp.async_save({{"x": x}}, checkpoint_id="{tmp_path}/" + str(step), async_stager=stager,
+                           no_dist=True)
+    saved.staging_completion.result()
+    x.add_(1)
+    saved.upload_completion.result()
+    blank = {{"x": torch.zeros_like(x)}}
+    dcp.load(blank, checkpoint_id="{tmp_path}/" + str(step), no_dist=True)
+    assert torch.equal(blank["x"].cpu(), want)
+stager.close()
+""")

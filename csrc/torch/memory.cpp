@@ -2,6 +2,7 @@
  * torch.openreg.memory's part of torch_openreg._C: snapshots as the dictionaries that PyTorch's
  * memory viewer reads, limits, raw blocks, the pinned memory's figures.
  */
+#include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/util/ScopeExit.h>
@@ -343,7 +344,35 @@ py::dict hostStats() {
   return all;
 }
 
+/* For torch.cuda.cudart(): 0, or CUDA's number of an error that is the caller's. */
+int cudasNumber(orError_t error, int invalid) {
+  if (error == orErrorAlreadyExists || error == orErrorInvalidValue) {
+    orGetLastError();
+    return error == orErrorInvalidValue ? invalid : 712;
+  }
+  OPENREG_CHECK(error);
+  return 0;
+}
+
+int registerHost(uintptr_t ptr, size_t bytes) {
+  // Before that PyTorch takes no tensor to be pinned, and does not ask.
+  at::globalContext().lazyInitDevice(c10::DeviceType::PrivateUse1);
+  return cudasNumber(orHostRegister(reinterpret_cast<void *>(ptr), bytes), 1);
+}
+
+/* It waits for all devices. */
+int unregisterHost(uintptr_t ptr) {
+  orError_t error;
+  {
+    const WithoutGil released;
+    error = orHostUnregister(reinterpret_cast<void *>(ptr));
+  }
+  return cudasNumber(error, 713);
+}
+
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  m.def("_host_register", &registerHost);
+  m.def("_host_unregister", &unregisterHost);
   m.def("_memory_snapshot", &snapshot);
   m.def("_memory_traceback", &allocationTraceback);
   m.def("_memory_record_history", &record);

@@ -17,14 +17,13 @@ import types
 import torch
 import torch.cuda
 
-from .. import openreg
+from .. import _C, openreg
 
 _BY_NAME = "in this process cuda is the simulated device openreg"
 
 # What to do instead, by the name or the module that raises.
 _INSTEAD = {
     "torch.cuda.cudart": "the runtime is libopenreg.so.0, whose functions openreg.h declares",
-    "torch.cuda.check_error": "the runtime is libopenreg.so.0, whose functions openreg.h declares",
     "torch.cuda._utils": "there is no compiler for it: write the kernel with PyTorch's operators",
     "torch.cuda._compile_kernel": "there is no compiler for it: write the kernel with PyTorch's "
     "operators",
@@ -177,6 +176,8 @@ _KEPT = {
     "torch.cuda.DeferredCudaCallError",
     "torch.cuda._CudaBase",
     "torch.cuda._get_device",
+    "torch.cuda.cudart",
+    "torch.cuda.check_error",
     "torch.cuda._get_generator",
     "torch.cuda._get_rng_state_offset",
     "torch.cuda._set_rng_state_offset",
@@ -185,7 +186,15 @@ _KEPT = {
 }
 _KINDS = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
 _KEPT |= {f"torch.cuda.{kind}Storage" for kind in _KINDS.split()}
-_KEPT_MODULES = ("amp", "_memory_viz", "_sanitizer", "nvtx", "jiterator", "_device_limits")
+_KEPT_MODULES = (
+    "amp",
+    "_memory_viz",
+    "_sanitizer",
+    "nvtx",
+    "jiterator",
+    "_device_limits",
+    "_pin_memory_utils",
+)
 
 
 def _is_theirs(value):
@@ -289,6 +298,41 @@ class _Ranges:
         raise refusal("torch.cuda.nvtx._device_range_end")
 
 
+class _Runtime:
+    """What torch.cuda.cudart() returns. Memory that exists can be pinned; the rest raises."""
+
+    class cudaError(int):
+        success = 0
+
+    _TEXTS = types.MappingProxyType(
+        {
+            0: "no error",
+            1: "invalid argument",
+            712: "part or all of the requested memory range is already mapped",
+            713: "pointer does not correspond to a registered memory region",
+        }
+    )
+
+    def cudaGetErrorString(self, error):
+        return self._TEXTS[error]
+
+    def cudaHostRegister(self, ptr, size, flags):
+        return self.cudaError(_C._host_register(ptr, size))
+
+    def cudaHostUnregister(self, ptr):
+        return self.cudaError(_C._host_unregister(ptr))
+
+    def cudaProfilerStart(self):
+        return self.cudaError(0)
+
+    cudaProfilerStop = cudaProfilerStart
+
+    def __getattr__(self, name):
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+        raise refusal(f"torch.cuda.cudart.{name}")
+
+
 def _name_types():
     """Classes of one dtype: PyTorch's storages go by their module's name, which is the device's."""
     for name, value in list(vars(openreg).items()):
@@ -354,6 +398,7 @@ def install():
     _name_graphs(torch.cuda.CUDAGraph)
     exchanged = _exchange()
     torch.cuda.nvtx._nvtx = _Ranges()
+    torch.cuda._cudart = _Runtime()
     # Modules make such functions at their import.
     jitted = torch.cuda.jiterator._JittedFunction
     jitted.__call__ = refusing("torch.cuda.jiterator", jitted.__call__)
