@@ -261,7 +261,7 @@ except AttributeError as error:
         strict=True,
     ):
         assert name in text, text
-        assert ";" in text or "an openreg device is simulated" in text
+        assert ";" in text or "a cuda device is simulated" in text
 
 
 def test_what_others_have_imported_from_torch_cuda_before(run_ok):
@@ -324,7 +324,7 @@ for call in (lambda: torch.ones(1, device="cuda:7"), lambda: torch.ones(1).cuda(
     lines = cuda(code).splitlines()
     assert lines[0] == "tensor([1., 1., 1.], device='cuda:1') tensor([1.], device='cuda:0')"
     assert "index 7 is out of range" in lines[1]
-    assert lines[2] == "ValueError expected an openreg device, got 'cpu'"
+    assert lines[2] == "ValueError expected a cuda device, got 'cpu'"
     assert lines[3].startswith("RuntimeError Expected one of cpu, cuda") and "kuda" in lines[3]
 
 

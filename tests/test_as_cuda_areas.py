@@ -704,3 +704,44 @@ for step in range(2):
     assert torch.equal(blank["x"].cpu(), want)
 stager.close()
 """)
+
+
+def test_errors_name_the_device_as_the_program_does(cuda):
+    """Those of the shim, of the C core, and of Python."""
+    cuda("""
+x = torch.ones(3, device="cuda")
+for call in (
+    lambda: torch.rand(2, device="cuda", generator=torch.Generator()),
+    lambda: torch.rand(2, device="cuda", generator=torch.Generator("cuda:1")),
+    lambda: torch.ones(2, device="cuda:7"),
+    lambda: torch.empty(1 << 50, device="cuda"),
+    lambda: torch.empty(1 << 50, dtype=torch.uint8, device="cuda:1"),
+    lambda: torch.cuda.set_device(9),
+    lambda: torch.cuda.Stream(device="cpu"),
+    lambda: torch.empty(2, device="cuda", layout=torch._mkldnn),
+    lambda: x.to_sparse().cos().erfinv().bitwise_not(),
+    lambda: x + torch.ones(3, device="cuda:1"),
+    lambda: torch.cuda.default_generators[5],
+    lambda: torch.cuda.get_device_properties("cpu"),
+    lambda: torch.nn.parallel.comm.gather([x, x.cpu()]),
+    lambda: x.untyped_storage().byteswap(torch.float32),
+):
+    try:
+        call()
+    except (RuntimeError, ValueError, NotImplementedError, IndexError, AssertionError) as error:
+        text = str(error).replace("libopenreg", "").replace("torch.openreg", "")
+        assert "openreg" not in text.splitlines()[0], text
+        assert "cuda" in text.lower(), text
+    else:
+        raise SystemExit("taken")
+torch.embedding(x.view(3, 1), torch.tensor([7], device="cuda"))
+try:
+    torch.cuda.synchronize()
+except IndexError as error:
+    assert "openreg" not in str(error), error
+torch.cuda.set_sync_debug_mode("error")
+try:
+    x.sum().item()
+except RuntimeError as error:
+    assert "synchronizing cuda operation" in str(error).lower()
+""")

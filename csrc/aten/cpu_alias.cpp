@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "../torch/allocator.h"
+#include "../torch/device.h"
 #include "cpu_memory.h"
 #include "tensor_components.h"
 
@@ -101,8 +102,8 @@ void CpuAliases::adoptResult(const at::Tensor &result) {
     return;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.has_storage(),
-                              "a result with layout ", result.layout(),
-                              " is not supported on openreg");
+                              "a result with layout ", result.layout(), " is not supported on ",
+                              deviceName());
   StorageImpl *cpu = result.storage().unsafeGetStorageImpl();
   if (toDevice_.find(cpu) != nullptr || passed_.find(cpu) != nullptr) return;
   const size_t bytes = cpu->nbytes();

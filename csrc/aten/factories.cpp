@@ -45,7 +45,7 @@ c10::DeviceIndex checkOptions(std::optional<c10::Layout> layout, std::optional<c
                               std::optional<bool> pin) {
   registerOperators();  // for programs in C++; Python does it at the first use
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(c10::kStrided) == c10::kStrided, "layout ", *layout,
-                              " is not supported on openreg");
+                              " is not supported on ", deviceName());
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
   return indexOrCurrent(device.has_value() ? device->index() : -1);
 }

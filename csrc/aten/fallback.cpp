@@ -323,12 +323,11 @@ void Call::makeZeros() {
 }
 
 void Call::checkKernel() {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      op_.hasComputedKernelForDispatchKey(kernel_) &&
-          (traits_.isAten || !hasPythonKernel(op_, traits_, kernel_)),
-      "Could not run ", op_.operator_name(),
-      " on openreg: there is neither a kernel for this device nor a compiled one for ",
-      kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
+  TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(kernel_) &&
+                                  (traits_.isAten || !hasPythonKernel(op_, traits_, kernel_)),
+                              "Could not run ", op_.operator_name(), " on ", deviceName(),
+                              ": there is neither a kernel for this device nor a compiled one for ",
+                              kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
 }
 
 /* Checks the arguments, and replaces those that no kernel could take. */
@@ -399,6 +398,8 @@ Plan Call::resolve() {
 IValue Call::cpuGenerator(const IValue &given) {
   at::Generator generator =
       given.isNone() ? getDefaultGenerator(device_.index()) : given.toGenerator();
+  TORCH_CHECK(generator.device().type() == device_.type(), "Expected a '", device_.type(),
+              "' device type for generator but found '", generator.device().type(), "'");
   TORCH_CHECK(generator.device() == device_, "Expected a generator of ", device_, " for ",
               op_.operator_name(), " but found one of ", generator.device());
   const auto state = generator.get<OpenRegGeneratorImpl>()->state();

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "../aten/tensor_metadata.h"
+#include "../torch/device.h"
 #include "../torch/gil.h"
 #include "../torch/stream.h"
 
@@ -30,8 +31,8 @@ void checkDense(const char *name, const at::Tensor &tensor) {
 }
 
 void checkTensor(const char *name, const at::Tensor &tensor, c10::Device device) {
-  TORCH_CHECK(tensor.device() == device, name, " on openreg: expected every tensor on ", device,
-              ", got one on ", tensor.device());
+  TORCH_CHECK(tensor.device() == device, name, " on ", deviceName(), ": expected every tensor on ",
+              device, ", got one on ", tensor.device());
   checkDense(name, tensor);
   TORCH_CHECK(
       tensor.is_contiguous(tensor.suggest_memory_format()) && !tensor.is_conj() && !tensor.is_neg(),
@@ -294,16 +295,16 @@ WorkPtr ProcessGroupOpenReg::endCoalescing() {
 
 /* The reduction as Gloo can do it; checks what it cannot. */
 ReduceOp ProcessGroupOpenReg::reduction(const Call &call, const ReduceOp &op) const {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      op.op_ != ReduceOp::PREMUL_SUM, call.name,
-      ": ReduceOp.PREMUL_SUM is not supported on openreg, because Gloo lacks "
-      "it; multiply the tensor and use ReduceOp.SUM");
+  TORCH_CHECK_NOT_IMPLEMENTED(op.op_ != ReduceOp::PREMUL_SUM, call.name,
+                              ": ReduceOp.PREMUL_SUM is not supported on ", deviceName(),
+                              ", because Gloo lacks "
+                              "it; multiply the tensor and use ReduceOp.SUM");
   for (const at::Tensor &tensor : call.out) {
     const at::ScalarType dtype = tensor.scalar_type();
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        reduces(dtype), call.name, ": a reduction of ", dtype,
-        " is not supported on openreg, because Gloo lacks it; use Float, Double, Half, BFloat16, "
-        "Char, Byte, Int, Long or Bool, or a complex type of these");
+    TORCH_CHECK_NOT_IMPLEMENTED(reduces(dtype), call.name, ": a reduction of ", dtype,
+                                " is not supported on ", deviceName(),
+                                ", because Gloo lacks it; use Float, Double, Half, BFloat16, "
+                                "Char, Byte, Int, Long or Bool, or a complex type of these");
     TORCH_CHECK_VALUE(!isBitwise(op.op_) || c10::isIntegralType(dtype, true), call.name,
                       ": ReduceOp.", opName(op.op_), " takes integers, got ", dtype);
     TORCH_CHECK_VALUE(!c10::isComplexType(dtype) || c10d::isComplexViewAsRealAllowed(op), call.name,
@@ -358,7 +359,8 @@ WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
                     ": expected at most ", kMostDims, " sparse and ", kMostDims,
                     " dense dimensions, got ", tensor.sparse_dim(), " and ", tensor.dense_dim());
   TORCH_CHECK_NOT_IMPLEMENTED(addsSparse(tensor.scalar_type()), what, ": ", tensor.scalar_type(),
-                              " is not supported on openreg, because Gloo lacks it; use Float, "
+                              " is not supported on ", deviceName(),
+                              ", because Gloo lacks it; use Float, "
                               "Double, BFloat16, Char, Byte, "
                               "Int or Long");
   Call call{.type = OpType::ALLREDUCE, .name = "all_reduce", .in = {}, .out = {}};

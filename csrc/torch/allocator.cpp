@@ -126,11 +126,13 @@ void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t
   std::string allowed;
   if (fraction < 1)
     allowed = " (" + format_size(static_cast<uint64_t>(limit)) + " allowed by the memory fraction)";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "openreg out of memory. Tried to allocate ",
-                   format_size(bytes), " on openreg:", static_cast<int>(device), ": ",
-                   format_size(free), " is free of a capacity of ", format_size(capacity), allowed,
-                   ", ", format_size(stats.allocated_bytes[0].current),
-                   " is allocated by PyTorch and ", format_size(stats.reserved_bytes[0].current),
+  // Programs look for the text of CUDA's.
+  const std::string name = deviceName() == "cuda" ? "CUDA" : deviceName();
+  TORCH_CHECK_WITH(OutOfMemoryError, false, name, " out of memory. Tried to allocate ",
+                   format_size(bytes), " on ", deviceAt(device), ": ", format_size(free),
+                   " is free of a capacity of ", format_size(capacity), allowed, ", ",
+                   format_size(stats.allocated_bytes[0].current), " is allocated by PyTorch and ",
+                   format_size(stats.reserved_bytes[0].current),
                    " is reserved by PyTorch (allocated blocks included).", injected);
 }
 
@@ -158,8 +160,8 @@ int64_t waitsForMemory(c10::DeviceIndex device) {
 
 void noteWaitForMemory(void *block, size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   c10::DataPtr owner = ownBlock(block, device);
-  noteSynchronization(("an allocation of " + format_size(bytes) +
-                       " on openreg:" + std::to_string(device) + " that had to wait for memory")
+  noteSynchronization(("an allocation of " + format_size(bytes) + " on " + deviceAt(device).str() +
+                       " that had to wait for memory")
                           .c_str(),
                       stream);
   owner.release_context();
@@ -168,8 +170,8 @@ void noteWaitForMemory(void *block, size_t bytes, orStream_t stream, c10::Device
 }  // namespace
 
 void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
-  TORCH_CHECK(bytes <= PTRDIFF_MAX, "cannot allocate ", static_cast<int64_t>(bytes),
-              " bytes on openreg:", static_cast<int>(device), ": a size is 0 or more");
+  TORCH_CHECK(bytes <= PTRDIFF_MAX, "cannot allocate ", static_cast<int64_t>(bytes), " bytes on ",
+              deviceAt(device), ": a size is 0 or more");
   settingsAreApplied();
   HistoryScope scope(HistoryScope::Allocation);
   void *block = nullptr;
@@ -218,7 +220,8 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
     if (count == 0) return;
     auto owner = sized<orPointerAttributes>();
     OPENREG_CHECK(orPointerGetAttributes(&owner, dest));
-    TORCH_CHECK(owner.type == orMemoryTypeDevice, "copy_data: ", dest, " is not openreg memory");
+    TORCH_CHECK(owner.type == orMemoryTypeDevice, "copy_data: ", dest, " is not ", deviceName(),
+                " memory");
     DeviceSwitch current(static_cast<c10::DeviceIndex>(owner.device));
     OPENREG_CHECK(orMemcpyAsync(dest, src, count, orMemcpyDeviceToDevice,
                                 getCurrentOpenRegStream().stream()));

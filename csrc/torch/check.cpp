@@ -1,10 +1,30 @@
 #include "check.h"
 
+#include <cctype>
 #include <string>
+#include <string_view>
 
+#include "device.h"
 #include "kernel_failures.h"
 
 namespace torch_openreg {
+
+namespace {
+
+/* The core writes "openreg:0" whatever the process calls the device. */
+std::string withDeviceName(std::string text) {
+  constexpr std::string_view kOwn = "openreg:";
+  const std::string name = deviceName() + ":";
+  if (name == kOwn) return text;
+  for (size_t at = text.find(kOwn); at != std::string::npos; at = text.find(kOwn, at + 1)) {
+    const size_t after = at + kOwn.size();
+    if (after < text.size() && std::isdigit(static_cast<unsigned char>(text[after])))
+      text.replace(at, kOwn.size(), name);
+  }
+  return text;
+}
+
+}  // namespace
 
 void throwError(orError_t error, c10::SourceLocation location) {
   // orErrorNotReady leaves nothing behind: the message and the failure that are there are an earlier call's.
@@ -12,7 +32,7 @@ void throwError(orError_t error, c10::SourceLocation location) {
   if (isNoted) throwFailure();
   const char *detail = isNoted ? orGetLastErrorMessage() : nullptr;
   if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
-  std::string text = std::string(orGetErrorName(error)) + ": " + detail;
+  std::string text = withDeviceName(std::string(orGetErrorName(error)) + ": " + detail);
   orGetLastError();  // what is raised is not left behind as the thread's last error
   if (error == orErrorMemoryAllocation) throw c10::OutOfMemoryError(location, std::move(text));
   if (error == orErrorNotSupported) throw c10::NotImplementedError(location, std::move(text));

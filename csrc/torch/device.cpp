@@ -11,14 +11,22 @@ namespace {
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 [[noreturn]] C10_NOINLINE void throwOutOfRange(int64_t index, int count) {
-  TORCH_CHECK(count > 0, "openreg device index ", index,
-              " is out of range: there is no openreg device (see OPENREG_DEVICE_COUNT)");
-  TORCH_CHECK(false, "openreg device index ", index, " is out of range: it must be from 0 to ",
-              count - 1, ", there ", count == 1 ? "is 1 device" : "are ",
+  TORCH_CHECK(count > 0, deviceName(), " device index ", index, " is out of range: there is no ",
+              deviceName(), " device (see OPENREG_DEVICE_COUNT)");
+  TORCH_CHECK(false, deviceName(), " device index ", index,
+              " is out of range: it must be from 0 to ", count - 1, ", there ",
+              count == 1 ? "is 1 device" : "are ",
               count == 1 ? std::string() : std::to_string(count) + " devices");
 }
 
 }  // namespace
+
+std::string deviceName() { return c10::get_privateuse1_backend(); }
+
+std::string aDevice() {
+  const std::string name = deviceName();
+  return (name.starts_with('o') ? "an " : "a ") + name + " device";
+}
 
 c10::DeviceIndex checkedDeviceCount() {
   // The number of devices never changes once they are made, and the core makes them under a lock.
@@ -44,7 +52,7 @@ c10::DeviceIndex checkIndex(int64_t index) {
 }
 
 c10::DeviceIndex checkDevice(c10::Device device) {
-  TORCH_CHECK(device.type() == kType, "expected an openreg device, got ", device);
+  TORCH_CHECK(device.type() == kType, "expected ", aDevice(), ", got ", device);
   return checkIndex(device.index());
 }
 

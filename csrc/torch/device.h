@@ -5,6 +5,8 @@
 
 #include <c10/core/Device.h>
 
+#include <string>
+
 #include "check.h"
 
 namespace torch_openreg {
@@ -18,6 +20,15 @@ OPENREG_EXPORT c10::DeviceIndex checkedDeviceCount();
 OPENREG_EXPORT c10::DeviceIndex checkIndex(int64_t index);
 /* The same for a device, which has to be an openreg device. */
 OPENREG_EXPORT c10::DeviceIndex checkDevice(c10::Device device);
+/* The device's name, as the program has it: "cuda" under as_cuda(). */
+OPENREG_EXPORT std::string deviceName();
+/* "an openreg device", "a cuda device". */
+OPENREG_EXPORT std::string aDevice();
+/* Written as "openreg:1". */
+inline c10::Device deviceAt(c10::DeviceIndex index) {
+  return {c10::DeviceType::PrivateUse1, index};
+}
+
 /* -1 is the current device; any other index is checked. */
 OPENREG_EXPORT c10::DeviceIndex indexOrCurrent(int64_t index);
 

@@ -1,5 +1,7 @@
 #include "event.h"
 
+#include "device.h"
+
 namespace torch_openreg {
 
 unsigned eventFlags(c10::EventFlag flag) {
@@ -9,7 +11,8 @@ unsigned eventFlags(c10::EventFlag flag) {
     case c10::EventFlag::BACKEND_DEFAULT:
       return orEventDefault;
     default:
-      TORCH_CHECK(false, "openreg events take the flag PYTORCH_DEFAULT or BACKEND_DEFAULT, got ",
+      TORCH_CHECK(false, deviceName(),
+                  " events take the flag PYTORCH_DEFAULT or BACKEND_DEFAULT, got ",
                   static_cast<int>(flag));
   }
 }

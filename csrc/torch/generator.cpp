@@ -39,9 +39,9 @@ void checkState(const c10::TensorImpl &state) {
                    "a generator state must be a contiguous uint8 tensor on the CPU, got one of "
                    "dtype ",
                    state.dtype().name(), " on ", state.device());
-  TORCH_CHECK_VALUE(state.numel() == OpenRegGeneratorImpl::kStateBytes,
-                    "an openreg generator state has ", OpenRegGeneratorImpl::kStateBytes,
-                    " bytes, got ", state.numel());
+  TORCH_CHECK_VALUE(state.numel() == OpenRegGeneratorImpl::kStateBytes, "a generator state of ",
+                    deviceName(), " has ", OpenRegGeneratorImpl::kStateBytes, " bytes, got ",
+                    state.numel());
 }
 
 }  // namespace

@@ -13,13 +13,9 @@ namespace torch_openreg {
 
 namespace {
 
-c10::Device deviceAt(c10::DeviceIndex index) {
-  return c10::Device(OpenRegGuardImpl::static_type, index);
-}
-
 /* Without an index it is the current device. */
 c10::DeviceIndex indexOf(c10::Device device) {
-  TORCH_CHECK(device.type() == OpenRegGuardImpl::static_type, "expected an openreg device, got ",
+  TORCH_CHECK(device.type() == OpenRegGuardImpl::static_type, "expected ", aDevice(), ", got ",
               device);
   return indexOrCurrent(device.index());
 }
@@ -103,9 +99,8 @@ void OpenRegGuardImpl::recordDataPtrOnStream(const c10::DataPtr &data,
 void OpenRegGuardImpl::record(void **event, const c10::Stream &stream,
                               const c10::DeviceIndex device_index, const c10::EventFlag flag) const {
   const OpenRegStream target(stream);
-  TORCH_CHECK(device_index == -1 || device_index == target.device_index(),
-              "the event belongs to openreg:", static_cast<int>(device_index),
-              " and cannot be recorded on a stream of ", target.device());
+  TORCH_CHECK(device_index == -1 || device_index == target.device_index(), "the event belongs to ",
+              deviceAt(device_index), " and cannot be recorded on a stream of ", target.device());
   const orStream_t handle = target.stream();
   if (*event != nullptr) {
     OPENREG_CHECK(orEventRecord(eventHandle(*event), handle));

@@ -58,8 +58,8 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   c10::Device getDeviceFromPtr(void *data) const override {
     auto attributes = sized<orPointerAttributes>();
     OPENREG_CHECK(orPointerGetAttributes(&attributes, data));
-    TORCH_CHECK(attributes.type == orMemoryTypeDevice, "the pointer ", data,
-                " is not memory of an openreg device");
+    TORCH_CHECK(attributes.type == orMemoryTypeDevice, "the pointer ", data, " is not memory of ",
+                aDevice());
     return c10::Device(c10::DeviceType::PrivateUse1,
                        static_cast<c10::DeviceIndex>(attributes.device));
   }
@@ -74,8 +74,8 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   /* Keeps the first min(old, new) bytes; ordered on the current stream of the storage's device. */
   void resizePrivateUse1Bytes(const c10::Storage &storage, size_t newsize) const override {
     c10::StorageImpl *impl = storage.unsafeGetStorageImpl();
-    TORCH_CHECK(impl->resizable() && impl->allocator() != nullptr, "this openreg storage of ",
-                impl->nbytes(), " bytes cannot be resized to ", newsize);
+    TORCH_CHECK(impl->resizable() && impl->allocator() != nullptr, "this ", deviceName(),
+                " storage of ", impl->nbytes(), " bytes cannot be resized to ", newsize);
     DeviceSwitch device(checkDevice(storage.device()));
     c10::DataPtr fresh = impl->allocator()->allocate(newsize);
     const size_t kept = std::min(impl->nbytes(), newsize);
@@ -94,8 +94,8 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
 
 /* Graphs (torch.accelerator.Graph) are not built, and refused where one is made. */
 std::unique_ptr<at::GraphImplInterface> refuse(at::GraphImplArgs) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              "torch.accelerator.Graph is not implemented for openreg devices");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.accelerator.Graph is not implemented for ",
+                              deviceName(), " devices");
 }
 
 }  // namespace

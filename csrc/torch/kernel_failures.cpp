@@ -10,6 +10,8 @@
 #include <typeinfo>
 #include <utility>
 
+#include "device.h"
+
 namespace torch_openreg {
 
 namespace {
@@ -34,8 +36,7 @@ void throwFailure() {
   if (!failure) return;
   orGetLastError();
   std::string context =
-      c10::str("raised by ", failure->name, " on openreg:", static_cast<int>(failure->device),
-               ", queued earlier");
+      c10::str("raised by ", failure->name, " on ", deviceAt(failure->device), ", queued earlier");
   if (others != 0) context += c10::str(" (and ", others, " more failed after it)");
   try {
     std::rethrow_exception(failure->exception);

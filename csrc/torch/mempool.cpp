@@ -63,8 +63,8 @@ std::string nameOf(MempoolId_t id) {
 /* With the mutex. */
 Pool &held(c10::DeviceIndex device, MempoolId_t id) {
   const auto found = pools().all.find({device, id});
-  TORCH_CHECK(found != pools().all.end(), "memory pool ", nameOf(id),
-              " of openreg:", static_cast<int>(device), " is held by nobody");
+  TORCH_CHECK(found != pools().all.end(), "memory pool ", nameOf(id), " of ", deviceAt(device),
+              " is held by nobody");
   return found->second;
 }
 
@@ -130,8 +130,8 @@ void endAllocateToPool(c10::DeviceIndex device, MempoolId_t id) {
     return ours(r) && r.begun_by == std::this_thread::get_id();
   });
   if (found == routes.rend()) found = std::find_if(routes.rbegin(), routes.rend(), ours);
-  TORCH_CHECK(found != routes.rend(), "nothing is allocated to memory pool ", nameOf(id),
-              " of openreg:", static_cast<int>(device), " now");
+  TORCH_CHECK(found != routes.rend(), "nothing is allocated to memory pool ", nameOf(id), " of ",
+              deviceAt(device), " now");
   routes.erase(std::next(found).base());
   poolRoutes.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -168,9 +168,8 @@ void emptyPool(MempoolId_t id) {
     std::lock_guard<std::mutex> lock(pools().mutex);
     for (const auto &[key, pool] : pools().all) {
       if (key.second != id) continue;
-      TORCH_CHECK(pool.holders == pool.objects, "memory pool ", nameOf(id),
-                  " of openreg:", static_cast<int>(key.first),
-                  " is in use: ", pool.holders - pool.objects,
+      TORCH_CHECK(pool.holders == pool.objects, "memory pool ", nameOf(id), " of ",
+                  deviceAt(key.first), " is in use: ", pool.holders - pool.objects,
                   " graphs or scopes of use_mem_pool hold it; reset or leave them first");
       idle.push_back(pool.handle);
     }

@@ -41,8 +41,7 @@ int deviceOf(orStream_t handle, c10::DeviceIndex index) {
   const orError_t error = orStreamGetDevice(handle, &owner);
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
     orGetLastError();
-    TORCH_CHECK(false, "stream id ", static_cast<c10::StreamId>(handle),
-                " on openreg:", static_cast<int>(index),
+    TORCH_CHECK(false, "stream id ", static_cast<c10::StreamId>(handle), " on ", deviceAt(index),
                 " does not name a live stream: it was never handed out, or its owner has "
                 "destroyed it");
   }
@@ -52,14 +51,14 @@ int deviceOf(orStream_t handle, c10::DeviceIndex index) {
 
 void checkOwner(orStream_t handle, c10::DeviceIndex index) {
   const int owner = deviceOf(handle, index);
-  TORCH_CHECK(owner == index, "stream id ", static_cast<c10::StreamId>(handle),
-              " is a stream of openreg:", owner, ", not of openreg:", static_cast<int>(index));
+  TORCH_CHECK(owner == index, "stream id ", static_cast<c10::StreamId>(handle), " is a stream of ",
+              deviceAt(static_cast<c10::DeviceIndex>(owner)), ", not of ", deviceAt(index));
 }
 
 }  // namespace
 
 OpenRegStream::OpenRegStream(c10::Stream stream) : stream_(stream) {
-  TORCH_CHECK(stream.device_type() == kType, "expected a stream of an openreg device, got one of ",
+  TORCH_CHECK(stream.device_type() == kType, "expected a stream of ", aDevice(), ", got one of ",
               stream.device());
   if (C10_UNLIKELY(device_index() == -1)) *this = makeStream(currentDevice(), id());
 }

@@ -1,5 +1,6 @@
 #include "sync_debug.h"
 
+#include "device.h"
 #include "gil.h"
 #include "warnings.h"
 
@@ -13,7 +14,7 @@ void warnOrThrowOnSynchronization(const std::string &operation, orStream_t strea
   if (SyncNoted::depth_ != 0 || !interpreterRuns()) return;
   refuseInCapture(operation, stream);
   if (syncDebugMode.load(std::memory_order_relaxed) == SyncDebugMode::Default) return;
-  const std::string text = "called a synchronizing openreg operation: " + operation;
+  const std::string text = "called a synchronizing " + deviceName() + " operation: " + operation;
   TORCH_CHECK(syncDebugMode.load(std::memory_order_relaxed) != SyncDebugMode::Error, text);
   issueWarning(text);
 }

@@ -369,7 +369,7 @@ def _name_handles():
     openreg.ExternalStream.__new__ = new_or_default
 
     def refuse(*args, **kwargs):
-        raise NotImplementedError("openreg events cannot be shared between processes")
+        raise NotImplementedError("cuda events cannot be shared between processes")
 
     openreg.Event.ipc_handle = refuse
     openreg.Event.from_ipc_handle = classmethod(refuse)

@@ -99,7 +99,7 @@ class Wrapper(PythonWrapperCodegen):
 
     def _generate_kernel_call_helper(self, kernel_name, call_args, *, triton=True, **options):
         if triton:
-            raise NotImplementedError("Triton kernels cannot run on openreg devices")
+            raise NotImplementedError(f"Triton kernels cannot run on {type_name()} devices")
         self.writeline(self.wrap_kernel_call(kernel_name, call_args))
 
     def make_allocation(
@@ -127,8 +127,8 @@ class _NoCppWrapper(Wrapper):
     @staticmethod
     def create(*_):
         raise NotImplementedError(
-            "cpp_wrapper and AOTInductor are not implemented for openreg devices: compile with "
-            "torch.compile, or save the program with torch.export"
+            f"cpp_wrapper and AOTInductor are not implemented for {type_name()} devices: compile "
+            "with torch.compile, or save the program with torch.export"
         )
 
 

@@ -29,8 +29,8 @@ def _check_outputs(outputs):
     for i, output in enumerate(outputs):
         if not output.is_openreg:
             raise RuntimeError(
-                "Expected all output tensors to be openreg tensors, but output tensor at index "
-                f"{i} has device '{output.device}'"
+                f"Expected all output tensors to be {type_name()} tensors, but output tensor at "
+                f"index {i} has device '{output.device}'"
             )
 
 
@@ -172,8 +172,8 @@ def _gathered_size(tensors, dim):
     for i, tensor in enumerate(tensors):
         if not tensor.is_openreg:
             raise RuntimeError(
-                f"Expected all input tensors to be openreg tensors, but tensor at index {i} has "
-                f"device '{tensor.device}'"
+                f"Expected all input tensors to be {type_name()} tensors, but tensor at index {i} "
+                f"has device '{tensor.device}'"
             )
         if tensor.dim() != len(expected):
             raise RuntimeError(

@@ -4,7 +4,7 @@ import operator
 from numbers import Real
 
 from .. import _C
-from ._utils import device_index
+from ._utils import device_index, type_name
 
 _KINDS = tuple(_C._fault_kinds())  # in the core's order
 _MOST_MS = 10_000
@@ -96,4 +96,4 @@ class inject:
 
     def __repr__(self):
         state = f"struck {self.operation}" if self.fired else "armed" if self._armed else "idle"
-        return f"<inject {self.kind!r} on openreg:{self.device}, after {self.after}: {state}>"
+        return f"<inject {self.kind!r} on {type_name()}:{self.device}, after {self.after}: {state}>"

@@ -14,11 +14,14 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from ._utils import is_ours
+from ._utils import is_ours, type_name
 
-_SHARING = (
-    "openreg tensors cannot be shared between processes: send a CPU copy (tensor.cpu()) instead"
-)
+
+def _sharing():
+    return NotImplementedError(
+        f"{type_name()} tensors cannot be shared between processes: send a CPU copy (tensor.cpu()) "
+        "instead"
+    )
 
 
 def _is_ours(obj):
@@ -32,7 +35,7 @@ def _refuse_ours(reduce):
     @functools.wraps(reduce)
     def reduce_or_refuse(obj):
         if _is_ours(obj):
-            raise NotImplementedError(_SHARING)
+            raise _sharing()
         return reduce(obj)
 
     return reduce_or_refuse
@@ -83,7 +86,7 @@ def _check_queues():
     @functools.wraps(put)
     def put_or_refuse(self, obj, *args, **kwargs):
         if _holds_ours(obj):
-            refusal = NotImplementedError(_SHARING)
+            refusal = _sharing()
             if sys._getframe(1).f_code is not worker._worker_loop.__code__:
                 raise refusal
             where = f"in DataLoader worker process {worker.get_worker_info().id}"
@@ -100,8 +103,8 @@ def _check_byteswap():
     def byteswap_or_refuse(self, dtype):
         if _is_ours(self):
             raise NotImplementedError(
-                "UntypedStorage.byteswap is not implemented for openreg devices: swap a copy "
-                "(storage.cpu())"
+                f"UntypedStorage.byteswap is not implemented for {type_name()} devices: swap a "
+                "copy (storage.cpu())"
             )
         return byteswap(self, dtype)
 

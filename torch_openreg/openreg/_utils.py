@@ -10,6 +10,12 @@ def type_name():
     return torch._C._get_privateuse1_backend_name()
 
 
+def a_device():
+    """The same in a sentence: ``an openreg device``."""
+    name = type_name()
+    return f"{'an' if name == 'openreg' else 'a'} {name} device"
+
+
 def is_ours(device):
     """Whether a torch.device is one of ours."""
     return device.type == type_name()
@@ -34,13 +40,13 @@ def device_index(device=None):
         device = torch.device(device)
     if isinstance(device, torch.device):
         if not is_ours(device):
-            raise ValueError(f"expected an openreg device, got '{device}'")
+            raise ValueError(f"expected {a_device()}, got '{device}'")
         return _C._get_device() if device.index is None else _C._check_index(device.index)
     if isinstance(device, DeviceContext):
         return device.idx if device.idx >= 0 else _C._get_device()
     if isinstance(device, bool) or not hasattr(device, "__index__"):
         raise TypeError(
-            f"expected an openreg device, its index or None, got {device!r} "
+            f"expected {a_device()}, its index or None, got {device!r} "
             f"of type {type(device).__name__}"
         )
     return _C._check_index(device.__index__())

@@ -6,7 +6,7 @@ import torch
 
 from .. import _C
 from ._lazy import _lazy_init, init
-from ._utils import DeviceContext, device_index, is_ours
+from ._utils import DeviceContext, a_device, device_index, is_ours
 
 
 def device_count():
@@ -189,7 +189,7 @@ def get_gencode_flags():
 def _no_sensor(quantity):
     def read(device=None):
         device_index(device)
-        raise NotImplementedError(f"an openreg device is simulated and has no {quantity} to read")
+        raise NotImplementedError(f"{a_device()} is simulated and has no {quantity} to read")
 
     read.__name__ = read.__qualname__ = quantity.replace(" ", "_")
     read.__doc__ = (

@@ -30,7 +30,7 @@ from ._mempool import (
 )
 from ._mempool import _cuda_endAllocateToPool as _cuda_endAllocateToPool
 from ._mempool import _cuda_releasePool as _cuda_releasePool
-from ._utils import device_index
+from ._utils import device_index, type_name
 
 __all__ = [
     "MemPool",
@@ -385,7 +385,7 @@ def memory_summary(device=None, abbreviated=False):
     index = device_index(device)
     stats = memory_stats_as_nested_dict(index)
     if not stats:
-        return f"openreg:{index} has not been used"
+        return f"{type_name()}:{index} has not been used"
     ooms, retries = stats["num_ooms"], stats["num_alloc_retries"]
     lines = [
         "=" * _WIDTH,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _C
-from ._utils import device_index
+from ._utils import device_index, type_name
 
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 
@@ -32,7 +32,7 @@ class _DefaultGenerators(Sequence):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         if not 0 <= index < len(self):
             raise IndexError(
-                f"openreg device index {index} is out of range: there are {len(self)} devices"
+                f"{type_name()} device index {index} is out of range: there are {len(self)} devices"
             )
         return _C._default_generator(index)
 

@@ -6,7 +6,7 @@ import threading
 import torch
 
 from .. import _C
-from ._utils import device_index, is_ours
+from ._utils import a_device, device_index, is_ours, type_name
 
 _DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)
 
@@ -24,7 +24,7 @@ def _check_type(value, kind):
 def _check_stream(stream):
     _check_type(stream, torch.Stream)
     if not is_ours(stream.device):
-        raise ValueError(f"expected a stream of an openreg device, got one of '{stream.device}'")
+        raise ValueError(f"expected a stream of {a_device()}, got one of '{stream.device}'")
     _C._check_stream(_name(stream))
 
 
@@ -144,11 +144,11 @@ class Event(torch.Event):
         cls, enable_timing=False, blocking=False, interprocess=False, external=False, device=None
     ):
         if interprocess:
-            raise NotImplementedError("openreg events cannot be shared between processes")
+            raise NotImplementedError(f"{type_name()} events cannot be shared between processes")
         if external:
             raise NotImplementedError(
-                "openreg events cannot be external: in a capture, record() and wait() are order "
-                "between its streams, and no part of the graph"
+                f"{type_name()} events cannot be external: in a capture, record() and wait() are "
+                "order between its streams, and no part of the graph"
             )
         # An event belongs to no device before its first record: none is asked for.
         where = "openreg" if device is None else torch.device("openreg", device_index(device))
