@@ -216,7 +216,7 @@ for call in (
     torch.cuda.nccl.unique_id, lambda: torch.cuda._compile_kernel("x", "x"),
     torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }"),
     torch.cuda.tunable.enable,
-    lambda: torch.backends.cuda.cufft_plan_cache.size, torch.cuda._gpu_trace.
+    torch.cuda._gpu_trace.
     register_callback_for_event_creation, lambda: cpp_extension.CUDAExtension("x", ["x.cu"]),
     lambda: cpp_extension.load_inline("x", cpp_sources="", cuda_sources="x"),
     lambda: cpp_extension.load("x", ["x.cpp", "x.cu"]),
@@ -244,7 +244,6 @@ except AttributeError as error:
             "torch.cuda._compile_kernel",
             "torch.cuda.jiterator",
             "torch.cuda.tunable.enable",
-            "torch.backends.cuda.cufft_plan_cache",
             "torch.cuda._gpu_trace.register_callback_for_event_creation",
             "torch.utils.cpp_extension.CUDAExtension",
             "torch.utils.cpp_extension.load_inline",

@@ -745,3 +745,44 @@ try:
 except RuntimeError as error:
     assert "synchronizing cuda operation" in str(error).lower()
 """)
+
+
+def test_choices_of_a_linear_algebra_library(cuda):
+    cuda("""
+from torch.backends import cuda as backends
+m = torch.randn(6, 4, device="cuda")
+for driver in ("gesvd", "gesvdj", "gesvda"):
+    for _ in range(2):
+        u, s, v = torch.linalg.svd(m, full_matrices=False, driver=driver)
+        assert torch.equal(s, torch.linalg.svd(m, full_matrices=False)[1])
+        assert torch.equal(torch.linalg.svdvals(m, driver=driver), torch.linalg.svdvals(m))
+out = [torch.empty(0, device="cuda") for _ in range(3)]
+torch.linalg.svd(m, driver="gesvd", out=out)
+assert out[0].shape == (6, 6)
+for driver in (None, "gels"):
+    assert torch.allclose(m @ torch.linalg.lstsq(m, m, driver=driver).solution, m, atol=1e-4)
+for call, text in (
+    (lambda: torch.linalg.svd(m, driver="none"), "unknown svd driver none"),
+    (lambda: torch.linalg.lstsq(m, m, driver="gelsd"), "other than `gels` is not"),
+    (lambda: torch.linalg.lstsq(m, m, driver="gelsy"), "other than `gels` is not"),
+    (lambda: backends.preferred_blas_library("x"), "Choose from"),
+    (lambda: backends.preferred_linalg_library("x"), "Choose from"),
+):
+    for _ in range(2):
+        try:
+            call()
+        except RuntimeError as error:
+            assert text in str(error), error
+        else:
+            raise SystemExit(text)
+for prefer, names in ((backends.preferred_linalg_library, ("cusolver", "magma", "default")),
+                      (backends.preferred_blas_library, ("cublaslt", "cublas", "default"))):
+    for name in names:
+        kept = prefer(name)
+        assert kept.name.lower() == name and prefer() == kept
+plans = backends.cufft_plan_cache
+assert (plans.size, plans[1].size) == (0, 0)
+plans.max_size = 10
+assert (plans.max_size, plans[0].max_size, plans[1].max_size) == (10, 10, 4096)
+plans.clear()
+""")

@@ -415,3 +415,23 @@ def test_what_is_queued_is_counted_when_it_has_run():
         assert torch.openreg.fallback_stats() == {}
     torch.openreg.synchronize()
     assert torch.openreg.fallback_stats()["aten::add.out"]["asynchronous"]["count"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_histc_takes_integers_as_cudas_does(dtype):
+    x = torch.tensor([1, 2, 2, 3, 5, 9, 30]).to(dtype)
+    for bounds in ((), (2, 9), (0, 7), (2.9, 9.9), (2, 2)):
+        expected = torch.histc(x.double(), 7, *(int(b) for b in bounds)).to(dtype)
+        for _ in range(2):
+            got = torch.histc(x.to(DEVICE), 7, *bounds)
+            assert got.dtype == dtype and torch.equal(got.cpu(), expected)
+        out = torch.empty(0, dtype=dtype, device=DEVICE)
+        assert torch.histc(x.to(DEVICE), 7, *bounds, out=out) is out
+        assert torch.equal(out.cpu(), expected)
+
+
+def test_histc_without_bounds_reads_those_of_the_data():
+    for x in (torch.rand(100), torch.full((3,), 2.0), torch.empty(0)):
+        for bounds in ((), (2, 2), (0.25, 0.5)):
+            for _ in range(2):
+                same(lambda t, b=bounds: torch.histc(t, 5, *b), x)

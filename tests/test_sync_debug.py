@@ -83,6 +83,7 @@ WAITING = {
     "unique": (lambda x: torch.unique(x), "aten::_unique2"),
     "mask": (lambda x: x[x > 0], "aten::index"),
     "masked_select": (lambda x: x.masked_select(x > 0), "aten::masked_select"),
+    "histc": (lambda x: x.histc(4), "item"),
     "equal": (lambda x: torch.equal(x, x + 1), "aten::equal"),
     "from pageable": (lambda x: torch.ones(4).to(x.device), "aten::copy_ (from pageable host"),
     "cast from pageable": (
@@ -141,6 +142,7 @@ def optimizer_step(x):
 
 NOT_WAITING = {
     "pointwise": lambda x: (x * 2).sum(),
+    "histc with bounds": lambda x: x.histc(4, 0, 1),
     "a shape never seen": lambda x: torch.nn.functional.conv1d(
         x.view(1, 1, 4), x[:3].view(1, 1, 3)
     ),

@@ -71,15 +71,37 @@ def _backends():
         place.is_acceptable = lambda tensor: False
         place.version = lambda: None
 
-    def no_plans(*args):
-        raise refusal("torch.backends.cuda.cufft_plan_cache")
-
-    plans = type(torch.backends.cuda.cufft_plan_cache)
-    plans.__getitem__ = plans.__getattr__ = plans.__setattr__ = no_plans
+    torch.backends.cuda.cuFFTPlanCache = _PlanCache
+    for kind in ("linalg", "blas"):
+        _keep_preferred(kind)
     for library in ("cublas", "cublaslt"):
         name = f"{library}_workspace_size"
         if hasattr(torch.backends.cuda, name):
             setattr(torch.backends.cuda, name, _refuse(f"torch.backends.cuda.{name}"))
+
+
+class _PlanCache:
+    """There are no plans. The limit is kept, which is 4096 at first on CUDA."""
+
+    size = property(lambda self: 0)
+
+    def __init__(self, device_index):
+        self.device_index, self.max_size = device_index, 4096
+
+    def clear(self):
+        pass
+
+
+def _keep_preferred(kind):
+    """A library that is preferred on CUDA. PyTorch refuses those that it was built without."""
+    preferred = getattr(torch._C, f"_get_{kind}_preferred_backend")()
+
+    def keep(backend):
+        nonlocal preferred
+        preferred = backend
+
+    setattr(torch._C, f"_set_{kind}_preferred_backend", keep)
+    setattr(torch._C, f"_get_{kind}_preferred_backend", lambda: preferred)
 
 
 def _refuse(name):
