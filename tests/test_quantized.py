@@ -216,3 +216,68 @@ def test_the_first_batch_begins_an_average():
         seen = [quantize(x[i].to(device)).tolist() for i in (0, 1)]
         ranges[device] = seen, quantize.activation_post_process.min_val.tolist()
     assert ranges[DEVICE] == ranges["cpu"]
+
+
+# ---- Weights of four bits ----
+
+
+def four_bits(rows, columns, group, dtype):
+    """A matrix, weights as numbers from 0 to 15, and for each group a scale and a zero."""
+    torch.manual_seed(0)
+    numbers = torch.randint(16, (rows, columns), dtype=torch.int32)
+    scales = torch.rand(columns // group, rows, 2).to(dtype)
+    return torch.randn(5, columns).to(dtype), numbers, scales
+
+
+@pytest.mark.parametrize("tiles", [2, 4, 8])
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_product_with_weights_of_four_bits(tiles, group, dtype, runs_ahead):
+    x, numbers, scales = four_bits(32, 256, group, dtype)
+    on_cpu = torch._convert_weight_to_int4pack_for_cpu(numbers, tiles)
+    expected = torch._weight_int4pack_mm_for_cpu(x, on_cpu, group, scales)
+    halves = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8).to(DEVICE)
+    packed = torch._convert_weight_to_int4pack(halves, tiles)
+    assert packed.dtype == torch.int32
+    assert packed.shape == (32 // 8, 256 // (tiles * 16), 32, tiles // 2)
+    x, scales = x.to(DEVICE), scales.to(DEVICE)
+    for _ in range(2):
+        got = torch._weight_int4pack_mm(x, packed, group, scales)
+        assert got.dtype == dtype and got.device == packed.device
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(got.cpu(), expected, rtol=tolerance, atol=10 * tolerance)
+    runs_ahead(lambda: torch._weight_int4pack_mm(x, packed, group, scales))
+
+
+def test_a_compiled_product_with_weights_of_four_bits():
+    x, numbers, scales = (t.to(DEVICE) for t in four_bits(8, 64, 32, torch.bfloat16))
+    halves = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
+
+    def product(x, halves, scales):
+        packed = torch._convert_weight_to_int4pack(halves, 2)
+        return torch._weight_int4pack_mm(x, packed, 32, scales)
+
+    compiled = torch.compile(product, backend="aot_eager")
+    assert torch.equal(compiled(x, halves, scales), product(x, halves, scales))
+    dense = (numbers.float() - 8) * scales[..., 0].float().repeat_interleave(32, 0).t()
+    dense += scales[..., 1].float().repeat_interleave(32, 0).t()
+    expected = (x.float() @ dense.t()).bfloat16()
+    torch.testing.assert_close(product(x, halves, scales), expected)
+
+
+def test_weights_of_four_bits_that_do_not_fit():
+    x, numbers, scales = (t.to(DEVICE) for t in four_bits(8, 64, 32, torch.bfloat16))
+    halves = numbers[:, ::2].to(torch.uint8)
+    packed = torch._convert_weight_to_int4pack(halves, 2)
+    for call, text in (
+        (lambda: torch._convert_weight_to_int4pack(numbers, 2), "dtype uint8"),
+        (lambda: torch._convert_weight_to_int4pack(halves, 3), "2, 4 or 8, got 3"),
+        (lambda: torch._convert_weight_to_int4pack(halves[:7], 2), "multiple of 8 rows"),
+        (lambda: torch._convert_weight_to_int4pack(halves, 8), "of 128 numbers"),
+        (lambda: torch._weight_int4pack_mm(x, halves, 32, scales), "dtype int32"),
+        (lambda: torch._weight_int4pack_mm(x[:, :32], packed, 32, scales), "32 numbers in a row"),
+        (lambda: torch._weight_int4pack_mm(x, packed, 16, scales), "32, 64, 128 or 256, got 16"),
+        (lambda: torch._weight_int4pack_mm(x, packed, 64, scales), r"sizes \[64 / 64, 8, 2\]"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            call()
