@@ -645,6 +645,8 @@ for _ in range(3):
         {"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])},
     )
     assert out.splitlines() == ["tensor([7., 7.], device='cuda:1')"] * 3
+
+
 def test_memory_that_exists_is_pinned(cuda):
     cuda("""
 import weakref
