@@ -190,8 +190,7 @@ def rank_reductions(rank, dtype, name):
 
     x = mine.clone()
     dist.reduce(x, 1, op)
-    if rank == 1:
-        same(x, expected)
+    same(x, expected if rank == 1 else mine)
 
     x = torch.empty(3, dtype=dtype, device=DEVICE)
     dist.reduce_scatter(x, list(mine), op)
@@ -211,6 +210,51 @@ CASES += [(torch.complex64, op) for op in ("SUM", "AVG")]
 @pytest.mark.parametrize("dtype,op", CASES, ids=str)
 def test_reductions(ranks, dtype, op):
     ranks.run(rank_reductions, dtype, op)
+
+
+def rank_averages(rank):
+    """As NCCL: each rank's part is scaled before they are added."""
+    x = torch.full((2, 3), 40000.0, dtype=torch.half, device=DEVICE)
+    for average in (
+        lambda y: dist.all_reduce(y, dist.ReduceOp.AVG),
+        lambda y: dist.reduce(y, 1, dist.ReduceOp.AVG),
+    ):
+        average(y := x.clone())
+        same(y, x)
+    part = torch.empty(3, dtype=torch.half, device=DEVICE)
+    dist.reduce_scatter(part, list(x), dist.ReduceOp.AVG)
+    same(part, x[0])
+    whole = x.clone()
+    dist.reduce_scatter_single(part, whole.flatten(), dist.ReduceOp.AVG)
+    same(part, x[0])
+    same(whole, x)
+
+
+def test_an_average_of_large_halves_is_no_infinity(ranks):
+    ranks.run(rank_averages)
+
+
+def rank_uneven(rank):
+    sizes = (2, 5)
+    parts = [torch.zeros(n, device=DEVICE) for n in sizes]
+    mine = torch.full((sizes[rank],), rank + 1.0, device=DEVICE)
+    dist.all_gather(parts, mine)
+    same(torch.cat(parts), torch.tensor([1.0] * 2 + [2.0] * 5, device=DEVICE))
+    for op, factor in ((dist.ReduceOp.SUM, 3), (dist.ReduceOp.AVG, 1.5), (dist.ReduceOp.MAX, 2)):
+        parts = [torch.arange(float(n), device=DEVICE) * (rank + 1) for n in sizes]
+        before = torch.cat(parts)
+        dist.reduce_scatter(mine, parts, op)
+        same(mine, torch.arange(float(sizes[rank]), device=DEVICE) * factor)
+        same(torch.cat(parts), before)
+    parts = [torch.zeros(n, device=DEVICE) for n in (0, 3)]
+    dist.all_gather(parts, torch.full((3 * rank,), 4.0, device=DEVICE))
+    same(parts[1], torch.full((3,), 4.0, device=DEVICE))
+    if rank == 0:
+        raises(ValueError, "expected tensors of 3 elements", dist.all_gather, parts, on(rank, 3))
+
+
+def test_parts_of_several_sizes(ranks):
+    ranks.run(rank_uneven)
 
 
 def rank_bools(rank):

@@ -367,13 +367,19 @@ std::vector<at::Tensor> Collective::hostTensors() {
   return host;
 }
 
+/* Each rank's part of an average of floats, as NCCL has it: a sum of halves would be inf. What is read alone stays. */
+void Collective::scale(std::vector<at::Tensor> &host) const {
+  for (size_t i = 0; i < (inputs_ != 0 ? inputs_ : host.size()); ++i) {
+    if (!at::isFloatingType(host[i].scalar_type())) continue;
+    host[i] = inputs_ != 0 ? host[i].div(queues_->size()) : host[i].div_(queues_->size());
+  }
+}
+
+/* An average of integers is their sum's. */
 void Collective::divide(std::vector<at::Tensor> &host) const {
   for (size_t i = inputs_; i < host.size(); ++i) {
-    if (at::isIntegralType(host[i].scalar_type(), /*includeBool=*/true)) {
+    if (at::isIntegralType(host[i].scalar_type(), /*includeBool=*/true))
       host[i].div_(queues_->size(), "trunc");
-    } else {
-      host[i].div_(queues_->size());
-    }
   }
 }
 
@@ -408,6 +414,7 @@ void Collective::run(c10d::Backend &gloo) {
 }
 
 void Collective::exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
+  if (call_.average) asKernel([&] { scale(host); });
   const GlooWork work = issue_(gloo, host);
   work->wait();
   if (call_.average) asKernel([&] { divide(host); });

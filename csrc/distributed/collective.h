@@ -72,7 +72,7 @@ struct Call {
   std::vector<at::Tensor> in, out;  // dense, of one device; `out` may be read as well
   bool sends = false;               // `out` is read alone: this is a broadcast's source
   bool bytes = true;                // Gloo sees bytes and not elements
-  bool average = false;             // divide `out` by the group's size
+  bool average = false;             // a sum becomes one
   QueueKey queue = collectives();
   std::vector<int> peers = {};          // to whom it talks
   bool blocks = false;                  // wait() holds the host
@@ -171,6 +171,7 @@ class Collective final : public c10d::Work {
   void replaceSparse(const at::Tensor &from);
   void markFuture();
   std::vector<at::Tensor> takeMemory();
+  void scale(std::vector<at::Tensor> &host) const;
   void divide(std::vector<at::Tensor> &host) const;
   std::exception_ptr failure(const char *what, const std::vector<int> &peers) const;
   std::exception_ptr dropped() const;  // by any thread

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <utility>
 
+#include "../torch/fork.h"
 #include "../aten/tensor_metadata.h"
 #include "../torch/device.h"
 #include "../torch/gil.h"
@@ -66,6 +67,30 @@ void checkSame(const char *name, const Tensors &parts, const at::Tensor &whole) 
                       part.scalar_type());
     checkOrder(name, part, whole);
   }
+}
+
+void checkKind(const char *name, const at::Tensor &part, const at::Tensor &whole) {
+  TORCH_CHECK_VALUE(part.scalar_type() == whole.scalar_type(), name, ": expected tensors of ",
+                    whole.scalar_type(), ", got one of ", part.scalar_type());
+  checkOrder(name, part, part);
+}
+
+bool areUneven(const Tensors &tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor &tensor) { return tensor.numel() != tensors[0].numel(); });
+}
+
+/* What Gloo does for one root after the other; some have nothing to do. */
+template <typename F>
+WorkPtr eachRank(size_t count, F issue) {
+  WorkPtr last;
+  for (size_t root = 0; root < count; ++root) {
+    WorkPtr work = issue(root);
+    if (work == nullptr) continue;
+    if (last != nullptr) last->wait();
+    last = std::move(work);
+  }
+  return last;
 }
 
 /* `large` has room for one `small` of each rank. */
@@ -402,9 +427,12 @@ WorkPtr ProcessGroupOpenReg::reduce(Tensors &tensors, const c10d::ReduceOptions 
   Call call{.type = OpType::REDUCE, .name = "reduce", .in = {}, .out = tensors};
   const auto ours = reducing(call, options);
   call.says.root = checkRank("reduce", options.rootRank);
-  call.average = call.average && call.says.root == getRank();
-  return start(std::move(call),
-               [=](Backend &gloo, Tensors &host) { return gloo.reduce(host, ours); });
+  call.sends = call.says.root != getRank();
+  return start(std::move(call), [=, sends = call.sends](Backend &gloo, Tensors &host) {
+    Tensors parts = host;  // Gloo leaves sums of some ranks in every rank's
+    if (sends) asKernel([&] { parts[0] = parts[0].clone(); });
+    return gloo.reduce(parts, ours);
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::allgather(Lists &outputs, Tensors &inputs,
@@ -413,6 +441,7 @@ WorkPtr ProcessGroupOpenReg::allgather(Lists &outputs, Tensors &inputs,
   TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: expected one list of outputs, got ",
                     outputs.size());
   checkCount("all_gather", "outputs", outputs[0].size());
+  if (areUneven(outputs[0])) return allgatherUneven(outputs[0], inputs[0], options);
   checkSame("all_gather", outputs[0], inputs[0]);
   return start({.type = OpType::ALLGATHER, .name = "all_gather", .in = inputs, .out = outputs[0]},
                [=](Backend &gloo, Tensors &host) {
@@ -420,6 +449,27 @@ WorkPtr ProcessGroupOpenReg::allgather(Lists &outputs, Tensors &inputs,
                  Tensors from{host[0]};
                  return gloo.allgather(to, from, options);
                });
+}
+
+/* Gloo gathers tensors of one size alone: each rank broadcasts its own. */
+WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::Tensor &input,
+                                             const c10d::AllgatherOptions &options) {
+  const auto rank = static_cast<size_t>(getRank());
+  checkSame("all_gather", {outputs[rank]}, input);
+  for (const at::Tensor &output : outputs) checkKind("all_gather", output, input);
+  Call call{.type = OpType::ALLGATHER, .name = "all_gather", .in = {input}, .out = outputs};
+  call.says.elements = -1;  // each rank has another number
+  return start(std::move(call), [=](Backend &gloo, Tensors &host) {
+    asKernel([&] { host[1 + rank].copy_(host[0]); });
+    return eachRank(host.size() - 1, [&](size_t root) -> WorkPtr {
+      Tensors part{host[1 + root]};
+      if (part[0].numel() == 0) return nullptr;
+      c10d::BroadcastOptions from;
+      from.rootRank = static_cast<int64_t>(root);
+      from.timeout = options.timeout;
+      return gloo.broadcast(part, from);
+    });
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::_allgather_base(at::Tensor &output, at::Tensor &input,
@@ -513,6 +563,7 @@ WorkPtr ProcessGroupOpenReg::reduce_scatter(Tensors &outputs, Lists &inputs,
   checkOne(name, outputs);
   TORCH_CHECK_VALUE(inputs.size() == 1, name, ": expected one list of inputs, got ", inputs.size());
   checkCount(name, "inputs", inputs[0].size());
+  if (areUneven(inputs[0])) return reduceScatterUneven(outputs[0], inputs[0], options);
   checkSame(name, inputs[0], outputs[0]);
   Call call{.type = OpType::REDUCE_SCATTER, .name = name, .in = inputs[0], .out = outputs};
   const auto ours = reducing(call, options);
@@ -520,6 +571,33 @@ WorkPtr ProcessGroupOpenReg::reduce_scatter(Tensors &outputs, Lists &inputs,
     Lists from{part(host, 0, host.size() - 1)};
     Tensors to{host.back()};
     return gloo.reduce_scatter(to, from, ours);
+  });
+}
+
+/* Each rank is the root of a reduction of its part. */
+WorkPtr ProcessGroupOpenReg::reduceScatterUneven(const at::Tensor &output, const Tensors &inputs,
+                                                 const c10d::ReduceScatterOptions &options) {
+  const char *name = "reduce_scatter";
+  const auto rank = static_cast<size_t>(getRank());
+  checkSame(name, {inputs[rank]}, output);
+  for (const at::Tensor &input : inputs) checkKind(name, input, output);
+  Call call{.type = OpType::REDUCE_SCATTER, .name = name, .in = inputs, .out = {output}};
+  const auto ours = reducing(call, options);
+  call.says.elements = -1;  // each rank gets another number
+  return start(std::move(call), [=](Backend &gloo, Tensors &host) {
+    return eachRank(host.size() - 1, [&](size_t root) -> WorkPtr {
+      if (host[root].numel() == 0) return nullptr;
+      Tensors part(1);
+      asKernel([&] { part[0] = host[root].clone(); });
+      c10d::ReduceOptions to;
+      to.reduceOp = ours.reduceOp;
+      to.rootRank = static_cast<int64_t>(root);
+      to.timeout = options.timeout;
+      WorkPtr work = gloo.reduce(part, to);
+      work->wait();
+      if (root == rank) asKernel([&] { host.back().copy_(part[0]); });
+      return work;
+    });
   });
 }
 

@@ -78,6 +78,10 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   WorkPtr start(Call call, Issue issue);
   WorkPtr startOn(c10::Device device, Call call, Issue issue);
   WorkPtr allreduceSparse(const at::Tensor &tensor, const c10d::AllreduceOptions &options);
+  WorkPtr allgatherUneven(const Tensors &outputs, const at::Tensor &input,
+                          const c10d::AllgatherOptions &options);
+  WorkPtr reduceScatterUneven(const at::Tensor &output, const Tensors &inputs,
+                              const c10d::ReduceScatterOptions &options);
   c10d::ReduceOp reduction(const Call &call, const c10d::ReduceOp &op) const;
   template <typename Given>
   Given reducing(Call &call, const Given &options) const;
