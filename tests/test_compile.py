@@ -4,6 +4,7 @@ import inspect
 import re
 import warnings
 
+import forks
 import pytest
 import torch
 from torch import nn
@@ -388,6 +389,63 @@ def test_streams_and_events_in_one_graph():
     torch.testing.assert_close(f(x), (x * 2 + 1).sin())
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_training_on_a_side_stream(backend):
+    forks.check_training(backend, DEVICE)
+
+
+@pytest.mark.slow
+def test_training_on_a_side_stream_by_cudas_name(run_ok):
+    run_ok(
+        """
+        import torch_openreg
+        torch_openreg.as_cuda()
+        import forks
+        for backend in "aot_eager", "inductor":
+            forks.check_training(backend, "cuda")
+        """
+    )
+
+
+@pytest.mark.slow
+def test_a_backward_pass_is_joined_with_the_callers_stream():
+    side = torch.openreg.Stream()
+
+    @torch.compile(fullgraph=True)
+    def f(x):
+        with side:
+            return x.sin()
+
+    x = torch.ones(4, device=DEVICE, requires_grad=True)
+    f(x).sum().backward()
+    made = f(x).sum()
+    torch.openreg.synchronize()
+    with testing.gate() as gate:
+        gate.wait(side)
+        made.backward()
+        assert not torch.openreg.current_stream().query()
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+
+
+def test_a_kernel_is_queued_on_its_stream():
+    side = torch.openreg.Stream()
+
+    @torch.compile(fullgraph=True)
+    def f(x):
+        with side:
+            return x * 2
+
+    x = torch.ones(4, device=DEVICE)
+    f(x)
+    x.fill_(3)
+    torch.openreg.synchronize()
+    with testing.gate() as gate:
+        gate.wait(torch.openreg.current_stream())
+        made = f(x)
+        with side:
+            assert made.tolist() == [6] * 4
+
+
 def test_a_graph_breaks_where_a_stream_is_current():
     side = torch.openreg.Stream()
 
@@ -711,6 +769,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
         cudagraph_trees,
         ir,
         lowering,
+        memory,
         scheduler,
         select_algorithm,
         utils,
@@ -719,6 +778,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
     from torch._subclasses import fake_impls
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
     from torch.nn.attention import flex_attention
+    from torch.utils import _runtime_estimation
 
     from torch_openreg._compile import replay  # noqa: F401 (which comes with a graph)
 
@@ -729,6 +789,8 @@ def test_what_has_no_door_is_where_it_is_replaced():
         select_algorithm.AlgorithmSelectorCache.generate_example_value,
         scheduler.BaseSchedulerNode.is_cpu,
         scheduler.device_need_guard,
+        scheduler.Scheduler.compute_dependencies,
+        memory.get_freeable_input_buf,
         scheduler.ForeachKernelSchedulerNode.group_algorithm_for_combo_kernels,
         ir.get_device_type,
         lowering.get_constant_value,
@@ -743,12 +805,18 @@ def test_what_has_no_door_is_where_it_is_replaced():
         rng_prims.run_with_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
         rng_prims.run_and_save_rng_state.python_key_table[ProxyTorchDispatchMode],
         registered_hop_fake_fns[rng_prims.run_and_save_rng_state],
+        _runtime_estimation.get_gpu_dram_gbps,
+        _runtime_estimation.get_device_tflops,
     ):
         assert replaced.__module__.startswith("torch_openreg._compile"), replaced
     # Who asks them has not imported them by another name.
     for module, name in (
         (torch, "import reset_cudagraph_trees"),
         (scheduler, "device_need_guard("),
+        (scheduler, "V.graph.additional_buffer_deps[node.get_name()]"),
+        (memory, "= get_freeable_input_buf("),
+        (_runtime_estimation, "= get_gpu_dram_gbps()"),
+        (_runtime_estimation, "= get_device_tflops("),
         (scheduler, ".is_cpu()"),
         (scheduler, ".group_nodes_for_combo_kernels("),
         (ir, " get_device_type("),

@@ -5,10 +5,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import forks
 import pytest
 import torch
 from torch import nn
-from torch.openreg import sanitizer
+from torch.openreg import sanitizer, testing
 
 DEVICE = "openreg"
 
@@ -371,3 +372,83 @@ def test_a_reset_drops_the_graphs(replays):
     assert torch.openreg.memory_allocated() == before
     function(torch.randn(64, 64, device=DEVICE))
     assert len(replays) == 2
+
+
+# ---- Streams and events in a graph ----
+
+QUICK = {"events of the program", "a stream inside a stream", "no join"}
+FORKS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in forks.made(DEVICE)
+]
+
+
+@pytest.mark.parametrize("name", FORKS)
+def test_forks_are_replayed_or_refused(name, replays):
+    forks.check(compiled, forks.made(DEVICE)[name], DEVICE)
+    assert len(replays) == (0 if name in forks.REFUSED else 8)
+
+
+@pytest.mark.slow
+def test_forks_by_cudas_name(run_ok):
+    run_ok(
+        """
+        import logging
+        import torch, torch_openreg
+        torch_openreg.as_cuda()
+        import forks
+        logging.disable()  # graphs that are refused
+        replays, replay = [], torch.cuda.CUDAGraph.replay
+        torch.cuda.CUDAGraph.replay = lambda graph: (replays.append(graph), replay(graph))
+        for name, function in forks.made("cuda").items():
+            replays.clear()
+            compiled = lambda f: torch.compile(f, mode="reduce-overhead")
+            forks.check(compiled, function, "cuda")
+            assert len(replays) == (0 if name in forks.REFUSED else 8), name
+        """
+    )
+
+
+def test_a_replay_is_in_the_order_of_the_programs_streams_and_events(replays):
+    side, third = torch.openreg.Stream(), torch.openreg.Stream()
+    given, made = torch.openreg.Event(), torch.openreg.Event()
+
+    @compiled
+    def forked(x, y):
+        main = torch.accelerator.current_stream()
+        side.wait_stream(main)
+        with side:
+            twice = x * 2
+        main.wait_stream(side)
+        given.wait()
+        total = twice + y
+        made.record()
+        return total, twice
+
+    x, y = (torch.zeros(4, device=DEVICE) for _ in range(2))
+    for i in range(4):
+        with testing.gate() as gate:
+            gate.wait(side)
+            with side:
+                x.fill_(i)
+            gate.wait(third)
+            with third:
+                y.fill_(10 * i)
+                given.record()
+            if i == 1:
+                gate.open()  # a capture waits for the device
+            total, twice = forked(x, y)
+            assert i == 1 or not made.query()
+            with side:
+                four_times = twice * 2
+            third.wait_event(made)
+            with third:
+                more = total + 1
+        torch.openreg.synchronize()
+        assert [t[0].item() for t in (total, twice, four_times, more)] == [
+            12 * i,
+            2 * i,
+            4 * i,
+            12 * i + 1,
+        ]
+    assert len(replays) == 3

@@ -131,6 +131,7 @@ def register():
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     _import_after("torch._dynamo", "torch_openreg._compile.dynamo")
     _import_after("torch._inductor.compile_fx", "torch_openreg._compile.inductor")
+    _import_after("torch.utils._runtime_estimation", "torch_openreg._compile.estimates")
     _import_after("torch.nn.attention.flex_attention", "torch_openreg._compile.flex")
     if torch.distributed.is_available():
         from .openreg import distributed

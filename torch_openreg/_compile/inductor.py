@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import torch
-from torch._inductor import config, ir, lowering, scheduler, select_algorithm, utils
+from torch._inductor import config, ir, lowering, memory, scheduler, select_algorithm, utils
 from torch._inductor.autotune_process import CPUDeviceBenchmarkMixin
 from torch._inductor.codegen.common import (
     DeviceOpOverrides,
@@ -23,6 +23,7 @@ from torch._inductor.virtualized import V
 from ..openreg._utils import type_name
 
 _FLEX = torch.ops.higher_order.flex_attention
+_REGION = torch.ops.higher_order.invoke_subgraph
 _CPU = torch.device("cpu")
 _NAME = type_name()  # "cuda" under --as-cuda
 _SHARE = 4  # of a kernel's work, for each of its threads, by what the CPU gives it
@@ -34,6 +35,97 @@ def _queues(node):
         return False
     called = getattr(node.node, "op_overload", None)
     return not (isinstance(called, torch._ops.OpOverload) and called.is_view)
+
+
+# Of Dynamo's operators, what each argument is the index of: a stream, or an event that is waited
+# for or recorded. Those that are not here make the host wait.
+_STREAM_OPERATORS = {
+    "streams::record_event": ("recorded", "streams"),
+    "streams::wait_event": ("waited", "streams"),
+    "streams::wait_stream": ("streams", "streams"),
+    "streams::sync_dealloc": ("waited", "streams"),
+    "streams::record_stream": (None, "streams"),
+}
+
+
+def _order():
+    """The indices of the streams and events that the graph uses, and whether its call waits."""
+    used, waits = {"streams": set(), "waited": set(), "recorded": set()}, False
+    graphs = (m.graph for m in V.graph.module.modules() if isinstance(m, torch.fx.GraphModule))
+    for node in (node for graph in graphs for node in graph.nodes):
+        stream = node.meta.get("custom", {}).get("stream")
+        if stream is not None:
+            used["streams"].add(stream)
+        if getattr(node.target, "namespace", None) != "streams":
+            continue
+        kinds = _STREAM_OPERATORS.get(node.target.name(), ())
+        waits = waits or not kinds
+        for kind, index in zip(kinds, node.args, strict=False):
+            if kind:
+                used[kind].add(index)
+    return used, waits
+
+
+def _is_of_streams(node):
+    called = getattr(node.node, "op_overload", None)
+    return getattr(called, "namespace", None) == "streams"
+
+
+def _written():
+    """The names of what kernels write. To the scheduler a wait for a stream writes what is used
+    after it, which keeps its place."""
+    real, nodes = V.graph.scheduler.mutation_real_name, V.graph.scheduler.nodes
+    outputs = (out for node in nodes if not _is_of_streams(node) for out in node.get_outputs())
+    return {real.get(name, name) for out in outputs for name in out.get_mutations()}
+
+
+def _in_order(compute):
+    """Whatever stands before a record of an event or a wait in the program is queued before it, and
+    what stands after it after it. The scheduler orders some of that, and fuses kernels across."""
+
+    def compute_in_order(self):
+        depends, before, last = V.graph.additional_buffer_deps, set(), set()
+        for node in self.nodes:
+            depends[node.get_name()].update(last)
+            if _is_of_streams(node):
+                depends[node.get_name()].update(before)
+                before, last = set(), node.get_buffer_names()
+            else:
+                before |= node.get_buffer_names()
+        compute(self)
+
+    return compute_in_order
+
+
+def _read_by_kernels(inputs_of):
+    """Inputs that only a record or a wait depends on are freed by no kernel, which Inductor's
+    estimate of memory asserts."""
+
+    def inputs_read_by_kernels(nodes, graph_inputs):
+        found = inputs_of(nodes, graph_inputs)
+        return {name: given for name, given in found.items() if given.mpi_buffer.succ_nodes}
+
+    return inputs_read_by_kernels
+
+
+def _run_where_called(graph_module):
+    """A region runs on the stream of each of its calls. Its nodes name that of the first."""
+    calls, regions = graph_module.graph.find_nodes(op="call_function", target=_REGION), {}
+    for call in calls:
+        regions.setdefault(call.args[0].target, call.meta.get("custom", {}).get("stream"))
+    for name, stream in regions.items():
+        region = getattr(graph_module, name)
+        _run_where_called(region)
+        for node in region.graph.nodes:
+            custom = node.meta.get("custom", {})
+            if custom.get("stream") == stream is not None:
+                node.meta["custom"] = {k: v for k, v in custom.items() if k != "stream"}
+
+
+def _flush():
+    """Writes the calls of the kernels so far: they are kept back, to be compiled as one."""
+    for backend in V.graph.scheduler.backends.values():
+        backend.flush()
 
 
 class Scheduling(CppScheduling):
@@ -71,14 +163,31 @@ class Wrapper(PythonWrapperCodegen):
     def generate_fallback_kernel(self, node):
         # The scheduler does this where the operator has a tensor. One that waits for the device has
         # none, and would be called before the kernels that stand before it.
-        for backend in V.graph.scheduler.backends.values():
-            backend.flush()
+        _flush()
         super().generate_fallback_kernel(node)
 
+    # Kernels are called where their stream and their device are current.
+
+    def codegen_device_guard_exit(self):
+        _flush()
+        super().codegen_device_guard_exit()
+
+    def codegen_cuda_stream_enter(self, stream_idx):
+        _flush()
+        return super().codegen_cuda_stream_enter(stream_idx)
+
+    def codegen_cuda_stream_exit(self):
+        _flush()
+        super().codegen_cuda_stream_exit()
+
     def generate_end(self, result):
-        """For mode="reduce-overhead"."""
+        """A backward pass on several streams is joined; mode="reduce-overhead" replays a graph."""
         super().generate_end(result)
-        if not config.triton.cudagraphs or len(V.graph.device_idxs) != 1:
+        order, waits = _order()
+        if V.graph.is_backward and order["streams"]:
+            result.writeline("from torch_openreg._compile.backward import Joined")
+            result.writeline(f"call = Joined(call, set({[*order['streams']]}))")
+        if waits or not config.triton.cudagraphs or len(V.graph.device_idxs) != 1:
             return
         if "cpu" in V.graph.device_types:
             return  # what the CPU computes would be computed once, in the capture
@@ -86,10 +195,12 @@ class Wrapper(PythonWrapperCodegen):
             return
         (device,), dynamic = V.graph.device_idxs, any_is_symbolic(*V.graph.example_inputs)
         names, inputs = V.graph.graph_input_names, V.graph.graph_inputs_original
-        mutated = {i for i, name in enumerate(names) if name in V.graph.mutated_inputs}
+        written = _written() & V.graph.mutated_inputs
+        mutated = {i for i, name in enumerate(names) if name in written}
         donated = {i for i, n in enumerate(names) if isinstance(inputs.get(n), ir.DonatedBuffer)}
-        result.writeline("from torch_openreg._compile.replay import Replayed")
-        given = f"{device}, set({[*mutated]}), set({[*donated]}), {dynamic}"
+        result.writeline("from torch_openreg._compile.replay import Order, Replayed")
+        uses = ", ".join(f"{kind}=set({[*indices]})" for kind, indices in order.items())
+        given = f"{device}, set({[*mutated]}), set({[*donated]}), {dynamic}, Order({uses})"
         result.writeline(f"call = Replayed(call, {given})")
 
     def define_kernel(self, kernel_name, kernel_body, *args, **options):
@@ -243,14 +354,14 @@ def _without_ours(groups_of):
     return groups_without_ours
 
 
-class _Version(CustomGraphModulePass):
-    """Changes nothing. It is part of the key by which Inductor keeps what it has generated, which
+class _Pass(CustomGraphModulePass):
+    """Its version is part of the key by which Inductor keeps what it has generated, which
     another version of this package may generate otherwise, and which is for a number of threads:
     Inductor has that in the key only where a tensor is the CPU's. Templates for frozen weights pack
     these: what they have packed would be kept with the code, for any weights of those sizes."""
 
     def __call__(self, graph_module):
-        pass
+        _run_where_called(graph_module)
 
     def uuid(self):
         if config.freezing and _takes_templates():
@@ -262,9 +373,11 @@ class _Version(CustomGraphModulePass):
 def register():
     if _NAME in GPU_TYPES:
         GPU_TYPES.remove(_NAME)  # whose kernels are Triton's
-    register_backend_for_device(_NAME, Scheduling, Wrapper, _NoCppWrapper, None, _Version())
+    register_backend_for_device(_NAME, Scheduling, Wrapper, _NoCppWrapper, None, _Pass())
     register_device_op_overrides(_NAME, Overrides())
     scheduler.BaseSchedulerNode.is_cpu = _is_cpu(scheduler.BaseSchedulerNode.is_cpu)
+    scheduler.Scheduler.compute_dependencies = _in_order(scheduler.Scheduler.compute_dependencies)
+    memory.get_freeable_input_buf = _read_by_kernels(memory.get_freeable_input_buf)
     scheduler.device_need_guard = _or_ours(scheduler.device_need_guard)
     ir.get_device_type = _type_or_cpus(ir.get_device_type)
     lowering.get_constant_value = _divisor(lowering.get_constant_value)

@@ -1,10 +1,12 @@
 """mode="reduce-overhead": what a compiled graph queues is captured once, and replayed."""
 
+import contextlib
 import threading
 import weakref
 
 import torch
 from torch._C._dynamo.guards import _reinterpret_tensor
+from torch._dynamo import graph_bytecode_inputs
 from torch._inductor import cudagraph_trees
 from torch._inductor.compile_fx import (
     get_expanded_dims,
@@ -23,6 +25,72 @@ def _is_tensor(value):
     return isinstance(value, torch.Tensor)
 
 
+class Order:
+    """The program's streams and events that a compiled graph uses.
+
+    The generated code finds them by their indices in Dynamo's registry, where the program's own
+    are: its current stream is not the stream that captures. A capture puts others in their place,
+    so that all that the graph queues is captured, and the program's stay out of the capture. A
+    replay is one piece of work on the current stream: it comes after what the program's streams
+    have queued and after the events that the graph waits for, and they come after it.
+
+    Args:
+        streams: the indices of the streams.
+        waited: those of the events that the graph waits for.
+        recorded: those of the events that it records.
+    """
+
+    def __init__(self, streams=frozenset(), waited=frozenset(), recorded=frozenset()):
+        self.streams, self.waited, self.recorded = streams, waited, recorded
+
+    def _others(self, current):
+        streams = map(graph_bytecode_inputs.get_external_object_by_index, self.streams)
+        return {stream for stream in streams if stream != current}
+
+    @contextlib.contextmanager
+    def captured(self, caller):
+        """For the body of a capture. `caller` is the stream on which the program has called."""
+        capturing = openreg.current_stream()
+        instead = {caller: capturing}
+        for stream in self._others(caller):
+            instead[stream] = _another(stream.device, instead.values())
+            # A stream that the graph forks to without a wait is part of the capture, too.
+            instead[stream].wait_stream(capturing)
+        find = graph_bytecode_inputs.get_external_object_by_index
+        objects = {i: instead[find(i)] for i in self.streams}
+        objects |= {i: openreg.Event() for i in self.waited | self.recorded}
+        known = graph_bytecode_inputs.index_to_external_object_weakref
+        before = {i: known[i] for i in objects}
+        known.update({i: weakref.ref(o) for i, o in objects.items()})
+        try:
+            yield
+        finally:
+            known.update(before)
+
+    @contextlib.contextmanager
+    def replayed(self, device):
+        """For a replay and the copies of its inputs and outputs. Gives the program's other streams,
+        which may use the outputs without a wait."""
+        current = openreg.current_stream(device)
+        find, others = graph_bytecode_inputs.get_external_object_by_index, self._others(current)
+        for stream in others:
+            current.wait_stream(stream)
+        for i in self.waited:
+            find(i).wait(current)
+        yield others
+        for i in self.recorded:
+            find(i).record(current)
+        for stream in others:
+            stream.wait_stream(current)
+
+
+def _another(device, taken):
+    """A stream that is none of those: streams come from a pool, in turn."""
+    while (stream := openreg.Stream(device)) in taken:
+        pass
+    return stream
+
+
 class _Step:
     """The calls of one thread, on one stream, with inputs of the same sizes.
 
@@ -32,8 +100,9 @@ class _Step:
     the graph's memory, which the next replay writes.
     """
 
-    def __init__(self, call, device, mutated, donated):
+    def __init__(self, call, device, mutated, donated, order):
         self.call, self.device, self.mutated, self.donated = call, device, mutated, donated
+        self.order = order
         self.addresses = self.graph = None
         self.copies = {}
         self.refused = False
@@ -63,8 +132,12 @@ class _Step:
         stream = openreg.Stream(self.device)
         with _capturing, openreg.device(self.device):
             openreg.synchronize()  # what has failed before is the caller's to know, and no refusal
+            caller = openreg.current_stream()
             try:
-                with openreg.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                with (
+                    openreg.graph(graph, stream=stream, capture_error_mode="thread_local"),
+                    self.order.captured(caller),
+                ):
                     written = self.call(list(inputs))
             except RuntimeError as refusal:
                 self.refused = True
@@ -75,10 +148,15 @@ class _Step:
         self.graph, self.outputs = graph, _Outputs(written, inputs)
 
     def _replay(self, args):
-        for i, copy in self.copies.items():
-            index_expanded_dims_and_copy_(copy, args[i], get_expanded_dims(copy))
-        self.graph.replay()
-        outputs = self.outputs(args)
+        used = self.order.streams
+        with self.order.replayed(self.device) if used else contextlib.nullcontext(()) as others:
+            for i, copy in self.copies.items():
+                index_expanded_dims_and_copy_(copy, args[i], get_expanded_dims(copy))
+            self.graph.replay()
+            outputs = self.outputs(args)
+            for tensor in filter(_is_tensor, outputs if others else ()):
+                for stream in others:
+                    tensor.record_stream(stream)
         args.clear()  # as `call` does
         return outputs
 
@@ -160,11 +238,12 @@ class Replayed:
         mutated: the indices of the inputs that it writes.
         donated: the indices of those that it may use as it does memory of its own.
         dynamic: whether the sizes of inputs differ from call to call.
+        order: the program's streams and events that it uses.
     """
 
-    def __init__(self, call, device, mutated, donated, dynamic):
+    def __init__(self, call, device, mutated, donated, dynamic, order):
         self.call, self.device, self.mutated, self.donated = call, device, mutated, donated
-        self.dynamic, self.own = dynamic, threading.local()
+        self.dynamic, self.order, self.own = dynamic, order, threading.local()
         _all.add(self)
 
     def _step_of(self, args):
@@ -173,7 +252,7 @@ class Replayed:
         # The sanitizer is told what a replay touches if it was on in the capture.
         key = (Interface.get_raw_stream(self.device), _C._sanitizer_active(), *sizes)
         if key not in steps:
-            steps[key] = _Step(self.call, self.device, self.mutated, self.donated)
+            steps[key] = _Step(self.call, self.device, self.mutated, self.donated, self.order)
         return steps[key]
 
     def __call__(self, args):

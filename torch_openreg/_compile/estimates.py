@@ -1,0 +1,27 @@
+"""How fast the device is, in PyTorch's estimates, for which Triton is asked. Imported after
+torch.utils._runtime_estimation."""
+
+import torch
+from torch.utils import _runtime_estimation
+
+from ..openreg._utils import is_ours
+
+# About those of one core of a CPU. Estimates are compared with each other alone: by them a compiled
+# backward pass chooses where memory that another stream uses is given back.
+_GIGABYTES_PER_SECOND = 10
+_TERAFLOPS = 0.1
+
+
+def _or_ours(known, ours):
+    def of_accelerator(*args):
+        accelerator = torch.accelerator.current_accelerator()
+        here = accelerator is not None and is_ours(accelerator)
+        return ours if here else known(*args)
+
+    return of_accelerator
+
+
+_runtime_estimation.get_gpu_dram_gbps = _or_ours(
+    _runtime_estimation.get_gpu_dram_gbps, _GIGABYTES_PER_SECOND
+)
+_runtime_estimation.get_device_tflops = _or_ours(_runtime_estimation.get_device_tflops, _TERAFLOPS)
