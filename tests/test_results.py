@@ -1,6 +1,7 @@
 """Results stay on the device, with the CPU's values, dtypes and strides."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -360,3 +361,78 @@ def test_mistakes_are_the_cpus(name):
         return error.type.__name__, str(error.value).splitlines()[0]
 
     alike(program)
+
+
+# ---- Products with a wider result, which the CPU does not have ----
+
+
+def products(device, dtype):
+    """Calls with `out_dtype`, each with the same in float32."""
+    a, b, c = (torch.randn(5, 5, device=device, dtype=dtype) for _ in range(3))
+    batches = [torch.randn(2, 5, 5, device=device, dtype=dtype) for _ in range(3)]
+    scaled = {"beta": 2, "alpha": 0.5}
+    for function, given, options in (
+        (torch.mm, (a, b), {}),
+        (torch.bmm, batches[:2], {}),
+        (torch.addmm, (c, a, b), scaled),
+        (torch.addmm, (c.float(), a, b), {}),
+        (torch.baddbmm, batches, scaled),
+        (torch.baddbmm, (batches[0].float(), *batches[1:]), {}),
+    ):
+        wide = [tensor.float().cpu() for tensor in given]
+        yield partial(function, *given, **options), function(*wide, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_with_a_wider_result_are_the_cpus_in_float32(dtype):
+    for product, expected in products(DEVICE, dtype):
+        for _ in range(2):
+            made = product(out_dtype=torch.float32)
+            assert made.dtype == torch.float32 and torch.equal(made.cpu(), expected)
+        out = torch.empty(0, device=DEVICE)
+        assert product(out_dtype=torch.float32, out=out) is out
+        assert torch.equal(out.cpu(), expected)
+        graph = torch.openreg.Graph()
+        with torch.openreg.device(DEVICE), torch.openreg.graph(graph):
+            captured = product(out_dtype=torch.float32)
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured.cpu(), expected)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            assert torch.equal(product(out_dtype=torch.float32).cpu(), expected)
+
+
+def test_products_refuse_other_types():
+    a = torch.ones(2, 2, device=DEVICE, dtype=torch.bfloat16)
+    assert torch.mm(a, a, out_dtype=torch.bfloat16).tolist() == [[2, 2], [2, 2]]
+    with pytest.raises(RuntimeError, match="fp32 for fp16/bf16 inputs, but got Double"):
+        torch.mm(a, a, out_dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="fp32 for fp16/bf16 inputs, but got Half for Float"):
+        torch.mm(a.float(), a.float(), out_dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="the same dtype, but got BFloat16 and Half"):
+        torch.mm(a, a.half(), out_dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="self must have the dtype of the matrices or out_dtype"):
+        torch.addmm(a.double(), a, a, out_dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="the provided out tensor, but got Float and BFloat16"):
+        torch.mm(a, a, out_dtype=torch.float32, out=a.clone())
+    with pytest.raises(RuntimeError, match="derivative for aten::mm is not implemented"):
+        torch.mm(a.requires_grad_(), a, out_dtype=torch.float32).sum().backward()
+
+
+@pytest.mark.slow
+def test_compiled_products_with_a_wider_result(run_ok):
+    program = """
+        import torch, torch_openreg
+        device = "openreg"
+        {name}
+        from test_results import products
+        for product, expected in products(device, torch.bfloat16):
+            for backend in "aot_eager", "inductor":
+                torch._dynamo.reset()
+                compiled = torch.compile(
+                    lambda: product(out_dtype=torch.float32), backend=backend, fullgraph=True
+                )
+                torch.testing.assert_close(compiled().cpu(), expected)
+    """
+    run_ok(program.format(name=""))
+    run_ok(program.format(name='device = "cuda"; torch_openreg.as_cuda()'))

@@ -1,6 +1,7 @@
 """What results of our operators look like, where PyTorch asks the kind of device."""
 
 import torch
+from torch._decomp import decomposition_table
 from torch._subclasses import fake_impls
 from torch.utils import _pytree as pytree
 
@@ -42,7 +43,21 @@ def _as_of_cpu(theirs):
     return of_cpu
 
 
+def _add_product(self, batch1, batch2, out_dtype, *, beta=1, alpha=1):
+    """PyTorch's takes no `out_dtype`."""
+    product = alpha * torch.bmm(batch1, batch2, out_dtype=out_dtype)
+    return product if beta == 0 else product + beta * self.to(out_dtype)
+
+
+def _fake_add_product(fake_mode, func, *args, **kwargs):
+    with fake_mode:
+        return _add_product(*args, **kwargs)
+
+
 def register():
+    wide = torch.ops.aten.baddbmm.dtype
+    decomposition_table[wide] = _add_product
+    fake_impls.op_implementations_dict[wide] = _fake_add_product
     implementations = fake_impls.op_implementations_dict
     for operator in _OF_CPU:
         implementations[operator] = _as_of_cpu(implementations.get(operator, _none))

@@ -310,6 +310,18 @@ def _lower_flex_attention(lower):
     return lower_or_cpus
 
 
+def _called(operator, lower):
+    """Products with an `out_dtype` are called as they are: the CPU, whose templates these are, has
+    none."""
+    call = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+    def lower_or_call(tensor, *args, **options):
+        ours = tensor.get_device().type == _NAME
+        return (call if ours else lower)(tensor, *args, **options)
+
+    return lower_or_call
+
+
 def _takes_templates():
     return config.max_autotune or config.max_autotune_gemm
 
@@ -383,6 +395,9 @@ def register():
     lowering.get_constant_value = _divisor(lowering.get_constant_value)
     lowerings = lowering.lowerings
     lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
+    aten = torch.ops.aten
+    for product in aten.mm.dtype, aten.bmm.dtype, aten.addmm.dtype, aten.baddbmm.dtype:
+        lowerings[product] = _called(product, lowerings[product])
     utils._use_template_for_cpu = _choose_template(utils._use_template_for_cpu)
     cache = select_algorithm.AlgorithmSelectorCache
     cache.__call__ = _chosen_at_once(cache.__call__)
