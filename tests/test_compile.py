@@ -760,6 +760,7 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
 
 
 def test_what_has_no_door_is_where_it_is_replaced():
+    from torch import _meta_registrations
     from torch._dynamo import trace_rules
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
     from torch._higher_order_ops.utils import registered_hop_fake_fns
@@ -775,7 +776,7 @@ def test_what_has_no_door_is_where_it_is_replaced():
         utils,
     )
     from torch._prims import rng_prims
-    from torch._subclasses import fake_impls
+    from torch._subclasses import fake_impls, fake_tensor
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
     from torch.nn.attention import flex_attention
     from torch.utils import _runtime_estimation
@@ -799,8 +800,9 @@ def test_what_has_no_door_is_where_it_is_replaced():
         flex_attention._validate_device,
         flex_attention._apply_kernel_options,
         fake_impls.op_implementations_dict[torch.ops.aten.convolution.default],
-        fake_impls.op_implementations_dict[torch.ops.aten.nonzero_static.default],
-        fake_impls.op_implementations_dict[torch.ops.aten.pixel_shuffle.default],
+        fake_impls.op_implementations_dict[torch.ops.aten.native_batch_norm.default],
+        fake_impls.op_implementations_dict[torch.ops.aten.max_unpool2d.default],
+        _meta_registrations.device_hint,
         rng_prims.run_and_save_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
         rng_prims.run_with_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
         rng_prims.run_and_save_rng_state.python_key_table[ProxyTorchDispatchMode],
@@ -815,6 +817,8 @@ def test_what_has_no_door_is_where_it_is_replaced():
         (scheduler, "device_need_guard("),
         (scheduler, "V.graph.additional_buffer_deps[node.get_name()]"),
         (memory, "= get_freeable_input_buf("),
+        (_meta_registrations, 'device_hint(input) == "cuda"'),
+        (fake_tensor, "func not in meta_table"),
         (_runtime_estimation, "= get_gpu_dram_gbps()"),
         (_runtime_estimation, "= get_device_tflops("),
         (scheduler, ".is_cpu()"),

@@ -1,20 +1,36 @@
 """What results of our operators look like, where PyTorch asks the kind of device."""
 
 import torch
-from torch._decomp import decomposition_table
+from torch import _meta_registrations
+from torch._decomp import decomposition_table, meta_table
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_impls
 from torch.utils import _pytree as pytree
 
 from ..openreg._utils import is_ours
 
+_ATEN = torch.ops.aten
+# They choose a library of the device.
 _OF_CPU = (
-    torch.ops.aten.convolution.default,
-    torch.ops.aten._convolution.default,
-    torch.ops.aten._convolution.deprecated,
-    torch.ops.aten.convolution_backward.default,
-    torch.ops.aten.nonzero_static.default,
-    torch.ops.aten.pixel_shuffle.default,
+    _ATEN.convolution.default,
+    _ATEN._convolution.default,
+    _ATEN._convolution.deprecated,
+    _ATEN.convolution_backward.default,
 )
+# Their decompositions, which a fake tensor prefers, ask for the device.
+_DECOMPOSED = (
+    _ATEN.native_batch_norm.default,
+    _ATEN._native_batch_norm_legit.default,
+    _ATEN.log_sigmoid_forward.default,
+    _ATEN.upsample_bilinear2d.default,
+    _ATEN.upsample_trilinear3d.default,
+)
+# They keep the memory format of the argument with that index, which their meta functions leave out.
+_KEEPING = {
+    _ATEN.channel_shuffle.default: 0,
+    _ATEN.max_unpool2d.default: 0,
+    _ATEN.replication_pad2d_backward.default: 1,
+}
 
 
 def _like(tensor, device):
@@ -43,6 +59,35 @@ def _as_of_cpu(theirs):
     return of_cpu
 
 
+def _keeping(theirs, index):
+    def kept(fake_mode, func, *args, **kwargs):
+        device = args[index].fake_device
+        if not is_ours(device):
+            return theirs(fake_mode, func, *args, **kwargs)
+        with fake_mode:
+            metas = pytree.tree_map_only(torch.Tensor, lambda t: _like(t, "meta"), (args, kwargs))
+            result = func(*metas[0], **metas[1])
+            layout = suggest_memory_format(args[index])
+            return torch.empty(
+                result.size(), dtype=result.dtype, device=device, memory_format=layout
+            )
+
+    return kept
+
+
+def _decomposed(fake_mode, func, *args, **kwargs):
+    with fake_mode:
+        return decomposition_table[func](*args, **kwargs)
+
+
+def _after_ours(operator):
+    """What a fake tensor of another device does, which would decompose the operator at once."""
+    if operator not in decomposition_table:
+        return _none
+    meta_table[operator] = decomposition_table[operator]
+    return _decomposed
+
+
 def _add_product(self, batch1, batch2, out_dtype, *, beta=1, alpha=1):
     """PyTorch's takes no `out_dtype`."""
     product = alpha * torch.bmm(batch1, batch2, out_dtype=out_dtype)
@@ -54,13 +99,28 @@ def _fake_add_product(fake_mode, func, *args, **kwargs):
         return _add_product(*args, **kwargs)
 
 
+def _hint_of_cpu(hint):
+    """Of meta functions that ask which library computes."""
+
+    def device_hint(tensor):
+        device = getattr(tensor, "fake_device", None)
+        return "cpu" if device is not None and is_ours(device) else hint(tensor)
+
+    return device_hint
+
+
 def register():
+    _meta_registrations.device_hint = _hint_of_cpu(_meta_registrations.device_hint)
     wide = torch.ops.aten.baddbmm.dtype
     decomposition_table[wide] = _add_product
     fake_impls.op_implementations_dict[wide] = _fake_add_product
     implementations = fake_impls.op_implementations_dict
     for operator in _OF_CPU:
         implementations[operator] = _as_of_cpu(implementations.get(operator, _none))
+    for operator in _DECOMPOSED:
+        implementations[operator] = _as_of_cpu(_after_ours(operator))
+    for operator, index in _KEEPING.items():
+        implementations[operator] = _keeping(_after_ours(operator), index)
 
 
 register()
