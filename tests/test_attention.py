@@ -293,3 +293,82 @@ def test_a_transformer():
         return out, target.grad, [p.grad for p in net.parameters()]
 
     alike(program)
+
+
+# ---- The operator that PyTorch leaves to devices that are not its own ----
+
+OVERRIDEABLE = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+BIASES = {
+    "none": lambda dtype: None,
+    "numbers": lambda dtype: torch.randn(2, 3, 5, 7, dtype=dtype, requires_grad=True),
+    "a row": lambda dtype: torch.randn(7, dtype=dtype, requires_grad=True),
+    "a mask": lambda dtype: torch.rand(2, 1, 5, 7) > 0.3,
+}
+
+
+def _moved(tensor):
+    return tensor.detach().to(DEVICE).requires_grad_(tensor.requires_grad)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_overrideable_attention_is_attention(dtype, bias, causal):
+    torch.manual_seed(0)
+    theirs = [torch.randn(2, 3, n, 8, dtype=dtype, requires_grad=True) for n in (5, 7, 7)]
+    added = BIASES[bias](dtype)
+    theirs += [] if added is None else [added]
+    ours = [_moved(tensor) for tensor in theirs]
+    wide = [t if t.dtype == torch.bool else t.double() for t in theirs]
+    allowed = torch.ones(5, 7, dtype=torch.bool)
+    allowed = allowed.tril() if causal else allowed
+    mask = allowed if added is None else wide[3]
+    if added is not None:
+        mask = mask & allowed if bias == "a mask" else mask.masked_fill(~allowed, float("-inf"))
+    scores = wide[0] @ wide[1].transpose(-2, -1) * 0.3
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide[:3], mask, scale=0.3)
+    made, sums, *_ = OVERRIDEABLE(*ours[:3], *ours[3:] or [None], 0.0, causal, scale=0.3)
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(made.cpu().double(), expected, **near)
+    torch.testing.assert_close(sums.cpu().double(), scores.logsumexp(-1), **near)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    made.backward(gradient.to(DEVICE, dtype))
+    for mine, its in zip(ours, theirs, strict=True):
+        if its.requires_grad:
+            torch.testing.assert_close(mine.grad.cpu(), its.grad, **near)
+
+
+def test_overrideable_attention_drops_the_same_weights_in_its_backward():
+    sizes = (1, 2, 4, 3), (1, 2, 5, 3), (1, 2, 5, 3)
+    given = [torch.randn(*size, dtype=torch.double, device=DEVICE) for size in sizes]
+    for tensor in given:
+        tensor.requires_grad_()
+
+    def attention(*tensors):
+        torch.manual_seed(3)
+        return OVERRIDEABLE(*tensors, None, 0.4)[0]
+
+    assert torch.autograd.gradcheck(attention, given)
+    x = torch.randn(4, 100, 8, device=DEVICE)
+    first, *_, weights = OVERRIDEABLE(x, x, x, None, 0.25, False, True)
+    assert (weights == 0).double().mean().item() == pytest.approx(0.25, abs=0.02)
+    torch.testing.assert_close(first, weights @ x)
+    assert not torch.equal(first, OVERRIDEABLE(x, x, x, None, 0.25)[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_overrideable_attention(backend):
+    given = [torch.randn(2, 5, 3, 8, device=DEVICE).transpose(1, 2) for _ in range(3)]
+    for tensor in given:
+        tensor.requires_grad_()
+
+    def attention(*tensors):
+        return OVERRIDEABLE(*tensors, None, 0.0, True)[0]
+
+    made = torch.compile(attention, backend=backend, fullgraph=True)(*given)
+    expected = attention(*given)
+    assert made.stride() == expected.stride() == given[0].stride()
+    found, wanted = (torch.autograd.grad(o.square().sum(), given) for o in (made, expected))
+    torch.testing.assert_close(found, wanted)
