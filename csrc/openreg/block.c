@@ -129,6 +129,25 @@ orBlock *orBlocksFind(const orBlocks *blocks, uintptr_t start) {
   }
 }
 
+/* What it reads is no race that matters: a block that changes meanwhile is missed, or described
+ * wrongly. */
+__attribute__((no_sanitize("thread"))) bool orBlocksAt(const orBlocks *blocks, uintptr_t address,
+                                                       orTouched *place) {
+  size_t mask = __atomic_load_n(&blocks->slot_mask, __ATOMIC_ACQUIRE);
+  const orBlockSlot *slots = __atomic_load_n(&blocks->slots, __ATOMIC_ACQUIRE);
+  for (size_t i = 0; slots && i <= mask; i++) {
+    const orBlock *block = *(orBlock *const volatile *)&slots[i].block;
+    if (!block || address - block->start >= block->size) continue;
+    bool live = block->state == OR_BLOCK_LIVE;
+    place->begin = block->start;
+    place->bytes = live ? block->requested : block->size;
+    place->live = live;
+    place->origin = live ? block->origin : NULL;
+    return true;
+  }
+  return false;
+}
+
 static void tableInsert(orBlocks *blocks, orBlock *block) {
   size_t i = slotOf(blocks, block->start);
   while (blocks->slots[i].block) i = (i + 1) & blocks->slot_mask;
@@ -156,13 +175,13 @@ static bool tableGrow(orBlocks *blocks) {
   size_t count = old_count ? old_count * 2 : OR_FIRST_SLOTS;
   orBlockSlot *old = blocks->slots, *slots = calloc(count, sizeof *slots);
   if (!slots) return false;
-  blocks->slots = slots;
-  blocks->slot_mask = count - 1;
+  __atomic_store_n(&blocks->slots, slots, __ATOMIC_RELEASE); /* first: orBlocksAt */
+  __atomic_store_n(&blocks->slot_mask, count - 1, __ATOMIC_RELEASE);
   blocks->slot_shift = 64 - (unsigned)__builtin_ctzll(count);
   blocks->count = 0;
   for (size_t i = 0; i < old_count; i++)
     if (old[i].block) tableInsert(blocks, old[i].block);
-  free(old);
+  if (old) blocks->former[__builtin_ctzll(old_count)] = old;
   return true;
 }
 
@@ -373,7 +392,8 @@ static void cut(orBlocks *blocks, orBlock *block, size_t size) {
   enterFree(blocks, rest);
 }
 
-uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested) {
+uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested,
+                       const orOrigin *origin) {
   orCacheStats *stats = &blocks->stats;
   int pool = block->pool;
   bool was_split = isSplit(block);
@@ -392,6 +412,7 @@ uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t req
     statSubtract(stats->inactive_split_bytes, pool, (int64_t)block->size);
   }
   block->state = OR_BLOCK_LIVE;
+  block->origin = origin;
   block->uses = NULL;
   block->waits = 0;
   block->requested = requested;

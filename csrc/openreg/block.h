@@ -46,9 +46,12 @@ struct orBlock {
   };
   uint32_t waits; /* limbo: uses not done */
   uint8_t state, pool;
-  uint8_t shelf;     /* of the owner's, where it is while it is free */
-  bool oversize;     /* live, limbo: counted as such */
-  orBlock **up;      /* free: the pointer that leads here, null for a younger block of a ring */
+  uint8_t shelf; /* of the owner's, where it is while it is free */
+  bool oversize; /* live, limbo: counted as such */
+  union {
+    orBlock **up; /* free: the pointer that leads here, null for a younger block of a ring */
+    const orOrigin *origin; /* else: what the caller has said of it, or null */
+  };
   orBlock *child[2]; /* free: sizes whose next bit is 0, 1 */
   orBlock *newer;    /* free: ring of blocks of one size; the newest follows the one in the tree */
   orBlock *older;
@@ -99,8 +102,9 @@ typedef struct orBlockSlot {
 #define OR_BLOCK_BUCKETS 64
 
 typedef struct orBlocks {
-  orBlockSlot *slots; /* every block by its start: open addressing, load <= 1/2 */
-  size_t slot_mask;   /* slots - 1, or 0 before the first */
+  orBlockSlot *slots;      /* every block by its start: open addressing, load <= 1/2 */
+  size_t slot_mask;        /* slots - 1, or 0 before the first */
+  orBlockSlot *former[64]; /* smaller ones, by the logarithm of their size: see orBlocksAt */
   unsigned slot_shift;
   size_t count;
   orBlock *spare; /* unused structures, linked by next */
@@ -121,13 +125,17 @@ orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream,
 
 /* The block that starts there, in any state, or null. */
 orBlock *orBlocksFind(const orBlocks *blocks, uintptr_t start);
+/* For a signal handler, with no lock held: the block around an address. Structures and tables are
+ * never freed, so that it may read what another thread is changing. */
+bool orBlocksAt(const orBlocks *blocks, uintptr_t address, orTouched *place);
 
 /* A new segment is one free block; null if the host has no memory. */
 orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempool, uintptr_t start,
                             size_t size, int pool);
 /* Free -> live, split if the rest is worth it. One structure has been reserved. Returns where
  * its fresh bytes begin, or its end. */
-uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested);
+uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested,
+                       const orOrigin *origin);
 /* Live -> limbo: no longer allocated, still active. Returns the uses, which are now the caller's
  * to queue. */
 orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from);

@@ -271,6 +271,17 @@ void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high) {
   }
 }
 
+/* For a signal handler, with no lock: a block of any device. */
+bool orCacheAt(uintptr_t address, orTouched *place) {
+  int count = atomic_load_explicit(&range_count, memory_order_acquire);
+  for (int device = 0; device < count; device++) {
+    if (!orBlocksAt(&orCaches[device].blocks, address, place)) continue;
+    place->device = device;
+    return true;
+  }
+  return false;
+}
+
 static inline bool mayHold(int device, uintptr_t address) {
   const orCacheRange *range = &ranges[device];
   return address < atomic_load_explicit(&range->high, memory_order_acquire) &&
@@ -333,7 +344,7 @@ static inline bool take(orRequest *r, void **ptr) {
   orBlock *block = orBinsBestFit(&owner->bins[r->pool], r->size, r->task);
   if (!block) return false;
   if (OR_UNLIKELY(block->size >= blocks->max_split) && !fitsUnsplit(r, block)) return false;
-  r->fresh = orBlocksTake(blocks, block, r->size, r->bytes);
+  r->fresh = orBlocksTake(blocks, block, r->size, r->bytes, r->origin);
   orCacheNote(r->cache, orCacheActionAlloc, block->start, r->bytes, r->stream, r->mempool);
   *ptr = (void *)block->start;
   return true;
@@ -370,6 +381,10 @@ static inline size_t sizeFor(const orCache *cache, size_t bytes) {
   return (bytes + OR_BLOCK_UNIT - 1) & ~(size_t)(OR_BLOCK_UNIT - 1);
 }
 
+static _Thread_local const orOrigin *next_origin;
+
+void orCacheSetOrigin(const orOrigin *origin) { next_origin = origin; }
+
 static bool isRefused(orRequest *r) {
   orProbe asked = {.device = r->device, .bytes = r->bytes};
   orProbeCall(OR_PROBE_ALLOCATION, &asked);
@@ -386,7 +401,9 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool
                  .mempool = mempool,
                  .task = taskOf(stream),
                  .bytes = bytes,
+                 .origin = next_origin,
                  .device = device};
+  next_origin = NULL;
   OR_TRY(orDeviceCheckLost(device));
   if (orProbeOn(OR_PROBE_ALLOCATION) && isRefused(&r)) return orCacheAllocateSlow(&r, ptr);
   orCacheLock(r.cache);

@@ -41,6 +41,7 @@ typedef struct orRequest {
   orMemPool *mempool; /* null: the device's own memory */
   uint64_t task;      /* that asks, if it is one of the stream's own; else OR_TASK_ANY */
   size_t bytes, size;
+  const orOrigin *origin;
   uintptr_t fresh; /* set: from where on nobody has had before what it was given */
   int device, pool;
   const char *refused; /* why, if a tool has had it refused */
@@ -88,6 +89,8 @@ void orCacheSchedule(bool keep_back, bool poison);
 void orCacheSetAside(bool aside);
 /* Whether memory is poisoned: by the setting, orCachePoison, or a schedule. */
 bool orCachePoisons(void);
+/* The block of any device that has an address, for a signal handler: see orBlocksAt. */
+bool orCacheAt(uintptr_t address, orTouched *place);
 /* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */
 void orCachePoll(orCache *cache);
 /* From what is cached; lock held. */

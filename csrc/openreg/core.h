@@ -56,6 +56,7 @@
  *   peek.c       what it knows to be there to be read
  *   a64.c        whether an access that faulted on Arm64 was a write (a64.h)
  *   guard.c      its guards of pinned memory
+ *   host_access.c  the handler of SIGSEGV: guarded memory, a report of device memory that the host touches
  *   sums.c       its checksums of host memory that cannot be guarded
  *   races.c      its reports
  *   names.c      its names of operations
@@ -245,6 +246,17 @@ orError_t orDeviceIsValid(const orDevice *device);
 extern const orDeviceFactory orSimulatedFactory; /* simulated.c */
 /* An address of simulated device memory, allocated or not. */
 bool orSimulatedHolds(const void *ptr);
+/* What is at an address, for a signal handler: found without a lock, so a thread that changes it
+ * meanwhile makes it wrong. */
+typedef struct orTouched {
+  int device;
+  uintptr_t begin;
+  size_t bytes; /* 0: nothing is allocated there */
+  bool live;
+  const orOrigin *origin; /* or null */
+} orTouched;
+/* False if it is no address of simulated memory. */
+bool orSimulatedAt(const void *ptr, orTouched *place);
 extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory; /* host.c */
 
 /* ---- device.c ---- */
@@ -609,6 +621,8 @@ orError_t orStreamCompleted(orStream_t stream, uint64_t *count);
 /* The task that the calling thread is running: its stream, and its number there (from 1). */
 bool orTaskCurrent(orStream_t *stream, uint64_t *number); /* task.c */
 orStream *orTaskStream(void);                             /* task.c; null outside a task */
+const char *orTaskName(void); /* task.c; that the thread is running, or null; for signal handlers */
+const char *orLastQueued(void); /* stream.c; by the calling thread, or null; for signal handlers */
 
 /* ---- event.c ---- */
 

@@ -194,7 +194,7 @@ static orError_t grow(orRequest *r, void **ptr) {
   if (block) {
     orCacheWidenRange(cache, (uintptr_t)base, (uintptr_t)base + size);
     orCacheNote(cache, orCacheActionSegmentAlloc, block->start, size, r->stream, r->mempool);
-    r->fresh = orBlocksTake(&cache->blocks, block, r->size, r->bytes);
+    r->fresh = orBlocksTake(&cache->blocks, block, r->size, r->bytes, r->origin);
     orCacheNote(cache, orCacheActionAlloc, block->start, r->bytes, r->stream, r->mempool);
   }
   orCacheUnlock(cache);

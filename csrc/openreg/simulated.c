@@ -36,8 +36,8 @@ _Static_assert(OR_MOST_MEMORY / 4096 << OR_RANGE_ORDER == (size_t)1 << (OR_ORDER
 /* One entry a page; only the first page of a buddy is in use, so that few entries are ever
  * touched. A range may have more than 2^32 pages. */
 typedef struct orBuddy {
-  uint64_t next : 48, order : 8;       /* next and previous: in the free list of its order; */
-  uint64_t previous : 48, is_free : 1; /* page + 1 */
+  uint64_t next : 48, order : 8; /* next and previous: in the free list of its order, page + 1; */
+  uint64_t previous : 48, is_free : 1; /* of an allocation: its bytes (bytesOf) */
 } orBuddy;
 
 typedef struct orCard {
@@ -106,6 +106,26 @@ static void givePages(orCard *c, size_t page) {
 static int orderOf(size_t bytes) {
   size_t pages = orWholePages(bytes) / orPageSize();
   return pages <= 1 ? 0 : 64 - __builtin_clzll(pages - 1);
+}
+
+enum { OR_LINK_BITS = 48 };
+
+static void setBytes(orBuddy *b, size_t bytes) {
+  b->next = bytes & (((size_t)1 << OR_LINK_BITS) - 1);
+  b->previous = bytes >> OR_LINK_BITS;
+}
+
+static size_t bytesOf(const orBuddy *b) {
+  return b->is_free ? 0 : b->next | (size_t)b->previous << OR_LINK_BITS;
+}
+
+/* The first page of the buddy that has a page. Where one of a lower order begins, its upper half, or
+ * what that was split into, begins with an entry, too. */
+static size_t firstPage(const orCard *c, size_t page) {
+  size_t first = 0;
+  for (int order = c->orders - 1; order > 0 && (int)c->buddy[first].order < order; order--)
+    if (page - first >= (size_t)1 << (order - 1)) first += (size_t)1 << (order - 1);
+  return first;
 }
 
 /* ---- mapping ---- */
@@ -205,6 +225,7 @@ static orError_t allocate(void *self, size_t bytes, void **ptr) {
   OR_TRY(mapOnce());
   orMutexLock(&c->lock);
   bool got = takePages(c, orderOf(bytes), &page);
+  if (got) setBytes(&c->buddy[page], bytes);
   orMutexUnlock(&c->lock);
   if (!got)
     return orFail(orErrorMemoryAllocation, "device %d: no %zu bytes of consecutive addresses",
@@ -237,6 +258,18 @@ bool orSimulatedHolds(const void *ptr) {
   char *base = atomic_load_explicit(&arena, memory_order_acquire);
   size_t offset = (size_t)((uintptr_t)ptr - (uintptr_t)base);
   return base && offset < 2 * span * (size_t)card_count && !(offset & span);
+}
+
+bool orSimulatedAt(const void *ptr, orTouched *place) {
+  if (!orSimulatedHolds(ptr)) return false;
+  size_t offset = (size_t)((uintptr_t)ptr - (uintptr_t)atomic_load(&arena));
+  const orCard *c = &cards[offset / (2 * span)];
+  size_t first = firstPage(c, (size_t)((const char *)ptr - rangeOf(c)) / orPageSize());
+  *place = (orTouched){.device = (int)(c - cards),
+                       .begin = (uintptr_t)rangeOf(c) + first * orPageSize(),
+                       .bytes = bytesOf(&c->buddy[first]),
+                       .live = true};
+  return true;
 }
 
 /* The kernel address of device memory of any card; other addresses are the host's and stay. */

@@ -337,8 +337,13 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   return takes ? orDeviceTakeFailure(device) : orSuccess;
 }
 
+static _Thread_local const char *last_queued;
+
+const char *orLastQueued(void) { return last_queued; }
+
 orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
   bool mine;
+  last_queued = task->name;
   if (!s->capturing) OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
   if (waits || OR_UNLIKELY(orLaunchesBlock())) return submitAndWait(s, task, waits);
   bool awaited = task->awaited && !s->capturing; /* once committed, the task may be over */

@@ -34,6 +34,14 @@ bool orTaskCurrent(orStream_t *stream, uint64_t *number) {
 
 orStream *orTaskStream(void) { return running.stream; }
 
+/* `head` is the running task's. */
+const char *orTaskName(void) {
+  const orTask *t = running.stream && orProcessTask() != OR_TASK_NONE
+                        ? atomic_load_explicit(&running.stream->head, memory_order_relaxed)
+                        : NULL;
+  return t ? t->name : NULL;
+}
+
 void orSetTaskErrorMessage(const char *message) {
   snprintf(running.message, sizeof running.message, "%s", message ? message : "");
 }

@@ -17,6 +17,7 @@
 
 #include "sanitizer.h"
 
+#include <openreg_host_access.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -368,7 +369,7 @@ namespace {
     return entry;
   });
   m.def("_sanitizer_fail_exit", &failExit);
-  m.def("_sanitizer_handler", [](bool comes) { return orSanitizerHandler(comes) != 0; });
+  m.def("_sanitizer_handler", [](bool comes) { return orHostAccessHandler(comes) != 0; });
   m.def("_sanitizer_reports", &reports);
   m.def("_sanitizer_clear", [] { OPENREG_CHECK(orSanitizerClearReports()); });
 });

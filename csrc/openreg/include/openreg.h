@@ -423,6 +423,15 @@ OR_API orError_t orEventSignal(orEvent_t event, orError_t status);
  * except to give cached blocks back before orErrorMemoryAllocation. 0 bytes is a null pointer.
  * Inside a task: a block of the task's own stream that no task still to run can be using. */
 OR_API orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream);
+/* What a caller says of a block, for the report of openreg_host_access.h: constant, and never freed. */
+typedef struct orOrigin {
+  size_t size;      /* sizeof(orOrigin) */
+  const char *type; /* of the elements, or null */
+  const char *file; /* where the program asked for it, or null */
+  uint32_t line;
+} orOrigin;
+/* Of the next block that the calling thread gets; null: nothing is said. */
+OR_API void orCacheSetOrigin(const orOrigin *origin);
 /* The pointer that orCacheMalloc gave, or null. Never blocks; any thread, also inside a task. */
 OR_API orError_t orCacheFree(void *ptr);
 /* Any interior pointer of a live block: its memory is not reused before the work queued so far on

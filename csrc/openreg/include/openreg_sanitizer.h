@@ -195,10 +195,6 @@ OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stre
 /* A block that orMallocHost gave at `ptr`, and that nobody uses, is about to be handed out again: it
  * can be guarded from now on. Its bytes are lost. */
 OR_API orError_t orSanitizerHostBlock(void *ptr);
-/* For who changes the handler of SIGSEGV while pinned memory is guarded. 0: the sanitizer's gives way to
- * the one from before it; nonzero: it comes before the one that there is then. Returns whether it was
- * there. */
-OR_API uint32_t orSanitizerHandler(uint32_t comes);
 /* Nonzero: what the calling thread touches is told by somebody else, and what it waits for orders
  * nothing for the program, which has not asked for it. Returns what it was. */
 OR_API uint32_t orSanitizerIgnore(uint32_t ignore);
