@@ -21,6 +21,7 @@ MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
 RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
 OUTSIDE = pytest.StashKey[list]()  # texts of races and errors that belong to no test
+STDERR = pytest.StashKey[int | None]()  # a file descriptor that is not captured
 RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
 
 
@@ -85,6 +86,7 @@ def pytest_configure(config):
     by_setting = {"1": "error", "warn": "warn"}.get(setting)
     config.stash[MODE] = "error" if config.option.openreg_sanitizer else by_setting
     config.stash[OUTSIDE] = []
+    config.stash[STDERR] = _copy_of_stderr()
     if config.option.openreg_schedules < 0:
         raise pytest.UsageError("--openreg-schedules: N must not be negative")
     _check_search(config.option)
@@ -92,6 +94,24 @@ def pytest_configure(config):
         if config.option.openreg_schedules:
             raise pytest.UsageError("--openreg-seed is one seed, --openreg-schedules are many")
         _seed(config.option.openreg_seed)
+
+
+def _copy_of_stderr():
+    try:
+        return os.dup(2)
+    except OSError:  # closed
+        return None
+
+
+def _show_host_accesses(config):
+    """Before the process dies of touching device memory, it is written which operator did, and not
+    to the captured stderr, which nobody reads then."""
+    package, stderr = sys.modules.get("torch_openreg"), config.stash[STDERR]
+    if package is None or stderr is None or not hasattr(package, "openreg"):
+        return
+    config.stash[STDERR] = None  # once
+    package._C._host_access_output(stderr)
+    package.openreg._lazy._lazy_call(package._C._host_access_operators)
 
 
 def _check_search(option):
@@ -219,8 +239,14 @@ def _annotation(race, config):
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    _show_host_accesses(item.config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    _show_host_accesses(item.config)  # of a package that a fixture has loaded
     try:
         result = yield from _scheduled(item)
     except pytest.skip.Exception:

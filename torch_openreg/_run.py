@@ -5,6 +5,7 @@ With ``--seeds`` each run is a process of its own (_run_seeds.py). Such a child 
 """
 
 import builtins
+import faulthandler
 import io
 import json
 import os
@@ -12,10 +13,11 @@ import runpy
 import sys
 import traceback
 
-from . import as_cuda
+from . import _C, as_cuda
 from .openreg import sanitizer
 from .openreg.device import synchronize_all
 
+HOST_ACCESS = ".host-access"
 _PACKAGES = tuple(os.path.dirname(sys.modules[name].__file__) for name in ("torch", __package__))
 
 
@@ -131,8 +133,20 @@ def _write_ending(path, error, **ending):
 # ---- one run, in this process ----
 
 
+def _report_host_accesses(options):
+    """Before the process dies of touching device memory, it is written which operator did, and
+    Python's lines. What is for another process to print goes into a file beside its ending."""
+    if not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)
+    _C._host_access_operators()
+    if options.ending:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        _C._host_access_output(os.open(options.ending + HOST_ACCESS, flags, 0o600))
+
+
 def _run_once(options):
     """The program's exit status, or 1 if it is 0 and there were races."""
+    _report_host_accesses(options)
     recorded = _record_input() if options.ending else None
     if options.sanitize:
         sanitizer.enable("warn")

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from ._run import say
+from ._run import HOST_ACCESS, say
 from .openreg._exploration import _ADDRESS
 
 
@@ -45,6 +45,15 @@ def _signal_name(number):
     return signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
 
 
+def _host_access(file):
+    """What was written before the process died of touching device memory."""
+    try:
+        with open(file + HOST_ACCESS) as text:
+            return text.read()
+    except FileNotFoundError:
+        return ""
+
+
 def _run(options, *more, **settings):
     """Runs the program in a child. One that a signal or os._exit ends writes no ending."""
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +64,11 @@ def _run(options, *more, **settings):
         code = done.returncode
         if code < 0:
             code = 128 - code
-            return _Run(code, _signal_name(-done.returncode), out=out, code=code)
+            report = _host_access(file)
+            if not settings:  # its standard streams are the terminal's
+                print(report, end="", file=sys.stderr, flush=True)
+            cause = report.removeprefix("openreg: ") or _signal_name(-done.returncode)
+            return _Run(code, cause, out=out, code=code)
         if not os.path.exists(file):
             return _Run(code, out=out, code=code)
         with open(file) as text:

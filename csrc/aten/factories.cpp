@@ -23,6 +23,7 @@
 
 #include "../torch/allocator.h"
 #include "../torch/device.h"
+#include "../torch/host_access.h"
 #include "../torch/stream.h"
 #include "../torch/sync_debug.h"
 #include "../torch/warnings.h"
@@ -72,6 +73,7 @@ Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<c1
   at::detail::check_size_nonnegative(size);
   const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
   const size_t bytes = at::detail::computeStorageNbytesContiguous(size, type.itemsize());
+  describeNextBlock(type.toScalarType());
   auto storage =
       c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                             allocateOn(index, bytes), &deviceAllocator(), true);
@@ -87,6 +89,7 @@ Tensor emptyStrided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarTy
                     std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                     std::optional<bool> pin) {
   DeviceSwitch current(checkOptions(layout, device, pin));
+  describeNextBlock(c10::dtype_or_default(dtype));
   return filled(at::detail::empty_strided_generic(size, stride, &deviceAllocator(), kKeys,
                                                   c10::dtype_or_default(dtype)));
 }

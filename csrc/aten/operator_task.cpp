@@ -25,6 +25,7 @@
 
 #include "../torch/allocator.h"
 #include "../torch/check.h"
+#include "../torch/host_access.h"
 #include "../torch/sanitizer.h"
 #include "accesses.h"
 #include "cpu_alias.h"
@@ -223,7 +224,11 @@ void OperatorTask::add(const IValue &value, Storages &known) {
 at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t stream) {
   if (!metadata.isDefined()) return {};
   const size_t bytes = metadata.bytes();
-  void *block = bytes != 0 ? allocateBlock(bytes, stream, device.index()) : nullptr;
+  void *block = nullptr;
+  if (bytes != 0) {
+    describeNextBlock(TensorMetadata(metadata).dtype);
+    block = allocateBlock(bytes, stream, device.index());
+  }
   results.push_back({block, bytes});
   largest = std::max(largest, c10::multiply_integers(metadata.sizes()));
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, ownBlock(block, device.index()),

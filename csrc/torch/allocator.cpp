@@ -204,7 +204,10 @@ c10::DataPtr ownBlock(void *block, c10::DeviceIndex device) {
 
 c10::DataPtr allocateOn(c10::DeviceIndex device, size_t bytes) {
   void *block = nullptr;
-  if (bytes != 0) block = allocateBlock(bytes, currentStreamHandle(device), device);
+  if (bytes != 0)
+    block = allocateBlock(bytes, currentStreamHandle(device), device);
+  else
+    orCacheSetOrigin(nullptr);  // of a block that is not made
   return ownBlock(block, device);
 }
 

@@ -1,0 +1,204 @@
+"""The report of a host access to device memory, in Python, under `run` and under pytest.
+
+tests/c/test_host_access.c has what needs no PyTorch."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+READ = """
+import ctypes, torch
+x = torch.arange(1000.0, device="openreg:1")
+y = torch.relu(x)
+ctypes.string_at(y.data_ptr() + 40, 4)
+"""
+
+
+def program(tmp_path, text, name="reads.py"):
+    path = tmp_path / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def lines_of(text):
+    return [line for line in text.splitlines() if line.startswith("openreg: ")]
+
+
+def test_it_names_device_block_dtype_operator_and_what_to_do(run):
+    done = run(READ)
+    assert done.code == -signal.SIGSEGV
+    first, *more = lines_of(done.err)
+    assert first.startswith("openreg: SIGSEGV: the host reads 0x")
+    assert "memory of openreg:1" in first
+    assert more == [
+        "openreg:   byte 40 of a block of 4000 bytes, of torch.float32",
+        "openreg:   the thread has queued last: aten::relu",
+        "openreg:   copy it to the host first: x.cpu(); in C, orMemcpy",
+        "openreg:   for the line of Python: python -X faulthandler, or PYTHONFAULTHANDLER=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "makes, dtype",
+    [
+        ("torch.empty(4, dtype=torch.int64, device='openreg')", "torch.int64"),
+        ("torch.empty_strided((2, 2), (1, 2), dtype=torch.bool, device='openreg')", "torch.bool"),
+        ("torch.ones(4, device='openreg').half()", "torch.float16"),
+        ("[torch.ones(4, device='openreg') * 2 for _ in range(3)][-1]", "torch.float32"),
+    ],
+)
+def test_it_has_the_dtype_however_the_tensor_is_made(run, makes, dtype):
+    done = run(f"import ctypes, torch\nx = {makes}\nctypes.string_at(x.data_ptr(), 1)")
+    assert f"bytes, of {dtype}\n" in done.err
+
+
+def test_memory_that_is_not_in_use_any_more_is_said_to_be_free(run):
+    done = run(
+        """
+        import ctypes, torch
+        x = torch.ones(4, device="openreg")
+        address = x.data_ptr()
+        del x
+        ctypes.string_at(address, 1)
+        """
+    )
+    assert "openreg:   byte 0 of a block that is free, of " in done.err
+
+
+def test_a_block_without_a_dtype_has_not_that_of_another(run):
+    done = run(
+        """
+        import ctypes, torch
+        torch.empty(0, dtype=torch.int64, device="openreg")
+        block = torch.openreg.memory.caching_allocator_alloc(100)
+        ctypes.string_at(block, 1)
+        """
+    )
+    assert "byte 0 of a block of 100 bytes\n" in done.err
+
+
+@pytest.mark.parametrize(
+    "on", ["torch.openreg.memory._record_memory_history()", "torch.openreg.sanitizer.enable()"]
+)
+def test_it_has_the_line_of_the_allocation_where_stacks_are_gathered(run, tmp_path, on):
+    path = program(
+        tmp_path,
+        f"""
+        import ctypes, torch
+        {on}
+        x = torch.ones(4, device="openreg")
+        model = torch.nn.Linear(2, 2, device="openreg")
+        which = dict(x=x, weight=model.weight)
+        def read(name):
+            ctypes.string_at(which[name].data_ptr(), 1)
+        """,
+    )
+    for name, line in (("x", 4), ("weight", 5)):
+        done = run(f"import runpy\nrunpy.run_path({str(path)!r})['read']({name!r})")
+        assert f"of torch.float32, allocated at {path}:{line}\n" in done.err
+
+
+@pytest.mark.parametrize(
+    "enable", ["import faulthandler; faulthandler.enable()", ""], ids=["before", "after"]
+)
+def test_faulthandler_adds_the_lines_of_python(run, enable):
+    after = "" if enable else "import faulthandler; faulthandler.enable()"
+    done = run(
+        f"""
+        {enable}
+        import ctypes, torch
+        x = torch.ones(4, device="openreg")
+        {after}
+        def reads_here():
+            ctypes.string_at(x.data_ptr(), 1)
+        reads_here()
+        """
+    )
+    assert done.code == -signal.SIGSEGV
+    assert "in reads_here\n" in done.err
+    assert done.err.count("openreg: SIGSEGV: the host reads") == 1
+    assert "python -X faulthandler" not in done.err
+
+
+@pytest.mark.parametrize("where", ["threads", "a child"])
+def test_it_is_written_in_threads_and_forked_children(run, where):
+    starts = {
+        "threads": "threading.Thread(target=read).start()",
+        "a child": "os.fork() or read(); os.wait(); os.kill(os.getpid(), 11)",
+    }[where]
+    done = run(
+        f"""
+        import ctypes, os, threading, torch
+        x = torch.ones(4, dtype=torch.int32, device="openreg")
+        def read():
+            ctypes.string_at(x.data_ptr(), 1)
+        {starts}
+        """
+    )
+    assert done.code == -signal.SIGSEGV
+    assert "byte 0 of a block of 16 bytes, of torch.int32\n" in done.err
+
+
+# The device has no kernel for this one: it is named only where operators are observed.
+CUSTOM = """
+import ctypes, torch
+@torch.library.custom_op("reads::first", mutates_args=())
+def first(x: torch.Tensor) -> torch.Tensor:
+    torch.ones(1, device=x.device)
+    ctypes.string_at(x.data_ptr(), 1)
+    return x.clone()
+first(torch.ones(4, device="openreg"))
+"""
+
+
+def in_python(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_run_names_the_operator_and_the_line(tmp_path):
+    program(tmp_path, CUSTOM)
+    done = in_python("-m", "torch_openreg", "run", "reads.py", cwd=tmp_path)
+    assert done.returncode == -signal.SIGSEGV
+    assert "openreg:   in the operation reads::first\n" in done.stderr
+    assert 'reads.py", line 6 in first\n' in done.stderr
+
+
+def test_run_under_schedules_gives_it_as_the_cause(tmp_path):
+    program(
+        tmp_path,
+        """
+        import ctypes, os, torch
+        x = torch.ones(4, device="openreg")
+        if os.environ.get("OPENREG_SCHEDULE_SEED", "early") != "early":
+            ctypes.string_at(x.data_ptr(), 1)
+        """,
+    )
+    done = in_python("-m", "torch_openreg", "run", "--seeds=1", "reads.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "0: exit status 139 (SIGSEGV: the host reads 0x" in done.stderr
+    program(tmp_path, READ)
+    done = in_python("-m", "torch_openreg", "run", "--seeds=1", "reads.py", cwd=tmp_path)
+    assert "openreg:   byte 40 of a block of 4000 bytes, of torch.float32\n" in done.stderr
+    assert "schedules: 1 of 1 do as 'early' does" in done.stderr
+
+
+def test_pytest_shows_it_though_it_captures_stderr(tmp_path):
+    program(
+        tmp_path,
+        """
+        import ctypes, torch
+        def test_reads():
+            x = torch.ones(4, device="openreg")
+            ctypes.string_at(x.data_ptr(), 1)
+        """,
+        "test_reads.py",
+    )
+    done = in_python("-m", "pytest", "-q", "-p", "pytest_openreg", "test_reads.py", cwd=tmp_path)
+    assert done.returncode == -signal.SIGSEGV
+    assert "openreg:   byte 0 of a block of 16 bytes, of torch.float32\n" in done.stderr
+    assert "in test_reads\n" in done.stderr
