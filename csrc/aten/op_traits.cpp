@@ -28,9 +28,12 @@ using c10::FunctionSchema;
 using c10::TypeKind;
 
 /* Results whose sizes depend on values although no tag says so. */
-constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq", "aten::linalg_lstsq_out",
-                                          "aten::_ctc_loss", "aten::_pack_padded_sequence",
-                                          "aten::_padded_dense_to_jagged_forward"};
+constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq",
+                                          "aten::linalg_lstsq_out",
+                                          "aten::_ctc_loss",
+                                          "aten::_pack_padded_sequence",
+                                          "aten::_padded_dense_to_jagged_forward",
+                                          "aten::_rowwise_prune"};
 
 /* Those of the CPU's kernels that have no deterministic form. */
 constexpr std::string_view kAlerts[] = {"aten::put_", "aten::max_unpool2d", "aten::max_unpool3d"};

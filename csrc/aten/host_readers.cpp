@@ -1,0 +1,109 @@
+/*
+ * Operators of which PyTorch has one composite kernel for all backends, and that kernel reads or writes memory on the
+ * host's thread. Here it runs on a lane over aliases, as the CPU's kernels do; or the operator is refused by its name.
+ *
+ * A composite that PyTorch takes apart before autograd would be found there first, so it gets a kernel for autograd's key
+ * too. What has no memory to alias (a wrapper subclass) goes to PyTorch's kernel, and `__torch_dispatch__` sees what it
+ * sees on CUDA.
+ */
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <cstring>
+#include <initializer_list>
+#include <string>
+
+#include "arguments.h"
+#include "fallback.h"
+#include "op_traits.h"
+#include "registration.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::DispatchKey;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+c10::ArrayRef<IValue> argumentsOf(const OperatorHandle &op, const Stack &stack) {
+  return torch::jit::last(stack, op.schema().arguments().size());
+}
+
+bool lacksMemory(const at::Tensor &tensor) {
+  return tensor.defined() && !(tensor.key_set() & at::kTensorSubclassLike).empty();
+}
+
+bool lacksMemory(const OperatorHandle &op, const Stack &stack) {
+  bool lacks = false;
+  for (const IValue &value : argumentsOf(op, stack)) {
+    eachTensor(value, [&](const at::Tensor &tensor) { lacks |= lacksMemory(tensor); });
+  }
+  return lacks;
+}
+
+void runOverAliases(const OperatorHandle &op, Stack *stack) {
+  if (lacksMemory(op, *stack)) return op.redispatchBoxed(kInferringKeys, stack);
+  at::AutoDispatchBelowADInplaceOrView below;
+  runCpuKernel(op, stack);
+}
+
+/* It reads the new sizes alone, and its result is a view with a gradient. */
+void reshapeFromTensor(const OperatorHandle &op, Stack *stack) {
+  IValue &sizes = torch::jit::peek(*stack, 1, 2);
+  if (!lacksMemory(sizes.toTensor())) sizes = sizes.toTensor().cpu();
+  op.redispatchBoxed(kInferringKeys, stack);
+}
+
+void refuse(const OperatorHandle &op, Stack *) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "Could not run ", op.operator_name(),
+      " on openreg: it packs weights as the CPU's kernels want them, or computes with such. "
+      "Call it with CPU tensors (x.cpu())");
+}
+
+using BoxedKernel = void(const OperatorHandle &, Stack *);
+
+template <BoxedKernel *kernel>
+void registerReaders(torch::Library &library, DispatchKey key,
+                     std::initializer_list<const char *> names) {
+  for (const char *name : names) {
+    const char *dot = std::strchr(name, '.');
+    const auto op = c10::Dispatcher::singleton().findOp(
+        {"aten::" + (dot ? std::string(name, dot) : std::string(name)), dot ? dot + 1 : ""});
+    if (!op) continue;  // not in this version of PyTorch
+    const bool early = op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    if (key == DispatchKey::PrivateUse1 || early) {
+      library.impl(name, torch::CppFunction::makeFromBoxedFunction<kernel>());
+    }
+  }
+}
+
+void registerAll(torch::Library &library, DispatchKey key) {
+  registerReaders<&runOverAliases>(
+      library, key,
+      {"range.out_", "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
+       "_rowwise_prune", "_saturate_weight_to_fp16", "choose_qparams_optimized",
+       "fbgemm_linear_quantize_weight", "_sobol_engine_draw", "_sobol_engine_ff_",
+       "_sobol_engine_scramble_", "_sobol_engine_initialize_state_"});
+  registerReaders<&reshapeFromTensor>(library, key, {"_reshape_from_tensor"});
+  registerReaders<&refuse>(
+      library, key,
+      {"fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix",
+       "fbgemm_pack_quantized_matrix.KN", "fbgemm_linear_int8_weight",
+       "fbgemm_linear_int8_weight_fp32_activation", "fbgemm_linear_fp16_weight",
+       "fbgemm_linear_fp16_weight.out", "fbgemm_linear_fp16_weight_fp32_activation",
+       "fbgemm_linear_fp16_weight_fp32_activation.out"});
+}
+
+}  // namespace
+
+}  // namespace torch_openreg
+
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  torch_openreg::registerAll(m, c10::DispatchKey::PrivateUse1);
+}
+OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  torch_openreg::registerAll(m, c10::DispatchKey::AutogradPrivateUse1);
+}
