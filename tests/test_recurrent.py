@@ -128,6 +128,14 @@ def test_recurrent_nets_twice_differentiated(kind):
     assert torch.autograd.gradgradcheck(lambda x: net(x)[0], (x,))
 
 
+def test_cells_of_too_few_gates_are_refused():
+    x = torch.ones(2, 2, device=DEVICE)
+    with pytest.raises(RuntimeError, match="cell of 4 gates"):
+        torch.ops.aten._thnn_fused_lstm_cell(x, x, x)
+    with pytest.raises(RuntimeError, match="cell of 3 gates"):
+        torch.ops.aten._thnn_fused_gru_cell(x, x, x)
+
+
 def test_dropout_between_layers():
     net = nn.LSTM(4, 5, num_layers=2, dropout=0.5).to(DEVICE)
     x = drawn(DEVICE, 3, 6, 4)

@@ -25,6 +25,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "op_traits.h"
 #include "registration.h"
@@ -88,12 +89,19 @@ Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
   return bias.has_value() && bias->defined() ? gates + *bias : gates;
 }
 
+/* chunk() may give fewer. */
+std::vector<Tensor> gatesOf(const Tensor &gates, int64_t count) {
+  TORCH_CHECK(gates.dim() > 1 && gates.size(1) % count == 0, "a recurrent cell of ", count,
+              " gates: not of size ", gates.sizes());
+  return gates.chunk(count, 1);
+}
+
 /* Recurrent cells as composites: gates are input, forget, cell, output. */
 std::tuple<Tensor, Tensor, Tensor> lstmCell(const Tensor &inputGates, const Tensor &hiddenGates,
                                             const Tensor &cx, const std::optional<Tensor> &inputBias,
                                             const std::optional<Tensor> &hiddenBias) {
   const Tensor gates = withBias(inputGates, inputBias) + withBias(hiddenGates, hiddenBias);
-  const auto part = gates.chunk(4, 1);
+  const auto part = gatesOf(gates, 4);
   const Tensor cy = part[1].sigmoid() * cx + part[0].sigmoid() * part[2].tanh();
   return {part[3].sigmoid() * cy.tanh(), cy, gates};
 }
@@ -102,8 +110,8 @@ std::tuple<Tensor, Tensor, Tensor> lstmCell(const Tensor &inputGates, const Tens
 std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hiddenGates,
                                    const Tensor &hx, const std::optional<Tensor> &inputBias,
                                    const std::optional<Tensor> &hiddenBias) {
-  const auto input = withBias(inputGates, inputBias).chunk(3, 1);
-  const auto hidden = withBias(hiddenGates, hiddenBias).chunk(3, 1);
+  const auto input = gatesOf(withBias(inputGates, inputBias), 3);
+  const auto hidden = gatesOf(withBias(hiddenGates, hiddenBias), 3);
   const Tensor reset = (input[0] + hidden[0]).sigmoid();
   const Tensor update = (input[1] + hidden[1]).sigmoid();
   const Tensor fresh = (input[2] + reset * hidden[2]).tanh();
