@@ -110,6 +110,25 @@ def test_the_results_are_the_cpus_and_on_the_device(name):
             torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+# Their caller learns data, so they wait, which a capture refuses.
+WAIT = {"_reshape_from_tensor", "_rowwise_prune", "_saturate_weight_to_fp16"}
+WAIT |= {"fbgemm_linear_quantize_weight"}
+
+
+@pytest.mark.parametrize("name", sorted(READERS.keys() - WAIT))
+def test_a_replay_gives_the_cpus_results(name):
+    result_on(DEVICE, name)
+    made = []
+    torch.manual_seed(0)
+    READERS[name](lambda tensor: made.append(tensor.to(DEVICE)) or tensor)
+    there, graph = iter(made), torch.openreg.Graph()
+    with torch.openreg.graph(graph):
+        got = listed(READERS[name](lambda tensor: next(there)))
+    graph.replay()
+    for tensor, expected in zip(got, result_on("cpu", name), strict=True):
+        torch.testing.assert_close(tensor.cpu(), expected, rtol=0, atol=0)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_packs_weights_for_the_cpu_is_refused_by_name(name):

@@ -437,10 +437,15 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 /* ---- in a graph ---- */
 
 /* The default dtype is the process's, and may be another by now: what the kernel would make floats of by it is of the
- * call's before. Conditions stay. */
+ * call's before, or is asked for where the operator takes a dtype. Conditions stay. */
 void OperatorTask::useDefaultDtype(Stack &stack) const {
   if (C10_LIKELY(!usesDefaultDtype)) return;
   const auto &arguments = op.schema().arguments();
+  if (const auto dtype = op.schema().argumentIndexWithName("dtype")) {
+    IValue &asked = stack[static_cast<size_t>(*dtype)];
+    if (asked.isNone()) asked = static_cast<int64_t>(defaultDtype);
+    return;
+  }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (traits.isWritten[i] || arguments[i].name() == "condition") continue;
     stack[i] = torch_openreg::forCpu(stack[i], [this](const at::Tensor &tensor) {
