@@ -169,9 +169,9 @@ def check_training(backend, device):
         return x.cos(), z
 
     def gradient(function, x):
-        main = torch.accelerator.current_stream()
+        main, given = torch.accelerator.current_stream(), x * 3
         side.wait_stream(main)
-        made = function(x * 3)
+        made = function(given)
         main.wait_stream(side)
         side.wait_stream(main)
         (found,) = torch.autograd.grad(sum(m.sum() for m in made), x)

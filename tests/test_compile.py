@@ -416,10 +416,15 @@ def test_a_backward_pass_is_joined_with_the_callers_stream():
         with side:
             return x.sin()
 
+    def total():
+        torch.openreg.synchronize()
+        made = f(x)
+        torch.openreg.synchronize()
+        return made.sum()
+
     x = torch.ones(4, device=DEVICE, requires_grad=True)
-    f(x).sum().backward()
-    made = f(x).sum()
-    torch.openreg.synchronize()
+    total().backward()
+    made = total()
     with testing.gate() as gate:
         gate.wait(side)
         made.backward()
@@ -436,7 +441,9 @@ def test_a_kernel_is_queued_on_its_stream():
             return x * 2
 
     x = torch.ones(4, device=DEVICE)
+    torch.openreg.synchronize()
     f(x)
+    torch.openreg.synchronize()
     x.fill_(3)
     torch.openreg.synchronize()
     with testing.gate() as gate:

@@ -426,6 +426,7 @@ def test_a_replay_is_in_the_order_of_the_programs_streams_and_events(replays):
         return total, twice
 
     x, y = (torch.zeros(4, device=DEVICE) for _ in range(2))
+    torch.openreg.synchronize()
     for i in range(4):
         with testing.gate() as gate:
             gate.wait(side)

@@ -36,9 +36,9 @@ print(len(checked))
 
 @pytest.mark.parametrize("device", ["openreg", "cuda"])
 def test_results_are_as_fake_tensors_promise(run, device):
-    program = PROGRAM.format(names=ASKING, dtypes="{torch.float32}", most=3)
+    program = PROGRAM.format(names=ASKING, dtypes="{torch.float32}", most=2)
     done = run(program, arguments=["-c", program, device])
-    assert done.code == 0 and int(done.out) > 50, done.err
+    assert done.code == 0 and int(done.out) > 40, done.err
 
 
 @pytest.mark.slow
@@ -46,4 +46,4 @@ def test_results_are_as_fake_tensors_promise(run, device):
 def test_results_of_all_operators_are_as_fake_tensors_promise(run, device):
     program = PROGRAM.format(names=None, dtypes="{torch.float32, torch.complex64}", most=2)
     done = run(program, arguments=["-c", program, device], timeout=3000)
-    assert done.code == 0 and int(done.out) > 500, done.err
+    assert done.code == 0 and int(done.out) > 400, done.err
