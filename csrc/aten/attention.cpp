@@ -1,6 +1,7 @@
 /*
- * _scaled_dot_product_fused_attention_overrideable and its backward, which PyTorch leaves to devices that are not its
- * own. Both compute in float32 at least; the backward computes the weights again.
+ * _scaled_dot_product_fused_attention_overrideable and its backward, which PyTorch leaves to
+ * devices that are not its own. Both compute in float32 at least; the backward computes the weights
+ * again.
  */
 #include "registration.h"
 
@@ -57,8 +58,8 @@ Tensor scoresOf(const Tensor &query, const Tensor &key, const OptionalTensor &bi
   return scores + bias->to(scores.scalar_type());
 }
 
-/* What is kept of each weight: 0, or what makes the mean 1. A hash of its index and the seed, so that the backward has
- * the same without keeping it. */
+/* The factor of each weight: 0 where it is dropped, else what makes the mean 1. It comes from a
+ * hash of the index and the seed, so that the backward finds the same factors. */
 Tensor keptOf(const Tensor &weights, double dropout, const Tensor &seed) {
   constexpr int64_t kFactor = 0x5851F42D4C957F2D, kBits = 24;
   Tensor hash = at::arange(weights.numel(), seed.options()).view(weights.sizes());

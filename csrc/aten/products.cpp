@@ -1,6 +1,6 @@
 /*
- * Products of 16-bit matrices with a float32 result (`out_dtype`), which only CUDA and XPU have: the CPU's product of
- * what the matrices are in float32.
+ * Products of 16-bit matrices with a float32 result (`out_dtype`), which only CUDA and XPU have:
+ * the CPU's product of the matrices in float32.
  */
 #include "registration.h"
 
