@@ -175,6 +175,13 @@ def test_run_names_the_operator_and_the_line(run, tmp_path):
     assert 'reads.py", line 6 in first\n' in done.err
 
 
+def test_run_needs_no_stderr(tmp_path):
+    path = program(tmp_path, "print('ran')")
+    command = f"exec {sys.executable} -m torch_openreg run {path} 2>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+
+
 def options(path):
     return SimpleNamespace(as_cuda=False, force=False, module=False, command=[str(path)])
 

@@ -136,7 +136,7 @@ def _write_ending(path, error, **ending):
 def _report_host_accesses(options):
     """Before the process dies of touching device memory, it is written which operator did, and
     Python's lines. What is for another process to print goes into a file beside its ending."""
-    if not faulthandler.is_enabled():
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)
     _C._host_access_operators()
     if options.ending:
