@@ -208,6 +208,29 @@ def test_factories_take_the_device_of_the_tensor(name):
 
 # By operator: why it has a kernel here all the same. The first two are taken apart before autograd
 # and __torch_dispatch__ see them, as on CUDA; both see the others on every device.
+READERS = [
+    "_grid_sampler_2d_cpu_fallback",
+    "_grid_sampler_2d_cpu_fallback_backward",
+    "_reshape_from_tensor",
+    "_rowwise_prune",
+    "_saturate_weight_to_fp16",
+    "_sobol_engine_draw",
+    "_sobol_engine_ff_",
+    "_sobol_engine_initialize_state_",
+    "_sobol_engine_scramble_",
+    "choose_qparams_optimized",
+    "fbgemm_linear_fp16_weight",
+    "fbgemm_linear_fp16_weight.out",
+    "fbgemm_linear_fp16_weight_fp32_activation",
+    "fbgemm_linear_fp16_weight_fp32_activation.out",
+    "fbgemm_linear_int8_weight",
+    "fbgemm_linear_int8_weight_fp32_activation",
+    "fbgemm_linear_quantize_weight",
+    "fbgemm_pack_gemm_matrix_fp16",
+    "fbgemm_pack_quantized_matrix",
+    "fbgemm_pack_quantized_matrix.KN",
+    "range.out_",
+]
 REGISTERED = {
     "max_pool1d": "a result with the CPU's strides",
     "_has_compatible_shallow_copy_type": "PyTorch's takes the devices that it names, as CUDA",
@@ -215,7 +238,13 @@ REGISTERED = {
     "_batch_norm_no_update": "PyTorch's calls the CPU's kernel with the tensors of the device",
     "_foreach_mm": "a list is one task",
     **dict.fromkeys(
-        ("convolution", "convolution_overrideable", "convolution_backward_overrideable"),
+        (
+            "convolution",
+            "convolution_overrideable",
+            "convolution_backward_overrideable",
+            "_scaled_dot_product_fused_attention_overrideable",
+            "_scaled_dot_product_fused_attention_overrideable_backward",
+        ),
         "PyTorch's asks for a kernel of the device's own",
     ),
     **dict.fromkeys(
@@ -226,6 +255,7 @@ REGISTERED = {
     **dict.fromkeys(
         ("addr_", "conj_physical_", "embedding", "mode.values"), "one task in place of several"
     ),
+    **dict.fromkeys(READERS, "PyTorch's reads memory on the host"),
 }
 KINDS = ["", "Sparse", "SparseCsr", "Quantized", "NestedTensor"]
 
