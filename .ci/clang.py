@@ -1,5 +1,5 @@
-"""Checks that clang takes the shim: every C++ file, or as many as fit into the seconds that are given,
-beginning with another one each day. Nothing is made.
+"""Checks that clang takes the shim: every C++ file, or as many as fit into the seconds that are
+given, beginning with another one each day. Nothing is made.
 
 `make clang` runs it after the C tests. compile_commands.json says how each file is compiled.
 """
@@ -27,7 +27,7 @@ def check(entry, compiler):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiler", default="clang++")
-    parser.add_argument("--seconds", type=float, help="no file is begun later; all of them by default")
+    parser.add_argument("--seconds", type=float, help="no file is begun later; default: all are")
     options = parser.parse_args()
     with open("compile_commands.json") as file:
         entries = [entry for entry in json.load(file) if entry["file"].endswith(".cpp")]
