@@ -120,8 +120,6 @@ def sgd(x, lr):
 
 CHANGING = {
     "an optimizer's step": sgd,
-    "uniform_": lambda x, n: x.uniform_(-n, n),
-    "bernoulli_": lambda x, n: x.bernoulli_(n),
     "nan_to_num": torch.nan_to_num,
 }
 

@@ -93,7 +93,7 @@ LARGE = torch.arange(20_000.0)
 WAITS_UNASKED = {
     "kthvalue": lambda x: x.kthvalue(2),
     "median": lambda x: x.median(0),
-    "histogram": lambda x: torch.histc(x),
+    "histogram": lambda x: torch.histc(x, min=0, max=1),
     "recurrent": lambda x: torch.nn.LSTM(9, 3, device=DEVICE)(x.view(7, 1, 9)),
     "view": lambda x: x.unfold(0, 2, 1).diagonal().unsqueeze(0).squeeze_(0),
     "view of another type": lambda x: x.view(torch.int32),
@@ -115,6 +115,7 @@ WAITS_EVERYWHERE = {
     "mask": lambda x: x[x > 0],
     "selection": lambda x: x.masked_select(x > 0),
     "unique": lambda x: x.unique(),
+    "histogram without bounds": lambda x: torch.histc(x),
     "comparison": lambda x: torch.equal(x, x),
     "sparse": lambda x: x.to_sparse(),
     "pageable": lambda x: torch.ones(4).to(DEVICE),
