@@ -41,7 +41,7 @@ def main():
         said = list(pool.map(judge, entries[first:] + entries[:first]))
     seen = [text for text in said if text is not None]
     print(f"{options.compiler} takes {seen.count('')} of {len(seen)} files; {len(said)} are there")
-    sys.exit("\n".join(filter(None, seen)))
+    sys.exit("\n".join(filter(None, seen)) or 0)
 
 
 if __name__ == "__main__":

@@ -295,10 +295,12 @@ static void endProcess(int signal_number, bool sent) {
 
 static void callFunction(void *argument) {
   const orFault *f = argument;
+  fault.chained = (uintptr_t)__builtin_frame_address(0);
   if (before.sa_flags & SA_SIGINFO)
     before.sa_sigaction(f->number, f->info, f->context);
   else
     before.sa_handler(f->number);
+  fault.chained = 0;
 }
 
 /* With the signals blocked that the system would have blocked for it. */
@@ -314,17 +316,19 @@ static void callMasked(const orFault *f) {
   pthread_sigmask(SIG_SETMASK, &was, NULL);
 }
 
-/* What comes here again from there, deeper in the stack, finds nobody to ask. A handler may leave by
+/* Whether the former handler has faulted: deeper in the stack that it runs on. It may leave by
  * siglongjmp(): what comes then is not deeper. */
+static bool isChained(const ucontext_t *context) {
+  uintptr_t from = interruptedStack(context);
+  return from < fault.chained &&
+         isWithin(&context->uc_stack, from) == isWithin(&context->uc_stack, fault.chained);
+}
+
 static void callFormer(const orFault *f) {
-  uintptr_t here = (uintptr_t)__builtin_frame_address(0);
-  if (!hasFormer() || here < fault.chained) {
+  if (hasFormer() && !isChained(f->context))
+    callMasked(f);
+  else
     endProcess(f->number, f->info->si_code <= 0);
-    return;
-  }
-  fault.chained = here;
-  callMasked(f);
-  fault.chained = 0;
 }
 
 /* A handler that was put there later, as Python's faulthandler may be, raises the signal again. */
