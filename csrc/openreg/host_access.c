@@ -320,7 +320,7 @@ static void callMasked(const orFault *f) {
  * siglongjmp(): what comes then is not deeper. */
 static bool isChained(const ucontext_t *context) {
   uintptr_t from = interruptedStack(context);
-  return from < fault.chained &&
+  return from <= fault.chained &&
          isWithin(&context->uc_stack, from) == isWithin(&context->uc_stack, fault.chained);
 }
 
