@@ -178,14 +178,14 @@ TEST(host_access_is_reported_in_threads_and_children) {
   ASSERT_PTR(strstr(strstr(text, "SIGSEGV") + 1, "SIGSEGV"), NULL);
 }
 
-static void readNull(void) {
+static void readNothing(void) {
   haveNoHandler();
   allocate(10);
-  char *volatile nothing = NULL;
+  char *volatile nothing = (char *)(uintptr_t)8; /* not null, of which UBSan has a word to say */
   readByte(nothing);
 }
 
-TEST(host_access_says_nothing_of_other_faults) { ASSERT_STR(reportOf(readNull), ""); }
+TEST(host_access_says_nothing_of_other_faults) { ASSERT_STR(reportOf(readNothing), ""); }
 
 static void readWithAHint(void) {
   haveNoHandler();
