@@ -621,6 +621,31 @@ print(torch.nn.functional.gelu(x).shape)
     assert out.splitlines() == ["[3.0, 3.0]", "[3.0, 3.0]", "torch.Size([2])"]
 
 
+def test_a_kernel_for_cudas_key_outlives_the_library_of_the_one_before(cuda):
+    out = cuda(
+        REGISTERS
+        + """
+warnings.simplefilter("ignore")  # each replaces a kernel
+base, kernel = registered("again")
+base.impl("again", times(1), "CompositeExplicitAutograd")
+def library(n):
+    made = torch.library.Library("upper", "FRAGMENT")
+    made.impl("again", times(n), "AutogradCUDA")
+    return made
+former, latter = library(2), library(3)
+del former
+gc.collect()
+print(kernel(x).tolist())
+former, latter = latter, library(4)
+former._destroy()
+print(kernel(x).tolist())
+latter._destroy()
+print(kernel(x).tolist())
+"""
+    )
+    assert out.splitlines() == ["[3.0, 3.0]", "[4.0, 4.0]", "[1.0, 1.0]"]
+
+
 @pytest.mark.slow
 def test_a_kernel_in_cpp_for_cudas_key_alone_is_the_devices(cuda, tmp_path):
     """Of an extension that is built for the CPU: the function gets the device's tensors."""

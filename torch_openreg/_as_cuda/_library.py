@@ -26,23 +26,23 @@ def _is_for_the_device(name, key, fn):
     return not torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-def _give_up(*places):
-    for place in places:
-        taken = _taken.pop(place, None)
-        if taken is not None:
-            taken._destroy()
+def _give_up(place, taken=None):
+    """Whatever serves there, or `taken` if it still does."""
+    if taken is None or _taken.get(place) is taken:
+        former = _taken.pop(place, None)
+        if former is not None:
+            former._destroy()
 
 
 def install():
     impl, destroy = Library.impl, Library._destroy
 
     def take(library, place, op_name, fn, with_keyset):
-        taken = Library(library.ns, "IMPL")
-        impl(taken, op_name, fn, place[2], with_keyset=with_keyset)
         _give_up(place)
-        _taken[place] = taken
-        weakref.finalize(library, _give_up, place)
-        library.__dict__.setdefault("_taken_for_the_device", []).append(place)
+        taken = _taken[place] = Library(library.ns, "IMPL")
+        impl(taken, op_name, fn, place[2], with_keyset=with_keyset)
+        end = weakref.finalize(library, _give_up, place, taken)
+        library.__dict__.setdefault("_ends_for_the_device", []).append(end)
 
     @functools.wraps(impl)
     def impl_for_device(self, op_name, fn, dispatch_key="", *, with_keyset=False, **options):
@@ -60,7 +60,8 @@ def install():
 
     @functools.wraps(destroy)
     def destroy_for_device(self):
-        _give_up(*self.__dict__.pop("_taken_for_the_device", ()))
+        for end in self.__dict__.pop("_ends_for_the_device", ()):
+            end()
         destroy(self)
 
     Library.impl, Library._destroy = impl_for_device, destroy_for_device
