@@ -43,7 +43,7 @@ double scaleOf(const Tensor &query, std::optional<double> scale) {
   return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
 }
 
-/* What the softmax takes. */
+/* The softmax turns them into weights. */
 Tensor scoresOf(const Tensor &query, const Tensor &key, const OptionalTensor &bias, bool causal,
                 double scale) {
   constexpr double kNever = -std::numeric_limits<double>::infinity();

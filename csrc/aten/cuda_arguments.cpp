@@ -29,7 +29,7 @@ IValue &argument(const c10::OperatorHandle &op, Stack *stack, const char *name) 
   return torch::jit::peek(*stack, place, op.schema().arguments().size());
 }
 
-/* Without bounds they are the data's, for which the host waits. */
+/* Equal bounds are none: then they are the data's, for which the host waits. */
 void histc(const c10::OperatorHandle &op, Stack *stack) {
   const Tensor self = argument(op, stack, "self").toTensor();
   IValue &min = argument(op, stack, "min"), &max = argument(op, stack, "max");

@@ -36,7 +36,7 @@ struct Widened {
   Tensor left, right;
 };
 
-/* What is added may have the result's type already. */
+/* The matrix that is added has the factors' type, or the result's already. */
 Tensor widen(const Tensor &added, const Tensor &factor, ScalarType type) {
   TORCH_CHECK(added.scalar_type() == type || added.scalar_type() == factor.scalar_type(),
               "self must have the dtype of the matrices or out_dtype, but got ",
@@ -49,52 +49,39 @@ void checkResult(const Tensor &out, ScalarType type) {
               "out tensor, but got ", type, " and ", out.scalar_type());
 }
 
-Tensor mm(const Tensor &self, const Tensor &mat2, ScalarType type) {
-  const Widened given(self, mat2, type);
-  return at::mm(given.left, given.right);
+using Product = Tensor (*)(const Tensor &, const Tensor &);
+using ProductOut = Tensor &(*)(Tensor &, const Tensor &, const Tensor &);
+using Sum = Tensor (*)(const Tensor &, const Tensor &, const Tensor &, const Scalar &,
+                       const Scalar &);
+using SumOut = Tensor &(*)(Tensor &, const Tensor &, const Tensor &, const Tensor &, const Scalar &,
+                           const Scalar &);
+
+template <Product product>
+Tensor multiply(const Tensor &left, const Tensor &right, ScalarType type) {
+  const Widened given(left, right, type);
+  return product(given.left, given.right);
 }
 
-Tensor &mmOut(const Tensor &self, const Tensor &mat2, ScalarType type, Tensor &out) {
+template <ProductOut product>
+Tensor &multiplyOut(const Tensor &left, const Tensor &right, ScalarType type, Tensor &out) {
   checkResult(out, type);
-  const Widened given(self, mat2, type);
-  return at::mm_out(out, given.left, given.right);
+  const Widened given(left, right, type);
+  return product(out, given.left, given.right);
 }
 
-Tensor bmm(const Tensor &self, const Tensor &mat2, ScalarType type) {
-  const Widened given(self, mat2, type);
-  return at::bmm(given.left, given.right);
+template <Sum sum>
+Tensor add(const Tensor &self, const Tensor &left, const Tensor &right, ScalarType type,
+           const Scalar &beta, const Scalar &alpha) {
+  const Widened given(left, right, type);
+  return sum(widen(self, left, type), given.left, given.right, beta, alpha);
 }
 
-Tensor &bmmOut(const Tensor &self, const Tensor &mat2, ScalarType type, Tensor &out) {
+template <SumOut sum>
+Tensor &addOut(const Tensor &self, const Tensor &left, const Tensor &right, ScalarType type,
+               const Scalar &beta, const Scalar &alpha, Tensor &out) {
   checkResult(out, type);
-  const Widened given(self, mat2, type);
-  return at::bmm_out(out, given.left, given.right);
-}
-
-Tensor addmm(const Tensor &self, const Tensor &mat1, const Tensor &mat2, ScalarType type,
-             const Scalar &beta, const Scalar &alpha) {
-  const Widened given(mat1, mat2, type);
-  return at::addmm(widen(self, mat1, type), given.left, given.right, beta, alpha);
-}
-
-Tensor &addmmOut(const Tensor &self, const Tensor &mat1, const Tensor &mat2, ScalarType type,
-                 const Scalar &beta, const Scalar &alpha, Tensor &out) {
-  checkResult(out, type);
-  const Widened given(mat1, mat2, type);
-  return at::addmm_out(out, widen(self, mat1, type), given.left, given.right, beta, alpha);
-}
-
-Tensor baddbmm(const Tensor &self, const Tensor &batch1, const Tensor &batch2, ScalarType type,
-               const Scalar &beta, const Scalar &alpha) {
-  const Widened given(batch1, batch2, type);
-  return at::baddbmm(widen(self, batch1, type), given.left, given.right, beta, alpha);
-}
-
-Tensor &baddbmmOut(const Tensor &self, const Tensor &batch1, const Tensor &batch2, ScalarType type,
-                   const Scalar &beta, const Scalar &alpha, Tensor &out) {
-  checkResult(out, type);
-  const Widened given(batch1, batch2, type);
-  return at::baddbmm_out(out, widen(self, batch1, type), given.left, given.right, beta, alpha);
+  const Widened given(left, right, type);
+  return sum(out, widen(self, left, type), given.left, given.right, beta, alpha);
 }
 
 }  // namespace
@@ -103,12 +90,12 @@ Tensor &baddbmmOut(const Tensor &self, const Tensor &batch1, const Tensor &batch
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
-  m.impl("mm.dtype", &mm);
-  m.impl("mm.dtype_out", &mmOut);
-  m.impl("bmm.dtype", &bmm);
-  m.impl("bmm.dtype_out", &bmmOut);
-  m.impl("addmm.dtype", &addmm);
-  m.impl("addmm.dtype_out", &addmmOut);
-  m.impl("baddbmm.dtype", &baddbmm);
-  m.impl("baddbmm.dtype_out", &baddbmmOut);
+  m.impl("mm.dtype", &multiply<&at::mm>);
+  m.impl("mm.dtype_out", &multiplyOut<&at::mm_out>);
+  m.impl("bmm.dtype", &multiply<&at::bmm>);
+  m.impl("bmm.dtype_out", &multiplyOut<&at::bmm_out>);
+  m.impl("addmm.dtype", &add<&at::addmm>);
+  m.impl("addmm.dtype_out", &addOut<&at::addmm_out>);
+  m.impl("baddbmm.dtype", &add<&at::baddbmm>);
+  m.impl("baddbmm.dtype_out", &addOut<&at::baddbmm_out>);
 }

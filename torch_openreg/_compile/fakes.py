@@ -94,11 +94,6 @@ def _add_product(self, batch1, batch2, out_dtype, *, beta=1, alpha=1):
     return product if beta == 0 else product + beta * self.to(out_dtype)
 
 
-def _fake_add_product(fake_mode, func, *args, **kwargs):
-    with fake_mode:
-        return _add_product(*args, **kwargs)
-
-
 def _hint_of_cpu(hint):
     """Of meta functions that ask which library computes."""
 
@@ -111,10 +106,9 @@ def _hint_of_cpu(hint):
 
 def register():
     _meta_registrations.device_hint = _hint_of_cpu(_meta_registrations.device_hint)
-    wide = torch.ops.aten.baddbmm.dtype
-    decomposition_table[wide] = _add_product
-    fake_impls.op_implementations_dict[wide] = _fake_add_product
     implementations = fake_impls.op_implementations_dict
+    decomposition_table[_ATEN.baddbmm.dtype] = _add_product
+    implementations[_ATEN.baddbmm.dtype] = _decomposed
     for operator in _OF_CPU:
         implementations[operator] = _as_of_cpu(implementations.get(operator, _none))
     for operator in _DECOMPOSED:
