@@ -13,6 +13,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "../torch/device.h"
 #include "arguments.h"
 #include "fallback.h"
 #include "op_traits.h"
@@ -58,8 +59,8 @@ void reshapeFromTensor(const OperatorHandle &op, Stack *stack) {
 
 void refuse(const OperatorHandle &op, Stack *) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "Could not run ", op.operator_name(),
-      " on openreg: it packs weights as the CPU's kernels want them, or computes with such. "
+      false, "Could not run ", op.operator_name(), " on ", deviceName(),
+      ": it packs weights as the CPU's kernels want them, or computes with such. "
       "Call it with CPU tensors (x.cpu())");
 }
 

@@ -367,7 +367,8 @@ std::vector<at::Tensor> Collective::hostTensors() {
   return host;
 }
 
-/* Each rank's part of an average of floats, as NCCL has it: a sum of halves would be inf. What is read alone stays. */
+/* NCCL divides each rank's floats before it adds them, so that large float16 numbers make no inf. An input that is only
+ * read is divided in a copy. */
 void Collective::scale(std::vector<at::Tensor> &host) const {
   for (size_t i = 0; i < (inputs_ != 0 ? inputs_ : host.size()); ++i) {
     if (!at::isFloatingType(host[i].scalar_type())) continue;

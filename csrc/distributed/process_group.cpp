@@ -80,19 +80,6 @@ bool areUneven(const Tensors &tensors) {
                      [&](const at::Tensor &tensor) { return tensor.numel() != tensors[0].numel(); });
 }
 
-/* What Gloo does for one root after the other; some have nothing to do. */
-template <typename F>
-WorkPtr eachRank(size_t count, F issue) {
-  WorkPtr last;
-  for (size_t root = 0; root < count; ++root) {
-    WorkPtr work = issue(root);
-    if (work == nullptr) continue;
-    if (last != nullptr) last->wait();
-    last = std::move(work);
-  }
-  return last;
-}
-
 /* `large` has room for one `small` of each rank. */
 void checkRatio(const char *name, const at::Tensor &large, const at::Tensor &small, int size) {
   TORCH_CHECK_VALUE(
@@ -461,14 +448,17 @@ WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::T
   call.says.elements = -1;  // each rank has another number
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     asKernel([&] { host[1 + rank].copy_(host[0]); });
-    return eachRank(host.size() - 1, [&](size_t root) -> WorkPtr {
+    WorkPtr work;
+    for (size_t root = 0; root + 1 < host.size(); ++root) {
       Tensors part{host[1 + root]};
-      if (part[0].numel() == 0) return nullptr;
+      if (part[0].numel() == 0) continue;
       c10d::BroadcastOptions from;
       from.rootRank = static_cast<int64_t>(root);
       from.timeout = options.timeout;
-      return gloo.broadcast(part, from);
-    });
+      work = gloo.broadcast(part, from);
+      work->wait();
+    }
+    return work;
   });
 }
 
@@ -585,19 +575,20 @@ WorkPtr ProcessGroupOpenReg::reduceScatterUneven(const at::Tensor &output, const
   const auto ours = reducing(call, options);
   call.says.elements = -1;  // each rank gets another number
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
-    return eachRank(host.size() - 1, [&](size_t root) -> WorkPtr {
-      if (host[root].numel() == 0) return nullptr;
+    WorkPtr work;
+    for (size_t root = 0; root + 1 < host.size(); ++root) {
+      if (host[root].numel() == 0) continue;
       Tensors part(1);
       asKernel([&] { part[0] = host[root].clone(); });
       c10d::ReduceOptions to;
       to.reduceOp = ours.reduceOp;
       to.rootRank = static_cast<int64_t>(root);
       to.timeout = options.timeout;
-      WorkPtr work = gloo.reduce(part, to);
+      work = gloo.reduce(part, to);
       work->wait();
       if (root == rank) asKernel([&] { host.back().copy_(part[0]); });
-      return work;
-    });
+    }
+    return work;
   });
 }
 
