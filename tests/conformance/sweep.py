@@ -6,10 +6,12 @@ Ends with 1 if anything differs that is not declared, or a declared exception no
 import argparse
 import collections
 import json
+import os
 import random
 import signal
 import sys
 from concurrent.futures import as_completed
+from dataclasses import asdict
 
 from declared import declared, job_for, judge
 from jobs import ALL, DTYPES, ERRORS, Job, Pool, operators
@@ -27,7 +29,9 @@ def arguments():
         help="so many operators and dtypes, always the same, a sample of each compiled by Inductor",
     )
     parser.add_argument("--workers", type=int, help="processes (default: one for each core)")
-    parser.add_argument("--out", help="file for the results, one JSON line each")
+    parser.add_argument(
+        "--out", help="file for the results, one JSON line each; what it has already is not run"
+    )
     return parser.parse_args()
 
 
@@ -80,22 +84,39 @@ def table(results):
             yield "".join([f"{row:10}", *(f"{counts[row][column]:11}" for column in COLUMNS)])
 
 
+def earlier(path, chosen):
+    """The results that a file has of a run that was stopped, perhaps in the middle of a line."""
+    if not path or not os.path.exists(path):
+        return {}
+    with open(path) as lines:
+        pairs = [json.loads(line) for line in lines if line.endswith("\n")]
+    found = {Job(**job): result for job, result in pairs}
+    return {job: found[job] for job in chosen if job in found}
+
+
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and the workers with it
     options = arguments()
-    results, chosen = [], list(jobs(options))
+    chosen = list(jobs(options))
     if options.compiled is not None:
         chosen = compiled(chosen, options.compiled)
+    known = earlier(options.out, chosen)
+    results = []
     with Pool(options.workers) as pool, open(options.out or "/dev/null", "w") as out:
-        futures = {pool.submit(job): job for job in chosen}
-        with tqdm(total=len(futures), unit="op", smoothing=0.05) as bar:
+        futures = {pool.submit(job): job for job in chosen if job not in known}
+
+        def take(job, result):
+            results.append((job, result))
+            print(json.dumps([asdict(job), result]), file=out, flush=True)
+            if wrong := judge(job, result):
+                bar.write(f"{job}: " + "\n    ".join(wrong))
+            bar.update()
+
+        with tqdm(total=len(chosen), unit="op", smoothing=0.05) as bar:
+            for job, result in known.items():
+                take(job, result)
             for future in as_completed(futures):
-                job, result = futures[future], future.result()
-                results.append((job, result))
-                print(json.dumps([job.op, job.dtype, result]), file=out, flush=True)
-                if wrong := judge(job, result):
-                    bar.write(f"{job}: " + "\n    ".join(wrong))
-                bar.update()
+                take(futures[future], future.result())
     print("\n".join(table(results)))
     sys.exit(any(judge(job, result) for job, result in results))
 

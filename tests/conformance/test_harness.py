@@ -1,5 +1,7 @@
 """That differences are seen: a comparison that passes everything would never be noticed."""
 
+import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import declared
@@ -9,6 +11,7 @@ import torch
 from comparison import Outcome, attempt, compare, differences
 from declared import Declared, judge
 from jobs import ERRORS, Job, Pool
+from sweep import earlier
 
 
 def sample(x, *args):
@@ -134,6 +137,14 @@ def test_the_list_of_operators_is_kept_until_it_may_be_another(monkeypatch, tmp_
         monkeypatch.setattr(jobs, "_stamp", lambda stamp=stamp: stamp)
         assert jobs.operators(tmp_path) == {"add": {}}
         assert len(made) == count
+
+
+def test_a_sweep_that_was_stopped_goes_on(tmp_path):
+    done, other = Job("add", "float32"), Job("add", "float32", compiled=True)
+    path = tmp_path / "results"
+    path.write_text(json.dumps([asdict(done), {"count": 3}]) + "\n" + '[{"op": "ad')
+    assert earlier(path, [other, done]) == {done: {"count": 3}}
+    assert earlier(path, [other]) == earlier(tmp_path / "none", [done]) == {}
 
 
 def test_undeclared_and_stale_fail(monkeypatch):
