@@ -1,5 +1,6 @@
-# Targets: demo, test, test-all, soak, fuzz, conformance, upstream, integration, lint, format, sanitize, bench, build,
-# Targets: ctest, ctest-aarch64, ctest-page64k, clang, model, mutate, debug, docs, compile_commands, wheels, clean.
+# Targets: demo, test, test-all, soak, fuzz, conformance, upstream, judges, integration, lint, format, sanitize, bench,
+# Targets: build, ctest, ctest-aarch64, ctest-page64k, clang, model, mutate, debug, docs, compile_commands, wheels,
+# Targets: clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -13,8 +14,8 @@ HEADER := csrc/openreg/include/openreg.h
 CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
 CC ?= cc
 
-.PHONY: help demo test test-all soak fuzz conformance upstream integration lint format sanitize bench build ctest
-.PHONY: ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files ctest-musl
+.PHONY: help demo test test-all soak fuzz conformance upstream judges integration lint format sanitize bench build
+.PHONY: ctest ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files ctest-musl
 .PHONY: ctest-musl-files clang clang-files debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
@@ -104,6 +105,18 @@ upstream: build $(UPSTREAM_STAMP)
 	PYTHONPATH=$(CURDIR)/tests $(PY) -m upstream --source '$(PYTORCH_SOURCE)' --files '$(FILES)' --jobs $(JOBS) \
 	  --page '$(PAGE)' $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(LIMIT),--limit $(LIMIT)) $(if $(FAILED),--failed)
+
+# TorchCTS, a public conformance suite for backends, of a pinned version. FILES="rng errors", LIMIT and PAGE: see
+# docs/upstream.md. `make test-all` runs a part of it where it is installed.
+JUDGES_STAMP := $(VENV)/judges.stamp
+
+$(JUDGES_STAMP): .ci/judges.txt | build
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/judges.txt
+	touch $@
+
+judges: build $(JUDGES_STAMP)
+	PYTHONPATH=$(CURDIR)/tests $(PY) -m judges --files '$(FILES)' --jobs $(JOBS) \
+	  $(if $(LIMIT),--limit $(LIMIT)) $(if $(FILES),,--page '$(PAGE)')
 
 # What is too heavy for every run of the tests: other libraries, which only this installs, and four
 # processes.
@@ -449,4 +462,5 @@ format: $(ENV_STAMP)
 clean:
 	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
 	  torch_openreg/_build_info.py compile_commands.json
-	rm -f $(INSTALL_STAMP) $(DEMO_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP) $(DOCS_STAMP)
+	rm -f $(INSTALL_STAMP) $(DEMO_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP) $(JUDGES_STAMP) \
+	  $(DOCS_STAMP)
