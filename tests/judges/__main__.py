@@ -94,11 +94,13 @@ def run(suite, part, limit):
     """All of its tests, in as many processes as it takes."""
     finished = False
     path = os.path.join(BUILD, f"{'-'.join(part.paths).replace('/', '-')}.jsonl")
+    open(path, "w").close()
     while not finished:
-        open(path, "w").close()
+        size = os.path.getsize(path)
         status, said = launch(suite, part, limit, path)
         at = None
         with open(path) as log:
+            log.seek(size)
             records = [json.loads(line) for line in log]
         for record in records:
             if record["what"] == "selected":
