@@ -85,6 +85,8 @@ def _devices():
     original = common_device_type.get_desired_device_type_test_bases
     private = common_device_type.PrivateUse1TestBase
     private.setUpClass()  # else the first class of a process is named otherwise than the next
+    if hasattr(common_device_type, "Capability"):  # kernels are the CPU's
+        private._capabilities = common_device_type.CPUTestBase._capabilities
 
     def bases(except_for=None, only_for=None, *_, **__):
         if only_for and not isinstance(only_for, str) and {"cpu", "cuda"} <= set(only_for):
