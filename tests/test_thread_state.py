@@ -1,5 +1,6 @@
 """What a queued operator takes over of the thread that called it, and what stays behind."""
 
+import sys
 import threading
 import warnings
 
@@ -350,3 +351,165 @@ def test_a_second_interpreter_leaves_waits_as_they_were(run_ok):
         torch.openreg.current_stream().synchronize()
         """
     )
+
+
+# ---- Of the thread that calls backward() ----
+
+
+@pytest.fixture
+def flush_denormal():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormal numbers")
+    torch.set_flush_denormal(False)
+    yield torch.set_flush_denormal
+    torch.set_flush_denormal(False)
+
+
+def _tiny(device):
+    """Its gradient by `_times_tiny` is a denormal number."""
+    return torch.tensor([1e-20], device=device, requires_grad=True)
+
+
+def _times_tiny(x):
+    return x * 1e-25
+
+
+def _by_backward(device):
+    x = _tiny(device)
+    _times_tiny(x).backward(torch.full_like(x, 1e-18))
+    return x.grad
+
+
+def _by_grad(device):
+    x = _tiny(device)
+    return torch.autograd.grad(_times_tiny(x), x, torch.full_like(x, 1e-18))[0]
+
+
+def _recomputed(device, reentrant):
+    """The gradient is no denormal number, but has one as a factor, which is computed again."""
+    x = _tiny(device)
+    checkpoint = torch.utils.checkpoint.checkpoint
+    checkpoint(lambda x: (x * 1e-20 * 1e20).square(), x, use_reentrant=reentrant).backward()
+    return x.grad
+
+
+def _by_another_thread(device):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(_by_backward(device)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+class _Flushing(torch.autograd.Function):
+    """Its backward pass sets the mode itself, before any operator."""
+
+    @staticmethod
+    def forward(ctx, x, flush):
+        ctx.flush = flush
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        torch.set_flush_denormal(ctx.flush)
+        return gradient * 1e-25, None
+
+
+def _set_by_a_node(device):
+    found = []
+    for flush in (True, False):
+        x = _tiny(device)
+        _Flushing.apply(x, flush).backward(torch.full_like(x, 1e-18))
+        found.append(x.grad)
+        torch.set_flush_denormal(False)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        _by_backward,
+        _by_grad,
+        lambda device: _recomputed(device, reentrant=True),
+        lambda device: _recomputed(device, reentrant=False),
+        _by_another_thread,
+        _set_by_a_node,
+    ],
+    ids=["backward", "grad", "reentrant", "recomputed", "thread", "node"],
+)
+def test_denormal_numbers_in_the_backward_pass(gradient, flush_denormal):
+    for flush in (False, True, False, True):
+        flush_denormal(flush)
+        expected = gradient("cpu")
+        flush_denormal(flush)
+        got = gradient(DEVICE)
+        flush_denormal(False)
+        assert torch.equal(got.cpu().view(torch.int32), expected.view(torch.int32)), flush
+
+
+class _Call(torch.autograd.Function):
+    """Its backward pass calls a function."""
+
+    @staticmethod
+    def forward(ctx, x, function):
+        ctx.function = function
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.function()
+        return gradient, None
+
+
+def test_two_backward_passes_that_take_turns_on_one_thread(flush_denormal, eventually):
+    """The second one is called while the first is in a node, and has the newer nodes, which come
+    first then."""
+
+    def is_called():
+        frame = sys._current_frames().get(thread.ident)
+        return (
+            frame is not None and frame.f_code is torch.autograd.graph._engine_run_backward.__code__
+        )
+
+    def call_second():
+        thread.start()
+        eventually(is_called)
+
+    def second_pass():
+        flush_denormal(False)
+        found.extend(torch.autograd.grad(second, other, tiny))
+
+    thread, found = threading.Thread(target=second_pass), []
+    x, other, tiny = _tiny(DEVICE), _tiny(DEVICE), torch.full((1,), 1e-18, device=DEVICE)
+    first = _Call.apply(_times_tiny(x), call_second)
+    second = _times_tiny(other)
+    flush_denormal(True)
+    flushed = torch.autograd.grad(first, x, tiny)[0]
+    flush_denormal(False)
+    thread.join()
+    assert flushed.item() == 0 and found[0].item() > 0
+
+
+def test_the_thread_count_in_the_backward_pass(run_ok):
+    out = run_ok(
+        """
+        import torch
+
+        def gradient(count, given):  # a sum
+            torch.set_num_threads(count)
+            x = torch.zeros((), device=given.device, requires_grad=True)
+            x.expand(1 << 20).backward(given)
+            assert torch.get_num_threads() == count
+            return x.grad
+
+        given = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+        one, two = gradient(1, given), gradient(2, given)
+        there = given.to("openreg")
+        gradient(2, there).item()  # autograd's thread runs
+        with torch.openreg.testing.gate() as gate:
+            gate.wait()
+            got = [gradient(count, there) for count in (1, 2, 1)]
+        print(one.item() != two.item(), *[x.item() == one.item() for x in got])
+        """
+    )
+    assert out.split() == ["True", "True", "False", "True"]

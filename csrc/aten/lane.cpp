@@ -8,11 +8,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <dlfcn.h>
 
 #include <chrono>
-#include <cstring>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -21,75 +18,13 @@
 #include "../torch/fork.h"
 #include "../torch/gil.h"
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 namespace torch_openreg {
 
 namespace {
 
-// ---- What a thread's floating point unit does with denormal numbers.
-
-#if defined(__SSE2__)
-constexpr unsigned kFlushBits = _MM_FLUSH_ZERO_ON | 0x40;  // and denormals-are-zero
-unsigned flushMode() { return _mm_getcsr() & kFlushBits; }
-void setFlushMode(unsigned mode) {
-  if (flushMode() != mode) _mm_setcsr((_mm_getcsr() & ~kFlushBits) | mode);
-}
-#else
-unsigned flushMode() { return 0; }
-void setFlushMode(unsigned) {}
-#endif
-
 // ---- How many threads a kernel uses.
 
-using SetThreads = void (*)(int);
-struct ThreadControl {
-  SetThreads openmp = nullptr;
-  int (*mklLocal)(int) = nullptr;
-  int (*endTeam)(int) = nullptr;  // of the calling thread
-};
-
-bool isFromGomp(void *function) {
-  Dl_info info{};
-  return dladdr(function, &info) != 0 && std::strstr(info.dli_fname, "libgomp") != nullptr;
-}
-
-/* PyTorch's own OpenMP runtime is the one that libtorch_cpu is linked to; a process may hold others. */
-const ThreadControl &threadControl() {
-  static const ThreadControl control = [] {
-    ThreadControl found;
-    Dl_info info{};
-    if (dladdr(reinterpret_cast<void *>(&at::get_num_threads), &info) == 0) return found;
-    void *library = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
-    if (library == nullptr) return found;
-    found.openmp = reinterpret_cast<SetThreads>(dlsym(library, "omp_set_num_threads"));
-    found.mklLocal = reinterpret_cast<int (*)(int)>(dlsym(library, "MKL_Set_Num_Threads_Local"));
-    // Elsewhere it concerns every thread's team.
-    void *pause = dlsym(library, "omp_pause_resource_all");
-    if (isFromGomp(pause)) found.endTeam = reinterpret_cast<int (*)(int)>(pause);
-    return found;
-  }();
-  return control;
-}
-
 thread_local bool onLane = false, wideLane = false;
-
-/* Of the calling thread. */
-void setThreads(int count) {
-  if (threadControl().openmp != nullptr) threadControl().openmp(count);
-  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(count);
-}
-
-/* Trips PyTorch's lazy initialisation of this thread, which would undo what is set afterwards. In a forked child the first
- * one makes PyTorch's pool of threads anew, with no lock (caffe2::pthreadpool): whoever comes meanwhile finds none, and
- * throws. */
-void initialiseThread() {
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
-  at::get_num_threads();
-}
 
 void startLane(int, int wide) {
   KernelScope here;
@@ -194,12 +129,6 @@ constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
     (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks), true);
 
 }  // namespace
-
-DenormalMode::DenormalMode(unsigned flush) : before_(flushMode()) { setFlushMode(flush); }
-
-DenormalMode::~DenormalMode() { setFlushMode(before_); }
-
-CallerState CallerState::now() { return {at::get_num_threads(), flushMode()}; }
 
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel) {

@@ -9,27 +9,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "../torch/caller_state.h"
+
 namespace torch_openreg {
-
-/* What a task takes over from the thread that queues it: how many threads a kernel may use (on the wide lane), and
- * what becomes of denormal numbers. Dispatch modes stay behind. */
-struct CallerState {
-  int threads;
-  unsigned flush;
-  static CallerState now();
-};
-
-/* What the calling thread does with denormal numbers until the end of the scope: a CallerState's `flush`. */
-class DenormalMode {
- public:
-  explicit DenormalMode(unsigned flush);
-  ~DenormalMode();
-  DenormalMode(const DenormalMode &) = delete;
-  DenormalMode &operator=(const DenormalMode &) = delete;
-
- private:
-  const unsigned before_;
-};
 
 /* Tensors as small as these are for one thread: two spend their time on each other. By the metadata alone, so that the
  * bits of results do not depend on what else goes on. */

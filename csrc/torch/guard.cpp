@@ -2,6 +2,7 @@
 
 #include "allocator.h"
 #include "autograd.h"
+#include "backward_caller.h"
 #include "device.h"
 #include "event.h"
 #include "graph.h"
@@ -68,7 +69,9 @@ c10::Stream OpenRegGuardImpl::getNewStream(c10::Device device, int priority) con
   return getStreamFromPool(priority, indexOf(device));
 }
 
+/* Autograd comes here on its own thread before each node with a stream. */
 c10::Stream OpenRegGuardImpl::exchangeStream(c10::Stream stream) const {
+  takeOverFromBackwardCaller();
   const OpenRegStream next(stream);
   const c10::Stream previous = getCurrentOpenRegStream(next.device_index());
   setCurrentOpenRegStream(next);

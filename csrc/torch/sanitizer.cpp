@@ -33,12 +33,12 @@
 #include <vector>
 
 #include "backward.h"
+#include "backward_caller.h"
 #include "gil.h"
 #include "module.h"
 #include "stacks.h"
 #include "stream.h"
 #include "stream_origins.h"
-#include "threads.h"
 #include "warnings.h"
 
 namespace py = pybind11;

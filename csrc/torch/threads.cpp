@@ -13,7 +13,6 @@
 
 #include <openreg_sanitizer.h>
 
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -23,30 +22,17 @@
 
 #include <array>
 #include <cstring>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "module.h"
-#include "threads.h"
 
 namespace py = pybind11;
 
 namespace torch_openreg {
 
 namespace {
-
-// ---- Who acts for whom --------------------------------------------------------------------------
-
-/* PyTorch hands it on to the threads of autograd, with the rest of the state of who calls backward(). */
-struct ActsFor final : c10::DebugInfoBase {
-  explicit ActsFor(uint64_t thread) : thread(thread) {}
-  const uint64_t thread;
-};
-
-constexpr std::string_view kActsForName = "OPENREG_HOST_THREAD";
-const c10::DebugInfoKind kActsFor{&kActsForName};
 
 // ---- Methods ------------------------------------------------------------------------------------
 
@@ -60,7 +46,6 @@ enum class Order : int {
   AcquiresAllIfAny,   // if it returns something that is not empty
   AcquiresAllIfPipe,  // if it reads no file of a disk, as modules and lines of code are read
   AcquiresAllFirst,   // before it runs: it calls what others have left there
-  Backward,           // others act for the caller meanwhile
 };
 
 struct Method {
@@ -120,16 +105,7 @@ void acquire(PyObject *object) {
 }
 
 template <typename Call>
-PyObject *callBackward(const Call &call) {
-  const uint64_t thread = orSanitizerThread();
-  if (thread == 0) return call();
-  const c10::DebugInfoGuard guard(kActsFor, std::make_shared<ActsFor>(thread));
-  return call();
-}
-
-template <typename Call>
 PyObject *follow(const Method &method, PyObject *self, const Call &call) {
-  if (method.order == Order::Backward) return callBackward(call);
   if (method.order == Order::Releases) orSanitizerRelease(self);
   if (method.order == Order::AcquiresAllFirst) orSanitizerAcquire(nullptr);
   PyObject *result = call();
@@ -344,10 +320,5 @@ struct Moment {
 });
 
 }  // namespace
-
-uint64_t actsForThread() {
-  const auto *info = static_cast<const ActsFor *>(c10::ThreadLocalDebugInfo::get(kActsFor));
-  return info == nullptr ? 0 : info->thread;
-}
 
 }  // namespace torch_openreg

@@ -26,11 +26,10 @@ from .. import _C
 
 # What a method does, as in csrc/torch/threads.cpp.
 _IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES = range(4)
-_ACQUIRES_ALL, _ALL_IF_ANY, _ALL_IF_PIPE, _ALL_FIRST, _BACKWARD = range(4, 9)
+_ACQUIRES_ALL, _ALL_IF_ANY, _ALL_IF_PIPE, _ALL_FIRST = range(4, 8)
 
 _LOCK = type(threading.Lock())
 _RLOCK = type(threading.RLock())
-_ENGINE = type(torch.autograd.Variable._execution_engine)
 
 _METHODS = (
     (_LOCK, _IF_TRUE, "acquire acquire_lock __enter__"),
@@ -42,7 +41,6 @@ _METHODS = (
     (_RLOCK, _RELEASES, "release __exit__ _release_save"),
     (queue.SimpleQueue, _RELEASES, "put put_nowait"),
     (queue.SimpleQueue, _ACQUIRES, "get get_nowait empty qsize"),
-    (_ENGINE, _BACKWARD, "run_backward"),
     # Through these a thread may hear of another one in ways that cannot be followed.
     (_multiprocessing.SemLock, _ACQUIRES_ALL, "acquire __enter__"),
     (_socket.socket, _ACQUIRES_ALL, "recv recv_into recvfrom recvfrom_into recvmsg recvmsg_into"),
