@@ -1,9 +1,13 @@
 """Operators that are not PyTorch's: from Python, and docs/examples/custom_op with a kernel."""
 
+import contextlib
+import gc
 import importlib.util
 import os
 import subprocess
 import sys
+import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -194,3 +198,172 @@ def test_a_compiled_kernel_for_the_cpu_alone():
     got = linear(*(t.to(DEVICE) for t in tensors), "relu", [], "")
     torch.testing.assert_close(got.cpu(), linear(*tensors, "relu", [], ""))
     assert got.device == torch.device(DEVICE)
+
+
+# ---- Kernels for the CPU from Python ----
+
+
+@pytest.fixture
+def replace():
+    """Registers kernels of Python for the CPU until the test ends. Gives the library of each, and
+    the threads that it has run on."""
+    libraries = []
+
+    def replace(name, function):
+        ran = []
+
+        def kernel(*args, **kwargs):
+            ran.append(threading.current_thread())
+            return function(*args, **kwargs)
+
+        libraries.append(torch.library.Library("aten", "IMPL"))
+        libraries[-1].impl(name, kernel, "CPU")
+        return libraries[-1], ran
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        yield replace
+    for library in libraries:
+        library._destroy()
+
+
+def test_a_python_kernel_for_the_cpu_is_for_the_cpus_tensors(replace, runs_ahead):
+    library, ran = replace("mul.Tensor", torch.add)
+    x = torch.full((3,), 5.0, device=DEVICE)
+    for _ in range(2):
+        assert (x * x).tolist() == [25.0] * 3
+    (y,) = runs_ahead(lambda: [x * x])
+    assert y.tolist() == [25.0] * 3 and not ran
+    assert (x.cpu() * x.cpu()).tolist() == [10.0] * 3 and ran == [threading.main_thread()]
+    library._destroy()
+    assert (x.cpu() * x.cpu()).tolist() == (x * x).tolist() == [25.0] * 3 and len(ran) == 1
+
+
+def _gradient(device):
+    x = torch.full((3,), 5.0, device=device, requires_grad=True)
+    (x * x).sum().backward()
+    return x.grad.tolist()
+
+
+def _list(device):
+    x = torch.full((3,), 5.0, device=device)
+    return torch._foreach_mul([x, x], [x, x])[1].tolist()
+
+
+def _inside_of_a_kernel(device):
+    """PyTorch's kernel for the CPU multiplies with the operator."""
+    x = torch.full((3,), 5.0, device=device)
+    return torch.nn.functional.binary_cross_entropy(x / 10, x / 10, weight=x).item()
+
+
+def _replayed(device):
+    x = torch.full((3,), 5.0, device=DEVICE)
+    graph = torch.openreg.Graph()
+    with torch.openreg.graph(graph):
+        y = x * x
+    for _ in range(2):
+        graph.replay()
+    return y.tolist()
+
+
+def _by_number_and_in_place(device):
+    x = torch.full((3,), 5.0, device=device)
+    x.mul_(x)
+    return torch.mul(x, x, out=torch.empty(3, device=device)).tolist()
+
+
+@pytest.mark.parametrize(
+    "program", [_gradient, _list, _inside_of_a_kernel, _replayed, _by_number_and_in_place]
+)
+def test_programs_beside_a_python_kernel_for_the_cpu(program, replace):
+    expected = [program(DEVICE) for _ in range(2)]
+    _, ran = replace("mul.Tensor", torch.add)
+    _, also = replace("mul.out", lambda a, b, out: torch.add(a, b, out=out))
+    _, third = replace("mul_.Tensor", lambda a, b: a.add_(b))
+    assert [program(DEVICE) for _ in range(2)] == expected
+    assert not ran and not also and not third
+
+
+def test_the_first_call_beside_a_python_kernel_for_the_cpu(replace):
+    """It is tried on stand-ins, which are the device's as well."""
+    names = ["hypot", "fill_.Scalar", "zero_", "copy_", "masked_select"]
+    ran = [replace(name, lambda *args: args[0])[1] for name in names]
+    x = torch.full((3, 7), 3.0, device=DEVICE)
+    assert torch.hypot(x, x + 1).tolist() == [[5.0] * 7] * 3
+    assert torch.masked_select(x, x > 2).tolist() == [3.0] * 21
+    big = torch.ones(1 << 10, 1 << 10, device=DEVICE)
+    assert big.t().contiguous().sum().item() == 1 << 20  # divided among threads
+    assert ran[0] == ran[4] == []
+    assert all(thread is threading.main_thread() for threads in ran for thread in threads)
+
+
+def test_python_kernels_for_the_cpu_above_each_other(replace):
+    first, second = replace("mul.Tensor", torch.add), replace("mul.Tensor", torch.sub)
+    x = torch.full((3,), 5.0, device=DEVICE)
+    host = torch.full((3,), 5.0)
+    assert (host * host).tolist() == [0.0] * 3 and (x * x).tolist() == [25.0] * 3
+    first[0]._destroy()
+    assert (host * host).tolist() == [0.0] * 3 and (x * x).tolist() == [25.0] * 3
+    second[0]._destroy()
+    assert (host * host).tolist() == (x * x).tolist() == [25.0] * 3
+
+
+def test_a_python_kernel_for_the_cpu_whose_library_is_dropped():
+    x = torch.full((3,), 5.0, device=DEVICE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch's is raised when the kernel is registered
+        library = torch.library.Library("aten", "IMPL")
+        for function in (torch.add, torch.sub):
+            with contextlib.suppress(UserWarning):
+                library.impl("mul.Tensor", function, "CPU")
+    assert (x * x).tolist() == [25.0] * 3 != (x.cpu() * x.cpu()).tolist()
+    del library
+    gc.collect()
+    assert (x * x).tolist() == (x.cpu() * x.cpu()).tolist() == [25.0] * 3
+
+
+def test_kernels_that_run_while_a_python_kernel_is_registered(replace):
+    x = torch.full((3,), 5.0, device=DEVICE)
+    x * x
+    torch.openreg.synchronize()
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        before = x * x
+        library, ran = replace("mul.Tensor", torch.add)
+        under = x * x
+    assert before.tolist() == under.tolist() == [25.0] * 3
+    with torch.openreg.testing.gate() as gate:
+        gate.wait()
+        under = x * x
+        library._destroy()
+    assert under.tolist() == [25.0] * 3 and not ran
+
+
+@pytest.mark.parametrize("file", ["train.py", "train", "<stdin>", "kernels.cpp"])
+def test_a_python_kernel_for_the_cpu_alone(file):
+    ran = []
+    source = """
+library = torch.library.Library("openreg_test_file", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: ran.append(x) or x * 2, "CPU")
+"""
+    scope = {"torch": torch, "ran": ran}
+    exec(compile(source, file, "exec"), scope)
+    try:
+        for _ in range(2):
+            with pytest.raises(NotImplementedError, match="openreg_test_file::twice"):
+                torch.ops.openreg_test_file.twice(torch.ones(2, device=DEVICE))
+        assert not ran
+        assert torch.ops.openreg_test_file.twice(torch.ones(2)).tolist() == [2.0] * 2
+    finally:
+        scope["library"]._destroy()
+
+
+def test_a_compiled_function_beside_a_python_kernel_for_the_cpu(replace):
+    function = torch.compile(lambda x: (x * x).cumsum(0) * torch.special.erfcx(x))
+    x = torch.full((3,), 5.0, device=DEVICE)
+    expected = function(x).tolist()
+    ran = [replace(name, lambda *args: args[0])[1] for name in ("mul.Tensor", "cumsum")]
+    ran.append(replace("special_erfcx", torch.exp)[1])
+    torch._dynamo.reset()
+    assert function(x).tolist() == expected and ran == [[]] * 3

@@ -116,7 +116,7 @@ def _at_exit():
 
 def register():
     torch.utils.rename_privateuse1_backend("openreg")
-    from . import _C, openreg
+    from . import _C, _python_kernels, openreg
 
     torch._register_device_module("openreg", openreg)
     sys.meta_path.insert(0, _BothNames(openreg.SUBMODULES))
@@ -128,6 +128,7 @@ def register():
     _check_indices(_C._check_index)
     _initialize_where_chosen(_C._is_active, openreg.init)
     _autocast_higher_order_operators()
+    _python_kernels.install()
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     _import_after("torch._dynamo", "torch_openreg._compile.dynamo")
     _import_after("torch._inductor.compile_fx", "torch_openreg._compile.inductor")

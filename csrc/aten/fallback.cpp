@@ -14,8 +14,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +38,7 @@
 #include "op_generator.h"
 #include "output_cache.h"
 #include "op_traits.h"
+#include "python_kernels.h"
 #include "task.h"
 #include "tensor_components.h"
 #include "shape_inference.h"
@@ -93,24 +92,6 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
     if (schema.name() == entry.name && static_cast<int>(result) == entry.result) return true;
   }
   return false;
-}
-
-/* A kernel that is registered for the CPU alone from Python expects the CPU's own tensors, and would
- * take the GIL on a lane. The dispatcher tells only where it was registered. */
-bool hasPythonKernel(const OperatorHandle &op, const OpTraits &traits, DispatchKey kernel) {
-  static auto *known = new std::map<std::pair<const OpCounters *, DispatchKey>, bool>();
-  static auto *mutex = new std::mutex();
-  std::lock_guard<std::mutex> lock(*mutex);
-  const auto [entry, isNew] = known->try_emplace({traits.counters, kernel}, false);
-  if (!isNew) return entry->second;
-  const std::string key = "\n" + std::string(c10::toString(kernel)) + ": ";
-  const std::string table = "\n" + op.dumpComputedTable();
-  const size_t begin = table.find(key);
-  const size_t end = table.find('\n', begin + 1);
-  const std::string line = begin == std::string::npos ? "" : table.substr(begin, end - begin);
-  // A file, or one of "<stdin>", "<string>", "<ipython-input ...>".
-  entry->second = line.find(".py:") != std::string::npos || line.find(" at <") != std::string::npos;
-  return entry->second;
 }
 
 /* For one thread, as far as these tell. */
@@ -323,11 +304,11 @@ void Call::makeZeros() {
 }
 
 void Call::checkKernel() {
-  TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(kernel_) &&
-                                  (traits_.isAten || !hasPythonKernel(op_, traits_, kernel_)),
-                              "Could not run ", op_.operator_name(), " on ", deviceName(),
-                              ": there is neither a kernel for this device nor a compiled one for ",
-                              kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op_.hasComputedKernelForDispatchKey(kernel_) && !hasPythonKernelAlone(op_, kernel_),
+      "Could not run ", op_.operator_name(), " on ", deviceName(),
+      ": there is neither a kernel for this device nor a compiled one for ",
+      kernel_ == DispatchKey::CPU ? "the CPU" : c10::toString(kernel_));
 }
 
 /* Checks the arguments, and replaces those that no kernel could take. */

@@ -24,7 +24,7 @@ namespace {
 
 // ---- How many threads a kernel uses.
 
-thread_local bool onLane = false, wideLane = false;
+thread_local bool onLane = false, wideLane = false, likeLane = false;
 
 void startLane(int, int wide) {
   KernelScope here;
@@ -97,13 +97,20 @@ class AsLane {
  private:
   c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};
   const bool inference_ = autograd().get_inference_mode();
+  const bool before_ = likeLane;
   at::RecordFunctionGuard unrecorded_{false};
   OneThread alone_;
   static c10::AutogradState &autograd() { return c10::AutogradState::get_tls_state(); }
 
  public:
-  AsLane() { autograd().set_inference_mode(false); }
-  ~AsLane() { autograd().set_inference_mode(inference_); }
+  AsLane() {
+    autograd().set_inference_mode(false);
+    likeLane = true;
+  }
+  ~AsLane() {
+    likeLane = before_;
+    autograd().set_inference_mode(inference_);
+  }
   AsLane(const AsLane &) = delete;
   AsLane &operator=(const AsLane &) = delete;
 };
@@ -133,8 +140,8 @@ constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel) {
   KernelScope here;
-  std::optional<AsLane> likeLane;
-  if (!onLane) likeLane.emplace();
+  std::optional<AsLane> asLane;
+  if (!onLane) asLane.emplace();
   DenormalMode denormals(caller.flush);
   useThreads(caller.threads);
   WarningCollector collector(warnings);
@@ -149,8 +156,10 @@ void useOneThread() {
   setThreads(1);
 }
 
+bool computesForDevice() { return onLane || likeLane || inKernel(); }
+
 void asNarrowLane(c10::function_ref<void()> function) {
-  AsLane likeLane;
+  AsLane asLane;
   function();
 }
 

@@ -26,6 +26,9 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
  * dispatch mode, autocast or profiler. The treatment of denormals stays. */
 void asNarrowLane(c10::function_ref<void()> function);
 
+/* Whether the calling thread is running a kernel for a device, and not one of the program's for the CPU. */
+bool computesForDevice();
+
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */
 void useOneThread();
 

@@ -1,0 +1,13 @@
+/*
+ * Kernels that a program registers from Python for the CPU's dispatch keys: they are for the program's own CPU tensors.
+ */
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace torch_openreg {
+
+/* The kernel for that key is Python's, and it has replaced none. */
+bool hasPythonKernelAlone(const c10::OperatorHandle &op, c10::DispatchKey key);
+
+}  // namespace torch_openreg

@@ -1,0 +1,54 @@
+"""Kernels that a program registers from Python for the CPU's dispatch keys: the device goes on with
+those that they replace, as it computes with the CPU's (csrc/aten/python_kernels.cpp)."""
+
+import functools
+
+from torch.library import Library, fallthrough_kernel
+
+from . import _C
+
+KEYS = {"CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "NestedTensorCPU"}
+
+
+class _Handle:
+    """What PyTorch destroys with a library. The library's kernels go first: until then one of
+    Python would be found where none is above it."""
+
+    def __init__(self, module, kernel):
+        self.module, self.kernel = module, kernel
+
+    def destroy(self):
+        self.kernel.pause()
+        try:
+            self.module.reset()
+            self.kernel.gone()
+        finally:
+            self.kernel.resume()
+
+
+def install():
+    impl = Library.impl
+
+    @functools.wraps(impl)
+    def impl_for_the_cpu_alone(self, op_name, fn, dispatch_key="", **options):
+        key = dispatch_key or self.dispatch_key
+        if key not in KEYS or fn is fallthrough_kernel:
+            return impl(self, op_name, fn, dispatch_key, **options)
+        name = self._resolve_op_name(op_name, "impl").split("::")[-1]
+        kernel = _C._PythonKernel(f"{self.ns}::{name}", key)
+
+        def register():
+            kernel.registered()
+            self._registration_handles.append(_Handle(self.m, kernel))
+
+        kernel.pause()
+        try:
+            impl(self, op_name, fn, dispatch_key, **options)
+            register()
+        except Warning:  # a filter has made an error of it, when the kernel was registered
+            register()
+            raise
+        finally:
+            kernel.resume()
+
+    Library.impl = impl_for_the_cpu_alone
