@@ -21,6 +21,10 @@ MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
 RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
 OUTSIDE = pytest.StashKey[list]()  # texts of races and errors that belong to no test
+WATCH = pytest.StashKey[object]()  # of the processes that tests start, if the sanitizer is wanted
+WATCHED = pytest.StashKey[object]()  # what the processes were
+TEST = pytest.StashKey[pytest.Item | None]()  # the one that runs
+TESTS = pytest.StashKey[int]()  # how many have run
 STDERR = pytest.StashKey[int | None]()  # a file descriptor that is not captured
 RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
 
@@ -86,6 +90,8 @@ def pytest_configure(config):
     by_setting = {"1": "error", "warn": "warn"}.get(setting)
     config.stash[MODE] = "error" if config.option.openreg_sanitizer else by_setting
     config.stash[OUTSIDE] = []
+    config.stash[TEST] = None
+    config.stash[TESTS] = 0
     config.stash[STDERR] = _copy_of_stderr()
     if config.option.openreg_schedules < 0:
         raise pytest.UsageError("--openreg-schedules: N must not be negative")
@@ -129,9 +135,14 @@ def _check_search(option):
 
 
 def pytest_sessionstart(session):
-    if session.config.option.openreg_sanitizer:
-        import torch_openreg  # noqa: F401
-    _watching(session.config)
+    config = session.config
+    if config.stash[MODE] is None:
+        return
+    from torch_openreg.openreg._processes import Watch, Watched
+
+    config.stash[WATCH] = Watch(config.stash[MODE])
+    config.stash[WATCHED] = Watched()
+    _watching(config)
 
 
 def pytest_collection_finish(session):
@@ -140,13 +151,15 @@ def pytest_collection_finish(session):
 
 def pytest_sessionfinish(session):
     """Races of session fixtures, and of what ran between tests, fail the run."""
-    _keep_outside(session.config)
-    sanitizer = _watching(session.config)
-    if sanitizer:
-        sanitizer.disable()
-    races = session.config.stash[OUTSIDE]
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["openreg_races"] = races
+    config = session.config
+    _keep_outside(config)
+    _end_watch(config)
+    races = config.stash[OUTSIDE]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["openreg_races"] = races
+        if WATCHED in config.stash:
+            watched = config.stash[TESTS], tuple(config.stash[WATCHED])
+            config.workeroutput["openreg_watched"] = watched
     elif races and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -154,7 +167,24 @@ def pytest_sessionfinish(session):
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
     """A process of pytest-xdist has ended."""
-    node.config.stash[OUTSIDE] += getattr(node, "workeroutput", {}).get("openreg_races", [])
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[OUTSIDE] += output.get("openreg_races", [])
+    if "openreg_watched" in output:
+        from torch_openreg.openreg._processes import Watched
+
+        tests, watched = output["openreg_watched"]
+        node.config.stash[TESTS] += tests
+        node.config.stash[WATCHED] += Watched(*watched)
+
+
+def _end_watch(config):
+    watch = config.stash.get(WATCH, None)
+    if watch is None:
+        return
+    config.stash[WATCHED] += watch.watched()
+    watch.close()
+    del config.stash[WATCH]
+    _sanitizer().disable()
 
 
 def _keep_outside(config):
@@ -164,27 +194,44 @@ def _keep_outside(config):
         config.stash[OUTSIDE].append(f"{type(error).__name__}: {error}")
 
 
+def _sanitizer():
+    return sys.modules["torch_openreg"].openreg.sanitizer
+
+
 def _watching(config):
-    """The sanitizer, switched on, if tests are watched and something has loaded it."""
-    mode = config.stash[MODE]
-    if mode is None or "torch_openreg" not in sys.modules:
+    """The sanitizer, switched on, if tests are watched."""
+    if WATCH not in config.stash:
         return None
-    sanitizer = sys.modules["torch_openreg"].openreg.sanitizer
+    sanitizer = _sanitizer()
     if not sanitizer.is_enabled():
-        sanitizer.enable(mode)
+        sanitizer.enable(config.stash[MODE])
     return sanitizer
 
 
-def _take_reports(config):
-    """What was found since it was last asked, with nothing queued; None: nobody watches."""
+def _take_reports(config, synchronize=True):
+    """What was found since this was last asked, in this process and in those that the test has
+    started, with nothing queued; None: nobody watches."""
     sanitizer = _watching(config)
     if sanitizer is None:
         return None
     try:
-        _synchronize()
-        return sanitizer.reports()
+        if synchronize:
+            _synchronize()
+        return sanitizer.reports() + _reports_of_processes(config)
     finally:
-        sanitizer.clear()
+        sanitizer._clear()
+
+
+def _reports_of_processes(config):
+    """Those of processes that an earlier test has started are too late for it, and fail the run."""
+    mine = []
+    for test, report in config.stash[WATCH].take():
+        if test is config.stash[TEST]:
+            mine.append(report)
+        elif test is None or not _expects(test):
+            starter = f"{test.nodeid}, which has ended" if test else "no test"
+            config.stash[OUTSIDE].append(f"in a process started by {starter}:\n{report}")
+    return mine
 
 
 def _expects(item):
@@ -242,6 +289,16 @@ def _annotation(race, config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     _show_host_accesses(item.config)
+    _begin_test(item)
+
+
+def _begin_test(item):
+    """Processes that are started from now on are the test's."""
+    config = item.config
+    if WATCH in config.stash:
+        config.stash[TEST] = item
+        config.stash[TESTS] += 1
+        config.stash[WATCH].begin(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -270,11 +327,7 @@ def _fail_unless_expected(item):
 
 def _keep_with_error(item, error):
     """The test fails by the error, or is expected to (_turn_into_failure)."""
-    sanitizer = _watching(item.config)
-    if sanitizer is None:
-        return
-    races = sanitizer.reports()
-    sanitizer.clear()
+    races = _take_reports(item.config, synchronize=False) or []
     for text in map(str, races):
         if text not in str(error):
             item.add_report_section("call", "openreg sanitizer", text)
@@ -284,9 +337,18 @@ def _keep_with_error(item, error):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
-    result = yield
-    _fail_unless_expected(item)
+    try:
+        result = yield
+        _fail_unless_expected(item)
+    finally:
+        _end_test(item)
     return result
+
+
+def _end_test(item):
+    if WATCH in item.config.stash:
+        item.config.stash[TEST] = None
+        item.config.stash[WATCH].begin(None)
 
 
 # ---- schedules ----
@@ -494,7 +556,18 @@ def _say(test, schedules):
     return f"{test} fails under {names}", f"  replay: {_replay(report.nodeid, schedule)}"
 
 
+def _say_watched(terminalreporter, config):
+    if WATCHED not in config.stash:
+        return
+    tests, watched = config.stash[TESTS], config.stash[WATCHED]
+    terminalreporter.section("openreg sanitizer")
+    terminalreporter.line(f"watched: {tests} test{'s' * (tests != 1)}; {watched}")
+    for gap in watched.gaps():
+        terminalreporter.line(gap)
+
+
 def pytest_terminal_summary(terminalreporter, config):
+    _say_watched(terminalreporter, config)
     if config.stash[OUTSIDE]:
         terminalreporter.section("openreg sanitizer: outside of tests, which fails the run")
         for text in config.stash[OUTSIDE]:

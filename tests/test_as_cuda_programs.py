@@ -118,7 +118,7 @@ def test_a_loop_with_a_prefetcher_trains_and_has_no_race(run, script, tmp_path):
     path = script(MNIST.replace("PATH", str(tmp_path / "model.pt")))
     done = run("", arguments=(*RUN, "--sanitize", path, "--epochs", "4"))
     assert (done.code, done.out) == (0, "learned True\n"), done.err
-    assert done.err == "torch_openreg: sanitizer: no data races\n"
+    assert done.err == "torch_openreg: sanitizer: no data races in 1 process on openreg:0\n"
 
 
 WAIT = """torch.cuda.current_stream(self.device).wait_stream(self.stream)
@@ -194,7 +194,7 @@ DIFFUSION = """
 def test_a_loop_like_a_diffusion_pipelines(run, script):
     done = run("", arguments=(*RUN, "--sanitize", script(DIFFUSION)))
     assert (done.code, done.out) == (0, "True False (1, 3, 16, 16) True\n"), done.err
-    assert done.err == "torch_openreg: sanitizer: no data races\n"
+    assert done.err == "torch_openreg: sanitizer: no data races in 1 process on openreg:0\n"
 
 
 def test_seeds_and_a_module(run, script, tmp_path, monkeypatch):

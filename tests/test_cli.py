@@ -131,7 +131,7 @@ def test_run_of_a_right_program_is_quiet(run, script):
     done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "1", path, "right"))
     assert (done.code, done.out) == (0, "__main__ ['right'] 511000.0\n")
     assert done.err == (
-        "torch_openreg: sanitizer: no data races\n"
+        "torch_openreg: sanitizer: no data races in 1 process on openreg:0\n"
         "torch_openreg: schedules: 1 of 1 do as 'early' does\n"
     )
 

@@ -4,6 +4,7 @@ With ``--seeds`` each run is a process of its own (_run_seeds.py). Such a child 
 ``--ending FILE`` and writes there how the program ended.
 """
 
+import atexit
 import builtins
 import faulthandler
 import io
@@ -11,10 +12,11 @@ import json
 import os
 import runpy
 import sys
+import threading
 import traceback
 
 from . import _C, as_cuda
-from .openreg import sanitizer
+from .openreg import _processes, sanitizer
 from .openreg.device import synchronize_all
 
 HOST_ACCESS = ".host-access"
@@ -54,14 +56,38 @@ def _line(access):
     return f"{access.line.filename}:{access.line.line}" if access.line else "a line not recorded"
 
 
-def _sum_up_races(reports):
-    say(f"sanitizer: {len(reports) or 'no'} data race{'s' * (len(reports) != 1)}")
+def _race(report):
+    later, earlier = report.later, report.earlier
+    return (
+        f"{later.operator} ({_line(later)}) and {earlier.operator} ({_line(earlier)}); "
+        f"missing: {report.advice}"
+    )
+
+
+def _races(reports):
+    """A line for each race; one that several processes report, as ranks do, is one."""
     for report in reports:
-        later, earlier = report.later, report.earlier
-        say(
-            f"  {report.number}: {later.operator} ({_line(later)}) and {earlier.operator} "
-            f"({_line(earlier)}); missing: {report.advice}"
-        )
+        if not report.process:
+            yield _race(report)
+    processes = {}
+    for report in reports:
+        if report.process:
+            processes.setdefault(_race(report), []).append(report.process)
+    for race, where in processes.items():
+        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        yield f"{race}; in {where[0]}{more}"
+
+
+def _sum_up_races(reports, watched):
+    races = list(_races(reports))
+    if races or watched.processes:
+        say(f"sanitizer: {len(races) or 'no'} data race{'s' * (len(races) != 1)} in {watched}")
+    else:
+        say(f"sanitizer: nothing was watched: {watched}")
+    for number, race in enumerate(races, 1):
+        say(f"  {number}: {race}")
+    for gap in watched.gaps():
+        say(f"  {gap}")
 
 
 # ---- how a program ended ----
@@ -144,20 +170,43 @@ def _report_host_accesses(options):
         _C._host_access_output(os.open(options.ending + HOST_ACCESS, flags, 0o600))
 
 
+def _wait_as_the_interpreter_does():
+    """At its end, for threads and processes, and for what the program does then: all may race."""
+    for wait in (threading._shutdown, atexit._run_exitfuncs):
+        try:
+            wait()
+        except BaseException:
+            traceback.print_exc()
+
+
+def _watch():
+    sanitizer.enable("warn")
+    return _processes.Watch("warn")
+
+
+def _end_watch(watch):
+    """What was found. A process that the program has forked, and that comes here too, says nothing:
+    its reports are with the others."""
+    _wait_as_the_interpreter_does()
+    if not watch.is_here():
+        return []
+    reports = sanitizer.reports() + [report for _, report in watch.take()]
+    _sum_up_races(reports, watch.watched())
+    watch.close()
+    return reports
+
+
 def _run_once(options):
     """The program's exit status, or 1 if it is 0 and there were races."""
     _report_host_accesses(options)
     recorded = _record_input() if options.ending else None
-    if options.sanitize:
-        sanitizer.enable("warn")
+    watch = _watch() if options.sanitize else None
     status, ended_by = 0, None
     try:
         _execute(options)
     except BaseException as error:
         status, ended_by = _status(error), error
-    reports = sanitizer.reports()
-    if options.sanitize:
-        _sum_up_races(reports)
+    reports = _end_watch(watch) if watch else sanitizer.reports()
     code = status or int(bool(reports))
     if options.ending:
         read = recorded.taken.decode("latin-1")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ._run import HOST_ACCESS, say
 from .openreg._exploration import _ADDRESS
+from .openreg._processes import REPORTS
 
 
 @dataclass
@@ -79,7 +80,8 @@ def _run(options, *more, **settings):
 
 
 def _run_under(options, seed, read):
-    environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed)}
+    # Its races are those of the program's own run, which reports them.
+    environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed), REPORTS: ""}
     given = {"input": read} if read else {"stdin": subprocess.DEVNULL}
     return _run(options, env=environment, capture_output=True, **given)
 

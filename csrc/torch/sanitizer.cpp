@@ -261,10 +261,9 @@ py::dict describe(const orRaceReport &report, const Calls &stacks) {
 }
 
 /* Under the GIL, as clear and disable are called, so that no stack goes while it is copied. */
-std::vector<std::pair<orRaceReport, Calls>> copyReports() {
+std::vector<std::pair<orRaceReport, Calls>> copyReports(uint64_t first) {
   std::vector<orRaceReport> reports(64);
   std::vector<std::pair<orRaceReport, Calls>> all;
-  uint64_t first = 1;
   for (size_t count = reports.size(); count == reports.size();) {
     uint64_t total = 0;
     OPENREG_CHECK(orSanitizerReports(first, reports.data(), sizeof(orRaceReport), reports.size(),
@@ -277,9 +276,10 @@ std::vector<std::pair<orRaceReport, Calls>> copyReports() {
   return all;
 }
 
-py::list reports() {
+/* Those from number `first` on. */
+py::list reports(uint64_t first) {
   py::list list;
-  for (const auto &[report, stacks] : copyReports()) list.append(describe(report, stacks));
+  for (const auto &[report, stacks] : copyReports(first)) list.append(describe(report, stacks));
   return list;
 }
 
@@ -370,7 +370,7 @@ namespace {
   });
   m.def("_sanitizer_fail_exit", &failExit);
   m.def("_sanitizer_handler", [](bool comes) { return orHostAccessHandler(comes) != 0; });
-  m.def("_sanitizer_reports", &reports);
+  m.def("_sanitizer_reports", &reports, py::arg("first") = 1);
   m.def("_sanitizer_clear", [] { OPENREG_CHECK(orSanitizerClearReports()); });
 });
 

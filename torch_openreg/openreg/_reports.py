@@ -157,6 +157,8 @@ class Report(NamedTuple):
     """The call that would have ordered them."""
     order: _pictures.Order = _pictures.Order()
     """The waits that there were, for pictures."""
+    process: str = ""
+    """The process, such as ``"process 4711 (train.py)"``, where it is another one."""
 
     @property
     def kind(self):
@@ -174,6 +176,8 @@ class Report(NamedTuple):
 
     def __str__(self):
         where = f"{self.memory}, {self.begin:#x} to {self.end:#x}"
+        if self.process:
+            where += f" in {self.process}"
         if self.kind == "uninitialized":
             return (
                 f"read {self.number} of memory that nothing has written, on {where}:\n"

@@ -25,6 +25,7 @@ import warnings
 from torch.autograd import graph as _graph
 
 from .. import _C
+from . import _processes
 from ._reports import Access, Frame, Report, keep_backward, make_report
 
 __all__ = [
@@ -46,6 +47,7 @@ _MODES = ("error", "warn")
 _switch = threading.RLock()
 os.register_at_fork(after_in_child=_switch._at_fork_reinit)
 
+_sent = 0  # the number of the newest report that has been sent to the tool that watches
 _last = threading.local()  # the report whose text was asked for last, by each thread
 
 
@@ -64,7 +66,25 @@ class DataRaceError(RuntimeError):
 def _text(given):
     _last.report = make_report(given)
     _last.text = str(_last.report)
+    _send_reports()
     return _last.text
+
+
+def _send_reports():
+    """To the tool that watches the process which has started this one, each once."""
+    global _sent
+    if not _processes.has_home() or _C._in_forked_child():
+        return
+    for given in _C._sanitizer_reports(_sent + 1):
+        if given["number"] > _sent:  # by another thread, meanwhile
+            _sent = given["number"]
+            _processes.send("report", make_report(given))
+
+
+def _forget_sent():
+    """Reports are numbered from 1 again."""
+    global _sent
+    _sent = 0
 
 
 def _warn(text):
@@ -151,6 +171,7 @@ def _at_exit():
     if texts:
         print("DataRaceError, which nothing has raised:", *texts, sep="\n", file=sys.stderr)
         _C._sanitizer_fail_exit()
+    _processes.send_end()
 
 
 os.register_at_fork(after_in_child=_take_all)  # they are the parent's
@@ -187,6 +208,8 @@ def _switch_on(*settings):
     with _switch:
         outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
         _threads.follow()
+        if outer is None:
+            _forget_sent()
         _C._sanitizer_enable(*settings)
     return outer
 
@@ -256,6 +279,15 @@ def reports():
 
 
 def clear():
-    """Forgets the reports, and the errors that have not been raised yet."""
+    """Forgets the reports, and the errors that have not been raised yet. A tool that watches this
+    process forgets them, too, and those of the processes that it has started."""
+    _clear()
+    _processes.send("cleared")
+    _processes.discard()
+
+
+def _clear():
+    """Those of this process."""
     _take_all()
     _C._sanitizer_clear()
+    _forget_sent()

@@ -1,0 +1,360 @@
+"""The sanitizer in the processes that a watched program starts.
+
+A tool that sums up races (``run --sanitize``, the pytest plugin) has a Watch. The processes that it
+starts inherit OPENREG_SANITIZER and, in OPENREG_SANITIZER_REPORTS, the name of a file of the Watch,
+and hand both on to theirs. A process appends a record to the file in one write as soon as there is
+something to tell, so that nothing is lost where it is killed. A process that has a Watch of its own
+sends nothing: the innermost tool reports.
+
+Nothing here takes a lock of Python's: the sanitizer follows those, and would take two threads that
+report for ordered.
+"""
+
+import base64
+import contextlib
+import multiprocessing.process
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from multiprocessing import util
+from typing import NamedTuple
+
+from .. import _C
+from ._lazy import _lazy_call
+
+MODE = "OPENREG_SANITIZER"
+REPORTS = "OPENREG_SANITIZER_REPORTS"
+_SETTINGS = {"error": "1", "warn": "warn"}
+
+# multiprocessing's fork server has the environment of its own start, so the file's name also goes
+# with each process, in what multiprocessing hands from a process to those it starts.
+_CONFIG = "openreg_sanitizer_reports"
+
+# Audit events of a process that is started: where the command is, and its environment.
+_STARTS = {
+    "subprocess.Popen": (1, 3),
+    "os.posix_spawn": (1, 2),
+    "os.exec": (1, 2),
+    "os.system": (0, None),
+}
+_COMMAND_LENGTH = 60
+
+_watches = []  # of this process, the innermost last
+_inherited = None  # the file of the home that this process was started under
+_is_following = False
+
+
+class Process(NamedTuple):
+    """A process that was watched."""
+
+    pid: int
+    start: str | None  # of its begin, as numbers of processes are used again
+    name: str
+
+    @classmethod
+    def current(cls):
+        name = multiprocessing.process.current_process().name
+        if name == "MainProcess":
+            name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+        return cls(os.getpid(), _start_of(os.getpid()), name or "python")
+
+    @property
+    def identity(self):
+        return self.pid, self.start
+
+    def is_running(self):
+        return self.start is not None and _start_of(self.pid) == self.start
+
+    def __str__(self):
+        return f"process {self.pid} ({self.name})"
+
+
+def _start_of(pid):
+    """In the system's ticks; None: the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, *fields = file.read().rpartition(") ")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else fields[18]
+
+
+# ---- in a process that a watched program has started ----
+
+
+def _home():
+    """The file that records of this process go to, or None."""
+    if _watches or not _is_following:
+        return None
+    config = getattr(multiprocessing.process.current_process(), "_config", {})
+    return config.get(_CONFIG) or _inherited
+
+
+def has_home():
+    """Whether another process wants to hear what the sanitizer finds in this one."""
+    return bool(_home())
+
+
+def send(kind, content=None):
+    """Appends a record to the home's file: used, report, cleared, unwatched or ended."""
+    path = _home()
+    if not path:
+        return
+    record = base64.b64encode(pickle.dumps((kind, Process.current(), used_devices(), content)))
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, b"\n%b\n" % record)  # on its own line, whatever was cut off before it
+        finally:
+            os.close(file)
+    except FileNotFoundError:  # the home has ended, and its folder with it
+        pass
+    except OSError as error:
+        if kind == "report":
+            print(f"torch_openreg: a report was not sent to {path}: {error}", file=sys.stderr)
+
+
+def _send_use():
+    send("used")
+
+
+def send_end():
+    from . import sanitizer
+
+    sanitizer._send_reports()
+    send("ended")
+
+
+def used_devices():
+    """Their names."""
+    if _C._in_forked_child():
+        return []
+    return [f"openreg:{i}" for i in range(_C._device_count()) if _C._is_active(i)]
+
+
+def _finish_with_multiprocessing(_=None):
+    """Its processes end without the interpreter's end."""
+    util.Finalize(None, send_end, exitpriority=-1)
+
+
+def start():
+    """At the import, in a process that OPENREG_SANITIZER has watched: reports go to the home."""
+    global _inherited
+    _inherited = os.environ.get(REPORTS)
+    if _inherited:
+        _follow()
+
+
+def _follow():
+    global _is_following
+    if _is_following:
+        return
+    _is_following = True
+    _lazy_call(_send_use)
+    _finish_with_multiprocessing()
+    util.register_after_fork(sys.modules[__name__], _finish_with_multiprocessing)
+    sys.addaudithook(_on_audit_event)
+
+
+def _in_forked_child():
+    global _inherited
+    if _watches:
+        _inherited = os.environ.get(REPORTS)
+        _watches.clear()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+
+# ---- processes that cannot be watched ----
+
+
+def _on_audit_event(event, arguments):
+    if event in _STARTS and (_watches or has_home()):
+        with contextlib.suppress(Exception):  # which the call itself raises
+            _look_at_start(arguments, *_STARTS[event])
+
+
+def _look_at_start(arguments, command, environment):
+    given = None if environment is None else arguments[environment]
+    given = os.environ if given is None else given
+    variables = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
+    if REPORTS in variables or variables.get(MODE) == "0":  # it is watched, or is not to be
+        return
+    if _watches:
+        _watches[-1].unwatched[_text_of(arguments[command])] = None
+    else:
+        send("unwatched", _text_of(arguments[command]))
+
+
+def _text_of(command):
+    words = [command] if isinstance(command, str | bytes | os.PathLike) else list(command)
+    text = " ".join([os.path.basename(os.fsdecode(words[0])), *map(os.fsdecode, words[1:])])
+    return text if len(text) <= _COMMAND_LENGTH else f"{text[: _COMMAND_LENGTH - 4]} ..."
+
+
+# ---- home ----
+
+
+class Watched(NamedTuple):
+    """What the processes of a Watch were, for its summary."""
+
+    processes: int = 0  # that have used a device
+    devices: tuple = ()
+    unwatched: tuple = ()  # commands
+    running: tuple = ()  # processes
+    unreadable: int = 0  # records
+
+    def __add__(self, other):
+        return Watched(
+            self.processes + other.processes,
+            tuple(dict.fromkeys((*self.devices, *other.devices))),
+            tuple(dict.fromkeys((*self.unwatched, *other.unwatched))),
+            (*self.running, *other.running),
+            self.unreadable + other.unreadable,
+        )
+
+    def __str__(self):
+        if not self.processes:
+            return "no process used a device"
+        text = f"{self.processes} process{'es' * (self.processes != 1)}"
+        return f"{text} on {', '.join(self.devices)}" if self.devices else text
+
+    def gaps(self):
+        """Lines about what was not seen."""
+        if self.unwatched:
+            yield f"not watched, as {REPORTS} is not in their environment: {_list(self.unwatched)}"
+        if self.running:
+            yield f"what they do from now on is not seen: {_list(self.running)}"
+        if self.unreadable:
+            yield f"records of processes that could not be read: {self.unreadable}"
+
+
+def _list(texts, most=5):
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
+
+
+class Watch:
+    """Collects what the processes report that this one starts, until it is closed.
+
+    Args:
+        mode: the sanitizer's there, ``"error"`` or ``"warn"``.
+    """
+
+    def __init__(self, mode):
+        self._pid = os.getpid()
+        self._folder = tempfile.mkdtemp(prefix="openreg-sanitizer-")
+        self._starters = []  # by the names of the files, which are their places here
+        self._read = {}  # of each file, how many bytes
+        self._reports = {}  # not taken yet, by process and number: (starter, Report)
+        self._processes = {}  # that have used a device, by identity
+        self._ended = set()
+        self._devices = set()
+        self.unwatched = {}  # commands
+        self._unreadable = 0
+        self._config = multiprocessing.process.current_process()._config
+        self._before = [
+            (where, name, where.get(name))
+            for where, name in ((os.environ, MODE), (os.environ, REPORTS), (self._config, _CONFIG))
+        ]
+        os.environ[MODE] = _SETTINGS[mode]
+        _watches.append(self)
+        _follow()
+        self.begin(None)
+
+    def is_here(self):
+        """Whether this is its process, and none that was forked from it."""
+        return os.getpid() == self._pid
+
+    def begin(self, starter):
+        """Processes that are started from now on are those of `starter`."""
+        if self.is_here():
+            path = os.path.join(self._folder, str(len(self._starters)))
+            self._starters.append(starter)
+            os.environ[REPORTS] = self._config[_CONFIG] = path
+
+    def take(self):
+        """What was reported since this was last asked: (starter, Report) each."""
+        self._read_files()
+        taken = list(self._reports.values())
+        self._reports.clear()
+        return taken
+
+    def discard(self):
+        """Forgets what processes of the newest starter have reported."""
+        self._read_files()
+        newest = self._starters[-1]
+        self._reports = {k: pair for k, pair in self._reports.items() if pair[0] is not newest}
+
+    def watched(self):
+        """A Watched, of this process, too."""
+        own = used_devices()
+        running = [
+            str(process)
+            for identity, process in self._processes.items()
+            if identity not in self._ended and process.is_running()
+        ]
+        return Watched(
+            len(self._processes) + bool(own),
+            tuple(sorted(self._devices.union(own))),
+            tuple(self.unwatched),
+            tuple(running),
+            self._unreadable,
+        )
+
+    def close(self):
+        """What processes find from now on, they alone say."""
+        if not self.is_here():
+            return
+        _watches.remove(self)
+        for where, name, value in self._before:
+            if value is None:
+                where.pop(name, None)
+            else:
+                where[name] = value
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read_files(self):
+        if not self.is_here():
+            return
+        for name in sorted(os.listdir(self._folder), key=int):
+            for line in self._new_lines(name):
+                self._add(self._starters[int(name)], line)
+
+    def _new_lines(self, name):
+        with open(os.path.join(self._folder, name), "rb") as file:
+            file.seek(self._read.get(name, 0))
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]  # what follows is being written
+        self._read[name] = self._read.get(name, 0) + len(whole)
+        return whole.split()
+
+    def _add(self, starter, line):
+        try:
+            kind, process, devices, content = pickle.loads(base64.b64decode(line))
+        except Exception:  # cut off as its process was killed, or another version's
+            self._unreadable += 1
+            return
+        if kind == "unwatched":
+            self.unwatched[content] = None
+        elif kind == "cleared":
+            for key in [key for key in self._reports if key[0] == process.identity]:
+                del self._reports[key]
+        elif kind == "ended":
+            self._ended.add(process.identity)
+        else:
+            self._processes[process.identity] = process
+        if process.identity in self._processes:  # and is not of an inner tool
+            self._devices.update(devices)
+        if kind == "report":
+            report = content._replace(process=str(process))
+            self._reports[process.identity, report.number] = starter, report
+
+
+def discard():
+    """What processes have reported so far: the program says that it was expected."""
+    if _watches:
+        _watches[-1].discard()
