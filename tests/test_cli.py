@@ -202,6 +202,14 @@ def test_the_status_is_the_programs(run, script, text, code, err):
     assert (done.code, done.out, done.err) == (code, "", err)
 
 
+@pytest.mark.parametrize("options", [[], ["--sanitize"]])
+def test_a_forked_child_ends_as_it_does_otherwise(run, script, options):
+    text = "import os, torch\ntorch.ones(3, device='openreg')\nprint(os.fork() and os.wait()[1])\n"
+    done = run("", arguments=(*MODULE, "run", *options, script(text)))
+    assert (done.code, sorted(done.out.split())) == (0, ["0", "0"]), done.err
+    assert len(done.err.splitlines()) == len(options)
+
+
 def test_a_traceback_begins_in_the_program(run, script):
     path = script("import torch\n1 / 0\n")
     done = run("", arguments=(*MODULE, "run", path))

@@ -35,7 +35,8 @@ def _execute(options):
     else:
         sys.path[0] = os.path.dirname(os.path.abspath(options.program))
         runpy.run_path(options.program, run_name="__main__")
-    synchronize_all()  # raises the error of a kernel that nothing has waited for
+    if not _C._in_forked_child():
+        synchronize_all()  # raises the error of a kernel that nothing has waited for
 
 
 def _status(error):
@@ -196,6 +197,11 @@ def _end_watch(watch):
     return reports
 
 
+def _reports():
+    """A forked child is refused them."""
+    return [] if _C._in_forked_child() else sanitizer.reports()
+
+
 def _run_once(options):
     """The program's exit status, or 1 if it is 0 and there were races."""
     _report_host_accesses(options)
@@ -206,7 +212,7 @@ def _run_once(options):
         _execute(options)
     except BaseException as error:
         status, ended_by = _status(error), error
-    reports = _end_watch(watch) if watch else sanitizer.reports()
+    reports = _end_watch(watch) if watch else _reports()
     code = status or int(bool(reports))
     if options.ending:
         read = recorded.taken.decode("latin-1")
