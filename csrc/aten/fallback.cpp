@@ -128,6 +128,7 @@ enum class Way {
 
 struct Plan {
   Way way = Way::kWait;
+  const char *name = nullptr;                // to queue; null: the operator's
   CallKey key{};                             // to queue, to infer
   std::shared_ptr<const OutputSpec> spec{};  // to queue
   std::vector<c10::Warning> warnings{};      // of a dry run
@@ -325,7 +326,9 @@ void Call::prepare() {
 /* By an earlier call, or by the one that infers. */
 bool Call::isKnown(Plan &plan) {
   plan.spec = findOutputs(plan.key);
-  if (plan.spec == nullptr && isInferredOut(op_, traits_)) {
+  const OpTraits *called = plan.spec == nullptr ? inferredBy(op_, traits_) : nullptr;
+  if (called != nullptr) {
+    plan.name = called->name;  // as later calls, which are not inferred
     checkTypes(op_, traits_, device_.index(), arguments());
     Results outputs;
     for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -409,7 +412,8 @@ void Call::queue(Plan plan) {
   for (const c10::Warning &warning : plan.warnings) c10::warn(warning);
   begin();
   Results results;
-  queueOperator(op_, traits_, plan.key, std::move(plan.spec), device_, stream_, arguments(),
+  const char *name = plan.name != nullptr ? plan.name : traits_.name;
+  queueOperator(op_, traits_, name, plan.key, std::move(plan.spec), device_, stream_, arguments(),
                 results, !plan.warnings.empty());
   giveResults(stack_, arguments_.size(), results);
 }

@@ -98,7 +98,7 @@ bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
   if (!canMap(device.index())) return false;
   const orStream_t stream = currentStreamHandle(device.index());
   countWrites(traits, arguments);
-  queueOperator(op, traits, key, std::move(spec), device, stream, arguments, results);
+  queueOperator(op, traits, traits.name, key, std::move(spec), device, stream, arguments, results);
   return true;
 }
 

@@ -136,9 +136,9 @@ class Node;
 using Storages = PairList<StorageImpl, size_t>;  // position in `memories`
 
 struct OperatorTask final : Task {
-  OperatorTask(const OperatorHandle &handle, const OpTraits &operatorTraits,
+  OperatorTask(const OperatorHandle &handle, const OpTraits &operatorTraits, const char *called,
                const CallKey &metadata, c10::Device on)
-      : Task(operatorTraits.name, on), op(handle), traits(operatorTraits), key(metadata) {}
+      : Task(called, on), op(handle), traits(operatorTraits), key(metadata) {}
   static void *operator new(size_t bytes) { return taskMemory.take(bytes); }
   static void operator delete(OperatorTask *task, std::destroying_delete_t) {
     std::shared_ptr<const OutputSpec> last = std::move(task->spec);
@@ -585,11 +585,11 @@ void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef
 
 size_t taskBlocks() { return TaskMemory::live.load(std::memory_order_relaxed); }
 
-void queueOperator(const OperatorHandle &op, const OpTraits &traits, CallKey &key,
+void queueOperator(const OperatorHandle &op, const OpTraits &traits, const char *name, CallKey &key,
                    std::shared_ptr<const OutputSpec> spec, c10::Device device, orStream_t stream,
                    c10::ArrayRef<IValue> arguments, Results &results, bool warned) {
   resizeOutputs(*spec, traits, arguments, key, warned);
-  auto task = std::make_unique<OperatorTask>(op, traits, key, device);
+  auto task = std::make_unique<OperatorTask>(op, traits, name, key, device);
   task->warned = warned;
   task->usesDefaultDtype = spec->usesDefaultDtype;
   Storages known;

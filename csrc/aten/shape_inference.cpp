@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../torch/sanitizer.h"
@@ -43,12 +44,12 @@ bool canInfer(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   return dense || !casts;
 }
 
-bool isInferredOut(const OperatorHandle &op, const OpTraits &traits) {
-  if (inferring == nullptr) return false;
+const OpTraits *inferredBy(const OperatorHandle &op, const OpTraits &traits) {
+  if (inferring == nullptr) return nullptr;
   const std::string_view functional(inferring->name);
-  if (traits.name != functional.substr(0, functional.size() - inferring->inPlace)) return false;
-  inferring = nullptr;
-  return writtenOutputs(traits)->results.size() == op.schema().returns().size();
+  if (traits.name != functional.substr(0, functional.size() - inferring->inPlace)) return nullptr;
+  const OpTraits *called = std::exchange(inferring, nullptr);
+  return writtenOutputs(traits)->results.size() == op.schema().returns().size() ? called : nullptr;
 }
 
 void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack, const CallKey &key) {

@@ -17,11 +17,12 @@ namespace torch_openreg {
 bool canInfer(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 /* Makes the results by way of the operator's meta function, remembers them as those of `key`, and runs its out= form,
- * for which isInferredOut is true once. */
+ * for which inferredBy tells the operator once. */
 void inferAndRun(const c10::OperatorHandle &op, const OpTraits &traits, torch::jit::Stack *stack,
                  const CallKey &key);
 
-/* The call is that of the out= form: its outputs have the right sizes. */
-bool isInferredOut(const c10::OperatorHandle &op, const OpTraits &traits);
+/* If the call is that of the out= form, whose outputs have the right sizes: the operator that the program has called. Else
+ * null. */
+const OpTraits *inferredBy(const c10::OperatorHandle &op, const OpTraits &traits);
 
 }  // namespace torch_openreg
