@@ -1,6 +1,6 @@
-# Targets: demo, test, test-all, soak, fuzz, conformance, upstream, judges, integration, lint, format, sanitize, bench,
-# Targets: build, ctest, ctest-aarch64, ctest-page64k, clang, model, mutate, debug, docs, compile_commands, wheels,
-# Targets: clean.
+# Targets: demo, test, test-all, soak, fuzz, conformance, upstream, judges, integration, libraries, lint, format,
+# Targets: sanitize, bench, build, ctest, ctest-aarch64, ctest-page64k, clang, model, mutate, debug, docs,
+# Targets: compile_commands, wheels, clean.
 # Everything runs in .venv, which is made on first use; a machine needs python3 (3.10 or later),
 # a C and a C++ compiler, and make. TORCH=2.15.0: the same with another PyTorch, in .venv-2.15.0.
 
@@ -14,8 +14,8 @@ HEADER := csrc/openreg/include/openreg.h
 CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
 CC ?= cc
 
-.PHONY: help demo test test-all soak fuzz conformance upstream judges integration lint format sanitize bench build
-.PHONY: ctest ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files ctest-musl
+.PHONY: help demo test test-all soak fuzz conformance upstream judges integration libraries lint format sanitize
+.PHONY: bench build ctest ctest-aarch64 ctest-aarch64-files ctest-page64k ctest-page64k-files ctest-musl
 .PHONY: ctest-musl-files clang clang-files debug docs env clean compile_commands c-commands wheels
 .PHONY: compile ctest-files sanitize-core sanitize-operators sanitize-programs sanitize-files
 .PHONY: bench-files soak-files fuzz-files fuzz-run lint-analyze
@@ -95,12 +95,12 @@ conformance: build
 # PyTorch's own tests of devices, from a source tree PYTORCH_SOURCE. FILES, SAMPLE, SEED, FAILED=1, LIMIT
 # and PAGE: see docs/upstream.md. It goes on where it was stopped.
 UPSTREAM_STAMP := $(VENV)/upstream.stamp
-PAGE ?= docs/upstream.md
 
 $(UPSTREAM_STAMP): pyproject.toml | build
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[upstream]'
 	touch $@
 
+upstream: PAGE ?= docs/upstream.md
 upstream: build $(UPSTREAM_STAMP)
 	PYTHONPATH=$(CURDIR)/tests $(PY) -m upstream --source '$(PYTORCH_SOURCE)' --files '$(FILES)' --jobs $(JOBS) \
 	  --page '$(PAGE)' $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
@@ -130,6 +130,29 @@ $(INTEGRATION_STAMP): pyproject.toml | build
 integration: build $(INTEGRATION_STAMP)
 	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/integration tests/test_distributed_training.py \
 	  tests/test_docs.py
+
+# Other libraries' own tests for CUDA, with the versions that .ci/libraries.txt pins. LIBRARY, SOURCE,
+# SANITIZER=1, LIMIT, ARGS and PAGE: see docs/libraries.md. Their environment sees the packages of $(VENV) and
+# changes none of them.
+LIBRARIES_VENV := $(VENV)/libraries
+LIBRARIES_PY := $(LIBRARIES_VENV)/bin/python
+LIBRARIES_STAMP := $(VENV)/libraries.stamp
+SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+$(LIBRARIES_STAMP): .ci/libraries.txt | build
+	test -x $(LIBRARIES_PY) || $(PY) -m venv --without-pip $(LIBRARIES_VENV)
+	echo "import site; site.addsitedir('$$($(PY) $(SITE_PACKAGES))')" \
+	  > "$$($(LIBRARIES_PY) $(SITE_PACKAGES))/outer.pth"
+	$(LIBRARIES_PY) -m pip install --quiet --disable-pip-version-check -r .ci/libraries.txt
+	sed '1s|.*|#!$(CURDIR)/$(LIBRARIES_PY)|' $(VENV)/bin/torchrun > $(LIBRARIES_VENV)/bin/torchrun
+	chmod +x $(LIBRARIES_VENV)/bin/torchrun
+	touch $@
+
+libraries: PAGE ?= docs/libraries.md
+libraries: build $(LIBRARIES_STAMP)
+	PYTHONPATH=$(CURDIR)/tests $(LIBRARIES_PY) -m libraries --library '$(LIBRARY)' --source '$(SOURCE)' \
+	  --jobs $(JOBS) --page '$(PAGE)' --pytest='$(ARGS)' $(if $(LIMIT),--limit $(LIMIT)) \
+	  $(if $(SANITIZER),--sanitizer)
 
 # The site of the documentation, in build/docs. -E: Sphinx does not read a page again for what conf.py adds to it.
 DOCS_STAMP := $(VENV)/docs.stamp
@@ -463,4 +486,4 @@ clean:
 	rm -rf build dist *.egg-info torch_openreg/lib torch_openreg/include torch_openreg/*.so \
 	  torch_openreg/_build_info.py compile_commands.json
 	rm -f $(INSTALL_STAMP) $(DEMO_STAMP) $(INTEGRATION_STAMP) $(UPSTREAM_STAMP) $(JUDGES_STAMP) \
-	  $(DOCS_STAMP)
+	  $(LIBRARIES_STAMP) $(DOCS_STAMP)

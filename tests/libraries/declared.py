@@ -1,0 +1,45 @@
+"""Tests of libraries that fail on this device, and why.
+
+An entry names tests as pytest does (`file::Class::test`, `*` stands for anything) and a pattern of
+the error. It covers a failure whose test and error both match; an entry without any such failure is
+stale, and an error.
+"""
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True)
+class Declared:
+    tests: str  # patterns, separated by spaces
+    error: str  # searched for in the error's text
+    reason: str
+
+    def covers(self, name, error):
+        named = any(fnmatchcase(name, pattern) for pattern in self.tests.split())
+        return named and re.search(self.error, error) is not None
+
+
+HUB = "reads a model or data from Hugging Face's hub, which is switched off"
+
+ACCELERATE = (
+    Declared(
+        "tests/test_cli.py::* tests/test_examples.py::ExampleDifferenceTests::*",
+        r"tests/test_configs/\S+ (does not exist|not found)|no attribute 'original_config'"
+        r"|No such file or directory: '\S+/examples/by_feature'",
+        "reads a file that the source distribution lacks",
+    ),
+    Declared("tests/test_cli.py::ModelEstimatorTester::*", "Repo for model .* is gated", HUB),
+    Declared(
+        "tests/test_accelerator.py::AcceleratorTester::test_setting_cpu_affinity",
+        "the `nvidia-ml-py` package must be available",
+        "asks NVIDIA's driver which cores are near a card",
+    ),
+)
+
+# {library: entries}
+DECLARED = {"accelerate": ACCELERATE}
+
+# What fails under the sanitizer alone.
+RACES = {}

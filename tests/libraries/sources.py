@@ -1,0 +1,94 @@
+"""Which libraries there are, and where their tests come from."""
+
+import glob
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.path.join(ROOT, "build", "libraries")
+HOW = """\
+There are no tests of {name} {version} to run. Get its source tree:
+  git clone --depth 1 --branch {tag} {repository} {place}
+or name one: make libraries LIBRARY={name} SOURCE=folder"""
+
+
+@dataclass(frozen=True)
+class Library:
+    name: str  # as pip knows it
+    stated: str  # the file of the source tree that states its version
+    files: str  # patterns of test files, separated by spaces
+    repository: str = ""  # without one, pip's source distribution has the tests
+    tag: str = "v{version}"
+    without: str = ""  # files of which every test is skipped here
+    options: tuple = ()  # of pytest
+
+    @property
+    def version(self):
+        """The installed one, which .ci/libraries.txt pins."""
+        return importlib.metadata.version(self.name)
+
+    def paths(self, tree):
+        """The test files, relative to the tree."""
+        for pattern in self.files.split():
+            found = sorted(glob.glob(pattern, root_dir=tree, recursive=True))
+            if not found:
+                sys.exit(f"{self.name}: there is no {pattern} in {tree}")
+            yield from (file for file in found if file not in self.without.split())
+
+
+LIBRARIES = (
+    Library(
+        "accelerate",
+        "src/accelerate/__init__.py",
+        "tests/test_*.py",
+        without="tests/test_cpu.py tests/test_examples.py tests/test_imports.py "
+        "tests/test_metrics.py tests/test_scheduler.py tests/test_tpu.py",
+    ),
+)
+
+
+def _download(library, place):
+    """Unpacks the source distribution of the installed version."""
+    folder = place + ".part"
+    wanted = f"{library.name}=={library.version}"
+    options = ("--no-deps", "--no-build-isolation", "--no-binary", library.name, "--dest", folder)
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
+    subprocess.run([*pip, *options, wanted], check=True)
+    (archive,) = glob.glob(os.path.join(folder, "*.tar.gz"))
+    shutil.unpack_archive(archive, folder, filter="data")
+    os.rename(archive.removesuffix(".tar.gz"), place)
+    shutil.rmtree(folder)
+
+
+def find_tree(library, named):
+    """The source tree of the installed version; None if there is none."""
+    place = os.path.join(BUILD, f"{library.name}-{library.version}")
+    tree = os.path.abspath(named) if named else place
+    if not named and not library.repository and not os.path.isdir(tree):
+        _download(library, place)
+    if not os.path.isdir(tree):
+        return None
+    path = os.path.join(tree, library.stated)
+    if not os.path.isfile(path):
+        sys.exit(f"{tree} is no source tree of {library.name}: it has no {library.stated}")
+    with open(path, encoding="utf-8") as file:
+        if not re.search(rf"(?<![\d.]){re.escape(library.version)}(?![\w.])", file.read()):
+            sys.exit(f"{path} is not of {library.name} {library.version}, which is installed")
+    return tree
+
+
+def how_to_get(library):
+    version = library.version
+    place = os.path.relpath(os.path.join(BUILD, f"{library.name}-{version}"), ROOT)
+    return HOW.format(
+        name=library.name,
+        version=version,
+        tag=library.tag.format(version=version),
+        repository=library.repository,
+        place=place,
+    )
