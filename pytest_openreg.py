@@ -549,6 +549,26 @@ def _searches(terminalreporter):
     return lines
 
 
+def _finished(terminalreporter):
+    """How many runs of tests under a schedule, and how many searches, came to an end."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    matches = [PART_OF_ID.search(report.nodeid) for report in reports if report.when == "call"]
+    names = [match[1] for match in matches if match]
+    runs = [name for name in names if not _is_search(name)]
+    if not names:
+        return (
+            "no test has run under a schedule; those marked openreg do, or all with "
+            "--openreg-schedules-all"
+        )
+    text = f"finished: {_count(len(runs), 'run')} under {_count(len(set(runs)), 'schedule')}"
+    searches = len(names) - len(runs)
+    return f"{text}, {searches} search{'es' * (searches != 1)}" if searches else text
+
+
+def _count(number, noun):
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _say(test, schedules):
     """Two lines: which schedules a test fails under, and how to repeat it."""
     names = ", ".join(name.removeprefix("seed") for name in schedules)
@@ -561,7 +581,7 @@ def _say_watched(terminalreporter, config):
         return
     tests, watched = config.stash[TESTS], config.stash[WATCHED]
     terminalreporter.section("openreg sanitizer")
-    terminalreporter.line(f"watched: {tests} test{'s' * (tests != 1)}; {watched}")
+    terminalreporter.line(f"watched: {_count(tests, 'test')}; {watched}")
     for gap in watched.gaps():
         terminalreporter.line(gap)
 
@@ -575,8 +595,9 @@ def pytest_terminal_summary(terminalreporter, config):
     failed = _failed(terminalreporter)
     searches = _searches(terminalreporter)
     skipped = config.stash.get(SKIPPED, 0)
-    if failed or skipped or searches:
+    if _schedules(config.option):
         terminalreporter.section("openreg schedules")
+        terminalreporter.line(_finished(terminalreporter))
         for line in searches:
             terminalreporter.line(line)
         for test, schedules in failed.items():

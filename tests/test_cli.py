@@ -60,12 +60,12 @@ def test_the_demo_finds_the_race_in_the_wrong_loop_only(run):
         "aten::copy_ on stream",
         "wait_stream(",
         "A ..> B is missing: ",
-        "21 schedules, ",
+        "21 schedules of ",
     ):
         assert text in wrong, done.out
     assert "called from, through" in wrong and "site-packages" not in wrong
     assert "one result" not in wrong
-    for text in ("The sanitizer: nothing to report.", "21 schedules, one result"):
+    for text in ("nothing to report of 8 steps on openreg:0.", "tasks on 2 streams, one result"):
         assert text in right, done.out
 
 
@@ -114,7 +114,7 @@ def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     assert (
         f"1: aten::mul_.Tensor ({path}:11) and aten::fill_.Scalar ({path}:5); missing: " in done.err
     )
-    assert " of 2 do as 'early' does\n" in done.err
+    assert " of 2 end and print as 'early' does on openreg:0\n" in done.err
     different = [line for line in done.err.splitlines() if "(line 1)" in line]
     assert different and all("instead of" in line for line in different), done.err
     replay = done.err.splitlines()[-1]
@@ -132,7 +132,7 @@ def test_run_of_a_right_program_is_quiet(run, script):
     assert (done.code, done.out) == (0, "__main__ ['right'] 511000.0\n")
     assert done.err == (
         "torch_openreg: sanitizer: no data races in 1 process on openreg:0\n"
-        "torch_openreg: schedules: 1 of 1 do as 'early' does\n"
+        "torch_openreg: schedules: 1 of 1 end and print as 'early' does on openreg:0\n"
     )
 
 
@@ -159,7 +159,8 @@ def test_seeds_read_the_programs_input_and_tell_how_each_ended(script, tmp_path)
     path = script(PROGRAM)
     code, out, told = run_seeds(path, 2, cwd=tmp_path, input="3\n4\n5\n")
     assert (code, out) == (1, "steps? steps 7\n")
-    assert told[0] == "torch_openreg: schedules: 1 of 2 do as 'early' does"
+    same = "schedules: 1 of 2 end and print as 'early' does; its process used no device"
+    assert told[0] == f"torch_openreg: {same}"
     assert told[1].startswith("torch_openreg:   1: exit status 1 (ValueError: lost at <object")
     assert told[1].endswith(f" at {path}:7) instead of exit status 0")
 

@@ -87,8 +87,8 @@ def test_a_search_shows_a_race_and_how_to_replay_it(suite):
     done.stdout.re_match_lines(
         [
             r">\s+assert y\[0\].item\(\) == 5",
-            r"test_it.py::test_right: all \d+ schedules with at most 1 preemption agree",
-            r"test_it.py::test_racy: all \d+ schedules with at most 1 preemption, \d+ results",
+            r"test_it.py::test_right: all \d+ schedules .* of \d+ tasks on 1 stream agree",
+            r"test_it.py::test_racy: all \d+ schedules .* of \d+ tasks on 2 streams, \d+ results",
             r"test_it.py::test_racy fails under tape:[\d:,]+",
         ]
     )

@@ -63,7 +63,9 @@ def test_a_search_prints_the_tape_and_the_race():
     text = str(found)
     tape = found.results[1].seeds[0]
     assert re.match(
-        r"all \d+ schedules with at most 1 preemption, \d+ results\n  \d+ were run, ", text
+        r"all \d+ schedules with at most 1 preemption of \d+ tasks on \d streams, "
+        r"\d+ results\n  \d+ were run, ",
+        text,
     )
     if not _C._sanitizer_active():
         assert "\ndata race 1 on openreg:0" in text and "in alternates\n" in text
@@ -86,7 +88,8 @@ def test_what_touches_nothing_in_common_is_run_once():
     found = explore(fn, preemptions=2)
     assert found.ok and found.complete and found.runs == 2 and found.same > 50, found
     assert str(found).startswith(
-        f"all {1 + found.same} schedules with at most 2 preemptions agree\n"
+        f"all {1 + found.same} schedules with at most 2 preemptions of {found.tasks} tasks on "
+        f"{found.streams} streams agree\n"
         f"  1 were run, {found.same} are known to be the same as one of them\n"
     )
 
@@ -416,7 +419,8 @@ def test_a_race_that_no_result_shows_is_printed():
         assert "\ndata race 1 on openreg:0" in str(found)
         assert [report.later.operator for report in found.races] == ["aten::add_.Tensor"]
     right = explore(lambda: adds_twice(wait=True), 20)
-    assert right.ok and not right.races and str(right).startswith("21 schedules, one result\n")
+    assert right.ok and not right.races
+    assert str(right).startswith("21 schedules of 4 tasks on 3 streams, one result\n")
 
 
 @pytest.mark.racy

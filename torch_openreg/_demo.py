@@ -72,7 +72,7 @@ def _show(reports, found):
         _say(textwrap.indent(str(report), "  "))
         _say("\n" + textwrap.indent(report.picture(), "  "))
     if not reports:
-        _say("  The sanitizer: nothing to report.")
+        _say(f"  The sanitizer: nothing to report of {STEPS} steps on openreg:0.")
     _say()
     _say(textwrap.indent(f"torch.openreg.testing.explore: {found}", "  "))
 

@@ -216,7 +216,10 @@ def _run_once(options):
     code = status or int(bool(reports))
     if options.ending:
         read = recorded.taken.decode("latin-1")
-        _write_ending(options.ending, ended_by, status=status, code=code, read=read)
+        devices = _processes.used_devices()
+        _write_ending(
+            options.ending, ended_by, status=status, code=code, read=read, devices=devices
+        )
     return code
 
 

@@ -27,6 +27,7 @@ class _Run:
     out: str = ""
     read: bytes = b""  # from standard input
     code: int = 0  # of the process: 1 where the program's is 0 and there were races
+    devices: list | None = None  # that its first process used; None: not known
 
     @property
     def ending(self):
@@ -76,7 +77,7 @@ def _run(options, *more, **settings):
             ending = json.load(text)
     status = ending["status"] if code == ending["code"] else code
     read = ending["read"].encode("latin-1")
-    return _Run(status, ending["error"], ending["place"], out, read, code)
+    return _Run(status, ending["error"], ending["place"], out, read, code, ending["devices"])
 
 
 def _run_under(options, seed, read):
@@ -97,6 +98,12 @@ def _difference(first, run):
     if len(lines) != len(others):
         return f"prints {len(others)} lines instead of {len(lines)}"
     return None
+
+
+def _where(early):
+    if early.devices is None:
+        return "; which devices it used is not known, as it did not come to its end"
+    return f" on {', '.join(early.devices)}" if early.devices else "; its process used no device"
 
 
 def _show_progress(done, total):
@@ -123,9 +130,9 @@ def _say_incomparable(when, difference):
     return False
 
 
-def _say_outcomes(options, outcomes):
+def _say_outcomes(options, early, outcomes):
     same = len(outcomes.pop(None, []))
-    say(f"schedules: {same} of {options.seeds} do as 'early' does")
+    say(f"schedules: {same} of {options.seeds} end and print as 'early' does{_where(early)}")
     for difference, seeds in outcomes.items():
         say(f"  {', '.join(map(str, seeds))}: {difference}")
     if outcomes:
@@ -146,7 +153,7 @@ def _agree(options, own):
         again = _difference(early, _run_under(options, "early", own.read))
         if again:
             return _say_incomparable("'early', run twice, does not do the same", again)
-    return _say_outcomes(options, outcomes)
+    return _say_outcomes(options, early, outcomes)
 
 
 def run_schedules(options):

@@ -242,7 +242,7 @@ static void sayAll(orText *t) {
   orStreamForEach(-1, seeStream, &p);
   t->incomplete |= p.incomplete;
   for (size_t i = 0; i < p.count; i++) sayStream(t, &p.seen[i], now);
-  if (!p.count) say(t, "  no stream has work\n");
+  if (!p.count) say(t, "  no stream of this process has work\n");
   orHostWaitsEach(sayHost, t);
   void (*tell)(orHangSay, void *) = atomic_load(&hook);
   if (tell) tell(sayOutside, t);

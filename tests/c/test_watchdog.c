@@ -60,11 +60,12 @@ static char *format(const char *pattern, ...) {
 /* ---- what it says ---- */
 
 TEST(hang_report_of_nothing) {
-  ASSERT_CONTAINS(report(), "openreg: hang report\n  no stream has work\n  lanes: 0 of ");
+  ASSERT_CONTAINS(report(),
+                  "openreg: hang report\n  no stream of this process has work\n  lanes: 0 of ");
   orStream_t s = newStream();
   ASSERT_OK(orLaunchSleep(s, 0));
   ASSERT_OK(orStreamSynchronize(s));
-  ASSERT_CONTAINS(report(), "no stream has work");
+  ASSERT_CONTAINS(report(), "no stream of this process has work");
   ASSERT_REFUSED(orHangReport(NULL), orErrorInvalidValue, "null");
 }
 
@@ -102,7 +103,7 @@ TEST(hang_report_of_an_event_that_nobody_signals) {
              named(s), (unsigned long long)gate));
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(s));
-  ASSERT_CONTAINS(report(), "no stream has work");
+  ASSERT_CONTAINS(report(), "no stream of this process has work");
 }
 
 TEST(hang_report_of_an_event_on_another_stream) {

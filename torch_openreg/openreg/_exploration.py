@@ -164,6 +164,8 @@ class Exploration:
         left: how many schedules of a search are known to be there and were not looked at.
         races: the sanitizer's reports of the first run in which it had any; none where it was on
             before.
+        tasks, streams: how many tasks the function queued, and on how many streams, in the run
+            with most of them.
         orders: by seeds, how many orders of the tasks that touch the same memory were seen, and of
             how many, which is None where that cannot be counted; None if it is not known.
     """
@@ -173,6 +175,7 @@ class Exploration:
         self.preemptions = preemptions
         self.complete = False
         self.left = 0
+        self.tasks = self.streams = 0
         self.races, self.raced = [], None
         self.orders = None
 
@@ -212,10 +215,11 @@ class Exploration:
         results = f"{len(self.results)} results" if len(self.results) > 1 else "one result"
         if self.preemptions is None:
             said = self._but()
-            text = f"{self.runs} schedules"
+            text = f"{self.runs} schedules of {self._queued()}"
             text = f"all {text} agree{said}" if said else f"{text}, {results}"
             return [text, *self._coverage()]
         bound = f"at most {self.preemptions} preemption{'s' * (self.preemptions != 1)}"
+        bound = f"{bound} of {self._queued()}"
         looked = self.runs - 1 + self.same  # "early" is none of these
         if not self.complete:
             text = f"{looked} of at least {looked + self.left} schedules with {bound}, {results}"
@@ -227,6 +231,12 @@ class Exploration:
             text + self._but(),
             f"  {self.runs - 1} were run, {self.same} are known to be the same as one of them",
         ]
+
+    def _queued(self):
+        if not self.tasks:
+            return "no task"
+        tasks, streams = ("s" * (count != 1) for count in (self.tasks, self.streams))
+        return f"{self.tasks} task{tasks} on {self.streams} stream{streams}"
 
     def _but(self):
         if not (self.ok and self.races):

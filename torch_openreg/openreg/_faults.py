@@ -59,7 +59,7 @@ class inject:
         self.device = device_index(device)
         self._delay = int(delay_ms * 1_000_000)
         self._outcome = (0, "")
-        self._armed = False
+        self._armed = self._was_armed = False
 
     def _key(self):
         return _KINDS.index(self.kind), self.device
@@ -83,7 +83,7 @@ class inject:
 
     def __enter__(self):
         _C._fault_inject(*self._key(), self.after, self._delay)
-        self._armed = True
+        self._armed = self._was_armed = True
         return self
 
     def __exit__(self, *exc_info):
@@ -95,5 +95,6 @@ class inject:
         return False
 
     def __repr__(self):
-        state = f"struck {self.operation}" if self.fired else "armed" if self._armed else "idle"
+        state = f"struck {self.operation or 'nothing'}" if self._was_armed else "idle"
+        state = "armed" if self._armed and not self.fired else state
         return f"<inject {self.kind!r} on {type_name()}:{self.device}, after {self.after}: {state}>"

@@ -17,6 +17,7 @@ from . import sanitizer
 from ._coverage import Coverage
 from ._exploration import Exploration, Result, kept
 from ._lazy import is_initialized
+from ._tapes import Search, count_queued
 from .device import synchronize_all
 
 SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
@@ -227,6 +228,8 @@ class _Runs:
         if self._watched:
             _C._sanitizer_clear()
         result = self._under(seed)
+        found = self._found
+        found.tasks, found.streams = max((found.tasks, found.streams), count_queued(self.steps))
         known = self._found._add(seed, result)
         if self._watched:
             self._keep_races(seed, result, known is result)
@@ -273,8 +276,6 @@ def _seeds(schedules):
 
 
 def _search(runs, found, limit, bar):
-    from ._tapes import Search  # not at each `import torch`
-
     search = Search(found.preemptions, limit)
     runs("early")
 

@@ -341,6 +341,12 @@ def read_record(steps, failed, programs):
     return Record(reader.choices, None, None)
 
 
+def count_queued(steps):
+    """How many tasks a run queued, and on how many streams."""
+    streams = [stream for kind, flags, stream, *_ in steps if kind == QUEUED and not flags & _ASIDE]
+    return len(streams), len(set(streams))
+
+
 def read_program(steps):
     """Of a run under any schedule: its program, torn tasks taken as one and without what differs
     between schedules, and its tasks in the order of their ends; None and None if it is not known.
