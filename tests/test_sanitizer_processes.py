@@ -5,9 +5,12 @@ import re
 
 import pytest
 
+import torch_openreg
+
 pytest_plugins = ["pytester"]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 pytestmark = pytest.mark.racy
+LIBRARY = os.path.join(torch_openreg.get_library_dir(), "libopenreg.so.0")
 NOT_WATCHED = "not watched, as OPENREG_SANITIZER_REPORTS is not in their environment: "
 
 RACING = """
@@ -58,10 +61,10 @@ def folder(tmp_path, monkeypatch):
 def told(run, folder):
     """Runs a program under ``run --sanitize``: its exit status, output, and the summary."""
 
-    def told(text, *options):
+    def told(text, *arguments):
         path = folder / "program.py"
         path.write_text(text)
-        done = run("", arguments=("-m", "torch_openreg", "run", "--sanitize", *options, path))
+        done = run("", arguments=("-m", "torch_openreg", "run", "--sanitize", path, *arguments))
         lines = [line for line in done.err.splitlines() if line.startswith("torch_openreg: ")]
         return done.code, done.out, [line.removeprefix("torch_openreg: ") for line in lines]
 
@@ -74,14 +77,19 @@ KILLED = """
 import multiprocessing
 import os
 import subprocess
+import sys
 
 from racing import in_fork, race, race_and_die
+
+WITHOUT_PYTORCH = "handle = ctypes.c_uint64(); core.orStreamCreate(ctypes.byref(handle))"
 
 if __name__ == "__main__":
     in_fork(race)
     killed = multiprocessing.get_context("spawn").Process(target=race_and_die, name="Killed")
     killed.start()
     subprocess.run(["true", "alone"], env={"PATH": os.environ["PATH"]})
+    core = f"import ctypes; core = ctypes.CDLL({sys.argv[1]!r}); {WITHOUT_PYTORCH}"
+    subprocess.run([sys.executable, "-c", core], check=True)
     subprocess.run(["true", "off"], env={"PATH": os.environ["PATH"], "OPENREG_SANITIZER": "0"})
     killed.join()
 """
@@ -93,11 +101,15 @@ def places(folder):
 
 
 def test_run_hears_of_races_in_processes(told, folder):
-    code, _, (first, race, gap) = told(KILLED)
+    code, _, (first, race, gap, elsewhere) = told(KILLED, LIBRARY)
     assert (code, first) == (1, "sanitizer: 1 data race in 2 processes on openreg:0")
     assert race.startswith(f"  1: {places(folder)}; missing: ")
     assert re.search(r"; in process \d+ \(program.py\) and 1 more$", race), race
     assert gap == f"  {NOT_WATCHED}true alone"
+    assert re.fullmatch(
+        r"  without PyTorch, so that its reports are on its stderr: process \d+ \(python.*\)",
+        elsewhere,
+    )
 
 
 EVERY_WAY = """

@@ -41,6 +41,8 @@ _STARTS = {
 }
 _COMMAND_LENGTH = 60
 
+_OF_CORE = b"C:"  # a record that it has written, where there is no PyTorch
+
 _watches = []  # of this process, the innermost last
 _inherited = None  # the file of the home that this process was started under
 _is_following = False
@@ -204,6 +206,7 @@ class Watched(NamedTuple):
     processes: int = 0  # that have used a device
     devices: tuple = ()
     unwatched: tuple = ()  # commands
+    elsewhere: tuple = ()  # processes whose reports are on their stderr
     running: tuple = ()  # processes
     unreadable: int = 0  # records
 
@@ -212,6 +215,7 @@ class Watched(NamedTuple):
             self.processes + other.processes,
             tuple(dict.fromkeys((*self.devices, *other.devices))),
             tuple(dict.fromkeys((*self.unwatched, *other.unwatched))),
+            (*self.elsewhere, *other.elsewhere),
             (*self.running, *other.running),
             self.unreadable + other.unreadable,
         )
@@ -226,6 +230,8 @@ class Watched(NamedTuple):
         """Lines about what was not seen."""
         if self.unwatched:
             yield f"not watched, as {REPORTS} is not in their environment: {_list(self.unwatched)}"
+        if self.elsewhere:
+            yield f"without PyTorch, so that its reports are on its stderr: {_list(self.elsewhere)}"
         if self.running:
             yield f"what they do from now on is not seen: {_list(self.running)}"
         if self.unreadable:
@@ -254,6 +260,7 @@ class Watch:
         self._ended = set()
         self._devices = set()
         self.unwatched = {}  # commands
+        self._elsewhere = {}  # processes that use a device without PyTorch (sanitizer.c)
         self._unreadable = 0
         self._config = multiprocessing.process.current_process()._config
         self._before = [
@@ -301,6 +308,7 @@ class Watch:
             len(self._processes) + bool(own),
             tuple(sorted(self._devices.union(own))),
             tuple(self.unwatched),
+            tuple(self._elsewhere),
             tuple(running),
             self._unreadable,
         )
@@ -330,9 +338,12 @@ class Watch:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]  # what follows is being written
         self._read[name] = self._read.get(name, 0) + len(whole)
-        return whole.split()
+        return filter(None, whole.split(b"\n"))
 
     def _add(self, starter, line):
+        if line.startswith(_OF_CORE):
+            self._elsewhere[os.fsdecode(line.removeprefix(_OF_CORE))] = None
+            return
         try:
             kind, process, devices, content = pickle.loads(base64.b64decode(line))
         except Exception:  # cut off as its process was killed, or another version's
