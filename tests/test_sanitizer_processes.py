@@ -6,10 +6,10 @@ import re
 import pytest
 
 import torch_openreg
+from torch_openreg.openreg import _processes
 
 pytest_plugins = ["pytester"]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-pytestmark = pytest.mark.racy
 LIBRARY = os.path.join(torch_openreg.get_library_dir(), "libopenreg.so.0")
 NOT_WATCHED = "not watched, as OPENREG_SANITIZER_REPORTS is not in their environment: "
 
@@ -100,6 +100,7 @@ def places(folder):
     return f"aten::mul_.Tensor ({file}:12) and aten::fill_.Scalar ({file}:10)"
 
 
+@pytest.mark.racy
 def test_run_hears_of_races_in_processes(told, folder):
     code, _, (first, race, gap, elsewhere) = told(KILLED, LIBRARY)
     assert (code, first) == (1, "sanitizer: 1 data race in 2 processes on openreg:0")
@@ -133,6 +134,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.racy
 @pytest.mark.slow
 def test_run_hears_of_them_however_they_are_started(told, folder):
     with open(folder / "racing.py", "a") as file:
@@ -144,6 +146,7 @@ def test_run_hears_of_them_however_they_are_started(told, folder):
     assert out.endswith("False\n")
 
 
+@pytest.mark.racy
 def test_run_waits_for_what_the_interpreter_waits_for(told):
     code, _, (first, _) = told(
         """
@@ -199,6 +202,25 @@ def test_run_names_processes_that_go_on(told, folder):
         assert re.fullmatch(
             r"  what they do from now on is not seen: process \d+ \(program.py\)", gap
         )
+
+
+def test_a_record_that_was_cut_off_is_counted():
+    before = os.environ.get(_processes.REPORTS)
+    watch = _processes.Watch("warn")
+    try:
+        with open(os.environ[_processes.REPORTS], "ab") as file:
+            file.write(b"\nYWJj")
+        pid = os.fork()
+        if pid == 0:
+            _processes.send("unwatched", "true")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert watch.take() == []
+        gaps = [f"{NOT_WATCHED}true", "records of processes that could not be read: 1"]
+        assert list(watch.watched().gaps()) == gaps
+    finally:
+        watch.close()
+    assert os.environ.get(_processes.REPORTS) == before
 
 
 # ---- pytest ----

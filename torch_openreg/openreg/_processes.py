@@ -59,8 +59,8 @@ class Process(NamedTuple):
     def current(cls):
         name = multiprocessing.process.current_process().name
         if name == "MainProcess":
-            name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
-        return cls(os.getpid(), _start_of(os.getpid()), name or "python")
+            name = _program()
+        return cls(os.getpid(), _start_of(os.getpid()), name)
 
     @property
     def identity(self):
@@ -71,6 +71,11 @@ class Process(NamedTuple):
 
     def __str__(self):
         return f"process {self.pid} ({self.name})"
+
+
+def _program():
+    folder, name = os.path.split(sys.argv[0] if getattr(sys, "argv", None) else "")
+    return (os.path.basename(folder) if name == "__main__.py" else name) or "python"
 
 
 def _start_of(pid):
@@ -111,9 +116,7 @@ def send(kind, content=None):
             os.write(file, b"\n%b\n" % record)  # on its own line, whatever was cut off before it
         finally:
             os.close(file)
-    except FileNotFoundError:  # the home has ended, and its folder with it
-        pass
-    except OSError as error:
+    except OSError as error:  # the home has ended, or cannot be seen from here
         if kind == "report":
             print(f"torch_openreg: a report was not sent to {path}: {error}", file=sys.stderr)
 
