@@ -43,6 +43,9 @@ _COMMAND_LENGTH = 60
 
 _OF_CORE = b"C:"  # a record that it has written, where there is no PyTorch
 
+# As they are at the import: while a test runs, they may be replaced.
+_open, _list_folder = open, os.listdir
+
 _watches = []  # of this process, the innermost last
 _inherited = None  # the file of the home that this process was started under
 _is_following = False
@@ -81,7 +84,7 @@ def _program():
 def _start_of(pid):
     """In the system's ticks; None: the process has ended."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with _open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(") ")[2].split()
     except OSError:
         return None
@@ -331,12 +334,12 @@ class Watch:
     def _read_files(self):
         if not self.is_here():
             return
-        for name in sorted(os.listdir(self._folder), key=int):
+        for name in sorted(_list_folder(self._folder), key=int):
             for line in self._new_lines(name):
                 self._add(self._starters[int(name)], line)
 
     def _new_lines(self, name):
-        with open(os.path.join(self._folder, name), "rb") as file:
+        with _open(os.path.join(self._folder, name), "rb") as file:
             file.seek(self._read.get(name, 0))
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]  # what follows is being written
