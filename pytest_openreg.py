@@ -223,7 +223,8 @@ def _take_reports(config, synchronize=True):
 
 
 def _reports_of_processes(config):
-    """Those of processes that an earlier test has started are too late for it, and fail the run."""
+    """A report of a process that an earlier test started is too late for that test, and fails the
+    run."""
     mine = []
     for test, report in config.stash[WATCH].take():
         if test is config.stash[TEST]:

@@ -108,7 +108,7 @@ def test_run_hears_of_races_in_processes(told, folder):
     assert re.search(r"; in process \d+ \(program.py\) and 1 more$", race), race
     assert gap == f"  {NOT_WATCHED}true alone"
     assert re.fullmatch(
-        r"  without PyTorch, so that its reports are on its stderr: process \d+ \(python.*\)",
+        r"  used a device without PyTorch, reported on stderr: process \d+ \(python.*\)",
         elsewhere,
     )
 
@@ -200,7 +200,7 @@ def test_run_names_processes_that_go_on(told, folder):
     with open(folder / "end", "w"):
         assert (code, first) == (0, "sanitizer: no data races in 1 process")
         assert re.fullmatch(
-            r"  what they do from now on is not seen: process \d+ \(program.py\)", gap
+            r"  still running, not watched from here on: process \d+ \(program.py\)", gap
         )
 
 

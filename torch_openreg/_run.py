@@ -172,7 +172,7 @@ def _report_host_accesses(options):
 
 
 def _wait_as_the_interpreter_does():
-    """At its end, for threads and processes, and for what the program does then: all may race."""
+    """Joins threads and processes, and runs the functions of atexit: all of these may race."""
     for wait in (threading._shutdown, atexit._run_exitfuncs):
         try:
             wait()
@@ -186,8 +186,8 @@ def _watch():
 
 
 def _end_watch(watch):
-    """What was found. A process that the program has forked, and that comes here too, says nothing:
-    its reports are with the others."""
+    """Prints the summary and returns the reports. A forked child of the program comes here too; it
+    prints nothing, because it has sent its reports."""
     _wait_as_the_interpreter_does()
     if not watch.is_here():
         return []

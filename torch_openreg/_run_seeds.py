@@ -81,7 +81,7 @@ def _run(options, *more, **settings):
 
 
 def _run_under(options, seed, read):
-    # Its races are those of the program's own run, which reports them.
+    # The program's own run has reported its races.
     environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed), REPORTS: ""}
     given = {"input": read} if read else {"stdin": subprocess.DEVNULL}
     return _run(options, env=environment, capture_output=True, **given)

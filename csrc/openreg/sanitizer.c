@@ -751,8 +751,9 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   return orSuccess;
 }
 
-/* The tool that watches the program which has started this one (torch_openreg/openreg/_processes.py)
- * hears of Python's reports. That this process makes others, on its stderr, it is told here. */
+/* For the tool that watches the program which started this one (torch_openreg/openreg/_processes.py).
+ * It collects the reports of Python alone; this process prints its own on stderr, and the tool's
+ * summary names it. */
 static void tellTool(void) {
   const char *path = getenv("OPENREG_SANITIZER_REPORTS");
   int file = path && *path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;

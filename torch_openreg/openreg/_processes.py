@@ -2,12 +2,11 @@
 
 A tool that sums up races (``run --sanitize``, the pytest plugin) has a Watch. The processes that it
 starts inherit OPENREG_SANITIZER and, in OPENREG_SANITIZER_REPORTS, the name of a file of the Watch,
-and hand both on to theirs. A process appends a record to the file in one write as soon as there is
-something to tell, so that nothing is lost where it is killed. A process that has a Watch of its own
-sends nothing: the innermost tool reports.
+and hand both on to theirs. A process appends each report to the file in one write when it is made,
+because it may be killed. A process that has a Watch of its own sends nothing: the innermost
+tool reports.
 
-Nothing here takes a lock of Python's: the sanitizer follows those, and would take two threads that
-report for ordered.
+Nothing here takes a lock of Python's: the sanitizer treats a lock as order between its threads.
 """
 
 import base64
@@ -103,7 +102,7 @@ def _home():
 
 
 def has_home():
-    """Whether another process wants to hear what the sanitizer finds in this one."""
+    """Whether the reports of this process go to another one."""
     return bool(_home())
 
 
@@ -143,12 +142,12 @@ def used_devices():
 
 
 def _finish_with_multiprocessing(_=None):
-    """Its processes end without the interpreter's end."""
+    """It ends its processes without running the functions of atexit."""
     util.Finalize(None, send_end, exitpriority=-1)
 
 
 def start():
-    """At the import, in a process that OPENREG_SANITIZER has watched: reports go to the home."""
+    """Called at the import where OPENREG_SANITIZER has switched the sanitizer on."""
     global _inherited
     _inherited = os.environ.get(REPORTS)
     if _inherited:
@@ -237,9 +236,9 @@ class Watched(NamedTuple):
         if self.unwatched:
             yield f"not watched, as {REPORTS} is not in their environment: {_list(self.unwatched)}"
         if self.elsewhere:
-            yield f"without PyTorch, so that its reports are on its stderr: {_list(self.elsewhere)}"
+            yield f"used a device without PyTorch, reported on stderr: {_list(self.elsewhere)}"
         if self.running:
-            yield f"what they do from now on is not seen: {_list(self.running)}"
+            yield f"still running, not watched from here on: {_list(self.running)}"
         if self.unreadable:
             yield f"records of processes that could not be read: {self.unreadable}"
 
@@ -320,7 +319,7 @@ class Watch:
         )
 
     def close(self):
-        """What processes find from now on, they alone say."""
+        """Stops collecting, and restores the environment."""
         if not self.is_here():
             return
         _watches.remove(self)
@@ -372,6 +371,6 @@ class Watch:
 
 
 def discard():
-    """What processes have reported so far: the program says that it was expected."""
+    """Forgets what processes have reported so far, because the program expects it."""
     if _watches:
         _watches[-1].discard()
