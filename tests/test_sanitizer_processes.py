@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+from multiprocessing import util
 
 import pytest
 
@@ -204,23 +206,42 @@ def test_run_names_processes_that_go_on(told, folder):
         )
 
 
-def test_a_record_that_was_cut_off_is_counted():
+@pytest.fixture
+def watch():
     before = os.environ.get(_processes.REPORTS)
     watch = _processes.Watch("warn")
-    try:
-        with open(os.environ[_processes.REPORTS], "ab") as file:
-            file.write(b"\nYWJj")
-        pid = os.fork()
-        if pid == 0:
-            _processes.send("unwatched", "true")
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert watch.take() == []
-        gaps = [f"{NOT_WATCHED}true", "records of processes that could not be read: 1"]
-        assert list(watch.watched().gaps()) == gaps
-    finally:
-        watch.close()
+    yield watch
+    watch.close()
     assert os.environ.get(_processes.REPORTS) == before
+
+
+def test_a_record_that_was_cut_off_is_counted(watch):
+    with open(os.environ[_processes.REPORTS], "ab") as file:
+        file.write(b"\nYWJj")
+    pid = os.fork()
+    if pid == 0:
+        _processes.send("unwatched", "true")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert watch.take() == []
+    gaps = [f"{NOT_WATCHED}true", "records of processes that could not be read: 1"]
+    assert list(watch.watched().gaps()) == gaps
+
+
+def test_every_way_to_start_a_process_without_the_environment_is_named(watch, monkeypatch):
+    bare = {"PATH": os.environ["PATH"]}
+    pids = [os.posix_spawn("/bin/true", ["true", "posix_spawn"], bare)]
+    pids.append(os.spawnve(os.P_NOWAIT, "/bin/true", ["true", "spawnve"], bare))
+    with monkeypatch.context() as patch:
+        patch.delenv(_processes.REPORTS)
+        os.system("true system")
+        subprocess.run(["true", "run"], check=True)
+        pids.append(util.spawnv_passfds(b"/bin/true", ["true", "multiprocessing"], ()))
+    for pid in pids:
+        os.waitpid(pid, 0)
+    watch.take()
+    ways = ("posix_spawn", "system", "run", "multiprocessing", "spawnve")
+    assert sorted(watch.watched().unwatched) == sorted(f"true {way}" for way in ways)
 
 
 # ---- pytest ----

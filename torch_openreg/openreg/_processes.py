@@ -11,6 +11,7 @@ Nothing here takes a lock of Python's: the sanitizer treats a lock as order betw
 
 import base64
 import contextlib
+import functools
 import multiprocessing.process
 import os
 import pickle
@@ -163,6 +164,7 @@ def _follow():
     _finish_with_multiprocessing()
     util.register_after_fork(sys.modules[__name__], _finish_with_multiprocessing)
     sys.addaudithook(_on_audit_event)
+    util.spawnv_passfds = functools.partial(_spawn_of_multiprocessing, util.spawnv_passfds)
 
 
 def _in_forked_child():
@@ -182,6 +184,13 @@ def _on_audit_event(event, arguments):
     if event in _STARTS and (_watches or has_home()):
         with contextlib.suppress(Exception):  # which the call itself raises
             _look_at_start(arguments, *_STARTS[event])
+
+
+def _spawn_of_multiprocessing(spawn, path, args, passfds):
+    """It starts processes without an audit event."""
+    if _watches or has_home():
+        _look_at_start((args,), 0, None)
+    return spawn(path, args, passfds)
 
 
 def _look_at_start(arguments, command, environment):
