@@ -1,5 +1,6 @@
 """torch.compile(mode="reduce-overhead"): compiled graphs, captured and replayed."""
 
+import contextlib
 import copy
 import threading
 import time
@@ -364,14 +365,16 @@ def test_captures_of_two_threads_do_not_end_each_other(replays):
 
 @pytest.mark.slow
 def test_a_reset_drops_the_graphs(replays):
-    function, before = compiled(lambda x: x @ x), torch.openreg.memory_allocated()
+    function = compiled(lambda x: x @ x)
     for _ in range(3):
         function(torch.randn(64, 64, device=DEVICE))
-    assert torch.openreg.memory_allocated() > before
+    assert (len(replays), len(pools())) == (2, 1)
+    replays.clear()
     torch.compiler.reset()
-    assert torch.openreg.memory_allocated() == before
+    torch.openreg.synchronize()
+    assert pools() == []
     function(torch.randn(64, 64, device=DEVICE))
-    assert len(replays) == 2
+    assert replays == []
 
 
 # ---- Streams and events in a graph ----
@@ -453,3 +456,202 @@ def test_a_replay_is_in_the_order_of_the_programs_streams_and_events(replays):
             12 * i + 1,
         ]
     assert len(replays) == 3
+
+
+# ---- Memory ----
+
+MIB = 1 << 20
+
+
+def pools():
+    """The reserved bytes of each private pool."""
+    segments = [s for s in torch.openreg.memory_snapshot() if s["segment_pool_id"] != (0, 0)]
+    ids = {s["segment_pool_id"] for s in segments}
+    return [sum(s["total_size"] for s in segments if s["segment_pool_id"] == i) for i in ids]
+
+
+def close(made, expected):
+    """Fused kernels round in another order."""
+    torch.testing.assert_close([t.cpu() for t in made], list(expected), rtol=1e-4, atol=1e-3)
+
+
+def chain(x):
+    y = x.sin()
+    return (y @ y.t()) @ y, y.sum()
+
+
+@pytest.fixture
+def limited():
+    """Sets how much of the device's memory may be held."""
+
+    def limit(mebibytes):
+        torch.openreg.synchronize()
+        torch.openreg.empty_cache()
+        total = torch.openreg.get_device_properties(0).total_memory
+        torch.openreg.set_per_process_memory_fraction(mebibytes * MIB / total)
+
+    yield limit
+    torch.openreg.set_per_process_memory_fraction(1.0)
+
+
+def test_the_graphs_of_a_function_share_a_pool(replays):
+    """With the values of each: inputs that move, outputs that are kept, sizes in turn."""
+    function = compiled(chain, dynamic=True)
+    kept = []
+    for _ in range(3):
+        for rows in range(8, 16):
+            x = torch.randn(rows, 1024)
+            kept.append((chain(x), function(x.to(DEVICE))))
+    for expected, made in kept:
+        close(made, expected)
+    assert (len(replays), len(set(replays))) == (16, 8)
+    assert len(pools()) == 1
+    assert sum(pools()) <= 22 * MIB
+
+
+@pytest.mark.slow
+def test_graphs_that_nothing_orders_share_no_pool(replays):
+    """Those of other functions, streams and threads."""
+    first, second = compiled(lambda x: x * 2), compiled(lambda x: x * 3)
+    x, side = torch.ones(4, device=DEVICE), torch.openreg.Stream()
+    torch.openreg.synchronize()
+
+    def three_times(function):
+        return [function(x)[0].item() for _ in range(3)]
+
+    assert three_times(first) == [2.0] * 3
+    assert three_times(second) == [3.0] * 3
+    with torch.openreg.stream(side):
+        assert three_times(first) == [2.0] * 3
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(three_times, first).result(60) == [2.0] * 3
+        assert len(pools()) == 4
+    assert len(set(replays)) == 4
+
+
+def test_graphs_give_way_where_memory_is_short(replays, limited):
+    """Those of this mode alone, to be captured again; the program's own stay."""
+    limited(100)
+    first, second = compiled(chain), compiled(lambda x: chain(x * 2))
+    own, x = torch.openreg.Graph(), torch.randn(8, 2048).to(DEVICE)
+    with torch.openreg.graph(own):
+        tripled = x * 3
+    expected = chain(x.cpu()), chain(x.cpu() * 2)
+
+    def check():
+        for _ in range(3):
+            for function, right in zip((first, second), expected, strict=True):
+                close(function(x), right)
+
+    check()
+    assert len(replays) == 4
+    graphs = set(replays)
+    assert len(pools()) == 3
+    large = torch.empty(50 * MIB, dtype=torch.uint8, device=DEVICE)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(50 * MIB, dtype=torch.uint8, device=DEVICE)
+    assert len(pools()) == 1  # the program's
+    del large
+    check()
+    assert len(set(replays) - graphs) == 2
+    own.replay()
+    torch.testing.assert_close(tripled, x * 3)
+    # Of two that are not in use, the one that has not been for longer gives way first.
+    replays.clear()
+    first(x)
+    large = torch.empty(50 * MIB, dtype=torch.uint8, device=DEVICE)
+    first(x)
+    assert len(set(replays)) == 1
+    assert torch.openreg.memory_stats()["num_ooms"] <= 1
+    del large
+
+
+@pytest.mark.slow
+def test_a_step_that_has_room_without_its_graphs(replays, limited):
+    """The copies of its outputs do not fit beside the pool. What it writes in place is written
+    once for each call."""
+
+    @compiled
+    def step(total, x):
+        total.add_(1)
+        return x.expand(40 * MIB).clone(), total * 2
+
+    limited(100)
+    total, x = torch.zeros(4, device=DEVICE), torch.ones(1, dtype=torch.uint8, device=DEVICE)
+    for i in range(1, 6):
+        large, twice = step(total, x)
+        assert (large[-1].item(), total[0].item(), twice[0].item()) == (1, i, 2 * i)
+        del large
+        if i == 3:
+            hold = torch.empty(30 * MIB, dtype=torch.uint8, device=DEVICE)
+    assert len(replays) == 2
+    del hold
+
+
+def test_another_thread_that_is_short_of_memory(replays, limited):
+    """While the owner of the graphs replays them, again and again."""
+    limited(100)
+    function, x = compiled(chain, dynamic=True), torch.randn(8, 2048).to(DEVICE)
+    expected = chain(x.cpu())
+    stop = threading.Event()
+
+    def takes():
+        while not stop.wait(0.001):
+            with contextlib.suppress(torch.OutOfMemoryError):  # the pool is in use
+                torch.empty(85 * MIB, dtype=torch.uint8, device=DEVICE)
+
+    with ThreadPoolExecutor(1) as executor:
+        taken = executor.submit(takes)
+        try:
+            for _ in range(60):
+                try:
+                    made = function(x)
+                except torch.OutOfMemoryError:  # the other one has it all
+                    continue
+                close(made, expected)
+        finally:
+            stop.set()
+        taken.result(60)
+    assert replays
+
+
+@pytest.mark.slow
+def test_memory_that_a_call_keeps_is_not_shared(replays):
+    """A custom operator keeps what it has made in a capture."""
+    kept = []
+
+    @torch.library.custom_op("openreg_tests::keeps", mutates_args=())
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x * 2)
+        return x + kept[-1]
+
+    keeps.register_fake(torch.empty_like)
+    function = compiled(lambda x: keeps(x) + 1, dynamic=True)
+    for _ in range(3):
+        for size in (5, 7, 9):
+            x = torch.full((size,), float(size), device=DEVICE)
+            assert function(x).tolist() == [size * 3.0 + 1] * size
+    assert replays
+    captures = [k for k in kept if k.numel() == 5]
+    torch.openreg.synchronize()
+    assert captures[-1].tolist() == [10.0] * 5
+
+
+@pytest.mark.slow
+def test_a_call_inside_of_a_replay_runs(replays, monkeypatch):
+    """As a finalizer's may, between the replay and the copies of its outputs."""
+    function, x = compiled(lambda x: x + 1), torch.zeros(4, device=DEVICE)
+    other = torch.ones(4, device=DEVICE)
+    for _ in range(3):
+        function(x)
+    replay, inner = torch.openreg.Graph.replay, []
+
+    def nested(graph):
+        replay(graph)
+        if not inner:
+            inner.append(None)
+            inner.append(function(other))
+
+    monkeypatch.setattr(torch.openreg.Graph, "replay", nested)
+    assert function(x).tolist() == [1.0] * 4
+    assert inner[1].tolist() == [2.0] * 4

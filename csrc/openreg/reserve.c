@@ -3,15 +3,18 @@
  * when, how much there may be, and what happens when it runs short.
  *
  * Memory is short: what is cached and idle goes back to the device; if that is not enough, the
- * thread waits for queued work to let go of the rest. Only then is it out of memory. `held` counts
- * every byte of a segment from before it is asked of the device until after it is back there, so
- * that threads that grow at the same time do not pass the limit together. All fields are the
- * cache's, under its lock (cache.h); regions are made and released without it.
+ * thread waits for queued work to let go of the rest; then `shortage_hook` lets go of one private
+ * pool after the other. Only then is it out of memory. `held` counts every byte of a segment from
+ * before it is asked of the device until after it is back there, so that threads that grow at the
+ * same time do not pass the limit together. All fields are the cache's, under its lock (cache.h);
+ * regions are made and released without it, and the hook, which is atomic and set by any thread, is
+ * called without it.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "cache.h"
+#include "openreg_graph.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -249,9 +252,23 @@ static orError_t refuseMemory(const orRequest *r) {
                 r->refused ? " (" : "", r->refused ? r->refused : "", r->refused ? ")" : "");
 }
 
-/* Memory is short: what is cached goes back to the device, and after that what queued work still
- * holds. A task does not wait: it may be what the others wait for. Nor does a request that is larger
- * than the device. */
+static _Atomic(int (*)(int device)) shortage_hook;
+
+orError_t orSetShortageHook(int (*hook)(int device)) {
+  OR_TRY(orEnter());
+  atomic_store_explicit(&shortage_hook, hook, memory_order_release);
+  return orSuccess;
+}
+
+/* A request that a tool has had refused is refused with whatever memory there is. */
+static bool poolsWereLetGo(const orRequest *r) {
+  int (*hook)(int) = atomic_load_explicit(&shortage_hook, memory_order_acquire);
+  return hook && !r->refused && hook(r->device);
+}
+
+/* Memory is short: what is cached goes back to the device, after that what queued work still holds,
+ * and then the pools that their owners can do without, which end when queued work has. A task does
+ * not wait: it may be what the others wait for. A request larger than the device does not, either. */
 static orError_t reclaim(orRequest *r, void **ptr) {
   orCache *cache = r->cache;
   bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
@@ -266,7 +283,8 @@ static orError_t reclaim(orRequest *r, void **ptr) {
     if (found) return orSuccess;
     orError_t error = r->refused || !fits ? orErrorMemoryAllocation : grow(r, ptr);
     if (error != orErrorMemoryAllocation) return error;
-    if (waited || !fits || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
+    if (!fits || orProcessTask() != OR_TASK_NONE) return refuseMemory(r);
+    if (waited && !poolsWereLetGo(r)) return refuseMemory(r);
     orCacheLock(cache);
     error = awaitAll(cache, NULL);
     if (!error) continue;

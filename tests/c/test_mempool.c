@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cache_helpers.h"
+#include "openreg_fault.h"
 #include "openreg_graph.h"
 #include "openreg_schedule.h"
 
@@ -270,6 +271,96 @@ TEST(mempool_ten_thousand_leave_nothing) {
   }
   ASSERT_OK(orCacheEmpty(0));
   ASSERT_EQ(reserved(), 0);
+}
+
+/* ---- where memory is short ---- */
+
+static orMemPool_t spare[2];
+static int asked;
+
+/* Lets go of one pool at a time, and has none at the end. */
+static int giveSpare(int device) {
+  asked++;
+  ASSERT_EQ(device, 0);
+  for (int i = 0; i < 2; i++) {
+    orMemPool_t pool = spare[i];
+    if (!pool) continue;
+    spare[i] = 0;
+    ASSERT_OK(orMemPoolRelease(pool));
+    return 1;
+  }
+  return 0;
+}
+
+static void fillSpare(orStream_t s) {
+  for (int i = 0; i < 2; i++) {
+    spare[i] = newPool(0);
+    ASSERT_OK(orCacheFree(takeFrom(spare[i], 20 * MIB, s)));
+  }
+  asked = 0;
+}
+
+TEST(mempool_spare_ones_are_let_go_one_by_one) {
+  setCapacity("64M");
+  orStream_t s = defaultStream(0);
+  void *p;
+  fillSpare(s);
+  ASSERT_ERROR(orCacheMalloc(&p, 30 * MIB, s), orErrorMemoryAllocation);
+  ASSERT_OK(orSetShortageHook(giveSpare));
+  orCacheStats before = statsOf(0);
+  orGetLastError();
+  ASSERT_OK(orCacheFree(take(20 * MIB, s)));
+  ASSERT_EQ(asked, 0);
+  ASSERT_OK(orCacheFree(take(30 * MIB, s)));
+  ASSERT_EQ(asked, 1);
+  ASSERT_OK(orCacheFree(take(64 * MIB, s)));
+  ASSERT_EQ(asked, 2);
+  ASSERT_EQ(statsOf(0).ooms, before.ooms);
+  ASSERT_OK(orPeekAtLastError());
+  void *kept = take(2 * MIB, s);
+  ASSERT_REFUSED(orCacheMalloc(&p, 64 * MIB, s), orErrorMemoryAllocation, "64.00 MiB");
+  ASSERT_EQ(asked, 3);
+  ASSERT_OK(orCacheFree(kept));
+  ASSERT_OK(orSetShortageHook(NULL));
+}
+
+/* The work that was queued when the pool was let go is waited for. */
+TEST(mempool_spare_one_that_is_in_use) {
+  setCapacity("64M");
+  orStream_t s = defaultStream(0), side = newStream();
+  fillSpare(s);
+  ASSERT_OK(orSetShortageHook(giveSpare));
+  ASSERT_OK(orLaunchSleep(side, 20 * 1000 * 1000));
+  orEvent_t slept;
+  ASSERT_OK(orEventCreateWithFlags(&slept, 0));
+  ASSERT_OK(orEventRecord(slept, side));
+  ASSERT_OK(orCacheFree(take(60 * MIB, s)));
+  ASSERT_OK(orEventQuery(slept));
+  ASSERT_OK(orSetShortageHook(NULL));
+}
+
+static orError_t allocateTooMuch(void *args) {
+  void *p;
+  (void)args;
+  ASSERT_ERROR(orCacheMalloc(&p, 60 * MIB, defaultStream(0)), orErrorMemoryAllocation);
+  return orSuccess;
+}
+
+TEST(mempool_spare_ones_are_kept_where_they_are_no_help) {
+  setCapacity("64M");
+  orStream_t s = defaultStream(0);
+  void *p;
+  fillSpare(s);
+  ASSERT_OK(orSetShortageHook(giveSpare));
+  ASSERT_ERROR(orCacheMalloc(&p, 65 * MIB, s), orErrorMemoryAllocation);
+  launch(s, allocateTooMuch, NULL); /* it could not wait for a pool's end */
+  ASSERT_OK(orStreamSynchronize(s));
+  orFault fault = {.size = sizeof fault, .kind = orFaultOutOfMemory, .device = 0};
+  ASSERT_OK(orFaultInject(&fault));
+  ASSERT_REFUSED(orCacheMalloc(&p, 512, s), orErrorMemoryAllocation, "injected");
+  ASSERT_EQ(asked, 0);
+  ASSERT_OK(orFaultRemove(orFaultOutOfMemory, 0));
+  ASSERT_OK(orSetShortageHook(NULL));
 }
 
 /* ---- what is told ---- */

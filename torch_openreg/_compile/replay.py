@@ -48,12 +48,13 @@ class Order:
         return {stream for stream in streams if stream != current}
 
     @contextlib.contextmanager
-    def captured(self, caller):
-        """For the body of a capture. `caller` is the stream on which the program has called."""
+    def captured(self, caller, pool):
+        """For the body of a capture into `pool`. `caller` is the stream on which the program has
+        called."""
         capturing = openreg.current_stream()
         instead = {caller: capturing}
         for stream in self._others(caller):
-            instead[stream] = _another(stream.device, instead.values())
+            instead[stream] = pool.stream(stream.device, instead.values())
             # A stream that the graph forks to without a wait is part of the capture, too.
             instead[stream].wait_stream(capturing)
         find = graph_bytecode_inputs.get_external_object_by_index
@@ -84,11 +85,45 @@ class Order:
             stream.wait_stream(current)
 
 
-def _another(device, taken):
-    """A stream that is none of those: streams come from a pool, in turn."""
-    while (stream := openreg.Stream(device)) in taken:
-        pass
-    return stream
+class _Pool(_C._ReplayPool):
+    """The memory of graphs that one thread replays on one stream.
+
+    A replay begins with copies into the pool and ends with copies out of it, in the stream's order.
+    So between two replays nothing there is in use, and each capture takes what the others have
+    taken. No tensor owns any of it: where memory is short, another thread drops all the graphs.
+    """
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.id, self.streams = openreg.graph_pool_handle(), []
+
+    def stream(self, device, taken):
+        """To capture on: one that is none of `taken`. The same ones each time, as memory that a
+        stream has freed is handed out again to that stream alone."""
+        for stream in self.streams:
+            if stream.device == device and stream not in taken:
+                return stream
+        while (stream := openreg.Stream(device)) in taken:  # they come in turn
+            pass
+        self.streams.append(stream)
+        return stream
+
+    def segments(self):
+        return openreg.memory.memory_snapshot(self.id)
+
+
+def _without_owner(tensor, segments):
+    """`tensor`, whose memory is free for other captures if it lies in a pool's segments.
+
+    Other memory stays the tensor's: that of a constant, for example.
+    """
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    if not any(0 <= start - s["address"] < s["total_size"] for s in segments):
+        return tensor
+    bare = torch._C._construct_storage_from_data_pointer(start, tensor.device, storage.nbytes())
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(bare, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 class _Step:
@@ -96,64 +131,114 @@ class _Step:
 
     The first one runs, and shows where the inputs are. The second one is captured. From then on an
     input that is where it was is read there, and one that is not is copied to a place of its own:
-    the graph is captured anew when an input moves for the first time. Outputs are copied out of
-    the graph's memory, which the next replay writes.
+    the graph is captured anew when an input moves for the first time, or when it has been dropped.
+    Outputs are copied out of the graph's memory, which the next replay of the pool writes.
     """
 
-    def __init__(self, call, device, mutated, donated, order):
+    def __init__(self, call, device, mutated, donated, order, pools, stream):
         self.call, self.device, self.mutated, self.donated = call, device, mutated, donated
-        self.order = order
-        self.addresses = self.graph = None
-        self.copies = {}
-        self.refused = False
+        self.order, self.pools, self.stream = order, pools, stream
+        self.addresses = self.pool = self.graph = None
+        self.drops, self.moving = 0, set()
+        self.was_short = self.refused = False
 
     def __call__(self, args):
-        if self.refused:
-            return self.call(args)
+        outputs = None
+        if not self.refused and self._find_pool().hold():
+            try:
+                outputs = self._replay(args) if self._is_ready(args) else None
+            finally:
+                self.pool.let_go()
+        return self.call(args) if outputs is None else outputs
+
+    def _find_pool(self):
+        """That of the graph, or of the one that is to be captured."""
+        if not self._has_graph():
+            if self.stream not in self.pools:
+                self.pools[self.stream] = _Pool(self.device)
+            self.pool = self.pools[self.stream]
+        return self.pool
+
+    def _has_graph(self):
+        return self.graph is not None and self.drops == self.pool.drops
+
+    def _is_ready(self, args):
+        """Whether there is a graph for these inputs, which may have to be captured."""
         addresses = [a.data_ptr() if _is_tensor(a) else a for a in args]
         if self.addresses is None:
             self.addresses = addresses
-        elif not (moved := self._moved(addresses)) & self.mutated:
-            if self.graph is None or moved:
-                self.copies |= {i: static_input(args[i]) for i in moved}
-                self._capture(args)
-            if self.graph is not None:
-                return self._replay(args)
-        return self.call(args)
+            return False
+        moved = self._moved(addresses)
+        if moved & self.mutated:
+            return False
+        if moved or not self._has_graph():
+            self.moving |= moved
+            self._capture(args)
+        return self.graph is not None
 
     def _moved(self, addresses):
         differ = (i for i, was in enumerate(self.addresses) if was != addresses[i])
-        return {i for i in differ if i not in self.copies}
+        return {i for i in differ if i not in self.moving}
 
     def _capture(self, args):
         """Into `graph`, which stays None where the capture is refused: no further call is tried."""
-        self.graph = self.outputs = None
-        graph, inputs = openreg.Graph(), [self.copies.get(i, a) for i, a in enumerate(args)]
-        stream = openreg.Stream(self.device)
+        self.graph = self.outputs = self.copies = refusal = None
+        graph, pool = openreg.Graph(), self.pool
         with _capturing, openreg.device(self.device):
             openreg.synchronize()  # what has failed before is the caller's to know, and no refusal
             caller = openreg.current_stream()
+            stream = pool.stream(caller.device, [caller])
+            options = {"pool": pool.id, "stream": stream, "capture_error_mode": "thread_local"}
             try:
-                with (
-                    openreg.graph(graph, stream=stream, capture_error_mode="thread_local"),
-                    self.order.captured(caller),
-                ):
+                with openreg.graph(graph, **options), self.order.captured(caller, pool):
+                    copies = {i: static_input(args[i]) for i in self.moving}
+                    inputs = [copies.get(i, a) for i, a in enumerate(args)]
                     written = self.call(list(inputs))
-            except RuntimeError as refusal:
-                self.refused = True
-                log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {refusal}")
-                return
-        for i in self.donated & self.copies.keys():
-            inputs[i] = None  # the copy may have been written, as any memory of the graph's
-        self.graph, self.outputs = graph, _Outputs(written, inputs)
+            except RuntimeError as error:
+                refusal = error.with_traceback(None)
+        if refusal is None:
+            for i in self.donated & copies.keys():
+                inputs[i] = None  # the copy may have been written, as any memory of the graph's
+            segments = pool.segments()
+            self.outputs = _Outputs(written, inputs, segments)
+            self.copies = {i: _without_owner(copy, segments) for i, copy in copies.items()}
+        written = inputs = copies = None
+        if any(s["allocated_size"] for s in pool.segments()):
+            # What the call has kept must not lie where earlier graphs write.
+            pool.drop()
+            self.pools.pop(self.stream, None)
+        if isinstance(refusal, torch.OutOfMemoryError):
+            self._drop(refusal)
+        elif refusal is not None:
+            self._refuse(refusal)
+        else:
+            self.graph, self.drops = graph, pool.drops
+            pool.add(graph)
+
+    def _refuse(self, refusal):
+        self.refused = True
+        log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {refusal}")
+
+    def _drop(self, refusal):
+        """The pool's graphs, for want of memory: without them the call may have enough. A step that
+        is short of it again is not captured any more."""
+        self.graph = None
+        self.pool.drop()
+        if self.was_short:
+            self._refuse(refusal)
+        self.was_short = True
 
     def _replay(self, args):
+        try:
+            made = self.outputs.allocate()  # before anything is queued that must not run twice
+        except torch.OutOfMemoryError as refusal:
+            return self._drop(refusal)
         used = self.order.streams
         with self.order.replayed(self.device) if used else contextlib.nullcontext(()) as others:
             for i, copy in self.copies.items():
                 index_expanded_dims_and_copy_(copy, args[i], get_expanded_dims(copy))
             self.graph.replay()
-            outputs = self.outputs(args)
+            outputs = self.outputs(args, made)
             for tensor in filter(_is_tensor, outputs if others else ()):
                 for stream in others:
                     tensor.record_stream(stream)
@@ -182,7 +267,7 @@ class _Outputs:
     To autograd none is a view, which could not be written in place.
     """
 
-    def __init__(self, written, inputs):
+    def __init__(self, written, inputs, segments):
         self.wholes, self.made, self.order = {}, [], []
         known = {}
         for value in written:
@@ -190,6 +275,7 @@ class _Outputs:
                 known[id(value)] = len(self.made)
                 self.made.append(self._how(value, inputs))
             self.order.append(known[id(value)])
+        self.wholes = {key: _without_owner(w, segments) for key, w in self.wholes.items()}
 
     def _how(self, value, inputs):
         if not _is_tensor(value):
@@ -219,8 +305,13 @@ class _Outputs:
             self.wholes[key] = empty.set_(value.untyped_storage())
         return lambda args, copies: part(copies[key], begin)
 
-    def __call__(self, args):
-        copies = {key: whole.clone() for key, whole in self.wholes.items()}
+    def allocate(self):
+        """What the copies need."""
+        return {key: torch.empty_like(whole) for key, whole in self.wholes.items()}
+
+    def __call__(self, args, copies):
+        for key, whole in self.wholes.items():
+            copies[key].copy_(whole)
         made = [how(args, copies) for how in self.made]
         return [made[i] for i in self.order]
 
@@ -249,10 +340,13 @@ class Replayed:
     def _step_of(self, args):
         sizes = [a.size() if _is_tensor(a) else a for a in args] if self.dynamic else ()
         steps = self.own.__dict__.setdefault("steps", {})
+        pools = self.own.__dict__.setdefault("pools", {})
         # The sanitizer is told what a replay touches if it was on in the capture.
-        key = (Interface.get_raw_stream(self.device), _C._sanitizer_active(), *sizes)
+        stream = Interface.get_raw_stream(self.device)
+        key = (stream, _C._sanitizer_active(), *sizes)
         if key not in steps:
-            steps[key] = _Step(self.call, self.device, self.mutated, self.donated, self.order)
+            given = self.call, self.device, self.mutated, self.donated, self.order
+            steps[key] = _Step(*given, pools, stream)
         return steps[key]
 
     def __call__(self, args):

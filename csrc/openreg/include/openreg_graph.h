@@ -61,6 +61,13 @@ OR_API orError_t orGraphDebugDotPrint(orGraph_t graph, const char *path);
 OR_API orError_t orGraphRetainUserObject(orGraph_t graph, void *object,
                                          void (*destroy)(void *object));
 
+/* For graphs that their owner can capture again. Where an allocation on `device` would be refused,
+ * with all that is cached given back, `hook` destroys some of them and lets go of their pools, or
+ * returns 0 if there are none; otherwise the allocator waits for queued work and tries again.
+ * Called under no lock, on the thread that allocates and outside of tasks; it may not allocate
+ * there. Null switches it off. */
+OR_API orError_t orSetShortageHook(int (*hook)(int device));
+
 #ifdef __cplusplus
 }
 #endif
