@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import RankError, Ranks
+from torch.distributed import _functional_collectives as funcol
 
 SIZE = 2
 DEVICE = "openreg:1"  # not the one that is current at the start
@@ -234,6 +235,30 @@ def test_an_average_of_large_halves_is_no_infinity(ranks):
     ranks.run(rank_averages)
 
 
+def rank_factors(rank):
+    for dtype in (torch.float32, torch.half, torch.complex64):
+        mine, other = on(rank, 2, 3, dtype=dtype), on(1 - rank, 2, 3, dtype=dtype)
+        for factor in (0.5, torch.tensor(0.5, device=DEVICE)):
+            op, expected = dist._make_nccl_premul_sum(factor), (mine + other) / 2
+            dist.all_reduce(x := mine.clone(), op)
+            same(x, expected)
+            dist.reduce(x := mine.clone(), 1, op)
+            same(x, expected if rank == 1 else mine)
+            part = torch.empty(3, dtype=dtype, device=DEVICE)
+            dist.reduce_scatter(part, list(x := mine.clone()), op)
+            same(part, expected[rank])
+            dist.reduce_scatter_single(part, x.flatten(), op)
+            same(part, expected[rank])
+            same(x, mine)
+    x = torch.full((4,), 40000.0, dtype=torch.half, device=DEVICE)
+    dist.all_reduce(x, dist._make_nccl_premul_sum(0.25))
+    assert x.tolist() == [20000.0] * 4
+
+
+def test_a_sum_of_parts_times_a_factor(ranks):
+    ranks.run(rank_factors)
+
+
 def rank_uneven(rank):
     sizes = (2, 5)
     parts = [torch.zeros(n, device=DEVICE) for n in sizes]
@@ -294,6 +319,91 @@ def rank_coalesced(rank):
 
 def test_several_as_one(ranks):
     ranks.run(rank_coalesced)
+
+
+SEVERAL = [torch.float32, torch.bool, torch.half, torch.float32, torch.int64]
+
+
+def rank_several_dtypes(rank):
+    """A sum of bools is an "or", whatever else is in the call; an average divides integers last."""
+    ops = dist.ReduceOp
+
+    def total(op, dtype, n):
+        whole = on(0, n, dtype=dtype) + on(1, n, dtype=dtype)
+        if op == ops.AVG:
+            return whole // 2 if dtype == torch.int64 else whole / 2
+        return whole
+
+    for op, dtypes in ((ops.SUM, SEVERAL), (ops.AVG, [d for d in SEVERAL if d != torch.bool])):
+        mine = [on(rank, 3 + i, dtype=d) for i, d in enumerate(dtypes)]
+        expected = [total(op, x.dtype, len(x)) for x in mine]
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for x in mine:
+                dist.all_reduce(x, op)
+        manager.wait()
+        for x, right in zip(mine, expected, strict=True):
+            same(x, right)
+
+        mine = [on(rank, 3 + i, dtype=d) for i, d in enumerate(dtypes)]
+        kind = "avg" if op == ops.AVG else "sum"
+        made = funcol.all_reduce_coalesced(mine, kind, dist.group.WORLD)
+        for x, right in zip(made, expected, strict=True):
+            same(x, right)
+
+        parts = [torch.empty(2 + i, dtype=d, device=DEVICE) for i, d in enumerate(dtypes)]
+        wholes = [on(rank, 2 * len(part), dtype=part.dtype) for part in parts]
+        kept = [w.clone() for w in wholes]
+        with dist._coalescing_manager():
+            for part, whole in zip(parts, wholes, strict=True):
+                dist.reduce_scatter_single(part, whole, op)
+        made = funcol.reduce_scatter_tensor_coalesced(
+            wholes, kind, [0] * len(wholes), dist.group.WORLD
+        )
+        for x, part in zip(made, parts, strict=True):
+            same(x, part)
+        for part, whole, was in zip(parts, wholes, kept, strict=True):
+            same(part, total(op, part.dtype, 2 * len(part)).chunk(2)[rank])
+            same(whole, was)
+
+    parts = [on(rank, 2 + i, dtype=d) for i, d in enumerate(SEVERAL)]
+    wholes = [torch.empty(2 * len(p), dtype=p.dtype, device=DEVICE) for p in parts]
+    with dist._coalescing_manager():
+        for part, whole in zip(parts, wholes, strict=True):
+            dist.all_gather_single(whole, part)
+    made = funcol.all_gather_into_tensor_coalesced(parts, dist.group.WORLD)
+    for i, (whole, x) in enumerate(zip(wholes, made, strict=True)):
+        same(x, whole)
+        same(whole, torch.cat([on(r, 2 + i, dtype=whole.dtype) for r in range(SIZE)]))
+
+
+def test_several_of_several_dtypes(ranks):
+    ranks.run(rank_several_dtypes)
+
+
+def rank_empty(rank):
+    """Collectives of nothing, alone and among others."""
+    nothing = torch.empty(0, device=DEVICE)
+    dist.all_reduce(nothing)
+    dist.broadcast(nothing, 1)
+    dist.reduce(nothing, 0)
+    dist.all_gather([nothing.clone() for _ in range(SIZE)], nothing)
+    dist.reduce_scatter(nothing.clone(), [nothing.clone() for _ in range(SIZE)])
+    dist.all_gather_single(nothing.clone(), nothing)
+    dist.reduce_scatter_single(nothing.clone(), nothing)
+    dist.all_to_all_single(nothing.clone(), nothing)
+    dist.all_to_all([nothing.clone() for _ in range(SIZE)], [nothing] * SIZE)
+    dist.gather(nothing, [nothing.clone() for _ in range(SIZE)] if rank == 0 else None, 0)
+    dist.scatter(nothing.clone(), [nothing] * SIZE if rank == 0 else None, 0)
+    mine = [on(rank, 3), nothing, on(rank, 2, dtype=torch.int64), nothing.int()]
+    with dist._coalescing_manager():
+        for x in mine:
+            dist.all_reduce(x)
+    same(mine[0], on(0, 3) + on(1, 3))
+    torch.openreg.synchronize()
+
+
+def test_collectives_of_nothing(ranks):
+    ranks.run(rank_empty)
 
 
 def rank_point_to_point(rank):
@@ -651,13 +761,12 @@ def rank_bad_input(rank):
         raises(ValueError, "expected tensors of one memory format", function, *arguments)
     raises(ValueError, "BAND takes integers, got Float", dist.all_reduce, x, dist.ReduceOp.BAND)
     twice = dist._make_nccl_premul_sum(2.0)
-    raises(
-        NotImplementedError,
-        "all_reduce: ReduceOp.PREMUL_SUM is not supported on openreg",
-        dist.all_reduce,
-        x,
-        twice,
-    )
+    raises(ValueError, "PREMUL_SUM takes floats, got Int", dist.all_reduce, x.int(), twice)
+    raises(TypeError, "got Float and Int", dist.all_gather_single, torch.cat([x, x]), x.int())
+    work = dist._coalescing_manager()
+    with pytest.raises(NotImplementedError, match="a reduction of Short is not"), work:
+        for tensor in (x, x.short()):
+            dist.all_reduce(tensor)
     for dtype, name in ((torch.float8_e5m2, "Float8_e5m2"), (torch.int16, "Short")):
         raises(
             NotImplementedError,

@@ -367,12 +367,13 @@ std::vector<at::Tensor> Collective::hostTensors() {
   return host;
 }
 
-/* NCCL divides each rank's floats before it adds them, so that large float16 numbers make no inf. An input that is only
- * read is divided in a copy. */
+/* NCCL multiplies each rank's floats before it adds them, by a factor of their dtype, so that an
+ * average of large float16 numbers is no inf. An input that is only read is multiplied in a copy. */
 void Collective::scale(std::vector<at::Tensor> &host) const {
   for (size_t i = 0; i < (inputs_ != 0 ? inputs_ : host.size()); ++i) {
     if (!at::isFloatingType(host[i].scalar_type())) continue;
-    host[i] = inputs_ != 0 ? host[i].div(queues_->size()) : host[i].div_(queues_->size());
+    const at::Tensor factor = at::scalar_tensor(call_.factor, host[i].options());
+    host[i] = inputs_ != 0 ? host[i].mul(factor) : host[i].mul_(factor);
   }
 }
 
@@ -415,7 +416,7 @@ void Collective::run(c10d::Backend &gloo) {
 }
 
 void Collective::exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
-  if (call_.average) asKernel([&] { scale(host); });
+  if (call_.factor != 1) asKernel([&] { scale(host); });
   const GlooWork work = issue_(gloo, host);
   work->wait();
   if (call_.average) asKernel([&] { divide(host); });

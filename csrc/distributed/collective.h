@@ -73,6 +73,7 @@ struct Call {
   bool sends = false;               // `out` is read alone: this is a broadcast's source
   bool bytes = true;                // Gloo sees bytes and not elements
   bool average = false;             // a sum becomes one
+  double factor = 1;                // each rank's floats are multiplied by it before they are added
   QueueKey queue = collectives();
   std::vector<int> peers = {};          // to whom it talks
   bool blocks = false;                  // wait() holds the host

@@ -25,6 +25,7 @@ using c10d::ReduceOp;
 using Tensors = ProcessGroupOpenReg::Tensors;
 using Lists = ProcessGroupOpenReg::Lists;
 using WorkPtr = ProcessGroupOpenReg::WorkPtr;
+using Places = std::vector<size_t>;
 
 void checkDense(const char *name, const at::Tensor &tensor) {
   TORCH_CHECK(tensor.layout() == at::kStrided, name,
@@ -82,10 +83,12 @@ bool areUneven(const Tensors &tensors) {
 
 /* `large` has room for one `small` of each rank. */
 void checkRatio(const char *name, const at::Tensor &large, const at::Tensor &small, int size) {
-  TORCH_CHECK_VALUE(
-      large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * size, name,
-      ": expected a tensor of ", size, " x ", small.numel(), " elements of ", small.scalar_type(),
-      ", got one of ", large.numel(), " of ", large.scalar_type());
+  TORCH_CHECK_TYPE(large.scalar_type() == small.scalar_type(), name,
+                   ": expected tensors of one dtype, got ", large.scalar_type(), " and ",
+                   small.scalar_type());
+  TORCH_CHECK_VALUE(large.numel() == small.numel() * size, name, ": expected a tensor of ", size,
+                    " x ", small.numel(), " elements of ", small.scalar_type(), ", got one of ",
+                    large.numel(), " of ", large.scalar_type());
   checkOrder(name, large, small);
 }
 
@@ -305,39 +308,83 @@ WorkPtr ProcessGroupOpenReg::endCoalescing() {
                                              std::move(outputs));
 }
 
-/* The reduction as Gloo can do it; checks what it cannot. */
-ReduceOp ProcessGroupOpenReg::reduction(const Call &call, const ReduceOp &op) const {
-  TORCH_CHECK_NOT_IMPLEMENTED(op.op_ != ReduceOp::PREMUL_SUM, call.name,
-                              ": ReduceOp.PREMUL_SUM is not supported on ", deviceName(),
-                              ", because Gloo lacks "
-                              "it; multiply the tensor and use ReduceOp.SUM");
-  for (const at::Tensor &tensor : call.out) {
-    const at::ScalarType dtype = tensor.scalar_type();
-    TORCH_CHECK_NOT_IMPLEMENTED(reduces(dtype), call.name, ": a reduction of ", dtype,
-                                " is not supported on ", deviceName(),
-                                ", because Gloo lacks it; use Float, Double, Half, BFloat16, "
-                                "Char, Byte, Int, Long or Bool, or a complex type of these");
-    TORCH_CHECK_VALUE(!isBitwise(op.op_) || c10::isIntegralType(dtype, true), call.name,
-                      ": ReduceOp.", opName(op.op_), " takes integers, got ", dtype);
-    TORCH_CHECK_VALUE(!c10::isComplexType(dtype) || c10d::isComplexViewAsRealAllowed(op), call.name,
-                      ": ReduceOp.", opName(op.op_), " does not take ", dtype);
-    TORCH_CHECK_VALUE(dtype != at::kBool || op.op_ != ReduceOp::AVG, call.name,
-                      ": ReduceOp.AVG does not take ", dtype);
-    // Gloo adds bools as bytes: two of them are 2, which is no bool.
-    if (dtype == at::kBool && op.op_ == ReduceOp::SUM) return ReduceOp::MAX;
-  }
-  return op.op_ == ReduceOp::AVG ? ReduceOp(ReduceOp::SUM) : op;
+/* Of each rank's floats, before they are added. */
+double factorOf(const ReduceOp &op, int size) {
+  if (op.op_ == ReduceOp::AVG) return 1.0 / size;
+  if (op.op_ != ReduceOp::PREMUL_SUM) return 1;
+  const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
+  TORCH_CHECK_VALUE(given != nullptr, "ReduceOp.PREMUL_SUM without a factor");
+  return given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor;
 }
 
-/* Makes `call` a reduction; its options as Gloo can do it. */
+/* The reduction as Gloo can do it; checks what it cannot. */
+ReduceOp ProcessGroupOpenReg::reduction(const char *name, at::ScalarType dtype,
+                                        const ReduceOp &op) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(reduces(dtype), name, ": a reduction of ", dtype,
+                              " is not supported on ", deviceName(),
+                              ", because Gloo lacks it; use Float, Double, Half, BFloat16, "
+                              "Char, Byte, Int, Long or Bool, or a complex type of these");
+  TORCH_CHECK_VALUE(!isBitwise(op.op_) || c10::isIntegralType(dtype, true), name, ": ReduceOp.",
+                    opName(op.op_), " takes integers, got ", dtype);
+  TORCH_CHECK_VALUE(!c10::isComplexType(dtype) || c10d::isComplexViewAsRealAllowed(op), name,
+                    ": ReduceOp.", opName(op.op_), " does not take ", dtype);
+  TORCH_CHECK_VALUE(dtype != at::kBool || op.op_ != ReduceOp::AVG, name,
+                    ": ReduceOp.AVG does not take ", dtype);
+  TORCH_CHECK_VALUE(op.op_ != ReduceOp::PREMUL_SUM || !c10::isIntegralType(dtype, true), name,
+                    ": ReduceOp.PREMUL_SUM takes floats, got ", dtype);
+  // Gloo adds bools as bytes: two of them are 2, which is no bool.
+  if (dtype == at::kBool && op.op_ == ReduceOp::SUM) return ReduceOp::MAX;
+  const bool scales = op.op_ == ReduceOp::AVG || op.op_ == ReduceOp::PREMUL_SUM;
+  return scales ? ReduceOp(ReduceOp::SUM) : op;
+}
+
+/* Makes `call` a reduction of its outputs, of one dtype; its options as Gloo can do it. */
 template <typename Given>
 Given ProcessGroupOpenReg::reducing(Call &call, const Given &options) const {
   call.bytes = false;
   call.says.reduction = opName(options.reduceOp.op_);
   call.average = options.reduceOp == ReduceOp::AVG;
   Given ours = options;
-  ours.reduceOp = reduction(call, options.reduceOp);
+  const Tensors &some = call.out.empty() ? call.sparse : call.out;
+  if (some.empty()) return ours;  // refused by `start`
+  const at::ScalarType dtype = some[0].scalar_type();
+  ours.reduceOp = reduction(call.name, dtype, options.reduceOp);
+  call.factor = factorOf(options.reduceOp, getSize());
   return ours;
+}
+
+Tensors pick(const Tensors &tensors, const Places &places) {
+  Tensors picked;
+  for (const size_t place : places) picked.push_back(tensors[place]);
+  return picked;
+}
+
+/* Gloo reduces several tensors of one dtype at once: one collective for each dtype, as one work. All
+ * outputs are checked before the first collective begins, and inputs by the caller. */
+template <typename Given, typename Start>
+WorkPtr ProcessGroupOpenReg::reducingEachDtype(const char *name, OpType type, const Tensors &outputs,
+                                               const Given &options, const Start &startThose) {
+  std::vector<std::pair<at::ScalarType, Places>> dtypes;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const at::ScalarType dtype = outputs[i].scalar_type();
+    checkTensor(name, outputs[i], outputs[0].device());
+    const auto found = std::find_if(dtypes.begin(), dtypes.end(),
+                                    [&](const auto &other) { return other.first == dtype; });
+    if (found != dtypes.end()) {
+      found->second.push_back(i);
+      continue;
+    }
+    reduction(name, dtype, options.reduceOp);
+    dtypes.push_back({dtype, {i}});
+  }
+  if (dtypes.size() < 2) return startThose(outputs.empty() ? Places{} : dtypes[0].second);
+  CollectiveWork::Works works;
+  for (const auto &[dtype, those] : dtypes) {
+    const WorkPtr work = startThose(those);
+    const auto &own = static_cast<const CollectiveWork &>(*work).works();
+    works.insert(works.end(), own.begin(), own.end());
+  }
+  return c10::make_intrusive<CollectiveWork>(type, std::move(works), outputs);
 }
 
 // ---- Collectives --------------------------------------------------------------------------------
@@ -376,9 +423,9 @@ WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
                               "Double, BFloat16, Char, Byte, "
                               "Int or Long");
   Call call{.type = OpType::ALLREDUCE, .name = "all_reduce", .in = {}, .out = {}};
-  const auto ours = reducing(call, options);
   call.in = {tensor._indices().contiguous(), tensor._values().contiguous()};
   call.sparse = {tensor};
+  const auto ours = reducing(call, options);
   call.says.name = what;
   call.says.elements = tensor.numel();
   call.blocks = true;
@@ -398,15 +445,13 @@ WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
 
 WorkPtr ProcessGroupOpenReg::allreduce_coalesced(Tensors &tensors,
                                                  const c10d::AllreduceCoalescedOptions &options) {
-  Call call{.type = OpType::ALLREDUCE_COALESCED, .name = "all_reduce", .in = {}, .out = tensors};
-  for (const at::Tensor &tensor : tensors) {
-    TORCH_CHECK_VALUE(tensor.scalar_type() == tensors[0].scalar_type(),
-                      "all_reduce of several tensors: expected one dtype, got ",
-                      tensors[0].scalar_type(), " and ", tensor.scalar_type());
-  }
-  const auto ours = reducing(call, options);
-  return start(std::move(call),
-               [=](Backend &gloo, Tensors &host) { return gloo.allreduce_coalesced(host, ours); });
+  const OpType type = OpType::ALLREDUCE_COALESCED;
+  return reducingEachDtype("all_reduce", type, tensors, options, [&](const Places &those) {
+    Call call{.type = type, .name = "all_reduce", .in = {}, .out = pick(tensors, those)};
+    const auto ours = reducing(call, options);
+    return start(std::move(call),
+                 [=](Backend &gloo, Tensors &host) { return gloo.allreduce_coalesced(host, ours); });
+  });
 }
 
 WorkPtr ProcessGroupOpenReg::reduce(Tensors &tensors, const c10d::ReduceOptions &options) {
@@ -609,13 +654,18 @@ WorkPtr ProcessGroupOpenReg::reduce_scatter_tensor_coalesced(
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), name,
                     ": expected as many outputs as inputs, got ", outputs.size(), " and ",
                     inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) checkRatio(name, inputs[i], outputs[i], getSize());
-  Call call{
-      .type = OpType::REDUCE_SCATTER_TENSOR_COALESCED, .name = name, .in = inputs, .out = outputs};
-  const auto ours = reducing(call, options);
-  return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
-    Tensors from = part(host, 0, n), to = part(host, n, n);
-    return gloo.reduce_scatter_tensor_coalesced(to, from, ours);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    checkTensor(name, inputs[i], inputs[0].device());
+    checkRatio(name, inputs[i], outputs[i], getSize());
+  }
+  const OpType type = OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+  return reducingEachDtype(name, type, outputs, options, [&](const Places &those) {
+    Call call{.type = type, .name = name, .in = pick(inputs, those), .out = pick(outputs, those)};
+    const auto ours = reducing(call, options);
+    return start(std::move(call), [=, n = those.size()](Backend &gloo, Tensors &host) {
+      Tensors from = part(host, 0, n), to = part(host, n, n);
+      return gloo.reduce_scatter_tensor_coalesced(to, from, ours);
+    });
   });
 }
 

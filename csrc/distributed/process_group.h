@@ -82,9 +82,12 @@ class ProcessGroupOpenReg final : public c10d::Backend {
                           const c10d::AllgatherOptions &options);
   WorkPtr reduceScatterUneven(const at::Tensor &output, const Tensors &inputs,
                               const c10d::ReduceScatterOptions &options);
-  c10d::ReduceOp reduction(const Call &call, const c10d::ReduceOp &op) const;
+  c10d::ReduceOp reduction(const char *name, at::ScalarType dtype, const c10d::ReduceOp &op) const;
   template <typename Given>
   Given reducing(Call &call, const Given &options) const;
+  template <typename Given, typename Start>
+  WorkPtr reducingEachDtype(const char *name, c10d::OpType type, const Tensors &outputs,
+                            const Given &options, const Start &startThose);
   void checkCount(const char *name, const char *what, size_t count) const;
   int checkRank(const char *name, int64_t rank) const;
   int checkPeer(const char *name, int rank) const;
