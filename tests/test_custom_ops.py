@@ -209,7 +209,7 @@ def replace():
     the threads that it has run on."""
     libraries = []
 
-    def replace(name, function):
+    def replace(name, function, key="CPU"):
         ran = []
 
         def kernel(*args, **kwargs):
@@ -217,7 +217,7 @@ def replace():
             return function(*args, **kwargs)
 
         libraries.append(torch.library.Library("aten", "IMPL"))
-        libraries[-1].impl(name, kernel, "CPU")
+        libraries[-1].impl(name, kernel, key)
         return libraries[-1], ran
 
     with warnings.catch_warnings():
@@ -295,6 +295,18 @@ def test_the_first_call_beside_a_python_kernel_for_the_cpu(replace):
     assert big.t().contiguous().sum().item() == 1 << 20  # divided among threads
     assert ran[0] == ran[4] == []
     assert all(thread is threading.main_thread() for threads in ran for thread in threads)
+
+
+def test_a_python_kernel_for_the_cpus_sparse_tensors(replace):
+    """PyTorch has one kernel for all backends in this place, which takes the device's tensors."""
+    x = torch.full((3, 3), 5.0, device=DEVICE)
+    expected = (x.to_sparse() @ x).tolist(), x.to_sparse().coalesce().indices().tolist()
+    ran = [replace(name, torch.sub, "SparseCPU")[1] for name in ("mm", "_coalesce", "add.Tensor")]
+    for _ in range(2):
+        assert (x.to_sparse() @ x).tolist() == expected[0]
+        assert x.to_sparse().coalesce().indices().tolist() == expected[1]
+        assert (x.to_sparse() + x.to_sparse()).to_dense().tolist() == [[10.0] * 3] * 3
+    assert ran == [[]] * 3
 
 
 def test_python_kernels_for_the_cpu_above_each_other(replace):

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <openreg.h>
@@ -24,7 +25,7 @@ namespace {
 
 // ---- How many threads a kernel uses.
 
-thread_local bool onLane = false, wideLane = false, likeLane = false;
+thread_local bool onLane = false, wideLane = false, forDevice = false;
 
 void startLane(int, int wide) {
   KernelScope here;
@@ -97,20 +98,14 @@ class AsLane {
  private:
   c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};
   const bool inference_ = autograd().get_inference_mode();
-  const bool before_ = likeLane;
+  const ForDevice forDevice_;
   at::RecordFunctionGuard unrecorded_{false};
   OneThread alone_;
   static c10::AutogradState &autograd() { return c10::AutogradState::get_tls_state(); }
 
  public:
-  AsLane() {
-    autograd().set_inference_mode(false);
-    likeLane = true;
-  }
-  ~AsLane() {
-    likeLane = before_;
-    autograd().set_inference_mode(inference_);
-  }
+  AsLane() { autograd().set_inference_mode(false); }
+  ~AsLane() { autograd().set_inference_mode(inference_); }
   AsLane(const AsLane &) = delete;
   AsLane &operator=(const AsLane &) = delete;
 };
@@ -156,7 +151,11 @@ void useOneThread() {
   setThreads(1);
 }
 
-bool computesForDevice() { return onLane || likeLane || inKernel(); }
+ForDevice::ForDevice() : before_(std::exchange(forDevice, true)) {}
+
+ForDevice::~ForDevice() { forDevice = before_; }
+
+bool computesForDevice() { return onLane || forDevice || inKernel(); }
 
 void asNarrowLane(c10::function_ref<void()> function) {
   AsLane asLane;

@@ -26,7 +26,19 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
  * dispatch mode, autocast or profiler. The treatment of denormals stays. */
 void asNarrowLane(c10::function_ref<void()> function);
 
-/* Whether the calling thread is running a kernel for a device, and not one of the program's for the CPU. */
+/* What the calling thread computes until the end of the scope is for a device. */
+class ForDevice {
+ public:
+  ForDevice();
+  ~ForDevice();
+  ForDevice(const ForDevice &) = delete;
+  ForDevice &operator=(const ForDevice &) = delete;
+
+ private:
+  const bool before_;
+};
+
+/* Whether that is so, as it is of every kernel that runs for one, or the thread is the program's own. */
 bool computesForDevice();
 
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */

@@ -176,6 +176,7 @@ void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::De
   if (device.is_privateuseone()) current.emplace(indexOrCurrent(device.index()));
   std::optional<ReportedAs> told;
   if (sanitizerActive()) told.emplace(op);
+  const ForDevice kernelIsShared;
   op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
 }
 
