@@ -38,6 +38,11 @@ bool sameLayout(const at::Tensor &a, const at::Tensor &b) {
 
 }  // namespace
 
+void shareVersion(const at::Tensor &to, const at::Tensor &from) {
+  if (to.is_inference() || from.is_inference()) return;
+  to.unsafeGetTensorImpl()->set_version_counter(from.unsafeGetTensorImpl()->version_counter());
+}
+
 c10::Storage &CpuAliases::cpuStorage(const c10::Storage &storage) {
   StorageImpl *impl = storage.unsafeGetStorageImpl();
   if (Shared *known = shared_.find(impl)) return known->cpu;
@@ -61,6 +66,7 @@ at::Tensor CpuAliases::of(const at::Tensor &tensor) {
   at::Tensor cpu = isPlain(tensor) ? tensorOf(cpuStorage(tensor.storage()), DispatchKey::CPU,
                                               metadataOf(tensor), tensor.storage_offset())
                                    : ofComponents(tensor);
+  if (sharesVersions_) shareVersion(cpu, tensor);
   callers_.add(cpu.unsafeGetTensorImpl(), tensor);
   aliases_.add(tensor.unsafeGetTensorImpl(), Alias{tensor, cpu});
   return cpu;
@@ -158,6 +164,7 @@ at::Tensor CpuAliases::toCaller(const at::Tensor &result) {
   if (shared_.find(storage->unsafeGetStorageImpl()) != nullptr) {
     tensor = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(*storage),
                                                  viewKeys(*storage), result.dtype());
+    if (sharesVersions_) shareVersion(tensor, result);
   } else {
     tensor = at::detail::make_tensor<TensorImpl>(
         c10::Storage(*storage), DispatchKeySet(DispatchKey::PrivateUse1), result.dtype());

@@ -53,9 +53,14 @@ class PairList {
   ska::flat_hash_map<const Key *, size_t> index_;
 };
 
+/* What is written to one counts as written to the other. */
+void shareVersion(const at::Tensor &to, const at::Tensor &from);
+
 class CpuAliases {
  public:
-  CpuAliases(orStream_t stream, c10::DeviceIndex device) : stream_(stream), device_(device) {}
+  /* `sharesVersions`: with the caller's tensors. */
+  CpuAliases(orStream_t stream, c10::DeviceIndex device, bool sharesVersions)
+      : stream_(stream), device_(device), sharesVersions_(sharesVersions) {}
 
   /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg. One
    * that is made of others is made of their aliases. Tensors that share a storage have aliases that share
@@ -94,6 +99,7 @@ class CpuAliases {
 
   orStream_t stream_;
   c10::DeviceIndex device_;
+  bool sharesVersions_;
   PairList<c10::StorageImpl, Shared> shared_;          // by device storage
   PairList<c10::StorageImpl, c10::Storage> toDevice_;  // by CPU storage: aliases and results
   PairList<c10::StorageImpl, bool> passed_;            // CPU storages of inputs

@@ -10,8 +10,11 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_copy_from_and_resize.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <optional>
@@ -19,6 +22,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "../torch/device.h"
 #include "../torch/fork.h"
@@ -105,6 +109,18 @@ bool areSmall(c10::ArrayRef<IValue> values) {
   return small;
 }
 
+/* PyTorch's operators have kernels for autograd, which leave nothing to do. For others, unless they have one, gradients and
+ * the versions of tensors are the affair of the operators inside of the CPU's kernel: these keys are not excluded there. */
+DispatchKeySet keysOfAutograd(const OpTraits &traits) {
+  if (traits.isAten) return {};
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView -
+         c10::impl::tls_local_dispatch_key_set().excluded_;
+}
+
+uint32_t versionOf(const at::Tensor &tensor) {
+  return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+}
+
 /* Under CUDA's name, of an extension that is built for the CPU: its function for CUDA is the device's. */
 bool hasCudaKernelAlone(const OperatorHandle &op, const OpTraits &traits) {
   return !traits.isAten && op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
@@ -124,6 +140,12 @@ enum class Way {
   kInfer,     // PyTorch tells what comes out, and calls the out= form
   kCopy,      // kernels do not reach the device's memory
   kOneByOne,  // a list on several devices
+};
+
+/* Of a device tensor, for a kernel. */
+struct Copy {
+  at::Tensor cpu;
+  uint32_t version;  // before the kernel
 };
 
 struct Plan {
@@ -146,7 +168,8 @@ class Call {
         stack_(stack),
         arguments_(stack->data() + stack->size() - schema_.arguments().size(),
                    schema_.arguments().size()),
-        device_(survey.device()) {}
+        device_(survey.device()),
+        autograd_(keysOfAutograd(traits)) {}
 
   /* Throws what can be known to be wrong. Nothing is queued, written or drawn. */
   Plan resolve();
@@ -179,6 +202,8 @@ class Call {
            synchronizesElsewhere(op_, kernel_);
   }
 
+  bool recordsGradient() const;
+
   // Resolving.
   void prepare();
   void check(const at::Tensor &tensor, const Argument &argument);
@@ -189,6 +214,7 @@ class Call {
   void checkKernel();
   void makeZeros();
   void makeClonesWritable();
+  void checkCanCopy();
   bool isKnown(Plan &plan);
   void tryOut(Plan &plan);
 
@@ -218,13 +244,15 @@ class Call {
   Stack *stack_;
   std::span<IValue> arguments_;  // on the stack
   const c10::Device device_;
-  bool readsHost_ = false;  // a CPU tensor is among the arguments that is not a number
+  const DispatchKeySet autograd_;  // what is the kernel's own affair
+  bool recordsGradient_ = false;   // in which case everything is copied
+  bool readsHost_ = false;         // a CPU tensor is among the arguments that is not a number
   orStream_t stream_ = 0;
   c10::SmallVector<std::pair<GeneratorStatePtr, uint64_t>, 1> drawn_;  // with the counter
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<CpuAliases> aliases_;
   // Without it everything is copied.
-  PairList<c10::TensorImpl, at::Tensor> copies_;     // by the device's tensor
+  PairList<c10::TensorImpl, Copy> copies_;           // by the device's tensor
   PairList<c10::TensorImpl, at::Tensor> originals_;  // by its copy
 };
 
@@ -341,6 +369,43 @@ bool Call::isKnown(Plan &plan) {
   return plan.spec != nullptr;
 }
 
+/* Inside of the kernel. */
+bool Call::recordsGradient() const {
+  if (!autograd_.has(DispatchKey::AutogradFunctionality)) return false;
+  bool found = false;
+  for (const IValue &value : arguments()) {
+    eachTensor(value, [&](const at::Tensor &tensor) {
+      if (!tensor.defined()) return;
+      found |= (c10::GradMode::is_enabled() && tensor.requires_grad()) ||
+               tensor._fw_grad(/*level=*/0).defined();
+    });
+  }
+  return found;
+}
+
+/* Copies share no memory. */
+void Call::checkCanCopy() {
+  std::vector<std::pair<at::Tensor, bool>> tensors;  // with whether it is written
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
+      if (!tensor.defined() || !isPlain(tensor)) return;
+      for (const auto &[other, written] : tensors) {
+        const bool shared = !other.is_same(tensor) && other.is_alias_of(tensor);
+        TORCH_CHECK_NOT_IMPLEMENTED(!shared || !(written || traits_.isWritten[i]),
+                                    op_.operator_name(), " on ", deviceName(),
+                                    " writes memory that two of its arguments share, and has no "
+                                    "derivative of its own for those that require a gradient");
+      }
+      tensors.emplace_back(tensor, traits_.isWritten[i]);
+    });
+  }
+  for (const Argument &result : schema_.returns()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!isView(result), op_.operator_name(), " on ", deviceName(),
+                                " returns a view, and has no derivative of its own for arguments "
+                                "that require a gradient");
+  }
+}
+
 void Call::tryOut(Plan &plan) {
   DryRun tried = dryRun(op_, traits_, device_.index(), arguments());
   plan.spec = std::move(tried.spec);
@@ -361,7 +426,9 @@ void Call::tryOut(Plan &plan) {
 Plan Call::resolve() {
   if (survey_.has(Survey::kMixed) && traits_.isForeach) return {Way::kOneByOne};
   prepare();
-  if (!canMap(device_.index())) return {Way::kCopy};
+  recordsGradient_ = recordsGradient();
+  if (recordsGradient_) checkCanCopy();
+  if (recordsGradient_ || !canMap(device_.index())) return {Way::kCopy};
   installCpuAllocator();
   Plan plan;
   if (!canTryOut() || !makeKey(plan.key, traits_, arguments())) return plan;
@@ -446,6 +513,8 @@ void Call::adopt(IValue &value, size_t position) {
 void Call::runOnAliases() {
   {
     LaneMemory memory(stream_, device_.index());
+    const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+    const c10::impl::ForceDispatchKeyGuard guard(keys.included_, keys.excluded_ - autograd_);
     for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
     op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_);
   }
@@ -473,18 +542,25 @@ void Call::finish() {
 }
 
 at::Tensor Call::copyOf(const at::Tensor &tensor) {
-  if (at::Tensor *known = copies_.find(tensor.unsafeGetTensorImpl())) return *known;
+  if (const Copy *known = copies_.find(tensor.unsafeGetTensorImpl())) return known->cpu;
   const at::Tensor copy = tensor.cpu();
+  if (!traits_.isAten && !recordsGradient_) shareVersion(copy, tensor);
   originals_.add(copy.unsafeGetTensorImpl(), tensor);
-  return copies_.add(tensor.unsafeGetTensorImpl(), copy);
+  return copies_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
 }
 
+/* What autograd has seen the kernel write, it sees written to the original. */
 void Call::copyBack() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (!traits_.isWritten[i]) continue;
     eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
-      const at::Tensor *copy = copies_.find(tensor.unsafeGetTensorImpl());
-      if (copy != nullptr) at::_copy_from_and_resize(*copy, tensor);
+      const Copy *copy = copies_.find(tensor.unsafeGetTensorImpl());
+      if (copy == nullptr) return;
+      if (recordsGradient_ && versionOf(copy->cpu) != copy->version) {
+        tensor.copy_(copy->cpu);
+      } else if (traits_.isWritten[i]) {
+        const at::AutoDispatchBelowADInplaceOrView unseen;
+        at::_copy_from_and_resize(copy->cpu, tensor);
+      }
     });
   }
 }
@@ -499,14 +575,17 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
   return result.to(device_);
 }
 
-/* Where kernels cannot reach the device's memory: everything is copied to the CPU and back. A fork waits for the kernel
- * alone, because a copy may need what the thread that forks holds: a lane, the GIL. */
+/* Where kernels cannot reach the device's memory, and where the kernel's own operators record a gradient, as that of the CPU's
+ * tensors: everything is copied to the CPU and back. A fork waits for the kernel alone, because a copy may need what the
+ * thread that forks holds: a lane, the GIL, which hooks of autograd may take. */
 void Call::copy() {
   SyncNoted noted(traits_.name, stream_);
   begin();
   OpTimer timer(traits_.counters->copied, traits_.counters->copiedNs);
   for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
-  asKernel([this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); });
+  const ForDevice kernelOnCopies;
+  const auto run = [this] { op_.redispatchBoxed(DispatchKeySet(kernel_), &cpu_); };
+  recordsGradient_ ? run() : asKernel(run);
   copyBack();
   finish();
 }
@@ -519,7 +598,7 @@ void Call::wait() {
   const bool small = areSmall(arguments());
   const bool tells = synchronizes();  // by the arguments, which `finish` takes away
   if (sanitizerActive()) report.emplace(op_, stream_, arguments());
-  aliases_.emplace(stream_, device_.index());
+  aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten);
   cpu_.reserve(arguments_.size());
   runOnLane(stream_, traits_.name, small, [this] { runOnAliases(); });
   finish();
