@@ -248,3 +248,50 @@ def test_operators_for_the_cpu_alone_where_a_copy_is_not_enough(extension, run_o
         "openreg_cpp::add_to_ True",
         "[1.0, 1.0] [1.0]",
     ]
+
+
+def test_an_operator_for_the_cpu_alone_that_is_called_in_another_ones_call(extension, run_ok):
+    """By a handler of the warning that the first one waits."""
+    out = run_ok(
+        f"""
+        import warnings
+        import torch
+        torch.ops.load_library({str(extension)!r})
+        ops = torch.ops.openreg_cpp
+        x = torch.full((2,), 3.0, device="openreg")
+        inner = []
+
+        def show(*args, **kwargs):
+            if not inner:
+                inner.append(None)
+                inner[0] = ops.sum_and_product(x, x)
+
+        warnings.showwarning = show
+        warnings.simplefilter("always")
+        torch.openreg.set_sync_debug_mode("warn")
+        result = ops.square(x)
+        torch.openreg.set_sync_debug_mode("default")
+        print(result.tolist(), [y.tolist() for y in inner[0]])
+        """,
+        {"MALLOC_PERTURB_": "165"},  # memory that is freed changes
+    )
+    assert out == "[9.0, 9.0] [[6.0, 6.0], [9.0, 9.0]]\n"
+
+
+def test_an_operator_of_atens_namespace_that_is_defined_anew(extension, run_ok):
+    out = run_ok(
+        f"""
+        import ctypes
+        import torch
+        torch.ops.load_library({str(extension)!r})
+        library = ctypes.CDLL({str(extension)!r})
+        x = torch.full((2,), 3.0, device="openreg")
+        for pair in (0, 1) * 4:
+            library.defineAnew(pair)
+            print(*torch.ops.aten.openreg_anew(*[x, x][: pair + 1]))
+            library.undefine()
+            del torch.ops.aten.openreg_anew
+        """
+    )
+    one, two = out.splitlines()[:2]
+    assert out.splitlines() == [one, two] * 4 and "9." in one and "6." in two

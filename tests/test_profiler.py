@@ -368,6 +368,18 @@ def test_other_threads_launch_meanwhile(x):
     torch.openreg.synchronize()
 
 
+def test_a_profile_of_all_threads_has_the_programs_operators_alone(x):
+    """Kernels call operators, on the lanes."""
+    y = torch.rand(1 << 16, device=x.device)
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    for _ in range(2):
+        with profile(activities=[CPU], experimental_config=config) as profiler:
+            torch.nn.functional.binary_cross_entropy(y, y, weight=y)
+            torch.openreg.synchronize()
+        found = {event.thread for event in profiler.events() if event.name.startswith("aten::")}
+        assert len(found) == 1
+
+
 def test_a_failing_kernel_is_shown_and_its_error_raised(x):
     index = torch.tensor([5], device="openreg")
     p = profile(activities=BOTH)

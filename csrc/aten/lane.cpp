@@ -30,6 +30,8 @@ thread_local bool onLane = false, wideLane = false, forDevice = false;
 void startLane(int, int wide) {
   KernelScope here;
   initialiseThread();
+  // Observers of all threads would take what kernels call for operators of the program.
+  at::enableRecordFunction(false);
   onLane = true;
   wideLane = wide != 0;
   if (!wideLane) setThreads(1);

@@ -1,6 +1,6 @@
 /*
- * Entries of PyTorch's operators are made once and never destroyed. A thread keeps a table of its own in front, so that
- * the lock is taken once for each operator and thread.
+ * Entries are made once for each definition of an operator and never destroyed, as tasks, errors and the table of outputs
+ * refer to them. A thread keeps a table of its own in front, so that the lock is taken once for each operator and thread.
  */
 #include "op_traits.h"
 
@@ -224,6 +224,37 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
   return traits;
 }
 
+using TraitsBySchema = ska::flat_hash_map<const FunctionSchema *, const OpTraits *>;
+
+struct AllTraits {
+  std::mutex mutex;
+  TraitsBySchema traits;
+  std::atomic<uint64_t> removals{0};
+};
+
+AllTraits &allTraits();
+
+/* A library may go, with its operators, and the addresses of their schemas come back for others. */
+class Removals final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle &) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle &op) override {
+    AllTraits &all = allTraits();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.traits.erase(&op.schema()) != 0) all.removals.fetch_add(1, std::memory_order_release);
+  }
+};
+
+AllTraits &allTraits() {
+  static auto *instance = new AllTraits();
+  return *instance;
+}
+
+[[maybe_unused]] const bool listens =
+    (new c10::RegistrationHandleRAII(
+         c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Removals>())),
+     true);
+
 }  // namespace
 
 void forEachOperator(const std::function<void(const std::string &, OpCounters &)> &visit) {
@@ -249,20 +280,16 @@ bool hasInferringKernel(const c10::OperatorHandle &op) {
 
 const OpTraits &opTraits(const c10::OperatorHandle &op) {
   refuseInForkedChild();
-  using Table = ska::flat_hash_map<const FunctionSchema *, const OpTraits *>;
-  thread_local Table mine;
+  thread_local TraitsBySchema mine;
+  thread_local uint64_t known = 0;  // removals
+  AllTraits &all = allTraits();
+  const uint64_t removals = all.removals.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(known != removals)) mine.clear();
+  known = removals;
   const FunctionSchema *key = &op.schema();
-  if (key->name().compare(0, 6, "aten::") != 0) {
-    // A library of custom operators may go, and its schema's address come back for another.
-    thread_local std::unique_ptr<OpTraits> custom;
-    custom.reset(makeTraits(op));
-    return *custom;
-  }
   if (const auto found = mine.find(key); found != mine.end()) return *found->second;
-  static auto *all = new Table();
-  static auto *mutex = new std::mutex();
-  std::lock_guard<std::mutex> lock(*mutex);
-  const OpTraits *&entry = (*all)[key];
+  std::lock_guard<std::mutex> lock(all.mutex);
+  const OpTraits *&entry = all.traits[key];
   if (entry == nullptr) entry = makeTraits(op);
   mine.emplace(key, entry);
   return *entry;

@@ -8,6 +8,7 @@
 
 #include "fallback.h"
 #include "op_traits.h"
+#include "python_kernels.h"
 
 namespace torch_openreg {
 
@@ -88,6 +89,7 @@ void forEachAtenOperator(const Visit &visit) {
  * remembered. */
 void registerPlain(torch::Library &library, const c10::OperatorName &name, const OperatorHandle &op) {
   if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return;
+  if (hasPythonKernelAlone(op, DispatchKey::CPU)) return;  // a program's, which may define it anew
   if (leadsToFallback(op) && registerUnboxed(op)) return;
   if (isForeach(name.name) || hasInferringKernel(op)) {
     library.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
