@@ -79,19 +79,11 @@ class PythonKernel {
   PythonKernel(const std::string &name, const std::string &key)
       : name_(torch::jit::parseName(name)), place_(name, c10::parseDispatchKey(key)) {}
 
-  /* Before it is registered. No kernel of a device runs from then on until `resume`. */
+  /* Before it is registered, and before it goes. No kernel of a device runs from then on until `resume`. */
   void pause() {
-    {
-      WithoutGil unlocked;
-      pauseKernels();
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto known = reported().find(place_);
-    if (known != reported().end()) {
-      replaced_ = known->second.replaced;
-    } else if (const auto op = c10::Dispatcher::singleton().findOp(name_)) {
-      replaced_ = kernelOf(*op, place_.second);
-    }
+    findReplaced();
+    WithoutGil unlocked;
+    pauseKernels();
   }
   void resume() { resumeKernels(); }
 
@@ -114,6 +106,15 @@ class PythonKernel {
   }
 
  private:
+  void findReplaced() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto known = reported().find(place_);
+    if (known != reported().end()) {
+      replaced_ = known->second.replaced;
+    } else if (const auto op = c10::Dispatcher::singleton().findOp(name_)) {
+      replaced_ = kernelOf(*op, place_.second);
+    }
+  }
   void registerCover(Kernel python) {
     Silence silence;
     const c10::WarningUtils::WarningHandlerGuard handler(&silence);
