@@ -334,6 +334,38 @@ def test_a_python_kernel_for_the_cpu_whose_library_is_dropped():
     assert (x * x).tolist() == (x.cpu() * x.cpu()).tolist() == [25.0] * 3
 
 
+def test_a_python_kernel_for_the_cpu_that_is_older_than_the_import(run_ok):
+    """What it has replaced cannot be found."""
+    out = run_ok(
+        """
+        import warnings
+        import torch
+        warnings.simplefilter("ignore")
+        library = torch.library.Library("aten", "IMPL")
+        for name in "hypot", "hypot.out", "mul_.Tensor":
+            library.impl(name, lambda a, b, out=None: torch.add(a, b), "CPU")
+        import torch_openreg
+        x = torch.full((2,), 3.0, device="openreg")
+
+        def inside_of_a_kernel(x, y):
+            torch.nn.functional.binary_cross_entropy(x / 10, y / 10, weight=x)
+            torch.openreg.synchronize()
+
+        for function in torch.hypot, inside_of_a_kernel:
+            try:
+                function(x, x)
+            except NotImplementedError as error:
+                print("aten::hypot" in str(error), "aten::mul" in str(error))
+        print(torch.hypot(x.cpu(), x.cpu()).tolist())
+        library._destroy()
+        inside_of_a_kernel(x, x)
+        print(torch.hypot(x, x).tolist() == torch.hypot(x.cpu(), x.cpu()).tolist())
+        """,
+        {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+    assert out.splitlines() == ["True False", "False True", "[6.0, 6.0]", "True"]
+
+
 def test_kernels_that_run_while_a_python_kernel_is_registered(replace):
     x = torch.full((3,), 5.0, device=DEVICE)
     x * x

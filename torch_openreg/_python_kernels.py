@@ -2,7 +2,9 @@
 those that they replace, as it computes with the CPU's (csrc/aten/python_kernels.cpp)."""
 
 import functools
+import gc
 
+import torch
 from torch.library import Library, fallthrough_kernel
 
 from . import _C
@@ -26,7 +28,21 @@ class _Handle:
             self.kernel.resume()
 
 
+def _refuse_earlier():
+    """Of kernels that are older than this import it is not known what they have replaced: the
+    device has none in their place, as long as their library lives."""
+    places = {place for place in torch.library._impls if place.rpartition("/")[2] in KEYS}
+    libraries = [each for each in gc.get_objects() if type(each) is Library] if places else []
+    for library in libraries:
+        for place in library._op_impls & places:
+            namespace, name, key = place.split("/")
+            kernel = _C._PythonKernel(f"{namespace}::{name}", key)
+            kernel.registered(early=True)
+            library._registration_handles.append(_Handle(library.m, kernel))
+
+
 def install():
+    _refuse_earlier()
     impl = Library.impl
 
     @functools.wraps(impl)

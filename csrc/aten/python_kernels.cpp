@@ -60,7 +60,11 @@ class Cover final : public c10::OperatorKernel {
       : python_(std::move(python)), replaced_(std::move(replaced)) {}
 
   void operator()(const OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
-    (computesForDevice() ? replaced_ : python_)->callBoxed(op, keys, stack);
+    const Kernel &kernel = computesForDevice() ? replaced_ : python_;
+    TORCH_CHECK_NOT_IMPLEMENTED(kernel != nullptr, "Could not run ", op.operator_name(),
+                                " for a device: its kernel for the CPU had been replaced by one of "
+                                "Python before torch_openreg was imported");
+    kernel->callBoxed(op, keys, stack);
   }
 
  private:
@@ -87,9 +91,10 @@ class PythonKernel {
   }
   void resume() { resumeKernels(); }
 
-  void registered() {
+  /* `early`: before this module was there, so that what it has replaced cannot be found. */
+  void registered(bool early) {
     const auto op = c10::Dispatcher::singleton().findOp(name_).value();
-    if (replaced_ != nullptr) registerCover(kernelOf(op, place_.second));
+    if (replaced_ != nullptr || early) registerCover(kernelOf(op, place_.second));
     const std::lock_guard<std::mutex> lock(mutex);
     Reported &entry = reported()[place_];
     entry.replaced = replaced_;
@@ -135,7 +140,7 @@ class PythonKernel {
       .def(py::init<const std::string &, const std::string &>(), py::arg("name"), py::arg("key"))
       .def("pause", &PythonKernel::pause)
       .def("resume", &PythonKernel::resume)
-      .def("registered", &PythonKernel::registered)
+      .def("registered", &PythonKernel::registered, py::arg("early") = false)
       .def("gone", &PythonKernel::gone);
 });
 
