@@ -235,6 +235,7 @@ REGISTERED = {
     "max_pool1d": "a result with the CPU's strides",
     "_has_compatible_shallow_copy_type": "PyTorch's takes the devices that it names, as CUDA",
     **dict.fromkeys(("_stack", "_stack.out"), "the CPU has a kernel, with other results"),
+    "_lazy_clone": "PyTorch's copies at the first write, which nothing orders after the streams",
     "_batch_norm_no_update": "PyTorch's calls the CPU's kernel with the tensors of the device",
     "_foreach_mm": "a list is one task",
     **dict.fromkeys(

@@ -34,7 +34,6 @@
 #include "accesses.h"
 #include "task.h"
 #include "tensor_metadata.h"
-#include "lazy_clone.h"
 
 namespace py = pybind11;
 
@@ -144,7 +143,7 @@ int64_t numberOf(PyObject *object, char role) {
   return number;
 }
 
-Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *name, char role) {
+Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *name) {
   Argument argument;
   if (device.is_cpu()) {
     TORCH_CHECK_VALUE(tensor.is_cpu(), name, " runs on the CPU, where it cannot read a tensor of ",
@@ -154,7 +153,6 @@ Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *na
   }
   if (tensor.device() == device) {
     checkFitsStorage(tensor, name);
-    if (role != 'r') makeWritable(tensor);
     at::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
     argument.memory = storage->_mutable_data_ptr_no_checks().get();
     argument.bytes = argument.memory == nullptr ? 0 : storage->nbytes();
@@ -229,7 +227,7 @@ void CompiledKernel::operator()(const py::args &given) const {
           numberOf(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i)), roles_[i]));
       continue;
     }
-    task->arguments.push_back(argumentOf(tensorAt(given, i), device, name_, roles_[i]));
+    task->arguments.push_back(argumentOf(tensorAt(given, i), device, name_));
   }
   if (device.is_cpu() || !canMap(device.index())) {
     auto storages = storagesOf(*task, given);

@@ -33,7 +33,6 @@
 #include "copy_kernel.h"
 #include "registration.h"
 #include "tensor_metadata.h"
-#include "lazy_clone.h"
 
 namespace torch_openreg {
 
@@ -287,7 +286,6 @@ void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   if (way == Way::kNothing) return;
   checkExtent(dst);
   checkExtent(src);
-  makeWritable(dst);
   switch (way) {
     case Way::kNothing:
       return;

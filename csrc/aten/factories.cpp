@@ -162,6 +162,18 @@ Tensor &setTensor(Tensor &self, const Tensor &source) {
   return at::native::set_tensor_(self, source);
 }
 
+/* Copies at once: nothing could order a copy at the first write after the streams and graphs that use what is shared. */
+Tensor lazyClone(const Tensor &self) {
+  const DeviceSwitch current(self.device().index());
+  c10::Allocator *allocator = self.storage().allocator();
+  const size_t bytes = self.storage().nbytes();
+  c10::Storage copy(c10::Storage::use_byte_size_t(), bytes,
+                    allocator->clone(self.storage().data(), bytes), allocator, true);
+  auto impl = c10::make_intrusive<TensorImpl>(std::move(copy), self.key_set(), self.dtype());
+  impl->set_sizes_and_strides(self.sizes(), self.strides(), self.storage_offset());
+  return Tensor(std::move(impl));
+}
+
 at::Scalar localScalar(const Tensor &self) {
   noteSynchronization("aten::_local_scalar_dense (item)",
                       currentStreamHandle(self.device().index()));
@@ -212,6 +224,7 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", &at::native::unfold);
   m.impl("view_as_real", &at::native::view_as_real);
   m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("_lazy_clone", &lazyClone);
   m.impl("_local_scalar_dense", &localScalar);
   m.impl("_has_compatible_shallow_copy_type", &mayReplaceData);
   m.impl("record_stream", &recordTensorStream);

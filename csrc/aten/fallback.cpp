@@ -47,7 +47,6 @@
 #include "tensor_components.h"
 #include "shape_inference.h"
 #include "sparse.h"
-#include "lazy_clone.h"
 
 namespace torch_openreg {
 
@@ -213,7 +212,6 @@ class Call {
   void checkStorages();
   void checkKernel();
   void makeZeros();
-  void makeClonesWritable();
   void checkCanCopy();
   bool isKnown(Plan &plan);
   void tryOut(Plan &plan);
@@ -295,12 +293,6 @@ void Call::checkStorages() {
   }
 }
 
-void Call::makeClonesWritable() {
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (traits_.isWritten[i]) eachTensor(arguments_[i], makeWritable);
-  }
-}
-
 void Call::checkDevices() {
   checkIndices();
   for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -347,7 +339,6 @@ void Call::prepare() {
   if (survey_.has(Survey::kLacksMemory)) checkStorages();
   checkKernel();
   if (survey_.has(Survey::kHasZeros)) makeZeros();
-  if (survey_.has(Survey::kWritesClone)) makeClonesWritable();
   stream_ = getCurrentOpenRegStream(device_.index()).stream();
 }
 

@@ -14,7 +14,6 @@
 #include "tensor_metadata.h"
 #include "output_cache.h"
 #include "tensor_components.h"
-#include "lazy_clone.h"
 
 namespace torch_openreg {
 
@@ -59,7 +58,6 @@ void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
     const bool mayBeNumber = !traits.isWritten[i] && !traits.isForeach;
     if (C10_LIKELY(value.isTensor())) {
       see(value.toTensor(), mayBeNumber, false);
-      if (traits.isWritten[i] && isLazyClone(value.toTensor())) facts_ |= kWritesClone;
     } else if (value.isDevice()) {
       asked_ = value.toDevice();
       if (!asked_->is_privateuseone()) facts_ |= kAsksOther;
@@ -70,7 +68,6 @@ void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
         if (item.isNone()) continue;
         const at::Tensor &tensor = item.toTensor();
         see(tensor, mayBeNumber, indices && traits.masksDecide);
-        if (traits.isWritten[i] && isLazyClone(tensor)) facts_ |= kWritesClone;
         if (indices && tensor.defined() && tensor.scalar_type() == c10::kByte) {
           facts_ |= kHasByteIndex;
         }

@@ -25,7 +25,6 @@ class Survey {
     kHasMask = 8,      // among indices
     kAsksOther = 16,   // a device argument for another kind of device
     kHasByteIndex = 32,
-    kWritesClone = 64,  // what is written shares its memory until then
   };
   void look(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
   /* Tensors of one device, but for numbers, with their memory, and no mask. */

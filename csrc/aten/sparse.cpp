@@ -31,7 +31,6 @@
 #include "op_traits.h"
 #include "tensor_components.h"
 #include "task.h"
-#include "lazy_clone.h"
 
 namespace torch_openreg {
 
@@ -322,7 +321,6 @@ bool queueWithDenseResult(const OperatorHandle &op, Stack *stack, DispatchKey ke
                        : at::empty(*sizes, arguments[0].toTensor().options());
   if (given && out.layout() == c10::kStrided && out.numel() == 0) out.resize_(*sizes);
   if (out.layout() != c10::kStrided || out.sizes() != *sizes) return false;
-  makeWritable(out);
   if (inPlace || given) {
     queue(op, arguments, kernel, device);
   } else {
