@@ -187,3 +187,14 @@ def test_a_length_that_offsets_decide():
 
     for length in ((), (5,)) * 2:
         assert dense(DEVICE, *length).tolist() == dense("cpu", *length).tolist()
+
+
+@pytest.mark.parametrize("left", [0, 32, 8])
+def test_work_on_a_storage_that_was_freed_or_shrunk_is_refused(left):
+    for use in (lambda x: x * 2, lambda x: x.sum(-1, keepdim=True), lambda x: x.add_(1)):
+        parts = [torch.ones(2, 3, device=DEVICE), torch.ones(1, 3, device=DEVICE)]
+        use(torch.nested.nested_tensor(parts, device=DEVICE))  # known
+        x = torch.nested.nested_tensor(parts, device=DEVICE)
+        x.untyped_storage().resize_(left)
+        with pytest.raises(RuntimeError, match=r"needs \d+ bytes.*freed or shrunk"):
+            use(x)

@@ -9,6 +9,7 @@
 #include <ATen/quantized/QTensorImpl.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "../torch/device.h"
@@ -66,6 +67,24 @@ at::QuantizerPtr quantizerLike(const Tensor &like, const Components &parts) {
       quantizer->scalar_type(), parts[1], parts[2], quantizer->axis());
 }
 
+/* How many elements of its buffer a nested tensor reaches. */
+int64_t reachOf(const at::native::NestedTensorImpl &nested) {
+  const Tensor &sizes = nested.get_nested_sizes(), &strides = nested.get_nested_strides();
+  const auto *size = sizes.const_data_ptr<int64_t>(), *stride = strides.const_data_ptr<int64_t>();
+  const auto *offset = nested.get_storage_offsets().const_data_ptr<int64_t>();
+  int64_t reach = 0;
+  for (int64_t i = 0; sizes.dim() == 2 && i < sizes.size(0); ++i) {
+    int64_t last = offset[i];
+    bool isEmpty = false;
+    for (int64_t d = 0; d < sizes.size(1); ++d, ++size, ++stride) {
+      last += (*size - 1) * *stride;
+      isEmpty = isEmpty || *size == 0;
+    }
+    if (!isEmpty) reach = std::max(reach, last + 1);
+  }
+  return reach;
+}
+
 }  // namespace
 
 Components componentsOf(const Tensor &tensor) {
@@ -81,8 +100,14 @@ Components componentsOf(const Tensor &tensor) {
   if (!tensor.is_nested()) return {};
   const Tensor buffer = implOf<at::native::NestedTensorImpl>(tensor).get_unsafe_storage_as_tensor();
   const c10::InferenceMode asIs(tensor.is_inference());
-  return {tensorOf(buffer.storage(), tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1,
-                   {buffer.sizes(), buffer.strides(), tensor.scalar_type()})};
+  if (tensor.is_cpu()) {
+    return {tensorOf(buffer.storage(), DispatchKey::CPU,
+                     {buffer.sizes(), buffer.strides(), tensor.scalar_type()})};
+  }
+  // The buffer's size is its storage's, which may have been shrunk.
+  const int64_t size =
+      std::max(buffer.numel(), reachOf(implOf<at::native::NestedTensorImpl>(tensor)));
+  return {tensorOf(buffer.storage(), DispatchKey::PrivateUse1, {{size}, {1}, tensor.scalar_type()})};
 }
 
 Tensor assemble(const Tensor &like, const Components &parts) {
