@@ -81,6 +81,13 @@ def test_from_other_libraries():
     assert numpy.from_dlpack(pinned).tolist() == [0, 1, 2]
 
 
+def test_a_storage_that_was_freed_is_not_exported():
+    x = torch.ones(4, device=DEVICE)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
+        torch.from_dlpack(x)
+
+
 def test_copies(x):
     copy = torch.from_dlpack(x, copy=True)
     copy.zero_()

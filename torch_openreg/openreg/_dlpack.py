@@ -39,6 +39,8 @@ def install():
             raise BufferError(
                 "Can't export tensors with the negative bit set, use tensor.resolve_neg()"
             )
+        if is_ours(self.device):  # raises if the storage was freed or shrunk
+            self.detach().as_strided(self.size(), self.stride())
         capsule = export(self, stream=stream, **options)
         # PyTorch itself waits where the device is called cuda.
         if stream not in (None, -1) and is_ours(self.device) and self.device.type != "cuda":
