@@ -208,13 +208,17 @@ DRAWS = {
     "bernoulli": lambda x: torch.bernoulli(x, 0.5),
     "multinomial": lambda x: torch.multinomial(x[:4], x.numel(), replacement=True),
     "what waits": lambda x: torch.binomial(x, x),
+    "a mask that there is room for": lambda x: torch.native_dropout(x, 0.5, True),
 }
 
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_call_that_finds_no_memory_has_drawn_nothing(name):
     x = torch.ones(1, device=DEVICE).expand(1 << 24)
-    torch.openreg.set_per_process_memory_fraction(0.0)
+    torch.openreg.empty_cache()
+    room = torch.openreg.memory_reserved() + (30 << 20)
+    memory = torch.openreg.get_device_properties().total_memory
+    torch.openreg.set_per_process_memory_fraction(room / memory)
     try:
         before = torch.openreg.get_rng_state()
         with pytest.raises(torch.OutOfMemoryError):

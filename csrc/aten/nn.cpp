@@ -18,6 +18,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/max_pool1d_native.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros_like.h>
@@ -81,8 +82,11 @@ std::tuple<Tensor, Tensor> dropout(const Tensor &input, double p, std::optional<
   if (p == 1) {
     return {at::zeros_like(input), at::zeros_like(input, input.options().dtype(c10::kBool))};
   }
-  Tensor mask = at::empty_like(input, input.options().dtype(c10::kBool)).bernoulli_(1 - p);
-  return {input.mul(mask).mul_(1 / (1 - p)), mask};
+  // All memory first: without it nothing is drawn.
+  Tensor mask = at::empty_like(input, input.options().dtype(c10::kBool));
+  Tensor result = at::empty_like(input);
+  mask.bernoulli_(1 - p);
+  return {at::mul_out(result, input, mask).mul_(1 / (1 - p)), mask};
 }
 
 Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
