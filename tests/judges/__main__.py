@@ -77,6 +77,7 @@ def launch(suite, part, limit, log):
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("OPENREG_", "PYTEST_"))},
         "PYTHONPATH": os.pathsep.join([os.path.dirname(HERE), *sys.path[1:]]),
+        "OMP_NUM_THREADS": "1",  # small kernels, as many processes as there are cores
         "OPENREG_POISON": "1",  # what is not written equals nothing, rather than by chance
         "JUDGES_LOG": log,
         "JUDGES_DONE": json.dumps(list(part.results)),
