@@ -22,7 +22,7 @@ def _adapt():
     """Use the metadata for PyTorch 2.12.1 for later versions, of which TorchCTS has none: it leaves
     out each test that needs it."""
     from torchcts import op_metadata
-    from torchcts.core import dtype_contracts, pytorch_compat
+    from torchcts.core import contract_references, dtype_contracts, pytorch_compat
 
     newest = dtype_contracts.load_dtype_contracts()["metadata"]["max_validated_version"]
     number, original = pytorch_compat.parse_torch_version, pytorch_compat.normalize_torch_version
@@ -33,6 +33,9 @@ def _adapt():
 
     for module in (pytorch_compat, dtype_contracts, op_metadata):
         module.normalize_torch_version = normalize
+    # References of its own, where it holds the CPU's kernel to be wrong.
+    contract_references.resolve_generated_forward_reference = lambda *_, **__: None
+    contract_references.resolve_opinfo_forward_reference = lambda *_, **__: None
     # It goes through all operators for each that is asked for: minutes.
     versions = op_metadata._validation_metadata(None)
     op_metadata._validation_metadata = lambda metadata: versions
