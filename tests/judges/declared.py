@@ -16,6 +16,7 @@ DECLARED = {
         "generated/test_functional_variants.py::*.names_dim*",
         "generated/test_inplace_variants.py::*.dimname*",
         "generated/test_inplace_variants.py::*.names_dim*",
+        "generated/test_out_variants.py::*.names_*",
         "rng/test_generator.py::test_rand_named_factory_metadata",
         "rng/test_generator.py::test_rand_generator_named_factory_metadata",
     ),
@@ -89,5 +90,38 @@ DECLARED = {
         "generated/test_inplace_variants.py::test_generated_inplace_variant[addbmm_*",
         "generated/test_inplace_variants.py::test_generated_inplace_variant[addmm_*",
         "generated/test_inplace_variants.py::test_generated_inplace_variant[baddbmm_*",
+        "generated/test_out_variants.py::test_generated_out_variant[addbmm.out*",
+        "generated/test_out_variants.py::test_generated_out_variant[addmm.out*",
+        "generated/test_out_variants.py::test_generated_out_variant[baddbmm.out*",
+        "generated/test_out_variants.py::test_generated_out_variant[chain_matmul.out*",
+        "generated/test_out_variants.py::test_generated_out_variant[linalg_matmul.out*",
+        "generated/test_out_variants.py::test_generated_out_variant[linear.out*",
+        "generated/test_out_variants.py::test_generated_out_variant[matmul.out*",
+        "generated/test_out_variants.py::test_generated_out_variant[mm.out*",
+    ),
+    "kernels that only CUDA has by these names; the CPU's, and the device's, is "
+    "`_scaled_dot_product_flash_attention_for_cpu`": (
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_efficient_attention_*",
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_flash_attention_*",
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_scaled_dot_product_eff*",
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_scaled_dot_product_flash*",
+    ),
+    "has kernels for nested tensors alone, or for meta tensors alone; on the CPU, too": (
+        "generated/test_oracle_surfaces.py::test_oracle_surface[matmul_backward*",
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_resize_output*",
+    ),
+    "pins a tensor of the device, which PyTorch refuses for every device but the CPU": (
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_pin_memory*",
+        "generated/test_oracle_surfaces.py::test_oracle_surface[pin_memory*",
+    ),
+    "PyTorch's composite refuses it outside of inference mode, on the CPU, too": (
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_fw_primal_copy.out*",
+        "generated/test_oracle_surfaces.py::test_oracle_surface[_make_dual_copy.out*",
+    ),
+    "expects a workspace of a certain size, which is each backend's own: only its own derivative "
+    "reads it": ("generated/test_oracle_surfaces.py::test_oracle_surface[_thnn_fused_gru_cell*",),
+    "gives an empty tensor as the bias, where none is an undefined tensor, as autograd has it": (
+        "generated/test_oracle_surfaces.py::test_oracle_surface"
+        "[_scaled_dot_product_fused_attention_overrideable_backward*",
     ),
 }
