@@ -5,6 +5,7 @@ See docs/upstream.md.
 
 import argparse
 import collections
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -172,14 +173,16 @@ def table(done, covered):
 
 
 def page(path, rows, covered, filtered):
-    lines = [f"| folder | {' | '.join(COLUMNS)} |", "| --- |" + " ---: |" * len(COLUMNS)]
+    versions = [importlib.metadata.version(name) for name in ("torchcts", "torch")]
+    lines = ["TorchCTS {} on PyTorch {}.\n".format(*versions)]
+    lines += [f"| folder | {' | '.join(COLUMNS)} |", "| --- |" + " ---: |" * len(COLUMNS)]
     lines += [f"| {name} | {' | '.join(f'{n:,}' for n in row)} |" for name, row in rows.items()]
     lines += ["", "| left out by TorchCTS | tests |", "| --- | ---: |"]
     lines += [f"| `{reason}` | {count:,} |" for reason, count in filtered.most_common()]
     lines += ["", "| declared | tests | reason |", "| --- | ---: | --- |"]
     for reason, tests in sorted(covered.items(), key=lambda pair: -len(pair[1])):
         names = "<br>".join(f"`{pattern}`" for pattern in DECLARED[reason])
-        lines.append(f"| {names} | {len(tests):,} | {reason} |")
+        lines.append(f"| {names} | {len(set(tests)):,} | {reason} |")
     with open(path) as file:
         text = file.read()
     with open(path, "w") as file:
