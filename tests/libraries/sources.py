@@ -25,7 +25,6 @@ class Library:
     repository: str = ""  # without one, pip's source distribution has the tests
     tag: str = "v{version}"
     without: str = ""  # files of which every test is skipped here
-    options: tuple = ()  # of pytest
 
     @property
     def version(self):
@@ -48,6 +47,17 @@ LIBRARIES = (
         "tests/test_*.py",
         without="tests/test_cpu.py tests/test_examples.py tests/test_imports.py "
         "tests/test_metrics.py tests/test_scheduler.py tests/test_tpu.py",
+    ),
+    Library(
+        "torchao",
+        "version.txt",
+        "test/dtypes/test_*.py test/float8/test_base.py test/float8/test_float8_utils.py "
+        "test/quantization/test_qat.py test/quantization/test_quant_api.py "
+        "test/quantization/test_quant_primitives.py "
+        "test/quantization/quantize_/workflows/intx/test_intx_unpacked_to_int8_tensor.py "
+        "test/sparsity/test_supermask.py test/sparsity/test_wanda.py test/prototype/test_awq.py "
+        "test/prototype/test_quantized_training.py test/prototype/test_smoothquant.py",
+        "https://github.com/pytorch/ao",
     ),
 )
 
