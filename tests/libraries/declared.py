@@ -15,6 +15,7 @@ class Declared:
     tests: str  # patterns, separated by spaces
     error: str  # searched for in the error's text
     reason: str
+    always: bool = True  # False: a race decides whether they fail; such an entry is never stale
 
     def covers(self, name, error):
         named = any(fnmatchcase(name, pattern) for pattern in self.tests.split())
@@ -25,9 +26,8 @@ HUB = "reads a model or data from Hugging Face's hub, which is switched off"
 
 ACCELERATE = (
     Declared(
-        "tests/test_cli.py::* tests/test_examples.py::ExampleDifferenceTests::*",
-        r"tests/test_configs/\S+ (does not exist|not found)|no attribute 'original_config'"
-        r"|No such file or directory: '\S+/examples/by_feature'",
+        "tests/test_cli.py::*",
+        r"tests/test_configs/\S+ (does not exist|not found)|no attribute 'original_config'",
         "reads a file that the source distribution lacks",
     ),
     Declared("tests/test_cli.py::ModelEstimatorTester::*", "Repo for model .* is gated", HUB),
@@ -47,8 +47,22 @@ TORCHAO = (
     ),
 )
 
+OFFLOAD = "*::test_group_offloading_with_disk*False*"
+RACE = (
+    "a race in diffusers: `ModuleGroup._offload_to_disk` drops weights that the computing stream "
+    "still reads, without `record_stream` or a wait, and the next copy overwrites them"
+)
+DIFFUSERS = (
+    Declared(
+        "tests/models/unets/test_*.py::*",
+        "does not appear to have a file named config.json",
+        HUB,
+    ),
+    Declared(OFFLOAD, "AssertionError", RACE, always=False),
+)
+
 # {library: entries}
-DECLARED = {"accelerate": ACCELERATE, "torchao": TORCHAO}
+DECLARED = {"accelerate": ACCELERATE, "torchao": TORCHAO, "diffusers": DIFFUSERS}
 
 # What fails under the sanitizer alone.
-RACES = {}
+RACES = {"diffusers": (Declared(OFFLOAD, "DataRaceError", RACE),)}

@@ -24,7 +24,7 @@ class Library:
     files: str  # patterns of test files, separated by spaces
     repository: str = ""  # without one, pip's source distribution has the tests
     tag: str = "v{version}"
-    without: str = ""  # files of which every test is skipped here
+    without: str = ""  # files of which every test is skipped here, or needs a hub
 
     @property
     def version(self):
@@ -46,7 +46,8 @@ LIBRARIES = (
         "src/accelerate/__init__.py",
         "tests/test_*.py",
         without="tests/test_cpu.py tests/test_examples.py tests/test_imports.py "
-        "tests/test_metrics.py tests/test_scheduler.py tests/test_tpu.py",
+        "tests/test_load_checkpoint_and_dispatch_with_broadcast.py tests/test_metrics.py "
+        "tests/test_scheduler.py tests/test_tpu.py",
     ),
     Library(
         "torchao",
@@ -58,6 +59,13 @@ LIBRARIES = (
         "test/sparsity/test_supermask.py test/sparsity/test_wanda.py test/prototype/test_awq.py "
         "test/prototype/test_quantized_training.py test/prototype/test_smoothquant.py",
         "https://github.com/pytorch/ao",
+    ),
+    Library(
+        "diffusers",
+        "src/diffusers/__init__.py",
+        "tests/hooks/test_*.py tests/models/unets/test_models_unet_1d.py "
+        "tests/models/unets/test_models_unet_2d.py",
+        "https://github.com/huggingface/diffusers",
     ),
 )
 

@@ -159,6 +159,8 @@ def test_a_declaration_covers_the_error_that_it_names():
     }
     one = Declared("test_b.py::* test_a.py::test_x*", "offl.ne", "a hub")
     assert judge(rows, ["test_a.py"], (one,)) == ([], {"test_a.py::test_x[1-y]"})
+    by_chance = Declared("test_a.py::test_y", "", "a race", always=False)
+    assert judge(rows, ["test_a.py"], (one, by_chance))[0] == []
     other = Declared("test_a.py::test_x*", "ValueError", "why")
     wrong, covered = judge(rows, ["test_a.py"], (other,))
     assert covered == set() and wrong == [
