@@ -44,7 +44,7 @@ def environment():
     }
 
 
-def run_pytest(options, tree, files, report):
+def run_pytest(options, library, tree, files, report):
     """Returns pytest's exit status. A process that crashes, or is at one test for longer than the
     limit, fails that test."""
     command = [
@@ -54,6 +54,7 @@ def run_pytest(options, tree, files, report):
         *("-o", f"faulthandler_timeout={options.limit}", "-o", "faulthandler_exit_on_timeout=true"),
         f"--junitxml={report}",
         *(["--openreg-sanitizer"] if options.sanitizer else []),
+        *library.options,
         *shlex.split(options.pytest),
         *files,
     ]
@@ -66,7 +67,7 @@ def run(options, library, tree):
     report = os.path.join(sources.BUILD, f"{library.name}.xml")
     if os.path.exists(report):
         os.remove(report)
-    code = run_pytest(options, tree, files, report)
+    code = run_pytest(options, library, tree, files, report)
     if options.pytest:
         return [f"pytest ended with status {code}"] if code else []
     if not os.path.exists(report):

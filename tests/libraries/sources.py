@@ -25,6 +25,7 @@ class Library:
     repository: str = ""  # without one, pip's source distribution has the tests
     tag: str = "v{version}"
     without: str = ""  # files of which every test is skipped here, or needs a hub
+    options: tuple = ()  # of pytest
 
     @property
     def version(self):
@@ -59,6 +60,7 @@ LIBRARIES = (
         "test/sparsity/test_supermask.py test/sparsity/test_wanda.py test/prototype/test_awq.py "
         "test/prototype/test_quantized_training.py test/prototype/test_smoothquant.py",
         "https://github.com/pytorch/ao",
+        options=("-k", "not device_cpu"),
     ),
     Library(
         "diffusers",
@@ -66,6 +68,27 @@ LIBRARIES = (
         "tests/hooks/test_*.py tests/models/unets/test_models_unet_1d.py "
         "tests/models/unets/test_models_unet_2d.py",
         "https://github.com/huggingface/diffusers",
+    ),
+    Library(
+        "lightning",
+        "src/version.info",
+        "tests/tests_fabric/accelerators/test_cuda.py "
+        "tests/tests_fabric/test_connector.py "
+        "tests/tests_fabric/test_wrappers.py "
+        "tests/tests_fabric/strategies/test_ddp.py "
+        "tests/tests_fabric/strategies/test_dp.py "
+        "tests/tests_fabric/strategies/test_single_device.py "
+        "tests/tests_fabric/plugins/collectives/test_torch_collective.py "
+        "tests/tests_fabric/plugins/precision/test_all.py "
+        "tests/tests_fabric/plugins/precision/test_amp.py "
+        "tests/tests_fabric/plugins/precision/test_double.py "
+        "tests/tests_fabric/plugins/precision/test_fsdp.py "
+        "tests/tests_fabric/plugins/precision/test_half.py "
+        "tests/tests_fabric/utilities/test_init.py "
+        "tests/tests_fabric/utilities/test_device_*.py "
+        "tests/tests_fabric/utilities/test_optimizer.py",
+        "https://github.com/Lightning-AI/pytorch-lightning",
+        tag="{version}",
     ),
 )
 
@@ -90,6 +113,8 @@ def find_tree(library, named):
     if not named and not library.repository and not os.path.isdir(tree):
         _download(library, place)
     if not os.path.isdir(tree):
+        if named:
+            sys.exit(f"SOURCE={named}: there is no such folder")
         return None
     path = os.path.join(tree, library.stated)
     if not os.path.isfile(path):

@@ -172,6 +172,8 @@ def test_a_declaration_covers_the_error_that_it_names():
 def test_trees(made, monkeypatch, tmp_path):
     assert sources.find_tree(MADE, str(made.tree)) == str(made.tree)
     assert sources.find_tree(MADE, "") is None
+    with pytest.raises(SystemExit, match="SOURCE=/nowhere: there is no such folder"):
+        sources.find_tree(MADE, "/nowhere")
     how = sources.how_to_get(MADE)
     assert f"--branch v{MADE.version} https://host/made " in how and "SOURCE=folder" in how
     with pytest.raises(SystemExit, match=r"there is no tests/test_\*.py"):
