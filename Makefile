@@ -151,8 +151,8 @@ $(LIBRARIES_STAMP): .ci/libraries.txt | build
 libraries: PAGE ?= docs/libraries.md
 libraries: build $(LIBRARIES_STAMP)
 	PYTHONPATH=$(CURDIR)/tests $(LIBRARIES_PY) -m libraries --library '$(LIBRARY)' --source '$(SOURCE)' \
-	  --jobs $(JOBS) --page '$(PAGE)' --pytest='$(ARGS)' $(if $(LIMIT),--limit $(LIMIT)) \
-	  $(if $(SANITIZER),--sanitizer)
+	  --jobs $(JOBS) --page '$(PAGE)' $(if $(LIMIT),--limit $(LIMIT)) \
+	  $(if $(SANITIZER),--sanitizer) -- $(ARGS)
 
 # The site of the documentation, in build/docs. -E: Sphinx does not read a page again for what conf.py adds to it.
 DOCS_STAMP := $(VENV)/docs.stamp

@@ -4,7 +4,6 @@ docs/libraries.md."""
 import argparse
 import fcntl
 import os
-import shlex
 import subprocess
 import sys
 
@@ -19,7 +18,7 @@ def arguments():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=600, help="seconds for a test")
     parser.add_argument("--page", default="", help="where the table is written")
-    parser.add_argument("--pytest", default="", help="further arguments of pytest; judges nothing")
+    parser.add_argument("pytest", nargs="*", help="further arguments of pytest; nothing is judged")
     options = parser.parse_args()
     names = [library.name for library in sources.LIBRARIES]
     if options.library and options.library not in names:
@@ -55,7 +54,7 @@ def run_pytest(options, library, tree, files, report):
         f"--junitxml={report}",
         *(["--openreg-sanitizer"] if options.sanitizer else []),
         *library.options,
-        *shlex.split(options.pytest),
+        *options.pytest,
         *files,
     ]
     return subprocess.run(command, cwd=tree, env=environment(), check=False).returncode
