@@ -26,6 +26,12 @@ def room(count):
     return [ones(count) for _ in range(2)]
 
 
+def gather_both(*dtypes):
+    with dist._coalescing_manager(device=torch.device(DEVICE)):
+        for dtype in dtypes:
+            dist.all_gather_into_tensor(ones(4, dtype), ones(2, dtype))
+
+
 # What rank r calls, and what each is told that it says of ranks 0 and 1.
 CALLS = {
     "sizes": (
@@ -83,6 +89,26 @@ CALLS = {
     "sparse": (
         lambda r: dist.all_reduce(ones(4 + r).to_sparse()),
         "all_reduce of a sparse tensor .* of 4 elements .* of 5 elements",
+    ),
+    "dimensions of a sparse tensor": (
+        lambda r: dist.all_reduce(ones(4).view(2, 2).to_sparse(1 + r)),
+        r"sizes \[2, 2\], 1 sparse and 1 dense .* sizes \[2, 2\], 2 sparse and 0 dense",
+    ),
+    "all_gather of parts": (
+        lambda r: dist.all_gather([ones(2), ones(3 + 2 * r)], ones((2, 5)[r])),
+        "rank 1 sends 20 bytes to rank 0, which expects 12",
+    ),
+    "reduce_scatter of parts": (
+        lambda r: dist.reduce_scatter(ones((2, 5)[r]), [ones(2), ones(3 + 2 * r)]),
+        "rank 0 sends 12 bytes to rank 1, which expects 20",
+    ),
+    "the order of a list": (
+        lambda r: dist.all_reduce_coalesced([ones(4 - 2 * r), ones(2 + 2 * r)]),
+        "4 of Float, 2 of Float; .*: 2 of Float, 4 of Float",
+    ),
+    "dtypes of a list": (
+        lambda r: gather_both(torch.float32, (torch.float32, torch.int32)[r]),
+        "2 of Float, 2 of Float; .*: 2 of Float, 2 of Int",
     ),
     "barrier": (
         lambda r: dist.barrier(device_ids=[0]) if r else dist.all_reduce(ones(4)),

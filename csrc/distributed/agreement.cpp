@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 
 namespace torch_openreg {
@@ -18,7 +19,8 @@ using GlooWork = c10::intrusive_ptr<c10d::Work>;
 /* An Announcement as it is sent: of one size, whatever is called. `sends` and `expects` follow. */
 struct Wire {
   uint64_t sequence;
-  char name[32], reduction[16];
+  char name[32], reduction[16], parts[96];
+  uint64_t digest;  // of all of `parts`, which may be longer
   int64_t root, dtype, elements, dropped;
 };
 constexpr auto kWords = static_cast<int64_t>(sizeof(Wire) / sizeof(int64_t));
@@ -35,6 +37,8 @@ at::Tensor pack(uint64_t sequence, const Announcement &a, int size) {
   wire.sequence = sequence;
   a.name.copy(wire.name, sizeof(wire.name) - 1);
   a.reduction.copy(wire.reduction, sizeof(wire.reduction) - 1);
+  a.parts.copy(wire.parts, sizeof(wire.parts) - 1);
+  wire.digest = std::hash<std::string>{}(a.parts);
   wire.root = a.root;
   wire.dtype = static_cast<int64_t>(a.dtype);
   wire.elements = a.elements;
@@ -53,7 +57,10 @@ std::string described(const Wire &wire) {
   if (wire.root >= 0) text += " with rank " + std::to_string(wire.root) + " as the root";
   if (wire.dtype == static_cast<int64_t>(c10::ScalarType::Undefined)) return text;
   if (wire.elements >= 0) text += " of " + std::to_string(wire.elements) + " elements";
-  return text + " of " + dtypeName(wire.dtype);
+  text += " of " + dtypeName(wire.dtype);
+  if (wire.parts[0] != '\0') text += ": " + std::string(wire.parts);
+  if (wire.parts[sizeof(wire.parts) - 2] != '\0') text += " ... " + std::to_string(wire.digest);
+  return text;
 }
 
 /* "rank 0 calls A, ranks 1 and 2 call B" of what is called and by whom; "" if it is one thing. */
@@ -81,7 +88,7 @@ std::string differences(Tensors &told) {
   return "the ranks do not agree: " + all;
 }
 
-/* Of an all_to_all: who sends what its receiver does not expect. */
+/* Who sends what its receiver does not expect. */
 std::string splitDifferences(Tensors &told) {
   const auto size = static_cast<int64_t>(told.size());
   for (int64_t from = 0; from < size; ++from) {

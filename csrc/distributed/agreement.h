@@ -24,7 +24,8 @@ struct Announcement {
   int root = -1;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   int64_t elements = 0;
-  std::vector<int64_t> sends = {}, expects = {};  // bytes by rank, of an all_to_all
+  std::string parts = {};  // what else has to be the same, as text: the tensors of a list
+  std::vector<int64_t> sends = {}, expects = {};  // bytes by rank, where they may differ
   bool dropped = false;                           // the sender has no inputs
 };
 

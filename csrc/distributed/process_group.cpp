@@ -149,6 +149,22 @@ std::vector<int64_t> counts(const Tensors &tensors) {
   return all;
 }
 
+/* "2 of Float, 4 of Int" */
+std::string listed(const Tensors &tensors) {
+  std::string text;
+  for (const at::Tensor &tensor : tensors) {
+    text += (text.empty() ? "" : ", ") + c10::str(tensor.numel(), " of ", tensor.scalar_type());
+  }
+  return text;
+}
+
+/* In bytes. */
+std::vector<int64_t> sizesOf(const Tensors &tensors) {
+  std::vector<int64_t> all;
+  for (const at::Tensor &tensor : tensors) all.push_back(static_cast<int64_t>(tensor.nbytes()));
+  return all;
+}
+
 /* What every rank has to say of a call. A rank's part is what goes in, but where one rank has it all. */
 void announce(Call &call) {
   Announcement &says = call.says;
@@ -159,6 +175,10 @@ void announce(Call &call) {
   says.dtype = part.front().scalar_type();
   if (!says.sends.empty() || says.elements != 0) return;
   for (const at::Tensor &tensor : part) says.elements += tensor.numel();
+  const bool coalesced = call.type == OpType::COALESCED ||
+                         call.type == OpType::ALLREDUCE_COALESCED ||
+                         call.type == OpType::ALLGATHER_COALESCED;
+  if (coalesced && part.size() > 1) says.parts = listed(part);
 }
 
 /* In bytes, from counts of rows or, if there are none, equal parts. */
@@ -428,6 +448,8 @@ WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
   const auto ours = reducing(call, options);
   call.says.name = what;
   call.says.elements = tensor.numel();
+  call.says.parts = c10::str("sizes ", tensor.sizes(), ", ", tensor.sparse_dim(), " sparse and ",
+                             tensor.dense_dim(), " dense dimensions, ", tensor.scalar_type());
   call.blocks = true;
   return start(
       std::move(call), [ours, sizes = tensor.sizes().vec(), coalesced = tensor.is_coalesced(),
@@ -491,6 +513,8 @@ WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::T
   for (const at::Tensor &output : outputs) checkKind("all_gather", output, input);
   Call call{.type = OpType::ALLGATHER, .name = "all_gather", .in = {input}, .out = outputs};
   call.says.elements = -1;  // each rank has another number
+  call.says.sends.assign(outputs.size(), static_cast<int64_t>(input.nbytes()));
+  call.says.expects = sizesOf(outputs);
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     asKernel([&] { host[1 + rank].copy_(host[0]); });
     WorkPtr work;
@@ -619,6 +643,8 @@ WorkPtr ProcessGroupOpenReg::reduceScatterUneven(const at::Tensor &output, const
   Call call{.type = OpType::REDUCE_SCATTER, .name = name, .in = inputs, .out = {output}};
   const auto ours = reducing(call, options);
   call.says.elements = -1;  // each rank gets another number
+  call.says.sends = sizesOf(inputs);
+  call.says.expects.assign(inputs.size(), static_cast<int64_t>(output.nbytes()));
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     WorkPtr work;
     for (size_t root = 0; root + 1 < host.size(); ++root) {
@@ -699,12 +725,8 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
   checkOrder("all_to_all", outputs[own], inputs[own]);
   Call call{.type = OpType::ALLTOALL, .name = "all_to_all", .in = inputs, .out = outputs};
   call.says.elements = -1;
-  for (const at::Tensor &tensor : inputs) {
-    call.says.sends.push_back(tensor.numel() * static_cast<int64_t>(tensor.itemsize()));
-  }
-  for (const at::Tensor &tensor : outputs) {
-    call.says.expects.push_back(tensor.numel() * static_cast<int64_t>(tensor.itemsize()));
-  }
+  call.says.sends = sizesOf(inputs);
+  call.says.expects = sizesOf(outputs);
   return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
     // Gloo's own takes tensors of one size only.
     const Tensors froms = part(host, 0, n), tos = part(host, n, n);
