@@ -194,6 +194,23 @@ def made_of_integers(x):
         x + 2**24 > 2**24 + 0.5,
         torch.div(x, 3, out=torch.empty(4, dtype=torch.float64, device=x.device)),
         torch.mul(x + 2**30, x, out=torch.empty(4, device=x.device)),
+        *lists_of_integers(x),
+    ]
+
+
+def lists_of_integers(x):
+    """Each member has its own dtype, and its own number."""
+    mixed = [x, x + 2**24, x.double() + 2**24]
+    dtypes = [torch.get_default_dtype(), x.dtype, torch.float64]
+    outs = [torch.empty(4, dtype=dtype, device=x.device) for dtype in dtypes]
+    torch.ops.aten._foreach_mul.ScalarList_out(mixed, [2.5, 2, 0.1], out=outs)
+    return [
+        *torch._foreach_mul([x, x + 2**24], [2.5, 2]),
+        *torch._foreach_clamp_min([x, x + 2**24], [2, 2.5]),
+        *torch._foreach_div(mixed, 3.0),
+        *torch._foreach_mul(mixed, [2.5, 2, 0.1]),
+        *torch.ops.aten._foreach_div.Tensor([x, x.double()], x[3] - 69999),
+        *outs,
     ]
 
 

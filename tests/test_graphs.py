@@ -203,6 +203,7 @@ FLOATS_OF_INTEGERS = {
     "where": lambda i, b: torch.where(b, i, 0.1),
     "logsumexp": lambda i, b: i.logsumexp(0),
     "list": lambda i, b: torch._foreach_div([i, i], 3)[1],
+    "list of both": lambda i, b: torch._foreach_mul([i + 2**24, i], [2, 0.1])[1],
     "out": lambda i, b: torch.div(i, 3, out=torch.empty(5, device=DEVICE)),
     "compared": lambda i, b: torch.gt(i + 2**24, 2**24 + 0.5).to(torch.get_default_dtype()),
 }

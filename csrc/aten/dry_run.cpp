@@ -309,8 +309,8 @@ std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &sch
 }
 
 /* An output (out=) may have a dtype in which the kernel does not compute: what it makes without one tells. */
-bool usesDefaultDtypeWithoutOut(const c10::OperatorHandle &op, const OpTraits &traits,
-                                c10::DeviceIndex device, Arguments given) {
+InDefaultDtype inDefaultDtypeWithoutOut(const c10::OperatorHandle &op, const OpTraits &traits,
+                                        c10::DeviceIndex device, Arguments given) {
   Stack stack;
   bool floats = false;
   for (size_t i = 0; i < given.size(); ++i) {
@@ -318,15 +318,16 @@ bool usesDefaultDtypeWithoutOut(const c10::OperatorHandle &op, const OpTraits &t
     stack.push_back(given[i]);
     eachTensor(given[i], [&](const at::Tensor &tensor) { floats |= isFloating(tensor); });
   }
-  const auto functional = floats ? std::nullopt : functionalForm(op.schema(), stack.size());
-  if (!functional) return false;
+  if (floats && !traits.isForeach) return {};
+  const auto functional = functionalForm(op.schema(), stack.size());
+  if (!functional) return {};
   std::vector<c10::Warning> ignored;
   try {
     runKernel(*functional, stack, device, ignored);
   } catch (const std::exception &) {
-    return false;
+    return {};
   }
-  return usesDefaultDtype(traits, given, stack);
+  return inDefaultDtype(traits, given, stack);
 }
 
 bool isOfResize(const c10::Warning &warning) {
@@ -370,7 +371,7 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
     const auto spec = describeOutputs(traits, given, before, stack);
     spec->usable = spec->usable && !hadOtherSizes(given, bytes);
     if (hasOut(traits)) {
-      spec->usesDefaultDtype = usesDefaultDtypeWithoutOut(op, traits, device, given);
+      spec->inDefaultDtype = inDefaultDtypeWithoutOut(op, traits, device, given);
     }
     auto &warnings = spec->resizeWarnings.emplace();
     std::copy_if(told.warnings.begin(), told.warnings.end(), std::back_inserter(warnings),

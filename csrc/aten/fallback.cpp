@@ -354,7 +354,7 @@ bool Call::isKnown(Plan &plan) {
       if (traits_.isOut[i]) outputs.push_back(arguments_[i]);
     }
     const auto spec = writtenOutputs(traits_);
-    spec->usesDefaultDtype = usesDefaultDtype(traits_, arguments(), outputs);
+    spec->inDefaultDtype = inDefaultDtype(traits_, arguments(), outputs);
     plan.spec = spec;
   }
   return plan.spec != nullptr;

@@ -161,9 +161,9 @@ struct OperatorTask final : Task {
   c10::SmallVector<IValue, 4> others;   // all other arguments
   c10::SmallVector<Memory, 4> memories;
   c10::SmallVector<Memory, 2> results;
-  int64_t largest = 0;            // elements of a tensor
-  bool isNode = false;            // of a graph: it runs at each replay
-  bool usesDefaultDtype = false;  // the kernel computes with integers in it
+  int64_t largest = 0;  // elements of a tensor
+  bool isNode = false;  // of a graph: it runs at each replay
+  InDefaultDtype inDefaultDtype;
 
  private:
   friend class Node;
@@ -437,9 +437,10 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 /* ---- in a graph ---- */
 
 /* The default dtype is the process's, and may be another by now: what the kernel would make floats of by it is of the
- * call's before, or is asked for where the operator takes a dtype. Conditions stay. */
+ * call's before, or is asked for where the operator takes a dtype. Conditions stay, and so does a tensor that the
+ * members of lists share. */
 void OperatorTask::useDefaultDtype(Stack &stack) const {
-  if (C10_LIKELY(!usesDefaultDtype)) return;
+  if (C10_LIKELY(inDefaultDtype.empty())) return;
   const auto &arguments = op.schema().arguments();
   if (const auto dtype = op.schema().argumentIndexWithName("dtype")) {
     IValue &asked = stack[static_cast<size_t>(*dtype)];
@@ -448,8 +449,11 @@ void OperatorTask::useDefaultDtype(Stack &stack) const {
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (traits.isWritten[i] || arguments[i].name() == "condition") continue;
-    stack[i] = torch_openreg::forCpu(stack[i], [this](const at::Tensor &tensor) {
-      return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()
+    if (traits.isForeach && !stack[i].isTensorList()) continue;
+    size_t member = 0;
+    stack[i] = torch_openreg::forCpu(stack[i], [&](const at::Tensor &tensor) {
+      const bool converts = !traits.isForeach || inDefaultDtype[member++];
+      return converts && tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()
                  ? tensor.to(defaultDtype)
                  : tensor;
     });
@@ -499,7 +503,7 @@ class Node {
   }
 
   void run(const OperatorTask &task) {
-    if (C10_LIKELY(call_ && !task.usesDefaultDtype)) return call_(stack_);
+    if (C10_LIKELY(call_ && task.inDefaultDtype.empty())) return call_(stack_);
     if (out_) {
       running_ = stack_;
       task.useDefaultDtype(running_);
@@ -591,7 +595,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, const char 
   resizeOutputs(*spec, traits, arguments, key, warned);
   auto task = std::make_unique<OperatorTask>(op, traits, name, key, device);
   task->warned = warned;
-  task->usesDefaultDtype = spec->usesDefaultDtype;
+  task->inDefaultDtype = spec->inDefaultDtype;
   Storages known;
   for (const IValue &value : arguments) task->add(value, known);
   bool fresh = false;

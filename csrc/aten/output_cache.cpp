@@ -256,6 +256,37 @@ bool ownsItsStorage(const at::Tensor &tensor, c10::ArrayRef<IValue> arguments,
   return !shared;
 }
 
+/* Of a list of a foreach operator the member alone. */
+template <typename F>
+void eachTensorOfMember(const OpTraits &traits, const IValue &value, size_t member, F visit) {
+  if (traits.isForeach && value.isTensorList()) return visit(value.toListRef()[member].toTensor());
+  eachTensor(value, visit);
+}
+
+bool computesInDefaultDtype(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+                            c10::ArrayRef<IValue> results, size_t member) {
+  const c10::ScalarType byDefault = c10::get_default_dtype_as_scalartype();
+  bool floats = false, bools = false, number = false;  // among what is read
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (traits.isOut[i]) continue;
+    number |= arguments[i].isDouble() || arguments[i].isComplexDouble();
+    eachTensorOfMember(traits, arguments[i], member, [&](const at::Tensor &tensor) {
+      if (!tensor.defined()) return;
+      floats |= isFloating(tensor);
+      bools |= tensor.scalar_type() == c10::kBool;
+      number |= !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+    });
+  }
+  bool makes = false, compares = traits.pointwise && number && !bools;
+  for (const IValue &result : results) {
+    eachTensorOfMember(traits, result, member, [&](const at::Tensor &tensor) {
+      makes |= isFloating(tensor) && c10::toRealValueType(tensor.scalar_type()) == byDefault;
+      compares &= tensor.defined() && tensor.scalar_type() == c10::kBool;
+    });
+  }
+  return !floats && (makes || compares);
+}
+
 int argumentThatIs(const IValue &result, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (traits.isWritten[i] && result.isTensor() && arguments[i].isTensor() &&
@@ -352,7 +383,7 @@ std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits, c10::ArrayRe
   auto spec = std::make_shared<OutputSpec>();
   std::unordered_set<const void *> storages;
   spec->usable = unchanged(traits, arguments, before, spec->resizes);
-  spec->usesDefaultDtype = usesDefaultDtype(traits, arguments, results);
+  spec->inDefaultDtype = inDefaultDtype(traits, arguments, results);
   for (const IValue &value : results) {
     ResultSpec result;
     result.argument = argumentThatIs(value, traits, arguments);
@@ -371,28 +402,16 @@ std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits, c10::ArrayRe
   return spec;
 }
 
-bool usesDefaultDtype(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
-                      c10::ArrayRef<IValue> results) {
-  const c10::ScalarType byDefault = c10::get_default_dtype_as_scalartype();
-  bool floats = false, bools = false, number = false;  // among what is read
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (traits.isOut[i]) continue;
-    number |= arguments[i].isDouble() || arguments[i].isComplexDouble();
-    eachTensor(arguments[i], [&](const at::Tensor &tensor) {
-      if (!tensor.defined()) return;
-      floats |= isFloating(tensor);
-      bools |= tensor.scalar_type() == c10::kBool;
-      number |= !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
-    });
+InDefaultDtype inDefaultDtype(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+                              c10::ArrayRef<IValue> results) {
+  size_t members = 1;
+  if (traits.isForeach) members = results.empty() ? 0 : results[0].toListRef().size();
+  InDefaultDtype where;
+  for (size_t member = 0; member < members; ++member) {
+    where.push_back(computesInDefaultDtype(traits, arguments, results, member));
   }
-  bool makes = false, compares = traits.pointwise && number && !bools;
-  for (const IValue &result : results) {
-    eachTensor(result, [&](const at::Tensor &tensor) {
-      makes |= isFloating(tensor) && c10::toRealValueType(tensor.scalar_type()) == byDefault;
-      compares &= tensor.defined() && tensor.scalar_type() == c10::kBool;
-    });
-  }
-  return !floats && (makes || compares);
+  const bool somewhere = std::find(where.begin(), where.end(), true) != where.end();
+  return somewhere ? where : InDefaultDtype();
 }
 
 std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits) {

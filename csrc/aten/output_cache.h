@@ -71,9 +71,13 @@ struct Resize {
   KeptMetadata metadata;
 };
 
+/* Where a kernel computes with integers in the default dtype: empty, or one for the call, or one for each member of
+ * the lists of a foreach operator, which computes with each member by itself. */
+using InDefaultDtype = c10::SmallVector<bool, 8>;
+
 struct OutputSpec {
-  bool usable = false;            // false: results share memory, or are views: not to be promised
-  bool usesDefaultDtype = false;  // the kernel computes with integers in the default dtype
+  bool usable = false;  // false: results share memory, or are views: not to be promised
+  InDefaultDtype inDefaultDtype;
   std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
   /* What its kernel warns of them, if that is known: some give their outputs a size in silence, or in words of their own. */
@@ -90,9 +94,9 @@ std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits,
                                             const std::vector<KeptMetadata> &before,
                                             c10::ArrayRef<c10::IValue> results);
 
-/* Whether floats are made of integers, or integers compared with a floating number. */
-bool usesDefaultDtype(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments,
-                      c10::ArrayRef<c10::IValue> results);
+/* Where floats are made of integers, or integers compared with a floating number. */
+InDefaultDtype inDefaultDtype(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments,
+                              c10::ArrayRef<c10::IValue> results);
 
 /* Promises the tensors that are written, as they are, and nothing else. */
 std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits);
