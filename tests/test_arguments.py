@@ -194,7 +194,39 @@ def made_of_integers(x):
         x + 2**24 > 2**24 + 0.5,
         torch.div(x, 3, out=torch.empty(4, dtype=torch.float64, device=x.device)),
         torch.mul(x + 2**30, x, out=torch.empty(4, device=x.device)),
+        torch.div(x, x - 70001.5, rounding_mode="trunc"),
+        *into_floats(x),
+        *compared(x),
         *lists_of_integers(x),
+    ]
+
+
+def into_floats(x):
+    """Outputs (out=) of operators whose overloads have several names."""
+
+    def out():
+        return torch.empty(4, dtype=torch.float64, device=x.device)
+
+    return [
+        torch.div(x, 3, rounding_mode=None, out=out()),
+        torch.div(x, 1.5, rounding_mode="floor", out=out()),
+        torch.true_divide(x, 7, out=out()),
+        torch.pow(x, 0.5, out=out()),
+        torch.special.xlog1py(x, 2.5, out=out()),
+        torch.logsumexp(x % 7, 0, out=out()[0]),
+    ]
+
+
+def compared(x):
+    """With numbers that other dtypes would round to a member, or a member to them."""
+    return [
+        (x + 2**24).gt_(2**24 + 70001.5),
+        (x + 2**24).eq_(2**24 + 70000.0),
+        (x % 2).bool().lt_(1.00001),
+        torch.eq((x % 2).bool(), 1.00001),
+        torch.ne(x + 2**24, 2**24 + 70001.0, out=torch.empty(4, device=x.device)),
+        torch.isin(x + 2**24, 2**24 + 70001.0),
+        torch.isin(2**24 + 70001.0, x + 2**24),
     ]
 
 

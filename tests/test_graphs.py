@@ -205,6 +205,11 @@ FLOATS_OF_INTEGERS = {
     "list": lambda i, b: torch._foreach_div([i, i], 3)[1],
     "list of both": lambda i, b: torch._foreach_mul([i + 2**24, i], [2, 0.1])[1],
     "out": lambda i, b: torch.div(i, 3, out=torch.empty(5, device=DEVICE)),
+    "out, rounded": lambda i, b: torch.div(
+        i + 2**24, 0.3, rounding_mode="floor", out=torch.empty(5, device=DEVICE)
+    ),
+    "compared in place": lambda i, b: (i + 2**24).gt_(2**24 + 0.5).to(torch.get_default_dtype()),
+    "member": lambda i, b: torch.isin(i + 2**24, 2**24 + 1.0).to(torch.get_default_dtype()),
     "compared": lambda i, b: torch.gt(i + 2**24, 2**24 + 0.5).to(torch.get_default_dtype()),
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
 #include <sys/mman.h>
+#include <torch/csrc/jit/runtime/operator.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -297,13 +298,18 @@ bool hasOut(const OpTraits &traits) {
   return std::find(traits.isOut.begin(), traits.isOut.end(), true) != traits.isOut.end();
 }
 
-/* With no output (out=) among its arguments, of which there are `count` then. */
-std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &schema, size_t count) {
-  const std::string &out = schema.overload_name();
-  const std::string same = out.substr(0, out.rfind("_out"));
-  for (const std::string &overload : {out == "out" ? "" : same, std::string("Tensor")}) {
-    const auto found = c10::Dispatcher::singleton().findOp({schema.name(), overload});
-    if (found && found->schema().arguments().size() == count) return found;
+/* The operator that has the same arguments, but for the outputs (out=). */
+std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &schema) {
+  std::vector<c10::Argument> read;
+  std::copy_if(schema.arguments().begin(), schema.arguments().end(), std::back_inserter(read),
+               [](const c10::Argument &argument) { return !argument.is_out(); });
+  for (const auto &form :
+       torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(schema.name()))) {
+    const auto &arguments = form->schema().arguments();
+    const bool same = std::equal(
+        arguments.begin(), arguments.end(), read.begin(), read.end(),
+        [](const auto &a, const auto &b) { return a.name() == b.name() && *a.type() == *b.type(); });
+    if (same) return c10::Dispatcher::singleton().findOp(form->schema().operator_name());
   }
   return {};
 }
@@ -319,7 +325,7 @@ InDefaultDtype inDefaultDtypeWithoutOut(const c10::OperatorHandle &op, const OpT
     eachTensor(given[i], [&](const at::Tensor &tensor) { floats |= isFloating(tensor); });
   }
   if (floats && !traits.isForeach) return {};
-  const auto functional = functionalForm(op.schema(), stack.size());
+  const auto functional = functionalForm(op.schema());
   if (!functional) return {};
   std::vector<c10::Warning> ignored;
   try {

@@ -438,7 +438,7 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 
 /* The default dtype is the process's, and may be another by now: what the kernel would make floats of by it is of the
  * call's before, or is asked for where the operator takes a dtype. Conditions stay, and so does a tensor that the
- * members of lists share. */
+ * members of lists share. In place `op` is the out= form, which compares what is converted. */
 void OperatorTask::useDefaultDtype(Stack &stack) const {
   if (C10_LIKELY(inDefaultDtype.empty())) return;
   const auto &arguments = op.schema().arguments();
@@ -447,8 +447,10 @@ void OperatorTask::useDefaultDtype(Stack &stack) const {
     if (asked.isNone()) asked = static_cast<int64_t>(defaultDtype);
     return;
   }
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (traits.isWritten[i] || arguments[i].name() == "condition") continue;
+  if (traits.inPlace) stack.push_back(stack[0]);
+  for (size_t i = 0; i < traits.isWritten.size(); ++i) {
+    const bool written = traits.isWritten[i] && !traits.inPlace;
+    if (written || arguments[i].name() == "condition") continue;
     if (traits.isForeach && !stack[i].isTensorList()) continue;
     size_t member = 0;
     stack[i] = torch_openreg::forCpu(stack[i], [&](const at::Tensor &tensor) {
@@ -458,6 +460,13 @@ void OperatorTask::useDefaultDtype(Stack &stack) const {
                  : tensor;
     });
   }
+}
+
+/* Of a comparison in place. */
+OperatorHandle outFormOf(const OperatorHandle &op) {
+  const std::string &name = op.schema().name();
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      name.substr(0, name.size() - 1).c_str(), (op.schema().overload_name() + "_out").c_str());
 }
 
 /* The form of a structured operator that writes where it is told to, which its other form calls too. Where it is not
@@ -596,6 +605,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, const char 
   auto task = std::make_unique<OperatorTask>(op, traits, name, key, device);
   task->warned = warned;
   task->inDefaultDtype = spec->inDefaultDtype;
+  if (traits.inPlace && !task->inDefaultDtype.empty()) task->op = outFormOf(op);
   Storages known;
   for (const IValue &value : arguments) task->add(value, known);
   bool fresh = false;

@@ -263,28 +263,36 @@ void eachTensorOfMember(const OpTraits &traits, const IValue &value, size_t memb
   eachTensor(value, visit);
 }
 
+/* Their results tell nothing of the dtype in which they compare. */
+constexpr std::string_view kComparing[] = {"aten::eq", "aten::ne", "aten::lt",  "aten::le",
+                                           "aten::gt", "aten::ge", "aten::isin"};
+
+bool compares(const OpTraits &traits) {
+  std::string_view name(traits.name);
+  if (name.back() == '_') name.remove_suffix(1);
+  return std::find(std::begin(kComparing), std::end(kComparing), name) != std::end(kComparing);
+}
+
 bool computesInDefaultDtype(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
                             c10::ArrayRef<IValue> results, size_t member) {
   const c10::ScalarType byDefault = c10::get_default_dtype_as_scalartype();
-  bool floats = false, bools = false, number = false;  // among what is read
+  bool floats = false, number = false;  // among what is read
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (traits.isOut[i]) continue;
     number |= arguments[i].isDouble() || arguments[i].isComplexDouble();
     eachTensorOfMember(traits, arguments[i], member, [&](const at::Tensor &tensor) {
       if (!tensor.defined()) return;
       floats |= isFloating(tensor);
-      bools |= tensor.scalar_type() == c10::kBool;
       number |= !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
     });
   }
-  bool makes = false, compares = traits.pointwise && number && !bools;
+  bool makes = false;
   for (const IValue &result : results) {
     eachTensorOfMember(traits, result, member, [&](const at::Tensor &tensor) {
       makes |= isFloating(tensor) && c10::toRealValueType(tensor.scalar_type()) == byDefault;
-      compares &= tensor.defined() && tensor.scalar_type() == c10::kBool;
     });
   }
-  return !floats && (makes || compares);
+  return !floats && (makes || (number && compares(traits)));
 }
 
 int argumentThatIs(const IValue &result, const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
