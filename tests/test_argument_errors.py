@@ -201,6 +201,16 @@ VALUES = {
     "bernoulli_, after 1": (lambda t, x: t.zeros(4).bernoulli_(x), 1.0, 1.5),
     "geometric_, 1": (lambda t, x: t.zeros(4).geometric_(x), 0.5, 1.0),
     "uniform_, neither 0": (lambda t, x: t.zeros(4).uniform_(2, x), 3, 1.5),
+    "uniform_, a wide range": (
+        lambda t, x: t.zeros(4, dtype=HALF).uniform_(x, 60000),
+        -1000,
+        -20000,
+    ),
+    "uniform_, one of bfloat16": (
+        lambda t, x: t.zeros(4, dtype=torch.bfloat16).uniform_(x, 3e38),
+        -1e36,
+        -3e38,
+    ),
     "huber_loss": (lambda t, x: F.huber_loss(t.ones(4), t.ones(4), delta=x), 0.5, -0.5),
     "cdist": (lambda t, x: torch.cdist(t.ones(4, 4), t.ones(4, 4), p=x), 0.5, -0.5),
     "histogram": (lambda t, x: torch.histogram(t.ones(4), 4, range=(1, x)), 2.0, 0.5),

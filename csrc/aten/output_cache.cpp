@@ -341,14 +341,14 @@ bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> argumen
   key.push_back(reinterpret_cast<intptr_t>(&traits));
   key.push_back(static_cast<int64_t>(c10::get_default_dtype_as_scalartype()));
   for (const IValue &value : arguments) appendTensors(key, value);
-  double previous = kNoNumber;
+  double previous = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (holdsTensors(arguments[i])) continue;
     const bool kindOnly = traits.isNumber[i] && !traits.numbersCount;
     if (!appendToKey(key, arguments[i], kindOnly)) return false;
     if (!kindOnly) continue;
     const double number = numberIn(arguments[i]);
-    key.back() |= static_cast<int64_t>(number < previous) << 32;            // as of bounds
+    key.back() |= kindOf(number - previous) << 24;                          // as of bounds
     key.back() |= static_cast<int64_t>((number > 1) - (number < 1)) << 33;  // as of probabilities
     previous = number;
   }

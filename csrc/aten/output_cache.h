@@ -3,8 +3,8 @@
  *
  * Sizes, strides and dtypes of results follow from the arguments' metadata for every operator that is not
  * tagged as depending on data. The key holds that metadata: of tensors dtype, sizes, strides and bits, and
- * where they overlap what is written; of numbers (Scalar, float) type, sign, which dtypes hold it, whether it
- * is less than the one before and how it compares with 1, because an optimizer's change at each step and
+ * where they overlap what is written; of numbers (Scalar, float) type, sign, which dtypes hold it, the same of
+ * its difference from the one before, and how it compares with 1, because an optimizer's change at each step and
  * kernels refuse numbers for nothing else; of all else the value. An operator without tensors to read (arange)
  * has its numbers' values in the key.
  */
