@@ -283,6 +283,30 @@ def test_after_good_calls_of_the_same_shapes(name, runs_ahead):
     torch.openreg.synchronize()
 
 
+# A number of the CPU's is taken, an index is not, whatever its dimensions.
+INDICES = {
+    "take": torch.take,
+    "gather": lambda x, i: torch.gather(x, 0, i),
+    "index_select": lambda x, i: torch.index_select(x, 0, i),
+    "embedding": lambda x, i: F.embedding(i, x.view(4, 1)),
+    "nll_loss": F.nll_loss,
+    "scatter_": lambda x, i: x.scatter_(0, i, 1.0),
+    "index_add_": lambda x, i: x.index_add_(0, i, x[:1].clone()),
+    "put_": lambda x, i: x.put_(i, x[1].clone()),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_indices_of_the_cpu(name, shape, runs_ahead):
+    x = torch.zeros(4, device=DEVICE)
+    INDICES[name](x, torch.ones(shape, dtype=torch.int64, device=DEVICE))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"same device.* cpu"):
+            runs_ahead(lambda: INDICES[name](x, torch.ones(shape, dtype=torch.int64)))
+    assert F.mse_loss(x[0] * 0, torch.tensor(1)).item() == 1
+
+
 # How what is written lies to what is read: at both, a good call of the same metadata comes before.
 OVERLAPS = {
     "add_": lambda x, y: x.add_(y),

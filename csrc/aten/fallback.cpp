@@ -90,6 +90,13 @@ bool isCpuByContract(const FunctionSchema &schema, const Argument &argument) {
   return false;
 }
 
+/* Of no dimensions, it is refused from the CPU all the same, as CUDA refuses it. */
+bool isIndex(const FunctionSchema &schema, const Argument &argument) {
+  const std::string &name = argument.name();
+  return name == "index" || name == "indices" ||
+         (name == "target" && schema.name().starts_with("aten::nll_loss"));
+}
+
 bool resultIsCpu(const FunctionSchema &schema, size_t result) {
   for (const CpuByContract &entry : kCpuByContract) {
     if (schema.name() == entry.name && static_cast<int>(result) == entry.result) return true;
@@ -207,6 +214,7 @@ class Call {
   void prepare();
   void check(const at::Tensor &tensor, const Argument &argument);
   void checkDevices();
+  void checkNumbers();
   void checkIndices();
   void moveIndices();
   void checkStorages();
@@ -259,7 +267,8 @@ class Call {
 void Call::check(const at::Tensor &tensor, const Argument &argument) {
   if (!tensor.defined() || tensor.device() == device_) return;
   if (tensor.is_cpu() && !isWritten(argument)) {
-    if (tensor.dim() == 0 || isCpuByContract(schema_, argument)) return;
+    const bool number = tensor.dim() == 0 && !(traits_.isAten && isIndex(schema_, argument));
+    if (number || isCpuByContract(schema_, argument)) return;
   }
   TORCH_CHECK(false,
               "Expected all tensors to be on the same device, but found at least two devices, ",
@@ -305,6 +314,13 @@ void Call::checkDevices() {
   }
 }
 
+/* Of calls without other tensors of the CPU. What is refused here is never cached: each such call comes here. */
+void Call::checkNumbers() {
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    if (arguments_[i].isTensor()) check(arguments_[i].toTensor(), schema_.arguments()[i]);
+  }
+}
+
 /* Those of the CPU, by a blocking copy, as on every device. */
 void Call::moveIndices() {
   for (IValue &value : arguments_) {
@@ -334,8 +350,12 @@ void Call::checkKernel() {
 
 /* Checks the arguments, and replaces those that no kernel could take. */
 void Call::prepare() {
-  if (survey_.has(Survey::kMixed) || traits_.masksDecide) checkDevices();
-  if (survey_.has(Survey::kMixed)) moveIndices();
+  const bool mixed = survey_.has(Survey::kMixed);
+  if (mixed || traits_.masksDecide)
+    checkDevices();
+  else
+    checkNumbers();
+  if (mixed) moveIndices();
   if (survey_.has(Survey::kLacksMemory)) checkStorages();
   checkKernel();
   if (survey_.has(Survey::kHasZeros)) makeZeros();
