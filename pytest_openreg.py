@@ -100,6 +100,19 @@ def pytest_configure(config):
         if config.option.openreg_schedules:
             raise pytest.UsageError("--openreg-seed is one seed, --openreg-schedules are many")
         _seed(config.option.openreg_seed)
+    if _schedules(config.option):
+        _check_launches()
+
+
+def _check_launches():
+    """By the environment. What changes it later is refused by the test (refuse_blocking)."""
+    as_cuda = os.environ.get("OPENREG_AS_CUDA", "0") not in ("", "0")
+    cudas = as_cuda and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+    if os.environ.get("OPENREG_LAUNCH_BLOCKING", "1" if cudas else "0") == "1":
+        name = "CUDA_LAUNCH_BLOCKING" if cudas else "OPENREG_LAUNCH_BLOCKING"
+        raise pytest.UsageError(
+            f"{name}: each launch waits, so every schedule is the same; run the tests without it"
+        )
 
 
 def _copy_of_stderr():
@@ -413,8 +426,9 @@ def _scheduled(item):
 
     import torch
 
-    import torch_openreg  # noqa: F401
+    from torch_openreg.openreg._schedules import refuse_blocking
 
+    refuse_blocking("a test under a schedule")
     gc.collect()
     torch.manual_seed(0)
     with torch.openreg.testing.schedule(schedule):

@@ -147,9 +147,10 @@ print("steps", steps)
 """
 
 
-def run_seeds(path, seeds, **how):
-    command = [sys.executable, *MODULE, "run", "--seeds", str(seeds), path]
+def run_seeds(path, seeds, *options, **how):
+    command = [sys.executable, *MODULE, "run", "--seeds", str(seeds), *options, path]
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPENREG_")}
+    env |= how.pop("env", {})
     how = {"input": "", **how}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, **how)
     return done.returncode, done.stdout, done.stderr.splitlines()
@@ -181,6 +182,41 @@ def test_seeds_of_a_program_that_goes_on_where_it_was_are_not_compared(script, t
         "torch_openreg: schedules: none was compared: 'early', run twice, does not do the same:",
         "torch_openreg:   prints '4' instead of '2' (line 1)",
     ]
+
+
+# Prints 5 where the side stream comes second, as under "early", and 0 under seed 1.
+DIFFERS = """
+import torch
+x, side = torch.zeros(4, device="openreg"), torch.Stream(device="openreg")
+torch.accelerator.synchronize()
+x.add_(1)
+with side:
+    y = x * 5
+side.synchronize()
+print(int(y[0].item()))
+"""
+
+
+def test_seeds_come_before_a_tape_of_the_environment(script):
+    code, out, told = run_seeds(script(DIFFERS), 2, env={"OPENREG_SCHEDULE_TAPE": "0"})
+    assert (code, out) == (1, "5\n")
+    assert told[1] == "torch_openreg:   1: prints '0' instead of '5' (line 1)"
+    assert " env -u OPENREG_SCHEDULE_TAPE OPENREG_SCHEDULE_SEED=1 python " in told[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "first_line"),
+    [
+        (["--as-cuda"], {"CUDA_LAUNCH_BLOCKING": "1"}, ""),
+        ([], {}, "import os\nos.environ['OPENREG_LAUNCH_BLOCKING'] = '1'\n"),
+    ],
+    ids=["cuda", "program"],
+)
+def test_seeds_compare_nothing_where_launches_block(script, options, variables, first_line):
+    code, _, told = run_seeds(script(first_line + DIFFERS), 2, *options, env=variables)
+    assert code == 1
+    assert told[0].startswith("torch_openreg: schedules: none was compared: each launch waits")
+    assert "LAUNCH_BLOCKING" in told[1] and len(told) == 2
 
 
 def test_run_of_a_module_with_its_own_options(run, script, tmp_path, monkeypatch):

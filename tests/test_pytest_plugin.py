@@ -65,6 +65,29 @@ def test_schedules_show_a_race_and_how_to_replay_it(suite):
     again.stdout.fnmatch_lines([f"*::test_racy fails under {seeds[0]}", replay])
 
 
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("--openreg-schedules=2", "OPENREG_LAUNCH_BLOCKING"),
+        ("--openreg-seed=1", "CUDA_LAUNCH_BLOCKING"),
+        ("--openreg-preemptions=1", "OPENREG_LAUNCH_BLOCKING"),
+    ],
+)
+def test_schedules_are_refused_where_launches_block(suite, monkeypatch, option, name):
+    monkeypatch.setenv("OPENREG_AS_CUDA", "1")
+    monkeypatch.setenv(name, "1")
+    done = suite(RACY, option)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"ERROR: {name}: each launch waits*"])
+
+
+def test_a_test_under_a_schedule_fails_where_its_module_lets_launches_block(suite):
+    blocks = "import os\nos.environ['OPENREG_LAUNCH_BLOCKING'] = '1'\n"
+    done = suite(blocks + RACY, "--openreg-schedules=1", "-k", "right")
+    done.assert_outcomes(failed=2, deselected=3)
+    done.stdout.fnmatch_lines(["*a test under a schedule compares nothing where each launch*"])
+
+
 def test_replay_of_one_of_a_tests_parameters(suite):
     text = RACY.replace(
         "def test_racy(openreg_device)",

@@ -559,6 +559,21 @@ def test_a_function_that_always_raises():
         explore(None, 3)
 
 
+@pytest.mark.parametrize("name", ["OPENREG_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"])
+def test_nothing_is_explored_where_launches_block(run_ok, name):
+    code = """
+import torch, torch_openreg
+from torch.openreg.testing import explore
+for how in ({"schedules": 2}, {"preemptions": 1}):
+    try:
+        print(explore(lambda: torch.ones(1, device="openreg").item(), **how))
+    except RuntimeError as error:
+        print("each launch waits" in str(error), end=" ")
+"""
+    env = {name: "1", "OPENREG_AS_CUDA": str(int(name.startswith("CUDA")))}
+    assert run_ok(code, env).split() == ["True", "True"]
+
+
 @pytest.mark.parametrize("schedules", ["late", True, 2.5, None])
 def test_what_is_no_number_of_schedules(schedules):
     message = f"how many seeds, or the seeds, not {re.escape(repr(schedules))}"

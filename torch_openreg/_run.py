@@ -17,6 +17,7 @@ import traceback
 
 from . import _C, as_cuda
 from .openreg import _processes, sanitizer
+from .openreg._schedules import launches_block
 from .openreg.device import synchronize_all
 
 HOST_ACCESS = ".host-access"
@@ -216,9 +217,14 @@ def _run_once(options):
     code = status or int(bool(reports))
     if options.ending:
         read = recorded.taken.decode("latin-1")
-        devices = _processes.used_devices()
         _write_ending(
-            options.ending, ended_by, status=status, code=code, read=read, devices=devices
+            options.ending,
+            ended_by,
+            status=status,
+            code=code,
+            read=read,
+            devices=_processes.used_devices(),
+            blocked=launches_block(),
         )
     return code
 

@@ -16,7 +16,12 @@ from dataclasses import dataclass
 
 from ._run import HOST_ACCESS, say
 from .openreg._exploration import _ADDRESS
+from .openreg._lazy import _lazy_init
 from .openreg._processes import REPORTS
+from .openreg._schedules import launches_block
+
+
+_TAPE = "OPENREG_SCHEDULE_TAPE"
 
 
 @dataclass
@@ -28,6 +33,7 @@ class _Run:
     read: bytes = b""  # from standard input
     code: int = 0  # of the process: 1 where the program's is 0 and there were races
     devices: list | None = None  # that its first process used; None: not known
+    blocked: bool = False  # each of its launches waited
 
     @property
     def ending(self):
@@ -77,12 +83,13 @@ def _run(options, *more, **settings):
             ending = json.load(text)
     status = ending["status"] if code == ending["code"] else code
     read = ending["read"].encode("latin-1")
-    return _Run(status, ending["error"], ending["place"], out, read, code, ending["devices"])
+    return _Run(status, ending["error"], ending["place"], out, read, code, ending["devices"], ending["blocked"])
 
 
 def _run_under(options, seed, read):
     # The program's own run has reported its races.
     environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed), REPORTS: ""}
+    environment.pop(_TAPE, None)  # it comes before a seed
     given = {"input": read} if read else {"stdin": subprocess.DEVNULL}
     return _run(options, env=environment, capture_output=True, **given)
 
@@ -123,11 +130,23 @@ def _compare(options, early, read):
     return outcomes
 
 
-def _say_incomparable(when, difference):
-    say(f"schedules: none was compared: {when}:")
-    say(f"  {difference}")
-    say("  each schedule runs the program again in the same folder, so it must do the same again")
+_SAME_AGAIN = (
+    "each schedule runs the program again in the same folder, so it must do the same again"
+)
+
+
+def _say_incomparable(why, *lines):
+    say(f"schedules: none was compared: {why}:")
+    for line in lines:
+        say(f"  {line}")
     return False
+
+
+def _say_blocked():
+    name = "OPENREG_LAUNCH_BLOCKING (under --as-cuda, CUDA_LAUNCH_BLOCKING)"
+    return _say_incomparable(
+        "each launch waits, so every schedule is the same", f"run the program without {name}"
+    )
 
 
 def _say_outcomes(options, early, outcomes):
@@ -138,21 +157,28 @@ def _say_outcomes(options, early, outcomes):
     if outcomes:
         seed = next(iter(outcomes.values()))[0]
         command = shlex.join(["python", "-m", "torch_openreg", "run", *_command(options)])
-        say(f"to replay: OPENREG_SCHEDULE_SEED={seed} {command}")
+        without = f"env -u {_TAPE} " if _TAPE in os.environ else ""
+        say(f"to replay: {without}OPENREG_SCHEDULE_SEED={seed} {command}")
     return not outcomes
 
 
 def _agree(options, own):
+    _lazy_init()  # as_cuda() reads CUDA_LAUNCH_BLOCKING then
+    if own.blocked or launches_block():
+        return _say_blocked()
     early = _run_under(options, "early", own.read)
     if early.ending != own.ending:
         return _say_incomparable(
-            "under 'early' the program ends otherwise than by itself", f"{early} instead of {own}"
+            "under 'early' the program ends otherwise than by itself",
+            f"{early} instead of {own}",
+            _SAME_AGAIN,
         )
     outcomes = _compare(options, early, own.read)
     if set(outcomes) != {None}:
         again = _difference(early, _run_under(options, "early", own.read))
         if again:
-            return _say_incomparable("'early', run twice, does not do the same", again)
+            why = "'early', run twice, does not do the same"
+            return _say_incomparable(why, again, _SAME_AGAIN)
     return _say_outcomes(options, early, outcomes)
 
 

@@ -16,7 +16,7 @@ from .. import _C
 from . import sanitizer
 from ._coverage import Coverage
 from ._exploration import Exploration, Result, kept
-from ._lazy import is_initialized
+from ._lazy import _lazy_init, is_initialized
 from ._tapes import Search, count_queued
 from .device import synchronize_all
 
@@ -123,6 +123,20 @@ class schedule(contextlib.ContextDecorator):
 
 
 # ---- explore ----
+
+
+def launches_block():
+    """Whether each launch waits, which leaves nothing for a schedule to order."""
+    return ("OPENREG_LAUNCH_BLOCKING", "1") in (setting[:2] for setting in _C._settings())
+
+
+def refuse_blocking(who):
+    _lazy_init()  # as_cuda() reads CUDA_LAUNCH_BLOCKING then
+    if launches_block():
+        raise RuntimeError(
+            f"{who} compares nothing where each launch waits, as every schedule is the same then: "
+            "run without OPENREG_LAUNCH_BLOCKING (under as_cuda(), CUDA_LAUNCH_BLOCKING)"
+        )
 
 
 class _Bar:
@@ -340,6 +354,8 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
         limit: how many schedules of such a search are run at most; below 1 raises ValueError.
         progress: whether to draw a progress line on stderr; None draws one if that is a terminal.
 
+    Where launches block (``OPENREG_LAUNCH_BLOCKING=1``) it raises RuntimeError.
+
     Returns:
         Exploration: print it to see the results and how to repeat them.
     """
@@ -354,6 +370,7 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
         _bound("preemptions", preemptions, 0)
         _bound("limit", limit, 1)
         bar = _Bar(progress)
+    refuse_blocking("explore")
     synchronize_all()
     found = Exploration(preemptions)
     poison = contextlib.nullcontext() if preemptions is None else _poisoned()
