@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 
@@ -181,6 +182,36 @@ def test_seeds_of_a_program_that_goes_on_where_it_was_are_not_compared(script, t
     assert told[:2] == [
         "torch_openreg: schedules: none was compared: 'early', run twice, does not do the same:",
         "torch_openreg:   prints '4' instead of '2' (line 1)",
+    ]
+
+
+LEAVES_A_PROCESS = """
+import os, subprocess, sys
+process = subprocess.Popen(["sleep", "600"])
+with open("left", "a") as left:
+    print(process.pid, file=left)
+seed = os.environ.get("OPENREG_SCHEDULE_SEED")
+print("warning", seed == "1", file=sys.stderr)
+sys.stdout.buffer.write(b"\\xc0" if seed == "1" else b"\\xc1")
+"""
+
+
+def test_seeds_compare_bytes_and_leave_a_process_of_the_program_alone(script, tmp_path):
+    path = script(LEAVES_A_PROCESS)
+    try:
+        with open(tmp_path / "out", "w") as out:
+            command = [sys.executable, *MODULE, "run", "--seeds", "2", path]
+            done = subprocess.run(
+                command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=300
+            )
+    finally:
+        for pid in (tmp_path / "left").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+    told = (tmp_path / "out").read_bytes().decode(errors="replace").splitlines()
+    assert done.returncode == 1
+    assert told[-3:-1] == [
+        "torch_openreg:   1: prints b'\\xc0' instead of b'\\xc1' (line 1)",
+        "torch_openreg:   stderr, which does not count, differs from that of 'early': 1",
     ]
 
 

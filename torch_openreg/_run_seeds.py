@@ -20,7 +20,6 @@ from .openreg._lazy import _lazy_init
 from .openreg._processes import REPORTS
 from .openreg._schedules import launches_block
 
-
 _TAPE = "OPENREG_SCHEDULE_TAPE"
 
 
@@ -29,7 +28,8 @@ class _Run:
     status: int
     error: str = ""  # what ended the program; empty: it came to its end, or exited
     place: str | None = None
-    out: str = ""
+    out: bytes = b""
+    err: bytes = b""
     read: bytes = b""  # from standard input
     code: int = 0  # of the process: 1 where the program's is 0 and there were races
     devices: list | None = None  # that its first process used; None: not known
@@ -67,23 +67,27 @@ def _run(options, *more, **settings):
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "ending")
         command = [sys.executable, "-m", "torch_openreg", "run", *more, f"--ending={file}"]
-        done = subprocess.run([*command, *_command(options)], check=False, **settings)
-        out = (done.stdout or b"").decode(errors="replace")
-        code = done.returncode
+        code = subprocess.run([*command, *_command(options)], check=False, **settings).returncode
         if code < 0:
-            code = 128 - code
+            number, code = -code, 128 - code
             report = _host_access(file)
             if not settings:  # its standard streams are the terminal's
                 print(report, end="", file=sys.stderr, flush=True)
-            cause = report.removeprefix("openreg: ") or _signal_name(-done.returncode)
-            return _Run(code, cause, out=out, code=code)
+            cause = report.removeprefix("openreg: ") or _signal_name(number)
+            return _Run(code, cause, code=code)
         if not os.path.exists(file):
-            return _Run(code, out=out, code=code)
+            return _Run(code, code=code)
         with open(file) as text:
             ending = json.load(text)
-    status = ending["status"] if code == ending["code"] else code
-    read = ending["read"].encode("latin-1")
-    return _Run(status, ending["error"], ending["place"], out, read, code, ending["devices"], ending["blocked"])
+    return _Run(
+        ending["status"] if code == ending["code"] else code,
+        ending["error"],
+        ending["place"],
+        read=ending["read"].encode("latin-1"),
+        code=code,
+        devices=ending["devices"],
+        blocked=ending["blocked"],
+    )
 
 
 def _run_under(options, seed, read):
@@ -91,19 +95,32 @@ def _run_under(options, seed, read):
     environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed), REPORTS: ""}
     environment.pop(_TAPE, None)  # it comes before a seed
     given = {"input": read} if read else {"stdin": subprocess.DEVNULL}
-    return _run(options, env=environment, capture_output=True, **given)
+    # Files, as the end of a pipe comes with the last process that the program has left behind.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        run = _run(options, env=environment, stdout=out, stderr=err, **given)
+        out.seek(0)
+        err.seek(0)
+        run.out, run.err = out.read(), err.read()
+    return run
+
+
+def _shown(line):
+    try:
+        return repr(line.decode())
+    except UnicodeDecodeError:
+        return repr(line)
 
 
 def _difference(first, run):
     """How `run` ended or printed otherwise than `first`, in a line; None: it did the same."""
     if run.ending != first.ending:
         return f"{run} instead of {first}"
-    lines, others = first.out.splitlines(), run.out.splitlines()
+    lines, others = first.out.split(b"\n"), run.out.split(b"\n")
     for number, (line, other) in enumerate(zip(lines, others, strict=False), 1):
         if line != other:
-            return f"prints {other!r} instead of {line!r} (line {number})"
+            return f"prints {_shown(other)} instead of {_shown(line)} (line {number})"
     if len(lines) != len(others):
-        return f"prints {len(others)} lines instead of {len(lines)}"
+        return f"prints {len(others) - 1} whole lines instead of {len(lines) - 1}"
     return None
 
 
@@ -120,14 +137,17 @@ def _show_progress(done, total):
 
 
 def _compare(options, early, read):
-    """The seeds by how they differ from `early`; those that do not under None."""
-    outcomes = {}
+    """The seeds by how they differ from `early`, those that do not under None; and those that
+    write something else to stderr."""
+    outcomes, other_stderr = {}, []
     with concurrent.futures.ThreadPoolExecutor(options.jobs or 1) as pool:
         runs = pool.map(lambda seed: _run_under(options, seed, read), range(options.seeds))
         for seed, run in enumerate(runs):
             _show_progress(seed + 1, options.seeds)
             outcomes.setdefault(_difference(early, run), []).append(seed)
-    return outcomes
+            if run.err != early.err:
+                other_stderr.append(seed)
+    return outcomes, other_stderr
 
 
 _SAME_AGAIN = (
@@ -149,11 +169,17 @@ def _say_blocked():
     )
 
 
-def _say_outcomes(options, early, outcomes):
+def _named(seeds):
+    return ", ".join(map(str, seeds))
+
+
+def _say_outcomes(options, early, outcomes, other_stderr):
     same = len(outcomes.pop(None, []))
     say(f"schedules: {same} of {options.seeds} end and print as 'early' does{_where(early)}")
     for difference, seeds in outcomes.items():
-        say(f"  {', '.join(map(str, seeds))}: {difference}")
+        say(f"  {_named(seeds)}: {difference}")
+    if other_stderr:  # warnings of races, times and addresses differ, too
+        say(f"  stderr, which does not count, differs from that of 'early': {_named(other_stderr)}")
     if outcomes:
         seed = next(iter(outcomes.values()))[0]
         command = shlex.join(["python", "-m", "torch_openreg", "run", *_command(options)])
@@ -173,13 +199,13 @@ def _agree(options, own):
             f"{early} instead of {own}",
             _SAME_AGAIN,
         )
-    outcomes = _compare(options, early, own.read)
+    outcomes, other_stderr = _compare(options, early, own.read)
     if set(outcomes) != {None}:
         again = _difference(early, _run_under(options, "early", own.read))
         if again:
             why = "'early', run twice, does not do the same"
             return _say_incomparable(why, again, _SAME_AGAIN)
-    return _say_outcomes(options, early, outcomes)
+    return _say_outcomes(options, early, outcomes, other_stderr)
 
 
 def run_schedules(options):
