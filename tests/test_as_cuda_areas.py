@@ -646,6 +646,69 @@ print(kernel(x).tolist())
     assert out.splitlines() == ["[3.0, 3.0]", "[4.0, 4.0]", "[1.0, 1.0]"]
 
 
+def test_a_kernel_for_cudas_key_serves_again_when_later_ones_go(cuda):
+    out = cuda(
+        REGISTERS
+        + """
+warnings.simplefilter("ignore")  # each replaces a kernel
+def stacked(op, key, ends):
+    first = torch.library.Library("upper", "FRAGMENT")
+    first.define(f"{op}(Tensor x) -> Tensor")
+    first.impl(op, times(1), "CompositeExplicitAutograd")
+    first.impl(op, times(2), "CUDA")
+    later = [torch.library.Library("upper", "IMPL") for _ in range(3)]
+    for n, (library, name) in enumerate(zip(later, ("CUDA", key, "CUDA")), 3):
+        library.impl(op, times(n), name)
+    call, values = getattr(torch.ops.upper, op), []
+    del library
+    for at in ends:
+        values.append(int(call(x)[0]))
+        if at % 2:
+            later[at]._destroy()
+        later[at] = None
+        gc.collect()
+    values.append(int(call(x)[0]))
+    first._destroy()
+    return values
+print(stacked("a", "CUDA", (2, 1, 0)), stacked("b", "CUDA", (0, 2, 1)))
+print(stacked("c", "PrivateUse1", (2, 1, 0)), stacked("d", "PrivateUse1", (1, 2, 0)))
+lib, op = registered("wrong")
+lib.impl("wrong", times(8), "CUDA")
+try:
+    lib.impl("wrong", "no function", "PrivateUse1")
+except TypeError:
+    print(op(x).tolist())
+"""
+    )
+    assert out.splitlines() == [
+        "[5, 4, 3, 2] [5, 5, 4, 2]",
+        "[4, 4, 3, 2] [4, 5, 3, 2]",
+        "[8.0, 8.0]",
+    ]
+
+
+def test_a_kernel_for_autocast_calls_its_operator_without_it(cuda):
+    out = cuda(
+        REGISTERS
+        + """
+lib, cast = registered("cast")
+lib.impl("cast", times(1), "CUDA")
+autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+def to_half(x):
+    with torch._C._ExcludeDispatchKeyGuard(autocast):
+        return cast(x.half())
+lib.impl("cast", to_half, "AutocastCUDA")
+torch.library.define("upper::cast_by_name", "(Tensor x) -> Tensor", lib=lib)
+torch.library.impl("upper::cast_by_name", "cuda", times(1), lib=lib)
+torch.library.register_autocast("upper::cast_by_name", "cuda", torch.float16, lib=lib)
+with torch.autocast("cuda"):
+    print(cast(x).dtype, torch.ops.upper.cast_by_name(x).dtype)
+print(cast(x).dtype)
+"""
+    )
+    assert out.split() == ["torch.float16", "torch.float16", "torch.float32"]
+
+
 @pytest.mark.slow
 def test_a_kernel_in_cpp_for_cudas_key_alone_is_the_devices(cuda, tmp_path):
     """Of an extension that is built for the CPU: the function gets the device's tensors."""

@@ -1,6 +1,8 @@
 """Kernels that a program registers for CUDA's dispatch keys, from Python."""
 
+import contextlib
 import functools
+import itertools
 import weakref
 
 import torch
@@ -13,8 +15,6 @@ KEYS = {
 # PyTorch's own that are a card's: they want its compiler, its libraries or its links to others.
 OF_A_CARD = ("torch._native", "torch.nn.attention", "torch.distributed._symmetric_memory")
 
-_taken = {}  # by namespace, operator and key: the library that has it for the device
-
 
 def _is_for_the_device(name, key, fn):
     """Of PyTorch's own, only what is missing."""
@@ -26,42 +26,125 @@ def _is_for_the_device(name, key, fn):
     return not torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-def _give_up(place, taken=None):
-    """Whatever serves there, or `taken` if it still does."""
-    if taken is None or _taken.get(place) is taken:
-        former = _taken.pop(place, None)
-        if former is not None:
-            former._destroy()
+class _Place:
+    """One operator under one of the device's keys. Of the kernels that libraries have registered
+    there for CUDA's, the latest serves, unless there is one for the device itself."""
+
+    def __init__(self, namespace, key):
+        self._namespace, self._key = namespace, key
+        self._for_cuda = []  # (library's number, arguments of Library.impl)
+        self._for_the_device = []  # libraries' numbers
+        self._serving = self._library = None
+
+    def add(self, number, operator, fn, with_keyset):
+        self._for_cuda.append((number, (operator, fn, with_keyset)))
+        self._serve()
+
+    @contextlib.contextmanager
+    def give_way(self, number):
+        """While the library registers a kernel for the device itself, and from then on."""
+        self._for_the_device.append(number)
+        self._serve()
+        try:
+            yield
+        except BaseException:
+            self._for_the_device.remove(number)
+            self._serve()
+            raise
+
+    def forget(self, number):
+        self._for_cuda = [kernel for kernel in self._for_cuda if kernel[0] != number]
+        self._for_the_device = [other for other in self._for_the_device if other != number]
+        self._serve()
+
+    def _serve(self):
+        kernel = self._for_cuda[-1] if self._for_cuda and not self._for_the_device else None
+        if kernel is self._serving:
+            return
+        self._serving = kernel
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+        if kernel is not None:
+            operator, fn, with_keyset = kernel[1]
+            self._library = Library(self._namespace, "IMPL")
+            _impl(self._library, operator, fn, self._key, with_keyset=with_keyset)
+
+
+_impl = Library.impl
+_places = {}  # by namespace, operator and the device's key
+_numbers = itertools.count()
+
+
+class _Member:
+    """A library that has registered kernels in places."""
+
+    def __init__(self, library):
+        self.number = next(_numbers)
+        self._namespace, self._places = library.ns, set()
+        self.end = weakref.finalize(library, self._forget, library.m)
+        self.end.atexit = False
+
+    def place(self, name, key):
+        known = (self._namespace, name, key)
+        place = _places.setdefault(known, _Place(self._namespace, key))
+        self._places.add(place)
+        return place
+
+    def _forget(self, registrations):
+        if registrations is not None:
+            registrations.reset()  # the library's own go first
+        for place in self._places:
+            place.forget(self.number)
+
+    @classmethod
+    def of(cls, library):
+        member = library.__dict__.get("_member")
+        if member is None:
+            member = library._member = cls(library)
+        return member
+
+
+def _exclude_autocast_of_the_device():
+    """Where CUDA's is excluded, as a kernel for it does before it calls its operator again."""
+    guard = torch._C._ExcludeDispatchKeyGuard
+    keys, key_set = torch._C.DispatchKey, torch._C.DispatchKeySet
+
+    @functools.wraps(guard, updated=())
+    def guard_for_device(excluded):
+        if excluded.has(keys.AutocastCUDA):
+            excluded = excluded | key_set(keys.AutocastPrivateUse1)
+        return guard(excluded)
+
+    torch._C._ExcludeDispatchKeyGuard = guard_for_device
 
 
 def install():
-    impl, destroy = Library.impl, Library._destroy
+    destroy = Library._destroy
+    said_before = frozenset(torch.library._impls)
 
-    def take(library, place, op_name, fn, with_keyset):
-        _give_up(place)
-        taken = _taken[place] = Library(library.ns, "IMPL")
-        impl(taken, op_name, fn, place[2], with_keyset=with_keyset)
-        end = weakref.finalize(library, _give_up, place, taken)
-        library.__dict__.setdefault("_ends_for_the_device", []).append(end)
-
-    @functools.wraps(impl)
+    @functools.wraps(_impl)
     def impl_for_device(self, op_name, fn, dispatch_key="", *, with_keyset=False, **options):
         key = dispatch_key or self.dispatch_key
         name = self._resolve_op_name(op_name, "impl").split("::")[-1]
-        if key in KEYS.values():  # said of the device itself: it serves, whichever came first
-            _give_up((self.ns, name, key))
-        impl(self, op_name, fn, dispatch_key, with_keyset=with_keyset, **options)
-        if key not in KEYS:
+        way = contextlib.nullcontext()
+        if key in KEYS.values():
+            member = _Member.of(self)
+            way = member.place(name, key).give_way(member.number)
+        with way:
+            _impl(self, op_name, fn, dispatch_key, with_keyset=with_keyset, **options)
+        if key not in KEYS or f"{self.ns}/{name}/{KEYS[key]}" in said_before:
             return
-        place = (self.ns, name, KEYS[key])
-        said = "/".join(place) in torch.library._impls and place not in _taken
-        if not said and _is_for_the_device(f"{self.ns}::{name}", KEYS[key], fn):
-            take(self, place, op_name, fn, with_keyset)
+        if _is_for_the_device(f"{self.ns}::{name}", KEYS[key], fn):
+            member = _Member.of(self)
+            member.place(name, KEYS[key]).add(member.number, op_name, fn, with_keyset)
 
     @functools.wraps(destroy)
     def destroy_for_device(self):
-        for end in self.__dict__.pop("_ends_for_the_device", ()):
-            end()
+        member = self.__dict__.pop("_member", None)
         destroy(self)
+        if member is not None:
+            member.end()
 
     Library.impl, Library._destroy = impl_for_device, destroy_for_device
+    _exclude_autocast_of_the_device()
