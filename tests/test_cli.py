@@ -2,9 +2,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
+
+from torch_openreg import _run_streams
 
 MODULE = ("-m", "torch_openreg")
 
@@ -183,6 +186,71 @@ def test_seeds_of_a_program_that_goes_on_where_it_was_are_not_compared(script, t
         "torch_openreg: schedules: none was compared: 'early', run twice, does not do the same:",
         "torch_openreg:   prints '4' instead of '2' (line 1)",
     ]
+
+
+READS = """
+import os, subprocess, sys
+read = [os.read(0, 2).decode(), subprocess.check_output(["head", "-c", "2"], text=True)]
+with open("/dev/fd/0", "rb", buffering=0) as stdin:
+    read.append(stdin.read(2).decode())
+with open(0, buffering=1, closefd=False) as stdin:
+    read += [sys.__stdin__.readline(), stdin.readline()]
+print(read[:4])
+if os.environ.get("OPENREG_SCHEDULE_SEED") == "1":
+    print("lost")
+"""
+
+
+def test_seeds_read_what_was_not_read_through_sys_stdin(script):
+    code, out, told = run_seeds(script(READS), 2, input="1\n2\n3\n4\n5\n")
+    assert (code, out) == (1, "['1\\n', '2\\n', '3\\n', '4\\n']\n")
+    assert told[0].startswith("torch_openreg: schedules: 1 of 2 end and print as 'early' does")
+    assert told[1] == "torch_openreg:   1: prints 2 lines instead of 1"
+
+
+def test_seeds_read_a_file_from_where_the_program_began(script, tmp_path):
+    text = "import os, sys\nsys.exit(os.read(0, 2) + os.pread(0, 9, 0) != b'2\\n1\\n2\\n3\\n')"
+    (tmp_path / "input").write_text("1\n2\n3\n")
+    with open(tmp_path / "input") as stdin:
+        os.lseek(stdin.fileno(), 2, os.SEEK_SET)
+        code, _, told = run_seeds(script(text), 1, input=None, stdin=stdin)
+        assert (code, os.read(stdin.fileno(), 9)) == (0, b"3\n"), told
+
+
+def test_seeds_compare_nothing_of_a_program_whose_end_is_not_known(script):
+    read, write = os.pipe()  # nothing waits for what is not written
+    try:
+        code, out, told = run_seeds(
+            script("import os\nos.write(1, b'done')\nos._exit(0)"), 3, input=None, stdin=read
+        )
+    finally:
+        os.close(read)
+        os.close(write)
+    assert (code, out) == (1, "done")
+    nothing = "schedules: none was compared: how the program ends by itself is not known:"
+    assert told[0] == f"torch_openreg: {nothing}"
+    assert told[1] == (
+        "torch_openreg:   exit status 0 (left by os._exit() or exec(), so that more is not known)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "read", "out"),
+    [
+        ("print(len(sys.stdin.read()))", 20000, b"20000\n"),
+        ("print(len(os.read(0, 7)))", 7, b"7\n"),
+        ("sys.stdout.write(str(len(os.read(0, 7))) * 300000); os.fork() or time.sleep(9)", 7, None),
+        ("print(os.read(0, 7))\nos._exit(5)", 7, b"b'abababa'\n"),
+    ],
+)
+def test_what_a_program_has_read_and_printed(program, read, out):
+    command = [sys.executable, "-S", "-c", f"import os, sys, time\n{program}"]
+    with tempfile.TemporaryFile() as source:
+        source.write(b"ab" * 10000)
+        source.seek(0)
+        done = _run_streams._Run(command, source.fileno(), captures=True)
+    assert (bytes(done.read), bytes(done.err)) == ((b"ab" * 10000)[:read], b"")
+    assert done.out == (out or b"7" * 300000)
 
 
 LEAVES_A_PROCESS = """

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from torch_openreg import _run_seeds
+from torch_openreg._run_streams import Input
 
 READ = """
 import ctypes, torch
@@ -187,7 +188,7 @@ def options(path):
 
 
 def test_run_under_a_schedule_gives_it_as_the_cause(tmp_path):
-    done = _run_seeds._run_under(options(program(tmp_path, READ)), "early", b"")
+    done = _run_seeds._run_under(options(program(tmp_path, READ)), "early", Input())
     assert done.status == 128 + signal.SIGSEGV
     assert str(done).startswith("exit status 139 (SIGSEGV: the host reads 0x")
     again = dataclasses.replace(done, error=done.error.replace("reads 0x", "reads 0x1"))

@@ -96,7 +96,7 @@ def _sum_up_races(reports, watched):
 
 
 class _RecordedInput(io.RawIOBase):
-    """Standard input, and what the program has read of it."""
+    """A terminal, and what the program has read of it."""
 
     def __init__(self, raw):
         self._raw = raw
@@ -117,19 +117,20 @@ class _RecordedInput(io.RawIOBase):
         return count
 
 
-def _record_input():
-    """Replaces sys.stdin and input(). On a terminal, input() does not read through sys.stdin."""
-    if sys.stdin is None:
+def _record_terminal():
+    """Replaces sys.stdin and input(), which does not read through it. What comes from elsewhere is
+    recorded outside of the process (_run_streams.py)."""
+    if sys.stdin is None or not sys.stdin.isatty():
         return _RecordedInput(io.BytesIO())
     recorded, plain_input = _RecordedInput(sys.stdin.buffer.raw), builtins.input
-    sys.stdin = io.TextIOWrapper(
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(
         io.BufferedReader(recorded), sys.stdin.encoding, sys.stdin.errors, line_buffering=True
     )
 
     def recorded_input(prompt=""):
         before = len(recorded.taken)
         line = plain_input(prompt)
-        if len(recorded.taken) == before and sys.stdin.isatty():
+        if len(recorded.taken) == before:
             recorded.taken += f"{line}\n".encode(sys.stdin.encoding)
         return line
 
@@ -206,7 +207,8 @@ def _reports():
 def _run_once(options):
     """The program's exit status, or 1 if it is 0 and there were races."""
     _report_host_accesses(options)
-    recorded = _record_input() if options.ending else None
+    process = os.getpid()
+    recorded = _record_terminal() if options.ending else None
     watch = _watch() if options.sanitize else None
     status, ended_by = 0, None
     try:
@@ -215,7 +217,7 @@ def _run_once(options):
         status, ended_by = _status(error), error
     reports = _end_watch(watch) if watch else _reports()
     code = status or int(bool(reports))
-    if options.ending:
+    if options.ending and os.getpid() == process:  # a child that it has forked comes here, too
         read = recorded.taken.decode("latin-1")
         _write_ending(
             options.ending,

@@ -1,7 +1,7 @@
 """``python -m torch_openreg run --seeds N``: a program under many schedules, a process for each.
 
 The first process runs the program as it is, with the terminal's standard streams. The others run it
-under a schedule, and read on standard input what the first has read.
+under a schedule, and read on standard input what the first has read (_run_streams.py).
 """
 
 import concurrent.futures
@@ -9,18 +9,19 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 
 from ._run import HOST_ACCESS, say
+from ._run_streams import Input
 from .openreg._exploration import _ADDRESS
 from .openreg._lazy import _lazy_init
 from .openreg._processes import REPORTS
 from .openreg._schedules import launches_block
 
 _TAPE = "OPENREG_SCHEDULE_TAPE"
+_NO_ENDING = "left by os._exit() or exec(), so that more is not known"
 
 
 @dataclass
@@ -30,10 +31,11 @@ class _Run:
     place: str | None = None
     out: bytes = b""
     err: bytes = b""
-    read: bytes = b""  # from standard input
+    read: bytes = b""  # from a terminal
     code: int = 0  # of the process: 1 where the program's is 0 and there were races
     devices: list | None = None  # that its first process used; None: not known
     blocked: bool = False  # each of its launches waited
+    report: str = ""  # of a touch of device memory that ended it
 
     @property
     def ending(self):
@@ -62,21 +64,18 @@ def _host_access(file):
         return ""
 
 
-def _run(options, *more, **settings):
-    """Runs the program in a child. One that a signal or os._exit ends writes no ending."""
+def _run(options, start, *more):
+    """Runs the program in a child, by `start`, which returns its status."""
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "ending")
         command = [sys.executable, "-m", "torch_openreg", "run", *more, f"--ending={file}"]
-        code = subprocess.run([*command, *_command(options)], check=False, **settings).returncode
+        code = start([*command, *_command(options)])
         if code < 0:
-            number, code = -code, 128 - code
             report = _host_access(file)
-            if not settings:  # its standard streams are the terminal's
-                print(report, end="", file=sys.stderr, flush=True)
-            cause = report.removeprefix("openreg: ") or _signal_name(number)
-            return _Run(code, cause, code=code)
+            cause = report.removeprefix("openreg: ") or _signal_name(-code)
+            return _Run(128 - code, cause, code=128 - code, report=report)
         if not os.path.exists(file):
-            return _Run(code, code=code)
+            return _Run(code, _NO_ENDING, code=code)
         with open(file) as text:
             ending = json.load(text)
     return _Run(
@@ -90,17 +89,26 @@ def _run(options, *more, **settings):
     )
 
 
-def _run_under(options, seed, read):
+def _run_itself(options, given):
+    run = _run(options, given.run_first, *["--sanitize"] * options.sanitize)
+    print(run.report, end="", file=sys.stderr, flush=True)
+    given.read = given.read or run.read
+    return run
+
+
+def _run_under(options, seed, given):
     # The program's own run has reported its races.
     environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed), REPORTS: ""}
     environment.pop(_TAPE, None)  # it comes before a seed
-    given = {"input": read} if read else {"stdin": subprocess.DEVNULL}
-    # Files, as the end of a pipe comes with the last process that the program has left behind.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        run = _run(options, env=environment, stdout=out, stderr=err, **given)
-        out.seek(0)
-        err.seek(0)
-        run.out, run.err = out.read(), err.read()
+    out = err = b""
+
+    def start(command):
+        nonlocal out, err
+        code, out, err = given.run_again(command, environment)
+        return code
+
+    run = _run(options, start)
+    run.out, run.err = out, err
     return run
 
 
@@ -115,13 +123,13 @@ def _difference(first, run):
     """How `run` ended or printed otherwise than `first`, in a line; None: it did the same."""
     if run.ending != first.ending:
         return f"{run} instead of {first}"
-    lines, others = first.out.split(b"\n"), run.out.split(b"\n")
+    lines, others = first.out.splitlines(), run.out.splitlines()
     for number, (line, other) in enumerate(zip(lines, others, strict=False), 1):
         if line != other:
             return f"prints {_shown(other)} instead of {_shown(line)} (line {number})"
     if len(lines) != len(others):
-        return f"prints {len(others) - 1} whole lines instead of {len(lines) - 1}"
-    return None
+        return f"prints {len(others)} lines instead of {len(lines)}"
+    return None if run.out == first.out else "ends a line otherwise"
 
 
 def _where(early):
@@ -136,12 +144,12 @@ def _show_progress(done, total):
         print(f"\rtorch_openreg: {done} of {total} schedules", end=end, file=sys.stderr, flush=True)
 
 
-def _compare(options, early, read):
+def _compare(options, early, given):
     """The seeds by how they differ from `early`, those that do not under None; and those that
     write something else to stderr."""
     outcomes, other_stderr = {}, []
     with concurrent.futures.ThreadPoolExecutor(options.jobs or 1) as pool:
-        runs = pool.map(lambda seed: _run_under(options, seed, read), range(options.seeds))
+        runs = pool.map(lambda seed: _run_under(options, seed, given), range(options.seeds))
         for seed, run in enumerate(runs):
             _show_progress(seed + 1, options.seeds)
             outcomes.setdefault(_difference(early, run), []).append(seed)
@@ -188,20 +196,22 @@ def _say_outcomes(options, early, outcomes, other_stderr):
     return not outcomes
 
 
-def _agree(options, own):
+def _agree(options, own, given):
+    if own.error == _NO_ENDING:
+        return _say_incomparable("how the program ends by itself is not known", str(own))
     _lazy_init()  # as_cuda() reads CUDA_LAUNCH_BLOCKING then
     if own.blocked or launches_block():
         return _say_blocked()
-    early = _run_under(options, "early", own.read)
+    early = _run_under(options, "early", given)
     if early.ending != own.ending:
         return _say_incomparable(
             "under 'early' the program ends otherwise than by itself",
             f"{early} instead of {own}",
             _SAME_AGAIN,
         )
-    outcomes, other_stderr = _compare(options, early, own.read)
+    outcomes, other_stderr = _compare(options, early, given)
     if set(outcomes) != {None}:
-        again = _difference(early, _run_under(options, "early", own.read))
+        again = _difference(early, _run_under(options, "early", given))
         if again:
             why = "'early', run twice, does not do the same"
             return _say_incomparable(why, again, _SAME_AGAIN)
@@ -211,6 +221,7 @@ def _agree(options, own):
 def run_schedules(options):
     """The exit status: the program's, or 1 if it is 0 and a race or a difference was found, or
     nothing could be compared."""
-    own = _run(options, *["--sanitize"] * options.sanitize)
-    agree = _agree(options, own)
+    given = Input()
+    own = _run_itself(options, given)
+    agree = _agree(options, own, given)
     return own.code or int(not agree)
