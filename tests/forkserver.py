@@ -136,7 +136,8 @@ def program(path):
 
 
 def _show_error(kind, error, trace):
-    trace = trace.tb_next  # without START
+    if trace and trace.tb_frame.f_back is None:  # START
+        trace = trace.tb_next
     if trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -151,8 +151,8 @@ print("steps", steps)
 """
 
 
-def run_seeds(path, seeds, *options, **how):
-    command = [sys.executable, *MODULE, "run", "--seeds", str(seeds), *options, path]
+def run_seeds(path, seeds, *options, flags=(), **how):
+    command = [sys.executable, *flags, *MODULE, "run", "--seeds", str(seeds), *options, path]
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPENREG_")}
     env |= how.pop("env", {})
     how = {"input": "", **how}
@@ -190,6 +190,7 @@ def test_seeds_of_a_program_that_goes_on_where_it_was_are_not_compared(script, t
 
 READS = """
 import os, subprocess, sys
+assert "error::ResourceWarning" not in sys.warnoptions  # gone by -O
 read = [os.read(0, 2).decode(), subprocess.check_output(["head", "-c", "2"], text=True)]
 with open("/dev/fd/0", "rb", buffering=0) as stdin:
     read.append(stdin.read(2).decode())
@@ -198,16 +199,21 @@ with open(0, buffering=1, closefd=False) as stdin:
 print(read[:4])
 if os.environ.get("OPENREG_SCHEDULE_SEED") == "1":
     print("lost")
+if "error::ResourceWarning" not in sys.warnoptions:
+    print("no option -W")
 """
 
 
-def test_seeds_read_what_was_not_read_through_sys_stdin(script):
-    code, out, told = run_seeds(script(READS), 2, input="1\n2\n3\n4\n5\n")
+def test_seeds_have_the_interpreters_options_and_all_input(script):
+    flags = ("-O", "-W", "error::ResourceWarning")
+    code, out, told = run_seeds(script(READS), 2, flags=flags, input="1\n2\n3\n4\n5\n")
     assert (code, out) == (1, "['1\\n', '2\\n', '3\\n', '4\\n']\n")
     assert told[0].startswith("torch_openreg: schedules: 1 of 2 end and print as 'early' does")
     assert told[1] == "torch_openreg:   1: prints 2 lines instead of 1"
+    assert " python -O " in told[2] and " -Werror::ResourceWarning -m torch_openreg " in told[2]
 
 
+@pytest.mark.slow
 def test_seeds_read_a_file_from_where_the_program_began(script, tmp_path):
     text = "import os, sys\nsys.exit(os.read(0, 2) + os.pread(0, 9, 0) != b'2\\n1\\n2\\n3\\n')"
     (tmp_path / "input").write_text("1\n2\n3\n")
@@ -264,6 +270,7 @@ sys.stdout.buffer.write(b"\\xc0" if seed == "1" else b"\\xc1")
 """
 
 
+@pytest.mark.slow
 def test_seeds_compare_bytes_and_leave_a_process_of_the_program_alone(script, tmp_path):
     path = script(LEAVES_A_PROCESS)
     try:
@@ -296,6 +303,7 @@ print(int(y[0].item()))
 """
 
 
+@pytest.mark.slow
 def test_seeds_come_before_a_tape_of_the_environment(script):
     code, out, told = run_seeds(script(DIFFERS), 2, env={"OPENREG_SCHEDULE_TAPE": "0"})
     assert (code, out) == (1, "5\n")
@@ -354,6 +362,35 @@ def test_a_traceback_begins_in_the_program(run, script):
         "Traceback (most recent call last):",
         f'  File "{path}", line 2, in <module>',
     ]
+
+
+HOOK = """
+import sys
+import neighbour
+def hook(kind, error, trace):
+    print("hook", kind.__name__, error, trace.tb_lineno, neighbour.name, file=sys.stderr)
+    raise neighbour.error
+sys.excepthook = hook
+1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "last"),
+    [("SystemExit(7)", 7, "hook "), ("ValueError()", 1, "ZeroDivisionError: ")],
+)
+def test_a_program_by_a_link_has_its_neighbours_and_its_hook(
+    run, script, tmp_path, error, code, last
+):
+    script(f"name = 'near'\nerror = {error}\n", "neighbour.py")
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "linked.py"
+    link.symlink_to(script(HOOK))
+    done = run("", arguments=(*MODULE, "run", str(link)))
+    assert done.code == code
+    lines = done.err.splitlines()
+    assert lines[0] == "hook ZeroDivisionError division by zero 8 near"
+    assert lines[-1].startswith(last) and ("Error in sys.excepthook:" in lines) == (code == 1)
 
 
 def test_a_kernels_error_that_the_program_does_not_wait_for(run, script):

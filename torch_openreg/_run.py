@@ -30,18 +30,19 @@ def say(text):
 
 def _execute(options):
     sys.argv = [options.program, *options.arguments]
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        file = os.path.realpath(options.program)
+        sys.path[0] = os.getcwd() if options.module else os.path.dirname(file)
     if options.module:
-        sys.path[0] = os.getcwd()
         runpy.run_module(options.program, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(options.program))
         runpy.run_path(options.program, run_name="__main__")
     if not _C._in_forked_child():
         synchronize_all()  # raises the error of a kernel that nothing has waited for
 
 
 def _status(error):
-    """As the interpreter's: prints what ended the program."""
+    """As the interpreter's: sys.excepthook prints what ended the program."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
@@ -50,7 +51,15 @@ def _status(error):
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except SystemExit as end:
+        return _status(end)
+    except BaseException as failure:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exception(failure)
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(error)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class _Run:
         return f"exit status {self.status}" + (f" ({details})" if details else "")
 
 
+def _interpreter():
+    """With the options that this one was started with."""
+    return [sys.executable, *subprocess._args_from_interpreter_flags()]
+
+
 def _command(options):
     named = [*["--as-cuda"] * options.as_cuda, *["--force"] * options.force]
     return [*named, *["-m"] * options.module, *options.command]
@@ -68,8 +74,8 @@ def _run(options, start, *more):
     """Runs the program in a child, by `start`, which returns its status."""
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "ending")
-        command = [sys.executable, "-m", "torch_openreg", "run", *more, f"--ending={file}"]
-        code = start([*command, *_command(options)])
+        more = [*more, f"--ending={file}", *_command(options)]
+        code = start([*_interpreter(), "-m", "torch_openreg", "run", *more])
         if code < 0:
             report = _host_access(file)
             cause = report.removeprefix("openreg: ") or _signal_name(-code)
@@ -190,7 +196,9 @@ def _say_outcomes(options, early, outcomes, other_stderr):
         say(f"  stderr, which does not count, differs from that of 'early': {_named(other_stderr)}")
     if outcomes:
         seed = next(iter(outcomes.values()))[0]
-        command = shlex.join(["python", "-m", "torch_openreg", "run", *_command(options)])
+        command = shlex.join(
+            ["python", *_interpreter()[1:], "-m", "torch_openreg", "run", *_command(options)]
+        )
         without = f"env -u {_TAPE} " if _TAPE in os.environ else ""
         say(f"to replay: {without}OPENREG_SCHEDULE_SEED={seed} {command}")
     return not outcomes
