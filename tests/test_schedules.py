@@ -1,12 +1,15 @@
 """Schedules: a race shows under some seed and repeats under it; what is right is so under all."""
 
+import collections
 import dataclasses
 import gc
 import importlib.util
+import itertools
 import math
 import re
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy
@@ -440,14 +443,80 @@ def test_results_that_change_later_are_kept_as_they_were():
     assert [result.value[2].loss[0] for result in found.results] == [1, 2, 3]
 
 
-def test_results_that_cannot_be_compared_raise():
-    class Opaque:
-        pass
+class Slotted:
+    __slots__ = ("me", "x")
 
-    with pytest.raises(TypeError, match=r"cannot compare results of type .*Opaque, which has no"):
-        explore(Opaque, 1)
-    one = Opaque()
-    assert explore(lambda: (one, Opaque, None), 1).ok
+
+class Batch(list):
+    pass
+
+
+def changes(value, change):
+    """Returns the same object in each run, changed."""
+    runs = itertools.count()
+
+    def call():
+        change(value, next(runs))
+        return value
+
+    return call
+
+
+def set_slots(value, x):
+    value.me, value.x = value, x  # the object refers to itself
+
+
+def set_parameter(module, x):
+    with torch.no_grad():
+        module.weight.fill_(x)
+
+
+CHANGED = {
+    "module": lambda: (nn.Linear(2, 2).to("openreg"), set_parameter),
+    "set": lambda: (set(), set.add),
+    "counter": lambda: (collections.Counter(), lambda c, x: c.update(n=x)),
+    "bytearray": lambda: (bytearray(1), bytearray.append),
+    "namespace": lambda: (types.SimpleNamespace(), lambda n, x: vars(n).update(x=x)),
+    "mapping": lambda: (collections.UserDict(), lambda d, x: d.update(x=x)),
+    "list subclass": lambda: (Batch(), Batch.append),
+    "slots": lambda: (Slotted(), set_slots),
+    "attribute that is no field": lambda: (Output(0), lambda o, x: vars(o).update(x=x)),
+    "storage": lambda: (
+        torch.zeros(2, dtype=torch.uint8, device="openreg").untyped_storage(),
+        lambda s, x: s.fill_(x),
+    ),
+    "mask": lambda: (numpy.ma.zeros(4), lambda a, x: a.__setitem__(x, numpy.ma.masked)),
+    "sign of zero": lambda: ([0.0], lambda a, x: a.__setitem__(0, -a[0])),
+    "sign of a tensor's zero": lambda: (torch.zeros(1), lambda a, x: a.neg_()),
+    "sign of an array's zero": lambda: (numpy.zeros(1), lambda a, x: numpy.negative(a, out=a)),
+}
+
+
+@pytest.mark.parametrize("make", CHANGED.values(), ids=CHANGED)
+def test_an_object_is_not_compared_with_itself(make):
+    value, change = make()
+    assert explore(changes(value, change), [0]).different == [0]
+
+
+def test_an_object_that_does_not_change_is_equal_to_itself():
+    values = [make()[0] for make in CHANGED.values()]
+    assert explore(lambda: values, [0]).ok
+
+
+def test_results_that_cannot_be_compared_raise():
+    stream = torch.openreg.Stream()
+    bits = torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
+    for make, kind in (
+        (lambda: (x for x in ()), "generator"),
+        (lambda: [stream], "Stream"),
+        (lambda: {"a": lambda: 0}, "function"),
+        (lambda: bits, "Tensor"),
+    ):
+        with pytest.raises(TypeError, match=f"cannot compare results of type {kind} "):
+            explore(make, [0])
+    one = numpy.ma.masked_array([1.0, math.nan], mask=[True, True])
+    same = one, Output, torch.float32, torch.device("openreg"), explore, {math.nan, torch.ones(1)}
+    assert explore(lambda: same, 1).ok
 
 
 def test_every_run_begins_with_the_same_random_state():

@@ -1,12 +1,13 @@
 """What explore() finds: results, the schedules that gave them, races, and how it is printed."""
 
 import copy
-import dataclasses
+import copyreg
+import enum
 import re
 import sys
+import types
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 
@@ -55,86 +56,164 @@ def _identity(error):
     return type(error), _ADDRESS.sub("0x", str(error))
 
 
-def _is_dataclass(value):
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+# ---- copies and comparisons ----
+
+_ATOMS = (type(None), type(...), bool, int, float, complex, str, bytes)
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+
+
+class _NotComparable(TypeError):
+    def __init__(self, value, why):
+        super().__init__(
+            f"explore cannot compare results of type {type(value).__qualname__} ({why}): return "
+            "tensors, numbers, arrays, or containers and objects that hold these"
+        )
+
+
+def _is_immutable(value):
+    """Only these may be kept without a copy."""
+    return type(value) in _ATOMS or isinstance(value, (type, enum.Enum, types.FunctionType))
 
 
 def _is_array(value):
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def kept(value):
-    """A copy on the CPU of the tensors, arrays, containers and dataclasses in `value`."""
+def _reduced(value):
+    """What pickle makes of an object: a function, its arguments, and what may follow: state, items
+    of a list, pairs of a dictionary. A string is the name of a global."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    parts = reduce(value) if reduce else value.__reduce_ex__(4)
+    if isinstance(value, torch.nn.Module):  # the keys of hooks are numbers of the process
+        state = {name: {} if "_hook" in name else x for name, x in parts[2].items()}
+        parts = (*parts[:2], state)
+    return parts
+
+
+def kept(value, memo=None):
+    """A copy, with tensors on the CPU. TypeError if the type cannot be copied and compared."""
+    if _is_immutable(value):
+        return value
+    memo = {} if memo is None else memo
+    if id(value) not in memo:
+        memo.setdefault("alive", []).append(value)  # no other object may get its id
+        try:
+            memo[id(value)] = _copied(value, memo)
+        except _NotComparable:
+            raise
+        except Exception as error:
+            raise _NotComparable(value, error) from error
+    return memo[id(value)]
+
+
+def _copied(value, memo):
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone()
-    if _is_dataclass(value):
-        made = copy.copy(value)
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                object.__setattr__(made, field.name, kept(getattr(value, field.name)))
-        return made
-    if _is_array(value):
+    if isinstance(value, _STORAGES):
+        copied = _as_tensor(value).cpu().clone()
+        untyped = isinstance(value, torch.UntypedStorage)
+        return copied.untyped_storage() if untyped else copied._typed_storage()
+    if _is_array(value) and not value.dtype.hasobject:
         return value.copy()
-    return value if _is_leaf(value) else tree_map(kept, value, is_leaf=lambda x: x is not value)
+    if type(value) is tuple:
+        return tuple(kept(item, memo) for item in value)
+    parts = _reduced(value)
+    if isinstance(parts, str):
+        return value
+    return copy._reconstruct(value, memo, *parts, deepcopy=kept)
 
 
-def _parts(value):
-    """The children of a container of PyTorch's pytrees, and its shape."""
-    return tree_flatten(value, is_leaf=lambda x: x is not value)
+def _as_tensor(storage):
+    if isinstance(storage, torch.UntypedStorage):
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    untyped = storage._untyped_storage
+    return torch.empty(0, dtype=storage.dtype, device=untyped.device).set_(untyped)
 
 
-def _is_leaf(value):
-    parts, _ = _parts(value)
-    return len(parts) == 1 and parts[0] is value
-
-
-def _same(a, b):
-    """Whether two results are equal, NaN being equal to itself. TypeError if that is not known."""
+def _same(a, b, seen=None):
+    """Whether two results are equal: NaN is equal to itself, 0.0 is not equal to -0.0. TypeError if
+    it cannot be decided."""
     if type(a) is not type(b):
         return False
+    if _is_immutable(a):
+        return _same_immutables(a, b)
+    seen = {} if seen is None else seen
+    if (id(a), id(b)) in seen:  # objects may refer to each other
+        return True
+    seen[id(a), id(b)] = a, b
+    try:
+        return _same_objects(a, b, seen)
+    except _NotComparable:
+        raise
+    except Exception as error:
+        raise _NotComparable(a, error) from error
+
+
+def _same_immutables(a, b):
+    if isinstance(a, types.FunctionType) and a is not b:
+        raise _NotComparable(a, "another one in each run")
+    return repr(a) == repr(b) if isinstance(a, (float, complex)) else a == b
+
+
+def _same_objects(a, b, seen):
     if isinstance(a, torch.Tensor):
         return _same_tensors(a, b)
+    if isinstance(a, _STORAGES):
+        return _same_tensors(_as_tensor(a), _as_tensor(b))
     if _is_array(a):
         return _same_arrays(a, b)
-    if _is_dataclass(a):
-        return all(_same_fields(a, b, field.name) for field in dataclasses.fields(a))
-    if not _is_leaf(a):
-        (mine, shape), (others, other_shape) = _parts(a), _parts(b)
-        return shape == other_shape and all(map(_same, mine, others))
-    return a is b or _same_values(a, b)
+    if type(a) in (tuple, list):
+        return _same_items(a, b, seen)
+    if type(a) is dict:  # in order: PyTorch's pytrees and state_dicts have one
+        return _same_items(list(a.items()), list(b.items()), seen)
+    if isinstance(a, (set, frozenset)):
+        own = (getattr(x, "__dict__", None) for x in (a, b))
+        return _same_sets(a, b, seen) and _same(*own, seen)
+    mine, others = _reduced(a), _reduced(b)
+    if isinstance(mine, str):
+        return mine == others
+    return _same_items(_listed(*mine), _listed(*others), seen)
 
 
-def _same_fields(a, b, name):
-    if not (hasattr(a, name) and hasattr(b, name)):
-        return hasattr(a, name) == hasattr(b, name)
-    return _same(getattr(a, name), getattr(b, name))
+def _listed(function, arguments, state=None, items=None, pairs=None, *_):
+    return function, arguments, state, list(items or ()), list(pairs or ())
 
 
-def _same_values(a, b):
-    if type(a).__eq__ is object.__eq__:
-        raise TypeError(
-            f"explore cannot compare results of type {type(a).__qualname__}, which has no equality "
-            "of its own: return tensors, numbers, arrays, containers or dataclasses of them"
-        )
-    try:
-        return bool(a == b) or bool(a != a and b != b)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(
-            f"explore cannot compare results of type {type(a).__qualname__}: {error}"
-        ) from error
+def _same_items(a, b, seen):
+    return len(a) == len(b) and all(_same(x, y, seen) for x, y in zip(a, b, strict=True))
+
+
+def _same_sets(a, b, seen):
+    """Most items are found by their hash; NaN, tensors and others hash by their address."""
+    left = {item: item for item in b}
+    for item in a:
+        candidates = [left[item]] if item in left else left
+        found = [x for x in candidates if _same(item, x, dict(seen))]
+        if not found:
+            return False
+        del left[found[0]]
+    return not left
 
 
 def _same_arrays(a, b):
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
+    masked = sys.modules["numpy"].ma
+    if isinstance(a, masked.MaskedArray):
+        masks = masked.getmaskarray(a), masked.getmaskarray(b)
+        return _same_arrays(*masks) and _same_arrays(a.filled(), b.filled())
     if a.dtype.names:
         return all(_same_arrays(a[name], b[name]) for name in a.dtype.names)
     if a.dtype.kind == "c":
         return _same_arrays(a.real, b.real) and _same_arrays(a.imag, b.imag)
     if a.dtype.hasobject:
         return all(map(_same, a.ravel().tolist(), b.ravel().tolist()))
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    same = a == b
+    if a.dtype.kind == "f":
+        numpy = sys.modules["numpy"]
+        same &= numpy.signbit(a) == numpy.signbit(b)
+    return bool((same | ((a != a) & (b != b))).all())
 
 
 def _same_tensors(a, b):
@@ -151,7 +230,15 @@ def _same_tensors(a, b):
         a, b = a.dequantize(), b.dequantize()
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    same = a == b
+    if a.is_floating_point():
+        same &= _signs(a) == _signs(b)
+    return bool((same | ((a != a) & (b != b))).all())
+
+
+def _signs(tensor):
+    """Not every small type has signbit(), and float32 has all their values."""
+    return torch.signbit(tensor.float() if tensor.element_size() < 4 else tensor)
 
 
 class Exploration:

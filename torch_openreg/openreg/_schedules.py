@@ -263,12 +263,12 @@ class _Runs:
             try:
                 value = self._fn()
                 synchronize_all()
-                self.steps, self.failed = _C._schedule_steps(), False
-                return Result(kept(value))
             except Exception as error:
                 self.steps, self.failed = _C._schedule_steps(), True
                 # Its frames hold tensors, which would live into the next run.
                 return Result(error=error.with_traceback(None))
+            self.steps, self.failed = _C._schedule_steps(), False
+            return Result(kept(value))
 
     def restore(self):
         _set_random_state(self._state)
@@ -335,11 +335,12 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
     The first run is under ``"early"``, the order of a device that runs everything at once. Every
     run begins with PyTorch's random state as it is now, and ends with a synchronisation of all
     devices, so that a kernel's error belongs to its own run. Results may be tensors of any layout,
-    NumPy arrays, dataclasses, and nested containers of them. They are compared by value, where NaN
-    equals NaN; a result of a type without equality raises TypeError. Exceptions are compared by
-    type and text, DataRaceErrors by operators, streams and kind of memory. The sanitizer watches,
-    and its reports are printed with a result that differs; where it is on already, it does as it
-    was told.
+    NumPy arrays, storages, modules and other objects, and nested containers of them. Objects are
+    copied and compared by what pickle would store of them, modules without their hooks, tensors
+    without their gradients. NaN equals NaN, and 0.0 does not equal -0.0. A result that cannot be
+    copied or compared raises TypeError with its type. Exceptions are compared by type and text,
+    DataRaceErrors by operators, streams and kind of memory. The sanitizer watches, and its reports
+    are printed with a result that differs; where it is on already, it does as it was told.
 
     Args:
         fn: called without arguments. It has to do the same each time; what is no function raises
