@@ -19,7 +19,9 @@ SEARCH = "preemptions"
 SKIPPED = pytest.StashKey[int]()
 MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
+SUBTESTS = pytest.StashKey[list]()  # of a test in a search: how those of this run have ended
 RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
+HELD = pytest.StashKey[list]()  # of the test that runs: taken before a wider fixture began or ended
 OUTSIDE = pytest.StashKey[list]()  # texts of races and errors that belong to no test
 WATCH = pytest.StashKey[object]()  # of the processes that tests start, if the sanitizer is wanted
 WATCHED = pytest.StashKey[object]()  # what the processes were
@@ -90,6 +92,7 @@ def pytest_configure(config):
     by_setting = {"1": "error", "warn": "warn"}.get(setting)
     config.stash[MODE] = "error" if config.option.openreg_sanitizer else by_setting
     config.stash[OUTSIDE] = []
+    config.stash[HELD] = []
     config.stash[TEST] = None
     config.stash[TESTS] = 0
     config.stash[STDERR] = _copy_of_stderr()
@@ -200,11 +203,12 @@ def _end_watch(config):
     _sanitizer().disable()
 
 
-def _keep_outside(config):
+def _keep_outside(config, where=""):
+    outside = config.stash[OUTSIDE]
     try:
-        config.stash[OUTSIDE] += map(str, _take_reports(config) or ())
+        outside += (f"{where}{report}" for report in _take_reports(config) or ())
     except Exception as error:  # a kernel's, which nothing has waited for
-        config.stash[OUTSIDE].append(f"{type(error).__name__}: {error}")
+        outside.append(f"{where}{type(error).__name__}: {error}")
 
 
 def _sanitizer():
@@ -230,7 +234,8 @@ def _take_reports(config, synchronize=True):
     try:
         if synchronize:
             _synchronize()
-        return sanitizer.reports() + _reports_of_processes(config)
+        held, config.stash[HELD] = config.stash[HELD], []
+        return held + sanitizer.reports() + _reports_of_processes(config)
     finally:
         sanitizer._clear()
 
@@ -347,6 +352,39 @@ def _keep_with_error(item, error):
             item.add_report_section("call", "openreg sanitizer", text)
     if not _expects(item):
         _keep(item, races)
+
+
+# A fixture of a class, module, package or session serves many tests: its races fail the run, as the
+# marks of the test beside it do not mean them.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    if fixturedef.scope == "function":
+        return (yield)
+    _hold(request.config)
+    try:
+        return (yield)
+    finally:
+        _keep_outside_of_tests(request.config, fixturedef)
+
+
+def pytest_fixture_post_finalizer(fixturedef, request):
+    if fixturedef.scope == "function":
+        _hold(request.config)
+    else:
+        _keep_outside_of_tests(request.config, fixturedef)
+
+
+def _hold(config):
+    """What the test has done until now, so that only a fixture's races come after it."""
+    config.stash[HELD] = _take_reports(config) or []
+
+
+def _keep_outside_of_tests(config, fixturedef):
+    held, config.stash[HELD] = config.stash[HELD], []
+    _keep_outside(config, f"in the {fixturedef.scope} fixture {fixturedef.argname}:\n")
+    config.stash[HELD] = held
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -469,6 +469,68 @@ def test_a_race_outside_of_tests_fails_the_run(suite):
     done.stdout.fnmatch_lines(["*openreg sanitizer: outside of tests*", "data race *"])
 
 
+WIDER = (
+    SANITIZED[: SANITIZED.index("def test_raises")]
+    + """
+def swallowed():
+    with pytest.raises(RuntimeError):
+        race()
+
+
+@pytest.fixture(scope="module")
+def begins():
+    swallowed()
+
+
+@pytest.fixture(scope="class")
+def ends():
+    yield
+    swallowed()
+
+
+@pytest.fixture
+def own():
+    swallowed()
+    yield
+    swallowed()
+
+
+@pytest.mark.racy
+def test_without_reason(begins):
+    pass
+
+
+class TestMarked:
+    @pytest.mark.racy
+    def test_marked(self, ends, own):
+        pass
+
+
+class TestExpected:
+    @pytest.mark.xfail(raises=RuntimeError)
+    def test_expected(self, ends, own):
+        race()
+
+
+@pytest.fixture(scope="session")
+def narrower(request):
+    pass
+
+
+def test_own(own, request):
+    request.getfixturevalue("narrower")
+"""
+)
+
+
+def test_races_of_wider_fixtures_fail_the_run_whatever_the_tests_expect(suite):
+    done = suite(WIDER, "--openreg-sanitizer", "-rA")
+    done.assert_outcomes(passed=1, xfailed=1, failed=2, errors=1)
+    done.stdout.fnmatch_lines(["ERROR *::test_own*", "FAILED *::test_without_reason*"])
+    places = [line for line in done.outlines if line.startswith("in the ")]
+    assert places == ["in the module fixture begins:", *["in the class fixture ends:"] * 2]
+
+
 def test_sanitizer_in_a_suite_without_the_device(suite):
     suite("def test_it():\n    pass\n", "--openreg-sanitizer").assert_outcomes(passed=1)
 
