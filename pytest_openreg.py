@@ -4,6 +4,7 @@ pytest loads it in every suite of an environment where the package is installed.
 of its own, outside ``torch_openreg``, and imports PyTorch only for a test that asks for it.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -475,6 +476,35 @@ def _scheduled(item):
     return result
 
 
+class _Run:
+    """Calls a test under one schedule. Returns how the test and its subtests end, so that explore()
+    compares it; a failure is an exception."""
+
+    def __init__(self, item, call_test):
+        from unittest import SkipTest
+
+        self.skip_types = (pytest.skip.Exception, SkipTest, pytest.xfail.Exception)
+        self._item, self._call_test = item, call_test
+        self.skips = False  # whether the last call did
+
+    def __call__(self):
+        self.skips, end = False, []
+        self._item.stash[SUBTESTS] = subtests = []
+        try:
+            self._call_test(pyfuncitem=self._item)
+        except self.skip_types as error:
+            self.skips = True
+            reason = re.sub(r"\b0x[0-9a-f]+\b", "0x", str(error))  # as explore() does to errors
+            end = [f"{type(error).__name__}: {reason}"]
+        except pytest.fail.Exception as error:  # no Exception
+            raise AssertionError(str(error)) from None
+        finally:
+            del self._item.stash[SUBTESTS]
+        if "failed" in subtests:
+            raise AssertionError(f"{_count(subtests.count('failed'), 'subtest')} failed")
+        return subtests + end or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """The search: one test calls its function many times, between one setup and one teardown."""
@@ -489,27 +519,27 @@ def pytest_pyfunc_call(pyfuncitem):
     # As it is called without a search: an async function by the plugin that runs those.
     call_test = config.pluginmanager.subset_hook_caller("pytest_pyfunc_call", [here])
 
-    def call():
-        try:
-            call_test(pyfuncitem=pyfuncitem)
-        except pytest.fail.Exception as error:  # no Exception
-            raise AssertionError(str(error)) from None
-
     torch.manual_seed(0)
     testing = torch.openreg.testing
     option = config.option
+    run = _Run(pyfuncitem, call_test)
     found = testing.explore(
-        call, preemptions=option.openreg_preemptions, limit=option.openreg_limit, progress=False
+        run, preemptions=option.openreg_preemptions, limit=option.openreg_limit, progress=False
     )
     pyfuncitem.user_properties.append(("openreg_search", str(found).splitlines()[0]))
+    if found.ok and not run.skips:
+        return True
+    tapes = [seed for seed in found.different if seed != "early"]
+    seed = (tapes or ["early"])[0]
     if not found.ok:
-        tapes = [seed for seed in found.different if seed != "early"]
-        pyfuncitem.user_properties.append(("openreg_seed", (tapes or ["early"])[0]))
-        torch.manual_seed(0)
-        with testing.schedule((tapes or ["early"])[0]):  # once more, with its traceback
-            call_test(pyfuncitem=pyfuncitem)
-            _synchronize()
-        pytest.fail(str(found), pytrace=False)  # it fails in some other way
+        pyfuncitem.user_properties.append(("openreg_seed", seed))
+    torch.manual_seed(0)
+    may_skip = contextlib.nullcontext() if found.ok else contextlib.suppress(*run.skip_types)
+    with testing.schedule(seed), may_skip:  # once more, with its traceback
+        call_test(pyfuncitem=pyfuncitem)
+        _synchronize()
+    if not found.ok:
+        pytest.fail(str(found), pytrace=False)  # it fails in some other way, or skips
     return True
 
 
@@ -533,6 +563,8 @@ def openreg_device():
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the one that makes reports of xfail
 def pytest_runtest_makereport(item, call):
     report = yield
+    if SUBTESTS in item.stash:
+        item.stash[SUBTESTS].append(report.outcome)
     races = item.stash.get(RACES, [])
     item.stash[RACES] = []
     if races and report.skipped:
@@ -586,7 +618,10 @@ def _failed(terminalreporter):
             test = PART_OF_ID.sub("", report.nodeid).removesuffix("[]")
             name = match[1].replace("tape", "tape:")
             if _is_search(name):
-                name = dict(report.user_properties).get("openreg_seed", "early")
+                seed = dict(report.user_properties).get("openreg_seed")
+                if seed is None and report.when == "call":
+                    continue  # a subtest, before the search has ended
+                name = seed or "early"
             failed.setdefault(test, {})[name] = report
     return failed
 
@@ -599,13 +634,14 @@ def _searches(terminalreporter):
         said = dict(report.user_properties).get("openreg_search")
         if said and report.when == "call":
             lines.append(f"{PART_OF_ID.sub('', report.nodeid).removesuffix('[]')}: {said}")
-    return lines
+    return list(dict.fromkeys(lines))  # subtests have reports of their own
 
 
 def _finished(terminalreporter):
     """How many runs of tests under a schedule, and how many searches, came to an end."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    matches = [PART_OF_ID.search(report.nodeid) for report in reports if report.when == "call"]
+    nodeids = dict.fromkeys(report.nodeid for report in reports if report.when == "call")
+    matches = map(PART_OF_ID.search, nodeids)
     names = [match[1] for match in matches if match]
     runs = [name for name in names if not _is_search(name)]
     if not names:

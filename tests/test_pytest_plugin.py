@@ -1,5 +1,6 @@
 """The pytest plugin, in suites of its own."""
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -130,6 +131,65 @@ def test_a_search_of_a_test_with_parameters(suite):
     done.assert_outcomes(passed=1, failed=1, deselected=3)
     (replay,) = [line for line in done.outlines if line.startswith("  replay: ")]
     suite("", *replay.replace("'", "").split()[2:]).assert_outcomes(passed=1, failed=1)
+
+
+SKIPS = """
+import unittest
+
+import pytest
+import torch
+
+WAYS = [pytest.skip.Exception, unittest.SkipTest, pytest.xfail.Exception]
+
+
+def is_done():
+    torch.ones(3, device="openreg")
+    return torch.openreg.current_stream().query()
+
+
+@pytest.mark.openreg
+@pytest.mark.parametrize("way", WAYS)
+def test_skips_at_times(way):
+    if not is_done():
+        raise way("nothing there")
+
+
+@pytest.mark.openreg
+def test_part(subtests):
+    with subtests.test("a"):
+        assert is_done()
+
+
+@pytest.mark.openreg
+def test_part_skips(subtests):
+    with subtests.test("a"):
+        if not is_done():
+            pytest.skip("nothing there")
+
+
+@pytest.mark.openreg
+@pytest.mark.parametrize("way", WAYS)
+def test_always_skips(way):
+    is_done()
+    raise way("nothing there")
+"""
+
+
+def test_a_search_compares_skips_and_subtests(suite):
+    done = suite(SKIPS, "--openreg-preemptions=1", "-rA")
+    fails = [line for line in done.outlines if " fails under tape:" in line]
+    names = [re.match(r"test_it.py::(\w+)", line)[1] for line in fails]
+    assert names == [*["test_skips_at_times"] * 3, "test_part", "test_part_skips"]
+    outcomes = done.parseoutcomes()
+    assert (outcomes["skipped"], outcomes["xfailed"]) == (2 * 2, 1 * 2), outcomes
+    searched = [line for line in done.outlines if line.startswith("test_it.py::test_part: all ")]
+    assert len(searched) == 1
+    done.stdout.fnmatch_lines(
+        [
+            "*raises AssertionError: 1 subtest failed",
+            "finished: 5 runs under 1 schedule, 5 searches",
+        ]
+    )
 
 
 ASYNC = """
