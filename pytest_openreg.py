@@ -9,6 +9,8 @@ import os
 import re
 import shlex
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
 SUBTESTS = pytest.StashKey[list]()  # of a test in a search: how those of this run have ended
 RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
+SHOWN = pytest.StashKey[list]()  # of a test: those that its failed reports have shown
 HELD = pytest.StashKey[list]()  # of the test that runs: taken before a wider fixture began or ended
 OUTSIDE = pytest.StashKey[list]()  # texts of races and errors that belong to no test
 WATCH = pytest.StashKey[object]()  # of the processes that tests start, if the sanitizer is wanted
@@ -166,9 +169,15 @@ def pytest_collection_finish(session):
     _keep_outside(session.config)
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures that live until the end
 def pytest_sessionfinish(session):
-    """Races of session fixtures, and of what ran between tests, fail the run."""
+    """Races of what ran between tests, or in a test that ended the run, fail the run."""
     config = session.config
+    if WATCH in config.stash:
+        _wait_for_threads()
+        ended_here = config.stash[TEST]  # by pytest.exit(), so it has no report
+        if ended_here is not None:
+            _move_outside(ended_here, RACES, f"in {ended_here.nodeid}, which ended the run:\n")
     _keep_outside(config)
     _end_watch(config)
     races = config.stash[OUTSIDE]
@@ -192,6 +201,19 @@ def pytest_testnodedown(node):
         tests, watched = output["openreg_watched"]
         node.config.stash[TESTS] += tests
         node.config.stash[WATCHED] += Watched(*watched)
+
+
+def _wait_for_threads(seconds=10):
+    """The interpreter would wait for them, too."""
+    end = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0, end - time.monotonic()))
+
+
+def _move_outside(item, key, where):
+    races, item.stash[key] = item.stash.get(key, []), []
+    item.config.stash[OUTSIDE] += (f"{where}{race}" for race in races)
 
 
 def _end_watch(config):
@@ -316,6 +338,8 @@ def _begin_test(item):
     """Processes that are started from now on are the test's."""
     config = item.config
     if WATCH in config.stash:
+        # A plugin repeats it, which takes the failed report of the last attempt back.
+        _move_outside(item, SHOWN, f"in an attempt of {item.nodeid}, which was repeated:\n")
         config.stash[TEST] = item
         config.stash[TESTS] += 1
         config.stash[WATCH].begin(item)
@@ -570,6 +594,7 @@ def pytest_runtest_makereport(item, call):
     if races and report.skipped:
         _turn_into_failure(report, races)
     if report.failed:
+        item.stash.setdefault(SHOWN, []).extend(races)
         if races:
             _shorten_the_summary(report)
         # Goes with the report to the process that prints it.

@@ -591,6 +591,81 @@ def test_races_of_wider_fixtures_fail_the_run_whatever_the_tests_expect(suite):
     assert places == ["in the module fixture begins:", *["in the class fixture ends:"] * 2]
 
 
+LOST = """
+
+def swallowed():
+    with pytest.raises(RuntimeError):
+        race()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session():
+    yield
+    swallowed()
+
+
+def test_repeated(request):
+    if request.node.stash.setdefault(ATTEMPTS, 0) == 0:
+        request.node.stash[ATTEMPTS] = 1
+        swallowed()
+
+
+def test_that_leaves_a_thread(pytestconfig):
+    def work():
+        pytestconfig.ends.wait()
+        swallowed()
+
+    threading.Thread(target=work).start()
+
+
+def test_that_ends_the_run():
+    swallowed()
+    pytest.exit("done", returncode=0)
+
+
+ATTEMPTS = pytest.StashKey()
+"""
+REPEATS = """
+import threading
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+
+def pytest_configure(config):
+    config.ends = threading.Event()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_fixture_post_finalizer(fixturedef, request):
+    if fixturedef.argname == "session":
+        request.config.ends.set()
+
+
+def pytest_runtest_protocol(item, nextitem):
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if any(report.failed for report in reports):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+
+
+def test_races_that_no_report_shows_fail_the_run(suite, pytester):
+    pytester.makeconftest(REPEATS)
+    text = SANITIZED[: SANITIZED.index("def test_raises")] + LOST
+    done = suite(text, "--openreg-sanitizer")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    races = [i for i, line in enumerate(done.outlines) if line.startswith("data race 1 on")]
+    assert len(races) == 4
+    assert sorted(done.outlines[i - 1] for i in races[:3]) == [
+        "in an attempt of test_it.py::test_repeated, which was repeated:",
+        "in test_it.py::test_that_ends_the_run, which ended the run:",
+        "in the session fixture session:",
+    ]
+
+
 def test_sanitizer_in_a_suite_without_the_device(suite):
     suite("def test_it():\n    pass\n", "--openreg-sanitizer").assert_outcomes(passed=1)
 
