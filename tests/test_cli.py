@@ -214,6 +214,19 @@ def test_seeds_have_the_interpreters_options_and_all_input(script):
 
 
 @pytest.mark.slow
+def test_seeds_read_what_was_read_from_a_terminal(script):
+    keyboard, terminal = os.openpty()
+    try:
+        os.write(keyboard, b"1\n2\n3\n")
+        text = "import sys\nprint(int(input()) + int(sys.__stdin__.readline()))"
+        code, out, told = run_seeds(script(text), 1, input=None, stdin=terminal)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert (code, out) == (0, "3\n"), told  # int() of nothing raises
+
+
+@pytest.mark.slow
 def test_seeds_read_a_file_from_where_the_program_began(script, tmp_path):
     text = "import os, sys\nsys.exit(os.read(0, 2) + os.pread(0, 9, 0) != b'2\\n1\\n2\\n3\\n')"
     (tmp_path / "input").write_text("1\n2\n3\n")

@@ -132,6 +132,7 @@ def _record_terminal():
     if sys.stdin is None or not sys.stdin.isatty():
         return _RecordedInput(io.BytesIO())
     recorded, plain_input = _RecordedInput(sys.stdin.buffer.raw), builtins.input
+    recorded.stdin = sys.stdin  # which closes the terminal when it goes
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(
         io.BufferedReader(recorded), sys.stdin.encoding, sys.stdin.errors, line_buffering=True
     )
