@@ -161,7 +161,9 @@ std::string listed(const Tensors &tensors) {
 /* In bytes. */
 std::vector<int64_t> sizesOf(const Tensors &tensors) {
   std::vector<int64_t> all;
-  for (const at::Tensor &tensor : tensors) all.push_back(static_cast<int64_t>(tensor.nbytes()));
+  for (const at::Tensor &tensor : tensors) {  // nbytes() throws if one is sparse
+    all.push_back(tensor.numel() * static_cast<int64_t>(tensor.itemsize()));
+  }
   return all;
 }
 
@@ -513,7 +515,7 @@ WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::T
   for (const at::Tensor &output : outputs) checkKind("all_gather", output, input);
   Call call{.type = OpType::ALLGATHER, .name = "all_gather", .in = {input}, .out = outputs};
   call.says.elements = -1;  // each rank has another number
-  call.says.sends.assign(outputs.size(), static_cast<int64_t>(input.nbytes()));
+  call.says.sends.assign(outputs.size(), sizesOf({input}).front());
   call.says.expects = sizesOf(outputs);
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     asKernel([&] { host[1 + rank].copy_(host[0]); });
@@ -644,7 +646,7 @@ WorkPtr ProcessGroupOpenReg::reduceScatterUneven(const at::Tensor &output, const
   const auto ours = reducing(call, options);
   call.says.elements = -1;  // each rank gets another number
   call.says.sends = sizesOf(inputs);
-  call.says.expects.assign(inputs.size(), static_cast<int64_t>(output.nbytes()));
+  call.says.expects.assign(inputs.size(), sizesOf({output}).front());
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     WorkPtr work;
     for (size_t root = 0; root + 1 < host.size(); ++root) {

@@ -71,6 +71,6 @@ HELPER(gdb_parked) {
   letGo(&holder);
   pthread_join(host, NULL);
   ASSERT_OK(orDeviceSynchronize());
-  while (!says((const char *[]){"no stream has work"}, 1)) sched_yield();
+  while (!says((const char *[]){"no stream of this process has work"}, 1)) sched_yield();
   gdbStopsHere(&p);
 }
