@@ -178,6 +178,7 @@ def test_seeds_of_a_program_that_cannot_run_twice_are_not_compared(script, tmp_p
     assert f"exit status 1 (FileExistsError: [Errno 17] File exists: 'out' at {path}:2)" in why
 
 
+@pytest.mark.slow
 def test_seeds_of_a_program_that_goes_on_where_it_was_are_not_compared(script, tmp_path):
     text = "with open('log', 'a+') as log:\n    log.write('x')\n    print(log.tell())\n"
     code, out, told = run_seeds(script(text), 1, cwd=tmp_path)
@@ -204,6 +205,7 @@ if "error::ResourceWarning" not in sys.warnoptions:
 """
 
 
+@pytest.mark.slow
 def test_seeds_have_the_interpreters_options_and_all_input(script):
     flags = ("-O", "-W", "error::ResourceWarning")
     code, out, told = run_seeds(script(READS), 2, flags=flags, input="1\n2\n3\n4\n5\n")

@@ -36,6 +36,7 @@ def test_digits_fails_when_it_has_not_learnt(example):
     assert "below 97%" in done.err
 
 
+@pytest.mark.slow
 def test_digits_ppe_learns(example):
     done = example("digits_ppe.py", "--epochs", 10)
     assert done.code == 0, done.out + done.err

@@ -89,6 +89,7 @@ def test_a_test_under_a_schedule_fails_where_its_module_lets_launches_block(suit
     done.stdout.fnmatch_lines(["*a test under a schedule compares nothing where each launch*"])
 
 
+@pytest.mark.slow
 def test_replay_of_one_of_a_tests_parameters(suite):
     text = RACY.replace(
         "def test_racy(openreg_device)",
