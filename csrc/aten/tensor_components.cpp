@@ -100,14 +100,12 @@ Components componentsOf(const Tensor &tensor) {
   if (!tensor.is_nested()) return {};
   const Tensor buffer = implOf<at::native::NestedTensorImpl>(tensor).get_unsafe_storage_as_tensor();
   const c10::InferenceMode asIs(tensor.is_inference());
-  if (tensor.is_cpu()) {
-    return {tensorOf(buffer.storage(), DispatchKey::CPU,
-                     {buffer.sizes(), buffer.strides(), tensor.scalar_type()})};
-  }
-  // The buffer's size is its storage's, which may have been shrunk.
-  const int64_t size =
-      std::max(buffer.numel(), reachOf(implOf<at::native::NestedTensorImpl>(tensor)));
-  return {tensorOf(buffer.storage(), DispatchKey::PrivateUse1, {{size}, {1}, tensor.scalar_type()})};
+  int64_t size = buffer.numel();
+  // It is that of the storage, which may have been shrunk: then the buffer does not fit.
+  if (!tensor.is_cpu())
+    size = std::max(size, reachOf(implOf<at::native::NestedTensorImpl>(tensor)));
+  return {tensorOf(buffer.storage(), tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1,
+                   {{size}, {1}, tensor.scalar_type()})};
 }
 
 Tensor assemble(const Tensor &like, const Components &parts) {

@@ -158,12 +158,14 @@ std::string listed(const Tensors &tensors) {
   return text;
 }
 
-/* In bytes. */
+/* In bytes. nbytes() throws for a sparse tensor, which is refused later. */
+int64_t sizeOf(const at::Tensor &tensor) {
+  return tensor.numel() * static_cast<int64_t>(tensor.itemsize());
+}
+
 std::vector<int64_t> sizesOf(const Tensors &tensors) {
   std::vector<int64_t> all;
-  for (const at::Tensor &tensor : tensors) {  // nbytes() throws if one is sparse
-    all.push_back(tensor.numel() * static_cast<int64_t>(tensor.itemsize()));
-  }
+  for (const at::Tensor &tensor : tensors) all.push_back(sizeOf(tensor));
   return all;
 }
 
@@ -515,7 +517,7 @@ WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::T
   for (const at::Tensor &output : outputs) checkKind("all_gather", output, input);
   Call call{.type = OpType::ALLGATHER, .name = "all_gather", .in = {input}, .out = outputs};
   call.says.elements = -1;  // each rank has another number
-  call.says.sends.assign(outputs.size(), sizesOf({input}).front());
+  call.says.sends.assign(outputs.size(), sizeOf(input));
   call.says.expects = sizesOf(outputs);
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     asKernel([&] { host[1 + rank].copy_(host[0]); });
@@ -646,7 +648,7 @@ WorkPtr ProcessGroupOpenReg::reduceScatterUneven(const at::Tensor &output, const
   const auto ours = reducing(call, options);
   call.says.elements = -1;  // each rank gets another number
   call.says.sends = sizesOf(inputs);
-  call.says.expects.assign(inputs.size(), sizesOf({output}).front());
+  call.says.expects.assign(inputs.size(), sizeOf(output));
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     WorkPtr work;
     for (size_t root = 0; root + 1 < host.size(); ++root) {
