@@ -1,5 +1,6 @@
 """What a queued operator takes over of the thread that called it, and what stays behind."""
 
+import functools
 import sys
 import threading
 import warnings
@@ -401,25 +402,27 @@ def _by_another_thread(device):
     return found[0]
 
 
-class _Flushing(torch.autograd.Function):
-    """Its backward pass sets the mode itself, before any operator."""
+class _Call(torch.autograd.Function):
+    """Its backward pass calls a function."""
 
     @staticmethod
-    def forward(ctx, x, flush):
-        ctx.flush = flush
+    def forward(ctx, x, function):
+        ctx.function = function
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        torch.set_flush_denormal(ctx.flush)
-        return gradient * 1e-25, None
+        ctx.function()
+        return gradient, None
 
 
 def _set_by_a_node(device):
+    """Before any operator of the backward pass."""
     found = []
     for flush in (True, False):
         x = _tiny(device)
-        _Flushing.apply(x, flush).backward(torch.full_like(x, 1e-18))
+        set_mode = functools.partial(torch.set_flush_denormal, flush)
+        _Call.apply(_times_tiny(x), set_mode).backward(torch.full_like(x, 1e-18))
         found.append(x.grad)
         torch.set_flush_denormal(False)
     return torch.cat(found)
@@ -445,20 +448,6 @@ def test_denormal_numbers_in_the_backward_pass(gradient, flush_denormal):
         got = gradient(DEVICE)
         flush_denormal(False)
         assert torch.equal(got.cpu().view(torch.int32), expected.view(torch.int32)), flush
-
-
-class _Call(torch.autograd.Function):
-    """Its backward pass calls a function."""
-
-    @staticmethod
-    def forward(ctx, x, function):
-        ctx.function = function
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.function()
-        return gradient, None
 
 
 def test_two_backward_passes_that_take_turns_on_one_thread(flush_denormal, eventually):
