@@ -402,7 +402,7 @@ def pytest_fixture_post_finalizer(fixturedef, request):
 
 
 def _hold(config):
-    """What the test has done until now, so that only a fixture's races come after it."""
+    """Sets the races of the test aside. Those that come after them are the fixture's."""
     config.stash[HELD] = _take_reports(config) or []
 
 

@@ -53,7 +53,7 @@ class PairList {
   ska::flat_hash_map<const Key *, size_t> index_;
 };
 
-/* What is written to one counts as written to the other. */
+/* From now on both tensors have one version counter: autograd sees a write to either as a write to both. */
 void shareVersion(const at::Tensor &to, const at::Tensor &from);
 
 class CpuAliases {

@@ -314,7 +314,7 @@ void Call::checkDevices() {
   }
 }
 
-/* Of calls without other tensors of the CPU. What is refused here is never cached: each such call comes here. */
+/* Refuses an index in a CPU tensor without dimensions. The cache never has such a call, so each comes here. */
 void Call::checkNumbers() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     if (arguments_[i].isTensor()) check(arguments_[i].toTensor(), schema_.arguments()[i]);

@@ -26,7 +26,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
  * dispatch mode, autocast or profiler. The treatment of denormals stays. */
 void asNarrowLane(c10::function_ref<void()> function);
 
-/* What the calling thread computes until the end of the scope is for a device. */
+/* Marks the calling thread as one that computes for a device, until the end of the scope. */
 class ForDevice {
  public:
   ForDevice();
@@ -38,7 +38,7 @@ class ForDevice {
   const bool before_;
 };
 
-/* Whether that is so, as it is of every kernel that runs for one, or the thread is the program's own. */
+/* Whether the calling thread computes for a device: it is a lane, or runs a kernel, or is in the scope of a ForDevice. */
 bool computesForDevice();
 
 /* For a thread of our own that is no lane: what it computes opens no second team of OpenMP threads. */

@@ -88,7 +88,7 @@ std::string differences(Tensors &told) {
   return "the ranks do not agree: " + all;
 }
 
-/* Who sends what its receiver does not expect. */
+/* The first pair of ranks of which one sends more or less than the other expects; "" if there is none. */
 std::string splitDifferences(Tensors &told) {
   const auto size = static_cast<int64_t>(told.size());
   for (int64_t from = 0; from < size; ++from) {

@@ -1,5 +1,5 @@
 /*
- * What the threads of autograd take over from the thread that calls backward().
+ * The modes of the thread that calls backward(): the threads of autograd use them, too.
  */
 #pragma once
 

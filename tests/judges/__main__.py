@@ -137,8 +137,8 @@ def fails(result):
 
 
 def judge(results, declared, everything):
-    """What is wrong, as sentences, and {reason: the tests that it covers}. `everything`: there are
-    no other tests."""
+    """What is wrong, as sentences, and {reason: the tests that it covers}. With `everything`,
+    `results` has all tests, and each declaration must have failed."""
     failed = [test for test, result in results.items() if fails(result)]
     files = {test.partition("::")[0] for test in results}
     wrong, covered = [], collections.defaultdict(list)

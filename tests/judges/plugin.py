@@ -10,6 +10,7 @@ import functools
 import json
 import os
 
+# Open until the process ends, however it ends.
 _log = open(os.environ["JUDGES_LOG"], "a")  # noqa: SIM115
 _done = set(json.loads(os.environ["JUDGES_DONE"]))
 _limit = float(os.environ["JUDGES_LIMIT"])

@@ -88,6 +88,7 @@ def run(options, library, tree):
 def main():
     options = arguments()
     os.makedirs(sources.BUILD, exist_ok=True)
+    # Open, and so locked, until the process ends.
     lock = open(os.path.join(sources.BUILD, "lock"), "w")  # noqa: SIM115
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

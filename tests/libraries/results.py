@@ -1,4 +1,4 @@
-"""What the tests of a library came to, judged by the declarations, and written to a page."""
+"""The results of a library's tests: compared with the declarations, and written to a page."""
 
 import collections
 import os

@@ -204,7 +204,7 @@ class _Step:
             self.copies = {i: _without_owner(copy, segments) for i, copy in copies.items()}
         written = inputs = copies = None
         if any(s["allocated_size"] for s in pool.segments()):
-            # What the call has kept must not lie where earlier graphs write.
+            # The call has kept memory of the pool. Earlier graphs would write there.
             pool.drop()
             self.pools.pop(self.stream, None)
         if isinstance(refusal, torch.OutOfMemoryError):
@@ -306,7 +306,7 @@ class _Outputs:
         return lambda args, copies: part(copies[key], begin)
 
     def allocate(self):
-        """What the copies need."""
+        """Memory for the copies."""
         return {key: torch.empty_like(whole) for key, whole in self.wholes.items()}
 
     def __call__(self, args, copies):
