@@ -94,6 +94,13 @@ DECLARED = (
         "compares with a file of the device's name, of which PyTorch has two: the CPU's and CUDA's",
     ),
     Declared(
+        "test_torch.py::TestTorchDeviceType::test_lazy_clone* "
+        "test_torch.py::TestTorchDeviceType::test_parallel_cow_materialize_error "
+        "test_ops.py::TestCompositeCompliance::test_cow_input",
+        "expects a lazy clone to share its memory until the first write, which PyTorch orders "
+        "after no stream; on this device it is a copy at once",
+    ),
+    Declared(
         "test_linalg.py::TestLinalg::test__int4_mm",
         BY_NAME + "operators for int4 weights that have no CPU kernel of that name",
     ),
