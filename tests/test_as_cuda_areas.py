@@ -86,12 +86,13 @@ torch.cuda.reset_peak_memory_stats()
 assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == before
 free, total = torch.cuda.mem_get_info()
 assert 0 < free <= total
-try:
-    torch.empty(1 << 50, device="cuda")
-except torch.cuda.OutOfMemoryError as error:
-    assert "out of memory" in str(error)
-else:
-    raise AssertionError
+for where in ({"device": "cuda"}, {"pin_memory": True}):
+    try:
+        torch.empty(1 << 50, **where)
+    except torch.cuda.OutOfMemoryError as error:
+        assert "CUDA out of memory" in str(error)
+    else:
+        raise AssertionError
 torch.cuda.memory._record_memory_history()
 y = torch.ones(3, device="cuda")
 assert torch.cuda.memory._snapshot()["segments"]

@@ -126,9 +126,7 @@ void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t
   std::string allowed;
   if (fraction < 1)
     allowed = " (" + format_size(static_cast<uint64_t>(limit)) + " allowed by the memory fraction)";
-  // Programs look for the text of CUDA's.
-  const std::string name = deviceName() == "cuda" ? "CUDA" : deviceName();
-  TORCH_CHECK_WITH(OutOfMemoryError, false, name, " out of memory. Tried to allocate ",
+  TORCH_CHECK_WITH(OutOfMemoryError, false, outOfMemory(), ". Tried to allocate ",
                    format_size(bytes), " on ", deviceAt(device), ": ", format_size(free),
                    " is free of a capacity of ", format_size(capacity), allowed, ", ",
                    format_size(stats.allocated_bytes[0].current), " is allocated by PyTorch and ",

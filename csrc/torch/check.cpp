@@ -26,6 +26,10 @@ std::string withDeviceName(std::string text) {
 
 }  // namespace
 
+std::string outOfMemory() {
+  return (deviceName() == "cuda" ? "CUDA" : deviceName()) + " out of memory";
+}
+
 void throwError(orError_t error, c10::SourceLocation location) {
   // orErrorNotReady leaves nothing behind: the message and the failure that are there are an earlier call's.
   const bool isNoted = error != orErrorNotReady;
@@ -34,7 +38,8 @@ void throwError(orError_t error, c10::SourceLocation location) {
   if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
   std::string text = withDeviceName(std::string(orGetErrorName(error)) + ": " + detail);
   orGetLastError();  // what is raised is not left behind as the thread's last error
-  if (error == orErrorMemoryAllocation) throw c10::OutOfMemoryError(location, std::move(text));
+  if (error == orErrorMemoryAllocation)
+    throw c10::OutOfMemoryError(location, outOfMemory() + ". " + text);
   if (error == orErrorNotSupported) throw c10::NotImplementedError(location, std::move(text));
   if (error == orErrorDeviceLost) throw c10::AcceleratorError(location, error, std::move(text));
   throw c10::Error(location, std::move(text));

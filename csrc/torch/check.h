@@ -22,6 +22,9 @@ namespace torch_openreg {
 /* Throws the exception for the calling thread's last error: of a kernel that failed, the one it raised. */
 [[noreturn]] OPENREG_EXPORT void throwError(orError_t error, c10::SourceLocation location);
 
+/* The words that programs look for, as CUDA's under its name. */
+std::string outOfMemory();
+
 inline void check(orError_t error, c10::SourceLocation location) {
   if (C10_UNLIKELY(error != orSuccess)) throwError(error, location);
 }
