@@ -713,15 +713,33 @@ print(cast(x).dtype)
 
 
 @pytest.mark.slow
-def test_a_kernel_in_cpp_for_cudas_key_alone_is_the_devices(cuda, tmp_path):
-    """Of an extension that is built for the CPU: the function gets the device's tensors."""
+def test_kernels_in_cpp_for_cudas_keys_are_the_devices(cuda, tmp_path):
+    """Of an extension that is built for the CPU: the functions get the device's tensors."""
     source = """
     #include <torch/library.h>
+    #include <ATen/core/grad_mode.h>
     #include <ATen/ops/mul.h>
-    TORCH_LIBRARY(upper_cpp, m) { m.def("seven(Tensor x) -> Tensor"); }
-    TORCH_LIBRARY_IMPL(upper_cpp, CUDA, m) {
-      m.impl("seven", [](const at::Tensor &x) { return at::mul(x, at::Scalar(7)); });
+    template <int by>
+    at::Tensor times(const at::Tensor &x) { return at::mul(x, at::Scalar(by)); }
+    template <int by>
+    at::Tensor detached(const at::Tensor &x) { return times<by>(x.detach()); }
+    TORCH_LIBRARY(upper_cpp, m) {
+      m.def("seven(Tensor x) -> Tensor");
+      m.def("composite(Tensor x) -> Tensor", &times<1>);
+      for (auto name : {"both", "with_autograd", "with_autocast", "for_the_device"}) {
+        m.def((std::string(name) + "(Tensor x) -> Tensor").c_str());
+      }
     }
+    TORCH_LIBRARY_IMPL(upper_cpp, CPU, m) { m.impl("both", &times<1>); }
+    TORCH_LIBRARY_IMPL(upper_cpp, CUDA, m) {
+      for (auto name : {"seven", "composite", "both", "with_autograd", "with_autocast"}) {
+        m.impl(name, &times<7>);
+      }
+    }
+    TORCH_LIBRARY_IMPL(upper_cpp, PrivateUse1, m) { m.impl("for_the_device", &times<8>); }
+    TORCH_LIBRARY_IMPL(upper_cpp, CUDA, n) { n.impl("for_the_device", &times<1>); }
+    TORCH_LIBRARY_IMPL(upper_cpp, AutogradCUDA, m) { m.impl("with_autograd", &detached<9>); }
+    TORCH_LIBRARY_IMPL(upper_cpp, AutocastCUDA, m) { m.impl("with_autocast", &times<1>); }
     """
     out = cuda(
         f"""
@@ -729,13 +747,25 @@ from torch.utils import cpp_extension
 cpp_extension.load_inline(
     "upper_cpp", {source!r}, build_directory={str(tmp_path)!r}, is_python_module=False
 )
-x = torch.ones(2, device="cuda:1")
+x, ops = torch.ones(2, device="cuda:1"), torch.ops.upper_cpp
 for _ in range(3):
-    print(torch.ops.upper_cpp.seven(x))
+    print(ops.seven(x))
+print(*(op(x)[0].item() for op in (ops.composite, ops.both, ops.for_the_device)))
+leaf = x.clone().requires_grad_()
+print(ops.with_autograd(leaf)[0].item(), ops.with_autograd(leaf).requires_grad)
+print(ops.with_autocast(x)[0].item(), ops.both(torch.ones(1)).item())
+with torch.autocast("cuda"):
+    try:
+        ops.with_autocast(x)
+    except NotImplementedError as error:
+        print(str(error).split(". ")[0])
 """,
         {"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])},
     )
-    assert out.splitlines() == ["tensor([7., 7.], device='cuda:1')"] * 3
+    lines = out.splitlines()
+    assert lines[:3] == ["tensor([7., 7.], device='cuda:1')"] * 3
+    assert lines[3:6] == ["7.0 7.0 8.0", "9.0 False", "7.0 1.0"]
+    assert lines[6].startswith("upper_cpp::with_autocast: its kernel for AutocastCUDA is in C++")
 
 
 def test_memory_that_exists_is_pinned(cuda):

@@ -30,6 +30,7 @@
 #include <utility>
 
 #include "autograd.h"
+#include "cuda_registrations.h"
 #include "module.h"
 
 namespace torch_openreg {
@@ -236,6 +237,7 @@ bool takeCudasName() {
   if (isCuda()) {
     makeGraphs();
     takeAutocastSwitches();
+    exchangeIn("libtorch_cpu.", {kRegisterImpl, replacementOfRegisterImpl()});
     return true;
   }
   exchangeEverywhere({kNameOf, nameOf});

@@ -8,6 +8,8 @@ import weakref
 import torch
 from torch.library import Library
 
+from .. import _C
+
 KEYS = {
     f"{kind}CUDA": f"{kind}PrivateUse1"
     for kind in ("", "Autograd", "Autocast", "Sparse", "SparseCsr", "Quantized", "NestedTensor")
@@ -71,7 +73,15 @@ class _Place:
             _impl(self._library, operator, fn, self._key, with_keyset=with_keyset)
 
 
-_impl = Library.impl
+def _impl(*args, impl=Library.impl, **options):
+    """PyTorch's own. Registrations in C++ pass csrc/torch/cuda_registrations.cpp."""
+    before = _C._set_registering_from_python(True)
+    try:
+        impl(*args, **options)
+    finally:
+        _C._set_registering_from_python(before)
+
+
 _places = {}  # by namespace, operator and the device's key
 _numbers = itertools.count()
 
@@ -123,7 +133,7 @@ def install():
     destroy = Library._destroy
     said_before = frozenset(torch.library._impls)
 
-    @functools.wraps(_impl)
+    @functools.wraps(Library.impl)
     def impl_for_device(self, op_name, fn, dispatch_key="", *, with_keyset=False, **options):
         key = dispatch_key or self.dispatch_key
         name = self._resolve_op_name(op_name, "impl").split("::")[-1]

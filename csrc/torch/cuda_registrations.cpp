@@ -1,0 +1,117 @@
+/*
+ * The dispatcher's registerImpl, replaced in the library that defines it: a kernel for one of CUDA's
+ * keys is registered for the device's key as well. A kernel that the extension registers for the
+ * device itself goes before it. Registrations from Python pass, as _as_cuda/_library.py decides there.
+ *
+ * `mutex` guards `places`. The dispatcher's own lock is not taken under it.
+ */
+#include "cuda_registrations.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <pybind11/pybind11.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "module.h"
+
+namespace torch_openreg {
+
+namespace {
+
+using c10::DispatchKey;
+using Handle = c10::RegistrationHandleRAII;
+using Place = std::pair<std::string, DispatchKey>;  // an operator, and a key of the device
+
+std::mutex mutex;
+/* The kernels for CUDA that serve for the device. */
+std::map<Place, std::shared_ptr<Handle>> &places() {
+  static auto *instance = new std::map<Place, std::shared_ptr<Handle>>();
+  return *instance;
+}
+thread_local bool fromPython = false;
+
+DispatchKey keyOfDevice(DispatchKey key) {
+  switch (key) {
+    case DispatchKey::CUDA:
+      return DispatchKey::PrivateUse1;
+    case DispatchKey::AutogradCUDA:
+      return DispatchKey::AutogradPrivateUse1;
+    case DispatchKey::AutocastCUDA:
+      return DispatchKey::AutocastPrivateUse1;
+    case DispatchKey::SparseCUDA:
+      return DispatchKey::SparsePrivateUse1;
+    case DispatchKey::SparseCsrCUDA:
+      return DispatchKey::SparseCsrPrivateUse1;
+    case DispatchKey::QuantizedCUDA:
+      return DispatchKey::QuantizedPrivateUse1;
+    case DispatchKey::NestedTensorCUDA:
+      return DispatchKey::NestedTensorPrivateUse1;
+    default:
+      return DispatchKey::Undefined;
+  }
+}
+
+/* at::autocast::cached_cast, which such a kernel is made of, casts the tensors of CUDA alone. */
+void refuseAutocast(const c10::OperatorHandle &op, torch::jit::Stack *) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.operator_name(),
+      ": its kernel for AutocastCUDA is in C++, where at::autocast::cached_cast does not cast this "
+      "device's tensors. Register one for AutocastPrivateUse1, or one for AutocastCUDA from "
+      "Python");
+}
+
+/* What was there is destroyed by the caller, without the lock. */
+std::shared_ptr<Handle> put(const Place &place, std::shared_ptr<Handle> kernel) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (kernel == nullptr && places().count(place) == 0) return nullptr;
+  return std::exchange(places()[place], std::move(kernel));
+}
+
+bool hasKernelOfItsOwn(const c10::OperatorName &name, DispatchKey key) {
+  if (name.name.starts_with("aten::"))
+    return false;  // the device's own, which the program replaces
+  const auto op = c10::Dispatcher::singleton().findOp(name);
+  return op && op->hasKernelForDispatchKey(key);
+}
+
+Handle registerImpl(c10::Dispatcher *dispatcher, c10::OperatorName name,
+                    std::optional<DispatchKey> key, c10::KernelFunction kernel,
+                    std::optional<c10::impl::CppSignature> signature,
+                    std::unique_ptr<c10::FunctionSchema> schema, std::string debug) {
+  const DispatchKey ours = key && !fromPython ? keyOfDevice(*key) : DispatchKey::Undefined;
+  const Place place{c10::toString(name), key.value_or(DispatchKey::Undefined)};
+  put(place, nullptr);
+  if (ours == DispatchKey::Undefined || hasKernelOfItsOwn(name, ours)) {
+    return dispatcher->registerImpl(std::move(name), key, std::move(kernel), std::move(signature),
+                                    std::move(schema), std::move(debug));
+  }
+  const bool casts = ours == DispatchKey::AutocastPrivateUse1;
+  auto shared = std::make_shared<Handle>(dispatcher->registerImpl(
+      name, ours, casts ? c10::KernelFunction::makeFromBoxedFunction<&refuseAutocast>() : kernel,
+      casts ? std::nullopt : signature, nullptr, debug));
+  const Place served{place.first, ours};
+  put(served, shared);
+  auto own = std::make_shared<Handle>(
+      dispatcher->registerImpl(std::move(name), key, std::move(kernel), std::move(signature),
+                               std::move(schema), std::move(debug)));
+  return Handle([served, shared = std::weak_ptr<Handle>(shared), own]() mutable {
+    if (shared.lock() != nullptr) put(served, nullptr);
+    own.reset();
+  });
+}
+
+[[maybe_unused]] const bool added = addBinder([](pybind11::module_ &m) {
+  m.def("_set_registering_from_python",
+        [](bool registering) { return std::exchange(fromPython, registering); });
+});
+
+}  // namespace
+
+void *replacementOfRegisterImpl() { return reinterpret_cast<void *>(&registerImpl); }
+
+}  // namespace torch_openreg
