@@ -459,8 +459,7 @@ wheels: build
 
 # ---- Lint ----
 
-FORMATTED := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/model/*pp tests/c/*.c tests/c/*.h \
-  tests/c/*/*.c .ci/*.c tests/cpp/* docs/examples/*/*.c docs/examples/*/*.cpp benchmarks/*.c)
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cpp' '*.hpp')
 ANALYZED := $(CORE_SOURCES:csrc/openreg/%.c=build/lint/%.o)
 
 build/lint/%.o: csrc/openreg/%.c
@@ -473,6 +472,7 @@ lint-analyze: $(ANALYZED)
 
 lint: $(ENV_STAMP)
 	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
+	! grep -nE '^.{101,}' $(FORMATTED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(locked) lint-analyze

@@ -1,9 +1,10 @@
 /*
- * Micro-benchmarks of the core: what queueing, waking, allocating and copying cost, beside what the machine itself takes
- * for the same in the same run.
+ * Micro-benchmarks of the core: what queueing, waking, allocating and copying cost, beside what the
+ * machine itself takes for the same in the same run.
  *
- * One JSON object a line: name, value, unit; limit is the most the value may be; floor is the machine's own figure.
- * Costs that noise can only raise are the minimum over the repetitions; latencies are the median.
+ * One JSON object a line: name, value, unit; limit is the most the value may be; floor is the
+ * machine's own figure. Costs that noise can only raise are the minimum over the repetitions;
+ * latencies are the median.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -261,7 +262,8 @@ static double roundTrip(orStream_t s) {
   return nowNs() - start;
 }
 
-/* A round trip that the host runs itself, then a small kernel and a millisecond of the host's own: whether it is done. */
+/* A round trip that the host runs itself, then a small kernel and a millisecond of the host's own:
+ * whether it is done. */
 static bool overlaps(orStream_t s) {
   orLaunch launch = {.size = sizeof launch,
                      .stream = s,
@@ -296,9 +298,9 @@ static bool bareOverlaps(void) {
   return done;
 }
 
-/* In turns with a bare thread. A thread that has just slept on the core of its waker has had more than its share
- * of that core, and Linux may leave it waiting there: for the kernel too, which the host then runs when it
- * next waits. */
+/* In turns with a bare thread. A thread that has just slept on the core of its waker has had more
+ * than its share of that core, and Linux may leave it waiting there: for the kernel too, which the
+ * host then runs when it next waits. */
 static void benchOverlap(void) {
   enum { TRIES = 400 };
   orStream_t s = newStream();

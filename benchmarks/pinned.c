@@ -1,6 +1,6 @@
 /*
- * What guarding pinned memory costs: a copy to the device and one back, queued, and waited for, with the sanitizer off,
- * with it on, and where memory has a checksum in place of guards.
+ * What guarding pinned memory costs: a copy to the device and one back, queued, and waited for,
+ * with the sanitizer off, with it on, and where memory has a checksum in place of guards.
  */
 #include <stdint.h>
 #include <stdio.h>

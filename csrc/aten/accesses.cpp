@@ -1,6 +1,6 @@
 /*
- * Effects (what a schema says of an operator) are kept for PyTorch's own operators, whose schemas stay, and found anew for
- * others. `watching` is the callback's handle, under `watchMutex`.
+ * Effects (what a schema says of an operator) are kept for PyTorch's own operators, whose schemas
+ * stay, and found anew for others. `watching` is the callback's handle, under `watchMutex`.
  */
 // As PyTorch is compiled: without it at::RecordFunction has another layout.
 #ifndef NDEBUG
@@ -143,8 +143,8 @@ struct Effects {
 
 bool isAten(const OperatorHandle &op) { return op.schema().name().starts_with("aten::"); }
 
-/* Of Tensor.tolist the dispatcher sees this alone; Tensor.numpy, which reads nothing, calls it too, with an alias that
- * Python knows nothing of. */
+/* Of Tensor.tolist the dispatcher sees this alone; Tensor.numpy, which reads nothing, calls it too,
+ * with an alias that Python knows nothing of. */
 constexpr std::string_view kReadsByHand = "aten::resolve_conj";
 /* A composite one that moves memory itself. */
 constexpr std::string_view kCopy = "aten::copy_";
@@ -226,14 +226,16 @@ bool isRead(const Effects &effects, c10::ArrayRef<IValue> arguments, size_t i) {
     return !beta.isScalar() || !beta.toScalar().equal(0);
   }
   if (effects.isConvolutionBackward && (i == 1 || i == 2) && arguments.back().isBoolList()) {
-    return arguments.back().toBoolList().get(2 - i);  // the input is for the weight, and the reverse
+    // The input is for the weight, and the reverse.
+    return arguments.back().toBoolList().get(2 - i);
   }
   return i != 0 || effects.readsSelf;
 }
 
 void addArguments(Report &report, const Effects &effects, c10::ArrayRef<IValue> arguments) {
   const bool trains = effects.training.has_value() && *effects.training < arguments.size() &&
-                      arguments[*effects.training].isBool() && arguments[*effects.training].toBool();
+                      arguments[*effects.training].isBool() &&
+                      arguments[*effects.training].toBool();
   const auto &running = effects.writtenInTraining;
   const auto rows = rowsTouched(effects, arguments);
   for (size_t i = 0; i < std::min(arguments.size(), effects.written.size()); ++i) {
@@ -337,8 +339,9 @@ void watch(bool on) {
   std::lock_guard<std::mutex> lock(watchMutex);
   if (on == watching.has_value()) return;
   if (on) {
-    watching = at::addGlobalCallback(
-        at::RecordFunctionCallback(&onOperator).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    watching = at::addGlobalCallback(at::RecordFunctionCallback(&onOperator)
+                                         .needsInputs(true)
+                                         .scopes({at::RecordScope::FUNCTION}));
   } else {
     at::removeCallback(*watching);
     watching.reset();
@@ -397,7 +400,8 @@ void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tenso
     accesses.push_back(accessOf(tensor, false));
     if (moves) accesses.back().write |= OR_ACCESS_MOVES;
   }
-  // Bytes stay in their order if the layouts are the same; else nothing is to be taken from what was read before.
+  // Bytes stay in their order if the layouts are the same; else nothing is to be taken from what
+  // was read before.
   const bool inOrder = moves && written[0].strides() == read[0].strides();
   for (const Tensor &tensor : written) {
     if (hasMemory(tensor)) {

@@ -1,5 +1,6 @@
 /*
- * What operators read and write, told to the sanitizer before they are queued. Called only while it is active.
+ * What operators read and write, told to the sanitizer before they are queued. Called only while it
+ * is active.
  */
 #pragma once
 
@@ -14,12 +15,13 @@
 
 namespace torch_openreg {
 
-/* By the schema's annotations, which also say that a view touches no memory. Of `results` those with memory of their own
- * are written. Throws what raiseRaces throws. */
+/* By the schema's annotations, which also say that a view touches no memory. Of `results` those
+ * with memory of their own are written. Throws what raiseRaces throws. */
 void reportOperator(const c10::OperatorHandle &op, orStream_t stream,
                     c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
-/* The same of an operator whose results are there only after it: its arguments before, the rest then. */
+/* The same of an operator whose results are there only after it: its arguments before, the rest
+ * then. */
 class OperatorReport {
  public:
   OperatorReport(const c10::OperatorHandle &op, orStream_t stream,
@@ -45,7 +47,8 @@ class ReportedAs {
   const c10::OperatorHandle *const before_;
 };
 
-/* Of something that is no operator: `operation` writes and reads these, or moves what it reads as it is. */
+/* Of something that is no operator: `operation` writes and reads these, or moves what it reads as
+ * it is. */
 void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<at::Tensor> written,
                    c10::ArrayRef<at::Tensor> read, bool moves = false);
 

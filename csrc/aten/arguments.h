@@ -12,8 +12,9 @@
 
 namespace torch_openreg {
 
-/* Of a list: whether it holds tensors, some of which may be None. By its items, because TorchScript makes such lists
- * with a type object of its own, which IValue::isOptionalTensorList does not know. */
+/* Of a list: whether it holds tensors, some of which may be None. By its items, because TorchScript
+ * makes such lists with a type object of its own, which IValue::isOptionalTensorList does not
+ * know. */
 inline bool holdsOptionalTensors(const c10::IValue &list) {
   if (list.isTensorList()) return false;
   for (const c10::IValue &item : list.toListRef()) {

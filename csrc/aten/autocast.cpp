@@ -1,6 +1,6 @@
 /*
- * torch.autocast("openreg"): PyTorch's own lists of what runs in lower precision, in float32, and in
- * the widest type of its arguments.
+ * torch.autocast("openreg"): PyTorch's own lists of what runs in lower precision, in float32, and
+ * in the widest type of its arguments.
  */
 #include <ATen/autocast_mode.h>
 

@@ -1,6 +1,7 @@
 /*
- * Batch norm where the CPU's kernels do not take what CUDA's take: parameters and statistics of different dtypes beside
- * an input of 16 bits, and the steps of nn.SyncBatchNorm, which are made of operators here.
+ * Batch norm where the CPU's kernels do not take what CUDA's take: parameters and statistics of
+ * different dtypes beside an input of 16 bits, and the steps of nn.SyncBatchNorm, which are made of
+ * operators here.
  */
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -79,8 +80,8 @@ bool isMixed(const Places &places, c10::ArrayRef<IValue> arguments) {
   return narrow && wide;
 }
 
-/* Where statistics are copied, the operator has to say that it writes them. The old name does not; its arguments are the
- * same. */
+/* Where statistics are copied, the operator has to say that it writes them. The old name does not;
+ * its arguments are the same. */
 void runKernel(const c10::OperatorHandle &op, const Places &places, Stack *stack) {
   static const auto telling =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_native_batch_norm_legit", "");
@@ -146,7 +147,8 @@ void checkInput(const char *name, const Tensor &input) {
 }
 
 /* Of tensors with a number for each channel. */
-void checkChannels(const char *name, const char *what, const Tensor &channels, const Tensor &input) {
+void checkChannels(const char *name, const char *what, const Tensor &channels,
+                   const Tensor &input) {
   TORCH_CHECK(channels.numel() == input.size(1), name, ": expected ", what, " of ", input.size(1),
               " elements, as many as the input has channels, got ", channels.numel());
 }
@@ -182,9 +184,10 @@ void moveTowards(const Optional &running, const Tensor &value, double momentum) 
 }
 
 /* `mean` and `invstd` have a row for each rank, whose variances are of its own mean. */
-std::tuple<Tensor, Tensor> gatherStats(const Tensor &input, const Tensor &mean, const Tensor &invstd,
-                                       const Optional &runningMean, const Optional &runningVar,
-                                       double momentum, double eps, const Tensor &counts) {
+std::tuple<Tensor, Tensor> gatherStats(const Tensor &input, const Tensor &mean,
+                                       const Tensor &invstd, const Optional &runningMean,
+                                       const Optional &runningVar, double momentum, double eps,
+                                       const Tensor &counts) {
   const char *name = "batch_norm_gather_stats_with_counts";
   TORCH_CHECK(mean.dim() == 2 && mean.sizes() == invstd.sizes() && counts.numel() == mean.size(0),
               name, ": expected a mean and an invstd of one row for each count, got sizes ",
@@ -212,8 +215,9 @@ std::tuple<Tensor, Tensor> gatherStatsOfEqual(const Tensor &input, const Tensor 
 void checkBackward(const char *name, const Tensor &gradOut, const Tensor &input, const Tensor &mean,
                    const Tensor &invstd) {
   checkInput(name, input);
-  TORCH_CHECK(gradOut.sizes() == input.sizes(), name, ": expected a grad_out of the input's sizes, ",
-              input.sizes(), ", got ", gradOut.sizes());
+  TORCH_CHECK(gradOut.sizes() == input.sizes(), name,
+              ": expected a grad_out of the input's sizes, ", input.sizes(), ", got ",
+              gradOut.sizes());
   checkChannels(name, "a mean", mean, input);
   checkChannels(name, "an invstd", invstd, input);
 }

@@ -1,10 +1,11 @@
 /*
- * What torch.compile's generated code calls: its kernels, made for the CPU, each a task of a stream; and the memory that
- * they write.
+ * What torch.compile's generated code calls: its kernels, made for the CPU, each a task of a
+ * stream; and the memory that they write.
  *
- * The object belongs to Python. A task holds addresses and numbers by value and the entry, which is never unloaded; it holds
- * no tensor, so memory is kept alive by the order of the stream alone, as with every operator. On a device whose memory
- * kernels do not reach, it runs at once on copies in host memory, as operators do there.
+ * The object belongs to Python. A task holds addresses and numbers by value and the entry, which is
+ * never unloaded; it holds no tensor, so memory is kept alive by the order of the stream alone, as
+ * with every operator. On a device whose memory kernels do not reach, it runs at once on copies in
+ * host memory, as operators do there.
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -50,7 +51,8 @@ const char *kept(const std::string &name) {
   return names->insert(name).first->c_str();
 }
 
-/* Memory, of the device where `bytes` says how much, or the value of a CPU tensor without dimensions. */
+/* Memory, of the device where `bytes` says how much, or the value of a CPU tensor without
+ * dimensions. */
 struct Argument {
   bool isValue = false;
   void *memory = nullptr;
@@ -80,7 +82,8 @@ struct CompiledTask final : Task {
   c10::SmallVector<int64_t, 4> numbers;
 };
 
-/* A storage of a device without `map`, the host's copy of it, and what is written there: the rest may be another stream's. */
+/* A storage of a device without `map`, the host's copy of it, and what is written there: the rest
+ * may be another stream's. */
 struct Copied {
   at::Tensor bytes, host;
   std::vector<at::Tensor> written;
@@ -88,8 +91,9 @@ struct Copied {
 
 class CompiledKernel {
  public:
-  /* `roles` says of each argument what the kernel does with it: r, w or b (reads, writes or both), or that it is a number:
-   * n (an integer) or f. It has room for what so many threads compute; one of them: it does not divide its work. */
+  /* `roles` says of each argument what the kernel does with it: r, w or b (reads, writes or both),
+   * or that it is a number: n (an integer) or f. It has room for what so many threads compute; one
+   * of them: it does not divide its work. */
   CompiledKernel(size_t entry, const std::string &name, std::string roles, int threads)
       : entry_(reinterpret_cast<Entry>(entry)),
         name_(kept(name)),
@@ -99,8 +103,8 @@ class CompiledKernel {
                       ": the roles of arguments are r, w, b, n and f, got '", roles_, "'");
   }
 
-  /* Queues it on the current stream of its tensors' device, and returns. Where all are the CPU's, or the device has no
-   * `map`, runs it. */
+  /* Queues it on the current stream of its tensors' device, and returns. Where all are the CPU's,
+   * or the device has no `map`, runs it. */
   void operator()(const py::args &given) const;
 
  private:

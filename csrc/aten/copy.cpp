@@ -5,13 +5,15 @@
  *   same dtype, bits and dense order                one memcpy task
  *   one device, or host and device                  one kernel task: strides, dtype, conj, neg
  *   two devices, and one's kernels reach the other  one kernel task
- *   two devices otherwise                           contiguous temporaries, cast where fewer bytes travel or bits differ; a memcpy
+ *   two devices otherwise                           contiguous temporaries, cast where fewer bytes
+ *                                                   travel or bits differ; a memcpy
  *   a device whose memory no kernel can reach       by way of an image in host memory
  *
- * Tasks run on the current stream of their device; between two devices on the source's, after the destination's
- * current stream and before what comes later there, without the host. A blocking copy with host memory synchronises
- * its stream, as CUDA's does; so does one to pageable memory. One from pageable memory that is non_blocking takes the
- * source along, or waits until it has been read, which orders nothing.
+ * Tasks run on the current stream of their device; between two devices on the source's, after the
+ * destination's current stream and before what comes later there, without the host. A blocking copy
+ * with host memory synchronises its stream, as CUDA's does; so does one to pageable memory. One
+ * from pageable memory that is non_blocking takes the source along, or waits until it has been
+ * read, which orders nothing.
  */
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
@@ -47,7 +49,8 @@ void checkCopyable(const Tensor &tensor) {
               " cannot copy to or from ", tensor.device(), ": copy by way of the CPU");
 }
 
-/* A storage may say that it is larger than it is. The core knows where memory ends, but is not told of its block. */
+/* A storage may say that it is larger than it is. The core knows where memory ends, but is not told
+ * of its block. */
 void checkExtent(const Tensor &tensor) {
   checkFitsStorage(tensor, "copy_");
   if (!tensor.is_privateuseone()) return;
@@ -124,7 +127,8 @@ void betweenStreams(const Tensor &dst, const Tensor &src,
   order(from, to);
 }
 
-/* Pinned memory that work queued so far on the stream uses, or a graph, also if `host` is a slice of it. */
+/* Pinned memory that work queued so far on the stream uses, or a graph, also if `host` is a slice
+ * of it. */
 void keepPinned(const Tensor &host, const OpenRegStream &stream) {
   if (const auto graph = graphBeingCaptured(stream.stream())) return graph->keep(host.storage());
   recordPinnedUse(const_cast<void *>(host.const_data_ptr()),
@@ -252,7 +256,8 @@ void copyByTemporaries(const Tensor &dst, const Tensor &src) {
   const bool conj = dst.is_conj() && src.is_conj(), neg = dst.is_neg() && src.is_neg();
   if (conj || neg) return copyByTemporaries(cleared(dst, conj, neg), cleared(src, conj, neg));
   at::assert_no_internal_overlap(dst);
-  // A bit is resolved in the destination's dtype, as in a kernel: negation is not the same in every dtype.
+  // A bit is resolved in the destination's dtype, as in a kernel: negation is not the same in every
+  // dtype.
   const bool castFirst = dst.itemsize() < src.itemsize() || hasBits(dst) || hasBits(src);
   const c10::ScalarType dtype = (castFirst ? dst : src).scalar_type();
   Tensor from = src, to = dst;

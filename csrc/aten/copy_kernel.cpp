@@ -1,9 +1,10 @@
 /*
  * A CopyTask carries both sides by value: address, sizes, strides.
  *
- * A large copy runs in pieces (orRunPieces). A piece may run on a host thread, in the midst of anything: it must see no
- * dispatch mode, opens no parallel region (a second OpenMP team beside the wide lane's would slow every kernel down;
- * both asNarrowLane), and leaves the treatment of denormals as it found it.
+ * A large copy runs in pieces (orRunPieces). A piece may run on a host thread, in the midst of
+ * anything: it must see no dispatch mode, opens no parallel region (a second OpenMP team beside the
+ * wide lane's would slow every kernel down; both asNarrowLane), and leaves the treatment of
+ * denormals as it found it.
  */
 #include "copy_kernel.h"
 
@@ -70,10 +71,11 @@ bool isSplittable(const Tensor &dst, const Tensor &src) {
   return dst.is_complex() || !src.is_complex();
 }
 
-/* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and merged where possible.
- * Loops below `chunked_` are whole in each unit, that one is cut into steps, those above are taken one by one. A piece
- * is a range of units: one at first, as help is called after it, then a core's share of what is left, so that a piece's
- * own cost (1.1 us) is paid seldom and the last ones are small. */
+/* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and
+ * merged where possible. Loops below `chunked_` are whole in each unit, that one is cut into steps,
+ * those above are taken one by one. A piece is a range of units: one at first, as help is called
+ * after it, then a core's share of what is left, so that a piece's own cost (1.1 us) is paid seldom
+ * and the last ones are small. */
 class SplitCopy {
  public:
   SplitCopy(const Tensor &dst, const Tensor &src) : flush_(CallerState::now().flush) {
@@ -169,8 +171,8 @@ class SplitCopy {
   std::exception_ptr error_;
 };
 
-/* What PyTorch's copy refuses for dtypes and bits, or warns of, it does at the call, and to the caller: here two
- * elements are copied. Where it had nothing to say it is not asked again. */
+/* What PyTorch's copy refuses for dtypes and bits, or warns of, it does at the call, and to the
+ * caller: here two elements are copied. Where it had nothing to say it is not asked again. */
 void judge(const Tensor &dst, const Tensor &src) {
   using Answers = std::array<std::atomic<uint16_t>, c10::NumScalarTypes>;  // by bits
   static std::array<Answers, c10::NumScalarTypes> fine{};
@@ -179,7 +181,8 @@ void judge(const Tensor &dst, const Tensor &src) {
   const unsigned bits = dst.is_conj() | dst.is_neg() << 1 | src.is_conj() << 2 | src.is_neg() << 3;
   const auto answer = static_cast<uint16_t>(1u << bits);
   if (C10_LIKELY((answers.load(std::memory_order_relaxed) & answer) != 0)) return;
-  alignas(16) std::array<std::array<char, 64>, 2> memory{};  // two elements of the largest dtype, with a gap
+  // Two elements of the largest dtype, with a gap.
+  alignas(16) std::array<std::array<char, 64>, 2> memory{};
   const auto two = [&](const Tensor &like, size_t which) {
     return tensorOf(cpuStorage(memory[which].data(), 64), c10::DispatchKey::CPU,
                     {{2}, {2}, like.scalar_type(), like.is_conj(), like.is_neg()});
@@ -225,7 +228,8 @@ struct CopyTask final : Task {
   const Tensor owned;  // in place of src: the host's memory, nobody else's
 };
 
-/* What opens a parallel region is for the wide lane; what takes long and nobody waits for, for any lane. */
+/* What opens a parallel region is for the wide lane; what takes long and nobody waits for, for any
+ * lane. */
 bool isForAnyThread(const Tensor &dst, const Tensor &src, bool awaited) {
   return dst.numel() <= kSerial || (awaited && isSplittable(dst, src));
 }

@@ -53,7 +53,8 @@ class PairList {
   ska::flat_hash_map<const Key *, size_t> index_;
 };
 
-/* From now on both tensors have one version counter: autograd sees a write to either as a write to both. */
+/* From now on both tensors have one version counter: autograd sees a write to either as a write to
+ * both. */
 void shareVersion(const at::Tensor &to, const at::Tensor &from);
 
 class CpuAliases {
@@ -62,9 +63,9 @@ class CpuAliases {
   CpuAliases(orStream_t stream, c10::DeviceIndex device, bool sharesVersions)
       : stream_(stream), device_(device), sharesVersions_(sharesVersions) {}
 
-  /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg. One
-   * that is made of others is made of their aliases. Tensors that share a storage have aliases that share
-   * one; the same tensor has the same alias. In a task. */
+  /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg.
+   * One that is made of others is made of their aliases. Tensors that share a storage have aliases
+   * that share one; the same tensor has the same alias. In a task. */
   at::Tensor of(const at::Tensor &tensor);
 
   /* After the kernel, in the task: device storages take over the memory of resized aliases. */

@@ -1,10 +1,10 @@
 /*
  * `live` maps a kernel's address to the block behind it, for blocks that are still CPU memory:
  * temporaries of running kernels, and what a kernel has kept for itself. `mutex` guards it; it is a
- * leaf, and held across a fork so that the child finds the map whole. [lowest, highest) covers every
- * kernel address ever handed out: it is read without the lock, so that freeing ordinary memory stays
- * as cheap as it was, and can only grow, so that a pointer that lies outside is certainly not ours
- * (whoever frees a block has got it from the thread that widened the range).
+ * leaf, and held across a fork so that the child finds the map whole. [lowest, highest) covers
+ * every kernel address ever handed out: it is read without the lock, so that freeing ordinary
+ * memory stays as cheap as it was, and can only grow, so that a pointer that lies outside is
+ * certainly not ours (whoever frees a block has got it from the thread that widened the range).
  */
 #include "cpu_memory.h"
 
@@ -25,7 +25,8 @@ namespace torch_openreg {
 
 namespace {
 
-/* The host has as much for a dry run on a small device, where a kernel's temporaries may be larger than any result. */
+/* The host has as much for a dry run on a small device, where a kernel's temporaries may be larger
+ * than any result. */
 constexpr size_t kSpare = size_t{1} << 30;
 
 struct Target {
@@ -148,8 +149,8 @@ void install() {
   State &s = state();
   s.former = c10::GetCPUAllocator();
   s.formerDeleter = s.former->raw_deleter();
-  // Without a deleter of its own the former allocator's raw interface does not work, and kernels need
-  // one: results are copied then.
+  // Without a deleter of its own the former allocator's raw interface does not work, and kernels
+  // need one: results are copied then.
   if (s.formerDeleter == nullptr) return;
   const auto before = [] {
     pauseKernels();  // first: a kernel may need the mutex
@@ -159,7 +160,8 @@ void install() {
     state().mutex.unlock();
     resumeKernels();
   };
-  // The child's kernels are counted anew by fork.cpp, and nothing of the parent's is to be taken back.
+  // The child's kernels are counted anew by fork.cpp, and nothing of the parent's is to be taken
+  // back.
   const auto inChild = [] { state().mutex.unlock(); };
   pthread_atfork(before, inParent, inChild);
   c10::SetCPUAllocator(new CpuAllocator(), UINT8_MAX);

@@ -1,9 +1,9 @@
 /*
  * Where a CPU kernel that runs on a lane gets its memory from.
  *
- * A CPU kernel allocates its results from PyTorch's CPU allocator. While a LaneMemory is alive, that
- * allocator hands its thread device memory instead, at the kernel's address, so that a result becomes
- * a device tensor without a copy. Every other thread gets what it got before.
+ * A CPU kernel allocates its results from PyTorch's CPU allocator. While a LaneMemory is alive,
+ * that allocator hands its thread device memory instead, at the kernel's address, so that a result
+ * becomes a device tensor without a copy. Every other thread gets what it got before.
  */
 #pragma once
 
@@ -37,9 +37,10 @@ struct Reserved {
   bool taken = false;
 };
 
-/* For the calling thread: an allocation of just as many bytes as a result is promised gets that result's memory; all
- * others, a kernel's temporaries, get ordinary memory. The host may have freed blocks that tasks still to run
- * read, so a kernel that nobody waits for takes nothing from the device's cache. */
+/* For the calling thread: an allocation of just as many bytes as a result is promised gets that
+ * result's memory; all others, a kernel's temporaries, get ordinary memory. The host may have freed
+ * blocks that tasks still to run read, so a kernel that nobody waits for takes nothing from the
+ * device's cache. */
 class LaneOutputs {
  public:
   LaneOutputs(Reserved *first, size_t count);
@@ -54,8 +55,8 @@ struct TooLarge final : std::exception {
   const size_t bytes;
 };
 
-/* For the calling thread, in a dry run: to ask for more than the device could ever hold throws TooLarge, because the
- * host would run out of memory first. */
+/* For the calling thread, in a dry run: to ask for more than the device could ever hold throws
+ * TooLarge, because the host would run out of memory first. */
 class DryMemory {
  public:
   explicit DryMemory(c10::DeviceIndex device);

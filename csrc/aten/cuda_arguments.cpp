@@ -1,6 +1,6 @@
 /*
- * Operators that take other arguments on CUDA than on the CPU: histc takes integers and reads its bounds at the call;
- * drivers of decompositions are CUDA's where the device has that name.
+ * Operators that take other arguments on CUDA than on the CPU: histc takes integers and reads its
+ * bounds at the call; drivers of decompositions are CUDA's where the device has that name.
  */
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>

@@ -79,7 +79,8 @@ c10::DimVector cut(c10::IntArrayRef sizes, int64_t most) {
   return smaller;
 }
 
-/* For the device's tensors of one call. They share memory as these do. Each dimension has at most `most` elements. */
+/* For the device's tensors of one call. They share memory as these do. Each dimension has at most
+ * `most` elements. */
 class StandIns {
  public:
   StandIns(Arguments arguments, int64_t most) : most_(most), zeros_(reserve(arguments)) {}
@@ -280,8 +281,9 @@ std::vector<size_t> storageBytes(const Stack &arguments) {
   return bytes;
 }
 
-/* Some kernels compute in the tensor of the result, with other sizes, and give it its own at the end (huber_loss
- * with a reduction and out=). A task's results have the memory that they need in the end. */
+/* Some kernels compute in the tensor of the result, with other sizes, and give it its own at the
+ * end (huber_loss with a reduction and out=). A task's results have the memory that they need in
+ * the end. */
 bool hadOtherSizes(const Stack &arguments, const std::vector<size_t> &before) {
   size_t i = 0;
   bool had = false;
@@ -306,15 +308,17 @@ std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &sch
   for (const auto &form :
        torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(schema.name()))) {
     const auto &arguments = form->schema().arguments();
-    const bool same = std::equal(
-        arguments.begin(), arguments.end(), read.begin(), read.end(),
-        [](const auto &a, const auto &b) { return a.name() == b.name() && *a.type() == *b.type(); });
+    const bool same = std::equal(arguments.begin(), arguments.end(), read.begin(), read.end(),
+                                 [](const auto &a, const auto &b) {
+                                   return a.name() == b.name() && *a.type() == *b.type();
+                                 });
     if (same) return c10::Dispatcher::singleton().findOp(form->schema().operator_name());
   }
   return {};
 }
 
-/* An output (out=) may have a dtype in which the kernel does not compute: what it makes without one tells. */
+/* An output (out=) may have a dtype in which the kernel does not compute: what it makes without one
+ * tells. */
 InDefaultDtype inDefaultDtypeWithoutOut(const c10::OperatorHandle &op, const OpTraits &traits,
                                         c10::DeviceIndex device, Arguments given) {
   Stack stack;
@@ -343,8 +347,8 @@ bool isOfResize(const c10::Warning &warning) {
 }  // namespace
 
 /* A kernel that says the same of zeros and of other data has not judged these either, unless it has
- * looked at integers that are more than numbers: indices and offsets are right in few ways. Nor where
- * the caller asks for a check of the data. */
+ * looked at integers that are more than numbers: indices and offsets are right in few ways. Nor
+ * where the caller asks for a check of the data. */
 DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
               Arguments arguments) {
   DryRun told;

@@ -1,5 +1,6 @@
 /*
- * What a call's arguments decide: whether its kernel takes them, and what its results will look like.
+ * What a call's arguments decide: whether its kernel takes them, and what its results will look
+ * like.
  */
 #pragma once
 
@@ -22,13 +23,15 @@ struct DryRun {
   std::vector<c10::Warning> warnings;
 };
 
-/* Runs the CPU's kernel on the calling thread, on stand-ins for the device's tensors: the same metadata, other memory.
- * Throws what the kernel throws, unless that depends on the data, which are not the call's. */
+/* Runs the CPU's kernel on the calling thread, on stand-ins for the device's tensors: the same
+ * metadata, other memory. Throws what the kernel throws, unless that depends on the data, which are
+ * not the call's. */
 DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
               c10::ArrayRef<c10::IValue> arguments);
 
-/* For a call whose sizes are known to be right: throws if its kernel does not take such dtypes. It is run once for like
- * types, on stand-ins of at most two elements in each dimension where these will do. */
+/* For a call whose sizes are known to be right: throws if its kernel does not take such dtypes. It
+ * is run once for like types, on stand-ins of at most two elements in each dimension where these
+ * will do. */
 void checkTypes(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
                 c10::ArrayRef<c10::IValue> arguments);
 

@@ -113,7 +113,8 @@ void growStorage(TensorImpl *tensor) {
   if (bytes > storage.nbytes()) at::native::resize_bytes_nocuda(storage, bytes);
 }
 
-const Tensor &resize(const Tensor &self, IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+const Tensor &resize(const Tensor &self, IntArrayRef size,
+                     std::optional<c10::MemoryFormat> format) {
   TensorImpl *impl = self.unsafeGetTensorImpl();
   const size_t before = self.storage().nbytes();
   if (self.sizes() != size) {
@@ -162,7 +163,8 @@ Tensor &setTensor(Tensor &self, const Tensor &source) {
   return at::native::set_tensor_(self, source);
 }
 
-/* Copies at once: nothing could order a copy at the first write after the streams and graphs that use what is shared. */
+/* Copies at once: nothing could order a copy at the first write after the streams and graphs that
+ * use what is shared. */
 Tensor lazyClone(const Tensor &self) {
   const DeviceSwitch current(self.device().index());
   c10::Allocator *allocator = self.storage().allocator();
@@ -187,8 +189,8 @@ at::Scalar localScalar(const Tensor &self) {
   return at::native::_local_scalar_dense_cpu(host);
 }
 
-/* Whether `tensor.data = from` may be. With the CPU's dense tensors as well, as for CUDA: otherwise Module.to makes
- * new parameters, which unties shared ones and leaves an optimizer with the old. */
+/* Whether `tensor.data = from` may be. With the CPU's dense tensors as well, as for CUDA: otherwise
+ * Module.to makes new parameters, which unties shared ones and leaves an optimizer with the old. */
 bool mayReplaceData(const Tensor &self, const Tensor &from) {
   static constexpr c10::DispatchKeySet kDense(c10::DispatchKey::Dense);
   const auto isDense = [](const Tensor &tensor) {
@@ -235,7 +237,8 @@ OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &torch_openreg::mayReplaceData);
 }
 
-// PyTorch's kernels for these bits would record a copy, write it back, and return what nobody asked for.
+// PyTorch's kernels for these bits would record a copy, write it back, and return what nobody asked
+// for.
 OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());
 }

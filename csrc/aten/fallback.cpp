@@ -1,10 +1,11 @@
 /*
- * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory. Calls in their usual
- * form do not come further than fast_path.cpp. For the others a plan is made (resolve), which checks the arguments and
- * makes them ready, and carried out (run).
+ * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory.
+ * Calls in their usual form do not come further than fast_path.cpp. For the others a plan is made
+ * (resolve), which checks the arguments and makes them ready, and carried out (run).
  *
- * Where the caller waits, aliases, the kernel and taking over its memory are the lane's (runOnAliases); results become
- * the caller's tensors on its own thread (finish). A Call has one user at a time.
+ * Where the caller waits, aliases, the kernel and taking over its memory are the lane's
+ * (runOnAliases); results become the caller's tensors on its own thread (finish). A Call has one
+ * user at a time.
  */
 #include "fallback.h"
 
@@ -115,8 +116,9 @@ bool areSmall(c10::ArrayRef<IValue> values) {
   return small;
 }
 
-/* PyTorch's operators have kernels for autograd, which leave nothing to do. For others, unless they have one, gradients and
- * the versions of tensors are the affair of the operators inside of the CPU's kernel: these keys are not excluded there. */
+/* PyTorch's operators have kernels for autograd, which leave nothing to do. For others, unless they
+ * have one, gradients and the versions of tensors are the affair of the operators inside of the
+ * CPU's kernel: these keys are not excluded there. */
 DispatchKeySet keysOfAutograd(const OpTraits &traits) {
   if (traits.isAten) return {};
   return c10::autograd_dispatch_keyset_with_ADInplaceOrView -
@@ -127,7 +129,8 @@ uint32_t versionOf(const at::Tensor &tensor) {
   return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
 }
 
-/* Under CUDA's name, of an extension that is built for the CPU: its function for CUDA is the device's. */
+/* Under CUDA's name, of an extension that is built for the CPU: its function for CUDA is the
+ * device's. */
 bool hasCudaKernelAlone(const OperatorHandle &op, const OpTraits &traits) {
   return !traits.isAten && op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
          !op.hasComputedKernelForDispatchKey(DispatchKey::CPU) &&
@@ -314,7 +317,8 @@ void Call::checkDevices() {
   }
 }
 
-/* Refuses an index in a CPU tensor without dimensions. The cache never has such a call, so each comes here. */
+/* Refuses an index in a CPU tensor without dimensions. The cache never has such a call, so each
+ * comes here. */
 void Call::checkNumbers() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     if (arguments_[i].isTensor()) check(arguments_[i].toTensor(), schema_.arguments()[i]);
@@ -429,7 +433,8 @@ void Call::tryOut(Plan &plan) {
   }
   plan.warnings = std::move(tried.warnings);
   // A kernel warns of indices of bytes, and of bounds, at each call, not at the first one alone.
-  const bool warns = survey_.has(Survey::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
+  const bool warns =
+      survey_.has(Survey::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
   if (plan.spec->usable && warns) return;
   cacheOutputs(plan.key, plan.spec);
 }
@@ -586,9 +591,10 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
   return result.to(device_);
 }
 
-/* Where kernels cannot reach the device's memory, and where the kernel's own operators record a gradient, as that of the CPU's
- * tensors: everything is copied to the CPU and back. A fork waits for the kernel alone, because a copy may need what the
- * thread that forks holds: a lane, the GIL, which hooks of autograd may take. */
+/* Where kernels cannot reach the device's memory, and where the kernel's own operators record a
+ * gradient, as that of the CPU's tensors: everything is copied to the CPU and back. A fork waits
+ * for the kernel alone, because a copy may need what the thread that forks holds: a lane, the GIL,
+ * which hooks of autograd may take. */
 void Call::copy() {
   SyncNoted noted(traits_.name, stream_);
   begin();
@@ -642,8 +648,8 @@ void Call::runAs(Plan plan) {
   }
 }
 
-/* Moves such a number to the tensor that is written; false if there is none. Its operator's other arguments may be the
- * CPU's, all of them. */
+/* Moves such a number to the tensor that is written; false if there is none. Its operator's other
+ * arguments may be the CPU's, all of them. */
 bool moveNumber(const FunctionSchema &schema, std::span<IValue> arguments) {
   for (const NumberOfAnyDevice &entry : kNumbersOfAnyDevice) {
     if (schema.name() != entry.name) continue;

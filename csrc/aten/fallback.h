@@ -13,36 +13,41 @@
 
 namespace torch_openreg {
 
-/* Runs the CPU kernel of `op` on a lane, in place of the device's: takes its arguments from the stack and leaves its
- * results there. Returns at once where the results' metadata is known; else when it has run. */
+/* Runs the CPU kernel of `op` on a lane, in place of the device's: takes its arguments from the
+ * stack and leaves its results there. Returns at once where the results' metadata is known; else
+ * when it has run. */
 void runCpuKernel(const c10::OperatorHandle &op, torch::jit::Stack *stack);
 
 /* The same for a call that is not on the fast path. `kernel`: the CPU's key. */
 void runSurveyed(const c10::OperatorHandle &op, const OpTraits &traits, const Survey &survey,
                  torch::jit::Stack *stack, c10::DispatchKey kernel = c10::DispatchKey::CPU);
 
-/* The same for sparse, quantized or nested tensors among the arguments: `kernel` is the CPU's key for them. It always
- * waits: how much memory their parts take is known when the kernel has run. */
+/* The same for sparse, quantized or nested tensors among the arguments: `kernel` is the CPU's key
+ * for them. It always waits: how much memory their parts take is known when the kernel has run. */
 void runCpuKernelWithComponents(const c10::OperatorHandle &op, torch::jit::Stack *stack,
                                 c10::DispatchKey kernel);
 
-/* Registers a kernel that takes its arguments as they are, where the fallback would get them in boxes; false if the
- * operator's signature is not among those there is a kernel for. */
+/* Registers a kernel that takes its arguments as they are, where the fallback would get them in
+ * boxes; false if the operator's signature is not among those there is a kernel for. */
 bool registerUnboxed(const c10::OperatorHandle &op);
 
-/* Runs an operator's kernel for the CPU with arguments that stay in the list, and drops its result. */
+/* Runs an operator's kernel for the CPU with arguments that stay in the list, and drops its
+ * result. */
 using CpuCall = std::function<void(torch::jit::Stack &arguments)>;
 /* Empty for the signatures that registerUnboxed has no kernel for. */
 CpuCall unboxedCall(const c10::OperatorHandle &op);
 
-/* What the import registers beside the operators that have a kernel of their own: see registerOperators. */
+/* What the import registers beside the operators that have a kernel of their own: see
+ * registerOperators. */
 void registerMakers();
 
-/* torch.autocast's lists: at the first use, which writes them into the tables of all operators, and takes milliseconds. */
+/* torch.autocast's lists: at the first use, which writes them into the tables of all operators, and
+ * takes milliseconds. */
 void registerAutocast();
 
-/* Registers kernels for operators that a composite one would be found for before the fallback. Before the first tensor
- * is made, and not at import, as it takes a walk over all operators. Once: further calls do nothing. */
+/* Registers kernels for operators that a composite one would be found for before the fallback.
+ * Before the first tensor is made, and not at import, as it takes a walk over all operators. Once:
+ * further calls do nothing. */
 void registerOperators();
 
 }  // namespace torch_openreg

@@ -1,5 +1,6 @@
 /*
- * Nothing here is shared. What is found to be unusual in any way is left to the fallback, which takes everything.
+ * Nothing here is shared. What is found to be unusual in any way is left to the fallback, which
+ * takes everything.
  */
 #include "fast_path.h"
 

@@ -1,5 +1,6 @@
 /*
- * The way that nearly every call takes: an operator in its usual form, whose results are remembered.
+ * The way that nearly every call takes: an operator in its usual form, whose results are
+ * remembered.
  */
 #pragma once
 
@@ -43,14 +44,15 @@ class Survey {
   std::optional<c10::Device> asked_;
 };
 
-/* Queues the call and makes its results; or returns false, and has done nothing but the survey. The arguments are left as
- * they are and may be borrowed. */
+/* Queues the call and makes its results; or returns false, and has done nothing but the survey. The
+ * arguments are left as they are and may be borrowed. */
 bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
                   c10::ArrayRef<c10::IValue> arguments, Survey &survey, Results &results);
 
-/* The versions of tensors that are written by way of a list. Autograd compares a tensor's version with the one that it
- * has saved, and PyTorch counts those of single arguments only: for lists it leaves that to a backend's kernel. Before
- * anything is queued: an inference tensor may be refused. */
+/* The versions of tensors that are written by way of a list. Autograd compares a tensor's version
+ * with the one that it has saved, and PyTorch counts those of single arguments only: for lists it
+ * leaves that to a backend's kernel. Before anything is queued: an inference tensor may be
+ * refused. */
 void countWritesToLists(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 inline void countWrites(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments) {

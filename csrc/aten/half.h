@@ -1,5 +1,6 @@
 /*
- * Half of what a task does, for a schedule that lets other streams come between (openreg_schedule.h, torn tasks).
+ * Half of what a task does, for a schedule that lets other streams come between
+ * (openreg_schedule.h, torn tasks).
  */
 #pragma once
 
@@ -10,8 +11,8 @@
 
 namespace torch_openreg {
 
-/* Of elements that depend on the same place of each tensor alone: one half along the outermost dimension that can be
- * divided. */
+/* Of elements that depend on the same place of each tensor alone: one half along the outermost
+ * dimension that can be divided. */
 class Half {
  public:
   Half(orPart part, c10::IntArrayRef sizes) {

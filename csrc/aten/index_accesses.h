@@ -1,5 +1,6 @@
 /*
- * What operators touch that take the places from a tensor of indices: of their first argument some rows.
+ * What operators touch that take the places from a tensor of indices: of their first argument some
+ * rows.
  */
 #pragma once
 
@@ -25,8 +26,9 @@ struct Rows {
 /* By the name of the schema. */
 bool takesIndices(std::string_view name);
 
-/* The rows of the first of `arguments`. They are known where the host knows the indices: by the order that the program has
- * asked for, so that the answer is the same each time. Waits for nothing. */
+/* The rows of the first of `arguments`. They are known where the host knows the indices: by the
+ * order that the program has asked for, so that the answer is the same each time. Waits for
+ * nothing. */
 Rows rowsOf(std::string_view name, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace torch_openreg

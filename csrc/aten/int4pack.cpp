@@ -1,9 +1,9 @@
 /*
- * Products with weights of four bits, by the operators that libraries call on a device. The CPU's kernels have other names
- * and take another form of the weights.
+ * Products with weights of four bits, by the operators that libraries call on a device. The CPU's
+ * kernels have other names and take another form of the weights.
  *
- * Packed weights have CUDA's sizes, and the bytes in the order in which they came: two numbers of a row in each, the
- * first in its upper half.
+ * Packed weights have CUDA's sizes, and the bytes in the order in which they came: two numbers of a
+ * row in each, the first in its upper half.
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
@@ -39,8 +39,10 @@ Tensor unpack(const Tensor &packed, int64_t rows, int64_t columns) {
   return at::stack({bytes.__rshift__(4), bytes.bitwise_and(15)}, -1).view({rows, columns});
 }
 
-/* Each group of a row has its own scale and zero point. In float32, as the CPU's kernel computes. */
-Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group, const Tensor &scaleAndZeros) {
+/* Each group of a row has its own scale and zero point. In float32, as the CPU's kernel
+ * computes. */
+Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group,
+                const Tensor &scaleAndZeros) {
   const char *name = "_weight_int4pack_mm";
   TORCH_CHECK(self.dim() == 2 && at::isFloatingType(self.scalar_type()), name,
               ": expected a matrix of floating point, got ", self.scalar_type(), " with sizes ",

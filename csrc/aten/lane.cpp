@@ -45,10 +45,11 @@ void useThreads(int count) {
   setThreads(count);
 }
 
-/* libgomp's threads stop spinning between parallel regions once its teams together have more threads than there are
- * cores, and every region of the wide lane costs two futex calls then (a transformer layer's step: 27 ms instead of
- * 15). So a thread of the host does not keep its team while it sleeps. Its next region makes a new one in 50 to 100 us,
- * hence the interval. Nothing happens to a thread that has no team or is inside a region. */
+/* libgomp's threads stop spinning between parallel regions once its teams together have more
+ * threads than there are cores, and every region of the wide lane costs two futex calls then (a
+ * transformer layer's step: 27 ms instead of 15). So a thread of the host does not keep its team
+ * while it sleeps. Its next region makes a new one in 50 to 100 us, hence the interval. Nothing
+ * happens to a thread that has no team or is inside a region. */
 void endTeamOfSleeper() {
   constexpr auto interval = std::chrono::milliseconds(5);
   constexpr int soft = 1;  // omp_pause_soft: what the program has set stays
@@ -95,7 +96,8 @@ class NoGrad {
   const bool before_ = state_.get_grad_mode();
 };
 
-/* No mode, no layer of functorch or autocast, no profiler that belongs to what the thread is doing. */
+/* No mode, no layer of functorch or autocast, no profiler that belongs to what the thread is
+ * doing. */
 class AsLane {
  private:
   c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};

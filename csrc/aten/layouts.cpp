@@ -1,6 +1,7 @@
 /*
- * What sparse, quantized and nested tensors need beside PyTorch's own kernels (sparse.cpp): copies by way of the CPU,
- * record_stream, and kernels that would touch memory outside of any task. Opaque ones are refused.
+ * What sparse, quantized and nested tensors need beside PyTorch's own kernels (sparse.cpp): copies
+ * by way of the CPU, record_stream, and kernels that would touch memory outside of any task. Opaque
+ * ones are refused.
  */
 #include <ATen/native/DispatchStub.h>
 #include <ATen/ops/_nested_view_from_buffer_native.h>
@@ -24,7 +25,8 @@ namespace {
 
 using at::Tensor;
 
-/* Of what the CPU has made of a tensor, where kernels do not reach the device. Memory that is large enough stays. */
+/* Of what the CPU has made of a tensor, where kernels do not reach the device. Memory that is large
+ * enough stays. */
 Tensor copyBack(const Tensor &src, const Tensor &dst) {
   const Components before = componentsOf(dst);
   Components parts = componentsOf(src);
@@ -41,7 +43,8 @@ void recordComponents(Tensor &self, c10::Stream stream) {
   for (const Tensor &part : componentsOf(self)) recordStream(part.storage().data_ptr(), stream);
 }
 
-/* Sizes of nested tensors are CPU tensors on every device; those of a file may have been mapped with the rest. */
+/* Sizes of nested tensors are CPU tensors on every device; those of a file may have been mapped
+ * with the rest. */
 Tensor nestedView(const Tensor &self, const Tensor &sizes, const Tensor &strides,
                   const Tensor &offsets) {
   return at::native::_nested_view_from_buffer(self, sizes.cpu(), strides.cpu(), offsets.cpu());
@@ -84,15 +87,16 @@ Tensor copyFromQuantized(const Tensor &src, const Tensor &dst, bool nonBlocking)
   return copyQuantized(to, src, nonBlocking);
 }
 
-/* PyTorch's own makes a tensor without a quantizer, for every device, and is refused the copy into that. */
+/* PyTorch's own makes a tensor without a quantizer, for every device, and is refused the copy into
+ * that. */
 Tensor pinQuantized(const Tensor &self, std::optional<c10::Device> device) {
   Components parts = componentsOf(self);
   for (Tensor &part : parts) part = part.pin_memory(device);
   return assemble(self, parts);
 }
 
-/* The CPU's kernel keeps where each maximum was, which its derivative reads, only where it sees autograd: for it alone
- * the tensors are copied. */
+/* The CPU's kernel keeps where each maximum was, which its derivative reads, only where it sees
+ * autograd: for it alone the tensors are copied. */
 void sparseMmReduce(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
   const Tensor self = torch::jit::peek(*stack, 0, 3).toTensor();
   const Tensor other = torch::jit::peek(*stack, 1, 3).toTensor();

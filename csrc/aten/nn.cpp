@@ -1,7 +1,8 @@
 /*
  * Operators that do not reach the fallback by themselves: PyTorch asks a device for a kernel of its
  * own (convolution), has a composite kernel that is in the way of the CPU's better one, calls
- * something that only CUDA has (recurrent cells), or draws random numbers without a generator argument.
+ * something that only CUDA has (recurrent cells), or draws random numbers without a generator
+ * argument.
  */
 #include "fallback.h"
 
@@ -43,8 +44,8 @@ c10::OperatorHandle operatorNamed(const char *name, const char *overload = "") {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
 }
 
-/* torch.jit.trace is still at work here where it does not record the operator (convolution) but what the composite kernel
- * calls. */
+/* torch.jit.trace is still at work here where it does not record the operator (convolution) but
+ * what the composite kernel calls. */
 void cpuKernel(const c10::OperatorHandle &op, Stack *stack) {
   if (C10_UNLIKELY(at::tracer::impl::is_dispatch_enabled())) {
     return op.redispatchBoxed(kInferringKeys, stack);
@@ -102,7 +103,8 @@ std::vector<Tensor> gatesOf(const Tensor &gates, int64_t count) {
 
 /* Recurrent cells as composites: gates are input, forget, cell, output. */
 std::tuple<Tensor, Tensor, Tensor> lstmCell(const Tensor &inputGates, const Tensor &hiddenGates,
-                                            const Tensor &cx, const std::optional<Tensor> &inputBias,
+                                            const Tensor &cx,
+                                            const std::optional<Tensor> &inputBias,
                                             const std::optional<Tensor> &hiddenBias) {
   const Tensor gates = withBias(inputGates, inputBias) + withBias(hiddenGates, hiddenBias);
   const auto part = gatesOf(gates, 4);
@@ -122,7 +124,8 @@ std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hidde
   return {(hx - fresh) * update + fresh, fresh};
 }
 
-/* PyTorch asks every device but the CPU for the indices too, whose kernel gives its results other strides. */
+/* PyTorch asks every device but the CPU for the indices too, whose kernel gives its results other
+ * strides. */
 Tensor maxPool1d(const Tensor &self, c10::IntArrayRef kernel, c10::IntArrayRef stride,
                  c10::IntArrayRef padding, c10::IntArrayRef dilation, bool ceil) {
   Tensor pooled = at::native::max_pool1d(self, kernel, stride, padding, dilation, ceil);
@@ -133,8 +136,8 @@ Tensor maxPool1d(const Tensor &self, c10::IntArrayRef kernel, c10::IntArrayRef s
   return asOnTheCpu ? pooled : pooled.clone(c10::MemoryFormat::Contiguous);
 }
 
-/* The size is known without the data where the caller says it, and waits for nothing, as on CUDA. That it is the sum of
- * `repeats` is judged when they are there. */
+/* The size is known without the data where the caller says it, and waits for nothing, as on CUDA.
+ * That it is the sum of `repeats` is judged when they are there. */
 void repeatInterleave(const c10::OperatorHandle &op, Stack *stack) {
   const auto arguments = torch::jit::last(*stack, 2);
   const Tensor repeats = arguments[0].toTensor();
@@ -151,7 +154,8 @@ void repeatInterleave(const c10::OperatorHandle &op, Stack *stack) {
   stack->emplace_back(at::searchsorted(ends, places, isInt, /*right=*/true));
 }
 
-/* A learning rate of one element on the CPU is taken as the number that it is, whatever its shape, as CUDA's do. */
+/* A learning rate of one element on the CPU is taken as the number that it is, whatever its shape,
+ * as CUDA's do. */
 void fusedStep(const c10::OperatorHandle &op, Stack *stack) {
   const int index = op.schema().argumentIndexWithName("lr").value();
   const size_t count = op.schema().arguments().size();
@@ -174,8 +178,9 @@ bool isDivided(const Tensor &tensor) {
          !tensor.storage().device().is_meta();
 }
 
-/* The CPU's choice of an attention kernel, so that results and memory are the CPU's. But DTensor takes a mask to where
- * the rest is for none of them: it passes on what comes by a keyword as it is. */
+/* The CPU's choice of an attention kernel, so that results and memory are the CPU's. But DTensor
+ * takes a mask to where the rest is for none of them: it passes on what comes by a keyword as it
+ * is. */
 int64_t chooseAttention(const Tensor &query, const Tensor &key, const Tensor &value,
                         const std::optional<Tensor> &mask, double dropout, bool isCausal,
                         std::optional<double> scale, bool enableGqa) {
@@ -196,8 +201,10 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&convolutionBackward>());
   m.impl("native_dropout", &dropout);
-  m.impl("repeat_interleave.Tensor", torch::CppFunction::makeFromBoxedFunction<&repeatInterleave>());
-  // Their composite kernels compute the same less exactly, or in more steps, or fail under another name.
+  m.impl("repeat_interleave.Tensor",
+         torch::CppFunction::makeFromBoxedFunction<&repeatInterleave>());
+  // Their composite kernels compute the same less exactly, or in more steps, or fail under another
+  // name.
   for (const char *name :
        {"_stack", "_stack.out", "addr", "addr.out", "all.dims_out", "any.dims_out",
         "native_group_norm", "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
@@ -209,7 +216,8 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
                            "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fusedStep>());
   }
-  // Its composite kernel multiplies by a power, which may overflow, where the CPU has a kernel that cannot.
+  // Its composite kernel multiplies by a power, which may overflow, where the CPU has a kernel that
+  // cannot.
   for (const char *name : {"ldexp.Tensor", "ldexp_", "ldexp.out"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }

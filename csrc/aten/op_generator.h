@@ -1,5 +1,6 @@
 /*
- * The CPU's generator that one random operator's kernel draws from. It is seeded by what the device's generator gives.
+ * The CPU's generator that one random operator's kernel draws from. It is seeded by what the
+ * device's generator gives.
  */
 #pragma once
 

@@ -1,6 +1,7 @@
 /*
- * Entries are made once for each definition of an operator and never destroyed, as tasks, errors and the table of outputs
- * refer to them. A thread keeps a table of its own in front, so that the lock is taken once for each operator and thread.
+ * Entries are made once for each definition of an operator and never destroyed, as tasks, errors
+ * and the table of outputs refer to them. A thread keeps a table of its own in front, so that the
+ * lock is taken once for each operator and thread.
  */
 #include "op_traits.h"
 
@@ -104,10 +105,11 @@ bool isPredictable(const c10::OperatorHandle &op) {
   });
 }
 
-/* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output, or leaves part of an
- * output with other strides as it was; or its meta function gives another size than its kernel, or other strides; or its
- * kernel refuses sizes that the meta function takes; or a composite kernel is registered in that place, which has other
- * strides and errors than the CPU's. Names, with an overload or without. */
+/* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output, or
+ * leaves part of an output with other strides as it was; or its meta function gives another size
+ * than its kernel, or other strides; or its kernel refuses sizes that the meta function takes; or a
+ * composite kernel is registered in that place, which has other strides and errors than the CPU's.
+ * Names, with an overload or without. */
 constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",
                                              "aten::smooth_l1_loss",
                                              "aten::linalg_lu_solve",
@@ -134,7 +136,8 @@ bool isInferable(const c10::OperatorHandle &op) {
   return hasInferringKernel(op) && std::none_of(arguments.begin(), arguments.end(), isOut);
 }
 
-/* In place by name: the result may be larger, or is refused for its size, which is better told at the call. */
+/* In place by name: the result may be larger, or is refused for its size, which is better told at
+ * the call. */
 constexpr std::string_view kSizesItself[] = {"aten::addbmm_", "aten::addr_"};
 
 bool isInPlace(const c10::OperatorHandle &op) {
@@ -214,7 +217,8 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
     }
     if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
   }
-  // A composite would ask its own operators for a generator, where the kernel's is the CPU's by then.
+  // A composite would ask its own operators for a generator, where the kernel's is the CPU's by
+  // then.
   traits->inferable &= !traits->draws;
   traits->numbersCount = hasOut && !reads;
   // These are not tagged.

@@ -17,7 +17,8 @@
 
 namespace torch_openreg {
 
-/* How often an operator went which way, and for how long: on a lane (queued), or with its caller waiting. */
+/* How often an operator went which way, and for how long: on a lane (queued), or with its caller
+ * waiting. */
 struct OpCounters {
   std::atomic<uint64_t> queued{0}, waited{0}, copied{0};
   std::atomic<uint64_t> queuedNs{0}, waitedNs{0}, copiedNs{0};
@@ -31,12 +32,14 @@ struct OpTraits {
   bool predictable;
   /* It writes its first argument and returns it, or nothing, and leaves sizes as they are. */
   bool inPlace;
-  /* PyTorch can tell its results before it runs (the meta function of a structured operator), in C++. */
+  /* PyTorch can tell its results before it runs (the meta function of a structured operator), in
+   * C++. */
   bool inferable;
   /* Indexing: its results' sizes depend on data if an index is a mask. */
   bool masksDecide = false;
   bool pointwise = false;
-  /* In place, on each element of its only tensor alike: what it says of two elements it says of all. */
+  /* In place, on each element of its only tensor alike: what it says of two elements it says of
+   * all. */
   bool elementwise = false;
   /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
   bool numbersCount;
@@ -60,8 +63,9 @@ const OpTraits &opTraits(const c10::OperatorHandle &op);
 
 /* The caller hears at the call whether the data are good. */
 inline bool checksData(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments) {
-  return traits.checks || (traits.check >= 0 &&
-                           arguments[static_cast<size_t>(traits.check)].toBool() == traits.checksIf);
+  return traits.checks ||
+         (traits.check >= 0 &&
+          arguments[static_cast<size_t>(traits.check)].toBool() == traits.checksIf);
 }
 
 /* By the schema's annotations. */
@@ -72,7 +76,8 @@ inline bool isView(const c10::Argument &result) {
   return result.alias_info() != nullptr && !result.alias_info()->isWrite();
 }
 
-/* What other backends put a list of tensors through one by one, where it is on one device, is one task here. */
+/* What other backends put a list of tensors through one by one, where it is on one device, is one
+ * task here. */
 bool isForeach(std::string_view name);
 
 /* Every operator that has gone any way, with its overload. */
@@ -91,8 +96,9 @@ class OpTimer {
   const uint64_t start_;
 };
 
-/* A structured operator has a kernel for every backend that infers the results, makes them, and calls its
- * out= form. It stands before a fallback, and is reached through a backend that nobody uses. */
+/* A structured operator has a kernel for every backend that infers the results, makes them, and
+ * calls its out= form. It stands before a fallback, and is reached through a backend that nobody
+ * uses. */
 bool hasInferringKernel(const c10::OperatorHandle &op);
 constexpr c10::DispatchKeySet kInferringKeys(c10::DispatchKey::PrivateUse2);
 

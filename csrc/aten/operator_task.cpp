@@ -1,7 +1,7 @@
 /*
- * An OperatorTask carries everything by value: addresses, sizes, numbers. It holds no device tensor and no storage: memory is
- * kept alive by the order of the stream alone, as on any device, and a lane never drops the last reference of a
- * Python object.
+ * An OperatorTask carries everything by value: addresses, sizes, numbers. It holds no device tensor
+ * and no storage: memory is kept alive by the order of the stream alone, as on any device, and a
+ * lane never drops the last reference of a Python object.
  */
 #include "operator_task.h"
 
@@ -68,11 +68,12 @@ struct Number {
   alignas(16) std::array<char, 16> bytes;
 };
 
-/* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are kept. `taken_` is a
- * thread's own; the list of dropped ones is taken whole, so that no pop races with a push. A dropped task's spec is let
- * go of with the next use of its memory, so that its count of references stays with the threads that make tasks.
- * Beyond kMost nothing is kept, because each thread that ends gives back what others had to allocate beside it.
- * `keeps` is short by what is given in the midst of a take. */
+/* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are
+ * kept. `taken_` is a thread's own; the list of dropped ones is taken whole, so that no pop races
+ * with a push. A dropped task's spec is let go of with the next use of its memory, so that its
+ * count of references stays with the threads that make tasks. Beyond kMost nothing is kept, because
+ * each thread that ends gives back what others had to allocate beside it. `keeps` is short by what
+ * is given in the midst of a take. */
 class TaskMemory {
  public:
   TaskMemory() = default;
@@ -152,8 +153,9 @@ struct OperatorTask final : Task {
 
   OperatorHandle op;
   const OpTraits &traits;
-  CallKey key;                             // what its tensors look like
-  std::shared_ptr<const OutputSpec> spec;  // what its results have to look like; null if none is fresh
+  CallKey key;  // what its tensors look like
+  // What its results have to look like; null if none is fresh.
+  std::shared_ptr<const OutputSpec> spec;
   c10::ScalarType defaultDtype = c10::get_default_dtype_as_scalartype();
   // In the order in which the arguments need them.
   c10::SmallVector<Place, 4> places;    // device tensors
@@ -362,9 +364,9 @@ std::string described(const TensorMetadata &metadata) {
                   metadata.neg ? " with the neg bit" : "");
 }
 
-/* What was made is what was promised. Of strides nobody can be sure: a meta function guesses them, and a
- * kernel may choose them by the number of its threads or by oneDNN's switch (convolution). What has others
- * is copied. */
+/* What was made is what was promised. Of strides nobody can be sure: a meta function guesses them,
+ * and a kernel may choose them by the number of its threads or by oneDNN's switch (convolution).
+ * What has others is copied. */
 void checkResult(const at::Tensor &made, const TensorMetadata &promised, const OperatorTask &task) {
   TORCH_CHECK(promised.describesSizes(made), "a kernel of ", task.traits.name, " made ",
               described(metadataOf(made)), " where ", described(promised), " was promised");
@@ -436,9 +438,10 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 
 /* ---- in a graph ---- */
 
-/* The default dtype is the process's, and may be another by now: what the kernel would make floats of by it is of the
- * call's before, or is asked for where the operator takes a dtype. Conditions stay, and so does a tensor that the
- * members of lists share. In place `op` is the out= form, which compares what is converted. */
+/* The default dtype is the process's, and may be another by now: what the kernel would make floats
+ * of by it is of the call's before, or is asked for where the operator takes a dtype. Conditions
+ * stay, and so does a tensor that the members of lists share. In place `op` is the out= form, which
+ * compares what is converted. */
 void OperatorTask::useDefaultDtype(Stack &stack) const {
   if (C10_LIKELY(inDefaultDtype.empty())) return;
   const auto &arguments = op.schema().arguments();
@@ -469,8 +472,9 @@ OperatorHandle outFormOf(const OperatorHandle &op) {
       name.substr(0, name.size() - 1).c_str(), (op.schema().overload_name() + "_out").c_str());
 }
 
-/* The form of a structured operator that writes where it is told to, which its other form calls too. Where it is not
- * pointwise it may take more time than what that saves, or want another place first (mse_loss). */
+/* The form of a structured operator that writes where it is told to, which its other form calls
+ * too. Where it is not pointwise it may take more time than what that saves, or want another place
+ * first (mse_loss). */
 std::optional<OperatorHandle> outForm(const OperatorHandle &op, const OperatorTask &task) {
   if (!task.traits.pointwise || task.results.size() != 1 || !hasInferringKernel(op)) return {};
   const auto &schema = op.schema();
@@ -478,15 +482,18 @@ std::optional<OperatorHandle> outForm(const OperatorHandle &op, const OperatorTa
   for (const std::string &name : {overload + "_out", std::string("out")}) {
     const auto found = c10::Dispatcher::singleton().findOp({schema.name(), name});
     if (!found || found->schema().arguments().size() != schema.arguments().size() + 1) continue;
-    const bool same = std::equal(
-        schema.arguments().begin(), schema.arguments().end(), found->schema().arguments().begin(),
-        [](const auto &a, const auto &b) { return a.name() == b.name() && *a.type() == *b.type(); });
+    const bool same =
+        std::equal(schema.arguments().begin(), schema.arguments().end(),
+                   found->schema().arguments().begin(), [](const auto &a, const auto &b) {
+                     return a.name() == b.name() && *a.type() == *b.type();
+                   });
     if (same) return found;
   }
   return {};
 }
 
-/* What the first replay of a task leaves for the next ones: its kernel's arguments, over the same memory. */
+/* What the first replay of a task leaves for the next ones: its kernel's arguments, over the same
+ * memory. */
 class Node {
  public:
   explicit Node(OperatorTask &task) : arguments_(task), stack_(arguments_.stack()) {
@@ -499,7 +506,8 @@ class Node {
     result_ = kernelAddress(result);
     for (const ResultSpec &made : task.spec->results) {
       if (made.argument >= 0) continue;
-      stack_.push_back(tensorOf(cpuStorage(result_, result.bytes), DispatchKey::CPU, made.fresh[0]));
+      stack_.push_back(
+          tensorOf(cpuStorage(result_, result.bytes), DispatchKey::CPU, made.fresh[0]));
     }
   }
 

@@ -1,6 +1,6 @@
 /*
- * One table for all operators, guarded by a reader-writer lock: written at a first call, read at every
- * later one. At its bound it starts anew, which costs each shape in use one waited call.
+ * One table for all operators, guarded by a reader-writer lock: written at a first call, read at
+ * every later one. At its bound it starts anew, which costs each shape in use one waited call.
  */
 #include "output_cache.h"
 
@@ -70,7 +70,8 @@ static_assert(c10::NumScalarTypes <= 1 << 8, "and so has a dtype");
 
 constexpr size_t kHeader = 2;
 
-/* What the dtypes hold at most, from the smallest; integers that are negative may wrap around in unsigned ones. */
+/* What the dtypes hold at most, from the smallest; integers that are negative may wrap around in
+ * unsigned ones. */
 struct Range {
   double least, most;
 };
@@ -90,7 +91,8 @@ constexpr Range kRanges[] = {{-128, 127},
                              {-FLT_MAX, FLT_MAX},
                              {-DBL_MAX, DBL_MAX}};
 
-/* By its sign and by which dtypes hold it: kernels refuse numbers for these, and for nothing else on its own. */
+/* By its sign and by which dtypes hold it: kernels refuse numbers for these, and for nothing else
+ * on its own. */
 int64_t kindOf(double number) {
   const int64_t sign = number > 0 ? 1 : number < 0 ? 2 : number == 0 ? 0 : 3;
   if (C10_LIKELY(number >= kRanges[0].least && number <= kRanges[0].most)) return sign;
@@ -131,7 +133,8 @@ void appendTensor(CallKey &key, const at::Tensor &tensor) {
   key[begin] |= kindOfNumber(tensor) << 20;
 }
 
-/* What a task rebuilds from the key; the other arguments, which it has as they are, come after all these. */
+/* What a task rebuilds from the key; the other arguments, which it has as they are, come after all
+ * these. */
 void appendTensors(CallKey &key, const IValue &value) {
   if (value.isTensor()) {
     appendTensor(key, value.toTensor());
@@ -147,8 +150,8 @@ void appendTensors(CallKey &key, const IValue &value) {
   }
 }
 
-/* How what is written lies to the other tensors, where these reach into the same bytes. Of lists, one that is written is
- * taken with the others member by member. */
+/* How what is written lies to the other tensors, where these reach into the same bytes. Of lists,
+ * one that is written is taken with the others member by member. */
 class Overlaps {
  public:
   explicit Overlaps(CallKey &key) : key_(key) {}
@@ -218,8 +221,9 @@ void appendText(CallKey &key, const std::string &text) {
 
 bool isEmpty(const TensorMetadata &tensor) { return c10::multiply_integers(tensor.sizes) == 0; }
 
-/* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold nothing that is
- * read, as what is written in place may. An operator that is neither may ask itself whether they have one. */
+/* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold
+ * nothing that is read, as what is written in place may. An operator that is neither may ask itself
+ * whether they have one. */
 bool unchanged(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
                const std::vector<KeptMetadata> &before, std::vector<Resize> &resizes) {
   const bool inPlace = std::string_view(traits.name).back() == '_';

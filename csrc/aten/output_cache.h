@@ -1,12 +1,12 @@
 /*
  * What an operator's results will look like, remembered from an earlier call with like arguments.
  *
- * Sizes, strides and dtypes of results follow from the arguments' metadata for every operator that is not
- * tagged as depending on data. The key holds that metadata: of tensors dtype, sizes, strides and bits, and
- * where they overlap what is written; of numbers (Scalar, float) type, sign, which dtypes hold it, the same of
- * its difference from the one before, and how it compares with 1, because an optimizer's change at each step and
- * kernels refuse numbers for nothing else; of all else the value. An operator without tensors to read (arange)
- * has its numbers' values in the key.
+ * Sizes, strides and dtypes of results follow from the arguments' metadata for every operator that
+ * is not tagged as depending on data. The key holds that metadata: of tensors dtype, sizes, strides
+ * and bits, and where they overlap what is written; of numbers (Scalar, float) type, sign, which
+ * dtypes hold it, the same of its difference from the one before, and how it compares with 1,
+ * because an optimizer's change at each step and kernels refuse numbers for nothing else; of all
+ * else the value. An operator without tensors to read (arange) has its numbers' values in the key.
  */
 #pragma once
 
@@ -29,7 +29,8 @@ namespace torch_openreg {
 
 using CallKey = c10::SmallVector<int64_t, 64>;
 
-/* The key of a call; false if it cannot have one. A task carries it to its lane, as the description of its tensors. */
+/* The key of a call; false if it cannot have one. A task carries it to its lane, as the description
+ * of its tensors. */
 bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 /* Walks the arguments that a key of makeKey describes. */
@@ -71,8 +72,8 @@ struct Resize {
   KeptMetadata metadata;
 };
 
-/* Where a kernel computes with integers in the default dtype: empty, or one for the call, or one for each member of
- * the lists of a foreach operator, which computes with each member by itself. */
+/* Where a kernel computes with integers in the default dtype: empty, or one for the call, or one
+ * for each member of the lists of a foreach operator, which computes with each member by itself. */
 using InDefaultDtype = c10::SmallVector<bool, 8>;
 
 struct OutputSpec {
@@ -80,15 +81,16 @@ struct OutputSpec {
   InDefaultDtype inDefaultDtype;
   std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
-  /* What its kernel warns of them, if that is known: some give their outputs a size in silence, or in words of their own. */
+  /* What its kernel warns of them, if that is known: some give their outputs a size in silence, or
+   * in words of their own. */
   std::optional<std::vector<c10::Warning>> resizeWarnings;
 };
 
 /* Taken before the call. */
 std::vector<KeptMetadata> keptMetadata(c10::ArrayRef<c10::IValue> arguments);
 
-/* What a finished call teaches: how its results will look when it is called with like arguments again. Unusable where
- * results are not simply fresh memory. */
+/* What a finished call teaches: how its results will look when it is called with like arguments
+ * again. Unusable where results are not simply fresh memory. */
 std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits,
                                             c10::ArrayRef<c10::IValue> arguments,
                                             const std::vector<KeptMetadata> &before,
@@ -108,7 +110,8 @@ void cacheOutputs(const CallKey &key, std::shared_ptr<const OutputSpec> spec);
 /* Of a CPU tensor without dimensions, what kernels ask of its number; of others 0. */
 int64_t kindOfNumber(const at::Tensor &tensor);
 
-/* Appends a value that is no tensor; false if it cannot be part of a key. `kindOnly`: of numbers. */
+/* Appends a value that is no tensor; false if it cannot be part of a key. `kindOnly`: of
+ * numbers. */
 bool appendToKey(CallKey &key, const c10::IValue &value, bool kindOnly);
 
 }  // namespace torch_openreg

@@ -1,7 +1,7 @@
 /*
- * torch_openreg/_python_kernels.py reports each kernel of Python. Where one replaces a kernel, a Cover is registered above it:
- * that calls the replaced one where the thread computes for a device, and Python's elsewhere. Operators that are not replaced
- * do not come here.
+ * torch_openreg/_python_kernels.py reports each kernel of Python. Where one replaces a kernel, a
+ * Cover is registered above it: that calls the replaced one where the thread computes for a device,
+ * and Python's elsewhere. Operators that are not replaced do not come here.
  *
  * `mutex` guards `reported()`. Covers are made and destroyed with the GIL.
  */
@@ -71,7 +71,8 @@ class Cover final : public c10::OperatorKernel {
   const Kernel python_, replaced_;
 };
 
-/* PyTorch warns of a kernel that replaces another one, which the program's does and a Cover does not. */
+/* PyTorch warns of a kernel that replaces another one, which the program's does and a Cover does
+ * not. */
 class Silence final : public c10::WarningHandler {
  public:
   void process(const c10::Warning &) override {}
@@ -83,7 +84,8 @@ class PythonKernel {
   PythonKernel(const std::string &name, const std::string &key)
       : name_(torch::jit::parseName(name)), place_(name, c10::parseDispatchKey(key)) {}
 
-  /* Before it is registered, and before it goes. No kernel of a device runs from then on until `resume`. */
+  /* Before it is registered, and before it goes. No kernel of a device runs from then on until
+   * `resume`. */
   void pause() {
     findReplaced();
     WithoutGil unlocked;

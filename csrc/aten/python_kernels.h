@@ -1,5 +1,6 @@
 /*
- * Kernels that a program registers from Python for the CPU's dispatch keys: they are for the program's own CPU tensors.
+ * Kernels that a program registers from Python for the CPU's dispatch keys: they are for the
+ * program's own CPU tensors.
  */
 #pragma once
 

@@ -1,5 +1,6 @@
 /*
- * For which operators and which kinds of tensors the fallback stands: those that have no registration of their own.
+ * For which operators and which kinds of tensors the fallback stands: those that have no
+ * registration of their own.
  */
 #include "registration.h"
 
@@ -23,7 +24,8 @@ void fallback(const OperatorHandle &op, Stack *stack) {
   runCpuKernel(op, stack);
 }
 
-/* A collective's kernel on the CPU returns before it has run: what it gets has to be the caller's own tensors. */
+/* A collective's kernel on the CPU returns before it has run: what it gets has to be the caller's
+ * own tensors. */
 bool isCollective(const OperatorHandle &op) {
   return op.operator_name().name.starts_with("c10d::");
 }
@@ -64,7 +66,8 @@ constexpr Kind kKinds[] = {
     kindOf<DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU>(),
 };
 
-/* What makes such a tensor of nothing, and may be the first call of a program in C++: it registers the rest. */
+/* What makes such a tensor of nothing, and may be the first call of a program in C++: it registers
+ * the rest. */
 const c10::OperatorName kMakers[] = {{"aten::empty", "memory_format"},
                                      {"aten::_sparse_coo_tensor_with_dims", ""},
                                      {"aten::_empty_affine_quantized", ""}};
@@ -85,9 +88,10 @@ void forEachAtenOperator(const Visit &visit) {
   }
 }
 
-/* Structured operators have a kernel that infers their results: the fallback asks that only where nothing is
- * remembered. */
-void registerPlain(torch::Library &library, const c10::OperatorName &name, const OperatorHandle &op) {
+/* Structured operators have a kernel that infers their results: the fallback asks that only where
+ * nothing is remembered. */
+void registerPlain(torch::Library &library, const c10::OperatorName &name,
+                   const OperatorHandle &op) {
   if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return;
   if (hasPythonKernelAlone(op, DispatchKey::CPU)) return;  // a program's, which may define it anew
   if (leadsToFallback(op) && registerUnboxed(op)) return;

@@ -1,6 +1,6 @@
 /*
- * OPENREG_LIBRARY_IMPL: TORCH_LIBRARY_IMPL, for good. What that registers is taken out of PyTorch's tables at
- * exit, operator by operator, which takes as long as it took to put it there.
+ * OPENREG_LIBRARY_IMPL: TORCH_LIBRARY_IMPL, for good. What that registers is taken out of PyTorch's
+ * tables at exit, operator by operator, which takes as long as it took to put it there.
  */
 #pragma once
 
@@ -16,9 +16,10 @@ inline torch::Library &libraryOf(const char *name, c10::DispatchKey key) {
 }  // namespace torch_openreg
 
 #define OPENREG_LIBRARY_IMPL(name, key, m) OPENREG_LIBRARY_IMPL_(name, key, m, C10_UID)
-#define OPENREG_LIBRARY_IMPL_(name, key, m, number)                                                  \
-  static void C10_CONCATENATE(openregImpl, number)(torch::Library &);                                \
-  [[maybe_unused]] static const bool C10_CONCATENATE(openregDone, number) =                          \
-      (C10_CONCATENATE(openregImpl, number)(torch_openreg::libraryOf(#name, c10::DispatchKey::key)), \
-       true);                                                                                        \
+#define OPENREG_LIBRARY_IMPL_(name, key, m, number)                                     \
+  static void C10_CONCATENATE(openregImpl, number)(torch::Library &);                   \
+  [[maybe_unused]] static const bool C10_CONCATENATE(openregDone, number) =             \
+      (C10_CONCATENATE(openregImpl,                                                     \
+                       number)(torch_openreg::libraryOf(#name, c10::DispatchKey::key)), \
+       true);                                                                           \
   static void C10_CONCATENATE(openregImpl, number)(torch::Library & m)

@@ -1,6 +1,7 @@
 /*
- * A structured operator has a kernel for every backend (kInferringKeys) that makes the results and calls the out= form.
- * `inferring` is how that call is known when it comes back to the fallback on this thread.
+ * A structured operator has a kernel for every backend (kInferringKeys) that makes the results and
+ * calls the out= form. `inferring` is how that call is known when it comes back to the fallback on
+ * this thread.
  */
 #include "shape_inference.h"
 
@@ -23,13 +24,14 @@ using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-/* The operator whose result is being inferred. When its out= form is called its output has the right
- * size; composite kernels, which are registered in the same place, call others. */
+/* The operator whose result is being inferred. When its out= form is called its output has the
+ * right size; composite kernels, which are registered in the same place, call others. */
 thread_local const OpTraits *inferring = nullptr;
 
 }  // namespace
 
-/* Not where the CPU's kernel may give its result other strides, as it casts first, and what it has cast is dense. */
+/* Not where the CPU's kernel may give its result other strides, as it casts first, and what it has
+ * cast is dense. */
 bool canInfer(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   if (!traits.inferable || !traits.pointwise || traits.inPlace) return traits.inferable;
   std::optional<c10::ScalarType> dtype;
@@ -52,13 +54,14 @@ const OpTraits *inferredBy(const OperatorHandle &op, const OpTraits &traits) {
   return writtenOutputs(traits)->results.size() == op.schema().returns().size() ? called : nullptr;
 }
 
-void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack, const CallKey &key) {
+void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack,
+                 const CallKey &key) {
   struct Inferring {
     explicit Inferring(const OpTraits &functional) { inferring = &functional; }
     ~Inferring() { inferring = nullptr; }
   } scope(traits);
-  // A profile has the call itself. What a composite kernel calls is in CUDA's profiles, too; structured operators, which
-  // have a meta kernel, call only their out= form.
+  // A profile has the call itself. What a composite kernel calls is in CUDA's profiles, too;
+  // structured operators, which have a meta kernel, call only their out= form.
   std::optional<at::RecordFunctionGuard> unrecorded;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) unrecorded.emplace(false);
   std::optional<ReportedAs> reported;

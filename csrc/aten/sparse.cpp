@@ -1,11 +1,13 @@
 /*
- * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, made of operators of the parts:
- * with the device's tensors they run on the caller's thread, and what they call is queued, or waits, as everywhere. So do
- * those kernels for quantized and nested tensors that look at them, make them or copy them (kSharedKernels...). The
- * others read memory themselves (kOwnKernels). Of those the products with a dense result are one task each, over a
- * result that is made before; the rest have sizes that depend on data, and wait.
+ * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, made of
+ * operators of the parts: with the device's tensors they run on the caller's thread, and what they
+ * call is queued, or waits, as everywhere. So do those kernels for quantized and nested tensors
+ * that look at them, make them or copy them (kSharedKernels...). The others read memory themselves
+ * (kOwnKernels). Of those the products with a dense result are one task each, over a result that is
+ * made before; the rest have sizes that depend on data, and wait.
  *
- * A SparseTask carries CPU tensors over storages that have no address before it runs. It holds nothing of the device's.
+ * A SparseTask carries CPU tensors over storages that have no address before it runs. It holds
+ * nothing of the device's.
  */
 #include "sparse.h"
 
@@ -44,8 +46,9 @@ using torch::jit::Stack;
 
 using Sizes = c10::SmallVector<int64_t, 2>;
 
-/* By name, and by overload where others of the name are made of operators. With them those shared kernels that go
- * through a stub or by way of the CPU: _sparse_mask_projection, sparse_mask, to_sparse_bsc and to_sparse_bsr. */
+/* By name, and by overload where others of the name are made of operators. With them those shared
+ * kernels that go through a stub or by way of the CPU: _sparse_mask_projection, sparse_mask,
+ * to_sparse_bsc and to_sparse_bsr. */
 constexpr std::string_view kOwnKernels[] = {
     "_coalesce",
     "_pin_memory",
@@ -179,7 +182,8 @@ void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::De
   op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
 }
 
-// ---- One task ---------------------------------------------------------------------------------------
+// ---- One task
+// ---------------------------------------------------------------------------------------
 
 /* Runs an operator that leaves sizes as they are and makes no tensor. */
 class SparseTask final : public Task {
@@ -256,16 +260,19 @@ void queue(const OperatorHandle &op, c10::ArrayRef<IValue> arguments, DispatchKe
   launchTask(std::move(task), stream, {}, small ? orLaunchAnyThread : 0);
 }
 
-// ---- Sparse by dense --------------------------------------------------------------------------------
+// ---- Sparse by dense
+// --------------------------------------------------------------------------------
 
-/* What CUDA's kernels take as it is: it is not sorted first, and no block, batch or dense dimension is among them. */
+/* What CUDA's kernels take as it is: it is not sorted first, and no block, batch or dense dimension
+ * is among them. */
 bool isSparseMatrix(const Tensor &tensor) {
   if (tensor.dim() != 2) return false;
   if (tensor.is_sparse()) return tensor.sparse_dim() == 2 && tensor.is_coalesced();
   return tensor.layout() == c10::kSparseCsr || (tensor.layout() == c10::kSparseCsc && at::hasMKL());
 }
 
-/* The dense result's, of `self + matrix @ dense` or `self + sparse`; none for what a kernel may refuse, or waits. */
+/* The dense result's, of `self + matrix @ dense` or `self + sparse`; none for what a kernel may
+ * refuse, or waits. */
 std::optional<Sizes> sizesOfResult(std::string_view name, c10::ArrayRef<IValue> arguments) {
   const Tensor &self = arguments[0].toTensor(), &other = arguments[1].toTensor();
   if (self.layout() != c10::kStrided) return std::nullopt;

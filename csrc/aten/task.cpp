@@ -1,6 +1,7 @@
 /*
- * A Task belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop` deletes it, whether or
- * not it ran. An AwaitedTask lives on the stack of the thread that waits for it in orLaunchKernelEx (orLaunchWaits).
+ * A Task belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop`
+ * deletes it, whether or not it ran. An AwaitedTask lives on the stack of the thread that waits for
+ * it in orLaunchKernelEx (orLaunchWaits).
  */
 #include "task.h"
 

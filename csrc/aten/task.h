@@ -1,5 +1,6 @@
 /*
- * A function of C++ as a task of a stream: one that nobody waits for, or one that its caller waits for.
+ * A function of C++ as a task of a stream: one that nobody waits for, or one that its caller waits
+ * for.
  */
 #pragma once
 
@@ -15,8 +16,8 @@
 
 namespace torch_openreg {
 
-/* With all that it needs, by value. What it throws is the device's error, raised with its type at the next call that
- * synchronises; what it warns of is issued there too. */
+/* With all that it needs, by value. What it throws is the device's error, raised with its type at
+ * the next call that synchronises; what it warns of is issued there too. */
 class Task {
  public:
   Task(const char *kernelName, c10::Device on) : name(kernelName), device(on) {}
@@ -33,20 +34,20 @@ class Task {
       false;  // what it warns of is known already, as from a replay of the same graph before
 };
 
-/* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here. `flags` are
- * orLaunchFlags. */
+/* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here.
+ * `flags` are orLaunchFlags. */
 void launchTask(std::unique_ptr<Task> kernel, orStream_t stream,
                 c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
 
-/* Runs `kernel` on a lane, after everything queued on `stream`, and returns when it has run. The GIL,
- * if held, is released while the caller sleeps. On the lane the function has the caller's thread
- * count (on the wide lane) and flush-denormal mode, no autograd and no dispatch modes. What it throws
- * is thrown here, type kept; warnings it raises are issued here. `name` must outlive the process. `serial`: one thread
- * is enough, and may be the caller. */
+/* Runs `kernel` on a lane, after everything queued on `stream`, and returns when it has run. The
+ * GIL, if held, is released while the caller sleeps. On the lane the function has the caller's
+ * thread count (on the wide lane) and flush-denormal mode, no autograd and no dispatch modes. What
+ * it throws is thrown here, type kept; warnings it raises are issued here. `name` must outlive the
+ * process. `serial`: one thread is enough, and may be the caller. */
 void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel);
 
-/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it ran;
- * whose the task is after an error, `queued` says (orLaunch). `flags` are orLaunchFlags. */
+/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it
+ * ran; whose the task is after an error, `queued` says (orLaunch). `flags` are orLaunchFlags. */
 orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
                        void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0,
                        int *queued = nullptr);

@@ -48,7 +48,8 @@ const at::PerChannelAffineQuantizer *perChannel(const Tensor &tensor) {
 
 Components quantizedComponents(const Tensor &tensor) {
   const DispatchKey backend = tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1;
-  Components parts{tensorOf(tensor.storage(), backend, metadataOf(tensor), tensor.storage_offset())};
+  Components parts{
+      tensorOf(tensor.storage(), backend, metadataOf(tensor), tensor.storage_offset())};
   if (const auto *quantizer = perChannel(tensor)) {
     parts.push_back(quantizer->scales());
     parts.push_back(quantizer->zero_points());

@@ -3,10 +3,11 @@
  *
  *   sparse COO                      indices, values
  *   sparse CSR, CSC, BSR, BSC       compressed indices, plain indices, values
- *   quantized                       its integers; scales and zero points where each channel has its own
- *   nested                          its buffer (sizes, strides and offsets are CPU tensors on every device)
+ *   quantized                       its integers; scales and zero points of channels
+ *   nested                          its buffer (sizes, strides, offsets are CPU tensors everywhere)
  *
- * Components share memory with the tensor. All of them are ordinary tensors, so what holds for those holds for the rest.
+ * Components share memory with the tensor. All of them are ordinary tensors, so what holds for
+ * those holds for the rest.
  */
 #pragma once
 

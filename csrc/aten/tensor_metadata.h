@@ -1,7 +1,8 @@
 /*
- * What a tensor is, but for its memory: in one form for a tensor that lives, one in the key of a call, and one that a call
- * promises. And whether a storage holds what a tensor says it has: a program may free or shrink it (as FSDP does with
- * parameters) while tensors still describe what was there.
+ * What a tensor is, but for its memory: in one form for a tensor that lives, one in the key of a
+ * call, and one that a call promises. And whether a storage holds what a tensor says it has: a
+ * program may free or shrink it (as FSDP does with parameters) while tensors still describe what
+ * was there.
  */
 #pragma once
 

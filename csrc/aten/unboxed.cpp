@@ -1,6 +1,7 @@
 /*
- * One template for all, one instance for each signature. What it adds to the fallback is the way in: borrowed arguments
- * instead of owned ones on a stack. A call that is not queued at once goes through the fallback.
+ * One template for all, one instance for each signature. What it adds to the fallback is the way
+ * in: borrowed arguments instead of owned ones on a stack. A call that is not queued at once goes
+ * through the fallback.
  *
  * An Entry is made for each operator and never destroyed; `traits` is looked up at its first call.
  */
@@ -124,7 +125,8 @@ CpuCall cpuCall(const c10::TypedOperatorHandle<Result(Args...)> &op, std::index_
   };
 }
 
-/* A signature, as one letter for each argument and the result: T tensor, S number, W tensor that is written. */
+/* A signature, as one letter for each argument and the result: T tensor, S number, W tensor that is
+ * written. */
 struct Signature {
   std::string_view letters;
   c10::KernelFunction (*kernel)(const OperatorHandle &op);

@@ -88,7 +88,8 @@ std::string differences(Tensors &told) {
   return "the ranks do not agree: " + all;
 }
 
-/* The first pair of ranks of which one sends more or less than the other expects; "" if there is none. */
+/* The first pair of ranks of which one sends more or less than the other expects; "" if there is
+ * none. */
 std::string splitDifferences(Tensors &told) {
   const auto size = static_cast<int64_t>(told.size());
   for (int64_t from = 0; from < size; ++from) {
@@ -152,7 +153,8 @@ GlooWork sendWithSize(Backend &gloo, at::Tensor &host, c10::ScalarType dtype, in
   return second;
 }
 
-GlooWork receiveWithSize(Backend &gloo, at::Tensor &host, c10::ScalarType dtype, int peer, int tag) {
+GlooWork receiveWithSize(Backend &gloo, at::Tensor &host, c10::ScalarType dtype, int peer,
+                         int tag) {
   Tensors header{message(kHeaderWords)}, data{host};
   const GlooWork first = peer < 0 ? gloo.recvAnysource(header, tag) : gloo.recv(header, peer, tag);
   first->wait();

@@ -1,9 +1,10 @@
 /*
- * What ranks tell each other before Gloo has a collective. Gloo ends the process where they disagree about a size, in a
- * thread of its own; it waits for ever, or mixes up data, where they call different collectives.
+ * What ranks tell each other before Gloo has a collective. Gloo ends the process where they
+ * disagree about a size, in a thread of its own; it waits for ever, or mixes up data, where they
+ * call different collectives.
  *
- * Each rank sends what it calls to each other rank, and compares all that it gets: so all come to the same result, and
- * Gloo is called by all or by none. A group whose ranks disagreed can go on.
+ * Each rank sends what it calls to each other rank, and compares all that it gets: so all come to
+ * the same result, and Gloo is called by all or by none. A group whose ranks disagreed can go on.
  */
 #pragma once
 
@@ -32,7 +33,8 @@ struct Announcement {
 /* Tags of our own messages; programs have those below. */
 constexpr int kOwnTags = 1 << 30, kMessageTags = kOwnTags + (1 << 29);
 
-/* Returns "" if all agree, else how they do not. `waiting` is told whom it waits for. What Gloo throws is thrown. */
+/* Returns "" if all agree, else how they do not. `waiting` is told whom it waits for. What Gloo
+ * throws is thrown. */
 std::string disagreement(c10d::Backend &gloo, uint64_t sequence, const Announcement &own,
                          const std::function<void(int rank)> &waiting);
 

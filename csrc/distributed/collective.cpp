@@ -1,11 +1,12 @@
 /*
- * A Collective's fields are written by its constructor, and afterwards by the queue's thread until it
- * has run; what both sides use is guarded by the mutex of c10d::Work. The thread finishes the Work first
- * and signals the event then, so that a host that has waited for a stream finds the Work complete.
+ * A Collective's fields are written by its constructor, and afterwards by the queue's thread until
+ * it has run; what both sides use is guarded by the mutex of c10d::Work. The thread finishes the
+ * Work first and signals the event then, so that a host that has waited for a stream finds the Work
+ * complete.
  *
- * Memory is kept by tensors of our own over the same storages: letting go of the caller's on the queue's
- * thread could take the GIL, which is no more to be had while Python ends. So could letting go of a storage that
- * Python has an object for (letGo).
+ * Memory is kept by tensors of our own over the same storages: letting go of the caller's on the
+ * queue's thread could take the GIL, which is no more to be had while Python ends. So could letting
+ * go of a storage that Python has an object for (letGo).
  */
 #include "collective.h"
 
@@ -38,10 +39,12 @@ using c10::ivalue::Future;
 /* A tensor of our own over the same memory. */
 at::Tensor sameMemory(const at::Tensor &tensor) {
   return tensorOf(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1,
-                  {tensor.sizes(), tensor.strides(), tensor.scalar_type()}, tensor.storage_offset());
+                  {tensor.sizes(), tensor.strides(), tensor.scalar_type()},
+                  tensor.storage_offset());
 }
 
-/* True if the last reference but Python's own goes with this one, for which PyTorch takes the GIL. */
+/* True if the last reference but Python's own goes with this one, for which PyTorch takes the
+ * GIL. */
 bool leavesItToPython(const at::Tensor &tensor) {
   if (!tensor.has_storage()) return true;  // so may it for each part of a sparse tensor
   const c10::Storage &storage = tensor.storage();
@@ -136,8 +139,9 @@ c10::intrusive_ptr<Future> futureOn(c10::Device device) {
 }
 
 /* Who waits for it makes a stream wait for `events`. */
-c10::intrusive_ptr<Future> completeAfter(c10::intrusive_ptr<Future> future, CollectiveQueues &queues,
-                                         c10::Device device, c10::ArrayRef<orEvent_t> events,
+c10::intrusive_ptr<Future> completeAfter(c10::intrusive_ptr<Future> future,
+                                         CollectiveQueues &queues, c10::Device device,
+                                         c10::ArrayRef<orEvent_t> events,
                                          std::vector<at::Tensor> outputs) {
   const c10::StreamGuard side(queues.sideStream(CollectiveQueues::Use::after, device.index()));
   const orStream_t handle = currentStreamHandle(device.index());
@@ -146,7 +150,8 @@ c10::intrusive_ptr<Future> completeAfter(c10::intrusive_ptr<Future> future, Coll
   return future;
 }
 
-// A schedule runs tasks only while somebody calls the core, and a peer may wait for what this process has queued.
+// A schedule runs tasks only while somebody calls the core, and a peer may wait for what this
+// process has queued.
 
 bool isScheduled() {
   orSchedulePolicy policy = orScheduleFair;
@@ -169,7 +174,8 @@ void runScheduled(orStream_t stream) {
   }
 }
 
-/* How long a schedule waits for a collective that it has begun, and a collective for the schedule. */
+/* How long a schedule waits for a collective that it has begun, and a collective for the
+ * schedule. */
 constexpr auto kMoment = std::chrono::milliseconds(20);
 
 void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
@@ -285,7 +291,8 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   queue(currentStreamHandle(device_.index()), call_.name, &runHandOver, &dropHandOver, handOver_);
 }
 
-/* Before it is in its queue there would be nobody to end it, and the schedule's task would wait for a moment in vain. */
+/* Before it is in its queue there would be nobody to end it, and the schedule's task would wait for
+ * a moment in vain. */
 void Collective::letBegin() const {
   if (handOver_->chosen == 0) return;
   try {
@@ -309,7 +316,8 @@ void Collective::orderTold() const {
   OPENREG_CHECK(orStreamWaitEvent(toldStream(), before.get()));
 }
 
-/* It is not on the current stream: from what is queued there so far until its event, it is beside what comes next. */
+/* It is not on the current stream: from what is queued there so far until its event, it is beside
+ * what comes next. */
 void Collective::tellSanitizer() const {
   const orStream_t handle = toldStream();
   OPENREG_CHECK(orSanitizerAside(handle));
@@ -324,8 +332,8 @@ void Collective::joinDevice() const {
   OPENREG_CHECK(orStreamWaitEvent(all.stream(), done()));
 }
 
-// Copies on both sides are made in the queue's turn: an input may be an earlier collective's output. And not by the caller,
-// whom OPENREG_LAUNCH_BLOCKING would make wait for a peer.
+// Copies on both sides are made in the queue's turn: an input may be an earlier collective's
+// output. And not by the caller, whom OPENREG_LAUNCH_BLOCKING would make wait for a peer.
 
 void Collective::stageInputs() {
   const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
@@ -341,14 +349,16 @@ void Collective::copyBack() {
   for (size_t i = inputs_; i < memory_.size(); ++i) bytesOf(memory_[i]).copy_(copies_[i]);
 }
 
-/* On a stream of our own, where nothing is queued that waits: wait() and the future tell the allocator who reads it. */
+/* On a stream of our own, where nothing is queued that waits: wait() and the future tell the
+ * allocator who reads it. */
 void Collective::replaceSparse(const at::Tensor &from) {
   const at::Tensor &to = sparse_.front();
   const Components old = componentsOf(to);
   std::vector<at::Tensor> before(old.begin(), old.end());
   Components parts = componentsOf(from);
   {
-    const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
+    const c10::StreamGuard side(
+        queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
     for (at::Tensor &part : parts) part = part.to(device_);
   }
   reassemble(to, from, parts);
@@ -368,7 +378,8 @@ std::vector<at::Tensor> Collective::hostTensors() {
 }
 
 /* NCCL multiplies each rank's floats before it adds them, by a factor of their dtype, so that an
- * average of large float16 numbers is no inf. An input that is only read is multiplied in a copy. */
+ * average of large float16 numbers is no inf. An input that is only read is multiplied in a
+ * copy. */
 void Collective::scale(std::vector<at::Tensor> &host) const {
   for (size_t i = 0; i < (inputs_ != 0 ? inputs_ : host.size()); ++i) {
     if (!at::isFloatingType(host[i].scalar_type())) continue;
@@ -425,8 +436,8 @@ void Collective::exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   source_ = work->sourceRank();
 }
 
-/* Of a torn collective. Nothing of it is in the device's memory before its second half; if a reset has dropped that, nothing
- * ever is: the memory may be another tensor's by now. */
+/* Of a torn collective. Nothing of it is in the device's memory before its second half; if a reset
+ * has dropped that, nothing ever is: the memory may be another tensor's by now. */
 bool Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   std::vector<at::Tensor> copies;
   asKernel([&] {
@@ -521,7 +532,8 @@ void Collective::synchronize() {
 
 bool Collective::wait(std::chrono::milliseconds timeout) {
   synchronize();
-  // The queue's thread may come to it later, and a device that was reset has no error: nobody else would say so.
+  // The queue's thread may come to it later, and a device that was reset has no error: nobody else
+  // would say so.
   if (handOver_->wasDropped()) std::rethrow_exception(dropped());
   std::exception_ptr error;
   {

@@ -1,34 +1,41 @@
 /*
  * A collective on its way from a stream to Gloo and back.
  *
- *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs, and returns
+ *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs,
+ *                         and returns
  *   a lane                runs the hand-over: tells where kernels see the tensors, and goes on
- *   a queue's thread      takes its collectives in order: waits for the hand-over, and for every rank to say the same of
- *                         the collective (agreement.h), calls Gloo with CPU tensors over the same memory, waits for
- *                         Gloo, and signals the collective's event
+ *   a queue's thread      takes its collectives in order: waits for the hand-over, and for every
+ *                         rank to say the same of the collective (agreement.h), calls Gloo with CPU
+ *                         tensors over the same memory, waits for Gloo, and signals the
+ *                         collective's event
  *   wait()                makes the caller's current stream wait for that event
  *   a stream of our own   waits for it too, so that synchronising the device covers the collective
  *
  * So neither a lane nor the host waits for a peer, and a stream that does holds no thread.
  *
- * Under a schedule the collective begins when that comes to a task of its own, on a stream that has nothing else: so it is
- * decided by the schedule what comes before a collective and what after it. The task waits for the end, for a moment, as a
- * peer may be late. Where tasks are torn, so is this one: after its first half the ranks have exchanged copies, and its
- * second half writes what they have received, so what another stream does in between is lost, or comes too late to be sent.
- * Where the schedule does not come to it, since the host waits for a peer by other means, the queue's thread sees to it.
+ * Under a schedule the collective begins when that comes to a task of its own, on a stream that has
+ * nothing else: so it is decided by the schedule what comes before a collective and what after it.
+ * The task waits for the end, for a moment, as a peer may be late. Where tasks are torn, so is this
+ * one: after its first half the ranks have exchanged copies, and its second half writes what they
+ * have received, so what another stream does in between is lost, or comes too late to be sent.
+ * Where the schedule does not come to it, since the host waits for a peer by other means, the
+ * queue's thread sees to it.
  *
  * Who keeps the memory of a collective's tensors, beside the program:
  *
  *   from the call on      the Collective, all of it
- *   from wait() on        nobody: the stream that waits has its next task behind the collective, so what was allocated on it
- *                         may go to the next tensor at once. Memory of another stream's is the program's to keep, as for
- *                         any kernel that runs elsewhere, and as on CUDA. The queue's thread has its addresses
+ *   from wait() on        nobody: the stream that waits has its next task behind the collective, so
+ *                         what was allocated on it may go to the next tensor at once. Memory of
+ *                         another stream's is the program's to keep, as for any kernel that runs
+ *                         elsewhere, and as on CUDA. The queue's thread has its addresses
  *   nobody ever waits     the Collective until it has run, whose thread then lets go of it
- *   meanwhile             what the caller got (CollectiveWork) keeps the outputs, for result() and the future
+ *   meanwhile             what the caller got (CollectiveWork) keeps the outputs, for result() and
+ *                         the future
  *
- * On a device that kernels cannot reach the thread copies in its turn, from and to memory that has to be somebody's:
- * there the Collective keeps it until it has run. A cached block's memory goes back to the system when its own stream is
- * through, so not before the collective that this stream waits for.
+ * On a device that kernels cannot reach the thread copies in its turn, from and to memory that has
+ * to be somebody's: there the Collective keeps it until it has run. A cached block's memory goes
+ * back to the system when its own stream is through, so not before the collective that this stream
+ * waits for.
  */
 #pragma once
 
@@ -54,16 +61,16 @@
 
 namespace torch_openreg {
 
-/* Collectives of one queue begin one after the other. Sends and receives have a queue for each peer and
- * tag: they may wait for what another one of this process does. */
+/* Collectives of one queue begin one after the other. Sends and receives have a queue for each peer
+ * and tag: they may wait for what another one of this process does. */
 using QueueKey = std::tuple<char, int, int>;
 inline QueueKey collectives() { return {'c', 0, 0}; }
 inline QueueKey sendsTo(int peer, int tag) { return {'s', peer, tag}; }
 inline QueueKey receivesFrom(int peer, int tag) { return {'r', peer, tag}; }
 
 using GlooWork = c10::intrusive_ptr<c10d::Work>;
-/* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`; of a sparse tensor it leaves what it is
- * from now on. */
+/* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`; of a sparse tensor
+ * it leaves what it is from now on. */
 using Issue = std::function<GlooWork(c10d::Backend &gloo, std::vector<at::Tensor> &host)>;
 
 struct Call {
@@ -75,15 +82,17 @@ struct Call {
   bool average = false;             // a sum becomes one
   double factor = 1;                // each rank's floats are multiplied by it before they are added
   QueueKey queue = collectives();
-  std::vector<int> peers = {};          // to whom it talks
-  bool blocks = false;                  // wait() holds the host
-  std::vector<at::Tensor> sparse = {};  // one or none: gets what comes out, whose size nobody knows before
-  Announcement says = {};               // what the ranks have to agree about; no message's
+  std::vector<int> peers = {};  // to whom it talks
+  bool blocks = false;          // wait() holds the host
+  // One or none: gets what comes out, whose size nobody knows before.
+  std::vector<at::Tensor> sparse = {};
+  Announcement says = {};  // what the ranks have to agree about; no message's
 };
 
 class CollectiveQueues;
 
-/* What a lane leaves for the queue's thread. It has no tensors, since a lane may be the last to let go of it. */
+/* What a lane leaves for the queue's thread. It has no tensors, since a lane may be the last to let
+ * go of it. */
 struct HandOver {
   struct Range {
     const void *device;
@@ -137,8 +146,9 @@ class Collective final : public c10d::Work {
   /* The current stream of the collective's device waits; the host does not. */
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
-  /* synchronize(), or the exception of a collective that is known to have failed. With a time-out, and for what the
-   * host has to know (a barrier, the sender of a message from anybody), the host waits too. */
+  /* synchronize(), or the exception of a collective that is known to have failed. With a time-out,
+   * and for what the host has to know (a barrier, the sender of a message from anybody), the host
+   * waits too. */
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   /* Of a sparse tensor: complete when its size is known. Else null. */
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
@@ -151,7 +161,8 @@ class Collective final : public c10d::Work {
   orEvent_t done() const { return signalled_.get(); }
   const std::shared_ptr<CollectiveQueues> &queues() const { return queues_; }
 
-  /* Synchronising the device covers it from now on. Once it is in its queue, whose thread will signal it. */
+  /* Synchronising the device covers it from now on. Once it is in its queue, whose thread will
+   * signal it. */
   void joinDevice() const;
   /* A schedule may begin it from now on. Once it is in its queue. */
   void letBegin() const;
@@ -197,7 +208,8 @@ class Collective final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/* What a caller has: a collective, or several that are waited for as one, and their outputs. Not empty. */
+/* What a caller has: a collective, or several that are waited for as one, and their outputs. Not
+ * empty. */
 class CollectiveWork final : public c10d::Work {
  public:
   using Works = std::vector<c10::intrusive_ptr<Collective>>;
@@ -211,7 +223,8 @@ class CollectiveWork final : public c10d::Work {
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  /* Complete at once, like CUDA's: who waits for it makes a stream wait. Of a sparse tensor, when its size is known. */
+  /* Complete at once, like CUDA's: who waits for it makes a stream wait. Of a sparse tensor, when
+   * its size is known. */
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   /* Of one: complete when it is. */
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
@@ -225,8 +238,8 @@ class CollectiveWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
 };
 
-/* Gloo and the queues in front of it. The group and the threads share it: a group may be destroyed while
- * collectives are under way, and they end as they would have. */
+/* Gloo and the queues in front of it. The group and the threads share it: a group may be destroyed
+ * while collectives are under way, and they end as they would have. */
 class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
  public:
   CollectiveQueues(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers);
@@ -241,9 +254,10 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
   int rank() const { return gloo_->getRank(); }
   int size() const { return gloo_->getSize(); }
 
-  /* Streams of our own, since those of the pool are also others'. One for what comes after a collective; one for what a
-   * collective itself copies: it must not be behind what waits for it; one that only waits for collectives, for who
-   * synchronises the device; and one of each queue for the sanitizer, which sees collectives there. */
+  /* Streams of our own, since those of the pool are also others'. One for what comes after a
+   * collective; one for what a collective itself copies: it must not be behind what waits for it;
+   * one that only waits for collectives, for who synchronises the device; and one of each queue for
+   * the sanitizer, which sees collectives there. */
   enum class Use { after, copies, device, told };
   c10::Stream sideStream(Use use, c10::DeviceIndex device, const QueueKey &queue = collectives());
 
@@ -256,7 +270,8 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   const Peers peers_;
-  std::mutex mutex_;  // guards what follows; no other lock is taken under it, but the core's for a new stream
+  // Guards what follows; no other lock is taken under it, but the core's for a new stream.
+  std::mutex mutex_;
   std::map<QueueKey, Queue> queues_;  // each has a thread
   std::map<std::tuple<Use, c10::DeviceIndex, QueueKey>, orStream_t> sideStreams_;
   bool closed_ = false;

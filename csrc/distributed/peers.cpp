@@ -1,7 +1,7 @@
 /*
- * Gloo leaves under "0/RANK" what others need to reach a rank: the host's name and a socket address,
- * each after its length. The address is the one that its errors name. It is read when the group
- * is made, since the store may die with a peer.
+ * Gloo leaves under "0/RANK" what others need to reach a rank: the host's name and a socket
+ * address, each after its length. The address is the one that its errors name. It is read when the
+ * group is made, since the store may die with a peer.
  */
 #include "peers.h"
 

@@ -1,6 +1,6 @@
 /*
- * Every method says what goes in, what comes out and how Gloo is called; `start` does the rest. What
- * only moves data goes to Gloo as bytes, so that every dtype can be moved.
+ * Every method says what goes in, what comes out and how Gloo is called; `start` does the rest.
+ * What only moves data goes to Gloo as bytes, so that every dtype can be moved.
  */
 #include "process_group.h"
 
@@ -77,8 +77,9 @@ void checkKind(const char *name, const at::Tensor &part, const at::Tensor &whole
 }
 
 bool areUneven(const Tensors &tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [&](const at::Tensor &tensor) { return tensor.numel() != tensors[0].numel(); });
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor &tensor) {
+    return tensor.numel() != tensors[0].numel();
+  });
 }
 
 /* `large` has room for one `small` of each rank. */
@@ -169,7 +170,8 @@ std::vector<int64_t> sizesOf(const Tensors &tensors) {
   return all;
 }
 
-/* What every rank has to say of a call. A rank's part is what goes in, but where one rank has it all. */
+/* What every rank has to say of a call. A rank's part is what goes in, but where one rank has it
+ * all. */
 void announce(Call &call) {
   Announcement &says = call.says;
   if (says.name.empty()) says.name = call.name;
@@ -210,13 +212,14 @@ ProcessGroupOpenReg::ProcessGroupOpenReg(c10::intrusive_ptr<c10d::Backend> gloo,
       queues_(std::make_shared<CollectiveQueues>(std::move(gloo), std::move(peers))) {}
 
 ProcessGroupOpenReg::~ProcessGroupOpenReg() {
-  // A forked child has none of the threads, and while Python ends nobody waits for a peer: Gloo, which would
-  // join its threads, is left as it is.
+  // A forked child has none of the threads, and while Python ends nobody waits for a peer: Gloo,
+  // which would join its threads, is left as it is.
   if (getpid() != process_ || !interpreterRuns()) {
     new std::shared_ptr<CollectiveQueues>(queues_);
     return;
   }
-  // Without the GIL, which the last reference may have come with: Gloo joins its threads, if nothing is under way.
+  // Without the GIL, which the last reference may have come with: Gloo joins its threads, if
+  // nothing is under way.
   WithoutGil unlocked;
   queues_->close();
   queues_.reset();
@@ -234,7 +237,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOpenReg::split(
     const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
     const c10::intrusive_ptr<Options> &options) {
   ++splits_;
-  // The store is that of all backends of the new group, and its Gloo for the CPU writes the same keys.
+  // The store is that of all backends of the new group, and its Gloo for the CPU writes the same
+  // keys.
   const auto own = c10::make_intrusive<c10d::PrefixStore>("openreg", store);
   auto gloo = queues_->gloo().split(own, ranks, options);
   if (!gloo) return nullptr;
@@ -338,7 +342,8 @@ double factorOf(const ReduceOp &op, int size) {
   if (op.op_ != ReduceOp::PREMUL_SUM) return 1;
   const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
   TORCH_CHECK_VALUE(given != nullptr, "ReduceOp.PREMUL_SUM without a factor");
-  return given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor;
+  return given->tensor_factor.defined() ? given->tensor_factor.item<double>()
+                                        : given->double_factor;
 }
 
 /* The reduction as Gloo can do it; checks what it cannot. */
@@ -383,11 +388,12 @@ Tensors pick(const Tensors &tensors, const Places &places) {
   return picked;
 }
 
-/* Gloo reduces several tensors of one dtype at once: one collective for each dtype, as one work. All
- * outputs are checked before the first collective begins, and inputs by the caller. */
+/* Gloo reduces several tensors of one dtype at once: one collective for each dtype, as one work.
+ * All outputs are checked before the first collective begins, and inputs by the caller. */
 template <typename Given, typename Start>
-WorkPtr ProcessGroupOpenReg::reducingEachDtype(const char *name, OpType type, const Tensors &outputs,
-                                               const Given &options, const Start &startThose) {
+WorkPtr ProcessGroupOpenReg::reducingEachDtype(const char *name, OpType type,
+                                               const Tensors &outputs, const Given &options,
+                                               const Start &startThose) {
   std::vector<std::pair<at::ScalarType, Places>> dtypes;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const at::ScalarType dtype = outputs[i].scalar_type();
@@ -431,7 +437,8 @@ WorkPtr ProcessGroupOpenReg::allreduce(Tensors &tensors, const c10d::AllreduceOp
                [=](Backend &gloo, Tensors &host) { return gloo.allreduce(host, ours); });
 }
 
-/* Gloo gathers and adds: what comes out has the places of all ranks. Nobody knows how many before it has run. */
+/* Gloo gathers and adds: what comes out has the places of all ranks. Nobody knows how many before
+ * it has run. */
 WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
                                              const c10d::AllreduceOptions &options) {
   const char *what = "all_reduce of a sparse tensor";
@@ -475,8 +482,9 @@ WorkPtr ProcessGroupOpenReg::allreduce_coalesced(Tensors &tensors,
   return reducingEachDtype("all_reduce", type, tensors, options, [&](const Places &those) {
     Call call{.type = type, .name = "all_reduce", .in = {}, .out = pick(tensors, those)};
     const auto ours = reducing(call, options);
-    return start(std::move(call),
-                 [=](Backend &gloo, Tensors &host) { return gloo.allreduce_coalesced(host, ours); });
+    return start(std::move(call), [=](Backend &gloo, Tensors &host) {
+      return gloo.allreduce_coalesced(host, ours);
+    });
   });
 }
 
@@ -538,9 +546,13 @@ WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::T
 WorkPtr ProcessGroupOpenReg::_allgather_base(at::Tensor &output, at::Tensor &input,
                                              const c10d::AllgatherOptions &options) {
   checkRatio("all_gather_single", output, input, getSize());
-  return start(
-      {.type = OpType::_ALLGATHER_BASE, .name = "all_gather_single", .in = {input}, .out = {output}},
-      [=](Backend &gloo, Tensors &host) { return gloo._allgather_base(host[1], host[0], options); });
+  return start({.type = OpType::_ALLGATHER_BASE,
+                .name = "all_gather_single",
+                .in = {input},
+                .out = {output}},
+               [=](Backend &gloo, Tensors &host) {
+                 return gloo._allgather_base(host[1], host[0], options);
+               });
 }
 
 WorkPtr ProcessGroupOpenReg::allgather_coalesced(Lists &outputs, Tensors &inputs,
@@ -562,8 +574,8 @@ WorkPtr ProcessGroupOpenReg::allgather_coalesced(Lists &outputs, Tensors &inputs
   });
 }
 
-WorkPtr ProcessGroupOpenReg::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
-                                                             const c10d::AllgatherOptions &options) {
+WorkPtr ProcessGroupOpenReg::allgather_into_tensor_coalesced(
+    Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) {
   const char *name = "all_gather_single";
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), name,
                     ": expected as many outputs as inputs, got ", outputs.size(), " and ",
@@ -750,9 +762,10 @@ WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
   Call call{.type = OpType::SEND, .name = "send", .in = tensors, .out = {}};
   call.peers = {checkPeer("send", dstRank)};
   call.queue = sendsTo(dstRank, checkTag("send", tag));
-  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
-    return sendWithSize(gloo, host[0], dtype, dstRank, tag);
-  });
+  return start(std::move(call),
+               [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+                 return sendWithSize(gloo, host[0], dtype, dstRank, tag);
+               });
 }
 
 WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
@@ -760,9 +773,10 @@ WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
   Call call{.type = OpType::RECV, .name = "recv", .in = {}, .out = tensors};
   call.peers = {checkPeer("recv", srcRank)};
   call.queue = receivesFrom(srcRank, checkTag("recv", tag));
-  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
-    return receiveWithSize(gloo, host[0], dtype, srcRank, tag);
-  });
+  return start(std::move(call),
+               [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+                 return receiveWithSize(gloo, host[0], dtype, srcRank, tag);
+               });
 }
 
 WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
@@ -770,9 +784,10 @@ WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
   Call call{.type = OpType::RECVANYSOURCE, .name = "recv", .in = {}, .out = tensors};
   call.queue = receivesFrom(-1, checkTag("recv", tag));
   call.blocks = true;  // who sent it is a number of the host's
-  return start(std::move(call), [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
-    return receiveWithSize(gloo, host[0], dtype, -1, tag);
-  });
+  return start(std::move(call),
+               [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
+                 return receiveWithSize(gloo, host[0], dtype, -1, tag);
+               });
 }
 
 WorkPtr ProcessGroupOpenReg::barrier(const c10d::BarrierOptions &options) {

@@ -18,8 +18,8 @@
 
 namespace torch_openreg {
 
-/* Calls of one group come from one thread at a time, or in an order that is the same on every rank. What an
- * argument has wrong is raised by the call; whatever happens later is the Work's. */
+/* Calls of one group come from one thread at a time, or in an order that is the same on every rank.
+ * What an argument has wrong is raised by the call; whatever happens later is the Work's. */
 class ProcessGroupOpenReg final : public c10d::Backend {
  public:
   ProcessGroupOpenReg(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers);
@@ -50,7 +50,8 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   WorkPtr allreduce_coalesced(Tensors &tensors,
                               const c10d::AllreduceCoalescedOptions &options) override;
   WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &options) override;
-  WorkPtr allgather(Lists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
+  WorkPtr allgather(Lists &outputs, Tensors &inputs,
+                    const c10d::AllgatherOptions &options) override;
   WorkPtr _allgather_base(at::Tensor &output, at::Tensor &input,
                           const c10d::AllgatherOptions &options) override;
   WorkPtr allgather_coalesced(Lists &outputs, Tensors &inputs,
@@ -68,7 +69,8 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &outputSplits,
                         std::vector<int64_t> &inputSplits,
                         const c10d::AllToAllOptions &options) override;
-  WorkPtr alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options) override;
+  WorkPtr alltoall(Tensors &outputs, Tensors &inputs,
+                   const c10d::AllToAllOptions &options) override;
   WorkPtr send(Tensors &tensors, int dstRank, int tag) override;
   WorkPtr recv(Tensors &tensors, int srcRank, int tag) override;
   WorkPtr recvAnysource(Tensors &tensors, int tag) override;
@@ -97,7 +99,8 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   std::shared_ptr<CollectiveQueues> queues_;  // empty in the destructor alone
   std::atomic<uint64_t> splits_ = 0;
   const pid_t process_ = getpid();
-  std::mutex mutex_;  // guards the fields below, and keeps the order of the queue that of the numbers
+  // Guards the fields below, and keeps the order of the queue that of the numbers.
+  std::mutex mutex_;
   uint64_t sequence_ = 0;  // of collectives, equal on all ranks
   uint64_t messages_ = 0;  // sent and received
   std::optional<std::vector<c10::intrusive_ptr<CollectiveWork>>> coalescing_;

@@ -10,8 +10,8 @@
 
 namespace torch_openreg {
 
-/* Of one collective, from its call until it is over. Its owner's thread changes it, and any thread may read it for a
- * report: under one lock, that of all of them, under which no other is taken. */
+/* Of one collective, from its call until it is over. Its owner's thread changes it, and any thread
+ * may read it for a report: under one lock, that of all of them, under which no other is taken. */
 class Progress {
  public:
   enum Stage {

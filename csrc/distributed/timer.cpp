@@ -1,6 +1,6 @@
 /*
- * The times of a step that DDP keeps for its logger: events on the device's current stream. Without a
- * timer of the device's it warns in every program.
+ * The times of a step that DDP keeps for its logger: events on the device's current stream. Without
+ * a timer of the device's it warns in every program.
  */
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 

@@ -107,8 +107,8 @@ static bool findSyndrome(const unsigned char *records, size_t bytes, uint64_t *e
   return false;
 }
 
-/* An atomic operation on a page that may not be read either counts as a read in the syndrome, and so
- * does cache maintenance in the kernel, though its bit says write. */
+/* An atomic operation on a page that may not be read either counts as a read in the syndrome, and
+ * so does cache maintenance in the kernel, though its bit says write. */
 bool orA64Wrote(const void *records, size_t bytes, uint32_t instruction, bool otherwise) {
   uint64_t esr;
   orA64Access access = orA64Decode(instruction);

@@ -1,6 +1,6 @@
 /*
- * Whether an access of an Arm64 processor that faulted was a write. Pure functions, which compile for
- * every processor.
+ * Whether an access of an Arm64 processor that faulted was a write. Pure functions, which compile
+ * for every processor.
  */
 #ifndef OPENREG_A64_H
 #define OPENREG_A64_H
@@ -21,8 +21,8 @@ typedef enum orA64Access {
 /* What an instruction of the A64 set does to memory. */
 orA64Access orA64Decode(uint32_t instruction) OR_HIDDEN;
 
-/* `records`: those of the signal frame (uc_mcontext.__reserved). `otherwise`: the answer where neither
- * they nor the instruction give one. */
+/* `records`: those of the signal frame (uc_mcontext.__reserved). `otherwise`: the answer where
+ * neither they nor the instruction give one. */
 bool orA64Wrote(const void *records, size_t bytes, uint32_t instruction, bool otherwise) OR_HIDDEN;
 
 #endif

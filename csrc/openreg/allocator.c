@@ -156,7 +156,8 @@ static orError_t chooseAllocator(const orDevice *device, unsigned attributes, in
   return orSuccess;
 }
 
-orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes, const orAllocator **allocator) {
+orError_t orDeviceGetAllocator(orDevice *device, unsigned attributes,
+                               const orAllocator **allocator) {
   if (!allocator) return orFail(orErrorInvalidValue, "orDeviceGetAllocator: allocator is null");
   OR_TRY(orEnter());
   OR_TRY(orDeviceIsValid(device));

@@ -205,8 +205,8 @@ static bool cancel(orStream *s, orTask *task, uint64_t number) {
   return idle;
 }
 
-/* A thread that leaves the stream, at the process's end or for want of a lane, wakes nobody: it looks
- * again and again. */
+/* A thread that leaves the stream, at the process's end or for want of a lane, wakes nobody: it
+ * looks again and again. */
 bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
   bool cancelled = false;
   void *token = orBlockEnter();

@@ -71,7 +71,8 @@ typedef struct orMemPool {
   orMemPool_t handle;
   uint64_t holders; /* callers'; 0: it has been released */
   uint64_t users;   /* calls that are under way: it ends when both are 0 */
-  _Atomic bool captured; /* under the lock or not: a graph may use its memory, whatever the program has freed */
+  /* Under the lock or not: a graph may use its memory, whatever the program has freed. */
+  _Atomic bool captured;
   orCacheStat reserved_bytes[1 + OR_POOL_COUNT];
   struct orMemPool *postponed; /* the next in the cache's list */
   orBlock end; /* without memory: released, in limbo until launched work cannot use the pool's */
@@ -144,8 +145,8 @@ void orBlocksFree(orBlocks *blocks, orBlock *block);
 /* An idle block ceases to exist: its memory is the caller's. */
 void orBlocksDropSegment(orBlocks *blocks, orBlock *block);
 
-/* All that is a private pool's becomes the device's own, and `fn` is called with each block; false if
- * the host has no memory, which leaves some of it as it was. */
+/* All that is a private pool's becomes the device's own, and `fn` is called with each block; false
+ * if the host has no memory, which leaves some of it as it was. */
 bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block));
 /* What there is now is set aside, and not found when it is free; or nothing is any more. */
 void orBlocksSetAside(orBlocks *blocks, bool aside);

@@ -40,8 +40,8 @@
  * above do not know of it. A block that is freed by the stream it is for may be had again by that
  * stream, whose nodes run in the order of the calls. One that was recorded on another stream which
  * captures stays in limbo until that capture has ended, and then until the stream has finished what
- * it was given by then. Whatever of a graph's private pool is freed, launches go on to use it: it is
- * not poisoned, and no tool is told of it.
+ * it was given by then. Whatever of a graph's private pool is freed, launches go on to use it: it
+ * is not poisoned, and no tool is told of it.
  */
 #include "openreg_schedule.h"
 
@@ -204,7 +204,8 @@ static void queueUse(orCache *cache, orBlockUse *use) {
   orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
 }
 
-/* Nothing of a capture runs: what its streams have completed says nothing of what uses the block. */
+/* Nothing of a capture runs: what its streams have completed says nothing of what uses the
+ * block. */
 static void deferUse(orCache *cache, orBlockUse *use, orCapture *capture) {
   use->capture = capture;
   use->block->waits++;
@@ -353,7 +354,8 @@ static inline bool take(orRequest *r, void **ptr) {
 bool orCacheTake(orRequest *r, void **ptr) { return take(r, ptr); }
 
 /* When it is first handed out, as most of a segment never is. A task has its memory at once; and a
- * graph may be launched on any stream, which need not come after the one that it was captured on. */
+ * graph may be launched on any stream, which need not come after the one that it was captured
+ * on. */
 static void poisonFresh(const orRequest *r, uintptr_t end) {
   void *fresh = (void *)r->fresh, *address;
   size_t bytes = end - r->fresh;
@@ -419,7 +421,8 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool
 }
 
 /* A tool is not told of what a graph will write: it does not see that. */
-static inline orError_t allocateFor(void **ptr, size_t bytes, orStream_t stream, orMemPool *mempool) {
+static inline orError_t allocateFor(void **ptr, size_t bytes, orStream_t stream,
+                                    orMemPool *mempool) {
   if (!bytes) return orSuccess;
   OR_TRY(allocate(ptr, bytes, stream, mempool));
   if (OR_UNLIKELY(orMemPoolIsGraphs(mempool))) return orSuccess;

@@ -80,8 +80,8 @@ static inline void orCacheUnlock(orCache *cache) {
 
 /* ---- cache.c ---- */
 
-/* By a schedule. `keep_back`: a block that is freed is handed out again only when its stream has done
- * all that was queued then, not at once. */
+/* By a schedule. `keep_back`: a block that is freed is handed out again only when its stream has
+ * done all that was queued then, not at once. */
 void orCacheSchedule(bool keep_back, bool poison);
 /* By a schedule: it hands out fresh memory alone, and what of that is freed again, so that neither
  * the values in what was freed before nor the gaps between what is alive change anything. What
@@ -97,7 +97,8 @@ void orCachePoll(orCache *cache);
 bool orCacheTake(orRequest *request, void **ptr);
 /* Whoever is handed an address in it finds the cache. Lock held. */
 void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high);
-/* Their block is in limbo until each stream has finished what it has been given by now. Lock held. */
+/* Their block is in limbo until each stream has finished what it has been given by now. Lock
+ * held. */
 void orCacheQueueUses(orCache *cache, orBlockUse *uses);
 /* True if the task `number` of a stream, and all before it, have finished. */
 bool orCacheCompleted(orStream_t stream, uint64_t number);

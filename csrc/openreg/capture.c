@@ -7,17 +7,17 @@
  *                       +-------------> INVALIDATED ----------------> an error, and nothing is kept
  *
  * A capture belongs to the stream that it began on, whichever threads queue there. Another stream
- * joins by waiting for an event that was recorded in the capture, and becomes a *branch* of it. Each
- * branch counts its work, and knows how much of every other branch's comes before what it will queue
- * next: a vector clock, which a mark keeps and a wait joins. A branch is joined if the origin, branch
- * 0, comes after all of its work.
+ * joins by waiting for an event that was recorded in the capture, and becomes a *branch* of it.
+ * Each branch counts its work, and knows how much of every other branch's comes before what it will
+ * queue next: a vector clock, which a mark keeps and a wait joins. A branch is joined if the
+ * origin, branch 0, comes after all of its work.
  *
- * Who owns what. s->capturing is the stream's, under its lock, and holds a reference; so does a cell
- * that was recorded in a capture, which nothing ever completes. Everything else of a capture is under
- * its own lock, which is taken under a stream's; of a branch, `reserved` is under the lock of its
- * stream. A record is reserved and committed with its stream's lock held throughout. Whoever ends a
- * capture first says so, then takes each branch's stream out, under that stream's lock: after that
- * nobody is between the two, and the nodes are its own.
+ * Who owns what. s->capturing is the stream's, under its lock, and holds a reference; so does a
+ * cell that was recorded in a capture, which nothing ever completes. Everything else of a capture
+ * is under its own lock, which is taken under a stream's; of a branch, `reserved` is under the lock
+ * of its stream. A record is reserved and committed with its stream's lock held throughout. Whoever
+ * ends a capture first says so, then takes each branch's stream out, under that stream's lock:
+ * after that nobody is between the two, and the nodes are its own.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -58,8 +58,8 @@ struct orCapture {
 
 /* Captures that are not over: where there is none, nobody looks for one. */
 static _Atomic int captures[OPENREG_MAX_DEVICES];
-/* Captures that are over, of all devices. One is counted after its state has become OVER, so a thread
- * that reads the count sees the state. */
+/* Captures that are over, of all devices. One is counted after its state has become OVER, so a
+ * thread that reads the count sees the state. */
 static _Atomic uint64_t ended;
 
 void orCaptureRelease(orCapture *c) {
@@ -121,7 +121,8 @@ orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead) {
   orStream_t handle = s->last_handle;
   orMutexUnlock(&s->lock);
   return orFail(orErrorStreamCaptureUnsupported,
-                "%s: stream 0x%" PRIx64 " is capturing, which this ends: %s", call, handle, instead);
+                "%s: stream 0x%" PRIx64 " is capturing, which this ends: %s", call, handle,
+                instead);
 }
 
 orError_t orCaptureRefuseEvent(const orCell *cell, const char *call) {

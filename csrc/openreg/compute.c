@@ -53,7 +53,8 @@ orError_t orDeviceCompute(orDevice *device, const orKernel *kernel, orStream_t s
   OR_TRY(orDeviceIsValid(device));
   if (!strcasecmp(device->type, "openreg")) return computeQueued(device, kernel, stream);
   if (stream)
-    return orFail(orErrorInvalidResourceHandle, "%s has no streams: the stream must be 0, not %#llx",
-                  device->name, (unsigned long long)stream);
+    return orFail(orErrorInvalidResourceHandle,
+                  "%s has no streams: the stream must be 0, not %#llx", device->name,
+                  (unsigned long long)stream);
   return computeAtOnce(device, kernel);
 }

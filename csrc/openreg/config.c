@@ -2,8 +2,8 @@
  * Settings: every OPENREG_* environment variable, in one table.
  *
  * config, settings and texts are written once, under config_lock, and only read afterwards. Nothing
- * there can fail: what cannot be kept is refused, as a bad value is. A row of the table says all there is about a setting: to
- * add one, add a field to orConfig and a row here.
+ * there can fail: what cannot be kept is refused, as a bad value is. A row of the table says all
+ * there is about a setting: to add one, add a field to orConfig and a row here.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -182,8 +182,11 @@ static bool parseSignal(const char *text, void *field) {
   static const struct {
     const char *name;
     int number;
-  } known[] = {
-      {"HUP", SIGHUP}, {"QUIT", SIGQUIT}, {"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"WINCH", SIGWINCH}};
+  } known[] = {{"HUP", SIGHUP},
+               {"QUIT", SIGQUIT},
+               {"USR1", SIGUSR1},
+               {"USR2", SIGUSR2},
+               {"WINCH", SIGWINCH}};
   if (!strncmp(text, "SIG", 3)) text += 3;
   for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
     if (!strcmp(text, known[i].name)) {
@@ -323,7 +326,8 @@ static orError_t readLimitFile(const char *path, char *text, size_t size, bool *
   *found = length >= 0;
   text[length > 0 ? length : 0] = 0;
   if (file >= 0 || (why != EMFILE && why != ENFILE && why != ENOMEM)) return orSuccess;
-  return orFail(orErrorSystem, "cannot read the host's memory limit in %s: %s", path, strerror(why));
+  return orFail(orErrorSystem, "cannot read the host's memory limit in %s: %s", path,
+                strerror(why));
 }
 
 /* A limit file holds a number, or "max" where there is none. Makes *limit no larger than that. */

@@ -1,5 +1,6 @@
 /*
- * A device in use: its default stream, made at the first use; its pools of streams; synchronise and reset.
+ * A device in use: its default stream, made at the first use; its pools of streams; synchronise and
+ * reset.
  *
  * ready[] is release-stored when a device's default stream exists; `first_use` serialises the
  * making, and guards the pools.

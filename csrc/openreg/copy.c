@@ -31,9 +31,10 @@ static orError_t locate(const char *what, const void *ptr, size_t bytes, orPlace
   if (!ptr) return orFail(orErrorInvalidValue, "%s: null pointer", what);
   place->known = orRegionFind(ptr, &place->region);
   if (!place->known)
-    return orSimulatedHolds(ptr) ? orFail(orErrorInvalidValue,
-                                          "%s: %p is device memory that is not allocated", what, ptr)
-                                 : orSuccess;
+    return orSimulatedHolds(ptr)
+               ? orFail(orErrorInvalidValue, "%s: %p is device memory that is not allocated", what,
+                        ptr)
+               : orSuccess;
   size_t room = place->region.size - (size_t)((const char *)ptr - (const char *)place->region.base);
   if (bytes <= room) return orSuccess;
   return orFail(orErrorInvalidValue,

@@ -56,15 +56,15 @@
  *   peek.c       what it knows to be there to be read
  *   a64.c        whether an access that faulted on Arm64 was a write (a64.h)
  *   guard.c      its guards of pinned memory
- *   host_access.c  the handler of SIGSEGV: guarded memory, a report of device memory that the host touches
+ *   host_access.c  the handler of SIGSEGV: guarded memory, device memory that the host touches
  *   sums.c       its checksums of host memory that cannot be guarded
  *   races.c      its reports
  *   names.c      its names of operations
  *   stacks.c     its stacks
  * gdb_openreg.py, for gdb, reads streams, tasks, cells and who sleeps, so it changes with them.
  *
- * No lock is held while waiting, while loading a library, while calling a hook, a kernel, a `drop` or
- * a vendor's function.
+ * No lock is held while waiting, while loading a library, while calling a hook, a kernel, a `drop`
+ * or a vendor's function.
  */
 #ifndef OPENREG_CORE_H
 #define OPENREG_CORE_H
@@ -187,7 +187,8 @@ size_t orWholePages(size_t bytes);
 /* Ends a mapping. A system that has no room to split what it has merged with its neighbours refuses
  * that: then the memory goes back, and the addresses stay. */
 void orUnmap(void *at, size_t bytes);
-/* A file of that size without a name, to be mapped and closed; -1 and errno if the system refuses. */
+/* A file of that size without a name, to be mapped and closed; -1 and errno if the system
+ * refuses. */
 int orMemoryFile(const char *name, size_t bytes);
 
 /* ---- process.c ---- */
@@ -233,9 +234,9 @@ struct orDevice {
   orAllocator allocators[3]; /* device, pageable host, pinned host */
 };
 
-/* Makes the devices with the defaults if no thread has, or sleeps while another makes them. The error
- * of a failed attempt is repeated, unless the cause may have passed (memory, the system). Holding no
- * lock. */
+/* Makes the devices with the defaults if no thread has, or sleeps while another makes them. The
+ * error of a failed attempt is repeated, unless the cause may have passed (memory, the system).
+ * Holding no lock. */
 orError_t orDevicesInit(void);
 /* "openreg" devices; null past the end. orDevicesInit has succeeded. */
 orDevice *orDeviceAt(int index);
@@ -264,9 +265,11 @@ extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory; /* host.c 
 bool orDeviceReachesPeer(int device, int peer);
 /* The error of the factory's function `call`, with a message if it has noted none since `before` =
  * orNotedErrors(). */
-orError_t orDeviceFailed(const orDevice *device, const char *call, orError_t error, uint64_t before);
-/* Refuses what the factory's function has returned as new memory of `bytes`, or as the kernel address
- * of `ptr`: null, past the end of the address space, or aligned otherwise (to OR_ALIGNMENT). */
+orError_t orDeviceFailed(const orDevice *device, const char *call, orError_t error,
+                         uint64_t before);
+/* Refuses what the factory's function has returned as new memory of `bytes`, or as the kernel
+ * address of `ptr`: null, past the end of the address space, or aligned otherwise (to
+ * OR_ALIGNMENT). */
 enum { OR_ALIGNMENT = 16 };
 orError_t orDeviceCheckAddress(const orDevice *device, const char *call, const void *address,
                                const void *ptr, size_t bytes);
@@ -347,8 +350,8 @@ void orHandleRecycle(orHandleTable *table, orSlot *slot);
  * again. */
 void *orHandleFind(orHandleTable *table, uint64_t handle);
 void *orHandleSlotAt(orHandleTable *table, uint32_t index);
-/* The next reserved slot of a walked table, from *index on, which is set to the index after it; null:
- * there is none. A slot that is reserved or recycled meanwhile may be missed or returned. */
+/* The next reserved slot of a walked table, from *index on, which is set to the index after it;
+ * null: there is none. A slot that is reserved or recycled meanwhile may be missed or returned. */
 void *orHandleNext(orHandleTable *table, uint32_t *index);
 static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
   return atomic_load_explicit(&slot->handle, memory_order_relaxed) == handle;
@@ -437,7 +440,8 @@ typedef struct orTask {
   bool awaited;    /* the thread that queues it waits for it, and may run it */
   bool aside;      /* what the allocator does for itself: no choice of a schedule */
   bool half;       /* its first half has run, or is running */
-  /* dropped when its turn comes; written under the stream's lock, while no thread runs the stream */
+  /* dropped when its turn comes; written under the stream's lock, while no thread runs the
+   * stream */
   _Atomic bool cancelled;
 } orTask;
 
@@ -576,8 +580,8 @@ typedef struct orSequence {
  * stream, which may refuse; else they follow what was queued elsewhere, and are dropped if the
  * device is lost. */
 orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records);
-/* Reserves room for records of `bytes` together. The next orStreamQueueAll then lacks no memory, unless
- * another call queues on the stream first. */
+/* Reserves room for records of `bytes` together. The next orStreamQueueAll then lacks no memory,
+ * unless another call queues on the stream first. */
 orError_t orStreamReserve(orStream_t handle, size_t bytes);
 /* Blocks while the queue is full. */
 orError_t orStreamAwaitRoom(orStream_t handle);
@@ -603,8 +607,8 @@ void orStreamsSetLost(int device, bool lost);
 void orStreamsGiveUpWaits(int device);
 /* The stream whose mark it waits for, if it does. */
 orStream *orStreamBlocker(orStream *stream);
-/* Runs a stream that the calling host thread has taken until `count` of its tasks have finished: it has
- * nothing else to do. */
+/* Runs a stream that the calling host thread has taken until `count` of its tasks have finished: it
+ * has nothing else to do. */
 void orStreamRunHere(orStream *stream, uint64_t count);
 /* Waits until every stream is idle, no lane having one. */
 orError_t orStreamSettle(void);
@@ -679,10 +683,11 @@ orError_t orDeviceDefaultStream(int device, orStream_t *stream);
 /* ---- failure.c ---- */
 
 /* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes
- * before any and loses the device. Its cause is what the thread has set. Any thread, no lock held. */
-void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
-/* Drops what the calling thread has set as the cause of a failure that it then did not note. No lock
+ * before any and loses the device. Its cause is what the thread has set. Any thread, no lock
  * held. */
+void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
+/* Drops what the calling thread has set as the cause of a failure that it then did not note. No
+ * lock held. */
 void orFailureDropCause(void);
 /* Called at the end of every call that synchronises: hands the failure out once, that of a lost
  * device each time. */
@@ -711,15 +716,15 @@ typedef struct orAwaited {
 } orAwaited;
 
 bool orIsOver(const orAwaited *awaited);
-/* Blocks until it is over, or fails because it will not be (the process exits); helps with the pieces
- * of large tasks meanwhile. */
+/* Blocks until it is over, or fails because it will not be (the process exits); helps with the
+ * pieces of large tasks meanwhile. */
 orError_t orAwait(const orAwaited *awaited);
 orError_t orAwaitTasks(orStream *stream, uint64_t count);
-/* For a host that asks, and it was not over: orErrorNotReady, or why it will not be. Whoever asks again
- * gets another answer in the end. */
+/* For a host that asks, and it was not over: orErrorNotReady, or why it will not be. Whoever asks
+ * again gets another answer in the end. */
 orError_t orAwaitStep(const orAwaited *awaited);
-/* Blocks until the task `number` has finished (true), or no thread is at it and none will come to it:
- * it is dropped instead. After an error of orAwait, by the thread that queued it. */
+/* Blocks until the task `number` has finished (true), or no thread is at it and none will come to
+ * it: it is dropped instead. After an error of orAwait, by the thread that queued it. */
 bool orAwaitOrCancel(orStream *stream, orTask *task, uint64_t number);
 /* Wakes whoever sleeps for the stream's progress, to help with a copy; false if nobody does. */
 bool orStreamAskForHelp(orStream *stream);
@@ -749,8 +754,8 @@ void orLaneSchedule(orStream *stream);
 void orLaneWakeIdle(int count);
 void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no more */
 
-/* Of a dispatcher: hands a stream that can run to lane 0, which calls `serve` with it; `refuse` takes
- * it back if the system refuses lane 0 a thread. */
+/* Of a dispatcher: hands a stream that can run to lane 0, which calls `serve` with it; `refuse`
+ * takes it back if the system refuses lane 0 a thread. */
 void orLaneServe(orStream *stream, void (*serve)(orStream *stream),
                  void (*refuse)(orStream *stream));
 
@@ -764,8 +769,8 @@ static inline void orLaneTryAgain(void) {
 }
 /* orErrorSystem, for work that waits for a lane. */
 orError_t orLaneRefuse(void);
-/* By a host that waits: tries again, and while no lane is alive runs what it may run. An error: what it
- * waits for needs a lane. Else it may sleep while `orLanesRefused` is `*refused`. */
+/* By a host that waits: tries again, and while no lane is alive runs what it may run. An error:
+ * what it waits for needs a lane. Else it may sleep while `orLanesRefused` is `*refused`. */
 orError_t orLaneStandInSlow(const orAwaited *awaited, uint32_t *refused);
 static inline orError_t orLaneStandIn(const orAwaited *awaited, uint32_t *refused) {
   *refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
@@ -815,7 +820,8 @@ void orTaskDrop(orTask *task);
 /* Of a stream's task: unlike any other's, as a slot's counters never start again. */
 enum { OR_NUMBER_BITS = 64 - OR_INDEX_BITS };
 static inline uint64_t orCorrelation(orStream_t stream, uint64_t number) {
-  return (uint64_t)orHandleIndex(stream) << OR_NUMBER_BITS | orHandleBits(number, 0, OR_NUMBER_BITS);
+  return (uint64_t)orHandleIndex(stream) << OR_NUMBER_BITS |
+         orHandleBits(number, 0, OR_NUMBER_BITS);
 }
 
 #include "probe.h"

@@ -2,9 +2,9 @@
  * A graph for people: its nodes, streams and edges as DOT, and as a picture in SVG.
  *
  * A node's column is one more than the highest of those that it comes after, so time goes to the
- * right. A picture is OR_BAND columns wide: what comes later is below, in a band with a row for each
- * stream that has a node there. An edge between two bands is not a line but a text in the later box,
- * because lines across a long picture cannot be followed.
+ * right. A picture is OR_BAND columns wide: what comes later is below, in a band with a row for
+ * each stream that has a node there. An edge between two bands is not a line but a text in the
+ * later box, because lines across a long picture cannot be followed.
  *
  * Marks and waits become edges. `after` has a row of each stream, then one of each cell: for each
  * stream, 1 + the number of the latest of its nodes that comes directly before, or 0.
@@ -159,7 +159,8 @@ static const char *colourOf(orTaskKind kind) {
 /* ---- DOT ---- */
 
 static void writeDotStream(FILE *file, const orDrawing *d, uint32_t line) {
-  fprintf(file, "  subgraph cluster_%" PRIu32 " {\n    label=\"stream %" PRIu32 "\";\n", line, line);
+  fprintf(file, "  subgraph cluster_%" PRIu32 " {\n    label=\"stream %" PRIu32 "\";\n", line,
+          line);
   for (uint32_t i = 0; i < d->count; i++) {
     const orTask *t = &d->boxes[i].node->task;
     if (d->boxes[i].node->branch != line) continue;

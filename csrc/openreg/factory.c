@@ -94,8 +94,9 @@ static bool isOpenregType(const char *type) { return !strcasecmp(type, "openreg"
 static orError_t takeTable(const orDeviceFactory *given, orDeviceFactory *room,
                            const orDeviceFactory **factory) {
   if (given->abi_version != OPENREG_ABI_VERSION)
-    return orFail(orErrorPluginVersion, "the device factory has ABI version %u, this library has %u",
-                  given->abi_version, OPENREG_ABI_VERSION);
+    return orFail(orErrorPluginVersion,
+                  "the device factory has ABI version %u, this library has %u", given->abi_version,
+                  OPENREG_ABI_VERSION);
   *factory = OR_GIVEN(orDeviceFactory, given, room, compute);
   return *factory ? orSuccess : orFail(orErrorPluginVersion, "%s", orGetLastErrorMessage());
 }
@@ -244,7 +245,8 @@ orError_t orGetFactoryInfo(int index, orFactoryInfo *info) {
   if (found) describeEntry(&entries[index], &from);
   orMutexUnlock(&registry);
   if (found) return OR_FILL(orFactoryInfo, info, &from, serves);
-  return orFail(orErrorInvalidValue, "factory index %d is out of range: there are %d", index, count);
+  return orFail(orErrorInvalidValue, "factory index %d is out of range: there are %d", index,
+                count);
 }
 
 /* ---- Plugin ---- */

@@ -7,8 +7,8 @@
  * call, as if it had come later. `lost` and the streams' own flags change together under the lock.
  *
  * A cause has one owner at any time: the thread that set it, until it notes the failure; then
- * failures[], if that failure is the one that is kept; then the thread that it is reported to. It is
- * dropped by its owner, holding no lock.
+ * failures[], if that failure is the one that is kept; then the thread that it is reported to. It
+ * is dropped by its owner, holding no lock.
  */
 #include <pthread.h>
 #include <stdio.h>

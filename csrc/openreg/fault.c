@@ -130,7 +130,8 @@ const char *orFaultName(int kind) { return kind >= 0 && kind < OR_FAULTS ? names
 
 static orError_t checkKind(orFaultKind kind, int device) {
   if (!orFaultName((int)kind))
-    return orFail(orErrorInvalidValue, "fault kind %d: 0 to %d are known", (int)kind, OR_FAULTS - 1);
+    return orFail(orErrorInvalidValue, "fault kind %d: 0 to %d are known", (int)kind,
+                  OR_FAULTS - 1);
   return orDeviceCheck(device);
 }
 
@@ -139,7 +140,8 @@ static orError_t checkFault(const orFault *fault) {
   uint64_t most = fault->kind == orFaultSlowStream ? OR_FAULT_MAX_DELAY_NS : 0;
   if (fault->delay_ns > most)
     return orFail(orErrorInvalidValue, "fault \"%s\": a delay of %llu ns; at most %llu",
-                  names[fault->kind], (unsigned long long)fault->delay_ns, (unsigned long long)most);
+                  names[fault->kind], (unsigned long long)fault->delay_ns,
+                  (unsigned long long)most);
   return orSuccess;
 }
 

@@ -151,8 +151,8 @@ static bool read(orFresh *fresh, const orRange *range) {
   return eachPieceOf(fresh, range, readPiece);
 }
 
-/* The blocks that overlap [begin, end), which `visit` may erase. The one for which it returns false;
- * null: none. */
+/* The blocks that overlap [begin, end), which `visit` may erase. The one for which it returns
+ * false; null: none. */
 static orFresh *eachBlock(const orRange *range, uintptr_t begin, uintptr_t end,
                           bool (*visit)(orFresh *fresh, const orRange *range)) {
   orFresh *fresh = begin < end ? (orFresh *)orTreeFind(&tree, begin, end) : NULL;

@@ -7,10 +7,10 @@
  * shows or disturbs tasks treats these as any others. Each branch's records end with a mark that
  * lets go of the graph: its nodes' arguments, which the copies share, outlive every replay.
  *
- * Replays of one graph follow each other: one that is launched on another stream than the one before
- * waits for that one's last mark. Threads that launch it take turns, with no lock held; `cells`,
- * `end` and `last` belong to whoever has the turn. `body` of a slot and the list of user objects are
- * under the slot's lock.
+ * Replays of one graph follow each other: one that is launched on another stream than the one
+ * before waits for that one's last mark. Threads that launch it take turns, with no lock held;
+ * `cells`, `end` and `last` belong to whoever has the turn. `body` of a slot and the list of user
+ * objects are under the slot's lock.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -297,8 +297,8 @@ static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
   takeBack(b, 1);
 }
 
-/* Reserves room on the graph's own streams before anything is told or queued. The room stays, as only
- * replays queue there, so a replay that has begun does not end early for want of memory. */
+/* Reserves room on the graph's own streams before anything is told or queued. The room stays, as
+ * only replays queue there, so a replay that has begun does not end early for want of memory. */
 static orError_t reserveLines(const orGraphBody *b) {
   for (uint32_t i = 1; i < b->line_count; i++)
     OR_TRY(orStreamReserve(b->lines[i].stream, b->lines[i].bytes));

@@ -40,8 +40,8 @@ orError_t orCaptureWait(orStream *s, orCell *cell);
 /* What no graph can repeat: invalidates the capture, and unlocks the stream. `instead` says what to
  * do. */
 orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead);
-/* A stream that is destroyed leaves. The result, which may be null, is for orCaptureAbandon, with no
- * lock held. */
+/* A stream that is destroyed leaves. The result, which may be null, is for orCaptureAbandon, with
+ * no lock held. */
 orCapture *orCaptureLeave(orStream *s);
 void orCaptureAbandon(orCapture *capture);
 /* Of a cell with a capture: invalidates it. */
@@ -55,8 +55,8 @@ orError_t orCapturesRefuse(int device, const char *call);
 bool orDeviceCaptures(int device);
 /* How many have ended, of all devices. */
 uint64_t orCapturesEnded(void);
-/* No lock of streams held. The capture that a stream is in, with a reference for the caller; null if
- * it is in none, or no more. */
+/* No lock of streams held. The capture that a stream is in, with a reference for the caller; null
+ * if it is in none, or no more. */
 orCapture *orStreamCapture(orStream_t stream);
 void orCaptureRelease(orCapture *capture);
 bool orCaptureIsOver(orCapture *capture);

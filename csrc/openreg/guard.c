@@ -1,22 +1,23 @@
 /*
- * The sanitizer's guards of pinned memory: what the host does to it without a call, by NumPy, ctypes
- * or C++, under a copy that it has not waited for.
+ * The sanitizer's guards of pinned memory: what the host does to it without a call, by NumPy,
+ * ctypes or C++, under a copy that it has not waited for.
  *
  * Pages of mirrored memory (mirror.h) that a queued access writes are mapped for nobody, those that
- * one reads for reading alone, from before it is queued until some thread has waited for it, whenever
- * it runs: a page is everybody's, and a thread that has may make a system call there. What the pages
- * should be is a function of the shadow (`choose`), found anew for a whole block whenever one of its accesses comes or goes: nothing is counted. A host that touches such a
- * page faults, and the handler asks the shadow about the byte: an access is a report once, and then
- * guards no more; what cannot be judged yet, behind a gate, guards no more until a gate opens; and
- * where no access has the byte, as of a page that several parts of a block share, the page is lifted.
- * In each case the host goes on.
+ * one reads for reading alone, from before it is queued until some thread has waited for it,
+ * whenever it runs: a page is everybody's, and a thread that has may make a system call there. What
+ * the pages should be is a function of the shadow (`choose`), found anew for a whole block whenever
+ * one of its accesses comes or goes: nothing is counted. A host that touches such a page faults,
+ * and the handler asks the shadow about the byte: an access is a report once, and then guards no
+ * more; what cannot be judged yet, behind a gate, guards no more until a gate opens; and where no
+ * access has the byte, as of a page that several parts of a block share, the page is lifted. In
+ * each case the host goes on.
  *
- * `resolve` is called by the handler of SIGSEGV (host_access.c) at the very instruction that touches
- * the memory, so it may do what a function could that were called there, locks and allocations
- * included: none of the code that runs under a lock of ours, or in malloc, touches pinned memory but
- * by its mirror. It asks that the thread has no lock of the sanitizer (`inside`) all the same. A task
- * that comes to such a page, as one that was queued while the sanitizer was off, has the page lifted
- * and is no host.
+ * `resolve` is called by the handler of SIGSEGV (host_access.c) at the very instruction that
+ * touches the memory, so it may do what a function could that were called there, locks and
+ * allocations included: none of the code that runs under a lock of ours, or in malloc, touches
+ * pinned memory but by its mirror. It asks that the thread has no lock of the sanitizer (`inside`)
+ * all the same. A task that comes to such a page, as one that was queued while the sanitizer was
+ * off, has the page lifted and is no host.
  *
  * A system call does not fault: it fails with EFAULT, and nobody is told.
  */

@@ -5,13 +5,14 @@
  *    0    kind    device     slot    generation (from 1)
  *
  * A table is reserved once and never unmapped, and a slot keeps its last generation, so that any
- * 64-bit number can be asked for: it names a live slot or nothing. A slot whose generations are used
- * up is never used again, so no handle is ever live twice. `handle` of a slot is the truth;
- * it is written under the lock of whatever lives in the slot and read without, by a look-up that
- * the owner of the lock then repeats.
+ * 64-bit number can be asked for: it names a live slot or nothing. A slot whose generations are
+ * used up is never used again, so no handle is ever live twice. `handle` of a slot is the truth; it
+ * is written under the lock of whatever lives in the slot and read without, by a look-up that the
+ * owner of the lock then repeats.
  *
- * A table that is walked has a bitmap behind its slots, with a bit for each slot that is reserved. It
- * is written under the table's lock and read without. So a walk costs what is live, not what once was.
+ * A table that is walked has a bitmap behind its slots, with a bit for each slot that is reserved.
+ * It is written under the table's lock and read without. So a walk costs what is live, not what
+ * once was.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -41,7 +42,8 @@ static void setReserved(orHandleTable *table, uint32_t index, bool reserved) {
 void *orHandleNext(orHandleTable *table, uint32_t *index) {
   uint32_t used = atomic_load_explicit(&table->used, memory_order_acquire);
   for (; *index < used; *index = (*index | 63) + 1) {
-    uint64_t left = atomic_load_explicit(wordOf(table, *index), memory_order_acquire) >> *index % 64;
+    uint64_t left =
+        atomic_load_explicit(wordOf(table, *index), memory_order_acquire) >> *index % 64;
     if (!left) continue;
     *index += (uint32_t)__builtin_ctzll(left) + 1;
     return orHandleSlotAt(table, *index - 1);

@@ -1,11 +1,12 @@
 /*
  * The hang report: what each stream is doing and what it waits for, in words.
  *
- * No state but the hook of who knows what is outside. It looks at one stream after the other, each under its own lock for a few reads (orSeen
- * is what was seen); the streams go on meanwhile, so it is a picture of what stands still. What a
- * stream that a lane has is running is in its `head`; the queue of any other is still, under the
- * lock. The cell that a stream waits for is kept by its waiting task, which does not finish under
- * the lock either. Text is made of what was seen, and written, with no lock of a stream held.
+ * No state but the hook of who knows what is outside. It looks at one stream after the other, each
+ * under its own lock for a few reads (orSeen is what was seen); the streams go on meanwhile, so it
+ * is a picture of what stands still. What a stream that a lane has is running is in its `head`; the
+ * queue of any other is still, under the lock. The cell that a stream waits for is kept by its
+ * waiting task, which does not finish under the lock either. Text is made of what was seen, and
+ * written, with no lock of a stream held.
  */
 #include <inttypes.h>
 #include <stdarg.h>

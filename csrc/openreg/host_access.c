@@ -1,14 +1,15 @@
 /*
- * The handler of SIGSEGV: it resolves the faults of memory that the sanitizer guards (guard.c), and for
- * one of device memory it writes to stderr whose memory the thread has touched before the process ends.
+ * The handler of SIGSEGV: it resolves the faults of memory that the sanitizer guards (guard.c), and
+ * for one of device memory it writes to stderr whose memory the thread has touched before the
+ * process ends.
  *
- * The handler is installed at the first use of a device, and stays. Each other fault, and one of device
- * memory after the message, goes to the handler that was there before.
+ * The handler is installed at the first use of a device, and stays. Each other fault, and one of
+ * device memory after the message, goes to the handler that was there before.
  *
- * Note [Report of a host access]: the report may come at any instruction, also under a lock of ours or
- * in a forked child. So what makes it takes no lock, allocates nothing, and calls no function but
- * write(). It reads tables that other threads may be changing: these are never unmapped, and a torn
- * entry costs a detail of the message.
+ * Note [Report of a host access]: the report may come at any instruction, also under a lock of ours
+ * or in a forked child. So what makes it takes no lock, allocates nothing, and calls no function
+ * but write(). It reads tables that other threads may be changing: these are never unmapped, and a
+ * torn entry costs a detail of the message.
  *
  * `installing` guards `before`, which the handler reads. `output` and `hint` are atomic.
  */
@@ -167,11 +168,11 @@ static void report(uintptr_t address, const void *context, bool sent) {
 /* Note [Stacks of the fault handler]: with SA_ONSTACK the system runs the handler on the thread's
  * alternate stack, if it has one. A handler that was there before may need that to report a stack
  * overflow. The sanitizer's report needs more than such a stack holds (the caller's `capture` and
- * `touched` run in it), so a fault of guarded memory, which is no overflow, is resolved on the stack
- * that it interrupted. A handler that was there before and did not ask for the alternate stack is
- * called there, too, unless the fault may be an overflow. The alternate stack is switched off
- * meanwhile: a fault on the other one would start at its top again, over the frame that the system
- * returns through. */
+ * `touched` run in it), so a fault of guarded memory, which is no overflow, is resolved on the
+ * stack that it interrupted. A handler that was there before and did not ask for the alternate
+ * stack is called there, too, unless the fault may be an overflow. The alternate stack is switched
+ * off meanwhile: a fault on the other one would start at its top again, over the frame that the
+ * system returns through. */
 
 #if defined(__x86_64__)
 
@@ -212,7 +213,8 @@ static void callOnStack(uintptr_t top, void (*fn)(void *), void *argument) {
       : "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14",
         "x15", "x16", "x17", "x18", "x19", "x30", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7",
         "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20",
-        "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "cc", "memory");
+        "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "cc",
+        "memory");
 }
 
 #else /* The handler runs where the fault was. */

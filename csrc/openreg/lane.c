@@ -38,13 +38,13 @@
  *
  * Note [Refused threads]: the system may refuse a thread (a limit of the user, of a control group).
  * Its lane is then one that has not been started, and `orLanesRefused` is not 0 until a lane is
- * started: every launch and every wait tries again for streams that are ready. While no lane is alive
- * a host that waits or asks runs what any thread may run (orLaneStandIn), of all streams, and fails
- * with orErrorSystem if what it waits for needs a lane; what is queued stays queued. Each stream that
- * becomes ready then adds to `orLanesRefused` and wakes all hosts to look around; a host that is about
- * to sleep has looked before it compares that count, after it has read its futex. A thread that leaves
- * a stream to one that another is starting sets `relied`: should that be refused, hosts are woken, too.
- * A dispatcher's stream goes back to it (`refuse`).
+ * started: every launch and every wait tries again for streams that are ready. While no lane is
+ * alive a host that waits or asks runs what any thread may run (orLaneStandIn), of all streams, and
+ * fails with orErrorSystem if what it waits for needs a lane; what is queued stays queued. Each
+ * stream that becomes ready then adds to `orLanesRefused` and wakes all hosts to look around; a
+ * host that is about to sleep has looked before it compares that count, after it has read its
+ * futex. A thread that leaves a stream to one that another is starting sets `relied`: should that
+ * be refused, hosts are woken, too. A dispatcher's stream goes back to it (`refuse`).
  *
  * model/wait.pml is a model of the scheduling of streams and the sleep of lanes (`make model`):
  * change them together.
@@ -461,8 +461,8 @@ const orTask *orLaneFirst(orStream *s) {
 
 /* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane
  * would otherwise pay for a way through the scheduler with each task. It looks seldom, as each look
- * takes the cache line of the stream's lock away from the producer: in a microsecond that one queues
- * several tasks for the price of one. */
+ * takes the cache line of the stream's lock away from the producer: in a microsecond that one
+ * queues several tasks for the price of one. */
 static bool seeMore(orStream *s, uint64_t number) {
   for (int i = 0; i < OR_LOOKS; i++) {
     s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
@@ -564,8 +564,8 @@ bool orLaneTake(orStream *s) {
 
 /* ---- where no lane is alive: Note [Refused threads] ---- */
 
-/* Of a stream in a list, whose first task nobody takes meanwhile: by any thread, if only to drop it, or
- * to take note of what a vendor's device has done. Lock held. */
+/* Of a stream in a list, whose first task nobody takes meanwhile: by any thread, if only to drop
+ * it, or to take note of what a vendor's device has done. Lock held. */
 static bool mayStandIn(const orStream *s) {
   (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* covers the record */
   const orTask *first = orQueuePeek(&s->out);

@@ -103,7 +103,8 @@ orError_t orPointerGetAttributes(orPointerAttributes *attributes, const void *pt
   if (!attributes) return orFail(orErrorInvalidValue, "orPointerGetAttributes: null result");
   orPointerAttributes from = {.type = orMemoryTypeUnregistered, .device = -1};
   if (orRegionFind(ptr, &r))
-    from = (orPointerAttributes){.type = r.type, .device = r.device, .base = r.base, .size = r.size};
+    from =
+        (orPointerAttributes){.type = r.type, .device = r.device, .base = r.base, .size = r.size};
   return OR_FILL(orPointerAttributes, attributes, &from, size);
 }
 

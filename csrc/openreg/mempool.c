@@ -4,15 +4,16 @@
  *        create          the last release          what was queued then has finished
  *     ------------> HELD -----------------> ENDING ---------------------------------> gone
  *
- * A pool is one more key beside the stream of whatever owns segments (block.c), so that its blocks are
- * cut, merged and handed out as others are, to requests for the pool alone. While it is held its
- * memory stays. When it is released, a graph that used it is no more than a launch that still runs, on
- * any stream: the pool's `end`, a block without memory, is in limbo until each stream of the device
- * has finished what it was given by then. Then all that is the pool's becomes the device's own.
+ * A pool is one more key beside the stream of whatever owns segments (block.c), so that its blocks
+ * are cut, merged and handed out as others are, to requests for the pool alone. While it is held
+ * its memory stays. When it is released, a graph that used it is no more than a launch that still
+ * runs, on any stream: the pool's `end`, a block without memory, is in limbo until each stream of
+ * the device has finished what it was given by then. Then all that is the pool's becomes the
+ * device's own.
  *
- * All but `slot` and `captured` is under the lock of the device's cache. A slot is recycled when the
- * pool is gone. A pool that ends when the host has no memory for the uses of `end`, or for an owner,
- * is in the cache's list `postponed`, and ends anew when the cache is polled next.
+ * All but `slot` and `captured` is under the lock of the device's cache. A slot is recycled when
+ * the pool is gone. A pool that ends when the host has no memory for the uses of `end`, or for an
+ * owner, is in the cache's list `postponed`, and ends anew when the cache is polled next.
  */
 #include <inttypes.h>
 #include <string.h>

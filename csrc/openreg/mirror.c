@@ -5,16 +5,16 @@
  *     mirror  the tasks'     the same pages: read and write, always
  *
  * So a copy needs no system call before or after it, though the host may not touch what it reads or
- * writes. Only the sanitizer asks for it (guard.c): such memory is the whole system's shared memory,
- * which is slower to get than a process's own.
+ * writes. Only the sanitizer asks for it (guard.c): such memory is the whole system's shared
+ * memory, which is slower to get than a process's own.
  *
  * Forks. What is mapped shared would be the child's too, and its writes its parent's. So the parent
  * copies each block before a fork, and the child puts the copy in the block's place. It has no
  * mirrors (MADV_DONTFORK).
  *
- * `lock` guards everything but `wanted` and the counts, which are written under it and read as hints.
- * It is a leaf, and held across a fork. Guards change under it, so that no page of a block that is
- * gone is touched.
+ * `lock` guards everything but `wanted` and the counts, which are written under it and read as
+ * hints. It is a leaf, and held across a fork. Guards change under it, so that no page of a block
+ * that is gone is touched.
  */
 #include "mirror.h"
 
@@ -53,7 +53,8 @@ static char *mirrorOf(const orMirror *m) { return (char *)m->node.begin + m->dis
 
 /* What others write meanwhile is copied at some moment, as fork() copies all other memory: a benign
  * race, of which ThreadSanitizer is not told. Whole pages. */
-__attribute__((no_sanitize_thread)) static void copyAsItIs(void *to, const void *from, size_t size) {
+__attribute__((no_sanitize_thread)) static void copyAsItIs(void *to, const void *from,
+                                                           size_t size) {
   volatile uint64_t *words = to;
   const volatile uint64_t *now = from;
   for (size_t i = 0; i < size / sizeof *words; i++) words[i] = now[i];
@@ -171,7 +172,8 @@ void *orMirrorAddress(const void *ptr) {
 
 /* ---- guards (lock held) ---- */
 
-/* Maps the mirror's pages at the block's place once more: for a guard that mprotect does not lift. */
+/* Maps the mirror's pages at the block's place once more: for a guard that mprotect does not
+ * lift. */
 static bool mapAnew(const orMirror *m, size_t offset, size_t bytes) {
   return mremap(mirrorOf(m) + offset, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
                 (char *)blockOf(m) + offset) != MAP_FAILED;
@@ -193,8 +195,9 @@ static void setGuarded(orMirror *m, size_t count) {
   m->guarded = count;
 }
 
-/* A system that has no room to split the mapping once more (vm.max_map_count) may refuse to change a
- * part, but not the whole. An access may be missed then; a guard that stayed would end the program. */
+/* A system that has no room to split the mapping once more (vm.max_map_count) may refuse to change
+ * a part, but not the whole. An access may be missed then; a guard that stayed would end the
+ * program. */
 static bool liftAll(orMirror *m) {
   bool lifted = protect(m, 0, pagesOf(m), OR_GUARD_NOTHING);
   if (lifted && m->guards) memset(m->guards, OR_GUARD_NOTHING, pagesOf(m));

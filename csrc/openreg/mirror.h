@@ -1,6 +1,6 @@
 /*
- * Pinned memory that is mapped twice: once for the caller, whose pages may be guarded, and once, its
- * mirror, for tasks.
+ * Pinned memory that is mapped twice: once for the caller, whose pages may be guarded, and once,
+ * its mirror, for tasks.
  */
 #ifndef OPENREG_MIRROR_H
 #define OPENREG_MIRROR_H

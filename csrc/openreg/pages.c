@@ -24,8 +24,8 @@ size_t orWholePages(size_t bytes) {
   return (bytes + page - 1) & ~(page - 1);
 }
 
-/* Past RLIMIT_FSIZE (ulimit -f) ftruncate() fails, and sends its thread a SIGXFSZ that would end the
- * process: it is blocked meanwhile, and taken, unless there was one before. */
+/* Past RLIMIT_FSIZE (ulimit -f) ftruncate() fails, and sends its thread a SIGXFSZ that would end
+ * the process: it is blocked meanwhile, and taken, unless there was one before. */
 static bool resize(int fd, size_t bytes) {
   sigset_t over, pending, before;
   sigemptyset(&over);

@@ -1,7 +1,7 @@
 /*
- * The sanitizer's answer to who asks what device memory holds, without waiting: it is there to be read
- * while the host knows, by the order that the program has asked for, that all that was to write it is
- * over.
+ * The sanitizer's answer to who asks what device memory holds, without waiting: it is there to be
+ * read while the host knows, by the order that the program has asked for, that all that was to
+ * write it is over.
  *
  * `pending` is what was queued before the sanitizer was enabled, of which the clocks know nothing.
  * All under orSanitizerMutex.

@@ -14,8 +14,8 @@
 
 typedef enum orProbeEvent {
   /* These come to tools that are off, too: they set something up, or end what was begun. */
-  /* Of a device, before it has a stream; sets `error` if it must not have one; a failed first use is
-   * repeated. That of first uses held. */
+  /* Of a device, before it has a stream; sets `error` if it must not have one; a failed first use
+   * is repeated. That of first uses held. */
   OR_PROBE_FIRST_USE,
   /* The same orProbe after the wait, if a tool wanted to know that it began; `fails` if it was for
    * nothing; none held. */

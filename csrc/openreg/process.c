@@ -3,17 +3,19 @@
  * caller a task?
  *
  * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
- * first_uses is a count; no lock. `kept` and at_exit are written by constructors. `forked` is written
- * by the child's only thread before any other can exist. task_kind and ours belong to their thread.
+ * first_uses is a count; no lock. `kept` and at_exit are written by constructors. `forked` is
+ * written by the child's only thread before any other can exist. task_kind and ours belong to their
+ * thread.
  *
- * Note [The end of the process]: exit() calls handlers and destructors of static objects, the newest
- * first. Ours is registered at the first use of a device; what was registered before that runs after
- * it. From then on no task is begun, because kernels may use objects that are being destroyed: a
- * worker ends the task that it runs, leaves the stream and stands still. A thread that waits does not
- * wait for what will not run: every wait for unfinished work returns orErrorNotPermitted, whether it
- * begins then or has begun before (a destructor may join its thread). Memory that unfinished work may
- * use stays mapped. The one wait that still is a wait is that of a call whose own task is running, as
- * the task refers to the call's stack. The thread that runs the handlers makes no such call.
+ * Note [The end of the process]: exit() calls handlers and destructors of static objects, the
+ * newest first. Ours is registered at the first use of a device; what was registered before that
+ * runs after it. From then on no task is begun, because kernels may use objects that are being
+ * destroyed: a worker ends the task that it runs, leaves the stream and stands still. A thread that
+ * waits does not wait for what will not run: every wait for unfinished work returns
+ * orErrorNotPermitted, whether it begins then or has begun before (a destructor may join its
+ * thread). Memory that unfinished work may use stays mapped. The one wait that still is a wait is
+ * that of a call whose own task is running, as the task refers to the call's stack. The thread that
+ * runs the handlers makes no such call.
  */
 #include <errno.h>
 #include <pthread.h>

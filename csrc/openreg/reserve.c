@@ -76,8 +76,8 @@ static void releaseIdle(orCache *cache, const orMemPool *mempool, size_t bytes) 
   }
 }
 
-/* Of the whole cache, also what other threads are about to give back, unless the process exits. Lock
- * held, dropped meanwhile. */
+/* Of the whole cache, also what other threads are about to give back, unless the process exits.
+ * Lock held, dropped meanwhile. */
 static void releaseAll(orCache *cache, const orMemPool *mempool) {
   releaseIdle(cache, mempool, SIZE_MAX);
   for (uint32_t n; (n = atomic_load(&cache->releasing)) && !orProcessExiting();) {
@@ -121,8 +121,8 @@ static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t 
   return false;
 }
 
-/* Sleeps until nothing of what is free now is in use by queued work, or fails as orAwait. Lock held,
- * dropped meanwhile; what other threads free in the meantime does not keep it for ever. */
+/* Sleeps until nothing of what is free now is in use by queued work, or fails as orAwait. Lock
+ * held, dropped meanwhile; what other threads free in the meantime does not keep it for ever. */
 static orError_t awaitAll(orCache *cache, const orMemPool *mempool) {
   orStream_t stream;
   uint64_t number;
@@ -268,7 +268,8 @@ static bool poolsWereLetGo(const orRequest *r) {
 
 /* Memory is short: what is cached goes back to the device, after that what queued work still holds,
  * and then the pools that their owners can do without, which end when queued work has. A task does
- * not wait: it may be what the others wait for. A request larger than the device does not, either. */
+ * not wait: it may be what the others wait for. A request larger than the device does not,
+ * either. */
 static orError_t reclaim(orRequest *r, void **ptr) {
   orCache *cache = r->cache;
   bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;

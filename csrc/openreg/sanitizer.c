@@ -387,8 +387,8 @@ orError_t orSanitizerAccess(orStream_t stream, const char *operation,
   return error;
 }
 
-/* Whose stack is asked for when there is something to tell, as most of what is touched beside a copy
- * is right. */
+/* Whose stack is asked for when there is something to tell, as most of what is touched beside a
+ * copy is right. */
 void orSanitizerTouched(uintptr_t address, bool write) {
   orCheck t = {.now.stream = 0};
   if (ignored) return;
@@ -751,9 +751,9 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   return orSuccess;
 }
 
-/* For the tool that watches the program which started this one (torch_openreg/openreg/_processes.py).
- * It collects the reports of Python alone; this process prints its own on stderr, and the tool's
- * summary names it. */
+/* For the tool that watches the program which started this one
+ * (torch_openreg/openreg/_processes.py). It collects the reports of Python alone; this process
+ * prints its own on stderr, and the tool's summary names it. */
 static void tellTool(void) {
   const char *path = getenv("OPENREG_SANITIZER_REPORTS");
   int file = path && *path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;

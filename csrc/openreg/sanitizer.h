@@ -1,9 +1,9 @@
 /*
  * What the files of the sanitizer share: clocks.c (what is ordered with what), threads.c (what each
  * thread of the host knows), shadow.c (who touched which bytes last), fresh.c (what nobody has
- * written), peek.c (what the host may read), guard.c and sums.c (what the host does without a call),
- * races.c (conflicts and their reports), names.c and stacks.c (what reports say of an access),
- * sanitizer.c (the calls that tell them what happens).
+ * written), peek.c (what the host may read), guard.c and sums.c (what the host does without a
+ * call), races.c (conflicts and their reports), names.c and stacks.c (what reports say of an
+ * access), sanitizer.c (the calls that tell them what happens).
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for and nobody's function is called. Functions are called with it held unless they say
@@ -128,7 +128,8 @@ void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
 
 /* ---- threads.c ---- */
 
-/* Who the calling thread is, for what is below. Before the lock is taken, as another may be asked. */
+/* Who the calling thread is, for what is below. Before the lock is taken, as another may be
+ * asked. */
 void orThreadsIdentify(void);
 /* The calling thread has waited for it; all have. */
 void orHostJoin(const orSync *sync);
@@ -222,8 +223,8 @@ void orFreshAdd(uintptr_t begin, size_t bytes, orStream_t stream, orStack *stack
 void orFreshForget(uintptr_t begin, uintptr_t end); /* what it has is not known */
 /* `some`: the access touches some of these bytes only. */
 void orFreshWrite(const orRange *range, bool some);
-/* The bytes of one go to the other as they are: what is fresh stays so, if neither has gaps; else all
- * are written. */
+/* The bytes of one go to the other as they are: what is fresh stays so, if neither has gaps; else
+ * all are written. */
 void orFreshMove(const orRange *from, const orRange *to);
 /* True if some of the bytes have not been written; `allocation` is that of their block then, its
  * stack without a reference. */

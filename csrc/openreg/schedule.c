@@ -34,18 +34,19 @@
  * is stayed with, since the two orders that differ most, a stream far ahead and one far behind,
  * would otherwise be the rarest.
  *
- * Under a tape, and under every fourth seed, a kernel, copy or fill that can be run in two halves is
- * (orTaskPart): after the first its stream is held again, and another one may come between. It is a
- * choice like those between tasks.
+ * Under a tape, and under every fourth seed, a kernel, copy or fill that can be run in two halves
+ * is (orTaskPart): after the first its stream is held again, and another one may come between. It
+ * is a choice like those between tasks.
  *
- * Every second seed, the odd ones, gives the host and the streams random priorities instead, and lets
- * them change a few times on the way (PCT): a bug that takes one late task and few changes is likelier
- * so, the longer the program.
+ * Every second seed, the odd ones, gives the host and the streams random priorities instead, and
+ * lets them change a few times on the way (PCT): a bug that takes one late task and few changes is
+ * likelier so, the longer the program.
  *
- * A tape's choices are among those who could go on (openreg_schedule.h). A stream that has a mark, a
- * wait or the allocator's poison before its next task is held `aside`, and is run up to that task, or until it waits, before
- * anybody chooses. Whoever replays a tape has the same options at each choice, so streams are numbered
- * by their first task there, which the host alone decides, and not when they are first held.
+ * A tape's choices are among those who could go on (openreg_schedule.h). A stream that has a mark,
+ * a wait or the allocator's poison before its next task is held `aside`, and is run up to that
+ * task, or until it waits, before anybody chooses. Whoever replays a tape has the same options at
+ * each choice, so streams are numbered by their first task there, which the host alone decides, and
+ * not when they are first held.
  *
  * What is no point: an event's record, which deleters make, and they may not block; an allocation,
  * which may run ahead of nothing that the point before it could not run.

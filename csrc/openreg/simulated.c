@@ -119,8 +119,8 @@ static size_t bytesOf(const orBuddy *b) {
   return b->is_free ? 0 : b->next | (size_t)b->previous << OR_LINK_BITS;
 }
 
-/* The first page of the buddy that has a page. Where one of a lower order begins, its upper half, or
- * what that was split into, begins with an entry, too. */
+/* The first page of the buddy that has a page. Where one of a lower order begins, its upper half,
+ * or what that was split into, begins with an entry, too. */
 static size_t firstPage(const orCard *c, size_t page) {
   size_t first = 0;
   for (int order = c->orders - 1; order > 0 && (int)c->buddy[first].order < order; order--)
@@ -132,9 +132,9 @@ static size_t firstPage(const orCard *c, size_t page) {
 
 static size_t tableBytes(int order) { return orWholePages(sizeof(orBuddy) << order); }
 
-/* Without a file where that is larger than the process may have one (RLIMIT_FSIZE), or one too many:
- * such a mapping is as good, but all of it counts where the system promises no more memory than it
- * has. */
+/* Without a file where that is larger than the process may have one (RLIMIT_FSIZE), or one too
+ * many: such a mapping is as good, but all of it counts where the system promises no more memory
+ * than it has. */
 static orError_t mapShadow(char *at) {
   int fd = orMemoryFile("openreg", span);
   int flags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
@@ -234,8 +234,9 @@ static orError_t allocate(void *self, size_t bytes, void **ptr) {
   return orSuccess;
 }
 
-/* Some systems take no pages of a shared mapping back (sandboxes), or none that is locked in memory.
- * They stay where they are until the addresses are allocated again: nothing else is wrong. */
+/* Some systems take no pages of a shared mapping back (sandboxes), or none that is locked in
+ * memory. They stay where they are until the addresses are allocated again: nothing else is
+ * wrong. */
 static void warnKept(int why) {
   static atomic_flag warned = ATOMIC_FLAG_INIT;
   if (!atomic_flag_test_and_set(&warned))

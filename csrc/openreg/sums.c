@@ -1,12 +1,12 @@
 /*
- * The sanitizer's checksums of host memory that it cannot guard (guard.c): registered memory, pinned
- * memory of a vendor's, or from before it was switched on.
+ * The sanitizer's checksums of host memory that it cannot guard (guard.c): registered memory,
+ * pinned memory of a vendor's, or from before it was switched on.
  *
  * Of what a task reads, the sum at the call is compared with that when the task has run; of what it
  * writes, that when it has run with that when the host comes to know of it. What differs has been
  * written by the host in between. It is reported where the host waits, and nobody knows the line;
- * what only reads is not seen. There is no sum of what others may write in between and be right: the
- * host, behind a gate, or tasks.
+ * what only reads is not seen. There is no sum of what others may write in between and be right:
+ * the host, behind a gate, or tasks.
  *
  * The list is under orSanitizerMutex, without which the bytes are read: they stay until the task is
  * over, or as long as the host has not gone on. A sum belongs to the next task that its thread

@@ -11,7 +11,8 @@
 #include "openreg_schedule.h"
 
 typedef struct orTape {
-  uint32_t *choices; /* of the options that there were, by the order of orScheduleStep; 0: the first */
+  /* Of the options that there were, by the order of orScheduleStep; 0: the first. */
+  uint32_t *choices;
   size_t count, room;
 } orTape;
 

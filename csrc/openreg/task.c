@@ -253,7 +253,8 @@ static orError_t checkAccess(const orLaunch *l, const orAccess *a) {
   orRegion r;
   if (!a->bytes) return orSuccess;
   if (!orRegionFind(a->address, &r))
-    return orFail(orErrorInvalidValue, "kernel %s: %p is not allocated memory", l->name, a->address);
+    return orFail(orErrorInvalidValue, "kernel %s: %p is not allocated memory", l->name,
+                  a->address);
   size_t offset = (size_t)((const char *)a->address - (const char *)r.base);
   if (a->bytes > r.size - offset)
     return orFail(orErrorInvalidValue,

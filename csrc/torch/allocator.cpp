@@ -1,7 +1,7 @@
 /*
- * Stateless: every block, statistic and lock belongs to the core. A DataPtr's context is the block's
- * own address, so that the raw interface works, and its deleter may run anywhere: with the GIL, at
- * exit, on a lane, in a forked child.
+ * Stateless: every block, statistic and lock belongs to the core. A DataPtr's context is the
+ * block's own address, so that the raw interface works, and its deleter may run anywhere: with the
+ * GIL, at exit, on a lane, in a forked child.
  */
 #include "allocator.h"
 
@@ -48,7 +48,8 @@ void deleteBlock(void *block) {
   if (block == nullptr) return;
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, false);
   HistoryScope scope(HistoryScope::Free);
-  // Nobody to report an error to: a forked child inherits the tensors of its parent but not the memory.
+  // Nobody to report an error to: a forked child inherits the tensors of its parent but not the
+  // memory.
   if (C10_UNLIKELY(orCacheFree(block) != orSuccess)) orGetLastError();
 }
 

@@ -22,9 +22,9 @@ c10::DeviceAllocator &deviceAllocator();
  * `stream` so far is done. Nothing for a null pointer. */
 void recordStream(const c10::DataPtr &data, c10::Stream stream);
 
-/* Is told of an allocation that fails, before c10::OutOfMemoryError is thrown: the device, the bytes
- * asked for, those that the allocator may hold, those that are free. On the thread that allocates;
- * what it throws is thrown instead. */
+/* Is told of an allocation that fails, before c10::OutOfMemoryError is thrown: the device, the
+ * bytes asked for, those that the allocator may hold, those that are free. On the thread that
+ * allocates; what it throws is thrown instead. */
 using OutOfMemoryObserver = std::function<void(int64_t, int64_t, int64_t, int64_t)>;
 /* For the process's life. */
 void attachOutOfMemoryObserver(OutOfMemoryObserver observer);

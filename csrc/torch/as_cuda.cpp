@@ -1,13 +1,14 @@
 /*
  * The device under CUDA's name.
  *
- * PyTorch keeps the name of this kind of device in one string, which it gives no second value and never
- * "cuda", and every part of it asks c10::get_privateuse1_backend for it: what reads a device's name asks it
- * before it looks at its own table, what writes one asks it too. In this process the libraries' references to
- * that function are exchanged. They are data: the entry of each library's table through which it calls a
- * function of another one, or one of its own that another may replace. So from then on the name is "cuda" in
- * every argument, string, file and TorchScript program, at no cost for a call. The device's own name stays
- * readable: the constructor that reads names is exchanged too.
+ * PyTorch keeps the name of this kind of device in one string, which it gives no second value and
+ * never "cuda", and every part of it asks c10::get_privateuse1_backend for it: what reads a
+ * device's name asks it before it looks at its own table, what writes one asks it too. In this
+ * process the libraries' references to that function are exchanged. They are data: the entry of
+ * each library's table through which it calls a function of another one, or one of its own that
+ * another may replace. So from then on the name is "cuda" in every argument, string, file and
+ * TorchScript program, at no cost for a call. The device's own name stays readable: the constructor
+ * that reads names is exchanged too.
  *
  * Called under the GIL, once.
  */
@@ -56,7 +57,8 @@ void readEitherName(c10::Device *self, const std::string &text) {
   readDevice(self, own ? std::string(kTheirs) + text.substr(kOwn.size()) : text);
 }
 
-// ---- A library's references -----------------------------------------------------------------------
+// ---- A library's references
+// -----------------------------------------------------------------------
 
 #if defined(__x86_64__)
 constexpr auto kJump = R_X86_64_JUMP_SLOT, kData = R_X86_64_GLOB_DAT;
@@ -94,7 +96,8 @@ class Library {
   void readDynamic(const ElfW(Dyn) * entry) {
     for (; entry->d_tag != DT_NULL; entry++) {
       // glibc has made them addresses, but for the vDSO's, which is not writable.
-      const auto address = entry->d_un.d_ptr < base_ ? base_ + entry->d_un.d_ptr : entry->d_un.d_ptr;
+      const auto address =
+          entry->d_un.d_ptr < base_ ? base_ + entry->d_un.d_ptr : entry->d_un.d_ptr;
       switch (entry->d_tag) {
         case DT_SYMTAB:
           symbols_ = reinterpret_cast<const ElfW(Sym) *>(address);
@@ -125,7 +128,8 @@ class Library {
 
   void exchangeIn(const ElfW(Rela) * relocation, size_t bytes, const Exchange &what) const {
     if (relocation == nullptr) return;
-    for (const auto *end = relocation + bytes / sizeof(*relocation); relocation < end; relocation++) {
+    for (const auto *end = relocation + bytes / sizeof(*relocation); relocation < end;
+         relocation++) {
       const auto type = ELF64_R_TYPE(relocation->r_info);
       if (type != kJump && type != kData) continue;
       const ElfW(Sym) &symbol = symbols_[ELF64_R_SYM(relocation->r_info)];
@@ -158,7 +162,8 @@ void exchangeIn(const char *library, Exchange what) {
   const auto context = std::make_pair(library, what);
   dl_iterate_phdr(
       [](dl_phdr_info *info, size_t, void *data) {
-        const auto &[part, exchange] = *static_cast<const std::pair<const char *, Exchange> *>(data);
+        const auto &[part, exchange] =
+            *static_cast<const std::pair<const char *, Exchange> *>(data);
         if (std::strstr(info->dlpi_name, part) != nullptr) Library(info).exchange(exchange);
         return 0;
       },
@@ -176,14 +181,16 @@ void *definitionOf(const char *name) {
   return found;
 }
 
-/* Whether what was exchanged is what is called: true also of code that reads names inside of c10. */
+/* Whether what was exchanged is what is called: true also of code that reads names inside of
+ * c10. */
 bool isCuda() {
   const c10::Device device(c10::DeviceType::PrivateUse1, 1);
   return c10::Device("cuda:1") == device && c10::Device("openreg:1") == device &&
          device.str() == "cuda:1";
 }
 
-/* PyTorch looks up who makes graphs by the device's name, which a PyTorch for CUDA has for its own. */
+/* PyTorch looks up who makes graphs by the device's name, which a PyTorch for CUDA has for its
+ * own. */
 void makeGraphs() {
   const auto create = [](const at::GraphImplArgs &args) {
     return at::GraphImplRegistry()->Create("OPENREG", args);
@@ -191,7 +198,8 @@ void makeGraphs() {
   at::GraphImplRegistry()->Register("CUDA", create, c10::REGISTRY_PREFERRED);
 }
 
-// ---- Autocast's switches --------------------------------------------------------------------------
+// ---- Autocast's switches
+// --------------------------------------------------------------------------
 
 c10::DeviceType ours(c10::DeviceType type) {
   return type == c10::DeviceType::CUDA ? c10::DeviceType::PrivateUse1 : type;
@@ -210,9 +218,9 @@ void setAutocastDtype(c10::DeviceType type, c10::ScalarType dtype) {
   at::autocast::set_autocast_dtype(ours(type), dtype);
 }
 
-/* Functions of Python that name no device (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()) name
- * CUDA's to these. TorchScript's own, in another library, do not reach them: it crashes in a scripted function
- * that asks while the switch is on. */
+/* Functions of Python that name no device (torch.is_autocast_enabled(),
+ * torch.get_autocast_gpu_dtype()) name CUDA's to these. TorchScript's own, in another library, do
+ * not reach them: it crashes in a scripted function that asks while the switch is on. */
 void takeAutocastSwitches() {
   const Exchange switches[] = {
       {"_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE",
@@ -246,7 +254,8 @@ bool takeCudasName() {
   return false;
 }
 
-// ---- An attribute and a method of tensors ---------------------------------------------------------------------------------
+// ---- An attribute and a method of tensors
+// ---------------------------------------------------------------------------------
 
 PyObject *isOurs(PyObject *self, void *) {
   return PyBool_FromLong(THPVariable_Unpack(self).is_privateuseone());
@@ -261,8 +270,8 @@ pybind11::object isCudaDescriptor() {
       PyDescr_NewGetSet(reinterpret_cast<PyTypeObject *>(THPVariableClass), &definition));
 }
 
-/* Tensor.cuda(device=None, non_blocking=False, memory_format=torch.preserve_format), by `to`. In C++ so that
- * reports and warnings name the program's line, not ours. */
+/* Tensor.cuda(device=None, non_blocking=False, memory_format=torch.preserve_format), by `to`. In
+ * C++ so that reports and warnings name the program's line, not ours. */
 PyObject *toCuda(PyObject *self, PyObject *args, PyObject *kwargs) {
   HANDLE_TH_ERRORS
   static const char *names[] = {"device", "non_blocking", "memory_format", nullptr};
@@ -273,7 +282,8 @@ PyObject *toCuda(PyObject *self, PyObject *args, PyObject *kwargs) {
   }
   namespace py = pybind11;
   static const py::handle index =
-      py::object(py::module_::import("torch_openreg.openreg._utils").attr("device_index")).release();
+      py::object(py::module_::import("torch_openreg.openreg._utils").attr("device_index"))
+          .release();
   const py::object at = index(py::handle(device));
   const c10::Device place(c10::DeviceType::PrivateUse1,
                           static_cast<c10::DeviceIndex>(py::cast<int>(at)));

@@ -72,8 +72,9 @@ bool otherDevicesAreThere() {
   return c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA) && mayHaveGpu();
 }
 
-/* A CUDA build of PyTorch on a machine without a GPU: while the engine counts devices at import, CUDA's guard,
- * which would look for the driver, is out of the list. (The engine's threads ask it when they start.) */
+/* A CUDA build of PyTorch on a machine without a GPU: while the engine counts devices at import,
+ * CUDA's guard, which would look for the driver, is out of the list. (The engine's threads ask it
+ * when they start.) */
 class CudaHidden {
  public:
   CudaHidden() : guard_(slot().exchange(nullptr)) {}
@@ -91,8 +92,8 @@ class CudaHidden {
 
 }  // namespace
 
-/* By what its driver puts there (NVIDIA's, of which the node in /dev may come as late as the first use, Tegra's,
- * Windows', AMD's): to ask CUDA itself is to load the driver. */
+/* By what its driver puts there (NVIDIA's, of which the node in /dev may come as late as the first
+ * use, Tegra's, Windows', AMD's): to ask CUDA itself is to load the driver. */
 bool mayHaveGpu() {
   for (const char *place : {"/dev/nvidiactl", "/proc/driver/nvidia", "/sys/module/nvidia",
                             "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {

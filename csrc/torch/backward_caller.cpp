@@ -1,10 +1,10 @@
 /*
- * PyTorch hands ThreadLocalDebugInfo on to the threads of autograd. It has no hook where a backward pass is called, so the
- * one method of Python that does so, of the engine, has another function in its PyMethodDef. A pass that C++ calls finds the
- * modes that the thread of autograd has had last.
+ * PyTorch hands ThreadLocalDebugInfo on to the threads of autograd. It has no hook where a backward
+ * pass is called, so the one method of Python that does so, of the engine, has another function in
+ * its PyMethodDef. A pass that C++ calls finds the modes that the thread of autograd has had last.
  *
- * At its exit Python ends threads inside of that function by unwinding, without the GIL: nothing here has a destructor that
- * needs it.
+ * At its exit Python ends threads inside of that function by unwinding, without the GIL: nothing
+ * here has a destructor that needs it.
  */
 #include "backward_caller.h"
 
@@ -62,7 +62,8 @@ PyObject *runBackwardAsCaller(PyObject *engine, PyObject *args, PyObject *kwargs
   TORCH_CHECK(
       def.ml_flags == (METH_VARARGS | METH_KEYWORDS),
       "torch._C._ImperativeEngine.run_backward has other flags than expected: ", def.ml_flags);
-  runBackward = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void (*)()>(def.ml_meth));
+  runBackward =
+      reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void (*)()>(def.ml_meth));
   def.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&runBackwardAsCaller));
 });
 

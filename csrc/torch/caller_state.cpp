@@ -39,7 +39,8 @@ DenormalMode::DenormalMode(unsigned flush) : before_(flushMode()) { setFlushMode
 
 DenormalMode::~DenormalMode() { setFlushMode(before_); }
 
-/* PyTorch's own OpenMP runtime is the one that libtorch_cpu is linked to; a process may hold others. */
+/* PyTorch's own OpenMP runtime is the one that libtorch_cpu is linked to; a process may hold
+ * others. */
 const ThreadControl &threadControl() {
   static const ThreadControl control = [] {
     ThreadControl found;

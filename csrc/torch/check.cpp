@@ -31,7 +31,8 @@ std::string outOfMemory() {
 }
 
 void throwError(orError_t error, c10::SourceLocation location) {
-  // orErrorNotReady leaves nothing behind: the message and the failure that are there are an earlier call's.
+  // orErrorNotReady leaves nothing behind: the message and the failure that are there are an
+  // earlier call's.
   const bool isNoted = error != orErrorNotReady;
   if (isNoted) throwFailure();
   const char *detail = isNoted ? orGetLastErrorMessage() : nullptr;

@@ -3,7 +3,7 @@
  *
  *   orErrorMemoryAllocation   c10::OutOfMemoryError    torch.OutOfMemoryError
  *   orErrorNotSupported       c10::NotImplementedError NotImplementedError
- *   orErrorDeviceLost         c10::AcceleratorError    torch.AcceleratorError, its error_code is the core's
+ *   orErrorDeviceLost         c10::AcceleratorError    torch.AcceleratorError, with that code
  *   every other               c10::Error               RuntimeError
  *
  * The text is the error's name and the core's detail, which gives the value and what was allowed.
@@ -19,7 +19,8 @@
 
 namespace torch_openreg {
 
-/* Throws the exception for the calling thread's last error: of a kernel that failed, the one it raised. */
+/* Throws the exception for the calling thread's last error: of a kernel that failed, the one it
+ * raised. */
 [[noreturn]] OPENREG_EXPORT void throwError(orError_t error, c10::SourceLocation location);
 
 /* The words that programs look for, as CUDA's under its name. */

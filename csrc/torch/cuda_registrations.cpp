@@ -1,7 +1,8 @@
 /*
- * The dispatcher's registerImpl, replaced in the library that defines it: a kernel for one of CUDA's
- * keys is registered for the device's key as well. A kernel that the extension registers for the
- * device itself goes before it. Registrations from Python pass, as _as_cuda/_library.py decides there.
+ * The dispatcher's registerImpl, replaced in the library that defines it: a kernel for one of
+ * CUDA's keys is registered for the device's key as well. A kernel that the extension registers for
+ * the device itself goes before it. Registrations from Python pass, as _as_cuda/_library.py decides
+ * there.
  *
  * `mutex` guards `places`. The dispatcher's own lock is not taken under it.
  */

@@ -1,6 +1,6 @@
 /*
- * Kernels that an extension in C++ registers for CUDA's keys (TORCH_LIBRARY_IMPL(ns, CUDA, m)), under
- * as_cuda(): the device's, too.
+ * Kernels that an extension in C++ registers for CUDA's keys (TORCH_LIBRARY_IMPL(ns, CUDA, m)),
+ * under as_cuda(): the device's, too.
  */
 #pragma once
 

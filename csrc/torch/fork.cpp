@@ -1,7 +1,8 @@
 /*
- * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself first and looks
- * at `pauses` then, a fork the other way round (sequentially consistent), so that one of them sees the other. A piece of
- * a kernel's work is counted with the kernel, which waits for it.
+ * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself
+ * first and looks at `pauses` then, a fork the other way round (sequentially consistent), so that
+ * one of them sees the other. A piece of a kernel's work is counted with the kernel, which waits
+ * for it.
  */
 #include "fork.h"
 

@@ -1,7 +1,7 @@
 /*
- * Kernels and forks: a fork waits until no kernel runs, and lets none begin. A child must not inherit a lock that a
- * kernel held, such as the one of a function's first call. Other locks a thread of the parent may hold at any time: a
- * child is refused before it takes one.
+ * Kernels and forks: a fork waits until no kernel runs, and lets none begin. A child must not
+ * inherit a lock that a kernel held, such as the one of a function's first call. Other locks a
+ * thread of the parent may hold at any time: a child is refused before it takes one.
  */
 #pragma once
 
@@ -24,8 +24,8 @@ class KernelScope {
   const bool nested_;
 };
 
-/* Runs a kernel that is no task. It waits for no device and does not take the GIL, which the thread that forks may
- * hold. */
+/* Runs a kernel that is no task. It waits for no device and does not take the GIL, which the thread
+ * that forks may hold. */
 inline void asKernel(c10::function_ref<void()> function) {
   KernelScope here;
   function();
@@ -34,8 +34,8 @@ inline void asKernel(c10::function_ref<void()> function) {
 /* Whether the calling thread runs a kernel. */
 bool inKernel();
 
-/* What comes first where a call takes a lock before the core has been asked: throws in the child of a process that has
- * used a device. */
+/* What comes first where a call takes a lock before the core has been asked: throws in the child of
+ * a process that has used a device. */
 [[noreturn]] void throwForked();
 inline void refuseInForkedChild() {
   if (C10_UNLIKELY(orInForkedChild() != 0)) throwForked();

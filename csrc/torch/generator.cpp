@@ -67,8 +67,8 @@ void GeneratorState::giveBack(uint64_t first, uint64_t count) {
 }
 
 OpenRegGeneratorImpl::OpenRegGeneratorImpl(c10::DeviceIndex index, uint64_t seed)
-    : OpenRegGeneratorImpl(index, std::make_shared<GeneratorState>(GeneratorState::Value{seed, 0})) {
-}
+    : OpenRegGeneratorImpl(index,
+                           std::make_shared<GeneratorState>(GeneratorState::Value{seed, 0})) {}
 
 OpenRegGeneratorImpl::OpenRegGeneratorImpl(c10::DeviceIndex index, GeneratorStatePtr state)
     : c10::GeneratorImpl(c10::Device(device_type(), index),
@@ -127,7 +127,8 @@ c10::intrusive_ptr<c10::TensorImpl> OpenRegGeneratorImpl::get_state() const {
   return tensor.getIntrusivePtr();
 }
 
-void OpenRegGeneratorImpl::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl> &other) {
+void OpenRegGeneratorImpl::graphsafe_set_state(
+    const c10::intrusive_ptr<c10::GeneratorImpl> &other) {
   TORCH_CHECK_VALUE(other->device() == device(), "a generator of ", device(),
                     " cannot take the state of one of ", other->device());
   state_ = static_cast<OpenRegGeneratorImpl &>(*other).state_;

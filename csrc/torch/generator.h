@@ -17,7 +17,8 @@
 
 namespace torch_openreg {
 
-/* What generators draw from. Two share one after graphsafe_set_state(), so it has a mutex of its own: a leaf. */
+/* What generators draw from. Two share one after graphsafe_set_state(), so it has a mutex of its
+ * own: a leaf. */
 class OPENREG_EXPORT GeneratorState {
  public:
   struct Value {
@@ -50,8 +51,9 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
   /* What random operators draw from. Takes mutex_. */
   GeneratorStatePtr state();
 
-  // As with every generator of PyTorch, the caller holds mutex_ for what changes the state. While the current stream
-  // is being captured the counter is what it will be in a replay (graph.h), and a seed cannot be set.
+  // As with every generator of PyTorch, the caller holds mutex_ for what changes the state. While
+  // the current stream is being captured the counter is what it will be in a replay (graph.h), and
+  // a seed cannot be set.
   void set_current_seed(uint64_t seed) override;
   uint64_t current_seed() const override;
   uint64_t seed() override;

@@ -47,9 +47,9 @@ void *letGoOfGil() {
 
 void takeGilBack(void *token) {
   if (token == nullptr) return;
-  // Once Python ends, asking for the GIL ends the thread by unwinding its stack, through frames that
-  // may not be unwound: ours, or those of PyTorch that called us. Such a thread sleeps until the
-  // process is gone instead.
+  // Once Python ends, asking for the GIL ends the thread by unwinding its stack, through frames
+  // that may not be unwound: ours, or those of PyTorch that called us. Such a thread sleeps until
+  // the process is gone instead.
   while (!interpreterRuns()) pause();
   if (token == &withoutGil) return;
   try {

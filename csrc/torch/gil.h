@@ -8,8 +8,8 @@ namespace torch_openreg {
 /* False while Python ends. */
 bool interpreterRuns();
 
-/* Whether the calling thread may have Python frames. One that was never Python's, such as a lane, has none; nor has
- * autograd's, unless a hook or a function of Python's runs. */
+/* Whether the calling thread may have Python frames. One that was never Python's, such as a lane,
+ * has none; nor has autograd's, unless a hook or a function of Python's runs. */
 bool mayBeInPython();
 
 /* Lets go of the GIL if the calling thread holds it; returns what takeGilBack needs. */

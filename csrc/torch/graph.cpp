@@ -1,6 +1,6 @@
 /*
- * `captures` maps the core's id of each capture to what its nodes share, so that whoever queues on a stream finds it,
- * on whichever thread. Its lock is a leaf.
+ * `captures` maps the core's id of each capture to what its nodes share, so that whoever queues on
+ * a stream finds it, on whichever thread. Its lock is a leaf.
  */
 #include "graph.h"
 
@@ -40,7 +40,8 @@ Captures &captures() {
   return *instance;
 }
 
-/* The core's id, 0 if there is none; also of a stream that is gone, which whoever queues there hears of. */
+/* The core's id, 0 if there is none; also of a stream that is gone, which whoever queues there
+ * hears of. */
 uint64_t captureOf(orStream_t stream) {
   orCaptureStatus status = orCaptureStatusNone;
   uint64_t id = 0;
@@ -252,8 +253,8 @@ OpenRegGraph::Captured OpenRegGraph::captured() const {
   return captured_;
 }
 
-/* With its pool, which is the caller's to release: a launch may sleep until a full stream has room, and a reset meanwhile
- * gives memory back for which it knows of no launch. */
+/* With its pool, which is the caller's to release: a launch may sleep until a full stream has room,
+ * and a reset meanwhile gives memory back for which it knows of no launch. */
 OpenRegGraph::Captured OpenRegGraph::hold() const {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(captured_.graph != 0, "replay() needs a graph that has been captured");

@@ -1,6 +1,6 @@
 /*
- * Graphs for PyTorch: at::GraphImplInterface over the core's (openreg_graph.h), which torch.accelerator.Graph and
- * torch.openreg.graph use.
+ * Graphs for PyTorch: at::GraphImplInterface over the core's (openreg_graph.h), which
+ * torch.accelerator.Graph and torch.openreg.graph use.
  */
 #pragma once
 
@@ -26,11 +26,12 @@ extern std::atomic<int> capturesNow;
 
 /* What a graph's nodes share, and need as long as one of them may run.
  *
- * Random numbers: a call that is captured leaves its generator as it is, and counts: its position. A replay takes from
- * each generator as many draws as the capture made, which advances it as the calls would have, and hands what the
- * generator had before to its nodes: `pending`, of which the first node takes the oldest. Replays of a graph run one
- * after the other, so `now` belongs to the one that runs. A state that is read in a capture and set again there, as by a
- * checkpoint, is a position.
+ * Random numbers: a call that is captured leaves its generator as it is, and counts: its position.
+ * A replay takes from each generator as many draws as the capture made, which advances it as the
+ * calls would have, and hands what the generator had before to its nodes: `pending`, of which the
+ * first node takes the oldest. Replays of a graph run one after the other, so `now` belongs to the
+ * one that runs. A state that is read in a capture and set again there, as by a checkpoint, is a
+ * position.
  *
  * `mutex_` is a leaf: a generator's may be held. */
 class CapturedGraph {
@@ -51,7 +52,8 @@ class CapturedGraph {
 
   /* At a call that is captured. The generator stays as it is. */
   static Draw draw(const std::shared_ptr<CapturedGraph> &graph, const GeneratorStatePtr &generator);
-  /* Of a generator, by what it has at the capture: where it is, and the furthest that it has been. */
+  /* Of a generator, by what it has at the capture: where it is, and the furthest that it has
+   * been. */
   struct Positions {
     uint64_t position = 0, drawn = 0;
   };
@@ -97,7 +99,8 @@ bool isCapturing(orStream_t stream);
 std::shared_ptr<CapturedGraph> graphOfCurrentStream(c10::DeviceIndex device);
 /* The calling thread's. No use of a device. */
 bool isCurrentStreamCapturing();
-/* Throws, and the capture is over, if the stream is being captured: `operation` makes the host wait for it. */
+/* Throws, and the capture is over, if the stream is being captured: `operation` makes the host wait
+ * for it. */
 void refuseInCapture(const std::string &operation, orStream_t stream);
 /* What was queued on the device is gone. */
 void graphsAreReset(c10::DeviceIndex device);

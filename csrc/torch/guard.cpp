@@ -61,7 +61,8 @@ c10::Stream OpenRegGuardImpl::getDefaultStream(c10::Device device) const {
   return getDefaultOpenRegStream(indexOf(device));
 }
 
-c10::Stream OpenRegGuardImpl::getStreamFromGlobalPool(c10::Device device, bool isHighPriority) const {
+c10::Stream OpenRegGuardImpl::getStreamFromGlobalPool(c10::Device device,
+                                                      bool isHighPriority) const {
   return getStreamFromPool(isHighPriority, indexOf(device));
 }
 
@@ -100,7 +101,8 @@ void OpenRegGuardImpl::recordDataPtrOnStream(const c10::DataPtr &data,
 }
 
 void OpenRegGuardImpl::record(void **event, const c10::Stream &stream,
-                              const c10::DeviceIndex device_index, const c10::EventFlag flag) const {
+                              const c10::DeviceIndex device_index,
+                              const c10::EventFlag flag) const {
   const OpenRegStream target(stream);
   TORCH_CHECK(device_index == -1 || device_index == target.device_index(), "the event belongs to ",
               deviceAt(device_index), " and cannot be recorded on a stream of ", target.device());

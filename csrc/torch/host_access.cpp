@@ -1,6 +1,6 @@
 /*
- * An orOrigin is made once for each dtype, and for each line of a program, and never destroyed: the core's signal handler
- * reads it. `lines` has a mutex, under which nothing else is called.
+ * An orOrigin is made once for each dtype, and for each line of a program, and never destroyed: the
+ * core's signal handler reads it. `lines` has a mutex, under which nothing else is called.
  */
 #include <Python.h>
 
@@ -132,8 +132,8 @@ void end(const at::RecordFunction &, at::ObserverContext *outer) {
   orHostAccessOperation(static_cast<const Outer *>(outer)->name);
 }
 
-/* From now on the report has the operator that runs, not the one that was queued last. This costs each operator of PyTorch
- * a tenth of a microsecond, on whatever device. */
+/* From now on the report has the operator that runs, not the one that was queued last. This costs
+ * each operator of PyTorch a tenth of a microsecond, on whatever device. */
 void recordOperators() {
   [[maybe_unused]] static const at::CallbackHandle callback = at::addGlobalCallback(
       at::RecordFunctionCallback(&begin, &end).scopes({at::RecordScope::FUNCTION}));

@@ -21,8 +21,9 @@ OPENREG_EXPORT c10::Allocator *getPinnedMemoryAllocator();
  * for slices too. False if the block is not one of getPinnedMemoryAllocator()'s. */
 OPENREG_EXPORT bool recordPinnedUse(void *data, void *context, c10::Stream stream);
 
-/* Lets go of storages of pinned memory, on any thread: of each the last holder may be an object of Python's, which no lane
- * ends. Whoever allocates pinned memory next, or empties its cache, does. */
+/* Lets go of storages of pinned memory, on any thread: of each the last holder may be an object of
+ * Python's, which no lane ends. Whoever allocates pinned memory next, or empties its cache,
+ * does. */
 void retirePinned(std::vector<c10::Storage> storages);
 
 /* Whether the address lies in pinned host memory. False for anything else and never an error. */

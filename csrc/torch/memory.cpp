@@ -73,9 +73,9 @@ std::vector<orCacheBlock> blocksOf(c10::DeviceIndex device) {
     if (count > blocks.size()) continue;
     blocks.resize(count);
     // By segment, which is where each begins; within one they are in order already.
-    std::stable_sort(blocks.begin(), blocks.end(), [](const orCacheBlock &a, const orCacheBlock &b) {
-      return a.segment < b.segment;
-    });
+    std::stable_sort(
+        blocks.begin(), blocks.end(),
+        [](const orCacheBlock &a, const orCacheBlock &b) { return a.segment < b.segment; });
     return blocks;
   }
 }

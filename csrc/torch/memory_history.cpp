@@ -1,7 +1,7 @@
 /*
- * `History` is one object, leaked. `mutex` guards its containers; it is held for a few operations on
- * them, never while Python's lock is asked for, and the threads that hold Python's lock take it too.
- * The thread that is inside a HistoryScope owns the scope's State.
+ * `History` is one object, leaked. `mutex` guards its containers; it is held for a few operations
+ * on them, never while Python's lock is asked for, and the threads that hold Python's lock take it
+ * too. The thread that is inside a HistoryScope owns the scope's State.
  *
  * Records of one device reach the hook out of order when several threads allocate (the core numbers
  * them under its lock), so an address's stack is replaced and removed by later numbers only, and
@@ -171,7 +171,8 @@ void HistoryScope::enter(Reason reason) noexcept {
   try {
     Stack stack;
     if (gathers) {
-      // It costs a wait for Python's lock, which PyTorch lets go of before it drops a tensor's memory.
+      // It costs a wait for Python's lock, which PyTorch lets go of before it drops a tensor's
+      // memory.
       const bool python = mayBeInPython();
       const bool cpp = all.cpp.load(std::memory_order_relaxed);
       // TorchScript runs on threads of its own, too.

@@ -54,7 +54,8 @@ std::vector<HistoryEntry> memoryHistory(c10::DeviceIndex device);
 Stack stackOfBlock(const void *address);
 Stack stackOfSegment(const void *address, bool in_use);
 
-/* Around a call of the core that may allocate or free: what it tells carries this thread's stack. */
+/* Around a call of the core that may allocate or free: what it tells carries this thread's
+ * stack. */
 class HistoryScope {
  public:
   enum Reason { Allocation, Free };

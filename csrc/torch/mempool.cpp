@@ -1,7 +1,8 @@
 /*
- * `Pools` is one object, leaked; all of it is under its mutex. The core holds each pool once for it,
- * from the first retainPool to the last releasePool. No function of the core that may allocate, free
- * or wait is called with the mutex held: these tell the memory history, which asks for a pool's id.
+ * `Pools` is one object, leaked; all of it is under its mutex. The core holds each pool once for
+ * it, from the first retainPool to the last releasePool. No function of the core that may allocate,
+ * free or wait is called with the mutex held: these tell the memory history, which asks for a
+ * pool's id.
  */
 #include "mempool.h"
 

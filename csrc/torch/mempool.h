@@ -38,7 +38,8 @@ uint64_t poolUseCount(c10::DeviceIndex device, c10::MempoolId_t id);
  * allocates for itself is never a pool's. */
 using StreamFilter = std::function<bool(orStream_t)>;
 void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter);
-/* Ends the latest that the calling thread has begun, or else anybody has. Throws if there is none. */
+/* Ends the latest that the calling thread has begun, or else anybody has. Throws if there is
+ * none. */
 void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id);
 
 /* How many of these are on. */

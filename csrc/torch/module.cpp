@@ -92,7 +92,8 @@ void reset(int64_t index) {
 
 void bindDevices(py::module_ &m) {
   py::class_<orDeviceProperties>(m, "_DeviceProperties")
-      .def_property_readonly("name", [](const orDeviceProperties &p) { return std::string(p.name); })
+      .def_property_readonly("name",
+                             [](const orDeviceProperties &p) { return std::string(p.name); })
       .def_property_readonly("factory",
                              [](const orDeviceProperties &p) { return std::string(p.factory); })
       .def_readonly("total_memory", &orDeviceProperties::total_memory)
@@ -343,7 +344,8 @@ py::list scheduleSteps() {
   std::vector<orScheduleStep> steps(1024);
   size_t first = 0, count = steps.size();
   for (; count == steps.size(); first += count) {
-    OPENREG_CHECK(orScheduleSteps(first, steps.data(), sizeof(orScheduleStep), steps.size(), &count));
+    OPENREG_CHECK(
+        orScheduleSteps(first, steps.data(), sizeof(orScheduleStep), steps.size(), &count));
     for (size_t i = 0; i < count; ++i) {
       const orScheduleStep &step = steps[i];
       list.append(py::make_tuple(step.kind, step.flags, step.stream, step.a, step.b));

@@ -1,11 +1,12 @@
 /*
- * torch.profiler with ProfilerActivity.PrivateUse1: a Kineto plugin over the core's trace. PyTorch asks the factory for
- * a profiler at its first use, the profiler for a session at each profile, and the session for what it has seen at the
- * end. What a session holds is its own; it is used by one thread at a time, except for push and pop.
+ * torch.profiler with ProfilerActivity.PrivateUse1: a Kineto plugin over the core's trace. PyTorch
+ * asks the factory for a profiler at its first use, the profiler for a session at each profile, and
+ * the session for what it has seen at the end. What a session holds is its own; it is used by one
+ * thread at a time, except for push and pop.
  *
- * Those tell, on the thread of an operator, which operator and which record_function range is innermost from there on.
- * Both go into the thread's tag (orTraceTag), with which the core marks the launches: that is how a kernel finds the
- * operator that launched it.
+ * Those tell, on the thread of an operator, which operator and which record_function range is
+ * innermost from there on. Both go into the thread's tag (orTraceTag), with which the core marks
+ * the launches: that is how a kernel finds the operator that launched it.
  */
 #define USE_KINETO
 #define FMT_HEADER_ONLY 1
@@ -52,7 +53,8 @@ struct Nesting {
   }
 };
 
-/* A session may begin and end in the middle of an operator: what another one pushed is no concern of it. */
+/* A session may begin and end in the middle of an operator: what another one pushed is no concern
+ * of it. */
 Nesting &nestingIn(uint64_t session) {
   thread_local Nesting nesting;
   if (nesting.session != session) nesting = {session, {}, {}};
@@ -191,8 +193,8 @@ class Converter {
   // ---- What a record_function range did on a stream, from the first kernel to the last.
 
   void extendRange(uint64_t tag, const orTraceRecord &record, Span time) {
-    Span &range =
-        ranges_.try_emplace({rangeOf(tag), record.device, record.stream_number}, time).first->second;
+    Span &range = ranges_.try_emplace({rangeOf(tag), record.device, record.stream_number}, time)
+                      .first->second;
     range = {std::min(range.first, time.first), std::max(range.second, time.second)};
   }
 
@@ -279,7 +281,8 @@ class Session final : public libkineto::IActivityProfilerSession {
     startTime_ = startTime;
   }
 
-  /* Kineto asks for one name, there may be several devices, and where it gets none it calls them GPUs. */
+  /* Kineto asks for one name, there may be several devices, and where it gets none it calls them
+   * GPUs. */
   std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override {
     std::unique_ptr<libkineto::DeviceInfo> last;
     for (const int device : devices_) {
@@ -340,7 +343,8 @@ class Session final : public libkineto::IActivityProfilerSession {
   std::vector<libkineto::ResourceInfo> streams_;
   libkineto::ActivityLogger *logger_ = nullptr;
   int64_t startTime_ = 0;
-  std::unique_ptr<libkineto::CpuTraceBuffer> buffer_ = std::make_unique<libkineto::CpuTraceBuffer>();
+  std::unique_ptr<libkineto::CpuTraceBuffer> buffer_ =
+      std::make_unique<libkineto::CpuTraceBuffer>();
 };
 
 class Profiler final : public libkineto::IActivityProfiler {
@@ -349,8 +353,8 @@ class Profiler final : public libkineto::IActivityProfiler {
   const std::set<Kind> &availableActivities() const override { return kinds_; }
 
   /* Null: nothing of this is asked for. */
-  std::unique_ptr<libkineto::IActivityProfilerSession> configure(const std::set<Kind> &asked,
-                                                                 const libkineto::Config &) override {
+  std::unique_ptr<libkineto::IActivityProfilerSession> configure(
+      const std::set<Kind> &asked, const libkineto::Config &) override {
     if (asked.count(Kind::CONCURRENT_KERNEL) == 0) return nullptr;
     return std::make_unique<Session>(asked);
   }

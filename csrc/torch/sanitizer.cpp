@@ -1,17 +1,19 @@
 /*
- * `python` holds what torch.openreg.sanitizer gives (its error, its text of a report) and is leaked; it is written and read
- * with the GIL. `mode` and `keepsStacks` are read by any thread.
+ * `python` holds what torch.openreg.sanitizer gives (its error, its text of a report) and is
+ * leaked; it is written and read with the GIL. `mode` and `keepsStacks` are read by any thread.
  *
- * Nothing can be thrown out of a callback of at::RecordFunction, which is where the host's accesses are seen. So their error
- * is put down in Python (_Unraised), with a warning whose filter raises it: PyTorch asks the filters where the operator
- * returns to Python. Where it does not, `hasUnraised` lets this thread's next call of the shim throw it.
+ * Nothing can be thrown out of a callback of at::RecordFunction, which is where the host's accesses
+ * are seen. So their error is put down in Python (_Unraised), with a warning whose filter raises
+ * it: PyTorch asks the filters where the operator returns to Python. Where it does not,
+ * `hasUnraised` lets this thread's next call of the shim throw it.
  *
- * Memory that the host touches in no call is told from a signal handler (touched), in the midst of somebody's code. Python's
- * main thread is asked to raise where its interpreter next looks around, which is when that code returns to it; another
- * thread's next call of the shim raises, or disable().
+ * Memory that the host touches in no call is told from a signal handler (touched), in the midst of
+ * somebody's code. Python's main thread is asked to raise where its interpreter next looks around,
+ * which is when that code returns to it; another thread's next call of the shim raises, or
+ * disable().
  *
- * A stack that the core keeps is a Kept on the heap, which is turned into lines when somebody asks: the core may let go of it
- * on any thread (stacks.h).
+ * A stack that the core keeps is a Kept on the heap, which is turned into lines when somebody asks:
+ * the core may let go of it on any thread (stacks.h).
  */
 #include <Python.h>
 
@@ -123,14 +125,16 @@ int raiseTouched(void *) {
   return 0;
 }
 
-/* In a signal handler. Where there are too many calls to be made already, the next one of the shim raises. */
+/* In a signal handler. Where there are too many calls to be made already, the next one of the shim
+ * raises. */
 void touched(void *) {
   if (python == nullptr || !interpreterRuns() || getpid() != gettid()) return;
   if (mode.load(std::memory_order_relaxed) != Mode::Quiet)
     Py_AddPendingCall(&raiseTouched, nullptr);
 }
 
-/* PyTorch hands over the inputs of all operators then, which takes its time: not before there is anything to see. */
+/* PyTorch hands over the inputs of all operators then, which takes its time: not before there is
+ * anything to see. */
 void pinned(void *) { watchHost(true); }
 
 std::string takeUnraised() {
@@ -269,7 +273,8 @@ std::vector<std::pair<orRaceReport, Calls>> copyReports(uint64_t first) {
     OPENREG_CHECK(orSanitizerReports(first, reports.data(), sizeof(orRaceReport), reports.size(),
                                      &count, &total));
     for (size_t i = 0; i < count; ++i) {
-      all.push_back({reports[i], {copyOf(reports[i].earlier.stack), copyOf(reports[i].later.stack)}});
+      all.push_back(
+          {reports[i], {copyOf(reports[i].earlier.stack), copyOf(reports[i].later.stack)}});
     }
     if (count != 0) first = reports[count - 1].number + 1;
   }

@@ -1,6 +1,6 @@
 /*
- * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is reported by csrc/aten/accesses.h; what
- * is found becomes an exception or a warning here, with Python's stacks.
+ * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is reported by
+ * csrc/aten/accesses.h; what is found becomes an exception or a warning here, with Python's stacks.
  *
  * Off, all there is are relaxed loads of a word of the core's.
  */
@@ -22,18 +22,19 @@ inline bool sanitizerActive() {
   return C10_UNLIKELY(__atomic_load_n(sanitizerWord, __ATOMIC_RELAXED) != 0);
 }
 
-/* Whether reads of memory that nothing has written are reported, and whether conflicts are of which it is not known that
- * they share bytes. */
+/* Whether reads of memory that nothing has written are reported, and whether conflicts are of which
+ * it is not known that they share bytes. */
 inline std::atomic<bool> checksFresh{false}, tellsPossible{true};
 
 /* Throws DataRaceError, or warns, if the core has found a conflict in a call of this thread. */
 void raiseRaces();
 
-/* The same in an operator of the host, where nothing can be thrown: raised as it returns to Python, or else by this thread's
- * next raiseRaces. */
+/* The same in an operator of the host, where nothing can be thrown: raised as it returns to Python,
+ * or else by this thread's next raiseRaces. */
 void raiseRacesOfHost();
 
-/* Copies and fills that this thread queues inside are told under the operator's name, which outlives the process. */
+/* Copies and fills that this thread queues inside are told under the operator's name, which
+ * outlives the process. */
 class SanitizedAs {
  public:
   explicit SanitizedAs(const char *operation) : active_(sanitizerActive()) {
@@ -50,7 +51,8 @@ class SanitizedAs {
   const char *before_ = nullptr;
 };
 
-/* What this thread waits for inside, or finds done, is the backend's own business: it orders nothing for the program. */
+/* What this thread waits for inside, or finds done, is the backend's own business: it orders
+ * nothing for the program. */
 class OwnWait {
  public:
   OwnWait() : before_(orSanitizerIgnore(1)) {}

@@ -22,13 +22,14 @@ TORCH_API std::vector<pybind11::object> py_symbolize(std::vector<CapturedTraceba
 
 namespace torch_openreg {
 
-/* Code objects and positions alone; the last owner may let go of it on any thread, as PyTorch drops code objects the next
- * time it has the GIL. */
+/* Code objects and positions alone; the last owner may let go of it on any thread, as PyTorch drops
+ * code objects the next time it has the GIL. */
 using PythonStack = std::shared_ptr<torch::CapturedTraceback>;
 
 inline PythonStack gatherStack() { return torch::CapturedTraceback::gather(true, false, false); }
 
-/* For each a list of dicts with filename, line and name, the innermost frame first. With the GIL. */
+/* For each a list of dicts with filename, line and name, the innermost frame first. With the
+ * GIL. */
 std::vector<pybind11::object> linesOf(std::vector<torch::CapturedTraceback *> &stacks);
 /* None of a null one. */
 pybind11::object linesOf(const PythonStack &stack);

@@ -27,7 +27,8 @@ class OPENREG_EXPORT OpenRegStream {
  public:
   enum Unchecked { UNCHECKED };
 
-  /* Throws if the stream is not of an openreg device. One without an index is the current device's. */
+  /* Throws if the stream is not of an openreg device. One without an index is the current
+   * device's. */
   explicit OpenRegStream(c10::Stream stream);
   /* For a stream whose device is known. */
   OpenRegStream(Unchecked, c10::Stream stream) : stream_(stream) {}
@@ -47,7 +48,8 @@ class OPENREG_EXPORT OpenRegStream {
   int priority() const;
   /* Whether the last task has finished. Never blocks, and never reports the error of a kernel. */
   bool query() const;
-  /* Blocks until everything queued so far has finished; the error of a failed kernel surfaces here. */
+  /* Blocks until everything queued so far has finished; the error of a failed kernel surfaces
+   * here. */
   void synchronize() const;
 
   bool operator==(const OpenRegStream &other) const { return stream_ == other.stream_; }
@@ -68,7 +70,8 @@ OPENREG_EXPORT PriorityRange priorityRange();
 constexpr int kStreamsPerPool = OPENREG_STREAMS_PER_POOL;
 
 /* A stream of the device's pool, never the default one, in turn. The priority is clamped to
- * priorityRange(). A stream of the pool is created when its turn comes first, and never destroyed. */
+ * priorityRange(). A stream of the pool is created when its turn comes first, and never
+ * destroyed. */
 OPENREG_EXPORT OpenRegStream getStreamFromPool(int priority, c10::DeviceIndex device_index = -1);
 /* The same with the most or the least urgent priority. */
 OPENREG_EXPORT OpenRegStream getStreamFromPool(bool isHighPriority = false,
@@ -79,10 +82,11 @@ OPENREG_EXPORT OpenRegStream getDefaultOpenRegStream(c10::DeviceIndex device_ind
 
 /* What the calling thread queues on for this device: the default stream until it is set. */
 OPENREG_EXPORT OpenRegStream getCurrentOpenRegStream(c10::DeviceIndex device_index = -1);
-/* Its handle, for a device that is known to exist. The stream may have been destroyed since it was set:
- * the core then refuses the handle. */
+/* Its handle, for a device that is known to exist. The stream may have been destroyed since it was
+ * set: the core then refuses the handle. */
 orStream_t currentStreamHandle(c10::DeviceIndex device_index);
-/* For the calling thread and the stream's device; the current device stays. The stream is checked. */
+/* For the calling thread and the stream's device; the current device stays. The stream is
+ * checked. */
 OPENREG_EXPORT void setCurrentOpenRegStream(OpenRegStream stream);
 
 /* A stream that somebody else made with orStreamCreate and will destroy. The device must be the

@@ -1,5 +1,6 @@
 /*
- * `origins`, under `mutex`, is as large as the pools of streams at most: other streams are not told of.
+ * `origins`, under `mutex`, is as large as the pools of streams at most: other streams are not told
+ * of.
  */
 #include <Python.h>
 

@@ -1,5 +1,6 @@
 /*
- * Where streams come from, for reports: the stack of who asked for one, and the name that it was given.
+ * Where streams come from, for reports: the stack of who asked for one, and the name that it was
+ * given.
  */
 #pragma once
 

@@ -1,9 +1,10 @@
 /*
- * torch.openreg.set_sync_debug_mode: calls that make the host wait for a device say so, or refuse. In a capture they
- * are refused.
+ * torch.openreg.set_sync_debug_mode: calls that make the host wait for a device say so, or refuse.
+ * In a capture they are refused.
  *
- * Off, a note is two relaxed loads. It comes before anything is queued or changed, so that a refused call leaves
- * nothing behind; only a wait that the allocator had to make to find memory is noted afterwards.
+ * Off, a note is two relaxed loads. It comes before anything is queued or changed, so that a
+ * refused call leaves nothing behind; only a wait that the allocator had to make to find memory is
+ * noted afterwards.
  */
 #pragma once
 
@@ -24,8 +25,8 @@ inline bool notesSynchronization() {
                       capturesNow.load(std::memory_order_relaxed) != 0);
 }
 
-/* Warns, or throws, with the name of the operator or call; it throws anyhow if the stream, which the host is about to
- * wait for, is being captured. */
+/* Warns, or throws, with the name of the operator or call; it throws anyhow if the stream, which
+ * the host is about to wait for, is being captured. */
 void warnOrThrowOnSynchronization(const std::string &operation, orStream_t stream);
 
 inline void noteSynchronization(const char *operation, orStream_t stream) {

@@ -1,13 +1,15 @@
 /*
- * How Python's threads order each other, for the sanitizer (openreg_sanitizer.h): the methods of Python's few lock types and
- * queues that are written in C, of which `threading`, `queue`, `concurrent.futures` and `asyncio` are made.
+ * How Python's threads order each other, for the sanitizer (openreg_sanitizer.h): the methods of
+ * Python's few lock types and queues that are written in C, of which `threading`, `queue`,
+ * `concurrent.futures` and `asyncio` are made.
  *
- * A method is followed by another function in its PyMethodDef, of which there is one in the process: so objects and bound
- * methods that are older are followed, too. What is followed, and how, torch_openreg/openreg/_threads.py says. All of this has
- * the GIL; functions that have been replaced may be running in any number of threads.
+ * A method is followed by another function in its PyMethodDef, of which there is one in the
+ * process: so objects and bound methods that are older are followed, too. What is followed, and
+ * how, torch_openreg/openreg/_threads.py says. All of this has the GIL; functions that have been
+ * replaced may be running in any number of threads.
  *
- * At its exit Python ends threads inside of these functions by unwinding, without the GIL: nothing here has a
- * destructor that needs it.
+ * At its exit Python ends threads inside of these functions by unwinding, without the GIL: nothing
+ * here has a destructor that needs it.
  */
 #include <Python.h>
 
@@ -122,8 +124,9 @@ Function original(const Method &method) {
 template <size_t I, typename... Rest>
 PyObject *inPlace(PyObject *self, Rest... rest) {
   const Method &method = methods[I];
-  return follow(method, self,
-                [&] { return original<PyObject *(*)(PyObject *, Rest...)>(method)(self, rest...); });
+  return follow(method, self, [&] {
+    return original<PyObject *(*)(PyObject *, Rest...)>(method)(self, rest...);
+  });
 }
 
 template <size_t I>
@@ -184,8 +187,9 @@ bool followMethod(const py::object &function, int order) {
 
 // ---- Functions of others ------------------------------------------------------------------------
 
-/* What an extension waits for cannot be followed, nor what a library does that ctypes calls: when it returns, its caller
- * knows what anybody knows. Of extensions these are the functions that take a tuple, as all of pybind11's do. */
+/* What an extension waits for cannot be followed, nor what a library does that ctypes calls: when
+ * it returns, its caller knows what anybody knows. Of extensions these are the functions that take
+ * a tuple, as all of pybind11's do. */
 ternaryfunc callFunction = nullptr, callForeign = nullptr;
 
 Dl_info libraryOf(const void *address) {
@@ -194,7 +198,8 @@ Dl_info libraryOf(const void *address) {
   return library;
 }
 
-/* Python's, PyTorch's, NumPy's and this one hand nothing from thread to thread, but for what is followed. */
+/* Python's, PyTorch's, NumPy's and this one hand nothing from thread to thread, but for what is
+ * followed. */
 bool isForeignLibrary(const Dl_info &library) {
   for (const void *known :
        {reinterpret_cast<const void *>(&PyObject_Call),
@@ -226,8 +231,8 @@ PyObject *callForeignFollowed(PyObject *function, PyObject *args, PyObject *kwar
   return result;
 }
 
-/* `foreign`: of ctypes the type whose objects call one, and those that have inherited that; `call` is its `__call__`, of
- * which later ones will take it. */
+/* `foreign`: of ctypes the type whose objects call one, and those that have inherited that; `call`
+ * is its `__call__`, of which later ones will take it. */
 void replaceCall(const std::vector<py::type> &foreign, const py::object &call, ternaryfunc by) {
   auto *type = reinterpret_cast<PyTypeObject *>(foreign.front().ptr());
   const ternaryfunc before = type->tp_call;
@@ -274,7 +279,8 @@ void followType(py::type type) {
   followed->tp_dealloc = kGoes[typeCount++];
 }
 
-/* Functions that are running need what is in the tables, so the same places are taken again by the same ones. */
+/* Functions that are running need what is in the tables, so the same places are taken again by the
+ * same ones. */
 void unfollow() {
   while (methodCount > 0) {
     const Method &method = methods[--methodCount];

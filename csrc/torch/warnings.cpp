@@ -1,6 +1,6 @@
 /*
- * `mutex` guards `warnings` and is a leaf: nothing is issued under it. `any` spares calls that find nothing
- * the lock; a warning kept by a task is seen by whoever has waited for that task.
+ * `mutex` guards `warnings` and is a leaf: nothing is issued under it. `any` spares calls that find
+ * nothing the lock; a warning kept by a task is seen by whoever has waited for that task.
  */
 #include "warnings.h"
 

@@ -1,6 +1,6 @@
 /*
- * What kernels warn of, and calls that synchronise: a lane cannot issue a warning, because that takes the
- * GIL. It is kept until a thread has waited for the device anyway.
+ * What kernels warn of, and calls that synchronise: a lane cannot issue a warning, because that
+ * takes the GIL. It is kept until a thread has waited for the device anyway.
  */
 #pragma once
 
@@ -20,11 +20,12 @@ void keepWarnings(std::vector<c10::Warning> &warnings);
 /* At once, as a UserWarning, through Python's `warnings`; throws as below. Not on a lane. */
 void issueWarning(const std::string &text);
 
-/* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception is thrown, or, beside
- * an error that is about to be thrown, printed. */
+/* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception
+ * is thrown, or, beside an error that is about to be thrown, printed. */
 void issueKeptWarnings(bool besideError = false);
 
-/* For calls of the core that synchronise. A kernel's failure is thrown, whatever becomes of the warnings. */
+/* For calls of the core that synchronise. A kernel's failure is thrown, whatever becomes of the
+ * warnings. */
 void checkSynchronized(orError_t error, c10::SourceLocation location);
 
 }  // namespace torch_openreg

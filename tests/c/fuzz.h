@@ -144,11 +144,12 @@ Object *kept(void); /* memory that stays */
   X(makeRegistered, 2) X(freeRegistered, 1) X(makeCached, 10) X(freeCached, 8) X(askMemory, 3) \
   X(askCache, 1) X(changeCache, 1) X(makePool, 2) X(retainPool, 1) X(releasePool, 1) \
   X(makeStream, 10) X(endStream, 4) X(misuseStream, 1) X(makeEvent, 8) X(endEvent, 3) \
-  X(recordEvent, 14) X(waitForEvent, 14) X(waitForGate, 4) X(ask, 8) X(synchronize, 5) X(useDevice, 4) X(reset, 1) \
-  X(takeCause, 2) X(launchLoose, 16) X(launchPlain, 20) X(launchHostFunction, 6) \
-  X(copyLoose, 8) X(copyPlain, 14) X(copyBlocking, 2) X(nap, 2) X(beginSomeCapture, 2) \
-  X(endSomeCapture, 5) X(captureBoth, 6) X(launchGraph, 10) X(endGraph, 2) X(useGraph, 2) \
-  X(injectFault, 2) X(schedule, 1) X(sanitize, 2) X(trace, 1) X(report, 4) X(forkChild, 1)
+  X(recordEvent, 14) X(waitForEvent, 14) X(waitForGate, 4) X(ask, 8) X(synchronize, 5) \
+  X(useDevice, 4) X(reset, 1) X(takeCause, 2) X(launchLoose, 16) X(launchPlain, 20) \
+  X(launchHostFunction, 6) X(copyLoose, 8) X(copyPlain, 14) X(copyBlocking, 2) X(nap, 2) \
+  X(beginSomeCapture, 2) X(endSomeCapture, 5) X(captureBoth, 6) X(launchGraph, 10) \
+  X(endGraph, 2) X(useGraph, 2) X(injectFault, 2) X(schedule, 1) X(sanitize, 2) X(trace, 1) \
+  X(report, 4) X(forkChild, 1)
 /* clang-format on */
 
 #define FUZZ_DECLARE(name, weight) void name(void);

@@ -375,7 +375,8 @@ static void checkFunctions(void) {
     int most = a->queued * (a->captured ? 1 + fuzz.launches : 1);
     int fewest = a->captured || !none_is_dropped ? 0 : a->queued;
     if (a->ran < fewest || a->ran > most)
-      STRESS_FAIL("host function %d was queued %d times and has run %d times", i, a->queued, a->ran);
+      STRESS_FAIL("host function %d was queued %d times and has run %d times", i, a->queued,
+                  a->ran);
   }
 }
 
@@ -412,8 +413,8 @@ static bool isWritten(void) {
   return true;
 }
 
-/* Registered before the first use of the library, so it runs after the library's own handler: queued
- * work is done or the wait returns an error, and memory can be freed. */
+/* Registered before the first use of the library, so it runs after the library's own handler:
+ * queued work is done or the wait returns an error, and memory can be freed. */
 static void atExit(void) {
   if (!fuzz.ends_inside) return;
   orError_t error = orStreamSynchronize(fuzz.last_stream);

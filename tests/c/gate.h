@@ -1,9 +1,10 @@
 /*
- * What the tests of streams, events, lanes and memory share: gates that hold a stream back for as long as the test
- * wants, kernels that say when they start and stay until they are let go, streams and launches in a line.
+ * What the tests of streams, events, lanes and memory share: gates that hold a stream back for as
+ * long as the test wants, kernels that say when they start and stay until they are let go, streams
+ * and launches in a line.
  *
- * No test waits for something "long enough": what has to have happened is asked for, what must not happen is
- * held back by a gate.
+ * No test waits for something "long enough": what has to have happened is asked for, what must not
+ * happen is held back by a gate.
  */
 #ifndef GATE_H
 #define GATE_H
@@ -112,8 +113,9 @@ static inline int laneLimit(void) {
   return info.limit;
 }
 
-/* Every lane runs a holder: nothing else runs until one is let go. The holders' streams are urgent, so that none
- * makes way when it is over: it would get into the list of streams that are ready once more. */
+/* Every lane runs a holder: nothing else runs until one is let go. The holders' streams are urgent,
+ * so that none makes way when it is over: it would get into the list of streams that are ready once
+ * more. */
 static inline void holdAllLanes(Holder *holders) {
   int before = 0;
   ASSERT_OK(orGetDevice(&before));

@@ -1,13 +1,15 @@
 /*
- * The C tests: a registry, one process a test with a time limit, assertions that print both operands.
+ * The C tests: a registry, one process a test with a time limit, assertions that print both
+ * operands.
  *
  *   run-tests              every test, each in a process of its own; a line each and a summary
- *   run-tests NAME         one test in this process (for a debugger; OPENREG_TEST_TIMEOUT_SCALE=0 lifts the limit)
+ *   run-tests NAME         one test in this process (for a debugger; OPENREG_TEST_TIMEOUT_SCALE=0
+ *                          lifts the limit)
  *   run-tests NAME NAME... these, each in a process of its own
  *   run-tests --list       the names
  *
- * A test is a function: TEST(name) { ... }. It passes by returning. Every test starts in a fresh process, so
- * settings are made with setenv() before the first call of the library.
+ * A test is a function: TEST(name) { ... }. It passes by returning. Every test starts in a fresh
+ * process, so settings are made with setenv() before the first call of the library.
  */
 #ifndef HARNESS_H
 #define HARNESS_H

@@ -1,5 +1,6 @@
 /*
- * A vendor's device that finishes a copy when the test signals `asked`, the event that the copy was given.
+ * A vendor's device that finishes a copy when the test signals `asked`, the event that the copy was
+ * given.
  */
 #ifndef LATER_DEVICE_H
 #define LATER_DEVICE_H

@@ -1,8 +1,8 @@
 /*
  * The runner of the C tests and the helpers of harness.h.
  *
- * firstTest and lastTest are written by constructors, before main; capture and its text belong to the
- * thread that runs the test.
+ * firstTest and lastTest are written by constructors, before main; capture and its text belong to
+ * the thread that runs the test.
  */
 #include "harness.h"
 
@@ -270,7 +270,8 @@ static unsigned limitOf(const TestCase *test) {
   return (unsigned)(test->limit * scale);
 }
 
-/* Polls: a grandchild that outlives the test must not hold the runner, so no pipe is read to its end. */
+/* Polls: a grandchild that outlives the test must not hold the runner, so no pipe is read to its
+ * end. */
 static int waitWithLimit(pid_t pid, unsigned seconds, int *timed_out) {
   uint64_t end = nowNs() + (uint64_t)seconds * 1000000000u;
   int status;

@@ -1,7 +1,8 @@
 /*
  * The calls of refuse.h: passed on to whoever is next, unless they are to be refused.
  *
- * `refused` belongs to the thread that asks for it, before others can make such a call; `left` is atomic.
+ * `refused` belongs to the thread that asks for it, before others can make such a call; `left` is
+ * atomic.
  */
 #include "refuse.h"
 

@@ -1,8 +1,8 @@
 /*
  * What the tests of the sanitizer share: accesses in a line, the reports, memory and streams.
  *
- * Nothing has to run for a report: the analysis is by the order of the calls. So these tests hold nothing back unless it is
- * the host's own order that they are about.
+ * Nothing has to run for a report: the analysis is by the order of the calls. So these tests hold
+ * nothing back unless it is the host's own order that they are about.
  */
 #ifndef SANITIZER_HELPERS_H
 #define SANITIZER_HELPERS_H

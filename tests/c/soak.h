@@ -33,8 +33,8 @@ void soakCalls(uint64_t seed, bool ends_inside);
 void checkSoak(void);
 void measureSoak(void);
 
-/* fuzz_calls.c: once in a process, before the library is used; then random calls, with `ends_inside`
- * until the process exits in their midst. */
+/* fuzz_calls.c: once in a process, before the library is used; then random calls, with
+ * `ends_inside` until the process exits in their midst. */
 enum { EXIT_STATUS = 7 };
 void startCalls(void);
 void runCalls(bool ends_inside);

@@ -24,7 +24,8 @@
 #include "soak.h"
 
 enum {
-  /* Seeds. A few of them are run; one round of 16 runs all, which shows what the process grows by. */
+  /* Seeds. A few of them are run; one round of 16 runs all, which shows what the process grows
+   * by. */
   ROUND = 1024,
   PROGRAM_LIMIT_S = 60 /* a hang names its seed before the test's limit */
 };
@@ -88,7 +89,8 @@ static void drawSettings(uint64_t number) {
   uint64_t random = number;
   this_round.calls = mixed(&random) % 2;
   this_round.exits = mixed(&random) % 4 == 0;
-  snprintf(this_round.text, sizeof this_round.text, "%s%s:", this_round.calls ? "calls" : "programs",
+  snprintf(this_round.text, sizeof this_round.text,
+           "%s%s:", this_round.calls ? "calls" : "programs",
            this_round.exits ? ", exit at the end" : "");
   clearSettings();
   for (int i = 0; i < SETTINGS; i++) {

@@ -22,7 +22,8 @@ static uint64_t blocks;
 static bool maps, peers; /* what kernels reach */
 static uint32_t *staging[LINES];
 static size_t staging_words; /* of a destination; as many of a source follow */
-static orStream_t captured; /* which the steps of one line are queued on, to be launched as a graph */
+/* Which the steps of one line are queued on, to be launched as a graph. */
+static orStream_t captured;
 
 uint64_t stressBlocks(void) { return blocks; }
 
@@ -175,13 +176,15 @@ static orError_t makeStream(int line) {
 static void upload(int index, const Step *s, orStream_t stream) {
   static _Thread_local uint32_t from[30000];
   for (uint32_t i = 0; i < s->words; i++) from[i] = uploaded(s, i);
-  MUST(orMemcpyAsync(place(s->dst, s->line, s->dst_at), from, s->words * 4, orMemcpyDefault, stream));
+  MUST(orMemcpyAsync(place(s->dst, s->line, s->dst_at), from, s->words * 4, orMemcpyDefault,
+                     stream));
   memset(from, 0xee, s->words * 4);
 }
 
 static void check(int index, const Step *s, orStream_t stream) {
   uint32_t seen[CHECK_WORDS];
-  MUST(orMemcpyAsync(seen, place(s->src, s->line, s->src_at), s->words * 4, orMemcpyDefault, stream));
+  MUST(orMemcpyAsync(seen, place(s->src, s->line, s->src_at), s->words * 4, orMemcpyDefault,
+                     stream));
   for (uint32_t i = 0; i < s->words && !trouble.fails; i++)
     if (seen[i] != s->check[i])
       STRESS_FAIL("step %d: word %u of buffer %d is %#x, not %#x", index, s->src_at + i, s->src,

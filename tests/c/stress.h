@@ -1,29 +1,32 @@
 /*
  * Random programs against a sequential model.
  *
- * A program is a list of steps made from a seed: kernels, copies, fills, host writes, frees, records, waits,
- * destroyed streams, by one to three host threads over two devices. Records of the queue are of every size up to the
- * largest, and there are calls that reserve one and make no use of it. While it is made it is also run on a model of the
- * buffers, step after step. The real run is not sequential; it has to give the same contents because the program orders
- * every two steps that touch the same buffer, if one of them writes: by stream order, by events (a small number of them,
- * recorded again and again, or signalled by a host), or by a host that synchronises.
+ * A program is a list of steps made from a seed: kernels, copies, fills, host writes, frees,
+ * records, waits, destroyed streams, by one to three host threads over two devices. Records of the
+ * queue are of every size up to the largest, and there are calls that reserve one and make no use
+ * of it. While it is made it is also run on a model of the buffers, step after step. The real run
+ * is not sequential; it has to give the same contents because the program orders every two steps
+ * that touch the same buffer, if one of them writes: by stream order, by events (a small number of
+ * them, recorded again and again, or signalled by a host), or by a host that synchronises.
  *
- * What is ordered before what is known by vector clocks. A *line* is something that does one thing after another: a
- * stream, or a host thread. clock[a][b] = n says: what comes next on line a is after the first n steps of line b.
- * A step that touches a buffer looks at who touched it before; where the clock does not cover that, the
- * maker puts in steps that order the two, and then it does.
+ * What is ordered before what is known by vector clocks. A *line* is something that does one thing
+ * after another: a stream, or a host thread. clock[a][b] = n says: what comes next on line a is
+ * after the first n steps of line b. A step that touches a buffer looks at who touched it before;
+ * where the clock does not cover that, the maker puts in steps that order the two, and then it
+ * does.
  *
- * Threads take the steps that are theirs in the order of the program. `need` of a step says how many steps of the
- * program each other thread must have taken (issued) before; it is there only where an event, a buffer's address or a
- * host's memory passes from one to the other. A gate (an external event) is opened by the
- * thread that closed it; only programs of one thread have them, and open them before anything that blocks. In the
- * others a host signals an external event right after the step that waits for it, before it can block.
+ * Threads take the steps that are theirs in the order of the program. `need` of a step says how
+ * many steps of the program each other thread must have taken (issued) before; it is there only
+ * where an event, a buffer's address or a host's memory passes from one to the other. A gate (an
+ * external event) is opened by the thread that closed it; only programs of one thread have them,
+ * and open them before anything that blocks. In the others a host signals an external event right
+ * after the step that waits for it, before it can block.
  *
  * A failure prints the seed; OPENREG_STRESS_SEED=seed runs that program alone, any number of times
  * (OPENREG_STRESS_PROGRAMS).
  *
- * soak.c runs the same programs while things go wrong on purpose, which `trouble` lists, and soak_rounds.c in processes with
- * other settings.
+ * soak.c runs the same programs while things go wrong on purpose, which `trouble` lists, and
+ * soak_rounds.c in processes with other settings.
  */
 #ifndef STRESS_H
 #define STRESS_H
@@ -161,7 +164,8 @@ static inline unsigned char argumentByte(uint32_t b, uint32_t i) {
   return (unsigned char)(b + i + (i >> 8) * 7);
 }
 
-/* stress_make.c: fills `program`, and the buffers' models with what they have to hold at the end. */
+/* stress_make.c: fills `program`, and the buffers' models with what they have to hold at the
+ * end. */
 void makeProgram(uint64_t seed);
 
 /* stress.c: once, before the first program; runs the one that was made. */

@@ -236,7 +236,8 @@ static void makeKernel(int line, uint32_t extra) {
   s->b = below(UINT32_MAX);
   range(s, UINT32_MAX);
   if (src == dst) s->src_at = s->dst_at;
-  uint32_t *d = program.buffer[dst].model + s->dst_at, *from = program.buffer[src].model + s->src_at;
+  uint32_t *d = program.buffer[dst].model + s->dst_at,
+           *from = program.buffer[src].model + s->src_at;
   for (uint32_t i = 0; i < s->words; i++) d[i] = mix(d[i], from[i], s->a, s->b);
   noteRead(src, line);
   noteWrite(dst, line);
@@ -305,7 +306,8 @@ static void makeHostWrite(int host) {
   noteWrite(dst, host);
 }
 
-/* orFree waits for whoever uses the memory; it is enough that their work has been queued. The new memory is filled at once. */
+/* orFree waits for whoever uses the memory; it is enough that their work has been queued. The new
+ * memory is filled at once. */
 static void makeReplace(int host) {
   int dst = (int)below(BUFFERS);
   Buffer *b = &program.buffer[dst];

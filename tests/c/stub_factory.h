@@ -1,6 +1,6 @@
 /*
- * A device factory whose devices have no memory: an allocation fails, copies and fills do nothing, a
- * kernel runs at once.
+ * A device factory whose devices have no memory: an allocation fails, copies and fills do nothing,
+ * a kernel runs at once.
  */
 #ifndef STUB_FACTORY_H
 #define STUB_FACTORY_H

@@ -1,6 +1,6 @@
 /*
- * Whether an access that faulted on Arm64 was a write. The library exports no such function, so it is compiled into the
- * tests: on every processor.
+ * Whether an access that faulted on Arm64 was a write. The library exports no such function, so it
+ * is compiled into the tests: on every processor.
  */
 #include "../../csrc/openreg/a64.c"
 #include "harness.h"
@@ -103,7 +103,8 @@ static bool wrote(const Frame *frame, uint32_t instruction) {
   return orA64Wrote(frame->bytes, sizeof frame->bytes, instruction, false);
 }
 
-/* The syndromes are a kernel's, of a page without permission: of a load, of a store, of cache maintenance. */
+/* The syndromes are a kernel's, of a page without permission: of a load, of a store, of cache
+ * maintenance. */
 TEST(a64_reads_the_record_first) {
   Frame reads = frameWith(0x9200000F), writes = frameWith(0x9200004F),
         cleans = frameWith(0x9200014F);

@@ -183,7 +183,8 @@ TEST(cache_refuses_what_is_no_live_block) {
   snprintf(text, sizeof text, "%p", a);
   ASSERT_REFUSED(orCacheFree(a), orErrorInvalidValue, "has been freed already");
   ASSERT_CONTAINS(orGetLastErrorMessage(), text);
-  ASSERT_REFUSED(orCacheRecordStream(a, newStream()), orErrorInvalidValue, "has been freed already");
+  ASSERT_REFUSED(orCacheRecordStream(a, newStream()), orErrorInvalidValue,
+                 "has been freed already");
   ASSERT_EQ(statsOf(0).allocation[0].current, 1);
   ASSERT_OK(orCacheFree(b));
   ASSERT_OK(orCacheEmpty(0));

@@ -485,7 +485,8 @@ static orError_t nothing(void *args) {
   return orSuccess;
 }
 
-/* Every fourth seed keeps a freed block back until its stream has passed; others hand it out at once. */
+/* Every fourth seed keeps a freed block back until its stream has passed; others hand it out at
+ * once. */
 TEST(cache_a_seed_decides_when_a_block_is_used_again) {
   orStream_t s = defaultStream(0);
   for (uint64_t seed = 0; seed < 40; seed++) {

@@ -427,7 +427,8 @@ static void writeAndCheck(const Parcel *p, orStream_t stream, unsigned char *hos
   size_t end = p->bytes < 64 ? p->bytes : 64;
   ASSERT_OK(orMemsetAsync(p->ptr, value, p->bytes, stream));
   ASSERT_OK(orMemcpyAsync(host, p->ptr, end, orMemcpyDefault, stream));
-  ASSERT_OK(orMemcpyAsync(host + 64, (char *)p->ptr + p->bytes - end, end, orMemcpyDefault, stream));
+  ASSERT_OK(
+      orMemcpyAsync(host + 64, (char *)p->ptr + p->bytes - end, end, orMemcpyDefault, stream));
   ASSERT_OK(orStreamSynchronize(stream));
   for (size_t i = 0; i < end; i++) {
     ASSERT_EQ(host[i], value);

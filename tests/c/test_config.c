@@ -1,4 +1,5 @@
-/* Settings: each read once, checked, reported. Every case is a child that has not used the library yet. */
+/* Settings: each read once, checked, reported. Every case is a child that has not used the library
+ * yet. */
 #include "harness.h"
 
 #include <stdio.h>

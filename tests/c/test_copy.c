@@ -181,7 +181,8 @@ TEST(copy_pageable_destination_is_written_at_return) {
   ASSERT_MEM(buffer, data, 5000);
 }
 
-/* Pinned memory is read when the copy runs, not when it is queued: that is the caller's to order. */
+/* Pinned memory is read when the copy runs, not when it is queued: that is the caller's to
+ * order. */
 TEST(copy_pinned_source_is_read_later) {
   orStream_t s = newStream();
   orEvent_t gate = closeGate(s);
@@ -374,7 +375,8 @@ TEST(copy_peer) {
                  "is not memory of device 1");
   ASSERT_REFUSED(orMemcpyPeerAsync(there, 1, data, 0, 8, s), orErrorInvalidValue,
                  "is not memory of device 0");
-  ASSERT_REFUSED(orMemcpyPeerAsync(there, 2, here, 0, 8, s), orErrorInvalidDevice, "device index 2");
+  ASSERT_REFUSED(orMemcpyPeerAsync(there, 2, here, 0, 8, s), orErrorInvalidDevice,
+                 "device index 2");
 }
 
 static orError_t mapForeign(void *args) {
@@ -403,7 +405,8 @@ TEST(copy_peer_access_of_kernels) {
   launch(newStreamOn(1), mapForeign, back);
   ASSERT_OK(orSetDevice(1));
   ASSERT_OK(orDeviceSynchronize());
-  ASSERT_REFUSED(orDeviceEnablePeerAccess(0, 0), orErrorNotSupported, "device 0 has no peer access");
+  ASSERT_REFUSED(orDeviceEnablePeerAccess(0, 0), orErrorNotSupported,
+                 "device 0 has no peer access");
   ASSERT_REFUSED(orDeviceEnablePeerAccess(0, 2), orErrorInvalidDevice, "device index 2");
   ASSERT_REFUSED(orDeviceEnablePeerAccess(-1, 0), orErrorInvalidDevice, "device index -1");
 }
@@ -417,7 +420,8 @@ TEST(copy_without_peer_access) {
   ASSERT_EQ(can, 0);
   ASSERT_REFUSED(orDeviceEnablePeerAccess(0, 1), orErrorNotSupported, "no peer access to device 1");
   fillWith(p[0], data, 70000);
-  ASSERT_OK(orMemcpyPeerAsync(p[1], 1, p[0], 0, 70000, OR_STREAM_DEFAULT)); /* staged: still right */
+  /* Staged: still right. */
+  ASSERT_OK(orMemcpyPeerAsync(p[1], 1, p[0], 0, 70000, OR_STREAM_DEFAULT));
   ASSERT_OK(orDeviceSynchronize());
   assertHolds(p[1], data, 70000);
   launch(OR_STREAM_DEFAULT, mapForeign, p); /* a kernel cannot */

@@ -1,5 +1,6 @@
 /*
- * Leaving while lanes run, in every way, and what a forked child is refused: the memory and event calls.
+ * Leaving while lanes run, in every way, and what a forked child is refused: the memory and event
+ * calls.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,13 +15,14 @@
 #include "later_device.h"
 #include "openreg_schedule.h"
 
-/* ThreadSanitizer would sleep for a second in every process that leaves, and refuse the handler of guarded memory, which
- * is called by the thread's own instruction (guard.c), what any function may do there. */
+/* ThreadSanitizer would sleep for a second in every process that leaves, and refuse the handler of
+ * guarded memory, which is called by the thread's own instruction (guard.c), what any function may
+ * do there. */
 OR_API const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "atexit_sleep_ms=0:report_signal_unsafe=0"; }
 
-/* The status of a child that calls `body` and leaves by exit(); what it says goes to `text`. This process has not used
- * a device, so the child may. */
+/* The status of a child that calls `body` and leaves by exit(); what it says goes to `text`. This
+ * process has not used a device, so the child may. */
 static int leave(void (*body)(void), char *text, size_t size) {
   FILE *said = tmpfile();
   int status;
@@ -407,7 +409,8 @@ static void *copyOnVendor(void *unused) {
   return NULL;
 }
 
-/* The vendor's device is at the caller's memory until it signals, although a reset makes its stream ready. */
+/* The vendor's device is at the caller's memory until it signals, although a reset makes its stream
+ * ready. */
 static void letVendorEnd(void) {
   sleepMs(5);
   ASSERT_EQ(atomic_load(&returned), 0);

@@ -789,7 +789,8 @@ TEST(factory_make_tensor_refuses) {
     ASSERT_PTR(tensor.data, NULL);
   }
   const orTensorProto scalar = {orFloat32, 0, NULL, bytes, 4}, bools = {orBool, 1, three, bytes, 3};
-  ASSERT_OK(orDeviceMakeTensor(byName("/cpu:0"), &bools, 0, &tensor)); /* what is behind is nobody's */
+  /* What is behind is nobody's. */
+  ASSERT_OK(orDeviceMakeTensor(byName("/cpu:0"), &bools, 0, &tensor));
   free(tensor.data);
   ASSERT_REFUSED(orDeviceMakeTensor(byName("/openreg:0"), &scalar, 77, &tensor),
                  orErrorInvalidValue, "attributes 0x4d");

@@ -1,5 +1,6 @@
 /*
- * Device factories whose functions return what is no memory, or say that a device has more than there can be.
+ * Device factories whose functions return what is no memory, or say that a device has more than
+ * there can be.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -142,7 +143,8 @@ TEST(factory_memory_that_is_mapped_nowhere) {
   ASSERT_OK(orDeviceSynchronize());
 }
 
-/* A device without a limit has the most that there can be: no size comes out of a sum that overflows. */
+/* A device without a limit has the most that there can be: no size comes out of a sum that
+ * overflows. */
 TEST(factory_memory_without_a_limit) {
   static const size_t more[] = {SIZE_MAX,        SIZE_MAX - 511,       SIZE_MAX - 512,
                                 SIZE_MAX - 4095, SIZE_MAX - (1 << 20), SIZE_MAX - (2 << 20),

@@ -137,7 +137,8 @@ TEST(failure_blocking_launches_report_themselves) {
 
 static void freeArgument(void *args) { free(*(void **)args); }
 
-/* The caller's way out of an error, whatever the reason: AddressSanitizer sees a leak and a second free. */
+/* The caller's way out of an error, whatever the reason: AddressSanitizer sees a leak and a second
+ * free. */
 static orError_t launchOwned(orStream_t stream, orKernelFn fn, int *queued) {
   void *owned = calloc(1, sizeof(void *));
   *queued = 77;
@@ -285,7 +286,8 @@ static orError_t loseWithCause(void *args) {
   return orErrorDeviceLost;
 }
 
-/* The device says that it is lost as often as it is asked: there is one cause, which nobody gets. */
+/* The device says that it is lost as often as it is asked: there is one cause, which nobody
+ * gets. */
 TEST(failure_cause_of_a_lost_device) {
   orStream_t s = newStream();
   launchWithCause(s, 1);
@@ -442,7 +444,8 @@ TEST(failure_reset_waits_for_the_running_task) {
   ASSERT_OK(orStreamQuery(s));
 }
 
-/* Whenever the reset comes: before the wait has been looked at, while it is, after the stream has parked. */
+/* Whenever the reset comes: before the wait has been looked at, while it is, after the stream has
+ * parked. */
 TEST_WITH_LIMIT(failure_reset_at_any_moment, 30) {
   orStream_t streams[4];
   orEvent_t gate = newGate();
@@ -491,7 +494,8 @@ static void *useSpare(void *unused) {
   return NULL;
 }
 
-/* On the lane, after the task has failed and before its end: another thread makes an event meanwhile. */
+/* On the lane, after the task has failed and before its end: another thread makes an event
+ * meanwhile. */
 static void useSpareElsewhere(void *cause) {
   pthread_t thread;
   (void)cause;

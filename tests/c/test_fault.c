@@ -369,7 +369,8 @@ TEST(fault_refusals) {
   ASSERT_EQ(orDeviceIsActive(0) + orDeviceIsActive(1), 0); /* arming is no use of a device */
 }
 
-/* Threads that arm, remove, make streams and launch: what is struck is reported, and nothing stays armed. */
+/* Threads that arm, remove, make streams and launch: what is struck is reported, and nothing stays
+ * armed. */
 enum { ROUNDS = 300 };
 
 static void armAndRemove(int thread, void *context) {

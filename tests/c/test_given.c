@@ -1,6 +1,7 @@
 /*
- * Structures that begin with their size, from an older or newer header than the library's: each ends where its page ends,
- * which nothing follows, so that what is read beyond its size ends the test.
+ * Structures that begin with their size, from an older or newer header than the library's: each
+ * ends where its page ends, which nothing follows, so that what is read beyond its size ends the
+ * test.
  */
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +22,8 @@ TEST(given_version) {
   ASSERT_STR(text, OPENREG_VERSION_STRING);
 }
 
-/* `has` bytes whose first are those of `known`, and the rest 0; then, to the next word, what nobody should read. */
+/* `has` bytes whose first are those of `known`, and the rest 0; then, to the next word, what nobody
+ * should read. */
 static void *placed(const void *known, size_t size, size_t has) {
   size_t words = has < 8 ? 8 : (has + 7) / 8 * 8;
   size_t page = pageSize();

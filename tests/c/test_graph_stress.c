@@ -1,11 +1,12 @@
 /*
  * Random graphs against a sequential model.
  *
- * A program is made from a seed and run on a model of the buffers step after step. It has one to five streams; a step is
- * a kernel, a copy or a fill of pieces of the buffers. Every two steps of which one writes what the other touches are
- * ordered by events where their streams are not the same: a branch that another one's work came before waits for it. The
- * same steps are captured once and launched several times, on streams in turn, between eager steps; the contents at the
- * end are the model's.
+ * A program is made from a seed and run on a model of the buffers step after step. It has one to
+ * five streams; a step is a kernel, a copy or a fill of pieces of the buffers. Every two steps of
+ * which one writes what the other touches are ordered by events where their streams are not the
+ * same: a branch that another one's work came before waits for it. The same steps are captured once
+ * and launched several times, on streams in turn, between eager steps; the contents at the end are
+ * the model's.
  *
  * A failure prints the seed; OPENREG_STRESS_SEED=seed runs that program alone.
  */

@@ -1,6 +1,6 @@
 /*
- * The core's tables of handles. The library does not export them, and a test that used a slot's 2^30
- * generations up by its calls would take minutes, so they are compiled into the tests.
+ * The core's tables of handles. The library does not export them, and a test that used a slot's
+ * 2^30 generations up by its calls would take minutes, so they are compiled into the tests.
  */
 #undef OR_DEBUG /* its mutexes are the library's */
 #define orFail failOfHandles

@@ -1,6 +1,6 @@
 /*
- * What a host thread that waits runs itself: a kernel that it says it waits for, with what is before it, where no lane
- * has begun and any thread may run it all.
+ * What a host thread that waits runs itself: a kernel that it says it waits for, with what is
+ * before it, where no lane has begun and any thread may run it all.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -101,7 +101,8 @@ TEST(host_copies_behind_what_no_lane_has_come_for) {
   letGoAllLanes(h);
 }
 
-/* Streams that are ready are in a list: taken out as its only one, its first, its last, from the middle. */
+/* Streams that are ready are in a list: taken out as its only one, its first, its last, from the
+ * middle. */
 TEST(host_takes_its_stream_from_among_others) {
   Holder h[LANE_MOST] = {0};
   Ran mine = {0};

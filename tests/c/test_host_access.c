@@ -1,6 +1,6 @@
 /*
- * The report of a host access to device memory: what it says, where it is written, and what runs after
- * it.
+ * The report of a host access to device memory: what it says, where it is written, and what runs
+ * after it.
  */
 #include "openreg_host_access.h"
 

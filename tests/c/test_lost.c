@@ -1,5 +1,6 @@
 /*
- * Lost devices: what loses one, what fails from then on and what does not, and what a reset brings back.
+ * Lost devices: what loses one, what fails from then on and what does not, and what a reset brings
+ * back.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -155,7 +156,8 @@ TEST(lost_comes_before_the_failures_of_kernels) {
   ASSERT_OK(orEventSignal(closeGate(s), orErrorSystem));
   queueLoss(s, NULL);
   ASSERT_REFUSED(orStreamSynchronize(s), orErrorDeviceLost, "aten::bad failed; ");
-  ASSERT_OK(orEventSignal(newGate(), orErrorDeviceLost)); /* what lost it is the first that said so */
+  /* What lost it is the first that said so. */
+  ASSERT_OK(orEventSignal(newGate(), orErrorDeviceLost));
   ASSERT_REFUSED(orDeviceSynchronize(), orErrorDeviceLost, "aten::bad failed; ");
   ASSERT_OK(orDeviceReset());
   ASSERT_OK(orDeviceSynchronize());

@@ -1,5 +1,6 @@
 /*
- * Memory: addresses the host cannot touch and kernels can, capacity, pointers and what they belong to.
+ * Memory: addresses the host cannot touch and kernels can, capacity, pointers and what they belong
+ * to.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -190,12 +191,15 @@ TEST(memory_that_is_gone_is_found_by_no_thread) {
 TEST(memory_free_refuses_what_is_not_a_start) {
   char *d = allocate(5000), *p, local;
   ASSERT_OK(orMallocHost((void **)&p, 5000));
-  ASSERT_REFUSED(orFree(d + 1), orErrorInvalidValue, "is not the start of a live device allocation");
+  ASSERT_REFUSED(orFree(d + 1), orErrorInvalidValue,
+                 "is not the start of a live device allocation");
   ASSERT_REFUSED(orFree(&local), orErrorInvalidValue, "is not the start");
   ASSERT_REFUSED(orFree(p), orErrorInvalidValue, "is not the start");
-  ASSERT_REFUSED(orFreeHost(d), orErrorInvalidValue, "is not the start of a live pinned allocation");
+  ASSERT_REFUSED(orFreeHost(d), orErrorInvalidValue,
+                 "is not the start of a live pinned allocation");
   ASSERT_REFUSED(orFreeHost(p + 8), orErrorInvalidValue, "is not the start");
-  ASSERT_REFUSED(orHostUnregister(p), orErrorInvalidValue, "is not the start of a registered range");
+  ASSERT_REFUSED(orHostUnregister(p), orErrorInvalidValue,
+                 "is not the start of a registered range");
   ASSERT_OK(orFree(d));
   ASSERT_REFUSED(orFree(d), orErrorInvalidValue, "is not the start");
   ASSERT_OK(orFreeHost(p));
@@ -335,7 +339,8 @@ TEST_WITH_LIMIT(memory_fragmentation_never_fails, 60) {
     used += size;
     ASSERT_EQ(freeBytes(), total - used);
   }
-  /* The worst for buddies: all single pages, every second one freed, then larger and larger ones. */
+  /* The worst for buddies: all single pages, every second one freed, then larger and larger
+   * ones. */
   for (int k = 0; k < SLOTS; k++) ASSERT_OK(orFree(slots[k]));
   static void *pages[PAGES];
   for (int k = 0; k < PAGES; k++) pages[k] = allocate(page);

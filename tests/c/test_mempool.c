@@ -1,6 +1,6 @@
 /*
- * Private pools: whose requests their memory serves, what keeps it, what becomes of it; and the cache
- * while a stream captures.
+ * Private pools: whose requests their memory serves, what keeps it, what becomes of it; and the
+ * cache while a stream captures.
  */
 #include <stdatomic.h>
 #include <string.h>

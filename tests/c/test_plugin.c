@@ -130,8 +130,8 @@ TEST(plugin_registers_itself_too_late) {
   ASSERT_CONTAINS(text, "the devices have been made");
 }
 
-/* One thread loads a library, whose constructors register a factory and use devices; the other is in
- * the first use, which loads the plugin. The loader has one lock. */
+/* One thread loads a library, whose constructors register a factory and use devices; the other is
+ * in the first use, which loads the plugin. The loader has one lock. */
 static atomic_int gate;
 static void *openGateOnEnter(void) {
   int loads = 1;

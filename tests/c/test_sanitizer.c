@@ -571,7 +571,8 @@ static void *waitAndRead(void *context) {
   return NULL;
 }
 
-/* Whoever began to wait before the sanitizer was there knows what was done when the wait is over. */
+/* Whoever began to wait before the sanitizer was there knows what was done when the wait is
+ * over. */
 TEST(sanitizer_switched_on_while_a_host_waits) {
   orStream_t writer = newStream();
   pthread_t thread;

@@ -1,5 +1,6 @@
 /*
- * The sanitizer: pinned memory that the host touches without a call, by a pointer, under a queued copy.
+ * The sanitizer: pinned memory that the host touches without a call, by a pointer, under a queued
+ * copy.
  *
  * A copy has run or has not: it is held back only where that is what a test is about.
  */
@@ -295,8 +296,8 @@ static void liftWhatIsRefused(size_t below) {
   ASSERT_EQ(touchedHere(), 0);
 }
 
-/* A guard that cannot be lifted from some pages is lifted from all, or by a new mapping: none stays where nothing is
- * queued. */
+/* A guard that cannot be lifted from some pages is lifted from all, or by a new mapping: none stays
+ * where nothing is queued. */
 TEST(sanitizer_host_guards_that_the_system_does_not_lift) { liftWhatIsRefused((size_t)BYTES); }
 TEST(sanitizer_host_guards_that_the_system_never_lifts) { liftWhatIsRefused(SIZE_MAX); }
 

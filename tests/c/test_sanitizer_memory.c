@@ -698,7 +698,8 @@ static void useAll(int thread, void *context) {
     openGate(gate);
     ASSERT_OK(orEventDestroy(gate));
   }
-  ASSERT_OK(orStreamSynchronize(mine)); /* The next round writes the same bytes on another stream. */
+  /* The next round writes the same bytes on another stream. */
+  ASSERT_OK(orStreamSynchronize(mine));
 }
 
 TEST_WITH_LIMIT(sanitizer_from_several_threads, 60) {

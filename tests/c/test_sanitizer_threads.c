@@ -1,8 +1,8 @@
 /*
  * The sanitizer: what one thread of the host has waited for, and who knows of it.
  *
- * Each step of a test is a thread of its own that has ended when the next one begins. That is the order in which they are
- * called, of which the sanitizer is not told.
+ * Each step of a test is a thread of its own that has ended when the next one begins. That is the
+ * order in which they are called, of which the sanitizer is not told.
  */
 #include <pthread.h>
 
@@ -123,7 +123,8 @@ TEST(sanitizer_gives_a_thread_what_its_starter_knew) {
   orSanitizerThreadStarts(&third);
   Step write = {.stream = t.s1, .memory = t.memory};
   ASSERT_EQ(step(acquiresAndWrites, &third, write), 0);
-  ASSERT_EQ(step(acquiresAndWrites, &t.first, (Step){.stream = newStream(), .memory = t.memory}), 1);
+  ASSERT_EQ(step(acquiresAndWrites, &t.first, (Step){.stream = newStream(), .memory = t.memory}),
+            1);
   ASSERT_EQ(reportAt(1).earlier.stream, t.s1);
 }
 

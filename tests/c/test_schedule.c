@@ -1,6 +1,6 @@
 /*
- * Schedules: what a seed decides is decided alike each time, every order that the program allows comes up, and no
- * other.
+ * Schedules: what a seed decides is decided alike each time, every order that the program allows
+ * comes up, and no other.
  *
  * Kernels note their letter in a log. A schedule runs one at a time, so the log needs no lock.
  */
@@ -100,7 +100,8 @@ TEST(schedule_a_seed_repeats_its_order) {
   ASSERT_GT(different, 10);
 }
 
-/* A process of its own, whose lanes have run other things before. Even seeds are uniform, odd ones go by priorities. */
+/* A process of its own, whose lanes have run other things before. Even seeds are uniform, odd ones
+ * go by priorities. */
 TEST(schedule_a_seed_means_the_same_in_every_process) {
   newStream();
   note(newStream(), 'z');
@@ -197,7 +198,8 @@ TEST(schedule_every_order_of_three_tasks_comes_up) {
 
 enum { MOST_ORDERS = 128, MOST_STEPS = 8 };
 
-/* Every order of some letters that keeps what has to come before what ("ab,bc": a before b, b before c). */
+/* Every order of some letters that keeps what has to come before what ("ab,bc": a before b, b
+ * before c). */
 static struct {
   char text[MOST_ORDERS][MOST_STEPS];
   int count, seen[MOST_ORDERS];
@@ -910,7 +912,8 @@ TEST(schedule_several_threads_come_to_an_end) {
   }
 }
 
-/* ---- a schedule begins and ends while another thread is at work: each of its calls comes to its end ---- */
+/* ---- a schedule begins and ends while another thread is at work: each of its calls comes to its
+ * end ---- */
 
 typedef struct Worker {
   atomic_int rounds;
@@ -991,7 +994,8 @@ static void *waitForStream(void *stream) {
   return NULL;
 }
 
-/* A lane runs the task when the schedule begins; the host that comes to wait for it sleeps under the schedule. */
+/* A lane runs the task when the schedule begins; the host that comes to wait for it sleeps under
+ * the schedule. */
 TEST(schedule_notices_what_lanes_still_run) {
   orStream_t s = newStream();
   pthread_t thread;

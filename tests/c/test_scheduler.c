@@ -1,8 +1,8 @@
 /*
  * What runs next: the scheduler's rules, one by one, and all of them in random graphs of waits.
  *
- * Most tests hold every lane, queue what is to be ordered, and let one lane go: what that one takes first is then no
- * matter of luck.
+ * Most tests hold every lane, queue what is to be ordered, and let one lane go: what that one takes
+ * first is then no matter of luck.
  */
 #include "gate.h"
 
@@ -54,7 +54,8 @@ TEST(scheduler_equal_streams_take_turns_in_order) {
   releaseLanes(h);
 }
 
-/* A stream in the middle of its tasks makes way after the one that is running, for one that has so many. */
+/* A stream in the middle of its tasks makes way after the one that is running, for one that has so
+ * many. */
 static void assertMakesWay(orStream_t busy, orStream_t other, int count) {
   Holder h[LANE_MOST] = {0}, middle = {0};
   int late[2], inner[50];
@@ -76,7 +77,8 @@ TEST(scheduler_makes_way_for_a_more_urgent_stream) {
   assertMakesWay(newStream(), newStreamOfPriority(-1), 2);
 }
 
-/* Between two tasks of its own it would make way in its turn, if the lane stood still there for a millisecond. */
+/* Between two tasks of its own it would make way in its turn, if the lane stood still there for a
+ * millisecond. */
 TEST(scheduler_makes_way_for_one_that_has_waited) {
   assertMakesWay(newStream(), newStreamOn(1), 1);
 }

@@ -65,7 +65,8 @@ TEST_WITH_LIMIT(split_from_several_threads, 60) {
   runThreads(4, splitOwn, shared);
 }
 
-/* A thread that is preempted with a piece in hand keeps all others waiting: no more of them than cores. */
+/* A thread that is preempted with a piece in hand keeps all others waiting: no more of them than
+ * cores. */
 TEST(split_over_no_more_threads_than_cores) {
   static Shared shared;
   orDeviceProperties p = {.size = sizeof p};
@@ -123,7 +124,8 @@ static void allow(const cpu_set_t *cores) {
   closedir(tasks);
 }
 
-/* A lane that last ran on the host's core would often be woken there, and keep the host from its own piece. */
+/* A lane that last ran on the host's core would often be woken there, and keep the host from its
+ * own piece. */
 TEST(split_helper_leaves_the_core_of_who_called_it) {
   atomic_int ran = 0;
   cpu_set_t all, here;

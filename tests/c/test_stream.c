@@ -160,7 +160,8 @@ TEST(stream_destroy_runs_what_is_queued) {
   ASSERT_EQ(ran, 100);
 }
 
-/* A slot is used again only when its last task has run, and what waits for the old one is served. */
+/* A slot is used again only when its last task has run, and what waits for the old one is
+ * served. */
 TEST(stream_slots_are_reused) {
   atomic_int ran = 0;
   for (int round = 0; round < 2000; round++) {
@@ -186,7 +187,8 @@ TEST(stream_device_synchronize_covers_its_device_only) {
   ASSERT_OK(orStreamQuery(there));
 }
 
-/* Threads that make, use and destroy streams do not disturb a synchronisation of the other device. */
+/* Threads that make, use and destroy streams do not disturb a synchronisation of the other
+ * device. */
 static void makeAndDestroy(int thread, void *context) {
   atomic_int *stop = context;
   if (thread == 0) {
@@ -341,7 +343,8 @@ static void *fill(void *context) {
   return NULL;
 }
 
-/* Another thread fills the queue and falls asleep; records and waits still do not; then the gate is opened. */
+/* Another thread fills the queue and falls asleep; records and waits still do not; then the gate is
+ * opened. */
 static void fillBehindGate(Filler *f) {
   static const orBlockHooks hooks = {enterBlock, leaveBlock};
   pthread_t thread;

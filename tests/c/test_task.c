@@ -1,5 +1,6 @@
 /*
- * Tasks: arguments of kernels, what a launch refuses, who drops the arguments, what a task may call.
+ * Tasks: arguments of kernels, what a launch refuses, who drops the arguments, what a task may
+ * call.
  */
 #include <stdbool.h>
 #include <stdlib.h>

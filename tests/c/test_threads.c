@@ -1,6 +1,6 @@
 /*
- * The threads that the core starts, and what the system may refuse about them: a thread, a key, a set of
- * processors.
+ * The threads that the core starts, and what the system may refuse about them: a thread, a key, a
+ * set of processors.
  *
  * The functions below stand in front of the C library's for the library and for this program.
  */
@@ -203,8 +203,8 @@ static orError_t launchAndWait(orStream_t stream, atomic_int *ran, int *queued) 
                                       .queued = queued});
 }
 
-/* What cannot run fails where it is waited for, and runs when there are threads again; what its call has
- * given up does not. */
+/* What cannot run fails where it is waited for, and runs when there are threads again; what its
+ * call has given up does not. */
 TEST(threads_refused_for_ever_fail_the_waits) {
   orStream_t s = newStream();
   orEvent_t e = newEvent(0);

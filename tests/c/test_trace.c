@@ -1,6 +1,6 @@
 /*
- * Tracing: a record of every call that launches or waits and of every task that runs, with what is needed to tell which
- * is whose.
+ * Tracing: a record of every call that launches or waits and of every task that runs, with what is
+ * needed to tell which is whose.
  */
 #include <pthread.h>
 #include <stdbool.h>

@@ -41,7 +41,8 @@ static const char *named(orStream_t stream) {
   char *name = names[next++ % 4];
   int device;
   ASSERT_OK(orStreamGetDevice(stream, &device));
-  snprintf(name, sizeof names[0], "stream 0x%llx of openreg:%d", (unsigned long long)stream, device);
+  snprintf(name, sizeof names[0], "stream 0x%llx of openreg:%d", (unsigned long long)stream,
+           device);
   return name;
 }
 
@@ -181,7 +182,8 @@ static pthread_t start(void *(*body)(void *), void *context) {
   return thread;
 }
 
-/* A host for a stream, one for an event behind the same gate, one for an event that nobody records. */
+/* A host for a stream, one for an event behind the same gate, one for an event that nobody
+ * records. */
 static void reportHosts(void) {
   atomic_int ran = 0;
   orStream_t s = newStream();

@@ -1,6 +1,6 @@
 /*
- * A vendor's metadata of a tensor, through PyTorch's registry, which takes one owner for the device:
- * torch_openreg leaves it to the vendor.
+ * A vendor's metadata of a tensor, through PyTorch's registry, which takes one owner for the
+ * device: torch_openreg leaves it to the vendor.
  */
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 

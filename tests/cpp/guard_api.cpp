@@ -185,7 +185,8 @@ void currentDevices() {
     c10::DeviceGuard unchanged(at(-1));
     EXPECT(guard.getDevice() == at(1));
   }
-  EXPECT(getStreamFromPool(0, -1).device() == at(1) && getStreamFromPool(true, -1).device() == at(1));
+  EXPECT(getStreamFromPool(0, -1).device() == at(1) &&
+         getStreamFromPool(true, -1).device() == at(1));
   EXPECT(getDefaultOpenRegStream(-1).device() == at(1));
   EXPECT(getStreamFromExternal(OR_STREAM_DEFAULT, -1).device() == at(1));
 }
@@ -223,7 +224,8 @@ void currentDevicesOfStreams() {
   EXPECT(throwsWith([&] { guard.queryEvent(event); }, "not a live event"));
 }
 
-/* A block that another stream was recorded for is not handed out again while that stream is busy. */
+/* A block that another stream was recorded for is not handed out again while that stream is
+ * busy. */
 void recordedBlocks() {
   DeviceSwitch device(1);
   constexpr size_t kBytes = 3 << 20;

@@ -1,5 +1,6 @@
 /*
- * Operators with a kernel for the CPU alone, made of PyTorch's operators or with loops of their own.
+ * Operators with a kernel for the CPU alone, made of PyTorch's operators or with loops of their
+ * own.
  */
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>

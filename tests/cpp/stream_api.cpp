@@ -1,6 +1,6 @@
 /*
- * The C++ API of streams as the shipped headers give it, used as an extension's author does. Compiled and
- * loaded by test_cpp_api.py; runs in a process in which torch_openreg is imported.
+ * The C++ API of streams as the shipped headers give it, used as an extension's author does.
+ * Compiled and loaded by test_cpp_api.py; runs in a process in which torch_openreg is imported.
  */
 #include <torch_openreg/device.h>
 #include <torch_openreg/stream.h>

@@ -129,7 +129,7 @@ DECLARED = (
         BY_NAME + "the CPU's kernel saves nothing in evaluation, which the test excuses there",
     ),
     Declared(
-        "nn/test_embedding.py::TestEmbeddingNNDeviceType::test_EmbeddingBag_per_sample_weights_and_offsets",
+        "nn/test_embedding.py::*::test_EmbeddingBag_per_sample_weights_and_offsets",
         RANDOM,
     ),
     Declared(

@@ -20,20 +20,21 @@
  *
  * A structure that this library fills begins with its size, too, which the caller sets. The library
  * fills as many bytes and no more; what it does not know becomes 0. Elements of an array that it
- * fills are as far apart as the caller says in the call; orTrace says how far apart its records are.
+ * fills are as far apart as the caller says in the call; orTrace says how far apart its records
+ * are.
  *
  * Nothing is started or mapped before the first stream, event, allocation or copy is asked for.
  *
- * When the process exits, exit handlers and destructors that were registered before the first use of
- * a device run after the library's own, from which on no queued work is begun. A call that waits then
- * for unfinished work, asks about it, or has begun to wait for it before, returns orErrorNotPermitted
- * and frees nothing; one whose own task is running returns when that has ended. Finished work is waited
- * for, and memory that no unfinished work may use is freed, as before.
+ * When the process exits, exit handlers and destructors that were registered before the first use
+ * of a device run after the library's own, from which on no queued work is begun. A call that waits
+ * then for unfinished work, asks about it, or has begun to wait for it before, returns
+ * orErrorNotPermitted and frees nothing; one whose own task is running returns when that has ended.
+ * Finished work is waited for, and memory that no unfinished work may use is freed, as before.
  *
- * Where the system refuses a thread for queued work, each launch and each wait tries again. While there
- * is none at all, a call that waits runs what any thread may run, and returns orErrorSystem if what it
- * waits for needs a thread of the library. Work stays queued, except that of such a call itself, which
- * is dropped.
+ * Where the system refuses a thread for queued work, each launch and each wait tries again. While
+ * there is none at all, a call that waits runs what any thread may run, and returns orErrorSystem
+ * if what it waits for needs a thread of the library. Work stays queued, except that of such a call
+ * itself, which is dropped.
  */
 #ifndef OPENREG_H
 #define OPENREG_H
@@ -263,12 +264,12 @@ OR_API orError_t orStreamCreate(orStream_t *stream);
 OR_API orError_t orStreamCreateWithPriority(orStream_t *stream, int priority);
 /* The handle of a device's default stream, which is never 0 and cannot be destroyed. */
 OR_API orError_t orStreamGetDefault(orStream_t *stream, int device);
-/* One of the device's streams of this priority (clamped), which everybody shares, in turn. It is made when its turn comes
- * first, and is nobody's to destroy. */
+/* One of the device's streams of this priority (clamped), which everybody shares, in turn. It is
+ * made when its turn comes first, and is nobody's to destroy. */
 OR_API orError_t orStreamGetFromPool(orStream_t *stream, int priority, int device);
 #define OPENREG_STREAMS_PER_POOL 32
-/* Work already queued still runs; the handle is invalid at once. Never blocks. orErrorInvalidValue for
- * a stream that the library owns: a default one, one of a pool, a graph's own. */
+/* Work already queued still runs; the handle is invalid at once. Never blocks. orErrorInvalidValue
+ * for a stream that the library owns: a default one, one of a pool, a graph's own. */
 OR_API orError_t orStreamDestroy(orStream_t stream);
 OR_API orError_t orStreamGetDevice(orStream_t stream, int *device);
 OR_API orError_t orStreamGetPriority(orStream_t stream, int *priority);
@@ -329,12 +330,12 @@ typedef struct orLaunch {
 
 #define OR_MAX_ARGS 65536u
 
-/* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On
- * failure nothing is queued and `drop` is not called, except with orLaunchWaits or
- * OPENREG_LAUNCH_BLOCKING: the call then waits for the kernel and may return an error of it, and
- * the queue has dropped the arguments, or, where the kernel cannot run for want of a thread or because
- * the process exits, will drop them when there is one. Whoever frees them on failure asks `queued`,
- * which is 0 before the call where the structure may be refused. */
+/* Asynchronous. Blocks, asleep, while the stream's queue is full (see orSetBlockHooks). On failure
+ * nothing is queued and `drop` is not called, except with orLaunchWaits or OPENREG_LAUNCH_BLOCKING:
+ * the call then waits for the kernel and may return an error of it, and the queue has dropped the
+ * arguments, or, where the kernel cannot run for want of a thread or because the process exits,
+ * will drop them when there is one. Whoever frees them on failure asks `queued`, which is 0 before
+ * the call where the structure may be refused. */
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
 /* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
 OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
@@ -353,9 +354,9 @@ OR_API void orSetTaskErrorMessage(const char *message);
  * fails nothing after all. The event by which a device factory completes a task carries none. Any
  * thread, holding no lock; it may not call this API. */
 OR_API void orSetFailureCause(void *cause, void (*drop)(void *cause));
-/* What caused the failure that the last error of the calling thread reported: the caller's from here
- * on. Null if it had none, was taken already, or the last error reported no failure of a device.
- * `others` (optional): how many more had failed after it. */
+/* What caused the failure that the last error of the calling thread reported: the caller's from
+ * here on. Null if it had none, was taken already, or the last error reported no failure of a
+ * device. `others` (optional): how many more had failed after it. */
 OR_API void *orTakeFailureCause(unsigned *others);
 
 /* Called on the calling thread around anything that may put it to sleep, so that a caller can
@@ -423,7 +424,8 @@ OR_API orError_t orEventSignal(orEvent_t event, orError_t status);
  * except to give cached blocks back before orErrorMemoryAllocation. 0 bytes is a null pointer.
  * Inside a task: a block of the task's own stream that no task still to run can be using. */
 OR_API orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream);
-/* What a caller says of a block, for the report of openreg_host_access.h: constant, and never freed. */
+/* What a caller says of a block, for the report of openreg_host_access.h: constant, and never
+ * freed. */
 typedef struct orOrigin {
   size_t size;      /* sizeof(orOrigin) */
   const char *type; /* of the elements, or null */
@@ -447,11 +449,11 @@ OR_API orError_t orCacheBlockSize(size_t *bytes, const void *ptr);
  * excepted. */
 OR_API orError_t orCacheEmpty(int device);
 
-/* A private pool: memory of a device that only requests for the pool get. What is freed goes back to
- * it and stays there, so that a graph's addresses do: neither orCacheEmpty nor a shortage takes it. A
- * pool is counted by its holders. When the last one lets go, its memory is the device's own, blocks
- * that are in use included, as soon as all that is queued on the device by then has finished.
- * 0 is no pool: the device's own memory. */
+/* A private pool: memory of a device that only requests for the pool get. What is freed goes back
+ * to it and stays there, so that a graph's addresses do: neither orCacheEmpty nor a shortage takes
+ * it. A pool is counted by its holders. When the last one lets go, its memory is the device's own,
+ * blocks that are in use included, as soon as all that is queued on the device by then has
+ * finished. 0 is no pool: the device's own memory. */
 typedef uint64_t orMemPool_t;
 /* Held once. */
 OR_API orError_t orMemPoolCreate(orMemPool_t *pool, int device);
@@ -461,8 +463,8 @@ OR_API orError_t orMemPoolRelease(orMemPool_t pool);
 /* orCacheMalloc from a pool of the stream's device. */
 OR_API orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream,
                                        orMemPool_t pool);
-/* orCacheEmpty for one pool. What a graph uses there must not be freed: no block of a graph's pool is
- * known to be unused while there is the graph. Waits for all that is queued on the device. */
+/* orCacheEmpty for one pool. What a graph uses there must not be freed: no block of a graph's pool
+ * is known to be unused while there is the graph. Waits for all that is queued on the device. */
 OR_API orError_t orCacheEmptyPool(orMemPool_t pool);
 
 /* 1: the device's whole capacity, which is also where it starts. Segments held beyond a smaller
@@ -528,7 +530,8 @@ typedef struct orCacheBlock {
 /* Every block of a device, segment after segment, each in order of address. *count is the room in
  * `blocks`, of elements of `block_size` (sizeof(orCacheBlock)) bytes, and becomes the number of
  * blocks; nothing is written if that is more than there is room. */
-OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t block_size, size_t *count, int device);
+OR_API orError_t orCacheSnapshot(orCacheBlock *blocks, size_t block_size, size_t *count,
+                                 int device);
 
 typedef enum orCacheAction {
   orCacheActionAlloc,
@@ -670,9 +673,9 @@ typedef struct orDeviceFactory {
   orError_t (*free_host)(void *device, void *ptr, size_t bytes);
 } orDeviceFactory;
 
-/* Before the devices are made, never waiting: from when the first factory is asked for devices it is
- * orErrorAlreadyInitialized, unless that fails. An equal priority for one type is orErrorAlreadyExists; a wrong
- * size or version orErrorPluginVersion. The table must stay. */
+/* Before the devices are made, never waiting: from when the first factory is asked for devices it
+ * is orErrorAlreadyInitialized, unless that fails. An equal priority for one type is
+ * orErrorAlreadyExists; a wrong size or version orErrorPluginVersion. The table must stay. */
 OR_API orError_t orRegisterDeviceFactory(const char *type, int priority,
                                          const orDeviceFactory *factory);
 OR_API orError_t orUnregisterDeviceFactory(const char *type, const orDeviceFactory *factory);

@@ -41,20 +41,21 @@ OR_API orError_t orStreamBeginCapture(orStream_t stream);
 OR_API orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph);
 /* `id`, which may be null: the capture's, which no other has or had; 0 without one. */
 OR_API orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uint64_t *id);
-/* For a layer above, before it queues what no graph can repeat: orErrorStreamCaptureUnsupported if the
- * stream is capturing, whose capture `call` has invalidated then; `instead` says what to do. */
+/* For a layer above, before it queues what no graph can repeat: orErrorStreamCaptureUnsupported if
+ * the stream is capturing, whose capture `call` has invalidated then; `instead` says what to do. */
 OR_API orError_t orStreamRefuseCapture(orStream_t stream, const char *call, const char *instead);
 /* Asynchronous: queues the graph's nodes on a stream of its device as one piece; what joined the
  * capture runs beside it, on streams of the graph's own with the priorities of those that joined.
- * Launches of one graph run one after the other. Blocks, asleep, while the stream's queue is full. */
+ * Launches of one graph run one after the other. Blocks, asleep, while the stream's queue is
+ * full. */
 OR_API orError_t orGraphLaunch(orGraph_t graph, orStream_t stream);
 /* The handle is invalid at once; what is launched still runs. Never blocks. */
 OR_API orError_t orGraphDestroy(orGraph_t graph);
 /* Without records of events and waits. */
 OR_API orError_t orGraphGetNodeCount(orGraph_t graph, size_t *count);
-/* Writes the graph's nodes, streams and edges in DOT to `path`, and as a picture to the path that has
- * .svg for its suffix instead, which may not be the same. orErrorSystem names the file that could not
- * be written. */
+/* Writes the graph's nodes, streams and edges in DOT to `path`, and as a picture to the path that
+ * has .svg for its suffix instead, which may not be the same. orErrorSystem names the file that
+ * could not be written. */
 OR_API orError_t orGraphDebugDotPrint(orGraph_t graph, const char *path);
 /* destroy(object) is called once, after the nodes' arguments have been dropped; any thread, may not
  * call this API. */

@@ -5,9 +5,9 @@
  * order of the calls, and not the order in which tasks happen to run: the same program gives the
  * same report each time.
  *
- * Pinned memory under a queued copy is guarded until the host has waited for the copy: what the host
- * does there without a call, as by a pointer, faults and is reported, once for each copy, and goes on.
- * Memory that orMallocHost gave before, while the sanitizer was off, is not guarded.
+ * Pinned memory under a queued copy is guarded until the host has waited for the copy: what the
+ * host does there without a call, as by a pointer, faults and is reported, once for each copy, and
+ * goes on. Memory that orMallocHost gave before, while the sanitizer was off, is not guarded.
  *
  * Host threads count as one, and what one has waited for all know, until somebody tells which of
  * them are to be told apart (orSanitizerThreadStarts). Work behind an external event that
@@ -16,8 +16,8 @@
  * it. One pair of operations on the same streams
  * and address is one report, until the reports are cleared.
  *
- * Without host memory for its own tables the sanitizer prints one line and ends the process: it would
- * miss races from there on.
+ * Without host memory for its own tables the sanitizer prints one line and ends the process: it
+ * would miss races from there on.
  */
 #ifndef OPENREG_SANITIZER_H
 #define OPENREG_SANITIZER_H
@@ -96,16 +96,16 @@ typedef struct orSanitizerOptions {
   void (*release)(void *stack, void *context); /* no lock held; on any thread */
   void *context;
   size_t reports; /* kept, at most; the rest is counted and told by orSanitizerFound. 0: 1000 */
-  /* The calling thread has touched pinned memory under a queued copy, in no call of this library, and
-   * orSanitizerFound has the report. Called by that instruction, in a signal handler, which goes on
-   * afterwards; no lock held. So is `capture` then. May be null. */
+  /* The calling thread has touched pinned memory under a queued copy, in no call of this library,
+   * and orSanitizerFound has the report. Called by that instruction, in a signal handler, which
+   * goes on afterwards; no lock held. So is `capture` then. May be null. */
   void (*touched)(void *context);
-  /* For which thread (orSanitizerThread) the calling one acts, which has not been begun; 0: for none.
-   * May be null. It calls nothing of this library. */
+  /* For which thread (orSanitizerThread) the calling one acts, which has not been begun; 0: for
+   * none. May be null. It calls nothing of this library. */
   uint64_t (*thread)(void);
-  /* A stream is about to use pinned memory, for the first time since this was enabled: what the host
-   * does to such memory may be in conflict from now on. In the call that queues; no lock held. Threads
-   * that come to it at once each call it. May be null. */
+  /* A stream is about to use pinned memory, for the first time since this was enabled: what the
+   * host does to such memory may be in conflict from now on. In the call that queues; no lock held.
+   * Threads that come to it at once each call it. May be null. */
   void (*pinned)(void *context);
 } orSanitizerOptions;
 
@@ -138,12 +138,12 @@ OR_API uint32_t orSanitizerRefuse(uint32_t refuse);
  * on; a kernel that says nothing of what it touches may have written all of it. 0, as at first:
  * they are not. For the whole process, whether it is enabled or not. Returns what it was. */
 OR_API uint32_t orSanitizerInitcheck(uint32_t check);
-/* 0: a conflict of an access of which it is not known which bytes it touches (OR_ACCESS_SOME) is not
- * reported. Nonzero, as at first: it is. For the whole process. Returns what it was. */
+/* 0: a conflict of an access of which it is not known which bytes it touches (OR_ACCESS_SOME) is
+ * not reported. Nonzero, as at first: it is. For the whole process. Returns what it was. */
 OR_API uint32_t orSanitizerSome(uint32_t report);
 /* Copies device memory to the host's while the host knows, by the order that the program has asked
- * for, that all that was to write it is over; orErrorNotReady otherwise. Waits for nothing and queues
- * nothing. orErrorNotSupported on a device whose factory has no `map`. */
+ * for, that all that was to write it is over; orErrorNotReady otherwise. Waits for nothing and
+ * queues nothing. orErrorNotSupported on a device whose factory has no `map`. */
 OR_API orError_t orSanitizerPeek(void *to, const void *from, size_t bytes);
 /* The name under which the calling thread's copies and fills are reported from now on, null for
  * the core's own ("orMemcpyAsync"); it must stay until it is replaced. Returns the one before. */
@@ -154,14 +154,14 @@ OR_API const char *orSanitizerOperation(const char *operation);
 OR_API uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context),
                                  void *context);
 
-/* The same of the oldest conflict that a thread has found in no call (orSanitizerOptions.touched), and
- * has not asked for. */
+/* The same of the oldest conflict that a thread has found in no call (orSanitizerOptions.touched),
+ * and has not asked for. */
 OR_API uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context),
                                 void *context);
 
 /* How host threads order each other. One that was begun knows what it has waited for itself since
- * then; so does the main thread while another one does. All others count as ordered: they know
- * what anybody knows, and what they learn all know. While no thread has been begun these calls cost a
+ * then; so does the main thread while another one does. All others count as ordered: they know what
+ * anybody knows, and what they learn all know. While no thread has been begun these calls cost a
  * load. An object is an address, of whatever is there. */
 
 /* Who acquires the object from now on knows what the calling thread knows now. */
@@ -170,8 +170,8 @@ OR_API void orSanitizerRelease(const void *object);
 OR_API void orSanitizerAcquire(const void *object);
 /* What is at this address later is another one. */
 OR_API void orSanitizerObjectGone(const void *object);
-/* The calling thread is about to start one that will say that it begins, with the same object. If it
- * cannot, the object goes. */
+/* The calling thread is about to start one that will say that it begins, with the same object. If
+ * it cannot, the object goes. */
 OR_API void orSanitizerThreadStarts(const void *object);
 OR_API void orSanitizerThreadBegins(const void *object);
 OR_API void orSanitizerThreadEnds(void);
@@ -192,8 +192,8 @@ OR_API orError_t orSanitizerAside(orStream_t stream);
 /* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so
  * far is over; 0: they are given back. */
 OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);
-/* A block that orMallocHost gave at `ptr`, and that nobody uses, is about to be handed out again: it
- * can be guarded from now on. Its bytes are lost. */
+/* A block that orMallocHost gave at `ptr`, and that nobody uses, is about to be handed out again:
+ * it can be guarded from now on. Its bytes are lost. */
 OR_API orError_t orSanitizerHostBlock(void *ptr);
 /* Nonzero: what the calling thread touches is told by somebody else, and what it waits for orders
  * nothing for the program, which has not asked for it. Returns what it was. */

@@ -39,8 +39,8 @@ typedef enum orSchedulePolicy {
 /* Waits until nothing is queued on any device, then changes over; also from one seed to the same
  * again, which starts anew. What other threads queue meanwhile runs in the old way or in the new
  * one. Until it ends, the caching allocator hands out none of the memory that it has at its begin,
- * unless memory is short. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the same at first
- * use. */
+ * unless memory is short. OPENREG_SCHEDULE_SEED (a number, "late" or "early") does the same at
+ * first use. */
 OR_API orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed);
 /* The same at once, for a program on its way out of an error: what is queued goes on in the new
  * way. */
@@ -50,18 +50,18 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
 /*
  * Tapes: every choice of a schedule written down, for a search.
  *
- * There is a choice where more than one of the host and the streams could go on. At a point the host
- * could, and so could each stream whose next task waits for nothing; in a call that synchronises the
- * streams alone, until what it waits for is done, when the host goes on at once; a query that is not
- * ready runs one task. Marks, waits that are over, and the caching allocator's poison are no tasks
- * here: they are done as soon as they can be. Each half of a torn task (below) is one. The options
- * are in this order:
+ * There is a choice where more than one of the host and the streams could go on. At a point the
+ * host could, and so could each stream whose next task waits for nothing; in a call that
+ * synchronises the streams alone, until what it waits for is done, when the host goes on at once; a
+ * query that is not ready runs one task. Marks, waits that are over, and the caching allocator's
+ * poison are no tasks here: they are done as soon as they can be. Each half of a torn task (below)
+ * is one. The options are in this order:
  *   - whoever ran last, if it can go on: the host at a point, the stream afterwards;
  *   - who was left for it (below), if it can go on;
- *   - the host, and then the streams in the order in which they were first given a task.
- * To leave somebody who could go on is a preemption; to go back to who was left is none. Where the one
- * that ran last cannot go on, the host comes first and no option is a preemption. What is past the
- * end of the tape, or more than the options that there are, takes the first.
+ * - the host, and then the streams in the order in which they were first given a task. To leave
+ * somebody who could go on is a preemption; to go back to who was left is none. Where the one that
+ * ran last cannot go on, the host comes first and no option is a preemption. What is past the end
+ * of the tape, or more than the options that there are, takes the first.
  *
  * The text: choices separated by commas, "1,0,2"; "12:1" is twelve times 0 and a 1. "0": the first
  * option everywhere. OPENREG_SCHEDULE_TAPE does the same at first use, and comes before
@@ -73,8 +73,8 @@ OR_API orError_t orScheduleSetTape(const char *tape);
 OR_API orError_t orScheduleGetTape(char **tape);
 
 typedef enum orStepKind {
-  orStepQueued =
-      1, /* a task: stream; a: its device; flags: 1 if it is done as soon as it can, as marks */
+  /* A task: stream; a: its device; flags: 1 if it is done as soon as it can, as marks. */
+  orStepQueued = 1,
   /* What the next task that is queued on the stream (0: what the host) touches: from a to b; flags.
    * Of a task before which there is none it is not known. */
   orStepTouches,
@@ -82,7 +82,8 @@ typedef enum orStepKind {
   orStepWaits,   /* a stream, for the record a */
   orStepPoint,   /* the host is at a point */
   orStepAsks,    /* ... asked for the record a, or without one the stream, and was told "not yet" */
-  orStepAwaits, /* ... waits for the record a, or the stream, or without one the device b (-1: all) */
+  /* ... waits for the record a, or the stream, or without one the device b (-1: all) */
+  orStepAwaits,
   orStepKnows,   /* ... knows that the record a, or the stream, is done */
   orStepLooks,   /* ... or the allocator for it, looked how far the stream is */
   orStepChooses, /* flags: which option; a: of how many; b: how many of them were no preemption */
@@ -109,8 +110,8 @@ OR_API orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t ste
 /*
  * Torn tasks. A device runs kernels and copies beside each other, so what one writes may be half
  * done when another reads it. Under a tape, and under every fourth seed (2, 6, 10, ..), what can be
- * run in two halves is, and other streams may come between: copies and fills of 16 bytes or more, and
- * kernels that ask.
+ * run in two halves is, and other streams may come between: copies and fills of 16 bytes or more,
+ * and kernels that ask.
  */
 typedef enum orPart {
   orPartWhole = 0,

@@ -1,9 +1,9 @@
 /*
  * An operator of one's own, written for the device: relu(x)^2 and its derivative, 2 relu(x) * grad.
  *
- * On the caller's thread the arguments are checked and the result is made; `relu2Kernel` runs on a lane when its
- * stream gets there. What it needs is copied into the queue by value. Tensors may be freed before it runs: their
- * memory is used again in the order of the stream only.
+ * On the caller's thread the arguments are checked and the result is made; `relu2Kernel` runs on a
+ * lane when its stream gets there. What it needs is copied into the queue by value. Tensors may be
+ * freed before it runs: their memory is used again in the order of the stream only.
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -37,7 +37,8 @@ void relu2Piece(void *context, size_t index) {
   }
 }
 
-/* The host's addresses of device memory are the kernel's only after this, and only while it runs. */
+/* The host's addresses of device memory are the kernel's only after this, and only while it
+ * runs. */
 template <typename T>
 orError_t map(T *&memory, int64_t count) {
   void *address = nullptr;

@@ -1,17 +1,17 @@
 /*
- * A vendor's device as a plugin: a device factory for "openreg" with priority 100, which replaces the
- * simulated one when OPENREG_PLUGIN names this library.
+ * A vendor's device as a plugin: a device factory for "openreg" with priority 100, which replaces
+ * the simulated one when OPENREG_PLUGIN names this library.
  *
- * The "cards" here are memory of this process that the host cannot reach under the addresses that it is
- * given: a window of addresses without any access stands for a card's memory, and the bytes live
- * elsewhere, in `storage`. A real driver has the same three things: addresses, a copy engine, a way to start
- * kernels. Which function a real one replaces is said at each.
+ * The "cards" here are memory of this process that the host cannot reach under the addresses that
+ * it is given: a window of addresses without any access stands for a card's memory, and the bytes
+ * live elsewhere, in `storage`. A real driver has the same three things: addresses, a copy engine,
+ * a way to start kernels. Which function a real one replaces is said at each.
  *
- * Built twice: as it is, with `map` (kernels that the CPU runs can reach the card's memory), and with
- * VENDOR_NO_MAP, without (they cannot: the framework copies to the host and back).
+ * Built twice: as it is, with `map` (kernels that the CPU runs can reach the card's memory), and
+ * with VENDOR_NO_MAP, without (they cannot: the framework copies to the host and back).
  *
- * Who guards what: a card's blocks and `used` are under its lock; the queue of the copy engine under
- * engineLock; everything else is written before a second thread can see it.
+ * Who guards what: a card's blocks and `used` are under its lock; the queue of the copy engine
+ * under engineLock; everything else is written before a second thread can see it.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -43,8 +43,8 @@ static Card cards[OPENREG_MAX_DEVICES];
 
 /* ---- Memory ---- */
 
-/* Not before the first allocation: a process that only asks how many devices there are maps nothing. A
- * forked child has no business with the card. */
+/* Not before the first allocation: a process that only asks how many devices there are maps
+ * nothing. A forked child has no business with the card. */
 static void mapCard(Card *card) {
   void *window =
       mmap(NULL, WINDOW_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -85,7 +85,8 @@ static orError_t takeBlock(Card *card, size_t size, Block *block) {
   return orSuccess;
 }
 
-/* A driver: its memory allocator. The address is never read by the host; it only has to be unique. */
+/* A driver: its memory allocator. The address is never read by the host; it only has to be
+ * unique. */
 static orError_t vendorAlloc(void *device, size_t bytes, void **ptr) {
   Card *card = device;
   *ptr = NULL;
@@ -160,8 +161,8 @@ static Job *nextJob(void) {
   return job;
 }
 
-/* The event is signalled when the last byte is in its place, not before: the stream goes on at once. A driver whose
- * card is gone signals orErrorDeviceLost, for all that it has started. */
+/* The event is signalled when the last byte is in its place, not before: the stream goes on at
+ * once. A driver whose card is gone signals orErrorDeviceLost, for all that it has started. */
 static void *runEngine(void *unused) {
   (void)unused;
   for (;;) {
@@ -174,8 +175,8 @@ static void *runEngine(void *unused) {
   return NULL;
 }
 
-/* engineLock held. At the first copy, not when the plugin is loaded: a process may be loaded with it and
- * never use a device. */
+/* engineLock held. At the first copy, not when the plugin is loaded: a process may be loaded with
+ * it and never use a device. */
 static int startEngine(void) {
   pthread_t thread;
   if (!engineRuns && !pthread_create(&thread, NULL, runEngine, NULL)) {
@@ -224,8 +225,9 @@ static orError_t vendorSet(void *device, void *dst, int value, size_t bytes, orE
 
 /* ---- Kernels ---- */
 
-/* A driver: a launch on its hardware queue, completed as copies are. A kernel written for the CPU runs
- * where it is called, which keeps the number of threads it may use in the hands of the caller. */
+/* A driver: a launch on its hardware queue, completed as copies are. A kernel written for the CPU
+ * runs where it is called, which keeps the number of threads it may use in the hands of the
+ * caller. */
 static orError_t vendorCompute(void *device, const orKernel *kernel, orEvent_t done) {
   (void)device, (void)done;
   return kernel->fn(kernel->args);

@@ -1,8 +1,9 @@
 /*
- * The wrappers of the failing core (failing.h). FAILING_WRAPPED in the Makefile names what is wrapped.
+ * The wrappers of the failing core (failing.h). FAILING_WRAPPED in the Makefile names what is
+ * wrapped.
  *
- * All state is atomic: calls come from every thread of the core. `plan` is written while no call of the core is on its
- * way but those of idle workers, which call nothing here.
+ * All state is atomic: calls come from every thread of the core. `plan` is written while no call of
+ * the core is on its way but those of idle workers, which call nothing here.
  */
 #include "failing.h"
 

@@ -1,14 +1,16 @@
 /*
- * Walks over the failing core (failing.h): every call of the system that the core makes fails once, and all from it on.
+ * Walks over the failing core (failing.h): every call of the system that the core makes fails once,
+ * and all from it on.
  *
  *   walk                          every scene, every kind of call, every n-th call
  *   walk SCENE [KIND]             of that scene alone, and of that kind
  *   walk SCENE KIND N once|on     one run in this process, for a debugger
  *
- * A scene is a small program over one part of the core. A run plays it three times in a process of its own: once while
- * calls fail, where a call may return an error but has to keep its word if it returns none; and twice with nothing
- * failing, where every call has to succeed. At the end each argument was dropped, each object destroyed, and the core has
- * as much memory as after a run without failures.
+ * A scene is a small program over one part of the core. A run plays it three times in a process of
+ * its own: once while calls fail, where a call may return an error but has to keep its word if it
+ * returns none; and twice with nothing failing, where every call has to succeed. At the end each
+ * argument was dropped, each object destroyed, and the core has as much memory as after a run
+ * without failures.
  *
  * OPENREG_WALK_SAMPLE=k runs one call out of k, of each kind from another one on.
  */
@@ -56,7 +58,8 @@ static struct {
   atomic_int queued, ran, dropped, retained, destroyed;
 } tally;
 
-_Noreturn static void __attribute__((format(printf, 2, 3))) wrong(int line, const char *format, ...) {
+_Noreturn static void __attribute__((format(printf, 2, 3))) wrong(int line, const char *format,
+                                                                  ...) {
   va_list list;
   va_start(list, format);
   printf("%s:%d: ", __FILE__, line);
@@ -614,7 +617,8 @@ typedef struct Plan {
   bool on;
 } Plan;
 
-/* Every stream has drained by now; a destroyed one's arguments are dropped by the worker that ends it. */
+/* Every stream has drained by now; a destroyed one's arguments are dropped by the worker that ends
+ * it. */
 static void awaitTally(void) {
   struct timespec nap = {0, 100000};
   while (tally.dropped != tally.queued || tally.destroyed != tally.retained) nanosleep(&nap, NULL);
@@ -714,7 +718,8 @@ static bool accounts(const Plan *plan, const Outcome *outcome, const Outcome *us
 
 static long more(long a, long b) { return a > b ? a : b; }
 
-/* What runs without failures come to at most: how fast workers are decides how much a queue needs. False if one fails. */
+/* What runs without failures come to at most: how fast workers are decides how much a queue needs.
+ * False if one fails. */
 static bool findUsual(const Scene *scene, Outcome *outcome, Outcome *usual) {
   *usual = (Outcome){.mapped = 0};
   for (int i = 0; i < 3; i++) {

@@ -1,8 +1,9 @@
 /*
- * A plugin without orPluginInit: its factory registers itself, at the priority that the setting says.
+ * A plugin without orPluginInit: its factory registers itself, at the priority that the setting
+ * says.
  *
- * OPENREG_TEST_GATE: the address of an atomic_int. The library's first constructor makes it 1 and waits
- * until it is 2; its last one then uses the devices.
+ * OPENREG_TEST_GATE: the address of an atomic_int. The library's first constructor makes it 1 and
+ * waits until it is 2; its last one then uses the devices.
  */
 #include <sched.h>
 #include <stdatomic.h>

@@ -1,10 +1,10 @@
 /*
- * A system with pages of 64 KiB, as Arm64 and POWER kernels may have, on one with smaller pages: preloaded, it has the
- * calls that take pages refuse addresses that begin none, and act on whole pages. `make ctest-page64k` runs the C tests
- * over it.
+ * A system with pages of 64 KiB, as Arm64 and POWER kernels may have, on one with smaller pages:
+ * preloaded, it has the calls that take pages refuse addresses that begin none, and act on whole
+ * pages. `make ctest-page64k` runs the C tests over it.
  *
- * No state. A program finds mapped memory at multiples of 64 KiB, and where a call says how long, as much as a page
- * more than it asked for.
+ * No state. A program finds mapped memory at multiples of 64 KiB, and where a call says how long,
+ * as much as a page more than it asked for.
  */
 #include <dlfcn.h>
 #include <errno.h>
