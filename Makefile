@@ -167,21 +167,20 @@ docs: build $(DOCS_STAMP)
 
 # ---- The core without PyTorch: one rule set for each kind of build ----
 
-CORE_SOURCES := $(wildcard csrc/openreg/*.c)
+CORE_SOURCES := $(wildcard csrc/openreg/*/*.c)
 TEST_SOURCES := $(wildcard tests/c/*.c)
 PLUGIN_SOURCES := $(wildcard tests/c/plugins/*.c)
 VENDOR_SOURCES := $(wildcard docs/examples/vendor/*.c)
 BENCH_SOURCES := $(wildcard benchmarks/*.c)
 INPUT_CORPUS := $(wildcard tests/c/inputs/corpus/*)
 # The runtime is the core without its tools.
-RUNTIME_SOURCES := $(filter-out $(patsubst %,csrc/openreg/%.c,$(shell sed -n 's/^tools: //p' \
-  csrc/openreg/layers.txt)),$(CORE_SOURCES))
+RUNTIME_SOURCES := $(filter-out csrc/openreg/tools/% csrc/openreg/sanitizer/%,$(CORE_SOURCES))
 # The calls of the system that fail in the failing core, by the linker's --wrap (tests/c/failing/failing.c).
 FAILING := malloc calloc realloc aligned_alloc strdup mmap munmap madvise mprotect memfd_create ftruncate \
   pthread_create fopen
 
 C_FLAGS := -std=c11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -D_GNU_SOURCE -pthread \
-  -Icsrc/openreg/include -MMD -MP
+  -iquote csrc/openreg -Icsrc/openreg/include -MMD -MP
 # OR_DEBUG: the core's assertions (OR_ASSERT). Benchmarks run on the release build.
 FLAGS_release := -O2 -g
 FLAGS_debug := -O2 -g -DOR_DEBUG
@@ -248,7 +247,7 @@ $$(D_$(1))/bare: tests/c/bare/program.c $$(RUNTIME_SOURCES:csrc/openreg/%.c=$$(D
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -MF $$@.d $$(inputs) -o $$@ -ldl
 # With config.c inside of it.
 $$(D_$(1))/inputs: tests/c/inputs/program.c $$(filter-out %/config.o,$$(CORE_OBJECTS_$(1))) $$(INPUT_CORPUS)
-	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) $$(if $$(filter fuzz,$(1)),-fsanitize=fuzzer) -Icsrc/openreg -MF $$@.d \
+	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) $$(if $$(filter fuzz,$(1)),-fsanitize=fuzzer) -MF $$@.d \
 	  $$< $$(filter %.o,$$^) -o $$@ -ldl
 	@rm -rf $$(@D)/corpus && cp -r tests/c/inputs/corpus $$(@D)/corpus
 $$(D_$(1))/libpage64k.so: tests/c/preload/page64k.c
@@ -260,7 +259,7 @@ $$(D_$(1))/lib%.so: tests/c/plugins/%.c $$(D_$(1))/$(CORE)
 FILES_$(1) := $$(D_$(1))/bare $$(D_$(1))/inputs $$(if $$(TEST_SOURCES),$$(D_$(1))/run-tests,$$(D_$(1))/$(CORE)) \
   $$(if $$(VENDOR_SOURCES),$$(D_$(1))/libvendor.so $$(D_$(1))/libvendor_nomap.so) \
   $$(PLUGIN_SOURCES:tests/c/plugins/%.c=$$(D_$(1))/lib%.so) $$(D_$(1))/walk
--include $$(wildcard $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
+-include $$(wildcard $$(D_$(1))/*/*/*.d $$(D_$(1))/*/*.d $$(D_$(1))/*.d)
 endef
 $(foreach kind,release debug tsan asan ubsan fuzz aarch64 musl clang,$(eval $(call core_build,$(kind))))
 
@@ -404,7 +403,7 @@ model:
 
 # The core with one change at a time, over the C tests: .ci/mutate.py. FILES="lane await", SAMPLE, SEED,
 # LIMIT (seconds of tests for a mutant) and AGAIN=1.
-MUTANT := -O1 -w -DOR_DEBUG -Icsrc/openreg
+MUTANT := -O1 -w -DOR_DEBUG
 MUTATE := $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(LIMIT),--limit $(LIMIT)) \
   $(if $(AGAIN),--again) $(if $(OPERATORS),--operators '$(OPERATORS)')
 
@@ -465,10 +464,10 @@ ANALYZED := $(CORE_SOURCES:csrc/openreg/%.c=build/lint/%.o)
 build/lint/%.o: csrc/openreg/%.c
 	@mkdir -p $(@D)
 	$(say)$(CC) $(C_FLAGS) -O1 -fanalyzer -c $< -o $@
--include $(wildcard build/lint/*.d)
+-include $(wildcard build/lint/*/*.d)
 
 lint-analyze: $(ANALYZED)
-	$(PYTHON) .ci/layers.py csrc/openreg/layers.txt $(ANALYZED)
+	$(PYTHON) .ci/layers.py csrc/openreg $(ANALYZED)
 
 lint: $(ENV_STAMP)
 	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)

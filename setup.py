@@ -46,7 +46,7 @@ LINKER_SCRIPT = f"INPUT({CORE})\n"
 
 
 def core_sources():
-    return sorted(CSRC.glob("openreg/*.c"))
+    return sorted(CSRC.glob("openreg/**/*.c"))
 
 
 def shim_sources():
@@ -77,6 +77,7 @@ def ninja_file(out, extension_name):
     system = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
     system.append(torch_dir / "include/kineto")
     system += sorted(python_includes)
+    c_flags = [*C_FLAGS, f"-iquote {csrc}/openreg", f"-I{public}"]
     cxx_flags = [
         *CXX_FLAGS,
         "-DTORCH_EXTENSION_NAME=_C",
@@ -91,7 +92,7 @@ def ninja_file(out, extension_name):
         "ninja_required_version = 1.10",
         f"cc = {os.environ.get('CC', 'cc')}",
         f"cxx = {os.environ.get('CXX', 'c++')}",
-        f"cflags = {' '.join(C_FLAGS)} -I{public} {os.environ.get('CFLAGS', '')}",
+        f"cflags = {' '.join(c_flags)} {os.environ.get('CFLAGS', '')}",
         f"cxxflags = {' '.join(cxx_flags)} {os.environ.get('CXXFLAGS', '')}",
         f"ldflags = {os.environ.get('LDFLAGS', '')}",
     ]

@@ -1,22 +1,17 @@
-"""Checks that the core's files use only what is in their own layer or below it.
+"""Checks that each file of the core uses only its own layer and the layers below it.
 
-layers.py LAYERS OBJECT...: LAYERS lists the layers, the lowest first, and the files of each.
+layers.py SOURCES OBJECT...: a layer is a folder of SOURCES, and each of its C files has an object
+LAYER/NAME.o. `#include` lines and the objects' symbols are read. In some layers no two files may
+use each other, directly or through others.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-
-def read_layers(path):
-    """The layer's number and name by file."""
-    lines = [line for line in Path(path).read_text().splitlines() if line and line[0] != "#"]
-    layers = [line.split(":") for line in lines]
-    return {
-        file: (number, name)
-        for number, (name, files) in enumerate(layers)
-        for file in files.split()
-    }
+LAYERS = ("base", "device", "stream", "cache", "tools", "sanitizer")  # the lowest first
+WITHOUT_CIRCLES = ("base", "tools")
 
 
 def symbols(object_file):
@@ -33,23 +28,68 @@ def symbols(object_file):
     }
 
 
-def faults(layers, objects):
-    found = {Path(path).stem: symbols(path) for path in objects}
+def includes(sources):
+    """(file, included file), of headers in layers."""
+    for path in sorted(sources.glob("*/*.[ch]")):
+        for name in re.findall(r'^#include "(\w+/\w+\.h)"', path.read_text(), re.MULTILINE):
+            yield str(path.relative_to(sources)), name
+
+
+def uses(objects):
+    """(file, file that it uses a symbol of) -> the first such symbol."""
+    found = {f"{path.parent.name}/{path.stem}.c": symbols(path) for path in objects}
     owner = {name: file for file, (defined, _) in found.items() for name in defined}
-    for file in sorted(found.keys() ^ layers.keys()):
-        yield f"{file}.c is in no layer" if file in found else f"there is no {file}.c"
-    for file, (_, used) in sorted(found.items()):
-        for name in sorted(used & owner.keys()):
-            above = owner[name]
-            if file in layers and above in layers and layers[above][0] > layers[file][0]:
-                yield (
-                    f"{file}.c ({layers[file][1]}) uses {name} of {above}.c ({layers[above][1]}), "
-                    "which is in a higher layer"
-                )
+    return {
+        (file, owner[name]): name
+        for file, (_, used) in sorted(found.items())
+        for name in sorted(used & owner.keys(), reverse=True)
+        if owner[name] != file
+    }
+
+
+def circle(edges):
+    """Files that use each other, each the next one; or nothing."""
+    below = {}
+    for file, other in edges:
+        below.setdefault(file, []).append(other)
+    done = set()
+
+    def visit(file, path):
+        if file in path:
+            return [*path[path.index(file) :], file]
+        if file in done:
+            return []
+        found = next(filter(None, (visit(o, [*path, file]) for o in below.get(file, ()))), [])
+        done.add(file)
+        return found
+
+    return next(filter(None, (visit(file, []) for file in below)), [])
+
+
+def faults(sources, objects):
+    files = {str(path.relative_to(sources)) for path in sources.rglob("*.c")}
+    built = {f"{path.parent.name}/{path.stem}.c" for path in objects}
+    for file in sorted(files ^ built):
+        yield f"{file} has no object" if file in files else f"there is no {file}"
+    level = {layer: number for number, layer in enumerate(LAYERS)}
+    for file in sorted(files):
+        if file.partition("/")[0] not in level:
+            yield f"{file} is in no layer"
+    symbols_used = uses(objects)
+    arrows = [(file, other, f"includes {other}") for file, other in includes(sources)]
+    arrows += [(f, other, f"uses {name} of {other}") for (f, other), name in symbols_used.items()]
+    for file, other, text in arrows:
+        layer, above = (level.get(name.partition("/")[0], -1) for name in (file, other))
+        if 0 <= layer < above:
+            yield f"{file} {text}, which is in a higher layer"
+    for layer in WITHOUT_CIRCLES:
+        inside = [e for e in symbols_used if all(file.startswith(f"{layer}/") for file in e)]
+        if files := circle(inside):
+            yield f"files use each other: {' -> '.join(files)}"
 
 
 if __name__ == "__main__":
-    found = list(faults(read_layers(sys.argv[1]), sys.argv[2:]))
+    found = list(faults(Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]]))
     for fault in found:
         print(f"{sys.argv[1]}: {fault}", file=sys.stderr)
     sys.exit(bool(found))

@@ -12,7 +12,7 @@ A mutant is one of
   same      the compiler makes the same code of it (of most weaker orders, on x86)
   invalid   it does not compile
 
-tree.c is compiled into its test as well, where it is not mutated. Headers are not mutated.
+interval_tree.c is compiled into its test as well, where it is not mutated. Headers are not mutated.
 
 Results are lines of JSON in build/mutate/results.jsonl. A mutant that is there is not run again
 while its function's text is the same, so a run continues where it was stopped. AGAIN=1 runs those
@@ -405,7 +405,7 @@ def parse():
 def main():
     options = parse()
     build = Build(options)
-    sources = {path.stem: path for path in sorted(Path("csrc/openreg").glob("*.c"))}
+    sources = {path.stem: path for path in sorted(Path("csrc/openreg").rglob("*.c"))}
     build.prepare(sources.values())
     tests = map_tests(build, sources.values())
     home = homes(sources)

@@ -30,8 +30,8 @@ def c_lines():
 def test_c_part(c_lines):
     entries = {place(entry): entry for entry in map(json.loads, c_lines.splitlines())}
     assert len(entries) == len(c_lines.splitlines())
-    assert entries.keys() >= sources("csrc/openreg/*.c", "tests/c/*.c")
-    for source in ("csrc/openreg/mutex.c", "tests/c/test_gdb.c"):
+    assert entries.keys() >= sources("csrc/openreg/*/*.c", "tests/c/*.c")
+    for source in ("csrc/openreg/base/mutex.c", "tests/c/test_gdb.c"):
         entry = entries[ROOT / source]
         command = [*shlex.split(entry["command"]), "-fsyntax-only"]
         subprocess.run(command, cwd=entry["directory"], check=True)
@@ -44,6 +44,6 @@ def test_all_of_it(c_lines, tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "compile_commands", "--output", written]
     subprocess.run(command, cwd=ROOT, env=environment, input=c_lines, text=True, check=True)
     entries = {place(entry): entry for entry in json.loads(written.read_text())}
-    assert entries.keys() >= sources("csrc/*/*.cpp", "csrc/openreg/*.c", "tests/c/*.c")
+    assert entries.keys() >= sources("csrc/*/*.cpp", "csrc/openreg/*/*.c", "tests/c/*.c")
     assert all(path.exists() for path in entries)
     assert "-std=c++20" in entries[ROOT / "csrc/torch/module.cpp"]["command"].split()

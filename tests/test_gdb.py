@@ -16,7 +16,7 @@ PROGRAM = Path(os.environ.get("OPENREG_C_TESTS") or ROOT / "build/ctest/debug/ru
 SCRIPT = ROOT / "csrc/openreg/gdb_openreg.py"
 LIMIT = 60  # seconds
 PARKED = ("set disable-randomization off", "break gdbStopsHere", "run gdb_parked")
-QUEUE = "print *('await.c'::hosts)->awaited.stream"
+QUEUE = "print *('host_wait.c'::hosts)->awaited.stream"
 
 
 def gdb(*commands, program=PROGRAM, core=None):
@@ -62,8 +62,8 @@ def parked(tmp_path_factory):
         "openreg streams all",
         "openreg hosts",
         QUEUE,
-        "print *('await.c'::hosts)",
-        "print *('await.c'::hosts)->awaited.stream->waits_for",
+        "print *('host_wait.c'::hosts)",
+        "print *('host_wait.c'::hosts)->awaited.stream->waits_for",
         "print orStreamTable.lock",
         f"generate-core-file {core}",
         "call (void)orMutexLock(&orStreamTable.lock)",
@@ -149,8 +149,8 @@ def test_printers(parked):
     assert shown.startswith(begins)
     assert "lock = OR_RANK_STREAM, free" in shown
     assert "task 3 = kernel second" in shown
-    assert "waits for task 25 of" in parked["print *('await.c'::hosts)"]
-    cell = parked["print *('await.c'::hosts)->awaited.stream->waits_for"]
+    assert "waits for task 25 of" in parked["print *('host_wait.c'::hosts)"]
+    cell = parked["print *('host_wait.c'::hosts)->awaited.stream->waits_for"]
     # The event's and the queued wait's.
     assert cell.endswith(f"{names(parked)['gate']}: pending, 2 references")
 
@@ -194,7 +194,7 @@ def test_without_debug_information(tmp_path):
     program = shutil.copy(PROGRAM, tmp_path)
     subprocess.run([strip, "-o", tmp_path / library.name, library], check=True)
     _, said = gdb(*PARKED, "openreg streams", "openreg hosts", program=program)
-    for command, what in (("streams", "orStreamTable"), ("hosts", "hosts of await.c")):
+    for command, what in (("streams", "orStreamTable"), ("hosts", "hosts of host_wait.c")):
         missing = f"{library.name} has no debug information about {what}: build it with `CFLAGS=-g"
         assert missing in said[f"openreg {command}"]
 

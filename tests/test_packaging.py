@@ -68,8 +68,8 @@ def python(installed, program, **environment):
 def test_sdist_has_sources_and_no_results(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for path in ("csrc/openreg/include/openreg.h", "csrc/openreg/core.h", "setup.py", "LICENSE",
-                 "Makefile", "tests/test_packaging.py", "docs/examples/digits.py",
+    for path in ("csrc/openreg/include/openreg.h", "csrc/openreg/base/base.h", "setup.py",
+                 "LICENSE", "Makefile", "tests/test_packaging.py", "docs/examples/digits.py",
                  "docs/streams.svg", "tests/cpp/expect.h",
                  "docs/examples/custom_op/relu2.cpp"):  # fmt: skip
         assert path in names

@@ -309,7 +309,7 @@ def streams():
 
 
 def hosts():
-    wait = static("hosts", "await.c")
+    wait = static("hosts", "host_wait.c")
     while int(wait):
         yield wait.dereference()
         wait = wait["next"]

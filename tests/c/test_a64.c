@@ -2,7 +2,7 @@
  * Whether an access that faulted on Arm64 was a write. The library exports no such function, so it
  * is compiled into the tests: on every processor.
  */
-#include "../../csrc/openreg/a64.c"
+#include "../../csrc/openreg/tools/a64.c"
 #include "harness.h"
 
 /* As an assembler encodes them: each class of loads and stores, and what is neither. */

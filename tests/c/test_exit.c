@@ -16,8 +16,8 @@
 #include "openreg_schedule.h"
 
 /* ThreadSanitizer would sleep for a second in every process that leaves, and refuse the handler of
- * guarded memory, which is called by the thread's own instruction (guard.c), what any function may
- * do there. */
+ * guarded memory, which is called by the thread's own instruction (page_guard.c), what any function
+ * may do there. */
 OR_API const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "atexit_sleep_ms=0:report_signal_unsafe=0"; }
 

@@ -4,7 +4,7 @@
  */
 #undef OR_DEBUG /* its mutexes are the library's */
 #define orFail failOfHandles
-#include "../../csrc/openreg/handle.c"
+#include "../../csrc/openreg/base/handle.c"
 #include "harness.h"
 
 orError_t orFail(orError_t error, const char *format, ...) {

@@ -4,7 +4,7 @@
  */
 #include <stdlib.h>
 
-#include "../../csrc/openreg/tree.c"
+#include "../../csrc/openreg/base/interval_tree.c"
 #include "harness.h"
 
 enum { NODES = 200, STEPS = 20000, SPAN = 300, MOST_DEPTH = 40 };

@@ -117,7 +117,7 @@ class _Simulation:
         return item is not None and item[0] == "task"
 
     def choose(self, host_may, left):
-        """csrc/openreg/schedule.c, chooseByTape()."""
+        """csrc/openreg/tools/schedule.c, chooseByTape()."""
         ready = [s for s in range(self.program.streams) if self.can_run(s)]
         if host_may and not left:
             current = _HOST

@@ -1,8 +1,8 @@
 /*
  * A model for Relacy of a schedule that begins, and may end, while a host waits for a task that has
  * just become ready: dispatch.h's orDispatching and orDispatchNotice, schedule.c's hold, begin,
- * change, notice, start and pursue, await.c's orAwait, sleepUntilOver and orHostWaitsWake, lane.c's
- * orLaneSchedule and the end of laneMain's loop.
+ * change, notice, start and pursue, host_wait.c's orAwait, sleepUntilOver and orHostWaitsWake,
+ * worker.c's orLaneSchedule and the end of laneMain's loop.
  *
  * A lane runs the task, or the schedule holds it and the host has to have it run. The host may
  * sleep in one way when the schedule's change makes the other one right, and has to be woken.

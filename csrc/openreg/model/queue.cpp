@@ -1,6 +1,6 @@
 /*
  * A model for Relacy of queue.c: orQueueReserve, orQueueCommit, orQueueFront, orQueuePop and
- * orQueueReuse, with stream.c's publish and lane.c's frontTask and seeMore around them.
+ * orQueueReuse, with stream.c's publish and worker.c's frontTask and seeMore around them.
  *
  * A producer queues records under the stream's lock, abandons a reservation that would begin a
  * chunk, and takes emptied chunks again. A lane consumes without the lock. Every record has to

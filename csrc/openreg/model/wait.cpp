@@ -1,6 +1,6 @@
 /*
  * A model for Relacy of the orders by which a waiting host and the thread that ends its wait see
- * each other: await.c's orIsOver, announceSleep, sleepUntilOver, orStreamWakeSleepers and
+ * each other: host_wait.c's orIsOver, announceSleep, sleepUntilOver, orStreamWakeSleepers and
  * orStreamAskForHelp, stream.c's orStreamFinishTask, event.c's orCellComplete.
  *
  * A lane finishes two tasks of a stream and completes the cell of an external event. One host waits

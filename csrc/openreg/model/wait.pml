@@ -2,8 +2,8 @@
  * A model for Spin of how streams, lanes and waiting hosts wake each other. `make model` runs it.
  *
  * It has the functions of these names, under sequential consistency (wait.cpp has the orders):
- *   await.c   announceSleep sleepUntilOver orStreamWakeSleepers
- *   lane.c    orLaneSchedule chooseLane wake sleepLane pick leaveTheRest letGoIfEmpty runStream
+ *   host_wait.c   announceSleep sleepUntilOver orStreamWakeSleepers
+ *   worker.c    orLaneSchedule chooseLane wake sleepLane pick leaveTheRest letGoIfEmpty runStream
  *             runFront orLaneGiveBack orLaneRun orLaneTake
  *   stream.c  publish submitAndWait orStreamFinishTask orStreamTryIdle orStreamResume
  *   event.c   orCellWaitOrPark orCellComplete nextWaiter
@@ -73,7 +73,7 @@ byte asleep[2];
     if :: asleep[1] == on -> asleep[1] = AWAKE :: else fi \
   }
 
-/* ---- lane.c: waking lanes ---- */
+/* ---- worker.c: waking lanes ---- */
 
 inline chooseLane() {
   if
@@ -201,7 +201,7 @@ inline orLaneGiveBack(s) {
   orLaneSchedule(s)
 }
 
-/* ---- lane.c: the lane ---- */
+/* ---- worker.c: the lane ---- */
 
 proctype Lane(bit me) {
   byte lane = NONE, at;
@@ -252,7 +252,7 @@ serve:
   fi
 }
 
-/* ---- stream.c and await.c: hosts ---- */
+/* ---- stream.c and host_wait.c: hosts ---- */
 
 /* mine = 1: the stream is the host's to run. */
 inline publish(s, kind, awaits) {

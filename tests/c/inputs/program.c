@@ -10,13 +10,13 @@
  * its end. A structure's pointers point to something or are null, as a wild one is the caller's
  * fault.
  */
-#include "config.c"
+#include "base/config.c"
 
 #include <stdint.h>
 
 #include "openreg_fault.h"
 #include "openreg_sanitizer.h"
-#include "tape.h"
+#include "tools/choices.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

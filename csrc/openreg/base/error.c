@@ -1,0 +1,95 @@
+/*
+ * Errors: their names and texts, and the last one of each thread.
+ *
+ * last_error, last_message and noted_errors belong to the thread that reads them; no lock. The
+ * message of a failure outlives orGetLastError(), which clears the code alone.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+enum { OR_MESSAGE_BYTES = 1024 };
+
+static _Thread_local orError_t last_error;
+static _Thread_local char last_message[OR_MESSAGE_BYTES];
+static _Thread_local uint64_t noted_errors;
+
+const char *orGetErrorName(orError_t error) {
+  switch (error) {
+#define OR_X(name, text) \
+  case name:             \
+    return #name;
+    OR_ERROR_LIST(OR_X)
+#undef OR_X
+  }
+  return "unrecognized error code";
+}
+
+const char *orGetErrorString(orError_t error) {
+  switch (error) {
+#define OR_X(name, text) \
+  case name:             \
+    return text;
+    OR_ERROR_LIST(OR_X)
+#undef OR_X
+  }
+  return "unrecognized error code";
+}
+
+orError_t orGetLastError(void) {
+  orError_t error = last_error;
+  last_error = orSuccess;
+  return error;
+}
+
+orError_t orPeekAtLastError(void) { return last_error; }
+
+const char *orGetLastErrorMessage(void) { return last_message; }
+
+uint64_t orNotedErrors(void) { return noted_errors; }
+
+const char *orErrorDetail(orError_t error, uint64_t before) {
+  return noted_errors != before && last_error == error ? last_message : orGetErrorString(error);
+}
+
+/* An argument may point into last_message (an error told again with more words), so the text is
+ * made beside it. */
+orError_t orFail(orError_t error, const char *format, ...) {
+  if (error == orErrorNotReady) return error;
+  char text[OR_MESSAGE_BYTES];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  memcpy(last_message, text, strlen(text) + 1);
+  last_error = error;
+  ++noted_errors;
+  return error;
+}
+
+/* Control characters of a quoted value would make more lines than one. */
+void orWarn(const char *format, ...) {
+  char line[OR_MESSAGE_BYTES] = "openreg: ";
+  size_t start = strlen(line);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(line + start, sizeof(line) - start - 1, format, arguments);
+  va_end(arguments);
+  size_t length = strlen(line);
+  for (size_t i = start; i < length; i++)
+    if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) line[i] = '?';
+  line[length] = '\n';
+  ssize_t written = write(STDERR_FILENO, line, length + 1);
+  (void)written; /* a closed stderr is no reason to fail */
+}
+
+void orAssertFailed(const char *file, int line, const char *text, unsigned long long a,
+                    unsigned long long b) {
+  orWarn("%s:%d: assertion %s failed: %lld (0x%llx) and %lld (0x%llx)", file, line, text,
+         (long long)a, a, (long long)b, b);
+  abort();
+}

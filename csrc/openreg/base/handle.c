@@ -1,0 +1,132 @@
+/*
+ * Handles: 64-bit numbers that name a slot of a table.
+ *
+ *   63   62..60   59..54    53..30   29..0
+ *    0    kind    device     slot    generation (from 1)
+ *
+ * A table is reserved once and never unmapped, and a slot keeps its last generation, so that any
+ * 64-bit number can be asked for: it names a live slot or nothing. A slot whose generations are
+ * used up is never used again, so no handle is ever live twice. `handle` of a slot is the truth; it
+ * is written under the lock of whatever lives in the slot and read without, by a look-up that the
+ * owner of the lock then repeats.
+ *
+ * A table that is walked has a bitmap behind its slots, with a bit for each slot that is reserved.
+ * It is written under the table's lock and read without. So a walk costs what is live, not what
+ * once was.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/base.h"
+
+/* ---- which slots are reserved ---- */
+
+static _Atomic uint64_t *wordOf(orHandleTable *table, uint32_t index) {
+  return (_Atomic uint64_t *)orHandleSlotAt(table, table->limit) + index / 64;
+}
+
+static size_t sizeOfWords(const orHandleTable *table) {
+  return table->walked ? (table->limit + 63) / 64 * sizeof(uint64_t) : 0;
+}
+
+static void setReserved(orHandleTable *table, uint32_t index, bool reserved) {
+  if (!table->walked) return;
+  _Atomic uint64_t *word = wordOf(table, index);
+  uint64_t bit = UINT64_C(1) << index % 64,
+           before = atomic_load_explicit(word, memory_order_relaxed);
+  atomic_store_explicit(word, reserved ? before | bit : before & ~bit, memory_order_release);
+}
+
+void *orHandleNext(orHandleTable *table, uint32_t *index) {
+  uint32_t used = atomic_load_explicit(&table->used, memory_order_acquire);
+  for (; *index < used; *index = (*index | 63) + 1) {
+    uint64_t left =
+        atomic_load_explicit(wordOf(table, *index), memory_order_acquire) >> *index % 64;
+    if (!left) continue;
+    *index += (uint32_t)__builtin_ctzll(left) + 1;
+    return orHandleSlotAt(table, *index - 1);
+  }
+  return NULL;
+}
+
+/* ---- reserve and recycle ---- */
+
+static orError_t mapTable(orHandleTable *table) {
+  if (atomic_load_explicit(&table->base, memory_order_relaxed)) return orSuccess;
+  size_t bytes = table->slot_size * table->limit + sizeOfWords(table);
+  void *p =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED)
+    return orFail(orErrorSystem, "cannot reserve %zu bytes for %ss: %s", bytes, table->what,
+                  strerror(errno));
+  atomic_store_explicit(&table->base, p, memory_order_release);
+  return orSuccess;
+}
+
+static orError_t takeSlot(orHandleTable *table, uint32_t *index) {
+  OR_TRY(mapTable(table));
+  if (table->free_head) {
+    *index = table->free_head - 1;
+    table->free_head = ((orSlot *)orHandleSlotAt(table, *index))->next_free;
+    return orSuccess;
+  }
+  uint32_t used = atomic_load_explicit(&table->used, memory_order_relaxed);
+  if (used == table->limit)
+    return orFail(orErrorMemoryAllocation, "no room for another %s: there can be %u at once",
+                  table->what, used);
+  *index = used;
+  atomic_store_explicit(&table->used, used + 1, memory_order_release);
+  return orSuccess;
+}
+
+orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_t *handle) {
+  uint32_t index = 0;
+  orMutexLock(&table->lock);
+  orError_t e = takeSlot(table, &index);
+  if (!e) {
+    orSlot *s = *slot = orHandleSlotAt(table, index);
+    setReserved(table, index, true);
+    s->generation++;
+    *handle = (uint64_t)table->kind << OR_KIND_AT | (uint64_t)device << OR_DEVICE_AT |
+              (uint64_t)index << OR_INDEX_AT | s->generation;
+  }
+  orMutexUnlock(&table->lock);
+  return e;
+}
+
+void orHandlePublish(orSlot *slot, uint64_t handle) {
+  atomic_store_explicit(&slot->handle, handle, memory_order_release);
+}
+
+void orHandleInvalidate(orSlot *slot) {
+  atomic_store_explicit(&slot->handle, 0, memory_order_release);
+}
+
+void orHandleRecycle(orHandleTable *table, orSlot *slot) {
+  uint32_t index =
+      (uint32_t)(((char *)slot - atomic_load_explicit(&table->base, memory_order_relaxed)) /
+                 (ptrdiff_t)table->slot_size);
+  orMutexLock(&table->lock);
+  setReserved(table, index, false);
+  if (OR_LIKELY(slot->generation < OR_LAST_GENERATION)) {
+    slot->next_free = table->free_head;
+    table->free_head = index + 1;
+  }
+  orMutexUnlock(&table->lock);
+}
+
+void *orHandleSlotAt(orHandleTable *table, uint32_t index) {
+  return atomic_load_explicit(&table->base, memory_order_acquire) + table->slot_size * index;
+}
+
+void *orHandleFind(orHandleTable *table, uint64_t handle) {
+  uint32_t index = orHandleIndex(handle);
+  if (handle && index < atomic_load_explicit(&table->used, memory_order_acquire)) {
+    orSlot *s = orHandleSlotAt(table, index);
+    if (atomic_load_explicit(&s->handle, memory_order_acquire) == handle) return s;
+  }
+  orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live %s", handle, table->what);
+  return NULL;
+}

@@ -1,0 +1,188 @@
+/*
+ * The blocks of one device, for cache.c alone (block.c, bins.c): which there are, which are free,
+ * the figures. No locks, no streams, no device: the caller holds the lock of the cache around every
+ * function.
+ */
+#ifndef OPENREG_BLOCK_H
+#define OPENREG_BLOCK_H
+
+#include "stream/stream.h"
+
+#define OR_BLOCK_UNIT 512u
+#define OR_TASK_ANY UINT64_MAX
+
+enum { OR_POOL_SMALL = 0, OR_POOL_LARGE = 1, OR_POOL_COUNT = 2 };
+enum {
+  OR_BLOCK_FREE,  /* in its owner's bins */
+  OR_BLOCK_LIVE,  /* handed out */
+  OR_BLOCK_LIMBO, /* freed by its user, not reusable yet: recorded streams, or not poisoned */
+};
+
+typedef struct orBlock orBlock;
+typedef struct orBlockStream orBlockStream;
+
+/* One stream recorded on a block. */
+typedef struct orBlockUse orBlockUse;
+struct orBlockUse {
+  orBlockUse *next; /* live block: its next use; limbo: the next in the stream's queue */
+  orBlockStream *stream;
+  orBlock *block;
+  union {               /* limbo: */
+    uint64_t number;    /* done when the stream has completed that many tasks */
+    orCapture *capture; /* deferred: in no queue before this is over; a reference */
+  };
+};
+
+/* The first cache line is all that a live block touches; the rest belongs to free ones. */
+struct orBlock {
+  _Alignas(OR_CACHE_LINE) uintptr_t start;
+  size_t size;
+  size_t requested;
+  orBlock *prev, *next; /* neighbours by address; a segment is the chain between two nulls */
+  orBlockStream *owner;
+  union {
+    orBlockUse *uses;    /* live */
+    uint64_t reuse_from; /* free, limbo: the first task of the owner that may have the block */
+  };
+  uint32_t waits; /* limbo: uses not done */
+  uint8_t state, pool;
+  uint8_t shelf; /* of the owner's, where it is while it is free */
+  bool oversize; /* live, limbo: counted as such */
+  union {
+    orBlock **up; /* free: the pointer that leads here, null for a younger block of a ring */
+    const orOrigin *origin; /* else: what the caller has said of it, or null */
+  };
+  orBlock *child[2]; /* free: sizes whose next bit is 0, 1 */
+  orBlock *newer;    /* free: ring of blocks of one size; the newest follows the one in the tree */
+  orBlock *older;
+  size_t fresh; /* free: bytes at its end that nobody has had since the device gave them */
+  orBlock *idle_prev, *idle_next; /* whole free segments; limbo: idle_next links the dirty ones */
+};
+
+/* Free blocks of one stream and shelf: a pool's, or those of it that are set aside. */
+typedef struct orBlockBins {
+  uint64_t occupied; /* bit c: root[c] is not null */
+  orBlock *root[56];
+} orBlockBins;
+
+/* A private pool: private_pool.c has the table of them. */
+typedef struct orMemPool {
+  orSlot slot;
+  orMemPool_t handle;
+  uint64_t holders; /* callers'; 0: it has been released */
+  uint64_t users;   /* calls that are under way: it ends when both are 0 */
+  /* Under the lock or not: a graph may use its memory, whatever the program has freed. */
+  _Atomic bool captured;
+  orCacheStat reserved_bytes[1 + OR_POOL_COUNT];
+  struct orMemPool *postponed; /* the next in the cache's list */
+  orBlock end; /* without memory: released, in limbo until launched work cannot use the pool's */
+} orMemPool;
+
+/* 0: the device's own memory, or that of a pool that has been released. */
+static inline orMemPool_t orMemPoolHandle(const orMemPool *mempool) {
+  return mempool && mempool->holders ? mempool->handle : 0;
+}
+
+/* What the cache knows of a stream: an owner of segments, a recorded one, or both. One for each
+ * private pool, and one without. */
+struct orBlockStream {
+  orStream_t stream;
+  orMemPool *mempool; /* null: the device's own memory */
+  size_t refs; /* segments and uses: the record goes with the last, the stream maybe before */
+  orBlockStream *chain;
+  orBlockUse *first, *last; /* uses by limbo blocks, in the order in which they were freed */
+  orBlockStream *waiting;   /* next with a non-empty queue */
+  orBlockBins bins[2 * OR_POOL_COUNT]; /* by shelf: the pools', then what is set aside of each */
+};
+
+typedef struct orBlockSlot {
+  uintptr_t start;
+  orBlock *block;
+} orBlockSlot;
+
+#define OR_BLOCK_BUCKETS 64
+
+typedef struct orBlocks {
+  orBlockSlot *slots;      /* every block by its start: open addressing, load <= 1/2 */
+  size_t slot_mask;        /* slots - 1, or 0 before the first */
+  orBlockSlot *former[64]; /* smaller ones, by the logarithm of their size: see orBlocksAt */
+  unsigned slot_shift;
+  size_t count;
+  orBlock *spare; /* unused structures, linked by next */
+  size_t spare_count;
+  orBlockUse *spare_uses;
+  orBlock *idle; /* free blocks that are a whole segment */
+  orBlockStream *streams[OR_BLOCK_BUCKETS];
+  orBlockStream *waiting;
+  size_t max_split;   /* blocks from here on are not split; SIZE_MAX: all may be */
+  orCacheStats stats; /* incomplete: for the plain counters, or through orBlocksStats */
+} orBlocks;
+
+/* Structures and table entries for `count` more blocks; false if the host has no memory. */
+bool orBlocksReserve(orBlocks *blocks, size_t count);
+
+orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream,
+                                  const orMemPool *mempool);
+
+/* The block that starts there, in any state, or null. */
+orBlock *orBlocksFind(const orBlocks *blocks, uintptr_t start);
+/* For a signal handler, with no lock held: the block around an address. Structures and tables are
+ * never freed, so that it may read what another thread is changing. */
+bool orBlocksAt(const orBlocks *blocks, uintptr_t address, orTouched *place);
+
+/* A new segment is one free block; null if the host has no memory. */
+orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempool, uintptr_t start,
+                            size_t size, int pool);
+/* Free -> live, split if the rest is worth it. One structure has been reserved. Returns where
+ * its fresh bytes begin, or its end. */
+uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested,
+                       const orOrigin *origin);
+/* Live -> limbo: no longer allocated, still active. Returns the uses, which are now the caller's
+ * to queue. */
+orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from);
+/* Limbo -> free, merged with free neighbours. */
+void orBlocksFree(orBlocks *blocks, orBlock *block);
+/* An idle block ceases to exist: its memory is the caller's. */
+void orBlocksDropSegment(orBlocks *blocks, orBlock *block);
+
+/* All that is a private pool's becomes the device's own, and `fn` is called with each block; false
+ * if the host has no memory, which leaves some of it as it was. */
+bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block));
+/* What there is now is set aside, and not found when it is free; or nothing is any more. */
+void orBlocksSetAside(orBlocks *blocks, bool aside);
+
+void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split);
+
+/* False if the host has no memory. A second use of one stream is one. */
+bool orBlocksAddUse(orBlocks *blocks, orBlock *block, orStream_t stream);
+/* A retired block's use enters the queue of its stream: over when the stream has completed
+ * `number` tasks. */
+void orBlocksQueueUse(orBlocks *blocks, orBlockUse *use, uint64_t number);
+/* Ends the first use in the queue of *waiting, which steps on to the next stream if it was the
+ * last there; returns its block. */
+orBlock *orBlocksEndUse(orBlocks *blocks, orBlockStream **waiting);
+
+/* ---- bins.c ---- */
+
+void orBinsInsert(orBlockBins *bins, orBlock *block);
+void orBinsRemove(orBlockBins *bins, orBlock *block);
+/* The smallest free block of `size` bytes or more that task number `task` may have, or
+ * OR_TASK_ANY (the block is for work yet to be queued). A task looks at a bounded number of
+ * blocks. */
+orBlock *orBinsBestFit(const orBlockBins *bins, size_t size, uint64_t task);
+
+/* ---- Statistics ---- */
+
+/* Of one figure in its three pools, as it is kept. */
+void orStatComplete(orCacheStat *stat);
+void orStatResetPeak(orCacheStat *stat);
+void orStatResetAccumulated(orCacheStat *stat);
+
+void orBlocksStats(const orBlocks *blocks, orCacheStats *stats);
+void orBlocksResetPeak(orBlocks *blocks);
+void orBlocksResetAccumulated(orBlocks *blocks);
+
+/* Every block, segment after segment, each in order of address; `count` of them fit. */
+void orBlocksList(const orBlocks *blocks, void *list, size_t width);
+
+#endif

@@ -1,0 +1,105 @@
+/*
+ * What the files of device/ offer: the table of devices, and which addresses are allocated.
+ */
+#ifndef OPENREG_PRIVATE_DEVICE_H
+#define OPENREG_PRIVATE_DEVICE_H
+
+#include "base/base.h"
+
+/* ---- registry.c ---- */
+
+_Static_assert(OPENREG_MAX_DEVICES <= 64, "orDevice.peers has a bit for every device");
+struct orDevice {
+  char name[64];
+  char type[32];
+  const orDeviceFactory *factory;
+  orDeviceDesc desc;
+  bool can_map;
+  _Atomic uint64_t peers;    /* bit i: kernels may reach memory of device i */
+  orAllocator allocators[3]; /* device, pageable host, pinned host */
+};
+
+/* Makes the devices with the defaults if no thread has, or sleeps while another makes them. The
+ * error of a failed attempt is repeated, unless the cause may have passed (memory, the system).
+ * Holding no lock. */
+orError_t orDevicesInit(void);
+/* "openreg" devices; null past the end. orDevicesInit has succeeded. */
+orDevice *orDeviceAt(int index);
+/* The first host device. */
+orDevice *orHostDevice(void);
+/* Refuses what is no device. */
+orError_t orDeviceIsValid(const orDevice *device);
+
+/* ---- host.c ---- */
+
+extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory;
+
+/* ---- simulated.c ---- */
+
+extern const orDeviceFactory orSimulatedFactory;
+/* An address of simulated device memory, allocated or not. */
+bool orSimulatedHolds(const void *ptr);
+/* What is at an address, for a signal handler: found without a lock, so a thread that changes it
+ * meanwhile makes it wrong. */
+typedef struct orTouched {
+  int device;
+  uintptr_t begin;
+  size_t bytes; /* 0: nothing is allocated there */
+  bool live;
+  const orOrigin *origin; /* or null */
+} orTouched;
+/* False if it is no address of simulated memory. */
+bool orSimulatedAt(const void *ptr, orTouched *place);
+
+/* ---- device.c ---- */
+
+bool orDeviceReachesPeer(int device, int peer);
+/* The error of the factory's function `call`, with a message if it has noted none since `before` =
+ * orNotedErrors(). */
+orError_t orDeviceFailed(const orDevice *device, const char *call, orError_t error,
+                         uint64_t before);
+/* Refuses what the factory's function has returned as new memory of `bytes`, or as the kernel
+ * address of `ptr`: null, past the end of the address space, or aligned otherwise (to
+ * OR_ALIGNMENT). */
+enum { OR_ALIGNMENT = 16 };
+orError_t orDeviceCheckAddress(const orDevice *device, const char *call, const void *address,
+                               const void *ptr, size_t bytes);
+/* The factory's `map`, which there is. */
+orError_t orDeviceMap(const orDevice *device, const void *ptr, size_t bytes, void **address);
+
+/* Index check alone: no side effect besides making the device table. */
+orError_t orDeviceCheck(int index);
+/* The calling thread's current device. */
+int orCurrentDevice(void);
+
+/* ---- region.c ---- */
+
+typedef struct orRegion {
+  void *base;
+  size_t size;
+  orMemoryType type; /* Host: pinned; Device */
+  int device;        /* -1 for host memory */
+  bool registered;   /* by orHostRegister: not ours to free */
+  bool cached;       /* a segment of the caching allocator: not a caller's to free */
+} orRegion;
+
+/* The region that holds `ptr`; false if none does. */
+bool orRegionFind(const void *ptr, orRegion *region);
+/* Whether there is one, of this type. */
+bool orRegionIs(const void *ptr, orMemoryType type);
+/* Fails if it overlaps one that is there. */
+orError_t orRegionEnter(orRegion region);
+/* Memory that the factory's function `call` has returned: it is entered, or goes back. */
+orError_t orRegionAdopt(const orDevice *device, const char *call, orRegion region);
+/* The region of this kind that starts at `ptr`, or orErrorInvalidValue; the second takes it out. */
+orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orRegion *region);
+orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region);
+/* Device memory, charged to the device's capacity. Touches no current device, does not
+ * synchronise. */
+orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
+/* The caller guarantees that no queued work uses the region. */
+orError_t orRegionRelease(void *ptr);
+/* Bytes in use on a device. */
+size_t orRegionUsed(int device);
+
+#endif

@@ -1,0 +1,279 @@
+/*
+ * Pinned memory that is mapped twice, and the guards of its pages.
+ *
+ *     block   the caller's   pages of a memfd: read and write, or guarded
+ *     mirror  the tasks'     the same pages: read and write, always
+ *
+ * So a copy needs no system call before or after it, though the host may not touch what it reads or
+ * writes. Only the sanitizer asks for it (page_guard.c): such memory is the whole system's shared
+ * memory, which is slower to get than a process's own.
+ *
+ * Forks. What is mapped shared would be the child's too, and its writes its parent's. So the parent
+ * copies each block before a fork, and the child puts the copy in the block's place. It has no
+ * mirrors (MADV_DONTFORK).
+ *
+ * `lock` guards everything but `wanted` and the counts, which are written under it and read as
+ * hints. It is a leaf, and held across a fork. Guards change under it, so that no page of a block
+ * that is gone is touched.
+ */
+#include "device/pinned_alias.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/interval_tree.h"
+
+typedef struct orMirror {
+  orTreeNode node; /* of the block, in whole pages; first, so that its address is the orMirror's */
+  ptrdiff_t distance; /* to the mirror */
+  uint8_t *guards;    /* an orGuard a page, and as many for `choose`; null: never guarded */
+  size_t guarded;     /* pages ... */
+  orPages where;      /* ... all of them in here */
+  void *copy;         /* during a fork: the child's; or null */
+} orMirror;
+
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static orTree tree = OR_TREE_INITIALIZER;
+static _Atomic size_t guarded_count; /* blocks */
+static atomic_bool is_wanted;
+_Atomic size_t orMirrorCount;
+
+static orMirror *find(const void *ptr) {
+  return (orMirror *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
+}
+
+static size_t sizeOf(const orMirror *m) { return m->node.end - m->node.begin; }
+static size_t pagesOf(const orMirror *m) { return sizeOf(m) / orPageSize(); }
+static void *blockOf(const orMirror *m) { return (void *)m->node.begin; }
+static char *mirrorOf(const orMirror *m) { return (char *)m->node.begin + m->distance; }
+
+/* ---- forks ---- */
+
+/* What others write meanwhile is copied at some moment, as fork() copies all other memory: a benign
+ * race, of which ThreadSanitizer is not told. Whole pages. */
+__attribute__((no_sanitize_thread)) static void copyAsItIs(void *to, const void *from,
+                                                           size_t size) {
+  volatile uint64_t *words = to;
+  const volatile uint64_t *now = from;
+  for (size_t i = 0; i < size / sizeof *words; i++) words[i] = now[i];
+}
+
+static void copyForChild(orTreeNode *node) {
+  orMirror *m = (orMirror *)node;
+  void *copy = mmap(NULL, sizeOf(m), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  m->copy = copy == MAP_FAILED ? NULL : copy;
+  if (m->copy) copyAsItIs(m->copy, mirrorOf(m), sizeOf(m));
+}
+
+static void dropCopy(orTreeNode *node) {
+  orMirror *m = (orMirror *)node;
+  if (m->copy) orUnmap(m->copy, sizeOf(m));
+  m->copy = NULL;
+}
+
+/* Where there was no memory for a copy the child has none of the block. */
+static void takeCopy(orTreeNode *node) {
+  orMirror *m = (orMirror *)node;
+  int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+  if (!m->copy || mremap(m->copy, sizeOf(m), sizeOf(m), flags, blockOf(m)) == MAP_FAILED)
+    munmap(blockOf(m), sizeOf(m));
+  m->copy = NULL;
+}
+
+static void beforeFork(void) {
+  orMutexLock(&lock);
+  orTreeEach(&tree, 0, UINTPTR_MAX, copyForChild);
+}
+
+static void inParent(void) {
+  orTreeEach(&tree, 0, UINTPTR_MAX, dropCopy);
+  orMutexUnlock(&lock);
+}
+
+/* Its own memory from now on, as that of any child. */
+static void inChild(void) {
+  orTreeEach(&tree, 0, UINTPTR_MAX, takeCopy);
+  tree.root = NULL;
+  atomic_store_explicit(&orMirrorCount, 0, memory_order_relaxed);
+  orMutexUnlock(&lock);
+}
+
+/* Before anybody else, so that it is the last before a fork: others wait for tasks there, which may
+ * ask for a mirror. */
+__attribute__((constructor)) static void watchForks(void) {
+  int error = pthread_atfork(beforeFork, inParent, inChild);
+  if (error) orWarn("pthread_atfork failed (error %d): children share pinned memory", error);
+}
+
+/* ---- blocks ---- */
+
+/* The mirror; the pages take the place of what is mapped at `ptr`. A system that refuses that may
+ * have unmapped what was there. A core file has the block, and not its bytes again. */
+static void *mapTwice(void *ptr, size_t size) {
+  int fd = orMemoryFile("openreg pinned", size);
+  if (fd < 0) return NULL;
+  void *mirror = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  bool ok = mirror != MAP_FAILED && !madvise(mirror, size, MADV_DONTFORK) &&
+            mmap(ptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == ptr;
+  close(fd);
+  if (ok) (void)madvise(mirror, size, MADV_DONTDUMP);
+  if (ok) return mirror;
+  if (mirror == MAP_FAILED) return NULL;
+  orUnmap(mirror, size);
+  (void)!mmap(ptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  return NULL;
+}
+
+void orMirrorMake(void *ptr, size_t bytes) {
+  uintptr_t begin = (uintptr_t)ptr, end = begin + orWholePages(bytes);
+  orMirror *m = calloc(1, sizeof *m);
+  orMutexLock(&lock);
+  void *mirror = m && !orTreeFind(&tree, begin, end) ? mapTwice(ptr, end - begin) : NULL;
+  if (mirror) {
+    m->distance = (char *)mirror - (char *)ptr;
+    orTreeInsert(&tree, &m->node, begin, end);
+    atomic_fetch_add_explicit(&orMirrorCount, 1, memory_order_relaxed);
+  }
+  orMutexUnlock(&lock);
+  if (!mirror) free(m);
+}
+
+void orMirrorNew(void *ptr, size_t bytes) {
+  if (OR_UNLIKELY(atomic_load_explicit(&is_wanted, memory_order_relaxed))) orMirrorMake(ptr, bytes);
+}
+
+bool orMirrorsWanted(bool wanted) { return atomic_exchange(&is_wanted, wanted); }
+
+void orMirrorForget(void *ptr) {
+  if (!atomic_load_explicit(&orMirrorCount, memory_order_relaxed)) return;
+  orMutexLock(&lock);
+  orMirror *m = find(ptr);
+  if (m) {
+    orTreeRemove(&tree, &m->node);
+    if (m->guarded) atomic_fetch_sub_explicit(&guarded_count, 1, memory_order_relaxed);
+    orUnmap(mirrorOf(m), sizeOf(m));
+    atomic_fetch_sub_explicit(&orMirrorCount, 1, memory_order_relaxed);
+  }
+  orMutexUnlock(&lock);
+  if (m) free(m->guards);
+  free(m);
+}
+
+void *orMirrorAddress(const void *ptr) {
+  orMutexLock(&lock);
+  const orMirror *m = find(ptr);
+  ptrdiff_t distance = m ? m->distance : 0;
+  orMutexUnlock(&lock);
+  return (char *)(uintptr_t)ptr + distance;
+}
+
+/* ---- guards (lock held) ---- */
+
+/* Maps the mirror's pages at the block's place once more: for a guard that mprotect does not
+ * lift. */
+static bool mapAnew(const orMirror *m, size_t offset, size_t bytes) {
+  return mremap(mirrorOf(m) + offset, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+                (char *)blockOf(m) + offset) != MAP_FAILED;
+}
+
+static bool protect(const orMirror *m, size_t page, size_t count, uint8_t guard) {
+  static const int protections[] = {[OR_GUARD_NOTHING] = PROT_READ | PROT_WRITE,
+                                    [OR_GUARD_WRITES] = PROT_READ,
+                                    [OR_GUARD_ALL] = PROT_NONE};
+  size_t size = orPageSize(), offset = page * size, bytes = count * size;
+  if (!mprotect((char *)blockOf(m) + offset, bytes, protections[guard])) return true;
+  return guard == OR_GUARD_NOTHING && mapAnew(m, offset, bytes);
+}
+
+/* `count`: of pages that are guarded. */
+static void setGuarded(orMirror *m, size_t count) {
+  if (!m->guarded && count) atomic_fetch_add_explicit(&guarded_count, 1, memory_order_relaxed);
+  if (m->guarded && !count) atomic_fetch_sub_explicit(&guarded_count, 1, memory_order_relaxed);
+  m->guarded = count;
+}
+
+/* A system that has no room to split the mapping once more (vm.max_map_count) may refuse to change
+ * a part, but not the whole. An access may be missed then; a guard that stayed would end the
+ * program. */
+static bool liftAll(orMirror *m) {
+  bool lifted = protect(m, 0, pagesOf(m), OR_GUARD_NOTHING);
+  if (lifted && m->guards) memset(m->guards, OR_GUARD_NOTHING, pagesOf(m));
+  if (lifted) setGuarded(m, 0);
+  return lifted;
+}
+
+/* In as few calls as there are runs of pages that change to the same. */
+static void apply(orMirror *m, const uint8_t *wanted, orPages where) {
+  size_t count = 0;
+  bool stuck = false;
+  for (size_t i = where.from, end; i < where.to; i = end) {
+    for (end = i + 1; end < where.to && wanted[end] == wanted[i] && m->guards[end] == m->guards[i];)
+      end++;
+    if (m->guards[i] != wanted[i] && protect(m, i, end - i, wanted[i]))
+      memset(m->guards + i, wanted[i], end - i);
+    stuck |= m->guards[i] > wanted[i];
+    if (m->guards[i]) count += end - i;
+  }
+  m->where = count ? where : (orPages){0, 0};
+  setGuarded(m, count);
+  if (stuck) liftAll(m);
+}
+
+static orPages both(orPages a, orPages b) {
+  if (a.from >= a.to) return b;
+  if (b.from >= b.to) return a;
+  return (orPages){a.from < b.from ? a.from : b.from, a.to > b.to ? a.to : b.to};
+}
+
+static struct {
+  bool again;
+  orChooseGuards choose;
+} change;
+
+static void guard(orTreeNode *node) {
+  orMirror *m = (orMirror *)node;
+  size_t pages = pagesOf(m);
+  if (change.again && !m->guarded) return;
+  if (!m->guards) m->guards = calloc(2, pages);
+  if (!m->guards) return;
+  uint8_t *wanted = m->guards + pages;
+  orPages chosen = change.choose(node->begin, pages, wanted);
+  apply(m, wanted, both(chosen, m->where));
+  if (chosen.from < chosen.to) memset(wanted + chosen.from, 0, chosen.to - chosen.from);
+}
+
+/* ---- for page_guard.c ---- */
+
+void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose) {
+  if (!atomic_load_explicit(again ? &guarded_count : &orMirrorCount, memory_order_relaxed)) return;
+  orMutexLock(&lock);
+  change.again = again;
+  change.choose = choose;
+  orTreeEach(&tree, begin, end, guard);
+  orMutexUnlock(&lock);
+}
+
+bool orMirrorGuardAt(uintptr_t address, orGuard *guard) {
+  orMutexLock(&lock);
+  const orMirror *m = find((const void *)address);
+  if (m)
+    *guard = m->guards ? m->guards[(address - m->node.begin) / orPageSize()] : OR_GUARD_NOTHING;
+  orMutexUnlock(&lock);
+  return m != NULL;
+}
+
+bool orMirrorLift(uintptr_t address) {
+  orMutexLock(&lock);
+  orMirror *m = find((const void *)address);
+  size_t page = m ? (address - m->node.begin) / orPageSize() : 0;
+  bool lifted = m && (protect(m, page, 1, OR_GUARD_NOTHING) || liftAll(m));
+  if (lifted && m->guards && m->guards[page]) {
+    m->guards[page] = OR_GUARD_NOTHING;
+    setGuarded(m, m->guarded - 1);
+  }
+  orMutexUnlock(&lock);
+  return lifted;
+}

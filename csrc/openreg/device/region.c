@@ -1,0 +1,185 @@
+/*
+ * Regions: which addresses are allocated, on which device, by which allocator.
+ *
+ * One tree, ordered by address, holds every live region of the process: device memory of all
+ * devices (simulated or a vendor's), pinned host memory and registered host memory. It answers what
+ * any pointer is, and every copy is checked against it. No two regions overlap.
+ *
+ * `lock` guards the tree, its nodes and `used`. The factories' functions are called outside it: an
+ * allocation first charges the capacity, then asks the factory, then enters the tree; a release
+ * goes the other way round, so that an address is in the tree only while its owner has it.
+ *
+ * A region does not change while it is in the tree, so each thread keeps those that it found last:
+ * kernels ask for the same few again and again. They hold until one leaves the tree, which changes
+ * `taken` (written under the lock).
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/interval_tree.h"
+#include "device/device.h"
+
+typedef struct orNode {
+  orTreeNode node; /* first, so that its address is the orNode's */
+  orRegion region;
+} orNode;
+
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_REGIONS);
+static orTree tree = OR_TREE_INITIALIZER;
+static size_t used[OPENREG_MAX_DEVICES];
+static _Atomic uint64_t taken = 1;
+
+enum { OR_RECENT = 8, OR_RECENT_SHIFT = 21 }; /* the size of a segment of small blocks */
+static _Thread_local struct {
+  uint64_t taken; /* when it was found; 0: none */
+  orRegion region;
+} recent[OR_RECENT];
+
+/* ---- regions ---- */
+
+static orNode *find(const void *ptr) {
+  return (orNode *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
+}
+
+static bool holds(const orRegion *r, const void *ptr) {
+  return (uintptr_t)ptr - (uintptr_t)r->base < r->size;
+}
+
+bool orRegionFind(const void *ptr, orRegion *region) {
+  size_t i = (uintptr_t)ptr >> OR_RECENT_SHIFT & (OR_RECENT - 1);
+  if (OR_LIKELY(recent[i].taken == atomic_load_explicit(&taken, memory_order_acquire)) &&
+      OR_LIKELY(holds(&recent[i].region, ptr))) {
+    *region = recent[i].region;
+    return true;
+  }
+  orMutexLock(&lock);
+  orNode *n = find(ptr);
+  if (n) {
+    *region = recent[i].region = n->region;
+    recent[i].taken = atomic_load_explicit(&taken, memory_order_relaxed);
+  }
+  orMutexUnlock(&lock);
+  return n != NULL;
+}
+
+bool orRegionIs(const void *ptr, orMemoryType type) {
+  orRegion region;
+  return orRegionFind(ptr, &region) && region.type == type;
+}
+
+size_t orRegionUsed(int device) {
+  orMutexLock(&lock);
+  size_t n = used[device];
+  orMutexUnlock(&lock);
+  return n;
+}
+
+/* Capacity is charged in pages, because that is what an allocation occupies. */
+static orError_t charge(int device, size_t bytes) {
+  size_t limit = orDeviceAt(device)->desc.memory_limit;
+  orMutexLock(&lock);
+  size_t in_use = used[device];
+  bool fits = bytes <= limit && orWholePages(bytes) <= limit - in_use;
+  if (fits) used[device] += orWholePages(bytes);
+  orMutexUnlock(&lock);
+  if (fits) return orSuccess;
+  return orFail(orErrorMemoryAllocation, "device %d: %zu bytes asked for, %zu of %zu are free",
+                device, bytes, limit - in_use, limit);
+}
+
+static void refund(int device, size_t bytes) {
+  orMutexLock(&lock);
+  used[device] -= orWholePages(bytes);
+  orMutexUnlock(&lock);
+}
+
+orError_t orRegionEnter(orRegion region) {
+  orNode *n = malloc(sizeof *n);
+  if (!n) return orFail(orErrorMemoryAllocation, "no host memory for an allocation's entry");
+  n->region = region;
+  uintptr_t begin = (uintptr_t)region.base, end = begin + region.size;
+  orMutexLock(&lock);
+  bool taken = orTreeFind(&tree, begin, end) != NULL;
+  if (!taken) orTreeInsert(&tree, &n->node, begin, end);
+  orMutexUnlock(&lock);
+  if (!taken) return orSuccess;
+  free(n);
+  return orFail(orErrorAlreadyExists,
+                "[%p, +%zu) overlaps memory that is allocated or registered already", region.base,
+                region.size);
+}
+
+/* Lock held; null if no such region starts there. */
+static orNode *findStart(const void *ptr, orMemoryType type, bool registered) {
+  orNode *n = find(ptr);
+  return n && n->region.base == ptr && n->region.type == type && n->region.registered == registered
+             ? n
+             : NULL;
+}
+
+static orError_t refuseStart(const void *ptr, orMemoryType type, bool registered) {
+  return orFail(orErrorInvalidValue, "%p is not the start of a %s", ptr,
+                type == orMemoryTypeDevice ? "live device allocation"
+                : registered               ? "registered range"
+                                           : "live pinned allocation");
+}
+
+orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orRegion *region) {
+  orMutexLock(&lock);
+  orNode *n = findStart(ptr, type, registered);
+  if (n) *region = n->region;
+  orMutexUnlock(&lock);
+  return n ? orSuccess : refuseStart(ptr, type, registered);
+}
+
+orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region) {
+  orMutexLock(&lock);
+  orNode *n = findStart(ptr, type, registered);
+  if (n) {
+    *region = n->region;
+    orTreeRemove(&tree, &n->node);
+    atomic_fetch_add_explicit(&taken, 1, memory_order_release);
+  }
+  orMutexUnlock(&lock);
+  if (!n) return refuseStart(ptr, type, registered);
+  free(n);
+  OR_PROBE(OR_PROBE_RANGE_OVER, .dst = region->base, .bytes = region->size);
+  return orSuccess;
+}
+
+/* What overlaps other memory does not go back: it may be somebody's. */
+orError_t orRegionAdopt(const orDevice *d, const char *call, orRegion region) {
+  orError_t error = orDeviceCheckAddress(d, call, region.base, NULL, region.size);
+  if (!error) error = orRegionEnter(region);
+  if (!error || !region.base || error == orErrorAlreadyExists) return error;
+  bool host = region.type == orMemoryTypeHost;
+  (host ? d->factory->free_host : d->factory->free)(d->desc.self, region.base, region.size);
+  return error;
+}
+
+orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr) {
+  OR_TRY(charge(device, bytes));
+  const orDevice *d = orDeviceAt(device);
+  uint64_t noted = orNotedErrors();
+  orError_t error = d->factory->alloc(d->desc.self, bytes, ptr);
+  error = error ? orDeviceFailed(d, "alloc", error, noted)
+                : orRegionAdopt(d, "alloc",
+                                (orRegion){.base = *ptr,
+                                           .size = bytes,
+                                           .type = orMemoryTypeDevice,
+                                           .device = device,
+                                           .cached = cached});
+  if (!error) return orSuccess;
+  refund(device, bytes);
+  *ptr = NULL;
+  return error;
+}
+
+orError_t orRegionRelease(void *ptr) {
+  orRegion r;
+  OR_TRY(orRegionTake(ptr, orMemoryTypeDevice, false, &r));
+  orDevice *d = orDeviceAt(r.device);
+  orError_t error = d->factory->free(d->desc.self, r.base, r.size);
+  refund(r.device, r.size);
+  return error;
+}

@@ -1,0 +1,279 @@
+/*
+ * The sanitizer's host threads: which of them knows what is over.
+ *
+ * At first the host is one: what a thread has waited for goes to `host`, which all know. A thread
+ * has a clock of its own from orSanitizerThreadBegins to its end; so has the main thread as soon as
+ * another one has. Such a thread knows `host` and its own clock, and what it waits for goes to its
+ * own clock. Objects carry clocks from one thread to another.
+ *
+ * All other threads cannot be followed: those of C++, those that are older than the sanitizer, and
+ * whoever runs a task. They count as ordered with everybody: such a thread knows what anybody knows
+ * (`seen`), and what it learns, all know. One of them may act for a thread that waits meanwhile
+ * (orSanitizerOptions.thread): it has that one's clock then.
+ *
+ * While one thread alone has a clock its knowledge is `host`: so a program without threads keeps
+ * nothing here, and pays a load for each call.
+ *
+ * All under orSanitizerMutex, but for who the calling thread is: that is asked before.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "sanitizer/sanitizer.h"
+
+enum { OR_OBJECTS = 1 << 16 };
+
+#define NOBODY UINT64_MAX /* that runs a task */
+
+typedef struct orHostThread {
+  uint64_t serial;
+  orClock clock;
+} orHostThread;
+
+typedef struct orObject {
+  orTreeNode node; /* of its address; first, so that a node's address is its object's */
+  orClock clock;
+  bool starts; /* a thread, which has not begun */
+} orObject;
+
+static orClock host, seen;
+static orHostThread *threads;
+static uint32_t count, room;
+static uint32_t starting; /* that will begin */
+static uint64_t serials;
+static orTree objects = OR_TREE_INITIALIZER;
+static uint32_t object_count;
+static _Atomic bool follows; /* some thread has a clock */
+static uint64_t (*_Atomic ask)(void);
+
+static _Thread_local uint64_t own, acting;
+
+/* ---- who ---- */
+
+static bool isMain(void) {
+  static _Thread_local int main_thread; /* 0: not asked yet */
+  if (!main_thread) main_thread = getpid() == gettid() ? 1 : 2;
+  return main_thread == 1;
+}
+
+static bool isOn(void) { return __atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED) != 0; }
+
+static bool isFollowing(void) { return atomic_load_explicit(&follows, memory_order_relaxed); }
+
+void orThreadsIdentify(void) {
+  if (OR_LIKELY(!isFollowing())) return;
+  uint64_t (*other)(void) = atomic_load_explicit(&ask, memory_order_relaxed);
+  acting = orProcessTask() != OR_TASK_NONE ? NOBODY : own ? own : other ? other() : 0;
+}
+
+static orHostThread *find(uint64_t serial) {
+  for (uint32_t i = 0; i < count; i++)
+    if (threads[i].serial == serial) return &threads[i];
+  return NULL;
+}
+
+static orHostThread *add(const orClock *clock) {
+  if (count == room) {
+    room = room ? room * 2 : 8;
+    threads = orSanitizerResize(threads, room * sizeof *threads);
+  }
+  orHostThread *t = &threads[count++];
+  *t = (orHostThread){.serial = own = acting = ++serials};
+  orClockJoin(&t->clock, clock);
+  atomic_store_explicit(&follows, true, memory_order_relaxed);
+  return t;
+}
+
+/* The calling thread's; null if it is not followed. */
+static orHostThread *me(void) {
+  orHostThread *t = find(acting);
+  return t || !count || acting == NOBODY || !isMain() ? t : add(&seen);
+}
+
+static bool isAlone(void) { return count == 1 && !starting; }
+
+static const orClock *myClock(void) {
+  const orHostThread *t = me();
+  return t ? &t->clock : &seen;
+}
+
+/* What the calling thread learns goes here. */
+static orClock *mine(void) {
+  orHostThread *t = me();
+  return t && !isAlone() ? &t->clock : &host;
+}
+
+/* ---- what they know ---- */
+
+static void learn(const orClock *clock) {
+  orClockJoin(mine(), clock);
+  if (count) orClockJoin(&seen, clock);
+}
+
+void orHostJoin(const orSync *sync) {
+  orClocksNote(sync, 0);
+  learn(&sync->clock);
+  for (uint32_t i = 0; i < sync->gate_count; i++) learn(&sync->gates[i]->clock);
+}
+
+void orHostJoinAll(const orSync *sync) {
+  uint64_t before = acting;
+  acting = NOBODY;
+  orHostJoin(sync);
+  acting = before;
+}
+
+void orHostLearnAll(const orClock *clock) { orClockJoin(&host, clock); }
+
+void orHostTell(orClock *clock) {
+  if (OR_UNLIKELY(count)) orClockJoin(clock, myClock());
+}
+
+void orHostTellAll(orClock *clock) {
+  orClockJoin(clock, &host);
+  orHostTell(clock);
+}
+
+bool orHostKnows(uint32_t timeline, uint64_t counter) {
+  if (orClockKnows(&host, timeline, counter)) return true;
+  return OR_UNLIKELY(count) && orClockKnows(myClock(), timeline, counter);
+}
+
+bool orAnybodyKnows(uint32_t timeline, uint64_t counter) {
+  return orClockKnows(&host, timeline, counter) || orClockKnows(&seen, timeline, counter);
+}
+
+bool orEverybodyKnows(uint32_t timeline, uint64_t counter) {
+  if (orClockKnows(&host, timeline, counter)) return true;
+  uint32_t knowing = 0;
+  while (knowing < count && orClockKnows(&threads[knowing].clock, timeline, counter)) knowing++;
+  return count && knowing == count && !starting;
+}
+
+static void forgetClock(orClock *clock) {
+  free(clock->at);
+  *clock = (orClock){NULL, 0};
+}
+
+static void settle(void) {
+  if (!isAlone()) return;
+  orClockJoin(&host, &threads[0].clock);
+  forgetClock(&threads[0].clock);
+}
+
+/* ---- objects ---- */
+
+static orObject *objectAt(const void *address) {
+  return (orObject *)orTreeFind(&objects, (uintptr_t)address, (uintptr_t)address + 1);
+}
+
+static void forget(orObject *object) {
+  starting -= object->starts;
+  orTreeRemove(&objects, &object->node);
+  forgetClock(&object->clock);
+  free(object);
+  object_count--;
+}
+
+static orObject *objectMade(const void *address) {
+  orObject *object = objectAt(address);
+  if (object) return object;
+  object = orSanitizerAllocate(sizeof *object);
+  *object = (orObject){.starts = false};
+  orTreeInsert(&objects, &object->node, (uintptr_t)address, (uintptr_t)address + 1);
+  object_count++;
+  return object;
+}
+
+/* True with the lock held, if there is anything to follow. */
+static bool enter(bool starts) {
+  if (OR_LIKELY(!starts && !isFollowing())) return false;
+  if (!isOn() || OR_UNLIKELY(orInForkedChild())) return false;
+  orThreadsIdentify();
+  orMutexLock(&orSanitizerMutex);
+  bool follow = isOn() && (starts || count);
+  if (!follow) orMutexUnlock(&orSanitizerMutex);
+  return follow;
+}
+
+static void leave(void) { orMutexUnlock(&orSanitizerMutex); }
+
+void orSanitizerRelease(const void *object) {
+  if (!enter(false)) return;
+  const orClock *clock = myClock();
+  bool room_left = object_count < OR_OBJECTS || objectAt(object);
+  if (clock->size) orClockJoin(room_left ? &objectMade(object)->clock : &host, clock);
+  leave();
+}
+
+void orSanitizerAcquire(const void *object) {
+  if (!enter(false)) return;
+  orClock *to = mine();
+  const orObject *known = object ? objectAt(object) : NULL;
+  if (known) orClockJoin(to, &known->clock);
+  if (!object && me()) orClockJoin(to, &seen); /* who is not followed knows that */
+  leave();
+}
+
+void orSanitizerObjectGone(const void *object) {
+  if (!enter(false)) return;
+  orObject *known = objectAt(object);
+  if (known) forget(known);
+  settle();
+  leave();
+}
+
+/* ---- begin and end ---- */
+
+void orSanitizerThreadStarts(const void *object) {
+  if (!enter(true)) return;
+  if (!count && acting != NOBODY && isMain()) add(&seen);
+  orObject *begin = objectMade(object);
+  orClockJoin(&begin->clock, myClock());
+  begin->starts = true;
+  starting++;
+  atomic_store_explicit(&follows, true, memory_order_relaxed);
+  leave();
+}
+
+void orSanitizerThreadBegins(const void *object) {
+  if (!enter(true)) return;
+  orObject *begin = objectAt(object);
+  if (begin && begin->starts) { /* else it has been off meanwhile */
+    add(&begin->clock);
+    forget(begin);
+  }
+  leave();
+}
+
+void orSanitizerThreadEnds(void) {
+  if (!own || !enter(false)) return;
+  orHostThread *t = find(own);
+  if (t) {
+    forgetClock(&t->clock);
+    *t = threads[--count];
+    settle();
+  }
+  own = 0;
+  leave();
+}
+
+uint64_t orSanitizerThread(void) {
+  uint64_t serial = 0;
+  if (!enter(false)) return 0;
+  const orHostThread *t = me();
+  if (t) serial = t->serial;
+  leave();
+  return serial;
+}
+
+void orThreadsForget(uint64_t (*thread)(void)) {
+  while (count) forgetClock(&threads[--count].clock);
+  while (objects.root) forget((orObject *)objects.root);
+  orClockJoin(&host, &seen);
+  forgetClock(&seen);
+  starting = 0;
+  atomic_store_explicit(&ask, thread, memory_order_relaxed);
+  atomic_store_explicit(&follows, false, memory_order_relaxed);
+}

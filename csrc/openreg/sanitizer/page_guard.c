@@ -1,0 +1,124 @@
+/*
+ * The sanitizer's guards of pinned memory: what the host does to it without a call, by NumPy,
+ * ctypes or C++, under a copy that it has not waited for.
+ *
+ * Pages of mirrored memory (pinned_alias.h) that a queued access writes are mapped for nobody,
+ * those that one reads for reading alone, from before it is queued until some thread has waited for
+ * it, whenever it runs: a page is everybody's, and a thread that has may make a system call there.
+ * What the pages should be is a function of the shadow (`choose`), found anew for a whole block
+ * whenever one of its accesses comes or goes: nothing is counted. A host that touches such a page
+ * faults, and the handler asks the shadow about the byte: an access is a report once, and then
+ * guards no more; what cannot be judged yet, behind a gate, guards no more until a gate opens; and
+ * where no access has the byte, as of a page that several parts of a block share, the page is
+ * lifted. In each case the host goes on.
+ *
+ * `resolve` is called by the handler of SIGSEGV (host_access.c) at the very instruction that
+ * touches the memory, so it may do what a function could that were called there, locks and
+ * allocations included: none of the code that runs under a lock of ours, or in malloc, touches
+ * pinned memory but by its mirror. It asks that the thread has no lock of the sanitizer (`inside`)
+ * all the same. A task that comes to such a page, as one that was queued while the sanitizer was
+ * off, has the page lifted and is no host.
+ *
+ * A system call does not fault: it fails with EFAULT, and nobody is told.
+ */
+#include "device/pinned_alias.h"
+#include "sanitizer/sanitizer.h"
+#include "tools/host_access.h"
+
+enum { OR_PATIENCE = 100 }; /* faults of one address in a page that is not guarded */
+
+/* Of a signal handler's. */
+static _Thread_local struct {
+  uintptr_t address;
+  int times;
+} fault;
+
+/* ---- what is guarded (orSanitizerMutex held) ---- */
+
+static void raiseGuards(uint8_t *guards, orPages pages, uint8_t least) {
+  for (size_t page = pages.from; page < pages.to; page++)
+    if (guards[page] < least) guards[page] = least;
+}
+
+static orPages choose(uintptr_t first, size_t pages, uint8_t *guards) {
+  orShadow **found;
+  orPages all = {pages, 0};
+  size_t page = orPageSize();
+  uintptr_t end = first + pages * page;
+  size_t count = orShadowFind(first, end, &found);
+  for (size_t i = 0; i < count; i++) {
+    const orShadow *s = found[i];
+    if (s->judged || orAnybodyKnows(s->timeline, s->counter)) continue;
+    orPages own = {s->range.begin < first ? 0 : (s->range.begin - first) / page,
+                   s->range.end > end ? pages : (s->range.end - 1 - first) / page + 1};
+    raiseGuards(guards, own, s->write ? OR_GUARD_ALL : OR_GUARD_WRITES);
+    if (own.from < all.from) all.from = own.from;
+    if (own.to > all.to) all.to = own.to;
+  }
+  return all;
+}
+
+void orGuardRenew(uintptr_t begin, uintptr_t end) {
+  if (!atomic_load_explicit(&orMirrorCount, memory_order_relaxed)) return;
+  orFaultInstall();
+  orMirrorGuard(begin, end, false, choose);
+}
+
+void orGuardRenewAll(void) { orMirrorGuard(0, UINTPTR_MAX, true, choose); }
+
+bool orGuardLacksVerdict;
+
+void orGuardUndecided(void) {
+  orShadow **found;
+  if (!orGuardLacksVerdict) return;
+  orGuardLacksVerdict = false;
+  for (size_t count = orShadowFind(0, UINTPTR_MAX, &found); count-- > 0; found++)
+    if ((*found)->undecided) (*found)->undecided = (*found)->judged = false;
+  orGuardRenew(0, UINTPTR_MAX);
+}
+
+/* ---- faults ---- */
+
+static bool mayTouch(orGuard guard, bool write) {
+  return guard == OR_GUARD_NOTHING || (guard == OR_GUARD_WRITES && !write);
+}
+
+/* Another thread has been faster; but something else may be wrong with the page. */
+static bool mayTryAgain(uintptr_t address) {
+  fault.times = fault.address == address ? fault.times + 1 : 0;
+  fault.address = address;
+  return fault.times < OR_PATIENCE;
+}
+
+/* Needs little stack. Asks with no lock about the device's memory. */
+static bool isGuarded(uintptr_t address) {
+  orGuard guard;
+  return atomic_load_explicit(&orMirrorCount, memory_order_relaxed) &&
+         !orSimulatedHolds((const void *)address) && !orInForkedChild() && !orSanitizerIsInside() &&
+         orMirrorGuardAt(address, &guard);
+}
+
+/* Where the processor does not say what it was, what the page refuses decides. */
+static bool resolve(uintptr_t address, const void *context) {
+  orGuard guard = OR_GUARD_NOTHING;
+  if (!orMirrorGuardAt(address, &guard)) return mayTryAgain(address);
+  bool write = orFaultWrote(context, guard == OR_GUARD_WRITES);
+  if (mayTouch(guard, write)) return mayTryAgain(address);
+  fault.times = 0;
+  if (orProcessTask() == OR_TASK_NONE) orSanitizerTouched(address, write);
+  /* Other accesses may guard the page still, or it was none that did. */
+  return !orMirrorGuardAt(address, &guard) || mayTouch(guard, write) || orMirrorLift(address);
+}
+
+__attribute__((constructor)) static void offer(void) { orFaultSetGuard(isGuarded, resolve); }
+
+/* ---- public ---- */
+
+orError_t orSanitizerHostBlock(void *ptr) {
+  orRegion r;
+  if (!__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) return orSuccess;
+  OR_TRY(orEnter());
+  OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
+  if (orHostDevice()->factory == &orPinnedHostFactory) orMirrorMake(r.base, r.size);
+  return orSuccess;
+}

@@ -1,0 +1,486 @@
+/*
+ * The sanitizer's conflicts: which of them count, and what is reported of them.
+ *
+ * A conflict is found under orSanitizerMutex and becomes a report with the lock put down, because
+ * the names of memory come from the tree of regions. In between it is an orRace of its own, which
+ * belongs to whoever holds it.
+ *
+ * Where one side is behind a gate that nobody has opened yet (timeline.c), the host may still order
+ * the two: it may see to the end of the one before it opens the gate for the other. Such a conflict
+ * is undecided: it stays in `undecided` until its gates are open. A conflict behind more gates than
+ * a stream remembers, or of the host with what is behind a gate, does not count.
+ *
+ * The same two operations on the same streams and bytes are one report. `reports` holds the first
+ * `limit` of them, `total` counts all. What a thread is to be told of is among `unasked` until it
+ * asks (orSanitizerFound), by the address of its `found_here`: a thread may end without having
+ * asked, and another have the address.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sanitizer/sanitizer.h"
+
+enum { OR_UNDECIDED = 1000 };
+
+typedef struct orKeptReport {
+  orRaceReport report;
+  orRaceSide earlier, later; /* with a reference to their stacks */
+  orRaceOrder order;
+} orKeptReport;
+
+typedef struct orUnasked {
+  orKeptReport kept;
+  const bool *thread;
+  bool touched; /* the thread was in no call, and may never ask */
+  struct orUnasked *next;
+} orUnasked;
+
+static orKeptReport *reports;
+static size_t kept, room, limit = 1000;
+static uint64_t total;
+static bool prints;
+static orRace *undecided;
+static orUnasked *unasked;
+static _Thread_local bool found_here; /* since it last asked */
+
+/* ---- finding ---- */
+
+static void freeRace(orRace *race) {
+  orStackDrop(race->earlier.stack);
+  orStackDrop(race->later.stack);
+  for (uint32_t i = 0; i < race->gate_count; i++) orSyncRelease(race->gates[i]);
+  free(race);
+}
+
+static bool isUnsure(const orRaceSide *side) {
+  if (!side->stream) return false;
+  uint64_t from = orTimelineAt(side->timeline)->unsure_from;
+  return side->counter >= from && !orHostKnows(side->timeline, from);
+}
+
+static void addGates(orRace *race, const orRaceSide *side) {
+  const orTimeline *t = side->stream ? orTimelineAt(side->timeline) : NULL;
+  for (uint32_t i = 0; t && i < t->gate_count; i++)
+    if (t->gates[i].from <= side->counter)
+      race->gates[race->gate_count++] = orSyncRetain(t->gates[i].gate);
+}
+
+static orRaceSide sideOf(const orShadow *shadow) {
+  return (orRaceSide){.operation = shadow->operation,
+                      .stack = orStackRetain(shadow->stack),
+                      .stream = shadow->stream,
+                      .timeline = shadow->timeline,
+                      .counter = shadow->counter,
+                      .begin = shadow->range.begin,
+                      .end = shadow->range.end,
+                      .write = shadow->write,
+                      .some = shadow->some,
+                      .aside = shadow->stream && orTimelineAt(shadow->timeline)->aside};
+}
+
+static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
+  orRace *race = orSanitizerAllocate(sizeof *race);
+  *race = (orRace){.earlier = sideOf(earlier), .later = sideOf(later)};
+  const orRange *a = &earlier->range, *b = &later->range;
+  race->begin = a->begin > b->begin ? a->begin : b->begin;
+  race->end = a->end < b->end ? a->end : b->end;
+  race->sequence = earlier->sequence;
+  race->later_sequence = later->sequence;
+  race->reused = earlier->freed;
+  race->elsewhere = orAnybodyKnows(earlier->timeline, earlier->counter);
+  if (race->reused) {
+    const orTimeline *owner = orTimelineAt(earlier->owner);
+    race->owner = owner->stream;
+    race->unrecorded = !orClockKnows(&owner->clock, earlier->timeline, earlier->counter);
+  }
+  const orTimeline *t = later->stream ? orTimelineAt(later->timeline) : NULL;
+  race->lost = t && t->lost == earlier->timeline + 1 && earlier->counter <= t->lost_counter;
+  addGates(race, &race->earlier);
+  race->earlier_gates = race->gate_count;
+  addGates(race, &race->later);
+  return race;
+}
+
+void orRacesSetStack(orRaceList *list, orStack *stack) {
+  for (orRace *race = list->first; race; race = race->next) {
+    orStackDrop(race->later.stack);
+    race->later.stack = orStackRetain(stack);
+  }
+  list->touched = true;
+}
+
+void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list) {
+  for (const orRace *r = list->first; r; r = r->next)
+    if (r->fresh && r->earlier.begin == allocation->range.begin) return;
+  orRace *race = orSanitizerAllocate(sizeof *race);
+  *race = (orRace){.earlier = sideOf(allocation),
+                   .later = sideOf(later),
+                   .begin = later->range.begin,
+                   .end = later->range.end,
+                   .sequence = allocation->sequence,
+                   .later_sequence = later->sequence,
+                   .fresh = true,
+                   .call = list->call,
+                   .next = list->first};
+  list->first = race;
+}
+
+/* At the end, or in place of one that says the same of an earlier access: one missing wait is one
+ * report. */
+static void append(orRace **list, orRace *race) {
+  for (; *list; list = &(*list)->next) {
+    orRace *other = *list;
+    if (other->call != race->call || other->fresh || other->earlier.stream != race->earlier.stream)
+      continue;
+    bool better = race->sequence > other->sequence ||
+                  (race->sequence == other->sequence && race->later.write);
+    if (better) {
+      race->next = other->next;
+      *list = race;
+    }
+    freeRace(better ? other : race);
+    return;
+  }
+  race->next = NULL;
+  *list = race;
+}
+
+static void postpone(orRace *race) {
+  size_t count = 0;
+  for (const orRace *r = undecided; r; r = r->next) count++;
+  if (count < OR_UNDECIDED)
+    append(&undecided, race);
+  else
+    freeRace(race);
+}
+
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list) {
+  if (!orSanitizerTellsSome && (earlier->some || later->some)) return false;
+  orRace *race = makeRace(earlier, later);
+  race->call = list->call;
+  bool sure = !isUnsure(&race->earlier) && !isUnsure(&race->later);
+  bool decided = sure && !race->gate_count;
+  if (decided)
+    append(&list->first, race);
+  else if (sure && keep)
+    postpone(race);
+  else
+    freeRace(race);
+  return decided;
+}
+
+/* True if the gate orders the two. It leaves the race's gates. */
+static bool passGate(orRace *race, orSync *gate) {
+  bool ordered = false;
+  for (uint32_t i = 0; i < race->gate_count;) {
+    if (race->gates[i] != gate) {
+      i++;
+      continue;
+    }
+    bool of_earlier = i < race->earlier_gates;
+    const orRaceSide *other = of_earlier ? &race->later : &race->earlier;
+    ordered |= orClockKnows(&gate->clock, other->timeline, other->counter);
+    race->earlier_gates -= of_earlier;
+    race->gate_count--;
+    memmove(&race->gates[i], &race->gates[i + 1], (race->gate_count - i) * sizeof race->gates[0]);
+    orSyncRelease(gate);
+  }
+  return ordered;
+}
+
+void orRacesDecide(orSync *gate, orRaceList *list) {
+  for (orRace **at = &undecided, *race; (race = *at);) {
+    bool ordered = passGate(race, gate);
+    if (!ordered && race->gate_count) {
+      at = &race->next;
+      continue;
+    }
+    *at = race->next;
+    if (ordered)
+      freeRace(race);
+    else
+      append(&list->first, race);
+  }
+}
+
+/* ---- words ---- */
+
+/* False if it is no memory of ours: what was there is gone, or nobody told what it is. */
+static bool nameMemory(const orRace *race, char text[64]) {
+  orRegion region;
+  if (!orRegionFind((const void *)race->begin, &region)) return false;
+  char where[32] = "pinned host memory";
+  if (region.type == orMemoryTypeDevice) snprintf(where, sizeof where, "openreg:%d", region.device);
+  snprintf(text, 64, "%s%s", where,
+           !race->reused      ? ""
+           : race->unrecorded ? ", reused without record_stream"
+                              : ", freed and reused");
+  return true;
+}
+
+static void adviseWait(const orRace *race, char *text, size_t size) {
+  orStreamName first, second;
+  const orRaceSide *a = &race->earlier, *b = &race->later;
+  orStreamNameOf(first, a->stream);
+  if (race->fresh) {
+    snprintf(text, size, "a write of these bytes before %s", b->operation);
+    return;
+  }
+  if (race->reused && race->unrecorded) {
+    snprintf(text, size, "t.record_stream(s) before the tensor t of %s is let go, s being %s",
+             a->operation, first);
+    return;
+  }
+  if (a->aside) {
+    snprintf(text, size, "work.wait() before %s, work being what %s returned", b->operation,
+             a->operation);
+    return;
+  }
+  if (!b->stream) {
+    int length = snprintf(text, size,
+                          "s.synchronize() before %s, or e = s.record_event() after %s and "
+                          "e.synchronize() before %s, s being %s",
+                          b->operation, a->operation, b->operation, first);
+    if ((size_t)length >= size)
+      snprintf(text, size, "s.synchronize() before %s, s being %s", b->operation, first);
+    return;
+  }
+  bool by_owner = race->reused && race->owner != b->stream;
+  if (by_owner) orStreamNameOf(first, race->owner);
+  snprintf(text, size, "s1.wait_stream(s0) before %s, s0 being %s and s1 %s%s", b->operation, first,
+           b->aside ? "the current stream" : orStreamNameOf(second, b->stream),
+           race->lost ? " (the event that it waited for had been recorded again)" : "");
+}
+
+static void advise(const orRace *race, char *text, size_t size) {
+  static const char other[] =
+      "; or, as another thread has waited for it, what tells this one (join, a lock, a queue)";
+  adviseWait(race, text, size);
+  size_t length = strlen(text);
+  if (race->elsewhere && length + sizeof other <= size) memcpy(text + length, other, sizeof other);
+}
+
+static void fillSide(orRaceAccess *to, const orRaceSide *side) {
+  snprintf(to->operation, sizeof to->operation, "%s", side->operation);
+  to->stream = side->stream;
+  to->device = side->stream ? orHandleDevice(side->stream) : -1;
+  if (side->stream)
+    orStreamNameOf(to->where, side->stream);
+  else
+    snprintf(to->where, sizeof to->where, "the host");
+  to->write = (side->write ? OR_ACCESS_WRITES : 0) | (side->some ? OR_ACCESS_SOME : 0);
+  to->begin = (const void *)side->begin;
+  to->end = (const void *)side->end;
+  to->stack = side->stack ? side->stack->stack : NULL;
+}
+
+static void fillReport(orRaceReport *report, const orRace *race) {
+  fillSide(&report->earlier, &race->earlier);
+  fillSide(&report->later, &race->later);
+  if (race->fresh) report->earlier.write = OR_ACCESS_ALLOCATES;
+  report->begin = (const void *)race->begin;
+  report->end = (const void *)race->end;
+  advise(race, report->advice, sizeof report->advice);
+}
+
+static const char *does(const orRaceAccess *access) {
+  return access->write & OR_ACCESS_WRITES ? "writes" : "reads";
+}
+
+static void printReport(const orRaceReport *r) {
+  const orRaceAccess *earlier = &r->earlier, *later = &r->later;
+  if (earlier->write == OR_ACCESS_ALLOCATES) {
+    orWarn(
+        "%s on %s reads [%p, %p) of %s, of which some has not been written since it was handed "
+        "out; missing: %s",
+        later->operation, later->where, r->begin, r->end, r->memory, r->advice);
+    return;
+  }
+  bool may = (earlier->write | later->write) & OR_ACCESS_SOME;
+  orWarn("%sdata race on [%p, %p) of %s: %s %s it on %s, and %s %s it on %s; missing: %s",
+         may ? "possible " : "", r->begin, r->end, r->memory, later->operation, does(later),
+         later->where, earlier->operation, does(earlier), earlier->where, r->advice);
+}
+
+/* ---- reports ---- */
+
+static bool sameSide(const orRaceSide *a, const orRaceSide *b) {
+  return a->operation == b->operation && a->stream == b->stream && a->write == b->write;
+}
+
+static const orKeptReport *knownAs(const orRaceReport *report, const orRace *race) {
+  for (size_t i = 0; i < kept; i++)
+    if (reports[i].report.begin == report->begin && sameSide(&reports[i].earlier, &race->earlier) &&
+        sameSide(&reports[i].later, &race->later))
+      return &reports[i];
+  return NULL;
+}
+
+static orKeptReport keep(const orRaceReport *report, const orRace *race) {
+  orStackRetain(race->earlier.stack);
+  orStackRetain(race->later.stack);
+  orKeptReport all = {.report = *report, .earlier = race->earlier, .later = race->later};
+  all.order.earlier = race->sequence;
+  all.order.later = race->later_sequence;
+  orClocksEdges(race->earlier.stream, race->later.stream, &all.order);
+  return all;
+}
+
+static void drop(orKeptReport *report) {
+  orStackDrop(report->earlier.stack);
+  orStackDrop(report->later.stack);
+}
+
+/* True if it is new. It gets its number. */
+static bool addReport(orRaceReport *report, const orRace *race) {
+  const orKeptReport *known = knownAs(report, race);
+  report->number = known ? known->report.number : ++total;
+  if (known || kept >= limit) return !known;
+  if (kept == room) {
+    room = room ? room * 2 : 16;
+    reports = orSanitizerResize(reports, room * sizeof *reports);
+  }
+  reports[kept++] = keep(report, race);
+  return true;
+}
+
+/* ---- what threads are told ---- */
+
+/* The calling one's; the place at the end if there is none. */
+static orUnasked **findUnasked(void) {
+  orUnasked **at = &unasked;
+  while (*at && (*at)->thread != &found_here) at = &(*at)->next;
+  return at;
+}
+
+bool orRacesAreUnasked(void) { return found_here && *findUnasked(); }
+
+static void freeUnasked(orUnasked **at) {
+  orUnasked *gone = *at;
+  *at = gone->next;
+  drop(&gone->kept);
+  free(gone);
+}
+
+static void tellThread(const orRaceReport *report, const orRace *race, bool touched) {
+  orUnasked **at = findUnasked();
+  if (*at && found_here) return; /* the first counts */
+  if (*at) freeUnasked(at);
+  orUnasked *told = orSanitizerAllocate(sizeof *told);
+  *told = (orUnasked){keep(report, race), &found_here, touched, unasked};
+  unasked = told;
+  found_here = true;
+}
+
+/* Which is in no list any more. No lock held. */
+static uint64_t tell(orUnasked *told, void (*look)(const orRaceReport *report, void *context),
+                     void *context) {
+  uint64_t number = told->kept.report.number;
+  if (look) look(&told->kept.report, context);
+  told->next = NULL;
+  orMutexLock(&orSanitizerMutex);
+  freeUnasked(&told);
+  orMutexUnlock(&orSanitizerMutex);
+  orStacksRelease();
+  return number;
+}
+
+uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context), void *context) {
+  if (!found_here || OR_UNLIKELY(orInForkedChild())) return 0;
+  orMutexLock(&orSanitizerMutex);
+  orUnasked **at = findUnasked(), *told = *at;
+  if (told) *at = told->next;
+  found_here = false;
+  orMutexUnlock(&orSanitizerMutex);
+  return told ? tell(told, look, context) : 0; /* they may have been cleared */
+}
+
+uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context), void *context) {
+  if (OR_UNLIKELY(orInForkedChild())) return 0;
+  orMutexLock(&orSanitizerMutex);
+  orUnasked **at = &unasked;
+  while (*at && !(*at)->touched) at = &(*at)->next;
+  orUnasked *told = *at;
+  if (told) *at = told->next;
+  orMutexUnlock(&orSanitizerMutex);
+  return told ? tell(told, look, context) : 0;
+}
+
+/* ---- together ---- */
+
+bool orRacesReport(orRaceList *list) {
+  bool any = false;
+  for (orRace *race; (race = list->first);) {
+    orRaceReport report = {.number = 0};
+    list->first = race->next;
+    bool counts = nameMemory(race, report.memory);
+    if (counts) fillReport(&report, race);
+    orMutexLock(&orSanitizerMutex);
+    bool new = counts && addReport(&report, race);
+    if (new || (counts && orSanitizerRefuses)) tellThread(&report, race, list->touched);
+    freeRace(race);
+    bool print = new && prints;
+    orMutexUnlock(&orSanitizerMutex);
+    if (print) printReport(&report);
+    any |= counts;
+  }
+  return any;
+}
+
+void orRacesForgetUndecided(void) {
+  for (orRace *race; (race = undecided);) {
+    undecided = race->next;
+    freeRace(race);
+  }
+}
+
+void orRacesClear(void) {
+  while (kept) drop(&reports[--kept]);
+  while (unasked) freeUnasked(&unasked);
+  total = 0;
+  orRacesForgetUndecided();
+}
+
+void orRacesSetLimit(size_t most, bool print) {
+  limit = most;
+  prints = print;
+}
+
+orError_t orSanitizerReports(uint64_t first, orRaceReport *to, size_t report_size, size_t capacity,
+                             size_t *count, uint64_t *all) {
+  if (!count || (capacity && !to))
+    return orFail(orErrorInvalidValue, "orSanitizerReports: a result is null");
+  OR_TRY(orEnter());
+  OR_TRY(orCheckSize("orRaceReport", report_size, OR_END(orRaceReport, advice)));
+  *count = 0;
+  orMutexLock(&orSanitizerMutex);
+  for (size_t i = 0; i < kept && *count < capacity; i++)
+    if (reports[i].report.number >= first)
+      orFillElement((char *)to + (*count)++ * report_size, report_size, &reports[i].report,
+                    sizeof(orRaceReport));
+  if (all) *all = total;
+  orMutexUnlock(&orSanitizerMutex);
+  return orSuccess;
+}
+
+orError_t orSanitizerOrder(uint64_t number, orRaceOrder *order) {
+  orRaceOrder room = {.size = sizeof room};
+  bool found = false;
+  OR_TRY(orEnter());
+  if (!order || order->size < sizeof order->size)
+    return orFail(orErrorInvalidValue, "orSanitizerOrder: the result is null or has no size");
+  size_t size = order->size < sizeof room ? order->size : sizeof room;
+  orMutexLock(&orSanitizerMutex);
+  for (size_t i = 0; i < kept && !found; i++) {
+    found = reports[i].report.number == number;
+    if (found) room = reports[i].order;
+  }
+  orMutexUnlock(&orSanitizerMutex);
+  if (!found)
+    return orFail(orErrorInvalidValue, "orSanitizerOrder: no report %" PRIu64 " is kept", number);
+  room.size = order->size;
+  memcpy(order, &room, size);
+  return orSuccess;
+}

@@ -1,0 +1,323 @@
+/*
+ * What the files of the sanitizer share: timeline.c (what is ordered with what), host_clock.c (what
+ * each thread of the host knows), shadow.c (who touched which bytes last), initcheck.c (what nobody
+ * has written), host_read.c (what the host may read), page_guard.c and host_checksum.c (what the
+ * host does without a call), races.c (conflicts and their reports), intern.c (what reports
+ * name), sanitizer.c (the calls that tell them what happens).
+ *
+ * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
+ * waited for and nobody's function is called. Functions are called with it held unless they say
+ * otherwise.
+ */
+#ifndef OPENREG_SANITIZER_PRIVATE_H
+#define OPENREG_SANITIZER_PRIVATE_H
+
+#include "base/interval_tree.h"
+#include "tools/hang.h"
+#include "openreg_sanitizer.h"
+
+typedef struct orSync orSync;
+
+extern orMutex orSanitizerMutex OR_HIDDEN;
+
+/* Host memory; they end the process where there is none. The old may be null. */
+void *orSanitizerAllocate(size_t bytes);
+void *orSanitizerResize(void *old, size_t bytes);
+
+/* ---- intern.c ---- */
+
+/* The one copy of the text. */
+const char *orSanitizerName(const char *text);
+
+typedef struct orStack {
+  void *stack;
+  void (*release)(void *stack, void *context); /* of whoever captured it */
+  void *context;
+  uint32_t refs;
+  struct orStack *next; /* that nobody refers to any more */
+} orStack;
+
+/* With one reference; null if nothing was captured. */
+orStack *orStackNew(void *captured, const orSanitizerOptions *by);
+static inline orStack *orStackRetain(orStack *stack) {
+  if (stack) stack->refs++;
+  return stack;
+}
+void orStackDrop(orStack *stack);
+bool orStacksAreDead(void); /* some of them */
+/* Calls the user's function for stacks that nobody refers to any more. No lock held. */
+void orStacksRelease(void);
+
+/* ---- timeline.c ---- */
+
+/* For each timeline up to where it is known to be over. */
+typedef struct orClock {
+  uint64_t *at;
+  uint32_t size; /* the rest is 0 */
+} orClock;
+
+enum { OR_GATES = 4 };
+
+/* A moment that others can be ordered after: an event's record, an external event, or a stream's
+ * state. */
+struct orSync {
+  uint32_t refs;
+  bool gate;   /* an external event that is not signalled: `clock` is what is known of it already */
+  bool unsure; /* behind more gates than it remembers */
+  uint8_t gate_count; /* not signalled when it was made */
+  uint32_t timeline;  /* of an event's record; likewise `counter` */
+  uint64_t counter;
+  orStream_t stream; /* whose moment it is, 0: a device's; and when it was */
+  uint64_t moment;
+  uint32_t lost; /* the record that this one has replaced and does not include: its timeline + 1 */
+  uint64_t lost_counter;
+  orSync *gates[OR_GATES];
+  orClock clock;
+};
+
+/* A stream's slot; streams that use it one after the other are one timeline. */
+typedef struct orTimeline {
+  orStream_t stream; /* the present or latest one */
+  orClock clock;     /* at its own index: the counter of what it does now, from 1 */
+  /* what has this counter or a later one is behind more gates than `gates`; UINT64_MAX: nothing */
+  uint64_t unsure_from;
+  bool aside; /* nothing runs on it: events alone say what is over */
+  uint32_t gate_count;
+  uint32_t lost; /* of what it waited for (orSync) */
+  uint64_t lost_counter;
+  struct {
+    orSync *gate;
+    uint64_t from; /* what has this counter or a later one is behind it */
+  } gates[OR_GATES];
+} orTimeline;
+
+/* Of a stream that there is or was. */
+uint32_t orTimelineOf(orStream_t stream);
+/* Valid until orTimelineOf is called for another stream. */
+orTimeline *orTimelineAt(uint32_t timeline);
+void orTimelineWait(orStream_t stream, orSync *sync);
+/* Up to here; what follows has a greater counter. */
+orSync *orTimelineMark(orStream_t stream);
+/* All of a device, -1: of all; but for what is aside. */
+orSync *orDeviceMark(int device);
+/* An event's record in place of `replaced`, which may be null. */
+orSync *orSyncRecord(orStream_t stream, const orSync *replaced);
+orSync *orSyncGate(void);
+/* The gate, of which the caller has a reference, opens: what is behind it comes after what the
+ * host, and `stream` if it is not 0, know now. */
+void orSyncOpen(orSync *gate, orStream_t stream);
+void orSyncJoin(orSync *into, const orSync *other);
+static inline orSync *orSyncRetain(orSync *sync) {
+  if (sync) sync->refs++;
+  return sync;
+}
+void orSyncRelease(orSync *sync);
+void orClockJoin(orClock *clock, const orClock *other);
+static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_t counter) {
+  return timeline < clock->size && clock->at[timeline] >= counter;
+}
+/* The waits for external events that somebody was to open are forgotten: of streams of a device,
+ * -1: of all. */
+void orClocksForgetGates(int device);
+/* An edge for pictures; `to` 0: the host. */
+void orClocksNote(const orSync *sync, orStream_t to);
+/* Fills in the edges; the moments are there. */
+void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
+
+/* ---- host_clock.c ---- */
+
+/* Who the calling thread is, for what is below. Before the lock is taken, as another may be
+ * asked. */
+void orThreadsIdentify(void);
+/* The calling thread has waited for it; all have. */
+void orHostJoin(const orSync *sync);
+void orHostJoinAll(const orSync *sync);
+void orHostLearnAll(const orClock *clock);
+/* What the calling thread alone knows joins that of a stream on which it queues; and with what all
+ * know. */
+void orHostTell(orClock *clock);
+void orHostTellAll(orClock *clock);
+/* What a timeline did at `counter` is over for everything that the calling thread is yet to queue;
+ * for some thread's; for all threads', of now and later. */
+bool orHostKnows(uint32_t timeline, uint64_t counter);
+bool orAnybodyKnows(uint32_t timeline, uint64_t counter);
+bool orEverybodyKnows(uint32_t timeline, uint64_t counter);
+/* All threads are one again. `thread`: orSanitizerOptions.thread. */
+void orThreadsForget(uint64_t (*thread)(void));
+
+/* ---- shadow.c ---- */
+
+enum { OR_RANGE_DIMS = 4 };
+
+typedef struct orRepeat {
+  size_t count, stride;
+} orRepeat;
+
+/* Bytes: `width` of them at `begin`, repeated by each of `dims` repeats, which leave gaps; strides
+ * ascending. */
+typedef struct orRange {
+  uintptr_t begin, end; /* the hull */
+  size_t width;
+  uint32_t dims;
+  bool hull; /* of the access, which leaves gaps here */
+  orRepeat repeats[OR_RANGE_DIMS];
+} orRange;
+
+/* An access, by the bytes that it touches. */
+typedef struct orTouch {
+  orRange range;
+  uint32_t write; /* as in orMemoryAccess */
+} orTouch;
+
+/* The fewest repeats that come to the access's bytes, or to more where it takes more than
+ * OR_RANGE_DIMS. False if the access touches nothing; its end is 0 if it is past that of the
+ * address space. No lock. */
+bool orRangeMake(const orMemoryAccess *access, orRange *range);
+/* Of two whose hulls overlap: true if they share a byte; false too if that takes too long to find
+ * out. */
+bool orRangesMeet(const orRange *a, const orRange *b);
+
+typedef struct orShadow {
+  orTreeNode node; /* the range's hull; first, so that a node's address is its shadow's */
+  orRange range;
+  const char *operation; /* interned */
+  orStack *stack;        /* a reference, or null */
+  orStream_t stream;
+  uint64_t counter, sequence; /* `sequence`: the moment of the call */
+  uint32_t timeline;
+  bool write, some;
+  bool judged;    /* with an access of the host's: it guards no memory any more */
+  bool undecided; /* ... until a gate opens */
+  bool freed;     /* the block was freed since ... */
+  uint32_t owner; /* ... whose allocation stream's timeline this is */
+} orShadow;
+
+/* What overlaps the hull [begin, end); the array is good until the next call. */
+size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found);
+uint64_t orShadowMoment(void); /* a new one */
+/* A copy of `shadow`, whose stack's reference goes to it. */
+void orShadowAdd(const orShadow *shadow);
+/* In place of one with the same range. */
+void orShadowRenew(orShadow *shadow, const orShadow *by);
+void orShadowErase(orShadow *shadow);
+/* Erases the bytes [begin, end) of a range without gaps. */
+void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end);
+/* Erases what the host knows of, if many have gathered since the last time. */
+void orShadowSweep(void);
+void orShadowClear(void);
+
+/* A task that the host does not know to be over writes some of these bytes. */
+bool orShadowIsWritten(uintptr_t begin, uintptr_t end);
+
+/* ---- host_read.c ---- */
+
+void orPeekBegin(void); /* notes what is queued. No lock held */
+void orPeekForget(void);
+
+/* ---- initcheck.c ---- */
+
+/* The caching allocator has handed out these bytes. */
+void orFreshAdd(uintptr_t begin, size_t bytes, orStream_t stream, orStack *stack);
+void orFreshForget(uintptr_t begin, uintptr_t end); /* what it has is not known */
+/* `some`: the access touches some of these bytes only. */
+void orFreshWrite(const orRange *range, bool some);
+/* The bytes of one go to the other as they are: what is fresh stays so, if neither has gaps; else
+ * all are written. */
+void orFreshMove(const orRange *from, const orRange *to);
+/* True if some of the bytes have not been written; `allocation` is that of their block then, its
+ * stack without a reference. */
+bool orFreshRead(const orRange *range, bool some, orShadow *allocation);
+
+/* ---- page_guard.c ---- */
+
+/* Pinned memory in [begin, end) is guarded as the accesses say that there are now. */
+void orGuardRenew(uintptr_t begin, uintptr_t end);
+/* All that is guarded, after accesses have gone or the host has waited. */
+void orGuardRenewAll(void);
+
+extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
+/* A gate has been opened: what the host has touched too early for a verdict is guarded again. */
+void orGuardUndecided(void);
+
+/* ---- host_checksum.c ---- */
+
+/* Its first byte is in pinned memory. No lock held. */
+bool orTouchIsPinned(const orTouch *touch);
+/* Bit i: access i is of host memory that cannot be guarded; of the first 64. No lock held. */
+uint64_t orSumsWanted(const orTouch *touches, size_t count);
+/* The calling thread is about to queue a task with these accesses ... */
+void orSumsPrepare(const orTouch *touches, size_t count);
+/* ... of which this one is of such memory; ... */
+void orSumsAdd(const orShadow *access);
+/* ... and in the end, no lock held. */
+void orSumsTake(void);
+/* The host has come to know of more; without `compares` sums of that are forgotten, unless they are
+ * known to have changed. No lock held, or the stream's without. */
+void orSumsKnown(bool compares);
+void orSumsForget(uintptr_t begin, uintptr_t end);
+
+/* ---- races.c ---- */
+
+typedef struct orRaceSide {
+  const char *operation;
+  orStack *stack;    /* a reference, or null */
+  orStream_t stream; /* 0: the host */
+  uint32_t timeline;
+  uint64_t counter;
+  uintptr_t begin, end;
+  bool write, some, aside;
+} orRaceSide;
+
+typedef struct orRace orRace;
+struct orRace {
+  orRaceSide earlier, later;
+  uintptr_t begin, end; /* that both touch */
+  bool reused;          /* the memory was freed and handed out in between ... */
+  bool unrecorded;      /* ... before its allocation stream knew of the earlier access */
+  orStream_t owner;     /* the allocation stream */
+  uint64_t sequence, later_sequence;
+  uint64_t call;  /* that made the later one */
+  bool lost;      /* the event was recorded again */
+  bool elsewhere; /* another thread of the host has waited for the earlier one */
+  bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
+  /* Not signalled: behind which the earlier access is, then those of the later one. */
+  uint32_t gate_count, earlier_gates;
+  orSync *gates[2 * OR_GATES];
+  orRace *next;
+};
+
+typedef struct orRaceList {
+  orRace *first;
+  uint64_t call; /* of the accesses that are looked at */
+  bool touched;  /* memory of the host's, in no call */
+} orRaceList;
+
+/* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream
+ * only the latest access does. True if it is decided that there is one. */
+bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
+/* `later` reads what nothing has written since `allocation`. */
+void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
+extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
+/* A gate has been opened: what has been decided by it goes to the list. */
+void orRacesDecide(orSync *gate, orRaceList *list);
+/* Makes reports, for orSanitizerFound too. False if they are of no memory of ours. No lock held. */
+bool orRacesReport(orRaceList *list);
+/* A report waits for the calling thread to ask. */
+bool orRacesAreUnasked(void);
+/* Neither reports nor undecided ones are left. */
+void orRacesClear(void);
+void orRacesForgetUndecided(void);
+void orRacesSetLimit(size_t reports, bool print);
+
+/* The host's stack, of races with memory that it has touched in no call. */
+void orRacesSetStack(orRaceList *list, orStack *stack);
+
+/* ---- sanitizer.c ---- */
+
+/* The host touches a byte that is guarded, by no call. No lock held. */
+void orSanitizerTouched(uintptr_t address, bool write);
+bool orSanitizerIsInside(void);                 /* the calling thread has orSanitizerMutex */
+extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
+extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
+
+#endif

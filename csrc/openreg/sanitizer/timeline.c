@@ -1,0 +1,271 @@
+/*
+ * The sanitizer's clocks: what is ordered with what, as the program asked for it.
+ *
+ * Each stream's slot is a timeline with a counter, which goes up whenever others may come to know
+ * of it. A clock says of every timeline up to which counter it is over; what a timeline did at
+ * counter c is ordered before whoever has a clock with c or more there. Streams, events (orSync)
+ * and the host have clocks, and join them:
+ *
+ *   recording an event          the event copies the stream's
+ *   waiting for an event        the stream joins the event's
+ *   synchronising, a query      the host joins the stream's or the event's
+ *   that says "done"
+ *
+ * All that is queued comes after what its thread of the host did and knew before (host_clock.c).
+ * The host needs no counter: what all of its threads know is asked of their clock, and what one of
+ * them knows joins the stream's clock when it queues.
+ *
+ * Gates. A stream may wait for an external event before anybody knows what will signal it. What is
+ * behind such a gate is remembered by counter, until orSyncOpen joins the signaller's clock into
+ * all that is behind it. Clocks that were copied from such a stream name the gate too. An external
+ * event that stands for a stream's work (orSanitizerEventAfter) is no gate: it has that stream's
+ * clock from the start, like a record.
+ * A stream remembers OR_GATES gates. Behind more of them its order is not known, so nothing is
+ * reported there until the host has waited for it.
+ *
+ * All under orSanitizerMutex. Timelines are never given back; there are as many as there were
+ * streams at one time.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sanitizer/sanitizer.h"
+
+enum { OR_SLOTS = 1 << 16, OR_EDGES = 512 };
+
+static uint32_t timeline_of_slot[OR_SLOTS]; /* + 1; 0: none yet */
+static orTimeline *timelines;
+static uint32_t timeline_count, timeline_room;
+static orRaceEdge edges[OR_EDGES]; /* the newest, in a ring */
+static uint64_t edge_count;        /* ever */
+
+/* ---- clocks ---- */
+
+static void clockReserve(orClock *clock, uint32_t size) {
+  if (size <= clock->size) return;
+  clock->at = orSanitizerResize(clock->at, size * sizeof *clock->at);
+  memset(clock->at + clock->size, 0, (size - clock->size) * sizeof *clock->at);
+  clock->size = size;
+}
+
+void orClockJoin(orClock *clock, const orClock *other) {
+  clockReserve(clock, other->size);
+  for (uint32_t i = 0; i < other->size; i++)
+    if (other->at[i] > clock->at[i]) clock->at[i] = other->at[i];
+}
+
+/* ---- timelines ---- */
+
+orTimeline *orTimelineAt(uint32_t timeline) { return &timelines[timeline]; }
+
+static uint32_t newTimeline(void) {
+  if (timeline_count == timeline_room) {
+    timeline_room = timeline_room ? timeline_room * 2 : 16;
+    timelines = orSanitizerResize(timelines, timeline_room * sizeof *timelines);
+  }
+  orTimeline *t = &timelines[timeline_count];
+  *t = (orTimeline){.unsure_from = UINT64_MAX};
+  clockReserve(&t->clock, timeline_count + 1);
+  t->clock.at[timeline_count] = 1;
+  return timeline_count++;
+}
+
+static uint32_t indexOf(const orTimeline *t) { return (uint32_t)(t - timelines); }
+
+/* What the timeline does from now on is not in copies of its clock made before. */
+static void step(orTimeline *t) { t->clock.at[indexOf(t)]++; }
+
+/* A slot's streams count as one timeline, known by the latest: handles of earlier ones still come,
+ * with the blocks that were allocated on them. */
+uint32_t orTimelineOf(orStream_t stream) {
+  uint32_t *known = &timeline_of_slot[orHandleIndex(stream) % OR_SLOTS];
+  if (!*known) *known = newTimeline() + 1;
+  orTimeline *t = &timelines[*known - 1];
+  if (orHandleGeneration(stream) > orHandleGeneration(t->stream)) {
+    if (t->stream && orHandleDevice(t->stream) != orHandleDevice(stream)) {
+      orHostLearnAll(&t->clock); /* a wait for the earlier one's device would miss it now */
+      step(t);
+    }
+    t->stream = stream;
+    t->aside = false;
+  }
+  return *known - 1;
+}
+
+static void becomeUnsure(orTimeline *t) {
+  uint32_t own = indexOf(t);
+  if (t->unsure_from != UINT64_MAX && !orHostKnows(own, t->unsure_from)) return;
+  step(t);
+  t->unsure_from = t->clock.at[own];
+}
+
+static void goBehind(orTimeline *t, orSync *gate) {
+  for (uint32_t i = 0; i < t->gate_count; i++)
+    if (t->gates[i].gate == gate) return;
+  if (t->gate_count == OR_GATES) {
+    becomeUnsure(t);
+    return;
+  }
+  step(t);
+  t->gates[t->gate_count].gate = orSyncRetain(gate);
+  t->gates[t->gate_count++].from = t->clock.at[indexOf(t)];
+}
+
+/* For pictures. */
+void orClocksNote(const orSync *sync, orStream_t to) {
+  if (!sync->moment || (to && sync->stream == to)) return;
+  edges[edge_count++ % OR_EDGES] = (orRaceEdge){sync->stream, to, sync->moment, orShadowMoment()};
+}
+
+void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order) {
+  order->count = 0;
+  uint64_t all = edge_count < OR_EDGES ? edge_count : OR_EDGES;
+  for (uint64_t i = edge_count - all; i < edge_count; i++) {
+    const orRaceEdge *e = &edges[i % OR_EDGES];
+    bool tells = e->waited > order->earlier || (e->from == earlier && e->to == later);
+    if (!tells || e->waited > order->later) continue;
+    if (order->count == OR_RACE_EDGES)
+      memmove(order->edges, order->edges + 1, --order->count * sizeof order->edges[0]);
+    order->edges[order->count++] = *e;
+  }
+}
+
+void orTimelineWait(orStream_t stream, orSync *sync) {
+  orClocksNote(sync, stream);
+  orTimeline *t = orTimelineAt(orTimelineOf(stream));
+  orHostTell(&t->clock);
+  orClockJoin(&t->clock, &sync->clock);
+  if (sync->gate) goBehind(t, sync);
+  for (uint32_t i = 0; i < sync->gate_count; i++)
+    if (sync->gates[i]->gate)
+      goBehind(t, sync->gates[i]);
+    else
+      orClockJoin(&t->clock, &sync->gates[i]->clock);
+  if (sync->unsure) becomeUnsure(t);
+  if (sync->lost && !orClockKnows(&t->clock, sync->lost - 1, sync->lost_counter)) {
+    t->lost = sync->lost;
+    t->lost_counter = sync->lost_counter;
+  }
+}
+
+/* ---- moments ---- */
+
+static orSync *newSync(void) {
+  orSync *sync = orSanitizerAllocate(sizeof *sync);
+  *sync = (orSync){.refs = 1};
+  return sync;
+}
+
+void orSyncRelease(orSync *sync) {
+  if (!sync || --sync->refs) return;
+  for (uint32_t i = 0; i < sync->gate_count; i++) orSyncRelease(sync->gates[i]);
+  free(sync->clock.at);
+  free(sync);
+}
+
+static void syncGoBehind(orSync *sync, orSync *gate) {
+  if (sync == gate) return;
+  for (uint32_t i = 0; i < sync->gate_count; i++)
+    if (sync->gates[i] == gate) return;
+  if (sync->gate_count == OR_GATES)
+    sync->unsure = true;
+  else
+    sync->gates[sync->gate_count++] = orSyncRetain(gate);
+}
+
+static void syncAddTimeline(orSync *sync, orTimeline *t) {
+  orClockJoin(&sync->clock, &t->clock);
+  for (uint32_t i = 0; i < t->gate_count; i++) syncGoBehind(sync, t->gates[i].gate);
+  sync->unsure |= t->unsure_from != UINT64_MAX && !orHostKnows(indexOf(t), t->unsure_from);
+  step(t);
+}
+
+orSync *orTimelineMark(orStream_t stream) {
+  orSync *sync = newSync();
+  syncAddTimeline(sync, orTimelineAt(orTimelineOf(stream)));
+  sync->stream = stream;
+  sync->moment = orShadowMoment();
+  return sync;
+}
+
+orSync *orDeviceMark(int device) {
+  orSync *sync = newSync();
+  for (uint32_t i = 0; i < timeline_count; i++)
+    if (!timelines[i].aside && (device < 0 || orHandleDevice(timelines[i].stream) == device))
+      syncAddTimeline(sync, &timelines[i]);
+  sync->moment = orShadowMoment();
+  return sync;
+}
+
+orSync *orSyncRecord(orStream_t stream, const orSync *replaced) {
+  orHostTell(&orTimelineAt(orTimelineOf(stream))->clock);
+  orSync *sync = orTimelineMark(stream);
+  sync->timeline = orTimelineOf(stream);
+  sync->counter = sync->clock.at[sync->timeline];
+  if (replaced && replaced->counter &&
+      !orClockKnows(&sync->clock, replaced->timeline, replaced->counter) &&
+      !orHostKnows(replaced->timeline, replaced->counter)) {
+    sync->lost = replaced->timeline + 1;
+    sync->lost_counter = replaced->counter;
+  }
+  return sync;
+}
+
+orSync *orSyncGate(void) {
+  orSync *sync = newSync();
+  sync->gate = true;
+  return sync;
+}
+
+void orSyncJoin(orSync *into, const orSync *other) {
+  orClockJoin(&into->clock, &other->clock);
+  for (uint32_t i = 0; i < other->gate_count; i++) syncGoBehind(into, other->gates[i]);
+  into->unsure |= other->unsure;
+}
+
+/* The caller has a reference of its own. */
+static void leaveGate(orTimeline *t, orSync *gate) {
+  for (uint32_t i = 0; i < t->gate_count; i++) {
+    if (t->gates[i].gate != gate) continue;
+    orClockJoin(&t->clock, &gate->clock);
+    t->gates[i] = t->gates[--t->gate_count];
+    gate->refs--;
+    return;
+  }
+}
+
+/* A gate behind others would keep them, and those behind which they were, for as long as it is
+ * there. */
+static void leaveOpenGates(orSync *sync) {
+  for (uint32_t i = 0; i < sync->gate_count;) {
+    orSync *gate = sync->gates[i];
+    if (gate->gate) {
+      i++;
+      continue;
+    }
+    orClockJoin(&sync->clock, &gate->clock);
+    sync->gates[i] = sync->gates[--sync->gate_count];
+    orSyncRelease(gate);
+  }
+}
+
+void orSyncOpen(orSync *gate, orStream_t stream) {
+  orHostTellAll(&gate->clock);
+  if (stream) {
+    orTimeline *t = orTimelineAt(orTimelineOf(stream));
+    orClockJoin(&gate->clock, &t->clock);
+    step(t);
+  }
+  gate->gate = false;
+  leaveOpenGates(gate);
+  for (uint32_t i = 0; i < timeline_count; i++) leaveGate(&timelines[i], gate);
+}
+
+void orClocksForgetGates(int device) {
+  for (uint32_t i = 0; i < timeline_count; i++) {
+    orTimeline *t = &timelines[i];
+    if (device >= 0 && orHandleDevice(t->stream) != device) continue;
+    while (t->gate_count) orSyncRelease(t->gates[--t->gate_count].gate);
+    t->unsure_from = UINT64_MAX;
+  }
+}

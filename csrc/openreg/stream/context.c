@@ -1,0 +1,109 @@
+/*
+ * A device in use: its default stream, made at the first use; its pools of streams; synchronise and
+ * reset.
+ *
+ * ready[] is release-stored when a device's default stream exists; `first_use` serialises the
+ * making, and guards the pools.
+ */
+#include "stream/stream.h"
+
+static orMutex first_use = OR_MUTEX_INITIALIZER(OR_RANK_FIRST_USE);
+static _Atomic bool ready[OPENREG_MAX_DEVICES];
+static orStream_t default_streams[OPENREG_MAX_DEVICES]; /* written before ready */
+
+typedef struct orPool {
+  uint32_t turn;
+  orStream_t streams[OPENREG_STREAMS_PER_POOL];
+} orPool;
+static orPool pools[OPENREG_MAX_DEVICES][OR_PRIORITIES];
+
+static orError_t makeReady(int index) {
+  orProcessActivate(); /* a fork from here on may find the lock held */
+  orMutexLock(&first_use);
+  orError_t error = orSuccess;
+  if (!atomic_load_explicit(&ready[index], memory_order_relaxed)) {
+    orProbe probe = {.device = index};
+    orProbeCall(OR_PROBE_FIRST_USE, &probe);
+    error = probe.error ? probe.error
+                        : orStreamMake(index, 0, OR_OWNER_DEVICE, &default_streams[index]);
+    if (!error) atomic_store_explicit(&ready[index], true, memory_order_release);
+  }
+  orMutexUnlock(&first_use);
+  return error;
+}
+
+orError_t orDeviceUse(int index) {
+  if (OR_LIKELY(index >= 0 && index < OPENREG_MAX_DEVICES &&
+                atomic_load_explicit(&ready[index], memory_order_acquire)))
+    return orSuccess;
+  OR_TRY(orDeviceCheck(index));
+  return makeReady(index);
+}
+
+orError_t orDeviceDefaultStream(int device, orStream_t *stream) {
+  OR_TRY(orDeviceUse(device));
+  *stream = default_streams[device];
+  return orSuccess;
+}
+
+int orDeviceIsActive(int index) {
+  return index >= 0 && index < OPENREG_MAX_DEVICES &&
+         atomic_load_explicit(&ready[index], memory_order_acquire);
+}
+
+/* ---- public ---- */
+
+orError_t orStreamGetDefault(orStream_t *stream, int device) {
+  OR_TRY(orEnter());
+  if (!stream) return orFail(orErrorInvalidValue, "orStreamGetDefault: null result");
+  return orDeviceDefaultStream(device, stream);
+}
+
+orError_t orStreamGetFromPool(orStream_t *stream, int priority, int device) {
+  OR_TRY(orEnter());
+  if (!stream) return orFail(orErrorInvalidValue, "orStreamGetFromPool: null result");
+  OR_TRY(orDeviceUse(device));
+  priority = orClampPriority(priority);
+  orMutexLock(&first_use);
+  orPool *pool = &pools[device][-priority];
+  orStream_t *slot = &pool->streams[pool->turn++ % OPENREG_STREAMS_PER_POOL];
+  orError_t error = *slot ? orSuccess : orStreamMake(device, priority, OR_OWNER_POOL, slot);
+  *stream = *slot;
+  orMutexUnlock(&first_use);
+  return error;
+}
+
+orError_t orDeviceSynchronize(void) {
+  int device = orCurrentDevice();
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orDeviceCheck(device));
+  if (!orDeviceIsActive(device)) return orSuccess;
+  OR_TRY(orCapturesRefuse(device, "orDeviceSynchronize"));
+  OR_TRY(orDeviceCheckLost(device));
+  OR_TRY(orStreamSynchronizeDevice("orDeviceSynchronize", device));
+  return orDeviceTakeFailure(device);
+}
+
+static void dropQueued(orStream *s, uint64_t queued, void *context) {
+  (void)context;
+  orMutexLock(&s->lock); /* against a loss, which drops more */
+  if (queued > atomic_load_explicit(&s->drop_until, memory_order_relaxed))
+    atomic_store_explicit(&s->drop_until, queued, memory_order_release);
+  orMutexUnlock(&s->lock);
+}
+
+orError_t orDeviceReset(void) {
+  int device = orCurrentDevice();
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orDeviceCheck(device));
+  if (!orDeviceIsActive(device)) return orSuccess;
+  orCapturesInvalidate(device, "orDeviceReset");
+  /* All streams are told before any moves: what one drops completes events that let others run. */
+  orStreamForEach(device, dropQueued, NULL);
+  orStreamsGiveUpWaits(device);
+  OR_TRY(orStreamSynchronizeDevice(NULL, device));
+  OR_PROBE(OR_PROBE_RESET, .device = device);
+  orDeviceForgetFailure(device);
+  orProbeCall(OR_PROBE_IS_RESET, &(orProbe){.device = device});
+  return orSuccess;
+}

@@ -1,0 +1,477 @@
+/*
+ * Events and their completion cells.
+ *
+ * A cell is one completion: pending, then done, for ever. Each record of an event makes a cell and
+ * queues a mark that completes it; the event points to its newest cell, a queued wait holds the
+ * cell that it bound to. So a later record can neither satisfy an earlier wait late nor be
+ * satisfied early, and destroying the event leaves its cells to those who wait.
+ *
+ * Who holds a reference: the event (newest cell), each queued mark and wait, a host thread while it
+ * sleeps, the core while it completes. The last one puts the cell back into the pool.
+ *
+ * cell->state is a futex for sleeping hosts. cell->lock guards the list of waiting streams, and
+ * `done` is set under it, so that a stream is either seen by orCellComplete or sees `done`. Stream
+ * lock before cell lock: orCellComplete therefore takes the streams off one by one and resumes each
+ * with no cell lock held.
+ *
+ * model/wait.pml and model/wait.cpp are models of how a cell is completed (`make model`).
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "stream/stream.h"
+
+enum { OR_POOL_GROWTH = 64, OR_MOST_EVENTS = 1 << 20 };
+_Static_assert((int)OR_MOST_EVENTS <= OR_MOST_SLOTS, "a handle has room for every event's index");
+
+/* Flags of our own, beside the public ones. */
+enum { OR_EVENT_SIGNALLED = 1 << 8, OR_EVENT_OF_TASK = 1 << 9 };
+_Static_assert((int)orEventExternal < OR_EVENT_SIGNALLED, "the public flags are below our own");
+
+typedef struct orEvent {
+  orSlot slot;
+  orMutex lock;
+  bool lock_made;
+  /* Under `lock`. */
+  unsigned flags;
+  int device;
+  orCell *cell; /* newest; null: never recorded */
+} orEvent;
+
+static orHandleTable table = {.kind = OR_HANDLE_EVENT,
+                              .what = "event",
+                              .slot_size = sizeof(orEvent),
+                              .limit = OR_MOST_EVENTS,
+                              .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
+
+/* ---- cells ---- */
+
+static orMutex pool_lock = OR_MUTEX_INITIALIZER(OR_RANK_CELLS);
+static orCell *pool;
+
+static bool growPool(void) {
+  orCell *block =
+      aligned_alloc(OR_CACHE_LINE, OR_POOL_GROWTH * ((sizeof(orCell) + 63) & ~(size_t)63));
+  if (!block) return false;
+  for (int i = 0; i < OR_POOL_GROWTH; i++) {
+    orCell *c = (orCell *)((char *)block + (size_t)i * ((sizeof(orCell) + 63) & ~(size_t)63));
+    *c = (orCell){.next = pool};
+    orMutexInit(&c->lock, OR_RANK_CELL);
+    pool = c;
+  }
+  return true;
+}
+
+orCell *orCellNew(uint32_t refs) {
+  orMutexLock(&pool_lock);
+  orCell *c = pool || growPool() ? pool : NULL;
+  if (c) pool = c->next;
+  orMutexUnlock(&pool_lock);
+  if (!c) {
+    orFail(orErrorMemoryAllocation, "no memory for an event's record");
+    return NULL;
+  }
+  c->status = orSuccess;
+  c->stream = 0;
+  c->number = 0;
+  c->event = 0;
+  c->time_ns = 0;
+  atomic_store_explicit(&c->state, OR_CELL_PENDING, memory_order_relaxed);
+  atomic_store_explicit(&c->refs, refs, memory_order_relaxed);
+  return c;
+}
+
+orCell *orCellRetain(orCell *cell) {
+  atomic_fetch_add_explicit(&cell->refs, 1, memory_order_relaxed);
+  return cell;
+}
+
+void orCellRelease(orCell *cell) {
+  if (!cell || atomic_fetch_sub_explicit(&cell->refs, 1, memory_order_acq_rel) != 1) return;
+  if (OR_UNLIKELY(cell->capture != NULL)) orCaptureForget(cell);
+  if (OR_UNLIKELY(cell->kept != NULL)) orProbeCall(OR_PROBE_CELL_FREED, &(orProbe){.cell = cell});
+  orMutexLock(&pool_lock);
+  cell->next = pool;
+  pool = cell;
+  orMutexUnlock(&pool_lock);
+}
+
+static orStream *nextWaiter(orCell *cell) {
+  orMutexLock(&cell->lock);
+  orStream *s = cell->waiters;
+  if (s) cell->waiters = s->waiter_next;
+  orMutexUnlock(&cell->lock);
+  return s;
+}
+
+/* The caller holds a reference. */
+void orCellComplete(orCell *cell, orError_t status) {
+  cell->status = status;
+  cell->time_ns = orNow();
+  orMutexLock(&cell->lock);
+  uint32_t before = atomic_fetch_or_explicit(&cell->state, OR_CELL_DONE, memory_order_acq_rel);
+  orMutexUnlock(&cell->lock);
+  if (before & OR_CELL_SLEEPERS) {
+    orFutexWake(&cell->state, INT32_MAX);
+    orDispatchNotice();
+  }
+  for (orStream *s; (s = nextWaiter(cell));) orStreamResume(s);
+}
+
+bool orCellWaitOrPark(orCell *cell, orStream *s) {
+  if (orCellDone(cell)) return true;
+  orMutexLock(&s->lock);
+  orMutexLock(&cell->lock);
+  bool done = orCellDone(cell);
+  if (!done) {
+    s->waiter_next = cell->waiters;
+    cell->waiters = s;
+    s->waits_for = cell;
+    s->state = OR_STREAM_WAITING;
+  }
+  orMutexUnlock(&cell->lock);
+  orMutexUnlock(&s->lock);
+  return done;
+}
+
+void orCellForget(orCell *cell, orStream *s) {
+  orMutexLock(&cell->lock);
+  for (orStream **p = &cell->waiters; *p; p = &(*p)->waiter_next)
+    if (*p == s) {
+      *p = s->waiter_next;
+      break;
+    }
+  orMutexUnlock(&cell->lock);
+}
+
+orStream *orCellStream(const orCell *cell) {
+  return cell->stream ? orHandleSlotAt(&orStreamTable, orHandleIndex(cell->stream)) : NULL;
+}
+
+static orAwaited awaitedOf(orCell *cell) {
+  return (orAwaited){.stream = orCellStream(cell), .count = cell->number, .cell = cell};
+}
+
+/* ---- events ---- */
+
+static orError_t lockEvent(orEvent_t handle, orEvent **event) {
+  orEvent *e = orHandleFind(&table, handle);
+  if (!e) return orErrorInvalidResourceHandle;
+  orMutexLock(&e->lock);
+  if (!orHandleIs(&e->slot, handle)) {
+    orMutexUnlock(&e->lock);
+    return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live event", handle);
+  }
+  *event = e;
+  return orSuccess;
+}
+
+orError_t orEventCell(orEvent_t handle, orCell **cell, unsigned *flags) {
+  orEvent *e;
+  OR_TRY(lockEvent(handle, &e));
+  *cell = e->cell ? orCellRetain(e->cell) : NULL;
+  *flags = e->flags;
+  orMutexUnlock(&e->lock);
+  return orSuccess;
+}
+
+static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *handle) {
+  void *slot;
+  orError_t error = orHandleReserve(&table, device, &slot, handle);
+  if (error) {
+    orCellRelease(cell);
+    return error;
+  }
+  orEvent *e = slot;
+  if (!e->lock_made) orMutexInit(&e->lock, OR_RANK_EVENT);
+  orMutexLock(&e->lock);
+  e->lock_made = true;
+  e->flags = flags;
+  e->device = device;
+  e->cell = cell;
+  if (cell) cell->event = *handle;
+  orHandlePublish(&e->slot, *handle);
+  orMutexUnlock(&e->lock);
+  return orSuccess;
+}
+
+orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell) {
+  orCell *made = orCellNew(2); /* the event's and the caller's */
+  if (!made) return orErrorMemoryAllocation;
+  orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, made, event);
+  if (error)
+    orCellRelease(made);
+  else
+    *cell = made;
+  return error;
+}
+
+orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags) {
+  OR_TRY(orEnter());
+  if (!event) return orFail(orErrorInvalidValue, "orEventCreate: null result");
+  if (flags & ~(unsigned)(orEventDisableTiming | orEventExternal))
+    return orFail(orErrorInvalidValue,
+                  "event flags 0x%x: allowed are orEventDisableTiming and orEventExternal", flags);
+  OR_TRY(orDeviceUse(orCurrentDevice()));
+  orCell *cell = NULL;
+  if (flags & orEventExternal) {
+    cell = orCellNew(1);
+    if (!cell) return orErrorMemoryAllocation;
+  }
+  return makeEvent(orCurrentDevice(), flags, cell, event);
+}
+
+orError_t orEventCreate(orEvent_t *event) { return orEventCreateWithFlags(event, orEventDefault); }
+
+static void signalCell(orCell *cell, orError_t status) {
+  OR_PROBE(OR_PROBE_SIGNAL, .cell = cell);
+  orCellComplete(cell, status);
+}
+
+/* Its lock is held, and given up. The cell is the caller's to release. */
+static orCell *takeEvent(orEvent *e) {
+  orCell *cell = e->cell;
+  e->cell = NULL;
+  orHandleInvalidate(&e->slot);
+  orMutexUnlock(&e->lock);
+  orHandleRecycle(&table, &e->slot);
+  return cell;
+}
+
+orError_t orEventDestroy(orEvent_t event) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  OR_TRY(lockEvent(event, &e));
+  unsigned flags = e->flags;
+  if (flags & OR_EVENT_OF_TASK) {
+    orMutexUnlock(&e->lock);
+    return orFail(orErrorNotPermitted,
+                  "the event that a device factory's operation was given cannot be destroyed, only "
+                  "signalled");
+  }
+  orCell *cell = takeEvent(e);
+  /* No thread can signal it any more: a wait for it would never end. */
+  if ((flags & orEventExternal) && !(flags & OR_EVENT_SIGNALLED)) signalCell(cell, orSuccess);
+  orCellRelease(cell);
+  return orSuccess;
+}
+
+void orEventEndTask(orEvent_t event) {
+  orEvent *e;
+  if (!lockEvent(event, &e)) orCellRelease(takeEvent(e));
+}
+
+orError_t orEventGetDevice(orEvent_t event, int *device) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  if (!device) return orFail(orErrorInvalidValue, "orEventGetDevice: null result");
+  OR_TRY(lockEvent(event, &e));
+  *device = e->device;
+  orMutexUnlock(&e->lock);
+  return orSuccess;
+}
+
+/* In a capture. Both locks held. */
+static orError_t captureMark(orEvent *e, orStream *s, orCell *cell, orCell **replaced) {
+  OR_TRY(orCaptureMark(s, cell));
+  *replaced = e->cell;
+  e->cell = cell;
+  cell->stream = s->last_handle;
+  orCellRelease(cell); /* no mark has it */
+  return orSuccess;
+}
+
+/* The event is locked across the enqueue, so that of two threads that record it the later mark is
+ * the newest cell. A mark never waits for room. */
+static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
+  orStream *s;
+  orTask *task;
+  OR_TRY(orStreamBegin(stream, false, 0, &s, &task));
+  if (s->device != e->device) {
+    int device = s->device;
+    orMutexUnlock(&s->lock); /* the reserved record is not committed, so it is not there */
+    return orFail(orErrorInvalidValue,
+                  "an event of device %d cannot be recorded on a stream of device %d", e->device,
+                  device);
+  }
+  if (OR_UNLIKELY(s->capturing != NULL)) {
+    orError_t error = captureMark(e, s, cell, replaced);
+    orMutexUnlock(&s->lock);
+    return error;
+  }
+  uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
+  *replaced = e->cell;
+  e->cell = cell;
+  cell->stream = s->last_handle;
+  cell->number = queued;
+  cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
+  OR_PROBE(OR_PROBE_RECORD, .stream = cell->stream, .cell = cell, .replaced = *replaced);
+  if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
+    orMutexUnlock(&s->lock); /* nothing is before it: no lane need wake up for it */
+    orCellComplete(cell, orSuccess);
+    orCellRelease(cell);
+    return orSuccess;
+  }
+  cell->number = queued + 1;
+  task->kind = OR_KIND_MARK;
+  task->name = "orEventRecord";
+  task->u.cell = cell;
+  orStreamCommit(s, task);
+  return orSuccess;
+}
+
+orError_t orEventRecord(orEvent_t event, orStream_t stream) {
+  orEvent *e;
+  OR_TRY(orEnterBlocking());
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
+  orCell *cell = orCellNew(2); /* the event's and the mark's */
+  if (!cell) return orErrorMemoryAllocation;
+  orCell *replaced = NULL;
+  orError_t error = lockEvent(event, &e);
+  if (!error) {
+    error = e->flags & orEventExternal
+                ? orFail(orErrorInvalidValue,
+                         "an external event is completed by orEventSignal, not by a record")
+                : queueMark(e, stream, cell, &replaced);
+    orMutexUnlock(&e->lock);
+  }
+  if (error) {
+    orCellRelease(cell);
+    orCellRelease(cell);
+  }
+  orCellRelease(replaced);
+  return error;
+}
+
+orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  orStream *s;
+  orTask *task;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(orEventCell(event, &cell, &flags));
+  orError_t error = orStreamBegin(stream, false, 0, &s, &task);
+  if (!error && cell && OR_UNLIKELY(s->capturing || cell->capture)) {
+    error = orCaptureWait(s, cell);
+    orMutexUnlock(&s->lock);
+    orCellRelease(cell);
+    return error;
+  }
+  if (!error && cell) OR_PROBE(OR_PROBE_WAIT, .stream = s->last_handle, .cell = cell);
+  if (error || !cell || orCellDone(cell) || cell->stream == s->last_handle) {
+    if (!error) orMutexUnlock(&s->lock);
+    orCellRelease(cell);
+    return error;
+  }
+  task->kind = OR_KIND_WAIT;
+  task->name = "orStreamWaitEvent";
+  task->u.cell = cell; /* the reference goes to the task */
+  orStreamCommit(s, task);
+  orDispatchPoint();
+  return orSuccess;
+}
+
+/* As orEventCell, for a host that wants to know how far it is. */
+static orError_t cellToAskOf(orEvent_t event, const char *call, orCell **cell, unsigned *flags) {
+  OR_TRY(orEventCell(event, cell, flags));
+  if (OR_LIKELY(!*cell || !(*cell)->capture)) return orSuccess;
+  orError_t error = orCaptureRefuseEvent(*cell, call);
+  orCellRelease(*cell);
+  return error;
+}
+
+orError_t orEventQuery(orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  OR_TRY(orEnter());
+  orDispatchPoint();
+  OR_TRY(cellToAskOf(event, "orEventQuery", &cell, &flags));
+  orAwaited awaited = cell ? awaitedOf(cell) : (orAwaited){0};
+  bool ready = !cell || orIsOver(&awaited);
+  if (ready && cell) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
+  orError_t error = ready ? orSuccess : orAwaitStep(&awaited);
+  orCellRelease(cell);
+  return error;
+}
+
+orError_t orEventSynchronize(orEvent_t event) {
+  orCell *cell;
+  unsigned flags;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(cellToAskOf(event, "orEventSynchronize", &cell, &flags));
+  if (!cell) return orSuccess;
+  int device = orHandleDevice(event);
+  orError_t lost = orDeviceCheckLost(device);
+  if (OR_UNLIKELY(lost)) {
+    orCellRelease(cell);
+    return lost;
+  }
+  orProbe wait;
+  orAwaited awaited = awaitedOf(cell);
+  OR_PROBE_WAITS(&wait, .call = "orEventSynchronize", .device = device, .stream = cell->stream,
+                 .cell = cell);
+  orError_t error = orProbeWaited(&wait, orAwait(&awaited));
+  if (OR_LIKELY(!error)) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
+  orCellRelease(cell);
+  return error ? error : orDeviceTakeFailure(device);
+}
+
+static orError_t finishedTime(orEvent_t event, const char *which, uint64_t *time_ns) {
+  orCell *cell;
+  unsigned flags;
+  OR_TRY(cellToAskOf(event, "orEventElapsedTime", &cell, &flags));
+  orError_t error = orSuccess;
+  if (flags & orEventDisableTiming)
+    error = orFail(orErrorEventNotTimed, "the %s event was created without timing", which);
+  else if (!cell)
+    error = orFail(orErrorEventNotRecorded, "the %s event has not been recorded", which);
+  else if (!orCellDone(cell))
+    error = orErrorNotReady;
+  else
+    *time_ns = cell->time_ns;
+  orCellRelease(cell);
+  return error;
+}
+
+orError_t orEventElapsedTime(float *milliseconds, orEvent_t start, orEvent_t end) {
+  uint64_t from = 0, to = 0;
+  OR_TRY(orEnter());
+  if (!milliseconds) return orFail(orErrorInvalidValue, "orEventElapsedTime: null result");
+  OR_TRY(finishedTime(start, "start", &from));
+  OR_TRY(finishedTime(end, "end", &to));
+  if (orHandleDevice(start) != orHandleDevice(end))
+    return orFail(orErrorInvalidValue, "elapsed time between events of device %d and device %d",
+                  orHandleDevice(start), orHandleDevice(end));
+  *milliseconds = (float)((double)(int64_t)(to - from) / 1e6);
+  return orSuccess;
+}
+
+orError_t orEventSignal(orEvent_t event, orError_t status) {
+  orEvent *e;
+  OR_TRY(orEnter());
+  OR_TRY(lockEvent(event, &e));
+  orError_t error = orSuccess;
+  orCell *cell = NULL;
+  if (!(e->flags & orEventExternal))
+    error = orFail(orErrorInvalidValue, "only an external event can be signalled");
+  else if (e->flags & OR_EVENT_SIGNALLED)
+    error = orFail(orErrorInvalidValue, "the event has been signalled already");
+  else if (status == orErrorNotReady && !(e->flags & OR_EVENT_OF_TASK))
+    error = orFail(orErrorInvalidValue,
+                   "orEventSignal: status orErrorNotReady; it must say how the work has ended");
+  else
+    cell = orCellRetain(e->cell);
+  if (cell) e->flags |= OR_EVENT_SIGNALLED;
+  bool of_task = e->flags & OR_EVENT_OF_TASK; /* whose failure is noted with the task's name */
+  orMutexUnlock(&e->lock);
+  if (cell && status && !of_task)
+    orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);
+  orFailureDropCause();
+  if (!cell) return error;
+  if (of_task)
+    orCellComplete(cell, status);
+  else
+    signalCell(cell, status);
+  orCellRelease(cell);
+  return orSuccess;
+}

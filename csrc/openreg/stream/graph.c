@@ -1,0 +1,441 @@
+/*
+ * Graphs: what was captured, queued again as often as somebody asks.
+ *
+ * A replay queues copies of the captured records, with fresh cells in place of the marks and waits:
+ * branch 0's on the stream that it is launched on, in one piece, so that nothing of another thread
+ * comes between them, the other branches' on streams of the graph's own. So whatever runs, drops,
+ * shows or disturbs tasks treats these as any others. Each branch's records end with a mark that
+ * lets go of the graph: its nodes' arguments, which the copies share, outlive every replay.
+ *
+ * Replays of one graph follow each other: one that is launched on another stream than the one
+ * before waits for that one's last mark. Threads that launch it take turns, with no lock held;
+ * `cells`, `end` and `last` belong to whoever has the turn. `body` of a slot and the list of user
+ * objects are under the slot's lock.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "stream/stream.h"
+
+enum { OR_MOST_GRAPHS = 1 << 16 };
+
+typedef struct orLine { /* a branch, as it is queued */
+  orStream_t stream;    /* 0: the one that is launched on */
+  const orTask **tasks;
+  size_t count, bytes;
+} orLine;
+
+typedef struct orObject {
+  struct orObject *next;
+  void *object;
+  void (*destroy)(void *object);
+} orObject;
+
+typedef struct orGraphBody {
+  _Atomic uint32_t refs; /* the handle's, each line's of each replay, each caller's */
+  _Atomic uint32_t turn; /* futex: 0, 1 taken, 2 and somebody sleeps */
+  int device;
+  orGraphNodes nodes; /* captured */
+  orGraphNodes own;   /* the first of line 0, and the last of each */
+  orObject *objects;
+  uint32_t line_count, cell_count;
+  orLine *lines;
+  orCell **cells; /* [0] the end of the replay before, then the ends of the lines, then marks */
+  uint32_t *marked_by; /* the line of each cell */
+  orCell *end;         /* of the newest replay */
+  orStream_t last;     /* that it was launched on */
+} orGraphBody;
+
+typedef struct orGraphSlot {
+  orSlot slot;
+  orMutex lock;
+  bool lock_made;
+  orGraphBody *body; /* under `lock` */
+} orGraphSlot;
+
+static orHandleTable table = {.kind = OR_HANDLE_GRAPH,
+                              .what = "graph",
+                              .slot_size = sizeof(orGraphSlot),
+                              .limit = OR_MOST_GRAPHS,
+                              .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
+
+/* ---- nodes ---- */
+
+void orGraphNodesDrop(orGraphNodes *nodes) {
+  orMutexAssertNone();
+  for (orGraphNode *n = nodes->first, *next; n; n = next) {
+    next = n->next;
+    if (n->drop) orCallDestroy(n->drop, orTaskArgs(&n->task));
+    free(n);
+  }
+  *nodes = (orGraphNodes){.end = &nodes->first};
+}
+
+/* ---- making ---- */
+
+static void freeBody(orGraphBody *b) {
+  orGraphNodesDrop(&b->nodes);
+  orGraphNodesDrop(&b->own);
+  for (orObject *o = b->objects, *next; o; o = next) {
+    next = o->next;
+    orCallDestroy(o->destroy, o->object);
+    free(o);
+  }
+  for (uint32_t i = 0; b->lines && i < b->line_count; i++) {
+    if (b->lines[i].stream) orStreamUnmake(b->lines[i].stream);
+    free(b->lines[i].tasks);
+  }
+  orCellRelease(b->end);
+  free(b->lines);
+  free(b->cells);
+  free(b->marked_by);
+  free(b);
+}
+
+static void release(orGraphBody *b, uint32_t refs) {
+  if (atomic_fetch_sub_explicit(&b->refs, refs, memory_order_acq_rel) == refs) freeBody(b);
+}
+
+static void dropLine(void *args) { release(*(orGraphBody **)args, 1); }
+
+static void addToLine(orLine *line, const orGraphNode *n) {
+  line->tasks[line->count++] = &n->task;
+  line->bytes += n->task.size;
+}
+
+/* A record of the graph's own on a line. */
+static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell) {
+  size_t size = offsetof(orGraphNode, task) + OR_TASK_HEADER + 16;
+  orGraphNode *n = aligned_alloc(16, size);
+  if (!n) return false;
+  *n = (orGraphNode){.branch = line,
+                     .task = {.size = size - offsetof(orGraphNode, task),
+                              .kind = kind,
+                              .name = "orGraphLaunch",
+                              .drop = kind == OR_KIND_MARK ? dropLine : NULL,
+                              .u.slot = cell}};
+  *(orGraphBody **)orTaskArgs(&n->task) = b;
+  *b->own.end = n;
+  b->own.end = &n->next;
+  addToLine(&b->lines[line], n);
+  return true;
+}
+
+/* Marks that nobody waits for go; the others, and waits, get the numbers of their cells. */
+static void numberCells(orGraphBody *b) {
+  for (orGraphNode **at = &b->nodes.first, *n; (n = *at);) {
+    if (n->task.kind == OR_KIND_MARK && !n->awaited) {
+      *at = n->next;
+      free(n);
+      continue;
+    }
+    if (n->task.kind == OR_KIND_MARK) n->task.u.slot = b->cell_count++;
+    if (n->task.kind == OR_KIND_WAIT) n->task.u.slot = n->mark->task.u.slot;
+    at = &n->next;
+  }
+}
+
+/* The first record of line 0 waits for the replay before, the last of each lets go. */
+static bool makeLines(orGraphBody *b) {
+  size_t *counts = calloc(b->line_count, sizeof *counts);
+  if (!counts) return false;
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next) counts[n->branch] += !n->tell;
+  bool made = true;
+  for (uint32_t i = 0; i < b->line_count && made; i++)
+    made = (b->lines[i].tasks = calloc(counts[i] + 2, sizeof(orTask *))) != NULL;
+  free(counts);
+  if (!made) return false;
+  if (!addOwn(b, OR_KIND_WAIT, 0, 0)) return false;
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next)
+    if (!n->tell) addToLine(&b->lines[n->branch], n);
+  for (uint32_t i = 0; i < b->line_count; i++)
+    if (!addOwn(b, OR_KIND_MARK, i, 1 + i)) return false;
+  return true;
+}
+
+static bool makeCells(orGraphBody *b) {
+  b->cells = calloc(b->cell_count, sizeof *b->cells);
+  b->marked_by = calloc(b->cell_count, sizeof *b->marked_by);
+  if (!b->cells || !b->marked_by) return false;
+  for (uint32_t i = 0; i < b->line_count; i++) b->marked_by[1 + i] = i;
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next)
+    if (n->task.kind == OR_KIND_MARK) b->marked_by[n->task.u.slot] = n->branch;
+  return true;
+}
+
+static orError_t makeStreams(orGraphBody *b, const int *priorities) {
+  for (uint32_t i = 1; i < b->line_count; i++)
+    OR_TRY(orStreamMake(b->device, priorities[i], OR_OWNER_GRAPH, &b->lines[i].stream));
+  return orSuccess;
+}
+
+static orError_t publish(orGraphBody *b, orGraph_t *graph) {
+  void *slot;
+  OR_TRY(orHandleReserve(&table, b->device, &slot, graph));
+  orGraphSlot *g = slot;
+  if (!g->lock_made) orMutexInit(&g->lock, OR_RANK_GRAPH);
+  orMutexLock(&g->lock);
+  g->lock_made = true;
+  g->body = b;
+  orHandlePublish(&g->slot, *graph);
+  orMutexUnlock(&g->lock);
+  return orSuccess;
+}
+
+static orError_t fill(orGraphBody *b, const int *priorities) {
+  numberCells(b);
+  b->lines = calloc(b->line_count, sizeof *b->lines);
+  if (!b->lines || !makeLines(b) || !makeCells(b))
+    return orFail(orErrorMemoryAllocation, "no memory for a graph");
+  return makeStreams(b, priorities);
+}
+
+orError_t orGraphMake(int device, orGraphNodes *nodes, uint32_t branches, const int *priorities,
+                      orGraph_t *graph) {
+  orGraphBody *b = calloc(1, sizeof *b);
+  if (!b) return orFail(orErrorMemoryAllocation, "no memory for a graph");
+  atomic_init(&b->refs, 1);
+  b->device = device;
+  b->line_count = branches;
+  b->cell_count = 1 + branches;
+  b->nodes.first = nodes->first;
+  b->own.end = &b->own.first;
+  *nodes = (orGraphNodes){.end = &nodes->first};
+  orError_t error = fill(b, priorities);
+  if (!error) error = publish(b, graph);
+  if (error) release(b, 1);
+  return error;
+}
+
+/* ---- replay ---- */
+
+/* A thread that has the turn does not sleep, so others wait shortly. */
+static void takeTurn(orGraphBody *b) {
+  uint32_t nobody = 0;
+  if (OR_LIKELY(atomic_compare_exchange_strong(&b->turn, &nobody, 1))) return;
+  void *token = orBlockEnter();
+  while (atomic_exchange(&b->turn, 2)) orFutexWait(&b->turn, 2, 0);
+  orBlockLeave(token);
+}
+
+static void giveTurn(orGraphBody *b) {
+  if (atomic_exchange(&b->turn, 0) == 2) orFutexWake(&b->turn, 1);
+}
+
+static void releaseCells(orGraphBody *b) {
+  for (uint32_t i = 1; i < b->cell_count; i++) {
+    orCellRelease(b->cells[i]);
+    b->cells[i] = NULL;
+  }
+}
+
+/* Before any is queued each says which stream will complete it, for the tools. */
+static orError_t makeAllCells(orGraphBody *b, orStream_t stream) {
+  b->cells[0] = b->end;
+  for (uint32_t i = 1; i < b->cell_count; i++) {
+    b->cells[i] = orCellNew(1);
+    if (!b->cells[i]) {
+      releaseCells(b);
+      return orErrorMemoryAllocation;
+    }
+    uint32_t line = b->marked_by[i];
+    b->cells[i]->stream = line ? b->lines[line].stream : stream;
+  }
+  return orSuccess;
+}
+
+/* The tools that follow what the program asks for are told as of eager calls, in captured order. */
+static void tellNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
+  const orTask *t = &node->task;
+  if (node->tell) {
+    node->tell(orTaskArgs(&node->task), on);
+    return;
+  }
+  switch (t->kind) {
+    case OR_KIND_COPY:
+      OR_PROBE(OR_PROBE_ACCESS, .call = "orMemcpyAsync", .stream = on, .dst = t->u.copy.dst,
+               .src = t->u.copy.src, .bytes = t->u.copy.bytes);
+      break;
+    case OR_KIND_SET:
+      OR_PROBE(OR_PROBE_ACCESS, .call = "orMemsetAsync", .stream = on, .dst = t->u.set.dst,
+               .bytes = t->u.set.bytes);
+      break;
+    case OR_KIND_HOST_FUNC:
+      OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = on);
+      break;
+    case OR_KIND_MARK:
+      OR_PROBE(OR_PROBE_RECORD, .stream = on, .cell = b->cells[t->u.slot]);
+      break;
+    case OR_KIND_WAIT:
+      if (b->cells[t->u.slot]) OR_PROBE(OR_PROBE_WAIT, .stream = on, .cell = b->cells[t->u.slot]);
+      break;
+    case OR_KIND_KERNEL: /* what it touches has a node of its own */
+      break;
+  }
+}
+
+static void tellTools(const orGraphBody *b, orStream_t stream, bool waits) {
+  orGraphNode *before = b->own.first;
+  if (waits) tellNode(b, before, stream);
+  for (orGraphNode *n = b->nodes.first; n; n = n->next)
+    tellNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
+  for (orGraphNode *n = before->next; n; n = n->next)
+    tellNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
+}
+
+/* Of lines that are not queued. The caller has one itself. */
+static void takeBack(orGraphBody *b, uint32_t refs) {
+  atomic_fetch_sub_explicit(&b->refs, refs, memory_order_relaxed);
+}
+
+/* What should have been queued on a line is not: whoever waits for it goes on. */
+static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
+  orDeviceNoteFailure(b->device, error, "orGraphLaunch", NULL);
+  for (uint32_t i = 1; i < b->cell_count; i++)
+    if (b->marked_by[i] == line) orCellComplete(b->cells[i], orSuccess);
+  takeBack(b, 1);
+}
+
+/* Reserves room on the graph's own streams before anything is told or queued. The room stays, as
+ * only replays queue there, so a replay that has begun does not end early for want of memory. */
+static orError_t reserveLines(const orGraphBody *b) {
+  for (uint32_t i = 1; i < b->line_count; i++)
+    OR_TRY(orStreamReserve(b->lines[i].stream, b->lines[i].bytes));
+  return orSuccess;
+}
+
+/* By whoever has the turn. */
+static orError_t replay(orGraphBody *b, orStream_t stream) {
+  bool waits = b->end && b->last != stream && !orCellDone(b->end);
+  OR_TRY(reserveLines(b));
+  OR_TRY(makeAllCells(b, stream));
+  const uint32_t told = 1u << OR_PROBE_ACCESS | 1u << OR_PROBE_RECORD | 1u << OR_PROBE_WAIT |
+                        1u << OR_PROBE_HOST_KNOWS;
+  if (OR_UNLIKELY(atomic_load_explicit(&orProbesOn, memory_order_relaxed) & told))
+    tellTools(b, stream, b->end && b->last != stream);
+  atomic_fetch_add_explicit(&b->refs, b->line_count, memory_order_relaxed);
+  for (uint32_t i = 0; i < b->line_count; i++) {
+    const orLine *l = &b->lines[i];
+    orSequence records = {
+        .tasks = l->tasks, .count = l->count, .bytes = l->bytes, .cells = b->cells};
+    if (!i && !waits) {
+      records.tasks++;
+      records.count--;
+    }
+    orError_t error = orStreamQueueAll(i ? l->stream : stream, i == 0, &records);
+    if (OR_UNLIKELY(error) && !i) {
+      releaseCells(b);
+      takeBack(b, b->line_count);
+      return error;
+    }
+    if (OR_UNLIKELY(error)) giveUpLine(b, i, error);
+  }
+  orCellRelease(b->end);
+  b->end = b->cells[1];
+  b->cells[1] = NULL;
+  b->last = stream;
+  releaseCells(b);
+  return orSuccess;
+}
+
+/* ---- public ---- */
+
+/* With a reference for the caller. */
+static orError_t bodyOf(orGraph_t graph, orGraphBody **body) {
+  orGraphSlot *g = orHandleFind(&table, graph);
+  if (!g) return orErrorInvalidResourceHandle;
+  orMutexLock(&g->lock);
+  bool live = orHandleIs(&g->slot, graph);
+  if (live) {
+    *body = g->body;
+    atomic_fetch_add_explicit(&g->body->refs, 1, memory_order_relaxed);
+  }
+  orMutexUnlock(&g->lock);
+  return live ? orSuccess
+              : orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live graph", graph);
+}
+
+static orError_t launch(orGraphBody *b, orStream_t stream) {
+  int device;
+  OR_TRY(orStreamGetDevice(stream, &device));
+  if (device != b->device)
+    return orFail(orErrorInvalidValue, "a graph of device %d on a stream of device %d", b->device,
+                  device);
+  OR_TRY(orDeviceCheckLost(device));
+  OR_TRY(orStreamAwaitRoom(stream));
+  takeTurn(b);
+  orError_t error = replay(b, stream);
+  giveTurn(b);
+  return error;
+}
+
+orError_t orGraphLaunch(orGraph_t graph, orStream_t stream) {
+  orGraphBody *b;
+  OR_TRY(orEnterBlocking());
+  if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
+  OR_TRY(bodyOf(graph, &b));
+  orError_t error = launch(b, stream);
+  release(b, 1);
+  OR_TRY(error);
+  if (OR_UNLIKELY(orLaunchesBlock())) return orStreamSynchronize(stream);
+  orDispatchPoint();
+  return orSuccess;
+}
+
+orError_t orGraphDestroy(orGraph_t graph) {
+  orGraphSlot *g;
+  OR_TRY(orEnter());
+  g = orHandleFind(&table, graph);
+  if (!g) return orErrorInvalidResourceHandle;
+  orMutexLock(&g->lock);
+  bool live = orHandleIs(&g->slot, graph);
+  orGraphBody *b = g->body;
+  if (live) orHandleInvalidate(&g->slot);
+  orMutexUnlock(&g->lock);
+  if (!live)
+    return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live graph", graph);
+  orHandleRecycle(&table, &g->slot);
+  release(b, 1);
+  return orSuccess;
+}
+
+orError_t orGraphGetNodeCount(orGraph_t graph, size_t *count) {
+  orGraphBody *b;
+  OR_TRY(orEnter());
+  if (!count) return orFail(orErrorInvalidValue, "orGraphGetNodeCount: null result");
+  OR_TRY(bodyOf(graph, &b));
+  *count = 0;
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next)
+    *count += !n->tell && n->task.kind != OR_KIND_MARK && n->task.kind != OR_KIND_WAIT;
+  release(b, 1);
+  return orSuccess;
+}
+
+orError_t orGraphDebugDotPrint(orGraph_t graph, const char *path) {
+  orGraphBody *b;
+  OR_TRY(orEnter());
+  if (!path) return orFail(orErrorInvalidValue, "orGraphDebugDotPrint: null path");
+  OR_TRY(bodyOf(graph, &b));
+  orError_t error = orGraphDraw(b->device, &b->nodes, b->line_count, b->cell_count, path);
+  release(b, 1);
+  return error;
+}
+
+orError_t orGraphRetainUserObject(orGraph_t graph, void *object, void (*destroy)(void *object)) {
+  orGraphBody *b;
+  OR_TRY(orEnter());
+  if (!destroy) return orFail(orErrorInvalidValue, "orGraphRetainUserObject: null function");
+  OR_TRY(bodyOf(graph, &b));
+  orObject *o = malloc(sizeof *o);
+  if (o) {
+    orGraphSlot *g = orHandleSlotAt(&table, orHandleIndex(graph));
+    *o = (orObject){.object = object, .destroy = destroy};
+    orMutexLock(&g->lock);
+    o->next = b->objects;
+    b->objects = o;
+    orMutexUnlock(&g->lock);
+  }
+  release(b, 1);
+  return o ? orSuccess : orFail(orErrorMemoryAllocation, "no memory for a graph's object");
+}

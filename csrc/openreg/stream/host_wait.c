@@ -1,0 +1,234 @@
+/*
+ * How a host thread waits, in one way for all: for tasks of a stream, or for an external event.
+ *
+ * It spins for a moment, helps with the pieces of large tasks, and sleeps; a dispatcher, if there
+ * is one, has its own way of letting tasks run meanwhile (dispatch.h).
+ *
+ * Sleeping for progress: a stream's `wake_at` is the smallest count that anybody sleeps for. A
+ * sleeper reads `wake_word`, lowers `wake_at`, looks at `completed` once more and sleeps on
+ * `wake_word`. The lane stores `completed`, loads `wake_at`, and if it is reached resets it,
+ * changes `wake_word` and wakes all. The store and the load on each side are seq_cst, so one of the
+ * two sees the other; a request that the reset wipes out was made after its sleeper read
+ * `wake_word`, which has changed since, so that sleeper does not sleep. A stream's counters never
+ * start again, so whoever still sleeps for an old count is served. For an external event the futex
+ * is its cell's state.
+ *
+ * `hosts` lists who sleeps, for the hang report and for those who wake all to look around, under
+ * `lock`. An entry is on its sleeper's stack, which has a reference to its cell.
+ *
+ * model/wait.pml and model/wait.cpp are models of the sleep and of the wake-up, model/dispatch.cpp
+ * of a schedule that begins meanwhile (`make model`): change them together.
+ */
+#include <limits.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "stream/stream.h"
+
+enum { OR_LOOK_AGAIN_NS = 1000000 };
+
+static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static orHostWait *hosts;
+
+static bool hasFinished(const orStream *s, uint64_t count) {
+  return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
+}
+
+bool orIsOver(const orAwaited *a) {
+  return a->stream ? hasFinished(a->stream, a->count) : orCellDone(a->cell);
+}
+
+/* ---- who sleeps ---- */
+
+void orHostWaitBegin(orHostWait *w, const orAwaited *awaited) {
+  static _Thread_local int thread;
+  if (!thread) thread = (int)syscall(SYS_gettid);
+  *w = (orHostWait){.awaited = *awaited, .since = orNow(), .thread = thread};
+  if (awaited->stream) {
+    orMutexLock(&awaited->stream->lock);
+    w->stream = awaited->stream->last_handle;
+    orMutexUnlock(&awaited->stream->lock);
+  }
+  orMutexLock(&lock);
+  w->next = hosts;
+  w->at = &hosts;
+  if (hosts) hosts->at = &w->next;
+  hosts = w;
+  orMutexUnlock(&lock);
+}
+
+void orHostWaitEnd(orHostWait *w) {
+  orMutexLock(&lock);
+  *w->at = w->next;
+  if (w->next) w->next->at = w->at;
+  orMutexUnlock(&lock);
+}
+
+void orHostWaitsEach(void (*fn)(orHostWait *, void *), void *context) {
+  orMutexLock(&lock);
+  for (orHostWait *w = hosts; w; w = w->next) fn(w, context);
+  orMutexUnlock(&lock);
+}
+
+/* ---- waking ---- */
+
+void orStreamWakeSleepers(orStream *s) {
+  atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&s->wake_word, 1, memory_order_seq_cst);
+  orFutexWake(&s->wake_word, INT_MAX);
+}
+
+bool orStreamAskForHelp(orStream *s) {
+  if (atomic_load_explicit(&s->wake_at, memory_order_seq_cst) == UINT64_MAX) return false;
+  orStreamWakeSleepers(s);
+  return true;
+}
+
+static void wake(orHostWait *w, void *context) {
+  (void)context;
+  orCell *cell = w->awaited.cell;
+  if (w->awaited.stream) {
+    orStreamWakeSleepers(w->awaited.stream);
+  } else if (cell) {
+    atomic_fetch_add_explicit(&cell->state, OR_CELL_LOOK, memory_order_acq_rel);
+    orFutexWake(&cell->state, INT_MAX);
+  }
+}
+
+void orHostWaitsWake(void) { orHostWaitsEach(wake, NULL); }
+
+/* ---- waiting ---- */
+
+/* True if it is over; false too when somebody wants help. */
+static bool spin(const orAwaited *a) {
+  uint64_t start = orNow(), now = start;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (i % 8 == 0 && orIsOver(a)) return true;
+      orPause();
+    }
+    if (now - start > OR_SPIN_NS / 2) {
+      orLaneHostWaits(true);
+      sched_yield();
+    }
+    now = orNow();
+  } while (!orSplitWantsHelp() && now - start < OR_SPIN_NS);
+  return false;
+}
+
+/* Whoever ends the wait wakes the sleeper from now on: by a change of the futex from `value`. */
+static _Atomic uint32_t *announceToStream(orStream *s, uint64_t count, uint32_t *value) {
+  *value = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
+  uint64_t at = atomic_load_explicit(&s->wake_at, memory_order_seq_cst);
+  while (count < at && !atomic_compare_exchange_weak_explicit(
+                           &s->wake_at, &at, count, memory_order_seq_cst, memory_order_seq_cst)) {
+  }
+  return &s->wake_word;
+}
+
+static _Atomic uint32_t *announceSleep(const orAwaited *a, uint32_t *value) {
+  if (a->stream) return announceToStream(a->stream, a->count, value);
+  *value = OR_CELL_SLEEPERS |
+           atomic_fetch_or_explicit(&a->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+  return &a->cell->state;
+}
+
+/* The exit handler wakes whoever is in the list; a thread that comes later sees that the process is
+ * exiting after it has read its futex. */
+static void sleepUntilOver(const orAwaited *a, uint32_t refused) {
+  orHostWait wait;
+  uint32_t value;
+  void *token = orBlockEnter();
+  orHostWaitBegin(&wait, a);
+  for (;;) {
+    _Atomic uint32_t *word = announceSleep(a, &value);
+    if (orDispatching() || orIsOver(a) || orProcessExiting()) break;
+    if (refused != atomic_load_explicit(&orLanesRefused, memory_order_seq_cst)) break;
+    /* After helping, the others are at their last pieces. */
+    if (!orSplitHelp())
+      orFutexWait(word, value, 0);
+    else if (spin(a))
+      break;
+  }
+  orHostWaitEnd(&wait);
+  orBlockLeave(token);
+}
+
+orError_t orAwait(const orAwaited *a) {
+  orError_t error = orSuccess;
+  uint32_t refused;
+  while (!error && !orIsOver(a) && !(error = orProcessRefuseExiting())) {
+    error = orLaneStandIn(a, &refused);
+    const orDispatcher *d = orDispatching();
+    if (OR_UNLIKELY(d != NULL))
+      error = d->await(a);
+    else if (!error && !spin(a))
+      sleepUntilOver(a, refused);
+  }
+  orLaneHostWaits(false);
+  return error;
+}
+
+orError_t orAwaitTasks(orStream *stream, uint64_t count) {
+  return orAwait(&(orAwaited){.stream = stream, .count = count});
+}
+
+orError_t orAwaitStep(const orAwaited *a) {
+  uint32_t refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
+  OR_TRY(orProcessRefuseExiting());
+  if (OR_UNLIKELY(refused) && orProcessTask() == OR_TASK_NONE)
+    OR_TRY(orLaneStandInSlow(a, &refused));
+  const orDispatcher *d = orDispatching();
+  if (OR_UNLIKELY(d != NULL)) OR_TRY(d->step(a));
+  return orErrorNotReady;
+}
+
+/* ---- waiting no more ---- */
+
+/* A vendor's device is at the task. Its stream may wait for that, or be ready to look at it again.
+ * Lock held, and no thread runs the stream. */
+static bool isAtDevice(const orTask *task) {
+  return task->completion && !orCellDone(task->completion);
+}
+
+/* True if no thread is at the task and none will begin it. */
+static bool cancel(orStream *s, orTask *task, uint64_t number) {
+  orMutexLock(&s->lock);
+  bool over = atomic_load_explicit(&s->completed, memory_order_relaxed) >= number;
+  bool idle = !over && s->state != OR_STREAM_RUNNING && !isAtDevice(task);
+  if (idle) {
+    atomic_store_explicit(&task->cancelled, true, memory_order_relaxed);
+    task->dropped = NULL;
+  }
+  orMutexUnlock(&s->lock);
+  return idle;
+}
+
+/* A thread that leaves the stream, at the process's end or for want of a lane, wakes nobody: it
+ * looks again and again. */
+bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
+  bool cancelled = false;
+  void *token = orBlockEnter();
+  for (uint32_t value;;) {
+    _Atomic uint32_t *word = announceToStream(s, number, &value);
+    if (hasFinished(s, number) || (cancelled = cancel(s, task, number))) break;
+    orFutexWait(word, value, OR_LOOK_AGAIN_NS);
+  }
+  orBlockLeave(token);
+  return !cancelled;
+}
+
+/* The task that calls exit() does not come back to its stream. */
+static void leaveTask(void) {
+  orStream *s = orTaskStream();
+  if (s) orLaneGiveBack(s);
+}
+
+static void atExit(void) {
+  leaveTask();
+  orHostWaitsWake();
+  orDispatchNotice();
+}
+
+__attribute__((constructor)) static void setAtExit(void) { orProcessSetAtExit(atExit); }

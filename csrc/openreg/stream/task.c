@@ -1,0 +1,373 @@
+/*
+ * What each kind of task does when it is run, by a lane or a host thread that waits for it, or
+ * dropped.
+ *
+ * Kernels, copies and fills go through the device's factory. The simulated device finishes them
+ * before it returns; a vendor's may return orErrorNotReady and complete the event it was given,
+ * whose cell the task then waits for like a stream that waits for an event: holding no lane. A task
+ * that has started is not started again: `completion` tells.
+ *
+ * The thread-locals say what this thread is running, for orMapForKernel, the caching allocator and
+ * the refusals.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "device/pinned_alias.h"
+#include "stream/stream.h"
+#include "openreg_schedule.h"
+
+static _Thread_local struct {
+  orStream *stream;
+  orTask *task; /* that may be run in two halves */
+  uint64_t number;
+  char message[256];
+} running;
+
+bool orTaskCurrent(orStream_t *stream, uint64_t *number) {
+  if (!running.stream) return false;
+  *stream = running.stream->last_handle;
+  *number = running.number;
+  return true;
+}
+
+orStream *orTaskStream(void) { return running.stream; }
+
+/* `head` is the running task's. */
+const char *orTaskName(void) {
+  const orTask *t = running.stream && orProcessTask() != OR_TASK_NONE
+                        ? atomic_load_explicit(&running.stream->head, memory_order_relaxed)
+                        : NULL;
+  return t ? t->name : NULL;
+}
+
+void orSetTaskErrorMessage(const char *message) {
+  snprintf(running.message, sizeof running.message, "%s", message ? message : "");
+}
+
+/* A vendor's runtime may care which thread calls it. -1: the host's memory. */
+bool orTaskAnyThread(int device) {
+  return device < 0 || orDeviceAt(device)->factory == &orSimulatedFactory;
+}
+
+/* ---- halves ---- */
+
+orPart orTaskPart(void) {
+  orTask *t = running.task;
+  const orDispatcher *d = orDispatching();
+  if (OR_LIKELY(!t || (!t->half && !d))) return orPartWhole;
+  if (t->half) return orPartSecond;
+  if (t->aside || !d->tears()) return orPartWhole;
+  t->half = true;
+  return orPartFirst;
+}
+
+/* Of `bytes` those of this part; returns where they begin. */
+static size_t cutBytes(size_t *bytes) {
+  size_t first = *bytes / 2 & ~(size_t)7;
+  orPart part = first ? orTaskPart() : orPartWhole;
+  if (part == orPartFirst) *bytes = first;
+  if (part == orPartSecond) *bytes -= first;
+  return part == orPartSecond ? first : 0;
+}
+
+/* ---- the bodies ---- */
+
+static orError_t runKernel(orTask *t, orDevice *d) {
+  if (OR_LIKELY(!d || d->factory == &orSimulatedFactory)) return t->u.kernel(orTaskArgs(t));
+  orKernel k = {t->u.kernel, orTaskArgs(t), t->name};
+  return d->factory->compute(d->desc.self, &k, t->done);
+}
+
+static orError_t runCopy(orTask *t, orDevice *d) {
+  const orCopyArgs *c = &t->u.copy;
+  const char *src = c->src ? orMirrorOf(c->src) : orTaskArgs(t);
+  char *dst = orMirrorOf(c->dst);
+  size_t bytes = c->bytes;
+  /* One half of a copy within the same bytes would overwrite what the other reads. */
+  bool apart = (size_t)(dst - src) >= bytes && (size_t)(src - dst) >= bytes;
+  size_t from = apart ? cutBytes(&bytes) : 0;
+  src += from;
+  dst += from;
+  if (d) return d->factory->copy(d->desc.self, dst, src, bytes, c->kind, t->done);
+  orCopyBytes(dst, src, bytes);
+  return orSuccess;
+}
+
+static orError_t runSet(orTask *t, orDevice *d) {
+  const orSetArgs *c = &t->u.set;
+  size_t bytes = c->bytes;
+  char *dst = (char *)c->dst + cutBytes(&bytes);
+  if (d) return d->factory->set(d->desc.self, dst, c->value, bytes, t->done);
+  memset(orMirrorOf(dst), c->value, bytes);
+  return orSuccess;
+}
+
+static orError_t runBody(orTask *t, orDevice *d) {
+  switch (t->kind) {
+    case OR_KIND_KERNEL:
+      return runKernel(t, d);
+    case OR_KIND_COPY:
+      return runCopy(t, d);
+    case OR_KIND_SET:
+      return runSet(t, d);
+    case OR_KIND_HOST_FUNC:
+      t->u.host(t->user_data);
+      return orSuccess;
+    default:
+      return orSuccess;
+  }
+}
+
+/* The device whose factory does the work; null for the host's memory and host functions. */
+static orDevice *workDevice(const orTask *t, const orStream *s) {
+  switch (t->kind) {
+    case OR_KIND_KERNEL:
+      return orDeviceAt(s->device);
+    case OR_KIND_COPY:
+      return t->u.copy.device < 0 ? NULL : orDeviceAt(t->u.copy.device);
+    case OR_KIND_SET:
+      return t->u.set.device < 0 ? NULL : orDeviceAt(t->u.set.device);
+    default:
+      return NULL;
+  }
+}
+
+/* ---- run ---- */
+
+static void letGo(orTask *t) {
+  orMutexAssertNone();
+  if (t->done) orEventEndTask(t->done);
+  if (t->completion) orCellRelease(t->completion);
+  if (t->drop) orCallDestroy(t->drop, orTaskArgs(t));
+}
+
+/* Whoever waits for it would take its results for written. */
+static void noteNotRun(const orTask *t) {
+  if (t->dropped) *t->dropped = true;
+}
+
+static __attribute__((cold)) bool isStruck(orTask *t, orStream *s) {
+  orProbe probe = {.slot = s, .task = t};
+  orProbeCall(OR_PROBE_STRIKE, &probe);
+  if (probe.fails) noteNotRun(t);
+  return probe.fails != NULL;
+}
+
+static orError_t start(orTask *t, orStream *s) {
+  orMutexAssertNone();
+  orDevice *d = workDevice(t, s);
+  if (d && d->factory != &orSimulatedFactory) {
+    orError_t error = orEventMakeExternal(s->device, &t->done, &t->completion);
+    if (error) {
+      noteNotRun(t);
+      return error;
+    }
+  }
+  orProcessSetTask(t->kind == OR_KIND_HOST_FUNC ? OR_TASK_HOST_FUNC : OR_TASK_KERNEL);
+  running.task = t->done ? NULL : t;
+  orError_t error = runBody(t, d);
+  running.task = NULL;
+  orProcessSetTask(OR_TASK_NONE);
+  if (OR_UNLIKELY(t->done)) orFailureDropCause(); /* its event completes it, without one */
+  return error;
+}
+
+/* A device that is lost is the one that was asked: a copy may be on a stream of another, where it
+ * has failed. */
+static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
+  const orDevice *d = workDevice(t, s);
+  if (error == orErrorDeviceLost && d && d->desc.index != s->device) {
+    orDeviceNoteFailure(d->desc.index, error, t->name, running.message);
+    snprintf(running.message, sizeof running.message, "openreg:%d is lost", d->desc.index);
+    error = orErrorLaunchFailure;
+  }
+  orDeviceNoteFailure(s->device, error, t->name, running.message);
+}
+
+/* Kernels, copies, fills and host functions. False if it is to be run again, and the stream is no
+ * longer the lane's: after the first half of it, or while a vendor's device is at it. */
+static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
+  uint64_t began = t->completion || t->half ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
+  uint64_t ended = 0;
+  orError_t error = orErrorNotReady;
+  bool is_second = t->half;
+  running.message[0] = 0;
+  if (!t->completion) {
+    bool struck = OR_UNLIKELY(t->mark && !is_second) && isStruck(t, s);
+    error = struck ? orSuccess : start(t, s);
+  }
+  if (OR_UNLIKELY(t->half && !is_second && !error)) {
+    t->began = began;
+    orLaneGiveBack(s);
+    return false;
+  }
+  if (error == orErrorNotReady && t->completion) {
+    t->began = began;
+    if (!orCellWaitOrPark(t->completion, s)) return false;
+    error = t->completion->status;
+    ended = t->completion->time_ns;
+  }
+  if (OR_UNLIKELY(error == orErrorNotReady))
+    error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
+  if (OR_UNLIKELY(error)) noteFailure(t, s, error);
+  orFailureDropCause(); /* of a task that did not fail after all */
+  if (OR_UNLIKELY(began))
+    OR_PROBE(OR_PROBE_RAN, .slot = s, .task = t, .number = number, .lane = lane, .began = began,
+             .ended = ended ? ended : orNow());
+  return true;
+}
+
+bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
+  bool finished = true;
+  running.stream = s;
+  running.number = number;
+  switch (t->kind) {
+    case OR_KIND_MARK:
+      orCellComplete(t->u.cell, orSuccess);
+      orCellRelease(t->u.cell);
+      break;
+    case OR_KIND_WAIT:
+      finished = orCellWaitOrPark(t->u.cell, s);
+      if (finished) orCellRelease(t->u.cell);
+      break;
+    default:
+      finished = runWork(t, s, number, lane);
+  }
+  if (finished) letGo(t);
+  running.stream = NULL;
+  return finished;
+}
+
+void orTaskDrop(orTask *t) {
+  noteNotRun(t);
+  if (t->kind == OR_KIND_MARK) orCellComplete(t->u.cell, orSuccess);
+  if (t->kind == OR_KIND_MARK || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
+  letGo(t);
+}
+
+/* ---- public: launches ---- */
+
+static orError_t checkAccess(const orLaunch *l, const orAccess *a) {
+  orRegion r;
+  if (!a->bytes) return orSuccess;
+  if (!orRegionFind(a->address, &r))
+    return orFail(orErrorInvalidValue, "kernel %s: %p is not allocated memory", l->name,
+                  a->address);
+  size_t offset = (size_t)((const char *)a->address - (const char *)r.base);
+  if (a->bytes > r.size - offset)
+    return orFail(orErrorInvalidValue,
+                  "kernel %s: [%p, +%zu) ends %zu bytes past its allocation [%p, +%zu)", l->name,
+                  a->address, a->bytes, a->bytes - (r.size - offset), r.base, r.size);
+  return orSuccess;
+}
+
+enum { OR_LAUNCH_FLAGS = orLaunchAnyThread | orLaunchAwaited | orLaunchWaits | orLaunchTold };
+
+static orError_t checkLaunch(const orLaunch *l) {
+  if (!l->fn || !l->name)
+    return orFail(orErrorInvalidValue, "orLaunch: a function and a name are required");
+  if (l->flags & ~OR_LAUNCH_FLAGS)
+    return orFail(orErrorInvalidValue, "kernel %s: flags 0x%x; 0x%x are known", l->name, l->flags,
+                  OR_LAUNCH_FLAGS);
+  if (l->args_size > OR_MAX_ARGS || (l->args_size && !l->args))
+    return orFail(orErrorInvalidValue,
+                  "kernel %s: %zu bytes of arguments at %p; at most %u, and not null", l->name,
+                  l->args_size, l->args, OR_MAX_ARGS);
+  if (l->access_count && !l->accesses)
+    return orFail(orErrorInvalidValue, "kernel %s: %zu accesses at a null pointer", l->name,
+                  l->access_count);
+  for (size_t i = 0; i < l->access_count; i++) OR_TRY(checkAccess(l, &l->accesses[i]));
+  return orSuccess;
+}
+
+/* A process that is exiting refuses what waits, until its end. */
+static bool isRefused(const orLaunch *l, const orStream *s) {
+  bool waits = l->flags & orLaunchWaits || orLaunchesBlock();
+  return waits && !s->capturing && orProcessExiting();
+}
+
+orError_t orLaunchKernelEx(const orLaunch *given) {
+  orStream *s;
+  orTask *t;
+  orLaunch room;
+  const orLaunch *l = OR_GIVEN(orLaunch, given, &room, name);
+  if (OR_UNLIKELY(!l)) return orErrorInvalidValue;
+  if (l->queued) *l->queued = 0;
+  OR_TRY(orEnterBlocking());
+  OR_TRY(checkLaunch(l));
+  if (!(l->flags & orLaunchTold))
+    OR_PROBE(OR_PROBE_ACCESS, .call = l->name, .stream = l->stream, .accesses = l->accesses,
+             .count = l->access_count);
+  OR_TRY(orStreamBegin(l->stream, true, l->args_size, &s, &t));
+  if (OR_UNLIKELY(l->flags & orLaunchWaits) && s->capturing)
+    return orCaptureRefuse(s, l->name, "it waits for its result");
+  t->kind = OR_KIND_KERNEL;
+  t->name = l->name;
+  t->drop = l->drop;
+  t->u.kernel = l->fn;
+  t->any_thread = l->flags & orLaunchAnyThread && orTaskAnyThread(s->device);
+  t->awaited = l->flags & orLaunchAwaited;
+  if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
+  if (l->queued) *l->queued = !isRefused(l, s);
+  return orStreamSubmit(s, t, l->flags & orLaunchWaits ? OR_AWAITS_RUN : OR_AWAITS_NOT);
+}
+
+static orError_t sleepKernel(void *args) {
+  orSleep(*(const uint64_t *)args);
+  return orSuccess;
+}
+
+orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds) {
+  return orLaunchKernelEx(&(orLaunch){.size = sizeof(orLaunch),
+                                      .stream = stream,
+                                      .fn = sleepKernel,
+                                      .args = &nanoseconds,
+                                      .args_size = sizeof nanoseconds,
+                                      .name = "_sleep",
+                                      .flags = orLaunchTold});
+}
+
+orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_data) {
+  orStream *s;
+  orTask *t;
+  OR_TRY(orEnterBlocking());
+  if (!fn) return orFail(orErrorInvalidValue, "orLaunchHostFunc: null function");
+  OR_TRY(orStreamBegin(stream, true, 0, &s, &t));
+  t->kind = OR_KIND_HOST_FUNC;
+  t->name = "orLaunchHostFunc";
+  t->u.host = fn;
+  t->user_data = user_data;
+  /* Whatever it may tell the host is taken to be known. */
+  if (!s->capturing)
+    OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC,
+             .everybody = true);
+  orStreamCommit(s, t);
+  orDispatchPoint();
+  return orSuccess;
+}
+
+/* ---- public: addresses ---- */
+
+orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
+  orRegion r;
+  if (!address) return orFail(orErrorInvalidValue, "orMapForKernel: null result");
+  if (orProcessTask() != OR_TASK_KERNEL)
+    return orFail(orErrorNotPermitted,
+                  "orMapForKernel: kernel addresses exist inside a kernel only");
+  if (!orRegionFind(ptr, &r) || bytes > r.size - (size_t)((const char *)ptr - (const char *)r.base))
+    return orFail(orErrorInvalidValue, "[%p, +%zu) is not within one allocation", ptr, bytes);
+  if (r.type == orMemoryTypeHost) {
+    *address = orMirrorOf(ptr);
+    return orSuccess;
+  }
+  int device = running.stream->device;
+  if (OR_UNLIKELY(r.device != device && !orDeviceReachesPeer(device, r.device)))
+    return orFail(orErrorNotSupported,
+                  "a kernel of device %d cannot reach %p of device %d: peer access is not enabled",
+                  device, ptr, r.device);
+  orDevice *d = orDeviceAt(r.device);
+  if (!d->can_map) return orFail(orErrorNotSupported, "device %d has no mapped memory", r.device);
+  return orDeviceMap(d, ptr, bytes, address);
+}

@@ -1,0 +1,743 @@
+/*
+ * Lanes: the threads that run tasks, and the one place where it is decided what runs next.
+ *
+ * A lane takes the most urgent ready stream, runs its tasks in order, and after each task lets go
+ * of it if a more urgent one is ready, or one of equal priority has been for longer than a
+ * millisecond. Lanes belong to the process; any lane serves any device. Lane 0 is the wide one (its
+ * kernels may use several threads) and is woken first.
+ *
+ * `lock` is the last in the order of locks and guards everything in `sched` except the atomics,
+ * which are written under it and read without it as hints:
+ *   ready_mask    bit p: a stream of priority p is ready
+ *   oldest[p]     since when the first of that list has been
+ *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set
+ *                 without the lock
+ *   chosen        what a dispatcher wants run, for lane 0 alone, which takes it first; the mask's
+ *                 bit OR_CHOSEN
+ *
+ * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the
+ * lock after finding the lists empty. Whoever puts a stream in wakes a lane only if none is looking
+ * for one; a lane that takes a stream and leaves others behind wakes the next. A lane may say at
+ * any time that it looks, and does so before it lets go of an empty stream, or that stream's next
+ * task would wake another; that it looks no more it says under the lock, with the lists in view.
+ * Waking is a change of the lane's own futex word, so a lane that has not gone to sleep yet does
+ * not.
+ *
+ * A lane without work spins before it sleeps: briefly, but for longer once it has been woken soon
+ * after it fell asleep, as by a host that waits for each result before it goes on, provided that it
+ * takes no core from a lane that computes. It does not spin on the core of a host that waits, where
+ * each would only keep the other from running.
+ *
+ * The system often wakes a lane on the very core of the thread that wakes it, though another is
+ * idle: a virtual machine's halted core does not count as such, and waking it costs more than
+ * changing threads here. So a lane asks for a short slice of the processor's time, for which the
+ * system stops a thread in the midst of its own, and begins at once; it does not spin there, where
+ * it would keep that thread from running; and before it helps with pieces of work, whose owner is
+ * at work on them too, it goes to another core. A lane that looks counts for threads on other cores
+ * alone: on theirs it may be waiting for the core that they have.
+ *
+ * Note [Refused threads]: the system may refuse a thread (a limit of the user, of a control group).
+ * Its lane is then one that has not been started, and `orLanesRefused` is not 0 until a lane is
+ * started: every launch and every wait tries again for streams that are ready. While no lane is
+ * alive a host that waits or asks runs what any thread may run (orLaneStandIn), of all streams, and
+ * fails with orErrorSystem if what it waits for needs a lane; what is queued stays queued. Each
+ * stream that becomes ready then adds to `orLanesRefused` and wakes all hosts to look around; a
+ * host that is about to sleep has looked before it compares that count, after it has read its
+ * futex. A thread that leaves a stream to one that another is starting sets `relied`: should that
+ * be refused, hosts are woken, too. A dispatcher's stream goes back to it (`refuse`).
+ *
+ * model/wait.pml is a model of the scheduling of streams and the sleep of lanes (`make model`):
+ * change them together.
+ */
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "stream/stream.h"
+
+enum {
+  OR_SHORT_SPIN_NS = 10000,
+  OR_LONG_SPIN_NS = 100000,
+  OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
+  OR_FAIR_NS = 1000000,
+  OR_SLICE_NS = 200000,
+  OR_LOOKS = 3,
+  OR_LOOK_PAUSES = 32,
+  OR_NO_CORE = -2,
+  OR_CHOSEN = 1 << OR_PRIORITIES
+};
+
+typedef struct orLane {
+  _Alignas(OR_CACHE_LINE) _Atomic uint32_t awake; /* futex: 0 asleep */
+  int index;
+  bool eager;       /* the lane's own: it spins for long */
+  uint64_t looking; /* the lane's own: its byte in sched.looking, in place */
+  int waker;        /* the core of who chose it last; written under the lock, in its sleep */
+  void (*serves)(orStream *stream); /* the lane's own: of the dispatcher that chose; or null */
+} orLane;
+
+static struct {
+  orMutex lock;
+  orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
+  orStream *chosen;
+  void (*serve)(orStream *stream); /* of `chosen` */
+  void (*refuse)(orStream *stream);
+  unsigned idle;    /* bit i: lane i sleeps */
+  unsigned threads; /* bit i: lane i has a thread, or is being given one */
+  int alive;        /* lanes that run on one */
+  bool relied;      /* on a thread that is being started, while no lane is alive */
+  int coming;       /* lanes that have been chosen and have not come yet */
+  int why;          /* the errno of the latest thread that the system refused */
+  void (*hook)(int lane, int wide);
+  orLane lanes[OR_MAX_LANES];
+  _Atomic unsigned ready_mask;
+  _Atomic uint64_t oldest[OR_PRIORITIES];
+  _Atomic uint64_t looking; /* a byte a lane; cleared and acted on under the lock, set without */
+} sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LANES)};
+
+_Atomic(const orDispatcher *) orDispatcherNow;
+_Atomic uint32_t orLanesRefused;
+
+static void *laneMain(void *lane);
+
+/* Lock held. */
+static int startedLanes(void) { return __builtin_popcount(sched.threads); }
+
+/* ---- ready streams (lock held) ---- */
+
+/* Level 0 is the most urgent. */
+static int levelOf(const orStream *s) { return s->priority + OR_PRIORITIES - 1; }
+
+static void push(orStream *s) {
+  int p = levelOf(s);
+  s->ready_next = NULL;
+  s->ready_since = orNow();
+  if (sched.first[p]) {
+    sched.last[p]->ready_next = s;
+  } else {
+    sched.first[p] = s;
+    atomic_store_explicit(&sched.oldest[p], s->ready_since, memory_order_relaxed);
+    atomic_fetch_or_explicit(&sched.ready_mask, 1u << p, memory_order_relaxed);
+  }
+  sched.last[p] = s;
+}
+
+static orStream *removeFirst(int p) {
+  orStream *s = sched.first[p];
+  sched.first[p] = s->ready_next;
+  if (sched.first[p])
+    atomic_store_explicit(&sched.oldest[p], sched.first[p]->ready_since, memory_order_relaxed);
+  else
+    atomic_fetch_and_explicit(&sched.ready_mask, ~(1u << p), memory_order_relaxed);
+  return s;
+}
+
+/* The stream that runs next. */
+static orStream *pop(void) {
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
+  return mask ? removeFirst(__builtin_ctz(mask)) : NULL;
+}
+
+/* False if it is not in the list: a lane has it, or has had it. */
+static bool removeReady(const orStream *s, int p) {
+  orStream *before = NULL, *at = sched.first[p];
+  while (at && at != s) {
+    before = at;
+    at = at->ready_next;
+  }
+  if (!at) return false;
+  if (!before) return removeFirst(p);
+  before->ready_next = at->ready_next;
+  if (sched.last[p] == at) sched.last[p] = before;
+  return true;
+}
+
+static orStream *takeChosen(void) {
+  orStream *s = sched.chosen;
+  sched.chosen = NULL;
+  atomic_fetch_and_explicit(&sched.ready_mask, ~(unsigned)OR_CHOSEN, memory_order_relaxed);
+  return s;
+}
+
+static orStream *popFor(orLane *l) {
+  l->serves = sched.chosen && !l->index ? sched.serve : NULL;
+  return OR_LIKELY(!l->serves) ? pop() : takeChosen();
+}
+
+static bool shouldYield(const orStream *s) {
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
+  int p = levelOf(s);
+  if (OR_LIKELY(!mask)) return false;
+  if (mask & (((1u << p) - 1) | OR_CHOSEN)) return true;
+  return (mask & 1u << p) &&
+         orNow() - atomic_load_explicit(&sched.oldest[p], memory_order_relaxed) > OR_FAIR_NS;
+}
+
+/* ---- waking lanes ---- */
+
+/* What a lane that looks from the calling thread's core has in its byte. */
+static uint64_t markOfCore(void) { return 1 + (uint64_t)sched_getcpu() % UINT8_MAX; }
+
+/* On another core: on this one it may not be running. */
+static bool somebodyLooks(void) {
+  uint64_t looking = atomic_load_explicit(&sched.looking, memory_order_relaxed);
+  if (!looking) return false;
+  for (uint64_t here = markOfCore(); looking; looking >>= 8)
+    if ((looking & UINT8_MAX) && (looking & UINT8_MAX) != here) return true;
+  return false;
+}
+
+static void startLooking(orLane *l) {
+  if (l->looking) return;
+  l->looking = markOfCore() << 8 * l->index;
+  atomic_fetch_or_explicit(&sched.looking, l->looking, memory_order_relaxed);
+}
+
+/* Lock held. */
+static void stopLooking(orLane *l) {
+  if (!l->looking) return;
+  uint64_t before = atomic_fetch_xor_explicit(&sched.looking, l->looking, memory_order_relaxed);
+  OR_ASSERT(before & (uint64_t)UINT8_MAX << 8 * l->index, ==, l->looking);
+  l->looking = 0;
+}
+
+/* Lock held. */
+static orLane *choose(int index) {
+  orLane *l = &sched.lanes[index];
+  sched.idle &= ~(1u << index);
+  sched.threads |= 1u << index;
+  l->index = index;
+  l->waker = sched_getcpu();
+  sched.coming++;
+  return l;
+}
+
+/* A sleeping lane, or one still to be started, is chosen (lock held) ... */
+static orLane *chooseLane(bool *start) {
+  *start = false;
+  if (sched.idle) return choose(__builtin_ctz(sched.idle));
+  if (startedLanes() >= orLaneLimit()) return NULL;
+  *start = true;
+  return choose(__builtin_ctz(~sched.threads));
+}
+
+/* Hosts that wait look around. */
+static void tellHosts(void) {
+  atomic_fetch_add_explicit(&orLanesRefused, 1, memory_order_seq_cst);
+  orHostWaitsWake();
+}
+
+/* Note [Refused threads]. */
+static void noteRefused(orLane *l, int why) {
+  uint32_t none = 0;
+  orMutexLock(&sched.lock);
+  sched.coming--;
+  sched.threads &= ~(1u << l->index);
+  sched.why = why;
+  atomic_compare_exchange_strong_explicit(&orLanesRefused, &none, 1, memory_order_seq_cst,
+                                          memory_order_relaxed);
+  bool tells = !sched.threads && sched.relied;
+  if (tells) sched.relied = false;
+  orStream *chosen = l->index ? NULL : takeChosen();
+  void (*refuse)(orStream *) = sched.refuse;
+  orMutexUnlock(&sched.lock);
+  if (chosen) refuse(chosen);
+  if (tells) tellHosts();
+}
+
+/* False if the system refuses the thread. */
+static bool startLane(orLane *l) {
+  atomic_store_explicit(&l->awake, 1, memory_order_relaxed);
+  int failed = orThreadStart(laneMain, l);
+  if (OR_UNLIKELY(failed)) noteRefused(l, failed);
+  return !failed;
+}
+
+/* ... and woken (lock not held). True if a lane comes. */
+static bool wake(orLane *l, bool start) {
+  if (!l) return false;
+  if (start) return startLane(l);
+  atomic_store_explicit(&l->awake, 1, memory_order_release);
+  orFutexWake(&l->awake, 1);
+  return true;
+}
+
+void orLaneSchedule(orStream *s) {
+  bool start = false;
+  if (OR_UNLIKELY(orProcessExiting())) return; /* nobody runs it */
+  const orDispatcher *d = orDispatching();
+  if (OR_UNLIKELY(d != NULL) && d->hold(s)) return;
+  orMutexLock(&sched.lock);
+  push(s);
+  orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
+  bool none = !sched.alive;
+  if (OR_UNLIKELY(none) && !l) sched.relied = true;
+  orMutexUnlock(&sched.lock);
+  if (OR_UNLIKELY(!wake(l, start) && l && none)) tellHosts();
+}
+
+/* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more
+ * before it sleeps. */
+static orLane *chooseWideLane(bool *start) {
+  *start = !(sched.threads & 1);
+  return *start || (sched.idle & 1) ? choose(0) : NULL;
+}
+
+void orLaneServe(orStream *s, void (*serve)(orStream *), void (*refuse)(orStream *)) {
+  bool start;
+  orMutexLock(&sched.lock);
+  sched.chosen = s;
+  sched.serve = serve;
+  sched.refuse = refuse;
+  atomic_fetch_or_explicit(&sched.ready_mask, OR_CHOSEN, memory_order_relaxed);
+  orLane *l = chooseWideLane(&start);
+  orMutexUnlock(&sched.lock);
+  wake(l, start);
+}
+
+void orLaneWakeIdle(int count) {
+  while (count-- > 0) {
+    bool start = false;
+    orMutexLock(&sched.lock);
+    orLane *l = chooseLane(&start);
+    orMutexUnlock(&sched.lock);
+    if (!wake(l, start)) return;
+  }
+}
+
+/* ---- the lane ---- */
+
+/* Note [The end of the process]. Lock held at entry. */
+static _Noreturn void standStill(void) {
+  orMutexUnlock(&sched.lock);
+  for (;;) pause();
+}
+
+static bool somethingToDo(void) {
+  return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orSplitWantsHelp();
+}
+
+static bool sharesCoreWithWaker(const orLane *l) { return l->waker == sched_getcpu(); }
+
+static void spin(uint64_t ns) {
+  uint64_t end = orNow() + ns;
+  do {
+    for (int i = 0; i < 32 && !somethingToDo(); i++) orPause();
+  } while (!somethingToDo() && orNow() < end);
+}
+
+/* Lock held. */
+static bool othersRun(void) {
+  int looking = 0;
+  for (uint64_t l = atomic_load_explicit(&sched.looking, memory_order_relaxed); l; l >>= 8)
+    looking += (l & UINT8_MAX) != 0;
+  return __builtin_popcount(sched.idle) + sched.coming + looking < startedLanes();
+}
+
+/* Lock held at entry and return. */
+static void sleepLane(orLane *l) {
+  stopLooking(l);
+  sched.idle |= 1u << l->index;
+  atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
+  orMutexUnlock(&sched.lock);
+  uint64_t asleep = orNow();
+  while (!atomic_load_explicit(&l->awake, memory_order_acquire)) orFutexWait(&l->awake, 0, 0);
+  l->eager = orNow() - asleep < OR_SOON_NS;
+  orMutexLock(&sched.lock);
+  sched.coming--;
+}
+
+/* A lane that has something to do leaves the rest to the next. Lock held at entry, not at
+ * return. */
+static void leaveTheRest(orLane *l) {
+  stopLooking(l);
+  bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
+  bool start = false;
+  orLane *next = more && !somebodyLooks() ? chooseLane(&start) : NULL;
+  orMutexUnlock(&sched.lock);
+  wake(next, start);
+}
+
+static _Atomic int host_core = OR_NO_CORE; /* where a host waits, and has for long; a hint */
+
+void orLaneHostWaits(bool waits) {
+  if (waits)
+    atomic_store_explicit(&host_core, sched_getcpu(), memory_order_relaxed);
+  else if (atomic_load_explicit(&host_core, memory_order_relaxed) != OR_NO_CORE)
+    atomic_store_explicit(&host_core, OR_NO_CORE, memory_order_relaxed);
+}
+
+static bool sharesCoreWithHost(void) {
+  return atomic_load_explicit(&host_core, memory_order_relaxed) == sched_getcpu();
+}
+
+/* Lock held at entry and return. */
+static void spinUnlocked(uint64_t ns) {
+  orMutexUnlock(&sched.lock);
+  spin(ns);
+  orMutexLock(&sched.lock);
+}
+
+/* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody
+ * else allows the lane just now is lost; where the core is the only one, nothing happens. */
+static void leaveCore(int core) {
+  size_t size;
+  cpu_set_t *set = orHostCoreSet(&size);
+  if (set && CPU_ISSET_S(core, size, set) && CPU_COUNT_S(size, set) > 1) {
+    CPU_CLR_S(core, size, set);
+    sched_setaffinity(0, size, set);
+    CPU_SET_S(core, size, set);
+    sched_setaffinity(0, size, set);
+  }
+  CPU_FREE(set);
+}
+
+/* True if it has helped. Lock held at entry and return. */
+static bool spinAndHelp(orLane *l) {
+  if (sharesCoreWithHost()) return false;
+  if (!sharesCoreWithWaker(l)) {
+    startLooking(l);
+    spinUnlocked(OR_SHORT_SPIN_NS);
+    if (!somethingToDo() && l->eager && !othersRun()) spinUnlocked(OR_LONG_SPIN_NS);
+  }
+  if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || !orSplitWantsHelp())
+    return false;
+  leaveTheRest(l); /* pieces may take long */
+  if (sharesCoreWithWaker(l)) leaveCore(l->waker);
+  bool helped = orSplitHelp();
+  orMutexLock(&sched.lock);
+  return helped;
+}
+
+/* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one
+ * that was woken for nothing, or came too late to help, goes back to sleep. */
+static orStream *pick(orLane *l) {
+  orStream *s;
+  bool spin_first = true;
+  orMutexLock(&sched.lock);
+  while (!(s = popFor(l))) {
+    if (OR_UNLIKELY(orProcessExiting())) standStill();
+    if (spin_first) {
+      spin_first = spinAndHelp(l);
+    } else {
+      sleepLane(l);
+      spin_first = orSplitWantsHelp();
+    }
+  }
+  leaveTheRest(l);
+  return s;
+}
+
+void orLaneGiveBack(orStream *s) {
+  orMutexLock(&s->lock);
+  s->state = OR_STREAM_READY;
+  orMutexUnlock(&s->lock);
+  orLaneSchedule(s);
+}
+
+/* By the thread that runs the stream: whatever is not running is read under its lock (hang.c). */
+static orTask *frontTask(orStream *s) {
+  orChunk *emptied;
+  OR_ASSERT(s->state, ==, OR_STREAM_RUNNING);
+  orTask *t = orQueueFront(&s->out, &emptied);
+  if (OR_UNLIKELY(emptied != NULL)) {
+    orMutexLock(&s->lock);
+    atomic_store_explicit(&s->head, NULL, memory_order_relaxed);
+    orQueueReuse(&s->in, emptied);
+    orMutexUnlock(&s->lock);
+  }
+  atomic_store_explicit(&s->head, t, memory_order_relaxed);
+  return t;
+}
+
+const orTask *orLaneFirst(orStream *s) {
+  orMutexLock(&s->lock);
+  const orTask *first = orQueuePeek(&s->out);
+  orMutexUnlock(&s->lock);
+  return first;
+}
+
+/* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane
+ * would otherwise pay for a way through the scheduler with each task. It looks seldom, as each look
+ * takes the cache line of the stream's lock away from the producer: in a microsecond that one
+ * queues several tasks for the price of one. */
+static bool seeMore(orStream *s, uint64_t number) {
+  for (int i = 0; i < OR_LOOKS; i++) {
+    s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
+    if (number <= s->seen) return true;
+    if (atomic_load_explicit(&sched.ready_mask, memory_order_relaxed)) return false;
+    for (int k = 0; k < OR_LOOK_PAUSES; k++) orPause();
+  }
+  return false;
+}
+
+/* Runs a task; false if the stream waits and is no longer the lane's. */
+static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
+  bool gives_up = t->kind == OR_KIND_WAIT;
+  if (OR_LIKELY(orTaskRun(s, t, number, lane))) return true;
+  /* A reset that came while the stream was about to wait found it running and did not resume it. */
+  if (gives_up && number <= atomic_load_explicit(&s->drop_until, memory_order_acquire))
+    orStreamResume(s);
+  return false;
+}
+
+/* True if the stream is empty and no longer the lane's. */
+static bool letGoIfEmpty(orLane *l, orStream *s) {
+  startLooking(l);
+  if (orStreamTryIdle(s)) return true;
+  orMutexLock(&sched.lock);
+  leaveTheRest(l);
+  return false;
+}
+
+/* Runs or drops the first task; false if the stream waits and is no longer the lane's. */
+static inline bool runFront(orStream *s, uint64_t number, int lane) {
+  orTask *t = frontTask(s);
+  OR_PROBE(OR_PROBE_STARTS, .slot = s);
+  /* What a vendor's device has started is waited for, like any task that is running. */
+  bool drops = number <= atomic_load_explicit(&s->drop_until, memory_order_acquire);
+  bool cancelled = atomic_load_explicit(&t->cancelled, memory_order_relaxed);
+  if (OR_UNLIKELY((drops && !t->completion) || cancelled))
+    orTaskDrop(t);
+  else if (!runTask(s, t, number, lane))
+    return false;
+  orStreamFinishTask(s, t);
+  return true;
+}
+
+/* Runs tasks until the stream is empty, waits, or has to make way. */
+static void runStream(orStream *s, orLane *l) {
+  for (bool ran = false;; ran = true) {
+    uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+    if (number > s->seen && !seeMore(s, number)) {
+      if (letGoIfEmpty(l, s)) return;
+      continue;
+    }
+    if (OR_UNLIKELY(ran && shouldYield(s))) {
+      orLaneGiveBack(s);
+      return;
+    }
+    if (OR_UNLIKELY(orProcessExiting())) {
+      orLaneGiveBack(s);
+      return;
+    }
+    if (!runFront(s, number, l->index)) return;
+  }
+}
+
+static void becomeRunning(orStream *s, int lane) {
+  orMutexLock(&s->lock);
+  s->state = OR_STREAM_RUNNING;
+  s->lane = lane;
+  orMutexUnlock(&s->lock);
+}
+
+bool orLaneRun(orStream *s, uint64_t count, int lane) {
+  becomeRunning(s, lane);
+  s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
+  for (;;) {
+    uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+    if (number > count || orProcessExiting()) break;
+    if (!runFront(s, number, lane)) return false;
+  }
+  if (!orStreamTryIdle(s)) orLaneGiveBack(s);
+  return true;
+}
+
+/* Between the locks a lane may run all of it, and its slot become another stream's, which has a
+ * level of its own. Taken in its place, that stream is given back at once: the slot's count of
+ * tasks is past the one that the caller waits for. */
+bool orLaneTake(orStream *s) {
+  orMutexLock(&s->lock);
+  int p = levelOf(s);
+  bool may = s->state == OR_STREAM_READY &&
+             s->lane_until <= atomic_load_explicit(&s->completed, memory_order_relaxed);
+  orMutexUnlock(&s->lock);
+  if (!may) return false;
+  orMutexLock(&sched.lock);
+  bool taken = removeReady(s, p);
+  orMutexUnlock(&sched.lock);
+  return taken;
+}
+
+/* ---- where no lane is alive: Note [Refused threads] ---- */
+
+/* Of a stream in a list, whose first task nobody takes meanwhile: by any thread, if only to drop
+ * it, or to take note of what a vendor's device has done. Lock held. */
+static bool mayStandIn(const orStream *s) {
+  (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* covers the record */
+  const orTask *first = orQueuePeek(&s->out);
+  uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+  return !orTaskIsForLanes(first) || first->completion ||
+         atomic_load_explicit(&first->cancelled, memory_order_relaxed) ||
+         number <= atomic_load_explicit(&s->drop_until, memory_order_acquire);
+}
+
+/* Lock held. */
+static orStream *takeForHost(void) {
+  for (int p = 0; p < OR_PRIORITIES; p++)
+    for (orStream *s = sched.first[p]; s; s = s->ready_next)
+      if (mayStandIn(s)) {
+        removeReady(s, p);
+        return s;
+      }
+  return NULL;
+}
+
+/* True if what a host waits for is behind a task that only a lane may run. */
+static bool needsLane(const orAwaited *a) {
+  orStream *end = a->stream;
+  for (orStream *other; end && (other = orStreamBlocker(end));) end = other;
+  bool needs = false;
+  orMutexLock(&sched.lock);
+  for (int p = 0; p < OR_PRIORITIES && end; p++)
+    for (const orStream *s = sched.first[p]; s; s = s->ready_next)
+      needs |= s == end && !mayStandIn(s);
+  orMutexUnlock(&sched.lock);
+  return needs;
+}
+
+/* Streams that were ready before there was a dispatcher. */
+static void handOver(void) {
+  while (orDispatching()) {
+    orMutexLock(&sched.lock);
+    orStream *s = pop();
+    orMutexUnlock(&sched.lock);
+    if (!s) return;
+    orLaneSchedule(s);
+  }
+}
+
+bool orLaneStartRefused(void) {
+  bool start = false;
+  orMutexLock(&sched.lock);
+  unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
+  orLane *l = mask ? chooseLane(&start) : NULL;
+  orMutexUnlock(&sched.lock);
+  wake(l, start);
+  orMutexLock(&sched.lock);
+  bool any = sched.threads;
+  if (any && !sched.alive) sched.relied = true;
+  orMutexUnlock(&sched.lock);
+  return any;
+}
+
+orError_t orLaneRefuse(void) {
+  orMutexLock(&sched.lock);
+  int why = sched.why;
+  orMutexUnlock(&sched.lock);
+  return orFail(orErrorSystem,
+                "the system refuses a thread for queued work, which waits: %s (errno %d)",
+                strerror(why), why);
+}
+
+/* Between the look at the streams and the answer another thread may have changed them: it has then
+ * told. */
+orError_t orLaneStandInSlow(const orAwaited *a, uint32_t *refused) {
+  for (;;) {
+    if (orLaneStartRefused() || orIsOver(a)) return orSuccess;
+    if (orDispatching()) return handOver(), orSuccess;
+    *refused = atomic_load_explicit(&orLanesRefused, memory_order_seq_cst);
+    orMutexLock(&sched.lock);
+    orStream *s = takeForHost();
+    orMutexUnlock(&sched.lock);
+    if (!s && !needsLane(a)) return orSuccess;
+    if (s)
+      orStreamRunHere(s, atomic_load_explicit(&s->completed, memory_order_relaxed) + 1);
+    else if (*refused == atomic_load_explicit(&orLanesRefused, memory_order_seq_cst))
+      return orLaneRefuse();
+  }
+}
+
+/* A thread that wakes up stops one whose slice is longer (Linux 6.12 and later; before, nothing
+ * happens). The slice has no part in how much time it gets. Threads that it starts, OpenMP's, have
+ * the usual one. */
+static void askForShortSlice(void) {
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t slice_ns, deadline, period;
+  } a;
+  /* Nothing else changes; who has chosen another policy has chosen when threads run, too. */
+  if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER) return;
+  a.flags |= 1; /* SCHED_FLAG_RESET_ON_FORK */
+  a.slice_ns = OR_SLICE_NS;
+  syscall(SYS_sched_setattr, 0, &a, 0);
+}
+
+/* For a task that the calling thread runs: a host that sleeps for its stream, and lanes. */
+static void callForPieces(int missing) {
+  orStream *s = orTaskStream();
+  if (s && orStreamAskForHelp(s)) missing--;
+  orLaneWakeIdle(missing);
+}
+
+__attribute__((constructor)) static void setCall(void) { orSplitSetCall(callForPieces); }
+
+/* A wait in the hook would be for tasks that this very lane may have to run. */
+static void callHook(void (*hook)(int lane, int wide), int lane) {
+  orProcessSetTask(OR_TASK_HOST_FUNC);
+  hook(lane, lane == 0);
+  orProcessSetTask(OR_TASK_NONE);
+}
+
+static void *laneMain(void *arg) {
+  orLane *l = arg;
+  char name[16];
+  snprintf(name, sizeof name, "openreg-%d", l->index);
+  pthread_setname_np(pthread_self(), name);
+  askForShortSlice();
+  orMutexLock(&sched.lock);
+  void (*hook)(int, int) = sched.hook;
+  sched.coming--;
+  sched.alive++;
+  atomic_store_explicit(&orLanesRefused, 0, memory_order_seq_cst);
+  orMutexUnlock(&sched.lock);
+  if (hook) callHook(hook, l->index);
+  for (;;) {
+    orStream *s = pick(l);
+    if (OR_UNLIKELY(l->serves)) {
+      l->serves(s);
+    } else if (orDispatching()) {
+      orLaneSchedule(s); /* was ready when the dispatcher began */
+    } else {
+      becomeRunning(s, l->index);
+      runStream(s, l);
+      /* One that has begun meanwhile has a host that waits for this stream asleep. */
+      orDispatchNotice();
+    }
+  }
+  return NULL;
+}
+
+/* ---- public ---- */
+
+orError_t orSetLaneHook(void (*hook)(int lane, int wide)) {
+  OR_TRY(orEnter());
+  orMutexLock(&sched.lock);
+  bool late = sched.threads != 0;
+  if (!late) sched.hook = hook;
+  orMutexUnlock(&sched.lock);
+  return late ? orFail(orErrorAlreadyInitialized, "orSetLaneHook: lanes have been started already")
+              : orSuccess;
+}
+
+static void addQueued(orStream *s, uint64_t queued, void *total) {
+  uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
+  if (queued > completed) *(size_t *)total += queued - completed;
+}
+
+orError_t orGetLaneInfo(orLaneInfo *info) {
+  if (!info) return orFail(orErrorInvalidValue, "orGetLaneInfo: null result");
+  OR_TRY(orEnter());
+  orLaneInfo from = {.limit = orLaneLimit()};
+  orStreamForEach(-1, addQueued, &from.queued);
+  orMutexLock(&sched.lock);
+  from.started = startedLanes();
+  orMutexUnlock(&sched.lock);
+  return OR_FILL(orLaneInfo, info, &from, queued);
+}

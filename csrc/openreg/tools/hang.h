@@ -1,0 +1,15 @@
+/*
+ * Names of streams, and the hang report.
+ */
+#ifndef OPENREG_PRIVATE_HANG_H
+#define OPENREG_PRIVATE_HANG_H
+
+#include "stream/stream.h"
+
+/* "the default stream of openreg:0", also of one that is gone. */
+typedef char orStreamName[64];
+const char *orStreamNameOf(orStreamName text, orStream_t stream);
+/* The hang report on stderr; `why` ends its first line. No lock held. */
+void orHangPrint(const char *why);
+
+#endif

@@ -1,0 +1,787 @@
+/*
+ * Schedules: one task at a time, only while a host thread is inside a call, in an order that a seed
+ * or a tape decides.
+ *
+ * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held
+ * here. A thread at a point says what it wants (an orGoal: so many tasks, or a stream's progress,
+ * or a cell), chooses the first stream and hands it to lane 0, which runs one task of it, gives it
+ * back, chooses the next and so on until the goal is reached or nothing is left that can run. The
+ * thread waits meanwhile, so nothing runs but what was chosen. That it is always lane 0, the wide
+ * one, makes kernels split their sums in the same way each time.
+ *
+ * A thread that synchronises and finds nothing to run sleeps for whatever comes from outside: a
+ * signalled event, a value, another thread's work. Every such change, and the end of lane 0's work,
+ * changes `word`, which the sleeper read before it looked.
+ *
+ * `orDispatcherNow` and `policy` are written under `lock` and read anywhere. It changes when
+ * nothing is queued, but for orScheduleSwitch and threads that queue at that very moment: what a
+ * lane takes from the scheduler's lists once a schedule is on comes here; a lane that still runs a
+ * stream notices it at the end; what is held when it ends goes there; a goal that is being served
+ * then is ended by lane 0 as any other; and hosts that sleep wake up to sleep in the other way,
+ * since they may be the ones that have to make tasks run. A host looks at the policy after it has
+ * entered the list of sleepers and read its futex, which waking changes, so it is not missed.
+ *
+ * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
+ *   held      streams that can run, in the order of their numbers; linked by ready_next
+ *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to
+ *             null
+ *   random    the generator's state
+ *   tape, taken, steps   the choices that are given, those that were made, the record of both
+ * A stream's schedule_number and schedule_epoch are under it too.
+ *
+ * Every order that the program allows is possible under some seed: points take any number of tasks,
+ * from any stream that can run. A seed also decides how much is run at points and how long a stream
+ * is stayed with, since the two orders that differ most, a stream far ahead and one far behind,
+ * would otherwise be the rarest.
+ *
+ * Under a tape, and under every fourth seed, a kernel, copy or fill that can be run in two halves
+ * is (orTaskPart): after the first its stream is held again, and another one may come between. It
+ * is a choice like those between tasks.
+ *
+ * Every second seed, the odd ones, gives the host and the streams random priorities instead, and
+ * lets them change a few times on the way (PCT): a bug that takes one late task and few changes is
+ * likelier so, the longer the program.
+ *
+ * A tape's choices are among those who could go on (openreg_schedule.h). A stream that has a mark,
+ * a wait or the allocator's poison before its next task is held `aside`, and is run up to that
+ * task, or until it waits, before anybody chooses. Whoever replays a tape has the same options at
+ * each choice, so streams are numbered by their first task there, which the host alone decides, and
+ * not when they are first held.
+ *
+ * What is no point: an event's record, which deleters make, and they may not block; an allocation,
+ * which may run ahead of nothing that the point before it could not run.
+ */
+#include "openreg_schedule.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache/cache.h"
+#include "tools/choices.h"
+
+enum { OR_ALL_TASKS = -1, OR_MOST_TASKS = 1 << 20 };
+enum { OR_NOBODY = UINT32_MAX, OR_THE_HOST = UINT32_MAX - 1, OR_UNNUMBERED = UINT32_MAX - 2 };
+enum { OR_MOST_CHANGES = 3 };
+
+typedef struct orGoal {
+  orAwaited until; /* it is over, if there is something */
+  int tasks;       /* until so many more have finished, or OR_ALL_TASKS */
+  bool waits;      /* for what comes from outside, if nothing can run */
+  bool host_may;   /* the host could go on: it is over when the host is chosen */
+  bool left;       /* ... and has been left for a stream */
+  bool over;       /* ... and has been chosen */
+  bool aside;      /* nothing but what is no choice */
+  bool refused;    /* there is no lane 0 to serve it */
+} orGoal;
+
+static struct {
+  orMutex lock;
+  _Atomic int policy; /* an orSchedulePolicy */
+  uint64_t seed, random;
+  unsigned haste,
+      stay; /* chances in 256: that a point runs one more task; that a stream is stayed with */
+  uint64_t epoch;    /* grows with each change of schedule */
+  uint32_t numbered; /* streams, in this epoch */
+  orStream *held;
+  const orStream *latest; /* only compared */
+  _Atomic(orGoal *) goal;
+  _Atomic uint32_t word;
+  uint32_t left; /* whom it costs nothing to go back to: a stream's number, the host, nobody */
+  orTape tape, taken;
+  orSteps steps;
+  _Atomic bool records; /* what happens under this schedule; `record`: under those that begin */
+  bool record;
+  struct {
+    uint64_t count, at[OR_MOST_CHANGES];
+    uint32_t who[OR_MOST_CHANGES]; /* has had to go back, the last one behind all others */
+  } changes;
+} plan = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
+
+static _Thread_local bool tore; /* the task that this thread runs is to come again */
+
+static bool configured; /* plan.lock */
+
+static bool isOn(void) { return orDispatching() != NULL; }
+
+static bool policyIs(orSchedulePolicy policy) {
+  return atomic_load_explicit(&plan.policy, memory_order_relaxed) == (int)policy;
+}
+
+static bool isByPriority(void) { return policyIs(orScheduleSeeded) && plan.seed % 2; }
+
+static void note(orScheduleStep step) {
+  if (atomic_load_explicit(&plan.records, memory_order_relaxed)) orStepsAdd(&plan.steps, step);
+}
+
+static void noteAlone(orScheduleStep step) {
+  if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
+  orMutexLock(&plan.lock);
+  note(step);
+  orMutexUnlock(&plan.lock);
+}
+
+/* ---- chance (lock held) ---- */
+
+/* SplitMix64: of neighbouring seeds the first draws differ already. */
+static uint64_t mixed(uint64_t z) {
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
+
+static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
+
+/* Even seeds, which are not by priorities, make one more choice: tasks are torn, or freed memory is
+ * kept back. */
+static bool seedIs(unsigned rest) { return policyIs(orScheduleSeeded) && plan.seed % 4 == rest; }
+static bool isTorn(void) { return policyIs(orScheduleTape) || seedIs(2); }
+static bool keepsBack(void) { return seedIs(0); }
+
+/* On lane 0, of a task that can be. */
+static bool tears(void) {
+  orMutexLock(&plan.lock);
+  tore = isTorn();
+  orMutexUnlock(&plan.lock);
+  return tore;
+}
+
+/* ---- held streams (lock held) ---- */
+
+static bool isNumbered(const orStream *s) {
+  return s->schedule_epoch == plan.epoch && s->schedule_number != OR_UNNUMBERED;
+}
+
+static void number(orStream *s) {
+  if (isNumbered(s)) return;
+  s->schedule_epoch = plan.epoch;
+  s->schedule_number = plan.numbered++;
+}
+
+static void insert(orStream *s) {
+  orStream **at = &plan.held;
+  if (!policyIs(orScheduleTape) && s->schedule_aside != OR_ASIDE_POISON) number(s);
+  if (!isNumbered(s)) {
+    s->schedule_epoch = plan.epoch;
+    s->schedule_number = OR_UNNUMBERED;
+  }
+  while (*at && (*at)->schedule_number < s->schedule_number) at = &(*at)->ready_next;
+  s->ready_next = *at;
+  *at = s;
+}
+
+static orStream *takeAt(orStream **at) {
+  orStream *s = *at;
+  *at = s->ready_next;
+  plan.latest = s;
+  return s;
+}
+
+static orStream **placeOf(const orStream *s) {
+  orStream **at = &plan.held;
+  while (*at && *at != s) at = &(*at)->ready_next;
+  return at;
+}
+
+/* It is given its first task: it may be held already, for the mark or wait before that. */
+static void numberInPlace(orStream *s) {
+  if (isNumbered(s)) return;
+  orStream **at = placeOf(s);
+  bool is_held = *at != NULL;
+  if (is_held) *at = s->ready_next;
+  number(s);
+  if (is_held) insert(s);
+}
+
+/* Under a tape marks, too, are nobody's choice; else the poison alone, which may not change what a
+ * seed means. */
+static bool isAside(orScheduleAside aside) {
+  return aside >= (policyIs(orScheduleTape) ? OR_ASIDE_MARK : OR_ASIDE_POISON);
+}
+
+static orStream **asidePlace(void) {
+  orStream **at = &plan.held;
+  while (*at && !isAside((*at)->schedule_aside)) at = &(*at)->ready_next;
+  return at;
+}
+
+static orStream *takeAside(void) {
+  orStream **at = asidePlace(), *s = *at;
+  if (s) *at = s->ready_next;
+  return s;
+}
+
+static orStream **anyPlace(void) {
+  unsigned count = 0;
+  for (const orStream *s = plan.held; s; s = s->ready_next) count++;
+  orStream **at = &plan.held;
+  for (uint64_t i = draw() % count; i; i--) at = &(*at)->ready_next;
+  return at;
+}
+
+/* The goal may be lane 0's: its owner learns of the choice when it has it back. */
+static orStream *hostGoesOn(orGoal *g) {
+  g->over = true;
+  return NULL;
+}
+
+static int tasksAtPoint(void) {
+  int n = 0;
+  switch ((orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed)) {
+    case orScheduleSeeded:
+      while (plan.held && chance(plan.haste)) n++;
+      return n;
+    case orScheduleEarly:
+      return OR_MOST_TASKS;
+    default:
+      return 0;
+  }
+}
+
+/* ---- by a tape (lock held) ---- */
+
+typedef struct orOptions {
+  uint32_t current; /* ran last and could go on, or nobody */
+  bool host;        /* is one of them */
+  uint32_t count, free;
+} orOptions;
+
+/* Those of a lower class come first. */
+static int classOf(const orOptions *o, uint32_t who) {
+  return who == o->current ? 0 : o->current == OR_NOBODY || who == plan.left ? 1 : 2;
+}
+
+static orOptions optionsOf(const orGoal *g) {
+  orOptions o = {.current = OR_NOBODY, .host = g->host_may};
+  if (g->host_may && !g->left)
+    o.current = OR_THE_HOST;
+  else if (plan.latest && *placeOf(plan.latest))
+    o.current = plan.latest->schedule_number;
+  if (o.host) o.count++, o.free += classOf(&o, OR_THE_HOST) < 2;
+  for (const orStream *s = plan.held; s; s = s->ready_next)
+    o.count++, o.free += classOf(&o, s->schedule_number) < 2;
+  return o;
+}
+
+/* The stream of this option; null: the host's. */
+static orStream **placeOfOption(const orOptions *o, uint32_t option) {
+  for (int class = 0; class < 3; class++) {
+    if (o->host && classOf(o, OR_THE_HOST) == class && !option--) return NULL;
+    for (orStream **at = &plan.held; *at; at = &(*at)->ready_next)
+      if (classOf(o, (*at)->schedule_number) == class && !option--) return at;
+  }
+  return NULL; /* not reached: option < count */
+}
+
+static uint32_t nextOption(const orOptions *o) {
+  if (o->count < 2) return 0;
+  size_t i = plan.taken.count;
+  uint32_t option = i < plan.tape.count ? plan.tape.choices[i] : 0;
+  if (option >= o->count) option = 0;
+  if (!orTapeAdd(&plan.taken, option)) plan.steps.short_of_memory = true;
+  note((orScheduleStep){.kind = orStepChooses, .flags = option, .a = o->count, .b = o->free});
+  return option;
+}
+
+/* Null: the host goes on, or nobody can. */
+static orStream *chooseByTape(orGoal *g) {
+  orOptions o = optionsOf(g);
+  if (!o.count) return NULL;
+  orStream **at = placeOfOption(&o, nextOption(&o));
+  uint32_t who = at ? (*at)->schedule_number : OR_THE_HOST;
+  if (who != o.current)
+    plan.left = o.current == OR_NOBODY || who == plan.left ? OR_NOBODY : o.current;
+  g->left = true;
+  return at ? takeAt(at) : hostGoesOn(g);
+}
+
+/* ---- by priorities (lock held) ---- */
+
+/* Of equal chance for all, until they have had to go back. */
+static uint64_t priorityOf(uint32_t who) {
+  for (int i = 0; i < OR_MOST_CHANGES; i++)
+    if (plan.changes.who[i] == who) return (uint64_t)(OR_MOST_CHANGES - i);
+  return mixed(plan.seed + who * 0x9e3779b97f4a7c15u) | 1u << 8;
+}
+
+static void beginPriorities(void) {
+  uint64_t most = UINT64_C(4) << draw() % 7; /* nobody knows how long the program is */
+  plan.changes.count = 0;
+  for (int i = 0; i < OR_MOST_CHANGES; i++) {
+    plan.changes.who[i] = OR_NOBODY;
+    plan.changes.at[i] = draw() % 2 ? draw() % most : UINT64_MAX;
+  }
+}
+
+static orStream **placeOfHighest(void) {
+  orStream **highest = &plan.held;
+  for (orStream **at = &plan.held; *at; at = &(*at)->ready_next)
+    if (priorityOf((*at)->schedule_number) > priorityOf((*highest)->schedule_number)) highest = at;
+  return highest;
+}
+
+static orStream *chooseByPriority(orGoal *g) {
+  orStream **at = placeOfHighest();
+  uint64_t now = plan.changes.count++;
+  for (int i = 0; i < OR_MOST_CHANGES; i++) {
+    if (plan.changes.at[i] != now) continue;
+    bool host =
+        g->host_may && (!*at || priorityOf(OR_THE_HOST) > priorityOf((*at)->schedule_number));
+    plan.changes.who[i] = host ? OR_THE_HOST : *at ? (*at)->schedule_number : OR_NOBODY;
+    at = placeOfHighest();
+  }
+  if (!*at || (g->host_may && priorityOf(OR_THE_HOST) > priorityOf((*at)->schedule_number)))
+    return hostGoesOn(g);
+  return takeAt(at);
+}
+
+/* `needed`: the one that "late" runs, if it can run. */
+static orStream *choose(orGoal *g, const orStream *needed) {
+  orStream *aside = takeAside();
+  if (aside || g->aside) return aside;
+  if (policyIs(orScheduleTape)) return chooseByTape(g);
+  if (isByPriority()) return chooseByPriority(g);
+  if (!plan.held) return NULL;
+  if (!policyIs(orScheduleSeeded)) {
+    orStream **at = needed ? placeOf(needed) : &plan.held;
+    return takeAt(*at ? at : &plan.held);
+  }
+  orStream **at = plan.latest ? placeOf(plan.latest) : &plan.held;
+  return takeAt(plan.latest && *at && chance(plan.stay) ? at : anyPlace());
+}
+
+static void notice(void);
+
+static bool hold(orStream *s) {
+  const orTask *first = orLaneFirst(s);
+  bool mark = first->kind == OR_KIND_MARK || first->kind == OR_KIND_WAIT;
+  orScheduleAside aside = first->aside ? OR_ASIDE_POISON : mark ? OR_ASIDE_MARK : OR_ASIDE_NOT;
+  orMutexLock(&plan.lock);
+  s->schedule_aside = aside;
+  bool on = isOn();
+  bool served = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
+  if (on) insert(s);
+  orMutexUnlock(&plan.lock);
+  if (on && !served) notice();
+  return on;
+}
+
+/* ---- goals ---- */
+
+static void notice(void) {
+  atomic_fetch_add_explicit(&plan.word, 1, memory_order_release);
+  orFutexWake(&plan.word, INT32_MAX);
+}
+
+static bool isReached(const orGoal *g) {
+  if (!g->tasks || g->over || !isOn() || orProcessExiting()) return true;
+  return (g->until.stream || g->until.cell) && orIsOver(&g->until);
+}
+
+/* What the goal's stream waits for, in the end. A wait is for a mark that was queued before it, so
+ * this ends. */
+static const orStream *neededFor(const orGoal *g) {
+  if (!policyIs(orScheduleLate)) return NULL;
+  orStream *s = g->until.stream;
+  for (orStream *other; s && (other = orStreamBlocker(s));) s = other;
+  return s;
+}
+
+/* Lane 0: what runs next for the goal; null when it is reached or nothing can run, and the goal is
+ * its owner's again. */
+static orStream *next(orGoal *g) {
+  bool over = isReached(g);
+  const orStream *needed = over ? NULL : neededFor(g);
+  orMutexLock(&plan.lock);
+  orStream *s = over ? NULL : choose(g, needed);
+  if (!s) atomic_store_explicit(&plan.goal, NULL, memory_order_release);
+  orMutexUnlock(&plan.lock);
+  if (!s) notice();
+  return s;
+}
+
+static void serve(orStream *s) {
+  orGoal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
+  do {
+    /* A wait that only parks its stream is no task that has run. */
+    uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
+    orScheduleAside aside = s->schedule_aside;
+    orStream_t handle = s->last_handle;
+    tore = false;
+    bool ran = orLaneRun(s, first, 0);
+    if (!ran && !tore) continue;
+    if (!aside) noteAlone((orScheduleStep){.kind = orStepRuns, .flags = !ran, .stream = handle});
+    if (g->tasks > 0 && !isAside(aside)) g->tasks--;
+  } while ((s = next(g)));
+}
+
+/* The system refuses lane 0 a thread. */
+static void refuse(orStream *s) {
+  orMutexLock(&plan.lock);
+  orGoal *g = atomic_load_explicit(&plan.goal, memory_order_relaxed);
+  bool on = isOn();
+  if (on) insert(s);
+  g->refused = true;
+  atomic_store_explicit(&plan.goal, NULL, memory_order_release);
+  orMutexUnlock(&plan.lock);
+  if (!on) orLaneSchedule(s);
+  notice();
+}
+
+/* Hands the goal to lane 0, unless it has another one or nothing can run. */
+static bool start(orGoal *g) {
+  const orStream *needed = neededFor(g);
+  orMutexLock(&plan.lock);
+  bool busy = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
+  orStream *s = busy || !isOn() ? NULL : choose(g, needed);
+  if (s) atomic_store_explicit(&plan.goal, g, memory_order_release);
+  orMutexUnlock(&plan.lock);
+  if (s) orLaneServe(s, serve, refuse);
+  return s;
+}
+
+static bool isServed(const orGoal *g) {
+  return atomic_load_explicit(&plan.goal, memory_order_acquire) == g;
+}
+
+static bool spinWhile(uint32_t word) {
+  uint64_t until = orNow() + OR_SPIN_NS;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (atomic_load_explicit(&plan.word, memory_order_acquire) != word) return true;
+      orPause();
+    }
+  } while (orNow() < until);
+  return false;
+}
+
+typedef struct orGoalSleep {
+  bool entered;
+  void *token;
+  orHostWait wait;
+} orGoalSleep;
+
+static void enterSleep(orGoalSleep *sleep, const orGoal *g) {
+  if (sleep->entered) return;
+  sleep->entered = true;
+  sleep->token = orBlockEnter();
+  orHostWaitBegin(&sleep->wait, g->waits ? &g->until : &(orAwaited){.stream = NULL});
+}
+
+static void leaveSleep(orGoalSleep *sleep) {
+  if (!sleep->entered) return;
+  orHostWaitEnd(&sleep->wait);
+  orBlockLeave(sleep->token);
+}
+
+static orError_t pursue(orGoal *g) {
+  orGoalSleep sleep = {0};
+  while (isServed(g) || !orProcessExiting()) { /* a lane has the goal, which is on this stack */
+    uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
+    if (!isServed(g)) {
+      if ((g->refused && g->until.stream) || isReached(g)) break;
+      bool started = !g->refused && start(g);
+      if (!started && !g->waits) break;
+      if (!started) noteAlone((orScheduleStep){.kind = orStepOutside});
+    }
+    if (spinWhile(word)) continue;
+    enterSleep(&sleep, g);
+    if (isServed(g) || !orProcessExiting()) orFutexWait(&plan.word, word, 0);
+  }
+  leaveSleep(&sleep);
+  return g->refused && g->until.stream && !orIsOver(&g->until) ? orLaneRefuse() : orSuccess;
+}
+
+/* ---- points; a task that calls is at none ---- */
+
+/* Poison is run at once, so that seeds choose as they do without it. */
+static void runAside(void) {
+  if (orProcessTask() != OR_TASK_NONE) return;
+  orMutexLock(&plan.lock);
+  bool any = !policyIs(orScheduleTape) && *asidePlace();
+  orMutexUnlock(&plan.lock);
+  if (any) pursue(&(orGoal){.tasks = OR_ALL_TASKS, .aside = true});
+}
+
+static void point(void) {
+  if (orProcessTask() != OR_TASK_NONE) return;
+  runAside();
+  orMutexLock(&plan.lock);
+  note((orScheduleStep){.kind = orStepPoint});
+  bool chooses = policyIs(orScheduleTape) || isByPriority();
+  int tasks = chooses ? (plan.held ? OR_ALL_TASKS : 0) : tasksAtPoint();
+  orMutexUnlock(&plan.lock);
+  if (tasks) pursue(&(orGoal){.tasks = tasks, .host_may = chooses});
+}
+
+/* An identity that lives as long as the record of the event does. */
+static uint64_t idOf(const orCell *cell) { return (uint64_t)(uintptr_t)cell; }
+
+/* The slot may be another stream's by now. */
+static void noteAsked(const orAwaited *awaited) {
+  orStream_t stream = 0;
+  if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
+  if (awaited->stream) {
+    orMutexLock(&awaited->stream->lock);
+    stream = awaited->stream->last_handle;
+    orMutexUnlock(&awaited->stream->lock);
+  }
+  noteAlone((orScheduleStep){.kind = orStepAsks, .stream = stream, .a = idOf(awaited->cell)});
+}
+
+static orError_t step(const orAwaited *awaited) {
+  if (orProcessTask() != OR_TASK_NONE) return orSuccess;
+  noteAsked(awaited);
+  return pursue(&(orGoal){.until = *awaited, .tasks = 1});
+}
+
+static orError_t await(const orAwaited *awaited) {
+  if (!awaited->stream)
+    atomic_fetch_or_explicit(&awaited->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+  return pursue(&(orGoal){.until = *awaited, .tasks = OR_ALL_TASKS, .waits = true});
+}
+
+/* ---- the record ---- */
+
+void orScheduleTouched(orStream_t stream, uintptr_t begin, uintptr_t end, bool write) {
+  if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
+  bool pinned = orRegionIs((const void *)begin, orMemoryTypeHost); /* NOLINT */
+  noteAlone((orScheduleStep){.kind = orStepTouches,
+                             .flags = (write ? orTouchWrites : 0u) | (pinned ? orTouchPinned : 0u),
+                             .stream = stream,
+                             .a = begin,
+                             .b = end});
+}
+
+static void noteBytes(orStream_t stream, const void *data, size_t bytes, bool write) {
+  uintptr_t begin = (uintptr_t)data;
+  if (data) orScheduleTouched(stream, begin, begin + bytes, write);
+}
+
+/* Under a tape by its first task, else by whatever is queued first, but for poison. */
+static void numberOnQueue(const orProbe *p) {
+  orStream *s = orHandleFind(&orStreamTable, p->stream);
+  if (!s || p->aside) return;
+  orMutexLock(&plan.lock);
+  if (isOn() && (!policyIs(orScheduleTape) || p->kind <= (int)OR_KIND_SET)) numberInPlace(s);
+  orMutexUnlock(&plan.lock);
+}
+
+static void onQueued(orProbe *p) {
+  numberOnQueue(p);
+  if (!isOn() || p->kind > (int)OR_KIND_SET) return;
+  orStream *s = orHandleFind(&orStreamTable, p->stream);
+  if (!s) return;
+  noteBytes(p->stream, p->dst, p->bytes, true);
+  noteBytes(p->stream, p->src, p->bytes, false);
+  orMutexLock(&plan.lock);
+  note((orScheduleStep){.kind = orStepQueued,
+                        .flags = p->aside,
+                        .stream = p->stream,
+                        .a = (uint64_t)orHandleDevice(p->stream)});
+  orMutexUnlock(&plan.lock);
+}
+
+static void onRecord(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepRecords, .stream = p->stream, .a = idOf(p->cell)});
+}
+
+/* An external event is somebody else's to signal. */
+static void onWait(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = p->cell->stream ? orStepWaits : orStepOutside,
+                             .stream = p->stream,
+                             .a = idOf(p->cell)});
+}
+
+static void onHostWaits(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepAwaits,
+                             .stream = p->stream,
+                             .a = idOf(p->cell),
+                             .b = (uint64_t)(int64_t)p->device});
+}
+
+static void onHostKnows(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepKnows, .stream = p->stream, .a = idOf(p->cell)});
+}
+
+static void onLooked(orProbe *p) {
+  noteAlone((orScheduleStep){.kind = orStepLooks, .stream = p->stream});
+}
+
+static void onOutside(orProbe *p) {
+  (void)p;
+  noteAlone((orScheduleStep){.kind = orStepOutside});
+}
+
+static void onFirstUse(orProbe *p);
+
+static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
+                             [OR_PROBE_QUEUED] = onQueued,
+                             [OR_PROBE_RECORD] = onRecord,
+                             [OR_PROBE_WAIT] = onWait,
+                             [OR_PROBE_HOST_WAITS] = onHostWaits,
+                             [OR_PROBE_HOST_KNOWS] = onHostKnows,
+                             [OR_PROBE_LOOKED] = onLooked,
+                             [OR_PROBE_SIGNAL] = onOutside,
+                             [OR_PROBE_RESET] = onOutside}};
+
+/* Streams are numbered by it, and it records. */
+static void listen(void) { orToolSwitch(&tool, !policyIs(orScheduleFair)); }
+
+/* ---- change ---- */
+
+static const orDispatcher dispatcher = {.hold = hold,
+                                        .point = point,
+                                        .step = step,
+                                        .await = await,
+                                        .aside = runAside,
+                                        .tears = tears,
+                                        .notice = notice};
+
+static void begin(orSchedulePolicy policy, uint64_t seed) {
+  static const unsigned char hastes[] = {0, 64, 128, 192}, stays[] = {0, 128, 232};
+  plan.seed = plan.random = seed;
+  plan.left = OR_NOBODY;
+  plan.taken.count = plan.steps.count = 0;
+  plan.steps.short_of_memory = false;
+  atomic_store_explicit(&plan.records, plan.record && policy != orScheduleFair,
+                        memory_order_relaxed);
+  plan.haste = hastes[draw() % sizeof hastes];
+  plan.stay = stays[draw() % sizeof stays];
+  plan.epoch++;
+  plan.numbered = 0;
+  plan.latest = NULL;
+  beginPriorities();
+  atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
+  atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
+                        memory_order_seq_cst);
+  orCacheSchedule(keepsBack(), policy == orScheduleTape);
+}
+
+/* plan.lock held. */
+static orError_t configure(const orConfig *c) {
+  if (c->schedule.tape && !orTapeParse(&plan.tape, c->schedule.tape))
+    return orFail(
+        orErrorMemoryAllocation,
+        "OPENREG_SCHEDULE_TAPE: there is no memory for its choices, or they are too many");
+  begin(c->schedule.tape ? orScheduleTape : (orSchedulePolicy)c->schedule.policy, c->schedule.seed);
+  configured = true;
+  return orSuccess;
+}
+
+static orError_t configureOnce(void) {
+  const orConfig *c = orConfigGet(); /* which has a lock of its own */
+  orMutexLock(&plan.lock);
+  bool begins = !configured;
+  orError_t error = begins ? configure(c) : orSuccess;
+  orMutexUnlock(&plan.lock);
+  if (begins) listen();
+  return error;
+}
+
+static void onFirstUse(orProbe *p) {
+  orError_t error = configureOnce();
+  if (error) p->error = error;
+}
+
+__attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
+
+static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
+  OR_TRY(orEnterBlocking());
+  if (policy < orScheduleFair || policy > orScheduleTape)
+    return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 4 are known", (int)policy);
+  OR_TRY(configureOnce());
+  if (settle) OR_TRY(orStreamSettle());
+  orCacheSetAside(policy != orScheduleFair);
+  orMutexLock(&plan.lock);
+  begin(policy, seed);
+  orStream *left = plan.held;
+  plan.held = NULL;
+  orMutexUnlock(&plan.lock);
+  listen();
+  for (orStream *s; (s = left);) {
+    left = s->ready_next;
+    orLaneSchedule(s);
+  }
+  notice();
+  orHostWaitsWake();
+  return orSuccess;
+}
+
+orError_t orScheduleSet(orSchedulePolicy policy, uint64_t seed) {
+  return change(policy, seed, true);
+}
+
+orError_t orScheduleSwitch(orSchedulePolicy policy, uint64_t seed) {
+  return change(policy, seed, false);
+}
+
+orError_t orScheduleSetTape(const char *text) {
+  OR_TRY(orEnterBlocking());
+  orTape tape = {0}, old;
+  if (!text || !orTapeParse(&tape, text)) {
+    free(tape.choices);
+    return orFail(
+        orErrorInvalidValue,
+        "orScheduleSetTape: \"%.64s\"; a tape is numbers separated by commas, each perhaps "
+        "with how many zeros come before it, as in \"1,12:2\"",
+        text ? text : "(null)");
+  }
+  orError_t error = configureOnce();
+  if (!error) error = orStreamSettle();
+  if (error) {
+    free(tape.choices);
+    return error;
+  }
+  orMutexLock(&plan.lock);
+  old = plan.tape;
+  plan.tape = tape;
+  orMutexUnlock(&plan.lock);
+  free(old.choices);
+  return change(orScheduleTape, 0, true);
+}
+
+orError_t orScheduleGetTape(char **tape) {
+  if (!tape) return orFail(orErrorInvalidValue, "orScheduleGetTape: null result");
+  OR_TRY(orEnter());
+  orMutexLock(&plan.lock);
+  *tape = orTapeText(&plan.taken);
+  orMutexUnlock(&plan.lock);
+  return *tape ? orSuccess : orFail(orErrorMemoryAllocation, "no memory for the text of a tape");
+}
+
+orError_t orScheduleRecord(uint32_t record) {
+  OR_TRY(orEnter());
+  orMutexLock(&plan.lock);
+  plan.record = record;
+  orMutexUnlock(&plan.lock);
+  return orSuccess;
+}
+
+orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t step_size, size_t capacity,
+                          size_t *count) {
+  if (!count || (capacity && !steps))
+    return orFail(orErrorInvalidValue, "orScheduleSteps: null result");
+  OR_TRY(orEnter());
+  OR_TRY(orCheckSize("orScheduleStep", step_size, OR_END(orScheduleStep, b)));
+  orMutexLock(&plan.lock);
+  *count = first < plan.steps.count ? plan.steps.count - first : 0;
+  if (*count > capacity) *count = capacity;
+  for (size_t i = 0; i < *count; i++)
+    orFillElement((char *)steps + i * step_size, step_size, &plan.steps.at[first + i],
+                  sizeof(orScheduleStep));
+  orMutexUnlock(&plan.lock);
+  return orSuccess;
+}
+
+orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed) {
+  if (!policy || !seed) return orFail(orErrorInvalidValue, "orScheduleGet: null result");
+  OR_TRY(orEnter());
+  OR_TRY(configureOnce());
+  orMutexLock(&plan.lock);
+  *policy = (orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed);
+  *seed = plan.seed;
+  orMutexUnlock(&plan.lock);
+  return orSuccess;
+}
