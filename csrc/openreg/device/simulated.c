@@ -49,6 +49,7 @@ typedef struct orCard {
 
 static orCard cards[OPENREG_MAX_DEVICES];
 static int card_count;
+static size_t capacity; /* of each, bytes */
 
 static orMutex mapping = OR_MUTEX_INITIALIZER(OR_RANK_ARENA);
 static size_t span; /* bytes of one range; written before arena */
@@ -161,7 +162,7 @@ static orError_t mapCard(orCard *c, char *range, void *buddy, int order) {
 /* Address space may be short (a limit, a sanitizer's layout): a smaller range serves until it is
  * fragmented. */
 static char *reserve(int *order, size_t *total) {
-  int least = orderOf(orDeviceAt(0)->desc.memory_limit) + 1;
+  int least = orderOf(capacity) + 1;
   for (*order = least - 1 + OR_RANGE_ORDER;; --*order) {
     span = orPageSize() << *order;
     *total = (2 * span + tableBytes(*order)) * (size_t)card_count;
@@ -180,7 +181,7 @@ static orError_t mapAll(void) {
         orErrorSystem,
         "cannot reserve %zu bytes of addresses for %d devices of %zu bytes: %s; a smaller "
         "OPENREG_DEVICE_MEMORY needs fewer",
-        total, card_count, orDeviceAt(0)->desc.memory_limit, strerror(errno));
+        total, card_count, capacity, strerror(errno));
   orError_t error = orSuccess;
   char *tables = base + 2 * span * (size_t)card_count;
   for (size_t i = 0; i < (size_t)card_count && !error; i++)
@@ -211,6 +212,7 @@ static orError_t createDevices(const orDeviceConfig *config, int count, orDevice
     limit = limit / 2 / (size_t)count & ~(orPageSize() - 1);
   }
   card_count = count;
+  capacity = limit < OR_MOST_MEMORY ? limit : OR_MOST_MEMORY;
   for (int i = 0; i < count; i++) {
     orMutexInit(&cards[i].lock, OR_RANK_PAGES);
     devices[i] =
