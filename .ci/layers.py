@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 LAYERS = ("base", "device", "stream", "cache", "tools", "sanitizer")  # the lowest first
-WITHOUT_CIRCLES = ("base", "device", "tools")
+WITHOUT_CIRCLES = ("base", "device", "tools", "sanitizer")
 
 
 def symbols(object_file):

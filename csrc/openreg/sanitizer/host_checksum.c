@@ -85,14 +85,9 @@ void orSumsPrepare(const orTouch *touches, size_t count) {
   }
 }
 
-bool orTouchIsPinned(const orTouch *touch) {
-  const void *data = (const void *)touch->range.begin; /* NOLINT */
-  return !orSimulatedHolds(data) && orRegionIs(data, orMemoryTypeHost);
-}
-
 static bool isWanted(const orTouch *touch) {
   const void *data = (const void *)touch->range.begin; /* NOLINT */
-  return orTouchIsPinned(touch) && orMirrorOf(data) == data;
+  return touch->pinned && orMirrorOf(data) == data;
 }
 
 uint64_t orSumsWanted(const orTouch *touches, size_t count) {
@@ -215,7 +210,7 @@ void orSumsKnown(bool compares) {
     later.stack = NULL;
     later.stream = 0;
     later.write = true;
-    later.sequence = orShadowMoment();
+    later.sequence = orSanitizerMoment();
     if (known->changed) orRaceFound(&known->access, &later, false, &races);
     orSum *next = known->next;
     orStackDrop(known->access.stack);

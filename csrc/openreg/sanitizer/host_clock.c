@@ -48,6 +48,7 @@ static _Atomic bool follows; /* some thread has a clock */
 static uint64_t (*_Atomic ask)(void);
 
 static _Thread_local uint64_t own, acting;
+static _Thread_local bool inside; /* orSanitizerLock */
 
 /* ---- who ---- */
 
@@ -57,8 +58,6 @@ static bool isMain(void) {
   return main_thread == 1;
 }
 
-static bool isOn(void) { return __atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED) != 0; }
-
 static bool isFollowing(void) { return atomic_load_explicit(&follows, memory_order_relaxed); }
 
 void orThreadsIdentify(void) {
@@ -66,6 +65,19 @@ void orThreadsIdentify(void) {
   uint64_t (*other)(void) = atomic_load_explicit(&ask, memory_order_relaxed);
   acting = orProcessTask() != OR_TASK_NONE ? NOBODY : own ? own : other ? other() : 0;
 }
+
+void orSanitizerLock(void) {
+  orThreadsIdentify();
+  orMutexLock(&orSanitizerMutex);
+  inside = true;
+}
+
+void orSanitizerUnlock(void) {
+  inside = false;
+  orMutexUnlock(&orSanitizerMutex);
+}
+
+bool orSanitizerIsInside(void) { return inside; }
 
 static orHostThread *find(uint64_t serial) {
   for (uint32_t i = 0; i < count; i++)
@@ -106,25 +118,15 @@ static orClock *mine(void) {
 
 /* ---- what they know ---- */
 
-static void learn(const orClock *clock) {
+void orHostAcquire(const orClock *clock) {
   orClockJoin(mine(), clock);
   if (count) orClockJoin(&seen, clock);
 }
 
-void orHostJoin(const orSync *sync) {
-  orClocksNote(sync, 0);
-  learn(&sync->clock);
-  for (uint32_t i = 0; i < sync->gate_count; i++) learn(&sync->gates[i]->clock);
+void orHostAcquireAll(const orClock *clock) {
+  orClockJoin(&host, clock);
+  if (count) orClockJoin(&seen, clock);
 }
-
-void orHostJoinAll(const orSync *sync) {
-  uint64_t before = acting;
-  acting = NOBODY;
-  orHostJoin(sync);
-  acting = before;
-}
-
-void orHostLearnAll(const orClock *clock) { orClockJoin(&host, clock); }
 
 void orHostTell(orClock *clock) {
   if (OR_UNLIKELY(count)) orClockJoin(clock, myClock());
@@ -151,15 +153,10 @@ bool orEverybodyKnows(uint32_t timeline, uint64_t counter) {
   return count && knowing == count && !starting;
 }
 
-static void forgetClock(orClock *clock) {
-  free(clock->at);
-  *clock = (orClock){NULL, 0};
-}
-
 static void settle(void) {
   if (!isAlone()) return;
   orClockJoin(&host, &threads[0].clock);
-  forgetClock(&threads[0].clock);
+  orClockClear(&threads[0].clock);
 }
 
 /* ---- objects ---- */
@@ -171,7 +168,7 @@ static orObject *objectAt(const void *address) {
 static void forget(orObject *object) {
   starting -= object->starts;
   orTreeRemove(&objects, &object->node);
-  forgetClock(&object->clock);
+  orClockClear(&object->clock);
   free(object);
   object_count--;
 }
@@ -189,10 +186,10 @@ static orObject *objectMade(const void *address) {
 /* True with the lock held, if there is anything to follow. */
 static bool enter(bool starts) {
   if (OR_LIKELY(!starts && !isFollowing())) return false;
-  if (!isOn() || OR_UNLIKELY(orInForkedChild())) return false;
+  if (!orSanitizerIsOn() || OR_UNLIKELY(orInForkedChild())) return false;
   orThreadsIdentify();
   orMutexLock(&orSanitizerMutex);
-  bool follow = isOn() && (starts || count);
+  bool follow = orSanitizerIsOn() && (starts || count);
   if (!follow) orMutexUnlock(&orSanitizerMutex);
   return follow;
 }
@@ -251,7 +248,7 @@ void orSanitizerThreadEnds(void) {
   if (!own || !enter(false)) return;
   orHostThread *t = find(own);
   if (t) {
-    forgetClock(&t->clock);
+    orClockClear(&t->clock);
     *t = threads[--count];
     settle();
   }
@@ -269,10 +266,10 @@ uint64_t orSanitizerThread(void) {
 }
 
 void orThreadsForget(uint64_t (*thread)(void)) {
-  while (count) forgetClock(&threads[--count].clock);
+  while (count) orClockClear(&threads[--count].clock);
   while (objects.root) forget((orObject *)objects.root);
   orClockJoin(&host, &seen);
-  forgetClock(&seen);
+  orClockClear(&seen);
   starting = 0;
   atomic_store_explicit(&ask, thread, memory_order_relaxed);
   atomic_store_explicit(&follows, false, memory_order_relaxed);

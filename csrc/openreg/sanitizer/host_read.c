@@ -51,7 +51,7 @@ orError_t orSanitizerPeek(void *to, const void *from, size_t bytes) {
     return orFail(orErrorNotSupported, "device %d has no mapped memory", region.device);
   orThreadsIdentify();
   orMutexLock(&orSanitizerMutex);
-  bool known = *orSanitizerActive() && !isPending() &&
+  bool known = orSanitizerIsOn() && !isPending() &&
                !orShadowIsWritten((uintptr_t)from, (uintptr_t)from + bytes);
   orMutexUnlock(&orSanitizerMutex);
   if (!known) return orErrorNotReady;

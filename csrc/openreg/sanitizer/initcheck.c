@@ -49,7 +49,7 @@ void orFreshAdd(uintptr_t begin, size_t bytes, orStream_t stream, orStack *stack
   *fresh = (orFresh){.operation = orSanitizerName("allocation"),
                      .stack = orStackRetain(stack),
                      .stream = stream,
-                     .moment = orShadowMoment(),
+                     .moment = orSanitizerMoment(),
                      .left = bytes};
   orTreeInsert(&tree, &fresh->node, begin, begin + bytes);
 }

@@ -27,6 +27,8 @@
 
 enum { OR_PATIENCE = 100 }; /* faults of one address in a page that is not guarded */
 
+static void (*touched)(uintptr_t address, bool write); /* of analysis.c */
+
 /* Of a signal handler's. */
 static _Thread_local struct {
   uintptr_t address;
@@ -105,10 +107,12 @@ static bool resolve(uintptr_t address, const void *context) {
   bool write = orFaultWrote(context, guard == OR_GUARD_WRITES);
   if (mayTouch(guard, write)) return mayTryAgain(address);
   fault.times = 0;
-  if (orProcessTask() == OR_TASK_NONE) orSanitizerTouched(address, write);
+  if (orProcessTask() == OR_TASK_NONE) touched(address, write);
   /* Other accesses may guard the page still, or it was none that did. */
   return !orMirrorGuardAt(address, &guard) || mayTouch(guard, write) || orMirrorLift(address);
 }
+
+void orGuardSetTouched(void (*by_host)(uintptr_t address, bool write)) { touched = by_host; }
 
 __attribute__((constructor)) static void offer(void) { orFaultSetGuard(isGuarded, resolve); }
 
@@ -116,7 +120,7 @@ __attribute__((constructor)) static void offer(void) { orFaultSetGuard(isGuarded
 
 orError_t orSanitizerHostBlock(void *ptr) {
   orRegion r;
-  if (!__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) return orSuccess;
+  if (!orSanitizerIsOn()) return orSuccess;
   OR_TRY(orEnter());
   OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
   if (orHostDevice()->factory == &orPinnedHostFactory) orMirrorMake(r.base, r.size);

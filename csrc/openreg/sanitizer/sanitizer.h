@@ -1,13 +1,11 @@
 /*
- * What the files of the sanitizer share: timeline.c (what is ordered with what), host_clock.c (what
- * each thread of the host knows), shadow.c (who touched which bytes last), initcheck.c (what nobody
- * has written), host_read.c (what the host may read), page_guard.c and host_checksum.c (what the
- * host does without a call), races.c (conflicts and their reports), intern.c (what reports
- * name), sanitizer.c (the calls that tell them what happens).
+ * What the files of the sanitizer share. A file uses those before it here: state; vector_clock,
+ * range, intern; host_clock, timeline, shadow; initcheck, page_guard, host_read, races,
+ * host_checksum; analysis; sanitizer.
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
- * waited for and nobody's function is called. Functions are called with it held unless they say
- * otherwise.
+ * waited for, and no function of a caller's is called. Functions are called with it held unless
+ * they say otherwise.
  */
 #ifndef OPENREG_SANITIZER_PRIVATE_H
 #define OPENREG_SANITIZER_PRIVATE_H
@@ -18,11 +16,70 @@
 
 typedef struct orSync orSync;
 
-extern orMutex orSanitizerMutex OR_HIDDEN;
+/* ---- state.c ---- */
 
-/* Host memory; they end the process where there is none. The old may be null. */
+extern orMutex orSanitizerMutex OR_HIDDEN;
+extern uint32_t orSanitizerOn OR_HIDDEN; /* what the shim reads; atomic */
+static inline bool orSanitizerIsOn(void) {
+  return __atomic_load_n(&orSanitizerOn, __ATOMIC_RELAXED) != 0;
+}
+extern orSanitizerOptions orSanitizerChosen OR_HIDDEN;
+extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
+extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
+uint64_t orSanitizerMoment(void);               /* a new one */
+uint64_t orSanitizerLatest(void);               /* the newest */
+bool orSanitizerIgnores(void);                  /* orSanitizerIgnore, of the calling thread */
+/* Host memory; they end the process where there is none. The old may be null. No lock needed. */
 void *orSanitizerAllocate(size_t bytes);
 void *orSanitizerResize(void *old, size_t bytes);
+
+/* ---- vector_clock.c ---- */
+
+/* For each timeline up to where it is known to be over. */
+typedef struct orClock {
+  uint64_t *at;
+  uint32_t size; /* the rest is 0 */
+} orClock;
+
+void orClockReserve(orClock *clock, uint32_t size);
+void orClockJoin(orClock *clock, const orClock *other);
+void orClockClear(orClock *clock); /* gives its memory back */
+static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_t counter) {
+  return timeline < clock->size && clock->at[timeline] >= counter;
+}
+
+/* ---- range.c ---- */
+
+enum { OR_RANGE_DIMS = 4 };
+
+typedef struct orRepeat {
+  size_t count, stride;
+} orRepeat;
+
+/* Bytes: `width` of them at `begin`, repeated by each of `dims` repeats, which leave gaps; strides
+ * ascending. */
+typedef struct orRange {
+  uintptr_t begin, end; /* the hull */
+  size_t width;
+  uint32_t dims;
+  bool hull; /* of the access, which leaves gaps here */
+  orRepeat repeats[OR_RANGE_DIMS];
+} orRange;
+
+/* An access, by the bytes that it touches. */
+typedef struct orTouch {
+  orRange range;
+  uint32_t write; /* as in orMemoryAccess */
+  bool pinned;    /* its first byte was in pinned host memory when this was made */
+} orTouch;
+
+/* The fewest repeats that come to the access's bytes, or to more where it takes more than
+ * OR_RANGE_DIMS. False if the access touches nothing; its end is 0 if it is past that of the
+ * address space. No lock. */
+bool orRangeMake(const orMemoryAccess *access, orRange *range);
+/* Of two whose hulls overlap: true if they share a byte; false too if that takes too long to find
+ * out. */
+bool orRangesMeet(const orRange *a, const orRange *b);
 
 /* ---- intern.c ---- */
 
@@ -48,13 +105,31 @@ bool orStacksAreDead(void); /* some of them */
 /* Calls the user's function for stacks that nobody refers to any more. No lock held. */
 void orStacksRelease(void);
 
-/* ---- timeline.c ---- */
+/* ---- host_clock.c ---- */
 
-/* For each timeline up to where it is known to be over. */
-typedef struct orClock {
-  uint64_t *at;
-  uint32_t size; /* the rest is 0 */
-} orClock;
+/* Who the calling thread is, for what is below. Before the lock is taken, as another may be
+ * asked. */
+void orThreadsIdentify(void);
+/* Takes the lock, and notes who the calling thread is. */
+void orSanitizerLock(void);
+void orSanitizerUnlock(void);
+bool orSanitizerIsInside(void); /* between the two, on the calling thread */
+/* What the clock says is over for the calling thread; for all. */
+void orHostAcquire(const orClock *clock);
+void orHostAcquireAll(const orClock *clock);
+/* What the calling thread alone knows joins that of a stream on which it queues; and with what all
+ * know. */
+void orHostTell(orClock *clock);
+void orHostTellAll(orClock *clock);
+/* What a timeline did at `counter` is over for everything that the calling thread is yet to queue;
+ * for some thread's; for all threads', of now and later. */
+bool orHostKnows(uint32_t timeline, uint64_t counter);
+bool orAnybodyKnows(uint32_t timeline, uint64_t counter);
+bool orEverybodyKnows(uint32_t timeline, uint64_t counter);
+/* All threads are one again. `thread`: orSanitizerOptions.thread. */
+void orThreadsForget(uint64_t (*thread)(void));
+
+/* ---- timeline.c ---- */
 
 enum { OR_GATES = 4 };
 
@@ -112,70 +187,15 @@ static inline orSync *orSyncRetain(orSync *sync) {
   return sync;
 }
 void orSyncRelease(orSync *sync);
-void orClockJoin(orClock *clock, const orClock *other);
-static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_t counter) {
-  return timeline < clock->size && clock->at[timeline] >= counter;
-}
 /* The waits for external events that somebody was to open are forgotten: of streams of a device,
  * -1: of all. */
 void orClocksForgetGates(int device);
-/* An edge for pictures; `to` 0: the host. */
-void orClocksNote(const orSync *sync, orStream_t to);
+/* The calling thread, or everybody, has waited for it. */
+void orHostJoin(const orSync *sync, bool everybody);
 /* Fills in the edges; the moments are there. */
 void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
 
-/* ---- host_clock.c ---- */
-
-/* Who the calling thread is, for what is below. Before the lock is taken, as another may be
- * asked. */
-void orThreadsIdentify(void);
-/* The calling thread has waited for it; all have. */
-void orHostJoin(const orSync *sync);
-void orHostJoinAll(const orSync *sync);
-void orHostLearnAll(const orClock *clock);
-/* What the calling thread alone knows joins that of a stream on which it queues; and with what all
- * know. */
-void orHostTell(orClock *clock);
-void orHostTellAll(orClock *clock);
-/* What a timeline did at `counter` is over for everything that the calling thread is yet to queue;
- * for some thread's; for all threads', of now and later. */
-bool orHostKnows(uint32_t timeline, uint64_t counter);
-bool orAnybodyKnows(uint32_t timeline, uint64_t counter);
-bool orEverybodyKnows(uint32_t timeline, uint64_t counter);
-/* All threads are one again. `thread`: orSanitizerOptions.thread. */
-void orThreadsForget(uint64_t (*thread)(void));
-
 /* ---- shadow.c ---- */
-
-enum { OR_RANGE_DIMS = 4 };
-
-typedef struct orRepeat {
-  size_t count, stride;
-} orRepeat;
-
-/* Bytes: `width` of them at `begin`, repeated by each of `dims` repeats, which leave gaps; strides
- * ascending. */
-typedef struct orRange {
-  uintptr_t begin, end; /* the hull */
-  size_t width;
-  uint32_t dims;
-  bool hull; /* of the access, which leaves gaps here */
-  orRepeat repeats[OR_RANGE_DIMS];
-} orRange;
-
-/* An access, by the bytes that it touches. */
-typedef struct orTouch {
-  orRange range;
-  uint32_t write; /* as in orMemoryAccess */
-} orTouch;
-
-/* The fewest repeats that come to the access's bytes, or to more where it takes more than
- * OR_RANGE_DIMS. False if the access touches nothing; its end is 0 if it is past that of the
- * address space. No lock. */
-bool orRangeMake(const orMemoryAccess *access, orRange *range);
-/* Of two whose hulls overlap: true if they share a byte; false too if that takes too long to find
- * out. */
-bool orRangesMeet(const orRange *a, const orRange *b);
 
 typedef struct orShadow {
   orTreeNode node; /* the range's hull; first, so that a node's address is its shadow's */
@@ -194,7 +214,6 @@ typedef struct orShadow {
 
 /* What overlaps the hull [begin, end); the array is good until the next call. */
 size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found);
-uint64_t orShadowMoment(void); /* a new one */
 /* A copy of `shadow`, whose stack's reference goes to it. */
 void orShadowAdd(const orShadow *shadow);
 /* In place of one with the same range. */
@@ -238,11 +257,11 @@ void orGuardRenewAll(void);
 extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
 /* A gate has been opened: what the host has touched too early for a verdict is guarded again. */
 void orGuardUndecided(void);
+/* By a constructor: the host touches a byte that is guarded, by no call. No lock held. */
+void orGuardSetTouched(void (*by_host)(uintptr_t address, bool write));
 
 /* ---- host_checksum.c ---- */
 
-/* Its first byte is in pinned memory. No lock held. */
-bool orTouchIsPinned(const orTouch *touch);
 /* Bit i: access i is of host memory that cannot be guarded; of the first 64. No lock held. */
 uint64_t orSumsWanted(const orTouch *touches, size_t count);
 /* The calling thread is about to queue a task with these accesses ... */
@@ -297,7 +316,6 @@ typedef struct orRaceList {
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* `later` reads what nothing has written since `allocation`. */
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
-extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
 /* A gate has been opened: what has been decided by it goes to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, for orSanitizerFound too. False if they are of no memory of ours. No lock held. */
@@ -312,12 +330,11 @@ void orRacesSetLimit(size_t reports, bool print);
 /* The host's stack, of races with memory that it has touched in no call. */
 void orRacesSetStack(orRaceList *list, orStack *stack);
 
-/* ---- sanitizer.c ---- */
+/* ---- analysis.c ---- */
 
-/* The host touches a byte that is guarded, by no call. No lock held. */
-void orSanitizerTouched(uintptr_t address, bool write);
-bool orSanitizerIsInside(void);                 /* the calling thread has orSanitizerMutex */
-extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
-extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
+void orAnalysisBegin(void); /* the sanitizer is being switched on */
+/* What the user's function has captured here, and with which options. No lock held. */
+void *orAnalysisCapture(orSanitizerOptions *by);
+void orAnalysisOnAccess(orProbe *p); /* OR_PROBE_ACCESS */
 
 #endif

@@ -39,21 +39,6 @@ static uint32_t timeline_count, timeline_room;
 static orRaceEdge edges[OR_EDGES]; /* the newest, in a ring */
 static uint64_t edge_count;        /* ever */
 
-/* ---- clocks ---- */
-
-static void clockReserve(orClock *clock, uint32_t size) {
-  if (size <= clock->size) return;
-  clock->at = orSanitizerResize(clock->at, size * sizeof *clock->at);
-  memset(clock->at + clock->size, 0, (size - clock->size) * sizeof *clock->at);
-  clock->size = size;
-}
-
-void orClockJoin(orClock *clock, const orClock *other) {
-  clockReserve(clock, other->size);
-  for (uint32_t i = 0; i < other->size; i++)
-    if (other->at[i] > clock->at[i]) clock->at[i] = other->at[i];
-}
-
 /* ---- timelines ---- */
 
 orTimeline *orTimelineAt(uint32_t timeline) { return &timelines[timeline]; }
@@ -65,7 +50,7 @@ static uint32_t newTimeline(void) {
   }
   orTimeline *t = &timelines[timeline_count];
   *t = (orTimeline){.unsure_from = UINT64_MAX};
-  clockReserve(&t->clock, timeline_count + 1);
+  orClockReserve(&t->clock, timeline_count + 1);
   t->clock.at[timeline_count] = 1;
   return timeline_count++;
 }
@@ -83,7 +68,7 @@ uint32_t orTimelineOf(orStream_t stream) {
   orTimeline *t = &timelines[*known - 1];
   if (orHandleGeneration(stream) > orHandleGeneration(t->stream)) {
     if (t->stream && orHandleDevice(t->stream) != orHandleDevice(stream)) {
-      orHostLearnAll(&t->clock); /* a wait for the earlier one's device would miss it now */
+      orHostAcquireAll(&t->clock); /* a wait for the earlier one's device would miss it now */
       step(t);
     }
     t->stream = stream;
@@ -112,9 +97,10 @@ static void goBehind(orTimeline *t, orSync *gate) {
 }
 
 /* For pictures. */
-void orClocksNote(const orSync *sync, orStream_t to) {
+static void noteEdge(const orSync *sync, orStream_t to) {
   if (!sync->moment || (to && sync->stream == to)) return;
-  edges[edge_count++ % OR_EDGES] = (orRaceEdge){sync->stream, to, sync->moment, orShadowMoment()};
+  edges[edge_count++ % OR_EDGES] =
+      (orRaceEdge){sync->stream, to, sync->moment, orSanitizerMoment()};
 }
 
 void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order) {
@@ -131,7 +117,7 @@ void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order) {
 }
 
 void orTimelineWait(orStream_t stream, orSync *sync) {
-  orClocksNote(sync, stream);
+  noteEdge(sync, stream);
   orTimeline *t = orTimelineAt(orTimelineOf(stream));
   orHostTell(&t->clock);
   orClockJoin(&t->clock, &sync->clock);
@@ -184,7 +170,7 @@ orSync *orTimelineMark(orStream_t stream) {
   orSync *sync = newSync();
   syncAddTimeline(sync, orTimelineAt(orTimelineOf(stream)));
   sync->stream = stream;
-  sync->moment = orShadowMoment();
+  sync->moment = orSanitizerMoment();
   return sync;
 }
 
@@ -193,7 +179,7 @@ orSync *orDeviceMark(int device) {
   for (uint32_t i = 0; i < timeline_count; i++)
     if (!timelines[i].aside && (device < 0 || orHandleDevice(timelines[i].stream) == device))
       syncAddTimeline(sync, &timelines[i]);
-  sync->moment = orShadowMoment();
+  sync->moment = orSanitizerMoment();
   return sync;
 }
 
@@ -259,6 +245,13 @@ void orSyncOpen(orSync *gate, orStream_t stream) {
   gate->gate = false;
   leaveOpenGates(gate);
   for (uint32_t i = 0; i < timeline_count; i++) leaveGate(&timelines[i], gate);
+}
+
+void orHostJoin(const orSync *sync, bool everybody) {
+  void (*acquire)(const orClock *clock) = everybody ? orHostAcquireAll : orHostAcquire;
+  noteEdge(sync, 0);
+  acquire(&sync->clock);
+  for (uint32_t i = 0; i < sync->gate_count; i++) acquire(&sync->gates[i]->clock);
 }
 
 void orClocksForgetGates(int device) {

@@ -1,0 +1,404 @@
+/*
+ * What an access means for those before it.
+ *
+ * The analysis is made in the order of the API's calls, on the threads that make them: an access is
+ * told before its task is queued, and no lane takes part. What an access finds in the shadow
+ * (shadow.c) is either ordered before it by the clocks (timeline.c), or in conflict with it if they
+ * share bytes and one of them writes (races.c). A write takes the place of all that is ordered
+ * before it and that it covers, a read that of earlier reads. So the shadow keeps what a later
+ * access can still be in conflict with, and little else. What the host does itself is compared and
+ * not kept: all that is queued later comes after it. Nor is what its caller is not going to queue,
+ * for the conflict that it is in (orSanitizerRefuse): then all accesses of a call are compared
+ * before one is kept.
+ *
+ * All is under orSanitizerMutex, but for what belongs to a thread and `told_pinned`. Stacks are
+ * captured before the mutex is taken.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/pinned_alias.h"
+#include "sanitizer/sanitizer.h"
+#include "tools/choices.h"
+
+enum { OR_STRIDED = 1024, OR_FEW = 32 /* touches that fit on the stack */ };
+
+static uint64_t enabled;         /* times that it was switched on */
+static _Atomic bool told_pinned; /* orSanitizerOptions.pinned, since then */
+static uint64_t calls;
+
+static _Thread_local const char *operation_name;
+
+/* Of one pattern a wider piece covers a narrower one. */
+static bool covers(const orRange *whole, const orRange *part) {
+  if (!whole->dims) return whole->begin <= part->begin && part->end <= whole->end;
+  if (whole->begin > part->begin || whole->begin + whole->width < part->begin + part->width ||
+      whole->dims != part->dims)
+    return false;
+  return !memcmp(whole->repeats, part->repeats, whole->dims * sizeof whole->repeats[0]);
+}
+
+/* What a later access cannot meet without meeting `now` is not needed any more. True if the node
+ * has become `now`. */
+static bool replace(orShadow *old, const orShadow *now, bool renewed) {
+  const orRange *a = &old->range, *b = &now->range;
+  if (covers(b, a)) {
+    if (!renewed && a->begin == b->begin && a->end == b->end && a->dims == b->dims) {
+      orStackRetain(now->stack);
+      orShadowRenew(old, now);
+      return true;
+    }
+    orShadowErase(old);
+  } else if (!a->dims && !b->dims) {
+    orShadowTrim(old, b->begin, b->end);
+  }
+  return false;
+}
+
+typedef struct orCheck {
+  orShadow now;         /* the access */
+  const orClock *clock; /* of whoever makes it; null: the host */
+  bool moves;           /* OR_ACCESS_MOVES */
+  uint64_t sums;        /* bit i: of access i, which is of memory that cannot be guarded */
+  bool is_summed;       /* this one */
+  bool touches;         /* it is the host's, in no call */
+  bool judged;          /* the host's has met another */
+  orRange moved;        /* what an access before it moves */
+  orRaceList races;
+} orCheck;
+
+static bool isOrdered(const orCheck *t, const orShadow *old) {
+  return orHostKnows(old->timeline, old->counter) ||
+         (t->clock && orClockKnows(t->clock, old->timeline, old->counter));
+}
+
+static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
+  return (old->write || t->now.write) && orRangesMeet(&old->range, &t->now.range) &&
+         orRaceFound(old, &t->now, keep, &t->races);
+}
+
+/* What the host has been compared with guards its memory no more: it would be told twice. */
+static void judge(orCheck *t, orShadow *old) {
+  bool decided = isConflict(t, old, false);
+  if (t->clock || !(old->write || t->now.write) || !orRangesMeet(&old->range, &t->now.range))
+    return;
+  t->judged = old->judged = true;
+  old->undecided = !decided;
+  orGuardLacksVerdict |= !decided;
+}
+
+/* Finds what is decided, and keeps nothing. */
+static void compare(orCheck *t) {
+  orShadow **found;
+  size_t count = orShadowFind(t->now.range.begin, t->now.range.end, &found);
+  for (size_t i = 0; i < count; i++)
+    if (orEverybodyKnows(found[i]->timeline, found[i]->counter))
+      orShadowErase(found[i]);
+    else if (!isOrdered(t, found[i]) && !(t->touches && found[i]->judged))
+      judge(t, found[i]);
+  if (t->judged) orGuardRenew(t->now.range.begin, t->now.range.end);
+}
+
+/* Many pieces of one hull, none of which covers another, would be looked at again and again. */
+static void limitStrided(orShadow **kept, size_t count) {
+  while (count > OR_STRIDED) {
+    size_t oldest = 0;
+    for (size_t i = 1; i < count; i++)
+      if (kept[i]->sequence < kept[oldest]->sequence) oldest = i;
+    orShadowErase(kept[oldest]);
+    kept[oldest] = kept[--count];
+  }
+}
+
+/* The strided ones that stay gather at the start of found[], where all have been looked at. */
+static void keep(orCheck *t) {
+  orShadow **found, *now = &t->now;
+  bool renewed = false;
+  size_t strided = 0;
+  size_t count = orShadowFind(now->range.begin, now->range.end, &found);
+  for (size_t i = 0; i < count; i++) {
+    orShadow *old = found[i];
+    if (orEverybodyKnows(old->timeline, old->counter)) {
+      orShadowErase(old);
+      continue;
+    }
+    bool settled = isOrdered(t, old) || isConflict(t, old, true);
+    bool needless = settled && (now->write || !old->write) && (old->some || !now->some);
+    if (old->range.dims && !(needless && covers(&now->range, &old->range)))
+      found[strided++] = old;
+    else if (needless)
+      renewed |= replace(old, now, renewed);
+  }
+  if (OR_UNLIKELY(strided > OR_STRIDED)) limitStrided(found, strided);
+  if (!renewed) {
+    orStackRetain(now->stack);
+    orShadowAdd(now);
+  }
+  if (!orSimulatedHolds((const void *)now->range.begin))
+    orGuardRenew(now->range.begin, now->range.end);
+  if (t->is_summed) orSumsAdd(now);
+}
+
+/* Adds it, if it touches anything. */
+static void addTouch(const orMemoryAccess *access, orTouch *touches, size_t *count) {
+  orTouch *touch = &touches[*count];
+  touch->write = access->write;
+  touch->pinned = !orSimulatedHolds(access->data) && orRegionIs(access->data, orMemoryTypeHost);
+  *count += orRangeMake(access, &touch->range);
+}
+
+/* `made` of them touch something. */
+static orError_t makeTouches(const char *operation, const orMemoryAccess *accesses, size_t count,
+                             orTouch *touches, size_t *made) {
+  for (size_t i = 0; i < count; i++) {
+    if (accesses[i].dims > OR_ACCESS_DIMS)
+      return orFail(orErrorInvalidValue, "%s: an access of %u dimensions; at most %d", operation,
+                    accesses[i].dims, OR_ACCESS_DIMS);
+    addTouch(&accesses[i], touches, made);
+    if (*made && !touches[*made - 1].range.end)
+      return orFail(orErrorInvalidValue, "%s: the access at %p ends past the address space",
+                    operation, accesses[i].data);
+  }
+  return orSuccess;
+}
+
+static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack) {
+  orCheck t = {.races.call = ++calls};
+  t.now.operation = orSanitizerName(operation);
+  t.now.sequence = orSanitizerMoment();
+  t.now.stack = stack;
+  if (!stream) return t;
+  t.now.stream = stream;
+  t.now.timeline = orTimelineOf(stream);
+  orHostTell(&orTimelineAt(t.now.timeline)->clock);
+  t.clock = &orTimelineAt(t.now.timeline)->clock;
+  t.now.counter = t.clock->at[t.now.timeline];
+  return t;
+}
+
+static void checkEach(orCheck *t, const orTouch *touches, size_t count, void (*check)(orCheck *)) {
+  for (size_t i = 0; i < count; i++) {
+    t->now.write = touches[i].write & OR_ACCESS_WRITES;
+    t->now.some = touches[i].write & OR_ACCESS_SOME;
+    t->now.range = touches[i].range;
+    t->moves = touches[i].write & OR_ACCESS_MOVES;
+    t->is_summed = i < 64 && t->sums >> i & 1;
+    check(t);
+  }
+}
+
+static void readFresh(orCheck *t) {
+  orShadow allocation;
+  if (!t->now.write && !t->moves && orFreshRead(&t->now.range, t->now.some, &allocation))
+    orRaceFresh(&allocation, &t->now, &t->races);
+}
+
+/* What was reported of a read is not reported of the next one. */
+static void writeFresh(orCheck *t) {
+  if (t->moves)
+    t->moved = t->now.range;
+  else if (t->now.write && t->moved.width)
+    orFreshMove(&t->moved, &t->now.range);
+  else if (t->now.write || t->races.first)
+    orFreshWrite(&t->now.range, t->now.some);
+}
+
+static bool usesPinned(const orTouch *touches, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (touches[i].pinned) return true;
+  return false;
+}
+
+/* Not over before one of the calls is, so that no thread goes on without. */
+static void tellPinned(const orTouch *touches, size_t count) {
+  if (OR_LIKELY(told_pinned) || !usesPinned(touches, count)) return;
+  orSanitizerLock();
+  orSanitizerOptions by = orSanitizerChosen;
+  uint64_t asked = enabled;
+  orSanitizerUnlock();
+  if (by.pinned) by.pinned(by.context);
+  orSanitizerLock();
+  if (asked == enabled) told_pinned = true;
+  orSanitizerUnlock();
+}
+
+void orAnalysisBegin(void) {
+  enabled++;
+  told_pinned = false;
+}
+
+void *orAnalysisCapture(orSanitizerOptions *by) {
+  orSanitizerLock();
+  *by = orSanitizerChosen;
+  orSanitizerUnlock();
+  return by->capture ? by->capture(by->context) : NULL;
+}
+
+static void tellSchedule(orStream_t stream, const orTouch *touches, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    orScheduleTouched(stream, touches[i].range.begin, touches[i].range.end, touches[i].write);
+}
+
+/* `anyway`: it is queued whatever is found. */
+static void checkAll(orStream_t stream, const char *operation, const orTouch *touches, size_t count,
+                     bool anyway) {
+  if (orSanitizerIgnores()) return;
+  if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
+  tellSchedule(stream, touches, count);
+  if (stream) tellPinned(touches, count);
+  uint64_t sums = stream ? orSumsWanted(touches, count) : 0;
+  orCheck t = {.now.stream = 0};
+  bool refuse = false;
+  orSanitizerOptions by; /* others may be set meanwhile */
+  void *captured = orAnalysisCapture(&by);
+  orSanitizerLock();
+  orStack *stack = orStackNew(captured, &by);
+  if (orSanitizerIsOn()) {
+    t = checkOf(stream, operation, stack);
+    t.sums = sums;
+    refuse = stream && orSanitizerRefuses && !anyway;
+    if (!stream || refuse) checkEach(&t, touches, count, compare);
+    if (stream) checkEach(&t, touches, count, readFresh);
+    bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
+    if (stream && queued) {
+      orSumsPrepare(touches, count);
+      checkEach(&t, touches, count, writeFresh);
+      checkEach(&t, touches, count, keep);
+    }
+    orShadowSweep();
+  }
+  orStackDrop(stack);
+  bool any = orStacksAreDead();
+  orSanitizerUnlock();
+  bool refused = refuse && t.races.first;
+  bool found = t.races.first && orRacesReport(&t.races);
+  if (any || found) orStacksRelease();
+  if (sums) orSumsTake();
+  if (refused && !found)
+    checkAll(stream, operation, touches, count, true); /* in no memory of ours */
+}
+
+/* What a task in a graph touches, told at each launch. */
+typedef struct orTold {
+  const char *operation;
+  size_t count;
+  orTouch touches[];
+} orTold;
+
+/* By a kernel that has not said what it touches. */
+static void anythingIsWritten(void) {
+  orSanitizerLock();
+  orFreshForget(0, UINTPTR_MAX);
+  orSanitizerUnlock();
+}
+
+static void tellAgain(const void *args, orStream_t on) {
+  const orTold *told = args;
+  if (told->count)
+    checkAll(on, told->operation, told->touches, told->count, true);
+  else
+    anythingIsWritten();
+}
+
+/* False: the stream is not capturing. */
+static bool keepForLaunches(orStream_t stream, const char *operation, const orTouch *touches,
+                            size_t count) {
+  if (!orStreamCaptures(stream)) return false;
+  size_t size = sizeof(orTold) + count * sizeof *touches;
+  orTold *told = orSanitizerAllocate(size);
+  orSanitizerLock();
+  *told = (orTold){.operation = orSanitizerName(operation), .count = count};
+  orSanitizerUnlock();
+  if (count) memcpy(told->touches, touches, count * sizeof *touches);
+  bool kept = orCaptureTell(stream, tellAgain, told, size);
+  free(told);
+  return kept;
+}
+
+orError_t orSanitizerAccess(orStream_t stream, const char *operation,
+                            const orMemoryAccess *accesses, size_t count) {
+  orTouch few[OR_FEW], *touches = few;
+  size_t made = 0;
+  /* What a task does was told when it was queued. */
+  if (!orSanitizerIsOn() || orInForkedChild() || orProcessTask() != OR_TASK_NONE) return orSuccess;
+  if (!operation || (count && !accesses))
+    return orFail(orErrorInvalidValue, "orSanitizerAccess: the %s is null",
+                  operation ? "list of accesses" : "operation");
+  if (count > OR_FEW) touches = orSanitizerAllocate(count * sizeof *touches);
+  orError_t error = makeTouches(operation, accesses, count, touches, &made);
+  if (!error && stream && !orHandleFind(&orStreamTable, stream))
+    error = orErrorInvalidResourceHandle;
+  if (!error && made && !keepForLaunches(stream, operation, touches, made))
+    checkAll(stream, operation, touches, made, false);
+  if (touches != few) free(touches);
+  return error;
+}
+
+static void onKernel(orStream_t stream, const orProbe *p) {
+  if (!p->count && !keepForLaunches(stream, p->call, NULL, 0)) anythingIsWritten();
+  for (size_t done = 0; done < p->count;) {
+    orTouch few[OR_FEW];
+    size_t count = 0;
+    for (; done < p->count && count < OR_FEW; done++) {
+      const orAccess *a = &p->accesses[done];
+      addTouch(&(orMemoryAccess){.data = a->address, .width = a->bytes, .write = a->write != 0},
+               few, &count);
+    }
+    if (count && !keepForLaunches(stream, p->call, few, count))
+      checkAll(stream, p->call, few, count, true);
+  }
+}
+
+void orAnalysisOnAccess(orProbe *p) {
+  orTouch both[2];
+  size_t count = 0;
+  orStream_t stream = p->stream;
+  if (stream == OR_STREAM_DEFAULT && orDeviceDefaultStream(orCurrentDevice(), &stream)) return;
+  if (!p->src && !p->dst) {
+    onKernel(stream, p);
+    return;
+  }
+  if (orStreamCaptures(stream)) return; /* of a copy or fill the graph's node tells */
+  bool inside_devices =
+      orRegionIs(p->src, orMemoryTypeDevice) && orRegionIs(p->dst, orMemoryTypeDevice);
+  uint32_t moves = inside_devices ? OR_ACCESS_MOVES : 0;
+  if (p->src)
+    addTouch(&(orMemoryAccess){.data = p->src, .width = p->bytes, .write = moves}, both, &count);
+  if (p->dst)
+    addTouch(&(orMemoryAccess){.data = p->dst, .width = p->bytes, .write = 1}, both, &count);
+  checkAll(stream, operation_name ? operation_name : p->call, both, count, true);
+}
+
+/* Whose stack is asked for when there is something to tell, as most of what is touched beside a
+ * copy is right. */
+static void touchedByHost(uintptr_t address, bool write) {
+  orCheck t = {.now.stream = 0};
+  if (orSanitizerIgnores()) return;
+  orSanitizerLock();
+  orSanitizerOptions by = orSanitizerChosen;
+  if (orSanitizerIsOn()) {
+    t = checkOf(0, "memory access", NULL);
+    t.touches = true;
+    t.now.write = write;
+    t.now.range = (orRange){.begin = address, .end = address + 1, .width = 1};
+    compare(&t);
+  }
+  orSanitizerUnlock();
+  if (!t.races.first) return;
+  void *captured = by.capture ? by.capture(by.context) : NULL;
+  orSanitizerLock();
+  orStack *stack = orStackNew(captured, &by);
+  orRacesSetStack(&t.races, stack);
+  orStackDrop(stack);
+  orSanitizerUnlock();
+  if (orRacesReport(&t.races) && by.touched) by.touched(by.context);
+  orStacksRelease();
+}
+
+__attribute__((constructor)) static void listen(void) { orGuardSetTouched(touchedByHost); }
+
+const char *orSanitizerOperation(const char *operation) {
+  const char *before = operation_name;
+  operation_name = operation;
+  return before;
+}
