@@ -26,8 +26,6 @@
 
 #include "stream/stream.h"
 
-enum { OR_MOST_BRANCHES = 64 };
-
 /* OVER: it takes nothing more, and its streams are being taken out. */
 typedef enum orCaptureState {
   OR_CAPTURE_ACTIVE,
@@ -162,6 +160,16 @@ static orGraphNode *newNode(size_t args_size) {
   orGraphNode *n = aligned_alloc(16, (size + 15) & ~(size_t)15);
   if (n) *n = (orGraphNode){.task = {.size = size - offsetof(orGraphNode, task)}};
   return n;
+}
+
+void orGraphNodesDrop(orGraphNodes *nodes) {
+  orMutexAssertNone();
+  for (orGraphNode *n = nodes->first, *next; n; n = next) {
+    next = n->next;
+    if (n->drop) orCallDestroy(n->drop, orTaskArgs(&n->task));
+    free(n);
+  }
+  *nodes = (orGraphNodes){.end = &nodes->first};
 }
 
 orError_t orCaptureReserve(orStream *s, size_t args_size, orTask **task) {
@@ -397,25 +405,20 @@ static const orBranch *unjoined(const orCapture *c) {
   return NULL;
 }
 
-static orError_t makeGraph(orCapture *c, orCaptureState was, orGraph_t *graph) {
-  int priorities[OR_MOST_BRANCHES];
+/* Of a capture that is over: why it is no graph, if it is none. */
+static orError_t check(const orCapture *c, orCaptureState was) {
   if (was == OR_CAPTURE_INVALIDATED) return refuseInvalidated(c);
   const orBranch *loose = unjoined(c);
-  if (loose)
-    return orFail(orErrorStreamCaptureUnjoined,
-                  "stream 0x%" PRIx64
-                  " has work in the capture that the origin stream does not come "
-                  "after: record an event there, and have the origin stream wait for it",
-                  loose->stream);
-  for (uint32_t i = 0; i < c->count; i++) priorities[i] = c->branches[i]->priority;
-  return orGraphMake(c->device, &c->nodes, c->count, priorities, graph);
+  if (!loose) return orSuccess;
+  return orFail(orErrorStreamCaptureUnjoined,
+                "stream 0x%" PRIx64
+                " has work in the capture that the origin stream does not come "
+                "after: record an event there, and have the origin stream wait for it",
+                loose->stream);
 }
 
-orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph) {
+orError_t orCaptureEnd(orStream_t stream, orCaptured *captured) {
   orStream *s;
-  OR_TRY(orEnterBlocking());
-  if (!graph) return orFail(orErrorInvalidValue, "orStreamEndCapture: null result");
-  *graph = 0;
   OR_TRY(orStreamLock(stream, &s));
   if (!orCaptureHolds(s) || s->capturing->index) {
     bool branch = s->capturing;
@@ -428,7 +431,12 @@ orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph) {
   orCaptureState was = seal(c);
   orMutexUnlock(&s->lock);
   takeAllOut(c);
-  orError_t error = makeGraph(c, was, graph);
+  orError_t error = check(c, was);
+  if (!error) {
+    *captured = (orCaptured){.device = c->device, .branches = c->count, .nodes = c->nodes.first};
+    for (uint32_t i = 0; i < c->count; i++) captured->priorities[i] = c->branches[i]->priority;
+    c->nodes = (orGraphNodes){.end = &c->nodes.first};
+  }
   orGraphNodesDrop(&c->nodes);
   orCaptureRelease(c);
   return error;

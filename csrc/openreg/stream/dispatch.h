@@ -25,7 +25,7 @@ typedef struct orDispatcher {
   void (*notice)(void); /* something has changed that threads which wait should look at */
 } orDispatcher;
 
-extern OR_HIDDEN _Atomic(const orDispatcher *) orDispatcherNow; /* worker.c; null: the lanes */
+extern OR_HIDDEN _Atomic(const orDispatcher *) orDispatcherNow; /* host_wait.c; null: the lanes */
 
 static inline const orDispatcher *orDispatching(void) {
   return atomic_load_explicit(&orDispatcherNow, memory_order_relaxed);

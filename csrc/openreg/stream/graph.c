@@ -60,18 +60,6 @@ static orHandleTable table = {.kind = OR_HANDLE_GRAPH,
                               .limit = OR_MOST_GRAPHS,
                               .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
-/* ---- nodes ---- */
-
-void orGraphNodesDrop(orGraphNodes *nodes) {
-  orMutexAssertNone();
-  for (orGraphNode *n = nodes->first, *next; n; n = next) {
-    next = n->next;
-    if (n->drop) orCallDestroy(n->drop, orTaskArgs(&n->task));
-    free(n);
-  }
-  *nodes = (orGraphNodes){.end = &nodes->first};
-}
-
 /* ---- making ---- */
 
 static void freeBody(orGraphBody *b) {
@@ -191,21 +179,31 @@ static orError_t fill(orGraphBody *b, const int *priorities) {
   return makeStreams(b, priorities);
 }
 
-orError_t orGraphMake(int device, orGraphNodes *nodes, uint32_t branches, const int *priorities,
-                      orGraph_t *graph) {
+static orError_t make(const orCaptured *from, orGraph_t *graph) {
   orGraphBody *b = calloc(1, sizeof *b);
-  if (!b) return orFail(orErrorMemoryAllocation, "no memory for a graph");
+  if (!b) {
+    orGraphNodesDrop(&(orGraphNodes){.first = from->nodes});
+    return orFail(orErrorMemoryAllocation, "no memory for a graph");
+  }
   atomic_init(&b->refs, 1);
-  b->device = device;
-  b->line_count = branches;
-  b->cell_count = 1 + branches;
-  b->nodes.first = nodes->first;
+  b->device = from->device;
+  b->line_count = from->branches;
+  b->cell_count = 1 + from->branches;
+  b->nodes.first = from->nodes;
   b->own.end = &b->own.first;
-  *nodes = (orGraphNodes){.end = &nodes->first};
-  orError_t error = fill(b, priorities);
+  orError_t error = fill(b, from->priorities);
   if (!error) error = publish(b, graph);
   if (error) release(b, 1);
   return error;
+}
+
+orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph) {
+  orCaptured captured;
+  OR_TRY(orEnterBlocking());
+  if (!graph) return orFail(orErrorInvalidValue, "orStreamEndCapture: null result");
+  *graph = 0;
+  OR_TRY(orCaptureEnd(stream, &captured));
+  return make(&captured, graph);
 }
 
 /* ---- replay ---- */

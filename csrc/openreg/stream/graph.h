@@ -24,6 +24,8 @@ struct orGraphNode {
 typedef struct orGraphNodes {
   orGraphNode *first, **end;
 } orGraphNodes;
+/* Lets go of all. No lock held. */
+void orGraphNodesDrop(orGraphNodes *nodes);
 
 /* Of a stream, whose lock is held. */
 
@@ -44,6 +46,15 @@ orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead);
  * no lock held. */
 orCapture *orCaptureLeave(orStream *s);
 void orCaptureAbandon(orCapture *capture);
+enum { OR_MOST_BRANCHES = 64 };
+typedef struct orCaptured {
+  int device;
+  uint32_t branches;
+  int priorities[OR_MOST_BRANCHES];
+  orGraphNode *nodes; /* the caller's */
+} orCaptured;
+/* Ends the capture that began on the stream; no lock held. */
+orError_t orCaptureEnd(orStream_t stream, orCaptured *captured);
 /* Of a cell with a capture: invalidates it. */
 orError_t orCaptureRefuseEvent(const orCell *cell, const char *call);
 /* Of a cell that is freed. */
@@ -63,14 +74,6 @@ bool orCaptureIsOver(orCapture *capture);
 bool orStreamCaptures(orStream_t stream);
 /* Whether the stream captures; no lock held. If so, the arguments are kept, as a node. */
 bool orCaptureTell(orStream_t stream, orTeller *tell, const void *args, size_t size);
-
-/* ---- graph.c ---- */
-
-/* Takes the nodes, also on failure. */
-orError_t orGraphMake(int device, orGraphNodes *nodes, uint32_t branches, const int *priorities,
-                      orGraph_t *graph);
-/* Lets go of all. No lock held. */
-void orGraphNodesDrop(orGraphNodes *nodes);
 
 /* ---- graph_dot.c ---- */
 

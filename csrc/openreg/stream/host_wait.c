@@ -26,7 +26,17 @@
 
 #include "stream/stream.h"
 
-enum { OR_LOOK_AGAIN_NS = 1000000 };
+enum { OR_LOOK_AGAIN_NS = 1000000, OR_NO_CORE = -2 };
+
+_Atomic(const orDispatcher *) orDispatcherNow;
+_Atomic uint32_t orLanesRefused;
+_Atomic int orHostCore = OR_NO_CORE;
+
+static orError_t (*stand_in)(const orAwaited *awaited, uint32_t *refused);
+
+void orHostWaitSetStandIn(orError_t (*fn)(const orAwaited *awaited, uint32_t *refused)) {
+  stand_in = fn;
+}
 
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orHostWait *hosts;
@@ -100,6 +110,14 @@ void orHostWaitsWake(void) { orHostWaitsEach(wake, NULL); }
 
 /* ---- waiting ---- */
 
+/* The calling thread has waited for long already, or waits no more. */
+static void noteCore(bool waits) {
+  if (waits)
+    atomic_store_explicit(&orHostCore, sched_getcpu(), memory_order_relaxed);
+  else if (atomic_load_explicit(&orHostCore, memory_order_relaxed) != OR_NO_CORE)
+    atomic_store_explicit(&orHostCore, OR_NO_CORE, memory_order_relaxed);
+}
+
 /* True if it is over; false too when somebody wants help. */
 static bool spin(const orAwaited *a) {
   uint64_t start = orNow(), now = start;
@@ -109,7 +127,7 @@ static bool spin(const orAwaited *a) {
       orPause();
     }
     if (now - start > OR_SPIN_NS / 2) {
-      orLaneHostWaits(true);
+      noteCore(true);
       sched_yield();
     }
     now = orNow();
@@ -159,14 +177,15 @@ orError_t orAwait(const orAwaited *a) {
   orError_t error = orSuccess;
   uint32_t refused;
   while (!error && !orIsOver(a) && !(error = orProcessRefuseExiting())) {
-    error = orLaneStandIn(a, &refused);
+    refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
+    if (OR_UNLIKELY(refused)) error = stand_in(a, &refused);
     const orDispatcher *d = orDispatching();
     if (OR_UNLIKELY(d != NULL))
       error = d->await(a);
     else if (!error && !spin(a))
       sleepUntilOver(a, refused);
   }
-  orLaneHostWaits(false);
+  noteCore(false);
   return error;
 }
 
@@ -177,8 +196,7 @@ orError_t orAwaitTasks(orStream *stream, uint64_t count) {
 orError_t orAwaitStep(const orAwaited *a) {
   uint32_t refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
   OR_TRY(orProcessRefuseExiting());
-  if (OR_UNLIKELY(refused) && orProcessTask() == OR_TASK_NONE)
-    OR_TRY(orLaneStandInSlow(a, &refused));
+  if (OR_UNLIKELY(refused) && orProcessTask() == OR_TASK_NONE) OR_TRY(stand_in(a, &refused));
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL)) OR_TRY(d->step(a));
   return orErrorNotReady;
@@ -218,17 +236,3 @@ bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
   orBlockLeave(token);
   return !cancelled;
 }
-
-/* The task that calls exit() does not come back to its stream. */
-static void leaveTask(void) {
-  orStream *s = orTaskStream();
-  if (s) orLaneGiveBack(s);
-}
-
-static void atExit(void) {
-  leaveTask();
-  orHostWaitsWake();
-  orDispatchNotice();
-}
-
-__attribute__((constructor)) static void setAtExit(void) { orProcessSetAtExit(atExit); }

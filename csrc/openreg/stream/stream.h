@@ -362,6 +362,15 @@ void orHostWaitEnd(orHostWait *wait);
 void orHostWaitsEach(void (*fn)(orHostWait *wait, void *context), void *context);
 void orHostWaitsWake(void); /* all of them, to look around */
 
+/* Where a host waits, and has for long; a hint. Negative: nowhere. */
+extern OR_HIDDEN _Atomic int orHostCore;
+/* Not 0: the system has refused a thread, and no lane has been started since (worker.c). */
+extern OR_HIDDEN _Atomic uint32_t orLanesRefused;
+/* By a constructor: `fn` tries again for a host that waits, and while no lane is alive runs what a
+ * host may run. An error: what it waits for needs a lane. Else the host may sleep while
+ * `orLanesRefused` is `*refused`. */
+void orHostWaitSetStandIn(orError_t (*fn)(const orAwaited *awaited, uint32_t *refused));
+
 /* ---- worker.c ---- */
 
 /* Puts a stream that has just become READY into the list and sees to it that a lane runs. No lock
@@ -369,15 +378,12 @@ void orHostWaitsWake(void); /* all of them, to look around */
 void orLaneSchedule(orStream *stream);
 /* Wakes up to `count` sleeping lanes to look for pieces of copies. */
 void orLaneWakeIdle(int count);
-void orLaneHostWaits(bool waits); /* the calling thread: for long already, or no more */
 
 /* Of a dispatcher: hands a stream that can run to lane 0, which calls `serve` with it; `refuse`
  * takes it back if the system refuses lane 0 a thread. */
 void orLaneServe(orStream *stream, void (*serve)(orStream *stream),
                  void (*refuse)(orStream *stream));
 
-/* Not 0: the system has refused a thread, and no lane has been started since (worker.c). */
-extern OR_HIDDEN _Atomic uint32_t orLanesRefused;
 /* Tries again for the streams that are ready; true if any lane is alive, or about to be. */
 bool orLaneStartRefused(void);
 static inline void orLaneTryAgain(void) {
@@ -386,14 +392,6 @@ static inline void orLaneTryAgain(void) {
 }
 /* orErrorSystem, for work that waits for a lane. */
 orError_t orLaneRefuse(void);
-/* By a host that waits: tries again, and while no lane is alive runs what it may run. An error:
- * what it waits for needs a lane. Else it may sleep while `orLanesRefused` is `*refused`. */
-orError_t orLaneStandInSlow(const orAwaited *awaited, uint32_t *refused);
-static inline orError_t orLaneStandIn(const orAwaited *awaited, uint32_t *refused) {
-  *refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
-  return OR_LIKELY(!*refused) ? orSuccess : orLaneStandInSlow(awaited, refused);
-}
-
 enum { OR_HOST = -1 }; /* in place of a lane's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
  * gives it back; false if it waits before. */

@@ -39,7 +39,7 @@
  * Note [Refused threads]: the system may refuse a thread (a limit of the user, of a control group).
  * Its lane is then one that has not been started, and `orLanesRefused` is not 0 until a lane is
  * started: every launch and every wait tries again for streams that are ready. While no lane is
- * alive a host that waits or asks runs what any thread may run (orLaneStandIn), of all streams, and
+ * alive a host that waits or asks runs what any thread may run (standIn), of all streams, and
  * fails with orErrorSystem if what it waits for needs a lane; what is queued stays queued. Each
  * stream that becomes ready then adds to `orLanesRefused` and wakes all hosts to look around; a
  * host that is about to sleep has looked before it compares that count, after it has read its
@@ -65,7 +65,6 @@ enum {
   OR_SLICE_NS = 200000,
   OR_LOOKS = 3,
   OR_LOOK_PAUSES = 32,
-  OR_NO_CORE = -2,
   OR_CHOSEN = 1 << OR_PRIORITIES
 };
 
@@ -96,9 +95,6 @@ static struct {
   _Atomic uint64_t oldest[OR_PRIORITIES];
   _Atomic uint64_t looking; /* a byte a lane; cleared and acted on under the lock, set without */
 } sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LANES)};
-
-_Atomic(const orDispatcher *) orDispatcherNow;
-_Atomic uint32_t orLanesRefused;
 
 static void *laneMain(void *lane);
 
@@ -360,17 +356,8 @@ static void leaveTheRest(orLane *l) {
   wake(next, start);
 }
 
-static _Atomic int host_core = OR_NO_CORE; /* where a host waits, and has for long; a hint */
-
-void orLaneHostWaits(bool waits) {
-  if (waits)
-    atomic_store_explicit(&host_core, sched_getcpu(), memory_order_relaxed);
-  else if (atomic_load_explicit(&host_core, memory_order_relaxed) != OR_NO_CORE)
-    atomic_store_explicit(&host_core, OR_NO_CORE, memory_order_relaxed);
-}
-
 static bool sharesCoreWithHost(void) {
-  return atomic_load_explicit(&host_core, memory_order_relaxed) == sched_getcpu();
+  return atomic_load_explicit(&orHostCore, memory_order_relaxed) == sched_getcpu();
 }
 
 /* Lock held at entry and return. */
@@ -635,7 +622,7 @@ orError_t orLaneRefuse(void) {
 
 /* Between the look at the streams and the answer another thread may have changed them: it has then
  * told. */
-orError_t orLaneStandInSlow(const orAwaited *a, uint32_t *refused) {
+static orError_t standIn(const orAwaited *a, uint32_t *refused) {
   for (;;) {
     if (orLaneStartRefused() || orIsOver(a)) return orSuccess;
     if (orDispatching()) return handOver(), orSuccess;
@@ -676,7 +663,23 @@ static void callForPieces(int missing) {
   orLaneWakeIdle(missing);
 }
 
-__attribute__((constructor)) static void setCall(void) { orSplitSetCall(callForPieces); }
+/* The task that calls exit() does not come back to its stream. */
+static void leaveTask(void) {
+  orStream *s = orTaskStream();
+  if (s) orLaneGiveBack(s);
+}
+
+static void atExit(void) {
+  leaveTask();
+  orHostWaitsWake();
+  orDispatchNotice();
+}
+
+__attribute__((constructor)) static void setCalls(void) {
+  orSplitSetCall(callForPieces);
+  orHostWaitSetStandIn(standIn);
+  orProcessSetAtExit(atExit);
+}
 
 /* A wait in the hook would be for tasks that this very lane may have to run. */
 static void callHook(void (*hook)(int lane, int wide), int lane) {
