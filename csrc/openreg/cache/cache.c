@@ -108,7 +108,7 @@ static inline void becomeFree(orCache *cache, orBlock *block) {
 
 /* -1: as the setting says. */
 static _Atomic int poison_wanted = -1;
-static _Atomic bool keeps_back, is_poisoned; /* by a schedule */
+static _Atomic bool in_stream_order, is_poisoned; /* by orCacheSetReuse */
 
 static bool wantsPoison(void) {
   int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
@@ -125,15 +125,12 @@ uint32_t orCachePoison(uint32_t poison) {
   return before;
 }
 
-void orCacheSchedule(bool keep_back, bool poison) {
-  atomic_store_explicit(&keeps_back, keep_back, memory_order_relaxed);
-  atomic_store_explicit(&is_poisoned, poison, memory_order_relaxed);
-}
-
-void orCacheSetAside(bool aside) {
+void orCacheSetReuse(orCacheReuse reuse) {
+  atomic_store_explicit(&in_stream_order, reuse.in_stream_order, memory_order_relaxed);
+  atomic_store_explicit(&is_poisoned, reuse.poison, memory_order_relaxed);
   for (int device = 0; device < OPENREG_MAX_DEVICES; device++) {
     orCacheLock(&orCaches[device]);
-    orBlocksSetAside(&orCaches[device].blocks, aside);
+    orBlocksSetAside(&orCaches[device].blocks, reuse.fresh_only);
     orCacheUnlock(&orCaches[device]);
   }
 }
@@ -472,7 +469,7 @@ orError_t orCacheFree(void *ptr) {
   }
   orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
               block->owner->stream, block->owner->mempool);
-  if (OR_UNLIKELY(atomic_load_explicit(&keeps_back, memory_order_relaxed)))
+  if (OR_UNLIKELY(atomic_load_explicit(&in_stream_order, memory_order_relaxed)))
     orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* or, short of memory, not */
   orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
   if (orProbeOn(OR_PROBE_BLOCK_FREED) && !orMemPoolIsGraphs(block->owner->mempool))

@@ -80,14 +80,17 @@ static inline void orCacheUnlock(orCache *cache) {
 
 /* ---- cache.c ---- */
 
-/* By a schedule. `keep_back`: a block that is freed is handed out again only when its stream has
- * done all that was queued then, not at once. */
-void orCacheSchedule(bool keep_back, bool poison);
-/* By a schedule: it hands out fresh memory alone, and what of that is freed again, so that neither
- * the values in what was freed before nor the gaps between what is alive change anything. What
- * there is now is handed out again when the schedule ends, or when memory is short. */
-void orCacheSetAside(bool aside);
-/* Whether memory is poisoned: by the setting, orCachePoison, or a schedule. */
+typedef struct orCacheReuse {
+  /* What there is now is not handed out, so that neither the values in what was freed before nor
+   * the gaps between what is alive change anything; until a call without this, or until memory is
+   * short. */
+  bool fresh_only;
+  bool in_stream_order; /* a freed block waits until its stream has done all that was queued */
+  bool poison;
+} orCacheReuse;
+/* How all caches use memory again. No lock held. */
+void orCacheSetReuse(orCacheReuse reuse);
+/* Whether memory is poisoned: by the setting, orCachePoison, or orCacheSetReuse. */
 bool orCachePoisons(void);
 /* The block of any device that has an address, for a signal handler: see orBlocksAt. */
 bool orCacheAt(uintptr_t address, orTouched *place);

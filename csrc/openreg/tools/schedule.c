@@ -656,7 +656,20 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
   atomic_store_explicit(&plan.policy, (int)policy, memory_order_relaxed);
   atomic_store_explicit(&orDispatcherNow, policy == orScheduleFair ? NULL : &dispatcher,
                         memory_order_seq_cst);
-  orCacheSchedule(keepsBack(), policy == orScheduleTape);
+}
+
+/* As the newest policy wants it, whichever thread has set that. */
+static void setReuse(void) {
+  for (uint64_t seen = 0, epoch;; seen = epoch) {
+    orMutexLock(&plan.lock);
+    epoch = plan.epoch;
+    orCacheReuse reuse = {.fresh_only = !policyIs(orScheduleFair),
+                          .in_stream_order = keepsBack(),
+                          .poison = policyIs(orScheduleTape)};
+    orMutexUnlock(&plan.lock);
+    if (epoch == seen) return;
+    orCacheSetReuse(reuse);
+  }
 }
 
 /* plan.lock held. */
@@ -676,7 +689,7 @@ static orError_t configureOnce(void) {
   bool begins = !configured;
   orError_t error = begins ? configure(c) : orSuccess;
   orMutexUnlock(&plan.lock);
-  if (begins) listen();
+  if (begins) setReuse(), listen();
   return error;
 }
 
@@ -693,12 +706,12 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
     return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 4 are known", (int)policy);
   OR_TRY(configureOnce());
   if (settle) OR_TRY(orStreamSettle());
-  orCacheSetAside(policy != orScheduleFair);
   orMutexLock(&plan.lock);
   begin(policy, seed);
   orStream *left = plan.held;
   plan.held = NULL;
   orMutexUnlock(&plan.lock);
+  setReuse();
   listen();
   for (orStream *s; (s = left);) {
     left = s->ready_next;
