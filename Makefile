@@ -472,6 +472,7 @@ lint-analyze: $(ANALYZED)
 lint: $(ENV_STAMP)
 	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	! grep -nE '^.{101,}' $(FORMATTED)
+	! git grep -nwFf .ci/retired.txt -- '*.c' '*.h' '*.cpp' '*.hpp' '*.py' '*.md' '*.pml' ':!CHANGELOG.md'
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(locked) lint-analyze

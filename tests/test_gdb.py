@@ -16,7 +16,7 @@ PROGRAM = Path(os.environ.get("OPENREG_C_TESTS") or ROOT / "build/ctest/debug/ru
 SCRIPT = ROOT / "csrc/openreg/gdb_openreg.py"
 LIMIT = 60  # seconds
 PARKED = ("set disable-randomization off", "break gdbStopsHere", "run gdb_parked")
-QUEUE = "print *('host_wait.c'::hosts)->awaited.stream"
+QUEUE = "print *('host_wait.c'::hosts)->goal.stream"
 
 
 def gdb(*commands, program=PROGRAM, core=None):
@@ -63,7 +63,7 @@ def parked(tmp_path_factory):
         "openreg hosts",
         QUEUE,
         "print *('host_wait.c'::hosts)",
-        "print *('host_wait.c'::hosts)->awaited.stream->waits_for",
+        "print *('host_wait.c'::hosts)->goal.stream->waits_for",
         "print orStreamTable.lock",
         f"generate-core-file {core}",
         "call (void)orMutexLock(&orStreamTable.lock)",
@@ -97,7 +97,7 @@ def names(said):
     }
 
 
-def expected_streams(said, lane):
+def expected_streams(said, worker):
     name = names(said)
     waits = "waiting, priority -2, 0 tasks completed, 1 to go; waits for"
     return f"""\
@@ -115,19 +115,19 @@ def expected_streams(said, lane):
   ... and 14 more
 {name["after"]}: {waits} {name["record"]}, pending
   task 1, orStreamWaitEvent: {name["record"]}
-{name["running"]}: running, priority 0, 0 tasks completed, 1 to go; on lane {lane}
+{name["running"]}: running, priority 0, 0 tasks completed, 1 to go; on worker {worker}
   task 1, kernel test
 2 idle, which `openreg streams all` shows"""
 
 
-LANE = r"(?<=on lane )(\d), thread \d+ \(LWP \d+\)"
+WORKER = r"(?<=on worker )(\d), thread \d+ \(LWP \d+\)"
 
 
 def test_streams(parked):
     shown = parked["openreg streams"]
-    lane = re.search(LANE, shown)
-    assert lane, shown
-    assert shown == expected_streams(parked, lane[0])
+    worker = re.search(WORKER, shown)
+    assert worker, shown
+    assert shown == expected_streams(parked, worker[0])
 
 
 def test_all_streams(parked):
@@ -150,7 +150,7 @@ def test_printers(parked):
     assert "lock = OR_RANK_STREAM, free" in shown
     assert "task 3 = kernel second" in shown
     assert "waits for task 25 of" in parked["print *('host_wait.c'::hosts)"]
-    cell = parked["print *('host_wait.c'::hosts)->awaited.stream->waits_for"]
+    cell = parked["print *('host_wait.c'::hosts)->goal.stream->waits_for"]
     # The event's and the queued wait's.
     assert cell.endswith(f"{names(parked)['gate']}: pending, 2 references")
 
@@ -181,7 +181,7 @@ def test_bad_arguments(parked):
 def test_core_dump(parked):
     _, said = gdb("openreg streams", "openreg hosts", core=parked["core"])
     # A dump has no names of threads, and no clock.
-    assert re.sub(r"(?<=on lane )\d", "N", said["openreg streams"]) == expected_streams(parked, "N")
+    assert re.sub(r"(?<=on worker )\d", "N", said["openreg streams"]) == expected_streams(parked, "N")
     waits = rf"thread \d+ \(LWP \d+\): waits for task 25 of {names(parked)['gated']}"
     assert re.fullmatch(waits, said["openreg hosts"])
 

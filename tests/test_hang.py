@@ -114,7 +114,7 @@ def test_it_says_what_streams_wait_for(eventually):
 def test_it_names_the_operator_that_runs(eventually):
     torch.openreg._sleep(200_000_000)
     eventually(lambda: "running" in torch.openreg.hang_report())
-    assert "kernel _sleep: on lane" in torch.openreg.hang_report()
+    assert "kernel _sleep: on worker" in torch.openreg.hang_report()
 
 
 @pytest.mark.parametrize("seed", ["off", "3", "late"])
@@ -130,7 +130,7 @@ def test_the_watchdog_prints_a_stall(run_ok, seed):
         "for 0.3 s (OPENREG_WATCHDOG_S)\n",
         f"\n  stream 0x{int(side):x} of openreg:1: waiting, priority 0",
         "recorded as task",
-        "lanes" if seed == "off" else f"  schedule: {'' if seed == 'late' else 'seed '}{seed}; ",
+        "workers" if seed == "off" else f"  schedule: {'' if seed == 'late' else 'seed '}{seed}; ",
     ):
         assert text in said, said
     assert re.search(WAITS, said)
@@ -146,7 +146,7 @@ def test_a_signal_asks_for_it_and_comes_to_faulthandler_too(run_ok):
     while "which nobody has" not in torch.openreg.hang_report():
         pass
     os.kill(os.getpid(), signal.SIGUSR1)
-    open_when_said("  lanes: ")
+    open_when_said("  workers: ")
     """
     said = run_ok(STALL + ask + END, {"OPENREG_WATCHDOG_SIGNAL": "USR1"})
     assert "openreg: hang report: asked for by a signal (OPENREG_WATCHDOG_SIGNAL)\n" in said

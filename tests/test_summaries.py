@@ -106,8 +106,8 @@ SUMMARIES = {
         "all 1 schedules with at most 1 preemption of no task agree",
     ),
     hang_report: (
-        "no stream of this process has work\n  lanes: 1 of",
-        "process has work\n  lanes: 0 of",
+        "no stream of this process has work\n  workers: 1 of",
+        "process has work\n  workers: 0 of",
     ),
     fault: ("struck nothing", "struck nothing"),
     pytest_sanitizer: (

@@ -58,7 +58,7 @@ orMemoryAccess accessOf(const Tensor &tensor, c10::IntArrayRef sizes, int64_t of
     if (count == 1) continue;
     if (access.dims == OR_ACCESS_DIMS) {
       access.width += (count - 1) * stride;
-      if (checksFresh.load(std::memory_order_relaxed)) access.write |= OR_ACCESS_SOME;
+      if (checksFresh.load(std::memory_order_relaxed)) access.write |= OR_ACCESS_PARTIAL;
     } else {
       access.count[access.dims] = count;
       access.stride[access.dims++] = stride;
@@ -110,7 +110,7 @@ struct Report {
       }
     }
     for (size_t i = first; i < device.size() && !(rows.known && rows.exact); ++i) {
-      device[i].write |= OR_ACCESS_SOME;
+      device[i].write |= OR_ACCESS_PARTIAL;
     }
   }
 

@@ -132,7 +132,7 @@ void *fallAsleep() {
 
 constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
 [[maybe_unused]] const bool hooked =
-    (orSetLaneHook(&startLane), orSetBlockHooks(&kBlockHooks), true);
+    (orSetWorkerHook(&startLane), orSetBlockHooks(&kBlockHooks), true);
 
 }  // namespace
 

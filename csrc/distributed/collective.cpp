@@ -160,8 +160,8 @@ bool isScheduled() {
 }
 
 size_t queuedTasks() {
-  auto info = sized<orLaneInfo>();
-  orGetLaneInfo(&info);
+  auto info = sized<orWorkerInfo>();
+  orGetWorkerInfo(&info);
   return info.queued;
 }
 
@@ -320,7 +320,7 @@ void Collective::orderTold() const {
  * what comes next. */
 void Collective::tellSanitizer() const {
   const orStream_t handle = toldStream();
-  OPENREG_CHECK(orSanitizerAside(handle));
+  OPENREG_CHECK(orSanitizerMarkExternal(handle));
   const c10::ArrayRef<at::Tensor> memory(memory_);
   reportTensors(call_.name, handle, memory.slice(inputs_), memory.slice(0, inputs_));
   OPENREG_CHECK(orSanitizerEventAfter(signalled_.get(), handle));

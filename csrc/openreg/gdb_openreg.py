@@ -3,7 +3,7 @@
     (gdb) source csrc/openreg/gdb_openreg.py
     (gdb) openreg streams       streams that have work, and their first tasks; `all`: all of both
     (gdb) openreg hosts         host threads that sleep, and what for
-    (gdb) print *stream         also an orTask, orCell, orMutex or orHostWait; print/r: its fields
+    (gdb) print *stream         also an orTask, orCell, orMutex or orSleeper; print/r: its fields
 
 It needs the library's debug information, and says so where there is none. It reads memory, takes no
 lock and calls nothing in the process. So what a thread was changing as it stopped is seen half
@@ -102,13 +102,13 @@ def thread_text(tid):
     return f"LWP {tid}, which is gone"
 
 
-def lane_text(index):
+def worker_text(index):
     if index == HOST:
         return "on a host thread that waits for it"
     for thread in gdb.selected_inferior().threads():
         if thread.name == f"openreg-{index}":
-            return f"on lane {index}, thread {thread.num} (LWP {thread.ptid[1]})"
-    return f"on lane {index}"  # a core dump has no names of threads
+            return f"on worker {index}, thread {thread.num} (LWP {thread.ptid[1]})"
+    return f"on worker {index}"  # a core dump has no names of threads
 
 
 def device_of(handle):
@@ -149,7 +149,7 @@ def task_text(task):
     text = KINDS.get(kind, "") + text_at(task["name"])
     if kind == "OR_KIND_WAIT":
         return f"{text}: {cell_text(task['u']['cell'])}"
-    if kind == "OR_KIND_MARK":
+    if kind == "OR_KIND_RECORD":
         return f"{text}: event 0x{int(task['u']['cell']['event']):x}"
     return text
 
@@ -191,10 +191,10 @@ def wait_text(stream):
     """What its first task waits for, or where it runs; empty if it has none."""
     state = str(stream["state"])
     if state == "OR_STREAM_RUNNING":
-        return lane_text(int(stream["lane"]))
+        return worker_text(int(stream["worker"]))
     if state == "OR_STREAM_READY":
         on = int(shared("orSchedulePolicyNow"))
-        return "ready for " + ("the schedule to choose it" if on else "a lane")
+        return "ready for " + ("the schedule to choose it" if on else "a worker")
     if state != "OR_STREAM_WAITING":
         return ""
     cell = stream["waits_for"]
@@ -218,11 +218,11 @@ def stream_text(stream):
 
 
 def host_text(wait):
-    cell, stream = wait["awaited"]["cell"], int(wait["stream"])
+    cell, stream = wait["goal"]["cell"], int(wait["stream"])
     if int(cell):
         what = f"{cell_text(cell)}, {cell_state(cell)}"
     elif stream:
-        what = f"task {int(wait['awaited']['count'])} of {stream_name(stream)}"
+        what = f"task {int(wait['goal']['count'])} of {stream_name(stream)}"
     else:
         what = "what the schedule has chosen to run"
     connection = gdb.selected_inferior().connection
@@ -289,7 +289,7 @@ def printers():
         ("orTask", TaskPrinter),
         ("orCell", CellPrinter),
         ("orMutex", MutexPrinter),
-        ("orHostWait", HostPrinter),
+        ("orSleeper", HostPrinter),
     ):
         collection.add_printer(name, f"^{name}$", printer)
     return collection

@@ -347,7 +347,7 @@ void OpenRegGraph::replay() {
   const auto letGo = c10::make_scope_exit([&] { releasePool(now.device, now.pool); });
   DeviceSwitch device(now.device);
   const uint64_t replay = now.shared->prepareReplay();
-  const orError_t error = orGraphLaunch(now.graph, currentStreamHandle(now.device));
+  const orError_t error = orGraphReplay(now.graph, currentStreamHandle(now.device));
   if (C10_UNLIKELY(error != orSuccess)) now.shared->takeBack(replay);
   OPENREG_CHECK(error);
   if (sanitizerActive()) raiseRaces();

@@ -299,8 +299,8 @@ void addDevices(const std::map<std::string, int> &deviceCount, const std::string
 }
 
 py::dict laneInfo() {
-  auto info = sized<orLaneInfo>();
-  OPENREG_CHECK(orGetLaneInfo(&info));
+  auto info = sized<orWorkerInfo>();
+  OPENREG_CHECK(orGetWorkerInfo(&info));
   py::dict entry;
   entry["limit"] = info.limit;
   entry["started"] = info.started;

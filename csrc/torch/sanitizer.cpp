@@ -152,7 +152,7 @@ void enable(int how, bool stacks, bool initcheck, bool possible) {
   mode.store(static_cast<Mode>(how), std::memory_order_relaxed);
   orSanitizerRefuse(static_cast<Mode>(how) == Mode::Error);
   orSanitizerInitcheck(initcheck);
-  orSanitizerSome(possible);
+  orSanitizerPossible(possible);
   checksFresh.store(initcheck, std::memory_order_relaxed);
   tellsPossible.store(possible, std::memory_order_relaxed);
   keepsStacks.store(stacks, std::memory_order_relaxed);
@@ -223,7 +223,7 @@ py::dict describe(const orRaceAccess &access, const Kept &call) {
   entry["stream"] = static_cast<int64_t>(access.stream);
   entry["is_default"] = isDefault(access.stream, access.device);
   entry["write"] = (access.write & OR_ACCESS_WRITES) != 0;
-  entry["some"] = (access.write & OR_ACCESS_SOME) != 0;
+  entry["some"] = (access.write & OR_ACCESS_PARTIAL) != 0;
   entry["allocates"] = (access.write & OR_ACCESS_ALLOCATES) != 0;
   entry["begin"] = reinterpret_cast<uintptr_t>(access.begin);
   entry["end"] = reinterpret_cast<uintptr_t>(access.end);

@@ -254,7 +254,7 @@ static void toolsOff(void) {
   if (__atomic_load_n(orSanitizerActive(), __ATOMIC_RELAXED)) ASSERT_OK(orSanitizerDisable());
   CALL(orSanitizerClearReports());
   orSanitizerInitcheck(0);
-  orSanitizerSome(1);
+  orSanitizerPossible(1);
 }
 
 static void endCaptures(void) {

@@ -237,7 +237,7 @@ void captureBoth(void) {
 
 void launchGraph(void) {
   atomic_fetch_add(&fuzz.launches, 1);
-  CALL(orGraphLaunch(loose(GRAPH), loose(STREAM)));
+  CALL(orGraphReplay(loose(GRAPH), loose(STREAM)));
 }
 
 void endGraph(void) {

@@ -96,7 +96,7 @@ void sanitize(void) {
       break;
     case 4:
       orSanitizerInitcheck(below(2));
-      orSanitizerSome(below(2));
+      orSanitizerPossible(below(2));
       break;
     case 5:
       orSanitizerFound(look, NULL);
@@ -120,11 +120,11 @@ void trace(void) {
 
 void report(void) {
   char *text = NULL;
-  orLaneInfo info = {.size = sizeof info};
+  orWorkerInfo info = {.size = sizeof info};
   orSetting setting = {.size = sizeof setting};
   orFactoryInfo factory = {.size = sizeof factory};
   if (oneIn(2) && !CALL(orHangReport(&text))) free(text);
-  CALL(orGetLaneInfo(&info));
+  CALL(orGetWorkerInfo(&info));
   CALL(orGetSetting((int)below(16), &setting));
   CALL(orGetFactoryInfo((int)below(5), &factory));
 }
@@ -136,7 +136,7 @@ void forkChild(void) {
     void *p;
     bool refused =
         orMalloc(&p, 1) == orErrorForked && orStreamSynchronize(0) == orErrorForked &&
-        orCacheMalloc(&p, 1, 0) == orErrorForked && orGraphLaunch(1, 0) == orErrorForked &&
+        orCacheMalloc(&p, 1, 0) == orErrorForked && orGraphReplay(1, 0) == orErrorForked &&
         orScheduleSet(orScheduleFair, 0) == orErrorForked && orDeviceReset() == orErrorForked;
     _exit(refused ? 0 : 1);
   }

@@ -107,8 +107,8 @@ static inline void letGo(Holder *holder) { atomic_store(&holder->released, 1); }
 enum { LANE_MOST = 8 };
 
 static inline int laneLimit(void) {
-  orLaneInfo info = {.size = sizeof info};
-  ASSERT_OK(orGetLaneInfo(&info));
+  orWorkerInfo info = {.size = sizeof info};
+  ASSERT_OK(orGetWorkerInfo(&info));
   ASSERT_LE(info.limit, LANE_MOST);
   return info.limit;
 }

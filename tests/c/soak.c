@@ -423,8 +423,8 @@ void measureSoak(void) {
 }
 
 static void checkNothingIsLeft(void) {
-  orLaneInfo lanes = {.size = sizeof lanes};
-  ASSERT_OK(orGetLaneInfo(&lanes));
+  orWorkerInfo lanes = {.size = sizeof lanes};
+  ASSERT_OK(orGetWorkerInfo(&lanes));
   if (lanes.queued) STRESS_FAIL("%zu tasks are left", lanes.queued);
   for (int device = 0; device < DEVICES; device++)
     if (freeBytes(device) != start.free_bytes[device])

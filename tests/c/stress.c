@@ -281,9 +281,9 @@ static void launchGraph(int index, orStream_t stream) {
   orGraph_t graph;
   MUST(orStreamEndCapture(captured, &graph));
   if (!trouble.blocks)
-    MUST(orGraphLaunch(graph, stream));
+    MUST(orGraphReplay(graph, stream));
   else /* it may have been launched and then have failed */
-    isRefused(orGraphLaunch(graph, stream), index, "orGraphLaunch");
+    isRefused(orGraphReplay(graph, stream), index, "orGraphReplay");
   MUST(orGraphDestroy(graph));
   MUST(orStreamDestroy(captured));
   captured = 0;

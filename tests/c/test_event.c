@@ -104,11 +104,11 @@ TEST(event_newer_record_does_not_hold_an_earlier_wait) {
 TEST(event_own_stream_is_no_wait) {
   orStream_t s = newStream();
   orEvent_t e = newEvent(0), gate = closeGate(s);
-  orLaneInfo before = {.size = sizeof before}, after = {.size = sizeof after};
+  orWorkerInfo before = {.size = sizeof before}, after = {.size = sizeof after};
   ASSERT_OK(orEventRecord(e, s));
-  ASSERT_OK(orGetLaneInfo(&before));
+  ASSERT_OK(orGetWorkerInfo(&before));
   ASSERT_OK(orStreamWaitEvent(s, e));
-  ASSERT_OK(orGetLaneInfo(&after));
+  ASSERT_OK(orGetWorkerInfo(&after));
   ASSERT_EQ(after.queued, before.queued);
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(s));

@@ -133,7 +133,7 @@ static void refusedInChild(void) {
   int value;
   float ms;
   void *p;
-  orLaneInfo info = {.size = sizeof info};
+  orWorkerInfo info = {.size = sizeof info};
   orPointerAttributes attributes = {.struct_size = sizeof attributes};
   static char range[64];
   ASSERT_EQ(orInForkedChild(), 1);
@@ -159,8 +159,8 @@ static void refusedInChild(void) {
   ASSERT_FORKED(orEventQuery(parent.event));
   ASSERT_FORKED(orEventSignal(parent.event, orSuccess));
   ASSERT_FORKED(orEventElapsedTime(&ms, parent.event, parent.event));
-  ASSERT_FORKED(orGetLaneInfo(&info));
-  ASSERT_FORKED(orSetLaneHook(NULL));
+  ASSERT_FORKED(orGetWorkerInfo(&info));
+  ASSERT_FORKED(orSetWorkerHook(NULL));
   orTrace trace = {.size = sizeof trace};
   ASSERT_FORKED(orTraceStart(0));
   ASSERT_FORKED(orTraceStop(&trace));

@@ -518,7 +518,7 @@ TEST_WITH_LIMIT(failure_for_want_of_an_event_leaves_the_records_of_others, 60) {
   static const orDeviceFactory factory = STUB_FACTORY("stub", stubCreate);
   atomic_int ran = 0;
   ASSERT_OK(orRegisterDeviceFactory("openreg", 9, &factory));
-  ASSERT_OK(orSetLaneHook(setCauseOnLane));
+  ASSERT_OK(orSetWorkerHook(setCauseOnLane));
   ASSERT_OK(orEventSignal(
       newGate(), orErrorInvalidValue)); /* so the later failure's cause is dropped at once */
   makeAllEvents();

@@ -127,7 +127,7 @@ static size_t memory[2 * MOST / sizeof(size_t)];
 static orError_t fillSetting(void *p) { return orGetSetting(0, p); }
 static orError_t fillProperties(void *p) { return orGetDeviceProperties(p, 1); }
 static orError_t fillPointer(void *p) { return orPointerGetAttributes(p, memory); }
-static orError_t fillLanes(void *p) { return orGetLaneInfo(p); }
+static orError_t fillLanes(void *p) { return orGetWorkerInfo(p); }
 static orError_t fillStats(void *p) { return orCacheGetStats(p, 0); }
 static orError_t fillPool(void *p) {
   orMemPool_t pool;
@@ -170,7 +170,7 @@ static const struct {
     {"orSetting", fillSetting, sizeof(orSetting)},
     {"orDeviceProperties", fillProperties, sizeof(orDeviceProperties)},
     {"orPointerAttributes", fillPointer, sizeof(orPointerAttributes)},
-    {"orLaneInfo", fillLanes, sizeof(orLaneInfo)},
+    {"orWorkerInfo", fillLanes, sizeof(orWorkerInfo)},
     {"orCacheStats", fillStats, sizeof(orCacheStats)},
     {"orMemPoolStats", fillPool, sizeof(orMemPoolStats)},
     {"orTrace", fillTrace, sizeof(orTrace)},

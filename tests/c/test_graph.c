@@ -84,13 +84,13 @@ TEST(graph_runs_when_it_is_launched) {
   size_t nodes = 0;
   ASSERT_OK(orGraphGetNodeCount(graph, &nodes));
   ASSERT_EQ(nodes, 3);
-  for (int i = 0; i < 100; i++) ASSERT_OK(orGraphLaunch(graph, i % 2 ? s : other));
+  for (int i = 0; i < 100; i++) ASSERT_OK(orGraphReplay(graph, i % 2 ? s : other));
   ASSERT_OK(orDeviceSynchronize());
   ASSERT_EQ(counts.ran, 301);
   ASSERT_EQ(counts.dropped, 1);
   ASSERT_OK(orGraphDestroy(graph));
   ASSERT_EQ(counts.dropped, 4);
-  ASSERT_REFUSED(orGraphLaunch(graph, s), orErrorInvalidResourceHandle, "not a live graph");
+  ASSERT_REFUSED(orGraphReplay(graph, s), orErrorInvalidResourceHandle, "not a live graph");
 }
 
 /* What was queued before the capture runs, and so does what comes after. */
@@ -111,8 +111,8 @@ TEST(graph_is_captured_beside_work_that_runs) {
 TEST(graph_of_nothing) {
   orStream_t s = newStream();
   orGraph_t graph = countingGraph(s, NULL, 0);
-  ASSERT_OK(orGraphLaunch(graph, s));
-  ASSERT_OK(orGraphLaunch(graph, OR_STREAM_DEFAULT));
+  ASSERT_OK(orGraphReplay(graph, s));
+  ASSERT_OK(orGraphReplay(graph, OR_STREAM_DEFAULT));
   ASSERT_OK(orDeviceSynchronize());
   ASSERT_OK(orGraphDestroy(graph));
 }
@@ -133,7 +133,7 @@ TEST(graph_copies_fills_and_host_functions) {
   orGraph_t graph = endCaptureOf(s);
   for (uint32_t i = 1; i < 4; i++) {
     pinned[0] = i; /* it reads what is there then */
-    ASSERT_OK(orGraphLaunch(graph, s));
+    ASSERT_OK(orGraphReplay(graph, s));
     ASSERT_OK(orStreamSynchronize(s));
     memcpy(seen, pinned + 4, sizeof seen);
     ASSERT_EQ(seen[0], i);
@@ -157,7 +157,7 @@ TEST(graph_failures_are_those_of_its_kernels) {
   queueCount(s, &counts);
   orGraph_t graph = endCaptureOf(s);
   for (int i = 1; i < 4; i++) {
-    ASSERT_OK(orGraphLaunch(graph, s));
+    ASSERT_OK(orGraphReplay(graph, s));
     ASSERT_REFUSED(orStreamSynchronize(s), orErrorLaunchFailure, "on purpose");
     ASSERT_EQ(counts.ran, i);
   }
@@ -168,7 +168,7 @@ TEST(graph_longer_than_a_queue) {
   Counts counts = {0};
   orStream_t s = newStream();
   orGraph_t graph = countingGraph(s, &counts, 5000);
-  for (int i = 0; i < 20; i++) ASSERT_OK(orGraphLaunch(graph, s));
+  for (int i = 0; i < 20; i++) ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(counts.ran, 100000);
   ASSERT_OK(orGraphDestroy(graph));
@@ -182,7 +182,7 @@ typedef struct SharedGraph {
 
 static void launchShared(int thread, void *context) {
   const SharedGraph *shared = context;
-  ASSERT_OK(orGraphLaunch(shared->graph, shared->streams[thread]));
+  ASSERT_OK(orGraphReplay(shared->graph, shared->streams[thread]));
 }
 
 /* Launches take turns, and the last one to have it wakes a thread that sleeps for it. */
@@ -243,7 +243,7 @@ TEST(graph_forks_and_joins) {
   ASSERT_EQ(nodes, 4); /* marks and waits are none */
   for (int i = 0; i < 100; i++) {
     trail.length = 0;
-    ASSERT_OK(orGraphLaunch(graph, i % 3 ? s : third));
+    ASSERT_OK(orGraphReplay(graph, i % 3 ? s : third));
     ASSERT_OK(orStreamSynchronize(i % 3 ? s : third));
     ASSERT_EQ(trail.length, 4);
     for (int k = 0; k < 4; k++) ASSERT_EQ(trail.step[k], k);
@@ -260,7 +260,7 @@ TEST(graph_branches_run_beside_each_other) {
   launch(s, holdKernel, &two);
   order(side, s);
   orGraph_t graph = endCaptureOf(s);
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   awaitInt(&one.started, 1);
   awaitInt(&two.started, 1);
   ASSERT_ERROR(orStreamQuery(s), orErrorNotReady);
@@ -291,7 +291,7 @@ TEST(graph_branch_that_is_not_joined) {
   ASSERT_OK(orStreamBeginCapture(s));
   order(s, side);
   orGraph_t graph = endCaptureOf(s);
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orGraphDestroy(graph));
   queueCount(side, &counts);
   queueCount(s, &counts);
@@ -310,8 +310,8 @@ TEST(graph_launches_follow_each_other) {
   walk(s, &trail, 2);
   orGraph_t graph = endCaptureOf(s);
   orEvent_t gate = closeGate(s);
-  ASSERT_OK(orGraphLaunch(graph, s));
-  ASSERT_OK(orGraphLaunch(graph, other));
+  ASSERT_OK(orGraphReplay(graph, s));
+  ASSERT_OK(orGraphReplay(graph, other));
   walk(other, &trail, 3);
   ASSERT_ERROR(orStreamQuery(other), orErrorNotReady);
   ASSERT_EQ(trail.length, 0);
@@ -330,8 +330,8 @@ TEST(graph_launch_waits_for_the_one_before) {
   orStream_t s = newStream(), other = newStream();
   orGraph_t graph = countingGraph(s, &counts, 1);
   orEvent_t gate = closeGate(s);
-  ASSERT_OK(orGraphLaunch(graph, s));
-  ASSERT_OK(orGraphLaunch(graph, other));
+  ASSERT_OK(orGraphReplay(graph, s));
+  ASSERT_OK(orGraphReplay(graph, other));
   awaitReport(": waits for event 0x");
   ASSERT_EQ(counts.ran, 0);
   openGate(gate);
@@ -461,7 +461,7 @@ static orError_t waitFromOtherCapture(orStream_t s) {
 static orError_t launchInside(orStream_t s) {
   orStream_t other = newStream();
   orGraph_t graph = countingGraph(other, NULL, 0);
-  return orGraphLaunch(graph, s);
+  return orGraphReplay(graph, s);
 }
 
 TEST(graph_capture_refuses_what_no_graph_can_repeat) {
@@ -474,7 +474,7 @@ TEST(graph_capture_refuses_what_no_graph_can_repeat) {
       {"orStreamQuery", orErrorStreamCaptureUnsupported, orStreamQuery},
       {"orStreamSynchronize", orErrorStreamCaptureUnsupported, orStreamSynchronize},
       {"orDeviceSynchronize", orErrorStreamCaptureUnsupported, synchronizeAll},
-      {"orGraphLaunch", orErrorStreamCaptureUnsupported, launchInside},
+      {"orGraphReplay", orErrorStreamCaptureUnsupported, launchInside},
       {"orEventQuery", orErrorCapturedEvent, askEvent},
       {"orEventSynchronize", orErrorCapturedEvent, awaitEvent},
       {"orEventElapsedTime", orErrorCapturedEvent, timeEvent},
@@ -525,10 +525,10 @@ TEST(graph_capture_survives_bad_arguments) {
   ASSERT_OK(orStreamQuery(OR_STREAM_DEFAULT)); /* another stream's affair */
   queueCount(s, &counts);
   orGraph_t graph = endCaptureOf(s);
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(counts.ran, 1);
-  ASSERT_REFUSED(orGraphLaunch(graph, newStreamOn(1)), orErrorInvalidValue, "device 1");
+  ASSERT_REFUSED(orGraphReplay(graph, newStreamOn(1)), orErrorInvalidValue, "device 1");
 }
 
 TEST(graph_capture_ends_with_its_stream) {
@@ -611,8 +611,8 @@ TEST(graph_destroyed_while_it_runs) {
   ASSERT_OK(orGraphRetainUserObject(graph, &(Counts *){&counts}, countDrop));
   Counts *at = &counts;
   ASSERT_OK(orGraphRetainUserObject(graph, &at, countDrop));
-  ASSERT_OK(orGraphLaunch(graph, s));
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   awaitInt(&holder.started, 1);
   ASSERT_OK(orGraphDestroy(graph));
   ASSERT_EQ(counts.dropped, 0);
@@ -633,11 +633,11 @@ TEST(graph_survives_a_reset) {
   orGraph_t graph = endCaptureOf(s);
   ASSERT_OK(orStreamBeginCapture(capturing));
   hold(s, &holder);
-  for (int i = 0; i < 10; i++) ASSERT_OK(orGraphLaunch(graph, s));
+  for (int i = 0; i < 10; i++) ASSERT_OK(orGraphReplay(graph, s));
   letGo(&holder);
   ASSERT_OK(orDeviceReset());
   int ran = counts.ran;
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(counts.ran, ran + 1);
   refuseEnd(capturing, orErrorStreamCaptureInvalidated, "orDeviceReset");
@@ -661,14 +661,14 @@ TEST(graph_on_a_device_that_is_lost) {
   orGraph_t graph = endCaptureOf(s);
   hold(s, &holder);
   launch(s, lose, NULL);
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   letGo(&holder);
   ASSERT_ERROR(orStreamSynchronize(s), orErrorDeviceLost);
-  ASSERT_ERROR(orGraphLaunch(graph, s), orErrorDeviceLost);
+  ASSERT_ERROR(orGraphReplay(graph, s), orErrorDeviceLost);
   ASSERT_ERROR(orStreamBeginCapture(s), orErrorDeviceLost);
   ASSERT_EQ(counts.ran, 0);
   ASSERT_OK(orDeviceReset());
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(counts.ran, 1);
   ASSERT_OK(orGraphDestroy(graph));
@@ -686,7 +686,7 @@ TEST(graph_leaves_nothing_behind) {
     orError_t error = orStreamEndCapture(s, &graph);
     ASSERT_EQ(error, i % 3 ? orSuccess : orErrorStreamCaptureUnjoined);
     if (error) continue;
-    ASSERT_OK(orGraphLaunch(graph, s));
+    ASSERT_OK(orGraphReplay(graph, s));
     if (i % 2) ASSERT_OK(orStreamSynchronize(s));
     ASSERT_OK(orGraphDestroy(graph));
   }
@@ -719,7 +719,7 @@ static void launchMany(int thread, void *context) {
   (void)thread;
   Shared *shared = context;
   orStream_t s = newStream();
-  for (int i = 0; i < LAUNCHES; i++) ASSERT_OK(orGraphLaunch(shared->graph, s));
+  for (int i = 0; i < LAUNCHES; i++) ASSERT_OK(orGraphReplay(shared->graph, s));
   ASSERT_OK(orStreamSynchronize(s));
 }
 
@@ -745,7 +745,7 @@ static void captureMany(int thread, void *context) {
   orStream_t s = newStream();
   for (int i = 0; i < 200; i++) {
     orGraph_t graph = countingGraph(s, &counts, thread + 1);
-    ASSERT_OK(orGraphLaunch(graph, s));
+    ASSERT_OK(orGraphReplay(graph, s));
     ASSERT_OK(orStreamSynchronize(s));
     ASSERT_EQ(counts.ran, (i + 1) * (thread + 1));
     ASSERT_OK(orGraphDestroy(graph));

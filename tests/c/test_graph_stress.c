@@ -174,7 +174,7 @@ static void runProgram(uint64_t seed) {
   orGraph_t graph = capture();
   orStream_t at = g.other;
   for (int i = 0; i < LAUNCHES; i++) {
-    ASSERT_OK(orGraphLaunch(graph, at));
+    ASSERT_OK(orGraphReplay(graph, at));
     for (int k = 0; k < g.steps; k++) runOnModel(&g.step[k]);
     if (below(2)) at = nextStream(at);
     if (below(2)) {

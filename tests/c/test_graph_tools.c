@@ -28,13 +28,13 @@ TEST(graph_sanitizer_sees_each_launch) {
   writes(other, "writer", memory, 128);
   orGraph_t graph = fillAndCopy(s, memory);
   ASSERT_EQ(reportCount(), 0);
-  ASSERT_OK(orGraphLaunch(graph, s)); /* nothing orders it after the writer */
+  ASSERT_OK(orGraphReplay(graph, s)); /* nothing orders it after the writer */
   ASSERT_GE(reportCount(), 1);
   ASSERT_EQ(reportAt(1).later.stream, s);
   ASSERT_OK(orSanitizerClearReports());
   ASSERT_OK(orDeviceSynchronize());
-  ASSERT_OK(orGraphLaunch(graph, s));
-  ASSERT_OK(orGraphLaunch(graph, other)); /* follows the one before */
+  ASSERT_OK(orGraphReplay(graph, s));
+  ASSERT_OK(orGraphReplay(graph, other)); /* follows the one before */
   ASSERT_EQ(reportCount(), 0);
   ASSERT_NE(writes(s, "writer", memory + 64, 8), 0);
   ASSERT_OK(orGraphDestroy(graph));
@@ -55,7 +55,7 @@ TEST(graph_sanitizer_knows_forks_and_joins) {
   ASSERT_OK(orStreamWaitEvent(s, e));
   ASSERT_OK(orMemsetAsync(memory, 3, 64, s));
   ASSERT_OK(orStreamEndCapture(s, &graph));
-  for (int i = 0; i < 3; i++) ASSERT_OK(orGraphLaunch(graph, s));
+  for (int i = 0; i < 3; i++) ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_EQ(reads(s, "reader", memory, 64), 0);
   ASSERT_NE(reads(side, "reader", memory, 64), 0); /* nobody told it to wait */
   ASSERT_OK(orGraphDestroy(graph));
@@ -67,7 +67,7 @@ TEST(graph_trace_has_each_node) {
   orTrace trace = {.size = sizeof trace};
   orGraph_t graph = fillAndCopy(s, memory);
   ASSERT_OK(orTraceStart(0));
-  for (int i = 0; i < 3; i++) ASSERT_OK(orGraphLaunch(graph, s));
+  for (int i = 0; i < 3; i++) ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_OK(orTraceStop(&trace));
   int fills = 0, copies = 0, launched = 0;
@@ -91,7 +91,7 @@ static orStream_t ownStreamOf(orGraph_t graph, orStream_t on) {
   orTrace trace = {.size = sizeof trace};
   orStream_t own = 0;
   ASSERT_OK(orTraceStart(0));
-  ASSERT_OK(orGraphLaunch(graph, on));
+  ASSERT_OK(orGraphReplay(graph, on));
   ASSERT_OK(orStreamSynchronize(on));
   ASSERT_OK(orTraceStop(&trace));
   for (size_t i = 0; i < trace.count; i++)
@@ -122,7 +122,7 @@ TEST(graph_keeps_its_own_streams) {
   ASSERT_OK(orEventRecord(e, s));
   ASSERT_REFUSED(orStreamWaitEvent(own, e), orErrorStreamCaptureUnsupported, "a graph");
   ASSERT_ERROR(orStreamEndCapture(s, &other), orErrorStreamCaptureInvalidated);
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orDeviceSynchronize());
   ASSERT_EQ(ran, 2);
   ASSERT_OK(orGraphDestroy(graph));
@@ -140,9 +140,9 @@ TEST(graph_faults_strike_inside) {
   launch(s, countKernel, &ran);
   launch(s, countKernel, &ran);
   ASSERT_OK(orStreamEndCapture(s, &graph));
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orStreamSynchronize(s));
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_REFUSED(orStreamSynchronize(s), orErrorLaunchFailure, "injected");
   ASSERT_EQ(ran, 3);
   ASSERT_OK(orFaultRemove(orFaultKernelError, 0));
@@ -156,7 +156,7 @@ TEST(graph_hang_report_names_the_node) {
   ASSERT_OK(orStreamBeginCapture(s));
   launch(s, holdKernel, &holder);
   ASSERT_OK(orStreamEndCapture(s, &graph));
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   awaitInt(&holder.started, 1);
   awaitReport("test"); /* the kernel's name */
   letGo(&holder);

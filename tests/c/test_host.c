@@ -36,8 +36,8 @@ enum { ANY = orLaunchAnyThread, AWAITED = orLaunchAnyThread | orLaunchAwaited };
 static bool ranHere(const Ran *r) { return r->times == 1 && pthread_equal(r->on, pthread_self()); }
 
 static int lanesStarted(void) {
-  orLaneInfo info = {.size = sizeof info};
-  ASSERT_OK(orGetLaneInfo(&info));
+  orWorkerInfo info = {.size = sizeof info};
+  ASSERT_OK(orGetWorkerInfo(&info));
   return info.started;
 }
 

@@ -36,9 +36,9 @@ TEST(lane_limit_holds_over_devices_and_streams) {
   ASSERT_EQ(ran, 640);
   ASSERT_LE(laneLimit(), LANE_MOST);
   ASSERT_LE(countThreads("openreg-"), laneLimit());
-  orLaneInfo info = {.size = sizeof info};
+  orWorkerInfo info = {.size = sizeof info};
   orDeviceProperties properties = {.size = sizeof properties};
-  ASSERT_OK(orGetLaneInfo(&info));
+  ASSERT_OK(orGetWorkerInfo(&info));
   while (countThreads("openreg-") != info.started) sleepMs(1); /* a new one has no name yet */
   ASSERT_OK(orGetDeviceProperties(&properties, 0));
   ASSERT_EQ(properties.lanes, info.limit);
@@ -71,7 +71,7 @@ static orError_t checkHooked(void *args) {
 TEST(lane_hook_runs_once_on_each) {
   Holder h[LANE_MOST] = {0};
   atomic_int ran = 0;
-  ASSERT_OK(orSetLaneHook(laneHook));
+  ASSERT_OK(orSetWorkerHook(laneHook));
   holdAllLanes(h);
   letGoAllLanes(h);
   for (int i = 0; i < 50; i++) launch(newStream(), checkHooked, &ran);
@@ -79,7 +79,7 @@ TEST(lane_hook_runs_once_on_each) {
   ASSERT_EQ(ran, 50);
   for (int i = 0; i < laneLimit(); i++) ASSERT_EQ(hooked[i], 1);
   ASSERT_EQ(wide_lanes, 1);
-  ASSERT_REFUSED(orSetLaneHook(laneHook), orErrorAlreadyInitialized, "already");
+  ASSERT_REFUSED(orSetWorkerHook(laneHook), orErrorAlreadyInitialized, "already");
 }
 
 static orError_t refusals[3];
@@ -95,7 +95,7 @@ static void waitInHook(int lane, int wide) {
 
 /* It would wait for what this lane alone may run. */
 TEST(lane_hook_may_not_wait) {
-  ASSERT_OK(orSetLaneHook(waitInHook));
+  ASSERT_OK(orSetWorkerHook(waitInHook));
   stream_of_hook = newStream();
   ASSERT_OK(orLaunchSleep(stream_of_hook, 1));
   ASSERT_OK(orStreamSynchronize(stream_of_hook));
@@ -104,15 +104,15 @@ TEST(lane_hook_may_not_wait) {
 
 TEST(lane_info_counts_what_is_queued) {
   orStream_t s = newStream();
-  orLaneInfo info = {.size = sizeof info};
+  orWorkerInfo info = {.size = sizeof info};
   orEvent_t gate = closeGate(s);
   atomic_int ran = 0;
   for (int i = 0; i < 10; i++) launch(s, countKernel, &ran);
-  ASSERT_OK(orGetLaneInfo(&info));
+  ASSERT_OK(orGetWorkerInfo(&info));
   ASSERT_EQ(info.queued, 11);
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(s));
-  ASSERT_OK(orGetLaneInfo(&info));
+  ASSERT_OK(orGetWorkerInfo(&info));
   ASSERT_EQ(info.queued, 0);
-  ASSERT_ERROR(orGetLaneInfo(NULL), orErrorInvalidValue);
+  ASSERT_ERROR(orGetWorkerInfo(NULL), orErrorInvalidValue);
 }

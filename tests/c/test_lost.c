@@ -100,7 +100,7 @@ TEST(lost_stays_for_every_call_that_queues_synchronises_or_allocates) {
     ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorDeviceLost, "aten::bad");
     l.stream = fresh;
     ASSERT_REFUSED(orLaunchKernelEx(&l), orErrorDeviceLost, bringsBack);
-    ASSERT_ERROR(orGraphLaunch(graph, other), orErrorDeviceLost);
+    ASSERT_ERROR(orGraphReplay(graph, other), orErrorDeviceLost);
     ASSERT_ERROR(orLaunchSleep(s, 0), orErrorDeviceLost);
     ASSERT_ERROR(orLaunchHostFunc(s, free, NULL), orErrorDeviceLost);
     ASSERT_ERROR(orMemcpy(host, memory, 8, orMemcpyDefault), orErrorDeviceLost);

@@ -548,8 +548,8 @@ TEST(memory_nothing_before_first_use) {
   ASSERT_OK(orDeviceReset());
   ASSERT_OK(orGetSetting(0, &setting));
   ASSERT_GT(capacity(), 0);
-  orLaneInfo info = {.size = sizeof info};
-  ASSERT_OK(orGetLaneInfo(&info));
+  orWorkerInfo info = {.size = sizeof info};
+  ASSERT_OK(orGetWorkerInfo(&info));
   ASSERT_EQ(info.started, 0);
   for (int d = 0; d < 2; d++) ASSERT_EQ(orDeviceIsActive(d), 0);
   ASSERT_STR(properties.name, "/openreg:1");

@@ -550,7 +550,7 @@ TEST(mempool_a_graphs_memory_is_not_poisoned) {
   ASSERT_OK(orGraphGetNodeCount(graph, &nodes));
   ASSERT_EQ(nodes, 1);
   ASSERT_EQ(byteAt(b), 0xFF);
-  ASSERT_OK(orGraphLaunch(graph, launches));
+  ASSERT_OK(orGraphReplay(graph, launches));
   ASSERT_OK(orCacheFree(b));
   ASSERT_OK(orStreamSynchronize(launches));
   openGate(gate, s);
@@ -623,7 +623,7 @@ static void captureIt(int thread, void *context) {
     ASSERT_OK(orCacheFree(takeFrom(pool, 700, s)));
     if (thread % 2 == 0) {
       orGraph_t graph = endCaptureOf(s);
-      ASSERT_OK(orGraphLaunch(graph, s));
+      ASSERT_OK(orGraphReplay(graph, s));
       ASSERT_OK(orGraphDestroy(graph));
     }
     ASSERT_OK(orMemPoolRelease(pool));

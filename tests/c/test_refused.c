@@ -39,7 +39,7 @@ TEST(refused_null_results) {
       orStreamEndCapture(s, NULL),
       orStreamGetCaptureInfo(s, NULL, &seed),
       orLaunchHostFunc(s, NULL, NULL),
-      orGetLaneInfo(NULL),
+      orGetWorkerInfo(NULL),
       orEventCreate(NULL),
       orEventGetDevice(e, NULL),
       orEventElapsedTime(NULL, e, e),
@@ -152,7 +152,7 @@ static void refuseStream(orStream_t s, orGraph_t graph, char *device) {
       orMemsetAsync(device, 0, 8, s),
       orCacheMalloc(&(void *){NULL}, 8, s),
       orCacheRecordStream(ptr, s),
-      orGraphLaunch(graph, s),
+      orGraphReplay(graph, s),
   };
   for (size_t i = 0; i < sizeof seen / sizeof *seen; i++)
     if (seen[i] != orErrorInvalidResourceHandle)
@@ -171,7 +171,7 @@ TEST(refused_streams) {
   const orStream_t streams[] = {gone, s + 1, s ^ UINT64_C(1) << 40, UINT64_MAX};
   for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
     refuseStream(streams[i], graph, device);
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(ran, 1);
 }
@@ -220,7 +220,7 @@ static void refuseAll(const Valid *v, orError_t wanted) {
   orPointerAttributes attributes = {.struct_size = sizeof attributes};
   orCacheStats stats = {.size = sizeof stats};
   orMemPoolStats pool_stats = {.size = sizeof pool_stats};
-  orLaneInfo info = {.size = sizeof info};
+  orWorkerInfo info = {.size = sizeof info};
   orCaptureStatus status;
   orSchedulePolicy policy;
   const orCacheOptions options = {.size = sizeof options};
@@ -266,7 +266,7 @@ static void refuseAll(const Valid *v, orError_t wanted) {
       orLaunchHostFunc(v->stream, free, NULL),
       launchAs(v->stream, countKernel, NULL, 0),
       orLaunchSleep(v->stream, 1),
-      orGetLaneInfo(&info),
+      orGetWorkerInfo(&info),
       orEventCreate(&event),
       orEventGetDevice(v->event, &number),
       orEventRecord(v->event, v->stream),
@@ -308,7 +308,7 @@ static void refuseAll(const Valid *v, orError_t wanted) {
       orStreamEndCapture(v->stream, &graph),
       orStreamGetCaptureInfo(v->stream, &status, &id),
       orStreamRefuseCapture(v->stream, "a", "b"),
-      orGraphLaunch(v->graph, v->stream),
+      orGraphReplay(v->graph, v->stream),
       orGraphGetNodeCount(v->graph, &size),
       orGraphDebugDotPrint(v->graph, "/no such place/a.dot"),
       orScheduleSet(orScheduleFair, 0),
@@ -327,7 +327,7 @@ static void refuseAll(const Valid *v, orError_t wanted) {
       orSanitizerOrder(1, &order),
       orSanitizerClearReports(),
       orSanitizerEventOver(v->event),
-      orSanitizerAside(v->stream),
+      orSanitizerMarkExternal(v->stream),
       orSanitizerUsed(v->pinned, 8, v->stream),
       orSanitizerHostBlock(v->pinned),
       orStreamDestroy(v->stream),

@@ -218,14 +218,14 @@ TEST(sanitizer_is_told_of_other_order) {
   ASSERT_ERROR(orSanitizerEventAfter(done, done), orErrorInvalidResourceHandle);
   ASSERT_ERROR(orSanitizerEventAfter(s1, s1), orErrorInvalidResourceHandle);
   ASSERT_ERROR(orSanitizerEventOver(s1), orErrorInvalidResourceHandle);
-  ASSERT_ERROR(orSanitizerAside(done), orErrorInvalidResourceHandle);
+  ASSERT_ERROR(orSanitizerMarkExternal(done), orErrorInvalidResourceHandle);
 }
 
 /* What is told of a stream on which nothing runs; `done` stands for it. */
 static orEvent_t tellAside(orStream_t aside, orStream_t after, char *data) {
   orEvent_t done = newGate();
   ASSERT_OK(orStreamWaitEvent(aside, record(after)));
-  ASSERT_OK(orSanitizerAside(aside));
+  ASSERT_OK(orSanitizerMarkExternal(aside));
   writes(aside, "beside", data, KIB);
   ASSERT_OK(orSanitizerEventAfter(done, aside));
   return done;

@@ -222,7 +222,7 @@ TEST(sanitizer_fresh_memory_against_a_model) {
 
 static uint64_t some(orStream_t stream, const char *operation, const void *data, size_t bytes,
                      uint32_t write) {
-  return tellAccess(stream, operation, data, bytes, write | OR_ACCESS_SOME);
+  return tellAccess(stream, operation, data, bytes, write | OR_ACCESS_PARTIAL);
 }
 
 TEST(sanitizer_says_which_conflicts_are_possible_ones) {
@@ -232,11 +232,11 @@ TEST(sanitizer_says_which_conflicts_are_possible_ones) {
   ASSERT_EQ(some(s0, "scatter", a, 1000, OR_ACCESS_WRITES), 0);
   ASSERT_EQ(some(s1, "gather", a, 1000, 0), 1);
   orRaceReport r = reportAt(1);
-  ASSERT_EQ(r.earlier.write, OR_ACCESS_WRITES | OR_ACCESS_SOME);
-  ASSERT_EQ(r.later.write, OR_ACCESS_SOME);
-  ASSERT_EQ(orSanitizerSome(0), 1);
+  ASSERT_EQ(r.earlier.write, OR_ACCESS_WRITES | OR_ACCESS_PARTIAL);
+  ASSERT_EQ(r.later.write, OR_ACCESS_PARTIAL);
+  ASSERT_EQ(orSanitizerPossible(0), 1);
   ASSERT_EQ(some(s1, "scatter", a, 1000, OR_ACCESS_WRITES), 0);
-  ASSERT_EQ(orSanitizerSome(1), 0);
+  ASSERT_EQ(orSanitizerPossible(1), 0);
   ASSERT_EQ(some(s1, "scatter", a, 1000, OR_ACCESS_WRITES), 2);
 }
 
@@ -244,7 +244,7 @@ TEST(sanitizer_says_which_conflicts_are_possible_ones) {
 TEST(sanitizer_keeps_what_is_behind_an_access_to_some_bytes) {
   orStream_t s0 = defaultOf(0), s1 = newStream();
   sanitize();
-  orSanitizerSome(0);
+  orSanitizerPossible(0);
   char *a = deviceMemory(MIB);
   ASSERT_EQ(writes(s0, "write", a, 1000), 0);
   ASSERT_EQ(some(s0, "scatter", a, 1000, OR_ACCESS_WRITES), 0);

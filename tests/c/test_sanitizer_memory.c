@@ -266,7 +266,7 @@ TEST(sanitizer_takes_what_is_aside_to_keep_its_memory) {
   for (int aside = 1; aside >= 0; aside--) {
     sanitize();
     char *a = block(4 * KIB, s0);
-    if (aside) ASSERT_OK(orSanitizerAside(s1));
+    if (aside) ASSERT_OK(orSanitizerMarkExternal(s1));
     writes(s1, "beside", a, KIB);
     ASSERT_OK(orCacheFree(a));
     ASSERT_PTR(block(4 * KIB, s0), a);
@@ -320,8 +320,8 @@ TEST(sanitizer_knows_the_memory_of_graphs) {
   void *a = blockFrom(pool, s), *kept = blockFrom(pool, s);
   ASSERT_OK(orMemsetAsync(a, 1, 4 * KIB, s));
   ASSERT_OK(orStreamEndCapture(s, &graph));
-  ASSERT_OK(orGraphLaunch(graph, launches));
-  ASSERT_OK(orGraphLaunch(graph, launches));
+  ASSERT_OK(orGraphReplay(graph, launches));
+  ASSERT_OK(orGraphReplay(graph, launches));
   ASSERT_OK(orCacheFree(a));
   ASSERT_OK(orGraphDestroy(graph));
   ASSERT_OK(orMemPoolRelease(pool));
@@ -342,11 +342,11 @@ TEST(sanitizer_compares_what_a_graph_touches_when_it_is_launched) {
   ASSERT_EQ(writes(s, "captured", a, KIB), 0);
   ASSERT_OK(orStreamEndCapture(s, &graph));
   ASSERT_EQ(writes(other, "other", a, KIB), 0);
-  ASSERT_OK(orGraphLaunch(graph, s));
+  ASSERT_OK(orGraphReplay(graph, s));
   ASSERT_EQ(orSanitizerFound(NULL, NULL), 1);
   ASSERT_STR(reportAt(1).later.operation, "captured");
   waitStream(other, s);
-  ASSERT_OK(orGraphLaunch(graph, other));
+  ASSERT_OK(orGraphReplay(graph, other));
   ASSERT_EQ(orSanitizerFound(NULL, NULL), 0);
 }
 

@@ -335,7 +335,7 @@ static void *fill(void *context) {
     if (f->pinned)
       ASSERT_OK(orMemcpyAsync(f->pinned, (char *)f->pinned + 64, 64, orMemcpyDefault, f->stream));
     else if (f->graph)
-      ASSERT_OK(orGraphLaunch(f->graph, f->stream));
+      ASSERT_OK(orGraphReplay(f->graph, f->stream));
     else
       ASSERT_OK(orLaunchKernelEx(&launch));
     atomic_fetch_add(&f->queued, 1);
@@ -404,8 +404,8 @@ TEST(stream_full_queue_stays_bounded) {
   ASSERT_OK(orSetBlockHooks(&hooks));
   ASSERT_EQ(pthread_create(&thread, NULL, fill, &f), 0);
   awaitInt(&sleeping, 1);
-  orLaneInfo info = {.size = sizeof info};
-  ASSERT_OK(orGetLaneInfo(&info));
+  orWorkerInfo info = {.size = sizeof info};
+  ASSERT_OK(orGetWorkerInfo(&info));
   ASSERT_LE(info.queued, 4096);
   openGate(gate);
   pthread_join(thread, NULL);

@@ -146,8 +146,8 @@ enum { ALL = 1 << 30 };
 static void refuseThreads(int count) { atomic_store(&refusals, count); }
 
 static int lanesStarted(void) {
-  orLaneInfo info = {.size = sizeof info};
-  ASSERT_OK(orGetLaneInfo(&info));
+  orWorkerInfo info = {.size = sizeof info};
+  ASSERT_OK(orGetWorkerInfo(&info));
   return info.started;
 }
 
@@ -159,7 +159,7 @@ TEST(threads_refused_once_is_tried_again_by_the_next_wait) {
   refuseThreads(1);
   launch(s, countKernel, &ran);
   ASSERT_EQ(lanesStarted(), 0);
-  ASSERT_OK(orSetLaneHook(NULL)); /* none has been started */
+  ASSERT_OK(orSetWorkerHook(NULL)); /* none has been started */
   ASSERT_OK(orStreamSynchronize(s));
   ASSERT_EQ(ran, 1);
   ASSERT_EQ(lanesStarted(), 1);

@@ -56,8 +56,8 @@ typedef struct Expected {
 
 static void assertLaunched(uint64_t correlation, Expected e) {
   const orTraceRecord *l = find(correlation, false), *r = find(correlation, true);
-  orLaneInfo info = {.size = sizeof info};
-  ASSERT_OK(orGetLaneInfo(&info));
+  orWorkerInfo info = {.size = sizeof info};
+  ASSERT_OK(orGetWorkerInfo(&info));
   ASSERT_STR(l->name, e.call);
   ASSERT_EQ(l->lane, -1);
   ASSERT_EQ(l->thread, syscall(SYS_gettid));

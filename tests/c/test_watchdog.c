@@ -62,7 +62,7 @@ static char *format(const char *pattern, ...) {
 
 TEST(hang_report_of_nothing) {
   ASSERT_CONTAINS(report(),
-                  "openreg: hang report\n  no stream of this process has work\n  lanes: 0 of ");
+                  "openreg: hang report\n  no stream of this process has work\n  workers: 0 of ");
   orStream_t s = newStream();
   ASSERT_OK(orLaunchSleep(s, 0));
   ASSERT_OK(orStreamSynchronize(s));
@@ -129,7 +129,7 @@ TEST(hang_report_of_a_kernel_that_goes_on) {
   ASSERT_CONTAINS(
       report(),
       "  the default stream of openreg:0: running, priority 0, 0 tasks completed, 1 to go\n"
-      "    task 1, kernel test: on lane 0\n");
+      "    task 1, kernel test: on worker 0\n");
   letGo(&holder);
   ASSERT_OK(orDeviceSynchronize());
 }
@@ -142,9 +142,9 @@ TEST(hang_report_where_all_lanes_are_taken) {
   ASSERT_OK(orMalloc(&p, 64));
   ASSERT_OK(orMemsetAsync(p, 0, 64, s));
   ASSERT_CONTAINS(report(), format("  %s: ready, priority 0, 0 tasks completed, 1 to go\n"
-                                   "    task 1, fill Memset: ready for a lane\n",
+                                   "    task 1, fill Memset: ready for a worker\n",
                                    named(s)));
-  ASSERT_CONTAINS(report(), format("lanes: %d of %d started", laneLimit(), laneLimit()));
+  ASSERT_CONTAINS(report(), format("workers: %d of %d started", laneLimit(), laneLimit()));
   letGoAllLanes(holders);
   ASSERT_OK(orStreamSynchronize(s));
 }
@@ -235,7 +235,7 @@ TEST(hang_report_of_a_host_in_a_call_that_is_a_point) {
   ASSERT_OK(orScheduleSet(orScheduleEarly, 0));
   pthread_t thread = start(launchHolder, &a);
   awaitReport(": waits for what the schedule has chosen to run, for ");
-  awaitReport("    task 1, kernel test: on lane 0\n");
+  awaitReport("    task 1, kernel test: on worker 0\n");
   letGo(&held);
   pthread_join(thread, NULL);
 }
@@ -246,7 +246,7 @@ static atomic_int done;
 static void workOrReport(int thread, void *context) {
   (void)context;
   if (thread == 0) {
-    while (atomic_load(&done) < 3) ASSERT_CONTAINS(report(), "lanes: ");
+    while (atomic_load(&done) < 3) ASSERT_CONTAINS(report(), "workers: ");
     return;
   }
   orStream_t a = newStream(), b = newStream();
@@ -270,7 +270,7 @@ TEST_WITH_LIMIT(hang_report_while_all_goes_on, 60) { runThreads(4, workOrReport,
 /* Each task takes a chunk of the queue: whenever one has run, the next is in another chunk. */
 static void launchLargeOrReport(int thread, void *args) {
   if (thread == 0) {
-    while (!atomic_load(&done)) awaitReport("lanes: ");
+    while (!atomic_load(&done)) awaitReport("workers: ");
     return;
   }
   orLaunch large = {.size = sizeof large, .fn = countKernel, .args = args, .name = "large"};
@@ -346,9 +346,9 @@ TEST(watchdog_prints_a_stall_once) {
 }
 
 static double secondsIn(const char *text) {
-  const char *told = strstr(text, "kernel test: on lane 0 for ");
+  const char *told = strstr(text, "kernel test: on worker 0 for ");
   double seconds = -1;
-  ASSERT(told && sscanf(told, "kernel test: on lane 0 for %lf s", &seconds) == 1);
+  ASSERT(told && sscanf(told, "kernel test: on worker 0 for %lf s", &seconds) == 1);
   ASSERT(seconds >= 0);
   return seconds;
 }

@@ -20,8 +20,8 @@ orError_t orCheckSize(const char *type, size_t has, size_t least) {
                 least, OR_MOST_SIZE);
 }
 
-const void *orGivenOther(const char *type, const void *given, size_t has, size_t least, void *room,
-                         size_t size) {
+const void *orCopyVersioned(const char *type, const void *given, size_t has, size_t least,
+                            void *room, size_t size) {
   if (orCheckSize(type, has, least)) return NULL;
   const unsigned char *bytes = given;
   for (size_t i = size; i < has; i++)

@@ -63,13 +63,13 @@ void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #define OR_END(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
 /* A structure that begins with its size, as this library knows it: the caller's, or a copy in
  * `room`. Members behind `last` are optional. Null: refused, as orErrorInvalidValue. */
-#define OR_GIVEN(type, given, room, last)                                                  \
-  (OR_LIKELY((given) && (given)->size == sizeof(type))                                     \
-       ? (given)                                                                           \
-       : orGivenOther(#type, given, (given) ? (given)->size : 0, OR_END(type, last), room, \
-                      sizeof(type)))
-const void *orGivenOther(const char *type, const void *given, size_t has, size_t least, void *room,
-                         size_t size);
+#define OR_VERSIONED(type, given, room, last)                                                 \
+  (OR_LIKELY((given) && (given)->size == sizeof(type))                                        \
+       ? (given)                                                                              \
+       : orCopyVersioned(#type, given, (given) ? (given)->size : 0, OR_END(type, last), room, \
+                         sizeof(type)))
+const void *orCopyVersioned(const char *type, const void *given, size_t has, size_t least,
+                            void *room, size_t size);
 
 /* Fills what a caller gives: as many bytes as it says there are, which begin with that size. `from`
  * has every member that this library knows; members up to `last` are required. */
@@ -112,8 +112,8 @@ orError_t orHostMemoryLimit(size_t *limit);
 int orHostCores(void); /* that this process may run on */
 /* Those of the calling thread, for CPU_FREE, in a set of `size` bytes; null: not to be had. */
 cpu_set_t *orHostCoreSet(size_t *size);
-enum { OR_MAX_LANES = 8 };
-int orLaneLimit(void);
+enum { OR_MAX_WORKERS = 8 };
+int orWorkerLimit(void);
 
 /* ---- pages.c ---- */
 
@@ -153,7 +153,7 @@ void orProcessSetAtExit(void (*fn)(void));
 /* A detached thread that takes no signals but those of its own faults; 0 or an errno. */
 int orThreadStart(void *(*body)(void *), void *context);
 bool orThreadIsOurs(void); /* the calling one has been started so */
-/* Set by a lane around what it runs. */
+/* Set by a worker around what it runs. */
 enum { OR_TASK_NONE = 0, OR_TASK_KERNEL, OR_TASK_HOST_FUNC };
 void orProcessSetTask(int kind);
 int orProcessTask(void);

@@ -408,13 +408,13 @@ int orHostCores(void) {
   return cores > 0 ? cores : 1;
 }
 
-/* Two more than there are cores, so that tasks that sleep leave lanes for those that compute. */
-int orLaneLimit(void) {
+/* Two more than there are cores, so that tasks that sleep leave workers for those that compute. */
+int orWorkerLimit(void) {
   static _Atomic int limit; /* the first answer holds */
   int n = atomic_load_explicit(&limit, memory_order_relaxed);
   if (OR_LIKELY(n)) return n;
   int cores = orHostCores(), none = 0;
-  n = cores + 2 > OR_MAX_LANES ? OR_MAX_LANES : cores < 2 ? 4 : cores + 2;
+  n = cores + 2 > OR_MAX_WORKERS ? OR_MAX_WORKERS : cores < 2 ? 4 : cores + 2;
   return atomic_compare_exchange_strong_explicit(&limit, &none, n, memory_order_relaxed,
                                                  memory_order_relaxed)
              ? n

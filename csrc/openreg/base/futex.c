@@ -54,7 +54,7 @@ orError_t orSetBlockHooks(const orBlockHooks *given) {
   return orSuccess;
 }
 
-/* A lane never holds a lock of the caller's. */
+/* A worker never holds a lock of the caller's. */
 void *orBlockEnter(void) {
   orMutexAssertNone();
   entered++;

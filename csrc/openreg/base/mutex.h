@@ -26,7 +26,7 @@ typedef enum orRank {
   OR_RANK_CAPTURE,
   OR_RANK_CELL,
   OR_RANK_CELLS, /* that are free */
-  OR_RANK_LANES,
+  OR_RANK_WORKERS,
   OR_RANK_TOOLS, /* a tool's own: it may be told something under any of those above */
   /* Under these no other is taken. */
   OR_RANK_LEAF

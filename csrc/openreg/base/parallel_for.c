@@ -1,12 +1,12 @@
 /*
  * Work in pieces: what a running task shares with whoever has nothing else to do.
  *
- * The lane that runs the task puts a job on its stack into the list of jobs and takes a piece. Who
- * looks for work anyway has come by then; if there are fewer than may work, it wakes others (a host
- * that sleeps for this very stream, idle lanes), which costs as much as a piece or two. It takes
- * pieces until none is left, takes the job out of the list and waits for the helpers inside. No
- * more threads work on a job than there are cores: one that is preempted with a piece in hand keeps
- * all the others waiting.
+ * The worker that runs the task puts a job on its stack into the list of jobs and takes a piece.
+ * Who looks for work anyway has come by then; if there are fewer than may work, it wakes others (a
+ * host that sleeps for this very stream, idle workers), which costs as much as a piece or two. It
+ * takes pieces until none is left, takes the job out of the list and waits for the helpers inside.
+ * No more threads work on a job than there are cores: one that is preempted with a piece in hand
+ * keeps all the others waiting.
  *
  * `lock` guards the list and joining a job; `next` hands out pieces; `helpers` counts who is
  * inside, and the owner, which is the only one to wait for it, does so after nobody can join any

@@ -25,28 +25,29 @@ typedef enum orProbeEvent {
   /* The same orProbe after the wait, if a tool wanted to know that it began; `fails` if it was for
    * nothing; none held. */
   OR_PROBE_HOST_WAITED,
-  /* A task with a mark is about to run: slot, task; sets `fails` if it must not; none held. */
-  OR_PROBE_STRIKE,
+  /* A task with a planted fault is about to run: slot, task; sets `fails` if it must not; none
+   * held. */
+  OR_PROBE_INJECT,
   OR_PROBE_CELL_FREED, /* cell, in which something is kept; none held */
   OR_PROBE_IS_RESET,   /* device, which is back; none held */
   /* And these while the tool is on. */
   OR_PROBE_QUEUES, /* a task is about to be queued; none held */
-  /* call, stream, number, kind, aside; of a copy or fill dst, src, bytes; none held */
+  /* call, stream, number, kind, internal; of a copy or fill dst, src, bytes; none held */
   OR_PROBE_QUEUED,
-  OR_PROBE_MARK, /* a kernel, copy or fill: slot, task, which may be marked; slot->lock held */
+  OR_PROBE_COMMIT, /* a kernel, copy or fill: slot, task, which may get a fault; slot->lock held */
   /* Of a copy or fill to be queued: call, stream, dst, src, bytes; of a kernel: call, stream,
    * accesses, count (0: it has not said); none held. */
   OR_PROBE_ACCESS,
-  OR_PROBE_STARTS, /* a task is about to run, or to be dropped: slot; none held */
-  OR_PROBE_RAN,    /* work: slot (null: by the host), task, number, lane, began, ended; none held */
-  OR_PROBE_RECORD, /* stream, cell, replaced; the event's and the stream's held */
-  OR_PROBE_WAIT,   /* stream, cell; the stream's held */
-  OR_PROBE_SIGNAL, /* of an external event, before it is done: cell; none held */
-  OR_PROBE_RESET,  /* device, whose streams have dropped their work; none held */
+  OR_PROBE_STARTS, /* a task is about to run, or to be cancelled: slot; none held */
+  OR_PROBE_RAN, /* work: slot (null: by the host), task, number, worker, began, ended; none held */
+  OR_PROBE_RECORD,     /* stream, cell, replaced; the event's and the stream's held */
+  OR_PROBE_WAIT,       /* stream, cell; the stream's held */
+  OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
+  OR_PROBE_RESET,      /* device, whose streams have cancelled their work; none held */
   OR_PROBE_HOST_WAITS, /* for what is queued: call, device, stream, cell, ordered; none held */
   /* That what is queued on a stream, or a cell, is done; everybody; none held, or the stream's with
    * the kind of a host function. */
-  OR_PROBE_HOST_KNOWS,
+  OR_PROBE_HOST_ACQUIRES,
   OR_PROBE_LOOKED,     /* an allocator, at how far a stream is: stream; the cache's held, or none */
   OR_PROBE_ALLOCATION, /* device, bytes; sets `fails`; none held */
   OR_PROBE_BLOCK_TAKEN, /* a block was handed out: dst, bytes, stream; none held */
@@ -63,7 +64,7 @@ typedef struct orProbe {
   orStream *slot;
   orStream_t stream; /* may be 0: all of the device's; of an access, the default one */
   int device;        /* -1: all */
-  int lane;
+  int worker;
   uint64_t number, began, ended;
   orTask *task;
   orCell *cell;
@@ -73,7 +74,7 @@ typedef struct orProbe {
   const void *dst, *src;
   size_t bytes;
   int kind;          /* an orTaskKind */
-  bool aside;        /* of a task that is queued, as there */
+  bool internal;     /* of a task that is queued, as there */
   bool ordered;      /* the call promises its caller that what it waited for is done */
   const char *fails; /* set: why it is to fail, for the message */
   orError_t error;   /* set: why a device cannot be used, in the last error's message */

@@ -53,7 +53,7 @@ static void afterFork(void) {
   for (size_t i = 0; i < kept_count; i++) pthread_mutex_unlock(&kept[i]->mutex);
 }
 
-/* A fork duplicates the calling thread alone. Once devices are in use, lanes are gone and their
+/* A fork duplicates the calling thread alone. Once devices are in use, workers are gone and their
  * locks may be held for ever; while they are made, the thread that makes them is gone, and what a
  * plugin has half done. So the child can only be refused. */
 static void inForkedChild(void) {
@@ -183,7 +183,7 @@ orError_t orEnter(void) {
   if (OR_UNLIKELY(task_kind == OR_TASK_HOST_FUNC))
     return orFail(
         orErrorNotPermitted,
-        "a host function, a lane hook or a destroy callback may not call the openreg API");
+        "a host function, a worker hook or a destroy callback may not call the openreg API");
   return orSuccess;
 }
 

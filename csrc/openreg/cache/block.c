@@ -362,7 +362,7 @@ orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempo
   return block;
 }
 
-void orBlocksDropSegment(orBlocks *blocks, orBlock *block) {
+void orBlocksRemoveSegment(orBlocks *blocks, orBlock *block) {
   orCacheStats *stats = &blocks->stats;
   stats->device_free++;
   statSubtract(stats->segment, block->pool, 1);
@@ -428,12 +428,12 @@ uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t req
   return fresh;
 }
 
-orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from) {
+orBlockUse *orBlocksBeginFree(orBlocks *blocks, orBlock *block, uint64_t reuse_from) {
   orBlockUse *uses = block->uses;
   statSubtract(blocks->stats.allocation, block->pool, 1);
   statSubtract(blocks->stats.allocated_bytes, block->pool, (int64_t)block->size);
   if (OR_UNLIKELY(block->oversize)) plainSubtract(&blocks->stats.oversize_allocations, 1);
-  block->state = OR_BLOCK_LIMBO;
+  block->state = OR_BLOCK_PENDING_FREE;
   block->reuse_from = reuse_from;
   return uses;
 }
@@ -523,14 +523,14 @@ bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orB
   return true;
 }
 
-/* ---- Blocks that are set aside ---- */
+/* ---- Blocks that are retired ---- */
 
-void orBlocksSetAside(orBlocks *blocks, bool aside) {
+void orBlocksSetRetired(orBlocks *blocks, bool retired) {
   for (size_t i = 0; blocks->slots && i <= blocks->slot_mask; i++) {
     orBlock *block = blocks->slots[i].block;
     if (!block) continue;
     if (isFree(block)) orBinsRemove(binsOf(block), block);
-    block->shelf = (uint8_t)(block->pool + (aside ? OR_POOL_COUNT : 0));
+    block->shelf = (uint8_t)(block->pool + (retired ? OR_POOL_COUNT : 0));
     if (isFree(block)) orBinsInsert(binsOf(block), block);
   }
 }
@@ -564,7 +564,7 @@ void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split) {
 void orBlocksList(const orBlocks *blocks, void *list, size_t width) {
   static const orCacheBlockState states[] = {[OR_BLOCK_FREE] = orCacheBlockInactive,
                                              [OR_BLOCK_LIVE] = orCacheBlockAllocated,
-                                             [OR_BLOCK_LIMBO] = orCacheBlockPending};
+                                             [OR_BLOCK_PENDING_FREE] = orCacheBlockPending};
   OR_COVERS(states, orCacheBlockPending + 1);
   for (size_t i = 0; blocks->slots && i <= blocks->slot_mask; i++) {
     const orBlock *first = blocks->slots[i].block;

@@ -13,9 +13,9 @@
 
 enum { OR_POOL_SMALL = 0, OR_POOL_LARGE = 1, OR_POOL_COUNT = 2 };
 enum {
-  OR_BLOCK_FREE,  /* in its owner's bins */
-  OR_BLOCK_LIVE,  /* handed out */
-  OR_BLOCK_LIMBO, /* freed by its user, not reusable yet: recorded streams, or not poisoned */
+  OR_BLOCK_FREE,         /* in its owner's bins */
+  OR_BLOCK_LIVE,         /* handed out */
+  OR_BLOCK_PENDING_FREE, /* freed by its user: streams recorded on it go on, or it has no poison */
 };
 
 typedef struct orBlock orBlock;
@@ -24,10 +24,10 @@ typedef struct orBlockStream orBlockStream;
 /* One stream recorded on a block. */
 typedef struct orBlockUse orBlockUse;
 struct orBlockUse {
-  orBlockUse *next; /* live block: its next use; limbo: the next in the stream's queue */
+  orBlockUse *next; /* live block: its next use; pending free: the next in the stream's queue */
   orBlockStream *stream;
   orBlock *block;
-  union {               /* limbo: */
+  union {               /* pending free: */
     uint64_t number;    /* done when the stream has completed that many tasks */
     orCapture *capture; /* deferred: in no queue before this is over; a reference */
   };
@@ -41,13 +41,14 @@ struct orBlock {
   orBlock *prev, *next; /* neighbours by address; a segment is the chain between two nulls */
   orBlockStream *owner;
   union {
-    orBlockUse *uses;    /* live */
-    uint64_t reuse_from; /* free, limbo: the first task of the owner that may have the block */
+    orBlockUse *uses; /* live */
+    uint64_t
+        reuse_from; /* free, pending free: the first task of the owner that may have the block */
   };
-  uint32_t waits; /* limbo: uses not done */
+  uint32_t waits; /* pending free: uses not done */
   uint8_t state, pool;
   uint8_t shelf; /* of the owner's, where it is while it is free */
-  bool oversize; /* live, limbo: counted as such */
+  bool oversize; /* live, pending free: counted as such */
   union {
     orBlock **up; /* free: the pointer that leads here, null for a younger block of a ring */
     const orOrigin *origin; /* else: what the caller has said of it, or null */
@@ -56,10 +57,11 @@ struct orBlock {
   orBlock *newer;    /* free: ring of blocks of one size; the newest follows the one in the tree */
   orBlock *older;
   size_t fresh; /* free: bytes at its end that nobody has had since the device gave them */
-  orBlock *idle_prev, *idle_next; /* whole free segments; limbo: idle_next links the dirty ones */
+  orBlock *idle_prev,
+      *idle_next; /* whole free segments; pending free: idle_next links the dirty ones */
 };
 
-/* Free blocks of one stream and shelf: a pool's, or those of it that are set aside. */
+/* Free blocks of one stream and shelf: a pool's, or those of it that are retired. */
 typedef struct orBlockBins {
   uint64_t occupied; /* bit c: root[c] is not null */
   orBlock *root[56];
@@ -75,7 +77,8 @@ typedef struct orMemPool {
   _Atomic bool captured;
   orCacheStat reserved_bytes[1 + OR_POOL_COUNT];
   struct orMemPool *postponed; /* the next in the cache's list */
-  orBlock end; /* without memory: released, in limbo until launched work cannot use the pool's */
+  orBlock
+      end; /* without memory: released, pending free until launched work cannot use the pool's */
 } orMemPool;
 
 /* 0: the device's own memory, or that of a pool that has been released. */
@@ -90,9 +93,9 @@ struct orBlockStream {
   orMemPool *mempool; /* null: the device's own memory */
   size_t refs; /* segments and uses: the record goes with the last, the stream maybe before */
   orBlockStream *chain;
-  orBlockUse *first, *last; /* uses by limbo blocks, in the order in which they were freed */
+  orBlockUse *first, *last; /* uses by blocks pending free, in the order in which they were freed */
   orBlockStream *waiting;   /* next with a non-empty queue */
-  orBlockBins bins[2 * OR_POOL_COUNT]; /* by shelf: the pools', then what is set aside of each */
+  orBlockBins bins[2 * OR_POOL_COUNT]; /* by shelf: the pools', then what is retired of each */
 };
 
 typedef struct orBlockSlot {
@@ -137,19 +140,19 @@ orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempo
  * its fresh bytes begin, or its end. */
 uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested,
                        const orOrigin *origin);
-/* Live -> limbo: no longer allocated, still active. Returns the uses, which are now the caller's
- * to queue. */
-orBlockUse *orBlocksRetire(orBlocks *blocks, orBlock *block, uint64_t reuse_from);
-/* Limbo -> free, merged with free neighbours. */
+/* Live -> pending free: no longer allocated, still active. Returns the uses, which are now the
+ * caller's to queue. */
+orBlockUse *orBlocksBeginFree(orBlocks *blocks, orBlock *block, uint64_t reuse_from);
+/* Pending free -> free, merged with free neighbours. */
 void orBlocksFree(orBlocks *blocks, orBlock *block);
 /* An idle block ceases to exist: its memory is the caller's. */
-void orBlocksDropSegment(orBlocks *blocks, orBlock *block);
+void orBlocksRemoveSegment(orBlocks *blocks, orBlock *block);
 
 /* All that is a private pool's becomes the device's own, and `fn` is called with each block; false
  * if the host has no memory, which leaves some of it as it was. */
 bool orBlocksDissolve(orBlocks *blocks, orMemPool *mempool, void (*fn)(const orBlock *block));
-/* What there is now is set aside, and not found when it is free; or nothing is any more. */
-void orBlocksSetAside(orBlocks *blocks, bool aside);
+/* What there is now is retired, and not found when it is free; or nothing is any more. */
+void orBlocksSetRetired(orBlocks *blocks, bool retired);
 
 void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split);
 

@@ -4,7 +4,7 @@
  * A block's life:
  *
  *              orCacheMalloc                orCacheFree
- *      FREE  ----------------->  LIVE  ------------------->  LIMBO
+ *      FREE  ----------------->  LIVE  ------------------->  PENDING FREE
  *       ^                                                      |
  *       +------ recorded streams are done, poison is queued ---+   (at once, mostly)
  *
@@ -19,17 +19,17 @@
  * will do. A malloc inside task k of that stream may have blocks with reuse_from <= k only, or
  * fresh memory. A task of another stream counts as a host: what it allocates is for work yet to be
  * queued, and what it frees may be in use by all that is queued. A stream recorded on a block is
- * remembered with the number of its tasks at the time of the free, and the block stays in limbo
+ * remembered with the number of its tasks at the time of the free, and the block stays pending free
  * until that many have finished: no event is made, nothing is queued, nothing blocks. Every malloc
- * and free looks at the first block in limbo of each such stream. Memory goes back to the device
- * when all tasks before reuse_from have finished, which a stream that has been destroyed answers
- * too.
+ * and free looks at the first block pending free of each such stream. Memory goes back to the
+ * device when all tasks before reuse_from have finished, which a stream that has been destroyed
+ * answers too.
  *
  * Ownership. orCaches[d] is device d's, all of it under its lock. The lock is held for a few table
- * and list operations (and, when a table grows, a host allocation); it is dropped for regions
+ * and list operations (and, when a table grows, a host allocation); it is released for regions
  * (system calls, a vendor's functions), for waiting, and to queue tasks. Under it are taken: the
  * locks of streams, to read counters, and the sanitizer's, which is told of what is freed. A block
- * in limbo that is in no list belongs to the thread that took it off. ranges[d] only widens:
+ * pending free that is in no list belongs to the thread that took it off. ranges[d] only widens:
  * written under the lock, read by anybody to find the device of an address.
  *
  * Memory that was taken off the cache and is on its way back to the device is counted in
@@ -39,9 +39,9 @@
  * Captures. What is queued on a stream that captures does not run, so it is no task, and the counts
  * above do not know of it. A block that is freed by the stream it is for may be had again by that
  * stream, whose nodes run in the order of the calls. One that was recorded on another stream which
- * captures stays in limbo until that capture has ended, and then until the stream has finished what
- * it was given by then. Whatever of a graph's private pool is freed, launches go on to use it: it
- * is not poisoned, and no tool is told of it.
+ * captures stays pending free until that capture has ended, and then until the stream has finished
+ * what it was given by then. Whatever of a graph's private pool is freed, launches go on to use it:
+ * it is not poisoned, and no tool is told of it.
  */
 #include "openreg_schedule.h"
 
@@ -95,10 +95,10 @@ static inline uint64_t reuseFrom(orStream_t stream) {
 }
 
 orError_t orCacheAwait(orStream_t stream, uint64_t number) {
-  return orAwaitTasks(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), number);
+  return orHostAwaitTasks(orHandleSlotAt(&orStreamTable, orHandleIndex(stream)), number);
 }
 
-/* ---- Limbo ---- */
+/* ---- Pending free ---- */
 
 static inline void becomeFree(orCache *cache, orBlock *block) {
   orCacheNote(cache, orCacheActionFreeCompleted, block->start, block->requested,
@@ -130,7 +130,7 @@ void orCacheSetReuse(orCacheReuse reuse) {
   atomic_store_explicit(&is_poisoned, reuse.poison, memory_order_relaxed);
   for (int device = 0; device < OPENREG_MAX_DEVICES; device++) {
     orCacheLock(&orCaches[device]);
-    orBlocksSetAside(&orCaches[device].blocks, reuse.fresh_only);
+    orBlocksSetRetired(&orCaches[device].blocks, reuse.fresh_only);
     orCacheUnlock(&orCaches[device]);
   }
 }
@@ -140,12 +140,12 @@ static void pushDirty(orCache *cache, orBlock *block) {
   cache->dirty = block;
 }
 
-/* A marker's way into the queue: it is never held up by a full one. */
+/* Queued like an event's record: never held up by a full queue. */
 uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int device) {
   uint64_t before = orNotedErrors();
   orStream *s;
   orTask *task;
-  if (orStreamBeginAside(stream, &s, &task)) {
+  if (orStreamBeginInternal(stream, &s, &task)) {
     if (before != orNotedErrors()) orGetLastError();
     return queuedOn(stream); /* destroyed: nobody will be handed the block */
   }
@@ -154,11 +154,11 @@ uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int devi
   task->u.set = (orSetArgs){.dst = ptr, .bytes = bytes, .value = OR_POISON, .device = device};
   uint64_t number = orStreamCommit(s, task);
   const orDispatcher *d = orDispatching();
-  if (OR_UNLIKELY(d != NULL)) d->aside();
+  if (OR_UNLIKELY(d != NULL)) d->forced();
   return number;
 }
 
-/* Lock held, dropped meanwhile. */
+/* Lock held, released meanwhile. */
 static void poisonDirty(orCache *cache) {
   for (orBlock *block; (block = cache->dirty);) {
     cache->dirty = block->idle_next;
@@ -173,7 +173,7 @@ static void poisonDirty(orCache *cache) {
 }
 
 /* Poison could land between a graph's write and its read. */
-static inline void leaveLimbo(orCache *cache, orBlock *block) {
+static inline void finishFree(orCache *cache, orBlock *block) {
   if (OR_UNLIKELY(orCachePoisons()) && !orMemPoolIsGraphs(block->owner->mempool))
     pushDirty(cache, block);
   else
@@ -181,7 +181,7 @@ static inline void leaveLimbo(orCache *cache, orBlock *block) {
 }
 
 /* Frees what recorded streams have finished with. Lock held. */
-static void pollLimbo(orCache *cache) {
+static void pollPendingFree(orCache *cache) {
   for (orBlockStream **at = &cache->blocks.waiting, *s; (s = *at);) {
     uint64_t count;
     if (!orStreamCompleted(s->stream, &count))
@@ -189,7 +189,7 @@ static void pollLimbo(orCache *cache) {
         orBlock *block = orBlocksEndUse(&cache->blocks, at);
         if (block->waits) continue;
         if (OR_LIKELY(block->size != 0))
-          leaveLimbo(cache, block);
+          finishFree(cache, block);
         else
           orMemPoolEnd(cache, block);
       }
@@ -240,7 +240,7 @@ static void endDeferral(orCache *cache) {
 static void pollAll(orCache *cache) {
   if (cache->postponed) orMemPoolsEndPostponed(cache);
   if (cache->deferred) endDeferral(cache);
-  if (cache->blocks.waiting) pollLimbo(cache);
+  if (cache->blocks.waiting) pollPendingFree(cache);
   if (cache->dirty) poisonDirty(cache);
 }
 
@@ -448,7 +448,7 @@ orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream, orM
   return error;
 }
 
-static void tellFree(const orBlock *block, const orBlockUse *use) {
+static void reportFree(const orBlock *block, const orBlockUse *use) {
   orProbe probe = {.dst = (const void *)block->start, .bytes = block->size};
   for (; use; use = use->next) {
     probe.stream = use->stream->stream;
@@ -471,10 +471,10 @@ orError_t orCacheFree(void *ptr) {
               block->owner->stream, block->owner->mempool);
   if (OR_UNLIKELY(atomic_load_explicit(&in_stream_order, memory_order_relaxed)))
     orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* or, short of memory, not */
-  orBlockUse *use = orBlocksRetire(&cache->blocks, block, reuseFrom(block->owner->stream));
+  orBlockUse *use = orBlocksBeginFree(&cache->blocks, block, reuseFrom(block->owner->stream));
   if (orProbeOn(OR_PROBE_BLOCK_FREED) && !orMemPoolIsGraphs(block->owner->mempool))
-    tellFree(block, use);
-  if (OR_LIKELY(!use)) leaveLimbo(cache, block);
+    reportFree(block, use);
+  if (OR_LIKELY(!use)) finishFree(cache, block);
   orCacheQueueUses(cache, use);
   poll(cache);
   orCacheUnlock(cache);

@@ -22,7 +22,7 @@ typedef struct orCache {
   /* futex: threads that hold memory on its way back; written under `lock` */
   _Atomic uint32_t releasing;
   bool round;           /* some of options.roundup_power2_divisions are above 1 */
-  orBlock *dirty;       /* limbo, only to be poisoned; linked by idle_next */
+  orBlock *dirty;       /* pending free, only to be poisoned; linked by idle_next */
   orMemPool *postponed; /* released, but short of host memory for their end */
   orBlockUse *deferred; /* by streams that captured at the free; linked by next */
   uint64_t ended;       /* captures that had ended when `deferred` was last looked through */
@@ -94,13 +94,13 @@ void orCacheSetReuse(orCacheReuse reuse);
 bool orCachePoisons(void);
 /* The block of any device that has an address, for a signal handler: see orBlocksAt. */
 bool orCacheAt(uintptr_t address, orTouched *place);
-/* Moves on what queued work has finished with. Lock held; dropped meanwhile for poison. */
+/* Moves on what queued work has finished with. Lock held; released meanwhile for poison. */
 void orCachePoll(orCache *cache);
 /* From what is cached; lock held. */
 bool orCacheTake(orRequest *request, void **ptr);
 /* Whoever is handed an address in it finds the cache. Lock held. */
 void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high);
-/* Their block is in limbo until each stream has finished what it has been given by now. Lock
+/* Their block is pending free until each stream has finished what it has been given by now. Lock
  * held. */
 void orCacheQueueUses(orCache *cache, orBlockUse *uses);
 /* True if the task `number` of a stream, and all before it, have finished. */

@@ -7,8 +7,8 @@
  * A pool is one more key beside the stream of whatever owns segments (block.c), so that its blocks
  * are cut, merged and handed out as others are, to requests for the pool alone. While it is held
  * its memory stays. When it is released, a graph that used it is no more than a launch that still
- * runs, on any stream: the pool's `end`, a block without memory, is in limbo until each stream of
- * the device has finished what it was given by then. Then all that is the pool's becomes the
+ * runs, on any stream: the pool's `end`, a block without memory, is pending free until each stream
+ * of the device has finished what it was given by then. Then all that is the pool's becomes the
  * device's own.
  *
  * All but `slot` and `captured` is under the lock of the device's cache. A slot is recycled when
@@ -47,11 +47,11 @@ static orCache *cacheOf(const orMemPool *mempool) {
 
 /* ---- The end ---- */
 
-static void tellOver(const orBlock *block) {
+static void reportOver(const orBlock *block) {
   OR_PROBE(OR_PROBE_RANGE_OVER, .dst = (const void *)block->start, .bytes = block->size);
 }
 
-static void tellNothing(const orBlock *block) { (void)block; }
+static void reportNothing(const orBlock *block) { (void)block; }
 
 static void postpone(orCache *cache, orMemPool *mempool) {
   mempool->postponed = cache->postponed;
@@ -62,7 +62,7 @@ static void postpone(orCache *cache, orMemPool *mempool) {
 void orMemPoolEnd(orCache *cache, orBlock *end) {
   orMemPool *mempool = (orMemPool *)((char *)end - offsetof(orMemPool, end));
   bool graphs = orMemPoolIsGraphs(mempool);
-  if (orBlocksDissolve(&cache->blocks, mempool, graphs ? tellOver : tellNothing))
+  if (orBlocksDissolve(&cache->blocks, mempool, graphs ? reportOver : reportNothing))
     orHandleRecycle(&table, &mempool->slot);
   else
     postpone(cache, mempool);
@@ -157,7 +157,7 @@ orError_t orMemPoolCreate(orMemPool_t *pool, int device) {
   OR_ASSERT(mempool->users, ==, 0);
   atomic_store_explicit(&mempool->captured, false, memory_order_relaxed);
   for (int i = 0; i <= OR_POOL_COUNT; i++) mempool->reserved_bytes[i] = (orCacheStat){0};
-  mempool->end = (orBlock){.state = OR_BLOCK_LIMBO};
+  mempool->end = (orBlock){.state = OR_BLOCK_PENDING_FREE};
   orHandlePublish(&mempool->slot, handle);
   orCacheUnlock(&orCaches[device]);
   *pool = handle;

@@ -57,11 +57,11 @@ static void collectIdle(orCache *cache, const orMemPool *mempool, size_t bytes, 
     batch->bytes += block->size;
     orCacheNote(cache, orCacheActionSegmentFree, block->start, block->size, block->owner->stream,
                 mempool);
-    orBlocksDropSegment(&cache->blocks, block);
+    orBlocksRemoveSegment(&cache->blocks, block);
   }
 }
 
-/* Gives back segments of `bytes` together, or all that there are. Lock held, dropped meanwhile. */
+/* Gives back segments of `bytes` together, or all that there are. Lock held, released meanwhile. */
 static void releaseIdle(orCache *cache, const orMemPool *mempool, size_t bytes) {
   orBatch batch;
   for (; bytes; bytes -= batch.bytes < bytes ? batch.bytes : bytes) {
@@ -77,7 +77,7 @@ static void releaseIdle(orCache *cache, const orMemPool *mempool, size_t bytes) 
 }
 
 /* Of the whole cache, also what other threads are about to give back, unless the process exits.
- * Lock held, dropped meanwhile. */
+ * Lock held, released meanwhile. */
 static void releaseAll(orCache *cache, const orMemPool *mempool) {
   releaseIdle(cache, mempool, SIZE_MAX);
   for (uint32_t n; (n = atomic_load(&cache->releasing)) && !orProcessExiting();) {
@@ -103,7 +103,8 @@ static void collectGarbage(const orRequest *r) {
   orCacheUnlock(cache);
 }
 
-/* Something that has to finish before a limbo block or an idle segment is free to go. Lock held. */
+/* Something that has to finish before a pending-free block or an idle segment is free to go. Lock
+ * held. */
 static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t *stream,
                      uint64_t *number) {
   const orBlockStream *s = cache->blocks.waiting;
@@ -121,8 +122,8 @@ static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t 
   return false;
 }
 
-/* Sleeps until nothing of what is free now is in use by queued work, or fails as orAwait. Lock
- * held, dropped meanwhile; what other threads free in the meantime does not keep it for ever. */
+/* Sleeps until nothing of what is free now is in use by queued work, or fails as orHostAwait. Lock
+ * held, released meanwhile; what other threads free in the meantime does not keep it for ever. */
 static orError_t awaitAll(orCache *cache, const orMemPool *mempool) {
   orStream_t stream;
   uint64_t number;
@@ -275,7 +276,7 @@ static orError_t reclaim(orRequest *r, void **ptr) {
   bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
   orCacheLock(cache);
   cache->blocks.stats.alloc_retries++;
-  orBlocksSetAside(&cache->blocks, false);
+  orBlocksSetRetired(&cache->blocks, false);
   for (bool waited = false;; waited = true) {
     orCachePoll(cache);
     bool found = !r->refused && orCacheTake(r, ptr);
@@ -380,7 +381,7 @@ static orError_t checkOptions(const orCacheOptions *options) {
 orError_t orCacheSetOptions(const orCacheOptions *given) {
   orCacheOptions room;
   OR_TRY(orEnter());
-  const orCacheOptions *options = OR_GIVEN(orCacheOptions, given, &room, size);
+  const orCacheOptions *options = OR_VERSIONED(orCacheOptions, given, &room, size);
   if (!options) return orErrorInvalidValue;
   OR_TRY(checkOptions(options));
   bool round = false;

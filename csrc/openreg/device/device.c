@@ -84,7 +84,7 @@ orError_t orGetDeviceProperties(orDeviceProperties *p, int device) {
   orDeviceProperties from = {.total_memory = d->desc.memory_limit,
                              .index = device,
                              .numa_node = d->desc.numa_node,
-                             .lanes = orLaneLimit(),
+                             .lanes = orWorkerLimit(),
                              .host_cores = orHostCores(),
                              .can_map = d->can_map};
   snprintf(from.name, sizeof from.name, "%s", d->name);

@@ -37,7 +37,7 @@ static orError_t allocPinned(void *device, size_t bytes, void **ptr) {
     return orFail(orErrorMemoryAllocation,
                   "cannot map %zu bytes of pinned host memory: %s (errno %d)", bytes,
                   strerror(errno), errno);
-  orMirrorNew(memory, bytes);
+  orAliasNew(memory, bytes);
   *ptr = memory;
   return orSuccess;
 }
@@ -45,7 +45,7 @@ static orError_t allocPinned(void *device, size_t bytes, void **ptr) {
 static orError_t freePinned(void *device, void *ptr, size_t bytes) {
   (void)device;
   if (!ptr) return orSuccess;
-  orMirrorForget(ptr);
+  orAliasForget(ptr);
   orUnmap(ptr, bytes);
   return orSuccess;
 }

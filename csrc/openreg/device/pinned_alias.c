@@ -38,7 +38,7 @@ static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orTree tree = OR_TREE_INITIALIZER;
 static _Atomic size_t guarded_count; /* blocks */
 static atomic_bool is_wanted;
-_Atomic size_t orMirrorCount;
+_Atomic size_t orAliasCount;
 
 static orMirror *find(const void *ptr) {
   return (orMirror *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
@@ -68,7 +68,7 @@ static void copyForChild(orTreeNode *node) {
   if (m->copy) copyAsItIs(m->copy, mirrorOf(m), sizeOf(m));
 }
 
-static void dropCopy(orTreeNode *node) {
+static void forgetCopy(orTreeNode *node) {
   orMirror *m = (orMirror *)node;
   if (m->copy) orUnmap(m->copy, sizeOf(m));
   m->copy = NULL;
@@ -89,7 +89,7 @@ static void beforeFork(void) {
 }
 
 static void inParent(void) {
-  orTreeEach(&tree, 0, UINTPTR_MAX, dropCopy);
+  orTreeEach(&tree, 0, UINTPTR_MAX, forgetCopy);
   orMutexUnlock(&lock);
 }
 
@@ -97,7 +97,7 @@ static void inParent(void) {
 static void inChild(void) {
   orTreeEach(&tree, 0, UINTPTR_MAX, takeCopy);
   tree.root = NULL;
-  atomic_store_explicit(&orMirrorCount, 0, memory_order_relaxed);
+  atomic_store_explicit(&orAliasCount, 0, memory_order_relaxed);
   orMutexUnlock(&lock);
 }
 
@@ -127,7 +127,7 @@ static void *mapTwice(void *ptr, size_t size) {
   return NULL;
 }
 
-void orMirrorMake(void *ptr, size_t bytes) {
+void orAliasMake(void *ptr, size_t bytes) {
   uintptr_t begin = (uintptr_t)ptr, end = begin + orWholePages(bytes);
   orMirror *m = calloc(1, sizeof *m);
   orMutexLock(&lock);
@@ -135,34 +135,34 @@ void orMirrorMake(void *ptr, size_t bytes) {
   if (mirror) {
     m->distance = (char *)mirror - (char *)ptr;
     orTreeInsert(&tree, &m->node, begin, end);
-    atomic_fetch_add_explicit(&orMirrorCount, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&orAliasCount, 1, memory_order_relaxed);
   }
   orMutexUnlock(&lock);
   if (!mirror) free(m);
 }
 
-void orMirrorNew(void *ptr, size_t bytes) {
-  if (OR_UNLIKELY(atomic_load_explicit(&is_wanted, memory_order_relaxed))) orMirrorMake(ptr, bytes);
+void orAliasNew(void *ptr, size_t bytes) {
+  if (OR_UNLIKELY(atomic_load_explicit(&is_wanted, memory_order_relaxed))) orAliasMake(ptr, bytes);
 }
 
-bool orMirrorsWanted(bool wanted) { return atomic_exchange(&is_wanted, wanted); }
+bool orAliasesWanted(bool wanted) { return atomic_exchange(&is_wanted, wanted); }
 
-void orMirrorForget(void *ptr) {
-  if (!atomic_load_explicit(&orMirrorCount, memory_order_relaxed)) return;
+void orAliasForget(void *ptr) {
+  if (!atomic_load_explicit(&orAliasCount, memory_order_relaxed)) return;
   orMutexLock(&lock);
   orMirror *m = find(ptr);
   if (m) {
     orTreeRemove(&tree, &m->node);
     if (m->guarded) atomic_fetch_sub_explicit(&guarded_count, 1, memory_order_relaxed);
     orUnmap(mirrorOf(m), sizeOf(m));
-    atomic_fetch_sub_explicit(&orMirrorCount, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&orAliasCount, 1, memory_order_relaxed);
   }
   orMutexUnlock(&lock);
   if (m) free(m->guards);
   free(m);
 }
 
-void *orMirrorAddress(const void *ptr) {
+void *orAliasAddress(const void *ptr) {
   orMutexLock(&lock);
   const orMirror *m = find(ptr);
   ptrdiff_t distance = m ? m->distance : 0;
@@ -247,8 +247,8 @@ static void guard(orTreeNode *node) {
 
 /* ---- for page_guard.c ---- */
 
-void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose) {
-  if (!atomic_load_explicit(again ? &guarded_count : &orMirrorCount, memory_order_relaxed)) return;
+void orAliasGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose) {
+  if (!atomic_load_explicit(again ? &guarded_count : &orAliasCount, memory_order_relaxed)) return;
   orMutexLock(&lock);
   change.again = again;
   change.choose = choose;
@@ -256,7 +256,7 @@ void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards ch
   orMutexUnlock(&lock);
 }
 
-bool orMirrorGuardAt(uintptr_t address, orGuard *guard) {
+bool orAliasGuardAt(uintptr_t address, orGuard *guard) {
   orMutexLock(&lock);
   const orMirror *m = find((const void *)address);
   if (m)
@@ -265,7 +265,7 @@ bool orMirrorGuardAt(uintptr_t address, orGuard *guard) {
   return m != NULL;
 }
 
-bool orMirrorLift(uintptr_t address) {
+bool orAliasLift(uintptr_t address) {
   orMutexLock(&lock);
   orMirror *m = find((const void *)address);
   size_t page = m ? (address - m->node.begin) / orPageSize() : 0;

@@ -11,22 +11,22 @@
 typedef enum orGuard { OR_GUARD_NOTHING, OR_GUARD_WRITES, OR_GUARD_ALL } orGuard;
 
 /* From now on orMallocHost's memory is mapped twice; returns what it was. */
-bool orMirrorsWanted(bool wanted);
-/* After it has been mapped: by orMirrorsWanted a second time, too. */
-void orMirrorNew(void *ptr, size_t bytes);
+bool orAliasesWanted(bool wanted);
+/* After it has been mapped: by orAliasesWanted a second time, too. */
+void orAliasNew(void *ptr, size_t bytes);
 /* Of memory that starts there and that nobody uses: its bytes are lost. It stays as it is where the
  * system refuses. */
-void orMirrorMake(void *ptr, size_t bytes);
+void orAliasMake(void *ptr, size_t bytes);
 /* Before it is unmapped; of one that is mapped once, too. */
-void orMirrorForget(void *ptr);
+void orAliasForget(void *ptr);
 
-extern OR_HIDDEN _Atomic size_t orMirrorCount;
-void *orMirrorAddress(const void *ptr);
+extern OR_HIDDEN _Atomic size_t orAliasCount;
+void *orAliasAddress(const void *ptr);
 /* Where tasks reach a byte: in the mirror, if there is one. */
-static inline void *orMirrorOf(const void *ptr) {
-  if (OR_LIKELY(!atomic_load_explicit(&orMirrorCount, memory_order_relaxed)))
+static inline void *orAliasOf(const void *ptr) {
+  if (OR_LIKELY(!atomic_load_explicit(&orAliasCount, memory_order_relaxed)))
     return (void *)(uintptr_t)ptr;
-  return orMirrorAddress(ptr);
+  return orAliasAddress(ptr);
 }
 
 typedef struct orPages {
@@ -38,10 +38,10 @@ typedef struct orPages {
 typedef orPages (*orChooseGuards)(uintptr_t first, size_t pages, uint8_t *guards);
 /* Guards every block that meets [begin, end) as `choose` says. With `again`, only blocks that are
  * guarded now. Under the lock of this file: it takes none. */
-void orMirrorGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose);
+void orAliasGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose);
 /* False if the page is in no such block. */
-bool orMirrorGuardAt(uintptr_t address, orGuard *guard);
-/* The page is guarded no more, until orMirrorGuard; false if the system refuses. */
-bool orMirrorLift(uintptr_t address);
+bool orAliasGuardAt(uintptr_t address, orGuard *guard);
+/* The page is guarded no more, until orAliasGuard; false if the system refuses. */
+bool orAliasLift(uintptr_t address);
 
 #endif

@@ -97,7 +97,7 @@ static orError_t takeTable(const orDeviceFactory *given, orDeviceFactory *room,
     return orFail(orErrorPluginVersion,
                   "the device factory has ABI version %u, this library has %u", given->abi_version,
                   OPENREG_ABI_VERSION);
-  *factory = OR_GIVEN(orDeviceFactory, given, room, compute);
+  *factory = OR_VERSIONED(orDeviceFactory, given, room, compute);
   return *factory ? orSuccess : orFail(orErrorPluginVersion, "%s", orGetLastErrorMessage());
 }
 
@@ -622,7 +622,7 @@ static orError_t needDevices(const orDeviceConfig *config, const char *prefix, b
 orError_t orAddDevices(const orDeviceConfig *given, const char *name_prefix) {
   orDeviceConfig room;
   OR_TRY(orEnterBlocking());
-  const orDeviceConfig *config = given ? OR_GIVEN(orDeviceConfig, given, &room, size) : NULL;
+  const orDeviceConfig *config = given ? OR_VERSIONED(orDeviceConfig, given, &room, size) : NULL;
   if (given && !config) return orErrorInvalidValue;
   OR_TRY(checkConfig(config, name_prefix));
   return needDevices(config, name_prefix, true);

@@ -68,7 +68,7 @@ static void pushFree(orCard *c, size_t page, int order) {
   c->free_head[order] = page + 1;
 }
 
-static void dropFree(orCard *c, size_t page) {
+static void unlinkFree(orCard *c, size_t page) {
   orBuddy *b = &c->buddy[page];
   if (b->previous)
     c->buddy[b->previous - 1].next = b->next;
@@ -83,7 +83,7 @@ static bool takePages(orCard *c, int order, size_t *page) {
   while (from < c->orders && !c->free_head[from]) from++;
   if (from == c->orders) return false;
   *page = c->free_head[from] - 1;
-  dropFree(c, *page);
+  unlinkFree(c, *page);
   while (from > order) {
     from--;
     pushFree(c, *page + ((size_t)1 << from), from);
@@ -97,7 +97,7 @@ static void givePages(orCard *c, size_t page) {
   while (order + 1 < c->orders) {
     size_t other = page ^ (size_t)1 << order;
     if (!c->buddy[other].is_free || (int)c->buddy[other].order != order) break;
-    dropFree(c, other);
+    unlinkFree(c, other);
     if (other < page) page = other;
     order++;
   }

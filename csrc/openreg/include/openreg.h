@@ -279,7 +279,7 @@ OR_API orError_t orStreamQuery(orStream_t stream);
 /* Synchronises. */
 OR_API orError_t orStreamSynchronize(orStream_t stream);
 
-/* Runs on a lane, in stream order. The function may not call this API (orErrorNotPermitted). */
+/* Runs on a worker, in stream order. The function may not call this API (orErrorNotPermitted). */
 OR_API orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_data);
 
 /* ---- Kernels ------------------------------------------------------------------------------- */
@@ -295,10 +295,10 @@ typedef struct orAccess {
  * functions that neither block nor enqueue. */
 typedef orError_t (*orKernelFn)(void *args);
 
-/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the lane hook
- * sets up. orLaunchAwaited: the caller waits for the stream next. If no lane has begun with what
+/* orLaunchAnyThread: a host thread that waits may run the kernel, without what the worker hook
+ * sets up. orLaunchAwaited: the caller waits for the stream next. If no worker has begun with what
  * is queued there, and any thread may run all of it, the call itself does, the kernel included:
- * what is short is done sooner than a lane is woken. */
+ * what is short is done sooner than a worker is woken. */
 /* orLaunchWaits: the call does wait, returns when the kernel has run, and takes no failure: that
  * is for the next call that synchronises. A kernel that was dropped instead, by a reset or a
  * lost device, is an error of this call. orLaunchTold: the sanitizer knows by other calls what the
@@ -337,10 +337,10 @@ typedef struct orLaunch {
  * will drop them when there is one. Whoever frees them on failure asks `queued`, which is 0 before
  * the call where the structure may be refused. */
 OR_API orError_t orLaunchKernelEx(const orLaunch *launch);
-/* Keeps a lane for `nanoseconds` doing nothing. Asynchronous. */
+/* Keeps a worker for `nanoseconds` doing nothing. Asynchronous. */
 OR_API orError_t orLaunchSleep(orStream_t stream, uint64_t nanoseconds);
 /* Inside a kernel: calls piece(context, i) once for every i below `count`, in any order, on this
- * thread and on threads that have nothing else to do (idle lanes, hosts that wait for the
+ * thread and on threads that have nothing else to do (idle workers, hosts that wait for the
  * stream), and returns when all have returned. Pieces do not call this API. One should be worth
  * some ten microseconds. */
 typedef void (*orPieceFn)(void *context, size_t index);
@@ -367,18 +367,18 @@ typedef struct orBlockHooks {
 } orBlockHooks;
 OR_API orError_t orSetBlockHooks(const orBlockHooks *hooks);
 
-/* Called once on each new lane before its first task. `wide` is 1 on the one lane whose kernels may
- * use several threads. Set before the first task. The hook may not call this API
+/* Called once on each new worker before its first task. `wide` is 1 on the one worker whose kernels
+ * may use several threads. Set before the first task. The hook may not call this API
  * (orErrorNotPermitted). */
-OR_API orError_t orSetLaneHook(void (*hook)(int lane, int wide));
+OR_API orError_t orSetWorkerHook(void (*hook)(int worker, int wide));
 
-typedef struct orLaneInfo {
-  size_t size; /* sizeof(orLaneInfo) */
-  int limit;   /* most lanes there can be */
+typedef struct orWorkerInfo {
+  size_t size; /* sizeof(orWorkerInfo) */
+  int limit;   /* most workers there can be */
   int started;
   size_t queued; /* tasks queued or running, over all streams */
-} orLaneInfo;
-OR_API orError_t orGetLaneInfo(orLaneInfo *info);
+} orWorkerInfo;
+OR_API orError_t orGetWorkerInfo(orWorkerInfo *info);
 
 /* ---- Events -------------------------------------------------------------------------------- */
 
@@ -645,7 +645,7 @@ typedef struct orKernel {
 
 /* `copy` and `compute` run inside a task. They finish the work and return orSuccess, or return
  * orErrorNotReady and later complete it with orEventSignal(done, status) from any thread; the
- * stream then waits without holding a lane. `done` cannot be destroyed, and is invalid once the
+ * stream then waits without holding a worker. `done` cannot be destroyed, and is invalid once the
  * task is over. Any other value is the task's failure. Where `done`
  * is 0 (a type other than "openreg" has no streams) they finish before they return.
  * orErrorDeviceLost, from `alloc` too, is for a device that can do nothing more; what it has

@@ -48,7 +48,7 @@ OR_API orError_t orStreamRefuseCapture(orStream_t stream, const char *call, cons
  * capture runs beside it, on streams of the graph's own with the priorities of those that joined.
  * Launches of one graph run one after the other. Blocks, asleep, while the stream's queue is
  * full. */
-OR_API orError_t orGraphLaunch(orGraph_t graph, orStream_t stream);
+OR_API orError_t orGraphReplay(orGraph_t graph, orStream_t stream);
 /* The handle is invalid at once; what is launched still runs. Never blocks. */
 OR_API orError_t orGraphDestroy(orGraph_t graph);
 /* Without records of events and waits. */

@@ -34,7 +34,7 @@ enum { OR_ACCESS_DIMS = 8 };
 enum {
   OR_ACCESS_WRITES = 1,    /* writes, or reads and writes; else it reads */
   OR_ACCESS_ALLOCATES = 2, /* of a report alone: handed out the memory that `later` reads */
-  OR_ACCESS_SOME = 4,      /* of these bytes it touches some, and which is not known */
+  OR_ACCESS_PARTIAL = 4,   /* of these bytes it touches some, and which is not known */
   OR_ACCESS_MOVES = 8      /* reads them to put them as they are where the next one writes, in
                               device memory: that nothing has written them is no error then */
 };
@@ -138,9 +138,9 @@ OR_API uint32_t orSanitizerRefuse(uint32_t refuse);
  * on; a kernel that says nothing of what it touches may have written all of it. 0, as at first:
  * they are not. For the whole process, whether it is enabled or not. Returns what it was. */
 OR_API uint32_t orSanitizerInitcheck(uint32_t check);
-/* 0: a conflict of an access of which it is not known which bytes it touches (OR_ACCESS_SOME) is
+/* 0: a conflict of an access of which it is not known which bytes it touches (OR_ACCESS_PARTIAL) is
  * not reported. Nonzero, as at first: it is. For the whole process. Returns what it was. */
-OR_API uint32_t orSanitizerSome(uint32_t report);
+OR_API uint32_t orSanitizerPossible(uint32_t report);
 /* Copies device memory to the host's while the host knows, by the order that the program has asked
  * for, that all that was to write it is over; orErrorNotReady otherwise. Waits for nothing and
  * queues nothing. orErrorNotSupported on a device whose factory has no `map`. */
@@ -188,7 +188,7 @@ OR_API orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream);
 OR_API orError_t orSanitizerEventOver(orEvent_t event);
 /* What is told of `stream` from now on happens elsewhere, and events alone say when it is over:
  * synchronising the device does not. Its memory is not freed before. */
-OR_API orError_t orSanitizerAside(orStream_t stream);
+OR_API orError_t orSanitizerMarkExternal(orStream_t stream);
 /* An allocator of pinned memory gives these bytes to others only when what is queued on `stream` so
  * far is over; 0: they are given back. */
 OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);

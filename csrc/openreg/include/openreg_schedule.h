@@ -1,7 +1,7 @@
 /*
  * openreg_schedule.h: who decides in which order queued tasks run.
  *
- * Normally lanes take what is ready, side by side, and the order of streams that no event orders
+ * Normally workers take what is ready, side by side, and the order of streams that no event orders
  * differs from run to run. Under a schedule one task runs at a time, only while a thread is inside
  * a call that is a *point*, and which one is the schedule's choice. A point is a launch, a copy, a
  * fill, a host function, a wait (for an event or a value) and a value's write once they are queued;
@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 typedef enum orSchedulePolicy {
-  orScheduleFair = 0, /* no schedule: lanes run what is ready */
+  orScheduleFair = 0, /* no schedule: workers run what is ready */
   orScheduleSeeded,   /* any order that the program allows, chosen by the seed */
   /* a task runs when a synchronising call, a query or a full queue needs it, and not before */
   orScheduleLate,
@@ -54,7 +54,7 @@ OR_API orError_t orScheduleGet(orSchedulePolicy *policy, uint64_t *seed);
  * host could, and so could each stream whose next task waits for nothing; in a call that
  * synchronises the streams alone, until what it waits for is done, when the host goes on at once; a
  * query that is not ready runs one task. Marks, waits that are over, and the caching allocator's
- * poison are no tasks here: they are done as soon as they can be. Each half of a torn task (below)
+ * poison are no tasks here: they are done as soon as they can be. Each half of a split task (below)
  * is one. The options are in this order:
  *   - whoever ran last, if it can go on: the host at a point, the stream afterwards;
  *   - who was left for it (below), if it can go on;
@@ -108,7 +108,7 @@ OR_API orError_t orScheduleSteps(size_t first, orScheduleStep *steps, size_t ste
                                  size_t capacity, size_t *count);
 
 /*
- * Torn tasks. A device runs kernels and copies beside each other, so what one writes may be half
+ * Split tasks. A device runs kernels and copies beside each other, so what one writes may be half
  * done when another reads it. Under a tape, and under every fourth seed (2, 6, 10, ..), what can be
  * run in two halves is, and other streams may come between: copies and fills of 16 bytes or more,
  * and kernels that ask.

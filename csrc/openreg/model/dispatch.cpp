@@ -1,15 +1,15 @@
 /*
  * A model for Relacy of a schedule that begins, and may end, while a host waits for a task that has
  * just become ready: dispatch.h's orDispatching and orDispatchNotice, schedule.c's hold, begin,
- * change, notice, start and pursue, host_wait.c's orAwait, sleepUntilOver and orHostWaitsWake,
- * worker.c's orLaneSchedule and the end of laneMain's loop.
+ * change, notice, start and pursue, host_wait.c's orHostAwait, sleepUntilOver and orSleepersWake,
+ * worker.c's orWorkerSchedule and the end of workerMain's loop.
  *
- * A lane runs the task, or the schedule holds it and the host has to have it run. The host may
+ * A worker runs the task, or the schedule holds it and the host has to have it run. The host may
  * sleep in one way when the schedule's change makes the other one right, and has to be woken.
  *
  * PLANT 1: orDispatchNotice loads orDispatcherNow relaxed
  * PLANT 2: change does not call notice
- * PLANT 3: change does not call orHostWaitsWake
+ * PLANT 3: change does not call orSleepersWake
  * PLANT 4: pursue reads `word` after it has looked whether the task is over
  * PLANT 5: sleepUntilOver enters the list of hosts after it has looked for a dispatcher
  */
@@ -68,12 +68,12 @@ struct Dispatch : test_suite<Dispatch, 3> {
     return on;
   }
 
-  /* And the lane that it wakes. */
-  void orLaneSchedule() {
+  /* And the worker that it wakes. */
+  void orWorkerSchedule() {
     if (!orDispatching() || !hold()) run();
   }
 
-  void orHostWaitsWake() {
+  void orSleepersWake() {
     hosts_lock.lock($);
     if (listed($)) orStreamWakeSleepers();
     hosts_lock.unlock($);
@@ -85,9 +85,9 @@ struct Dispatch : test_suite<Dispatch, 3> {
     int left = held($);
     held($) = 0;
     plan_lock.unlock($);
-    if (left) orLaneSchedule();
+    if (left) orWorkerSchedule();
     if (plant != 2) notice();
-    if (plant != 3) orHostWaitsWake();
+    if (plant != 3) orSleepersWake();
   }
 
   bool start() {
@@ -103,7 +103,7 @@ struct Dispatch : test_suite<Dispatch, 3> {
       unsigned seen = word.load(memory_order_acquire);
       if (!orDispatching() || orIsOver()) return;
       if (start())
-        run(); /* lane 0 does, while the host waits for it */
+        run(); /* worker 0 does, while the host waits for it */
       else if (plant == 4)
         of_plan.wait(word, word.load(memory_order_acquire));
       else
@@ -131,7 +131,7 @@ struct Dispatch : test_suite<Dispatch, 3> {
     list(0);
   }
 
-  void orAwait() {
+  void orHostAwait() {
     while (!orIsOver()) {
       if (orDispatching())
         pursue();
@@ -143,9 +143,9 @@ struct Dispatch : test_suite<Dispatch, 3> {
 
   void thread(unsigned number) {
     if (number == 0)
-      orLaneSchedule();
+      orWorkerSchedule();
     else if (number == 1)
-      orAwait();
+      orHostAwait();
     else {
       change(1);
       if (rand(2)) change(0);

@@ -3,7 +3,7 @@
  * orQueueReuse, with stream.c's publish and worker.c's frontTask and seeMore around them.
  *
  * A producer queues records under the stream's lock, abandons a reservation that would begin a
- * chunk, and takes emptied chunks again. A lane consumes without the lock. Every record has to
+ * chunk, and takes emptied chunks again. A worker consumes without the lock. Every record has to
  * arrive, in order, and no field that is not atomic may be in a race.
  *
  * PLANT 1: publish stores `queued` relaxed
@@ -127,7 +127,7 @@ struct Queue : test_suite<Queue, 2> {
   }
 
   /* It gives up in the end: a schedule may never let the producer run. */
-  void lane() {
+  void worker() {
     unsigned seen = 0;
     for (int number = 1, looks = 0; number <= RECORDS && looks < 200;) {
       if ((unsigned)number > seen) {
@@ -146,7 +146,7 @@ struct Queue : test_suite<Queue, 2> {
     if (number == 0)
       producer();
     else
-      lane();
+      worker();
   }
 };
 

@@ -3,8 +3,8 @@
  * each other: host_wait.c's orIsOver, announceSleep, sleepUntilOver, orStreamWakeSleepers and
  * orStreamAskForHelp, stream.c's orStreamFinishTask, event.c's orCellComplete.
  *
- * A lane finishes two tasks of a stream and completes the cell of an external event. One host waits
- * for the first task, one for the second, one for the event. A fourth thread asks for help.
+ * A worker finishes two tasks of a stream and completes the cell of an external event. One host
+ * waits for the first task, one for the second, one for the event. A fourth thread asks for help.
  *
  * PLANT 1: orStreamFinishTask loads wake_at relaxed
  * PLANT 2: orStreamFinishTask stores `completed` with release
@@ -52,7 +52,7 @@ struct Wait : test_suite<Wait, 5> {
     if (before & SLEEPERS) of_cell.wake();
   }
 
-  void lane() {
+  void worker() {
     for (unsigned number = 1; number <= 2; number++) {
       result[number]($) = 7;
       orStreamFinishTask(number);
@@ -100,7 +100,7 @@ struct Wait : test_suite<Wait, 5> {
 
   void thread(unsigned number) {
     if (number == 0)
-      lane();
+      worker();
     else if (number <= 2)
       awaitTasks(number);
     else if (number == 3)

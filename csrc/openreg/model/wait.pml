@@ -1,47 +1,47 @@
 /*
- * A model for Spin of how streams, lanes and waiting hosts wake each other. `make model` runs it.
+ * A model for Spin of how streams, workers and waiting hosts wake each other. `make model` runs it.
  *
  * It has the functions of these names, under sequential consistency (wait.cpp has the orders):
  *   host_wait.c   announceSleep sleepUntilOver orStreamWakeSleepers
- *   worker.c    orLaneSchedule chooseLane wake sleepLane pick leaveTheRest letGoIfEmpty runStream
- *             runFront orLaneGiveBack orLaneRun orLaneTake
+ *   worker.c    orWorkerSchedule chooseWorker wake sleepWorker pick leaveTheRest letGoIfEmpty runStream
+ *             runFront orWorkerGiveBack orWorkerRun orWorkerTake
  *   stream.c  publish submitAndWait orStreamFinishTask orStreamTryIdle orStreamResume
  *   event.c   orCellWaitOrPark orCellComplete nextWaiter
  * A change of one of them has to be made here too.
  *
- * There are two hosts, two streams and two lanes, neither of which has been started. What has to
+ * There are two hosts, two streams and two workers, neither of which has been started. What has to
  * hold: a stream is in the ready list once and runs on one thread at a time, and nothing stands
  * still until both hosts are done. Spin reports a lost wake-up as an "invalid end state": only a
- * lane may be asleep at the end.
+ * worker may be asleep at the end.
  *
  * PROGRAM 1: both hosts launch on one stream and wait
  * PROGRAM 2: one records an event and waits, the other's stream waits for the event
  * PROGRAM 3: one waits for an external event, which the other signals
- * PROGRAM 4: each launches a kernel that runs until the other's runs, too, while a lane may look
+ * PROGRAM 4: each launches a kernel that runs until the other's runs, too, while a worker may look
  *
  * A critical section is one step where it has at most one access that others see without the lock:
  * a lock is therefore no variable here. Left out: priorities, the spinning of hosts, pieces of
- * large tasks, on which core a lane looks, threads that the system refuses, the process's end.
+ * large tasks, on which core a worker looks, threads that the system refuses, the process's end.
  *
  * PLANT=n builds a fault in, which Spin has to find in the program that is named:
  * PLANT 1 (PROGRAM 1): orStreamWakeSleepers changes wake_word before it resets wake_at
  * PLANT 2 (PROGRAM 1): a host sleeps without a second look at `completed`
  * PLANT 3 (PROGRAM 1): orStreamTryIdle reads the counters before it has the stream's lock
  * PLANT 4 (PROGRAM 2): orCellWaitOrPark does not look at the cell again under its lock
- * PLANT 5 (PROGRAM 1): a lane clears `awake` after it has let go of the lock
- * PLANT 6 (PROGRAM 1): a lane stops looking without a look at the list
+ * PLANT 5 (PROGRAM 1): a worker clears `awake` after it has let go of the lock
+ * PLANT 6 (PROGRAM 1): a worker stops looking without a look at the list
  * PLANT 7 (PROGRAM 1): orStreamFinishTask loads wake_at before it stores `completed`
  * PLANT 8 (PROGRAM 3): orCellComplete reads whether hosts sleep before it sets the cell done
- * PLANT 9 (PROGRAM 1): orLaneTake does not look whether the stream is in the list
- * PLANT 10 (PROGRAM 4): leaveTheRest wakes no lane for a stream that is left
+ * PLANT 9 (PROGRAM 1): orWorkerTake does not look whether the stream is in the list
+ * PLANT 10 (PROGRAM 4): leaveTheRest wakes no worker for a stream that is left
  */
 #ifndef PLANT
 #define PLANT 0
 #endif
 
 #define NOBODY 99
-#define NONE 2 /* no lane */
-mtype = {idle, ready, running, waiting, kernel, mark, wait, meet};
+#define NONE 2 /* no worker */
+mtype = {idle, ready, running, waiting, kernel, record, wait, meet};
 
 /* A stream: `state` and the tasks under its lock, `completed` its runner's, `queued` atomic. */
 mtype state[2] = idle;
@@ -53,7 +53,7 @@ byte wake_at[2] = NOBODY, wake_word[2];
 bit listed[2], sleeps[2], started[2];
 bit looking[2], awake[2];
 
-/* The cell that the mark completes, and its waiting streams. */
+/* The cell that the record completes, and its waiting streams. */
 bit done, waiter[2];
 
 /* Kernels of PROGRAM 4 that have begun. */
@@ -73,30 +73,30 @@ byte asleep[2];
     if :: asleep[1] == on -> asleep[1] = AWAKE :: else fi \
   }
 
-/* ---- worker.c: waking lanes ---- */
+/* ---- worker.c: waking workers ---- */
 
-inline chooseLane() {
+inline chooseWorker() {
   if
-  :: sleeps[0] -> sleeps[0] = 0; lane = 0
-  :: !sleeps[0] && sleeps[1] -> sleeps[1] = 0; lane = 1
-  :: !sleeps[0] && !sleeps[1] && !started[0] -> started[0] = 1; lane = 0
-  :: !sleeps[0] && !sleeps[1] && started[0] && !started[1] -> started[1] = 1; lane = 1
-  :: else -> lane = NONE
+  :: sleeps[0] -> sleeps[0] = 0; worker = 0
+  :: !sleeps[0] && sleeps[1] -> sleeps[1] = 0; worker = 1
+  :: !sleeps[0] && !sleeps[1] && !started[0] -> started[0] = 1; worker = 0
+  :: !sleeps[0] && !sleeps[1] && started[0] && !started[1] -> started[1] = 1; worker = 1
+  :: else -> worker = NONE
   fi
 }
 
 inline wakeLane() {
   if
-  :: lane != NONE -> awake[lane] = 1; lane = NONE
+  :: worker != NONE -> awake[worker] = 1; worker = NONE
   :: else
   fi
 }
 
-inline orLaneSchedule(s) {
+inline orWorkerSchedule(s) {
   d_step {
     assert(!listed[s] && state[s] == ready);
     listed[s] = 1;
-    if :: looking[0] || looking[1] -> lane = NONE :: else -> chooseLane() fi
+    if :: looking[0] || looking[1] -> worker = NONE :: else -> chooseWorker() fi
   }
   wakeLane()
 }
@@ -105,11 +105,11 @@ inline orLaneSchedule(s) {
 inline leaveTheRest(me) {
   looking[me] = 0;
 #if PLANT == 10
-  lane = NONE
+  worker = NONE
 #else
   if
-  :: (listed[0] || listed[1]) && !looking[0] && !looking[1] -> chooseLane()
-  :: else -> lane = NONE
+  :: (listed[0] || listed[1]) && !looking[0] && !looking[1] -> chooseWorker()
+  :: else -> worker = NONE
   fi
 #endif
 }
@@ -123,7 +123,7 @@ inline orStreamResume(s) {
     :: else -> resumed = 0
     fi
   }
-  if :: resumed -> resumed = 0; orLaneSchedule(s) :: else fi
+  if :: resumed -> resumed = 0; orWorkerSchedule(s) :: else fi
 }
 
 inline orCellComplete() {
@@ -174,7 +174,7 @@ inline runFront(s) {
   d_step { assert(state[s] == running && completed[s] < queued[s]); goes = 1 }
   if
   :: task[4 * s + completed[s] + 1] == kernel
-  :: task[4 * s + completed[s] + 1] == mark -> orCellComplete()
+  :: task[4 * s + completed[s] + 1] == record -> orCellComplete()
   :: task[4 * s + completed[s] + 1] == wait -> orCellWaitOrPark(s)
 #if PROGRAM == 4
   :: task[4 * s + completed[s] + 1] == meet -> met++; met == 2
@@ -196,15 +196,15 @@ inline orStreamTryIdle(s) {
 #endif
 }
 
-inline orLaneGiveBack(s) {
+inline orWorkerGiveBack(s) {
   state[s] = ready;
-  orLaneSchedule(s)
+  orWorkerSchedule(s)
 }
 
-/* ---- worker.c: the lane ---- */
+/* ---- worker.c: the worker ---- */
 
-proctype Lane(bit me) {
-  byte lane = NONE, at;
+proctype Worker(bit me) {
+  byte worker = NONE, at;
   bit s, other, resumed, goes, drained, spun;
 
 end_new:
@@ -245,7 +245,7 @@ serve:
   :: completed[s] < queued[s] ->
     runFront(s);
     if
-    :: goes && (listed[0] || listed[1]) -> goes = 0; orLaneGiveBack(s); s = 0; goto pick
+    :: goes && (listed[0] || listed[1]) -> goes = 0; orWorkerGiveBack(s); s = 0; goto pick
     :: goes -> goes = 0; goto serve
     :: else -> s = 0; goto pick
     fi
@@ -268,10 +268,10 @@ inline publish(s, kind, awaits) {
     queued[s]++;
     number = queued[s]
   }
-  if :: resumed -> resumed = 0; orLaneSchedule(s) :: else fi
+  if :: resumed -> resumed = 0; orWorkerSchedule(s) :: else fi
 }
 
-inline orLaneTake(s) {
+inline orWorkerTake(s) {
   if
   :: state[s] == ready ->
 #if PLANT == 9
@@ -283,7 +283,7 @@ inline orLaneTake(s) {
   fi
 }
 
-inline orLaneRun(s) {
+inline orWorkerRun(s) {
   state[s] = running;
   goes = 1;
   do
@@ -293,7 +293,7 @@ inline orLaneRun(s) {
   if
   :: goes ->
     orStreamTryIdle(s);
-    if :: drained -> drained = 0 :: else -> orLaneGiveBack(s) fi
+    if :: drained -> drained = 0 :: else -> orWorkerGiveBack(s) fi
   :: else
   fi;
   goes = 0
@@ -326,8 +326,8 @@ inline synchronize(s) {
 
 inline submitAndWait(s) {
   publish(s, kernel, true);
-  if :: !mine -> orLaneTake(s) :: else fi;
-  if :: mine -> mine = 0; orLaneRun(s) :: else fi;
+  if :: !mine -> orWorkerTake(s) :: else fi;
+  if :: mine -> mine = 0; orWorkerRun(s) :: else fi;
   awaitStream(s)
 }
 
@@ -354,7 +354,7 @@ inline orEventSignal() {
 }
 
 proctype Host(bit me) {
-  byte lane = NONE, at, number, value;
+  byte worker = NONE, at, number, value;
   bit other, resumed, goes, drained, mine;
 
 #if PROGRAM == 1
@@ -363,7 +363,7 @@ proctype Host(bit me) {
   submitAndWait(0)
 #elif PROGRAM == 2
   if
-  :: me == 0 -> publish(0, mark, false); synchronize(0)
+  :: me == 0 -> publish(0, record, false); synchronize(0)
   :: else -> publish(1, wait, false); submitAndWait(1)
   fi
 #elif PROGRAM == 3
@@ -379,5 +379,5 @@ proctype Host(bit me) {
 }
 
 init {
-  atomic { run Lane(0); run Lane(1); run Host(0); run Host(1) }
+  atomic { run Worker(0); run Worker(1); run Host(0); run Host(1) }
 }

@@ -2,7 +2,7 @@
  * What an access means for those before it.
  *
  * The analysis is made in the order of the API's calls, on the threads that make them: an access is
- * told before its task is queued, and no lane takes part. What an access finds in the shadow
+ * told before its task is queued, and no worker takes part. What an access finds in the shadow
  * (shadow.c) is either ordered before it by the clocks (timeline.c), or in conflict with it if they
  * share bytes and one of them writes (races.c). A write takes the place of all that is ordered
  * before it and that it covers, a read that of earlier reads. So the shadow keeps what a later
@@ -11,7 +11,7 @@
  * for the conflict that it is in (orSanitizerRefuse): then all accesses of a call are compared
  * before one is kept.
  *
- * All is under orSanitizerMutex, but for what belongs to a thread and `told_pinned`. Stacks are
+ * All is under orSanitizerMutex, but for what belongs to a thread and `pinned_reported`. Stacks are
  * captured before the mutex is taken.
  */
 #include <stdlib.h>
@@ -23,8 +23,8 @@
 
 enum { OR_STRIDED = 1024, OR_FEW = 32 /* touches that fit on the stack */ };
 
-static uint64_t enabled;         /* times that it was switched on */
-static _Atomic bool told_pinned; /* orSanitizerOptions.pinned, since then */
+static uint64_t enabled;             /* times that it was switched on */
+static _Atomic bool pinned_reported; /* orSanitizerOptions.pinned, since then */
 static uint64_t calls;
 
 static _Thread_local const char *operation_name;
@@ -68,8 +68,8 @@ typedef struct orCheck {
 } orCheck;
 
 static bool isOrdered(const orCheck *t, const orShadow *old) {
-  return orHostKnows(old->timeline, old->counter) ||
-         (t->clock && orClockKnows(t->clock, old->timeline, old->counter));
+  return orHappensBeforeThread(old->timeline, old->counter) ||
+         (t->clock && orClockIncludes(t->clock, old->timeline, old->counter));
 }
 
 static bool isConflict(orCheck *t, const orShadow *old, bool keep) {
@@ -92,7 +92,7 @@ static void compare(orCheck *t) {
   orShadow **found;
   size_t count = orShadowFind(t->now.range.begin, t->now.range.end, &found);
   for (size_t i = 0; i < count; i++)
-    if (orEverybodyKnows(found[i]->timeline, found[i]->counter))
+    if (orHappensBeforeAll(found[i]->timeline, found[i]->counter))
       orShadowErase(found[i]);
     else if (!isOrdered(t, found[i]) && !(t->touches && found[i]->judged))
       judge(t, found[i]);
@@ -118,12 +118,12 @@ static void keep(orCheck *t) {
   size_t count = orShadowFind(now->range.begin, now->range.end, &found);
   for (size_t i = 0; i < count; i++) {
     orShadow *old = found[i];
-    if (orEverybodyKnows(old->timeline, old->counter)) {
+    if (orHappensBeforeAll(old->timeline, old->counter)) {
       orShadowErase(old);
       continue;
     }
     bool settled = isOrdered(t, old) || isConflict(t, old, true);
-    bool needless = settled && (now->write || !old->write) && (old->some || !now->some);
+    bool needless = settled && (now->write || !old->write) && (old->partial || !now->partial);
     if (old->range.dims && !(needless && covers(&now->range, &old->range)))
       found[strided++] = old;
     else if (needless)
@@ -170,7 +170,7 @@ static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack)
   if (!stream) return t;
   t.now.stream = stream;
   t.now.timeline = orTimelineOf(stream);
-  orHostTell(&orTimelineAt(t.now.timeline)->clock);
+  orHostRelease(&orTimelineAt(t.now.timeline)->clock);
   t.clock = &orTimelineAt(t.now.timeline)->clock;
   t.now.counter = t.clock->at[t.now.timeline];
   return t;
@@ -179,7 +179,7 @@ static orCheck checkOf(orStream_t stream, const char *operation, orStack *stack)
 static void checkEach(orCheck *t, const orTouch *touches, size_t count, void (*check)(orCheck *)) {
   for (size_t i = 0; i < count; i++) {
     t->now.write = touches[i].write & OR_ACCESS_WRITES;
-    t->now.some = touches[i].write & OR_ACCESS_SOME;
+    t->now.partial = touches[i].write & OR_ACCESS_PARTIAL;
     t->now.range = touches[i].range;
     t->moves = touches[i].write & OR_ACCESS_MOVES;
     t->is_summed = i < 64 && t->sums >> i & 1;
@@ -189,7 +189,7 @@ static void checkEach(orCheck *t, const orTouch *touches, size_t count, void (*c
 
 static void readFresh(orCheck *t) {
   orShadow allocation;
-  if (!t->now.write && !t->moves && orFreshRead(&t->now.range, t->now.some, &allocation))
+  if (!t->now.write && !t->moves && orFreshRead(&t->now.range, t->now.partial, &allocation))
     orRaceFresh(&allocation, &t->now, &t->races);
 }
 
@@ -200,7 +200,7 @@ static void writeFresh(orCheck *t) {
   else if (t->now.write && t->moved.width)
     orFreshMove(&t->moved, &t->now.range);
   else if (t->now.write || t->races.first)
-    orFreshWrite(&t->now.range, t->now.some);
+    orFreshWrite(&t->now.range, t->now.partial);
 }
 
 static bool usesPinned(const orTouch *touches, size_t count) {
@@ -210,21 +210,21 @@ static bool usesPinned(const orTouch *touches, size_t count) {
 }
 
 /* Not over before one of the calls is, so that no thread goes on without. */
-static void tellPinned(const orTouch *touches, size_t count) {
-  if (OR_LIKELY(told_pinned) || !usesPinned(touches, count)) return;
+static void reportPinned(const orTouch *touches, size_t count) {
+  if (OR_LIKELY(pinned_reported) || !usesPinned(touches, count)) return;
   orSanitizerLock();
   orSanitizerOptions by = orSanitizerChosen;
   uint64_t asked = enabled;
   orSanitizerUnlock();
   if (by.pinned) by.pinned(by.context);
   orSanitizerLock();
-  if (asked == enabled) told_pinned = true;
+  if (asked == enabled) pinned_reported = true;
   orSanitizerUnlock();
 }
 
 void orAnalysisBegin(void) {
   enabled++;
-  told_pinned = false;
+  pinned_reported = false;
 }
 
 void *orAnalysisCapture(orSanitizerOptions *by) {
@@ -234,7 +234,7 @@ void *orAnalysisCapture(orSanitizerOptions *by) {
   return by->capture ? by->capture(by->context) : NULL;
 }
 
-static void tellSchedule(orStream_t stream, const orTouch *touches, size_t count) {
+static void reportToSchedule(orStream_t stream, const orTouch *touches, size_t count) {
   for (size_t i = 0; i < count; i++)
     orScheduleTouched(stream, touches[i].range.begin, touches[i].range.end, touches[i].write);
 }
@@ -244,8 +244,8 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
                      bool anyway) {
   if (orSanitizerIgnores()) return;
   if (stream && orDeviceIsLost(orHandleDevice(stream))) return; /* it will be refused */
-  tellSchedule(stream, touches, count);
-  if (stream) tellPinned(touches, count);
+  reportToSchedule(stream, touches, count);
+  if (stream) reportPinned(touches, count);
   uint64_t sums = stream ? orSumsWanted(touches, count) : 0;
   orCheck t = {.now.stream = 0};
   bool refuse = false;
@@ -267,23 +267,23 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
     }
     orShadowSweep();
   }
-  orStackDrop(stack);
+  orStackRelease(stack);
   bool any = orStacksAreDead();
   orSanitizerUnlock();
   bool refused = refuse && t.races.first;
   bool found = t.races.first && orRacesReport(&t.races);
-  if (any || found) orStacksRelease();
+  if (any || found) orStacksFree();
   if (sums) orSumsTake();
   if (refused && !found)
     checkAll(stream, operation, touches, count, true); /* in no memory of ours */
 }
 
 /* What a task in a graph touches, told at each launch. */
-typedef struct orTold {
+typedef struct orNodeTouches {
   const char *operation;
   size_t count;
   orTouch touches[];
-} orTold;
+} orNodeTouches;
 
 /* By a kernel that has not said what it touches. */
 static void anythingIsWritten(void) {
@@ -292,10 +292,10 @@ static void anythingIsWritten(void) {
   orSanitizerUnlock();
 }
 
-static void tellAgain(const void *args, orStream_t on) {
-  const orTold *told = args;
-  if (told->count)
-    checkAll(on, told->operation, told->touches, told->count, true);
+static void reportAgain(const void *args, orStream_t on) {
+  const orNodeTouches *node = args;
+  if (node->count)
+    checkAll(on, node->operation, node->touches, node->count, true);
   else
     anythingIsWritten();
 }
@@ -304,14 +304,14 @@ static void tellAgain(const void *args, orStream_t on) {
 static bool keepForLaunches(orStream_t stream, const char *operation, const orTouch *touches,
                             size_t count) {
   if (!orStreamCaptures(stream)) return false;
-  size_t size = sizeof(orTold) + count * sizeof *touches;
-  orTold *told = orSanitizerAllocate(size);
+  size_t size = sizeof(orNodeTouches) + count * sizeof *touches;
+  orNodeTouches *node = orSanitizerAllocate(size);
   orSanitizerLock();
-  *told = (orTold){.operation = orSanitizerName(operation), .count = count};
+  *node = (orNodeTouches){.operation = orSanitizerName(operation), .count = count};
   orSanitizerUnlock();
-  if (count) memcpy(told->touches, touches, count * sizeof *touches);
-  bool kept = orCaptureTell(stream, tellAgain, told, size);
-  free(told);
+  if (count) memcpy(node->touches, touches, count * sizeof *touches);
+  bool kept = orCaptureReport(stream, reportAgain, node, size);
+  free(node);
   return kept;
 }
 
@@ -389,10 +389,10 @@ static void touchedByHost(uintptr_t address, bool write) {
   orSanitizerLock();
   orStack *stack = orStackNew(captured, &by);
   orRacesSetStack(&t.races, stack);
-  orStackDrop(stack);
+  orStackRelease(stack);
   orSanitizerUnlock();
   if (orRacesReport(&t.races) && by.touched) by.touched(by.context);
-  orStacksRelease();
+  orStacksFree();
 }
 
 __attribute__((constructor)) static void listen(void) { orGuardSetTouched(touchedByHost); }

@@ -37,24 +37,24 @@ static orTool tool;
 static uint64_t sumOf(const orRange *range) {
   static const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
   const char *at = (const char *)range->begin;
-  uint64_t lanes[4] = {1, 2, 3, 4}, words[4];
+  uint64_t parts[4] = {1, 2, 3, 4}, words[4];
   size_t left = range->width;
   for (; left >= sizeof words; left -= sizeof words, at += sizeof words) {
     memcpy(words, at, sizeof words);
-    for (int i = 0; i < 4; i++) lanes[i] = (lanes[i] ^ words[i]) * odd;
+    for (int i = 0; i < 4; i++) parts[i] = (parts[i] ^ words[i]) * odd;
   }
   memset(words, 0, sizeof words);
   memcpy(words, at, left);
-  for (int i = 0; i < 4; i++) lanes[i] = (lanes[i] ^ words[i]) * odd;
-  return lanes[0] ^ lanes[1] >> 7 ^ lanes[2] >> 13 ^ lanes[3] >> 29;
+  for (int i = 0; i < 4; i++) parts[i] = (parts[i] ^ words[i]) * odd;
+  return parts[0] ^ parts[1] >> 7 ^ parts[2] >> 13 ^ parts[3] >> 29;
 }
 
 /* ---- the list (lock held) ---- */
 
-static void drop(orSum **at) {
+static void erase(orSum **at) {
   orSum *gone = *at;
   *at = gone->next;
-  orStackDrop(gone->access.stack);
+  orStackRelease(gone->access.stack);
   free(gone);
   if (!sums) orToolSwitch(&tool, false);
 }
@@ -66,7 +66,7 @@ static bool meets(const orSum *s, uintptr_t begin, uintptr_t end) {
 void orSumsForget(uintptr_t begin, uintptr_t end) {
   for (orSum **at = &sums; *at;)
     if (meets(*at, begin, end))
-      drop(at);
+      erase(at);
     else
       at = &(*at)->next;
 }
@@ -79,7 +79,7 @@ void orSumsPrepare(const orTouch *touches, size_t count) {
       goes = (*at)->access.write && touches[i].write & OR_ACCESS_WRITES &&
              meets(*at, touches[i].range.begin, touches[i].range.end);
     if (goes)
-      drop(at);
+      erase(at);
     else
       at = &(*at)->next;
   }
@@ -87,7 +87,7 @@ void orSumsPrepare(const orTouch *touches, size_t count) {
 
 static bool isWanted(const orTouch *touch) {
   const void *data = (const void *)touch->range.begin; /* NOLINT */
-  return touch->pinned && orMirrorOf(data) == data;
+  return touch->pinned && orAliasOf(data) == data;
 }
 
 uint64_t orSumsWanted(const orTouch *touches, size_t count) {
@@ -98,7 +98,8 @@ uint64_t orSumsWanted(const orTouch *touches, size_t count) {
 
 void orSumsAdd(const orShadow *access) {
   const orTimeline *t = orTimelineAt(access->timeline);
-  if (access->range.dims || access->some || t->gate_count || t->unsure_from != UINT64_MAX) return;
+  if (access->range.dims || access->partial || t->gate_count || t->unsure_from != UINT64_MAX)
+    return;
   if (!access->write && orShadowIsWritten(access->range.begin, access->range.end)) return;
   orSum *s = orSanitizerAllocate(sizeof *s);
   *s = (orSum){.access = *access, .id = ++ids, .thread = &here, .next = sums};
@@ -157,7 +158,7 @@ static void onRan(orProbe *p) {
   if (p->slot) takeSums(isOfTask, p, true);
 }
 
-static void onMark(orProbe *p) {
+static void onCommit(orProbe *p) {
   orMutexLock(&orSanitizerMutex);
   for (orSum *s = sums; s; s = s->next) {
     if (s->thread != &here || s->access.stream != p->slot->last_handle) continue;
@@ -168,19 +169,19 @@ static void onMark(orProbe *p) {
   orMutexUnlock(&orSanitizerMutex);
 }
 
-static orTool tool = {.on = {[OR_PROBE_MARK] = onMark, [OR_PROBE_RAN] = onRan}};
+static orTool tool = {.on = {[OR_PROBE_COMMIT] = onCommit, [OR_PROBE_RAN] = onRan}};
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
 /* ---- what the host comes to know of ---- */
 
 /* What has changed stays for who may report it. */
-static orSum *takeKnown(bool compares) {
+static orSum *takeAcquired(bool compares) {
   orSum *known = NULL;
   for (orSum **at = &sums; *at;) {
     orSum *s = *at;
     bool goes = compares || !s->changed;
-    if (!goes || !orHostKnows(s->access.timeline, s->access.counter)) {
+    if (!goes || !orHappensBeforeThread(s->access.timeline, s->access.counter)) {
       at = &s->next;
       continue;
     }
@@ -196,10 +197,10 @@ static bool isChanged(const orSum *s) {
   return s->changed || (s->access.write && s->has_run && sumOf(&s->access.range) != s->sum);
 }
 
-void orSumsKnown(bool compares) {
+void orSumsAcquired(bool compares) {
   orRaceList races = {.first = NULL};
   orMutexLock(&orSanitizerMutex);
-  orSum *known = sums ? takeKnown(compares) : NULL;
+  orSum *known = sums ? takeAcquired(compares) : NULL;
   orMutexUnlock(&orSanitizerMutex);
   if (!known) return;
   for (orSum *s = known; s && compares; s = s->next) s->changed = isChanged(s);
@@ -213,12 +214,12 @@ void orSumsKnown(bool compares) {
     later.sequence = orSanitizerMoment();
     if (known->changed) orRaceFound(&known->access, &later, false, &races);
     orSum *next = known->next;
-    orStackDrop(known->access.stack);
+    orStackRelease(known->access.stack);
     free(known);
     known = next;
   }
   orMutexUnlock(&orSanitizerMutex);
   if (!compares) return;
   orRacesReport(&races);
-  orStacksRelease();
+  orStacksFree();
 }

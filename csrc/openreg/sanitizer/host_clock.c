@@ -128,28 +128,28 @@ void orHostAcquireAll(const orClock *clock) {
   if (count) orClockJoin(&seen, clock);
 }
 
-void orHostTell(orClock *clock) {
+void orHostRelease(orClock *clock) {
   if (OR_UNLIKELY(count)) orClockJoin(clock, myClock());
 }
 
-void orHostTellAll(orClock *clock) {
+void orHostReleaseAll(orClock *clock) {
   orClockJoin(clock, &host);
-  orHostTell(clock);
+  orHostRelease(clock);
 }
 
-bool orHostKnows(uint32_t timeline, uint64_t counter) {
-  if (orClockKnows(&host, timeline, counter)) return true;
-  return OR_UNLIKELY(count) && orClockKnows(myClock(), timeline, counter);
+bool orHappensBeforeThread(uint32_t timeline, uint64_t counter) {
+  if (orClockIncludes(&host, timeline, counter)) return true;
+  return OR_UNLIKELY(count) && orClockIncludes(myClock(), timeline, counter);
 }
 
-bool orAnybodyKnows(uint32_t timeline, uint64_t counter) {
-  return orClockKnows(&host, timeline, counter) || orClockKnows(&seen, timeline, counter);
+bool orHappensBeforeAny(uint32_t timeline, uint64_t counter) {
+  return orClockIncludes(&host, timeline, counter) || orClockIncludes(&seen, timeline, counter);
 }
 
-bool orEverybodyKnows(uint32_t timeline, uint64_t counter) {
-  if (orClockKnows(&host, timeline, counter)) return true;
+bool orHappensBeforeAll(uint32_t timeline, uint64_t counter) {
+  if (orClockIncludes(&host, timeline, counter)) return true;
   uint32_t knowing = 0;
-  while (knowing < count && orClockKnows(&threads[knowing].clock, timeline, counter)) knowing++;
+  while (knowing < count && orClockIncludes(&threads[knowing].clock, timeline, counter)) knowing++;
   return count && knowing == count && !starting;
 }
 

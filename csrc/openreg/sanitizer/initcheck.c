@@ -34,7 +34,7 @@ static orTree tree = OR_TREE_INITIALIZER;
 
 static void erase(orFresh *fresh) {
   orTreeRemove(&tree, &fresh->node);
-  orStackDrop(fresh->stack);
+  orStackRelease(fresh->stack);
   free(fresh->bits);
   free(fresh);
 }
@@ -163,9 +163,9 @@ static orFresh *eachBlock(const orRange *range, uintptr_t begin, uintptr_t end,
   return fresh ? fresh : eachBlock(range, to, end, visit);
 }
 
-void orFreshWrite(const orRange *range, bool some) {
+void orFreshWrite(const orRange *range, bool partial) {
   if (OR_LIKELY(!tree.root)) return;
-  bool hull = some || countOf(range) > PIECES;
+  bool hull = partial || countOf(range) > PIECES;
   orRange all = {.begin = range->begin, .end = range->end, .width = range->end - range->begin};
   eachBlock(hull ? &all : range, range->begin, range->end, write);
 }
@@ -194,8 +194,8 @@ void orFreshMove(const orRange *from, const orRange *to) {
   writeBytes(done + distance, to->end);
 }
 
-bool orFreshRead(const orRange *range, bool some, orShadow *allocation) {
-  if (OR_LIKELY(!tree.root) || some || range->hull || countOf(range) > PIECES) return false;
+bool orFreshRead(const orRange *range, bool partial, orShadow *allocation) {
+  if (OR_LIKELY(!tree.root) || partial || range->hull || countOf(range) > PIECES) return false;
   const orFresh *fresh = eachBlock(range, range->begin, range->end, read);
   if (!fresh) return false;
   *allocation = (orShadow){.operation = fresh->operation,

@@ -5,8 +5,8 @@
  * there are operators.
  *
  * A stack is what the sanitizer's user captured at an access. The last reference may go on any
- * thread, also where the user's function may not be called (a deleter, a lane). So the stack goes
- * to `dead` then, until somebody calls orStacksRelease; what it was kept in is used again.
+ * thread, also where the user's function may not be called (a deleter, a worker). So the stack goes
+ * to `dead` then, until somebody calls orStacksFree; what it was kept in is used again.
  *
  * All under orSanitizerMutex.
  */
@@ -74,7 +74,7 @@ orStack *orStackNew(void *captured, const orSanitizerOptions *by) {
   return stack;
 }
 
-void orStackDrop(orStack *stack) {
+void orStackRelease(orStack *stack) {
   if (!stack || --stack->refs) return;
   stack->next = dead;
   dead = stack;
@@ -82,7 +82,7 @@ void orStackDrop(orStack *stack) {
 
 bool orStacksAreDead(void) { return dead; }
 
-void orStacksRelease(void) {
+void orStacksFree(void) {
   orMutexLock(&orSanitizerMutex);
   orStack *all = dead, *last = all;
   dead = NULL;

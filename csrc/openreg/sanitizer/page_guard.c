@@ -50,7 +50,7 @@ static orPages choose(uintptr_t first, size_t pages, uint8_t *guards) {
   size_t count = orShadowFind(first, end, &found);
   for (size_t i = 0; i < count; i++) {
     const orShadow *s = found[i];
-    if (s->judged || orAnybodyKnows(s->timeline, s->counter)) continue;
+    if (s->judged || orHappensBeforeAny(s->timeline, s->counter)) continue;
     orPages own = {s->range.begin < first ? 0 : (s->range.begin - first) / page,
                    s->range.end > end ? pages : (s->range.end - 1 - first) / page + 1};
     raiseGuards(guards, own, s->write ? OR_GUARD_ALL : OR_GUARD_WRITES);
@@ -61,12 +61,12 @@ static orPages choose(uintptr_t first, size_t pages, uint8_t *guards) {
 }
 
 void orGuardRenew(uintptr_t begin, uintptr_t end) {
-  if (!atomic_load_explicit(&orMirrorCount, memory_order_relaxed)) return;
+  if (!atomic_load_explicit(&orAliasCount, memory_order_relaxed)) return;
   orFaultInstall();
-  orMirrorGuard(begin, end, false, choose);
+  orAliasGuard(begin, end, false, choose);
 }
 
-void orGuardRenewAll(void) { orMirrorGuard(0, UINTPTR_MAX, true, choose); }
+void orGuardRenewAll(void) { orAliasGuard(0, UINTPTR_MAX, true, choose); }
 
 bool orGuardLacksVerdict;
 
@@ -95,21 +95,21 @@ static bool mayTryAgain(uintptr_t address) {
 /* Needs little stack. Asks with no lock about the device's memory. */
 static bool isGuarded(uintptr_t address) {
   orGuard guard;
-  return atomic_load_explicit(&orMirrorCount, memory_order_relaxed) &&
+  return atomic_load_explicit(&orAliasCount, memory_order_relaxed) &&
          !orSimulatedHolds((const void *)address) && !orInForkedChild() && !orSanitizerIsInside() &&
-         orMirrorGuardAt(address, &guard);
+         orAliasGuardAt(address, &guard);
 }
 
 /* Where the processor does not say what it was, what the page refuses decides. */
 static bool resolve(uintptr_t address, const void *context) {
   orGuard guard = OR_GUARD_NOTHING;
-  if (!orMirrorGuardAt(address, &guard)) return mayTryAgain(address);
+  if (!orAliasGuardAt(address, &guard)) return mayTryAgain(address);
   bool write = orFaultWrote(context, guard == OR_GUARD_WRITES);
   if (mayTouch(guard, write)) return mayTryAgain(address);
   fault.times = 0;
   if (orProcessTask() == OR_TASK_NONE) touched(address, write);
   /* Other accesses may guard the page still, or it was none that did. */
-  return !orMirrorGuardAt(address, &guard) || mayTouch(guard, write) || orMirrorLift(address);
+  return !orAliasGuardAt(address, &guard) || mayTouch(guard, write) || orAliasLift(address);
 }
 
 void orGuardSetTouched(void (*by_host)(uintptr_t address, bool write)) { touched = by_host; }
@@ -123,6 +123,6 @@ orError_t orSanitizerHostBlock(void *ptr) {
   if (!orSanitizerIsOn()) return orSuccess;
   OR_TRY(orEnter());
   OR_TRY(orRegionCheck(ptr, orMemoryTypeHost, false, &r));
-  if (orHostDevice()->factory == &orPinnedHostFactory) orMirrorMake(r.base, r.size);
+  if (orHostDevice()->factory == &orPinnedHostFactory) orAliasMake(r.base, r.size);
   return orSuccess;
 }

@@ -48,8 +48,8 @@ static _Thread_local bool found_here; /* since it last asked */
 /* ---- finding ---- */
 
 static void freeRace(orRace *race) {
-  orStackDrop(race->earlier.stack);
-  orStackDrop(race->later.stack);
+  orStackRelease(race->earlier.stack);
+  orStackRelease(race->later.stack);
   for (uint32_t i = 0; i < race->gate_count; i++) orSyncRelease(race->gates[i]);
   free(race);
 }
@@ -57,7 +57,7 @@ static void freeRace(orRace *race) {
 static bool isUnsure(const orRaceSide *side) {
   if (!side->stream) return false;
   uint64_t from = orTimelineAt(side->timeline)->unsure_from;
-  return side->counter >= from && !orHostKnows(side->timeline, from);
+  return side->counter >= from && !orHappensBeforeThread(side->timeline, from);
 }
 
 static void addGates(orRace *race, const orRaceSide *side) {
@@ -76,8 +76,8 @@ static orRaceSide sideOf(const orShadow *shadow) {
                       .begin = shadow->range.begin,
                       .end = shadow->range.end,
                       .write = shadow->write,
-                      .some = shadow->some,
-                      .aside = shadow->stream && orTimelineAt(shadow->timeline)->aside};
+                      .partial = shadow->partial,
+                      .external = shadow->stream && orTimelineAt(shadow->timeline)->external};
 }
 
 static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
@@ -89,11 +89,11 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   race->sequence = earlier->sequence;
   race->later_sequence = later->sequence;
   race->reused = earlier->freed;
-  race->elsewhere = orAnybodyKnows(earlier->timeline, earlier->counter);
+  race->elsewhere = orHappensBeforeAny(earlier->timeline, earlier->counter);
   if (race->reused) {
     const orTimeline *owner = orTimelineAt(earlier->owner);
     race->owner = owner->stream;
-    race->unrecorded = !orClockKnows(&owner->clock, earlier->timeline, earlier->counter);
+    race->unrecorded = !orClockIncludes(&owner->clock, earlier->timeline, earlier->counter);
   }
   const orTimeline *t = later->stream ? orTimelineAt(later->timeline) : NULL;
   race->lost = t && t->lost == earlier->timeline + 1 && earlier->counter <= t->lost_counter;
@@ -105,7 +105,7 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
 
 void orRacesSetStack(orRaceList *list, orStack *stack) {
   for (orRace *race = list->first; race; race = race->next) {
-    orStackDrop(race->later.stack);
+    orStackRelease(race->later.stack);
     race->later.stack = orStackRetain(stack);
   }
   list->touched = true;
@@ -157,7 +157,7 @@ static void postpone(orRace *race) {
 }
 
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list) {
-  if (!orSanitizerTellsSome && (earlier->some || later->some)) return false;
+  if (!orSanitizerReportsPossible && (earlier->partial || later->partial)) return false;
   orRace *race = makeRace(earlier, later);
   race->call = list->call;
   bool sure = !isUnsure(&race->earlier) && !isUnsure(&race->later);
@@ -181,7 +181,7 @@ static bool passGate(orRace *race, orSync *gate) {
     }
     bool of_earlier = i < race->earlier_gates;
     const orRaceSide *other = of_earlier ? &race->later : &race->earlier;
-    ordered |= orClockKnows(&gate->clock, other->timeline, other->counter);
+    ordered |= orClockIncludes(&gate->clock, other->timeline, other->counter);
     race->earlier_gates -= of_earlier;
     race->gate_count--;
     memmove(&race->gates[i], &race->gates[i + 1], (race->gate_count - i) * sizeof race->gates[0]);
@@ -233,7 +233,7 @@ static void adviseWait(const orRace *race, char *text, size_t size) {
              a->operation, first);
     return;
   }
-  if (a->aside) {
+  if (a->external) {
     snprintf(text, size, "work.wait() before %s, work being what %s returned", b->operation,
              a->operation);
     return;
@@ -250,7 +250,7 @@ static void adviseWait(const orRace *race, char *text, size_t size) {
   bool by_owner = race->reused && race->owner != b->stream;
   if (by_owner) orStreamNameOf(first, race->owner);
   snprintf(text, size, "s1.wait_stream(s0) before %s, s0 being %s and s1 %s%s", b->operation, first,
-           b->aside ? "the current stream" : orStreamNameOf(second, b->stream),
+           b->external ? "the current stream" : orStreamNameOf(second, b->stream),
            race->lost ? " (the event that it waited for had been recorded again)" : "");
 }
 
@@ -270,7 +270,7 @@ static void fillSide(orRaceAccess *to, const orRaceSide *side) {
     orStreamNameOf(to->where, side->stream);
   else
     snprintf(to->where, sizeof to->where, "the host");
-  to->write = (side->write ? OR_ACCESS_WRITES : 0) | (side->some ? OR_ACCESS_SOME : 0);
+  to->write = (side->write ? OR_ACCESS_WRITES : 0) | (side->partial ? OR_ACCESS_PARTIAL : 0);
   to->begin = (const void *)side->begin;
   to->end = (const void *)side->end;
   to->stack = side->stack ? side->stack->stack : NULL;
@@ -298,7 +298,7 @@ static void printReport(const orRaceReport *r) {
         later->operation, later->where, r->begin, r->end, r->memory, r->advice);
     return;
   }
-  bool may = (earlier->write | later->write) & OR_ACCESS_SOME;
+  bool may = (earlier->write | later->write) & OR_ACCESS_PARTIAL;
   orWarn("%sdata race on [%p, %p) of %s: %s %s it on %s, and %s %s it on %s; missing: %s",
          may ? "possible " : "", r->begin, r->end, r->memory, later->operation, does(later),
          later->where, earlier->operation, does(earlier), earlier->where, r->advice);
@@ -328,9 +328,9 @@ static orKeptReport keep(const orRaceReport *report, const orRace *race) {
   return all;
 }
 
-static void drop(orKeptReport *report) {
-  orStackDrop(report->earlier.stack);
-  orStackDrop(report->later.stack);
+static void releaseStacks(orKeptReport *report) {
+  orStackRelease(report->earlier.stack);
+  orStackRelease(report->later.stack);
 }
 
 /* True if it is new. It gets its number. */
@@ -360,41 +360,41 @@ bool orRacesAreUnasked(void) { return found_here && *findUnasked(); }
 static void freeUnasked(orUnasked **at) {
   orUnasked *gone = *at;
   *at = gone->next;
-  drop(&gone->kept);
+  releaseStacks(&gone->kept);
   free(gone);
 }
 
-static void tellThread(const orRaceReport *report, const orRace *race, bool touched) {
+static void keepForThread(const orRaceReport *report, const orRace *race, bool touched) {
   orUnasked **at = findUnasked();
   if (*at && found_here) return; /* the first counts */
   if (*at) freeUnasked(at);
-  orUnasked *told = orSanitizerAllocate(sizeof *told);
-  *told = (orUnasked){keep(report, race), &found_here, touched, unasked};
-  unasked = told;
+  orUnasked *entry = orSanitizerAllocate(sizeof *entry);
+  *entry = (orUnasked){keep(report, race), &found_here, touched, unasked};
+  unasked = entry;
   found_here = true;
 }
 
 /* Which is in no list any more. No lock held. */
-static uint64_t tell(orUnasked *told, void (*look)(const orRaceReport *report, void *context),
-                     void *context) {
-  uint64_t number = told->kept.report.number;
-  if (look) look(&told->kept.report, context);
-  told->next = NULL;
+static uint64_t handOut(orUnasked *entry, void (*look)(const orRaceReport *report, void *context),
+                        void *context) {
+  uint64_t number = entry->kept.report.number;
+  if (look) look(&entry->kept.report, context);
+  entry->next = NULL;
   orMutexLock(&orSanitizerMutex);
-  freeUnasked(&told);
+  freeUnasked(&entry);
   orMutexUnlock(&orSanitizerMutex);
-  orStacksRelease();
+  orStacksFree();
   return number;
 }
 
 uint64_t orSanitizerFound(void (*look)(const orRaceReport *report, void *context), void *context) {
   if (!found_here || OR_UNLIKELY(orInForkedChild())) return 0;
   orMutexLock(&orSanitizerMutex);
-  orUnasked **at = findUnasked(), *told = *at;
-  if (told) *at = told->next;
+  orUnasked **at = findUnasked(), *entry = *at;
+  if (entry) *at = entry->next;
   found_here = false;
   orMutexUnlock(&orSanitizerMutex);
-  return told ? tell(told, look, context) : 0; /* they may have been cleared */
+  return entry ? handOut(entry, look, context) : 0; /* they may have been cleared */
 }
 
 uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context), void *context) {
@@ -402,10 +402,10 @@ uint64_t orSanitizerLeft(void (*look)(const orRaceReport *report, void *context)
   orMutexLock(&orSanitizerMutex);
   orUnasked **at = &unasked;
   while (*at && !(*at)->touched) at = &(*at)->next;
-  orUnasked *told = *at;
-  if (told) *at = told->next;
+  orUnasked *entry = *at;
+  if (entry) *at = entry->next;
   orMutexUnlock(&orSanitizerMutex);
-  return told ? tell(told, look, context) : 0;
+  return entry ? handOut(entry, look, context) : 0;
 }
 
 /* ---- together ---- */
@@ -419,7 +419,7 @@ bool orRacesReport(orRaceList *list) {
     if (counts) fillReport(&report, race);
     orMutexLock(&orSanitizerMutex);
     bool new = counts && addReport(&report, race);
-    if (new || (counts && orSanitizerRefuses)) tellThread(&report, race, list->touched);
+    if (new || (counts && orSanitizerRefuses)) keepForThread(&report, race, list->touched);
     freeRace(race);
     bool print = new && prints;
     orMutexUnlock(&orSanitizerMutex);
@@ -437,7 +437,7 @@ void orRacesForgetUndecided(void) {
 }
 
 void orRacesClear(void) {
-  while (kept) drop(&reports[--kept]);
+  while (kept) releaseStacks(&reports[--kept]);
   while (unasked) freeUnasked(&unasked);
   total = 0;
   orRacesForgetUndecided();

@@ -3,8 +3,8 @@
  *
  * Freed blocks. The caching allocator waits for recorded streams before it hands a block out, so
  * their accesses are forgotten when the block is freed, and so are those that keep their memory
- * (orSanitizerAside). All others stay, marked with the allocation stream: if whoever has the memory
- * next is not ordered after them, that is a conflict like any other.
+ * (orSanitizerMarkExternal). All others stay, marked with the allocation stream: if whoever has the
+ * memory next is not ordered after them, that is a conflict like any other.
  *
  * What it has to know of a cell is kept there. All is under orSanitizerMutex (sanitizer.h), but for
  * what belongs to a thread. Stacks are captured before the mutex is taken.
@@ -52,11 +52,11 @@ uint32_t orSanitizerInitcheck(uint32_t check) {
   return before;
 }
 
-uint32_t orSanitizerSome(uint32_t report) {
+uint32_t orSanitizerPossible(uint32_t report) {
   if (OR_UNLIKELY(orInForkedChild())) return 0;
   orSanitizerLock();
-  uint32_t before = orSanitizerTellsSome;
-  orSanitizerTellsSome = report;
+  uint32_t before = orSanitizerReportsPossible;
+  orSanitizerReportsPossible = report;
   orSanitizerUnlock();
   return before;
 }
@@ -111,8 +111,8 @@ static void onCellFreed(orProbe *p) {
   orSanitizerUnlock();
 }
 
-static orSync *markOf(const orProbe *p) {
-  return p->stream ? orTimelineMark(p->stream) : orDeviceMark(p->device);
+static orSync *snapshotOf(const orProbe *p) {
+  return p->stream ? orTimelineSnapshot(p->stream) : orDeviceSnapshot(p->device);
 }
 
 static void hostJoin(const orSync *sync, bool everybody) {
@@ -121,41 +121,41 @@ static void hostJoin(const orSync *sync, bool everybody) {
 }
 
 /* Of a cell it is the moment of its record, of a stream or a device what is queued there now. */
-static void onHostKnows(orProbe *p) {
+static void onHostAcquires(orProbe *p) {
   orSanitizerLock();
-  orSync *sync = p->cell ? orSyncRetain(p->cell->kept) : markOf(p);
+  orSync *sync = p->cell ? orSyncRetain(p->cell->kept) : snapshotOf(p);
   if (sync && !orSanitizerIgnores()) hostJoin(sync, p->everybody);
   orSyncRelease(sync);
   orSanitizerUnlock();
-  orSumsKnown(p->kind != OR_KIND_HOST_FUNC);
+  orSumsAcquired(p->kind != OR_KIND_HOST_FUNC);
 }
 
 static void onHostWaits(orProbe *p) {
   if (!p->ordered) return;
   orSanitizerLock();
-  p->kept = markOf(p);
+  p->kept = snapshotOf(p);
   orSanitizerUnlock();
 }
 
 static void onHostWaited(orProbe *p) {
-  orSync *mark = p->kept;
-  if (!mark) return;
+  orSync *snapshot = p->kept;
+  if (!snapshot) return;
   orSanitizerLock();
-  if (!orSanitizerIgnores() && !p->fails) hostJoin(mark, false);
-  orSyncRelease(mark);
+  if (!orSanitizerIgnores() && !p->fails) hostJoin(snapshot, false);
+  orSyncRelease(snapshot);
   orSanitizerUnlock();
-  if (!p->fails) orSumsKnown(true);
+  if (!p->fails) orSumsAcquired(true);
 }
 
 /* It stands for what is queued on the stream so far. */
 static void standFor(orCell *cell, orStream_t stream) {
   orSanitizerLock();
-  orSync *mark = orTimelineMark(stream), *sync = cell->kept;
+  orSync *snapshot = orTimelineSnapshot(stream), *sync = cell->kept;
   if (sync && sync->gate) { /* somebody waits for it already */
-    orSyncJoin(sync, mark);
-    orSyncRelease(mark);
+    orSyncJoin(sync, snapshot);
+    orSyncRelease(snapshot);
   } else {
-    keepSync(cell, mark);
+    keepSync(cell, snapshot);
   }
   orSanitizerUnlock();
 }
@@ -182,22 +182,22 @@ orError_t orSanitizerEventOver(orEvent_t event) {
   if (!orSanitizerIsOn()) return orSuccess;
   OR_TRY(orEnter());
   OR_TRY(orEventCell(event, &cell, &flags));
-  if (cell) onHostKnows(&(orProbe){.cell = cell, .everybody = true});
+  if (cell) onHostAcquires(&(orProbe){.cell = cell, .everybody = true});
   orCellRelease(cell);
   return orSuccess;
 }
 
-orError_t orSanitizerAside(orStream_t stream) {
+orError_t orSanitizerMarkExternal(orStream_t stream) {
   if (!orSanitizerIsOn()) return orSuccess;
   OR_TRY(orEnter());
   if (!orHandleFind(&orStreamTable, stream)) return orErrorInvalidResourceHandle;
   orSanitizerLock();
-  orTimelineAt(orTimelineOf(stream))->aside = true;
+  orTimelineAt(orTimelineOf(stream))->external = true;
   orSanitizerUnlock();
   return orSuccess;
 }
 
-/* Queued work is dropped and waits are given up. */
+/* Queued work is cancelled and waits are given up. */
 static void onReset(orProbe *p) {
   orSanitizerLock();
   orClocksForgetGates(p->device);
@@ -220,8 +220,8 @@ static void forgetUse(uintptr_t start, size_t size, orStream_t stream) {
   const orClock *clock = stream ? &orTimelineAt(orTimelineOf(stream))->clock : &none;
   size_t count = orShadowFind(start, start + size, &found);
   for (size_t i = 0; i < count; i++)
-    if (orClockKnows(clock, found[i]->timeline, found[i]->counter) ||
-        orAnybodyKnows(found[i]->timeline, found[i]->counter))
+    if (orClockIncludes(clock, found[i]->timeline, found[i]->counter) ||
+        orHappensBeforeAny(found[i]->timeline, found[i]->counter))
       orShadowErase(found[i]);
   if (!orSimulatedHolds((const void *)start)) orGuardRenew(start, start + size);
   orSumsForget(start, start + size);
@@ -247,7 +247,7 @@ static void onBlockFreed(orProbe *p) {
   for (size_t i = 0; i < count; i++) {
     found[i]->freed = true;
     found[i]->owner = timeline;
-    if (orTimelineAt(found[i]->timeline)->aside) orShadowErase(found[i]);
+    if (orTimelineAt(found[i]->timeline)->external) orShadowErase(found[i]);
   }
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   orSanitizerUnlock();
@@ -262,14 +262,14 @@ static void onBlockTaken(orProbe *p) {
   orSanitizerLock();
   orStack *stack = orStackNew(captured, &by);
   if (orSanitizerIsOn()) orFreshAdd((uintptr_t)p->dst, p->bytes, p->stream, stack);
-  orStackDrop(stack);
+  orStackRelease(stack);
   orSanitizerUnlock();
 }
 
 /* The region's owner has waited for all that it knows of. */
 static bool isOver(const orShadow *s) {
-  return !s->freed || orAnybodyKnows(s->timeline, s->counter) ||
-         orClockKnows(&orTimelineAt(s->owner)->clock, s->timeline, s->counter);
+  return !s->freed || orHappensBeforeAny(s->timeline, s->counter) ||
+         orClockIncludes(&orTimelineAt(s->owner)->clock, s->timeline, s->counter);
 }
 
 static void onRangeOver(orProbe *p) {
@@ -310,13 +310,13 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
   if (!taken) orPeekBegin();
   if (taken)
     return setting ? orSuccess : orFail(orErrorAlreadyExists, "the sanitizer is on already");
-  orStacksRelease();
+  orStacksFree();
   orSanitizerLock();
   orSanitizerChosen = given ? *given : (orSanitizerOptions){.size = sizeof orSanitizerChosen};
   orAnalysisBegin();
   by_setting = setting;
   orRacesSetLimit(orSanitizerChosen.reports ? orSanitizerChosen.reports : 1000, setting);
-  orMirrorsWanted(true);
+  orAliasesWanted(true);
   orThreadsForget(orSanitizerChosen.thread);
   setActive(true);
   orSanitizerUnlock();
@@ -326,7 +326,7 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
 /* For the tool that watches the program which started this one
  * (torch_openreg/openreg/_processes.py). It collects the reports of Python alone; this process
  * prints its own on stderr, and the tool's summary names it. */
-static void tellTool(void) {
+static void reportToTool(void) {
   const char *path = getenv("OPENREG_SANITIZER_REPORTS");
   int file = path && *path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
   if (file < 0) return;
@@ -342,7 +342,7 @@ static void onFirstUse(orProbe *p) {
   (void)p;
   if (OR_LIKELY(!orConfigGet()->sanitizer)) return;
   if (orConfigGet()->initcheck && !touched) orSanitizerInitcheck(1);
-  if (!touched) tellTool();
+  if (!touched) reportToTool();
   enable(NULL, true);
 }
 
@@ -354,7 +354,7 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_WAIT] = onWait,
                              [OR_PROBE_SIGNAL] = onSignal,
                              [OR_PROBE_HOST_WAITS] = onHostWaits,
-                             [OR_PROBE_HOST_KNOWS] = onHostKnows,
+                             [OR_PROBE_HOST_ACQUIRES] = onHostAcquires,
                              [OR_PROBE_BLOCK_USED] = onBlockUsed,
                              [OR_PROBE_BLOCK_TAKEN] = onBlockTaken,
                              [OR_PROBE_BLOCK_FREED] = onBlockFreed,
@@ -368,7 +368,7 @@ orError_t orSanitizerEnable(const orSanitizerOptions *given) {
   orSanitizerOptions room;
   OR_TRY(orEnter());
   if (!given) given = &defaults;
-  given = OR_GIVEN(orSanitizerOptions, given, &room, size);
+  given = OR_VERSIONED(orSanitizerOptions, given, &room, size);
   if (!given) return orErrorInvalidValue;
   if (given->capture && !given->release)
     return orFail(orErrorInvalidValue, "orSanitizerOptions: capture without release");
@@ -379,10 +379,10 @@ orError_t orSanitizerDisable(void) {
   OR_TRY(orEnter());
   orSanitizerLock();
   touched = true;
-  orMirrorsWanted(false);
+  orAliasesWanted(false);
   forgetAll();
   orSanitizerUnlock();
-  orStacksRelease();
+  orStacksFree();
   return orSuccess;
 }
 
@@ -391,6 +391,6 @@ orError_t orSanitizerClearReports(void) {
   orSanitizerLock();
   orRacesClear();
   orSanitizerUnlock();
-  orStacksRelease();
+  orStacksFree();
   return orSuccess;
 }

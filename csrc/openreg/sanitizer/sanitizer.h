@@ -24,11 +24,11 @@ static inline bool orSanitizerIsOn(void) {
   return __atomic_load_n(&orSanitizerOn, __ATOMIC_RELAXED) != 0;
 }
 extern orSanitizerOptions orSanitizerChosen OR_HIDDEN;
-extern uint32_t orSanitizerRefuses OR_HIDDEN;   /* orSanitizerRefuse */
-extern uint32_t orSanitizerTellsSome OR_HIDDEN; /* orSanitizerSome */
-uint64_t orSanitizerMoment(void);               /* a new one */
-uint64_t orSanitizerLatest(void);               /* the newest */
-bool orSanitizerIgnores(void);                  /* orSanitizerIgnore, of the calling thread */
+extern uint32_t orSanitizerRefuses OR_HIDDEN;         /* orSanitizerRefuse */
+extern uint32_t orSanitizerReportsPossible OR_HIDDEN; /* orSanitizerPossible */
+uint64_t orSanitizerMoment(void);                     /* a new one */
+uint64_t orSanitizerLatest(void);                     /* the newest */
+bool orSanitizerIgnores(void);                        /* orSanitizerIgnore, of the calling thread */
 /* Host memory; they end the process where there is none. The old may be null. No lock needed. */
 void *orSanitizerAllocate(size_t bytes);
 void *orSanitizerResize(void *old, size_t bytes);
@@ -44,7 +44,7 @@ typedef struct orClock {
 void orClockReserve(orClock *clock, uint32_t size);
 void orClockJoin(orClock *clock, const orClock *other);
 void orClockClear(orClock *clock); /* gives its memory back */
-static inline bool orClockKnows(const orClock *clock, uint32_t timeline, uint64_t counter) {
+static inline bool orClockIncludes(const orClock *clock, uint32_t timeline, uint64_t counter) {
   return timeline < clock->size && clock->at[timeline] >= counter;
 }
 
@@ -100,10 +100,10 @@ static inline orStack *orStackRetain(orStack *stack) {
   if (stack) stack->refs++;
   return stack;
 }
-void orStackDrop(orStack *stack);
+void orStackRelease(orStack *stack);
 bool orStacksAreDead(void); /* some of them */
 /* Calls the user's function for stacks that nobody refers to any more. No lock held. */
-void orStacksRelease(void);
+void orStacksFree(void);
 
 /* ---- host_clock.c ---- */
 
@@ -119,13 +119,13 @@ void orHostAcquire(const orClock *clock);
 void orHostAcquireAll(const orClock *clock);
 /* What the calling thread alone knows joins that of a stream on which it queues; and with what all
  * know. */
-void orHostTell(orClock *clock);
-void orHostTellAll(orClock *clock);
+void orHostRelease(orClock *clock);
+void orHostReleaseAll(orClock *clock);
 /* What a timeline did at `counter` is over for everything that the calling thread is yet to queue;
  * for some thread's; for all threads', of now and later. */
-bool orHostKnows(uint32_t timeline, uint64_t counter);
-bool orAnybodyKnows(uint32_t timeline, uint64_t counter);
-bool orEverybodyKnows(uint32_t timeline, uint64_t counter);
+bool orHappensBeforeThread(uint32_t timeline, uint64_t counter);
+bool orHappensBeforeAny(uint32_t timeline, uint64_t counter);
+bool orHappensBeforeAll(uint32_t timeline, uint64_t counter);
 /* All threads are one again. `thread`: orSanitizerOptions.thread. */
 void orThreadsForget(uint64_t (*thread)(void));
 
@@ -156,7 +156,7 @@ typedef struct orTimeline {
   orClock clock;     /* at its own index: the counter of what it does now, from 1 */
   /* what has this counter or a later one is behind more gates than `gates`; UINT64_MAX: nothing */
   uint64_t unsure_from;
-  bool aside; /* nothing runs on it: events alone say what is over */
+  bool external; /* nothing runs on it: events alone say what is over */
   uint32_t gate_count;
   uint32_t lost; /* of what it waited for (orSync) */
   uint64_t lost_counter;
@@ -172,9 +172,9 @@ uint32_t orTimelineOf(orStream_t stream);
 orTimeline *orTimelineAt(uint32_t timeline);
 void orTimelineWait(orStream_t stream, orSync *sync);
 /* Up to here; what follows has a greater counter. */
-orSync *orTimelineMark(orStream_t stream);
-/* All of a device, -1: of all; but for what is aside. */
-orSync *orDeviceMark(int device);
+orSync *orTimelineSnapshot(orStream_t stream);
+/* All of a device, -1: of all; but for external timelines. */
+orSync *orDeviceSnapshot(int device);
 /* An event's record in place of `replaced`, which may be null. */
 orSync *orSyncRecord(orStream_t stream, const orSync *replaced);
 orSync *orSyncGate(void);
@@ -205,7 +205,7 @@ typedef struct orShadow {
   orStream_t stream;
   uint64_t counter, sequence; /* `sequence`: the moment of the call */
   uint32_t timeline;
-  bool write, some;
+  bool write, partial;
   bool judged;    /* with an access of the host's: it guards no memory any more */
   bool undecided; /* ... until a gate opens */
   bool freed;     /* the block was freed since ... */
@@ -238,14 +238,14 @@ void orPeekForget(void);
 /* The caching allocator has handed out these bytes. */
 void orFreshAdd(uintptr_t begin, size_t bytes, orStream_t stream, orStack *stack);
 void orFreshForget(uintptr_t begin, uintptr_t end); /* what it has is not known */
-/* `some`: the access touches some of these bytes only. */
-void orFreshWrite(const orRange *range, bool some);
+/* `partial`: the access touches some of these bytes only. */
+void orFreshWrite(const orRange *range, bool partial);
 /* The bytes of one go to the other as they are: what is fresh stays so, if neither has gaps; else
  * all are written. */
 void orFreshMove(const orRange *from, const orRange *to);
 /* True if some of the bytes have not been written; `allocation` is that of their block then, its
  * stack without a reference. */
-bool orFreshRead(const orRange *range, bool some, orShadow *allocation);
+bool orFreshRead(const orRange *range, bool partial, orShadow *allocation);
 
 /* ---- page_guard.c ---- */
 
@@ -272,7 +272,7 @@ void orSumsAdd(const orShadow *access);
 void orSumsTake(void);
 /* The host has come to know of more; without `compares` sums of that are forgotten, unless they are
  * known to have changed. No lock held, or the stream's without. */
-void orSumsKnown(bool compares);
+void orSumsAcquired(bool compares);
 void orSumsForget(uintptr_t begin, uintptr_t end);
 
 /* ---- races.c ---- */
@@ -284,7 +284,7 @@ typedef struct orRaceSide {
   uint32_t timeline;
   uint64_t counter;
   uintptr_t begin, end;
-  bool write, some, aside;
+  bool write, partial, external;
 } orRaceSide;
 
 typedef struct orRace orRace;

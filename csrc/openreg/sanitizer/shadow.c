@@ -61,7 +61,8 @@ size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found) {
 bool orShadowIsWritten(uintptr_t begin, uintptr_t end) {
   orShadow **found;
   size_t n = orShadowFind(begin, end, &found);
-  while (n && (!found[n - 1]->write || orHostKnows(found[n - 1]->timeline, found[n - 1]->counter)))
+  while (n && (!found[n - 1]->write ||
+               orHappensBeforeThread(found[n - 1]->timeline, found[n - 1]->counter)))
     n--;
   return n;
 }
@@ -76,7 +77,7 @@ void orShadowAdd(const orShadow *shadow) {
 }
 
 void orShadowRenew(orShadow *shadow, const orShadow *by) {
-  orStackDrop(shadow->stack);
+  orStackRelease(shadow->stack);
   orShadow renewed = *by;
   renewed.node = shadow->node;
   *shadow = renewed;
@@ -84,7 +85,7 @@ void orShadowRenew(orShadow *shadow, const orShadow *by) {
 
 void orShadowErase(orShadow *shadow) {
   orTreeRemove(&tree, &shadow->node);
-  orStackDrop(shadow->stack);
+  orStackRelease(shadow->stack);
   shadow->node.left = spare;
   spare = &shadow->node;
   count--;
@@ -112,7 +113,7 @@ static void eraseOlder(uint64_t limit) {
   orShadow **all;
   size_t n = orShadowFind(0, UINTPTR_MAX, &all);
   for (size_t i = 0; i < n; i++)
-    if (all[i]->sequence < limit || orEverybodyKnows(all[i]->timeline, all[i]->counter))
+    if (all[i]->sequence < limit || orHappensBeforeAll(all[i]->timeline, all[i]->counter))
       orShadowErase(all[i]);
 }
 

@@ -11,7 +11,7 @@
 
 orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS);
 uint32_t orSanitizerOn;
-uint32_t orSanitizerRefuses, orSanitizerTellsSome = 1;
+uint32_t orSanitizerRefuses, orSanitizerReportsPossible = 1;
 orSanitizerOptions orSanitizerChosen;
 
 static uint64_t moments;

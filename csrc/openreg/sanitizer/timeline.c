@@ -72,14 +72,14 @@ uint32_t orTimelineOf(orStream_t stream) {
       step(t);
     }
     t->stream = stream;
-    t->aside = false;
+    t->external = false;
   }
   return *known - 1;
 }
 
 static void becomeUnsure(orTimeline *t) {
   uint32_t own = indexOf(t);
-  if (t->unsure_from != UINT64_MAX && !orHostKnows(own, t->unsure_from)) return;
+  if (t->unsure_from != UINT64_MAX && !orHappensBeforeThread(own, t->unsure_from)) return;
   step(t);
   t->unsure_from = t->clock.at[own];
 }
@@ -108,8 +108,8 @@ void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order) {
   uint64_t all = edge_count < OR_EDGES ? edge_count : OR_EDGES;
   for (uint64_t i = edge_count - all; i < edge_count; i++) {
     const orRaceEdge *e = &edges[i % OR_EDGES];
-    bool tells = e->waited > order->earlier || (e->from == earlier && e->to == later);
-    if (!tells || e->waited > order->later) continue;
+    bool shows = e->waited > order->earlier || (e->from == earlier && e->to == later);
+    if (!shows || e->waited > order->later) continue;
     if (order->count == OR_RACE_EDGES)
       memmove(order->edges, order->edges + 1, --order->count * sizeof order->edges[0]);
     order->edges[order->count++] = *e;
@@ -119,7 +119,7 @@ void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order) {
 void orTimelineWait(orStream_t stream, orSync *sync) {
   noteEdge(sync, stream);
   orTimeline *t = orTimelineAt(orTimelineOf(stream));
-  orHostTell(&t->clock);
+  orHostRelease(&t->clock);
   orClockJoin(&t->clock, &sync->clock);
   if (sync->gate) goBehind(t, sync);
   for (uint32_t i = 0; i < sync->gate_count; i++)
@@ -128,7 +128,7 @@ void orTimelineWait(orStream_t stream, orSync *sync) {
     else
       orClockJoin(&t->clock, &sync->gates[i]->clock);
   if (sync->unsure) becomeUnsure(t);
-  if (sync->lost && !orClockKnows(&t->clock, sync->lost - 1, sync->lost_counter)) {
+  if (sync->lost && !orClockIncludes(&t->clock, sync->lost - 1, sync->lost_counter)) {
     t->lost = sync->lost;
     t->lost_counter = sync->lost_counter;
   }
@@ -162,11 +162,12 @@ static void syncGoBehind(orSync *sync, orSync *gate) {
 static void syncAddTimeline(orSync *sync, orTimeline *t) {
   orClockJoin(&sync->clock, &t->clock);
   for (uint32_t i = 0; i < t->gate_count; i++) syncGoBehind(sync, t->gates[i].gate);
-  sync->unsure |= t->unsure_from != UINT64_MAX && !orHostKnows(indexOf(t), t->unsure_from);
+  sync->unsure |=
+      t->unsure_from != UINT64_MAX && !orHappensBeforeThread(indexOf(t), t->unsure_from);
   step(t);
 }
 
-orSync *orTimelineMark(orStream_t stream) {
+orSync *orTimelineSnapshot(orStream_t stream) {
   orSync *sync = newSync();
   syncAddTimeline(sync, orTimelineAt(orTimelineOf(stream)));
   sync->stream = stream;
@@ -174,23 +175,23 @@ orSync *orTimelineMark(orStream_t stream) {
   return sync;
 }
 
-orSync *orDeviceMark(int device) {
+orSync *orDeviceSnapshot(int device) {
   orSync *sync = newSync();
   for (uint32_t i = 0; i < timeline_count; i++)
-    if (!timelines[i].aside && (device < 0 || orHandleDevice(timelines[i].stream) == device))
+    if (!timelines[i].external && (device < 0 || orHandleDevice(timelines[i].stream) == device))
       syncAddTimeline(sync, &timelines[i]);
   sync->moment = orSanitizerMoment();
   return sync;
 }
 
 orSync *orSyncRecord(orStream_t stream, const orSync *replaced) {
-  orHostTell(&orTimelineAt(orTimelineOf(stream))->clock);
-  orSync *sync = orTimelineMark(stream);
+  orHostRelease(&orTimelineAt(orTimelineOf(stream))->clock);
+  orSync *sync = orTimelineSnapshot(stream);
   sync->timeline = orTimelineOf(stream);
   sync->counter = sync->clock.at[sync->timeline];
   if (replaced && replaced->counter &&
-      !orClockKnows(&sync->clock, replaced->timeline, replaced->counter) &&
-      !orHostKnows(replaced->timeline, replaced->counter)) {
+      !orClockIncludes(&sync->clock, replaced->timeline, replaced->counter) &&
+      !orHappensBeforeThread(replaced->timeline, replaced->counter)) {
     sync->lost = replaced->timeline + 1;
     sync->lost_counter = replaced->counter;
   }
@@ -236,7 +237,7 @@ static void leaveOpenGates(orSync *sync) {
 }
 
 void orSyncOpen(orSync *gate, orStream_t stream) {
-  orHostTellAll(&gate->clock);
+  orHostReleaseAll(&gate->clock);
   if (stream) {
     orTimeline *t = orTimelineAt(orTimelineOf(stream));
     orClockJoin(&gate->clock, &t->clock);

@@ -9,7 +9,7 @@
  * A capture belongs to the stream that it began on, whichever threads queue there. Another stream
  * joins by waiting for an event that was recorded in the capture, and becomes a *branch* of it.
  * Each branch counts its work, and knows how much of every other branch's comes before what it will
- * queue next: a vector clock, which a mark keeps and a wait joins. A branch is joined if the
+ * queue next: a vector clock, which a record keeps and a wait joins. A branch is joined if the
  * origin, branch 0, comes after all of its work.
  *
  * Who owns what. s->capturing is the stream's, under its lock, and holds a reference; so does a
@@ -162,11 +162,11 @@ static orGraphNode *newNode(size_t args_size) {
   return n;
 }
 
-void orGraphNodesDrop(orGraphNodes *nodes) {
+void orGraphNodesFree(orGraphNodes *nodes) {
   orMutexAssertNone();
   for (orGraphNode *n = nodes->first, *next; n; n = next) {
     next = n->next;
-    if (n->drop) orCallDestroy(n->drop, orTaskArgs(&n->task));
+    if (n->destroy) orCallDestroy(n->destroy, orTaskArgs(&n->task));
     free(n);
   }
   *nodes = (orGraphNodes){.end = &nodes->first};
@@ -198,8 +198,8 @@ bool orCaptureCommit(orStream *s, const orTask *task) {
   orMutexAssertHeld(&s->lock);
   if (!b->reserved || task != &b->reserved->task) return false;
   orMutexLock(&b->capture->lock);
-  b->reserved->drop = b->reserved->task.drop; /* the node's: no copy of the record has it */
-  b->reserved->task.drop = NULL;
+  b->reserved->destroy = b->reserved->task.destroy; /* the node's: no copy of the record has it */
+  b->reserved->task.destroy = NULL;
   append(b, b->reserved);
   b->reserved = NULL;
   b->after[b->index]++;
@@ -209,40 +209,40 @@ bool orCaptureCommit(orStream *s, const orTask *task) {
 
 /* ---- fork and join ---- */
 
-/* The clock of a mark: its node's arguments. */
-static uint32_t *clockOf(orGraphNode *mark) { return orTaskArgs(&mark->task); }
+/* The clock of a record: its node's arguments. */
+static uint32_t *clockOf(orGraphNode *record) { return orTaskArgs(&record->task); }
 
 static bool isActive(const orCapture *c) { return c->state == OR_CAPTURE_ACTIVE; }
 
-orError_t orCaptureMark(orStream *s, orCell *cell) {
+orError_t orCaptureRecord(orStream *s, orCell *cell) {
   orBranch *b = s->capturing;
   orCapture *c = b->capture;
-  orGraphNode *mark = newNode(sizeof b->after);
-  if (!mark) return orFail(orErrorMemoryAllocation, "no memory for an event's record");
-  mark->task.kind = OR_KIND_MARK;
-  mark->task.name = "orEventRecord";
-  memcpy(clockOf(mark), b->after, sizeof b->after);
+  orGraphNode *record = newNode(sizeof b->after);
+  if (!record) return orFail(orErrorMemoryAllocation, "no memory for an event's record");
+  record->task.kind = OR_KIND_RECORD;
+  record->task.name = "orEventRecord";
+  memcpy(clockOf(record), b->after, sizeof b->after);
   orMutexLock(&c->lock);
   bool active = isActive(c);
-  if (active) append(b, mark);
+  if (active) append(b, record);
   orMutexUnlock(&c->lock);
   if (!active) {
-    free(mark);
+    free(record);
     return refuseInvalidated(c);
   }
   atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
   cell->capture = c;
-  cell->mark = mark;
+  cell->record = record;
   return orSuccess;
 }
 
-/* The branch comes after the mark of another branch of its capture, whose lock is held. */
-static void appendWait(orBranch *b, orGraphNode *wait, orGraphNode *mark) {
-  const uint32_t *clock = clockOf(mark);
+/* The branch comes after the record of another branch of its capture, whose lock is held. */
+static void appendWait(orBranch *b, orGraphNode *wait, orGraphNode *record) {
+  const uint32_t *clock = clockOf(record);
   wait->task.kind = OR_KIND_WAIT;
   wait->task.name = "orStreamWaitEvent";
-  wait->mark = mark;
-  mark->awaited = true;
+  wait->record = record;
+  record->awaited = true;
   for (uint32_t i = 0; i < OR_MOST_BRANCHES; i++)
     if (clock[i] > b->after[i]) b->after[i] = clock[i];
   append(b, wait);
@@ -265,21 +265,21 @@ static orError_t join(orCapture *c, orStream *s) {
   return orSuccess;
 }
 
-/* The stream comes after a mark of an active capture, which it joins if it is in none. Nothing has
- * changed on failure. Locks of the stream and of the capture held. */
-static orError_t follow(orCapture *c, orStream *s, orGraphNode *mark) {
-  if (s->capturing && s->capturing->index == mark->branch) return orSuccess;
+/* The stream comes after a record of an active capture, which it joins if it is in none. Nothing
+ * has changed on failure. Locks of the stream and of the capture held. */
+static orError_t follow(orCapture *c, orStream *s, orGraphNode *record) {
+  if (s->capturing && s->capturing->index == record->branch) return orSuccess;
   orGraphNode *wait = newNode(0);
   if (!wait) return orFail(orErrorMemoryAllocation, "no memory for a wait of a capture");
   orError_t error = s->capturing ? orSuccess : join(c, s);
   if (error)
     free(wait);
   else
-    appendWait(s->capturing, wait, mark);
+    appendWait(s->capturing, wait, record);
   return error;
 }
 
-/* Why a stream cannot come after a mark of the capture, which this invalidates; or null. */
+/* Why a stream cannot come after a record of the capture, which this invalidates; or null. */
 static const char *cannotJoin(const orCapture *c, const orStream *s) {
   if (s->device != c->device) return "a graph has one device";
   if (s->owner == OR_OWNER_GRAPH) return "a stream of a graph cannot capture";
@@ -303,7 +303,7 @@ static orError_t waitInside(orStream *s, orCell *cell) {
     error = orFail(orErrorCapturedEvent,
                    "orStreamWaitEvent: the event was last recorded in a capture that has ended");
   else
-    error = follow(c, s, cell->mark);
+    error = follow(c, s, cell->record);
   orMutexUnlock(&c->lock);
   return error;
 }
@@ -437,7 +437,7 @@ orError_t orCaptureEnd(orStream_t stream, orCaptured *captured) {
     for (uint32_t i = 0; i < c->count; i++) captured->priorities[i] = c->branches[i]->priority;
     c->nodes = (orGraphNodes){.end = &c->nodes.first};
   }
-  orGraphNodesDrop(&c->nodes);
+  orGraphNodesFree(&c->nodes);
   orCaptureRelease(c);
   return error;
 }
@@ -458,7 +458,7 @@ orCapture *orCaptureLeave(orStream *s) {
 void orCaptureAbandon(orCapture *c) {
   if (!c) return;
   takeAllOut(c);
-  orGraphNodesDrop(&c->nodes);
+  orGraphNodesFree(&c->nodes);
   orCaptureRelease(c);
 }
 
@@ -494,10 +494,10 @@ orCapture *orStreamCapture(orStream_t stream) {
 }
 
 /* Lock of the stream held. */
-static void appendTold(orBranch *b, orTeller *tell, const void *args, size_t size) {
+static void appendReport(orBranch *b, orNodeReport *report, const void *args, size_t size) {
   orGraphNode *n = newNode(size);
   if (!n) return; /* a tool knows less */
-  n->tell = tell;
+  n->report = report;
   memcpy(orTaskArgs(&n->task), args, size);
   orMutexLock(&b->capture->lock);
   append(b, n);
@@ -530,10 +530,10 @@ orError_t orStreamRefuseCapture(orStream_t stream, const char *call, const char 
   return s ? orCaptureRefuse(s, call, instead) : orSuccess;
 }
 
-bool orCaptureTell(orStream_t stream, orTeller *tell, const void *args, size_t size) {
+bool orCaptureReport(orStream_t stream, orNodeReport *report, const void *args, size_t size) {
   orStream *s = lockCapturing(stream);
   if (!s) return false;
-  appendTold(s->capturing, tell, args, size);
+  appendReport(s->capturing, report, args, size);
   orMutexUnlock(&s->lock);
   return true;
 }

@@ -84,11 +84,11 @@ orError_t orDeviceSynchronize(void) {
   return orDeviceTakeFailure(device);
 }
 
-static void dropQueued(orStream *s, uint64_t queued, void *context) {
+static void cancelQueued(orStream *s, uint64_t queued, void *context) {
   (void)context;
-  orMutexLock(&s->lock); /* against a loss, which drops more */
-  if (queued > atomic_load_explicit(&s->drop_until, memory_order_relaxed))
-    atomic_store_explicit(&s->drop_until, queued, memory_order_release);
+  orMutexLock(&s->lock); /* against a loss, which cancels more */
+  if (queued > atomic_load_explicit(&s->cancel_until, memory_order_relaxed))
+    atomic_store_explicit(&s->cancel_until, queued, memory_order_release);
   orMutexUnlock(&s->lock);
 }
 
@@ -98,8 +98,9 @@ orError_t orDeviceReset(void) {
   OR_TRY(orDeviceCheck(device));
   if (!orDeviceIsActive(device)) return orSuccess;
   orCapturesInvalidate(device, "orDeviceReset");
-  /* All streams are told before any moves: what one drops completes events that let others run. */
-  orStreamForEach(device, dropQueued, NULL);
+  /* All streams are told before any moves: what one cancels completes events that let others
+   * run. */
+  orStreamForEach(device, cancelQueued, NULL);
   orStreamsGiveUpWaits(device);
   OR_TRY(orStreamSynchronizeDevice(NULL, device));
   OR_PROBE(OR_PROBE_RESET, .device = device);

@@ -58,7 +58,8 @@ static const char *copyName(orMemcpyKind kind) {
   return names[kind];
 }
 
-static orError_t queueCopy(const orCopyArgs *args, bool stage, orAwaits waits, orStream_t stream) {
+static orError_t queueCopy(const orCopyArgs *args, bool stage, orWaitMode waits,
+                           orStream_t stream) {
   orStream *s;
   orTask *t;
   OR_TRY(orStreamBegin(stream, true, stage ? args->bytes : 0, &s, &t));
@@ -109,9 +110,9 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
   /* What comes from pageable memory is taken by the end of the call, which says nothing of when it
    * arrives. */
-  orAwaits waits = blocking || !to.known   ? OR_AWAITS_AS_PROMISED
-                   : !from.known && !stage ? OR_AWAITS_UNASKED
-                                           : OR_AWAITS_NOT;
+  orWaitMode waits = blocking || !to.known   ? OR_WAIT_PROMISED
+                     : !from.known && !stage ? OR_WAIT_UNASKED
+                                             : OR_WAIT_NOT;
   return queueCopy(&args, stage, waits, stream);
 }
 
@@ -165,7 +166,7 @@ static orError_t setAsync(void *dst, int value, size_t bytes, orStream_t stream,
   t->name = "Memset";
   t->u.set = (orSetArgs){dst, bytes, value, onDevice(&to) ? to.region.device : -1};
   t->any_thread = orTaskAnyThread(t->u.set.device);
-  return orStreamSubmit(s, t, blocking ? OR_AWAITS_AS_PROMISED : OR_AWAITS_NOT);
+  return orStreamSubmit(s, t, blocking ? OR_WAIT_PROMISED : OR_WAIT_NOT);
 }
 
 orError_t orMemset(void *dst, int value, size_t bytes) {

@@ -329,8 +329,8 @@ static orError_t computeAtOnce(const orDevice *device, const orKernel *kernel) {
   uint64_t noted = orNotedErrors();
   orError_t error = device->factory->compute(device->desc.self, kernel, 0);
   if (OR_UNLIKELY(began))
-    OR_PROBE(OR_PROBE_RAN, .task = &(orTask){.kind = OR_KIND_KERNEL, .name = name}, .lane = OR_HOST,
-             .began = began, .ended = orNow());
+    OR_PROBE(OR_PROBE_RAN, .task = &(orTask){.kind = OR_KIND_KERNEL, .name = name},
+             .worker = OR_HOST, .began = began, .ended = orNow());
   if (!error) return orSuccess;
   if (error == orErrorNotReady)
     return orFail(orErrorNotSupported, "%s has no streams: '%s' cannot complete later",

@@ -2,12 +2,12 @@
  * Events and their completion cells.
  *
  * A cell is one completion: pending, then done, for ever. Each record of an event makes a cell and
- * queues a mark that completes it; the event points to its newest cell, a queued wait holds the
+ * queues a record that completes it; the event points to its newest cell, a queued wait holds the
  * cell that it bound to. So a later record can neither satisfy an earlier wait late nor be
  * satisfied early, and destroying the event leaves its cells to those who wait.
  *
- * Who holds a reference: the event (newest cell), each queued mark and wait, a host thread while it
- * sleeps, the core while it completes. The last one puts the cell back into the pool.
+ * Who holds a reference: the event (newest cell), each queued record and wait, a host thread while
+ * it sleeps, the core while it completes. The last one puts the cell back into the pool.
  *
  * cell->state is a futex for sleeping hosts. cell->lock guards the list of waiting streams, and
  * `done` is set under it, so that a stream is either seen by orCellComplete or sees `done`. Stream
@@ -148,8 +148,8 @@ orStream *orCellStream(const orCell *cell) {
   return cell->stream ? orHandleSlotAt(&orStreamTable, orHandleIndex(cell->stream)) : NULL;
 }
 
-static orAwaited awaitedOf(orCell *cell) {
-  return (orAwaited){.stream = orCellStream(cell), .count = cell->number, .cell = cell};
+static orWaitGoal goalOf(orCell *cell) {
+  return (orWaitGoal){.stream = orCellStream(cell), .count = cell->number, .cell = cell};
 }
 
 /* ---- events ---- */
@@ -272,18 +272,18 @@ orError_t orEventGetDevice(orEvent_t event, int *device) {
 }
 
 /* In a capture. Both locks held. */
-static orError_t captureMark(orEvent *e, orStream *s, orCell *cell, orCell **replaced) {
-  OR_TRY(orCaptureMark(s, cell));
+static orError_t captureRecord(orEvent *e, orStream *s, orCell *cell, orCell **replaced) {
+  OR_TRY(orCaptureRecord(s, cell));
   *replaced = e->cell;
   e->cell = cell;
   cell->stream = s->last_handle;
-  orCellRelease(cell); /* no mark has it */
+  orCellRelease(cell); /* no record has it */
   return orSuccess;
 }
 
-/* The event is locked across the enqueue, so that of two threads that record it the later mark is
- * the newest cell. A mark never waits for room. */
-static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
+/* The event is locked across the enqueue, so that of two threads that record it the later record is
+ * the newest cell. A record never waits for room. */
+static orError_t queueRecord(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
   orStream *s;
   orTask *task;
   OR_TRY(orStreamBegin(stream, false, 0, &s, &task));
@@ -295,7 +295,7 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
                   device);
   }
   if (OR_UNLIKELY(s->capturing != NULL)) {
-    orError_t error = captureMark(e, s, cell, replaced);
+    orError_t error = captureRecord(e, s, cell, replaced);
     orMutexUnlock(&s->lock);
     return error;
   }
@@ -307,13 +307,13 @@ static orError_t queueMark(orEvent *e, orStream_t stream, orCell *cell, orCell *
   cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
   OR_PROBE(OR_PROBE_RECORD, .stream = cell->stream, .cell = cell, .replaced = *replaced);
   if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
-    orMutexUnlock(&s->lock); /* nothing is before it: no lane need wake up for it */
+    orMutexUnlock(&s->lock); /* nothing is before it: no worker need wake up for it */
     orCellComplete(cell, orSuccess);
     orCellRelease(cell);
     return orSuccess;
   }
   cell->number = queued + 1;
-  task->kind = OR_KIND_MARK;
+  task->kind = OR_KIND_RECORD;
   task->name = "orEventRecord";
   task->u.cell = cell;
   orStreamCommit(s, task);
@@ -324,7 +324,7 @@ orError_t orEventRecord(orEvent_t event, orStream_t stream) {
   orEvent *e;
   OR_TRY(orEnterBlocking());
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  orCell *cell = orCellNew(2); /* the event's and the mark's */
+  orCell *cell = orCellNew(2); /* the event's and the record's */
   if (!cell) return orErrorMemoryAllocation;
   orCell *replaced = NULL;
   orError_t error = lockEvent(event, &e);
@@ -332,7 +332,7 @@ orError_t orEventRecord(orEvent_t event, orStream_t stream) {
     error = e->flags & orEventExternal
                 ? orFail(orErrorInvalidValue,
                          "an external event is completed by orEventSignal, not by a record")
-                : queueMark(e, stream, cell, &replaced);
+                : queueRecord(e, stream, cell, &replaced);
     orMutexUnlock(&e->lock);
   }
   if (error) {
@@ -386,10 +386,10 @@ orError_t orEventQuery(orEvent_t event) {
   OR_TRY(orEnter());
   orDispatchPoint();
   OR_TRY(cellToAskOf(event, "orEventQuery", &cell, &flags));
-  orAwaited awaited = cell ? awaitedOf(cell) : (orAwaited){0};
-  bool ready = !cell || orIsOver(&awaited);
-  if (ready && cell) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
-  orError_t error = ready ? orSuccess : orAwaitStep(&awaited);
+  orWaitGoal goal = cell ? goalOf(cell) : (orWaitGoal){0};
+  bool ready = !cell || orIsOver(&goal);
+  if (ready && cell) OR_PROBE(OR_PROBE_HOST_ACQUIRES, .cell = cell);
+  orError_t error = ready ? orSuccess : orHostAwaitStep(&goal);
   orCellRelease(cell);
   return error;
 }
@@ -407,11 +407,11 @@ orError_t orEventSynchronize(orEvent_t event) {
     return lost;
   }
   orProbe wait;
-  orAwaited awaited = awaitedOf(cell);
+  orWaitGoal goal = goalOf(cell);
   OR_PROBE_WAITS(&wait, .call = "orEventSynchronize", .device = device, .stream = cell->stream,
                  .cell = cell);
-  orError_t error = orProbeWaited(&wait, orAwait(&awaited));
-  if (OR_LIKELY(!error)) OR_PROBE(OR_PROBE_HOST_KNOWS, .cell = cell);
+  orError_t error = orProbeWaited(&wait, orHostAwait(&goal));
+  if (OR_LIKELY(!error)) OR_PROBE(OR_PROBE_HOST_ACQUIRES, .cell = cell);
   orCellRelease(cell);
   return error ? error : orDeviceTakeFailure(device);
 }
@@ -466,7 +466,7 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
   orMutexUnlock(&e->lock);
   if (cell && status && !of_task)
     orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);
-  orFailureDropCause();
+  orFailureForgetCause();
   if (!cell) return error;
   if (of_task)
     orCellComplete(cell, status);

@@ -8,7 +8,7 @@
  *
  * A cause has one owner at any time: the thread that set it, until it notes the failure; then
  * failures[], if that failure is the one that is kept; then the thread that it is reported to. It
- * is dropped by its owner, holding no lock.
+ * is destroyed by its owner, holding no lock.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 typedef struct orCause {
   void *cause;
-  void (*drop)(void *cause);
+  void (*destroy)(void *cause);
 } orCause;
 
 typedef struct orFailure {
@@ -49,37 +49,38 @@ static orCause takeCause(orCause *from) {
   return cause;
 }
 
-static void dropCause(orCause cause) {
-  if (OR_UNLIKELY(cause.cause && cause.drop)) orCallDestroy(cause.drop, cause.cause);
+static void destroyCause(orCause cause) {
+  if (OR_UNLIKELY(cause.cause && cause.destroy)) orCallDestroy(cause.destroy, cause.cause);
 }
 
-/* Of a thread that ends; without a key its causes are not dropped. Both are written before main. */
+/* Of a thread that ends; without a key its causes are not destroyed. Both are written before
+ * main. */
 static pthread_key_t thread_end;
 static bool has_key;
 
-static void dropAll(void *unused) {
+static void destroyAll(void *unused) {
   (void)unused;
-  dropCause(takeCause(&next_cause));
-  dropCause(takeCause(&reported.cause));
+  destroyCause(takeCause(&next_cause));
+  destroyCause(takeCause(&reported.cause));
 }
 
 __attribute__((constructor)) static void makeKey(void) {
-  has_key = !pthread_key_create(&thread_end, dropAll);
+  has_key = !pthread_key_create(&thread_end, destroyAll);
   if (!has_key)
-    orWarn("no key for threads: what caused a failure is not dropped at a thread's end");
+    orWarn("no key for threads: what caused a failure is not destroyed at a thread's end");
 }
 
 static void own(orCause *place, orCause cause) {
-  dropCause(takeCause(place));
+  destroyCause(takeCause(place));
   *place = cause;
   if (cause.cause && has_key) pthread_setspecific(thread_end, place);
 }
 
-void orSetFailureCause(void *cause, void (*drop)(void *cause)) {
-  own(&next_cause, (orCause){cause, drop});
+void orSetFailureCause(void *cause, void (*destroy)(void *cause)) {
+  own(&next_cause, (orCause){cause, destroy});
 }
 
-void orFailureDropCause(void) { dropCause(takeCause(&next_cause)); }
+void orFailureForgetCause(void) { destroyCause(takeCause(&next_cause)); }
 
 static void reportCause(orCause cause, unsigned others) {
   own(&reported.cause, cause);
@@ -106,13 +107,13 @@ static void keepFailure(orFailure *f, orError_t error, const char *kernel, const
 
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail) {
   orFailure *f = &failures[index];
-  orCause cause = takeCause(&next_cause), dropped = cause;
+  orCause cause = takeCause(&next_cause), old = cause;
   orMutexLock(&f->lock);
   bool loses = error == orErrorDeviceLost && f->error != orErrorDeviceLost;
   if (f->error && !loses) {
     f->others++;
   } else {
-    dropped = f->cause;
+    old = f->cause;
     f->cause = cause;
     keepFailure(f, error, kernel, detail);
   }
@@ -121,7 +122,7 @@ void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const c
     orStreamsSetLost(index, true);
   }
   orMutexUnlock(&f->lock);
-  dropCause(dropped);
+  destroyCause(old);
   if (loses) orStreamsGiveUpWaits(index);
 }
 
@@ -183,5 +184,5 @@ void orDeviceForgetFailure(int index) {
     orStreamsSetLost(index, false);
   }
   orMutexUnlock(&f->lock);
-  dropCause(cause);
+  destroyCause(cause);
 }

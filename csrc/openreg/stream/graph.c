@@ -1,14 +1,14 @@
 /*
  * Graphs: what was captured, queued again as often as somebody asks.
  *
- * A replay queues copies of the captured records, with fresh cells in place of the marks and waits:
+ * A replay queues copies of the captured records, with fresh cells for events and waits:
  * branch 0's on the stream that it is launched on, in one piece, so that nothing of another thread
- * comes between them, the other branches' on streams of the graph's own. So whatever runs, drops,
- * shows or disturbs tasks treats these as any others. Each branch's records end with a mark that
+ * comes between them, the other branches' on streams of the graph's own. So whatever runs, cancels,
+ * shows or disturbs tasks treats these as any others. Each branch ends with an event's record that
  * lets go of the graph: its nodes' arguments, which the copies share, outlive every replay.
  *
  * Replays of one graph follow each other: one that is launched on another stream than the one
- * before waits for that one's last mark. Threads that launch it take turns, with no lock held;
+ * before waits for that one's last record. Threads that launch it take turns, with no lock held;
  * `cells`, `end` and `last` belong to whoever has the turn. `body` of a slot and the list of user
  * objects are under the slot's lock.
  */
@@ -41,10 +41,10 @@ typedef struct orGraphBody {
   orObject *objects;
   uint32_t line_count, cell_count;
   orLine *lines;
-  orCell **cells; /* [0] the end of the replay before, then the ends of the lines, then marks */
-  uint32_t *marked_by; /* the line of each cell */
-  orCell *end;         /* of the newest replay */
-  orStream_t last;     /* that it was launched on */
+  orCell **cells; /* [0] the end of the replay before, then the ends of the lines, then records */
+  uint32_t *recorded_by; /* the line of each cell */
+  orCell *end;           /* of the newest replay */
+  orStream_t last;       /* that it was launched on */
 } orGraphBody;
 
 typedef struct orGraphSlot {
@@ -63,8 +63,8 @@ static orHandleTable table = {.kind = OR_HANDLE_GRAPH,
 /* ---- making ---- */
 
 static void freeBody(orGraphBody *b) {
-  orGraphNodesDrop(&b->nodes);
-  orGraphNodesDrop(&b->own);
+  orGraphNodesFree(&b->nodes);
+  orGraphNodesFree(&b->own);
   for (orObject *o = b->objects, *next; o; o = next) {
     next = o->next;
     orCallDestroy(o->destroy, o->object);
@@ -77,7 +77,7 @@ static void freeBody(orGraphBody *b) {
   orCellRelease(b->end);
   free(b->lines);
   free(b->cells);
-  free(b->marked_by);
+  free(b->recorded_by);
   free(b);
 }
 
@@ -85,7 +85,7 @@ static void release(orGraphBody *b, uint32_t refs) {
   if (atomic_fetch_sub_explicit(&b->refs, refs, memory_order_acq_rel) == refs) freeBody(b);
 }
 
-static void dropLine(void *args) { release(*(orGraphBody **)args, 1); }
+static void destroyLine(void *args) { release(*(orGraphBody **)args, 1); }
 
 static void addToLine(orLine *line, const orGraphNode *n) {
   line->tasks[line->count++] = &n->task;
@@ -100,8 +100,8 @@ static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell
   *n = (orGraphNode){.branch = line,
                      .task = {.size = size - offsetof(orGraphNode, task),
                               .kind = kind,
-                              .name = "orGraphLaunch",
-                              .drop = kind == OR_KIND_MARK ? dropLine : NULL,
+                              .name = "orGraphReplay",
+                              .destroy = kind == OR_KIND_RECORD ? destroyLine : NULL,
                               .u.slot = cell}};
   *(orGraphBody **)orTaskArgs(&n->task) = b;
   *b->own.end = n;
@@ -110,16 +110,16 @@ static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell
   return true;
 }
 
-/* Marks that nobody waits for go; the others, and waits, get the numbers of their cells. */
+/* Events' records that no wait is for go; the others, and waits, get the numbers of their cells. */
 static void numberCells(orGraphBody *b) {
   for (orGraphNode **at = &b->nodes.first, *n; (n = *at);) {
-    if (n->task.kind == OR_KIND_MARK && !n->awaited) {
+    if (n->task.kind == OR_KIND_RECORD && !n->awaited) {
       *at = n->next;
       free(n);
       continue;
     }
-    if (n->task.kind == OR_KIND_MARK) n->task.u.slot = b->cell_count++;
-    if (n->task.kind == OR_KIND_WAIT) n->task.u.slot = n->mark->task.u.slot;
+    if (n->task.kind == OR_KIND_RECORD) n->task.u.slot = b->cell_count++;
+    if (n->task.kind == OR_KIND_WAIT) n->task.u.slot = n->record->task.u.slot;
     at = &n->next;
   }
 }
@@ -128,7 +128,7 @@ static void numberCells(orGraphBody *b) {
 static bool makeLines(orGraphBody *b) {
   size_t *counts = calloc(b->line_count, sizeof *counts);
   if (!counts) return false;
-  for (const orGraphNode *n = b->nodes.first; n; n = n->next) counts[n->branch] += !n->tell;
+  for (const orGraphNode *n = b->nodes.first; n; n = n->next) counts[n->branch] += !n->report;
   bool made = true;
   for (uint32_t i = 0; i < b->line_count && made; i++)
     made = (b->lines[i].tasks = calloc(counts[i] + 2, sizeof(orTask *))) != NULL;
@@ -136,19 +136,19 @@ static bool makeLines(orGraphBody *b) {
   if (!made) return false;
   if (!addOwn(b, OR_KIND_WAIT, 0, 0)) return false;
   for (const orGraphNode *n = b->nodes.first; n; n = n->next)
-    if (!n->tell) addToLine(&b->lines[n->branch], n);
+    if (!n->report) addToLine(&b->lines[n->branch], n);
   for (uint32_t i = 0; i < b->line_count; i++)
-    if (!addOwn(b, OR_KIND_MARK, i, 1 + i)) return false;
+    if (!addOwn(b, OR_KIND_RECORD, i, 1 + i)) return false;
   return true;
 }
 
 static bool makeCells(orGraphBody *b) {
   b->cells = calloc(b->cell_count, sizeof *b->cells);
-  b->marked_by = calloc(b->cell_count, sizeof *b->marked_by);
-  if (!b->cells || !b->marked_by) return false;
-  for (uint32_t i = 0; i < b->line_count; i++) b->marked_by[1 + i] = i;
+  b->recorded_by = calloc(b->cell_count, sizeof *b->recorded_by);
+  if (!b->cells || !b->recorded_by) return false;
+  for (uint32_t i = 0; i < b->line_count; i++) b->recorded_by[1 + i] = i;
   for (const orGraphNode *n = b->nodes.first; n; n = n->next)
-    if (n->task.kind == OR_KIND_MARK) b->marked_by[n->task.u.slot] = n->branch;
+    if (n->task.kind == OR_KIND_RECORD) b->recorded_by[n->task.u.slot] = n->branch;
   return true;
 }
 
@@ -182,7 +182,7 @@ static orError_t fill(orGraphBody *b, const int *priorities) {
 static orError_t make(const orCaptured *from, orGraph_t *graph) {
   orGraphBody *b = calloc(1, sizeof *b);
   if (!b) {
-    orGraphNodesDrop(&(orGraphNodes){.first = from->nodes});
+    orGraphNodesFree(&(orGraphNodes){.first = from->nodes});
     return orFail(orErrorMemoryAllocation, "no memory for a graph");
   }
   atomic_init(&b->refs, 1);
@@ -237,17 +237,18 @@ static orError_t makeAllCells(orGraphBody *b, orStream_t stream) {
       releaseCells(b);
       return orErrorMemoryAllocation;
     }
-    uint32_t line = b->marked_by[i];
+    uint32_t line = b->recorded_by[i];
     b->cells[i]->stream = line ? b->lines[line].stream : stream;
   }
   return orSuccess;
 }
 
-/* The tools that follow what the program asks for are told as of eager calls, in captured order. */
-static void tellNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
+/* To tools that follow what the program asks for, each node is as an eager call, in captured
+ * order. */
+static void reportNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
   const orTask *t = &node->task;
-  if (node->tell) {
-    node->tell(orTaskArgs(&node->task), on);
+  if (node->report) {
+    node->report(orTaskArgs(&node->task), on);
     return;
   }
   switch (t->kind) {
@@ -260,9 +261,9 @@ static void tellNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
                .bytes = t->u.set.bytes);
       break;
     case OR_KIND_HOST_FUNC:
-      OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = on);
+      OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = on);
       break;
-    case OR_KIND_MARK:
+    case OR_KIND_RECORD:
       OR_PROBE(OR_PROBE_RECORD, .stream = on, .cell = b->cells[t->u.slot]);
       break;
     case OR_KIND_WAIT:
@@ -273,13 +274,13 @@ static void tellNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
   }
 }
 
-static void tellTools(const orGraphBody *b, orStream_t stream, bool waits) {
+static void reportToTools(const orGraphBody *b, orStream_t stream, bool waits) {
   orGraphNode *before = b->own.first;
-  if (waits) tellNode(b, before, stream);
+  if (waits) reportNode(b, before, stream);
   for (orGraphNode *n = b->nodes.first; n; n = n->next)
-    tellNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
+    reportNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
   for (orGraphNode *n = before->next; n; n = n->next)
-    tellNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
+    reportNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
 }
 
 /* Of lines that are not queued. The caller has one itself. */
@@ -289,14 +290,14 @@ static void takeBack(orGraphBody *b, uint32_t refs) {
 
 /* What should have been queued on a line is not: whoever waits for it goes on. */
 static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
-  orDeviceNoteFailure(b->device, error, "orGraphLaunch", NULL);
+  orDeviceNoteFailure(b->device, error, "orGraphReplay", NULL);
   for (uint32_t i = 1; i < b->cell_count; i++)
-    if (b->marked_by[i] == line) orCellComplete(b->cells[i], orSuccess);
+    if (b->recorded_by[i] == line) orCellComplete(b->cells[i], orSuccess);
   takeBack(b, 1);
 }
 
-/* Reserves room on the graph's own streams before anything is told or queued. The room stays, as
- * only replays queue there, so a replay that has begun does not end early for want of memory. */
+/* Reserves room on the graph's own streams before anything is reported or queued. The room stays,
+ * as only replays queue there, so a replay that has begun does not end early for want of memory. */
 static orError_t reserveLines(const orGraphBody *b) {
   for (uint32_t i = 1; i < b->line_count; i++)
     OR_TRY(orStreamReserve(b->lines[i].stream, b->lines[i].bytes));
@@ -308,10 +309,10 @@ static orError_t replay(orGraphBody *b, orStream_t stream) {
   bool waits = b->end && b->last != stream && !orCellDone(b->end);
   OR_TRY(reserveLines(b));
   OR_TRY(makeAllCells(b, stream));
-  const uint32_t told = 1u << OR_PROBE_ACCESS | 1u << OR_PROBE_RECORD | 1u << OR_PROBE_WAIT |
-                        1u << OR_PROBE_HOST_KNOWS;
-  if (OR_UNLIKELY(atomic_load_explicit(&orProbesOn, memory_order_relaxed) & told))
-    tellTools(b, stream, b->end && b->last != stream);
+  const uint32_t reported = 1u << OR_PROBE_ACCESS | 1u << OR_PROBE_RECORD | 1u << OR_PROBE_WAIT |
+                            1u << OR_PROBE_HOST_ACQUIRES;
+  if (OR_UNLIKELY(atomic_load_explicit(&orProbesOn, memory_order_relaxed) & reported))
+    reportToTools(b, stream, b->end && b->last != stream);
   atomic_fetch_add_explicit(&b->refs, b->line_count, memory_order_relaxed);
   for (uint32_t i = 0; i < b->line_count; i++) {
     const orLine *l = &b->lines[i];
@@ -368,7 +369,7 @@ static orError_t launch(orGraphBody *b, orStream_t stream) {
   return error;
 }
 
-orError_t orGraphLaunch(orGraph_t graph, orStream_t stream) {
+orError_t orGraphReplay(orGraph_t graph, orStream_t stream) {
   orGraphBody *b;
   OR_TRY(orEnterBlocking());
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
@@ -405,7 +406,7 @@ orError_t orGraphGetNodeCount(orGraph_t graph, size_t *count) {
   OR_TRY(bodyOf(graph, &b));
   *count = 0;
   for (const orGraphNode *n = b->nodes.first; n; n = n->next)
-    *count += !n->tell && n->task.kind != OR_KIND_MARK && n->task.kind != OR_KIND_WAIT;
+    *count += !n->report && n->task.kind != OR_KIND_RECORD && n->task.kind != OR_KIND_WAIT;
   release(b, 1);
   return orSuccess;
 }

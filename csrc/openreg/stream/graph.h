@@ -8,24 +8,24 @@
 
 /* ---- capture.c ---- */
 
-/* Tells a tool, at each launch of a graph, what it was told in the capture; no lock held. */
-typedef void orTeller(const void *args, orStream_t on);
+/* Reports to a tool, at each replay of a graph, what it has kept in the capture; no lock held. */
+typedef void orNodeReport(const void *args, orStream_t on);
 
 /* A record of a capture, or of a graph. */
 struct orGraphNode {
   orGraphNode *next; /* in the order of the calls */
   uint32_t branch;
-  bool awaited;             /* a mark: some wait is for it */
-  orGraphNode *mark;        /* a wait: for it */
-  void (*drop)(void *args); /* of the task, called once */
-  orTeller *tell;           /* not null: it is never queued, and called when others are */
-  _Alignas(16) orTask task; /* its arguments follow */
+  bool awaited;                /* an event's record: some wait is for it */
+  orGraphNode *record;         /* a wait: for it */
+  void (*destroy)(void *args); /* of the task's arguments, called once */
+  orNodeReport *report;        /* not null: it is never queued, and called when others are */
+  _Alignas(16) orTask task;    /* its arguments follow */
 };
 typedef struct orGraphNodes {
   orGraphNode *first, **end;
 } orGraphNodes;
 /* Lets go of all. No lock held. */
-void orGraphNodesDrop(orGraphNodes *nodes);
+void orGraphNodesFree(orGraphNodes *nodes);
 
 /* Of a stream, whose lock is held. */
 
@@ -36,7 +36,7 @@ orError_t orCaptureReserve(orStream *s, size_t args_size, orTask **task);
 /* False: the task is not the reserved one, and the queue's. */
 bool orCaptureCommit(orStream *s, const orTask *task);
 /* The cell stands for what the capture has on the stream so far. */
-orError_t orCaptureMark(orStream *s, orCell *cell);
+orError_t orCaptureRecord(orStream *s, orCell *cell);
 /* The stream or the cell is in a capture: the stream is from now on, or is refused. */
 orError_t orCaptureWait(orStream *s, orCell *cell);
 /* What no graph can repeat: invalidates the capture, and unlocks the stream. `instead` says what to
@@ -73,11 +73,12 @@ void orCaptureRelease(orCapture *capture);
 bool orCaptureIsOver(orCapture *capture);
 bool orStreamCaptures(orStream_t stream);
 /* Whether the stream captures; no lock held. If so, the arguments are kept, as a node. */
-bool orCaptureTell(orStream_t stream, orTeller *tell, const void *args, size_t size);
+bool orCaptureReport(orStream_t stream, orNodeReport *report, const void *args, size_t size);
 
 /* ---- graph_dot.c ---- */
 
-/* Of a graph's nodes, whose marks and waits have the numbers of their cells, all below `cells`. */
+/* Of a graph's nodes, whose records and waits have the numbers of their cells, all below
+ * `cells`. */
 orError_t orGraphDraw(int device, const orGraphNodes *nodes, uint32_t lines, uint32_t cells,
                       const char *path);
 

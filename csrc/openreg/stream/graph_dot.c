@@ -6,7 +6,7 @@
  * each stream that has a node there. An edge between two bands is not a line but a text in the
  * later box, because lines across a long picture cannot be followed.
  *
- * Marks and waits become edges. `after` has a row of each stream, then one of each cell: for each
+ * Records and waits become edges. `after` has a row of each stream, then one of each cell: for each
  * stream, 1 + the number of the latest of its nodes that comes directly before, or 0.
  */
 #include <errno.h>
@@ -52,7 +52,7 @@ typedef void orWriter(FILE *file, const orDrawing *d);
 /* ---- edges ---- */
 
 static bool isShown(const orGraphNode *n) {
-  return !n->tell && n->task.kind != OR_KIND_MARK && n->task.kind != OR_KIND_WAIT;
+  return !n->report && n->task.kind != OR_KIND_RECORD && n->task.kind != OR_KIND_WAIT;
 }
 
 static bool addEdge(orDrawing *d, uint32_t from) {
@@ -85,10 +85,10 @@ static bool addBox(orDrawing *d, const orGraphNode *n, uint32_t *after) {
 
 static bool addNode(orDrawing *d, const orGraphNode *n, uint32_t *rows) {
   uint32_t *after = rows + (size_t)n->branch * d->lines;
-  if (n->tell) return true;
+  if (n->report) return true;
   if (isShown(n)) return addBox(d, n, after);
   uint32_t *cell = rows + (size_t)(d->lines + n->task.u.slot) * d->lines;
-  if (n->task.kind == OR_KIND_MARK) memcpy(cell, after, d->lines * sizeof *cell);
+  if (n->task.kind == OR_KIND_RECORD) memcpy(cell, after, d->lines * sizeof *cell);
   for (uint32_t line = 0; line < d->lines; line++)
     if (after[line] < cell[line]) after[line] = cell[line];
   return true;
@@ -140,7 +140,7 @@ static orDetail detailOf(const orTask *t) {
       snprintf(d.text, sizeof d.text, "host function");
       break;
     case OR_KIND_KERNEL:
-    case OR_KIND_MARK:
+    case OR_KIND_RECORD:
     case OR_KIND_WAIT:
       break;
   }

@@ -6,7 +6,7 @@
  *
  * Sleeping for progress: a stream's `wake_at` is the smallest count that anybody sleeps for. A
  * sleeper reads `wake_word`, lowers `wake_at`, looks at `completed` once more and sleeps on
- * `wake_word`. The lane stores `completed`, loads `wake_at`, and if it is reached resets it,
+ * `wake_word`. The worker stores `completed`, loads `wake_at`, and if it is reached resets it,
  * changes `wake_word` and wakes all. The store and the load on each side are seq_cst, so one of the
  * two sees the other; a request that the reset wipes out was made after its sleeper read
  * `wake_word`, which has changed since, so that sleeper does not sleep. A stream's counters never
@@ -29,36 +29,34 @@
 enum { OR_LOOK_AGAIN_NS = 1000000, OR_NO_CORE = -2 };
 
 _Atomic(const orDispatcher *) orDispatcherNow;
-_Atomic uint32_t orLanesRefused;
+_Atomic uint32_t orWorkersRefused;
 _Atomic int orHostCore = OR_NO_CORE;
 
-static orError_t (*stand_in)(const orAwaited *awaited, uint32_t *refused);
+static orError_t (*stand_in)(const orWaitGoal *goal, uint32_t *refused);
 
-void orHostWaitSetStandIn(orError_t (*fn)(const orAwaited *awaited, uint32_t *refused)) {
-  stand_in = fn;
-}
+void orHostSetStandIn(orError_t (*fn)(const orWaitGoal *goal, uint32_t *refused)) { stand_in = fn; }
 
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
-static orHostWait *hosts;
+static orSleeper *hosts;
 
 static bool hasFinished(const orStream *s, uint64_t count) {
   return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
 }
 
-bool orIsOver(const orAwaited *a) {
+bool orIsOver(const orWaitGoal *a) {
   return a->stream ? hasFinished(a->stream, a->count) : orCellDone(a->cell);
 }
 
 /* ---- who sleeps ---- */
 
-void orHostWaitBegin(orHostWait *w, const orAwaited *awaited) {
+void orSleeperBegin(orSleeper *w, const orWaitGoal *goal) {
   static _Thread_local int thread;
   if (!thread) thread = (int)syscall(SYS_gettid);
-  *w = (orHostWait){.awaited = *awaited, .since = orNow(), .thread = thread};
-  if (awaited->stream) {
-    orMutexLock(&awaited->stream->lock);
-    w->stream = awaited->stream->last_handle;
-    orMutexUnlock(&awaited->stream->lock);
+  *w = (orSleeper){.goal = *goal, .since = orNow(), .thread = thread};
+  if (goal->stream) {
+    orMutexLock(&goal->stream->lock);
+    w->stream = goal->stream->last_handle;
+    orMutexUnlock(&goal->stream->lock);
   }
   orMutexLock(&lock);
   w->next = hosts;
@@ -68,16 +66,16 @@ void orHostWaitBegin(orHostWait *w, const orAwaited *awaited) {
   orMutexUnlock(&lock);
 }
 
-void orHostWaitEnd(orHostWait *w) {
+void orSleeperEnd(orSleeper *w) {
   orMutexLock(&lock);
   *w->at = w->next;
   if (w->next) w->next->at = w->at;
   orMutexUnlock(&lock);
 }
 
-void orHostWaitsEach(void (*fn)(orHostWait *, void *), void *context) {
+void orSleepersEach(void (*fn)(orSleeper *, void *), void *context) {
   orMutexLock(&lock);
-  for (orHostWait *w = hosts; w; w = w->next) fn(w, context);
+  for (orSleeper *w = hosts; w; w = w->next) fn(w, context);
   orMutexUnlock(&lock);
 }
 
@@ -95,18 +93,18 @@ bool orStreamAskForHelp(orStream *s) {
   return true;
 }
 
-static void wake(orHostWait *w, void *context) {
+static void wake(orSleeper *w, void *context) {
   (void)context;
-  orCell *cell = w->awaited.cell;
-  if (w->awaited.stream) {
-    orStreamWakeSleepers(w->awaited.stream);
+  orCell *cell = w->goal.cell;
+  if (w->goal.stream) {
+    orStreamWakeSleepers(w->goal.stream);
   } else if (cell) {
     atomic_fetch_add_explicit(&cell->state, OR_CELL_LOOK, memory_order_acq_rel);
     orFutexWake(&cell->state, INT_MAX);
   }
 }
 
-void orHostWaitsWake(void) { orHostWaitsEach(wake, NULL); }
+void orSleepersWake(void) { orSleepersEach(wake, NULL); }
 
 /* ---- waiting ---- */
 
@@ -119,7 +117,7 @@ static void noteCore(bool waits) {
 }
 
 /* True if it is over; false too when somebody wants help. */
-static bool spin(const orAwaited *a) {
+static bool spin(const orWaitGoal *a) {
   uint64_t start = orNow(), now = start;
   do {
     for (int i = 0; i < 64; i++) {
@@ -145,7 +143,7 @@ static _Atomic uint32_t *announceToStream(orStream *s, uint64_t count, uint32_t 
   return &s->wake_word;
 }
 
-static _Atomic uint32_t *announceSleep(const orAwaited *a, uint32_t *value) {
+static _Atomic uint32_t *announceSleep(const orWaitGoal *a, uint32_t *value) {
   if (a->stream) return announceToStream(a->stream, a->count, value);
   *value = OR_CELL_SLEEPERS |
            atomic_fetch_or_explicit(&a->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
@@ -154,30 +152,30 @@ static _Atomic uint32_t *announceSleep(const orAwaited *a, uint32_t *value) {
 
 /* The exit handler wakes whoever is in the list; a thread that comes later sees that the process is
  * exiting after it has read its futex. */
-static void sleepUntilOver(const orAwaited *a, uint32_t refused) {
-  orHostWait wait;
+static void sleepUntilOver(const orWaitGoal *a, uint32_t refused) {
+  orSleeper wait;
   uint32_t value;
   void *token = orBlockEnter();
-  orHostWaitBegin(&wait, a);
+  orSleeperBegin(&wait, a);
   for (;;) {
     _Atomic uint32_t *word = announceSleep(a, &value);
     if (orDispatching() || orIsOver(a) || orProcessExiting()) break;
-    if (refused != atomic_load_explicit(&orLanesRefused, memory_order_seq_cst)) break;
+    if (refused != atomic_load_explicit(&orWorkersRefused, memory_order_seq_cst)) break;
     /* After helping, the others are at their last pieces. */
     if (!orSplitHelp())
       orFutexWait(word, value, 0);
     else if (spin(a))
       break;
   }
-  orHostWaitEnd(&wait);
+  orSleeperEnd(&wait);
   orBlockLeave(token);
 }
 
-orError_t orAwait(const orAwaited *a) {
+orError_t orHostAwait(const orWaitGoal *a) {
   orError_t error = orSuccess;
   uint32_t refused;
   while (!error && !orIsOver(a) && !(error = orProcessRefuseExiting())) {
-    refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
+    refused = atomic_load_explicit(&orWorkersRefused, memory_order_relaxed);
     if (OR_UNLIKELY(refused)) error = stand_in(a, &refused);
     const orDispatcher *d = orDispatching();
     if (OR_UNLIKELY(d != NULL))
@@ -189,12 +187,12 @@ orError_t orAwait(const orAwaited *a) {
   return error;
 }
 
-orError_t orAwaitTasks(orStream *stream, uint64_t count) {
-  return orAwait(&(orAwaited){.stream = stream, .count = count});
+orError_t orHostAwaitTasks(orStream *stream, uint64_t count) {
+  return orHostAwait(&(orWaitGoal){.stream = stream, .count = count});
 }
 
-orError_t orAwaitStep(const orAwaited *a) {
-  uint32_t refused = atomic_load_explicit(&orLanesRefused, memory_order_relaxed);
+orError_t orHostAwaitStep(const orWaitGoal *a) {
+  uint32_t refused = atomic_load_explicit(&orWorkersRefused, memory_order_relaxed);
   OR_TRY(orProcessRefuseExiting());
   if (OR_UNLIKELY(refused) && orProcessTask() == OR_TASK_NONE) OR_TRY(stand_in(a, &refused));
   const orDispatcher *d = orDispatching();
@@ -217,15 +215,15 @@ static bool cancel(orStream *s, orTask *task, uint64_t number) {
   bool idle = !over && s->state != OR_STREAM_RUNNING && !isAtDevice(task);
   if (idle) {
     atomic_store_explicit(&task->cancelled, true, memory_order_relaxed);
-    task->dropped = NULL;
+    task->was_cancelled = NULL;
   }
   orMutexUnlock(&s->lock);
   return idle;
 }
 
-/* A thread that leaves the stream, at the process's end or for want of a lane, wakes nobody: it
+/* A thread that leaves the stream, at the process's end or for want of a worker, wakes nobody: it
  * looks again and again. */
-bool orAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
+bool orHostAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
   bool cancelled = false;
   void *token = orBlockEnter();
   for (uint32_t value;;) {

@@ -1,8 +1,8 @@
 /*
  * A stream's queue of tasks: records of any size, their arguments inline, in a list of chunks.
  *
- * Producers append under the stream's lock; the one lane that runs the stream consumes without it.
- * What makes a record visible is the stream's `queued` count, stored with release after
+ * Producers append under the stream's lock; the one worker that runs the stream consumes without
+ * it. What makes a record visible is the stream's `queued` count, stored with release after
  * orQueueCommit and loaded with acquire before orQueueFront: a consumer never looks at a record, a
  * chunk's `end` or its `next` that a count it has seen does not cover. A reservation may be
  * abandoned: a chunk is linked with the first record that is committed to it, so that none in the
@@ -58,7 +58,7 @@ static void linkSpare(orQueueIn *in, orQueueOut *out) {
   if (in->tail)
     in->tail->next = c;
   else
-    out->head = c; /* the very first task: no lane has looked yet */
+    out->head = c; /* the very first task: no worker has looked yet */
   in->tail = c;
 }
 

@@ -3,20 +3,20 @@
  *
  * Who owns what is in stream.h's orStream. The life of a stream's state:
  *
- *            commit                 a lane picks it
+ *            commit                 a worker picks it
  *     IDLE ----------> READY ---------------------------> RUNNING --+--> IDLE     (queue empty)
  *                        ^                                          +--> READY    (makes way)
  *                        |      orStreamResume                      +--> WAITING  (cell or value)
  *                        +--------------------------- WAITING <-----+
  *
- * A host thread that waits for its own task takes the lane's part, with a commit that leads from
- * IDLE to RUNNING or by picking the stream before a lane does, if any thread may run all that is
+ * A host thread that waits for its own task takes the worker's part, with a commit that leads from
+ * IDLE to RUNNING or by picking the stream before a worker does, if any thread may run all that is
  * queued there.
  *
- * Every step is taken under the stream's lock. A lane that finds the queue empty looks again under
- * the lock before it goes IDLE, and a producer publishes under the lock and schedules if it finds
- * IDLE: no wake-up is lost, and a steady producer never touches the scheduler. Resuming a stream
- * makes it look at its wait again, so a resume too many does no harm.
+ * Every step is taken under the stream's lock. A worker that finds the queue empty looks again
+ * under the lock before it goes IDLE, and a producer publishes under the lock and schedules if it
+ * finds IDLE: no wake-up is lost, and a steady producer never touches the scheduler. Resuming a
+ * stream makes it look at its wait again, so a resume too many does no harm.
  *
  * A destroyed stream's handle is invalid at once; the slot is recycled when its last task has
  * finished. The counters never start again.
@@ -107,7 +107,7 @@ orError_t orStreamLock(orStream_t handle, orStream **stream) {
 
 /* ---- enqueue ---- */
 
-/* Looks at the lane's counters only when the room seen last is used up: they are on its cache
+/* Looks at the worker's counters only when the room seen last is used up: they are on its cache
  * line. */
 static bool isFull(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
@@ -117,13 +117,13 @@ static bool isFull(orStream *s) {
   return queued >= s->room_until || s->bytes_in >= s->bytes_until;
 }
 
-/* Until a quarter of a full queue has run: producer and lane do not take turns task by task, and
- * what is left keeps the lane busy for longer than it takes a sleeping producer to wake up. */
+/* Until a quarter of a full queue has run: producer and worker do not take turns task by task, and
+ * what is left keeps the worker busy for longer than it takes a sleeping producer to wake up. */
 static orError_t awaitRoom(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
   orMutexUnlock(&s->lock);
-  return orAwaitTasks(s, completed + (queued - completed + 3) / 4);
+  return orHostAwaitTasks(s, completed + (queued - completed + 3) / 4);
 }
 
 /* Unlocks the stream of a lost device. orSuccess: the device is back by now. */
@@ -170,12 +170,12 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
   return orSuccess;
 }
 
-orError_t orStreamBeginAside(orStream_t handle, orStream **stream, orTask **task) {
+orError_t orStreamBeginInternal(orStream_t handle, orStream **stream, orTask **task) {
   OR_PROBE(OR_PROBE_QUEUES, 0);
   OR_TRY(orStreamLock(handle, stream));
   *task = orQueueReserve(&(*stream)->in, 0);
   if (*task) {
-    (*task)->aside = true;
+    (*task)->internal = true;
     return orSuccess;
   }
   orMutexUnlock(&(*stream)->lock);
@@ -193,7 +193,7 @@ static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
   bool idle = s->state == OR_STREAM_IDLE;
   *mine = isForCaller(s, task);
-  if (orTaskIsForLanes(task)) s->lane_until = number;
+  if (orTaskIsForWorkers(task)) s->worker_until = number;
   last_correlation = orCorrelation(s->last_handle, number);
   orQueueCommit(&s->in, &s->out, task);
   s->bytes_in += task->size;
@@ -201,9 +201,9 @@ static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   atomic_store_explicit(&s->queued, number, memory_order_release);
   orMutexUnlock(&s->lock);
   if (idle && !*mine)
-    orLaneSchedule(s);
+    orWorkerSchedule(s);
   else
-    orLaneTryAgain();
+    orWorkerTryAgain();
   return number;
 }
 
@@ -222,7 +222,7 @@ static const char *callOf(const orTask *task) {
 
 static void fillProbe(orProbe *probe, const orTask *task, orStream_t stream) {
   *probe = (orProbe){
-      .call = callOf(task), .stream = stream, .kind = (int)task->kind, .aside = task->aside};
+      .call = callOf(task), .stream = stream, .kind = (int)task->kind, .internal = task->internal};
   if (task->kind == OR_KIND_COPY) {
     probe->dst = task->u.copy.dst;
     probe->src = task->u.copy.src;
@@ -282,9 +282,9 @@ static bool hasCompleted(const orStream *s, uint64_t count) {
  * else to do, and waking another thread and being woken takes longer than many a task. */
 __attribute__((noinline)) void orStreamRunHere(orStream *s, uint64_t count) {
   void *token = orBlockEnter();
-  orLaneRun(s, count, OR_HOST);
+  orWorkerRun(s, count, OR_HOST);
   orBlockLeave(token);
-  orDispatchNotice(); /* as a lane does */
+  orDispatchNotice(); /* as a worker does */
 }
 
 /* `mine`: the calling thread has the stream, and runs it. */
@@ -294,7 +294,7 @@ static orError_t synchronize(orStream *s, uint64_t count, orStream_t handle, boo
   OR_PROBE_WAITS(&wait, .call = "orStreamSynchronize", .device = orHandleDevice(handle),
                  .stream = handle, .ordered = promised);
   if (mine) orStreamRunHere(s, count);
-  return orProbeWaited(&wait, orAwaitTasks(s, count));
+  return orProbeWaited(&wait, orHostAwaitTasks(s, count));
 }
 
 /* The task refers to the stack of its waiter, which does not return while a thread is at it, nor
@@ -303,19 +303,19 @@ static orError_t waitOrCancel(orStream *s, orTask *task, uint64_t number, orStre
                               bool promised, bool mine) {
   orError_t before = orPeekAtLastError();
   orError_t error = synchronize(s, number, handle, promised, mine);
-  if (OR_LIKELY(!error) || !orAwaitOrCancel(s, task, number)) return error;
+  if (OR_LIKELY(!error) || !orHostAwaitOrCancel(s, task, number)) return error;
   if (!before) orGetLastError();
   return orSuccess;
 }
 
 /* Of a task that the caller waits for, whose results it would take for written otherwise. */
-static orError_t reportDropped(int device) {
+static orError_t reportCancelled(int device) {
   OR_TRY(orDeviceTakeFailure(device));
   return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",
                 device);
 }
 
-static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
+static orError_t submitAndWait(orStream *s, orTask *task, orWaitMode waits) {
   if (OR_UNLIKELY(s->capturing != NULL)) {
     orStreamCommit(s, task); /* OPENREG_LAUNCH_BLOCKING: what waits has been refused */
     return orSuccess;
@@ -326,14 +326,14 @@ static orError_t submitAndWait(orStream *s, orTask *task, orAwaits waits) {
   }
   int device = s->device;
   orStream_t handle = s->last_handle;
-  bool dropped = false, mine;
+  bool cancelled = false, mine;
   task->awaited = true;
-  task->dropped = &dropped;
+  task->was_cancelled = &cancelled;
   uint64_t number = commit(s, task, &mine);
-  if (!mine) mine = !orDispatching() && orLaneTake(s);
-  OR_TRY(waitOrCancel(s, task, number, handle, waits == OR_AWAITS_AS_PROMISED, mine));
-  if (OR_UNLIKELY(dropped)) return reportDropped(device);
-  bool takes = waits != OR_AWAITS_RUN || OR_UNLIKELY(orLaunchesBlock());
+  if (!mine) mine = !orDispatching() && orWorkerTake(s);
+  OR_TRY(waitOrCancel(s, task, number, handle, waits == OR_WAIT_PROMISED, mine));
+  if (OR_UNLIKELY(cancelled)) return reportCancelled(device);
+  bool takes = waits != OR_WAIT_RUN || OR_UNLIKELY(orLaunchesBlock());
   return takes ? orDeviceTakeFailure(device) : orSuccess;
 }
 
@@ -341,14 +341,14 @@ static _Thread_local const char *last_queued;
 
 const char *orLastQueued(void) { return last_queued; }
 
-orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
+orError_t orStreamSubmit(orStream *s, orTask *task, orWaitMode waits) {
   bool mine;
   last_queued = task->name;
-  if (!s->capturing) OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
+  if (!s->capturing) OR_PROBE(OR_PROBE_COMMIT, .slot = s, .task = task);
   if (waits || OR_UNLIKELY(orLaunchesBlock())) return submitAndWait(s, task, waits);
   bool awaited = task->awaited && !s->capturing; /* once committed, the task may be over */
   uint64_t number = commit(s, task, &mine);
-  if (OR_UNLIKELY(awaited) && !mine) mine = !orDispatching() && orLaneTake(s);
+  if (OR_UNLIKELY(awaited) && !mine) mine = !orDispatching() && orWorkerTake(s);
   if (OR_UNLIKELY(mine)) orStreamRunHere(s, number);
   orDispatchPoint();
   return orSuccess;
@@ -356,7 +356,7 @@ orError_t orStreamSubmit(orStream *s, orTask *task, orAwaits waits) {
 
 /* ---- many at once ---- */
 
-static bool isMarkable(const orTask *task) {
+static bool mayFail(const orTask *task) {
   return task->kind == OR_KIND_KERNEL || task->kind == OR_KIND_COPY || task->kind == OR_KIND_SET;
 }
 
@@ -367,19 +367,19 @@ static uint64_t appendAll(orStream *s, const orSequence *records) {
     const orTask *from = records->tasks[i];
     orTask *task = orQueueReserve(&s->in, from->size - OR_TASK_HEADER);
     memcpy(task, from, from->size);
-    if (task->kind == OR_KIND_MARK || task->kind == OR_KIND_WAIT)
+    if (task->kind == OR_KIND_RECORD || task->kind == OR_KIND_WAIT)
       task->u.cell = orCellRetain(records->cells[from->u.slot]);
-    else if (isMarkable(task))
-      OR_PROBE(OR_PROBE_MARK, .slot = s, .task = task);
+    else if (mayFail(task))
+      OR_PROBE(OR_PROBE_COMMIT, .slot = s, .task = task);
     number++;
-    if (orTaskIsForLanes(task)) s->lane_until = number;
+    if (orTaskIsForWorkers(task)) s->worker_until = number;
     orQueueCommit(&s->in, &s->out, task);
     s->bytes_in += task->size;
   }
   return number;
 }
 
-static void tellQueued(orStream_t stream, const orSequence *records, uint64_t last) {
+static void reportQueued(orStream_t stream, const orSequence *records, uint64_t last) {
   for (size_t i = 0; i < records->count; i++) {
     orProbe probe;
     fillProbe(&probe, records->tasks[i], stream);
@@ -408,7 +408,7 @@ static orStream *beginAll(orStream_t handle, bool asked, size_t bytes, orError_t
     *error = orStreamLock(handle, &s);
     if (*error || !s) return NULL;
     if (s->capturing && orCaptureHolds(s)) {
-      *error = orCaptureRefuse(s, "orGraphLaunch", "a graph cannot be part of another one");
+      *error = orCaptureRefuse(s, "orGraphReplay", "a graph cannot be part of another one");
       return NULL;
     }
     if (OR_LIKELY(!s->lost || !asked)) break;
@@ -431,14 +431,14 @@ orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *reco
   uint64_t last = appendAll(s, records);
   last_correlation = orCorrelation(name, last);
   if (idle) s->state = OR_STREAM_READY;
-  if (OR_UNLIKELY(s->lost)) atomic_store_explicit(&s->drop_until, last, memory_order_release);
+  if (OR_UNLIKELY(s->lost)) atomic_store_explicit(&s->cancel_until, last, memory_order_release);
   atomic_store_explicit(&s->queued, last, memory_order_release);
   orMutexUnlock(&s->lock);
   if (idle)
-    orLaneSchedule(s);
+    orWorkerSchedule(s);
   else
-    orLaneTryAgain();
-  if (orProbeOn(OR_PROBE_QUEUED)) tellQueued(name, records, last);
+    orWorkerTryAgain();
+  if (orProbeOn(OR_PROBE_QUEUED)) reportQueued(name, records, last);
   return orSuccess;
 }
 
@@ -480,7 +480,7 @@ void orStreamResume(orStream *s) {
     s->state = OR_STREAM_READY;
   }
   orMutexUnlock(&s->lock);
-  if (waiting) orLaneSchedule(s);
+  if (waiting) orWorkerSchedule(s);
 }
 
 orStream *orStreamBlocker(orStream *s) {
@@ -515,7 +515,7 @@ void orStreamForEach(int device, void (*fn)(orStream *, uint64_t, void *), void 
 }
 
 static void awaitQueued(orStream *s, uint64_t queued, void *failed) {
-  orError_t error = orAwaitTasks(s, queued);
+  orError_t error = orHostAwaitTasks(s, queued);
   if (OR_UNLIKELY(error)) *(orError_t *)failed = error;
 }
 
@@ -563,7 +563,8 @@ static void setLost(orStream *s, int device, bool lost) {
   if (s->device == device) {
     s->lost = lost;
     if (lost)
-      atomic_store_explicit(&s->drop_until, atomic_load_explicit(&s->queued, memory_order_relaxed),
+      atomic_store_explicit(&s->cancel_until,
+                            atomic_load_explicit(&s->queued, memory_order_relaxed),
                             memory_order_release);
   }
   orMutexUnlock(&s->lock);
@@ -691,10 +692,10 @@ orError_t orStreamQuery(orStream_t stream) {
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot("orStreamQuery", stream, &s, &queued));
   if (hasCompleted(s, queued)) {
-    OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = stream);
+    OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = stream);
     return orSuccess;
   }
-  return orAwaitStep(&(orAwaited){.stream = s, .count = queued});
+  return orHostAwaitStep(&(orWaitGoal){.stream = s, .count = queued});
 }
 
 orError_t orStreamSynchronize(orStream_t stream) {

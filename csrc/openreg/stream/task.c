@@ -1,11 +1,11 @@
 /*
- * What each kind of task does when it is run, by a lane or a host thread that waits for it, or
- * dropped.
+ * What each kind of task does when it is run, by a worker or a host thread that waits for it, or
+ * cancelled.
  *
  * Kernels, copies and fills go through the device's factory. The simulated device finishes them
  * before it returns; a vendor's may return orErrorNotReady and complete the event it was given,
- * whose cell the task then waits for like a stream that waits for an event: holding no lane. A task
- * that has started is not started again: `completion` tells.
+ * whose cell the task then waits for like a stream that waits for an event: holding no worker. A
+ * task that has started is not started again: `completion` tells.
  *
  * The thread-locals say what this thread is running, for orMapForKernel, the caching allocator and
  * the refusals.
@@ -56,10 +56,10 @@ bool orTaskAnyThread(int device) {
 orPart orTaskPart(void) {
   orTask *t = running.task;
   const orDispatcher *d = orDispatching();
-  if (OR_LIKELY(!t || (!t->half && !d))) return orPartWhole;
-  if (t->half) return orPartSecond;
-  if (t->aside || !d->tears()) return orPartWhole;
-  t->half = true;
+  if (OR_LIKELY(!t || (!t->split && !d))) return orPartWhole;
+  if (t->split) return orPartSecond;
+  if (t->internal || !d->splits()) return orPartWhole;
+  t->split = true;
   return orPartFirst;
 }
 
@@ -82,8 +82,8 @@ static orError_t runKernel(orTask *t, orDevice *d) {
 
 static orError_t runCopy(orTask *t, orDevice *d) {
   const orCopyArgs *c = &t->u.copy;
-  const char *src = c->src ? orMirrorOf(c->src) : orTaskArgs(t);
-  char *dst = orMirrorOf(c->dst);
+  const char *src = c->src ? orAliasOf(c->src) : orTaskArgs(t);
+  char *dst = orAliasOf(c->dst);
   size_t bytes = c->bytes;
   /* One half of a copy within the same bytes would overwrite what the other reads. */
   bool apart = (size_t)(dst - src) >= bytes && (size_t)(src - dst) >= bytes;
@@ -100,7 +100,7 @@ static orError_t runSet(orTask *t, orDevice *d) {
   size_t bytes = c->bytes;
   char *dst = (char *)c->dst + cutBytes(&bytes);
   if (d) return d->factory->set(d->desc.self, dst, c->value, bytes, t->done);
-  memset(orMirrorOf(dst), c->value, bytes);
+  memset(orAliasOf(dst), c->value, bytes);
   return orSuccess;
 }
 
@@ -140,17 +140,17 @@ static void letGo(orTask *t) {
   orMutexAssertNone();
   if (t->done) orEventEndTask(t->done);
   if (t->completion) orCellRelease(t->completion);
-  if (t->drop) orCallDestroy(t->drop, orTaskArgs(t));
+  if (t->destroy) orCallDestroy(t->destroy, orTaskArgs(t));
 }
 
 /* Whoever waits for it would take its results for written. */
 static void noteNotRun(const orTask *t) {
-  if (t->dropped) *t->dropped = true;
+  if (t->was_cancelled) *t->was_cancelled = true;
 }
 
-static __attribute__((cold)) bool isStruck(orTask *t, orStream *s) {
+static __attribute__((cold)) bool isInjected(orTask *t, orStream *s) {
   orProbe probe = {.slot = s, .task = t};
-  orProbeCall(OR_PROBE_STRIKE, &probe);
+  orProbeCall(OR_PROBE_INJECT, &probe);
   if (probe.fails) noteNotRun(t);
   return probe.fails != NULL;
 }
@@ -170,7 +170,7 @@ static orError_t start(orTask *t, orStream *s) {
   orError_t error = runBody(t, d);
   running.task = NULL;
   orProcessSetTask(OR_TASK_NONE);
-  if (OR_UNLIKELY(t->done)) orFailureDropCause(); /* its event completes it, without one */
+  if (OR_UNLIKELY(t->done)) orFailureForgetCause(); /* its event completes it, without one */
   return error;
 }
 
@@ -187,20 +187,20 @@ static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
 }
 
 /* Kernels, copies, fills and host functions. False if it is to be run again, and the stream is no
- * longer the lane's: after the first half of it, or while a vendor's device is at it. */
-static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
-  uint64_t began = t->completion || t->half ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
+ * longer the worker's: after the first half of it, or while a vendor's device is at it. */
+static bool runWork(orTask *t, orStream *s, uint64_t number, int worker) {
+  uint64_t began = t->completion || t->split ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
   uint64_t ended = 0;
   orError_t error = orErrorNotReady;
-  bool is_second = t->half;
+  bool is_second = t->split;
   running.message[0] = 0;
   if (!t->completion) {
-    bool struck = OR_UNLIKELY(t->mark && !is_second) && isStruck(t, s);
-    error = struck ? orSuccess : start(t, s);
+    bool injected = OR_UNLIKELY(t->fault && !is_second) && isInjected(t, s);
+    error = injected ? orSuccess : start(t, s);
   }
-  if (OR_UNLIKELY(t->half && !is_second && !error)) {
+  if (OR_UNLIKELY(t->split && !is_second && !error)) {
     t->began = began;
-    orLaneGiveBack(s);
+    orWorkerGiveBack(s);
     return false;
   }
   if (error == orErrorNotReady && t->completion) {
@@ -212,19 +212,19 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int lane) {
   if (OR_UNLIKELY(error == orErrorNotReady))
     error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
   if (OR_UNLIKELY(error)) noteFailure(t, s, error);
-  orFailureDropCause(); /* of a task that did not fail after all */
+  orFailureForgetCause(); /* of a task that did not fail after all */
   if (OR_UNLIKELY(began))
-    OR_PROBE(OR_PROBE_RAN, .slot = s, .task = t, .number = number, .lane = lane, .began = began,
+    OR_PROBE(OR_PROBE_RAN, .slot = s, .task = t, .number = number, .worker = worker, .began = began,
              .ended = ended ? ended : orNow());
   return true;
 }
 
-bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
+bool orTaskRun(orStream *s, orTask *t, uint64_t number, int worker) {
   bool finished = true;
   running.stream = s;
   running.number = number;
   switch (t->kind) {
-    case OR_KIND_MARK:
+    case OR_KIND_RECORD:
       orCellComplete(t->u.cell, orSuccess);
       orCellRelease(t->u.cell);
       break;
@@ -233,17 +233,17 @@ bool orTaskRun(orStream *s, orTask *t, uint64_t number, int lane) {
       if (finished) orCellRelease(t->u.cell);
       break;
     default:
-      finished = runWork(t, s, number, lane);
+      finished = runWork(t, s, number, worker);
   }
   if (finished) letGo(t);
   running.stream = NULL;
   return finished;
 }
 
-void orTaskDrop(orTask *t) {
+void orTaskCancel(orTask *t) {
   noteNotRun(t);
-  if (t->kind == OR_KIND_MARK) orCellComplete(t->u.cell, orSuccess);
-  if (t->kind == OR_KIND_MARK || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
+  if (t->kind == OR_KIND_RECORD) orCellComplete(t->u.cell, orSuccess);
+  if (t->kind == OR_KIND_RECORD || t->kind == OR_KIND_WAIT) orCellRelease(t->u.cell);
   letGo(t);
 }
 
@@ -292,7 +292,7 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
   orStream *s;
   orTask *t;
   orLaunch room;
-  const orLaunch *l = OR_GIVEN(orLaunch, given, &room, name);
+  const orLaunch *l = OR_VERSIONED(orLaunch, given, &room, name);
   if (OR_UNLIKELY(!l)) return orErrorInvalidValue;
   if (l->queued) *l->queued = 0;
   OR_TRY(orEnterBlocking());
@@ -305,13 +305,13 @@ orError_t orLaunchKernelEx(const orLaunch *given) {
     return orCaptureRefuse(s, l->name, "it waits for its result");
   t->kind = OR_KIND_KERNEL;
   t->name = l->name;
-  t->drop = l->drop;
+  t->destroy = l->drop;
   t->u.kernel = l->fn;
   t->any_thread = l->flags & orLaunchAnyThread && orTaskAnyThread(s->device);
   t->awaited = l->flags & orLaunchAwaited;
   if (l->args_size) memcpy(orTaskArgs(t), l->args, l->args_size);
   if (l->queued) *l->queued = !isRefused(l, s);
-  return orStreamSubmit(s, t, l->flags & orLaunchWaits ? OR_AWAITS_RUN : OR_AWAITS_NOT);
+  return orStreamSubmit(s, t, l->flags & orLaunchWaits ? OR_WAIT_RUN : OR_WAIT_NOT);
 }
 
 static orError_t sleepKernel(void *args) {
@@ -341,7 +341,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->user_data = user_data;
   /* Whatever it may tell the host is taken to be known. */
   if (!s->capturing)
-    OR_PROBE(OR_PROBE_HOST_KNOWS, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC,
+    OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC,
              .everybody = true);
   orStreamCommit(s, t);
   orDispatchPoint();
@@ -359,7 +359,7 @@ orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
   if (!orRegionFind(ptr, &r) || bytes > r.size - (size_t)((const char *)ptr - (const char *)r.base))
     return orFail(orErrorInvalidValue, "[%p, +%zu) is not within one allocation", ptr, bytes);
   if (r.type == orMemoryTypeHost) {
-    *address = orMirrorOf(ptr);
+    *address = orAliasOf(ptr);
     return orSuccess;
   }
   int device = running.stream->device;

@@ -1,52 +1,52 @@
 /*
- * Lanes: the threads that run tasks, and the one place where it is decided what runs next.
+ * Workers: the threads that run tasks, and the one place where it is decided what runs next.
  *
- * A lane takes the most urgent ready stream, runs its tasks in order, and after each task lets go
+ * A worker takes the most urgent ready stream, runs its tasks in order, and after each task lets go
  * of it if a more urgent one is ready, or one of equal priority has been for longer than a
- * millisecond. Lanes belong to the process; any lane serves any device. Lane 0 is the wide one (its
- * kernels may use several threads) and is woken first.
+ * millisecond. Workers belong to the process; any worker serves any device. Worker 0 is the wide
+ * one (its kernels may use several threads) and is woken first.
  *
  * `lock` is the last in the order of locks and guards everything in `sched` except the atomics,
  * which are written under it and read without it as hints:
  *   ready_mask    bit p: a stream of priority p is ready
  *   oldest[p]     since when the first of that list has been
- *   looking       the lanes that look for a stream, a byte each: 0, or a mark of the core; set
+ *   looking       the workers that look for a stream, a byte each: 0, or the core's number; set
  *                 without the lock
- *   chosen        what a dispatcher wants run, for lane 0 alone, which takes it first; the mask's
+ *   chosen        what a dispatcher wants run, for worker 0 alone, which takes it first; the mask's
  *                 bit OR_CHOSEN
  *
- * No wake-up is lost: a stream enters its list under the lock, and a lane goes to sleep under the
- * lock after finding the lists empty. Whoever puts a stream in wakes a lane only if none is looking
- * for one; a lane that takes a stream and leaves others behind wakes the next. A lane may say at
- * any time that it looks, and does so before it lets go of an empty stream, or that stream's next
- * task would wake another; that it looks no more it says under the lock, with the lists in view.
- * Waking is a change of the lane's own futex word, so a lane that has not gone to sleep yet does
- * not.
+ * No wake-up is lost: a stream enters its list under the lock, and a worker goes to sleep under the
+ * lock after finding the lists empty. Whoever puts a stream in wakes a worker only if none is
+ * looking for one; a worker that takes a stream and leaves others behind wakes the next. A worker
+ * may say at any time that it looks, and does so before it lets go of an empty stream, or that
+ * stream's next task would wake another; that it looks no more it says under the lock, with the
+ * lists in view. Waking is a change of the worker's own futex word, so a worker that has not gone
+ * to sleep yet does not.
  *
- * A lane without work spins before it sleeps: briefly, but for longer once it has been woken soon
+ * A worker without work spins before it sleeps: briefly, but for longer once it has been woken soon
  * after it fell asleep, as by a host that waits for each result before it goes on, provided that it
- * takes no core from a lane that computes. It does not spin on the core of a host that waits, where
- * each would only keep the other from running.
+ * takes no core from a worker that computes. It does not spin on the core of a host that waits,
+ * where each would only keep the other from running.
  *
- * The system often wakes a lane on the very core of the thread that wakes it, though another is
+ * The system often wakes a worker on the very core of the thread that wakes it, though another is
  * idle: a virtual machine's halted core does not count as such, and waking it costs more than
- * changing threads here. So a lane asks for a short slice of the processor's time, for which the
+ * changing threads here. So a worker asks for a short slice of the processor's time, for which the
  * system stops a thread in the midst of its own, and begins at once; it does not spin there, where
  * it would keep that thread from running; and before it helps with pieces of work, whose owner is
- * at work on them too, it goes to another core. A lane that looks counts for threads on other cores
- * alone: on theirs it may be waiting for the core that they have.
+ * at work on them too, it goes to another core. A worker that looks counts for threads on other
+ * cores alone: on theirs it may be waiting for the core that they have.
  *
  * Note [Refused threads]: the system may refuse a thread (a limit of the user, of a control group).
- * Its lane is then one that has not been started, and `orLanesRefused` is not 0 until a lane is
- * started: every launch and every wait tries again for streams that are ready. While no lane is
- * alive a host that waits or asks runs what any thread may run (standIn), of all streams, and
- * fails with orErrorSystem if what it waits for needs a lane; what is queued stays queued. Each
- * stream that becomes ready then adds to `orLanesRefused` and wakes all hosts to look around; a
+ * Its worker is then one that has not been started, and `orWorkersRefused` is not 0 until a worker
+ * is started: every launch and every wait tries again for streams that are ready. While no worker
+ * is alive a host that waits or asks runs what any thread may run (standIn), of all streams, and
+ * fails with orErrorSystem if what it waits for needs a worker; what is queued stays queued. Each
+ * stream that becomes ready then adds to `orWorkersRefused` and wakes all hosts to look around; a
  * host that is about to sleep has looked before it compares that count, after it has read its
  * futex. A thread that leaves a stream to one that another is starting sets `relied`: should that
  * be refused, hosts are woken, too. A dispatcher's stream goes back to it (`refuse`).
  *
- * model/wait.pml is a model of the scheduling of streams and the sleep of lanes (`make model`):
+ * model/wait.pml is a model of the scheduling of streams and the sleep of workers (`make model`):
  * change them together.
  */
 #include <sched.h>
@@ -68,14 +68,14 @@ enum {
   OR_CHOSEN = 1 << OR_PRIORITIES
 };
 
-typedef struct orLane {
+typedef struct orWorker {
   _Alignas(OR_CACHE_LINE) _Atomic uint32_t awake; /* futex: 0 asleep */
   int index;
-  bool eager;       /* the lane's own: it spins for long */
-  uint64_t looking; /* the lane's own: its byte in sched.looking, in place */
+  bool eager;       /* the worker's own: it spins for long */
+  uint64_t looking; /* the worker's own: its byte in sched.looking, in place */
   int waker;        /* the core of who chose it last; written under the lock, in its sleep */
-  void (*serves)(orStream *stream); /* the lane's own: of the dispatcher that chose; or null */
-} orLane;
+  void (*serves)(orStream *stream); /* the worker's own: of the dispatcher that chose; or null */
+} orWorker;
 
 static struct {
   orMutex lock;
@@ -83,23 +83,23 @@ static struct {
   orStream *chosen;
   void (*serve)(orStream *stream); /* of `chosen` */
   void (*refuse)(orStream *stream);
-  unsigned idle;    /* bit i: lane i sleeps */
-  unsigned threads; /* bit i: lane i has a thread, or is being given one */
-  int alive;        /* lanes that run on one */
-  bool relied;      /* on a thread that is being started, while no lane is alive */
-  int coming;       /* lanes that have been chosen and have not come yet */
+  unsigned idle;    /* bit i: worker i sleeps */
+  unsigned threads; /* bit i: worker i has a thread, or is being given one */
+  int alive;        /* workers that run on one */
+  bool relied;      /* on a thread that is being started, while no worker is alive */
+  int coming;       /* workers that have been chosen and have not come yet */
   int why;          /* the errno of the latest thread that the system refused */
-  void (*hook)(int lane, int wide);
-  orLane lanes[OR_MAX_LANES];
+  void (*hook)(int worker, int wide);
+  orWorker workers[OR_MAX_WORKERS];
   _Atomic unsigned ready_mask;
   _Atomic uint64_t oldest[OR_PRIORITIES];
-  _Atomic uint64_t looking; /* a byte a lane; cleared and acted on under the lock, set without */
-} sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LANES)};
+  _Atomic uint64_t looking; /* a byte a worker; cleared and acted on under the lock, set without */
+} sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_WORKERS)};
 
-static void *laneMain(void *lane);
+static void *workerMain(void *worker);
 
 /* Lock held. */
-static int startedLanes(void) { return __builtin_popcount(sched.threads); }
+static int startedWorkers(void) { return __builtin_popcount(sched.threads); }
 
 /* ---- ready streams (lock held) ---- */
 
@@ -136,7 +136,7 @@ static orStream *pop(void) {
   return mask ? removeFirst(__builtin_ctz(mask)) : NULL;
 }
 
-/* False if it is not in the list: a lane has it, or has had it. */
+/* False if it is not in the list: a worker has it, or has had it. */
 static bool removeReady(const orStream *s, int p) {
   orStream *before = NULL, *at = sched.first[p];
   while (at && at != s) {
@@ -157,7 +157,7 @@ static orStream *takeChosen(void) {
   return s;
 }
 
-static orStream *popFor(orLane *l) {
+static orStream *popFor(orWorker *l) {
   l->serves = sched.chosen && !l->index ? sched.serve : NULL;
   return OR_LIKELY(!l->serves) ? pop() : takeChosen();
 }
@@ -171,28 +171,28 @@ static bool shouldYield(const orStream *s) {
          orNow() - atomic_load_explicit(&sched.oldest[p], memory_order_relaxed) > OR_FAIR_NS;
 }
 
-/* ---- waking lanes ---- */
+/* ---- waking workers ---- */
 
-/* What a lane that looks from the calling thread's core has in its byte. */
-static uint64_t markOfCore(void) { return 1 + (uint64_t)sched_getcpu() % UINT8_MAX; }
+/* What a worker that looks from the calling thread's core has in its byte. */
+static uint64_t byteOfCore(void) { return 1 + (uint64_t)sched_getcpu() % UINT8_MAX; }
 
 /* On another core: on this one it may not be running. */
 static bool somebodyLooks(void) {
   uint64_t looking = atomic_load_explicit(&sched.looking, memory_order_relaxed);
   if (!looking) return false;
-  for (uint64_t here = markOfCore(); looking; looking >>= 8)
+  for (uint64_t here = byteOfCore(); looking; looking >>= 8)
     if ((looking & UINT8_MAX) && (looking & UINT8_MAX) != here) return true;
   return false;
 }
 
-static void startLooking(orLane *l) {
+static void startLooking(orWorker *l) {
   if (l->looking) return;
-  l->looking = markOfCore() << 8 * l->index;
+  l->looking = byteOfCore() << 8 * l->index;
   atomic_fetch_or_explicit(&sched.looking, l->looking, memory_order_relaxed);
 }
 
 /* Lock held. */
-static void stopLooking(orLane *l) {
+static void stopLooking(orWorker *l) {
   if (!l->looking) return;
   uint64_t before = atomic_fetch_xor_explicit(&sched.looking, l->looking, memory_order_relaxed);
   OR_ASSERT(before & (uint64_t)UINT8_MAX << 8 * l->index, ==, l->looking);
@@ -200,8 +200,8 @@ static void stopLooking(orLane *l) {
 }
 
 /* Lock held. */
-static orLane *choose(int index) {
-  orLane *l = &sched.lanes[index];
+static orWorker *choose(int index) {
+  orWorker *l = &sched.workers[index];
   sched.idle &= ~(1u << index);
   sched.threads |= 1u << index;
   l->index = index;
@@ -210,100 +210,100 @@ static orLane *choose(int index) {
   return l;
 }
 
-/* A sleeping lane, or one still to be started, is chosen (lock held) ... */
-static orLane *chooseLane(bool *start) {
+/* A sleeping worker, or one still to be started, is chosen (lock held) ... */
+static orWorker *chooseWorker(bool *start) {
   *start = false;
   if (sched.idle) return choose(__builtin_ctz(sched.idle));
-  if (startedLanes() >= orLaneLimit()) return NULL;
+  if (startedWorkers() >= orWorkerLimit()) return NULL;
   *start = true;
   return choose(__builtin_ctz(~sched.threads));
 }
 
 /* Hosts that wait look around. */
-static void tellHosts(void) {
-  atomic_fetch_add_explicit(&orLanesRefused, 1, memory_order_seq_cst);
-  orHostWaitsWake();
+static void wakeHosts(void) {
+  atomic_fetch_add_explicit(&orWorkersRefused, 1, memory_order_seq_cst);
+  orSleepersWake();
 }
 
 /* Note [Refused threads]. */
-static void noteRefused(orLane *l, int why) {
+static void noteRefused(orWorker *l, int why) {
   uint32_t none = 0;
   orMutexLock(&sched.lock);
   sched.coming--;
   sched.threads &= ~(1u << l->index);
   sched.why = why;
-  atomic_compare_exchange_strong_explicit(&orLanesRefused, &none, 1, memory_order_seq_cst,
+  atomic_compare_exchange_strong_explicit(&orWorkersRefused, &none, 1, memory_order_seq_cst,
                                           memory_order_relaxed);
-  bool tells = !sched.threads && sched.relied;
-  if (tells) sched.relied = false;
+  bool wakes = !sched.threads && sched.relied;
+  if (wakes) sched.relied = false;
   orStream *chosen = l->index ? NULL : takeChosen();
   void (*refuse)(orStream *) = sched.refuse;
   orMutexUnlock(&sched.lock);
   if (chosen) refuse(chosen);
-  if (tells) tellHosts();
+  if (wakes) wakeHosts();
 }
 
 /* False if the system refuses the thread. */
-static bool startLane(orLane *l) {
+static bool startWorker(orWorker *l) {
   atomic_store_explicit(&l->awake, 1, memory_order_relaxed);
-  int failed = orThreadStart(laneMain, l);
+  int failed = orThreadStart(workerMain, l);
   if (OR_UNLIKELY(failed)) noteRefused(l, failed);
   return !failed;
 }
 
-/* ... and woken (lock not held). True if a lane comes. */
-static bool wake(orLane *l, bool start) {
+/* ... and woken (lock not held). True if a worker comes. */
+static bool wake(orWorker *l, bool start) {
   if (!l) return false;
-  if (start) return startLane(l);
+  if (start) return startWorker(l);
   atomic_store_explicit(&l->awake, 1, memory_order_release);
   orFutexWake(&l->awake, 1);
   return true;
 }
 
-void orLaneSchedule(orStream *s) {
+void orWorkerSchedule(orStream *s) {
   bool start = false;
   if (OR_UNLIKELY(orProcessExiting())) return; /* nobody runs it */
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL) && d->hold(s)) return;
   orMutexLock(&sched.lock);
   push(s);
-  orLane *l = somebodyLooks() ? NULL : chooseLane(&start);
+  orWorker *l = somebodyLooks() ? NULL : chooseWorker(&start);
   bool none = !sched.alive;
   if (OR_UNLIKELY(none) && !l) sched.relied = true;
   orMutexUnlock(&sched.lock);
-  if (OR_UNLIKELY(!wake(l, start) && l && none)) tellHosts();
+  if (OR_UNLIKELY(!wake(l, start) && l && none)) wakeHosts();
 }
 
-/* Lock held. Lane 0 if it sleeps or is still to be started; if it is awake it looks once more
+/* Lock held. Worker 0 if it sleeps or is still to be started; if it is awake it looks once more
  * before it sleeps. */
-static orLane *chooseWideLane(bool *start) {
+static orWorker *chooseWideWorker(bool *start) {
   *start = !(sched.threads & 1);
   return *start || (sched.idle & 1) ? choose(0) : NULL;
 }
 
-void orLaneServe(orStream *s, void (*serve)(orStream *), void (*refuse)(orStream *)) {
+void orWorkerServe(orStream *s, void (*serve)(orStream *), void (*refuse)(orStream *)) {
   bool start;
   orMutexLock(&sched.lock);
   sched.chosen = s;
   sched.serve = serve;
   sched.refuse = refuse;
   atomic_fetch_or_explicit(&sched.ready_mask, OR_CHOSEN, memory_order_relaxed);
-  orLane *l = chooseWideLane(&start);
+  orWorker *l = chooseWideWorker(&start);
   orMutexUnlock(&sched.lock);
   wake(l, start);
 }
 
-void orLaneWakeIdle(int count) {
+void orWorkerWakeIdle(int count) {
   while (count-- > 0) {
     bool start = false;
     orMutexLock(&sched.lock);
-    orLane *l = chooseLane(&start);
+    orWorker *l = chooseWorker(&start);
     orMutexUnlock(&sched.lock);
     if (!wake(l, start)) return;
   }
 }
 
-/* ---- the lane ---- */
+/* ---- the worker ---- */
 
 /* Note [The end of the process]. Lock held at entry. */
 static _Noreturn void standStill(void) {
@@ -315,7 +315,7 @@ static bool somethingToDo(void) {
   return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orSplitWantsHelp();
 }
 
-static bool sharesCoreWithWaker(const orLane *l) { return l->waker == sched_getcpu(); }
+static bool sharesCoreWithWaker(const orWorker *l) { return l->waker == sched_getcpu(); }
 
 static void spin(uint64_t ns) {
   uint64_t end = orNow() + ns;
@@ -329,11 +329,11 @@ static bool othersRun(void) {
   int looking = 0;
   for (uint64_t l = atomic_load_explicit(&sched.looking, memory_order_relaxed); l; l >>= 8)
     looking += (l & UINT8_MAX) != 0;
-  return __builtin_popcount(sched.idle) + sched.coming + looking < startedLanes();
+  return __builtin_popcount(sched.idle) + sched.coming + looking < startedWorkers();
 }
 
 /* Lock held at entry and return. */
-static void sleepLane(orLane *l) {
+static void sleepWorker(orWorker *l) {
   stopLooking(l);
   sched.idle |= 1u << l->index;
   atomic_store_explicit(&l->awake, 0, memory_order_relaxed);
@@ -345,13 +345,13 @@ static void sleepLane(orLane *l) {
   sched.coming--;
 }
 
-/* A lane that has something to do leaves the rest to the next. Lock held at entry, not at
+/* A worker that has something to do leaves the rest to the next. Lock held at entry, not at
  * return. */
-static void leaveTheRest(orLane *l) {
+static void leaveTheRest(orWorker *l) {
   stopLooking(l);
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
   bool start = false;
-  orLane *next = more && !somebodyLooks() ? chooseLane(&start) : NULL;
+  orWorker *next = more && !somebodyLooks() ? chooseWorker(&start) : NULL;
   orMutexUnlock(&sched.lock);
   wake(next, start);
 }
@@ -368,7 +368,7 @@ static void spinUnlocked(uint64_t ns) {
 }
 
 /* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody
- * else allows the lane just now is lost; where the core is the only one, nothing happens. */
+ * else allows the worker just now is lost; where the core is the only one, nothing happens. */
 static void leaveCore(int core) {
   size_t size;
   cpu_set_t *set = orHostCoreSet(&size);
@@ -382,7 +382,7 @@ static void leaveCore(int core) {
 }
 
 /* True if it has helped. Lock held at entry and return. */
-static bool spinAndHelp(orLane *l) {
+static bool spinAndHelp(orWorker *l) {
   if (sharesCoreWithHost()) return false;
   if (!sharesCoreWithWaker(l)) {
     startLooking(l);
@@ -398,9 +398,9 @@ static bool spinAndHelp(orLane *l) {
   return helped;
 }
 
-/* Waits until there is a stream to run. A lane that has just worked spins before it sleeps; one
+/* Waits until there is a stream to run. A worker that has just worked spins before it sleeps; one
  * that was woken for nothing, or came too late to help, goes back to sleep. */
-static orStream *pick(orLane *l) {
+static orStream *pick(orWorker *l) {
   orStream *s;
   bool spin_first = true;
   orMutexLock(&sched.lock);
@@ -409,7 +409,7 @@ static orStream *pick(orLane *l) {
     if (spin_first) {
       spin_first = spinAndHelp(l);
     } else {
-      sleepLane(l);
+      sleepWorker(l);
       spin_first = orSplitWantsHelp();
     }
   }
@@ -417,11 +417,11 @@ static orStream *pick(orLane *l) {
   return s;
 }
 
-void orLaneGiveBack(orStream *s) {
+void orWorkerGiveBack(orStream *s) {
   orMutexLock(&s->lock);
   s->state = OR_STREAM_READY;
   orMutexUnlock(&s->lock);
-  orLaneSchedule(s);
+  orWorkerSchedule(s);
 }
 
 /* By the thread that runs the stream: whatever is not running is read under its lock (hang.c). */
@@ -439,14 +439,14 @@ static orTask *frontTask(orStream *s) {
   return t;
 }
 
-const orTask *orLaneFirst(orStream *s) {
+const orTask *orWorkerFirst(orStream *s) {
   orMutexLock(&s->lock);
   const orTask *first = orQueuePeek(&s->out);
   orMutexUnlock(&s->lock);
   return first;
 }
 
-/* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the lane
+/* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the worker
  * would otherwise pay for a way through the scheduler with each task. It looks seldom, as each look
  * takes the cache line of the stream's lock away from the producer: in a microsecond that one
  * queues several tasks for the price of one. */
@@ -460,18 +460,18 @@ static bool seeMore(orStream *s, uint64_t number) {
   return false;
 }
 
-/* Runs a task; false if the stream waits and is no longer the lane's. */
-static bool runTask(orStream *s, orTask *t, uint64_t number, int lane) {
+/* Runs a task; false if the stream waits and is no longer the worker's. */
+static bool runTask(orStream *s, orTask *t, uint64_t number, int worker) {
   bool gives_up = t->kind == OR_KIND_WAIT;
-  if (OR_LIKELY(orTaskRun(s, t, number, lane))) return true;
+  if (OR_LIKELY(orTaskRun(s, t, number, worker))) return true;
   /* A reset that came while the stream was about to wait found it running and did not resume it. */
-  if (gives_up && number <= atomic_load_explicit(&s->drop_until, memory_order_acquire))
+  if (gives_up && number <= atomic_load_explicit(&s->cancel_until, memory_order_acquire))
     orStreamResume(s);
   return false;
 }
 
-/* True if the stream is empty and no longer the lane's. */
-static bool letGoIfEmpty(orLane *l, orStream *s) {
+/* True if the stream is empty and no longer the worker's. */
+static bool letGoIfEmpty(orWorker *l, orStream *s) {
   startLooking(l);
   if (orStreamTryIdle(s)) return true;
   orMutexLock(&sched.lock);
@@ -479,23 +479,23 @@ static bool letGoIfEmpty(orLane *l, orStream *s) {
   return false;
 }
 
-/* Runs or drops the first task; false if the stream waits and is no longer the lane's. */
-static inline bool runFront(orStream *s, uint64_t number, int lane) {
+/* Runs or cancels the first task; false if the stream waits and is no longer the worker's. */
+static inline bool runFront(orStream *s, uint64_t number, int worker) {
   orTask *t = frontTask(s);
   OR_PROBE(OR_PROBE_STARTS, .slot = s);
   /* What a vendor's device has started is waited for, like any task that is running. */
-  bool drops = number <= atomic_load_explicit(&s->drop_until, memory_order_acquire);
+  bool cancels = number <= atomic_load_explicit(&s->cancel_until, memory_order_acquire);
   bool cancelled = atomic_load_explicit(&t->cancelled, memory_order_relaxed);
-  if (OR_UNLIKELY((drops && !t->completion) || cancelled))
-    orTaskDrop(t);
-  else if (!runTask(s, t, number, lane))
+  if (OR_UNLIKELY((cancels && !t->completion) || cancelled))
+    orTaskCancel(t);
+  else if (!runTask(s, t, number, worker))
     return false;
   orStreamFinishTask(s, t);
   return true;
 }
 
 /* Runs tasks until the stream is empty, waits, or has to make way. */
-static void runStream(orStream *s, orLane *l) {
+static void runStream(orStream *s, orWorker *l) {
   for (bool ran = false;; ran = true) {
     uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     if (number > s->seen && !seeMore(s, number)) {
@@ -503,44 +503,44 @@ static void runStream(orStream *s, orLane *l) {
       continue;
     }
     if (OR_UNLIKELY(ran && shouldYield(s))) {
-      orLaneGiveBack(s);
+      orWorkerGiveBack(s);
       return;
     }
     if (OR_UNLIKELY(orProcessExiting())) {
-      orLaneGiveBack(s);
+      orWorkerGiveBack(s);
       return;
     }
     if (!runFront(s, number, l->index)) return;
   }
 }
 
-static void becomeRunning(orStream *s, int lane) {
+static void becomeRunning(orStream *s, int worker) {
   orMutexLock(&s->lock);
   s->state = OR_STREAM_RUNNING;
-  s->lane = lane;
+  s->worker = worker;
   orMutexUnlock(&s->lock);
 }
 
-bool orLaneRun(orStream *s, uint64_t count, int lane) {
-  becomeRunning(s, lane);
+bool orWorkerRun(orStream *s, uint64_t count, int worker) {
+  becomeRunning(s, worker);
   s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
   for (;;) {
     uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     if (number > count || orProcessExiting()) break;
-    if (!runFront(s, number, lane)) return false;
+    if (!runFront(s, number, worker)) return false;
   }
-  if (!orStreamTryIdle(s)) orLaneGiveBack(s);
+  if (!orStreamTryIdle(s)) orWorkerGiveBack(s);
   return true;
 }
 
-/* Between the locks a lane may run all of it, and its slot become another stream's, which has a
+/* Between the locks a worker may run all of it, and its slot become another stream's, which has a
  * level of its own. Taken in its place, that stream is given back at once: the slot's count of
  * tasks is past the one that the caller waits for. */
-bool orLaneTake(orStream *s) {
+bool orWorkerTake(orStream *s) {
   orMutexLock(&s->lock);
   int p = levelOf(s);
   bool may = s->state == OR_STREAM_READY &&
-             s->lane_until <= atomic_load_explicit(&s->completed, memory_order_relaxed);
+             s->worker_until <= atomic_load_explicit(&s->completed, memory_order_relaxed);
   orMutexUnlock(&s->lock);
   if (!may) return false;
   orMutexLock(&sched.lock);
@@ -549,17 +549,17 @@ bool orLaneTake(orStream *s) {
   return taken;
 }
 
-/* ---- where no lane is alive: Note [Refused threads] ---- */
+/* ---- where no worker is alive: Note [Refused threads] ---- */
 
-/* Of a stream in a list, whose first task nobody takes meanwhile: by any thread, if only to drop
+/* Of a stream in a list, whose first task nobody takes meanwhile: by any thread, if only to cancel
  * it, or to take note of what a vendor's device has done. Lock held. */
 static bool mayStandIn(const orStream *s) {
   (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* covers the record */
   const orTask *first = orQueuePeek(&s->out);
   uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
-  return !orTaskIsForLanes(first) || first->completion ||
+  return !orTaskIsForWorkers(first) || first->completion ||
          atomic_load_explicit(&first->cancelled, memory_order_relaxed) ||
-         number <= atomic_load_explicit(&s->drop_until, memory_order_acquire);
+         number <= atomic_load_explicit(&s->cancel_until, memory_order_acquire);
 }
 
 /* Lock held. */
@@ -573,8 +573,8 @@ static orStream *takeForHost(void) {
   return NULL;
 }
 
-/* True if what a host waits for is behind a task that only a lane may run. */
-static bool needsLane(const orAwaited *a) {
+/* True if what a host waits for is behind a task that only a worker may run. */
+static bool needsWorker(const orWaitGoal *a) {
   orStream *end = a->stream;
   for (orStream *other; end && (other = orStreamBlocker(end));) end = other;
   bool needs = false;
@@ -593,15 +593,15 @@ static void handOver(void) {
     orStream *s = pop();
     orMutexUnlock(&sched.lock);
     if (!s) return;
-    orLaneSchedule(s);
+    orWorkerSchedule(s);
   }
 }
 
-bool orLaneStartRefused(void) {
+bool orWorkerStartRefused(void) {
   bool start = false;
   orMutexLock(&sched.lock);
   unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
-  orLane *l = mask ? chooseLane(&start) : NULL;
+  orWorker *l = mask ? chooseWorker(&start) : NULL;
   orMutexUnlock(&sched.lock);
   wake(l, start);
   orMutexLock(&sched.lock);
@@ -611,7 +611,7 @@ bool orLaneStartRefused(void) {
   return any;
 }
 
-orError_t orLaneRefuse(void) {
+orError_t orWorkerRefuse(void) {
   orMutexLock(&sched.lock);
   int why = sched.why;
   orMutexUnlock(&sched.lock);
@@ -622,19 +622,19 @@ orError_t orLaneRefuse(void) {
 
 /* Between the look at the streams and the answer another thread may have changed them: it has then
  * told. */
-static orError_t standIn(const orAwaited *a, uint32_t *refused) {
+static orError_t standIn(const orWaitGoal *a, uint32_t *refused) {
   for (;;) {
-    if (orLaneStartRefused() || orIsOver(a)) return orSuccess;
+    if (orWorkerStartRefused() || orIsOver(a)) return orSuccess;
     if (orDispatching()) return handOver(), orSuccess;
-    *refused = atomic_load_explicit(&orLanesRefused, memory_order_seq_cst);
+    *refused = atomic_load_explicit(&orWorkersRefused, memory_order_seq_cst);
     orMutexLock(&sched.lock);
     orStream *s = takeForHost();
     orMutexUnlock(&sched.lock);
-    if (!s && !needsLane(a)) return orSuccess;
+    if (!s && !needsWorker(a)) return orSuccess;
     if (s)
       orStreamRunHere(s, atomic_load_explicit(&s->completed, memory_order_relaxed) + 1);
-    else if (*refused == atomic_load_explicit(&orLanesRefused, memory_order_seq_cst))
-      return orLaneRefuse();
+    else if (*refused == atomic_load_explicit(&orWorkersRefused, memory_order_seq_cst))
+      return orWorkerRefuse();
   }
 }
 
@@ -656,40 +656,40 @@ static void askForShortSlice(void) {
   syscall(SYS_sched_setattr, 0, &a, 0);
 }
 
-/* For a task that the calling thread runs: a host that sleeps for its stream, and lanes. */
+/* For a task that the calling thread runs: a host that sleeps for its stream, and workers. */
 static void callForPieces(int missing) {
   orStream *s = orTaskStream();
   if (s && orStreamAskForHelp(s)) missing--;
-  orLaneWakeIdle(missing);
+  orWorkerWakeIdle(missing);
 }
 
 /* The task that calls exit() does not come back to its stream. */
 static void leaveTask(void) {
   orStream *s = orTaskStream();
-  if (s) orLaneGiveBack(s);
+  if (s) orWorkerGiveBack(s);
 }
 
 static void atExit(void) {
   leaveTask();
-  orHostWaitsWake();
+  orSleepersWake();
   orDispatchNotice();
 }
 
 __attribute__((constructor)) static void setCalls(void) {
   orSplitSetCall(callForPieces);
-  orHostWaitSetStandIn(standIn);
+  orHostSetStandIn(standIn);
   orProcessSetAtExit(atExit);
 }
 
-/* A wait in the hook would be for tasks that this very lane may have to run. */
-static void callHook(void (*hook)(int lane, int wide), int lane) {
+/* A wait in the hook would be for tasks that this very worker may have to run. */
+static void callHook(void (*hook)(int worker, int wide), int worker) {
   orProcessSetTask(OR_TASK_HOST_FUNC);
-  hook(lane, lane == 0);
+  hook(worker, worker == 0);
   orProcessSetTask(OR_TASK_NONE);
 }
 
-static void *laneMain(void *arg) {
-  orLane *l = arg;
+static void *workerMain(void *arg) {
+  orWorker *l = arg;
   char name[16];
   snprintf(name, sizeof name, "openreg-%d", l->index);
   pthread_setname_np(pthread_self(), name);
@@ -698,7 +698,7 @@ static void *laneMain(void *arg) {
   void (*hook)(int, int) = sched.hook;
   sched.coming--;
   sched.alive++;
-  atomic_store_explicit(&orLanesRefused, 0, memory_order_seq_cst);
+  atomic_store_explicit(&orWorkersRefused, 0, memory_order_seq_cst);
   orMutexUnlock(&sched.lock);
   if (hook) callHook(hook, l->index);
   for (;;) {
@@ -706,7 +706,7 @@ static void *laneMain(void *arg) {
     if (OR_UNLIKELY(l->serves)) {
       l->serves(s);
     } else if (orDispatching()) {
-      orLaneSchedule(s); /* was ready when the dispatcher began */
+      orWorkerSchedule(s); /* was ready when the dispatcher began */
     } else {
       becomeRunning(s, l->index);
       runStream(s, l);
@@ -719,13 +719,14 @@ static void *laneMain(void *arg) {
 
 /* ---- public ---- */
 
-orError_t orSetLaneHook(void (*hook)(int lane, int wide)) {
+orError_t orSetWorkerHook(void (*hook)(int worker, int wide)) {
   OR_TRY(orEnter());
   orMutexLock(&sched.lock);
   bool late = sched.threads != 0;
   if (!late) sched.hook = hook;
   orMutexUnlock(&sched.lock);
-  return late ? orFail(orErrorAlreadyInitialized, "orSetLaneHook: lanes have been started already")
+  return late ? orFail(orErrorAlreadyInitialized,
+                       "orSetWorkerHook: workers have been started already")
               : orSuccess;
 }
 
@@ -734,13 +735,13 @@ static void addQueued(orStream *s, uint64_t queued, void *total) {
   if (queued > completed) *(size_t *)total += queued - completed;
 }
 
-orError_t orGetLaneInfo(orLaneInfo *info) {
-  if (!info) return orFail(orErrorInvalidValue, "orGetLaneInfo: null result");
+orError_t orGetWorkerInfo(orWorkerInfo *info) {
+  if (!info) return orFail(orErrorInvalidValue, "orGetWorkerInfo: null result");
   OR_TRY(orEnter());
-  orLaneInfo from = {.limit = orLaneLimit()};
+  orWorkerInfo from = {.limit = orWorkerLimit()};
   orStreamForEach(-1, addQueued, &from.queued);
   orMutexLock(&sched.lock);
-  from.started = startedLanes();
+  from.started = startedWorkers();
   orMutexUnlock(&sched.lock);
-  return OR_FILL(orLaneInfo, info, &from, queued);
+  return OR_FILL(orWorkerInfo, info, &from, queued);
 }

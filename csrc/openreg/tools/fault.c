@@ -2,9 +2,9 @@
  * Fault injection: operations that fail because a test says so.
  *
  * An operation is chosen on the host, by the thread that asks for it, where operations have an
- * order. A task is marked in its record under its stream's lock, and the lane that comes to it does
- * as the mark says, so that what happens to it does not depend on when that is, nor on the fault
- * being there still.
+ * order. A task is given its fault in its record under its stream's lock, and the worker that comes
+ * to it does as that says, so that what happens to it does not depend on when that is, nor on the
+ * fault being there still.
  *
  * faults[] is guarded by `lock`; the tool is on while one of them is armed.
  */
@@ -17,11 +17,11 @@
 
 enum {
   OR_FAULTS = orFaultSlowStream + 1,
-  OR_STRIKE_BITS = 8,
-  OR_STRIKE_MASK = (1 << OR_STRIKE_BITS) - 1
+  OR_INJECT_BITS = 8,
+  OR_INJECT_MASK = (1 << OR_INJECT_BITS) - 1
 };
-_Static_assert(OR_FAULTS <= OR_STRIKE_MASK, "orTask.mark has room for every kind");
-_Static_assert(OR_FAULT_MAX_DELAY_NS / 1000 <= UINT32_MAX >> OR_STRIKE_BITS, "and for every delay");
+_Static_assert(OR_FAULTS <= OR_INJECT_MASK, "orTask.fault has room for every kind");
+_Static_assert(OR_FAULT_MAX_DELAY_NS / 1000 <= UINT32_MAX >> OR_INJECT_BITS, "and for every delay");
 
 static const char *const names[] = {"out_of_memory", "copy_error", "kernel_error", "device_lost",
                                     "slow_stream"};
@@ -29,7 +29,7 @@ OR_COVERS(names, OR_FAULTS);
 
 typedef struct orFaultState {
   bool armed;
-  bool again;     /* it strikes more than once */
+  bool again;     /* it is injected more than once */
   uint32_t delay; /* microseconds */
   uint64_t left;  /* still to be spared */
   orFaultOutcome outcome;
@@ -40,7 +40,7 @@ static orFaultState faults[OPENREG_MAX_DEVICES][OR_FAULTS];
 
 /* ---- on the host ---- */
 
-/* One more operation of those it counts: whether it is to be struck. Lock held. */
+/* One more operation of those it counts: whether it is to be injected. Lock held. */
 static bool isDue(orFaultState *f) {
   if (!f->armed || (f->outcome.fired && !f->again)) return false;
   if (!f->left) return true;
@@ -48,7 +48,7 @@ static bool isDue(orFaultState *f) {
   return false;
 }
 
-static void strike(orFaultState *f, const char *operation) {
+static void inject(orFaultState *f, const char *operation) {
   if (!f->outcome.fired++)
     snprintf(f->outcome.operation, sizeof f->outcome.operation, "%s", operation);
 }
@@ -60,7 +60,7 @@ static void onAllocation(orProbe *p) {
   orMutexLock(&lock);
   if (isDue(f)) {
     snprintf(operation, sizeof operation, "allocation of %zu bytes", p->bytes);
-    strike(f, operation);
+    inject(f, operation);
     p->fails = "injected fault \"out_of_memory\"";
   }
   orMutexUnlock(&lock);
@@ -76,7 +76,7 @@ static bool beginsReplay(const orTask *t) {
   return t->kind == OR_KIND_KERNEL && !strcmp(t->name, "openreg::graph_begin");
 }
 
-static void onMark(orProbe *p) {
+static void onCommit(orProbe *p) {
   orTask *t = p->task;
   if (beginsReplay(t)) return;
   orFaultState *f = faults[p->slot->device];
@@ -85,22 +85,22 @@ static void onMark(orProbe *p) {
   bool fails = isDue(&f[own]), loses = isDue(&f[orFaultDeviceLost]);
   /* A task fails once: the other fault is for the next. */
   if (fails || loses) {
-    t->mark = loses ? orFaultDeviceLost : own;
-    strike(&f[t->mark], t->name);
+    t->fault = loses ? orFaultDeviceLost : own;
+    inject(&f[t->fault], t->name);
   }
   if (isDue(&f[orFaultSlowStream])) {
-    t->mark |= f[orFaultSlowStream].delay << OR_STRIKE_BITS;
-    strike(&f[orFaultSlowStream], t->name);
+    t->fault |= f[orFaultSlowStream].delay << OR_INJECT_BITS;
+    inject(&f[orFaultSlowStream], t->name);
   }
   orMutexUnlock(&lock);
 }
 
-/* ---- on the lane ---- */
+/* ---- on the worker ---- */
 
-static void onStrike(orProbe *p) {
+static void onInject(orProbe *p) {
   char detail[64];
-  uint32_t kind = p->task->mark & OR_STRIKE_MASK;
-  orSleep((uint64_t)(p->task->mark >> OR_STRIKE_BITS) * 1000);
+  uint32_t kind = p->task->fault & OR_INJECT_MASK;
+  orSleep((uint64_t)(p->task->fault >> OR_INJECT_BITS) * 1000);
   if (!kind) return;
   p->fails = names[kind];
   snprintf(detail, sizeof detail, "injected fault \"%s\"", names[kind]);
@@ -109,8 +109,8 @@ static void onStrike(orProbe *p) {
                       p->task->name, detail);
 }
 
-static orTool tool = {.on = {[OR_PROBE_STRIKE] = onStrike,
-                             [OR_PROBE_MARK] = onMark,
+static orTool tool = {.on = {[OR_PROBE_INJECT] = onInject,
+                             [OR_PROBE_COMMIT] = onCommit,
                              [OR_PROBE_ALLOCATION] = onAllocation}};
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
@@ -152,7 +152,7 @@ static orError_t failMissing(orFaultKind kind, int device) {
 orError_t orFaultInject(const orFault *given) {
   orFault room;
   OR_TRY(orEnter());
-  const orFault *fault = OR_GIVEN(orFault, given, &room, device);
+  const orFault *fault = OR_VERSIONED(orFault, given, &room, device);
   if (!fault) return orErrorInvalidValue;
   OR_TRY(checkFault(fault));
   orFaultState *f = &faults[fault->device][fault->kind];

@@ -3,8 +3,8 @@
  *
  * No state but the hook of who knows what is outside. It looks at one stream after the other, each
  * under its own lock for a few reads (orSeen is what was seen); the streams go on meanwhile, so it
- * is a picture of what stands still. What a stream that a lane has is running is in its `head`; the
- * queue of any other is still, under the lock. The cell that a stream waits for is kept by its
+ * is a picture of what stands still. What a stream that a worker has is running is in its `head`;
+ * the queue of any other is still, under the lock. The cell that a stream waits for is kept by its
  * waiting task, which does not finish under the lock either. Text is made of what was seen, and
  * written, with no lock of a stream held.
  */
@@ -74,7 +74,7 @@ typedef enum orWaitsFor {
 typedef struct orSeen {
   orStream_t handle;
   orStreamState state;
-  int priority, lane;
+  int priority, worker;
   uint64_t queued, completed, began;
   bool has_task; /* its next task is known: */
   orTaskKind kind;
@@ -109,7 +109,7 @@ static bool see(orSeen *to, orStream *s) {
   *to = (orSeen){.handle = s->last_handle,
                  .state = s->state,
                  .priority = s->priority,
-                 .lane = s->lane,
+                 .worker = s->worker,
                  .queued = atomic_load_explicit(&s->queued, memory_order_relaxed),
                  .completed = atomic_load_explicit(&s->completed, memory_order_acquire),
                  .began = atomic_load_explicit(&s->began, memory_order_relaxed)};
@@ -148,7 +148,7 @@ static const char *kindOf(orTaskKind kind) {
   static const char *const kinds[] = {
       [OR_KIND_KERNEL] = "kernel ", [OR_KIND_HOST_FUNC] = "host function ",
       [OR_KIND_COPY] = "copy ",     [OR_KIND_SET] = "fill ",
-      [OR_KIND_MARK] = "",          [OR_KIND_WAIT] = ""};
+      [OR_KIND_RECORD] = "",        [OR_KIND_WAIT] = ""};
   OR_COVERS(kinds, OR_KIND_WAIT + 1);
   return kinds[kind];
 }
@@ -170,10 +170,10 @@ static void sayWait(orText *t, const orSeen *s) {
 }
 
 static void sayWhere(orText *t, const orSeen *s, uint64_t now) {
-  if (s->lane == OR_HOST)
+  if (s->worker == OR_HOST)
     say(t, ": on a host thread that waits for it");
   else
-    say(t, ": on lane %d", s->lane);
+    say(t, ": on worker %d", s->worker);
   if (s->began && s->began < now) say(t, " for %.1f s", seconds(now - s->began));
   say(t, "\n");
 }
@@ -190,15 +190,15 @@ static void sayStream(orText *t, const orSeen *s, uint64_t now) {
   if (s->waits != OR_WAITS_NOT)
     sayWait(t, s);
   else if (s->state != OR_STREAM_RUNNING)
-    say(t, ": ready for %s\n", orDispatching() ? "the schedule to choose it" : "a lane");
+    say(t, ": ready for %s\n", orDispatching() ? "the schedule to choose it" : "a worker");
   else
     sayWhere(t, s, now);
 }
 
-static void sayHost(orHostWait *w, void *context) {
+static void sayHost(orSleeper *w, void *context) {
   orText *t = context;
   orStreamName name;
-  const orCell *cell = w->awaited.cell;
+  const orCell *cell = w->goal.cell;
   say(t, "  host thread %d: waits for ", w->thread);
   if (cell && cell->stream)
     say(t, "event 0x%" PRIx64 ", recorded as task %" PRIu64 " of %s", cell->event, cell->number,
@@ -206,7 +206,7 @@ static void sayHost(orHostWait *w, void *context) {
   else if (cell)
     say(t, "external event 0x%" PRIx64 ", which nobody has signalled", cell->event);
   else if (w->stream)
-    say(t, "task %" PRIu64 " of %s", w->awaited.count, orStreamNameOf(name, w->stream));
+    say(t, "task %" PRIu64 " of %s", w->goal.count, orStreamNameOf(name, w->stream));
   else
     say(t, "what the schedule has chosen to run");
   say(t, ", for %.1f s\n", seconds(orNow() - w->since));
@@ -238,17 +238,18 @@ static void sayOutside(void *report, const char *line) { say(report, "  %s\n", l
 
 static void sayAll(orText *t) {
   orPicture p = {0};
-  orLaneInfo lanes = {.size = sizeof lanes};
+  orWorkerInfo workers = {.size = sizeof workers};
   uint64_t now = orNow();
   orStreamForEach(-1, seeStream, &p);
   t->incomplete |= p.incomplete;
   for (size_t i = 0; i < p.count; i++) sayStream(t, &p.seen[i], now);
   if (!p.count) say(t, "  no stream of this process has work\n");
-  orHostWaitsEach(sayHost, t);
+  orSleepersEach(sayHost, t);
   void (*tell)(orHangSay, void *) = atomic_load(&hook);
   if (tell) tell(sayOutside, t);
   saySchedule(t);
-  if (!orGetLaneInfo(&lanes)) say(t, "  lanes: %d of %d started\n", lanes.started, lanes.limit);
+  if (!orGetWorkerInfo(&workers))
+    say(t, "  workers: %d of %d started\n", workers.started, workers.limit);
   free(p.seen);
 }
 

@@ -4,26 +4,26 @@
  *
  * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held
  * here. A thread at a point says what it wants (an orGoal: so many tasks, or a stream's progress,
- * or a cell), chooses the first stream and hands it to lane 0, which runs one task of it, gives it
- * back, chooses the next and so on until the goal is reached or nothing is left that can run. The
- * thread waits meanwhile, so nothing runs but what was chosen. That it is always lane 0, the wide
- * one, makes kernels split their sums in the same way each time.
+ * or a cell), chooses the first stream and hands it to worker 0, which runs one task of it, gives
+ * it back, chooses the next and so on until the goal is reached or nothing is left that can run.
+ * The thread waits meanwhile, so nothing runs but what was chosen. That it is always worker 0, the
+ * wide one, makes kernels split their sums in the same way each time.
  *
  * A thread that synchronises and finds nothing to run sleeps for whatever comes from outside: a
- * signalled event, a value, another thread's work. Every such change, and the end of lane 0's work,
- * changes `word`, which the sleeper read before it looked.
+ * signalled event, a value, another thread's work. Every such change, and the end of worker 0's
+ * work, changes `word`, which the sleeper read before it looked.
  *
  * `orDispatcherNow` and `policy` are written under `lock` and read anywhere. It changes when
  * nothing is queued, but for orScheduleSwitch and threads that queue at that very moment: what a
- * lane takes from the scheduler's lists once a schedule is on comes here; a lane that still runs a
- * stream notices it at the end; what is held when it ends goes there; a goal that is being served
- * then is ended by lane 0 as any other; and hosts that sleep wake up to sleep in the other way,
- * since they may be the ones that have to make tasks run. A host looks at the policy after it has
- * entered the list of sleepers and read its futex, which waking changes, so it is not missed.
+ * worker takes from the scheduler's lists once a schedule is on comes here; a worker that still
+ * runs a stream notices it at the end; what is held when it ends goes there; a goal that is being
+ * served then is ended by worker 0 as any other; and hosts that sleep wake up to sleep in the other
+ * way, since they may be the ones that have to make tasks run. A host looks at the policy after it
+ * has entered the list of sleepers and read its futex, which waking changes, so it is not missed.
  *
  * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
  *   held      streams that can run, in the order of their numbers; linked by ready_next
- *   goal      what lane 0 works for, or null; the goal itself is lane 0's until it sets this to
+ *   goal      what worker 0 works for, or null; the goal itself is worker 0's until it sets this to
  *             null
  *   random    the generator's state
  *   tape, taken, steps   the choices that are given, those that were made, the record of both
@@ -42,11 +42,11 @@
  * lets them change a few times on the way (PCT): a bug that takes one late task and few changes is
  * likelier so, the longer the program.
  *
- * A tape's choices are among those who could go on (openreg_schedule.h). A stream that has a mark,
- * a wait or the allocator's poison before its next task is held `aside`, and is run up to that
- * task, or until it waits, before anybody chooses. Whoever replays a tape has the same options at
- * each choice, so streams are numbered by their first task there, which the host alone decides, and
- * not when they are first held.
+ * A tape's choices are among those who could go on (openreg_schedule.h). A stream that has a
+ * record, a wait or the allocator's poison before its next task is held `forced`, and is run up to
+ * that task, or until it waits, before anybody chooses. Whoever replays a tape has the same options
+ * at each choice, so streams are numbered by their first task there, which the host alone decides,
+ * and not when they are first held.
  *
  * What is no point: an event's record, which deleters make, and they may not block; an allocation,
  * which may run ahead of nothing that the point before it could not run.
@@ -64,14 +64,14 @@ enum { OR_NOBODY = UINT32_MAX, OR_THE_HOST = UINT32_MAX - 1, OR_UNNUMBERED = UIN
 enum { OR_MOST_CHANGES = 3 };
 
 typedef struct orGoal {
-  orAwaited until; /* it is over, if there is something */
-  int tasks;       /* until so many more have finished, or OR_ALL_TASKS */
-  bool waits;      /* for what comes from outside, if nothing can run */
-  bool host_may;   /* the host could go on: it is over when the host is chosen */
-  bool left;       /* ... and has been left for a stream */
-  bool over;       /* ... and has been chosen */
-  bool aside;      /* nothing but what is no choice */
-  bool refused;    /* there is no lane 0 to serve it */
+  orWaitGoal until; /* it is over, if there is something */
+  int tasks;        /* until so many more have finished, or OR_ALL_TASKS */
+  bool waits;       /* for what comes from outside, if nothing can run */
+  bool host_may;    /* the host could go on: it is over when the host is chosen */
+  bool left;        /* ... and has been left for a stream */
+  bool over;        /* ... and has been chosen */
+  bool forced;      /* nothing but what is no choice */
+  bool refused;     /* there is no worker 0 to serve it */
 } orGoal;
 
 static struct {
@@ -97,7 +97,7 @@ static struct {
   } changes;
 } plan = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
 
-static _Thread_local bool tore; /* the task that this thread runs is to come again */
+static _Thread_local bool was_split; /* the task that this thread runs is to come again */
 
 static bool configured; /* plan.lock */
 
@@ -133,18 +133,18 @@ static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
 
 static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 
-/* Even seeds, which are not by priorities, make one more choice: tasks are torn, or freed memory is
- * kept back. */
+/* Even seeds, which are not by priorities, make one more choice: tasks are split, or freed memory
+ * is kept back. */
 static bool seedIs(unsigned rest) { return policyIs(orScheduleSeeded) && plan.seed % 4 == rest; }
-static bool isTorn(void) { return policyIs(orScheduleTape) || seedIs(2); }
+static bool isSplit(void) { return policyIs(orScheduleTape) || seedIs(2); }
 static bool keepsBack(void) { return seedIs(0); }
 
-/* On lane 0, of a task that can be. */
-static bool tears(void) {
+/* On worker 0, of a task that can be. */
+static bool splits(void) {
   orMutexLock(&plan.lock);
-  tore = isTorn();
+  was_split = isSplit();
   orMutexUnlock(&plan.lock);
-  return tore;
+  return was_split;
 }
 
 /* ---- held streams (lock held) ---- */
@@ -161,7 +161,7 @@ static void number(orStream *s) {
 
 static void insert(orStream *s) {
   orStream **at = &plan.held;
-  if (!policyIs(orScheduleTape) && s->schedule_aside != OR_ASIDE_POISON) number(s);
+  if (!policyIs(orScheduleTape) && s->schedule_forced != OR_FORCED_POISON) number(s);
   if (!isNumbered(s)) {
     s->schedule_epoch = plan.epoch;
     s->schedule_number = OR_UNNUMBERED;
@@ -184,7 +184,7 @@ static orStream **placeOf(const orStream *s) {
   return at;
 }
 
-/* It is given its first task: it may be held already, for the mark or wait before that. */
+/* It is given its first task: it may be held already, for the record or wait before that. */
 static void numberInPlace(orStream *s) {
   if (isNumbered(s)) return;
   orStream **at = placeOf(s);
@@ -194,20 +194,20 @@ static void numberInPlace(orStream *s) {
   if (is_held) insert(s);
 }
 
-/* Under a tape marks, too, are nobody's choice; else the poison alone, which may not change what a
- * seed means. */
-static bool isAside(orScheduleAside aside) {
-  return aside >= (policyIs(orScheduleTape) ? OR_ASIDE_MARK : OR_ASIDE_POISON);
+/* Under a tape records, too, are nobody's choice; else the poison alone, which may not change what
+ * a seed means. */
+static bool isForced(orScheduleForced forced) {
+  return forced >= (policyIs(orScheduleTape) ? OR_FORCED_RECORD : OR_FORCED_POISON);
 }
 
-static orStream **asidePlace(void) {
+static orStream **forcedPlace(void) {
   orStream **at = &plan.held;
-  while (*at && !isAside((*at)->schedule_aside)) at = &(*at)->ready_next;
+  while (*at && !isForced((*at)->schedule_forced)) at = &(*at)->ready_next;
   return at;
 }
 
-static orStream *takeAside(void) {
-  orStream **at = asidePlace(), *s = *at;
+static orStream *takeForced(void) {
+  orStream **at = forcedPlace(), *s = *at;
   if (s) *at = s->ready_next;
   return s;
 }
@@ -220,7 +220,7 @@ static orStream **anyPlace(void) {
   return at;
 }
 
-/* The goal may be lane 0's: its owner learns of the choice when it has it back. */
+/* The goal may be worker 0's: its owner learns of the choice when it has it back. */
 static orStream *hostGoesOn(orGoal *g) {
   g->over = true;
   return NULL;
@@ -338,8 +338,8 @@ static orStream *chooseByPriority(orGoal *g) {
 
 /* `needed`: the one that "late" runs, if it can run. */
 static orStream *choose(orGoal *g, const orStream *needed) {
-  orStream *aside = takeAside();
-  if (aside || g->aside) return aside;
+  orStream *forced = takeForced();
+  if (forced || g->forced) return forced;
   if (policyIs(orScheduleTape)) return chooseByTape(g);
   if (isByPriority()) return chooseByPriority(g);
   if (!plan.held) return NULL;
@@ -354,11 +354,13 @@ static orStream *choose(orGoal *g, const orStream *needed) {
 static void notice(void);
 
 static bool hold(orStream *s) {
-  const orTask *first = orLaneFirst(s);
-  bool mark = first->kind == OR_KIND_MARK || first->kind == OR_KIND_WAIT;
-  orScheduleAside aside = first->aside ? OR_ASIDE_POISON : mark ? OR_ASIDE_MARK : OR_ASIDE_NOT;
+  const orTask *first = orWorkerFirst(s);
+  bool record = first->kind == OR_KIND_RECORD || first->kind == OR_KIND_WAIT;
+  orScheduleForced forced = first->internal ? OR_FORCED_POISON
+                            : record        ? OR_FORCED_RECORD
+                                            : OR_FORCED_NOT;
   orMutexLock(&plan.lock);
-  s->schedule_aside = aside;
+  s->schedule_forced = forced;
   bool on = isOn();
   bool served = atomic_load_explicit(&plan.goal, memory_order_relaxed) != NULL;
   if (on) insert(s);
@@ -379,8 +381,8 @@ static bool isReached(const orGoal *g) {
   return (g->until.stream || g->until.cell) && orIsOver(&g->until);
 }
 
-/* What the goal's stream waits for, in the end. A wait is for a mark that was queued before it, so
- * this ends. */
+/* What the goal's stream waits for, in the end. A wait is for a record that was queued before it,
+ * so this ends. */
 static const orStream *neededFor(const orGoal *g) {
   if (!policyIs(orScheduleLate)) return NULL;
   orStream *s = g->until.stream;
@@ -388,8 +390,8 @@ static const orStream *neededFor(const orGoal *g) {
   return s;
 }
 
-/* Lane 0: what runs next for the goal; null when it is reached or nothing can run, and the goal is
- * its owner's again. */
+/* Worker 0: what runs next for the goal; null when it is reached or nothing can run, and the goal
+ * is its owner's again. */
 static orStream *next(orGoal *g) {
   bool over = isReached(g);
   const orStream *needed = over ? NULL : neededFor(g);
@@ -406,17 +408,17 @@ static void serve(orStream *s) {
   do {
     /* A wait that only parks its stream is no task that has run. */
     uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
-    orScheduleAside aside = s->schedule_aside;
+    orScheduleForced forced = s->schedule_forced;
     orStream_t handle = s->last_handle;
-    tore = false;
-    bool ran = orLaneRun(s, first, 0);
-    if (!ran && !tore) continue;
-    if (!aside) noteAlone((orScheduleStep){.kind = orStepRuns, .flags = !ran, .stream = handle});
-    if (g->tasks > 0 && !isAside(aside)) g->tasks--;
+    was_split = false;
+    bool ran = orWorkerRun(s, first, 0);
+    if (!ran && !was_split) continue;
+    if (!forced) noteAlone((orScheduleStep){.kind = orStepRuns, .flags = !ran, .stream = handle});
+    if (g->tasks > 0 && !isForced(forced)) g->tasks--;
   } while ((s = next(g)));
 }
 
-/* The system refuses lane 0 a thread. */
+/* The system refuses worker 0 a thread. */
 static void refuse(orStream *s) {
   orMutexLock(&plan.lock);
   orGoal *g = atomic_load_explicit(&plan.goal, memory_order_relaxed);
@@ -425,11 +427,11 @@ static void refuse(orStream *s) {
   g->refused = true;
   atomic_store_explicit(&plan.goal, NULL, memory_order_release);
   orMutexUnlock(&plan.lock);
-  if (!on) orLaneSchedule(s);
+  if (!on) orWorkerSchedule(s);
   notice();
 }
 
-/* Hands the goal to lane 0, unless it has another one or nothing can run. */
+/* Hands the goal to worker 0, unless it has another one or nothing can run. */
 static bool start(orGoal *g) {
   const orStream *needed = neededFor(g);
   orMutexLock(&plan.lock);
@@ -437,7 +439,7 @@ static bool start(orGoal *g) {
   orStream *s = busy || !isOn() ? NULL : choose(g, needed);
   if (s) atomic_store_explicit(&plan.goal, g, memory_order_release);
   orMutexUnlock(&plan.lock);
-  if (s) orLaneServe(s, serve, refuse);
+  if (s) orWorkerServe(s, serve, refuse);
   return s;
 }
 
@@ -459,25 +461,25 @@ static bool spinWhile(uint32_t word) {
 typedef struct orGoalSleep {
   bool entered;
   void *token;
-  orHostWait wait;
+  orSleeper wait;
 } orGoalSleep;
 
 static void enterSleep(orGoalSleep *sleep, const orGoal *g) {
   if (sleep->entered) return;
   sleep->entered = true;
   sleep->token = orBlockEnter();
-  orHostWaitBegin(&sleep->wait, g->waits ? &g->until : &(orAwaited){.stream = NULL});
+  orSleeperBegin(&sleep->wait, g->waits ? &g->until : &(orWaitGoal){.stream = NULL});
 }
 
 static void leaveSleep(orGoalSleep *sleep) {
   if (!sleep->entered) return;
-  orHostWaitEnd(&sleep->wait);
+  orSleeperEnd(&sleep->wait);
   orBlockLeave(sleep->token);
 }
 
 static orError_t pursue(orGoal *g) {
   orGoalSleep sleep = {0};
-  while (isServed(g) || !orProcessExiting()) { /* a lane has the goal, which is on this stack */
+  while (isServed(g) || !orProcessExiting()) { /* a worker has the goal, which is on this stack */
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
       if ((g->refused && g->until.stream) || isReached(g)) break;
@@ -490,23 +492,23 @@ static orError_t pursue(orGoal *g) {
     if (isServed(g) || !orProcessExiting()) orFutexWait(&plan.word, word, 0);
   }
   leaveSleep(&sleep);
-  return g->refused && g->until.stream && !orIsOver(&g->until) ? orLaneRefuse() : orSuccess;
+  return g->refused && g->until.stream && !orIsOver(&g->until) ? orWorkerRefuse() : orSuccess;
 }
 
 /* ---- points; a task that calls is at none ---- */
 
 /* Poison is run at once, so that seeds choose as they do without it. */
-static void runAside(void) {
+static void runForced(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
   orMutexLock(&plan.lock);
-  bool any = !policyIs(orScheduleTape) && *asidePlace();
+  bool any = !policyIs(orScheduleTape) && *forcedPlace();
   orMutexUnlock(&plan.lock);
-  if (any) pursue(&(orGoal){.tasks = OR_ALL_TASKS, .aside = true});
+  if (any) pursue(&(orGoal){.tasks = OR_ALL_TASKS, .forced = true});
 }
 
 static void point(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
-  runAside();
+  runForced();
   orMutexLock(&plan.lock);
   note((orScheduleStep){.kind = orStepPoint});
   bool chooses = policyIs(orScheduleTape) || isByPriority();
@@ -519,27 +521,27 @@ static void point(void) {
 static uint64_t idOf(const orCell *cell) { return (uint64_t)(uintptr_t)cell; }
 
 /* The slot may be another stream's by now. */
-static void noteAsked(const orAwaited *awaited) {
+static void noteAsked(const orWaitGoal *goal) {
   orStream_t stream = 0;
   if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
-  if (awaited->stream) {
-    orMutexLock(&awaited->stream->lock);
-    stream = awaited->stream->last_handle;
-    orMutexUnlock(&awaited->stream->lock);
+  if (goal->stream) {
+    orMutexLock(&goal->stream->lock);
+    stream = goal->stream->last_handle;
+    orMutexUnlock(&goal->stream->lock);
   }
-  noteAlone((orScheduleStep){.kind = orStepAsks, .stream = stream, .a = idOf(awaited->cell)});
+  noteAlone((orScheduleStep){.kind = orStepAsks, .stream = stream, .a = idOf(goal->cell)});
 }
 
-static orError_t step(const orAwaited *awaited) {
+static orError_t step(const orWaitGoal *goal) {
   if (orProcessTask() != OR_TASK_NONE) return orSuccess;
-  noteAsked(awaited);
-  return pursue(&(orGoal){.until = *awaited, .tasks = 1});
+  noteAsked(goal);
+  return pursue(&(orGoal){.until = *goal, .tasks = 1});
 }
 
-static orError_t await(const orAwaited *awaited) {
-  if (!awaited->stream)
-    atomic_fetch_or_explicit(&awaited->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
-  return pursue(&(orGoal){.until = *awaited, .tasks = OR_ALL_TASKS, .waits = true});
+static orError_t await(const orWaitGoal *goal) {
+  if (!goal->stream)
+    atomic_fetch_or_explicit(&goal->cell->state, OR_CELL_SLEEPERS, memory_order_acq_rel);
+  return pursue(&(orGoal){.until = *goal, .tasks = OR_ALL_TASKS, .waits = true});
 }
 
 /* ---- the record ---- */
@@ -562,7 +564,7 @@ static void noteBytes(orStream_t stream, const void *data, size_t bytes, bool wr
 /* Under a tape by its first task, else by whatever is queued first, but for poison. */
 static void numberOnQueue(const orProbe *p) {
   orStream *s = orHandleFind(&orStreamTable, p->stream);
-  if (!s || p->aside) return;
+  if (!s || p->internal) return;
   orMutexLock(&plan.lock);
   if (isOn() && (!policyIs(orScheduleTape) || p->kind <= (int)OR_KIND_SET)) numberInPlace(s);
   orMutexUnlock(&plan.lock);
@@ -577,7 +579,7 @@ static void onQueued(orProbe *p) {
   noteBytes(p->stream, p->src, p->bytes, false);
   orMutexLock(&plan.lock);
   note((orScheduleStep){.kind = orStepQueued,
-                        .flags = p->aside,
+                        .flags = p->internal,
                         .stream = p->stream,
                         .a = (uint64_t)orHandleDevice(p->stream)});
   orMutexUnlock(&plan.lock);
@@ -601,7 +603,7 @@ static void onHostWaits(orProbe *p) {
                              .b = (uint64_t)(int64_t)p->device});
 }
 
-static void onHostKnows(orProbe *p) {
+static void onHostAcquires(orProbe *p) {
   noteAlone((orScheduleStep){.kind = orStepKnows, .stream = p->stream, .a = idOf(p->cell)});
 }
 
@@ -621,7 +623,7 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_RECORD] = onRecord,
                              [OR_PROBE_WAIT] = onWait,
                              [OR_PROBE_HOST_WAITS] = onHostWaits,
-                             [OR_PROBE_HOST_KNOWS] = onHostKnows,
+                             [OR_PROBE_HOST_ACQUIRES] = onHostAcquires,
                              [OR_PROBE_LOOKED] = onLooked,
                              [OR_PROBE_SIGNAL] = onOutside,
                              [OR_PROBE_RESET] = onOutside}};
@@ -635,8 +637,8 @@ static const orDispatcher dispatcher = {.hold = hold,
                                         .point = point,
                                         .step = step,
                                         .await = await,
-                                        .aside = runAside,
-                                        .tears = tears,
+                                        .forced = runForced,
+                                        .splits = splits,
                                         .notice = notice};
 
 static void begin(orSchedulePolicy policy, uint64_t seed) {
@@ -715,10 +717,10 @@ static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   listen();
   for (orStream *s; (s = left);) {
     left = s->ready_next;
-    orLaneSchedule(s);
+    orWorkerSchedule(s);
   }
   notice();
-  orHostWaitsWake();
+  orSleepersWake();
   return orSuccess;
 }
 

@@ -99,7 +99,7 @@ static void onRan(orProbe *p) {
   emit((orTraceRecord){.kind = kinds[t->kind],
                        .name = t->name,
                        .device = s ? s->device : -1,
-                       .lane = p->lane,
+                       .lane = p->worker,
                        .stream = s ? s->last_handle : 0,
                        .correlation = s ? orCorrelation(s->last_handle, p->number) : 0,
                        .start_ns = p->began,

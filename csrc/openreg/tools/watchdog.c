@@ -65,12 +65,12 @@ static bool streamStandsStill(uint64_t now) {
   return still;
 }
 
-static void waitsForLong(orHostWait *w, void *waits) {
+static void waitsForLong(orSleeper *w, void *waits) {
   uint64_t now = orNow();
   *(bool *)waits |= !w->reported && now - w->since >= orConfigGet()->watchdog_ns;
 }
 
-static void setHostReported(orHostWait *w, void *context) {
+static void setHostReported(orSleeper *w, void *context) {
   (void)context;
   w->reported = true;
 }
@@ -79,7 +79,7 @@ static void setHostReported(orHostWait *w, void *context) {
 static void setReported(void) {
   for (uint32_t i = 0; i < dog.count; i++)
     dog.watched[i].reported = dog.watched[i].round == dog.round;
-  orHostWaitsEach(setHostReported, NULL);
+  orSleepersEach(setHostReported, NULL);
 }
 
 static void lookForStalls(void) {
@@ -87,7 +87,7 @@ static void lookForStalls(void) {
   uint64_t now = orNow();
   double limit = (double)orConfigGet()->watchdog_ns / 1e9;
   bool still = !orDispatching() && streamStandsStill(now), waits = false;
-  orHostWaitsEach(waitsForLong, &waits);
+  orSleepersEach(waitsForLong, &waits);
   if (!still && !waits) return;
   snprintf(why, sizeof why, ": %s for %g s (OPENREG_WATCHDOG_S)",
            still ? "a stream with work has finished no task" : "a host thread has waited", limit);

@@ -332,7 +332,7 @@ static bool captures(orStream_t given) {
 
 /* A launch that succeeds is queued as a whole. */
 static void replay(orGraph_t graph, orStream_t on) {
-  if (!OK(orGraphLaunch(graph, on))) return;
+  if (!OK(orGraphReplay(graph, on))) return;
   orError_t error = orDeviceSynchronize();
   CHECK(error != orErrorMemoryAllocation);
   OK(error);
@@ -422,7 +422,7 @@ static void sceneCapturedCache(void) {
     if (!OK(orStreamEndCapture(a, &graph))) graph = 0;
   }
   if (graph) {
-    OK(orGraphLaunch(graph, a));
+    OK(orGraphReplay(graph, a));
     OK(orDeviceSynchronize());
     OK(orGraphDestroy(graph));
   }

@@ -213,7 +213,7 @@ static void fillStructure(Input *in) {
   else if (which % 3 == 1)
     orGetFactoryInfo((int)which % 4, structure);
   else
-    orGetLaneInfo(structure);
+    orGetWorkerInfo(structure);
   free(structure);
 }
 
