@@ -376,7 +376,7 @@ void orBlocksRemoveSegment(orBlocks *blocks, orBlock *block) {
 }
 
 /* The block keeps its first `size` bytes; the rest becomes a free neighbour. */
-static void cut(orBlocks *blocks, orBlock *block, size_t size) {
+static void splitOff(orBlocks *blocks, orBlock *block, size_t size) {
   orBlock *rest = blockNew(blocks, block->start + size, block->size - size);
   rest->owner = block->owner;
   rest->pool = block->pool;
@@ -400,7 +400,7 @@ uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t req
   leaveFree(blocks, block);
   if (block->size - size >= split_rest[pool] &&
       (pool == OR_POOL_SMALL || OR_LIKELY(size < blocks->max_split))) {
-    cut(blocks, block, size);
+    splitOff(blocks, block, size);
     if (!was_split) {
       statAdd(stats->inactive_split, pool, 1);
       statAdd(stats->inactive_split_bytes, pool, (int64_t)block->next->size);

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "device/pinned_alias.h"
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 #include "tools/choices.h"
 
 enum { OR_STRIDED = 1024, OR_FEW = 32 /* touches that fit on the stack */ };

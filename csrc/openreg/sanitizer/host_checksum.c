@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "device/pinned_alias.h"
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 typedef struct orSum {
   orShadow access; /* with a reference to its stack */

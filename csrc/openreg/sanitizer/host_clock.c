@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 enum { OR_OBJECTS = 1 << 16 };
 

@@ -8,7 +8,7 @@
  */
 #include <string.h>
 
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 typedef struct orPending {
   orStream *slot;

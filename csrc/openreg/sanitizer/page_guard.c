@@ -22,7 +22,7 @@
  * A system call does not fault: it fails with EFAULT, and nobody is told.
  */
 #include "device/pinned_alias.h"
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 #include "tools/host_access.h"
 
 enum { OR_PATIENCE = 100 }; /* faults of one address in a page that is not guarded */

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 enum { OR_UNDECIDED = 1000 };
 

@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 enum { STEPS = 1000 };
 

@@ -6,10 +6,10 @@
  * (orSanitizerMarkExternal). All others stay, marked with the allocation stream: if whoever has the
  * memory next is not ordered after them, that is a conflict like any other.
  *
- * What it has to know of a cell is kept there. All is under orSanitizerMutex (sanitizer.h), but for
+ * What it has to know of a cell is kept there. All is under orSanitizerMutex (private.h), but for
  * what belongs to a thread. Stacks are captured before the mutex is taken.
  */
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 #include "device/pinned_alias.h"
 

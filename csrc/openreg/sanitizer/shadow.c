@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 enum { CHUNK = 64, SWEEP = 4096, LIMIT = 1 << 18 };
 

@@ -7,7 +7,7 @@
  */
 #include <stdlib.h>
 
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 orMutex orSanitizerMutex = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS);
 uint32_t orSanitizerOn;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sanitizer/sanitizer.h"
+#include "sanitizer/private.h"
 
 void orClockReserve(orClock *clock, uint32_t size) {
   if (size <= clock->size) return;
