@@ -1,11 +1,14 @@
 """``debug_dump``: a graph as DOT, and as a picture."""
 
+import itertools
 import re
 import warnings
 from xml.etree import ElementTree
 
 import pytest
 import torch
+
+from torch_openreg.openreg import _graph_pictures
 
 SVG = "{http://www.w3.org/2000/svg}"
 NODE = re.compile(r'n(\d+) \[label="\d+ (.*?)\\n(.*?)"')
@@ -101,3 +104,56 @@ def test_what_is_wrong_with_a_path_is_said(tmp_path):
     with pytest.raises(RuntimeError, match=r"step\.svg.*name the DOT file"):
         graph.debug_dump(str(tmp_path / "step.svg"))
     assert list(tmp_path.iterdir()) == []
+
+
+def drawn(tmp_path, nodes, edges):
+    """The picture of a graph of nodes (name, stream) in DOT as the core writes it."""
+    lines = ["digraph graph_of_openreg {", '  comment="device 1";', "  rankdir=LR;"]
+    for stream in range(3):
+        lines += [f"  subgraph cluster_{stream} {{", f'    label="stream {stream}";']
+        lines += [
+            f'    n{i} [label="{i} {name}\\nkernel", fillcolor="#fff"];'
+            for i, (name, on) in enumerate(nodes)
+            if on == stream
+        ]
+        lines.append("  }")
+    lines += [f"  n{a} -> n{b};" for a, b in edges]
+    path = tmp_path / "made.dot"
+    path.write_text("\n".join([*lines, "}", ""]))
+    _graph_pictures.draw(str(path))
+    root = ElementTree.parse(tmp_path / "made.svg").getroot()
+    return root, [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_a_picture_of_no_nodes_names_the_device(tmp_path):
+    _, texts = drawn(tmp_path, [], [])
+    assert texts == [
+        "graph of device 1: nodes 0, streams 3, of which 0 is the one it is launched on"
+    ]
+
+
+def test_a_picture_cuts_names_and_keeps_them_in_titles(tmp_path):
+    odd, fits, cut = r"a<b>&\"c\\\\x0a", "a_name_that_fills_its_box_to_the_end", "a_name_" * 8
+    root, texts = drawn(tmp_path, [(odd, 0), (cut, 0), (fits, 0)], [(0, 1), (1, 2)])
+    assert r'a<b>&"c\\x0a' in texts and fits in texts and f"{cut[:33]}..." in texts
+    assert f"1 {cut}, kernel" in [title.text for title in root.iter(f"{SVG}title")]
+
+
+def test_a_picture_of_a_long_graph_goes_down(tmp_path):
+    """Its width is that of any long graph; an edge down across others is a text."""
+    nodes = [("first", 0), ("on_side", 1), *[("tiny", 0)] * 3000, ("last", 0)]
+    chain = [0, *range(2, 3003)]
+    edges = [(0, 1), *itertools.pairwise(chain), (1, 3002)]
+    root, texts = drawn(tmp_path, nodes, edges)
+    assert int(root.get("width")) < 2000 and int(root.get("height")) > 3000
+    assert texts.count("after 1") == 1
+    assert texts.count("stream 1") == 1 and texts.count("stream 2") == 0
+    kinds = [path.get("class") for path in root.iter(f"{SVG}path")]
+    assert kinds.count("event") == 1 and kinds.count("order") == 3001
+
+
+@pytest.mark.parametrize(
+    ("name", "picture"), [("a.b.dot", "a.b.svg"), ("a", "a.svg"), ("/x.y/.a", "/x.y/.a.svg")]
+)
+def test_the_picture_is_beside_the_dot(name, picture):
+    assert _graph_pictures.picture_path(name) == picture

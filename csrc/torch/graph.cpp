@@ -7,6 +7,7 @@
 #include <ATen/core/GraphImplInterface.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <array>
@@ -390,7 +391,11 @@ void OpenRegGraph::debug_dump(const std::string &path) {
                "keep_graph=True");
     return;
   }
+  const py::gil_scoped_acquire gil;
+  const auto pictures = py::module_::import("torch_openreg.openreg._graph_pictures");
+  pictures.attr("picture_path")(path); /* refuses a path that is the picture's */
   OPENREG_CHECK(orGraphDebugDotPrint(now.graph, path.c_str()));
+  pictures.attr("draw")(path);
 }
 
 /* Under the names that the device has before and after it is renamed. */
