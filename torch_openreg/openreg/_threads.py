@@ -1,4 +1,4 @@
-"""How Python's threads order each other, for the sanitizer (docs/diagnostics.md).
+"""How Python's threads order each other, for the sanitizer (docs/sanitizer.md).
 
 The C types of locks and queues are followed in their methods (csrc/torch/threads.cpp). What there
 is in Python alone is here: the begin and end of threads, an event that is asked, and asyncio; and

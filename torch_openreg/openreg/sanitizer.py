@@ -11,7 +11,7 @@
 
 It follows the order that the program asks for (streams, events, waits, synchronisation), in the
 order of its calls, not the one in which tasks happen to run: what is wrong is reported each time.
-docs/diagnostics.md has examples, and what is not seen.
+docs/sanitizer.md has examples, and what is not seen.
 """
 
 import contextlib
