@@ -1,5 +1,5 @@
 /*
- * libopenreg: faults on order, so that a program's way out of a failure can be tested.
+ * Injected faults: operations that fail on purpose, to test how a program handles a failure.
  *
  * A fault is armed on a device for one of its next operations. Operations are counted on the host,
  * in the order of the calls, whatever runs when: the same program fails at the same place each
@@ -15,7 +15,8 @@ extern "C" {
 #endif
 
 typedef enum orFaultKind {
-  /* orCacheMalloc, orMalloc: orErrorMemoryAllocation, after all was tried */
+  /* orCacheMalloc, orMalloc: orErrorMemoryAllocation, after everything that frees memory was
+   * tried */
   orFaultOutOfMemory = 0,
   orFaultCopyError = 1, /* copies, fills and kernels named "aten::copy_": an asynchronous failure */
   orFaultKernelError = 2, /* all other kernels: the same */
@@ -30,7 +31,7 @@ typedef struct orFault {
   size_t size; /* sizeof(orFault) */
   orFaultKind kind;
   int device;        /* a task is its stream's; an allocation inside a task is not counted */
-  uint64_t after;    /* so many are spared first; 0: the very next */
+  uint64_t after;    /* operations that are spared first */
   uint64_t delay_ns; /* of orFaultSlowStream, at most OR_FAULT_MAX_DELAY_NS; 0 for the others */
 } orFault;
 
@@ -38,16 +39,17 @@ typedef struct orFault {
 
 typedef struct orFaultOutcome {
   size_t size;        /* sizeof(orFaultOutcome) */
-  uint64_t fired;     /* operations that it struck: at most one, but for orFaultSlowStream */
+  uint64_t fired;     /* operations that failed: at most one, but for orFaultSlowStream */
   char operation[96]; /* the first of them: "aten::add", "Memcpy HtoD", "allocation of 512 bytes" */
 } orFaultOutcome;
 
-/* Arms it. orErrorAlreadyExists while one of its kind is there on its device. Several kinds may
- * be. */
+/* Arms the fault. orErrorAlreadyExists if one of the same kind is armed on its device. Several
+ * kinds can be armed at once. */
 OR_API orError_t orFaultInject(const orFault *fault);
-/* orErrorNotFound where there is none; a fault that has struck is there until it is removed. */
+/* What the fault has done so far. orErrorNotFound if there is none. A fault that has fired stays
+ * until it is removed. */
 OR_API orError_t orFaultGetOutcome(orFaultOutcome *outcome, orFaultKind kind, int device);
-/* What has been struck and is still queued fails all the same. */
+/* Removes the fault. A queued operation that it was injected into still fails. */
 OR_API orError_t orFaultRemove(orFaultKind kind, int device);
 
 #ifdef __cplusplus
