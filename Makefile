@@ -459,6 +459,7 @@ wheels: build
 # ---- Lint ----
 
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cpp' '*.hpp')
+PROSE = $(shell git ls-files '*.md')
 ANALYZED := $(CORE_SOURCES:csrc/openreg/%.c=build/lint/%.o)
 
 build/lint/%.o: csrc/openreg/%.c
@@ -473,12 +474,14 @@ lint: $(ENV_STAMP)
 	$(VENV)/bin/clang-format --dry-run -Werror $(FORMATTED)
 	! grep -nE '^.{101,}' $(FORMATTED)
 	! git grep -nwFf .ci/retired.txt -- '*.c' '*.h' '*.cpp' '*.hpp' '*.py' '*.md' '*.pml' ':!CHANGELOG.md'
+	$(PYTHON) .ci/prose.py $(PROSE)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(locked) lint-analyze
 
 format: $(ENV_STAMP)
 	$(VENV)/bin/clang-format -i $(FORMATTED)
+	$(PYTHON) .ci/prose.py --fix $(PROSE)
 	$(VENV)/bin/ruff check --fix --quiet .
 	$(VENV)/bin/ruff format .
 

@@ -384,7 +384,7 @@ OR_API orError_t orSetBlockHooks(const orBlockHooks *hooks);
 /* Called once on each new worker, before its first task. `wide` is 1 on the one worker whose
  * kernels may use several threads. Set before the first task. The hook may not call this API
  * (orErrorNotPermitted). */
-OR_API orError_t orSetWorkerHook(void (*hook)(int lane, int wide));
+OR_API orError_t orSetWorkerHook(void (*hook)(int worker, int wide));
 
 typedef struct orWorkerInfo {
   size_t size; /* sizeof(orWorkerInfo) */
