@@ -7,7 +7,7 @@ import torch
 
 import torch_openreg  # noqa: F401
 
-WAITS = "orStreamWaitEvent: waits for external event 0x[0-9a-f]+ of openreg:0, which nobody has"
+WAITS = "orStreamWaitEvent: waits for external event 0x[0-9a-f]+ of openreg:0, which has not been"
 
 # Streams that wait for a gate; what is said on stderr can be read meanwhile.
 STALL = """
@@ -71,7 +71,7 @@ def test_it_says_which_host_threads_wait(run_ok, seed):
         for number in ids:
             line = next(l for l in report.splitlines() if f"  host thread {number}: waits for" in l)
             assert f"of stream {side.stream_id:#x} of openreg:0, for " in line, report
-        assert "which nobody has signalled" in report
+        assert "which has not been signalled" in report
         seed = os.environ.get("OPENREG_SCHEDULE_SEED")
         named = {None: "", "7": "  schedule: seed 7; ", "late": "  schedule: late; "}[seed]
         assert named in report and ("schedule" in report) == bool(named), report
@@ -143,7 +143,7 @@ def test_a_signal_asks_for_it_and_comes_to_faulthandler_too(run_ok):
     ask = """
     import faulthandler, signal
     faulthandler.register(signal.SIGUSR1, chain=True)
-    while "which nobody has" not in torch.openreg.hang_report():
+    while "which has not been" not in torch.openreg.hang_report():
         pass
     os.kill(os.getpid(), signal.SIGUSR1)
     open_when_said("  workers: ")

@@ -69,7 +69,7 @@ TEST(cache_fraction_below_what_is_in_use) {
 
 TEST(cache_fraction_refuses_what_is_none) {
   double fraction;
-  ASSERT_REFUSED(orCacheSetFraction(0, 1.5), orErrorInvalidValue, "1.5; allowed is 0 to 1");
+  ASSERT_REFUSED(orCacheSetFraction(0, 1.5), orErrorInvalidValue, "1.5 is out of range: 0 to 1");
   ASSERT_REFUSED(orCacheSetFraction(0, -0.25), orErrorInvalidValue, "-0.25");
   ASSERT_ERROR(orCacheSetFraction(0, 0.0 / 0.0), orErrorInvalidValue);
   ASSERT_REFUSED(orCacheSetFraction(2, 0.5), orErrorInvalidDevice, "2");

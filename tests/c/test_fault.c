@@ -343,7 +343,7 @@ TEST(fault_refusals) {
   ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue, "size");
   f.size = sizeof f;
   f.kind = (orFaultKind)5;
-  ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue, "fault kind 5: 0 to 4 are known");
+  ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue, "fault kind 5 is out of range: 0 to 4");
   f.kind = (orFaultKind)-1;
   ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue, "-1");
   f.kind = orFaultCopyError;
@@ -354,7 +354,8 @@ TEST(fault_refusals) {
   ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue, "copy_error");
   f.kind = orFaultSlowStream;
   f.delay_ns = OR_FAULT_MAX_DELAY_NS + 1;
-  ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue, "10000000001 ns; at most 10000000000");
+  ASSERT_REFUSED(orFaultInject(&f), orErrorInvalidValue,
+                 "10000000001 ns is out of range: at most 10000000000");
   f.delay_ns--;
   ASSERT_OK(orFaultInject(&f));
   ASSERT_REFUSED(orFaultInject(&f), orErrorAlreadyExists, "\"slow_stream\" is armed on openreg:1");

@@ -113,7 +113,7 @@ TEST(given_newer_structures_are_taken_if_the_rest_is_zero) {
     ASSERT_OK(all[i].give(ofSize(&all[i], all[i].size + 24)));
     char *asks = ofSize(&all[i], all[i].size + 24);
     asks[all[i].size + 23] = 1;
-    ASSERT_REFUSED(all[i].give(asks), all[i].refusal, "byte 23 beyond");
+    ASSERT_REFUSED(all[i].give(asks), all[i].refusal, "byte 23 after");
     ASSERT_CONTAINS(orGetLastErrorMessage(), all[i].type);
     ASSERT_OK(all[i].give(ofSize(&all[i], MOST)));
     writeSize(&all[i], asks, MOST + 1); /* nobody looks for zeros there */

@@ -367,5 +367,5 @@ TEST(host_runs_nothing_under_a_schedule) {
 TEST(host_flags_that_nobody_knows_are_refused) {
   Ran r = {0};
   ASSERT_REFUSED(launchAs(newStream(), noteKernel, &r, 18), orErrorInvalidValue,
-                 "kernel test: flags 0x12; 0xf are known");
+                 "kernel test: flags 0x12: allowed are 0xf");
 }

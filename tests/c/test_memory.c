@@ -110,7 +110,7 @@ static orError_t mapWrongly(void *args) {
 TEST(memory_map_is_checked) {
   char *p = allocate(10000);
   void *address;
-  ASSERT_REFUSED(orMapForKernel(&address, p, 1), orErrorNotPermitted, "inside a kernel only");
+  ASSERT_REFUSED(orMapForKernel(&address, p, 1), orErrorNotPermitted, "only a kernel may call it");
   launch(OR_STREAM_DEFAULT, mapWrongly, p);
   ASSERT_OK(orDeviceSynchronize());
 }
@@ -259,10 +259,10 @@ TEST(memory_capacity) {
   ASSERT_EQ(freeBytes(), 24 << 20);
   void *b = &b;
   ASSERT_REFUSED(orMalloc(&b, (24 << 20) + 1), orErrorMemoryAllocation,
-                 "device 0: 25165825 bytes asked for, 25165824 of 67108864 are free");
+                 "device 0: 25165825 bytes were requested, 25165824 of 67108864 are free");
   ASSERT_PTR(b, NULL);
   ASSERT_EQ(orGetLastError(), orErrorMemoryAllocation);
-  ASSERT_REFUSED(orMalloc(&b, SIZE_MAX), orErrorMemoryAllocation, "asked for");
+  ASSERT_REFUSED(orMalloc(&b, SIZE_MAX), orErrorMemoryAllocation, "were requested");
   ASSERT_EQ(freeBytes(), 24 << 20); /* everything as it was */
   b = allocate(24 << 20);
   ASSERT_EQ(freeBytes(), 0);

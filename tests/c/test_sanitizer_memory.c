@@ -209,7 +209,7 @@ TEST(sanitizer_reports_reuse_without_record_stream) {
   orRaceReport r = reportAt(1);
   ASSERT_STR(r.memory, "openreg:0, reused without record_stream");
   ASSERT_STR(r.earlier.operation, "aten::sum");
-  ASSERT_CONTAINS(r.advice, "t.record_stream(s) before the tensor t of aten::sum is let go");
+  ASSERT_CONTAINS(r.advice, "t.record_stream(s) before the tensor t of aten::sum is freed");
   ASSERT_CONTAINS(r.advice, "s being stream 0x");
 }
 

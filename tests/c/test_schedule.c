@@ -851,7 +851,8 @@ TEST(schedule_switches_over_though_a_stream_waits) {
 
 TEST(schedule_bad_policies_are_refused) {
   uint64_t seed;
-  ASSERT_REFUSED(orScheduleSet((orSchedulePolicy)5, 0), orErrorInvalidValue, "policy 5; 0 to 4");
+  ASSERT_REFUSED(orScheduleSet((orSchedulePolicy)5, 0), orErrorInvalidValue,
+                 "policy 5 is out of range: 0 to 4");
   ASSERT_REFUSED(orScheduleGet(NULL, &seed), orErrorInvalidValue, "null");
 }
 

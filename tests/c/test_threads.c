@@ -151,7 +151,7 @@ static int lanesStarted(void) {
   return info.started;
 }
 
-#define ASSERT_NO_LANE(call) ASSERT_REFUSED(call, orErrorSystem, "refuses a thread")
+#define ASSERT_NO_LANE(call) ASSERT_REFUSED(call, orErrorSystem, "refused a thread")
 
 TEST(threads_refused_once_is_tried_again_by_the_next_wait) {
   orStream_t s = newStream();

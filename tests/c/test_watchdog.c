@@ -100,7 +100,7 @@ TEST(hang_report_of_an_event_that_nobody_signals) {
   awaitReport(
       format("  %s: waiting, priority 0, 1 tasks completed, 2 to go\n"
              "    task 2, orStreamWaitEvent: waits for external event 0x%llx of openreg:0, "
-             "which nobody has signalled\n",
+             "which has not been signalled\n",
              named(s), (unsigned long long)gate));
   openGate(gate);
   ASSERT_OK(orStreamSynchronize(s));
@@ -192,7 +192,7 @@ static void reportHosts(void) {
   ASSERT_OK(orEventRecord(e, s));
   pthread_t threads[] = {start(waitForStream, &s), start(waitForEvent, &e),
                          start(waitForEvent, &lone)};
-  awaitReport(format(": waits for external event 0x%llx, which nobody has signalled, for ",
+  awaitReport(format(": waits for external event 0x%llx, which has not been signalled, for ",
                      (unsigned long long)lone));
   awaitReport(format(": waits for task 3 of %s, for ", named(s)));
   while (hostsIn(report()) < 3) sched_yield();
@@ -333,7 +333,7 @@ TEST(watchdog_prints_a_stall_once) {
   ASSERT_CONTAINS(heard(),
                   "openreg: hang report: a stream with work has finished no task for 0.2 s "
                   "(OPENREG_WATCHDOG_S)\n");
-  ASSERT_CONTAINS(heard(), "which nobody has signalled");
+  ASSERT_CONTAINS(heard(), "which has not been signalled");
   ASSERT_CONTAINS(heard(), format("recorded as task 2 of %s", named(a)));
   sleepMs(600);
   ASSERT_EQ(reportsIn(heard()), 1);
@@ -372,9 +372,10 @@ TEST(watchdog_tells_of_a_host_that_waits) {
   ASSERT_EQ(pthread_create(&thread, NULL, waitForEvent, &event), 0);
   awaitReports(1);
   ASSERT_CONTAINS(heard(), "hang report: a host thread has waited for 0.05 s");
-  ASSERT_CONTAINS(heard(), format(": waits for external event 0x%llx, which nobody has signalled, "
-                                  "for ",
-                                  (unsigned long long)event));
+  ASSERT_CONTAINS(heard(),
+                  format(": waits for external event 0x%llx, which has not been signalled, "
+                         "for ",
+                         (unsigned long long)event));
   ASSERT_CONTAINS(heard(), "  host thread ");
   sleepMs(200);
   ASSERT_EQ(reportsIn(heard()), 1);
@@ -417,7 +418,7 @@ TEST(watchdog_tells_of_a_host_under_a_schedule) {
   awaitReports(1);
   ASSERT_CONTAINS(heard(), "hang report: a host thread has waited for 0.05 s");
   ASSERT_CONTAINS(heard(), format(": waits for task 1 of %s, for ", named(s)));
-  ASSERT_CONTAINS(heard(), "which nobody has signalled");
+  ASSERT_CONTAINS(heard(), "which has not been signalled");
   openGate(gate);
   pthread_join(thread, NULL);
 }

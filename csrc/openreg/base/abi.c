@@ -27,7 +27,7 @@ const void *orCopyVersioned(const char *type, const void *given, size_t has, siz
   for (size_t i = size; i < has; i++)
     if (bytes[i]) {
       orFail(orErrorInvalidValue,
-             "%s: size is %zu bytes; this library knows %zu, and byte %zu beyond them is not 0",
+             "%s: size is %zu bytes; this library defines %zu, and byte %zu after them is not 0",
              type, has, size, i - size);
       return NULL;
     }

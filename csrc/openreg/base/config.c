@@ -80,7 +80,7 @@ static const orSettingRow rows[] = {
      "a number, late or early: tasks run one at a time, in an order that this decides; off: "
      "side by side"},
     {"OPENREG_SCHEDULE_TAPE", "", "", "no tape", parseTape, offsetof(orConfig, schedule.tape),
-     "numbers separated by commas, each perhaps with how many zeros come before it, as in 1,12:2",
+     "numbers separated by commas; 12:2 stands for 12 zeros and a 2, as in 1,12:2",
      "choices of a schedule, as torch.openreg.testing.explore prints them: tasks run one at a "
      "time, "
      "in the order of these"},

@@ -147,7 +147,7 @@ void orCopyBytes(void *dst, const void *src, size_t bytes) {
 orError_t orRunPieces(orPieceFn piece, void *context, size_t count) {
   if (!piece) return orFail(orErrorInvalidValue, "orRunPieces: null function");
   if (orProcessTask() != OR_TASK_KERNEL)
-    return orFail(orErrorNotPermitted, "orRunPieces: work is split inside a kernel only");
+    return orFail(orErrorNotPermitted, "orRunPieces: only a kernel may call it");
   runPieces(piece, context, count);
   return orSuccess;
 }

@@ -115,8 +115,7 @@ bool orProcessExiting(void) { return atomic_load_explicit(&exiting, memory_order
 
 orError_t orProcessRefuseExiting(void) {
   if (OR_LIKELY(!orProcessExiting())) return orSuccess;
-  return orFail(orErrorNotPermitted,
-                "the process is exiting: work that is queued does not run any more");
+  return orFail(orErrorNotPermitted, "the process is exiting: queued work will not run");
 }
 
 int orInForkedChild(void) { return atomic_load_explicit(&forked, memory_order_acquire); }

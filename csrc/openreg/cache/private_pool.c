@@ -120,7 +120,8 @@ orError_t orMemPoolHold(orMemPool_t pool, orStream_t stream, orMemPool **held) {
   orCacheUnlock(&orCaches[device]);
   if (device == wanted) return orSuccess;
   return orFail(orErrorInvalidValue,
-                "memory pool 0x%" PRIx64 " is of device %d, stream 0x%" PRIx64 " of device %d",
+                "memory pool 0x%" PRIx64 " belongs to device %d but stream 0x%" PRIx64
+                " to device %d",
                 pool, device, stream, wanted);
 }
 

@@ -342,7 +342,7 @@ orError_t orCacheSetFraction(int device, double fraction) {
   OR_TRY(orEnter());
   OR_TRY(orDeviceCheck(device));
   if (!(fraction >= 0 && fraction <= 1))
-    return orFail(orErrorInvalidValue, "a memory fraction of %g; allowed is 0 to 1", fraction);
+    return orFail(orErrorInvalidValue, "memory fraction %g is out of range: 0 to 1", fraction);
   size_t capacity = orDeviceAt(device)->desc.memory_limit;
   orCache *cache = &orCaches[device];
   orCacheLock(cache);

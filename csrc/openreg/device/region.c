@@ -83,7 +83,7 @@ static orError_t charge(int device, size_t bytes) {
   if (fits) used[device] += orWholePages(bytes);
   orMutexUnlock(&lock);
   if (fits) return orSuccess;
-  return orFail(orErrorMemoryAllocation, "device %d: %zu bytes asked for, %zu of %zu are free",
+  return orFail(orErrorMemoryAllocation, "device %d: %zu bytes were requested, %zu of %zu are free",
                 device, bytes, limit - in_use, limit);
 }
 

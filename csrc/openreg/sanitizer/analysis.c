@@ -152,8 +152,8 @@ static orError_t makeTouches(const char *operation, const orMemoryAccess *access
                              orTouch *touches, size_t *made) {
   for (size_t i = 0; i < count; i++) {
     if (accesses[i].dims > OR_ACCESS_DIMS)
-      return orFail(orErrorInvalidValue, "%s: an access of %u dimensions; at most %d", operation,
-                    accesses[i].dims, OR_ACCESS_DIMS);
+      return orFail(orErrorInvalidValue, "%s: an access has %u dimensions: allowed are at most %d",
+                    operation, accesses[i].dims, OR_ACCESS_DIMS);
     addTouch(&accesses[i], touches, made);
     if (*made && !touches[*made - 1].range.end)
       return orFail(orErrorInvalidValue, "%s: the access at %p ends past the address space",

@@ -229,7 +229,7 @@ static void adviseWait(const orRace *race, char *text, size_t size) {
     return;
   }
   if (race->reused && race->unrecorded) {
-    snprintf(text, size, "t.record_stream(s) before the tensor t of %s is let go, s being %s",
+    snprintf(text, size, "t.record_stream(s) before the tensor t of %s is freed, s being %s",
              a->operation, first);
     return;
   }
@@ -256,7 +256,7 @@ static void adviseWait(const orRace *race, char *text, size_t size) {
 
 static void advise(const orRace *race, char *text, size_t size) {
   static const char other[] =
-      "; or, as another thread has waited for it, what tells this one (join, a lock, a queue)";
+      "; or a join, lock or queue, because another thread has waited for it";
   adviseWait(race, text, size);
   size_t length = strlen(text);
   if (race->elsewhere && length + sizeof other <= size) memcpy(text + length, other, sizeof other);
@@ -293,7 +293,7 @@ static void printReport(const orRaceReport *r) {
   const orRaceAccess *earlier = &r->earlier, *later = &r->later;
   if (earlier->write == OR_ACCESS_ALLOCATES) {
     orWarn(
-        "%s on %s reads [%p, %p) of %s, of which some has not been written since it was handed "
+        "%s on %s reads [%p, %p) of %s, a part of which has not been written since it was handed "
         "out; missing: %s",
         later->operation, later->where, r->begin, r->end, r->memory, r->advice);
     return;

@@ -119,8 +119,9 @@ orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead) {
   orStream_t handle = s->last_handle;
   orMutexUnlock(&s->lock);
   return orFail(orErrorStreamCaptureUnsupported,
-                "%s: stream 0x%" PRIx64 " is capturing, which this ends: %s", call, handle,
-                instead);
+                "%s: not permitted while stream 0x%" PRIx64
+                " is capturing; the capture is invalidated: %s",
+                call, handle, instead);
 }
 
 orError_t orCaptureRefuseEvent(const orCell *cell, const char *call) {
@@ -145,8 +146,9 @@ orError_t orCapturesRefuse(int device, const char *call) {
   orCapturesInvalidate(device, call);
   return orFail(
       orErrorStreamCaptureUnsupported,
-      "%s: a stream of device %d is capturing, which this ends: synchronise before or after", call,
-      device);
+      "%s: not permitted while a stream of device %d is capturing; the capture is invalidated: "
+      "synchronise before or after",
+      call, device);
 }
 
 /* ---- nodes ---- */
@@ -252,8 +254,7 @@ static void appendWait(orBranch *b, orGraphNode *wait, orGraphNode *record) {
 static orError_t join(orCapture *c, orStream *s) {
   if (c->count == OR_MOST_BRANCHES)
     return orFail(orErrorMemoryAllocation,
-                  "no room for stream 0x%" PRIx64
-                  " in the capture, which has %d streams, the most that are allowed",
+                  "stream 0x%" PRIx64 " cannot join the capture, which has %d streams, the maximum",
                   s->last_handle, OR_MOST_BRANCHES);
   orBranch *b = calloc(1, sizeof *b);
   if (!b) return orFail(orErrorMemoryAllocation, "no memory for a stream of a capture");

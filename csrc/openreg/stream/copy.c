@@ -46,7 +46,8 @@ static orError_t checkKind(orMemcpyKind *kind, const orPlace *dst, const orPlace
   orMemcpyKind is = (orMemcpyKind)((onDevice(src) ? 2 : 0) + (onDevice(dst) ? 1 : 0));
   if (*kind == orMemcpyDefault) *kind = is;
   if (*kind == is) return orSuccess;
-  return orFail(orErrorInvalidMemcpyDirection, "copy of kind %d from %s to %s memory", (int)*kind,
+  return orFail(orErrorInvalidMemcpyDirection,
+                "copy kind %d does not match a copy from %s to %s memory", (int)*kind,
                 memoryName(src), memoryName(dst));
 }
 
@@ -89,7 +90,7 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
   orPlace to, from;
   OR_TRY(orEnterBlocking());
   if ((unsigned)kind > orMemcpyDefault)
-    return orFail(orErrorInvalidValue, "copy kind %d: 0 to 4 are known", (int)kind);
+    return orFail(orErrorInvalidValue, "copy kind %d is out of range: 0 to 4", (int)kind);
   int device;
   OR_TRY(orStreamGetDevice(stream, &device));
   if (!bytes) return blocking ? orStreamSynchronize(stream) : orSuccess;

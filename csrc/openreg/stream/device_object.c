@@ -40,7 +40,7 @@ static orError_t allocPageable(void *self, size_t bytes, void **ptr) {
   if (!ptr) return orFail(orErrorInvalidValue, "alloc: ptr is null");
   *ptr = bytes ? malloc(bytes) : NULL;
   if (bytes && !*ptr)
-    return orFail(orErrorMemoryAllocation, "malloc has no %zu bytes of host memory", bytes);
+    return orFail(orErrorMemoryAllocation, "cannot allocate %zu bytes of host memory", bytes);
   return orSuccess;
 }
 
@@ -312,7 +312,8 @@ static orError_t computeQueued(const orDevice *device, const orKernel *kernel, o
   else
     OR_TRY(orStreamGetDevice(stream, &owner));
   if (owner != index)
-    return orFail(orErrorInvalidResourceHandle, "the stream belongs to %s, the kernel is for %s",
+    return orFail(orErrorInvalidResourceHandle,
+                  "orDeviceCompute: the stream belongs to %s but the kernel is for %s",
                   orDeviceAt(owner)->name, device->name);
   orLaunch launch = {.size = sizeof(launch),
                      .stream = stream,

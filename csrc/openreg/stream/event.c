@@ -245,9 +245,10 @@ orError_t orEventDestroy(orEvent_t event) {
   unsigned flags = e->flags;
   if (flags & OR_EVENT_OF_TASK) {
     orMutexUnlock(&e->lock);
-    return orFail(orErrorNotPermitted,
-                  "the event that a device factory's operation was given cannot be destroyed, only "
-                  "signalled");
+    return orFail(
+        orErrorNotPermitted,
+        "an event that was passed to a device factory's operation cannot be destroyed, only "
+        "signalled");
   }
   orCell *cell = takeEvent(e);
   /* No thread can signal it any more: a wait for it would never end. */
@@ -440,7 +441,8 @@ orError_t orEventElapsedTime(float *milliseconds, orEvent_t start, orEvent_t end
   OR_TRY(finishedTime(start, "start", &from));
   OR_TRY(finishedTime(end, "end", &to));
   if (orHandleDevice(start) != orHandleDevice(end))
-    return orFail(orErrorInvalidValue, "elapsed time between events of device %d and device %d",
+    return orFail(orErrorInvalidValue,
+                  "orEventElapsedTime: the events belong to device %d and device %d, not to one",
                   orHandleDevice(start), orHandleDevice(end));
   *milliseconds = (float)((double)(int64_t)(to - from) / 1e6);
   return orSuccess;
@@ -458,7 +460,7 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
     error = orFail(orErrorInvalidValue, "the event has been signalled already");
   else if (status == orErrorNotReady && !(e->flags & OR_EVENT_OF_TASK))
     error = orFail(orErrorInvalidValue,
-                   "orEventSignal: status orErrorNotReady; it must say how the work has ended");
+                   "orEventSignal: status orErrorNotReady is not a result of the work");
   else
     cell = orCellRetain(e->cell);
   if (cell) e->flags |= OR_EVENT_SIGNALLED;

@@ -359,8 +359,10 @@ static orError_t launch(orGraphBody *b, orStream_t stream) {
   int device;
   OR_TRY(orStreamGetDevice(stream, &device));
   if (device != b->device)
-    return orFail(orErrorInvalidValue, "a graph of device %d on a stream of device %d", b->device,
-                  device);
+    return orFail(
+        orErrorInvalidValue,
+        "orGraphLaunch: the graph was captured on device %d but the stream belongs to device %d",
+        b->device, device);
   OR_TRY(orDeviceCheckLost(device));
   OR_TRY(orStreamAwaitRoom(stream));
   takeTurn(b);

@@ -26,8 +26,8 @@ orError_t orMalloc(void **ptr, size_t bytes) {
   if (orProbeOn(OR_PROBE_ALLOCATION) && bytes) orProbeCall(OR_PROBE_ALLOCATION, &asked);
   if (OR_LIKELY(!asked.fails)) return orMemoryAllocate(device, bytes, false, ptr);
   *ptr = NULL;
-  return orFail(orErrorMemoryAllocation, "openreg:%d: no %zu bytes (%s)", device, bytes,
-                asked.fails);
+  return orFail(orErrorMemoryAllocation, "openreg:%d: cannot allocate %zu bytes (%s)", device,
+                bytes, asked.fails);
 }
 
 orError_t orFree(void *ptr) {

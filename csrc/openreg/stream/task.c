@@ -269,12 +269,12 @@ static orError_t checkLaunch(const orLaunch *l) {
   if (!l->fn || !l->name)
     return orFail(orErrorInvalidValue, "orLaunch: a function and a name are required");
   if (l->flags & ~OR_LAUNCH_FLAGS)
-    return orFail(orErrorInvalidValue, "kernel %s: flags 0x%x; 0x%x are known", l->name, l->flags,
+    return orFail(orErrorInvalidValue, "kernel %s: flags 0x%x: allowed are 0x%x", l->name, l->flags,
                   OR_LAUNCH_FLAGS);
   if (l->args_size > OR_MAX_ARGS || (l->args_size && !l->args))
     return orFail(orErrorInvalidValue,
-                  "kernel %s: %zu bytes of arguments at %p; at most %u, and not null", l->name,
-                  l->args_size, l->args, OR_MAX_ARGS);
+                  "kernel %s: %zu bytes of arguments at %p: allowed are at most %u, not at null",
+                  l->name, l->args_size, l->args, OR_MAX_ARGS);
   if (l->access_count && !l->accesses)
     return orFail(orErrorInvalidValue, "kernel %s: %zu accesses at a null pointer", l->name,
                   l->access_count);
@@ -354,8 +354,7 @@ orError_t orMapForKernel(void **address, const void *ptr, size_t bytes) {
   orRegion r;
   if (!address) return orFail(orErrorInvalidValue, "orMapForKernel: null result");
   if (orProcessTask() != OR_TASK_KERNEL)
-    return orFail(orErrorNotPermitted,
-                  "orMapForKernel: kernel addresses exist inside a kernel only");
+    return orFail(orErrorNotPermitted, "orMapForKernel: only a kernel may call it");
   if (!orRegionFind(ptr, &r) || bytes > r.size - (size_t)((const char *)ptr - (const char *)r.base))
     return orFail(orErrorInvalidValue, "[%p, +%zu) is not within one allocation", ptr, bytes);
   if (r.type == orMemoryTypeHost) {

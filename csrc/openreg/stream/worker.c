@@ -616,7 +616,7 @@ orError_t orWorkerRefuse(void) {
   int why = sched.why;
   orMutexUnlock(&sched.lock);
   return orFail(orErrorSystem,
-                "the system refuses a thread for queued work, which waits: %s (errno %d)",
+                "the system refused a thread for queued work, which stays queued: %s (errno %d)",
                 strerror(why), why);
 }
 

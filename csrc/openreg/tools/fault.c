@@ -130,7 +130,7 @@ const char *orFaultName(int kind) { return kind >= 0 && kind < OR_FAULTS ? names
 
 static orError_t checkKind(orFaultKind kind, int device) {
   if (!orFaultName((int)kind))
-    return orFail(orErrorInvalidValue, "fault kind %d: 0 to %d are known", (int)kind,
+    return orFail(orErrorInvalidValue, "fault kind %d is out of range: 0 to %d", (int)kind,
                   OR_FAULTS - 1);
   return orDeviceCheck(device);
 }
@@ -139,9 +139,9 @@ static orError_t checkFault(const orFault *fault) {
   OR_TRY(checkKind(fault->kind, fault->device));
   uint64_t most = fault->kind == orFaultSlowStream ? OR_FAULT_MAX_DELAY_NS : 0;
   if (fault->delay_ns > most)
-    return orFail(orErrorInvalidValue, "fault \"%s\": a delay of %llu ns; at most %llu",
-                  names[fault->kind], (unsigned long long)fault->delay_ns,
-                  (unsigned long long)most);
+    return orFail(
+        orErrorInvalidValue, "fault \"%s\": a delay of %llu ns is out of range: at most %llu",
+        names[fault->kind], (unsigned long long)fault->delay_ns, (unsigned long long)most);
   return orSuccess;
 }
 

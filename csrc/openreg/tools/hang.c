@@ -161,7 +161,8 @@ static void sayWait(orText *t, const orSeen *s) {
           s->number, orStreamNameOf(name, s->on));
       break;
     case OR_WAITS_EXTERNAL:
-      say(t, ": waits for external event 0x%" PRIx64 " of openreg:%d, which nobody has signalled\n",
+      say(t,
+          ": waits for external event 0x%" PRIx64 " of openreg:%d, which has not been signalled\n",
           s->event, orHandleDevice(s->event));
       break;
     default:
@@ -204,7 +205,7 @@ static void sayHost(orSleeper *w, void *context) {
     say(t, "event 0x%" PRIx64 ", recorded as task %" PRIu64 " of %s", cell->event, cell->number,
         orStreamNameOf(name, cell->stream));
   else if (cell)
-    say(t, "external event 0x%" PRIx64 ", which nobody has signalled", cell->event);
+    say(t, "external event 0x%" PRIx64 ", which has not been signalled", cell->event);
   else if (w->stream)
     say(t, "task %" PRIu64 " of %s", w->goal.count, orStreamNameOf(name, w->stream));
   else

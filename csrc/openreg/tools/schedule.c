@@ -705,7 +705,8 @@ __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   OR_TRY(orEnterBlocking());
   if (policy < orScheduleFair || policy > orScheduleTape)
-    return orFail(orErrorInvalidValue, "orScheduleSet: policy %d; 0 to 4 are known", (int)policy);
+    return orFail(orErrorInvalidValue, "orScheduleSet: policy %d is out of range: 0 to 4",
+                  (int)policy);
   OR_TRY(configureOnce());
   if (settle) OR_TRY(orStreamSettle());
   orMutexLock(&plan.lock);
@@ -739,8 +740,8 @@ orError_t orScheduleSetTape(const char *text) {
     free(tape.choices);
     return orFail(
         orErrorInvalidValue,
-        "orScheduleSetTape: \"%.64s\"; a tape is numbers separated by commas, each perhaps "
-        "with how many zeros come before it, as in \"1,12:2\"",
+        "orScheduleSetTape: \"%.64s\"; a tape is numbers separated by commas, and \"12:2\" stands "
+        "for 12 zeros and a 2, as in \"1,12:2\"",
         text ? text : "(null)");
   }
   orError_t error = configureOnce();

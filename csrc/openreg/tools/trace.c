@@ -161,8 +161,8 @@ orError_t orTraceStart(size_t capacity) {
   OR_TRY(orEnter());
   if (!capacity) capacity = orConfigGet()->trace_records;
   if (capacity > SIZE_MAX / 2 / sizeof(orTraceRecord))
-    return orFail(orErrorInvalidValue, "orTraceStart: %zu records; at most %zu", capacity,
-                  SIZE_MAX / 2 / sizeof(orTraceRecord));
+    return orFail(orErrorInvalidValue, "orTraceStart: %zu records are out of range: at most %zu",
+                  capacity, SIZE_MAX / 2 / sizeof(orTraceRecord));
   orMutexLock(&session.lock);
   orError_t error = startSession(capacity);
   orMutexUnlock(&session.lock);
