@@ -324,7 +324,7 @@ def _annotation(race, config):
         (later.filename, later.line) if later else None,
         f"data race of {race.later.operator} and {race.earlier.operator}",
         f"nothing orders {race.later.operator} with {race.earlier.operator}{where}\n"
-        f"What would have: {race.advice}",
+        f"Missing: {race.advice}",
     )
 
 

@@ -229,11 +229,11 @@ def test_an_id_can_be_used_as_the_allocator_of_cuda_does():
     assert [s["address"] for s in memory.memory_snapshot(id)] == [x.data_ptr()]
     memory._cuda_releasePool(0, id)
     assert memory.memory_snapshot(id) == []
-    with pytest.raises(RuntimeError, match=rf"pool \(0, {id[1]}\) of openreg:0 is held by nobody"):
+    with pytest.raises(RuntimeError, match=rf"pool \(0, {id[1]}\) of openreg:0 has no holder"):
         memory._cuda_releasePool(0, id)
     with pytest.raises(RuntimeError, match="nothing is allocated to memory pool"):
         memory._cuda_endAllocateToPool(0, id)
-    with pytest.raises(ValueError, match=r"\(0, 0\) is no memory pool"):
+    with pytest.raises(ValueError, match=r"\(0, 0\) is the device's own memory"):
         memory._cuda_beginAllocateCurrentThreadToPool(0, (0, 0))
 
 

@@ -275,7 +275,7 @@ def test_weights_of_four_bits_that_do_not_fit():
         (lambda: torch._convert_weight_to_int4pack(halves[:7], 2), "multiple of 8 rows"),
         (lambda: torch._convert_weight_to_int4pack(halves, 8), "of 128 numbers"),
         (lambda: torch._weight_int4pack_mm(x, halves, 32, scales), "dtype int32"),
-        (lambda: torch._weight_int4pack_mm(x[:, :32], packed, 32, scales), "32 numbers in a row"),
+        (lambda: torch._weight_int4pack_mm(x[:, :32], packed, 32, scales), "rows of 32 numbers"),
         (lambda: torch._weight_int4pack_mm(x, packed, 16, scales), "32, 64, 128 or 256, got 16"),
         (lambda: torch._weight_int4pack_mm(x, packed, 64, scales), r"sizes \[64 / 64, 8, 2\]"),
     ):

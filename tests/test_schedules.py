@@ -624,7 +624,7 @@ def test_a_function_that_always_raises():
         with pytest.raises(error):
             explore(lambda error=error: (_ for _ in ()).throw(error), 3)
         assert _C._schedule_get() == before
-    with pytest.raises(TypeError, match="None cannot be called"):
+    with pytest.raises(TypeError, match="to call, not None"):
         explore(None, 3)
 
 

@@ -46,7 +46,7 @@ void checkCopyable(const Tensor &tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "copy_ of a tensor with layout ",
                               tensor.layout(), " is not supported on ", deviceName());
   TORCH_CHECK(tensor.is_cpu() || tensor.is_privateuseone(), deviceName(),
-              " cannot copy to or from ", tensor.device(), ": copy by way of the CPU");
+              " cannot copy to or from ", tensor.device(), ": copy through the CPU");
 }
 
 /* A storage may say that it is larger than it is. The core knows where memory ends, but is not told

@@ -585,8 +585,8 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
   if (at::Tensor *original = originals_.find(result.unsafeGetTensorImpl())) return *original;
   if (!result.defined() || survey_.asksCpu() || resultIsCpu(schema_, position)) return result;
   if (schema_.returns()[position].alias_info() != nullptr) {
-    TORCH_WARN(op_.operator_name(), " gives a copy on ", device_,
-               ", where it would be a view: kernels cannot reach the device's memory");
+    TORCH_WARN(op_.operator_name(), " returns a copy on ", device_,
+               " and not a view: kernels cannot reach the device's memory");
   }
   return result.to(device_);
 }

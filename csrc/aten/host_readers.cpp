@@ -61,7 +61,7 @@ void reshapeFromTensor(const OperatorHandle &op, Stack *stack) {
 void refuse(const OperatorHandle &op, Stack *) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "Could not run ", op.operator_name(), " on ", deviceName(),
-      ": it packs weights as the CPU's kernels want them, or computes with such. "
+      ": it packs weights for the CPU's kernels, or computes with packed weights. "
       "Call it with CPU tensors (x.cpu())");
 }
 

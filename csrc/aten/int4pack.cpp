@@ -51,8 +51,8 @@ Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group,
               ": expected a weight of dtype int32 with 4 dimensions, got ", mat2.scalar_type(),
               " with sizes ", mat2.sizes());
   const int64_t rows = mat2.size(0) * 8, columns = self.size(1);
-  TORCH_CHECK(rows * columns == mat2.numel() * 8, name, ": the weight has not ", columns,
-              " numbers in a row");
+  TORCH_CHECK(rows * columns == mat2.numel() * 8, name, ": expected rows of ", columns,
+              " numbers in the weight");
   TORCH_CHECK(group == 32 || group == 64 || group == 128 || group == 256, name,
               ": expected qGroupSize to be 32, 64, 128 or 256, got ", group);
   TORCH_CHECK(

@@ -59,7 +59,7 @@ Tensor nestedViewCopy(const Tensor &self, const Tensor &sizes, const Tensor &str
 /* A layout of the CPU's own, which no device has. */
 Tensor toMkldnn(const Tensor &self, std::optional<c10::ScalarType>) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "to_mkldnn of a tensor on ", self.device(),
-                              ": opaque tensors (layout Mkldnn) are the CPU's alone");
+                              ": only CPU tensors can be opaque (layout Mkldnn)");
 }
 
 /* Its kernel on the CPU reads and writes memory outside of any task. */

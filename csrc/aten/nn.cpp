@@ -96,8 +96,8 @@ Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
 
 /* chunk() may give fewer. */
 std::vector<Tensor> gatesOf(const Tensor &gates, int64_t count) {
-  TORCH_CHECK(gates.dim() > 1 && gates.size(1) % count == 0, "a recurrent cell of ", count,
-              " gates: not of size ", gates.sizes());
+  TORCH_CHECK(gates.dim() > 1 && gates.size(1) % count == 0,
+              "a recurrent cell cannot divide gates of size ", gates.sizes(), " by ", count);
   return gates.chunk(count, 1);
 }
 

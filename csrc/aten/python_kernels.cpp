@@ -62,7 +62,7 @@ class Cover final : public c10::OperatorKernel {
   void operator()(const OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
     const Kernel &kernel = computesForDevice() ? replaced_ : python_;
     TORCH_CHECK_NOT_IMPLEMENTED(kernel != nullptr, "Could not run ", op.operator_name(),
-                                " for a device: its kernel for the CPU had been replaced by one of "
+                                " for a device: its kernel for the CPU was replaced by one in "
                                 "Python before torch_openreg was imported");
     kernel->callBoxed(op, keys, stack);
   }

@@ -170,7 +170,7 @@ void noteWaitForMemory(void *block, size_t bytes, orStream_t stream, c10::Device
 
 void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   TORCH_CHECK(bytes <= PTRDIFF_MAX, "cannot allocate ", static_cast<int64_t>(bytes), " bytes on ",
-              deviceAt(device), ": a size is 0 or more");
+              deviceAt(device), ": the size must be 0 or more");
   settingsAreApplied();
   HistoryScope scope(HistoryScope::Allocation);
   void *block = nullptr;

@@ -57,7 +57,7 @@ PyObject *runBackwardAsCaller(PyObject *engine, PyObject *args, PyObject *kwargs
   const py::object method =
       py::module_::import("torch._C").attr("_ImperativeEngine").attr("run_backward");
   TORCH_CHECK(Py_IS_TYPE(method.ptr(), &PyMethodDescr_Type),
-              "torch._C._ImperativeEngine.run_backward is no method of C");
+              "torch._C._ImperativeEngine.run_backward is not a method in C");
   PyMethodDef &def = *reinterpret_cast<PyMethodDescrObject *>(method.ptr())->d_method;
   TORCH_CHECK(
       def.ml_flags == (METH_VARARGS | METH_KEYWORDS),

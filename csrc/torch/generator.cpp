@@ -93,8 +93,8 @@ void OpenRegGeneratorImpl::set(GeneratorState::Value value) {
         value.counter >= counter && value.counter - counter <= graph->positions(state_).drawn;
     TORCH_CHECK(value.seed == seed && known, "a generator of ", device(), " cannot be set to seed ",
                 value.seed, " and offset ", value.counter,
-                " in a capture, where replays draw from what they find: ",
-                "only to a state that was read in it (the seed is ", seed, ")");
+                " in a capture, because replays begin with the generator's current state: ",
+                "set it to a state that was read in it (the seed is ", seed, ")");
     return graph->setPosition(state_, value.counter - counter);
   }
   state_->set(value);

@@ -65,13 +65,13 @@ std::string nameOf(MempoolId_t id) {
 Pool &held(c10::DeviceIndex device, MempoolId_t id) {
   const auto found = pools().all.find({device, id});
   TORCH_CHECK(found != pools().all.end(), "memory pool ", nameOf(id), " of ", deviceAt(device),
-              " is held by nobody");
+              " has no holder");
   return found->second;
 }
 
 void retain(c10::DeviceIndex device, MempoolId_t id, bool object) {
   TORCH_CHECK_VALUE(id != MempoolId_t(0, 0),
-                    "(0, 0) is no memory pool but the device's own memory: use the id of a MemPool "
+                    "(0, 0) is the device's own memory, not a memory pool: use the id of a MemPool "
                     "or graph_pool_handle()");
   checkIndex(device);
   std::lock_guard<std::mutex> lock(pools().mutex);

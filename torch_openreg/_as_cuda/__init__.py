@@ -61,8 +61,8 @@ def install(force):
     _refuse(force)
     if not _C._take_cudas_name():
         raise RuntimeError(
-            f"torch_openreg.as_cuda(): PyTorch {torch.__version__} does not ask for the device's "
-            "name where it could be exchanged, and nothing was changed"
+            f"torch_openreg.as_cuda(): PyTorch {torch.__version__} has no replaceable function "
+            "for the device's name; nothing was changed"
         )
     _installed = True
     os.environ[VARIABLE] = "force" if force else "1"  # for child processes

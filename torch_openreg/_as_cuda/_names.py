@@ -52,7 +52,7 @@ _INSTEAD = {
 
 
 def refusal(name, defined=None):
-    """The exception that names what cannot be honoured, and what to do. `defined`: where it comes
+    """The exception that names what is not supported, and what to do. `defined`: where it comes
     from, if that is another place."""
     found = [
         prefix
@@ -60,7 +60,7 @@ def refusal(name, defined=None):
         if any(f"{known}.".startswith(f"{prefix}.") for known in (name, defined or name))
     ]
     instead = _INSTEAD[max(found, key=len)] if found else "see docs/cuda.md"
-    return NotImplementedError(f"{name} cannot be honoured: {_BY_NAME}; {instead}")
+    return NotImplementedError(f"{name} is not supported: {_BY_NAME}; {instead}")
 
 
 def refusing(name, value, defined=None):

@@ -152,7 +152,7 @@ def _same(a, b, seen=None):
 
 def _same_immutables(a, b):
     if isinstance(a, types.FunctionType) and a is not b:
-        raise _NotComparable(a, "another one in each run")
+        raise _NotComparable(a, "each run returns a different one")
     return repr(a) == repr(b) if isinstance(a, (float, complex)) else a == b
 
 

@@ -180,5 +180,5 @@ def attach_out_of_memory_observer(observer):
             torch.OutOfMemoryError. What cannot be called raises TypeError.
     """
     if not callable(observer):
-        raise TypeError(f"an observer is called, and {observer!r} cannot be")
+        raise TypeError(f"an observer must be callable, got {observer!r}")
     _C._memory_attach_observer(observer)

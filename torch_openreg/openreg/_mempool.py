@@ -13,7 +13,7 @@ from ._utils import device_index
 
 def _refuse(name):
     raise NotImplementedError(
-        f"openreg's memory pools have no {name}: the device's one allocator makes their segments"
+        f"openreg's memory pools have no {name}: the device has one allocator"
     )
 
 

@@ -184,7 +184,7 @@ class Report(NamedTuple):
                 f"  {self.later}\n"
                 f"and some of these bytes have not been written since they were handed out:\n"
                 f"  {self.earlier}\n"
-                f"What would have: {self.advice}"
+                f"Missing: {self.advice}"
             )
         title, meets = "data race", "nothing orders it with the earlier access"
         if self.kind == "possible race":
@@ -195,7 +195,7 @@ class Report(NamedTuple):
             f"  {self.later}\n"
             f"and {meets}:\n"
             f"  {self.earlier}\n"
-            f"What would have: {self.advice}"
+            f"Missing: {self.advice}"
         )
 
     def picture(self):

@@ -134,7 +134,7 @@ def refuse_blocking(who):
     _lazy_init()  # as_cuda() reads CUDA_LAUNCH_BLOCKING then
     if launches_block():
         raise RuntimeError(
-            f"{who} compares nothing where each launch waits, as every schedule is the same then: "
+            f"{who} cannot compare schedules while each launch waits, as all are the same then: "
             "run without OPENREG_LAUNCH_BLOCKING (under as_cuda(), CUDA_LAUNCH_BLOCKING)"
         )
 
@@ -361,13 +361,13 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
         Exploration: print it to see the results and how to repeat them.
     """
     if not callable(fn):
-        raise TypeError(f"explore calls a function; {fn!r} cannot be called")
+        raise TypeError(f"explore needs a function to call, not {fn!r}")
     if preemptions is None:
         seeds = _seeds(schedules)
         bar = _Bar(progress, len(seeds))
     else:
         if schedules != 100:
-            raise ValueError(f"schedules ({schedules!r}) and preemptions are two ways; take one")
+            raise ValueError(f"give schedules ({schedules!r}) or preemptions, not both")
         _bound("preemptions", preemptions, 0)
         _bound("limit", limit, 1)
         bar = _Bar(progress)

@@ -129,7 +129,7 @@ def _refuse_device_maps():
             for device in map(torch.device, devices):
                 if is_ours(device):
                     raise NotImplementedError(
-                        f"a device map of TensorPipe with {device} cannot be honoured: RPC carries "
+                        f"a device map of TensorPipe with {device} is not supported: RPC carries "
                         "tensors of the CPU alone: send tensor.cpu()"
                     )
             return convert(given)

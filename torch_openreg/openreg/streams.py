@@ -202,7 +202,7 @@ def _enter(stream):
 def _exit(stream):
     before = _entered.before.get(_name(stream))
     if not before:
-        raise RuntimeError("this thread has entered no stream's context that it could leave")
+        raise RuntimeError("this thread has no stream's context to leave")
     _C._leave_stream(*before.pop())
 
 
