@@ -477,6 +477,7 @@ lint: $(ENV_STAMP)
 	$(PYTHON) .ci/prose.py $(PROSE)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(PYTHON) .ci/includes.py csrc
 	$(locked) lint-analyze
 
 format: $(ENV_STAMP)

@@ -50,9 +50,8 @@ def core_sources():
 
 
 def shim_sources():
-    return sorted(
-        source for part in ("torch", "aten", "distributed") for source in CSRC.glob(f"{part}/*.cpp")
-    )
+    folders = ("torch", "task", "aten", "aten/ops", "distributed")
+    return [source for folder in folders for source in sorted(CSRC.glob(f"{folder}/*.cpp"))]
 
 
 def headers():

@@ -203,7 +203,7 @@ def test_the_list_has_every_composite_operator():
     assert not added, (
         f"PyTorch {torch.__version__} has {len(added)} composite operators that no search has gone "
         "through. `python tests/composites.py NAME...` calls them over memory that faults; those "
-        "that read it go into csrc/aten/host_readers.cpp, and all go into tests/composites.txt "
+        "that read it go into csrc/aten/ops/host_readers.cpp, and all go into tests/composites.txt "
         f"(--write): {', '.join(sorted(added))}"
     )
 

@@ -1,7 +1,6 @@
-"""The check of the core's layers finds what it is there for, and the shim has layers too."""
+"""The checks of the core's layers and of the shim's includes find what they are there for."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -65,9 +64,38 @@ def test_a_circle_of_files_is_refused_outside_the_engine(tmp_path):
         assert bool(check(place, files)) == bool(said)
 
 
-def test_a_folder_of_the_shim_includes_only_what_is_below_it():
-    below = {"torch": {"torch"}, "aten": {"torch", "aten"}}
-    for folder, allowed in below.items():
-        for file in (ROOT / "csrc" / folder).iterdir():
-            included = re.findall(r'#include "(?:\.\./)?(\w+)/', file.read_text())
-            assert set(included) <= allowed, file
+# ---- The shim's includes -------------------------------------------------------------------------
+
+
+def check_includes(folder, **files):
+    """What the check prints of files with these texts; "__" in a name separates folders."""
+    for part in ("torch", "task", "aten/ops", "distributed"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        *parts, base, suffix = name.split("__")
+        (folder.joinpath(*parts) / f"{base}.{suffix}").write_text(text)
+    command = [sys.executable, ROOT / ".ci/includes.py", folder]
+    shown = subprocess.run(command, capture_output=True, text=True)
+    assert bool(shown.stderr) == bool(shown.returncode)
+    return shown.stderr.replace(f"{folder}/", "")
+
+
+def test_the_shims_folders_include_only_lower_ones():
+    command = [sys.executable, ROOT / ".ci/includes.py", ROOT / "csrc"]
+    subprocess.run(command, check=True)
+
+
+def test_an_include_of_a_higher_folder_is_refused(tmp_path):
+    files = {"aten__high__h": "", "task__low__cpp": '#include "../aten/high.h"\n'}
+    said = check_includes(tmp_path, **files)
+    assert said == "task/low.cpp includes aten/high.h, which is not below it\n"
+
+
+def test_an_include_of_a_lower_folder_is_accepted(tmp_path):
+    files = {"task__low__h": "", "aten__ops__high__cpp": '#include "../../task/low.h"\n'}
+    assert check_includes(tmp_path, **files) == ""
+
+
+def test_two_sources_of_one_name_are_refused(tmp_path):
+    said = check_includes(tmp_path, torch__same__cpp="", task__same__cpp="")
+    assert said == "torch/same.cpp has the name of task/same.cpp\n"

@@ -32,9 +32,9 @@
 #include "../torch/module.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
-#include "accesses.h"
-#include "task.h"
-#include "tensor_metadata.h"
+#include "../task/task.h"
+#include "../task/tensor_accesses.h"
+#include "../task/tensor_metadata.h"
 
 namespace py = pybind11;
 

@@ -20,9 +20,9 @@
 #include <string_view>
 
 #include "../torch/allocator.h"
-#include "cpu_alias.h"
-#include "cpu_memory.h"
-#include "lane.h"
+#include "../task/cpu_alias.h"
+#include "../task/cpu_memory.h"
+#include "../task/worker_state.h"
 
 namespace torch_openreg {
 

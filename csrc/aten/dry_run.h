@@ -13,8 +13,8 @@
 #include <memory>
 #include <vector>
 
-#include "output_cache.h"
 #include "op_traits.h"
+#include "output_cache.h"
 
 namespace torch_openreg {
 

@@ -41,9 +41,9 @@ CpuCall unboxedCall(const c10::OperatorHandle &op);
  * registerOperators. */
 void registerMakers();
 
-/* torch.autocast's lists: at the first use, which writes them into the tables of all operators, and
- * takes milliseconds. */
-void registerAutocast();
+/* Registers torch.autocast's lists. Called at the first use, because writing them into the tables of
+ * all operators takes milliseconds. Set by ops/autocast.cpp as it is loaded. */
+inline void (*registerAutocast)() = nullptr;
 
 /* Registers kernels for operators that a composite one would be found for before the fallback.
  * Before the first tensor is made, and not at import, as it takes a walk over all operators. Once:

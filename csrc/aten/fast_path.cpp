@@ -12,9 +12,9 @@
 #include "../torch/device.h"
 #include "../torch/fork.h"
 #include "../torch/stream.h"
-#include "tensor_metadata.h"
+#include "../task/tensor_components.h"
+#include "../task/tensor_metadata.h"
 #include "output_cache.h"
-#include "tensor_components.h"
 
 namespace torch_openreg {
 

@@ -27,15 +27,15 @@
 #include "../torch/check.h"
 #include "../torch/host_access.h"
 #include "../torch/sanitizer.h"
-#include "accesses.h"
-#include "cpu_alias.h"
-#include "cpu_memory.h"
+#include "../task/cpu_alias.h"
+#include "../task/cpu_memory.h"
+#include "../task/task.h"
+#include "../task/task_half.h"
+#include "../task/tensor_metadata.h"
 #include "fallback.h"
-#include "half.h"
 #include "op_generator.h"
 #include "op_traits.h"
-#include "task.h"
-#include "tensor_metadata.h"
+#include "operator_accesses.h"
 
 namespace torch_openreg {
 

@@ -18,7 +18,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "tensor_components.h"
+#include "../task/tensor_components.h"
 
 namespace torch_openreg {
 

@@ -21,9 +21,9 @@
 #include <optional>
 #include <vector>
 
-#include "arguments.h"
+#include "../task/arguments.h"
+#include "../task/tensor_metadata.h"
 #include "op_traits.h"
-#include "tensor_metadata.h"
 
 namespace torch_openreg {
 

@@ -23,7 +23,7 @@
 #include "../torch/fork.h"
 #include "../torch/gil.h"
 #include "../torch/module.h"
-#include "lane.h"
+#include "../task/worker_state.h"
 
 namespace py = pybind11;
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../torch/sanitizer.h"
-#include "accesses.h"
+#include "operator_accesses.h"
 
 namespace torch_openreg {
 

@@ -26,13 +26,13 @@
 #include "../torch/device.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
-#include "accesses.h"
-#include "cpu_alias.h"
-#include "lane.h"
-#include "arguments.h"
+#include "../task/arguments.h"
+#include "../task/cpu_alias.h"
+#include "../task/task.h"
+#include "../task/tensor_components.h"
+#include "../task/worker_state.h"
 #include "op_traits.h"
-#include "tensor_components.h"
-#include "task.h"
+#include "operator_accesses.h"
 
 namespace torch_openreg {
 

@@ -17,17 +17,17 @@
 #include <thread>
 #include <utility>
 
-#include "../aten/accesses.h"
-#include "../aten/tensor_metadata.h"
-#include "../aten/lane.h"
-#include "../aten/task.h"
-#include "../aten/tensor_components.h"
 #include "../torch/allocator.h"
 #include "../torch/fork.h"
 #include "../torch/gil.h"
 #include "../torch/kernel_failures.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
+#include "../task/task.h"
+#include "../task/tensor_accesses.h"
+#include "../task/tensor_components.h"
+#include "../task/tensor_metadata.h"
+#include "../task/worker_state.h"
 
 namespace torch_openreg {
 

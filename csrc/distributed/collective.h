@@ -56,8 +56,8 @@
 
 #include "../torch/event.h"
 #include "agreement.h"
-#include "progress.h"
 #include "peers.h"
+#include "progress.h"
 
 namespace torch_openreg {
 

@@ -10,11 +10,11 @@
 #include <numeric>
 #include <utility>
 
-#include "../torch/fork.h"
-#include "../aten/tensor_metadata.h"
 #include "../torch/device.h"
+#include "../torch/fork.h"
 #include "../torch/gil.h"
 #include "../torch/stream.h"
+#include "../task/tensor_metadata.h"
 
 namespace torch_openreg {
 

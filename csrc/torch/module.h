@@ -1,5 +1,5 @@
 /*
- * What csrc/aten and csrc/distributed, of which nothing here knows, add to torch_openreg._C.
+ * What the higher folders (csrc/aten and csrc/distributed) add to torch_openreg._C.
  */
 #pragma once
 

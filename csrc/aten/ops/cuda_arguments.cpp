@@ -12,9 +12,9 @@
 #include <string>
 #include <string_view>
 
-#include "../torch/device.h"
-#include "fallback.h"
-#include "registration.h"
+#include "../../torch/device.h"
+#include "../fallback.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 

@@ -4,7 +4,7 @@
  * something that only CUDA has (recurrent cells), or draws random numbers without a generator
  * argument.
  */
-#include "fallback.h"
+#include "../fallback.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -29,8 +29,8 @@
 #include <tuple>
 #include <vector>
 
-#include "op_traits.h"
-#include "registration.h"
+#include "../op_traits.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 

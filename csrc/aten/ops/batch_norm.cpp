@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "../torch/device.h"
-#include "fallback.h"
-#include "registration.h"
+#include "../../torch/device.h"
+#include "../fallback.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 

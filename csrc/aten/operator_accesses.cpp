@@ -7,7 +7,7 @@
 #define NDEBUG
 #endif
 
-#include "accesses.h"
+#include "operator_accesses.h"
 
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
@@ -24,10 +24,11 @@
 #include "../torch/fork.h"
 #include "../torch/host_allocator.h"
 #include "../torch/sanitizer.h"
-#include "arguments.h"
+#include "../task/arguments.h"
+#include "../task/tensor_accesses.h"
+#include "../task/tensor_components.h"
 #include "index_accesses.h"
 #include "op_traits.h"
-#include "tensor_components.h"
 
 namespace torch_openreg {
 
@@ -41,47 +42,6 @@ using c10::IValue;
 using c10::OperatorHandle;
 
 using Accesses = c10::SmallVector<orMemoryAccess, 16>;
-
-// ---- Tensors ------------------------------------------------------------------------------------
-
-/* Of too many dimensions the last ones, mostly the innermost, become their hull. */
-orMemoryAccess accessOf(const Tensor &tensor, c10::IntArrayRef sizes, int64_t offset, bool write) {
-  orMemoryAccess access{};
-  const size_t item = tensor.itemsize();
-  access.data =
-      static_cast<const char *>(tensor.storage().data()) + static_cast<size_t>(offset) * item;
-  access.write = write;
-  access.width = item;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    const auto count = static_cast<size_t>(sizes[static_cast<size_t>(i)]);
-    const size_t stride = static_cast<size_t>(tensor.stride(i)) * item;
-    if (count == 1) continue;
-    if (access.dims == OR_ACCESS_DIMS) {
-      access.width += (count - 1) * stride;
-      if (checksFresh.load(std::memory_order_relaxed)) access.write |= OR_ACCESS_PARTIAL;
-    } else {
-      access.count[access.dims] = count;
-      access.stride[access.dims++] = stride;
-    }
-  }
-  return access;
-}
-
-orMemoryAccess accessOf(const Tensor &tensor, bool write) {
-  return accessOf(tensor, tensor.sizes(), tensor.storage_offset(), write);
-}
-
-orMemoryAccess accessOfRows(const Tensor &tensor, int64_t dim, std::pair<int64_t, int64_t> run,
-                            bool write) {
-  c10::SmallVector<int64_t, 6> sizes(tensor.sizes().begin(), tensor.sizes().end());
-  sizes[static_cast<size_t>(dim)] = run.second - run.first;
-  return accessOf(tensor, sizes, tensor.storage_offset() + run.first * tensor.stride(dim), write);
-}
-
-bool hasMemory(const Tensor &tensor) {
-  return tensor.defined() && tensor.has_storage() && !tensor._is_zerotensor() &&
-         tensor.storage().data() != nullptr && tensor.numel() != 0;
-}
 
 struct Report {
   Accesses device, host;
@@ -110,7 +70,7 @@ struct Report {
       }
     }
     for (size_t i = first; i < device.size() && !(rows.known && rows.exact); ++i) {
-      device[i].write |= OR_ACCESS_PARTIAL;
+      device[i].write |= OR_ACCESS_SOME;
     }
   }
 
@@ -391,26 +351,5 @@ ReportedAs::ReportedAs(const OperatorHandle &op) : before_(caller) {
 }
 
 ReportedAs::~ReportedAs() { caller = before_; }
-
-void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tensor> written,
-                   c10::ArrayRef<Tensor> read, bool moves) {
-  Accesses accesses;
-  for (const Tensor &tensor : read) {
-    if (!hasMemory(tensor)) continue;
-    accesses.push_back(accessOf(tensor, false));
-    if (moves) accesses.back().write |= OR_ACCESS_MOVES;
-  }
-  // Bytes stay in their order if the layouts are the same; else nothing is to be taken from what
-  // was read before.
-  const bool inOrder = moves && written[0].strides() == read[0].strides();
-  for (const Tensor &tensor : written) {
-    if (hasMemory(tensor)) {
-      accesses.insert(inOrder ? accesses.end() : accesses.begin(), accessOf(tensor, true));
-    }
-  }
-  raiseRaces();
-  OPENREG_CHECK(orSanitizerAccess(stream, operation, accesses.data(), accesses.size()));
-  raiseRaces();
-}
 
 }  // namespace torch_openreg

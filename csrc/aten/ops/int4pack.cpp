@@ -9,7 +9,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/stack.h>
 
-#include "registration.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 

@@ -21,15 +21,15 @@
 #include <utility>
 #include <vector>
 
-#include "../torch/check.h"
-#include "../torch/fork.h"
-#include "../torch/host_allocator.h"
-#include "../torch/sanitizer.h"
-#include "accesses.h"
-#include "half.h"
-#include "lane.h"
-#include "task.h"
-#include "tensor_metadata.h"
+#include "../../torch/check.h"
+#include "../../torch/fork.h"
+#include "../../torch/host_allocator.h"
+#include "../../torch/sanitizer.h"
+#include "../../task/task.h"
+#include "../../task/task_half.h"
+#include "../../task/tensor_accesses.h"
+#include "../../task/tensor_metadata.h"
+#include "../../task/worker_state.h"
 
 namespace torch_openreg {
 

@@ -14,11 +14,11 @@
 #include <initializer_list>
 #include <string>
 
-#include "../torch/device.h"
-#include "arguments.h"
-#include "fallback.h"
-#include "op_traits.h"
-#include "registration.h"
+#include "../../torch/device.h"
+#include "../../task/arguments.h"
+#include "../fallback.h"
+#include "../op_traits.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 

@@ -24,17 +24,17 @@
 
 #include <optional>
 
-#include "../torch/device.h"
-#include "../torch/event.h"
-#include "../torch/fork.h"
-#include "../torch/graph.h"
-#include "../torch/host_allocator.h"
-#include "../torch/stream.h"
-#include "../torch/sync_debug.h"
-#include "../torch/warnings.h"
+#include "../../torch/device.h"
+#include "../../torch/event.h"
+#include "../../torch/fork.h"
+#include "../../torch/graph.h"
+#include "../../torch/host_allocator.h"
+#include "../../torch/stream.h"
+#include "../../torch/sync_debug.h"
+#include "../../torch/warnings.h"
+#include "../../task/tensor_metadata.h"
+#include "../registration.h"
 #include "copy_kernel.h"
-#include "registration.h"
-#include "tensor_metadata.h"
 
 namespace torch_openreg {
 

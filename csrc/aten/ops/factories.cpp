@@ -21,15 +21,15 @@
 
 #include <optional>
 
-#include "../torch/allocator.h"
-#include "../torch/device.h"
-#include "../torch/host_access.h"
-#include "../torch/stream.h"
-#include "../torch/sync_debug.h"
-#include "../torch/warnings.h"
-#include "fallback.h"
-#include "registration.h"
-#include "tensor_metadata.h"
+#include "../../torch/allocator.h"
+#include "../../torch/device.h"
+#include "../../torch/host_access.h"
+#include "../../torch/stream.h"
+#include "../../torch/sync_debug.h"
+#include "../../torch/warnings.h"
+#include "../../task/tensor_metadata.h"
+#include "../fallback.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 

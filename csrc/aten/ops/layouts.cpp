@@ -13,11 +13,11 @@
 #include <string>
 #include <tuple>
 
-#include "../torch/allocator.h"
-#include "../torch/fork.h"
-#include "fallback.h"
-#include "registration.h"
-#include "tensor_components.h"
+#include "../../torch/allocator.h"
+#include "../../torch/fork.h"
+#include "../../task/tensor_components.h"
+#include "../fallback.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 

@@ -2,7 +2,7 @@
  * Products of 16-bit matrices with a float32 result (`out_dtype`), which only CUDA and XPU have:
  * the CPU's product of the matrices in float32.
  */
-#include "registration.h"
+#include "../registration.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm.h>

@@ -3,7 +3,7 @@
  * devices that are not its own. Both compute in float32 at least; the backward computes the weights
  * again.
  */
-#include "registration.h"
+#include "../registration.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>

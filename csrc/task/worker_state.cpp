@@ -1,7 +1,7 @@
 /*
  * Everything here belongs to the calling thread.
  */
-#include "lane.h"
+#include "worker_state.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -92,7 +92,7 @@ orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void
   launch.accesses = accesses.data();
   launch.access_count = accesses.size();
   launch.name = name;
-  launch.flags = flags | orLaunchTold;  // csrc/aten/accesses.h
+  launch.flags = flags | orLaunchTold;  // callers report accesses (tensor_accesses.h)
   launch.queued = queued;
   return orLaunchKernelEx(&launch);
 }

@@ -4,9 +4,9 @@
  */
 #include <ATen/autocast_mode.h>
 
-#include "../torch/compat.h"
-#include "fallback.h"
-#include "registration.h"
+#include "../../torch/compat.h"
+#include "../fallback.h"
+#include "../registration.h"
 
 namespace torch_openreg {
 namespace {
@@ -45,10 +45,16 @@ static void registerLists(torch::Library &m) {
 
 namespace torch_openreg {
 
-void registerAutocast() {
+namespace {
+
+void registerAll() {
   constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
   libraryOf("_", key).fallback(torch::CppFunction::makeFallthrough());
   at::autocast::registerLists(libraryOf("aten", key));
 }
+
+[[maybe_unused]] const bool added = (registerAutocast = &registerAll, true);
+
+}  // namespace
 
 }  // namespace torch_openreg

@@ -47,9 +47,4 @@ class ReportedAs {
   const c10::OperatorHandle *const before_;
 };
 
-/* Of something that is no operator: `operation` writes and reads these, or moves what it reads as
- * it is. */
-void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<at::Tensor> written,
-                   c10::ArrayRef<at::Tensor> read, bool moves = false);
-
 }  // namespace torch_openreg

@@ -12,7 +12,7 @@
 
 #include <memory>
 
-#include "lane.h"
+#include "worker_state.h"
 
 namespace torch_openreg {
 
