@@ -238,7 +238,7 @@ void CompiledKernel::operator()(const py::args &given) const {
     py::gil_scoped_release released;
     if (threads_ == 1 || task->caller.threads <= threads_)
       return runOnCopies(*task, std::move(storages));
-    return asNarrowLane([&] { runOnCopies(*task, std::move(storages)); });
+    return asNarrowWorker([&] { runOnCopies(*task, std::move(storages)); });
   }
   const orStream_t stream = currentStreamHandle(device.index());
   if (sanitizerActive()) report(stream, given);

@@ -176,7 +176,7 @@ Stack stackOf(const OpTraits &traits, Arguments arguments, F standIn) {
   stack.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
     stack.push_back(traits.isGenerator[i] ? IValue(at::detail::createCPUGenerator(0))
-                                          : forCpu(arguments[i], standIn));
+                                          : argumentForCpu(arguments[i], standIn));
   }
   return stack;
 }
@@ -263,7 +263,7 @@ bool takesShrunk(const c10::OperatorHandle &op, const OpTraits &traits, c10::Dev
   std::vector<c10::Warning> ignored;
   try {
     Stack stack;
-    asNarrowLane([&] { stack = stackOf(traits, arguments, shrunk); });
+    asNarrowWorker([&] { stack = stackOf(traits, arguments, shrunk); });
     runKernel(op, stack, device, ignored);
   } catch (const std::exception &) {
     return false;
@@ -363,7 +363,7 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
     const std::vector<size_t> bytes = storageBytes(given);
     told.warnings.clear();
     try {
-      asNarrowLane([&] { standIns.fill(data); });
+      asNarrowWorker([&] { standIns.fill(data); });
       runKernel(op, stack, device, told.warnings);
     } catch (const TooLarge &refused) {
       allocateOn(device, refused.bytes).clear();  // throws, and counts, as it will for the kernel

@@ -1,9 +1,9 @@
 /*
- * One boxed kernel for all operators: the CPU's, run on a lane over aliases of the device's memory.
- * Calls in their usual form do not come further than fast_path.cpp. For the others a plan is made
- * (resolve), which checks the arguments and makes them ready, and carried out (run).
+ * One boxed kernel for all operators: the CPU's, run on a worker over aliases of the device's
+ * memory. Calls in their usual form do not come further than fast_path.cpp. For the others a plan
+ * is made (resolve), which checks the arguments and makes them ready, and carried out (run).
  *
- * Where the caller waits, aliases, the kernel and taking over its memory are the lane's
+ * Where the caller waits, aliases, the kernel and taking over its memory are the worker's
  * (runOnAliases); results become the caller's tensors on its own thread (finish). A Call has one
  * user at a time.
  */
@@ -137,16 +137,16 @@ bool hasCudaKernelAlone(const OperatorHandle &op, const OpTraits &traits) {
          c10::get_privateuse1_backend() == "cuda";
 }
 
-void giveResults(Stack *stack, size_t taken, Results &results) {
+void pushResults(Stack *stack, size_t taken, Results &results) {
   torch::jit::drop(*stack, taken);
   for (IValue &result : results) stack->push_back(std::move(result));
 }
 
 /* How a call is run. */
-enum class Way {
-  kQueue,     // what comes out is known
-  kWait,      // data decides, or the memory of components
-  kInfer,     // PyTorch tells what comes out, and calls the out= form
+enum class CallStrategy {
+  kQueue,     // the metadata of its results is known
+  kWait,      // the results depend on data, or on the memory of components
+  kInfer,     // PyTorch infers the results and calls the out= form
   kCopy,      // kernels do not reach the device's memory
   kOneByOne,  // a list on several devices
 };
@@ -158,7 +158,7 @@ struct Copy {
 };
 
 struct Plan {
-  Way way = Way::kWait;
+  CallStrategy strategy = CallStrategy::kWait;
   const char *name = nullptr;                // to queue; null: the operator's
   CallKey key{};                             // to queue, to infer
   std::shared_ptr<const OutputSpec> spec{};  // to queue
@@ -167,17 +167,17 @@ struct Plan {
 
 class Call {
  public:
-  Call(const OperatorHandle &op, const OpTraits &traits, const Survey &survey, Stack *stack,
+  Call(const OperatorHandle &op, const OpTraits &traits, const ArgumentScan &scan, Stack *stack,
        DispatchKey kernel)
       : op_(op),
         traits_(traits),
-        survey_(survey),
+        scan_(scan),
         kernel_(kernel),
         schema_(op.schema()),
         stack_(stack),
         arguments_(stack->data() + stack->size() - schema_.arguments().size(),
                    schema_.arguments().size()),
-        device_(survey.device()),
+        device_(scan.device()),
         autograd_(keysOfAutograd(traits)) {}
 
   /* Throws what can be known to be wrong. Nothing is queued, written or drawn. */
@@ -190,11 +190,11 @@ class Call {
   }
   /* Whether it succeeds, or the sizes that come out. */
   bool dataDecides() const {
-    return (traits_.masksDecide ? survey_.has(Survey::kHasMask)
+    return (traits_.masksDecide ? scan_.has(ArgumentScan::kHasMask)
                                 : op_.hasTag(at::Tag::dynamic_output_shape)) ||
            checksData(traits_, arguments());
   }
-  bool tellsSizes() const { return traits_.predictable && !survey_.asksCpu() && !dataDecides(); }
+  bool tellsSizes() const { return traits_.predictable && !scan_.asksCpu() && !dataDecides(); }
   /* Its results can be promised. */
   bool isPredictable() const { return tellsSizes() && !readsHost_; }
   /* A dry run tells what its arguments decide. */
@@ -247,7 +247,7 @@ class Call {
 
   const OperatorHandle &op_;
   const OpTraits &traits_;
-  const Survey survey_;
+  const ArgumentScan scan_;
   const DispatchKey kernel_;  // the CPU's for this kind of tensor
   const FunctionSchema &schema_;
   Stack *stack_;
@@ -329,7 +329,7 @@ void Call::checkNumbers() {
 void Call::moveIndices() {
   for (IValue &value : arguments_) {
     if (!value.isList() || !holdsOptionalTensors(value)) continue;
-    value = forCpu(value, [&](const at::Tensor &index) {
+    value = argumentForCpu(value, [&](const at::Tensor &index) {
       return index.defined() && index.is_cpu() && index.dim() > 0 ? index.to(device_) : index;
     });
   }
@@ -354,15 +354,15 @@ void Call::checkKernel() {
 
 /* Checks the arguments, and replaces those that no kernel could take. */
 void Call::prepare() {
-  const bool mixed = survey_.has(Survey::kMixed);
+  const bool mixed = scan_.has(ArgumentScan::kMixed);
   if (mixed || traits_.masksDecide)
     checkDevices();
   else
     checkNumbers();
   if (mixed) moveIndices();
-  if (survey_.has(Survey::kLacksMemory)) checkStorages();
+  if (scan_.has(ArgumentScan::kLacksMemory)) checkStorages();
   checkKernel();
-  if (survey_.has(Survey::kHasZeros)) makeZeros();
+  if (scan_.has(ArgumentScan::kHasZeros)) makeZeros();
   stream_ = getCurrentOpenRegStream(device_.index()).stream();
 }
 
@@ -434,28 +434,28 @@ void Call::tryOut(Plan &plan) {
   plan.warnings = std::move(tried.warnings);
   // A kernel warns of indices of bytes, and of bounds, at each call, not at the first one alone.
   const bool warns =
-      survey_.has(Survey::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
+      scan_.has(ArgumentScan::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
   if (plan.spec->usable && warns) return;
   cacheOutputs(plan.key, plan.spec);
 }
 
 Plan Call::resolve() {
-  if (survey_.has(Survey::kMixed) && traits_.isForeach) return {Way::kOneByOne};
+  if (scan_.has(ArgumentScan::kMixed) && traits_.isForeach) return {CallStrategy::kOneByOne};
   prepare();
   recordsGradient_ = recordsGradient();
   if (recordsGradient_) checkCanCopy();
-  if (recordsGradient_ || !canMap(device_.index())) return {Way::kCopy};
+  if (recordsGradient_ || !canMap(device_.index())) return {CallStrategy::kCopy};
   installCpuAllocator();
   Plan plan;
   if (!canTryOut() || !makeKey(plan.key, traits_, arguments())) return plan;
   if (!isKnown(plan)) {
     if (isPredictable() && canInfer(traits_, arguments())) {
-      plan.way = Way::kInfer;
+      plan.strategy = CallStrategy::kInfer;
       return plan;
     }
     tryOut(plan);
   }
-  if (plan.spec->usable) plan.way = Way::kQueue;
+  if (plan.spec->usable) plan.strategy = CallStrategy::kQueue;
   return plan;
 }
 
@@ -498,7 +498,7 @@ void Call::queue(Plan plan) {
   const char *name = plan.name != nullptr ? plan.name : traits_.name;
   queueOperator(op_, traits_, name, plan.key, std::move(plan.spec), device_, stream_, arguments(),
                 results, !plan.warnings.empty());
-  giveResults(stack_, arguments_.size(), results);
+  pushResults(stack_, arguments_.size(), results);
 }
 
 at::Tensor Call::aliasOf(const at::Tensor &tensor) {
@@ -509,12 +509,12 @@ at::Tensor Call::aliasOf(const at::Tensor &tensor) {
 }
 
 IValue Call::forKernel(const IValue &value) {
-  return forCpu(value, [this](const at::Tensor &tensor) { return aliasOf(tensor); });
+  return argumentForCpu(value, [this](const at::Tensor &tensor) { return aliasOf(tensor); });
 }
 
-/* On the lane, outside of LaneMemory. */
+/* On the worker, outside of WorkerMemory. */
 void Call::adopt(IValue &value, size_t position) {
-  const bool ordinary = survey_.asksCpu() || resultIsCpu(schema_, position);
+  const bool ordinary = scan_.asksCpu() || resultIsCpu(schema_, position);
   if (ordinary && value.isTensor() && value.toTensor().defined()) {
     value = value.toTensor().clone();
     return aliases_->passed(value.toTensor());
@@ -528,7 +528,7 @@ void Call::adopt(IValue &value, size_t position) {
 
 void Call::runOnAliases() {
   {
-    LaneMemory memory(stream_, device_.index());
+    WorkerMemory memory(stream_, device_.index());
     const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard guard(keys.included_, keys.excluded_ - autograd_);
     for (const IValue &value : arguments_) cpu_.push_back(forKernel(value));
@@ -583,7 +583,7 @@ void Call::copyBack() {
 
 at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
   if (at::Tensor *original = originals_.find(result.unsafeGetTensorImpl())) return *original;
-  if (!result.defined() || survey_.asksCpu() || resultIsCpu(schema_, position)) return result;
+  if (!result.defined() || scan_.asksCpu() || resultIsCpu(schema_, position)) return result;
   if (schema_.returns()[position].alias_info() != nullptr) {
     TORCH_WARN(op_.operator_name(), " returns a copy on ", device_,
                " and not a view: kernels cannot reach the device's memory");
@@ -593,8 +593,8 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
 
 /* Where kernels cannot reach the device's memory, and where the kernel's own operators record a
  * gradient, as that of the CPU's tensors: everything is copied to the CPU and back. A fork waits
- * for the kernel alone, because a copy may need what the thread that forks holds: a lane, the GIL,
- * which hooks of autograd may take. */
+ * for the kernel alone, because a copy may need what the thread that forks holds: a worker, the
+ * GIL, which hooks of autograd may take. */
 void Call::copy() {
   SyncNoted noted(traits_.name, stream_);
   begin();
@@ -617,7 +617,7 @@ void Call::wait() {
   if (sanitizerActive()) report.emplace(op_, stream_, arguments());
   aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten);
   cpu_.reserve(arguments_.size());
-  runOnLane(stream_, traits_.name, small, [this] { runOnAliases(); });
+  runOnWorker(stream_, traits_.name, small, [this] { runOnAliases(); });
   finish();
   if (report) report->reportResults(torch::jit::last(*stack_, schema_.returns().size()));
   if (tells) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
@@ -634,16 +634,16 @@ void Call::run(Plan plan) {
 }
 
 void Call::runAs(Plan plan) {
-  switch (plan.way) {
-    case Way::kQueue:
+  switch (plan.strategy) {
+    case CallStrategy::kQueue:
       return queue(std::move(plan));
-    case Way::kWait:
+    case CallStrategy::kWait:
       return wait();
-    case Way::kInfer:
+    case CallStrategy::kInfer:
       return inferAndRun(op_, traits_, stack_, plan.key);
-    case Way::kCopy:
+    case CallStrategy::kCopy:
       return copy();
-    case Way::kOneByOne:  // as every backend without a kernel for lists does
+    case CallStrategy::kOneByOne:  // as every backend without a kernel for lists does
       return op_.redispatchBoxed(kInferringKeys, stack_);
   }
 }
@@ -676,9 +676,9 @@ bool hasTensorOfOurs(std::span<const IValue> arguments) {
 
 }  // namespace
 
-void runSurveyed(const OperatorHandle &op, const OpTraits &traits, const Survey &survey,
-                 Stack *stack, DispatchKey kernel) {
-  if (C10_UNLIKELY(survey.has(Survey::kMixed)) && kernel == DispatchKey::CPU) {
+void runScanned(const OperatorHandle &op, const OpTraits &traits, const ArgumentScan &scan,
+                Stack *stack, DispatchKey kernel) {
+  if (C10_UNLIKELY(scan.has(ArgumentScan::kMixed)) && kernel == DispatchKey::CPU) {
     const size_t count = op.schema().arguments().size();
     const std::span<IValue> arguments(stack->data() + stack->size() - count, count);
     if (moveNumber(op.schema(), arguments)) {
@@ -687,30 +687,30 @@ void runSurveyed(const OperatorHandle &op, const OpTraits &traits, const Survey 
                                 stack);
     }
   }
-  Call call(op, traits, survey, stack, kernel);
+  Call call(op, traits, scan, stack, kernel);
   call.run(call.resolve());
 }
 
 void runCpuKernel(const OperatorHandle &op, Stack *stack) {
   const OpTraits &traits = opTraits(op);
   const size_t taken = traits.isWritten.size();
-  Survey survey;
+  ArgumentScan scan;
   Results results;
-  if (takeFastPath(op, traits, torch::jit::last(*stack, taken), survey, results)) {
-    return giveResults(stack, taken, results);
+  if (tryFastPath(op, traits, torch::jit::last(*stack, taken), scan, results)) {
+    return pushResults(stack, taken, results);
   }
   if (C10_UNLIKELY(hasCudaKernelAlone(op, traits))) {
     return op.redispatchBoxed(DispatchKeySet(DispatchKey::CUDA), stack);
   }
-  runSurveyed(op, traits, survey, stack);
+  runScanned(op, traits, scan, stack);
 }
 
 void runCpuKernelWithComponents(const OperatorHandle &op, Stack *stack, DispatchKey kernel) {
   if (runWithoutWait(op, stack, kernel)) return;
   const OpTraits &traits = opTraits(op);
-  Survey survey;
-  survey.look(traits, torch::jit::last(*stack, traits.isWritten.size()));
-  runSurveyed(op, traits, survey, stack, kernel);
+  ArgumentScan scan;
+  scan.scan(traits, torch::jit::last(*stack, traits.isWritten.size()));
+  runScanned(op, traits, scan, stack, kernel);
 }
 
 }  // namespace torch_openreg

@@ -13,14 +13,14 @@
 
 namespace torch_openreg {
 
-/* Runs the CPU kernel of `op` on a lane, in place of the device's: takes its arguments from the
+/* Runs the CPU kernel of `op` on a worker, in place of the device's: takes its arguments from the
  * stack and leaves its results there. Returns at once where the results' metadata is known; else
  * when it has run. */
 void runCpuKernel(const c10::OperatorHandle &op, torch::jit::Stack *stack);
 
 /* The same for a call that is not on the fast path. `kernel`: the CPU's key. */
-void runSurveyed(const c10::OperatorHandle &op, const OpTraits &traits, const Survey &survey,
-                 torch::jit::Stack *stack, c10::DispatchKey kernel = c10::DispatchKey::CPU);
+void runScanned(const c10::OperatorHandle &op, const OpTraits &traits, const ArgumentScan &scan,
+                torch::jit::Stack *stack, c10::DispatchKey kernel = c10::DispatchKey::CPU);
 
 /* The same for sparse, quantized or nested tensors among the arguments: `kernel` is the CPU's key
  * for them. It always waits: how much memory their parts take is known when the kernel has run. */
@@ -41,8 +41,8 @@ CpuCall unboxedCall(const c10::OperatorHandle &op);
  * registerOperators. */
 void registerMakers();
 
-/* Registers torch.autocast's lists. Called at the first use, because writing them into the tables of
- * all operators takes milliseconds. Set by ops/autocast.cpp as it is loaded. */
+/* Registers torch.autocast's lists. Called at the first use, because writing them into the tables
+ * of all operators takes milliseconds. Set by ops/autocast.cpp as it is loaded. */
 inline void (*registerAutocast)() = nullptr;
 
 /* Registers kernels for operators that a composite one would be found for before the fallback.

@@ -1,6 +1,5 @@
 /*
- * Nothing here is shared. What is found to be unusual in any way is left to the fallback, which
- * takes everything.
+ * Fast path for the common case; anything unusual falls through to fallback.cpp. No shared state.
  */
 #include "fast_path.h"
 
@@ -31,7 +30,7 @@ bool hasItsMemory(const at::Tensor &tensor) {
 
 }  // namespace
 
-void Survey::see(const at::Tensor &tensor, bool mayBeNumber, bool index) {
+void ArgumentScan::add(const at::Tensor &tensor, bool mayBeNumber, bool index) {
   if (!tensor.defined()) return;
   if (index && (tensor.scalar_type() == c10::kBool || tensor.scalar_type() == c10::kByte)) {
     facts_ |= kHasMask;
@@ -52,13 +51,13 @@ void Survey::see(const at::Tensor &tensor, bool mayBeNumber, bool index) {
   if (!(C10_UNLIKELY(special) ? hasItsMemory(tensor) : fitsStorage(tensor))) facts_ |= kLacksMemory;
 }
 
-void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
+void ArgumentScan::scan(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const IValue &value = arguments[i];
     // Beside a list on another device a number counts as a tensor: each is taken by itself then.
     const bool mayBeNumber = !traits.isWritten[i] && !traits.isForeach;
     if (C10_LIKELY(value.isTensor())) {
-      see(value.toTensor(), mayBeNumber, false);
+      add(value.toTensor(), mayBeNumber, false);
     } else if (value.isDevice()) {
       asked_ = value.toDevice();
       if (!asked_->is_privateuseone()) facts_ |= kAsksOther;
@@ -68,7 +67,7 @@ void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
       for (const IValue &item : value.toListRef()) {
         if (item.isNone()) continue;
         const at::Tensor &tensor = item.toTensor();
-        see(tensor, mayBeNumber, indices && traits.masksDecide);
+        add(tensor, mayBeNumber, indices && traits.masksDecide);
         if (indices && tensor.defined() && tensor.scalar_type() == c10::kByte) {
           facts_ |= kHasByteIndex;
         }
@@ -77,22 +76,22 @@ void Survey::look(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   }
 }
 
-c10::Device Survey::device() const {
+c10::Device ArgumentScan::device() const {
   if (found_) return device_;
   const bool ours = asked_.has_value() && asked_->is_privateuseone();
   return {c10::DeviceType::PrivateUse1, indexOrCurrent(ours ? asked_->index() : -1)};
 }
 
-bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
-                  c10::ArrayRef<IValue> arguments, Survey &survey, Results &results) {
+bool tryFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
+                 c10::ArrayRef<IValue> arguments, ArgumentScan &scan, Results &results) {
   refuseInForkedChild();
-  survey.look(traits, arguments);
-  if (!survey.isUsual() || !traits.predictable || traits.draws || traits.alerts) return false;
+  scan.scan(traits, arguments);
+  if (!scan.isUsual() || !traits.predictable || traits.draws || traits.alerts) return false;
   CallKey key;
   if (!makeKey(key, traits, arguments)) return false;
   std::shared_ptr<const OutputSpec> spec = findOutputs(key);
   if (spec == nullptr || !spec->usable) return false;
-  const c10::Device device = survey.device();
+  const c10::Device device = scan.device();
   if (!canMap(device.index())) return false;
   const orStream_t stream = currentStreamHandle(device.index());
   countWrites(traits, arguments);

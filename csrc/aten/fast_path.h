@@ -1,6 +1,6 @@
 /*
- * The way that nearly every call takes: an operator in its usual form, whose results are
- * remembered.
+ * The fast path of nearly every call: an operator in its usual form, whose results are known from
+ * an earlier call.
  */
 #pragma once
 
@@ -16,8 +16,8 @@
 
 namespace torch_openreg {
 
-/* What a call's arguments are, found out in one pass. It keeps no argument. */
-class Survey {
+/* Facts about a call's arguments, collected in one pass. It keeps no argument. */
+class ArgumentScan {
  public:
   enum Fact : unsigned {
     kMixed = 1,        // tensors of several devices, or of the host that are more than a number
@@ -27,7 +27,7 @@ class Survey {
     kAsksOther = 16,   // a device argument for another kind of device
     kHasByteIndex = 32,
   };
-  void look(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
+  void scan(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
   /* Tensors of one device, but for numbers, with their memory, and no mask. */
   bool isUsual() const { return facts_ == 0; }
   bool has(Fact fact) const { return (facts_ & fact) != 0; }
@@ -36,7 +36,7 @@ class Survey {
   bool asksCpu() const { return asked_.has_value() && asked_->is_cpu(); }
 
  private:
-  void see(const at::Tensor &tensor, bool mayBeNumber, bool index);
+  void add(const at::Tensor &tensor, bool mayBeNumber, bool index);
 
   unsigned facts_ = 0;
   bool found_ = false;
@@ -44,10 +44,10 @@ class Survey {
   std::optional<c10::Device> asked_;
 };
 
-/* Queues the call and makes its results; or returns false, and has done nothing but the survey. The
- * arguments are left as they are and may be borrowed. */
-bool takeFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
-                  c10::ArrayRef<c10::IValue> arguments, Survey &survey, Results &results);
+/* Queues the call and makes its results; or returns false after nothing but `scan.scan`. The
+ * arguments are not changed and may be borrowed. */
+bool tryFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
+                 c10::ArrayRef<c10::IValue> arguments, ArgumentScan &scan, Results &results);
 
 /* The versions of tensors that are written by way of a list. Autograd compares a tensor's version
  * with the one that it has saved, and PyTorch counts those of single arguments only: for lists it

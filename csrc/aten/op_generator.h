@@ -26,7 +26,7 @@ class ReplayedGenerator final : public at::CPUGeneratorImpl {
  public:
   explicit ReplayedGenerator(CapturedGraph::Draw draw) : draw_(std::move(draw)) {}
 
-  /* On the lane. */
+  /* On the worker. */
   static void seedIfReplayed(const at::Generator &generator) {
     auto *replayed = dynamic_cast<ReplayedGenerator *>(generator.unsafeGetGeneratorImpl());
     if (replayed == nullptr) return;

@@ -17,8 +17,8 @@
 
 namespace torch_openreg {
 
-/* How often an operator went which way, and for how long: on a lane (queued), or with its caller
- * waiting. */
+/* How often an operator was run with which strategy, and for how long: on a worker (queued), or
+ * while its caller waited. */
 struct OpCounters {
   std::atomic<uint64_t> queued{0}, waited{0}, copied{0};
   std::atomic<uint64_t> queuedNs{0}, waitedNs{0}, copiedNs{0};
@@ -80,7 +80,7 @@ inline bool isView(const c10::Argument &result) {
  * task here. */
 bool isForeach(std::string_view name);
 
-/* Every operator that has gone any way, with its overload. */
+/* Visits every operator that was called, with its overload. */
 void forEachOperator(const std::function<void(const std::string &, OpCounters &)> &visit);
 
 /* Adds the time from its making to its end. */

@@ -18,11 +18,11 @@ namespace torch_openreg {
 
 namespace {
 
-py::dict wayOf(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns, bool reset) {
-  py::dict way;
-  way["count"] = reset ? count.exchange(0) : count.load();
-  way["seconds"] = static_cast<double>(reset ? ns.exchange(0) : ns.load()) * 1e-9;
-  return way;
+py::dict statsOf(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns, bool reset) {
+  py::dict stats;
+  stats["count"] = reset ? count.exchange(0) : count.load();
+  stats["seconds"] = static_cast<double>(reset ? ns.exchange(0) : ns.load()) * 1e-9;
+  return stats;
 }
 
 py::dict fallbackStats(bool reset) {
@@ -30,9 +30,9 @@ py::dict fallbackStats(bool reset) {
   forEachOperator([&](const std::string &name, OpCounters &c) {
     if (c.queued + c.waited + c.copied == 0) return;
     py::dict entry;
-    entry["asynchronous"] = wayOf(c.queued, c.queuedNs, reset);
-    entry["waited"] = wayOf(c.waited, c.waitedNs, reset);
-    entry["copying"] = wayOf(c.copied, c.copiedNs, reset);
+    entry["asynchronous"] = statsOf(c.queued, c.queuedNs, reset);
+    entry["waited"] = statsOf(c.waited, c.waitedNs, reset);
+    entry["copying"] = statsOf(c.copied, c.copiedNs, reset);
     all[py::str(name)] = entry;
   });
   return all;

@@ -1,7 +1,7 @@
 /*
  * An OperatorTask carries everything by value: addresses, sizes, numbers. It holds no device tensor
  * and no storage: memory is kept alive by the order of the stream alone, as on any device, and a
- * lane never drops the last reference of a Python object.
+ * worker never drops the last reference of a Python object.
  */
 #include "operator_task.h"
 
@@ -172,7 +172,7 @@ struct OperatorTask final : Task {
   void addTensor(const at::Tensor &tensor, Storages &known);
   size_t addMemory(StorageImpl *storage, Storages &known);
   void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
-  bool isTearable() const {
+  bool canSplit() const {
     return (traits.pointwise || traits.elementwise) && !traits.draws && largest > 1;
   }
   bool runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const;
@@ -202,7 +202,7 @@ void OperatorTask::addTensor(const at::Tensor &tensor, Storages &known) {
   }
 }
 
-IValue forCpu(const IValue &value) {
+IValue withCpuAsDevice(const IValue &value) {
   const bool ours = value.isDevice() && value.toDevice().is_privateuseone();
   return ours ? IValue(c10::Device(c10::DeviceType::CPU)) : value;
 }
@@ -211,7 +211,7 @@ void OperatorTask::add(const IValue &value, Storages &known) {
   if (value.isTensor()) {
     addTensor(value.toTensor(), known);
   } else if (!value.isList()) {
-    others.push_back(forCpu(value));
+    others.push_back(withCpuAsDevice(value));
   } else if (value.isTensorList() || holdsOptionalTensors(value)) {
     for (const IValue &item : value.toListRef()) {
       if (!item.isNone()) addTensor(item.toTensor(), known);
@@ -238,7 +238,7 @@ at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t str
   return tensorOf(std::move(storage), DispatchKey::PrivateUse1, metadata);
 }
 
-/* ---- on the lane ---- */
+/* ---- on the worker ---- */
 
 void *kernelAddress(const Memory &memory) {
   void *address = nullptr;
@@ -418,7 +418,7 @@ bool OperatorTask::runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> re
       sizes = at::infer_size(sizes, value.toTensor().sizes());
     }
   }
-  const Half half(part, sizes);
+  const TaskHalf half(part, sizes);
   if (!half.isPossible()) return false;
   for (IValue &value : stack) {
     if (value.isTensor() && value.toTensor().defined()) value = half.of(value.toTensor());
@@ -432,7 +432,7 @@ bool OperatorTask::runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> re
 }
 
 void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reserved) const {
-  LaneOutputs outputs(reserved.data(), reserved.size());
+  WorkerOutputs outputs(reserved.data(), reserved.size());
   op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &stack);
 }
 
@@ -456,7 +456,7 @@ void OperatorTask::useDefaultDtype(Stack &stack) const {
     if (written || arguments[i].name() == "condition") continue;
     if (traits.isForeach && !stack[i].isTensorList()) continue;
     size_t member = 0;
-    stack[i] = torch_openreg::forCpu(stack[i], [&](const at::Tensor &tensor) {
+    stack[i] = argumentForCpu(stack[i], [&](const at::Tensor &tensor) {
       const bool converts = !traits.isForeach || inDefaultDtype[member++];
       return converts && tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()
                  ? tensor.to(defaultDtype)
@@ -511,7 +511,7 @@ class Node {
     }
   }
 
-  /* Whether its memory is where it was. It throws what a lane throws for memory that is gone. */
+  /* Whether its memory is where it was. It throws what a worker throws for memory that is gone. */
   bool fits(const OperatorTask &task) const {
     for (size_t i = 0; i < addresses_.size(); ++i) {
       if (kernelAddress(task.memories[i]) != addresses_[i]) return false;
@@ -567,7 +567,7 @@ void OperatorTask::runAsNode() {
 
 /* A replay is no call: it is not counted, and neither are the halves of a torn one. */
 void OperatorTask::run() {
-  const orPart part = isTearable() ? orTaskPart() : orPartWhole;
+  const orPart part = canSplit() ? orTaskPart() : orPartWhole;
   if (isNode && part == orPartWhole) return runAsNode();
   std::optional<OpTimer> timer;
   if (C10_LIKELY(!isNode)) timer.emplace(traits.counters->queued, traits.counters->queuedNs);

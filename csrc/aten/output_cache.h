@@ -29,8 +29,8 @@ namespace torch_openreg {
 
 using CallKey = c10::SmallVector<int64_t, 64>;
 
-/* The key of a call; false if it cannot have one. A task carries it to its lane, as the description
- * of its tensors. */
+/* The key of a call; false if it cannot have one. A task carries it to its worker, as the
+ * description of its tensors. */
 bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 /* Walks the arguments that a key of makeKey describes. */

@@ -87,11 +87,11 @@ struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OperatorHandle &op) : entry(*new Entry(op)) {}
 
   Result operator()(Args... args) {
-    Survey survey;
+    ArgumentScan scan;
     Results results;
-    if (!queue(survey, results, args...)) {
+    if (!queue(scan, results, args...)) {
       Stack stack{IValue(args)...};
-      runSurveyed(entry.op, entry.getTraits(), survey, &stack);
+      runScanned(entry.op, entry.getTraits(), scan, &stack);
       results.push_back(std::move(stack.back()));
     }
     if constexpr (std::is_reference_v<Result>) {
@@ -100,9 +100,9 @@ struct Kernel final : c10::OperatorKernel {
       return std::move(results[0]).toTensor();
     }
   }
-  bool queue(Survey &survey, Results &results, const std::remove_cvref_t<Args> &...args) {
+  bool queue(ArgumentScan &scan, Results &results, const std::remove_cvref_t<Args> &...args) {
     const Borrowed<sizeof...(Args)> borrowed(args...);
-    return takeFastPath(entry.op, entry.getTraits(), borrowed.values(), survey, results);
+    return tryFastPath(entry.op, entry.getTraits(), borrowed.values(), scan, results);
   }
 
   Entry &entry;

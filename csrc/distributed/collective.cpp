@@ -115,7 +115,7 @@ void queue(orStream_t stream, const char *name, orKernelFn run, void (*drop)(voi
            const std::shared_ptr<HandOver> &handOver) {
   auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver);
   int queued = 0;
-  const orError_t error = launchOnLane(stream, name, run, drop, task.get(), {}, 0, &queued);
+  const orError_t error = launchOnWorker(stream, name, run, drop, task.get(), {}, 0, &queued);
   if (queued) (void)task.release();
   OPENREG_CHECK(error);
 }

@@ -3,7 +3,7 @@
  *
  *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs,
  *                         and returns
- *   a lane                runs the hand-over: tells where kernels see the tensors, and goes on
+ *   a worker                runs the hand-over: tells where kernels see the tensors, and goes on
  *   a queue's thread      takes its collectives in order: waits for the hand-over, and for every
  *                         rank to say the same of the collective (agreement.h), calls Gloo with CPU
  *                         tensors over the same memory, waits for Gloo, and signals the
@@ -11,7 +11,7 @@
  *   wait()                makes the caller's current stream wait for that event
  *   a stream of our own   waits for it too, so that synchronising the device covers the collective
  *
- * So neither a lane nor the host waits for a peer, and a stream that does holds no thread.
+ * So neither a worker nor the host waits for a peer, and a stream that does holds no thread.
  *
  * Under a schedule the collective begins when that comes to a task of its own, on a stream that has
  * nothing else: so it is decided by the schedule what comes before a collective and what after it.
@@ -91,8 +91,8 @@ struct Call {
 
 class CollectiveQueues;
 
-/* What a lane leaves for the queue's thread. It has no tensors, since a lane may be the last to let
- * go of it. */
+/* What a worker leaves for the queue's thread. It has no tensors, since a worker may be the last to
+ * let go of it. */
 struct HandOver {
   struct Range {
     const void *device;

@@ -50,9 +50,9 @@ inline bool isFloating(const at::Tensor &tensor) {
          !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
 }
 
-/* An argument with other tensors in place of its own, and the CPU in place of this device. */
+/* Replaces the tensors of an argument by `other` of them, and this device by the CPU. */
 template <typename F>
-c10::IValue forCpu(const c10::IValue &value, F other) {
+c10::IValue argumentForCpu(const c10::IValue &value, F other) {
   if (value.isTensor()) return other(value.toTensor());
   if (value.isDevice() && value.toDevice().is_privateuseone()) return c10::Device(c10::kCPU);
   if (!value.isList()) return value;

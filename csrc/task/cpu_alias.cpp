@@ -1,5 +1,5 @@
 /*
- * A CpuAliases belongs to one call. The lane and the caller use it in turns, never together: the
+ * A CpuAliases belongs to one call. The worker and the caller use it in turns, never together: the
  * caller waits while the task runs.
  */
 #include "cpu_alias.h"
@@ -80,7 +80,7 @@ c10::DataPtr CpuAliases::deviceMemory(StorageImpl *cpu) {
   c10::DataPtr &from = cpu->_mutable_data_ptr_no_checks();
   const size_t bytes = cpu->nbytes();
   if (from.get() == nullptr || bytes == 0) return ownBlock(nullptr, device_);
-  if (c10::DataPtr taken = takeLaneMemory(from)) return taken;
+  if (c10::DataPtr taken = takeWorkerMemory(from)) return taken;
   c10::DataPtr copy = ownBlock(allocateBlock(bytes, stream_, device_), device_);
   void *address = nullptr;
   OPENREG_CHECK(orMapForKernel(&address, copy.get(), bytes));

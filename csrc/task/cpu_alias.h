@@ -71,7 +71,7 @@ class CpuAliases {
   /* After the kernel, in the task: device storages take over the memory of resized aliases. */
   void adoptResized();
   /* After the kernel, in the task: the memory of a CPU tensor that the kernel made becomes device
-   * memory, without a copy if it came from LaneMemory. */
+   * memory, without a copy if it came from WorkerMemory. */
   void adoptResult(const at::Tensor &result);
   /* CPU tensors that went into the kernel as they are: they stay what they are. */
   void passed(const at::Tensor &cpu);

@@ -39,7 +39,7 @@ struct ReservedList {
   Reserved *first;
   size_t count;
 };
-thread_local ReservedList reserved{};  // LaneOutputs
+thread_local ReservedList reserved{};  // WorkerOutputs
 thread_local size_t most = SIZE_MAX;   // DryMemory
 thread_local bool steering = false;    // any of them
 
@@ -101,7 +101,7 @@ c10::DataPtr enter(void *address, Block block) {
   return {address, address, &deleteCpuMemory, c10::Device(c10::DeviceType::CPU)};
 }
 
-c10::DataPtr allocateFromLane(size_t bytes) {
+c10::DataPtr allocateForWorker(size_t bytes) {
   c10::DataPtr owner =
       ownBlock(allocateBlock(bytes, target->stream, target->device), target->device);
   void *address = nullptr;
@@ -130,7 +130,7 @@ class CpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (C10_UNLIKELY(steering && bytes != 0)) {
-      if (target != nullptr) return allocateFromLane(bytes);
+      if (target != nullptr) return allocateForWorker(bytes);
       if (bytes > most) throw TooLarge(bytes);
       if (c10::DataPtr data = allocateReserved(bytes)) return data;
     }
@@ -174,23 +174,23 @@ void installCpuAllocator() {
   (void)installed;
 }
 
-LaneMemory::LaneMemory(orStream_t stream, c10::DeviceIndex device) {
+WorkerMemory::WorkerMemory(orStream_t stream, c10::DeviceIndex device) {
   current = {stream, device};
   target = &current;
   steering = true;
 }
 
-LaneMemory::~LaneMemory() {
+WorkerMemory::~WorkerMemory() {
   target = nullptr;
   steering = false;
 }
 
-LaneOutputs::LaneOutputs(Reserved *first, size_t count) {
+WorkerOutputs::WorkerOutputs(Reserved *first, size_t count) {
   reserved = {first, count};
   steering = count != 0;
 }
 
-LaneOutputs::~LaneOutputs() {
+WorkerOutputs::~WorkerOutputs() {
   reserved = {};
   steering = false;
 }
@@ -207,7 +207,7 @@ DryMemory::~DryMemory() {
   steering = false;
 }
 
-c10::DataPtr takeLaneMemory(c10::DataPtr &data) {
+c10::DataPtr takeWorkerMemory(c10::DataPtr &data) {
   Block block;
   if (data.get_context() == nullptr || data.get_deleter() != &deleteCpuMemory ||
       !take(data.get_context(), &block)) {

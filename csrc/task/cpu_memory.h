@@ -1,7 +1,7 @@
 /*
- * Where a CPU kernel that runs on a lane gets its memory from.
+ * Where a CPU kernel that runs on a worker gets its memory from.
  *
- * A CPU kernel allocates its results from PyTorch's CPU allocator. While a LaneMemory is alive,
+ * A CPU kernel allocates its results from PyTorch's CPU allocator. While a WorkerMemory is alive,
  * that allocator hands its thread device memory instead, at the kernel's address, so that a result
  * becomes a device tensor without a copy. Every other thread gets what it got before.
  */
@@ -22,12 +22,12 @@ namespace torch_openreg {
 void installCpuAllocator();
 
 /* Inside a task of `stream`, for the calling thread. */
-class LaneMemory {
+class WorkerMemory {
  public:
-  LaneMemory(orStream_t stream, c10::DeviceIndex device);
-  ~LaneMemory();
-  LaneMemory(const LaneMemory &) = delete;
-  LaneMemory &operator=(const LaneMemory &) = delete;
+  WorkerMemory(orStream_t stream, c10::DeviceIndex device);
+  ~WorkerMemory();
+  WorkerMemory(const WorkerMemory &) = delete;
+  WorkerMemory &operator=(const WorkerMemory &) = delete;
 };
 
 /* Memory that a queued kernel has been promised for a result. */
@@ -41,12 +41,12 @@ struct Reserved {
  * result's memory; all others, a kernel's temporaries, get ordinary memory. The host may have freed
  * blocks that tasks still to run read, so a kernel that nobody waits for takes nothing from the
  * device's cache. */
-class LaneOutputs {
+class WorkerOutputs {
  public:
-  LaneOutputs(Reserved *first, size_t count);
-  ~LaneOutputs();
-  LaneOutputs(const LaneOutputs &) = delete;
-  LaneOutputs &operator=(const LaneOutputs &) = delete;
+  WorkerOutputs(Reserved *first, size_t count);
+  ~WorkerOutputs();
+  WorkerOutputs(const WorkerOutputs &) = delete;
+  WorkerOutputs &operator=(const WorkerOutputs &) = delete;
 };
 
 /* An allocation of a dry run. */
@@ -65,8 +65,8 @@ class DryMemory {
   DryMemory &operator=(const DryMemory &) = delete;
 };
 
-/* If `data` is memory that a LaneMemory gave, empties `data` and returns the same memory as device
- * memory; null if it is not. */
-c10::DataPtr takeLaneMemory(c10::DataPtr &data);
+/* If `data` is memory that a WorkerMemory gave, empties `data` and returns the same memory as
+ * device memory; null if it is not. */
+c10::DataPtr takeWorkerMemory(c10::DataPtr &data);
 
 }  // namespace torch_openreg

@@ -80,8 +80,9 @@ bool launchesBlock() {
 
 }  // namespace
 
-orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses, unsigned flags, int *queued) {
+orError_t launchOnWorker(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                         void *task, c10::ArrayRef<orAccess> accesses, unsigned flags,
+                         int *queued) {
   orLaunch launch{};
   launch.size = sizeof(launch);
   launch.stream = stream;
@@ -101,8 +102,8 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<o
                 unsigned flags) {
   const c10::DeviceIndex device = kernel->device.index();
   int queued = 0;
-  const orError_t error = launchOnLane(stream, kernel->name, &runTask, &dropTask, kernel.get(),
-                                       accesses, flags, &queued);
+  const orError_t error = launchOnWorker(stream, kernel->name, &runTask, &dropTask, kernel.get(),
+                                         accesses, flags, &queued);
   if (queued) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
     getCurrentOpenRegStream(device).stream();  // says which
@@ -112,11 +113,12 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<o
   OPENREG_CHECK(error);
 }
 
-void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel) {
+void runOnWorker(orStream_t stream, const char *name, bool serial,
+                 c10::function_ref<void()> kernel) {
   AwaitedTask task(kernel);
   if (serial) task.caller.threads = 1;
   const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
-  OPENREG_CHECK(launchOnLane(stream, name, &runAwaited, nullptr, &task, {}, flags));
+  OPENREG_CHECK(launchOnWorker(stream, name, &runAwaited, nullptr, &task, {}, flags));
   // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
   if (task.error) {

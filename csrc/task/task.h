@@ -25,7 +25,7 @@ class Task {
   Task(const Task &) = delete;
   Task &operator=(const Task &) = delete;
 
-  virtual void run() = 0;  // on the lane, as the caller
+  virtual void run() = 0;  // on the worker, as the caller
 
   const char *const name;  // outlives the process
   const c10::Device device;
@@ -39,17 +39,18 @@ class Task {
 void launchTask(std::unique_ptr<Task> kernel, orStream_t stream,
                 c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0);
 
-/* Runs `kernel` on a lane, after everything queued on `stream`, and returns when it has run. The
- * GIL, if held, is released while the caller sleeps. On the lane the function has the caller's
- * thread count (on the wide lane) and flush-denormal mode, no autograd and no dispatch modes. What
- * it throws is thrown here, type kept; warnings it raises are issued here. `name` must outlive the
- * process. `serial`: one thread is enough, and may be the caller. */
-void runOnLane(orStream_t stream, const char *name, bool serial, c10::function_ref<void()> kernel);
+/* Runs `kernel` on a worker, after everything queued on `stream`, and returns when it has run. The
+ * GIL, if held, is released while the caller sleeps. On the worker the function has the caller's
+ * thread count (on the wide worker) and flush-denormal mode, no autograd and no dispatch modes.
+ * What it throws is thrown here, type kept; warnings it raises are issued here. `name` must outlive
+ * the process. `serial`: one thread is enough, and may be the caller. */
+void runOnWorker(orStream_t stream, const char *name, bool serial,
+                 c10::function_ref<void()> kernel);
 
 /* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it
  * ran; whose the task is after an error, `queued` says (orLaunch). `flags` are orLaunchFlags. */
-orError_t launchOnLane(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                       void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0,
-                       int *queued = nullptr);
+orError_t launchOnWorker(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
+                         void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0,
+                         int *queued = nullptr);
 
 }  // namespace torch_openreg

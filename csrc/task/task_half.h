@@ -1,6 +1,6 @@
 /*
- * Half of what a task does, for a schedule that lets other streams come between
- * (openreg_schedule.h, torn tasks).
+ * Half of a task's work, for a schedule that runs other streams between the two halves
+ * (openreg_schedule.h).
  */
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace torch_openreg {
 
-/* Of elements that depend on the same place of each tensor alone: one half along the outermost
- * dimension that can be divided. */
-class Half {
+/* One half of each tensor, along the outermost dimension that can be divided. For a task that
+ * computes each element from the elements at the same place in its other tensors. */
+class TaskHalf {
  public:
-  Half(orPart part, c10::IntArrayRef sizes) {
+  TaskHalf(orPart part, c10::IntArrayRef sizes) {
     for (size_t i = 0; i < sizes.size(); ++i) {
       if (sizes[i] < 2) continue;
       fromEnd_ = static_cast<int64_t>(sizes.size() - i);

@@ -25,28 +25,28 @@ namespace {
 
 // ---- How many threads a kernel uses.
 
-thread_local bool onLane = false, wideLane = false, forDevice = false;
+thread_local bool onWorker = false, onWideWorker = false, forDevice = false;
 
-void startLane(int, int wide) {
+void startWorker(int, int wide) {
   KernelScope here;
   initialiseThread();
   // Observers of all threads would take what kernels call for operators of the program.
   at::enableRecordFunction(false);
-  onLane = true;
-  wideLane = wide != 0;
-  if (!wideLane) setThreads(1);
+  onWorker = true;
+  onWideWorker = wide != 0;
+  if (!onWideWorker) setThreads(1);
 }
 
 void useThreads(int count) {
   // MKL's own count is the process's, and may have changed since the task was queued.
   thread_local int set = 0;
-  if (!wideLane || set == count) return;
+  if (!onWideWorker || set == count) return;
   set = count;
   setThreads(count);
 }
 
 /* libgomp's threads stop spinning between parallel regions once its teams together have more
- * threads than there are cores, and every region of the wide lane costs two futex calls then (a
+ * threads than there are cores, and every region of the wide worker costs two futex calls then (a
  * transformer layer's step: 27 ms instead of 15). So a thread of the host does not keep its team
  * while it sleeps. Its next region makes a new one in 50 to 100 us, hence the interval. Nothing
  * happens to a thread that has no team or is inside a region. */
@@ -98,7 +98,7 @@ class NoGrad {
 
 /* No mode, no layer of functorch or autocast, no profiler that belongs to what the thread is
  * doing. */
-class AsLane {
+class AsWorker {
  private:
   c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};
   const bool inference_ = autograd().get_inference_mode();
@@ -108,10 +108,10 @@ class AsLane {
   static c10::AutogradState &autograd() { return c10::AutogradState::get_tls_state(); }
 
  public:
-  AsLane() { autograd().set_inference_mode(false); }
-  ~AsLane() { autograd().set_inference_mode(inference_); }
-  AsLane(const AsLane &) = delete;
-  AsLane &operator=(const AsLane &) = delete;
+  AsWorker() { autograd().set_inference_mode(false); }
+  ~AsWorker() { autograd().set_inference_mode(inference_); }
+  AsWorker(const AsWorker &) = delete;
+  AsWorker &operator=(const AsWorker &) = delete;
 };
 
 class WarningCollector final : public c10::WarningHandler {
@@ -132,15 +132,15 @@ void *fallAsleep() {
 
 constexpr orBlockHooks kBlockHooks{fallAsleep, takeGilBack};
 [[maybe_unused]] const bool hooked =
-    (orSetWorkerHook(&startLane), orSetBlockHooks(&kBlockHooks), true);
+    (orSetWorkerHook(&startWorker), orSetBlockHooks(&kBlockHooks), true);
 
 }  // namespace
 
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel) {
   KernelScope here;
-  std::optional<AsLane> asLane;
-  if (!onLane) asLane.emplace();
+  std::optional<AsWorker> asWorker;
+  if (!onWorker) asWorker.emplace();
   DenormalMode denormals(caller.flush);
   useThreads(caller.threads);
   WarningCollector collector(warnings);
@@ -159,10 +159,10 @@ ForDevice::ForDevice() : before_(std::exchange(forDevice, true)) {}
 
 ForDevice::~ForDevice() { forDevice = before_; }
 
-bool computesForDevice() { return onLane || forDevice || inKernel(); }
+bool computesForDevice() { return onWorker || forDevice || inKernel(); }
 
-void asNarrowLane(c10::function_ref<void()> function) {
-  AsLane asLane;
+void asNarrowWorker(c10::function_ref<void()> function) {
+  AsWorker asWorker;
   function();
 }
 

@@ -18,15 +18,15 @@ namespace torch_openreg {
  * alone, so that the bits of results do not depend on what else goes on. */
 constexpr int64_t kSerial = 1 << 14;  // elements
 
-/* On a lane, or a host thread that waits (then with one thread): runs a kernel with the caller's
+/* On a worker, or a host thread that waits (then with one thread): runs a kernel with the caller's
  * state, no autograd and no dispatch modes. What it warns of is appended to `warnings`; what it
  * throws is thrown. */
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel);
 
-/* In the midst of anything that the calling thread does: runs a function as a narrow lane would,
+/* In the midst of anything that the calling thread does: runs a function as a narrow worker would,
  * with one thread and no dispatch mode, autocast or profiler. The treatment of denormals stays. */
-void asNarrowLane(c10::function_ref<void()> function);
+void asNarrowWorker(c10::function_ref<void()> function);
 
 /* Marks the calling thread as one that computes for a device, until the end of the scope. */
 class ForDevice {
@@ -40,11 +40,11 @@ class ForDevice {
   const bool before_;
 };
 
-/* Whether the calling thread computes for a device: it is a lane, or runs a kernel, or is in the
+/* Whether the calling thread computes for a device: it is a worker, or runs a kernel, or is in the
  * scope of a ForDevice. */
 bool computesForDevice();
 
-/* For a thread of our own that is no lane: what it computes opens no second team of OpenMP
+/* For a thread of our own that is no worker: what it computes opens no second team of OpenMP
  * threads. */
 void useOneThread();
 

@@ -1,7 +1,7 @@
 /*
  * Stateless: every block, statistic and lock belongs to the core. A DataPtr's context is the
  * block's own address, so that the raw interface works, and its deleter may run anywhere: with the
- * GIL, at exit, on a lane, in a forked child.
+ * GIL, at exit, on a worker, in a forked child.
  */
 #include "allocator.h"
 

@@ -7,7 +7,7 @@
 namespace torch_openreg {
 
 /* What a task takes over from the thread that queues it: how many threads a kernel may use (on the
- * wide lane), and what becomes of denormal numbers. Dispatch modes stay behind. */
+ * wide worker), and what becomes of denormal numbers. Dispatch modes stay behind. */
 struct CallerState {
   int threads;
   unsigned flush;

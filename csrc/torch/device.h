@@ -38,7 +38,8 @@ OPENREG_EXPORT void setDevice(c10::DeviceIndex index);
 /* Makes `index` current and returns what was current before. */
 OPENREG_EXPORT c10::DeviceIndex exchangeDevice(c10::DeviceIndex index);
 
-/* First use of the current device, for a caller that asks for it: lanes may start from here on. */
+/* First use of the current device, for a caller that asks for it: workers may start from here on.
+ */
 OPENREG_EXPORT void initialize();
 
 /* Whether kernels can reach the device's memory (orMapForKernel); else everything is copied. */

@@ -8,7 +8,7 @@ namespace torch_openreg {
 /* False while Python ends. */
 bool interpreterRuns();
 
-/* Whether the calling thread may have Python frames. One that was never Python's, such as a lane,
+/* Whether the calling thread may have Python frames. One that was never Python's, such as a worker,
  * has none; nor has autograd's, unless a hook or a function of Python's runs. */
 bool mayBeInPython();
 

@@ -168,7 +168,7 @@ void CapturedGraph::begin() {
   pending_.pop_front();
 }
 
-/* Perhaps on a lane, after the last replay. */
+/* Perhaps on a worker, after the last replay. */
 CapturedGraph::~CapturedGraph() { retirePinned(std::move(kept_)); }
 
 void CapturedGraph::keep(const c10::Storage &storage) {

@@ -46,7 +46,7 @@ class CapturedGraph {
     size_t source = 0;      // which generator
     uint64_t position = 0;  // of this graph's
 
-    /* On the lane, in a replay: the generator's seed and counter for this draw. */
+    /* On the worker, in a replay: the generator's seed and counter for this draw. */
     GeneratorState::Value now() const;
   };
 

@@ -22,7 +22,7 @@ OPENREG_EXPORT c10::Allocator *getPinnedMemoryAllocator();
 OPENREG_EXPORT bool recordPinnedUse(void *data, void *context, c10::Stream stream);
 
 /* Lets go of storages of pinned memory, on any thread: of each the last holder may be an object of
- * Python's, which no lane ends. Whoever allocates pinned memory next, or empties its cache,
+ * Python's, which no worker ends. Whoever allocates pinned memory next, or empties its cache,
  * does. */
 void retirePinned(std::vector<c10::Storage> storages);
 

@@ -1,7 +1,7 @@
 /*
  * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is reported by
- * csrc/aten/operator_accesses.h; what is found becomes an exception or a warning here, with Python's
- * stacks.
+ * csrc/aten/operator_accesses.h; what is found becomes an exception or a warning here, with
+ * Python's stacks.
  *
  * Off, all there is are relaxed loads of a word of the core's.
  */

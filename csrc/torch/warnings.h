@@ -1,5 +1,5 @@
 /*
- * What kernels warn of, and calls that synchronise: a lane cannot issue a warning, because that
+ * What kernels warn of, and calls that synchronise: a worker cannot issue a warning, because that
  * takes the GIL. It is kept until a thread has waited for the device anyway.
  */
 #pragma once
@@ -17,7 +17,7 @@ namespace torch_openreg {
 /* Any thread. Beyond a hundred nothing is kept. */
 void keepWarnings(std::vector<c10::Warning> &warnings);
 
-/* At once, as a UserWarning, through Python's `warnings`; throws as below. Not on a lane. */
+/* At once, as a UserWarning, through Python's `warnings`; throws as below. Not on a worker. */
 void issueWarning(const std::string &text);
 
 /* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception

@@ -3,7 +3,7 @@
  *
  * A large copy runs in pieces (orRunPieces). A piece may run on a host thread, in the midst of
  * anything: it must see no dispatch mode, opens no parallel region (a second OpenMP team beside the
- * wide lane's would slow every kernel down; both asNarrowLane), and leaves the treatment of
+ * wide worker's would slow every kernel down; both asNarrowWorker), and leaves the treatment of
  * denormals as it found it.
  */
 #include "copy_kernel.h"
@@ -125,7 +125,7 @@ class SplitCopy {
   static void runPiece(void *context, size_t index) {
     auto *split = static_cast<SplitCopy *>(context);
     try {
-      asNarrowLane([&] { split->piece(index); });
+      asNarrowWorker([&] { split->piece(index); });
     } catch (...) {
       if (!split->failed_.exchange(true)) split->error_ = std::current_exception();
     }
@@ -188,7 +188,7 @@ void judge(const Tensor &dst, const Tensor &src) {
                     {{2}, {2}, like.scalar_type(), like.is_conj(), like.is_neg()});
   };
   Tensor to = two(dst, 0);
-  asNarrowLane([&] { asKernel([&] { at::native::copy_(to, two(src, 1), false); }); });
+  asNarrowWorker([&] { asKernel([&] { at::native::copy_(to, two(src, 1), false); }); });
   // It warns as often as the program wants to hear it.
   if (dst.is_complex() || !src.is_complex()) answers.fetch_or(answer, std::memory_order_relaxed);
 }
@@ -213,7 +213,7 @@ struct CopyTask final : Task {
     Tensor from = owned.defined() ? owned : src.alias();
     const orPart part = to.numel() > 1 ? orTaskPart() : orPartWhole;
     if (C10_UNLIKELY(part != orPartWhole)) {
-      const Half half(part, to.sizes());
+      const TaskHalf half(part, to.sizes());
       to = half.of(to);
       from = half.of(from);
     }
@@ -228,8 +228,8 @@ struct CopyTask final : Task {
   const Tensor owned;  // in place of src: the host's memory, nobody else's
 };
 
-/* What opens a parallel region is for the wide lane; what takes long and nobody waits for, for any
- * lane. */
+/* What opens a parallel region is for the wide worker; what takes long and nobody waits for, for
+ * any worker. */
 bool isForAnyThread(const Tensor &dst, const Tensor &src, bool awaited) {
   return dst.numel() <= kSerial || (awaited && isSplittable(dst, src));
 }

@@ -1,6 +1,6 @@
 /*
  * A copy as one task: strides, dtype, conj and neg are the business of PyTorch's CPU copy, which
- * runs on a lane.
+ * runs on a worker.
  */
 #pragma once
 

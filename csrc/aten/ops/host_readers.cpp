@@ -1,7 +1,7 @@
 /*
  * Operators of which PyTorch has one composite kernel for all backends, and that kernel reads or
- * writes memory on the host's thread. Here it runs on a lane over aliases, as the CPU's kernels do;
- * or the operator is refused by its name.
+ * writes memory on the host's thread. Here it runs on a worker over aliases, as the CPU's kernels
+ * do; or the operator is refused by its name.
  *
  * A composite that PyTorch takes apart before autograd would be found there first, so it gets a
  * kernel for autograd's key too. What has no memory to alias (a wrapper subclass) goes to PyTorch's
