@@ -158,7 +158,7 @@ def pytest_sessionstart(session):
     config = session.config
     if config.stash[MODE] is None:
         return
-    from torch_openreg.openreg._processes import Watch, Watched
+    from torch_openreg.openreg.sanitizer._processes import Watch, Watched
 
     config.stash[WATCH] = Watch(config.stash[MODE])
     config.stash[WATCHED] = Watched()
@@ -196,7 +196,7 @@ def pytest_testnodedown(node):
     output = getattr(node, "workeroutput", {})
     node.config.stash[OUTSIDE] += output.get("openreg_races", [])
     if "openreg_watched" in output:
-        from torch_openreg.openreg._processes import Watched
+        from torch_openreg.openreg.sanitizer._processes import Watched
 
         tests, watched = output["openreg_watched"]
         node.config.stash[TESTS] += tests
@@ -489,7 +489,7 @@ def _scheduled(item):
 
     import torch
 
-    from torch_openreg.openreg._schedules import refuse_blocking
+    from torch_openreg.openreg.testing._schedules import refuse_blocking
 
     refuse_blocking("a test under a schedule")
     gc.collect()

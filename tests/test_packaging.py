@@ -178,7 +178,7 @@ def test_the_demo_is_a_program_of_the_users_where_it_is_installed(installed, tmp
     program = """
 import torch
 from torch_openreg import _demo
-from torch_openreg.openreg._reports import Frame, user_frame
+from torch_openreg.openreg.sanitizer._reports import Frame, user_frame
 frames = (Frame(torch.nn.__file__, 1, "forward"), Frame(_demo.__file__, 39, "train"))
 print("site-packages" in _demo.__file__, user_frame(frames).name)
 """

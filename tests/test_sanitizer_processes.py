@@ -8,7 +8,7 @@ from multiprocessing import util
 import pytest
 
 import torch_openreg
-from torch_openreg.openreg import _processes
+from torch_openreg.openreg.sanitizer import _processes
 
 pytest_plugins = ["pytester"]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -69,7 +69,7 @@ def test_a_search_prints_the_tape_and_the_race():
     )
     if not _C._sanitizer_active():
         assert "\ndata race 1 on openreg:0" in text and "in alternates\n" in text
-        assert "openreg/_schedules.py" not in text
+        assert "testing/_schedules.py" not in text
     assert f"explore(fn, schedules=['{tape}'])\n" in text
     assert text.endswith(f"OPENREG_SCHEDULE_TAPE={tape.removeprefix('tape:')}")
 
@@ -97,7 +97,7 @@ def test_what_touches_nothing_in_common_is_run_once():
 @pytest.mark.racy
 def test_what_is_the_same_is_so_when_it_is_run():
     """Each schedule that was not run gives the result that it was taken to give."""
-    from torch_openreg.openreg import _tapes
+    from torch_openreg.openreg.testing import _tapes
 
     known = _tapes.Search._known_of
     taken = []

@@ -103,7 +103,12 @@ def _demo(_):
 def _run(options):
     from . import _run
 
-    return _run.main(options)
+    _run.prepare(options)
+    if options.seeds:
+        from ._run_seeds import run_schedules
+
+        return run_schedules(options)
+    return _run.run_once(options)
 
 
 def main():

@@ -142,4 +142,4 @@ def register():
     mode = {"1": "error", "warn": "warn"}.get(os.environ.get("OPENREG_SANITIZER"))
     if mode:
         openreg.sanitizer.enable(mode)
-        openreg._processes.start()
+        openreg.sanitizer._processes.start()

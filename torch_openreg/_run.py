@@ -16,9 +16,10 @@ import threading
 import traceback
 
 from . import _C, as_cuda
-from .openreg import _processes, sanitizer
-from .openreg._schedules import launches_block
+from .openreg import sanitizer
 from .openreg.device import synchronize_all
+from .openreg.sanitizer import _processes
+from .openreg.testing._schedules import launches_block
 
 HOST_ACCESS = ".host-access"
 _PACKAGES = tuple(os.path.dirname(sys.modules[name].__file__) for name in ("torch", __package__))
@@ -214,7 +215,7 @@ def _reports():
     return [] if _C._in_forked_child() else sanitizer.reports()
 
 
-def _run_once(options):
+def run_once(options):
     """The program's exit status, or 1 if it is 0 and there were races."""
     _report_host_accesses(options)
     process = os.getpid()
@@ -241,8 +242,8 @@ def _run_once(options):
     return code
 
 
-def main(options):
-    """The exit status: the program's, or 1 if it is 0 and something was found."""
+def prepare(options):
+    """Checks the options, and lets cuda mean the device if they ask for that."""
     if not options.command:
         options.error("which program? python -m torch_openreg run script.py")
     if options.force and not options.as_cuda:
@@ -261,8 +262,3 @@ def main(options):
             as_cuda(options.force)
         except RuntimeError as error:
             options.error(str(error))
-    if options.seeds:
-        from ._run_seeds import run_schedules
-
-        return run_schedules(options)
-    return _run_once(options)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from ._run import HOST_ACCESS, say
 from ._run_streams import Input
-from .openreg._exploration import _ADDRESS
 from .openreg._lazy import _lazy_init
-from .openreg._processes import REPORTS
-from .openreg._schedules import launches_block
+from .openreg.sanitizer._processes import REPORTS
+from .openreg.testing._exploration import _ADDRESS
+from .openreg.testing._schedules import launches_block
 
 _TAPE = "OPENREG_SCHEDULE_TAPE"
 _NO_ENDING = "left by os._exit() or exec(), so that more is not known"

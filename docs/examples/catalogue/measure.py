@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch_openreg.openreg._schedules import Result
+from torch_openreg.openreg.testing._exploration import Result
 
 SEEDS, RUNS = 24, 200
 openreg = torch.openreg

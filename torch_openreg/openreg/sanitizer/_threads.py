@@ -22,7 +22,7 @@ from asyncio import base_events
 
 import torch
 
-from .. import _C
+from ... import _C
 
 # What a method does, as in csrc/torch/threads.cpp.
 _IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES = range(4)

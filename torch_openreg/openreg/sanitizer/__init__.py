@@ -24,7 +24,7 @@ import warnings
 
 from torch.autograd import graph as _graph
 
-from .. import _C
+from ... import _C
 from . import _processes
 from ._reports import Access, Frame, Report, keep_backward, make_report
 
@@ -47,7 +47,6 @@ _MODES = ("error", "warn")
 _switch = threading.RLock()
 os.register_at_fork(after_in_child=_switch._at_fork_reinit)
 
-_sent = 0  # the number of the newest report that has been sent to the tool that watches
 _last = threading.local()  # the report whose text was asked for last, by each thread
 
 
@@ -66,25 +65,8 @@ class DataRaceError(RuntimeError):
 def _text(given):
     _last.report = make_report(given)
     _last.text = str(_last.report)
-    _send_reports()
+    _processes.send_reports()
     return _last.text
-
-
-def _send_reports():
-    """To the tool that watches the process which has started this one, each once."""
-    global _sent
-    if not _processes.has_home() or _C._in_forked_child():
-        return
-    for given in _C._sanitizer_reports(_sent + 1):
-        if given["number"] > _sent:  # by another thread, meanwhile
-            _sent = given["number"]
-            _processes.send("report", make_report(given))
-
-
-def _forget_sent():
-    """Reports are numbered from 1 again."""
-    global _sent
-    _sent = 0
 
 
 def _warn(text):
@@ -209,7 +191,7 @@ def _switch_on(*settings):
         outer = _C._sanitizer_mode() if _C._sanitizer_active() else None
         _threads.follow()
         if outer is None:
-            _forget_sent()
+            _processes.forget_sent()
         _C._sanitizer_enable(*settings)
     return outer
 
@@ -290,4 +272,4 @@ def _clear():
     """Those of this process."""
     _take_all()
     _C._sanitizer_clear()
-    _forget_sent()
+    _processes.forget_sent()

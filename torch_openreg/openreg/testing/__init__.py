@@ -5,13 +5,13 @@ import threading
 
 import torch
 
-from .. import _C
+from ... import _C
+from .._lazy import _lazy_init
+from .._utils import device_index
 from ._faults import inject as inject
-from ._lazy import _lazy_init
 from ._schedules import Exploration as Exploration
 from ._schedules import explore as explore
 from ._schedules import schedule as schedule
-from ._utils import device_index
 
 
 class gate:

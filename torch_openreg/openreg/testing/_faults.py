@@ -3,8 +3,8 @@
 import operator
 from numbers import Real
 
-from .. import _C
-from ._utils import device_index, type_name
+from ... import _C
+from .._utils import device_index, type_name
 
 _KINDS = tuple(_C._fault_kinds())  # in the core's order
 _MOST_MS = 10_000

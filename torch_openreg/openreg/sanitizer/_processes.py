@@ -21,8 +21,9 @@ import tempfile
 from multiprocessing import util
 from typing import NamedTuple
 
-from .. import _C
-from ._lazy import _lazy_call
+from ... import _C
+from .._lazy import _lazy_call
+from ._reports import make_report
 
 MODE = "OPENREG_SANITIZER"
 REPORTS = "OPENREG_SANITIZER_REPORTS"
@@ -49,6 +50,7 @@ _open, _list_folder = open, os.listdir
 _watches = []  # of this process, the innermost last
 _inherited = None  # the file of the home that this process was started under
 _is_following = False
+_sent = 0  # the number of the newest report that has been sent
 
 
 class Process(NamedTuple):
@@ -128,10 +130,25 @@ def _send_use():
     send("used")
 
 
-def send_end():
-    from . import sanitizer
+def send_reports():
+    """Each once."""
+    global _sent
+    if not has_home() or _C._in_forked_child():
+        return
+    for given in _C._sanitizer_reports(_sent + 1):
+        if given["number"] > _sent:  # by another thread, meanwhile
+            _sent = given["number"]
+            send("report", make_report(given))
 
-    sanitizer._send_reports()
+
+def forget_sent():
+    """Reports are numbered from 1 again."""
+    global _sent
+    _sent = 0
+
+
+def send_end():
+    send_reports()
     send("ended")
 
 

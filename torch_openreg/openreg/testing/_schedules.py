@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 import torch
 
-from .. import _C
-from . import sanitizer
+from ... import _C
+from .. import sanitizer
+from .._lazy import _lazy_init, is_initialized
+from ..device import synchronize_all
 from ._coverage import Coverage
 from ._exploration import Exploration, Result, kept
-from ._lazy import _lazy_init, is_initialized
 from ._tapes import Search, count_queued
-from .device import synchronize_all
 
 SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
 _QUIET = 2  # the sanitizer's mode that neither raises nor warns

@@ -32,10 +32,10 @@ class _Row(NamedTuple):
 class _Picture:
     """Rows and columns: what the text and the drawing have in common."""
 
-    def __init__(self, report):
+    def __init__(self, report, label):
         self.sides = {"A": report.earlier, "B": report.later}
         self.edges = [edge for edge in report.order.edges if edge.source]
-        self.rows = self._make_rows(report)
+        self.rows = self._make_rows(report, label)
         self.index = {row.stream: i for i, row in enumerate(self.rows)}
         order = report.order
         moments = {order.earlier, order.later}
@@ -47,11 +47,11 @@ class _Picture:
             "B": (self.index[report.later.stream or 0], self.column[order.later]),
         }
 
-    def _make_rows(self, report):
+    def _make_rows(self, report, label):
         labels = {side.stream or 0: side.where for side in (report.earlier, report.later)}
         for edge in self.edges:
             for stream in (edge.source, edge.target):
-                labels.setdefault(stream, _label(stream))
+                labels.setdefault(stream, label(stream))
         return [_Row(stream, label) for stream, label in labels.items()]
 
     def legend(self, report):
@@ -66,12 +66,6 @@ class _Picture:
         yield f"A ..> B is missing: {report.advice}"
 
 
-def _label(stream):
-    from ._reports import stream_label
-
-    return stream_label(stream)
-
-
 def _places(picture):
     """Of the waits the letters in their rows: (row, column, letter)."""
     for number, edge in enumerate(picture.edges, 1):
@@ -79,9 +73,9 @@ def _places(picture):
         yield picture.index[edge.target], picture.column[edge.waited], f">{number}"
 
 
-def text(report):
-    """The picture as text."""
-    picture = _Picture(report)
+def text(report, label):
+    """The picture as text. `label` gives the name of a stream by its handle."""
+    picture = _Picture(report, label)
     marks = {at: letter for letter, at in picture.at.items()}
     marks.update({(row, column): mark for row, column, mark in _places(picture)})
     width = max(len(row.label) for row in picture.rows)
@@ -97,10 +91,10 @@ def text(report):
 _LEFT, _TOP, _STEP, _HEIGHT = 340, 40, 70, 60
 
 
-def _svg(report):
+def _svg(report, label):
     from xml.sax.saxutils import escape  # takes urllib with it
 
-    picture = _Picture(report)
+    picture = _Picture(report, label)
     width = _LEFT + _STEP * (len(picture.column) + 1)
     height = _TOP + _HEIGHT * len(picture.rows) + 90
     parts = [
@@ -141,10 +135,10 @@ def _svg(report):
     return "\n".join([*parts, "</svg>\n"])
 
 
-def save(report, path):
+def save(report, path, label):
     """Writes the picture to a file, as its ending says."""
     ending = os.path.splitext(path)[1]
     if ending not in (".svg", ".txt"):
         raise ValueError(f"a picture's file ends in .svg or .txt, not {ending!r} ({path!r})")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(_svg(report) if ending == ".svg" else text(report) + "\n")
+        file.write(_svg(report, label) if ending == ".svg" else text(report, label) + "\n")

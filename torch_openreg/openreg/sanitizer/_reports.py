@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from .. import _C
+from ... import _C
 from . import _pictures
 
 _SHOWN_FRAMES = 10
-_RUNNERS = ("<frozen runpy>", os.path.join(os.path.dirname(__file__), "_schedules.py"))
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_RUNNERS = ("<frozen runpy>", os.path.join(_OURS, "openreg", "testing", "_schedules.py"))
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
 
 
@@ -32,12 +33,10 @@ class Frame(NamedTuple):
 def _folders():
     """Of files that are not the user's, with whose they are; before them the demo, which is a
     program of the user's wherever it is installed."""
-    ours = os.path.dirname(os.path.abspath(__file__))
     return (
-        (os.path.join(os.path.dirname(ours), "_demo.py"), None),
+        (os.path.join(_OURS, "_demo.py"), None),
         (os.path.dirname(os.path.abspath(torch.__file__)), "torch"),
-        (ours, "torch_openreg"),
-        (os.path.join(os.path.dirname(ours), "_run.py"), "torch_openreg"),
+        (_OURS, "torch_openreg"),
     )
 
 
@@ -201,7 +200,7 @@ class Report(NamedTuple):
     def picture(self):
         """The race as text: a row for each stream and for the host, time to the right, the two
         accesses, the waits that there were, and below them the one that is missing."""
-        return _pictures.text(self)
+        return _pictures.text(self, stream_label)
 
     def save(self, path):
         """Writes the picture to a file.
@@ -210,7 +209,7 @@ class Report(NamedTuple):
             path: its name; ``.svg`` is a drawing, ``.txt`` the text of picture(). Another ending
                 raises ValueError.
         """
-        _pictures.save(self, path)
+        _pictures.save(self, path, stream_label)
 
 
 # ---- from what the core tells ----
