@@ -44,8 +44,6 @@ def test_all_of_it(c_lines, tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "compile_commands", "--output", written]
     subprocess.run(command, cwd=ROOT, env=environment, input=c_lines, text=True, check=True)
     entries = {place(entry): entry for entry in json.loads(written.read_text())}
-    assert entries.keys() >= sources(
-        "csrc/[adt]*/**/*.cpp", "csrc/openreg/*/*.c", "tests/c/*.c"
-    )
+    assert entries.keys() >= sources("csrc/[adt]*/**/*.cpp", "csrc/openreg/*/*.c", "tests/c/*.c")
     assert all(path.exists() for path in entries)
     assert "-std=c++20" in entries[ROOT / "csrc/torch/module.cpp"]["command"].split()

@@ -181,7 +181,8 @@ def test_bad_arguments(parked):
 def test_core_dump(parked):
     _, said = gdb("openreg streams", "openreg hosts", core=parked["core"])
     # A dump has no names of threads, and no clock.
-    assert re.sub(r"(?<=on worker )\d", "N", said["openreg streams"]) == expected_streams(parked, "N")
+    shown = re.sub(r"(?<=on worker )\d", "N", said["openreg streams"])
+    assert shown == expected_streams(parked, "N")
     waits = rf"thread \d+ \(LWP \d+\): waits for task 25 of {names(parked)['gated']}"
     assert re.fullmatch(waits, said["openreg hosts"])
 

@@ -70,7 +70,7 @@ struct Report {
       }
     }
     for (size_t i = first; i < device.size() && !(rows.known && rows.exact); ++i) {
-      device[i].write |= OR_ACCESS_SOME;
+      device[i].write |= OR_ACCESS_PARTIAL;
     }
   }
 

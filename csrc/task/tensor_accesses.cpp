@@ -23,7 +23,7 @@ orMemoryAccess accessAt(const Tensor &tensor, c10::IntArrayRef sizes, int64_t of
     if (count == 1) continue;
     if (access.dims == OR_ACCESS_DIMS) {
       access.width += (count - 1) * stride;
-      if (checksFresh.load(std::memory_order_relaxed)) access.write |= OR_ACCESS_SOME;
+      if (checksFresh.load(std::memory_order_relaxed)) access.write |= OR_ACCESS_PARTIAL;
     } else {
       access.count[access.dims] = count;
       access.stride[access.dims++] = stride;

@@ -5,8 +5,8 @@
  *
  * A method is followed by another function in its PyMethodDef, of which there is one in the
  * process: so objects and bound methods that are older are followed, too. What is followed, and
- * how, torch_openreg/openreg/sanitizer/_threads.py says. All of this has the GIL; functions that have been
- * replaced may be running in any number of threads.
+ * how, torch_openreg/openreg/sanitizer/_threads.py says. All of this has the GIL; functions that
+ * have been replaced may be running in any number of threads.
  *
  * At its exit Python ends threads inside of these functions by unwinding, without the GIL: nothing
  * here has a destructor that needs it.

@@ -81,7 +81,8 @@ TEST(split_over_no_more_threads_than_cores) {
 
 TEST(split_outside_a_kernel_is_refused) {
   static Shared shared;
-  ASSERT_REFUSED(orRunPieces(countPiece, &shared, 1), orErrorNotPermitted, "only a kernel may call it");
+  ASSERT_REFUSED(orRunPieces(countPiece, &shared, 1), orErrorNotPermitted,
+                 "only a kernel may call it");
   ASSERT_REFUSED(orRunPieces(NULL, &shared, 1), orErrorInvalidValue, "null function");
   ASSERT_EQ(shared.ran[0], 0);
 }

@@ -34,7 +34,7 @@ enum { OR_ACCESS_DIMS = 8 };
 enum {
   OR_ACCESS_WRITES = 1,    /* writes, or reads and writes; else it reads */
   OR_ACCESS_ALLOCATES = 2, /* of a report alone: handed out the memory that `later` reads */
-  OR_ACCESS_PARTIAL = 4,      /* of these bytes it touches some, and which is not known */
+  OR_ACCESS_PARTIAL = 4,   /* of these bytes it touches some, and which is not known */
   OR_ACCESS_MOVES = 8      /* reads them to put them as they are where the next one writes, in
                               device memory: that nothing has written them is no error then */
 };
@@ -142,8 +142,8 @@ OR_API uint32_t orSanitizerRefuse(uint32_t refuse);
  * reported. Applies to the whole process, also while the sanitizer is off. Returns the previous
  * value. */
 OR_API uint32_t orSanitizerInitcheck(uint32_t check);
-/* 0: does not report a conflict if one of the accesses is partial (OR_ACCESS_PARTIAL). Nonzero, as at
- * first: reports it. Applies to the whole process. Returns the previous value. */
+/* 0: does not report a conflict if one of the accesses is partial (OR_ACCESS_PARTIAL). Nonzero, as
+ * at first: reports it. Applies to the whole process. Returns the previous value. */
 OR_API uint32_t orSanitizerPossible(uint32_t report);
 /* Copies device memory to host memory if, by the order that the program has asked for, everything
  * that writes it is over; otherwise orErrorNotReady. Waits for nothing and queues nothing.

@@ -324,8 +324,8 @@ static orError_t enable(const orSanitizerOptions *given, bool setting) {
 }
 
 /* For the tool that watches the program which started this one
- * (torch_openreg/openreg/_processes.py). It collects the reports of Python alone; this process
- * prints its own on stderr, and the tool's summary names it. */
+ * (torch_openreg/openreg/sanitizer/_processes.py). It collects the reports of Python alone; this
+ * process prints its own on stderr, and the tool's summary names it. */
 static void reportToTool(void) {
   const char *path = getenv("OPENREG_SANITIZER_REPORTS");
   int file = path && *path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;

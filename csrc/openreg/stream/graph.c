@@ -361,7 +361,7 @@ static orError_t launch(orGraphBody *b, orStream_t stream) {
   if (device != b->device)
     return orFail(
         orErrorInvalidValue,
-        "orGraphLaunch: the graph was captured on device %d but the stream belongs to device %d",
+        "orGraphReplay: the graph was captured on device %d but the stream belongs to device %d",
         b->device, device);
   OR_TRY(orDeviceCheckLost(device));
   OR_TRY(orStreamAwaitRoom(stream));
