@@ -89,8 +89,8 @@ test-all: test
 # database alone, see --help.
 conformance: build
 	$(PY) tests/conformance/sweep.py $(ARGS)
-	$(if $(ARGS),,OPENREG_VIEW_PROGRAMS=20000 $(PY) -m pytest -n auto tests/test_view_programs.py)
-	$(if $(ARGS),,OPENREG_ORDERED_PROGRAMS=1000 $(PY) -m pytest tests/test_sanitizer_programs.py)
+	$(if $(ARGS),,OPENREG_VIEW_PROGRAMS=20000 $(PY) -m pytest -n auto tests/operators/test_view_programs.py)
+	$(if $(ARGS),,OPENREG_ORDERED_PROGRAMS=1000 $(PY) -m pytest tests/sanitizer/test_sanitizer_programs.py)
 
 # PyTorch's own tests of devices, from a source tree PYTORCH_SOURCE. FILES, SAMPLE, SEED, FAILED=1, LIMIT
 # and PAGE: see docs/upstream.md. It goes on where it was stopped.
@@ -128,8 +128,8 @@ $(INTEGRATION_STAMP): pyproject.toml | build
 	touch $@
 
 integration: build $(INTEGRATION_STAMP)
-	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/integration tests/test_distributed_training.py \
-	  tests/test_docs.py
+	OPENREG_INTEGRATION=1 $(PY) -m pytest tests/integration tests/distributed/test_distributed_training.py \
+	  tests/packaging/test_docs.py
 
 # Other libraries' own tests for CUDA, with the versions that .ci/libraries.txt pins. LIBRARY, SOURCE,
 # SANITIZER=1, LIMIT, ARGS and PAGE: see docs/libraries.md. Their environment sees the packages of $(VENV) and
@@ -319,8 +319,8 @@ ctest-aarch64:
 debug: build ctest
 	$(D_debug)/run-tests
 	LD_PRELOAD=$(CURDIR)/$(D_debug)/$(CORE) $(PY) -m pytest $(SIDE_BY_SIDE) \
-	  --ignore tests/test_core.py --deselect tests/test_gdb.py::test_without_debug_information \
-	  --deselect tests/test_packaging.py::test_a_python_process_has_one_runtime $(or $(ARGS),tests)
+	  --ignore tests/device/test_core.py --deselect tests/device/test_gdb.py::test_without_debug_information \
+	  --deselect tests/packaging/test_packaging.py::test_a_python_process_has_one_runtime $(or $(ARGS),tests)
 
 # Random programs and calls of the core while faults, resets and forks happen in their midst, for SECONDS, in
 # processes with settings of their own, in the build KIND (debug, tsan, asan or ubsan). `make test` has a short one.
@@ -386,14 +386,14 @@ sanitize-operators: build sanitize-core
 	  TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1; \
 	$(PY) -c "import torch; torch.openreg.init(); maps = open('/proc/self/maps').read(); \
 	  assert '$(D_tsan)/$(CORE)' in maps and 'lib/libopenreg.so' not in maps, maps" && \
-	$(PY) -m pytest -v -s tests/test_programs.py
+	$(PY) -m pytest -v -s tests/streams/test_programs.py
 
 # Programs without races, under torch.openreg.sanitizer; those that are marked racy have to be told.
-SANITIZED := streams events schedules examples
+SANITIZED := streams/test_streams streams/test_events schedules/test_schedules packaging/test_examples
 
 sanitize-programs: build
 	@echo "== torch.openreg.sanitizer"
-	OPENREG_SANITIZER=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SANITIZED:%=tests/test_%.py)
+	OPENREG_SANITIZER=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SANITIZED:%=tests/%.py)
 
 # The models of waits, the queue and the dispatcher in csrc/openreg/model, each with and without the faults
 # that it plants: .ci/model.py. What its packages are missing for is left out, in a line.

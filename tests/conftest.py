@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ahead import compare, on_device
 from forkserver import ForkServer
+from host_ahead import compare, on_device
 
 import pytest_openreg
 import torch_openreg
@@ -37,7 +37,8 @@ def _variables():
     """Of a program that is given none."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
     variables["KINETO_LOG_LEVEL"] = "99"  # or it says on stderr when a profile starts and stops
-    variables["PYTHONPATH"] = os.pathsep.join([HERE, *filter(None, [variables.get("PYTHONPATH")])])
+    path = [os.path.join(HERE, "support"), *filter(None, [variables.get("PYTHONPATH")])]
+    variables["PYTHONPATH"] = os.pathsep.join(path)
     return variables
 
 

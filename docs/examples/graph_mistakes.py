@@ -137,7 +137,9 @@ def right_python_state():
     return x.item(), 24.0
 
 
-@mistake("no warm-up: what happens once, in the first step, is captured and happens each time")
+@mistake(
+    "no warm-up: what should happen once, in the first step, is captured and happens at each replay"
+)
 def wrong_no_warm_up():
     return momentum(warmups=0)
 

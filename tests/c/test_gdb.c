@@ -1,6 +1,7 @@
 /*
- * A process that stands still, for tests/test_gdb.py: streams that wait for an external event,
- * another stream and a value, one that is running, and a host thread that waits for one of them.
+ * A process that stands still, for tests/device/test_gdb.py: streams that wait for an external
+ * event, another stream and a value, one that is running, and a host thread that waits for one of
+ * them.
  */
 #include <pthread.h>
 #include <stdbool.h>

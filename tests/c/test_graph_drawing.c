@@ -1,5 +1,5 @@
 /*
- * Graphs, drawn: what the DOT says. tests/test_graph_dump.py has the picture.
+ * Graphs, drawn: what the DOT says. tests/graphs/test_graph_dump.py has the picture.
  */
 #include <stdio.h>
 #include <unistd.h>

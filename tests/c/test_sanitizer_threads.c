@@ -71,7 +71,7 @@ TEST(sanitizer_knows_what_each_thread_has_waited_for) {
   Step second = {.stream = t.s1, .memory = t.memory};
   ASSERT_EQ(step(acquiresAndWrites, &t.second, second), 1);
   ASSERT_STR(reportAt(1).later.operation, "write in a thread");
-  ASSERT_CONTAINS(reportAt(1).advice, "as another thread has waited for it");
+  ASSERT_CONTAINS(reportAt(1).advice, "because another thread has waited for it");
 }
 
 TEST(sanitizer_passes_it_on_with_an_object) {

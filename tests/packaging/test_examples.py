@@ -1,0 +1,98 @@
+"""The examples and the README's program run as a reader would run them."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+
+
+@pytest.fixture
+def example(run):
+    """Runs a script of docs/examples."""
+    return lambda name, *arguments: run("", arguments=[ROOT / "docs/examples" / name, *arguments])
+
+
+def test_digits_learns_on_both_devices(example):
+    """Five epochs instead of fifteen: enough for the 97 % that the example itself demands."""
+    done = example("digits.py", "--epochs", 5)
+    assert done.code == 0, done.out + done.err
+    row = r"^{}\s+(\d+\.\d+)%\s+\d+\.\d+ s\s+{}$"
+    device = re.search(row.format("openreg:1", r"(\d+\.\d+) MiB"), done.out, re.M)
+    cpu = re.search(row.format("cpu", "-"), done.out, re.M)
+    assert device and cpu, done.out
+    assert float(device[1]) >= 97 and float(cpu[1]) >= 97
+    assert float(device[2]) > 0
+    assert "train on openreg:1: 100%" in done.err
+
+
+def test_digits_fails_when_it_has_not_learnt(example):
+    done = example("digits.py", "--device", "cpu", "--epochs", 1)
+    assert done.code == 1
+    assert "below 97%" in done.err
+
+
+@pytest.mark.slow
+def test_digits_ppe_learns(example):
+    done = example("digits_ppe.py", "--epochs", 10)
+    assert done.code == 0, done.out + done.err
+    (reached,) = re.findall(r"^test accuracy on openreg:1: (\d+\.\d+)%$", done.out, re.M)
+    assert float(reached) >= 97
+    losses = [float(loss) for loss in re.findall(r"^\S*\d+ +(\d\S*)", done.out, re.M)]
+    assert len(losses) == 10 and losses[-1] < losses[0] / 4
+
+
+def test_digits_ppe_fails_when_it_has_not_learnt(example):
+    done = example("digits_ppe.py", "--epochs", 1)
+    assert done.code == 1
+    assert "below 97%" in done.err
+
+
+def test_two_devices_learns(example):
+    done = example("two_devices.py")
+    assert done.code == 0, done.out + done.err
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", done.out)]
+    assert len(losses) == 10 and losses[-1] < losses[0] / 4
+    assert "openreg:0 and openreg:1" in done.out
+
+
+def test_two_devices_fails_when_it_has_not_learnt(example):
+    done = example("two_devices.py", "--devices", "cpu", "cpu", "--epochs", 1)
+    assert done.code == 1
+    assert "did not learn" in done.err
+
+
+def test_readme_program(run):
+    (program,) = re.findall(r"## Ten lines.*?```python\n(.*?)```", README.read_text(), re.S)
+    assert len([line for line in program.splitlines() if line]) <= 10
+    done = run("", arguments=["-W", "error", "-c", program])
+    assert done.code == 0, done.err
+    float(done.out.strip().removeprefix("tensor(").removesuffix(")"))
+
+
+def pytorch_records():
+    """Whether FSDP calls record_stream() where it drops a weight, as it does from 2.15 on."""
+    drops = FlatParamHandle._use_sharded_flat_param
+    return "_no_dispatch_record_stream(" in inspect.getsource(drops)
+
+
+def test_fsdp_race_is_reported(example):
+    if pytorch_records():
+        return check_fsdp_is_right(example)
+    done = example("fsdp_race.py")
+    assert done.code == 0 and "races reported: 1\n" in done.out, done.err
+    assert "reused without record_stream" in done.err and "in pre_unshard" in done.err
+
+
+def test_fsdp_with_record_stream_is_right(example):
+    check_fsdp_is_right(example, "--mended")
+
+
+def check_fsdp_is_right(example, *options):
+    done = example("fsdp_race.py", *options)
+    assert done.out.count("weight: right\n") == 3 and "races reported: 0\n" in done.out
+    assert (done.code, done.err) == (0, "")

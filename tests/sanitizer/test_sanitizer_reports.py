@@ -1,0 +1,326 @@
+"""What the reports of the sanitizer say: lines, names of streams, backward passes, pictures."""
+
+import inspect
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from race_pairs import DEVICE, openreg, sanitizer, stream_pair
+
+pytestmark = [pytest.mark.usefixtures("watching"), pytest.mark.filterwarnings("ignore")]
+
+
+def lineno():
+    return inspect.currentframe().f_back.f_lineno
+
+
+def race(side):
+    x = torch.ones(100, device=DEVICE)
+    with side:
+        x.mul_(2)
+    (report,) = sanitizer.reports()
+    return report
+
+
+# ---- stacks ----
+
+
+def test_frames_of_packages_are_counted():
+    side = openreg.Stream()
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4)).to(DEVICE)
+    layer[0].weight.data.fill_(1)
+    with side:
+        layer(torch.ones(2, 4, device=DEVICE))
+    report = next(r for r in sanitizer.reports() if r.later.operator == "aten::addmm")
+    text = str(report.later)
+    assert "site-packages" not in text and "called from, through " in text
+    assert text.splitlines()[0].endswith(" frames of torch")
+    assert text.splitlines()[1].startswith(f'    File "{__file__}", line ')
+    assert report.later.line.filename == __file__
+    assert "of _pytest" in text or "of pluggy" in text
+
+
+def test_frames_of_packages_alone_are_shown():
+    report = race(openreg.Stream())
+    inside = sanitizer.Frame(torch.nn.__file__, 7, "forward")
+    assert str(inside) in str(report.later._replace(stack=(inside,)))
+
+
+# ---- streams ----
+
+
+def test_a_stream_is_named_by_the_line_that_made_it():
+    side = openreg.Stream()
+    line = lineno() - 1
+    report = race(side)
+    assert report.later.where.endswith(f"of openreg:0 (made at {__file__}:{line})")
+    assert f"{side.native_handle:#x}" in report.later.where
+    assert report.earlier.where == "the default stream of openreg:0"
+
+
+def test_a_torch_stream_is_named_by_its_line():
+    side = torch.Stream(device=DEVICE)
+    assert race(side).later.where.endswith(f"(made at {__file__}:{lineno() - 1})")
+
+
+def test_a_stream_is_named_by_its_name():
+    report = race(openreg.Stream(name="copies"))
+    assert report.later.where == 'stream "copies" of openreg:0'
+    assert 's1 stream "copies" of openreg:0' in report.advice
+    with pytest.raises(TypeError, match="name is a string, not 7"):
+        openreg.Stream(name=7)
+
+
+def test_the_next_owner_of_a_stream_has_not_its_name():
+    first = openreg.Stream(name="copies")
+    while openreg.Stream() != first:
+        pass
+    line = lineno() - 2
+    assert race(first).later.where.endswith(f"(made at {__file__}:{line})")
+
+
+# ---- backward passes ----
+
+
+def test_an_operator_of_a_backward_pass():
+    side = openreg.Stream()
+    x = torch.ones(100, device=DEVICE, requires_grad=True)
+    w = torch.ones(100, device=DEVICE)
+    forward = lineno() + 1
+    y = (x * w).sum()
+    side.wait_stream(openreg.current_stream())
+    with side:
+        w.data.add_(1)
+    y.backward()
+    backward = lineno() - 1
+    (report,) = sanitizer.reports()
+    access = report.later
+    assert access.operator == "aten::mul.Tensor" and access.node == "MulBackward0"
+    assert (access.line.filename, access.line.line) == (__file__, forward)
+    own = [frame for frame in access.stack if frame.filename == __file__]
+    assert own[0].line == backward
+    text = str(report)
+    assert "in a backward pass as MulBackward0\n  of the forward's operator called from" in text
+    assert f'"{__file__}", line {forward}' in text and f'"{__file__}", line {backward}' in text
+    assert "no Python frames" not in text
+
+
+def test_the_earlier_access_may_be_of_a_backward_pass():
+    side = openreg.Stream()
+    x = torch.ones(100, device=DEVICE, requires_grad=True)
+    y = (x * 2).sum()
+    y.backward()
+    backward = lineno() - 1
+    with side:
+        x.grad.add_(1)
+    (report,) = sanitizer.reports()
+    assert report.earlier.node and report.later.node is None
+    assert any(frame.line == backward for frame in report.earlier.stack)
+
+
+def test_a_function_with_a_backward_of_its_own():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.w = w
+            return x * w
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.w, None
+
+    side = openreg.Stream()
+    x = torch.ones(100, device=DEVICE, requires_grad=True)
+    w = torch.ones(100, device=DEVICE)
+    y = Twice.apply(x, w).sum()
+    side.wait_stream(openreg.current_stream())
+    with side:
+        w.add_(1)
+    y.backward()
+    (report,) = sanitizer.reports()
+    assert report.later.node == "TwiceBackward"
+    assert any(f.name == "backward" and f.filename == __file__ for f in report.later.stack)
+
+
+# ---- advice ----
+
+
+def test_the_host_is_told_both_ways():
+    host = torch.empty(100, pin_memory=True)
+    host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
+    host.sum()
+    (report,) = sanitizer.reports()
+    assert report.advice.startswith("s.synchronize() before aten::sum")
+    assert "or e = s.record_event() after aten::copy_ and e.synchronize() before" in report.advice
+
+
+# ---- possible races ----
+
+
+def rows(first, second, known=True):
+    """A stream beside the current one, a cache of eight rows, indices of some of them, values."""
+    here, side = stream_pair()
+    cache = torch.zeros(8, 16, device=DEVICE)
+    index = torch.tensor(first, device=DEVICE)
+    other = torch.tensor(second, device=DEVICE)
+    values = torch.ones(len(first), 16, device=DEVICE)
+    openreg.synchronize()
+    if not known:
+        index.add_(0)
+    side.wait_stream(here)
+    return side, cache, index, other, values
+
+
+WRITES = {
+    "index_copy_": lambda cache, index, values: cache.index_copy_(0, index, values),
+    "index_put_": lambda cache, index, values: cache.__setitem__(index, values),
+    "index_add_": lambda cache, index, values: cache.index_add_(0, index, values),
+    "index_fill_": lambda cache, index, values: cache.index_fill_(0, index, 1),
+    "scatter_": lambda cache, index, values: cache.scatter_(0, index, values),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_rows_are_known_by_their_indices(kind):
+    def run(first, second):
+        sanitizer.clear()
+        side, cache, index, other, values = rows(first, second)
+        if kind == "scatter_":
+            index = index[:, None].expand(-1, 16).contiguous()
+            other = other[:, None].expand(-1, 16).contiguous()
+            openreg.synchronize()
+        WRITES[kind](cache, index, values)
+        with side:
+            WRITES[kind](cache, other, values)
+        openreg.synchronize()
+        return [report.kind for report in sanitizer.reports()]
+
+    assert run([0, 1], [4, 7]) == []
+    assert run([0, 1], [1, 7]) == ["possible race" if kind == "scatter_" else "race"]
+
+
+def test_reads_of_rows():
+    side, cache, index, other, values = rows([0, 1], [5, 6])
+    cache.index_select(0, index)
+    torch.nn.functional.embedding(index, cache)
+    cache[index]
+    with side:
+        cache[4].fill_(1)
+        cache.index_copy_(0, other, values)
+    assert sanitizer.reports() == []
+    with side:
+        cache[1].fill_(1)
+    assert [report.kind for report in sanitizer.reports()] == ["race"]
+
+
+def test_where_indices_are_not_known_a_race_is_a_possible_one():
+    side, cache, index, _, values = rows([0, 1], [5, 6], known=False)
+    cache.index_copy_(0, index, values)
+    with side:
+        cache[4].fill_(1)
+    (report,) = sanitizer.reports()
+    assert report.kind == "possible race" and report.earlier.some and not report.later.some
+    text = str(report)
+    assert text.startswith("possible data race 1 on openreg:0") and "may share bytes" in text
+    assert "writes some of" in text
+
+
+def test_possible_races_can_be_switched_off():
+    sanitizer.enable("warn", possible=False)
+    side, cache, index, _, values = rows([0, 1], [5, 6], known=False)
+    cache.index_copy_(0, index, values)
+    with side:
+        cache[4].fill_(1)
+    assert sanitizer.reports() == []
+    with side:
+        values.fill_(1)
+    assert [report.kind for report in sanitizer.reports()] == ["race"]
+
+
+# ---- custom operators ----
+
+
+def test_custom_operators_by_their_schema():
+    @torch.library.custom_op("sanitizer_reports::scale", mutates_args=("y",), device_types=DEVICE)
+    def scale(x: torch.Tensor, y: torch.Tensor) -> None:
+        y.copy_(x * 2)
+
+    side = openreg.Stream()
+    x = torch.ones(100, device=DEVICE)
+    y = torch.ones(100, device=DEVICE)
+    with side:
+        scale(x, y)
+    found = {(r.later.operator, r.later.write) for r in sanitizer.reports()}
+    assert ("aten::copy_", True) in found and ("aten::mul.Tensor", False) in found
+
+
+# ---- pictures ----
+
+
+def picture(side):
+    here = openreg.current_stream()
+    side.wait_stream(here)
+    x = torch.ones(100, device=DEVICE)
+    with side:
+        x.mul_(2)
+    (report,) = sanitizer.reports()
+    return report
+
+
+def test_the_picture_as_text():
+    report = picture(openreg.Stream(name="side"))
+    first, second, *rest = report.picture().splitlines()
+    assert first.startswith("the default stream of openreg:0  ") and "1>" in first and "A" in first
+    assert second.startswith('stream "side" of openreg:0') and ">1" in second and "B" in second
+    # The wait came too early: before the first access.
+    assert first.index("1>") < second.index(">1") < first.rindex("A") < second.rindex("B")
+    assert rest[0] == "1> is recorded, >1 waits for it"
+    assert rest[1].startswith("A: aten::fill_.Scalar writes (test_sanitizer_reports.py:")
+    assert rest[3].startswith("A ..> B is missing: s1.wait_stream(s0) before aten::mul_")
+
+
+def test_the_picture_as_a_file(tmp_path):
+    report = picture(openreg.Stream(name="<side>"))
+    report.save(tmp_path / "race.txt")
+    assert (tmp_path / "race.txt").read_text() == report.picture() + "\n"
+    report.save(str(tmp_path / "race.svg"))
+    root = ElementTree.parse(tmp_path / "race.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [element.text for element in root.iter(f"{space}text")]
+    assert 'stream "<side>" of openreg:0' in texts and {"A", "B"} <= set(texts)
+    dashed = [e for e in root.iter(f"{space}line") if e.get("stroke-dasharray")]
+    assert len(dashed) == 1 and dashed[0].find(f"{space}title").text == report.advice
+    with pytest.raises(ValueError, match=r"ends in .svg or .txt, not '.png'"):
+        report.save(str(tmp_path / "race.png"))
+
+
+def test_a_third_stream_has_a_row():
+    third, side = openreg.Stream(name="third"), openreg.Stream(name="side")
+    x = torch.ones(100, device=DEVICE)
+    with third:
+        torch.zeros(3, device=DEVICE)
+    side.wait_stream(third)
+    with side:
+        x.mul_(2)
+    (report,) = sanitizer.reports()
+    assert report.picture().splitlines()[2].startswith('stream "third" of openreg:0')
+
+
+# ---- the first one ----
+
+
+def test_the_first_report_imports_no_compiler(run):
+    code = """
+        import sys
+        import torch
+
+        x = torch.ones(100, device="openreg")
+        with torch.openreg.Stream():
+            x.mul_(2)
+        assert "torch._inductor" not in sys.modules and "_inductor" not in vars(torch)
+        import torch._inductor
+        assert torch.openreg.sanitizer.reports()[0].later.stack
+        assert vars(torch)["_inductor"] is torch._inductor
+    """
+    done = run(code, {"OPENREG_SANITIZER": "warn"}, fresh=True)
+    assert done.code == 0 and "data race 1" in done.err, done.err
