@@ -16,7 +16,7 @@
 #include "openreg.h"
 
 #define OR_HIDDEN __attribute__((visibility("hidden")))
-/* As many entries as there are of what indexes them. */
+/* Asserts that an array has an entry for each of `count` values that index it. */
 #define OR_COVERS(array, count) \
   _Static_assert(sizeof(array) / sizeof((array)[0]) == (count), #array " has an entry for each")
 #define OR_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -48,21 +48,21 @@ _Noreturn void orAssertFailed(const char *file, int line, const char *text, unsi
 
 /* ---- error.c ---- */
 
-/* Notes the error and its detail for the calling thread, and returns it. orErrorNotReady is never
- * noted. */
+/* Records the error and its detail for the calling thread, and returns it. orErrorNotReady is never
+ * recorded. */
 orError_t orFail(orError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The detail that a failed call noted, if it noted one since `before` = orNotedErrors(); else the
- * text of `error`. For errors that come back from a function of somebody else. */
+/* The detail that a failed call recorded since `before` = orNotedErrors(), or the text of `error`.
+ * For errors from a vendor's or a caller's function. */
 uint64_t orNotedErrors(void);
 const char *orErrorDetail(orError_t error, uint64_t before);
-/* One line on stderr, "openreg: " before it, in a single write; for what no caller can be told. */
+/* Writes "openreg: " and one line to stderr in a single write, where no caller can get an error. */
 void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- abi.c ---- */
 
 #define OR_END(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
-/* A structure that begins with its size, as this library knows it: the caller's, or a copy in
- * `room`. Members behind `last` are optional. Null: refused, as orErrorInvalidValue. */
+/* A caller's structure that begins with its size, in the layout of this library: itself, or a copy
+ * in `room`. Members after `last` are optional. Null: refused, as orErrorInvalidValue. */
 #define OR_VERSIONED(type, given, room, last)                                                 \
   (OR_LIKELY((given) && (given)->size == sizeof(type))                                        \
        ? (given)                                                                              \
@@ -71,11 +71,11 @@ void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const void *orCopyVersioned(const char *type, const void *given, size_t has, size_t least,
                             void *room, size_t size);
 
-/* Fills what a caller gives: as many bytes as it says there are, which begin with that size. `from`
- * has every member that this library knows; members up to `last` are required. */
+/* Fills a caller's structure, which begins with its size, with as many bytes as that says. `from`
+ * has every member of this library's layout; members up to `last` are required. */
 #define OR_FILL(type, to, from, last) orFill(#type, to, from, OR_END(type, last), sizeof(type))
 orError_t orFill(const char *type, void *to, const void *from, size_t least, size_t size);
-/* Before a call that has an effect: whether orFill will do. */
+/* Whether orFill will succeed; called before an effect that could not be undone. */
 #define OR_CHECK_FILL(type, to, last) orCheckSize(#type, *(const size_t *)(to), OR_END(type, last))
 orError_t orCheckSize(const char *type, size_t has, size_t least);
 /* An element of a caller's array, of `has` bytes. */
@@ -103,61 +103,60 @@ typedef struct orConfig {
   bool initcheck;       /* OPENREG_INITCHECK */
 } orConfig;
 
-/* Reads the environment at the first call; one line on stderr for each value that is refused. */
+/* Reads the environment at the first call, and writes a line to stderr for each refused value. */
 const orConfig *orConfigGet(void);
 /* Whether OPENREG_LAUNCH_BLOCKING is set, which is read at the first launch. */
 bool orLaunchesBlock(void);
 /* The smaller of the machine's memory and the cgroup's limit, bytes. */
 orError_t orHostMemoryLimit(size_t *limit);
 int orHostCores(void); /* that this process may run on */
-/* Those of the calling thread, for CPU_FREE, in a set of `size` bytes; null: not to be had. */
+/* The calling thread's cores, in a set of `size` bytes, for CPU_FREE; null if unavailable. */
 cpu_set_t *orHostCoreSet(size_t *size);
 enum { OR_MAX_WORKERS = 8 };
 int orWorkerLimit(void);
 
 /* ---- pages.c ---- */
 
-/* What mmap, munmap, mprotect and madvise take addresses and lengths in. */
+/* The unit of addresses and lengths for mmap, munmap, mprotect and madvise. */
 size_t orPageSize(void);
 /* Most bytes that a device may have, so that no sum of sizes overflows. */
 #define OR_MOST_MEMORY ((size_t)1 << 50)
 /* Rounded up to whole pages. */
 size_t orWholePages(size_t bytes);
-/* Ends a mapping. A system that has no room to split what it has merged with its neighbours refuses
- * that: then the memory goes back, and the addresses stay. */
+/* Ends a mapping. If the system cannot split it from merged neighbours, the memory is returned and
+ * the addresses stay. */
 void orUnmap(void *at, size_t bytes);
-/* A file of that size without a name, to be mapped and closed; -1 and errno if the system
- * refuses. */
+/* An anonymous file of that size, to be mapped and closed; -1 and errno if the system refuses. */
 int orMemoryFile(const char *name, size_t bytes);
 
 /* ---- process.c ---- */
 
-/* First line of every public function that touches the runtime: refuses in a forked child
- * of a process that used a device, and inside a host function. */
+/* The first line of every public function that uses the runtime: fails in a forked child of a
+ * process that used a device, and inside a host function. */
 orError_t orEnter(void);
-/* The same for functions that block or enqueue: refuses inside any task. */
+/* The same for functions that block or enqueue: fails inside any task. */
 orError_t orEnterBlocking(void);
-/* Around the making of the devices: a child that is forked meanwhile is refused. Fails if there is
- * no handler to do so. */
+/* Around the creation of the devices: a child that is forked meanwhile may not use them. Fails if
+ * no fork handler can be installed. */
 orError_t orProcessBeginUse(void);
 void orProcessEndUse(void);
-/* Marks the runtime as used, before the caller takes a lock. orProcessBeginUse has succeeded. */
+/* Marks the runtime as used, after orProcessBeginUse and before the caller takes a lock. */
 void orProcessActivate(void);
-/* By a constructor: a lock that may be taken before the first use, for a short time and around no
- * other such lock. A forked child gets it unlocked, and what it guards whole. */
+/* By a constructor, for a lock that may be taken before the first use, for a short time and around
+ * no other such lock. A forked child gets it unlocked, with consistent data. */
 void orForkKeep(orMutex *m);
 bool orProcessExiting(void);
 orError_t orProcessRefuseExiting(void); /* orSuccess, or orErrorNotPermitted with its text */
-/* By a constructor: `fn` is called when the process begins to exit, on the thread that does. */
+/* By a constructor: `fn` is called when the process begins to exit, on the exiting thread. */
 void orProcessSetAtExit(void (*fn)(void));
-/* A detached thread that takes no signals but those of its own faults; 0 or an errno. */
+/* Starts a detached thread that handles only signals of its own faults; 0 or an errno. */
 int orThreadStart(void *(*body)(void *), void *context);
-bool orThreadIsOurs(void); /* the calling one has been started so */
+bool orThreadIsOurs(void); /* whether orThreadStart started the calling thread */
 /* Set by a worker around what it runs. */
 enum { OR_TASK_NONE = 0, OR_TASK_KERNEL, OR_TASK_HOST_FUNC };
 void orProcessSetTask(int kind);
 int orProcessTask(void);
-/* A caller's function that ends an object of his own: it is refused what a host function is. */
+/* Calls a caller's function that destroys an object. It may do what a host function may. */
 void orCallDestroy(void (*destroy)(void *), void *argument);
 
 /* ---- handle.c ---- */
@@ -192,15 +191,14 @@ typedef struct orHandleTable {
 /* A slot to fill; orHandlePublish makes its handle valid. */
 orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_t *handle);
 void orHandlePublish(orSlot *slot, uint64_t handle);
-/* The handle becomes invalid; the slot stays reserved until orHandleRecycle. */
+/* Makes the handle invalid. The slot stays reserved until orHandleRecycle. */
 void orHandleInvalidate(orSlot *slot);
 void orHandleRecycle(orHandleTable *table, orSlot *slot);
-/* The slot that the handle names if it is live now. Whoever locks the slot asks orHandleIs
- * again. */
+/* The slot of a handle that is live now. After locking the slot, call orHandleIs again. */
 void *orHandleFind(orHandleTable *table, uint64_t handle);
 void *orHandleSlotAt(orHandleTable *table, uint32_t index);
-/* The next reserved slot of a walked table, from *index on, which is set to the index after it;
- * null: there is none. A slot that is reserved or recycled meanwhile may be missed or returned. */
+/* The next reserved slot of a walked table from *index on, or null; *index becomes the index after
+ * it. A slot that is reserved or recycled meanwhile may be missed or returned. */
 void *orHandleNext(orHandleTable *table, uint32_t *index);
 static inline bool orHandleIs(const orSlot *slot, uint64_t handle) {
   return atomic_load_explicit(&slot->handle, memory_order_relaxed) == handle;
@@ -247,7 +245,7 @@ static inline void orPause(void) {
   __asm__ __volatile__("yield");
 #endif
 }
-/* Around a sleep: lets the caller of the library put down a lock of its own (orSetBlockHooks). */
+/* Around a sleep: lets the user of the library release a lock of its own (orSetBlockHooks). */
 void *orBlockEnter(void);
 void orBlockLeave(void *token);
 
@@ -256,10 +254,10 @@ void orBlockLeave(void *token);
 /* Takes pieces of running tasks until none is left; false if there was none. */
 bool orSplitHelp(void);
 bool orSplitWantsHelp(void);
-/* By a constructor: `fn` wakes up to `missing` who may help. */
+/* By a constructor: `fn` wakes up to `missing` threads that may help. */
 void orSplitSetCall(void (*fn)(int missing));
-/* memcpy between addresses that this thread can reach; a large one in pieces. Returns when done. In
- * a task. */
+/* memcpy between addresses that this thread can reach, in a task; large ones in pieces. Returns
+ * when done. */
 void orCopyBytes(void *dst, const void *src, size_t bytes);
 
 #include "base/probe.h"

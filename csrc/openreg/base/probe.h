@@ -1,42 +1,43 @@
 /*
- * What happens in the runtime, for whoever wants to know: the sanitizer, the trace, faults, the
- * watchdog, the schedule, and at a reset the caching allocator.
+ * Events of the runtime, to which tools subscribe: the sanitizer, the trace, faults, the watchdog,
+ * the schedule, and at a reset the caching allocator.
  *
- * A tool is an orTool, added by a constructor: a function for each event that it wants. No file of
- * the runtime names one. Where an event happens the runtime asks for its bit in a mask, one relaxed
- * load and a branch while no tool wants it, and calls the tools, in no order that it promises.
+ * A tool is an orTool, a function for each event that it handles, added by a constructor. The
+ * runtime names no tool. Where an event happens, it tests the event's bit in a mask, which costs
+ * one relaxed load and a branch while no tool handles it, and then calls the tools, in any order.
  *
- * A tool is called on the thread on which the event happens, with the locks held that are listed
- * here; under them it takes none but its own, of rank OR_RANK_TOOLS, and does not sleep.
+ * A tool runs on the thread on which the event happens. Each event lists its fields and the locks
+ * that are held. Under them a tool takes only its own lock, of rank OR_RANK_TOOLS, and does not
+ * sleep.
  */
 #ifndef OPENREG_PROBE_H
 #define OPENREG_PROBE_H
 
-/* Of the layers above: only pointed to here. */
+/* Types of higher layers, used as pointers only. */
 typedef struct orStream orStream;
 typedef struct orTask orTask;
 typedef struct orCell orCell;
 
 typedef enum orProbeEvent {
-  /* These come to tools that are off, too: they set something up, or end what was begun. */
-  /* Of a device, before it has a stream; sets `error` if it must not have one; a failed first use
-   * is repeated. That of first uses held. */
+  /* The next five reach tools that are switched off, too: they set something up, or end it. */
+  /* A device is used for the first time and has no stream yet. A tool sets `error` to make that
+   * fail; a failed first use is repeated. Lock of first uses held. */
   OR_PROBE_FIRST_USE,
-  /* The same orProbe after the wait, if a tool wanted to know that it began; `fails` if it was for
-   * nothing; none held. */
+  /* The orProbe of OR_PROBE_HOST_WAITS, after the wait; `fails` is set if the wait failed; none
+   * held. */
   OR_PROBE_HOST_WAITED,
   /* A task with a planted fault is about to run: slot, task; sets `fails` if it must not; none
    * held. */
   OR_PROBE_INJECT,
-  OR_PROBE_CELL_FREED, /* cell, in which something is kept; none held */
-  OR_PROBE_IS_RESET,   /* device, which is back; none held */
-  /* And these while the tool is on. */
+  OR_PROBE_CELL_FREED, /* cell, whose `kept` is not null; none held */
+  OR_PROBE_IS_RESET,   /* device, which is usable again; none held */
+  /* The rest reaches tools that are on. */
   OR_PROBE_QUEUES, /* a task is about to be queued; none held */
   /* call, stream, number, kind, internal; of a copy or fill dst, src, bytes; none held */
   OR_PROBE_QUEUED,
   OR_PROBE_COMMIT, /* a kernel, copy or fill: slot, task, which may get a fault; slot->lock held */
-  /* Of a copy or fill to be queued: call, stream, dst, src, bytes; of a kernel: call, stream,
-   * accesses, count (0: it has not said); none held. */
+  /* A copy or fill is about to be queued: call, stream, dst, src, bytes; or a kernel: call, stream,
+   * accesses, count (0: not declared); none held. */
   OR_PROBE_ACCESS,
   OR_PROBE_STARTS, /* a task is about to run, or to be cancelled: slot; none held */
   OR_PROBE_RAN, /* work: slot (null: by the host), task, number, worker, began, ended; none held */
@@ -44,23 +45,23 @@ typedef enum orProbeEvent {
   OR_PROBE_WAIT,       /* stream, cell; the stream's held */
   OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
   OR_PROBE_RESET,      /* device, whose streams have cancelled their work; none held */
-  OR_PROBE_HOST_WAITS, /* for what is queued: call, device, stream, cell, ordered; none held */
-  /* That what is queued on a stream, or a cell, is done; everybody; none held, or the stream's with
-   * the kind of a host function. */
+  OR_PROBE_HOST_WAITS, /* for queued work: call, device, stream, cell, ordered; none held */
+  /* The host has seen that a cell, or all that is queued on a stream, is done: stream, cell,
+   * everybody; none held, or the stream's with the kind of a host function. */
   OR_PROBE_HOST_ACQUIRES,
-  OR_PROBE_LOOKED,     /* an allocator, at how far a stream is: stream; the cache's held, or none */
-  OR_PROBE_ALLOCATION, /* device, bytes; sets `fails`; none held */
+  OR_PROBE_LOOKED, /* an allocator read a stream's progress: stream; the cache's held, or none */
+  OR_PROBE_ALLOCATION,  /* device, bytes; sets `fails`; none held */
   OR_PROBE_BLOCK_TAKEN, /* a block was handed out: dst, bytes, stream; none held */
   /* A block is being freed, and this stream is recorded on it: dst, bytes, stream; ... */
   OR_PROBE_BLOCK_USED,
   OR_PROBE_BLOCK_FREED, /* ... its allocation stream; the cache's held */
-  OR_PROBE_RANGE_OVER,  /* what had the memory is over: dst, bytes; none held, or the cache's */
+  OR_PROBE_RANGE_OVER,  /* the memory's owner is gone: dst, bytes; none held, or the cache's */
   OR_PROBE_EVENTS
 } orProbeEvent;
 _Static_assert(OR_PROBE_EVENTS <= 32, "orProbesOn has a bit for every event");
 
 typedef struct orProbe {
-  const char *call; /* of the public interface; null: nobody's wait for its own sake */
+  const char *call; /* of the public interface; null: the wait is part of another call */
   orStream *slot;
   orStream_t stream; /* may be 0: all of the device's; of an access, the default one */
   int device;        /* -1: all */
@@ -78,8 +79,8 @@ typedef struct orProbe {
   bool ordered;      /* the call promises its caller that what it waited for is done */
   const char *fails; /* set: why it is to fail, for the message */
   orError_t error;   /* set: why a device cannot be used, in the last error's message */
-  bool everybody;    /* all threads of the host know, not the calling one alone */
-  bool begun;        /* a wait, of which tools have been told */
+  bool everybody;    /* for all threads of the host, not the calling one alone */
+  bool begun;        /* OR_PROBE_HOST_WAITS has been reported */
   void *kept;        /* a tool's, from OR_PROBE_HOST_WAITS to OR_PROBE_HOST_WAITED */
 } orProbe;
 
@@ -91,7 +92,7 @@ typedef struct orTool {
 
 /* By a constructor. */
 void orToolAdd(orTool *tool);
-/* Any thread. An event that is being told meanwhile may reach it still, or not yet. */
+/* Any thread. An event that is being reported meanwhile may or may not reach the tool. */
 void orToolSwitch(orTool *tool, bool on);
 
 extern OR_HIDDEN _Atomic uint32_t orProbesOn;
@@ -104,7 +105,7 @@ __attribute__((cold)) void orProbeCall(orProbeEvent event, orProbe *probe);
     if (orProbeOn(event)) orProbeCall(event, &(orProbe){__VA_ARGS__}); \
   } while (0)
 
-/* Around a wait of a host thread; `wait` is for the first to fill and the second to use. */
+/* Around a wait of a host thread: the first fills `wait`, the second reads it. */
 #define OR_PROBE_WAITS(wait, ...)                      \
   do {                                                 \
     (wait)->begun = orProbeOn(OR_PROBE_HOST_WAITS);    \

@@ -19,15 +19,15 @@ struct orDevice {
   orAllocator allocators[3]; /* device, pageable host, pinned host */
 };
 
-/* Makes the devices with the defaults if no thread has, or sleeps while another makes them. The
- * error of a failed attempt is repeated, unless the cause may have passed (memory, the system).
- * Holding no lock. */
+/* Creates the devices with the defaults if no thread has, or sleeps while another thread does. The
+ * error of a failed attempt is repeated, unless its cause may have passed (memory, the system). No
+ * lock held. */
 orError_t orDevicesInit(void);
 /* "openreg" devices; null past the end. orDevicesInit has succeeded. */
 orDevice *orDeviceAt(int index);
 /* The first host device. */
 orDevice *orHostDevice(void);
-/* Refuses what is no device. */
+/* Fails for a pointer to no device. */
 orError_t orDeviceIsValid(const orDevice *device);
 
 /* ---- host.c ---- */
@@ -39,8 +39,8 @@ extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory;
 extern const orDeviceFactory orSimulatedFactory;
 /* An address of simulated device memory, allocated or not. */
 bool orSimulatedHolds(const void *ptr);
-/* What is at an address, for a signal handler: found without a lock, so a thread that changes it
- * meanwhile makes it wrong. */
+/* What is at an address, for a signal handler: found without a lock, so it may be wrong if a thread
+ * changes it meanwhile. */
 typedef struct orTouched {
   int device;
   uintptr_t begin;
@@ -48,26 +48,25 @@ typedef struct orTouched {
   bool live;
   const orOrigin *origin; /* or null */
 } orTouched;
-/* False if it is no address of simulated memory. */
+/* False if the address is not of simulated memory. */
 bool orSimulatedAt(const void *ptr, orTouched *place);
 
 /* ---- device.c ---- */
 
 bool orDeviceReachesPeer(int device, int peer);
-/* The error of the factory's function `call`, with a message if it has noted none since `before` =
+/* The error of the factory's function `call`, with a message if none was recorded since `before` =
  * orNotedErrors(). */
 orError_t orDeviceFailed(const orDevice *device, const char *call, orError_t error,
                          uint64_t before);
-/* Refuses what the factory's function has returned as new memory of `bytes`, or as the kernel
- * address of `ptr`: null, past the end of the address space, or aligned otherwise (to
- * OR_ALIGNMENT). */
+/* Checks an address that the factory's function returned for new memory of `bytes`, or as the
+ * kernel address of `ptr`: not null, within the address space, and aligned to OR_ALIGNMENT. */
 enum { OR_ALIGNMENT = 16 };
 orError_t orDeviceCheckAddress(const orDevice *device, const char *call, const void *address,
                                const void *ptr, size_t bytes);
-/* The factory's `map`, which there is. */
+/* Calls the factory's `map`, which exists. */
 orError_t orDeviceMap(const orDevice *device, const void *ptr, size_t bytes, void **address);
 
-/* Index check alone: no side effect besides making the device table. */
+/* Checks the index. No side effect but the creation of the devices. */
 orError_t orDeviceCheck(int index);
 /* The calling thread's current device. */
 int orCurrentDevice(void);
@@ -85,16 +84,16 @@ typedef struct orRegion {
 
 /* The region that holds `ptr`; false if none does. */
 bool orRegionFind(const void *ptr, orRegion *region);
-/* Whether there is one, of this type. */
+/* Whether a region of this type holds `ptr`. */
 bool orRegionIs(const void *ptr, orMemoryType type);
-/* Fails if it overlaps one that is there. */
+/* Adds a region. Fails if it overlaps another. */
 orError_t orRegionEnter(orRegion region);
-/* Memory that the factory's function `call` has returned: it is entered, or goes back. */
+/* Adds memory that the factory's function `call` returned, or gives it back to the factory. */
 orError_t orRegionAdopt(const orDevice *device, const char *call, orRegion region);
-/* The region of this kind that starts at `ptr`, or orErrorInvalidValue; the second takes it out. */
+/* The region of this kind that starts at `ptr`, or orErrorInvalidValue. The second removes it. */
 orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orRegion *region);
 orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region);
-/* Device memory, charged to the device's capacity. Touches no current device, does not
+/* Device memory, charged to the device's capacity. Independent of the current device; does not
  * synchronise. */
 orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
 /* The caller guarantees that no queued work uses the region. */

@@ -2,7 +2,7 @@
  * Pinned memory that is mapped twice, and the guards of its pages.
  *
  *     block   the caller's   pages of a memfd: read and write, or guarded
- *     mirror  the tasks'     the same pages: read and write, always
+ *     alias   the tasks'     the same pages: read and write, always
  *
  * So a copy needs no system call before or after it, though the host may not touch what it reads or
  * writes. Only the sanitizer asks for it (page_guard.c): such memory is the whole system's shared
@@ -10,7 +10,7 @@
  *
  * Forks. What is mapped shared would be the child's too, and its writes its parent's. So the parent
  * copies each block before a fork, and the child puts the copy in the block's place. It has no
- * mirrors (MADV_DONTFORK).
+ * aliases (MADV_DONTFORK).
  *
  * `lock` guards everything but `wanted` and the counts, which are written under it and read as
  * hints. It is a leaf, and held across a fork. Guards change under it, so that no page of a block
@@ -25,14 +25,14 @@
 
 #include "base/interval_tree.h"
 
-typedef struct orMirror {
-  orTreeNode node; /* of the block, in whole pages; first, so that its address is the orMirror's */
-  ptrdiff_t distance; /* to the mirror */
+typedef struct orAlias {
+  orTreeNode node; /* of the block, in whole pages; first, so that its address is the orAlias's */
+  ptrdiff_t distance; /* to the alias */
   uint8_t *guards;    /* an orGuard a page, and as many for `choose`; null: never guarded */
   size_t guarded;     /* pages ... */
   orPages where;      /* ... all of them in here */
   void *copy;         /* during a fork: the child's; or null */
-} orMirror;
+} orAlias;
 
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orTree tree = OR_TREE_INITIALIZER;
@@ -40,14 +40,14 @@ static _Atomic size_t guarded_count; /* blocks */
 static atomic_bool is_wanted;
 _Atomic size_t orAliasCount;
 
-static orMirror *find(const void *ptr) {
-  return (orMirror *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
+static orAlias *find(const void *ptr) {
+  return (orAlias *)orTreeFind(&tree, (uintptr_t)ptr, (uintptr_t)ptr + 1);
 }
 
-static size_t sizeOf(const orMirror *m) { return m->node.end - m->node.begin; }
-static size_t pagesOf(const orMirror *m) { return sizeOf(m) / orPageSize(); }
-static void *blockOf(const orMirror *m) { return (void *)m->node.begin; }
-static char *mirrorOf(const orMirror *m) { return (char *)m->node.begin + m->distance; }
+static size_t sizeOf(const orAlias *m) { return m->node.end - m->node.begin; }
+static size_t pagesOf(const orAlias *m) { return sizeOf(m) / orPageSize(); }
+static void *blockOf(const orAlias *m) { return (void *)m->node.begin; }
+static char *aliasOf(const orAlias *m) { return (char *)m->node.begin + m->distance; }
 
 /* ---- forks ---- */
 
@@ -61,22 +61,22 @@ __attribute__((no_sanitize_thread)) static void copyAsItIs(void *to, const void 
 }
 
 static void copyForChild(orTreeNode *node) {
-  orMirror *m = (orMirror *)node;
+  orAlias *m = (orAlias *)node;
   void *copy = mmap(NULL, sizeOf(m), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   m->copy = copy == MAP_FAILED ? NULL : copy;
-  if (m->copy) copyAsItIs(m->copy, mirrorOf(m), sizeOf(m));
+  if (m->copy) copyAsItIs(m->copy, aliasOf(m), sizeOf(m));
 }
 
 static void forgetCopy(orTreeNode *node) {
-  orMirror *m = (orMirror *)node;
+  orAlias *m = (orAlias *)node;
   if (m->copy) orUnmap(m->copy, sizeOf(m));
   m->copy = NULL;
 }
 
 /* Where there was no memory for a copy the child has none of the block. */
 static void takeCopy(orTreeNode *node) {
-  orMirror *m = (orMirror *)node;
+  orAlias *m = (orAlias *)node;
   int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
   if (!m->copy || mremap(m->copy, sizeOf(m), sizeOf(m), flags, blockOf(m)) == MAP_FAILED)
     munmap(blockOf(m), sizeOf(m));
@@ -102,7 +102,7 @@ static void inChild(void) {
 }
 
 /* Before anybody else, so that it is the last before a fork: others wait for tasks there, which may
- * ask for a mirror. */
+ * ask for an alias. */
 __attribute__((constructor)) static void watchForks(void) {
   int error = pthread_atfork(beforeFork, inParent, inChild);
   if (error) orWarn("pthread_atfork failed (error %d): children share pinned memory", error);
@@ -110,35 +110,35 @@ __attribute__((constructor)) static void watchForks(void) {
 
 /* ---- blocks ---- */
 
-/* The mirror; the pages take the place of what is mapped at `ptr`. A system that refuses that may
+/* The alias; the pages take the place of what is mapped at `ptr`. A system that refuses that may
  * have unmapped what was there. A core file has the block, and not its bytes again. */
 static void *mapTwice(void *ptr, size_t size) {
   int fd = orMemoryFile("openreg pinned", size);
   if (fd < 0) return NULL;
-  void *mirror = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  bool ok = mirror != MAP_FAILED && !madvise(mirror, size, MADV_DONTFORK) &&
+  void *alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  bool ok = alias != MAP_FAILED && !madvise(alias, size, MADV_DONTFORK) &&
             mmap(ptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == ptr;
   close(fd);
-  if (ok) (void)madvise(mirror, size, MADV_DONTDUMP);
-  if (ok) return mirror;
-  if (mirror == MAP_FAILED) return NULL;
-  orUnmap(mirror, size);
+  if (ok) (void)madvise(alias, size, MADV_DONTDUMP);
+  if (ok) return alias;
+  if (alias == MAP_FAILED) return NULL;
+  orUnmap(alias, size);
   (void)!mmap(ptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   return NULL;
 }
 
 void orAliasMake(void *ptr, size_t bytes) {
   uintptr_t begin = (uintptr_t)ptr, end = begin + orWholePages(bytes);
-  orMirror *m = calloc(1, sizeof *m);
+  orAlias *m = calloc(1, sizeof *m);
   orMutexLock(&lock);
-  void *mirror = m && !orTreeFind(&tree, begin, end) ? mapTwice(ptr, end - begin) : NULL;
-  if (mirror) {
-    m->distance = (char *)mirror - (char *)ptr;
+  void *alias = m && !orTreeFind(&tree, begin, end) ? mapTwice(ptr, end - begin) : NULL;
+  if (alias) {
+    m->distance = (char *)alias - (char *)ptr;
     orTreeInsert(&tree, &m->node, begin, end);
     atomic_fetch_add_explicit(&orAliasCount, 1, memory_order_relaxed);
   }
   orMutexUnlock(&lock);
-  if (!mirror) free(m);
+  if (!alias) free(m);
 }
 
 void orAliasNew(void *ptr, size_t bytes) {
@@ -150,11 +150,11 @@ bool orAliasesWanted(bool wanted) { return atomic_exchange(&is_wanted, wanted); 
 void orAliasForget(void *ptr) {
   if (!atomic_load_explicit(&orAliasCount, memory_order_relaxed)) return;
   orMutexLock(&lock);
-  orMirror *m = find(ptr);
+  orAlias *m = find(ptr);
   if (m) {
     orTreeRemove(&tree, &m->node);
     if (m->guarded) atomic_fetch_sub_explicit(&guarded_count, 1, memory_order_relaxed);
-    orUnmap(mirrorOf(m), sizeOf(m));
+    orUnmap(aliasOf(m), sizeOf(m));
     atomic_fetch_sub_explicit(&orAliasCount, 1, memory_order_relaxed);
   }
   orMutexUnlock(&lock);
@@ -164,7 +164,7 @@ void orAliasForget(void *ptr) {
 
 void *orAliasAddress(const void *ptr) {
   orMutexLock(&lock);
-  const orMirror *m = find(ptr);
+  const orAlias *m = find(ptr);
   ptrdiff_t distance = m ? m->distance : 0;
   orMutexUnlock(&lock);
   return (char *)(uintptr_t)ptr + distance;
@@ -172,14 +172,14 @@ void *orAliasAddress(const void *ptr) {
 
 /* ---- guards (lock held) ---- */
 
-/* Maps the mirror's pages at the block's place once more: for a guard that mprotect does not
+/* Maps the alias's pages at the block's place once more: for a guard that mprotect does not
  * lift. */
-static bool mapAnew(const orMirror *m, size_t offset, size_t bytes) {
-  return mremap(mirrorOf(m) + offset, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+static bool mapAnew(const orAlias *m, size_t offset, size_t bytes) {
+  return mremap(aliasOf(m) + offset, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
                 (char *)blockOf(m) + offset) != MAP_FAILED;
 }
 
-static bool protect(const orMirror *m, size_t page, size_t count, uint8_t guard) {
+static bool protect(const orAlias *m, size_t page, size_t count, uint8_t guard) {
   static const int protections[] = {[OR_GUARD_NOTHING] = PROT_READ | PROT_WRITE,
                                     [OR_GUARD_WRITES] = PROT_READ,
                                     [OR_GUARD_ALL] = PROT_NONE};
@@ -189,7 +189,7 @@ static bool protect(const orMirror *m, size_t page, size_t count, uint8_t guard)
 }
 
 /* `count`: of pages that are guarded. */
-static void setGuarded(orMirror *m, size_t count) {
+static void setGuarded(orAlias *m, size_t count) {
   if (!m->guarded && count) atomic_fetch_add_explicit(&guarded_count, 1, memory_order_relaxed);
   if (m->guarded && !count) atomic_fetch_sub_explicit(&guarded_count, 1, memory_order_relaxed);
   m->guarded = count;
@@ -198,7 +198,7 @@ static void setGuarded(orMirror *m, size_t count) {
 /* A system that has no room to split the mapping once more (vm.max_map_count) may refuse to change
  * a part, but not the whole. An access may be missed then; a guard that stayed would end the
  * program. */
-static bool liftAll(orMirror *m) {
+static bool liftAll(orAlias *m) {
   bool lifted = protect(m, 0, pagesOf(m), OR_GUARD_NOTHING);
   if (lifted && m->guards) memset(m->guards, OR_GUARD_NOTHING, pagesOf(m));
   if (lifted) setGuarded(m, 0);
@@ -206,7 +206,7 @@ static bool liftAll(orMirror *m) {
 }
 
 /* In as few calls as there are runs of pages that change to the same. */
-static void apply(orMirror *m, const uint8_t *wanted, orPages where) {
+static void apply(orAlias *m, const uint8_t *wanted, orPages where) {
   size_t count = 0;
   bool stuck = false;
   for (size_t i = where.from, end; i < where.to; i = end) {
@@ -234,7 +234,7 @@ static struct {
 } change;
 
 static void guard(orTreeNode *node) {
-  orMirror *m = (orMirror *)node;
+  orAlias *m = (orAlias *)node;
   size_t pages = pagesOf(m);
   if (change.again && !m->guarded) return;
   if (!m->guards) m->guards = calloc(2, pages);
@@ -258,7 +258,7 @@ void orAliasGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards cho
 
 bool orAliasGuardAt(uintptr_t address, orGuard *guard) {
   orMutexLock(&lock);
-  const orMirror *m = find((const void *)address);
+  const orAlias *m = find((const void *)address);
   if (m)
     *guard = m->guards ? m->guards[(address - m->node.begin) / orPageSize()] : OR_GUARD_NOTHING;
   orMutexUnlock(&lock);
@@ -267,7 +267,7 @@ bool orAliasGuardAt(uintptr_t address, orGuard *guard) {
 
 bool orAliasLift(uintptr_t address) {
   orMutexLock(&lock);
-  orMirror *m = find((const void *)address);
+  orAlias *m = find((const void *)address);
   size_t page = m ? (address - m->node.begin) / orPageSize() : 0;
   bool lifted = m && (protect(m, page, 1, OR_GUARD_NOTHING) || liftAll(m));
   if (lifted && m->guards && m->guards[page]) {

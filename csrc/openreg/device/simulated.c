@@ -5,10 +5,10 @@
  * and behind all of them each device's table of pages:
  *
  *     range   PROT_NONE           what orMalloc returns; a host access faults, always
- *     shadow  the pages, a memfd  what kernels and copies use: range address + span
+ *     alias   the pages, a memfd  what kernels and copies use: range address + span
  *
  * No system call is needed to let a kernel in, and no moment exists in which the host can read by
- * mistake. The shadow is MADV_DONTFORK: a forked child has no way to write its parent's device
+ * mistake. The alias is MADV_DONTFORK: a forked child has no way to write its parent's device
  * memory. The reservation is MADV_DONTDUMP: the kernel reads, and so allocates, every page
  * that it writes to a core file.
  *
@@ -136,7 +136,7 @@ static size_t tableBytes(int order) { return orWholePages(sizeof(orBuddy) << ord
 /* Without a file where that is larger than the process may have one (RLIMIT_FSIZE), or one too
  * many: such a mapping is as good, but all of it counts where the system promises no more memory
  * than it has. */
-static orError_t mapShadow(char *at) {
+static orError_t mapAlias(char *at) {
   int fd = orMemoryFile("openreg", span);
   int flags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
   bool ok = mmap(at, span, PROT_READ | PROT_WRITE, flags, fd, 0) != MAP_FAILED &&
@@ -156,7 +156,7 @@ static orError_t mapCard(orCard *c, char *range, void *buddy, int order) {
   c->orders = order + 1;
   memset(c->free_head, 0, sizeof c->free_head);
   pushFree(c, 0, order);
-  return mapShadow(range + span);
+  return mapAlias(range + span);
 }
 
 /* Address space may be short (a limit, a sanitizer's layout): a smaller range serves until it is
@@ -276,20 +276,20 @@ bool orSimulatedAt(const void *ptr, orTouched *place) {
 }
 
 /* The kernel address of device memory of any card; other addresses are the host's and stay. */
-static void *shadow(const void *ptr) {
+static void *alias(const void *ptr) {
   return (char *)(uintptr_t)ptr + (orSimulatedHolds(ptr) ? span : 0);
 }
 
 static orError_t copy(void *self, void *dst, const void *src, size_t bytes, orMemcpyKind kind,
                       orEvent_t done) {
   (void)self, (void)kind, (void)done;
-  orCopyBytes(shadow(dst), shadow(src), bytes);
+  orCopyBytes(alias(dst), alias(src), bytes);
   return orSuccess;
 }
 
 static orError_t set(void *self, void *dst, int value, size_t bytes, orEvent_t done) {
   (void)self, (void)done;
-  memset(shadow(dst), value, bytes);
+  memset(alias(dst), value, bytes);
   return orSuccess;
 }
 
@@ -300,7 +300,7 @@ static orError_t compute(void *self, const orKernel *kernel, orEvent_t done) {
 
 static orError_t map(void *self, const void *ptr, size_t bytes, void **address) {
   (void)self, (void)bytes;
-  *address = shadow(ptr);
+  *address = alias(ptr);
   return orSuccess;
 }
 

@@ -1,17 +1,17 @@
 /*
- * What an access means for those before it.
+ * The analysis of an access: compares it with those before it, and keeps it in the shadow.
  *
- * The analysis is made in the order of the API's calls, on the threads that make them: an access is
- * told before its task is queued, and no worker takes part. What an access finds in the shadow
- * (shadow.c) is either ordered before it by the clocks (timeline.c), or in conflict with it if they
- * share bytes and one of them writes (races.c). A write takes the place of all that is ordered
- * before it and that it covers, a read that of earlier reads. So the shadow keeps what a later
- * access can still be in conflict with, and little else. What the host does itself is compared and
- * not kept: all that is queued later comes after it. Nor is what its caller is not going to queue,
- * for the conflict that it is in (orSanitizerRefuse): then all accesses of a call are compared
- * before one is kept.
+ * The analysis follows the order of the API's calls, on the threads that make them: an access is
+ * reported before its task is queued, and no worker takes part. An earlier access in the shadow
+ * (shadow.c) either happens before it by the clocks (timeline.c), or conflicts with it if they
+ * share bytes and one of them writes (races.c). A write replaces all that it covers and that
+ * happens before it, a read replaces earlier reads. So the shadow keeps little more than what a
+ * later access can still conflict with. An access of the host's is compared and not kept, as all
+ * work that is queued later comes after it. An access that its caller will not queue because of a
+ * conflict (orSanitizerRefuse) is not kept either: all accesses of a call are compared before one
+ * is kept.
  *
- * All is under orSanitizerMutex, but for what belongs to a thread and `pinned_reported`. Stacks are
+ * All is under orSanitizerMutex, but for thread-local data and `pinned_reported`. Stacks are
  * captured before the mutex is taken.
  */
 #include <stdlib.h>

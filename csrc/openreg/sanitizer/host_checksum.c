@@ -1,16 +1,16 @@
 /*
- * The sanitizer's checksums of host memory that it cannot guard (page_guard.c): registered memory,
- * pinned memory of a vendor's, or from before it was switched on.
+ * Checksums of host memory that cannot be guarded (page_guard.c): registered memory, a vendor's
+ * pinned memory, or memory from before the sanitizer was switched on.
  *
- * Of what a task reads, the sum at the call is compared with that when the task has run; of what it
- * writes, that when it has run with that when the host comes to know of it. What differs has been
- * written by the host in between. It is reported where the host waits, and nobody knows the line;
- * what only reads is not seen. There is no sum of what others may write in between and be right:
- * the host, behind a gate, or tasks.
+ * For memory a task reads, compare the checksum at launch with the one after the task runs. For
+ * memory it writes, compare the one after it runs with the one when the host synchronises with it.
+ * A difference is a write of the host's in between. It is reported where the host waits; its line
+ * is unknown, and a read is not found. No checksum is taken where others may rightly write in
+ * between: the host, behind a gate, or tasks.
  *
- * The list is under orSanitizerMutex, without which the bytes are read: they stay until the task is
- * over, or as long as the host has not gone on. A sum belongs to the next task that its thread
- * queues. The tool is on while there are sums.
+ * The list is under orSanitizerMutex, without which the bytes are read: they exist until the task
+ * is done, or until the host goes on. A checksum belongs to the next task that its thread queues.
+ * The tool is on while there are checksums.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,20 +1,20 @@
 /*
- * The sanitizer's host threads: which of them knows what is over.
+ * Clocks of host threads: what happens before each of them.
  *
- * At first the host is one: what a thread has waited for goes to `host`, which all know. A thread
- * has a clock of its own from orSanitizerThreadBegins to its end; so has the main thread as soon as
- * another one has. Such a thread knows `host` and its own clock, and what it waits for goes to its
- * own clock. Objects carry clocks from one thread to another.
+ * At first the host is one: what a thread has waited for goes to `host`, the clock of all threads.
+ * A thread has a clock of its own from orSanitizerThreadBegins to its end; so has the main thread
+ * as soon as another one has. Such a thread uses `host` and its own clock, and what it waits for
+ * goes to its own clock. Objects carry clocks from one thread to another.
  *
- * All other threads cannot be followed: those of C++, those that are older than the sanitizer, and
- * whoever runs a task. They count as ordered with everybody: such a thread knows what anybody knows
- * (`seen`), and what it learns, all know. One of them may act for a thread that waits meanwhile
- * (orSanitizerOptions.thread): it has that one's clock then.
+ * All other threads cannot be followed: C++ threads, threads older than the sanitizer, and threads
+ * that run a task. They count as ordered with every thread: their clock is `seen`, the union of
+ * all, and what they acquire goes to `host`. One of them may act for a thread that waits meanwhile
+ * (orSanitizerOptions.thread), and has that thread's clock then.
  *
- * While one thread alone has a clock its knowledge is `host`: so a program without threads keeps
- * nothing here, and pays a load for each call.
+ * While a single thread has a clock, that is `host`: a program without threads keeps nothing here,
+ * and pays a load for each call.
  *
- * All under orSanitizerMutex, but for who the calling thread is: that is asked before.
+ * All under orSanitizerMutex, but for the calling thread's identity, which is found before.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,9 @@
 /*
- * The sanitizer's answer to who asks what device memory holds, without waiting: it is there to be
- * read while the host knows, by the order that the program has asked for, that all that was to
- * write it is over.
+ * orSanitizerPeek: reads device memory without waiting, if all work that was to write it happens
+ * before the calling thread.
  *
- * `pending` is what was queued before the sanitizer was enabled, of which the clocks know nothing.
- * All under orSanitizerMutex.
+ * `pending` is what was queued before the sanitizer was enabled, which the clocks do not cover. All
+ * under orSanitizerMutex.
  */
 #include <string.h>
 

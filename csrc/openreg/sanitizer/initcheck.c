@@ -1,15 +1,13 @@
 /*
- * The sanitizer's fresh memory: blocks of the caching allocator of which some bytes have not been
- * written since the block was handed out.
+ * Finds reads of memory that was not written since the caching allocator handed it out.
  *
- * A node for each such block, which goes with its last fresh byte: a program that writes what it
- * allocates has hardly any. A bit for each byte of the block says that it is written; there are no
- * bits before the first write that leaves some of the block fresh.
+ * There is a node for each block with such bytes, which goes with the last of them, so a program
+ * that writes what it allocates has hardly any. A bit for each byte of the block is set when it is
+ * written; the bits are allocated at the first write that leaves some of the block unwritten.
  *
- * By the order of the calls, as all of the sanitizer: a write counts from its call on, on whatever
- * stream. What is not known is taken to be written: blocks of before, what tasks allocate, the
- * bytes of an access of which it touches some only, and an access of more than PIECES
- * pieces.
+ * As everywhere in the sanitizer, the order is that of the calls: a write counts from its call on,
+ * on any stream. What is unknown counts as written: blocks from before, what tasks allocate, the
+ * bytes of a partial access, and an access of more than PIECES pieces.
  *
  * All under orSanitizerMutex.
  */

@@ -1,25 +1,24 @@
 /*
- * The sanitizer's guards of pinned memory: what the host does to it without a call, by NumPy,
- * ctypes or C++, under a copy that it has not waited for.
+ * Guards of pinned memory: finds what the host does to it outside of a call, by NumPy, ctypes or
+ * C++, while a copy that the host has not waited for uses it.
  *
- * Pages of mirrored memory (pinned_alias.h) that a queued access writes are mapped for nobody,
- * those that one reads for reading alone, from before it is queued until some thread has waited for
- * it, whenever it runs: a page is everybody's, and a thread that has may make a system call there.
- * What the pages should be is a function of the shadow (`choose`), found anew for a whole block
- * whenever one of its accesses comes or goes: nothing is counted. A host that touches such a page
- * faults, and the handler asks the shadow about the byte: an access is a report once, and then
- * guards no more; what cannot be judged yet, behind a gate, guards no more until a gate opens; and
- * where no access has the byte, as of a page that several parts of a block share, the page is
- * lifted. In each case the host goes on.
+ * From the time an access is queued until some thread has synchronised with it, pages of aliased
+ * memory (pinned_alias.h) that it writes are PROT_NONE, and pages that it reads are read-only. The
+ * protection is a function of the shadow (`choose`), computed for a whole block whenever one of its
+ * accesses comes or goes; nothing is counted. A host that touches such a page faults, and the
+ * handler compares the byte with the shadow. An access is reported once and then guards no more.
+ * One that cannot be judged yet, behind a gate, guards no more until a gate opens. Where no access
+ * has the byte, as on a page that several parts of a block share, the guard is removed. In each
+ * case the host goes on.
  *
- * `resolve` is called by the handler of SIGSEGV (host_access.c) at the very instruction that
- * touches the memory, so it may do what a function could that were called there, locks and
- * allocations included: none of the code that runs under a lock of ours, or in malloc, touches
- * pinned memory but by its mirror. It asks that the thread has no lock of the sanitizer (`inside`)
- * all the same. A task that comes to such a page, as one that was queued while the sanitizer was
- * off, has the page lifted and is no host.
+ * The handler of SIGSEGV (host_access.c) calls `resolve` at the instruction that touches the
+ * memory, so `resolve` may do what a function called there could, locks and allocations included:
+ * code that runs under a lock of ours, or in malloc, touches pinned memory only through its alias.
+ * `isGuarded` still checks that the thread does not hold the sanitizer's lock. A task that touches
+ * such a page, as one that was queued while the sanitizer was off, has the guard removed and is no
+ * host.
  *
- * A system call does not fault: it fails with EFAULT, and nobody is told.
+ * A system call does not fault: it fails with EFAULT, and nothing is reported.
  */
 #include "device/pinned_alias.h"
 #include "sanitizer/private.h"

@@ -102,27 +102,28 @@ static inline orStack *orStackRetain(orStack *stack) {
 }
 void orStackRelease(orStack *stack);
 bool orStacksAreDead(void); /* some of them */
-/* Calls the user's function for stacks that nobody refers to any more. No lock held. */
+/* Calls the user's function for stacks without references. No lock held. */
 void orStacksFree(void);
 
 /* ---- host_clock.c ---- */
 
-/* Who the calling thread is, for what is below. Before the lock is taken, as another may be
- * asked. */
+/* Notes who the calling thread is, for the functions below. Called before the lock is taken, as it
+ * may call orSanitizerOptions.thread. */
 void orThreadsIdentify(void);
 /* Takes the lock, and notes who the calling thread is. */
 void orSanitizerLock(void);
 void orSanitizerUnlock(void);
 bool orSanitizerIsInside(void); /* between the two, on the calling thread */
-/* What the clock says is over for the calling thread; for all. */
+/* All that the clock covers now happens before what the calling thread does next; or before what
+ * every thread does next. */
 void orHostAcquire(const orClock *clock);
 void orHostAcquireAll(const orClock *clock);
-/* What the calling thread alone knows joins that of a stream on which it queues; and with what all
- * know. */
+/* Adds to a clock what happens before the calling thread alone; or also what happens before all
+ * threads. */
 void orHostRelease(orClock *clock);
 void orHostReleaseAll(orClock *clock);
-/* What a timeline did at `counter` is over for everything that the calling thread is yet to queue;
- * for some thread's; for all threads', of now and later. */
+/* Whether what a timeline did at `counter` happens before all that the calling thread is yet to
+ * queue; that some thread is; that every thread is, now and later. */
 bool orHappensBeforeThread(uint32_t timeline, uint64_t counter);
 bool orHappensBeforeAny(uint32_t timeline, uint64_t counter);
 bool orHappensBeforeAll(uint32_t timeline, uint64_t counter);
@@ -133,53 +134,53 @@ void orThreadsForget(uint64_t (*thread)(void));
 
 enum { OR_GATES = 4 };
 
-/* A moment that others can be ordered after: an event's record, an external event, or a stream's
- * state. */
+/* A point that work can be ordered after: an event's record, an external event, or the state of a
+ * stream. */
 struct orSync {
   uint32_t refs;
-  bool gate;   /* an external event that is not signalled: `clock` is what is known of it already */
-  bool unsure; /* behind more gates than it remembers */
+  bool gate;   /* an external event that is not signalled; `clock` has what precedes it so far */
+  bool unsure; /* behind more gates than `gates` holds */
   uint8_t gate_count; /* not signalled when it was made */
   uint32_t timeline;  /* of an event's record; likewise `counter` */
   uint64_t counter;
-  orStream_t stream; /* whose moment it is, 0: a device's; and when it was */
+  orStream_t stream; /* that it is of, 0: of a device; at `moment` */
   uint64_t moment;
-  uint32_t lost; /* the record that this one has replaced and does not include: its timeline + 1 */
+  uint32_t lost; /* a record that this one replaced and does not follow: its timeline + 1 */
   uint64_t lost_counter;
   orSync *gates[OR_GATES];
   orClock clock;
 };
 
-/* A stream's slot; streams that use it one after the other are one timeline. */
+/* A stream's slot. Streams that use it one after the other are one timeline. */
 typedef struct orTimeline {
   orStream_t stream; /* the present or latest one */
   orClock clock;     /* at its own index: the counter of what it does now, from 1 */
-  /* what has this counter or a later one is behind more gates than `gates`; UINT64_MAX: nothing */
+  /* work from this counter on is behind more gates than `gates` holds; UINT64_MAX: none is */
   uint64_t unsure_from;
-  bool external; /* nothing runs on it: events alone say what is over */
+  bool external; /* its work runs elsewhere, and events alone say when it is done */
   uint32_t gate_count;
   uint32_t lost; /* of what it waited for (orSync) */
   uint64_t lost_counter;
   struct {
     orSync *gate;
-    uint64_t from; /* what has this counter or a later one is behind it */
+    uint64_t from; /* work from this counter on is behind it */
   } gates[OR_GATES];
 } orTimeline;
 
-/* Of a stream that there is or was. */
+/* The timeline of a stream, which may be destroyed. */
 uint32_t orTimelineOf(orStream_t stream);
 /* Valid until orTimelineOf is called for another stream. */
 orTimeline *orTimelineAt(uint32_t timeline);
 void orTimelineWait(orStream_t stream, orSync *sync);
-/* Up to here; what follows has a greater counter. */
+/* What the stream has been given so far; later work has a greater counter. */
 orSync *orTimelineSnapshot(orStream_t stream);
-/* All of a device, -1: of all; but for external timelines. */
+/* The same of all streams of a device, -1: of all devices; without external timelines. */
 orSync *orDeviceSnapshot(int device);
-/* An event's record in place of `replaced`, which may be null. */
+/* An event's record, in place of `replaced`, which may be null. */
 orSync *orSyncRecord(orStream_t stream, const orSync *replaced);
 orSync *orSyncGate(void);
-/* The gate, of which the caller has a reference, opens: what is behind it comes after what the
- * host, and `stream` if it is not 0, know now. */
+/* Opens a gate, to which the caller has a reference: what is behind it comes after all that now
+ * happens before the host, and before `stream` if that is not 0. */
 void orSyncOpen(orSync *gate, orStream_t stream);
 void orSyncJoin(orSync *into, const orSync *other);
 static inline orSync *orSyncRetain(orSync *sync) {
@@ -187,12 +188,11 @@ static inline orSync *orSyncRetain(orSync *sync) {
   return sync;
 }
 void orSyncRelease(orSync *sync);
-/* The waits for external events that somebody was to open are forgotten: of streams of a device,
- * -1: of all. */
+/* Forgets which streams of a device wait behind gates; -1: of all devices. */
 void orClocksForgetGates(int device);
-/* The calling thread, or everybody, has waited for it. */
+/* The calling thread has waited for it; or all threads have. */
 void orHostJoin(const orSync *sync, bool everybody);
-/* Fills in the edges; the moments are there. */
+/* Adds the waits to an order whose moments are set. */
 void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
 
 /* ---- shadow.c ---- */
@@ -206,42 +206,44 @@ typedef struct orShadow {
   uint64_t counter, sequence; /* `sequence`: the moment of the call */
   uint32_t timeline;
   bool write, partial;
-  bool judged;    /* with an access of the host's: it guards no memory any more */
+  bool judged;    /* compared with an access of the host's, so it guards no memory any more */
   bool undecided; /* ... until a gate opens */
   bool freed;     /* the block was freed since ... */
   uint32_t owner; /* ... whose allocation stream's timeline this is */
 } orShadow;
 
-/* What overlaps the hull [begin, end); the array is good until the next call. */
+/* The accesses whose hull overlaps [begin, end). The array is valid until the next call. */
 size_t orShadowFind(uintptr_t begin, uintptr_t end, orShadow ***found);
-/* A copy of `shadow`, whose stack's reference goes to it. */
+/* Adds a copy of `shadow`, which takes over the reference to its stack. */
 void orShadowAdd(const orShadow *shadow);
-/* In place of one with the same range. */
+/* Replaces an access by a later one with the same range. */
 void orShadowRenew(orShadow *shadow, const orShadow *by);
 void orShadowErase(orShadow *shadow);
 /* Erases the bytes [begin, end) of a range without gaps. */
 void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end);
-/* Erases what the host knows of, if many have gathered since the last time. */
+/* Erases accesses that happen before all threads, once many have gathered since the last time. */
 void orShadowSweep(void);
 void orShadowClear(void);
 
-/* A task that the host does not know to be over writes some of these bytes. */
+/* Whether some of these bytes are written by a task that does not happen before the calling
+ * thread. */
 bool orShadowIsWritten(uintptr_t begin, uintptr_t end);
 
 /* ---- host_read.c ---- */
 
-void orPeekBegin(void); /* notes what is queued. No lock held */
+void orPeekBegin(void); /* notes what is queued already. No lock held */
 void orPeekForget(void);
 
 /* ---- initcheck.c ---- */
 
 /* The caching allocator has handed out these bytes. */
 void orFreshAdd(uintptr_t begin, size_t bytes, orStream_t stream, orStack *stack);
-void orFreshForget(uintptr_t begin, uintptr_t end); /* what it has is not known */
+void orFreshForget(uintptr_t begin,
+                   uintptr_t end); /* nothing is reported of these bytes any more */
 /* `partial`: the access touches some of these bytes only. */
 void orFreshWrite(const orRange *range, bool partial);
-/* The bytes of one go to the other as they are: what is fresh stays so, if neither has gaps; else
- * all are written. */
+/* Copies bytes as they are: those that are not written stay so if neither range has gaps; else all
+ * count as written. */
 void orFreshMove(const orRange *from, const orRange *to);
 /* True if some of the bytes have not been written; `allocation` is that of their block then, its
  * stack without a reference. */
@@ -249,29 +251,31 @@ bool orFreshRead(const orRange *range, bool partial, orShadow *allocation);
 
 /* ---- page_guard.c ---- */
 
-/* Pinned memory in [begin, end) is guarded as the accesses say that there are now. */
+/* Guards pinned memory in [begin, end) as its present accesses require. */
 void orGuardRenew(uintptr_t begin, uintptr_t end);
-/* All that is guarded, after accesses have gone or the host has waited. */
+/* The same for all memory that is guarded, after accesses were erased or the host has waited. */
 void orGuardRenewAll(void);
 
 extern bool orGuardLacksVerdict OR_HIDDEN; /* some access is `undecided` */
-/* A gate has been opened: what the host has touched too early for a verdict is guarded again. */
+/* After a gate was opened: guards again what the host touched before a verdict was possible. */
 void orGuardUndecided(void);
-/* By a constructor: the host touches a byte that is guarded, by no call. No lock held. */
+/* By a constructor. The function is called when the host touches a guarded byte outside of a call;
+ * no lock held. */
 void orGuardSetTouched(void (*by_host)(uintptr_t address, bool write));
 
 /* ---- host_checksum.c ---- */
 
-/* Bit i: access i is of host memory that cannot be guarded; of the first 64. No lock held. */
+/* Bit i: access i, of the first 64, is of host memory that cannot be guarded. No lock held. */
 uint64_t orSumsWanted(const orTouch *touches, size_t count);
 /* The calling thread is about to queue a task with these accesses ... */
 void orSumsPrepare(const orTouch *touches, size_t count);
-/* ... of which this one is of such memory; ... */
+/* ... of which this one is of such memory ... */
 void orSumsAdd(const orShadow *access);
-/* ... and in the end, no lock held. */
+/* ... and now takes their checksums. No lock held. */
 void orSumsTake(void);
-/* The host has come to know of more; without `compares` sums of that are forgotten, unless they are
- * known to have changed. No lock held, or the stream's without. */
+/* The host has synchronised with more work: compares the checksums of that. Without `compares` they
+ * are forgotten instead, unless a change was found already. No lock held, or the stream's without
+ * `compares`. */
 void orSumsAcquired(bool compares);
 void orSumsForget(uintptr_t begin, uintptr_t end);
 
@@ -292,7 +296,7 @@ struct orRace {
   orRaceSide earlier, later;
   uintptr_t begin, end; /* that both touch */
   bool reused;          /* the memory was freed and handed out in between ... */
-  bool unrecorded;      /* ... before its allocation stream knew of the earlier access */
+  bool unrecorded;      /* ... before its allocation stream was ordered after the earlier access */
   orStream_t owner;     /* the allocation stream */
   uint64_t sequence, later_sequence;
   uint64_t call;  /* that made the later one */
@@ -307,22 +311,23 @@ struct orRace {
 
 typedef struct orRaceList {
   orRace *first;
-  uint64_t call; /* of the accesses that are looked at */
-  bool touched;  /* memory of the host's, in no call */
+  uint64_t call; /* of the accesses that are compared */
+  bool touched;  /* the later access is the host's, outside of a call */
 } orRaceList;
 
-/* Goes to the list, or to the undecided ones if it is to be kept; of one call and one other stream
- * only the latest access does. True if it is decided that there is one. */
+/* Adds a conflict to the list, or to the undecided ones if `keep` says so. Of one call and one
+ * other stream only the latest access is added. True if the conflict is decided. */
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* `later` reads what nothing has written since `allocation`. */
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
-/* A gate has been opened: what has been decided by it goes to the list. */
+/* After a gate was opened: moves the conflicts that this decides to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
-/* Makes reports, for orSanitizerFound too. False if they are of no memory of ours. No lock held. */
+/* Makes reports, also for orSanitizerFound. False if none is of this library's memory. No lock
+ * held. */
 bool orRacesReport(orRaceList *list);
-/* A report waits for the calling thread to ask. */
+/* The calling thread has a report to fetch. */
 bool orRacesAreUnasked(void);
-/* Neither reports nor undecided ones are left. */
+/* Forgets all reports and undecided conflicts. */
 void orRacesClear(void);
 void orRacesForgetUndecided(void);
 void orRacesSetLimit(size_t reports, bool print);

@@ -1,19 +1,19 @@
 /*
- * The sanitizer's conflicts: which of them count, and what is reported of them.
+ * Conflicts: which of them count, and how they are reported.
  *
- * A conflict is found under orSanitizerMutex and becomes a report with the lock put down, because
- * the names of memory come from the tree of regions. In between it is an orRace of its own, which
- * belongs to whoever holds it.
+ * A conflict is found under orSanitizerMutex and becomes a report without it, because the names of
+ * memory come from the tree of regions. In between it is an orRace, owned by the thread that took
+ * it off its list.
  *
- * Where one side is behind a gate that nobody has opened yet (timeline.c), the host may still order
- * the two: it may see to the end of the one before it opens the gate for the other. Such a conflict
- * is undecided: it stays in `undecided` until its gates are open. A conflict behind more gates than
- * a stream remembers, or of the host with what is behind a gate, does not count.
+ * If one side is behind a gate that is not open (timeline.c), the host may still order the two: it
+ * may wait for the one before it opens the gate for the other. Such a conflict is undecided and
+ * stays in `undecided` until its gates are open. A conflict behind more gates than a stream
+ * remembers, or between the host and work behind a gate, does not count.
  *
  * The same two operations on the same streams and bytes are one report. `reports` holds the first
- * `limit` of them, `total` counts all. What a thread is to be told of is among `unasked` until it
- * asks (orSanitizerFound), by the address of its `found_here`: a thread may end without having
- * asked, and another have the address.
+ * `limit` of them, `total` counts all. A thread's report is in `unasked` until the thread fetches
+ * it (orSanitizerFound). The entry is identified by the address of the thread's `found_here`,
+ * because a thread may end without fetching it, and another may get the same address.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,13 +1,13 @@
 /*
- * The sanitizer: on and off, and the events that tell it what happens.
+ * The sanitizer's entry: switched on and off here, and driven by the runtime's events.
  *
- * Freed blocks. The caching allocator waits for recorded streams before it hands a block out, so
- * their accesses are forgotten when the block is freed, and so are those that keep their memory
- * (orSanitizerMarkExternal). All others stay, marked with the allocation stream: if whoever has the
- * memory next is not ordered after them, that is a conflict like any other.
+ * Freed blocks. The caching allocator waits for recorded streams before it hands a block out again,
+ * so their accesses are erased when the block is freed, and so are those of streams that keep their
+ * memory (orSanitizerMarkExternal). The others stay, marked with the allocation stream: if the next
+ * user of the memory is not ordered after them, that is a conflict like any other.
  *
- * What it has to know of a cell is kept there. All is under orSanitizerMutex (private.h), but for
- * what belongs to a thread. Stacks are captured before the mutex is taken.
+ * A cell's `kept` holds its orSync. All is under orSanitizerMutex (private.h), but for thread-local
+ * data. Stacks are captured before the mutex is taken.
  */
 #include "sanitizer/private.h"
 

@@ -1,30 +1,29 @@
 /*
- * The sanitizer's clocks: what is ordered with what, as the program asked for it.
+ * Timelines of streams, and the happens-before order that the program has asked for.
  *
- * Each stream's slot is a timeline with a counter, which goes up whenever others may come to know
- * of it. A clock says of every timeline up to which counter it is over; what a timeline did at
- * counter c is ordered before whoever has a clock with c or more there. Streams, events (orSync)
- * and the host have clocks, and join them:
+ * Each stream's slot is a timeline with a counter, which increases whenever its clock is copied. A
+ * clock holds for every timeline the counter up to which it is covered: work of a timeline at
+ * counter c happens before the owner of a clock with c or more there. Streams, events (orSync) and
+ * the host have clocks, and join them:
  *
  *   recording an event          the event copies the stream's
  *   waiting for an event        the stream joins the event's
  *   synchronising, a query      the host joins the stream's or the event's
- *   that says "done"
+ *   that returns "done"
  *
- * All that is queued comes after what its thread of the host did and knew before (host_clock.c).
- * The host needs no counter: what all of its threads know is asked of their clock, and what one of
- * them knows joins the stream's clock when it queues.
+ * All that a thread queues comes after what happens before that thread (host_clock.c). The host
+ * needs no counter: the clock of all its threads is consulted directly, and a thread's own clock
+ * joins the stream's when it queues.
  *
- * Gates. A stream may wait for an external event before anybody knows what will signal it. What is
+ * Gates. A stream may wait for an external event before it is known what will signal it. Work
  * behind such a gate is remembered by counter, until orSyncOpen joins the signaller's clock into
  * all that is behind it. Clocks that were copied from such a stream name the gate too. An external
  * event that stands for a stream's work (orSanitizerEventAfter) is no gate: it has that stream's
- * clock from the start, like a record.
- * A stream remembers OR_GATES gates. Behind more of them its order is not known, so nothing is
- * reported there until the host has waited for it.
+ * clock from the start, like a record. A stream remembers OR_GATES gates. Behind more of them its
+ * order is unknown, so nothing is reported there until the host has waited for it.
  *
- * All under orSanitizerMutex. Timelines are never given back; there are as many as there were
- * streams at one time.
+ * All under orSanitizerMutex. Timelines are never freed; there are as many as there were streams at
+ * one time.
  */
 #include <stdlib.h>
 #include <string.h>

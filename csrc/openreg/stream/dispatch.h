@@ -1,11 +1,11 @@
 /*
- * The choice of what runs next, where it is not the workers' own.
+ * The interface of a dispatcher, which chooses what runs next in place of the workers.
  *
- * Workers run streams that are ready as they come (worker.c). A dispatcher takes that over: it
- * holds what becomes ready, and hands it to worker 0, stream by stream, while host threads are
- * inside calls (orWorkerServe). schedule.c is one. Whoever waits or asks looks at `orDispatcherNow`
- * and, if there is one, leaves it to it. It may change at any time: `hold` says no once it has, and
- * `notice` comes after every change that a thread inside `await` should look at.
+ * Without one, workers run streams in the order in which they become ready (worker.c). A dispatcher
+ * holds ready streams instead, and gives them to worker 0 one by one while host threads are inside
+ * calls (orWorkerServe). tools/schedule.c is one. Waits and queries read `orDispatcherNow` and
+ * leave the choice to the dispatcher, if there is one. It may change at any time: `hold` then
+ * returns false, and `notice` is called after every change that a thread inside `await` has to see.
  *
  * model/dispatch.cpp is a model of its change (`make model`).
  */
@@ -14,16 +14,16 @@
 
 /* All are called with no lock held. */
 typedef struct orDispatcher {
-  bool (*hold)(orStream *stream); /* that has become ready; false: the workers' after all */
+  bool (*hold)(orStream *stream); /* takes a stream that became ready; false: it is the workers' */
   void (*point)(void);            /* a host thread is inside a call: tasks may run */
-  /* a host has asked, and it was not over: one task, if any can run */
+  /* after a query whose goal is not over: runs one task, if any can run */
   orError_t (*step)(const orWaitGoal *goal);
-  /* returns when it is over, or the workers choose again; these two fail if there can be no worker
-   * 0 */
+  /* returns when the goal is over, or the workers choose again; this and `step` fail if worker 0
+   * cannot be started */
   orError_t (*await)(const orWaitGoal *goal);
-  void (*forced)(void); /* a host thread has queued what is no choice: it may run */
-  bool (*splits)(void); /* the running task is to be run in two halves; on its thread */
-  void (*notice)(void); /* something has changed that threads which wait should look at */
+  void (*forced)(void); /* a host thread has queued a task that runs without being chosen */
+  bool (*splits)(void); /* whether to run the present task in two halves; on its thread */
+  void (*notice)(void); /* something has changed that waiting threads have to check */
 } orDispatcher;
 
 extern OR_HIDDEN _Atomic(const orDispatcher *) orDispatcherNow; /* host_wait.c; null: the workers */

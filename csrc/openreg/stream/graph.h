@@ -1,5 +1,5 @@
 /*
- * What capture.c and graph.c offer the others: capture.c's head says who owns what.
+ * What capture.c and graph.c offer the other files. The head of capture.c says who owns what.
  */
 #ifndef OPENREG_PRIVATE_GRAPH_H
 #define OPENREG_PRIVATE_GRAPH_H
@@ -35,12 +35,12 @@ bool orCaptureHolds(orStream *s);
 orError_t orCaptureReserve(orStream *s, size_t args_size, orTask **task);
 /* False: the task is not the reserved one, and the queue's. */
 bool orCaptureCommit(orStream *s, const orTask *task);
-/* The cell stands for what the capture has on the stream so far. */
+/* The cell stands for what the stream has captured so far. */
 orError_t orCaptureRecord(orStream *s, orCell *cell);
 /* The stream or the cell is in a capture: the stream is from now on, or is refused. */
 orError_t orCaptureWait(orStream *s, orCell *cell);
-/* What no graph can repeat: invalidates the capture, and unlocks the stream. `instead` says what to
- * do. */
+/* For a call that no graph can repeat: invalidates the capture, and unlocks the stream. `instead`:
+ * what to do instead. */
 orError_t orCaptureRefuse(orStream *s, const char *call, const char *instead);
 /* A stream that is destroyed leaves. The result, which may be null, is for orCaptureAbandon, with
  * no lock held. */

@@ -34,7 +34,7 @@ typedef struct orSetArgs {
   int device; /* -1: pinned host memory */
 } orSetArgs;
 
-/* What a task is, besides its arguments, which follow it in the queue. */
+/* A task's record in a queue. Its arguments follow it. */
 typedef struct orTask {
   size_t size; /* of the record, header included; a multiple of 16 */
   const char *name;
@@ -42,26 +42,26 @@ typedef struct orTask {
   union {
     orKernelFn kernel;
     void (*host)(void *);
-    orCell *cell;  /* of a record or wait; this task's reference */
-    uint32_t slot; /* of a record or wait in a graph: which of a replay's cells */
+    orCell *cell;  /* of an event's record or wait, with a reference */
+    uint32_t slot; /* of these in a graph: index into a replay's cells */
     orCopyArgs copy;
     orSetArgs set;
   } u;
   union {
     void *user_data; /* of a host function */
-    /* of a vendor's operation that is awaited: when it started, if that is wanted */
+    /* of a vendor's operation under way: when it started, if a tool needs that */
     uint64_t began;
   };
-  orCell *completion;  /* a vendor's operation that has started and is awaited */
-  bool *was_cancelled; /* of whoever waits for it: becomes true where it is not run */
+  orCell *completion;  /* of a vendor's operation under way */
+  bool *was_cancelled; /* set to true if the task is cancelled; belongs to the waiting thread */
   orEvent_t done;      /* its event */
   orTaskKind kind;
-  uint32_t fault;  /* of the tool that is asked before it runs (OR_PROBE_INJECT); 0 */
+  uint32_t fault;  /* not 0: planted; OR_PROBE_INJECT comes before the task runs */
   bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
-  bool awaited;    /* the thread that queues it waits for it, and may run it */
-  bool internal;   /* what the allocator does for itself: no choice of a schedule */
+  bool awaited;    /* the thread that queues the task waits for it, and may run it */
+  bool internal;   /* the allocator's own; a schedule does not choose when it runs */
   bool split;      /* its first half has run, or is running */
-  /* cancelled when its turn comes; written under the stream's lock, while no thread runs the
+  /* to be cancelled instead of run; written under the stream's lock, while no thread runs the
    * stream */
   _Atomic bool cancelled;
 } orTask;
@@ -70,7 +70,7 @@ typedef struct orTask {
 static inline void *orTaskArgs(orTask *task) { return (char *)task + OR_TASK_HEADER; }
 
 typedef struct orChunk orChunk;
-/* Two ends on two cache lines: producers and the worker do not slow each other down. */
+/* The two ends are on two cache lines, so that producers and the worker do not share one. */
 typedef struct orQueueIn { /* under the stream's lock */
   orChunk *tail;
   orChunk *spare; /* in no list */
@@ -80,18 +80,19 @@ typedef struct orQueueOut { /* the worker that runs the stream */
   size_t offset;
 } orQueueOut;
 
-/* Room for a record with `args_size` bytes of arguments; null when memory is short. Whoever does
- * not commit it need do nothing: the next reservation takes its place. Stream lock held. */
+/* Room for a record with `args_size` bytes of arguments; null when memory is short. A record that
+ * is not committed is reused by the next reservation. Stream lock held. */
 orTask *orQueueReserve(orQueueIn *in, size_t args_size);
 /* The latest reserved record becomes part of the queue; the caller then publishes the count of
  * tasks. Stream lock held. */
 void orQueueCommit(orQueueIn *in, orQueueOut *out, const orTask *task);
-/* The oldest record; the caller has seen a count of tasks that includes it. */
+/* The oldest record. The caller has read a count of tasks that includes it. */
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied);
 void orQueuePop(orQueueOut *out, size_t size);
-/* The oldest record of a queue that is not empty and that no worker is at. Stream lock held. */
+/* The oldest record of a queue that is not empty, while no worker runs the stream. Stream lock
+ * held. */
 const orTask *orQueuePeek(const orQueueOut *out);
-/* Gives the memory of an empty queue back, which no worker is at. Stream lock held. */
+/* Frees the memory of an empty queue, while no worker runs the stream. Stream lock held. */
 void orQueueClear(orQueueIn *in, orQueueOut *out);
 /* Takes back a chunk that orQueueFront emptied. Stream lock held. */
 void orQueueReuse(orQueueIn *in, orChunk *chunk);
@@ -108,7 +109,8 @@ typedef enum orStreamState {
   OR_STREAM_WAITING  /* its first task waits for a cell; no thread has it */
 } orStreamState;
 
-/* What may be no choice of a schedule; the allocator's poison never is. */
+/* Tasks that run without a schedule choosing them. Events' records and waits are forced under a
+ * tape alone, the allocator's poison always. */
 typedef enum orScheduleForced {
   OR_FORCED_NOT,
   OR_FORCED_RECORD,
@@ -117,7 +119,7 @@ typedef enum orScheduleForced {
 
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
-/* What a stream belongs to. Only a caller's is destroyed by orStreamDestroy. */
+/* What a stream belongs to. orStreamDestroy destroys a caller's alone. */
 typedef enum orStreamOwner {
   OR_OWNER_CALLER,
   OR_OWNER_DEVICE, /* its default stream, never destroyed */
@@ -139,22 +141,22 @@ typedef struct orStream {
   _Alignas(OR_CACHE_LINE) orMutex lock;
   orStreamState state;
   bool dying;              /* destroyed, still draining */
-  bool lost;               /* its device is: nothing more is queued */
+  bool lost;               /* its device is lost: nothing more is queued */
   int worker;              /* while RUNNING, its worker, or OR_HOST */
   _Atomic uint64_t queued; /* tasks; read by all */
   uint64_t worker_until;   /* the number of the last task that only a worker may run */
-  uint64_t room_until;     /* the queue is not full before this count, as last looked at */
+  uint64_t room_until;     /* the queue is not full before this count; as last computed */
   size_t bytes_in;         /* of all records ever queued */
   size_t bytes_until;
-  orBranch *capturing; /* where its work goes instead; or null */
+  orBranch *capturing; /* not null: its work is captured there */
   orQueueIn in;
   orCell *waits_for; /* while WAITING */
   /* The thread that runs the stream. */
   _Alignas(OR_CACHE_LINE) _Atomic uint64_t completed; /* tasks; read by all */
   _Atomic size_t bytes_out;                           /* read by all */
-  uint64_t seen;                                      /* `queued`, as last looked at */
+  uint64_t seen;                                      /* `queued`, as last read */
   _Atomic(const orTask *) head; /* the task that runs, or ran last; valid under `lock`; null */
-  _Atomic uint64_t began;       /* when it was started, if a tool wants to know */
+  _Atomic uint64_t began;       /* when it was started, if a tool needs that */
   orQueueOut out;
   /* Under the scheduler's lock. */
   _Alignas(OR_CACHE_LINE) struct orStream *ready_next;
@@ -173,7 +175,7 @@ extern orHandleTable orStreamTable;
  * full if `hold` says so (kernels and copies). */
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task);
-/* What the allocator does for itself: never held up, and run though the stream captures. */
+/* For the allocator's own tasks: never blocks, and queues the task even if the stream captures. */
 orError_t orStreamBeginInternal(orStream_t handle, orStream **stream, orTask **task);
 /* Calls `fn` for each stream of the device with tasks that have not finished, destroyed ones too:
  * its handle, and the number of the last. No lock is held meanwhile. */
@@ -184,16 +186,17 @@ orError_t orStreamLock(orStream_t handle, orStream **stream);
 /* Publishes the record, unlocks and schedules; returns the task's number on its stream: 0 in a
  * capture. */
 uint64_t orStreamCommit(orStream *stream, orTask *task);
-/* Who waits though the call does not promise it may rely on nothing. */
+/* How orStreamSubmit waits. A wait that the API does not promise must not be treated as a
+ * synchronisation point. */
 typedef enum orWaitMode {
   OR_WAIT_NOT,
-  OR_WAIT_RUN, /* unasked, and takes no failure of the device */
-  OR_WAIT_UNASKED,
+  OR_WAIT_RUN,     /* not promised, and takes no failure of the device */
+  OR_WAIT_UNASKED, /* not promised */
   OR_WAIT_PROMISED
 } orWaitMode;
-/* For kernels, copies and fills: commits; if it waits, or with OPENREG_LAUNCH_BLOCKING, returns
- * when the task is done and reports as every call that synchronises does, or that the task was
- * cancelled. */
+/* Commits a kernel, copy or fill. If it waits, or with OPENREG_LAUNCH_BLOCKING, it returns when the
+ * task is done, with the device's failure as any call that synchronises; or an error if the task
+ * was cancelled. */
 orError_t orStreamSubmit(orStream *stream, orTask *task, orWaitMode waits);
 /* Tasks to copy into the queue. Those of events and waits name their cells by slots. */
 typedef struct orSequence {
@@ -201,8 +204,8 @@ typedef struct orSequence {
   size_t count, bytes; /* of the records together, or more */
   orCell *const *cells;
 } orSequence;
-/* All of them, with nothing between, or none. Never blocks. `asked`: somebody queues them on this
- * stream, which may refuse; else they follow what was queued elsewhere, and are cancelled if the
+/* Queues all of them, with nothing between, or none. Never blocks. `asked`: the caller named this
+ * stream, which may refuse; else they follow work on another stream, and are cancelled if the
  * device is lost. */
 orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records);
 /* Reserves room for records of `bytes` together. The next orStreamQueueAll then lacks no memory,
@@ -210,32 +213,31 @@ orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *reco
 orError_t orStreamReserve(orStream_t handle, size_t bytes);
 /* Blocks while the queue is full. */
 orError_t orStreamAwaitRoom(orStream_t handle);
-/* A waiting stream becomes runnable; its wait is looked at again. Harmless when it does not
- * wait. */
+/* Makes a waiting stream runnable, which then checks its wait again. No effect on others. */
 void orStreamResume(orStream *stream);
-/* By a worker: one more task has finished. */
+/* Called by a worker when one more task has finished. */
 void orStreamFinishTask(orStream *stream, const orTask *task);
-/* By the worker that runs it: true if the stream was empty and is now idle (the worker lets go of
- * it). */
+/* Called by the worker that runs the stream: true if it was empty and is now idle, and no longer
+ * the worker's. */
 bool orStreamTryIdle(orStream *stream);
-/* Every stream of a device (-1: of all) that has unfinished tasks, in turn, with its count of tasks
- * so far: that many were the device's. By the time `fn` runs, the slot may be another stream's. */
+/* Calls `fn` for each stream of a device (-1: of all) with unfinished tasks, with its count of
+ * tasks so far. By the time `fn` runs, the slot may be another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
                      void *context);
-/* Waits until everything queued now on a device (-1: all) has finished, or fails as orHostAwait;
- * `call` promises it, or is null. */
+/* Waits until all that is queued now on a device (-1: all) has finished, or fails as orHostAwait.
+ * `call`: the public call that promises this, or null. */
 orError_t orStreamSynchronizeDevice(const char *call, int device);
-/* Every stream of a device, also those to come, is lost, and cancels what is queued; or it is back.
- * The caller has noted it where orStreamMake looks. */
+/* Marks every stream of a device as lost and cancels its work, or as usable again. The caller has
+ * set the flag that orStreamMake reads for later streams. */
 void orStreamsSetLost(int device, bool lost);
-/* Every waiting stream of a device looks at its wait again. */
+/* Makes every waiting stream of a device check its wait again. */
 void orStreamsGiveUpWaits(int device);
-/* The stream whose record it waits for, if it does. */
+/* The stream whose event's record it waits for, or null. */
 orStream *orStreamBlocker(orStream *stream);
-/* Runs a stream that the calling host thread has taken until `count` of its tasks have finished: it
- * has nothing else to do. */
+/* Runs a stream that the calling host thread has taken, until `count` of its tasks have
+ * finished. */
 void orStreamRunHere(orStream *stream, uint64_t count);
-/* Waits until every stream is idle, no worker having one. */
+/* Waits until every stream is idle and no worker runs one. */
 orError_t orStreamSettle(void);
 orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t *handle);
 /* Destroys a stream that the library owns. Any thread, also in a task. */
@@ -257,7 +259,7 @@ typedef struct orGraphNode orGraphNode;
 struct orCell {
   _Atomic uint32_t refs;
   _Atomic uint32_t state; /* futex: OR_CELL_* */
-  orMutex lock;           /* waiters, and the step to done as seen by them */
+  orMutex lock;           /* of `waiters`, and of the change to done as they see it */
   orStream *waiters;
   uint64_t time_ns;    /* written before done */
   orError_t status;    /* written before done */
@@ -265,11 +267,11 @@ struct orCell {
   uint64_t number;     /* of its record there */
   orEvent_t event;     /* that it was made for */
   orCell *next;        /* pool */
-  void *kept;          /* a tool's, under its lock; it is told when the cell is freed */
+  void *kept;          /* a tool's, under its lock, until OR_PROBE_CELL_FREED */
   orCapture *capture;  /* that it was recorded in: nothing completes it; or null */
   orGraphNode *record; /* there, while the capture is active */
 };
-/* From LOOK on it counts how often sleepers should have looked around: none misses two of them. */
+/* The bits from LOOK on count how often sleepers were woken to look around. */
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
 
 /* With that many references; null if memory is short. */
@@ -279,10 +281,10 @@ void orCellRelease(orCell *cell);
 static inline bool orCellDone(const orCell *cell) {
   return atomic_load_explicit(&cell->state, memory_order_acquire) & OR_CELL_DONE;
 }
-/* Once. Wakes everybody who waits. */
+/* Called once. Wakes all that wait. */
 void orCellComplete(orCell *cell, orError_t status);
-/* By a worker, of the stream it runs: true if the cell is done; false if the stream now waits and
- * is no longer the worker's. */
+/* Called by the worker that runs the stream: true if the cell is done; false if the stream now
+ * waits and is no longer the worker's. */
 bool orCellWaitOrPark(orCell *cell, orStream *stream);
 /* That it was recorded on; null: external. */
 orStream *orCellStream(const orCell *cell);
@@ -290,7 +292,7 @@ orStream *orCellStream(const orCell *cell);
 void orCellForget(orCell *cell, orStream *stream);
 /* A new external event and its cell (a reference for the caller). */
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell);
-/* Destroys it, which no other thread may. */
+/* Destroys an external event that the library made for a task. */
 void orEventEndTask(orEvent_t event);
 /* The newest cell with a reference for the caller, or null, and the event's flags. */
 orError_t orEventCell(orEvent_t event, orCell **cell, unsigned *flags);
@@ -303,14 +305,14 @@ orError_t orDeviceDefaultStream(int device, orStream_t *stream);
 
 /* ---- failure.c ---- */
 
-/* Keeps the first asynchronous failure of a device, counts the others; orErrorDeviceLost comes
- * before any and loses the device. Its cause is what the thread has set. Any thread, no lock
- * held. */
+/* Keeps the first asynchronous failure of a device and counts the others. orErrorDeviceLost
+ * replaces any other and loses the device. The cause is what the calling thread has set. Any
+ * thread, no lock held. */
 void orDeviceNoteFailure(int index, orError_t error, const char *kernel, const char *detail);
 /* Forgets what the calling thread has set as the cause of a failure that it then did not note. No
  * lock held. */
 void orFailureForgetCause(void);
-/* Called at the end of every call that synchronises: hands the failure out once, that of a lost
+/* Called at the end of every call that synchronises: returns the failure once, that of a lost
  * device each time. */
 orError_t orDeviceTakeFailure(int index);
 bool orDeviceIsLost(int index);
@@ -320,16 +322,17 @@ void orDeviceForgetFailure(int index);
 
 /* ---- memory.c ---- */
 
-/* A region of a device that is made ready for use; notes that it is lost. */
+/* A region of a device, which is made ready for use first. If the factory reports it lost, that is
+ * noted. */
 orError_t orMemoryAllocate(int device, size_t bytes, bool cached, void **ptr);
 
 /* ---- host_wait.c ---- */
 
-enum { OR_SPIN_NS = 20000 }; /* a host that waits, before it sleeps */
+enum { OR_SPIN_NS = 20000 }; /* how long a waiting host spins before it sleeps */
 
-/* What a host thread may wait for: `count` tasks of a stream have finished, or, where there is
- * none, an external event's cell is done. A recorded event has all three: it is over when its
- * record is, which completes its cell just before. */
+/* What a host thread waits for: `count` tasks of a stream have finished, or, without a stream, an
+ * external event's cell is done. A recorded event has all three: it is over when its record is,
+ * which completes the cell just before. */
 typedef struct orWaitGoal {
   orStream *stream;
   uint64_t count;
@@ -337,22 +340,23 @@ typedef struct orWaitGoal {
 } orWaitGoal;
 
 bool orIsOver(const orWaitGoal *goal);
-/* Blocks until it is over, or fails because it will not be (the process exits); helps with the
- * pieces of large tasks meanwhile. */
+/* Blocks until the goal is over, helping with pieces of large tasks meanwhile. Fails if it will not
+ * be over, as when the process exits. */
 orError_t orHostAwait(const orWaitGoal *goal);
 orError_t orHostAwaitTasks(orStream *stream, uint64_t count);
-/* For a host that asks, and it was not over: orErrorNotReady, or why it will not be. Whoever asks
- * again gets another answer in the end. */
+/* For a query whose goal is not over: orErrorNotReady, or why it will not be over. Under a schedule
+ * it lets a task run, so that repeated queries succeed in the end. */
 orError_t orHostAwaitStep(const orWaitGoal *goal);
-/* Blocks until the task `number` has finished (true), or no thread is at it and none will come to
- * it: it is cancelled instead. After an error of orHostAwait, by the thread that queued it. */
+/* Blocks until the task `number` has finished (true), or cancels it if no thread runs it. Called
+ * after an error of orHostAwait, by the thread that queued the task. */
 bool orHostAwaitOrCancel(orStream *stream, orTask *task, uint64_t number);
-/* Wakes whoever sleeps for the stream's progress, to help with a copy; false if nobody does. */
+/* Wakes hosts that sleep for the stream's progress, to help with a copy; false if there are
+ * none. */
 bool orStreamAskForHelp(orStream *stream);
-void orStreamWakeSleepers(orStream *stream); /* whatever they wait for */
+void orStreamWakeSleepers(orStream *stream); /* whatever count they wait for */
 
-/* A host thread that sleeps, until orSleeperEnd; for nothing that it named: for what a schedule
- * has chosen to run. */
+/* A host thread that sleeps, until orSleeperEnd. An empty goal: it waits for what a schedule has
+ * chosen to run. */
 typedef struct orSleeper {
   struct orSleeper *next, **at;
   orWaitGoal goal;
@@ -366,29 +370,29 @@ void orSleeperEnd(orSleeper *wait);
 void orSleepersEach(void (*fn)(orSleeper *wait, void *context), void *context);
 void orSleepersWake(void); /* all of them, to look around */
 
-/* Where a host waits, and has for long; a hint. Negative: nowhere. */
+/* The core on which a host has waited for long, as a hint; negative: none. */
 extern OR_HIDDEN _Atomic int orHostCore;
-/* Not 0: the system has refused a thread, and no worker has been started since (worker.c). */
+/* Not 0: the system refused a thread, and no worker has started since: Note [Refused threads]. */
 extern OR_HIDDEN _Atomic uint32_t orWorkersRefused;
-/* By a constructor: `fn` tries again for a host that waits, and while no worker is alive runs what
- * a host may run. An error: what it waits for needs a worker. Else the host may sleep while
- * `orWorkersRefused` is `*refused`. */
+/* By a constructor. For a host that waits, `fn` tries to start a worker again, and while none is
+ * alive runs what a host may run. It fails if the goal needs a worker; else the host may sleep
+ * while `orWorkersRefused` is `*refused`. */
 void orHostSetStandIn(orError_t (*fn)(const orWaitGoal *goal, uint32_t *refused));
 
 /* ---- worker.c ---- */
 
-/* Puts a stream that has just become READY into the list and sees to it that a worker runs. No lock
+/* Puts a stream that has just become READY into the list and makes sure that a worker runs. No lock
  * held. */
 void orWorkerSchedule(orStream *stream);
 /* Wakes up to `count` sleeping workers to look for pieces of copies. */
 void orWorkerWakeIdle(int count);
 
-/* Of a dispatcher: hands a stream that can run to worker 0, which calls `serve` with it; `refuse`
- * takes it back if the system refuses worker 0 a thread. */
+/* For a dispatcher: gives worker 0 a stream that can run, with which it calls `serve`. `refuse`
+ * takes the stream back if the system refuses worker 0 a thread. */
 void orWorkerServe(orStream *stream, void (*serve)(orStream *stream),
                    void (*refuse)(orStream *stream));
 
-/* Tries again for the streams that are ready; true if any worker is alive, or about to be. */
+/* Tries again to start a worker for ready streams; true if any is alive, or about to be. */
 bool orWorkerStartRefused(void);
 static inline void orWorkerTryAgain(void) {
   if (OR_UNLIKELY(atomic_load_explicit(&orWorkersRefused, memory_order_relaxed)))
@@ -396,33 +400,34 @@ static inline void orWorkerTryAgain(void) {
 }
 /* orErrorSystem, for work that waits for a worker. */
 orError_t orWorkerRefuse(void);
+
 enum { OR_HOST = -1 }; /* in place of a worker's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
  * gives it back; false if it waits before. */
 bool orWorkerRun(orStream *stream, uint64_t count, int worker);
-/* By the thread that runs it, in the midst of its first task: somebody else may come first. */
+/* Called by the thread that runs the stream, in its first task: other streams may run before. */
 void orWorkerGiveBack(orStream *stream);
-/* The first task of a stream that is ready and in nobody's list. */
+/* The first task of a stream that is ready and in no list. */
 const orTask *orWorkerFirst(orStream *stream);
-/* By a host thread: takes a stream that is ready; false if a worker has come before, or a task of
- * it is for workers. */
+/* Called by a host thread: takes a ready stream. False if a worker took it first, or a task on it
+ * is for workers alone. */
 bool orWorkerTake(orStream *stream);
 
 /* ---- task.c ---- */
 
-/* Not for events and waits, which are for whoever comes. */
+/* Whether workers alone may run a task. Any thread may run events' records and waits. */
 static inline bool orTaskIsForWorkers(const orTask *task) {
   return task->kind <= OR_KIND_SET && !task->any_thread;
 }
-/* Whether work of a device (-1: of none) may be run by a host thread that waits for it. */
+/* Whether a host thread that waits may run work of a device (-1: of none). */
 bool orTaskAnyThread(int device);
-/* Runs the first task of a stream, number `number` of it, and lets go of its arguments; false if
+/* Runs the first task of a stream, of number `number` there, and destroys its arguments. False if
  * the stream waits and is no longer the worker's. */
 bool orTaskRun(orStream *stream, orTask *task, uint64_t number, int worker);
-/* Instead of running: completes its event, lets go of its arguments. */
+/* Instead of running a task: completes its event and destroys its arguments. */
 void orTaskCancel(orTask *task);
 
-/* Of a stream's task: unlike any other's, as a slot's counters never start again. */
+/* Unique for each task, as a slot's counters never start again. */
 enum { OR_NUMBER_BITS = 64 - OR_INDEX_BITS };
 static inline uint64_t orCorrelation(orStream_t stream, uint64_t number) {
   return (uint64_t)orHandleIndex(stream) << OR_NUMBER_BITS |
