@@ -388,7 +388,7 @@ OR_API orError_t orSetWorkerHook(void (*hook)(int worker, int wide));
 
 typedef struct orWorkerInfo {
   size_t size; /* sizeof(orWorkerInfo) */
-  int limit;   /* most lanes there can be */
+  int limit;   /* most workers there can be */
   int started;
   size_t queued; /* tasks queued or running, over all streams */
 } orWorkerInfo;

@@ -52,8 +52,7 @@ OR_API orError_t orGraphReplay(orGraph_t graph, orStream_t stream);
 OR_API orError_t orGraphDestroy(orGraph_t graph);
 /* The number of nodes, without records of events and waits. */
 OR_API orError_t orGraphGetNodeCount(orGraph_t graph, size_t *count);
-/* Writes the graph's nodes, streams and edges in DOT to `path`, and as a picture to the path that
- * has .svg for its suffix instead, which may not be the same. orErrorSystem names the file that
+/* Writes the graph's nodes, streams and edges in DOT to `path`. orErrorSystem names the file that
  * could not be written. */
 OR_API orError_t orGraphDebugDotPrint(orGraph_t graph, const char *path);
 /* destroy(object) is called once, after the nodes' arguments have been destroyed, on any thread. It

@@ -34,7 +34,7 @@ enum { OR_ACCESS_DIMS = 8 };
 enum {
   OR_ACCESS_WRITES = 1,    /* writes, or reads and writes; else it reads */
   OR_ACCESS_ALLOCATES = 2, /* of a report alone: handed out the memory that `later` reads */
-  OR_ACCESS_PARTIAL = 4,   /* of these bytes it touches some, and which is not known */
+  OR_ACCESS_PARTIAL = 4,   /* touches some of these bytes; which is not known */
   OR_ACCESS_MOVES = 8      /* reads them to put them as they are where the next one writes, in
                               device memory: that nothing has written them is no error then */
 };
