@@ -1,7 +1,6 @@
 """What registering the device with PyTorch consists of. Starts nothing."""
 
 import atexit
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -11,50 +10,6 @@ import sys
 
 import torch
 from torch.utils import backend_registration
-
-
-def _check_indices(check_index):
-    """Of torch.accelerator: the guard takes -1 for the current device, and synchronize, a no-op
-    before first use, looks at no index then."""
-    for name in ("synchronizeDevice", "exchangeDevice", "getStream"):
-        name = f"_accelerator_{name}"
-        setattr(torch._C, name, _checked(getattr(torch._C, name), check_index))
-
-
-def _checked(function, check_index):
-    @functools.wraps(function)
-    def checked(index):
-        check_index(index)
-        return function(index)
-
-    return checked
-
-
-def _initialize_where_chosen(is_active, initialize):
-    """Of torch.accelerator: where the device is CUDA, the one that a program chooses is initialized
-    by that, as it is by torch.openreg.set_device."""
-    for name in ("_accelerator_setDeviceIndex", "_accelerator_exchangeDevice"):
-        setattr(torch._C, name, _initializing(getattr(torch._C, name), is_active, initialize))
-
-
-def _initializing(function, is_active, initialize):
-    @functools.wraps(function)
-    def choose(index):
-        before = function(index)
-        if index >= 0 and not is_active(index):
-            initialize()
-        return before
-
-    return choose
-
-
-def _autocast_higher_order_operators():
-    """They have no kernel for autocast: what they call is cast. PyTorch says so of the CPU's key,
-    CUDA's and XPU's."""
-    key = torch._C.DispatchKey.AutocastPrivateUse1
-    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
-    for operator in torch._ops._higher_order_ops.values():
-        operator.fallthrough(key)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -116,7 +71,8 @@ def _at_exit():
 
 def register():
     torch.utils.rename_privateuse1_backend("openreg")
-    from . import _C, _python_kernels, openreg
+    from . import _C, openreg
+    from ._patches import accelerator, data_parallel, default_type, dlpack, python_kernels, refusals
 
     torch._register_device_module("openreg", openreg)
     sys.meta_path.insert(0, _BothNames(openreg.SUBMODULES))
@@ -125,10 +81,8 @@ def register():
     )
     atexit.register(_at_exit)
     atexit.register(_C._stop_autograd_device_threads)
-    _check_indices(_C._check_index)
-    _initialize_where_chosen(_C._is_active, openreg.init)
-    _autocast_higher_order_operators()
-    _python_kernels.install()
+    for patches in (accelerator, data_parallel, default_type, refusals, dlpack, python_kernels):
+        patches.install()
     _import_after("pytorch_pfn_extras.runtime", "torch_openreg.ppe")
     _import_after("torch._dynamo", "torch_openreg._compile.dynamo")
     _import_after("torch._inductor.compile_fx", "torch_openreg._compile.inductor")
@@ -138,7 +92,7 @@ def register():
         from .openreg import distributed
 
         distributed.register()
-        _import_after("torch.distributed.tensor", "torch_openreg.openreg._sharding")
+        _import_after("torch.distributed.tensor", "torch_openreg._patches.sharding")
     mode = {"1": "error", "warn": "warn"}.get(os.environ.get("OPENREG_SANITIZER"))
     if mode:
         openreg.sanitizer.enable(mode)

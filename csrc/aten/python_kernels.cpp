@@ -1,5 +1,5 @@
 /*
- * torch_openreg/_python_kernels.py reports each kernel of Python. Where one replaces a kernel, a
+ * torch_openreg/_patches/python_kernels.py reports each kernel of Python. Where one replaces a kernel, a
  * Cover is registered above it: that calls the replaced one where the thread computes for a device,
  * and Python's elsewhere. Operators that are not replaced do not come here.
  *

@@ -766,15 +766,13 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
     assert out.strip() == "[]"
 
 
-def test_what_has_no_door_is_where_it_is_replaced():
+def test_callers_ask_by_the_names_that_are_replaced():
     from torch import _meta_registrations
     from torch._dynamo import trace_rules
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-    from torch._higher_order_ops.utils import registered_hop_fake_fns
     from torch._inductor import (
         autotune_process,
         compile_fx,  # noqa: F401 (brings ours)
-        cudagraph_trees,
         ir,
         lowering,
         memory,
@@ -782,43 +780,10 @@ def test_what_has_no_door_is_where_it_is_replaced():
         select_algorithm,
         utils,
     )
-    from torch._prims import rng_prims
-    from torch._subclasses import fake_impls, fake_tensor
-    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+    from torch._subclasses import fake_tensor
     from torch.nn.attention import flex_attention
     from torch.utils import _runtime_estimation
 
-    from torch_openreg._compile import replay  # noqa: F401 (which comes with a graph)
-
-    for replaced in (
-        cudagraph_trees.reset_cudagraph_trees,
-        utils._use_template_for_cpu,
-        select_algorithm.AlgorithmSelectorCache.__call__,
-        select_algorithm.AlgorithmSelectorCache.generate_example_value,
-        scheduler.BaseSchedulerNode.is_cpu,
-        scheduler.device_need_guard,
-        scheduler.Scheduler.compute_dependencies,
-        memory.get_freeable_input_buf,
-        scheduler.ForeachKernelSchedulerNode.group_algorithm_for_combo_kernels,
-        ir.get_device_type,
-        lowering.get_constant_value,
-        lowering.is_gpu,
-        lowering.lowerings[torch.ops.higher_order.flex_attention],
-        flex_attention._validate_device,
-        flex_attention._apply_kernel_options,
-        fake_impls.op_implementations_dict[torch.ops.aten.convolution.default],
-        fake_impls.op_implementations_dict[torch.ops.aten.native_batch_norm.default],
-        fake_impls.op_implementations_dict[torch.ops.aten.max_unpool2d.default],
-        _meta_registrations.device_hint,
-        rng_prims.run_and_save_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
-        rng_prims.run_with_rng_state.py_kernels[torch._C.DispatchKey.BackendSelect],
-        rng_prims.run_and_save_rng_state.python_key_table[ProxyTorchDispatchMode],
-        registered_hop_fake_fns[rng_prims.run_and_save_rng_state],
-        _runtime_estimation.get_gpu_dram_gbps,
-        _runtime_estimation.get_device_tflops,
-    ):
-        assert replaced.__module__.startswith("torch_openreg._compile"), replaced
-    # Who asks them has not imported them by another name.
     for module, name in (
         (torch, "import reset_cudagraph_trees"),
         (scheduler, "device_need_guard("),

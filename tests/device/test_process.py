@@ -95,7 +95,7 @@ def test_import_leaves_out_what_is_not_used(run_ok):
     others = [name for name in out.split() if not name.startswith("torch_openreg.")]
     last = {name.rpartition(".")[2] for name in out.split()}
     tools = {"sanitizer", "testing", "_reports", "_pictures", "_schedules", "_exploration"}
-    tools |= {"_coverage", "_tapes", "_faults", "_threads", "_as_cuda", "_sharding", "ppe"}
+    tools |= {"_coverage", "_tapes", "_faults", "_threads", "_as_cuda", "sharding", "ppe"}
     assert (others, tools & last, "memory" in last) == ([], set(), True)
 
 

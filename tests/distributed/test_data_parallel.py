@@ -237,9 +237,9 @@ def test_scatter_copies_on_the_streams_it_is_given():
 
 
 def test_a_tensor_on_the_cpu_is_cudas_where_there_is_cuda(monkeypatch):
-    from torch.openreg import _comm
+    from torch_openreg._patches import data_parallel
 
-    called = _comm._ours_or(lambda *_: "theirs", lambda *_: "ours")
+    called = data_parallel._ours_or(lambda *_: "theirs", lambda *_: "ours")
     assert called(X, (0, 1)) == called((X, X), 0) == called((), 0) == "ours"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert called(X, (0, 1)) == called((X, X), 0) == called((), 0) == "theirs"

@@ -1,11 +1,11 @@
 """Groups: "nccl" is the device's own backend, and keeps its name in what programs read."""
 
 import datetime
-import functools
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from .._patches import replace, wrap
 from ._names import refusing
 
 _OURS = "openreg"
@@ -16,19 +16,19 @@ def install():
     # By the one name that the device has now.
     backend.default_device_backend_map.pop(_OURS, None)
     backend.backend_capability[_OURS] = ["cuda"]
-    dist.is_nccl_available = lambda: True
+    replace("torch.distributed.is_nccl_available", lambda: True)
+    where = "torch.distributed.distributed_c10d"
     if c10d.default_pg_nccl_timeout is None:
-        c10d.default_pg_nccl_timeout = datetime.timedelta(minutes=10)
+        replace(f"{where}.default_pg_nccl_timeout", datetime.timedelta(minutes=10))
     kind = type("ProcessGroupNCCL", (), {"__module__": c10d.__name__})
-    dist.ProcessGroupNCCL = refusing("torch.distributed.ProcessGroupNCCL", kind)
+    replace(
+        "torch.distributed.ProcessGroupNCCL", refusing("torch.distributed.ProcessGroupNCCL", kind)
+    )
     dist.ProcessGroupNCCL.Options = refusing("torch.distributed.ProcessGroupNCCL.Options", kind)
-    _translate()
+    wrap(f"{where}.BackendConfig.__init__", _translate)
 
 
-def _translate():
-    init = c10d.BackendConfig.__init__
-
-    @functools.wraps(init)
+def _translate(init):
     def init_with_ours(self, backend):
         init(self, backend)
         # Here, as PyTorch 2.15 registers its NCCL at the first group.
@@ -41,4 +41,4 @@ def _translate():
                 c10d.Backend.GLOO
             )  # as where the device has its own name
 
-    c10d.BackendConfig.__init__ = init_with_ours
+    return init_with_ours

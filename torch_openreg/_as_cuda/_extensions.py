@@ -1,9 +1,6 @@
 """Extensions with CUDA's code in them: there is no compiler for it."""
 
-import functools
-
-from torch.utils import cpp_extension
-
+from .._patches import replace, wrap
 from ._names import refusal
 
 
@@ -17,23 +14,22 @@ def _with_cuda(arguments):
     )
 
 
-def _refuse_cuda(name):
-    original = getattr(cpp_extension, name)
+def _refuse_cuda(original):
+    name = original.__name__
+    order = ("name", "sources") if name == "load" else ("name", "cpp_sources", "cuda_sources")
 
-    @functools.wraps(original)
     def load(*args, **kwargs):
-        order = ("name", "sources") if name == "load" else ("name", "cpp_sources", "cuda_sources")
         if _with_cuda({**dict(zip(order, args, strict=False)), **kwargs}):
             raise refusal(f"torch.utils.cpp_extension.{name} of CUDA sources")
         return original(*args, **kwargs)
 
-    setattr(cpp_extension, name, load)
+    return load
 
 
 def _extension(*args, **kwargs):
     raise refusal("torch.utils.cpp_extension.CUDAExtension")
 
 
-_refuse_cuda("load")
-_refuse_cuda("load_inline")
-cpp_extension.CUDAExtension = _extension
+wrap("torch.utils.cpp_extension.load", _refuse_cuda)
+wrap("torch.utils.cpp_extension.load_inline", _refuse_cuda)
+replace("torch.utils.cpp_extension.CUDAExtension", _extension)

@@ -1,5 +1,5 @@
 """What Inductor does by CUDA's name, and for Triton's kernels alone. Imported after its config."""
 
-from torch._inductor import config
+from .._patches import replace
 
-config.online_softmax = False
+replace("torch._inductor.config.online_softmax", False)

@@ -9,6 +9,7 @@ import torch
 from torch.library import Library
 
 from .. import _C
+from .._patches import replace, wrap
 
 KEYS = {
     f"{kind}CUDA": f"{kind}PrivateUse1"
@@ -126,14 +127,12 @@ def _exclude_autocast_of_the_device():
             excluded = excluded | key_set(keys.AutocastPrivateUse1)
         return guard(excluded)
 
-    torch._C._ExcludeDispatchKeyGuard = guard_for_device
+    replace("torch._C._ExcludeDispatchKeyGuard", guard_for_device)
 
 
 def install():
-    destroy = Library._destroy
     said_before = frozenset(torch.library._impls)
 
-    @functools.wraps(Library.impl)
     def impl_for_device(self, op_name, fn, dispatch_key="", *, with_keyset=False, **options):
         key = dispatch_key or self.dispatch_key
         name = self._resolve_op_name(op_name, "impl").split("::")[-1]
@@ -149,12 +148,15 @@ def install():
             member = _Member.of(self)
             member.place(name, KEYS[key]).add(member.number, op_name, fn, with_keyset)
 
-    @functools.wraps(destroy)
-    def destroy_for_device(self):
-        member = self.__dict__.pop("_member", None)
-        destroy(self)
-        if member is not None:
-            member.end()
+    def forgetting(destroy):
+        def destroy_for_device(self):
+            member = self.__dict__.pop("_member", None)
+            destroy(self)
+            if member is not None:
+                member.end()
 
-    Library.impl, Library._destroy = impl_for_device, destroy_for_device
+        return destroy_for_device
+
+    wrap("torch.library.Library.impl", lambda _: impl_for_device)
+    wrap("torch.library.Library._destroy", forgetting)
     _exclude_autocast_of_the_device()

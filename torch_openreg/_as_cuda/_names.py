@@ -18,6 +18,7 @@ import torch
 import torch.cuda
 
 from .. import _C, openreg
+from .._patches import replace
 
 _BY_NAME = "in this process cuda is the simulated device openreg"
 
@@ -144,9 +145,9 @@ def _exchange_sanitizer():
     if theirs.enabled:
         theirs.disable()
         _enable_sanitizer()
-    kind = torch.cuda._sanitizer.CUDASanitizer
-    kind.enable = lambda self: _enable_sanitizer()
-    kind.disable = lambda self: openreg.sanitizer.disable()
+    kind = "torch.cuda._sanitizer.CUDASanitizer"
+    replace(f"{kind}.enable", lambda self: _enable_sanitizer())
+    replace(f"{kind}.disable", lambda self: openreg.sanitizer.disable())
 
 
 _OURS = {
@@ -239,7 +240,7 @@ def _exchange():
                 new = _translation(module.__name__, last, value, ours)
             if new is not value:
                 exchanged[id(value)] = (value, new)
-                setattr(module, last, new)
+                replace(f"{module.__name__}.{last}", new)
     return exchanged
 
 
@@ -397,16 +398,15 @@ def install():
     torch.cuda.__class__ = _Module
     _name_graphs(torch.cuda.CUDAGraph)
     exchanged = _exchange()
-    torch.cuda.nvtx._nvtx = _Ranges()
-    torch.cuda._cudart = _Runtime()
+    replace("torch.cuda.nvtx._nvtx", _Ranges())
+    replace("torch.cuda._cudart", _Runtime())
     # Modules make such functions at their import.
-    jitted = torch.cuda.jiterator._JittedFunction
-    jitted.__call__ = refusing("torch.cuda.jiterator", jitted.__call__)
+    call = torch.cuda.jiterator._JittedFunction.__call__
+    replace("torch.cuda.jiterator._JittedFunction.__call__", refusing("torch.cuda.jiterator", call))
     _exchange_sanitizer()
-    torch.cuda.default_generators = openreg.default_generators
-    torch.cuda.get_amp_supported_dtype = (
-        openreg.get_amp_supported_dtype
-    )  # torch.autocast asks for it
+    replace("torch.cuda.default_generators", openreg.default_generators)
+    # torch.autocast asks for it.
+    replace("torch.cuda.get_amp_supported_dtype", openreg.get_amp_supported_dtype)
     _exchange_imported(exchanged)
     _name_types()
     _name_handles()

@@ -7,6 +7,7 @@ import sys
 import torch
 
 from .. import _C
+from .._patches import replace, wrap
 from .._registration import _import_after
 from ._names import refusal
 
@@ -16,52 +17,46 @@ VERSION = "12.8"  # what a program reads that asks which CUDA there is
 def _profiler():
     """Activities and kinds of device by CUDA's name are those of the device."""
     from torch.autograd import DeviceType
-    from torch.autograd.profiler import ProfilerState, profile
+    from torch.autograd.profiler import ProfilerState
     from torch.profiler import ProfilerActivity
 
-    ProfilerActivity.CUDA = ProfilerActivity.PrivateUse1
-    DeviceType.CUDA = DeviceType.PrivateUse1
-    init = profile.__init__
+    replace("torch.profiler.ProfilerActivity.CUDA", ProfilerActivity.PrivateUse1)
+    replace("torch.autograd.DeviceType.CUDA", DeviceType.PrivateUse1)
 
-    @functools.wraps(init)
-    def init_for_device(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        if getattr(self, "use_device", None) == "cuda":
-            fallback = "" if kwargs.get("use_kineto") else "_FALLBACK"
-            self.profiler_kind = getattr(ProfilerState, f"KINETO_PRIVATEUSE1{fallback}")
+    def for_the_device(init):
+        def init_for_device(self, *args, **kwargs):
+            init(self, *args, **kwargs)
+            if getattr(self, "use_device", None) == "cuda":
+                fallback = "" if kwargs.get("use_kineto") else "_FALLBACK"
+                self.profiler_kind = getattr(ProfilerState, f"KINETO_PRIVATEUSE1{fallback}")
 
-    profile.__init__ = init_for_device
+        return init_for_device
+
+    wrap("torch.autograd.profiler.profile.__init__", for_the_device)
     # There is no tool of NVIDIA's to emit ranges to.
-    torch.autograd.profiler.emit_nvtx.__enter__ = lambda self: self
-    torch.autograd.profiler.emit_nvtx.__exit__ = lambda self, *exc_info: None
+    replace("torch.autograd.profiler.emit_nvtx.__enter__", lambda self: self)
+    replace("torch.autograd.profiler.emit_nvtx.__exit__", lambda self, *exc_info: None)
 
 
 def _autocast():
     """It compares the device's name with what it is given, which may be the device's own."""
-    from torch.amp import autocast_mode
 
-    init, cast = autocast_mode.autocast.__init__, autocast_mode._cast
+    def by_name(function):  # of these two the name is the second argument
+        def called(first, device_type, *args, **kwargs):
+            device_type = "cuda" if device_type == "openreg" else device_type
+            return function(first, device_type, *args, **kwargs)
 
-    def named(device_type):
-        return "cuda" if device_type == "openreg" else device_type
+        return called
 
-    @functools.wraps(init)
-    def init_by_name(self, device_type, *args, **kwargs):
-        init(self, named(device_type), *args, **kwargs)
-
-    @functools.wraps(cast)
-    def cast_by_name(value, device_type, dtype):
-        return cast(value, named(device_type), dtype)
-
-    autocast_mode.autocast.__init__ = init_by_name
-    autocast_mode._cast = cast_by_name
+    wrap("torch.amp.autocast_mode.autocast.__init__", by_name)
+    wrap("torch.amp.autocast_mode._cast", by_name)
 
 
 def _backends():
     """Switches keep what they are set to. The libraries that they are for are not there."""
-    torch.backends.cuda.is_built = lambda: True
+    replace("torch.backends.cuda.is_built", lambda: True)
     if torch.version.cuda is None:
-        torch.version.cuda = VERSION
+        replace("torch.version.cuda", VERSION)
         # A module that counts operations warns then that there is no Triton.
         logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
     cudnn = sys.modules["torch.backends.cudnn"]
@@ -71,13 +66,13 @@ def _backends():
         place.is_acceptable = lambda tensor: False
         place.version = lambda: None
 
-    torch.backends.cuda.cuFFTPlanCache = _PlanCache
+    replace("torch.backends.cuda.cuFFTPlanCache", _PlanCache)
     for kind in ("linalg", "blas"):
         _keep_preferred(kind)
     for library in ("cublas", "cublaslt"):
-        name = f"{library}_workspace_size"
-        if hasattr(torch.backends.cuda, name):
-            setattr(torch.backends.cuda, name, _refuse(f"torch.backends.cuda.{name}"))
+        name = f"torch.backends.cuda.{library}_workspace_size"
+        if hasattr(torch.backends.cuda, name.rpartition(".")[2]):
+            replace(name, _refuse(name))
 
 
 class _PlanCache:
@@ -100,8 +95,8 @@ def _keep_preferred(kind):
         nonlocal preferred
         preferred = backend
 
-    setattr(torch._C, f"_set_{kind}_preferred_backend", keep)
-    setattr(torch._C, f"_get_{kind}_preferred_backend", lambda: preferred)
+    replace(f"torch._C._set_{kind}_preferred_backend", keep)
+    replace(f"torch._C._get_{kind}_preferred_backend", lambda: preferred)
 
 
 def _refuse(name):
@@ -136,9 +131,9 @@ def _checkpoints():
 
 def _compiled_graphs():
     """A compiled function copies what it replays, so nothing is to be told that a step begins."""
-    torch.compiler.cudagraph_mark_step_begin = lambda: None
+    replace("torch.compiler.cudagraph_mark_step_begin", lambda: None)
     # Read by torch._inductor.cudagraph_trees, which torch.compiler.reset() imports.
-    torch._C._cuda_CUDAAllocator_AllocatorState = object
+    replace("torch._C._cuda_CUDAAllocator_AllocatorState", object)
 
 
 def _c_functions():
@@ -166,7 +161,7 @@ def _c_functions():
     }
     for name, function in functions.items():
         # An object of its own: torch._dynamo has a rule for each, and another for torch.cuda's.
-        setattr(torch._C, name, functools.partial(function))
+        replace(f"torch._C.{name}", functools.partial(function))
 
 
 def install():

@@ -1,10 +1,9 @@
 """Methods and attributes of tensors that PyTorch's C++ has for CUDA's own kind of device alone."""
 
-import functools
-
 import torch
 
 from .. import _C, openreg
+from .._patches import replace, wrap
 from ._names import refusal
 
 _PREFIXES = ("torch.cuda.", "torch.openreg.")
@@ -24,10 +23,7 @@ def _dtype_of(kind):
     return dtype, layout
 
 
-def _wrap_type():
-    original = torch.Tensor.type
-
-    @functools.wraps(original)
+def _by_either_name(original):
     def type_(self, dtype=None, non_blocking=False, **kwargs):
         named = None if dtype is None else _dtype_of(dtype)
         if named is None:
@@ -38,7 +34,7 @@ def _wrap_type():
         where = self.device if self.is_cuda else torch.device("cuda", openreg.current_device())
         return self.to(where, dtype, non_blocking=non_blocking)
 
-    torch.Tensor.type = type_
+    return type_
 
 
 def _interface(self):
@@ -48,8 +44,8 @@ def _interface(self):
 
 def install():
     for name in ("cuda", "openreg"):
-        setattr(torch.Tensor, name, _C._cuda_descriptor())
+        replace(f"torch.Tensor.{name}", _C._cuda_descriptor())
     for name in ("is_cuda", "is_openreg"):
-        setattr(torch.Tensor, name, _C._is_cuda_descriptor())
-    torch.Tensor.__cuda_array_interface__ = property(_interface)
-    _wrap_type()
+        replace(f"torch.Tensor.{name}", _C._is_cuda_descriptor())
+    replace("torch.Tensor.__cuda_array_interface__", property(_interface))
+    wrap("torch.Tensor.type", _by_either_name)

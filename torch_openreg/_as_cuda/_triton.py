@@ -1,5 +1,5 @@
 """Triton is for the GPU's own instructions, whether it is installed or not."""
 
-from torch.utils import _triton
+from .._patches import replace
 
-_triton.has_triton = lambda *args, **kwargs: False
+replace("torch.utils._triton.has_triton", lambda *args, **kwargs: False)

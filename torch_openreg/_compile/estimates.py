@@ -2,8 +2,8 @@
 torch.utils._runtime_estimation."""
 
 import torch
-from torch.utils import _runtime_estimation
 
+from .._patches import wrap
 from ..openreg._utils import is_ours
 
 # About those of one core of a CPU. Estimates are compared with each other alone: by them a compiled
@@ -12,16 +12,17 @@ _GIGABYTES_PER_SECOND = 10
 _TERAFLOPS = 0.1
 
 
-def _or_ours(known, ours):
-    def of_accelerator(*args):
-        accelerator = torch.accelerator.current_accelerator()
-        here = accelerator is not None and is_ours(accelerator)
-        return ours if here else known(*args)
+def _or_ours(ours):
+    def make(known):
+        def of_accelerator(*args):
+            accelerator = torch.accelerator.current_accelerator()
+            here = accelerator is not None and is_ours(accelerator)
+            return ours if here else known(*args)
 
-    return of_accelerator
+        return of_accelerator
+
+    return make
 
 
-_runtime_estimation.get_gpu_dram_gbps = _or_ours(
-    _runtime_estimation.get_gpu_dram_gbps, _GIGABYTES_PER_SECOND
-)
-_runtime_estimation.get_device_tflops = _or_ours(_runtime_estimation.get_device_tflops, _TERAFLOPS)
+wrap("torch.utils._runtime_estimation.get_gpu_dram_gbps", _or_ours(_GIGABYTES_PER_SECOND))
+wrap("torch.utils._runtime_estimation.get_device_tflops", _or_ours(_TERAFLOPS))

@@ -1,12 +1,13 @@
 """What results of our operators look like, where PyTorch asks the kind of device."""
 
 import torch
-from torch import _meta_registrations
+import torch._meta_registrations
 from torch._decomp import decomposition_table, meta_table
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_impls
 from torch.utils import _pytree as pytree
 
+from .._patches import wrap
 from ..openreg._utils import is_ours
 
 _ATEN = torch.ops.aten
@@ -105,7 +106,7 @@ def _hint_of_cpu(hint):
 
 
 def register():
-    _meta_registrations.device_hint = _hint_of_cpu(_meta_registrations.device_hint)
+    wrap("torch._meta_registrations.device_hint", _hint_of_cpu)
     implementations = fake_impls.op_implementations_dict
     decomposition_table[_ATEN.baddbmm.dtype] = _add_product
     implementations[_ATEN.baddbmm.dtype] = _decomposed

@@ -5,8 +5,8 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._higher_order_ops.flex_attention import _flex_attention_autocast_impl
 from torch._higher_order_ops.flex_attention import flex_attention as operator
-from torch.nn.attention import flex_attention
 
+from .._patches import wrap
 from ..openreg._utils import is_ours, type_name
 
 
@@ -45,5 +45,5 @@ def _autocast(*arguments):
         return _flex_attention_autocast_impl(*arguments)
 
 
-flex_attention._validate_device = _check(flex_attention._validate_device)
-flex_attention._apply_kernel_options = _no_sums(flex_attention._apply_kernel_options)
+wrap("torch.nn.attention.flex_attention._validate_device", _check)
+wrap("torch.nn.attention.flex_attention._apply_kernel_options", _no_sums)

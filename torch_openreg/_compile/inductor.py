@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import torch
-from torch._inductor import config, ir, lowering, memory, scheduler, select_algorithm, utils
+from torch._inductor import config, ir, lowering, scheduler, utils
 from torch._inductor.autotune_process import CPUDeviceBenchmarkMixin
 from torch._inductor.codegen.common import (
     DeviceOpOverrides,
@@ -20,6 +20,7 @@ from torch._inductor.kernel.flex import flex_cpu
 from torch._inductor.utils import GPU_TYPES, any_is_symbolic
 from torch._inductor.virtualized import V
 
+from .._patches import wrap
 from ..openreg._utils import type_name
 
 _FLEX = torch.ops.higher_order.flex_attention
@@ -354,7 +355,7 @@ def _tried_on_cpu(make):
     def make_on_cpu(size, stride, device, *args):
         return make(size, stride, _CPU if device.type == _NAME else device, *args)
 
-    return staticmethod(make_on_cpu)
+    return make_on_cpu
 
 
 def _without_ours(groups_of):
@@ -382,31 +383,33 @@ class _Pass(CustomGraphModulePass):
         return get_hash_for_files(sources), utils.parallel_num_threads()
 
 
+_REPLACED = {
+    "scheduler.BaseSchedulerNode.is_cpu": _is_cpu,
+    "scheduler.Scheduler.compute_dependencies": _in_order,
+    "scheduler.ForeachKernelSchedulerNode.group_algorithm_for_combo_kernels": _without_ours,
+    "scheduler.device_need_guard": _or_ours,
+    "memory.get_freeable_input_buf": _read_by_kernels,
+    "ir.get_device_type": _type_or_cpus,
+    "lowering.get_constant_value": _divisor,
+    "lowering.is_gpu": _or_ours,
+    "utils._use_template_for_cpu": _choose_template,
+    "select_algorithm.AlgorithmSelectorCache.__call__": _chosen_at_once,
+    "select_algorithm.AlgorithmSelectorCache.generate_example_value": _tried_on_cpu,
+}
+
+
 def register():
     if _NAME in GPU_TYPES:
         GPU_TYPES.remove(_NAME)  # whose kernels are Triton's
     register_backend_for_device(_NAME, Scheduling, Wrapper, _NoCppWrapper, None, _Pass())
     register_device_op_overrides(_NAME, Overrides())
-    scheduler.BaseSchedulerNode.is_cpu = _is_cpu(scheduler.BaseSchedulerNode.is_cpu)
-    scheduler.Scheduler.compute_dependencies = _in_order(scheduler.Scheduler.compute_dependencies)
-    memory.get_freeable_input_buf = _read_by_kernels(memory.get_freeable_input_buf)
-    scheduler.device_need_guard = _or_ours(scheduler.device_need_guard)
-    ir.get_device_type = _type_or_cpus(ir.get_device_type)
-    lowering.get_constant_value = _divisor(lowering.get_constant_value)
+    for name, make in _REPLACED.items():
+        wrap(f"torch._inductor.{name}", make)
     lowerings = lowering.lowerings
     lowerings[_FLEX] = _lower_flex_attention(lowerings[_FLEX])
     aten = torch.ops.aten
     for product in aten.mm.dtype, aten.bmm.dtype, aten.addmm.dtype, aten.baddbmm.dtype:
         lowerings[product] = _called(product, lowerings[product])
-    utils._use_template_for_cpu = _choose_template(utils._use_template_for_cpu)
-    cache = select_algorithm.AlgorithmSelectorCache
-    cache.__call__ = _chosen_at_once(cache.__call__)
-    cache.generate_example_value = _tried_on_cpu(cache.generate_example_value)
-    combo = scheduler.ForeachKernelSchedulerNode
-    combo.set_group_algorithm_for_combo_kernels(
-        _without_ours(combo.group_algorithm_for_combo_kernels)
-    )
-    lowering.is_gpu = _or_ours(lowering.is_gpu)  # a kernel of a CPU scalar and our tensors is ours
 
 
 register()

@@ -5,9 +5,9 @@ import threading
 import weakref
 
 import torch
+import torch._inductor.cudagraph_trees
 from torch._C._dynamo.guards import _reinterpret_tensor
 from torch._dynamo import graph_bytecode_inputs
-from torch._inductor import cudagraph_trees
 from torch._inductor.compile_fx import (
     get_expanded_dims,
     index_expanded_dims_and_copy_,
@@ -16,6 +16,7 @@ from torch._inductor.compile_fx import (
 from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
 from .. import _C, openreg
+from .._patches import wrap
 from .dynamo import Interface
 
 _capturing = threading.Lock()  # a capture synchronises the device, which would end another one
@@ -365,4 +366,4 @@ def _and_ours(reset):
     return reset_ours
 
 
-cudagraph_trees.reset_cudagraph_trees = _and_ours(cudagraph_trees.reset_cudagraph_trees)
+wrap("torch._inductor.cudagraph_trees.reset_cudagraph_trees", _and_ours)

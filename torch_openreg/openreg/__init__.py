@@ -18,7 +18,7 @@ import importlib
 from torch import AcceleratorError as AcceleratorError
 from torch import OutOfMemoryError as OutOfMemoryError
 
-from . import _comm, _dlpack, _typed, amp, graphs, memory, random, sparse, streams
+from . import _typed, amp, graphs, memory, random, sparse, streams
 from . import _utils as _utils
 from . import comm as comm
 from ._lazy import (
@@ -35,7 +35,6 @@ from ._lazy import (
     is_initialized,
 )
 from ._mempool import graph_pool_handle
-from ._refusals import install as _install_refusals
 from ._utils import _get_device_index as _get_device_index
 from .amp import get_amp_supported_dtype
 from .device import _DeviceGuard as _DeviceGuard
@@ -113,12 +112,8 @@ from .streams import _set_stream_by_id as _set_stream_by_id
 _LATER = ("sanitizer", "testing")
 SUBMODULES = ("_utils", "amp", "comm", "graphs", "memory", "random", "sparse", "streams", *_LATER)
 
-_comm.install()
-_typed.install()
 _TYPED = _typed.tensor_classes("torch.openreg") | _typed.storage_classes()
 globals().update(_TYPED)
-_install_refusals()
-_dlpack.install()
 
 
 def __getattr__(name):

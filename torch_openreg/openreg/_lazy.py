@@ -3,7 +3,6 @@
 import threading
 
 from .. import _C
-from . import _refusals
 
 _lock = threading.RLock()
 _called = False
@@ -45,11 +44,10 @@ def _lazy_init():
         if not _called:
             _called = True
             _C._register_operators()
-            from . import _compat, _quantized  # not a part of `import torch`
+            from .._patches import compat, quantized, refusals  # not a part of `import torch`
 
-            _refusals.on_first_use()
-            _quantized.on_first_use()
-            _compat.on_first_use()
+            for patches in (refusals, quantized, compat):
+                patches.on_first_use()
         while _queued:  # what is left where one has raised is for the next use
             _queued.pop(0)()
 

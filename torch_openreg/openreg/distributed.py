@@ -1,11 +1,10 @@
 """The backend of torch.distributed for openreg tensors: PyTorch's own Gloo over device memory."""
 
-import functools
-
 import torch
 from torch.distributed import distributed_c10d as c10d
 
 from .. import _C
+from .._patches import wrap
 from ._utils import is_ours
 
 _NAME = "openreg"
@@ -16,10 +15,14 @@ def register():
     c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=[_NAME])
     _C.ProcessGroupOpenReg.options = property(_options_of)
     _C.ProcessGroupOpenReg.supports_splitting = property(_supports_splitting)
-    _serve_both()
-    _default_to_the_device()
+    where = "torch.distributed.distributed_c10d"
+    wrap(f"{where}.BackendConfig.__init__", _serve_both)
+    wrap(f"{where}._get_pg_default_device", _default_to(lambda: torch.device(_NAME)))
+    wrap(f"{where}._get_object_coll_device", _default_to(lambda: _NAME))
     if torch.distributed.rpc.is_available():
-        _refuse_device_maps()
+        # The options' constructor calls both, set_device_map() the one and set_devices() the other.
+        for name in ("_to_device_map", "_to_device_list"):
+            wrap(f"torch.distributed.rpc.options.{name}", _refusing_devices)
 
 
 def _create(options, gloo_options):
@@ -75,13 +78,11 @@ def _number_ranks_of_cpu():
             gloo.options.global_ranks_in_group = list(range(group.size()))
 
 
-def _serve_both():
+def _serve_both(init):
     """No backend named, or ours without a device, means Gloo for CPU tensors beside it, and "gloo"
     means ours for the device's beside Gloo. Each has connections of its own: calls for the one wait
     for nothing of the other's, and so have no order with these that is the same on every rank."""
-    init = c10d.BackendConfig.__init__
 
-    @functools.wraps(init)
     def init_with_both(self, backend):
         init(self, backend)
         named = str(backend).lower()
@@ -91,17 +92,14 @@ def _serve_both():
         elif named in (c10d.Backend.UNDEFINED, _NAME) and _NAME in self.device_backend_map.values():
             self.device_backend_map["cpu"] = c10d.Backend.GLOO
 
-    c10d.BackendConfig.__init__ = init_with_both
+    return init_with_both
 
 
-def _default_to_the_device():
+def _default_to(device):
     """Of a group that has our name, as "nccl" has cuda: PyTorch takes the CPU for each that has it.
     Programs send on the one what others receive on the other, if they take it for the device's."""
 
-    def replace(name, device):
-        function = getattr(c10d, name)
-
-        @functools.wraps(function)
+    def replacing(function):
         def default(group=None):
             found = group or c10d._get_default_group()
             if isinstance(found, c10d.ProcessGroup):
@@ -110,32 +108,24 @@ def _default_to_the_device():
                     return device()
             return function(group)
 
-        setattr(c10d, name, default)
+        return default
 
-    replace("_get_pg_default_device", lambda: torch.device(_NAME))
-    replace("_get_object_coll_device", lambda: _NAME)
+    return replacing
 
 
-def _refuse_device_maps():
-    """Those of RPC. TensorPipe has a channel for CUDA's memory alone, and a map for another device
-    ends the process in a thread of the agent."""
-    from torch.distributed.rpc import options
+def _refusing_devices(convert):
+    """Of RPC. TensorPipe has a channel for CUDA's memory alone, and a map for another device ends
+    the process in a thread of the agent."""
 
-    def refusing(convert):
-        @functools.wraps(convert)
-        def convert_or_refuse(given):
-            given = given if isinstance(given, dict) else list(given)
-            devices = [*given, *given.values()] if isinstance(given, dict) else given
-            for device in map(torch.device, devices):
-                if is_ours(device):
-                    raise NotImplementedError(
-                        f"a device map of TensorPipe with {device} is not supported: RPC carries "
-                        "tensors of the CPU alone: send tensor.cpu()"
-                    )
-            return convert(given)
+    def convert_or_refuse(given):
+        given = given if isinstance(given, dict) else list(given)
+        devices = [*given, *given.values()] if isinstance(given, dict) else given
+        for device in map(torch.device, devices):
+            if is_ours(device):
+                raise NotImplementedError(
+                    f"a device map of TensorPipe with {device} is not supported: RPC carries "
+                    "tensors of the CPU alone: send tensor.cpu()"
+                )
+        return convert(given)
 
-        return convert_or_refuse
-
-    # The options' constructor calls both, set_device_map() the one and set_devices() the other.
-    for name in ("_to_device_map", "_to_device_list"):
-        setattr(options, name, refusing(getattr(options, name)))
+    return convert_or_refuse

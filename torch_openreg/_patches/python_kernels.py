@@ -1,13 +1,13 @@
 """Kernels that a program registers from Python for the CPU's dispatch keys: the device goes on with
 those that they replace, as it computes with the CPU's (csrc/aten/python_kernels.cpp)."""
 
-import functools
 import gc
 
 import torch
 from torch.library import Library, fallthrough_kernel
 
-from . import _C
+from .. import _C
+from . import wrap
 
 KEYS = {"CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "NestedTensorCPU"}
 
@@ -41,11 +41,7 @@ def _refuse_earlier():
             library._registration_handles.append(_Handle(library.m, kernel))
 
 
-def install():
-    _refuse_earlier()
-    impl = Library.impl
-
-    @functools.wraps(impl)
+def _for_the_cpu_alone(impl):
     def impl_for_the_cpu_alone(self, op_name, fn, dispatch_key="", **options):
         key = dispatch_key or self.dispatch_key
         if key not in KEYS or fn is fallthrough_kernel:
@@ -67,4 +63,9 @@ def install():
         finally:
             kernel.resume()
 
-    Library.impl = impl_for_the_cpu_alone
+    return impl_for_the_cpu_alone
+
+
+def install():
+    _refuse_earlier()
+    wrap("torch.library.Library.impl", _for_the_cpu_alone)

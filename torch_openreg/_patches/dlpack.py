@@ -6,14 +6,12 @@ from_dlpack passes no stream for this device: what it returns is ordered like th
 from, on the calling thread's current stream.
 """
 
-import functools
-
-import torch
 from torch.overrides import has_torch_function_unary
 from torch.utils.dlpack import DLDeviceType
 
-from ._utils import is_ours
-from .streams import ExternalStream, current_stream
+from ..openreg._utils import is_ours
+from ..openreg.streams import ExternalStream, current_stream
+from . import wrap
 
 
 def _wait_for_producer(stream, index):
@@ -23,16 +21,16 @@ def _wait_for_producer(stream, index):
         consumer.wait_stream(producer)
 
 
-def install():
-    device_of, export = torch.Tensor.__dlpack_device__, torch.Tensor.__dlpack__
-
-    @functools.wraps(device_of)
+def _device_of(original):
     def __dlpack_device__(self):
         if has_torch_function_unary(self) or not is_ours(self.device):
-            return device_of(self)
+            return original(self)
         return (DLDeviceType.kDLExtDev, self.device.index)
 
-    @functools.wraps(export)
+    return __dlpack_device__
+
+
+def _export(original):
     def __dlpack__(self, *, stream=-1, **options):
         if is_ours(self.device) and self.is_neg():
             # PyTorch exports the memory as it is, and the sign is lost.
@@ -41,11 +39,15 @@ def install():
             )
         if is_ours(self.device):  # raises if the storage was freed or shrunk
             self.detach().as_strided(self.size(), self.stride())
-        capsule = export(self, stream=stream, **options)
+        capsule = original(self, stream=stream, **options)
         # PyTorch itself waits where the device is called cuda.
         if stream not in (None, -1) and is_ours(self.device) and self.device.type != "cuda":
             _wait_for_producer(stream, self.device.index)
         return capsule
 
-    torch.Tensor.__dlpack_device__ = __dlpack_device__
-    torch.Tensor.__dlpack__ = __dlpack__
+    return __dlpack__
+
+
+def install():
+    wrap("torch.Tensor.__dlpack_device__", _device_of)
+    wrap("torch.Tensor.__dlpack__", _export)

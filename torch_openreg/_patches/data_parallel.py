@@ -4,9 +4,9 @@ CUDA's tensors alone. Each is queued: as CUDA's they wait for nothing but copies
 """
 
 import functools
-import sys
 
 import torch
+import torch.cuda.nccl
 from torch._utils import (
     _flatten_dense_tensors,
     _flatten_sparse_tensors,
@@ -15,8 +15,9 @@ from torch._utils import (
     _unflatten_dense_tensors,
 )
 
-from ._utils import is_ours, type_name
-from .streams import StreamContext
+from ..openreg._utils import is_ours, type_name
+from ..openreg.streams import StreamContext
+from . import replace, wrap
 
 
 def _device(index):
@@ -253,34 +254,16 @@ def _ours_or(theirs, ours):
     return choose
 
 
-def install():
-    for ours in _FUNCTIONS:
-        theirs = getattr(torch._C, ours.__name__, None)
-        setattr(torch._C, ours.__name__, _ours_or(theirs, ours) if theirs else ours)
-    _mend_nccl()
-    _mend_parallel_apply()
-
-
-def _mend_nccl():
-    """reduce_add asks NCCL first, which warns of its absence where PyTorch was built without."""
-    from torch.cuda import nccl
-
-    is_available = nccl.is_available
-
-    @functools.wraps(is_available)
+def _not_of_ours(is_available):
     def for_cuda(tensors):
         return not any(is_ours(t.device) for t in tensors) and is_available(tensors)
 
-    nccl.is_available = for_cuda
+    return for_cuda
 
 
-def _mend_parallel_apply():
-    """It takes torch.device of CUDA alone, and hands on CUDA's autocast alone to its threads. Its
-    threads have the default dtype of autocast, as on CUDA."""
-    parallel = torch.nn.parallel
-    apply = parallel.parallel_apply
+def _taking_ours(apply):
+    """Its threads have the default dtype of autocast, as on CUDA."""
 
-    @functools.wraps(apply)
     def parallel_apply(modules, inputs, kwargs_tup=None, devices=None):
         if devices is not None:
             devices = [_index(device) for device in devices]
@@ -288,9 +271,7 @@ def _mend_parallel_apply():
             modules = [_in_autocast(module) for module in modules]
         return apply(modules, inputs, kwargs_tup, devices)
 
-    parallel.parallel_apply = parallel_apply
-    for name in ("parallel_apply", "data_parallel"):
-        sys.modules[f"torch.nn.parallel.{name}"].parallel_apply = parallel_apply
+    return parallel_apply
 
 
 def _in_autocast(module):
@@ -307,3 +288,13 @@ def _index(device):
     if isinstance(named, torch.device) and is_ours(named):
         return torch._utils._get_device_index(named, optional=True)
     return device
+
+
+def install():
+    for ours in _FUNCTIONS:
+        theirs = getattr(torch._C, ours.__name__, None)
+        replace(f"torch._C.{ours.__name__}", _ours_or(theirs, ours) if theirs else ours)
+    wrap("torch.cuda.nccl.is_available", _not_of_ours)
+    wrap("torch.nn.parallel.parallel_apply", _taking_ours)
+    for module in ("parallel_apply", "data_parallel"):
+        replace(f"torch.nn.parallel.{module}.parallel_apply", torch.nn.parallel.parallel_apply)

@@ -4,21 +4,21 @@ PyTorch's binding passes the CPU then, which its kernels cannot tell from a CPU 
 `other.cpu()`.
 """
 
-import functools
-
 import torch
 
-from ._utils import is_ours
+from ..openreg._utils import is_ours
+from . import wrap
 
 
-def on_first_use():
-    """What only matters once there can be a tensor of ours."""
-    empty = torch.empty_quantized
-
-    @functools.wraps(empty)
+def _on_the_others_device(empty):
     def empty_quantized(size, qtensor, *, device=None, **options):
         if device is None and isinstance(qtensor, torch.Tensor) and is_ours(qtensor.device):
             device = qtensor.device
         return empty(size, qtensor, device=device, **options)
 
-    torch.empty_quantized = empty_quantized
+    return empty_quantized
+
+
+def on_first_use():
+    """What only matters once there can be a tensor of ours."""
+    wrap("torch.empty_quantized", _on_the_others_device)

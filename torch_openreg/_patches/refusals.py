@@ -14,7 +14,8 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from ._utils import is_ours, type_name
+from ..openreg._utils import is_ours, type_name
+from . import wrap
 
 
 def _sharing():
@@ -72,7 +73,7 @@ def install():
 def on_first_use():
     """What only matters once there can be a tensor of ours."""
     _check_queues()
-    _check_byteswap()
+    wrap("torch.UntypedStorage.byteswap", _refuse_byteswap)
 
 
 def _check_queues():
@@ -96,10 +97,7 @@ def _check_queues():
     multiprocessing.queues.Queue.put = put_or_refuse
 
 
-def _check_byteswap():
-    byteswap = torch.UntypedStorage.byteswap
-
-    @functools.wraps(byteswap)
+def _refuse_byteswap(byteswap):
     def byteswap_or_refuse(self, dtype):
         if _is_ours(self):
             raise NotImplementedError(
@@ -108,4 +106,4 @@ def _check_byteswap():
             )
         return byteswap(self, dtype)
 
-    torch.UntypedStorage.byteswap = byteswap_or_refuse
+    return byteswap_or_refuse

@@ -2,25 +2,22 @@
 ones before it do.
 """
 
-import functools
-
 import torch
 
 from .. import _C
+from . import wrap
 
 
 def on_first_use():
     """What only matters once there can be a tensor of ours."""
     if torch.__version__ < "2.15":
-        _check_optimizers()
+        name = "torch.optim.Optimizer._accelerator_graph_capture_health_check"
+        wrap(name, _check_optimizers)
 
 
-def _check_optimizers():
+def _check_optimizers(check_theirs):
     """Those whose state a capture would freeze, as on CUDA."""
-    optimizer = torch.optim.Optimizer
-    check_theirs = optimizer._accelerator_graph_capture_health_check
 
-    @functools.wraps(check_theirs)
     def check(self):
         check_theirs(self)
         if torch.compiler.is_compiling() or not _C._is_current_stream_capturing():
@@ -31,4 +28,4 @@ def _check_optimizers():
                 "param_groups' capturable is False."
             )
 
-    optimizer._accelerator_graph_capture_health_check = check
+    return check

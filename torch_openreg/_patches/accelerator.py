@@ -1,0 +1,47 @@
+"""What torch.accelerator and autocast do for this device alone in C++."""
+
+import torch
+
+from .. import _C, openreg
+from . import wrap
+
+_check_index = _C._check_index
+
+
+def _checked(function):
+    def checked(index):
+        _check_index(index)
+        return function(index)
+
+    return checked
+
+
+def _initializing(function):
+    def choose(index):
+        before = function(index)
+        if index >= 0 and not _C._is_active(index):
+            openreg.init()
+        return before
+
+    return choose
+
+
+def _autocast_higher_order_operators():
+    """They have no kernel for autocast: what they call is cast. PyTorch lists the CPU's key, CUDA's
+    and XPU's."""
+    key = torch._C.DispatchKey.AutocastPrivateUse1
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for operator in torch._ops._higher_order_ops.values():
+        operator.fallthrough(key)
+
+
+def install():
+    # The guard takes -1 for the current device, and synchronize, a no-op before first use, looks at
+    # no index then.
+    for name in ("synchronizeDevice", "exchangeDevice", "getStream"):
+        wrap(f"torch._C._accelerator_{name}", _checked)
+    # Where the device is CUDA, the one that a program chooses is initialized by that, as it is by
+    # torch.openreg.set_device.
+    for name in ("setDeviceIndex", "exchangeDevice"):
+        wrap(f"torch._C._accelerator_{name}", _initializing)
+    _autocast_higher_order_operators()
