@@ -19,7 +19,7 @@ from ._run_streams import Input
 from .openreg._lazy import _lazy_init
 from .openreg.sanitizer._processes import REPORTS
 from .openreg.testing._exploration import _ADDRESS
-from .openreg.testing._schedules import launches_block
+from .openreg.testing._schedules import BLOCKED, UNBLOCK, launches_block
 
 _TAPE = "OPENREG_SCHEDULE_TAPE"
 _NO_ENDING = "left by os._exit() or exec(), so that more is not known"
@@ -176,13 +176,6 @@ def _say_incomparable(why, *lines):
     return False
 
 
-def _say_blocked():
-    name = "OPENREG_LAUNCH_BLOCKING (under --as-cuda, CUDA_LAUNCH_BLOCKING)"
-    return _say_incomparable(
-        "each launch waits, so every schedule is the same", f"run the program without {name}"
-    )
-
-
 def _named(seeds):
     return ", ".join(map(str, seeds))
 
@@ -209,7 +202,7 @@ def _agree(options, own, given):
         return _say_incomparable("how the program ends by itself is not known", str(own))
     _lazy_init()  # as_cuda() reads CUDA_LAUNCH_BLOCKING then
     if own.blocked or launches_block():
-        return _say_blocked()
+        return _say_incomparable(BLOCKED, UNBLOCK)
     early = _run_under(options, "early", given)
     if early.ending != own.ending:
         return _say_incomparable(

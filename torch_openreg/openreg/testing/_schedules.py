@@ -125,6 +125,10 @@ class schedule(contextlib.ContextDecorator):
 # ---- explore ----
 
 
+BLOCKED = "each launch waits, so every schedule is the same"
+UNBLOCK = "run without OPENREG_LAUNCH_BLOCKING (under as_cuda(), CUDA_LAUNCH_BLOCKING)"
+
+
 def launches_block():
     """Whether each launch waits, which leaves nothing for a schedule to order."""
     return ("OPENREG_LAUNCH_BLOCKING", "1") in (setting[:2] for setting in _C._settings())
@@ -133,10 +137,7 @@ def launches_block():
 def refuse_blocking(who):
     _lazy_init()  # as_cuda() reads CUDA_LAUNCH_BLOCKING then
     if launches_block():
-        raise RuntimeError(
-            f"{who} cannot compare schedules while each launch waits, as all are the same then: "
-            "run without OPENREG_LAUNCH_BLOCKING (under as_cuda(), CUDA_LAUNCH_BLOCKING)"
-        )
+        raise RuntimeError(f"{who} cannot compare schedules: {BLOCKED}: {UNBLOCK}")
 
 
 class _Bar:
