@@ -8,6 +8,37 @@ from .. import _C
 from ._lazy import _lazy_init, init
 from ._utils import DeviceContext, a_device, device_index, is_ours
 
+__all__ = [
+    "can_device_access_peer",
+    "clock_rate",
+    "configure",
+    "current_device",
+    "device",
+    "device_count",
+    "device_factories",
+    "device_of",
+    "fallback_stats",
+    "get_arch_list",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_gencode_flags",
+    "get_sync_debug_mode",
+    "hang_report",
+    "has_half",
+    "ipc_collect",
+    "is_available",
+    "is_bf16_supported",
+    "is_tf32_supported",
+    "power_draw",
+    "reset",
+    "set_device",
+    "set_sync_debug_mode",
+    "synchronize",
+    "temperature",
+    "utilization",
+]
+
 
 def device_count():
     """The number of openreg devices; 0 if they cannot be made. No use of a device."""

@@ -10,6 +10,19 @@ import torch
 from .. import _C
 from ._utils import device_index, type_name
 
+__all__ = [
+    "default_generators",
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+]
+
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 
 

@@ -8,6 +8,18 @@ import torch
 from .. import _C
 from ._utils import a_device, device_index, is_ours, type_name
 
+__all__ = [
+    "Event",
+    "ExternalStream",
+    "Stream",
+    "StreamContext",
+    "current_stream",
+    "default_stream",
+    "get_stream_from_external",
+    "set_stream",
+    "stream",
+]
+
 _DEVICE_TYPE = int(torch._C._autograd.DeviceType.PrivateUse1)
 
 
