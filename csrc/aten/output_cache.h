@@ -1,12 +1,8 @@
 /*
- * What an operator's results will look like, remembered from an earlier call with like arguments.
+ * A cache of results' metadata, by the key of a call (call_key.h).
  *
  * Sizes, strides and dtypes of results follow from the arguments' metadata for every operator that
- * is not tagged as depending on data. The key holds that metadata: of tensors dtype, sizes, strides
- * and bits, and where they overlap what is written; of numbers (Scalar, float) type, sign, which
- * dtypes hold it, the same of its difference from the one before, and how it compares with 1,
- * because an optimizer's change at each step and kernels refuse numbers for nothing else; of all
- * else the value. An operator without tensors to read (arange) has its numbers' values in the key.
+ * is not tagged as depending on data.
  */
 #pragma once
 
@@ -23,42 +19,10 @@
 
 #include "../task/arguments.h"
 #include "../task/tensor_metadata.h"
+#include "call_key.h"
 #include "op_traits.h"
 
 namespace torch_openreg {
-
-using CallKey = c10::SmallVector<int64_t, 64>;
-
-/* The key of a call; false if it cannot have one. A task carries it to its worker, as the
- * description of its tensors. */
-bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
-
-/* Walks the arguments that a key of makeKey describes. */
-class KeyReader {
- public:
-  enum Kind { kTensor, kUndefined, kTensors, kOptionalTensors, kOther };
-  explicit KeyReader(const CallKey &key);
-  /* Of the next argument, or of the next item of a list. */
-  Kind next();
-  /* Of a list: how many items follow. */
-  size_t count() const { return static_cast<size_t>(word_ >> 8); }
-  /* Of a tensor. */
-  TensorMetadata tensor() const {
-    return {{dims_, count_},
-            {dims_ + count_, count_},
-            static_cast<c10::ScalarType>(word_ >> 8 & 0xff),
-            (word_ >> 16 & 1) != 0,
-            (word_ >> 17 & 1) != 0,
-            (word_ >> 18 & 1) != 0};
-  }
-  bool isCpu() const { return (word_ >> 19 & 1) != 0; }
-
- private:
-  const int64_t *next_;
-  int64_t word_ = 0;
-  const int64_t *dims_ = nullptr;
-  size_t count_ = 0;
-};
 
 struct ResultSpec {
   int argument = -1;  // the caller's own tensor (in place, out=); -1: fresh ones
@@ -106,12 +70,5 @@ std::shared_ptr<OutputSpec> writtenOutputs(const OpTraits &traits);
 /* Thread-safe and bounded. Null: never seen. */
 std::shared_ptr<const OutputSpec> findOutputs(const CallKey &key);
 void cacheOutputs(const CallKey &key, std::shared_ptr<const OutputSpec> spec);
-
-/* Of a CPU tensor without dimensions, what kernels ask of its number; of others 0. */
-int64_t kindOfNumber(const at::Tensor &tensor);
-
-/* Appends a value that is no tensor; false if it cannot be part of a key. `kindOnly`: of
- * numbers. */
-bool appendToKey(CallKey &key, const c10::IValue &value, bool kindOnly);
 
 }  // namespace torch_openreg
