@@ -32,6 +32,7 @@
 #include "../torch/module.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
+#include "../task/kernel_memory.h"
 #include "../task/task.h"
 #include "../task/tensor_accesses.h"
 #include "../task/tensor_metadata.h"
@@ -51,12 +52,11 @@ const char *kept(const std::string &name) {
   return names->insert(name).first->c_str();
 }
 
-/* Memory, of the device where `bytes` says how much, or the value of a CPU tensor without
- * dimensions. */
+/* Memory, or the value of a CPU tensor without dimensions. */
 struct Argument {
   bool isValue = false;
-  void *memory = nullptr;
-  size_t bytes = 0, offset = 0;
+  KernelMemory memory;
+  size_t offset = 0;
   alignas(16) std::array<char, 16> value{};
 };
 
@@ -67,11 +67,7 @@ struct CompiledTask final : Task {
   void run() override {
     c10::SmallVector<void *, 8> pointers;
     for (Argument &argument : arguments) {
-      void *address = argument.memory;
-      if (argument.isValue) address = argument.value.data();
-      if (argument.bytes != 0) {
-        OPENREG_CHECK(orMapForKernel(&address, argument.memory, argument.bytes));
-      }
+      void *address = argument.isValue ? argument.value.data() : argument.memory.address();
       pointers.push_back(static_cast<char *>(address) + argument.offset);
     }
     entry(pointers.data(), numbers.data());
@@ -152,14 +148,12 @@ Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *na
   if (device.is_cpu()) {
     TORCH_CHECK_VALUE(tensor.is_cpu(), name, " runs on the CPU, where it cannot read a tensor of ",
                       tensor.device());
-    argument.memory = tensor.data_ptr();
+    argument.memory = KernelMemory::ofHost(tensor.data_ptr());
     return argument;
   }
   if (tensor.device() == device) {
     checkFitsStorage(tensor, name);
-    at::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
-    argument.memory = storage->_mutable_data_ptr_no_checks().get();
-    argument.bytes = argument.memory == nullptr ? 0 : storage->nbytes();
+    argument.memory = KernelMemory(*tensor.storage().unsafeGetStorageImpl());
     argument.offset = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
     return argument;
   }
@@ -181,9 +175,8 @@ void runOnCopies(CompiledTask &task, std::unordered_map<void *, Copied> copied) 
   const at::AutoDispatchBelowADInplaceOrView kernels;  // which know of no gradient
   for (auto &[memory, copy] : copied) copy.host = copy.bytes.cpu();
   for (Argument &argument : task.arguments) {
-    if (argument.bytes == 0) continue;
-    argument.memory = copied.at(argument.memory).host.mutable_data_ptr();
-    argument.bytes = 0;
+    if (!argument.memory.isOnDevice()) continue;
+    argument.memory = KernelMemory::ofHost(copied.at(argument.memory.data).host.mutable_data_ptr());
   }
   task.run();
   for (auto &[memory, copy] : copied) {
@@ -204,8 +197,8 @@ std::unordered_map<void *, Copied> CompiledKernel::storagesOf(const CompiledTask
   for (size_t i = 0; i < roles_.size(); ++i) {
     if (isNumber(i)) continue;
     const Argument &argument = task.arguments[next++];
-    if (argument.bytes == 0) continue;
-    Copied &copied = storages[argument.memory];
+    if (!argument.memory.isOnDevice()) continue;
+    Copied &copied = storages[argument.memory.data];
     if (!copied.bytes.defined()) copied.bytes = bytesOf(tensorAt(given, i));
     if (roles_[i] != 'r') copied.written.push_back(tensorAt(given, i));
   }

@@ -1,8 +1,3 @@
-/*
- * An OperatorTask carries everything by value: addresses, sizes, numbers. It holds no device tensor
- * and no storage: memory is kept alive by the order of the stream alone, as on any device, and a
- * worker never drops the last reference of a Python object.
- */
 #include "operator_task.h"
 
 #include <ATen/core/List.h>
@@ -10,13 +5,11 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/stack.h>
 #include <ATen/native/Resize.h>
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -24,16 +17,12 @@
 #include <string>
 
 #include "../torch/allocator.h"
-#include "../torch/check.h"
+#include "../torch/graph.h"
 #include "../torch/host_access.h"
 #include "../torch/sanitizer.h"
-#include "../task/cpu_alias.h"
-#include "../task/cpu_memory.h"
-#include "../task/task.h"
 #include "../task/task_half.h"
 #include "../task/tensor_metadata.h"
-#include "fallback.h"
-#include "op_generator.h"
+#include "graph_node.h"
 #include "op_traits.h"
 #include "operator_accesses.h"
 
@@ -48,25 +37,6 @@ using c10::OperatorHandle;
 using c10::StorageImpl;
 using c10::TensorImpl;
 using torch::jit::Stack;
-
-/* ---- a task ---- */
-
-/* A storage, as addresses. */
-struct Memory {
-  void *data;
-  size_t bytes;
-};
-
-/* Where a device tensor begins. */
-struct Place {
-  size_t memory;  // position in `memories`
-  int64_t offset;
-};
-
-/* The value of a 0-dim CPU tensor, of any dtype. */
-struct Number {
-  alignas(16) std::array<char, 16> bytes;
-};
 
 /* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are
  * kept. `taken_` is a thread's own; the list of dropped ones is taken whole, so that no pop races
@@ -133,202 +103,9 @@ class TaskMemory {
 };
 thread_local TaskMemory taskMemory;
 
-class Node;
-using Storages = PairList<StorageImpl, size_t>;  // position in `memories`
-
-struct OperatorTask final : Task {
-  OperatorTask(const OperatorHandle &handle, const OpTraits &operatorTraits, const char *called,
-               const CallKey &metadata, c10::Device on)
-      : Task(called, on), op(handle), traits(operatorTraits), key(metadata) {}
-  static void *operator new(size_t bytes) { return taskMemory.take(bytes); }
-  static void operator delete(OperatorTask *task, std::destroying_delete_t) {
-    std::shared_ptr<const OutputSpec> last = std::move(task->spec);
-    task->~OperatorTask();
-    TaskMemory::give(task, std::move(last));
-  }
-
-  void add(const IValue &value, Storages &known);
-  at::Tensor makeResult(const KeptMetadata &metadata, orStream_t stream);
-  void run() override;
-
-  OperatorHandle op;
-  const OpTraits &traits;
-  CallKey key;  // what its tensors look like
-  // What its results have to look like; null if none is fresh.
-  std::shared_ptr<const OutputSpec> spec;
-  c10::ScalarType defaultDtype = c10::get_default_dtype_as_scalartype();
-  // In the order in which the arguments need them.
-  c10::SmallVector<Place, 4> places;    // device tensors
-  c10::SmallVector<Number, 2> numbers;  // 0-dim CPU tensors; there are no others
-  c10::SmallVector<IValue, 4> others;   // all other arguments
-  c10::SmallVector<Memory, 4> memories;
-  c10::SmallVector<Memory, 2> results;
-  int64_t largest = 0;  // elements of a tensor
-  bool isNode = false;  // of a graph: it runs at each replay
-  InDefaultDtype inDefaultDtype;
-
- private:
-  friend class Node;
-  void addTensor(const at::Tensor &tensor, Storages &known);
-  size_t addMemory(StorageImpl *storage, Storages &known);
-  void place(Stack &stack, c10::ArrayRef<Reserved> reserved) const;
-  bool canSplit() const {
-    return (traits.pointwise || traits.elementwise) && !traits.draws && largest > 1;
-  }
-  bool runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const;
-  void runAsNode();
-  void useDefaultDtype(Stack &stack) const;
-  c10::SmallVector<Reserved, 2> reserved() const;
-  void runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reserved) const;
-
-  std::shared_ptr<Node> node_;  // made by the first replay
-};
-
-size_t OperatorTask::addMemory(StorageImpl *storage, Storages &known) {
-  if (const size_t *memory = known.find(storage)) return *memory;
-  memories.push_back({storage->_mutable_data_ptr_no_checks().get(), storage->nbytes()});
-  return known.add(storage, memories.size() - 1);
-}
-
-void OperatorTask::addTensor(const at::Tensor &tensor, Storages &known) {
-  if (!tensor.defined()) return;
-  largest = std::max(largest, tensor.numel());
-  if (tensor.is_privateuseone()) {
-    places.push_back(
-        {addMemory(tensor.storage().unsafeGetStorageImpl(), known), tensor.storage_offset()});
-  } else {
-    TORCH_INTERNAL_ASSERT(tensor.dim() == 0, traits.name, " would read a CPU tensor later");
-    std::memcpy(numbers.emplace_back().bytes.data(), tensor.const_data_ptr(), tensor.itemsize());
-  }
-}
-
 IValue withCpuAsDevice(const IValue &value) {
   const bool ours = value.isDevice() && value.toDevice().is_privateuseone();
   return ours ? IValue(c10::Device(c10::DeviceType::CPU)) : value;
-}
-
-void OperatorTask::add(const IValue &value, Storages &known) {
-  if (value.isTensor()) {
-    addTensor(value.toTensor(), known);
-  } else if (!value.isList()) {
-    others.push_back(withCpuAsDevice(value));
-  } else if (value.isTensorList() || holdsOptionalTensors(value)) {
-    for (const IValue &item : value.toListRef()) {
-      if (!item.isNone()) addTensor(item.toTensor(), known);
-    }
-  } else if (value.toList().use_count() > 2) {
-    others.emplace_back(value.toList().copy());  // a script's own, which it may change
-  } else {
-    others.push_back(value);
-  }
-}
-
-at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t stream) {
-  if (!metadata.isDefined()) return {};
-  const size_t bytes = metadata.bytes();
-  void *block = nullptr;
-  if (bytes != 0) {
-    describeNextBlock(TensorMetadata(metadata).dtype);
-    block = allocateBlock(bytes, stream, device.index());
-  }
-  results.push_back({block, bytes});
-  largest = std::max(largest, c10::multiply_integers(metadata.sizes()));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, ownBlock(block, device.index()),
-                       &deviceAllocator(), /*resizable=*/true);
-  return tensorOf(std::move(storage), DispatchKey::PrivateUse1, metadata);
-}
-
-/* ---- on the worker ---- */
-
-void *kernelAddress(const Memory &memory) {
-  void *address = nullptr;
-  if (memory.data != nullptr && memory.bytes != 0) {
-    OPENREG_CHECK(orMapForKernel(&address, memory.data, memory.bytes));
-  }
-  return address;
-}
-
-/* Makes the kernel's arguments: the key and the task's lists, read side by side. */
-class Arguments {
- public:
-  explicit Arguments(OperatorTask &task) : task_(task), reader_(task.key) {
-    for (const Memory &memory : task.memories) {
-      storages_.push_back(cpuStorage(kernelAddress(memory), memory.bytes));
-    }
-  }
-  Stack stack();
-  void checkWritten() const;
-
- private:
-  struct Written {
-    at::Tensor tensor;
-    TensorMetadata promised;
-  };
-  IValue next(bool written);
-  at::Tensor tensor();
-  at::Tensor item();
-
-  OperatorTask &task_;
-  KeyReader reader_;
-  size_t places_ = 0, numbers_ = 0, others_ = 0;
-  bool writing_ = false;
-  c10::SmallVector<c10::Storage, 4> storages_;
-  c10::SmallVector<Written, 2> written_;
-};
-
-at::Tensor Arguments::tensor() {
-  const bool number = reader_.isCpu();
-  const int64_t offset = number ? 0 : task_.places[places_].offset;
-  c10::Storage storage = number ? cpuStorage(task_.numbers[numbers_++].bytes.data(), sizeof(Number))
-                                : storages_[task_.places[places_++].memory];
-  const TensorMetadata metadata = reader_.tensor();
-  at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, metadata, offset);
-  if (writing_) written_.push_back({made, metadata});
-  return made;
-}
-
-at::Tensor Arguments::item() {
-  return reader_.next() == KeyReader::kTensor ? tensor() : at::Tensor();
-}
-
-IValue Arguments::next(bool written) {
-  writing_ = written;
-  const KeyReader::Kind kind = reader_.next();
-  if (kind == KeyReader::kTensor) return tensor();
-  if (kind == KeyReader::kUndefined) return at::Tensor();
-  if (kind == KeyReader::kOther) return task_.others[others_++];
-  const size_t count = reader_.count();
-  if (kind == KeyReader::kTensors) {
-    c10::List<at::Tensor> list;
-    list.reserve(count);
-    for (size_t i = 0; i < count; ++i) list.push_back(item());
-    return list;
-  }
-  c10::List<std::optional<at::Tensor>> list;
-  for (size_t i = 0; i < count; ++i) {
-    at::Tensor made = item();
-    list.push_back(made.defined() ? std::optional(std::move(made)) : std::nullopt);
-  }
-  return list;
-}
-
-Stack Arguments::stack() {
-  Stack stack;
-  stack.reserve(task_.traits.isWritten.size());
-  for (const bool written : task_.traits.isWritten) stack.push_back(next(written));
-  return stack;
-}
-
-/* The promise was that in place and out= leave metadata as they are. */
-void Arguments::checkWritten() const {
-  for (const auto &[tensor, promised] : written_) {
-    TORCH_CHECK(tensor.sizes() == promised.sizes && tensor.strides() == promised.strides,
-                "a kernel of ", task_.traits.name, " resized its output to ", tensor.sizes(),
-                " where ", promised.sizes, " was promised");
-    const bool conj = tensor.is_conj() != promised.conj;
-    TORCH_CHECK(!conj && tensor.is_neg() == promised.neg, "a kernel of ", task_.traits.name,
-                " changed the ", conj ? "conj" : "neg", " bit of its output");
-  }
 }
 
 /* ---- results that are not where they were promised ---- */
@@ -386,6 +163,157 @@ void eachFresh(const OperatorTask &task, const Stack &stack, F visit) {
     TORCH_CHECK(items.size() == result.fresh.size(), "a kernel of ", task.traits.name, " made ",
                 items.size(), " results where ", result.fresh.size(), " were promised");
     for (size_t k = 0; k < items.size(); ++k) visit(items[k].toTensor(), result.fresh[k]);
+  }
+}
+
+/* Of a comparison in place. */
+OperatorHandle outFormOf(const OperatorHandle &op) {
+  const std::string &name = op.schema().name();
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      name.substr(0, name.size() - 1).c_str(), (op.schema().overload_name() + "_out").c_str());
+}
+
+/* Outputs that get their size from the call. The key is that of the arguments as they are then. */
+void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef<IValue> arguments,
+                   CallKey &key, bool warned) {
+  if (C10_LIKELY(spec.resizes.empty())) return;
+  if (!warned && spec.resizeWarnings) {
+    for (const c10::Warning &warning : *spec.resizeWarnings) c10::warn(warning);
+    warned = true;
+  }
+  for (const Resize &resize : spec.resizes) {
+    const at::Tensor &output = arguments[resize.argument].toTensor();
+    const KeptMetadata &metadata = resize.metadata;
+    if (!warned) at::native::resize_output_check(output, metadata.sizes());
+    output.resize_(metadata.sizes());
+    output.unsafeGetTensorImpl()->set_sizes_and_strides(metadata.sizes(), metadata.strides());
+  }
+  key.clear();
+  makeKey(key, traits, arguments);
+}
+
+}  // namespace
+
+/* ---- a task ---- */
+
+void *OperatorTask::operator new(size_t bytes) { return taskMemory.take(bytes); }
+
+void OperatorTask::operator delete(OperatorTask *task, std::destroying_delete_t) {
+  std::shared_ptr<const OutputSpec> last = std::move(task->spec);
+  task->~OperatorTask();
+  TaskMemory::give(task, std::move(last));
+}
+
+size_t OperatorTask::addMemory(StorageImpl *storage, Storages &known) {
+  if (const size_t *memory = known.find(storage)) return *memory;
+  memories.emplace_back(*storage);
+  return known.add(storage, memories.size() - 1);
+}
+
+void OperatorTask::addTensor(const at::Tensor &tensor, Storages &known) {
+  if (!tensor.defined()) return;
+  largest = std::max(largest, tensor.numel());
+  if (tensor.is_privateuseone()) {
+    places.push_back(
+        {addMemory(tensor.storage().unsafeGetStorageImpl(), known), tensor.storage_offset()});
+  } else {
+    TORCH_INTERNAL_ASSERT(tensor.dim() == 0, traits.name, " would read a CPU tensor later");
+    std::memcpy(numbers.emplace_back().bytes.data(), tensor.const_data_ptr(), tensor.itemsize());
+  }
+}
+
+void OperatorTask::add(const IValue &value, Storages &known) {
+  if (value.isTensor()) {
+    addTensor(value.toTensor(), known);
+  } else if (!value.isList()) {
+    others.push_back(withCpuAsDevice(value));
+  } else if (value.isTensorList() || holdsOptionalTensors(value)) {
+    for (const IValue &item : value.toListRef()) {
+      if (!item.isNone()) addTensor(item.toTensor(), known);
+    }
+  } else if (value.toList().use_count() > 2) {
+    others.emplace_back(value.toList().copy());  // a script's own, which it may change
+  } else {
+    others.push_back(value);
+  }
+}
+
+at::Tensor OperatorTask::makeResult(const KeptMetadata &metadata, orStream_t stream) {
+  if (!metadata.isDefined()) return {};
+  const size_t bytes = metadata.bytes();
+  void *block = nullptr;
+  if (bytes != 0) {
+    describeNextBlock(TensorMetadata(metadata).dtype);
+    block = allocateBlock(bytes, stream, device.index());
+  }
+  results.emplace_back(block, bytes);
+  largest = std::max(largest, c10::multiply_integers(metadata.sizes()));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, ownBlock(block, device.index()),
+                       &deviceAllocator(), /*resizable=*/true);
+  return tensorOf(std::move(storage), DispatchKey::PrivateUse1, metadata);
+}
+
+/* ---- on the worker ---- */
+
+KernelArguments::KernelArguments(OperatorTask &task) : task_(task), reader_(task.key) {
+  for (const KernelMemory &memory : task.memories) {
+    storages_.push_back(cpuStorage(memory.address(), memory.bytes));
+  }
+}
+
+at::Tensor KernelArguments::tensor() {
+  const bool number = reader_.isCpu();
+  const int64_t offset = number ? 0 : task_.places[places_].offset;
+  c10::Storage storage =
+      number ? cpuStorage(task_.numbers[numbers_++].bytes.data(), sizeof(OperatorTask::Number))
+             : storages_[task_.places[places_++].memory];
+  const TensorMetadata metadata = reader_.tensor();
+  at::Tensor made = tensorOf(std::move(storage), DispatchKey::CPU, metadata, offset);
+  if (writing_) written_.push_back({made, metadata});
+  return made;
+}
+
+at::Tensor KernelArguments::item() {
+  return reader_.next() == KeyReader::kTensor ? tensor() : at::Tensor();
+}
+
+IValue KernelArguments::next(bool written) {
+  writing_ = written;
+  const KeyReader::Kind kind = reader_.next();
+  if (kind == KeyReader::kTensor) return tensor();
+  if (kind == KeyReader::kUndefined) return at::Tensor();
+  if (kind == KeyReader::kOther) return task_.others[others_++];
+  const size_t count = reader_.count();
+  if (kind == KeyReader::kTensors) {
+    c10::List<at::Tensor> list;
+    list.reserve(count);
+    for (size_t i = 0; i < count; ++i) list.push_back(item());
+    return list;
+  }
+  c10::List<std::optional<at::Tensor>> list;
+  for (size_t i = 0; i < count; ++i) {
+    at::Tensor made = item();
+    list.push_back(made.defined() ? std::optional(std::move(made)) : std::nullopt);
+  }
+  return list;
+}
+
+Stack KernelArguments::stack() {
+  Stack stack;
+  stack.reserve(task_.traits.isWritten.size());
+  for (const bool written : task_.traits.isWritten) stack.push_back(next(written));
+  return stack;
+}
+
+/* The promise was that in place and out= leave metadata as they are. */
+void KernelArguments::checkWritten() const {
+  for (const auto &[tensor, promised] : written_) {
+    TORCH_CHECK(tensor.sizes() == promised.sizes && tensor.strides() == promised.strides,
+                "a kernel of ", task_.traits.name, " resized its output to ", tensor.sizes(),
+                " where ", promised.sizes, " was promised");
+    const bool conj = tensor.is_conj() != promised.conj;
+    TORCH_CHECK(!conj && tensor.is_neg() == promised.neg, "a kernel of ", task_.traits.name,
+                " changed the ", conj ? "conj" : "neg", " bit of its output");
   }
 }
 
@@ -465,98 +393,14 @@ void OperatorTask::useDefaultDtype(Stack &stack) const {
   }
 }
 
-/* Of a comparison in place. */
-OperatorHandle outFormOf(const OperatorHandle &op) {
-  const std::string &name = op.schema().name();
-  return c10::Dispatcher::singleton().findSchemaOrThrow(
-      name.substr(0, name.size() - 1).c_str(), (op.schema().overload_name() + "_out").c_str());
-}
-
-/* The form of a structured operator that writes where it is told to, which its other form calls
- * too. Where it is not pointwise it may take more time than what that saves, or want another place
- * first (mse_loss). */
-std::optional<OperatorHandle> outForm(const OperatorHandle &op, const OperatorTask &task) {
-  if (!task.traits.pointwise || task.results.size() != 1 || !hasInferringKernel(op)) return {};
-  const auto &schema = op.schema();
-  const std::string overload = schema.overload_name();
-  for (const std::string &name : {overload + "_out", std::string("out")}) {
-    const auto found = c10::Dispatcher::singleton().findOp({schema.name(), name});
-    if (!found || found->schema().arguments().size() != schema.arguments().size() + 1) continue;
-    const bool same =
-        std::equal(schema.arguments().begin(), schema.arguments().end(),
-                   found->schema().arguments().begin(), [](const auto &a, const auto &b) {
-                     return a.name() == b.name() && *a.type() == *b.type();
-                   });
-    if (same) return found;
-  }
-  return {};
-}
-
-/* What the first replay of a task leaves for the next ones: its kernel's arguments, over the same
- * memory. */
-class Node {
- public:
-  explicit Node(OperatorTask &task) : arguments_(task), stack_(arguments_.stack()) {
-    for (const Memory &memory : task.memories) addresses_.push_back(kernelAddress(memory));
-    if (task.traits.draws) return;
-    out_ = outForm(task.op, task);
-    if (!out_) return;
-    call_ = unboxedCall(*out_);
-    const Memory &result = task.results[0];
-    result_ = kernelAddress(result);
-    for (const ResultSpec &made : task.spec->results) {
-      if (made.argument >= 0) continue;
-      stack_.push_back(
-          tensorOf(cpuStorage(result_, result.bytes), DispatchKey::CPU, made.fresh[0]));
-    }
-  }
-
-  /* Whether its memory is where it was. It throws what a worker throws for memory that is gone. */
-  bool fits(const OperatorTask &task) const {
-    for (size_t i = 0; i < addresses_.size(); ++i) {
-      if (kernelAddress(task.memories[i]) != addresses_[i]) return false;
-    }
-    return !out_ || kernelAddress(task.results[0]) == result_;
-  }
-
-  void run(const OperatorTask &task) {
-    if (C10_LIKELY(call_ && task.inDefaultDtype.empty())) return call_(stack_);
-    if (out_) {
-      running_ = stack_;
-      task.useDefaultDtype(running_);
-      return out_->redispatchBoxed(DispatchKeySet(DispatchKey::CPU), &running_);
-    }
-    Stack stack = stack_;
-    if (task.traits.draws) {
-      for (const IValue &value : stack) {
-        if (value.isGenerator()) ReplayedGenerator::seedIfReplayed(value.toGenerator());
-      }
-    }
-    task.useDefaultDtype(stack);
-    c10::SmallVector<Reserved, 2> reserved = task.reserved();
-    task.runKernel(stack, reserved);
-    arguments_.checkWritten();
-    if (task.spec != nullptr) task.place(stack, reserved);
-  }
-
- private:
-  Arguments arguments_;
-  Stack stack_;
-  c10::SmallVector<void *, 4> addresses_;
-  Stack running_;  // keeps its room
-  std::optional<OperatorHandle> out_;
-  CpuCall call_;  // of `out_`, with no copy of the arguments; or empty
-  void *result_ = nullptr;
-};
-
 c10::SmallVector<Reserved, 2> OperatorTask::reserved() const {
   c10::SmallVector<Reserved, 2> places;
-  for (const Memory &result : results) places.push_back({kernelAddress(result), result.bytes});
+  for (const KernelMemory &result : results) places.push_back({result.address(), result.bytes});
   return places;
 }
 
 void OperatorTask::runAsNode() {
-  if (node_ == nullptr || !node_->fits(*this)) node_ = std::make_shared<Node>(*this);
+  if (node_ == nullptr || !node_->fits(*this)) node_ = std::make_shared<GraphNode>(*this);
   try {
     node_->run(*this);
   } catch (...) {
@@ -572,7 +416,7 @@ void OperatorTask::run() {
   std::optional<OpTimer> timer;
   if (C10_LIKELY(!isNode)) timer.emplace(traits.counters->queued, traits.counters->queuedNs);
   c10::SmallVector<Reserved, 2> places = reserved();
-  Arguments arguments(*this);
+  KernelArguments arguments(*this);
   Stack stack = arguments.stack();
   useDefaultDtype(stack);
   if (C10_UNLIKELY(part != orPartWhole)) {
@@ -582,27 +426,6 @@ void OperatorTask::run() {
   arguments.checkWritten();
   if (spec != nullptr) place(stack, places);
 }
-
-/* Outputs that get their size from the call. The key is that of the arguments as they are then. */
-void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef<IValue> arguments,
-                   CallKey &key, bool warned) {
-  if (C10_LIKELY(spec.resizes.empty())) return;
-  if (!warned && spec.resizeWarnings) {
-    for (const c10::Warning &warning : *spec.resizeWarnings) c10::warn(warning);
-    warned = true;
-  }
-  for (const Resize &resize : spec.resizes) {
-    const at::Tensor &output = arguments[resize.argument].toTensor();
-    const KeptMetadata &metadata = resize.metadata;
-    if (!warned) at::native::resize_output_check(output, metadata.sizes());
-    output.resize_(metadata.sizes());
-    output.unsafeGetTensorImpl()->set_sizes_and_strides(metadata.sizes(), metadata.strides());
-  }
-  key.clear();
-  makeKey(key, traits, arguments);
-}
-
-}  // namespace
 
 size_t taskBlocks() { return TaskMemory::live.load(std::memory_order_relaxed); }
 
@@ -614,7 +437,7 @@ void queueOperator(const OperatorHandle &op, const OpTraits &traits, const char 
   task->warned = warned;
   task->inDefaultDtype = spec->inDefaultDtype;
   if (traits.inPlace && !task->inDefaultDtype.empty()) task->op = outFormOf(op);
-  Storages known;
+  OperatorTask::Storages known;
   for (const IValue &value : arguments) task->add(value, known);
   bool fresh = false;
   for (const ResultSpec &result : spec->results) {

@@ -28,6 +28,7 @@
 #include "../torch/stream.h"
 #include "../task/arguments.h"
 #include "../task/cpu_alias.h"
+#include "../task/kernel_memory.h"
 #include "../task/task.h"
 #include "../task/tensor_components.h"
 #include "../task/worker_state.h"
@@ -182,8 +183,7 @@ void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::De
   op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
 }
 
-// ---- One task
-// ---------------------------------------------------------------------------------------
+// ---- One task -----------------------------------------------------------------------------------
 
 /* Runs an operator that leaves sizes as they are and makes no tensor. */
 class SparseTask final : public Task {
@@ -196,7 +196,7 @@ class SparseTask final : public Task {
 
  private:
   struct Memory {
-    void *data;
+    KernelMemory device;
     c10::Storage cpu;
   };
   Tensor alias(const Tensor &tensor);
@@ -215,8 +215,7 @@ c10::Storage SparseTask::storage(const c10::Storage &device) {
   c10::StorageImpl *impl = device.unsafeGetStorageImpl();
   if (const size_t *at = known_.find(impl)) return memories_[*at].cpu;
   known_.add(impl, memories_.size());
-  memories_.push_back(
-      {impl->_mutable_data_ptr_no_checks().get(), cpuStorage(nullptr, impl->nbytes())});
+  memories_.push_back({KernelMemory(*impl), cpuStorage(nullptr, impl->nbytes())});
   return memories_.back().cpu;
 }
 
@@ -239,10 +238,9 @@ void SparseTask::add(const IValue &value) {
 void SparseTask::run() {
   OpTimer timer(traits_.counters->queued, traits_.counters->queuedNs);
   for (Memory &memory : memories_) {
-    void *address = nullptr;
-    if (memory.data == nullptr || memory.cpu.nbytes() == 0) continue;
-    OPENREG_CHECK(orMapForKernel(&address, memory.data, memory.cpu.nbytes()));
-    memory.cpu.set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)));
+    if (!memory.device.isOnDevice()) continue;
+    memory.cpu.set_data_ptr_noswap(
+        c10::DataPtr(memory.device.address(), c10::Device(c10::DeviceType::CPU)));
   }
   Stack stack = arguments_;  // which a graph's next replay needs too
   op_.redispatchBoxed(c10::DispatchKeySet(kernel_), &stack);

@@ -11,6 +11,7 @@
 #include "../torch/allocator.h"
 #include "../torch/device.h"
 #include "cpu_memory.h"
+#include "kernel_memory.h"
 #include "tensor_components.h"
 
 namespace torch_openreg {
@@ -46,10 +47,7 @@ void shareVersion(const at::Tensor &to, const at::Tensor &from) {
 c10::Storage &CpuAliases::cpuStorage(const c10::Storage &storage) {
   StorageImpl *impl = storage.unsafeGetStorageImpl();
   if (Shared *known = shared_.find(impl)) return known->cpu;
-  void *address = nullptr;
-  if (storage.data() != nullptr && impl->nbytes() != 0) {
-    OPENREG_CHECK(orMapForKernel(&address, storage.data(), impl->nbytes()));
-  }
+  void *address = KernelMemory(*impl).address();
   c10::Storage cpu = torch_openreg::cpuStorage(address, impl->nbytes(), impl->resizable());
   toDevice_.add(cpu.unsafeGetStorageImpl(), storage);
   return shared_.add(impl, Shared{storage, std::move(cpu), address}).cpu;
@@ -82,9 +80,7 @@ c10::DataPtr CpuAliases::deviceMemory(StorageImpl *cpu) {
   if (from.get() == nullptr || bytes == 0) return ownBlock(nullptr, device_);
   if (c10::DataPtr taken = takeWorkerMemory(from)) return taken;
   c10::DataPtr copy = ownBlock(allocateBlock(bytes, stream_, device_), device_);
-  void *address = nullptr;
-  OPENREG_CHECK(orMapForKernel(&address, copy.get(), bytes));
-  std::memcpy(address, from.get(), bytes);
+  std::memcpy(KernelMemory(copy.get(), bytes).address(), from.get(), bytes);
   return copy;
 }
 

@@ -20,6 +20,7 @@
 #include "../torch/allocator.h"
 #include "../torch/check.h"
 #include "../torch/fork.h"
+#include "kernel_memory.h"
 
 namespace torch_openreg {
 
@@ -29,19 +30,17 @@ namespace {
  * than any result. */
 constexpr size_t kSpare = size_t{1} << 30;
 
-struct Target {
-  orStream_t stream;
-  c10::DeviceIndex device;
+/* What the thread's AllocationScope asks for. */
+struct Redirection {
+  bool active = false;
+  bool toDevice = false;  // WorkerMemory
+  orStream_t stream = 0;
+  c10::DeviceIndex device = 0;
+  Reserved *first = nullptr;  // WorkerOutputs
+  size_t count = 0;
+  size_t most = SIZE_MAX;  // DryMemory
 };
-thread_local const Target *target = nullptr;
-thread_local Target current;
-struct ReservedList {
-  Reserved *first;
-  size_t count;
-};
-thread_local ReservedList reserved{};  // WorkerOutputs
-thread_local size_t most = SIZE_MAX;   // DryMemory
-thread_local bool steering = false;    // any of them
+thread_local Redirection redirection;
 
 struct Block {
   void *address;  // null: a promised result's, which its caller owns
@@ -103,20 +102,19 @@ c10::DataPtr enter(void *address, Block block) {
 
 c10::DataPtr allocateForWorker(size_t bytes) {
   c10::DataPtr owner =
-      ownBlock(allocateBlock(bytes, target->stream, target->device), target->device);
-  void *address = nullptr;
-  OPENREG_CHECK(orMapForKernel(&address, owner.get(), bytes));
+      ownBlock(allocateBlock(bytes, redirection.stream, redirection.device), redirection.device);
+  void *address = KernelMemory(owner.get(), bytes).address();
   const auto begin = reinterpret_cast<uintptr_t>(address);
   widen(begin, begin + bytes);
-  c10::DataPtr data = enter(address, Block{owner.get(), target->device});
+  c10::DataPtr data = enter(address, Block{owner.get(), redirection.device});
   owner.release_context();
   return data;
 }
 
 /* Null if no result of that size is waited for. */
 c10::DataPtr allocateReserved(size_t bytes) {
-  for (size_t i = 0; i < reserved.count; ++i) {
-    Reserved &result = reserved.first[i];
+  for (size_t i = 0; i < redirection.count; ++i) {
+    Reserved &result = redirection.first[i];
     if (result.taken || result.bytes != bytes) continue;
     result.taken = true;
     const auto begin = reinterpret_cast<uintptr_t>(result.address);
@@ -129,9 +127,9 @@ c10::DataPtr allocateReserved(size_t bytes) {
 class CpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (C10_UNLIKELY(steering && bytes != 0)) {
-      if (target != nullptr) return allocateForWorker(bytes);
-      if (bytes > most) throw TooLarge(bytes);
+    if (C10_UNLIKELY(redirection.active && bytes != 0)) {
+      if (redirection.toDevice) return allocateForWorker(bytes);
+      if (bytes > redirection.most) throw TooLarge(bytes);
       if (c10::DataPtr data = allocateReserved(bytes)) return data;
     }
     c10::DataPtr data = state().former->allocate(bytes);
@@ -174,37 +172,20 @@ void installCpuAllocator() {
   (void)installed;
 }
 
-WorkerMemory::WorkerMemory(orStream_t stream, c10::DeviceIndex device) {
-  current = {stream, device};
-  target = &current;
-  steering = true;
-}
+AllocationScope::~AllocationScope() { redirection = {}; }
 
-WorkerMemory::~WorkerMemory() {
-  target = nullptr;
-  steering = false;
+WorkerMemory::WorkerMemory(orStream_t stream, c10::DeviceIndex device) {
+  redirection = {.active = true, .toDevice = true, .stream = stream, .device = device};
 }
 
 WorkerOutputs::WorkerOutputs(Reserved *first, size_t count) {
-  reserved = {first, count};
-  steering = count != 0;
-}
-
-WorkerOutputs::~WorkerOutputs() {
-  reserved = {};
-  steering = false;
+  redirection = {.active = count != 0, .first = first, .count = count};
 }
 
 DryMemory::DryMemory(c10::DeviceIndex device) {
   auto properties = sized<orDeviceProperties>();
   OPENREG_CHECK(orGetDeviceProperties(&properties, device));
-  most = std::max(properties.total_memory, kSpare);
-  steering = true;
-}
-
-DryMemory::~DryMemory() {
-  most = SIZE_MAX;
-  steering = false;
+  redirection = {.active = true, .most = std::max(properties.total_memory, kSpare)};
 }
 
 c10::DataPtr takeWorkerMemory(c10::DataPtr &data) {

@@ -21,13 +21,21 @@ namespace torch_openreg {
  * its allocator. */
 void installCpuAllocator();
 
-/* Inside a task of `stream`, for the calling thread. */
-class WorkerMemory {
+/* Redirects the CPU allocations of the calling thread until the end of the scope. */
+class AllocationScope {
+ public:
+  AllocationScope(const AllocationScope &) = delete;
+  AllocationScope &operator=(const AllocationScope &) = delete;
+
+ protected:
+  AllocationScope() = default;
+  ~AllocationScope();
+};
+
+/* Inside a task of `stream`: they get device memory. */
+class WorkerMemory final : AllocationScope {
  public:
   WorkerMemory(orStream_t stream, c10::DeviceIndex device);
-  ~WorkerMemory();
-  WorkerMemory(const WorkerMemory &) = delete;
-  WorkerMemory &operator=(const WorkerMemory &) = delete;
 };
 
 /* Memory that a queued kernel has been promised for a result. */
@@ -37,16 +45,12 @@ struct Reserved {
   bool taken = false;
 };
 
-/* For the calling thread: an allocation of just as many bytes as a result is promised gets that
- * result's memory; all others, a kernel's temporaries, get ordinary memory. The host may have freed
- * blocks that tasks still to run read, so a kernel that nobody waits for takes nothing from the
- * device's cache. */
-class WorkerOutputs {
+/* An allocation of just as many bytes as a result is promised gets that result's memory; all
+ * others, a kernel's temporaries, get ordinary memory. The host may have freed blocks that tasks
+ * still to run read, so a kernel that nobody waits for takes nothing from the device's cache. */
+class WorkerOutputs final : AllocationScope {
  public:
   WorkerOutputs(Reserved *first, size_t count);
-  ~WorkerOutputs();
-  WorkerOutputs(const WorkerOutputs &) = delete;
-  WorkerOutputs &operator=(const WorkerOutputs &) = delete;
 };
 
 /* An allocation of a dry run. */
@@ -55,14 +59,11 @@ struct TooLarge final : std::exception {
   const size_t bytes;
 };
 
-/* For the calling thread, in a dry run: to ask for more than the device could ever hold throws
- * TooLarge, because the host would run out of memory first. */
-class DryMemory {
+/* In a dry run: to ask for more than the device could ever hold throws TooLarge, because the host
+ * would run out of memory first. */
+class DryMemory final : AllocationScope {
  public:
   explicit DryMemory(c10::DeviceIndex device);
-  ~DryMemory();
-  DryMemory(const DryMemory &) = delete;
-  DryMemory &operator=(const DryMemory &) = delete;
 };
 
 /* If `data` is memory that a WorkerMemory gave, empties `data` and returns the same memory as

@@ -1,0 +1,47 @@
+/*
+ * Memory that a task uses, by value. A task holds no storage: the order of its stream keeps memory
+ * alive, as on any device, and a worker never drops the last reference of a Python object.
+ */
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+
+#include <openreg.h>
+
+#include <cstddef>
+
+#include "../torch/check.h"
+
+namespace torch_openreg {
+
+/* A range of device memory; or, with 0 bytes, host memory, which kernels reach at its own address;
+ * or none. */
+struct KernelMemory {
+  KernelMemory() = default;
+  KernelMemory(const void *device, size_t size)
+      : data(size == 0 ? nullptr : const_cast<void *>(device)), bytes(data == nullptr ? 0 : size) {}
+  explicit KernelMemory(c10::StorageImpl &storage)
+      : KernelMemory(storage._mutable_data_ptr_no_checks().get(), storage.nbytes()) {}
+  static KernelMemory ofHost(const void *address) {
+    KernelMemory memory;
+    memory.data = const_cast<void *>(address);
+    return memory;
+  }
+
+  bool isOnDevice() const { return bytes != 0; }
+  /* The address for kernels; null without memory. Valid inside a task only. */
+  void *address() const {
+    void *address = nullptr;
+    OPENREG_CHECK(map(&address));
+    return address;
+  }
+  orError_t map(void **address) const {
+    *address = data;
+    return isOnDevice() ? orMapForKernel(address, data, bytes) : orSuccess;
+  }
+
+  void *data = nullptr;
+  size_t bytes = 0;
+};
+
+}  // namespace torch_openreg
