@@ -23,6 +23,7 @@
 #include "../torch/fork.h"
 #include "../torch/gil.h"
 #include "../torch/module.h"
+#include "../torch/warnings.h"
 #include "../task/worker_state.h"
 
 namespace py = pybind11;
@@ -71,13 +72,6 @@ class Cover final : public c10::OperatorKernel {
   const Kernel python_, replaced_;
 };
 
-/* PyTorch warns of a kernel that replaces another one, which the program's does and a Cover does
- * not. */
-class Silence final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning &) override {}
-};
-
 /* One kernel of Python. */
 class PythonKernel {
  public:
@@ -123,8 +117,7 @@ class PythonKernel {
     }
   }
   void registerCover(Kernel python) {
-    Silence silence;
-    const c10::WarningUtils::WarningHandlerGuard handler(&silence);
+    const Silence itIsNoKernelOfTheProgram;  // PyTorch warns of one that replaces another
     auto kernel = std::make_unique<Cover>(std::move(python), replaced_);
     cover_.emplace(c10::Dispatcher::singleton().registerImpl(
         name_, place_.second, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),

@@ -24,6 +24,15 @@ void issueWarning(const std::string &text);
  * is thrown, or, beside an error that is about to be thrown, printed. */
 void issueKeptWarnings(bool besideError = false);
 
+/* Drops the calling thread's warnings until the end of the scope. */
+class Silence final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning &) override {}
+
+ private:
+  const c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
 /* For calls of the core that synchronise. A kernel's failure is thrown, whatever becomes of the
  * warnings. */
 void checkSynchronized(orError_t error, c10::SourceLocation location);

@@ -1,5 +1,5 @@
 /*
- * Copies: one entry, and one plan (choose) that is made before anything moves.
+ * Copies: one entry, and one strategy (choose) that is chosen before anything moves.
  *
  *   same data, no elements                          nothing
  *   same dtype, bits and dense order                one memcpy task
@@ -92,15 +92,14 @@ bool reachesPeer(c10::DeviceIndex device, c10::DeviceIndex peer) {
   return can != 0;
 }
 
-enum class Way { kNothing, kMemcpy, kKernel, kTemporaries, kHostImages };
-
-Way choose(const Tensor &dst, const Tensor &src) {
-  if (dst.numel() == 0 || isSameData(dst, src)) return Way::kNothing;
-  if (isMemcpy(dst, src)) return Way::kMemcpy;
+CopyStrategy choose(const Tensor &dst, const Tensor &src) {
+  if (dst.numel() == 0 || isSameData(dst, src)) return CopyStrategy::kNothing;
+  if (isMemcpy(dst, src)) return CopyStrategy::kMemcpy;
   const c10::DeviceIndex to = (dst.is_cpu() ? src : dst).device().index();
   const c10::DeviceIndex from = (src.is_cpu() ? dst : src).device().index();
-  if (from == to) return canMap(to) ? Way::kKernel : Way::kHostImages;
-  return canMap(from) && canMap(to) && reachesPeer(from, to) ? Way::kKernel : Way::kTemporaries;
+  if (from == to) return canMap(to) ? CopyStrategy::kKernel : CopyStrategy::kHostImages;
+  return canMap(from) && canMap(to) && reachesPeer(from, to) ? CopyStrategy::kKernel
+                                                             : CopyStrategy::kTemporaries;
 }
 
 /* What comes after on `later` waits for what is queued on `earlier` so far; the host does not. */
@@ -110,82 +109,82 @@ void order(const OpenRegStream &earlier, const OpenRegStream &later) {
   OPENREG_CHECK(orStreamWaitEvent(later.stream(), event.get()));
 }
 
-/* Queues on the source's current stream, in the order of the destination's too. */
-void betweenStreams(const Tensor &dst, const Tensor &src,
-                    c10::function_ref<void(const OpenRegStream &)> queue) {
-  const OpenRegStream from = getCurrentOpenRegStream(src.device().index());
-  if (src.device() == dst.device()) return queue(from);
-  const OpenRegStream to = getCurrentOpenRegStream(dst.device().index());
-  for (const OpenRegStream &stream : {from, to}) {
-    if (C10_LIKELY(!isCapturing(stream.stream()))) continue;
+/* Runs `queue`, which queues on the source's current stream, between what is queued on the
+ * destination's current stream before and after it. */
+void betweenStreams(const CopyFacts &facts, c10::function_ref<void()> queue) {
+  if (facts.src.device() == facts.dst.device()) return queue();
+  const OpenRegStream to = getCurrentOpenRegStream(facts.dst.device().index());
+  for (const orStream_t stream : {facts.handle, to.stream()}) {
+    if (C10_LIKELY(!isCapturing(stream))) continue;
     OPENREG_CHECK(
-        orStreamRefuseCapture(stream.stream(), "aten::copy_ between devices",
+        orStreamRefuseCapture(stream, "aten::copy_ between devices",
                               "a graph has one device: copy before the capture or after a replay"));
   }
-  order(to, from);
-  queue(from);
-  order(from, to);
+  order(to, facts.stream);
+  queue();
+  order(facts.stream, to);
 }
 
-/* Pinned memory that work queued so far on the stream uses, or a graph, also if `host` is a slice
- * of it. */
-void keepPinned(const Tensor &host, const OpenRegStream &stream) {
-  if (const auto graph = graphBeingCaptured(stream.stream())) return graph->keep(host.storage());
+/* Keeps pinned memory for as long as what is queued so far on the stream, or a graph, may use it;
+ * also if the host's tensor is a slice of it. */
+void keepPinned(const CopyFacts &facts) {
+  const Tensor &host = *facts.host;
+  if (C10_UNLIKELY(facts.isCaptured)) {
+    if (const auto graph = graphBeingCaptured(facts.handle)) return graph->keep(host.storage());
+  }
   recordPinnedUse(const_cast<void *>(host.const_data_ptr()),
-                  host.storage().data_ptr().get_context(), stream.unwrap());
+                  host.storage().data_ptr().get_context(), facts.stream.unwrap());
 }
 
 /* As the core does for a memcpy: what is as small as this is copied at the call. */
 constexpr int64_t kStageBytes = 64 << 10;
 
 /* For the sync-debug mode: whether the host is about to wait for the device. */
-void noteBlockingCopy(const Tensor &dst, const Tensor &src, bool nonBlocking, orStream_t stream) {
+void noteBlockingCopy(const CopyFacts &facts) {
   if (!notesSynchronization()) return;
-  const bool toDevice = dst.is_privateuseone();
-  const bool pinned = isPinned((toDevice ? src : dst).const_data_ptr());
+  const bool toDevice = facts.host == &facts.src;
   const bool staged =
-      toDevice && static_cast<int64_t>(src.nbytes()) <= kStageBytes && !isCapturing(stream);
-  if (nonBlocking && (pinned || staged)) return;
-  const char *memory = pinned ? "pinned" : "pageable";
+      toDevice && static_cast<int64_t>(facts.src.nbytes()) <= kStageBytes && !facts.isCaptured;
+  if (facts.nonBlocking && (facts.isPinned || staged)) return;
+  const char *memory = facts.isPinned ? "pinned" : "pageable";
   noteSynchronization(
-      (toDevice ? c10::str("aten::copy_ (from ", memory, " host memory to ", dst.device(), ")")
-                : c10::str("aten::copy_ (from ", src.device(), " to ", memory, " host memory)"))
+      (toDevice
+           ? c10::str("aten::copy_ (from ", memory, " host memory to ", facts.dst.device(), ")")
+           : c10::str("aten::copy_ (from ", facts.src.device(), " to ", memory, " host memory)"))
           .c_str(),
-      stream);
+      facts.handle);
 }
 
-void synchronize(const OpenRegStream &stream) {
-  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream.stream()));
-}
-
-void copyWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  const bool toDevice = dst.is_privateuseone();
-  const Tensor &host = toDevice ? src : dst;
-  const OpenRegStream stream = getCurrentOpenRegStream((toDevice ? dst : src).device().index());
-  noteBlockingCopy(dst, src, nonBlocking, stream.stream());
-  const auto kind = toDevice ? orMemcpyHostToDevice : orMemcpyDeviceToHost;
-  void *to = dst.data_ptr();
-  const void *from = src.const_data_ptr();
-  if (!nonBlocking) {
-    OPENREG_CHECK_SYNCHRONIZED(orMemcpyWithStream(to, from, src.nbytes(), kind, stream.stream()));
+void memcpyWithHost(const CopyFacts &facts) {
+  noteBlockingCopy(facts);
+  const auto kind = facts.host == &facts.src ? orMemcpyHostToDevice : orMemcpyDeviceToHost;
+  void *to = facts.dst.data_ptr();
+  const void *from = facts.src.const_data_ptr();
+  const size_t bytes = facts.src.nbytes();
+  if (!facts.nonBlocking) {
+    OPENREG_CHECK_SYNCHRONIZED(orMemcpyWithStream(to, from, bytes, kind, facts.handle));
     return;
   }
-  OPENREG_CHECK(orMemcpyAsync(to, from, src.nbytes(), kind, stream.stream()));
-  keepPinned(host, stream);
+  OPENREG_CHECK(orMemcpyAsync(to, from, bytes, kind, facts.handle));
+  keepPinned(facts);
 }
 
-void queueBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  if (dst.is_cpu() || src.is_cpu()) return copyWithHost(dst, src, nonBlocking);
-  betweenStreams(dst, src, [&](const OpenRegStream &stream) {
-    OPENREG_CHECK(orMemcpyPeerAsync(dst.data_ptr(), dst.device().index(), src.const_data_ptr(),
-                                    src.device().index(), src.nbytes(), stream.stream()));
-  });
+void copyBytes(const CopyFacts &facts) {
+  const Tensor &dst = facts.dst, &src = facts.src;
+  SanitizedAs name("aten::copy_");
+  if (facts.host != nullptr) {
+    memcpyWithHost(facts);
+  } else {
+    betweenStreams(facts, [&] {
+      OPENREG_CHECK(orMemcpyPeerAsync(dst.data_ptr(), dst.device().index(), src.const_data_ptr(),
+                                      src.device().index(), src.nbytes(), facts.handle));
+    });
+  }
+  if (sanitizerActive()) raiseRaces();
 }
 
 void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  SanitizedAs name("aten::copy_");
-  queueBytes(dst, src, nonBlocking);
-  if (sanitizerActive()) raiseRaces();
+  copyBytes({dst, src, nonBlocking, CopyStrategy::kMemcpy});
 }
 
 /* The stretch of memory from the first to the last element, as a 1-d tensor. */
@@ -207,31 +206,29 @@ Tensor over(const Tensor &flat, const Tensor &tensor) {
   return image;
 }
 
-void kernelWithHost(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  const Tensor &host = dst.is_cpu() ? dst : src;
-  const OpenRegStream stream = getCurrentOpenRegStream((dst.is_cpu() ? src : dst).device().index());
-  const bool pinned = isPinned(host.const_data_ptr());
+void kernelWithHost(const CopyFacts &facts) {
+  const Tensor &src = facts.src;
+  const bool fromHost = facts.host == &src;
   // A graph would copy the same bytes again and again.
-  if (src.is_cpu() && !pinned && nonBlocking && !isCapturing(stream.stream())) {
+  if (fromHost && !facts.isPinned && facts.nonBlocking && !facts.isCaptured) {
     const Tensor source = stretch(src);
     if (static_cast<int64_t>(source.nbytes()) <= kStageBytes) {
-      return enqueueCopyOwning(dst, over(source.clone(), src), stream.stream());
+      return enqueueCopy(facts, /*awaited=*/false, over(source.clone(), src));
     }
   }
-  noteBlockingCopy(dst, src, nonBlocking, stream.stream());
-  const bool blocks = !pinned || !nonBlocking;
-  enqueueCopy(dst, src, stream.stream(), blocks);
-  if (!blocks) return keepPinned(host, stream);
+  noteBlockingCopy(facts);
+  const bool blocks = !facts.isPinned || !facts.nonBlocking;
+  enqueueCopy(facts, blocks);
+  if (!blocks) return keepPinned(facts);
   std::optional<OwnWait> own;
-  if (src.is_cpu() && nonBlocking) own.emplace();  // as of the core's copies
-  synchronize(stream);
+  if (fromHost && facts.nonBlocking) own.emplace();  // as of the core's copies
+  OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(facts.handle));
 }
 
-void copyByKernel(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  at::assert_no_internal_overlap(dst);
-  if (dst.is_cpu() || src.is_cpu()) return kernelWithHost(dst, src, nonBlocking);
-  betweenStreams(dst, src,
-                 [&](const OpenRegStream &stream) { enqueueCopy(dst, src, stream.stream()); });
+void copyByKernel(const CopyFacts &facts) {
+  at::assert_no_internal_overlap(facts.dst);
+  if (facts.host != nullptr) return kernelWithHost(facts);
+  betweenStreams(facts, [&] { enqueueCopy(facts); });
 }
 
 /* Contiguous, of this dtype and without bits. */
@@ -287,20 +284,20 @@ void copyByHostImages(const Tensor &dst, const Tensor &src, bool nonBlocking) {
 }
 
 void copy(const Tensor &dst, const Tensor &src, bool nonBlocking) {
-  const Way way = choose(dst, src);
-  if (way == Way::kNothing) return;
+  const CopyStrategy strategy = choose(dst, src);
+  if (strategy == CopyStrategy::kNothing) return;
   checkExtent(dst);
   checkExtent(src);
-  switch (way) {
-    case Way::kNothing:
+  switch (strategy) {
+    case CopyStrategy::kNothing:
       return;
-    case Way::kMemcpy:
-      return copyBytes(dst, src, nonBlocking);
-    case Way::kKernel:
-      return copyByKernel(dst, src, nonBlocking);
-    case Way::kTemporaries:
+    case CopyStrategy::kMemcpy:
+      return copyBytes({dst, src, nonBlocking, strategy});
+    case CopyStrategy::kKernel:
+      return copyByKernel({dst, src, nonBlocking, strategy});
+    case CopyStrategy::kTemporaries:
       return copyByTemporaries(dst, src);
-    case Way::kHostImages:
+    case CopyStrategy::kHostImages:
       return copyByHostImages(dst, src, nonBlocking);
   }
 }
@@ -325,12 +322,14 @@ Tensor copyFromAndResize(const Tensor &src, const Tensor &dst) {
 
 }  // namespace torch_openreg
 
+// aten::copy_ and aten::to call these for a backend that is not PyTorch's own, which has no other
+// kernel for them.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);
   m.impl("_copy_from_and_resize", &torch_openreg::copyFromAndResize);
 }
 
-// Resolving the bit is a copy itself: without these it would end in itself.
+// PyTorch's kernels for these bits resolve them by a copy, which would recurse without an end.
 OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
@@ -338,7 +337,7 @@ OPENREG_LIBRARY_IMPL(aten, Negative, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
-// Refused by name, instead of by a list of what other backends have.
+// Without these a copy would be refused with a list of what other backends have.
 OPENREG_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { m.impl("_copy_from", &torch_openreg::copyFrom); }
 OPENREG_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);

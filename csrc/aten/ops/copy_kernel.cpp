@@ -25,6 +25,9 @@
 #include "../../torch/fork.h"
 #include "../../torch/host_allocator.h"
 #include "../../torch/sanitizer.h"
+#include "../../torch/sync_debug.h"
+#include "../../torch/warnings.h"
+#include "../../task/kernel_memory.h"
 #include "../../task/task.h"
 #include "../../task/task_half.h"
 #include "../../task/tensor_accesses.h"
@@ -41,23 +44,22 @@ constexpr int64_t kUnit = 1 << 15;          // elements
 constexpr int64_t kLeastToSplit = 1 << 17;  // elements
 
 struct Side {
-  Side(const Tensor &tensor, void *first)
-      : data(first),
-        metadata(metadataOf(tensor)),
+  /* `isGuarded`: tasks reach it at another address, as the sanitizer may guard pinned memory. */
+  Side(const Tensor &tensor, void *first, bool isGuarded)
+      : metadata(metadataOf(tensor)),
         onDevice(tensor.is_privateuseone()),
-        isMapped(onDevice || (sanitizerActive() && isPinned(first))) {}
+        memory(onDevice || isGuarded ? KernelMemory(first, metadata.bytes())
+                                     : KernelMemory::ofHost(first)) {}
 
   /* In a task. */
   Tensor alias() const {
-    void *address = data;
-    if (isMapped) OPENREG_CHECK(orMapForKernel(&address, data, metadata.bytes()));
-    return tensorOf(cpuStorage(address, metadata.bytes()), c10::DispatchKey::CPU, metadata);
+    return tensorOf(cpuStorage(memory.address(), metadata.bytes()), c10::DispatchKey::CPU,
+                    metadata);
   }
 
-  void *const data;  // the first element
   const KeptMetadata metadata;
   const bool onDevice;
-  const bool isMapped;  // tasks reach it elsewhere: pinned memory may be guarded
+  const KernelMemory memory;  // from the first element on
 };
 
 bool isSplittable(const Tensor &dst, const Tensor &src) {
@@ -193,22 +195,15 @@ void judge(const Tensor &dst, const Tensor &src) {
   if (dst.is_complex() || !src.is_complex()) answers.fetch_or(answer, std::memory_order_relaxed);
 }
 
-/* The caller has been warned. */
-class Silence final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning &) override {}
-};
-
 struct CopyTask final : Task {
-  CopyTask(const Tensor &to, const Tensor &from, Tensor ownedSource)
-      : Task("aten::copy_", from.is_cpu() ? to.device() : from.device()),
-        dst(to, to.data_ptr()),
-        src(from, const_cast<void *>(from.const_data_ptr())),
+  CopyTask(const CopyFacts &facts, bool isGuarded, Tensor ownedSource)
+      : Task("aten::copy_", facts.stream.device()),
+        dst(facts.dst, facts.dst.data_ptr(), isGuarded),
+        src(facts.src, const_cast<void *>(facts.src.const_data_ptr()), isGuarded),
         owned(std::move(ownedSource)) {}
 
   void run() override {
-    Silence silence;
-    c10::WarningUtils::WarningHandlerGuard handler(&silence);
+    const Silence callerIsWarned;
     Tensor to = dst.alias();
     Tensor from = owned.defined() ? owned : src.alias();
     const orPart part = to.numel() > 1 ? orTaskPart() : orPartWhole;
@@ -234,36 +229,42 @@ bool isForAnyThread(const Tensor &dst, const Tensor &src, bool awaited) {
   return dst.numel() <= kSerial || (awaited && isSplittable(dst, src));
 }
 
-void launch(const Tensor &dst, const Tensor &src, Tensor ownedSource, orStream_t stream,
-            bool awaited) {
+}  // namespace
+
+CopyFacts::CopyFacts(const Tensor &to, const Tensor &from, bool isNonBlocking,
+                     CopyStrategy strategy)
+    : dst(to),
+      src(from),
+      nonBlocking(isNonBlocking),
+      host(to.is_cpu()     ? &to
+           : from.is_cpu() ? &from
+                           : nullptr),
+      stream(getCurrentOpenRegStream((from.is_cpu() ? to : from).device().index())),
+      handle(stream.stream()),
+      isCaptured(isCapturing(handle)),
+      isPinned(host != nullptr && (strategy == CopyStrategy::kKernel || notesSynchronization()) &&
+               torch_openreg::isPinned(host->const_data_ptr())) {}
+
+void enqueueCopy(const CopyFacts &facts, bool awaited, const Tensor &owned) {
+  const Tensor &dst = facts.dst, &src = facts.src;
+  judge(dst, src);
+  const bool isWatched = sanitizerActive();
+  if (isWatched && owned.defined()) {
+    reportTensors("aten::copy_", facts.handle, dst, {});
+  } else if (isWatched) {
+    const bool moves = facts.host == nullptr && src.scalar_type() == dst.scalar_type();
+    reportTensors("aten::copy_", facts.handle, dst, src, moves);
+  }
   unsigned flags = awaited ? orLaunchAwaited : 0;
   if (isForAnyThread(dst, src, awaited)) flags |= orLaunchAnyThread;
-  auto task = std::make_unique<CopyTask>(dst, src, std::move(ownedSource));
+  auto task = std::make_unique<CopyTask>(facts, isWatched && facts.isPinned, owned);
   c10::SmallVector<orAccess, 2> accesses;
   for (const Side *side : {&task->dst, &task->src}) {
     if (side->onDevice) {
-      accesses.push_back({side->data, side->metadata.bytes(), side == &task->dst});
+      accesses.push_back({side->memory.data, side->memory.bytes, side == &task->dst});
     }
   }
-  launchTask(std::move(task), stream, accesses, flags);
-}
-
-}  // namespace
-
-void enqueueCopy(const Tensor &dst, const Tensor &src, orStream_t stream, bool awaited) {
-  judge(dst, src);
-  if (sanitizerActive()) {
-    const bool moves =
-        src.is_privateuseone() && dst.is_privateuseone() && src.scalar_type() == dst.scalar_type();
-    reportTensors("aten::copy_", stream, dst, src, moves);
-  }
-  launch(dst, src, Tensor(), stream, awaited);
-}
-
-void enqueueCopyOwning(const Tensor &dst, const Tensor &src, orStream_t stream) {
-  judge(dst, src);
-  if (sanitizerActive()) reportTensors("aten::copy_", stream, dst, {});
-  launch(dst, src, src, stream, false);
+  launchTask(std::move(task), facts.handle, accesses, flags);
 }
 
 }  // namespace torch_openreg

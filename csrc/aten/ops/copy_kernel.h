@@ -8,17 +8,33 @@
 
 #include <openreg.h>
 
+#include "../../torch/graph.h"
+#include "../../torch/stream.h"
+
 namespace torch_openreg {
 
-/* Queues the copy on `stream`. Both have the same sizes. Each is memory of a device whose kernels
- * the stream's can reach, or the host's. The task holds neither tensor. What the host may change or
- * free before the task has run (pageable memory) is the caller's to wait for. Dtypes and bits that
- * PyTorch's copy refuses are refused here, and what it warns of comes here. `awaited`: the caller
- * waits next, and may run the copy itself. */
-void enqueueCopy(const at::Tensor &dst, const at::Tensor &src, orStream_t stream,
-                 bool awaited = false);
+enum class CopyStrategy { kNothing, kMemcpy, kKernel, kTemporaries, kHostImages };
 
-/* The same from a host tensor that the task takes over. */
-void enqueueCopyOwning(const at::Tensor &dst, const at::Tensor &src, orStream_t stream);
+/* What a copy by memcpy or by a kernel asks about its tensors, found out once. */
+struct CopyFacts {
+  CopyFacts(const at::Tensor &to, const at::Tensor &from, bool isNonBlocking,
+            CopyStrategy strategy);
+
+  const at::Tensor &dst, &src;
+  const bool nonBlocking;
+  const at::Tensor *const host;  // the one in host memory; null: both are on devices
+  const OpenRegStream stream;    // the device's current one; the source's between two devices
+  const orStream_t handle;
+  const bool isCaptured;  // the stream is
+  const bool isPinned;    // the host's memory is; not asked for a memcpy that nobody is told of
+};
+
+/* Queues the copy on the stream. Both tensors have the same sizes, and lie in memory that the
+ * stream's kernels reach or in the host's. The task holds neither tensor: the caller waits for what
+ * the host may change or free before the task has run (pageable memory). Refuses at once what
+ * PyTorch's copy refuses of dtypes and bits, and warns of what it warns of. `awaited`: the caller
+ * waits next, and may run the copy itself. `owned`: the task takes over this host tensor, and
+ * copies from it in place of the source. */
+void enqueueCopy(const CopyFacts &facts, bool awaited = false, const at::Tensor &owned = {});
 
 }  // namespace torch_openreg
