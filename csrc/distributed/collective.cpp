@@ -11,8 +11,8 @@
 #include "collective.h"
 
 #include <c10/core/StreamGuard.h>
-#include <pthread.h>
 
+#include <chrono>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -23,11 +23,9 @@
 #include "../torch/kernel_failures.h"
 #include "../torch/sanitizer.h"
 #include "../torch/stream.h"
-#include "../task/task.h"
 #include "../task/tensor_accesses.h"
 #include "../task/tensor_components.h"
 #include "../task/tensor_metadata.h"
-#include "../task/worker_state.h"
 
 namespace torch_openreg {
 
@@ -53,22 +51,6 @@ bool leavesItToPython(const at::Tensor &tensor) {
           storage.use_count() <= 2);
 }
 
-/* On the queue's thread. While Python ends they are left as they are. */
-void letGo(std::vector<at::Tensor> &tensors) {
-  for (at::Tensor &tensor : tensors) {
-    int state = 0;
-    if (!leavesItToPython(tensor)) {
-      tensor.reset();
-    } else if (takeGil(state)) {
-      tensor.reset();
-      giveGilBack(state);
-    } else {
-      (void)tensor.unsafeReleaseTensorImpl();
-    }
-  }
-  tensors.clear();
-}
-
 at::Tensor flat(c10::Storage storage, DispatchKey key, c10::ScalarType dtype, size_t bytes,
                 size_t offset) {
   const auto size = static_cast<int64_t>(c10::elementSize(dtype));
@@ -80,44 +62,6 @@ at::Tensor flat(c10::Storage storage, DispatchKey key, c10::ScalarType dtype, si
 at::Tensor bytesOf(const at::Tensor &tensor) {
   return flat(c10::Storage(tensor.storage()), DispatchKey::PrivateUse1, at::kByte, tensor.nbytes(),
               static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize());
-}
-
-orError_t runHandOver(void *args) {
-  HandOver &handOver = ***static_cast<std::shared_ptr<HandOver> **>(args);
-  for (HandOver::Range &range : handOver.ranges) {
-    if (range.bytes == 0 || !handOver.maps) continue;
-    if (const orError_t error = orMapForKernel(&range.kernel, range.device, range.bytes))
-      return error;
-  }
-  handOver.finish(HandOver::ready);
-  return orSuccess;
-}
-
-void dropHandOver(void *args) {
-  const std::unique_ptr<std::shared_ptr<HandOver>> handOver(
-      *static_cast<std::shared_ptr<HandOver> **>(args));
-  (*handOver)->finish(HandOver::dropped);
-}
-
-orError_t runBegin(void *args) {
-  HandOver &handOver = ***static_cast<std::shared_ptr<HandOver> **>(args);
-  handOver.begin(handOver.receives ? orTaskPart() : orPartWhole);
-  return orSuccess;
-}
-
-void dropBegin(void *args) {
-  const std::unique_ptr<std::shared_ptr<HandOver>> handOver(
-      *static_cast<std::shared_ptr<HandOver> **>(args));
-  (*handOver)->drop();
-}
-
-void queue(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-           const std::shared_ptr<HandOver> &handOver) {
-  auto task = std::make_unique<std::shared_ptr<HandOver>>(handOver);
-  int queued = 0;
-  const orError_t error = launchOnWorker(stream, name, run, drop, task.get(), {}, 0, &queued);
-  if (queued) (void)task.release();
-  OPENREG_CHECK(error);
 }
 
 /* What Gloo says, without the place in its source, its advice and a backtrace. */
@@ -134,50 +78,6 @@ std::exception_ptr backendError(std::string text) {
       {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(text)));
 }
 
-c10::intrusive_ptr<Future> futureOn(c10::Device device) {
-  return c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::vector<c10::Device>{device});
-}
-
-/* Who waits for it makes a stream wait for `events`. */
-c10::intrusive_ptr<Future> completeAfter(c10::intrusive_ptr<Future> future,
-                                         CollectiveQueues &queues, c10::Device device,
-                                         c10::ArrayRef<orEvent_t> events,
-                                         std::vector<at::Tensor> outputs) {
-  const c10::StreamGuard side(queues.sideStream(CollectiveQueues::Use::after, device.index()));
-  const orStream_t handle = currentStreamHandle(device.index());
-  for (const orEvent_t event : events) OPENREG_CHECK(orStreamWaitEvent(handle, event));
-  future->markCompleted(c10::IValue(std::move(outputs)));
-  return future;
-}
-
-// A schedule runs tasks only while somebody calls the core, and a peer may wait for what this
-// process has queued.
-
-bool isScheduled() {
-  orSchedulePolicy policy = orScheduleFair;
-  uint64_t seed = 0;
-  return orScheduleGet(&policy, &seed) == orSuccess && policy != orScheduleFair;
-}
-
-size_t queuedTasks() {
-  auto info = sized<orWorkerInfo>();
-  orGetWorkerInfo(&info);
-  return info.queued;
-}
-
-/* Until the stream is through, or nothing can run. The program has asked for none of it. */
-void runScheduled(orStream_t stream) {
-  if (!isScheduled()) return;
-  const OwnWait own;
-  for (size_t before = queuedTasks(), now = 0;
-       orStreamQuery(stream) == orErrorNotReady && (now = queuedTasks()) < before; before = now) {
-  }
-}
-
-/* How long a schedule waits for a collective that it has begun, and a collective for the
- * schedule. */
-constexpr auto kMoment = std::chrono::milliseconds(20);
-
 void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
   if (!isScheduled()) return;
   const auto start = std::chrono::steady_clock::now();
@@ -188,71 +88,21 @@ void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-void HandOver::finish(State to) {
-  std::lock_guard<std::mutex> lock(mutex);
-  if (state == pending) state = to;
-  changed.notify_all();
-}
-
-bool HandOver::wasDropped() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return state == dropped;
-}
-
-template <class Condition>
-void HandOver::awaitChosen(std::unique_lock<std::mutex> &lock, Condition come) {
-  while (chosen != 0 && !changed.wait_for(lock, kMoment, come)) {
-    lock.unlock();
-    runScheduled(chosen);
-    lock.lock();
+/* On the queue's thread. While Python ends they are left as they are. */
+void letGo(std::vector<at::Tensor> &tensors) {
+  for (at::Tensor &tensor : tensors) {
+    int state = 0;
+    if (!leavesItToPython(tensor)) {
+      tensor.reset();
+    } else if (takeGil(state)) {
+      tensor.reset();
+      giveGilBack(state);
+    } else {
+      (void)tensor.unsafeReleaseTensorImpl();
+    }
   }
-  changed.wait(lock, come);
+  tensors.clear();
 }
-
-bool HandOver::isTorn() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return torn;
-}
-
-bool HandOver::await() {
-  std::unique_lock<std::mutex> lock(mutex);
-  awaitChosen(lock,
-              [this] { return state == dropped || (state == ready && (begun || chosen == 0)); });
-  return state == ready;
-}
-
-bool HandOver::awaitLanding() {
-  std::unique_lock<std::mutex> lock(mutex);
-  exchanged = true;
-  changed.notify_all();
-  awaitChosen(lock, [this] { return lands || state == dropped; });
-  return lands;
-}
-
-void HandOver::begin(orPart part) {
-  std::unique_lock<std::mutex> lock(mutex);
-  begun = true;
-  torn |= part == orPartFirst;
-  lands |= part == orPartSecond;
-  changed.notify_all();
-  changed.wait_for(lock, kMoment, [&] { return over || (part == orPartFirst && exchanged); });
-}
-
-/* After it has run, too. */
-void HandOver::drop() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  begun = true;
-  if (torn && !lands) state = dropped;
-  changed.notify_all();
-}
-
-void HandOver::end() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  over = true;
-  changed.notify_all();
-}
-
-// ---- One collective -----------------------------------------------------------------------------
 
 Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string group,
                        uint64_t sequence, c10::Device device, Call call, Issue issue)
@@ -266,6 +116,7 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
       issue_(std::move(issue)),
       sparse_(std::move(call_.sparse)),
       reach_(canMap(device.index())),
+      handOver_(std::make_shared<HandOver>(isScheduled() ? ownStream() : 0)),
       signalled_(device.index(), orEventExternal),
       progress_(c10::str(call_.name, " ", sequence_, " of group ", group_, " (",
                          queues_->peers().rank(queues_->rank()), " of ", queues_->size(), ") on ",
@@ -273,53 +124,52 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
                 signalled_.get()),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   if (!sparse_.empty()) future_ = futureOn(device_);
-  if (isScheduled()) handOver_->chosen = toldStream();
   // Also for a schedule without the sanitizer, as what is queued is what a tape counts.
-  if (sanitizerActive() || handOver_->chosen != 0) orderTold();
+  if (sanitizerActive() || handOver_->hasBeginning()) orderOwnStream();
   for (const auto *tensors : {&call_.in, &call_.out}) {
     for (const at::Tensor &tensor : *tensors) {
       memory_.push_back(sameMemory(tensor));
       handOver_->ranges.push_back(
-          {tensor.const_data_ptr(), tensor.nbytes(), tensor.scalar_type(), nullptr});
+          {{tensor.const_data_ptr(), tensor.nbytes()}, tensor.scalar_type()});
     }
   }
-  if (sanitizerActive()) tellSanitizer();
+  if (sanitizerActive()) reportToSanitizer();
   handOver_->maps = reach_;
   handOver_->receives = reach_ && inputs_ < memory_.size();
   call_.in.clear();
   call_.out.clear();
-  queue(currentStreamHandle(device_.index()), call_.name, &runHandOver, &dropHandOver, handOver_);
+  handOver_->queueOn(currentStreamHandle(device_.index()), call_.name);
 }
 
 /* Before it is in its queue there would be nobody to end it, and the schedule's task would wait for
  * a moment in vain. */
 void Collective::letBegin() const {
-  if (handOver_->chosen == 0) return;
+  if (!handOver_->hasBeginning()) return;
   try {
-    orderTold();
-    queue(handOver_->chosen, call_.name, &runBegin, &dropBegin, handOver_);
+    orderOwnStream();
+    handOver_->queueBeginning(call_.name);
   } catch (...) {
-    handOver_->drop();
+    handOver_->giveUpBeginning();
     throw;
   }
 }
 
-orStream_t Collective::toldStream() const {
-  const auto use = CollectiveQueues::Use::told;
+orStream_t Collective::ownStream() const {
+  const auto use = CollectiveQueues::Use::own;
   return OpenRegStream(queues_->sideStream(use, device_.index(), call_.queue)).stream();
 }
 
 /* What comes next on the stream of its own comes after what is queued on the current one so far. */
-void Collective::orderTold() const {
+void Collective::orderOwnStream() const {
   const OwnedEvent before(device_.index(), orEventDisableTiming);
   OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
-  OPENREG_CHECK(orStreamWaitEvent(toldStream(), before.get()));
+  OPENREG_CHECK(orStreamWaitEvent(ownStream(), before.get()));
 }
 
 /* It is not on the current stream: from what is queued there so far until its event, it is beside
  * what comes next. */
-void Collective::tellSanitizer() const {
-  const orStream_t handle = toldStream();
+void Collective::reportToSanitizer() const {
+  const orStream_t handle = ownStream();
   OPENREG_CHECK(orSanitizerMarkExternal(handle));
   const c10::ArrayRef<at::Tensor> memory(memory_);
   reportTensors(call_.name, handle, memory.slice(inputs_), memory.slice(0, inputs_));
@@ -371,8 +221,8 @@ std::vector<at::Tensor> Collective::hostTensors() {
     const HandOver::Range &range = handOver_->ranges[i];
     const auto dtype = call_.bytes ? at::kByte : c10::toRealValueType(range.dtype);
     c10::Storage storage =
-        reach_ ? cpuStorage(range.kernel, range.bytes) : c10::Storage(copies_[i].storage());
-    host.push_back(flat(std::move(storage), DispatchKey::CPU, dtype, range.bytes, 0));
+        reach_ ? cpuStorage(range.kernel, range.memory.bytes) : c10::Storage(copies_[i].storage());
+    host.push_back(flat(std::move(storage), DispatchKey::CPU, dtype, range.memory.bytes, 0));
   }
   return host;
 }
@@ -398,7 +248,7 @@ void Collective::divide(std::vector<at::Tensor> &host) const {
 
 void Collective::run(c10d::Backend &gloo) {
   if (!handOver_->await()) {
-    complete(dropped(), false);
+    complete(cancelled(), false);
     call_.says.dropped = true;
     try {
       agree(gloo);
@@ -413,10 +263,10 @@ void Collective::run(c10d::Backend &gloo) {
     if (!reach_) stageInputs();
     std::vector<at::Tensor> host = hostTensors();
     progress_.at(Progress::data);
-    if (!handOver_->isTorn()) {
+    if (!handOver_->isSplit()) {
       exchange(gloo, host);
     } else if (!exchangeCopies(gloo, host)) {
-      return complete(dropped(), false);
+      return complete(cancelled(), false);
     }
     if (!reach_) copyBack();
     if (!sparse_.empty()) replaceSparse(host.back());
@@ -436,8 +286,8 @@ void Collective::exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   source_ = work->sourceRank();
 }
 
-/* Of a torn collective. Nothing of it is in the device's memory before its second half; if a reset
- * has dropped that, nothing ever is: the memory may be another tensor's by now. */
+/* Of a collective that is split. Nothing of it is in the device's memory before its second half. If
+ * a reset has dropped that, nothing ever is, as the memory may be another tensor's by now. */
 bool Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   std::vector<at::Tensor> copies;
   asKernel([&] {
@@ -464,8 +314,9 @@ void Collective::agree(c10d::Backend &gloo) {
   throw std::runtime_error(text);
 }
 
-std::exception_ptr Collective::dropped() const {
-  const char *before = handOver_->isTorn() ? "its second half was to run" : "the inputs were there";
+std::exception_ptr Collective::cancelled() const {
+  const char *before =
+      handOver_->isSplit() ? "its second half was to run" : "the inputs were there";
   return failure(c10::str("its device was reset or failed before ", before).c_str(), {});
 }
 
@@ -488,7 +339,7 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
   finish(error);
   if (ofDevice) setFailure(call_.name, device_.index(), std::move(error));
   orEventSignal(signalled_.get(), ofDevice ? orErrorLaunchFailure : orSuccess);
-  handOver_->end();
+  handOver_->finish();
   if (!sparse_.empty()) markFuture();
   outcome_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }
@@ -496,7 +347,7 @@ void Collective::complete(std::exception_ptr error, bool ofDevice) {
 void Collective::markFuture() {
   try {
     if (exception_) std::rethrow_exception(exception_);
-    completeAfter(future_, *queues_, device_, {done()}, sparse_);
+    queues_->completeAfter(future_, device_, {done()}, sparse_);
   } catch (...) {
     future_->setErrorIfNeeded(std::current_exception());
   }
@@ -534,7 +385,7 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
   synchronize();
   // The queue's thread may come to it later, and a device that was reset has no error: nobody else
   // would say so.
-  if (handOver_->wasDropped()) std::rethrow_exception(dropped());
+  if (handOver_->isCancelled()) std::rethrow_exception(cancelled());
   std::exception_ptr error;
   {
     WithoutGil unlocked;
@@ -565,122 +416,6 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
   const orError_t reported = orEventSynchronize(signalled_.get());
   if (reported == orErrorLaunchFailure) OPENREG_CHECK(reported);
   std::rethrow_exception(error);
-}
-
-// ---- What a caller has --------------------------------------------------------------------------
-
-CollectiveWork::CollectiveWork(c10d::OpType type, Works works, std::vector<at::Tensor> outputs)
-    : Work(works.front()->queues()->rank(), type),
-      works_(std::move(works)),
-      outputs_(std::move(outputs)) {}
-
-bool CollectiveWork::isCompleted() {
-  for (const auto &work : works_) {
-    if (!work->isCompleted()) return false;
-  }
-  return true;
-}
-
-bool CollectiveWork::isSuccess() const {
-  for (const auto &work : works_) {
-    if (!work->isSuccess()) return false;
-  }
-  return true;
-}
-
-std::exception_ptr CollectiveWork::exception() const {
-  for (const auto &work : works_) {
-    if (const std::exception_ptr error = work->exception()) return error;
-  }
-  return nullptr;
-}
-
-void CollectiveWork::synchronize() {
-  for (const auto &work : works_) work->synchronize();
-}
-
-bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
-  for (const auto &work : works_) work->wait(timeout);
-  return true;
-}
-
-c10::intrusive_ptr<Future> CollectiveWork::getFuture() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (future_) return future_;
-  if (works_.size() == 1) future_ = works_.front()->getFuture();
-  if (future_) return future_;
-  std::vector<orEvent_t> events;
-  for (const auto &work : works_) events.push_back(work->done());
-  const c10::Device device = works_.front()->device();
-  CollectiveQueues &queues = *works_.front()->queues();
-  return future_ = completeAfter(futureOn(device), queues, device, events, outputs_);
-}
-
-c10::intrusive_ptr<Future> CollectiveWork::getFutureResult() {
-  return works_.size() == 1 ? works_.front()->getFutureResult() : Work::getFutureResult();
-}
-
-// ---- Queues -------------------------------------------------------------------------------------
-
-CollectiveQueues::CollectiveQueues(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers)
-    : gloo_(std::move(gloo)), peers_(std::move(peers)) {}
-
-CollectiveQueues::~CollectiveQueues() {
-  for (const auto &[key, stream] : sideStreams_) orStreamDestroy(stream);
-}
-
-void CollectiveQueues::push(const QueueKey &key, c10::intrusive_ptr<Collective> work) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto [queue, fresh] = queues_.try_emplace(key);
-  if (fresh) {
-    try {
-      std::thread(&serve, shared_from_this(), key).detach();
-    } catch (...) {
-      queues_.erase(queue);
-      throw;
-    }
-  }
-  queue->second.works.push_back(std::move(work));
-  queue->second.news.notify_one();
-}
-
-void CollectiveQueues::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  closed_ = true;
-  for (auto &[key, queue] : queues_) queue.news.notify_one();
-}
-
-/* A queue that had nothing to do for so long gives its thread back. */
-constexpr auto kIdle = std::chrono::seconds(10);
-
-void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey key) {
-  pthread_setname_np(pthread_self(), "openreg-c10d");
-  useOneThread();
-  orSanitizerIgnore(1);  // what it touches was told at the call
-  std::unique_lock<std::mutex> lock(self->mutex_);
-  Queue &queue = self->queues_.at(key);
-  const auto woken = [&] { return self->closed_ || !queue.works.empty(); };
-  while (queue.news.wait_for(lock, kIdle, woken) && !queue.works.empty()) {
-    c10::intrusive_ptr<Collective> work = std::move(queue.works.front());
-    queue.works.pop_front();
-    lock.unlock();
-    work->run(*self->gloo_);
-    std::vector<at::Tensor> outputs = work->result();
-    work.reset();
-    letGo(outputs);
-    lock.lock();
-  }
-  self->queues_.erase(key);
-}
-
-c10::Stream CollectiveQueues::sideStream(Use use, c10::DeviceIndex device, const QueueKey &queue) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  orStream_t &stream = sideStreams_[{use, device, queue}];
-  if (stream == 0) {
-    DeviceSwitch here(device);
-    OPENREG_CHECK(orStreamCreate(&stream));
-  }
-  return getStreamFromExternal(stream, device);
 }
 
 }  // namespace torch_openreg

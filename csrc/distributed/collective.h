@@ -15,9 +15,9 @@
  *
  * Under a schedule the collective begins when that comes to a task of its own, on a stream that has
  * nothing else: so it is decided by the schedule what comes before a collective and what after it.
- * The task waits for the end, for a moment, as a peer may be late. Where tasks are torn, so is this
- * one: after its first half the ranks have exchanged copies, and its second half writes what they
- * have received, so what another stream does in between is lost, or comes too late to be sent.
+ * The task waits for the end, for a moment, as a peer may be late. Where tasks are split, so is
+ * this one: after its first half the ranks have exchanged copies, and its second half writes what
+ * they have received, so what another stream does in between is lost, or comes too late to be sent.
  * Where the schedule does not come to it, since the host waits for a peer by other means, the
  * queue's thread sees to it.
  *
@@ -39,34 +39,21 @@
  */
 #pragma once
 
-#include <openreg_schedule.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "../torch/event.h"
 #include "agreement.h"
-#include "peers.h"
+#include "hand_over.h"
 #include "progress.h"
+#include "queues.h"
 
 namespace torch_openreg {
-
-/* Collectives of one queue begin one after the other. Sends and receives have a queue for each peer
- * and tag: they may wait for what another one of this process does. */
-using QueueKey = std::tuple<char, int, int>;
-inline QueueKey collectives() { return {'c', 0, 0}; }
-inline QueueKey sendsTo(int peer, int tag) { return {'s', peer, tag}; }
-inline QueueKey receivesFrom(int peer, int tag) { return {'r', peer, tag}; }
 
 using GlooWork = c10::intrusive_ptr<c10d::Work>;
 /* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`; of a sparse tensor
@@ -87,49 +74,6 @@ struct Call {
   // One or none: gets what comes out, whose size nobody knows before.
   std::vector<at::Tensor> sparse = {};
   Announcement says = {};  // what the ranks have to agree about; no message's
-};
-
-class CollectiveQueues;
-
-/* What a worker leaves for the queue's thread. It has no tensors, since a worker may be the last to
- * let go of it. */
-struct HandOver {
-  struct Range {
-    const void *device;
-    size_t bytes;
-    c10::ScalarType dtype;
-    void *kernel;  // where kernels reach the memory
-  };
-  enum State { pending, ready, dropped };
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  State state = pending;
-  std::vector<Range> ranges;  // of inputs, then of outputs
-  bool maps = true;
-  bool receives = false;   // something that may be kept before it is written
-  orStream_t chosen = 0;   // where a schedule's task for it is; 0: there is none
-  bool begun = false;      // by that task
-  bool torn = false;       // it has begun by its first half,
-  bool exchanged = false;  // has got that far,
-  bool lands = false;      // and its second half has come
-  bool over = false;
-
-  void finish(State to);
-  /* False if the task never ran. */
-  bool await();
-  /* Of a torn one: until its second half. False if that never ran. */
-  bool awaitLanding();
-  bool wasDropped();
-  bool isTorn();
-  /* By the schedule's task, and for the time of it. */
-  void begin(orPart part);
-  void drop();
-  void end();
-
- private:
-  template <class Condition>
-  void awaitChosen(std::unique_lock<std::mutex> &lock, Condition come);
 };
 
 /* What the queue has. */
@@ -173,9 +117,9 @@ class Collective final : public c10d::Work {
   bool isMessage() const { return std::get<0>(call_.queue) != 'c'; }
   void agree(c10d::Backend &gloo);
   std::vector<at::Tensor> hostTensors();
-  void orderTold() const;
-  void tellSanitizer() const;
-  orStream_t toldStream() const;  // where the sanitizer sees it
+  void orderOwnStream() const;
+  void reportToSanitizer() const;
+  orStream_t ownStream() const;  // where the sanitizer and a schedule see it
   void stageInputs();
   void copyBack();
   void exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host);
@@ -186,7 +130,7 @@ class Collective final : public c10d::Work {
   void scale(std::vector<at::Tensor> &host) const;
   void divide(std::vector<at::Tensor> &host) const;
   std::exception_ptr failure(const char *what, const std::vector<int> &peers) const;
-  std::exception_ptr dropped() const;  // by any thread
+  std::exception_ptr cancelled() const;  // by any thread
   void complete(std::exception_ptr error, bool ofDevice);
 
   const std::shared_ptr<CollectiveQueues> queues_;
@@ -199,7 +143,7 @@ class Collective final : public c10d::Work {
   Issue issue_;
   const std::vector<at::Tensor> sparse_;  // of `call_`
   const bool reach_;                      // kernels reach the device's memory
-  const std::shared_ptr<HandOver> handOver_ = std::make_shared<HandOver>();
+  const std::shared_ptr<HandOver> handOver_;
   OwnedEvent signalled_;  // by the queue's thread
   Progress progress_;
   std::vector<at::Tensor> copies_;  // host copies, on a device that kernels cannot reach
@@ -208,73 +152,7 @@ class Collective final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/* What a caller has: a collective, or several that are waited for as one, and their outputs. Not
- * empty. */
-class CollectiveWork final : public c10d::Work {
- public:
-  using Works = std::vector<c10::intrusive_ptr<Collective>>;
-  CollectiveWork(c10d::OpType type, Works works, std::vector<at::Tensor> outputs);
-
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  int sourceRank() const override { return works_.front()->sourceRank(); }
-  std::vector<at::Tensor> result() override { return outputs_; }
-  void synchronize() override;
-  void blockCurrentStream() override { synchronize(); }
-  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  /* Complete at once, like CUDA's: who waits for it makes a stream wait. Of a sparse tensor, when
-   * its size is known. */
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /* Of one: complete when it is. */
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  uint64_t getSequencenumber() const override { return works_.front()->getSequencenumber(); }
-
-  const Works &works() const { return works_; }
-
- private:
-  const Works works_;
-  const std::vector<at::Tensor> outputs_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
-};
-
-/* Gloo and the queues in front of it. The group and the threads share it: a group may be destroyed
- * while collectives are under way, and they end as they would have. */
-class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
- public:
-  CollectiveQueues(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers);
-  ~CollectiveQueues();
-
-  void push(const QueueKey &key, c10::intrusive_ptr<Collective> work);
-  /* Nothing more will come. */
-  void close();
-
-  c10d::Backend &gloo() { return *gloo_; }
-  const Peers &peers() const { return peers_; }
-  int rank() const { return gloo_->getRank(); }
-  int size() const { return gloo_->getSize(); }
-
-  /* Streams of our own, since those of the pool are also others'. One for what comes after a
-   * collective; one for what a collective itself copies: it must not be behind what waits for it;
-   * one that only waits for collectives, for who synchronises the device; and one of each queue for
-   * the sanitizer, which sees collectives there. */
-  enum class Use { after, copies, device, told };
-  c10::Stream sideStream(Use use, c10::DeviceIndex device, const QueueKey &queue = collectives());
-
- private:
-  struct Queue {
-    std::deque<c10::intrusive_ptr<Collective>> works;
-    std::condition_variable news;
-  };
-  static void serve(std::shared_ptr<CollectiveQueues> self, QueueKey key);
-
-  const c10::intrusive_ptr<c10d::Backend> gloo_;
-  const Peers peers_;
-  // Guards what follows; no other lock is taken under it, but the core's for a new stream.
-  std::mutex mutex_;
-  std::map<QueueKey, Queue> queues_;  // each has a thread
-  std::map<std::tuple<Use, c10::DeviceIndex, QueueKey>, orStream_t> sideStreams_;
-  bool closed_ = false;
-};
+/* Lets go of tensors on the queue's thread, where PyTorch may need the GIL for it. */
+void letGo(std::vector<at::Tensor> &tensors);
 
 }  // namespace torch_openreg

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "collective.h"
+#include "collective_work.h"
 
 namespace torch_openreg {
 
