@@ -8,9 +8,11 @@
 
 namespace torch_openreg {
 
-/* Never destroyed. */
-inline torch::Library &libraryOf(const char *name, c10::DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, name, key, __FILE__, __LINE__);
+/* Never destroyed. The dispatcher tells where the caller is (torch._C._dispatch_dump). */
+inline torch::Library &libraryOf(const char *name, c10::DispatchKey key,
+                                 const char *file = __builtin_FILE(),
+                                 uint32_t line = __builtin_LINE()) {
+  return *new torch::Library(torch::Library::IMPL, name, key, file, line);
 }
 
 }  // namespace torch_openreg

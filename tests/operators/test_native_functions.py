@@ -11,7 +11,7 @@ import torchgen
 from cpu_reference import DEVICE, Recorder, alike, drawn
 from torch.utils._pytree import tree_map_only
 
-import torch_openreg  # noqa: F401
+import torch_openreg
 
 COMPOSITES = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
@@ -253,9 +253,8 @@ REGISTERED = {
         "PyTorch's asks for a kernel of the device's own",
     ),
     **dict.fromkeys(("ldexp.Tensor", "ldexp.out", "ldexp_"), "PyTorch's overflows sooner"),
-    **dict.fromkeys(
-        ("addr_", "conj_physical_", "embedding", "mode.values"), "one task in place of several"
-    ),
+    **dict.fromkeys(("addr_", "embedding"), "one task in place of several"),
+    **dict.fromkeys(("conj_physical_", "mode.values"), "PyTorch's refuses other devices"),
     **dict.fromkeys(READERS, "PyTorch's reads memory on the host"),
 }
 KINDS = ["", "Sparse", "SparseCsr", "Quantized", "NestedTensor"]
@@ -271,6 +270,195 @@ def test_no_other_composite_that_cuda_uses_has_a_kernel_here():
                 implicit = not keys or COMPOSITES[0] in keys
                 found |= {name} if implicit or not kind else set()
     assert found <= {*REGISTERED}, "what does __torch_dispatch__ see of these on CUDA?"
+
+
+# ---- Operators that are special by name (csrc/aten/ops) ------------------------------------------
+
+# By operator: what PyTorch's own kernel does, which would run without the entry.
+REPLACED = {
+    **dict.fromkeys(
+        ("_efficientzerotensor", "empty.memory_format", "empty_strided"), "makes host memory"
+    ),
+    **dict.fromkeys(
+        (
+            "resize_",
+            "set_",
+            "set_.source_Storage",
+            "set_.source_Storage_storage_offset",
+            "set_.source_Tensor",
+        ),
+        "gives the tensor host memory",
+    ),
+    **dict.fromkeys(
+        (
+            "_reshape_alias",
+            "as_strided",
+            "as_strided_",
+            "is_set_to",
+            "unfold",
+            "view",
+            "view_as_complex",
+            "view_as_real",
+        ),
+        "would be a task that its caller waits for, though it reads no memory",
+    ),
+    "_local_scalar_dense": "reads the memory at once",
+    "convolution_backward": "asks for a kernel of the device's own",
+    "_nested_view_from_buffer": "refuses sizes that lie on the device",
+    "_nested_view_from_buffer_copy": "refuses sizes that lie on the device",
+    "_pin_memory": "makes a quantized tensor without a quantizer",
+    "_sparse_mm_reduce_impl": "keeps what its derivative reads only where it sees autograd",
+    "copy_": "reads and writes quantized tensors outside of any task",
+    "native_dropout": "draws from the CPU's generator",
+    "repeat_interleave.Tensor": "reads the repeats, for which the caller would wait",
+    "to_mkldnn": "makes a layout that no device has",
+    **dict.fromkeys(("histc", "histc.out"), "refuses integers"),
+    **dict.fromkeys(("_linalg_svd", "_linalg_svd.U", "linalg_lstsq.out"), "refuses CUDA's drivers"),
+    **dict.fromkeys(
+        (f"_fused_{name}_.tensor_lr" for name in ("adagrad", "adam", "adamw", "sgd")),
+        "refuses a learning rate with dimensions",
+    ),
+    **dict.fromkeys(
+        (
+            "_batch_norm_with_update",
+            "_batch_norm_with_update.out",
+            "_native_batch_norm_legit",
+            "_native_batch_norm_legit.out",
+            "batch_norm_backward",
+            "native_batch_norm",
+            "native_batch_norm.out",
+            "native_batch_norm_backward",
+        ),
+        "refuses parameters and statistics of different dtypes",
+    ),
+}
+
+
+def entries():
+    """The operators with a kernel in csrc/aten/ops, and the kinds of tensors it is for."""
+    found = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::"):
+            dump = torch._C._dispatch_dump(name)
+            registrations = r"^(?:Autograd)?(\w*)PrivateUse1: registered at \S*aten/ops/"
+            kinds = {*re.findall(registrations, dump, re.MULTILINE)} - {"Autocast"}
+            if re.search(r"^QuantizedCPU: registered at \S*aten/ops/", dump, re.MULTILINE):
+                kinds.add("")
+            if kinds:
+                found[name.removeprefix("aten::")] = kinds
+    return found
+
+
+def test_every_entry_is_of_an_operator_that_pytorch_has():
+    dangling = torch._C._dispatch_find_dangling_impls()
+    assert not [entry for entry in dangling if "aten/ops/" in entry]
+
+
+def test_each_entry_has_a_reason_that_holds():
+    """An entry needs none in these tables as long as PyTorch has no other kernel for it."""
+    composites = (*COMPOSITES, "CompositeExplicitAutogradNonFunctional")
+    replaces = {
+        name
+        for name, kinds in entries().items()
+        if registered(name, *composites, *(f"{kind}CPU" for kind in kinds))
+    }
+    assert replaces == {*REPLACED, *({*CASES, *REGISTERED} & {*entries()})}
+
+
+def test_each_composite_with_a_kernel_here_is_still_one():
+    """And CUDA still uses it."""
+    native = native_functions()
+    known = {name for name in REGISTERED if name in native}
+    assert {name for name in known if not composite(name, native[name])} == set()
+
+
+def composite(name, keys):
+    return (not keys or bool(keys.intersection(COMPOSITES))) and "CUDA" not in keys
+
+
+def without(operator, *arguments, **kinds):
+    """What the operator gives on a device that has no kernel for it: PyTorch's composite one."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
+    return operator.redispatch(keys, *arguments, **kinds)
+
+
+def refuses(call, error=RuntimeError):
+    try:
+        call()
+    except error:
+        return True
+    return False
+
+
+def tasks(call):
+    torch_openreg._C._fallback_stats(True)
+    call()
+    return sum(
+        entry["asynchronous"]["count"] for entry in torch_openreg._C._fallback_stats(True).values()
+    )
+
+
+def ones(*sizes, device=DEVICE, **kinds):
+    return torch.ones(*sizes, device=device, **kinds)
+
+
+def mixed_batch_norm():
+    half, wide = ones(2, 3, device="cpu", dtype=torch.bfloat16), ones(3, device="cpu")
+    return torch.native_batch_norm(half, wide.bfloat16(), None, wide, wide, True, 0.1, 1e-5)
+
+
+def step_with_a_rate_of(sizes):
+    tensors = [[ones(2, device="cpu")] for _ in range(3)]
+    arguments = {"weight_decay": 0.0, "momentum": 0.0, "lr": torch.ones(sizes), "dampening": 0.0}
+    arguments |= {"nesterov": False, "maximize": False, "is_first_step": True}
+    torch.ops.aten._fused_sgd_.tensor_lr(*tensors, **arguments)
+
+
+aten = torch.ops.aten
+indices = torch.tensor([1, 0])
+
+# By operator: what is true of PyTorch while its entry is needed.
+NEEDED = {
+    "_has_compatible_shallow_copy_type": lambda: (
+        not without(aten._has_compatible_shallow_copy_type.default, ones(2), ones(2, device="cpu"))
+    ),
+    "_fused_sgd_.tensor_lr": lambda: refuses(lambda: step_with_a_rate_of([1])),
+    "_linalg_svd": lambda: refuses(
+        lambda: torch.linalg.svd(ones(2, 2, device="cpu"), driver="gesvd")
+    ),
+    "_stack": lambda: tasks(lambda: without(aten._stack.default, [ones(2), ones(2)])) != 1,
+    "addr_": lambda: tasks(lambda: without(aten.addr_.default, ones(2, 2), ones(2), ones(2))) > 1,
+    "conj_physical_": lambda: refuses(
+        lambda: without(aten.conj_physical_.default, ones(2, dtype=torch.cfloat))
+    ),
+    "convolution_overrideable": lambda: refuses(
+        lambda: without(
+            aten.convolution_overrideable.default,
+            *(ones(1, 1, 3, 3), ones(1, 1, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+        )
+    ),
+    "embedding": lambda: (
+        tasks(lambda: without(aten.embedding.default, ones(2, 2), indices.to(DEVICE))) > 1
+    ),
+    "histc": lambda: refuses(lambda: torch.histc(indices)),
+    "kaiser_window": lambda: refuses(
+        lambda: without(aten.kaiser_window.default, 5, device=torch.device(DEVICE))
+    ),
+    "ldexp.Tensor": lambda: (
+        without(aten.ldexp.Tensor, ones(1) * 1e-30, ones(1) * 130).isinf().item()
+    ),
+    "mode.values": lambda: refuses(
+        lambda: without(aten.mode.values, ones(2, 2), values=ones(2), indices=indices.to(DEVICE))
+    ),
+    "native_batch_norm": lambda: refuses(mixed_batch_norm),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NEEDED)
+def test_pytorch_still_forces_the_entry(name):
+    assert name in entries()
+    assert NEEDED[name]()
 
 
 class Wrapped(torch.Tensor):

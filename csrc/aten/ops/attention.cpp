@@ -143,6 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attentionBackward(
 
 }  // namespace torch_openreg
 
+// PyTorch has no kernel for these on any device: it leaves them to backends that are not its own.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_scaled_dot_product_fused_attention_overrideable", &torch_openreg::attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward",

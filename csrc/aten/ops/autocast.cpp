@@ -32,12 +32,14 @@ at::Tensor refuseBinaryCrossEntropy(const at::Tensor &, const at::Tensor &,
 // The lists name types of this namespace.
 namespace at::autocast {
 
+// PyTorch registers its lists only for the devices that it names.
 static void registerLists(torch::Library &m) {
   AT_FORALL_LOWER_PRECISION_FP(OPENREG_LOWER_PRECISION)
   OPENREG_FORALL_FP32(OPENREG_FP32)
   AT_FORALL_FP32_SET_OPT_DTYPE(OPENREG_FP32_SET_OPT_DTYPE)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(OPENREG_FP32_APPEND_DTYPE)
   AT_FORALL_PROMOTE(OPENREG_PROMOTE)
+  // PyTorch's function that refuses it is in no header.
   m.impl("binary_cross_entropy", &torch_openreg::refuseBinaryCrossEntropy);
 }
 

@@ -260,12 +260,15 @@ Tensor batchNormBackwardElemt(const Tensor &gradOut, const Tensor &input, const 
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
+  // The CPU's kernels refuse parameters and statistics of different dtypes, which CUDA's take. The
+  // composite one of _batch_norm_no_update calls the CPU's kernel with the device's tensors.
   for (const char *name :
        {"native_batch_norm", "native_batch_norm.out", "_native_batch_norm_legit",
         "_native_batch_norm_legit.out", "_batch_norm_with_update", "_batch_norm_with_update.out",
         "_batch_norm_no_update", "native_batch_norm_backward", "batch_norm_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&batchNorm>());
   }
+  // nn.SyncBatchNorm calls these, which PyTorch has for CUDA alone.
   m.impl("batch_norm_stats", &batchNormStats);
   m.impl("batch_norm_elemt", &batchNormElemt);
   m.impl("batch_norm_elemt.out", &batchNormElemtOut);

@@ -83,9 +83,11 @@ void lstsq(const c10::OperatorHandle &op, Stack *stack) {
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
+  // The CPU's kernel refuses integers, and reads the data for bounds that are equal.
   for (const char *name : {"histc", "histc.out"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&histc>());
   }
+  // The CPU's kernels refuse the drivers that CUDA's take.
   for (const char *name : {"_linalg_svd", "_linalg_svd.U"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&svd>());
   }

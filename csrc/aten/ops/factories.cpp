@@ -210,14 +210,18 @@ void recordTensorStream(Tensor &self, c10::Stream stream) {
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
+  // PyTorch allocates memory only for the devices that it names.
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &emptyStrided);
   m.impl("_efficientzerotensor", &efficientZeros);
+  // The CPU's kernels would give the tensor host memory.
   m.impl("resize_", &resize);
   m.impl("set_", &setNothing);
   m.impl("set_.source_Storage", &setSource);
   m.impl("set_.source_Tensor", &setTensor);
   m.impl("set_.source_Storage_storage_offset", &setStorage);
+  // PyTorch's functions serve any device, but are registered only for those that it names. By the
+  // fallback a view would be a task that its caller waits for.
   m.impl("is_set_to", &at::native::is_set_to);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("as_strided_", &at::native::as_strided__symint);
@@ -226,19 +230,22 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", &at::native::unfold);
   m.impl("view_as_real", &at::native::view_as_real);
   m.impl("view_as_complex", &at::native::view_as_complex);
+  // PyTorch's composite one copies at the first write, which nothing orders after the streams.
   m.impl("_lazy_clone", &lazyClone);
+  // The CPU's kernel reads the memory at once, and knows of no stream.
   m.impl("_local_scalar_dense", &localScalar);
+  // PyTorch's composite one takes dense CPU tensors only beside the devices that it names.
   m.impl("_has_compatible_shallow_copy_type", &mayReplaceData);
+  // PyTorch has it for CUDA alone.
   m.impl("record_stream", &recordTensorStream);
 }
 
-// Before __torch_dispatch__, which sees no composite operator on any device.
+// On every device __torch_dispatch__ sees no composite operator, so ours comes before it.
 OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &torch_openreg::mayReplaceData);
 }
 
-// PyTorch's kernels for these bits would record a copy, write it back, and return what nobody asked
-// for.
+// PyTorch's kernels for these bits would record a resolved copy in place of the tensor.
 OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());
 }

@@ -83,13 +83,16 @@ void registerReaders(torch::Library &library, DispatchKey key,
 }
 
 void registerAll(torch::Library &library, DispatchKey key) {
+  // PyTorch's composite kernels read or write memory on the host's thread.
   registerReaders<&runOverAliases>(
       library, key,
       {"range.out_", "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
        "_rowwise_prune", "_saturate_weight_to_fp16", "choose_qparams_optimized",
        "fbgemm_linear_quantize_weight", "_sobol_engine_draw", "_sobol_engine_ff_",
        "_sobol_engine_scramble_", "_sobol_engine_initialize_state_"});
+  // PyTorch's reads the new sizes on the host's thread.
   registerReaders<&reshapeFromTensor>(library, key, {"_reshape_from_tensor"});
+  // PyTorch's pack weights on the host's thread, or compute with weights so packed.
   registerReaders<&refuse>(
       library, key,
       {"fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix",

@@ -72,6 +72,7 @@ Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group,
 
 }  // namespace torch_openreg
 
+// PyTorch has these for CUDA and its like; the CPU's kernels have other names and another form.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_convert_weight_to_int4pack", &torch_openreg::pack);
   m.impl("_weight_int4pack_mm", &torch_openreg::multiply);

@@ -134,24 +134,31 @@ REGISTER_PRIVATEUSE1_DISPATCH(flatten_indices_stub, &flattenIndices)
 }  // namespace
 }  // namespace at::native
 
+// The CPU's kernel keeps what its derivative needs only where it sees autograd.
 OPENREG_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_sparse_mm_reduce_impl",
          torch::CppFunction::makeFromBoxedFunction<&torch_openreg::sparseMmReduce>());
 }
 
+// The CPU's kernel reads and writes memory outside of any task.
 OPENREG_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
   m.impl("copy_", &torch_openreg::copyQuantized);
   m.impl("_copy_from", &torch_openreg::copyFromQuantized);
 }
 
+// PyTorch's composite one makes a tensor without a quantizer.
 OPENREG_LIBRARY_IMPL(aten, QuantizedCPU, m) { m.impl("_pin_memory", &torch_openreg::pinQuantized); }
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  // PyTorch's own is refused sizes that lie on the device, as those of a loaded file may.
   m.impl("_nested_view_from_buffer", &torch_openreg::nestedView);
   m.impl("_nested_view_from_buffer_copy", &torch_openreg::nestedViewCopy);
+  // The CPU's kernel makes a layout that no device has.
   m.impl("to_mkldnn", &torch_openreg::toMkldnn);
 }
 
+// The fallback copies through these where kernels do not reach the device, and PyTorch records the
+// streams of strided tensors alone.
 #define WITH_COMPONENTS(key)                                   \
   OPENREG_LIBRARY_IMPL(aten, key, m) {                         \
     m.impl("_copy_from_and_resize", &torch_openreg::copyBack); \

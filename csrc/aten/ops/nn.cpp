@@ -197,21 +197,24 @@ REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &chooseAttention)
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
+  // PyTorch has no kernel for these on any device: it asks a backend for its own.
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&convolutionBackward>());
+  // The CPU's kernel draws from the CPU's generator, as the operator has no argument for one.
   m.impl("native_dropout", &dropout);
+  // The CPU's kernel reads the sum of `repeats`, for which the caller would wait.
   m.impl("repeat_interleave.Tensor",
          torch::CppFunction::makeFromBoxedFunction<&repeatInterleave>());
-  // Their composite kernels compute the same less exactly, or in more steps, or fail under another
-  // name.
-  for (const char *name :
-       {"_stack", "_stack.out", "addr", "addr.out", "all.dims_out", "any.dims_out",
-        "native_group_norm", "native_layer_norm", "narrow_copy", "pixel_shuffle", "pixel_unshuffle",
-        "linalg__powsum", "convolution", "convolution_backward", "embedding", "mode.values",
-        "mish_backward", "addr_", "conj_physical_"}) {
+  // PyTorch's composite kernels compute the same less exactly, or in more steps, or fail under
+  // another operator's name.
+  for (const char *name : {"_stack", "_stack.out", "addr", "addr.out", "all.dims_out",
+                           "any.dims_out", "native_group_norm", "native_layer_norm",
+                           "linalg__powsum", "convolution", "convolution_backward", "embedding",
+                           "mode.values", "mish_backward", "addr_", "conj_physical_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
+  // The CPU's kernels take a learning rate of no dimensions; CUDA's one of any shape.
   for (const char *name : {"_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr",
                            "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fusedStep>());
@@ -221,13 +224,14 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char *name : {"ldexp.Tensor", "ldexp_", "ldexp.out"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
-  // Their composite kernel asks for one of this device's.
+  // PyTorch's composite kernel calls a stub that each device has to fill.
   for (const char *name : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
 }
 
-// Differentiated through their composites: CUDA's derivatives call kernels that only CUDA has.
+// PyTorch's derivatives of the cells call kernels that only CUDA has: here they are differentiated
+// through their parts. max_pool1d: see maxPool1d.
 OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool1d", &torch_openreg::maxPool1d);
   m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);

@@ -88,6 +88,7 @@ Tensor &addOut(const Tensor &self, const Tensor &left, const Tensor &right, Scal
 
 }  // namespace torch_openreg
 
+// PyTorch has these for CUDA and XPU alone.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   m.impl("mm.dtype", &multiply<&at::mm>);
