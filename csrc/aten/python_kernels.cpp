@@ -1,7 +1,7 @@
 /*
- * torch_openreg/_patches/python_kernels.py reports each kernel of Python. Where one replaces a kernel, a
- * Cover is registered above it: that calls the replaced one where the thread computes for a device,
- * and Python's elsewhere. Operators that are not replaced do not come here.
+ * torch_openreg/_patches/python_kernels.py reports each kernel of Python. Where one replaces a
+ * kernel, a Cover is registered above it: that calls the replaced one where the thread computes for
+ * a device, and Python's elsewhere. Operators that are not replaced do not come here.
  *
  * `mutex` guards `reported()`. Covers are made and destroyed with the GIL.
  */

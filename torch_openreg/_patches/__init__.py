@@ -2,8 +2,8 @@
 
 PyTorch has registration functions for most of what a device needs. Where it has none, an attribute
 of its modules or classes is replaced by `replace` or `wrap`, which refuse what PATCHES does not
-list. tests/test_patches.py compares PyTorch's attributes with those of a process without this
-package, in both directions, and docs/patches.md is written from the list.
+list. tests/packaging/test_patches.py compares PyTorch's attributes with those of a process without
+this package, in both directions, and docs/patches.md is written from the list.
 """
 
 import functools

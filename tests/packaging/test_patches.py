@@ -1,6 +1,6 @@
 """What the package replaces in PyTorch is what torch_openreg/_patches lists.
 
-`python tests/test_patches.py` writes docs/patches.md from the list.
+`python tests/packaging/test_patches.py` writes docs/patches.md from the list.
 """
 
 import json
@@ -18,15 +18,16 @@ import torch
 from torch_openreg import _patches
 from torch_openreg._patches import PATCHES
 
-HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs/patches.md"
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS.parent / "docs/patches.md"
 HEAD = """\
 # What is replaced in PyTorch
 
 PyTorch has registration functions for most of what a device needs. Where it has none, this package
 replaces an attribute of a module or class of PyTorch, or an entry of a table. This is the whole
-list. `torch_openreg/_patches` has it and applies it, and `tests/test_patches.py` compares PyTorch's
-attributes with those of a process without this package.
+list. `torch_openreg/_patches` has it and applies it, and
+`tests/packaging/test_patches.py` compares PyTorch's attributes with those of a process without this
+package.
 """
 PATCHED = [patch for patches in PATCHES.values() for patch in patches]
 BY_CUDA = "By `torch_openreg.as_cuda()`"
@@ -70,13 +71,14 @@ def page():
 
 
 def test_the_page_is_written_from_the_list():
-    assert PAGE.read_text() == page(), "python tests/test_patches.py writes it"
+    assert PAGE.read_text() == page(), "python tests/packaging/test_patches.py writes it"
 
 
 def test_each_patch_has_a_test():
     for patch in PATCHED:
         file, _, name = patch.test.partition("::")
-        assert re.search(rf"^def {name}\(", (HERE / file).read_text(), re.MULTILINE), patch.test
+        source = next(TESTS.rglob(file)).read_text()
+        assert re.search(rf"^def {name}\(", source, re.MULTILINE), patch.test
 
 
 def test_what_is_not_listed_is_not_replaced():
@@ -88,8 +90,8 @@ def test_what_is_not_listed_is_not_replaced():
 def snapshot(path, autoload, *arguments):
     """What support/attributes.py writes in a process with the package or without."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
-    environment |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": str(autoload), "PYTHONPATH": str(HERE.parent)}
-    command = [sys.executable, HERE / "support/attributes.py", path, *arguments]
+    environment |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": str(autoload), "PYTHONPATH": str(TESTS.parent)}
+    command = [sys.executable, TESTS / "support/attributes.py", path, *arguments]
     subprocess.run(command, env=environment, check=True)
     return json.loads(path.read_text())
 
