@@ -9,9 +9,9 @@ PINNED_TORCH := $(shell sed -n 's/^torch==//p' .ci/build.txt)
 TORCH ?= $(PINNED_TORCH)
 VENV := .venv$(addprefix -,$(filter-out $(PINNED_TORCH),$(TORCH)))
 PY := $(VENV)/bin/python
-HEADER := csrc/openreg/include/openreg.h
+include csrc/core.mk
 # The library's name in a program, as in setup.py.
-CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(HEADER))
+CORE := libopenreg.so.$(shell sed -n 's/^#define OPENREG_VERSION_MAJOR //p' $(CORE_HEADER))
 CC ?= cc
 
 .PHONY: help demo test test-all soak fuzz conformance upstream judges integration libraries lint format sanitize
@@ -53,7 +53,7 @@ compile: $(BUILD_STAMP)
 
 # The editable install finds everything compiled; it is repeated when the metadata changes, of which the
 # version is in the header, and which PyTorch it requires in build.txt.
-$(INSTALL_STAMP): pyproject.toml setup.py .ci/build.txt $(HEADER) | $(ENV_STAMP) compile
+$(INSTALL_STAMP): pyproject.toml setup.py .ci/build.txt $(CORE_HEADER) | $(ENV_STAMP) compile
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  -e '.[test,examples]'
 	touch $@
@@ -63,7 +63,7 @@ build: $(ENV_STAMP) compile $(INSTALL_STAMP)
 	@$(PY) -m compileall -q torch_openreg
 
 # Of the extras it needs the examples' alone, which an install for `build` has too.
-$(DEMO_STAMP): pyproject.toml setup.py .ci/build.txt $(HEADER) | compile
+$(DEMO_STAMP): pyproject.toml setup.py .ci/build.txt $(CORE_HEADER) | compile
 	@echo '== the package, with what the examples need'
 	$(PY) -m pip install --disable-pip-version-check --no-build-isolation -e '.[examples]'
 	touch $@
@@ -167,7 +167,7 @@ docs: build $(DOCS_STAMP)
 
 # ---- The core without PyTorch: one rule set for each kind of build ----
 
-CORE_SOURCES := $(wildcard csrc/openreg/*/*.c)
+CORE_SOURCES := $(wildcard $(CORE_FILES))
 TEST_SOURCES := $(wildcard tests/c/*.c)
 PLUGIN_SOURCES := $(wildcard tests/c/plugins/*.c)
 VENDOR_SOURCES := $(wildcard docs/examples/vendor/*.c)
@@ -179,8 +179,7 @@ RUNTIME_SOURCES := $(filter-out csrc/openreg/tools/% csrc/openreg/sanitizer/%,$(
 FAILING := malloc calloc realloc aligned_alloc strdup mmap munmap madvise mprotect memfd_create ftruncate \
   pthread_create fopen
 
-C_FLAGS := -std=c11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -D_GNU_SOURCE -pthread \
-  -iquote csrc/openreg -Icsrc/openreg/include -MMD -MP
+C_FLAGS := $(CORE_FLAGS) $(CORE_INCLUDES) -MMD -MP
 # OR_DEBUG: the core's assertions (OR_ASSERT). Benchmarks run on the release build.
 FLAGS_release := -O2 -g
 FLAGS_debug := -O2 -g -DOR_DEBUG
@@ -211,9 +210,6 @@ say = $(if $(V),,@echo '  $@'; )
 # that file anew for the last of them alone, and a change of another would not make it again.
 inputs = $(filter-out %.h,$^)
 
-# nodelete: the workers run until the process ends, so dlclose() leaves their code where it is.
-CORE_LINK := -Wl,-Bsymbolic-functions -Wl,-z,nodelete
-
 # $(1): release, debug, tsan, asan, ubsan, fuzz, aarch64, musl or clang.
 define core_build
 D_$(1) := build/ctest/$(1)
@@ -227,7 +223,7 @@ $$(D_$(1))/tests/%.o: tests/c/%.c Makefile
 	@mkdir -p $$(@D)
 	$$(say)$$(CC) $$(C_FLAGS) $$(FLAGS_$(1)) -Itests/c -c $$< -o $$@
 $$(D_$(1))/$(CORE): $$(CORE_OBJECTS_$(1))
-	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,$(CORE) $(CORE_LINK) $$^ -o $$@ -pthread -ldl
+	$$(say)$$(CC) -shared $$(FLAGS_$(1)) -Wl,-soname,$(CORE) $$^ -o $$@ $(CORE_LINK)
 $$(D_$(1))/run-tests: $$(TEST_OBJECTS_$(1)) $$(D_$(1))/$(CORE)
 	$$(say)$$(CC) $$(FLAGS_$(1)) $$^ -o $$@ -Wl,-rpath,'$$$$ORIGIN' -pthread -ldl -lm
 $$(D_$(1))/failing/%.o: tests/c/failing/%.c Makefile

@@ -28,14 +28,14 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 PACKAGE = "torch_openreg"
 
-COMMON_FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-C_FLAGS = [*COMMON_FLAGS, "-std=c11", "-Werror", "-D_GNU_SOURCE", "-pthread"]
-CXX_FLAGS = [*COMMON_FLAGS, "-std=c++20", "-fvisibility-inlines-hidden", "-pthread"]
-
+# What the core is made of and with, which the Makefile reads too.
+MAKE = dict(re.findall(r"^(\w+) := (.*)$", (CSRC / "core.mk").read_text(), re.MULTILINE))
+CXX_FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-std=c++20"]
+CXX_FLAGS += ["-fvisibility-inlines-hidden", "-pthread"]
 
 VERSION = re.findall(
     r"#define OPENREG_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)",
-    (CSRC / "openreg/include/openreg.h").read_text(),
+    (ROOT / MAKE["CORE_HEADER"]).read_text(),
 )
 # Its name in a program: that of another major version is another library.
 CORE = f"libopenreg.so.{VERSION[0]}"
@@ -46,7 +46,7 @@ LINKER_SCRIPT = f"INPUT({CORE})\n"
 
 
 def core_sources():
-    return sorted(CSRC.glob("openreg/**/*.c"))
+    return sorted(ROOT.glob(MAKE["CORE_FILES"]))
 
 
 def shim_sources():
@@ -76,7 +76,7 @@ def ninja_file(out, extension_name):
     system = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
     system.append(torch_dir / "include/kineto")
     system += sorted(python_includes)
-    c_flags = [*C_FLAGS, f"-iquote {csrc}/openreg", f"-I{public}"]
+    c_flags = f"-O2 {MAKE['CORE_FLAGS']} {MAKE['CORE_INCLUDES'].replace('csrc', csrc)}"
     cxx_flags = [
         *CXX_FLAGS,
         "-DTORCH_EXTENSION_NAME=_C",
@@ -91,15 +91,15 @@ def ninja_file(out, extension_name):
         "ninja_required_version = 1.10",
         f"cc = {os.environ.get('CC', 'cc')}",
         f"cxx = {os.environ.get('CXX', 'c++')}",
-        f"cflags = {' '.join(c_flags)} {os.environ.get('CFLAGS', '')}",
+        f"cflags = {c_flags} {os.environ.get('CFLAGS', '')}",
         f"cxxflags = {' '.join(cxx_flags)} {os.environ.get('CXXFLAGS', '')}",
         f"ldflags = {os.environ.get('LDFLAGS', '')}",
     ]
     rules = {
         "c": "$cc $cflags -MMD -MF $out.d -c $in -o $out",
         "cxx": "$cxx $cxxflags -MMD -MF $out.d -c $in -o $out",
-        "core": "$cc -shared -Wl,-soname,$out -Wl,-Bsymbolic-functions -Wl,-z,defs,-z,nodelete"
-        " $in -o $out -pthread -ldl $ldflags",
+        "core": "$cc -shared -Wl,-soname,$out -Wl,-z,defs $in -o $out"
+        f" {MAKE['CORE_LINK']} $ldflags",
         "shim": f"$cxx -shared $in -o $out {CORE} -L{torch_dir / 'lib'} "
         + " ".join(f"-l{name}" for name in torch_libraries)
         + " -Wl,-rpath,'$$ORIGIN/lib' -pthread $ldflags",
