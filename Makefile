@@ -397,7 +397,7 @@ sanitize-programs: build
 model:
 	$(PYTHON) .ci/model.py
 
-# The core with one change at a time, over the C tests: .ci/mutate.py. FILES="lane await", SAMPLE, SEED,
+# The core with one change at a time, over the C tests: .ci/mutate.py. FILES="worker host_wait", SAMPLE, SEED,
 # LIMIT (seconds of tests for a mutant) and AGAIN=1.
 MUTANT := -O1 -w -DOR_DEBUG
 MUTATE := $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(LIMIT),--limit $(LIMIT)) \

@@ -1,9 +1,9 @@
 """Changes the C core in one place at a time and lists the changes that no C test notices.
 
-`make mutate FILES="lane await" SAMPLE=100 SEED=1` runs it. A mutant flips a comparison, weakens a
-memory order, exchanges a logical operator, adds 1 to a constant or takes it away, or skips an early
-return. Only its object is compiled and the core linked. The tests that enter the mutated function
-run, the file's own first, until one fails. Nothing in the source tree is written.
+`make mutate FILES="worker host_wait" SAMPLE=100 SEED=1` runs it. A mutant flips a comparison,
+weakens a memory order, exchanges a logical operator, adds 1 to a constant or takes it away, or
+skips an early return. Only its object is compiled and the core linked. The tests that enter the
+mutated function run, the file's own first, until one fails. Nothing in the source tree is written.
 
 A mutant is one of
   killed    a test failed, or ran for far longer than it should

@@ -37,7 +37,8 @@ def _variables():
     """Of a program that is given none."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("OPENREG_")}
     variables["KINETO_LOG_LEVEL"] = "99"  # or it says on stderr when a profile starts and stops
-    path = [os.path.join(HERE, "support"), *filter(None, [variables.get("PYTHONPATH")])]
+    path = [os.path.join(HERE, "support"), HERE]
+    path += filter(None, [variables.get("PYTHONPATH")])
     variables["PYTHONPATH"] = os.pathsep.join(path)
     return variables
 

@@ -130,9 +130,9 @@ def test_recurrent_nets_twice_differentiated(kind):
 
 def test_cells_of_too_few_gates_are_refused():
     x = torch.ones(2, 2, device=DEVICE)
-    with pytest.raises(RuntimeError, match="cell of 4 gates"):
+    with pytest.raises(RuntimeError, match=r"gates of size \[2, 2\] by 4"):
         torch.ops.aten._thnn_fused_lstm_cell(x, x, x)
-    with pytest.raises(RuntimeError, match="cell of 3 gates"):
+    with pytest.raises(RuntimeError, match=r"gates of size \[2, 2\] by 3"):
         torch.ops.aten._thnn_fused_gru_cell(x, x, x)
 
 

@@ -89,28 +89,13 @@ static void writeText(FILE *file, const char *text) {
       fprintf(file, strchr("\"\\", *c) ? "\\%c" : "%c", *c);
 }
 
-typedef struct orDetail {
-  char text[48];
-} orDetail;
-
-static orDetail detailOf(const orTask *t) {
-  orDetail d = {"kernel"};
-  switch (t->kind) {
-    case OR_KIND_COPY:
-      snprintf(d.text, sizeof d.text, "%zu bytes", t->u.copy.bytes);
-      break;
-    case OR_KIND_SET:
-      snprintf(d.text, sizeof d.text, "%zu bytes = %d", t->u.set.bytes, t->u.set.value);
-      break;
-    case OR_KIND_HOST_FUNC:
-      snprintf(d.text, sizeof d.text, "host function");
-      break;
-    case OR_KIND_KERNEL:
-    case OR_KIND_RECORD:
-    case OR_KIND_WAIT:
-      break;
-  }
-  return d;
+static void writeDetail(FILE *file, const orTask *t) {
+  if (t->kind == OR_KIND_COPY)
+    fprintf(file, "%zu bytes", t->u.copy.bytes);
+  else if (t->kind == OR_KIND_SET)
+    fprintf(file, "%zu bytes = %d", t->u.set.bytes, t->u.set.value);
+  else
+    fputs(t->kind == OR_KIND_HOST_FUNC ? "host function" : "kernel", file);
 }
 
 static const char *colourOf(orTaskKind kind) {
@@ -132,7 +117,9 @@ static void writeDotStream(FILE *file, const orDrawing *d, uint32_t line) {
     if (d->boxes[i].node->branch != line) continue;
     fprintf(file, "    n%" PRIu32 " [label=\"%" PRIu32 " ", i, i);
     writeText(file, t->name);
-    fprintf(file, "\\n%s\", fillcolor=\"%s\"];\n", detailOf(t).text, colourOf(t->kind));
+    fputs("\\n", file);
+    writeDetail(file, t);
+    fprintf(file, "\", fillcolor=\"%s\"];\n", colourOf(t->kind));
   }
   fputs("  }\n", file);
 }
