@@ -61,11 +61,10 @@ FOUND_BY_CUDA = ("torch._inductor.cudagraph_trees.*", "torch.utils.cpp_extension
 def page():
     lines = [HEAD]
     for when, patches in PATCHES.items():
-        lines += [f"## {when}\n", "| what | why | needless when | test |", "| --- " * 4 + "|"]
+        lines += [f"## {when}\n", "| what | effect | needless when | test |", "| --- " * 4 + "|"]
         for patch in patches:
             names = "<br>".join(f"`{name}`" for name in patch.names.split())
-            test = f"`{patch.test.partition('::')[2]}`"
-            lines.append(f"| {names} | {patch.why} | {patch.until} | {test} |")
+            lines.append(f"| {names} | {patch.effect} | {patch.until} | `{patch.test}` |")
         lines.append("")
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 class Patch(NamedTuple):
     names: str
     """Attributes of PyTorch, or tables that get entries, separated by spaces. `*`: any."""
-    why: str
+    effect: str
     test: str
     """In tests/: it fails when PyTorch changes what is replaced."""
     until: str = "never"
@@ -24,7 +24,7 @@ class Patch(NamedTuple):
     """Replaced in C++, where no attribute shows it."""
 
 
-ASKS_THE_TYPE = "It asks for an ability instead of a device's type"
+ASKS_THE_TYPE = "PyTorch asks what the device can do instead of its type"
 COMPILED = "test_compile.py::test_callers_ask_by_the_names_that_are_replaced"
 FAKES = "test_fakes.py::test_results_are_as_fake_tensors_promise"
 
@@ -191,7 +191,7 @@ PATCHES = {
         ),
         Patch(
             "torch._inductor.ir.get_device_type torch._inductor.lowering.get_constant_value",
-            "argmax of a transposed tensor counts as eager does, and a division stays one",
+            "argmax of a transposed tensor counts as eager does, and a division stays a division",
             "test_compile.py::test_an_index_of_an_extreme_counts_in_the_order_of_the_tensor",
             ASKS_THE_TYPE,
         ),
@@ -260,7 +260,7 @@ PATCHES = {
         Patch(
             "torch.nn.attention.flex_attention._validate_device "
             "torch.nn.attention.flex_attention._apply_kernel_options",
-            "flex attention is as CUDA's where it is called, and the CPU's where it is compiled",
+            "flex attention is checked as on CUDA, and as on the CPU where it is compiled",
             "test_compile.py::test_flex_attention_without_a_compiler",
             ASKS_THE_TYPE,
         ),
@@ -276,13 +276,13 @@ PATCHES = {
         Patch(
             "torch._C._get_linalg_preferred_backend torch._C._set_linalg_preferred_backend "
             "torch._C._get_blas_preferred_backend torch._C._set_blas_preferred_backend",
-            "keep the choice of a library, which is not there",
+            "keep the preferred library, although there is none of them",
             "test_as_cuda_areas.py::test_choices_of_a_linear_algebra_library",
         ),
         Patch(
             "torch.Tensor.cuda torch.Tensor.is_cuda torch.Tensor.openreg torch.Tensor.is_openreg "
             "torch.Tensor.type torch.Tensor.__cuda_array_interface__",
-            "PyTorch's C++ has these for CUDA's own kind of device alone",
+            "are about this device; PyTorch's own are about CUDA's kind of device alone",
             "test_as_cuda.py::test_types_by_cudas_names",
         ),
         Patch(
