@@ -138,7 +138,7 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   handOver_->receives = reach_ && inputs_ < memory_.size();
   call_.in.clear();
   call_.out.clear();
-  handOver_->queueOn(currentStreamHandle(device_.index()), call_.name);
+  handOver_->queueOn(currentStreamHandle(device_.index()), call_.name, device_);
 }
 
 /* Before it is in its queue there would be nobody to end it, and the schedule's task would wait for
@@ -147,7 +147,7 @@ void Collective::letBegin() const {
   if (!handOver_->hasBeginning()) return;
   try {
     orderOwnStream();
-    handOver_->queueBeginning(call_.name);
+    handOver_->queueBeginning(call_.name, device_);
   } catch (...) {
     handOver_->giveUpBeginning();
     throw;

@@ -1,9 +1,9 @@
-/*
- * A task holds a reference of its own, which the queue destroys after it has run or in its place.
- */
 #include "hand_over.h"
 
+#include <openreg_schedule.h>
+
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include "../torch/check.h"
@@ -13,10 +13,6 @@
 namespace torch_openreg {
 
 namespace {
-
-using Reference = std::shared_ptr<HandOver>;
-
-HandOver &of(void *args) { return ***static_cast<Reference **>(args); }
 
 size_t queuedTasks() {
   auto info = sized<orWorkerInfo>();
@@ -45,53 +41,34 @@ bool isScheduled() {
   return orScheduleGet(&policy, &seed) == orSuccess && policy != orScheduleFair;
 }
 
-orError_t HandOver::run(void *args) {
-  HandOver &handOver = of(args);
-  for (Range &range : handOver.ranges) {
-    if (!handOver.maps) continue;
-    if (const orError_t error = range.memory.map(&range.kernel)) return error;
-  }
-  const std::lock_guard<std::mutex> lock(handOver.mutex_);
-  if (handOver.state_ == State::queued) {
-    handOver.enter(handOver.chosen_ != 0 ? State::ready : State::begun);
-  }
-  return orSuccess;
-}
+/* One of the two tasks. */
+struct HandOver::Step final : Task {
+  using Action = void (HandOver::*)();
+  Step(const char *kernelName, c10::Device on, std::shared_ptr<HandOver> owner, Action atRun,
+       Action atEnd)
+      : Task(kernelName, on), handOver(std::move(owner)), action(atRun), end(atEnd) {}
+  ~Step() override { (handOver.get()->*end)(); }
+  void run() override { (handOver.get()->*action)(); }
 
-void HandOver::destroy(void *args) {
-  const std::unique_ptr<Reference> handOver(*static_cast<Reference **>(args));
-  const std::lock_guard<std::mutex> lock((*handOver)->mutex_);
-  if ((*handOver)->state_ == State::queued) (*handOver)->enter(State::cancelled);
-}
+  const std::shared_ptr<HandOver> handOver;
+  const Action action, end;  // `end` when it has run, or was dropped
+};
 
-orError_t HandOver::runBeginning(void *args) {
-  HandOver &handOver = of(args);
-  handOver.begin(handOver.receives ? orTaskPart() : orPartWhole);
-  return orSuccess;
+void HandOver::queueOn(orStream_t stream, const char *name, c10::Device device) {
+  launchTask(
+      std::make_unique<Step>(name, device, shared_from_this(), &HandOver::map, &HandOver::cancel),
+      stream);
 }
-
-void HandOver::destroyBeginning(void *args) {
-  const std::unique_ptr<Reference> handOver(*static_cast<Reference **>(args));
-  (*handOver)->giveUpBeginning();
-}
-
-void HandOver::queue(orStream_t stream, const char *name, orKernelFn run, void (*destroy)(void *)) {
-  auto task = std::make_unique<Reference>(shared_from_this());
-  int queued = 0;
-  const orError_t error = launchOnWorker(stream, name, run, destroy, task.get(), {}, 0, &queued);
-  if (queued) (void)task.release();
-  OPENREG_CHECK(error);
-}
-
-void HandOver::queueOn(orStream_t stream, const char *name) { queue(stream, name, &run, &destroy); }
 
 bool HandOver::hasBeginning() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return chosen_ != 0;
 }
 
-void HandOver::queueBeginning(const char *name) {
-  queue(chosen_, name, &runBeginning, &destroyBeginning);
+void HandOver::queueBeginning(const char *name, c10::Device device) {
+  launchTask(std::make_unique<Step>(name, device, shared_from_this(), &HandOver::begin,
+                                    &HandOver::giveUpBeginning),
+             chosen_);
 }
 
 void HandOver::enter(State state) {
@@ -99,8 +76,22 @@ void HandOver::enter(State state) {
   changed_.notify_all();
 }
 
+void HandOver::map() {
+  for (Range &range : ranges) {
+    if (maps) range.kernel = range.memory.address();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ == State::queued) enter(chosen_ != 0 ? State::ready : State::begun);
+}
+
+void HandOver::cancel() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ == State::queued) enter(State::cancelled);
+}
+
 /* Waits for no longer than a moment, as a peer may be late. */
-void HandOver::begin(orPart part) {
+void HandOver::begin() {
+  const orPart part = receives ? orTaskPart() : orPartWhole;
   std::unique_lock<std::mutex> lock(mutex_);
   if (part == orPartSecond) {
     if (state_ == State::split || state_ == State::exchanged) enter(State::landing);

@@ -7,10 +7,10 @@
  */
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <openreg.h>
-#include <openreg_schedule.h>
 
 #include <condition_variable>
 #include <memory>
@@ -42,11 +42,11 @@ class HandOver : public std::enable_shared_from_this<HandOver> {
   explicit HandOver(orStream_t chosen) : chosen_(chosen) {}
 
   /* Queues the first task. */
-  void queueOn(orStream_t stream, const char *name);
+  void queueOn(orStream_t stream, const char *name, c10::Device device);
   /* Whether there is a second one. */
   bool hasBeginning() const;
   /* Queues it, once the collective is in its queue. */
-  void queueBeginning(const char *name);
+  void queueBeginning(const char *name, c10::Device device);
   /* It runs no more: it has, or was dropped, or could not be queued. */
   void giveUpBeginning();
 
@@ -75,12 +75,10 @@ class HandOver : public std::enable_shared_from_this<HandOver> {
     cancelledInHalf  // the second half was
   };
 
-  static orError_t run(void *args);
-  static void destroy(void *args);
-  static orError_t runBeginning(void *args);
-  static void destroyBeginning(void *args);
-  void queue(orStream_t stream, const char *name, orKernelFn run, void (*destroy)(void *));
-  void begin(orPart part);
+  struct Step;
+  void map();
+  void cancel();
+  void begin();
   /* The mutex is held. */
   void enter(State state);
   void awaitAtLeast(std::unique_lock<std::mutex> &lock, State state);

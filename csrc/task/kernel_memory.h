@@ -31,13 +31,9 @@ struct KernelMemory {
   bool isOnDevice() const { return bytes != 0; }
   /* The address for kernels; null without memory. Valid inside a task only. */
   void *address() const {
-    void *address = nullptr;
-    OPENREG_CHECK(map(&address));
+    void *address = data;
+    if (isOnDevice()) OPENREG_CHECK(orMapForKernel(&address, data, bytes));
     return address;
-  }
-  orError_t map(void **address) const {
-    *address = data;
-    return isOnDevice() ? orMapForKernel(address, data, bytes) : orSuccess;
   }
 
   void *data = nullptr;

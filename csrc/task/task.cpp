@@ -1,7 +1,7 @@
 /*
- * A Task belongs to the thread that queues it, or, once it is queued, to the queue, whose `drop`
- * deletes it, whether or not it ran. An AwaitedTask lives on the stack of the thread that waits for
- * it in orLaunchKernelEx (orLaunchWaits).
+ * A Task belongs to the thread that queues it, or, once it is queued, to the queue, which deletes
+ * it whether or not it ran. An AwaitedTask lives on the stack of the thread that waits for it in
+ * orLaunchKernelEx (orLaunchWaits).
  */
 #include "task.h"
 
@@ -42,7 +42,7 @@ orError_t runTask(void *args) {
   return result;
 }
 
-void dropTask(void *args) { delete *static_cast<Task **>(args); }
+void destroyTask(void *args) { delete *static_cast<Task **>(args); }
 
 struct AwaitedTask {
   explicit AwaitedTask(c10::function_ref<void()> function) : kernel(function) {}
@@ -78,18 +78,18 @@ bool launchesBlock() {
   return block;
 }
 
-}  // namespace
-
-orError_t launchOnWorker(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                         void *task, c10::ArrayRef<orAccess> accesses, unsigned flags,
-                         int *queued) {
+/* Queues `run`, whose argument points to `task`. The queue calls `destroy` once, whether or not it
+ * ran; `queued` says whether it will (orLaunch). */
+orError_t launchOnWorker(orStream_t stream, const char *name, orKernelFn run,
+                         void (*destroy)(void *), void *task, c10::ArrayRef<orAccess> accesses,
+                         unsigned flags, int *queued = nullptr) {
   orLaunch launch{};
   launch.size = sizeof(launch);
   launch.stream = stream;
   launch.fn = run;
   launch.args = &task;
   launch.args_size = sizeof(task);
-  launch.drop = drop;
+  launch.drop = destroy;
   launch.accesses = accesses.data();
   launch.access_count = accesses.size();
   launch.name = name;
@@ -98,11 +98,13 @@ orError_t launchOnWorker(orStream_t stream, const char *name, orKernelFn run, vo
   return orLaunchKernelEx(&launch);
 }
 
+}  // namespace
+
 void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<orAccess> accesses,
                 unsigned flags) {
   const c10::DeviceIndex device = kernel->device.index();
   int queued = 0;
-  const orError_t error = launchOnWorker(stream, kernel->name, &runTask, &dropTask, kernel.get(),
+  const orError_t error = launchOnWorker(stream, kernel->name, &runTask, &destroyTask, kernel.get(),
                                          accesses, flags, &queued);
   if (queued) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {

@@ -17,7 +17,8 @@
 namespace torch_openreg {
 
 /* With all that it needs, by value. What it throws is the device's error, raised with its type at
- * the next call that synchronises; what it warns of is issued there too. */
+ * the next call that synchronises; what it warns of is issued there too. The queue destroys it
+ * once, when it has run or in its place. */
 class Task {
  public:
   Task(const char *kernelName, c10::Device on) : name(kernelName), device(on) {}
@@ -46,11 +47,5 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream,
  * the process. `serial`: one thread is enough, and may be the caller. */
 void runOnWorker(orStream_t stream, const char *name, bool serial,
                  c10::function_ref<void()> kernel);
-
-/* Queues `run`, whose argument points to `task`. The queue calls `drop` once, whether or not it
- * ran; whose the task is after an error, `queued` says (orLaunch). `flags` are orLaunchFlags. */
-orError_t launchOnWorker(orStream_t stream, const char *name, orKernelFn run, void (*drop)(void *),
-                         void *task, c10::ArrayRef<orAccess> accesses = {}, unsigned flags = 0,
-                         int *queued = nullptr);
 
 }  // namespace torch_openreg
