@@ -107,13 +107,9 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
 
 /* For one thread, as far as these tell. */
 bool areSmall(c10::ArrayRef<IValue> values) {
-  bool small = true;
-  for (const IValue &value : values) {
-    eachTensor(value, [&](const at::Tensor &tensor) {
-      small &= !tensor.defined() || tensor.numel() <= kSerial;
-    });
-  }
-  return small;
+  return !anyTensor(values, [](const at::Tensor &tensor) {
+    return tensor.defined() && tensor.numel() > kSerial;
+  });
 }
 
 /* PyTorch's operators have kernels for autograd, which leave nothing to do. For others, unless they
@@ -387,15 +383,10 @@ bool Call::isKnown(Plan &plan) {
 /* Inside of the kernel. */
 bool Call::recordsGradient() const {
   if (!autograd_.has(DispatchKey::AutogradFunctionality)) return false;
-  bool found = false;
-  for (const IValue &value : arguments()) {
-    eachTensor(value, [&](const at::Tensor &tensor) {
-      if (!tensor.defined()) return;
-      found |= (c10::GradMode::is_enabled() && tensor.requires_grad()) ||
-               tensor._fw_grad(/*level=*/0).defined();
-    });
-  }
-  return found;
+  return anyTensor(arguments(), [](const at::Tensor &tensor) {
+    return tensor.defined() && ((c10::GradMode::is_enabled() && tensor.requires_grad()) ||
+                                tensor._fw_grad(/*level=*/0).defined());
+  });
 }
 
 /* Copies share no memory. */
@@ -664,16 +655,6 @@ bool moveNumber(const FunctionSchema &schema, std::span<IValue> arguments) {
   return false;
 }
 
-bool hasTensorOfOurs(std::span<const IValue> arguments) {
-  bool found = false;
-  for (const IValue &value : arguments) {
-    eachTensor(value, [&](const at::Tensor &tensor) {
-      found |= tensor.defined() && tensor.is_privateuseone();
-    });
-  }
-  return found;
-}
-
 }  // namespace
 
 void runScanned(const OperatorHandle &op, const OpTraits &traits, const ArgumentScan &scan,
@@ -682,7 +663,9 @@ void runScanned(const OperatorHandle &op, const OpTraits &traits, const Argument
     const size_t count = op.schema().arguments().size();
     const std::span<IValue> arguments(stack->data() + stack->size() - count, count);
     if (moveNumber(op.schema(), arguments)) {
-      const bool ours = hasTensorOfOurs(arguments);
+      const bool ours = anyTensor(
+          c10::ArrayRef<IValue>(arguments.data(), count),
+          [](const at::Tensor &tensor) { return tensor.defined() && tensor.is_privateuseone(); });
       return op.redispatchBoxed(DispatchKeySet(ours ? DispatchKey::PrivateUse1 : DispatchKey::CPU),
                                 stack);
     }

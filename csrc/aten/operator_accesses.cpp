@@ -228,14 +228,10 @@ const void *memoryOf(const Tensor &tensor) {
 }
 
 bool sharesMemory(const Tensor &result, c10::ArrayRef<IValue> arguments) {
-  bool shares = false;
-  for (const IValue &value : arguments) {
-    eachTensor(value, [&](const Tensor &tensor) {
-      shares |= tensor.defined() && tensor.has_storage() && result.has_storage() &&
-                tensor.storage().data() == result.storage().data();
-    });
-  }
-  return shares;
+  return anyTensor(arguments, [&](const Tensor &tensor) {
+    return tensor.defined() && tensor.has_storage() && result.has_storage() &&
+           tensor.storage().data() == result.storage().data();
+  });
 }
 
 /* What an operator hands back of its arguments was told with them. */

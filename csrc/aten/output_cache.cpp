@@ -78,13 +78,10 @@ bool ownsItsStorage(const at::Tensor &tensor, c10::ArrayRef<IValue> arguments,
       tensor.storage().nbytes() < metadataOf(tensor).bytes()) {
     return false;
   }
-  bool shared = !storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
-  for (const IValue &value : arguments) {
-    eachTensor(value, [&](const at::Tensor &argument) {
-      shared |= argument.defined() && argument.is_alias_of(tensor);
-    });
-  }
-  return !shared;
+  if (!storages.insert(tensor.storage().unsafeGetStorageImpl()).second) return false;
+  return !anyTensor(arguments, [&](const at::Tensor &argument) {
+    return argument.defined() && argument.is_alias_of(tensor);
+  });
 }
 
 /* Of a list of a foreach operator the member alone. */

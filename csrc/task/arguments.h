@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <optional>
 
@@ -42,6 +43,16 @@ void eachTensor(const c10::IValue &value, F visit) {
       if (!item.isNone()) visit(item.toTensor());
     }
   }
+}
+
+/* Whether `is` holds for one of the tensors of the values. */
+template <typename F>
+bool anyTensor(c10::ArrayRef<c10::IValue> values, F is) {
+  bool any = false;
+  for (const c10::IValue &value : values) {
+    eachTensor(value, [&](const at::Tensor &tensor) { any = any || is(tensor); });
+  }
+  return any;
 }
 
 /* Of a floating-point dtype; a number of Python's has none of its own. */

@@ -29,24 +29,13 @@ using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-c10::ArrayRef<IValue> argumentsOf(const OperatorHandle &op, const Stack &stack) {
-  return torch::jit::last(stack, op.schema().arguments().size());
-}
-
 bool lacksMemory(const at::Tensor &tensor) {
   return tensor.defined() && !(tensor.key_set() & at::kTensorSubclassLike).empty();
 }
 
-bool lacksMemory(const OperatorHandle &op, const Stack &stack) {
-  bool lacks = false;
-  for (const IValue &value : argumentsOf(op, stack)) {
-    eachTensor(value, [&](const at::Tensor &tensor) { lacks |= lacksMemory(tensor); });
-  }
-  return lacks;
-}
-
 void runOverAliases(const OperatorHandle &op, Stack *stack) {
-  if (lacksMemory(op, *stack)) return op.redispatchBoxed(kInferringKeys, stack);
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  if (anyTensor(arguments, lacksMemory)) return op.redispatchBoxed(kInferringKeys, stack);
   at::AutoDispatchBelowADInplaceOrView below;
   runCpuKernel(op, stack);
 }
