@@ -85,21 +85,6 @@ DECLARED = {
     "hands the values to plain attention for every device (`torch/nested/_internal/sdpa.py`)": (
         "workloads/test_sdpa.py::test_sdpa_nested_*",
     ),
-    "infinities in complex matrices by a reference of its own: CPU and device give NaN": (
-        "opinfo/test_opinfo_forward.py::test_op_forward[has_*-addbmm-torch.complex128]",
-        "generated/test_functional_variants.py::test_generated_functional_variant[linalg_matmul*",
-        "generated/test_inplace_variants.py::test_generated_inplace_variant[addbmm_*",
-        "generated/test_inplace_variants.py::test_generated_inplace_variant[addmm_*",
-        "generated/test_inplace_variants.py::test_generated_inplace_variant[baddbmm_*",
-        "generated/test_out_variants.py::test_generated_out_variant[addbmm.out*",
-        "generated/test_out_variants.py::test_generated_out_variant[addmm.out*",
-        "generated/test_out_variants.py::test_generated_out_variant[baddbmm.out*",
-        "generated/test_out_variants.py::test_generated_out_variant[chain_matmul.out*",
-        "generated/test_out_variants.py::test_generated_out_variant[linalg_matmul.out*",
-        "generated/test_out_variants.py::test_generated_out_variant[linear.out*",
-        "generated/test_out_variants.py::test_generated_out_variant[matmul.out*",
-        "generated/test_out_variants.py::test_generated_out_variant[mm.out*",
-    ),
     "kernels that only CUDA has by these names; the CPU's, and the device's, is "
     "`_scaled_dot_product_flash_attention_for_cpu`": (
         "generated/test_oracle_surfaces.py::test_oracle_surface[_efficient_attention_*",

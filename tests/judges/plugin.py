@@ -23,7 +23,12 @@ def _adapt():
     """Use the metadata for PyTorch 2.12.1 for later versions, of which TorchCTS has none: it leaves
     out each test that needs it."""
     from torchcts import op_metadata
-    from torchcts.core import contract_references, dtype_contracts, pytorch_compat
+    from torchcts.core import (
+        contract_references,
+        dtype_contracts,
+        pytorch_compat,
+        reference_oracles,
+    )
 
     newest = dtype_contracts.load_dtype_contracts()["metadata"]["max_validated_version"]
     number, original = pytorch_compat.parse_torch_version, pytorch_compat.normalize_torch_version
@@ -37,9 +42,21 @@ def _adapt():
     # References of its own, where it holds the CPU's kernel to be wrong.
     contract_references.resolve_generated_forward_reference = lambda *_, **__: None
     contract_references.resolve_opinfo_forward_reference = lambda *_, **__: None
+    reference_oracles.matmul_family_determinate_reference = _cpu_product
     # It goes through all operators for each that is asked for: minutes.
     versions = op_metadata._validation_metadata(None)
     op_metadata._validation_metadata = lambda metadata: versions
+
+
+def _cpu_product(name, args, kwargs=None):
+    """Return the CPU's product, and that each of its numbers is to be compared."""
+    import torch
+    from torchcts.core import reference_oracles
+
+    args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, (args, kwargs))
+    product = getattr(torch.ops.aten, reference_oracles._matmul_reference_base(name))
+    value = product(*args, **kwargs or {})
+    return value, torch.ones_like(torch.view_as_real(value), dtype=torch.bool)
 
 
 def _record(what, **fields):
