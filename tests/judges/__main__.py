@@ -69,19 +69,18 @@ def parts(suite, files, fast):
     return [Part([path]) for path in paths]
 
 
-def launch(suite, part, limit, log):
+def launch(suite, paths, limit, log):
     """One process, until it ends; returns its status and the end of what it printed."""
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
     command += ["-p", "no:pytest_openreg", "-p", "judges.plugin", "--rootdir", suite]
     command += ["-c", os.path.join(BUILD, "pytest.ini"), "--tb=short", "--show-capture=no"]
-    command += [os.path.join(suite, path) for path in part.paths]
+    command += [os.path.join(suite, path) for path in paths]
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("OPENREG_", "PYTEST_"))},
         "PYTHONPATH": os.pathsep.join([os.path.dirname(HERE), *sys.path[1:]]),
         "OMP_NUM_THREADS": "1",  # small kernels, as many processes as there are cores
         "OPENREG_POISON": "1",  # what is not written equals nothing, rather than by chance
         "JUDGES_LOG": log,
-        "JUDGES_DONE": json.dumps(list(part.results)),
         "JUDGES_LIMIT": str(limit),
     }
     with tempfile.TemporaryFile("w+", errors="replace") as out:
@@ -99,7 +98,7 @@ def run(suite, part, limit):
     open(path, "w").close()
     while not finished:
         size = os.path.getsize(path)
-        status, said = launch(suite, part, limit, path)
+        status, said = launch(suite, part.paths, limit, path)
         at = None
         with open(path) as log:
             log.seek(size)
