@@ -297,7 +297,7 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
   TORCH_CHECK(getpid() == process_, orGetErrorString(orErrorForked));
   OPENREG_CHECK(orStreamRefuseCapture(
       currentStreamHandle(device.index()), call.name,
-      "other ranks take part in it, whom a replay cannot ask: call it between the replays of two "
+      "a replay cannot involve the other ranks: call it between the replays of two "
       "graphs"));
   std::lock_guard<std::mutex> lock(mutex_);
   const OpType type = call.type;
