@@ -123,7 +123,6 @@ void bindDevices(py::module_ &m) {
   m.def("_checked_device_count", [] { return static_cast<int>(checkedDeviceCount()); });
   m.def("_check_index", [](int64_t index) { return static_cast<int>(checkIndex(index)); });
   m.def("_get_device", [] { return static_cast<int>(currentDevice()); });
-  m.def("_set_device", [](int64_t index) { setDevice(checkIndex(index)); });
   m.def("_exchange_device",
         [](int64_t index) { return static_cast<int>(exchangeDevice(checkIndex(index))); });
   m.def("_get_device_properties", &deviceProperties);
@@ -330,14 +329,6 @@ void setScheduleTape(const std::string &tape) {
   OPENREG_CHECK(orScheduleSetTape(tape.c_str()));
 }
 
-std::string scheduleTape() {
-  char *text = nullptr;
-  OPENREG_CHECK(orScheduleGetTape(&text));
-  std::string tape(text);
-  free(text);
-  return tape;
-}
-
 /* (kind, flags, stream, a, b) of each step. */
 py::list scheduleSteps() {
   py::list list;
@@ -366,7 +357,6 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_schedule_switch", &switchSchedule);
   m.def("_schedule_get", &schedule);
   m.def("_schedule_set_tape", &setScheduleTape);
-  m.def("_schedule_tape", &scheduleTape);
   m.def("_schedule_record", [](bool record) { OPENREG_CHECK(orScheduleRecord(record)); });
   m.def("_schedule_steps", &scheduleSteps);
   m.def("_poison", [](bool poison) { return orCachePoison(poison) != 0; });

@@ -31,10 +31,8 @@ void nameStream(orStream_t stream, const std::string &name) {
   origins()[stream].name = name;
 }
 
-[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
-  m.def("_name_stream", &nameStream);
-  m.def("_stream_name", [](orStream_t stream) { return streamOrigin(stream).name; });
-});
+[[maybe_unused]] const bool added =
+    addBinder([](py::module_ &m) { m.def("_name_stream", &nameStream); });
 
 }  // namespace
 
