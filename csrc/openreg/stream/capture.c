@@ -7,17 +7,17 @@
  *                       +-------------> INVALIDATED ----------------> an error, and nothing is kept
  *
  * A capture belongs to the stream that it began on, whichever threads queue there. Another stream
- * joins by waiting for an event that was recorded in the capture, and becomes a *branch* of it.
- * Each branch counts its work, and knows how much of every other branch's comes before what it will
- * queue next: a vector clock, which a record keeps and a wait joins. A branch is joined if the
+ * joins by waiting for an event that was recorded in the capture, and becomes a *branch*. Each
+ * branch counts its work and has a vector clock: how much of every other branch's work comes before
+ * what it queues next. A record keeps the clock and a wait joins it. A branch is joined if the
  * origin, branch 0, comes after all of its work.
  *
- * Who owns what. s->capturing is the stream's, under its lock, and holds a reference; so does a
- * cell that was recorded in a capture, which nothing ever completes. Everything else of a capture
- * is under its own lock, which is taken under a stream's; of a branch, `reserved` is under the lock
- * of its stream. A record is reserved and committed with its stream's lock held throughout. Whoever
- * ends a capture first says so, then takes each branch's stream out, under that stream's lock:
- * after that nobody is between the two, and the nodes are its own.
+ * s->capturing is the stream's, under its lock, and holds a reference. Each cell that was recorded
+ * in a capture holds one too; nothing completes such a cell. A branch's `reserved` is under the
+ * lock of its stream. All else of a capture is under the capture's lock, which is taken under a
+ * stream's. A record is reserved and committed with its stream's lock held throughout. The thread
+ * that ends a capture first sets its state, then takes each branch's stream out under that stream's
+ * lock. After that no thread is between the two steps, and the nodes are that thread's own.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@
 
 #include "stream/stream.h"
 
-/* OVER: it takes nothing more, and its streams are being taken out. */
+/* OVER: nothing more is added, and its streams are being taken out. */
 typedef enum orCaptureState {
   OR_CAPTURE_ACTIVE,
   OR_CAPTURE_INVALIDATED,
@@ -38,15 +38,16 @@ struct orBranch {
   orStream_t stream;
   int priority;
   uint32_t index;
-  orGraphNode *reserved;            /* room for a record that may not be committed */
-  uint32_t after[OR_MOST_BRANCHES]; /* of each branch's work; of its own, all */
+  orGraphNode *reserved; /* a node that may not be committed */
+  /* how much of each branch's work comes before; all of its own */
+  uint32_t after[OR_MOST_BRANCHES];
 };
 
 struct orCapture {
   _Atomic uint32_t refs;
   orMutex lock;
   orCaptureState state;
-  char invalidated_by[64]; /* the call */
+  char invalidated_by[64]; /* the call that did */
   int device;
   uint64_t id;
   uint32_t count;
@@ -54,10 +55,10 @@ struct orCapture {
   orGraphNodes nodes;
 };
 
-/* Captures that are not over: where there is none, nobody looks for one. */
+/* The active and invalidated captures of each device. Where there are none, none is searched. */
 static _Atomic int captures[OPENREG_MAX_DEVICES];
-/* Captures that are over, of all devices. One is counted after its state has become OVER, so a
- * thread that reads the count sees the state. */
+/* The captures that have ended, of all devices. Counted after the state became OVER, so a thread
+ * that reads the count sees the state. */
 static _Atomic uint64_t ended;
 
 void orCaptureRelease(orCapture *c) {
@@ -82,7 +83,7 @@ static void takeOut(orStream *s) {
   orCaptureRelease(c);
 }
 
-/* Of a capture in the state, which is under its lock. */
+/* Reads the state under the capture's lock. */
 static orCaptureState stateOf(orCapture *c) {
   orMutexLock(&c->lock);
   orCaptureState state = c->state;
@@ -108,7 +109,7 @@ static void invalidate(orCapture *c, const char *call) {
   orMutexUnlock(&c->lock);
 }
 
-/* It is not active: what it is does not change back. */
+/* Called when the capture is not active, which is final. */
 static orError_t refuseInvalidated(const orCapture *c) {
   return orFail(orErrorStreamCaptureInvalidated, "the capture was invalidated by %s",
                 *c->invalidated_by ? c->invalidated_by : "its end, by another thread");
@@ -200,7 +201,8 @@ bool orCaptureCommit(orStream *s, const orTask *task) {
   orMutexAssertHeld(&s->lock);
   if (!b->reserved || task != &b->reserved->task) return false;
   orMutexLock(&b->capture->lock);
-  b->reserved->destroy = b->reserved->task.destroy; /* the node's: no copy of the record has it */
+  /* the node's alone: its record must not destroy the arguments */
+  b->reserved->destroy = b->reserved->task.destroy;
   b->reserved->task.destroy = NULL;
   append(b, b->reserved);
   b->reserved = NULL;
@@ -211,7 +213,7 @@ bool orCaptureCommit(orStream *s, const orTask *task) {
 
 /* ---- fork and join ---- */
 
-/* The clock of a record: its node's arguments. */
+/* A record's clock: its node's arguments. */
 static uint32_t *clockOf(orGraphNode *record) { return orTaskArgs(&record->task); }
 
 static bool isActive(const orCapture *c) { return c->state == OR_CAPTURE_ACTIVE; }
@@ -238,7 +240,7 @@ orError_t orCaptureRecord(orStream *s, orCell *cell) {
   return orSuccess;
 }
 
-/* The branch comes after the record of another branch of its capture, whose lock is held. */
+/* Orders the branch after a record of another branch of its capture, whose lock is held. */
 static void appendWait(orBranch *b, orGraphNode *wait, orGraphNode *record) {
   const uint32_t *clock = clockOf(record);
   wait->task.kind = OR_KIND_WAIT;
@@ -266,8 +268,8 @@ static orError_t join(orCapture *c, orStream *s) {
   return orSuccess;
 }
 
-/* The stream comes after a record of an active capture, which it joins if it is in none. Nothing
- * has changed on failure. Locks of the stream and of the capture held. */
+/* Orders the stream after a record of an active capture, which it joins if it is in none. Changes
+ * nothing on failure. Locks of the stream and of the capture held. */
 static orError_t follow(orCapture *c, orStream *s, orGraphNode *record) {
   if (s->capturing && s->capturing->index == record->branch) return orSuccess;
   orGraphNode *wait = newNode(0);
@@ -280,7 +282,7 @@ static orError_t follow(orCapture *c, orStream *s, orGraphNode *record) {
   return error;
 }
 
-/* Why a stream cannot come after a record of the capture, which this invalidates; or null. */
+/* Why a stream cannot come after a record of the capture, which is then invalidated; or null. */
 static const char *cannotJoin(const orCapture *c, const orStream *s) {
   if (s->device != c->device) return "a graph has one device";
   if (s->owner == OR_OWNER_GRAPH) return "a stream of a graph cannot capture";
@@ -361,7 +363,7 @@ static orError_t begin(orStream *s) {
   orMutexLock(&c->lock);
   orError_t error = join(c, s);
   orMutexUnlock(&c->lock);
-  orCaptureRelease(c); /* the stream has a reference, or there is none */
+  orCaptureRelease(c); /* if it has joined, the stream holds a reference */
   OR_TRY(error);
   atomic_fetch_add_explicit(&captures[s->device], 1, memory_order_release);
   return orSuccess;
@@ -379,7 +381,7 @@ orError_t orStreamBeginCapture(orStream_t stream) {
   return error;
 }
 
-/* From now on it takes nothing. Lock of the origin held; the capture is kept by the caller. */
+/* Ends the capture: nothing more is added. Lock of the origin held; the caller has a reference. */
 static orCaptureState seal(orCapture *c) {
   orMutexLock(&c->lock);
   orCaptureState before = c->state;
@@ -406,7 +408,7 @@ static const orBranch *unjoined(const orCapture *c) {
   return NULL;
 }
 
-/* Of a capture that is over: why it is no graph, if it is none. */
+/* For a capture that is over: why it is no graph, or orSuccess. */
 static orError_t check(const orCapture *c, orCaptureState was) {
   if (was == OR_CAPTURE_INVALIDATED) return refuseInvalidated(c);
   const orBranch *loose = unjoined(c);
@@ -497,7 +499,7 @@ orCapture *orStreamCapture(orStream_t stream) {
 /* Lock of the stream held. */
 static void appendReport(orBranch *b, orNodeReport *report, const void *args, size_t size) {
   orGraphNode *n = newNode(size);
-  if (!n) return; /* a tool knows less */
+  if (!n) return; /* the tool misses this access */
   n->report = report;
   memcpy(orTaskArgs(&n->task), args, size);
   orMutexLock(&b->capture->lock);
@@ -505,7 +507,7 @@ static void appendReport(orBranch *b, orNodeReport *report, const void *args, si
   orMutexUnlock(&b->capture->lock);
 }
 
-/* Locked, if it captures; else null. */
+/* Returns the stream locked if it captures, else null. */
 static orStream *lockCapturing(orStream_t stream) {
   orStream *s;
   if (stream == OR_STREAM_DEFAULT || !orHandleFind(&orStreamTable, stream)) return NULL;

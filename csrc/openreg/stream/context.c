@@ -1,9 +1,8 @@
 /*
- * A device in use: its default stream, made at the first use; its pools of streams; synchronise and
- * reset.
+ * A device in use: its default stream, its pools of streams, synchronise and reset.
  *
- * ready[] is release-stored when a device's default stream exists; `first_use` serialises the
- * making, and guards the pools.
+ * The default stream is made at first use, after which ready[] is release-stored. `first_use`
+ * serialises that and guards the pools.
  */
 #include "stream/stream.h"
 
@@ -86,7 +85,7 @@ orError_t orDeviceSynchronize(void) {
 
 static void cancelQueued(orStream *s, uint64_t queued, void *context) {
   (void)context;
-  orMutexLock(&s->lock); /* against a loss, which cancels more */
+  orMutexLock(&s->lock); /* excludes a loss, which cancels more */
   if (queued > atomic_load_explicit(&s->cancel_until, memory_order_relaxed))
     atomic_store_explicit(&s->cancel_until, queued, memory_order_release);
   orMutexUnlock(&s->lock);
@@ -98,8 +97,8 @@ orError_t orDeviceReset(void) {
   OR_TRY(orDeviceCheck(device));
   if (!orDeviceIsActive(device)) return orSuccess;
   orCapturesInvalidate(device, "orDeviceReset");
-  /* All streams are told before any moves: what one cancels completes events that let others
-   * run. */
+  /* All streams are marked before any is resumed: a cancelled record completes an event that lets
+   * others run. */
   orStreamForEach(device, cancelQueued, NULL);
   orStreamsGiveUpWaits(device);
   OR_TRY(orStreamSynchronizeDevice(NULL, device));

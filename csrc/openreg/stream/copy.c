@@ -2,9 +2,9 @@
  * Copies and fills: what is checked when they are queued, and how the bytes move when they run.
  *
  * A pageable source of OR_STAGE_BYTES or less is copied into the queue with the task, so the caller
- * may overwrite it at once; a larger one is read in place and the call returns when it has been. A
- * pageable destination has been written when the call returns. Everything else is asynchronous. A
- * large copy is run in pieces (parallel_for.c).
+ * may overwrite it at once. A larger one is read in place, and the call returns when it has been
+ * read. A pageable destination has been written when the call returns. All else is asynchronous. A
+ * large copy runs in pieces (parallel_for.c).
  */
 #include <string.h>
 
@@ -78,7 +78,7 @@ static orError_t queueCopy(const orCopyArgs *args, bool stage, orWaitMode waits,
   return orStreamSubmit(s, t, waits);
 }
 
-/* The stream's own device is looked at when the copy is queued. */
+/* The stream's own device is checked when the copy is queued. */
 static orError_t checkPlace(const orPlace *place, int stream_device) {
   return onDevice(place) && place->region.device != stream_device
              ? orDeviceCheckLost(place->region.device)
@@ -109,8 +109,8 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
   OR_PROBE(OR_PROBE_ACCESS, .call = blocking ? "orMemcpy" : "orMemcpyAsync", .stream = stream,
            .dst = to.known ? dst : NULL, .src = from.known ? src : NULL, .bytes = bytes);
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
-  /* What comes from pageable memory is taken by the end of the call, which says nothing of when it
-   * arrives. */
+  /* A pageable source has been read when the call returns. That does not promise that the copy is
+   * done. */
   orWaitMode waits = blocking || !to.known   ? OR_WAIT_PROMISED
                      : !from.known && !stage ? OR_WAIT_UNASKED
                                              : OR_WAIT_NOT;

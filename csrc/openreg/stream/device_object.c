@@ -1,10 +1,11 @@
 /*
- * A device as an object: its allocators by attributes, tensors made from bytes, and its compute, a
- * kernel on a stream of an openreg device, at once on any other.
+ * A device as an object: its allocators by attributes, tensors made from bytes, and its compute (a
+ * kernel on a stream of an openreg device, a direct call on any other).
  *
- * An orAllocator is part of its orDevice, written under `lock` when the first of them is asked for
- * and read-only after; `self` is the device. `lock` also guards `foreign_memory`, what factories of
- * types other than "CPU" and "openreg" have allocated; it is not held around a call.
+ * An orAllocator is part of its orDevice, written under `lock` when the first one is requested and
+ * read-only after; `self` is the device. `lock` also guards `foreign_memory`, which lists what
+ * factories of types other than "CPU" and "openreg" have allocated. It is not held around a
+ * factory's call.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -60,7 +61,7 @@ static orError_t freePinned(void *self, void *ptr) {
   return orFreeHost(ptr);
 }
 
-/* Its factory wants the size again when it is freed. */
+/* The factory needs the size again when this is freed. */
 typedef struct orForeign {
   struct orForeign *next;
   const orDevice *device;
@@ -111,9 +112,9 @@ static orForeign *takeForeign(const orDevice *device, const void *ptr) {
   return entry;
 }
 
-/* The entry goes first: as soon as the factory has the memory back, it may hand the address to
- * another thread, which enters it. With both entries there, either might be taken for the other,
- * and memory be freed with a wrong size. So what a factory fails to free cannot be freed again. */
+/* The entry is removed first: as soon as the factory has the memory back, it may hand the address
+ * to another thread, which adds an entry. With two entries for one address, memory could be freed
+ * with the wrong size. Memory that a factory fails to free therefore cannot be freed again. */
 static orError_t freeForeign(void *self, void *ptr) {
   const orDevice *device = self;
   OR_TRY(orEnter());
@@ -241,8 +242,7 @@ static orError_t checkProto(const orTensorProto *proto, size_t *bytes) {
   return orSuccess;
 }
 
-/* A blocking copy runs on the current device's default stream: the device's own is the one to
- * use. */
+/* A blocking copy runs on the current device's default stream, so make this device current. */
 static orError_t copyToDevice(int device, void *dst, const void *src, size_t bytes) {
   int current = orCurrentDevice();
   OR_TRY(orSetDevice(device));

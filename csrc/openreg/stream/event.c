@@ -1,17 +1,18 @@
 /*
  * Events and their completion cells.
  *
- * A cell is one completion: pending, then done, for ever. Each record of an event makes a cell and
- * queues a record that completes it; the event points to its newest cell, a queued wait holds the
- * cell that it bound to. So a later record can neither satisfy an earlier wait late nor be
- * satisfied early, and destroying the event leaves its cells to those who wait.
+ * A cell is one completion: pending, then done for ever. Each record of an event makes a cell and
+ * queues a task that completes it. The event points to its newest cell; a queued wait holds the
+ * cell that it bound to. A later record therefore neither delays an earlier wait nor satisfies it
+ * early, and destroying the event leaves its cells to the waits.
  *
- * Who holds a reference: the event (newest cell), each queued record and wait, a host thread while
- * it sleeps, the core while it completes. The last one puts the cell back into the pool.
+ * References to a cell are held by the event (its newest cell), each queued record and wait, a host
+ * thread while it sleeps, and the core while it completes the cell. The last release puts it back
+ * into the pool.
  *
  * cell->state is a futex for sleeping hosts. cell->lock guards the list of waiting streams, and
- * `done` is set under it, so that a stream is either seen by orCellComplete or sees `done`. Stream
- * lock before cell lock: orCellComplete therefore takes the streams off one by one and resumes each
+ * `done` is set under it, so that each stream is either in the list or sees `done`. A stream's lock
+ * is taken before a cell's, so orCellComplete takes the streams off one by one and resumes each
  * with no cell lock held.
  *
  * model/wait.pml and model/wait.cpp are models of how a cell is completed (`make model`).
@@ -24,7 +25,7 @@
 enum { OR_POOL_GROWTH = 64, OR_MOST_EVENTS = 1 << 20 };
 _Static_assert((int)OR_MOST_EVENTS <= OR_MOST_SLOTS, "a handle has room for every event's index");
 
-/* Flags of our own, beside the public ones. */
+/* Internal flags, beside the public ones. */
 enum { OR_EVENT_SIGNALLED = 1 << 8, OR_EVENT_OF_TASK = 1 << 9 };
 _Static_assert((int)orEventExternal < OR_EVENT_SIGNALLED, "the public flags are below our own");
 
@@ -196,7 +197,7 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
 }
 
 orError_t orEventMakeExternal(int device, orEvent_t *event, orCell **cell) {
-  orCell *made = orCellNew(2); /* the event's and the caller's */
+  orCell *made = orCellNew(2); /* one reference for the event, one for the caller */
   if (!made) return orErrorMemoryAllocation;
   orError_t error = makeEvent(device, orEventExternal | OR_EVENT_OF_TASK, made, event);
   if (error)
@@ -228,7 +229,7 @@ static void signalCell(orCell *cell, orError_t status) {
   orCellComplete(cell, status);
 }
 
-/* Its lock is held, and given up. The cell is the caller's to release. */
+/* Lock held at entry, not at return. The caller releases the cell. */
 static orCell *takeEvent(orEvent *e) {
   orCell *cell = e->cell;
   e->cell = NULL;
@@ -251,7 +252,7 @@ orError_t orEventDestroy(orEvent_t event) {
         "signalled");
   }
   orCell *cell = takeEvent(e);
-  /* No thread can signal it any more: a wait for it would never end. */
+  /* No thread can signal the event any more, so a wait for it would never end. */
   if ((flags & orEventExternal) && !(flags & OR_EVENT_SIGNALLED)) signalCell(cell, orSuccess);
   orCellRelease(cell);
   return orSuccess;
@@ -272,17 +273,17 @@ orError_t orEventGetDevice(orEvent_t event, int *device) {
   return orSuccess;
 }
 
-/* In a capture. Both locks held. */
+/* A record in a capture. Both locks held. */
 static orError_t captureRecord(orEvent *e, orStream *s, orCell *cell, orCell **replaced) {
   OR_TRY(orCaptureRecord(s, cell));
   *replaced = e->cell;
   e->cell = cell;
   cell->stream = s->last_handle;
-  orCellRelease(cell); /* no record has it */
+  orCellRelease(cell); /* no task has it */
   return orSuccess;
 }
 
-/* The event is locked across the enqueue, so that of two threads that record it the later record is
+/* The event stays locked while its record is queued: if two threads record it, the later record is
  * the newest cell. A record never waits for room. */
 static orError_t queueRecord(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
   orStream *s;
@@ -290,7 +291,7 @@ static orError_t queueRecord(orEvent *e, orStream_t stream, orCell *cell, orCell
   OR_TRY(orStreamBegin(stream, false, 0, &s, &task));
   if (s->device != e->device) {
     int device = s->device;
-    orMutexUnlock(&s->lock); /* the reserved record is not committed, so it is not there */
+    orMutexUnlock(&s->lock); /* the reserved record is not committed, so it is discarded */
     return orFail(orErrorInvalidValue,
                   "an event of device %d cannot be recorded on a stream of device %d", e->device,
                   device);
@@ -308,7 +309,7 @@ static orError_t queueRecord(orEvent *e, orStream_t stream, orCell *cell, orCell
   cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
   OR_PROBE(OR_PROBE_RECORD, .stream = cell->stream, .cell = cell, .replaced = *replaced);
   if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
-    orMutexUnlock(&s->lock); /* nothing is before it: no worker need wake up for it */
+    orMutexUnlock(&s->lock); /* nothing is before it, so no worker has to wake up */
     orCellComplete(cell, orSuccess);
     orCellRelease(cell);
     return orSuccess;
@@ -325,7 +326,7 @@ orError_t orEventRecord(orEvent_t event, orStream_t stream) {
   orEvent *e;
   OR_TRY(orEnterBlocking());
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
-  orCell *cell = orCellNew(2); /* the event's and the record's */
+  orCell *cell = orCellNew(2); /* one reference for the event, one for the record */
   if (!cell) return orErrorMemoryAllocation;
   orCell *replaced = NULL;
   orError_t error = lockEvent(event, &e);
@@ -366,13 +367,13 @@ orError_t orStreamWaitEvent(orStream_t stream, orEvent_t event) {
   }
   task->kind = OR_KIND_WAIT;
   task->name = "orStreamWaitEvent";
-  task->u.cell = cell; /* the reference goes to the task */
+  task->u.cell = cell; /* passes the reference to the task */
   orStreamCommit(s, task);
   orDispatchPoint();
   return orSuccess;
 }
 
-/* As orEventCell, for a host that wants to know how far it is. */
+/* As orEventCell, for a host that queries the event's progress. */
 static orError_t cellToAskOf(orEvent_t event, const char *call, orCell **cell, unsigned *flags) {
   OR_TRY(orEventCell(event, cell, flags));
   if (OR_LIKELY(!*cell || !(*cell)->capture)) return orSuccess;
@@ -464,7 +465,7 @@ orError_t orEventSignal(orEvent_t event, orError_t status) {
   else
     cell = orCellRetain(e->cell);
   if (cell) e->flags |= OR_EVENT_SIGNALLED;
-  bool of_task = e->flags & OR_EVENT_OF_TASK; /* whose failure is noted with the task's name */
+  bool of_task = e->flags & OR_EVENT_OF_TASK; /* noted with the task's name */
   orMutexUnlock(&e->lock);
   if (cell && status && !of_task)
     orDeviceNoteFailure(orHandleDevice(event), status, "external event", NULL);

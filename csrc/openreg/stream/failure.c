@@ -1,14 +1,14 @@
 /*
- * What has failed on a device after the call that asked for it: kept until a call that synchronises
- * hands it out.
+ * Failures of a device after the call that asked for the work: kept until a call that synchronises
+ * reports them.
  *
- * failures[] each under its own lock; `pending` and `lost` are read without it, to keep
+ * Each of failures[] is under its own lock; `pending` and `lost` are read without it, to keep
  * synchronising calls cheap. A failure that is noted after `pending` was read surfaces at the next
  * call, as if it had come later. `lost` and the streams' own flags change together under the lock.
  *
  * A cause has one owner at any time: the thread that set it, until it notes the failure; then
- * failures[], if that failure is the one that is kept; then the thread that it is reported to. It
- * is destroyed by its owner, holding no lock.
+ * failures[], if it keeps that failure; then the thread that it is reported to. The owner destroys
+ * it with no lock held.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ typedef struct orCause {
 typedef struct orFailure {
   orMutex lock;
   _Atomic bool pending;
-  _Atomic bool lost; /* `error` is orErrorDeviceLost, and stays until a reset */
+  _Atomic bool lost; /* `error` is orErrorDeviceLost, until a reset */
   orError_t error;
   char kernel[96];
   char detail[256];
@@ -34,11 +34,12 @@ typedef struct orFailure {
 static orFailure failures[OPENREG_MAX_DEVICES] = {
     [0 ... OPENREG_MAX_DEVICES - 1] = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_FAILURE)}};
 
-static _Thread_local orCause next_cause; /* of the failure that this thread notes next */
+static _Thread_local orCause next_cause; /* for the failure that this thread notes next */
 static _Thread_local struct {
   orCause cause;
   unsigned others;
-  uint64_t errors; /* orNotedErrors() with it: later errors report something else */
+  /* orNotedErrors() at that time; if it has changed, the latest error is another */
+  uint64_t errors;
 } reported;
 
 /* ---- causes ---- */
@@ -53,7 +54,7 @@ static void destroyCause(orCause cause) {
   if (OR_UNLIKELY(cause.cause && cause.destroy)) orCallDestroy(cause.destroy, cause.cause);
 }
 
-/* Of a thread that ends; without a key its causes are not destroyed. Both are written before
+/* Destroys the causes of a thread that ends; without a key they are leaked. Both are written before
  * main. */
 static pthread_key_t thread_end;
 static bool has_key;

@@ -1,16 +1,16 @@
 /*
- * Graphs: what was captured, queued again as often as somebody asks.
+ * Graphs: captured work, queued again by each replay.
  *
- * A replay queues copies of the captured records, with fresh cells for events and waits:
- * branch 0's on the stream that it is launched on, in one piece, so that nothing of another thread
- * comes between them, the other branches' on streams of the graph's own. So whatever runs, cancels,
- * shows or disturbs tasks treats these as any others. Each branch ends with an event's record that
- * lets go of the graph: its nodes' arguments, which the copies share, outlive every replay.
+ * A replay queues copies of the captured records, with fresh cells for events and waits. Branch 0's
+ * go to the stream of the launch, in one piece, so that no other thread's work comes between them;
+ * the other branches' go to streams of the graph's own. Code that runs, cancels, shows or disturbs
+ * tasks therefore treats them as any others. Each branch ends with an event's record that drops a
+ * reference to the graph: its nodes' arguments, which the copies share, outlive every replay.
  *
- * Replays of one graph follow each other: one that is launched on another stream than the one
- * before waits for that one's last record. Threads that launch it take turns, with no lock held;
- * `cells`, `end` and `last` belong to whoever has the turn. `body` of a slot and the list of user
- * objects are under the slot's lock.
+ * Replays of one graph follow each other: a replay on another stream than the previous one waits
+ * for that one's last record. Threads that replay it take turns, with no lock held; `cells`, `end`
+ * and `last` belong to the thread that has the turn. `body` of a slot and the list of user objects
+ * are under the slot's lock.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@
 enum { OR_MOST_GRAPHS = 1 << 16 };
 
 typedef struct orLine { /* a branch, as it is queued */
-  orStream_t stream;    /* 0: the one that is launched on */
+  orStream_t stream;    /* 0: the stream of the launch */
   const orTask **tasks;
   size_t count, bytes;
 } orLine;
@@ -33,18 +33,18 @@ typedef struct orObject {
 } orObject;
 
 typedef struct orGraphBody {
-  _Atomic uint32_t refs; /* the handle's, each line's of each replay, each caller's */
-  _Atomic uint32_t turn; /* futex: 0, 1 taken, 2 and somebody sleeps */
+  _Atomic uint32_t refs; /* the handle's, one a line of each replay, each caller's */
+  _Atomic uint32_t turn; /* futex: 0 free, 1 taken, 2 taken and a thread sleeps */
   int device;
   orGraphNodes nodes; /* captured */
-  orGraphNodes own;   /* the first of line 0, and the last of each */
+  orGraphNodes own;   /* the first node of line 0, and the last of each line */
   orObject *objects;
   uint32_t line_count, cell_count;
   orLine *lines;
-  orCell **cells; /* [0] the end of the replay before, then the ends of the lines, then records */
+  orCell **cells; /* [0] the end of the previous replay, then the ends of the lines, then records */
   uint32_t *recorded_by; /* the line of each cell */
-  orCell *end;           /* of the newest replay */
-  orStream_t last;       /* that it was launched on */
+  orCell *end;           /* the newest replay's */
+  orStream_t last;       /* the stream of that replay */
 } orGraphBody;
 
 typedef struct orGraphSlot {
@@ -92,7 +92,7 @@ static void addToLine(orLine *line, const orGraphNode *n) {
   line->bytes += n->task.size;
 }
 
-/* A record of the graph's own on a line. */
+/* Adds a record or wait of the graph's own to a line. */
 static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell) {
   size_t size = offsetof(orGraphNode, task) + OR_TASK_HEADER + 16;
   orGraphNode *n = aligned_alloc(16, size);
@@ -110,7 +110,8 @@ static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell
   return true;
 }
 
-/* Events' records that no wait is for go; the others, and waits, get the numbers of their cells. */
+/* Removes events' records that no wait is for, and numbers the cells of the other records and
+ * waits. */
 static void numberCells(orGraphBody *b) {
   for (orGraphNode **at = &b->nodes.first, *n; (n = *at);) {
     if (n->task.kind == OR_KIND_RECORD && !n->awaited) {
@@ -124,7 +125,8 @@ static void numberCells(orGraphBody *b) {
   }
 }
 
-/* The first record of line 0 waits for the replay before, the last of each lets go. */
+/* Line 0 begins with a wait for the previous replay; each line ends with a record that drops a
+ * reference. */
 static bool makeLines(orGraphBody *b) {
   size_t *counts = calloc(b->line_count, sizeof *counts);
   if (!counts) return false;
@@ -208,7 +210,7 @@ orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph) {
 
 /* ---- replay ---- */
 
-/* A thread that has the turn does not sleep, so others wait shortly. */
+/* A thread that has the turn does not sleep, so the wait is short. */
 static void takeTurn(orGraphBody *b) {
   uint32_t nobody = 0;
   if (OR_LIKELY(atomic_compare_exchange_strong(&b->turn, &nobody, 1))) return;
@@ -228,7 +230,7 @@ static void releaseCells(orGraphBody *b) {
   }
 }
 
-/* Before any is queued each says which stream will complete it, for the tools. */
+/* Each cell names the stream that completes it before any is queued, for the tools. */
 static orError_t makeAllCells(orGraphBody *b, orStream_t stream) {
   b->cells[0] = b->end;
   for (uint32_t i = 1; i < b->cell_count; i++) {
@@ -243,8 +245,7 @@ static orError_t makeAllCells(orGraphBody *b, orStream_t stream) {
   return orSuccess;
 }
 
-/* To tools that follow what the program asks for, each node is as an eager call, in captured
- * order. */
+/* To tools that follow the program's calls, each node is an eager call, in captured order. */
 static void reportNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
   const orTask *t = &node->task;
   if (node->report) {
@@ -269,7 +270,7 @@ static void reportNode(const orGraphBody *b, orGraphNode *node, orStream_t on) {
     case OR_KIND_WAIT:
       if (b->cells[t->u.slot]) OR_PROBE(OR_PROBE_WAIT, .stream = on, .cell = b->cells[t->u.slot]);
       break;
-    case OR_KIND_KERNEL: /* what it touches has a node of its own */
+    case OR_KIND_KERNEL: /* its accesses have a node of their own */
       break;
   }
 }
@@ -283,12 +284,12 @@ static void reportToTools(const orGraphBody *b, orStream_t stream, bool waits) {
     reportNode(b, n, n->branch ? b->lines[n->branch].stream : stream);
 }
 
-/* Of lines that are not queued. The caller has one itself. */
+/* For lines that are not queued. The caller keeps a reference. */
 static void takeBack(orGraphBody *b, uint32_t refs) {
   atomic_fetch_sub_explicit(&b->refs, refs, memory_order_relaxed);
 }
 
-/* What should have been queued on a line is not: whoever waits for it goes on. */
+/* A line that could not be queued: completes its cells, so that waits for them end. */
 static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
   orDeviceNoteFailure(b->device, error, "orGraphReplay", NULL);
   for (uint32_t i = 1; i < b->cell_count; i++)
@@ -296,15 +297,15 @@ static void giveUpLine(orGraphBody *b, uint32_t line, orError_t error) {
   takeBack(b, 1);
 }
 
-/* Reserves room on the graph's own streams before anything is reported or queued. The room stays,
- * as only replays queue there, so a replay that has begun does not end early for want of memory. */
+/* Reserves room on the graph's own streams before anything is reported or queued. Only replays
+ * queue there, so the room stays, and a replay that has begun does not run out of memory. */
 static orError_t reserveLines(const orGraphBody *b) {
   for (uint32_t i = 1; i < b->line_count; i++)
     OR_TRY(orStreamReserve(b->lines[i].stream, b->lines[i].bytes));
   return orSuccess;
 }
 
-/* By whoever has the turn. */
+/* Called with the turn held. */
 static orError_t replay(orGraphBody *b, orStream_t stream) {
   bool waits = b->end && b->last != stream && !orCellDone(b->end);
   OR_TRY(reserveLines(b));
@@ -340,7 +341,7 @@ static orError_t replay(orGraphBody *b, orStream_t stream) {
 
 /* ---- public ---- */
 
-/* With a reference for the caller. */
+/* Returns the body with a reference for the caller. */
 static orError_t bodyOf(orGraph_t graph, orGraphBody **body) {
   orGraphSlot *g = orHandleFind(&table, graph);
   if (!g) return orErrorInvalidResourceHandle;

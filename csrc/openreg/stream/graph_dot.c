@@ -1,8 +1,9 @@
 /*
- * A graph's nodes, streams and edges in DOT.
+ * Writes a graph's nodes, streams and edges in DOT.
  *
- * Events' records and waits become edges. `after` has a row of each stream, then one of each cell:
- * for each stream, 1 + the number of the latest of its nodes that comes directly before, or 0.
+ * Events' records and waits become edges. `after` has a row for each stream, then one for each
+ * cell. A row has for each stream 1 + the number of its latest node that comes directly before, or
+ * 0.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,13 +15,13 @@
 
 typedef struct orBox {
   const orGraphNode *node;
-  size_t edges; /* the first of those that lead here */
+  size_t edges; /* the first edge that leads here */
 } orBox;
 
 typedef struct orDrawing {
   int device;
   uint32_t lines, count;
-  orBox *boxes; /* and one more, with the end of the edges */
+  orBox *boxes; /* `count`, and one more with the end of the edges */
   uint32_t *from;
   size_t room;
 } orDrawing;
@@ -80,7 +81,7 @@ static bool addAll(orDrawing *d, const orGraphNodes *nodes, uint32_t cells) {
 
 /* ---- texts ---- */
 
-/* What is not ASCII is written as its bytes: a name that is no UTF-8 must not break the file. */
+/* Bytes outside ASCII are escaped, so that a name that is no UTF-8 does not break the file. */
 static void writeText(FILE *file, const char *text) {
   for (const char *c = text; *c; c++)
     if (*c < ' ' || *c > '~')

@@ -1,20 +1,19 @@
 /*
- * How a host thread waits, in one way for all: for tasks of a stream, or for an external event.
+ * How a host thread waits for tasks of a stream or for an external event.
  *
- * It spins for a moment, helps with the pieces of large tasks, and sleeps; a dispatcher, if there
- * is one, has its own way of letting tasks run meanwhile (dispatch.h).
+ * It spins briefly, helps with the pieces of large tasks, then sleeps. A dispatcher runs tasks
+ * meanwhile in its own way (dispatch.h).
  *
- * Sleeping for progress: a stream's `wake_at` is the smallest count that anybody sleeps for. A
- * sleeper reads `wake_word`, lowers `wake_at`, looks at `completed` once more and sleeps on
- * `wake_word`. The worker stores `completed`, loads `wake_at`, and if it is reached resets it,
- * changes `wake_word` and wakes all. The store and the load on each side are seq_cst, so one of the
- * two sees the other; a request that the reset wipes out was made after its sleeper read
- * `wake_word`, which has changed since, so that sleeper does not sleep. A stream's counters never
- * start again, so whoever still sleeps for an old count is served. For an external event the futex
- * is its cell's state.
+ * Note [Sleeping for progress]: a stream's `wake_at` is the smallest count that any thread sleeps
+ * for. A sleeper reads `wake_word`, lowers `wake_at`, reads `completed` once more and sleeps on
+ * `wake_word`. The worker stores `completed` and loads `wake_at`; if the count is reached, it
+ * resets `wake_at`, changes `wake_word` and wakes all. The store and the load on each side are
+ * seq_cst, so one of the two sees the other. If the reset erases a request, its sleeper has read
+ * `wake_word` before it changed, and does not sleep. A stream's counters never restart, so a thread
+ * that sleeps for an old count is woken too. For an external event, the futex is its cell's state.
  *
- * `hosts` lists who sleeps, for the hang report and for those who wake all to look around, under
- * `lock`. An entry is on its sleeper's stack, which has a reference to its cell.
+ * `hosts` lists the sleepers, for the hang report and for calls that wake all of them, and is
+ * guarded by `lock`. An entry is on its sleeper's stack and has a reference to its cell.
  *
  * model/wait.pml and model/wait.cpp are models of the sleep and of the wake-up, model/dispatch.cpp
  * of a schedule that begins meanwhile (`make model`): change them together.
@@ -108,7 +107,7 @@ void orSleepersWake(void) { orSleepersEach(wake, NULL); }
 
 /* ---- waiting ---- */
 
-/* The calling thread has waited for long already, or waits no more. */
+/* The calling thread has waited for long, or waits no more. */
 static void noteCore(bool waits) {
   if (waits)
     atomic_store_explicit(&orHostCore, sched_getcpu(), memory_order_relaxed);
@@ -116,7 +115,7 @@ static void noteCore(bool waits) {
     atomic_store_explicit(&orHostCore, OR_NO_CORE, memory_order_relaxed);
 }
 
-/* True if it is over; false too when somebody wants help. */
+/* True if the goal is over; false also when a task wants help. */
 static bool spin(const orWaitGoal *a) {
   uint64_t start = orNow(), now = start;
   do {
@@ -133,7 +132,8 @@ static bool spin(const orWaitGoal *a) {
   return false;
 }
 
-/* Whoever ends the wait wakes the sleeper from now on: by a change of the futex from `value`. */
+/* From now on the thread that ends the wait wakes the sleeper, by a change of the futex from
+ * `value`. */
 static _Atomic uint32_t *announceToStream(orStream *s, uint64_t count, uint32_t *value) {
   *value = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
   uint64_t at = atomic_load_explicit(&s->wake_at, memory_order_seq_cst);
@@ -150,8 +150,8 @@ static _Atomic uint32_t *announceSleep(const orWaitGoal *a, uint32_t *value) {
   return &a->cell->state;
 }
 
-/* The exit handler wakes whoever is in the list; a thread that comes later sees that the process is
- * exiting after it has read its futex. */
+/* The exit handler wakes the threads in the list. A thread that enters later reads its futex first,
+ * and then sees that the process is exiting. */
 static void sleepUntilOver(const orWaitGoal *a, uint32_t refused) {
   orSleeper wait;
   uint32_t value;
@@ -161,7 +161,7 @@ static void sleepUntilOver(const orWaitGoal *a, uint32_t refused) {
     _Atomic uint32_t *word = announceSleep(a, &value);
     if (orDispatching() || orIsOver(a) || orProcessExiting()) break;
     if (refused != atomic_load_explicit(&orWorkersRefused, memory_order_seq_cst)) break;
-    /* After helping, the others are at their last pieces. */
+    /* After helping, spin: other threads run the last pieces. */
     if (!orSplitHelp())
       orFutexWait(word, value, 0);
     else if (spin(a))
@@ -202,13 +202,13 @@ orError_t orHostAwaitStep(const orWaitGoal *a) {
 
 /* ---- waiting no more ---- */
 
-/* A vendor's device is at the task. Its stream may wait for that, or be ready to look at it again.
+/* Whether a vendor's device runs the task; its stream waits for that, or is ready to check again.
  * Lock held, and no thread runs the stream. */
 static bool isAtDevice(const orTask *task) {
   return task->completion && !orCellDone(task->completion);
 }
 
-/* True if no thread is at the task and none will begin it. */
+/* True if no thread runs the task and none will begin it. */
 static bool cancel(orStream *s, orTask *task, uint64_t number) {
   orMutexLock(&s->lock);
   bool over = atomic_load_explicit(&s->completed, memory_order_relaxed) >= number;
@@ -221,8 +221,8 @@ static bool cancel(orStream *s, orTask *task, uint64_t number) {
   return idle;
 }
 
-/* A thread that leaves the stream, at the process's end or for want of a worker, wakes nobody: it
- * looks again and again. */
+/* This polls: a thread that gives the stream back, as the process ends or has no worker, wakes no
+ * thread. */
 bool orHostAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
   bool cancelled = false;
   void *token = orBlockEnter();

@@ -1,8 +1,9 @@
 /*
- * Memory that a caller asks for: of a device, pinned or registered host memory; what a pointer is.
+ * Memory that a caller asks for: a device's, pinned or registered host memory, and what a pointer
+ * is.
  *
- * No state. Whatever goes back waits for all devices first: every one can reach it. Where the wait
- * fails the memory stays as it is.
+ * No state. Freed memory waits for all devices first, as each can reach it; if that wait fails, the
+ * memory stays as it is.
  */
 #include "stream/stream.h"
 
@@ -37,7 +38,7 @@ orError_t orFree(void *ptr) {
   OR_TRY(orRegionCheck(ptr, orMemoryTypeDevice, false, &r));
   if (r.cached)
     return orFail(orErrorInvalidValue, "%p belongs to the caching allocator: use orCacheFree", ptr);
-  /* Every device can reach every other's memory: wait for all of them. */
+  /* Every device can reach every other's memory, so wait for all. */
   OR_TRY(orStreamSynchronizeDevice(NULL, -1));
   return orRegionRelease(ptr);
 }

@@ -2,14 +2,14 @@
  * A stream's queue of tasks: records of any size, their arguments inline, in a list of chunks.
  *
  * Producers append under the stream's lock; the one worker that runs the stream consumes without
- * it. What makes a record visible is the stream's `queued` count, stored with release after
- * orQueueCommit and loaded with acquire before orQueueFront: a consumer never looks at a record, a
- * chunk's `end` or its `next` that a count it has seen does not cover. A reservation may be
- * abandoned: a chunk is linked with the first record that is committed to it, so that none in the
- * list is empty. Until then it is the spare one, which is also where an emptied chunk is kept for
- * the next lap: a stream in a steady state allocates nothing.
+ * it. The stream's `queued` count publishes a record: it is stored with release after orQueueCommit
+ * and loaded with acquire before orQueueFront. A consumer never reads a record, a chunk's `end` or
+ * its `next` that the count it has loaded does not cover. A reservation may be abandoned: a chunk
+ * is linked with the first record committed to it, so that none in the list is empty. Until then it
+ * is the spare chunk, which is also where an emptied chunk is kept for reuse: a stream in a steady
+ * state allocates nothing.
  *
- * model/queue.cpp is a model of it (`make model`): change them together.
+ * model/queue.cpp is a model of the queue (`make model`): change them together.
  */
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ struct orChunk {
   _Alignas(16) char data[];
 };
 
-/* `spare` becomes a chunk with room for `need` bytes. */
+/* Makes `spare` a chunk with room for `need` bytes. */
 static bool makeSpare(orQueueIn *in, size_t need) {
   if (in->spare && in->spare->capacity >= need) return true;
   size_t capacity = need > OR_CHUNK_BYTES ? need : OR_CHUNK_BYTES;
@@ -58,7 +58,7 @@ static void linkSpare(orQueueIn *in, orQueueOut *out) {
   if (in->tail)
     in->tail->next = c;
   else
-    out->head = c; /* the very first task: no worker has looked yet */
+    out->head = c; /* the first task: no worker has read `out` yet */
   in->tail = c;
 }
 
@@ -70,7 +70,7 @@ void orQueueCommit(orQueueIn *in, orQueueOut *out, const orTask *task) {
   atomic_store_explicit(&tail->end, end + task->size, memory_order_relaxed);
 }
 
-/* A record that was not committed is none, and is never run. */
+/* Only committed records are here, and are run. */
 static orTask *recordAt(orChunk *c, size_t offset) {
   orTask *task = (orTask *)(c->data + offset);
   OR_ASSERT(offset, <, endOf(c));
@@ -81,8 +81,8 @@ static orTask *recordAt(orChunk *c, size_t offset) {
 orTask *orQueueFront(orQueueOut *out, orChunk **emptied) {
   orChunk *c = out->head;
   *emptied = NULL;
-  /* `end` only grows, and a record here that the count covers is already in it: equality means that
-   * the record is in the next chunk, whose link the count covers as well. */
+  /* `end` only grows and includes every record here that the count covers. If they are equal, the
+   * record is in the next chunk, whose link the count covers too. */
   if (out->offset == endOf(c)) {
     *emptied = c;
     out->head = c = c->next;
@@ -105,7 +105,7 @@ void orQueueReuse(orQueueIn *in, orChunk *chunk) {
     free(chunk);
 }
 
-/* The last record that was run is in the last chunk. */
+/* The record that was run last is in the last chunk. */
 void orQueueClear(orQueueIn *in, orQueueOut *out) {
   OR_ASSERT(out->head, ==, in->tail);
   OR_ASSERT(in->tail ? endOf(in->tail) : 0, ==, out->offset);

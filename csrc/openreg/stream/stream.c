@@ -1,25 +1,25 @@
 /*
  * Streams: enqueue, query, synchronise, destroy.
  *
- * Who owns what is in stream.h's orStream. The life of a stream's state:
+ * orStream in stream.h lists which lock or thread owns each field. The states of a stream:
  *
  *            commit                 a worker picks it
  *     IDLE ----------> READY ---------------------------> RUNNING --+--> IDLE     (queue empty)
  *                        ^                                          +--> READY    (makes way)
- *                        |      orStreamResume                      +--> WAITING  (cell or value)
+ *                        |      orStreamResume                      +--> WAITING  (for a cell)
  *                        +--------------------------- WAITING <-----+
  *
- * A host thread that waits for its own task takes the worker's part, with a commit that leads from
- * IDLE to RUNNING or by picking the stream before a worker does, if any thread may run all that is
- * queued there.
+ * A host thread that waits for its own task may run the stream itself, if any thread may run all
+ * that is queued there. Its commit then leads from IDLE to RUNNING, or it takes the stream before a
+ * worker does.
  *
- * Every step is taken under the stream's lock. A worker that finds the queue empty looks again
- * under the lock before it goes IDLE, and a producer publishes under the lock and schedules if it
- * finds IDLE: no wake-up is lost, and a steady producer never touches the scheduler. Resuming a
- * stream makes it look at its wait again, so a resume too many does no harm.
+ * Every step is taken under the stream's lock, so no wake-up is lost. A worker that finds the queue
+ * empty checks again under the lock before the stream goes IDLE. A producer publishes under the
+ * lock and schedules only if it finds IDLE, so a steady producer never touches the scheduler. A
+ * resumed stream checks its wait again, so an extra resume does no harm.
  *
- * A destroyed stream's handle is invalid at once; the slot is recycled when its last task has
- * finished. The counters never start again.
+ * A destroyed stream's handle is invalid at once. Its slot is recycled when its last task has
+ * finished. The counters never restart.
  *
  * model/wait.pml is a model of the states and the steps between them (`make model`).
  */
@@ -30,7 +30,7 @@
 
 #include "stream/stream.h"
 
-/* What a queue holds before kernels and copies have to wait; events and waits never do. */
+/* The limits of a queue, after which kernels and copies block. Events and waits never do. */
 enum { OR_QUEUE_TASKS = 1024, OR_QUEUE_BYTES = 1 << 20 };
 enum { OR_MOST_STREAMS = 1 << 16 };
 _Static_assert((int)OR_MOST_STREAMS <= OR_MOST_SLOTS, "a handle has room for every stream's index");
@@ -43,8 +43,8 @@ orHandleTable orStreamTable = {
     .walked = true,
     .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
-/* Held while a stream is published and while all are told that their device is lost or back: none
- * is missed. */
+/* Held while a stream is published, and while all streams are marked lost or usable again, so that
+ * none is missed. */
 static orMutex making = OR_MUTEX_INITIALIZER(OR_RANK_STREAMS);
 
 static _Thread_local uint64_t last_correlation;
@@ -73,7 +73,7 @@ orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t
   return orSuccess;
 }
 
-/* A slot that has not been a stream yet has no tasks. */
+/* A slot that was never a stream has no tasks. */
 static bool isBusy(const orStream *s) {
   return atomic_load_explicit(&s->queued, memory_order_acquire) !=
          atomic_load_explicit(&s->completed, memory_order_acquire);
@@ -107,8 +107,8 @@ orError_t orStreamLock(orStream_t handle, orStream **stream) {
 
 /* ---- enqueue ---- */
 
-/* Looks at the worker's counters only when the room seen last is used up: they are on its cache
- * line. */
+/* Reads the worker's counters, which are on its cache line, only when the room last seen is used
+ * up. */
 static bool isFull(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   if (OR_LIKELY(queued < s->room_until && s->bytes_in < s->bytes_until)) return false;
@@ -117,8 +117,8 @@ static bool isFull(orStream *s) {
   return queued >= s->room_until || s->bytes_in >= s->bytes_until;
 }
 
-/* Until a quarter of a full queue has run: producer and worker do not take turns task by task, and
- * what is left keeps the worker busy for longer than it takes a sleeping producer to wake up. */
+/* Waits until a quarter of a full queue has run. Producer and worker then do not alternate task by
+ * task, and the rest keeps the worker busy for longer than a sleeping producer takes to wake up. */
 static orError_t awaitRoom(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   uint64_t completed = atomic_load_explicit(&s->completed, memory_order_relaxed);
@@ -126,16 +126,16 @@ static orError_t awaitRoom(orStream *s) {
   return orHostAwaitTasks(s, completed + (queued - completed + 3) / 4);
 }
 
-/* Unlocks the stream of a lost device. orSuccess: the device is back by now. */
+/* Unlocks the stream of a lost device. Returns orSuccess if the device is usable again. */
 static orError_t refuseLost(orStream *s) {
   int device = s->device;
   orMutexUnlock(&s->lock);
   OR_TRY(orDeviceCheckLost(device));
-  sched_yield(); /* the reset is about to tell this stream */
+  sched_yield(); /* the reset is about to clear this stream's flag */
   return orSuccess;
 }
 
-/* In a capture nothing is full. */
+/* A stream in a capture is never full. */
 static __attribute__((noinline)) orError_t beginCaptured(orStream *s, size_t args_size,
                                                          orStream **stream, orTask **task) {
   orError_t error = orCaptureReserve(s, args_size, task);
@@ -182,13 +182,13 @@ orError_t orStreamBeginInternal(orStream_t handle, orStream **stream, orTask **t
   return orFail(orErrorMemoryAllocation, "no memory to queue a task");
 }
 
-/* Lock held: nothing is before the task, and the thread that queues it may run it. */
+/* True if no task is before this one and the thread that queues it may run it. Lock held. */
 static inline bool isForCaller(const orStream *s, const orTask *task) {
   return OR_UNLIKELY(task->awaited) && task->any_thread && s->state == OR_STREAM_IDLE &&
          !orDispatching();
 }
 
-/* `mine`: the stream is the calling thread's, to run. */
+/* Sets `mine` if the calling thread now has the stream and must run it. */
 static inline uint64_t publish(orStream *s, orTask *task, bool *mine) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed) + 1;
   bool idle = s->state == OR_STREAM_IDLE;
@@ -233,7 +233,7 @@ static void fillProbe(orProbe *probe, const orTask *task, orStream_t stream) {
   }
 }
 
-/* Once published, the task may be over and the stream another's. */
+/* Once published, the task may be over and the slot another stream's. */
 static __attribute__((noinline)) uint64_t publishProbed(orStream *s, orTask *task, bool *mine) {
   orProbe probe;
   fillProbe(&probe, task, s->last_handle);
@@ -278,8 +278,8 @@ static bool hasCompleted(const orStream *s, uint64_t count) {
   return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
 }
 
-/* Runs what is queued up to the task that the calling thread is about to wait for: it has nothing
- * else to do, and waking another thread and being woken takes longer than many a task. */
+/* Runs what is queued up to the task that the calling thread is about to wait for. The thread has
+ * nothing else to do, and waking another thread and being woken takes longer than many tasks. */
 __attribute__((noinline)) void orStreamRunHere(orStream *s, uint64_t count) {
   void *token = orBlockEnter();
   orWorkerRun(s, count, OR_HOST);
@@ -297,8 +297,8 @@ static orError_t synchronize(orStream *s, uint64_t count, orStream_t handle, boo
   return orProbeWaited(&wait, orHostAwaitTasks(s, count));
 }
 
-/* The task refers to the stack of its waiter, which does not return while a thread is at it, nor
- * before it is certain that none will be. */
+/* The task refers to its waiter's stack. The waiter therefore does not return while a thread runs
+ * the task or one may still begin it. */
 static orError_t waitOrCancel(orStream *s, orTask *task, uint64_t number, orStream_t handle,
                               bool promised, bool mine) {
   orError_t before = orPeekAtLastError();
@@ -308,7 +308,8 @@ static orError_t waitOrCancel(orStream *s, orTask *task, uint64_t number, orStre
   return orSuccess;
 }
 
-/* Of a task that the caller waits for, whose results it would take for written otherwise. */
+/* For a task that the caller waits for: without an error the caller would use its results as
+ * written. */
 static orError_t reportCancelled(int device) {
   OR_TRY(orDeviceTakeFailure(device));
   return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",
@@ -317,7 +318,8 @@ static orError_t reportCancelled(int device) {
 
 static orError_t submitAndWait(orStream *s, orTask *task, orWaitMode waits) {
   if (OR_UNLIKELY(s->capturing != NULL)) {
-    orStreamCommit(s, task); /* OPENREG_LAUNCH_BLOCKING: what waits has been refused */
+    orStreamCommit(s,
+                   task); /* OPENREG_LAUNCH_BLOCKING: calls that must wait were refused earlier */
     return orSuccess;
   }
   if (OR_UNLIKELY(orProcessExiting())) {
@@ -360,7 +362,7 @@ static bool mayFail(const orTask *task) {
   return task->kind == OR_KIND_KERNEL || task->kind == OR_KIND_COPY || task->kind == OR_KIND_SET;
 }
 
-/* Lock held, and room for all of them reserved. Returns the number of the last. */
+/* Lock held, and room for all records reserved. Returns the number of the last task. */
 static uint64_t appendAll(orStream *s, const orSequence *records) {
   uint64_t number = atomic_load_explicit(&s->queued, memory_order_relaxed);
   for (size_t i = 0; i < records->count; i++) {
@@ -401,7 +403,7 @@ orError_t orStreamReserve(orStream_t handle, size_t bytes) {
   return error;
 }
 
-/* The stream, locked, with room for all; null: refused. */
+/* Returns the stream, locked and with room for all records, or null if it refuses them. */
 static orStream *beginAll(orStream_t handle, bool asked, size_t bytes, orError_t *error) {
   orStream *s = NULL;
   for (;;) {
@@ -452,7 +454,7 @@ orError_t orStreamAwaitRoom(orStream_t handle) {
 
 /* ---- the end of a stream ---- */
 
-/* Of a stream that is no more: its slot may stay unused for long. Lock held. */
+/* Frees the queue of a destroyed stream, as its slot may stay unused for long. Lock held. */
 static void letGoOfMemory(orStream *s) {
   orMutexAssertHeld(&s->lock);
   s->dying = false;
@@ -493,11 +495,10 @@ orStream *orStreamBlocker(orStream *s) {
 
 /* ---- over all streams ---- */
 
-/* A slot's device changes when it is used again, so it is read together with the count, under the
- * lock. */
+/* A slot's device changes when the slot is reused, so it is read under the lock with the count. */
 static bool hasWork(orStream *s, int device, uint64_t *queued) {
   *queued = atomic_load_explicit(&s->queued, memory_order_acquire);
-  /* Whoever has queued anything has set the slot up; an idle slot is of no interest. */
+  /* A thread that queues work has set the slot up; an idle slot does not matter. */
   if (*queued == atomic_load_explicit(&s->completed, memory_order_acquire)) return false;
   orMutexLock(&s->lock);
   bool of_device = device < 0 || s->device == device;
@@ -575,7 +576,7 @@ void orStreamsSetLost(int device, bool lost) {
   uint32_t i = 0;
   for (orStream *s; (s = orHandleNext(&orStreamTable, &i));) {
     uint64_t queued;
-    /* A slot with neither a handle nor work may not have been set up; nobody can queue there. */
+    /* A slot with neither a handle nor work may not be set up yet; no thread can queue there. */
     if (atomic_load_explicit(&s->slot.handle, memory_order_acquire) || hasWork(s, device, &queued))
       setLost(s, device, lost);
   }
@@ -605,7 +606,7 @@ orError_t orStreamCreateWithPriority(orStream_t *stream, int priority) {
 
 orError_t orStreamCreate(orStream_t *stream) { return orStreamCreateWithPriority(stream, 0); }
 
-/* Unlocks it. */
+/* Unlocks the stream. */
 static void destroy(orStream *s) {
   orHandleInvalidate(&s->slot);
   bool idle = s->state == OR_STREAM_IDLE;
@@ -623,7 +624,7 @@ const char *orStreamOwnerName(orStreamOwner owner) {
   return names[owner];
 }
 
-/* Unlocks it. */
+/* Unlocks the stream. */
 static orError_t refuseDestroy(orStream *s) {
   orStream_t handle = s->last_handle;
   const char *name = orStreamOwnerName(s->owner);
@@ -674,7 +675,7 @@ orError_t orStreamGetPriority(orStream_t stream, int *priority) {
   return orSuccess;
 }
 
-/* The stream unlocked, and how many tasks it has been given. */
+/* Returns the stream, unlocked, and how many tasks it has been given. */
 static orError_t snapshot(const char *call, orStream_t stream, orStream **s, uint64_t *queued) {
   OR_TRY(orStreamLock(stream, s));
   if (OR_UNLIKELY((*s)->capturing != NULL) && orCaptureHolds(*s))

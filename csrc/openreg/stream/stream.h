@@ -24,7 +24,7 @@ typedef struct orCopyArgs {
   const void *src; /* null: the bytes follow in the record (a staged source) */
   size_t bytes;
   orMemcpyKind kind;
-  int device; /* whose factory copies; -1: host to host */
+  int device; /* the device whose factory copies; -1: host to host */
 } orCopyArgs;
 
 typedef struct orSetArgs {
@@ -36,14 +36,14 @@ typedef struct orSetArgs {
 
 /* A task's record in a queue. Its arguments follow it. */
 typedef struct orTask {
-  size_t size; /* of the record, header included; a multiple of 16 */
+  size_t size; /* record and header; a multiple of 16 */
   const char *name;
   void (*destroy)(void *args);
   union {
     orKernelFn kernel;
     void (*host)(void *);
     orCell *cell;  /* of an event's record or wait, with a reference */
-    uint32_t slot; /* of these in a graph: index into a replay's cells */
+    uint32_t slot; /* of a node's record or wait: index into a replay's cells */
     orCopyArgs copy;
     orSetArgs set;
   } u;
@@ -56,10 +56,10 @@ typedef struct orTask {
   bool *was_cancelled; /* set to true if the task is cancelled; belongs to the waiting thread */
   orEvent_t done;      /* its event */
   orTaskKind kind;
-  uint32_t fault;  /* not 0: planted; OR_PROBE_INJECT comes before the task runs */
+  uint32_t fault;  /* not 0: a planted fault; OR_PROBE_INJECT comes before the task runs */
   bool any_thread; /* of a kernel, copy or fill: a host thread may run it */
   bool awaited;    /* the thread that queues the task waits for it, and may run it */
-  bool internal;   /* the allocator's own; a schedule does not choose when it runs */
+  bool internal;   /* the allocator's own; no schedule chooses when it runs */
   bool split;      /* its first half has run, or is running */
   /* to be cancelled instead of run; written under the stream's lock, while no thread runs the
    * stream */
@@ -73,7 +73,7 @@ typedef struct orChunk orChunk;
 /* The two ends are on two cache lines, so that producers and the worker do not share one. */
 typedef struct orQueueIn { /* under the stream's lock */
   orChunk *tail;
-  orChunk *spare; /* in no list */
+  orChunk *spare; /* in no list, or null */
 } orQueueIn;
 typedef struct orQueueOut { /* the worker that runs the stream */
   orChunk *head;
@@ -109,8 +109,8 @@ typedef enum orStreamState {
   OR_STREAM_WAITING  /* its first task waits for a cell; no thread has it */
 } orStreamState;
 
-/* Tasks that run without a schedule choosing them. Events' records and waits are forced under a
- * tape alone, the allocator's poison always. */
+/* Why a task runs without a schedule choosing it. Events' records and waits are forced under a tape
+ * only, the allocator's poison always. */
 typedef enum orScheduleForced {
   OR_FORCED_NOT,
   OR_FORCED_RECORD,
@@ -135,9 +135,9 @@ typedef struct orStream {
   orStreamOwner owner;
   orStream_t last_handle;        /* of the slot's present or latest owner */
   _Atomic uint64_t cancel_until; /* tasks up to this number are cancelled instead of run */
-  _Atomic uint64_t wake_at;      /* sleepers: see host_wait.c */
+  _Atomic uint64_t wake_at;      /* for sleepers: see host_wait.c */
   _Atomic uint32_t wake_word;
-  /* Under `lock`. Counters go on when the slot is used again. */
+  /* Under `lock`. The counters continue when the slot is reused. */
   _Alignas(OR_CACHE_LINE) orMutex lock;
   orStreamState state;
   bool dying;              /* destroyed, still draining */
@@ -155,7 +155,7 @@ typedef struct orStream {
   _Alignas(OR_CACHE_LINE) _Atomic uint64_t completed; /* tasks; read by all */
   _Atomic size_t bytes_out;                           /* read by all */
   uint64_t seen;                                      /* `queued`, as last read */
-  _Atomic(const orTask *) head; /* the task that runs, or ran last; valid under `lock`; null */
+  _Atomic(const orTask *) head; /* the running or latest task, or null; valid under `lock` */
   _Atomic uint64_t began;       /* when it was started, if a tool needs that */
   orQueueOut out;
   /* Under the scheduler's lock. */
@@ -164,7 +164,7 @@ typedef struct orStream {
   /* Under the schedule's lock. */
   uint64_t schedule_epoch;
   uint32_t schedule_number;
-  orScheduleForced schedule_forced; /* while it is held: of its first task */
+  orScheduleForced schedule_forced; /* while the schedule holds it: its first task's */
   /* Under the lock of the cell it waits for. */
   struct orStream *waiter_next;
 } orStream;
@@ -183,8 +183,8 @@ void orStreamsForEachBusy(int device, void (*fn)(orStream_t stream, uint64_t las
                           void *context);
 /* The stream, locked; 0 is the current device's default one. */
 orError_t orStreamLock(orStream_t handle, orStream **stream);
-/* Publishes the record, unlocks and schedules; returns the task's number on its stream: 0 in a
- * capture. */
+/* Publishes the record, unlocks the stream and schedules it. Returns the task's number on its
+ * stream; 0 in a capture. */
 uint64_t orStreamCommit(orStream *stream, orTask *task);
 /* How orStreamSubmit waits. A wait that the API does not promise must not be treated as a
  * synchronisation point. */
@@ -201,11 +201,11 @@ orError_t orStreamSubmit(orStream *stream, orTask *task, orWaitMode waits);
 /* Tasks to copy into the queue. Those of events and waits name their cells by slots. */
 typedef struct orSequence {
   const orTask *const *tasks;
-  size_t count, bytes; /* of the records together, or more */
+  size_t count, bytes; /* total of the records, or more */
   orCell *const *cells;
 } orSequence;
-/* Queues all of them, with nothing between, or none. Never blocks. `asked`: the caller named this
- * stream, which may refuse; else they follow work on another stream, and are cancelled if the
+/* Queues all of them, with nothing between, or none. Never blocks. If `asked`, the caller named
+ * this stream, which may refuse. Else they follow work on another stream, and are cancelled if the
  * device is lost. */
 orError_t orStreamQueueAll(orStream_t handle, bool asked, const orSequence *records);
 /* Reserves room for records of `bytes` together. The next orStreamQueueAll then lacks no memory,
@@ -217,8 +217,8 @@ orError_t orStreamAwaitRoom(orStream_t handle);
 void orStreamResume(orStream *stream);
 /* Called by a worker when one more task has finished. */
 void orStreamFinishTask(orStream *stream, const orTask *task);
-/* Called by the worker that runs the stream: true if it was empty and is now idle, and no longer
- * the worker's. */
+/* Called by the worker that runs the stream. True if the stream was empty: it is now idle, and no
+ * longer the worker's. */
 bool orStreamTryIdle(orStream *stream);
 /* Calls `fn` for each stream of a device (-1: of all) with unfinished tasks, with its count of
  * tasks so far. By the time `fn` runs, the slot may be another stream's. */
@@ -232,7 +232,7 @@ orError_t orStreamSynchronizeDevice(const char *call, int device);
 void orStreamsSetLost(int device, bool lost);
 /* Makes every waiting stream of a device check its wait again. */
 void orStreamsGiveUpWaits(int device);
-/* The stream whose event's record it waits for, or null. */
+/* The stream whose record `stream` waits for, or null. */
 orStream *orStreamBlocker(orStream *stream);
 /* Runs a stream that the calling host thread has taken, until `count` of its tasks have
  * finished. */
@@ -245,8 +245,7 @@ void orStreamUnmake(orStream_t handle);
 /* "the default stream", "a stream of the pool" or "a stream of a graph"; null: a caller's. */
 const char *orStreamOwnerName(orStreamOwner owner);
 int orClampPriority(int priority);
-/* Tasks queued so far, and finished so far. A destroyed stream that has drained: 0 and
- * UINT64_MAX. */
+/* Tasks queued and finished so far. For a destroyed stream that has drained: 0 and UINT64_MAX. */
 orError_t orStreamQueued(orStream_t stream, uint64_t *count);
 orError_t orStreamCompleted(orStream_t stream, uint64_t *count);
 const char *orLastQueued(void); /* by the calling thread, or null; for signal handlers */
@@ -255,26 +254,26 @@ const char *orLastQueued(void); /* by the calling thread, or null; for signal ha
 
 typedef struct orGraphNode orGraphNode;
 
-/* One completion. Pooled; freed when the last reference goes. */
+/* One completion of an event. Pooled; freed with its last reference. */
 struct orCell {
   _Atomic uint32_t refs;
   _Atomic uint32_t state; /* futex: OR_CELL_* */
-  orMutex lock;           /* of `waiters`, and of the change to done as they see it */
+  orMutex lock;           /* guards `waiters`, and the change to done as they see it */
   orStream *waiters;
   uint64_t time_ns;    /* written before done */
   orError_t status;    /* written before done */
-  orStream_t stream;   /* that it was recorded on; 0: external */
-  uint64_t number;     /* of its record there */
-  orEvent_t event;     /* that it was made for */
+  orStream_t stream;   /* where it was recorded; 0: external */
+  uint64_t number;     /* its record's number there */
+  orEvent_t event;     /* the event it was made for */
   orCell *next;        /* pool */
-  void *kept;          /* a tool's, under its lock, until OR_PROBE_CELL_FREED */
-  orCapture *capture;  /* that it was recorded in: nothing completes it; or null */
-  orGraphNode *record; /* there, while the capture is active */
+  void *kept;          /* a tool's data, under its lock, until OR_PROBE_CELL_FREED */
+  orCapture *capture;  /* not null: recorded in this capture, so nothing completes it */
+  orGraphNode *record; /* its node there, while the capture is active */
 };
-/* The bits from LOOK on count how often sleepers were woken to look around. */
+/* The bits from LOOK on count how often sleepers were woken to check again. */
 enum { OR_CELL_PENDING = 0, OR_CELL_DONE = 1, OR_CELL_SLEEPERS = 2, OR_CELL_LOOK = 4 };
 
-/* With that many references; null if memory is short. */
+/* A cell with that many references; null if memory is short. */
 orCell *orCellNew(uint32_t refs);
 orCell *orCellRetain(orCell *cell);
 void orCellRelease(orCell *cell);
@@ -286,7 +285,7 @@ void orCellComplete(orCell *cell, orError_t status);
 /* Called by the worker that runs the stream: true if the cell is done; false if the stream now
  * waits and is no longer the worker's. */
 bool orCellWaitOrPark(orCell *cell, orStream *stream);
-/* That it was recorded on; null: external. */
+/* The stream of its record; null: external. */
 orStream *orCellStream(const orCell *cell);
 /* Takes a waiting stream off the cell's list, if it is there. Stream lock held. */
 void orCellForget(orCell *cell, orStream *stream);
@@ -322,17 +321,17 @@ void orDeviceForgetFailure(int index);
 
 /* ---- memory.c ---- */
 
-/* A region of a device, which is made ready for use first. If the factory reports it lost, that is
- * noted. */
+/* Allocates a region of a device, which is made ready for use first. A loss that the factory
+ * reports is noted. */
 orError_t orMemoryAllocate(int device, size_t bytes, bool cached, void **ptr);
 
 /* ---- host_wait.c ---- */
 
 enum { OR_SPIN_NS = 20000 }; /* how long a waiting host spins before it sleeps */
 
-/* What a host thread waits for: `count` tasks of a stream have finished, or, without a stream, an
- * external event's cell is done. A recorded event has all three: it is over when its record is,
- * which completes the cell just before. */
+/* What a host thread waits for: `count` finished tasks of a stream or, without a stream, an
+ * external event's cell. A recorded event has all three: it is over when its record is, which
+ * completes the cell just before. */
 typedef struct orWaitGoal {
   orStream *stream;
   uint64_t count;
@@ -368,11 +367,12 @@ typedef struct orSleeper {
 void orSleeperBegin(orSleeper *wait, const orWaitGoal *goal);
 void orSleeperEnd(orSleeper *wait);
 void orSleepersEach(void (*fn)(orSleeper *wait, void *context), void *context);
-void orSleepersWake(void); /* all of them, to look around */
+void orSleepersWake(void); /* all of them, to check again */
 
 /* The core on which a host has waited for long, as a hint; negative: none. */
 extern OR_HIDDEN _Atomic int orHostCore;
-/* Not 0: the system refused a thread, and no worker has started since: Note [Refused threads]. */
+/* Not 0: the system refused a thread, and no worker has started since. See Note [Refused
+ * threads]. */
 extern OR_HIDDEN _Atomic uint32_t orWorkersRefused;
 /* By a constructor. For a host that waits, `fn` tries to start a worker again, and while none is
  * alive runs what a host may run. It fails if the goal needs a worker; else the host may sleep
@@ -387,7 +387,7 @@ void orWorkerSchedule(orStream *stream);
 /* Wakes up to `count` sleeping workers to look for pieces of copies. */
 void orWorkerWakeIdle(int count);
 
-/* For a dispatcher: gives worker 0 a stream that can run, with which it calls `serve`. `refuse`
+/* For a dispatcher: passes worker 0 a stream that can run, for which it calls `serve`. `refuse`
  * takes the stream back if the system refuses worker 0 a thread. */
 void orWorkerServe(orStream *stream, void (*serve)(orStream *stream),
                    void (*refuse)(orStream *stream));
@@ -405,7 +405,8 @@ enum { OR_HOST = -1 }; /* in place of a worker's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
  * gives it back; false if it waits before. */
 bool orWorkerRun(orStream *stream, uint64_t count, int worker);
-/* Called by the thread that runs the stream, in its first task: other streams may run before. */
+/* Called in a stream's first task by the thread that runs it, so that other streams may run before
+ * the task goes on. */
 void orWorkerGiveBack(orStream *stream);
 /* The first task of a stream that is ready and in no list. */
 const orTask *orWorkerFirst(orStream *stream);
@@ -436,7 +437,8 @@ static inline uint64_t orCorrelation(orStream_t stream, uint64_t number) {
 /* The task that the calling thread is running: its stream, and its number there (from 1). */
 bool orTaskCurrent(orStream_t *stream, uint64_t *number);
 orStream *orTaskStream(void); /* null outside a task */
-const char *orTaskName(void); /* that the thread is running, or null; for signal handlers */
+/* the task that the thread is running, or null; for signal handlers */
+const char *orTaskName(void);
 
 #include "stream/dispatch.h"
 #include "stream/graph.h"

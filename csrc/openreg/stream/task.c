@@ -1,14 +1,14 @@
 /*
- * What each kind of task does when it is run, by a worker or a host thread that waits for it, or
+ * What each kind of task does when it is run, by a worker or by a host thread that waits for it, or
  * cancelled.
  *
  * Kernels, copies and fills go through the device's factory. The simulated device finishes them
- * before it returns; a vendor's may return orErrorNotReady and complete the event it was given,
- * whose cell the task then waits for like a stream that waits for an event: holding no worker. A
- * task that has started is not started again: `completion` tells.
+ * before it returns. A vendor's may return orErrorNotReady and complete the event it was given: the
+ * task then waits for the event's cell, as a stream waits for an event, and holds no worker.
+ * `completion` marks a task that has started, which is not started again.
  *
- * The thread-locals say what this thread is running, for orMapForKernel, the caching allocator and
- * the refusals.
+ * The thread-locals describe the task that this thread runs, for orMapForKernel, the caching
+ * allocator and the refusals.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@
 
 static _Thread_local struct {
   orStream *stream;
-  orTask *task; /* that may be run in two halves */
+  orTask *task; /* may be run in two halves */
   uint64_t number;
   char message[256];
 } running;
@@ -34,7 +34,7 @@ bool orTaskCurrent(orStream_t *stream, uint64_t *number) {
 
 orStream *orTaskStream(void) { return running.stream; }
 
-/* `head` is the running task's. */
+/* `head` is the task that runs. */
 const char *orTaskName(void) {
   const orTask *t = running.stream && orProcessTask() != OR_TASK_NONE
                         ? atomic_load_explicit(&running.stream->head, memory_order_relaxed)
@@ -46,7 +46,7 @@ void orSetTaskErrorMessage(const char *message) {
   snprintf(running.message, sizeof running.message, "%s", message ? message : "");
 }
 
-/* A vendor's runtime may care which thread calls it. -1: the host's memory. */
+/* A vendor's runtime may require its own threads. -1: host memory. */
 bool orTaskAnyThread(int device) {
   return device < 0 || orDeviceAt(device)->factory == &orSimulatedFactory;
 }
@@ -63,7 +63,7 @@ orPart orTaskPart(void) {
   return orPartFirst;
 }
 
-/* Of `bytes` those of this part; returns where they begin. */
+/* Sets `bytes` to the length of this part and returns its offset. */
 static size_t cutBytes(size_t *bytes) {
   size_t first = *bytes / 2 & ~(size_t)7;
   orPart part = first ? orTaskPart() : orPartWhole;
@@ -85,7 +85,7 @@ static orError_t runCopy(orTask *t, orDevice *d) {
   const char *src = c->src ? orAliasOf(c->src) : orTaskArgs(t);
   char *dst = orAliasOf(c->dst);
   size_t bytes = c->bytes;
-  /* One half of a copy within the same bytes would overwrite what the other reads. */
+  /* If source and destination overlap, one half would overwrite what the other reads. */
   bool apart = (size_t)(dst - src) >= bytes && (size_t)(src - dst) >= bytes;
   size_t from = apart ? cutBytes(&bytes) : 0;
   src += from;
@@ -120,7 +120,7 @@ static orError_t runBody(orTask *t, orDevice *d) {
   }
 }
 
-/* The device whose factory does the work; null for the host's memory and host functions. */
+/* The device whose factory does the work; null for host memory and host functions. */
 static orDevice *workDevice(const orTask *t, const orStream *s) {
   switch (t->kind) {
     case OR_KIND_KERNEL:
@@ -143,7 +143,7 @@ static void letGo(orTask *t) {
   if (t->destroy) orCallDestroy(t->destroy, orTaskArgs(t));
 }
 
-/* Whoever waits for it would take its results for written. */
+/* Without this, a waiting thread would use the task's results as written. */
 static void noteNotRun(const orTask *t) {
   if (t->was_cancelled) *t->was_cancelled = true;
 }
@@ -170,12 +170,11 @@ static orError_t start(orTask *t, orStream *s) {
   orError_t error = runBody(t, d);
   running.task = NULL;
   orProcessSetTask(OR_TASK_NONE);
-  if (OR_UNLIKELY(t->done)) orFailureForgetCause(); /* its event completes it, without one */
+  if (OR_UNLIKELY(t->done)) orFailureForgetCause(); /* its event completes it, and has no cause */
   return error;
 }
 
-/* A device that is lost is the one that was asked: a copy may be on a stream of another, where it
- * has failed. */
+/* If a device is lost, note it there: a copy may run on a stream of another device. */
 static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
   const orDevice *d = workDevice(t, s);
   if (error == orErrorDeviceLost && d && d->desc.index != s->device) {
@@ -186,8 +185,8 @@ static void noteFailure(const orTask *t, const orStream *s, orError_t error) {
   orDeviceNoteFailure(s->device, error, t->name, running.message);
 }
 
-/* Kernels, copies, fills and host functions. False if it is to be run again, and the stream is no
- * longer the worker's: after the first half of it, or while a vendor's device is at it. */
+/* Runs kernels, copies, fills and host functions. False if the task runs again later, and the
+ * stream is no longer the worker's: after its first half, or while a vendor's device runs it. */
 static bool runWork(orTask *t, orStream *s, uint64_t number, int worker) {
   uint64_t began = t->completion || t->split ? t->began : orProbeOn(OR_PROBE_RAN) ? orNow() : 0;
   uint64_t ended = 0;
@@ -210,9 +209,9 @@ static bool runWork(orTask *t, orStream *s, uint64_t number, int worker) {
     ended = t->completion->time_ns;
   }
   if (OR_UNLIKELY(error == orErrorNotReady))
-    error = orErrorLaunchFailure; /* to a caller that synchronises it means more */
+    error = orErrorLaunchFailure; /* the other has a meaning for callers */
   if (OR_UNLIKELY(error)) noteFailure(t, s, error);
-  orFailureForgetCause(); /* of a task that did not fail after all */
+  orFailureForgetCause(); /* the task did not fail */
   if (OR_UNLIKELY(began))
     OR_PROBE(OR_PROBE_RAN, .slot = s, .task = t, .number = number, .worker = worker, .began = began,
              .ended = ended ? ended : orNow());
@@ -282,7 +281,7 @@ static orError_t checkLaunch(const orLaunch *l) {
   return orSuccess;
 }
 
-/* A process that is exiting refuses what waits, until its end. */
+/* A process that is exiting refuses launches that wait, until its end. */
 static bool isRefused(const orLaunch *l, const orStream *s) {
   bool waits = l->flags & orLaunchWaits || orLaunchesBlock();
   return waits && !s->capturing && orProcessExiting();
@@ -339,7 +338,7 @@ orError_t orLaunchHostFunc(orStream_t stream, void (*fn)(void *), void *user_dat
   t->name = "orLaunchHostFunc";
   t->u.host = fn;
   t->user_data = user_data;
-  /* Whatever it may tell the host is taken to be known. */
+  /* A host function may pass anything to the host, so all before it counts as acquired. */
   if (!s->capturing)
     OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = s->last_handle, .kind = OR_KIND_HOST_FUNC,
              .everybody = true);

@@ -1,50 +1,50 @@
 /*
- * Workers: the threads that run tasks, and the one place where it is decided what runs next.
+ * Workers: the threads that run tasks, and the choice of what runs next.
  *
- * A worker takes the most urgent ready stream, runs its tasks in order, and after each task lets go
- * of it if a more urgent one is ready, or one of equal priority has been for longer than a
- * millisecond. Workers belong to the process; any worker serves any device. Worker 0 is the wide
- * one (its kernels may use several threads) and is woken first.
+ * A worker takes the most urgent ready stream and runs its tasks in order. After each task it gives
+ * the stream back if a more urgent one is ready, or one of equal priority has been ready for longer
+ * than a millisecond. Workers belong to the process, and any worker serves any device. Worker 0 is
+ * the wide one (its kernels may use several threads) and is woken first.
  *
  * `lock` is the last in the order of locks and guards everything in `sched` except the atomics,
  * which are written under it and read without it as hints:
  *   ready_mask    bit p: a stream of priority p is ready
- *   oldest[p]     since when the first of that list has been
- *   looking       the workers that look for a stream, a byte each: 0, or the core's number; set
+ *   oldest[p]     since when the first stream of that list has been ready
+ *   looking       the workers that look for a stream, a byte each: 0, or the core's number + 1; set
  *                 without the lock
- *   chosen        what a dispatcher wants run, for worker 0 alone, which takes it first; the mask's
- *                 bit OR_CHOSEN
+ *   chosen        the stream a dispatcher wants run, for worker 0 alone, which takes it first; its
+ *                 bit in the mask is OR_CHOSEN
  *
- * No wake-up is lost: a stream enters its list under the lock, and a worker goes to sleep under the
- * lock after finding the lists empty. Whoever puts a stream in wakes a worker only if none is
- * looking for one; a worker that takes a stream and leaves others behind wakes the next. A worker
- * may say at any time that it looks, and does so before it lets go of an empty stream, or that
- * stream's next task would wake another; that it looks no more it says under the lock, with the
- * lists in view. Waking is a change of the worker's own futex word, so a worker that has not gone
- * to sleep yet does not.
+ * Note [No lost wake-up]: a stream enters its list under the lock, and a worker goes to sleep under
+ * the lock after finding the lists empty. A thread that adds a stream wakes a worker only if none
+ * is looking for one. A worker that takes a stream and leaves others behind wakes the next. A
+ * worker may set its `looking` byte at any time. It sets it before it gives up an empty stream, as
+ * that stream's next task would otherwise wake another worker. It clears the byte under the lock,
+ * after checking the lists. A wake-up changes the worker's own futex word, so a worker that is
+ * about to sleep does not.
  *
- * A worker without work spins before it sleeps: briefly, but for longer once it has been woken soon
- * after it fell asleep, as by a host that waits for each result before it goes on, provided that it
- * takes no core from a worker that computes. It does not spin on the core of a host that waits,
- * where each would only keep the other from running.
+ * Note [Spinning workers]: a worker without work spins briefly before it sleeps. It spins for
+ * longer if it was last woken soon after it fell asleep, as by a host that waits for each result,
+ * and if that takes no core from a worker that computes. It does not spin on the core of a host
+ * that waits, where each would keep the other from running.
  *
- * The system often wakes a worker on the very core of the thread that wakes it, though another is
- * idle: a virtual machine's halted core does not count as such, and waking it costs more than
- * changing threads here. So a worker asks for a short slice of the processor's time, for which the
- * system stops a thread in the midst of its own, and begins at once; it does not spin there, where
- * it would keep that thread from running; and before it helps with pieces of work, whose owner is
- * at work on them too, it goes to another core. A worker that looks counts for threads on other
- * cores alone: on theirs it may be waiting for the core that they have.
+ * Note [Wake-up on the waking core]: the system often wakes a worker on the core of the thread that
+ * wakes it, though another core is idle. A virtual machine's halted core does not count as idle,
+ * and waking it costs more than switching threads. A worker therefore asks for a short slice of
+ * processor time, so that the system preempts the waking thread for it. It does not spin on that
+ * core. It moves to another core before it helps with pieces of a task whose owner also works on
+ * them. A looking worker counts only for threads on other cores, as it may be waiting for the
+ * caller's core.
  *
  * Note [Refused threads]: the system may refuse a thread (a limit of the user, of a control group).
- * Its worker is then one that has not been started, and `orWorkersRefused` is not 0 until a worker
- * is started: every launch and every wait tries again for streams that are ready. While no worker
- * is alive a host that waits or asks runs what any thread may run (standIn), of all streams, and
- * fails with orErrorSystem if what it waits for needs a worker; what is queued stays queued. Each
- * stream that becomes ready then adds to `orWorkersRefused` and wakes all hosts to look around; a
- * host that is about to sleep has looked before it compares that count, after it has read its
- * futex. A thread that leaves a stream to one that another is starting sets `relied`: should that
- * be refused, hosts are woken, too. A dispatcher's stream goes back to it (`refuse`).
+ * The worker then counts as not started, and `orWorkersRefused` is not 0 until a worker is started.
+ * Every launch and every wait tries again for the ready streams. While no worker is alive, a host
+ * that waits or queries runs what any thread may run (standIn), of all streams. It fails with
+ * orErrorSystem if its goal needs a worker; queued work stays queued. Each stream that becomes
+ * ready then increments `orWorkersRefused` and wakes all hosts to check again. A host reads its
+ * futex, checks, and compares that count before it sleeps. A thread that leaves a stream to a
+ * worker that another thread is starting sets `relied`: if that start is refused, hosts are woken
+ * too. A dispatcher's stream goes back to the dispatcher (`refuse`).
  *
  * model/wait.pml is a model of the scheduling of streams and the sleep of workers (`make model`):
  * change them together.
@@ -60,7 +60,7 @@
 enum {
   OR_SHORT_SPIN_NS = 10000,
   OR_LONG_SPIN_NS = 100000,
-  OR_SOON_NS = 300000, /* the wake-up itself takes a good part of that */
+  OR_SOON_NS = 300000, /* a wake-up takes a good part of this */
   OR_FAIR_NS = 1000000,
   OR_SLICE_NS = 200000,
   OR_LOOKS = 3,
@@ -69,31 +69,32 @@ enum {
 };
 
 typedef struct orWorker {
-  _Alignas(OR_CACHE_LINE) _Atomic uint32_t awake; /* futex: 0 asleep */
+  _Alignas(OR_CACHE_LINE) _Atomic uint32_t awake; /* futex; 0: asleep */
   int index;
-  bool eager;       /* the worker's own: it spins for long */
-  uint64_t looking; /* the worker's own: its byte in sched.looking, in place */
-  int waker;        /* the core of who chose it last; written under the lock, in its sleep */
-  void (*serves)(orStream *stream); /* the worker's own: of the dispatcher that chose; or null */
+  bool eager;       /* the worker's own: spin for long */
+  uint64_t looking; /* the worker's own: its byte of sched.looking, in place */
+  int waker; /* the core of the thread that last chose it; written under the lock while it sleeps */
+  void (*serves)(orStream *stream); /* the worker's own: `serve`, or null */
 } orWorker;
 
 static struct {
   orMutex lock;
   orStream *first[OR_PRIORITIES], *last[OR_PRIORITIES];
   orStream *chosen;
-  void (*serve)(orStream *stream); /* of `chosen` */
+  void (*serve)(orStream *stream); /* the dispatcher's, called with `chosen` */
   void (*refuse)(orStream *stream);
   unsigned idle;    /* bit i: worker i sleeps */
   unsigned threads; /* bit i: worker i has a thread, or is being given one */
-  int alive;        /* workers that run on one */
-  bool relied;      /* on a thread that is being started, while no worker is alive */
-  int coming;       /* workers that have been chosen and have not come yet */
-  int why;          /* the errno of the latest thread that the system refused */
+  int alive;        /* workers that have a running thread */
+  bool relied; /* some stream relies on a thread that is being started, while no worker is alive */
+  int coming;  /* workers that were chosen and have not arrived yet */
+  int why;     /* the errno of the latest refused thread */
   void (*hook)(int worker, int wide);
   orWorker workers[OR_MAX_WORKERS];
   _Atomic unsigned ready_mask;
   _Atomic uint64_t oldest[OR_PRIORITIES];
-  _Atomic uint64_t looking; /* a byte a worker; cleared and acted on under the lock, set without */
+  /* a byte a worker; cleared and acted on under the lock, set without it */
+  _Atomic uint64_t looking;
 } sched = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_WORKERS)};
 
 static void *workerMain(void *worker);
@@ -130,13 +131,13 @@ static orStream *removeFirst(int p) {
   return s;
 }
 
-/* The stream that runs next. */
+/* Removes the stream that runs next. */
 static orStream *pop(void) {
   unsigned mask = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) & ~OR_CHOSEN;
   return mask ? removeFirst(__builtin_ctz(mask)) : NULL;
 }
 
-/* False if it is not in the list: a worker has it, or has had it. */
+/* False if the stream is not in the list: a worker has it, or had it. */
 static bool removeReady(const orStream *s, int p) {
   orStream *before = NULL, *at = sched.first[p];
   while (at && at != s) {
@@ -173,10 +174,10 @@ static bool shouldYield(const orStream *s) {
 
 /* ---- waking workers ---- */
 
-/* What a worker that looks from the calling thread's core has in its byte. */
+/* The byte of a worker that looks from the calling thread's core. */
 static uint64_t byteOfCore(void) { return 1 + (uint64_t)sched_getcpu() % UINT8_MAX; }
 
-/* On another core: on this one it may not be running. */
+/* Whether a worker looks from another core; one on this core may not be running. */
 static bool somebodyLooks(void) {
   uint64_t looking = atomic_load_explicit(&sched.looking, memory_order_relaxed);
   if (!looking) return false;
@@ -210,7 +211,7 @@ static orWorker *choose(int index) {
   return l;
 }
 
-/* A sleeping worker, or one still to be started, is chosen (lock held) ... */
+/* Chooses a sleeping worker or one to be started. The caller passes it to `wake`. Lock held. */
 static orWorker *chooseWorker(bool *start) {
   *start = false;
   if (sched.idle) return choose(__builtin_ctz(sched.idle));
@@ -219,13 +220,13 @@ static orWorker *chooseWorker(bool *start) {
   return choose(__builtin_ctz(~sched.threads));
 }
 
-/* Hosts that wait look around. */
+/* Wakes waiting hosts to check again. */
 static void wakeHosts(void) {
   atomic_fetch_add_explicit(&orWorkersRefused, 1, memory_order_seq_cst);
   orSleepersWake();
 }
 
-/* Note [Refused threads]. */
+/* See Note [Refused threads]. */
 static void noteRefused(orWorker *l, int why) {
   uint32_t none = 0;
   orMutexLock(&sched.lock);
@@ -251,7 +252,7 @@ static bool startWorker(orWorker *l) {
   return !failed;
 }
 
-/* ... and woken (lock not held). True if a worker comes. */
+/* Wakes or starts the chosen worker. Lock not held. True if a worker comes. */
 static bool wake(orWorker *l, bool start) {
   if (!l) return false;
   if (start) return startWorker(l);
@@ -262,7 +263,7 @@ static bool wake(orWorker *l, bool start) {
 
 void orWorkerSchedule(orStream *s) {
   bool start = false;
-  if (OR_UNLIKELY(orProcessExiting())) return; /* nobody runs it */
+  if (OR_UNLIKELY(orProcessExiting())) return; /* the stream stays where it is */
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL) && d->hold(s)) return;
   orMutexLock(&sched.lock);
@@ -274,8 +275,8 @@ void orWorkerSchedule(orStream *s) {
   if (OR_UNLIKELY(!wake(l, start) && l && none)) wakeHosts();
 }
 
-/* Lock held. Worker 0 if it sleeps or is still to be started; if it is awake it looks once more
- * before it sleeps. */
+/* Chooses worker 0 if it sleeps or is still to be started; if it is awake, it checks the lists
+ * again before it sleeps. Lock held. */
 static orWorker *chooseWideWorker(bool *start) {
   *start = !(sched.threads & 1);
   return *start || (sched.idle & 1) ? choose(0) : NULL;
@@ -305,7 +306,7 @@ void orWorkerWakeIdle(int count) {
 
 /* ---- the worker ---- */
 
-/* Note [The end of the process]. Lock held at entry. */
+/* See Note [The end of the process]. Lock held at entry. */
 static _Noreturn void standStill(void) {
   orMutexUnlock(&sched.lock);
   for (;;) pause();
@@ -345,7 +346,7 @@ static void sleepWorker(orWorker *l) {
   sched.coming--;
 }
 
-/* A worker that has something to do leaves the rest to the next. Lock held at entry, not at
+/* Wakes another worker for the remaining streams, as this one has work. Lock held at entry, not at
  * return. */
 static void leaveTheRest(orWorker *l) {
   stopLooking(l);
@@ -367,8 +368,9 @@ static void spinUnlocked(uint64_t ns) {
   orMutexLock(&sched.lock);
 }
 
-/* There is no call for it: the kernel moves a thread off a core that it may not use. What somebody
- * else allows the worker just now is lost; where the core is the only one, nothing happens. */
+/* Moves the calling thread to another core by excluding this one for a moment; the kernel has no
+ * other call for that. A change of the affinity by another thread meanwhile is lost. No effect if
+ * this is the only core. */
 static void leaveCore(int core) {
   size_t size;
   cpu_set_t *set = orHostCoreSet(&size);
@@ -381,7 +383,7 @@ static void leaveCore(int core) {
   CPU_FREE(set);
 }
 
-/* True if it has helped. Lock held at entry and return. */
+/* True if it has helped. Lock held at entry and return. See Note [Spinning workers]. */
 static bool spinAndHelp(orWorker *l) {
   if (sharesCoreWithHost()) return false;
   if (!sharesCoreWithWaker(l)) {
@@ -398,8 +400,8 @@ static bool spinAndHelp(orWorker *l) {
   return helped;
 }
 
-/* Waits until there is a stream to run. A worker that has just worked spins before it sleeps; one
- * that was woken for nothing, or came too late to help, goes back to sleep. */
+/* Waits until there is a stream to run. A worker that has just worked spins before it sleeps. One
+ * that was woken for nothing, or too late to help, goes back to sleep. */
 static orStream *pick(orWorker *l) {
   orStream *s;
   bool spin_first = true;
@@ -424,7 +426,8 @@ void orWorkerGiveBack(orStream *s) {
   orWorkerSchedule(s);
 }
 
-/* By the thread that runs the stream: whatever is not running is read under its lock (hang.c). */
+/* Called by the thread that runs the stream. Tasks that do not run are read under its lock
+ * (hang.c). */
 static orTask *frontTask(orStream *s) {
   orChunk *emptied;
   OR_ASSERT(s->state, ==, OR_STREAM_RUNNING);
@@ -446,10 +449,10 @@ const orTask *orWorkerFirst(orStream *s) {
   return first;
 }
 
-/* Looks for tasks past the last one seen, for a moment: a producer that is as fast as the worker
- * would otherwise pay for a way through the scheduler with each task. It looks seldom, as each look
- * takes the cache line of the stream's lock away from the producer: in a microsecond that one
- * queues several tasks for the price of one. */
+/* Polls briefly for tasks past the last one seen. Otherwise a producer as fast as the worker would
+ * pay for the scheduler with each task. It polls seldom, as each read takes the cache line of the
+ * stream's lock away from the producer: with a microsecond between reads, several tasks share that
+ * price. */
 static bool seeMore(orStream *s, uint64_t number) {
   for (int i = 0; i < OR_LOOKS; i++) {
     s->seen = atomic_load_explicit(&s->queued, memory_order_acquire);
@@ -464,13 +467,14 @@ static bool seeMore(orStream *s, uint64_t number) {
 static bool runTask(orStream *s, orTask *t, uint64_t number, int worker) {
   bool gives_up = t->kind == OR_KIND_WAIT;
   if (OR_LIKELY(orTaskRun(s, t, number, worker))) return true;
-  /* A reset that came while the stream was about to wait found it running and did not resume it. */
+  /* A reset that came just before the stream began to wait found it running and did not resume
+   * it. */
   if (gives_up && number <= atomic_load_explicit(&s->cancel_until, memory_order_acquire))
     orStreamResume(s);
   return false;
 }
 
-/* True if the stream is empty and no longer the worker's. */
+/* True if the stream was empty and is no longer the worker's. */
 static bool letGoIfEmpty(orWorker *l, orStream *s) {
   startLooking(l);
   if (orStreamTryIdle(s)) return true;
@@ -483,7 +487,7 @@ static bool letGoIfEmpty(orWorker *l, orStream *s) {
 static inline bool runFront(orStream *s, uint64_t number, int worker) {
   orTask *t = frontTask(s);
   OR_PROBE(OR_PROBE_STARTS, .slot = s);
-  /* What a vendor's device has started is waited for, like any task that is running. */
+  /* Work that a vendor's device has started is waited for, like any running task. */
   bool cancels = number <= atomic_load_explicit(&s->cancel_until, memory_order_acquire);
   bool cancelled = atomic_load_explicit(&t->cancelled, memory_order_relaxed);
   if (OR_UNLIKELY((cancels && !t->completion) || cancelled))
@@ -533,9 +537,9 @@ bool orWorkerRun(orStream *s, uint64_t count, int worker) {
   return true;
 }
 
-/* Between the locks a worker may run all of it, and its slot become another stream's, which has a
- * level of its own. Taken in its place, that stream is given back at once: the slot's count of
- * tasks is past the one that the caller waits for. */
+/* Between the locks, a worker may run all of the stream and its slot may become another stream's,
+ * with its own level. If that stream is taken instead, it is given back at once: its count of tasks
+ * is past the one that the caller waits for. */
 bool orWorkerTake(orStream *s) {
   orMutexLock(&s->lock);
   int p = levelOf(s);
@@ -551,10 +555,11 @@ bool orWorkerTake(orStream *s) {
 
 /* ---- where no worker is alive: Note [Refused threads] ---- */
 
-/* Of a stream in a list, whose first task nobody takes meanwhile: by any thread, if only to cancel
- * it, or to take note of what a vendor's device has done. Lock held. */
+/* Whether any thread may deal with the stream's first task: run it, cancel it, or note that a
+ * vendor's device has finished it. The stream is in a list and no thread can take it meanwhile.
+ * Lock held. */
 static bool mayStandIn(const orStream *s) {
-  (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* covers the record */
+  (void)atomic_load_explicit(&s->queued, memory_order_acquire); /* acquires the record */
   const orTask *first = orQueuePeek(&s->out);
   uint64_t number = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
   return !orTaskIsForWorkers(first) || first->completion ||
@@ -573,7 +578,7 @@ static orStream *takeForHost(void) {
   return NULL;
 }
 
-/* True if what a host waits for is behind a task that only a worker may run. */
+/* True if the goal is behind a task that only a worker may run. */
 static bool needsWorker(const orWaitGoal *a) {
   orStream *end = a->stream;
   for (orStream *other; end && (other = orStreamBlocker(end));) end = other;
@@ -586,7 +591,7 @@ static bool needsWorker(const orWaitGoal *a) {
   return needs;
 }
 
-/* Streams that were ready before there was a dispatcher. */
+/* Passes streams that were ready before the dispatcher began to it. */
 static void handOver(void) {
   while (orDispatching()) {
     orMutexLock(&sched.lock);
@@ -620,8 +625,8 @@ orError_t orWorkerRefuse(void) {
                 strerror(why), why);
 }
 
-/* Between the look at the streams and the answer another thread may have changed them: it has then
- * told. */
+/* Another thread may change the streams while this one checks them. It then increments
+ * `orWorkersRefused`. */
 static orError_t standIn(const orWaitGoal *a, uint32_t *refused) {
   for (;;) {
     if (orWorkerStartRefused() || orIsOver(a)) return orSuccess;
@@ -638,9 +643,9 @@ static orError_t standIn(const orWaitGoal *a, uint32_t *refused) {
   }
 }
 
-/* A thread that wakes up stops one whose slice is longer (Linux 6.12 and later; before, nothing
- * happens). The slice has no part in how much time it gets. Threads that it starts, OpenMP's, have
- * the usual one. */
+/* With a short slice, a thread that wakes up preempts one with a longer slice (Linux 6.12 and
+ * later; no effect before). The slice does not change its share of time. Threads that it starts,
+ * such as OpenMP's, have the usual slice. */
 static void askForShortSlice(void) {
   struct {
     uint32_t size, policy;
@@ -649,21 +654,23 @@ static void askForShortSlice(void) {
     uint32_t priority;
     uint64_t slice_ns, deadline, period;
   } a;
-  /* Nothing else changes; who has chosen another policy has chosen when threads run, too. */
+  /* Nothing else changes. Another policy is a choice that includes when threads run, so it
+   * stays. */
   if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER) return;
   a.flags |= 1; /* SCHED_FLAG_RESET_ON_FORK */
   a.slice_ns = OR_SLICE_NS;
   syscall(SYS_sched_setattr, 0, &a, 0);
 }
 
-/* For a task that the calling thread runs: a host that sleeps for its stream, and workers. */
+/* Asks for help with a task that the calling thread runs: first a host that sleeps for its stream,
+ * then workers. */
 static void callForPieces(int missing) {
   orStream *s = orTaskStream();
   if (s && orStreamAskForHelp(s)) missing--;
   orWorkerWakeIdle(missing);
 }
 
-/* The task that calls exit() does not come back to its stream. */
+/* A task that calls exit() does not return to its stream. */
 static void leaveTask(void) {
   orStream *s = orTaskStream();
   if (s) orWorkerGiveBack(s);
@@ -681,7 +688,8 @@ __attribute__((constructor)) static void setCalls(void) {
   orProcessSetAtExit(atExit);
 }
 
-/* A wait in the hook would be for tasks that this very worker may have to run. */
+/* Marks the hook as a task, so that waits in it are refused: this worker may have to run what they
+ * wait for. */
 static void callHook(void (*hook)(int worker, int wide), int worker) {
   orProcessSetTask(OR_TASK_HOST_FUNC);
   hook(worker, worker == 0);
@@ -706,11 +714,11 @@ static void *workerMain(void *arg) {
     if (OR_UNLIKELY(l->serves)) {
       l->serves(s);
     } else if (orDispatching()) {
-      orWorkerSchedule(s); /* was ready when the dispatcher began */
+      orWorkerSchedule(s); /* it was ready when the dispatcher began */
     } else {
       becomeRunning(s, l->index);
       runStream(s, l);
-      /* One that has begun meanwhile has a host that waits for this stream asleep. */
+      /* A dispatcher that began meanwhile may have a host asleep that waits for this stream. */
       orDispatchNotice();
     }
   }
