@@ -1,16 +1,17 @@
 /*
- * The version, and structures that a caller gives, whose header may be older or newer than this
+ * The version, and structures that a caller passes, whose header may be older or newer than this
  * library.
  *
- * As Linux's copy_struct_from_user: what an older one lacks at the end is 0, which is its default;
- * what a newer one has beyond must be 0, as nobody here knows what it asks for. In structures that
- * the library fills, what a newer header has beyond becomes 0. No state.
+ * As Linux's copy_struct_from_user: members that an older structure lacks at its end are 0, their
+ * default; members that a newer one has beyond must be 0, as this library cannot honour them. In
+ * structures that the library fills, such members become 0. No state.
  */
 #include <string.h>
 
 #include "base/base.h"
 
-#define OR_MOST_SIZE 4096u /* of a structure: a limit of the interface, not the system's page */
+/* the largest structure; a limit of the interface, not the system's page */
+#define OR_MOST_SIZE 4096u
 
 int orGetVersion(void) { return OPENREG_VERSION; }
 

@@ -75,7 +75,7 @@ const void *orCopyVersioned(const char *type, const void *given, size_t has, siz
  * has every member of this library's layout; members up to `last` are required. */
 #define OR_FILL(type, to, from, last) orFill(#type, to, from, OR_END(type, last), sizeof(type))
 orError_t orFill(const char *type, void *to, const void *from, size_t least, size_t size);
-/* Whether orFill will succeed; called before an effect that could not be undone. */
+/* Whether orFill will succeed; called before an effect that cannot be undone. */
 #define OR_CHECK_FILL(type, to, last) orCheckSize(#type, *(const size_t *)(to), OR_END(type, last))
 orError_t orCheckSize(const char *type, size_t has, size_t least);
 /* An element of a caller's array, of `has` bytes. */
@@ -109,7 +109,7 @@ const orConfig *orConfigGet(void);
 bool orLaunchesBlock(void);
 /* The smaller of the machine's memory and the cgroup's limit, bytes. */
 orError_t orHostMemoryLimit(size_t *limit);
-int orHostCores(void); /* that this process may run on */
+int orHostCores(void); /* the cores that this process may run on */
 /* The calling thread's cores, in a set of `size` bytes, for CPU_FREE; null if unavailable. */
 cpu_set_t *orHostCoreSet(size_t *size);
 enum { OR_MAX_WORKERS = 8 };
@@ -119,7 +119,7 @@ int orWorkerLimit(void);
 
 /* The unit of addresses and lengths for mmap, munmap, mprotect and madvise. */
 size_t orPageSize(void);
-/* Most bytes that a device may have, so that no sum of sizes overflows. */
+/* The most bytes that a device may have, so that no sum of sizes overflows. */
 #define OR_MOST_MEMORY ((size_t)1 << 50)
 /* Rounded up to whole pages. */
 size_t orWholePages(size_t bytes);
@@ -185,7 +185,7 @@ typedef struct orHandleTable {
   /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
   _Atomic(char *) base;
   _Atomic uint32_t used; /* slots ever handed out */
-  uint32_t free_head;    /* index + 1; lock */
+  uint32_t free_head;    /* index + 1; under the lock */
 } orHandleTable;
 
 /* A slot to fill; orHandlePublish makes its handle valid. */
@@ -236,7 +236,7 @@ static inline uint32_t orHandleIndex(uint64_t handle) {
 
 uint64_t orNow(void); /* CLOCK_MONOTONIC, ns */
 void orSleep(uint64_t ns);
-void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* 0: no time-out */
+void orFutexWait(_Atomic uint32_t *word, uint32_t value, uint64_t timeout_ns); /* 0: no timeout */
 void orFutexWake(_Atomic uint32_t *word, int count);
 static inline void orPause(void) {
 #if defined(__x86_64__) || defined(__i386__)

@@ -2,8 +2,8 @@
  * Settings: every OPENREG_* environment variable, in one table.
  *
  * config, settings and texts are written once, under config_lock, and only read afterwards. Nothing
- * there can fail: what cannot be kept is refused, as a bad value is. A row of the table says all
- * there is about a setting: to add one, add a field to orConfig and a row here.
+ * there can fail: a value that cannot be kept is refused as a bad one. To add a setting, add a
+ * field to orConfig and a row to the table.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -42,7 +42,7 @@ static bool parseSchedule(const char *text, void *field);
 static bool parseTape(const char *text, void *field);
 static bool parseSanitizer(const char *text, void *field);
 
-enum { OR_MOST_CORES = 1 << 20 }; /* many more than any kernel can be built for */
+enum { OR_MOST_CORES = 1 << 20 }; /* far more than any kernel can be built for */
 
 #define STRINGIFY(x) #x
 #define TEXT(x) STRINGIFY(x)
@@ -97,12 +97,12 @@ static orMutex config_lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static atomic_bool was_read, launches_read;
 static orConfig config;
 static orSetting settings[OR_SETTINGS];
-static char texts[1 << 17]; /* values: the environment may change later */
+static char texts[1 << 17]; /* copies of the values, as the environment may change later */
 static size_t texts_size;
 
 /* ---- Parsers: false leaves the field alone. ---- */
 
-/* Digits alone: no sign, no space, nothing behind. `end` is the first character that is none. */
+/* Accepts digits alone: no sign, no space, no suffix. `end` is the first other character. */
 static bool parseNumber(const char *text, unsigned long long *number, const char **end) {
   unsigned long long value = 0;
   const char *at = text;
@@ -150,7 +150,7 @@ static bool parseSwitch(const char *text, void *field) {
   return true;
 }
 
-/* Which of the two it is concerns those who enable it with options of their own. */
+/* "warn" and "1" differ only for callers that enable the sanitizer with options of their own. */
 static bool parseSanitizer(const char *text, void *field) {
   if (!strcmp(text, "warn")) return *(bool *)field = true;
   return parseSwitch(text, field);
@@ -238,7 +238,7 @@ static bool parseTape(const char *text, void *field) {
 
 /* ---- Reading ---- */
 
-/* Null: there is no room. */
+/* Null if there is no room. */
 static const char *keepText(const char *text) {
   size_t size = strlen(text) + 1;
   if (size > sizeof(texts) - texts_size) return NULL;
@@ -272,7 +272,7 @@ static void readSetting(const orSettingRow *row, orSetting *setting) {
     setting->origin = "environment (rejected)";
     warnRejected(row, given, text);
   }
-  /* The default of the memory is words: its field stays 0. */
+  /* The memory's default is words, which do not parse: its field stays 0. */
   row->parse(setting->value, field);
 }
 
@@ -282,7 +282,7 @@ static bool isOfLaunches(const orSettingRow *row) {
   return row->field == offsetof(orConfig, launch_blocking);
 }
 
-/* Reads the setting of launches, or all the others, once. */
+/* Reads the setting of launches, or all others, once. */
 static __attribute__((cold)) void readSettings(bool of_launches, atomic_bool *done) {
   orMutexLock(&config_lock);
   for (int i = 0; i < OR_SETTINGS && !*done; i++)
@@ -297,7 +297,7 @@ const orConfig *orConfigGet(void) {
   return &config;
 }
 
-/* Read apart from the other settings: programs count devices before they set it. */
+/* Read apart from the other settings: programs count devices before they set this one. */
 bool orLaunchesBlock(void) {
   if (OR_UNLIKELY(!atomic_load_explicit(&launches_read, memory_order_acquire)))
     readSettings(true, &launches_read);
@@ -316,8 +316,8 @@ orError_t orGetSetting(int index, orSetting *setting) {
 
 /* ---- The host's memory ---- */
 
-/* Reads a small file; false if there is none, or none for this process. What cannot be opened for
- * want of something is an error: without it the limit would be wrong. */
+/* Reads a small file; false if there is none, or none for this process. Other failures to open it
+ * are errors: without the file the limit would be wrong. */
 static orError_t readLimitFile(const char *path, char *text, size_t size, bool *found) {
   int file = open(path, O_RDONLY | O_CLOEXEC);
   ssize_t length = file >= 0 ? read(file, text, size - 1) : -1;
@@ -330,7 +330,7 @@ static orError_t readLimitFile(const char *path, char *text, size_t size, bool *
                 strerror(why));
 }
 
-/* A limit file holds a number, or "max" where there is none. Makes *limit no larger than that. */
+/* A limit file holds a number, or "max" for none. Lowers *limit to the number. */
 static orError_t applyLimit(const char *path, size_t *limit) {
   char text[64];
   unsigned long long here;
@@ -342,7 +342,7 @@ static orError_t applyLimit(const char *path, size_t *limit) {
 }
 
 /* A group's parents limit it too. Inside a container the group's path may not exist below the
- * mount; its parents, the mount itself last, are read all the same. */
+ * mount; its parents, up to the mount itself, are read all the same. */
 static orError_t applyGroup(const char *mount, const char *group, const char *file, size_t *limit) {
   char path[PATH_MAX], name[PATH_MAX + 64];
   if ((size_t)snprintf(path, sizeof(path), "%s%s", mount, group) >= sizeof(path)) return orSuccess;
@@ -388,7 +388,7 @@ orError_t orHostMemoryLimit(size_t *limit) {
   return orSuccess;
 }
 
-/* The kernel refuses a set that is too small for every processor that there may be. */
+/* The kernel refuses a set that is too small for every possible processor. */
 cpu_set_t *orHostCoreSet(size_t *size) {
   for (int cores = CPU_SETSIZE; cores <= OR_MOST_CORES; cores *= 2) {
     cpu_set_t *set = CPU_ALLOC(cores);
@@ -408,7 +408,7 @@ int orHostCores(void) {
   return cores > 0 ? cores : 1;
 }
 
-/* Two more than there are cores, so that tasks that sleep leave workers for those that compute. */
+/* Two more than there are cores, so that sleeping tasks leave workers for those that compute. */
 int orWorkerLimit(void) {
   static _Atomic int limit; /* the first answer holds */
   int n = atomic_load_explicit(&limit, memory_order_relaxed);

@@ -1,8 +1,8 @@
 /*
  * Errors: their names and texts, and the last one of each thread.
  *
- * last_error, last_message and noted_errors belong to the thread that reads them; no lock. The
- * message of a failure outlives orGetLastError(), which clears the code alone.
+ * last_error, last_message and noted_errors are the thread's own, without a lock. The message of a
+ * failure outlives orGetLastError(), which clears the code alone.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -56,8 +56,8 @@ const char *orErrorDetail(orError_t error, uint64_t before) {
   return noted_errors != before && last_error == error ? last_message : orGetErrorString(error);
 }
 
-/* An argument may point into last_message (an error told again with more words), so the text is
- * made beside it. */
+/* An argument may point into last_message (an error reported again with more words), so the text is
+ * made in a buffer. */
 orError_t orFail(orError_t error, const char *format, ...) {
   if (error == orErrorNotReady) return error;
   char text[OR_MESSAGE_BYTES];
@@ -71,7 +71,7 @@ orError_t orFail(orError_t error, const char *format, ...) {
   return error;
 }
 
-/* Control characters of a quoted value would make more lines than one. */
+/* A quoted value's control characters would make more than one line. */
 void orWarn(const char *format, ...) {
   char line[OR_MESSAGE_BYTES] = "openreg: ";
   size_t start = strlen(line);

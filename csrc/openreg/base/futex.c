@@ -24,8 +24,8 @@ void orSleep(uint64_t ns) {
   }
 }
 
-/* A thread of somebody else's may have locks that others need to go on, and puts them down in
- * orBlockEnter. */
+/* Threads that are not the library's may hold locks that others need to proceed, and release them
+ * in orBlockEnter. */
 static void assertMaySleep(void) {
   orMutexAssertNone();
   OR_ASSERT(entered || orThreadIsOurs(), !=, 0);

@@ -4,15 +4,15 @@
  *   63   62..60   59..54    53..30   29..0
  *    0    kind    device     slot    generation (from 1)
  *
- * A table is reserved once and never unmapped, and a slot keeps its last generation, so that any
- * 64-bit number can be asked for: it names a live slot or nothing. A slot whose generations are
- * used up is never used again, so no handle is ever live twice. `handle` of a slot is the truth; it
- * is written under the lock of whatever lives in the slot and read without, by a look-up that the
- * owner of the lock then repeats.
+ * A table is reserved once and never unmapped, and a slot keeps its last generation. Any 64-bit
+ * number can therefore be looked up: it names a live slot or nothing. A slot whose generations are
+ * used up is never reused, so no handle is live twice. A slot's `handle` is authoritative. It is
+ * written under the lock of the slot's object and read without it, by a look-up that is repeated
+ * under that lock.
  *
- * A table that is walked has a bitmap behind its slots, with a bit for each slot that is reserved.
- * It is written under the table's lock and read without. So a walk costs what is live, not what
- * once was.
+ * A walked table has a bitmap behind its slots, with a bit for each reserved slot. It is written
+ * under the table's lock and read without it. A walk's cost depends on the slots in use, not on all
+ * that ever were.
  */
 #include <errno.h>
 #include <inttypes.h>

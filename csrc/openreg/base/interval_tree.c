@@ -1,8 +1,8 @@
 /*
  * The tree of intervals: a treap. Random priorities, a parent's never less than its children's,
- * give it the shape of random insertion whatever the order of addresses, so it stays balanced
- * without rules for balancing. Each node knows the greatest end below it, by which a search leaves
- * out what ends too early.
+ * give it the shape of random insertion whatever the order of addresses, so no rebalancing is
+ * needed. Each node has the greatest end below it, by which a search skips subtrees that end too
+ * early.
  */
 #include "base/interval_tree.h"
 
@@ -19,7 +19,7 @@ static void update(orTreeNode *n) {
   if (n->right && n->right->most > n->most) n->most = n->right->most;
 }
 
-/* Parts a tree into what comes before `at` and what does not. */
+/* Splits a tree into the nodes before `at` and the others. */
 static void split(orTreeNode *n, const orTreeNode *at, orTreeNode **before, orTreeNode **rest) {
   if (!n) {
     *before = *rest = NULL;
@@ -71,8 +71,8 @@ static void removeBelow(orTreeNode **at, const orTreeNode *node) {
 
 void orTreeRemove(orTree *tree, orTreeNode *node) { removeBelow(&tree->root, node); }
 
-/* If a node ends too early, and one to its left ends after `begin`, that one overlaps: it begins no
- * later, and so before `end`. */
+/* If a node ends too early, and one to its left ends after `begin`, the left one overlaps: it
+ * begins no later, and so before `end`. */
 orTreeNode *orTreeFind(const orTree *tree, uintptr_t begin, uintptr_t end) {
   orTreeNode *n = tree->root;
   while (n && n->most > begin && (n->begin >= end || n->end <= begin))

@@ -1,6 +1,7 @@
 /*
  * A balanced tree of address intervals [begin, end), ordered by begin. They may overlap, and begin
- * at the same address. The node is a part of what has the interval. A tree has no lock of its own.
+ * at the same address. The node is embedded in the structure that has the interval. A tree has no
+ * lock of its own.
  */
 #ifndef OPENREG_TREE_H
 #define OPENREG_TREE_H
@@ -10,7 +11,7 @@
 typedef struct orTreeNode {
   struct orTreeNode *left, *right;
   uintptr_t begin, end;
-  uintptr_t most; /* the greatest end, of this node and of those below */
+  uintptr_t most; /* the greatest end of this node and of those below */
   uint32_t priority;
 } orTreeNode;
 
@@ -24,9 +25,9 @@ typedef struct orTree {
 /* The interval is not empty. */
 void orTreeInsert(orTree *tree, orTreeNode *node, uintptr_t begin, uintptr_t end);
 void orTreeRemove(orTree *tree, orTreeNode *node);
-/* One that overlaps [begin, end), or null. */
+/* An interval that overlaps [begin, end), or null. */
 orTreeNode *orTreeFind(const orTree *tree, uintptr_t begin, uintptr_t end);
-/* All that overlap it, in their order; `fn` leaves the tree as it is. */
+/* Calls `fn`, which must not change the tree, for all that overlap [begin, end), in order. */
 void orTreeEach(const orTree *tree, uintptr_t begin, uintptr_t end, void (*fn)(orTreeNode *node));
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * What a thread holds, for the assertions of mutex.h. The list is the thread's own, the latest
- * last; as each has a higher rank than those before it, the last has the highest.
+ * The mutexes that a thread holds, for the assertions of mutex.h. The list is the thread's own, in
+ * order of locking. Each has a higher rank than those before it, so the last has the highest.
  */
 #include "base/base.h"
 
@@ -37,5 +37,5 @@ void orMutexAssertHeld(const orMutex *m) { OR_ASSERT(placeOf(m), !=, -1); }
 void orMutexAssertNone(void) { OR_ASSERT(count, ==, 0); }
 
 #else
-typedef int orNothing; /* a file has to have a declaration */
+typedef int orNothing; /* a file must have a declaration */
 #endif

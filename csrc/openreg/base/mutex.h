@@ -1,8 +1,8 @@
 /*
  * Mutexes, and the order in which they may be taken.
  *
- * A thread that holds one takes only those further down the list, and sleeps with none
- * (orFutexWait). With OR_DEBUG both are asserted, and so is what is said to need a lock
+ * A thread that holds a mutex takes only those further down the list, and sleeps with none held
+ * (orFutexWait). With OR_DEBUG both rules are asserted, as are functions that require a lock
  * (orMutexAssertHeld); each thread keeps a list of what it holds.
  */
 #ifndef OPENREG_MUTEX_H
@@ -17,22 +17,22 @@ typedef enum orRank {
   OR_RANK_GRAPH,
   OR_RANK_CACHE, /* one a device */
   OR_RANK_REGIONS,
-  OR_RANK_ARENA, /* the simulated devices' addresses are mapped, once */
+  OR_RANK_ARENA, /* the one-time mapping of the simulated devices' addresses */
   OR_RANK_PAGES, /* of a simulated device */
   OR_RANK_FAILURE,
-  OR_RANK_STREAMS, /* one is made, or all are told of something */
+  OR_RANK_STREAMS, /* while a stream is made, or all are notified */
   OR_RANK_HANDLES,
   OR_RANK_STREAM,
   OR_RANK_CAPTURE,
   OR_RANK_CELL,
-  OR_RANK_CELLS, /* that are free */
+  OR_RANK_CELLS, /* the pool of cells */
   OR_RANK_WORKERS,
-  OR_RANK_TOOLS, /* a tool's own: it may be told something under any of those above */
+  OR_RANK_TOOLS, /* a tool's own: an event may be reported to it under any of those above */
   /* Under these no other is taken. */
   OR_RANK_LEAF
 } orRank;
 
-/* One that spins a little before it sleeps. Those of musl all do. */
+/* An adaptive mutex spins briefly before it sleeps. All of musl's do. */
 #ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
 #define OR_PTHREAD_MUTEX PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
 #else
@@ -61,7 +61,7 @@ static inline void orMutexInit(orMutex *m, orRank rank) {
 void orMutexLock(orMutex *m);
 void orMutexUnlock(orMutex *m);
 void orMutexAssertHeld(const orMutex *m);
-void orMutexAssertNone(void); /* is held by the calling thread */
+void orMutexAssertNone(void); /* no lock is held by the calling thread */
 #else
 static inline void orMutexLock(orMutex *m) { pthread_mutex_lock(&m->mutex); }
 static inline void orMutexUnlock(orMutex *m) { pthread_mutex_unlock(&m->mutex); }

@@ -1,6 +1,6 @@
 /*
- * The system's pages: their size, which is not 4 KiB everywhere (Arm and POWER have kernels with 16
- * or 64 KiB), files in memory to map, and mappings that end.
+ * The system's pages: their size (not 4 KiB everywhere: Arm and POWER have kernels with 16 or 64
+ * KiB), files in memory to map, and mappings that end.
  *
  * No state.
  */
@@ -24,8 +24,8 @@ size_t orWholePages(size_t bytes) {
   return (bytes + page - 1) & ~(page - 1);
 }
 
-/* Past RLIMIT_FSIZE (ulimit -f) ftruncate() fails, and sends its thread a SIGXFSZ that would end
- * the process: it is blocked meanwhile, and taken, unless there was one before. */
+/* Past RLIMIT_FSIZE (ulimit -f), ftruncate() fails and sends its thread a SIGXFSZ that would end
+ * the process. The signal is blocked meanwhile, and consumed unless one was pending before. */
 static bool resize(int fd, size_t bytes) {
   sigset_t over, pending, before;
   sigemptyset(&over);

@@ -1,23 +1,23 @@
 /*
- * Work in pieces: what a running task shares with whoever has nothing else to do.
+ * Work in pieces, which a running task shares with idle threads.
  *
- * The worker that runs the task puts a job on its stack into the list of jobs and takes a piece.
- * Who looks for work anyway has come by then; if there are fewer than may work, it wakes others (a
- * host that sleeps for this very stream, idle workers), which costs as much as a piece or two. It
- * takes pieces until none is left, takes the job out of the list and waits for the helpers inside.
- * No more threads work on a job than there are cores: one that is preempted with a piece in hand
- * keeps all the others waiting.
+ * The worker that runs the task puts a job on its stack into the list of jobs and takes a piece,
+ * during which threads that look for work may join. If fewer have joined than may, it wakes others
+ * (a host that sleeps for this very stream, idle workers), which costs as much as a piece or two.
+ * It takes pieces until none is left, takes the job out of the list and waits for the helpers
+ * inside. No more threads work on a job than there are cores: a helper that is preempted with a
+ * piece keeps all others waiting.
  *
- * `lock` guards the list and joining a job; `next` hands out pieces; `helpers` counts who is
- * inside, and the owner, which is the only one to wait for it, does so after nobody can join any
- * more. `open_jobs` counts the jobs in the list with pieces left: whoever takes the last piece of
- * one takes it off, so that nobody comes in vain for the rest of the time that the piece takes.
+ * `lock` guards the list and joining a job; `next` hands out pieces; `helpers` counts the threads
+ * inside. Only the owner waits for it, after no thread can join any more. `open_jobs` counts the
+ * jobs in the list with pieces left. The thread that takes a job's last piece decrements it, so
+ * that no thread looks in vain while that piece runs.
  */
 #include <string.h>
 
 #include "base/base.h"
 
-/* Longer than other waits: who sleeps loses the core for milliseconds where others compute, and
+/* Longer than other waits: where others compute, a sleeper loses its core for milliseconds, and
  * these pieces end soon. */
 enum { OR_LAST_PIECE_NS = 200000 };
 
@@ -34,7 +34,7 @@ typedef struct orJob {
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
 static orJob *jobs;
 static _Atomic unsigned open_jobs; /* a hint */
-static void (*call)(int missing);  /* before main */
+static void (*call)(int missing);  /* set before main */
 
 void orSplitSetCall(void (*fn)(int missing)) { call = fn; }
 

@@ -1,5 +1,5 @@
 /*
- * The tools that are there, and which events any of them wants now.
+ * The registered tools, and which events any of them wants now.
  *
  * The list is written before main and read-only after. `lock` serialises changes of orProbesOn; it
  * is a leaf.

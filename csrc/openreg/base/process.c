@@ -1,21 +1,20 @@
 /*
- * What every entry point checks first: is this a forked child, is the process leaving, is the
+ * What every entry point checks first: is this a forked child, is the process exiting, is the
  * caller a task?
  *
- * activated, forked, exiting are atomic flags of the process that only ever go from false to true;
+ * activated, forked and exiting are atomic flags of the process that only go from false to true;
  * first_uses is a count; no lock. `kept` and at_exit are written by constructors. `forked` is
  * written by the child's only thread before any other can exist. task_kind and ours belong to their
  * thread.
  *
  * Note [The end of the process]: exit() calls handlers and destructors of static objects, the
- * newest first. Ours is registered at the first use of a device; what was registered before that
- * runs after it. From then on no task is begun, because kernels may use objects that are being
- * destroyed: a worker ends the task that it runs, leaves the stream and stands still. A thread that
- * waits does not wait for what will not run: every wait for unfinished work returns
- * orErrorNotPermitted, whether it begins then or has begun before (a destructor may join its
- * thread). Memory that unfinished work may use stays mapped. The one wait that still is a wait is
- * that of a call whose own task is running, as the task refers to the call's stack. The thread that
- * runs the handlers makes no such call.
+ * newest first. The library's handler is registered at the first use of a device; those registered
+ * before that run after it. From then on no task begins, because kernels may use objects that are
+ * being destroyed: a worker ends the task that it runs, gives the stream back and stops for good.
+ * Every wait for unfinished work returns orErrorNotPermitted, whether it begins then or began
+ * before (a destructor may join its thread). Memory that unfinished work may use stays mapped. One
+ * wait still blocks: that of a call whose own task is running, as the task refers to the call's
+ * stack. The thread that runs the handlers makes no such call.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -35,7 +34,7 @@ static _Thread_local bool ours;
 
 /* ---- fork ---- */
 
-/* By constructors. None is taken while a thread holds another of them. */
+/* Added by constructors. No thread holds two of them at once. */
 static orMutex *kept[4];
 static size_t kept_count;
 
@@ -44,7 +43,7 @@ void orForkKeep(orMutex *m) {
   kept[kept_count++] = m;
 }
 
-/* The mutexes themselves: ranks are of no concern, as no code runs under these locks. */
+/* Locks the pthread mutexes directly: no code runs under these locks, so ranks do not matter. */
 static void beforeFork(void) {
   for (size_t i = 0; i < kept_count; i++) pthread_mutex_lock(&kept[i]->mutex);
 }
@@ -53,9 +52,9 @@ static void afterFork(void) {
   for (size_t i = 0; i < kept_count; i++) pthread_mutex_unlock(&kept[i]->mutex);
 }
 
-/* A fork duplicates the calling thread alone. Once devices are in use, workers are gone and their
- * locks may be held for ever; while they are made, the thread that makes them is gone, and what a
- * plugin has half done. So the child can only be refused. */
+/* A fork duplicates only the calling thread. Once devices are in use, the child lacks the workers,
+ * and their locks may be held for ever. While devices are made, it lacks the thread that makes
+ * them, and a plugin's work may be half done. Such a child can only be refused. */
 static void inForkedChild(void) {
   afterFork();
   if (atomic_load_explicit(&activated, memory_order_relaxed) ||
@@ -63,8 +62,8 @@ static void inForkedChild(void) {
     atomic_store_explicit(&forked, true, memory_order_release);
 }
 
-/* Before any lock of the library can be held: as it is loaded, or, if memory was short then, before
- * a first use. */
+/* Called before any lock of the library can be held: as it is loaded or, if memory was short then,
+ * before a first use. */
 static int installForkHandlers(void) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static bool installed;
@@ -94,7 +93,7 @@ static void (*at_exit)(void);
 
 void orProcessSetAtExit(void (*fn)(void)) { at_exit = fn; }
 
-/* In a forked child others may have had any lock. */
+/* In a forked child, any lock may be held for ever. */
 static void atProcessExit(void) {
   atomic_store_explicit(&exiting, true, memory_order_seq_cst);
   if (at_exit && !orInForkedChild()) at_exit();
@@ -134,8 +133,8 @@ static void *runThread(void *arg) {
 
 bool orThreadIsOurs(void) { return ours; }
 
-/* Those that a thread raises by what it does itself are delivered to no other thread. Where one is
- * blocked the system ends the process, and no handler (Python's faulthandler) hears of it. */
+/* Leaves out the signals of a thread's own faults, which no other thread gets. If one is blocked,
+ * the system ends the process and calls no handler (Python's faulthandler). */
 static void allSignalsFromElsewhere(sigset_t *set) {
   static const int own[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
   sigfillset(set);

@@ -318,8 +318,8 @@ static orError_t reportCancelled(int device) {
 
 static orError_t submitAndWait(orStream *s, orTask *task, orWaitMode waits) {
   if (OR_UNLIKELY(s->capturing != NULL)) {
-    orStreamCommit(s,
-                   task); /* OPENREG_LAUNCH_BLOCKING: calls that must wait were refused earlier */
+    /* OPENREG_LAUNCH_BLOCKING: a call that waits was refused earlier */
+    orStreamCommit(s, task);
     return orSuccess;
   }
   if (OR_UNLIKELY(orProcessExiting())) {
