@@ -1,5 +1,5 @@
 /*
- * Devices as a caller sees them: the current one, which is the thread's, their properties, peers.
+ * Devices as a caller sees them: the thread's current device, properties, peers.
  */
 #include <stdio.h>
 

@@ -16,14 +16,14 @@ struct orDevice {
   orDeviceDesc desc;
   bool can_map;
   _Atomic uint64_t peers;    /* bit i: kernels may reach memory of device i */
-  orAllocator allocators[3]; /* device, pageable host, pinned host */
+  orAllocator allocators[3]; /* for the device, pageable host and pinned host */
 };
 
 /* Creates the devices with the defaults if no thread has, or sleeps while another thread does. The
  * error of a failed attempt is repeated, unless its cause may have passed (memory, the system). No
  * lock held. */
 orError_t orDevicesInit(void);
-/* "openreg" devices; null past the end. orDevicesInit has succeeded. */
+/* The "openreg" device at an index; null past the end. orDevicesInit has succeeded. */
 orDevice *orDeviceAt(int index);
 /* The first host device. */
 orDevice *orHostDevice(void);
@@ -37,9 +37,9 @@ extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory;
 /* ---- simulated.c ---- */
 
 extern const orDeviceFactory orSimulatedFactory;
-/* An address of simulated device memory, allocated or not. */
+/* Whether it is an address of simulated device memory, allocated or not. */
 bool orSimulatedHolds(const void *ptr);
-/* What is at an address, for a signal handler: found without a lock, so it may be wrong if a thread
+/* What is at an address, for a signal handler: read without a lock, so it may be wrong if a thread
  * changes it meanwhile. */
 typedef struct orTouched {
   int device;
@@ -78,8 +78,8 @@ typedef struct orRegion {
   size_t size;
   orMemoryType type; /* Host: pinned; Device */
   int device;        /* -1 for host memory */
-  bool registered;   /* by orHostRegister: not ours to free */
-  bool cached;       /* a segment of the caching allocator: not a caller's to free */
+  bool registered;   /* by orHostRegister: not freed by this library */
+  bool cached;       /* a segment of the caching allocator: a caller cannot free it */
 } orRegion;
 
 /* The region that holds `ptr`; false if none does. */

@@ -1,8 +1,8 @@
 /*
- * The two factories of the host ("CPU"): the plain one, and the one whose host memory is pinned and
- * so serves beside devices.
+ * The two factories of the host ("CPU"): the plain one, and the one with pinned host memory, which
+ * is used with devices.
  *
- * No state. A description's `self` is null: the host needs none.
+ * No state. A description's `self` is null.
  */
 #include <errno.h>
 #include <string.h>

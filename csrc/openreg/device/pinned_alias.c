@@ -4,17 +4,17 @@
  *     block   the caller's   pages of a memfd: read and write, or guarded
  *     alias   the tasks'     the same pages: read and write, always
  *
- * So a copy needs no system call before or after it, though the host may not touch what it reads or
- * writes. Only the sanitizer asks for it (page_guard.c): such memory is the whole system's shared
- * memory, which is slower to get than a process's own.
+ * A copy therefore needs no system call before or after it, though the host may not touch what it
+ * reads or writes. Only the sanitizer uses this (page_guard.c): such memory is shared memory of the
+ * system, which is slower to allocate than private memory.
  *
- * Forks. What is mapped shared would be the child's too, and its writes its parent's. So the parent
- * copies each block before a fork, and the child puts the copy in the block's place. It has no
- * aliases (MADV_DONTFORK).
+ * Forks. A shared mapping would let the child write its parent's memory. The parent therefore
+ * copies each block before a fork, and the child puts the copy in the block's place. The child has
+ * no aliases (MADV_DONTFORK).
  *
  * `lock` guards everything but `wanted` and the counts, which are written under it and read as
- * hints. It is a leaf, and held across a fork. Guards change under it, so that no page of a block
- * that is gone is touched.
+ * hints. It is a leaf, and held across a fork. Guards change under it, so that no page of an
+ * unmapped block is touched.
  */
 #include "device/pinned_alias.h"
 
@@ -26,12 +26,12 @@
 #include "base/interval_tree.h"
 
 typedef struct orAlias {
-  orTreeNode node; /* of the block, in whole pages; first, so that its address is the orAlias's */
-  ptrdiff_t distance; /* to the alias */
-  uint8_t *guards;    /* an orGuard a page, and as many for `choose`; null: never guarded */
-  size_t guarded;     /* pages ... */
-  orPages where;      /* ... all of them in here */
-  void *copy;         /* during a fork: the child's; or null */
+  orTreeNode node;    /* the block, in whole pages; first, so that its address is the orAlias's */
+  ptrdiff_t distance; /* from the block to the alias */
+  uint8_t *guards;    /* an orGuard for each page, then as many for `choose`; null: never guarded */
+  size_t guarded;     /* guarded pages ... */
+  orPages where;      /* ... which are all in this range */
+  void *copy;         /* during a fork: the child's copy; or null */
 } orAlias;
 
 static orMutex lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
@@ -51,8 +51,8 @@ static char *aliasOf(const orAlias *m) { return (char *)m->node.begin + m->dista
 
 /* ---- forks ---- */
 
-/* What others write meanwhile is copied at some moment, as fork() copies all other memory: a benign
- * race, of which ThreadSanitizer is not told. Whole pages. */
+/* Bytes that other threads write meanwhile are copied at some moment, as fork() copies all memory:
+ * a benign race, hidden from ThreadSanitizer. Whole pages. */
 __attribute__((no_sanitize_thread)) static void copyAsItIs(void *to, const void *from,
                                                            size_t size) {
   volatile uint64_t *words = to;
@@ -74,7 +74,7 @@ static void forgetCopy(orTreeNode *node) {
   m->copy = NULL;
 }
 
-/* Where there was no memory for a copy the child has none of the block. */
+/* If memory for the copy is short, the child has no such block. */
 static void takeCopy(orTreeNode *node) {
   orAlias *m = (orAlias *)node;
   int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
@@ -93,7 +93,7 @@ static void inParent(void) {
   orMutexUnlock(&lock);
 }
 
-/* Its own memory from now on, as that of any child. */
+/* The child's own memory from now on. */
 static void inChild(void) {
   orTreeEach(&tree, 0, UINTPTR_MAX, takeCopy);
   tree.root = NULL;
@@ -101,8 +101,8 @@ static void inChild(void) {
   orMutexUnlock(&lock);
 }
 
-/* Before anybody else, so that it is the last before a fork: others wait for tasks there, which may
- * ask for an alias. */
+/* Installed before all other handlers, so that it runs last before a fork: others wait for tasks,
+ * which may ask for an alias. */
 __attribute__((constructor)) static void watchForks(void) {
   int error = pthread_atfork(beforeFork, inParent, inChild);
   if (error) orWarn("pthread_atfork failed (error %d): children share pinned memory", error);
@@ -110,8 +110,8 @@ __attribute__((constructor)) static void watchForks(void) {
 
 /* ---- blocks ---- */
 
-/* The alias; the pages take the place of what is mapped at `ptr`. A system that refuses that may
- * have unmapped what was there. A core file has the block, and not its bytes again. */
+/* Returns the alias. The memfd's pages replace what is mapped at `ptr`, which a system that refuses
+ * may already have unmapped. A core file has the block's bytes, and not the alias's again. */
 static void *mapTwice(void *ptr, size_t size) {
   int fd = orMemoryFile("openreg pinned", size);
   if (fd < 0) return NULL;
@@ -172,8 +172,7 @@ void *orAliasAddress(const void *ptr) {
 
 /* ---- guards (lock held) ---- */
 
-/* Maps the alias's pages at the block's place once more: for a guard that mprotect does not
- * lift. */
+/* Maps the alias's pages at the block's place again, for a guard that mprotect cannot remove. */
 static bool mapAnew(const orAlias *m, size_t offset, size_t bytes) {
   return mremap(aliasOf(m) + offset, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
                 (char *)blockOf(m) + offset) != MAP_FAILED;
@@ -188,15 +187,15 @@ static bool protect(const orAlias *m, size_t page, size_t count, uint8_t guard) 
   return guard == OR_GUARD_NOTHING && mapAnew(m, offset, bytes);
 }
 
-/* `count`: of pages that are guarded. */
+/* Sets the count of guarded pages. */
 static void setGuarded(orAlias *m, size_t count) {
   if (!m->guarded && count) atomic_fetch_add_explicit(&guarded_count, 1, memory_order_relaxed);
   if (m->guarded && !count) atomic_fetch_sub_explicit(&guarded_count, 1, memory_order_relaxed);
   m->guarded = count;
 }
 
-/* A system that has no room to split the mapping once more (vm.max_map_count) may refuse to change
- * a part, but not the whole. An access may be missed then; a guard that stayed would end the
+/* If the mapping cannot be split once more (vm.max_map_count), the system may refuse to change a
+ * part, but not the whole. An access may be missed then; a guard that stayed would end the
  * program. */
 static bool liftAll(orAlias *m) {
   bool lifted = protect(m, 0, pagesOf(m), OR_GUARD_NOTHING);
@@ -205,7 +204,7 @@ static bool liftAll(orAlias *m) {
   return lifted;
 }
 
-/* In as few calls as there are runs of pages that change to the same. */
+/* One call for each run of pages that change to the same guard. */
 static void apply(orAlias *m, const uint8_t *wanted, orPages where) {
   size_t count = 0;
   bool stuck = false;

@@ -7,22 +7,22 @@
 
 #include "device/device.h"
 
-/* Which accesses a page of the caller's mapping refuses, from fewer to more. */
+/* The accesses that a page of the caller's mapping refuses, from fewer to more. */
 typedef enum orGuard { OR_GUARD_NOTHING, OR_GUARD_WRITES, OR_GUARD_ALL } orGuard;
 
-/* Whether orMallocHost's memory is mapped twice from now on; returns what was set before. */
+/* Sets whether orMallocHost's memory is mapped twice; returns the previous setting. */
 bool orAliasesWanted(bool wanted);
 /* Called for new pinned memory: maps it a second time if orAliasesWanted says so. */
 void orAliasNew(void *ptr, size_t bytes);
-/* Maps unused memory that starts there a second time. Its bytes are lost. It stays as it is if the
- * system refuses. */
+/* Maps unused memory at `ptr` a second time. Its bytes are lost. If the system refuses, it stays as
+ * it is. */
 void orAliasMake(void *ptr, size_t bytes);
 /* Called before memory is unmapped, whether it has an alias or not. */
 void orAliasForget(void *ptr);
 
 extern OR_HIDDEN _Atomic size_t orAliasCount;
 void *orAliasAddress(const void *ptr);
-/* The address at which tasks reach a byte: the alias, if there is one. */
+/* The address at which tasks reach a byte: in the alias, if there is one. */
 static inline void *orAliasOf(const void *ptr) {
   if (OR_LIKELY(!atomic_load_explicit(&orAliasCount, memory_order_relaxed)))
     return (void *)(uintptr_t)ptr;
@@ -30,16 +30,16 @@ static inline void *orAliasOf(const void *ptr) {
 }
 
 typedef struct orPages {
-  size_t from, to; /* none: from is not below to */
+  size_t from, to; /* none: `from` is not below `to` */
 } orPages;
 
-/* Raises `guards`, which are OR_GUARD_NOTHING, for the pages of a block from `first` on. Returns a
- * range that has all raised ones. */
+/* Raises `guards`, which are OR_GUARD_NOTHING, for a block's pages from `first` on. Returns a range
+ * that contains all raised ones. */
 typedef orPages (*orChooseGuards)(uintptr_t first, size_t pages, uint8_t *guards);
-/* Guards every block that meets [begin, end) as `choose` says. With `again`, only blocks that are
- * guarded now. Under the lock of this file: it takes none. */
+/* Guards every block that meets [begin, end) as `choose` returns; with `again`, only blocks that
+ * are guarded now. `choose` runs under this file's lock and takes none. */
 void orAliasGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose);
-/* False if the page is in no such block. */
+/* False if the page is in no block with an alias. */
 bool orAliasGuardAt(uintptr_t address, orGuard *guard);
 /* Removes the page's guard until orAliasGuard is called; false if the system refuses. */
 bool orAliasLift(uintptr_t address);

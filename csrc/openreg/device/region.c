@@ -2,16 +2,16 @@
  * Regions: which addresses are allocated, on which device, by which allocator.
  *
  * One tree, ordered by address, holds every live region of the process: device memory of all
- * devices (simulated or a vendor's), pinned host memory and registered host memory. It answers what
- * any pointer is, and every copy is checked against it. No two regions overlap.
+ * devices (simulated or a vendor's), pinned host memory and registered host memory. Pointer queries
+ * and the checks of copies use it. No two regions overlap.
  *
- * `lock` guards the tree, its nodes and `used`. The factories' functions are called outside it: an
- * allocation first charges the capacity, then asks the factory, then enters the tree; a release
- * goes the other way round, so that an address is in the tree only while its owner has it.
+ * `lock` guards the tree, its nodes and `used`. The factories' functions are called outside it. An
+ * allocation charges the capacity, then calls the factory, then enters the region. A release does
+ * the reverse, so that an address is in the tree only while its owner has it.
  *
- * A region does not change while it is in the tree, so each thread keeps those that it found last:
- * kernels ask for the same few again and again. They hold until one leaves the tree, which changes
- * `taken` (written under the lock).
+ * A region does not change while it is in the tree, so each thread caches the latest ones that it
+ * found: kernels ask for the same few again and again. The cache is valid until any region leaves
+ * the tree, which changes `taken` (written under the lock).
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -29,9 +29,9 @@ static orTree tree = OR_TREE_INITIALIZER;
 static size_t used[OPENREG_MAX_DEVICES];
 static _Atomic uint64_t taken = 1;
 
-enum { OR_RECENT = 8, OR_RECENT_SHIFT = 21 }; /* the size of a segment of small blocks */
+enum { OR_RECENT = 8, OR_RECENT_SHIFT = 21 }; /* the shift of a segment of small blocks */
 static _Thread_local struct {
-  uint64_t taken; /* when it was found; 0: none */
+  uint64_t taken; /* `taken` when it was found; 0: none */
   orRegion region;
 } recent[OR_RECENT];
 
@@ -74,7 +74,7 @@ size_t orRegionUsed(int device) {
   return n;
 }
 
-/* Capacity is charged in pages, because that is what an allocation occupies. */
+/* Capacity is charged in pages, as an allocation occupies whole pages. */
 static orError_t charge(int device, size_t bytes) {
   size_t limit = orDeviceAt(device)->desc.memory_limit;
   orMutexLock(&lock);
@@ -109,7 +109,7 @@ orError_t orRegionEnter(orRegion region) {
                 region.size);
 }
 
-/* Lock held; null if no such region starts there. */
+/* Null if no such region starts there. Lock held. */
 static orNode *findStart(const void *ptr, orMemoryType type, bool registered) {
   orNode *n = find(ptr);
   return n && n->region.base == ptr && n->region.type == type && n->region.registered == registered
@@ -147,7 +147,7 @@ orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRe
   return orSuccess;
 }
 
-/* What overlaps other memory does not go back: it may be somebody's. */
+/* Memory that overlaps another region is not given back: it may belong to another owner. */
 orError_t orRegionAdopt(const orDevice *d, const char *call, orRegion region) {
   orError_t error = orDeviceCheckAddress(d, call, region.base, NULL, region.size);
   if (!error) error = orRegionEnter(region);

@@ -1,35 +1,34 @@
 /*
- * Device factories: the registry, the plugin, and the devices that come from them.
+ * Device factories: the registry, the plugin, and the devices that they make.
  *
  * made                          written under `registry`; read anywhere; a futex for threads that
  *                               wait until the devices are made
  * entries, entry_count, failure, failure_text
  *                               `registry`
  * devices and what points into it
- *                               of the thread that has begun (OR_DEVICES_LOADING, _MAKING), then,
- *                               from OR_DEVICES_MADE on, read-only and read without a lock
- * plugin_loaded                 of the thread that has begun
- * making, loading_plugin        of the calling thread
+ *                               the maker's (OR_DEVICES_LOADING, _MAKING); from OR_DEVICES_MADE
+ *                               on read-only, and read without a lock
+ * plugin_loaded                 the maker's making, loading_plugin        the calling thread's
  *
- * One thread makes the devices. It holds no lock while it loads the plugin and calls its functions
- * and those of factories: these may take locks of their own, the loader's among them, fork, or
- * wait for other threads. Other threads that need the devices sleep until it has finished.
+ * One thread, the maker, makes the devices. It holds no lock while it loads the plugin and calls
+ * its functions and those of factories: these may take locks of their own (the loader's among
+ * them), fork, or wait for other threads. Other threads that need the devices sleep until it has
+ * finished.
  *
- * The registry is open until the thread that makes the devices has chosen the factories
- * (OR_DEVICES_MAKING), and again if that failed. So a registration never waits for the devices: it
- * comes before the choice, or is refused.
+ * The registry is open until the maker has chosen the factories (OR_DEVICES_MAKING), and again if
+ * that failed. A registration therefore never waits for the devices: it comes before the choice, or
+ * is refused.
  *
- * Each thread opens the plugin's library itself before it asks who makes the devices. A thread
+ * Each thread opens the plugin's library before it checks which thread is the maker. A thread
  * inside another library's constructor holds the loader's lock: it can open the plugin and make the
- * devices, while one that has come before it waits inside dlopen.
+ * devices, while a thread that came earlier waits inside dlopen.
  *
- * Note [Threads of a factory]. A thread that the plugin or a factory has started is refused the
- * devices while they are made, as they may wait for it. It is told from others by its timer slack
- * (prctl(2)), which a thread takes over from the one that starts it: while a thread makes the
- * devices, its slack has a value that no other thread has. The value depends on the process, as
- * programs that a factory starts take it over, too. A thread that existed before waits like any
- * other: a factory may not wait for its use of devices. One line on stderr after ten seconds names
- * both threads.
+ * Note [Threads of a factory]: a thread that the plugin or a factory has started is refused the
+ * devices while they are made, as the maker may wait for it. Such a thread is recognised by its
+ * timer slack (prctl(2)), which is inherited from its creator: the maker's slack has a value that
+ * no other thread has. The value depends on the process, as programs that a factory starts inherit
+ * it too. A thread that existed before waits like any other: a factory may not wait for its use of
+ * devices. After ten seconds one line on stderr names both threads.
  */
 #include <ctype.h>
 #include <dlfcn.h>
@@ -46,12 +45,12 @@ typedef struct orEntry {
   char type[32];
   int priority;
   const orDeviceFactory *given;   /* the caller's table */
-  const orDeviceFactory *factory; /* the same, or a copy of the size that this library knows */
+  const orDeviceFactory *factory; /* the same, or a copy with this library's size */
   const char *plugin;             /* path, or null */
 } orEntry;
 
 enum { OR_MAX_ENTRIES = 64, OR_BUILT_IN = 3, OR_LONG_WAIT_S = 10 };
-/* Note [Threads of a factory]; Linux starts a thread with 50 us. */
+/* See Note [Threads of a factory]. Linux starts a thread with 50 us. */
 enum { OR_USUAL_SLACK_NS = 50000, OR_MOST_SLACKS = 9973 };
 enum {
   OR_DEVICES_NOT_MADE,
@@ -71,7 +70,7 @@ static orEntry entries[OR_MAX_ENTRIES] = {
 static int entry_count = OR_BUILT_IN;
 
 static _Atomic uint32_t made;
-static _Atomic int maker; /* the system's number of the thread that has begun */
+static _Atomic int maker; /* the maker's thread id */
 static orDevice *devices;
 static int device_count;
 static orDevice *host_device;
@@ -90,7 +89,7 @@ static bool isOpenregType(const char *type) { return !strcasecmp(type, "openreg"
 
 /* ---- Registry ---- */
 
-/* Nothing past the version may be read of a table of another one, its name neither. */
+/* Reads nothing past the version, not even the name, of a table with another version. */
 static orError_t takeTable(const orDeviceFactory *given, orDeviceFactory *room,
                            const orDeviceFactory **factory) {
   if (given->abi_version != OPENREG_ABI_VERSION)
@@ -190,8 +189,8 @@ void orRegisterDeviceFactoryAtLoad(const char *type, int priority, const orDevic
     orWarn("no device factory was registered at load: %s", orGetLastErrorMessage());
 }
 
-/* Entries that match are taken out, the order of the others stays; the number of those that went. A
- * null argument matches all. registry held. */
+/* Removes the entries that match, keeping the order of the others; returns how many. A null
+ * argument matches all. registry held. */
 static int removeEntries(const char *type, const orDeviceFactory *given, const char *plugin) {
   int kept = 0, count = entry_count;
   for (int i = 0; i < count; i++) {
@@ -270,7 +269,7 @@ static orError_t initPlugin(const char *path, orPluginInitFn init) {
   return orFail(orErrorPluginLoad, "plugin '%s': orPluginInit registered no device factory", path);
 }
 
-/* The plugin's library, opened by the calling thread. */
+/* The plugin's library, as opened by the calling thread. */
 typedef struct orPlugin {
   const char *path; /* null: there is none */
   void *library;
@@ -301,7 +300,7 @@ static orError_t failSymbol(const orPlugin *p) {
                 OR_PLUGIN_INIT_SYMBOL);
 }
 
-/* A library whose orPluginInit was called stays, whatever it returned: it may have started
+/* A library whose orPluginInit was called stays loaded whatever it returned: it may have started
  * threads. */
 static orError_t startPlugin(orPlugin *p) {
   orPluginInitFn init;
@@ -339,7 +338,7 @@ typedef struct orPlan {
   int types;
 } orPlan;
 
-/* How many of a type: what the configuration says, or the default. -1: it does not say. */
+/* The configured or default number of devices of a type. -1: not configured. */
 static int configuredCount(const orDeviceConfig *config, const char *type) {
   for (size_t i = 0; config && i < config->type_count; i++)
     if (!strcasecmp(config->device_count[i].type, type)) return config->device_count[i].count;
@@ -368,7 +367,7 @@ static orError_t checkCounts(const orDeviceConfig *config) {
 }
 
 static orError_t checkConfig(const orDeviceConfig *config, const char *prefix) {
-  /* "/" + type + ":63" and the end of the string must fit behind the prefix. */
+  /* "/" + type + ":63" and the terminator must fit behind the prefix. */
   size_t room = sizeof(devices->name) - sizeof(entries[0].type) - 5;
   if (prefix && strlen(prefix) > room)
     return orFail(orErrorInvalidValue, "the name prefix has %zu characters, allowed are %zu",
@@ -391,8 +390,7 @@ static bool isPlanned(const orPlan *plan, const char *type) {
   return false;
 }
 
-/* Types come in the order in which they were first registered, the host's before all. The registry
- * closes. */
+/* Orders types by first registration, the host's before all, and closes the registry. */
 static void planTypes(orPlan *plan) {
   orMutexLock(&registry);
   const orEntry *host = servingEntry("CPU");
@@ -429,7 +427,7 @@ static void nameDevice(orDevice *device, const char *prefix, const char *type) {
            device->desc.index & 63);
 }
 
-/* A vendor's may sleep, or wait for a thread that wants the caller's lock. */
+/* A vendor's function may sleep, or wait for a thread that wants the caller's lock. */
 static orError_t callFactory(const orDeviceFactory *f, const orDeviceConfig *config, int count,
                              orDeviceDesc *descs) {
   bool built_in = f == &orPlainHostFactory || f == &orPinnedHostFactory || f == &orSimulatedFactory;
@@ -440,7 +438,7 @@ static orError_t callFactory(const orDeviceFactory *f, const orDeviceConfig *con
   return error;
 }
 
-/* The devices of one type, appended to `list`. */
+/* Appends the devices of one type to `list`. */
 static orError_t makeType(const orPlan *plan, int type, orDevice *list) {
   const orEntry *serving = &plan->serving[type];
   int count = plan->counts[type];
@@ -498,8 +496,9 @@ static orError_t planAndMake(orPlugin *plugin, const orDeviceConfig *config, con
   return makeAll(&plan);
 }
 
-/* The next call may find what was short: memory, a file descriptor. Other failures are kept for the
- * calls that follow, so that nothing is asked of a plugin twice; orAddDevices tries again. */
+/* Whether a cause may pass (memory, a file descriptor), so that the next call tries again. Other
+ * failures are kept for later calls, so that nothing is asked of a plugin twice; orAddDevices tries
+ * again. */
 static bool mayPass(orError_t error) {
   return error == orErrorMemoryAllocation || error == orErrorSystem;
 }
@@ -550,8 +549,7 @@ static void awaitDevices(void) {
   orBlockLeave(token);
 }
 
-/* Whether the calling thread has begun to make the devices. `again`: although an attempt has
- * failed. */
+/* Whether the calling thread is now the maker. `again`: even after a failed attempt. */
 static bool beginMaking(bool again) {
   orMutexLock(&registry);
   uint32_t state = atomic_load_explicit(&made, memory_order_relaxed);

@@ -1,23 +1,23 @@
 /*
- * The simulated device: its memory, and how tasks touch it.
+ * The simulated device: its memory, and how tasks reach it.
  *
  * One reservation holds, for each device, two mappings of equal size (a power of two) side by side,
  * and behind all of them each device's table of pages:
  *
- *     range   PROT_NONE           what orMalloc returns; a host access faults, always
+ *     range   PROT_NONE           what orMalloc returns; a host access always faults
  *     alias   the pages, a memfd  what kernels and copies use: range address + span
  *
- * No system call is needed to let a kernel in, and no moment exists in which the host can read by
- * mistake. The alias is MADV_DONTFORK: a forked child has no way to write its parent's device
- * memory. The reservation is MADV_DONTDUMP: the kernel reads, and so allocates, every page
- * that it writes to a core file.
+ * A kernel needs no system call for access, and at no moment can the host read by mistake. The
+ * alias is MADV_DONTFORK: a forked child cannot write its parent's device memory. The reservation
+ * is MADV_DONTDUMP: the kernel would read, and so allocate, every page that it writes to a core
+ * file.
  *
- * Addresses are handed out by a buddy allocator. The capacity is charged elsewhere (region.c), so
- * the range must never be the reason for a failure. A buddy system that serves at most M bytes
- * live, in blocks of at most n pages, needs at most M * (1 + log2(n) / 2) bytes of addresses
- * (Robson's bound for such systems); sizes are rounded up to a power of two, which doubles M. With
- * n <= 2^28 pages that is below 32 * M: the range is that large. Pages that are given back are
- * punched out of the memfd (MADV_REMOVE), in no lock. Pages are the system's (pages.c).
+ * Addresses come from a buddy allocator. The capacity is charged elsewhere (region.c), so the range
+ * must never be the reason for a failure. A buddy system that serves at most M live bytes, in
+ * blocks of at most n pages, needs at most M * (1 + log2(n) / 2) bytes of addresses (Robson's bound
+ * for such systems); sizes are rounded up to a power of two, which doubles M. With n <= 2^28 pages
+ * that is below 32 * M, the range's size. Freed pages are punched out of the memfd (MADV_REMOVE)
+ * with no lock held. Pages are the system's (pages.c).
  *
  * `mapping` guards the one-time mapping; `arena` is published last. A card's `lock` guards its free
  * lists and `buddy`.
@@ -29,15 +29,15 @@
 
 #include "device/device.h"
 
-enum { OR_ORDERS = 44, OR_RANGE_ORDER = 5 /* 32 times the capacity */ };
+enum { OR_ORDERS = 44, OR_RANGE_ORDER = 5 /* the range is 32 times the capacity */ };
 _Static_assert(OR_MOST_MEMORY / 4096 << OR_RANGE_ORDER == (size_t)1 << (OR_ORDERS - 1),
                "a range of the largest capacity, in the smallest pages, is one buddy");
 
-/* One entry a page; only the first page of a buddy is in use, so that few entries are ever
- * touched. A range may have more than 2^32 pages. */
+/* One entry a page. Only that of a buddy's first page is used, so that few are ever touched. A
+ * range may have more than 2^32 pages. */
 typedef struct orBuddy {
-  uint64_t next : 48, order : 8; /* next and previous: in the free list of its order, page + 1; */
-  uint64_t previous : 48, is_free : 1; /* of an allocation: its bytes (bytesOf) */
+  uint64_t next : 48, order : 8; /* free: next and previous page + 1 in the list of its order; */
+  uint64_t previous : 48, is_free : 1; /* allocated: its bytes (bytesOf) */
 } orBuddy;
 
 typedef struct orCard {
@@ -49,10 +49,10 @@ typedef struct orCard {
 
 static orCard cards[OPENREG_MAX_DEVICES];
 static int card_count;
-static size_t capacity; /* of each, bytes */
+static size_t capacity; /* each device's, in bytes */
 
 static orMutex mapping = OR_MUTEX_INITIALIZER(OR_RANK_ARENA);
-static size_t span; /* bytes of one range; written before arena */
+static size_t span; /* bytes of one range; written before `arena` */
 static _Atomic(char *) arena;
 
 static char *rangeOf(const orCard *c) {
@@ -120,8 +120,8 @@ static size_t bytesOf(const orBuddy *b) {
   return b->is_free ? 0 : b->next | (size_t)b->previous << OR_LINK_BITS;
 }
 
-/* The first page of the buddy that has a page. Where one of a lower order begins, its upper half,
- * or what that was split into, begins with an entry, too. */
+/* The first page of the buddy that contains a page. If a buddy of a lower order begins there, its
+ * upper half, or what that was split into, begins with an entry too. */
 static size_t firstPage(const orCard *c, size_t page) {
   size_t first = 0;
   for (int order = c->orders - 1; order > 0 && (int)c->buddy[first].order < order; order--)
@@ -133,9 +133,8 @@ static size_t firstPage(const orCard *c, size_t page) {
 
 static size_t tableBytes(int order) { return orWholePages(sizeof(orBuddy) << order); }
 
-/* Without a file where that is larger than the process may have one (RLIMIT_FSIZE), or one too
- * many: such a mapping is as good, but all of it counts where the system promises no more memory
- * than it has. */
+/* Maps without a file if the process may not have so large a file (RLIMIT_FSIZE) or one more. Such
+ * a mapping works as well, but all of it counts if the system does not overcommit memory. */
 static orError_t mapAlias(char *at) {
   int fd = orMemoryFile("openreg", span);
   int flags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
@@ -159,7 +158,7 @@ static orError_t mapCard(orCard *c, char *range, void *buddy, int order) {
   return mapAlias(range + span);
 }
 
-/* Address space may be short (a limit, a sanitizer's layout): a smaller range serves until it is
+/* Address space may be short (a limit, a sanitizer's layout): a smaller range works until it is
  * fragmented. */
 static char *reserve(int *order, size_t *total) {
   int least = orderOf(capacity) + 1;
@@ -171,7 +170,7 @@ static char *reserve(int *order, size_t *total) {
   }
 }
 
-/* All cards, at the first allocation of any. */
+/* Maps all cards, at the first allocation on any. */
 static orError_t mapAll(void) {
   int order;
   size_t total;
@@ -236,8 +235,8 @@ static orError_t allocate(void *self, size_t bytes, void **ptr) {
   return orSuccess;
 }
 
-/* Some systems take no pages of a shared mapping back (sandboxes), or none that is locked in
- * memory. They stay where they are until the addresses are allocated again: nothing else is
+/* Some systems take back no pages of a shared mapping (sandboxes), or none that are locked in
+ * memory. These keep their memory until the addresses are allocated again; nothing else is
  * wrong. */
 static void warnKept(int why) {
   static atomic_flag warned = ATOMIC_FLAG_INIT;
@@ -275,7 +274,7 @@ bool orSimulatedAt(const void *ptr, orTouched *place) {
   return true;
 }
 
-/* The kernel address of device memory of any card; other addresses are the host's and stay. */
+/* The kernel address of device memory of any card. Host addresses are returned unchanged. */
 static void *alias(const void *ptr) {
   return (char *)(uintptr_t)ptr + (orSimulatedHolds(ptr) ? span : 0);
 }
