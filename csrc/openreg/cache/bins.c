@@ -2,24 +2,23 @@
  * Free blocks of one stream and pool, by size: exact best fit in a number of steps bounded by the
  * bits of the size, however many blocks there are.
  *
- * Sizes are parted by their highest bit; each part is a digital search tree: the node at depth d
- * has the size of its own ring of blocks and parts the others by the bit d places below the
- * highest. No balancing; any size below a node may take its place.
+ * Sizes are split into classes by their highest bit. Each class is a digital search tree: the node
+ * at depth d has the ring of blocks of one size and splits the others by the bit d places below the
+ * highest. There is no balancing; any size below a node may take its place.
  *
- * Of several free blocks of one size the newest is taken, so that memory just freed is the memory
- * handed out next; a task, which may not have what was freed after it was queued, looks from the
- * oldest on.
+ * Of several free blocks of one size the newest is taken, so that memory just freed is reused next.
+ * A task may not have what was freed after it was queued, so it searches from the oldest on.
  */
 #include "cache/block.h"
 
-/* What a task looks at before it takes fresh memory: so many sizes, and so many blocks of each. */
+/* How many sizes, and blocks of each, a task checks before it takes fresh memory. */
 enum { OR_TASK_SIZES = 8, OR_TASK_BLOCKS = 4 };
 
 static inline unsigned classOf(size_t size) {
   return 63 - (unsigned)__builtin_clzll(size / OR_BLOCK_UNIT);
 }
 
-/* The bit that the root of the class decides on; the next is half of it. */
+/* The bit that a class's root splits by; its children split by half of it. */
 static inline size_t firstBit(unsigned class) { return ((size_t)OR_BLOCK_UNIT << class) >> 1; }
 
 static void treePlace(orBlock *block, orBlock **up) {
@@ -35,9 +34,9 @@ static void treeReplace(orBlock *old, orBlock *block) {
   }
 }
 
-/* `newer` of the newest leads to the oldest, and `older` of the oldest to the newest. The tree
- * holds the oldest. What a task freed may be reused earlier than what the host freed before it:
- * it goes to the old end. */
+/* `newer` of the newest leads to the oldest, and `older` of the oldest to the newest. The tree has
+ * the oldest. A block that a task freed is inserted at the old end, as it may be reused earlier
+ * than blocks that the host freed before. */
 static void ringInsert(orBlock *oldest, orBlock *block) {
   orBlock *older = block->reuse_from < oldest->older->reuse_from ? oldest : oldest->older;
   block->up = NULL;
@@ -63,7 +62,7 @@ void orBinsInsert(orBlockBins *bins, orBlock *block) {
   bins->occupied |= UINT64_C(1) << class;
 }
 
-/* Any leaf below a node may take its place: the bits that lead there are the same. */
+/* Any leaf below a node may take its place, as the bits that lead to both are the same. */
 static void treeRemove(orBlockBins *bins, orBlock *block) {
   orBlock *leaf = block;
   while (leaf->child[0] || leaf->child[1]) leaf = leaf->child[leaf->child[0] == NULL];
@@ -98,8 +97,7 @@ static orBlock *treeMin(orBlock *node) {
 /* The oldest of the smallest blocks that are large enough. */
 static orBlock *find(const orBlockBins *bins, size_t size) {
   unsigned class = classOf(size);
-  orBlock *best = NULL,
-          *above = NULL; /* above: the last subtree passed whose sizes are all greater */
+  orBlock *best = NULL, *above = NULL; /* the last subtree passed whose sizes are all greater */
   size_t bit = firstBit(class);
   for (orBlock *node = bins->root[class]; node; bit >>= 1) {
     if (node->size == size) return node;

@@ -2,11 +2,11 @@
  * The blocks of one device: a table from address to block, segments, streams, statistics. bins.c
  * has the free blocks by size.
  *
- * Everything here belongs to one orBlocks and is guarded by the lock of the cache that owns it.
- * Each block, free or not, is in the table; each free one is in the bins of its owner and pool; a
- * free one without neighbours (a whole segment) is also in the idle list. Two free blocks are never
- * neighbours. Structures are recycled and never given back: their number is bounded by the most
- * blocks there were at one time.
+ * All of it belongs to one orBlocks and is guarded by the lock of the cache that owns it. Each
+ * block is in the table; each free one is also in the bins of its owner and pool; a free one
+ * without neighbours (a whole segment) is also in the idle list. Two free blocks are never
+ * neighbours. Structures are recycled and never freed: their number is bounded by the most blocks
+ * at any time.
  */
 #include "cache/block.h"
 
@@ -18,14 +18,14 @@ enum {
   OR_FIRST_SLOTS = 256,
 };
 
-/* The smallest rest of a split. A block of the large pool is never used for a small request. */
+/* The smallest remainder of a split. A block of the large pool never serves a small request. */
 static const size_t split_rest[OR_POOL_COUNT] = {OR_BLOCK_UNIT, (1u << 20) + 1};
 
 /* ---- Statistics ---- */
 
-/* Kept for the two pools: current, peak, freed; of the sum over both: peak. The rest follows
- * (orBlocksStats): `allocated` is current + freed less what that was at the last reset, which is
- * what the field holds. */
+/* Maintained: current, peak and freed of the two pools, and the peak of their sum. orBlocksStats
+ * derives the rest: `allocated` is current + freed less their sum at the last reset, which the
+ * field holds. */
 static inline void statAdd(orCacheStat *stat, int pool, int64_t amount) {
   orCacheStat *own = &stat[1 + pool];
   own->current += amount;
@@ -46,7 +46,7 @@ static inline void statChange(orCacheStat *stat, int pool, int64_t amount) {
     statSubtract(stat, pool, -amount);
 }
 
-/* The figures, three pools each, come first in orCacheStats, behind its size. */
+/* The figures, of three pools each, come first in orCacheStats, after its size. */
 typedef orCacheStat orFigure[3];
 enum {
   OR_FIGURES_AT = offsetof(orCacheStats, allocation),
@@ -100,7 +100,7 @@ void orBlocksResetAccumulated(orBlocks *blocks) {
   stats->oversize_segments.allocated = stats->oversize_segments.freed = 0;
 }
 
-/* The two that have no pools are kept whole. */
+/* The two figures without pools are maintained in full. */
 static void plainAdd(orCacheStat *stat, int64_t amount) {
   stat->current += amount;
   stat->allocated += amount;
@@ -129,8 +129,7 @@ orBlock *orBlocksFind(const orBlocks *blocks, uintptr_t start) {
   }
 }
 
-/* What it reads is no race that matters: a block that changes meanwhile is missed, or described
- * wrongly. */
+/* Its data races are harmless: a block that changes meanwhile is missed, or described wrongly. */
 __attribute__((no_sanitize("thread"))) bool orBlocksAt(const orBlocks *blocks, uintptr_t address,
                                                        orTouched *place) {
   size_t mask = __atomic_load_n(&blocks->slot_mask, __ATOMIC_ACQUIRE);
@@ -155,7 +154,7 @@ static void tableInsert(orBlocks *blocks, orBlock *block) {
   blocks->count++;
 }
 
-/* Later entries of the run move up, so that no tombstones gather. */
+/* Later entries of the run move up, so that no tombstones are needed. */
 static void tableRemove(orBlocks *blocks, uintptr_t start) {
   size_t mask = blocks->slot_mask, hole = slotOf(blocks, start);
   orBlockSlot *slots = blocks->slots;
@@ -175,7 +174,7 @@ static bool tableGrow(orBlocks *blocks) {
   size_t count = old_count ? old_count * 2 : OR_FIRST_SLOTS;
   orBlockSlot *old = blocks->slots, *slots = calloc(count, sizeof *slots);
   if (!slots) return false;
-  __atomic_store_n(&blocks->slots, slots, __ATOMIC_RELEASE); /* first: orBlocksAt */
+  __atomic_store_n(&blocks->slots, slots, __ATOMIC_RELEASE); /* before the mask: see orBlocksAt */
   __atomic_store_n(&blocks->slot_mask, count - 1, __ATOMIC_RELEASE);
   blocks->slot_shift = 64 - (unsigned)__builtin_ctzll(count);
   blocks->count = 0;
@@ -266,7 +265,7 @@ orBlockStream *orBlocksStreamFind(const orBlocks *blocks, orStream_t stream,
   return s;
 }
 
-/* With a reference for the caller. */
+/* Returns the stream's entry with a reference for the caller. */
 static orBlockStream *streamGet(orBlocks *blocks, orStream_t stream, orMemPool *mempool) {
   orBlockStream *s = orBlocksStreamFind(blocks, stream, mempool);
   if (!s) {
@@ -438,7 +437,7 @@ orBlockUse *orBlocksBeginFree(orBlocks *blocks, orBlock *block, uint64_t reuse_f
   return uses;
 }
 
-/* `block` grows by its upper neighbour, which is free or becomes so. */
+/* Merges `block` with its upper neighbour, which is free or becomes so. */
 static void absorbNext(orBlocks *blocks, orBlock *block) {
   orBlock *next = block->next;
   block->fresh = next->fresh + (next->fresh == next->size ? block->fresh : 0);
@@ -454,8 +453,7 @@ static bool isFree(const orBlock *block) { return block && block->state == OR_BL
 void orBlocksFree(orBlocks *blocks, orBlock *block) {
   orCacheStats *stats = &blocks->stats;
   int pool = block->pool;
-  int64_t splits = 0,
-          split_bytes = 0; /* the change in inactive, split blocks, made once as PyTorch does */
+  int64_t splits = 0, split_bytes = 0; /* of inactive split blocks: applied once, as in PyTorch */
   statSubtract(stats->active, pool, 1);
   statSubtract(stats->active_bytes, pool, (int64_t)block->size);
   statSubtract(stats->requested_bytes, pool, (int64_t)block->requested);
@@ -491,8 +489,8 @@ static void moveBlock(orBlocks *blocks, orBlock *block, orBlockStream *to) {
   if (is_free) enterFree(blocks, block);
 }
 
-/* All that the one owns becomes the other's. The references are the segments': a pool's owner has
- * no uses. */
+/* Moves all blocks of one owner to the other. Only segments have references: a pool's owner has no
+ * uses. */
 static void moveBlocks(orBlocks *blocks, orBlockStream *from, orBlockStream *to,
                        void (*fn)(const orBlock *block)) {
   for (size_t i = 0; i <= blocks->slot_mask; i++) {
@@ -543,7 +541,7 @@ static size_t chainSize(const orBlock *first) {
   return size;
 }
 
-/* What is too large from now on counts as such from now on. */
+/* Blocks that the new limit makes oversize count as such from now on. */
 void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split) {
   orCacheStats *stats = &blocks->stats;
   int64_t segments = 0, allocations = 0;

@@ -8,40 +8,38 @@
  *       ^                                                      |
  *       +------ recorded streams are done, poison is queued ---+   (at once, mostly)
  *
- * Blocks are cut from segments (regions of region.c), each for one stream, small or large requests;
- * neighbours that are free merge. block.c keeps them, segment.c gets and returns their memory; here
- * is when a block may be used again. The rules are those of PyTorch's CUDA allocator.
+ * Blocks are cut from segments (regions of region.c), each for one stream and for small or large
+ * requests; free neighbours merge. block.c has the blocks, segment.c gets and returns their memory;
+ * this file decides when a block may be reused. The rules are those of PyTorch's CUDA allocator.
  *
- * Order. Time on a stream is the number of its tasks. A block freed by the host when n tasks were
- * queued may be read by all of them: reuse_from = n + 1, the first task that may have it. A block
- * freed inside task k of its own stream may be had from task k on. Merged blocks take the later of
- * the two. A host's orCacheMalloc is for work yet to be queued, after everything: any free block
- * will do. A malloc inside task k of that stream may have blocks with reuse_from <= k only, or
- * fresh memory. A task of another stream counts as a host: what it allocates is for work yet to be
- * queued, and what it frees may be in use by all that is queued. A stream recorded on a block is
- * remembered with the number of its tasks at the time of the free, and the block stays pending free
- * until that many have finished: no event is made, nothing is queued, nothing blocks. Every malloc
- * and free looks at the first block pending free of each such stream. Memory goes back to the
- * device when all tasks before reuse_from have finished, which a stream that has been destroyed
- * answers too.
+ * Note [Order of reuse]: time on a stream is the number of its tasks. If the host frees a block
+ * when n tasks are queued, all of them may use it: reuse_from = n + 1 is the first task that may
+ * have it. A block freed inside task k of its own stream may be reused from task k on. Merged
+ * blocks take the later of the two. A host's orCacheMalloc is for work yet to be queued, so any
+ * free block will do. A malloc inside task k of that stream gets blocks with reuse_from <= k, or
+ * fresh memory. A task of another stream counts as a host: it allocates for work yet to be queued,
+ * and all queued work may use what it frees. A stream recorded on a block is stored with the number
+ * of its tasks at the free, and the block stays pending free until that many have finished. No
+ * event is made, nothing is queued, nothing blocks. Every malloc and free checks the first
+ * pending-free block of each such stream. Memory returns to the device when all tasks before
+ * reuse_from have finished, which can be asked of destroyed streams too.
  *
- * Ownership. orCaches[d] is device d's, all of it under its lock. The lock is held for a few table
- * and list operations (and, when a table grows, a host allocation); it is released for regions
- * (system calls, a vendor's functions), for waiting, and to queue tasks. Under it are taken: the
- * locks of streams, to read counters, and the sanitizer's, which is told of what is freed. A block
- * pending free that is in no list belongs to the thread that took it off. ranges[d] only widens:
- * written under the lock, read by anybody to find the device of an address.
+ * Ownership: orCaches[d] is device d's, all of it under its lock. The lock is held for a few table
+ * and list operations (and, when a table grows, a host allocation). It is released for regions
+ * (system calls, a vendor's functions), for waiting, and to queue tasks. Under it are taken the
+ * locks of streams, to read counters, and the sanitizer's, to which frees are reported. A
+ * pending-free block that is in no list belongs to the thread that took it off. ranges[d] only
+ * widens: it is written under the lock, and read by any thread to find an address's device.
  *
- * Memory that was taken off the cache and is on its way back to the device is counted in
- * `releasing`: a thread that is short of memory waits for it (a few system calls) before it gives
- * up.
+ * `releasing` counts memory that was taken off the cache and is being returned to the device. A
+ * thread that is short of memory waits for it (a few system calls) before it gives up.
  *
- * Captures. What is queued on a stream that captures does not run, so it is no task, and the counts
- * above do not know of it. A block that is freed by the stream it is for may be had again by that
- * stream, whose nodes run in the order of the calls. One that was recorded on another stream which
- * captures stays pending free until that capture has ended, and then until the stream has finished
- * what it was given by then. Whatever of a graph's private pool is freed, launches go on to use it:
- * it is not poisoned, and no tool is told of it.
+ * Note [Captures and the cache]: work of a capture does not run, so it is no task and is not in the
+ * counts above. A block that is freed by its own stream may be reused by that stream, whose nodes
+ * run in the order of the calls. A block that was recorded on another, capturing stream stays
+ * pending free until that capture has ended, and then until the stream has finished what it had
+ * been given by then. Replays go on to use memory that was freed in a graph's private pool, so it
+ * is not poisoned and its free is not reported to tools.
  */
 #include "openreg_schedule.h"
 
@@ -51,8 +49,7 @@
 
 static const size_t small_limit = (size_t)1 << 20; /* requests up to here go to the small pool */
 
-/* Addresses that segments of a device have had. Two devices may overlap; nearly always none
- * does. */
+/* The addresses that a device's segments have had. Two devices' may overlap, but hardly ever do. */
 typedef struct orCacheRange {
   _Atomic uintptr_t low, high; /* high is 0 before the first segment */
 } orCacheRange;
@@ -63,7 +60,7 @@ orCache orCaches[OPENREG_MAX_DEVICES] = {
                                        .allowed = SIZE_MAX,
                                        .fraction = 1}};
 static orCacheRange ranges[OPENREG_MAX_DEVICES];
-static _Atomic int range_count; /* devices that have had one, and those below them */
+static _Atomic int range_count; /* 1 + the highest device that has had one */
 
 /* ---- Order ---- */
 
@@ -73,9 +70,8 @@ static inline uint64_t taskOf(orStream_t stream) {
   return orTaskCurrent(&current, &number) && current == stream ? number : OR_TASK_ANY;
 }
 
-/* A live stream's count is read without its lock. Should the stream be destroyed in between, and
- * its slot used again, the count read is a later one: counts only grow, and waiting for more
- * than one must is safe. */
+/* A live stream's count is read without its lock. If the stream is destroyed meanwhile and its slot
+ * reused, the count is a later one. Counts only grow, and waiting for more tasks is safe. */
 static inline uint64_t queuedOn(orStream_t stream) {
   orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
   if (OR_LIKELY(atomic_load_explicit(&s->slot.handle, memory_order_acquire) == stream))
@@ -106,9 +102,9 @@ static inline void becomeFree(orCache *cache, orBlock *block) {
   orBlocksFree(&cache->blocks, block);
 }
 
-/* -1: as the setting says. */
+/* -1: as the setting. */
 static _Atomic int poison_wanted = -1;
-static _Atomic bool in_stream_order, is_poisoned; /* by orCacheSetReuse */
+static _Atomic bool in_stream_order, is_poisoned; /* set by orCacheSetReuse */
 
 static bool wantsPoison(void) {
   int wanted = atomic_load_explicit(&poison_wanted, memory_order_relaxed);
@@ -140,14 +136,14 @@ static void pushDirty(orCache *cache, orBlock *block) {
   cache->dirty = block;
 }
 
-/* Queued like an event's record: never held up by a full queue. */
+/* Queued like an event's record: a full queue does not block it. */
 uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int device) {
   uint64_t before = orNotedErrors();
   orStream *s;
   orTask *task;
   if (orStreamBeginInternal(stream, &s, &task)) {
     if (before != orNotedErrors()) orGetLastError();
-    return queuedOn(stream); /* destroyed: nobody will be handed the block */
+    return queuedOn(stream); /* destroyed: no caller can get the block */
   }
   task->kind = OR_KIND_SET;
   task->name = "poison";
@@ -172,7 +168,7 @@ static void poisonDirty(orCache *cache) {
   }
 }
 
-/* Poison could land between a graph's write and its read. */
+/* A graph's memory is not poisoned: that could come between its write and its read. */
 static inline void finishFree(orCache *cache, orBlock *block) {
   if (OR_UNLIKELY(orCachePoisons()) && !orMemPoolIsGraphs(block->owner->mempool))
     pushDirty(cache, block);
@@ -180,7 +176,7 @@ static inline void finishFree(orCache *cache, orBlock *block) {
     becomeFree(cache, block);
 }
 
-/* Frees what recorded streams have finished with. Lock held. */
+/* Frees blocks that recorded streams have finished with. Lock held. */
 static void pollPendingFree(orCache *cache) {
   for (orBlockStream **at = &cache->blocks.waiting, *s; (s = *at);) {
     uint64_t count;
@@ -201,8 +197,7 @@ static void queueUse(orCache *cache, orBlockUse *use) {
   orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
 }
 
-/* Nothing of a capture runs: what its streams have completed says nothing of what uses the
- * block. */
+/* Nothing of a capture runs, so completed counts do not cover what uses the block. */
 static void deferUse(orCache *cache, orBlockUse *use, orCapture *capture) {
   use->capture = capture;
   use->block->waits++;
@@ -254,7 +249,7 @@ void orCachePoll(orCache *cache) { poll(cache); }
 
 /* ---- Addresses ---- */
 
-/* Whoever is handed the address sees the range: both come from this thread. */
+/* A caller that gets the address sees the range: both come from this thread. */
 void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high) {
   int device = orCacheDevice(cache);
   orCacheRange *range = &ranges[device];
@@ -286,7 +281,7 @@ static inline bool mayHold(int device, uintptr_t address) {
          address >= atomic_load_explicit(&range->low, memory_order_relaxed);
 }
 
-/* The block that starts at `ptr`, with the lock of its cache held; or null. */
+/* Returns the cache, locked, and the block that starts at `ptr`; or null. */
 static orCache *lockBlock(const void *ptr, orBlock **block) {
   int count = atomic_load_explicit(&range_count, memory_order_acquire);
   for (int device = 0; device < count; device++) {
@@ -300,7 +295,7 @@ static orCache *lockBlock(const void *ptr, orBlock **block) {
   return NULL;
 }
 
-/* The same for an address anywhere in a block: a segment starts with its region. */
+/* The same for an address anywhere in a block. A segment starts with its region. */
 static orCache *lockBlockAround(const void *ptr, orBlock **block) {
   orRegion region;
   orCache *cache = lockBlock(ptr, block);
@@ -320,7 +315,7 @@ static orError_t refusePointer(const char *call, const void *ptr, bool known) {
       call, ptr);
 }
 
-/* A live stream's handle in place of 0. */
+/* Replaces 0 by the default stream's handle, for a live stream. */
 static inline orError_t resolveStream(orStream_t *stream) {
   if (*stream == OR_STREAM_DEFAULT) return orStreamGetDefault(stream, orCurrentDevice());
   return orHandleFind(&orStreamTable, *stream) ? orSuccess : orErrorInvalidResourceHandle;
@@ -328,7 +323,7 @@ static inline orError_t resolveStream(orStream_t *stream) {
 
 /* ---- Allocation ---- */
 
-/* A large block that may not be split serves what is nearly as large only, and no smaller one. */
+/* An oversize block serves only requests of nearly its size. */
 static bool fitsUnsplit(const orRequest *r, const orBlock *block) {
   size_t limit = r->cache->blocks.max_split;
   if (r->size < limit) return block->size < limit;
@@ -350,9 +345,9 @@ static inline bool take(orRequest *r, void **ptr) {
 
 bool orCacheTake(orRequest *r, void **ptr) { return take(r, ptr); }
 
-/* When it is first handed out, as most of a segment never is. A task has its memory at once; and a
- * graph may be launched on any stream, which need not come after the one that it was captured
- * on. */
+/* Poisons fresh memory when it is first handed out, as most of a segment never is. It is written at
+ * once in a task, which has its memory at once, and for a graph, as replays may be on any stream,
+ * unordered with the capture's. */
 static void poisonFresh(const orRequest *r, uintptr_t end) {
   void *fresh = (void *)r->fresh, *address;
   size_t bytes = end - r->fresh;
@@ -363,7 +358,7 @@ static void poisonFresh(const orRequest *r, uintptr_t end) {
     memset(address, OR_POISON, bytes);
 }
 
-/* A request in steps that part the stretch from one power of two to the next. */
+/* Rounds a request up to one of the equal steps between two powers of two. */
 static size_t roundToStep(const orCache *cache, size_t bytes) {
   unsigned exponent = 63 - (unsigned)__builtin_clzll(bytes);
   unsigned interval = exponent > 20 ? exponent - 20 : 0;
@@ -374,7 +369,7 @@ static size_t roundToStep(const orCache *cache, size_t bytes) {
   return step ? orRoundUp(bytes, step) : bytes;
 }
 
-/* 0 for what is past the largest size. Lock held. */
+/* 0 if the rounded size overflows. Lock held. */
 static inline size_t sizeFor(const orCache *cache, size_t bytes) {
   if (OR_UNLIKELY(cache->round)) bytes = roundToStep(cache, bytes);
   return (bytes + OR_BLOCK_UNIT - 1) & ~(size_t)(OR_BLOCK_UNIT - 1);
@@ -417,7 +412,7 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool
   return orSuccess;
 }
 
-/* A tool is not told of what a graph will write: it does not see that. */
+/* Blocks of graphs are not reported: tools do not see what replays write. */
 static inline orError_t allocateFor(void **ptr, size_t bytes, orStream_t stream,
                                     orMemPool *mempool) {
   if (!bytes) return orSuccess;
@@ -470,7 +465,7 @@ orError_t orCacheFree(void *ptr) {
   orCacheNote(cache, orCacheActionFreeRequested, block->start, block->requested,
               block->owner->stream, block->owner->mempool);
   if (OR_UNLIKELY(atomic_load_explicit(&in_stream_order, memory_order_relaxed)))
-    orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* or, short of memory, not */
+    orBlocksAddUse(&cache->blocks, block, block->owner->stream); /* not if memory is short */
   orBlockUse *use = orBlocksBeginFree(&cache->blocks, block, reuseFrom(block->owner->stream));
   if (orProbeOn(OR_PROBE_BLOCK_FREED) && !orMemPoolIsGraphs(block->owner->mempool))
     reportFree(block, use);

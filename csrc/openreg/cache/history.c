@@ -1,12 +1,12 @@
 /*
- * What the caching allocator tells: its actions, one by one, and all its blocks.
+ * The caching allocator's history: its actions, one by one, and a list of all its blocks.
  *
- * An action is noted under the lock of the cache, which gives it its place in the order, and told
- * when that lock is let go (orCacheUnlock), because no callback runs under a lock. The records
- * change hands with the log's array. Off, which is the rule, an action costs one relaxed load.
+ * An action is recorded under the cache's lock, which orders it, and reported when the lock is
+ * released (orCacheUnlock), because no callback runs under a lock. The records change hands with
+ * the log's array. Switched off, the usual case, an action costs one relaxed load.
  *
- * `orCacheHook` is atomic and set by anybody; a thread that has loaded it may still call it a
- * moment later.
+ * `orCacheHook` is atomic and set by any thread; a thread that has loaded it may call it a moment
+ * later.
  */
 #include <stdlib.h>
 
@@ -23,7 +23,7 @@ static bool growLog(orCacheLog *log) {
   return true;
 }
 
-/* Without host memory for a record, the history has a gap that its sequence shows. */
+/* Without host memory for a record, the history has a gap, visible in its sequence. */
 void orCacheNoteSlow(orCache *cache, orCacheAction action, uintptr_t address, size_t bytes,
                      orStream_t stream, const orMemPool *mempool) {
   orCacheLog *log = &cache->log;

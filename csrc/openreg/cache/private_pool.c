@@ -1,19 +1,19 @@
 /*
  * Private pools: who holds one, and what becomes of its memory afterwards.
  *
- *        create          the last release          what was queued then has finished
- *     ------------> HELD -----------------> ENDING ---------------------------------> gone
+ *       create          the last release          what was queued then has finished
+ *    ------------> HELD -----------------> ENDING ---------------------------------> gone
  *
- * A pool is one more key beside the stream of whatever owns segments (block.c), so that its blocks
- * are cut, merged and handed out as others are, to requests for the pool alone. While it is held
- * its memory stays. When it is released, a graph that used it is no more than a launch that still
- * runs, on any stream: the pool's `end`, a block without memory, is pending free until each stream
- * of the device has finished what it was given by then. Then all that is the pool's becomes the
- * device's own.
+ * A pool is one more key, beside the stream, of the owners of segments (block.c). Its blocks are
+ * cut, merged and handed out as others are, to requests for the pool alone. While it is held its
+ * memory stays. After the last release only launched work may use it, on any stream, as a graph's
+ * last replay may still run. The pool's `end`, a block without memory, is therefore pending free
+ * until each stream of the device has finished what it was given by then. Then all memory of the
+ * pool becomes the device's own.
  *
  * All but `slot` and `captured` is under the lock of the device's cache. A slot is recycled when
- * the pool is gone. A pool that ends when the host has no memory for the uses of `end`, or for an
- * owner, is in the cache's list `postponed`, and ends anew when the cache is polled next.
+ * the pool is gone. If the host has no memory for the uses of `end`, or for an owner, the pool is
+ * put into the cache's list `postponed`, and ends when the cache is next polled.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static orHandleTable table = {
     .walked = true,
     .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
-/* The pool, with the lock of its cache held. */
+/* Returns the pool, with the lock of its cache held. */
 static orError_t lockPool(orMemPool_t pool, orMemPool **mempool) {
   *mempool = orHandleFind(&table, pool);
   if (!*mempool) return orErrorInvalidResourceHandle;
@@ -58,7 +58,7 @@ static void postpone(orCache *cache, orMemPool *mempool) {
   cache->postponed = mempool;
 }
 
-/* No tool was told of what a graph's pool freed. */
+/* Reports a graph's ranges as over here, as no tool was told of their frees. */
 void orMemPoolEnd(orCache *cache, orBlock *end) {
   orMemPool *mempool = (orMemPool *)((char *)end - offsetof(orMemPool, end));
   bool graphs = orMemPoolIsGraphs(mempool);
@@ -104,7 +104,7 @@ void orMemPoolsEndPostponed(orCache *cache) {
   }
 }
 
-/* Lock held, after one of the counts has become less. */
+/* Called with the lock held after one of the counts has decreased. */
 static void endIfUnused(orCache *cache, orMemPool *mempool) {
   if (!mempool->holders && !mempool->users) end(cache, mempool);
 }

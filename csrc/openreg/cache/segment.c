@@ -1,14 +1,13 @@
 /*
- * Where the caching allocator's memory comes from and goes to: segments, what of them goes back and
- * when, how much there may be, and what happens when it runs short.
+ * The caching allocator's segments: how memory is taken from the device and returned, its limit,
+ * and what happens when it runs short.
  *
- * Memory is short: what is cached and idle goes back to the device; if that is not enough, the
- * thread waits for queued work to let go of the rest; then `shortage_hook` lets go of one private
- * pool after the other. Only then is it out of memory. `held` counts every byte of a segment from
- * before it is asked of the device until after it is back there, so that threads that grow at the
- * same time do not pass the limit together. All fields are the cache's, under its lock (cache.h);
- * regions are made and released without it, and the hook, which is atomic and set by any thread, is
- * called without it.
+ * When memory is short, what is cached and idle returns to the device. If that is not enough, the
+ * thread waits for queued work that uses the rest; then `shortage_hook` releases one private pool
+ * after the other. Only then is it out of memory. `held` counts every byte of a segment from before
+ * it is requested until after it is returned, so that threads that grow at the same time do not
+ * pass the limit together. All fields are the cache's, under its lock (cache.h). Regions are made
+ * and released, and the hook, which is atomic and set by any thread, is called, without it.
  */
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +20,7 @@
 static const size_t small_segment = 2 * MIB;
 static const size_t large_segment = 20 * MIB; /* for requests below large_limit */
 static const size_t large_limit = 10 * MIB;
-static const size_t large_rounding = 2 * MIB; /* from there on */
+static const size_t large_rounding = 2 * MIB; /* above it */
 
 /* ---- Memory from the device and back ---- */
 
@@ -38,14 +37,14 @@ typedef struct orBatch {
   int count;
 } orBatch;
 
-/* The idle list has the newest first; what has been free the longest goes first. */
+/* The idle list has the newest first; the oldest goes first. */
 static orBlock *oldestIdle(const orCache *cache) {
   orBlock *block = cache->blocks.idle;
   while (block && block->idle_next) block = block->idle_next;
   return block;
 }
 
-/* Takes segments that no queued work can reach off the cache, up to `bytes` of them. Lock held. */
+/* Takes up to `bytes` of segments that no queued work can reach off the cache. Lock held. */
 static void collectIdle(orCache *cache, const orMemPool *mempool, size_t bytes, orBatch *batch) {
   batch->bytes = 0;
   batch->count = 0;
@@ -61,7 +60,7 @@ static void collectIdle(orCache *cache, const orMemPool *mempool, size_t bytes, 
   }
 }
 
-/* Gives back segments of `bytes` together, or all that there are. Lock held, released meanwhile. */
+/* Returns segments of `bytes` together, or all. Lock held, released meanwhile. */
 static void releaseIdle(orCache *cache, const orMemPool *mempool, size_t bytes) {
   orBatch batch;
   for (; bytes; bytes -= batch.bytes < bytes ? batch.bytes : bytes) {
@@ -76,8 +75,8 @@ static void releaseIdle(orCache *cache, const orMemPool *mempool, size_t bytes) 
   }
 }
 
-/* Of the whole cache, also what other threads are about to give back, unless the process exits.
- * Lock held, released meanwhile. */
+/* As above for the whole cache; also waits for what other threads are returning, unless the process
+ * exits. Lock held, released meanwhile. */
 static void releaseAll(orCache *cache, const orMemPool *mempool) {
   releaseIdle(cache, mempool, SIZE_MAX);
   for (uint32_t n; (n = atomic_load(&cache->releasing)) && !orProcessExiting();) {
@@ -89,7 +88,7 @@ static void releaseAll(orCache *cache, const orMemPool *mempool) {
   }
 }
 
-/* Segments that nobody has needed for long go back before a new one is made. */
+/* Returns segments that have been idle for long before a new one is made. */
 static void collectGarbage(const orRequest *r) {
   orCache *cache = r->cache;
   size_t capacity = orDeviceAt(r->device)->desc.memory_limit;
@@ -103,12 +102,12 @@ static void collectGarbage(const orRequest *r) {
   orCacheUnlock(cache);
 }
 
-/* Something that has to finish before a pending-free block or an idle segment is free to go. Lock
+/* A task that must finish before a pending-free block or an idle segment can be returned. Lock
  * held. */
 static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t *stream,
                      uint64_t *number) {
   const orBlockStream *s = cache->blocks.waiting;
-  if (s) { /* also if it has finished since the last poll, which has not seen that */
+  if (s) { /* also if it has finished since the last poll */
     *stream = s->stream;
     *number = s->last->number;
     return true;
@@ -122,8 +121,8 @@ static bool nextWait(const orCache *cache, const orMemPool *mempool, orStream_t 
   return false;
 }
 
-/* Sleeps until nothing of what is free now is in use by queued work, or fails as orHostAwait. Lock
- * held, released meanwhile; what other threads free in the meantime does not keep it for ever. */
+/* Sleeps until no queued work uses what is free now, or fails as orHostAwait. Lock held, released
+ * meanwhile. The number of waits is bounded, whatever other threads free in the meantime. */
 static orError_t awaitAll(orCache *cache, const orMemPool *mempool) {
   orStream_t stream;
   uint64_t number;
@@ -148,7 +147,7 @@ static void uncharge(orCache *cache, size_t size) {
   orCacheUnlock(cache);
 }
 
-/* A region within what the cache may hold. */
+/* Allocates a region within the cache's limit. */
 static orError_t reserve(const orRequest *r, size_t size, void **base) {
   orCache *cache = r->cache;
   size_t capacity = orDeviceAt(r->device)->desc.memory_limit;
@@ -174,7 +173,7 @@ static size_t segmentSize(const orRequest *r) {
   return size ? size : large_segment;
 }
 
-/* A segment of the usual size, or of just what is asked for where that does not fit. */
+/* Allocates a segment of the usual size, or of just the requested one if that does not fit. */
 static orError_t allocateSegment(const orRequest *r, void **base, size_t *size) {
   size_t exact = orWholePages(r->size);
   *size = segmentSize(r);
@@ -184,7 +183,7 @@ static orError_t allocateSegment(const orRequest *r, void **base, size_t *size) 
   return reserve(r, exact, base);
 }
 
-/* A block from a new segment. No lock held. */
+/* Takes a block from a new segment. No lock held. */
 static orError_t grow(orRequest *r, void **ptr) {
   void *base;
   size_t size;
@@ -224,7 +223,7 @@ static const char *bytesText(char text[32], size_t bytes) {
   return text;
 }
 
-/* What the fraction leaves of the capacity, where it does not leave all of it. */
+/* The memory fraction's limit, if there is one. */
 static const char *allowedText(char text[64], size_t allowed) {
   char bytes[32];
   text[0] = 0;
@@ -261,16 +260,15 @@ orError_t orSetShortageHook(int (*hook)(int device)) {
   return orSuccess;
 }
 
-/* A request that a tool has had refused is refused with whatever memory there is. */
+/* No pools are released for a request that a tool refuses. */
 static bool poolsWereLetGo(const orRequest *r) {
   int (*hook)(int) = atomic_load_explicit(&shortage_hook, memory_order_acquire);
   return hook && !r->refused && hook(r->device);
 }
 
-/* Memory is short: what is cached goes back to the device, after that what queued work still holds,
- * and then the pools that their owners can do without, which end when queued work has. A task does
- * not wait: it may be what the others wait for. A request larger than the device does not,
- * either. */
+/* When memory is short: returns what is cached, then what queued work still uses, then pools that
+ * their owners can do without, which end when queued work has. A task does not wait, as others may
+ * wait for it; neither does a request larger than the device. */
 static orError_t reclaim(orRequest *r, void **ptr) {
   orCache *cache = r->cache;
   bool fits = r->bytes <= orDeviceAt(r->device)->desc.memory_limit;
@@ -295,7 +293,7 @@ static orError_t reclaim(orRequest *r, void **ptr) {
   }
 }
 
-/* What failed on the way to a success is nobody's last error. */
+/* A failure on the way to a success is not left as the last error. */
 orError_t orCacheAllocateSlow(orRequest *r, void **ptr) {
   orError_t before = orPeekAtLastError();
   if (OR_UNLIKELY(r->refused != NULL)) return reclaim(r, ptr);
@@ -310,8 +308,8 @@ orError_t orCacheAllocateSlow(orRequest *r, void **ptr) {
 
 /* ---- Public ---- */
 
-/* After a reset: gives back what no queued work can reach. It waits for none, as another device's
- * may go on for ever. */
+/* After a reset: returns what no queued work can reach. It does not wait, as another device's work
+ * may never end. */
 static void onReset(orProbe *p) {
   orCache *cache = &orCaches[p->device];
   orCacheLock(cache);
