@@ -93,10 +93,10 @@ enum { OR_ESR_MAGIC = 0x45535201, OR_ESR_WRITE = 1 << 6, OR_ESR_CACHE = 1 << 8 }
 
 typedef struct orRecord {
   uint32_t magic, size;
-  uint64_t esr; /* of a record with OR_ESR_MAGIC */
+  uint64_t esr; /* present in a record with OR_ESR_MAGIC */
 } orRecord;
 
-/* The syndrome of the fault; false if no record has it. A record of magic 0 is the last. */
+/* The fault's syndrome; false if no record has it. A record of magic 0 is the last. */
 static bool findSyndrome(const unsigned char *records, size_t bytes, uint64_t *esr) {
   orRecord r;
   for (size_t at = 0; bytes - at >= sizeof r; at += r.size) {
@@ -107,8 +107,8 @@ static bool findSyndrome(const unsigned char *records, size_t bytes, uint64_t *e
   return false;
 }
 
-/* An atomic operation on a page that may not be read either counts as a read in the syndrome, and
- * so does cache maintenance in the kernel, though its bit says write. */
+/* In the syndrome, an atomic operation on an unreadable page counts as a read. Cache maintenance in
+ * the kernel does too, though its bit is set for a write. */
 bool orA64Wrote(const void *records, size_t bytes, uint32_t instruction, bool otherwise) {
   uint64_t esr;
   orA64Access access = orA64Decode(instruction);

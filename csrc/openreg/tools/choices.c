@@ -6,7 +6,7 @@
 
 enum { OR_MOST_CHOICES = 1 << 20, OR_MOST_STEPS = 1 << 20 };
 
-/* Room for one more; the new memory, or null. */
+/* Makes room for one more; returns the new memory, or null. */
 static void *grown(void *at, size_t count, size_t *room, size_t width, size_t most) {
   if (count < *room) return at;
   size_t wanted = *room ? *room * 2 : 256;
@@ -34,7 +34,7 @@ void orStepsAdd(orSteps *s, orScheduleStep step) {
 
 /* ---- text: "12:1,2": twelve times the first option, the second, the third ---- */
 
-/* Digits alone; null if there are none, or too many. */
+/* Parses digits alone; null if there are none, or too many. */
 static const char *parseCount(const char *at, uint32_t *value) {
   uint64_t v = 0;
   const char *start = at;
@@ -65,7 +65,7 @@ bool orTapeParse(orTape *t, const char *text) {
   return false;
 }
 
-/* Each choice takes 23 characters at most. The last ones that take the first option say nothing. */
+/* Each choice takes at most 23 characters. Trailing first options are left out. */
 char *orTapeText(const orTape *t) {
   size_t choices = 0, length = 0, firsts = 0;
   for (size_t i = 0; i < t->count; i++) choices += t->choices[i] != 0;

@@ -1,8 +1,8 @@
 /*
- * A tape: the choices of a schedule, in the order in which they were made; and the record of what a
- * run did, from which whoever searches learns what else could have been chosen.
+ * A tape, which is the choices of a schedule in order, and the record of what a run did, from which
+ * an exploration finds the choices that were not taken.
  *
- * Plain data: the caller locks. Where memory is short the record ends early, and says so.
+ * Plain data: the caller locks. If memory is short, the record is marked incomplete and ends early.
  */
 #ifndef OPENREG_TAPE_H
 #define OPENREG_TAPE_H
@@ -11,14 +11,14 @@
 #include "openreg_schedule.h"
 
 typedef struct orTape {
-  /* Of the options that there were, by the order of orScheduleStep; 0: the first. */
+  /* each an option, in the order of orScheduleStep; 0: the first. */
   uint32_t *choices;
   size_t count, room;
 } orTape;
 
-/* The text of orScheduleSetTape; false, and the tape is empty, if it is none. */
+/* Reads the text of orScheduleSetTape. If it is invalid, returns false and the tape is empty. */
 bool orTapeParse(orTape *tape, const char *text);
-/* malloc'd; null where memory is short. */
+/* malloc'd; null if memory is short. */
 char *orTapeText(const orTape *tape);
 bool orTapeAdd(orTape *tape, uint32_t choice);
 
@@ -30,7 +30,7 @@ typedef struct orSteps {
 
 void orStepsAdd(orSteps *steps, orScheduleStep step);
 
-/* schedule.c, for the sanitizer: something is told to touch these bytes. No lock held. */
+/* schedule.c, for the sanitizer: notes that queued work may touch these bytes. No lock held. */
 void orScheduleTouched(orStream_t stream, uintptr_t begin, uintptr_t end, bool write);
 
 #endif

@@ -1,10 +1,9 @@
 /*
- * Fault injection: operations that fail because a test says so.
+ * Fault injection: operations that fail because a test has asked for it.
  *
- * An operation is chosen on the host, by the thread that asks for it, where operations have an
- * order. A task is given its fault in its record under its stream's lock, and the worker that comes
- * to it does as that says, so that what happens to it does not depend on when that is, nor on the
- * fault being there still.
+ * The host thread that requests an operation chooses its fault, as requests have an order. A task's
+ * fault is stored in its record, under its stream's lock, and the worker that runs it reads it
+ * there. The outcome depends neither on when that is nor on whether the fault is still armed.
  *
  * faults[] is guarded by `lock`; the tool is on while one of them is armed.
  */
@@ -29,9 +28,9 @@ OR_COVERS(names, OR_FAULTS);
 
 typedef struct orFaultState {
   bool armed;
-  bool again;     /* it is injected more than once */
+  bool again;     /* injected more than once */
   uint32_t delay; /* microseconds */
-  uint64_t left;  /* still to be spared */
+  uint64_t left;  /* operations still to be spared */
   orFaultOutcome outcome;
 } orFaultState;
 
@@ -40,7 +39,7 @@ static orFaultState faults[OPENREG_MAX_DEVICES][OR_FAULTS];
 
 /* ---- on the host ---- */
 
-/* One more operation of those it counts: whether it is to be injected. Lock held. */
+/* Counts one more operation; returns whether to inject the fault. Lock held. */
 static bool isDue(orFaultState *f) {
   if (!f->armed || (f->outcome.fired && !f->again)) return false;
   if (!f->left) return true;
@@ -66,12 +65,13 @@ static void onAllocation(orProbe *p) {
   orMutexUnlock(&lock);
 }
 
-/* A copy that is more than a move of bytes is a kernel. */
+/* A copy that does more than move bytes is a kernel. */
 static bool isCopy(const orTask *t) {
   return t->kind != OR_KIND_KERNEL || !strcmp(t->name, "aten::copy_");
 }
 
-/* The first node of a graph is no operation of the program's: its replays would be out of step. */
+/* A graph's first node is not an operation of the program; if it failed, replays would be out of
+ * step. */
 static bool beginsReplay(const orTask *t) {
   return t->kind == OR_KIND_KERNEL && !strcmp(t->name, "openreg::graph_begin");
 }
@@ -83,7 +83,7 @@ static void onCommit(orProbe *p) {
   orFaultKind own = isCopy(t) ? orFaultCopyError : orFaultKernelError;
   orMutexLock(&lock);
   bool fails = isDue(&f[own]), loses = isDue(&f[orFaultDeviceLost]);
-  /* A task fails once: the other fault is for the next. */
+  /* A task fails once; the other fault is for the next task. */
   if (fails || loses) {
     t->fault = loses ? orFaultDeviceLost : own;
     inject(&f[t->fault], t->name);

@@ -1,12 +1,12 @@
 /*
  * The hang report: what each stream is doing and what it waits for, in words.
  *
- * No state but the hook of who knows what is outside. It looks at one stream after the other, each
- * under its own lock for a few reads (orSeen is what was seen); the streams go on meanwhile, so it
- * is a picture of what stands still. What a stream that a worker has is running is in its `head`;
- * the queue of any other is still, under the lock. The cell that a stream waits for is kept by its
- * waiting task, which does not finish under the lock either. Text is made of what was seen, and
- * written, with no lock of a stream held.
+ * The only state is the hook for work outside the streams. The report reads one stream after the
+ * other, each under its own lock for a few reads (the result is an orSeen). Streams go on
+ * meanwhile, so it is accurate for what stands still. A running stream's `head` is its task; the
+ * queue of any other does not change under the lock. The cell that a stream waits for is kept by
+ * its waiting task, which does not finish under the lock either. Text is made and written with no
+ * stream's lock held.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@
 typedef struct orText {
   char *data;
   size_t length, room;
-  bool incomplete; /* there was no memory for some of it */
+  bool incomplete; /* memory was short for some of it */
 } orText;
 
 static void grow(orText *t, size_t more) {
@@ -66,9 +66,9 @@ static double seconds(uint64_t ns) { return (double)ns / 1e9; }
 
 typedef enum orWaitsFor {
   OR_WAITS_NOT,
-  OR_WAITS_EVENT,    /* that is recorded on a stream */
-  OR_WAITS_EXTERNAL, /* event */
-  OR_WAITS_DEVICE    /* a vendor's, for what it was told to do */
+  OR_WAITS_EVENT,    /* an event recorded on a stream */
+  OR_WAITS_EXTERNAL, /* an external event */
+  OR_WAITS_DEVICE    /* a vendor's device, for a task that it runs */
 } orWaitsFor;
 
 typedef struct orSeen {
@@ -76,12 +76,12 @@ typedef struct orSeen {
   orStreamState state;
   int priority, worker;
   uint64_t queued, completed, began;
-  bool has_task; /* its next task is known: */
+  bool has_task; /* the following describe its next task */
   orTaskKind kind;
   const char *name;
   orWaitsFor waits;
   orEvent_t event;
-  orStream_t on; /* an event's stream */
+  orStream_t on; /* the stream of the event */
   uint64_t number;
 } orSeen;
 
@@ -102,7 +102,7 @@ static void seeWait(orSeen *to, const orStream *s, const orTask *task) {
   to->number = cell->number;
 }
 
-/* False if it has nothing to do. */
+/* False if the stream has no work. */
 static bool see(orSeen *to, orStream *s) {
   const orTask *task = NULL;
   orMutexLock(&s->lock);

@@ -6,7 +6,7 @@
 
 #include "stream/stream.h"
 
-/* "the default stream of openreg:0", also of one that is gone. */
+/* As "the default stream of openreg:0"; works for destroyed streams. */
 typedef char orStreamName[64];
 const char *orStreamNameOf(orStreamName text, orStream_t stream);
 /* The hang report on stderr; `why` ends its first line. No lock held. */

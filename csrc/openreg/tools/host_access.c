@@ -1,15 +1,15 @@
 /*
- * The handler of SIGSEGV: it resolves the faults of memory that the sanitizer guards
- * (page_guard.c), and for one of device memory it writes to stderr whose memory the thread has
- * touched before the process ends.
+ * The handler of SIGSEGV: it resolves faults of memory that the sanitizer guards (page_guard.c).
+ * For a fault of device memory, it writes to stderr whose memory the thread has touched before the
+ * process ends.
  *
- * The handler is installed at the first use of a device, and stays. Each other fault, and one of
- * device memory after the message, goes to the handler that was there before.
+ * The handler is installed at the first use of a device, and stays. All other faults, and those of
+ * device memory after the message, go to the previous handler.
  *
- * Note [Report of a host access]: the report may come at any instruction, also under a lock of ours
- * or in a forked child. So what makes it takes no lock, allocates nothing, and calls no function
- * but write(). It reads tables that other threads may be changing: these are never unmapped, and a
- * torn entry costs a detail of the message.
+ * Note [Report of a host access]: the report may come at any instruction, also under one of the
+ * library's locks or in a forked child. It therefore takes no lock, allocates nothing, and calls no
+ * function but write(). It reads tables that other threads may be changing: these are never
+ * unmapped, and a torn entry costs a detail of the message.
  *
  * `installing` guards `before`, which the handler reads. `output` and `hint` are atomic.
  */
@@ -30,9 +30,9 @@ static struct sigaction before;
 static _Atomic int output = STDERR_FILENO;
 static _Atomic(const char *) hint;
 
-/* Of a signal handler's. */
+/* The signal handler's. */
 static _Thread_local struct {
-  uintptr_t chained; /* where on the stack it has called the handler before; or 0 */
+  uintptr_t chained; /* where on the stack it called the previous handler; or 0 */
   uintptr_t reported;
 } fault;
 
@@ -40,7 +40,7 @@ static _Thread_local const char *operation;
 
 /* ---- what the processor says ---- */
 
-/* The address of the last fault of this thread, which raise() leaves as it was. */
+/* The address of this thread's last fault, which raise() does not change. */
 static uintptr_t lastFault(const ucontext_t *user) {
 #if defined(__x86_64__)
   return (uintptr_t)user->uc_mcontext.gregs[REG_CR2];
@@ -52,7 +52,7 @@ static uintptr_t lastFault(const ucontext_t *user) {
 #endif
 }
 
-/* Where the processor does not say it, `otherwise`. */
+/* `otherwise` if the processor does not report it. */
 bool orFaultWrote(const void *context, bool otherwise) {
   const ucontext_t *user = context;
 #if defined(__x86_64__)
@@ -166,13 +166,12 @@ static void report(uintptr_t address, const void *context, bool sent) {
 /* ---- the stack ---- */
 
 /* Note [Stacks of the fault handler]: with SA_ONSTACK the system runs the handler on the thread's
- * alternate stack, if it has one. A handler that was there before may need that to report a stack
- * overflow. The sanitizer's report needs more than such a stack holds (the caller's `capture` and
- * `touched` run in it), so a fault of guarded memory, which is no overflow, is resolved on the
- * stack that it interrupted. A handler that was there before and did not ask for the alternate
- * stack is called there, too, unless the fault may be an overflow. The alternate stack is switched
- * off meanwhile: a fault on the other one would start at its top again, over the frame that the
- * system returns through. */
+ * alternate stack, if it has one. A previous handler may need that to report a stack overflow. The
+ * sanitizer's report needs more than such a stack holds (the caller's `capture` and `touched` run
+ * in it). A fault of guarded memory, which is no overflow, is therefore resolved on the interrupted
+ * stack. A previous handler that did not ask for the alternate stack is called there too, unless
+ * the fault may be an overflow. The alternate stack is switched off meanwhile: a fault on the other
+ * one would start at its top again, over the frame that the system returns through. */
 
 #if defined(__x86_64__)
 
@@ -217,7 +216,7 @@ static void callOnStack(uintptr_t top, void (*fn)(void *), void *argument) {
         "memory");
 }
 
-#else /* The handler runs where the fault was. */
+#else /* The handler runs on the stack of the fault. */
 
 enum { OR_ON_STACK = 0, OR_RED_ZONE = 0 };
 
@@ -233,7 +232,7 @@ static bool isWithin(const stack_t *stack, uintptr_t address) {
   return address - (uintptr_t)stack->ss_sp < stack->ss_size;
 }
 
-/* Below the stack's end, as far as a frame may reach. */
+/* Whether the address is below the stack's end, as far as a frame may reach. */
 static bool mayBeOverflow(uintptr_t stack, uintptr_t address) {
   enum { OR_FRAME = 1 << 20 };
   return address - (stack - OR_FRAME) < 2 * OR_FRAME;
@@ -252,7 +251,7 @@ static void callOffStack(void *argument) {
   sigaltstack(&alternate, NULL);
 }
 
-/* On the stack that was interrupted. */
+/* Calls the function on the interrupted stack. */
 static void callThere(const ucontext_t *context, void (*fn)(void *), void *argument) {
   uintptr_t from = interruptedStack(context);
   if (!isWithin(&context->uc_stack, (uintptr_t)__builtin_frame_address(0)) ||
@@ -287,8 +286,8 @@ static void resolveGuarded(void *argument) {
   f->resolved = resolve(f->address, f->context);
 }
 
-/* There is no handler before ours, or it has faulted itself. `sent`: by kill() or raise(), so the
- * instruction that is tried again does not fault. */
+/* There is no previous handler, or it has faulted itself. `sent`: by kill() or raise(), so the
+ * repeated instruction does not fault. */
 static void endProcess(int signal_number, bool sent) {
   if (sent && before.sa_handler == SIG_IGN) return;
   signal(signal_number, SIG_DFL);
@@ -305,7 +304,7 @@ static void callFunction(void *argument) {
   fault.chained = 0;
 }
 
-/* With the signals blocked that the system would have blocked for it. */
+/* Blocks the signals that the system would have blocked for it. */
 static void callMasked(const orFault *f) {
   sigset_t mask = before.sa_mask, was;
   if (!(before.sa_flags & SA_NODEFER)) sigaddset(&mask, f->number);
@@ -318,8 +317,8 @@ static void callMasked(const orFault *f) {
   pthread_sigmask(SIG_SETMASK, &was, NULL);
 }
 
-/* Whether the former handler has faulted: deeper in the stack that it runs on. It may leave by
- * siglongjmp(): what comes then is not deeper. */
+/* Whether the previous handler has faulted: deeper in the stack that it runs on. It may leave by
+ * siglongjmp(); later faults are not deeper. */
 static bool isChained(const ucontext_t *context) {
   uintptr_t from = interruptedStack(context);
   return from <= fault.chained &&
@@ -333,7 +332,7 @@ static void callFormer(const orFault *f) {
     endProcess(f->number, f->info->si_code <= 0);
 }
 
-/* A handler that was put there later, as Python's faulthandler may be, raises the signal again. */
+/* A handler that was installed later, as Python's faulthandler may be, raises the signal again. */
 static bool isRaised(const siginfo_t *info) {
   return info->si_code == SI_TKILL && info->si_pid == getpid();
 }
@@ -353,7 +352,7 @@ static void onFault(int number, siginfo_t *info, void *context) {
   errno = kept;
 }
 
-/* `installing` held. `now`: who hears of a fault first. */
+/* `installing` held. `now`: the process's present handler. */
 static bool isInstalled(struct sigaction *now) {
   sigaction(SIGSEGV, NULL, now);
   return now->sa_flags & SA_SIGINFO && now->sa_sigaction == onFault;

@@ -1,19 +1,19 @@
 /*
- * What the files share that the handler of SIGSEGV concerns: who resolves faults, who finds an
- * address, and what is noted of it.
+ * What the files around the SIGSEGV handler share: the resolution of faults, the description of an
+ * address, and the kind of an access.
  */
 #ifndef OPENREG_FAULT_HANDLER_H
 #define OPENREG_FAULT_HANDLER_H
 
 #include "stream/stream.h"
 
-/* Of page_guard.c, by a constructor: whether memory is guarded, and what is done when it is
- * touched, which returns false if the fault is not to be tried again. */
+/* Called by page_guard.c's constructor. `guarded`: whether memory is guarded. The other handles an
+ * access to it, and returns false if the instruction is not to be repeated. */
 void orFaultSetGuard(bool (*guarded)(uintptr_t address),
                      bool (*resolve)(uintptr_t address, const void *context));
-/* In front of a handler that has been put there meanwhile. */
+/* Installs the handler, in front of one that was installed meanwhile. */
 void orFaultInstall(void);
-/* Whether the access of a fault was a write; `otherwise` where the processor does not say it. */
+/* Whether the access of a fault was a write; `otherwise` if the processor does not report it. */
 bool orFaultWrote(const void *context, bool otherwise);
 
 #endif

@@ -2,54 +2,56 @@
  * Schedules: one task at a time, only while a host thread is inside a call, in an order that a seed
  * or a tape decides.
  *
- * With a schedule on, a stream that becomes ready is not put into the scheduler's lists but held
- * here. A thread at a point says what it wants (an orGoal: so many tasks, or a stream's progress,
- * or a cell), chooses the first stream and hands it to worker 0, which runs one task of it, gives
- * it back, chooses the next and so on until the goal is reached or nothing is left that can run.
- * The thread waits meanwhile, so nothing runs but what was chosen. That it is always worker 0, the
- * wide one, makes kernels split their sums in the same way each time.
+ * With a schedule on, a stream that becomes ready is held here instead of in the scheduler's lists.
+ * A thread at a point sets an orGoal (so many tasks, a stream's progress, or a cell), chooses the
+ * first stream and passes it to worker 0. That worker runs one task of it, gives it back, and
+ * chooses the next, until the goal is reached or nothing can run. The thread waits meanwhile, so
+ * nothing runs but what was chosen. It is always worker 0, the wide one, so that kernels split
+ * their sums in the same way each time.
  *
- * A thread that synchronises and finds nothing to run sleeps for whatever comes from outside: a
- * signalled event, a value, another thread's work. Every such change, and the end of worker 0's
- * work, changes `word`, which the sleeper read before it looked.
+ * A thread that synchronises and finds nothing to run sleeps until something changes from outside:
+ * an event is signalled, or another thread queues work. Every such change, and the end of worker
+ * 0's work, changes `word`, which the sleeper reads before it checks.
  *
- * `orDispatcherNow` and `policy` are written under `lock` and read anywhere. It changes when
- * nothing is queued, but for orScheduleSwitch and threads that queue at that very moment: what a
- * worker takes from the scheduler's lists once a schedule is on comes here; a worker that still
- * runs a stream notices it at the end; what is held when it ends goes there; a goal that is being
- * served then is ended by worker 0 as any other; and hosts that sleep wake up to sleep in the other
- * way, since they may be the ones that have to make tasks run. A host looks at the policy after it
- * has entered the list of sleepers and read its futex, which waking changes, so it is not missed.
+ * Note [Change of a schedule]: `orDispatcherNow` and `policy` are written under `lock` and read
+ * anywhere. They change when nothing is queued, except for orScheduleSwitch and threads that queue
+ * at that moment:
+ *   - a worker that takes a stream from the scheduler's lists passes it here once a schedule is on
+ *   - a worker that still runs a stream checks at the end
+ *   - streams that are held when the schedule ends go to the scheduler's lists
+ *   - worker 0 ends a goal that it serves then, as any other
+ *   - sleeping hosts wake up and sleep in the other way, as they may have to make tasks run; none is
+ *     missed: a host checks the policy after it has entered the list of sleepers and read its futex,
+ *     which a wake-up changes
  *
  * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
  *   held      streams that can run, in the order of their numbers; linked by ready_next
  *   goal      what worker 0 works for, or null; the goal itself is worker 0's until it sets this to
  *             null
  *   random    the generator's state
- *   tape, taken, steps   the choices that are given, those that were made, the record of both
+ *   tape, taken, steps   the given choices, those that were made, the record of both
  * A stream's schedule_number and schedule_epoch are under it too.
  *
  * Every order that the program allows is possible under some seed: points take any number of tasks,
- * from any stream that can run. A seed also decides how much is run at points and how long a stream
- * is stayed with, since the two orders that differ most, a stream far ahead and one far behind,
- * would otherwise be the rarest.
+ * from any stream that can run. A seed also decides how much runs at points and how long a stream
+ * is stayed with; otherwise the two most different orders, a stream far ahead and one far behind,
+ * would be the rarest.
  *
  * Under a tape, and under every fourth seed, a kernel, copy or fill that can be run in two halves
- * is (orTaskPart): after the first its stream is held again, and another one may come between. It
- * is a choice like those between tasks.
+ * is (orTaskPart). After the first half its stream is held again, and another one may be chosen.
  *
  * Every second seed, the odd ones, gives the host and the streams random priorities instead, and
- * lets them change a few times on the way (PCT): a bug that takes one late task and few changes is
- * likelier so, the longer the program.
+ * changes them a few times on the way (PCT). A bug that takes one late task and few changes is then
+ * likelier, the longer the program is.
  *
- * A tape's choices are among those who could go on (openreg_schedule.h). A stream that has a
- * record, a wait or the allocator's poison before its next task is held `forced`, and is run up to
- * that task, or until it waits, before anybody chooses. Whoever replays a tape has the same options
- * at each choice, so streams are numbered by their first task there, which the host alone decides,
+ * A tape's choices are among those that can go on (openreg_schedule.h). A stream that has a record,
+ * a wait or the allocator's poison before its next task is held `forced`: it is run up to that
+ * task, or until it waits, before any choice. A replay of a tape has the same options at each
+ * choice. Streams are therefore numbered by their first queued task, which the host alone decides,
  * and not when they are first held.
  *
- * What is no point: an event's record, which deleters make, and they may not block; an allocation,
- * which may run ahead of nothing that the point before it could not run.
+ * Two calls are no points: an event's record, as destructors record events and may not block; and
+ * an allocation, which may run ahead of nothing that the point before it could not run.
  */
 #include "openreg_schedule.h"
 
@@ -64,14 +66,14 @@ enum { OR_NOBODY = UINT32_MAX, OR_THE_HOST = UINT32_MAX - 1, OR_UNNUMBERED = UIN
 enum { OR_MOST_CHANGES = 3 };
 
 typedef struct orGoal {
-  orWaitGoal until; /* it is over, if there is something */
-  int tasks;        /* until so many more have finished, or OR_ALL_TASKS */
-  bool waits;       /* for what comes from outside, if nothing can run */
-  bool host_may;    /* the host could go on: it is over when the host is chosen */
-  bool left;        /* ... and has been left for a stream */
-  bool over;        /* ... and has been chosen */
-  bool forced;      /* nothing but what is no choice */
-  bool refused;     /* there is no worker 0 to serve it */
+  orWaitGoal until; /* if not empty: the goal is reached when this is over */
+  int tasks;        /* run this many more, or OR_ALL_TASKS */
+  bool waits;       /* if nothing can run, wait for a change from outside */
+  bool host_may;    /* the host could go on: the goal ends when the host is chosen */
+  bool left;        /* ... and a stream was chosen instead */
+  bool over;        /* ... and the host was chosen */
+  bool forced;      /* runs forced steps only */
+  bool refused;     /* worker 0 cannot be started */
 } orGoal;
 
 static struct {
@@ -80,26 +82,27 @@ static struct {
   uint64_t seed, random;
   unsigned haste,
       stay; /* chances in 256: that a point runs one more task; that a stream is stayed with */
-  uint64_t epoch;    /* grows with each change of schedule */
-  uint32_t numbered; /* streams, in this epoch */
+  uint64_t epoch;    /* incremented by each change of schedule */
+  uint32_t numbered; /* streams numbered in this epoch */
   orStream *held;
   const orStream *latest; /* only compared */
   _Atomic(orGoal *) goal;
   _Atomic uint32_t word;
-  uint32_t left; /* whom it costs nothing to go back to: a stream's number, the host, nobody */
+  uint32_t left; /* the one to which a return is no preemption: a stream's number, the host, none */
   orTape tape, taken;
   orSteps steps;
-  _Atomic bool records; /* what happens under this schedule; `record`: under those that begin */
+  _Atomic bool records; /* whether to record this schedule; `record`: those that begin */
   bool record;
   struct {
     uint64_t count, at[OR_MOST_CHANGES];
-    uint32_t who[OR_MOST_CHANGES]; /* has had to go back, the last one behind all others */
+    /* those whose priority was lowered, the last one behind all others */
+    uint32_t who[OR_MOST_CHANGES];
   } changes;
 } plan = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF)};
 
-static _Thread_local bool was_split; /* the task that this thread runs is to come again */
+static _Thread_local bool was_split; /* this thread's task is to run again */
 
-static bool configured; /* plan.lock */
+static bool configured; /* under plan.lock */
 
 static bool isOn(void) { return orDispatching() != NULL; }
 
@@ -122,7 +125,7 @@ static void noteAlone(orScheduleStep step) {
 
 /* ---- chance (lock held) ---- */
 
-/* SplitMix64: of neighbouring seeds the first draws differ already. */
+/* SplitMix64: the first draws of neighbouring seeds differ. */
 static uint64_t mixed(uint64_t z) {
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
   z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -133,13 +136,13 @@ static uint64_t draw(void) { return mixed(plan.random += 0x9e3779b97f4a7c15u); }
 
 static bool chance(unsigned in_256) { return draw() % 256 < in_256; }
 
-/* Even seeds, which are not by priorities, make one more choice: tasks are split, or freed memory
- * is kept back. */
+/* Even seeds, which do not use priorities, decide one more thing: whether tasks are split, or freed
+ * memory is kept back. */
 static bool seedIs(unsigned rest) { return policyIs(orScheduleSeeded) && plan.seed % 4 == rest; }
 static bool isSplit(void) { return policyIs(orScheduleTape) || seedIs(2); }
 static bool keepsBack(void) { return seedIs(0); }
 
-/* On worker 0, of a task that can be. */
+/* Called on worker 0 for a task that can be split. */
 static bool splits(void) {
   orMutexLock(&plan.lock);
   was_split = isSplit();
@@ -184,7 +187,7 @@ static orStream **placeOf(const orStream *s) {
   return at;
 }
 
-/* It is given its first task: it may be held already, for the record or wait before that. */
+/* Called with its first task: the stream may be held already, for a record or wait before that. */
 static void numberInPlace(orStream *s) {
   if (isNumbered(s)) return;
   orStream **at = placeOf(s);
@@ -194,8 +197,8 @@ static void numberInPlace(orStream *s) {
   if (is_held) insert(s);
 }
 
-/* Under a tape records, too, are nobody's choice; else the poison alone, which may not change what
- * a seed means. */
+/* Under a tape records are forced too; else only the poison, so that a seed means the same without
+ * it. */
 static bool isForced(orScheduleForced forced) {
   return forced >= (policyIs(orScheduleTape) ? OR_FORCED_RECORD : OR_FORCED_POISON);
 }
@@ -220,7 +223,7 @@ static orStream **anyPlace(void) {
   return at;
 }
 
-/* The goal may be worker 0's: its owner learns of the choice when it has it back. */
+/* The goal may be worker 0's; its owner reads the choice when it has it back. */
 static orStream *hostGoesOn(orGoal *g) {
   g->over = true;
   return NULL;
@@ -242,12 +245,12 @@ static int tasksAtPoint(void) {
 /* ---- by a tape (lock held) ---- */
 
 typedef struct orOptions {
-  uint32_t current; /* ran last and could go on, or nobody */
-  bool host;        /* is one of them */
+  uint32_t current; /* ran last and can go on, or none */
+  bool host;        /* the host is an option */
   uint32_t count, free;
 } orOptions;
 
-/* Those of a lower class come first. */
+/* Lower classes come first. */
 static int classOf(const orOptions *o, uint32_t who) {
   return who == o->current ? 0 : o->current == OR_NOBODY || who == plan.left ? 1 : 2;
 }
@@ -264,7 +267,7 @@ static orOptions optionsOf(const orGoal *g) {
   return o;
 }
 
-/* The stream of this option; null: the host's. */
+/* The stream of this option; null: the host. */
 static orStream **placeOfOption(const orOptions *o, uint32_t option) {
   for (int class = 0; class < 3; class++) {
     if (o->host && classOf(o, OR_THE_HOST) == class && !option--) return NULL;
@@ -284,7 +287,7 @@ static uint32_t nextOption(const orOptions *o) {
   return option;
 }
 
-/* Null: the host goes on, or nobody can. */
+/* Null: the host goes on, or nothing can. */
 static orStream *chooseByTape(orGoal *g) {
   orOptions o = optionsOf(g);
   if (!o.count) return NULL;
@@ -298,7 +301,7 @@ static orStream *chooseByTape(orGoal *g) {
 
 /* ---- by priorities (lock held) ---- */
 
-/* Of equal chance for all, until they have had to go back. */
+/* Random, until lowered. */
 static uint64_t priorityOf(uint32_t who) {
   for (int i = 0; i < OR_MOST_CHANGES; i++)
     if (plan.changes.who[i] == who) return (uint64_t)(OR_MOST_CHANGES - i);
@@ -306,7 +309,7 @@ static uint64_t priorityOf(uint32_t who) {
 }
 
 static void beginPriorities(void) {
-  uint64_t most = UINT64_C(4) << draw() % 7; /* nobody knows how long the program is */
+  uint64_t most = UINT64_C(4) << draw() % 7; /* the length of the program is unknown */
   plan.changes.count = 0;
   for (int i = 0; i < OR_MOST_CHANGES; i++) {
     plan.changes.who[i] = OR_NOBODY;
@@ -336,7 +339,7 @@ static orStream *chooseByPriority(orGoal *g) {
   return takeAt(at);
 }
 
-/* `needed`: the one that "late" runs, if it can run. */
+/* `needed`: the stream that "late" runs, if it can run. */
 static orStream *choose(orGoal *g, const orStream *needed) {
   orStream *forced = takeForced();
   if (forced || g->forced) return forced;
@@ -381,8 +384,8 @@ static bool isReached(const orGoal *g) {
   return (g->until.stream || g->until.cell) && orIsOver(&g->until);
 }
 
-/* What the goal's stream waits for, in the end. A wait is for a record that was queued before it,
- * so this ends. */
+/* The stream that the goal's stream waits for, directly or not. A wait is for a record that was
+ * queued before it, so this ends. */
 static const orStream *neededFor(const orGoal *g) {
   if (!policyIs(orScheduleLate)) return NULL;
   orStream *s = g->until.stream;
@@ -390,8 +393,8 @@ static const orStream *neededFor(const orGoal *g) {
   return s;
 }
 
-/* Worker 0: what runs next for the goal; null when it is reached or nothing can run, and the goal
- * is its owner's again. */
+/* On worker 0: the next stream for the goal. Null when the goal is reached or nothing can run; the
+ * goal is then its owner's again. */
 static orStream *next(orGoal *g) {
   bool over = isReached(g);
   const orStream *needed = over ? NULL : neededFor(g);
@@ -406,7 +409,7 @@ static orStream *next(orGoal *g) {
 static void serve(orStream *s) {
   orGoal *g = atomic_load_explicit(&plan.goal, memory_order_acquire);
   do {
-    /* A wait that only parks its stream is no task that has run. */
+    /* A wait that only parks its stream is not counted as a task. */
     uint64_t first = atomic_load_explicit(&s->completed, memory_order_relaxed) + 1;
     orScheduleForced forced = s->schedule_forced;
     orStream_t handle = s->last_handle;
@@ -418,7 +421,7 @@ static void serve(orStream *s) {
   } while ((s = next(g)));
 }
 
-/* The system refuses worker 0 a thread. */
+/* Called if the system refuses worker 0 a thread. */
 static void refuse(orStream *s) {
   orMutexLock(&plan.lock);
   orGoal *g = atomic_load_explicit(&plan.goal, memory_order_relaxed);
@@ -431,7 +434,7 @@ static void refuse(orStream *s) {
   notice();
 }
 
-/* Hands the goal to worker 0, unless it has another one or nothing can run. */
+/* Passes the goal to worker 0, unless it has another one or nothing can run. */
 static bool start(orGoal *g) {
   const orStream *needed = neededFor(g);
   orMutexLock(&plan.lock);
@@ -479,7 +482,7 @@ static void leaveSleep(orGoalSleep *sleep) {
 
 static orError_t pursue(orGoal *g) {
   orGoalSleep sleep = {0};
-  while (isServed(g) || !orProcessExiting()) { /* a worker has the goal, which is on this stack */
+  while (isServed(g) || !orProcessExiting()) { /* a worker uses the goal, which is on this stack */
     uint32_t word = atomic_load_explicit(&plan.word, memory_order_acquire);
     if (!isServed(g)) {
       if ((g->refused && g->until.stream) || isReached(g)) break;
@@ -497,7 +500,7 @@ static orError_t pursue(orGoal *g) {
 
 /* ---- points; a task that calls is at none ---- */
 
-/* Poison is run at once, so that seeds choose as they do without it. */
+/* Runs poison at once, so that seeds choose as they do without it. */
 static void runForced(void) {
   if (orProcessTask() != OR_TASK_NONE) return;
   orMutexLock(&plan.lock);
@@ -517,7 +520,7 @@ static void point(void) {
   if (tasks) pursue(&(orGoal){.tasks = tasks, .host_may = chooses});
 }
 
-/* An identity that lives as long as the record of the event does. */
+/* An identifier that lives as long as the event's record. */
 static uint64_t idOf(const orCell *cell) { return (uint64_t)(uintptr_t)cell; }
 
 /* The slot may be another stream's by now. */
@@ -561,7 +564,8 @@ static void noteBytes(orStream_t stream, const void *data, size_t bytes, bool wr
   if (data) orScheduleTouched(stream, begin, begin + bytes, write);
 }
 
-/* Under a tape by its first task, else by whatever is queued first, but for poison. */
+/* Numbers a stream under a tape by its first task, else by whatever is queued first, except
+ * poison. */
 static void numberOnQueue(const orProbe *p) {
   orStream *s = orHandleFind(&orStreamTable, p->stream);
   if (!s || p->internal) return;
@@ -589,7 +593,7 @@ static void onRecord(orProbe *p) {
   noteAlone((orScheduleStep){.kind = orStepRecords, .stream = p->stream, .a = idOf(p->cell)});
 }
 
-/* An external event is somebody else's to signal. */
+/* An external event is signalled from outside. */
 static void onWait(orProbe *p) {
   noteAlone((orScheduleStep){.kind = p->cell->stream ? orStepWaits : orStepOutside,
                              .stream = p->stream,
@@ -628,7 +632,7 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_SIGNAL] = onOutside,
                              [OR_PROBE_RESET] = onOutside}};
 
-/* Streams are numbered by it, and it records. */
+/* Switches the tool on, which numbers streams and records. */
 static void listen(void) { orToolSwitch(&tool, !policyIs(orScheduleFair)); }
 
 /* ---- change ---- */
@@ -660,7 +664,7 @@ static void begin(orSchedulePolicy policy, uint64_t seed) {
                         memory_order_seq_cst);
 }
 
-/* As the newest policy wants it, whichever thread has set that. */
+/* Applies the newest policy, whichever thread has set it. */
 static void setReuse(void) {
   for (uint64_t seen = 0, epoch;; seen = epoch) {
     orMutexLock(&plan.lock);
@@ -686,7 +690,7 @@ static orError_t configure(const orConfig *c) {
 }
 
 static orError_t configureOnce(void) {
-  const orConfig *c = orConfigGet(); /* which has a lock of its own */
+  const orConfig *c = orConfigGet(); /* takes a lock of its own */
   orMutexLock(&plan.lock);
   bool begins = !configured;
   orError_t error = begins ? configure(c) : orSuccess;

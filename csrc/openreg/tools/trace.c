@@ -1,20 +1,20 @@
 /*
- * Tracing: a bounded buffer of what was launched, what ran, and what was waited for.
+ * Tracing: a bounded buffer of launches, tasks and waits.
  *
  * `current` is the number of the session, or 0. It is written under `lock`, which also guards
  * `session` against a second start or stop; writers of records take no lock.
  *
- * A writer counts itself in `writers` and looks at `current` then; orTraceStop makes that 0
- * first and waits for the count to be 0 then (all sequentially consistent, so that one of them sees
- * the other). So the session's buffer stays while anybody writes to it, each place is written by
- * one thread, and what was written is the caller's to read when orTraceStop returns. Writers wait
- * for nobody. Where there is no place left, a record is counted and lost: the first ones are kept,
- * so that what caused what can still be told.
+ * Note [Writers of a session]: a writer increments `writers`, then reads `current`. orTraceStop
+ * sets `current` to 0, then waits until `writers` is 0. All are sequentially consistent, so one of
+ * the two sees the other. The buffer therefore stays while a thread writes to it, each place is
+ * written by one thread, and the records are the caller's to read when orTraceStop returns. Writers
+ * never wait. If the buffer is full, a record is counted and lost: the first ones are kept, which
+ * have the causes of the others.
  *
- * The buffer is reserved as a whole; pages that nothing was written to take no memory.
+ * The buffer is reserved as a whole; unwritten pages take no memory.
  *
- * The thread-locals are the thread's own: its number, its tag and of which session that is, and
- * when its present launch began.
+ * The thread-locals are the thread's number, its tag with the tag's session, and the start of its
+ * present launch.
  */
 #include <errno.h>
 #include <sched.h>
@@ -29,12 +29,12 @@ static _Atomic uint32_t current; /* the session's number; 0: tracing is off */
 
 static struct {
   orMutex lock;
-  /* lock, and writers while `current` is not 0; likewise `capacity` and `since` */
+  /* under `lock`, or by writers while `current` is not 0; as `capacity` and `since` */
   orTraceRecord *records;
   size_t capacity;
   uint64_t since;
-  uint32_t latest;                               /* lock; the number of the latest session */
-  _Alignas(OR_CACHE_LINE) _Atomic uint64_t next; /* places asked for */
+  uint32_t latest;                               /* under `lock`; the latest session's number */
+  _Alignas(OR_CACHE_LINE) _Atomic uint64_t next; /* the next place */
   _Atomic int writers;
 } session = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS)};
 
@@ -52,7 +52,7 @@ static int threadNumber(void) {
 
 static uint64_t tagIn(uint32_t number) { return thread.tag_session == number ? thread.tag : 0; }
 
-/* What began before the session is not the session's. */
+/* Drops what began before the session. */
 static void keep(orTraceRecord *record) {
   atomic_fetch_add_explicit(&session.writers, 1, memory_order_seq_cst);
   uint32_t number = atomic_load_explicit(&current, memory_order_seq_cst);

@@ -1,11 +1,11 @@
 /*
- * The watchdog: prints the hang report when something stands still, and at a signal.
+ * The watchdog: prints the hang report when a stream or host thread stands still, and at a signal.
  *
- * Its thread is started at the first use of a device, where a setting asks for it. It alone reads
- * and writes `dog`; host threads that sleep are listed in host_wait.c. `asked` counts signals, and
- * is the thread's futex: the handler adds one, wakes the thread, and calls the handler that was
- * there before; in a forked child it does the last alone. `previous` is written before the handler
- * is there.
+ * Its thread is started at the first use of a device if a setting asks for it. That thread alone
+ * reads and writes `dog`; host threads that sleep are listed in host_wait.c. `asked` counts
+ * signals, and is the thread's futex: the handler increments it, wakes the thread, and calls the
+ * previous handler. In a forked child it only calls that. `previous` is written before the handler
+ * is installed.
  */
 #include <errno.h>
 #include <signal.h>
@@ -20,9 +20,9 @@ enum { OR_LEAST_PERIOD_NS = 1000000, OR_MOST_PERIOD_NS = 1000000000 };
 
 /* ---- stalls ---- */
 
-/* A slot of the table of streams, as last looked at. */
+/* A slot of the table of streams, as last read. */
 typedef struct orWatched {
-  uint64_t round; /* when it had work */
+  uint64_t round; /* the last round in which it had work */
   uint64_t completed, since;
   bool reported;
 } orWatched;
@@ -43,7 +43,7 @@ static bool growWatched(uint32_t count) {
   return true;
 }
 
-/* True if the stream has stood still for too long and no report has said so. */
+/* True if the stream has stood still for too long and no report has covered it. */
 static bool standsStill(uint32_t slot, uint64_t now) {
   orStream *s = orHandleSlotAt(&orStreamTable, slot);
   orWatched *w = &dog.watched[slot];
@@ -75,7 +75,7 @@ static void setHostReported(orSleeper *w, void *context) {
   w->reported = true;
 }
 
-/* All that stands still now is in the report: none of it is a reason for another. */
+/* The report covers all that stands still now, which is then no reason for another. */
 static void setReported(void) {
   for (uint32_t i = 0; i < dog.count; i++)
     dog.watched[i].reported = dog.watched[i].round == dog.round;
@@ -170,7 +170,7 @@ static orError_t start(void) {
 }
 
 static void onFirstUse(orProbe *p) {
-  static bool started; /* the lock of first uses */
+  static bool started; /* under the lock of first uses */
   if (started) return;
   orError_t error = start();
   if (error) p->error = error;
