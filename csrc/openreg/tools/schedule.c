@@ -20,9 +20,9 @@
  *   - a worker that still runs a stream checks at the end
  *   - streams that are held when the schedule ends go to the scheduler's lists
  *   - worker 0 ends a goal that it serves then, as any other
- *   - sleeping hosts wake up and sleep in the other way, as they may have to make tasks run; none is
- *     missed: a host checks the policy after it has entered the list of sleepers and read its futex,
- *     which a wake-up changes
+ *   - sleeping hosts wake up and sleep in the other way, as they may have to make tasks run; none
+ *     is missed, as a host enters the list of sleepers and reads its futex, which a wake-up
+ *     changes, before it checks the policy
  *
  * `plan.lock` is taken last, and guards the rest of `plan` but the atomics:
  *   held      streams that can run, in the order of their numbers; linked by ready_next
