@@ -5,9 +5,9 @@
     (gdb) openreg hosts         host threads that sleep, and what for
     (gdb) print *stream         also an orTask, orCell, orMutex or orSleeper; print/r: its fields
 
-It needs the library's debug information, and says so where there is none. It reads memory, takes no
-lock and calls nothing in the process. So what a thread was changing as it stopped is seen half
-changed: of a stream that is running, the list of tasks may begin or end one off.
+It needs the library's debug information, and fails with a message without it. It reads memory,
+takes no lock and calls nothing in the process, so data that a thread was changing may be shown half
+changed: a running stream's list of tasks may begin or end one task off.
 """
 
 import os
@@ -30,7 +30,7 @@ HOST = -1  # OR_HOST
 
 
 class MissingError(Exception):
-    """What is asked for is not there, or the library was built without it."""
+    """The requested thing is not there, or the library was built without it."""
 
 
 # ---- finding things ----
@@ -42,7 +42,7 @@ def library_files():
 
 
 def explain(what):
-    """The error for a symbol or type that gdb does not know."""
+    """The error for a symbol or type that gdb does not have."""
     files = library_files()
     if not files:
         return MissingError(
@@ -67,7 +67,7 @@ def shared(name):
 
 
 def static(name, file):
-    """A file's own variable: other libraries of the process may have one with its name."""
+    """A file's static variable: other libraries of the process may have one of the same name."""
     for symbol in gdb.lookup_static_symbols(name):
         if os.path.basename(symbol.symtab.filename) == file:
             return usable(symbol, f"{name} of {file}")
@@ -155,8 +155,7 @@ def task_text(task):
 
 
 def tasks(stream):
-    """Number and record of each that has not finished; None in place of a record that is not
-    there."""
+    """Number and record of each unfinished task; None in place of a record that is missing."""
     chunk, offset = stream["out"]["head"], int(stream["out"]["offset"])
     least = gdb.lookup_type("orTask").sizeof
     for number in range(int(stream["completed"]) + 1, int(stream["queued"]) + 1):
@@ -188,7 +187,7 @@ def task_lines(stream, most):
 
 
 def wait_text(stream):
-    """What its first task waits for, or where it runs; empty if it has none."""
+    """What the stream's first task waits for, or where it runs; empty if it has none."""
     state = str(stream["state"])
     if state == "OR_STREAM_RUNNING":
         return worker_text(int(stream["worker"]))
@@ -299,7 +298,7 @@ def printers():
 
 
 def streams():
-    """Of every slot that has been used, live or not."""
+    """The streams of all slots that were ever used, live or not."""
     table = shared("orStreamTable")
     base, size = int(table["base"]), int(table["slot_size"])
     for index in range(int(table["used"]) if base else 0):
@@ -342,7 +341,7 @@ class Command(gdb.Command):
     def invoke(self, argument, from_tty):
         self.dont_repeat()
         try:
-            # The symbols of a process that has ended are half gone.
+            # After the process has ended, only some symbols are left.
             if not gdb.selected_inferior().pid:
                 raise MissingError("there is no process and no core dump")
             self.say(argument.strip())

@@ -1,17 +1,17 @@
 /*
  * A model for Relacy of a schedule that begins, and may end, while a host waits for a task that has
- * just become ready: dispatch.h's orDispatching and orDispatchNotice, schedule.c's hold, begin,
- * change, notice, start and pursue, host_wait.c's orHostAwait, sleepUntilOver and orSleepersWake,
- * worker.c's orWorkerSchedule and the end of workerMain's loop.
+ * just become ready. It covers dispatch.h's orDispatching and orDispatchNotice, schedule.c's hold,
+ * begin, change, notice, start and pursue, host_wait.c's orHostAwait, sleepUntilOver and
+ * orSleepersWake, worker.c's orWorkerSchedule and the end of workerMain's loop.
  *
- * A worker runs the task, or the schedule holds it and the host has to have it run. The host may
- * sleep in one way when the schedule's change makes the other one right, and has to be woken.
+ * A worker runs the task, or the schedule holds it and the host has to have it run. If the host
+ * sleeps in one way when a change of schedule makes the other one right, it has to be woken.
  *
  * PLANT 1: orDispatchNotice loads orDispatcherNow relaxed
  * PLANT 2: change does not call notice
  * PLANT 3: change does not call orSleepersWake
- * PLANT 4: pursue reads `word` after it has looked whether the task is over
- * PLANT 5: sleepUntilOver enters the list of hosts after it has looked for a dispatcher
+ * PLANT 4: pursue reads `word` after it has checked whether the task is over
+ * PLANT 5: sleepUntilOver enters the list of hosts after it has checked for a dispatcher
  */
 #include "model.hpp"
 
@@ -68,7 +68,7 @@ struct Dispatch : test_suite<Dispatch, 3> {
     return on;
   }
 
-  /* And the worker that it wakes. */
+  /* Also runs the worker that the call wakes. */
   void orWorkerSchedule() {
     if (!orDispatching() || !hold()) run();
   }
@@ -103,7 +103,7 @@ struct Dispatch : test_suite<Dispatch, 3> {
       unsigned seen = word.load(memory_order_acquire);
       if (!orDispatching() || orIsOver()) return;
       if (start())
-        run(); /* worker 0 does, while the host waits for it */
+        run(); /* worker 0 runs it while the host waits */
       else if (plant == 4)
         of_plan.wait(word, word.load(memory_order_acquire));
       else

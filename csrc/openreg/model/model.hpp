@@ -1,9 +1,9 @@
 /*
- * What the models for Relacy share: the fault that is planted, a futex, and the main program.
+ * What the models for Relacy share: the planted fault, a futex, and the main program.
  *
- * Relacy runs the threads of a model under the memory model of C11, in schedules that it draws,
- * with loads that return any value that the orders allow. `make model` runs each model as it is,
- * and once with each fault that its head lists as PLANT, which has to be found.
+ * Relacy runs a model's threads under the memory model of C11, in schedules that it draws, with
+ * loads that return any value the orders allow. `make model` runs each model as it is, then once
+ * with each fault that its head lists as PLANT, which must be found.
  */
 #ifndef OPENREG_MODEL_HPP
 #define OPENREG_MODEL_HPP
@@ -14,12 +14,12 @@
 
 static int plant;
 
-/* The order of an access, or a weaker one if that is the fault. */
+/* The order of an access, or a weaker one if that is the planted fault. */
 static rl::memory_order unlessPlanted(int number, rl::memory_order order, rl::memory_order weaker) {
   return plant == number ? weaker : order;
 }
 
-/* The kernel's: it compares the word under the lock of its queue. */
+/* The kernel's futex: it compares the word under the lock of its queue. */
 struct Futex {
   rl::mutex lock;
   rl::condition_variable queue;
@@ -37,7 +37,7 @@ struct Futex {
   }
 };
 
-/* PROGRAM [PLANT [SCHEDULES]]: 0 if nothing was found. */
+/* Arguments: PROGRAM [PLANT [SCHEDULES]]. Returns 0 if nothing was found. */
 template <typename Model>
 static int runModel(int argc, char **argv) {
   rl::test_params parameters;

@@ -126,7 +126,7 @@ struct Queue : test_suite<Queue, 2> {
     offset($) = at + 1;
   }
 
-  /* It gives up in the end: a schedule may never let the producer run. */
+  /* Gives up in the end: a schedule may never let the producer run. */
   void worker() {
     unsigned seen = 0;
     for (int number = 1, looks = 0; number <= RECORDS && looks < 200;) {

@@ -1,38 +1,38 @@
 /*
  * A model for Spin of how streams, workers and waiting hosts wake each other. `make model` runs it.
  *
- * It has the functions of these names, under sequential consistency (wait.cpp has the orders):
- *   host_wait.c   announceSleep sleepUntilOver orStreamWakeSleepers
- *   worker.c    orWorkerSchedule chooseWorker wake sleepWorker pick leaveTheRest letGoIfEmpty runStream
- *             runFront orWorkerGiveBack orWorkerRun orWorkerTake
- *   stream.c  publish submitAndWait orStreamFinishTask orStreamTryIdle orStreamResume
- *   event.c   orCellWaitOrPark orCellComplete nextWaiter
- * A change of one of them has to be made here too.
+ * It has the functions of these names, under sequential consistency (wait.cpp has the orders). A
+ * change of one of them must be made here too.
+ *   host_wait.c  announceSleep sleepUntilOver orStreamWakeSleepers
+ *   worker.c     orWorkerSchedule chooseWorker wake sleepWorker pick leaveTheRest letGoIfEmpty
+ *                runStream runFront orWorkerGiveBack orWorkerRun orWorkerTake
+ *   stream.c     publish submitAndWait orStreamFinishTask orStreamTryIdle orStreamResume
+ *   event.c      orCellWaitOrPark orCellComplete nextWaiter
  *
- * There are two hosts, two streams and two workers, neither of which has been started. What has to
- * hold: a stream is in the ready list once and runs on one thread at a time, and nothing stands
- * still until both hosts are done. Spin reports a lost wake-up as an "invalid end state": only a
- * worker may be asleep at the end.
+ * There are two hosts, two streams and two workers, which are not started at first. A stream must
+ * be in the ready list once and run on one thread at a time, and nothing may stand still until both
+ * hosts are done. Spin reports a lost wake-up as an "invalid end state": only a worker may be
+ * asleep at the end.
  *
  * PROGRAM 1: both hosts launch on one stream and wait
  * PROGRAM 2: one records an event and waits, the other's stream waits for the event
  * PROGRAM 3: one waits for an external event, which the other signals
- * PROGRAM 4: each launches a kernel that runs until the other's runs, too, while a worker may look
+ * PROGRAM 4: each launches a kernel that runs until the other's runs, while a worker may look
  *
- * A critical section is one step where it has at most one access that others see without the lock:
- * a lock is therefore no variable here. Left out: priorities, the spinning of hosts, pieces of
- * large tasks, on which core a worker looks, threads that the system refuses, the process's end.
+ * A critical section with at most one access that others see without the lock is one step, so locks
+ * are no variables here. Left out: priorities, the spinning of hosts, pieces of large tasks, the
+ * core of a worker that looks, threads that the system refuses, the process's end.
  *
- * PLANT=n builds a fault in, which Spin has to find in the program that is named:
+ * PLANT=n plants a fault, which Spin must find in the named program:
  * PLANT 1 (PROGRAM 1): orStreamWakeSleepers changes wake_word before it resets wake_at
- * PLANT 2 (PROGRAM 1): a host sleeps without a second look at `completed`
+ * PLANT 2 (PROGRAM 1): a host sleeps without reading `completed` again
  * PLANT 3 (PROGRAM 1): orStreamTryIdle reads the counters before it has the stream's lock
- * PLANT 4 (PROGRAM 2): orCellWaitOrPark does not look at the cell again under its lock
- * PLANT 5 (PROGRAM 1): a worker clears `awake` after it has let go of the lock
- * PLANT 6 (PROGRAM 1): a worker stops looking without a look at the list
+ * PLANT 4 (PROGRAM 2): orCellWaitOrPark does not check the cell again under its lock
+ * PLANT 5 (PROGRAM 1): a worker clears `awake` after it has released the lock
+ * PLANT 6 (PROGRAM 1): a worker stops looking without checking the list
  * PLANT 7 (PROGRAM 1): orStreamFinishTask loads wake_at before it stores `completed`
  * PLANT 8 (PROGRAM 3): orCellComplete reads whether hosts sleep before it sets the cell done
- * PLANT 9 (PROGRAM 1): orWorkerTake does not look whether the stream is in the list
+ * PLANT 9 (PROGRAM 1): orWorkerTake does not check whether the stream is in the list
  * PLANT 10 (PROGRAM 4): leaveTheRest wakes no worker for a stream that is left
  */
 #ifndef PLANT
@@ -157,7 +157,7 @@ inline orStreamFinishTask(s) {
   if :: completed[s] >= at -> at = 0; orStreamWakeSleepers(s) :: else -> at = 0 fi
 }
 
-/* goes = 0: the stream waits and is the caller's no more. */
+/* goes = 0: the stream waits and is no longer the caller's. */
 inline orCellWaitOrPark(s) {
   if
   :: done
@@ -183,7 +183,7 @@ inline runFront(s) {
   if :: goes -> orStreamFinishTask(s) :: else fi
 }
 
-/* drained = 1: the stream is the caller's no more. */
+/* drained = 1: the stream is no longer the caller's. */
 inline orStreamTryIdle(s) {
 #if PLANT == 3
   drained = completed[s] == queued[s];
