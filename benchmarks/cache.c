@@ -1,11 +1,11 @@
 /*
- * What the caching allocator costs: allocate and free from the cache, with 10 and with 100,000 live
- * blocks.
+ * What the caching allocator costs: allocating from and freeing to the cache, with 10 and with
+ * 100,000 live blocks.
  *
- * "pair": one size, freed at once. "churn": a random live block is freed and one of its size asked
- * for; the memory touched grows with the number of live blocks, so part of its growth is the
- * processor's caches. "cut and merge": the block is cut from a larger one and merges with it again.
- * The floor is two uncontended lock and unlock pairs.
+ * "pair": one size, freed at once. "churn": a random live block is freed and one of its size
+ * allocated; the memory touched grows with the number of live blocks, so part of its growth is due
+ * to the processor's caches. "cut and merge": the block is cut from a larger one and merges with it
+ * again. The floor is two uncontended lock and unlock pairs.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ static void report(const char *name, double value, const char *unit, double limi
   printf("}\n");
 }
 
-/* Best of many short windows: what else runs on the machine only adds. */
+/* The best of many short windows: other load on the machine only adds. */
 static double best(void (*body)(int), int count) {
   double least = 1e300;
   for (int i = 0; i < REPEATS; i++) {
@@ -92,7 +92,7 @@ static void churn(int count) {
   }
 }
 
-/* Live blocks of a few sizes, and free ones of each between them, so that the bins are not
+/* Live blocks of a few sizes, with free ones of each between them, so that the bins are not
  * empty. */
 static void fill(int count) {
   for (int i = 0; i < count; i++) {
@@ -106,7 +106,7 @@ static void drain(int count) {
   check(orCacheEmpty(0));
 }
 
-/* Every eighth block freed: as many holes, which the sizes of the pair do not fit into. */
+/* Every eighth block is freed, which leaves holes that are too small for the pair. */
 static void pairAmongHoles(int count) {
   (void)count;
   pairOf(64 << 10);
@@ -115,7 +115,7 @@ static void pairAmongHoles(int count) {
 int main(void) {
   setenv("OPENREG_DEVICE_MEMORY", "4G", 1);
   check(orStreamGetDefault(&stream, 0));
-  /* With a second thread in the process locks cost what they cost in use. */
+  /* A second thread in the process makes locks cost what they cost in use. */
   void *first;
   check(orCacheMalloc(&first, 512, stream));
   check(orMemset(first, 0, 512));
@@ -127,7 +127,8 @@ int main(void) {
     double *out = k ? many : few;
     fill(counts[k]);
     void *keep;
-    check(orCacheMalloc(&keep, 4096, stream)); /* a hole of the pair's size, walled in */
+    /* a hole of the pair's size, enclosed by live blocks */
+    check(orCacheMalloc(&keep, 4096, stream));
     void *wall;
     check(orCacheMalloc(&wall, 512, stream));
     check(orCacheFree(keep));

@@ -1,9 +1,9 @@
 /*
- * Micro-benchmarks of the core: what queueing, waking, allocating and copying cost, beside what the
- * machine itself takes for the same in the same run.
+ * Micro-benchmarks of the core: the cost of queueing, waking, allocating and copying, beside what
+ * the machine itself takes for the same in the same run.
  *
- * One JSON object a line: name, value, unit; limit is the most the value may be; floor is the
- * machine's own figure. Costs that noise can only raise are the minimum over the repetitions;
+ * Prints one JSON object a line: name, value, unit; limit is the most the value may be; floor is
+ * the machine's own figure. Costs that noise can only raise are the minimum over the repetitions;
  * latencies are the median.
  */
 #include <errno.h>
@@ -44,7 +44,7 @@ static void napNs(long ns) {
   }
 }
 
-/* A limit or floor of 0: there is none. */
+/* A limit or floor of 0 means none. */
 static void report(const char *name, double value, const char *unit, double limit, double floor) {
   printf("{\"name\": \"%s\", \"value\": %.4g, \"unit\": \"%s\"", name, value, unit);
   if (limit > 0) printf(", \"limit\": %.4g", limit);
@@ -94,7 +94,7 @@ static void openGate(orEvent_t gate) {
 
 typedef struct Args {
   void *pointers[4];
-} Args; /* of an operator of two inputs and an output, about */
+} Args; /* about those of an operator of two inputs and an output */
 
 static orError_t nothing(void *args) {
   (void)args;
@@ -114,7 +114,7 @@ static double enqueue(orStream_t stream, int count) {
   return (nowNs() - start) / count;
 }
 
-/* What the queue cannot do without: its lock, and the arguments' way into memory. */
+/* The queue's minimum: its lock, and writing the arguments to memory. */
 static double lockAndCopy(int count) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static char memory[1 << 17];
@@ -191,7 +191,7 @@ static void benchRecordAndWait(void) {
   orEvent_t e = newEvent(orEventDisableTiming);
   double best = 0;
   for (int i = 0; i < 200; i++) {
-    orEvent_t gate = closeGate(a); /* so that every wait is a wait */
+    orEvent_t gate = closeGate(a); /* so that every wait has to wait */
     double start = nowNs();
     for (int k = 0; k < 1000; k++) {
       CHECK(orEventRecord(e, a));
@@ -262,8 +262,8 @@ static double roundTrip(orStream_t s) {
   return nowNs() - start;
 }
 
-/* A round trip that the host runs itself, then a small kernel and a millisecond of the host's own:
- * whether it is done. */
+/* Whether a small kernel is done after a millisecond of the host's own work, following a round trip
+ * that the host ran itself. */
 static bool overlaps(orStream_t s) {
   orLaunch launch = {.size = sizeof launch,
                      .stream = s,
@@ -286,7 +286,7 @@ static bool overlaps(orStream_t s) {
   return done;
 }
 
-/* The same of a bare thread, which is woken for the second time as soon as it has answered. */
+/* The same with a bare thread, which is woken a second time as soon as it has answered. */
 static bool bareOverlaps(void) {
   wakeFutex();
   double start = nowNs();
@@ -298,9 +298,9 @@ static bool bareOverlaps(void) {
   return done;
 }
 
-/* In turns with a bare thread. A thread that has just slept on the core of its waker has had more
- * than its share of that core, and Linux may leave it waiting there: for the kernel too, which the
- * host then runs when it next waits. */
+/* Alternates with a bare thread. A thread that has just slept on its waker's core has had more than
+ * its share of that core, and Linux may keep it waiting there. That happens to the worker as well,
+ * and the host then runs the kernel when it next waits. */
 static void benchOverlap(void) {
   enum { TRIES = 400 };
   orStream_t s = newStream();
@@ -317,7 +317,7 @@ static void benchWake(void) {
   enum { TIMES = 301 };
   static double device[TIMES], bare[TIMES], trip[TIMES], busy[TIMES];
   orStream_t s = newStream();
-  for (int i = 0; i < TIMES; i++) { /* in turns; asleep for a while before each */
+  for (int i = 0; i < TIMES; i++) { /* alternating, after a sleep each */
     napNs(500000);
     bare[i] = wakeFutex();
     napNs(500000);
@@ -334,7 +334,7 @@ static void benchWake(void) {
 
 /* ---- memory ---- */
 
-/* Nanoseconds of a free and an allocation, with `live` blocks about. */
+/* Nanoseconds of a free and an allocation with `live` live blocks. */
 static double churn(int live) {
   void **blocks = calloc((size_t)live, sizeof *blocks);
   uint32_t x = 1;

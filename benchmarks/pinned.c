@@ -1,6 +1,6 @@
 /*
- * What guarding pinned memory costs: a copy to the device and one back, queued, and waited for,
- * with the sanitizer off, with it on, and where memory has a checksum in place of guards.
+ * What guarding pinned memory costs: a copy to the device and one back, queued and waited for, with
+ * the sanitizer off, with it on, and with checksums in place of guards.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ typedef struct Way {
   int sanitized;
 } Way;
 
-/* There and back, with the host's turn between: what it does not touch is not mapped. */
+/* There and back, with the host's turn between: memory that it does not touch keeps its guards. */
 static double roundTripUs(const Way *way, char *device, size_t bytes) {
   int times = (int)(LARGEST / bytes) * 4 > 2000 ? 2000 : (int)(LARGEST / bytes) * 4;
   if (way->sanitized) CHECK(orSanitizerEnable(NULL));
