@@ -1,9 +1,9 @@
 /*
- * What the files of base/ offer: errors, settings, the process, handles, locks, sleeping and
- * waking, events for tools (probe.h), and work in pieces. They depend on no other layer.
+ * The interface of base/, which depends on no other layer: errors, settings, the process, handles,
+ * locks, sleeping and waking, events for tools (probe.h), and work in pieces.
  *
- * No lock is held while waiting, while loading a library, while calling a hook, a kernel, a `drop`
- * or a vendor's function.
+ * No lock is held while waiting, loading a library, or calling a hook, a kernel, a `drop` or a
+ * vendor's function.
  */
 #ifndef OPENREG_PRIVATE_BASE_H
 #define OPENREG_PRIVATE_BASE_H
@@ -48,8 +48,8 @@ _Noreturn void orAssertFailed(const char *file, int line, const char *text, unsi
 
 /* ---- error.c ---- */
 
-/* Records the error and its detail for the calling thread, and returns it. orErrorNotReady is never
- * recorded. */
+/* Records the error and its detail for the calling thread, and returns it; never
+ * orErrorNotReady. */
 orError_t orFail(orError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The detail that a failed call recorded since `before` = orNotedErrors(), or the text of `error`.
  * For errors from a vendor's or a caller's function. */
@@ -71,8 +71,8 @@ void orWarn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const void *orCopyVersioned(const char *type, const void *given, size_t has, size_t least,
                             void *room, size_t size);
 
-/* Fills a caller's structure, which begins with its size, with as many bytes as that says. `from`
- * has every member of this library's layout; members up to `last` are required. */
+/* Fills a caller's structure, which begins with its size, with that many bytes. `from` has every
+ * member of this library's layout; members up to `last` are required. */
 #define OR_FILL(type, to, from, last) orFill(#type, to, from, OR_END(type, last), sizeof(type))
 orError_t orFill(const char *type, void *to, const void *from, size_t least, size_t size);
 /* Whether orFill will succeed; called before an effect that cannot be undone. */
@@ -256,8 +256,7 @@ bool orSplitHelp(void);
 bool orSplitWantsHelp(void);
 /* By a constructor: `fn` wakes up to `missing` threads that may help. */
 void orSplitSetCall(void (*fn)(int missing));
-/* memcpy between addresses that this thread can reach, in a task; large ones in pieces. Returns
- * when done. */
+/* memcpy between addresses that this thread can reach, in a task; large ones run in pieces. */
 void orCopyBytes(void *dst, const void *src, size_t bytes);
 
 #include "base/probe.h"

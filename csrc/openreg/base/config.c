@@ -365,8 +365,7 @@ static bool namesMemory(const char *controllers) {
   return false;
 }
 
-/* A line of /proc/self/cgroup is "hierarchy:controllers:group"; version 2 has no controllers
- * there. */
+/* A line of /proc/self/cgroup is "hierarchy:controllers:group"; version 2 leaves out the second. */
 static orError_t applyLine(char *line, size_t *limit) {
   char *controllers = strchr(line, ':');
   if (!controllers) return orSuccess;

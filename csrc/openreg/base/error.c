@@ -56,8 +56,8 @@ const char *orErrorDetail(orError_t error, uint64_t before) {
   return noted_errors != before && last_error == error ? last_message : orGetErrorString(error);
 }
 
-/* An argument may point into last_message (an error reported again with more words), so the text is
- * made in a buffer. */
+/* An argument may point into last_message (an error reported again), so the text is made in a
+ * buffer. */
 orError_t orFail(orError_t error, const char *format, ...) {
   if (error == orErrorNotReady) return error;
   char text[OR_MESSAGE_BYTES];

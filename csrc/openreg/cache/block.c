@@ -489,8 +489,7 @@ static void moveBlock(orBlocks *blocks, orBlock *block, orBlockStream *to) {
   if (is_free) enterFree(blocks, block);
 }
 
-/* Moves all blocks of one owner to the other. Only segments have references: a pool's owner has no
- * uses. */
+/* Moves all blocks of one owner to the other. A pool's owner has references from segments alone. */
 static void moveBlocks(orBlocks *blocks, orBlockStream *from, orBlockStream *to,
                        void (*fn)(const orBlock *block)) {
   for (size_t i = 0; i <= blocks->slot_mask; i++) {

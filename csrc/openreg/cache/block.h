@@ -141,8 +141,7 @@ orBlock *orBlocksAddSegment(orBlocks *blocks, orStream_t owner, orMemPool *mempo
  * its fresh bytes begin, or its end. */
 uintptr_t orBlocksTake(orBlocks *blocks, orBlock *block, size_t size, size_t requested,
                        const orOrigin *origin);
-/* Live -> pending free: no longer allocated, still active. Returns the uses for the caller to
- * queue. */
+/* Live -> pending free: no longer allocated, still active. The caller queues the returned uses. */
 orBlockUse *orBlocksBeginFree(orBlocks *blocks, orBlock *block, uint64_t reuse_from);
 /* Pending free -> free, merged with free neighbours. */
 void orBlocksFree(orBlocks *blocks, orBlock *block);
@@ -159,8 +158,7 @@ void orBlocksSetMaxSplit(orBlocks *blocks, size_t max_split);
 
 /* False if the host has no memory. No effect if the stream is recorded already. */
 bool orBlocksAddUse(orBlocks *blocks, orBlock *block, orStream_t stream);
-/* Queues a pending-free block's use on its stream: done when the stream has completed `number`
- * tasks. */
+/* Queues a pending-free block's use: done when the stream has completed `number` tasks. */
 void orBlocksQueueUse(orBlocks *blocks, orBlockUse *use, uint64_t number);
 /* Ends the first use in the queue of *waiting and returns its block. If the queue is then empty,
  * *waiting becomes the next stream. */

@@ -85,6 +85,7 @@ bool orCacheCompleted(orStream_t stream, uint64_t number) {
   return !number || (!orStreamCompleted(stream, &count) && count >= number);
 }
 
+/* See Note [Order of reuse]. */
 static inline uint64_t reuseFrom(orStream_t stream) {
   uint64_t task = taskOf(stream);
   return task == OR_TASK_ANY ? queuedOn(stream) + 1 : task;
@@ -197,7 +198,7 @@ static void queueUse(orCache *cache, orBlockUse *use) {
   orBlocksQueueUse(&cache->blocks, use, queuedOn(use->stream->stream));
 }
 
-/* Nothing of a capture runs, so completed counts do not cover what uses the block. */
+/* Completed counts do not cover work of a capture: Note [Captures and the cache]. */
 static void deferUse(orCache *cache, orBlockUse *use, orCapture *capture) {
   use->capture = capture;
   use->block->waits++;

@@ -99,8 +99,7 @@ void orCachePoll(orCache *cache);
 bool orCacheTake(orRequest *request, void **ptr);
 /* Makes the cache findable for addresses in the range. Lock held. */
 void orCacheWidenRange(orCache *cache, uintptr_t low, uintptr_t high);
-/* Their block is pending free until each stream has finished what it has been given so far. Lock
- * held. */
+/* Their block is pending free until each stream has finished what it has been given. Lock held. */
 void orCacheQueueUses(orCache *cache, orBlockUse *uses);
 /* True if the task `number` of a stream, and all before it, have finished. */
 bool orCacheCompleted(orStream_t stream, uint64_t number);

@@ -58,7 +58,7 @@ static void postpone(orCache *cache, orMemPool *mempool) {
   cache->postponed = mempool;
 }
 
-/* Reports a graph's ranges as over here, as no tool was told of their frees. */
+/* A graph's ranges are reported as over here, as their frees were not. */
 void orMemPoolEnd(orCache *cache, orBlock *end) {
   orMemPool *mempool = (orMemPool *)((char *)end - offsetof(orMemPool, end));
   bool graphs = orMemPoolIsGraphs(mempool);

@@ -20,7 +20,7 @@
 static const size_t small_segment = 2 * MIB;
 static const size_t large_segment = 20 * MIB; /* for requests below large_limit */
 static const size_t large_limit = 10 * MIB;
-static const size_t large_rounding = 2 * MIB; /* above it */
+static const size_t large_rounding = 2 * MIB; /* from large_limit on */
 
 /* ---- Memory from the device and back ---- */
 

@@ -1,5 +1,5 @@
 /*
- * What the files of device/ offer: the table of devices, and which addresses are allocated.
+ * The interface of device/: the table of devices, and which addresses are allocated.
  */
 #ifndef OPENREG_PRIVATE_DEVICE_H
 #define OPENREG_PRIVATE_DEVICE_H
@@ -93,8 +93,7 @@ orError_t orRegionAdopt(const orDevice *device, const char *call, orRegion regio
 /* The region of this kind that starts at `ptr`, or orErrorInvalidValue. The second removes it. */
 orError_t orRegionCheck(const void *ptr, orMemoryType type, bool registered, orRegion *region);
 orError_t orRegionTake(const void *ptr, orMemoryType type, bool registered, orRegion *region);
-/* Device memory, charged to the device's capacity. Independent of the current device; does not
- * synchronise. */
+/* Device memory, charged to the device's capacity, on any current device. Does not synchronise. */
 orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
 /* The caller guarantees that no queued work uses the region. */
 orError_t orRegionRelease(void *ptr);

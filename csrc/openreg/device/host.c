@@ -1,6 +1,6 @@
 /*
- * The two factories of the host ("CPU"): the plain one, and the one with pinned host memory, which
- * is used with devices.
+ * The two factories of the host ("CPU"): the plain one, and one with pinned host memory for
+ * devices.
  *
  * No state. A description's `self` is null.
  */

@@ -12,10 +12,10 @@ typedef enum orGuard { OR_GUARD_NOTHING, OR_GUARD_WRITES, OR_GUARD_ALL } orGuard
 
 /* Sets whether orMallocHost's memory is mapped twice; returns the previous setting. */
 bool orAliasesWanted(bool wanted);
-/* Called for new pinned memory: maps it a second time if orAliasesWanted says so. */
+/* Called for new pinned memory: maps it a second time if orAliasesWanted has set that. */
 void orAliasNew(void *ptr, size_t bytes);
-/* Maps unused memory at `ptr` a second time. Its bytes are lost. If the system refuses, it stays as
- * it is. */
+/* Maps unused memory at `ptr` a second time; its bytes are lost. No effect if the system
+ * refuses. */
 void orAliasMake(void *ptr, size_t bytes);
 /* Called before memory is unmapped, whether it has an alias or not. */
 void orAliasForget(void *ptr);

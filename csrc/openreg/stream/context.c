@@ -97,8 +97,7 @@ orError_t orDeviceReset(void) {
   OR_TRY(orDeviceCheck(device));
   if (!orDeviceIsActive(device)) return orSuccess;
   orCapturesInvalidate(device, "orDeviceReset");
-  /* All streams are marked before any is resumed: a cancelled record completes an event that lets
-   * others run. */
+  /* All streams are marked before any is resumed, as a cancelled record may let others run. */
   orStreamForEach(device, cancelQueued, NULL);
   orStreamsGiveUpWaits(device);
   OR_TRY(orStreamSynchronizeDevice(NULL, device));

@@ -109,7 +109,7 @@ static orError_t copyAsync(void *dst, const void *src, size_t bytes, orMemcpyKin
   OR_PROBE(OR_PROBE_ACCESS, .call = blocking ? "orMemcpy" : "orMemcpyAsync", .stream = stream,
            .dst = to.known ? dst : NULL, .src = from.known ? src : NULL, .bytes = bytes);
   bool stage = !blocking && !from.known && to.known && bytes <= OR_STAGE_BYTES;
-  /* A pageable source has been read when the call returns. That does not promise that the copy is
+  /* The call returns when a pageable source has been read, which is no promise that the copy is
    * done. */
   orWaitMode waits = blocking || !to.known   ? OR_WAIT_PROMISED
                      : !from.known && !stage ? OR_WAIT_UNASKED

@@ -54,8 +54,7 @@ static void destroyCause(orCause cause) {
   if (OR_UNLIKELY(cause.cause && cause.destroy)) orCallDestroy(cause.destroy, cause.cause);
 }
 
-/* Destroys the causes of a thread that ends; without a key they are leaked. Both are written before
- * main. */
+/* Destroys the causes of a thread that ends, if there is a key. Both are written before main. */
 static pthread_key_t thread_end;
 static bool has_key;
 

@@ -110,8 +110,7 @@ static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell
   return true;
 }
 
-/* Removes events' records that no wait is for, and numbers the cells of the other records and
- * waits. */
+/* Removes events' records that no wait is for; numbers the cells of other records and of waits. */
 static void numberCells(orGraphBody *b) {
   for (orGraphNode **at = &b->nodes.first, *n; (n = *at);) {
     if (n->task.kind == OR_KIND_RECORD && !n->awaited) {
@@ -125,8 +124,7 @@ static void numberCells(orGraphBody *b) {
   }
 }
 
-/* Line 0 begins with a wait for the previous replay; each line ends with a record that drops a
- * reference. */
+/* Line 0 begins with a wait for the previous replay; each line ends by dropping a reference. */
 static bool makeLines(orGraphBody *b) {
   size_t *counts = calloc(b->line_count, sizeof *counts);
   if (!counts) return false;

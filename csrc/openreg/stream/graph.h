@@ -1,5 +1,5 @@
 /*
- * What capture.c and graph.c offer the other files. Ownership: see the head of capture.c.
+ * The interface of capture.c, graph.c and graph_dot.c. Ownership: see the head of capture.c.
  */
 #ifndef OPENREG_PRIVATE_GRAPH_H
 #define OPENREG_PRIVATE_GRAPH_H

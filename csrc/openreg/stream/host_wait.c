@@ -132,8 +132,7 @@ static bool spin(const orWaitGoal *a) {
   return false;
 }
 
-/* From now on the thread that ends the wait wakes the sleeper, by a change of the futex from
- * `value`. */
+/* From now on a change of the futex wakes the sleeper: Note [Sleeping for progress]. */
 static _Atomic uint32_t *announceToStream(orStream *s, uint64_t count, uint32_t *value) {
   *value = atomic_load_explicit(&s->wake_word, memory_order_seq_cst);
   uint64_t at = atomic_load_explicit(&s->wake_at, memory_order_seq_cst);
@@ -221,8 +220,7 @@ static bool cancel(orStream *s, orTask *task, uint64_t number) {
   return idle;
 }
 
-/* This polls: a thread that gives the stream back, as the process ends or has no worker, wakes no
- * thread. */
+/* This polls: a thread that gives the stream back (no worker, or process exit) wakes no thread. */
 bool orHostAwaitOrCancel(orStream *s, orTask *task, uint64_t number) {
   bool cancelled = false;
   void *token = orBlockEnter();

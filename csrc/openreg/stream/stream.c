@@ -107,8 +107,7 @@ orError_t orStreamLock(orStream_t handle, orStream **stream) {
 
 /* ---- enqueue ---- */
 
-/* Reads the worker's counters, which are on its cache line, only when the room last seen is used
- * up. */
+/* Reads the worker's counters, which are on its cache line, only when the known room is used up. */
 static bool isFull(orStream *s) {
   uint64_t queued = atomic_load_explicit(&s->queued, memory_order_relaxed);
   if (OR_LIKELY(queued < s->room_until && s->bytes_in < s->bytes_until)) return false;
@@ -308,8 +307,7 @@ static orError_t waitOrCancel(orStream *s, orTask *task, uint64_t number, orStre
   return orSuccess;
 }
 
-/* For a task that the caller waits for: without an error the caller would use its results as
- * written. */
+/* For a task that the caller waits for, and whose results it would otherwise use. */
 static orError_t reportCancelled(int device) {
   OR_TRY(orDeviceTakeFailure(device));
   return orFail(orErrorLaunchFailure, "openreg:%d was reset before a task of this call had run",

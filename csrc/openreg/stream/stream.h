@@ -1,5 +1,5 @@
 /*
- * What the files of stream/ offer: queued work, the threads that run it, and how hosts wait for it.
+ * The interface of stream/: queued work, the threads that run it, and how hosts wait for it.
  */
 #ifndef OPENREG_PRIVATE_STREAM_H
 #define OPENREG_PRIVATE_STREAM_H
@@ -171,8 +171,8 @@ typedef struct orStream {
 
 extern orHandleTable orStreamTable;
 
-/* A record to fill, in a stream that is locked until orStreamCommit. May block while the queue is
- * full if `hold` says so (kernels and copies). */
+/* A record to fill, in a stream that is locked until orStreamCommit. With `hold` (kernels and
+ * copies) it may block while the queue is full. */
 orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream **stream,
                         orTask **task);
 /* For the allocator's own tasks: never blocks, and queues the task even if the stream captures. */
@@ -349,8 +349,7 @@ orError_t orHostAwaitStep(const orWaitGoal *goal);
 /* Blocks until the task `number` has finished (true), or cancels it if no thread runs it. Called
  * after an error of orHostAwait, by the thread that queued the task. */
 bool orHostAwaitOrCancel(orStream *stream, orTask *task, uint64_t number);
-/* Wakes hosts that sleep for the stream's progress, to help with a copy; false if there are
- * none. */
+/* Wakes hosts that sleep for the stream's progress, to help with a copy; false if none do. */
 bool orStreamAskForHelp(orStream *stream);
 void orStreamWakeSleepers(orStream *stream); /* whatever count they wait for */
 
@@ -371,8 +370,7 @@ void orSleepersWake(void); /* all of them, to check again */
 
 /* The core on which a host has waited for long, as a hint; negative: none. */
 extern OR_HIDDEN _Atomic int orHostCore;
-/* Not 0: the system refused a thread, and no worker has started since. See Note [Refused
- * threads]. */
+/* Not 0: the system refused a thread, and no worker has started since: Note [Refused threads]. */
 extern OR_HIDDEN _Atomic uint32_t orWorkersRefused;
 /* By a constructor. For a host that waits, `fn` tries to start a worker again, and while none is
  * alive runs what a host may run. It fails if the goal needs a worker; else the host may sleep

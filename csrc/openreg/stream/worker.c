@@ -3,8 +3,8 @@
  *
  * A worker takes the most urgent ready stream and runs its tasks in order. After each task it gives
  * the stream back if a more urgent one is ready, or one of equal priority has been ready for longer
- * than a millisecond. Workers belong to the process, and any worker serves any device. Worker 0 is
- * the wide one (its kernels may use several threads) and is woken first.
+ * than a millisecond. Workers belong to the process and serve any device. Worker 0 is the wide one
+ * (its kernels may use several threads) and is woken first.
  *
  * `lock` is the last in the order of locks and guards everything in `sched` except the atomics,
  * which are written under it and read without it as hints:
@@ -18,7 +18,7 @@
  * Note [No lost wake-up]: a stream enters its list under the lock, and a worker goes to sleep under
  * the lock after finding the lists empty. A thread that adds a stream wakes a worker only if none
  * is looking for one. A worker that takes a stream and leaves others behind wakes the next. A
- * worker may set its `looking` byte at any time. It sets it before it gives up an empty stream, as
+ * worker may set its `looking` byte at any time, and does so before it gives up an empty stream, as
  * that stream's next task would otherwise wake another worker. It clears the byte under the lock,
  * after checking the lists. A wake-up changes the worker's own futex word, so a worker that is
  * about to sleep does not.
@@ -28,11 +28,11 @@
  * and if that takes no core from a worker that computes. It does not spin on the core of a host
  * that waits, where each would keep the other from running.
  *
- * Note [Wake-up on the waking core]: the system often wakes a worker on the core of the thread that
- * wakes it, though another core is idle. A virtual machine's halted core does not count as idle,
- * and waking it costs more than switching threads. A worker therefore asks for a short slice of
- * processor time, so that the system preempts the waking thread for it. It does not spin on that
- * core. It moves to another core before it helps with pieces of a task whose owner also works on
+ * Note [Wake-up on the launching core]: the system often wakes a worker on the core of the thread
+ * that wakes it, though another core is idle: a virtual machine's halted core does not count as
+ * idle, and waking it costs more than switching threads. A worker therefore asks for a short slice
+ * of processor time, so that the system preempts the waking thread for it. It does not spin on that
+ * core, and moves to another one before it helps with pieces of a task whose owner also works on
  * them. A looking worker counts only for threads on other cores, as it may be waiting for the
  * caller's core.
  *
@@ -186,6 +186,7 @@ static bool somebodyLooks(void) {
   return false;
 }
 
+/* See Note [No lost wake-up]. */
 static void startLooking(orWorker *l) {
   if (l->looking) return;
   l->looking = byteOfCore() << 8 * l->index;
@@ -220,7 +221,6 @@ static orWorker *chooseWorker(bool *start) {
   return choose(__builtin_ctz(~sched.threads));
 }
 
-/* Wakes waiting hosts to check again. */
 static void wakeHosts(void) {
   atomic_fetch_add_explicit(&orWorkersRefused, 1, memory_order_seq_cst);
   orSleepersWake();
@@ -263,7 +263,7 @@ static bool wake(orWorker *l, bool start) {
 
 void orWorkerSchedule(orStream *s) {
   bool start = false;
-  if (OR_UNLIKELY(orProcessExiting())) return; /* the stream stays where it is */
+  if (OR_UNLIKELY(orProcessExiting())) return; /* no thread runs it */
   const orDispatcher *d = orDispatching();
   if (OR_UNLIKELY(d != NULL) && d->hold(s)) return;
   orMutexLock(&sched.lock);
@@ -316,6 +316,7 @@ static bool somethingToDo(void) {
   return atomic_load_explicit(&sched.ready_mask, memory_order_relaxed) || orSplitWantsHelp();
 }
 
+/* See Note [Wake-up on the launching core]. */
 static bool sharesCoreWithWaker(const orWorker *l) { return l->waker == sched_getcpu(); }
 
 static void spin(uint64_t ns) {
@@ -346,8 +347,7 @@ static void sleepWorker(orWorker *l) {
   sched.coming--;
 }
 
-/* Wakes another worker for the remaining streams, as this one has work. Lock held at entry, not at
- * return. */
+/* Wakes another worker for the remaining streams. Lock held at entry, not at return. */
 static void leaveTheRest(orWorker *l) {
   stopLooking(l);
   bool more = atomic_load_explicit(&sched.ready_mask, memory_order_relaxed);
@@ -426,8 +426,7 @@ void orWorkerGiveBack(orStream *s) {
   orWorkerSchedule(s);
 }
 
-/* Called by the thread that runs the stream. Tasks that do not run are read under its lock
- * (hang.c). */
+/* Called by the thread that runs the stream. Other tasks are read under its lock (hang.c). */
 static orTask *frontTask(orStream *s) {
   orChunk *emptied;
   OR_ASSERT(s->state, ==, OR_STREAM_RUNNING);
@@ -467,8 +466,7 @@ static bool seeMore(orStream *s, uint64_t number) {
 static bool runTask(orStream *s, orTask *t, uint64_t number, int worker) {
   bool gives_up = t->kind == OR_KIND_WAIT;
   if (OR_LIKELY(orTaskRun(s, t, number, worker))) return true;
-  /* A reset that came just before the stream began to wait found it running and did not resume
-   * it. */
+  /* A reset just before the stream began to wait found it running and did not resume it. */
   if (gives_up && number <= atomic_load_explicit(&s->cancel_until, memory_order_acquire))
     orStreamResume(s);
   return false;
@@ -654,8 +652,7 @@ static void askForShortSlice(void) {
     uint32_t priority;
     uint64_t slice_ns, deadline, period;
   } a;
-  /* Nothing else changes. Another policy is a choice that includes when threads run, so it
-   * stays. */
+  /* Nothing else changes. A thread with another policy keeps it. */
   if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER) return;
   a.flags |= 1; /* SCHED_FLAG_RESET_ON_FORK */
   a.slice_ns = OR_SLICE_NS;

@@ -70,8 +70,8 @@ static bool isCopy(const orTask *t) {
   return t->kind != OR_KIND_KERNEL || !strcmp(t->name, "aten::copy_");
 }
 
-/* A graph's first node is not an operation of the program; if it failed, replays would be out of
- * step. */
+/* A graph's first node is no operation of the program; its failure would upset later replays'
+ * order. */
 static bool beginsReplay(const orTask *t) {
   return t->kind == OR_KIND_KERNEL && !strcmp(t->name, "openreg::graph_begin");
 }

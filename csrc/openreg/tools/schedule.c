@@ -197,7 +197,7 @@ static void numberInPlace(orStream *s) {
   if (is_held) insert(s);
 }
 
-/* Under a tape records are forced too; else only the poison, so that a seed means the same without
+/* Under a tape records are forced too; else only poison, so that a seed means the same without
  * it. */
 static bool isForced(orScheduleForced forced) {
   return forced >= (policyIs(orScheduleTape) ? OR_FORCED_RECORD : OR_FORCED_POISON);
@@ -564,8 +564,7 @@ static void noteBytes(orStream_t stream, const void *data, size_t bytes, bool wr
   if (data) orScheduleTouched(stream, begin, begin + bytes, write);
 }
 
-/* Numbers a stream under a tape by its first task, else by whatever is queued first, except
- * poison. */
+/* Numbers a stream under a tape by its first task, else by whatever is queued first but poison. */
 static void numberOnQueue(const orProbe *p) {
   orStream *s = orHandleFind(&orStreamTable, p->stream);
   if (!s || p->internal) return;
@@ -706,6 +705,7 @@ static void onFirstUse(orProbe *p) {
 
 __attribute__((constructor)) static void add(void) { orToolAdd(&tool); }
 
+/* See Note [Change of a schedule]. */
 static orError_t change(orSchedulePolicy policy, uint64_t seed, bool settle) {
   OR_TRY(orEnterBlocking());
   if (policy < orScheduleFair || policy > orScheduleTape)

@@ -34,7 +34,7 @@ static struct {
   size_t capacity;
   uint64_t since;
   uint32_t latest;                               /* under `lock`; the latest session's number */
-  _Alignas(OR_CACHE_LINE) _Atomic uint64_t next; /* the next place */
+  _Alignas(OR_CACHE_LINE) _Atomic uint64_t next; /* places requested so far */
   _Atomic int writers;
 } session = {.lock = OR_MUTEX_INITIALIZER(OR_RANK_TOOLS)};
 
@@ -52,7 +52,7 @@ static int threadNumber(void) {
 
 static uint64_t tagIn(uint32_t number) { return thread.tag_session == number ? thread.tag : 0; }
 
-/* Drops what began before the session. */
+/* Drops what began before the session. See Note [Writers of a session]. */
 static void keep(orTraceRecord *record) {
   atomic_fetch_add_explicit(&session.writers, 1, memory_order_seq_cst);
   uint32_t number = atomic_load_explicit(&current, memory_order_seq_cst);
