@@ -300,7 +300,7 @@ static orError_t failSymbol(const orPlugin *p) {
                 OR_PLUGIN_INIT_SYMBOL);
 }
 
-/* A library whose orPluginInit was called stays loaded, as it may have started threads. */
+/* Once orPluginInit was called the library stays loaded, failed or not: it may have threads. */
 static orError_t startPlugin(orPlugin *p) {
   orPluginInitFn init;
   *(void **)&init = dlsym(p->library, OR_PLUGIN_INIT_SYMBOL);

@@ -403,8 +403,7 @@ enum { OR_HOST = -1 }; /* in place of a worker's index: a host thread */
 /* Runs a stream that the calling thread has taken, until `count` of its tasks have finished, and
  * gives it back; false if it waits before. */
 bool orWorkerRun(orStream *stream, uint64_t count, int worker);
-/* Called in a stream's first task by the thread that runs it, so that other streams may run before
- * the task goes on. */
+/* Called by the thread that runs the stream: other streams may now run before its first task. */
 void orWorkerGiveBack(orStream *stream);
 /* The first task of a stream that is ready and in no list. */
 const orTask *orWorkerFirst(orStream *stream);
