@@ -192,7 +192,7 @@ def wait_text(stream):
     if state == "OR_STREAM_RUNNING":
         return worker_text(int(stream["worker"]))
     if state == "OR_STREAM_READY":
-        on = int(shared("orSchedulePolicyNow"))
+        on = int(shared("orDispatcherNow"))
         return "ready for " + ("the schedule to choose it" if on else "a worker")
     if state != "OR_STREAM_WAITING":
         return ""

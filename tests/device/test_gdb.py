@@ -123,6 +123,13 @@ def expected_streams(said, worker):
 WORKER = r"(?<=on worker )(\d), thread \d+ \(LWP \d+\)"
 
 
+def test_variables_that_the_script_reads_exist_in_the_core():
+    """Most are read in a state that the helper is not in."""
+    read = re.findall(r'\b(?:shared|static)\("(\w+)"', SCRIPT.read_text())
+    core = "\n".join(file.read_text() for file in SCRIPT.parent.rglob("*.c"))
+    assert read and [name for name in read if not re.search(rf"\b{name}\b.*[;=]", core)] == []
+
+
 def test_streams(parked):
     shown = parked["openreg streams"]
     worker = re.search(WORKER, shown)
