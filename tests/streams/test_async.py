@@ -14,14 +14,14 @@ import torch_openreg
 # ---- The host runs ahead ----
 
 
-def test_a_large_matmul(runs_ahead):
+def test_large_matmul_is_queued_behind_a_gate(runs_ahead):
     x = torch.rand(1536, 1536)
     there = x.to(DEVICE)
     y = runs_ahead(lambda: there @ there)
     torch.testing.assert_close(y.cpu(), x @ x)
 
 
-def test_a_large_matmul_without_a_gate(eventually):
+def test_large_matmul_runs_ahead_without_a_gate(eventually):
     x = torch.rand(1536, 1536, device=DEVICE)
     products = []
 
@@ -48,7 +48,7 @@ def gradients(model, x):
     return [p.grad for p in model.parameters()]
 
 
-def test_forward_and_backward_of_shapes_never_seen(runs_ahead):
+def test_forward_and_backward_of_new_shapes_run_ahead(runs_ahead):
     torch.manual_seed(0)
     reference = mlp(next(unseen_sizes), 32, 5)
     model = copy.deepcopy(reference).to(DEVICE)
@@ -71,7 +71,7 @@ def test_forward_and_backward_of_shapes_never_seen(runs_ahead):
     ],
     ids=["sgd", "sgd-momentum", "adam", "adam-loop", "adamw", "adamw-loop"],
 )
-def test_a_training_step(runs_ahead, make):
+def test_training_step_runs_ahead(runs_ahead, make):
     torch.manual_seed(0)
     reference = mlp(12, 16, 3)
     model = copy.deepcopy(reference).to(DEVICE)
@@ -91,7 +91,7 @@ def test_a_training_step(runs_ahead, make):
     compare([p.detach() for p in model.parameters()], [p.detach() for p in reference.parameters()])
 
 
-def test_gradients_are_accumulated_and_clipped(queued):
+def test_gradient_accumulation_and_clipping_run_ahead(queued):
     def run(weight, x):
         weight = weight.detach().requires_grad_()
         for part in x.chunk(3):
@@ -198,13 +198,13 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", POINTWISE)
-def test_pointwise(queued, name):
+def test_pointwise_operator_runs_ahead_at_new_shapes(queued, name):
     x = unseen(3)
     queued(POINTWISE[name], x, torch.rand_like(x))
 
 
 @pytest.mark.parametrize("name", POINTWISE_WITHOUT_META)
-def test_pointwise_without_a_meta_function(queued, name):
+def test_pointwise_operator_without_meta_function_runs_ahead_when_warm(queued, name):
     # Sizes follow from a rule; dtypes are remembered from a call with any sizes.
     x, other = unseen(3), unseen(3)
     y, another = torch.rand_like(x), torch.rand_like(other)
@@ -213,23 +213,23 @@ def test_pointwise_without_a_meta_function(queued, name):
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
-def test_reductions(queued, name):
+def test_reduction_runs_ahead_at_new_shapes(queued, name):
     queued(REDUCTIONS[name], unseen(4))
 
 
 @pytest.mark.parametrize("name", REDUCTIONS_WITHOUT_META)
-def test_reductions_without_a_meta_function(queued, name):
+def test_reduction_without_meta_function_runs_ahead_when_warm(queued, name):
     queued(REDUCTIONS_WITHOUT_META[name], unseen(4), warm_inputs=(unseen(4),))
     queued(lambda x: REDUCTIONS_WITHOUT_META[name](x.t()), unseen(4))
 
 
 @pytest.mark.parametrize("name", MATMULS)
-def test_matmuls(queued, name):
+def test_matmul_runs_ahead_at_new_shapes(queued, name):
     queued(MATMULS[name], unseen(4))
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views(queued, name):
+def test_view_operator_runs_ahead_at_new_shapes(queued, name):
     queued(VIEWS[name], unseen(4))
 
 
@@ -242,18 +242,18 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_a_size_that_the_caller_says(queued, name):
+def test_repeat_interleave_with_output_size_runs_ahead(queued, name):
     queued(REPEATED[name], torch.rand(4, 3), torch.tensor([1, 0, 3, 2]))
 
 
-def test_a_size_that_the_data_does_not_have():
+def test_repeat_interleave_reports_a_wrong_output_size_when_it_runs():
     for repeats, size, text in (([1, 2], 4, "does not match"), ([-1, 4], 3, "can not be negative")):
         torch.repeat_interleave(torch.tensor(repeats, device=DEVICE), output_size=size)
         with pytest.raises(RuntimeError, match=text):
             torch.openreg.synchronize()
 
 
-def test_batches_of_any_size(runs_ahead):
+def test_batches_of_changing_size_train_without_waiting(runs_ahead):
     torch.manual_seed(0)
     reference = mlp(7, 9, 4)
     model = copy.deepcopy(reference).to(DEVICE)
@@ -267,7 +267,7 @@ def test_batches_of_any_size(runs_ahead):
 # ---- Memory ----
 
 
-def test_tensors_dropped_behind_a_slow_kernel(runs_ahead):
+def test_tensors_dropped_behind_a_slow_kernel_keep_results_right(runs_ahead):
     def run():
         torch.openreg._sleep(100_000_000)
         total = torch.zeros(1000, device=DEVICE)
@@ -288,7 +288,7 @@ def test_tensors_dropped_behind_a_slow_kernel(runs_ahead):
         assert z.tolist() == [3.0 * i] * 1000
 
 
-def test_tensors_dropped_on_a_side_stream(runs_ahead):
+def test_tensors_dropped_on_a_side_stream_keep_results_right(runs_ahead):
     side = torch.Stream(DEVICE)
     total = torch.zeros(1000, device=DEVICE)
     torch.openreg.synchronize()
@@ -311,7 +311,7 @@ def test_tensors_dropped_on_a_side_stream(runs_ahead):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_result_is_not_a_gap_in_the_accounting():
+def test_results_are_counted_in_memory_allocated_once():
     torch.openreg.synchronize()
     x = torch.rand(1 << 16, device=DEVICE)
     before = torch.openreg.memory_allocated()

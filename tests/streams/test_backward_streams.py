@@ -29,7 +29,7 @@ def _current():
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_each_node_runs_on_its_forward_stream(device):
+def test_backward_node_runs_on_its_forward_stream(device):
     seen = []
     first, second = (torch.Stream(device=f"openreg:{device}") for _ in range(2))
     x = torch.ones(1000, device=f"openreg:{device}", requires_grad=True)
@@ -50,7 +50,7 @@ def test_each_node_runs_on_its_forward_stream(device):
     assert seen[-1][3] != threading.get_ident()
 
 
-def test_the_gradient_is_right_on_the_stream_that_called_backward():
+def test_gradient_is_right_on_the_stream_that_called_backward():
     """Forward ran on a side stream. Its backward is still held there when backward() has returned;
     the caller's stream waits for it, and the host need not."""
     x = torch.ones(1000, device="openreg", requires_grad=True)
@@ -75,7 +75,7 @@ def test_the_gradient_is_right_on_the_stream_that_called_backward():
     assert x.grad.tolist() == [2.0] * 1000
 
 
-def test_a_net_over_both_devices_and_three_streams():
+def test_net_over_two_devices_and_three_streams_has_the_cpus_gradients():
     first, second = torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)
     inputs = torch.randn(16, 32)
     second(first(inputs).relu()).square().mean().backward()

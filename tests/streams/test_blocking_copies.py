@@ -317,7 +317,7 @@ def copy_of_a_model(blocks):
     return on_side(lambda: torch.func.functional_call(there, dict(there.named_parameters()), (x,)))
 
 
-def test_there_are_thirty():
+def test_blocking_copy_programs_are_at_least_thirty():
     assert len(PROGRAMS) >= 30
 
 
@@ -328,13 +328,13 @@ def test_a_blocking_copy_is_not_reported(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_missing_wait_is_reported(name):
+def test_missing_wait_of_a_non_blocking_copy_is_reported(name):
     reports = found(PROGRAMS[name], False)
     assert any(report.endswith("/ aten::copy_") for report in reports), reports
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_seeds_agree(name):
+def test_blocking_copy_has_one_result_under_every_seed(name):
     def main():
         return PROGRAMS[name](True).cpu()
 

@@ -58,7 +58,7 @@ def sample(dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_there_and_back(dtype, layout):
+def test_copy_to_the_device_and_back_keeps_values_and_strides(dtype, layout):
     host = LAYOUTS[layout](sample(dtype))
     device = host.to(DEVICE)
     assert torch.equal(device.cpu(), host)
@@ -81,7 +81,7 @@ def bits(tensor):
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ROUND_TRIPS)
-def test_round_trips(dtype, layout):
+def test_round_trip_over_both_devices_keeps_values(dtype, layout):
     values = torch.arange(48).view(6, 8) % 15
     host = (
         values.to(dtype)
@@ -117,7 +117,7 @@ MATRIX_DTYPES = [torch.float32, torch.float64, torch.int32, torch.complex64, tor
 @pytest.mark.parametrize("dtype", MATRIX_DTYPES, ids=str)
 @pytest.mark.parametrize("other", MATRIX_DTYPES, ids=str)
 @pytest.mark.filterwarnings("ignore:Casting complex")
-def test_every_pair_of_places(to, source, dtype, other):
+def test_copy_between_every_pair_of_places_has_the_cpus_values(to, source, dtype, other):
     host = sample(dtype).permute(2, 0, 3, 1)[1:, :, ::2]
     there = sample(dtype).to(source).permute(2, 0, 3, 1)[1:, :, ::2]
     row = sample(dtype).to(source)[0, 0, 0, :3]  # to be broadcast
@@ -131,7 +131,7 @@ def test_every_pair_of_places(to, source, dtype, other):
 
 @pytest.mark.parametrize("to,source", LAYOUT_PAIRS)
 @pytest.mark.parametrize("where", [(DEVICE, "cpu"), ("cpu", DEVICE), (DEVICE, DEVICE)], ids=str)
-def test_copy_into_any_layout(to, source, where):
+def test_copy_into_any_layout_keeps_values(to, source, where):
     dst = LAYOUTS[to](torch.zeros(2, 3, 4, 5).to(where[0]))
     src = LAYOUTS[source](sample().to(where[1]))
     dst.copy_(src)
@@ -139,7 +139,7 @@ def test_copy_into_any_layout(to, source, where):
 
 
 @pytest.mark.parametrize("to,source", list(itertools.product(DTYPES, DTYPES)), ids=str)
-def test_casts(to, source):
+def test_copy_casts_as_the_cpu_does(to, source):
     host = sample(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -152,7 +152,7 @@ def test_casts(to, source):
 
 
 @pytest.mark.parametrize("place", [DEVICE, "cpu"])
-def test_conj_and_neg_bits(place):
+def test_copy_resolves_conj_and_neg_bits(place):
     host = sample(torch.complex64)
     for view in (
         torch.conj,
@@ -171,7 +171,7 @@ def test_conj_and_neg_bits(place):
     assert torch.equal(dst.cpu().resolve_conj(), host)
 
 
-def test_broadcasting_and_overlap():
+def test_copy_broadcasts_and_refuses_overlap():
     x = torch.zeros(3, 4, device=DEVICE)
     x.copy_(torch.arange(4.0))
     assert x.tolist() == [[0.0, 1.0, 2.0, 3.0]] * 3
@@ -185,7 +185,7 @@ def test_broadcasting_and_overlap():
 
 
 @pytest.mark.parametrize("place", ["cpu", DEVICE])
-def test_a_source_inside_of_what_is_written_is_refused(place):
+def test_copy_source_inside_of_its_destination_is_refused(place):
     x = torch.arange(12.0, device=place).view(3, 4)
     for source in (x[0], x[-1:], x[1, 2]):
         with pytest.raises(RuntimeError, match="single memory location"):
@@ -197,7 +197,7 @@ def test_a_source_inside_of_what_is_written_is_refused(place):
 
 @two_devices
 @pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
-def test_bits_on_either_side(to, source):
+def test_copy_respects_conj_and_neg_bits_of_both_sides(to, source):
     host = sample(torch.complex64)
     views = (plain, torch.conj, torch._neg_view, lambda t: torch._neg_view(t.conj()))
     for left, right in itertools.product(views, views):
@@ -213,7 +213,7 @@ def test_bits_on_either_side(to, source):
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.complex32], ids=str)
 @pytest.mark.parametrize("to,source", list(itertools.product(PLACES, PLACES)), ids=str)
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-def test_equal_bits_need_no_kernel_of_the_dtype(to, source, dtype):
+def test_copy_of_equal_bits_needs_no_kernel_of_the_dtype(to, source, dtype):
     def turned(x):
         return torch._neg_view(x.conj()).t()
 
@@ -226,7 +226,7 @@ def test_equal_bits_need_no_kernel_of_the_dtype(to, source, dtype):
 # ---- What is refused ----
 
 
-def test_meta_is_not_host_memory():
+def test_copy_from_a_meta_tensor_is_refused():
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(NotImplementedError, match="meta"):
         x.copy_(torch.ones(2, device="meta"))
@@ -247,7 +247,7 @@ def test_meta_is_not_host_memory():
     ids=["sparse", "csr", "mkldnn"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore")
-def test_other_layouts_are_refused_by_name(other, name):
+def test_copy_of_another_layout_is_refused_by_name(other, name):
     x = torch.ones(2, 2, device=DEVICE)
     with pytest.raises((RuntimeError, NotImplementedError), match=name):
         x.copy_(other())
@@ -258,7 +258,7 @@ def test_other_layouts_are_refused_by_name(other, name):
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("size", [5, 1 << 18])
-def test_numpy_arrays_that_are_read_only_or_misaligned(size):
+def test_copy_of_a_read_only_or_misaligned_numpy_array_is_right(size):
     values = np.arange(size, dtype=np.float32)
     array = np.frombuffer(b"x" + values.tobytes(), dtype=np.float32, offset=1)
     assert array.ctypes.data % 4 and not array.flags.writeable
@@ -301,7 +301,7 @@ def test_a_copy_past_the_end_moves_nothing(place, dtype, size):
     assert small.add_(1)[-1].item() == 2
 
 
-def test_complex_to_real_warns_whoever_waits():
+def test_complex_to_real_copy_warns_whoever_waits():
     x = torch.ones(4, dtype=torch.complex64, device=DEVICE)
     torch.set_warn_always(True)  # else it comes once a process
     try:
@@ -315,7 +315,7 @@ def test_complex_to_real_warns_whoever_waits():
 @pytest.mark.parametrize("size", [4, 1 << 18])  # whole, and of a size that is split
 @pytest.mark.parametrize("to", ["cpu", DEVICE, OTHER])
 @two_devices
-def test_complex_to_real_warns_at_the_call(to, size, request):
+def test_complex_to_real_copy_warns_at_the_call(to, size, request):
     x = torch.ones(size, dtype=torch.complex64, device=DEVICE)
     y = torch.empty(size, device=to)
     torch.set_warn_always(True)
@@ -359,7 +359,7 @@ KINDS = [
 @pytest.mark.parametrize("to", ["cpu", DEVICE, OTHER])
 @pytest.mark.parametrize("source", [torch.int64, torch.float32, torch.complex64], ids=str)
 @two_devices
-def test_bits_are_resolved_as_on_the_cpu(to, source):
+def test_conj_and_neg_bits_are_resolved_as_on_the_cpu(to, source):
     """The same bytes, signs of zeros included, and the same refusals, by the call."""
 
     def result(device, place):
@@ -379,7 +379,7 @@ def test_bits_are_resolved_as_on_the_cpu(to, source):
 
 @pytest.mark.parametrize("to", ["cpu", DEVICE, OTHER])
 @two_devices
-def test_a_dtype_that_a_copy_refuses_is_refused_by_the_call(to):
+def test_copy_of_a_refused_dtype_is_refused_at_the_call(to):
     for dtype in (torch.bits8, torch.uint4, torch.float4_e2m1fn_x2):
         for one, other in ((dtype, torch.float32), (torch.complex64, dtype)):
             y = torch.empty(4, dtype=one, device=to)
@@ -401,7 +401,7 @@ def test_gradients_flow_through_copies():
 
 @two_devices
 @pytest.mark.parametrize("to,source", LAYOUT_PAIRS)
-def test_between_devices(to, source):
+def test_copy_between_devices_keeps_values_in_any_layout(to, source):
     dst = LAYOUTS[to](torch.zeros(2, 3, 4, 5, dtype=torch.float64, device=OTHER))
     src = LAYOUTS[source](sample().to(DEVICE))
     dst.copy_(src)
@@ -410,7 +410,7 @@ def test_between_devices(to, source):
 
 
 @two_devices
-def test_between_devices_waits_for_both_streams_and_not_for_the_host():
+def test_peer_copy_waits_for_both_streams_and_not_for_the_host():
     src = torch.ones(1024, device=DEVICE)
     dst = torch.zeros(1024, device=OTHER)
     torch.accelerator.synchronize(0)
@@ -479,7 +479,7 @@ def test_blocking_copies_wait_for_the_current_stream():
 
 
 @pytest.mark.parametrize("size", [1, 1 << 12, 1 << 18])
-def test_a_pageable_source_may_be_overwritten(size):
+def test_pageable_source_may_be_overwritten_after_the_call(size):
     source = torch.ones(size)
     device = torch.zeros(size, device=DEVICE)
     torch.openreg._sleep(20_000_000)
@@ -488,7 +488,7 @@ def test_a_pageable_source_may_be_overwritten(size):
     assert device.cpu().sum().item() == size
 
 
-def test_pinned_copies_with_strides_and_casts():
+def test_pinned_copies_with_strides_and_casts_keep_values():
     source = torch.arange(64.0).view(8, 8).pin_memory()
     device = torch.zeros(8, 8, dtype=torch.float64, device=DEVICE)
     device.copy_(source.t(), non_blocking=True)

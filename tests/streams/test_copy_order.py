@@ -46,7 +46,7 @@ def synchronize():
 
 @two_devices
 @kinds
-def test_a_peer_copy_takes_what_the_source_held_in_its_stream(kind, runs_ahead):
+def test_peer_copy_takes_what_the_source_held_in_its_stream(kind, runs_ahead):
     dtype, view = KINDS[kind]
     source = torch.ones(64, 64, device=DEVICE)
     to = torch.zeros(64, 64, dtype=dtype, device=OTHER)
@@ -67,7 +67,7 @@ def test_a_peer_copy_takes_what_the_source_held_in_its_stream(kind, runs_ahead):
 
 @two_devices
 @kinds
-def test_a_peer_copy_waits_for_what_the_destination_does(kind):
+def test_peer_copy_waits_for_work_of_the_destination(kind):
     source, to = sides(kind, DEVICE, OTHER)
     synchronize()
     with gate(1) as held:
@@ -132,7 +132,7 @@ def test_a_pinned_copy_behind_a_kernel_has_not_happened_yet():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_to_cpu_without_blocking(dtype, runs_ahead):
+def test_non_blocking_copy_to_cpu_returns_pinned_memory_at_once(dtype, runs_ahead):
     x = torch.ones(1 << 10, device=DEVICE)
     host = runs_ahead(lambda: x.mul_(5).to("cpu", dtype, non_blocking=True))
     torch.openreg.synchronize()
@@ -141,7 +141,7 @@ def test_to_cpu_without_blocking(dtype, runs_ahead):
 
 @kinds
 @pytest.mark.parametrize("non_blocking", [False, True])
-def test_a_pageable_destination_is_complete(kind, non_blocking):
+def test_pageable_destination_is_complete_when_the_copy_returns(kind, non_blocking):
     source, to = sides(kind, DEVICE, "cpu")
     torch.openreg._sleep(20_000_000)
     to.copy_(source, non_blocking=non_blocking)
@@ -151,7 +151,7 @@ def test_a_pageable_destination_is_complete(kind, non_blocking):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("non_blocking", [False, True])
 @kinds
-def test_a_pageable_source_may_be_overwritten(kind, non_blocking, size):
+def test_pageable_source_may_be_overwritten_after_the_call(kind, non_blocking, size):
     dtype, view = KINDS[kind]
     source = torch.ones(2, size)
     device = torch.zeros(view(source).shape, dtype=dtype, device=DEVICE)
@@ -189,7 +189,7 @@ def test_a_blocking_copy_synchronizes_its_stream_and_no_other(kind, to_device, p
     assert torch.equal(to.cpu(), expected(kind))
 
 
-def test_an_expanded_source_is_as_small_as_its_memory(runs_ahead):
+def test_expanded_source_counts_as_small_as_its_memory(runs_ahead):
     to = torch.zeros(1 << 10, 1 << 10, device=DEVICE)
     row = torch.arange(1 << 10, dtype=torch.float64)
     runs_ahead(lambda: to.copy_(row, non_blocking=True))
@@ -241,7 +241,7 @@ LARGE = {
 @pytest.mark.parametrize("layout", LARGE)
 @pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.int64, torch.bfloat16)])
 @pytest.mark.parametrize("where", list(itertools.product(["cpu", DEVICE], repeat=2)), ids=str)
-def test_large_copies(where, dtypes, layout):
+def test_large_copy_keeps_values_in_any_layout(where, dtypes, layout):
     base = torch.arange(512 * 1024).view(512, 1024) % 5000
     source = LARGE[layout](base.to(dtypes[0]))
     there = LARGE[layout](base.to(where[0], dtypes[0]))

@@ -19,12 +19,12 @@ def repeat(run, settings, *names):
 
 
 @two_devices
-def test_without_peer_access(run):
+def test_copy_tests_pass_without_peer_access(run):
     repeat(run, {"OPENREG_PEER_ACCESS": "0"}, "test_copy.py", "test_copy_order.py")
 
 
 @pytest.mark.parametrize("library", ["libvendor.so", "libvendor_nomap.so"])
-def test_on_a_plugins_devices(run, plugins, library):
+def test_copy_tests_pass_on_a_plugins_devices(run, plugins, library):
     repeat(run, {"OPENREG_PLUGIN": str(plugins / library)}, "test_copy.py")
 
 
@@ -45,7 +45,7 @@ def test_kernels_reach_peers_only_with_access(run_ok):
 
 
 @two_devices
-def test_can_device_access_peer():
+def test_can_device_access_peer_follows_the_setting():
     wanted = os.environ.get("OPENREG_PEER_ACCESS", "1") == "1"
     assert torch.openreg.can_device_access_peer(0, 1) == wanted
     assert not torch.openreg.can_device_access_peer(0, 0)

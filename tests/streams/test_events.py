@@ -6,7 +6,7 @@ import torch
 gate = torch.openreg.testing.gate
 
 
-def test_classes():
+def test_event_classes_are_those_of_torch():
     event = torch.openreg.Event(enable_timing=True, blocking=True)
     assert isinstance(event, torch.Event)
     assert isinstance(torch.openreg.Stream().record_event(), torch.openreg.Event)
@@ -22,7 +22,7 @@ def test_an_event_is_made_by_its_first_record():
     assert event.device == torch.device("openreg", 0)
 
 
-def test_query_follows_the_work():
+def test_event_query_is_true_after_the_work():
     event = torch.Event(device="openreg")
     with gate() as held:
         held.wait()
@@ -44,7 +44,7 @@ def test_a_stream_waits_for_an_event(eventually):
     eventually(producer.query)
 
 
-def test_recording_again_does_not_move_earlier_waits():
+def test_event_rerecord_does_not_delay_earlier_waits():
     event = torch.openreg.Event()
     a, b, waiter = torch.openreg.Stream(), torch.openreg.Stream(), torch.openreg.Stream()
     with gate() as held:
@@ -57,7 +57,7 @@ def test_recording_again_does_not_move_earlier_waits():
     event.synchronize()
 
 
-def test_a_wait_binds_before_its_own_stream_records_again():
+def test_event_wait_binds_before_its_own_stream_records_again():
     event = torch.openreg.Event()
     a, b = torch.openreg.Stream(), torch.openreg.Stream()
     event.record(a)
@@ -67,7 +67,7 @@ def test_a_wait_binds_before_its_own_stream_records_again():
     assert event.query()
 
 
-def test_waiting_for_ones_own_event_is_no_wait():
+def test_stream_does_not_wait_for_its_own_event():
     event, stream = torch.openreg.Event(), torch.openreg.Stream()
     with gate() as held:
         held.wait(stream)
@@ -96,7 +96,7 @@ def test_an_event_is_not_ready_before_its_newest_record(eventually):
     event.synchronize()
 
 
-def test_waits_of_many_devices_and_kinds():
+def test_event_waits_of_many_devices_and_kinds_order_work():
     """One event, waited for by plain and own streams of both devices, through every call."""
     producer = torch.openreg.Stream(1)
     by_stream, by_event, by_other = (torch.Stream(device=f"openreg:{i % 2}") for i in range(3))
@@ -125,7 +125,7 @@ def _expected(steps):
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_random_wait_graph_over_16_streams_and_both_devices(plain):
+def test_random_wait_graph_over_16_streams_and_both_devices_is_ordered(plain):
     """Each step adds up what earlier steps of any stream wrote into pinned memory; nothing but the
     waits orders them. Steps are spread over the streams, and some are slow."""
     draw = random.Random(STREAMS + plain)
@@ -158,7 +158,7 @@ def test_a_random_wait_graph_over_16_streams_and_both_devices(plain):
         assert [int(value) for value in results] == _expected(steps)
 
 
-def test_waits_outlive_the_event(eventually):
+def test_stream_wait_outlives_the_event(eventually):
     waiter, producer = torch.openreg.Stream(), torch.openreg.Stream()
     with gate() as held:
         held.wait(producer)
@@ -170,7 +170,7 @@ def test_waits_outlive_the_event(eventually):
     eventually(producer.query)
 
 
-def test_elapsed_time():
+def test_elapsed_time_measures_the_work_between_events():
     for make in (torch.openreg.Event, lambda **kw: torch.Event(device="openreg", **kw)):
         start, end = make(enable_timing=True), make(enable_timing=True)
         start.record()
@@ -181,7 +181,7 @@ def test_elapsed_time():
         assert end.elapsed_time(start) <= -20
 
 
-def test_elapsed_time_of_a_sleep_of_100_ms():
+def test_elapsed_time_of_a_sleep_of_100_ms_is_100_ms():
     """Never less than it slept; more on a busy machine, but not each time."""
     times = []
     while not times or (times[-1] > 200 and len(times) < 10):
@@ -195,7 +195,7 @@ def test_elapsed_time_of_a_sleep_of_100_ms():
     assert min(times) <= 200
 
 
-def test_a_time_is_taken_when_the_stream_gets_there():
+def test_event_time_is_taken_when_the_stream_reaches_it():
     """Both marks are queued before anything runs, and on streams of their own."""
     first, second = torch.openreg.Stream(), torch.openreg.Stream()
     start, end = (torch.openreg.Event(enable_timing=True) for _ in range(2))
@@ -211,7 +211,7 @@ def test_a_time_is_taken_when_the_stream_gets_there():
 
 
 @pytest.mark.parametrize("make", [torch.openreg.Event, lambda **kw: torch.Event("openreg", **kw)])
-def test_each_refusal_of_elapsed_time_has_its_own_text(make):
+def test_elapsed_time_refusals_have_texts_of_their_own(make):
     def timed():
         return make(enable_timing=True)
 
@@ -233,7 +233,7 @@ def test_each_refusal_of_elapsed_time_has_its_own_text(make):
     assert good.elapsed_time(late) >= 0
 
 
-def test_elapsed_time_of_events_that_have_none():
+def test_elapsed_time_of_events_without_a_time_is_refused():
     timed, untimed = torch.openreg.Event(enable_timing=True), torch.openreg.Event()
     timed.record()
     untimed.record()
@@ -257,7 +257,7 @@ def test_elapsed_time_of_events_that_have_none():
 
 
 @pytest.mark.parametrize("thing", [3, "stream", None, torch.Event(device="cpu")])
-def test_what_is_no_stream_and_no_event(thing):
+def test_object_that_is_no_stream_or_event_is_refused(thing):
     """PyTorch reads any object as a stream or an event; the classes here look first."""
     event, stream = torch.openreg.Event(), torch.openreg.Stream()
     calls = [stream.wait_stream]
@@ -272,13 +272,13 @@ def test_what_is_no_stream_and_no_event(thing):
             call(thing)
 
 
-def test_what_events_cannot_do():
+def test_event_options_for_other_processes_are_refused():
     for option in ("interprocess", "external"):
         with pytest.raises(NotImplementedError, match="openreg"):
             torch.openreg.Event(**{option: True})
 
 
-def test_the_c_api_takes_events(c_stream):
+def test_c_api_takes_events_of_python(c_stream):
     handle, core = c_stream(0)
     stream, event = torch.openreg.ExternalStream(handle), torch.openreg.Event()
     with gate() as held:

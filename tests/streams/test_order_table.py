@@ -90,7 +90,7 @@ def perform(n, call):
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("call", ROWS)
-def test_whether_the_host_waits(call, runs_ahead):
+def test_call_of_the_table_waits_on_the_host_as_listed(call, runs_ahead):
     waits, _ = ROWS[call]
     n = names()
     if not call.startswith("work"):
@@ -110,7 +110,7 @@ def test_whether_the_host_waits(call, runs_ahead):
 
 @pytest.mark.usefixtures("group", "watching")
 @pytest.mark.parametrize("call", sorted(set(ROWS) - {BETWEEN}))
-def test_what_it_orders(call):
+def test_call_of_the_table_orders_streams_as_listed(call):
     _, orders = ROWS[call]
 
     def use():
@@ -128,7 +128,7 @@ def test_what_it_orders(call):
     assert any(report.startswith("aten::mul_") for report in reports) == (not orders), reports
 
 
-def test_a_copy_between_devices_orders_their_streams():
+def test_copy_between_devices_orders_their_streams():
     assert ROWS[BETWEEN] == (False, True)
     n = names()
     other = openreg.current_stream(1)
@@ -143,5 +143,5 @@ def test_a_copy_between_devices_orders_their_streams():
     openreg.synchronize(1)
 
 
-def test_the_table_is_there():
+def test_order_table_has_at_least_thirty_rows():
     assert len(ROWS) >= 30

@@ -270,7 +270,7 @@ def check(seed, pool, streams):
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_random_programs(batch):
+def test_random_programs_give_the_cpus_results(batch):
     devices = min(2, torch.openreg.device_count())
     streams = [[torch.Stream(f"openreg:{d}") for _ in range(STREAMS_EACH)] for d in range(devices)]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -281,7 +281,7 @@ def test_random_programs(batch):
                 raise AssertionError(f"OPENREG_RANDOM_PROGRAMS_SEED={seed}") from error
 
 
-def test_the_programs_can_fail():
+def test_random_programs_without_events_show_wrong_results():
     """Without its events the same scheme shows wrong results."""
     stream, side = torch.Stream("openreg:0"), torch.Stream("openreg:0")
     with stream:

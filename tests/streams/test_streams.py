@@ -10,7 +10,7 @@ import torch
 gate = torch.openreg.testing.gate
 
 
-def test_the_default_stream():
+def test_default_stream_has_id_zero_and_is_current():
     default = torch.openreg.default_stream(1)
     assert isinstance(default, torch.Stream) and isinstance(default, torch.openreg.Stream)
     assert default.stream_id == 0 and default.device == torch.device("openreg", 1)
@@ -18,7 +18,7 @@ def test_the_default_stream():
     assert default != torch.openreg.default_stream(0)
 
 
-def test_pool_streams_come_in_turn():
+def test_pool_streams_are_handed_out_in_turn():
     streams = [torch.Stream(device="openreg:1") for _ in range(64)]
     ids = [s.stream_id for s in streams]
     assert 0 not in ids
@@ -35,7 +35,7 @@ def test_a_stream_without_an_index_is_of_the_current_device():
 
 
 @pytest.mark.parametrize(("asked", "given"), [(5, 0), (0, 0), (-1, -1), (-3, -3), (-99, -3)])
-def test_priorities_are_clamped(asked, given):
+def test_stream_priorities_are_clamped(asked, given):
     assert torch.openreg.Stream(priority=asked).priority == given
     plain = torch.Stream(device="openreg:1", priority=asked)
     as_ours = torch.openreg.Stream(
@@ -44,14 +44,14 @@ def test_priorities_are_clamped(asked, given):
     assert as_ours == plain and as_ours.priority == given
 
 
-def test_the_range_of_priorities():
+def test_stream_priority_range_has_the_limits_of_clamping():
     least, greatest = torch.openreg.Stream.priority_range()
     assert least == 0 > greatest
     assert torch.openreg.Stream(priority=1000).priority == least
     assert torch.openreg.Stream(priority=-1000).priority == greatest
 
 
-def test_contexts_restore_the_stream():
+def test_stream_contexts_restore_the_stream():
     outer, inner = torch.Stream(device="openreg:0"), torch.openreg.Stream(1)
     with outer:
         assert torch.openreg.current_stream() == outer
@@ -72,7 +72,7 @@ def _where():
     return torch.accelerator.current_device_index(), current(0), current(1)
 
 
-def test_contexts_of_streams_that_are_current_already():
+def test_stream_context_of_the_current_stream_changes_nothing():
     first, second = torch.Stream(device="openreg:0"), torch.Stream(device="openreg:1")
     outside = _where()
     with first:
@@ -94,7 +94,7 @@ def test_contexts_of_streams_that_are_current_already():
         assert _where() == outside
 
 
-def test_a_context_that_cannot_be_entered_changes_nothing():
+def test_stream_context_that_cannot_be_entered_changes_nothing():
     outside = _where()
     bad = torch.Stream(stream_id=12345, device_index=1, device_type=outside[1].device_type)
     for context in (lambda: bad, lambda: torch.openreg.stream(bad)):
@@ -103,7 +103,7 @@ def test_a_context_that_cannot_be_entered_changes_nothing():
         assert _where() == outside
 
 
-def test_a_context_that_was_not_entered_cannot_be_left():
+def test_stream_context_that_was_not_entered_cannot_be_left():
     stream = torch.Stream(device="openreg:1")
     for context in (stream, torch.openreg.stream(stream)):
         with pytest.raises(RuntimeError, match="no stream's context to leave"):
@@ -135,14 +135,14 @@ def test_threads_share_a_stream_but_not_its_contexts():
         assert list(pool.map(use, (0, 1))) == [True, True]
 
 
-def test_streams_of_other_devices_are_left_alone():
+def test_streams_of_other_device_types_are_left_alone():
     with torch.Stream(device="cpu") as stream:
         assert stream.device.type == "cpu"
     with pytest.raises(ValueError, match="got one of 'cpu'"):
         torch.openreg.set_stream(stream)
 
 
-def test_a_stream_is_its_three_numbers():
+def test_stream_is_equal_by_its_three_numbers():
     for stream in (
         torch.Stream(device="openreg:1"),
         torch.Stream(device="openreg:0", priority=-3),
@@ -166,7 +166,7 @@ def test_a_stream_is_its_three_numbers():
         assert other != stream
 
 
-def test_the_classes_have_what_those_of_cuda_have():
+def test_stream_and_event_classes_have_the_members_of_cudas():
     ours_alone = {"cuda_stream", "cuda_event", "__cuda_stream__", "from_ipc_handle"}
     for name in ("Stream", "ExternalStream", "Event"):
         ours, theirs = getattr(torch.openreg, name), getattr(torch.cuda, name)
@@ -182,7 +182,7 @@ def test_the_classes_have_what_those_of_cuda_have():
         )
 
 
-def test_the_current_stream_belongs_to_the_thread():
+def test_current_stream_belongs_to_the_thread():
     stream = torch.openreg.Stream()
     torch.openreg.set_stream(stream)
     with ThreadPoolExecutor(1) as pool:
@@ -191,7 +191,7 @@ def test_the_current_stream_belongs_to_the_thread():
     assert torch.openreg.current_stream() == stream
 
 
-def test_set_stream_by_id():
+def test_set_stream_by_id_sets_stream_and_device():
     stream = torch.openreg.Stream(1)
     torch.openreg._set_stream_by_id(stream.stream_id, stream.device_index, stream.device_type)
     assert torch.openreg.current_stream() == stream and torch.openreg.current_device() == 1
@@ -202,7 +202,7 @@ def test_set_stream_makes_its_device_current():
     assert torch.openreg.current_device() == 1
 
 
-def test_work_is_asynchronous_and_query_says_when_it_is_done(eventually):
+def test_stream_query_is_true_when_asynchronous_work_is_done(eventually):
     stream = torch.openreg.Stream()
     assert stream.query()
     with gate() as held:
@@ -249,7 +249,7 @@ def test_a_large_matmul_is_queued_not_run(runs_ahead):
     torch.testing.assert_close(product.cpu(), a.cpu() @ b.cpu())
 
 
-def test_query_is_false_until_the_last_task_has_finished(eventually):
+def test_stream_query_is_false_until_the_last_task_has_finished(eventually):
     stream = torch.openreg.Stream()
     with gate() as last, stream:
         with gate() as first:
@@ -372,7 +372,7 @@ def test_sleep_runs_on_the_current_stream():
     assert time.monotonic() - opened >= 0.1
 
 
-def test_synchronize_is_of_one_device():
+def test_synchronize_waits_for_one_device_only():
     with gate(1) as held:
         held.wait(torch.openreg.Stream(1))
         torch.openreg.synchronize(0)
@@ -380,7 +380,7 @@ def test_synchronize_is_of_one_device():
         assert not held.is_open
 
 
-def test_streams_wait_across_devices():
+def test_wait_stream_orders_streams_across_devices():
     with gate(0) as held:
         held.wait(torch.openreg.default_stream(0))
         torch.openreg.default_stream(1).wait_stream(torch.openreg.default_stream(0))
@@ -422,7 +422,7 @@ def test_an_external_stream_keeps_its_device():
     assert torch.openreg.ExternalStream(default.openreg_stream, 1) == default
 
 
-def test_a_stream_of_the_c_api(c_stream):
+def test_stream_of_the_c_api_runs_operators(c_stream):
     handle, core = c_stream(1)
     stream = torch.openreg.ExternalStream(handle, 1)
     assert stream.native_handle == stream.openreg_stream == handle
@@ -434,7 +434,7 @@ def test_a_stream_of_the_c_api(c_stream):
     assert ones.sum().item() == 4
 
 
-def test_a_current_stream_that_is_destroyed(c_stream):
+def test_work_on_a_destroyed_current_stream_is_an_error(c_stream):
     """Work on it is an error, and the contexts around it give back what was current before."""
     handle, core = c_stream(1)
     stream = torch.openreg.ExternalStream(handle, 1)
@@ -473,7 +473,7 @@ def test_a_current_stream_that_is_destroyed(c_stream):
         (12345, RuntimeError, "12345 on openreg:0 does not name a live stream"),
     ],
 )
-def test_bad_handles_of_external_streams(handle, error, text):
+def test_external_stream_refuses_a_bad_handle(handle, error, text):
     with pytest.raises(error, match=text):
         torch.openreg.ExternalStream(handle)
 
@@ -559,7 +559,7 @@ def test_pool_streams_are_made_by_many_threads_at_once():
     assert len(set(made)) == 32
 
 
-def test_record_stream_is_callable():
+def test_record_stream_is_callable_before_a_tensor_is_dropped():
     tensor = torch.ones(4, device="openreg")
     stream = torch.openreg.Stream()
     with gate() as held:
@@ -569,6 +569,6 @@ def test_record_stream_is_callable():
     stream.synchronize()
 
 
-def test_graphs_never_capture():
+def test_stream_outside_of_a_capture_is_not_capturing():
     assert not torch.openreg.is_current_stream_capturing()
     assert not torch.openreg.current_stream().is_capturing()

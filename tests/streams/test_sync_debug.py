@@ -33,7 +33,7 @@ def warned(function, *arguments):
     return names(calls)
 
 
-def test_modes():
+def test_sync_debug_mode_is_set_by_word_or_number():
     assert openreg.get_sync_debug_mode() == 0
     for word, number in (("warn", 1), ("error", 2), ("default", 0)):
         openreg.set_sync_debug_mode(word)
@@ -117,7 +117,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("call", WAITING)
-def test_what_waits(call):
+def test_call_that_waits_warns_or_is_refused(call):
     function, name = WAITING[call]
     x = torch.arange(4.0, device="openreg")
     function(x)
@@ -160,12 +160,12 @@ NOT_WAITING = {
 
 
 @pytest.mark.parametrize("call", NOT_WAITING)
-def test_what_does_not_wait(call):
+def test_call_that_does_not_wait_gives_no_warning(call):
     x = torch.arange(4.0, device="openreg")
     assert warned(NOT_WAITING[call], x) == []
 
 
-def test_one_warning_a_call_and_where_it_was_made():
+def test_sync_warning_comes_once_a_call_at_its_line():
     x = torch.arange(4.0, device="openreg")
     openreg.set_sync_debug_mode("warn")
     with pytest.warns(UserWarning) as calls:
@@ -173,7 +173,7 @@ def test_one_warning_a_call_and_where_it_was_made():
     assert names(calls) == ["aten::nonzero"] and calls[0].filename == __file__
 
 
-def test_a_warning_as_an_exception_changes_nothing():
+def test_sync_warning_as_an_exception_changes_nothing():
     x = torch.arange(4.0, device="openreg")
     openreg.set_sync_debug_mode("warn")
     for call in (
@@ -191,7 +191,7 @@ def test_a_warning_as_an_exception_changes_nothing():
                     call()
 
 
-def test_the_destination_is_as_it_was():
+def test_refused_copy_leaves_its_destination_as_it_was():
     x, there = torch.ones(4, device="openreg"), torch.zeros(4)
     openreg.set_sync_debug_mode("error")
     with pytest.raises(RuntimeError, match="to pageable host memory"):
@@ -199,7 +199,7 @@ def test_the_destination_is_as_it_was():
     assert there.tolist() == [0, 0, 0, 0]
 
 
-def test_of_backward_threads():
+def test_sync_debug_mode_holds_in_backward_threads():
     class Look(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -219,7 +219,7 @@ def test_of_backward_threads():
     assert x.grad.tolist() == [2, 2]
 
 
-def test_an_allocation_that_had_to_wait(run_ok):
+def test_allocation_that_had_to_wait_warns(run_ok):
     out = run_ok(
         """
         import warnings
@@ -257,7 +257,7 @@ def test_an_allocation_that_had_to_wait(run_ok):
     assert third == "0"
 
 
-def test_a_device_without_map(run_ok, plugins):
+def test_device_without_map_names_the_waiting_operator(run_ok, plugins):
     library = next(p for p in sorted(plugins.glob("*.so")) if "map" in p.name)
     for plugin in sorted(plugins.glob("*.so")):
         out = run_ok(
@@ -277,7 +277,7 @@ def test_a_device_without_map(run_ok, plugins):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
-def test_a_refused_operator_draws_nothing():
+def test_refused_operator_draws_no_random_numbers():
     x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="openreg").normal_()
     before = torch.openreg.get_rng_state()
     torch.openreg.set_sync_debug_mode("error")

@@ -93,7 +93,7 @@ PATCHES = {
             "torch.Stream.__enter__ torch.Stream.__exit__",
             "a context makes the stream's device current, changes nothing for a bad stream, and "
             "may be shared by threads",
-            "test_streams.py::test_contexts_restore_the_stream",
+            "test_streams.py::test_stream_contexts_restore_the_stream",
             "torch.Stream's own context does the three",
         ),
         Patch(
@@ -334,7 +334,7 @@ PATCHES = {
         Patch(
             "torch.Event.__new__",
             "refuses an event of a device that is not there (`csrc/torch/module.cpp`)",
-            "test_events.py::test_what_is_no_stream_and_no_event",
+            "test_events.py::test_object_that_is_no_stream_or_event_is_refused",
             "torch.Event checks the index",
             hidden=True,
         ),
