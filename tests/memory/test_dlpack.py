@@ -16,7 +16,7 @@ def x():
     return torch.arange(6.0, device=DEVICE)
 
 
-def test_the_device(x):
+def test_dlpack_device_names_type_and_index(x):
     assert x.__dlpack_device__() == (DLDeviceType.kDLExtDev, 1)
     assert torch.ones(1, device="openreg").__dlpack_device__() == (DLDeviceType.kDLExtDev, 0)
     assert torch.ones(1).__dlpack_device__() == (DLDeviceType.kDLCPU, 0)
@@ -33,7 +33,7 @@ def test_the_device(x):
         lambda t: torch.from_dlpack(t.__dlpack__(stream=None, dl_device=t.__dlpack_device__())),
     ],
 )
-def test_memory_is_shared(x, exchange):
+def test_dlpack_exchange_shares_memory(x, exchange):
     again = exchange(x)
     assert again.device == x.device and again.data_ptr() == x.data_ptr()
     again.add_(1)
@@ -45,7 +45,7 @@ def test_memory_is_shared(x, exchange):
     [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.complex64, torch.float8_e5m2],
     ids=str,
 )
-def test_dtypes_and_strides(dtype):
+def test_dlpack_keeps_dtypes_and_strides(dtype):
     x = torch.arange(12, device=DEVICE).to(dtype).view(3, 4).t()[1:]
     again = torch.from_dlpack(x)
     assert (again.dtype, again.shape, again.stride()) == (x.dtype, x.shape, x.stride())
@@ -53,7 +53,7 @@ def test_dtypes_and_strides(dtype):
     assert torch.from_dlpack(x[:0]).shape == (0, 3)
 
 
-def test_subclasses_and_parameters(x):
+def test_dlpack_takes_subclasses_and_parameters(x):
     class Mine(torch.Tensor):
         pass
 
@@ -63,7 +63,7 @@ def test_subclasses_and_parameters(x):
 
 
 @pytest.mark.parametrize("device", ["cpu", "openreg:0"])
-def test_another_device_is_a_copy(x, device):
+def test_dlpack_to_another_device_copies(x, device):
     there = torch.from_dlpack(x, device=device)
     assert there.device == torch.device(device) and there.tolist() == x.tolist()
     with pytest.raises(ValueError, match="without copying"):
@@ -72,7 +72,7 @@ def test_another_device_is_a_copy(x, device):
         torch.from_dlpack(x, device="openreg:7")
 
 
-def test_from_other_libraries():
+def test_dlpack_takes_arrays_of_other_libraries():
     array = numpy.arange(3.0)
     there = torch.from_dlpack(array, device=DEVICE)
     assert there.device == torch.device(DEVICE) and there.tolist() == [0, 1, 2]
@@ -81,14 +81,14 @@ def test_from_other_libraries():
     assert numpy.from_dlpack(pinned).tolist() == [0, 1, 2]
 
 
-def test_a_storage_that_was_freed_is_not_exported():
+def test_dlpack_refuses_a_storage_that_was_freed():
     x = torch.ones(4, device=DEVICE)
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
         torch.from_dlpack(x)
 
 
-def test_copies(x):
+def test_dlpack_copy_shares_no_memory(x):
     copy = torch.from_dlpack(x, copy=True)
     copy.zero_()
     assert x.tolist() == [0, 1, 2, 3, 4, 5]
@@ -98,7 +98,7 @@ def test_copies(x):
 # ---- Order ----
 
 
-def test_an_export_waits_for_nothing(x, runs_ahead):
+def test_dlpack_export_does_not_wait(x, runs_ahead):
     def exchange():
         x.mul_(2)
         return torch.from_dlpack(x).add_(1)
@@ -110,7 +110,7 @@ def test_an_export_waits_for_nothing(x, runs_ahead):
     assert again.tolist() == [1, 3, 5, 7, 9, 11]
 
 
-def test_it_is_ordered_on_the_producers_stream(x):
+def test_dlpack_consumer_on_the_producers_stream_is_ordered(x):
     side = torch.openreg.Stream(1)
     side.wait_stream(torch.openreg.current_stream(1))
     with gate() as held, side:
@@ -123,7 +123,7 @@ def test_it_is_ordered_on_the_producers_stream(x):
     assert total.item() == 42
 
 
-def test_a_copy_to_the_host_is_complete(x):
+def test_dlpack_copy_to_the_host_is_complete(x):
     side = torch.openreg.Stream(1)
     side.wait_stream(torch.openreg.current_stream(1))
     with side:
@@ -133,7 +133,7 @@ def test_a_copy_to_the_host_is_complete(x):
 
 
 @pytest.mark.parametrize("copy", [None, True])
-def test_a_consumers_stream_waits_for_the_producer(x, copy):
+def test_dlpack_consumers_stream_waits_for_the_producer(x, copy):
     producer, consumer = torch.openreg.Stream(1), torch.openreg.Stream(1)
     producer.wait_stream(torch.openreg.current_stream(1))
     with gate() as held:
@@ -148,7 +148,7 @@ def test_a_consumers_stream_waits_for_the_producer(x, copy):
     assert total.item() == 42
 
 
-def test_a_consumer_that_asks_for_no_order_does_not_wait(x):
+def test_dlpack_consumer_that_asks_for_no_order_does_not_wait(x):
     producer, consumer = torch.openreg.Stream(1), torch.openreg.Stream(1)
     with gate() as held:
         held.wait(producer)
@@ -159,7 +159,7 @@ def test_a_consumer_that_asks_for_no_order_does_not_wait(x):
         assert not producer.query()
 
 
-def test_another_thread_orders_with_an_event(x):
+def test_dlpack_consumer_in_another_thread_orders_with_an_event(x):
     producer, seen = torch.openreg.Stream(1), []
     producer.wait_stream(torch.openreg.current_stream(1))
     with producer:
@@ -181,7 +181,7 @@ def test_another_thread_orders_with_an_event(x):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_capsule_keeps_the_memory():
+def test_dlpack_capsule_keeps_the_memory():
     before = torch.openreg.memory_allocated(1)
     x = torch.ones(1 << 20, device=DEVICE)
     capsule = x.__dlpack__()
@@ -194,7 +194,7 @@ def test_a_capsule_keeps_the_memory():
     assert torch.openreg.memory_allocated(1) == before
 
 
-def test_a_capsule_nobody_takes_and_one_another_thread_drops():
+def test_dlpack_capsule_dropped_in_another_thread_frees_its_memory():
     before = torch.openreg.memory_allocated(1)
     capsules = [
         torch.ones(1 << 20, device=DEVICE).__dlpack__(max_version=v) for v in (None, (1, 0))
@@ -208,7 +208,7 @@ def test_a_capsule_nobody_takes_and_one_another_thread_drops():
 # ---- What is refused ----
 
 
-def test_refusals(x):
+def test_dlpack_refuses_gradients_and_unresolved_bits(x):
     with pytest.raises(BufferError, match="require gradient"):
         torch.from_dlpack(x.clone().requires_grad_())
     with pytest.raises(BufferError, match="conjugate bit"):
@@ -224,7 +224,7 @@ def test_refusals(x):
     assert x.sum().item() == 15
 
 
-def test_bad_streams(x):
+def test_dlpack_refuses_a_bad_stream(x):
     with pytest.raises(TypeError, match="stream must be"):
         x.__dlpack__(stream="default")
     with pytest.raises(ValueError, match="-7"):

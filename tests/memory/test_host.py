@@ -40,11 +40,11 @@ def runs_on_the_host(eventually):
     return runs_on_the_host
 
 
-def test_a_small_call_that_waits_runs_on_the_host(runs_on_the_host):
+def test_small_call_that_waits_runs_on_the_host(runs_on_the_host):
     runs_on_the_host(ones(SMALL).nonzero, "aten::nonzero")
 
 
-def test_a_large_one_runs_on_a_lane():
+def test_large_call_that_waits_runs_on_a_lane():
     assert lanes_of(ones(LARGE).nonzero, "aten::nonzero") == [True]
 
 
@@ -76,12 +76,12 @@ def held(call):
             opener.join()
 
 
-def test_behind_a_gate_it_is_a_lane_that_runs_it():
+def test_call_behind_a_gate_runs_on_a_lane():
     x = ones(SMALL)
     assert lanes_of(lambda: held(x.nonzero), "aten::nonzero") == [True]
 
 
-def test_no_profile_has_what_the_kernel_calls():
+def test_profile_leaves_out_what_a_kernel_on_the_host_calls():
     x = ones(SMALL)
     torch.unique(x)
 
@@ -94,7 +94,7 @@ def test_no_profile_has_what_the_kernel_calls():
     assert names(lambda: torch.unique(x)) == names(lambda: held(lambda: torch.unique(x)))
 
 
-def test_results_are_of_the_callers_mode():
+def test_results_of_a_kernel_on_the_host_have_the_callers_mode():
     x = ones(SMALL)
     with torch.inference_mode():
         assert x.nonzero().is_inference()
@@ -110,7 +110,7 @@ def test_results_are_of_the_callers_mode():
     assert torch.is_grad_enabled()
 
 
-def test_the_callers_threads_and_denormals_stay():
+def test_kernel_on_the_host_keeps_the_callers_threads_and_denormals():
     x = ones(SMALL)
     threads = torch.get_num_threads()
     if not torch.set_flush_denormal(True):
@@ -123,14 +123,14 @@ def test_the_callers_threads_and_denormals_stay():
         torch.set_flush_denormal(False)
 
 
-def test_an_error_of_the_kernel_is_raised_by_the_call():
+def test_error_of_a_kernel_on_the_host_is_raised_by_the_call():
     x = ones(SMALL)
     with pytest.raises(RuntimeError, match="repeats can not be negative"):
         torch.repeat_interleave(-ones(3, dtype=torch.long))
     assert x.nonzero().numel() == SMALL
 
 
-def test_other_threads_run_python_meanwhile():
+def test_host_that_runs_a_kernel_releases_the_gil():
     """The host lets go of the GIL, so that a thread which holds it back in Python goes on."""
     x = ones(SMALL)
     seen, stop = [], threading.Event()
@@ -150,7 +150,7 @@ def test_other_threads_run_python_meanwhile():
     assert seen
 
 
-def test_threads_that_share_a_stream():
+def test_threads_that_share_a_stream_get_their_own_results():
     """Each waits for its own: what one runs, the others' tasks stay behind."""
     x, failed = ones(SMALL), []
 

@@ -15,7 +15,7 @@ MIB = 1 << 20
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def test_statistics():
+def test_memory_statistics_count_current_and_peak_bytes():
     torch.accelerator.synchronize()
     before = torch.accelerator.memory_allocated(0)
     torch.accelerator.reset_peak_memory_stats(0)
@@ -92,7 +92,7 @@ def test_record_stream_of_a_conj_or_neg_view_queues_nothing(view):
     assert x.tolist() == [1.0] * 8
 
 
-def test_record_stream_through_the_guard():
+def test_record_stream_through_the_guard_keeps_a_block():
     """torch.futures asks the guard, not the operator, to keep what a future holds."""
     side = torch.Stream(DEVICE)
     x = torch.ones(MIB, device=DEVICE)
@@ -109,7 +109,7 @@ def test_record_stream_through_the_guard():
     assert torch.empty(MIB, device=DEVICE).data_ptr() == address
 
 
-def test_without_record_stream_a_block_is_reused():
+def test_block_without_record_stream_is_reused_at_once():
     side = torch.Stream(DEVICE)
     x = torch.ones(MIB, device=DEVICE)
     address = x.data_ptr()
@@ -121,11 +121,11 @@ def test_without_record_stream_a_block_is_reused():
     side.synchronize()
 
 
-def test_record_stream_of_nothing():
+def test_record_stream_of_an_empty_tensor_is_accepted():
     torch.empty(0, device=DEVICE).record_stream(torch.Stream(DEVICE))
 
 
-def test_a_capacity_of_64_mib(run_ok):
+def test_capacity_of_64_mib_is_kept_to_on_each_device(run_ok):
     out = run_ok(
         """
         import torch
@@ -157,7 +157,7 @@ def test_absurd_sizes_are_out_of_memory(size):
     assert torch.ones(3, device=DEVICE).sum().item() == 3
 
 
-def test_a_request_larger_than_the_device_takes_idle_memory_back_and_waits_for_nothing(run_ok):
+def test_request_larger_than_the_device_returns_idle_memory_without_a_wait(run_ok):
     out = run_ok(
         """
         import torch
@@ -213,7 +213,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_call_that_finds_no_memory_has_drawn_nothing(name):
+def test_call_that_is_out_of_memory_draws_no_random_numbers(name):
     x = torch.ones(1, device=DEVICE).expand(1 << 24)
     torch.openreg.empty_cache()
     room = torch.openreg.memory_reserved() + (30 << 20)
@@ -245,7 +245,7 @@ def test_temporaries_of_a_kernel_may_be_larger_than_the_device(run_ok):
     assert out.split() == ["True", "True"]
 
 
-def test_negative_sizes_are_refused():
+def test_empty_refuses_negative_sizes():
     with pytest.raises(RuntimeError, match="negative dimension -1"):
         torch.empty(-1, device=DEVICE)
     with pytest.raises(RuntimeError, match="negative dimension -5"):
@@ -291,7 +291,7 @@ def test_out_of_memory_names_the_figures(run_ok):
 
 
 @pytest.mark.parametrize("where", ["call", "kernel"])
-def test_observers_of_out_of_memory(run_ok, where):
+def test_out_of_memory_calls_its_observers(run_ok, where):
     failing = {"call": "torch.empty(100 << 20, dtype=torch.uint8, device='openreg')"}
     failing["kernel"] = "(x.sort(), torch.openreg.synchronize())"
     out = run_ok(
@@ -325,12 +325,12 @@ def test_observers_of_out_of_memory(run_ok, where):
     assert out.splitlines() == ["1", "2", "0 True 48 True", '"an observer\'s own" 3', "4.0"]
 
 
-def test_what_cannot_be_called_observes_nothing():
+def test_out_of_memory_observer_must_be_callable():
     with pytest.raises(TypeError, match="must be callable, got 3"):
         torch.openreg.attach_out_of_memory_observer(3)
 
 
-def test_out_of_memory_inside_a_kernel(run_ok):
+def test_out_of_memory_inside_a_kernel_leaves_the_device_usable(run_ok):
     out = run_ok(
         """
         import torch
@@ -346,7 +346,7 @@ def test_out_of_memory_inside_a_kernel(run_ok):
     assert "Tried to allocate" in out and out.strip().endswith("True True"), out
 
 
-def test_the_cache_is_given_back_before_out_of_memory(run_ok):
+def test_allocator_returns_its_cache_before_out_of_memory(run_ok):
     run_ok(
         """
         import torch
@@ -358,12 +358,12 @@ def test_the_cache_is_given_back_before_out_of_memory(run_ok):
     )
 
 
-def test_mem_get_info():
+def test_mem_get_info_is_free_and_total():
     free, total = torch.openreg.mem_get_info(0)
     assert 0 < free <= total
 
 
-def test_the_only_process_of_a_device_is_this_one(run_ok):
+def test_list_gpu_processes_has_this_process_alone(run_ok):
     out = run_ok(
         """
         import os, torch
@@ -382,13 +382,13 @@ def test_the_only_process_of_a_device_is_this_one(run_ok):
 
 
 @pytest.mark.parametrize("call", ["memory_allocated", "memory_stats", "reset_peak_memory_stats"])
-def test_a_bad_index_is_named(call):
+def test_memory_function_names_a_bad_index(call):
     count = torch.openreg.device_count()
     with pytest.raises(Exception, match=str(count + 3)):
         getattr(torch.accelerator, call)(count + 3)
 
 
-def test_the_last_reference_may_die_anywhere():
+def test_last_reference_of_a_tensor_may_be_dropped_in_another_thread():
     box = [torch.ones(1024, device=DEVICE)]
     box[0].mul_(2)
     thread = threading.Thread(target=box.clear)
@@ -434,7 +434,7 @@ def test_tensors_dropped_behind_a_gate_keep_their_values_until_they_are_read():
     assert torch.equal(result, source)
 
 
-def test_tensors_dropped_behind_a_slow_kernel():
+def test_tensors_dropped_behind_a_slow_kernel_keep_results_right():
     torch.openreg._sleep(20_000_000)
     total = torch.zeros(1000, device=DEVICE)
     for i in range(200):
@@ -444,7 +444,7 @@ def test_tensors_dropped_behind_a_slow_kernel():
     assert torch.equal(total.cpu(), torch.full((1000,), 199.0 * 200))
 
 
-def test_training_does_not_grow(run_ok):
+def test_training_does_not_grow_memory(run_ok):
     run_ok(
         """
         import torch
@@ -466,7 +466,7 @@ def test_training_does_not_grow(run_ok):
     )
 
 
-def test_threads_on_both_devices():
+def test_threads_on_both_devices_keep_their_values():
     failures = []
 
     def work(seed):
@@ -492,7 +492,7 @@ def test_threads_on_both_devices():
     assert not failures, failures
 
 
-def test_accounting_is_exact(run_ok):
+def test_memory_accounting_is_exact(run_ok):
     out = run_ok(
         """
         import torch

@@ -40,7 +40,7 @@ def names(entry):
     return [f["name"] for f in entry["frames"]]
 
 
-def test_segments_and_blocks():
+def test_snapshot_lists_segments_and_blocks():
     torch.openreg.empty_cache()
     x = torch.empty(700, dtype=torch.uint8, device=DEVICE)
     y = torch.empty(3 * MIB, dtype=torch.uint8, device="openreg:1")
@@ -65,7 +65,7 @@ def test_segments_and_blocks():
         assert sum(s["allocated_size"] for s in own) == torch.openreg.memory_allocated(index)
 
 
-def test_a_block_that_waits_for_a_recorded_stream():
+def test_snapshot_shows_a_block_that_waits_for_a_recorded_stream():
     side = torch.Stream(DEVICE)
     x = torch.ones(MIB, device=DEVICE)
     address = x.data_ptr()
@@ -79,7 +79,7 @@ def test_a_block_that_waits_for_a_recorded_stream():
     side.synchronize()
 
 
-def test_the_history_of_one_tensor(record):
+def test_history_shows_where_a_tensor_was_allocated_and_freed(record):
     record()
 
     def make():
@@ -88,7 +88,7 @@ def test_the_history_of_one_tensor(record):
     x = make()
     address = x.data_ptr()
     snapshot = memory._snapshot()
-    assert names(block_of(snapshot, x))[:2] == ["make", "test_the_history_of_one_tensor"]
+    assert names(block_of(snapshot, x))[:2] == ["make", "test_history_shows_where_a_tensor_was_allocated_and_freed"]
     assert memory._allocation_traceback(address)[0]["name"] == "make"
     assert memory._allocation_traceback(address + 512) is None
     del x
@@ -98,7 +98,7 @@ def test_the_history_of_one_tensor(record):
     assert actions(trace, address)[-3:] == ["alloc", "free_requested", "free_completed"]
     alloc, *_, freed = [e for e in trace if e.get("addr") == address and e["size"] == 5000]
     assert names(alloc)[0] == "make"
-    assert names(freed)[0] == "test_the_history_of_one_tensor"
+    assert names(freed)[0] == "test_history_shows_where_a_tensor_was_allocated_and_freed"
     assert alloc["frames"][0]["filename"] == __file__ and alloc["frames"][0]["line"] > 0
     assert alloc["stream"] == 0 and alloc["pool_id"] == (0, 0)
     assert alloc["time_us"] <= freed["time_us"]
@@ -106,7 +106,7 @@ def test_the_history_of_one_tensor(record):
     assert memory._allocation_traceback(address) is None
 
 
-def test_the_history_of_segments_and_of_out_of_memory(run_ok):
+def test_history_has_segments_and_out_of_memory(run_ok):
     run_ok(
         """
         import torch
@@ -129,7 +129,7 @@ def test_the_history_of_segments_and_of_out_of_memory(run_ok):
     )
 
 
-def test_which_stacks_are_kept(record):
+def test_history_keeps_the_stacks_that_its_context_names(record):
     def frames_of(context):
         record(context=context, clear_history=True)
         x = torch.empty(5000, dtype=torch.uint8, device=DEVICE)
@@ -144,15 +144,15 @@ def test_which_stacks_are_kept(record):
     assert frames_of("all") == (True, True, True)
 
 
-def test_c_frames(record):
+def test_history_with_all_stacks_has_frames_of_c(record):
     record(stacks="all")
     x = torch.empty(5000, device=DEVICE)
     found = names(block_of(memory._snapshot(), x))
-    assert "test_c_frames" in found
+    assert "test_history_with_all_stacks_has_frames_of_c" in found
     assert any("OpenReg" in name or "empty" in name for name in found), found
 
 
-def test_state_keeps_no_history(record):
+def test_history_of_state_only_keeps_no_trace(record):
     record("state")
     x = torch.empty(5000, device=DEVICE)
     snapshot = memory._snapshot()
@@ -160,7 +160,7 @@ def test_state_keeps_no_history(record):
     assert snapshot["device_traces"][0] == []
 
 
-def test_the_latest_entries_are_kept(record):
+def test_history_keeps_its_latest_entries(record):
     record(max_entries=4, skip_actions=["snapshot"])
     for size in range(1, 11):
         torch.empty(512 * size, dtype=torch.uint8, device=DEVICE)
@@ -177,14 +177,14 @@ def test_the_latest_entries_are_kept(record):
     assert [e["action"] for e in memory._snapshot()["device_traces"][0]] == ["snapshot"]
 
 
-def test_skipped_actions(record):
+def test_history_leaves_out_skipped_actions(record):
     record(skip_actions=["free_requested", "snapshot"])
     torch.empty(5000, device=DEVICE)
     trace = memory._snapshot()["device_traces"][0]
     assert {e["action"] for e in trace} <= {"alloc", "free_completed", "segment_alloc"}
 
 
-def test_off_forgets(record):
+def test_history_turned_off_forgets_frames_and_traces(record):
     record()
     x = torch.empty(5000, device=DEVICE)
     record(None)
@@ -194,7 +194,7 @@ def test_off_forgets(record):
     assert snapshot["device_traces"][0] == []
 
 
-def test_metadata(record):
+def test_history_entries_have_the_users_metadata(record):
     record()
     memory._set_memory_metadata("epoch 3")
     assert memory._get_memory_metadata() == "epoch 3"
@@ -208,7 +208,7 @@ def test_metadata(record):
     memory._set_memory_metadata("")
 
 
-def test_the_viewer_reads_a_dump(record, tmp_path):
+def test_memory_viewer_reads_a_dump(record, tmp_path):
     record()
     kept = [torch.empty(size, device=DEVICE) for size in (10, 5000, MIB)]
     kept.pop(1)
@@ -234,7 +234,7 @@ def test_the_viewer_reads_a_dump(record, tmp_path):
     assert {x.data_ptr() for x in kept} <= live
 
 
-def test_threads_record(record):
+def test_history_records_threads_completely(record):
     record()
 
     def work():
@@ -269,13 +269,13 @@ def test_threads_record(record):
         ({"max_entries": -1}, "-1"),
     ],
 )
-def test_bad_options_are_named(options, named):
+def test_history_names_a_bad_option(options, named):
     with pytest.raises(ValueError, match=named):
         memory._record_memory_history(**options)
 
 
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
-def test_the_stacks_of_a_context(record, context):
+def test_history_context_decides_which_events_have_stacks(record, context):
     torch.openreg.empty_cache()
     record(context=context)
 
@@ -296,7 +296,7 @@ def test_the_stacks_of_a_context(record, context):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_stacks_of_torchscript(record):
+def test_history_has_stacks_of_torchscript(record):
     @torch.jit.script
     def on_another_thread(bytes: int):
         return torch.empty(bytes, dtype=torch.uint8, device="openreg")
@@ -314,17 +314,17 @@ def test_stacks_of_torchscript(record):
     assert names(block_of(snapshot, there))[0] == "on_another_thread"
 
 
-def test_stacks_of_cpp(record):
+def test_history_has_stacks_of_cpp(record):
     record("state", stacks="all")
     x = torch.rand(311, 411, device=DEVICE)
     assert any("at::native::rand" in name for name in names(block_of(memory._snapshot(), x)))
 
 
-def test_the_arguments_of_older_versions(record):
+def test_history_takes_the_arguments_of_older_versions(record):
     # enabled, record_context, trace_alloc_max_entries, trace_alloc_record_context
     memory._record_memory_history(True, True, 2, True)
     x = torch.empty(5000, dtype=torch.uint8, device=DEVICE)
-    assert names(block_of(memory._snapshot(), x))[0] == "test_the_arguments_of_older_versions"
+    assert names(block_of(memory._snapshot(), x))[0] == "test_history_takes_the_arguments_of_older_versions"
     assert len(memory._snapshot()["device_traces"][0]) == 2
     memory._record_memory_history(True, record_context=False, clear_history=True)
     del x
@@ -334,7 +334,7 @@ def test_the_arguments_of_older_versions(record):
     assert memory._snapshot()["device_traces"][0] == []
 
 
-def test_pictures(run_ok, tmp_path):
+def test_memory_flamegraphs_are_written(run_ok, tmp_path):
     # PyTorch fetches the script that draws, unless it is there.
     script = tmp_path / ".cache" / "flamegraph.pl"
     script.parent.mkdir()
@@ -366,14 +366,14 @@ def test_pictures(run_ok, tmp_path):
         ("reset_max_memory_cached", "reset_peak_memory_stats"),
     ],
 )
-def test_old_names_warn(old, new):
+def test_old_names_of_memory_functions_warn(old, new):
     with pytest.warns(FutureWarning, match=rf"torch\.openreg\.{new}") as caught:
         value = getattr(torch.openreg, old)(0)
     assert caught[0].filename == __file__
     assert value == getattr(torch.openreg, new)(0)
 
 
-def test_the_settings_by_their_old_name(run_ok):
+def test_allocator_settings_are_read_by_their_old_name(run_ok):
     out = run_ok(
         """
         import torch, warnings
@@ -387,7 +387,7 @@ def test_the_settings_by_their_old_name(run_ok):
     assert out.splitlines() == ["FutureWarning True", "1280 native"]
 
 
-def test_what_is_not_there_says_so():
+def test_memory_features_without_support_are_refused():
     for option in ("compile_context", "global_record_annotations", "record_pinned_host_memory"):
         with pytest.raises(NotImplementedError, match=r"no compile_context.* no pinned memory"):
             memory._record_memory_history(**{option: True})
@@ -395,14 +395,14 @@ def test_what_is_not_there_says_so():
         torch.openreg.memory_usage()
 
 
-def test_the_names_that_cuda_and_xpu_share():
+def test_memory_module_has_the_names_that_cuda_and_xpu_share():
     shared = set(torch.cuda.memory.__all__) & set(dir(torch.xpu.memory))
     assert shared <= set(dir(memory))
     assert {"_snapshot", "_dump_snapshot", "_record_memory_history"} <= set(dir(memory))
     assert set(memory.__all__) <= set(dir(torch.openreg))
 
 
-def test_summary():
+def test_memory_summary_has_a_table_of_pools():
     x = torch.empty(3 * MIB, dtype=torch.uint8, device=DEVICE)
     full, short = torch.openreg.memory_summary(), torch.openreg.memory_summary(0, abbreviated=True)
     assert "Allocated memory" in full and "from large pool" in full and "device 0" in full
@@ -411,7 +411,7 @@ def test_summary():
     del x
 
 
-def test_statistics_nested_and_flat():
+def test_memory_stats_agree_nested_and_flat():
     x = torch.empty(10, device=DEVICE)
     nested, flat = torch.openreg.memory_stats_as_nested_dict(), torch.openreg.memory_stats()
     figures = "allocation segment active inactive_split allocated_bytes reserved_bytes"
@@ -425,7 +425,7 @@ def test_statistics_nested_and_flat():
     del x
 
 
-def test_before_first_use(run_ok):
+def test_memory_functions_work_before_first_use(run_ok):
     run_ok(
         """
         import threading, torch
@@ -442,7 +442,7 @@ def test_before_first_use(run_ok):
     )
 
 
-def test_raw_blocks():
+def test_caching_allocator_alloc_gives_raw_blocks():
     before = torch.openreg.memory_allocated()
     side = torch.Stream(DEVICE)
     for stream in (None, side, side.stream_id, 0):
@@ -458,7 +458,7 @@ def test_raw_blocks():
     assert torch.openreg.memory_allocated() == before
 
 
-def test_host_memory():
+def test_host_memory_stats_count_and_reset():
     x = torch.ones(1000).pin_memory()
     stats = torch.openreg.host_memory_stats()
     assert stats["active_bytes.current"] >= 4000
@@ -472,7 +472,7 @@ def test_host_memory():
 # ---- Limits and settings ----
 
 
-def test_memory_fraction(run_ok):
+def test_memory_fraction_limits_a_device(run_ok):
     run_ok(
         """
         import torch
@@ -496,7 +496,7 @@ def test_memory_fraction(run_ok):
     )
 
 
-def test_a_bad_memory_fraction():
+def test_memory_fraction_refuses_a_bad_value():
     with pytest.raises(ValueError, match=r"1\.5.*0~1"):
         torch.openreg.set_per_process_memory_fraction(1.5)
     with pytest.raises(TypeError, match="1"):
@@ -505,7 +505,7 @@ def test_a_bad_memory_fraction():
         torch.openreg.set_per_process_memory_fraction(0.5, 99)
 
 
-def test_allocator_settings(run_ok):
+def test_allocator_settings_change_splitting(run_ok):
     run_ok(
         """
         import torch
@@ -551,7 +551,7 @@ def test_allocator_settings(run_ok):
     )
 
 
-def test_garbage_collection_threshold(run_ok):
+def test_garbage_collection_threshold_returns_idle_segments(run_ok):
     run_ok(
         """
         import torch
@@ -570,7 +570,7 @@ def test_garbage_collection_threshold(run_ok):
     )
 
 
-def test_a_dump_from_a_child_is_what_it_was(run_ok, tmp_path):
+def test_dump_of_another_process_is_read_without_the_device(run_ok, tmp_path):
     path = tmp_path / "dump.pickle"
     run_ok(
         f"""

@@ -5,7 +5,7 @@ import pytest
 POISON = {"OPENREG_POISON": "1"}
 
 
-def test_fresh_and_freed_memory_is_nan(run_ok):
+def test_poison_fills_fresh_and_freed_memory_with_nan(run_ok):
     run_ok(
         """
         import torch
@@ -25,7 +25,7 @@ def test_fresh_and_freed_memory_is_nan(run_ok):
     )
 
 
-def test_without_it_nothing_is_filled(run_ok):
+def test_memory_without_poison_keeps_its_bytes(run_ok):
     run_ok(
         """
         import torch
@@ -36,7 +36,7 @@ def test_without_it_nothing_is_filled(run_ok):
     )
 
 
-def test_a_use_after_free_on_another_stream_shows(run_ok):
+def test_poison_shows_a_use_after_free_on_another_stream(run_ok):
     """The side stream reads when the block has been freed: a missing record_stream."""
     program = """
         import torch
@@ -58,7 +58,7 @@ def test_a_use_after_free_on_another_stream_shows(run_ok):
     run_ok(program.format(record="x.record_stream(side)", poisoned=False), env=POISON)
 
 
-def test_queued_work_is_never_hurt(run_ok):
+def test_poison_never_changes_memory_of_queued_work(run_ok):
     run_ok(
         """
         import torch
@@ -86,7 +86,7 @@ def test_queued_work_is_never_hurt(run_ok):
 
 
 @pytest.mark.parametrize("env", [{}, POISON], ids=["plain", "poison"])
-def test_a_forked_child_that_drops_a_tensor_changes_nothing(run_ok, env):
+def test_forked_child_that_drops_a_tensor_changes_nothing(run_ok, env):
     run_ok(
         """
         import gc, os, torch
@@ -111,7 +111,7 @@ def test_a_forked_child_that_drops_a_tensor_changes_nothing(run_ok, env):
     )
 
 
-def test_a_replay_reads_nan_where_an_input_was_freed(run_ok):
+def test_poison_shows_an_input_freed_before_a_replay(run_ok):
     """What the capture itself frees is not filled: each replay makes it again."""
     code = """
 import torch

@@ -29,7 +29,7 @@ def by_pools():
     return memory.memory_stats_as_nested_dict(0)["reserved_bytes_by_private_pools"]
 
 
-def test_ids_are_new_and_say_whose_they_are():
+def test_pool_ids_are_new_and_name_their_owner():
     handles = [torch.openreg.graph_pool_handle(), torch.openreg.graph_pool_handle()]
     pools = [torch.openreg.MemPool(), torch.openreg.MemPool()]
     ids = handles + [pool.id for pool in pools]
@@ -37,7 +37,7 @@ def test_ids_are_new_and_say_whose_they_are():
     assert all(isinstance(id, tuple) and id[0] == 0 and id[1] > 0 for id in ids)
 
 
-def test_what_is_freed_serves_the_pool_alone():
+def test_pool_reuses_its_freed_memory_alone():
     pool = torch.openreg.MemPool()
     assert pool.use_count() == 1
     with torch.openreg.use_mem_pool(pool):
@@ -52,7 +52,7 @@ def test_what_is_freed_serves_the_pool_alone():
         assert block().data_ptr() == address
 
 
-def test_operators_and_what_they_return_are_in_the_pool():
+def test_pool_holds_memory_of_operators_and_their_results():
     pool = torch.openreg.MemPool()
     a = torch.randn(64, 64, device=DEVICE)
     with torch.openreg.use_mem_pool(pool):
@@ -97,7 +97,7 @@ def test_a_pool_that_dies_waits_for_work_that_uses_it():
     assert y.min().item() == y.max().item() == 42
 
 
-def test_scopes_nest_and_the_innermost_counts():
+def test_pool_scopes_nest_and_the_innermost_counts():
     outer, inner = torch.openreg.MemPool(), torch.openreg.MemPool()
     with torch.openreg.use_mem_pool(outer):
         a = block()
@@ -119,7 +119,7 @@ def test_scopes_nest_and_the_innermost_counts():
     ]
 
 
-def test_a_scope_ends_with_an_exception():
+def test_pool_scope_ends_with_an_exception():
     pool = torch.openreg.MemPool()
     with pytest.raises(ZeroDivisionError), torch.openreg.use_mem_pool(pool):
         raise ZeroDivisionError
@@ -128,7 +128,7 @@ def test_a_scope_ends_with_an_exception():
     assert x.data_ptr() not in {b["address"] for s in pool.snapshot() for b in s["blocks"]}
 
 
-def test_the_pool_of_another_device():
+def test_pool_of_another_device_holds_that_devices_memory():
     pool = torch.openreg.MemPool()
     with torch.openreg.use_mem_pool(pool, device=1):
         here, there = block(), block(device="openreg:1")
@@ -139,7 +139,7 @@ def test_the_pool_of_another_device():
         assert pool.use_count() == 1
 
 
-def test_only_the_thread_of_the_scope_is_concerned():
+def test_pool_scope_concerns_its_own_thread_only():
     pool = torch.openreg.MemPool()
     result = []
     with torch.openreg.use_mem_pool(pool):
@@ -152,7 +152,7 @@ def test_only_the_thread_of_the_scope_is_concerned():
     }
 
 
-def test_several_threads_use_one_pool():
+def test_pool_serves_several_threads_at_once():
     pool, start, errors = torch.openreg.MemPool(), threading.Barrier(4), []
 
     def work(value):
@@ -178,7 +178,7 @@ def test_several_threads_use_one_pool():
     assert inside <= {s["address"] for s in pool.snapshot()}
 
 
-def test_figures_by_pool():
+def test_memory_stats_have_figures_for_each_pool():
     pool = torch.openreg.MemPool()
     assert by_pools()[pool.id]["all"]["current"] == 0
     with torch.openreg.use_mem_pool(pool):
@@ -221,7 +221,7 @@ def test_snapshots_and_history_name_the_pool():
     )
 
 
-def test_an_id_can_be_used_as_the_allocator_of_cuda_does():
+def test_pool_id_works_with_the_calls_of_cudas_allocator():
     id = torch.openreg.graph_pool_handle()
     memory._cuda_beginAllocateCurrentThreadToPool(0, id)
     x = block()
@@ -237,7 +237,7 @@ def test_an_id_can_be_used_as_the_allocator_of_cuda_does():
         memory._cuda_beginAllocateCurrentThreadToPool(0, (0, 0))
 
 
-def test_refusals_name_what_they_refuse():
+def test_pool_refusals_name_what_they_refuse():
     for name in ("allocator", "use_on_oom", "no_split"):
         with pytest.raises(NotImplementedError, match=name):
             torch.openreg.MemPool(**{name: True})
@@ -249,7 +249,7 @@ def test_refusals_name_what_they_refuse():
             pass
 
 
-def test_the_memory_of_a_pool_in_use_is_not_given_back():
+def test_empty_cache_refuses_a_pool_in_use():
     pool = torch.openreg.MemPool()
     with torch.openreg.use_mem_pool(pool):
         block()
@@ -261,7 +261,7 @@ def test_the_memory_of_a_pool_in_use_is_not_given_back():
     assert pool.use_count() == 1
 
 
-def test_ten_thousand_leave_nothing():
+def test_ten_thousand_pools_leave_no_memory_behind():
     before, pools = reserved(), len(by_pools())
     for _ in range(10_000):
         pool = torch.openreg.MemPool()

@@ -6,7 +6,7 @@ import torch
 gate = torch.openreg.testing.gate
 
 
-def test_a_block_is_not_reused_while_a_copy_reads_it():
+def test_pinned_block_is_not_reused_while_a_copy_reads_it():
     torch.accelerator.empty_host_cache()
     size = 3 << 20
     source = torch.full((size,), 7, dtype=torch.uint8).pin_memory()
@@ -24,7 +24,7 @@ def test_a_block_is_not_reused_while_a_copy_reads_it():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-def test_a_block_is_not_reused_while_a_kernel_reads_it(dtype):
+def test_pinned_block_is_not_reused_while_a_kernel_reads_it(dtype):
     torch.accelerator.empty_host_cache()
     size = 3 << 20
     source = torch.full((size,), 7, dtype=torch.uint8).pin_memory()
@@ -43,7 +43,7 @@ def test_a_block_is_not_reused_while_a_kernel_reads_it(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-def test_a_block_is_not_reused_while_a_copy_writes_it(dtype):
+def test_pinned_block_is_not_reused_while_a_copy_writes_it(dtype):
     torch.accelerator.empty_host_cache()
     size = 3 << 20
     there = torch.ones(size, dtype=dtype, device="openreg")
@@ -60,7 +60,7 @@ def test_a_block_is_not_reused_while_a_copy_writes_it(dtype):
     assert not other.any()
 
 
-def test_a_block_is_reused_when_the_copy_is_done():
+def test_pinned_block_is_reused_when_the_copy_is_done():
     torch.accelerator.empty_host_cache()
     source = torch.ones(5 << 20, dtype=torch.uint8).pin_memory()
     address = source.data_ptr()
@@ -87,7 +87,7 @@ def _is_mapped(address):
     return any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
 
 
-def test_what_is_pinned():
+def test_is_pinned_holds_for_views_and_storages():
     pinned = torch.arange(100).pin_memory()
     assert pinned.is_pinned() and pinned[50:].is_pinned()
     assert pinned.view(10, 10).t().is_pinned()
@@ -105,7 +105,7 @@ def test_what_is_pinned():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pinned_loader(workers):
+def test_pinned_loader_gives_pinned_batches(workers):
     data = torch.utils.data.TensorDataset(torch.arange(32.0))
     loader = torch.utils.data.DataLoader(data, 8, pin_memory=True, num_workers=workers)
     total = torch.zeros((), device="openreg:1")
@@ -117,7 +117,7 @@ def test_pinned_loader(workers):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_host_memory_statistics():
+def test_host_memory_statistics_follow_a_pinned_block():
     torch.accelerator.empty_host_cache()
     torch.openreg.reset_peak_host_memory_stats()
     before = torch.openreg.host_memory_stats()

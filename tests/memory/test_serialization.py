@@ -44,7 +44,7 @@ LOCATIONS = {
 
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("where", LOCATIONS)
-def test_map_location(where, weights_only):
+def test_load_puts_a_tensor_at_its_map_location(where, weights_only):
     map_location, expected = LOCATIONS[where]
     x = torch.arange(6.0, device=DEVICE)
     again = loaded(x, map_location, weights_only=weights_only)
@@ -53,7 +53,7 @@ def test_map_location(where, weights_only):
         assert again.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_function_is_told_the_location():
+def test_load_calls_a_map_location_function_with_the_location():
     seen = []
 
     def map_location(storage, location):
@@ -64,7 +64,7 @@ def test_a_function_is_told_the_location():
     assert sorted(seen) == [("cpu", "openreg:0"), ("cpu", "openreg:1")]
 
 
-def test_from_the_cpu_to_the_device():
+def test_load_moves_a_cpu_tensor_to_the_device():
     assert loaded(torch.arange(3.0), DEVICE).device == torch.device(DEVICE)
     with torch.openreg.device(1):
         assert loaded(torch.arange(3.0), "openreg").device == torch.device(DEVICE)
@@ -72,7 +72,7 @@ def test_from_the_cpu_to_the_device():
         assert loaded(torch.arange(3.0)).device == torch.device(DEVICE)
 
 
-def test_a_device_that_does_not_exist():
+def test_load_to_a_device_that_does_not_exist_is_refused():
     x = torch.ones(2, device=DEVICE)
     for map_location in ("openreg:7", {"openreg:1": "openreg:7"}, torch.device("openreg:7")):
         with pytest.raises(
@@ -83,7 +83,7 @@ def test_a_device_that_does_not_exist():
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_checkpoint_of_a_device_that_is_not_here(run_ok, tmp_path, count):
+def test_checkpoint_of_a_missing_device_is_refused_without_map_location(run_ok, tmp_path, count):
     model = torch.nn.Linear(2, 2).to(DEVICE)
     path = tmp_path / "checkpoint.pt"
     torch.save(model.state_dict(), path)
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_a_device_that_is_not_here(run_ok, tmp_path, count):
 
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("where", [None, "cpu", "openreg:0"])
-def test_a_file(tmp_path, where, mmap):
+def test_saved_file_is_loaded_with_and_without_mmap(tmp_path, where, mmap):
     x = torch.randn(1 << 16, device=DEVICE)
     path = tmp_path / "x.pt"
     torch.save({"x": x, "y": x[10:20]}, path)
@@ -125,7 +125,7 @@ def test_a_file(tmp_path, where, mmap):
     assert again["y"].tolist() == [5] * 10
 
 
-def test_the_old_format():
+def test_old_file_format_is_saved_and_loaded():
     x = torch.arange(3.0, device=DEVICE)
     file = saved(x, _use_new_zipfile_serialization=False)
     assert torch.load(file).device == x.device
@@ -133,7 +133,7 @@ def test_the_old_format():
     assert torch.load(file, map_location="cpu").tolist() == [0, 1, 2]
 
 
-def test_what_is_queued_is_saved():
+def test_save_waits_for_queued_work():
     x = torch.zeros(1 << 10, device=DEVICE)
     side = torch.openreg.Stream(1)
     side.wait_stream(torch.openreg.current_stream(1))
@@ -147,7 +147,7 @@ def test_what_is_queued_is_saved():
 
 
 @pytest.mark.parametrize("how", ["save", "pickle", "deepcopy"])
-def test_views_strides_and_bits(how):
+def test_saved_views_keep_strides_and_bits(how):
     again = {
         "save": loaded,
         "pickle": lambda obj: pickle.loads(pickle.dumps(obj)),
@@ -177,7 +177,7 @@ def test_views_strides_and_bits(how):
     assert isinstance(parameter, torch.nn.Parameter) and parameter.is_openreg
 
 
-def test_attributes_and_subclasses():
+def test_saved_attributes_and_subclasses_are_kept():
     x = torch.ones(2, device=DEVICE)
     x.note = "kept"
     assert loaded(x, weights_only=False).note == "kept" and copy.deepcopy(x).note == "kept"
@@ -186,7 +186,7 @@ def test_attributes_and_subclasses():
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_storages():
+def test_saved_storages_keep_device_and_values():
     x = torch.arange(4, dtype=torch.uint8, device=DEVICE)
     for storage in (loaded(x.untyped_storage()), copy.deepcopy(x.untyped_storage())):
         assert storage.device == torch.device(DEVICE) and storage.tolist() == [0, 1, 2, 3]
@@ -196,7 +196,7 @@ def test_storages():
         assert storage.device == torch.device(DEVICE) and storage.tolist() == [0, 1, 2]
 
 
-def test_a_gradient_is_copied():
+def test_deepcopy_copies_the_gradient():
     x = torch.ones(2, device=DEVICE, requires_grad=True)
     (x * 3).sum().backward()
     again = copy.deepcopy(x)
@@ -205,7 +205,7 @@ def test_a_gradient_is_copied():
         copy.deepcopy(x * 2)
 
 
-def test_deepcopy_shares_what_was_shared():
+def test_deepcopy_shares_memory_that_was_shared():
     x = torch.arange(4.0, device=DEVICE)
     a, b = copy.deepcopy([x, x.view(2, 2)])
     a[0] = 9
@@ -270,7 +270,7 @@ RESUMES = {
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
 @pytest.mark.parametrize("resume", RESUMES)
-def test_a_checkpoint_replays_exactly(tmp_path, resume, optimizer):
+def test_checkpoint_resumes_with_the_same_losses(tmp_path, resume, optimizer):
     """Dropout, batch norm's statistics, noise, the optimizer's moments: the losses are the same."""
     device, map_location = RESUMES[resume]
     torch.manual_seed(1)
@@ -290,7 +290,7 @@ def test_a_checkpoint_replays_exactly(tmp_path, resume, optimizer):
         assert torch.equal(a.cpu(), b.cpu())
 
 
-def test_a_whole_module():
+def test_whole_module_is_saved_and_pickled():
     model = net().to(DEVICE).eval()
     x = torch.randn(2, 1, 8, 8, device=DEVICE)
     for again in (loaded(model, weights_only=False), pickle.loads(pickle.dumps(model))):
@@ -304,7 +304,7 @@ def test_a_whole_module():
     assert meta.weight.device == torch.device(DEVICE)
 
 
-def test_generators():
+def test_generators_are_pickled_and_copied_with_their_state():
     generator = torch.Generator(device=DEVICE).manual_seed(11)
     torch.rand(3, device=DEVICE, generator=generator)
     others = [
@@ -318,7 +318,7 @@ def test_generators():
         assert torch.rand(3, device=DEVICE, generator=other).tolist() == expected
 
 
-def test_random_states_go_through_a_file():
+def test_random_states_are_restored_from_a_file():
     torch.manual_seed(4)
     torch.randn(3, device=DEVICE)
     states = loaded(torch.openreg.get_rng_state_all())
@@ -332,7 +332,7 @@ def test_random_states_go_through_a_file():
         torch.openreg.set_rng_state(torch.get_rng_state(), 1)
 
 
-def test_safe_globals_see_no_name_of_ours():
+def test_checkpoint_names_nothing_of_this_package():
     """A checkpoint of the device holds nothing that needs torch_openreg to be read."""
     import zipfile
 
@@ -341,7 +341,7 @@ def test_safe_globals_see_no_name_of_ours():
         assert b"torch_openreg" not in archive.read(name)
 
 
-def test_a_checkpoint_is_read_without_the_package(run_ok, tmp_path):
+def test_checkpoint_is_read_without_the_package(run_ok, tmp_path):
     torch.save(torch.arange(3.0, device=DEVICE), tmp_path / "x.pt")
     out = run_ok(
         f"""

@@ -11,7 +11,7 @@ STORAGES = [name for name in torch.openreg.__all__ if name.endswith("Storage")]
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_the_classes_that_cuda_has():
+def test_typed_classes_are_those_that_cuda_has():
     for module, ours in ((torch.cuda, torch.openreg), (torch.cuda.sparse, torch.openreg.sparse)):
         for kind in ("Tensor", "Storage"):
             names = {name for name in vars(module) if name.endswith(kind)}
@@ -23,7 +23,7 @@ def test_the_classes_that_cuda_has():
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_the_constructor(name):
+def test_typed_constructor_takes_the_arguments_of_the_cpus(name):
     cpu, ours = getattr(torch, name), getattr(torch.openreg, name)
     data = [[True, False, True]] if ours.dtype is torch.bool else [[1, 2, 3]]
     for arguments in ((data,), (tuple(data[0]),), ([],), (), (2, 3), (torch.Size([3]),)):
@@ -41,7 +41,7 @@ def test_the_constructor(name):
     assert alias is not there and alias.data_ptr() == there.data_ptr()
 
 
-def test_the_constructors_device():
+def test_typed_constructor_uses_the_current_or_given_device():
     kind = torch.openreg.FloatTensor
     with torch.openreg.device(1):
         assert kind(2).device.index == 1 and kind([1]).device.index == 1
@@ -56,14 +56,14 @@ def test_the_constructors_device():
             wrong()
 
 
-def test_the_constructor_does_not_wait(runs_ahead):
+def test_typed_constructor_does_not_wait(runs_ahead):
     torch.openreg.FloatTensor(3)
     there = runs_ahead(lambda: torch.openreg.FloatTensor(2, 3).fill_(1))
     assert there.tolist() == [[1, 1, 1]] * 2
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_casts_by_class_and_by_name(name):
+def test_tensor_type_casts_by_class_and_by_name(name):
     kind = getattr(torch.openreg, name)
     for there in (
         torch.ones(3).type(kind),
@@ -75,7 +75,7 @@ def test_casts_by_class_and_by_name(name):
         assert torch.ones(3).type(kind).device.index == 1
 
 
-def test_what_a_class_says_of_itself():
+def test_typed_class_has_its_own_name_dtype_and_layout():
     kind = torch.openreg.FloatTensor
     assert (kind.__name__, kind.__qualname__, kind.__module__) == (
         *("FloatTensor", "FloatTensor", "torch.openreg"),
@@ -92,7 +92,7 @@ def test_what_a_class_says_of_itself():
     assert torch.load(file, weights_only=True)["kind"] is kind
 
 
-def test_sparse():
+def test_typed_sparse_class_makes_and_recognizes_tensors():
     indices, values = torch.tensor([[0, 2]], device="openreg"), torch.ones(2, device="openreg")
     x = torch.openreg.sparse.FloatTensor(indices, values, torch.Size([3]))
     assert x.to_dense().tolist() == [1, 0, 1]
@@ -104,7 +104,7 @@ def test_sparse():
     assert (empty.shape, empty._nnz(), empty.dtype) == ((2, 3), 0, torch.long)
 
 
-def test_the_default_tensor_type(run_ok):
+def test_default_tensor_type_sets_device_and_dtype(run_ok):
     out = run_ok(
         """
         import torch, warnings
@@ -139,7 +139,7 @@ def test_the_default_tensor_type(run_ok):
 
 @pytest.mark.parametrize("name", STORAGES)
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_storages(name):
+def test_typed_storage_is_made_on_the_current_device(name):
     cpu, ours = getattr(torch, name), getattr(torch.openreg, name)
     with torch.openreg.device(1):
         there = ours(3)

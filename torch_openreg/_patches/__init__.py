@@ -73,20 +73,20 @@ PATCHES = {
         Patch(
             "torch._C._set_default_tensor_type",
             "torch.set_default_tensor_type takes the classes of torch.openreg",
-            "test_typed.py::test_the_default_tensor_type",
+            "test_typed.py::test_default_tensor_type_sets_device_and_dtype",
             "a device can register classes of one dtype",
         ),
         Patch(
             "torch._tensor_classes torch._storage_classes",
             "the classes of torch.openreg count as classes of tensors and storages",
-            "test_typed.py::test_the_classes_that_cuda_has",
+            "test_typed.py::test_typed_classes_are_those_that_cuda_has",
             "a device can register classes of one dtype",
         ),
         Patch(
             "torch.Tensor.__dlpack_device__ torch.Tensor.__dlpack__",
             "DLPack has the device's type, follows the consumer's stream, and refuses what it "
             "would export wrongly",
-            "test_dlpack.py::test_the_device",
+            "test_dlpack.py::test_dlpack_device_names_type_and_index",
             "both know a renamed PrivateUse1 device and its streams",
         ),
         Patch(
