@@ -79,7 +79,7 @@ def test_snapshot_shows_a_block_that_waits_for_a_recorded_stream():
     side.synchronize()
 
 
-def test_history_shows_where_a_tensor_was_allocated_and_freed(record):
+def test_history_of_a_tensor_has_its_frames(record):
     record()
 
     def make():
@@ -88,7 +88,7 @@ def test_history_shows_where_a_tensor_was_allocated_and_freed(record):
     x = make()
     address = x.data_ptr()
     snapshot = memory._snapshot()
-    assert names(block_of(snapshot, x))[:2] == ["make", "test_history_shows_where_a_tensor_was_allocated_and_freed"]
+    assert names(block_of(snapshot, x))[:2] == ["make", "test_history_of_a_tensor_has_its_frames"]
     assert memory._allocation_traceback(address)[0]["name"] == "make"
     assert memory._allocation_traceback(address + 512) is None
     del x
@@ -98,7 +98,7 @@ def test_history_shows_where_a_tensor_was_allocated_and_freed(record):
     assert actions(trace, address)[-3:] == ["alloc", "free_requested", "free_completed"]
     alloc, *_, freed = [e for e in trace if e.get("addr") == address and e["size"] == 5000]
     assert names(alloc)[0] == "make"
-    assert names(freed)[0] == "test_history_shows_where_a_tensor_was_allocated_and_freed"
+    assert names(freed)[0] == "test_history_of_a_tensor_has_its_frames"
     assert alloc["frames"][0]["filename"] == __file__ and alloc["frames"][0]["line"] > 0
     assert alloc["stream"] == 0 and alloc["pool_id"] == (0, 0)
     assert alloc["time_us"] <= freed["time_us"]
@@ -320,11 +320,11 @@ def test_history_has_stacks_of_cpp(record):
     assert any("at::native::rand" in name for name in names(block_of(memory._snapshot(), x)))
 
 
-def test_history_takes_the_arguments_of_older_versions(record):
+def test_history_takes_older_arguments(record):
     # enabled, record_context, trace_alloc_max_entries, trace_alloc_record_context
     memory._record_memory_history(True, True, 2, True)
     x = torch.empty(5000, dtype=torch.uint8, device=DEVICE)
-    assert names(block_of(memory._snapshot(), x))[0] == "test_history_takes_the_arguments_of_older_versions"
+    assert names(block_of(memory._snapshot(), x))[0] == "test_history_takes_older_arguments"
     assert len(memory._snapshot()["device_traces"][0]) == 2
     memory._record_memory_history(True, record_context=False, clear_history=True)
     del x
