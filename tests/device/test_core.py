@@ -44,7 +44,7 @@ def environment(settings):
 
 
 @pytest.mark.parametrize("name, settings", tiers())
-def test_core(name, settings):
+def test_core_passes_its_c_test(name, settings):
     if isinstance(name, Exception):
         pytest.fail(f"the C tests cannot be listed: {name}; `make ctest` builds them")
     # The program has a time limit for each test; this one is for a runner that hangs itself.

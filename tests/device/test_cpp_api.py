@@ -33,16 +33,16 @@ CALL = "import ctypes, torch; print(ctypes.CDLL({!r}).{}())"
 
 
 @pytest.mark.parametrize("program", ["runStreams", "runGuard"])
-def test_api(extension, run_ok, program):
+def test_cpp_program_of_the_api_passes(extension, run_ok, program):
     assert run_ok(CALL.format(str(extension), program)) == "0\n"
 
 
-def test_a_core_that_cannot_start(extension, run_ok):
+def test_core_that_cannot_start_is_reported_to_cpp(extension, run_ok):
     program = CALL.format(str(extension), "runWithoutDevices")
     assert run_ok(program, {"OPENREG_PLUGIN": "/nowhere/libnothing.so"}) == "0\n"
 
 
-def test_a_forked_child(extension, run_ok):
+def test_cpp_api_refuses_a_forked_child(extension, run_ok):
     program = f"""
         import ctypes, os, torch
         library = ctypes.CDLL({str(extension)!r})
@@ -55,7 +55,7 @@ def test_a_forked_child(extension, run_ok):
     assert run_ok(program) == "0\n"
 
 
-def test_a_vendors_metadata_is_saved_and_loaded(extension, run_ok):
+def test_vendors_metadata_is_saved_and_loaded(extension, run_ok):
     program = f"""
         import ctypes, io, torch
         from torch._utils import get_tensor_metadata, set_tensor_metadata
@@ -222,12 +222,12 @@ print(len(programs))
 """
 
 
-def test_operators_for_the_cpu_alone_and_autograd(extension, run_ok):
+def test_cpu_only_cpp_operators_work_with_autograd(extension, run_ok):
     out = run_ok(AS_ON_THE_CPU.format(library=str(extension)))
     assert out.split("\n")[:-1] == ["19"], out
 
 
-def test_operators_for_the_cpu_alone_where_a_copy_is_not_enough(extension, run_ok):
+def test_cpu_only_cpp_operators_are_refused_where_autograd_needs_more(extension, run_ok):
     out = run_ok(
         f"""
         import torch
@@ -250,7 +250,7 @@ def test_operators_for_the_cpu_alone_where_a_copy_is_not_enough(extension, run_o
     ]
 
 
-def test_an_operator_for_the_cpu_alone_that_is_called_in_another_ones_call(extension, run_ok):
+def test_cpu_only_cpp_operator_works_inside_of_another_operator(extension, run_ok):
     """By a handler of the warning that the first one waits."""
     out = run_ok(
         f"""
@@ -278,7 +278,7 @@ def test_an_operator_for_the_cpu_alone_that_is_called_in_another_ones_call(exten
     assert out == "[9.0, 9.0] [[6.0, 6.0], [9.0, 9.0]]\n"
 
 
-def test_an_operator_of_atens_namespace_that_is_defined_anew(extension, run_ok):
+def test_cpp_operator_defined_anew_in_aten_works(extension, run_ok):
     out = run_ok(
         f"""
         import ctypes

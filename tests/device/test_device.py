@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-def test_two_devices_by_default():
+def test_device_count_is_two_by_default():
     assert torch.openreg.device_count() == 2
     assert torch.accelerator.device_count() == 2
     assert torch.openreg.is_available()
@@ -21,7 +21,7 @@ def test_device_count_is_configured(run_ok, count):
 
 
 @pytest.mark.parametrize("count", ["-3", "abc", "100000", "65", "", "2x"])
-def test_bad_device_count_is_one_warning_and_no_device(run, count):
+def test_device_count_that_is_bad_warns_once_and_gives_no_device(run, count):
     done = run(
         """
         import torch
@@ -45,7 +45,7 @@ def test_bad_device_count_is_one_warning_and_no_device(run, count):
     assert "OPENREG_DEVICE_COUNT" in done.err and count in done.err and "64" in done.err
 
 
-def test_the_example_of_the_guard():
+def test_device_index_context_places_and_restores():
     with torch.accelerator.device_index(1):
         assert torch.accelerator.current_device_index() == 1
         tensor = torch.randn(100, device="openreg:1")
@@ -67,7 +67,7 @@ def test_the_example_of_the_guard():
         lambda: torch.openreg.stream(torch.openreg.Stream(1)),
     ],
 )
-def test_contexts_restore_the_device(context):
+def test_device_contexts_restore_the_device(context):
     with context():
         assert torch.openreg.current_device() == 1
     assert torch.openreg.current_device() == 0
@@ -87,7 +87,7 @@ def test_contexts_restore_the_device(context):
         "torch.openreg._exchange_device(1)",
     ],
 )
-def test_to_choose_a_device_is_to_use_it(run_ok, choose):
+def test_choosing_a_device_initializes_it(run_ok, choose):
     # A fake tensor is on the current device if that has been used, and on the first one if not.
     out = run_ok(
         f"""
@@ -103,7 +103,7 @@ def test_to_choose_a_device_is_to_use_it(run_ok, choose):
     assert out.split() == ["True", "0", "openreg:1"]
 
 
-def test_no_device_chosen_is_none_used(run_ok):
+def test_choosing_no_device_initializes_none(run_ok):
     out = run_ok(
         """
         import torch
@@ -117,7 +117,7 @@ def test_no_device_chosen_is_none_used(run_ok):
     assert out == "False\n"
 
 
-def test_a_context_stands_for_its_device():
+def test_device_context_stands_for_its_device():
     context = torch.openreg.device(1)
     assert torch.openreg.get_device_name(context) == "/openreg:1"
     assert torch.openreg.Stream(context).device.index == 1
@@ -132,7 +132,7 @@ def test_a_context_stands_for_its_device():
     assert torch.openreg.get_device_name(torch.openreg.device(-1)) == "/openreg:1"
 
 
-def test_indices_as_cudas_helper_finds_them():
+def test_device_indices_are_found_as_cudas_helper_finds_them():
     from torch.openreg._utils import _get_device_index
 
     assert [_get_device_index(d) for d in (1, -1, "openreg:1", torch.device("openreg", 0))] == [
@@ -153,7 +153,7 @@ def test_indices_as_cudas_helper_finds_them():
             _get_device_index(wrong, **arguments)
 
 
-def test_contexts_that_are_no_ops():
+def test_device_contexts_of_no_device_change_nothing():
     torch.openreg.set_device(1)
     for context in (
         torch.openreg.device(None),
@@ -179,7 +179,7 @@ def test_a_call_that_fails_on_another_device_restores_the_current_one():
         assert torch.openreg.current_device() == 0
 
 
-def test_the_current_device_belongs_to_the_thread():
+def test_current_device_belongs_to_the_thread():
     seen = []
     torch.openreg.set_device(1)
     thread = threading.Thread(target=lambda: seen.append(torch.openreg.current_device()))
@@ -189,20 +189,20 @@ def test_the_current_device_belongs_to_the_thread():
     assert torch.openreg.current_device() == 1
 
 
-def test_negative_is_the_documented_no_op():
+def test_negative_device_is_the_documented_no_op():
     torch.openreg.set_device(1)
     torch.accelerator.set_device_index(-1)
     torch.openreg.set_device(-1)
     assert torch.openreg.current_device() == 1
 
 
-def test_properties_of_one_device_are_equal():
+def test_device_properties_of_one_device_are_equal():
     first, again, other = map(torch.openreg.get_device_properties, (0, 0, 1))
     assert first == again and hash(first) == hash(again)
     assert first != other and first != 0
 
 
-def test_properties():
+def test_device_properties_have_name_memory_and_lanes():
     for index in range(2):
         properties = torch.openreg.get_device_properties(index)
         assert properties.name == f"/openreg:{index}" == torch.openreg.get_device_name(index)
@@ -214,7 +214,7 @@ def test_properties():
         assert 0 <= free <= total == properties.total_memory
 
 
-def test_capability():
+def test_device_capability_lists_dtypes():
     for capability in (
         torch.accelerator.get_device_capability(1),
         torch.openreg.get_device_capability("openreg:1"),
@@ -223,7 +223,7 @@ def test_capability():
     assert torch.openreg.is_bf16_supported()
 
 
-def test_peers(run_ok):
+def test_can_device_access_peer_follows_the_setting(run_ok):
     assert torch.openreg.can_device_access_peer(0, 1)
     out = run_ok(
         "import torch; print(torch.openreg.can_device_access_peer(0, 1))",
@@ -232,7 +232,7 @@ def test_peers(run_ok):
     assert out.strip() == "False"
 
 
-def test_reset_keeps_everything_valid(eventually):
+def test_reset_keeps_streams_events_and_tensors_valid(eventually):
     stream = torch.openreg.Stream()
     tensor = torch.ones(4, device="openreg")
     gate = torch.openreg.testing.gate()
@@ -247,7 +247,7 @@ def test_reset_keeps_everything_valid(eventually):
     assert tensor.tolist() == [3] * 4
 
 
-def test_resize_keeps_the_contents():
+def test_storage_resize_keeps_the_contents():
     tensor = torch.arange(4.0, device="openreg:1")
     side = torch.openreg.Stream(1)
     side.wait_stream(torch.openreg.current_stream(1))
@@ -284,7 +284,7 @@ def test_manual_seed_seeds_every_device():
     assert torch.openreg.initial_seed() == 2**64 - 1
 
 
-def test_generators():
+def test_generator_states_repeat_their_numbers():
     generator = torch.Generator(device="openreg:1")
     assert generator.device == torch.device("openreg", 1)
     generator.manual_seed(3)

@@ -65,7 +65,7 @@ BY_INDEX = {
 
 @pytest.mark.parametrize("index", [2, 7, 127])
 @pytest.mark.parametrize("name", BY_INDEX)
-def test_an_index_out_of_range_is_named(name, index):
+def test_index_out_of_range_is_named(name, index):
     with pytest.raises(
         RuntimeError, match=rf"index {index} is out of range: it must be (from )?0 to 1"
     ):
@@ -99,7 +99,7 @@ NEGATIVE = [
 
 @pytest.mark.parametrize("index", [-1, -5])
 @pytest.mark.parametrize("name", NEGATIVE)
-def test_a_negative_index_is_named(name, index):
+def test_negative_index_is_named(name, index):
     with pytest.raises(
         RuntimeError, match=rf"index {index} is out of range: it must be (from )?0 to 1"
     ):
@@ -107,12 +107,12 @@ def test_a_negative_index_is_named(name, index):
 
 
 @pytest.mark.parametrize("name", ["empty", "zeros", "to", "Stream", "Event", "Generator"])
-def test_a_negative_index_in_a_device(name):
+def test_negative_index_in_a_device_is_refused(name):
     with pytest.raises(RuntimeError, match=r"negative|Invalid device string"):
         BY_INDEX[name](-1)
 
 
-def test_before_first_use_as_well(run_ok):
+def test_index_out_of_range_is_refused_before_first_use(run_ok):
     out = run_ok(
         """
         import torch
@@ -129,7 +129,7 @@ def test_before_first_use_as_well(run_ok):
     assert out.splitlines()[-1] == "False"
 
 
-def test_another_device_type():
+def test_object_of_another_type_is_named():
     with pytest.raises(ValueError, match=r"expected an openreg device, got 'cpu'"):
         torch.openreg.synchronize("cpu")
     with pytest.raises(TypeError, match=r"got 1\.5 of type float"):
@@ -193,7 +193,7 @@ def test_a_bad_stream_id_is_named_at_first_use(kind, make, name, c_stream):
 
 
 @pytest.mark.parametrize("stream_id", [-1, 1, 2**63 - 1, -(2**63), 1 << 62])
-def test_stream_ids_that_are_no_handle(stream_id):
+def test_stream_id_that_is_no_handle_is_refused(stream_id):
     kind = torch.openreg.current_stream().device_type
     stream = torch.Stream(stream_id=stream_id, device_index=0, device_type=kind)
     with pytest.raises(RuntimeError, match=str(stream_id)):
@@ -218,12 +218,12 @@ def test_numpy_is_a_type_error():
         torch.ones(2, device="openreg").numpy()
 
 
-def test_out_of_memory():
+def test_out_of_memory_names_the_device():
     with pytest.raises(torch.OutOfMemoryError, match="openreg:1"):
         torch.empty(2**50, dtype=torch.uint8, device="openreg:1")
 
 
-def test_bad_generator_states():
+def test_generator_refuses_a_bad_state():
     generator = torch.Generator(device="openreg:0")
     with pytest.raises(ValueError, match="16 bytes, got 3"):
         generator.set_state(torch.zeros(3, dtype=torch.uint8))
@@ -232,12 +232,12 @@ def test_bad_generator_states():
 
 
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
-def test_bad_seeds(seed):
+def test_manual_seed_refuses_a_bad_seed(seed):
     with pytest.raises(ValueError, match=str(seed)):
         torch.openreg.manual_seed_all(seed)
 
 
-def test_bad_sleep():
+def test_sleep_refuses_a_bad_duration():
     with pytest.raises(ValueError, match="-5"):
         torch.openreg._sleep(-5)
     for bad in ("a", None, 1.5):
@@ -245,7 +245,7 @@ def test_bad_sleep():
             torch.openreg._sleep(bad)
 
 
-def test_refusals_of_event_sharing():
+def test_event_sharing_between_processes_is_refused():
     with pytest.raises(NotImplementedError):
         torch.openreg.Event().ipc_handle()
     with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
@@ -271,7 +271,7 @@ def test_a_device_tensor_is_refused_where_it_is_put(kind):
     queue.join_thread()
 
 
-def test_pickle_still_works():
+def test_pickle_keeps_a_tensors_device_and_values():
     tensor = torch.arange(3.0, device="openreg:1")
     again = pickle.loads(pickle.dumps(tensor))
     assert again.device == tensor.device and again.tolist() == [0, 1, 2]

@@ -21,7 +21,7 @@ ERRORS = {
 
 
 SHORT = {"slow_stream": {"delay_ms": 0.1}}
-struck = {}  # by test_under_a_schedule
+struck = {}  # by test_injected_fault_is_the_same_under_every_schedule
 
 
 def fails(kind):
@@ -67,7 +67,7 @@ def nothing_is_left():
 
 
 @pytest.mark.parametrize("kind", ["kernel_error", "device_lost"])
-def test_an_operator_that_waits_for_its_results_has_none(kind):
+def test_injected_fault_leaves_a_waiting_operator_without_results(kind):
     x = torch.randn(8, device="openreg:0")
     with inject(kind, device=0):
         with fails(kind):
@@ -78,7 +78,7 @@ def test_an_operator_that_waits_for_its_results_has_none(kind):
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize("kind", FAILING)
-def test_a_step_fails_and_the_next_does_not(kind, after, index):
+def test_injected_fault_fails_one_step_only(kind, after, index):
     other = torch.openreg.memory_stats(1 - index)
     with inject(kind, after=after, device=index) as fault:
         with fails(kind):
@@ -95,7 +95,7 @@ def test_a_step_fails_and_the_next_does_not(kind, after, index):
     torch.openreg.synchronize(1 - index)
 
 
-def test_the_operator_that_was_counted_is_struck(runs_ahead):
+def test_injected_fault_hits_the_operator_that_was_counted(runs_ahead):
     x = torch.ones(3, device="openreg")
     runs_ahead(lambda: (x.add_(1), x.mul_(2), x.neg_()))
     with inject("kernel_error", after=1) as fault:
@@ -108,14 +108,14 @@ def test_the_operator_that_was_counted_is_struck(runs_ahead):
     assert x.tolist() == [3.0, 3.0, 3.0]  # as if there had been no mul_
 
 
-def test_operators_that_are_waited_for_raise_themselves():
+def test_injected_fault_is_raised_by_an_operator_that_waits():
     x = torch.ones(3, device="openreg")
     with inject("kernel_error"), fails("kernel_error"):
         x.nonzero()
     assert x.nonzero().shape == (3, 1)
 
 
-def test_lost_says_what_a_lost_device_says():
+def test_injected_loss_has_the_text_of_a_lost_device():
     x = torch.ones(3, device="openreg:1")
     with inject("device_lost", device=1):
         x.add_(1)
@@ -154,7 +154,7 @@ def test_statistics_of_an_injected_out_of_memory_are_exact():
 
 @pytest.mark.parametrize("seed", ["early", "late", 0, 1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_under_a_schedule(kind, seed):
+def test_injected_fault_is_the_same_under_every_schedule(kind, seed):
     """What is struck is the call's place, so it is the same under every order. Both devices are
     used and one fails; every current figure of its statistics comes back."""
 
@@ -184,7 +184,7 @@ def test_under_a_schedule(kind, seed):
         assert figures() == before
 
 
-def test_slow_streams_are_right_and_slow():
+def test_injected_slow_streams_are_right_and_slow():
     x = torch.zeros(3, device="openreg")
     side = torch.Stream("openreg")
     torch.openreg.synchronize()
@@ -229,7 +229,7 @@ def copies():
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in copies()])
-def test_copies_of_every_direction(name):
+def test_injected_copy_error_hits_copies_of_every_direction(name):
     ((copy, target),) = [(copy, target) for n, copy, target in copies() if n == name]
     torch.openreg.synchronize(0)
     torch.openreg.synchronize(1)
@@ -246,7 +246,7 @@ def test_copies_of_every_direction(name):
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_during_backward(kind):
+def test_injected_fault_surfaces_in_backward(kind):
     layer = torch.nn.Linear(4, 4).to("openreg")
     # So that there is a copy in it.
     loss = layer(torch.ones(2, 4, device="openreg")).t().double().contiguous().sum()
@@ -264,7 +264,7 @@ def test_during_backward(kind):
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_while_a_data_loader_pins(kind):
+def test_injected_fault_surfaces_while_a_data_loader_pins(kind):
     data = TensorDataset(torch.arange(32.0).view(16, 2))
     loader = DataLoader(data, batch_size=2, num_workers=2, pin_memory=True)
     total = torch.zeros(2, device="openreg")
@@ -286,7 +286,7 @@ def test_while_a_data_loader_pins(kind):
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_with_blocking_launches(kind, run_ok):
+def test_injected_fault_is_raised_at_a_blocking_launch(kind, run_ok):
     said = run_ok(
         f"""
         import torch
@@ -304,7 +304,7 @@ def test_with_blocking_launches(kind, run_ok):
     assert said.strip() == ERRORS[kind].__name__
 
 
-def test_it_is_deterministic_with_streams_that_are_held():
+def test_injected_fault_follows_the_order_of_calls():
     """The order is that of the calls, not of what runs."""
     side = torch.Stream("openreg")
     names = set()
@@ -328,7 +328,7 @@ def test_it_is_deterministic_with_streams_that_are_held():
 # ---- the context ----
 
 
-def test_what_has_not_fired_is_disarmed():
+def test_injected_fault_that_has_not_fired_is_disarmed():
     for kind in FAILING:
         with inject(kind, after=1000) as fault:
             train("openreg")
@@ -338,7 +338,7 @@ def test_what_has_not_fired_is_disarmed():
         train("openreg")
 
 
-def test_kinds_nest_and_do_not_meet():
+def test_injections_of_two_kinds_nest_independently():
     x = torch.ones(3, device="openreg")
     with inject("kernel_error", after=1) as kernel, inject("copy_error") as copy:
         with inject("out_of_memory", after=1) as memory, inject("kernel_error", device=1) as far:
@@ -353,7 +353,7 @@ def test_kinds_nest_and_do_not_meet():
             assert (kernel.fired, copy.fired, memory.fired, far.fired) == (1, 1, 1, 0)
 
 
-def test_the_same_kind_twice_is_refused_and_changes_nothing():
+def test_injection_of_the_same_kind_twice_is_refused():
     x = torch.ones(3, device="openreg:1")
     with inject("kernel_error", after=1, device=1) as fault:
         with pytest.raises(RuntimeError, match='"kernel_error" is armed on openreg:1 already'):
@@ -369,7 +369,7 @@ def test_the_same_kind_twice_is_refused_and_changes_nothing():
         pass  # there is none any more
 
 
-def test_it_is_left_by_an_exception():
+def test_injection_ends_with_an_exception():
     with pytest.raises(KeyError):
         with inject("kernel_error"):
             raise KeyError
@@ -396,12 +396,12 @@ def test_it_is_left_by_an_exception():
     ],
     ids=str,
 )
-def test_bad_arguments(arguments, error, text):
+def test_injection_refuses_bad_arguments(arguments, error, text):
     with pytest.raises(error, match=text):
         inject(**{"kind": "copy_error", **arguments})
 
 
-def test_arming_is_no_use_of_a_device(run_ok):
+def test_injection_initializes_no_device(run_ok):
     run_ok(
         """
         import torch
@@ -411,7 +411,7 @@ def test_arming_is_no_use_of_a_device(run_ok):
     )
 
 
-def test_threads_that_share_a_device():
+def test_injected_fault_fires_once_for_threads_that_share_a_device():
     """Each thread's error is the device's; what is struck is struck once."""
     x = torch.ones(3, device="openreg")
     torch.openreg.synchronize()

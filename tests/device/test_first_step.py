@@ -18,5 +18,5 @@ def waited(run_ok):
 
 
 @pytest.mark.parametrize("names", STEPS)
-def test_the_first_step_runs_ahead(names, waited):
+def test_first_training_step_runs_ahead(names, waited):
     assert waited[names] == []

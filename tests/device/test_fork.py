@@ -129,7 +129,7 @@ def held_kernel(tmp_path_factory):
 
 @pytest.mark.parametrize("plugin", [None, "libvendor_nomap.so"])
 @pytest.mark.parametrize("call", HELD_CALLS)
-def test_a_fork_waits_for_the_kernel_that_runs(held_kernel, plugins, run_ok, plugin, call):
+def test_fork_waits_for_the_kernel_that_runs(held_kernel, plugins, run_ok, plugin, call):
     # Its locks, such as that of a function's first call, would never be opened in the child.
     library, begun, gate = held_kernel
     kernel, child = HELD_CALLS[call]
@@ -170,7 +170,7 @@ def test_a_fork_waits_for_the_kernel_that_runs(held_kernel, plugins, run_ok, plu
     assert out == "the kernel goes on, the child lives"
 
 
-def test_children_of_a_process_that_calls_operators_are_refused(run_ok):
+def test_forked_children_of_a_process_that_calls_operators_are_refused(run_ok):
     """Whose locks a thread of the parent may hold when it forks: of 100 forks 10 met one."""
     out = run_ok(
         f"""
@@ -306,7 +306,7 @@ print("children ended with", set(states))
 
 
 @pytest.mark.parametrize("plugin", [None, "libvendor_nomap.so"])
-def test_forks_of_a_busy_process(plugins, run_ok, slow_first_calls, plugin):
+def test_forks_of_a_busy_process_do_not_hang(plugins, run_ok, slow_first_calls, plugin):
     """OPENREG_FORKS=2000 is a soak; a process makes 50, as kernels are called first but once."""
     env = {"LD_PRELOAD": slow_first_calls}
     if plugin:
@@ -352,7 +352,7 @@ void *pthreadpool_create(size_t threads) {
 """
 
 
-def test_lanes_that_start_together_in_a_forked_child(tmp_path, run_ok):
+def test_lanes_start_together_in_a_forked_child(tmp_path, run_ok):
     # PyTorch's pool is not there while the first one makes it.
     library = tmp_path / "slow_pool.so"
     command = [*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", "-x", "c", "-"]
@@ -377,7 +377,7 @@ print(in_child(work))
 
 
 @pytest.mark.parametrize("poison", ["0", "1"])
-def test_a_child_that_drops_a_tensor_changes_nothing(run_ok, poison):
+def test_forked_child_that_drops_a_tensor_changes_nothing(run_ok, poison):
     out = run_ok(
         IN_CHILD
         + """

@@ -16,7 +16,7 @@ fails()
 """
 
 
-def test_a_fork_is_as_a_fresh_interpreter(run):
+def test_forked_program_is_as_in_a_fresh_interpreter(run):
     forked, fresh = run(PROGRAM), run(PROGRAM, fresh=True)
     assert forked.code == fresh.code == 1
     assert forked.out == "__main__ ['-c'] False True True\n"
@@ -31,7 +31,7 @@ def test_a_fork_is_as_a_fresh_interpreter(run):
         ]
 
 
-def test_a_script_is_one_with_its_name_folder_and_arguments(run, tmp_path):
+def test_forked_script_has_its_name_folder_and_arguments(run, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(PROGRAM)
     forked, fresh = (run("", arguments=[path, "x"], fresh=fresh) for fresh in (False, True))
@@ -41,7 +41,7 @@ def test_a_script_is_one_with_its_name_folder_and_arguments(run, tmp_path):
     assert f'File "{path}", line 7, in <module>' in forked.err
 
 
-def test_a_module_runs_as_the_interpreter_runs_one(run, tmp_path, monkeypatch):
+def test_forked_module_runs_as_the_interpreter_runs_one(run, tmp_path, monkeypatch):
     (tmp_path / "module.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     forked, fresh = (
@@ -53,13 +53,13 @@ def test_a_module_runs_as_the_interpreter_runs_one(run, tmp_path, monkeypatch):
     assert "<frozen runpy>" in forked.err and "in fails" in forked.err
 
 
-def test_settings_and_the_status_of_a_signal(run):
+def test_forked_program_has_its_settings_and_status_of_a_signal(run):
     code = "import os; print(os.environ['OPENREG_POISON'], flush=True); os.kill(os.getpid(), 9)"
     done = run(code, {"OPENREG_POISON": "1"})
     assert (done.code, done.out, done.err) == (-signal.SIGKILL, "1\n", "")
 
 
-def test_a_program_that_hangs_is_killed(run, tmp_path, eventually):
+def test_forked_program_that_hangs_is_killed(run, tmp_path, eventually):
     path = tmp_path / "pid"
     code = f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     with pytest.raises(subprocess.TimeoutExpired):

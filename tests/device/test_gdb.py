@@ -130,14 +130,14 @@ def test_variables_that_the_script_reads_exist_in_the_core():
     assert read and [name for name in read if not re.search(rf"\b{name}\b.*[;=]", core)] == []
 
 
-def test_streams(parked):
+def test_gdb_lists_streams_with_work(parked):
     shown = parked["openreg streams"]
     worker = re.search(WORKER, shown)
     assert worker, shown
     assert shown == expected_streams(parked, worker[0])
 
 
-def test_all_streams(parked):
+def test_gdb_lists_idle_streams_with_all(parked):
     shown = parked["openreg streams all"].splitlines()
     for device in (0, 1):
         idle = "idle, priority 0, 0 tasks completed, 0 to go"
@@ -145,12 +145,12 @@ def test_all_streams(parked):
     assert [line for line in shown if line.startswith("  task 25,")] == ["  task 25, kernel later"]
 
 
-def test_hosts(parked):
+def test_gdb_lists_waiting_host_threads(parked):
     waits = rf"thread \d+ \(LWP \d+\): waits for task 25 of {names(parked)['gated']}"
     assert re.fullmatch(rf"{waits}, for \d+\.\d s", parked["openreg hosts"])
 
 
-def test_printers(parked):
+def test_gdb_prints_queues_and_sleepers(parked):
     shown = parked[QUEUE]
     begins = f"$2 = {names(parked)['gated']}: waiting, priority 0, 1 tasks completed, 24 to go"
     assert shown.startswith(begins)
@@ -162,30 +162,30 @@ def test_printers(parked):
     assert cell.endswith(f"{names(parked)['gate']}: pending, 2 references")
 
 
-def test_mutexes(parked):
+def test_gdb_prints_mutex_rank_and_holder(parked):
     assert parked["print orStreamTable.lock"].endswith("= OR_RANK_HANDLES, free")
     held = parked["print  orStreamTable.lock"]
     assert re.search(r"= OR_RANK_HANDLES, held by thread 1 \(LWP \d+\)$", held)
 
 
-def test_the_process_goes_on(parked):
+def test_gdb_lets_the_process_go_on(parked):
     assert "hit Breakpoint 1" in parked["continue"]
     assert parked["openreg  streams"] == "no stream has work"
     assert parked["openreg  hosts"] == "no host thread sleeps for a device"
 
 
-def test_without_a_process(parked):
+def test_gdb_says_that_there_is_no_process(parked):
     assert parked["openreg   streams"] == "openreg: there is no process and no core dump"
 
 
-def test_bad_arguments(parked):
+def test_gdb_commands_refuse_bad_arguments(parked):
     refused = parked["openreg streams some"]
     assert refused == "openreg: streams takes `all` or nothing, not `some`"
     assert parked["openreg hosts some"] == "openreg: hosts takes no argument, not `some`"
     assert parked["openreg"] == "openreg: say `openreg streams` or `openreg hosts`"
 
 
-def test_core_dump(parked):
+def test_gdb_reads_a_core_dump(parked):
     _, said = gdb("openreg streams", "openreg hosts", core=parked["core"])
     # A dump has no names of threads, and no clock.
     shown = re.sub(r"(?<=on worker )\d", "N", said["openreg streams"])
@@ -194,7 +194,7 @@ def test_core_dump(parked):
     assert re.fullmatch(waits, said["openreg hosts"])
 
 
-def test_without_debug_information(tmp_path):
+def test_gdb_names_missing_debug_information(tmp_path):
     strip = shutil.which("strip")
     if not strip:
         pytest.skip("strip is not installed")
@@ -207,6 +207,6 @@ def test_without_debug_information(tmp_path):
         assert missing in said[f"openreg {command}"]
 
 
-def test_without_the_library():
+def test_gdb_names_a_missing_library():
     _, said = gdb("starti", "openreg streams", program="/bin/true")
     assert "openreg: no libopenreg.so is loaded" in said["openreg streams"]

@@ -41,7 +41,7 @@ END = """
 
 
 @pytest.mark.parametrize("seed", ["none", "7", "late"])
-def test_it_says_which_host_threads_wait(run_ok, seed):
+def test_hang_report_names_host_threads_that_wait(run_ok, seed):
     run_ok(
         """
         import os, threading, time
@@ -85,7 +85,7 @@ def test_it_says_which_host_threads_wait(run_ok, seed):
     )
 
 
-def test_it_says_what_streams_wait_for(eventually):
+def test_hang_report_names_what_streams_wait_for(eventually):
     torch.openreg.synchronize()
     assert "no stream of this process has work" in torch.openreg.hang_report()
     x = torch.ones(3, device="openreg")
@@ -111,14 +111,14 @@ def test_it_says_what_streams_wait_for(eventually):
     side.synchronize()
 
 
-def test_it_names_the_operator_that_runs(eventually):
+def test_hang_report_names_the_operator_that_runs(eventually):
     torch.openreg._sleep(200_000_000)
     eventually(lambda: "running" in torch.openreg.hang_report())
     assert "kernel _sleep: on worker" in torch.openreg.hang_report()
 
 
 @pytest.mark.parametrize("seed", ["off", "3", "late"])
-def test_the_watchdog_prints_a_stall(run_ok, seed):
+def test_watchdog_prints_a_stall(run_ok, seed):
     wait = """
     threading.Thread(target=open_when_said, args=["  host thread "]).start()
     """
@@ -139,7 +139,7 @@ def test_the_watchdog_prints_a_stall(run_ok, seed):
     )
 
 
-def test_a_signal_asks_for_it_and_comes_to_faulthandler_too(run_ok):
+def test_hang_report_follows_a_signal_shared_with_faulthandler(run_ok):
     ask = """
     import faulthandler, signal
     faulthandler.register(signal.SIGUSR1, chain=True)
@@ -157,7 +157,7 @@ def test_a_signal_asks_for_it_and_comes_to_faulthandler_too(run_ok):
 @pytest.mark.parametrize(
     "settings", [{}, {"OPENREG_WATCHDOG_S": "30", "OPENREG_WATCHDOG_SIGNAL": "USR2"}], ids=str
 )
-def test_no_thread_before_there_is_work(run_ok, settings):
+def test_watchdog_starts_no_thread_before_there_is_work(run_ok, settings):
     names = run_ok(
         f"""
         import threads, time
@@ -175,7 +175,7 @@ def test_no_thread_before_there_is_work(run_ok, settings):
     assert names.strip() == str(bool(settings))
 
 
-def test_a_value_that_is_refused_is_named(run):
+def test_watchdog_setting_that_is_refused_is_named(run):
     done = run("import torch; torch.openreg.device_count()", {"OPENREG_WATCHDOG_S": "soon"})
     assert done.err == (
         "openreg: OPENREG_WATCHDOG_S='soon' is not a number of seconds above 0, at most "

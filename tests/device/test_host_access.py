@@ -35,7 +35,7 @@ def lines_of(text):
     return [re.sub(", allocated at .*", "", line) for line in lines]
 
 
-def test_it_names_device_block_dtype_operator_and_what_to_do(run):
+def test_host_access_report_names_block_dtype_operator_and_remedy(run):
     done = run(READ)
     assert done.code == -signal.SIGSEGV
     first, *more = lines_of(done.err)
@@ -58,12 +58,12 @@ def test_it_names_device_block_dtype_operator_and_what_to_do(run):
         ("[torch.ones(4, device='openreg') * 2 for _ in range(3)][-1]", "torch.float32"),
     ],
 )
-def test_it_has_the_dtype_however_the_tensor_is_made(run, makes, dtype):
+def test_host_access_report_has_the_dtype_of_every_kind_of_tensor(run, makes, dtype):
     done = run(f"import ctypes, torch\nx = {makes}\nctypes.string_at(x.data_ptr(), 1)")
     assert f"bytes, of {dtype}" in done.err
 
 
-def test_memory_that_is_not_in_use_any_more_is_said_to_be_free(run):
+def test_host_access_report_calls_freed_memory_free(run):
     done = run(
         """
         import ctypes, torch
@@ -76,7 +76,7 @@ def test_memory_that_is_not_in_use_any_more_is_said_to_be_free(run):
     assert "openreg:   byte 0 of a block that is free, of " in done.err
 
 
-def test_a_block_without_a_dtype_has_not_that_of_another(run):
+def test_host_access_report_of_a_raw_block_has_no_dtype(run):
     done = run(
         """
         import ctypes, torch
@@ -91,7 +91,7 @@ def test_a_block_without_a_dtype_has_not_that_of_another(run):
 @pytest.mark.parametrize(
     "on", ["torch.openreg.memory._record_memory_history()", "torch.openreg.sanitizer.enable()"]
 )
-def test_it_has_the_line_of_the_allocation_where_stacks_are_gathered(run, tmp_path, on):
+def test_host_access_report_has_the_line_of_the_allocation(run, tmp_path, on):
     path = program(
         tmp_path,
         f"""
@@ -112,7 +112,7 @@ def test_it_has_the_line_of_the_allocation_where_stacks_are_gathered(run, tmp_pa
 @pytest.mark.parametrize(
     "enable", ["import faulthandler; faulthandler.enable()", ""], ids=["before", "after"]
 )
-def test_faulthandler_adds_the_lines_of_python(run, enable):
+def test_host_access_report_is_followed_by_faulthandlers_lines(run, enable):
     after = "" if enable else "import faulthandler; faulthandler.enable()"
     done = run(
         f"""
@@ -132,7 +132,7 @@ def test_faulthandler_adds_the_lines_of_python(run, enable):
 
 
 @pytest.mark.parametrize("where", ["threads", "a child"])
-def test_it_is_written_in_threads_and_forked_children(run, where):
+def test_host_access_report_is_written_in_threads_and_forked_children(run, where):
     starts = {
         "threads": "threading.Thread(target=read).start()",
         "a child": "os.fork() or read(); os.wait(); os.kill(os.getpid(), 11)",
@@ -168,7 +168,7 @@ def in_python(*arguments, cwd):
     )
 
 
-def test_run_names_the_operator_and_the_line(run, tmp_path):
+def test_host_access_under_run_names_operator_and_line(run, tmp_path):
     path = program(tmp_path, CUSTOM)
     done = run("", arguments=("-m", "torch_openreg", "run", str(path)))
     assert done.code == -signal.SIGSEGV
@@ -176,7 +176,7 @@ def test_run_names_the_operator_and_the_line(run, tmp_path):
     assert 'reads.py", line 6 in first\n' in done.err
 
 
-def test_run_needs_no_stderr(tmp_path):
+def test_run_works_without_stderr(tmp_path):
     path = program(tmp_path, "print('ran')")
     command = f"exec {sys.executable} -m torch_openreg run {path} 2>&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
@@ -187,7 +187,7 @@ def options(path):
     return SimpleNamespace(as_cuda=False, force=False, module=False, command=[str(path)])
 
 
-def test_run_under_a_schedule_gives_it_as_the_cause(tmp_path):
+def test_run_under_a_schedule_gives_host_access_as_the_cause(tmp_path):
     done = _run_seeds._run_under(options(program(tmp_path, READ)), "early", Input())
     assert done.status == 128 + signal.SIGSEGV
     assert str(done).startswith("exit status 139 (SIGSEGV: the host reads 0x")
@@ -196,7 +196,7 @@ def test_run_under_a_schedule_gives_it_as_the_cause(tmp_path):
 
 
 @pytest.mark.slow
-def test_run_under_schedules_prints_the_report_of_its_first_run(tmp_path):
+def test_run_under_schedules_prints_the_host_access_of_its_first_run(tmp_path):
     program(tmp_path, READ)
     done = in_python("-m", "torch_openreg", "run", "--seeds=1", "reads.py", cwd=tmp_path)
     assert "openreg:   byte 40 of a block of 4000 bytes, of torch.float32" in done.stderr
@@ -206,7 +206,7 @@ def test_run_under_schedules_prints_the_report_of_its_first_run(tmp_path):
     )
 
 
-def test_pytest_shows_it_though_it_captures_stderr(tmp_path):
+def test_pytest_shows_host_access_though_it_captures_stderr(tmp_path):
     program(
         tmp_path,
         """

@@ -93,7 +93,7 @@ def nothing_left():
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_type_and_name(runs_ahead, name):
+def test_kernel_error_has_the_cpus_type_and_names_its_operator(runs_ahead, name):
     operator, kind, text, call, good, bad = FAILURES[name]
     with pytest.raises(kind, match=text):
         call(bad)  # what the CPU does
@@ -106,7 +106,7 @@ def test_type_and_name(runs_ahead, name):
     assert torch.equal(call(good.to(DEVICE)).cpu(), call(good))
 
 
-def test_the_wrappers_that_ask_raise_themselves():
+def test_linalg_wrappers_raise_a_kernels_error_at_the_call():
     with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
         torch.linalg.cholesky(BAD.to(DEVICE))
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
@@ -130,7 +130,7 @@ if not hasattr(torch.ops.aten, "cholesky"):  # PyTorch 2.14 removed it
 
 
 @pytest.mark.parametrize("name", SYNCHRONISING)
-def test_every_synchronising_call_reports(runs_ahead, name):
+def test_synchronising_call_reports_a_kernels_error_once(runs_ahead, name):
     x = torch.ones(3, device=DEVICE)
     SYNCHRONISING[name](x)
     fail_ahead(runs_ahead)
@@ -139,7 +139,7 @@ def test_every_synchronising_call_reports(runs_ahead, name):
     SYNCHRONISING[name](x)
 
 
-def test_queries_records_and_waits_never_report(eventually):
+def test_queries_records_and_waits_never_report_a_kernels_error(eventually):
     fail()
     stream, side = torch.accelerator.current_stream(), torch.Stream(DEVICE)
     eventually(stream.query)
@@ -157,7 +157,7 @@ def test_queries_records_and_waits_never_report(eventually):
         torch.openreg.synchronize()
 
 
-def test_later_tasks_run_and_the_first_failure_is_told(runs_ahead):
+def test_later_tasks_run_and_the_first_failure_is_reported(runs_ahead):
     x = torch.zeros(3, device=DEVICE)
     i, bad_target = FAILURES["embedding"][5].to(DEVICE), FAILURES["nll_loss"][5].to(DEVICE)
     fail_free = FAILURES["embedding"][3], FAILURES["nll_loss"][3]
@@ -185,7 +185,7 @@ def test_later_tasks_run_and_the_first_failure_is_told(runs_ahead):
 SYNCHRONISED = [n for n in ("embedding", "nll_loss", "cholesky", "embedding") if n in FAILURES]
 
 
-def test_a_failure_in_between_is_not_taken_for_an_earlier_one():
+def test_failure_in_between_is_not_taken_for_an_earlier_one():
     for name in SYNCHRONISED:
         operator, kind, text = FAILURES[name][:3]
         fail(name=name)
@@ -194,7 +194,7 @@ def test_a_failure_in_between_is_not_taken_for_an_earlier_one():
         assert operator in str(caught.value)
 
 
-def test_a_failure_on_a_side_stream(runs_ahead):
+def test_failure_on_a_side_stream_is_reported(runs_ahead):
     side = torch.Stream(DEVICE)
     with side:
         fail_ahead(runs_ahead)
@@ -203,7 +203,7 @@ def test_a_failure_on_a_side_stream(runs_ahead):
 
 
 @two_devices
-def test_the_other_device_never_notices():
+def test_failure_of_one_device_does_not_reach_the_other():
     y = torch.ones(3, device=OTHER)
     fail()
     torch.openreg.synchronize(1)
@@ -215,7 +215,7 @@ def test_the_other_device_never_notices():
 
 
 @two_devices
-def test_each_device_has_its_own():
+def test_failure_is_kept_for_each_device():
     fail(OTHER, "nll_loss")
     fail(DEVICE, "embedding")
     with pytest.raises(IndexError, match=r"aten::nll_loss\w* on openreg:1"):
@@ -224,7 +224,7 @@ def test_each_device_has_its_own():
         torch.openreg.synchronize(0)
 
 
-def test_the_first_call_with_new_shapes_is_as_asynchronous(runs_ahead):
+def test_first_call_with_new_shapes_fails_as_asynchronously(runs_ahead):
     x = torch.rand(17, 3, device=DEVICE)
     indices = _index(40, 2, 3, 1, 1, 0, 2)
     runs_ahead(lambda: F.embedding(indices, x))
@@ -232,7 +232,7 @@ def test_the_first_call_with_new_shapes_is_as_asynchronous(runs_ahead):
         torch.openreg.synchronize()
 
 
-def test_what_can_be_told_at_the_call_is(runs_ahead):
+def test_bad_shapes_are_refused_at_the_call(runs_ahead):
     x = torch.ones(3, 4, device=DEVICE)
 
     def run():
@@ -253,7 +253,7 @@ def test_what_can_be_told_at_the_call_is(runs_ahead):
 
 
 @pytest.mark.parametrize("name", ["index_select", *dict.fromkeys(SYNCHRONISED)])
-def test_training_goes_on(name):
+def test_training_goes_on_after_a_kernels_error(name):
     """What the CPU makes of the same program, which catches the error and takes the next batch."""
     operator, kind, text, call, good, bad = FAILURES[name]
 
@@ -281,7 +281,7 @@ def test_training_goes_on(name):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_errors_in_backward():
+def test_error_of_a_kernel_in_backward_is_raised():
     class Break(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -308,7 +308,7 @@ CHILD = """
 """
 
 
-def test_launch_blocking(run_ok):
+def test_launch_blocking_raises_a_kernels_error_at_the_call(run_ok):
     out = run_ok(
         CHILD
         + """
@@ -361,7 +361,7 @@ WARNS = """
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_warnings_under_launch_blocking_come_at_the_call(run_ok, blocking):
+def test_launch_blocking_gives_a_kernels_warning_at_the_call(run_ok, blocking):
     """Without it that of the first call does, which a dry run has found."""
     out = run_ok(WARNS, env={"OPENREG_LAUNCH_BLOCKING": str(int(blocking))})
     assert out.splitlines() == (
@@ -369,7 +369,7 @@ def test_warnings_under_launch_blocking_come_at_the_call(run_ok, blocking):
     )
 
 
-def test_without_launch_blocking(run_ok):
+def test_error_without_launch_blocking_comes_at_synchronisation(run_ok):
     out = run_ok(
         CHILD
         + """
@@ -384,7 +384,7 @@ def test_without_launch_blocking(run_ok):
     assert out.splitlines() == ["queued", "True"]
 
 
-def test_a_failure_nobody_asked_about_ends_a_program_quietly(run_ok):
+def test_failure_that_is_never_asked_for_ends_a_program_quietly(run_ok):
     assert run_ok(CHILD + "\n    call(1, 9)\n    print('done')\n") == "done\n"
 
 
@@ -438,7 +438,7 @@ ALWAYS_CHECKED["normal"] = (
 
 
 @pytest.mark.parametrize("name", [*CHECKED, *ALWAYS_CHECKED])
-def test_what_is_checked_is_raised_by_the_call(name):
+def test_checked_argument_is_refused_by_the_call(name):
     call, good, bad = {**CHECKED, **ALWAYS_CHECKED}[name]
     with pytest.raises(RuntimeError) as expected:
         call(bad, True)
@@ -451,7 +451,7 @@ def test_what_is_checked_is_raised_by_the_call(name):
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_what_is_not_checked_is_queued(runs_ahead, name):
+def test_unchecked_argument_is_queued(runs_ahead, name):
     call, good, bad = CHECKED[name]
     for argument in (bad, good, bad) if name != "segment_reduce" else (good,) * 2:
         there = argument.to(DEVICE)
@@ -506,7 +506,7 @@ BESIDE_WARNINGS = {
 
 @pytest.mark.parametrize("action", ["always", "error"])
 @pytest.mark.parametrize("name", BESIDE_WARNINGS)
-def test_a_failure_is_raised_whatever_becomes_of_warnings(runs_ahead, request, action, name):
+def test_failure_is_raised_whatever_becomes_of_warnings(runs_ahead, request, action, name):
     queue, call = BESIDE_WARNINGS[name]
     good, bad = _index(0, 1), _index(0, 7)
     expanded = torch.ones(1, device=DEVICE).expand(3)
@@ -537,7 +537,7 @@ def test_a_failure_that_was_counted_with_another_is_not_raised_later():
             torch.openreg.synchronize()
 
 
-def test_the_failure_that_is_reported_is_told_from_others_of_its_operator():
+def test_reported_failure_is_distinguished_from_others_of_its_operator():
     x, bad, good = torch.ones(4, device=DEVICE), _index(9), _index(1)
     with testing.inject("kernel_error"):
         x.index_select(0, good)
@@ -546,7 +546,7 @@ def test_the_failure_that_is_reported_is_told_from_others_of_its_operator():
             torch.openreg.synchronize()
 
 
-def test_the_text_of_a_failure_may_look_like_a_reports():
+def test_failure_text_may_look_like_that_of_a_report():
     text = "the pool is spent (3 more failed after it)"
     torch._assert_async(torch.zeros(1, device=DEVICE), text)
     with pytest.raises(RuntimeError, match=re.escape(text + " (raised by aten::_assert_async")):

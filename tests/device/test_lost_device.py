@@ -31,7 +31,7 @@ def brought_back():
         assert (torch.ones(3, device=f"openreg:{index}") + 1).sum().item() == 6
 
 
-def test_type_text_and_code():
+def test_lost_device_error_has_type_text_and_code():
     queue_loss()
     for _ in range(3):  # it stays
         with lost() as caught:
@@ -75,7 +75,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_every_use_raises(name):
+def test_lost_device_raises_at_every_use(name):
     x = torch.ones(3, device=DEVICE)
     leaf = torch.ones(3, device=DEVICE, requires_grad=True)
     BACKWARD.update(leaf=leaf, loss=(leaf * x).sum())
@@ -88,14 +88,14 @@ def test_every_use_raises(name):
     USES[name](x)
 
 
-def test_a_loss_that_is_still_to_come(runs_ahead):
+def test_lost_device_is_reported_after_a_queued_loss(runs_ahead):
     x = torch.ones(3, device=DEVICE)
     runs_ahead(lambda: (x.add_(1), queue_loss(), x.add_(1)))
     with lost():
         x.sum().item()
 
 
-def test_in_backward():
+def test_lost_device_raises_in_backward():
     class Lose(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -112,7 +112,7 @@ def test_in_backward():
     assert x.grad is None
 
 
-def test_queries_records_waits_and_deleters_never_report(eventually):
+def test_lost_device_is_not_reported_by_queries_records_and_deleters(eventually):
     x = torch.ones(3, device=DEVICE)
     stream, side = torch.accelerator.current_stream(), torch.Stream(DEVICE)
     lose()
@@ -135,7 +135,7 @@ def test_queries_records_waits_and_deleters_never_report(eventually):
         torch.openreg.synchronize()
 
 
-def test_it_comes_before_the_failure_of_a_kernel():
+def test_lost_device_error_comes_before_a_kernels_failure():
     table = torch.rand(4, 3, device=DEVICE)
 
     def look_up(index):
@@ -155,7 +155,7 @@ def test_it_comes_before_the_failure_of_a_kernel():
 
 
 @two_devices
-def test_the_other_device_never_notices():
+def test_lost_device_leaves_the_other_device_usable():
     y = torch.ones(3, device=OTHER)
     lose(0)
     torch.openreg.synchronize(1)
@@ -168,7 +168,7 @@ def test_the_other_device_never_notices():
 
 
 @two_devices
-def test_each_device_by_itself():
+def test_lost_devices_are_reset_one_by_one():
     lose(0)
     lose(1)
     torch.openreg.reset(0)
@@ -178,7 +178,7 @@ def test_each_device_by_itself():
 
 
 @two_devices
-def test_copies_between_devices_are_refused():
+def test_lost_device_refuses_copies_between_devices():
     x, y = torch.ones(3, device=DEVICE), torch.ones(3, device=OTHER)
     lose(0)
     with lost():
@@ -189,7 +189,7 @@ def test_copies_between_devices_are_refused():
 
 
 @two_devices
-def test_nothing_waits_for_ever(eventually):
+def test_lost_device_leaves_nothing_waiting_for_ever(eventually):
     x, y = torch.zeros(3, device=DEVICE), torch.zeros(3, device=OTHER)
     torch.openreg.synchronize(0)
     held, side = torch.openreg.Stream(0), torch.openreg.Stream(0)
@@ -223,7 +223,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_a_thread_that_waits_is_woken(name):
+def test_lost_device_wakes_a_thread_that_waits(name):
     x, stream = torch.ones(3, device=DEVICE), torch.openreg.Stream(0)
     stream.wait_stream(torch.openreg.current_stream(0))
     outcome = []
@@ -265,7 +265,7 @@ def test_reset_keeps_tensors_streams_and_events(eventually):
         eventually(stream.query)
 
 
-def test_reset_while_nothing_is_wrong():
+def test_reset_of_a_healthy_device_changes_nothing():
     x = torch.ones(3, device=DEVICE)
     for device in (None, 0, DEVICE):
         torch.openreg.reset(device)
@@ -273,7 +273,7 @@ def test_reset_while_nothing_is_wrong():
 
 
 @pytest.mark.parametrize("device", [-2, 64, "openreg:17"])
-def test_reset_of_no_device(device):
+def test_reset_of_a_bad_index_is_refused_and_resets_nothing(device):
     lose()
     with pytest.raises(RuntimeError, match="is out of range: it must be from 0 to") as caught:
         torch.openreg.reset(device)
@@ -282,7 +282,7 @@ def test_reset_of_no_device(device):
         torch.openreg.synchronize()
 
 
-def test_random_numbers_go_on():
+def test_random_numbers_go_on_after_a_reset():
     torch.openreg.manual_seed(7)
     expected = [torch.rand(4, device=DEVICE).cpu() for _ in range(3)]
     torch.openreg.manual_seed(7)
@@ -298,7 +298,7 @@ def test_random_numbers_go_on():
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_memory_statistics():
+def test_memory_statistics_stay_right_over_a_loss():
     before = torch.openreg.memory_allocated()
     ooms = torch.openreg.memory_stats()["num_ooms"]
     x = torch.ones(1 << 16, device=DEVICE)
@@ -321,7 +321,7 @@ def test_memory_statistics():
     assert torch.openreg.memory_stats()["num_ooms"] == ooms
 
 
-def test_training_goes_on():
+def test_training_from_a_checkpoint_goes_on_after_a_loss():
     """From a checkpoint, as after a real loss: the numbers are those of an undisturbed run."""
 
     def train(lose_at):
@@ -360,7 +360,7 @@ def test_training_goes_on():
 # ---- processes -------------------------------------------------------------------------------
 
 
-def test_launch_blocking(run_ok):
+def test_launch_blocking_raises_a_loss_at_the_call(run_ok):
     out = run_ok(
         """
     import device_loss, torch
@@ -378,7 +378,7 @@ def test_launch_blocking(run_ok):
     assert out.splitlines() == ["True", "True", "[2.0, 2.0, 2.0]"]
 
 
-def test_a_process_with_a_lost_device_ends_quietly(run_ok):
+def test_process_with_a_lost_device_ends_quietly(run_ok):
     assert (
         run_ok(
             """
@@ -400,7 +400,7 @@ def test_a_process_with_a_lost_device_ends_quietly(run_ok):
     )
 
 
-def test_compiled_functions():
+def test_compiled_functions_raise_a_loss_and_work_after_reset():
     compiled = torch.compile(lambda x: (x @ x).sin() * 2)
     compiled(torch.randn(8, 8, device=DEVICE))
     queue_loss()

@@ -77,7 +77,7 @@ def takes(ours, theirs):
     return [p.name for p in mine][: len(by_place)] == by_place and by_name <= {p.name for p in mine}
 
 
-def test_every_name_of_cuda_is_in_the_table_once():
+def test_table_has_every_name_of_cuda_once():
     names = {*torch.cuda.__all__, *defined(torch.cuda)}
     for module in SUBMODULES.values():
         names |= {n for n in defined(module) if getattr(torch, n, None) is None}
@@ -87,13 +87,13 @@ def test_every_name_of_cuda_is_in_the_table_once():
     assert {words[0] for words in CUDA_NAMES.values()} == {"have", "will not"}
 
 
-def test_every_name_that_pytorch_uses_is_in_the_table():
+def test_table_has_every_name_that_pytorch_uses():
     used = {n for n in used_by_pytorch() if "._" in f".{n}" and lookup(n, torch.cuda) is not None}
     assert len(used) > 10 and used - {*CUDA_NAMES} == set()
 
 
 @pytest.mark.parametrize("name", [name for name, words in CUDA_NAMES.items() if words == ["have"]])
-def test_what_the_table_says_is_there_is_there(name):
+def test_name_that_the_table_has_as_present_exists(name):
     value = lookup(name)
     assert value is not None
     assert "Raises NotImplementedError" not in (getattr(value, "__doc__", None) or "")
@@ -106,7 +106,7 @@ def test_what_the_table_says_is_there_is_there(name):
 
 
 @pytest.mark.parametrize("name", [name for name, words in CUDA_NAMES.items() if words == ["have"]])
-def test_what_is_there_takes_the_same_arguments(name):
+def test_name_that_exists_takes_cudas_arguments(name):
     theirs, ours = lookup(name, torch.cuda), lookup(name)
     if not callable(theirs) or name in RENAMED or name.endswith(("Tensor", "Storage")):
         return
@@ -118,7 +118,7 @@ def test_what_is_there_takes_the_same_arguments(name):
 
 
 @pytest.mark.parametrize("name", [name for name, words in CUDA_NAMES.items() if words != ["have"]])
-def test_what_the_table_says_is_not_there_is_missing_or_refuses(name):
+def test_name_that_the_table_has_as_absent_is_missing_or_refuses(name):
     value = lookup(name)
     if value is None:
         assert name not in torch.openreg.__all__
@@ -130,24 +130,24 @@ def test_what_the_table_says_is_not_there_is_missing_or_refuses(name):
             pass
 
 
-def test_our_own_names_are_in_the_table():
+def test_table_has_our_own_names():
     assert {name for name in OUR_NAMES if "." not in name} == {*torch.openreg.__all__} - {
         *torch.cuda.__all__
     }
     assert all(lookup(name) is not None for name in OUR_NAMES)
 
 
-def test_what_cuda_and_xpu_share_is_there():
+def test_module_has_the_names_that_cuda_and_xpu_share():
     shared = {*torch.cuda.__all__} & {*torch.xpu.__all__}
     assert len(shared) > 50
     assert shared - {*torch.openreg.__all__} == set()
 
 
-def test_no_name_is_twice_in_the_list():
+def test_module_lists_each_name_once():
     assert len(torch.openreg.__all__) == len(set(torch.openreg.__all__))
 
 
-def test_submodules_are_modules():
+def test_submodules_can_be_imported():
     import torch.openreg.amp
     import torch.openreg.memory
     import torch.openreg.random
@@ -161,7 +161,7 @@ def test_submodules_are_modules():
 # ---- Tensors, modules, storages, packed sequences ----
 
 
-def test_tensor_methods():
+def test_tensor_openreg_method_moves_like_cuda():
     x = torch.arange(3.0)
     assert not x.is_openreg
     for there, index in (
@@ -188,7 +188,7 @@ def test_tensor_methods():
     assert as_double.is_openreg and as_double.dtype == torch.float64
 
 
-def test_module_method():
+def test_module_openreg_method_moves_in_place():
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     assert net.openreg(1) is net
     assert {t.device for t in net.state_dict().values()} == {torch.device("openreg:1")}
@@ -204,7 +204,7 @@ def test_parameters_stay_the_same_objects():
     assert parameters[0].is_openreg and net(torch.ones(1, 2, device="openreg:1")).is_openreg
 
 
-def test_storages():
+def test_storage_openreg_method_moves_and_keeps_values():
     x = torch.arange(3, dtype=torch.uint8)
     storage = x.untyped_storage().openreg(1)
     assert storage.is_openreg and not x.untyped_storage().is_openreg
@@ -217,13 +217,13 @@ def test_storages():
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_typed_storages():
+def test_typed_storage_openreg_method_keeps_dtype():
     storage = torch.arange(3.0).storage().openreg(1)
     assert storage.is_openreg and storage.dtype == torch.float32
     assert storage.tolist() == [0, 1, 2]
 
 
-def test_packed_sequences():
+def test_packed_sequence_moves_to_a_device():
     packed = pack_sequence([torch.ones(3), torch.zeros(2)])
     assert not packed.is_openreg
     there = packed.to("openreg:1")
@@ -237,14 +237,14 @@ def test_packed_sequences():
 
 
 @pytest.mark.parametrize("name", ["clock_rate", "power_draw", "temperature", "utilization"])
-def test_sensors(name):
+def test_sensor_functions_refuse_by_name(name):
     with pytest.raises(NotImplementedError, match=rf"has no {name.replace('_', ' ')} to read"):
         getattr(torch.openreg, name)(1)
     with pytest.raises(RuntimeError, match=r"index 7 .*from 0 to 1"):
         getattr(torch.openreg, name)(7)
 
 
-def test_small_questions():
+def test_small_queries_answer_as_a_device_without_them():
     assert torch.openreg.is_tf32_supported() is False
     assert torch.openreg.get_arch_list() == [] and torch.openreg.get_gencode_flags() == ""
     torch.openreg.empty_cache()  # what other tests left would do for `kept`
@@ -258,7 +258,7 @@ def test_small_questions():
 # ---- Configuration of counts ----
 
 
-def test_configure(run_ok):
+def test_configure_sets_counts_and_names(run_ok):
     out = run_ok(
         """
         import torch
@@ -281,7 +281,7 @@ def test_configure(run_ok):
 @pytest.mark.parametrize(
     "use", ["torch.accelerator.is_available()", 'torch.openreg.configure({"openreg": 2})']
 )
-def test_configure_comes_too_late(run_ok, use):
+def test_configure_is_refused_after_first_use(run_ok, use):
     out = run_ok(
         f"""
         import torch
@@ -297,7 +297,7 @@ def test_configure_comes_too_late(run_ok, use):
     assert out.splitlines()[-1] == "2"
 
 
-def test_a_bad_configuration_can_be_mended(run_ok):
+def test_configure_can_be_called_again_after_a_bad_one(run_ok):
     out = run_ok(
         """
         import torch
@@ -337,7 +337,7 @@ def test_a_bad_configuration_can_be_mended(run_ok):
         assert re.match(pattern, line), line
 
 
-def test_no_devices(run_ok):
+def test_configure_can_give_no_device(run_ok):
     out = run_ok(
         """
         import torch
@@ -348,7 +348,7 @@ def test_no_devices(run_ok):
     assert out == "0 False\n"
 
 
-def test_factories_list_their_devices():
+def test_device_factories_list_their_devices():
     simulated, *rest = [f for f in torch.openreg.device_factories() if f["type"] == "openreg"]
     assert rest == []
     assert simulated == {
@@ -364,7 +364,7 @@ def test_factories_list_their_devices():
     assert host == [(0, False, []), (50, True, ["/cpu:0"])]
 
 
-def test_a_plugin_in_the_list(run_ok, plugins):
+def test_device_factories_list_a_plugin(run_ok, plugins):
     library = next(iter(sorted(plugins.glob("*.so"))))
     out = run_ok(
         """

@@ -39,7 +39,7 @@ print([name for name in threads.names() if name.startswith(("openreg", "pt_autog
 """
 
 
-def test_a_cpu_program_behaves_as_without_the_package(run_ok):
+def test_cpu_program_behaves_as_without_the_package(run_ok):
     assert run_ok(CPU_ONLY, fresh=True) == run_ok(CPU_ONLY, WITHOUT)
 
 
@@ -68,7 +68,7 @@ def test_import_and_queries_start_nothing(run_ok):
     assert out.splitlines() == ["0 False", "False", "True True"]
 
 
-def test_import_of_the_package_alone_and_in_either_order(run_ok):
+def test_import_works_alone_and_in_either_order(run_ok):
     show = "print(torch.ones(2, device='openreg:1').tolist())"
     for code in (
         f"import torch_openreg, torch; {show}; torch_openreg._autoload(); {show}",
@@ -126,7 +126,7 @@ def test_submodules_are_one_module_under_both_names(run_ok, first):
     assert out == ""
 
 
-def test_names_of_what_is_imported_later(run_ok):
+def test_names_of_submodules_imported_later_resolve(run_ok):
     out = run_ok(
         """
         import pickle, torch
@@ -158,7 +158,7 @@ def test_names_of_what_is_imported_later(run_ok):
     assert out == "True x\n"
 
 
-def test_threads_import_at_once(run_ok):
+def test_threads_that_import_at_once_see_the_whole_module(run_ok):
     """Each sees the whole module, by whatever name it asks."""
     out = run_ok(
         """
@@ -190,14 +190,14 @@ def test_threads_import_at_once(run_ok):
     assert out == "[]\n"
 
 
-def test_the_setting_for_the_sanitizer_is_read_at_the_import(run_ok):
+def test_sanitizer_setting_is_read_at_the_import(run_ok):
     program = "import os, torch; os.environ['OPENREG_SANITIZER'] = {!r}; {}"
     ask = "print(torch.openreg.sanitizer.is_enabled())"
     assert run_ok(program.format("1", ask), {"OPENREG_SANITIZER": "0"}) == "False\n"
     assert run_ok(program.format("0", ask), {"OPENREG_SANITIZER": "1"}) == "True\n"
 
 
-def test_the_sanitizer_looks_after_all_handlers_of_the_exit(run_ok):
+def test_sanitizer_reports_after_all_exit_handlers(run_ok):
     out = run_ok(
         """
         import atexit, torch
@@ -208,7 +208,7 @@ def test_the_sanitizer_looks_after_all_handlers_of_the_exit(run_ok):
     assert out == "the program's handler\nthe sanitizer's\n"
 
 
-def test_another_torch_version_is_refused(run):
+def test_torch_of_another_version_is_refused(run):
     done = run(
         fresh=True,
         code="""
@@ -236,7 +236,7 @@ def test_seeding_before_first_use_counts(run_ok):
     assert first == later != other
 
 
-def test_a_lazy_call_that_fails_does_not_take_the_others_with_it(run_ok):
+def test_lazy_call_that_fails_leaves_the_others(run_ok):
     out = run_ok(
         """
         import torch
@@ -275,7 +275,7 @@ FIRST_CALLS = {
 
 
 @pytest.mark.parametrize("kind", FIRST_CALLS)
-def test_the_first_call_makes_a_tensor(run, kind):
+def test_first_call_registers_the_operators(run, kind):
     """Most operators are registered at the first use. Calls of torch.ops, as those of C++, do not
     go through torch.openreg._lazy_init."""
     done = run(
@@ -308,7 +308,7 @@ def test_autocast_casts_fakes_of_a_device_that_nothing_has_used(run):
 
 
 @pytest.mark.parametrize("turn", range(10))
-def test_exit_with_queued_work(run_ok, turn):
+def test_exit_with_queued_work_is_quiet(run_ok, turn):
     out = run_ok(
         """
         import torch
@@ -328,7 +328,7 @@ def test_exit_with_queued_work(run_ok, turn):
     assert out == "end\n"
 
 
-def test_exit_with_a_closed_gate(run_ok):
+def test_exit_with_a_closed_gate_is_quiet(run_ok):
     out = run_ok(
         """
         import torch
@@ -341,7 +341,7 @@ def test_exit_with_a_closed_gate(run_ok):
     assert out == "end\n"
 
 
-def test_exit_by_an_exception_in_a_thread_that_waits(run):
+def test_exit_by_an_exception_in_a_thread_that_waits_is_clean(run):
     done = run(
         """
         import threading, time, torch
@@ -356,7 +356,7 @@ def test_exit_by_an_exception_in_a_thread_that_waits(run):
     assert (done.code, done.err) == (3, "")
 
 
-def test_no_thread_of_autograd_is_there_when_python_ends(run_ok):
+def test_autograd_threads_have_ended_when_python_ends(run_ok):
     """One that let go of a graph at that time would ask for the GIL, and abort the process."""
     out = run_ok(
         fresh=True,

@@ -72,7 +72,7 @@ def x():
     return x
 
 
-def test_three_steps_show_kernels_with_names_streams_and_durations_after_their_launches(x):
+def test_profile_of_three_steps_shows_kernels_after_their_launches(x):
     side = torch.Stream("openreg")
     side.wait_stream(torch.openreg.current_stream())
     with detailed() as p:
@@ -95,7 +95,7 @@ def test_three_steps_show_kernels_with_names_streams_and_durations_after_their_l
         assert earlier.time_range.end <= later.time_range.start
 
 
-def test_a_kernel_belongs_to_the_operator_that_launched_it(x):
+def test_profile_links_a_kernel_to_its_operator(x):
     with profile(activities=BOTH) as p:
         step(x)
     (mm,), (relu,) = on_host(p, "aten::mm"), on_host(p, "aten::relu")
@@ -148,7 +148,7 @@ FIRST_CALLS = {
 
 
 @pytest.mark.parametrize("name", FIRST_CALLS)
-def test_a_first_call_counts_once(name):
+def test_profile_counts_a_first_call_once(name):
     """The results of the first call with given sizes are found out in another way."""
     x = torch.ones(39, 39, device="openreg")
     seen = []
@@ -169,7 +169,7 @@ def test_a_sleeping_kernel_is_as_long_as_it_sleeps():
     assert long.time_range.start >= short.time_range.end
 
 
-def test_copies_fills_and_synchronisations():
+def test_profile_shows_copies_fills_and_synchronisations():
     pinned = torch.ones(1000).pin_memory()
     with detailed() as p:
         x = pinned.to("openreg", non_blocking=True)
@@ -187,7 +187,7 @@ def test_copies_fills_and_synchronisations():
         assert on_host(p, name), name
 
 
-def test_an_operator_that_waits_shows_its_wait(x):
+def test_profile_shows_the_wait_of_an_operator(x):
     torch.nonzero(x)
     with profile(activities=BOTH) as p:
         torch.openreg._sleep(3 * MILLISECOND)
@@ -198,7 +198,7 @@ def test_an_operator_that_waits_shows_its_wait(x):
     assert waits and waits[-1].time_range.end >= kernel.time_range.start
 
 
-def test_each_device_and_stream_has_its_own_row(tmp_path):
+def test_chrome_trace_has_a_row_for_each_device_and_stream(tmp_path):
     streams = [torch.Stream("openreg:0"), torch.Stream("openreg:1")]
     with profile(activities=BOTH) as p:
         for stream in streams:
@@ -238,7 +238,7 @@ def test_chrome_trace_has_an_arrow_from_each_launch(x, tmp_path):
         assert any(("or" in s[0]) and s[1:] == row for s in slices)
 
 
-def test_device_activities_alone(x):
+def test_profile_of_device_activities_alone_has_no_operators(x):
     with profile(activities=[DEVICE]) as p:
         step(x)
     assert [e.name for e in on_device(p)] == ["aten::mm", "aten::relu"]
@@ -246,13 +246,13 @@ def test_device_activities_alone(x):
     assert all(e.time_range.elapsed_us() > 0 for e in on_device(p))
 
 
-def test_without_the_devices_activity_there_is_nothing_of_it(x):
+def test_profile_without_device_activities_has_no_kernels(x):
     with profile(activities=[CPU]) as p:
         step(x)
     assert on_host(p, "aten::mm") and not on_device(p) and not on_host(p, "orLaunchKernelEx")
 
 
-def test_backward_is_linked_on_its_own_thread():
+def test_profile_links_backward_on_its_own_thread():
     w = torch.randn(32, 32, device="openreg", requires_grad=True)
     step(w).sum().backward()
     torch.openreg.synchronize()
@@ -281,7 +281,7 @@ def test_a_record_function_range_spans_its_kernels_on_the_stream(x):
     assert span.time_range.end == relu.time_range.end <= outside.time_range.start
 
 
-def test_schedule_gives_each_cycle_its_own_kernels(x):
+def test_profile_schedule_gives_each_cycle_its_own_kernels(x):
     seen = []
     plan = schedule(wait=1, warmup=1, active=2, repeat=2)
     with profile(
@@ -294,7 +294,7 @@ def test_schedule_gives_each_cycle_its_own_kernels(x):
     assert [[e.name for e in events] for events in seen] == [["aten::mm", "aten::relu"] * 2] * 2
 
 
-def test_profiles_one_after_the_other(x):
+def test_profiles_in_sequence_have_their_own_kernels(x):
     for count in (1, 2, 3):
         with profile(activities=BOTH) as p:
             for _ in range(count):
@@ -303,7 +303,7 @@ def test_profiles_one_after_the_other(x):
         assert on_host(p, "aten::relu")[0].kernels
 
 
-def test_a_kernel_queued_before_the_profile_runs_in_it_without_an_arrow(x):
+def test_profile_has_no_arrow_for_a_kernel_queued_before_it(x):
     stream = torch.openreg.current_stream()
     with torch.openreg.testing.gate() as gate:
         gate.wait(stream)
@@ -317,7 +317,7 @@ def test_a_kernel_queued_before_the_profile_runs_in_it_without_an_arrow(x):
     assert [e.name for e in p.events() if e.kernels] == ["aten::sigmoid"]
 
 
-def test_a_profile_within_a_profile_takes_it_over_and_the_next_one_is_whole(x):
+def test_profile_within_a_profile_leaves_the_next_one_whole(x):
     """PyTorch has one profiler a thread, and says nothing about the second."""
     with profile(activities=BOTH):
         with profile(activities=BOTH):
@@ -328,7 +328,7 @@ def test_a_profile_within_a_profile_takes_it_over_and_the_next_one_is_whole(x):
     assert on_host(p, "aten::relu")[0].kernels
 
 
-def test_a_profile_in_the_middle_of_an_operator(x):
+def test_profile_may_begin_in_the_middle_of_an_operator(x):
     """Pushes and pops of another profile's operators are no concern of this one."""
 
     class Starts(torch.autograd.Function):
@@ -343,7 +343,7 @@ def test_a_profile_in_the_middle_of_an_operator(x):
     assert [k.name for k in on_host(Starts.profile, "aten::relu")[0].kernels] == ["aten::relu"]
 
 
-def test_other_threads_launch_meanwhile(x):
+def test_profile_shows_kernels_of_other_threads_without_operators(x):
     """Their kernels are there, their operators are not: PyTorch's profiler is the thread's own."""
     stop, ready = threading.Event(), threading.Event()
 
@@ -392,7 +392,7 @@ def test_a_failing_kernel_is_shown_and_its_error_raised(x):
     torch.relu(x).cpu()
 
 
-def test_memory_profile():
+def test_memory_profile_counts_allocations_of_operators():
     torch.empty(1, device="openreg")
     with profile(activities=BOTH, profile_memory=True) as p:
         x = torch.empty(1000, device="openreg")
@@ -408,7 +408,7 @@ def test_memory_profile():
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_memory_profile_in_the_chrome_trace(tmp_path):
+def test_memory_profile_is_in_the_chrome_trace(tmp_path):
     before = torch.openreg.memory_allocated()
     with profile(activities=BOTH, profile_memory=True) as p:
         x = torch.empty(1 << 20, device="openreg")
@@ -450,7 +450,7 @@ def test_tools_of_other_devices_refuse_and_the_device_goes_on(x):
     assert torch.relu(x).cpu().min() >= 0
 
 
-def test_records_that_do_not_fit_are_counted(run):
+def test_profile_counts_records_that_do_not_fit(run):
     done = run(
         """
         import torch

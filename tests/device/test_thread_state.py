@@ -29,7 +29,7 @@ def test_streams_are_ordered_only_by_events():
     assert x.tolist() == [2] * 4
 
 
-def test_another_threads_call_is_on_its_own_stream(runs_ahead):
+def test_call_of_another_thread_is_on_its_own_stream(runs_ahead):
     x = torch.ones(3, device=DEVICE)
     torch.openreg.synchronize()
     results = []
@@ -48,7 +48,7 @@ def test_another_threads_call_is_on_its_own_stream(runs_ahead):
     assert results == [6.0]
 
 
-def test_denormal_numbers_as_the_caller_wants_them(runs_ahead):
+def test_denormal_numbers_are_flushed_as_the_caller_set(runs_ahead):
     if not torch.set_flush_denormal(True):
         pytest.skip("this CPU cannot flush denormal numbers")
     torch.set_flush_denormal(False)
@@ -66,7 +66,7 @@ def test_denormal_numbers_as_the_caller_wants_them(runs_ahead):
     assert flushed.item() == 0
 
 
-def test_the_thread_count_of_the_call_is_the_kernels(run_ok):
+def test_thread_count_of_the_call_is_the_kernels(run_ok):
     # Two threads add in another order, which the last bits of a sum show.
     out = run_ok(
         """
@@ -89,7 +89,7 @@ def test_the_thread_count_of_the_call_is_the_kernels(run_ok):
     assert out.split() == ["False", "True", "True"]
 
 
-def test_the_first_call_with_new_shapes_sums_as_later_ones_do(run_ok):
+def test_first_call_with_new_shapes_sums_as_later_ones(run_ok):
     """Small tensors get one thread."""
     out = run_ok(
         """
@@ -120,7 +120,7 @@ def test_the_first_call_with_new_shapes_sums_as_later_ones_do(run_ok):
     assert out.split() == ["True", "16"]
 
 
-def test_a_first_call_with_large_results_of_small_arguments(run_ok):
+def test_first_call_with_large_results_has_the_later_calls_values(run_ok):
     """They are known before it runs, and give it the threads that later calls have."""
     out = run_ok(
         """
@@ -252,7 +252,7 @@ def test_warnings_of_kernels_come_at_the_next_synchronisation(runs_ahead, reques
 # ---- Modes ----
 
 
-def test_inference_mode_and_no_grad(queued):
+def test_inference_mode_and_no_grad_reach_queued_operators(queued):
     def run(x):
         with torch.inference_mode():
             y = x @ x.t() + 1
@@ -266,7 +266,7 @@ def test_inference_mode_and_no_grad(queued):
     queued(run, unseen(3))
 
 
-def test_requires_grad_through_queued_operators(queued):
+def test_gradients_pass_through_queued_operators(queued):
     def run(x):
         x = x.detach().requires_grad_()
         (x.exp() * x[0]).sum().backward()
@@ -275,7 +275,7 @@ def test_requires_grad_through_queued_operators(queued):
     queued(run, unseen(3))
 
 
-def test_autocast(runs_ahead):
+def test_autocast_reaches_queued_operators(runs_ahead):
     x = torch.rand(8, 8)
     there = x.to(DEVICE)
 
@@ -289,7 +289,7 @@ def test_autocast(runs_ahead):
     torch.testing.assert_close(y.float().cpu(), x @ x, rtol=0.02, atol=0.02)
 
 
-def test_deterministic_mode():
+def test_deterministic_mode_reaches_queued_operators():
     torch.use_deterministic_algorithms(True)
     try:
         for _ in range(2):
@@ -302,7 +302,7 @@ def test_deterministic_mode():
         torch.use_deterministic_algorithms(False)
 
 
-def test_vmap_and_grad(queued):
+def test_vmap_and_grad_reach_queued_operators(queued):
     def run(x, w):
         per_sample = torch.func.vmap(lambda row: (row * w).sum().tanh())(x)
         gradient = torch.func.vmap(torch.func.grad(lambda row: (row * w).square().sum()))(x)
@@ -312,7 +312,7 @@ def test_vmap_and_grad(queued):
     queued(run, torch.rand(4, 5), torch.rand(5), warm=True)
 
 
-def test_no_dispatch_mode_reaches_the_lane(runs_ahead):
+def test_dispatch_modes_do_not_reach_the_lane(runs_ahead):
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -336,7 +336,7 @@ def test_no_dispatch_mode_reaches_the_lane(runs_ahead):
     assert threads[0] == {threads[1]}
 
 
-def test_a_second_interpreter_leaves_waits_as_they_were(run_ok):
+def test_second_interpreter_leaves_waits_as_they_were(run_ok):
     """From its existence on, PyGILState_Check() is true in every thread."""
     run_ok(
         """
@@ -440,7 +440,7 @@ def _set_by_a_node(device):
     ],
     ids=["backward", "grad", "reentrant", "recomputed", "thread", "node"],
 )
-def test_denormal_numbers_in_the_backward_pass(gradient, flush_denormal):
+def test_denormal_numbers_are_flushed_in_the_backward_pass_as_set(gradient, flush_denormal):
     for flush in (False, True, False, True):
         flush_denormal(flush)
         expected = gradient("cpu")
@@ -450,7 +450,7 @@ def test_denormal_numbers_in_the_backward_pass(gradient, flush_denormal):
         assert torch.equal(got.cpu().view(torch.int32), expected.view(torch.int32)), flush
 
 
-def test_two_backward_passes_that_take_turns_on_one_thread(flush_denormal, eventually):
+def test_backward_passes_that_take_turns_keep_their_own_state(flush_denormal, eventually):
     """The second one is called while the first is in a node, and has the newer nodes, which come
     first then."""
 
@@ -479,7 +479,7 @@ def test_two_backward_passes_that_take_turns_on_one_thread(flush_denormal, event
     assert flushed.item() == 0 and found[0].item() > 0
 
 
-def test_the_thread_count_in_the_backward_pass(run_ok):
+def test_thread_count_of_the_caller_holds_in_the_backward_pass(run_ok):
     out = run_ok(
         """
         import torch

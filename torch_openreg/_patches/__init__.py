@@ -33,13 +33,13 @@ PATCHES = {
         Patch(
             "torch._C._accelerator_synchronizeDevice torch._C._accelerator_getStream",
             "refuse an index out of range, also before first use",
-            "test_errors.py::test_before_first_use_as_well",
+            "test_errors.py::test_index_out_of_range_is_refused_before_first_use",
             "PyTorch checks the index",
         ),
         Patch(
             "torch._C._accelerator_setDeviceIndex torch._C._accelerator_exchangeDevice",
             "choosing a device under CUDA's name initializes it; an index out of range is refused",
-            "test_device.py::test_to_choose_a_device_is_to_use_it",
+            "test_device.py::test_choosing_a_device_initializes_it",
             "torch.accelerator initializes the device that a program chooses",
         ),
         Patch(
