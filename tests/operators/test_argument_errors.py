@@ -158,7 +158,7 @@ def outcome(case, tensors):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_at_the_call(name, runs_ahead):
+def test_bad_arguments_raise_the_cpus_error_at_the_call(name, runs_ahead):
     def call():
         torch.ones(1, device=DEVICE)  # something for the gate to hold back
         torch.openreg._sleep(1)
@@ -268,7 +268,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_after_good_calls_of_the_same_shapes(name, runs_ahead):
+def test_bad_value_is_refused_after_good_calls_of_the_same_shapes(name, runs_ahead):
     case, good, bad = VALUES[name]
     expected = outcome(lambda t: case(t, bad), Tensors("cpu"))
     for _ in range(2):
@@ -298,7 +298,7 @@ INDICES = {
 
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_indices_of_the_cpu(name, shape, runs_ahead):
+def test_indices_of_the_cpu_are_refused_where_they_must_be_the_devices(name, shape, runs_ahead):
     x = torch.zeros(4, device=DEVICE)
     INDICES[name](x, torch.ones(shape, dtype=torch.int64, device=DEVICE))
     for _ in range(2):
@@ -317,7 +317,7 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize("name", OVERLAPS)
-def test_overlaps(name, runs_ahead):
+def test_overlapping_arguments_raise_the_cpus_error_at_the_call(name, runs_ahead):
     def views(device, offset):
         base = torch.ones(40, device=device)
         return base[:16].view(4, 4), base[offset : offset + 16].view(4, 4)
@@ -331,7 +331,7 @@ def test_overlaps(name, runs_ahead):
     )
 
 
-def test_what_data_decides_comes_later(runs_ahead):
+def test_error_that_data_decides_comes_at_synchronisation(runs_ahead):
     def call():
         return F.embedding(torch.ones(5, dtype=torch.long, device=DEVICE) * 7, table)
 
@@ -341,7 +341,7 @@ def test_what_data_decides_comes_later(runs_ahead):
         torch.openreg.synchronize()
 
 
-def test_what_data_decides_in_place_comes_later(runs_ahead):
+def test_error_that_data_decides_in_place_comes_at_synchronisation(runs_ahead):
     x = torch.zeros(4, device=DEVICE)
     mask = torch.tensor([True, True, True, False], device=DEVICE)
     runs_ahead(lambda: put(x, mask, torch.ones(3, device=DEVICE)))
@@ -351,7 +351,7 @@ def test_what_data_decides_in_place_comes_later(runs_ahead):
         torch.openreg.synchronize()
 
 
-def test_what_an_operator_in_place_reads_is_not_resized_before():
+def test_in_place_operator_does_not_resize_what_it_reads():
     def call(device):
         x = torch.arange(3.0, device=device).view(3, 1)
         batch = torch.arange(6.0, device=device).view(1, 3, 2)
@@ -370,7 +370,7 @@ IN_PLACE_LISTS = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE_LISTS)
-def test_a_list_that_overlaps_is_told_from_one_that_does_not(name):
+def test_overlapping_list_is_distinguished_from_a_disjoint_one(name):
     def call(device, begin):
         x = torch.arange(1.0, 65, device=device)
         before = x.tolist()
@@ -386,7 +386,7 @@ def test_a_list_that_overlaps_is_told_from_one_that_does_not(name):
     torch.openreg.synchronize()
 
 
-def test_a_refused_call_draws_nothing():
+def test_refused_call_draws_no_random_numbers():
     x = torch.zeros(8, device=DEVICE)
     torch.manual_seed(3)
     expected = torch.rand(8, device=DEVICE)
@@ -398,7 +398,7 @@ def test_a_refused_call_draws_nothing():
     assert x.count_nonzero() == 0
 
 
-def test_a_refused_list_is_not_counted_as_written():
+def test_refused_list_is_not_counted_as_written():
     xs = [torch.ones(2, device=DEVICE), torch.zeros(3, dtype=INT, device=DEVICE)]
     versions = [x._version for x in xs]
     with pytest.raises(NotImplementedError):

@@ -46,11 +46,11 @@ REMEMBERED = {
 
 
 @pytest.mark.parametrize("name", REMEMBERED)
-def test_remembered(queued, name):
+def test_remembered_call_runs_ahead_with_the_cpus_values(queued, name):
     queued(REMEMBERED[name], torch.rand(4, 8) + 0.1, warm=True)
 
 
-def test_lists(queued):
+def test_tensor_lists_run_ahead(queued):
     def run(*tensors):
         xs, ys = [x.clone() for x in tensors[:3]], list(tensors[3:])
         torch._foreach_add_(xs, ys)
@@ -62,7 +62,7 @@ def test_lists(queued):
     queued(run, *xs, *[x + 1 for x in xs], warm=True)
 
 
-def test_several_outputs_and_outputs_left_out(queued):
+def test_outputs_left_out_stay_none_when_run_ahead(queued):
     def run(x, w):
         out, mean, rstd = torch.native_layer_norm(x, [x.shape[1]], w, None, 1e-5)
         whole = torch.ops.aten.native_layer_norm_backward(
@@ -74,7 +74,7 @@ def test_several_outputs_and_outputs_left_out(queued):
     queued(run, torch.rand(4, 6), torch.rand(6), warm=True)
 
 
-def test_optional_tensors(queued):
+def test_optional_tensors_run_ahead(queued):
     x, w, b = torch.rand(2, 3, 8), torch.rand(4, 3, 3), torch.rand(4)
     queued(lambda x, w: F.conv1d(x, w, None), x, w, warm=True)
     queued(lambda x, w, b: F.conv1d(x, w, b), x, w, b, warm=True)
@@ -84,14 +84,14 @@ def test_optional_tensors(queued):
     queued(lambda x, t, w: F.nll_loss(x, t, w), torch.rand(3, 5), target, weight, warm=True)
 
 
-def test_index_lists_with_gaps(queued):
+def test_index_lists_with_gaps_run_ahead(queued):
     x = torch.rand(4, 5, 6)
     rows, columns = torch.tensor([1, 3]), torch.tensor([0, 2])
     queued(lambda x, i, j: x[i, :, j], x, rows, columns, warm=True)
     queued(lambda x, i: x[:, i], x, rows, warm=True)
 
 
-def test_a_number_in_a_cpu_tensor_is_taken_by_value(runs_ahead):
+def test_number_in_a_cpu_tensor_is_taken_by_value(runs_ahead):
     x = torch.ones(5, device=DEVICE)
     number = torch.tensor(2.0)
 
@@ -107,7 +107,7 @@ def test_a_number_in_a_cpu_tensor_is_taken_by_value(runs_ahead):
     assert inplace.tolist() == [2] * 5
 
 
-def test_a_python_number_is_no_part_of_what_is_remembered(runs_ahead):
+def test_python_number_is_not_part_of_a_remembered_call(runs_ahead):
     x = torch.arange(5.0, device=DEVICE)
     runs = runs_ahead(lambda: [x.mul(n) for n in (0.5, 2.0, -3.0)])
     assert [r[1].item() for r in runs] == [0.5, 2.0, -3.0]
@@ -125,7 +125,7 @@ CHANGING = {
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_a_float_that_changes_makes_no_first_call(name):
+def test_float_that_changes_makes_no_first_call(name):
     # At a first call the host runs the kernel on memory of its own, whose pages it has to ask for.
     x = torch.zeros(1 << 22, device=DEVICE)
 
@@ -150,7 +150,7 @@ ELEMENTWISE = {
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_a_first_call_in_place_on_a_large_tensor(name):
+def test_first_in_place_call_on_a_large_tensor_is_right(name):
     # Its size is not what the host pays for: 100 pages are less, were they as large as 2 MiB.
     ELEMENTWISE[name](torch.zeros(3, device=DEVICE))
     x = torch.empty(1 << 26, device=DEVICE)
@@ -161,7 +161,7 @@ def test_a_first_call_in_place_on_a_large_tensor(name):
         assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 100
 
 
-def test_numbers_and_tensors_promote_alike(runs_ahead):
+def test_numbers_and_tensors_promote_to_the_same_dtypes(runs_ahead):
     x = torch.ones(3, dtype=torch.int32, device=DEVICE)
     y = torch.ones(3, dtype=torch.float16, device=DEVICE)
 
@@ -246,7 +246,7 @@ def lists_of_integers(x):
     ]
 
 
-def test_the_default_dtype_counts(double_by_default):
+def test_default_dtype_decides_results_of_integers(double_by_default):
     x = torch.arange(4)
     for dtype in (torch.float32, torch.float64, torch.float32):
         torch.set_default_dtype(dtype)
@@ -257,7 +257,7 @@ def test_the_default_dtype_counts(double_by_default):
 @pytest.mark.parametrize("then", [torch.float32, torch.float64])
 @pytest.mark.parametrize("now", [torch.float16, torch.float64])
 @pytest.mark.parametrize("called", [False, True])
-def test_the_default_dtype_of_the_call_counts(runs_ahead, double_by_default, then, now, called):
+def test_default_dtype_is_that_of_the_call(runs_ahead, double_by_default, then, now, called):
     x = torch.arange(4, dtype=torch.int32) + 70000
     there = x.to(DEVICE)
     torch.set_default_dtype(then)
@@ -296,7 +296,7 @@ def test_integers_run_ahead_whatever_the_default_dtype(queued, double_by_default
         torch.openreg.set_sync_debug_mode("default")
 
 
-def test_zeros_without_memory(queued):
+def test_zero_tensors_without_memory_run_ahead(queued):
     def run(x):
         zeros = torch._efficientzerotensor(x.shape, device=x.device)
         return x + zeros, zeros * 2 + x, torch.cat([x, x * zeros])
@@ -304,7 +304,7 @@ def test_zeros_without_memory(queued):
     queued(run, torch.rand(6), warm=True)
 
 
-def test_conj_and_neg_views(queued):
+def test_conj_and_neg_views_run_ahead(queued):
     x = torch.randn(3, 5, dtype=torch.complex64)
 
     def run(x):
@@ -324,7 +324,7 @@ def test_conj_and_neg_views(queued):
     queued(run, x, warm=True)
 
 
-def test_overlapping_results_and_views_as_arguments(queued):
+def test_overlapping_results_and_views_as_arguments_are_right(queued):
     def run(x):
         y = x + 0
         y[:3].add_(y[3:])
@@ -338,7 +338,7 @@ def test_overlapping_results_and_views_as_arguments(queued):
 # ---- out= ----
 
 
-def test_out_of_the_right_size(runs_ahead):
+def test_out_of_the_right_size_is_written_in_place(runs_ahead):
     x = unseen(3).to(DEVICE)
     out = torch.empty_like(x)
     address = out.data_ptr()
@@ -397,7 +397,7 @@ def test_out_is_resized_in_the_words_of_the_kernel_at_each_call():
     assert len(texts[0]) == 1 and texts == [texts[0]] * 3
 
 
-def test_out_resized_behind_queued_work():
+def test_out_is_resized_behind_queued_work():
     x = torch.arange(1000.0, device=DEVICE)
     expected = (torch.arange(1000.0) + 1).tolist()
     for _ in range(3):
@@ -409,7 +409,7 @@ def test_out_resized_behind_queued_work():
         assert doubled.tolist() == [2 * value for value in expected]
 
 
-def test_composites_among_the_meta_functions(queued):
+def test_composite_meta_functions_run_ahead(queued):
     queued(lambda x: torch.logsumexp(x, 0), torch.rand(5, 7), warm=True)
     queued(lambda x: torch.logsumexp(x, 1), torch.rand(5, 7))
     queued(lambda x: torch.logsumexp(x, 0), torch.rand(5, 0), warm=True)
@@ -424,7 +424,7 @@ def test_composites_among_the_meta_functions(queued):
         queued(solve, x, *factors, warm=True)
 
 
-def test_out_of_another_dtype():
+def test_out_of_another_dtype_is_cast_or_refused():
     x = torch.arange(4, device=DEVICE)
     out = torch.empty(4, dtype=torch.float64, device=DEVICE)
     for _ in range(2):
@@ -437,7 +437,7 @@ def test_out_of_another_dtype():
 # ---- Results whose size numbers decide ----
 
 
-def test_factories_with_other_numbers(queued):
+def test_factories_follow_the_numbers_of_each_call(queued):
     for end in (5, 9, 5, 2):
         assert torch.arange(end, device=DEVICE).tolist() == list(range(end))
         assert torch.arange(0, end, 2, device=DEVICE).tolist() == list(range(0, end, 2))
@@ -453,7 +453,7 @@ def test_factories_with_other_numbers(queued):
     assert torch.arange(3, 0, -1, device=DEVICE).tolist() == [3, 2, 1]
 
 
-def test_what_does_not_fit_is_told_at_the_call():
+def test_arguments_that_do_not_fit_are_refused_at_the_call():
     x = torch.ones(3, 4, device=DEVICE)
     for call in (
         lambda: x.add_(torch.ones(5, device=DEVICE)),
@@ -471,7 +471,7 @@ def test_what_does_not_fit_is_told_at_the_call():
     assert x.sum().item() == 12
 
 
-def test_what_depends_on_data():
+def test_result_sizes_that_data_decides_are_the_cpus():
     for values in ([1, 0, 2], [1, 1, 1], [0, 0, 0]):
         x = torch.tensor(values)
         there = x.to(DEVICE)
@@ -509,7 +509,7 @@ def put(x, i):
 
 @pytest.mark.parametrize("function", [look_up, look_up_columns, put])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
-def test_indices_of_torchscript(function, dtype):
+def test_torchscript_index_lists_give_the_cpus_values(function, dtype):
     """TorchScript's lists of optional tensors have a type object of their own."""
     x, i = torch.arange(9.0).view(3, 3), torch.tensor([1, 0, 1]).to(dtype)
     traced = torch.jit.trace(function, (x.clone(), i), check_trace=False)
@@ -578,7 +578,7 @@ PLACES = ["cpu", DEVICE, pytest.param("openreg:1", marks=two_devices)]
 @pytest.mark.parametrize("to", PLACES)
 @pytest.mark.parametrize("source", PLACES)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_value_of_no_dimensions_may_be_anywhere(name, source, to):
+def test_value_of_no_dimensions_may_be_on_any_device(name, source, to):
     """As on CUDA: it is a number, and not a tensor that the operator computes on."""
     function = NUMBERS[name]
     expected = function(torch.zeros(3), torch.tensor(2.5))
@@ -607,7 +607,7 @@ WRONG = {
 @two_devices
 @pytest.mark.parametrize("to", ["cpu", DEVICE])
 @pytest.mark.parametrize("name", WRONG)
-def test_nothing_else_may_be_on_another_device(name, to):
+def test_arguments_on_another_device_are_refused(name, to):
     x, value = torch.ones(3, device=to), torch.tensor(0.0, device="openreg:1")
     for _ in range(2):
         with pytest.raises(RuntimeError):
@@ -615,7 +615,7 @@ def test_nothing_else_may_be_on_another_device(name, to):
     assert x.tolist() == [1] * 3
 
 
-def test_what_depends_on_data_waits_for_its_stream_alone(runs_ahead):
+def test_data_dependent_call_waits_for_its_stream_alone(runs_ahead):
     other = torch.ones(3, device="openreg:1")
     side = torch.Stream(DEVICE)
     with side:

@@ -53,7 +53,7 @@ def attention(device, dtype=torch.float32, mask=None, backend=None, grouped=Fals
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks(mask, backend):
+def test_attention_with_a_mask_is_the_cpus(mask, backend):
     for grouped in (False, True):
         alike(
             lambda d, g=grouped: attention(
@@ -64,7 +64,7 @@ def test_masks(mask, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float64, *LOOSE])
-def test_dtypes(dtype, backend):
+def test_attention_of_a_dtype_is_the_cpus(dtype, backend):
     for mask, causal in (("none", True), ("bool", False), ("float", False)):
         alike(
             lambda d, m=mask, c=causal: attention(
@@ -112,12 +112,12 @@ def under_autocast(device):
     "program",
     [unbatched, wider_values, one_query, trained_mask, from_the_lower_right, under_autocast],
 )
-def test_other_calls(program):
+def test_attention_of_unusual_calls_is_the_cpus(program):
     alike(program)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOOSE])
-def test_the_choice_is_the_cpus(dtype):
+def test_attention_chooses_the_cpus_kernel(dtype):
     def program(device):
         q = torch.ones(2, 4, 5, 16, dtype=dtype, device=device)
         mask = torch.ones(5, 5, dtype=dtype, device=device)
@@ -139,7 +139,7 @@ def test_the_choice_is_the_cpus(dtype):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_long_sequence_takes_no_memory_of_its_square():
+def test_attention_of_a_long_sequence_takes_no_quadratic_memory():
     q = torch.rand(1, 1, 4096, 16, device=DEVICE)
     torch.openreg.synchronize(DEVICE)
     torch.openreg.reset_peak_memory_stats(DEVICE)
@@ -149,7 +149,7 @@ def test_a_long_sequence_takes_no_memory_of_its_square():
     assert torch.openreg.max_memory_allocated(DEVICE) - before < 8 * q.nbytes
 
 
-def test_a_backend_that_the_cpu_has_not():
+def test_attention_backend_that_the_cpu_lacks_is_refused():
     errors = []
     for device in ("cpu", DEVICE):
         q = torch.ones(2, 4, 5, 16, device=device)
@@ -162,7 +162,7 @@ def test_a_backend_that_the_cpu_has_not():
     assert errors[0] == errors[1] and "No viable backend" in errors[1]
 
 
-def test_gradients_of_gradients():
+def test_attention_has_gradients_of_gradients():
     q, k, v = (drawn(DEVICE, 1, 2, 3, 4, dtype=torch.float64) for _ in range(3))
 
     def attend(q, k, v):
@@ -173,7 +173,7 @@ def test_gradients_of_gradients():
         assert torch.autograd.gradgradcheck(attend, (q, k, v))
 
 
-def test_dropout():
+def test_attention_dropout_follows_the_seed():
     x = drawn(DEVICE, 2, 4, 5, 16)
     results = []
     for seed in (1, 1, 2):
@@ -226,7 +226,7 @@ class Heads(nn.Module):
 
 
 @pytest.mark.parametrize("settings", HEADS)
-def test_multihead_attention(settings):
+def test_multihead_attention_trains_and_infers_as_the_cpu(settings):
     options = HEADS[settings]
 
     def program(device):
@@ -246,7 +246,7 @@ def test_multihead_attention(settings):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_self_attention_has_a_fast_path(dtype):
+def test_self_attention_by_the_fast_path_is_the_cpus(dtype):
     def program(device):
         results = []
         for call in ({}, {"need_weights": False}, {"key_padding_mask": PADDING[:, 1:]}):
@@ -261,7 +261,7 @@ def test_self_attention_has_a_fast_path(dtype):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_encoders(norm_first, activation):
+def test_transformer_encoder_trains_and_infers_as_the_cpu(norm_first, activation):
     def program(device):
         layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, activation, 1e-5, True, norm_first)
         net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(device)
@@ -276,7 +276,7 @@ def test_encoders(norm_first, activation):
     alike(program)
 
 
-def test_a_transformer():
+def test_transformer_has_the_cpus_outputs_and_gradients():
     def program(device):
         net = nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True).to(device)
         padding = PADDING[:, 1:].to(device)
@@ -359,7 +359,7 @@ def test_overrideable_attention_drops_the_same_weights_in_its_backward():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_overrideable_attention(backend):
+def test_compiled_overrideable_attention_is_eagers(backend):
     given = [torch.randn(2, 5, 3, 8, device=DEVICE).transpose(1, 2) for _ in range(3)]
     for tensor in given:
         tensor.requires_grad_()

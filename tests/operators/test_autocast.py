@@ -21,7 +21,7 @@ def on(half):
 # ---- The lists ----
 
 
-def test_the_same_operators_as_on_cuda():
+def test_autocast_lists_the_operators_of_cuda():
     registered = {
         key: set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
         for key in ("AutocastCUDA", "AutocastPrivateUse1")
@@ -86,32 +86,32 @@ def each(entries):
 @halves
 @DEPRECATED
 @each(LOWER)
-def test_lower_precision(kind, entry, half):
+def test_autocast_runs_listed_operators_in_lower_precision(kind, entry, half):
     check(kind, entry, half, half)
 
 
 @halves
 @each(FLOAT32)
-def test_float32(kind, entry, half):
+def test_autocast_runs_listed_operators_in_float32(kind, entry, half):
     check(kind, entry, half, torch.float32)
 
 
 @halves
 @DEPRECATED
 @each(PROMOTED)
-def test_promote(kind, entry, half):
+def test_autocast_promotes_to_the_widest_dtype(kind, entry, half):
     check(kind, entry, half, torch.float32)
 
 
 @halves
 @each(BUILTIN)
-def test_what_promotes_by_itself(kind, entry, half):
+def test_autocast_leaves_operators_that_promote_by_themselves(kind, entry, half):
     check(kind, entry[:2], half, torch.float32, entry[2])
 
 
 @halves
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
-def test_interpolation_is_in_float32(mode, half):
+def test_autocast_interpolates_in_float32(mode, half):
     x = torch.rand(1, 2, 4, 4, device=DEVICE, dtype=half)
     with on(half):
         assert F.interpolate(x, scale_factor=2, mode=mode).dtype == torch.float32
@@ -122,7 +122,7 @@ def test_interpolation_is_in_float32(mode, half):
 
 
 @halves
-def test_what_the_lists_of_pytorchs_test_leave_out(half):
+def test_autocast_covers_operators_outside_of_pytorchs_lists(half):
     x = torch.rand(2, 4, 8, 8, device=DEVICE)
     low = x.to(half)
     with on(half):
@@ -142,7 +142,7 @@ def test_what_the_lists_of_pytorchs_test_leave_out(half):
 
 @halves
 @pytest.mark.parametrize("loss", [F.binary_cross_entropy, torch.nn.BCELoss()])
-def test_banned(loss, half):
+def test_autocast_refuses_an_unsafe_loss(loss, half):
     p = torch.rand(4, device=DEVICE, requires_grad=True)
     target = torch.ones(4, device=DEVICE)
     with on(half):
@@ -155,7 +155,7 @@ def test_banned(loss, half):
 
 
 @halves
-def test_recurrent_nets(half):
+def test_autocast_runs_recurrent_nets_in_lower_precision(half):
     x = torch.rand(5, 3, 8, device=DEVICE)
     for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
         net = kind(8, 8).to(DEVICE)
@@ -169,7 +169,7 @@ def test_recurrent_nets(half):
 # ---- The context ----
 
 
-def test_state_and_nesting():
+def test_autocast_state_nests_and_is_restored():
     assert torch.amp.is_autocast_available("openreg")
     assert torch.openreg.get_amp_supported_dtype() == HALVES
     x = torch.rand(3, 3, device=DEVICE)
@@ -187,7 +187,7 @@ def test_state_and_nesting():
     assert torch.mm(x, x).dtype == torch.float32
 
 
-def test_a_dtype_it_has_not_is_disabled_with_a_warning():
+def test_autocast_of_an_unsupported_dtype_warns_and_is_disabled():
     x = torch.rand(3, 3, device=DEVICE)
     with pytest.warns(UserWarning, match="float16.*bfloat16|bfloat16.*float16"):
         context = torch.autocast("openreg", dtype=torch.float64)
@@ -196,7 +196,7 @@ def test_a_dtype_it_has_not_is_disabled_with_a_warning():
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_weights_are_cast_once():
+def test_autocast_casts_weights_once():
     weight = torch.rand(64, 64, device=DEVICE, requires_grad=True)
     x = torch.rand(64, 64, device=DEVICE, dtype=torch.float16)
 
@@ -210,7 +210,7 @@ def test_weights_are_cast_once():
     assert allocated == [5, 8]
 
 
-def test_gradients_through_a_cast_weight():
+def test_autocast_passes_gradients_through_a_cast_weight():
     weight = torch.rand(8, 8, device=DEVICE, requires_grad=True)
     x = torch.rand(4, 8, device=DEVICE)
     with on(torch.bfloat16):
@@ -222,7 +222,7 @@ def test_gradients_through_a_cast_weight():
     assert torch.equal(weight.grad, expected.float())
 
 
-def test_functions_of_ones_own():
+def test_autocast_holds_in_custom_autograd_functions():
     seen = []
 
     class Double(torch.autograd.Function):
@@ -245,7 +245,7 @@ def test_functions_of_ones_own():
     assert x.grad.tolist() == [2, 2, 2]
 
 
-def test_the_modules_own_names():
+def test_autocast_and_scaler_have_names_in_openreg_amp():
     with torch.openreg.amp.autocast(dtype=torch.bfloat16):
         x = torch.rand(3, 3, device=DEVICE)
         assert torch.mm(x, x).dtype == torch.bfloat16
@@ -272,7 +272,7 @@ def model_and_data(device, seed=0):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_step_with_infinities_is_skipped(fused):
+def test_scaler_skips_a_step_with_infinities(fused):
     model, x, y = model_and_data(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), fused=fused)
     scaler = torch.amp.GradScaler("openreg", init_scale=2.0**10, growth_interval=3)
@@ -295,7 +295,7 @@ def test_a_step_with_infinities_is_skipped(fused):
     assert scales == [1024, 512, 256, 256, 256, 512]
 
 
-def test_training_matches_the_cpu():
+def test_autocast_training_matches_the_cpu():
     losses = {}
     for device in ("cpu", DEVICE):
         model, x, y = model_and_data(device)
@@ -319,7 +319,7 @@ def test_training_matches_the_cpu():
     assert losses["cpu"][-1] < losses["cpu"][0]
 
 
-def test_state_of_a_scaler():
+def test_scaler_state_is_saved_and_restored():
     scaler = torch.amp.GradScaler("openreg", init_scale=64.0, growth_interval=2)
     model, x, y = model_and_data(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -335,7 +335,7 @@ def test_state_of_a_scaler():
     assert again.scale(torch.ones((), device="openreg:0")).item() == 64.0
 
 
-def test_several_optimizers_and_devices():
+def test_scaler_serves_several_optimizers_and_devices():
     models = [torch.nn.Linear(4, 1).to(f"openreg:{i}") for i in range(2)]
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
     both = torch.optim.SGD([p for m in models for p in m.parameters()], 0.1)
@@ -359,7 +359,7 @@ def test_several_optimizers_and_devices():
 
 
 @pytest.mark.parametrize("bad", [None, torch.inf, -torch.inf, torch.nan])
-def test_unscaling(bad):
+def test_scaler_unscales_and_finds_infinities_as_the_cpu(bad):
     grads = [torch.full((3,), 4.0), torch.full((2, 2), 8.0), torch.full((4, 3), 2.0).t()]
     if bad is not None:
         grads[1][1, 1] = bad
@@ -376,7 +376,7 @@ def test_unscaling(bad):
         torch.testing.assert_close(got.cpu(), want, equal_nan=True)
 
 
-def test_updating_the_scale():
+def test_scaler_updates_its_scale_by_what_was_found():
     def update(found, tracker, interval):
         scale = torch.full((), 4.0, device=DEVICE)
         tracker = torch.full((), tracker, dtype=torch.int32, device=DEVICE)
@@ -389,7 +389,7 @@ def test_updating_the_scale():
     assert update(1.0, 1, 2) == (1.0, 0)
 
 
-def test_the_scaler_does_not_wait(runs_ahead):
+def test_scaler_does_not_wait(runs_ahead):
     scaler = torch.amp.GradScaler("openreg", init_scale=4.0)
     model, x, y = model_and_data("openreg:0")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -20,7 +20,7 @@ both_ways = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant"
 # ---- Hooks ----
 
 
-def test_hooks():
+def test_autograd_hooks_see_the_cpus_values():
     def program(device):
         log, seen = [], []
         net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).to(device)
@@ -44,7 +44,7 @@ def test_hooks():
     alike(program)
 
 
-def test_hooks_of_all_modules():
+def test_global_module_hooks_see_the_cpus_values():
     def program(device):
         log, hooks = [], torch.nn.modules.module
         handles = [
@@ -80,12 +80,12 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
-def test_saved_tensors(name):
+def test_saved_tensor_hooks_give_the_cpus_gradients(name):
     alike(lambda device: saved(device, CONTEXTS[name](device)))
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_saved_tensors_leave_the_device():
+def test_saved_tensors_leave_the_device_under_save_on_cpu():
     x = drawn(DEVICE, 256, 256)
     held = []
     for context in (contextlib.nullcontext(), graph.save_on_cpu(pin_memory=True)):
@@ -100,7 +100,7 @@ def test_saved_tensors_leave_the_device():
     assert held[0] >= 3 * x.nbytes > x.nbytes > held[1]
 
 
-def test_saved_tensors_that_changed():
+def test_saved_tensors_that_changed_are_refused_or_kept():
     x = drawn(DEVICE, 3)
     y = x.exp()
     z = y.sin()
@@ -125,7 +125,7 @@ def test_saved_tensors_that_changed():
 
 
 @both_ways
-def test_checkpoints(reentrant):
+def test_checkpoints_give_the_cpus_gradients(reentrant):
     def program(device):
         net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(device)
         x = drawn(device, 3, 4)
@@ -154,7 +154,7 @@ def test_checkpoints_repeat_random_numbers_and_autocast(reentrant):
     assert torch.equal(torch.openreg.get_rng_state(DEVICE), after)
 
 
-def test_selective_checkpoints():
+def test_selective_checkpoints_give_the_cpus_gradients():
     def program(device):
         keep = functools.partial(
             checkpoints.create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]
@@ -194,7 +194,7 @@ class Product(torch.autograd.Function):
         return (dx * y + x * dy) * ctx.scale, dx + dy
 
 
-def test_a_function():
+def test_custom_autograd_function_passes_gradcheck_and_vmap():
     inputs = [drawn(DEVICE, 3, dtype=torch.float64) for _ in range(2)]
 
     def function(x, y):
@@ -332,11 +332,11 @@ def nothing(device):
         edges, some_inputs, complex_numbers, nothing,
     ],
 )  # fmt: skip
-def test_graphs(program):
+def test_autograd_graph_gives_the_cpus_gradients(program):
     alike(program)
 
 
-def test_a_graph_is_freed():
+def test_autograd_graph_is_freed_by_backward():
     y = drawn(DEVICE, 3).exp().sum()
     y.backward()
     with pytest.raises(RuntimeError, match="second time"):
@@ -344,7 +344,7 @@ def test_a_graph_is_freed():
 
 
 @pytest.mark.skipif("torch.openreg.device_count() < 2")
-def test_both_devices_and_the_cpu_in_one_graph():
+def test_autograd_graph_spans_both_devices_and_the_cpu():
     def build(first, second):
         torch.manual_seed(0)
         a, b = nn.Linear(4, 4).to(first), nn.Linear(4, 4).to(second)
@@ -361,7 +361,7 @@ def test_both_devices_and_the_cpu_in_one_graph():
     torch.testing.assert_close(build("openreg:0", "openreg:1"), build("cpu", "cpu"))
 
 
-def test_several_threads_through_one_graph():
+def test_autograd_graph_serves_several_threads():
     w = drawn(DEVICE, 4, 4)
     inputs = [torch.full((2, 4), i / 8, device=DEVICE) for i in range(8)]
     results = [None] * 8

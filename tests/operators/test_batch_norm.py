@@ -47,7 +47,7 @@ DTYPES += [(dtypes, False) for dtypes in itertools.product("hf", "hf", "hf")]
     "dtypes,training", DTYPES, ids=lambda v: "".join(v) if isinstance(v, tuple) else str(v)
 )
 @pytest.mark.parametrize("half", HALVES, ids=str)
-def test_parameters_of_other_dtypes(half, dtypes, training):
+def test_batch_norm_takes_parameters_of_other_dtypes(half, dtypes, training):
     """The CPU's values with everything but the input in float32, in the dtypes that went in."""
     torch.manual_seed(0)
     known = {"h": half, "f": torch.float32}
@@ -68,7 +68,7 @@ def test_parameters_of_other_dtypes(half, dtypes, training):
             same(ours, theirs if given is None else theirs.to(given.dtype))
 
 
-def test_a_module_whose_buffers_stay_float32():
+def test_batch_norm_module_keeps_float32_buffers():
     """FSDP's mixed precision, and model.half() with its buffers kept."""
     torch.manual_seed(0)
     module = nn.BatchNorm2d(4)
@@ -88,7 +88,7 @@ def test_a_module_whose_buffers_stay_float32():
 
 
 @pytest.mark.parametrize("dtypes", itertools.product("hf", repeat=2), ids="".join)
-def test_statistics_that_are_not_updated(dtypes):
+def test_batch_norm_in_evaluation_leaves_statistics_alone(dtypes):
     torch.manual_seed(0)
     known = {"h": torch.bfloat16, "f": torch.float32}
     x = torch.randn(4, 3, 5).bfloat16()
@@ -110,7 +110,7 @@ def test_statistics_that_are_not_updated(dtypes):
     assert [t._version for t in there] == [0] * 4
 
 
-def test_statistics_where_kernels_do_not_reach_memory(run_ok, plugins):
+def test_batch_norm_updates_statistics_where_kernels_reach_no_memory(run_ok, plugins):
     """They are copied, and come back."""
     out = run_ok(
         """
@@ -133,7 +133,7 @@ def test_statistics_where_kernels_do_not_reach_memory(run_ok, plugins):
     assert out.split() == ["right"]
 
 
-def test_nobody_waits_for_mixed_dtypes():
+def test_batch_norm_of_mixed_dtypes_does_not_wait():
     x = torch.ones(8, 4, 5, 5, device=DEVICE, dtype=torch.half, requires_grad=True)
     weight = torch.ones(4, device=DEVICE, dtype=torch.half, requires_grad=True)
     mean, variance = torch.zeros(4, device=DEVICE), torch.ones(4, device=DEVICE)
@@ -163,7 +163,7 @@ def close(dtype):
 
 @pytest.mark.parametrize("shape", [(8, 3), (8, 3, 6), (4, 3, 5, 5), (2, 3, 4, 4, 4)], ids=str)
 @pytest.mark.parametrize("dtype,parameters", TYPES, ids=str)
-def test_the_steps_give_what_batch_norm_gives(dtype, parameters, shape):
+def test_batch_norm_steps_give_what_batch_norm_gives(dtype, parameters, shape):
     """Two parts of a batch, of different sizes, as two ranks would have them."""
     torch.manual_seed(0)
     eps, momentum, channels = 1e-3, 0.3, shape[1]
@@ -214,7 +214,7 @@ def test_the_steps_give_what_batch_norm_gives(dtype, parameters, shape):
     same(torch.cat(grads), one[0].grad.to(dtype), **close(dtype))
 
 
-def test_steps_without_what_is_optional():
+def test_batch_norm_steps_work_without_optional_arguments():
     x = torch.randn(4, 3, 5, device=DEVICE)
     mean, deviation = torch.batch_norm_stats(x, 1e-5)
     all_mean, all_deviation = torch.batch_norm_gather_stats(
@@ -232,7 +232,7 @@ def test_steps_without_what_is_optional():
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_nobody_waits_for_a_step():
+def test_batch_norm_steps_do_not_wait():
     x, counts = torch.randn(4, 3, 5, device=DEVICE), torch.ones(1, device=DEVICE)
 
     def steps():
@@ -249,7 +249,7 @@ def test_nobody_waits_for_a_step():
         assert not torch.openreg.current_stream(1).query()
 
 
-def test_bad_input_of_the_steps():
+def test_batch_norm_steps_refuse_bad_input():
     x, three, two = (torch.ones(s, device=DEVICE) for s in ((4, 3, 5), 3, 2))
     with pytest.raises(RuntimeError, match=r"2 or more dimensions, got sizes \[3\]"):
         torch.batch_norm_stats(three, 1e-5)

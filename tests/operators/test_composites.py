@@ -103,7 +103,7 @@ def result_on(device, name):
 
 @pytest.mark.filterwarnings("ignore:FOUND weight", "ignore:fbgemm_")
 @pytest.mark.parametrize("name", READERS)
-def test_the_results_are_the_cpus_and_on_the_device(name):
+def test_composite_results_are_the_cpus_and_on_the_device(name):
     for _ in range(3):  # the fast path comes after the first
         for got, expected in zip(result_on(DEVICE, name), result_on("cpu", name), strict=True):
             if isinstance(expected, torch.Tensor):
@@ -118,7 +118,7 @@ WAIT |= {"fbgemm_linear_quantize_weight"}
 
 
 @pytest.mark.parametrize("name", sorted(READERS.keys() - WAIT))
-def test_a_replay_gives_the_cpus_results(name):
+def test_composite_in_a_replay_gives_the_cpus_results(name):
     result_on(DEVICE, name)
     made = []
     torch.manual_seed(0)
@@ -133,12 +133,12 @@ def test_a_replay_gives_the_cpus_results(name):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_packs_weights_for_the_cpu_is_refused_by_name(name):
+def test_composite_that_packs_weights_for_the_cpu_is_refused_by_name(name):
     with pytest.raises(NotImplementedError, match=rf"aten::{name} on openreg: .*x\.cpu\(\)"):
         REFUSED[name](torch.ones(4, 4, device=DEVICE))
 
 
-def test_a_tensor_of_sizes_gives_a_view_with_a_gradient():
+def test_reshape_from_a_tensor_of_sizes_is_a_view_with_a_gradient():
     x = torch.arange(6.0, device=DEVICE, requires_grad=True)
     y = torch._reshape_from_tensor(x, torch.tensor([2, 3], device=DEVICE))
     assert y.data_ptr() == x.data_ptr()
@@ -146,7 +146,7 @@ def test_a_tensor_of_sizes_gives_a_view_with_a_gradient():
     assert x.grad.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_they_are_the_devices_under_the_name_of_cuda_too(run):
+def test_composite_results_are_the_cpus_under_cudas_name(run):
     done = run(
         f"""
         import sys, torch, torch_openreg
@@ -155,7 +155,7 @@ def test_they_are_the_devices_under_the_name_of_cuda_too(run):
         import test_composites
         test_composites.DEVICE = "cuda:0"
         for name in test_composites.READERS:
-            test_composites.test_the_results_are_the_cpus_and_on_the_device(name)
+            test_composites.test_composite_results_are_the_cpus_and_on_the_device(name)
         print(len(test_composites.READERS))
         """
     )
@@ -192,7 +192,7 @@ def seen_by_a_wrapper(name, device):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", READERS)
-def test_a_subclass_is_handed_what_it_is_on_another_backend(name):
+def test_composite_hands_a_subclass_what_other_backends_do(name):
     """The meta device stands for any: it has no kernels of its own for these."""
     assert seen_by_a_wrapper(name, DEVICE) == seen_by_a_wrapper(name, "meta")
 
@@ -200,7 +200,7 @@ def test_a_subclass_is_handed_what_it_is_on_another_backend(name):
 # ---- the list ----
 
 
-def test_the_list_has_every_composite_operator():
+def test_composites_list_has_every_composite_operator():
     called, not_called = composites.reads_list()
     added = set(composites.composites()) - called - not_called
     assert not added, (
@@ -211,13 +211,13 @@ def test_the_list_has_every_composite_operator():
     )
 
 
-def test_the_readers_are_on_the_list():
+def test_composites_list_has_the_known_readers():
     called, not_called = composites.reads_list()
     known = composites.generated() | called | not_called
     assert {f"aten::{name}" for name in (*READERS, *REFUSED)} <= known
 
 
-def test_the_search_finds_a_host_access(run):
+def test_composites_search_finds_a_host_access(run):
     """In a process that has used no device, as it forks."""
     done = run(
         """
@@ -233,7 +233,7 @@ def test_the_search_finds_a_host_access(run):
 
 
 @pytest.mark.slow
-def test_a_sample_of_the_search_finds_none(run):
+def test_composites_search_of_a_sample_finds_no_host_access(run):
     called, _ = composites.reads_list()
     sample = random.Random(0).sample(sorted(called), 40) + [f"aten::{n}" for n in REFUSED]
     done = run(f"import composites; print([x for x in composites.search({sample}) if x[2]])")

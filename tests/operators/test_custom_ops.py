@@ -51,7 +51,7 @@ def expected(x):
     return x.cpu().relu().square()
 
 
-def test_the_example_learns(relu2, settings):
+def test_custom_op_example_learns(relu2, settings):
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],
         env=os.environ | settings,
@@ -65,20 +65,20 @@ def test_the_example_learns(relu2, settings):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7,), (3, 5), (100_003,)])
-def test_values(relu2, shape, dtype):
+def test_custom_op_has_the_expected_values(relu2, shape, dtype):
     x = torch.randn(shape, dtype=dtype, device=DEVICE)
     y = relu2(x)
     assert y.device == x.device
     torch.testing.assert_close(y.cpu(), expected(x))
 
 
-def test_views(relu2):
+def test_custom_op_takes_views(relu2):
     x = torch.randn(6, 8, device=DEVICE)
     for view in (x.t(), x[::2, 1:], x[0, 0].expand(4, 4)):
         torch.testing.assert_close(relu2(view).cpu(), expected(view))
 
 
-def test_gradients(relu2):
+def test_custom_op_passes_gradcheck(relu2):
     x = torch.randn(4, 5, dtype=torch.float64, device=DEVICE, requires_grad=True)
     assert torch.autograd.gradcheck(relu2, x)
     assert torch.autograd.gradcheck(lambda x: relu2(x.t()), x)
@@ -86,7 +86,7 @@ def test_gradients(relu2):
 
 
 @two_devices
-def test_it_is_queued_on_the_current_stream_of_the_tensors_device(relu2, runs_ahead):
+def test_custom_op_is_queued_on_the_current_stream_of_its_device(relu2, runs_ahead):
     x = torch.randn(1000, device="openreg:1", requires_grad=True)
     side = torch.openreg.Stream(1)
     side.wait_stream(torch.openreg.current_stream(1))
@@ -99,7 +99,7 @@ def test_it_is_queued_on_the_current_stream_of_the_tensors_device(relu2, runs_ah
     torch.testing.assert_close(x.grad.cpu(), 2 * x.detach().cpu().relu())
 
 
-def test_memory_of_dropped_tensors_is_used_in_stream_order(relu2):
+def test_custom_op_uses_memory_of_dropped_tensors_in_stream_order(relu2):
     x = torch.randn(5000, device=DEVICE)
     torch.openreg.synchronize()
     with torch.openreg.testing.gate() as gate:
@@ -111,7 +111,7 @@ def test_memory_of_dropped_tensors_is_used_in_stream_order(relu2):
 
 @pytest.mark.racy
 @pytest.mark.filterwarnings("ignore")
-def test_the_sanitizer_knows_what_its_kernel_touches(relu2, watching):
+def test_custom_op_reports_its_accesses_to_the_sanitizer(relu2, watching):
     sanitizer = torch.openreg.sanitizer
     sanitizer.enable("warn")
     side = torch.openreg.Stream()
@@ -128,7 +128,7 @@ def test_the_sanitizer_knows_what_its_kernel_touches(relu2, watching):
 
 
 @two_devices
-def test_bad_calls_are_told_at_once(relu2):
+def test_custom_op_refuses_a_bad_call_at_once(relu2):
     x = torch.randn(3, device=DEVICE)
     backward = torch.ops.custom_op.relu2_backward
     with pytest.raises(TypeError, match="float32 or float64, not Int"):
@@ -144,7 +144,7 @@ def test_bad_calls_are_told_at_once(relu2):
 # ---- From Python ----
 
 
-def test_a_custom_op_for_the_device(runs_ahead):
+def test_custom_op_in_python_runs_ahead_with_gradients(runs_ahead):
     @torch.library.custom_op("openreg_test::scale", mutates_args=(), device_types="openreg")
     def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
         return x * factor
@@ -163,7 +163,7 @@ def test_a_custom_op_for_the_device(runs_ahead):
         scale(torch.randn(5), 3.0)
 
 
-def test_a_custom_op_that_writes():
+def test_custom_op_that_writes_counts_a_version():
     @torch.library.custom_op("openreg_test::fill", mutates_args={"x"}, device_types="openreg")
     def fill(x: torch.Tensor, value: float) -> None:
         x.fill_(value)
@@ -174,7 +174,7 @@ def test_a_custom_op_that_writes():
     assert x.tolist() == [2.0] * 3 and x._version > version
 
 
-def test_a_custom_op_for_another_device_alone():
+def test_custom_op_for_another_device_alone_is_refused_by_name():
     @torch.library.custom_op("openreg_test::cpu_only", mutates_args=(), device_types="cpu")
     def cpu_only(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -186,13 +186,13 @@ def test_a_custom_op_for_another_device_alone():
     assert cpu_only(x).tolist() == [3.0] * 3
 
 
-def test_an_operator_without_any_kernel():
+def test_operator_without_any_kernel_is_refused_by_name():
     torch.library.define("openreg_test::nothing", "(Tensor x) -> Tensor")
     with pytest.raises(NotImplementedError, match="openreg_test::nothing"):
         torch.ops.openreg_test.nothing(torch.ones(3, device=DEVICE))
 
 
-def test_a_compiled_kernel_for_the_cpu_alone():
+def test_compiled_cpu_only_kernel_serves_the_device():
     tensors = torch.randn(4, 5), torch.randn(3, 5), torch.randn(3)
     linear = torch.ops.mkldnn._linear_pointwise  # PyTorch's, but not of ATen
     got = linear(*(t.to(DEVICE) for t in tensors), "relu", [], "")
@@ -227,7 +227,7 @@ def replace():
         library._destroy()
 
 
-def test_a_python_kernel_for_the_cpu_is_for_the_cpus_tensors(replace, runs_ahead):
+def test_python_cpu_kernel_is_for_the_cpus_tensors_alone(replace, runs_ahead):
     library, ran = replace("mul.Tensor", torch.add)
     x = torch.full((3,), 5.0, device=DEVICE)
     for _ in range(2):
@@ -275,7 +275,7 @@ def _by_number_and_in_place(device):
 @pytest.mark.parametrize(
     "program", [_gradient, _list, _inside_of_a_kernel, _replayed, _by_number_and_in_place]
 )
-def test_programs_beside_a_python_kernel_for_the_cpu(program, replace):
+def test_python_cpu_kernel_leaves_programs_of_the_device_alone(program, replace):
     expected = [program(DEVICE) for _ in range(2)]
     _, ran = replace("mul.Tensor", torch.add)
     _, also = replace("mul.out", lambda a, b, out: torch.add(a, b, out=out))
@@ -284,7 +284,7 @@ def test_programs_beside_a_python_kernel_for_the_cpu(program, replace):
     assert not ran and not also and not third
 
 
-def test_the_first_call_beside_a_python_kernel_for_the_cpu(replace):
+def test_python_cpu_kernel_leaves_first_calls_of_the_device_alone(replace):
     """It is tried on stand-ins, which are the device's as well."""
     names = ["hypot", "fill_.Scalar", "zero_", "copy_", "masked_select"]
     ran = [replace(name, lambda *args: args[0])[1] for name in names]
@@ -297,7 +297,7 @@ def test_the_first_call_beside_a_python_kernel_for_the_cpu(replace):
     assert all(thread is threading.main_thread() for threads in ran for thread in threads)
 
 
-def test_a_python_kernel_for_the_cpus_sparse_tensors(replace):
+def test_python_cpu_kernel_for_sparse_leaves_the_devices_alone(replace):
     """PyTorch has one kernel for all backends in this place, which takes the device's tensors."""
     x = torch.full((3, 3), 5.0, device=DEVICE)
     expected = (x.to_sparse() @ x).tolist(), x.to_sparse().coalesce().indices().tolist()
@@ -309,7 +309,7 @@ def test_a_python_kernel_for_the_cpus_sparse_tensors(replace):
     assert ran == [[]] * 3
 
 
-def test_python_kernels_for_the_cpu_above_each_other(replace):
+def test_python_cpu_kernels_above_each_other_leave_the_device_alone(replace):
     first, second = replace("mul.Tensor", torch.add), replace("mul.Tensor", torch.sub)
     x = torch.full((3,), 5.0, device=DEVICE)
     host = torch.full((3,), 5.0)
@@ -320,7 +320,7 @@ def test_python_kernels_for_the_cpu_above_each_other(replace):
     assert (host * host).tolist() == (x * x).tolist() == [25.0] * 3
 
 
-def test_a_python_kernel_for_the_cpu_whose_library_is_dropped():
+def test_python_cpu_kernel_ends_with_its_library():
     x = torch.full((3,), 5.0, device=DEVICE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # PyTorch's is raised when the kernel is registered
@@ -334,7 +334,7 @@ def test_a_python_kernel_for_the_cpu_whose_library_is_dropped():
     assert (x * x).tolist() == (x.cpu() * x.cpu()).tolist() == [25.0] * 3
 
 
-def test_a_python_kernel_for_the_cpu_that_is_older_than_the_import(run_ok):
+def test_python_cpu_kernel_older_than_the_import_is_refused_by_name(run_ok):
     """What it has replaced cannot be found."""
     out = run_ok(
         """
@@ -366,7 +366,7 @@ def test_a_python_kernel_for_the_cpu_that_is_older_than_the_import(run_ok):
     assert out.splitlines() == ["True False", "False True", "[6.0, 6.0]", "True"]
 
 
-def test_kernels_that_run_while_a_python_kernel_is_registered(replace):
+def test_python_cpu_kernel_does_not_reach_kernels_that_run(replace):
     x = torch.full((3,), 5.0, device=DEVICE)
     x * x
     torch.openreg.synchronize()
@@ -384,7 +384,7 @@ def test_kernels_that_run_while_a_python_kernel_is_registered(replace):
 
 
 @pytest.mark.parametrize("file", ["train.py", "train", "<stdin>", "kernels.cpp"])
-def test_a_python_kernel_for_the_cpu_alone(file):
+def test_python_cpu_only_kernel_is_refused_by_name_from_any_file(file):
     ran = []
     source = """
 library = torch.library.Library("openreg_test_file", "DEF")
@@ -403,7 +403,7 @@ library.impl("twice", lambda x: ran.append(x) or x * 2, "CPU")
         scope["library"]._destroy()
 
 
-def test_a_compiled_function_beside_a_python_kernel_for_the_cpu(replace):
+def test_python_cpu_kernel_leaves_compiled_functions_alone(replace):
     function = torch.compile(lambda x: (x * x).cumsum(0) * torch.special.erfcx(x))
     x = torch.full((3,), 5.0, device=DEVICE)
     expected = function(x).tolist()

@@ -40,7 +40,7 @@ class OnDevice(Dataset):
 
 
 @pytest.mark.parametrize("context, workers", [("fork", 2), ("spawn", 1)])
-def test_workers_and_nested_batches(context, workers):
+def test_loader_workers_pin_nested_batches(context, workers):
     torch.ones(1, device=DEVICE)  # the device is in use before a worker is forked
     loader = DataLoader(
         Nested(),
@@ -62,7 +62,7 @@ def test_workers_and_nested_batches(context, workers):
         assert total.tolist() == [4 * 120 + 16] * 3
 
 
-def test_the_pinning_threads_device():
+def test_loader_pins_on_the_device_that_was_current():
     """It is the one that was current where the loader was made, and stays out of the way."""
     with torch.openreg.device(1):
         loader = DataLoader(Stream(), batch_size=2, num_workers=1, pin_memory=True)
@@ -72,7 +72,7 @@ def test_the_pinning_threads_device():
     assert torch.openreg.current_device() == 0
 
 
-def test_batches_are_prefetched_on_a_side_stream():
+def test_loader_batches_are_prefetched_on_a_side_stream():
     side, batches = torch.openreg.Stream(1), []
     for batch in DataLoader(Nested(), batch_size=4, pin_memory=True):
         with side:
@@ -95,7 +95,7 @@ def test_random_samplers_draw_from_the_host():
     assert orders[0] == orders[1] != sorted(orders[0])
 
 
-def test_a_forked_worker_that_uses_the_device_is_told():
+def test_forked_worker_that_uses_the_device_is_refused():
     torch.ones(1, device=DEVICE)
     loader = DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork")
     with pytest.raises(RuntimeError, match=r"forked subprocess.*'spawn' start method"):
@@ -103,7 +103,7 @@ def test_a_forked_worker_that_uses_the_device_is_told():
     assert next(iter(DataLoader(OnDevice()))).device == torch.device(DEVICE)
 
 
-def test_a_device_tensor_is_not_sent_by_a_worker():
+def test_loader_worker_refuses_to_send_a_device_tensor():
     loader = DataLoader(OnDevice(), num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(NotImplementedError, match=r"worker process 0(.|\n)*send a CPU copy"):
         next(iter(loader))
@@ -136,7 +136,7 @@ def test_spawned_processes_use_devices_of_their_own():
     assert got == [(0, "openreg:0", expected), (1, "openreg:1", expected)]
 
 
-def test_an_error_of_a_spawned_process():
+def test_spawned_process_reports_its_error():
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="rank 0 on openreg:0"):
         torch.multiprocessing.spawn(fail, nprocs=1)
 
@@ -149,7 +149,7 @@ def there(x):
     return x.to(DEVICE)
 
 
-def test_a_pool():
+def test_process_pool_takes_cpu_tensors_and_refuses_the_devices():
     with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(double, [torch.ones(2), torch.arange(2.0)])[1].tolist() == [0, 2]
         with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
@@ -159,7 +159,7 @@ def test_a_pool():
         assert pool.apply(double, (torch.ones(2),)).tolist() == [2, 2]
 
 
-def test_a_cpu_tensor_of_a_device_program_is_shared():
+def test_cpu_tensor_of_a_device_program_is_shared():
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     copy_ = torch.arange(3.0, device=DEVICE).cpu()
     queue.put(copy_)
@@ -188,7 +188,7 @@ class Noisy(torch.nn.Module):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("draws_between", [0, 3])
-def test_random_states_of_all_devices_are_preserved(reentrant, draws_between):
+def test_checkpoint_preserves_random_states_of_all_devices(reentrant, draws_between):
     plain = Noisy()
     model = copy.deepcopy(plain)
     inputs = [torch.randn(4, 8, device=f"openreg:{i}", requires_grad=True) for i in range(2)]
@@ -214,7 +214,7 @@ def test_random_states_of_all_devices_are_preserved(reentrant, draws_between):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_autocast_is_restored_in_the_recomputation(reentrant):
+def test_checkpoint_restores_autocast_in_the_recomputation(reentrant):
     seen = []
 
     def forward(x):
@@ -257,7 +257,7 @@ def test_checkpoints_hold_less_memory():
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int16, torch.bfloat16, torch.complex128], ids=str
 )
-def test_make_tensor(dtype):
+def test_make_tensor_makes_tensors_of_the_device(dtype):
     make = torch.testing.make_tensor
     x = make(3, 4, dtype=dtype, device=DEVICE, requires_grad=dtype.is_floating_point)
     assert x.device == torch.device(DEVICE) and x.dtype == dtype and x.shape == (3, 4)
@@ -267,7 +267,7 @@ def test_make_tensor(dtype):
     assert make(0, dtype=dtype, device=DEVICE).numel() == 0
 
 
-def test_assert_close():
+def test_assert_close_compares_tensors_of_the_device():
     close = torch.testing.assert_close
     x = torch.arange(4.0, device=DEVICE)
     close(x, x.clone())
@@ -284,7 +284,7 @@ def test_assert_close():
         close(x, x.double())
 
 
-def test_a_timer_waits_for_the_device():
+def test_benchmark_timer_waits_for_the_device():
     timer = torch.utils.benchmark.Timer(
         "torch.openreg._sleep(30_000_000)", globals={"torch": torch}
     )
@@ -295,7 +295,7 @@ def test_a_timer_waits_for_the_device():
     assert measured.blocked_autorange(min_run_time=0.01).median > 0
 
 
-def test_forked_random_states():
+def test_fork_rng_restores_random_states_of_devices():
     torch.manual_seed(1)
     before = torch.openreg.get_rng_state_all()
     with torch.random.fork_rng(devices=range(2), device_type="openreg"):

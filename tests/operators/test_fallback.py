@@ -30,7 +30,7 @@ def same(function, *tensors, **kwargs):
     return got
 
 
-def test_arithmetic():
+def test_arithmetic_has_the_cpus_values():
     x, y = torch.rand(5, 7), torch.rand(5, 7)
     for function in (
         torch.add,
@@ -83,7 +83,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("signature", SIGNATURES)
-def test_signatures_without_boxes(signature, runs_ahead):
+def test_unboxed_signatures_have_the_cpus_values(signature, runs_ahead):
     call = SIGNATURES[signature]
     tensors = [torch.rand(4, 4) + 0.25 for _ in range(3)]
     on_device = [t.to(DEVICE) for t in tensors]
@@ -95,7 +95,7 @@ def test_signatures_without_boxes(signature, runs_ahead):
     assert [t._use_count() for t in on_device] == [t._use_count() for t in tensors]
 
 
-def test_a_refused_call_gives_back_what_it_borrowed():
+def test_refused_call_returns_what_it_borrowed():
     x, y = torch.rand(4, device=DEVICE), torch.rand(5, device=DEVICE)
     for other in (y, torch.rand(4)):
         before = x._use_count(), other._use_count()
@@ -132,7 +132,7 @@ def test_out_is_filled_and_resized():
     assert values.tolist() == [5, 4, 3, 2, 1, 0] and order.tolist() == [5, 4, 3, 2, 1, 0]
 
 
-def test_out_resized_by_the_kernel_itself():
+def test_out_may_be_resized_by_the_kernel_itself():
     # nonzero's shape is known only to the kernel, which then resizes what it was given.
     x = torch.tensor([1, 0, 1] * 1000, device=DEVICE)
     out = torch.empty(0, dtype=torch.long, device=DEVICE)
@@ -145,7 +145,7 @@ def test_out_resized_by_the_kernel_itself():
     assert out.tolist() == [[0]]
 
 
-def test_foreach_and_lists():
+def test_foreach_operators_change_lists_of_tensors():
     xs = [torch.ones(3, device=DEVICE) for _ in range(40)]
     torch._foreach_add_(xs, 1)
     ys = torch._foreach_mul(xs, [torch.tensor(3.0, device=DEVICE)] * 40)
@@ -153,7 +153,7 @@ def test_foreach_and_lists():
     assert all(y.tolist() == [6.0] * 3 for y in ys)
 
 
-def test_conj_bit_of_a_fresh_result():
+def test_conj_bit_of_a_fresh_result_is_kept():
     x = torch.randn(4, dtype=torch.complex64)
     same(torch.vdot, x, x.flip(0))
     same(torch.conj, x)
@@ -189,7 +189,7 @@ def test_two_devices_name_both():
         torch.add(x, torch.tensor(1.0, device=OTHER))
 
 
-def test_cpu_scalars_mix():
+def test_cpu_scalars_mix_with_device_tensors():
     x = torch.ones(3, device=DEVICE)
     assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3]
     assert torch.where(x > 0, torch.tensor(5.0), x).tolist() == [5, 5, 5]
@@ -247,13 +247,13 @@ def test_exceptions_keep_their_type():
     assert x.sum().item() == 9
 
 
-def test_an_operator_without_any_kernel():
+def test_operator_without_any_kernel_is_named():
     x = torch.ones(3, 3, device=DEVICE)
     with pytest.raises(NotImplementedError, match="_cslt_compress on openreg"):
         torch.ops.aten._cslt_compress(x)
 
 
-def test_a_python_kernel_for_the_cpu_alone():
+def test_python_cpu_only_kernel_is_refused_until_the_device_has_one():
     library = torch.library.Library("openreg_test", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
@@ -275,7 +275,7 @@ def test_warnings_reach_the_caller():
 # ---- Random numbers ----
 
 
-def test_random_numbers_repeat():
+def test_random_numbers_repeat_after_a_seed():
     torch.manual_seed(7)
     first = torch.randn(5, device=DEVICE), F.dropout(torch.ones(64, device=DEVICE))
     torch.manual_seed(7)
@@ -284,7 +284,7 @@ def test_random_numbers_repeat():
     assert not torch.equal(torch.randn(5, device=DEVICE).cpu(), first[0].cpu())
 
 
-def test_the_cpu_generator_is_left_alone():
+def test_cpu_generator_is_left_alone():
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
@@ -294,7 +294,7 @@ def test_the_cpu_generator_is_left_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_generators():
+def test_generator_repeats_after_a_seed():
     generator = torch.Generator(DEVICE).manual_seed(5)
     first = torch.rand(4, device=DEVICE, generator=generator)
     assert not torch.equal(torch.rand(4, device=DEVICE, generator=generator).cpu(), first.cpu())
@@ -305,7 +305,7 @@ def test_generators():
 
 
 @two_devices
-def test_a_generator_of_another_device():
+def test_generator_of_another_device_is_refused():
     with pytest.raises(RuntimeError, match=r"openreg:0.*openreg:1"):
         torch.ones(2, device=DEVICE).normal_(generator=torch.Generator(OTHER))
 
@@ -313,7 +313,7 @@ def test_a_generator_of_another_device():
 # ---- Autograd ----
 
 
-def test_autocast():
+def test_autocast_casts_products_and_keeps_sums():
     x, y = torch.rand(3, 3, device=DEVICE), torch.rand(3, 3, device=DEVICE)
     with torch.autocast("openreg", dtype=torch.bfloat16):
         assert (x @ y).dtype == torch.bfloat16
@@ -325,7 +325,7 @@ def test_autocast():
     assert (x @ y).dtype == torch.float32
 
 
-def test_zero_gradients_without_memory():
+def test_zero_gradients_without_memory_are_usable():
     x = torch.randn(4, device=DEVICE, requires_grad=True)
     torch.sgn(x).sum().backward()
     assert x.grad.tolist() == [0.0] * 4
@@ -404,7 +404,7 @@ def test_fallback_stats_tell_which_way_an_operator_went():
     assert torch.openreg.fallback_stats() == {}
 
 
-def test_what_is_queued_is_counted_when_it_has_run():
+def test_fallback_stats_count_queued_calls_when_they_have_run():
     x = torch.ones(100, device=DEVICE)
     torch.add(x, 1, out=x)
     torch.openreg.synchronize()

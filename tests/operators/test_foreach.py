@@ -89,20 +89,20 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex6
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_the_cpus_values_or_errors(name):
+def test_foreach_operator_has_the_cpus_values_or_errors(name):
     for dtype in DTYPES:
         for _ in range(2):  # one that is new, and one that is remembered
             check(OPERATORS[name], arguments(OPERATORS[name], dtype))
     torch.openreg.synchronize()
 
 
-def test_all_families_are_there():
+def test_foreach_operators_of_all_families_are_tested():
     families = {name.partition(".")[0] for name in OPERATORS}
     assert families >= {"add", "add_", "lerp", "pow_", "norm", "max", "addcdiv_", "zero_", "sqrt"}
     assert len(OPERATORS) > 140
 
 
-def test_arguments_with_defaults():
+def test_foreach_arguments_with_defaults_are_the_cpus():
     xs, ys = (arguments(OPERATORS["add.List"], torch.float32)[0] for _ in range(2))
     for function in (
         lambda xs, ys: torch._foreach_add(xs, ys, alpha=0.5),
@@ -114,7 +114,7 @@ def test_arguments_with_defaults():
         compare(function(on_device(xs), on_device(ys)), function(xs, ys))
 
 
-def test_in_place_runs_ahead_at_the_first_call(runs_ahead):
+def test_foreach_in_place_runs_ahead_at_the_first_call(runs_ahead):
     size = next(unseen_sizes)
     calls = []
     for name in IN_PLACE:
@@ -128,14 +128,14 @@ def test_in_place_runs_ahead_at_the_first_call(runs_ahead):
         compare(there[0], made[0])
 
 
-def test_in_place_of_other_dtypes_runs_ahead_at_the_first_call(runs_ahead):
+def test_foreach_in_place_of_other_dtypes_runs_ahead_at_the_first_call(runs_ahead):
     size = next(unseen_sizes)
     xs = [torch.ones(size, dtype=torch.int64, device=DEVICE), torch.ones(2, device=DEVICE)]
     runs_ahead(lambda: torch._foreach_add_(xs, 2))
     assert [x.tolist() for x in xs] == [[3] * size, [3.0] * 2]
 
 
-def test_new_lists_run_ahead_at_the_first_call(runs_ahead):
+def test_foreach_new_lists_run_ahead_at_the_first_call(runs_ahead):
     def call():
         return [op(*there) for op, _, there in calls]
 
@@ -152,7 +152,7 @@ def test_new_lists_run_ahead_at_the_first_call(runs_ahead):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_lists_of_different_lengths(name):
+def test_foreach_refuses_lists_of_different_lengths(name):
     op = OPERATORS[name]
     made = arguments(op, torch.float32)
     for i, value in enumerate(made):
@@ -166,7 +166,7 @@ def test_lists_of_different_lengths(name):
     check(op, made)
 
 
-def test_empty_lists():
+def test_foreach_refuses_empty_lists():
     for function in (
         lambda: torch._foreach_add([], 1),
         lambda: torch._foreach_add([], [torch.ones(2, device=DEVICE)]),
@@ -177,7 +177,7 @@ def test_empty_lists():
     torch.openreg.synchronize()
 
 
-def test_sizes_and_dtypes_that_do_not_fit():
+def test_foreach_refuses_sizes_and_dtypes_that_do_not_fit():
     for xs, ys in (
         ([torch.ones(3), torch.ones(2)], [torch.ones(3), torch.ones(5)]),
         ([torch.ones(3)], [torch.ones(2, 3)]),
@@ -196,7 +196,7 @@ def test_sizes_and_dtypes_that_do_not_fit():
         torch.openreg.synchronize()
 
 
-def test_numbers_that_do_not_fit():
+def test_foreach_refuses_numbers_that_do_not_fit():
     x = torch.ones(3, device=DEVICE)
     for bad in (1j, [1j], torch.tensor(1j, device=DEVICE)):
         with pytest.raises(RuntimeError):
@@ -207,7 +207,7 @@ def test_numbers_that_do_not_fit():
     assert x.tolist() == [1.0] * 3
 
 
-def test_fused_lists_of_different_lengths():
+def test_fused_optimizer_refuses_lists_of_different_lengths():
     options = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0)
     options |= dict.fromkeys(("nesterov", "maximize", "is_first_step"), False)
     xs = [torch.ones(3, device=DEVICE) for _ in range(2)]
@@ -219,7 +219,7 @@ def test_fused_lists_of_different_lengths():
 # ---- Other lists ----
 
 
-def test_mixed_dtypes_and_shapes():
+def test_foreach_takes_mixed_dtypes_and_shapes():
     xs = [values((3,), torch.float32), values((2, 2), torch.float64), values((4,), torch.bfloat16)]
     ys = [values((3,), torch.float64), values((1, 2), torch.float32), values((1,), torch.float32)]
     for op in (torch._foreach_add, torch._foreach_mul, torch._foreach_div, torch._foreach_maximum):
@@ -232,7 +232,7 @@ def test_mixed_dtypes_and_shapes():
         compare(mine, xs)
 
 
-def test_views():
+def test_foreach_takes_views():
     z = torch.randn(4, 3, dtype=torch.complex64)
     there = z.to(DEVICE)
 
@@ -259,7 +259,7 @@ def test_views():
     compare([there], [z])
 
 
-def test_the_same_tensor_twice():
+def test_foreach_takes_the_same_tensor_twice():
     results = []
     for device in ("cpu", DEVICE):
         x, y = torch.arange(6.0, device=device), torch.ones(3, device=device)
@@ -270,7 +270,7 @@ def test_the_same_tensor_twice():
     compare(results[1], results[0])
 
 
-def test_numbers_in_cpu_tensors():
+def test_foreach_takes_numbers_in_cpu_tensors():
     xs = [torch.ones(3), torch.ones(2)]
     mine = on_device(xs)
     torch._foreach_mul_(mine, torch.tensor(3.0))
@@ -280,7 +280,7 @@ def test_numbers_in_cpu_tensors():
 
 
 @two_devices
-def test_lists_on_several_devices_go_one_by_one(runs_ahead):
+def test_foreach_lists_on_several_devices_go_one_by_one(runs_ahead):
     xs = [torch.ones(3, device=DEVICE), torch.ones(2, device=OTHER), torch.ones(4)]
     runs_ahead(lambda: torch._foreach_add_(xs, 1))
     torch._foreach_mul_(xs, [x * 2 for x in xs])
@@ -299,7 +299,7 @@ def test_lists_on_several_devices_go_one_by_one(runs_ahead):
 
 @two_devices
 @pytest.mark.parametrize("other", [OTHER, "cpu"])
-def test_pairs_on_two_devices_name_both(other):
+def test_foreach_pairs_on_two_devices_name_both(other):
     x, y = torch.ones(3, device=DEVICE), torch.ones(3, device=other)
     for op in (torch._foreach_add, torch._foreach_add_, torch._foreach_maximum):
         with pytest.raises(RuntimeError, match=rf"two devices, (openreg:0 and {other}|{other})"):
@@ -308,7 +308,7 @@ def test_pairs_on_two_devices_name_both(other):
     assert y.tolist() == [1.0] * 3
 
 
-def test_gradients():
+def test_foreach_operators_have_the_cpus_gradients():
     results = []
     for device in ("cpu", DEVICE):
         x = torch.linspace(0.1, 1, 4).to(device).requires_grad_()
@@ -320,7 +320,7 @@ def test_gradients():
 
 
 @pytest.mark.parametrize("library", ["libvendor_nomap.so"])
-def test_on_a_device_that_kernels_cannot_reach(plugins, library, run_ok):
+def test_foreach_works_on_a_device_that_kernels_cannot_reach(plugins, library, run_ok):
     program = """
         import torch
         xs = [torch.ones(3, device="openreg"), torch.ones(2, device="openreg")]
@@ -340,7 +340,7 @@ def versions(made):
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_versions_count_each_write(name):
+def test_foreach_versions_count_each_write(name):
     op = OPERATORS[name]
     size = next(unseen_sizes)
     for dtype in (torch.float32, torch.int64):
@@ -355,7 +355,7 @@ def test_versions_count_each_write(name):
     torch.openreg.synchronize()
 
 
-def test_versions_of_outputs_and_of_what_is_only_read():
+def test_foreach_versions_count_outputs_and_not_what_is_read():
     x, out = torch.zeros(3, device=DEVICE), torch.zeros(3, device=DEVICE)
     for _ in range(2):
         torch.ops.aten._foreach_add.Scalar_out([x], 1, out=[out])
@@ -364,7 +364,7 @@ def test_versions_of_outputs_and_of_what_is_only_read():
     assert (x._version, out._version) == (0, 2)
 
 
-def test_versions_of_views_and_of_a_tensor_twice():
+def test_foreach_versions_count_views_and_a_tensor_twice():
     x = torch.zeros(4, device=DEVICE)
     torch._foreach_add_([x, x], 1)
     torch._foreach_zero_([x[:2], x[2:]])
@@ -372,14 +372,14 @@ def test_versions_of_views_and_of_a_tensor_twice():
 
 
 @two_devices
-def test_versions_of_lists_on_several_devices():
+def test_foreach_versions_count_lists_on_several_devices():
     xs = [torch.ones(3, device=DEVICE), torch.ones(2, device=OTHER)]
     for _ in range(2):
         torch._foreach_add_(xs, 1)
     assert [x._version for x in xs] == [2, 2]
 
 
-def test_inference_tensors_have_no_version():
+def test_foreach_refuses_writes_to_inference_tensors_outside():
     with torch.inference_mode():
         x = torch.zeros(3, device=DEVICE)
         torch._foreach_add_([x], 1)
@@ -390,7 +390,7 @@ def test_inference_tensors_have_no_version():
 
 
 @pytest.mark.parametrize("library", ["libvendor_nomap.so"])
-def test_versions_on_a_device_that_kernels_cannot_reach(plugins, library, run_ok):
+def test_foreach_versions_count_on_a_device_that_kernels_cannot_reach(plugins, library, run_ok):
     program = """
         import torch
         x = torch.ones(3, device="openreg")
@@ -403,7 +403,7 @@ def test_versions_on_a_device_that_kernels_cannot_reach(plugins, library, run_ok
 
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("foreach", [None, True, False], ids=str)
-def test_a_step_between_forward_and_backward_is_refused(foreach, warm):
+def test_optimizer_step_between_forward_and_backward_is_refused(foreach, warm):
     size = next(unseen_sizes)
     a, b = (torch.nn.Linear(size, size, device=DEVICE) for _ in range(2))
     optimizer = torch.optim.SGD(b.parameters(), lr=1.0, foreach=foreach)
@@ -466,14 +466,14 @@ def step(model, optimizer, x, y, scaler=None):
         scaler.update()
 
 
-def test_all_optimizers_are_there():
+def test_optimizers_with_foreach_and_fused_are_tested():
     assert len(optimizers("foreach")) >= 12
     assert set(optimizers("fused")) >= {"Adam", "AdamW", "SGD", "Adagrad"}
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
 @pytest.mark.parametrize(("name", "setting"), CASES)
-def test_five_steps(name, setting, scaled):
+def test_optimizer_takes_five_steps_as_on_the_cpu(name, setting, scaled):
     models = []
     for device in ("cpu", DEVICE):
         model = new_model().to(device)
@@ -496,7 +496,7 @@ def test_five_steps(name, setting, scaled):
 
 
 @pytest.mark.parametrize(("name", "setting"), [("SGD", "foreach"), ("AdamW", "fused")])
-def test_a_step_with_infinite_gradients_is_left_out(name, setting):
+def test_optimizer_leaves_out_a_step_with_infinite_gradients(name, setting):
     model = new_model().to(DEVICE)
     optimizer = make(name, setting, model)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=256.0)
@@ -513,7 +513,7 @@ def test_a_step_with_infinite_gradients_is_left_out(name, setting):
 @pytest.mark.parametrize(
     ("name", "setting"), [("SGD", "foreach"), ("SGD", "fused"), ("AdamW", "fused")]
 )
-def test_the_first_step_runs_ahead(name, setting, runs_ahead):
+def test_optimizer_runs_ahead_at_its_first_step(name, setting, runs_ahead):
     size = next(unseen_sizes)
     model = torch.nn.Linear(size, 3).to(DEVICE)
     optimizer = make(name, setting, model)
@@ -525,7 +525,7 @@ def test_the_first_step_runs_ahead(name, setting, runs_ahead):
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("name", "setting"), [("Adam", "foreach"), ("Adam", "fused")])
-def test_memory_does_not_grow(name, setting):
+def test_optimizer_steps_do_not_grow_memory(name, setting):
     model = new_model().to(DEVICE)
     optimizer = make(name, setting, model)
     x, y = torch.randn(4, 6, device=DEVICE), torch.randn(4, 3, device=DEVICE)

@@ -57,7 +57,7 @@ def pair(device, *leading, requires_grad=False):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients(name):
+def test_function_passes_gradcheck_and_gradgradcheck(name):
     torch.manual_seed(0)
     function, inputs = FUNCTIONS[name], pair(DEVICE, requires_grad=True)
     both = {"check_forward_ad": True, "check_batched_grad": True}
@@ -66,7 +66,7 @@ def test_gradients(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_transforms(name):
+def test_functional_transforms_give_the_cpus_derivatives(name):
     function = FUNCTIONS[name]
 
     def scalar(a, b):
@@ -90,7 +90,7 @@ def test_transforms(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_batches(name):
+def test_vmap_gives_the_cpus_batches(name):
     function = FUNCTIONS[name]
 
     def program(device):
@@ -240,12 +240,12 @@ def batches_in_place(device):
         functionalized, batches_in_place,
     ],
 )  # fmt: skip
-def test_programs(program):
+def test_functional_program_gives_the_cpus_results(program):
     alike(program)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_cells(kind):
+def test_recurrent_cells_batch_in_derivatives_as_on_the_cpu(kind):
     """No device's cells have a rule for batches, except in derivatives."""
 
     def program(device):
@@ -266,7 +266,7 @@ def test_cells(kind):
     alike(program)
 
 
-def test_random_numbers_in_batches():
+def test_vmap_draws_the_same_or_different_numbers_as_asked():
     x = torch.zeros(4, 100, device=DEVICE)
 
     def add(x):

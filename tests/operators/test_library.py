@@ -63,7 +63,7 @@ WAYS += [(exported, "images"), (exported, "sequence")]
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("way", "name"), WAYS)
-def test_traced_nets(way, name):
+def test_traced_nets_have_the_cpus_outputs_and_gradients(way, name):
     make, size = NETS[name]
 
     def program(device):
@@ -95,7 +95,7 @@ def graphs(device):
 
 
 @pytest.mark.parametrize("program", [conditions, graphs])
-def test_traced_functions(program):
+def test_traced_functions_have_the_cpus_results(program):
     alike(program)
 
 
@@ -148,7 +148,7 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distributions(name):
+def test_distributions_sample_on_the_device_with_the_cpus_densities(name):
     torch.manual_seed(0)
     on_cpu, there = DISTRIBUTIONS[name]("cpu"), DISTRIBUTIONS[name](DEVICE)
     drawn_there = there.sample((50,))
@@ -169,7 +169,7 @@ def test_distributions(name):
         )
 
 
-def test_gradients_through_samples():
+def test_distribution_samples_have_gradients():
     for make in (dist.Gamma, dist.Beta, dist.Normal, lambda a, b: dist.Dirichlet(a * b)):
         a, b = (torch.tensor([2.0, 3.0], device=DEVICE, requires_grad=True) for _ in range(2))
         gradients = torch.autograd.grad(make(a, b).rsample().square().sum(), (a, b))
@@ -240,7 +240,7 @@ def saved_and_loaded(device):
 
 
 @pytest.mark.parametrize("program", [parametrized, pruned, as_one_vector, fused, saved_and_loaded])
-def test_parameters(program):
+def test_parametrizations_and_pruning_give_the_cpus_results(program):
     alike(program)
 
 
@@ -270,11 +270,11 @@ def low_rank(device):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("program", [masked, loaded, low_rank])
-def test_the_rest(program):
+def test_masked_loaded_and_low_rank_programs_give_the_cpus_results(program):
     alike(program)
 
 
-def test_initial_values():
+def test_nn_init_fills_weights_of_the_device():
     for start in (
         nn.init.xavier_uniform_, nn.init.kaiming_normal_, nn.init.trunc_normal_, nn.init.normal_,
         nn.init.orthogonal_, nn.init.eye_, lambda w: nn.init.sparse_(w, 0.5),
@@ -283,7 +283,7 @@ def test_initial_values():
         assert weight.device == torch.device(DEVICE) and weight.abs().max() < 10
 
 
-def test_gumbel_softmax_and_dropout_of_channels():
+def test_gumbel_softmax_and_channel_dropout_work():
     logits = torch.tensor([0.0, 1000.0, 0.0], device=DEVICE)
     assert F.gumbel_softmax(logits, hard=True).tolist() == [0, 1, 0]
     x = torch.ones(4, 50, 2, 2, device=DEVICE)

@@ -33,12 +33,12 @@ DTYPES = [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.uin
 
 
 @pytest.mark.parametrize("name", UNINITIALIZED)
-def test_uninitialized_memory_is_filled(name, deterministic):
+def test_deterministic_mode_fills_uninitialized_memory(name, deterministic):
     for dtype in DTYPES:
         alike(lambda device, dtype=dtype: UNINITIALIZED[name](device, dtype))
 
 
-def test_filling_can_be_turned_off(deterministic):
+def test_deterministic_mode_fills_nothing_when_turned_off(deterministic):
     torch.openreg.synchronize(DEVICE)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.openreg.fallback_stats(reset=True)
@@ -77,7 +77,7 @@ def through_images(device):
 
 
 @pytest.mark.parametrize("program", [accumulated, through_images])
-def test_deterministic_operators(program, deterministic):
+def test_deterministic_mode_gives_the_cpus_results(program, deterministic):
     alike(program)
 
 
@@ -90,7 +90,7 @@ def refusal(device):
     return None
 
 
-def test_what_is_not_deterministic_on_the_cpu_is_refused(deterministic):
+def test_deterministic_mode_refuses_what_it_refuses_on_the_cpu(deterministic):
     alike(refusal)
 
 
@@ -104,7 +104,7 @@ ALERTS = {
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_the_call_is_refused_that_is_made_in_deterministic_mode(name):
+def test_deterministic_mode_of_the_call_decides_a_refusal(name):
     arguments = torch.zeros(4), torch.tensor([0, 2]), torch.ones(2)
     there = [value.to(DEVICE) for value in arguments]
     for _ in range(2):  # a first one, and one that is remembered from a call without the mode
@@ -131,7 +131,7 @@ def test_deterministic_mode_that_warns_does_so_at_the_call():
     assert x.tolist() == [1, 0, 1, 0]
 
 
-def test_what_is_not_deterministic_runs_ahead_without_the_mode(runs_ahead):
+def test_nondeterministic_operator_runs_ahead_without_the_mode(runs_ahead):
     x, i, v = (t.to("openreg") for t in (torch.zeros(4), torch.tensor([0, 2]), torch.ones(2)))
     runs_ahead(lambda: x.put_(i, v))
     assert x.tolist() == [1, 0, 1, 0]
@@ -140,7 +140,7 @@ def test_what_is_not_deterministic_runs_ahead_without_the_mode(runs_ahead):
 # ---- Inference ----
 
 
-def test_inference_mode():
+def test_inference_mode_marks_results_as_the_cpu_does():
     def program(device):
         facts = []
         with torch.inference_mode():
@@ -188,7 +188,7 @@ def anomaly(function, **options):
 @pytest.mark.parametrize(
     "options", [{}, {"check_nan": False}], ids=["names-the-function", "without-a-check"]
 )
-def test_anomaly_mode(options):
+def test_anomaly_mode_names_the_forward_call(options):
     with pytest.warns(UserWarning) as warned:
         message = alike(anomaly(lambda x: (x.sqrt() * 0).sum(), **options))
     traces = [str(w.message) for w in warned if "Traceback of forward call" in str(w.message)]
@@ -199,7 +199,7 @@ def test_anomaly_mode(options):
         assert len(traces) == 3 and all("x.sqrt()" in trace for trace in traces)
 
 
-def test_an_error_of_a_queued_kernel_in_anomaly_mode():
+def test_anomaly_mode_leaves_a_queued_kernels_error():
     """The check for NaN waits, so what failed in forward is told inside of backward."""
     table = drawn(DEVICE, 3, 2)
 
@@ -220,7 +220,7 @@ def test_an_error_of_a_queued_kernel_in_anomaly_mode():
 # ---- Defaults ----
 
 
-def test_the_default_device():
+def test_default_device_places_factories_and_modules():
     with torch.device(DEVICE):
         made = [torch.ones(3), nn.Linear(2, 2).weight, torch.tensor(1.0), torch.randperm(4)]
     torch.set_default_device(DEVICE)
@@ -233,7 +233,7 @@ def test_the_default_device():
     assert torch.ones(1).device.type == "cpu"
 
 
-def test_modules_that_begin_without_memory():
+def test_meta_modules_are_given_memory_by_to_empty():
     with torch.device("meta"):
         net = nn.Linear(3, 3)
     net = net.to_empty(device=DEVICE)
@@ -246,7 +246,7 @@ def test_modules_that_begin_without_memory():
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_fake_tensors():
+def test_fake_tensors_have_the_cpus_shapes():
     def program(device):
         with FakeTensorMode():
             x = torch.empty(2, 3, device=device, requires_grad=True)
@@ -274,7 +274,7 @@ def test_fake_tensors():
     assert torch.openreg.memory_stats(DEVICE)["allocation.all.allocated"] == before
 
 
-def test_a_dispatch_mode_sees_what_the_cpu_runs():
+def test_dispatch_mode_sees_what_the_cpu_runs():
     def program(device):
         x = drawn(device, 3, 3)
         with Recorder() as recorder:
@@ -307,7 +307,7 @@ class Wrapper(torch.Tensor):
         return tree_map_only(torch.Tensor, cls, function(*args, **kwargs))
 
 
-def test_tensors_of_ones_own():
+def test_tensor_wrappers_move_and_differentiate():
     def program(device):
         x = Wrapper(torch.randn(3, 3)).to(device)
         assert type(x) is Wrapper and x.device == x.inner.device == torch.device(device)

@@ -115,7 +115,7 @@ CASES = {
 LEFT = {"native_channel_shuffle": "CUDA's too: it is differentiated through it"}
 
 
-def test_the_cpus_kernels_are_found_before_composite_ones():
+def test_cpu_kernels_are_found_before_composite_ones():
     names = {
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_all_op_names()
@@ -127,7 +127,7 @@ def test_the_cpus_kernels_are_found_before_composite_ones():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_the_cpus_kernel(name):
+def test_results_are_those_of_the_cpus_kernel_not_the_composite(name):
     alike(CASES[name])
 
 
@@ -181,7 +181,7 @@ OTHERS |= {"_sparse_compressed_tensor_unsafe", "_sparse_coo_tensor_with_dims_and
 OTHERS |= {"_assert_tensor_metadata", "is_pinned", "pin_memory", "_pin_memory", "_to_copy", "to"}
 
 
-def test_all_factories_with_a_tensor_are_listed():
+def test_factories_with_a_tensor_are_all_listed():
     found = set()
     for name, schema in schemas().items():
         arguments = schema.partition(") ->")[0]
@@ -260,7 +260,7 @@ REGISTERED = {
 KINDS = ["", "Sparse", "SparseCsr", "Quantized", "NestedTensor"]
 
 
-def test_no_other_composite_that_cuda_uses_has_a_kernel_here():
+def test_composites_that_cuda_uses_have_no_other_kernel_here():
     found = set()
     for name, keys in native_functions().items():
         composite = not keys or keys.intersection(COMPOSITES)
@@ -349,12 +349,12 @@ def entries():
     return found
 
 
-def test_every_entry_is_of_an_operator_that_pytorch_has():
+def test_entries_are_of_operators_that_pytorch_has():
     dangling = torch._C._dispatch_find_dangling_impls()
     assert not [entry for entry in dangling if "aten/ops/" in entry]
 
 
-def test_each_entry_has_a_reason_that_holds():
+def test_entries_have_a_reason_that_holds():
     """An entry needs none in these tables as long as PyTorch has no other kernel for it."""
     composites = (*COMPOSITES, "CompositeExplicitAutogradNonFunctional")
     replaces = {
@@ -365,7 +365,7 @@ def test_each_entry_has_a_reason_that_holds():
     assert replaces == {*REPLACED, *({*CASES, *REGISTERED} & {*entries()})}
 
 
-def test_each_composite_with_a_kernel_here_is_still_one():
+def test_composites_with_a_kernel_here_are_still_composites():
     """And CUDA still uses it."""
     native = native_functions()
     known = {name for name in REGISTERED if name in native}
@@ -456,7 +456,7 @@ NEEDED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NEEDED)
-def test_pytorch_still_forces_the_entry(name):
+def test_entry_is_still_forced_by_pytorch(name):
     assert name in entries()
     assert NEEDED[name]()
 

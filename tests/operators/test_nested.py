@@ -56,13 +56,13 @@ OPERATORS = {
 
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["strided", "jagged"])
-def test_operators(name, layout):
+def test_nested_operator_has_the_cpus_result(name, layout):
     function = OPERATORS[name]
     check(function(nested(DEVICE, layout)), function(nested(layout=layout)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["strided", "jagged"])
-def test_gradients(layout):
+def test_nested_tensors_have_the_cpus_gradients(layout):
     def run(device):
         leaves = [x.requires_grad_() for x in rows(device)]
         x = torch.nested.as_nested_tensor(leaves, layout=layout)
@@ -75,7 +75,7 @@ def test_gradients(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["strided", "jagged"])
-def test_copies_between_devices_and_the_cpu(layout):
+def test_nested_copies_between_devices_and_the_cpu_keep_values(layout):
     x = nested(DEVICE, layout)
     check(nested(layout=layout).to(DEVICE), nested(layout=layout))
     assert x.cpu().device.type == "cpu"
@@ -84,7 +84,7 @@ def test_copies_between_devices_and_the_cpu(layout):
     check(x.to("openreg:0").to(DEVICE), nested(layout=layout))
 
 
-def test_in_place():
+def test_nested_in_place_operators_have_the_cpus_result():
     x, expected = nested(DEVICE), nested()
     row = x.unbind()[1]
     for tensor in (x, expected):
@@ -97,7 +97,7 @@ def test_in_place():
 
 
 @pytest.mark.parametrize("made", ["cpu", DEVICE])
-def test_saved(made):
+def test_nested_tensor_is_saved_and_loaded(made):
     file = io.BytesIO()
     torch.save(nested(made), file)
     for place in (made, DEVICE, "cpu"):
@@ -107,14 +107,14 @@ def test_saved(made):
         check(x.to(DEVICE), nested())
 
 
-def test_sizes_stay_on_the_cpu():
+def test_nested_sizes_stay_on_the_cpu():
     x = nested(DEVICE)
     assert x._nested_tensor_size().device.type == "cpu"
     assert x._nested_tensor_size().tolist() == [[3, 4], [1, 4], [2, 4]]
     assert (x.size(0), x.dim(), x.is_contiguous()) == (3, 3, True)
 
 
-def test_a_copy_in_place_of_a_view_of_a_buffer(runs_ahead):
+def test_nested_view_from_buffer_copy_has_the_cpus_result(runs_ahead):
     """What functionalization calls. Sizes, strides and offsets are CPU tensors."""
     shape = (
         torch.tensor([[2, 2], [3, 2]]),
@@ -141,7 +141,7 @@ def test_a_copy_in_place_of_a_view_of_a_buffer(runs_ahead):
     check(result, copy(buffer))
 
 
-def test_a_transformer_layer():
+def test_nested_transformer_layer_has_the_cpus_result():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     with torch.no_grad():
@@ -160,7 +160,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_in_inference_mode(name):
+def test_nested_views_in_inference_mode_are_as_on_the_cpu(name):
     x, expected = nested(DEVICE), nested()
     with torch.inference_mode():
         view, expected_view = VIEWS[name](x), VIEWS[name](expected)
@@ -174,12 +174,12 @@ def test_views_in_inference_mode(name):
     check(VIEWS[name](x), VIEWS[name](nested() * 2))
 
 
-def test_an_operator_without_a_kernel_is_named():
+def test_nested_operator_without_a_kernel_is_named():
     with pytest.raises(NotImplementedError, match=r"aten::cumsum.* on openreg.*NestedTensorCPU"):
         nested(DEVICE).cumsum(0)
 
 
-def test_a_length_that_offsets_decide():
+def test_padded_dense_to_jagged_takes_its_length_from_offsets():
     def dense(device, *length):
         x = torch.arange(24.0, device=device).view(2, 3, 4)
         offsets = torch.tensor([0, 2, 5], device=device)
@@ -190,7 +190,7 @@ def test_a_length_that_offsets_decide():
 
 
 @pytest.mark.parametrize("left", [0, 32, 8])
-def test_work_on_a_storage_that_was_freed_or_shrunk_is_refused(left):
+def test_nested_work_on_a_freed_or_shrunk_storage_is_refused(left):
     for use in (lambda x: x * 2, lambda x: x.sum(-1, keepdim=True), lambda x: x.add_(1)):
         parts = [torch.ones(2, 3, device=DEVICE), torch.ones(1, 3, device=DEVICE)]
         use(torch.nested.nested_tensor(parts, device=DEVICE))  # known

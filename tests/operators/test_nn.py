@@ -38,14 +38,14 @@ def convolution(dims, transposed, setting, dtype, channels_last=False):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_convolutions(dims, transposed, setting):
+def test_convolution_has_the_cpus_outputs_and_gradients(dims, transposed, setting):
     alike(convolution(dims, transposed, setting, torch.float32))
     if dims in LAST:
         alike(convolution(dims, transposed, setting, torch.float32, channels_last=True))
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
-def test_a_convolution_whose_layout_depends_on_the_thread_count(run_ok, transposed):
+def test_convolution_layout_follows_the_thread_count(run_ok, transposed):
     # By oneDNN with two threads, with one by another kernel, which has other strides.
     out = run_ok(
         f"""
@@ -68,7 +68,7 @@ def test_a_convolution_whose_layout_depends_on_the_thread_count(run_ok, transpos
     assert out.split() == ["True"]
 
 
-def test_a_convolution_after_onednn_was_switched_off(run_ok):
+def test_convolution_is_right_after_onednn_was_switched_off(run_ok):
     run_ok(
         """
         import torch
@@ -86,7 +86,7 @@ def test_a_convolution_after_onednn_was_switched_off(run_ok):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_convolutions_of_other_dtypes(dtype):
+def test_convolutions_of_other_dtypes_are_the_cpus(dtype):
     for dims, transposed in CONVOLUTIONS:
         alike(convolution(dims, transposed, "groups", dtype))
     alike(convolution(2, False, "plain", dtype, channels_last=True))
@@ -94,7 +94,7 @@ def test_convolutions_of_other_dtypes(dtype):
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [1, "same"])
-def test_padded_convolutions(mode, padding):
+def test_convolution_with_padding_is_the_cpus(mode, padding):
     alike(
         lambda device: trained(
             nn.Conv2d(2, 3, 3, padding=padding, padding_mode=mode).to(device),
@@ -122,12 +122,12 @@ CONVOLVED = {
 
 
 @pytest.mark.parametrize("name", CONVOLVED)
-def test_other_convolutions(name):
+def test_convolution_of_unusual_calls_is_the_cpus(name):
     alike(CONVOLVED[name])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_convolutions_under_autocast(dtype):
+def test_convolutions_under_autocast_are_the_cpus(dtype):
     def program(device):
         net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
         net.to(device)
@@ -142,7 +142,7 @@ def test_convolutions_under_autocast(dtype):
 
 
 @pytest.mark.parametrize("convolve", [F.conv2d, F.conv_transpose2d])
-def test_convolutions_twice_differentiated(convolve):
+def test_convolution_passes_gradgradcheck(convolve):
     sizes = (1, 2, 4, 4), (2, 2, 3, 3), (2,)
     inputs = tuple(drawn(DEVICE, *size, dtype=torch.float64) for size in sizes)
     assert torch.autograd.gradcheck(convolve, inputs)
@@ -184,7 +184,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name):
+def test_layer_trains_and_evaluates_as_on_the_cpu(name):
     make, size = LAYERS[name]
 
     def program(device):
@@ -204,7 +204,7 @@ EMBEDDINGS = [{}, {"padding_idx": 1}, {"max_norm": 1.0}, {"scale_grad_by_freq": 
 
 
 @pytest.mark.parametrize("settings", EMBEDDINGS, ids=str)
-def test_embeddings(settings):
+def test_embedding_has_the_cpus_outputs_and_gradients(settings):
     alike(lambda d: trained(nn.Embedding(6, 3, **settings).to(d), indices(d)))
     offsets = [0, 2, 2, 4]
     for mode in ("sum", "mean") + ("max",) * ("scale_grad_by_freq" not in settings):
@@ -226,7 +226,7 @@ class Weighted(nn.Module):
         return self.bag(ids, offsets, per_sample_weights=weights)
 
 
-def test_weighted_bags():
+def test_weighted_embedding_bags_have_the_cpus_gradients():
     def program(device):
         offsets = torch.tensor([0, 2, 2, 6], device=device)
         return trained(Weighted().to(device), indices(device), offsets, drawn(device, 6))
@@ -271,7 +271,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name):
+def test_loss_has_the_cpus_value_and_gradient(name):
     def program(device):
         x, target = drawn(device, 4, 5), torch.rand(4, 5).to(device)
         loss = LOSSES[name](x, torch.tensor([0, 3, 2, 4], device=device), target)
@@ -315,7 +315,7 @@ def interpolated(device):
 @pytest.mark.parametrize(
     "program", [sampled_grid, unpooled, adaptive_softmax, bilinear_form, interpolated]
 )
-def test_other_functions(program):
+def test_function_of_nn_has_the_cpus_results(program):
     alike(program)
 
 
@@ -385,7 +385,7 @@ def gradient_penalty(device):
 
 
 @pytest.mark.parametrize("program", [residual_net, u_net, decoder, gradient_penalty])
-def test_nets(program):
+def test_net_has_the_cpus_outputs_and_gradients(program):
     alike(program)
 
 
@@ -403,7 +403,7 @@ class Tied(nn.Module):
         return self.head(self.table(tokens))
 
 
-def test_a_module_keeps_its_parameters_when_it_moves():
+def test_module_keeps_its_parameters_when_it_moves():
     """Otherwise tied weights come apart, and an optimizer made before holds the old ones."""
     model = Tied()
     weight, optimizer = model.table.weight, torch.optim.SGD(model.parameters(), lr=0.1)
@@ -422,7 +422,7 @@ def test_a_module_keeps_its_parameters_when_it_moves():
 
 
 @pytest.mark.parametrize("way", ["swap", "overwrite"])
-def test_other_ways_to_move(way):
+def test_module_parameters_may_be_swapped_or_overwritten(way):
     choose = getattr(torch.__future__, f"set_{way}_module_params_on_conversion")
     choose(True)
     try:
@@ -431,7 +431,7 @@ def test_other_ways_to_move(way):
         choose(False)
 
 
-def test_data_of_another_device():
+def test_parameter_data_of_another_device_has_its_gradient_there():
     x = torch.ones(2, requires_grad=True)
     (x * 2).sum().backward()
     x.grad = None
@@ -442,7 +442,7 @@ def test_data_of_another_device():
         x.data = torch.ones(3, device="meta")
 
 
-def test_lazy_modules():
+def test_lazy_modules_take_their_sizes_from_a_batch():
     def program(device):
         net = nn.Sequential(
             nn.LazyConv2d(3, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)
@@ -456,7 +456,7 @@ def test_lazy_modules():
 
 
 @pytest.mark.parametrize(("first", "second"), [("cpu", DEVICE), (DEVICE, "cpu")])
-def test_weights_and_inputs_on_two_devices(first, second):
+def test_weights_and_inputs_on_two_devices_are_refused(first, second):
     for layer, size in ((nn.Linear(3, 2), (1, 3)), (nn.Conv1d(2, 2, 2), (1, 2, 3))):
         with pytest.raises(RuntimeError, match="same device"):
             layer.to(first)(torch.ones(size, device=second))

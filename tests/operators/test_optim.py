@@ -88,7 +88,7 @@ def close(state):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(name):
+def test_optimizer_steps_as_on_the_cpu_with_every_option(name):
     for choice in options(OPTIMIZERS[name]):
 
         def program(device, choice=choice):
@@ -102,7 +102,7 @@ def test_optimizers(name):
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["", "foreach"])
 @pytest.mark.parametrize("name", having("capturable"))
-def test_capturable(name, foreach):
+def test_capturable_optimizer_steps_as_the_cpus(name, foreach):
     """The CPU has no such option: its steps without are what is to come out."""
 
     def program(device):
@@ -118,7 +118,7 @@ def test_capturable(name, foreach):
 
 
 @pytest.mark.parametrize("name", having("capturable"))
-def test_a_capturable_step_never_waits(name, runs_ahead):
+def test_capturable_optimizer_step_never_waits(name, runs_ahead):
     with torch.accelerator.device_index(torch.device(DEVICE).index):
         net = new_net(DEVICE)
         optimizer = OPTIMIZERS[name](net.parameters(), capturable=True, foreach=True)
@@ -131,7 +131,7 @@ def test_a_capturable_step_never_waits(name, runs_ahead):
 
 
 @pytest.mark.parametrize("name", having("differentiable"))
-def test_differentiable(name):
+def test_differentiable_optimizer_has_the_cpus_gradient(name):
     def program(device):
         start = drawn(device, 5, 4, dtype=torch.float64)
         weight = start.clone()
@@ -173,7 +173,7 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize("tensor", [False, True], ids=["", "lr-on-the-device"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers(name, tensor):
+def test_scheduler_sets_the_cpus_rates(name, tensor):
     def program(device):
         net = new_net(device)
         lr = torch.tensor(0.1, device=device) if tensor else 0.1
@@ -189,7 +189,7 @@ def test_schedulers(name, tensor):
     alike(program)
 
 
-def test_averaged_models():
+def test_averaged_models_have_the_cpus_parameters():
     def program(device):
         net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
         average = swa_utils.AveragedModel(net)
@@ -209,7 +209,7 @@ def test_averaged_models():
 
 
 @pytest.mark.parametrize("foreach", [None, False, True])
-def test_clipping(foreach):
+def test_gradient_clipping_has_the_cpus_results(foreach):
     def program(device):
         net, results = new_net(device), []
         for norm in (2.0, 1.0, float("inf")):
@@ -223,7 +223,7 @@ def test_clipping(foreach):
     alike(program)
 
 
-def test_a_step_for_each_parameter_inside_backward():
+def test_optimizer_may_step_each_parameter_inside_backward():
     def program(device):
         net = new_net(device)
         optimizers = {p: torch.optim.Adam([p]) for p in net.parameters()}
@@ -243,7 +243,7 @@ def test_a_step_for_each_parameter_inside_backward():
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop"])
 @pytest.mark.parametrize("first", ["cpu", DEVICE])
-def test_state_goes_on_elsewhere(name, first):
+def test_optimizer_state_goes_on_at_another_device(name, first):
     """Two steps on one device, saved, and two on the other: as four on the CPU."""
     torch.manual_seed(0)
     net = new_net("cpu")
@@ -277,7 +277,7 @@ def test_state_goes_on_elsewhere(name, first):
 
 
 @pytest.mark.parametrize("name", having("fused"))
-def test_a_learning_rate_of_one_element_on_the_host(name):
+def test_learning_rate_of_one_element_on_the_host_is_accepted(name):
     """Fused optimizers take it, as on CUDA, and read it at the call."""
 
     def program(device):

@@ -54,7 +54,7 @@ def check(result, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8, torch.qint32])
-def test_to_integers_and_back(dtype):
+def test_quantized_tensor_has_the_cpus_integers_and_numbers(dtype):
     for _ in range(2):  # nothing is remembered of the first
         x, expected = per_tensor(DEVICE, dtype), per_tensor("cpu", dtype)
         check(x, expected)
@@ -62,7 +62,7 @@ def test_to_integers_and_back(dtype):
         check(x.dequantize(), expected.dequantize())
 
 
-def test_shapes_never_seen_before():
+def test_quantizing_new_shapes_has_the_cpus_result():
     for size in range(1, 6):
         x = torch.arange(float(size))
         check(
@@ -71,12 +71,12 @@ def test_shapes_never_seen_before():
         )
 
 
-def test_a_scale_for_each_channel():
+def test_quantizing_per_channel_has_the_cpus_result():
     check(per_channel(DEVICE), per_channel())
     check(per_channel(DEVICE).dequantize(), per_channel().dequantize())
 
 
-def test_scales_in_tensors():
+def test_quantizing_takes_scales_in_tensors():
     scale, zero_point = torch.tensor(0.1), torch.tensor(3)
     check(
         torch.quantize_per_tensor(
@@ -102,11 +102,11 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators(name):
+def test_quantized_operator_has_the_cpus_result(name):
     check(OPERATORS[name](per_tensor(DEVICE)), OPERATORS[name](per_tensor()))
 
 
-def test_numbers_copied_into_integers_become_integers():
+def test_quantized_destination_quantizes_copied_numbers():
     ones = torch.ones(3, 4)
     expected = per_tensor().copy_(ones)
     for device, source in ((DEVICE, "cpu"), ("cpu", DEVICE)):
@@ -115,7 +115,7 @@ def test_numbers_copied_into_integers_become_integers():
         assert torch.equal(result.cpu(), expected)
 
 
-def test_in_place():
+def test_quantized_views_change_in_place():
     x, expected = per_tensor(DEVICE), per_tensor()
     x[1].relu_()
     expected[1].relu_()
@@ -123,7 +123,7 @@ def test_in_place():
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_copies_between_devices_and_the_cpu(make):
+def test_quantized_copies_between_devices_and_the_cpu_keep_values(make):
     x = make(DEVICE)
     check(make().to(DEVICE), make())
     assert x.cpu().device.type == "cpu"
@@ -133,7 +133,7 @@ def test_copies_between_devices_and_the_cpu(make):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_pinned(make):
+def test_quantized_tensor_is_pinned(make):
     for x in [make(), *([make().t(), make()[1:]] if make is per_tensor else [])]:
         pinned = x.pin_memory()
         assert not x.is_pinned() and pinned.is_pinned() and pinned.device.type == "cpu"
@@ -144,7 +144,7 @@ def test_pinned(make):
     assert all(part.is_pinned() for part in parts)
 
 
-def test_copies_of_pinned_memory_do_not_hold_the_host():
+def test_quantized_copies_of_pinned_memory_do_not_hold_the_host():
     source, to = per_tensor().pin_memory(), per_tensor().pin_memory()
     there = torch.empty_like(per_tensor(DEVICE))
     torch.openreg.synchronize()
@@ -159,7 +159,7 @@ def test_copies_of_pinned_memory_do_not_hold_the_host():
     assert torch.equal(to, per_tensor())
 
 
-def test_pinned_loader():
+def test_quantized_sample_is_pinned_by_a_loader():
     # Without workers: on its way from one, PyTorch loses what a tensor's integers mean.
     (sample,) = torch.utils.data.DataLoader([per_tensor()], batch_size=None, pin_memory=True)
     assert sample.is_pinned()
@@ -167,7 +167,7 @@ def test_pinned_loader():
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_an_empty_one_is_like_the_other(make):
+def test_empty_quantized_is_like_its_prototype(make):
     for _ in range(2):
         check(torch.empty_quantized((3, 4), make(DEVICE)).copy_(make(DEVICE)), make())
     for device in ("cpu", "openreg:0"):
@@ -176,7 +176,7 @@ def test_an_empty_one_is_like_the_other(make):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_saved(make):
+def test_quantized_tensor_is_saved_and_loaded(make):
     file = io.BytesIO()
     torch.save(make(DEVICE), file)
     file.seek(0)
@@ -185,12 +185,12 @@ def test_saved(make):
     assert torch.equal(torch.load(file, map_location="cpu"), make())
 
 
-def test_printed():
+def test_quantized_tensor_is_printed_with_its_device():
     assert "device='openreg:1'" in repr(per_tensor(DEVICE))
     assert "quantization_scheme=torch.per_tensor_affine" in repr(per_tensor(DEVICE))
 
 
-def test_numbers_are_not_taken_from_integers():
+def test_quantized_source_is_refused_by_a_plain_destination():
     for device in ("cpu", DEVICE):
         with pytest.raises(RuntimeError, match="quantized"):
             numbers(DEVICE).copy_(per_tensor(device))
@@ -201,12 +201,12 @@ def test_numbers_are_not_taken_from_integers():
     check(per_tensor(DEVICE), per_tensor())
 
 
-def test_an_operator_without_a_kernel_is_named():
+def test_quantized_operator_without_a_kernel_is_named():
     with pytest.raises(NotImplementedError, match=r"aten::cos.* on openreg.*QuantizedCPU"):
         per_tensor(DEVICE).cos()
 
 
-def test_the_first_batch_begins_an_average():
+def test_fake_quantize_begins_its_ranges_with_the_first_batch():
     """The kernel asks whether it has seen one by the sizes of what it writes."""
     x = torch.stack([numbers(), numbers() * 3])
     ranges = {}
@@ -232,7 +232,7 @@ def four_bits(rows, columns, group, dtype):
 @pytest.mark.parametrize("tiles", [2, 4, 8])
 @pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_a_product_with_weights_of_four_bits(tiles, group, dtype, runs_ahead):
+def test_four_bit_weights_give_the_cpus_product(tiles, group, dtype, runs_ahead):
     x, numbers, scales = four_bits(32, 256, group, dtype)
     on_cpu = torch._convert_weight_to_int4pack_for_cpu(numbers, tiles)
     expected = torch._weight_int4pack_mm_for_cpu(x, on_cpu, group, scales)
@@ -249,7 +249,7 @@ def test_a_product_with_weights_of_four_bits(tiles, group, dtype, runs_ahead):
     runs_ahead(lambda: torch._weight_int4pack_mm(x, packed, group, scales))
 
 
-def test_a_compiled_product_with_weights_of_four_bits():
+def test_four_bit_weights_give_a_compiled_product():
     x, numbers, scales = (t.to(DEVICE) for t in four_bits(8, 64, 32, torch.bfloat16))
     halves = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
 
@@ -265,7 +265,7 @@ def test_a_compiled_product_with_weights_of_four_bits():
     torch.testing.assert_close(product(x, halves, scales), expected)
 
 
-def test_weights_of_four_bits_that_do_not_fit():
+def test_four_bit_weights_that_do_not_fit_are_refused():
     x, numbers, scales = (t.to(DEVICE) for t in four_bits(8, 64, 32, torch.bfloat16))
     halves = numbers[:, ::2].to(torch.uint8)
     packed = torch._convert_weight_to_int4pack(halves, 2)

@@ -67,7 +67,7 @@ ALL = {**DRAWS, **WITHOUT_GENERATOR}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_seed_repeats_and_calls_differ(name):
+def test_seed_repeats_numbers_and_calls_differ(name):
     draw = ALL[name]
     torch.manual_seed(11)
     first, second = draw(DEVICE).cpu(), draw(DEVICE).cpu()
@@ -80,7 +80,7 @@ def test_a_seed_repeats_and_calls_differ(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_cpus_generator_does_not_move(name):
+def test_cpu_generator_does_not_move(name):
     ALL[name](DEVICE)
     before = torch.get_rng_state()
     ALL[name](DEVICE)
@@ -89,14 +89,14 @@ def test_the_cpus_generator_does_not_move(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_draw_moves_the_devices_generator(name):
+def test_draw_moves_the_devices_generator(name):
     before = torch.openreg.get_rng_state(DEVICE)
     ALL[name](DEVICE)
     assert not torch.equal(torch.openreg.get_rng_state(DEVICE), before)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_state_replays_exactly(name):
+def test_random_state_replays_exactly(name):
     ALL[name](DEVICE)
     state = torch.openreg.get_rng_state(DEVICE)
     first = ALL[name](DEVICE).cpu()
@@ -108,7 +108,7 @@ def test_state_replays_exactly(name):
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_generator_of_ones_own(name):
+def test_generator_of_the_program_draws_apart_from_the_default(name):
     draw = DRAWS[name]
     default = torch.openreg.get_rng_state(DEVICE)
     generator = torch.Generator(DEVICE).manual_seed(5)
@@ -120,7 +120,7 @@ def test_a_generator_of_ones_own(name):
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_generator_of_another_device_is_named(name):
+def test_generator_of_another_device_is_named(name):
     with pytest.raises(RuntimeError, match="'openreg' device type for generator but found 'cpu'"):
         DRAWS[name](DEVICE, torch.Generator())
     if len(DEVICES) > 1:
@@ -134,7 +134,7 @@ def test_a_generator_of_another_device_is_named(name):
 
 
 @two_devices
-def test_the_same_seed_on_each_device():
+def test_seed_gives_the_same_numbers_on_each_device():
     draws = []
     for device in DEVICES:
         torch.manual_seed(3)
@@ -176,7 +176,7 @@ def test_numbers_do_not_depend_on_streams(runs_ahead):
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_drawing_and_the_state_touch_no_stream(runs_ahead):
+def test_random_state_and_draws_touch_no_stream(runs_ahead):
     torch.randn(64, device=DEVICE)
     F.dropout(torch.ones(64, device=DEVICE))
 
@@ -198,7 +198,7 @@ def test_drawing_and_the_state_touch_no_stream(runs_ahead):
 # ---- State ----
 
 
-def test_the_offset_counts_draws():
+def test_generator_offset_counts_draws():
     generator = torch.Generator(DEVICE).manual_seed(9)
     assert generator.get_offset() == 0
     numbers = [torch.rand(4, device=DEVICE, generator=generator).cpu() for _ in range(4)]
@@ -235,7 +235,7 @@ def test_generators_share_a_state():
     assert one.initial_seed() == 1 and one.get_offset() == 1
 
 
-def test_the_offset_of_a_default_generator():
+def test_default_generator_offset_is_read_and_set_by_device():
     torch.openreg.manual_seed(3)
     assert torch.openreg._get_rng_state_offset() == 0
     torch.rand(3, device="openreg")
@@ -250,7 +250,7 @@ def test_the_offset_of_a_default_generator():
     assert torch.openreg._get_generator(torch.device("openreg:1")).get_offset() == 7
 
 
-def test_a_bad_state_changes_nothing():
+def test_bad_random_state_changes_nothing():
     state = torch.openreg.get_rng_state()
     with pytest.raises(ValueError, match="16 bytes, got 5"):
         torch.openreg.set_rng_state(torch.zeros(5, dtype=torch.uint8))
@@ -259,7 +259,7 @@ def test_a_bad_state_changes_nothing():
     assert torch.equal(torch.openreg.get_rng_state(), state)
 
 
-def test_fork_rng():
+def test_fork_rng_restores_every_device():
     torch.manual_seed(6)
     before = [torch.openreg.get_rng_state(d) for d in DEVICES]
     cpu = torch.get_rng_state()
@@ -276,7 +276,7 @@ def test_fork_rng():
     assert torch.equal(torch.get_rng_state(), cpu)
 
 
-def test_seeding_before_first_use(run_ok):
+def test_seed_before_first_use_counts(run_ok):
     program = """
         import torch
         torch.manual_seed(21)
@@ -314,7 +314,7 @@ def test_checkpointing_replays_dropout():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_normal_numbers(dtype):
+def test_normal_numbers_have_mean_and_deviation(dtype):
     torch.manual_seed(1)
     x = torch.randn(200_000, device=DEVICE, dtype=dtype).cpu()
     assert abs(x.mean().item()) < 0.01 and abs(x.std().item() - 1) < 0.01

@@ -60,7 +60,7 @@ def hidden_states(settings, batch, device):
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
-def test_recurrent_nets(kind, name):
+def test_recurrent_net_has_the_cpus_outputs_and_gradients(kind, name):
     settings = {**RECURRENT, **PROJECTED}[name]
     batch = 3 if settings.get("batch_first") else 6
 
@@ -78,7 +78,7 @@ def test_recurrent_nets(kind, name):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_nets_without_gradients(kind):
+def test_recurrent_net_in_inference_mode_is_the_cpus(kind):
     def program(device):
         net = Recurrent(kind, num_layers=2, dropout=0.5).to(device).eval()
         with torch.inference_mode():
@@ -89,7 +89,7 @@ def test_recurrent_nets_without_gradients(kind):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_nets_of_other_dtypes(kind, dtype):
+def test_recurrent_net_of_another_dtype_is_the_cpus(kind, dtype):
     def program(device):
         net = Recurrent(kind, dtype, num_layers=2).to(device)
         # Squares in half precision tell nothing of the gradients.
@@ -102,7 +102,7 @@ def test_recurrent_nets_of_other_dtypes(kind, dtype):
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 @pytest.mark.parametrize("bias", [True, False])
-def test_cells(kind, bias):
+def test_recurrent_cell_has_the_cpus_states_and_gradients(kind, bias):
     def program(device):
         cell = kind(4, 5, bias=bias).to(device)
         results = []
@@ -121,14 +121,14 @@ def test_cells(kind, bias):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_nets_twice_differentiated(kind):
+def test_recurrent_net_passes_gradgradcheck(kind):
     net = kind(2, 3).to(DEVICE, torch.float64)
     x = drawn(DEVICE, 2, 1, 2, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x: net(x)[0], (x,))
     assert torch.autograd.gradgradcheck(lambda x: net(x)[0], (x,))
 
 
-def test_cells_of_too_few_gates_are_refused():
+def test_recurrent_cells_of_too_few_gates_are_refused():
     x = torch.ones(2, 2, device=DEVICE)
     with pytest.raises(RuntimeError, match=r"gates of size \[2, 2\] by 4"):
         torch.ops.aten._thnn_fused_lstm_cell(x, x, x)
@@ -136,7 +136,7 @@ def test_cells_of_too_few_gates_are_refused():
         torch.ops.aten._thnn_fused_gru_cell(x, x, x)
 
 
-def test_dropout_between_layers():
+def test_recurrent_dropout_between_layers_follows_the_seed():
     net = nn.LSTM(4, 5, num_layers=2, dropout=0.5).to(DEVICE)
     x = drawn(DEVICE, 3, 6, 4)
     results = []
@@ -149,7 +149,7 @@ def test_dropout_between_layers():
     assert not torch.equal(same[0], other[0])
 
 
-def test_packed_sequences_move():
+def test_packed_sequences_move_and_unpack():
     def program(device):
         x = torch.arange(24.0).view(3, 4, 2)
         packed = rnn.pack_padded_sequence(x, [4, 2, 3], batch_first=True, enforce_sorted=False)

@@ -93,7 +93,7 @@ GROUPS = {"numbers": NUMBERS, "indices": INDICES, "factories": FACTORIES, "other
 @pytest.mark.parametrize(
     ("group", "name"), [(group, name) for group in GROUPS for name in GROUPS[group]]
 )
-def test_results(group, name):
+def test_operator_results_are_the_cpus(group, name):
     alike(lambda device: GROUPS[group][name](x_on(device)))
 
 
@@ -116,7 +116,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_writes(name):
+def test_in_place_operator_results_are_the_cpus(name):
     alike(lambda device: WRITES[name](x_on(device)))
 
 
@@ -139,7 +139,7 @@ LAZY = [
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-def test_conjugates_and_signs(dtype):
+def test_lazy_conjugates_and_signs_are_the_cpus(dtype):
     def program(device):
         x, results = torch.tensor([0, 1, 2, 0]).to(dtype).to(device), []
         for function in LAZY:
@@ -153,7 +153,7 @@ def test_conjugates_and_signs(dtype):
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
-def test_a_kernel_that_computes_in_its_result_with_other_sizes(reduction):
+def test_huber_loss_out_of_another_size_is_the_cpus(reduction):
     def program(device):
         x = torch.arange(6.0).view(2, 3).to(device)
         out = torch.empty((2, 3) if reduction == 0 else (), device=device)
@@ -177,13 +177,13 @@ def solved(device, shape, left, derive):
 @pytest.mark.parametrize("derive", [False, True], ids=["", "gradients"])
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["one", "batch"])
-def test_complex_systems(shape, left, derive):
+def test_complex_systems_are_solved_as_on_the_cpu(shape, left, derive):
     for _ in range(3):  # the kernel gives its result the conj bit; later calls are remembered
         alike(lambda device: solved(device, shape, left, derive))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16], ids=str)
-def test_gradients_that_are_zero_everywhere(dtype):
+def test_gradients_that_are_zero_everywhere_are_the_cpus(dtype):
     def program(device):
         x = drawn(device, 3, dtype=dtype)
         y = torch.sgn(x) + torch.sgn(x.conj())
@@ -247,12 +247,12 @@ STRIDES = {
 
 
 @pytest.mark.parametrize("name", STRIDES)
-def test_strides(name):
+def test_result_strides_are_the_cpus(name):
     # The first size may teach dtypes; what the others give is inferred from them.
     alike(lambda device: [STRIDES[name](device, n) for n in (2, 3, 4)])
 
 
-def test_whether_a_number_is_in_a_tensor():
+def test_isin_of_a_number_is_the_cpus():
     alike(lambda d: [torch.isin(n, torch.arange(4, device=d)) for n in (2, 7, 2.0)])
     alike(lambda d: torch.isin(2, torch.arange(4, device=d), assume_unique=True, invert=True))
 
@@ -291,7 +291,7 @@ LIKE_THE_CPU = {
 
 
 @pytest.mark.parametrize("name", LIKE_THE_CPU)
-def test_strides_whatever_was_met_before(name):
+def test_result_strides_do_not_depend_on_earlier_calls(name):
     """Also of dimensions of size 1, where no element's place depends on them."""
     function, plain, others = LIKE_THE_CPU[name]
     for arguments in (plain, others, plain, others):
@@ -301,7 +301,7 @@ def test_strides_whatever_was_met_before(name):
         torch.testing.assert_close(result.cpu(), expected)
 
 
-def test_the_gradient_of_max_pool1d():
+def test_max_pool1d_gradient_is_the_cpus():
     def program(device):
         x = drawn(device, 2, 8, 3)
         F.max_pool1d(x.transpose(1, 2), 2).square().sum().backward()
@@ -311,7 +311,7 @@ def test_the_gradient_of_max_pool1d():
     alike(program)
 
 
-def test_the_gradient_of_a_spectrogram():
+def test_spectrogram_gradient_is_the_cpus():
     def program(device):
         x = drawn(device, 400)
         spectrum = torch.stft(x, 64, 16, window=torch.ones(64, device=device), return_complex=True)
@@ -322,7 +322,7 @@ def test_the_gradient_of_a_spectrogram():
 
 
 @pytest.mark.parametrize("name", ["tril_", "triu_"])
-def test_triangles_in_place_of_turned_batches(name):
+def test_triangles_in_place_of_permuted_batches_are_the_cpus(name):
     def program(device):
         x = torch.arange(48.0).view(4, 4, 1, 3).to(device).permute(3, 2, 1, 0)
         return getattr(x, name)()
@@ -357,7 +357,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_the_cpus(name):
+def test_mistakes_raise_the_cpus_errors(name):
     def program(device):
         with pytest.raises(Exception) as error:
             MISTAKES[name](x_on(device))
@@ -405,7 +405,7 @@ def test_products_with_a_wider_result_are_the_cpus_in_float32(dtype):
             assert torch.equal(product(out_dtype=torch.float32).cpu(), expected)
 
 
-def test_products_refuse_other_types():
+def test_products_with_out_dtype_refuse_other_types():
     a = torch.ones(2, 2, device=DEVICE, dtype=torch.bfloat16)
     assert torch.mm(a, a, out_dtype=torch.bfloat16).tolist() == [[2, 2], [2, 2]]
     with pytest.raises(RuntimeError, match="fp32 for fp16/bf16 inputs, but got Double"):
@@ -423,13 +423,13 @@ def test_products_refuse_other_types():
 
 
 @pytest.mark.slow
-def test_compiled_products_with_a_wider_result(run_ok):
+def test_compiled_products_with_a_wider_result_are_eagers(run_ok):
     program = """
         import sys, torch, torch_openreg
         device = "openreg"
         {name}
         sys.path.append({here!r})
-        from test_results import products
+        from test_operator_results_are_the_cpus import products
         for product, expected in products(device, torch.bfloat16):
             for backend in "aot_eager", "inductor":
                 torch._dynamo.reset()

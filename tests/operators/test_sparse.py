@@ -71,7 +71,7 @@ def dense(device):
 # ---- Making, looking at, moving ----
 
 
-def test_a_tensor_of_indices_and_values_is_on_their_device():
+def test_sparse_tensor_is_on_the_device_of_its_parts():
     indices = torch.tensor([[0, 1], [2, 0]])
     values = torch.tensor([3.0, 4.0])
     x = torch.sparse_coo_tensor(indices, values, (2, 3), device=DEVICE)
@@ -82,7 +82,7 @@ def test_a_tensor_of_indices_and_values_is_on_their_device():
     assert x.to_dense().tolist() == [[0, 0, 3], [4, 0, 0]]
 
 
-def test_parts_share_memory_with_the_tensor():
+def test_sparse_tensor_shares_memory_with_its_parts():
     x = coo(DEVICE)
     x._values().mul_(2)
     assert x._values().tolist() == [2, 4, 6, 8, 10]
@@ -92,7 +92,7 @@ def test_parts_share_memory_with_the_tensor():
 
 
 @pytest.mark.parametrize("device", ["openreg:0", DEVICE])
-def test_an_empty_one_is_made_on_the_device_asked_for(device):
+def test_sparse_tensor_without_parts_is_made_on_the_given_device(device):
     for layout in (torch.sparse_coo, torch.sparse_csr):
         x = torch.zeros(3, 4, layout=layout, device=device)
         assert x.device == torch.device(device)
@@ -101,7 +101,7 @@ def test_an_empty_one_is_made_on_the_device_asked_for(device):
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_compressed_tensors_of_parts(name):
+def test_sparse_compressed_tensors_are_made_of_parts(name):
     expected = compressed(name)
     make = getattr(torch, f"sparse_{name}_tensor")
     check(make(*parts(expected), expected.shape, device=DEVICE), expected)
@@ -110,7 +110,7 @@ def test_compressed_tensors_of_parts(name):
 
 
 @pytest.mark.parametrize("invariants", [True, False])
-def test_bad_indices_are_told_when_they_are_checked(invariants):
+def test_sparse_indices_that_are_bad_are_refused_when_checked(invariants):
     indices = torch.tensor([[0, 7]], device=DEVICE)
     with pytest.raises(RuntimeError, match="size is inconsistent with indices"):
         torch.sparse_coo_tensor(indices, torch.ones(2, device=DEVICE), (3,), check_invariants=True)
@@ -118,7 +118,7 @@ def test_bad_indices_are_told_when_they_are_checked(invariants):
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_whether_indices_are_coalesced_is_checked(dims):
+def test_sparse_claim_to_be_coalesced_is_checked(dims):
     def make(*columns):
         indices = torch.tensor(columns, device=DEVICE)[:, None].expand(-1, dims).t()
         values = torch.ones(len(columns), device=DEVICE)
@@ -135,7 +135,7 @@ def test_whether_indices_are_coalesced_is_checked(dims):
 @pytest.mark.parametrize(
     "make", [coo, *(lambda d="cpu", n=n: compressed(n, d) for n in COMPRESSED)]
 )
-def test_copies_between_devices_and_the_cpu(make):
+def test_sparse_copies_between_devices_and_the_cpu_keep_values(make):
     host = make()
     moved = host.to(DEVICE)
     check(moved, host)
@@ -153,7 +153,7 @@ def test_copies_between_devices_and_the_cpu(make):
 @pytest.mark.parametrize(
     "make", [coo, lambda d="cpu": coo(d).coalesce(), lambda d="cpu": compressed("csr", d)]
 )
-def test_saved_and_pickled(make):
+def test_sparse_tensor_is_saved_and_pickled(make):
     x = make(DEVICE)
     file = io.BytesIO()
     torch.save(x, file)
@@ -165,7 +165,7 @@ def test_saved_and_pickled(make):
     check(pickle.loads(pickle.dumps(x)), make())
 
 
-def test_loaded_to_another_place():
+def test_sparse_tensor_is_loaded_to_another_device():
     file = io.BytesIO()
     torch.save([coo(), compressed("csr")], file)
     file.seek(0)
@@ -175,7 +175,7 @@ def test_loaded_to_another_place():
         check(result, host)
 
 
-def test_memory_is_kept_for_a_stream_that_uses_it():
+def test_sparse_record_stream_keeps_memory():
     side = torch.Stream(device=DEVICE)
     x = coo(DEVICE)
     address = x._values().data_ptr()
@@ -187,7 +187,7 @@ def test_memory_is_kept_for_a_stream_that_uses_it():
         assert address not in [y.data_ptr() for y in again]
 
 
-def test_printed():
+def test_sparse_tensor_is_printed_with_device_and_layout():
     assert "device='openreg:1'" in repr(coo(DEVICE))
     assert "layout=torch.sparse_coo" in repr(coo(DEVICE))
     assert "crow_indices=tensor([" in repr(compressed("csr", DEVICE))
@@ -197,7 +197,7 @@ def test_printed():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
-def test_conversions(dtype):
+def test_sparse_conversions_are_the_cpus(dtype):
     same(lambda x: x.to_sparse(), lambda d: matrix(d, dtype))
     same(lambda x: x.to_sparse(1), lambda d: matrix(d, dtype))
     same(lambda x: x.to_dense(), lambda d: coo(d, dtype))
@@ -254,13 +254,13 @@ COO_ALONE = {
 
 @pytest.mark.parametrize("name", [*OPERATORS, *COO_ALONE])
 @pytest.mark.parametrize("coalesced", [True, False], ids=["coalesced", "uncoalesced"])
-def test_coo(name, coalesced):
+def test_sparse_coo_operator_has_the_cpus_result(name, coalesced):
     function = {**OPERATORS, **COO_ALONE}[name]
     same(function, lambda d: coo(d).coalesce() if coalesced else coo(d))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_csr(name):
+def test_sparse_csr_operator_has_the_cpus_result_or_error(name):
     function = OPERATORS[name]
     try:
         expected = function(compressed("csr"))
@@ -276,7 +276,7 @@ def expected_sum():
     return matrix().sum().item()
 
 
-def test_in_place_and_out():
+def test_sparse_in_place_and_out_operators_are_the_cpus():
     def changed(function, make=coo):
         def run(x):
             function(x)
@@ -302,7 +302,7 @@ def test_in_place_and_out():
     assert x.mul_(2) is x
 
 
-def test_dimensions_that_are_dense():
+def test_sparse_hybrid_tensors_have_the_cpus_results():
     def hybrid(device):
         indices = torch.tensor([[1, 0, 1]], device=device)
         values = torch.arange(6.0, device=device).reshape(3, 2)
@@ -318,7 +318,7 @@ def test_dimensions_that_are_dense():
         same(function, hybrid)
 
 
-def test_no_values_at_all():
+def test_sparse_tensor_without_values_has_the_cpus_results():
     def nothing(device):
         return torch.zeros(3, 4, device=device).to_sparse()
 
@@ -333,7 +333,7 @@ def test_no_values_at_all():
         same(function, nothing)
 
 
-def test_other_devices_and_the_cpu_are_refused():
+def test_sparse_operators_refuse_other_devices_and_the_cpu():
     with pytest.raises(RuntimeError, match=r"found at least two devices, .*openreg"):
         coo(DEVICE) @ dense("openreg:0")
     with pytest.raises(RuntimeError, match=r"found at least two devices, .*cpu"):
@@ -377,7 +377,7 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients(name):
+def test_sparse_operator_has_the_cpus_gradients(name):
     function, *makers = GRADIENTS[name]
     expected = gradients(function, *(maker("cpu") for maker in makers))
     for result, grad in zip(
@@ -386,13 +386,13 @@ def test_gradients(name):
         check(result, grad)
 
 
-def test_gradcheck_of_masked_values():
+def test_sparse_mm_passes_masked_gradcheck():
     x = coo(DEVICE, torch.float64).coalesce().requires_grad_()
     y = dense(DEVICE).double().requires_grad_()
     assert torch.autograd.gradcheck(torch.sparse.mm, (x, y), masked=True)
 
 
-def test_gradients_accumulate():
+def test_sparse_gradients_accumulate():
     def run(device):
         x = matrix(device).requires_grad_()
         (x.to_sparse().to_dense() * 2).sum().backward()
@@ -430,7 +430,7 @@ def test_sparse_embedding_trains(name):
         check(result, expected)
 
 
-def test_dense_and_sparse_gradients_of_one_table():
+def test_sparse_and_dense_gradients_of_one_table_add_up():
     def run(device):
         torch.manual_seed(0)
         table = nn.Embedding(5, 3, sparse=True).to(device)
@@ -443,7 +443,7 @@ def test_dense_and_sparse_gradients_of_one_table():
 # ---- What waits ----
 
 
-def test_what_only_looks_at_parts_is_not_waited_for():
+def test_sparse_calls_that_only_read_parts_do_not_wait():
     x = coo(DEVICE)
     values = torch.ones(5, device=DEVICE)
     y = compressed("csr", DEVICE)
@@ -460,7 +460,7 @@ def test_what_only_looks_at_parts_is_not_waited_for():
     assert copy._values().tolist() == [3] * 5
 
 
-def test_kernels_are_waited_for_and_say_so():
+def test_sparse_kernels_wait_and_warn():
     x = coo(DEVICE)
     torch.openreg.fallback_stats(reset=True)
     y = x.coalesce()
@@ -472,7 +472,7 @@ def test_kernels_are_waited_for_and_say_so():
         assert {way: f["count"] for way, f in stats[name].items()} == counts
 
 
-def test_kernels_come_after_what_is_queued():
+def test_sparse_kernels_run_after_queued_work():
     x = coo(DEVICE)
     y = torch.ones(6, 2, device=DEVICE)
     torch.openreg._sleep(20_000_000)
@@ -498,7 +498,7 @@ PRODUCTS = {
 @pytest.mark.parametrize(
     "make", [lambda d="cpu": coo(d).coalesce(), lambda d="cpu": compressed("csr", d)]
 )
-def test_what_is_known_before_is_not_waited_for(name, make, runs_ahead):
+def test_sparse_product_of_known_size_does_not_wait(name, make, runs_ahead):
     torch.openreg.set_device(1)
 
     def arguments(device):
@@ -510,7 +510,7 @@ def test_what_is_known_before_is_not_waited_for(name, make, runs_ahead):
     check(runs_ahead(lambda: PRODUCTS[name](*there)), PRODUCTS[name](*arguments("cpu")))
 
 
-def test_bad_arguments_are_told_at_the_call():
+def test_sparse_bad_arguments_are_refused_at_the_call():
     for make in (lambda d: coo(d).coalesce(), lambda d: compressed("csr", d)):
         for bad in (
             lambda x: x @ torch.ones(5, 2, device=x.device),
@@ -529,7 +529,7 @@ def test_bad_arguments_are_told_at_the_call():
 
 
 @pytest.mark.parametrize("function", [lambda x: x.cumsum(0), lambda x: x.sort(), lambda x: x[:1]])
-def test_an_operator_without_a_kernel_is_named(function):
+def test_sparse_operator_without_a_kernel_is_named(function):
     with pytest.raises(NotImplementedError, match="Could not run 'aten::") as host:
         function(coo())
     name = str(host.value).split("'")[1]
@@ -538,7 +538,7 @@ def test_an_operator_without_a_kernel_is_named(function):
     assert coo(DEVICE).sum().item() == 15
 
 
-def test_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
+def test_sparse_works_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
     """Everything is copied to the CPU and back."""
     program = """
         import torch
@@ -573,7 +573,7 @@ def test_on_a_device_that_kernels_cannot_reach(plugins, run_ok):
     ]
 
 
-def test_a_kernel_of_the_cpu_in_python_is_no_kernel_of_the_device():
+def test_sparse_python_cpu_kernel_does_not_serve_the_device():
     with torch.library._scoped_library("sparse_test", "FRAGMENT") as library:
         library.define("one(Tensor x) -> Tensor")
         library.impl("one", lambda x: x.to_dense(), "SparseCPU")

@@ -40,7 +40,7 @@ def test_factories_are_on_the_device(make):
     assert tensor.stride() == expected.stride()
 
 
-def test_values_of_factories():
+def test_factories_have_the_expected_values():
     assert torch.arange(6, device=DEVICE).tolist() == list(range(6))
     assert torch.full((2,), 7.0, device=DEVICE).tolist() == [7.0, 7.0]
     assert torch.eye(2, device=DEVICE).tolist() == [[1.0, 0.0], [0.0, 1.0]]
@@ -49,7 +49,7 @@ def test_values_of_factories():
 
 
 @two_devices
-def test_the_current_device_is_where_a_tensor_without_index_goes():
+def test_current_device_is_where_a_tensor_without_index_goes():
     with torch.accelerator.device_index(1):
         assert torch.empty(1, device="openreg").device.index == 1
         assert torch.arange(3, device="openreg").device.index == 1
@@ -61,7 +61,7 @@ def test_the_current_device_is_where_a_tensor_without_index_goes():
 
 
 @two_devices
-def test_randn_on_another_device():
+def test_randn_on_another_device_stays_there():
     with torch.accelerator.device_index(1):
         doubled = torch.randn(100, device="openreg:1") * 2
     torch.accelerator.synchronize(1)
@@ -81,7 +81,7 @@ def test_randn_on_another_device():
         lambda device: torch.zeros(3).to(device),
     ],
 )
-def test_a_bad_index_names_the_index_and_the_range(make, index):
+def test_bad_device_index_is_named_with_its_range(make, index):
     count = torch.openreg.device_count()
     with pytest.raises(RuntimeError, match=rf"{index + count}.*{count}"):
         make(f"openreg:{index + count}")
@@ -112,7 +112,7 @@ def test_pinned_device_memory_is_refused():
         torch.empty(2, device=DEVICE, pin_memory=True)
 
 
-def test_no_elements():
+def test_empty_tensors_keep_their_shapes():
     empty = torch.empty(0, 3, device=DEVICE)
     assert empty.cpu().shape == (0, 3)
     assert (empty + 1).shape == (0, 3)
@@ -157,7 +157,7 @@ def test_views_do_not_wait_for_the_stream():
         assert not torch.openreg.current_stream().query()
 
 
-def test_set_and_resize():
+def test_set_and_resize_change_storage_and_sizes():
     x = torch.arange(4.0, device=DEVICE)
     y = torch.empty(0, device=DEVICE).set_(x)
     assert y.is_set_to(x)
@@ -171,7 +171,7 @@ def test_set_and_resize():
     assert x.numel() == 0
 
 
-def test_a_storage_resizes_in_stream_order():
+def test_storage_resizes_in_stream_order():
     storage = torch.arange(4, dtype=torch.uint8, device=DEVICE).untyped_storage()
     storage.resize_(1 << 20)
     assert torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage)[:4].tolist() == [
@@ -275,7 +275,7 @@ def test_work_on_a_view_of_a_storage_that_was_shrunk_is_refused(name):
     use(v)
 
 
-def test_what_a_shrunk_storage_still_holds_is_usable():
+def test_shrunk_storage_is_usable_as_far_as_it_reaches():
     x = torch.arange(1000.0, device=DEVICE)
     first, gaps, none = x[:16], x[0:16:5], x[500:500]
     x.untyped_storage().resize_(64)
@@ -284,7 +284,7 @@ def test_what_a_shrunk_storage_still_holds_is_usable():
     assert (none + 1).numel() == 0
 
 
-def test_a_host_storage_that_was_freed_is_not_copied():
+def test_freed_host_storage_is_not_copied():
     x = torch.ones(1000)
     x.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match=r"needs 4000 bytes.* has 0\b"):
@@ -317,7 +317,7 @@ def test_reading_device_memory_from_the_host_kills(run, when):
     assert child.code == -signal.SIGSEGV
 
 
-def test_item_and_nonzero():
+def test_item_and_nonzero_read_values():
     x = torch.tensor([0.0, 2.5, 0.0, 1.0], device=DEVICE)
     assert x[1].item() == 2.5
     assert x.nonzero().flatten().tolist() == [1, 3]
@@ -327,14 +327,14 @@ def test_item_and_nonzero():
         x.item()
 
 
-def test_printing():
+def test_tensor_is_printed_with_its_device():
     assert "openreg:0" in repr(torch.ones(3, device=DEVICE))
 
 
 # ---- Autograd, inference mode ----
 
 
-def test_requires_grad():
+def test_requires_grad_builds_a_graph():
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     y = (x * x).sum()
     assert y.requires_grad and y.grad_fn is not None
@@ -344,7 +344,7 @@ def test_requires_grad():
         assert not (x * 2).requires_grad
 
 
-def test_inference_mode():
+def test_inference_mode_marks_results():
     x = torch.ones(3, device=DEVICE)
     with torch.inference_mode():
         made = x.sort()[0]
@@ -360,7 +360,7 @@ def test_inplace_on_a_leaf_is_refused():
         x.add_(1)
 
 
-def test_versions_are_counted():
+def test_versions_count_in_place_writes():
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     y = x * 1
     z = y * y

@@ -109,7 +109,7 @@ def train(model, make_optimizer, batches, device):
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("sizes", [[8] * 10, SIZES], ids=["even", "uneven"])
-def test_losses_are_the_cpus(name, sizes):
+def test_training_losses_are_the_cpus(name, sizes):
     make_model, make_batch, make_optimizer = TASKS[name]
     torch.manual_seed(0)
     model = make_model()
@@ -125,7 +125,7 @@ def test_losses_are_the_cpus(name, sizes):
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("name", TASKS)
-def test_memory_does_not_grow(name):
+def test_training_does_not_grow_memory(name):
     make_model, make_batch, make_optimizer = TASKS[name]
     torch.manual_seed(0)
     model = make_model().to(DEVICE)
@@ -148,7 +148,7 @@ def test_memory_does_not_grow(name):
         assert run(20) == settled
 
 
-def test_memory_is_bounded_while_the_host_runs_ahead():
+def test_training_memory_is_bounded_while_the_host_runs_ahead():
     model = mlp().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = (t.to(DEVICE) for t in vectors(64))
@@ -162,7 +162,7 @@ def test_memory_is_bounded_while_the_host_runs_ahead():
     assert reserved[1:] == [reserved[1]] * 5
 
 
-def test_loss_scaling():
+def test_training_with_loss_scaling_has_the_cpus_losses():
     torch.manual_seed(0)
     reference = mlp()
     model = copy.deepcopy(reference).to(DEVICE)
@@ -181,7 +181,7 @@ def test_loss_scaling():
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_backward_twice_and_through_gradients():
+def test_backward_twice_and_through_gradients_is_the_cpus():
     torch.manual_seed(0)
     x = torch.randn(6, 4)
     results = []

@@ -425,7 +425,7 @@ def check(seed, streams):
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_views_and_dtypes(batch):
+def test_random_view_programs_are_the_cpus(batch):
     devices = min(2, torch.openreg.device_count())
     streams = [[torch.openreg.Stream(d) for _ in range(STREAMS_EACH)] for d in range(devices)]
     threads = torch.get_num_threads()

@@ -99,7 +99,7 @@ PATCHES = {
         Patch(
             "torch.library.Library.impl",
             "a Python kernel for a CPU key leaves the device with the kernel that it replaces",
-            "test_custom_ops.py::test_a_python_kernel_for_the_cpu_is_for_the_cpus_tensors",
+            "test_custom_ops.py::test_python_cpu_kernel_is_for_the_cpus_tensors_alone",
             "Library reports a registration, and what it replaces, to a hook",
         ),
         Patch(
@@ -134,7 +134,7 @@ PATCHES = {
         Patch(
             "torch.empty_quantized",
             "the new tensor is on the other tensor's device",
-            "test_quantized.py::test_an_empty_one_is_like_the_other",
+            "test_quantized.py::test_empty_quantized_is_like_its_prototype",
             "its binding passes on that no device was named",
         ),
         Patch(
