@@ -39,7 +39,7 @@ def debugged(kind):
 
 
 @pytest.mark.parametrize("kind", [torch.openreg.Graph, torch.accelerator.Graph])
-def test_nodes_streams_and_edges(tmp_path, kind):
+def test_debug_dump_has_nodes_streams_and_edges(tmp_path, kind):
     graph = debugged(kind)
     if kind is torch.accelerator.Graph:
         x = torch.ones(4, 4, device="openreg")
@@ -69,7 +69,7 @@ def test_nodes_streams_and_edges(tmp_path, kind):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step.dot", "step.svg"]
 
 
-def test_the_graph_replays_afterwards(tmp_path):
+def test_graph_replays_after_debug_dump(tmp_path):
     graph = debugged(torch.openreg.Graph)
     x = torch.ones(2, device="openreg")
     with torch.openreg.graph(graph):
@@ -82,7 +82,7 @@ def test_the_graph_replays_afterwards(tmp_path):
         assert (tmp_path / f"a.{suffix}").read_text() == (tmp_path / f"b.{suffix}").read_text()
 
 
-def test_it_wants_the_debug_mode_or_the_graph_kept(tmp_path):
+def test_debug_dump_needs_debug_mode_or_a_kept_graph(tmp_path):
     path = tmp_path / "step.dot"
     with pytest.warns(UserWarning, match=r"step\.dot.*enable_debug_mode"):
         fork_and_join(torch.openreg.Graph()).debug_dump(str(path))
@@ -93,7 +93,7 @@ def test_it_wants_the_debug_mode_or_the_graph_kept(tmp_path):
     assert path.exists()
 
 
-def test_what_is_wrong_with_a_path_is_said(tmp_path):
+def test_debug_dump_names_what_is_wrong_with_a_path(tmp_path):
     graph = debugged(torch.openreg.Graph)
     with pytest.raises(RuntimeError, match="has been captured"):
         graph.debug_dump(str(tmp_path / "step.dot"))
@@ -125,21 +125,21 @@ def drawn(tmp_path, nodes, edges):
     return root, [text.text for text in root.iter(f"{SVG}text")]
 
 
-def test_a_picture_of_no_nodes_names_the_device(tmp_path):
+def test_graph_picture_without_nodes_names_the_device(tmp_path):
     _, texts = drawn(tmp_path, [], [])
     assert texts == [
         "graph of device 1: nodes 0, streams 3, of which 0 is the one it is launched on"
     ]
 
 
-def test_a_picture_cuts_names_and_keeps_them_in_titles(tmp_path):
+def test_graph_picture_cuts_names_and_keeps_them_in_titles(tmp_path):
     odd, fits, cut = r"a<b>&\"c\\\\x0a", "a_name_that_fills_its_box_to_the_end", "a_name_" * 8
     root, texts = drawn(tmp_path, [(odd, 0), (cut, 0), (fits, 0)], [(0, 1), (1, 2)])
     assert r'a<b>&"c\\x0a' in texts and fits in texts and f"{cut[:33]}..." in texts
     assert f"1 {cut}, kernel" in [title.text for title in root.iter(f"{SVG}title")]
 
 
-def test_a_picture_of_a_long_graph_goes_down(tmp_path):
+def test_graph_picture_of_a_long_graph_is_drawn_downwards(tmp_path):
     """Its width is that of any long graph; an edge down across others is a text."""
     nodes = [("first", 0), ("on_side", 1), *[("tiny", 0)] * 3000, ("last", 0)]
     chain = [0, *range(2, 3003)]
@@ -155,5 +155,5 @@ def test_a_picture_of_a_long_graph_goes_down(tmp_path):
 @pytest.mark.parametrize(
     ("name", "picture"), [("a.b.dot", "a.b.svg"), ("a", "a.svg"), ("/x.y/.a", "/x.y/.a.svg")]
 )
-def test_the_picture_is_beside_the_dot(name, picture):
+def test_graph_picture_is_beside_the_dot_file(name, picture):
     assert _graph_pictures.picture_path(name) == picture

@@ -51,7 +51,7 @@ def test_a_replay_that_waits_for_room_keeps_its_memory_over_a_reset(eventually, 
 
 
 @pytest.mark.parametrize("error", [None, ValueError])
-def test_a_body_that_changes_the_stream_leaves_no_capture_open(error):
+def test_capture_that_changes_the_stream_is_not_left_open(error):
     x, graph = torch.ones(4, device=DEVICE), torch.openreg.Graph()
     before = torch.openreg.current_stream()
     captures, other = torch.openreg.Stream(), torch.openreg.Stream()
@@ -71,7 +71,7 @@ def test_a_body_that_changes_the_stream_leaves_no_capture_open(error):
     assert y.tolist() == [2] * 4
 
 
-def test_a_graph_is_of_the_current_device():
+def test_graph_is_of_the_current_device():
     with torch.openreg.graph(torch.openreg.Graph()):
         torch.ones(1, device=DEVICE)
     graph, x = torch.openreg.Graph(), torch.ones(2, device="openreg:1")
@@ -91,7 +91,7 @@ def test_captures_of_a_device_share_a_stream():
     assert capture_stream(1) != capture_stream(0) == capture_stream(0)
 
 
-def test_a_graph_without_nodes_is_warned_of():
+def test_graph_without_nodes_is_warned_of():
     x = torch.ones(2, device="openreg:1")
     torch.openreg.synchronize(1)
     with (
@@ -116,7 +116,7 @@ def test_a_graph_can_be_captured_after_any_exception(error):
     assert y.tolist() == [2, 2]
 
 
-def test_an_injected_fault_is_no_graphs_beginning():
+def test_injected_fault_does_not_hit_the_begin_of_a_graph():
     torch.manual_seed(0)
     right = [torch.rand(2, device=DEVICE).tolist() for _ in range(3)]
     graph = torch.openreg.Graph()
@@ -133,7 +133,7 @@ def test_an_injected_fault_is_no_graphs_beginning():
         assert drawn.tolist() == numbers
 
 
-def test_a_generator_needs_no_registration():
+def test_generator_needs_no_registration_in_a_capture():
     generator = torch.Generator(DEVICE).manual_seed(3)
     right = [torch.rand(2, device=DEVICE, generator=generator).tolist() for _ in range(2)]
     graph = torch.openreg.Graph()
@@ -146,7 +146,7 @@ def test_a_generator_needs_no_registration():
         assert drawn.tolist() == numbers
 
 
-def test_a_state_from_outside_of_the_capture_is_refused_also_ahead():
+def test_generator_state_from_outside_of_a_capture_is_refused():
     generator = torch.Generator(DEVICE).manual_seed(3)
     torch.rand(2, device=DEVICE, generator=generator)
     ahead = generator.get_state()
@@ -166,7 +166,7 @@ class Canary:
         self.ends.append(threading.get_ident())
 
 
-def test_no_lane_ends_an_object_of_pythons_for_pinned_memory():
+def test_pinned_memory_of_a_graph_ends_no_python_object_on_a_lane():
     x, graph, ends = torch.zeros(1 << 10, device=DEVICE), torch.openreg.Graph(), []
     source = torch.ones(1 << 10).pin_memory()
     source.untyped_storage().canary = Canary(ends)

@@ -20,18 +20,18 @@ def watching():
 
 @pytest.mark.racy
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_shown(name):
+def test_graph_mistake_is_shown(name):
     assert is_shown(MISTAKES[name])
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_its_right_form_is_quiet(name):
+def test_graph_mistakes_right_form_is_quiet(name):
     result = outcome(MISTAKES[name].right)
     assert not isinstance(result, str), result
     assert not torch.openreg.sanitizer.reports()
 
 
-def test_the_page_has_them():
+def test_graph_mistakes_are_those_of_the_page():
     table = (DOCS / "graphs.md").read_text().split("| mistake |")[1].split("\n\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == list(MISTAKES)

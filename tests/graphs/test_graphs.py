@@ -109,7 +109,7 @@ def trained(make, optimizer, clip, graphs, count=100):
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("make", [mlp, convolutions, transformer, lstm])
-def test_a_training_step_is_eagers_bit_for_bit(make, optimizer, clip):
+def test_graphed_training_step_is_eagers_bit_for_bit(make, optimizer, clip):
     expected, found = (trained(make, optimizer, clip, graphs) for graphs in (False, True))
     for i, (values, wanted) in enumerate(zip(found, expected, strict=True)):
         assert all(map(torch.equal, values, wanted)), f"replay {i} differs"
@@ -140,12 +140,12 @@ def scaled(graphs):
     return list(training.run(20, step))
 
 
-def test_with_a_grad_scaler():
+def test_graphed_step_with_a_grad_scaler_is_eagers():
     for values, wanted in zip(scaled(True), scaled(False), strict=True):
         assert all(map(torch.equal, values, wanted))
 
 
-def test_two_side_streams():
+def test_graph_of_two_side_streams_replays_in_order():
     x = torch.zeros(64, device=DEVICE)
     left, right = torch.openreg.Stream(), torch.openreg.Stream(priority=-1)
 
@@ -167,7 +167,7 @@ def test_two_side_streams():
         assert torch.equal(y.cpu(), step().cpu())
 
 
-def test_two_graphs_that_share_a_pool():
+def test_graphs_that_share_a_pool_replay_one_after_the_other():
     x = torch.zeros(1000, device=DEVICE)
     first, a = captured(lambda: (x + 1).square())
     second = torch.openreg.Graph()
@@ -181,7 +181,7 @@ def test_two_graphs_that_share_a_pool():
         assert b.item() == 2000 * (i + 1) ** 2
 
 
-def test_a_module_of_which_forward_and_backward_are_graphs():
+def test_graphed_module_has_forward_and_backward_of_eager():
     def losses(graphed):
         training = Training(transformer, sgd)
         torch.manual_seed(1)
@@ -216,7 +216,7 @@ FLOATS_OF_INTEGERS = {
 
 @pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
 @pytest.mark.parametrize("name", FLOATS_OF_INTEGERS)
-def test_the_default_dtype_is_that_of_the_capture(name, dtypes):
+def test_graph_keeps_the_default_dtype_of_its_capture(name, dtypes):
     step, (then, now) = FLOATS_OF_INTEGERS[name], dtypes
     i, b = torch.arange(5, device=DEVICE), torch.arange(5, device=DEVICE) > 1
     try:
@@ -241,7 +241,7 @@ INTEGERS_INTO_FLOATS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", INTEGERS_INTO_FLOATS)
-def test_integers_that_are_written_into_floats_stay_integers_before(name, dtype):
+def test_integers_written_into_floats_are_the_cpus_in_a_replay(name, dtype):
     i = torch.tensor([2**30, 2**24 + 1], dtype=torch.int32, device=DEVICE)
     step = INTEGERS_INTO_FLOATS[name]
     expected = step(i.cpu(), torch.zeros(2, dtype=dtype))
@@ -256,7 +256,7 @@ def test_integers_that_are_written_into_floats_stay_integers_before(name, dtype)
 # ---- Random numbers -----------------------------------------------------------------------------
 
 
-def test_each_replay_draws_what_the_calls_would_have_drawn():
+def test_replay_draws_the_numbers_of_the_calls():
     mine = torch.Generator(DEVICE)
 
     def step():
@@ -282,14 +282,14 @@ def test_each_replay_draws_what_the_calls_would_have_drawn():
         assert torch.equal(mine.get_state(), after[1])
 
 
-def test_a_capture_draws_nothing():
+def test_capture_draws_no_random_numbers():
     torch.manual_seed(3)
     before = torch.openreg.get_rng_state()
     captured(lambda: torch.rand(4, device=DEVICE))
     assert torch.equal(torch.openreg.get_rng_state(), before)
 
 
-def test_replays_in_flight_have_numbers_of_their_own():
+def test_replays_in_flight_have_random_numbers_of_their_own():
     x, seen = torch.zeros(2, device=DEVICE), torch.zeros(3, 2, device=DEVICE)
     graph, _ = captured(lambda: x.copy_(torch.rand(2, device=DEVICE)))
     torch.manual_seed(4)
@@ -304,7 +304,7 @@ def test_replays_in_flight_have_numbers_of_their_own():
     )
 
 
-def test_a_checkpoint_draws_again_what_it_drew():
+def test_graphed_checkpoint_draws_its_numbers_again():
     model, shape = transformer()
     model = model.to(DEVICE)
     x = torch.ones(shape, device=DEVICE)
@@ -334,7 +334,7 @@ def test_sparse_operators_run_at_each_replay():
         assert y.tolist() == [[value + 1] * 2] * 3
 
 
-def test_a_seed_cannot_be_set_in_a_capture():
+def test_seed_cannot_be_set_in_a_capture():
     torch.manual_seed(6)
     with pytest.raises(RuntimeError, match="cannot be set to seed 7 and offset 0 in a capture"):
         captured(lambda: torch.manual_seed(7))
@@ -342,7 +342,7 @@ def test_a_seed_cannot_be_set_in_a_capture():
     assert torch.rand(1, device=DEVICE).cpu() >= 0
 
 
-def test_a_seed_that_is_refused_is_no_seed():
+def test_seed_refused_in_a_capture_leaves_every_device_unchanged():
     graph = torch.openreg.Graph()
     torch.manual_seed(3)
     with pytest.raises(RuntimeError, match="cannot be set to seed 7"):
@@ -352,7 +352,7 @@ def test_a_seed_that_is_refused_is_no_seed():
         assert torch.openreg.initial_seed() == 3
 
 
-def test_a_copy_of_a_generator_goes_on_where_it_was_made():
+def test_generator_copy_in_a_capture_goes_on_where_it_was_made():
     generator = torch.Generator(DEVICE).manual_seed(5)
 
     def draw():
@@ -390,7 +390,7 @@ def test_a_replay_draws_from_the_states_of_the_capture():
         assert torch.equal(mine.get_state(), after[0]) and torch.equal(other.get_state(), after[1])
 
 
-def test_random_numbers_of_a_replay_that_failed_when_it_blocked(run_ok):
+def test_random_numbers_move_on_when_a_blocking_replay_failed(run_ok):
     """The replay has run: what it drew is not drawn again."""
     out = run_ok(
         """
@@ -438,7 +438,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
+def test_capture_refuses_a_call_by_name(name):
     call, text = REFUSED[name]
     x = torch.zeros(4, device=DEVICE)
     graph = torch.openreg.Graph()
@@ -467,7 +467,7 @@ WAITS_ELSEWHERE = {
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 @pytest.mark.parametrize("name", WAITS_ELSEWHERE)
-def test_the_host_may_wait_for_what_has_no_part_in_the_capture(name, mode):
+def test_host_may_wait_for_streams_outside_of_the_capture(name, mode):
     x, elsewhere = torch.zeros(4, device=DEVICE), torch.ones(4, device="openreg:1")
     side, captures = torch.openreg.Stream(), torch.openreg.Stream()  # the shared one may be `side`
     event = side.record_event()
@@ -480,7 +480,7 @@ def test_the_host_may_wait_for_what_has_no_part_in_the_capture(name, mode):
     assert x.tolist() == [2] * 4
 
 
-def test_a_wait_of_a_stream_of_the_capture_that_is_not_current():
+def test_capture_refuses_a_host_wait_for_its_stream_when_not_current():
     x = torch.zeros(4, device=DEVICE)
     side, captures = torch.openreg.Stream(), torch.openreg.Stream()
     with pytest.raises(
@@ -501,7 +501,7 @@ COLLECTIVES = {
 }
 
 
-def test_a_collective_is_refused_by_name(run_ok):
+def test_capture_refuses_a_collective_by_name(run_ok):
     calls = "\n".join(f"refused({name!r}, lambda: {call})" for name, call in COLLECTIVES.items())
     out = run_ok(
         f"""
@@ -529,7 +529,7 @@ dist.destroy_process_group()
     assert out.splitlines() == [*COLLECTIVES, "[1.0, 1.0, 1.0, 1.0]"]
 
 
-def test_an_error_of_the_program_in_a_capture():
+def test_capture_ends_with_an_error_of_the_program():
     graph = torch.openreg.Graph()
     x = torch.zeros(4, device=DEVICE)
     with pytest.raises(ZeroDivisionError):
@@ -544,14 +544,14 @@ def test_an_error_of_the_program_in_a_capture():
     assert x.tolist() == [2] * 4
 
 
-def test_the_default_stream():
+def test_capture_on_the_default_stream_is_refused():
     graph = torch.accelerator.Graph()
     with pytest.raises(RuntimeError, match="default stream"):
         graph.capture_begin()
     assert not torch.openreg.is_current_stream_capturing()
 
 
-def test_a_capture_in_a_capture():
+def test_capture_within_a_capture_is_refused():
     x = torch.zeros(1, device=DEVICE)
     with pytest.raises(RuntimeError, match="is capturing already"):
         captured(lambda: torch.accelerator.Graph().capture_begin())
@@ -562,7 +562,7 @@ def test_a_capture_in_a_capture():
     assert x.item() == 1
 
 
-def test_a_branch_that_is_not_joined():
+def test_capture_with_an_unjoined_branch_is_refused():
     side = torch.openreg.Stream()
     x = torch.zeros(1, device=DEVICE)
 
@@ -575,14 +575,14 @@ def test_a_branch_that_is_not_joined():
         captured(step)
 
 
-def test_a_wait_for_work_from_before():
+def test_capture_refuses_a_wait_for_work_from_before():
     event = torch.openreg.current_stream().record_event()
     with pytest.raises(RuntimeError, match="orErrorStreamCaptureIsolation"):
         captured(lambda: torch.openreg.current_stream().wait_event(event))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax])
-def test_an_optimizer_that_is_not_capturable(optimizer):
+def test_optimizer_that_is_not_capturable_is_refused_in_a_capture(optimizer):
     training = Training(mlp, lambda parameters: optimizer(parameters, lr=0.1))
     training.step()
     with pytest.raises(RuntimeError, match=f"{optimizer.__name__} but param_groups' capturable"):
@@ -590,13 +590,13 @@ def test_an_optimizer_that_is_not_capturable(optimizer):
     training.step()
 
 
-def test_what_pytorch_checks_itself_is_not_checked_twice():
+def test_optimizer_capture_check_of_pytorch_is_not_repeated():
     torch.openreg.init()
     check = torch.optim.Optimizer._accelerator_graph_capture_health_check
     assert hasattr(check, "__wrapped__") == (torch.__version__ < "2.15")
 
 
-def test_arguments_by_place_are_those_of_this_pytorch():
+def test_graph_arguments_by_position_are_those_of_this_pytorch():
     every = inspect.signature(torch.cuda.graph).parameters
     values = {name: parameter.default for name, parameter in every.items()}
     values |= {"cuda_graph": torch.openreg.Graph(), "check_input_liveness": True}
@@ -608,7 +608,7 @@ def test_arguments_by_place_are_those_of_this_pytorch():
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="takes neither")
-def test_what_graphed_callables_are_captured_with():
+def test_make_graphed_callables_takes_capture_options():
     x = torch.ones(3, device=DEVICE)
     f = torch.openreg.make_graphed_callables(torch.sin, (x,), capture_error_mode="relaxed")
     assert torch.equal(f(torch.zeros_like(x)), torch.zeros_like(x))
@@ -616,7 +616,7 @@ def test_what_graphed_callables_are_captured_with():
         torch.openreg.make_graphed_callables(torch.sin, (x,), enable_annotations=True)
 
 
-def test_the_end_on_another_stream():
+def test_capture_must_end_on_the_stream_of_its_begin():
     graph = torch.openreg.Graph()
     side = torch.openreg.Stream()
     with torch.openreg.stream(side):
@@ -629,7 +629,7 @@ def test_the_end_on_another_stream():
         graph.capture_end()
 
 
-def test_a_graph_that_has_one_already():
+def test_graph_that_has_a_capture_refuses_another():
     graph, _ = captured(lambda: torch.zeros(1, device=DEVICE))
     with pytest.raises(RuntimeError, match="captured already"):
         with torch.openreg.graph(graph):
@@ -640,7 +640,7 @@ def test_a_graph_that_has_one_already():
 # ---- Memory -------------------------------------------------------------------------------------
 
 
-def test_what_a_capture_frees_is_its_graphs_own():
+def test_memory_freed_in_a_capture_stays_with_its_graph():
     x = torch.ones(1 << 16, device=DEVICE)
     graph, y = captured(lambda: ((x + 1) * 2).sum())
     held = [torch.full((1 << 16,), 7.0, device=DEVICE) for _ in range(16)]
@@ -650,7 +650,7 @@ def test_what_a_capture_frees_is_its_graphs_own():
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_capture_uses_again_what_it_has_freed():
+def test_capture_reuses_memory_that_it_has_freed():
     x = torch.ones(1 << 20, device=DEVICE)
 
     def step():
@@ -669,7 +669,7 @@ def test_a_capture_uses_again_what_it_has_freed():
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_the_memory_goes_with_the_graph():
+def test_graph_memory_is_returned_with_the_graph():
     torch.openreg.empty_cache()
     before = torch.openreg.memory_reserved()
 
@@ -693,7 +693,7 @@ def test_the_memory_goes_with_the_graph():
 
 
 @pytest.mark.racy
-def test_the_sanitizer_is_told_at_each_replay():
+def test_sanitizer_sees_each_replay():
     x, side = torch.zeros(100, device=DEVICE), torch.openreg.Stream()
     DataRaceError = torch.openreg.sanitizer.DataRaceError
     with torch.openreg.sanitizer.enable():
@@ -709,7 +709,7 @@ def test_the_sanitizer_is_told_at_each_replay():
         x.fill_(3)
 
 
-def test_kernels_in_a_profile():
+def test_profile_of_a_replay_names_its_kernels():
     """By the names of the calls, in the process's first call of a kind as in later ones."""
     activities = torch.profiler.ProfilerActivity.PrivateUse1, torch.profiler.ProfilerActivity.CPU
     for _ in range(2):
@@ -724,7 +724,7 @@ def test_kernels_in_a_profile():
 
 
 @pytest.mark.racy
-def test_a_torn_node_is_not_counted():
+def test_node_of_a_replay_is_not_counted_when_it_is_split():
     x = torch.zeros(4, device=DEVICE)
     graph, _ = captured(lambda: x.add_(1))
     torch.openreg.synchronize()
@@ -737,7 +737,7 @@ def test_a_torn_node_is_not_counted():
     assert x.tolist() == [20] * 4
 
 
-def test_a_kernel_that_warns_warns_once(request):
+def test_kernel_of_a_graph_warns_once(request):
     request.addfinalizer(lambda: torch.set_warn_always(False))
     expanded, index = torch.ones(1, device=DEVICE).expand(3), torch.arange(2, device=DEVICE)
     expanded.index_fill_(0, index, 1)
@@ -752,7 +752,7 @@ def test_a_kernel_that_warns_warns_once(request):
     assert ["on expanded tensors is deprecated" in str(w.message) for w in found] == [True]
 
 
-def test_an_error_inside():
+def test_replay_reports_a_kernels_error_and_can_be_repeated():
     x, index = torch.zeros(4, device=DEVICE), torch.zeros(1, dtype=torch.long, device=DEVICE)
     graph, y = captured(lambda: x.index_select(0, index) + 1)
     index.fill_(9)
@@ -764,7 +764,7 @@ def test_an_error_inside():
     assert y.item() == 1
 
 
-def test_the_device_is_lost_in_a_replay():
+def test_device_lost_in_a_replay_is_reported():
     x = torch.zeros(4, device=DEVICE)
     graph, y = captured(lambda: torch.rand(4, device=DEVICE))
     with torch.openreg.testing.inject("device_lost", after=1):
@@ -782,7 +782,7 @@ def test_the_device_is_lost_in_a_replay():
 # ---- Life ---------------------------------------------------------------------------------------
 
 
-def test_is_current_stream_capturing():
+def test_is_current_stream_capturing_is_true_in_a_capture_only():
     side = torch.openreg.Stream()
     found = []
     graph, _ = captured(lambda: found.append(torch.openreg.is_current_stream_capturing()))
@@ -794,7 +794,7 @@ def test_is_current_stream_capturing():
     assert found == [True] and not side.is_capturing()
 
 
-def test_pinned_memory_is_kept():
+def test_graph_keeps_pinned_memory_of_its_copies():
     x = torch.zeros(1 << 16, device=DEVICE)
     graph, _ = captured(lambda: x.copy_(torch.ones(1 << 16).pin_memory(), non_blocking=True))
     others = [torch.zeros(1 << 16).pin_memory() for _ in range(4)]
@@ -815,7 +815,7 @@ def test_replays_in_flight_outlive_the_graph():
     assert x.tolist() == [5] * 1000
 
 
-def test_two_threads_capture_at_once():
+def test_threads_capture_at_once():
     def program(number, results, barrier):
         x = torch.zeros(100, device=DEVICE)
         side = torch.openreg.Stream()
@@ -842,7 +842,7 @@ def test_two_threads_capture_at_once():
     assert results == {1: [20] * 100, 2: [40] * 100}
 
 
-def test_a_reset_of_the_device():
+def test_reset_of_the_device_cancels_its_replays():
     x = torch.zeros(4, device=DEVICE)
     graph, y = captured(lambda: torch.rand(4, device=DEVICE))
     with torch.openreg.testing.gate() as gate:
@@ -857,7 +857,7 @@ def test_a_reset_of_the_device():
     assert torch.equal(y.cpu(), torch.rand(4, device=DEVICE).cpu())
 
 
-def test_a_reset_of_another_device():
+def test_reset_of_another_device_leaves_replays_alone():
     graph, y = captured(lambda: torch.rand(4, device=DEVICE))
     torch.zeros(1, device="openreg:1")
     torch.manual_seed(8)
@@ -871,7 +871,7 @@ def test_a_reset_of_another_device():
 
 
 @pytest.mark.racy
-def test_a_reset_while_another_thread_replays():
+def test_graph_reset_while_other_threads_replay_is_safe():
     x = torch.zeros(4, device=DEVICE)
     unknown = []
 
@@ -897,7 +897,7 @@ def test_a_reset_while_another_thread_replays():
     assert unknown == []
 
 
-def test_a_fork(run_ok):
+def test_forked_child_may_drop_graphs_and_end_no_capture(run_ok):
     out = run_ok("""
 import os, torch
 
@@ -934,7 +934,7 @@ print(x.tolist())
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.slow
-def test_ten_thousand_captures_leave_nothing():
+def test_ten_thousand_captures_leave_no_memory_behind():
     x = torch.zeros(1000, device=DEVICE)
 
     def capture():
@@ -955,7 +955,7 @@ def test_ten_thousand_captures_leave_nothing():
         assert after[f"{name}.all.current"] == before[f"{name}.all.current"], name
 
 
-def test_the_pool_of_one_capture_is_not_that_of_the_next():
+def test_pool_of_one_capture_is_not_that_of_the_next():
     handle = torch.openreg.graph_pool_handle()
     graph = torch.openreg.Graph()
     pools = []

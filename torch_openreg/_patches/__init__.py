@@ -140,7 +140,7 @@ PATCHES = {
         Patch(
             "torch.optim.Optimizer._accelerator_graph_capture_health_check",
             "an optimizer that is not capturable refuses to be captured, as on CUDA",
-            "test_graphs.py::test_an_optimizer_that_is_not_capturable",
+            "test_graphs.py::test_optimizer_that_is_not_capturable_is_refused_in_a_capture",
             "PyTorch 2.15 checks it",
         ),
     ),
