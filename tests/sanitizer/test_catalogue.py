@@ -22,14 +22,14 @@ def groups_end():
     sharded.pair.cache_clear()
 
 
-def test_the_page_has_the_bugs():
+def test_catalogue_page_lists_the_bugs():
     assert list(ROWS) == list(BUGS)
     for name, bug in BUGS.items():
         assert ROWS[name][MISTAKE] == f"{bug.project}: {bug.mistake.rstrip('.')}"
         assert bug.family in {family.__name__.rpartition(".")[2] for family in FAMILIES}
 
 
-def test_fifty_are_found_by_the_sanitizer_and_shown_by_a_tape():
+def test_catalogue_has_fifty_bugs_found_by_sanitizer_and_tape():
     found = [
         row for row in ROWS.values() if row[SANITIZER] == "yes" and row[TAPE] not in ("no", "-")
     ]
@@ -37,7 +37,7 @@ def test_fifty_are_found_by_the_sanitizer_and_shown_by_a_tape():
 
 
 @EACH
-def test_the_sanitizer(bug):
+def test_catalogue_bug_is_reported_as_its_row_has_it(bug):
     """`initcheck` reports what it reports without it, too."""
     wrong = {kind == "uninitialized" for kind, *_ in measure.reports(bug.wrong, initcheck=True)}
     if not bug.luck:
@@ -46,7 +46,7 @@ def test_the_sanitizer(bug):
     assert measure.reports(bug.right, initcheck=True) == []
 
 
-def test_a_bug_that_ends_in_an_error_is_reported_too():
+def test_catalogue_bug_that_ends_in_an_error_is_reported():
     """`emptied_cache` does, where its side stream comes after the memory has gone."""
 
     def ends(function):
@@ -61,7 +61,7 @@ def test_a_bug_that_ends_in_an_error_is_reported_too():
 
 @pytest.mark.slow
 @EACH
-def test_a_tape(bug):
+def test_catalogue_bug_is_shown_by_the_tape_of_its_row(bug):
     if bug.outside:
         assert ROWS[bug.name][TAPE] == "-"
         return
@@ -73,6 +73,6 @@ def test_a_tape(bug):
 
 @pytest.mark.slow
 @EACH
-def test_a_right_form_has_one_result(bug):
+def test_catalogue_right_form_has_one_result(bug):
     if not bug.outside:
         assert measure.disagreement(bug.right) == ""

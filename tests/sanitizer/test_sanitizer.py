@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # ---- What has to be found ----
 
 
-def test_a_missing_wait_stream():
+def test_missing_wait_stream_is_reported():
     def scale(orders):
         here, side = stream_pair()
         a = torch.rand(100, device=DEVICE)
@@ -28,7 +28,7 @@ def test_a_missing_wait_stream():
     both_forms(scale, "aten::mul.out")
 
 
-def test_the_report_names_all_that_is_needed_to_find_it():
+def test_report_names_all_that_is_needed_to_find_the_race():
     sanitizer.enable("error")
     here, side = stream_pair()
     a = torch.ones(100, device=DEVICE)
@@ -63,7 +63,7 @@ def test_the_report_names_all_that_is_needed_to_find_it():
         assert (a + 1).sum().item() == 200
 
 
-def test_a_host_read_of_an_unfinished_copy():
+def test_host_read_of_an_unfinished_copy_is_reported():
     def fetch(orders):
         host = torch.empty(100, pin_memory=True)
         host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
@@ -94,7 +94,7 @@ def test_a_host_read_of_an_unfinished_copy():
         lambda h: torch.ones(1, device=DEVICE) * h[0],
     ],
 )
-def test_what_the_host_does_to_pinned_memory(read):
+def test_host_access_to_pinned_memory_before_a_wait_is_reported(read):
     host = torch.empty(100, pin_memory=True)
 
     def use(orders):
@@ -107,7 +107,7 @@ def test_what_the_host_does_to_pinned_memory(read):
     both_forms(use)
 
 
-def test_what_does_not_touch_pinned_memory():
+def test_host_calls_that_touch_no_pinned_memory_are_not_reported():
     def look():
         host = torch.empty(100, pin_memory=True)
         host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
@@ -121,7 +121,7 @@ def test_what_does_not_touch_pinned_memory():
     assert found(look) == []
 
 
-def test_the_error_of_a_host_access_comes_at_once():
+def test_host_access_raises_at_the_call():
     sanitizer.enable("error")
     host = torch.empty(100, pin_memory=True)
     host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
@@ -132,7 +132,7 @@ def test_the_error_of_a_host_access_comes_at_once():
     host.sum()
 
 
-def test_a_block_reused_without_record_stream():
+def test_block_reused_without_record_stream_is_reported():
     def reuse(orders, view=False):
         here, side = stream_pair()
         x = torch.ones(1000, device=DEVICE)
@@ -153,7 +153,7 @@ def test_a_block_reused_without_record_stream():
     both_forms(lambda orders: reuse(orders, view=True))
 
 
-def test_overlapping_views():
+def test_views_that_overlap_race_and_others_do_not():
     def run(first, second, other=None):
         here, side = stream_pair()
         x = torch.zeros(40, 40, device=DEVICE)
@@ -178,7 +178,7 @@ def test_overlapping_views():
     assert views(lambda x: x[::4, 1::4], lambda x: x[1::4, 1::4]) == []
 
 
-def test_two_readers_are_no_race():
+def test_readers_on_two_streams_are_no_race():
     def read(orders):
         here, side = stream_pair()
         x = torch.ones(100, device=DEVICE)
@@ -192,7 +192,7 @@ def test_two_readers_are_no_race():
     both_forms(read)
 
 
-def test_two_devices():
+def test_missing_wait_between_two_devices_is_reported():
     def exchange(orders):
         there = openreg.Stream("openreg:1")
         here = openreg.current_stream(0)
@@ -209,7 +209,7 @@ def test_two_devices():
     assert {report.memory for report in sanitizer.reports()} == {"openreg:1"}
 
 
-def test_an_event_recorded_again():
+def test_event_recorded_again_orders_its_newest_record():
     def run(orders):
         first, second = openreg.Stream(), openreg.Stream()
         x = torch.zeros(100, device=DEVICE)
@@ -233,7 +233,7 @@ def test_an_event_recorded_again():
 # ---- What is right is not reported ----
 
 
-def test_a_producer_and_a_consumer():
+def test_producer_and_consumer_with_waits_are_not_reported():
     def run():
         producer, consumer = openreg.Stream(), openreg.Stream()
         total = torch.zeros(1, device=DEVICE)
@@ -252,7 +252,7 @@ def test_a_producer_and_a_consumer():
     assert found(run) == []
 
 
-def test_training():
+def test_training_on_one_stream_is_not_reported():
     def train():
         torch.manual_seed(0)
         net = torch.nn.Sequential(
@@ -273,7 +273,7 @@ def test_training():
     assert found(train) == []
 
 
-def test_backward_of_a_side_stream():
+def test_backward_of_a_side_stream_needs_a_wait_afterwards():
     def train(orders):
         here, side = stream_pair()
         weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
@@ -290,7 +290,7 @@ def test_backward_of_a_side_stream():
     assert found(train, True) == []
 
 
-def test_polling_an_event():
+def test_event_query_that_is_true_orders_the_caller():
     def poll(orders):
         side = openreg.Stream()
         x = torch.zeros(100, device=DEVICE)
@@ -308,7 +308,7 @@ def test_polling_an_event():
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_polling_a_stream(held):
+def test_stream_query_that_is_true_orders_the_caller(held):
     def use(orders):
         here, side = stream_pair()
         x = torch.zeros(100, device=DEVICE)
@@ -331,7 +331,7 @@ def test_polling_a_stream(held):
     both_forms(use, "aten::mul_")
 
 
-def test_the_host_waits_in_other_ways():
+def test_host_waits_of_every_kind_order_the_caller():
     def run(wait):
         side = openreg.Stream()
         x = torch.zeros(100, device=DEVICE)
@@ -358,7 +358,7 @@ FORGOTTEN = {None: "", "record_stream": "t.record_stream(s)", "wait_event": "s1.
 
 
 @pytest.mark.parametrize("call", FORGOTTEN)
-def test_the_digits_example(call, run, tmp_path):
+def test_digits_example_is_reported_where_it_lacks_a_call(call, run, tmp_path):
     """It fetches its batches on a side stream. That it is watched shows where it forgets a call."""
     text = (ROOT / "docs/examples/digits.py").read_text()
     lines = [line for line in text.splitlines() if call and f".{call}(" in line]
@@ -452,7 +452,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("time", ["first", "again"])
-def test_operators(kind, time):
+def test_operator_on_another_stream_without_a_wait_is_reported(kind, time):
     """What was written on the default stream is used on another one."""
 
     def use(orders):
@@ -478,7 +478,7 @@ def test_operators(kind, time):
     both_forms(use)
 
 
-def test_what_is_no_access():
+def test_calls_that_access_no_memory_are_not_reported():
     def look():
         side = openreg.Stream()
         x = torch.ones(4, 4, device=DEVICE)
@@ -491,7 +491,7 @@ def test_what_is_no_access():
     assert found(look) == []
 
 
-def test_results_are_written():
+def test_results_of_operators_count_as_written():
     def use(orders):
         here, side = stream_pair()
         x = torch.ones(8, device=DEVICE)

@@ -90,7 +90,7 @@ def rank_broadcast(rank, reads):
         return [(r.later.operator, r.earlier.operator) for r in sanitizer.reports()]
 
 
-def test_a_collective_is_beside_its_stream(tmp_path):
+def test_collective_without_a_wait_is_reported(tmp_path):
     ranks = Ranks(1, tmp_path)
     advice = "work.wait() before aten::add_.Tensor, work being what all_reduce returned"
     try:

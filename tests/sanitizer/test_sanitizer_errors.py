@@ -48,7 +48,7 @@ def in_overload():
 
 
 @pytest.mark.parametrize("action", ["ignore", "always", "error", "default"])
-def test_a_host_access_raises_in_its_own_line(action):
+def test_host_access_raises_in_its_own_line(action):
     sanitizer.enable("error")
     before = list(warnings.filters)
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_a_host_access_raises_in_its_own_line(action):
     assert warnings.filters == before and (host + 1)[0].item() == 2
 
 
-def test_a_host_access_where_warnings_are_errors():
+def test_host_access_raises_where_warnings_are_errors():
     sanitizer.enable("warn")
     host = read_early()
     with warnings.catch_warnings():
@@ -77,7 +77,7 @@ def test_a_host_access_where_warnings_are_errors():
 
 
 @pytest.mark.parametrize("race", [in_operator, in_overload])
-def test_contexts_end_although_the_host_was_too_early(race):
+def test_contexts_end_although_the_host_read_too_early(race):
     sanitizer.disable()
     with pytest.raises(sanitizer.DataRaceError):
         with sanitizer.enable():
@@ -93,7 +93,7 @@ def test_contexts_end_although_the_host_was_too_early(race):
 
 
 # From PyTorch 2.15 on every binding asks when it returns, and the error is raised there
-# (test_contexts_end_although_the_host_was_too_early): left are the bindings of other libraries.
+# (test_contexts_end_although_the_host_read_too_early): left are the bindings of other libraries.
 asks_no_filter = pytest.mark.skipif(
     torch.__version__ >= "2.15",
     reason="each of this PyTorch's bindings asks",
@@ -108,7 +108,7 @@ NEXT_CALLS = {
 
 @asks_no_filter
 @pytest.mark.parametrize("call", NEXT_CALLS)
-def test_what_cannot_be_raised_comes_at_the_next_call(call, capfd):
+def test_host_access_that_cannot_raise_raises_at_the_next_call(call, capfd):
     sanitizer.enable("error")
     host = read_early()
     torch.ops.aten.add.Tensor(host, 1)
@@ -122,7 +122,7 @@ def test_what_cannot_be_raised_comes_at_the_next_call(call, capfd):
 
 
 @asks_no_filter
-def test_an_error_on_its_way_is_not_replaced():
+def test_error_that_is_being_raised_is_not_replaced():
     sanitizer.disable()
     with warnings.catch_warnings(record=True) as calls:
         warnings.simplefilter("always")
@@ -134,7 +134,7 @@ def test_an_error_on_its_way_is_not_replaced():
 
 @asks_no_filter
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_what_nobody_has_raised_fails_the_process(run, where):
+def test_host_access_that_was_never_raised_fails_the_process(run, where):
     call = "f()" if where == "main" else "t = threading.Thread(target=f); t.start(); t.join()"
     code = f"""
         import atexit, threading
@@ -159,7 +159,7 @@ def test_what_nobody_has_raised_fails_the_process(run, where):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_contexts_nest():
+def test_sanitizer_contexts_nest_and_restore_the_mode():
     sanitizer.enable("error")
     with sanitizer.enable("warn"):
         race()
@@ -179,7 +179,7 @@ def test_contexts_nest():
 
 
 @asks_no_filter
-def test_a_forked_child(run_ok):
+def test_forked_child_inherits_no_reports_and_no_errors(run_ok):
     """It has no device, and neither the parent's reports nor its errors are in its way."""
     run_ok(
         """

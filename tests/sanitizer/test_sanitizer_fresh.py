@@ -38,7 +38,7 @@ def part(x, index, value=1.0):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_report_has_both_stacks():
+def test_initcheck_report_has_both_stacks():
     line = inspect.currentframe().f_lineno
     x = torch.empty(100, device=DEVICE)
     x + 1
@@ -77,7 +77,7 @@ READS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", READS)
-def test_what_has_to_be_found(kind):
+def test_initcheck_reports_a_read_of_unwritten_memory(kind):
     assert len(uninitialized(READS[kind])) >= 1
 
 
@@ -141,11 +141,11 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_what_is_right(kind):
+def test_initcheck_reports_nothing_of_right_programs(kind):
     assert uninitialized(RIGHT[kind]) == []
 
 
-def test_the_operator_is_not_queued():
+def test_initcheck_refuses_the_operator_in_mode_error():
     sanitizer.enable("error", initcheck=True)
     x = empty(10)
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_the_operator_is_not_queued():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_is_off_unless_asked_for(run):
+def test_initcheck_is_off_unless_asked_for(run):
     with sanitizer.enable("warn", initcheck=False):
         assert uninitialized(lambda: empty(3).sum()) == []
     assert len(uninitialized(lambda: empty(3).sum())) == 1

@@ -48,7 +48,7 @@ READS = {
 
 
 @pytest.mark.parametrize("way", READS)
-def test_a_read_raises_in_its_own_line(way):
+def test_host_read_by_numpy_raises_in_its_own_line(way):
     sanitizer.enable("error")
     read = READS[way]
     host = filled()
@@ -66,7 +66,7 @@ def test_a_read_raises_in_its_own_line(way):
     assert len(sanitizer.reports()) == 1 and (way != "sum" or before == 1000)
 
 
-def test_an_element_raises_at_the_next_call():
+def test_host_read_of_an_element_raises_at_the_next_call():
     sanitizer.enable("error")
     host = filled().numpy()
     with pytest.raises(sanitizer.DataRaceError, match=r"reads .*called from\n.*line \d+") as error:
@@ -74,10 +74,13 @@ def test_an_element_raises_at_the_next_call():
         str(value)  # where the interpreter looks around
         raise AssertionError("later")
     (frame, *_) = error.value.report.later.stack
-    assert frame.line == test_an_element_raises_at_the_next_call.__code__.co_firstlineno + 4
+    assert (
+        frame.line
+        == test_host_read_of_an_element_raises_at_the_next_call.__code__.co_firstlineno + 4
+    )
 
 
-def test_a_write_under_a_copy_that_reads():
+def test_host_write_under_a_copy_that_reads_is_reported():
     def feed(orders):
         host = torch.ones(1000, pin_memory=True)
         host.to(DEVICE, non_blocking=True)
@@ -92,7 +95,7 @@ def test_a_write_under_a_copy_that_reads():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [1000, LARGE])
-def test_in_the_mode_that_warns_the_host_goes_on(size, dtype):
+def test_host_access_in_mode_warn_goes_on(size, dtype):
     host = torch.zeros(size, dtype=dtype, pin_memory=True)
     with warnings.catch_warnings(record=True) as calls:
         warnings.simplefilter("always")
@@ -119,12 +122,12 @@ def test_kernels_read_and_write_guarded_memory(shape):
     assert found(turn) == []
 
 
-def test_an_operator_is_told_and_its_memory_is_not():
+def test_host_operator_is_reported_once_beside_numpy():
     host = filled(LARGE)
     assert found(lambda: (host + 1, host.numpy().sum())) == ["aten::add.Tensor / aten::copy_"]
 
 
-def test_what_the_host_may_do():
+def test_host_access_that_is_ordered_is_not_reported():
     def work():
         ring = torch.zeros(8, 1000, pin_memory=True)  # rows that share pages
         side = openreg.Stream()
@@ -152,7 +155,7 @@ def test_what_the_host_may_do():
     assert [float(s) for s in sums] == [1000.0 * i for i in range(20)]
 
 
-def test_a_block_is_filled_again_when_the_allocator_hands_it_out():
+def test_pinned_block_is_filled_again_when_it_is_handed_out():
     def feed():
         with openreg.Stream():
             for i in range(50):
@@ -166,7 +169,7 @@ def test_a_block_is_filled_again_when_the_allocator_hands_it_out():
     assert [float(s) for s in sums] == [1000.0 * i for i in range(50)]
 
 
-def test_a_loader_with_a_thread_that_pins():
+def test_pinning_loader_with_a_thread_is_not_reported():
     def load():
         data = torch.utils.data.TensorDataset(torch.arange(4096.0).view(64, 64))
         loader = torch.utils.data.DataLoader(data, 8, pin_memory=True)
@@ -180,7 +183,7 @@ def test_a_loader_with_a_thread_that_pins():
     assert found(load) == []
 
 
-def test_behind_a_gate_it_is_judged_when_that_is_open():
+def test_host_access_behind_a_gate_is_reported_when_it_opens():
     sanitizer.enable("error")
     with openreg.testing.gate() as gate:
         gate.wait()
@@ -212,7 +215,7 @@ def in_thread(*steps):
     return results
 
 
-def test_another_thread_is_told_at_its_next_call():
+def test_host_access_of_another_thread_raises_at_its_next_call():
     sanitizer.enable("error")
     host = filled().numpy()
     results = in_thread(host.sum, openreg.synchronize, openreg.synchronize)
@@ -220,7 +223,7 @@ def test_another_thread_is_told_at_its_next_call():
     assert "in work" in str(results[1])  # the line of the access, of which it is not the thread's
 
 
-def test_a_thread_that_never_asks():
+def test_host_access_of_an_ended_thread_is_raised_by_disable():
     sanitizer.enable("error")
     in_thread(filled().numpy().sum)
     openreg.synchronize()
@@ -234,7 +237,7 @@ def test_a_thread_that_never_asks():
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_what_nobody_has_raised_fails_the_process(run, where):
+def test_host_access_that_was_never_raised_fails_the_process(run, where):
     done = run(
         f"""
         import threading
@@ -257,7 +260,7 @@ def test_what_nobody_has_raised_fails_the_process(run, where):
     assert done.out == ("" if where == "main" else "it ends\n")
 
 
-def test_a_system_call_fails():
+def test_system_call_on_guarded_memory_fails():
     """Nothing faults, and nobody is told."""
     sanitizer.enable("error")
     read, write = os.pipe()
@@ -277,7 +280,7 @@ def test_a_system_call_fails():
 # ---- Memory that is not guarded ------------------------------------------------------------------
 
 
-def test_memory_from_before_has_a_checksum():
+def test_pinned_memory_from_before_has_a_checksum():
     sanitizer.disable()
     torch.accelerator.empty_host_cache()
     host = torch.zeros(1000, pin_memory=True)
@@ -294,7 +297,7 @@ def test_memory_from_before_has_a_checksum():
     assert len(sanitizer.reports()) == 1
 
 
-def test_a_block_from_before_is_guarded_when_it_is_handed_out_again():
+def test_pinned_block_from_before_is_guarded_when_handed_out_again():
     sanitizer.disable()
     torch.accelerator.empty_host_cache()
     address = torch.zeros(3 << 20, dtype=torch.uint8, pin_memory=True).data_ptr()
@@ -307,7 +310,7 @@ def test_a_block_from_before_is_guarded_when_it_is_handed_out_again():
     openreg.synchronize()
 
 
-def test_while_it_is_off_memory_is_mapped_once(run_ok):
+def test_pinned_memory_is_mapped_once_while_the_sanitizer_is_off(run_ok):
     run_ok(
         """
         import torch
@@ -338,7 +341,7 @@ CHANGES = {
 
 @pytest.mark.racy
 @pytest.mark.parametrize("changes, tells", CHANGES.values(), ids=CHANGES)
-def test_faulthandler_comes_and_goes_while_memory_is_guarded(run, changes, tells):
+def test_faulthandler_may_come_and_go_while_memory_is_guarded(run, changes, tells):
     """It hears of no guard's fault, and of all others while it is on; both end the process, too."""
     done = run(
         f"""

@@ -21,7 +21,7 @@ def race():
     return a
 
 
-def test_warnings():
+def test_mode_warn_warns_with_the_report():
     with warnings.catch_warnings(record=True) as calls:
         warnings.simplefilter("always")
         race()
@@ -30,7 +30,7 @@ def test_warnings():
     assert str(warning.message) == str(sanitizer.reports()[0])
 
 
-def test_one_warning_of_a_pair():
+def test_mode_warn_warns_once_of_a_pair():
     side = openreg.Stream()
     a = torch.ones(10, device=DEVICE)
     with warnings.catch_warnings(record=True) as calls:
@@ -43,7 +43,7 @@ def test_one_warning_of_a_pair():
     assert len(calls) == 2, calls
 
 
-def test_an_error_each_time():
+def test_mode_error_raises_each_time():
     sanitizer.enable("error")
     side = openreg.Stream()
     a = torch.ones(10, device=DEVICE)
@@ -55,7 +55,9 @@ def test_an_error_each_time():
     line = inspect.currentframe().f_lineno + 2
     with pytest.raises(sanitizer.DataRaceError, match=r"^data race 1 on") as error, side:
         a.mul_(5)
-    assert len(texts) == 1 and f"line {line}, in test_an_error_each_time" in str(error.value)
+    assert len(texts) == 1 and f"line {line}, in test_mode_error_raises_each_time" in str(
+        error.value
+    )
     (report,) = sanitizer.reports()
     assert texts == {str(report)}
     host = torch.empty(100, pin_memory=True)
@@ -71,7 +73,7 @@ def test_an_error_each_time():
     assert a.tolist() == [5.0] * 10 and len(sanitizer.reports()) == 2
 
 
-def test_an_error_under_each_seed():
+def test_mode_error_raises_under_each_seed():
     sanitizer.enable("error")
     side = openreg.Stream()
     results = []
@@ -90,7 +92,7 @@ def test_an_error_under_each_seed():
     assert results == [sanitizer.DataRaceError] * len(results) and len(results) >= 4
 
 
-def test_what_was_refused_is_forgotten():
+def test_refused_operator_leaves_no_access_behind():
     sanitizer.enable("error")
     side = openreg.Stream()
     a = torch.ones(1000, device=DEVICE)
@@ -108,7 +110,7 @@ def test_what_was_refused_is_forgotten():
     assert len(sanitizer.reports()) == 2
 
 
-def test_more_than_are_kept():
+def test_reports_beyond_a_thousand_are_counted_and_dropped():
     side = openreg.Stream()
     a = torch.ones(1010, device=DEVICE)
     sanitizer.enable("error", stacks=False)
@@ -128,7 +130,7 @@ def test_more_than_are_kept():
     assert len(sanitizer.reports()) == 1000
 
 
-def test_many_columns():
+def test_column_accesses_are_kept_up_to_a_limit():
     here, side = stream_pair()
     x = torch.zeros(30, 500, device=DEVICE)
     side.wait_stream(here)
@@ -141,7 +143,7 @@ def test_many_columns():
     here.wait_stream(side)
 
 
-def test_modes():
+def test_modes_are_switched_and_reports_cleared():
     assert sanitizer.is_enabled()
     race()
     assert [report.number for report in sanitizer.reports()] == [1]
@@ -161,14 +163,14 @@ def test_modes():
     assert issubclass(sanitizer.DataRaceError, RuntimeError)
 
 
-def test_without_stacks():
+def test_reports_without_stacks_have_none():
     sanitizer.enable("warn", stacks=False)
     race()
     (report,) = sanitizer.reports()
     assert report.earlier.stack is None and "no Python stack" in str(report)
 
 
-def test_of_another_thread():
+def test_race_of_another_thread_raises_there():
     sanitizer.enable("error")
     caught = []
 
@@ -185,7 +187,7 @@ def test_of_another_thread():
     torch.ones(3, device=DEVICE).sum().item()  # nothing is left for this one
 
 
-def test_in_a_backward_thread():
+def test_race_in_a_backward_thread_is_raised_by_backward():
     sanitizer.enable("error")
     side = openreg.Stream()
 
@@ -205,7 +207,7 @@ def test_in_a_backward_thread():
         Race.apply(x).sum().backward()
 
 
-def test_the_setting(run):
+def test_sanitizer_setting_decides_for_a_process(run):
     code = """
         import torch
         side = torch.openreg.Stream()
@@ -224,7 +226,7 @@ def test_the_setting(run):
     assert done.code == 0 and len(done.err.splitlines()) == 1 and "loud" in done.err
 
 
-def test_memory_is_bounded(run_ok):
+def test_sanitizer_memory_is_bounded(run_ok):
     """Of a loop that fetches batches on a side stream, and waits for the device now and then."""
     out = run_ok(
         """
@@ -260,7 +262,7 @@ def test_memory_is_bounded(run_ok):
     assert int(out) < 4
 
 
-def test_a_host_access_is_raised_at_the_next_synchronisation_at_the_latest():
+def test_host_access_is_raised_at_the_next_synchronisation():
     sanitizer.enable("error")
     for synchronize in (openreg.synchronize, openreg.current_stream().synchronize):
         host = torch.empty(100, pin_memory=True)
@@ -272,7 +274,7 @@ def test_a_host_access_is_raised_at_the_next_synchronisation_at_the_latest():
         assert host.sum() == 100
 
 
-def test_what_a_gate_decides_is_raised_when_it_opens():
+def test_race_that_a_gate_decides_is_raised_when_it_opens():
     sanitizer.enable("error")
     here, side = stream_pair()
     x = torch.ones(10, device=DEVICE)

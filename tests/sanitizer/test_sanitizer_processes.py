@@ -103,7 +103,7 @@ def places(folder):
 
 
 @pytest.mark.racy
-def test_run_hears_of_races_in_processes(told, folder):
+def test_run_reports_races_in_processes(told, folder):
     code, _, (first, race, gap, elsewhere) = told(KILLED, LIBRARY)
     assert (code, first) == (1, "sanitizer: 1 data race in 2 processes on openreg:0")
     assert race.startswith(f"  1: {places(folder)}; missing: ")
@@ -138,7 +138,7 @@ if __name__ == "__main__":
 
 @pytest.mark.racy
 @pytest.mark.slow
-def test_run_hears_of_them_however_they_are_started(told, folder):
+def test_run_reports_races_however_processes_are_started(told, folder):
     with open(folder / "racing.py", "a") as file:
         file.write("\n\nif __name__ == '__main__':\n    race()\n")
     code, out, (first, race) = told(EVERY_WAY)
@@ -176,7 +176,7 @@ raise SystemExit(3)
     assert first == "sanitizer: 1 data race in 1 process on openreg:0"
 
 
-def test_run_says_when_there_was_nothing_to_watch(told):
+def test_run_reports_that_there_was_nothing_to_watch(told):
     code, _, lines = told("import os\nos.fork()\nprint('done')\n")
     assert (code, lines) == (0, ["sanitizer: nothing was watched: no process used a device"])
 
@@ -215,7 +215,7 @@ def watch():
     assert os.environ.get(_processes.REPORTS) == before
 
 
-def test_a_record_that_was_cut_off_is_counted(watch):
+def test_record_that_was_cut_off_is_counted(watch):
     with open(os.environ[_processes.REPORTS], "ab") as file:
         file.write(b"\nYWJj")
     pid = os.fork()
@@ -228,7 +228,7 @@ def test_a_record_that_was_cut_off_is_counted(watch):
     assert list(watch.watched().gaps()) == gaps
 
 
-def test_every_way_to_start_a_process_without_the_environment_is_named(watch, monkeypatch):
+def test_process_started_without_the_environment_is_named(watch, monkeypatch):
     bare = {"PATH": os.environ["PATH"]}
     pids = [os.posix_spawn("/bin/true", ["true", "posix_spawn"], bare)]
     pids.append(os.spawnve(os.P_NOWAIT, "/bin/true", ["true", "spawnve"], bare))
@@ -315,9 +315,7 @@ def test_subprocess():
 
 
 @pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_process_belongs_to_the_test_that_has_started_it(
-    pytester, folder, monkeypatch, processes
-):
+def test_process_belongs_to_the_test_that_has_started_it(pytester, folder, monkeypatch, processes):
     monkeypatch.delenv("OPENREG_SANITIZER", raising=False)
     monkeypatch.chdir(pytester.path)
     pytester.makepyfile(test_it=TESTS)

@@ -35,14 +35,14 @@ def text_of(seed, program, reports):
     return "\n".join([*lines, *map(str, reports)])
 
 
-def test_what_is_ordered_is_not_reported():
+def test_random_programs_with_all_orders_are_not_reported():
     for seed in SEEDS:
         program = random_programs.program(seed)
         reports = reports_of(program)
         assert not reports, text_of(seed, program, reports)
 
 
-def test_what_lacks_an_order_is_reported():
+def test_random_programs_without_one_order_are_reported():
     broken = {seed: random_programs.without_one(seed) for seed in SEEDS}
     broken = {seed: program for seed, program in broken.items() if program}
     assert len(broken) > 0.9 * PROGRAMS

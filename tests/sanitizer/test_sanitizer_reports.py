@@ -25,7 +25,7 @@ def race(side):
 # ---- stacks ----
 
 
-def test_frames_of_packages_are_counted():
+def test_report_counts_frames_of_packages():
     side = openreg.Stream()
     layer = torch.nn.Sequential(torch.nn.Linear(4, 4)).to(DEVICE)
     layer[0].weight.data.fill_(1)
@@ -40,7 +40,7 @@ def test_frames_of_packages_are_counted():
     assert "of _pytest" in text or "of pluggy" in text
 
 
-def test_frames_of_packages_alone_are_shown():
+def test_report_shows_frames_of_packages_if_there_are_no_others():
     report = race(openreg.Stream())
     inside = sanitizer.Frame(torch.nn.__file__, 7, "forward")
     assert str(inside) in str(report.later._replace(stack=(inside,)))
@@ -49,7 +49,7 @@ def test_frames_of_packages_alone_are_shown():
 # ---- streams ----
 
 
-def test_a_stream_is_named_by_the_line_that_made_it():
+def test_report_names_a_stream_by_the_line_that_made_it():
     side = openreg.Stream()
     line = lineno() - 1
     report = race(side)
@@ -58,12 +58,12 @@ def test_a_stream_is_named_by_the_line_that_made_it():
     assert report.earlier.where == "the default stream of openreg:0"
 
 
-def test_a_torch_stream_is_named_by_its_line():
+def test_report_names_a_torch_stream_by_its_line():
     side = torch.Stream(device=DEVICE)
     assert race(side).later.where.endswith(f"(made at {__file__}:{lineno() - 1})")
 
 
-def test_a_stream_is_named_by_its_name():
+def test_report_names_a_stream_by_its_name():
     report = race(openreg.Stream(name="copies"))
     assert report.later.where == 'stream "copies" of openreg:0'
     assert 's1 stream "copies" of openreg:0' in report.advice
@@ -71,7 +71,7 @@ def test_a_stream_is_named_by_its_name():
         openreg.Stream(name=7)
 
 
-def test_the_next_owner_of_a_stream_has_not_its_name():
+def test_report_does_not_name_a_stream_by_an_earlier_owner():
     first = openreg.Stream(name="copies")
     while openreg.Stream() != first:
         pass
@@ -82,7 +82,7 @@ def test_the_next_owner_of_a_stream_has_not_its_name():
 # ---- backward passes ----
 
 
-def test_an_operator_of_a_backward_pass():
+def test_report_of_a_backward_pass_has_the_forward_line():
     side = openreg.Stream()
     x = torch.ones(100, device=DEVICE, requires_grad=True)
     w = torch.ones(100, device=DEVICE)
@@ -105,7 +105,7 @@ def test_an_operator_of_a_backward_pass():
     assert "no Python frames" not in text
 
 
-def test_the_earlier_access_may_be_of_a_backward_pass():
+def test_report_has_an_earlier_access_of_a_backward_pass():
     side = openreg.Stream()
     x = torch.ones(100, device=DEVICE, requires_grad=True)
     y = (x * 2).sum()
@@ -118,7 +118,7 @@ def test_the_earlier_access_may_be_of_a_backward_pass():
     assert any(frame.line == backward for frame in report.earlier.stack)
 
 
-def test_a_function_with_a_backward_of_its_own():
+def test_report_names_a_custom_functions_backward():
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, w):
@@ -145,7 +145,7 @@ def test_a_function_with_a_backward_of_its_own():
 # ---- advice ----
 
 
-def test_the_host_is_told_both_ways():
+def test_report_of_a_host_access_advises_both_waits():
     host = torch.empty(100, pin_memory=True)
     host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
     host.sum()
@@ -181,7 +181,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("kind", WRITES)
-def test_rows_are_known_by_their_indices(kind):
+def test_row_accesses_are_distinguished_by_their_indices(kind):
     def run(first, second):
         sanitizer.clear()
         side, cache, index, other, values = rows(first, second)
@@ -199,7 +199,7 @@ def test_rows_are_known_by_their_indices(kind):
     assert run([0, 1], [1, 7]) == ["possible race" if kind == "scatter_" else "race"]
 
 
-def test_reads_of_rows():
+def test_row_reads_race_only_with_writes_of_their_rows():
     side, cache, index, other, values = rows([0, 1], [5, 6])
     cache.index_select(0, index)
     torch.nn.functional.embedding(index, cache)
@@ -213,7 +213,7 @@ def test_reads_of_rows():
     assert [report.kind for report in sanitizer.reports()] == ["race"]
 
 
-def test_where_indices_are_not_known_a_race_is_a_possible_one():
+def test_race_of_unknown_indices_is_a_possible_one():
     side, cache, index, _, values = rows([0, 1], [5, 6], known=False)
     cache.index_copy_(0, index, values)
     with side:
@@ -240,7 +240,7 @@ def test_possible_races_can_be_switched_off():
 # ---- custom operators ----
 
 
-def test_custom_operators_by_their_schema():
+def test_report_of_a_custom_operator_follows_its_schema():
     @torch.library.custom_op("sanitizer_reports::scale", mutates_args=("y",), device_types=DEVICE)
     def scale(x: torch.Tensor, y: torch.Tensor) -> None:
         y.copy_(x * 2)
@@ -267,7 +267,7 @@ def picture(side):
     return report
 
 
-def test_the_picture_as_text():
+def test_report_picture_as_text_has_streams_and_accesses():
     report = picture(openreg.Stream(name="side"))
     first, second, *rest = report.picture().splitlines()
     assert first.startswith("the default stream of openreg:0  ") and "1>" in first and "A" in first
@@ -279,7 +279,7 @@ def test_the_picture_as_text():
     assert rest[3].startswith("A ..> B is missing: s1.wait_stream(s0) before aten::mul_")
 
 
-def test_the_picture_as_a_file(tmp_path):
+def test_report_picture_is_saved_as_text_and_svg(tmp_path):
     report = picture(openreg.Stream(name="<side>"))
     report.save(tmp_path / "race.txt")
     assert (tmp_path / "race.txt").read_text() == report.picture() + "\n"
@@ -294,7 +294,7 @@ def test_the_picture_as_a_file(tmp_path):
         report.save(str(tmp_path / "race.png"))
 
 
-def test_a_third_stream_has_a_row():
+def test_report_picture_has_a_row_for_a_third_stream():
     third, side = openreg.Stream(name="third"), openreg.Stream(name="side")
     x = torch.ones(100, device=DEVICE)
     with third:

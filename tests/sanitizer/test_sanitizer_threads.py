@@ -292,7 +292,7 @@ PyObject *PyInit_waits_in_c(void) { sem_init(&semaphore, 0, 0); return PyModule_
 """
 
 
-def test_a_lock_of_an_extension_counts_as_order(tmp_path):
+def test_lock_of_an_extension_counts_as_order(tmp_path):
     source, library = tmp_path / "waits_in_c.c", tmp_path / "waits_in_c.so"
     source.write_text(EXTENSION)
     include = sysconfig.get_path("include")
@@ -303,7 +303,7 @@ def test_a_lock_of_an_extension_counts_as_order(tmp_path):
     assert not found(hand_over, extension.post, extension.wait)
 
 
-def test_what_a_future_of_torch_calls_knows_what_was_known_there():
+def test_torch_future_callback_is_ordered_after_its_registration():
     """The thread that sets the result calls it."""
 
     def program():
@@ -324,7 +324,7 @@ def test_what_a_future_of_torch_calls_knows_what_was_known_there():
     assert not found(program)
 
 
-def test_reading_a_file_of_a_disk_orders_nothing():
+def test_read_of_a_disk_file_orders_nothing():
     """As whoever prints a report does, who so would see no other."""
     flags = []
 
@@ -337,11 +337,11 @@ def test_reading_a_file_of_a_disk_orders_nothing():
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_what_orders_two_threads(way):
+def test_hand_over_between_threads_orders_them(way):
     assert not found(hand_over, *way())
 
 
-def test_what_does_not():
+def test_polled_flag_orders_no_threads():
     flags = []
     (report,) = found(hand_over, lambda: flags.append(1), lambda: poll(flags))
     assert report == "aten::add_.Tensor / aten::mul_.Tensor"
@@ -349,7 +349,7 @@ def test_what_does_not():
 
 
 @pytest.mark.parametrize("wait", ["synchronize", "event", "query", "event query", "device"])
-def test_any_wait_counts_for_its_thread(wait):
+def test_wait_or_query_of_any_kind_counts_for_its_thread(wait):
     """And a query that happened to be true is one."""
 
     def program(here):
@@ -380,7 +380,7 @@ def test_any_wait_counts_for_its_thread(wait):
     assert found(program, False)
 
 
-def test_another_lock_does_not():
+def test_another_lock_orders_no_threads():
     one, other, flags = threading.Lock(), threading.Lock(), []
 
     def tell():
@@ -395,7 +395,7 @@ def test_another_lock_does_not():
     assert found(hand_over, tell, hear)
 
 
-def test_a_lock_that_was_released_before_the_wait_does_not():
+def test_lock_released_before_the_wait_orders_no_threads():
     lock, flags = threading.Lock(), []
     with lock:
         pass
@@ -409,7 +409,7 @@ def test_a_lock_that_was_released_before_the_wait_does_not():
 
 
 @pytest.mark.parametrize("make", [threading.Lock, threading.RLock, queue.SimpleQueue])
-def test_what_is_at_the_address_of_another_one_does_not(make):
+def test_lock_at_the_address_of_an_earlier_one_orders_no_threads(make):
     addresses = []
 
     def tell():
@@ -435,7 +435,7 @@ def test_what_is_at_the_address_of_another_one_does_not(make):
 # ---- Begin and end of threads ----
 
 
-def test_a_thread_knows_what_its_starter_knew():
+def test_thread_start_orders_the_started_thread():
     def program(waits):
         x, side = written_aside()
         if waits:
@@ -475,16 +475,16 @@ ENDS = {
 
 
 @pytest.mark.parametrize("hear", ENDS.values(), ids=ENDS)
-def test_the_end_of_a_thread_orders_who_asks_for_it(hear):
+def test_thread_end_orders_a_thread_that_asks_for_it(hear):
     assert not found(end_by(hear))
 
 
-def test_nobody_else_knows():
+def test_thread_end_orders_no_thread_that_has_not_asked():
     assert found(end_by(lambda thread, flags: poll(flags)))
 
 
 @pytest.mark.parametrize("ask", [threading.Thread.join, threading.Thread.is_alive])
-def test_a_second_thread_may_ask(ask):
+def test_thread_end_orders_a_second_thread_that_asks(ask):
     def program():
         x, side = written_aside()
         first, joined = threading.Thread(target=side.synchronize), []
@@ -500,7 +500,7 @@ def test_a_second_thread_may_ask(ask):
     assert not found(program)
 
 
-def test_that_a_thread_has_ended_does_not_order_the_next():
+def test_thread_end_does_not_order_the_next_thread():
     def hear(thread, flags):
         poll(flags)
         time.sleep(0.02)  # likely it has ended; it is no order whether or not
@@ -508,7 +508,7 @@ def test_that_a_thread_has_ended_does_not_order_the_next():
     assert found(end_by(hear, uses=started))
 
 
-def test_a_thread_that_cannot_be_followed_counts_as_ordered():
+def test_thread_that_cannot_be_followed_counts_as_ordered():
     """One that ctypes has made is C's, and so are those that run when the sanitizer comes."""
     x, side = written_aside()
     sanitizer.disable()
@@ -546,7 +546,7 @@ def test_a_thread_that_cannot_be_followed_counts_as_ordered():
 # ---- Pools and loops ----
 
 
-def test_executors():
+def test_executor_results_order_the_caller():
     def program(waits):
         """One worker waits and stays there, the other one uses it."""
         x, side = written_aside()
@@ -567,7 +567,7 @@ def test_executors():
     assert found(program, False)
 
 
-def test_thread_pools():
+def test_thread_pool_results_order_the_caller():
     def program(kind):
         x, side = written_aside()
         with ThreadPool(2) as pool:
@@ -577,7 +577,7 @@ def test_thread_pools():
     assert not found(program, "map")
 
 
-def test_asyncio():
+def test_asyncio_await_orders_the_caller():
     def program(waits):
         async def main():
             x, side = written_aside()
@@ -604,7 +604,7 @@ def test_asyncio():
 
 
 @pytest.mark.parametrize("wakes", [True, False])
-def test_call_soon_threadsafe(wakes):
+def test_call_soon_threadsafe_orders_its_callback(wakes):
     def program():
         async def main():
             x, side = written_aside()
@@ -669,13 +669,13 @@ def backward_after(waits):
     started(other, trains)
 
 
-def test_backward_knows_what_its_caller_knows():
+def test_backward_is_ordered_after_its_caller():
     assert not found(backward_after, True)
     (report,) = found(backward_after, False)
     assert report == "aten::mul.Tensor / aten::mul_.Tensor"
 
 
-def test_what_backward_waits_for_its_caller_knows():
+def test_backward_waits_order_its_caller():
     def program(hook):
         x, side = written_aside()
         y = torch.ones(100, device=DEVICE, requires_grad=True)
@@ -702,7 +702,7 @@ class Scales(torch.nn.Module):
         return Doubled.apply(self.weight, self.aside).sum()
 
 
-def test_the_reducer_of_ddp_knows_what_its_caller_knows(tmp_path):
+def test_ddp_reducer_is_ordered_after_its_caller(tmp_path):
     def program(waits):
         aside, side = written_aside()
         model = torch.nn.parallel.DistributedDataParallel(Scales(aside))
@@ -734,7 +734,7 @@ def test_the_reducer_of_ddp_knows_what_its_caller_knows(tmp_path):
 # ---- On and off ----
 
 
-def test_nothing_stays_when_it_is_off():
+def test_thread_functions_are_restored_when_it_is_off():
     patched = (threading.Thread.join, threading.Event.is_set, threading._start_new_thread)
     sanitizer.disable()
     try:
@@ -746,7 +746,7 @@ def test_nothing_stays_when_it_is_off():
         sanitizer.enable("warn")
 
 
-def test_what_others_have_put_over_it_stays():
+def test_thread_functions_that_others_wrapped_stay():
     join, calls = threading.Thread.join, []
 
     def counted(self, timeout=None):
@@ -763,7 +763,7 @@ def test_what_others_have_put_over_it_stays():
         sanitizer.enable("warn")
 
 
-def test_it_may_go_on_and_off_while_threads_are_in_locks():
+def test_sanitizer_may_be_switched_while_threads_are_in_locks():
     lock, tasks, done = threading.Lock(), queue.SimpleQueue(), []
     lock.acquire()
 
@@ -784,7 +784,7 @@ def test_it_may_go_on_and_off_while_threads_are_in_locks():
     assert sorted(done) == list(range(4))
 
 
-def test_threads_may_switch_it_on_and_off_at_once():
+def test_sanitizer_may_be_switched_by_threads_at_once():
     before = sys.getswitchinterval()
 
     def switch():

@@ -66,7 +66,7 @@ def test_pinned_memory_for_the_next_batch_orders_nothing(when):
         openreg.synchronize()
 
 
-def test_a_pinned_block_is_handed_out_again(eventually):
+def test_pinned_block_handed_out_again_carries_no_earlier_access(eventually):
     """Its former owner's accesses, waited for by the allocator, are not held against the next."""
 
     def reuse():
@@ -134,18 +134,18 @@ WAITS_EVERYWHERE = {
 
 
 @pytest.mark.parametrize("kind", WAITS_UNASKED)
-def test_what_only_this_backend_waits_for(kind):
+def test_wait_of_this_backend_alone_orders_nothing(kind):
     for _ in range(2):  # the first call of an operator waits where later ones do not
         assert races_after(WAITS_UNASKED[kind])
 
 
 @pytest.mark.parametrize("kind", WAITS_EVERYWHERE)
-def test_what_every_device_waits_for(kind):
+def test_wait_of_every_device_orders_the_caller(kind):
     for _ in range(2):
         assert not races_after(WAITS_EVERYWHERE[kind])
 
 
-def test_an_operator_is_told_at_its_first_call_too():
+def test_operator_is_reported_at_its_first_call():
     """Outputs that get their memory from the operator are written by it."""
 
     def use(orders):
@@ -163,7 +163,7 @@ def test_an_operator_is_told_at_its_first_call_too():
     assert len(sanitizer.reports()) == 2
 
 
-def test_a_blocking_launch_orders_nothing(run_ok):
+def test_blocking_launch_orders_nothing(run_ok):
     code = """
         import warnings
         import torch
@@ -179,7 +179,7 @@ def test_a_blocking_launch_orders_nothing(run_ok):
     assert int(run_ok(code, setting)) == 2
 
 
-def test_pageable_memory():
+def test_pageable_copy_is_over_for_its_host_memory_on_return():
     """The call has read the source, or written the destination, when it returns."""
 
     def use(orders, size, dtype):

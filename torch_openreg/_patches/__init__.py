@@ -342,7 +342,7 @@ PATCHES = {
             "torch._C._ImperativeEngine.run_backward",
             "threads of autograd take over the modes of the thread that called backward "
             "(`csrc/torch/backward_caller.cpp`)",
-            "test_sanitizer_threads.py::test_backward_knows_what_its_caller_knows",
+            "test_sanitizer_threads.py::test_backward_is_ordered_after_its_caller",
             "the engine has a hook where a backward pass is called",
             hidden=True,
         ),
@@ -358,7 +358,7 @@ PATCHES = {
             "torch._C.Future.* torch._C.wait torch.distributed.Store.*",
             "while the sanitizer is on, they order threads, as Python's locks and queues do "
             "(`csrc/torch/threads.cpp`)",
-            "test_sanitizer_threads.py::test_what_orders_two_threads",
+            "test_sanitizer_threads.py::test_hand_over_between_threads_orders_them",
             hidden=True,
         ),
     ),
