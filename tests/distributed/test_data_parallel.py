@@ -54,7 +54,7 @@ def devices_of(tensors):
 
 @pytest.mark.parametrize("source", WHERE)
 @pytest.mark.parametrize("dtype", [torch.float, torch.int8, torch.cfloat])
-def test_broadcast(source, dtype):
+def test_broadcast_copies_to_each_device(source, dtype):
     x = torch.arange(6, device=source).to(dtype).view(2, 3).t()
     copies = comm.broadcast(x, ["openreg:0", 1, torch.device("openreg", 0)])
     assert devices_of(copies) == ["openreg:0", "openreg:1", "openreg:0"]
@@ -71,7 +71,7 @@ def test_broadcast(source, dtype):
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("buffer_size", [1, 40, 10485760])
-def test_broadcast_coalesced_and_back(sparse, buffer_size):
+def test_broadcast_coalesced_and_reduce_add_give_sums(sparse, buffer_size):
     def make(size, dtype):
         x = torch.arange(size, device="openreg:0").remainder(3).to(dtype)
         return x.to_sparse() if sparse and size % 2 else x
@@ -99,7 +99,7 @@ def test_broadcast_coalesced_and_back(sparse, buffer_size):
             assert total.to_dense().tolist() == (2 * x.to_dense()).tolist()
 
 
-def test_reduce_add(recwarn):
+def test_reduce_add_sums_on_the_destination(recwarn):
     x, y = torch.ones(2, 3, device="openreg:0"), torch.full((2, 3), 2.0, device="openreg:1")
     for destination, device in ((None, 0), (0, 0), (1, 1)):
         total = comm.reduce_add((x, y), destination)
@@ -114,7 +114,7 @@ def test_reduce_add(recwarn):
 
 @pytest.mark.parametrize("source", WHERE)
 @pytest.mark.parametrize(("dim", "sizes"), [(0, None), (1, None), (-1, (4, 1)), (0, (1, 3))])
-def test_scatter_and_gather(source, dim, sizes):
+def test_scatter_and_gather_divide_and_join(source, dim, sizes):
     x = torch.arange(20.0, device=source).view(4, 5)
     chunks = comm.scatter(x, (0, 1), sizes, dim)
     assert isinstance(chunks, tuple) and devices_of(chunks) == ["openreg:0", "openreg:1"]
@@ -194,14 +194,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_named(name):
+def test_comm_functions_name_a_mistake(name):
     call, text = MISTAKES[name]
     with pytest.raises((RuntimeError, IndexError), match=text):
         call()
     assert torch.openreg.current_device() == 0
 
 
-def test_nothing_waits_for_a_device(held):
+def test_comm_functions_wait_for_no_device(held):
     x = torch.ones(4, 5, device="openreg:0")
     y = torch.full((4, 5), 2.0, device="openreg:1")
     pinned = torch.full((4, 5), 3.0).pin_memory()
@@ -236,7 +236,7 @@ def test_scatter_copies_on_the_streams_it_is_given():
     assert second.tolist() == [2, 3]
 
 
-def test_a_tensor_on_the_cpu_is_cudas_where_there_is_cuda(monkeypatch):
+def test_comm_leaves_cpu_tensors_to_cuda_where_there_is_cuda(monkeypatch):
     from torch_openreg._patches import data_parallel
 
     called = data_parallel._ours_or(lambda *_: "theirs", lambda *_: "ours")
@@ -277,7 +277,7 @@ def step(net, optimizer, x, y):
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("source", WHERE)
-def test_it_trains_as_one_device_does(name, source):
+def test_data_parallel_trains_as_one_device(name, source):
     make, size = NETS[name]
     torch.manual_seed(0)
     alone = make().to("openreg:0")
@@ -299,7 +299,7 @@ def test_it_trains_as_one_device_does(name, source):
     assert losses[1] < before
 
 
-def test_three_devices_and_a_batch_that_is_not_even(run_ok):
+def test_data_parallel_divides_an_uneven_batch_over_three_devices(run_ok):
     out = run_ok(
         """
         import copy, torch
@@ -321,7 +321,7 @@ def test_three_devices_and_a_batch_that_is_not_even(run_ok):
     assert out.splitlines() == [f"openreg:1 {batch}" for batch in (7, 3, 2, 1)]
 
 
-def test_statistics_are_those_of_the_first_device():
+def test_data_parallel_keeps_statistics_of_the_first_device():
     torch.manual_seed(0)
     alone = Conv().to("openreg:0")
     spread = nn.DataParallel(copy.deepcopy(alone))
@@ -332,7 +332,7 @@ def test_statistics_are_those_of_the_first_device():
     torch.testing.assert_close(spread.module.norm.running_var, alone.norm.running_var)
 
 
-def test_gradients_of_what_comes_from_elsewhere():
+def test_data_parallel_returns_gradients_to_the_inputs_device():
     net = nn.DataParallel(nn.Linear(3, 2, bias=False).to("openreg:0"))
     for source in ("openreg:0", "openreg:1"):
         x = torch.rand(4, 3, device=source, requires_grad=True)
@@ -346,7 +346,7 @@ def test_gradients_of_what_comes_from_elsewhere():
     torch.testing.assert_close(x.grad, expected.cpu())
 
 
-def test_a_step_waits_for_no_device(held):
+def test_data_parallel_step_waits_for_no_device(held):
     make, size = NETS["conv"]
     net = nn.DataParallel(make().to("openreg:0"))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -361,7 +361,7 @@ def test_a_step_waits_for_no_device(held):
         torch.testing.assert_close(one, other)
 
 
-def test_results_and_arguments_of_other_kinds():
+def test_data_parallel_takes_and_gives_nested_values():
     class Model(nn.Module):
         def forward(self, x, scale=1, *, names):
             assert x["a"].device == x["b"][0].device
@@ -375,7 +375,7 @@ def test_results_and_arguments_of_other_kinds():
     assert out["all"][0].tolist() == [4, 4] and out["all"][1].tolist() == [1, 2]
 
 
-def test_complex_parameters():
+def test_data_parallel_trains_complex_parameters():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -402,7 +402,7 @@ class Words(nn.Module):
         return self.lstm(self.embedding(x))[0][:, -1]
 
 
-def test_gradients_that_are_sparse():
+def test_data_parallel_adds_sparse_gradients():
     alone = Words().to("openreg:0")
     spread = nn.DataParallel(copy.deepcopy(alone))
     x = torch.randint(10, (6, 3))
@@ -415,7 +415,7 @@ def test_gradients_that_are_sparse():
         torch.testing.assert_close(one.grad.to_dense(), other.grad.to_dense())
 
 
-def test_the_parts_by_themselves():
+def test_data_parallel_parts_work_by_themselves():
     net = mlp().to("openreg:0")
     x = torch.rand(10, 12, device="openreg:0")
     expected = net(x)
@@ -432,7 +432,7 @@ def test_the_parts_by_themselves():
         torch.testing.assert_close(gather(outputs, 0), expected)
 
 
-def test_an_error_names_the_replica():
+def test_data_parallel_error_names_the_replica():
     class Model(nn.Module):
         def forward(self, x):
             if x.device.index == 1:
@@ -446,7 +446,7 @@ def test_an_error_names_the_replica():
         net(torch.ones(4, 3))
 
 
-def test_autocast_and_no_grad_reach_the_replicas():
+def test_data_parallel_replicas_inherit_autocast_and_no_grad():
     net = nn.DataParallel(nn.Linear(3, 2).to("openreg:0"))
     with torch.no_grad(), torch.autocast("openreg"):
         out = net(torch.ones(4, 3))
@@ -454,7 +454,7 @@ def test_autocast_and_no_grad_reach_the_replicas():
     assert net(torch.ones(4, 3)).dtype is torch.float
 
 
-def test_replicas_run_on_the_streams_that_are_current(held):
+def test_data_parallel_replicas_run_on_current_streams(held):
     sides = [torch.openreg.Stream(i) for i in range(2)]
     net = nn.DataParallel(nn.Linear(3, 2).to("openreg:0"))
     x = torch.rand(4, 3, device="openreg:0")

@@ -53,7 +53,7 @@ def rank_group(rank):
     return backend.name(), group._get_backend(torch.device("cpu")).name(), backend.rank()
 
 
-def test_no_backend_need_be_named(ranks):
+def test_group_needs_no_name_of_a_backend(ranks):
     assert ranks.run(rank_group) == [("openreg", "gloo", 0), ("openreg", "gloo", 1)]
     assert dist.get_default_backend_for_device("openreg") == "openreg"
 
@@ -69,7 +69,7 @@ def rank_cpu(rank):
     assert objects[0].tolist() == [0, 1, 2]
 
 
-def test_the_same_group_takes_cpu_tensors_and_objects(ranks):
+def test_group_takes_cpu_tensors_and_objects(ranks):
     ranks.run(rank_cpu)
 
 
@@ -98,7 +98,7 @@ def rank_subgroups(rank):
     same(x, on(0, 3) + on(1, 3))
 
 
-def test_subgroups(ranks):
+def test_subgroups_communicate_by_themselves(ranks):
     ranks.run(rank_subgroups)
 
 
@@ -162,7 +162,7 @@ def rank_movements(rank, dtype):
 
 
 @pytest.mark.parametrize("dtype", MOVED, ids=str)
-def test_what_moves_data_takes_every_dtype(ranks, dtype):
+def test_collectives_that_move_data_take_every_dtype(ranks, dtype):
     ranks.run(rank_movements, dtype)
 
 
@@ -209,7 +209,7 @@ CASES += [(torch.complex64, op) for op in ("SUM", "AVG")]
 
 
 @pytest.mark.parametrize("dtype,op", CASES, ids=str)
-def test_reductions(ranks, dtype, op):
+def test_reduction_gives_the_result_of_its_operation(ranks, dtype, op):
     ranks.run(rank_reductions, dtype, op)
 
 
@@ -231,7 +231,7 @@ def rank_averages(rank):
     same(whole, x)
 
 
-def test_an_average_of_large_halves_is_no_infinity(ranks):
+def test_average_of_large_halves_is_no_infinity(ranks):
     ranks.run(rank_averages)
 
 
@@ -255,7 +255,7 @@ def rank_factors(rank):
     assert x.tolist() == [20000.0] * 4
 
 
-def test_a_sum_of_parts_times_a_factor(ranks):
+def test_premultiplied_sum_scales_each_part(ranks):
     ranks.run(rank_factors)
 
 
@@ -278,7 +278,7 @@ def rank_uneven(rank):
         raises(ValueError, "expected tensors of 3 elements", dist.all_gather, parts, on(rank, 3))
 
 
-def test_parts_of_several_sizes(ranks):
+def test_collectives_take_parts_of_several_sizes(ranks):
     ranks.run(rank_uneven)
 
 
@@ -288,7 +288,7 @@ def rank_bools(rank):
     assert x.cpu().view(torch.uint8).tolist() == [0, 1, 1]
 
 
-def test_a_sum_of_bools_is_a_bool(ranks):
+def test_sum_of_bools_is_a_bool(ranks):
     ranks.run(rank_bools)
 
 
@@ -317,7 +317,7 @@ def rank_coalesced(rank):
         same(part, mean.chunk(2)[rank])
 
 
-def test_several_as_one(ranks):
+def test_coalesced_collectives_act_as_one(ranks):
     ranks.run(rank_coalesced)
 
 
@@ -376,7 +376,7 @@ def rank_several_dtypes(rank):
         same(whole, torch.cat([on(r, 2 + i, dtype=whole.dtype) for r in range(SIZE)]))
 
 
-def test_several_of_several_dtypes(ranks):
+def test_coalesced_collectives_take_several_dtypes(ranks):
     ranks.run(rank_several_dtypes)
 
 
@@ -402,7 +402,7 @@ def rank_empty(rank):
     torch.openreg.synchronize()
 
 
-def test_collectives_of_nothing(ranks):
+def test_collectives_of_empty_tensors_work(ranks):
     ranks.run(rank_empty)
 
 
@@ -436,7 +436,7 @@ def rank_point_to_point(rank):
         same(second, torch.full((5,), 7.0))
 
 
-def test_point_to_point(ranks):
+def test_point_to_point_messages_arrive(ranks):
     ranks.run(rank_point_to_point)
 
 
@@ -475,7 +475,7 @@ def rank_odd_shapes(rank):
     same(image, on(0, 2, 3, 4, 5) + on(1, 2, 3, 4, 5))
 
 
-def test_shapes(ranks):
+def test_collectives_take_odd_shapes(ranks):
     ranks.run(rank_odd_shapes)
 
 
@@ -495,7 +495,7 @@ def rank_functional(rank):
     torch.openreg.set_device(0)
 
 
-def test_functional_collectives_and_dtensor(ranks):
+def test_functional_collectives_and_dtensor_work(ranks):
     ranks.run(rank_functional)
 
 
@@ -523,7 +523,7 @@ def rank_gated(rank):
     same(y, total * 4)
 
 
-def test_a_collective_follows_what_is_queued_and_the_host_runs_ahead(ranks):
+def test_collective_follows_queued_work_and_the_host_runs_ahead(ranks):
     ranks.run(rank_gated)
 
 
@@ -560,7 +560,7 @@ def rank_one_sided(rank):
     same(x, on(0, 10) + on(1, 10))
 
 
-def test_no_lane_waits_for_a_peer(ranks):
+def test_collective_leaves_no_lane_waiting_for_a_peer(ranks):
     ranks.run(rank_one_sided)
 
 
@@ -583,7 +583,7 @@ def rank_side_stream(rank):
     same(y, on(0, 10) + on(1, 10) + 1)
 
 
-def test_wait_holds_the_current_stream(ranks):
+def test_work_wait_holds_the_current_stream(ranks):
     ranks.run(rank_side_stream)
 
 
@@ -622,7 +622,7 @@ def rank_synchronizes(rank, what):
 
 
 @pytest.mark.parametrize("what", SYNCHRONIZES)
-def test_who_synchronizes_waits_for_collectives(ranks, what):
+def test_synchronize_waits_for_collectives_as_cudas_does(ranks, what):
     """As on CUDA: the device for all, a stream for those that it has waited for."""
     waits = what in ("the device", "accelerator", "a stream that waits")
     assert ranks.run(rank_synchronizes, what)[0] == (waits, waits)
@@ -648,7 +648,7 @@ def rank_memory(rank):
     del x
 
 
-def test_the_work_keeps_its_tensors(ranks):
+def test_work_keeps_its_tensors(ranks):
     ranks.run(rank_memory)
 
 
@@ -687,7 +687,7 @@ def rank_barrier(rank):
     dist.destroy_process_group(group)
 
 
-def test_a_barrier_holds_the_host(ranks):
+def test_barrier_holds_the_host(ranks):
     ranks.run(rank_barrier)
 
 
@@ -701,7 +701,7 @@ def rank_monitored_barrier(rank):
     dist.monitored_barrier(group=dist.new_group(backend="gloo"))
 
 
-def test_a_monitored_barrier_is_gloos_own(ranks):
+def test_monitored_barrier_is_gloos_own(ranks):
     ranks.run(rank_monitored_barrier)
 
 
@@ -779,7 +779,7 @@ def rank_bad_input(rank):
     same(x, on(0, 4) + on(1, 4))
 
 
-def test_bad_input_is_refused_at_the_call(ranks):
+def test_collectives_refuse_bad_input_at_the_call(ranks):
     ranks.run(rank_bad_input)
 
 
@@ -787,7 +787,7 @@ def rank_fails(rank):
     assert rank == 0, "rank 1 fails"
 
 
-def test_a_rank_that_fails_fails_the_test(ranks):
+def test_rank_that_fails_fails_the_test(ranks):
     with pytest.raises(RankError, match="rank 1 fails"):
         ranks.run(rank_fails)
 

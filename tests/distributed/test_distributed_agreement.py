@@ -133,7 +133,7 @@ def rank_disagrees(rank, names):
         assert x.tolist() == [2.0] * 4, name
 
 
-def test_each_rank_is_told_and_the_group_goes_on(pair):
+def test_ranks_that_disagree_each_get_an_error_and_go_on(pair):
     pair.run(rank_disagrees, list(CALLS))
 
 
@@ -152,7 +152,7 @@ def rank_sends_another_size(rank):
     assert x.tolist() == [1.0] * 4
 
 
-def test_a_message_of_another_size_is_the_receivers_error(pair):
+def test_message_of_another_size_is_the_receivers_error(pair):
     pair.run(rank_sends_another_size)
 
 
@@ -183,7 +183,7 @@ def rank_drops(rank):
     assert y.tolist() == [2.0] * 4
 
 
-def test_a_rank_without_inputs_tells_the_others(pair):
+def test_rank_without_inputs_fails_the_collective_on_all_ranks(pair):
     pair.run(rank_drops)
 
 
@@ -211,7 +211,7 @@ def rank_hangs(rank):
     return report
 
 
-def test_the_hang_report_names_collective_group_ranks_and_number(pair):
+def test_hang_report_names_collective_group_ranks_and_number(pair):
     report, _ = pair.run(rank_hangs)
     line = r"\n  {} of group two \([0-9a-f]+\) \(rank 0 of 2\) on openreg:0: event (0x[0-9a-f]+), "
     line += r"called \d+\.\d s ago, {}\n"
@@ -220,7 +220,7 @@ def test_the_hang_report_names_collective_group_ranks_and_number(pair):
     assert re.search(line.format("broadcast 3", "has not begun: .*"), report), report
 
 
-def test_a_schedule_decides_when_a_collective_begins_and_ends(run_ok):
+def test_schedule_decides_when_a_collective_begins_and_ends(run_ok):
     """By seeds and in a search, and each repeats; a program that waits has one result."""
     run_ok(
         """
@@ -274,7 +274,7 @@ def test_a_schedule_decides_when_a_collective_begins_and_ends(run_ok):
     )
 
 
-def test_a_reset_between_the_halves_of_a_collective(run_ok):
+def test_reset_between_the_halves_of_a_collective_writes_nothing(run_ok):
     """Nothing is written then: the memory may be another tensor's by now."""
     run_ok(
         """

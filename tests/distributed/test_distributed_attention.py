@@ -72,7 +72,7 @@ def rank_attends(rank, name, mask_divided):
 
 @pytest.mark.parametrize("mask_divided", [False, True], ids=["", "mask divided"])
 @pytest.mark.parametrize("name", MASKS)
-def test_attention_of_dtensors(ranks, name, mask_divided):
+def test_attention_of_dtensors_has_the_cpus_values(ranks, name, mask_divided):
     ranks.run(rank_attends, name, mask_divided)
 
 
@@ -94,5 +94,5 @@ def rank_chooses(rank):
         torch.openreg.set_device(0)
 
 
-def test_the_choice_of_a_kernel(ranks):
+def test_attention_of_dtensors_chooses_a_kernel_as_cuda(ranks):
     ranks.run(rank_chooses)

@@ -56,7 +56,7 @@ def rank_alone(rank):
     assert (y * 0 + 3).sum().item() == 12.0
 
 
-def test_a_peer_that_does_not_come(pair):
+def test_peer_that_does_not_come_is_an_error(pair):
     pair.run(rank_alone)
 
 
@@ -95,7 +95,7 @@ def rank_bereaved(rank):
     return time.monotonic() - began
 
 
-def test_a_peer_that_is_killed(tmp_path):
+def test_peer_that_is_killed_is_an_error_before_the_timeout(tmp_path):
     pair = Ranks(2, tmp_path, TIMEOUT)
     pair.start(rank_bereaved)
     (took,) = pair.results([0])
@@ -194,7 +194,7 @@ def rank_begins_again(rank, path):
     assert x.tolist() == [2.0] * 4
 
 
-def test_the_ends_of_works_and_groups(pair, tmp_path):
+def test_works_and_groups_may_end_early_or_begin_again(pair, tmp_path):
     for function in (rank_waits_no_longer, rank_reset, rank_destroys, rank_forks):
         pair.run(function)
     pair.run(rank_begins_again, str(tmp_path / "again"))
@@ -258,7 +258,7 @@ def rank_mesh(rank):
     assert sums(mesh.get_group("columns"), device) == [rank + 1.0] * 2
 
 
-def test_a_group_is_split(pair, tmp_path):
+def test_group_is_split_into_working_groups(pair, tmp_path):
     # Twice: the Gloo of a process's first group is not like that of later ones.
     for path in ("first", "second"):
         pair.run(rank_begins_again, str(tmp_path / path))
@@ -277,7 +277,7 @@ def rank_splits_without_a_device(rank, path):
         dist.split_group(split_ranks=[[0], [1]])
 
 
-def test_a_split_without_a_device_id(pair, tmp_path):
+def test_split_without_a_device_id_is_refused(pair, tmp_path):
     pair.run(rank_splits_without_a_device, str(tmp_path / "none"))
 
 
@@ -288,7 +288,7 @@ ONE = """
 """
 
 
-def test_a_process_ends_with_a_collective_that_has_not_begun(run_ok):
+def test_process_ends_with_a_collective_that_has_not_begun(run_ok):
     run_ok(
         ONE
         + """
@@ -302,7 +302,7 @@ def test_a_process_ends_with_a_collective_that_has_not_begun(run_ok):
     )
 
 
-def test_importing_starts_nothing(run_ok):
+def test_import_of_distributed_starts_nothing(run_ok):
     out = run_ok(
         """
     import torch, torch.distributed as dist, threads
@@ -313,7 +313,7 @@ def test_importing_starts_nothing(run_ok):
     assert out.split() == ["openreg", "0", "False"]
 
 
-def test_a_group_without_tensors_starts_no_device(run_ok):
+def test_group_without_tensors_starts_no_device(run_ok):
     out = run_ok(
         """
     import torch, torch.distributed as dist
@@ -328,7 +328,7 @@ def test_a_group_without_tensors_starts_no_device(run_ok):
     assert out.split() == ["False"]
 
 
-def test_a_device_that_kernels_cannot_reach(run_ok, plugins):
+def test_collectives_work_on_a_device_that_kernels_cannot_reach(run_ok, plugins):
     """Copies on both sides of Gloo, and the same order."""
     run_ok(
         ONE
@@ -351,7 +351,7 @@ def test_a_device_that_kernels_cannot_reach(run_ok, plugins):
     )
 
 
-def test_launch_blocking(run_ok, plugins):
+def test_collectives_work_under_launch_blocking(run_ok, plugins):
     """The host waits for what it queues, and a collective still needs it for nothing more."""
     code = (
         ONE
@@ -369,7 +369,7 @@ def test_launch_blocking(run_ok, plugins):
     run_ok(code, env=blocking | {"OPENREG_PLUGIN": str(plugins / "libvendor_nomap.so")})
 
 
-def test_python_ends_while_collectives_let_go_of_storages_it_knows(run_ok):
+def test_process_ends_while_collectives_release_storages_of_python(run_ok):
     """The queue's thread may be the last, but Python, to have one, and the GIL is gone."""
     out = run_ok(
         ONE

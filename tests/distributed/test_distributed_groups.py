@@ -39,7 +39,7 @@ def rank_devices(rank):
     return found
 
 
-def test_what_a_group_takes_by_its_name(ranks):
+def test_group_name_decides_which_devices_it_takes(ranks):
     both = ["cpu", "openreg"]
     for found in ranks.run(rank_devices):
         assert found["openreg"] == ("openreg", both, "openreg")  # as "nccl" has cuda
@@ -67,7 +67,7 @@ def rank_openreg(rank):
     dist.destroy_process_group(group)
 
 
-def test_objects_go_by_the_device_in_a_group_named_openreg(ranks):
+def test_group_named_openreg_sends_objects_by_the_device(ranks):
     ranks.run(rank_openreg)
 
 
@@ -106,7 +106,7 @@ def rank_loads(rank, folder, backend):
         torch.openreg.set_device(0)
 
 
-def test_a_checkpoint_over_a_group_named_openreg(tmp_path):
+def test_group_named_openreg_saves_a_checkpoint(tmp_path):
     """What rank 0 has read goes where the group's default is, which has to be where others wait."""
     ranks = Ranks(SIZE, tmp_path)
     ranks.run(rank_loads, str(tmp_path), "openreg")
@@ -145,7 +145,7 @@ def rank_gloo(rank):
     dist.destroy_process_group(group)
 
 
-def test_a_group_named_gloo_takes_both(ranks):
+def test_group_named_gloo_takes_both_devices(ranks):
     ranks.run(rank_gloo)
 
 
@@ -170,7 +170,7 @@ def rank_gloo_order(rank):
     dist.destroy_process_group(group)
 
 
-def test_a_group_named_gloo_keeps_the_order_of_streams(ranks):
+def test_group_named_gloo_keeps_the_order_of_streams(ranks):
     ranks.run(rank_gloo_order)
 
 
@@ -188,7 +188,7 @@ def rank_default_gloo(rank, folder):
     torch.openreg.set_device(0)
 
 
-def test_ddp_over_a_group_named_gloo(tmp_path):
+def test_group_named_gloo_serves_ddp(tmp_path):
     ranks = Ranks(SIZE, tmp_path)
     ranks.run(rank_default_gloo, str(tmp_path))
     ranks.close()
@@ -206,5 +206,5 @@ def rank_cpu_alone(rank):
     dist.destroy_process_group(group)
 
 
-def test_a_group_can_be_the_cpus_alone(ranks):
+def test_group_can_be_the_cpus_alone(ranks):
     ranks.run(rank_cpu_alone)

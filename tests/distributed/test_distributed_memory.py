@@ -81,7 +81,7 @@ def rank_gives_back(rank, name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_memory_is_given_back_when_a_stream_waits(ranks, name):
+def test_collective_returns_memory_when_a_stream_waits(ranks, name):
     """Nothing has run: whatever the caller has let go of is there for what the stream does next."""
     assert ranks.run(rank_gives_back, name) == [0, 0]
 
@@ -104,7 +104,7 @@ def rank_keeps(rank):
     return unwaited, waited, kept
 
 
-def test_until_then_the_work_keeps_what_it_reads_and_then_what_came_out(ranks):
+def test_work_keeps_inputs_until_the_wait_and_outputs_as_long_as_it_lives(ranks):
     """As CUDA's: its inputs until a stream waits, its outputs as long as somebody has the work."""
     mebi = 4 * COUNT
     assert ranks.run(rank_keeps) == [(3 * mebi, 2 * mebi, 2 * mebi)] * 2
@@ -124,7 +124,7 @@ def rank_dropped(rank):
     return dropped
 
 
-def test_a_work_that_nobody_waits_for_keeps_it_until_it_has_run(ranks):
+def test_work_without_a_wait_keeps_memory_until_it_has_run(ranks):
     assert ranks.run(rank_dropped) == [4 * COUNT] * 2
 
 
@@ -146,7 +146,7 @@ def rank_reuses(rank):
     return len(places)
 
 
-def test_the_next_collective_may_have_the_memory_of_the_last(ranks):
+def test_collective_may_reuse_the_memory_of_the_last(ranks):
     assert ranks.run(rank_reuses) == [1, 1]
 
 
@@ -194,7 +194,7 @@ def rank_peak(rank, gated):
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["", "the host is ahead"])
-def test_the_peak_of_fsdp2_is_that_of_a_few_blocks(ranks, gated):
+def test_fsdp2_peak_memory_is_that_of_a_few_blocks(ranks, gated):
     """The shards and their gradients are 8 blocks, over two ranks. Beside them a block is gathered
     and copied out while the next one is gathered; in backward() its gradients come to these, and
     are copied to be reduced."""
@@ -240,7 +240,7 @@ def rank_empties(rank, case, sanitized):
 
 @pytest.mark.parametrize("sanitized", [False, True])
 @pytest.mark.parametrize("case", ["unwaited", "held", "waited", "recorded"])
-def test_an_emptied_cache_keeps_what_a_collective_uses(ranks, case, sanitized):
+def test_emptied_cache_keeps_what_a_collective_uses(ranks, case, sanitized):
     result = case == "unwaited" or 3.0
     (first, kept), (second, _) = ranks.run(rank_empties, case, sanitized)
     assert (first, second) == (result, result)

@@ -82,7 +82,7 @@ def rank_average(rank):
     assert torch.equal(numbers.cpu().to_dense(), expected)
 
 
-def test_their_average(ranks):
+def test_sparse_average_divides_the_sum(ranks):
     ranks.run(rank_average)
 
 
@@ -93,7 +93,7 @@ def rank_views(rank):
     assert torch.equal(x.cpu().to_dense(), total(on_cpu).t())
 
 
-def test_parts_need_not_be_contiguous(ranks):
+def test_sparse_parts_need_not_be_contiguous(ranks):
     ranks.run(rank_views)
 
 
@@ -122,7 +122,7 @@ def rank_ordered(rank):
     assert torch.equal(x.to_dense().cpu(), torch.diag(torch.tensor([3.0, 3.0, 3.0, 0.0])))
 
 
-def test_who_waits_for_a_sparse_sum_waits_for_its_size(ranks):
+def test_sparse_sum_wait_waits_for_its_size(ranks):
     ranks.run(rank_ordered)
 
 
@@ -151,7 +151,7 @@ def rank_reuse(rank):
     assert torch.equal(got.cpu().to_dense(), expected)
 
 
-def test_memory_of_a_sparse_sum_is_used_on_the_stream_that_waited(ranks):
+def test_sparse_sum_memory_is_used_on_the_stream_that_waited(ranks):
     ranks.run(rank_reuse)
 
 
@@ -179,7 +179,7 @@ def rank_ddp(rank):
         torch.openreg.set_device(0)
 
 
-def test_ddp_with_sparse_gradients(ranks):
+def test_ddp_averages_sparse_gradients(ranks):
     ranks.run(rank_ddp)
 
 
@@ -292,5 +292,5 @@ def rank_refusals(rank, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_other_collective_refuses_sparse_tensors_at_the_call(ranks, layout):
+def test_other_collectives_refuse_sparse_tensors_at_the_call(ranks, layout):
     ranks.run(rank_refusals, layout)

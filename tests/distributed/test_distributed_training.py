@@ -119,7 +119,7 @@ def rank_ddp_trains(rank, hook):
 
 
 @pytest.mark.parametrize("hook", [False, True], ids=["plain", "hook"])
-def test_ddp_trains(ranks, hook):
+def test_ddp_trains_with_the_losses_of_one_process(ranks, hook):
     ranks.run(rank_ddp_trains, hook)
 
 
@@ -140,7 +140,7 @@ def rank_ddp_runs_ahead(rank):
     torch.openreg.synchronize()
 
 
-def test_a_step_of_ddp_does_not_hold_the_host(ranks):
+def test_ddp_step_does_not_hold_the_host(ranks):
     ranks.run(rank_ddp_runs_ahead)
 
 

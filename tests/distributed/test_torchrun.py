@@ -59,7 +59,7 @@ def check(printed, places):
     assert found[0][2] == found[1][2]
 
 
-def test_two_processes():
+def test_torchrun_example_runs_as_two_processes():
     launcher = start([*TORCHRUN, "--standalone", "--nproc-per-node", "2", EXAMPLE])
     check(output(launcher), ["host 0, openreg:0", "host 0, openreg:1"])
 
@@ -71,7 +71,7 @@ def on_two_hosts(endpoint, *more):
 
 
 @pytest.mark.slow
-def test_two_launchers(free_port):
+def test_torchrun_example_runs_under_two_launchers(free_port):
     command = on_two_hosts(f"localhost:{free_port}", "--local-addr", "localhost")
     printed = output(*[start(command) for _ in range(2)])
     check(printed, ["host 0, openreg:0", "host 1, openreg:0"])
@@ -115,7 +115,7 @@ def namespaces():
 
 
 @pytest.mark.slow
-def test_two_networks(namespaces):
+def test_torchrun_example_runs_over_two_networks(namespaces):
     """Hosts whose names say nothing of the network between them: torchrun and Gloo are told."""
 
     def on_host(number):

@@ -54,20 +54,20 @@ PATCHES = {
             "torch._C._scatter torch._C._scatter_out torch._C._gather torch._C._gather_out",
             "DataParallel and torch.nn.parallel.comm move tensors of this device; only a build for "
             "CUDA has these functions, for CUDA's tensors",
-            "test_data_parallel.py::test_it_trains_as_one_device_does",
+            "test_data_parallel.py::test_data_parallel_trains_as_one_device",
             "they work for any accelerator",
         ),
         Patch(
             "torch.nn.parallel.parallel_apply torch.nn.parallel.parallel_apply.parallel_apply "
             "torch.nn.parallel.data_parallel.parallel_apply",
             "DataParallel takes a torch.device of this device, and its threads get its autocast",
-            "test_data_parallel.py::test_autocast_and_no_grad_reach_the_replicas",
+            "test_data_parallel.py::test_data_parallel_replicas_inherit_autocast_and_no_grad",
             "parallel_apply asks torch.accelerator instead of torch.cuda",
         ),
         Patch(
             "torch.cuda.nccl.is_available",
             "reduce_add does not ask NCCL about this device's tensors, which warns",
-            "test_data_parallel.py::test_reduce_add",
+            "test_data_parallel.py::test_reduce_add_sums_on_the_destination",
             "reduce_add asks NCCL about CUDA's tensors alone",
         ),
         Patch(
@@ -106,14 +106,14 @@ PATCHES = {
             "torch.distributed.distributed_c10d.BackendConfig.__init__",
             "a group without a backend, or with this one or Gloo, serves tensors of the CPU and of "
             "the device",
-            "test_distributed_groups.py::test_what_a_group_takes_by_its_name",
+            "test_distributed_groups.py::test_group_name_decides_which_devices_it_takes",
             "a backend can name the devices that it serves together with another one",
         ),
         Patch(
             "torch.distributed.distributed_c10d._get_pg_default_device "
             "torch.distributed.distributed_c10d._get_object_coll_device",
             "the default device of a group named openreg is this device, as CUDA is NCCL's",
-            "test_distributed_groups.py::test_objects_go_by_the_device_in_a_group_named_openreg",
+            "test_distributed_groups.py::test_group_named_openreg_sends_objects_by_the_device",
             "PyTorch asks the backend for it",
         ),
         Patch(
