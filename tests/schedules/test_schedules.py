@@ -54,7 +54,7 @@ def assert_right(fn, seeds=SEEDS):
 
 
 @pytest.mark.racy
-def test_a_missing_wait_shows_both_results_and_the_seeds():
+def test_missing_wait_shows_both_results_and_the_seeds():
     found = explore(race, schedules=24)
     assert not found.ok
     right, wrong = found.results
@@ -74,19 +74,19 @@ def test_a_missing_wait_shows_both_results_and_the_seeds():
     )
 
 
-def test_with_the_wait_every_schedule_gives_the_same():
+def test_program_with_its_wait_has_one_result():
     found = explore(lambda: race(wait=True), schedules=24)
     assert found.ok and " on 2 streams, one result\n" in str(found), found
 
 
-def test_a_seed_means_the_same_in_another_process(run_ok):
+def test_seed_means_the_same_in_another_process(run_ok):
     """In new ones: here, a thread that an earlier test has left may call the API at any moment."""
     program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, schedules=24))"
     first, second = (run_ok(program, {"OPENREG_SANITIZER": "0"}) for _ in range(2))
     assert "2 results" in first and second == first
 
 
-def test_the_setting_decides_for_a_process(run_ok):
+def test_schedule_setting_decides_for_a_process(run_ok):
     program = f"{MISSING_WAIT}\nprint([race() for _ in range(10)])"
     late, early, one, again = (
         run_ok(program, {"OPENREG_SCHEDULE_SEED": seed, "OPENREG_SANITIZER": "0"})
@@ -97,7 +97,7 @@ def test_the_setting_decides_for_a_process(run_ok):
 
 
 @pytest.mark.racy
-def test_a_missing_record_stream_shows():
+def test_missing_record_stream_shows():
     def fn(record):
         side = torch.openreg.Stream()
         x = torch.full((1024,), 1.0, device="openreg")
@@ -116,7 +116,7 @@ def test_a_missing_record_stream_shows():
 
 
 @pytest.mark.racy
-def test_a_host_that_reads_too_early_shows():
+def test_host_that_reads_too_early_shows():
     def fn():
         host = torch.zeros(4).pin_memory()
         host.copy_(torch.ones(4, device="openreg"), non_blocking=True)
@@ -127,7 +127,7 @@ def test_a_host_that_reads_too_early_shows():
     assert {tuple(r.value.tolist()) for r in found.results} >= {(0.0,) * 4, (1.0,) * 4}
 
 
-def test_a_query_that_is_taken_for_granted_shows():
+def test_query_that_is_taken_for_granted_shows():
     def fn():
         torch.ones(4, device="openreg").add_(1)
         return torch.openreg.current_stream().query()
@@ -138,7 +138,7 @@ def test_a_query_that_is_taken_for_granted_shows():
 # ---- right programs ----
 
 
-def test_producer_and_consumer():
+def test_producer_and_consumer_have_one_result():
     def fn():
         produce, consume = torch.openreg.Stream(), torch.openreg.Stream()
         results = []
@@ -157,7 +157,7 @@ def test_producer_and_consumer():
     assert assert_right(fn) == [100 * (2 * i + 1) for i in range(20)]
 
 
-def test_training_with_adam():
+def test_training_with_adam_has_one_result():
     def fn():
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to("openreg")
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -175,7 +175,7 @@ def test_training_with_adam():
     assert losses[-1] < losses[0]
 
 
-def test_backward_over_two_streams():
+def test_backward_over_two_streams_has_one_result():
     def fn():
         side = torch.openreg.Stream()
         x = torch.arange(6.0, device="openreg").requires_grad_()
@@ -190,7 +190,7 @@ def test_backward_over_two_streams():
     assert torch.equal(assert_right(fn), 8 * torch.arange(6.0))
 
 
-def test_the_digits_example_with_its_prefetching():
+def test_digits_example_with_prefetching_has_one_result():
     spec = importlib.util.spec_from_file_location("digits", ROOT / "docs/examples/digits.py")
     digits = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(digits)
@@ -214,7 +214,7 @@ def test_the_digits_example_with_its_prefetching():
     assert_right(fn, ["late", *range(4)])
 
 
-def test_copies_between_pinned_memory_and_both_devices():
+def test_copies_of_pinned_memory_and_both_devices_have_one_result():
     source = torch.arange(1000.0).pin_memory()
 
     def fn():
@@ -232,7 +232,7 @@ def test_copies_between_pinned_memory_and_both_devices():
     assert torch.equal(assert_right(fn), (source + 1).view(10, 100).t() * 2)
 
 
-def test_copies_in_pieces():
+def test_copies_in_pieces_have_one_result():
     source = torch.arange(4 << 20, dtype=torch.int32)
 
     def fn():
@@ -244,7 +244,7 @@ def test_copies_in_pieces():
     assert assert_right(fn, ["late", 0, 1]) == source.sum()
 
 
-def test_polling_ends():
+def test_polling_ends_under_a_schedule():
     def fn():
         side = torch.openreg.Stream()
         with side:
@@ -261,7 +261,7 @@ def test_polling_ends():
     assert_right(fn)
 
 
-def test_a_gate_that_another_thread_opens():
+def test_gate_that_another_thread_opens_has_one_result():
     def fn():
         stream = torch.openreg.Stream()
         gate = testing.gate()
@@ -277,7 +277,7 @@ def test_a_gate_that_another_thread_opens():
     assert_right(fn, ["late", 0, 1, 2])
 
 
-def test_operators_that_wait_and_collections_of_them():
+def test_operators_that_wait_have_one_result():
     def fn():
         side = torch.openreg.Stream()
         with side:
@@ -288,7 +288,7 @@ def test_operators_that_wait_and_collections_of_them():
     assert_right(fn)
 
 
-def test_several_threads_come_to_an_end():
+def test_threads_come_to_an_end_under_a_schedule():
     def work(results, i):
         with torch.openreg.Stream(i % 2):
             x = torch.zeros(10, device=f"openreg:{i % 2}")
@@ -334,7 +334,7 @@ def test_schedules_nest_and_end():
     assert x.sum().item() == 0
 
 
-def test_threads_may_leave_in_any_order():
+def test_threads_may_leave_a_schedule_in_any_order():
     outside, (first, second) = _C._schedule_get(), (schedule(3), schedule(5))
     first.__enter__()
     second.__enter__()
@@ -347,7 +347,7 @@ def test_threads_may_leave_in_any_order():
     assert _C._schedule_get() == outside
 
 
-def test_a_schedule_that_cannot_begin_leaves_nothing(monkeypatch):
+def test_schedule_that_cannot_begin_leaves_nothing(monkeypatch):
     outside = _C._schedule_get()
     torch.zeros(1, device="openreg")
 
@@ -364,7 +364,7 @@ def test_a_schedule_that_cannot_begin_leaves_nothing(monkeypatch):
     assert _C._schedule_get() == outside
 
 
-def test_errors_are_results():
+def test_errors_count_as_results():
     def fn(bad):
         x = torch.ones(3, device="openreg")
         side = torch.openreg.Stream()
@@ -493,12 +493,12 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("make", CHANGED.values(), ids=CHANGED)
-def test_an_object_is_not_compared_with_itself(make):
+def test_changed_object_is_not_compared_with_itself(make):
     value, change = make()
     assert explore(changes(value, change), [0]).different == [0]
 
 
-def test_an_object_that_does_not_change_is_equal_to_itself():
+def test_unchanged_object_is_equal_to_itself():
     values = [make()[0] for make in CHANGED.values()]
     assert explore(lambda: values, [0]).ok
 
@@ -526,7 +526,7 @@ def test_every_run_begins_with_the_same_random_state():
     assert torch.equal(before[1], torch.openreg.get_rng_state())
 
 
-def test_progress(capsys):
+def test_explore_shows_progress_when_asked(capsys):
     explore(lambda: None, 3, progress=True)
     bar = capsys.readouterr().err
     assert bar.count("\r") == 4 and bar.endswith(
@@ -537,7 +537,7 @@ def test_progress(capsys):
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, "soon", 1.5, None, True])
-def test_bad_seeds(seed):
+def test_schedule_refuses_a_bad_seed(seed):
     message = r"whole number from 0 to 2\*\*64 - 1, 'late' or 'early', not "
     with pytest.raises(ValueError, match=message + repr(seed)):
         schedule(seed)
@@ -546,7 +546,7 @@ def test_bad_seeds(seed):
 
 
 @pytest.mark.parametrize("error", [AssertionError, KeyboardInterrupt])
-def test_an_exception_does_not_wait(error):
+def test_exception_in_a_schedule_does_not_wait(error):
     """The traceback keeps the gate, so it stays closed until the exception is dropped."""
     outside = _C._schedule_get()
 
@@ -566,7 +566,7 @@ def test_an_exception_does_not_wait(error):
     assert kept[0].tolist() == [2.0] * 3
 
 
-def test_a_fork_under_a_schedule(run_ok):
+def test_forked_child_of_a_schedule_is_refused_a_device(run_ok):
     said = run_ok(
         """
         import os
@@ -591,7 +591,7 @@ def test_a_fork_under_a_schedule(run_ok):
 
 
 @pytest.mark.parametrize("seed", ["late", "early", "0", "5"])
-def test_a_process_ends_with_work_queued_and_a_host_that_waits(run_ok, seed):
+def test_process_under_a_schedule_ends_with_queued_work(run_ok, seed):
     run_ok(
         """
         import threading
@@ -612,7 +612,7 @@ def test_a_process_ends_with_work_queued_and_a_host_that_waits(run_ok, seed):
     )
 
 
-def test_a_function_that_always_raises():
+def test_explore_returns_the_error_of_a_function_that_always_raises():
     def fn():
         torch.ones(3, device="openreg").add_(1)
         raise LookupError("always")
@@ -629,7 +629,7 @@ def test_a_function_that_always_raises():
 
 
 @pytest.mark.parametrize("name", ["OPENREG_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"])
-def test_nothing_is_explored_where_launches_block(run_ok, name):
+def test_explore_is_refused_where_launches_block(run_ok, name):
     code = """
 import torch, torch_openreg
 from torch.openreg.testing import explore
@@ -644,13 +644,13 @@ for how in ({"schedules": 2}, {"preemptions": 1}):
 
 
 @pytest.mark.parametrize("schedules", ["late", True, 2.5, None])
-def test_what_is_no_number_of_schedules(schedules):
+def test_explore_refuses_what_is_no_number_of_schedules(schedules):
     message = f"how many seeds, or the seeds, not {re.escape(repr(schedules))}"
     with pytest.raises(TypeError, match=message):
         explore(lambda: None, schedules)
 
 
-def test_bad_numbers_of_schedules():
+def test_explore_refuses_a_bad_number_of_schedules():
     with pytest.raises(ValueError, match="at least 1, not 0"):
         explore(lambda: None, 0)
     with pytest.raises(ValueError, match=r"at least one seed, not \[\]"):
@@ -658,7 +658,7 @@ def test_bad_numbers_of_schedules():
 
 
 @pytest.mark.racy
-def test_a_race_is_one_result():
+def test_race_reports_count_as_one_result():
     def scale():
         x, side = torch.ones(10, device="openreg"), torch.openreg.Stream()
         with side:

@@ -45,7 +45,7 @@ ALTERNATION = [0.0, 1.0, 1.0, 2.0]
 
 @pytest.mark.racy
 @pytest.mark.parametrize("same", [0, 1, 3])
-def test_one_preemption_finds_an_alternation(same):
+def test_search_with_one_preemption_finds_an_alternation(same):
     found = explore(lambda: alternates(same), preemptions=1, limit=200)
     (wrong,) = [r for r in found.results if r.value.tolist() == ALTERNATION]
     tapes = [seed for result in found.results for seed in result.seeds]
@@ -58,7 +58,7 @@ def test_one_preemption_finds_an_alternation(same):
 
 
 @pytest.mark.racy
-def test_a_search_prints_the_tape_and_the_race():
+def test_search_prints_the_tape_and_the_race():
     found = explore(lambda: alternates(), preemptions=1)
     text = str(found)
     tape = found.results[1].seeds[0]
@@ -74,7 +74,7 @@ def test_a_search_prints_the_tape_and_the_race():
     assert text.endswith(f"OPENREG_SCHEDULE_TAPE={tape.removeprefix('tape:')}")
 
 
-def test_what_touches_nothing_in_common_is_run_once():
+def test_search_runs_independent_tasks_once():
     def fn():
         streams = [torch.openreg.Stream() for _ in range(2)]
         x = torch.ones(2, 4, device="openreg")
@@ -95,7 +95,7 @@ def test_what_touches_nothing_in_common_is_run_once():
 
 
 @pytest.mark.racy
-def test_what_is_the_same_is_so_when_it_is_run():
+def test_search_predicts_the_results_it_does_not_run():
     """Each schedule that was not run gives the result that it was taken to give."""
     from torch_openreg.openreg.testing import _tapes
 
@@ -116,7 +116,7 @@ def test_what_is_the_same_is_so_when_it_is_run():
 
 
 @pytest.mark.racy
-def test_a_search_leaves_the_host_too():
+def test_search_preempts_the_host_too():
     """Only a copy that has run before the host goes on shows it: a wait is missing behind it."""
 
     def fn():
@@ -129,7 +129,7 @@ def test_a_search_leaves_the_host_too():
 
 
 @pytest.mark.racy
-def test_a_search_poisons_what_an_earlier_run_has_left():
+def test_search_poisons_what_an_earlier_run_has_left():
     """Without, the memory has the values of the run before, or zeros."""
 
     def fn():
@@ -178,7 +178,7 @@ def outcomes(found):
 
 @pytest.mark.racy
 @pytest.mark.parametrize("fn", [reads_too_early, reads_what_was_dropped])
-def test_a_tape_does_not_depend_on_what_the_process_holds(fn):
+def test_tape_does_not_depend_on_what_the_process_holds(fn):
     """What is alive keeps its segment, with gaps in which are values of before."""
     found = explore(fn, preemptions=1)
     tapes = {r.seeds[0]: r.value for r in found.results}
@@ -193,14 +193,14 @@ def test_a_tape_does_not_depend_on_what_the_process_holds(fn):
 
 
 @pytest.mark.racy
-def test_a_search_does_not_depend_on_what_its_runs_keep():
+def test_search_does_not_depend_on_what_its_runs_keep():
     kept = []
     found = explore(reads_too_early, preemptions=1)
     keeps = explore(lambda: reads_too_early(kept), preemptions=1)
     assert outcomes(keeps) == outcomes(found) and len(kept) == found.runs
 
 
-def test_memory_of_before_is_handed_out_again_after_a_schedule():
+def test_memory_from_before_is_handed_out_again_after_a_schedule():
     alive = [torch.ones(128, device="openreg") for _ in range(3)]
     gap = alive[1].data_ptr()
     torch.openreg.synchronize()
@@ -214,7 +214,7 @@ def test_memory_of_before_is_handed_out_again_after_a_schedule():
 
 
 @pytest.mark.racy
-def test_a_search_that_is_cut_off_says_so(capsys):
+def test_search_that_is_cut_off_is_marked_incomplete(capsys):
     found = explore(lambda: alternates(), preemptions=2, limit=3, progress=True)
     assert not found.complete and found.runs == 4 and found.left > 0
     assert re.match(
@@ -224,7 +224,7 @@ def test_a_search_that_is_cut_off_says_so(capsys):
     assert "\rexplore 1 runs, 0 the same, " in bar and bar.endswith("\n")
 
 
-def test_what_comes_from_outside_is_not_followed_and_still_searched():
+def test_search_covers_programs_with_gates_it_cannot_follow():
     def fn():
         gate = testing.gate()
         side = torch.openreg.Stream()
@@ -241,7 +241,7 @@ def test_what_comes_from_outside_is_not_followed_and_still_searched():
     assert found.ok and found.complete and found.runs > 4 and not found.same, found
 
 
-def test_a_function_that_fails_is_searched():
+def test_search_covers_a_function_that_fails():
     def fn():
         x = torch.ones(3, device="openreg")
         x[torch.tensor([7], device="openreg")]
@@ -251,7 +251,7 @@ def test_a_function_that_fails_is_searched():
     assert torch.ones(2, device="openreg").sum().item() == 2
 
 
-def test_bad_bounds():
+def test_search_refuses_bad_bounds():
     for bad in (1.5, True, "1"):
         with pytest.raises(TypeError, match=f"preemptions must be a whole number, not {bad!r}"):
             explore(lambda: None, preemptions=bad)
@@ -266,7 +266,7 @@ def test_bad_bounds():
             schedule(bad)
 
 
-def test_the_setting_replays_a_tape(run_ok):
+def test_tape_setting_replays_a_tape(run_ok):
     program = f"{MISSING_WAIT}\nprint(torch.openreg.testing.explore(race, preemptions=1))"
     text = run_ok(program, {"OPENREG_SANITIZER": "0"})
     tape = re.search("OPENREG_SCHEDULE_TAPE=(.*)", text)[1]
@@ -278,7 +278,7 @@ def test_the_setting_replays_a_tape(run_ok):
 
 @pytest.mark.racy
 @pytest.mark.parametrize("fillers", [1, 2])
-def test_an_alternation_is_found_with_other_tasks_between(fillers):
+def test_search_finds_an_alternation_with_other_tasks_between(fillers):
     """Fillers of their own add orders, and no run; those that touch the same, a few."""
     found = explore(lambda: alternates(others=fillers), preemptions=1)
     assert found.complete and found.runs <= 60
@@ -313,7 +313,7 @@ WRITES = {
 
 @pytest.mark.racy
 @pytest.mark.parametrize("write", WRITES)
-def test_a_torn_update_is_found_and_repeats(write):
+def test_search_finds_a_split_update_and_repeats_it(write):
     found = explore(lambda: reads_beside(WRITES[write]), preemptions=1)
     assert found.complete and found.results[0].value is True
     (torn,) = [r for r in found.results if r.value is False]
@@ -323,7 +323,7 @@ def test_a_torn_update_is_found_and_repeats(write):
 
 
 @pytest.mark.racy
-def test_a_torn_read_is_found():
+def test_search_finds_a_split_read():
     """The kernel that reads, with a fresh result, is the one that is torn."""
 
     def fn():
@@ -342,7 +342,7 @@ def test_a_torn_read_is_found():
 
 
 @pytest.mark.racy
-def test_a_schedule_disturbs_a_replay():
+def test_search_finds_a_missing_wait_around_a_replay():
     def program(ordered):
         x, side = torch.zeros(4, device="openreg"), torch.openreg.Stream()
         graph = torch.openreg.Graph()
@@ -361,7 +361,7 @@ def test_a_schedule_disturbs_a_replay():
     assert not explore(lambda: program(False)).ok
 
 
-def test_seeds_tear_too():
+def test_seeds_split_tasks_too():
     found = explore(lambda: reads_beside(WRITES["copy"]), 100)
     (torn,) = [r for r in found.results if r.value is False]
     assert {seed % 4 for seed in torn.seeds} == {2}
@@ -370,7 +370,7 @@ def test_seeds_tear_too():
             assert not reads_beside(WRITES["copy"])
 
 
-def test_halves_give_what_the_whole_gives():
+def test_split_operators_give_the_cpus_results():
     """Each operator in two halves, against native CPU."""
 
     def fn(device):
@@ -409,7 +409,7 @@ def adds_twice(wait=False):
 
 
 @pytest.mark.racy
-def test_a_race_that_no_result_shows_is_printed():
+def test_search_prints_a_race_that_no_result_shows():
     by_seeds, search = explore(adds_twice, 20), explore(adds_twice, preemptions=1)
     assert by_seeds.ok and search.ok
     if _C._sanitizer_active():
@@ -424,7 +424,7 @@ def test_a_race_that_no_result_shows_is_printed():
 
 
 @pytest.mark.racy
-def test_seeds_say_how_many_orders_they_have_seen():
+def test_seeds_count_the_orders_they_have_seen():
     found = explore(adds_twice, 50)
     assert found.orders == (2, 2)
     assert "  orders of the tasks that touch the same memory: 2 seen, of 2\n" in str(found)
