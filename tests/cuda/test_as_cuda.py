@@ -38,7 +38,7 @@ def state():
 """
 
 
-def test_a_process_that_does_not_ask_is_as_before(run_ok):
+def test_process_without_as_cuda_is_unchanged(run_ok):
     print_state = STATE + "print(state())"
     without = run_ok(
         print_state.replace("torch._C._get_privateuse1_backend_name()", "'openreg'"),
@@ -50,7 +50,7 @@ def test_a_process_that_does_not_ask_is_as_before(run_ok):
     assert run_ok(STATE + used + "print(state())") == without
 
 
-def test_the_state_that_is_compared_changes(run_ok, cuda):
+def test_as_cuda_changes_the_state_that_is_compared(run_ok, cuda):
     """Or the test above could not fail."""
     before = ast.literal_eval(run_ok(STATE + "print(state())"))
     after = ast.literal_eval(cuda(STATE + "print(state())"))
@@ -60,11 +60,11 @@ def test_the_state_that_is_compared_changes(run_ok, cuda):
 # ---- When it does so ----
 
 
-def test_called_twice(cuda):
+def test_as_cuda_may_be_called_twice(cuda):
     assert cuda("torch_openreg.as_cuda()\nprint(torch.ones(1, device='cuda'))").startswith("tensor")
 
 
-def test_refused_after_cuda_was_used(run_ok):
+def test_as_cuda_is_refused_after_cuda_was_used(run_ok):
     code = """
         import torch, torch_openreg
         torch.cuda._initialized = True
@@ -81,7 +81,7 @@ def test_refused_after_cuda_was_used(run_ok):
     )
 
 
-def test_refused_after_inductor_was_imported(run_ok):
+def test_as_cuda_is_refused_after_inductor_was_imported(run_ok):
     """Which keeps the device's name. Dynamo and flex attention do not."""
     code = """
         import torch, torch_openreg
@@ -107,21 +107,21 @@ print(torch.cuda.is_available())
 """
 
 
-def test_refused_where_a_gpu_is_unless_forced(run_ok):
+def test_as_cuda_is_refused_where_a_gpu_is_unless_forced(run_ok):
     refused = run_ok(WITH_GPU.replace("{arguments}", "{}"))
     assert "seems to have a GPU" in refused and "force=True" in refused
     assert refused.endswith("False\n")
     assert run_ok(WITH_GPU.replace("{arguments}", "{'force': True}")) == "True\n"
 
 
-def test_the_variable(run, run_ok):
+def test_as_cuda_variable_acts_at_import(run, run_ok):
     code = "import torch; print(torch.ones(2, device='cuda').device)"
     assert run_ok(code, {"OPENREG_AS_CUDA": "1"}, fresh=True) == "cuda:0\n"
     done = run(code, {"OPENREG_AS_CUDA": "yes"}, fresh=True)
     assert done.code != 0 and "OPENREG_AS_CUDA is 0, 1 or force, not 'yes'" in done.err
 
 
-def test_a_spawned_child_follows(cuda):
+def test_as_cuda_holds_in_a_spawned_child(cuda):
     code = """
 import os, subprocess, sys
 child = "import torch; print(torch.ones(2).cuda().device)"
@@ -141,7 +141,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
         ({"CUDA_VISIBLE_DEVICES": "0,1,2", "OPENREG_DEVICE_COUNT": "2"}, ["2", "None"]),
     ],
 )
-def test_settings_of_cudas_own(run_ok, variables, found):
+def test_as_cuda_follows_cudas_variables(run_ok, variables, found):
     before = f"import os; os.environ.update({variables})\n"
     after = "print(torch.cuda.device_count(), os.environ.get('OPENREG_LAUNCH_BLOCKING'))"
     assert run_ok(before + AS_CUDA + after).split() == found
@@ -150,7 +150,7 @@ def test_settings_of_cudas_own(run_ok, variables, found):
 @pytest.mark.parametrize(
     "own, cudas", [(None, None), (None, "0"), (None, "1"), ("0", "1"), ("1", None)]
 )
-def test_whether_launches_wait_is_read_at_the_first_use(cuda, own, cudas):
+def test_launch_blocking_is_read_at_the_first_use(cuda, own, cudas):
     """Not when the devices are counted. The device's own variable is nearer."""
     variables = {"OPENREG_LAUNCH_BLOCKING": own, "CUDA_LAUNCH_BLOCKING": cudas}
     code = f"""
@@ -194,7 +194,7 @@ print(kinds)
 """
 
 
-def test_no_name_is_left_that_asks_for_a_gpu(cuda):
+def test_as_cuda_leaves_no_name_that_asks_for_a_gpu(cuda):
     """Each function and class is openreg's, kept on purpose, or raises; a new PyTorch's too."""
     kinds = ast.literal_eval(cuda(NAMES))
     assert [name for name, kind in kinds.items() if kind == "forgotten"] == []
@@ -207,7 +207,7 @@ def test_no_name_is_left_that_asks_for_a_gpu(cuda):
         assert kinds[name] == kind
 
 
-def test_what_raises_names_itself_and_what_to_do(cuda):
+def test_refused_functions_of_cuda_name_themselves_and_a_remedy(cuda):
     code = """
 from torch.utils import cpp_extension
 for call in (
@@ -263,7 +263,7 @@ except AttributeError as error:
         assert ";" in text or "a cuda device is simulated" in text
 
 
-def test_what_others_have_imported_from_torch_cuda_before(run_ok):
+def test_names_imported_from_torch_cuda_before_are_replaced(run_ok):
     code = """
 import sys, types
 import torch
@@ -281,7 +281,7 @@ print(early.is_available(), early.Stream is torch.cuda.Stream, early.memory_allo
 # ---- Devices by name ----
 
 
-def test_every_way_to_name_a_device(cuda):
+def test_device_is_found_by_every_way_to_name_it(cuda):
     code = """
 import pickle
 named = torch.device("cuda:1")
@@ -327,7 +327,7 @@ for call in (lambda: torch.ones(1, device="cuda:7"), lambda: torch.ones(1).cuda(
     assert lines[3].startswith("RuntimeError Expected one of cpu, cuda") and "kuda" in lines[3]
 
 
-def test_types_by_cudas_names(cuda):
+def test_tensor_types_have_cudas_names(cuda):
     code = """
 x = torch.ones(2, device="cuda:1")
 assert x.type() == "torch.cuda.FloatTensor" and x.double().type() == "torch.cuda.DoubleTensor"
@@ -350,7 +350,7 @@ assert torch.ones(2).type() == "torch.FloatTensor"
     )
 
 
-def test_torchscript(cuda):
+def test_torchscript_names_cuda_devices(cuda):
     code = """
 unit = torch.jit.CompilationUnit('''
 def f(x):
@@ -363,7 +363,7 @@ print(made.device, kind, moved.device)
     assert cuda(ignore + code) == "cuda:1 cuda cuda:1\n"
 
 
-def test_it_is_what_programs_ask_before_they_use_it(cuda):
+def test_device_properties_answer_what_programs_ask_first(cuda):
     code = """
 properties = torch.cuda.get_device_properties(0)
 assert torch.cuda.is_available() and torch.cuda.device_count() == 2

@@ -18,7 +18,7 @@ def cuda(run_ok):
     return cuda
 
 
-def test_streams(cuda):
+def test_streams_work_under_cudas_names(cuda):
     cuda("""
 default, side = torch.cuda.current_stream(), torch.cuda.Stream()
 assert isinstance(default, torch.cuda.Stream) and default == torch.cuda.default_stream() != side
@@ -49,7 +49,7 @@ assert "cuda:0" in repr(side)
 """)
 
 
-def test_events(cuda):
+def test_events_work_under_cudas_names(cuda):
     cuda("""
 side, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
 with torch_openreg.openreg.testing.gate() as gate:
@@ -73,7 +73,7 @@ for call in (start.ipc_handle, lambda: torch.cuda.Event(interprocess=True)):
 """)
 
 
-def test_memory(cuda):
+def test_memory_functions_work_under_cudas_names(cuda):
     cuda("""
 before = torch.cuda.memory_allocated()
 x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
@@ -113,7 +113,7 @@ y.__dlpack__(stream=1)  # CUDA's number for the default stream
 """)
 
 
-def test_several_devices(cuda):
+def test_several_devices_work_under_cudas_names(cuda):
     cuda(
         """
 assert torch.cuda.device_count() == 3
@@ -147,7 +147,7 @@ for reentrant in (False, True):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_autocast_and_scaler(cuda, dtype):
+def test_autocast_and_scaler_work_under_cudas_names(cuda, dtype):
     cuda(f"""
 dtype = torch.{dtype}
 torch.manual_seed(0)
@@ -280,7 +280,7 @@ assert torch.amp.GradScaler(own).is_enabled()
     )
 
 
-def test_random_numbers(cuda):
+def test_random_functions_work_under_cudas_names(cuda):
     cuda("""
 def draw():
     return torch.rand(4, device="cuda")
@@ -305,7 +305,7 @@ assert mine.equal(torch.randn(2, generator=generator.manual_seed(5), device="cud
 """)
 
 
-def test_optimizers(cuda):
+def test_optimizers_step_on_cuda_parameters(cuda):
     cuda("""
 for make, options in (
     (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"foreach": True}),
@@ -329,7 +329,7 @@ for make, options in (
 """)
 
 
-def test_pinned_loading(cuda):
+def test_pinned_loaders_feed_cuda(cuda):
     cuda(
         QUIET
         + """
@@ -347,7 +347,7 @@ assert torch.ones(2, pin_memory=True).is_pinned()
     )
 
 
-def test_files_name_cuda(cuda, run_ok, tmp_path):
+def test_saved_files_name_cuda_and_load_anywhere(cuda, run_ok, tmp_path):
     path = tmp_path / "state.pt"
     cuda(f"""
 import copy, io, pickle
@@ -383,7 +383,7 @@ torch.save(torch.ones(2, device="openreg:1"), {str(path)!r})
     assert cuda(f"print(torch.load({str(path)!r}).device)") == "cuda:1\n"
 
 
-def test_torchscript_files(cuda):
+def test_torchscript_files_name_cuda_and_load_anywhere(cuda):
     cuda(
         QUIET
         + """
@@ -399,7 +399,7 @@ for place, expected in ((None, "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", "cpu")):
     )
 
 
-def test_profiler(cuda):
+def test_profiler_shows_cuda_activities(cuda):
     cuda("""
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -421,7 +421,7 @@ for options in ({}, {"use_kineto": False}):
 """)
 
 
-def test_compile_and_fake_tensors(cuda):
+def test_compile_and_fake_tensors_work_under_cudas_names(cuda):
     cuda("""
 from torch._subclasses import FakeTensorMode
 with FakeTensorMode():
@@ -437,7 +437,7 @@ torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
 """)
 
 
-def test_synchronising_calls_and_cudas_sanitizer(cuda):
+def test_sync_debug_mode_and_cudas_sanitizer_work(cuda):
     cuda("""
 import warnings
 import torch.cuda._sanitizer
@@ -473,7 +473,7 @@ assert [str(w.message) for w in found if "data race" in str(w.message)]
 """)
 
 
-def test_what_tells_nvidias_tools_and_graphs_does_nothing(cuda):
+def test_nvtx_and_cudagraph_hints_do_nothing(cuda):
     cuda("""
 x = torch.ones(3, device="cuda")
 with torch.autograd.profiler.emit_nvtx(record_shapes=True):
@@ -486,7 +486,7 @@ assert y.tolist() == [4, 4, 4]
 """)
 
 
-def test_a_reset_drops_compiled_graphs(cuda):
+def test_compiler_reset_drops_compiled_graphs(cuda):
     cuda("""
 torch.compiler.reset()
 torch.set_float32_matmul_precision("high")  # or Inductor warns
@@ -517,7 +517,7 @@ print(torch.openreg.sanitizer.is_enabled())
 
 
 @pytest.mark.parametrize("by_command", [False, True])
-def test_cudas_variable_switches_the_sanitizer_on(run, tmp_path, by_command):
+def test_sanitizer_is_switched_on_by_cudas_variable(run, tmp_path, by_command):
     program = tmp_path / "program.py"
     program.write_text(RACES_UNLESS_ORDERED)
     env = {"TORCH_CUDA_SANITIZER": "1"} | ({} if by_command else {"OPENREG_AS_CUDA": "1"})
@@ -528,7 +528,7 @@ def test_cudas_variable_switches_the_sanitizer_on(run, tmp_path, by_command):
     assert done.code == 1 and "DataRaceError: data race 1 on openreg:0" in done.err
 
 
-def test_data_parallel_and_classes_of_one_dtype(cuda):
+def test_data_parallel_and_typed_classes_work_under_cudas_names(cuda):
     cuda(
         QUIET
         + """
@@ -571,7 +571,7 @@ def registered(name, *more):
 """
 
 
-def test_a_kernel_for_cudas_key_is_the_devices(cuda):
+def test_kernel_for_cudas_key_is_the_devices(cuda):
     out = cuda(
         REGISTERS
         + """
@@ -608,7 +608,7 @@ print(made(x).tolist())
     ]
 
 
-def test_a_kernel_for_the_device_itself_serves_before_one_for_cuda(cuda):
+def test_kernel_for_the_device_itself_serves_before_one_for_cuda(cuda):
     out = cuda(
         REGISTERS
         + """
@@ -624,7 +624,7 @@ print(torch.nn.functional.gelu(x).shape)
     assert out.splitlines() == ["[3.0, 3.0]", "[3.0, 3.0]", "torch.Size([2])"]
 
 
-def test_a_kernel_for_cudas_key_outlives_the_library_of_the_one_before(cuda):
+def test_kernel_for_cudas_key_outlives_an_earlier_kernels_library(cuda):
     out = cuda(
         REGISTERS
         + """
@@ -649,7 +649,7 @@ print(kernel(x).tolist())
     assert out.splitlines() == ["[3.0, 3.0]", "[4.0, 4.0]", "[1.0, 1.0]"]
 
 
-def test_a_kernel_for_cudas_key_serves_again_when_later_ones_go(cuda):
+def test_kernel_for_cudas_key_serves_again_when_later_ones_go(cuda):
     out = cuda(
         REGISTERS
         + """
@@ -690,7 +690,7 @@ except TypeError:
     ]
 
 
-def test_a_kernel_for_autocast_calls_its_operator_without_it(cuda):
+def test_kernel_for_autocast_calls_its_operator_without_autocast(cuda):
     out = cuda(
         REGISTERS
         + """
@@ -768,7 +768,7 @@ with torch.autocast("cuda"):
     assert lines[6].startswith("upper_cpp::with_autocast: its kernel for AutocastCUDA is in C++")
 
 
-def test_memory_that_exists_is_pinned(cuda):
+def test_host_register_pins_existing_memory(cuda):
     cuda("""
 import weakref
 from torch.cuda import _pin_memory_utils as pins
@@ -806,7 +806,7 @@ else:
 """)
 
 
-def test_a_checkpoint_is_staged_in_pinned_memory(cuda, tmp_path):
+def test_checkpoint_is_staged_in_pinned_memory(cuda, tmp_path):
     """By the default stager, while training goes on."""
     cuda(f"""
 import warnings
@@ -870,7 +870,7 @@ except RuntimeError as error:
 """)
 
 
-def test_choices_of_a_linear_algebra_library(cuda):
+def test_linear_algebra_library_choices_are_accepted(cuda):
     cuda("""
 from torch.backends import cuda as backends
 m = torch.randn(6, 4, device="cuda")

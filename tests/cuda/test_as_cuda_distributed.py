@@ -115,10 +115,10 @@ def start(run, tmp_path, parts):
     assert done.out == f"done {parts}\n"
 
 
-def test_nccl_groups(run, tmp_path):
+def test_nccl_group_communicates_and_trains(run, tmp_path):
     start(run, tmp_path, "collectives train")
 
 
 @pytest.mark.slow
-def test_fsdp_says_cuda(run, tmp_path):
+def test_fsdp_shards_over_cuda(run, tmp_path):
     start(run, tmp_path, "shard")

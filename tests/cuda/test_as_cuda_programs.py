@@ -115,7 +115,7 @@ MNIST = """
 """
 
 
-def test_a_loop_with_a_prefetcher_trains_and_has_no_race(run, script, tmp_path):
+def test_prefetching_loop_trains_and_has_no_race(run, script, tmp_path):
     path = script(MNIST.replace("PATH", str(tmp_path / "model.pt")))
     done = run("", arguments=(*RUN, "--sanitize", path, "--epochs", "4"))
     assert (done.code, done.out) == (0, "learned True\n"), done.err
@@ -127,7 +127,7 @@ WAIT = """torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
 @pytest.mark.racy
-def test_a_missing_wait_stream_is_reported_at_its_line(run, script, tmp_path):
+def test_missing_wait_stream_is_reported_at_its_line(run, script, tmp_path):
     text = MNIST.replace("PATH", str(tmp_path / "model.pt"))
     assert WAIT in text
     path = script(text.replace(WAIT, "batch"))
@@ -192,13 +192,13 @@ DIFFUSION = """
 """
 
 
-def test_a_loop_like_a_diffusion_pipelines(run, script):
+def test_diffusion_loop_runs_as_cuda(run, script):
     done = run("", arguments=(*RUN, "--sanitize", script(DIFFUSION)))
     assert (done.code, done.out) == (0, "True False (1, 3, 16, 16) True\n"), done.err
     assert done.err == "torch_openreg: sanitizer: no data races in 1 process on openreg:0\n"
 
 
-def test_seeds_and_a_module(run, script, tmp_path, monkeypatch):
+def test_run_as_cuda_takes_seeds_and_a_module(run, script, tmp_path, monkeypatch):
     text = """
         import os, sys, torch
         print(torch.ones(2).cuda().sum(), sys.argv[1:], os.environ.get("OPENREG_SCHEDULE_SEED"))
@@ -212,17 +212,17 @@ def test_seeds_and_a_module(run, script, tmp_path, monkeypatch):
     assert re.search(f"to replay: OPENREG_SCHEDULE_SEED=0 python .*{replay}", done.err)
 
 
-def test_force_alone_is_refused(run):
+def test_force_option_alone_is_refused(run):
     done = run("", arguments=("-m", "torch_openreg", "run", "--force", "x.py"))
     assert done.code == 2 and "--force belongs to --as-cuda" in done.err
 
 
-def test_the_settings_are_shown(run_ok):
+def test_as_cuda_setting_is_shown(run_ok):
     shown = run_ok("", arguments=("-m", "torch_openreg"))
     assert "OPENREG_AS_CUDA = 0  (default)" in shown
 
 
-def test_a_conftest_and_the_pytest_plugin(run, tmp_path):
+def test_conftest_with_as_cuda_works_with_the_pytest_plugin(run, tmp_path):
     (tmp_path / "conftest.py").write_text("import torch_openreg\n\ntorch_openreg.as_cuda()\n")
     text = """
         import torch
@@ -278,7 +278,7 @@ SPAWNED = """
 """
 
 
-def test_workers_and_spawned_children(run_as_cuda, script):
+def test_workers_and_spawned_children_use_cuda(run_as_cuda, script):
     assert run_as_cuda(script(SPAWNED)).splitlines() == [
         "[[0.0, 1.0], [4.0, 9.0]]",
         "(0, 2.0, 1)",
@@ -353,7 +353,7 @@ PYTORCH_TESTS = """
 
 
 @pytest.mark.slow
-def test_pytorchs_own_test_classes(run, script, monkeypatch):
+def test_pytorchs_own_test_classes_run_as_cuda(run, script, monkeypatch):
     monkeypatch.delenv("CI", raising=False)  # with it run_tests() asks for an XML writer
     done = run("", arguments=(*RUN, script(PYTORCH_TESTS)))
     assert done.code == 0, done.err
@@ -444,6 +444,6 @@ GRAPHS = """
 """
 
 
-def test_cuda_graphs(script, run_as_cuda):
+def test_cuda_graphs_capture_and_replay(script, run_as_cuda):
     said = run_as_cuda(script(GRAPHS))
     assert "capturing" in said and said.count("\n") == 1

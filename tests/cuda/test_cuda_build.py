@@ -55,7 +55,7 @@ def looks_for_driver(done):
     return done.err.count("find library=libcuda.so")
 
 
-def test_the_device_works_and_looks_for_no_driver(run):
+def test_cuda_build_works_and_looks_for_no_driver(run):
     linker = {"LD_DEBUG": "libs"}
     plain = looks_for_driver(run("import torch", {**linker, **WITHOUT}))
     done = run(USE, linker)
@@ -64,11 +64,11 @@ def test_the_device_works_and_looks_for_no_driver(run):
     assert looks_for_driver(run(USE + "torch.cuda.is_available()", linker)) > plain
 
 
-def test_training_on_the_device(run_ok):
+def test_cuda_build_trains_on_the_device(run_ok):
     assert run_ok(USE + TRAIN).splitlines()[2:] == ["False True"]
 
 
-def test_cuda_is_what_it_is_without_the_package(run):
+def test_cuda_build_keeps_torch_cuda_as_it_is(run):
     without, with_it = run(CUDA, WITHOUT), run(CUDA, fresh=True)
     assert (with_it.code, with_it.out, with_it.err) == (without.code, without.out, without.err)
     assert with_it.out.startswith("False 0 False\n<class 'RuntimeError'>")

@@ -271,26 +271,26 @@ PATCHES = {
             "torch.utils._triton.has_triton",
             "each name is torch.openreg's, or raises: [cuda.md](cuda.md); what other modules have "
             "imported from torch.cuda is replaced there, too",
-            "test_as_cuda.py::test_no_name_is_left_that_asks_for_a_gpu",
+            "test_as_cuda.py::test_as_cuda_leaves_no_name_that_asks_for_a_gpu",
         ),
         Patch(
             "torch._C._get_linalg_preferred_backend torch._C._set_linalg_preferred_backend "
             "torch._C._get_blas_preferred_backend torch._C._set_blas_preferred_backend",
             "keep the preferred library, although there is none of them",
-            "test_as_cuda_areas.py::test_choices_of_a_linear_algebra_library",
+            "test_as_cuda_areas.py::test_linear_algebra_library_choices_are_accepted",
         ),
         Patch(
             "torch.Tensor.cuda torch.Tensor.is_cuda torch.Tensor.openreg torch.Tensor.is_openreg "
             "torch.Tensor.type torch.Tensor.__cuda_array_interface__",
             "are about this device; PyTorch's own are about CUDA's kind of device alone",
-            "test_as_cuda.py::test_types_by_cudas_names",
+            "test_as_cuda.py::test_tensor_types_have_cudas_names",
         ),
         Patch(
             "torch.profiler.ProfilerActivity.CUDA torch.autograd.DeviceType.CUDA "
             "torch.autograd.profiler.profile.__init__ torch.autograd.profiler.emit_nvtx.__enter__ "
             "torch.autograd.profiler.emit_nvtx.__exit__",
             "a profile of CUDA's activity is one of the device's",
-            "test_as_cuda_areas.py::test_profiler",
+            "test_as_cuda_areas.py::test_profiler_shows_cuda_activities",
         ),
         Patch(
             "torch.amp.autocast_mode.autocast.__init__ torch.amp.autocast_mode._cast",
@@ -301,24 +301,24 @@ PATCHES = {
             "torch.library.Library.impl torch.library.Library._destroy "
             "torch._C._ExcludeDispatchKeyGuard",
             "a Python kernel for CUDA's key is the device's",
-            "test_as_cuda_areas.py::test_a_kernel_for_cudas_key_is_the_devices",
+            "test_as_cuda_areas.py::test_kernel_for_cudas_key_is_the_devices",
         ),
         Patch(
             "torch.distributed.is_nccl_available torch.distributed.ProcessGroupNCCL "
             "torch.distributed.distributed_c10d.BackendConfig.__init__",
             'a group named "nccl" is the device\'s',
-            "test_as_cuda_distributed.py::test_nccl_groups",
+            "test_as_cuda_distributed.py::test_nccl_group_communicates_and_trains",
         ),
         Patch(
             "torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline "
             "torch.utils.cpp_extension.CUDAExtension",
             "refuse CUDA sources, for which there is no compiler",
-            "test_as_cuda.py::test_what_raises_names_itself_and_what_to_do",
+            "test_as_cuda.py::test_refused_functions_of_cuda_name_themselves_and_a_remedy",
         ),
         Patch(
             "torch.compiler.cudagraph_mark_step_begin",
             "does nothing, because a compiled function copies what it replays",
-            "test_as_cuda_areas.py::test_what_tells_nvidias_tools_and_graphs_does_nothing",
+            "test_as_cuda_areas.py::test_nvtx_and_cudagraph_hints_do_nothing",
         ),
         Patch(
             "torch.version.cuda torch.distributed.distributed_c10d.default_pg_nccl_timeout "
@@ -326,7 +326,7 @@ PATCHES = {
             "torch.testing._internal.common_device_type.device_type_test_bases",
             "have values of a build for CUDA, Inductor's softmax is the CPU's, and PyTorch's test "
             "classes are made once for the device",
-            "test_as_cuda.py::test_it_is_what_programs_ask_before_they_use_it",
+            "test_as_cuda.py::test_device_properties_answer_what_programs_ask_first",
             hidden=True,
         ),
     ),
@@ -351,7 +351,7 @@ PATCHES = {
             "c10::Dispatcher::registerImpl",
             "by as_cuda(): the device's name is cuda, and a kernel in C++ for CUDA's key is the "
             "device's (`csrc/torch/as_cuda.cpp`, `csrc/torch/cuda_registrations.cpp`)",
-            "test_as_cuda.py::test_every_way_to_name_a_device",
+            "test_as_cuda.py::test_device_is_found_by_every_way_to_name_it",
             hidden=True,
         ),
         Patch(
