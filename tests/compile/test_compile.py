@@ -46,7 +46,7 @@ def step(model, x, device):
 # ---- Values ----
 
 
-def test_a_step_has_the_values_of_native_compile():
+def test_compiled_step_has_the_values_of_native_compile():
     torch.manual_seed(0)
     here, x = net(), torch.randn(2, 3, 8, 8)
     there = net().to(DEVICE)
@@ -58,7 +58,7 @@ def test_a_step_has_the_values_of_native_compile():
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", [torch.channels_last, torch.contiguous_format])
 @pytest.mark.parametrize("inputs", [torch.channels_last, torch.contiguous_format])
-def test_convolutions_keep_the_layout_of_eager(inputs, weights):
+def test_compiled_convolutions_keep_the_layout_of_eager(inputs, weights):
     layer = nn.Conv2d(8, 16, 3).to(DEVICE).to(memory_format=weights)
     x = torch.randn(2, 8, 12, 16, device=DEVICE).to(memory_format=inputs)
     made = torch.compile(lambda x: layer(x) * 2)(x)
@@ -72,7 +72,7 @@ def test_nonzero_static_has_the_layout_of_eager():
     assert torch.equal(made, expected) and made.stride() == expected.stride()
 
 
-def test_a_shuffle_of_pixels_keeps_channels_last():
+def test_pixel_shuffle_keeps_channels_last():
     x = torch.randn(2, 36, 3, 5, device=DEVICE).to(memory_format=torch.channels_last)
 
     def f(x):
@@ -82,7 +82,7 @@ def test_a_shuffle_of_pixels_keeps_channels_last():
 
 
 @pytest.mark.slow
-def test_sizes_that_change_with_numbers_and_scalars_of_the_cpu():
+def test_dynamic_sizes_with_numbers_and_cpu_scalars_are_right():
     f = torch.compile(lambda x, n, s: (x * n + s).sum(0), dynamic=True)
     for size, n in ((2, 3), (5, 4), (9, 0.5)):
         x = torch.arange(size * 3.0).view(size, 3)
@@ -90,34 +90,34 @@ def test_sizes_that_change_with_numbers_and_scalars_of_the_cpu():
         torch.testing.assert_close(made.cpu(), (x * n + 2).sum(0))
 
 
-def test_an_index_of_an_extreme_counts_in_the_order_of_the_tensor():
+def test_argmax_counts_in_the_logical_order_of_the_tensor():
     x = torch.tensor([[1.0, 5, 2], [5, 0, 5]], device=DEVICE).t()
     made = torch.compile(lambda x: (x.argmax(), x.argmin()))(x)
     assert [i.item() for i in made] == [1, 3]
 
 
-def test_a_quotient_is_not_a_product():
+def test_quotient_is_not_compiled_to_a_product():
     x = torch.arange(1.0, 2000, device=DEVICE)
     made = torch.compile(lambda x: torch.floor(x / 41.0))(x * 41)
     assert torch.equal(made, x)
 
 
 @pytest.mark.slow
-def test_data_decides_the_size():
+def test_dynamic_output_shape_compiles_in_one_graph():
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         f = torch.compile(lambda x: x[x > 0] * 2, fullgraph=True)
         assert f(torch.tensor([1.0, -1, 3], device=DEVICE)).tolist() == [2, 6]
 
 
 @pytest.mark.slow
-def test_control_flow():
+def test_control_flow_takes_the_branch_of_the_data():
     f = torch.compile(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)))
     assert f(torch.ones(3, device=DEVICE)).tolist() == [2, 2, 2]
     assert f(-torch.ones(3, device=DEVICE)).tolist() == [-2, -2, -2]
 
 
 @pytest.mark.slow
-def test_random_numbers_are_the_generators():
+def test_compiled_random_numbers_are_the_generators():
     f = torch.compile(lambda x: nn.functional.dropout(x, 0.5))
     x = torch.ones(100, device=DEVICE)
     torch.manual_seed(3)
@@ -145,7 +145,7 @@ def _checkpointed(x):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-def test_checkpoint_draws_the_same_numbers_again(backend):
+def test_compiled_checkpoint_draws_the_same_numbers_again(backend):
     mode = {"mode": "reduce-overhead"} if backend == "inductor" else {}
     f = torch.compile(_checkpointed, backend=backend, **mode)
     seen = set()
@@ -160,7 +160,7 @@ def test_checkpoint_draws_the_same_numbers_again(backend):
 
 
 @pytest.mark.parametrize("device", ["openreg", torch.device("openreg:0")], ids=str)
-def test_generators_states_in_a_recorded_graph(device):
+def test_recorded_graph_saves_and_restores_generator_states(device):
     """What a checkpoint is made of, as make_fx records it: by the name of a device, too."""
     from torch._inductor import compile_fx  # noqa: F401 (brings ours)
     from torch._prims import rng_prims
@@ -180,7 +180,7 @@ def test_generators_states_in_a_recorded_graph(device):
 
 
 @pytest.mark.slow
-def test_checkpoint_with_eagers_random_numbers():
+def test_compiled_checkpoint_draws_eagers_random_numbers():
     x = torch.ones(1000, device=DEVICE, requires_grad=True)
 
     def gradient(f):
@@ -193,7 +193,7 @@ def test_checkpoint_with_eagers_random_numbers():
 
 
 @pytest.mark.slow
-def test_autocast():
+def test_compiled_autocast_has_its_dtype():
     layer = nn.Linear(8, 8).to(DEVICE)
 
     @torch.compile
@@ -251,7 +251,7 @@ def test_max_autotune_tries_choices_on_the_cpu():
 
 
 @pytest.mark.slow
-def test_flex_attention_is_the_cpus():
+def test_flex_attention_is_scaled_dot_product_attention():
     from torch.nn.attention.flex_attention import flex_attention
 
     q = torch.randn(1, 2, 64, 16, device=DEVICE)
@@ -267,7 +267,7 @@ def test_flex_attention_is_the_cpus():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_higher_order_operators_under_autocast(compiled):
+def test_higher_order_operators_work_under_autocast(compiled):
     from torch.nn.attention.flex_attention import flex_attention
 
     def branches(x):
@@ -288,7 +288,7 @@ def test_higher_order_operators_under_autocast(compiled):
     assert z.tolist() == [[4] * 4] * 4
 
 
-def test_flex_attention_without_a_compiler(run_ok):
+def test_flex_attention_works_without_a_compiler(run_ok):
     run_ok(
         """
         import torch, warnings
@@ -304,7 +304,7 @@ def test_flex_attention_without_a_compiler(run_ok):
 
 
 @pytest.mark.slow
-def test_without_processes_that_compile(monkeypatch):
+def test_compile_works_without_compile_processes(monkeypatch):
     from torch._inductor import codecache
 
     monkeypatch.setattr(codecache, "LOCK_TIMEOUT", 5)  # seconds for who waits for itself
@@ -319,16 +319,14 @@ def test_without_processes_that_compile(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "chunks", "divided"), [("cpu", 1, True), (DEVICE, 3, False), (DEVICE, 4, True)]
 )
-def test_each_thread_of_a_kernel_has_four_times_what_it_has_on_the_cpu(
-    device, chunks, divided, own_threads
-):
+def test_kernel_threads_have_four_times_the_work_of_the_cpus(device, chunks, divided, own_threads):
     x = torch.ones(2 * chunks * torch._inductor.config.cpp.min_chunk_size, device=device)
     torch.set_num_threads(2)
     _, (code,) = run_and_get_code(torch.compile(lambda t: t.sin() + 1), x)
     assert ("#pragma omp parallel" in code) == divided
 
 
-def test_a_process_with_one_thread_leaves_the_next_its_threads(own_threads):
+def test_kernel_cache_of_one_thread_leaves_the_next_process_its_threads(own_threads):
     """What Inductor keeps is found by the number of threads that it was made for."""
     x = torch.ones(1 << 14, device=DEVICE)
     codes = []
@@ -340,7 +338,7 @@ def test_a_process_with_one_thread_leaves_the_next_its_threads(own_threads):
     assert ["#pragma omp parallel" in code for code in codes] == [False, True, False]
 
 
-def test_a_kernel_has_no_more_threads_than_it_was_made_for(run_ok):
+def test_kernel_has_no_more_threads_than_it_was_made_for(run_ok):
     """A backward that is compiled with fewer threads than autograd's thread of the device has. For
     as many as there are cores, Inductor leaves the number of threads to OpenMP."""
     run_ok(
@@ -361,7 +359,7 @@ def test_a_kernel_has_no_more_threads_than_it_was_made_for(run_ok):
     )
 
 
-def test_a_kernel_is_queued_and_its_caller_goes_on():
+def test_kernel_is_queued_and_its_caller_goes_on():
     gate = testing.gate()
     f = torch.compile(lambda x: x * 2 + 1)
     x = torch.ones(1000, device=DEVICE)
@@ -374,7 +372,7 @@ def test_a_kernel_is_queued_and_its_caller_goes_on():
 
 
 @pytest.mark.slow
-def test_streams_and_events_in_one_graph():
+def test_streams_and_events_compile_in_one_graph():
     @torch.compile(fullgraph=True)
     def f(x):
         side, done = torch.openreg.Stream(), torch.Event(device=DEVICE)
@@ -390,12 +388,12 @@ def test_streams_and_events_in_one_graph():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_training_on_a_side_stream(backend):
+def test_training_on_a_side_stream_compiles(backend):
     forks.check_training(backend, DEVICE)
 
 
 @pytest.mark.slow
-def test_training_on_a_side_stream_by_cudas_name(run_ok):
+def test_training_on_a_side_stream_compiles_by_cudas_name(run_ok):
     run_ok(
         """
         import torch_openreg
@@ -408,7 +406,7 @@ def test_training_on_a_side_stream_by_cudas_name(run_ok):
 
 
 @pytest.mark.slow
-def test_a_backward_pass_is_joined_with_the_callers_stream():
+def test_backward_pass_is_joined_with_the_callers_stream():
     side = torch.openreg.Stream()
 
     @torch.compile(fullgraph=True)
@@ -432,7 +430,7 @@ def test_a_backward_pass_is_joined_with_the_callers_stream():
     torch.testing.assert_close(x.grad, 2 * x.detach().cos())
 
 
-def test_a_kernel_is_queued_on_its_stream():
+def test_kernel_is_queued_on_its_stream():
     side = torch.openreg.Stream()
 
     @torch.compile(fullgraph=True)
@@ -453,7 +451,7 @@ def test_a_kernel_is_queued_on_its_stream():
             assert made.tolist() == [6] * 4
 
 
-def test_a_graph_breaks_where_a_stream_is_current():
+def test_graph_breaks_where_a_stream_is_current():
     side = torch.openreg.Stream()
 
     def step(x):
@@ -473,7 +471,7 @@ def test_a_graph_breaks_where_a_stream_is_current():
     torch.testing.assert_close(z, (x * 2).cos())
 
 
-def test_a_call_that_waits_in_one_graph():
+def test_synchronize_compiles_in_one_graph():
     def f(x):
         y = x * 2
         torch.accelerator.synchronize()
@@ -484,7 +482,7 @@ def test_a_call_that_waits_in_one_graph():
 
 
 @pytest.mark.parametrize("device", ["cpu", DEVICE])
-def test_an_optimizer_is_traced_where_pytorchs_is(device):
+def test_optimizer_is_traced_where_pytorchs_is(device):
     torch.openreg.init()
     weight = nn.Parameter(torch.ones(3, device=device))
     optimizer = torch.optim.Adam([weight], lr=0.5)
@@ -495,7 +493,7 @@ def test_an_optimizer_is_traced_where_pytorchs_is(device):
 
 
 @pytest.mark.slow
-def test_devices_in_one_graph():
+def test_devices_compile_in_one_graph():
     @torch.compile(fullgraph=True)
     def f(x):
         with torch.openreg.device(1):
@@ -513,14 +511,14 @@ def test_devices_in_one_graph():
 
 
 @pytest.mark.slow
-def test_tensors_of_the_cpu_and_the_device_in_one_graph():
+def test_cpu_and_device_tensors_compile_in_one_graph():
     f = torch.compile(lambda x, c: (x * 2 + 1, c * 2 + 1, (c * 2 + 1).to(DEVICE)))
     made = f(torch.ones(3, device=DEVICE), torch.ones(3))
     assert [t.device.type for t in made] == [DEVICE, "cpu", DEVICE]
     assert all(t.tolist() == [3, 3, 3] for t in made)
 
 
-def test_a_compiled_function_in_a_graph():
+def test_compiled_function_is_captured_in_a_graph():
     f = torch.compile(lambda x: x * 2 + 1)
     x = torch.ones(100, device=DEVICE)
     f(x)
@@ -540,7 +538,7 @@ def threads(request, own_threads):
     torch.set_num_threads(request.param)
 
 
-def test_an_index_out_of_range_is_the_devices_error(threads):
+def test_index_out_of_range_is_the_devices_error(threads):
     f = torch.compile(lambda table, i: table[i] * 2)
     table = torch.randn(10000, 64, device=DEVICE)
     i = torch.randint(0, 10000, (5000,), device=DEVICE)
@@ -553,7 +551,7 @@ def test_an_index_out_of_range_is_the_devices_error(threads):
     assert torch.equal(f(table, i), right)
 
 
-def test_an_error_of_a_kernel_with_a_long_name_is_its_own():
+def test_kernel_with_a_long_name_raises_its_own_error():
     def long(table, i):
         y = table[i].sin().cos().exp().tanh().sigmoid().sqrt().floor().ceil().erf().rsqrt()
         return y.abs().reciprocal().atan().asinh().acosh().log1p().expm1().square().round()
@@ -584,7 +582,7 @@ SHARED_OUT = """extern "C" void kernel(int64_t* out)
 """
 
 
-def test_checks_are_caught_inside_of_collapsed_loops_and_single_blocks():
+def test_kernel_checks_are_caught_in_collapsed_loops_and_single_blocks():
     from torch._inductor import compile_fx  # noqa: F401
 
     from torch_openreg._compile.kernels import catch_in_parallel
@@ -595,7 +593,7 @@ def test_checks_are_caught_inside_of_collapsed_loops_and_single_blocks():
     assert made.count("catch (...)") == 2
 
 
-def test_a_device_without_map_computes_on_copies(run_ok, plugins):
+def test_device_without_map_computes_on_copies(run_ok, plugins):
     run_ok(
         """
         import torch
@@ -680,7 +678,7 @@ def test_divisions_by_zero_of_two_kernels_are_not_mixed_up(threads):
 
 
 @pytest.mark.racy
-def test_a_missing_wait_names_the_kernel_and_the_line():
+def test_missing_wait_report_names_the_kernel_and_the_line():
     f = torch.compile(lambda x: (x * 2 + 1).sin())
     f(torch.randn(1000, device=DEVICE))
     with torch.openreg.sanitizer.enable():
@@ -700,7 +698,7 @@ def test_a_missing_wait_names_the_kernel_and_the_line():
 
 
 @pytest.mark.racy
-def test_a_missing_wait_is_shown_by_a_schedule():
+def test_missing_wait_is_shown_by_a_schedule():
     f = torch.compile(lambda x: x * 2 + 1)
     f(torch.ones(10, device=DEVICE))
 
@@ -720,7 +718,7 @@ def test_a_missing_wait_is_shown_by_a_schedule():
     assert testing.explore(lambda: program(True), 12).ok
 
 
-def test_what_is_not_done_says_so():
+def test_cpp_wrapper_is_refused_by_name():
     f = torch.compile(lambda x: x * 2 + 1)
     x = torch.ones(3, device=DEVICE)
     with (
@@ -735,7 +733,7 @@ def test_what_is_not_done_says_so():
 # ---- The object and its imports ----
 
 
-def test_the_kernels_object_refuses_what_it_cannot_take():
+def test_kernel_object_refuses_bad_arguments():
     with pytest.raises(ValueError, match="roles of arguments are r, w, b, n and f, got 'rx'"):
         _C._CompiledKernel(1, "k", "rx", 1)
     kernel = _C._CompiledKernel(1, "k", "rn", 1)
@@ -753,7 +751,7 @@ def test_the_kernels_object_refuses_what_it_cannot_take():
         two(x, torch.ones(2))
 
 
-def test_nothing_is_imported_before_someone_compiles(run_ok):
+def test_import_of_the_compiler_waits_for_the_first_compile(run_ok):
     out = run_ok(
         """
         import sys
@@ -766,7 +764,7 @@ def test_nothing_is_imported_before_someone_compiles(run_ok):
     assert out.strip() == "[]"
 
 
-def test_callers_ask_by_the_names_that_are_replaced():
+def test_pytorchs_callers_use_the_names_that_are_replaced():
     from torch import _meta_registrations
     from torch._dynamo import trace_rules
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable

@@ -68,7 +68,7 @@ def train(function, model):
 
 
 @pytest.mark.slow
-def test_training_by_replays_has_the_values_of_compiled_training(replays):
+def test_replayed_training_has_the_values_of_compiled_training(replays):
     layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.3), nn.Flatten(), nn.Linear(288, 4)
     ours = nn.Sequential(*layers).to(DEVICE)
     theirs = copy.deepcopy(ours)
@@ -78,14 +78,14 @@ def test_training_by_replays_has_the_values_of_compiled_training(replays):
     assert len(replays) >= 16  # ten forward and ten backward passes, but the first
 
 
-def test_an_output_keeps_its_values(replays):
+def test_replay_output_keeps_its_values(replays):
     double = compiled(lambda x: x * 2)
     made = [double(torch.full((4,), float(i), device=DEVICE)) for i in range(5)]
     assert [m[0].item() for m in made] == [0, 2, 4, 6, 8]
     assert len(replays) == 4
 
 
-def test_what_is_written_in_place_and_given_back_is_the_callers(replays):
+def test_replay_returns_the_callers_tensor_written_in_place(replays):
     @compiled
     def add(total, x):
         total.add_(x)
@@ -103,7 +103,7 @@ def test_what_is_written_in_place_and_given_back_is_the_callers(replays):
 
 
 @pytest.mark.slow
-def test_each_size_has_a_graph(replays):
+def test_replay_has_a_graph_for_each_size(replays):
     total = compiled(lambda x: x.sin().sum(), dynamic=True)
     for n in (3, 3, 3, 5, 5, 5, 3, 5):
         assert total(torch.zeros(n, device=DEVICE) + n).item() == pytest.approx(
@@ -113,7 +113,7 @@ def test_each_size_has_a_graph(replays):
 
 
 @pytest.mark.slow
-def test_each_stream_has_a_graph(replays):
+def test_replay_has_a_graph_for_each_stream(replays):
     double, x = compiled(lambda x: x * 2), torch.ones(4, device=DEVICE)
     side = torch.openreg.Stream()
     for stream in (torch.openreg.current_stream(), side):
@@ -125,7 +125,7 @@ def test_each_stream_has_a_graph(replays):
 
 
 @pytest.mark.slow
-def test_a_graph_of_another_device_than_the_current_one(replays):
+def test_replay_works_on_another_device_than_the_current_one(replays):
     double, x = compiled(lambda x: x * 2), torch.ones(4, device="openreg:1")
     assert [double(x + i)[0].item() for i in range(4)] == [2, 4, 6, 8]
     assert len(replays) == 3
@@ -133,7 +133,7 @@ def test_a_graph_of_another_device_than_the_current_one(replays):
 
 
 @pytest.mark.slow
-def test_numbers_of_the_cpu_are_read_at_each_call(replays):
+def test_replay_reads_cpu_numbers_at_each_call(replays):
     scale = compiled(lambda x, s: x * s)
     x = torch.ones(4, device=DEVICE)
     assert [scale(x, torch.tensor(float(i)))[0].item() for i in range(4)] == [0, 1, 2, 3]
@@ -141,7 +141,7 @@ def test_numbers_of_the_cpu_are_read_at_each_call(replays):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_captured_runs_each_time(replays):
+def test_function_that_cannot_be_captured_runs_each_time(replays):
     calls = []
 
     @torch.library.custom_op("openreg_tests::waits", mutates_args=())
@@ -158,7 +158,7 @@ def test_what_cannot_be_captured_runs_each_time(replays):
 
 
 @pytest.mark.slow
-def test_a_part_of_a_graph_of_the_callers(replays):
+def test_compiled_call_in_a_callers_capture_is_part_of_its_graph(replays):
     double, x = compiled(lambda x: x * 2), torch.ones(4, device=DEVICE)
     double(x), double(x)
     graph = torch.openreg.Graph()
@@ -171,7 +171,7 @@ def test_a_part_of_a_graph_of_the_callers(replays):
 
 
 @pytest.mark.slow
-def test_random_numbers_go_on(replays):
+def test_replay_draws_new_random_numbers(replays):
     noise, x = compiled(lambda x: x + torch.rand_like(x)), torch.zeros(8, device=DEVICE)
     torch.manual_seed(0)
     drawn = [noise(x) for _ in range(4)]
@@ -182,7 +182,7 @@ def test_random_numbers_go_on(replays):
 
 
 @pytest.mark.racy
-def test_a_missing_wait_before_a_replay_is_reported(replays):
+def test_missing_wait_before_a_replay_is_reported(replays):
     double = compiled(lambda x: x * 2)
     with sanitizer.enable():
         x, side = torch.ones(4, device=DEVICE), torch.openreg.Stream()
@@ -203,7 +203,7 @@ def test_a_missing_wait_before_a_replay_is_reported(replays):
 
 @pytest.mark.slow
 @pytest.mark.racy
-def test_the_sanitizer_sees_replays_of_what_was_captured_without_it(replays):
+def test_sanitizer_sees_replays_captured_without_it(replays):
     double, side = compiled(lambda x: x * 2), torch.openreg.Stream()
     for _ in range(3):
         double(torch.ones(4, device=DEVICE))
@@ -222,7 +222,7 @@ def test_the_sanitizer_sees_replays_of_what_was_captured_without_it(replays):
 
 
 @pytest.mark.slow
-def test_an_output_can_be_written_in_place(replays):
+def test_replay_output_can_be_written_in_place(replays):
     layer = nn.Linear(4, 4).to(DEVICE)
     function = compiled(layer)
     for _ in range(4):
@@ -231,7 +231,7 @@ def test_an_output_can_be_written_in_place(replays):
 
 
 @pytest.mark.slow
-def test_outputs_that_share_memory_share_it_in_each_call(replays):
+def test_replay_outputs_that_share_memory_share_it_in_each_call(replays):
     @compiled
     def parts(x):
         made = x * 2
@@ -247,7 +247,7 @@ def test_outputs_that_share_memory_share_it_in_each_call(replays):
 
 
 @pytest.mark.slow
-def test_conjugated_outputs_stay_conjugated(replays):
+def test_replay_keeps_conjugated_outputs(replays):
     def views(x):
         y = x * 2
         return y.conj(), x.conj(), y.conj().imag
@@ -262,7 +262,7 @@ def test_conjugated_outputs_stay_conjugated(replays):
 
 
 @pytest.mark.filterwarnings("error:this graph is empty")
-def test_a_function_without_kernels(replays):
+def test_function_without_kernels_gives_views(replays):
     views = compiled(lambda x: (torch.view_as_complex(x), x[1:], torch.empty_like(x)))
     x = torch.arange(4.0, device=DEVICE).view(2, 2)
     for _ in range(3):
@@ -272,7 +272,7 @@ def test_a_function_without_kernels(replays):
     assert not replays
 
 
-def test_graphs_inside_of_a_graph(replays):
+def test_graph_regions_inside_of_a_graph_replay(replays):
     """A region of a graph is replayed with it; for a choice that data make the host waits."""
 
     @torch.compiler.nested_compile_region
@@ -295,7 +295,7 @@ def test_graphs_inside_of_a_graph(replays):
 
 
 @pytest.mark.slow
-def test_an_input_is_given_back_as_another_type(replays):
+def test_replay_returns_an_input_as_another_type(replays):
     def length(weight):
         return torch.view_as_real(weight) * torch.view_as_real(weight).sin()
 
@@ -310,7 +310,7 @@ def test_an_input_is_given_back_as_another_type(replays):
 
 
 @pytest.mark.slow
-def test_a_saved_tensor_that_moves_becomes_a_gradient(replays):
+def test_replay_returns_a_saved_tensor_as_a_gradient(replays):
     """The backward pass writes what the forward one saved, and gives it back."""
 
     def residual(x, weight, skip):
@@ -330,7 +330,7 @@ def test_a_saved_tensor_that_moves_becomes_a_gradient(replays):
 
 
 @pytest.mark.slow
-def test_an_error_of_an_earlier_call_is_the_callers(replays):
+def test_error_of_an_earlier_call_reaches_the_caller(replays):
     double = compiled(lambda x, i: x[i] * 2)
     x, beyond = torch.arange(4.0, device=DEVICE), torch.tensor([0, 9], device=DEVICE)
     double(x, beyond)
@@ -341,7 +341,7 @@ def test_an_error_of_an_earlier_call_is_the_callers(replays):
 
 
 @pytest.mark.slow
-def test_what_the_cpu_computes_is_computed_at_each_call(replays):
+def test_replay_computes_on_the_cpu_at_each_call(replays):
     noise, x = compiled(lambda x: (x * torch.rand(()), torch.rand(3))), torch.ones(4, device=DEVICE)
     drawn = [noise(x) for _ in range(4)]
     assert len({scaled[0].item() for scaled, _ in drawn}) == 4
@@ -377,7 +377,7 @@ def test_captures_of_two_threads_do_not_end_each_other(replays):
 
 
 @pytest.mark.slow
-def test_a_reset_drops_the_graphs(replays, pools):
+def test_compiler_reset_drops_the_graphs(replays, pools):
     function = compiled(lambda x: x @ x)
     for _ in range(3):
         function(torch.randn(64, 64, device=DEVICE))
@@ -406,7 +406,7 @@ def test_forks_are_replayed_or_refused(name, replays):
 
 
 @pytest.mark.slow
-def test_forks_by_cudas_name(run_ok):
+def test_forks_are_replayed_by_cudas_name(run_ok):
     run_ok(
         """
         import logging
@@ -425,7 +425,7 @@ def test_forks_by_cudas_name(run_ok):
     )
 
 
-def test_a_replay_is_in_the_order_of_the_programs_streams_and_events(replays):
+def test_replay_follows_the_programs_streams_and_events(replays):
     side, third = torch.openreg.Stream(), torch.openreg.Stream()
     given, made = torch.openreg.Event(), torch.openreg.Event()
 
@@ -501,7 +501,7 @@ def limited():
     torch.openreg.set_per_process_memory_fraction(1.0)
 
 
-def test_the_graphs_of_a_function_share_a_pool(replays, pools):
+def test_graphs_of_a_function_share_a_pool(replays, pools):
     """With the values of each: inputs that move, outputs that are kept, sizes in turn."""
     function = compiled(chain, dynamic=True)
     kept = []
@@ -574,7 +574,7 @@ def test_graphs_give_way_where_memory_is_short(replays, limited, pools):
 
 
 @pytest.mark.slow
-def test_a_step_that_has_room_without_its_graphs(replays, limited):
+def test_step_that_fits_only_without_its_graphs_runs(replays, limited):
     """The copies of its outputs do not fit beside the pool. What it writes in place is written
     once for each call."""
 
@@ -595,7 +595,7 @@ def test_a_step_that_has_room_without_its_graphs(replays, limited):
     del hold
 
 
-def test_another_thread_that_is_short_of_memory(replays, limited):
+def test_replay_is_right_while_another_thread_is_short_of_memory(replays, limited):
     """While the owner of the graphs replays them, again and again."""
     limited(100)
     function, x = compiled(chain, dynamic=True), torch.randn(8, 2048).to(DEVICE)
@@ -623,7 +623,7 @@ def test_another_thread_that_is_short_of_memory(replays, limited):
 
 
 @pytest.mark.slow
-def test_memory_that_a_call_keeps_is_not_shared(replays):
+def test_memory_that_a_captured_call_keeps_is_not_shared(replays):
     """A custom operator keeps what it has made in a capture."""
     kept = []
 
@@ -645,7 +645,7 @@ def test_memory_that_a_call_keeps_is_not_shared(replays):
 
 
 @pytest.mark.slow
-def test_a_call_inside_of_a_replay_runs(replays, monkeypatch):
+def test_compiled_call_inside_of_a_replay_runs(replays, monkeypatch):
     """As a finalizer's may, between the replay and the copies of its outputs."""
     function, x = compiled(lambda x: x + 1), torch.zeros(4, device=DEVICE)
     other = torch.ones(4, device=DEVICE)

@@ -35,7 +35,7 @@ print(len(checked))
 
 
 @pytest.mark.parametrize("device", ["openreg", pytest.param("cuda", marks=pytest.mark.slow)])
-def test_results_are_as_fake_tensors_promise(run, device):
+def test_operator_results_are_as_fake_tensors_promise(run, device):
     program = PROGRAM.format(names=ASKING, dtypes="{torch.float32}", most=2)
     done = run(program, arguments=["-c", program, device])
     assert done.code == 0 and int(done.out) > 40, done.err
@@ -45,7 +45,7 @@ def test_results_are_as_fake_tensors_promise(run, device):
 @pytest.mark.parametrize(
     "device,dtypes", [("openreg", "{torch.float32, torch.complex64}"), ("cuda", "{torch.float32}")]
 )
-def test_results_of_all_operators_are_as_fake_tensors_promise(run, device, dtypes):
+def test_all_operator_results_are_as_fake_tensors_promise(run, device, dtypes):
     program = PROGRAM.format(names=None, dtypes=dtypes, most=2)
     done = run(program, arguments=["-c", program, device], timeout=3000)
     assert done.code == 0 and int(done.out) > 400, done.err

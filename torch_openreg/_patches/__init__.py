@@ -25,8 +25,8 @@ class Patch(NamedTuple):
 
 
 ASKS_THE_TYPE = "PyTorch asks what the device can do instead of its type"
-COMPILED = "test_compile.py::test_callers_ask_by_the_names_that_are_replaced"
-FAKES = "test_fakes.py::test_results_are_as_fake_tensors_promise"
+COMPILED = "test_compile.py::test_pytorchs_callers_use_the_names_that_are_replaced"
+FAKES = "test_fakes.py::test_operator_results_are_as_fake_tensors_promise"
 
 PATCHES = {
     "When the package is imported": (
@@ -45,7 +45,7 @@ PATCHES = {
         Patch(
             "torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS",
             "higher-order operators such as torch.cond work under autocast",
-            "test_compile.py::test_higher_order_operators_under_autocast",
+            "test_compile.py::test_higher_order_operators_work_under_autocast",
             "the list contains AutocastPrivateUse1",
             hidden=True,
         ),
@@ -178,7 +178,7 @@ PATCHES = {
             "torch._prims.rng_prims.run_with_rng_state "
             "torch._higher_order_ops.utils.registered_hop_fake_fns",
             "with fallback_random a checkpoint draws again what it drew, also under make_fx",
-            "test_compile.py::test_checkpoint_with_eagers_random_numbers",
+            "test_compile.py::test_compiled_checkpoint_draws_eagers_random_numbers",
             "they ask the device's module for its generator",
         ),
     ),
@@ -192,13 +192,13 @@ PATCHES = {
         Patch(
             "torch._inductor.ir.get_device_type torch._inductor.lowering.get_constant_value",
             "argmax of a transposed tensor counts as eager does, and a division stays a division",
-            "test_compile.py::test_an_index_of_an_extreme_counts_in_the_order_of_the_tensor",
+            "test_compile.py::test_argmax_counts_in_the_logical_order_of_the_tensor",
             ASKS_THE_TYPE,
         ),
         Patch(
             "torch._inductor.scheduler.Scheduler.compute_dependencies",
             "no kernel is moved or fused across a record of an event or a wait",
-            "test_compile.py::test_streams_and_events_in_one_graph",
+            "test_compile.py::test_streams_and_events_compile_in_one_graph",
             "the scheduler orders all that stands around one",
         ),
         Patch(
@@ -212,7 +212,7 @@ PATCHES = {
             "torch._inductor.scheduler.device_need_guard torch._inductor.lowering.is_gpu",
             "the generated module sets its device; a kernel of a CPU scalar and tensors of the "
             "device is the device's",
-            "test_compile.py::test_tensors_of_the_cpu_and_the_device_in_one_graph",
+            "test_compile.py::test_cpu_and_device_tensors_compile_in_one_graph",
             ASKS_THE_TYPE,
         ),
         Patch(
@@ -233,7 +233,7 @@ PATCHES = {
             "torch._inductor.lowering.lowerings",
             "flex attention takes the CPU's template; mm, bmm, addmm and baddbmm with out_dtype "
             "are called as they are",
-            "test_compile.py::test_flex_attention_is_the_cpus",
+            "test_compile.py::test_flex_attention_is_scaled_dot_product_attention",
             ASKS_THE_TYPE,
         ),
         Patch(
@@ -246,7 +246,7 @@ PATCHES = {
         Patch(
             "torch._inductor.cudagraph_trees.reset_cudagraph_trees",
             "torch.compiler.reset() drops the graphs of this device",
-            "test_compile_replay.py::test_a_reset_drops_the_graphs",
+            "test_compile_replay.py::test_compiler_reset_drops_the_graphs",
             "a reset calls the device",
         ),
         Patch(
@@ -254,14 +254,14 @@ PATCHES = {
             "torch.utils._runtime_estimation.get_device_tflops",
             "a compiled backward pass with a side stream estimates without Triton when to give "
             "memory back",
-            "test_compile.py::test_training_on_a_side_stream",
+            "test_compile.py::test_training_on_a_side_stream_compiles",
             "the estimate asks the device's module",
         ),
         Patch(
             "torch.nn.attention.flex_attention._validate_device "
             "torch.nn.attention.flex_attention._apply_kernel_options",
             "flex attention is checked as on CUDA, and as on the CPU where it is compiled",
-            "test_compile.py::test_flex_attention_without_a_compiler",
+            "test_compile.py::test_flex_attention_works_without_a_compiler",
             ASKS_THE_TYPE,
         ),
     ),
