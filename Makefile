@@ -316,7 +316,7 @@ debug: build ctest
 	$(D_debug)/run-tests
 	LD_PRELOAD=$(CURDIR)/$(D_debug)/$(CORE) $(PY) -m pytest $(SIDE_BY_SIDE) \
 	  --ignore tests/device/test_core.py --deselect tests/device/test_gdb.py::test_gdb_names_missing_debug_information \
-	  --deselect tests/packaging/test_packaging.py::test_a_python_process_has_one_runtime $(or $(ARGS),tests)
+	  --deselect tests/packaging/test_packaging.py::test_python_process_has_one_runtime $(or $(ARGS),tests)
 
 # Random programs and calls of the core while faults, resets and forks happen in their midst, for SECONDS, in
 # processes with settings of their own, in the build KIND (debug, tsan, asan or ubsan). `make test` has a short one.

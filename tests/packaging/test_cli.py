@@ -12,7 +12,7 @@ from torch_openreg import _run_streams
 MODULE = ("-m", "torch_openreg")
 
 
-def test_it_prints_devices_memory_lanes_versions_and_settings(run):
+def test_command_prints_devices_memory_lanes_versions_and_settings(run):
     done = run("", {"OPENREG_DEVICE_COUNT": "3"}, arguments=MODULE, fresh=True)
     assert (done.code, done.err) == (0, "")
     for text in (
@@ -29,7 +29,7 @@ def test_it_prints_devices_memory_lanes_versions_and_settings(run):
     assert "free of" in done.out
 
 
-def test_a_rejected_setting_is_shown_as_such(run):
+def test_command_marks_a_rejected_setting(run):
     done = run("", {"OPENREG_DEVICE_COUNT": "abc"}, arguments=MODULE)
     assert done.code == 0
     assert "Devices: 0" in done.out
@@ -37,7 +37,7 @@ def test_a_rejected_setting_is_shown_as_such(run):
     assert len(done.err.splitlines()) == 1
 
 
-def test_a_plugin_that_does_not_load(run):
+def test_command_names_a_plugin_that_does_not_load(run):
     done = run("", {"OPENREG_PLUGIN": "/nowhere/libnothing.so"}, arguments=MODULE)
     assert done.code == 0
     assert "Devices: none" in done.out
@@ -45,7 +45,7 @@ def test_a_plugin_that_does_not_load(run):
     assert "Settings" in done.out
 
 
-def test_help(run):
+def test_help_shows_the_usage(run):
     done = run("", arguments=(*MODULE, "--help"))
     assert done.code == 0 and "usage: python -m torch_openreg" in done.out
     assert sys.version_info >= (3, 10)
@@ -55,7 +55,7 @@ def test_help(run):
 
 
 @pytest.mark.racy
-def test_the_demo_finds_the_race_in_the_wrong_loop_only(run):
+def test_demo_finds_the_race_in_the_wrong_loop_only(run):
     done = run("", arguments=(*MODULE, "demo"))
     assert (done.code, done.err) == (0, "")
     wrong, right = done.out.split("With the wait (waits=True)")
@@ -160,7 +160,7 @@ def run_seeds(path, seeds, *options, flags=(), **how):
     return done.returncode, done.stdout, done.stderr.splitlines()
 
 
-def test_seeds_read_the_programs_input_and_tell_how_each_ended(script, tmp_path):
+def test_seeds_read_the_programs_input_and_report_each_end(script, tmp_path):
     path = script(PROGRAM)
     code, out, told = run_seeds(path, 2, cwd=tmp_path, input="3\n4\n5\n")
     assert (code, out) == (1, "steps? steps 7\n")
@@ -264,7 +264,7 @@ def test_seeds_compare_nothing_of_a_program_whose_end_is_not_known(script):
         ("print(os.read(0, 7))\nos._exit(5)", 7, b"b'abababa'\n"),
     ],
 )
-def test_what_a_program_has_read_and_printed(program, read, out):
+def test_seeds_capture_what_a_program_has_read_and_printed(program, read, out):
     command = [sys.executable, "-S", "-c", f"import os, sys, time\n{program}"]
     with tempfile.TemporaryFile() as source:
         source.write(b"ab" * 10000)
@@ -341,7 +341,7 @@ def test_seeds_compare_nothing_where_launches_block(script, options, variables, 
     assert "LAUNCH_BLOCKING" in told[1] and len(told) == 2
 
 
-def test_run_of_a_module_with_its_own_options(run, script, tmp_path, monkeypatch):
+def test_run_passes_a_module_its_own_options(run, script, tmp_path, monkeypatch):
     script(RACY, "racy_module.py")
     monkeypatch.chdir(tmp_path)
     done = run("", arguments=(*MODULE, "run", "-m", "racy_module", "right"))
@@ -356,20 +356,20 @@ def test_run_of_a_module_with_its_own_options(run, script, tmp_path, monkeypatch
         ("pass", 0, ""),
     ],
 )
-def test_the_status_is_the_programs(run, script, text, code, err):
+def test_run_has_the_status_of_the_program(run, script, text, code, err):
     done = run("", arguments=(*MODULE, "run", script(text)))
     assert (done.code, done.out, done.err) == (code, "", err)
 
 
 @pytest.mark.parametrize("options", [[], ["--sanitize"]])
-def test_a_forked_child_ends_as_it_does_otherwise(run, script, options):
+def test_run_lets_a_forked_child_end_as_otherwise(run, script, options):
     text = "import os, torch\ntorch.ones(3, device='openreg')\nprint(os.fork() and os.wait()[1])\n"
     done = run("", arguments=(*MODULE, "run", *options, script(text)))
     assert (done.code, sorted(done.out.split())) == (0, ["0", "0"]), done.err
     assert len(done.err.splitlines()) == len(options)
 
 
-def test_a_traceback_begins_in_the_program(run, script):
+def test_run_shows_a_traceback_that_begins_in_the_program(run, script):
     path = script("import torch\n1 / 0\n")
     done = run("", arguments=(*MODULE, "run", path))
     assert done.code == 1
@@ -394,7 +394,7 @@ sys.excepthook = hook
     ("error", "code", "last"),
     [("SystemExit(7)", 7, "hook "), ("ValueError()", 1, "ZeroDivisionError: ")],
 )
-def test_a_program_by_a_link_has_its_neighbours_and_its_hook(
+def test_run_of_a_link_finds_its_neighbours_and_excepthook(
     run, script, tmp_path, error, code, last
 ):
     script(f"name = 'near'\nerror = {error}\n", "neighbour.py")
@@ -408,7 +408,7 @@ def test_a_program_by_a_link_has_its_neighbours_and_its_hook(
     assert lines[-1].startswith(last) and ("Error in sys.excepthook:" in lines) == (code == 1)
 
 
-def test_a_kernels_error_that_the_program_does_not_wait_for(run, script):
+def test_run_reports_a_kernels_error_without_a_wait(run, script):
     text = (
         "import torch\n"
         "x = torch.zeros(3, device='openreg')\n"
@@ -434,6 +434,6 @@ def test_a_kernels_error_that_the_program_does_not_wait_for(run, script):
         (["--seeds", "many", "x.py"], "invalid int value: 'many'"),
     ],
 )
-def test_what_run_refuses(run, arguments, message):
+def test_run_refuses_bad_arguments(run, arguments, message):
     done = run("", arguments=(*MODULE, "run", *arguments))
     assert done.code == 2 and message in done.err

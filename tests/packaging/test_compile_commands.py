@@ -27,7 +27,7 @@ def c_lines():
     return done.stdout
 
 
-def test_c_part(c_lines):
+def test_compile_commands_of_c_have_every_source(c_lines):
     entries = {place(entry): entry for entry in map(json.loads, c_lines.splitlines())}
     assert len(entries) == len(c_lines.splitlines())
     assert entries.keys() >= sources("csrc/openreg/*/*.c", "tests/c/*.c")
@@ -38,7 +38,7 @@ def test_c_part(c_lines):
         assert "-DOR_DEBUG" in command
 
 
-def test_all_of_it(c_lines, tmp_path):
+def test_compile_commands_have_every_source(c_lines, tmp_path):
     written = tmp_path / "compile_commands.json"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, "setup.py", "--quiet", "compile_commands", "--output", written]

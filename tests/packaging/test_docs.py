@@ -38,14 +38,14 @@ def examples():
 
 
 @pytest.mark.parametrize("code", list(examples()))
-def test_example(code, run, tmp_path):
+def test_example_of_a_page_runs(code, run, tmp_path):
     path = tmp_path / "example.py"
     path.write_text(code)
     done = run("", arguments=[path])
     assert (done.code, done.err) == (0, ""), f"{done.out}\n{done.err}"
 
 
-def test_the_pages_have_examples():
+def test_pages_have_examples():
     assert {page.name for page in PAGES} >= {"README.md", "memory.md", "streams.md"}
     assert len(list(examples())) >= 8
 
@@ -73,7 +73,7 @@ def test_links_lead_somewhere_without_the_site(page):
             assert not anchor or anchor in anchors(target), link
 
 
-def test_the_site_finds_links_that_lead_nowhere(tmp_path):
+def test_site_build_finds_links_that_lead_nowhere(tmp_path):
     link = '<a href="{}">x</a>'.format
     (tmp_path / "docs").mkdir()
     good = [link("docs/b.html#there"), link("#here"), link("docs/b.html"), link("https://x.org/y")]
@@ -127,7 +127,7 @@ def test_copy(openreg_device):
 }
 
 
-def test_the_ci_recipe_finds_what_its_page_shows(tmp_path):
+def test_ci_recipe_finds_what_its_page_shows(tmp_path):
     for name, text in LIBRARY.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text.lstrip("\n"))
@@ -154,7 +154,7 @@ def test_the_ci_recipe_finds_what_its_page_shows(tmp_path):
     assert f"seed={seeds[0]} " in said[1] and f"under {', '.join(seeds)}%0A" in said[1]
 
 
-def test_the_ci_recipes_name_the_versions_of_the_build():
+def test_ci_recipes_name_the_versions_of_the_build():
     """README's job too."""
     pinned = (ROOT / ".ci/build.txt").read_text() + (ROOT / "pyproject.toml").read_text()
     pins = set(re.findall(r"\b(?:setuptools|torch|ninja|pytest)==[\d.]+", pinned))
@@ -179,7 +179,7 @@ def settings_in_the_code():
     return {a or b for path in sources for a, b in read.findall(path.read_text())}
 
 
-def test_every_setting_is_in_readmes_table():
+def test_settings_are_all_in_readmes_table():
     table = re.findall(r"^\| `(OPENREG_[A-Z_]+)` \|", README.read_text(), re.MULTILINE)
     assert sorted(table) == sorted(settings_in_the_code()) and len(table) > 10
 

@@ -89,19 +89,19 @@ def raised(value):
     return {call.func.id for call in calls if isinstance(call, ast.Call)}
 
 
-def test_there_are_names():
+def test_public_names_are_found():
     assert len(PUBLIC) > 130 and PUBLIC.keys() >= WAITS
 
 
 @pytest.mark.parametrize("path", PUBLIC)
-def test_a_public_name_is_described(path):
+def test_public_name_has_a_docstring(path):
     text = docstring(PUBLIC[path])
     assert text and text.strip()[-1] in ".`:)", path
     assert path not in WAITS or re.search(r"\b[Ww]ait|synchronis|does\.", text), text
 
 
 @pytest.mark.parametrize("path", CALLABLE)
-def test_arguments_and_exceptions_are_described(path):
+def test_docstring_describes_arguments_and_exceptions(path):
     value = CALLABLE[path]
     text = docstring(value)
     owner = PUBLIC.get(path.rpartition(".")[0])
@@ -112,7 +112,7 @@ def test_arguments_and_exceptions_are_described(path):
         assert name in text, f"{path}: {name}"
 
 
-def test_the_reference_has_every_name():
+def test_reference_has_every_public_name():
     text = REFERENCE.read_text()
     module, described = None, set()
     for kind, name in re.findall(r"^ *\.\. (currentmodule|auto\w+):: ([\w.]+)", text, re.MULTILINE):

@@ -17,7 +17,7 @@ def example(run):
     return lambda name, *arguments: run("", arguments=[ROOT / "docs/examples" / name, *arguments])
 
 
-def test_digits_learns_on_both_devices(example):
+def test_digits_example_learns_on_both_devices(example):
     """Five epochs instead of fifteen: enough for the 97 % that the example itself demands."""
     done = example("digits.py", "--epochs", 5)
     assert done.code == 0, done.out + done.err
@@ -30,14 +30,14 @@ def test_digits_learns_on_both_devices(example):
     assert "train on openreg:1: 100%" in done.err
 
 
-def test_digits_fails_when_it_has_not_learnt(example):
+def test_digits_example_fails_when_it_has_not_learnt(example):
     done = example("digits.py", "--device", "cpu", "--epochs", 1)
     assert done.code == 1
     assert "below 97%" in done.err
 
 
 @pytest.mark.slow
-def test_digits_ppe_learns(example):
+def test_digits_ppe_example_learns(example):
     done = example("digits_ppe.py", "--epochs", 10)
     assert done.code == 0, done.out + done.err
     (reached,) = re.findall(r"^test accuracy on openreg:1: (\d+\.\d+)%$", done.out, re.M)
@@ -46,13 +46,13 @@ def test_digits_ppe_learns(example):
     assert len(losses) == 10 and losses[-1] < losses[0] / 4
 
 
-def test_digits_ppe_fails_when_it_has_not_learnt(example):
+def test_digits_ppe_example_fails_when_it_has_not_learnt(example):
     done = example("digits_ppe.py", "--epochs", 1)
     assert done.code == 1
     assert "below 97%" in done.err
 
 
-def test_two_devices_learns(example):
+def test_two_devices_example_learns(example):
     done = example("two_devices.py")
     assert done.code == 0, done.out + done.err
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", done.out)]
@@ -60,13 +60,13 @@ def test_two_devices_learns(example):
     assert "openreg:0 and openreg:1" in done.out
 
 
-def test_two_devices_fails_when_it_has_not_learnt(example):
+def test_two_devices_example_fails_when_it_has_not_learnt(example):
     done = example("two_devices.py", "--devices", "cpu", "cpu", "--epochs", 1)
     assert done.code == 1
     assert "did not learn" in done.err
 
 
-def test_readme_program(run):
+def test_readme_program_runs_without_warnings(run):
     (program,) = re.findall(r"## Ten lines.*?```python\n(.*?)```", README.read_text(), re.S)
     assert len([line for line in program.splitlines() if line]) <= 10
     done = run("", arguments=["-W", "error", "-c", program])
@@ -80,7 +80,7 @@ def pytorch_records():
     return "_no_dispatch_record_stream(" in inspect.getsource(drops)
 
 
-def test_fsdp_race_is_reported(example):
+def test_fsdp_race_example_is_reported(example):
     if pytorch_records():
         return check_fsdp_is_right(example)
     done = example("fsdp_race.py")
@@ -88,7 +88,7 @@ def test_fsdp_race_is_reported(example):
     assert "reused without record_stream" in done.err and "in pre_unshard" in done.err
 
 
-def test_fsdp_with_record_stream_is_right(example):
+def test_fsdp_race_example_with_record_stream_is_right(example):
     check_fsdp_is_right(example, "--mended")
 
 

@@ -31,22 +31,22 @@ LOW = "int low(void) { return 1; }"
 HIGH = "int low(void); int high(void) { return low(); }"
 
 
-def test_a_file_may_use_a_lower_layer(tmp_path):
+def test_symbol_of_a_lower_layer_is_accepted(tmp_path):
     files = {"base/a.c": LOW, "base/a.h": "", "tools/b.c": f'#include "base/a.h"\n{HIGH}'}
     assert check(tmp_path, files) == ""
 
 
-def test_a_symbol_of_a_higher_layer_is_refused(tmp_path):
+def test_symbol_of_a_higher_layer_is_refused(tmp_path):
     said = check(tmp_path, {"stream/a.c": LOW, "device/b.c": HIGH})
     assert said == "device/b.c uses low of stream/a.c, which is in a higher layer\n"
 
 
-def test_an_include_of_a_higher_layer_is_refused(tmp_path):
+def test_include_of_a_higher_layer_is_refused(tmp_path):
     said = check(tmp_path, {"cache/a.h": "", "stream/b.c": f'#include "cache/a.h"\n{LOW}'})
     assert said == "stream/b.c includes cache/a.h, which is in a higher layer\n"
 
 
-def test_each_source_needs_a_layer_and_an_object(tmp_path):
+def test_source_without_a_layer_or_an_object_is_refused(tmp_path):
     said = check(tmp_path, {"base/a.c": LOW, "more/b.c": "int b;", "base/c.c": HIGH}, ["c"])
     assert said == "base/c.c has no object\nmore/b.c is in no layer\n"
 
@@ -59,12 +59,12 @@ def circle_of(folder, names):
     }
 
 
-def test_a_circle_of_files_is_refused(tmp_path):
+def test_circle_of_files_is_refused(tmp_path):
     said = check(tmp_path, circle_of("tools", ["a", "b", "c"]))
     assert said == "files use each other: tools/a.c -> tools/b.c -> tools/c.c -> tools/a.c\n"
 
 
-def test_the_engine_may_be_a_circle_without_other_files(tmp_path):
+def test_engine_may_be_a_circle_without_other_files(tmp_path):
     assert check(tmp_path, circle_of("stream", ["stream", "task", "worker"])) == ""
     larger = circle_of("stream", ["stream", "task", "worker", "graph"])
     assert check(tmp_path, larger).startswith("files use each other: stream/")
@@ -86,22 +86,22 @@ def check_includes(folder, **files):
     return shown.stderr.replace(f"{folder}/", "")
 
 
-def test_the_shims_folders_include_only_lower_ones():
+def test_shim_folders_include_only_lower_ones():
     command = [sys.executable, ROOT / ".ci/includes.py", ROOT / "csrc"]
     subprocess.run(command, check=True)
 
 
-def test_an_include_of_a_higher_folder_is_refused(tmp_path):
+def test_include_of_a_higher_shim_folder_is_refused(tmp_path):
     files = {"aten__high__h": "", "task__low__cpp": '#include "../aten/high.h"\n'}
     said = check_includes(tmp_path, **files)
     assert said == "task/low.cpp includes aten/high.h, which is not below it\n"
 
 
-def test_an_include_of_a_lower_folder_is_accepted(tmp_path):
+def test_include_of_a_lower_shim_folder_is_accepted(tmp_path):
     files = {"task__low__h": "", "aten__ops__high__cpp": '#include "../../task/low.h"\n'}
     assert check_includes(tmp_path, **files) == ""
 
 
-def test_two_sources_of_one_name_are_refused(tmp_path):
+def test_sources_of_one_name_are_refused(tmp_path):
     said = check_includes(tmp_path, torch__same__cpp="", task__same__cpp="")
     assert said == "torch/same.cpp has the name of task/same.cpp\n"

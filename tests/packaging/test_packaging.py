@@ -98,7 +98,7 @@ def test_wheel_has_library_headers_and_license(wheel):
     assert not [name for name in names if name.startswith(("tests/", "csrc/", "benchmarks/"))]
 
 
-def test_a_build_leaves_no_header_of_an_older_one():
+def test_build_leaves_no_header_of_an_older_one():
     include = Path(torch_openreg.get_include())
     assert sorted(header.name for header in include.glob("torch_openreg/*")) == SHIM_HEADERS
 
@@ -125,7 +125,7 @@ print(torch_openreg.__version__, importlib.metadata.version("torch_openreg"))
     assert python(installed, program) == f"{PLAIN}+pt{MINOR} {PLAIN}+pt{MINOR}\n"
 
 
-def test_wheel_metadata(wheel):
+def test_wheel_metadata_has_license_and_entry_points(wheel):
     with zipfile.ZipFile(wheel) as archive:
         info = next(name for name in archive.namelist() if name.endswith("/METADATA"))
         metadata = archive.read(info).decode()
@@ -173,7 +173,7 @@ int main(void) {
 """
 
 
-def test_the_demo_is_a_program_of_the_users_where_it_is_installed(installed, tmp_path):
+def test_installed_demo_counts_as_a_program_of_the_user(installed, tmp_path):
     shutil.copytree(installed, tmp_path / "site-packages")
     program = """
 import torch
@@ -198,7 +198,7 @@ def test_c_program_uses_installed_header_and_library(installed, tmp_path):
     assert "[libopenreg.so.0]" in needed and "[libopenreg.so]" not in needed
 
 
-def test_a_python_process_has_one_runtime(installed):
+def test_python_process_has_one_runtime(installed):
     """By the name alone ctypes gets the one that the shim has loaded."""
     program = """
 import ctypes, torch
@@ -264,12 +264,12 @@ print("imported")
     assert python(installed, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "imported\n"
 
 
-def test_import_torch_openreg_first(installed):
+def test_torch_openreg_may_be_imported_before_torch(installed):
     assert python(installed, "import torch_openreg, torch; print(torch.openreg.device_count())",
                   OPENREG_DEVICE_COUNT="4") == "4\n"  # fmt: skip
 
 
-def test_a_source_folder_that_is_not_built_says_what_to_do(tmp_path):
+def test_source_folder_that_is_not_built_names_the_remedy(tmp_path):
     """Python takes it before the installed package, and `import torch` imports it."""
     package = tmp_path / "torch_openreg"
     package.mkdir()
@@ -291,7 +291,7 @@ import torch
         assert text in done.stderr
 
 
-def test_versions_agree():
+def test_versions_of_header_and_package_agree():
     header = (ROOT / "csrc/openreg/include/openreg.h").read_text()
     parts = [
         re.search(rf"#define OPENREG_VERSION_{part} (\d+)$", header, re.MULTILINE)[1]
@@ -307,7 +307,7 @@ def test_versions_agree():
     )
 
 
-def test_every_requirement_is_pinned():
+def test_requirements_are_pinned():
     text = (ROOT / "pyproject.toml").read_text()
     build_requires = re.findall(r'"(.*?)"', text.partition("requires = [")[2].partition("]")[0])
     assert f"pip install {build_requires[-1]} && " in (ROOT / "README.md").read_text()
@@ -322,7 +322,7 @@ def test_every_requirement_is_pinned():
     assert set(build_requires) <= set(build)
 
 
-def test_the_demo_installs_what_it_needs_and_shows_it(tmp_path):
+def test_make_demo_shows_what_it_installs(tmp_path):
     command = ["make", "--dry-run", "demo", f"VENV={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     installs = re.findall(r"pip install (.*)", done.stdout)
@@ -389,9 +389,7 @@ def pip(python, *arguments):
 
 
 @pytest.mark.parametrize("isolation", [[], ["--no-build-isolation"]], ids=["isolated", "not"])
-def test_pip_builds_with_the_pytorch_that_is_installed(
-    sdist, folder_of_wheels, isolation, tmp_path
-):
+def test_pip_builds_with_the_installed_pytorch(sdist, folder_of_wheels, isolation, tmp_path):
     """It can fetch no other one."""
     (tmp_path / "tree").mkdir()
     tree = wheels.unpack(sdist, tmp_path / "tree")
@@ -440,26 +438,26 @@ ASK = "import build_backend as b; print('asks for', b.get_requires_for_build_whe
 NEEDED = "torch>=2.13,<2.16"
 
 
-def test_an_isolated_build_asks_for_pytorch_where_there_is_none(bare):
+def test_isolated_build_asks_for_pytorch_where_there_is_none(bare):
     done = bare("-c", ASK)
     assert f"asks for ['{NEEDED}']" in done.stdout, done.stderr
 
 
-def test_an_isolated_build_does_not_replace_another_pytorch(bare):
+def test_isolated_build_does_not_replace_another_pytorch(bare):
     done = bare("-c", ASK, torch_version="2.12.1+cpu")
     assert done.returncode == 1 and "asks for" not in done.stdout
     assert "PyTorch 2.12.1+cpu is installed" in done.stderr and "2.13, 2.14, 2.15" in done.stderr
     assert "pip install --no-build-isolation" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_build_without_pytorch_says_how_to_get_it(bare):
+def test_build_without_pytorch_names_the_remedy(bare):
     done = bare("setup.py", "--quiet", "bdist_wheel")
     assert done.returncode == 1
     assert f"pip install '{NEEDED}'" in done.stderr and "Traceback" not in done.stderr
     assert "pip install --no-build-isolation" in done.stderr
 
 
-def test_a_build_without_ninja_says_how_to_get_it(bare):
+def test_build_without_ninja_names_the_remedy(bare):
     done = bare("setup.py", "--quiet", "build_ext", torch_version=f"{MINOR}.0")
     assert done.returncode == 1
     assert re.search(
@@ -469,7 +467,9 @@ def test_a_build_without_ninja_says_how_to_get_it(bare):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_offline_in_an_empty_environment(kind, request, folder_of_wheels, tmp_path):
+def test_package_installs_offline_in_an_empty_environment(
+    kind, request, folder_of_wheels, tmp_path
+):
     """A folder has PyTorch, what it and a build require, and pytest; the file is all else."""
     file = request.getfixturevalue(kind)
     for name in with_requirements("torch", "pytest"):

@@ -69,18 +69,18 @@ def page():
     return "\n".join(lines)
 
 
-def test_the_page_is_written_from_the_list():
+def test_patches_page_is_written_from_the_list():
     assert PAGE.read_text() == page(), "python tests/packaging/test_patches.py writes it"
 
 
-def test_each_patch_has_a_test():
+def test_patches_have_a_test_each():
     for patch in PATCHED:
         file, _, name = patch.test.partition("::")
         texts = [path.read_text() for path in TESTS.rglob(file)]
         assert any(re.search(rf"^def {name}\(", text, re.MULTILINE) for text in texts), patch.test
 
 
-def test_what_is_not_listed_is_not_replaced():
+def test_replace_refuses_what_is_not_listed():
     with pytest.raises(LookupError, match=r"torch\.nn\.Linear\.forward is replaced, and"):
         _patches.replace("torch.nn.Linear.forward", None)
     assert torch.nn.Linear.forward
@@ -132,7 +132,7 @@ def is_gone(patch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [(), ("use",), ("use", "as_cuda")], ids="-".join)
-def test_the_list_is_what_differs_from_a_process_without_the_package(tmp_path, steps):
+def test_patches_are_the_differences_from_a_plain_process(tmp_path, steps):
     found = differences(tmp_path, *steps)
     sections = list(PATCHES) if steps else list(PATCHES)[:1]
     listed = {canonical(n): p for s in sections for p in PATCHES[s] for n in p.names.split()}

@@ -52,7 +52,7 @@ def make_batches(count=6):
     ]
 
 
-def test_it_is_registered():
+def test_ppe_runtime_is_registered():
     for device in ("openreg", "openreg:1", DEVICE):
         found = ppe.runtime.runtime_registry.get_runtime_class_for_device_spec(device)
         assert found is OpenRegRuntime
@@ -69,7 +69,7 @@ def test_it_is_registered():
         "import torch_openreg.ppe, pytorch_pfn_extras as ppe",
     ],
 )
-def test_it_is_registered_by_importing_theirs(run_ok, imports):
+def test_ppe_runtime_is_registered_by_importing_ppe(run_ok, imports):
     out = run_ok(f"""
         {imports}
         import sys
@@ -84,7 +84,7 @@ def test_it_is_registered_by_importing_theirs(run_ok, imports):
     assert out.split() == ["True", "False", "OpenRegRuntime", "[]"]
 
 
-def test_it_is_registered_where_the_device_comes_later(run_ok):
+def test_ppe_runtime_is_registered_where_the_device_comes_later(run_ok):
     out = run_ok(
         """
         import pytorch_pfn_extras as ppe
@@ -96,7 +96,7 @@ def test_it_is_registered_where_the_device_comes_later(run_ok):
     assert out == "OpenRegRuntime\n"
 
 
-def test_theirs_is_not_imported_for_it(run_ok):
+def test_ppe_is_not_imported_by_the_package(run_ok):
     assert (
         run_ok("""
         import sys
@@ -112,7 +112,7 @@ def test_theirs_is_not_imported_for_it(run_ok):
     ("module", "package", "name"),
     [("ppe", "pytorch_pfn_extras", "pytorch-pfn-extras"), ("lightning", "lightning", "lightning")],
 )
-def test_without_the_package_the_error_says_how_to_get_it(run_ok, module, package, name):
+def test_import_without_the_library_names_the_remedy(run_ok, module, package, name):
     out = run_ok(f"""
         import sys
         sys.modules["{package}"] = None
@@ -125,7 +125,7 @@ def test_without_the_package_the_error_says_how_to_get_it(run_ok, module, packag
     assert out == f"torch_openreg.{module} needs {name}: pip install 'torch_openreg[{module}]'\n"
 
 
-def test_importing_it_uses_no_device(run_ok):
+def test_ppe_runtime_import_uses_no_device(run_ok):
     out = run_ok("""
         import torch, torch_openreg.ppe
         print(torch.openreg.is_initialized())
@@ -134,7 +134,7 @@ def test_importing_it_uses_no_device(run_ok):
 
 
 @pytest.mark.parametrize("device", ["openreg:1", DEVICE], ids=repr)
-def test_to_moves_and_tags(device):
+def test_ppe_to_moves_and_tags_modules(device):
     net = make_net()
     parameters = list(net.parameters())
     moved = ppe.to(net, device)
@@ -145,12 +145,12 @@ def test_to_moves_and_tags(device):
     assert ppe.to(torch.ones(2), device).device == DEVICE
 
 
-def test_without_an_index_it_is_the_current_device():
+def test_ppe_to_without_an_index_uses_the_current_device():
     with torch.openreg.device(1):
         assert ppe.to(torch.ones(2), "openreg").device == DEVICE
 
 
-def test_a_device_that_is_not_there_is_refused():
+def test_ppe_to_refuses_a_device_that_is_not_there():
     with pytest.raises(RuntimeError, match="9"):
         ppe.to(torch.ones(2), "openreg:9")
     with pytest.raises(ValueError, match="expected an openreg device, got 'cpu'"):
@@ -166,7 +166,7 @@ def test_a_device_that_is_not_there_is_refused():
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_a_bad_option_is_refused(options, message):
+def test_ppe_to_refuses_a_bad_option(options, message):
     with pytest.raises(TypeError, match=message):
         ppe.to(torch.ones(2), "openreg", options=options)
 
@@ -175,7 +175,7 @@ Pair = collections.namedtuple("Pair", "x name")
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_convert_batch(prefetch):
+def test_convert_batch_moves_tensors_of_a_batch(prefetch):
     ours = runtime(prefetch=prefetch)
     x = torch.arange(3.0)
 
@@ -214,7 +214,7 @@ class Recorder(OpenRegRuntime):
         super().initialize_module(module, loader_or_batch, optimizer)
 
 
-def test_the_first_batch_initializes_the_module_once():
+def test_first_batch_initializes_the_module_once():
     net = ppe.to(make_net(), DEVICE, runtime_class=Recorder)
     ours = net._ppe_runtime
     assert ours.calls == []
@@ -228,14 +228,14 @@ def test_the_first_batch_initializes_the_module_once():
     assert not net._forward_pre_hooks and not net._forward_pre_hooks_with_kwargs
 
 
-def test_a_first_batch_by_keywords():
+def test_first_batch_by_keywords_initializes_the_module():
     net = ppe.to(make_net(), DEVICE, runtime_class=Recorder)
     batch = net._ppe_runtime.convert_batch(make_batches(1)[0])
     net(**batch)
     assert net._ppe_runtime.initialized_with[0].keys() == {"x", "t"}
 
 
-def test_a_module_moved_twice_has_the_last_runtime():
+def test_module_moved_twice_has_the_last_runtime():
     net = ppe.to(make_net(), "openreg:0", runtime_class=Recorder)
     first = net._ppe_runtime
     ppe.to(net, DEVICE, runtime_class=Recorder)
@@ -268,7 +268,7 @@ def test_state_dict_and_gradients_are_those_of_the_cpu():
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
-def test_a_module_is_pickled_and_copied(used):
+def test_module_of_a_runtime_is_pickled_and_copied(used):
     net = ppe.to(make_net(), DEVICE)
     batch = runtime().convert_batch(make_batches(1)[0])
     if used:
@@ -318,7 +318,7 @@ def test_prefetched_batches_are_waited_for(runs_ahead):
     assert result.cpu().eq(2).all()
 
 
-def test_a_batch_in_use_is_not_overwritten_by_the_next():
+def test_prefetch_does_not_overwrite_a_batch_in_use():
     ours = runtime(prefetch=True)
     sources = [pinned(value) for value in range(4)]
     results = []
@@ -344,7 +344,7 @@ def test_prefetch_keeps_the_current_device_and_stream():
     assert torch.openreg.current_stream(1) == torch.openreg.default_stream(1)
 
 
-def test_a_prefetching_loader_is_one_ahead():
+def test_prefetching_loader_is_one_ahead():
     asked = []
 
     def host():
@@ -369,7 +369,7 @@ def test_a_prefetching_loader_is_one_ahead():
     assert list(torch_openreg.ppe.prefetch([], "openreg:1")) == []
 
 
-def test_a_prefetching_loader_shows_its_sampler():
+def test_prefetching_loader_shows_its_sampler():
     loader = torch.utils.data.DataLoader(range(4))
     assert torch_openreg.ppe.prefetch(loader, DEVICE).sampler is loader.sampler
 
@@ -416,13 +416,13 @@ def test_trainer_and_evaluator_give_what_they_give_on_the_cpu(tmp_path, prefetch
         torch.testing.assert_close(one.cpu(), other)
 
 
-def test_a_trainer_takes_a_prefetching_loader(tmp_path):
+def test_trainer_takes_a_prefetching_loader(tmp_path):
     expected = train("cpu", tmp_path)[1]
     loader = torch_openreg.ppe.prefetch(make_batches(), "openreg:1")
     torch.testing.assert_close(train("openreg:1", tmp_path, loader=loader)[1], expected)
 
 
-def test_the_callbacks_of_a_run(tmp_path, monkeypatch):
+def test_trainer_calls_the_runtimes_callbacks_in_order(tmp_path, monkeypatch):
     monkeypatch.setitem(ppe.runtime.runtime_registry._runtimes, "openreg", Recorder)
     net = train("openreg:1", tmp_path, epochs=1, loader=make_batches(2))[0]
     steps = ["train_pre_step", "train_post_step"]
@@ -440,7 +440,7 @@ def test_the_callbacks_of_a_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("callback", ["train_epoch_end", "train_validation_end"])
-def test_an_epochs_end_waits_for_the_device(callback):
+def test_epoch_end_waits_for_the_device(callback):
     x = torch.ones(SIZE, device=DEVICE)
     event = torch.openreg.Event()
     with torch.openreg.device(1):
@@ -452,7 +452,7 @@ def test_an_epochs_end_waits_for_the_device(callback):
     assert y.sum().item() == 2 * SIZE
 
 
-def test_autocast_and_scaler_in_a_logic_of_code_blocks(tmp_path):
+def test_code_block_logic_trains_with_autocast_and_scaler(tmp_path):
     dtypes = []
 
     class Watched(Net):
@@ -479,7 +479,7 @@ def test_autocast_and_scaler_in_a_logic_of_code_blocks(tmp_path):
     assert scaler.state_dict()["_growth_tracker"] == 3 and not net.layer.weight.equal(before)
 
 
-def test_autocast_of_the_default_logic(tmp_path):
+def test_default_logic_trains_with_autocast(tmp_path):
     # Their Logic has an option of its own, which must name the device.
     autocast = {"device_type": "openreg", "dtype": torch.bfloat16}
     observed = train("openreg:1", tmp_path, autocast=autocast)[1]
@@ -487,7 +487,7 @@ def test_autocast_of_the_default_logic(tmp_path):
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_map(prefetch):
+def test_ppe_map_gives_outputs_on_the_host(prefetch):
     net = ppe.to(make_net(), DEVICE, options={"prefetch": prefetch})
     expected = [make_net()(**batch)["loss"].item() for batch in make_batches(3)]
     got = list(ppe.map(net, make_batches(3), out_keys={"loss"}))
@@ -495,7 +495,7 @@ def test_map(prefetch):
     assert [out["loss"].item() for out in got] == pytest.approx(expected)
 
 
-def test_steps_are_named_in_a_profile(tmp_path):
+def test_profile_names_the_steps_of_a_trainer(tmp_path):
     with torch.profiler.profile() as profile:
         with ppe.profiler.record("of mine", device="openreg:1", trace=True):
             torch.ones(2, device=DEVICE)

@@ -82,7 +82,7 @@ def test_schedules_are_refused_where_launches_block(suite, monkeypatch, option, 
     done.stderr.fnmatch_lines([f"ERROR: {name}: each launch waits*"])
 
 
-def test_a_test_under_a_schedule_fails_where_its_module_lets_launches_block(suite):
+def test_schedules_fail_a_test_whose_module_lets_launches_block(suite):
     blocks = "import os\nos.environ['OPENREG_LAUNCH_BLOCKING'] = '1'\n"
     done = suite(blocks + RACY, "--openreg-schedules=1", "-k", "right")
     done.assert_outcomes(failed=2, deselected=3)
@@ -90,7 +90,7 @@ def test_a_test_under_a_schedule_fails_where_its_module_lets_launches_block(suit
 
 
 @pytest.mark.slow
-def test_replay_of_one_of_a_tests_parameters(suite):
+def test_replay_command_names_one_parameter_of_a_test(suite):
     text = RACY.replace(
         "def test_racy(openreg_device)",
         '@pytest.mark.parametrize("size", [4, 5])\ndef test_racy(openreg_device, size)',
@@ -106,7 +106,7 @@ def test_replay_of_one_of_a_tests_parameters(suite):
     suite("", *command).assert_outcomes(passed=1, failed=1)
 
 
-def test_a_search_shows_a_race_and_how_to_replay_it(suite):
+def test_search_shows_a_race_and_how_to_replay_it(suite):
     done = suite(RACY, "--openreg-preemptions=1")
     done.assert_outcomes(passed=4, failed=1)
     done.stdout.re_match_lines(
@@ -123,7 +123,7 @@ def test_a_search_shows_a_race_and_how_to_replay_it(suite):
     assert replay in again.outlines
 
 
-def test_a_search_of_a_test_with_parameters(suite):
+def test_search_replays_a_test_with_parameters(suite):
     text = RACY.replace(
         "def test_racy(openreg_device)",
         '@pytest.mark.parametrize("size", [4])\ndef test_racy(openreg_device, size)',
@@ -176,7 +176,7 @@ def test_always_skips(way):
 """
 
 
-def test_a_search_compares_skips_and_subtests(suite):
+def test_search_compares_skips_and_subtests(suite):
     done = suite(SKIPS, "--openreg-preemptions=1", "-rA")
     fails = [line for line in done.outlines if " fails under tape:" in line]
     names = [re.match(r"test_it.py::(\w+)", line)[1] for line in fails]
@@ -219,7 +219,7 @@ def pytest_pyfunc_call(pyfuncitem):
 """
 
 
-def test_a_search_runs_async_tests_as_their_plugin_does(suite, pytester):
+def test_search_runs_async_tests_as_their_plugin_does(suite, pytester):
     pytester.makeconftest(RUNS_ASYNC)
     suite(ASYNC, "--openreg-preemptions=0").assert_outcomes(passed=2, failed=2)
 
@@ -233,11 +233,11 @@ def test_a_search_runs_async_tests_as_their_plugin_does(suite, pytester):
         ("--openreg-seed=tape:1,",),
     ],
 )
-def test_bad_searches(suite, arguments):
+def test_search_refuses_bad_options(suite, arguments):
     assert suite(RACY, *arguments).ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_without_options_nothing_changes(suite):
+def test_plugin_without_options_changes_nothing(suite):
     text = "import sys\n\n\ndef test_it():\n    assert 'torch' not in sys.modules\n"
     suite(text, "--strict-markers").assert_outcomes(passed=1)
     suite(RACY, "--strict-markers", "-k", "right or without").assert_outcomes(
@@ -245,7 +245,7 @@ def test_without_options_nothing_changes(suite):
     )
 
 
-def test_fixtures_of_every_scope_classes_and_marks(suite):
+def test_schedules_keep_fixtures_classes_and_marks(suite):
     """Each run is a test of its own, whatever else pytest makes of it."""
     text = """
 import pytest
@@ -301,7 +301,7 @@ class TestAll:
     done.stdout.fnmatch_lines(["test_it.py::TestAll::test_fixture fails under early, 0, 1"])
 
 
-def test_tests_without_the_mark(suite):
+def test_schedules_skip_tests_without_the_mark_unless_all(suite):
     text = """
 import unittest
 
@@ -330,7 +330,7 @@ class TestUnit(unittest.TestCase):
     done.stdout.fnmatch_lines([said + "1"])
 
 
-def test_every_run_starts_from_the_same_random_state(suite):
+def test_schedules_start_from_the_same_random_state(suite):
     text = """
 import pytest
 import torch
@@ -346,7 +346,7 @@ def test_random():
     suite(text, "--openreg-schedules=4").assert_outcomes(passed=5)
 
 
-def test_an_error_that_surfaces_late_is_the_tests_own(suite):
+def test_error_that_surfaces_late_is_the_tests_own(suite):
     text = """
 import torch
 
@@ -363,7 +363,7 @@ def test_follows(openreg_device):
     done.stdout.fnmatch_lines(["*ERROR at teardown of test_fails*"])
 
 
-def test_no_device_is_an_error_not_a_skip(suite, monkeypatch):
+def test_missing_device_is_an_error_not_a_skip(suite, monkeypatch):
     monkeypatch.setenv("OPENREG_DEVICE_COUNT", "0")
     done = suite("def test_it(openreg_device):\n    pass\n")
     done.assert_outcomes(errors=1)
@@ -379,7 +379,7 @@ def test_no_device_is_an_error_not_a_skip(suite, monkeypatch):
         (["--openreg-schedules=2", "--openreg-seed=1"], "*one seed*"),
     ],
 )
-def test_bad_options(suite, arguments, message):
+def test_plugin_refuses_bad_options(suite, arguments, message):
     done = suite("def test_it():\n    pass\n", *arguments)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines([message])
@@ -498,7 +498,7 @@ test_swallows()
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("by", ["option", "setting"])
-def test_a_race_fails_its_own_test(suite, monkeypatch, by):
+def test_race_fails_its_own_test(suite, monkeypatch, by):
     if by == "setting":
         monkeypatch.setenv("OPENREG_SANITIZER", "1")
     done = suite(SANITIZED, *(["--openreg-sanitizer"] if by == "option" else []), "-rA", "-v")
@@ -515,7 +515,7 @@ def test_a_race_fails_its_own_test(suite, monkeypatch, by):
 
 
 @pytest.mark.parametrize("ci", ["", "true"])  # set, pytest's summary says whole messages
-def test_a_race_that_a_test_raises_is_shown_once(suite, monkeypatch, ci):
+def test_race_that_a_test_raises_is_shown_once(suite, monkeypatch, ci):
     monkeypatch.setenv("CI", ci)
     done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_raises")
     done.assert_outcomes(failed=1, deselected=done.parseoutcomes()["deselected"])
@@ -523,7 +523,7 @@ def test_a_race_that_a_test_raises_is_shown_once(suite, monkeypatch, ci):
     assert told.count("nothing orders it with the earlier access") == 1
 
 
-def test_a_race_outside_of_tests_fails_the_run(suite):
+def test_race_outside_of_tests_fails_the_run(suite):
     done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_good", "-n1")
     done.assert_outcomes(passed=1, deselected=done.parseoutcomes().get("deselected", 0))
     assert done.ret == pytest.ExitCode.TESTS_FAILED
@@ -584,7 +584,7 @@ def test_own(own, request):
 )
 
 
-def test_races_of_wider_fixtures_fail_the_run_whatever_the_tests_expect(suite):
+def test_races_of_wider_fixtures_fail_the_run(suite):
     done = suite(WIDER, "--openreg-sanitizer", "-rA")
     done.assert_outcomes(passed=1, xfailed=1, failed=2, errors=1)
     done.stdout.fnmatch_lines(["ERROR *::test_own*", "FAILED *::test_without_reason*"])
@@ -667,7 +667,7 @@ def test_races_that_no_report_shows_fail_the_run(suite, pytester):
     ]
 
 
-def test_sanitizer_in_a_suite_without_the_device(suite):
+def test_sanitizer_option_passes_a_suite_without_the_device(suite):
     suite("def test_it():\n    pass\n", "--openreg-sanitizer").assert_outcomes(passed=1)
 
 
@@ -678,7 +678,7 @@ def annotations(done):
 RACY_LINE, FAILED_LINE = 16, 18  # of RACY: `y = x * 5`, and the assertion
 
 
-def test_annotations_of_schedules(suite):
+def test_annotations_name_a_test_that_fails_under_a_schedule(suite):
     done = suite(RACY, "--openreg-seed=late", "--openreg-annotations", "-k", "racy")
     (replay,) = (line.strip() for line in done.outlines if line.startswith("  replay: "))
     place = f"file=test_it.py,line={FAILED_LINE},title=fails under a schedule"
@@ -687,7 +687,7 @@ def test_annotations_of_schedules(suite):
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_annotations_of_races(suite, pytester, monkeypatch, processes):
+def test_annotations_name_each_race_once(suite, pytester, monkeypatch, processes):
     """One for a race, however often it is reported; paths are from the root of the repository."""
     monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path.parent))
     arguments = ["--openreg-sanitizer", "--openreg-schedules=2", "--openreg-annotations"]
@@ -703,7 +703,7 @@ def test_annotations_of_races(suite, pytester, monkeypatch, processes):
     assert f"aten::add_.Tensor ({file}:14)%0AMissing: s1.wait_stream(s0) before" in message
 
 
-def test_annotation_where_the_race_has_no_python_frame(suite, pytester):
+def test_annotations_of_a_race_without_a_frame_name_the_test(suite, pytester):
     """Here in a fixture's end, without stacks: that of the test."""
     text = """
 import pytest
@@ -749,7 +749,7 @@ def test_junit_names_the_seed_that_failed(suite, pytester, processes):
     assert len(found) == 4 and not any(found.values())
 
 
-def test_loading_it_loads_nothing_else(run_ok):
+def test_plugin_import_loads_nothing_else(run_ok):
     run_ok(
         fresh=True,
         code=f"""

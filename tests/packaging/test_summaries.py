@@ -135,7 +135,7 @@ TOOLS = [
 
 @pytest.mark.parametrize("uses", [True, False], ids=["device", "none"])
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_summary_says_what_was_seen(run, pytester, tool, uses):
+def test_summary_reports_what_was_seen(run, pytester, tool, uses):
     expected = SUMMARIES[tool][not uses]
     said = tool(run, pytester, uses)
     assert re.search(expected, said), said
