@@ -326,7 +326,7 @@ def test_kernel_threads_have_four_times_the_work_of_the_cpus(device, chunks, div
     assert ("#pragma omp parallel" in code) == divided
 
 
-def test_kernel_cache_of_one_thread_leaves_the_next_process_its_threads(own_threads):
+def test_kernel_cache_is_kept_by_thread_count(own_threads):
     """What Inductor keeps is found by the number of threads that it was made for."""
     x = torch.ones(1 << 14, device=DEVICE)
     codes = []

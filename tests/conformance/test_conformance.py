@@ -38,13 +38,13 @@ def _wrong(jobs, results):
 
 
 @of_each_operator(FEW)
-def test_operator(jobs, results):
+def test_operator_agrees_with_the_cpu(jobs, results):
     assert not _wrong(jobs, results)
 
 
 @pytest.mark.slow
 @of_each_operator(MORE, declared=False)
-def test_operator_with_more_samples(jobs, results):
+def test_operator_agrees_with_the_cpu_on_more_samples(jobs, results):
     assert not _wrong(jobs, results)
 
 
@@ -60,5 +60,5 @@ WITH_ERRORS = [name for name, has in KNOWN.items() if has["errors"]]
 @pytest.mark.parametrize(
     "jobs", [_jobs(name, [ERRORS], MORE) for name in WITH_ERRORS], ids=WITH_ERRORS
 )
-def test_bad_inputs(jobs, results):
+def test_bad_inputs_fail_as_on_the_cpu(jobs, results):
     assert not _wrong(jobs, results)

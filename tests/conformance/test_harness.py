@@ -61,15 +61,15 @@ class Half(torch.autograd.Function):
         (fail, "error"),
     ],
 )
-def test_a_difference_is_seen(wrong, kind):
+def test_difference_of_each_kind_is_found(wrong, kind):
     assert kind in kinds(wrong_on_device(wrong))
 
 
-def test_no_difference():
+def test_equal_results_have_no_difference():
     assert kinds(lambda x: x * 2) == set()
 
 
-def test_the_second_call_counts():
+def test_second_call_is_compared_too():
     calls = []
 
     def later(x):
@@ -79,7 +79,7 @@ def test_the_second_call_counts():
     assert kinds(later) == {"values"}
 
 
-def test_errors_are_compared():
+def test_errors_are_compared_by_type_and_text():
     assert kinds(lambda x: fail(x) if x.is_cpu else x) == {"no error"}
     assert kinds(lambda x: fail(x) if x.is_cpu else x.view(-5, 7)) == {"error type"}
     other = Outcome(error=IndexError("other"))
@@ -110,14 +110,14 @@ def test_arguments_keep_strides_offsets_and_shared_memory():
 
 
 @pytest.mark.slow
-def test_a_compiled_job_is_compared():
+def test_compiled_job_is_compared():
     with Pool(1) as pool:
         result = pool.submit(Job("sin", "float32", 1, compiled=True)).result()
     assert (result["count"], result["failures"]) == (1, {})
 
 
 @pytest.mark.slow
-def test_a_crash_and_a_hang_cost_one_job(monkeypatch):
+def test_crash_and_hang_cost_one_job(monkeypatch):
     with Pool(1) as pool:
         assert (
             "KeyError"
@@ -128,7 +128,7 @@ def test_a_crash_and_a_hang_cost_one_job(monkeypatch):
         assert "hang" in pool.submit(Job("sort", "float32")).result()["failures"]
 
 
-def test_the_list_of_operators_is_kept_until_it_may_be_another(monkeypatch, tmp_path):
+def test_operator_list_is_kept_until_its_stamp_changes(monkeypatch, tmp_path):
     made = []
     monkeypatch.setattr(jobs, "_list_operators", lambda: made.append(1) or '{"add": {}}')
     for stamp, text, count in (("a", None, 1), ("a", None, 1), ("b", None, 2), ("b", "b\n{", 3)):
@@ -139,7 +139,7 @@ def test_the_list_of_operators_is_kept_until_it_may_be_another(monkeypatch, tmp_
         assert len(made) == count
 
 
-def test_a_sweep_that_was_stopped_goes_on(tmp_path):
+def test_sweep_that_was_stopped_goes_on(tmp_path):
     done, other = Job("add", "float32"), Job("add", "float32", compiled=True)
     path = tmp_path / "results"
     path.write_text(json.dumps([asdict(done), {"count": 3}]) + "\n" + '[{"op": "ad')
@@ -147,7 +147,7 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path):
     assert earlier(path, [other]) == earlier(tmp_path / "none", [done]) == {}
 
 
-def test_undeclared_and_stale_fail(monkeypatch):
+def test_undeclared_and_stale_differences_fail(monkeypatch):
     job = Job("add", "float32")
     monkeypatch.setattr(declared, "DECLARED", (Declared("add", "float32", "strides", "why"),))
     assert judge(job, {"failures": {"strides": "1"}}) == []

@@ -119,18 +119,18 @@ def train(run, tmp_path, text, *arguments, env=None):
 
 
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
-def test_accelerate(run, tmp_path, precision):
+def test_accelerate_script_trains_as_cuda(run, tmp_path, precision):
     assert train(run, tmp_path, ACCELERATE, precision) == ["True cuda:0"]
 
 
 @pytest.mark.parametrize("precision, devices", [("fp16", "1"), ("bf16", "1"), ("bf16", "2")])
-def test_transformers_trainer(run, tmp_path, precision, devices):
+def test_transformers_trainer_script_trains_as_cuda(run, tmp_path, precision, devices):
     """With two devices the Trainer takes DataParallel, as on a machine with two GPUs."""
     lines = train(run, tmp_path, TRAINER, precision, env={"OPENREG_DEVICE_COUNT": devices})
     assert lines[-1] == "True True cuda:0"
 
 
-def test_lightning(run, tmp_path):
+def test_lightning_script_trains_as_cuda(run, tmp_path):
     lines = train(run, tmp_path, LIGHTNING)
     assert [line for line in lines if line.startswith("cuda")] == [
         "cuda:0 True",

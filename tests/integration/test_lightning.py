@@ -58,7 +58,7 @@ def expected():
 @pytest.mark.parametrize(
     ("devices", "where"), [(1, "openreg:0"), ([1], "openreg:1"), ("1,", "openreg:1")], ids=repr
 )
-def test_fabric_trains(devices, where, expected):
+def test_fabric_trains_with_the_cpus_losses(devices, where, expected):
     fabric = lightning.Fabric(accelerator="openreg", devices=devices)
     fabric.launch()
     assert fabric.device == torch.device(where)
@@ -77,20 +77,20 @@ def test_fabric_trains(devices, where, expected):
         ("64-true", torch.float64),
     ],
 )
-def test_precisions(precision, dtype, expected):
+def test_fabric_precision_decides_the_dtype(precision, dtype, expected):
     fabric = lightning.Fabric(accelerator="openreg", devices=[1], precision=precision)
     losses, devices, dtypes = train(fabric)
     assert devices == {"openreg:1"} and dtypes == [str(dtype)]
     assert losses == pytest.approx(expected, rel=1e-2)
 
 
-def test_the_scaler_is_the_devices():
+def test_fabric_scaler_is_the_devices():
     fabric = lightning.Fabric(accelerator="openreg", devices=1, precision="16-mixed")
     precision = fabric._connector.precision
     assert precision.scaler.is_enabled() and precision.scaler._device == "openreg"
 
 
-def test_a_precision_and_a_strategy_of_ones_own():
+def test_fabric_takes_a_given_precision_and_strategy():
     own = MixedPrecision("bf16-mixed", device="openreg")
     fabric = lightning.Fabric(accelerator="openreg", devices=1, plugins=own)
     assert fabric._connector.precision is own
@@ -100,13 +100,13 @@ def test_a_precision_and_a_strategy_of_ones_own():
     assert fabric.device == torch.device("openreg:1")
 
 
-def test_other_accelerators_are_as_before():
+def test_fabric_on_another_accelerator_is_unchanged():
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     assert fabric.device == torch.device("cpu")
     assert fabric._connector.precision.device == "cpu"
 
 
-def test_another_version_is_refused(run_ok):
+def test_lightning_of_another_version_is_refused(run_ok):
     out = run_ok("""
         import lightning
         lightning.__version__ = "3.0.0"
@@ -118,7 +118,7 @@ def test_another_version_is_refused(run_ok):
     assert "needs lightning 2.6, found 3.0.0: pip install 'torch_openreg[lightning]'" in out
 
 
-def test_the_registry_knows_it():
+def test_accelerator_registry_lists_openreg():
     from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
     from lightning.pytorch.accelerators import AcceleratorRegistry
 
@@ -128,17 +128,17 @@ def test_the_registry_knows_it():
 
 
 @pytest.mark.parametrize("devices", [3, [5], "x", "0,0", [True], "-3", 1.5, None], ids=repr)
-def test_devices_that_are_not_there(devices):
+def test_fabric_refuses_devices_that_are_not_there(devices):
     with pytest.raises(ValueError, match="expected a number from 1 to 2, or different indices"):
         lightning.Fabric(accelerator="openreg", devices=devices)
 
 
-def test_another_device_is_refused():
+def test_accelerator_refuses_another_device():
     with pytest.raises(ValueError, match="expected an openreg device, got 'cpu'"):
         OpenRegAccelerator().setup_device(torch.device("cpu"))
 
 
-def test_a_checkpoint(tmp_path):
+def test_fabric_checkpoint_resumes_with_the_same_losses(tmp_path):
     fabric = lightning.Fabric(accelerator="openreg", devices=[1])
     model = make_model()
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
@@ -169,7 +169,7 @@ def train_spawned(fabric):
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_ddp_over_two_devices(precision, expected):
+def test_fabric_trains_with_ddp_over_two_devices(precision, expected):
     fabric = lightning.Fabric(
         accelerator="openreg", devices=2, strategy="ddp_spawn", precision=precision
     )
@@ -211,7 +211,7 @@ def fit(tmp_path, **options):
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_the_trainer_trains(precision, tmp_path):
+def test_lightning_trainer_has_the_cpus_losses(precision, tmp_path):
     _, on_cpu = fit(tmp_path / "cpu", accelerator="cpu", devices=1)
     trainer, module = fit(tmp_path, accelerator="openreg", devices=[1], precision=precision)
     tolerance = 1e-2 if precision == "bf16-mixed" else 1e-4
@@ -236,7 +236,7 @@ SCRIPT = """
 """
 
 
-def test_a_script_starts_itself_once_for_each_device(run, tmp_path, expected):
+def test_lightning_script_starts_itself_once_for_each_device(run, tmp_path, expected):
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT.format(folder=os.path.dirname(__file__))))
     done = run("", arguments=[str(path)])

@@ -79,7 +79,7 @@ def measure(name, device):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_it_agrees_with_the_cpu(name):
+def test_metric_agrees_with_the_cpu(name):
     _, expected_steps, expected = measure(name, "cpu")
     metric, steps, result = measure(name, DEVICE)
     assert {leaf.device for leaf in _pytree.tree_leaves(result)} == {torch.device(DEVICE)}
@@ -90,7 +90,7 @@ def test_it_agrees_with_the_cpu(name):
 
 
 @pytest.mark.parametrize("name", ["accuracy", "auroc", "cat", "collection"])
-def test_states_move_and_are_saved(name, tmp_path):
+def test_metric_states_move_and_are_saved(name, tmp_path):
     expected = measure(name, "cpu")[2]
     metric = measure(name, DEVICE)[0]
     metric.persistent(True)
@@ -114,7 +114,7 @@ def rank_synchronized(rank, expected):
         torch.testing.assert_close(to_cpu(metric.compute()), expected[name], msg=name)
 
 
-def test_values_are_synchronized_over_processes(tmp_path):
+def test_metric_values_are_synchronized_over_processes(tmp_path):
     expected = {name: measure(name, "cpu")[2] for name in METRICS}
     ranks = Ranks(2, tmp_path)
     try:

@@ -85,7 +85,7 @@ def train(model, batch, device):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_trains_as_on_the_cpu(name):
+def test_transformer_trains_as_on_the_cpu(name):
     expected, model = make(name), make(name).to(DEVICE)
     expected_losses = train(expected, CASES[name][1](), "cpu")
     losses = train(model, CASES[name][1](), DEVICE)
@@ -97,7 +97,7 @@ def test_it_trains_as_on_the_cpu(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_trains_compiled_as_compiled_on_the_cpu(name):
+def test_compiled_transformer_trains_as_on_the_cpu(name):
     expected, model = torch.compile(make(name)), torch.compile(make(name).to(DEVICE))
     expected_losses = train(expected, CASES[name][1](), "cpu")
     losses = train(model, CASES[name][1](), DEVICE)
@@ -142,7 +142,7 @@ def prompts():
     [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"use_cache": False}],
     ids=["greedy", "beams", "sequences", "uncached"],
 )
-def test_it_generates_the_tokens_of_the_cpu(trained, how):
+def test_transformer_generates_the_tokens_of_the_cpu(trained, how):
     model, there = trained
     how = {"max_new_tokens": 8, "do_sample": False, **how}
     expected = model.generate(**prompts(), **how)
@@ -165,7 +165,7 @@ def test_sampling_follows_the_seed(trained):
     assert sample(5) != sample(6)
 
 
-def test_in_half_precision(trained):
+def test_transformer_loss_in_half_precision_is_near(trained):
     there = trained[1]
     batch = {name: value.to(DEVICE) for name, value in text().items()}
     full = there(**batch).loss
@@ -175,7 +175,7 @@ def test_in_half_precision(trained):
     torch.testing.assert_close(half.loss.float(), full, rtol=0.02, atol=0.02)
 
 
-def test_a_model_is_saved_and_loaded(trained, tmp_path):
+def test_transformer_is_saved_and_loaded(trained, tmp_path):
     model, there = trained
     there.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).to(DEVICE)
@@ -208,7 +208,7 @@ TRAINER = """
 """
 
 
-def test_the_trainer_of_transformers(run):
+def test_transformers_trainer_has_the_cpus_result(run):
     # accelerate, which chooses its device, knows no PrivateUse1 backend by itself.
     results = []
     for device in ("cpu", DEVICE):
@@ -268,7 +268,7 @@ TRAINER_WITHOUT_VARIABLE = """
 """
 
 
-def test_the_trainer_without_the_variable(run):
+def test_transformers_trainer_works_without_the_variable(run):
     results = []
     for device in ("cpu", DEVICE):
         program = TRAINER_WITHOUT_VARIABLE.format(folder=__file__.rpartition("/")[0], device=device)
@@ -282,7 +282,7 @@ def test_the_trainer_without_the_variable(run):
     assert results[1] == pytest.approx(results[0], rel=0.02)
 
 
-def test_accelerate_without_the_variable(run):
+def test_accelerate_works_without_the_variable(run):
     done = run(
         """
     import torch
@@ -327,7 +327,7 @@ def rank_fsdp_llama(rank):
     )
 
 
-def test_fsdp2_over_two_processes(tmp_path):
+def test_transformer_trains_with_fsdp2_over_two_processes(tmp_path):
     ranks = Ranks(2, tmp_path)
     try:
         ranks.run(rank_fsdp_llama)

@@ -50,7 +50,7 @@ def suite(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_suite_that_fails_dies_hangs_and_is_not_there(suite, capsys):
+def test_judge_reports_a_suite_that_fails_crashes_or_hangs(suite, capsys):
     files = " ".join(sorted(name.partition("/")[0] for name in MADE))
     options = SimpleNamespace(files=files, fast=False, jobs=2, limit=2, page="")
     wrong = judges.execute(options, suite, {"why": ("errors/test_made.py::test_fails",)})
@@ -79,7 +79,7 @@ RESULTS = {
 NAMES = ("a/test_a.py::test_x[float-*]", "a/test_b.py::test_y")
 
 
-def test_what_fails_is_declared():
+def test_judge_accepts_only_declared_failures():
     assert judges.judge(RESULTS, {"why": NAMES}, True)[0] == []
     (wrong,) = judges.judge(RESULTS, {"why": NAMES[:1]}, True)[0]
     assert wrong == "a/test_b.py::test_y crashed: SIGSEGV"
@@ -87,7 +87,7 @@ def test_what_fails_is_declared():
     assert wrong == [] and covered == {"why": ["a/test_a.py::test_x[float-[1]]", NAMES[1]]}
 
 
-def test_a_declaration_of_what_passes_or_is_gone_is_stale():
+def test_judge_reports_a_stale_declaration():
     for pattern in ("a/test_a.py::test_x[int]", "a/test_a.py::test_x[float-?1]"):
         (wrong,) = judges.judge(RESULTS, {"why": (*NAMES, pattern)}, False)[0]
         assert wrong.startswith(f"stale declaration: {pattern}: ")
@@ -96,7 +96,7 @@ def test_a_declaration_of_what_passes_or_is_gone_is_stale():
     assert len(judges.judge(RESULTS, other, True)[0]) == 1
 
 
-def test_without_the_package_nothing_is_run(monkeypatch, capsys):
+def test_judge_without_the_package_runs_nothing(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["judges"])
     assert judges.main() == 0
@@ -105,7 +105,7 @@ def test_without_the_package_nothing_is_run(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("torchcts"), reason="`make judges` installs it")
-def test_the_fast_part_of_torchcts():
+def test_torchcts_fast_part_passes():
     path = os.pathsep.join([os.path.join(judges.ROOT, "tests"), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-m", "judges", "--fast"]

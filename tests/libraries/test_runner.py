@@ -106,7 +106,7 @@ def made(monkeypatch, tmp_path):
     return run
 
 
-def test_what_a_run_tells(made, capfd):
+def test_library_run_reports_failures_crashes_and_stale_declarations(made, capfd):
     entries = (
         Declared("tests/test_plain.py::test_fails*", "offline", "needs a hub"),
         Declared("*crash*", "worker", "a crash is never declared"),
@@ -137,14 +137,14 @@ def test_what_a_run_tells(made, capfd):
     assert made.page.read_text() == PAGE.replace("| pytest | 1.0 | off | 5 | 5 | 0 | 0 |", row)
 
 
-def test_a_run_without_any_test_is_an_error(made, capfd):
+def test_library_run_without_any_test_is_an_error(made, capfd):
     code, out = made(capfd, test_empty="x = 1")
     assert code == 1
     assert "pytest ended with status 5" in out and "tests/test_empty.py: no test" in out
 
 
 @pytest.mark.slow
-def test_a_race_fails_under_the_sanitizer_alone(made, capfd):
+def test_library_race_fails_under_the_sanitizer_alone(made, capfd):
     races = (Declared("*::test_race*1*", "DataRaceError", "a race of the library's"),)
     assert made(capfd, races=races, test_races=RACES)[0] == 0
     code, out = made(capfd, "--sanitizer", races=races)
@@ -152,7 +152,7 @@ def test_a_race_fails_under_the_sanitizer_alone(made, capfd):
     assert code == 1 and "tests/test_races.py::test_race[2]: " in line and "DataRaceError" in line
 
 
-def test_a_declaration_covers_the_error_that_it_names():
+def test_declaration_covers_the_error_that_it_names():
     rows = {
         "test_a.py::test_x[1-y]": Row("failed", "OSError: offline"),
         "test_a.py::test_y": Row("passed"),
@@ -169,7 +169,7 @@ def test_a_declaration_covers_the_error_that_it_names():
     ]
 
 
-def test_trees(made, monkeypatch, tmp_path):
+def test_library_tree_is_found_or_the_setting_refused(made, monkeypatch, tmp_path):
     assert sources.find_tree(MADE, str(made.tree)) == str(made.tree)
     assert sources.find_tree(MADE, "") is None
     with pytest.raises(SystemExit, match="SOURCE=/nowhere: there is no such folder"):
@@ -187,7 +187,7 @@ def test_trees(made, monkeypatch, tmp_path):
         sources.find_tree(MADE, str(made.tree))
 
 
-def test_without_a_tree_it_says_how_to_get_one(made, monkeypatch, capfd):
+def test_library_run_without_a_tree_names_the_remedy(made, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["libraries"])
     assert __main__.main() == 0
     assert "git clone --depth 1" in capfd.readouterr().out
@@ -195,7 +195,7 @@ def test_without_a_tree_it_says_how_to_get_one(made, monkeypatch, capfd):
     assert __main__.main() == 1, "it was asked for"
 
 
-def test_a_source_distribution_is_unpacked_once(made, monkeypatch, tmp_path):
+def test_source_distribution_is_unpacked_once(made, monkeypatch, tmp_path):
     by_pip = Library("pytest", "version.txt", "tests/test_*.py")
 
     def download(command, check):
@@ -212,7 +212,7 @@ def test_a_source_distribution_is_unpacked_once(made, monkeypatch, tmp_path):
         assert tree == f"{sources.BUILD}/pytest-{MADE.version}"
 
 
-def test_two_runs_at_once_are_refused(made, capfd):
+def test_library_runs_at_once_are_refused(made, capfd):
     os.makedirs(sources.BUILD)
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, os.path.join(sources.BUILD, "lock")],

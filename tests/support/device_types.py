@@ -49,38 +49,38 @@ def on_cpu(tree):
 
 class TestDevice(TestCase):
     @onlyPRIVATEUSE1
-    def test_name(self, device):
+    def test_device_has_its_name_and_index(self, device):
         self.assertEqual(device, "openreg:0")
         self.assertEqual(self.device_type, "openreg")
         self.assertEqual(torch.empty(2, device=device).device, torch.device(device))
 
     @onlyCUDA
-    def test_other_device(self, device):
+    def test_only_cuda_test_is_skipped(self, device):
         raise AssertionError("this is another device's test")
 
     @skipPRIVATEUSE1
-    def test_skipped(self, device):
+    def test_skip_decorator_skips_the_test(self, device):
         raise AssertionError("this device is skipped")
 
     @deviceCountAtLeast(2)
-    def test_several_devices(self, devices):
+    def test_tensors_of_several_devices_do_not_mix(self, devices):
         first, second = (torch.ones(3, device=device) for device in devices[:2])
         self.assertEqual(first.to(second.device) + second, torch.full((3,), 2.0, device=devices[1]))
         with self.assertRaisesRegex(RuntimeError, "same device"):
             first + second
 
     @dtypes(torch.float32, torch.bfloat16, torch.int64, torch.complex64)
-    def test_dtype(self, device, dtype):
+    def test_dtypes_decorator_gives_each_dtype(self, device, dtype):
         x = make_tensor((4, 5), device=device, dtype=dtype)
         self.assertEqual((x + x).cpu(), x.cpu() + x.cpu())
         self.assertEqual(x.t().contiguous().t(), x)
 
     @parametrize("dim", [0, 1, -1])
-    def test_parametrized(self, device, dim):
+    def test_parametrize_decorator_gives_each_value(self, device, dim):
         x = make_tensor((4, 5), device=device, dtype=torch.float32)
         self.assertEqual(x.softmax(dim).cpu(), x.cpu().softmax(dim))
 
-    def test_not_equal(self, device):
+    def test_assert_equal_finds_a_difference(self, device):
         with self.assertRaises(AssertionError):
             self.assertEqual(torch.ones(2, device=device), torch.zeros(2, device=device))
 
@@ -88,14 +88,14 @@ class TestDevice(TestCase):
 class TestOperators(TestCase):
     @toleranceOverride({torch.float16: tol(1e-3, 1e-3)})
     @ops(OPERATORS, allowed_dtypes=(torch.float32, torch.float16, torch.int64))
-    def test_samples_of_the_device(self, device, dtype, op):
+    def test_operator_samples_have_the_cpus_results(self, device, dtype, op):
         for sample in op.sample_inputs(device, dtype):
             host = sample.transform(on_cpu)
             got = op(sample.input, *sample.args, **sample.kwargs)
             self.assertEqual(got, op(host.input, *host.args, **host.kwargs), exact_device=False)
 
     @ops(OPERATORS, dtypes=OpDTypes.supported_backward, allowed_dtypes=(torch.float64,))
-    def test_gradients(self, device, dtype, op):
+    def test_operator_passes_gradcheck_and_gradgradcheck(self, device, dtype, op):
         sample = next(iter(op.sample_inputs(device, dtype, requires_grad=True)))
 
         def call(x):
@@ -108,7 +108,7 @@ class TestOperators(TestCase):
 
 class TestModules(TestCase):
     @modules(MODULES, allowed_dtypes=(torch.float32,))
-    def test_forward(self, device, dtype, module_info, training):
+    def test_module_forward_has_the_cpus_output(self, device, dtype, module_info, training):
         inputs = module_info.module_inputs_func(
             module_info, device=device, dtype=dtype, requires_grad=False, training=training
         )

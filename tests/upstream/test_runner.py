@@ -135,7 +135,7 @@ def kept(row):
 
 
 @pytest.mark.slow
-def test_what_a_run_tells(run, tmp_path):
+def test_upstream_run_reports_each_kind_of_result(run, tmp_path):
     made = Made(run, tmp_path)
     made.write(MADE)
     made.write("import nowhere\ninstantiate_device_type_tests(Test, globals())", "test_lost.py")
@@ -182,7 +182,7 @@ SHORT = re.sub("def test_(crash|hang|second)", r"def \1", MADE)
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_it_was_stopped(run, tmp_path):
+def test_upstream_run_goes_on_where_it_was_stopped(run, tmp_path):
     made = Made(run, tmp_path)
     made.write(SHORT)
     made.declared = """
@@ -217,7 +217,7 @@ def test_a_run_goes_on_where_it_was_stopped(run, tmp_path):
     assert stale in failed.out
 
 
-def test_without_a_tree_it_says_how_to_get_one(capsys, monkeypatch, tmp_path):
+def test_upstream_run_without_a_tree_names_the_remedy(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "ARCHIVE", "/nowhere")
     monkeypatch.setattr(sys, "argv", ["upstream"])
     assert main() == 0
@@ -243,7 +243,7 @@ TESTS = {
 }
 
 
-def test_units_have_no_dtype():
+def test_unit_names_have_no_dtype():
     assert unit("a.py", "TestXOPENREG.test_f_openreg_int64", "test_f") == "a.py::TestX::test_f"
     name = "TestXOPENREG.test_f_add_one_openreg_int64"
     assert unit("a.py", name, "test_f") == "a.py::TestX::test_f(add_one)"
@@ -251,7 +251,7 @@ def test_units_have_no_dtype():
     assert unit("a.py", name, "wrapper") == "a.py::TestX::test_f_add_one"
 
 
-def test_a_sample_is_spread_over_the_files_and_grows():
+def test_sample_is_spread_over_the_files_and_grows():
     small, great = (sources.sample(TESTS, count, 1) for count in (4, 11))
     assert {file: len(names) for file, names in small.items()} == {
         "test_a.py": 2,
@@ -265,7 +265,7 @@ def test_a_sample_is_spread_over_the_files_and_grows():
     assert small == sources.sample(TESTS, 4, 1) != sources.sample(TESTS, 4, 2)
 
 
-def test_a_sample_takes_each_function_of_a_file_before_any_twice():
+def test_sample_takes_each_function_of_a_file_before_any_twice():
     tests = {f"test_many_{i}": "test_many" for i in range(97)}
     tests |= {f"test_{name}": f"test_{name}" for name in "abc"}
     chosen = sources.sample({"test_a.py": tests}, 5, 1)["test_a.py"]
@@ -285,7 +285,7 @@ X = Declared("test_a.py::TestMade::test_x", "why", TO_MEND)
 ADD = Declared("test_a.py::TestMade::test_op(add)", "why")
 
 
-def test_undeclared_and_stale_are_errors():
+def test_undeclared_and_stale_failures_are_errors():
     rows = rows_for(x_openreg_int64="failed", x_openreg_float32="passed", op_add_openreg="failed")
     wrong, covered = judge(TESTS, rows, (X, ADD))
     assert wrong == [] and {entry: len(found) for entry, found in covered.items()} == {X: 1, ADD: 1}
@@ -309,7 +309,7 @@ def test_undeclared_and_stale_are_errors():
     assert judge({"nn/test_b.py": {}}, {}, (gone,))[0] == [], "its file was not asked for"
 
 
-def test_counts():
+def test_counts_of_a_file_have_each_kind_of_result():
     rows = rows_for(x_openreg_int64="failed", x_openreg_float32="failed", op_add_openreg="skipped")
     rows["test_a.py", "TestMadeOPENREG.test_x_openreg_int64"].control = "failed"
     assert count(TESTS, rows)["test_a.py"] == (3, 0, 1, 1, 1, 1)
@@ -330,7 +330,7 @@ def test_results_are_the_last_of_each_test(run, tmp_path):
     assert done.code == 1 and "is being written by another run" in done.err
 
 
-def test_the_catalogue_follows_the_file(tmp_path):
+def test_catalogue_of_tests_follows_the_file(tmp_path):
     (tmp_path / "test_a.py").write_text("\ninstantiate_device_type_tests(A)")
     before = sources._digest(os.fspath(tmp_path / "test_a.py"))
     assert sources.files_of(str(tmp_path), []) == ["test_a.py"]
