@@ -1,7 +1,7 @@
 /*
  * Stateless: every block, statistic and lock belongs to the core. A DataPtr's context is the
- * block's own address, so that the raw interface works, and its deleter may run anywhere: with the
- * GIL, at exit, on a worker, in a forked child.
+ * block's own address, so that the raw interface works. Its deleter may run anywhere: with the GIL,
+ * at exit, on a worker, in a forked child.
  */
 #include "allocator.h"
 
@@ -25,7 +25,7 @@ namespace torch_openreg {
 
 namespace {
 
-/* Tells torch.profiler's memory profile of a block that was made, or is about to be freed. */
+/* Reports a block that was made, or is about to be freed, to torch.profiler's memory profile. */
 void reportBlock(void *block, bool made) {
   size_t bytes = 0;
   auto owner = sized<orPointerAttributes>();
@@ -48,15 +48,15 @@ void deleteBlock(void *block) {
   if (block == nullptr) return;
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, false);
   HistoryScope scope(HistoryScope::Free);
-  // Nobody to report an error to: a forked child inherits the tensors of its parent but not the
-  // memory.
+  // A deleter has no caller to report an error to: a forked child inherits its parent's tensors but
+  // not the memory.
   if (C10_UNLIKELY(orCacheFree(block) != orSuccess)) orGetLastError();
 }
 
 using c10::CachingAllocator::AcceleratorAllocatorConfig;
 using c10::CachingAllocator::format_size;
 
-/* What PYTORCH_ALLOC_CONF says about device memory, for the core. */
+/* Passes PYTORCH_ALLOC_CONF's settings for device memory to the core. */
 void applySettings() {
   orCacheOptions options{};
   options.size = sizeof(options);
@@ -73,7 +73,8 @@ void applySettings() {
   OPENREG_CHECK(orCacheSetOptions(&options));
 }
 
-/* Before the first block, and again when a program changes the settings. */
+/* Called before the first block is allocated. applySettings runs again when a program changes
+ * them. */
 void settingsAreApplied() {
   static const bool applied = [] {
     applySettings();
@@ -93,7 +94,7 @@ Observers &observers() {
   return *instance;
 }
 
-/* With no lock held: they may allocate, and attach more. */
+/* Calls the observers without a lock: they may allocate, and attach others. */
 void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t free) {
   std::vector<OutOfMemoryObserver> all;
   {
@@ -106,7 +107,7 @@ void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t
 }
 
 [[noreturn]] void throwOutOfMemory(size_t bytes, c10::DeviceIndex device) {
-  orGetLastError();  // what is raised is not left behind as the thread's last error
+  orGetLastError();  // an error that is thrown must not stay as the thread's last error
   std::string injected = orGetLastErrorMessage();
   injected.erase(0, injected.find(" (injected fault"));
   size_t free = 0, capacity = 0;
@@ -174,7 +175,7 @@ void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   settingsAreApplied();
   HistoryScope scope(HistoryScope::Allocation);
   void *block = nullptr;
-  // What a kernel allocates while its caller waits is part of that wait.
+  // A kernel's own allocation while its caller waits is part of that wait.
   const bool noted = notesSynchronization() && !inKernel();
   const int64_t waits = noted ? waitsForMemory(device) : 0;
   const orMemPool_t pool = poolFor(device, stream);
@@ -187,7 +188,7 @@ void *allocateBlock(size_t bytes, orStream_t stream, c10::DeviceIndex device) {
   }
   if (error == orErrorMemoryAllocation) throwOutOfMemory(bytes, device);
   if (error == orErrorInvalidResourceHandle)
-    getCurrentOpenRegStream(device).stream();  // says which
+    getCurrentOpenRegStream(device).stream();  // throws an error that names the stream
   OPENREG_CHECK(error);
   return block;
 }
@@ -206,7 +207,7 @@ c10::DataPtr allocateOn(c10::DeviceIndex device, size_t bytes) {
   if (bytes != 0)
     block = allocateBlock(bytes, currentStreamHandle(device), device);
   else
-    orCacheSetOrigin(nullptr);  // of a block that is not made
+    orCacheSetOrigin(nullptr);  // no block is made that would use it up
   return ownBlock(block, device);
 }
 
@@ -262,7 +263,7 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
       if (orMemPoolGetStats(&of, pool) == orSuccess)
         copyStat(to.reserved_bytes_by_private_pools[id], of.reserved_bytes);
       else
-        orGetLastError();  // somebody has let it go meanwhile
+        orGetLastError();  // another thread has released the pool meanwhile
     }
     copyStat(to.active_bytes, from.active_bytes);
     copyStat(to.inactive_split_bytes, from.inactive_split_bytes);
@@ -306,7 +307,7 @@ void recordStream(const c10::DataPtr &data, c10::Stream stream) {
 namespace {
 [[maybe_unused]] const bool registered = [] {
   c10::SetAllocator(c10::DeviceType::PrivateUse1, &deviceAllocator());
-  // PyTorch has parsed the text already; no key is ours alone.
+  // PyTorch has already parsed the text, and this device adds no keys.
   AcceleratorAllocatorConfig::registerDeviceConfigParserHook(
       [](const std::string &) { applySettings(); }, {});
   return true;

@@ -1,14 +1,14 @@
 /*
  * The device under CUDA's name.
  *
- * PyTorch keeps the name of this kind of device in one string, which it gives no second value and
- * never "cuda", and every part of it asks c10::get_privateuse1_backend for it: what reads a
- * device's name asks it before it looks at its own table, what writes one asks it too. In this
- * process the libraries' references to that function are exchanged. They are data: the entry of
- * each library's table through which it calls a function of another one, or one of its own that
- * another may replace. So from then on the name is "cuda" in every argument, string, file and
- * TorchScript program, at no cost for a call. The device's own name stays readable: the constructor
- * that reads names is exchanged too.
+ * PyTorch keeps the name of this kind of device in one string, which cannot be set twice and never
+ * to "cuda". All of PyTorch reads it through c10::get_privateuse1_backend: code that parses a
+ * device's name calls that before it consults its own table, and code that writes one calls it too.
+ * In this process the libraries' references to that function are exchanged. They are data: the
+ * entry of each library's table through which it calls a function of another library, or one of its
+ * own that another may replace. From then on the name is "cuda" in every argument, string, file and
+ * TorchScript program, at no cost for a call. The device's own name stays readable, because the
+ * constructor that reads names is exchanged too.
  *
  * Called under the GIL, once.
  */
@@ -73,7 +73,7 @@ struct Exchange {
   void *replacement;
 };
 
-/* The dynamic section of a library: what the linker itself works with. */
+/* The dynamic section of a library, which the linker itself uses. */
 class Library {
  public:
   explicit Library(const dl_phdr_info *info) : base_(info->dlpi_addr) {
@@ -88,14 +88,14 @@ class Library {
   void exchange(const Exchange &what) const {
     if (symbols_ == nullptr || names_ == nullptr) return;
     exchangeIn(jumps_, jumpBytes_, what);
-    // Of the others those that name no symbol come first.
+    // Relocations that name no symbol come first among the others.
     exchangeIn(others_ + nameless_, otherBytes_ - nameless_ * sizeof(ElfW(Rela)), what);
   }
 
  private:
   void readDynamic(const ElfW(Dyn) * entry) {
     for (; entry->d_tag != DT_NULL; entry++) {
-      // glibc has made them addresses, but for the vDSO's, which is not writable.
+      // glibc has made them addresses, except in the vDSO, which is not writable.
       const auto address =
           entry->d_un.d_ptr < base_ ? base_ + entry->d_un.d_ptr : entry->d_un.d_ptr;
       switch (entry->d_tag) {
@@ -138,7 +138,7 @@ class Library {
     }
   }
 
-  /* A table that the linker has filled at the start may be protected since then. */
+  /* A table that the linker filled at the start may have been protected since then. */
   void write(uintptr_t place, void *value) const {
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     void *start = reinterpret_cast<void *>(place & ~(page - 1));
@@ -157,7 +157,7 @@ class Library {
   size_t jumpBytes_ = 0, otherBytes_ = 0, nameless_ = 0;
 };
 
-/* In the libraries whose file's name has `library` in it. */
+/* Exchanges in the libraries whose file name contains `library`. */
 void exchangeIn(const char *library, Exchange what) {
   const auto context = std::make_pair(library, what);
   dl_iterate_phdr(
@@ -181,16 +181,15 @@ void *definitionOf(const char *name) {
   return found;
 }
 
-/* Whether what was exchanged is what is called: true also of code that reads names inside of
- * c10. */
+/* Whether the exchanged functions are called, also by code inside c10 that reads names. */
 bool isCuda() {
   const c10::Device device(c10::DeviceType::PrivateUse1, 1);
   return c10::Device("cuda:1") == device && c10::Device("openreg:1") == device &&
          device.str() == "cuda:1";
 }
 
-/* PyTorch looks up who makes graphs by the device's name, which a PyTorch for CUDA has for its
- * own. */
+/* PyTorch finds the factory of graphs by the device's name. In a PyTorch for CUDA, "CUDA" has
+ * one. */
 void makeGraphs() {
   const auto create = [](const at::GraphImplArgs &args) {
     return at::GraphImplRegistry()->Create("OPENREG", args);
@@ -218,8 +217,8 @@ void setAutocastDtype(c10::DeviceType type, c10::ScalarType dtype) {
   at::autocast::set_autocast_dtype(ours(type), dtype);
 }
 
-/* Functions of Python that name no device (torch.is_autocast_enabled(),
- * torch.get_autocast_gpu_dtype()) name CUDA's to these. TorchScript's own, in another library, do
+/* Python functions that name no device (torch.is_autocast_enabled(),
+ * torch.get_autocast_gpu_dtype()) pass CUDA's to these. TorchScript's own, in another library, do
  * not reach them: it crashes in a scripted function that asks while the switch is on. */
 void takeAutocastSwitches() {
   const Exchange switches[] = {

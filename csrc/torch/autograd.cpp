@@ -24,7 +24,7 @@ using torch::autograd::Engine;
 
 thread_local bool hiding = false;
 
-/* Of the engine's threads for devices. */
+/* The state of the engine's device threads. */
 enum class Threads {
   kPyTorchs,  // started and stopped by PyTorch
   kMissing,   // from startAutogradWithoutDevices on
@@ -33,14 +33,14 @@ enum class Threads {
 };
 std::atomic<Threads> threads{Threads::kPyTorchs};
 
-/* start_device_threads is protected: a subclass may name it. */
+/* start_device_threads is protected; a subclass may call it. */
 struct EngineAccess : Engine {
   static void startDeviceThreads(Engine &engine) {
     (engine.*(&EngineAccess::start_device_threads))();
   }
 };
 
-/* By the name that the engine gives them. */
+/* Finds the threads by the name that the engine gives them. */
 bool deviceThreadsExist() {
   std::error_code error;
   for (std::filesystem::directory_iterator task("/proc/self/task", error), end;
@@ -52,7 +52,7 @@ bool deviceThreadsExist() {
   return false;
 }
 
-/* NVIDIA's, whose driver may be loaded at the first use. */
+/* For NVIDIA, whose driver may be loaded at the first use. */
 bool hasPciDeviceOf(std::string_view vendor) {
   std::error_code error;
   for (std::filesystem::directory_iterator device("/sys/bus/pci/devices", error), end;
@@ -72,9 +72,9 @@ bool otherDevicesAreThere() {
   return c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA) && mayHaveGpu();
 }
 
-/* A CUDA build of PyTorch on a machine without a GPU: while the engine counts devices at import,
- * CUDA's guard, which would look for the driver, is out of the list. (The engine's threads ask it
- * when they start.) */
+/* Takes CUDA's guard out of the list while the engine counts devices at import. In a CUDA build of
+ * PyTorch on a machine without a GPU, that guard would try to load the driver. (The engine's
+ * threads ask it when they start.) */
 class CudaHidden {
  public:
   CudaHidden() : guard_(slot().exchange(nullptr)) {}
@@ -92,8 +92,8 @@ class CudaHidden {
 
 }  // namespace
 
-/* By what its driver puts there (NVIDIA's, of which the node in /dev may come as late as the first
- * use, Tegra's, Windows', AMD's): to ask CUDA itself is to load the driver. */
+/* Checks for the files that drivers create (NVIDIA's node in /dev may appear as late as the first
+ * use; Tegra's, Windows', AMD's), because a call of CUDA itself would load the driver. */
 bool mayHaveGpu() {
   for (const char *place : {"/dev/nvidiactl", "/proc/driver/nvidia", "/sys/module/nvidia",
                             "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {
@@ -105,14 +105,14 @@ bool mayHaveGpu() {
 bool hidesDevicesFromAutograd() noexcept { return hiding; }
 
 void startAutogradWithoutDevices() {
-  // Threads for another accelerator would have to start here, at import: then PyTorch's way it is.
+  // Threads for another accelerator would have to start here, at import: PyTorch's own way is kept.
   if (otherDevicesAreThere()) return;
   const CudaHidden hidden;
   hiding = true;
   try {
     Engine::get_default_engine().initialize_device_threads_pool();
   } catch (const c10::Error &) {
-    // A forked child of a process whose engine runs: its backward() raises PyTorch's own error.
+    // In a forked child whose parent's engine runs, backward() raises PyTorch's own error.
     hiding = false;
     return;
   }
@@ -134,7 +134,7 @@ void stopAutogradDeviceThreads() {
   if (!threads.compare_exchange_strong(before, Threads::kStopped) || orInForkedChild() != 0) return;
   WithoutGil unlocked;
   Engine::get_default_engine().stop();
-  // A thread takes the GIL once more, to forget its state, after `stop` has been told that it ends.
+  // A thread takes the GIL once more, to delete its state, after `stop` has seen that it ends.
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   while (deviceThreadsExist() && std::chrono::steady_clock::now() < limit) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));

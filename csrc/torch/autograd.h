@@ -2,9 +2,9 @@
  * When the threads of PyTorch's autograd engine start.
  *
  * The engine starts a thread for each device of each registered guard at the first backward() of a
- * process, also of one that computes on the CPU alone, and from then on a forked child may not call
- * backward(). A program that never uses an openreg device must not be hindered so: at import the
- * engine makes its start with no device, and makes it again when a device comes into use.
+ * process, even if that computes on the CPU alone. From then on a forked child may not call
+ * backward(). A program that never uses an openreg device must not lose that: at import the engine
+ * starts with no device, and it starts again when a device comes into use.
  */
 #pragma once
 
@@ -12,16 +12,18 @@
 
 namespace torch_openreg {
 
-/* Lets the engine start while it sees no device. Starts no thread. Before any backward(). */
+/* Starts the engine while no device is visible to it, so it starts no thread. Call it before any
+ * backward(). */
 void startAutogradWithoutDevices();
 
-/* Starts the engine's device threads if they are not there. Before the first backward() on a
+/* Starts the engine's device threads unless they exist. Call it before the first backward() on a
  * device. */
 void startAutogradDeviceThreads();
 
-/* At Python's exit, while it still runs: no backward() on a device may follow. A thread of the
- * engine lets go of a graph after backward() has returned, for which it takes the GIL; while Python
- * ends, that unwinds the thread through frames that may not be unwound, and the process aborts. */
+/* Called at Python's exit, while Python still runs. No backward() on a device may follow. After
+ * backward() has returned, a thread of the engine releases a graph, for which it takes the GIL.
+ * While Python ends, that would unwind the thread through frames that must not be unwound, and the
+ * process would abort. */
 void stopAutogradDeviceThreads();
 
 /* Whether the machine seems to have a GPU. Loads no driver. */

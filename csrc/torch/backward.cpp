@@ -1,7 +1,7 @@
 /*
- * A node has a number, of those that its thread has made, and it is made right before its operator
- * runs. So the operator that finds the thread's count raised is the newest node's. `forwards` is a
- * ring by that number, under `mutex`.
+ * A node has a number among those that its thread has made, and it is made right before its
+ * operator runs. So the first operator that finds the thread's count raised belongs to the newest
+ * node. `forwards` is a ring indexed by that number, under `mutex`.
  */
 #include "backward.h"
 
@@ -34,8 +34,8 @@ PythonStack forwardOf(uint64_t thread, uint64_t number) {
   return kept.thread == thread && kept.number == number ? kept.stack : nullptr;
 }
 
-/* Another node at an address has another number, or it is one of those that have none and one name,
- * AccumulateGrad. */
+/* A later node at the same address has another number. The exception are nodes without a number,
+ * which all have one name, AccumulateGrad. */
 struct Place {
   const void *node = nullptr;
   uint64_t thread = 0, number = 0;

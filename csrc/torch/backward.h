@@ -1,6 +1,6 @@
 /*
- * What an operator of a backward pass belongs to: its node, and the operator of the forward pass
- * that made the node.
+ * Finds the node that an operator of a backward pass belongs to, and the forward operator that made
+ * the node.
  */
 #pragma once
 
@@ -13,19 +13,19 @@ namespace torch_openreg {
 
 struct BackwardPart {
   std::string node;     // "MulBackward0"
-  PythonStack forward;  // of the operator that made it, if noteForward has kept that
+  PythonStack forward;  // of the operator that made the node, if noteForward has kept it
   int task = -1;        // the engine's number of the pass
 };
 
-/* Null: the thread is in no backward pass. One and the same for the operators of a node, while
- * anybody keeps it. */
+/* Null if the thread is in no backward pass. The operators of one node share the same object while
+ * it is kept alive. */
 std::shared_ptr<const BackwardPart> currentBackward();
 
-/* The calling thread is in an operator: if it has made a node since it was last asked, this is the
- * node's. Of all threads some ten thousand are kept, the newest. */
+/* Called inside an operator: if the thread has made a node since the last call, `stack` is that
+ * node's. The newest ten thousand or so, over all threads, are kept. */
 void noteForward(const PythonStack &stack);
 
-/* The kept ones go. */
+/* Removes all kept stacks. */
 void forgetForwards();
 
 }  // namespace torch_openreg

@@ -1,10 +1,10 @@
 /*
- * PyTorch hands ThreadLocalDebugInfo on to the threads of autograd. It has no hook where a backward
- * pass is called, so the one method of Python that does so, of the engine, has another function in
- * its PyMethodDef. A pass that C++ calls finds the modes that the thread of autograd has had last.
+ * PyTorch passes ThreadLocalDebugInfo on to autograd's threads, but has no hook where a backward
+ * pass is called. So the engine's one Python method that does so gets another function in its
+ * PyMethodDef. A pass that C++ calls uses the modes that the autograd thread had last.
  *
- * At its exit Python ends threads inside of that function by unwinding, without the GIL: nothing
- * here has a destructor that needs it.
+ * At exit Python ends threads inside that function by unwinding, without the GIL: nothing here may
+ * have a destructor that needs it.
  */
 #include "backward_caller.h"
 

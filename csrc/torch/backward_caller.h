@@ -1,5 +1,5 @@
 /*
- * The modes of the thread that calls backward(): the threads of autograd use them, too.
+ * Gives autograd's threads the modes of the thread that calls backward().
  */
 #pragma once
 
@@ -7,11 +7,11 @@
 
 namespace torch_openreg {
 
-/* Before a node of a backward pass runs: the calling thread gets the modes of the one that called
- * backward(). Once for each pass, so that what a hook changes stays as the hook left it. */
+/* Called before a node of a backward pass runs: gives the calling thread the modes of the thread
+ * that called backward(). It does so once a pass, so that a hook's changes stay. */
 void takeOverFromBackwardCaller();
 
-/* For which thread the calling one acts, by the sanitizer's number. 0: for none. */
+/* The thread for which the calling one acts, by the sanitizer's number; 0 for none. */
 uint64_t actsForThread();
 
 }  // namespace torch_openreg

@@ -1,5 +1,5 @@
 /*
- * Everything here belongs to the calling thread.
+ * Reads and sets modes of the calling thread; nothing here is shared.
  */
 #include "caller_state.h"
 
@@ -39,8 +39,7 @@ DenormalMode::DenormalMode(unsigned flush) : before_(flushMode()) { setFlushMode
 
 DenormalMode::~DenormalMode() { setFlushMode(before_); }
 
-/* PyTorch's own OpenMP runtime is the one that libtorch_cpu is linked to; a process may hold
- * others. */
+/* The OpenMP runtime that libtorch_cpu is linked to; a process may contain others. */
 const ThreadControl &threadControl() {
   static const ThreadControl control = [] {
     ThreadControl found;
@@ -50,7 +49,7 @@ const ThreadControl &threadControl() {
     if (library == nullptr) return found;
     found.openmp = reinterpret_cast<void (*)(int)>(dlsym(library, "omp_set_num_threads"));
     found.mklLocal = reinterpret_cast<int (*)(int)>(dlsym(library, "MKL_Set_Num_Threads_Local"));
-    // Elsewhere it concerns every thread's team.
+    // In other runtimes the call affects every thread's team.
     void *pause = dlsym(library, "omp_pause_resource_all");
     if (isFromGomp(pause)) found.endTeam = reinterpret_cast<int (*)(int)>(pause);
     return found;

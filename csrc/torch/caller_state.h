@@ -1,13 +1,12 @@
 /*
- * The modes of a thread that its kernels take over: how many threads they use, and denormal
- * numbers.
+ * The modes of a thread that its kernels take over: the number of threads, and denormal numbers.
  */
 #pragma once
 
 namespace torch_openreg {
 
 /* What a task takes over from the thread that queues it: how many threads a kernel may use (on the
- * wide worker), and what becomes of denormal numbers. Dispatch modes stay behind. */
+ * wide worker), and how denormal numbers are treated. Dispatch modes are not taken over. */
 struct CallerState {
   int threads;
   unsigned flush;
@@ -16,8 +15,8 @@ struct CallerState {
   void takeOver() const;
 };
 
-/* What the calling thread does with denormal numbers until the end of the scope: a CallerState's
- * `flush`. */
+/* Sets how the calling thread treats denormal numbers until the end of the scope. The value is a
+ * CallerState's `flush`. */
 class DenormalMode {
  public:
   explicit DenormalMode(unsigned flush);
@@ -29,8 +28,8 @@ class DenormalMode {
   const unsigned before_;
 };
 
-/* Functions of PyTorch's own OpenMP runtime and of MKL, of the calling thread alone. Null: there is
- * none. */
+/* Functions of PyTorch's own OpenMP runtime and of MKL that act on the calling thread alone. Null
+ * where there is none. */
 struct ThreadControl {
   void (*openmp)(int) = nullptr;
   int (*mklLocal)(int) = nullptr;
@@ -38,12 +37,12 @@ struct ThreadControl {
 };
 const ThreadControl &threadControl();
 
-/* Trips PyTorch's lazy initialisation of this thread, which would undo what is set afterwards. In a
- * forked child the first one makes PyTorch's pool of threads anew, with no lock
- * (caffe2::pthreadpool): whoever comes meanwhile finds none, and throws. */
+/* Triggers PyTorch's lazy initialisation of this thread, which would otherwise undo later settings.
+ * In a forked child the first call makes PyTorch's pool of threads anew, without a lock
+ * (caffe2::pthreadpool): a thread that comes meanwhile finds no pool and throws. */
 void initialiseThread();
 
-/* How many threads the kernels of the calling one use. */
+/* Sets how many threads the calling thread's kernels use. */
 void setThreads(int count);
 
 }  // namespace torch_openreg

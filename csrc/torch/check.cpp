@@ -11,7 +11,7 @@ namespace torch_openreg {
 
 namespace {
 
-/* The core writes "openreg:0" whatever the process calls the device. */
+/* The core always writes "openreg:0"; this puts the device's current name in its place. */
 std::string withDeviceName(std::string text) {
   constexpr std::string_view kOwn = "openreg:";
   const std::string name = deviceName() + ":";
@@ -31,14 +31,14 @@ std::string outOfMemory() {
 }
 
 void throwError(orError_t error, c10::SourceLocation location) {
-  // orErrorNotReady leaves nothing behind: the message and the failure that are there are an
-  // earlier call's.
+  // orErrorNotReady records no message: the message and the failure that are there belong to an
+  // earlier call.
   const bool isNoted = error != orErrorNotReady;
   if (isNoted) throwFailure();
   const char *detail = isNoted ? orGetLastErrorMessage() : nullptr;
   if (detail == nullptr || *detail == '\0') detail = orGetErrorString(error);
   std::string text = withDeviceName(std::string(orGetErrorName(error)) + ": " + detail);
-  orGetLastError();  // what is raised is not left behind as the thread's last error
+  orGetLastError();  // an error that is thrown must not stay as the thread's last error
   if (error == orErrorMemoryAllocation)
     throw c10::OutOfMemoryError(location, outOfMemory() + ". " + text);
   if (error == orErrorNotSupported) throw c10::NotImplementedError(location, std::move(text));

@@ -19,18 +19,18 @@
 
 namespace torch_openreg {
 
-/* Throws the exception for the calling thread's last error: of a kernel that failed, the one it
- * raised. */
+/* Throws the exception for the calling thread's last error. If a kernel failed, it is the exception
+ * that the kernel threw. */
 [[noreturn]] OPENREG_EXPORT void throwError(orError_t error, c10::SourceLocation location);
 
-/* The words that programs look for, as CUDA's under its name. */
+/* The words that programs search for in the message, with the device's name in place of CUDA. */
 std::string outOfMemory();
 
 inline void check(orError_t error, c10::SourceLocation location) {
   if (C10_UNLIKELY(error != orSuccess)) throwError(error, location);
 }
 
-/* A structure of the core's that says how large it is. */
+/* A structure of the core with its size filled in. */
 template <typename T>
 T sized() {
   T empty{};

@@ -1,5 +1,5 @@
 /*
- * What differs between the versions of PyTorch that the shim is built against.
+ * The differences between the versions of PyTorch that the shim is built against.
  */
 #pragma once
 
@@ -8,7 +8,8 @@
 /* Whether PyTorch is 2.MINOR or later. */
 #define OPENREG_TORCH_SINCE(minor) (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
 
-/* What autocast runs in float32: PyTorch's list, and what CUDA and the CPU have beside it. */
+/* The operators that autocast runs in float32: PyTorch's list, and the additions of CUDA and the
+ * CPU. */
 #if OPENREG_TORCH_SINCE(14)
 #define OPENREG_FORALL_FP32(_) \
   AT_FORALL_FP32(_)            \

@@ -1,8 +1,8 @@
 /*
- * The dispatcher's registerImpl, replaced in the library that defines it: a kernel for one of
- * CUDA's keys is registered for the device's key as well. A kernel that the extension registers for
- * the device itself goes before it. Registrations from Python pass, as _as_cuda/_library.py decides
- * there.
+ * Replaces the dispatcher's registerImpl in the library that defines it: a kernel for one of CUDA's
+ * keys is registered for the device's key as well. A kernel that the extension registers for the
+ * device itself takes precedence. Registrations from Python pass through; _as_cuda/_library.py
+ * handles them.
  *
  * `mutex` guards `places`. The dispatcher's own lock is not taken under it.
  */
@@ -29,7 +29,7 @@ using Handle = c10::RegistrationHandleRAII;
 using Place = std::pair<std::string, DispatchKey>;  // an operator, and a key of the device
 
 std::mutex mutex;
-/* The kernels for CUDA that serve for the device. */
+/* The CUDA kernels that are registered for the device too. */
 std::map<Place, std::shared_ptr<Handle>> &places() {
   static auto *instance = new std::map<Place, std::shared_ptr<Handle>>();
   return *instance;
@@ -57,7 +57,7 @@ DispatchKey keyOfDevice(DispatchKey key) {
   }
 }
 
-/* at::autocast::cached_cast, which such a kernel is made of, casts the tensors of CUDA alone. */
+/* Such a kernel uses at::autocast::cached_cast, which casts CUDA's tensors alone. */
 void refuseAutocast(const c10::OperatorHandle &op, torch::jit::Stack *) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, op.operator_name(),
@@ -66,7 +66,7 @@ void refuseAutocast(const c10::OperatorHandle &op, torch::jit::Stack *) {
       "Python");
 }
 
-/* What was there is destroyed by the caller, without the lock. */
+/* Returns the previous handle, which the caller destroys without the lock. */
 std::shared_ptr<Handle> put(const Place &place, std::shared_ptr<Handle> kernel) {
   const std::lock_guard<std::mutex> lock(mutex);
   if (kernel == nullptr && places().count(place) == 0) return nullptr;
@@ -75,7 +75,7 @@ std::shared_ptr<Handle> put(const Place &place, std::shared_ptr<Handle> kernel) 
 
 bool hasKernelOfItsOwn(const c10::OperatorName &name, DispatchKey key) {
   if (name.name.starts_with("aten::"))
-    return false;  // the device's own, which the program replaces
+    return false;  // the device's own kernel, which the program replaces
   const auto op = c10::Dispatcher::singleton().findOp(name);
   return op && op->hasKernelForDispatchKey(key);
 }

@@ -1,6 +1,6 @@
 /*
  * Events as PyTorch's guard interface keeps them: a void* that is null before the first record and
- * holds the core's 64-bit handle after it.
+ * then holds the core's 64-bit handle.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ OPENREG_EXPORT unsigned eventFlags(c10::EventFlag flag);
 /* Whether the newest record is complete. Never reports the error of a kernel. */
 OPENREG_EXPORT bool queryEvent(orEvent_t event);
 
-/* An event of the core with an owner: made on `index`, destroyed with the object. */
+/* An event of the core with an owner: created on `index`, destroyed with the object. */
 class OPENREG_EXPORT OwnedEvent {
  public:
   OwnedEvent(c10::DeviceIndex index, unsigned flags) {
@@ -36,7 +36,8 @@ class OPENREG_EXPORT OwnedEvent {
     OPENREG_CHECK(orEventCreateWithFlags(&event_, flags));
   }
   ~OwnedEvent() {
-    // Also at exit and in a forked child, where the core refuses: there is nobody to tell.
+    // The destructor may run at exit or in a forked child, where the core returns an error that has
+    // no caller to go to.
     if (event_ != 0) orEventDestroy(event_);
   }
   OwnedEvent(OwnedEvent &&other) noexcept : event_(other.event_) { other.event_ = 0; }

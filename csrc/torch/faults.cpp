@@ -1,4 +1,4 @@
-/* Fault injection and the hang report, as Python sees them. */
+/* Python's interface to fault injection and the hang report. */
 #include <openreg_fault.h>
 #include <openreg_watchdog.h>
 #include <pybind11/pybind11.h>

@@ -1,8 +1,7 @@
 /*
- * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel counts itself
- * first and looks at `pauses` then, a fork the other way round (sequentially consistent), so that
- * one of them sees the other. A piece of a kernel's work is counted with the kernel, which waits
- * for it.
+ * `running` counts kernels, `pauses` the forks that wait for it to be 0. A kernel increments
+ * `running` and then reads `pauses`; a fork does the reverse (sequentially consistent), so at least
+ * one sees the other. A part of a kernel's work is counted with its kernel, which waits for it.
  */
 #include "fork.h"
 
@@ -17,13 +16,13 @@ namespace torch_openreg {
 namespace {
 
 std::atomic<int> running{0}, pauses{0};
-thread_local bool counted = false;  // this thread is in a kernel, and may itself fork
+thread_local bool counted = false;  // this thread is in a kernel, and may fork itself
 
 void leave() {
   if (running.fetch_sub(1) == 1 && pauses.load() != 0) running.notify_all();
 }
 
-/* In a forked child, which has none of the threads that were counted. */
+/* In a forked child, where the counted threads do not exist. */
 void startCountAnew() {
   running.store(counted ? 1 : 0);
   pauses.store(0);

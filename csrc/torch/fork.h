@@ -1,7 +1,7 @@
 /*
  * Kernels and forks: a fork waits until no kernel runs, and lets none begin. A child must not
- * inherit a lock that a kernel held, such as the one of a function's first call. Other locks a
- * thread of the parent may hold at any time: a child is refused before it takes one.
+ * inherit a lock that a kernel held, such as the one of a function's first call. A parent's thread
+ * may hold other locks at any time, so a child is refused before it takes one.
  */
 #pragma once
 
@@ -24,8 +24,8 @@ class KernelScope {
   const bool nested_;
 };
 
-/* Runs a kernel that is no task. It waits for no device and does not take the GIL, which the thread
- * that forks may hold. */
+/* Runs a kernel that is not a task. It waits for no device and does not take the GIL, which the
+ * forking thread may hold. */
 inline void asKernel(c10::function_ref<void()> function) {
   KernelScope here;
   function();
@@ -34,14 +34,15 @@ inline void asKernel(c10::function_ref<void()> function) {
 /* Whether the calling thread runs a kernel. */
 bool inKernel();
 
-/* What comes first where a call takes a lock before the core has been asked: throws in the child of
- * a process that has used a device. */
+/* Throws in the child of a process that has used a device. Comes first in a call that takes a lock
+ * before it calls the core. */
 [[noreturn]] void throwForked();
 inline void refuseInForkedChild() {
   if (C10_UNLIKELY(orInForkedChild() != 0)) throwForked();
 }
 
-/* Before every fork and after it in the parent, and more than once; the child begins anew. */
+/* Called before every fork (`pause`) and after it in the parent, possibly repeatedly. The child
+ * starts its counts anew. */
 void pauseKernels();
 void resumeKernels();
 

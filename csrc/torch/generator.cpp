@@ -1,5 +1,5 @@
 /*
- * The default generators are leaked: operators may draw from them while the process exits.
+ * The default generators are leaked, because operators may draw from them while the process exits.
  * defaultsMutex guards the list and the pending seed; it is taken before a generator's own mutex_.
  */
 #include "generator.h"

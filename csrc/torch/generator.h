@@ -1,9 +1,9 @@
 /*
  * The random number generator of a device: a seed and a counter, both on the host.
  *
- * A random operator draws (seed, counter) when it is called and its kernel makes a fresh sequence
- * from the pair. So the state belongs to the order of the calls alone: reading, setting and
- * replaying it touches no stream, and no two streams share any.
+ * A random operator draws (seed, counter) when it is called, and its kernel starts a new sequence
+ * from the pair. So the state depends only on the order of the calls: to read, set or replay it
+ * involves no stream, and no two streams share any.
  */
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace torch_openreg {
 
-/* What generators draw from. Two share one after graphsafe_set_state(), so it has a mutex of its
- * own: a leaf. */
+/* The seed and counter that generators draw from. Two generators share one after
+ * graphsafe_set_state(), so it has its own mutex: a leaf. */
 class OPENREG_EXPORT GeneratorState {
  public:
   struct Value {
@@ -29,9 +29,9 @@ class OPENREG_EXPORT GeneratorState {
 
   Value get() const;
   void set(Value value);
-  /* For `count` random operators, by which the counter advances. */
+  /* Draws for `count` random operators and advances the counter by it. */
   Value draw(uint64_t count = 1);
-  /* `count` draws from `first` on, which nobody has used, unless others were made since. */
+  /* Returns `count` unused draws from `first` on, unless others were made since. */
   void giveBack(uint64_t first, uint64_t count);
 
  private:
@@ -48,23 +48,24 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
   explicit OpenRegGeneratorImpl(c10::DeviceIndex index, uint64_t seed = c10::default_rng_seed_val);
   OpenRegGeneratorImpl(c10::DeviceIndex index, GeneratorStatePtr state);
 
-  /* What random operators draw from. Takes mutex_. */
+  /* The state that random operators draw from. Takes mutex_. */
   GeneratorStatePtr state();
 
-  // As with every generator of PyTorch, the caller holds mutex_ for what changes the state. While
-  // the current stream is being captured the counter is what it will be in a replay (graph.h), and
-  // a seed cannot be set.
+  // As with every generator of PyTorch, the caller holds mutex_ to change the state. During a
+  // capture of the current stream the counter has the value that it will have in a replay
+  // (graph.h), and a seed cannot be set.
   void set_current_seed(uint64_t seed) override;
   uint64_t current_seed() const override;
   uint64_t seed() override;
-  /* The counter. */
+  /* The offset is the counter. */
   void set_offset(uint64_t offset) override;
   uint64_t get_offset() const override;
   void set_state(const c10::TensorImpl &new_state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
-  /* From here on this generator draws what `other` would, and `other` does not draw it again. */
+  /* From here on this generator draws what `other` would have drawn, and `other` does not draw it
+   * again. */
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl> &other) override;
-  /* Another generator of the same state. */
+  /* Returns another generator with the same state. */
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
 
   static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
@@ -74,14 +75,14 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
   GeneratorState::Value get() const;
   void set(GeneratorState::Value value);
 
-  GeneratorStatePtr state_;  // never null; the state's own mutex guards what is in it
+  GeneratorStatePtr state_;  // never null; its contents have their own mutex
 };
 
-/* The device's default generator, made when it is first asked for. -1 is the current device. */
+/* The device's default generator, created at the first call. -1 is the current device. */
 OPENREG_EXPORT const at::Generator &getDefaultGenerator(c10::DeviceIndex index = -1);
 OPENREG_EXPORT at::Generator createGenerator(c10::DeviceIndex index = -1);
 
-/* Seeds every default generator, also those not made yet. No use of any device. */
+/* Seeds every default generator, including those not created yet. Uses no device. */
 OPENREG_EXPORT void manualSeedAll(uint64_t seed);
 
 }  // namespace torch_openreg

@@ -15,7 +15,7 @@ bool interpreterRuns() {
 #endif
 }
 
-/* Of its own frames the thread needs no GIL to know whether there are any. */
+/* A thread needs no GIL to check for its own frames. */
 bool mayBeInPython() {
   const PyThreadState *state = interpreterRuns() ? PyGILState_GetThisThreadState() : nullptr;
 #if PY_VERSION_HEX >= 0x030d0000
@@ -27,7 +27,7 @@ bool mayBeInPython() {
 #endif
 }
 
-/* PyGILState_Check() says yes to every thread once there has been a second interpreter. */
+/* PyGILState_Check() returns true on every thread once there has been a second interpreter. */
 static bool hasGil(const PyThreadState *own) {
 #if PY_VERSION_HEX >= 0x030d0000
   return PyThreadState_GetUnchecked() == own;
@@ -36,7 +36,7 @@ static bool hasGil(const PyThreadState *own) {
 #endif
 }
 
-/* Of a thread of Python's that has not got the GIL. */
+/* Stands for a Python thread that does not hold the GIL. */
 static char withoutGil;
 
 void *letGoOfGil() {
@@ -47,9 +47,9 @@ void *letGoOfGil() {
 
 void takeGilBack(void *token) {
   if (token == nullptr) return;
-  // Once Python ends, asking for the GIL ends the thread by unwinding its stack, through frames
-  // that may not be unwound: ours, or those of PyTorch that called us. Such a thread sleeps until
-  // the process is gone instead.
+  // Once Python is ending, a request for the GIL ends the thread by unwinding its stack, through
+  // frames of ours or of PyTorch that must not be unwound. So the thread sleeps until the process
+  // is gone.
   while (!interpreterRuns()) pause();
   if (token == &withoutGil) return;
   try {

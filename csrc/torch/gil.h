@@ -1,22 +1,22 @@
 /*
- * Python's lock, for code that does not know whether its thread holds it.
+ * Python's lock, for code that may run with or without it.
  */
 #pragma once
 
 namespace torch_openreg {
 
-/* False while Python ends. */
+/* False while Python is ending. */
 bool interpreterRuns();
 
-/* Whether the calling thread may have Python frames. One that was never Python's, such as a worker,
- * has none; nor has autograd's, unless a hook or a function of Python's runs. */
+/* Whether the calling thread may have Python frames. A thread that Python never ran on, such as a
+ * worker, has none. A thread of autograd has some only while a Python hook or function runs. */
 bool mayBeInPython();
 
-/* Lets go of the GIL if the calling thread holds it; returns what takeGilBack needs. */
+/* Releases the GIL if the calling thread holds it; returns the argument for takeGilBack. */
 void *letGoOfGil();
 void takeGilBack(void *token);
 
-/* False while Python ends: there is nothing to give back then. */
+/* False while Python is ending: the GIL is not taken, and must not be given back. */
 bool takeGil(int &state);
 void giveGilBack(int state);
 

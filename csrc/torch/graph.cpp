@@ -1,6 +1,6 @@
 /*
- * `captures` maps the core's id of each capture to what its nodes share, so that whoever queues on
- * a stream finds it, on whichever thread. Its lock is a leaf.
+ * `captures` maps the core's id of each capture to what its nodes share, so that any thread that
+ * queues on a stream finds it. Its lock is a leaf.
  */
 #include "graph.h"
 
@@ -27,7 +27,7 @@ std::atomic<int> capturesNow{0};
 
 namespace {
 
-/* Of each device. */
+/* Counts the resets of each device. */
 std::array<std::atomic<uint64_t>, OPENREG_MAX_DEVICES> resets{};
 
 struct Captures {
@@ -35,14 +35,14 @@ struct Captures {
   std::map<uint64_t, std::shared_ptr<CapturedGraph>> byId;
 };
 
-/* Leaked: autograd's threads may ask while the process exits. */
+/* Leaked: autograd's threads may call this while the process exits. */
 Captures &captures() {
   static auto *instance = new Captures();
   return *instance;
 }
 
-/* The core's id, 0 if there is none; also of a stream that is gone, which whoever queues there
- * hears of. */
+/* The core's id of the capture, or 0. A stream that was destroyed gives 0 too: the next call that
+ * queues on it returns the error. */
 uint64_t captureOf(orStream_t stream) {
   orCaptureStatus status = orCaptureStatusNone;
   uint64_t id = 0;
@@ -168,7 +168,7 @@ void CapturedGraph::begin() {
   pending_.pop_front();
 }
 
-/* Perhaps on a worker, after the last replay. */
+/* May run on a worker, after the last replay. */
 CapturedGraph::~CapturedGraph() { retirePinned(std::move(kept_)); }
 
 void CapturedGraph::keep(const c10::Storage &storage) {
@@ -190,7 +190,7 @@ orError_t beginReplay(void *args) {
 
 void dropShared(void *args) { delete *static_cast<Shared **>(args); }
 
-/* The node from which each replay's random numbers start; of all branches it comes first. */
+/* Queues the node that gives each replay its random numbers. It precedes all branches. */
 void queueBegin(orStream_t stream, const Shared &graph) {
   auto *shared = new Shared(graph);
   int queued = 0;
@@ -230,7 +230,7 @@ class OpenRegGraph final : public at::GraphImplInterface {
   void endCapture();
   void release() noexcept;
 
-  /* What there is to replay, and to let go of. */
+  /* What a replay launches, and what a reset releases. */
   struct Captured {
     orGraph_t graph = 0;
     Shared shared;
@@ -244,7 +244,7 @@ class OpenRegGraph final : public at::GraphImplInterface {
   bool debug_ = false;
   std::optional<OpenRegStream> stream_;  // while it captures
   uint64_t id_ = 0;
-  bool allocates_ = false;    // what is captured, from the pool
+  bool allocates_ = false;    // the capture allocates from the pool
   mutable std::mutex mutex_;  // before the pools': one thread may replay what another resets
   Captured captured_;
 };
@@ -254,8 +254,8 @@ OpenRegGraph::Captured OpenRegGraph::captured() const {
   return captured_;
 }
 
-/* With its pool, which is the caller's to release: a launch may sleep until a full stream has room,
- * and a reset meanwhile gives memory back for which it knows of no launch. */
+/* Holds the graph with its pool; the caller releases the pool. A launch may sleep until a full
+ * stream has room. A reset at that time gives back memory without seeing the launch. */
 OpenRegGraph::Captured OpenRegGraph::hold() const {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(captured_.graph != 0, "replay() needs a graph that has been captured");
@@ -268,7 +268,7 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
               "this graph has been captured already: reset() it, or capture another");
   const OpenRegStream stream = getCurrentOpenRegStream();
   const orStream_t handle = stream.stream();
-  getDefaultGenerator(stream.device_index());  // one that is not made yet would take any seed
+  getDefaultGenerator(stream.device_index());  // creates it: a later one would take any seed
   OPENREG_CHECK(orStreamBeginCapture(handle));
   stream_ = stream;
   capturesNow.fetch_add(1, std::memory_order_relaxed);
@@ -305,7 +305,7 @@ void OpenRegGraph::allocateFrom(c10::MempoolId_t pool) {
 
 void OpenRegGraph::endCapture() {
   stream_.reset();
-  if (orInForkedChild()) return;  // where another thread's locks may be held for ever
+  if (orInForkedChild()) return;  // another thread's locks may be held for ever
   const Captured now = captured();
   if (allocates_) endAllocateToPool(now.device, now.pool);
   allocates_ = false;
@@ -334,7 +334,7 @@ void OpenRegGraph::capture_end() {
   }
   size_t nodes = 0;
   OPENREG_CHECK(orGraphGetNodeCount(graph, &nodes));
-  if (nodes <= 1)  // the one that begins a replay
+  if (nodes <= 1)  // only the node that begins a replay
     TORCH_WARN("this graph is empty: nothing was queued on the stream that was captured, one of ",
                stream.device());
 }
@@ -357,7 +357,7 @@ void OpenRegGraph::replay() {
 void OpenRegGraph::reset() { release(); }
 
 void OpenRegGraph::release() noexcept {
-  if (orInForkedChild()) return;  // nothing there can be let go of
+  if (orInForkedChild()) return;  // nothing can be released there
   if (stream_) {
     orGraph_t abandoned = 0;
     const OpenRegStream stream = *stream_;
@@ -398,7 +398,7 @@ void OpenRegGraph::debug_dump(const std::string &path) {
   pictures.attr("draw")(path);
 }
 
-/* Under the names that the device has before and after it is renamed. */
+/* Registered under both names of the device: before and after it is renamed. */
 [[maybe_unused]] const bool registered = [] {
   const auto create = [](const at::GraphImplArgs &args) -> std::unique_ptr<at::GraphImplInterface> {
     return std::make_unique<OpenRegGraph>(args);

@@ -1,6 +1,6 @@
 /*
- * Graphs for PyTorch: at::GraphImplInterface over the core's (openreg_graph.h), which
- * torch.accelerator.Graph and torch.openreg.graph use.
+ * Graphs for PyTorch: at::GraphImplInterface over the core's graphs (openreg_graph.h), for
+ * torch.accelerator.Graph and torch.openreg.graph.
  */
 #pragma once
 
@@ -21,19 +21,19 @@
 
 namespace torch_openreg {
 
-/* How many captures there are. Where there is none, nobody looks for one. */
+/* The number of captures. While it is 0, no call searches for one. */
 extern std::atomic<int> capturesNow;
 
-/* What a graph's nodes share, and need as long as one of them may run.
+/* What a graph's nodes share, and need while one of them may run.
  *
- * Random numbers: a call that is captured leaves its generator as it is, and counts: its position.
- * A replay takes from each generator as many draws as the capture made, which advances it as the
- * calls would have, and hands what the generator had before to its nodes: `pending`, of which the
- * first node takes the oldest. Replays of a graph run one after the other, so `now` belongs to the
- * one that runs. A state that is read in a capture and set again there, as by a checkpoint, is a
- * position.
+ * Random numbers: a captured call does not advance its generator; it gets a position, a count. A
+ * replay takes from each generator as many draws as the capture made, which advances it as the
+ * calls would have. It passes the generator's earlier value to its nodes through `pending`, of
+ * which the first node takes the oldest. Replays of a graph run one after the other, so `now`
+ * belongs to the running one. A state that is read in a capture and set again there, as a
+ * checkpoint does, is a position.
  *
- * `mutex_` is a leaf: a generator's may be held. */
+ * `mutex_` is a leaf: a generator's mutex may be held. */
 class CapturedGraph {
  public:
   explicit CapturedGraph(c10::DeviceIndex device) : device_(device) {}
@@ -46,27 +46,26 @@ class CapturedGraph {
     size_t source = 0;      // which generator
     uint64_t position = 0;  // of this graph's
 
-    /* On the worker, in a replay: the generator's seed and counter for this draw. */
+    /* On the worker, in a replay: returns the generator's seed and counter for this draw. */
     GeneratorState::Value now() const;
   };
 
-  /* At a call that is captured. The generator stays as it is. */
+  /* Called by a captured call. The generator does not change. */
   static Draw draw(const std::shared_ptr<CapturedGraph> &graph, const GeneratorStatePtr &generator);
-  /* Of a generator, by what it has at the capture: where it is, and the furthest that it has
-   * been. */
+  /* A generator's positions in the capture: the current one, and the furthest so far. */
   struct Positions {
     uint64_t position = 0, drawn = 0;
   };
   Positions positions(const GeneratorStatePtr &generator);
   void setPosition(const GeneratorStatePtr &generator, uint64_t position);
-  /* The host's memory behind a queued copy. */
+  /* Keeps the host memory of a queued copy. */
   void keep(const c10::Storage &storage);
 
-  /* Before a launch: draws from the generators. Returns which replay it will be. */
+  /* Called before a launch: draws from the generators, and returns the replay's number. */
   uint64_t prepareReplay();
-  /* The launch has failed: gives back what that drew, unless the replay has begun all the same. */
+  /* Called after a failed launch: returns the draws, unless the replay has begun. */
   void takeBack(uint64_t replay);
-  /* The first node of a replay. */
+  /* Called by the first node of a replay. */
   void begin();
 
  private:
@@ -79,7 +78,7 @@ class CapturedGraph {
 
   struct Pending {
     uint64_t number;
-    uint64_t resets;  // of the device: a reset drops what is queued, and leaves this behind
+    uint64_t resets;  // of the device: a reset cancels queued work, and this entry stays
     std::vector<GeneratorState::Value> states;
   };
 
@@ -92,17 +91,17 @@ class CapturedGraph {
   std::vector<c10::Storage> kept_;
 };
 
-/* Of what is queued on the stream now; null if it is not being captured for one. */
+/* The graph for which the stream is being captured; null if there is none. */
 std::shared_ptr<CapturedGraph> graphBeingCaptured(orStream_t stream);
 bool isCapturing(orStream_t stream);
-/* Of the calling thread's current stream of the device. No use of it. */
+/* The same for the calling thread's current stream of the device. Does not use the device. */
 std::shared_ptr<CapturedGraph> graphOfCurrentStream(c10::DeviceIndex device);
-/* The calling thread's. No use of a device. */
+/* Whether the calling thread's current stream is being captured. Does not use a device. */
 bool isCurrentStreamCapturing();
-/* Throws, and the capture is over, if the stream is being captured: `operation` makes the host wait
- * for it. */
+/* If the stream is being captured, ends the capture and throws: `operation` makes the host wait for
+ * the stream. */
 void refuseInCapture(const std::string &operation, orStream_t stream);
-/* What was queued on the device is gone. */
+/* Called after a reset: the work that was queued on the device is gone. */
 void graphsAreReset(c10::DeviceIndex device);
 
 }  // namespace torch_openreg

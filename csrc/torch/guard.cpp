@@ -14,7 +14,7 @@ namespace torch_openreg {
 
 namespace {
 
-/* Without an index it is the current device. */
+/* A device without an index is the current one. */
 c10::DeviceIndex indexOf(c10::Device device) {
   TORCH_CHECK(device.type() == OpenRegGuardImpl::static_type, "expected ", aDevice(), ", got ",
               device);
@@ -70,7 +70,7 @@ c10::Stream OpenRegGuardImpl::getNewStream(c10::Device device, int priority) con
   return getStreamFromPool(priority, indexOf(device));
 }
 
-/* Autograd comes here on its own thread before each node with a stream. */
+/* Autograd calls this on its own thread before each node with a stream. */
 c10::Stream OpenRegGuardImpl::exchangeStream(c10::Stream stream) const {
   takeOverFromBackwardCaller();
   const OpenRegStream next(stream);

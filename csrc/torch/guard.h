@@ -1,7 +1,7 @@
 /*
- * PyTorch's device guard: the door through which torch.accelerator, torch.Stream, torch.Event and
- * every operator reach devices, streams and events. Each device that comes in is checked to be an
- * openreg device in range; a method that needs another current device switches and restores.
+ * PyTorch's device guard: torch.accelerator, torch.Stream, torch.Event and every operator use it to
+ * reach devices, streams and events. Each device argument is checked to be an openreg device in
+ * range. A method that needs another current device switches and restores.
  */
 #pragma once
 

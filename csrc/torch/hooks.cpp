@@ -1,5 +1,5 @@
 /*
- * PyTorch's hooks: what generic code asks of an accelerator outside of a device guard.
+ * PyTorch's hooks: what generic code asks of an accelerator without a device guard.
  */
 #include "hooks.h"
 
@@ -25,9 +25,9 @@ namespace {
 struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return torch_openreg::deviceCount() > 0; }
-  /* First use of the current device. */
+  /* Uses the current device for the first time. */
   void init() const override { initialize(); }
-  /* True only after the first use of the device; asking is none. */
+  /* True only after the first use of the device; this call does not use it. */
   bool hasPrimaryContext(c10::DeviceIndex device_index) const override {
     if (orDeviceIsActive(checkIndex(device_index)) == 0) return false;
     // The autograd engine asks this at the start of each backward().
@@ -54,7 +54,7 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   c10::Allocator *getPinnedMemoryAllocator() const override {
     return torch_openreg::getPinnedMemoryAllocator();
   }
-  /* Of device memory, any interior pointer. */
+  /* For device memory, accepts any interior pointer. */
   c10::Device getDeviceFromPtr(void *data) const override {
     auto attributes = sized<orPointerAttributes>();
     OPENREG_CHECK(orPointerGetAttributes(&attributes, data));
@@ -84,7 +84,7 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
       SanitizedAs name("aten::resize_");
       OPENREG_CHECK(orMemcpyAsync(fresh.get(), storage.data(), kept, orMemcpyDeviceToDevice,
                                   stream.stream()));
-      // The old block goes back to the stream that it was allocated on, which may be another one.
+      // The old block returns to the stream that it was allocated on, which may be another one.
       recordStream(storage.data_ptr(), stream);
     }
     impl->set_data_ptr_noswap(std::move(fresh));
@@ -92,7 +92,7 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-/* Graphs (torch.accelerator.Graph) are not built, and refused where one is made. */
+/* In builds without graphs (torch.accelerator.Graph): refuses the creation of one. */
 std::unique_ptr<at::GraphImplInterface> refuse(at::GraphImplArgs) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.accelerator.Graph is not implemented for ",
                               deviceName(), " devices");

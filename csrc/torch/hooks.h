@@ -2,7 +2,7 @@
 
 namespace torch_openreg {
 
-/* Tells PyTorch of our hooks, and whom to ask for a graph, once. After the device type has its
+/* Registers the hooks and the factory of graphs with PyTorch, once, after the device type has its
  * name. */
 void registerHooks();
 

@@ -1,6 +1,6 @@
 /*
- * An orOrigin is made once for each dtype, and for each line of a program, and never destroyed: the
- * core's signal handler reads it. `lines` has a mutex, under which nothing else is called.
+ * An orOrigin is made once for each dtype and for each line of a program, and never destroyed: the
+ * core's signal handler reads it. `lines` has a mutex, under which no other function is called.
  */
 #include <Python.h>
 
@@ -32,7 +32,7 @@ namespace {
 using c10::ScalarType;
 using Origins = std::array<orOrigin, static_cast<size_t>(ScalarType::NumOptions)>;
 
-/* As Python spells it; null if Python does not have it. */
+/* The name in Python; null for a dtype that Python does not have. */
 const char *nameOf(ScalarType dtype) {
   try {
     return (new std::string("torch." + std::string(c10::getDtypeNames(dtype).first)))->c_str();
@@ -76,7 +76,7 @@ const orOrigin *originOf(ScalarType dtype, Line line) {
   return &entry->origin;
 }
 
-/* With the GIL. */
+/* Requires the GIL. */
 Line lineOf(PyFrameObject *frame) {
   namespace py = pybind11;
   const auto code =
@@ -85,7 +85,7 @@ Line lineOf(PyFrameObject *frame) {
   return {py::str(code.attr("co_filename")), static_cast<uint32_t>(std::max(number, 0))};
 }
 
-/* The program's innermost one outside of PyTorch, if there is one. With the GIL. */
+/* The program's innermost line outside PyTorch, if any. Requires the GIL. */
 Line currentLine() {
   namespace py = pybind11;
   static const auto *package = new std::string(py::str(py::module_::import("os").attr("path").attr(
@@ -110,7 +110,7 @@ const orOrigin *originHere(ScalarType dtype) {
     pybind11::error_scope kept;  // the program's own error, if one is set
     try {
       line = currentLine();
-    } catch (const pybind11::error_already_set &) {  // the report does without it
+    } catch (const pybind11::error_already_set &) {  // the report omits the line
     }
   }
   giveGilBack(state);
@@ -132,8 +132,8 @@ void end(const at::RecordFunction &, at::ObserverContext *outer) {
   orHostAccessOperation(static_cast<const Outer *>(outer)->name);
 }
 
-/* From now on the report has the operator that runs, not the one that was queued last. This costs
- * each operator of PyTorch a tenth of a microsecond, on whatever device. */
+/* From now on the report names the operator that runs, not the one queued last. This costs each
+ * operator of PyTorch a tenth of a microsecond, on any device. */
 void recordOperators() {
   [[maybe_unused]] static const at::CallbackHandle callback = at::addGlobalCallback(
       at::RecordFunctionCallback(&begin, &end).scopes({at::RecordScope::FUNCTION}));

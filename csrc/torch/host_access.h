@@ -1,6 +1,6 @@
 /*
- * What the report of a host access to device memory (openreg_host_access.h) says of PyTorch: the
- * dtype of a block, the program's line that asked for it, the operator that touched it.
+ * PyTorch's facts for the report of a host access to device memory (openreg_host_access.h): a
+ * block's dtype, the line of the program that allocated it, the operator that touched it.
  */
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace torch_openreg {
 
-/* Of the next block that the calling thread allocates. The line is known while the sanitizer or the
- * memory history is on, which gather stacks anyway. */
+/* Describes the next block that the calling thread allocates. The line is present while the
+ * sanitizer or the memory history is on, which gather stacks anyway. */
 void describeNextBlock(c10::ScalarType dtype);
 
 }  // namespace torch_openreg

@@ -1,10 +1,10 @@
 /*
  * PyTorch's caching host allocator over orMallocHost.
  *
- * A block leaves the cache while the base class holds its own locks, but orFreeHost waits for the
- * devices, and a thread that waits may let another one in which holds the GIL and needs those
- * locks. So free_block only notes the block, and `retired` is given back afterwards, with no lock
- * held and never from a deleter. Retired storages are let go of there, too; their mutex is a leaf.
+ * The base class removes a block from the cache under its own locks, but orFreeHost waits for the
+ * devices, and a thread that waits may let in another that holds the GIL and needs those locks. So
+ * free_block only adds the block to `retired`, which is freed later, with no lock held and never
+ * from a deleter. Retired storages are released there too; their mutex is a leaf.
  */
 #include "host_allocator.h"
 
@@ -52,12 +52,12 @@ class PinnedMemory final : public Base {
     giveBackRetired();
     const auto block = Base::allocate(size);
     if (sanitizerActive() && block.first != nullptr) {
-      OPENREG_CHECK(orSanitizerHostBlock(block.first));  // it may be from before
+      OPENREG_CHECK(orSanitizerHostBlock(block.first));  // may be a reused block
     }
     return block;
   }
 
-  /* A deleter: any thread, at exit, in a forked child. */
+  /* A deleter: runs on any thread, at exit, in a forked child. */
   void free(void *context) override {
     if (orInForkedChild()) return;
     if (sanitizerActive() && context != nullptr) forgetUses(*static_cast<Block *>(context));
@@ -76,7 +76,7 @@ class PinnedMemory final : public Base {
   }
 
  private:
-  /* The block is not handed out before these are over. Nothing else is ordered by that. */
+  /* The block is reused only after these uses. The reuse orders nothing else. */
   static void forgetUses(Block &block) {
     std::lock_guard<std::mutex> lock(block.mutex_);
     forgetUses(block, 0);
@@ -122,7 +122,7 @@ class PinnedMemory final : public Base {
     OPENREG_CHECK(first);
   }
 
-  /* Runs in a deleter. A stream that is gone, or a process that is ending, keeps the block. */
+  /* Runs in a deleter. If a stream was destroyed or the process is ending, the block is kept. */
   void record_stream(std::optional<std::vector<OwnedEvent>> &events, c10::Stream stream) override {
     try {
       OwnedEvent event(stream.device_index(), orEventDisableTiming);

@@ -1,5 +1,5 @@
 /*
- * Pinned host memory: what tensor.pin_memory() and DataLoader(pin_memory=True) allocate from.
+ * Pinned host memory, for tensor.pin_memory() and DataLoader(pin_memory=True).
  */
 #pragma once
 
@@ -13,20 +13,20 @@
 
 namespace torch_openreg {
 
-/* Caching: a block is handed out again once every stream noted for it has finished. */
+/* A caching allocator: it reuses a block once every stream recorded for it has finished. */
 OPENREG_EXPORT c10::Allocator *getPinnedMemoryAllocator();
 
-/* Notes that work queued so far on `stream` uses the pinned block behind `data`, so that it is not
- * handed out again before that is done. `context` is its storage's DataPtr context, which counts
- * for slices too. False if the block is not one of getPinnedMemoryAllocator()'s. */
+/* Records that work queued so far on `stream` uses the pinned block behind `data`, so that the
+ * block is not reused before that work is done. `context` is the DataPtr context of its storage,
+ * which covers slices too. Returns false if the block is not from getPinnedMemoryAllocator(). */
 OPENREG_EXPORT bool recordPinnedUse(void *data, void *context, c10::Stream stream);
 
-/* Lets go of storages of pinned memory, on any thread: of each the last holder may be an object of
- * Python's, which no worker ends. Whoever allocates pinned memory next, or empties its cache,
- * does. */
+/* Releases storages of pinned memory, on any thread. A storage's last holder may be a Python
+ * object, which a worker must not destroy. So the next thread that allocates pinned memory, or
+ * empties its cache, destroys them. */
 void retirePinned(std::vector<c10::Storage> storages);
 
-/* Whether the address lies in pinned host memory. False for anything else and never an error. */
+/* Whether the address lies in pinned host memory. Never fails: any other address is false. */
 OPENREG_EXPORT bool isPinned(const void *data);
 
 }  // namespace torch_openreg

@@ -41,7 +41,7 @@ void throwFailure() {
   try {
     std::rethrow_exception(failure->exception);
   } catch (c10::DistBackendError &) {
-    throw;  // a collective's, which names where it comes from itself
+    throw;  // a collective's, which names its origin itself
   } catch (c10::Error &error) {
     error.add_context(context);
     throw;

@@ -1,6 +1,6 @@
 /*
- * The exceptions of kernels that failed, so that the synchronising call that reports the core's
- * first failure throws the same type: each is the cause that the core keeps with its failure.
+ * The exceptions of failed kernels, so that the synchronising call that reports the core's first
+ * failure throws the same type. Each is the cause that the core keeps with its failure.
  */
 #pragma once
 
@@ -11,12 +11,11 @@
 
 namespace torch_openreg {
 
-/* Inside a task that is about to return an error, or before orEventSignal with one: what the call
- * that reports it throws. `name`: the operator's, or the collective's. */
+/* Sets the exception that the reporting call throws. Called inside a task that is about to return
+ * an error, or before orEventSignal with one. `name` is the operator's or the collective's. */
 void setFailure(std::string name, c10::DeviceIndex device, std::exception_ptr exception);
 
-/* Throws what was set for the failure that this thread's last error reports; returns if nothing
- * was. */
+/* Throws the exception that was set for this thread's last error; returns if there is none. */
 void throwFailure();
 
 }  // namespace torch_openreg

@@ -1,6 +1,6 @@
 /*
  * torch.openreg.memory's part of torch_openreg._C: snapshots as the dictionaries that PyTorch's
- * memory viewer reads, limits, raw blocks, the pinned memory's figures.
+ * memory viewer reads, limits, raw blocks, figures of pinned memory.
  */
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -34,7 +34,7 @@ using c10::CachingAllocator::AcceleratorAllocatorConfig;
 
 // ---- Snapshots ----------------------------------------------------------------------------------
 
-/* Gathers stacks, and turns all of them into Python frames at once, which is much cheaper. */
+/* Collects stacks and turns all of them into Python frames at once, which is much cheaper. */
 class Frames {
  public:
   /* A list that symbolize() fills. */
@@ -72,7 +72,7 @@ std::vector<orCacheBlock> blocksOf(c10::DeviceIndex device) {
     OPENREG_CHECK(orCacheSnapshot(blocks.data(), sizeof(orCacheBlock), &count, device));
     if (count > blocks.size()) continue;
     blocks.resize(count);
-    // By segment, which is where each begins; within one they are in order already.
+    // Sorts by segment, that is by its start; within a segment the blocks are already in order.
     std::stable_sort(
         blocks.begin(), blocks.end(),
         [](const orCacheBlock &a, const orCacheBlock &b) { return a.segment < b.segment; });
@@ -82,7 +82,7 @@ std::vector<orCacheBlock> blocksOf(c10::DeviceIndex device) {
 
 uintptr_t number(const void *address) { return reinterpret_cast<uintptr_t>(address); }
 
-/* PyTorch's id of a stream that may be gone: the default stream is 0. */
+/* PyTorch's id of a stream that may have been destroyed: the default stream is 0. */
 int64_t streamId(orStream_t stream, c10::DeviceIndex device) {
   if (stream == 0 || stream == getDefaultOpenRegStream(device).stream()) return 0;
   return static_cast<int64_t>(stream);
@@ -137,7 +137,7 @@ void describeSegments(c10::DeviceIndex device, py::list &segments, Frames &frame
   }
 }
 
-/* The core's clock to microseconds since 1970. */
+/* Converts the core's clock to microseconds since 1970. */
 int64_t wallMicroseconds(uint64_t ns) {
   timespec monotonic{}, wall{};
   clock_gettime(CLOCK_MONOTONIC, &monotonic);
@@ -316,7 +316,7 @@ py::dict reservedByPrivatePools(int64_t index) {
   return all;
 }
 
-/* The object is never let go of, as its observer is not. */
+/* The object is never released: its observer stays attached. */
 void attachObserver(py::object observer) {
   PyObject *called = observer.release().ptr();
   attachOutOfMemoryObserver([called](int64_t device, int64_t bytes, int64_t allowed, int64_t free) {
@@ -344,7 +344,7 @@ py::dict hostStats() {
   return all;
 }
 
-/* For torch.cuda.cudart(): 0, or CUDA's number of an error that is the caller's. */
+/* The result for torch.cuda.cudart(): 0, or CUDA's number of an error that the caller made. */
 int cudasNumber(orError_t error, int invalid) {
   if (error == orErrorAlreadyExists || error == orErrorInvalidValue) {
     orGetLastError();
@@ -355,12 +355,12 @@ int cudasNumber(orError_t error, int invalid) {
 }
 
 int registerHost(uintptr_t ptr, size_t bytes) {
-  // Before that PyTorch takes no tensor to be pinned, and does not ask.
+  // Until this call PyTorch takes every tensor to be unpinned and asks no device.
   at::globalContext().lazyInitDevice(c10::DeviceType::PrivateUse1);
   return cudasNumber(orHostRegister(reinterpret_cast<void *>(ptr), bytes), 1);
 }
 
-/* It waits for all devices. */
+/* Waits for all devices. */
 int unregisterHost(uintptr_t ptr) {
   orError_t error;
   {

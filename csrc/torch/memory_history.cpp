@@ -1,11 +1,11 @@
 /*
- * `History` is one object, leaked. `mutex` guards its containers; it is held for a few operations
- * on them, never while Python's lock is asked for, and the threads that hold Python's lock take it
- * too. The thread that is inside a HistoryScope owns the scope's State.
+ * `History` is one leaked object. `mutex` guards its containers and is held for a few operations on
+ * them, never during a request for Python's lock; threads that hold Python's lock take it too. The
+ * thread inside a HistoryScope owns the scope's State.
  *
  * Records of one device reach the hook out of order when several threads allocate (the core numbers
- * them under its lock), so an address's stack is replaced and removed by later numbers only, and
- * a device's records are sorted when they are asked for.
+ * them under its lock). So only a record with a later number replaces or removes an address's
+ * stack, and a device's records are sorted when they are read.
  */
 #include <Python.h>
 
@@ -44,7 +44,7 @@ struct History {
   Origins blocks, segments;
   std::shared_ptr<const std::string> metadata;
 
-  // What a scope needs before it may take a lock.
+  // What a scope reads before it may take a lock.
   std::atomic<HistoryStacks> stacks{HistoryStacks::None};
   std::atomic<bool> cpp{false};
 
@@ -77,7 +77,7 @@ void setOrigin(History::Origins &origins, const orCacheRecord &record, const Sta
   if (origin.sequence < record.sequence) origin = {stack, record.sequence};
 }
 
-/* Removed by the record that ends its life, unless a later life has begun. */
+/* The record that ends a life removes its stack, unless a later life has begun. */
 Stack endOrigin(History::Origins &origins, const orCacheRecord &record, bool remove) {
   const auto found = origins.find(record.address);
   if (found == origins.end() || found->second.sequence > record.sequence) return nullptr;
@@ -86,7 +86,7 @@ Stack endOrigin(History::Origins &origins, const orCacheRecord &record, bool rem
   return stack;
 }
 
-/* With the lock. */
+/* Requires the lock. */
 Stack findOrigin(const History::Origins &origins, const void *address) {
   const auto found = origins.find(address);
   return found == origins.end() ? nullptr : found->second.stack;
@@ -95,13 +95,13 @@ Stack findOrigin(const History::Origins &origins, const void *address) {
 }  // namespace
 
 void History::configure(const std::optional<HistoryOptions> &given, bool clear) {
-  // What is dropped here is destroyed after the lock: there may be much of it.
+  // Dropped entries are destroyed after the lock is released: there may be many.
   std::array<std::vector<HistoryEntry>, OPENREG_MAX_DEVICES> dropped;
   Origins noBlocks, noSegments;
   std::lock_guard<std::mutex> lock(mutex);
   if (given) options = *given;
   for (size_t device = 0; device < entries.size(); ++device) {
-    // A ring of another size begins with what is left of the old one, oldest first.
+    // A ring of another size starts with the remaining entries of the old one, oldest first.
     auto &ring = entries[device];
     std::rotate(ring.begin(), ring.begin() + static_cast<ptrdiff_t>(next[device]), ring.end());
     next[device] = 0;
@@ -117,7 +117,7 @@ void History::configure(const std::optional<HistoryOptions> &given, bool clear) 
   cpp.store(given && given->cpp, std::memory_order_relaxed);
 }
 
-/* Keeps the stacks of what is live; returns the one that the record shows. */
+/* Keeps the stacks of live blocks; returns the stack that the record shows. */
 Stack History::follow(const orCacheRecord &record, const Stack &here) {
   switch (record.action) {
     case orCacheActionAlloc:
@@ -163,19 +163,18 @@ void History::note(const orCacheRecord &record) {
 }
 
 void HistoryScope::enter(Reason reason) noexcept {
-  if (orInForkedChild()) return;  // where another thread's locks may be held for ever
+  if (orInForkedChild()) return;  // another thread's locks may be held for ever
   const History &all = history();
   const HistoryStacks wanted = all.stacks.load(std::memory_order_relaxed);
   const bool gathers = wanted >= (reason == Free ? HistoryStacks::All : HistoryStacks::Live);
-  // What runs inside the gathering (Python may collect garbage) has its own scope, or none.
+  // Code that runs inside the gathering (Python's garbage collection) has its own scope, or none.
   try {
     Stack stack;
     if (gathers) {
-      // It costs a wait for Python's lock, which PyTorch lets go of before it drops a tensor's
-      // memory.
+      // This waits for Python's lock, which PyTorch releases before it frees a tensor's memory.
       const bool python = mayBeInPython();
       const bool cpp = all.cpp.load(std::memory_order_relaxed);
-      // TorchScript runs on threads of its own, too.
+      // TorchScript also runs on its own threads.
       if (python || cpp || !torch::jit::currentCallstack().empty())
         stack = torch::CapturedTraceback::gather(python, /*script=*/true, cpp);
     }

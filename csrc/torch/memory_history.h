@@ -1,9 +1,9 @@
 /*
  * The history of device memory, for PyTorch's memory viewer: what the allocator did, and the stack
- * that asked for it. The core tells what happened (orSetCacheHook); stacks are kept here.
+ * that requested it. The core reports what happened (orSetCacheHook); stacks are kept here.
  *
- * A stack is gathered before the core is called, because that may take Python's lock, and found by
- * the hook on the same thread. With the history off, a HistoryScope is one relaxed load.
+ * A stack is gathered before the core is called, because that may take Python's lock; the hook
+ * finds it on the same thread. With the history off, a HistoryScope is one relaxed load.
  */
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace torch_openreg {
 
-/* From which on stacks are gathered. */
+/* The level from which on stacks are gathered. */
 enum class HistoryStacks : uint8_t { None, Live, Allocations, All };
 
 struct HistoryOptions {
@@ -31,11 +31,11 @@ struct HistoryOptions {
   uint32_t skipped = 0; /* bit a: actions `a` of orCacheAction are not kept */
 };
 
-/* Null switches the history off and forgets it. `clear` forgets what was kept until now. */
+/* Null switches the history off and deletes it. `clear` deletes what was kept until now. */
 void recordMemoryHistory(const std::optional<HistoryOptions> &options, bool clear);
 bool memoryHistoryEnabled();
 
-/* Kept with each action from now on. */
+/* Added to each action from now on. */
 void setMemoryMetadata(std::string metadata);
 std::string memoryMetadata();
 
@@ -47,15 +47,14 @@ struct HistoryEntry {
   Stack stack;
   std::shared_ptr<const std::string> metadata; /* may be null */
 };
-/* What was kept of a device, in order. */
+/* A device's kept actions, in order. */
 std::vector<HistoryEntry> memoryHistory(c10::DeviceIndex device);
-/* Of the allocation at a block's or a segment's start; null if none was gathered. Where stacks are
- * kept of live blocks alone, a segment has one while something in it is in use. */
+/* The stack of the allocation at a block's or a segment's start; null if none was gathered. Where
+ * stacks of live blocks alone are kept, a segment has one while a block in it is in use. */
 Stack stackOfBlock(const void *address);
 Stack stackOfSegment(const void *address, bool in_use);
 
-/* Around a call of the core that may allocate or free: what it tells carries this thread's
- * stack. */
+/* Surrounds a call of the core that may allocate or free: its records carry this thread's stack. */
 class HistoryScope {
  public:
   enum Reason { Allocation, Free };

@@ -1,8 +1,7 @@
 /*
- * `Pools` is one object, leaked; all of it is under its mutex. The core holds each pool once for
- * it, from the first retainPool to the last releasePool. No function of the core that may allocate,
- * free or wait is called with the mutex held: these tell the memory history, which asks for a
- * pool's id.
+ * `Pools` is one leaked object under its mutex. The core holds each pool once for it, from the
+ * first retainPool to the last releasePool. Functions of the core that may allocate, free or wait
+ * are not called under the mutex: they report to the memory history, which asks for a pool's id.
  */
 #include "mempool.h"
 
@@ -61,7 +60,7 @@ std::string nameOf(MempoolId_t id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
 }
 
-/* With the mutex. */
+/* Requires the mutex. */
 Pool &held(c10::DeviceIndex device, MempoolId_t id) {
   const auto found = pools().all.find({device, id});
   TORCH_CHECK(found != pools().all.end(), "memory pool ", nameOf(id), " of ", deviceAt(device),
@@ -180,21 +179,21 @@ void emptyPool(MempoolId_t id) {
 
 namespace {
 
-/* torch.openreg.MemPool: a pool of the device that was current when it was made. */
+/* torch.openreg.MemPool: a pool of the device that was current at its creation. */
 class MemPool {
  public:
   MemPool() : device_(currentDevice()), id_(newMemPoolId(true)) { retain(device_, id_, true); }
   MemPool(const MemPool &) = delete;
   MemPool &operator=(const MemPool &) = delete;
 
-  /* What is idle goes back at once, unless a graph holds the pool too. */
+  /* Idle memory is returned at once, unless a graph holds the pool too. */
   ~MemPool() {
-    if (orInForkedChild()) return;          // where another thread's locks may be held for ever
+    if (orInForkedChild()) return;          // another thread's locks may be held
     const py::gil_scoped_release released;  // kernels may need it
     try {
       if (useCount() == 1 && !inKernel()) emptyPool(id_);
       release(device_, id_, true);
-    } catch (const c10::Error &) {  // somebody has released it for us
+    } catch (const c10::Error &) {  // already released by another caller
     }
   }
 
@@ -207,7 +206,7 @@ class MemPool {
   MempoolId_t id_;
 };
 
-/* This thread's allocations. */
+/* Routes this thread's allocations. */
 void beginForThread(int64_t index, MempoolId_t id) {
   const c10::DeviceIndex device = checkIndex(index);
   retainPool(device, id);

@@ -1,9 +1,9 @@
 /*
- * Private pools of device memory: PyTorch's ids of them, who holds them, and which allocations are
- * theirs. Their memory is the core's (orMemPool_t). For graphs, torch.openreg.MemPool and
- * use_mem_pool; what c10/cuda's allocator offers, by the same names.
+ * Private pools of device memory: PyTorch's ids of them, their holders, and which allocations they
+ * serve. The memory belongs to the core (orMemPool_t). Used by graphs, torch.openreg.MemPool and
+ * use_mem_pool; the functions have the names of c10/cuda's allocator.
  *
- * An id is a name alone, and the same one on every device. {0, 0} is the device's own memory.
+ * An id is only a name, the same on every device. {0, 0} is the device's own memory.
  */
 #pragma once
 
@@ -19,44 +19,43 @@
 
 namespace torch_openreg {
 
-/* One that there has not been: {0, n} for a user (MemPool, graph_pool_handle), {n, 0} for a graph's
+/* Returns an unused id: {0, n} for a user (MemPool, graph_pool_handle), {n, 0} for a graph's
  * own. */
 c10::MempoolId_t newMemPoolId(bool user);
 
-/* Holds the pool on a device; the first holder makes it there. */
+/* Holds the pool on a device; the first holder creates it there. */
 void retainPool(c10::DeviceIndex device, c10::MempoolId_t id);
-/* After the last holder, the pool's memory is the device's own, as soon as all that has been queued
- * there by then is over. Never waits. Throws if nobody holds it. */
+/* After the last holder, the pool's memory becomes the device's own as soon as all work queued
+ * there by then has finished. Never waits. Throws if the pool has no holder. */
 void releasePool(c10::DeviceIndex device, c10::MempoolId_t id);
 /* 0 if there is no such pool. */
 uint64_t poolUseCount(c10::DeviceIndex device, c10::MempoolId_t id);
 
-/* From now on what any thread allocates on the device for a stream that the filter accepts is the
- * pool's, which the caller holds until endAllocateToPool. Of several, the one that began last is
- * asked first. The filter is called under a lock, with a live stream or one that was destroyed: it
- * may ask the core about streams, and neither allocate nor call these functions. What a kernel
- * allocates for itself is never a pool's. */
+/* From now on the pool serves what any thread allocates on the device for a stream that the filter
+ * accepts. The caller holds the pool until endAllocateToPool. Of several filters the newest is
+ * asked first. A filter is called under a lock, with a live or destroyed stream: it may ask the
+ * core about streams, and must not allocate or call these functions. A pool never serves what a
+ * kernel allocates for itself. */
 using StreamFilter = std::function<bool(orStream_t)>;
 void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter);
-/* Ends the latest that the calling thread has begun, or else anybody has. Throws if there is
- * none. */
+/* Ends the newest route of the calling thread, or else of any thread. Throws if there is none. */
 void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id);
 
-/* How many of these are on. */
+/* The number of active routes. */
 extern std::atomic<int> poolRoutes;
 orMemPool_t routedPool(c10::DeviceIndex device, orStream_t stream);
-/* Where an allocation comes from: 0 is the device's own memory. */
+/* The pool of an allocation; 0 is the device's own memory. */
 inline orMemPool_t poolFor(c10::DeviceIndex device, orStream_t stream) {
   if (C10_LIKELY(poolRoutes.load(std::memory_order_relaxed) == 0)) return 0;
   return routedPool(device, stream);
 }
 
-/* {0, 0} for 0, and for one that is gone. */
+/* {0, 0} for 0 and for a pool that is gone. */
 c10::MempoolId_t poolId(orMemPool_t pool);
-/* The device's pools that somebody holds. */
+/* The device's pools that have a holder. */
 std::vector<std::pair<c10::MempoolId_t, orMemPool_t>> poolsOf(c10::DeviceIndex device);
-/* Gives what is idle of the pool back, on every device, and waits for what is queued there. Throws
- * where it is in use, as a graph's addresses must stay: anybody but MemPool objects holds it. */
+/* Returns the pool's idle memory on every device, and waits for work that is queued there. Throws
+ * if any holder is not a MemPool: a graph's addresses must stay. */
 void emptyPool(c10::MempoolId_t id);
 
 }  // namespace torch_openreg

@@ -1,6 +1,6 @@
 /*
- * torch_openreg._C: what the Python package needs of the shim. Thin: the checks of an index and the
- * texts of errors are the C++ API's, the documentation is on the Python functions that call these.
+ * torch_openreg._C: what the Python package needs of the shim. It is thin: the C++ API checks
+ * indices and writes the errors, and the Python functions that call these have the documentation.
  */
 #include <openreg_schedule.h>
 #include <pybind11/pybind11.h>
@@ -146,7 +146,8 @@ orEvent_t createExternalEvent(int64_t index) {
   return OwnedEvent(checkIndex(index), orEventExternal).release();
 }
 
-/* torch.Event takes a device and asks no backend about it, so an index out of range would pass. */
+/* torch.Event takes a device and asks no backend about it, so an index out of range would be
+ * accepted. */
 newfunc makeTorchEvent = nullptr;
 
 PyObject *makeCheckedTorchEvent(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -165,7 +166,7 @@ PyObject *makeCheckedTorchEvent(PyTypeObject *type, PyObject *args, PyObject *kw
   END_HANDLE_TH_ERRORS
 }
 
-/* torch.Event.elapsed_time takes no event of a subclass. */
+/* torch.Event.elapsed_time does not accept an event of a subclass. */
 double elapsedTime(py::handle start, py::handle end) {
   for (py::handle event : {start, end}) {
     TORCH_CHECK_TYPE(THPEvent_Check(event.ptr()), "expected a torch.Event, got ",
@@ -181,7 +182,8 @@ void checkDevicesOfTorchEvents() {
   THPEventClass->tp_new = makeCheckedTorchEvent;
 }
 
-/* Makes the stream and its device current; what was so before. A bad stream changes nothing. */
+/* Makes the stream and its device current; returns the previous ones. A bad stream changes
+ * nothing. */
 std::tuple<int, StreamName> enterStream(const StreamName &name) {
   const OpenRegStream stream = streamNamed(name);
   const OpenRegStream before = getCurrentOpenRegStream(stream.device_index());
@@ -189,7 +191,7 @@ std::tuple<int, StreamName> enterStream(const StreamName &name) {
   return {exchangeDevice(stream.device_index()), StreamName(before.id(), before.device_index())};
 }
 
-/* The device first: the stream may be an external one that was destroyed meanwhile. */
+/* Restores the device first: the stream may be an external one that was destroyed meanwhile. */
 void leaveStream(int device, const StreamName &before) {
   setDevice(static_cast<c10::DeviceIndex>(device));
   setCurrentOpenRegStream(streamNamed(before));

@@ -1,5 +1,5 @@
 /*
- * What the higher folders (csrc/aten and csrc/distributed) add to torch_openreg._C.
+ * Lets the higher folders (csrc/aten and csrc/distributed) add to torch_openreg._C.
  */
 #pragma once
 

@@ -1,12 +1,12 @@
 /*
  * torch.profiler with ProfilerActivity.PrivateUse1: a Kineto plugin over the core's trace. PyTorch
  * asks the factory for a profiler at its first use, the profiler for a session at each profile, and
- * the session for what it has seen at the end. What a session holds is its own; it is used by one
- * thread at a time, except for push and pop.
+ * the session for its records at the end. A session owns its data; one thread at a time uses it,
+ * except for push and pop.
  *
- * Those tell, on the thread of an operator, which operator and which record_function range is
- * innermost from there on. Both go into the thread's tag (orTraceTag), with which the core marks
- * the launches: that is how a kernel finds the operator that launched it.
+ * Push and pop run on the thread of an operator and report which operator and which record_function
+ * range is innermost from there on. Both go into the thread's tag (orTraceTag), which the core adds
+ * to launches. This is how a kernel finds the operator that launched it.
  */
 #define USE_KINETO
 #define FMT_HEADER_ONLY 1
@@ -53,8 +53,8 @@ struct Nesting {
   }
 };
 
-/* A session may begin and end in the middle of an operator: what another one pushed is no concern
- * of it. */
+/* A session may begin and end in the middle of an operator; it ignores what another session
+ * pushed. */
 Nesting &nestingIn(uint64_t session) {
   thread_local Nesting nesting;
   if (nesting.session != session) nesting = {session, {}, {}};
@@ -99,7 +99,7 @@ bool isDefaultStream(const orTraceRecord &record) {
   return orStreamGetDefault(&standard, record.device) == orSuccess && standard == record.stream;
 }
 
-/* Else of a stream, which a host thread that waits may have run too. */
+/* Otherwise the record is of a stream, even if a waiting host thread ran it. */
 bool isOfHost(const orTraceRecord &record) {
   return record.kind == orTraceLaunch || record.kind == orTraceSynchronize || record.device < 0;
 }
@@ -229,7 +229,7 @@ libkineto::ResourceInfo streamRow(const orTraceRecord &record) {
           name + std::to_string(record.stream_number)};
 }
 
-/* The first record of each stream. */
+/* Maps each stream to its first record. */
 std::map<int, const orTraceRecord *> streamsOf(const orTrace &trace) {
   std::map<int, const orTraceRecord *> streams;
   for (size_t i = 0; i < trace.count; ++i) {
@@ -281,8 +281,7 @@ class Session final : public libkineto::IActivityProfilerSession {
     startTime_ = startTime;
   }
 
-  /* Kineto asks for one name, there may be several devices, and where it gets none it calls them
-   * GPUs. */
+  /* Kineto asks for one name although there may be several devices, and falls back to "GPU". */
   std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override {
     std::unique_ptr<libkineto::DeviceInfo> last;
     for (const int device : devices_) {
@@ -352,7 +351,7 @@ class Profiler final : public libkineto::IActivityProfiler {
   const std::string &name() const override { return name_; }
   const std::set<Kind> &availableActivities() const override { return kinds_; }
 
-  /* Null: nothing of this is asked for. */
+  /* Null if none of the requested activities is ours. */
   std::unique_ptr<libkineto::IActivityProfilerSession> configure(
       const std::set<Kind> &asked, const libkineto::Config &) override {
     if (asked.count(Kind::CONCURRENT_KERNEL) == 0) return nullptr;

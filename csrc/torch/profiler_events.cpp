@@ -1,7 +1,7 @@
 /*
- * torch.autograd.profiler.profile(use_device="openreg") without Kineto: an event on the current
- * stream before and after each operator. Cruder than the trace (profiler.cpp): it tells how long
- * the stream took between the two.
+ * torch.autograd.profiler.profile(use_device="openreg") without Kineto: records an event on the
+ * current stream before and after each operator. It is cruder than the trace (profiler.cpp): it
+ * gives the stream's time between the two.
  */
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/stubs/base.h>

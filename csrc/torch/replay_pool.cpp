@@ -1,15 +1,15 @@
 /*
  * Pools of graphs that can be captured again: those of torch.compile(mode="reduce-overhead"). The
- * graphs of a pool share its memory, and all of them are dropped where an allocation would be
- * refused otherwise.
+ * graphs of a pool share its memory. All of them are dropped where an allocation would otherwise
+ * fail.
  *
- * A pool belongs to the one thread that captures and replays its graphs, which holds it meanwhile:
- * a pool that is held is not dropped. Any thread may drop another pool: the allocator asks on the
- * thread that is short of memory, which may have the GIL or not, and may itself hold a pool.
+ * A pool belongs to the one thread that captures and replays its graphs, which holds it meanwhile;
+ * a held pool is not dropped. Any thread may drop another pool: the allocator calls on the thread
+ * that is short of memory, which may have the GIL or not, and may itself hold a pool.
  *
- * All fields are under `mutex`, one for all pools. It is a leaf: under it nothing is called that
- * takes a lock, the GIL included, and no graph is destroyed. A thread that drops a pool takes its
- * graphs out and counts the drop under the lock, and resets the graphs afterwards. The owner
+ * All fields are under `mutex`, one for all pools. It is a leaf: under it no function is called
+ * that takes a lock, the GIL included, and no graph is destroyed. A thread that drops a pool takes
+ * its graphs out and counts the drop under the lock, and resets the graphs afterwards. The owner
  * compares the count with that of its capture while it holds the pool. A pool has weak references:
  * its owner keeps the graphs alive.
  */
@@ -41,7 +41,7 @@ std::mutex mutex;
 
 class ReplayPool;
 
-/* Leaked, as pools may die while the process exits. */
+/* Leaked, as pools may be destroyed while the process exits. */
 std::vector<ReplayPool *> &allPools() {
   static auto *instance = new std::vector<ReplayPool *>();
   return *instance;
@@ -63,7 +63,7 @@ class ReplayPool {
     allPools().push_back(this);
   }
   ~ReplayPool() {
-    if (orInForkedChild()) return;  // where another thread may hold the mutex for ever
+    if (orInForkedChild()) return;  // another thread may hold the mutex for ever
     std::lock_guard<std::mutex> lock(mutex);
     auto &all = allPools();
     all.erase(std::find(all.begin(), all.end(), this));
@@ -71,7 +71,7 @@ class ReplayPool {
   ReplayPool(const ReplayPool &) = delete;
   ReplayPool &operator=(const ReplayPool &) = delete;
 
-  /* False if it is held: a finalizer calls the owner again while it captures or replays. */
+  /* False if it is already held: a finalizer calls the owner again during a capture or a replay. */
   bool hold() {
     if (orInForkedChild()) return false;
     std::lock_guard<std::mutex> lock(mutex);
@@ -96,7 +96,7 @@ class ReplayPool {
     std::lock_guard<std::mutex> lock(mutex);
     return drops_;
   }
-  /* By the owner. */
+  /* Called by the owner. */
   void drop() {
     Graphs graphs;
     {
@@ -107,13 +107,13 @@ class ReplayPool {
   }
 
  private:
-  /* With the mutex. */
+  /* Requires the mutex. */
   bool hasGraphs() const {
     return std::any_of(graphs_.begin(), graphs_.end(),
                        [](const auto &graph) { return !graph.expired(); });
   }
 
-  /* With the mutex. The caller lets go of them without it. */
+  /* Requires the mutex. The caller destroys the graphs without it. */
   Graphs takeGraphs() {
     Graphs taken;
     for (const auto &graph : graphs_) {
@@ -124,7 +124,7 @@ class ReplayPool {
     return taken;
   }
 
-  /* Where memory is short, without a lock: the pool that has not been used for the longest. */
+  /* Called without a lock where memory is short: drops the least recently used pool. */
   static int dropOldest(int device) {
     Graphs graphs;
     {
@@ -142,8 +142,8 @@ class ReplayPool {
   }
 
   const c10::DeviceIndex device_;
-  uint64_t held_ = 0; /* not 0: by the owner, the number of the time */
-  uint64_t used_ = 0; /* the last one */
+  uint64_t held_ = 0; /* the owner's number of the hold; 0: not held */
+  uint64_t used_ = 0; /* the number of the last hold */
   uint64_t drops_ = 0;
   std::vector<std::weak_ptr<Graph>> graphs_;
 };

@@ -1,19 +1,18 @@
 /*
- * `python` holds what torch.openreg.sanitizer gives (its error, its text of a report) and is
- * leaked; it is written and read with the GIL. `mode` and `keepsStacks` are read by any thread.
+ * `python` holds what torch.openreg.sanitizer provides (its error, the text of a report). It is
+ * leaked, and read and written with the GIL. Any thread reads `mode` and `keepsStacks`.
  *
- * Nothing can be thrown out of a callback of at::RecordFunction, which is where the host's accesses
- * are seen. So their error is put down in Python (_Unraised), with a warning whose filter raises
- * it: PyTorch asks the filters where the operator returns to Python. Where it does not,
- * `hasUnraised` lets this thread's next call of the shim throw it.
+ * A callback of at::RecordFunction, which sees the host's accesses, cannot throw. So their error is
+ * stored in Python (_Unraised), with a warning whose filter raises it: PyTorch applies the filters
+ * where the operator returns to Python. Where it does not, `hasUnraised` makes this thread's next
+ * call of the shim throw the error.
  *
- * Memory that the host touches in no call is told from a signal handler (touched), in the midst of
- * somebody's code. Python's main thread is asked to raise where its interpreter next looks around,
- * which is when that code returns to it; another thread's next call of the shim raises, or
- * disable().
+ * An access to memory by plain host code is reported from a signal handler (touched), in the middle
+ * of arbitrary code. Python's main thread is asked to raise at its interpreter's next check, after
+ * that code returns to it. On another thread the next call of the shim raises, or disable().
  *
- * A stack that the core keeps is a Kept on the heap, which is turned into lines when somebody asks:
- * the core may let go of it on any thread (stacks.h).
+ * A stack that the core keeps is a Kept on the heap, which becomes lines on request. The core may
+ * release it on any thread (stacks.h).
  */
 #include <Python.h>
 
@@ -49,7 +48,7 @@ namespace torch_openreg {
 
 namespace {
 
-/* Of one access. */
+/* The facts of one access. */
 struct Call {
   PythonStack stack;
   std::shared_ptr<const BackwardPart> backward;
@@ -62,8 +61,8 @@ struct Python {
   py::function text;          // of a report
   py::function putDown;       // an error of this text; gives the text of the warning that raises it
   py::function takeUnraised;  // the text of this thread's, or None
-  py::function noteBackward;  // the engine's number of a backward pass, while that is in it
-  py::function warn;          // of the report whose text was made last, in the line of its access
+  py::function noteBackward;  // takes the engine's number of a backward pass, while that runs
+  py::function warn;          // warns of the newest text, in the line of its access
 };
 Python *python = nullptr;
 
@@ -77,14 +76,14 @@ struct DataRace final : torch::PyTorchError {
   PyObject *python_type() override { return python->error.ptr(); }
 };
 
-/* Who waits for the pass is asked once, while it waits. */
+/* The thread that waits for the pass is looked up once, while it waits. */
 void noteBackward(int task) {
   static std::atomic<int> latest{-1};
   if (task == -1 || latest.exchange(task, std::memory_order_relaxed) == task) return;
   py::gil_scoped_acquire gil;
   try {
     python->noteBackward(task);
-  } catch (const py::error_already_set &) {  // the report does not say who
+  } catch (const py::error_already_set &) {  // the report omits the caller
   }
 }
 
@@ -108,7 +107,7 @@ void releaseCall(void *call, void *) { delete static_cast<Kept *>(call); }
 
 bool foundRace(std::string &text);
 
-/* By Python's main thread, with the GIL. */
+/* Runs on Python's main thread, with the GIL. */
 int raiseTouched(void *) {
   std::string text;
   if (!foundRace(text)) return 0;
@@ -125,7 +124,7 @@ int raiseTouched(void *) {
   return 0;
 }
 
-/* In a signal handler. Where there are too many calls to be made already, the next one of the shim
+/* Runs in a signal handler. If Python's queue of pending calls is full, the shim's next call
  * raises. */
 void touched(void *) {
   if (python == nullptr || !interpreterRuns() || getpid() != gettid()) return;
@@ -133,8 +132,8 @@ void touched(void *) {
     Py_AddPendingCall(&raiseTouched, nullptr);
 }
 
-/* PyTorch hands over the inputs of all operators then, which takes its time: not before there is
- * anything to see. */
+/* From here on PyTorch passes the inputs of all operators, which takes time: so not before pinned
+ * memory exists. */
 void pinned(void *) { watchHost(true); }
 
 std::string takeUnraised() {
@@ -147,7 +146,7 @@ std::string takeUnraised() {
 
 // ---- For Python ---------------------------------------------------------------------------------
 
-/* While it is on, this changes how it tells, and nothing else. */
+/* While the sanitizer is on, this changes only how it reports. */
 void enable(int how, bool stacks, bool initcheck, bool possible) {
   mode.store(static_cast<Mode>(how), std::memory_order_relaxed);
   orSanitizerRefuse(static_cast<Mode>(how) == Mode::Error);
@@ -174,7 +173,7 @@ void disable() {
   forgetForwards();
 }
 
-/* exit() may be called again by what it calls: the last status counts (glibc). */
+/* exit() may be called again by what it calls; the last status counts (glibc). */
 void failExit() {
   on_exit(
       [](int status, void *) {
@@ -188,7 +187,7 @@ bool isDefault(orStream_t stream, int device) {
   return device >= 0 && orStreamGetDefault(&standard, device) == orSuccess && stream == standard;
 }
 
-/* As the core names it. */
+/* The name that the core uses. */
 std::string nameOf(orStream_t stream) {
   int device = -1;
   if (orStreamGetDevice(stream, &device) != orSuccess) orGetLastError();
@@ -264,7 +263,7 @@ py::dict describe(const orRaceReport &report, const Calls &stacks) {
   return entry;
 }
 
-/* Under the GIL, as clear and disable are called, so that no stack goes while it is copied. */
+/* Under the GIL, as clear and disable are, so that no stack is destroyed while it is copied. */
 std::vector<std::pair<orRaceReport, Calls>> copyReports(uint64_t first) {
   std::vector<orRaceReport> reports(64);
   std::vector<std::pair<orRaceReport, Calls>> all;
@@ -281,7 +280,7 @@ std::vector<std::pair<orRaceReport, Calls>> copyReports(uint64_t first) {
   return all;
 }
 
-/* Those from number `first` on. */
+/* The reports from number `first` on. */
 py::list reports(uint64_t first) {
   py::list list;
   for (const auto &[report, stacks] : copyReports(first)) list.append(describe(report, stacks));
@@ -301,14 +300,14 @@ void say(const orRaceReport *report, void *text) {
   }
 }
 
-/* What to say about the first conflict that this thread has found since it was last asked. */
+/* Returns the text for the first conflict that this thread has found since the last call. */
 bool foundRace(std::string &text) {
   const bool speaks =
       python != nullptr && interpreterRuns() && mode.load(std::memory_order_relaxed) != Mode::Quiet;
   return orSanitizerFound(speaks ? &say : nullptr, &text) != 0 && speaks;
 }
 
-/* What threads have touched that may never ask. In the mode that warns it does so here. */
+/* The findings of threads that may never make another call. In the warning mode it warns here. */
 std::vector<std::string> left() {
   std::vector<std::string> texts;
   std::string text;
@@ -344,7 +343,7 @@ void raiseRacesOfHost() {
     const auto warning = python->putDown(text).cast<std::string>();
     hasUnraised = true;
     c10::warn(c10::Warning(c10::UserWarning(), {__func__, __FILE__, __LINE__}, warning, false));
-  } catch (const py::error_already_set &) {  // it is among the reports
+  } catch (const py::error_already_set &) {  // the report stays in the list
   }
 }
 

@@ -1,9 +1,8 @@
 /*
- * The shim's side of the sanitizer (openreg_sanitizer.h): what reads and writes what is reported by
- * csrc/aten/operator_accesses.h; what is found becomes an exception or a warning here, with
- * Python's stacks.
+ * The shim's side of the sanitizer (openreg_sanitizer.h). csrc/aten/operator_accesses.h reports
+ * reads and writes; findings become an exception or a warning here, with Python's stacks.
  *
- * Off, all there is are relaxed loads of a word of the core's.
+ * While it is off, the cost is relaxed loads of one word of the core.
  */
 #pragma once
 
@@ -23,19 +22,19 @@ inline bool sanitizerActive() {
   return C10_UNLIKELY(__atomic_load_n(sanitizerWord, __ATOMIC_RELAXED) != 0);
 }
 
-/* Whether reads of memory that nothing has written are reported, and whether conflicts are of which
- * it is not known that they share bytes. */
+/* Whether reads of uninitialized memory are reported, and whether possible conflicts are: those
+ * whose accesses may not share bytes. */
 inline std::atomic<bool> checksFresh{false}, tellsPossible{true};
 
 /* Throws DataRaceError, or warns, if the core has found a conflict in a call of this thread. */
 void raiseRaces();
 
-/* The same in an operator of the host, where nothing can be thrown: raised as it returns to Python,
- * or else by this thread's next raiseRaces. */
+/* The same for an operator of the host, where throwing is impossible: the error is raised as the
+ * operator returns to Python, or else by this thread's next raiseRaces. */
 void raiseRacesOfHost();
 
-/* Copies and fills that this thread queues inside are told under the operator's name, which
- * outlives the process. */
+/* Copies and fills that this thread queues inside the scope are reported under the operator's name,
+ * which outlives the process. */
 class SanitizedAs {
  public:
   explicit SanitizedAs(const char *operation) : active_(sanitizerActive()) {
@@ -52,7 +51,7 @@ class SanitizedAs {
   const char *before_ = nullptr;
 };
 
-/* What this thread waits for inside, or finds done, is the backend's own business: it orders
+/* What this thread waits for or queries inside the scope is the backend's own business: it orders
  * nothing for the program. */
 class OwnWait {
  public:

@@ -8,9 +8,9 @@ namespace py = pybind11;
 
 namespace torch_openreg {
 
-/* PyTorch asks torch._inductor whether it knows the lines of code that it has compiled. Where that
- * has not been imported, to ask is to import it, which takes over a second, and it has compiled
- * nothing: so None is in its place, for a moment in which no Python runs. */
+/* PyTorch asks torch._inductor for the lines of code that it has compiled. If that is not imported,
+ * PyTorch would import it, which takes over a second, although it has compiled nothing. So None is
+ * put in its place for a moment in which no Python runs. */
 std::vector<py::object> linesOf(std::vector<torch::CapturedTraceback *> &stacks) {
   static constexpr const char *kInductor = "_inductor";
   const py::module_ torch = py::module_::import("torch");

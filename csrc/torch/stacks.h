@@ -14,24 +14,24 @@ class object;
 
 namespace torch {
 
-/* As torch/csrc/profiler/python/combined_traceback.h declares it, which includes a header that does
- * not come with PyTorch. With the GIL. */
+/* As torch/csrc/profiler/python/combined_traceback.h declares it, which includes a header that
+ * PyTorch does not ship. Requires the GIL. */
 TORCH_API std::vector<pybind11::object> py_symbolize(std::vector<CapturedTraceback *> &tracebacks);
 
 }  // namespace torch
 
 namespace torch_openreg {
 
-/* Code objects and positions alone; the last owner may let go of it on any thread, as PyTorch drops
+/* Holds code objects and positions alone. The last owner may be on any thread: PyTorch releases
  * code objects the next time it has the GIL. */
 using PythonStack = std::shared_ptr<torch::CapturedTraceback>;
 
 inline PythonStack gatherStack() { return torch::CapturedTraceback::gather(true, false, false); }
 
-/* For each a list of dicts with filename, line and name, the innermost frame first. With the
- * GIL. */
+/* Returns for each stack a list of dicts with filename, line and name, the innermost frame first.
+ * Requires the GIL. */
 std::vector<pybind11::object> linesOf(std::vector<torch::CapturedTraceback *> &stacks);
-/* None of a null one. */
+/* None for a null stack. */
 pybind11::object linesOf(const PythonStack &stack);
 
 }  // namespace torch_openreg

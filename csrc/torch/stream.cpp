@@ -1,5 +1,5 @@
 /*
- * The current streams belong to the thread.
+ * Streams for PyTorch. The current streams are thread-local.
  */
 #include "stream.h"
 
@@ -35,7 +35,7 @@ orStream_t defaultHandle(c10::DeviceIndex index) {
   return handle;
 }
 
-/* The device of a handle, or an error that names the id and the device it was used with. */
+/* The device of a handle, or an error that names the id and the device that it was used with. */
 int deviceOf(orStream_t handle, c10::DeviceIndex index) {
   int owner = -1;
   const orError_t error = orStreamGetDevice(handle, &owner);
@@ -136,7 +136,7 @@ OpenRegStream getStreamFromExternal(orStream_t ext_stream, c10::DeviceIndex devi
   const c10::DeviceIndex index = indexOrCurrent(device_index);
   if (ext_stream == OR_STREAM_DEFAULT) return makeStream(index, kDefaultId);
   checkOwner(ext_stream, index);
-  // One stream has one id: the default stream's own handle is the default stream.
+  // A stream has one id: the default stream's own handle becomes the default stream.
   if (ext_stream == defaultHandle(index)) return makeStream(index, kDefaultId);
   return makeStream(index, static_cast<c10::StreamId>(ext_stream));
 }

@@ -27,7 +27,7 @@ class OPENREG_EXPORT OpenRegStream {
  public:
   enum Unchecked { UNCHECKED };
 
-  /* Throws if the stream is not of an openreg device. One without an index is the current
+  /* Throws if the stream is not of an openreg device. A stream without an index is the current
    * device's. */
   explicit OpenRegStream(c10::Stream stream);
   /* For a stream whose device is known. */
@@ -66,12 +66,11 @@ struct PriorityRange {
 };
 OPENREG_EXPORT PriorityRange priorityRange();
 
-/* Streams handed out for each device and priority; after that the first comes again. */
+/* The streams that are handed out for each device and priority; then the first comes again. */
 constexpr int kStreamsPerPool = OPENREG_STREAMS_PER_POOL;
 
 /* A stream of the device's pool, never the default one, in turn. The priority is clamped to
- * priorityRange(). A stream of the pool is created when its turn comes first, and never
- * destroyed. */
+ * priorityRange(). A stream of the pool is created at its first turn and never destroyed. */
 OPENREG_EXPORT OpenRegStream getStreamFromPool(int priority, c10::DeviceIndex device_index = -1);
 /* The same with the most or the least urgent priority. */
 OPENREG_EXPORT OpenRegStream getStreamFromPool(bool isHighPriority = false,
@@ -80,16 +79,17 @@ OPENREG_EXPORT OpenRegStream getStreamFromPool(bool isHighPriority = false,
 /* The device's fixed default stream. */
 OPENREG_EXPORT OpenRegStream getDefaultOpenRegStream(c10::DeviceIndex device_index = -1);
 
-/* What the calling thread queues on for this device: the default stream until it is set. */
+/* The stream on which the calling thread queues for this device: the default stream until it is
+ * set. */
 OPENREG_EXPORT OpenRegStream getCurrentOpenRegStream(c10::DeviceIndex device_index = -1);
 /* Its handle, for a device that is known to exist. The stream may have been destroyed since it was
  * set: the core then refuses the handle. */
 orStream_t currentStreamHandle(c10::DeviceIndex device_index);
-/* For the calling thread and the stream's device; the current device stays. The stream is
- * checked. */
+/* Sets it for the calling thread and the stream's device, after a check of the stream. The current
+ * device does not change. */
 OPENREG_EXPORT void setCurrentOpenRegStream(OpenRegStream stream);
 
-/* A stream that somebody else made with orStreamCreate and will destroy. The device must be the
+/* A stream that other code made with orStreamCreate and will destroy. The device must be the
  * handle's own. A handle of 0 is the default stream. */
 OPENREG_EXPORT OpenRegStream getStreamFromExternal(orStream_t ext_stream,
                                                    c10::DeviceIndex device_index = -1);

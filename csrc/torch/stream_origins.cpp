@@ -1,6 +1,5 @@
 /*
- * `origins`, under `mutex`, is as large as the pools of streams at most: other streams are not told
- * of.
+ * `origins`, under `mutex`, holds at most the streams of the pools: others are not reported to it.
  */
 #include <Python.h>
 

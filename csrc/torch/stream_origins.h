@@ -1,6 +1,5 @@
 /*
- * Where streams come from, for reports: the stack of who asked for one, and the name that it was
- * given.
+ * The origins of streams, for reports: the stack that requested one, and its name.
  */
 #pragma once
 
@@ -12,11 +11,11 @@
 namespace torch_openreg {
 
 struct StreamOrigin {
-  PythonStack stack;  // null: not known
+  PythonStack stack;  // null if not known
   std::string name;
 };
 
-/* A stream of the pool has been handed out, by the calling thread; what was known of it is over. */
+/* The calling thread has been given a stream of the pool; its earlier origin is removed. */
 void noteStreamMade(orStream_t stream);
 
 StreamOrigin streamOrigin(orStream_t stream);

@@ -1,10 +1,9 @@
 /*
- * torch.openreg.set_sync_debug_mode: calls that make the host wait for a device say so, or refuse.
- * In a capture they are refused.
+ * torch.openreg.set_sync_debug_mode: calls that make the host wait for a device warn or throw. In a
+ * capture they always throw.
  *
- * Off, a note is two relaxed loads. It comes before anything is queued or changed, so that a
- * refused call leaves nothing behind; only a wait that the allocator had to make to find memory is
- * noted afterwards.
+ * While it is off, a note is two relaxed loads. It precedes all queued work and changes, so that a
+ * refused call leaves nothing behind. Only a wait of the allocator for memory is noted afterwards.
  */
 #pragma once
 
@@ -25,15 +24,15 @@ inline bool notesSynchronization() {
                       capturesNow.load(std::memory_order_relaxed) != 0);
 }
 
-/* Warns, or throws, with the name of the operator or call; it throws anyhow if the stream, which
- * the host is about to wait for, is being captured. */
+/* Warns or throws with the name of the operator or call. Always throws if the stream, for which the
+ * host is about to wait, is being captured. */
 void warnOrThrowOnSynchronization(const std::string &operation, orStream_t stream);
 
 inline void noteSynchronization(const char *operation, orStream_t stream) {
   if (notesSynchronization()) warnOrThrowOnSynchronization(operation, stream);
 }
 
-/* What is called inside has been noted under its caller's name. */
+/* Calls inside the scope have been noted under their caller's name. */
 class SyncNoted {
  public:
   SyncNoted(const char *operation, orStream_t stream) {

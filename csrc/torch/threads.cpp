@@ -1,15 +1,15 @@
 /*
- * How Python's threads order each other, for the sanitizer (openreg_sanitizer.h): the methods of
- * Python's few lock types and queues that are written in C, of which `threading`, `queue`,
- * `concurrent.futures` and `asyncio` are made.
+ * How Python's threads order each other, for the sanitizer (openreg_sanitizer.h): follows the
+ * methods of Python's few lock types and queues that are written in C. `threading`, `queue`,
+ * `concurrent.futures` and `asyncio` are made of them.
  *
- * A method is followed by another function in its PyMethodDef, of which there is one in the
- * process: so objects and bound methods that are older are followed, too. What is followed, and
- * how, torch_openreg/openreg/sanitizer/_threads.py says. All of this has the GIL; functions that
- * have been replaced may be running in any number of threads.
+ * A followed method gets another function in its PyMethodDef, of which the process has one, so
+ * older objects and bound methods are followed too. torch_openreg/openreg/sanitizer/_threads.py
+ * lists what is followed, and how. All of this needs the GIL; any number of threads may be inside
+ * the replaced functions.
  *
- * At its exit Python ends threads inside of these functions by unwinding, without the GIL: nothing
- * here has a destructor that needs it.
+ * At exit Python ends threads inside these functions by unwinding, without the GIL: nothing here
+ * may have a destructor that needs it.
  */
 #include <Python.h>
 
@@ -44,10 +44,10 @@ enum class Order : int {
   AcquiresIfFalse,
   Acquires,
   Releases,
-  AcquiresAll,        // what anybody knows: what it waits for cannot be followed
+  AcquiresAll,        // every thread's clock: its source cannot be followed
   AcquiresAllIfAny,   // if it returns something that is not empty
-  AcquiresAllIfPipe,  // if it reads no file of a disk, as modules and lines of code are read
-  AcquiresAllFirst,   // before it runs: it calls what others have left there
+  AcquiresAllIfPipe,  // unless it reads a disk's file, as modules and lines of code are read
+  AcquiresAllFirst,   // before it runs: it calls what other threads have left there
 };
 
 struct Method {
@@ -81,7 +81,8 @@ bool acquiresAll(Order order) {
          order == Order::AcquiresAllIfPipe;
 }
 
-/* A lock of `threading` of its own: it orders those alone who acquire it in one of these codes. */
+/* A lock that `threading` uses internally: it orders only threads that acquire it in one of these
+ * code objects. */
 struct Ignored {
   PyObject *lock = nullptr;
   std::vector<PyObject *> unless;
@@ -120,7 +121,7 @@ Function original(const Method &method) {
   return reinterpret_cast<Function>(reinterpret_cast<void (*)()>(method.original));
 }
 
-/* In place of method I, for each way in which Python calls one. */
+/* Replaces method I, for each of Python's calling conventions. */
 template <size_t I, typename... Rest>
 PyObject *inPlace(PyObject *self, Rest... rest) {
   const Method &method = methods[I];
@@ -173,7 +174,7 @@ bool isFollowed(const PyMethodDef *def) {
   return false;
 }
 
-/* False if it is nothing that can be followed. */
+/* False if the function cannot be followed. */
 bool followMethod(const py::object &function, int order) {
   PyMethodDef *def = definitionOf(function.ptr());
   if (def == nullptr || methodCount == kMethods) return false;
@@ -187,9 +188,9 @@ bool followMethod(const py::object &function, int order) {
 
 // ---- Functions of others ------------------------------------------------------------------------
 
-/* What an extension waits for cannot be followed, nor what a library does that ctypes calls: when
- * it returns, its caller knows what anybody knows. Of extensions these are the functions that take
- * a tuple, as all of pybind11's do. */
+/* The sources that an extension waits for cannot be followed, nor those of a library that ctypes
+ * calls. When such a function returns, its caller acquires every thread's clock. In extensions
+ * these are the functions that take a tuple, as all of pybind11's do. */
 ternaryfunc callFunction = nullptr, callForeign = nullptr;
 
 Dl_info libraryOf(const void *address) {
@@ -198,7 +199,7 @@ Dl_info libraryOf(const void *address) {
   return library;
 }
 
-/* Python's, PyTorch's, NumPy's and this one hand nothing from thread to thread, but for what is
+/* Python, PyTorch, NumPy and this library pass nothing between threads except through what is
  * followed. */
 bool isForeignLibrary(const Dl_info &library) {
   for (const void *known :
@@ -231,8 +232,8 @@ PyObject *callForeignFollowed(PyObject *function, PyObject *args, PyObject *kwar
   return result;
 }
 
-/* `foreign`: of ctypes the type whose objects call one, and those that have inherited that; `call`
- * is its `__call__`, of which later ones will take it. */
+/* `foreign`: ctypes' type whose objects call a function, and its subclasses; `call` is its
+ * `__call__`, which later subclasses inherit. */
 void replaceCall(const std::vector<py::type> &foreign, const py::object &call, ternaryfunc by) {
   auto *type = reinterpret_cast<PyTypeObject *>(foreign.front().ptr());
   const ternaryfunc before = type->tp_call;
@@ -279,8 +280,7 @@ void followType(py::type type) {
   followed->tp_dealloc = kGoes[typeCount++];
 }
 
-/* Functions that are running need what is in the tables, so the same places are taken again by the
- * same ones. */
+/* Running functions need the tables' contents, so the same functions get the same places again. */
 void unfollow() {
   while (methodCount > 0) {
     const Method &method = methods[--methodCount];
@@ -293,7 +293,7 @@ void unfollow() {
   }
 }
 
-/* `threading` keeps the lock, and code of its functions. */
+/* Registers a lock that `threading` uses internally, and the code of its functions. */
 void ignoreLock(const py::object &lock, const std::vector<py::object> &unless) {
   Ignored added{lock.ptr(), {}};
   for (const py::object &code : unless) added.unless.push_back(code.ptr());
@@ -302,7 +302,7 @@ void ignoreLock(const py::object &lock, const std::vector<py::object> &unless) {
 
 // ---- For Python ---------------------------------------------------------------------------------
 
-/* What a thread knows at a time: others acquire it. */
+/* A thread's clock at one time, which others acquire. */
 struct Moment {
   ~Moment() { orSanitizerObjectGone(this); }
 };

@@ -1,6 +1,6 @@
 /*
- * `mutex` guards `warnings` and is a leaf: nothing is issued under it. `any` spares calls that find
- * nothing the lock; a warning kept by a task is seen by whoever has waited for that task.
+ * `mutex` guards `warnings` and is a leaf: no warning is issued under it. `any` saves calls that
+ * find nothing the lock. A thread that has waited for a task sees the warnings that it kept.
  */
 #include "warnings.h"
 
@@ -48,7 +48,7 @@ void keepWarnings(std::vector<c10::Warning> &warnings) {
 }
 
 void issueWarning(const std::string &text) {
-  // Some of PyTorch's bindings have no handler of their own, and would print to stderr.
+  // Some of PyTorch's bindings have no handler of their own and would print to stderr.
   torch::PyWarningHandler handler;
   c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, text, false));
 }

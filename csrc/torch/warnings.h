@@ -1,5 +1,5 @@
 /*
- * What kernels warn of, and calls that synchronise: a worker cannot issue a warning, because that
+ * Warnings of kernels, and calls that synchronise. A worker cannot issue a warning, because that
  * takes the GIL. It is kept until a thread has waited for the device anyway.
  */
 #pragma once
@@ -14,14 +14,14 @@
 
 namespace torch_openreg {
 
-/* Any thread. Beyond a hundred nothing is kept. */
+/* Callable on any thread. At most a hundred are kept. */
 void keepWarnings(std::vector<c10::Warning> &warnings);
 
-/* At once, as a UserWarning, through Python's `warnings`; throws as below. Not on a worker. */
+/* Issues a UserWarning at once through Python's `warnings`; throws as below. Not on a worker. */
 void issueWarning(const std::string &text);
 
-/* Issues what is kept, through Python's `warnings`. A warning that a filter turns into an exception
- * is thrown, or, beside an error that is about to be thrown, printed. */
+/* Issues the kept warnings through Python's `warnings`. A warning that a filter turns into an
+ * exception is thrown, or printed if another error is about to be thrown. */
 void issueKeptWarnings(bool besideError = false);
 
 /* Drops the calling thread's warnings until the end of the scope. */
@@ -33,8 +33,7 @@ class Silence final : public c10::WarningHandler {
   const c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
 
-/* For calls of the core that synchronise. A kernel's failure is thrown, whatever becomes of the
- * warnings. */
+/* For calls of the core that synchronise. A kernel's failure is thrown even if a warning raises. */
 void checkSynchronized(orError_t error, c10::SourceLocation location);
 
 }  // namespace torch_openreg
