@@ -1,8 +1,8 @@
 """An accelerator simulated on the CPU, as the PyTorch device ``openreg``.
 
 ``import torch`` is enough where the package is installed: PyTorch loads it by its entry point.
-Importing ``torch_openreg`` itself does the same in either order. Nothing is started by it; the
-devices come to life at their first use.
+Importing ``torch_openreg`` itself does the same in either order. The import starts nothing; the
+devices are created at their first use.
 """
 
 import os
@@ -28,7 +28,7 @@ def _minor(version):
 
 
 def _source():
-    """What pip builds the package from again: its folder, or its name in an index."""
+    """What pip rebuilds the package from: its folder, or its name in an index."""
     import shlex
 
     folder = _PACKAGE_DIR.parent
@@ -47,7 +47,7 @@ def _source():
         return shlex.quote(f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}")
     if "dir_info" in origin or origin.get("url", "").endswith(".tar.gz"):
         return shlex.quote(origin["url"])
-    # The source: a wheel that names its PyTorch in its version is for the one of before.
+    # From source: a wheel that names its PyTorch in its version is for the previous one.
     return f"--no-binary torch_openreg torch_openreg=={__version__.partition('+')[0]}"
 
 
@@ -55,7 +55,7 @@ def _check_torch_version(torch_version):
     if _minor(torch_version) != _minor(_BUILT_FOR):
         import shlex
 
-        # Without its cache, in which pip keeps the wheel that was built for the other PyTorch.
+        # Without the cache, in which pip keeps the wheel that was built for the other PyTorch.
         pip = f"{shlex.quote(sys.executable)} -m pip install --no-build-isolation --no-cache-dir"
         raise ImportError(
             f"torch_openreg {__version__} was built for PyTorch {_minor(_BUILT_FOR)} "
@@ -65,7 +65,7 @@ def _check_torch_version(torch_version):
 
 
 def _autoload():
-    """Registers the device with PyTorch, once. The entry point that ``import torch`` calls."""
+    """Registers the device with PyTorch, once. ``import torch`` calls it as an entry point."""
     global _registered
     if _registered:
         return
@@ -83,19 +83,19 @@ def _autoload():
 
 
 def as_cuda(force=False):
-    """Lets "cuda" mean the device openreg, in this process and those that it starts from then on:
-    ``torch.cuda``, device strings, ``.cuda()``, ``x.device.type``, "nccl" groups and what else
-    programs written for CUDA say. docs/cuda.md has the tables.
+    """Makes "cuda" mean the device openreg, in this process and those that it starts from then on:
+    ``torch.cuda``, device strings, ``.cuda()``, ``x.device.type``, "nccl" groups and the other
+    names that programs written for CUDA use. docs/cuda.md has the tables.
 
-    Call it before other modules than torch are imported, in a ``conftest.py`` for example, as these
-    may ask at their import whether there is a GPU. It stays so until the process ends; a second
-    call does nothing.
+    Call it before importing modules other than torch, in a ``conftest.py`` for example, because
+    these may check at their import whether there is a GPU. It lasts until the process ends; a
+    second call does nothing.
 
     Args:
-        force: do it on a machine that seems to have a GPU, too, which then cannot be used.
+        force: do it even on a machine that seems to have a GPU, which then cannot be used.
 
-    Raises RuntimeError on such a machine otherwise, if the process has used CUDA already, and if
-    PyTorch is built so that the name cannot be exchanged; nothing has changed then.
+    Raises RuntimeError on such a machine without ``force``, if the process has used CUDA already,
+    and if PyTorch is built so that the name cannot be exchanged. Nothing has changed then.
     """
     from . import _as_cuda
 
@@ -112,8 +112,8 @@ def get_library_dir():
     return str(_PACKAGE_DIR / "lib")
 
 
-# PyTorch may call _autoload in the middle of this import, or this import may be part of PyTorch's:
-# either way everything above is defined by then.
+# PyTorch may call _autoload in the middle of this import, or this import may be part of PyTorch's.
+# Either way everything above is defined by then.
 import torch as _torch  # noqa: E402, F401
 
 _autoload()

@@ -1,4 +1,5 @@
-"""``python -m torch_openreg demo``: a training loop with a race in it, found, and without it."""
+"""``python -m torch_openreg demo``: finds the race in a training loop, and none in the corrected
+one."""
 
 import contextlib
 import inspect
@@ -57,7 +58,7 @@ def _show_loop():
 
 
 def _seek(data, waits):
-    """The reports of one run under the sanitizer, and the results of many schedules."""
+    """Returns the reports of one run under the sanitizer, and the results of many schedules."""
     with sanitizer.enable():
         with contextlib.suppress(sanitizer.DataRaceError):
             train(data, waits)
@@ -78,7 +79,7 @@ def _show(reports, found):
 
 
 def main():
-    """Returns the exit status: 1 if the race was not found, or one where there is none."""
+    """Returns the exit status: 1 if the race was missed, or one was found where there is none."""
     data = batches()
     _show_loop()
     _say("\nWithout the wait (waits=False), which on most days trains all the same:\n")

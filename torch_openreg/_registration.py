@@ -1,4 +1,4 @@
-"""What registering the device with PyTorch consists of. Starts nothing."""
+"""Registers the device with PyTorch. Starts nothing."""
 
 import atexit
 import importlib
@@ -13,9 +13,9 @@ from torch.utils import backend_registration
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Imports a module of ours as soon as another package's has been imported, and does not import
-    that one itself. pytorch-pfn-extras asks a registry for a device's runtime, and takes a plain
-    one for a device that it does not find there."""
+    """Imports a module of ours as soon as another package has been imported, without importing that
+    one itself. pytorch-pfn-extras looks up a device's runtime in a registry, and takes a plain one
+    for a device that it does not find there."""
 
     def __init__(self, theirs, ours):
         self.theirs, self.ours = theirs, ours
@@ -44,8 +44,8 @@ def _import_after(theirs, ours):
 
 
 class _BothNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A module of torch.openreg is the one of torch_openreg.openreg, so that its classes are one
-    class."""
+    """Makes a module of torch.openreg the same as in torch_openreg.openreg, so that its classes are
+    not duplicated."""
 
     def __init__(self, names):
         self.names = {f"torch.openreg.{name}" for name in names}
@@ -63,7 +63,7 @@ class _BothNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _at_exit():
-    """Registered at the import, so that it comes after the program's own, which may race."""
+    """Registered at the import: it runs after the program's own functions, which may race."""
     sanitizer = sys.modules.get("torch_openreg.openreg.sanitizer")
     if sanitizer is not None:
         sanitizer._at_exit()

@@ -1,4 +1,4 @@
-"""``python -m torch_openreg run``: a script as it is, watched, and under many schedules.
+"""``python -m torch_openreg run``: runs an unchanged script, watched, and under many schedules.
 
 With ``--seeds`` each run is a process of its own (_run_seeds.py). Such a child is started with
 ``--ending FILE`` and writes there how the program ended.
@@ -43,7 +43,8 @@ def _execute(options):
 
 
 def _status(error):
-    """As the interpreter's: sys.excepthook prints what ended the program."""
+    """Handles it as the interpreter does: sys.excepthook prints the exception that ended the
+    program."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
@@ -77,7 +78,8 @@ def _race(report):
 
 
 def _races(reports):
-    """A line for each race; one that several processes report, as ranks do, is one."""
+    """Prints a line for each race; a race that several processes report, as ranks do, gets one
+    line."""
     for report in reports:
         if not report.process:
             yield _race(report)
@@ -106,7 +108,7 @@ def _sum_up_races(reports, watched):
 
 
 class _RecordedInput(io.RawIOBase):
-    """A terminal, and what the program has read of it."""
+    """A terminal, which records what the program has read."""
 
     def __init__(self, raw):
         self._raw = raw
@@ -128,8 +130,8 @@ class _RecordedInput(io.RawIOBase):
 
 
 def _record_terminal():
-    """Replaces sys.stdin and input(), which does not read through it. What comes from elsewhere is
-    recorded outside of the process (_run_streams.py)."""
+    """Replaces sys.stdin and input(), which does not read through it. Other input is recorded
+    outside the process (_run_streams.py)."""
     if sys.stdin is None or not sys.stdin.isatty():
         return _RecordedInput(io.BytesIO())
     recorded, plain_input = _RecordedInput(sys.stdin.buffer.raw), builtins.input
@@ -150,7 +152,7 @@ def _record_terminal():
 
 
 def _place(error):
-    """Where the program was: its innermost line outside of PyTorch and this package."""
+    """The program's position: its innermost line outside PyTorch and this package."""
     lines = traceback.extract_tb(error.__traceback__)
     own = [line for line in lines if not line.filename.startswith((*_PACKAGES, "<frozen"))]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else None
@@ -174,8 +176,8 @@ def _write_ending(path, error, **ending):
 
 
 def _report_host_accesses(options):
-    """Before the process dies of touching device memory, it is written which operator did, and
-    Python's lines. What is for another process to print goes into a file beside its ending."""
+    """Before the process dies of touching device memory, writes which operator did, and Python's
+    lines. What another process prints goes into a file beside its ending."""
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)
     _C._host_access_operators()
@@ -185,7 +187,7 @@ def _report_host_accesses(options):
 
 
 def _wait_as_the_interpreter_does():
-    """Joins threads and processes, and runs the functions of atexit: all of these may race."""
+    """Joins threads and processes, and runs atexit's functions: all of these may race."""
     for wait in (threading._shutdown, atexit._run_exitfuncs):
         try:
             wait()
@@ -199,7 +201,7 @@ def _watch():
 
 
 def _end_watch(watch):
-    """Prints the summary and returns the reports. A forked child of the program comes here too; it
+    """Prints the summary and returns the reports. A forked child of the program also runs this; it
     prints nothing, because it has sent its reports."""
     _wait_as_the_interpreter_does()
     if not watch.is_here():
@@ -211,7 +213,7 @@ def _end_watch(watch):
 
 
 def _reports():
-    """A forked child is refused them."""
+    """The reports; a forked child cannot read them."""
     return [] if _C._in_forked_child() else sanitizer.reports()
 
 
@@ -243,7 +245,7 @@ def run_once(options):
 
 
 def prepare(options):
-    """Checks the options, and lets cuda mean the device if they ask for that."""
+    """Checks the options, and makes cuda mean the device if they request it."""
     if not options.command:
         options.error("which program? python -m torch_openreg run script.py")
     if options.force and not options.as_cuda:

@@ -1,4 +1,4 @@
-"""``python -m torch_openreg run --seeds N``: a program under many schedules, a process for each.
+"""``python -m torch_openreg run --seeds N``: a program under many schedules, one process each.
 
 The first process runs the program as it is, with the terminal's standard streams. The others run it
 under a schedule, and read on standard input what the first has read (_run_streams.py).
@@ -28,15 +28,15 @@ _NO_ENDING = "left by os._exit() or exec(), so that more is not known"
 @dataclass
 class _Run:
     status: int
-    error: str = ""  # what ended the program; empty: it came to its end, or exited
+    error: str = ""  # what ended the program; empty if it finished or exited
     place: str | None = None
     out: bytes = b""
     err: bytes = b""
     read: bytes = b""  # from a terminal
     code: int = 0  # of the process: 1 where the program's is 0 and there were races
-    devices: list | None = None  # that its first process used; None: not known
+    devices: list | None = None  # those that its first process used; None: not known
     blocked: bool = False  # each of its launches waited
-    report: str = ""  # of a touch of device memory that ended it
+    report: str = ""  # of an access to device memory that ended it
 
     @property
     def ending(self):
@@ -48,7 +48,7 @@ class _Run:
 
 
 def _interpreter():
-    """With the options that this one was started with."""
+    """The interpreter, with the options that this one was started with."""
     return [sys.executable, *subprocess._args_from_interpreter_flags()]
 
 
@@ -62,7 +62,7 @@ def _signal_name(number):
 
 
 def _host_access(file):
-    """What was written before the process died of touching device memory."""
+    """Reads what was written before the process died of touching device memory."""
     try:
         with open(file + HOST_ACCESS) as text:
             return text.read()
@@ -105,7 +105,7 @@ def _run_itself(options, given):
 def _run_under(options, seed, given):
     # The program's own run has reported its races.
     environment = {**os.environ, "OPENREG_SCHEDULE_SEED": str(seed), REPORTS: ""}
-    environment.pop(_TAPE, None)  # it comes before a seed
+    environment.pop(_TAPE, None)  # it takes precedence over a seed
     out = err = b""
 
     def start(command):
@@ -126,7 +126,7 @@ def _shown(line):
 
 
 def _difference(first, run):
-    """How `run` ended or printed otherwise than `first`, in a line; None: it did the same."""
+    """How the end or the output of `run` differs from `first`, in a line; None if it does not."""
     if run.ending != first.ending:
         return f"{run} instead of {first}"
     lines, others = first.out.splitlines(), run.out.splitlines()
@@ -151,8 +151,8 @@ def _show_progress(done, total):
 
 
 def _compare(options, early, given):
-    """The seeds by how they differ from `early`, those that do not under None; and those that
-    write something else to stderr."""
+    """Groups the seeds by how they differ from `early`, with those that do not under None. Also
+    returns those with other output on stderr."""
     outcomes, other_stderr = {}, []
     with concurrent.futures.ThreadPoolExecutor(options.jobs or 1) as pool:
         runs = pool.map(lambda seed: _run_under(options, seed, given), range(options.seeds))

@@ -14,11 +14,11 @@ _PIPE = 1 << 20  # more than a pipe holds
 
 
 class Input:
-    """What the program's own run reads, and each run under a schedule reads anew.
+    """The input of the program's own run, which each run under a schedule reads again.
 
-    A terminal and a file are the program's own. Anything else comes to it through a pipe of one
-    page, which gets the next bytes when the program has read those before: nothing waits for
-    input that the program did not ask for, and whatever of its processes reads, it is known what.
+    The program has a terminal or a file to itself. Other input comes to it through a pipe of one
+    page, which is refilled when the program has read its contents. So nothing waits for input that
+    the program did not request, and whichever of its processes reads, the bytes are recorded.
     """
 
     def __init__(self):
@@ -29,7 +29,7 @@ class Input:
             self._start = os.lseek(0, 0, os.SEEK_CUR)
 
     def run_first(self, command):
-        """The program's own run. Returns its status."""
+        """Runs the program itself. Returns its status."""
         if self._is_closed or self._start is not None or os.isatty(0):
             return subprocess.run(command, check=False).returncode
         run = _Run(command, source=0)
@@ -49,15 +49,15 @@ class Input:
                 yield {"stdin": file}
 
     def run_again(self, command, env):
-        """Returns its status, what it printed, and what it wrote to stderr."""
+        """Returns the status, the output, and what was written to stderr."""
         with contextlib.nullcontext({}) if self._is_closed else self._opened() as given:
             run = _Run(command, captures=True, env=env, **given)
         return run.code, bytes(run.out), bytes(run.err)
 
 
 class _Run:
-    """A process that reads what the descriptor `source` has, and whose output is captured. Nothing
-    waits for the processes that it leaves behind, which may hold its pipes."""
+    """Starts a process that reads the contents of the descriptor `source`, and captures its output.
+    Nothing waits for the processes that it leaves behind, which may hold its pipes."""
 
     def __init__(self, command, source=None, captures=False, **settings):
         self.read, self.out, self.err = bytearray(), bytearray(), bytearray()
@@ -109,7 +109,7 @@ class _Run:
         return process.returncode
 
     def _carry(self):
-        """What can be read or written now. Returns the descriptors that it was asked of."""
+        """Reads and writes what is ready. Returns the descriptors that were polled."""
         ready = dict(self._poll.poll())
         for pipe, into in self._outputs.items():
             if pipe.fileno() in ready:

@@ -49,7 +49,7 @@ class OpenRegAccelerator(trainer_accelerators.Accelerator):
         torch.openreg.set_device(device)
 
     def teardown(self):
-        """Leaves the device as it is: its cache may serve what comes next."""
+        """Leaves the device as it is: later work may use its cache."""
 
     def get_device_stats(self, device):
         return torch.openreg.memory_stats(device)
@@ -98,9 +98,9 @@ def _no_device_ids():
 
 
 def _complete(connector, single_device, mixed_precision, precision_name, precision_given):
-    """Lightning asks the registered accelerator for its devices, and then takes, for an accelerator
-    that it does not know, the CPU for the one device, CUDA's streams for DDP and CUDA's autocast.
-    All that is decided in its connectors, by these two methods of theirs."""
+    """Lightning asks the registered accelerator for its devices. For an accelerator that it does
+    not support it then takes the CPU as the one device, CUDA's streams for DDP and CUDA's autocast.
+    These two methods of its connectors decide all that."""
     init_strategy, init_precision = connector._init_strategy, connector._check_and_init_precision
 
     @functools.wraps(init_strategy)

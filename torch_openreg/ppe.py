@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree
 
 try:
-    # Also in the midst of their import, when the package does not have it as an attribute yet.
+    # Works in the middle of their import, too, before the package has it as an attribute.
     from pytorch_pfn_extras import runtime
 except ImportError as error:
     raise ImportError(
@@ -47,7 +47,7 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
         if isinstance(autocast, bool):
             autocast = {"enabled": autocast}
         scaler = _option(options, "grad_scaler", None, (torch.amp.GradScaler, type(None)))
-        # The base class would take CUDA for the device, and no scaler without it.
+        # Without a device the base class would use CUDA, and no scaler.
         autocast = {"device_type": "openreg", **autocast}
         super().__init__(device_spec, {"autocast": autocast})
         self.options = options
@@ -63,7 +63,7 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
 
     def move_module(self, module):
         """Moves the module, whose parameters remain the same objects, so that optimizers stay
-        valid. initialize_module is called with its first batch."""
+        valid. Calls initialize_module with its first batch."""
         module = module.to(self.device_spec)
         _forget_first_batch(module)
         module.register_forward_pre_hook(_first_batch, with_kwargs=True)
@@ -80,11 +80,11 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
     def initialize_module(self, module, loader_or_batch, optimizer=None):
         """Moves what the module was given since it was moved itself, such as a new last layer.
 
-        A trainer calls it with its loader, and otherwise the module does with its first batch.
+        A trainer calls this with its loader; without one the module does so with its first batch.
         """
         _forget_first_batch(module)
         for part in module.modules():
-            # Parts with a runtime are where that one moved them, maybe on another device.
+            # Parts with a runtime stay where that one moved them, maybe on another device.
             if not hasattr(part, "_ppe_runtime"):
                 part._apply(self.move_tensor, recurse=False)
 
@@ -109,22 +109,22 @@ class OpenRegRuntime(runtime.PyTorchRuntime):
             return super().convert_batch(batch), self.stream.record_event()
 
     def _hand_over(self, batch, copied):
-        """Lets work queued on the current stream from now on use the batch."""
+        """Allows work queued on the current stream from now on to use the batch."""
         current = torch.openreg.current_stream(self.stream.device)
         current.wait_event(copied)
         for part in _pytree.tree_leaves(batch):
             if isinstance(part, torch.Tensor) and part.device == current.device:
-                # Its memory is the copy stream's: a later copy must not get it before the work on
-                # this stream is done with it.
+                # The memory belongs to the copy stream: a later copy must not reuse it before this
+                # stream's work is done with it.
                 part.record_stream(current)
         return batch
 
 
 class prefetch:
-    """A loader whose batches are on the device, the next one copied while one is in use.
+    """A loader whose batches are on the device; the next one is copied while one is in use.
 
-    The runtime's option ``prefetch`` does the same as long as the host runs ahead of the device.
-    This class does it also for a loop that waits in every step. ::
+    The runtime's option ``prefetch`` does the same while the host runs ahead of the device. This
+    class also does it for a loop that waits in every step. ::
 
         trainer.run(torch_openreg.ppe.prefetch(loader, "openreg:1"))
 
@@ -139,7 +139,7 @@ class prefetch:
 
     @property
     def sampler(self):
-        """The sampler of the loader, if it has one; pytorch-pfn-extras tells it the epoch."""
+        """The loader's sampler, if it has one; pytorch-pfn-extras sets its epoch."""
         return self._loader.sampler
 
     def __len__(self):
@@ -165,8 +165,8 @@ def _option(options, name, default, types):
 
 
 def _first_batch(module, args, kwargs):
-    """A forward pre-hook. It names no runtime, so that a module is pickled and copied as ever; what
-    comes of that has no runtime."""
+    """A forward pre-hook. It stores no runtime, so that a module is pickled and copied as ever; a
+    copy has no runtime."""
     _forget_first_batch(module)
     runtime = getattr(module, "_ppe_runtime", None)
     if runtime is not None:

@@ -1,9 +1,9 @@
 """``torch_openreg.as_cuda()``: the device under CUDA's name, for the rest of the process.
 
-PyTorch's C++ learns the name in csrc/torch/as_cuda.cpp. From then on its Python code, which goes by
-names, takes the device for CUDA's, and asks ``torch.cuda`` about it: here is what that module, and
-the few others that speak of CUDA beside it, then answer. docs/cuda.md says what becomes of each
-name.
+csrc/torch/as_cuda.cpp changes the name in PyTorch's C++. From then on PyTorch's Python code, which
+goes by names, treats the device as CUDA's and calls ``torch.cuda`` for it. This package defines
+what that module and the few others with CUDA's name do then. docs/cuda.md lists what becomes of
+each name.
 """
 
 import os
@@ -39,13 +39,13 @@ def _refuse(force):
 
 
 def _take_launch_blocking():
-    """At the first use of a device, as CUDA reads it."""
+    """Applied at the first use of a device, as CUDA does."""
     if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         os.environ.setdefault("OPENREG_LAUNCH_BLOCKING", "1")
 
 
 def _take_settings():
-    """The variables that CUDA's library reads."""
+    """Applies the variables that CUDA's library reads."""
     openreg._lazy._lazy_call(_take_launch_blocking)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -76,7 +76,7 @@ def install(force):
 
 
 def install_if_set():
-    """What the variable asks for, at the package's import."""
+    """Applies the variable at the package's import."""
     value = os.environ.get(VARIABLE, "0")
     if value not in ("", "0", "1", "force"):
         raise ValueError(f"{VARIABLE} is 0, 1 or force, not {value!r}")

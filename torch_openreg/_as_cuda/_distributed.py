@@ -1,4 +1,4 @@
-"""Groups: "nccl" is the device's own backend, and keeps its name in what programs read."""
+"""Groups: "nccl" is the device's own backend, and keeps its name where programs read it."""
 
 import datetime
 
@@ -13,7 +13,7 @@ _OURS = "openreg"
 
 def install():
     backend = c10d.Backend
-    # By the one name that the device has now.
+    # Under the one name that the device has now.
     backend.default_device_backend_map.pop(_OURS, None)
     backend.backend_capability[_OURS] = ["cuda"]
     replace("torch.distributed.is_nccl_available", lambda: True)
@@ -31,7 +31,7 @@ def install():
 def _translate(init):
     def init_with_ours(self, backend):
         init(self, backend)
-        # Here, as PyTorch 2.15 registers its NCCL at the first group.
+        # Done here because PyTorch 2.15 registers its NCCL at the first group.
         c10d.Backend.backend_type_map[c10d.Backend.NCCL] = c10d.ProcessGroup.BackendType.CUSTOM
         for device, name in self.device_backend_map.items():
             if name == c10d.Backend.NCCL:

@@ -1,4 +1,4 @@
-"""Extensions with CUDA's code in them: there is no compiler for it."""
+"""Refuses extensions that contain CUDA code: there is no compiler for it."""
 
 from .._patches import replace, wrap
 from ._names import refusal

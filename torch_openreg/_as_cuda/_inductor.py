@@ -1,4 +1,4 @@
-"""What Inductor does by CUDA's name, and for Triton's kernels alone. Imported after its config."""
+"""What Inductor does for CUDA's name, and only for Triton's kernels. Imported after its config."""
 
 from .._patches import replace
 

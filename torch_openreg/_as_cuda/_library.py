@@ -15,12 +15,12 @@ KEYS = {
     f"{kind}CUDA": f"{kind}PrivateUse1"
     for kind in ("", "Autograd", "Autocast", "Sparse", "SparseCsr", "Quantized", "NestedTensor")
 }
-# PyTorch's own that are a card's: they want its compiler, its libraries or its links to others.
+# PyTorch's own modules for a GPU: they need its compiler, its libraries or its links.
 OF_A_CARD = ("torch._native", "torch.nn.attention", "torch.distributed._symmetric_memory")
 
 
 def _is_for_the_device(name, key, fn):
-    """Of PyTorch's own, only what is missing."""
+    """Of PyTorch's own kernels, takes only those that are missing."""
     module = getattr(fn, "__module__", None) or ""
     if not module.startswith("torch."):
         return True
@@ -30,8 +30,8 @@ def _is_for_the_device(name, key, fn):
 
 
 class _Place:
-    """One operator under one of the device's keys. Of the kernels that libraries have registered
-    there for CUDA's, the latest serves, unless there is one for the device itself."""
+    """One operator under one of the device's keys. The newest kernel that a library has registered
+    there for CUDA serves, unless there is one for the device itself."""
 
     def __init__(self, namespace, key):
         self._namespace, self._key = namespace, key
@@ -45,7 +45,8 @@ class _Place:
 
     @contextlib.contextmanager
     def give_way(self, number):
-        """While the library registers a kernel for the device itself, and from then on."""
+        """Called when the library registers a kernel for the device itself, which lasts from then
+        on."""
         self._for_the_device.append(number)
         self._serve()
         try:
@@ -75,7 +76,7 @@ class _Place:
 
 
 def _impl(*args, impl=Library.impl, **options):
-    """PyTorch's own. Registrations in C++ pass csrc/torch/cuda_registrations.cpp."""
+    """Calls PyTorch's own. Registrations in C++ pass csrc/torch/cuda_registrations.cpp."""
     before = _C._set_registering_from_python(True)
     try:
         impl(*args, **options)
@@ -88,7 +89,7 @@ _numbers = itertools.count()
 
 
 class _Member:
-    """A library that has registered kernels in places."""
+    """A library that has registered kernels."""
 
     def __init__(self, library):
         self.number = next(_numbers)
@@ -117,7 +118,8 @@ class _Member:
 
 
 def _exclude_autocast_of_the_device():
-    """Where CUDA's is excluded, as a kernel for it does before it calls its operator again."""
+    """Runs where CUDA's key is excluded, as a kernel for it does before it calls its operator
+    again."""
     guard = torch._C._ExcludeDispatchKeyGuard
     keys, key_set = torch._C.DispatchKey, torch._C.DispatchKeySet
 

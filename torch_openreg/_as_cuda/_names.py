@@ -1,8 +1,8 @@
 """``torch.cuda`` and its submodules, name by name.
 
-A function or class of theirs is exchanged for what ``torch.openreg`` has under its name, or for one
-of this file; or it is kept, if it asks others that are exchanged; or it raises. There is no fourth
-kind, so that nothing is left that asks for a GPU.
+Each of their functions and classes has one of three fates. It is exchanged for what
+``torch.openreg`` has under its name, or for one of this file; or it is kept, if it calls others
+that are exchanged; or it raises. So no name is left that searches for a GPU.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from .._patches import replace
 
 _BY_NAME = "in this process cuda is the simulated device openreg"
 
-# What to do instead, by the name or the module that raises.
+# What to use instead, by the name or the module that raises.
 _INSTEAD = {
     "torch.cuda.cudart": "the runtime is libopenreg.so.0, whose functions openreg.h declares",
     "torch.cuda._utils": "there is no compiler for it: write the kernel with PyTorch's operators",
@@ -53,8 +53,8 @@ _INSTEAD = {
 
 
 def refusal(name, defined=None):
-    """The exception that names what is not supported, and what to do. `defined`: where it comes
-    from, if that is another place."""
+    """Returns the exception that names what is not supported, and an alternative. `defined` is the
+    place of its definition, if that differs."""
     found = [
         prefix
         for prefix in _INSTEAD
@@ -65,9 +65,9 @@ def refusal(name, defined=None):
 
 
 def refusing(name, value, defined=None):
-    """In the place of a function or class: the same, but that it raises where it is called."""
+    """Replaces a function or class by one that raises when it is called."""
     if isinstance(value, type):
-        # Programs ask isinstance() of it, and derive from it.
+        # Programs use it in isinstance() and derive from it.
         def __new__(cls, *args, **kwargs):
             raise refusal(name, defined)
 
@@ -80,11 +80,11 @@ def refusing(name, value, defined=None):
     return refuse
 
 
-# ---- What torch.openreg has no name for ----
+# ---- Names that torch.openreg does not have ----
 
 
 def _get_device_capability(device=None):
-    """The first generation with bfloat16, whose other abilities PyTorch's Python code asks for by
+    """The first generation with bfloat16. PyTorch's Python code checks its other abilities by
     functions of their own."""
     properties = openreg.get_device_properties(device)
     return properties.major, properties.minor
@@ -109,7 +109,7 @@ def _set_stream_by_id(stream_id, device_index, device_type):
 
 
 def _nothing():
-    """What collects for another process, or tells NVIDIA's tools to begin: there are none."""
+    """Does nothing. CUDA's collects memory for other processes, or starts NVIDIA's tools."""
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ def _no_profile():
 
 
 class _DeviceGuard:
-    """What torch._dynamo enters, as its own of torch.cuda."""
+    """What torch._dynamo enters in place of torch.cuda's own."""
 
     def __init__(self, index):
         self._inside = openreg.device(index)
@@ -133,14 +133,14 @@ class _DeviceGuard:
 
 
 def _enable_sanitizer():
-    """As CUDA's, which raises. What somebody has switched on before keeps its mode."""
+    """Raises, as CUDA's does. A sanitizer that is already on keeps its mode."""
     if not openreg.sanitizer.is_enabled():
         openreg.sanitizer.enable()
 
 
 def _exchange_sanitizer():
-    """CUDA's knows nothing of our events, and would call what they order a race. PyTorch has
-    switched it on at its import where TORCH_CUDA_SANITIZER is set."""
+    """CUDA's sanitizer does not see our events, and would report what they order as a race. PyTorch
+    has switched it on at its import where TORCH_CUDA_SANITIZER is set."""
     theirs = torch.cuda._sanitizer.cuda_sanitizer
     if theirs.enabled:
         theirs.disable()
@@ -164,14 +164,14 @@ _OURS = {
     "torch.cuda.memory.max_memory_cached": openreg.max_memory_reserved,
     "torch.cuda.memory.memory_cached": openreg.memory_reserved,
     "torch.cuda.nccl.is_available": lambda tensors: False,
-    # What PyTorch's own code asks of a group of that name, an error's text among it.
+    # PyTorch's own code calls these for a group of that name, also for an error's text.
     "torch.cuda.nccl.version": lambda: (2, 27, 3),
     "torch.cuda.profiler.profile": _no_profile,
     "torch.cuda.profiler.start": _nothing,
     "torch.cuda.profiler.stop": _nothing,
 }
 
-# They ask functions that are exchanged, or are classes without a device.
+# They call functions that are exchanged, or are classes without a device.
 _KEPT = {
     "torch.cuda.CudaError",
     "torch.cuda.DeferredCudaCallError",
@@ -199,13 +199,13 @@ _KEPT_MODULES = (
 
 
 def _is_theirs(value):
-    """Whether it is a function or class that torch.cuda defines."""
+    """Whether torch.cuda defines the function or class."""
     return callable(value) and (getattr(value, "__module__", None) or "").startswith("torch.cuda")
 
 
 def _translation(module, last, value, ours):
-    """What is in the place of the attribute `last` of a module of torch.cuda from now on."""
-    # By where it is defined, whatever module has imported it.
+    """What replaces the attribute `last` of a module of torch.cuda from now on."""
+    # By the place of its definition, whichever module has imported it.
     defined = f"{value.__module__}.{getattr(value, '__name__', last)}"
     if defined in _OURS:
         return _OURS[defined]
@@ -218,7 +218,7 @@ def _translation(module, last, value, ours):
 
 
 def _modules():
-    """torch.cuda and its submodules, each with where its names are looked for."""
+    """Yields torch.cuda and its submodules, each with the modules that its names are taken from."""
     yield torch.cuda, [openreg]
     for info in pkgutil.iter_modules(torch.cuda.__path__):
         if info.name in ("amp", "comm"):  # over torch.amp and torch.nn.parallel
@@ -229,7 +229,7 @@ def _modules():
 
 
 def _exchange():
-    """Returns what was exchanged, by the identity of what was there."""
+    """Returns what was exchanged, by the identity of the original."""
     exchanged = {}
     for module, ours in list(_modules()):  # all are imported before the first change
         for last, value in list(vars(module).items()):
@@ -245,7 +245,7 @@ def _exchange():
 
 
 def _exchange_imported(exchanged):
-    """What other modules have imported from torch.cuda before."""
+    """Replaces what other modules imported from torch.cuda earlier."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torch_openreg") or not isinstance(module, types.ModuleType):
             continue
@@ -256,7 +256,7 @@ def _exchange_imported(exchanged):
 
 
 class _Ranges:
-    """NVTX's, in a profile of torch.profiler."""
+    """NVTX's functions, as ranges in a profile of torch.profiler."""
 
     def __init__(self):
         self._local = threading.local()
@@ -300,7 +300,7 @@ class _Ranges:
 
 
 class _Runtime:
-    """What torch.cuda.cudart() returns. Memory that exists can be pinned; the rest raises."""
+    """What torch.cuda.cudart() returns. Existing memory can be pinned; the rest raises."""
 
     class cudaError(int):
         success = 0
@@ -335,7 +335,8 @@ class _Runtime:
 
 
 def _name_types():
-    """Classes of one dtype: PyTorch's storages go by their module's name, which is the device's."""
+    """Classes of one dtype: PyTorch's storages take the name of their module, which is the
+    device's."""
     for name, value in list(vars(openreg).items()):
         if isinstance(value, type(openreg.FloatTensor)):
             value.is_cuda = True
@@ -346,12 +347,12 @@ def _name_types():
 
 
 def _handle_of(stream):
-    """As CUDA's: a default stream's is 0."""
+    """The handle, as in CUDA: 0 for a default stream."""
     return stream.openreg_stream if stream.stream_id else 0
 
 
 def _name_handles():
-    """Attributes with the library's handles, by the names that CUDA's have."""
+    """Adds attributes with the library's handles, under the names of CUDA's."""
     openreg.Stream.cuda_stream = property(_handle_of)
     openreg.Event.cuda_event = property(lambda self: self.event_id)
     new = openreg.ExternalStream.__new__
@@ -377,7 +378,7 @@ def _name_handles():
 
 
 def _name_graphs(cudas):
-    """What only CUDA's class has, with its names of arguments."""
+    """Adds what only CUDA's class has, with its argument names."""
     for name in ("raw_cuda_graph", "raw_cuda_graph_exec", "get_graph_data"):
         theirs = getattr(cudas, name, None)
         if theirs is not None:
@@ -387,7 +388,7 @@ def _name_graphs(cudas):
 
 
 class _Module(types.ModuleType):
-    """torch.cuda's. What it keeps in this variable is what CUDA's library would have told it."""
+    """torch.cuda's. It stores in this variable what CUDA's library would have reported."""
 
     @property
     def _initialized(self):
@@ -400,12 +401,12 @@ def install():
     exchanged = _exchange()
     replace("torch.cuda.nvtx._nvtx", _Ranges())
     replace("torch.cuda._cudart", _Runtime())
-    # Modules make such functions at their import.
+    # Modules create such functions at their import.
     call = torch.cuda.jiterator._JittedFunction.__call__
     replace("torch.cuda.jiterator._JittedFunction.__call__", refusing("torch.cuda.jiterator", call))
     _exchange_sanitizer()
     replace("torch.cuda.default_generators", openreg.default_generators)
-    # torch.autocast asks for it.
+    # torch.autocast calls it.
     replace("torch.cuda.get_amp_supported_dtype", openreg.get_amp_supported_dtype)
     _exchange_imported(exchanged)
     _name_types()

@@ -1,4 +1,4 @@
-"""What speaks of CUDA beside ``torch.cuda`` and tensors."""
+"""The parts of PyTorch with CUDA's name outside ``torch.cuda`` and tensors."""
 
 import functools
 import logging
@@ -11,11 +11,11 @@ from .._patches import replace, wrap
 from .._registration import _import_after
 from ._names import refusal
 
-VERSION = "12.8"  # what a program reads that asks which CUDA there is
+VERSION = "12.8"  # what a program reads as the version of CUDA
 
 
 def _profiler():
-    """Activities and kinds of device by CUDA's name are those of the device."""
+    """Maps activities and kinds of device with CUDA's name to those of the device."""
     from torch.autograd import DeviceType
     from torch.autograd.profiler import ProfilerState
     from torch.profiler import ProfilerActivity
@@ -33,13 +33,13 @@ def _profiler():
         return init_for_device
 
     wrap("torch.autograd.profiler.profile.__init__", for_the_device)
-    # There is no tool of NVIDIA's to emit ranges to.
+    # NVIDIA's tools, which would receive the ranges, are absent.
     replace("torch.autograd.profiler.emit_nvtx.__enter__", lambda self: self)
     replace("torch.autograd.profiler.emit_nvtx.__exit__", lambda self, *exc_info: None)
 
 
 def _autocast():
-    """It compares the device's name with what it is given, which may be the device's own."""
+    """It compares the device's name with its argument, which may be the device's own name."""
 
     def by_name(function):  # of these two the name is the second argument
         def called(first, device_type, *args, **kwargs):
@@ -53,11 +53,11 @@ def _autocast():
 
 
 def _backends():
-    """Switches keep what they are set to. The libraries that they are for are not there."""
+    """Switches keep their values. The libraries that they control are absent."""
     replace("torch.backends.cuda.is_built", lambda: True)
     if torch.version.cuda is None:
         replace("torch.version.cuda", VERSION)
-        # A module that counts operations warns then that there is no Triton.
+        # A module that counts operations warns at that point that there is no Triton.
         logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
     cudnn = sys.modules["torch.backends.cudnn"]
     module = torch.backends.cudnn
@@ -76,7 +76,7 @@ def _backends():
 
 
 class _PlanCache:
-    """There are no plans. The limit is kept, which is 4096 at first on CUDA."""
+    """There are no plans. The limit is kept; it starts at 4096 as on CUDA."""
 
     size = property(lambda self: 0)
 
@@ -88,7 +88,7 @@ class _PlanCache:
 
 
 def _keep_preferred(kind):
-    """A library that is preferred on CUDA. PyTorch refuses those that it was built without."""
+    """A library that is preferred on CUDA. PyTorch refuses one that it was built without."""
     preferred = getattr(torch._C, f"_get_{kind}_preferred_backend")()
 
     def keep(backend):
@@ -117,7 +117,7 @@ def _no_property(properties, name):
 
 
 def _checkpoints():
-    """Of a process that called the device by its own name."""
+    """Loads from a process that used the device's own name."""
 
     def load(storage, location):
         if location.partition(":")[0] != "openreg":
@@ -130,14 +130,14 @@ def _checkpoints():
 
 
 def _compiled_graphs():
-    """A compiled function copies what it replays, so nothing is to be told that a step begins."""
+    """A compiled function copies what it replays, so the start of a step needs no announcement."""
     replace("torch.compiler.cudagraph_mark_step_begin", lambda: None)
     # Read by torch._inductor.cudagraph_trees, which torch.compiler.reset() imports.
     replace("torch._C._cuda_CUDAAllocator_AllocatorState", object)
 
 
 def _c_functions():
-    """Those of torch._C that PyTorch's Python code calls outside of torch.cuda."""
+    """Functions of torch._C that PyTorch's Python code calls outside torch.cuda."""
     from .. import openreg
 
     functions = {
@@ -160,7 +160,8 @@ def _c_functions():
         "_cuda_synchronize": openreg.synchronize,
     }
     for name, function in functions.items():
-        # An object of its own: torch._dynamo has a rule for each, and another for torch.cuda's.
+        # An object of its own: torch._dynamo has a rule for each, and a different one for
+        # torch.cuda's.
         replace(f"torch._C.{name}", functools.partial(function))
 
 

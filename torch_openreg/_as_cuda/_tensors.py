@@ -1,4 +1,4 @@
-"""Methods and attributes of tensors that PyTorch's C++ has for CUDA's own kind of device alone."""
+"""Methods and attributes of tensors that PyTorch's C++ has only for CUDA's kind of device."""
 
 import torch
 
@@ -10,7 +10,8 @@ _PREFIXES = ("torch.cuda.", "torch.openreg.")
 
 
 def _dtype_of(kind):
-    """(dtype, layout) that a type of the device names, or None: "torch.cuda.sparse.FloatTensor"."""
+    """The (dtype, layout) that a type of the device names, or None:
+    "torch.cuda.sparse.FloatTensor"."""
     if isinstance(kind, type):
         kind = f"{kind.__module__}.{kind.__name__}"
     if not isinstance(kind, str) or not kind.startswith(_PREFIXES):
@@ -38,7 +39,7 @@ def _by_either_name(original):
 
 
 def _interface(self):
-    # An AttributeError: hasattr() says no, as it does of a tensor on the CPU.
+    # An AttributeError, so that hasattr() is False, as it is for a tensor on the CPU.
     raise AttributeError(str(refusal("torch.Tensor.__cuda_array_interface__")))
 
 

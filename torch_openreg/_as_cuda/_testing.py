@@ -1,4 +1,4 @@
-"""PyTorch's own test classes: a class for CUDA, and none for a device of another name beside it."""
+"""PyTorch's own test classes: one for CUDA, and none for a device with another name beside it."""
 
 from torch.testing._internal import common_device_type
 

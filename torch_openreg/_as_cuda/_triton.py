@@ -1,4 +1,4 @@
-"""Triton is for the GPU's own instructions, whether it is installed or not."""
+"""Triton generates a GPU's own instructions, so it is unusable here even if it is installed."""
 
 from .._patches import replace
 

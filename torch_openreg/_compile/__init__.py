@@ -1,3 +1,3 @@
-"""torch.compile on this device: what Dynamo and Inductor ask of a device, and how Inductor's C++
-kernels are queued. Nothing in here is imported before someone compiles, or calls flex attention.
-docs/compile.md has the hooks that are used."""
+"""torch.compile on this device: what Dynamo and Inductor need of a device, and how Inductor's C++
+kernels are queued. Nothing here is imported before the first compilation or call of flex attention.
+docs/compile.md lists the hooks that are used."""

@@ -6,8 +6,8 @@ from .. import openreg
 
 
 class Joined:
-    """`call` of a backward pass. Autograd orders it with the current stream alone: the others that
-    it uses come after the work queued there, and the current stream after theirs.
+    """Wraps `call` of a backward pass. Autograd orders it with the current stream alone. The other
+    streams that it uses come after the work queued there, and the current stream after theirs.
 
     Args:
         call: as Inductor generates it.

@@ -1,4 +1,4 @@
-"""What Dynamo asks of a device. Imported after torch._dynamo."""
+"""The device interface for Dynamo. Imported after torch._dynamo."""
 
 from pathlib import Path
 
@@ -27,7 +27,8 @@ class Interface(DeviceInterface):
     Stream = openreg.Stream
 
     class Worker:
-        # Of this process: one that compiles for it runs a C++ compiler, and asks for no device.
+        # The current device of this process: compiling for it runs a C++ compiler and uses no
+        # device.
         current_device = staticmethod(openreg.current_device)
         get_device_properties = staticmethod(openreg.get_device_properties)
 
@@ -89,7 +90,7 @@ def _current_device():
     return torch.accelerator.current_device_index()
 
 
-# What Dynamo traces in place of functions of torch.openreg: it knows those of torch.accelerator.
+# What Dynamo traces in place of functions of torch.openreg: it supports torch.accelerator's.
 _TRACED = {
     openreg.current_stream: _current_stream,
     openreg.set_stream: _set_stream,
@@ -109,7 +110,7 @@ def register():
 
 
 _package = Path(__file__).parent.parent
-# As PyTorch's own code: traced where what is compiled calls it, and not on its own.
+# Treated as PyTorch's own code: traced where compiled code calls it, and not on its own.
 trace_rules.add(_package.name)
 trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(_package.as_posix())
 for _function in (openreg.device_count, openreg.is_available):

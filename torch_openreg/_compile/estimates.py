@@ -1,4 +1,4 @@
-"""How fast the device is, in PyTorch's estimates, for which Triton is asked. Imported after
+"""The device's speed in PyTorch's estimates, which would ask Triton. Imported after
 torch.utils._runtime_estimation."""
 
 import torch
@@ -6,8 +6,8 @@ import torch
 from .._patches import wrap
 from ..openreg._utils import is_ours
 
-# About those of one core of a CPU. Estimates are compared with each other alone: by them a compiled
-# backward pass chooses where memory that another stream uses is given back.
+# Roughly the numbers of one core of a CPU. Estimates are only compared with each other: with them a
+# compiled backward pass chooses where it frees memory that another stream uses.
 _GIGABYTES_PER_SECOND = 10
 _TERAFLOPS = 0.1
 

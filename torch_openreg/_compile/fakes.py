@@ -1,4 +1,4 @@
-"""What results of our operators look like, where PyTorch asks the kind of device."""
+"""The metadata of our operators' results, where PyTorch's code branches on the kind of device."""
 
 import torch
 import torch._meta_registrations
@@ -11,14 +11,14 @@ from .._patches import wrap
 from ..openreg._utils import is_ours
 
 _ATEN = torch.ops.aten
-# They choose a library of the device.
+# They choose a library by the device.
 _OF_CPU = (
     _ATEN.convolution.default,
     _ATEN._convolution.default,
     _ATEN._convolution.deprecated,
     _ATEN.convolution_backward.default,
 )
-# Their decompositions, which a fake tensor prefers, ask for the device.
+# Their decompositions, which a fake tensor prefers, branch on the device.
 _DECOMPOSED = (
     _ATEN.native_batch_norm.default,
     _ATEN._native_batch_norm_legit.default,
@@ -26,7 +26,7 @@ _DECOMPOSED = (
     _ATEN.upsample_bilinear2d.default,
     _ATEN.upsample_trilinear3d.default,
 )
-# They keep the memory format of the argument with that index, which their meta functions leave out.
+# They keep the memory format of the argument with that index; their meta functions do not.
 _KEEPING = {
     _ATEN.channel_shuffle.default: 0,
     _ATEN.max_unpool2d.default: 0,
@@ -43,7 +43,7 @@ def _none(*_, **__):
 
 
 def _as_of_cpu(theirs):
-    """The kernels are the CPU's, and the strides of their results too."""
+    """The kernels are the CPU's, and so are the strides of their results."""
 
     def of_cpu(fake_mode, func, *args, **kwargs):
         tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if torch.is_tensor(t)]
@@ -82,7 +82,7 @@ def _decomposed(fake_mode, func, *args, **kwargs):
 
 
 def _after_ours(operator):
-    """What a fake tensor of another device does, which would decompose the operator at once."""
+    """Runs what a fake tensor of another device does; it would decompose the operator at once."""
     if operator not in decomposition_table:
         return _none
     meta_table[operator] = decomposition_table[operator]
@@ -90,13 +90,13 @@ def _after_ours(operator):
 
 
 def _add_product(self, batch1, batch2, out_dtype, *, beta=1, alpha=1):
-    """PyTorch's takes no `out_dtype`."""
+    """PyTorch's function takes no `out_dtype`."""
     product = alpha * torch.bmm(batch1, batch2, out_dtype=out_dtype)
     return product if beta == 0 else product + beta * self.to(out_dtype)
 
 
 def _hint_of_cpu(hint):
-    """Of meta functions that ask which library computes."""
+    """Wraps meta functions that choose by the library that computes."""
 
     def device_hint(tensor):
         device = getattr(tensor, "fake_device", None)

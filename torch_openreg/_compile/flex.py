@@ -1,4 +1,4 @@
-"""Flex attention: as CUDA's where it is called, and the CPU's where it is compiled. Imported after
+"""Flex attention: CUDA's rules for its call, and the CPU's for its compilation. Imported after
 torch.nn.attention.flex_attention."""
 
 import torch
@@ -27,7 +27,7 @@ def _check(check):
 
 
 def _no_sums(options_of):
-    """The CPU's template returns no log-sum-exp, which a backward needs unless it is asked for."""
+    """Unless it is requested, the CPU's template returns no log-sum-exp, which a backward needs."""
 
     def options_as_cpus(query, key, value, return_lse, kernel_options, return_aux=None):
         options = options_of(query, key, value, return_lse, kernel_options, return_aux)

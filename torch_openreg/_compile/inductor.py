@@ -1,4 +1,4 @@
-"""This device as Inductor's: its CPU kernels, each a task of a stream. Imported after
+"""This device for Inductor: CPU kernels, each a task of a stream. Imported after
 torch._inductor.compile_fx."""
 
 from functools import partial
@@ -27,19 +27,19 @@ _FLEX = torch.ops.higher_order.flex_attention
 _REGION = torch.ops.higher_order.invoke_subgraph
 _CPU = torch.device("cpu")
 _NAME = type_name()  # "cuda" under --as-cuda
-_SHARE = 4  # of a kernel's work, for each of its threads, by what the CPU gives it
+_SHARE = 4  # of a kernel's work, for each thread, relative to the CPU's
 
 
 def _queues(node):
-    """Whether what becomes of it is more than memory, or another view of some."""
+    """Whether the node does more than allocate memory or make another view of some."""
     if isinstance(node, scheduler.NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
         return False
     called = getattr(node.node, "op_overload", None)
     return not (isinstance(called, torch._ops.OpOverload) and called.is_view)
 
 
-# Of Dynamo's operators, what each argument is the index of: a stream, or an event that is waited
-# for or recorded. Those that are not here make the host wait.
+# Dynamo's operators, and what each argument is the index of: a stream, or an event that is waited
+# for or recorded. Operators that are not listed make the host wait.
 _STREAM_OPERATORS = {
     "streams::record_event": ("recorded", "streams"),
     "streams::wait_event": ("waited", "streams"),
@@ -73,16 +73,16 @@ def _is_of_streams(node):
 
 
 def _written():
-    """The names of what kernels write. To the scheduler a wait for a stream writes what is used
-    after it, which keeps its place."""
+    """The names of what kernels write. The scheduler sees a wait for a stream as a write of what is
+    used after it, which keeps its place."""
     real, nodes = V.graph.scheduler.mutation_real_name, V.graph.scheduler.nodes
     outputs = (out for node in nodes if not _is_of_streams(node) for out in node.get_outputs())
     return {real.get(name, name) for out in outputs for name in out.get_mutations()}
 
 
 def _in_order(compute):
-    """Whatever stands before a record of an event or a wait in the program is queued before it, and
-    what stands after it after it. The scheduler orders some of that, and fuses kernels across."""
+    """Work that stands before a record of an event or a wait in the program is queued before it,
+    and later work after it. The scheduler orders only some of that, and fuses kernels across."""
 
     def compute_in_order(self):
         depends, before, last = V.graph.additional_buffer_deps, set(), set()
@@ -99,8 +99,8 @@ def _in_order(compute):
 
 
 def _read_by_kernels(inputs_of):
-    """Inputs that only a record or a wait depends on are freed by no kernel, which Inductor's
-    estimate of memory asserts."""
+    """No kernel frees inputs that only a record or a wait depends on; Inductor's estimate of memory
+    asserts that one does."""
 
     def inputs_read_by_kernels(nodes, graph_inputs):
         found = inputs_of(nodes, graph_inputs)
@@ -110,7 +110,7 @@ def _read_by_kernels(inputs_of):
 
 
 def _run_where_called(graph_module):
-    """A region runs on the stream of each of its calls. Its nodes name that of the first."""
+    """A region runs on the stream of each of its calls. Its nodes name the stream of the first."""
     calls, regions = graph_module.graph.find_nodes(op="call_function", target=_REGION), {}
     for call in calls:
         regions.setdefault(call.args[0].target, call.meta.get("custom", {}).get("stream"))
@@ -124,16 +124,17 @@ def _run_where_called(graph_module):
 
 
 def _flush():
-    """Writes the calls of the kernels so far: they are kept back, to be compiled as one."""
+    """Writes the calls of the kernels so far, which are held back to be compiled as one."""
     for backend in V.graph.scheduler.backends.values():
         backend.flush()
 
 
 class Scheduling(CppScheduling):
-    """Inductor's of the CPU."""
+    """Inductor's scheduling for the CPU."""
 
     def codegen_node(self, node):
-        # The host goes on beside the kernel. Where both want its cores, a thread more has to pay.
+        # The host runs on beside the kernel. Where both need its cores, an additional thread must
+        # pay for itself.
         chunk = _SHARE * config.cpp.min_chunk_size
         with config.patch({"cpp.min_chunk_size": chunk}), V.graph.set_current_device(_CPU):
             super().codegen_node(node)
@@ -162,8 +163,8 @@ class Wrapper(PythonWrapperCodegen):
         )
 
     def generate_fallback_kernel(self, node):
-        # The scheduler does this where the operator has a tensor. One that waits for the device has
-        # none, and would be called before the kernels that stand before it.
+        # The scheduler does this where the operator has a tensor. An operator that waits for the
+        # device has none, and would be called before the kernels that stand before it.
         _flush()
         super().generate_fallback_kernel(node)
 
@@ -229,7 +230,7 @@ class Wrapper(PythonWrapperCodegen):
 
 
 class SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
-    """The same of a graph inside of a graph, which is replayed with that one."""
+    """The same for a graph inside a graph, which is replayed with the outer one."""
 
     def generate_end(self, result):
         PythonWrapperCodegen.generate_end(self, result)
@@ -245,7 +246,7 @@ class _NoCppWrapper(Wrapper):
 
 
 class Overrides(DeviceOpOverrides):
-    """What Inductor writes where the device is asked for something."""
+    """The code that Inductor writes for calls of the device."""
 
     def import_get_raw_stream_as(self, name):
         return (
@@ -267,7 +268,7 @@ class Overrides(DeviceOpOverrides):
 
 
 def _is_cpu(is_cpu):
-    """The loops of CPU kernels are ordered as those of the CPU."""
+    """Orders the loops of CPU kernels as on the CPU."""
 
     def check(self):
         device = self.get_device()
@@ -277,7 +278,7 @@ def _is_cpu(is_cpu):
 
 
 def _type_or_cpus(type_of):
-    """What a node is lowered to depends on who makes its kernel."""
+    """What a node is lowered to depends on the backend that makes its kernel."""
 
     def check(node):
         device = type_of(node)
@@ -287,7 +288,7 @@ def _type_or_cpus(type_of):
 
 
 def _divisor(constant_of):
-    """No constant: kernels of the CPU divide, where others multiply by a reciprocal."""
+    """Not a constant: kernels of the CPU divide, where others multiply by a reciprocal."""
 
     def check(node):
         device = node.get_device() if isinstance(node, ir.IRNode) else None
@@ -297,12 +298,12 @@ def _divisor(constant_of):
 
 
 def _or_ours(check):
-    """A question about the type of a device that GPUs are meant by, and this device."""
+    """Extends a check of a device's type that stands for GPUs to this device."""
     return lambda device: device == _NAME or check(device)
 
 
 def _lower_flex_attention(lower):
-    """By the CPU's template."""
+    """Uses the CPU's template."""
 
     def lower_or_cpus(query, *args, **options):
         ours = query.get_device().type == _NAME
@@ -312,8 +313,8 @@ def _lower_flex_attention(lower):
 
 
 def _called(operator, lower):
-    """Products with an `out_dtype` are called as they are: the CPU, whose templates these are, has
-    none."""
+    """Calls products with an `out_dtype` as they are: the CPU's templates, which are used here,
+    have none."""
     call = lowering.fallback_handler(operator, add_to_fallback_set=False)
 
     def lower_or_call(tensor, *args, **options):
@@ -328,7 +329,7 @@ def _takes_templates():
 
 
 def _choose_template(choose):
-    """By those of the CPU."""
+    """Uses those of the CPU."""
 
     def choose_as_cpus(layout):
         return _takes_templates() if layout.device.type == _NAME else choose(layout)
@@ -337,7 +338,7 @@ def _choose_template(choose):
 
 
 def _chosen_at_once(select):
-    """Timed as the CPU's, and not with what could be fused, which Triton would compile."""
+    """Times them as the CPU's, without what could be fused, which Triton would compile."""
 
     def select_as_cpus(self, name, choices, input_nodes, layout, *args, **options):
         if layout.device.type == _NAME:
@@ -350,7 +351,7 @@ def _chosen_at_once(select):
 
 
 def _tried_on_cpu(make):
-    """What choices are tried with: their kernels are the CPU's, and take its memory."""
+    """The inputs for trying choices: their kernels are the CPU's and use its memory."""
 
     def make_on_cpu(size, stride, device, *args):
         return make(size, stride, _CPU if device.type == _NAME else device, *args)
@@ -359,7 +360,7 @@ def _tried_on_cpu(make):
 
 
 def _without_ours(groups_of):
-    """What `combo_kernels` makes one kernel of Triton's of. The CPU has none."""
+    """What `combo_kernels` combines into one Triton kernel. The CPU has none."""
 
     def groups_without_ours(scheduler):
         return [nodes for nodes in groups_of(scheduler) if nodes[0].get_device().type != _NAME]
@@ -368,10 +369,10 @@ def _without_ours(groups_of):
 
 
 class _Pass(CustomGraphModulePass):
-    """Its version is part of the key by which Inductor keeps what it has generated, which
-    another version of this package may generate otherwise, and which is for a number of threads:
-    Inductor has that in the key only where a tensor is the CPU's. Templates for frozen weights pack
-    these: what they have packed would be kept with the code, for any weights of those sizes."""
+    """Adds to the key by which Inductor keeps generated code. The package's version, because
+    another one may generate other code. The number of threads, which Inductor has in the key only
+    where a tensor is the CPU's. Templates for frozen weights pack these: the packed weights would
+    be kept with the code, for any weights of those sizes."""
 
     def __call__(self, graph_module):
         _run_where_called(graph_module)

@@ -1,4 +1,4 @@
-"""The C++ source of Inductor's CPU kernels, made fit for a lane, and compiled."""
+"""Adapts the C++ source of Inductor's CPU kernels to a worker, and compiles it."""
 
 import ctypes
 import itertools
@@ -14,7 +14,7 @@ _ENTRY = "openreg_entry"
 
 
 def roles(source, kinds):
-    """What the kernel does with each argument, for _C._CompiledKernel."""
+    """The kernel's use of each argument, for _C._CompiledKernel."""
     declared = source[source.index("(", source.index('extern "C"')) + 1 :].partition(")")[0]
     names = [definition.split()[-1] for definition in declared.split(",")]
 
@@ -29,8 +29,8 @@ def roles(source, kinds):
 
 
 def with_entry(source, kinds, roles):
-    """The source of a kernel, whose arguments have the C++ types `kinds` and these roles, with a
-    function beside it that every kernel is called by."""
+    """The source of a kernel, whose arguments have the C++ types `kinds` and these roles, with an
+    additional function through which every kernel is called."""
     pointers, numbers = itertools.count(), itertools.count()
 
     def value(role):
@@ -47,16 +47,16 @@ def with_entry(source, kinds, roles):
     )
 
 
-# Of the loops, whose work OpenMP divides; a template's is divided by the number.
+# For loops, whose work OpenMP divides; a template's is divided by the number.
 _THREADS = re.compile(r"num_threads\((\d+)\)(?=\s*\{\s*int tid = omp_get_thread_num)")
-# What threads share out: the body of loops, of which some are collapsed, or one block.
+# What threads share: the body of loops, some of them collapsed, or one block.
 _SHARED = re.compile(
     r"^[ \t]*#pragma omp (?:single|(?:parallel )?for(?:[^\n]*collapse\((\d+)\))?)[^\n]*\n", re.M
 )
 _LOOP = re.compile(r"\s*\{?\s*for *\([^\n]*\)\s*(?=\{)")
 _DIVIDES = re.compile(r"\b(?:floor_divide_integral|remainder_integral|mod)\(")
-# A division by zero is noted in what this variable points to, one for the whole process, though
-# kernels run beside each other. It stays null, so that the division throws as other checks do.
+# A division by zero is stored where this variable points, one for the whole process, although
+# kernels run concurrently. It stays null, so that the division throws as other checks do.
 _DIVISIONS = re.compile(r"^.*inductor_cpu_(?:integer_div_error|throw_if_integer).*\n", re.M)
 
 
@@ -70,7 +70,7 @@ def _end_of_block(source, start):
 
 
 def _body_of(source, shared):
-    """Where the block begins that one thread runs at a time, after its loops."""
+    """The start of the block that one thread runs at a time, after its loops."""
     at = shared.end()
     if shared[0].rstrip().endswith("single"):
         return source.index("{", at)
@@ -80,8 +80,8 @@ def _body_of(source, shared):
 
 
 def catch_in_parallel(source):
-    """No exception may leave what OpenMP shares out, or the process ends: the first that a check
-    throws there is kept, and thrown by the kernel."""
+    """An exception that leaves what OpenMP shares ends the process. So the first one that a check
+    throws there is kept, and the kernel throws it."""
     throws = "TORCH_CHECK" in source or _DIVIDES.search(source)
     if not (throws and _SHARED.search(source)):
         return source
@@ -116,17 +116,18 @@ class _Libraries(CppCodeCache):
 _loaded = []  # libraries, which are never unloaded: tasks may be queued that call them
 
 
-# By OpenMP, and by PyTorch's pool in templates.
+# By OpenMP, and in templates by PyTorch's pool.
 _PARALLEL = re.compile(r"#\s*pragma omp parallel|\bparallel_for\(")
 
 
 def load(name, threads, kinds, source):
-    """The kernel of that source, which is made for so many threads and whose arguments have the C++
-    types `kinds`; compiled by Inductor's processes, where it has some."""
+    """Returns the kernel of that source, which is made for that number of threads and whose
+    arguments have the C++ types `kinds`. Inductor's processes compile it, if there are any."""
     does, most = roles(source, kinds), threads if _PARALLEL.search(source) else 1
     source = _THREADS.sub(r"num_threads(std::min<int>(\1, omp_get_max_threads()))", source)
     source = with_entry(catch_in_parallel(_DIVISIONS.sub("", source)), kinds, does)
-    # Else Inductor waits for no future, and `submit` would wait for the lock that load_async holds.
+    # Otherwise Inductor waits for no future, and `submit` would wait for the lock that load_async
+    # holds.
     beside = get_compile_threads() > 1
     own = ("-fno-gnu-unique",) if _DIVIDES.search(source) else ()  # not the CPU kernels' variable
     get = _Libraries.load_async(

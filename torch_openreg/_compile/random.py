@@ -1,4 +1,4 @@
-"""Generators' states in compiled graphs, by which a checkpoint draws again what it drew."""
+"""Generators' states in compiled graphs, with which a checkpoint repeats its draws."""
 
 import torch
 from torch._functorch._aot_autograd.utils import register_graphsafe_rng_device_type
@@ -40,7 +40,7 @@ def _and_ours(known, ours):
 
 
 def _traced(mode, *args, **kwargs):
-    """In a graph that make_fx records."""
+    """For a graph that make_fx records."""
     with disable_proxy_modes_tracing():
         out = rng_prims.run_and_save_rng_state(*args, **kwargs)
     given = pytree.tree_map(mode.tracer.unwrap_proxy, (args, kwargs))
@@ -51,7 +51,7 @@ def _traced(mode, *args, **kwargs):
 def register():
     register_graphsafe_rng_device_type(type_name())
     if type_name() == "cuda":
-        return  # which PyTorch knows
+        return  # PyTorch handles it
     key = torch._C.DispatchKey.BackendSelect
     keeps, sets = rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state
     keeps.py_kernels[key] = _and_ours(keeps.py_kernels[key], _state_and_result)

@@ -1,4 +1,4 @@
-"""mode="reduce-overhead": what a compiled graph queues is captured once, and replayed."""
+"""mode="reduce-overhead": captures once what a compiled graph queues, and replays it."""
 
 import contextlib
 import threading
@@ -29,10 +29,10 @@ def _is_tensor(value):
 class Order:
     """The program's streams and events that a compiled graph uses.
 
-    The generated code finds them by their indices in Dynamo's registry, where the program's own
-    are: its current stream is not the stream that captures. A capture puts others in their place,
-    so that all that the graph queues is captured, and the program's stay out of the capture. A
-    replay is one piece of work on the current stream: it comes after what the program's streams
+    The generated code finds them by their indices in Dynamo's registry, which holds the program's
+    own: its current stream is not the capturing one. A capture puts others in their place, so that
+    everything that the graph queues is captured, and the program's stay out of the capture. A
+    replay is one unit of work on the current stream: it comes after what the program's streams
     have queued and after the events that the graph waits for, and they come after it.
 
     Args:
@@ -50,8 +50,8 @@ class Order:
 
     @contextlib.contextmanager
     def captured(self, caller, pool):
-        """For the body of a capture into `pool`. `caller` is the stream on which the program has
-        called."""
+        """For the body of a capture into `pool`. `caller` is the stream that was current at the
+        program's call."""
         capturing = openreg.current_stream()
         instead = {caller: capturing}
         for stream in self._others(caller):
@@ -71,8 +71,8 @@ class Order:
 
     @contextlib.contextmanager
     def replayed(self, device):
-        """For a replay and the copies of its inputs and outputs. Gives the program's other streams,
-        which may use the outputs without a wait."""
+        """For a replay and the copies of its inputs and outputs. Returns the program's other
+        streams, which may use the outputs without a wait."""
         current = openreg.current_stream(device)
         find, others = graph_bytecode_inputs.get_external_object_by_index, self._others(current)
         for stream in others:
@@ -90,8 +90,8 @@ class _Pool(_C._ReplayPool):
     """The memory of graphs that one thread replays on one stream.
 
     A replay begins with copies into the pool and ends with copies out of it, in the stream's order.
-    So between two replays nothing there is in use, and each capture takes what the others have
-    taken. No tensor owns any of it: where memory is short, another thread drops all the graphs.
+    So between two replays nothing there is in use, and each capture uses the same memory as the
+    others. No tensor owns any: where memory is short, another thread drops all the graphs.
     """
 
     def __init__(self, device):
@@ -99,8 +99,8 @@ class _Pool(_C._ReplayPool):
         self.id, self.streams = openreg.graph_pool_handle(), []
 
     def stream(self, device, taken):
-        """To capture on: one that is none of `taken`. The same ones each time, as memory that a
-        stream has freed is handed out again to that stream alone."""
+        """Returns the stream to capture on, which is not in `taken`. Always the same ones, because
+        memory that a stream has freed is reused by that stream alone."""
         for stream in self.streams:
             if stream.device == device and stream not in taken:
                 return stream
@@ -114,7 +114,7 @@ class _Pool(_C._ReplayPool):
 
 
 def _without_owner(tensor, segments):
-    """`tensor`, whose memory is free for other captures if it lies in a pool's segments.
+    """Returns `tensor`, whose memory is free for other captures if it lies in a pool's segments.
 
     Other memory stays the tensor's: that of a constant, for example.
     """
@@ -130,9 +130,9 @@ def _without_owner(tensor, segments):
 class _Step:
     """The calls of one thread, on one stream, with inputs of the same sizes.
 
-    The first one runs, and shows where the inputs are. The second one is captured. From then on an
-    input that is where it was is read there, and one that is not is copied to a place of its own:
-    the graph is captured anew when an input moves for the first time, or when it has been dropped.
+    The first call runs, and shows where the inputs are. The second one is captured. From then on an
+    input is read in its place, or copied to a place of its own if its address has changed. The
+    graph is captured again when an input moves for the first time, or when it has been dropped.
     Outputs are copied out of the graph's memory, which the next replay of the pool writes.
     """
 
@@ -153,7 +153,7 @@ class _Step:
         return self.call(args) if outputs is None else outputs
 
     def _find_pool(self):
-        """That of the graph, or of the one that is to be captured."""
+        """The pool of the graph, or of the next one to be captured."""
         if not self._has_graph():
             if self.stream not in self.pools:
                 self.pools[self.stream] = _Pool(self.device)
@@ -164,7 +164,7 @@ class _Step:
         return self.graph is not None and self.drops == self.pool.drops
 
     def _is_ready(self, args):
-        """Whether there is a graph for these inputs, which may have to be captured."""
+        """Whether there is a graph for these inputs. Captures one where necessary."""
         addresses = [a.data_ptr() if _is_tensor(a) else a for a in args]
         if self.addresses is None:
             self.addresses = addresses
@@ -182,7 +182,8 @@ class _Step:
         return {i for i in differ if i not in self.moving}
 
     def _capture(self, args):
-        """Into `graph`, which stays None where the capture is refused: no further call is tried."""
+        """Captures into `graph`, which stays None where the capture is refused: no further call is
+        tried."""
         self.graph = self.outputs = self.copies = refusal = None
         graph, pool = openreg.Graph(), self.pool
         with _capturing, openreg.device(self.device):
@@ -221,8 +222,8 @@ class _Step:
         log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {refusal}")
 
     def _drop(self, refusal):
-        """The pool's graphs, for want of memory: without them the call may have enough. A step that
-        is short of it again is not captured any more."""
+        """Drops the pool's graphs because memory is short: without them the call may have enough. A
+        step that runs short of it again is not captured any more."""
         self.graph = None
         self.pool.drop()
         if self.was_short:
@@ -262,10 +263,10 @@ def _of_type(dtype, tensor):
 
 
 class _Outputs:
-    """How a call's outputs come of its own inputs, and of copies of what the graph has written.
+    """Makes a call's outputs from its own inputs, and from copies of what the graph has written.
 
-    Those that share memory in the graph do so in each call, and those that are one tensor are one.
-    To autograd none is a view, which could not be written in place.
+    Outputs that share memory in the graph share it in each call; one tensor stays one tensor. To
+    autograd none is a view, because a view could not be written in place.
     """
 
     def __init__(self, written, inputs, segments):
@@ -307,7 +308,7 @@ class _Outputs:
         return lambda args, copies: part(copies[key], begin)
 
     def allocate(self):
-        """Memory for the copies."""
+        """Allocates memory for the copies."""
         return {key: torch.empty_like(whole) for key, whole in self.wholes.items()}
 
     def __call__(self, args, copies):
@@ -321,8 +322,8 @@ _all = weakref.WeakSet()  # Inductor keeps the modules, after a reset too
 
 
 class Replayed:
-    """`call` of a module that Inductor has generated, by graphs where that can be. It goes on the
-    current stream of `device`, and returns before it has run.
+    """Calls `call` of a module that Inductor has generated, through graphs where possible. It is
+    queued on the current stream of `device`, and returns before it has run.
 
     Args:
         call: takes a list of inputs, which it empties.
@@ -342,7 +343,7 @@ class Replayed:
         sizes = [a.size() if _is_tensor(a) else a for a in args] if self.dynamic else ()
         steps = self.own.__dict__.setdefault("steps", {})
         pools = self.own.__dict__.setdefault("pools", {})
-        # The sanitizer is told what a replay touches if it was on in the capture.
+        # The sanitizer is given a replay's accesses if it was on in the capture.
         stream = Interface.get_raw_stream(self.device)
         key = (stream, _C._sanitizer_active(), *sizes)
         if key not in steps:
@@ -360,7 +361,7 @@ def _and_ours(reset):
 
     def reset_ours():
         for function in list(_all):
-            function.own = threading.local()  # a thread that is in a step goes on with it
+            function.own = threading.local()  # a thread that is in a step keeps using it
         reset()
 
     return reset_ours

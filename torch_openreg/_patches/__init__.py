@@ -1,9 +1,9 @@
 """What this package replaces in PyTorch: the list, and the two functions that replace it.
 
-PyTorch has registration functions for most of what a device needs. Where it has none, an attribute
-of its modules or classes is replaced by `replace` or `wrap`, which refuse what PATCHES does not
-list. tests/packaging/test_patches.py compares PyTorch's attributes with those of a process without
-this package, in both directions, and docs/patches.md is written from the list.
+PyTorch has registration functions for most of what a device needs. Where it has none, `replace` or
+`wrap` replace an attribute of its modules or classes; they refuse one that PATCHES does not list.
+tests/packaging/test_patches.py compares PyTorch's attributes with those of a process without this
+package, in both directions, and docs/patches.md is written from the list.
 """
 
 import functools
@@ -368,7 +368,7 @@ _patterns = [name for name in _names if "*" in name]
 
 
 def _find(path):
-    """The module or class that has the attribute, and the attribute's name."""
+    """Returns the module or class that has the attribute, and the attribute's name."""
     if path not in _names and not any(fnmatchcase(path, pattern) for pattern in _patterns):
         raise LookupError(f"{path} is replaced, and torch_openreg/_patches does not list it")
     module, _, name = path.rpartition(".")

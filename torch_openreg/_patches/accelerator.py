@@ -1,4 +1,4 @@
-"""What torch.accelerator and autocast do for this device alone in C++."""
+"""What torch.accelerator and autocast support for this device only in C++."""
 
 import torch
 
@@ -36,12 +36,11 @@ def _autocast_higher_order_operators():
 
 
 def install():
-    # The guard takes -1 for the current device, and synchronize, a no-op before first use, looks at
-    # no index then.
+    # The guard takes -1 for the current device. Before first use synchronize is a no-op and does
+    # not check the index.
     for name in ("synchronizeDevice", "exchangeDevice", "getStream"):
         wrap(f"torch._C._accelerator_{name}", _checked)
-    # Where the device is CUDA, the one that a program chooses is initialized by that, as it is by
-    # torch.openreg.set_device.
+    # Where the device is CUDA, choosing one initializes it, as torch.openreg.set_device does.
     for name in ("setDeviceIndex", "exchangeDevice"):
         wrap(f"torch._C._accelerator_{name}", _initializing)
     _autocast_higher_order_operators()

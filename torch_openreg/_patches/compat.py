@@ -1,5 +1,5 @@
-"""What PyTorch does by itself from some version on. Each part names that version, and goes when the
-ones before it do.
+"""What PyTorch does by itself from some version on. Each part names that version, and is removed
+when support for the earlier ones ends.
 """
 
 import torch
@@ -9,19 +9,19 @@ from . import wrap
 
 
 def on_first_use():
-    """What only matters once there can be a tensor of ours."""
+    """Patches that matter only once there can be a tensor of ours."""
     if torch.__version__ < "2.15":
         name = "torch.optim.Optimizer._accelerator_graph_capture_health_check"
         wrap(name, _check_optimizers)
 
 
 def _check_optimizers(check_theirs):
-    """Those whose state a capture would freeze, as on CUDA."""
+    """Operators whose state a capture would freeze, as on CUDA."""
 
     def check(self):
         check_theirs(self)
         if torch.compiler.is_compiling() or not _C._is_current_stream_capturing():
-            return  # Dynamo does not trace what asks for it, as it does not in PyTorch's own check
+            return  # Dynamo does not trace its callers, as in PyTorch's own check
         if not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError(
                 f"Attempting graph capture of step() for an instance of {type(self).__name__} but "

@@ -1,6 +1,6 @@
-"""What ``torch.nn.parallel`` and ``torch.openreg.comm`` move tensors between devices with: the
-functions of ``torch._C`` that their Python calls, which only a PyTorch built for CUDA has, and for
-CUDA's tensors alone. Each is queued: as CUDA's they wait for nothing but copies to pageable memory.
+"""The functions of ``torch._C`` with which ``torch.nn.parallel`` and ``torch.openreg.comm`` move
+tensors between devices. PyTorch has them only when it is built for CUDA, and for CUDA's tensors
+alone. Each is queued: as with CUDA's, the host waits for nothing but copies to pageable memory.
 """
 
 import functools
@@ -36,7 +36,7 @@ def _check_outputs(outputs):
 
 
 def _broadcast(tensor, devices):
-    """`tensor`, or a copy of it, on each of the devices with these indices."""
+    """`tensor`, or a copy, on each of the devices with these indices."""
     kind = {"dtype": tensor.dtype, "layout": tensor.layout}
     return [
         tensor
@@ -59,15 +59,15 @@ def _broadcast_out(tensor, out):
 
 
 def _broadcast_coalesced(tensors, devices, buffer_size):
-    """A list for each device: the tensors themselves for the first one, copies for the others,
-    which go in few buffers of about `buffer_size` bytes."""
+    """Returns a list for each device: the tensors themselves for the first one, copies for the
+    others, which are sent in few buffers of about `buffer_size` bytes."""
     if any(t.get_device() != devices[0] for t in tensors):
         raise RuntimeError(f"All tensors must be on devices[0]: {devices[0]}")
     outputs = [list(tensors), *([] for _ in devices[1:])]
     for chunk in _take_tensors(tensors, buffer_size):
         copy = _copies_of_sparse if chunk[0].is_sparse else _copies_of_dense
         for device_outputs, copies in zip(outputs[1:], copy(chunk, devices[1:]), strict=True):
-            # They share memory and nothing else: each has a version of its own.
+            # They share memory only: each has its own version counter.
             device_outputs.extend(t.data for t in copies)
     return [outputs[0], *(list(_reorder_tensors_as(own, tensors)) for own in outputs[1:])]
 
@@ -83,7 +83,7 @@ def _copies_of_sparse(tensors, devices):
     for copies in zip(*flat, strict=True):
         indices, values = map(_unflatten_dense_tensors, copies, parts)
         yield [
-            # Of tensors that were valid: nothing has to look at what is in them.
+            # The tensors were valid, so their contents need no check.
             torch.sparse_coo_tensor(
                 i, v, t.size(), is_coalesced=t.is_coalesced(), check_invariants=False
             )
@@ -104,7 +104,7 @@ def _on_stream(streams, i, index):
 
 
 def _scatter(tensor, devices, chunk_sizes, dim, streams):
-    """Chunks of `tensor`, each on its device."""
+    """Splits `tensor` into chunks, each on its device."""
     if not devices:
         raise RuntimeError("Expected at least one device to scatter to")
     if chunk_sizes is None:
@@ -149,7 +149,7 @@ def _scatter_out(tensor, out, dim, streams):
 
 
 def _wrapped(dim, tensor):
-    """`dim` from 0 on."""
+    """`dim` as a number that is not negative."""
     dims = max(tensor.dim(), 1)
     if not -dims <= dim < dims:
         raise IndexError(
@@ -160,12 +160,12 @@ def _wrapped(dim, tensor):
 
 
 def _without(dim, tensor):
-    """Its size but for that dimension."""
+    """The size without that dimension."""
     return [size for i, size in enumerate(tensor.size()) if i != dim], tensor.dim()
 
 
 def _gathered_size(tensors, dim):
-    """The size of what gather makes, and that dimension from 0 on."""
+    """The size of gather's result, and that dimension as a number that is not negative."""
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
     dim = _wrapped(dim, tensors[0])
@@ -194,14 +194,13 @@ def _gathered_size(tensors, dim):
 def _gather_to(tensors, out, dim):
     chunks = out.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
     for chunk, tensor in zip(chunks, tensors, strict=True):
-        # A copy to the host that nobody waits for would be read too early.
+        # A copy to the host without a wait would be read too early.
         chunk.copy_(tensor, non_blocking=out.is_openreg)
     return out
 
 
 def _gather(tensors, dim, destination):
-    """The tensors side by side on the device with that index: None is the current one, -1 the
-    CPU."""
+    """Joins the tensors on the device with that index: None is the current one, -1 the CPU."""
     size, dim = _gathered_size(tensors, dim)
     where = "cpu" if destination == -1 else "openreg" if destination is None else destination
     where = _device(where) if isinstance(where, int) else where
@@ -235,8 +234,8 @@ _FUNCTIONS = (
 
 
 def _is_cudas(values):
-    """Whether a call is CUDA's: it names devices by index, so that a tensor on the CPU belongs to
-    the kind of device that torch.nn.parallel chooses, which is CUDA wherever there is one."""
+    """Whether a call is CUDA's. It names devices by index, so a tensor on the CPU belongs to the
+    kind of device that torch.nn.parallel chooses, which is CUDA wherever there is one."""
     tensors = []
     for value in values:
         tensors += value if isinstance(value, list | tuple) else [value]
@@ -262,7 +261,7 @@ def _not_of_ours(is_available):
 
 
 def _taking_ours(apply):
-    """Its threads have the default dtype of autocast, as on CUDA."""
+    """Its threads have autocast's default dtype, as on CUDA."""
 
     def parallel_apply(modules, inputs, kwargs_tup=None, devices=None):
         if devices is not None:
@@ -283,7 +282,7 @@ def _in_autocast(module):
 
 
 def _index(device):
-    """Of a device of ours; any other is as it was."""
+    """Handles a device of ours; any other goes to the original."""
     named = torch.device(device) if isinstance(device, str) else device
     if isinstance(named, torch.device) and is_ours(named):
         return torch._utils._get_device_index(named, optional=True)

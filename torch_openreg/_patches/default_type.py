@@ -1,4 +1,4 @@
-"""torch.set_default_tensor_type, which takes PyTorch's own classes alone."""
+"""torch.set_default_tensor_type, which accepts only PyTorch's own classes."""
 
 import torch
 

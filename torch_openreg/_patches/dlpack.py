@@ -1,9 +1,9 @@
 """DLPack: what PyTorch leaves out for a renamed PrivateUse1 device.
 
-Tensor.__dlpack_device__ knows it under its old name only, and torch.from_dlpack(tensor) asks there
-first. Tensor.__dlpack__ ignores the consumer's stream for every device but CUDA. PyTorch's own
-from_dlpack passes no stream for this device: what it returns is ordered like the tensor it came
-from, on the calling thread's current stream.
+Tensor.__dlpack_device__ supports it only under its old name, and torch.from_dlpack(tensor) calls
+that first. Tensor.__dlpack__ ignores the consumer's stream for every device but CUDA. PyTorch's own
+from_dlpack passes no stream for this device: its result is ordered like the source tensor, on the
+calling thread's current stream.
 """
 
 from torch.overrides import has_torch_function_unary
@@ -15,7 +15,7 @@ from . import wrap
 
 
 def _wait_for_producer(stream, index):
-    """A consumer's stream, by its handle, waits for what the producer has queued so far."""
+    """Makes a consumer's stream (its handle) wait for what the producer has queued so far."""
     consumer, producer = ExternalStream(stream, index), current_stream(index)
     if consumer != producer:
         consumer.wait_stream(producer)
@@ -33,7 +33,7 @@ def _device_of(original):
 def _export(original):
     def __dlpack__(self, *, stream=-1, **options):
         if is_ours(self.device) and self.is_neg():
-            # PyTorch exports the memory as it is, and the sign is lost.
+            # PyTorch exports the memory as it is, so the sign would be lost.
             raise BufferError(
                 "Can't export tensors with the negative bit set, use tensor.resolve_neg()"
             )

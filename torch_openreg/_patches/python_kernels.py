@@ -1,5 +1,6 @@
-"""Kernels that a program registers from Python for the CPU's dispatch keys: the device goes on with
-those that they replace, as it computes with the CPU's (csrc/aten/python_kernels.cpp)."""
+"""Kernels that a program registers from Python for the CPU's dispatch keys. The device, which
+computes with the CPU's kernels, continues with those that they replace
+(csrc/aten/python_kernels.cpp)."""
 
 import gc
 
@@ -13,8 +14,8 @@ KEYS = {"CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "NestedTensorCPU"}
 
 
 class _Handle:
-    """What PyTorch destroys with a library. The library's kernels go first: until then one of
-    Python would be found where none is above it."""
+    """What PyTorch destroys with a library. The library's kernels are removed first: until then a
+    Python kernel would be found where none is above it."""
 
     def __init__(self, module, kernel):
         self.module, self.kernel = module, kernel
@@ -29,8 +30,8 @@ class _Handle:
 
 
 def _refuse_earlier():
-    """Of kernels that are older than this import it is not known what they have replaced: the
-    device has none in their place, as long as their library lives."""
+    """What kernels older than this import have replaced is unknown: the device has no replacement
+    for them while their library lives."""
     places = {place for place in torch.library._impls if place.rpartition("/")[2] in KEYS}
     libraries = [each for each in gc.get_objects() if type(each) is Library] if places else []
     for library in libraries:
@@ -57,7 +58,7 @@ def _for_the_cpu_alone(impl):
         try:
             impl(self, op_name, fn, dispatch_key, **options)
             register()
-        except Warning:  # a filter has made an error of it, when the kernel was registered
+        except Warning:  # a filter raised it when the kernel was registered
             register()
             raise
         finally:

@@ -1,6 +1,6 @@
-"""torch.empty_quantized(size, other): the device is the other tensor's, where none is named.
+"""torch.empty_quantized(size, other): uses the other tensor's device where none is named.
 
-PyTorch's binding passes the CPU then, which its kernels cannot tell from a CPU that is named, as in
+PyTorch's binding passes the CPU then, which its kernels cannot distinguish from a named CPU, as in
 `other.cpu()`.
 """
 
@@ -20,5 +20,5 @@ def _on_the_others_device(empty):
 
 
 def on_first_use():
-    """What only matters once there can be a tensor of ours."""
+    """Patches that matter only once there can be a tensor of ours."""
     wrap("torch.empty_quantized", _on_the_others_device)

@@ -1,10 +1,10 @@
-"""What is not built yet says so, in one sentence, where it is asked for.
+"""Refuses what is not supported, in one sentence, at the call that requests it.
 
-PyTorch has a door of its own for most of it, and some things need a look from the first use of a
-device on. A multiprocessing queue pickles in a thread of its own, where the error is printed and
-the receiver waits for ever: Queue.put looks at what it is given. A DataLoader's worker that fails
-there is gone without a word to its loader: it sends the error instead. And byteswap swaps where the
-bytes are, which the host must not touch.
+PyTorch refuses most of it by itself, and some of it needs a check from the first use of a device
+on. A multiprocessing queue pickles in its own thread, which prints the error while the receiver
+waits for ever: so Queue.put checks its argument. A DataLoader's worker that fails there disappears
+without a message to its loader: so it sends the error instead. And byteswap swaps bytes in place,
+which the host must not touch.
 """
 
 import copyreg
@@ -43,7 +43,7 @@ def _refuse_ours(reduce):
 
 
 def _holds_ours(obj, depth=8):
-    """Whether a tensor of ours is in the object, through the containers people put in queues."""
+    """Whether the object contains a tensor of ours, also in the usual containers."""
     if isinstance(obj, torch.Tensor | torch.UntypedStorage | torch.storage.TypedStorage):
         return _is_ours(obj)
     if depth == 0:
@@ -56,7 +56,8 @@ def _holds_ours(obj, depth=8):
 
 
 def install():
-    """Pickling for another process. Takes effect where torch.multiprocessing would be asked."""
+    """Refuses pickling for another process, in the place where torch.multiprocessing is called for
+    it."""
     reducers = ForkingPickler._extra_reducers
     for kind in (
         *torch._tensor_classes,
@@ -71,7 +72,7 @@ def install():
 
 
 def on_first_use():
-    """What only matters once there can be a tensor of ours."""
+    """Patches that matter only once there can be a tensor of ours."""
     _check_queues()
     wrap("torch.UntypedStorage.byteswap", _refuse_byteswap)
 

@@ -1,7 +1,7 @@
-"""How attention on a DTensor is divided.
+"""The sharding strategies of attention on a DTensor.
 
-On this device it is the CPU's operator, for which PyTorch has no strategy; those of CUDA's are the
-pattern. Imported after DTensor.
+On this device it is the CPU's operator, for which PyTorch has no strategy; CUDA's strategies are
+the pattern. Imported after DTensor.
 """
 
 import torch
@@ -13,9 +13,9 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def _acceptable(outputs, inputs, mask):
-    """All of it on each rank, or each has a part of the batch, or of the heads."""
+    """Each rank has all of it, or a part of the batch, or a part of the heads."""
     if mask is not None:
-        # PyTorch passes it on as it is, wherever the rest goes. Its choice with a mask is MATH.
+        # PyTorch passes it unchanged, however the rest is placed. Its choice with a mask is MATH.
         raise NotImplementedError(
             f"{_ATTENTION} of a DTensor with attn_mask has no strategy; use SDPBackend.MATH"
         )
