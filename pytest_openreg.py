@@ -21,16 +21,16 @@ A_TAPE = re.compile(r"tape:\d+(:\d+)?(,\d+(:\d+)?)*", re.ASCII)
 SEARCH = "preemptions"
 SKIPPED = pytest.StashKey[int]()
 MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
-RACED = pytest.StashKey[bool]()  # of a test: a program that it ran was reported
-SUBTESTS = pytest.StashKey[list]()  # of a test in a search: how those of this run have ended
+RACED = pytest.StashKey[bool]()  # of a test: whether a race of its program was reported
+SUBTESTS = pytest.StashKey[list]()  # of a test in a search: how this run's subtests have ended
 RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
-SHOWN = pytest.StashKey[list]()  # of a test: those that its failed reports have shown
-HELD = pytest.StashKey[list]()  # of the test that runs: taken before a wider fixture began or ended
+SHOWN = pytest.StashKey[list]()  # of a test: those shown in its failed reports
+HELD = pytest.StashKey[list]()  # of the running test: taken before a wider fixture began or ended
 OUTSIDE = pytest.StashKey[list]()  # texts of races and errors that belong to no test
-WATCH = pytest.StashKey[object]()  # of the processes that tests start, if the sanitizer is wanted
+WATCH = pytest.StashKey[object]()  # of the tests' processes, if the sanitizer is wanted
 WATCHED = pytest.StashKey[object]()  # what the processes were
-TEST = pytest.StashKey[pytest.Item | None]()  # the one that runs
-TESTS = pytest.StashKey[int]()  # how many have run
+TEST = pytest.StashKey[pytest.Item | None]()  # the running test
+TESTS = pytest.StashKey[int]()  # the number that have run
 STDERR = pytest.StashKey[int | None]()  # a file descriptor that is not captured
 RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
 
@@ -112,7 +112,7 @@ def pytest_configure(config):
 
 
 def _check_launches():
-    """By the environment. What changes it later is refused by the test (refuse_blocking)."""
+    """From the environment. A test that runs under a later change is refused (refuse_blocking)."""
     as_cuda = os.environ.get("OPENREG_AS_CUDA", "0") not in ("", "0")
     cudas = as_cuda and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
     if os.environ.get("OPENREG_LAUNCH_BLOCKING", "1" if cudas else "0") == "1":
@@ -130,8 +130,8 @@ def _copy_of_stderr():
 
 
 def _show_host_accesses(config):
-    """Before the process dies of touching device memory, it is written which operator did, and not
-    to the captured stderr, which nobody reads then."""
+    """Before the process dies of touching device memory, writes which operator did. It does not use
+    the captured stderr, which would be lost."""
     package, stderr = sys.modules.get("torch_openreg"), config.stash[STDERR]
     if package is None or stderr is None or not hasattr(package, "openreg"):
         return
@@ -192,7 +192,7 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """A process of pytest-xdist has ended."""
+    """Called when a process of pytest-xdist has ended."""
     output = getattr(node, "workeroutput", {})
     node.config.stash[OUTSIDE] += output.get("openreg_races", [])
     if "openreg_watched" in output:
@@ -204,7 +204,7 @@ def pytest_testnodedown(node):
 
 
 def _wait_for_threads(seconds=10):
-    """The interpreter would wait for them, too."""
+    """Waits for threads, as the interpreter would."""
     end = time.monotonic() + seconds
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
@@ -230,7 +230,7 @@ def _keep_outside(config, where=""):
     outside = config.stash[OUTSIDE]
     try:
         outside += (f"{where}{report}" for report in _take_reports(config) or ())
-    except Exception as error:  # a kernel's, which nothing has waited for
+    except Exception as error:  # of a kernel that was not waited for
         outside.append(f"{where}{type(error).__name__}: {error}")
 
 
@@ -239,7 +239,7 @@ def _sanitizer():
 
 
 def _watching(config):
-    """The sanitizer, switched on, if tests are watched."""
+    """Returns the sanitizer, switched on, if tests are watched."""
     if WATCH not in config.stash:
         return None
     sanitizer = _sanitizer()
@@ -249,8 +249,8 @@ def _watching(config):
 
 
 def _take_reports(config, synchronize=True):
-    """What was found since this was last asked, in this process and in those that the test has
-    started, with nothing queued; None: nobody watches."""
+    """Returns the findings since the last call, in this process and in those that the test has
+    started, with no work queued; None if the run is not watched."""
     sanitizer = _watching(config)
     if sanitizer is None:
         return None
@@ -277,7 +277,8 @@ def _reports_of_processes(config):
 
 
 def _expects(item):
-    """Whether its races are expected: by the marker racy, or by what an xfail in force names."""
+    """Whether its races are expected: by the marker racy, or by the exceptions of an xfail in
+    force."""
     if item.get_closest_marker("racy"):
         return True
     from _pytest.skipping import xfailed_key
@@ -303,13 +304,13 @@ def _keep(item, races):
 
 
 def _is_of_project(file, config):
-    """Its environment, which may lie in its folder, is not."""
+    """Whether the file is the project's. Its environment, which may be in its folder, is not."""
     path = Path(file)
     return path.is_relative_to(config.rootpath) and "site-packages" not in path.parts
 
 
 def _frame(access, config):
-    """The innermost frame of the project's own code; without any, the innermost."""
+    """The innermost frame of the project's own code, or else the innermost frame."""
     frames = access.stack or ()
     own = (frame for frame in frames if _is_of_project(frame.filename, config))
     return next(own, frames[0] if frames else None)
@@ -335,10 +336,10 @@ def pytest_runtest_setup(item):
 
 
 def _begin_test(item):
-    """Processes that are started from now on are the test's."""
+    """Processes that are started from now on belong to the test."""
     config = item.config
     if WATCH in config.stash:
-        # A plugin repeats it, which takes the failed report of the last attempt back.
+        # Another plugin repeats the test, which withdraws the failed report of the last attempt.
         _move_outside(item, SHOWN, f"in an attempt of {item.nodeid}, which was repeated:\n")
         config.stash[TEST] = item
         config.stash[TESTS] += 1
@@ -347,7 +348,7 @@ def _begin_test(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    _show_host_accesses(item.config)  # of a package that a fixture has loaded
+    _show_host_accesses(item.config)  # of a package that a fixture loaded
     try:
         result = yield from _scheduled(item)
     except pytest.skip.Exception:
@@ -370,7 +371,7 @@ def _fail_unless_expected(item):
 
 
 def _keep_with_error(item, error):
-    """The test fails by the error, or is expected to (_turn_into_failure)."""
+    """The error fails the test, or is expected (_turn_into_failure)."""
     races = _take_reports(item.config, synchronize=False) or []
     for text in map(str, races):
         if text not in str(error):
@@ -379,8 +380,8 @@ def _keep_with_error(item, error):
         _keep(item, races)
 
 
-# A fixture of a class, module, package or session serves many tests: its races fail the run, as the
-# marks of the test beside it do not mean them.
+# A fixture of a class, module, package or session serves many tests: its races fail the run,
+# because the marks of a single test do not apply to them.
 
 
 @pytest.hookimpl(wrapper=True)
@@ -402,7 +403,7 @@ def pytest_fixture_post_finalizer(fixturedef, request):
 
 
 def _hold(config):
-    """Sets the races of the test aside. Those that come after them are the fixture's."""
+    """Sets the test's races aside. Later ones are the fixture's."""
     config.stash[HELD] = _take_reports(config) or []
 
 
@@ -432,8 +433,8 @@ def _end_test(item):
 
 
 def _schedules(option):
-    """What each test runs under. The first meets the shapes that are new to the process: where they
-    have been met before, operators wait less, so a seed means the same only after such a run."""
+    """The schedules of each test. The first run meets the shapes that are new to the process:
+    operators wait less for known shapes, so a seed has a fixed meaning only after such a run."""
     if option.openreg_seed is not None:
         return list(dict.fromkeys(["early", _seed(option.openreg_seed)]))
     if option.openreg_preemptions is not None:
@@ -501,8 +502,8 @@ def _scheduled(item):
 
 
 class _Run:
-    """Calls a test under one schedule. Returns how the test and its subtests end, so that explore()
-    compares it; a failure is an exception."""
+    """Calls a test under one schedule. Returns the ends of the test and its subtests, so that
+    explore() compares them; a failure is an exception."""
 
     def __init__(self, item, call_test):
         from unittest import SkipTest
@@ -531,7 +532,7 @@ class _Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """The search: one test calls its function many times, between one setup and one teardown."""
+    """The search: a test calls its function many times, between one setup and one teardown."""
     if not _is_search(_schedule_of(pyfuncitem)):
         return None
     import torch
@@ -540,7 +541,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
     config = pyfuncitem.config
     here = sys.modules[__name__]
-    # As it is called without a search: an async function by the plugin that runs those.
+    # Called as without a search: an async function by the plugin that runs those.
     call_test = config.pluginmanager.subset_hook_caller("pytest_pyfunc_call", [here])
 
     torch.manual_seed(0)
@@ -569,8 +570,8 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.fixture
 def openreg_device():
-    """``torch.device("openreg:0")``. After the test all devices are synchronised: what fails
-    on one is an error of this test."""
+    """``torch.device("openreg:0")``. After the test all devices are synchronised, so that their
+    errors belong to this test."""
     import torch
 
     import torch_openreg  # noqa: F401
@@ -608,7 +609,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def _turn_into_failure(report, races):
-    """Of a test that is expected to fail, but not by a race."""
+    """For a test that is expected to fail, but not by a race."""
     report.outcome = "failed"
     report.longrepr = _text(races)
     if hasattr(report, "wasxfail"):
@@ -616,15 +617,15 @@ def _turn_into_failure(report, races):
 
 
 def _shorten_the_summary(report):
-    """With CI set, pytest's summary has the whole message of an error, which a report of a race
-    has already been shown as: its first line names it."""
+    """With CI set, pytest's summary has the whole message of an error. A race's report has already
+    been shown, so its first line alone names it."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash:
         crash.message = crash.message.partition("\n")[0]
 
 
 def _replay(nodeid, schedule):
-    """The test alone; of its other parameters these only, which takes both ids."""
+    """The test alone. Of its other parameters only these are kept, as in both ids."""
     bare = PART_OF_ID.sub("", nodeid)
     seed = schedule.removeprefix("seed")
     tests = [bare.removesuffix("[]")]
@@ -652,7 +653,7 @@ def _failed(terminalreporter):
 
 
 def _searches(terminalreporter):
-    """What each search has come to, a line for each."""
+    """The outcome of each search, a line for each."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     lines = []
     for report in reports:

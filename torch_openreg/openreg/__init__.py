@@ -5,8 +5,8 @@ own: ``reset``, ``configure``, ``device_factories``, ``fallback_stats``, ``hang_
 ``testing`` and ``_sleep``.
 docs/module.md has every name of ``torch.cuda`` and what became of it here.
 
-Asking for the number of devices, for their properties, for the current device or for a random
-state, and seeding, are no use of a device. The first allocation, copy or stream with work is.
+A query for the number of devices, their properties, the current device or a random state does not
+use a device, and seeding does not either. The first allocation, copy or stream with work does.
 
 A parameter ``device`` takes a ``torch.device``, a string or an index; None and ``"openreg"`` are
 the current device. An index out of range raises RuntimeError, a device of another type ValueError,
@@ -39,7 +39,7 @@ from .random import _get_generator, _get_rng_state_offset, _set_rng_state_offset
 from .streams import *  # noqa: F403
 from .streams import _set_stream_by_id  # noqa: F401
 
-# Imported when they are first asked for, so that `import torch` does not take the time.
+# Imported at their first access, to keep `import torch` fast.
 _LATER = ("sanitizer", "testing")
 SUBMODULES = ("_utils", "amp", "comm", "graphs", "memory", "random", "sparse", "streams", *_LATER)
 
@@ -48,7 +48,7 @@ globals().update(_TYPED)
 
 
 def __getattr__(name):
-    # torch.utils.checkpoint asks whether there is a random state to keep.
+    # torch.utils.checkpoint reads it to see whether there is a random state to keep.
     if name == "_initialized":
         return is_initialized()
     if name in _LATER:

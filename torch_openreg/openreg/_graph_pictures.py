@@ -1,9 +1,9 @@
-"""A graph as a picture: what the core writes in DOT, drawn in SVG.
+"""Draws a graph: reads the core's DOT and writes SVG.
 
 A node's column is one more than the highest of those that it comes after, so time goes to the
-right. A picture is `_BAND` columns wide: what comes later is below, in a band with a row for each
-stream that has a node there. An edge between two bands is not a line but a text in the later box,
-because lines across a long picture cannot be followed.
+right. A picture is `_BAND` columns wide: later columns continue below, in a band with a row for
+each stream that has a node there. An edge between two bands is not a line but a text in the later
+box, because lines across a long picture cannot be followed.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import NamedTuple
 _BAND = 8  # columns
 _LEFT, _TOP, _WIDTH, _HEIGHT, _BETWEEN = 76, 40, 168, 40, 20  # pixels
 _ACROSS, _DOWN = _WIDTH + 32, _HEIGHT + 16
-_FITS, _SQUEEZED = 25, 36  # characters in a box, and those that can still be read there
+_FITS, _SQUEEZED = 25, 36  # characters in a box, and the most that stay readable
 
 _STREAM = re.compile(r'    label="stream (\d+)";')
 _NODE = re.compile(r'    n(\d+) \[label="\d+ (.*)\\n([^\\"]*)", fillcolor="(.*)"\];')
@@ -35,7 +35,7 @@ class _Box(NamedTuple):
 
 
 def _read(dot):
-    """The device, how many streams there are, and the boxes."""
+    """Returns the device, the number of streams, and the boxes."""
     boxes, streams = {}, 0
     for line in dot.splitlines():
         if match := _STREAM.fullmatch(line):
@@ -83,13 +83,13 @@ class _Picture:
                 yield f'<path class="order" d="M{_LEFT - 14} {y}H{x}"/>'
 
     def far(self, box):
-        """The boxes of other streams that it comes after, and that have no line to it."""
+        """The boxes of other streams that it comes after and has no line to."""
         far = [o for o in box.after if o.stream != box.stream and self.band(o) != self.band(box)]
         return f"after {' '.join(str(other.number) for other in far)}" if far else ""
 
 
 def _line(x, y, text):
-    """Squeezed to the box, where it is wider."""
+    """Squeezes the text to the box where it is wider."""
     from xml.sax.saxutils import escape  # takes urllib with it
 
     wide = f' textLength="{_WIDTH - 10}" lengthAdjust="spacingAndGlyphs"' * (len(text) > _FITS)
@@ -134,7 +134,7 @@ def _svg(dot):
 
 
 def picture_path(path):
-    """Where the picture of a DOT file is."""
+    """The path of a DOT file's picture."""
     svg = os.path.splitext(path)[0] + ".svg"
     if svg == path:
         raise RuntimeError(f'"{path}" is where the picture would be: name the DOT file')
@@ -142,7 +142,7 @@ def picture_path(path):
 
 
 def draw(path):
-    """Draws a DOT file of the core's beside it."""
+    """Draws a DOT file of the core, into a file beside it."""
     with open(path, encoding="ascii") as file:
         dot = file.read()
     with open(picture_path(path), "w", encoding="ascii") as file:

@@ -15,14 +15,14 @@ def _is_in_bad_fork():
 
 
 def is_initialized():
-    """Whether this process has used a device. Asking is no use of one."""
+    """Whether this process has used a device. The call does not use one."""
     if _is_in_bad_fork():
         return False
     return any(_C._is_active(i) for i in range(_C._device_count()))
 
 
 def init():
-    """Makes the current device ready, which otherwise happens at its first use.
+    """Initializes the current device, which otherwise happens at its first use.
 
     Raises RuntimeError in a forked child of a process that had used a device, and if there is none.
     """
@@ -31,7 +31,7 @@ def init():
 
 
 def _lazy_init():
-    """What PyTorch calls before it makes a tensor on the device. Starts nothing itself."""
+    """PyTorch calls it before it makes a tensor on the device. Starts nothing itself."""
     global _called
     if _called and not _queued and not _is_in_bad_fork():
         return
@@ -48,13 +48,13 @@ def _lazy_init():
 
             for patches in (refusals, quantized, compat):
                 patches.on_first_use()
-        while _queued:  # what is left where one has raised is for the next use
+        while _queued:  # if one raises, the rest stay for the next use
             _queued.pop(0)()
 
 
 def _lazy_call(function, **_):
-    """Calls `function` at the first use of the device, or now if that has been. What else PyTorch
-    says (``seed=True``) is about the order of the calls, and they are kept in the order given."""
+    """Calls `function` at the first use of the device, or at once after that. PyTorch's other
+    arguments (``seed=True``) are about the order of the calls, which is kept as given."""
     with _lock:
         if not _called:
             _queued.append(function)

@@ -1,4 +1,4 @@
-"""Snapshots of device memory, the history of allocations, observers of its exhaustion.
+"""Snapshots of device memory, the history of allocations, observers of failed ones.
 
 Part of ``torch.openreg.memory``, which has the names.
 """
@@ -34,8 +34,8 @@ def _snapshot(device=None, augment_with_fx_traces=False):
     """The state of every device's allocator and its history, in the form of torch.cuda's.
 
     ``segments``: address, sizes, stream and the blocks of each, with the stack (``frames``) that
-    asked for a block if _record_memory_history() was on. ``device_traces``: for each device what
-    happened, in order. ``device`` is accepted as torch.cuda's does, and all devices are in it.
+    requested a block if _record_memory_history() was on. ``device_traces``: for each device the
+    actions, in order. ``device`` is accepted for torch.cuda's sake; the result has all devices.
     """
     if device is not None:
         device_index(device)
@@ -123,7 +123,7 @@ def _record_memory_history_legacy(
 
 
 def _record_memory_history(enabled="all", *args, **kwargs):
-    # As in torch.cuda, True and False have the arguments of older versions.
+    # As in torch.cuda, True and False select the arguments of older versions.
     legacy = isinstance(enabled, bool)
     record = _record_memory_history_legacy if legacy else _record_memory_history_impl
     record(enabled, *args, **kwargs)
@@ -151,13 +151,13 @@ def _write(filename, draw, snapshot):
 
 
 def _allocation_traceback(data_ptr):
-    """The stack that asked for the live block at `data_ptr`, or None."""
+    """The stack that requested the live block at `data_ptr`, or None."""
     return _C._memory_traceback(data_ptr)
 
 
 def _set_memory_metadata(metadata):
-    """A text that each recorded action carries from now on (``user_metadata``); a dictionary
-    becomes one in JSON."""
+    """Sets a text that each recorded action carries from now on (``user_metadata``). A dictionary
+    is converted to JSON."""
     if isinstance(metadata, dict):
         metadata = json.dumps(metadata, separators=(",", ":"))
     _C._memory_set_metadata(metadata)
@@ -168,16 +168,16 @@ def _get_memory_metadata():
 
 
 def attach_out_of_memory_observer(observer):
-    """Has `observer` called wherever an allocation fails for want of device memory, before
-    torch.OutOfMemoryError is raised.
+    """Registers `observer`, which is called wherever an allocation fails because device memory is
+    short, before torch.OutOfMemoryError is raised.
 
     Args:
         observer: is called as ``observer(device, alloc, device_alloc, device_free)``: the device's
-            index, and bytes: those asked for, those that the allocator may hold (the device's
-            capacity, or the part that set_per_process_memory_fraction allows) and those that are
-            free. It stays for the process's life, and is called on the thread that allocates, which
-            may be one of the device's. What it raises is raised in the place of
-            torch.OutOfMemoryError. What cannot be called raises TypeError.
+            index, and three numbers of bytes: those requested, those that the allocator may hold
+            (the device's capacity, or the part that set_per_process_memory_fraction allows) and
+            those that are free. It stays for the process's life, and is called on the thread that
+            allocates, which may be one of the device's. An exception that it raises replaces
+            torch.OutOfMemoryError. An object that cannot be called raises TypeError.
     """
     if not callable(observer):
         raise TypeError(f"an observer must be callable, got {observer!r}")

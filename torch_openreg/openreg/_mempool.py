@@ -1,4 +1,5 @@
-"""Private pools of device memory: MemPool, use_mem_pool, and the ids that graphs share one by.
+"""Private pools of device memory: MemPool, use_mem_pool, and the ids through which graphs share
+one.
 
 Part of ``torch.openreg.memory``, which has the names.
 """
@@ -18,11 +19,11 @@ def _refuse(name):
 
 
 class MemPool(_C._MemPool):
-    """Memory of the current device that only what use_mem_pool or a graph sends there gets.
+    """Memory of the current device that serves only what use_mem_pool or a graph allocates from it.
 
-    What is freed stays in the pool until nobody holds it. A pool that dies gives what is idle back,
-    and may wait for queued work that uses it; tensors that are alive stay valid, and their memory
-    becomes the device's own.
+    Freed memory stays in the pool until the pool has no holder. A pool that is destroyed returns
+    its idle memory, and may wait for queued work that uses it. Tensors that are alive stay valid,
+    and their memory becomes the device's own.
 
     Args:
         allocator: None. Anything else raises NotImplementedError, and so do the next two.
@@ -40,19 +41,19 @@ class MemPool(_C._MemPool):
 
     @property
     def id(self):
-        """The name of the pool, two integers: what a graph's ``pool`` and memory_snapshot take."""
+        """The pool's id, two integers: what a graph's ``pool`` and memory_snapshot accept."""
         return super().id
 
     def use_count(self):
-        """How many hold the pool on its device: this object, graphs, and use_mem_pool scopes."""
+        """The number of holders on the pool's device: this object, graphs, use_mem_pool scopes."""
         return super().use_count()
 
     def snapshot(self, include_traces=True):
-        """memory_snapshot of this pool alone. `include_traces` is ignored there."""
+        """memory_snapshot of this pool alone. `include_traces` is ignored, as there."""
         return memory_snapshot(self.id, include_traces=include_traces)
 
 
-# torch.cuda.memory has these three from PyTorch's own C++, by these names.
+# torch.cuda.memory has these three names from PyTorch's C++.
 
 
 def _cuda_beginAllocateCurrentThreadToPool(device, mempool_id):
@@ -70,10 +71,11 @@ def _cuda_releasePool(device, mempool_id):
 
 @contextlib.contextmanager
 def use_mem_pool(pool, device=None):
-    """Sends what the calling thread allocates on a device to a private pool.
+    """Serves what the calling thread allocates on a device from a private pool.
 
-    Other threads are not concerned, those of a backward pass neither; nor is memory that a kernel
-    takes while it runs. Scopes nest, and the innermost counts. Several threads may use one pool.
+    Other threads are not affected, including those of a backward pass, and memory that a kernel
+    allocates while it runs is not either. Scopes nest, and the innermost counts. Several threads
+    may use one pool.
 
     Args:
         pool: a MemPool. Anything else raises TypeError.
@@ -91,5 +93,5 @@ def use_mem_pool(pool, device=None):
 
 
 def graph_pool_handle():
-    """An id under which graphs share one private pool: what ``pool`` of a graph takes."""
+    """An id under which graphs share one private pool: what ``pool`` of a graph accepts."""
     return _C._graph_pool_handle()

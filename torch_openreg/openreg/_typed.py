@@ -1,7 +1,7 @@
 """Tensor and storage classes of one dtype, ``torch.openreg.FloatTensor(2)``: deprecated in PyTorch,
-and much used. PyTorch makes the tensor classes of CUDA and of the CPU in C++ and has no door there
-for another device, but knows their names (``x.type("torch.openreg.FloatTensor")``); its storage
-classes go by the name of the module that has them.
+and widely used. PyTorch makes the tensor classes of CUDA and of the CPU in C++, without a way to
+add another device's, but it accepts their names (``x.type("torch.openreg.FloatTensor")``). Its
+storage classes take the name of the module that has them.
 """
 
 import torch
@@ -12,10 +12,10 @@ from ._utils import is_ours
 
 class _TensorType(type):
     """The class of the tensor classes. They have no instances of their own: a tensor is an instance
-    of the class whose device, dtype and layout it has."""
+    of the class with its device, dtype and layout."""
 
     def __new__(cls, module, name, dtype, layout):
-        # PyTorch reads the whole name from the C structure.
+        # PyTorch reads the full name from the C structure.
         own = {"__module__": module, "__qualname__": name}
         made = super().__new__(cls, f"{module}.{name}", (), own)
         made.dtype, made.layout = dtype, layout
@@ -33,7 +33,7 @@ class _TensorType(type):
     __name__ = property(lambda cls: cls.__qualname__)
 
     def __call__(cls, *args, **kwargs):
-        # PyTorch's own constructor, which takes the kind of tensor from one.
+        # PyTorch's own constructor, which takes the kind of tensor from an example.
         like = torch.empty(0, dtype=cls.dtype, layout=cls.layout, device="openreg")
         return like.new(*args, **kwargs)
 
@@ -46,7 +46,8 @@ class _TensorType(type):
         )
 
     def __getattr__(cls, name):
-        # Methods of tensors: FloatTensor.add(x, y). Not what protocols look for in an object.
+        # Methods of tensors: FloatTensor.add(x, y). Names that protocols look up in an object are
+        # left out.
         if name.startswith("__"):
             raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
         return getattr(torch.Tensor, name)
@@ -78,7 +79,7 @@ def _storage_class(name, dtype):
 
 
 def tensor_classes(module):
-    """Of ``torch.openreg`` or ``torch.openreg.sparse``: what torch.cuda has, from name to class."""
+    """torch.cuda's tensor classes, for ``torch.openreg`` or its ``sparse``: name to class."""
     layout = torch.sparse_coo if module.endswith("sparse") else torch.strided
     of_cuda = module.replace("openreg", "cuda")
     made = {
@@ -91,7 +92,7 @@ def tensor_classes(module):
 
 
 def storage_classes():
-    """What torch.cuda has, from name to class."""
+    """torch.cuda's storage classes, from name to class."""
     made = {
         theirs.__name__: _storage_class(theirs.__name__, theirs._dtype)
         for theirs in sorted(torch._storage_classes, key=lambda kind: kind.__name__)

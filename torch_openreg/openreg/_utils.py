@@ -1,4 +1,4 @@
-"""What a device argument may be."""
+"""Converts device arguments to indices."""
 
 import torch
 
@@ -6,12 +6,12 @@ from .. import _C
 
 
 def type_name():
-    """What the process calls our devices."""
+    """The process's name for our devices."""
     return torch._C._get_privateuse1_backend_name()
 
 
 def a_device():
-    """The same in a sentence: ``an openreg device``."""
+    """The same with an article: ``an openreg device``."""
     name = type_name()
     return f"{'an' if name == 'openreg' else 'a'} {name} device"
 
@@ -28,7 +28,7 @@ class DeviceContext:
 
 
 def device_index(device=None):
-    """The index that `device` names: None or ``"openreg"`` is the current device, and so is a
+    """The index that `device` names. None and ``"openreg"`` are the current device, and so is a
     context that changes nothing.
 
     An index that is negative or out of range raises RuntimeError with the index and the range; a
@@ -53,14 +53,13 @@ def device_index(device=None):
 
 
 def _get_device_index(device, optional=False, allow_cpu=False):
-    """The index that `device` names, in the way of ``torch.cuda._utils``: a number is returned as
-    it is.
+    """The index that `device` names, as in ``torch.cuda._utils``: a number is returned unchanged.
 
     Args:
         device: a device, its name or index, ``torch.openreg.device(...)``, or None.
         optional: whether None and a device without an index are the current device; otherwise they
             raise ValueError, as a device of another type does.
-        allow_cpu: whether the CPU is taken too, whose index is -1.
+        allow_cpu: whether the CPU is accepted too, whose index is -1.
     """
     if isinstance(device, int):
         return device

@@ -1,4 +1,4 @@
-"""Devices: how many, which is current, what they are."""
+"""Devices: their number, the current one, and their properties."""
 
 import operator
 
@@ -41,17 +41,17 @@ __all__ = [
 
 
 def device_count():
-    """The number of openreg devices; 0 if they cannot be made. No use of a device."""
+    """The number of openreg devices; 0 if they cannot be made. Does not use a device."""
     return _C._device_count()
 
 
 def is_available():
-    """Whether there is an openreg device. No use of it."""
+    """Whether there is an openreg device. Does not use it."""
     return _C._device_count() > 0
 
 
 def _get_device(device):
-    """The torch.device that `device`, a name or an index, stands for."""
+    """The torch.device that `device`, a name or an index, names."""
     if isinstance(device, str):
         return torch.device(device)
     return torch.device("openreg", device) if isinstance(device, int) else device
@@ -63,21 +63,21 @@ def current_device():
 
 
 def _names_none(device):
-    """Whether torch.cuda takes it for no device at all: None is the caller's to judge."""
+    """Whether torch.cuda treats it as no device at all. The caller handles None."""
     index = device.idx if isinstance(device, DeviceContext) else device
     return isinstance(index, int) and index < 0
 
 
 def set_device(device):
-    """Makes `device` current for the calling thread, and ready: it is initialized afterwards. A
-    negative index does nothing."""
+    """Makes `device` current for the calling thread and initializes it. A negative index does
+    nothing."""
     if not _names_none(device):
         _exchange_device(device_index(device))
 
 
 def _exchange_device(device):
-    """Makes the device of the index `device` current, and ready; returns which one was current. A
-    negative index changes nothing, and -1 is returned. PyTorch's own code calls it."""
+    """Makes the device with the index `device` current and initializes it; returns the previous
+    current device. A negative index changes nothing and returns -1. PyTorch's own code calls it."""
     if device < 0:
         return -1
     before = _C._exchange_device(device)
@@ -87,12 +87,12 @@ def _exchange_device(device):
 
 
 def _maybe_exchange_device(device):
-    """_exchange_device that does not make the device ready."""
+    """_exchange_device without the initialization."""
     return _C._exchange_device(device) if device >= 0 else -1
 
 
 class _DeviceGuard(DeviceContext):
-    """``torch.openreg.device`` of an `index` that needs no look."""
+    """``torch.openreg.device`` of a valid `index`."""
 
     def __init__(self, index):
         self.idx = index
@@ -108,9 +108,9 @@ class _DeviceGuard(DeviceContext):
 
 
 class device(_DeviceGuard):
-    """A context in which `device` is current, and ready. The device that was current before it is
-    current again after it, also when an exception leaves it. None and a negative index change
-    nothing. Where a device is expected, it is taken for the one that it selects."""
+    """A context in which `device` is current and initialized. The previous device is current again
+    after it, also after an exception. None and a negative index change nothing. As an argument it
+    stands for the device that it selects."""
 
     def __init__(self, device):
         self.idx = -1 if device is None or _names_none(device) else device_index(device)
@@ -118,20 +118,20 @@ class device(_DeviceGuard):
 
 
 class device_of(device):
-    """A context in which the device of a tensor or storage, `obj`, is current. One that is not on
-    an openreg device changes nothing."""
+    """A context in which the device of a tensor or storage, `obj`, is current. An `obj` that is not
+    on an openreg device changes nothing."""
 
     def __init__(self, obj):
         super().__init__(obj.device if is_ours(obj.device) else None)
 
 
 def synchronize(device=None):
-    """Waits until every stream of `device`, and every collective on it, has finished what is queued
-    so far.
+    """Waits until every stream of `device`, and every collective on it, has finished the work
+    queued so far.
 
-    The error of a kernel that failed is raised here, with its type: once, but
-    torch.AcceleratorError of a lost device at every call. Does nothing on a device that has not
-    been used yet.
+    The error of a failed kernel is raised here, with its type: once, except that a lost device
+    raises torch.AcceleratorError at every call. Does nothing on a device that has not been used
+    yet.
     """
     index = device_index(device)
     if _C._in_forked_child() or _C._is_active(index):
@@ -139,8 +139,8 @@ def synchronize(device=None):
 
 
 def synchronize_all():
-    """Synchronises every device that has been used, also after the error of one, which is raised at
-    the end; errors of others are its notes."""
+    """Synchronises every device that has been used, also after the error of one. The first error is
+    raised at the end, with the others as its notes."""
     errors = []
     for index in range(_C._device_count()):
         try:
@@ -155,7 +155,7 @@ def synchronize_all():
 
 
 def reset(device=None):
-    """Drops the work queued on `device`, completes its events, clears its error and empties its
+    """Cancels the work queued on `device`, completes its events, clears its error and empties its
     cache. Waits for the task that is running. Tensors, streams, events and generators stay valid,
     but the contents of tensors are undefined. A lost device (torch.AcceleratorError) can be used
     again afterwards."""
@@ -164,7 +164,7 @@ def reset(device=None):
 
 def get_device_properties(device=None):
     """The properties of `device`, as attributes: name, total_memory, factory, lanes, host_cores and
-    more. They never change: two calls for one device return what is equal."""
+    more. They never change: two calls for one device return equal objects."""
     return _C._get_device_properties(device_index(device))
 
 
@@ -174,23 +174,23 @@ def get_device_name(device=None):
 
 
 def get_device_capability(device=None):
-    """What `device` can do: a dictionary with the set ``supported_dtypes``."""
+    """The abilities of `device`: a dictionary with the set ``supported_dtypes``."""
     return torch._C._accelerator_getDeviceCapability(device_index(device))
 
 
 def can_device_access_peer(device, peer_device):
-    """Whether a kernel or copy of `device` may reach memory of `peer_device` directly. It may not
+    """Whether a kernel or copy of `device` may access memory of `peer_device` directly. It may not
     where ``OPENREG_PEER_ACCESS`` is 0."""
     return _C._can_access_peer(device_index(device), device_index(peer_device))
 
 
 def is_bf16_supported(including_emulation=True):
-    """Whether the device computes in bfloat16: True, whatever `including_emulation` says."""
+    """Whether the device computes in bfloat16: True, whatever `including_emulation` is."""
     return True
 
 
 def is_tf32_supported():
-    """Whether the device computes in TF32: False, float32 is computed as float32."""
+    """Whether the device computes in TF32: False, float32 stays float32."""
     return False
 
 
@@ -203,7 +203,7 @@ def _is_compiled():
 
 
 def ipc_collect():
-    """Does nothing: no device memory is shared between processes, so none is left to give back."""
+    """Does nothing: no device memory is shared between processes, so there is none to return."""
 
 
 def get_arch_list():
@@ -236,8 +236,8 @@ utilization = _no_sensor("utilization")
 
 
 def configure(device_count, name_prefix=""):
-    """Makes the devices, so many of each type. Comes before anything else that makes or counts
-    them.
+    """Creates the devices, with a number for each type. Call it before any other call that creates
+    or counts them.
 
     ::
 
@@ -245,12 +245,12 @@ def configure(device_count, name_prefix=""):
 
     Args:
         device_count: a dictionary from device type to number, 0 to 64. A type that is not named
-            gets what it gets without this call: one "CPU", ``OPENREG_DEVICE_COUNT`` of "openreg".
-        name_prefix: what names begin with; the devices are then ``<prefix>/openreg:0`` and so on.
+            keeps its default: one "CPU", ``OPENREG_DEVICE_COUNT`` of "openreg".
+        name_prefix: the start of the names; the devices are then ``<prefix>/openreg:0`` and so on.
 
-    Raises RuntimeError if the devices are there already (any use of a device makes them, and so
-    does asking for their number), if a number is out of range or if no factory makes the type;
-    TypeError for what is not a dictionary from names to whole numbers.
+    Raises RuntimeError if the devices exist already (any use of a device creates them, and a query
+    for their number does too), if a number is out of range or if no factory makes the type;
+    TypeError for anything but a dictionary from names to whole numbers.
     """
     for kind, count in device_count.items():
         if not isinstance(kind, str) or isinstance(count, bool) or not isinstance(count, int):
@@ -266,12 +266,12 @@ def device_factories():
 
 
 def fallback_stats(reset=False):
-    """Which way operators went.
+    """Counts the ways in which operators ran.
 
-    A dictionary from an operator's name to how often (``count``) and for how long in all
+    Returns a dictionary from an operator's name to how often (``count``) and for how long in all
     (``seconds``) it was ``asynchronous`` (queued; the time is that of its kernels), ``waited`` for,
-    or ``copying`` its tensors to the CPU and back. Does not wait, so what is queued and has not run
-    yet is not counted yet.
+    or ``copying`` its tensors to the CPU and back. Does not wait, so queued work that has not run
+    yet is not counted.
 
     Args:
         reset: whether counting starts anew after this call.
@@ -280,12 +280,11 @@ def fallback_stats(reset=False):
 
 
 def hang_report():
-    """What every stream that has work is doing, and what it waits for, as text.
+    """What every stream with work does and what it waits for, as text.
 
     It names each stream's next task and operator, the event or value that it waits for, and streams
-    that wait for each other. The call itself waits for nothing. With ``OPENREG_WATCHDOG_S`` the
-    same text is printed when nothing makes progress; the host's own stacks come from
-    ``faulthandler``.
+    that wait for each other. The call does not wait. With ``OPENREG_WATCHDOG_S`` the same text is
+    printed when no stream makes progress; the host's own stacks come from ``faulthandler``.
     """
     return _C._hang_report()
 
@@ -294,7 +293,7 @@ _SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
 
 
 def set_sync_debug_mode(debug_mode):
-    """What happens at calls that make the host wait for a device, in the whole process.
+    """Sets what happens at calls that make the host wait for a device, in the whole process.
 
     Args:
         debug_mode: ``"default"`` or 0: nothing; ``"warn"`` or 1: a UserWarning; ``"error"`` or 2: a
@@ -321,13 +320,13 @@ def set_sync_debug_mode(debug_mode):
 
 
 def get_sync_debug_mode():
-    """The mode that set_sync_debug_mode has set, as a number from 0 to 2."""
+    """The mode set by set_sync_debug_mode, as a number from 0 to 2."""
     return _C._get_sync_debug_mode()
 
 
 def _sleep(nanoseconds):
-    """Queues a kernel on the current stream that does nothing for that many `nanoseconds`, an
-    integer. A negative number raises ValueError, another type TypeError, as torch.cuda's does."""
+    """Queues a kernel on the current stream that does nothing for `nanoseconds`, an integer. A
+    negative number raises ValueError, another type TypeError, as with torch.cuda."""
     try:
         nanoseconds = operator.index(nanoseconds)
     except TypeError:

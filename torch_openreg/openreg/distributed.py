@@ -11,7 +11,7 @@ _NAME = "openreg"
 
 
 def register():
-    """Makes it the backend of the device. Starts nothing."""
+    """Makes it the device's backend. Starts nothing."""
     c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=[_NAME])
     _C.ProcessGroupOpenReg.options = property(_options_of)
     _C.ProcessGroupOpenReg.supports_splitting = property(_supports_splitting)
@@ -20,7 +20,7 @@ def register():
     wrap(f"{where}._get_pg_default_device", _default_to(lambda: torch.device(_NAME)))
     wrap(f"{where}._get_object_coll_device", _default_to(lambda: _NAME))
     if torch.distributed.rpc.is_available():
-        # The options' constructor calls both, set_device_map() the one and set_devices() the other.
+        # The options' constructor calls both: set_device_map() one, set_devices() the other.
         for name in ("_to_device_map", "_to_device_list"):
             wrap(f"torch.distributed.rpc.options.{name}", _refusing_devices)
 
@@ -37,7 +37,7 @@ def _create(options, gloo_options):
             "expected pg_options of type ProcessGroupGloo.Options or None for the backend "
             f"'{_NAME}', got {type(gloo_options).__name__}"
         )
-    # As PyTorch does with its own: a split of the group needs them. The default group's are empty.
+    # As PyTorch does for its own: a split of the group needs them. The default group's are empty.
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     gloo.options.global_ranks_in_group = ranks
     gloo.options.group_name = options.group_id
@@ -45,7 +45,7 @@ def _create(options, gloo_options):
 
 
 class _Options(c10d.ProcessGroupGloo._Options):
-    """Gloo's, but PyTorch can copy them, as it does when it splits a group."""
+    """Gloo's options, in a form that PyTorch can copy, as it does when it splits a group."""
 
     def __init__(self, options):
         super().__init__()
@@ -57,20 +57,20 @@ class _Options(c10d.ProcessGroupGloo._Options):
 
 
 def _options_of(backend):
-    """What PyTorch copies before it splits a group, if it is given no other options."""
+    """What PyTorch copies before it splits a group without other options."""
     return _Options(backend._gloo_options)
 
 
 def _supports_splitting(backend):
-    """What PyTorch asks before each split."""
+    """PyTorch calls it before each split."""
     if c10d.is_initialized():
         _number_ranks_of_cpu()
     return True
 
 
 def _number_ranks_of_cpu():
-    """PyTorch splits the group's Gloo for CPU tensors too, and that one reads the ranks in its own
-    options. Those of the default group are empty: it would read behind their end, and crash."""
+    """PyTorch splits the group's Gloo for CPU tensors too, which reads the ranks in its own
+    options. The default group's are empty: it would read beyond their end, and crash."""
     group = c10d._get_default_group()
     for device in group._device_types:
         gloo = group._get_backend(device)
@@ -79,9 +79,9 @@ def _number_ranks_of_cpu():
 
 
 def _serve_both(init):
-    """No backend named, or ours without a device, means Gloo for CPU tensors beside it, and "gloo"
-    means ours for the device's beside Gloo. Each has connections of its own: calls for the one wait
-    for nothing of the other's, and so have no order with these that is the same on every rank."""
+    """Without a named backend, or with ours without a device, adds Gloo for CPU tensors; with
+    "gloo" adds ours for the device's. Each has its own connections: neither waits for the other's
+    calls, so their relative order may differ between the ranks."""
 
     def init_with_both(self, backend):
         init(self, backend)
@@ -96,8 +96,8 @@ def _serve_both(init):
 
 
 def _default_to(device):
-    """Of a group that has our name, as "nccl" has cuda: PyTorch takes the CPU for each that has it.
-    Programs send on the one what others receive on the other, if they take it for the device's."""
+    """For a group with our name, as "nccl" has cuda: PyTorch takes the CPU for each that has it. If
+    programs take it for the device's, they send on one group what others receive on the other."""
 
     def replacing(function):
         def default(group=None):
@@ -114,7 +114,7 @@ def _default_to(device):
 
 
 def _refusing_devices(convert):
-    """Of RPC. TensorPipe has a channel for CUDA's memory alone, and a map for another device ends
+    """For RPC. TensorPipe has a channel for CUDA's memory alone, and a map for another device ends
     the process in a thread of the agent."""
 
     def convert_or_refuse(given):

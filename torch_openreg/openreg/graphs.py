@@ -8,7 +8,7 @@
     x.copy_(batch)            # the same memory, with other values
     graph.replay()            # y has what the model makes of it
 
-docs/graphs.md says what can be captured, and what goes wrong how.
+docs/graphs.md lists what can be captured, and the errors.
 """
 
 import functools
@@ -35,20 +35,20 @@ __all__ = [
 ]
 
 
-# Read here, because under as_cuda() the names are this file's. What they take depends on PyTorch's
+# Read here, because under as_cuda() the names are this file's. Their arguments depend on PyTorch's
 # version.
 _THEIRS = torch.cuda.graphs.make_graphed_callables
 _SIGNATURE = inspect.signature(torch.cuda.graphs.graph)
 
 
 def is_current_stream_capturing():
-    """Whether the current stream's work is being captured into a graph. No use of a device."""
+    """Whether the current stream's work is being captured into a graph. Does not use a device."""
     return _C._is_current_stream_capturing()
 
 
 class Graph(torch.accelerator.Graph):
-    """``torch.accelerator.Graph``, whose ``capture_begin`` takes what that of
-    ``torch.cuda.CUDAGraph`` does.
+    """``torch.accelerator.Graph``, whose ``capture_begin`` accepts the arguments of
+    ``torch.cuda.CUDAGraph``'s.
 
     Args:
         keep_graph: the graph is instantiated by ``instantiate`` or the first ``replay``, not by
@@ -78,7 +78,7 @@ class Graph(torch.accelerator.Graph):
         )
 
     def register_generator_state(self, generator):
-        """Does nothing, and is there for programs written for ``torch.cuda.CUDAGraph``: `generator`
+        """Does nothing; it exists for programs written for ``torch.cuda.CUDAGraph``. `generator`
         becomes the graph's when a capture draws from it."""
 
 
@@ -105,7 +105,7 @@ class graph:
         check_input_liveness: as of ``Graph.capture_begin``.
     """
 
-    default_capture_stream = None  # of all devices' captures, for who sets it
+    default_capture_stream = None  # of all devices' captures, for programs that set it
     __signature__ = _SIGNATURE
 
     def __init__(self, *args, **kwargs):
@@ -144,7 +144,7 @@ class graph:
         try:
             if exception[0] is None:
                 self.cuda_graph.capture_end()
-            else:  # a part of the step is no graph
+            else:  # an incomplete step is no graph
                 self.cuda_graph.reset()
         except BaseException:
             self.cuda_graph.reset()  # the capture goes on if another stream is current
@@ -154,7 +154,7 @@ class graph:
 
 
 class _Torch:
-    """``torch``, as a function of ``torch.cuda.graphs`` is to see it."""
+    """``torch``, as it appears to a function of ``torch.cuda.graphs``."""
 
     def __init__(self):
         self.cuda = types.SimpleNamespace(

@@ -71,8 +71,9 @@ __all__ = [
 
 
 def empty_cache(mempool_id=None):
-    """Gives cached blocks that nothing uses back to their devices. May wait for these devices: no
-    queued work may reach memory that goes back. Does nothing before the first use of a device.
+    """Returns cached blocks that are not in use to their devices. May wait for these devices,
+    because queued work must not access returned memory. Does nothing before the first use of a
+    device.
 
     Args:
         mempool_id: the id of a private pool, for its blocks alone. A pool that is in use (a graph
@@ -104,8 +105,8 @@ def memory_stats_as_nested_dict(device=None):
     ``peak``, ``allocated``, ``freed``. Without pools: ``oversize_allocations``,
     ``oversize_segments``. Plain counts: ``num_alloc_retries``, ``num_ooms``,
     ``num_sync_all_streams``, ``num_device_alloc``, ``num_device_free``, ``max_split_size``.
-    ``reserved_bytes_by_private_pools``: ``reserved_bytes`` of each private pool that somebody
-    holds, by its id; they are in the other figures too.
+    ``reserved_bytes_by_private_pools``: ``reserved_bytes`` of each private pool that has a holder,
+    by its id; the other figures include them.
     """
     index = device_index(device)
     if not is_initialized():
@@ -128,7 +129,7 @@ def memory_allocated(device=None):
 
 
 def max_memory_allocated(device=None):
-    """The most bytes there were in live tensors on `device` since the start, or since
+    """The peak of bytes in live tensors on `device` since the start, or since
     reset_peak_memory_stats."""
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
@@ -139,13 +140,13 @@ def memory_reserved(device=None):
 
 
 def max_memory_reserved(device=None):
-    """The most bytes of `device` that the allocator held since the start, or since
+    """The peak of bytes of `device` that the allocator held since the start, or since
     reset_peak_memory_stats."""
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device=None):
-    """Lets the peaks of `device` start from the present values."""
+    """Resets the peaks of `device` to the present values."""
     torch.accelerator.reset_peak_memory_stats(device_index(device))
 
 
@@ -183,14 +184,12 @@ def _reset_peaks_by_old_name(name, device):
 
 
 def reset_max_memory_allocated(device=None):
-    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew, and warns
-    (FutureWarning)."""
+    """An old name of reset_peak_memory_stats, of `device`; it warns (FutureWarning)."""
     _reset_peaks_by_old_name("reset_max_memory_allocated", device)
 
 
 def reset_max_memory_cached(device=None):
-    """An old name of reset_peak_memory_stats: lets every peak of `device` start anew, and warns
-    (FutureWarning)."""
+    """An old name of reset_peak_memory_stats, of `device`; it warns (FutureWarning)."""
     _reset_peaks_by_old_name("reset_max_memory_cached", device)
 
 
@@ -211,7 +210,7 @@ def reset_accumulated_host_memory_stats():
 
 
 def reset_peak_host_memory_stats():
-    """Lets the peaks of the pinned host memory start from the present values."""
+    """Resets the peaks of the pinned host memory to the present values."""
     _C._memory_reset_peak_host_stats()
 
 
@@ -219,19 +218,19 @@ def reset_peak_host_memory_stats():
 
 
 def mem_get_info(device=None):
-    """(bytes free, bytes in all) of `device`. What the allocator caches is not free."""
+    """(bytes free, bytes in total) of `device`. Memory that the allocator caches is not free."""
     return _C._mem_get_info(device_index(device))
 
 
 def device_memory_used(device=None):
-    """Bytes of `device` that are not free: tensors, and what the allocator caches."""
+    """Bytes of `device` that are not free: tensors, and the allocator's cache."""
     free, total = mem_get_info(device)
     return total - free
 
 
 def list_gpu_processes(device=None):
     """The processes that use `device` and the memory they take, in CUDA's words: this process, once
-    it has used the device. It waits for nothing."""
+    it has used the device. Does not wait."""
     index = device_index(device)
     if not _C._is_active(index):
         return f"GPU:{index}\nno processes are running"
@@ -240,7 +239,7 @@ def list_gpu_processes(device=None):
 
 
 def memory_usage(device=None):
-    """Raises NotImplementedError: nothing measures how busy the memory of `device` is."""
+    """Raises NotImplementedError: the memory traffic of `device` is not measured."""
     device_index(device)
     raise NotImplementedError(
         "openreg does not measure how busy device memory is: for how full it is, use mem_get_info()"
@@ -248,10 +247,10 @@ def memory_usage(device=None):
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Lets the allocator hold no more than a part of the capacity of `device`.
+    """Limits what the allocator may hold to a part of the capacity of `device`.
 
-    What it holds beyond that stays until it is freed. An allocation that would go beyond raises
-    torch.OutOfMemoryError.
+    Memory that it holds beyond the limit stays until it is freed. An allocation that would exceed
+    the limit raises torch.OutOfMemoryError.
 
     Args:
         fraction: a float from 0.0 to 1.0. Another type raises TypeError, another value ValueError.
@@ -272,17 +271,17 @@ def get_per_process_memory_fraction(device=None):
 
 
 def get_allocator_backend():
-    """The name of the allocator: "native", PyTorch's word for one that caches blocks by itself."""
+    """The name of the allocator: "native", PyTorch's word for one that caches blocks itself."""
     return "native"
 
 
 def caching_allocator_alloc(size, device=None, stream=None):
-    """Allocates device memory and returns its address; caching_allocator_delete gives it back.
+    """Allocates device memory and returns its address; caching_allocator_delete frees it.
 
     Args:
         size: in bytes. A negative one raises ValueError.
         device: the device.
-        stream: whose work will use the memory: a stream, its id, or None for the current one.
+        stream: its work will use the memory: a stream, its id, or None for the current one.
             Anything else raises TypeError.
     """
     _lazy_init()
@@ -299,8 +298,8 @@ def caching_allocator_alloc(size, device=None, stream=None):
 
 
 def caching_allocator_delete(mem_ptr):
-    """Gives back `mem_ptr`, an address that caching_allocator_alloc has returned. Another address
-    raises RuntimeError."""
+    """Frees `mem_ptr`, an address that caching_allocator_alloc has returned. Another address raises
+    RuntimeError."""
     _C._memory_free(mem_ptr)
 
 
@@ -310,7 +309,7 @@ def caching_allocator_delete(mem_ptr):
     category=FutureWarning,
 )
 def _set_allocator_settings(env):
-    """Changes the settings: `env` is what PYTORCH_ALLOC_CONF may be."""
+    """Changes the settings: `env` has the format of PYTORCH_ALLOC_CONF."""
     torch._C._accelerator_setAllocatorSettings(env)
 
 
@@ -345,7 +344,7 @@ _WIDTH = 75
 
 
 def _scaled(value, leader, units, base, limit):
-    """`value` in the unit in which `leader`, the row's total, is readable."""
+    """Formats `value` in the unit that makes `leader`, the row's total, readable."""
     unit = 0
     while leader >= limit and unit < len(units) - 1:
         leader /= base
@@ -381,7 +380,7 @@ def _table(stats, abbreviated):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """The statistics of `device` as a table to print. `abbreviated` leaves out the two pools."""
+    """The statistics of `device` as a table to print. `abbreviated` omits the two pools."""
     index = device_index(device)
     stats = memory_stats_as_nested_dict(index)
     if not stats:

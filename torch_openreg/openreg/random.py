@@ -1,6 +1,7 @@
 """Random numbers: a default generator for each device, a seed and a counter on the host.
 
-Nothing here is a use of a device. Seeding before first use is kept until the generator is made.
+No function here uses a device. A seed that is set before first use is kept until the generator is
+made.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ def _seed_bits(seed):
 
 
 class _DefaultGenerators(Sequence):
-    """A sequence of the default generators, one for each device. A generator is made when it is
-    first asked for; asking is no use of its device."""
+    """A sequence of the default generators, one for each device. A generator is created at its
+    first access, which does not use its device."""
 
     def __len__(self):
         return _C._device_count()
@@ -62,12 +63,12 @@ def _get_generator(device):
 
 
 def _get_rng_state_offset(device="openreg"):
-    """How many draws the default generator of `device` has made since it was seeded."""
+    """The number of draws from the default generator of `device` since it was seeded."""
     return _get_generator(device).get_offset()
 
 
 def _set_rng_state_offset(offset, device="openreg"):
-    """Lets the default generator of `device` go on as after `offset` draws with its seed."""
+    """Makes the default generator of `device` continue after `offset` draws with its seed."""
     _get_generator(device).set_offset(offset)
 
 

@@ -28,7 +28,7 @@ def _name(stream):
 
 
 def _check_type(value, kind):
-    # torch.Stream and torch.Event read an object of any other type as if it were one of theirs.
+    # torch.Stream and torch.Event would read an object of any other type as one of theirs.
     if not isinstance(value, kind):
         raise TypeError(f"expected a torch.{kind.__name__}, got {type(value).__name__}")
 
@@ -41,15 +41,15 @@ def _check_stream(stream):
 
 
 class Stream(torch.Stream):
-    """A queue of one device's work. Nothing orders two streams unless the program asks for it.
+    """A queue of one device's work. Two streams are ordered only where the program requests it.
 
     Args:
         device: the device; None is the current one.
         priority: 0 is the least urgent, and lower numbers are more urgent. A number outside the
             device's range is taken as the nearest inside.
-        name: what reports call it; None: they say which line made it. What is no string raises
-            TypeError. For a new stream only.
-        kwargs: what torch.Stream uses to name an existing stream.
+        name: its name in reports; None: they show the line that made it. A value that is not a
+            string raises TypeError. For a new stream only.
+        kwargs: torch.Stream's arguments that name an existing stream.
 
     Streams come from a pool, in turn, so two objects may name one stream. They compare equal then.
     As a context manager, a stream is current inside: see StreamContext.
@@ -68,13 +68,13 @@ class Stream(torch.Stream):
 
     @property
     def priority(self):
-        """The priority in force, which is 0 or negative."""
+        """The effective priority, which is 0 or negative."""
         return _C._stream_priority(_name(self))
 
     @staticmethod
     def priority_range():
         """(the least urgent priority, the most urgent one), of every device: 0 and a negative
-        number. No use of a device."""
+        number. Does not use a device."""
         return _C._stream_priority_range()
 
     @property
@@ -88,14 +88,14 @@ class Stream(torch.Stream):
         return ctypes.c_uint64(self.openreg_stream)
 
     def wait_event(self, event):
-        """Lets work queued on this stream from now on wait for the newest record of `event`. The
-        host does not wait. What is no torch.Event raises TypeError."""
+        """Makes work queued on this stream from now on wait for the newest record of `event`. The
+        host does not wait. An argument that is not a torch.Event raises TypeError."""
         _check_type(event, torch.Event)
         super().wait_event(event)
 
     def wait_stream(self, stream):
-        """Lets work queued on this stream from now on wait for all that is queued on `stream` so
-        far. The host does not wait. What is no torch.Stream raises TypeError."""
+        """Makes work queued on this stream from now on wait for all work queued on `stream` so far.
+        The host does not wait. An argument that is not a torch.Stream raises TypeError."""
         _check_type(stream, torch.Stream)
         super().wait_stream(stream)
 
@@ -115,10 +115,10 @@ class ExternalStream(Stream):
     """A stream that other code has made with ``orStreamCreate``, and will destroy.
 
     Args:
-        stream_ptr: the handle (``orStream_t``), also as ``native_handle`` gives it. What is no
-            integer raises TypeError, a number outside 64 bits ValueError.
-        device: its device; None is the current one. Another device than the handle's own raises
-            RuntimeError, and so does any use after the stream was destroyed.
+        stream_ptr: the handle (``orStream_t``), also as ``native_handle`` returns it. A value that
+            is not an integer raises TypeError, a number outside 64 bits ValueError.
+        device: its device; None is the current one. A device other than the handle's own raises
+            RuntimeError; any use after the stream was destroyed raises it too.
     """
 
     def __new__(cls, stream_ptr, device=None):
@@ -134,16 +134,16 @@ class ExternalStream(Stream):
 
 
 def get_stream_from_external(data_ptr, device=None):
-    """The stream of the handle `data_ptr` that other code has made, on `device`: see
+    """The stream that other code has made, with the handle `data_ptr`, on `device`: see
     ExternalStream."""
     return ExternalStream(data_ptr, device)
 
 
 class Event(torch.Event):
-    """A mark in a stream's work that other streams and the host can wait for.
+    """A position in a stream's work that other streams and the host can wait for.
 
     Args:
-        enable_timing: whether elapsed_time may be asked for.
+        enable_timing: whether elapsed_time can be used.
         blocking: ignored, as a waiting host always sleeps.
         interprocess: not supported: True raises NotImplementedError.
         external: not supported: True raises NotImplementedError.
@@ -162,7 +162,7 @@ class Event(torch.Event):
                 f"{type_name()} events cannot be external: in a capture, record() and wait() are "
                 "order between its streams, and no part of the graph"
             )
-        # An event belongs to no device before its first record: none is asked for.
+        # An event belongs to no device before its first record, so its own is not queried.
         where = "openreg" if device is None else torch.device("openreg", device_index(device))
         return super().__new__(cls, device=where, enable_timing=enable_timing, blocking=blocking)
 
@@ -172,14 +172,14 @@ class Event(torch.Event):
         return ctypes.c_uint64(self.event_id)
 
     def record(self, stream=None):
-        """Marks the work queued so far on `stream`; None is the current stream. The host does not
-        wait."""
+        """Records the position after the work queued so far on `stream`; None is the current
+        stream. The host does not wait."""
         if stream is not None:
             _check_type(stream, torch.Stream)
         super().record(stream)
 
     def wait(self, stream=None):
-        """Lets work queued on `stream` from now on wait for the newest record. The host does not
+        """Makes work queued on `stream` from now on wait for the newest record. The host does not
         wait. None is the current stream; it may be a stream of another device."""
         if stream is not None:
             _check_type(stream, torch.Stream)
@@ -196,7 +196,7 @@ class Event(torch.Event):
 
 
 class _Entered(threading.local):
-    """What was current before each context that the thread is in, the innermost last."""
+    """What was current before each context that the thread has entered, the innermost last."""
 
     def __init__(self):
         self.before = {}
@@ -219,8 +219,8 @@ def _exit(stream):
 
 
 class StreamContext:
-    """A context in which `stream` is current on its device, and its device is current. What was
-    current before is current again after it. None changes nothing."""
+    """A context in which `stream` is current on its device, and its device is current. The previous
+    ones are current again after it. None changes nothing."""
 
     def __init__(self, stream):
         if stream is not None:
@@ -239,9 +239,9 @@ class StreamContext:
 def _mend_contexts():
     """``with stream`` for streams of openreg devices.
 
-    PyTorch's own does nothing where the stream is current on its device, though another device may
-    be current; it makes a bad stream's device current before it raises; and it keeps what was
-    current before in the stream object, which threads may share.
+    PyTorch's own does nothing where the stream is current on its device, although another device
+    may be current. It makes a bad stream's device current before it raises. And it keeps the
+    previous stream in the stream object, which threads may share.
     """
     enter, exit_ = torch.Stream.__enter__, torch.Stream.__exit__
 
@@ -289,7 +289,7 @@ def current_stream(device=None):
 
 
 def default_stream(device=None):
-    """The default stream of `device`, which is always there."""
+    """The default stream of `device`, which always exists."""
     return _wrap(0, device_index(device))
 
 

@@ -42,17 +42,18 @@ __all__ = [
 
 _MODES = ("error", "warn")
 
-# Held to switch it on or off, which threads may do at once: what follows them comes and goes with
-# the core's part. A signal handler or a finalizer may come to the thread that has it.
+# Held to switch it on or off, which several threads may do at once: the patches that follow threads
+# are added and removed with the core's part. Re-entrant, because a signal handler or a finalizer
+# may run on the thread that holds it.
 _switch = threading.RLock()
 os.register_at_fork(after_in_child=_switch._at_fork_reinit)
 
-_last = threading.local()  # the report whose text was asked for last, by each thread
+_last = threading.local()  # the report whose text was requested last, by each thread
 
 
 class DataRaceError(RuntimeError):
-    """Two accesses to the same memory that nothing orders, of which one writes; or a read of memory
-    that nothing has written. `text` is its message."""
+    """Two accesses to the same memory that nothing orders, of which one writes; or a read of
+    uninitialized memory. `text` is its message."""
 
     __module__ = "torch.openreg.sanitizer"
 
@@ -70,7 +71,7 @@ def _text(given):
 
 
 def _warn(text):
-    """Of memory that the host has touched, in its line, which may have called others that did."""
+    """Warns of a host access, in its line; a function that this line called may have made it."""
     line = _last.report.later.line
     if line is None:
         warnings.warn(text, stacklevel=1)
@@ -87,8 +88,8 @@ _serial = itertools.count(1)
 class _Unraised:
     """Raises itself as a filter of warnings, or is taken.
 
-    PyTorch issues the warnings of an operator when this returns to Python, and an exception that
-    comes out of a filter is the operator's.
+    PyTorch issues an operator's warnings when it returns to Python, and an exception from a filter
+    becomes the operator's.
     """
 
     def __init__(self, text):
@@ -123,13 +124,13 @@ def _take_all():
 
 
 def _take_left():
-    """Also what threads have touched without a call, and were not told of."""
+    """Includes accesses that threads have made without a call, and that have not been raised."""
     return _take_all() + _C._sanitizer_left()
 
 
 def _note_backward(task):
-    """The engine's thread asks who waits for the backward pass that it is in. While one thread
-    does, that is the one."""
+    """The engine's thread looks up the thread that waits for its backward pass. If exactly one
+    thread waits, that is the one."""
     run = _graph._engine_run_backward.__code__
     waiting = [frame for frame in sys._current_frames().values() if frame.f_code is run]
     if len(waiting) == 1:
@@ -160,7 +161,7 @@ os.register_at_fork(after_in_child=_take_all)  # they are the parent's
 
 
 class _Enabled:
-    """What was there before, again at the end."""
+    """Restores the previous state at the end."""
 
     def __init__(self, outer):
         self._outer = outer
@@ -169,7 +170,7 @@ class _Enabled:
         return self
 
     def __exit__(self, error_type, *rest):
-        if _C._in_forked_child():  # where no device works
+        if _C._in_forked_child():  # no device works there
             return False
         if self._outer is not None:
             _switch_on(*self._outer)
@@ -179,12 +180,12 @@ class _Enabled:
         except DataRaceError as error:
             if error_type is None:
                 raise
-            warnings.warn(str(error), stacklevel=2)  # what is on its way goes on
+            warnings.warn(str(error), stacklevel=2)  # an exception is already on its way
         return False
 
 
 def _switch_on(*settings):
-    """The settings before; None: it was off."""
+    """Returns the previous settings; None: it was off."""
     from . import _threads  # off, it costs nothing
 
     with _switch:
@@ -199,27 +200,27 @@ def _switch_on(*settings):
 def enable(mode="error", stacks=True, initcheck=None, possible=True):
     """Switches the sanitizer on, for the whole process. Does not wait.
 
-    Used as a context manager, it puts the sanitizer back at the end into the state that it had
-    before: off, or on in its earlier mode.
+    Used as a context manager, it restores the sanitizer's previous state at the end: off, or on in
+    its earlier mode.
 
     Args:
         mode: ``"error"``: each call that makes the later access of a conflict raises DataRaceError,
             before the operator is queued. Copies raise when they are queued. Operators of the host
-            on pinned memory raise when they have run; where PyTorch does not let them, the thread's
+            on pinned memory raise when they have run; where PyTorch prevents that, the thread's
             next call of the device raises. What the host does to pinned memory by NumPy, ctypes or
             C++ raises right after it in Python's main thread, in others at the thread's next call
-            of the device. What turns out to be a conflict only when an event is
-            signalled is raised at the thread's next call that finds it. ``"warn"``: a UserWarning
-            in the same places, once for each report. Another mode raises ValueError.
+            of the device. A conflict that is decided only when an event is signalled raises at
+            the thread's next call that finds it. ``"warn"``: a UserWarning in the same places,
+            once for each report. Another mode raises ValueError.
         stacks: whether the Python stack of each access is kept.
-        initcheck: whether a read of device memory is reported, too, of which some bytes have not
+        initcheck: whether a read of device memory is also reported if some of its bytes have not
             been written since the caching allocator handed them out, from now on. None: as
-            OPENREG_INITCHECK says.
-        possible: whether a conflict is reported of an operator that touches some of its bytes only,
-            of which it is not known which: index operators whose indices the host does not know.
+            OPENREG_INITCHECK is set.
+        possible: whether conflicts of partial accesses are reported: of index operators that touch
+            some bytes only, by indices that the host does not have.
 
-    It does not know what was queued before. If it is on already, these settings change; what it
-    knows, and the reports, stay.
+    Work queued before is not seen. If the sanitizer is on already, these settings change; the
+    accesses recorded so far and the reports stay.
     """
     if mode not in _MODES:
         raise ValueError(f"mode is {mode!r}; allowed are 'error' and 'warn'")
@@ -231,7 +232,7 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
 def disable():
     """Switches the sanitizer off. The reports stay until they are cleared.
 
-    Raises DataRaceError if an error of the host, in any thread, has not been raised yet.
+    Raises DataRaceError if an error of the host, on any thread, has not been raised yet.
     """
     with _switch:
         if _C._sanitizer_active():
@@ -251,25 +252,25 @@ def is_enabled():
 
 def reports():
     """The conflicts that were found since the sanitizer was enabled or cleared: a list of Report,
-    in the order in which they were found. Does not wait, so synchronise first where an event may
-    still decide.
+    in the order of their discovery. Does not wait, so synchronise first where an event may still
+    decide.
 
     A pair of operators on the same streams and address is reported once. At most 1000 reports are
-    kept; later conflicts raise or warn all the same.
+    kept; later conflicts still raise or warn.
     """
     return [make_report(given) for given in _C._sanitizer_reports()]
 
 
 def clear():
-    """Forgets the reports, and the errors that have not been raised yet. A tool that watches this
-    process forgets them, too, and those of the processes that it has started."""
+    """Deletes the reports and the errors that have not been raised yet. A tool that watches this
+    process deletes its copies too, and those of the processes that this one has started."""
     _clear()
     _processes.send("cleared")
     _processes.discard()
 
 
 def _clear():
-    """Those of this process."""
+    """Deletes those of this process."""
     _take_all()
     _C._sanitizer_clear()
     _processes.forget_sent()

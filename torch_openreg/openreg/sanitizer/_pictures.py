@@ -1,14 +1,13 @@
-"""Pictures of a race: streams as rows, time to the right, the waits that there are and the one that
-is missing."""
+"""Pictures of a race: streams as rows, time to the right, existing waits and the missing one."""
 
 import os
 from typing import NamedTuple
 
 
 class Edge(NamedTuple):
-    """A wait: what `source` was given until the moment `recorded` is over for what `target` is
-    given from `waited` on. A stream is its ``native_handle``; 0 is the host as a target, and all of
-    a device as a source."""
+    """A wait: the work given to `source` until the moment `recorded` is over before the work given
+    to `target` from `waited` on. A stream is its ``native_handle``; 0 is the host as a target, and
+    a whole device as a source."""
 
     source: int
     target: int
@@ -30,7 +29,7 @@ class _Row(NamedTuple):
 
 
 class _Picture:
-    """Rows and columns: what the text and the drawing have in common."""
+    """Rows and columns, shared by the text and the drawing."""
 
     def __init__(self, report, label):
         self.sides = {"A": report.earlier, "B": report.later}
@@ -67,14 +66,14 @@ class _Picture:
 
 
 def _places(picture):
-    """Of the waits the letters in their rows: (row, column, letter)."""
+    """The letters of the waits in their rows: (row, column, letter)."""
     for number, edge in enumerate(picture.edges, 1):
         yield picture.index[edge.source], picture.column[edge.recorded], f"{number}>"
         yield picture.index[edge.target], picture.column[edge.waited], f">{number}"
 
 
 def text(report, label):
-    """The picture as text. `label` gives the name of a stream by its handle."""
+    """Returns the picture as text. `label` maps a stream's handle to its name."""
     picture = _Picture(report, label)
     marks = {at: letter for letter, at in picture.at.items()}
     marks.update({(row, column): mark for row, column, mark in _places(picture)})
@@ -136,7 +135,7 @@ def _svg(report, label):
 
 
 def save(report, path, label):
-    """Writes the picture to a file, as its ending says."""
+    """Writes the picture to a file, in the format of its ending."""
     ending = os.path.splitext(path)[1]
     if ending not in (".svg", ".txt"):
         raise ValueError(f"a picture's file ends in .svg or .txt, not {ending!r} ({path!r})")

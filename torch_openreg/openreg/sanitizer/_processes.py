@@ -2,11 +2,11 @@
 
 A tool that sums up races (``run --sanitize``, the pytest plugin) has a Watch. The processes that it
 starts inherit OPENREG_SANITIZER and, in OPENREG_SANITIZER_REPORTS, the name of a file of the Watch,
-and hand both on to theirs. A process appends each report to the file in one write when it is made,
-because it may be killed. A process that has a Watch of its own sends nothing: the innermost
-tool reports.
+and pass both on to theirs. A process appends each report to the file in one write when it is made,
+because it may be killed. A process with a Watch of its own sends nothing: the innermost tool
+reports.
 
-Nothing here takes a lock of Python's: the sanitizer treats a lock as order between its threads.
+Nothing here takes a Python lock, because the sanitizer treats a lock as order between its threads.
 """
 
 import base64
@@ -29,11 +29,11 @@ MODE = "OPENREG_SANITIZER"
 REPORTS = "OPENREG_SANITIZER_REPORTS"
 _SETTINGS = {"error": "1", "warn": "warn"}
 
-# multiprocessing's fork server has the environment of its own start, so the file's name also goes
-# with each process, in what multiprocessing hands from a process to those it starts.
+# multiprocessing's fork server has the environment of its own start. So the file's name is also
+# passed with each process, in the data that multiprocessing hands to a process at its start.
 _CONFIG = "openreg_sanitizer_reports"
 
-# Audit events of a process that is started: where the command is, and its environment.
+# Audit events of a started process: where the command is, and its environment.
 _STARTS = {
     "subprocess.Popen": (1, 3),
     "os.posix_spawn": (1, 2),
@@ -42,9 +42,9 @@ _STARTS = {
 }
 _COMMAND_LENGTH = 60
 
-_OF_CORE = b"C:"  # a record that it has written, where there is no PyTorch
+_OF_CORE = b"C:"  # a record of the core, from a process without PyTorch
 
-# As they are at the import: while a test runs, they may be replaced.
+# Taken at the import: a test may replace them while it runs.
 _open, _list_folder = open, os.listdir
 
 _watches = []  # of this process, the innermost last
@@ -57,7 +57,7 @@ class Process(NamedTuple):
     """A process that was watched."""
 
     pid: int
-    start: str | None  # of its begin, as numbers of processes are used again
+    start: str | None  # its start time, because process numbers are reused
     name: str
 
     @classmethod
@@ -97,7 +97,7 @@ def _start_of(pid):
 
 
 def _home():
-    """The file that records of this process go to, or None."""
+    """The file for this process's records, or None."""
     if _watches or not _is_following:
         return None
     config = getattr(multiprocessing.process.current_process(), "_config", {})
@@ -105,7 +105,7 @@ def _home():
 
 
 def has_home():
-    """Whether the reports of this process go to another one."""
+    """Whether this process sends its reports to another one."""
     return bool(_home())
 
 
@@ -121,7 +121,7 @@ def send(kind, content=None):
             os.write(file, b"\n%b\n" % record)  # on its own line, whatever was cut off before it
         finally:
             os.close(file)
-    except OSError as error:  # the home has ended, or cannot be seen from here
+    except OSError as error:  # the home has ended, or cannot be reached from here
         if kind == "report":
             print(f"torch_openreg: a report was not sent to {path}: {error}", file=sys.stderr)
 
@@ -131,18 +131,18 @@ def _send_use():
 
 
 def send_reports():
-    """Each once."""
+    """Sends each report once."""
     global _sent
     if not has_home() or _C._in_forked_child():
         return
     for given in _C._sanitizer_reports(_sent + 1):
-        if given["number"] > _sent:  # by another thread, meanwhile
+        if given["number"] > _sent:  # another thread may have sent it meanwhile
             _sent = given["number"]
             send("report", make_report(given))
 
 
 def forget_sent():
-    """Reports are numbered from 1 again."""
+    """From here on reports are numbered from 1 again."""
     global _sent
     _sent = 0
 
@@ -160,7 +160,7 @@ def used_devices():
 
 
 def _finish_with_multiprocessing(_=None):
-    """It ends its processes without running the functions of atexit."""
+    """multiprocessing ends its processes without running atexit's functions."""
     util.Finalize(None, send_end, exitpriority=-1)
 
 
@@ -199,12 +199,12 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 def _on_audit_event(event, arguments):
     if event in _STARTS and (_watches or has_home()):
-        with contextlib.suppress(Exception):  # which the call itself raises
+        with contextlib.suppress(Exception):  # the call itself raises it
             _look_at_start(arguments, *_STARTS[event])
 
 
 def _spawn_of_multiprocessing(spawn, path, args, passfds):
-    """It starts processes without an audit event."""
+    """Called for functions that start processes without an audit event."""
     if _watches or has_home():
         _look_at_start((args,), 0, None)
     return spawn(path, args, passfds)
@@ -214,7 +214,7 @@ def _look_at_start(arguments, command, environment):
     given = None if environment is None else arguments[environment]
     given = os.environ if given is None else given
     variables = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
-    if REPORTS in variables or variables.get(MODE) == "0":  # it is watched, or is not to be
+    if REPORTS in variables or variables.get(MODE) == "0":  # watched, or excluded on purpose
         return
     if _watches:
         _watches[-1].unwatched[_text_of(arguments[command])] = None
@@ -232,7 +232,7 @@ def _text_of(command):
 
 
 class Watched(NamedTuple):
-    """What the processes of a Watch were, for its summary."""
+    """What the processes of a Watch did, for its summary."""
 
     processes: int = 0  # that have used a device
     devices: tuple = ()
@@ -258,7 +258,7 @@ class Watched(NamedTuple):
         return f"{text} on {', '.join(self.devices)}" if self.devices else text
 
     def gaps(self):
-        """Lines about what was not seen."""
+        """Lines about what was not watched."""
         if self.unwatched:
             yield f"not watched, as {REPORTS} is not in their environment: {_list(self.unwatched)}"
         if self.elsewhere:
@@ -275,7 +275,7 @@ def _list(texts, most=5):
 
 
 class Watch:
-    """Collects what the processes report that this one starts, until it is closed.
+    """Collects the reports of the processes that this one starts, until it is closed.
 
     Args:
         mode: the sanitizer's there, ``"error"`` or ``"warn"``.
@@ -284,7 +284,7 @@ class Watch:
     def __init__(self, mode):
         self._pid = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="openreg-sanitizer-")
-        self._starters = []  # by the names of the files, which are their places here
+        self._starters = []  # by the names of the files, which are indices here
         self._read = {}  # of each file, how many bytes
         self._reports = {}  # not taken yet, by process and number: (starter, Report)
         self._processes = {}  # that have used a device, by identity
@@ -304,31 +304,31 @@ class Watch:
         self.begin(None)
 
     def is_here(self):
-        """Whether this is its process, and none that was forked from it."""
+        """Whether this is its own process, not a fork of it."""
         return os.getpid() == self._pid
 
     def begin(self, starter):
-        """Processes that are started from now on are those of `starter`."""
+        """Processes that are started from now on belong to `starter`."""
         if self.is_here():
             path = os.path.join(self._folder, str(len(self._starters)))
             self._starters.append(starter)
             os.environ[REPORTS] = self._config[_CONFIG] = path
 
     def take(self):
-        """What was reported since this was last asked: (starter, Report) each."""
+        """Returns the reports since the last call: (starter, Report) each."""
         self._read_files()
         taken = list(self._reports.values())
         self._reports.clear()
         return taken
 
     def discard(self):
-        """Forgets what processes of the newest starter have reported."""
+        """Deletes the reports of processes of the newest starter."""
         self._read_files()
         newest = self._starters[-1]
         self._reports = {k: pair for k, pair in self._reports.items() if pair[0] is not newest}
 
     def watched(self):
-        """A Watched, of this process, too."""
+        """Returns a Watched that includes this process."""
         own = used_devices()
         running = [
             str(process)
@@ -367,7 +367,7 @@ class Watch:
         with _open(os.path.join(self._folder, name), "rb") as file:
             file.seek(self._read.get(name, 0))
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]  # what follows is being written
+        whole = text[: text.rfind(b"\n") + 1]  # the rest is still being written
         self._read[name] = self._read.get(name, 0) + len(whole)
         return filter(None, whole.split(b"\n"))
 
@@ -377,7 +377,7 @@ class Watch:
             return
         try:
             kind, process, devices, content = pickle.loads(base64.b64decode(line))
-        except Exception:  # cut off as its process was killed, or another version's
+        except Exception:  # cut off when its process was killed, or from another version
             self._unreadable += 1
             return
         if kind == "unwatched":
@@ -389,7 +389,7 @@ class Watch:
             self._ended.add(process.identity)
         else:
             self._processes[process.identity] = process
-        if process.identity in self._processes:  # and is not of an inner tool
+        if process.identity in self._processes:  # unless it belongs to an inner tool
             self._devices.update(devices)
         if kind == "report":
             report = content._replace(process=str(process))
@@ -397,6 +397,6 @@ class Watch:
 
 
 def discard():
-    """Forgets what processes have reported so far, because the program expects it."""
+    """Deletes the processes' reports so far, because the program expects them."""
     if _watches:
         _watches[-1].discard()

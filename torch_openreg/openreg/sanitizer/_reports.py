@@ -1,4 +1,4 @@
-"""What the sanitizer has found, for people: Report, and the text of one."""
+"""The sanitizer's findings for people: Report, and its text."""
 
 import functools
 import itertools
@@ -31,8 +31,8 @@ class Frame(NamedTuple):
 
 @functools.cache
 def _folders():
-    """Of files that are not the user's, with whose they are; before them the demo, which is a
-    program of the user's wherever it is installed."""
+    """Folders of files that are not the user's, with their owners. The demo comes first: it is a
+    user's program wherever it is installed."""
     return (
         (os.path.join(_OURS, "_demo.py"), None),
         (os.path.dirname(os.path.abspath(torch.__file__)), "torch"),
@@ -42,7 +42,7 @@ def _folders():
 
 @functools.lru_cache(maxsize=4096)
 def _package(filename):
-    """Whose file it is; None: the user's."""
+    """The file's owner; None: the user."""
     for folder, name in _folders():
         if filename.startswith(folder):
             return name
@@ -54,7 +54,7 @@ def _package(filename):
 
 
 def user_frame(frames):
-    """The innermost frame of the user's own code; without any, the innermost; None of no frames."""
+    """The innermost frame of the user's own code, or else the innermost; None without frames."""
     own = (frame for frame in frames or () if _package(frame.filename) is None)
     return next(own, frames[0] if frames else None)
 
@@ -64,7 +64,7 @@ def _folded(count, names):
 
 
 def _stack_text(called, frames, indent="    "):
-    """`called` with the frames below it: the user's, the others as counts."""
+    """`called` with the frames below it: the user's frames, and counts of the others."""
     if all(_package(frame.filename) for frame in frames):
         lines = [str(frame) for frame in frames]
     else:
@@ -113,8 +113,8 @@ class Access(NamedTuple):
 
     @property
     def line(self):
-        """The innermost Frame that is not of an installed package, of the forward pass for a node
-        of autograd. None without a stack."""
+        """The innermost Frame outside installed packages; for a node of autograd that of the
+        forward pass. None without a stack."""
         return user_frame(self.forward or self.stack)
 
     def __str__(self):
@@ -141,7 +141,7 @@ class Access(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A conflict: two accesses that nothing orders, or a read of what nothing has written."""
+    """A conflict: two accesses that nothing orders, or a read of uninitialized memory."""
 
     number: int
     earlier: Access
@@ -161,15 +161,15 @@ class Report(NamedTuple):
 
     @property
     def kind(self):
-        """``"race"``, ``"possible race"`` (one side touches some of its bytes only, which may be
-        others) or ``"uninitialized"`` (nothing has written what is read)."""
+        """``"race"``, ``"possible race"`` (one access is partial, and may not touch the other's
+        bytes) or ``"uninitialized"`` (the bytes read have not been written)."""
         if self.earlier.operator == "allocation":
             return "uninitialized"
         return "possible race" if self.earlier.some or self.later.some else "race"
 
     @property
     def _identity(self):
-        """What two runs of the same program share."""
+        """What is equal in two runs of the same program."""
         sides = (self.earlier, self.later)
         return self.memory, [(s.operator, s.device, s.is_default, s.write) for s in sides]
 
@@ -199,7 +199,7 @@ class Report(NamedTuple):
 
     def picture(self):
         """The race as text: a row for each stream and for the host, time to the right, the two
-        accesses, the waits that there were, and below them the one that is missing."""
+        accesses, the existing waits, and below them the missing one."""
         return _pictures.text(self, stream_label)
 
     def save(self, path):
@@ -214,7 +214,7 @@ class Report(NamedTuple):
 
 # ---- from what the core tells ----
 
-_backwards = {}  # the engine's number of a backward pass: the frames of who waits for it
+_backwards = {}  # a backward pass, by the engine's number: the frames of its caller
 _KEPT_BACKWARDS = 1000
 
 
@@ -229,12 +229,12 @@ def _frames(stack):
     if stack is None:
         return None
     frames = (Frame(f["filename"], f["line"], f["name"]) for f in stack)
-    # Behind these is whoever runs the program, or explore() the function.
+    # The frames behind these run the program, or are explore() calling the function.
     return tuple(itertools.takewhile(lambda frame: frame.filename not in _RUNNERS, frames))
 
 
 def _name_of(given):
-    """Of a stream, as the core has named it: by the name it was given, or the line that made it."""
+    """The text for a stream that the core has named: its given name, or the line that made it."""
     where = given["where"]
     if given["name"]:
         return re.sub(r"^stream 0x[0-9a-f]+", f'stream "{given["name"]}"', where)
@@ -271,7 +271,7 @@ def _access(given):
 
 
 def make_report(given):
-    """The Report of what the core tells."""
+    """Makes a Report from the core's data."""
     sides = {side: _access(given[side]) for side in ("earlier", "later")}
     advice = given["advice"]
     for side in ("earlier", "later"):

@@ -1,8 +1,8 @@
 """How Python's threads order each other, for the sanitizer (docs/sanitizer.md).
 
-The C types of locks and queues are followed in their methods (csrc/torch/threads.cpp). What there
-is in Python alone is here: the begin and end of threads, an event that is asked, and asyncio; and
-what else of Python's has to know of the sanitizer.
+The methods of C types of locks and queues are followed in csrc/torch/threads.cpp. This file handles
+what exists in Python alone: the begin and end of threads, events that are polled, and asyncio; and
+other parts of Python that must be adapted to the sanitizer.
 """
 
 import _ctypes
@@ -24,7 +24,7 @@ import torch
 
 from ... import _C
 
-# What a method does, as in csrc/torch/threads.cpp.
+# The effects of a method, as in csrc/torch/threads.cpp.
 _IF_TRUE, _IF_FALSE, _ACQUIRES, _RELEASES = range(4)
 _ACQUIRES_ALL, _ALL_IF_ANY, _ALL_IF_PIPE, _ALL_FIRST = range(4, 8)
 
@@ -41,19 +41,23 @@ _METHODS = (
     (_RLOCK, _RELEASES, "release __exit__ _release_save"),
     (queue.SimpleQueue, _RELEASES, "put put_nowait"),
     (queue.SimpleQueue, _ACQUIRES, "get get_nowait empty qsize"),
-    # Through these a thread may hear of another one in ways that cannot be followed.
+    # Through these a thread may receive from another one in ways that cannot be followed.
     (_multiprocessing.SemLock, _ACQUIRES_ALL, "acquire __enter__"),
     (_socket.socket, _ACQUIRES_ALL, "recv recv_into recvfrom recvfrom_into recvmsg recvmsg_into"),
     (_socket.socket, _ACQUIRES_ALL, "_accept"),
     (os, _ACQUIRES_ALL, "read readv pread eventfd_read"),
-    (io.FileIO, _ALL_IF_PIPE, "read readall readinto"),  # which buffered files ask, too
+    (io.FileIO, _ALL_IF_PIPE, "read readall readinto"),  # buffered files call it too
     (fcntl, _ACQUIRES_ALL, "flock lockf"),
     (signal, _ACQUIRES_ALL, "pause sigwait sigwaitinfo sigtimedwait"),
     (select, _ACQUIRES_ALL, "select"),
     (type(select.poll()), _ALL_IF_ANY, "poll"),
     (select.epoll, _ALL_IF_ANY, "poll"),
     (torch._C.Future, _ACQUIRES_ALL, "wait done value"),
-    (torch._C.Future, _ALL_FIRST, "set_result"),  # which runs what others have asked for
+    (
+        torch._C.Future,
+        _ALL_FIRST,
+        "set_result",
+    ),  # runs callbacks that other threads have registered
     (torch._C, _ACQUIRES_ALL, "wait"),
 )
 _STORE = "get wait check add compare_set multi_get num_keys queue_pop queue_len list_keys"
@@ -67,13 +71,13 @@ def _methods():
         yield torch.distributed.Store, _ACQUIRES_ALL, _STORE
 
 
-# `threading` has locks for its own lists of threads. That one begins after another has ended does
-# not order the two. Whoever asks for the lists has asked whether a thread is over.
+# `threading` has locks for its own lists of threads. That one thread begins after another has ended
+# does not order the two. A thread that reads the lists has checked whether another is over.
 _ASK = tuple(f.__code__ for f in (threading.enumerate, threading.active_count))
 
 
 class _Begin:
-    """What a thread runs, with a clock of its own."""
+    """What a thread runs, with its own clock."""
 
     def __init__(self, run):
         self._run = run
@@ -94,7 +98,7 @@ class _Begin:
 
     def _ends(self):
         self._end.release()
-        lock = getattr(self._thread, "_tstate_lock", None)  # of Python before 3.13, for its exit
+        lock = getattr(self._thread, "_tstate_lock", None)  # before Python 3.13, for its exit
         if lock is not None:
             _C._thread_releases(lock)
         _C._thread_ends()
@@ -163,8 +167,8 @@ def _call_soon_threadsafe(original):
 
 
 def _below_guards(original):
-    """faulthandler's handler of faults, which would take those of guarded memory for the end: it
-    comes and goes below the sanitizer's."""
+    """faulthandler's handler of faults would treat those of guarded memory as fatal: it is enabled
+    and disabled below the sanitizer's."""
 
     @functools.wraps(original)
     def change(*args, **kwargs):
@@ -194,7 +198,7 @@ _patched = []
 
 
 def _foreign():
-    """The types whose objects call functions of C, and how."""
+    """The types whose objects call C functions, and how."""
 
     def with_subclasses(cls):
         yield cls
@@ -205,7 +209,7 @@ def _foreign():
 
 
 def follow():
-    """From now on. With the sanitizer, and more than once."""
+    """Follows threads from now on. Called with the sanitizer, possibly repeatedly."""
     if _patched:
         return
     for owner, order, names in _methods():
@@ -228,8 +232,8 @@ def follow():
 
 
 def unfollow():
-    """As it was before, but for what others have put over it, who go on calling what is here: off,
-    it does nothing."""
+    """Restores what was there before, except under other programs' patches, which continue to call
+    ours: while off, these do nothing."""
     if not _patched:
         return
     _C._threads_unfollow()

@@ -25,8 +25,9 @@ class gate:
             assert not torch.openreg.current_stream().query()
         torch.openreg.synchronize()
 
-    A stream that waits holds no thread, so any number of gates may be closed. Leaving the context
-    opens the gate, and so does dropping the object: its streams would otherwise wait for ever.
+    A stream that waits holds no thread, so any number of gates may be closed. The end of the
+    context opens the gate, and the end of the object does too: its streams would otherwise wait
+    for ever.
 
     Args:
         device: the device whose current stream wait() holds by default; None is the current device.
@@ -41,14 +42,14 @@ class gate:
         self._open = False
 
     def wait(self, stream=None):
-        """Lets work queued on `stream` after this call wait for the gate; the host does not wait.
+        """Makes work queued on `stream` after this call wait for the gate; the host does not wait.
         It may be a stream of any device; None is the current stream of the gate's device."""
         if stream is None:
             stream = torch.accelerator.current_stream(self._device)
         _C._external_event_wait(self._event, (stream.stream_id, stream.device_index))
 
     def open(self):
-        """Lets every stream that waits go on. Opening an open gate does nothing."""
+        """Releases every stream that waits. Opening an open gate does nothing."""
         with self._lock:
             if self._open:
                 return
@@ -67,8 +68,8 @@ class gate:
         self.open()
         return False
 
-    def __del__(self, _is_finalizing=sys.is_finalizing):  # this module may be empty by then
-        # At the end of the process nothing is woken up again.
+    def __del__(self, _is_finalizing=sys.is_finalizing):  # the module may be empty by then
+        # At the end of the process nothing is woken up any more.
         if self._event is None or _is_finalizing() or _C._in_forked_child():
             return
         self.open()

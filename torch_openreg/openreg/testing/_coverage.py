@@ -1,7 +1,8 @@
-"""How many of the orders that a program allows explore() has seen, by seeds.
+"""How many of a program's possible orders explore() has seen, by seeds.
 
-An order says of each two tasks of different streams that touch the same bytes, of which one writes,
-which came first. That is all that a result depends on, but for what the host sees on its way.
+For each two tasks of different streams that touch the same bytes, one of them writing, an order
+contains which came first. A result depends on nothing else, except for what the host sees on its
+way.
 """
 
 from ._tapes import ADD, ASKS, AWAITS, read_program
@@ -15,13 +16,13 @@ def _merge(counts, others):
 
 
 class _Tasks:
-    """The tasks of each stream, how many of each other stream's have to come before each, and the
-    pairs of which either may come first."""
+    """The tasks of each stream, the number of each other stream's tasks that must precede each, and
+    the pairs of which either may come first."""
 
     def __init__(self, program):
         self.streams = [[] for _ in program.items]
         self.before, self.pairs = {}, program.conflicts
-        self._needs = [{} for _ in program.items]  # of what comes next on the stream
+        self._needs = [{} for _ in program.items]  # of the stream's next task
         self._marks, self._known = {}, {}
         position = [0] * len(program.items)
         for what, which in program.operations:
@@ -51,8 +52,8 @@ class _Tasks:
             _merge(self._known, {stream: len(self.streams[stream])})
 
     def count(self):
-        """How many orders there are; None if there are too many to count."""
-        bits = {}  # of a task: the other ones, and the bit that says that it was first
+        """The number of orders; None if there are too many to count."""
+        bits = {}  # by task: the other tasks, and the bit that is set if it was first
         for index, (a, b) in enumerate(self.pairs):
             bits.setdefault(a, []).append((b, 1 << index))
             bits.setdefault(b, []).append((a, 0))
@@ -89,7 +90,7 @@ class Coverage:
         self._one_program, self._asks = True, False
 
     def add(self, steps, failed):
-        """A run under a seed."""
+        """Adds a run under a seed."""
         self._asks |= any(step[0] == ASKS for step in steps)
         program, order = (None, None) if failed else read_program(steps)
         self._program = self._program or program
@@ -101,9 +102,9 @@ class Coverage:
 
     @property
     def orders(self):
-        """How many were seen, and how many there are: None where that cannot be counted, as what
-        the program does depends on what it sees or on what comes from outside, or there are too
-        many. None if it is not known what was seen."""
+        """(number seen, number of all). The second is None where it cannot be counted: the program
+        acts on what it sees or on outside input, or there are too many. None instead of the pair if
+        it is unknown what was seen."""
         if not self._one_program or self._program is None:
             return None
         if self._possible is None:

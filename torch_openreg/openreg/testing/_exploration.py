@@ -1,4 +1,4 @@
-"""What explore() finds: results, the schedules that gave them, races, and how it is printed."""
+"""The findings of explore(): results, the schedules that gave them, races, and their text."""
 
 import copy
 import copyreg
@@ -20,8 +20,8 @@ class Result:
         same: how many more, of a search with `preemptions`, are the same run as one of these.
         value: what was returned, tensors on the CPU; None if `error` is set.
         error: the exception that was raised, or None.
-        races: the sanitizer's reports of the first run that gave another result than the first
-            did; of all others, and where the sanitizer was on before, none.
+        races: the sanitizer's reports of the first run whose result differs from the first one's;
+            empty for all others, and where the sanitizer was on before.
     """
 
     def __init__(self, value=None, error=None):
@@ -48,8 +48,8 @@ class Result:
 
 
 def _identity(error):
-    """Races have a number, addresses and stacks in their text, which no two runs share; what is
-    printed of other objects may have addresses too."""
+    """The text of a race has a number, addresses and stacks, which differ between runs; other
+    objects may be printed with addresses too."""
     report = getattr(error, "report", None)
     if report is not None:
         return type(error), report._identity
@@ -81,8 +81,8 @@ def _is_array(value):
 
 
 def _reduced(value):
-    """What pickle makes of an object: a function, its arguments, and what may follow: state, items
-    of a list, pairs of a dictionary. A string is the name of a global."""
+    """What pickle makes of an object: a function, its arguments, and optionally state, items of a
+    list and pairs of a dictionary. A string is the name of a global."""
     reduce = copyreg.dispatch_table.get(type(value))
     parts = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(value, torch.nn.Module):  # the keys of hooks are numbers of the process
@@ -132,8 +132,8 @@ def _as_tensor(storage):
 
 
 def _same(a, b, seen=None):
-    """Whether two results are equal: NaN is equal to itself, 0.0 is not equal to -0.0. TypeError if
-    it cannot be decided."""
+    """Whether two results are equal: NaN equals itself, 0.0 does not equal -0.0. TypeError if this
+    cannot be decided."""
     if type(a) is not type(b):
         return False
     if _is_immutable(a):
@@ -237,7 +237,7 @@ def _same_tensors(a, b):
 
 
 def _signs(tensor):
-    """Not every small type has signbit(), and float32 has all their values."""
+    """Not every small type has signbit(); float32 has all their values."""
     return torch.signbit(tensor.float() if tensor.element_size() < 4 else tensor)
 
 
@@ -249,8 +249,7 @@ class Exploration:
         preemptions: how many at most, of a search; None if it was by seeds.
         complete: whether a search has seen all schedules with at most so many.
         left: how many schedules of a search are known to be there and were not looked at.
-        races: the sanitizer's reports of the first run in which it had any; none where it was on
-            before.
+        races: the sanitizer's reports of the first run that had any; empty where it was on before.
         tasks, streams: how many tasks the function queued, and on how many streams, in the run
             with most of them.
         orders: by seeds, how many orders of the tasks that touch the same memory were seen, and of
@@ -278,24 +277,24 @@ class Exploration:
 
     @property
     def runs(self):
-        """How often the function was called."""
+        """The number of calls of the function."""
         return sum(len(result.seeds) for result in self.results)
 
     @property
     def same(self):
-        """How many schedules were not run, as all tasks that touch the same memory come in the same
-        order as in a run that was made."""
+        """The number of schedules that were not run because all tasks that touch the same memory
+        have the same order as in a run that was made."""
         return sum(result.same for result in self.results)
 
     @property
     def different(self):
-        """The seeds whose result is another than that of ``"early"``, or an exception."""
+        """The seeds whose result differs from that of ``"early"``, or is an exception."""
         first = self.results[0]
         return [s for r in self.results if r is not first or r.error is not None for s in r.seeds]
 
     @property
     def ok(self):
-        """Whether every schedule gave the same result, and none an exception."""
+        """Whether every schedule gave the same result, and none raised an exception."""
         return not self.different
 
     def _headline(self):

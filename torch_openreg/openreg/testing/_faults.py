@@ -19,16 +19,16 @@ class inject:
             step()               # its third kernel fails, as kernels fail: later
         assert fault.fired and fault.operation == "aten::addmm"
 
-    Operations are counted when they are called, in the order of the calls. Leaving the context
-    disarms what has not fired, and everything works as before; a device that was lost works again
-    after ``torch.openreg.reset``. Contexts of different kinds may be nested; the same kind twice on
+    Operations are counted when they are called, in the order of the calls. The end of the context
+    disarms a fault that has not fired; a device that was lost works again after
+    ``torch.openreg.reset``. Contexts of different kinds may be nested; the same kind twice on
     one device raises RuntimeError. An argument of the wrong type raises TypeError, a wrong value
     ValueError.
 
     Args:
         kind: what happens.
             ``"out_of_memory"``: an allocation raises torch.OutOfMemoryError, after cached memory
-            went back and queued work was waited for.
+            was returned and queued work was waited for.
             ``"copy_error"``: a copy or fill fails, ``"kernel_error"``: a kernel fails. The error is
             raised once, at the next call that synchronises.
             ``"device_lost"``: a kernel or copy loses the device.
@@ -71,14 +71,14 @@ class inject:
 
     @property
     def fired(self):
-        """How many operations were struck, which is 0 or 1; with ``"slow_stream"``, how many are
-        slow."""
+        """The number of operations in which the fault was injected: 0 or 1; with ``"slow_stream"``,
+        the number of slow ones."""
         return self._look()[0]
 
     @property
     def operation(self):
-        """The operation that was struck first, such as ``"aten::add"``, ``"Memcpy HtoD"`` or
-        ``"allocation of 512 bytes"``. None before that."""
+        """The first operation in which it was injected, such as ``"aten::add"``, ``"Memcpy HtoD"``
+        or ``"allocation of 512 bytes"``. None before that."""
         return self._look()[1] or None
 
     def __enter__(self):
@@ -87,7 +87,7 @@ class inject:
         return self
 
     def __exit__(self, *exc_info):
-        if _C._in_forked_child():  # where no device works, and no fault is
+        if _C._in_forked_child():  # no device works there, and no fault exists
             return False
         self._look()
         self._armed = False

@@ -21,12 +21,12 @@ from ._exploration import Exploration, Result, kept
 from ._tapes import Search, count_queued
 
 SEEDED, LATE, EARLY, TAPE = 1, 2, 3, 4  # the core's orSchedulePolicy
-_QUIET = 2  # the sanitizer's mode that neither raises nor warns
+_QUIET = 2  # the sanitizer's mode that only reports
 _A_TAPE = re.compile(r"tape:(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)", re.ASCII)
 
 
 def _policy(seed):
-    """What the core calls it: (policy, seed)."""
+    """The core's form: (policy, seed)."""
     if isinstance(seed, str) and seed in ("late", "early"):
         return (LATE if seed == "late" else EARLY), 0
     tape = _A_TAPE.fullmatch(seed) if isinstance(seed, str) else None
@@ -42,7 +42,7 @@ def _policy(seed):
 
 
 def _now():
-    """The schedule that there is, as _policy() gives it."""
+    """The active schedule, in the form of _policy()."""
     policy, seed = _C._schedule_get()
     return policy, os.environ.get("OPENREG_SCHEDULE_TAPE", "0") if policy == TAPE else seed
 
@@ -56,8 +56,8 @@ def _change(policy, seed, at_once=False):
         )
 
 
-# What was there before the first context, and what each is that is entered; threads may leave them
-# in any order.
+# The state before the first context, and that of each context entered; threads may leave them in
+# any order.
 _entered = []
 _entered_lock = threading.Lock()
 
@@ -70,17 +70,17 @@ class schedule(contextlib.ContextDecorator):
         with torch.openreg.testing.schedule(7):
             train_step()
 
-    Tasks run only while a thread is inside a call that queues work, asks or waits. The same seed
-    gives the same order each time, on any machine, if one thread at a time uses the device. Memory
-    that is cached and not in use is given back first, and gaps between tensors that are alive are
-    not handed out, so that nothing depends on what the process did before. The context waits at its
-    begin and at its end until nothing is queued; when an exception leaves it, it does not wait. The
-    schedule is the whole process's. Contexts nest; the outer schedule starts anew when the inner
-    one ends. It decorates a function too.
+    Tasks run only while a thread is inside a call that queues work, queries or waits. The same seed
+    gives the same order each time, on any machine, if one thread at a time uses the device. Cached
+    memory that is not in use is returned first, and gaps between live tensors are not reused, so
+    that the process's earlier work has no influence. The context waits at its begin and at its end
+    until no work is queued, except when an exception leaves it. The schedule is the whole
+    process's. Contexts nest; the outer schedule starts anew when the inner one ends. The function
+    is also a decorator.
 
     Args:
-        seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs when something waits for
-            it or asks for it, and not before; ``"early"``: everything runs as soon as it can;
+        seed: a whole number from 0 to 2**64 - 1; ``"late"``: a task runs only when a call waits for
+            it or queries it; ``"early"``: every task runs as soon as it can;
             ``"tape:1,12:2"``: the choices of a search with ``explore(preemptions=)``, with fresh
             and freed memory poisoned as there.
             Anything else raises ValueError.
@@ -117,7 +117,7 @@ class schedule(contextlib.ContextDecorator):
                 _entered.clear()
         if not was_last or _C._in_forked_child():  # where no device works
             return False
-        # On the way out of an error nobody may be left who would open a gate.
+        # After an error the caller that would open a gate may be gone.
         _change(*outer, at_once=error is not None)
         return False
 
@@ -130,7 +130,7 @@ UNBLOCK = "run without OPENREG_LAUNCH_BLOCKING (under as_cuda(), CUDA_LAUNCH_BLO
 
 
 def launches_block():
-    """Whether each launch waits, which leaves nothing for a schedule to order."""
+    """Whether each launch waits, which leaves no work for a schedule to order."""
     return ("OPENREG_LAUNCH_BLOCKING", "1") in (setting[:2] for setting in _C._settings())
 
 
@@ -160,7 +160,7 @@ class _Bar:
             self._show(f"[{filled:<{self.WIDTH}}] {self.done}/{self.total}, results: {results}")
 
     def search(self, found, search):
-        """Of how many is not known, so it says how many it has still to look at."""
+        """The total is unknown, so it shows how many are left to look at."""
         now = time.monotonic()
         if self.shown and (now > self.last + 0.1 or not search.left):
             self.last = now
@@ -174,7 +174,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def _quick_collections():
-    """What lives already is left out of collections: one before each run costs little then."""
+    """Excludes existing objects from collections: then one before each run is cheap."""
     gc.collect()
     freeze = gc.get_freeze_count() == 0
     if freeze:
@@ -197,7 +197,7 @@ def _set_random_state(state):
 
 @contextlib.contextmanager
 def _watched():
-    """The sanitizer, which reports alone; True unless somebody has it on already."""
+    """The sanitizer, which only reports; yields True unless it is on already."""
     if sanitizer.is_enabled():
         yield False
         return
@@ -211,7 +211,8 @@ def _watched():
 
 @contextlib.contextmanager
 def _poisoned():
-    """What is read before it is written, or after it was freed, is NaN, and no earlier run's."""
+    """Memory that is read before it is written, or after it was freed, is NaN and not an earlier
+    run's data."""
     before = _C._poison(True)
     try:
         yield
@@ -229,7 +230,7 @@ def _recorded():
 
 
 class _Runs:
-    """Calls a function under one schedule after the other."""
+    """Calls a function under a sequence of schedules."""
 
     def __init__(self, fn, found, watched):
         self._fn, self._found, self._watched = fn, found, watched
@@ -266,7 +267,7 @@ class _Runs:
                 synchronize_all()
             except Exception as error:
                 self.steps, self.failed = _C._schedule_steps(), True
-                # Its frames hold tensors, which would live into the next run.
+                # Its frames hold tensors, which would stay alive during the next run.
                 return Result(error=error.with_traceback(None))
             self.steps, self.failed = _C._schedule_steps(), False
             return Result(kept(value))
@@ -340,19 +341,19 @@ def explore(fn, schedules=100, *, preemptions=None, limit=1000, progress=None):
     copied and compared by what pickle would store of them, modules without their hooks, tensors
     without their gradients. NaN equals NaN, and 0.0 does not equal -0.0. A result that cannot be
     copied or compared raises TypeError with its type. Exceptions are compared by type and text,
-    DataRaceErrors by operators, streams and kind of memory. The sanitizer watches, and its reports
-    are printed with a result that differs; where it is on already, it does as it was told.
+    DataRaceErrors by operators, streams and kind of memory. The sanitizer is on, and its reports
+    are printed with a result that differs; if it is on already, it keeps its settings.
 
     Args:
-        fn: called without arguments. It has to do the same each time; what is no function raises
-            TypeError. An exception that it raises is a result.
+        fn: called without arguments. It has to do the same each time. A value that is not a
+            function raises TypeError. An exception that it raises is a result.
         schedules: how many seeds, from 0 on; or the seeds themselves, which may include ``"late"``
-            and tapes. What is neither raises TypeError; no seed, or a bad one, raises ValueError.
-        preemptions: in place of seeds, all schedules in which the host and the streams, together,
-            are left at most so often although they could go on (to go back to who was left counts
-            nothing); those with fewer come first. Fresh and freed memory is poisoned. Schedules
-            that are known to give the same result as one that was run are not run. Together with
-            `schedules`, or negative, it raises ValueError; no whole number raises TypeError.
+            and tapes. Another type raises TypeError; no seed, or a bad one, raises ValueError.
+        preemptions: in place of seeds, all schedules with at most so many preemptions: choices that
+            leave the host or a stream although it could go on (a return to it does not count).
+            Those with fewer come first. Fresh and freed memory is poisoned. Schedules that are
+            known to give the same result as one that was run are not run. Together with
+            `schedules`, or negative, it raises ValueError; another type raises TypeError.
         limit: how many schedules of such a search are run at most; below 1 raises ValueError.
         progress: whether to draw a progress line on stderr; None draws one if that is a terminal.
 

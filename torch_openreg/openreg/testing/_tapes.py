@@ -1,12 +1,11 @@
-"""Schedules by tapes, for explore(preemptions=): what a run could have chosen, which schedules are
-the same run, and the search over all with few preemptions.
+"""Schedules by tapes, for explore(preemptions=): a run's possible choices, which schedules are the
+same run, and the search over all with few preemptions.
 
-A run under a tape leaves a record (openreg_schedule.h): what the host asked for, what tasks touch,
-and each choice with its options. From that a Program is made, which says for any other tape in
-which order it would run the same tasks. Two schedules in which all tasks that touch the same bytes,
-and all that the host can see, come in the same order give the same result, so one of them is run.
-That holds as long as the order is that of a run which was made: what then runs is known to be these
-tasks.
+A run under a tape leaves a record (openreg_schedule.h): what the host waited for, what tasks touch,
+and each choice with its options. A Program is made from it, which simulates the order in which any
+other tape would run the same tasks. Two schedules give the same result if all tasks that touch the
+same bytes, and all that the host can see, come in the same order, so one of them is run. This holds
+as long as the order is that of a run which was made: the tasks that run are then known.
 """
 
 import heapq
@@ -22,7 +21,7 @@ _NOBODY = None
 
 
 def text_of(choices):
-    """As openreg_schedule.h writes a tape."""
+    """The tape in the format of openreg_schedule.h."""
     items, gap = [], 0
     for choice in choices:
         if choice:
@@ -34,8 +33,8 @@ def text_of(choices):
 
 
 class Choice(NamedTuple):
-    """Of `options`, the first `free` of which were no preemption, `taken` was taken; whether that
-    was right after the first half of a task."""
+    """A choice: of `options`, the first `free` of which were no preemption, it was `taken`; and
+    whether that was right after the first half of a task."""
 
     options: int
     free: int
@@ -44,11 +43,11 @@ class Choice(NamedTuple):
 
 
 class Program:
-    """What the host asks for, in order, and the tasks; equal for runs that did the same.
+    """The host's requests, in order, and the tasks; equal for runs that did the same.
 
-    Streams are numbered by their first task, those without one behind; an item of a stream's queue
-    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a torn task is two. A goal is
-    what is to be over: one mark, or for some streams how many items.
+    Streams are numbered by their first task, those without one last. An item of a stream's queue
+    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a split task is two items. A goal
+    is what has to be over: one mark, or for some streams the number of items.
     """
 
     def __init__(self, operations, items, streams, conflicts, visible, firsts):
@@ -57,11 +56,11 @@ class Program:
         self.streams = streams  # how many have tasks
         self.conflicts = conflicts  # pairs of tasks
         self.visible = visible  # tasks that the host may see, or that may see what it does
-        self.firsts = firsts  # halves of torn tasks
+        self.firsts = firsts  # halves of split tasks
         self.key = (tuple(operations), tuple(map(tuple, items)), conflicts, visible, firsts)
 
     def simulate(self, tape):
-        """The simulation of a tape; None if it would not come to its end."""
+        """Returns the simulation of a tape; None if it would not finish."""
         run = _Simulation(self, tape)
         return run if run.go() else None
 
@@ -96,7 +95,7 @@ class _Simulation:
                 self.torn = number in self.program.firsts
 
     def settle(self):
-        """Marks, poison, and waits that are over."""
+        """Runs records, poison, and waits that are over."""
         again = True
         while again:
             again = False
@@ -117,7 +116,7 @@ class _Simulation:
         return item is not None and item[0] == "task"
 
     def choose(self, host_may, left):
-        """csrc/openreg/tools/schedule.c, chooseByTape()."""
+        """Repeats chooseByTape() of csrc/openreg/tools/schedule.c."""
         ready = [s for s in range(self.program.streams) if self.can_run(s)]
         if host_may and not left:
             current = _HOST
@@ -144,7 +143,7 @@ class _Simulation:
         return who
 
     def step(self, host_may=False, left=True):
-        """One task; False if the host goes on, or nobody can."""
+        """Runs one task; False if the host continues, or nothing can run."""
         who = self.choose(host_may, left)
         if who is None or who == _HOST:
             return False
@@ -196,7 +195,7 @@ class _Simulation:
 
 
 def _overlap(a, b):
-    """Whether two tasks touch the same bytes and one writes; None: nobody knows what it touches."""
+    """Whether two tasks touch the same bytes and one writes. None stands for unknown accesses."""
     if a is None or b is None:
         return True
     return any(
@@ -208,15 +207,15 @@ def _overlap(a, b):
 
 class _Reader:
     def __init__(self, steps, poison=True):
-        self.poison = poison  # whether what the allocator does for itself counts
-        self.slots = {}  # a stream's place in the core's table: its number here
+        self.poison = poison  # whether the allocator's own work counts
+        self.slots = {}  # a stream's place in the core's table, to its number here
         self.operations, self.queues, self.touches, self.owner = [], [], [], []
         self.devices, self.marks, self.pending = {}, {}, {}
         self.choices, self.order = [], []
         self.given, self.firsts, self.half = [], [], False
         self.count = 0
         self.followed = True
-        for kind, flags, stream, _, _ in steps:  # who has a task is numbered before who has none
+        for kind, flags, stream, _, _ in steps:  # streams with tasks are numbered first
             if kind == QUEUED and not flags & _ASIDE:
                 self.number(stream)
         self.streams = len(self.slots)
@@ -233,7 +232,7 @@ class _Reader:
         return self.slots[slot]
 
     def torn_tasks(self, steps):
-        """Of each stream its how manieth."""
+        """The position of each within its stream."""
         ran, torn = [0] * self.streams, set()
         for kind, flags, stream, _, _ in steps:
             if kind == RUNS:
@@ -320,7 +319,7 @@ class _Reader:
 
 
 class Record(NamedTuple):
-    """What a run did: its choices, and the program and signature, or None if that is not known."""
+    """What a run did: its choices, and the program and signature, or None if they are unknown."""
 
     choices: list
     program: Program | None
@@ -328,7 +327,7 @@ class Record(NamedTuple):
 
 
 def read_record(steps, failed, programs):
-    """Of a run; one that failed may have left tasks behind. `programs` keeps one of each."""
+    """Reads a run; one that failed may have left tasks behind. `programs` keeps one of each."""
     reader = _Reader(steps)
     if reader.followed and not failed:
         program = reader.program()
@@ -342,14 +341,14 @@ def read_record(steps, failed, programs):
 
 
 def count_queued(steps):
-    """How many tasks a run queued, and on how many streams."""
+    """The number of tasks that a run queued, and of their streams."""
     streams = [stream for kind, flags, stream, *_ in steps if kind == QUEUED and not flags & _ASIDE]
     return len(streams), len(set(streams))
 
 
 def read_program(steps):
-    """Of a run under any schedule: its program, torn tasks taken as one and without what differs
-    between schedules, and its tasks in the order of their ends; None and None if it is not known.
+    """For a run under any schedule: its program, with split tasks joined and without what differs
+    between schedules, and its tasks in the order of their ends; None and None if it is unknown.
     """
     kept = [step for step in steps if step[0] not in (ASKS, KNOWS, LOOKS, POINT)]
     ends = [step for step in kept if step[0] != RUNS or not step[1] & _HALF]
@@ -368,13 +367,13 @@ def read_program(steps):
 
 
 class Search:
-    """All tapes with at most so many preemptions: those with fewer first, of these those that leave
-    fewer tasks between their halves, each depth-first.
+    """Runs all tapes with at most so many preemptions. Those with fewer come first, and among them
+    those that leave fewer tasks between their halves, each depth-first.
 
     Attributes:
         runs: how many were run.
         same: how many are known to be the same as one that was run.
-        left: how many are known to be there and have not been looked at.
+        left: how many are known to exist and have not been looked at.
     """
 
     MOST_LOOKS = 200  # at schedules, for each that may be run
@@ -391,7 +390,7 @@ class Search:
         return len(self._frontier)
 
     def go(self, run):
-        """`run(tape)` makes a run and returns what is to be kept of it, its record, and whether it
+        """`run(tape)` makes a run and returns what is to be kept, its record, and whether it
         failed. Yields (what was kept, whether it is new) for each schedule: one that was run, or is
         known to be the same as one that was."""
         while self._frontier and self.runs + self.same < self.limit * self.MOST_LOOKS:
@@ -415,7 +414,7 @@ class Search:
             yield outcome, not known
 
     def _known_of(self, tape, program, simulated):
-        """What is known of a schedule that runs these tasks, or None."""
+        """The result of a schedule that runs these tasks, if known, or None."""
         return self._known.get((id(program), simulated.signature()))
 
     def _branch(self, cost, halves, tape, choices, program):
