@@ -88,7 +88,7 @@ def test_errors_are_compared_by_type_and_text():
     assert not list(differences(Outcome(error=queued), Outcome(error=IndexError("no"))))
 
 
-def test_random_numbers_repeat_where_they_cannot_agree():
+def test_random_numbers_must_repeat_where_they_cannot_agree():
     assert kinds(lambda x: x.detach().bernoulli(0.5), grad=False) == set()
     state = iter(range(100))
 

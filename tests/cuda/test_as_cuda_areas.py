@@ -233,7 +233,7 @@ with torch.no_grad(), torch.autocast("cuda"):
     )
 
 
-def test_autocast_by_the_devices_own_name(cuda):
+def test_autocast_works_by_the_devices_own_name(cuda):
     """As torch.openreg's code says it: PyTorch compares it with that of a tensor's device."""
     cuda(
         QUIET.replace("ignore", "error")

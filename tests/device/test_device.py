@@ -167,7 +167,7 @@ def test_device_contexts_of_no_device_change_nothing():
         assert torch.openreg.current_device() == 1
 
 
-def test_a_call_that_fails_on_another_device_restores_the_current_one():
+def test_call_that_fails_on_another_device_restores_the_current_one():
     for call in (
         lambda: torch.empty(2**50, device="openreg:1"),
         lambda: torch.openreg.Event(device=2),

@@ -179,7 +179,7 @@ USES = {
 @pytest.mark.parametrize("name", USES)
 @pytest.mark.parametrize("make", [_never_handed_out, _of_another_device, _destroyed])
 @pytest.mark.parametrize("kind", [torch.Stream, torch.openreg.Stream])
-def test_a_bad_stream_id_is_named_at_first_use(kind, make, name, c_stream):
+def test_bad_stream_id_is_named_at_first_use(kind, make, name, c_stream):
     stream_id, index, text = make(c_stream)
     device_type = torch.openreg.current_stream().device_type
     stream = kind(stream_id=stream_id, device_index=index, device_type=device_type)
@@ -213,7 +213,7 @@ def test_mixed_devices_are_both_named():
     assert (torch.tensor(2.0) * a).tolist() == [2, 2]
 
 
-def test_numpy_is_a_type_error():
+def test_numpy_of_a_device_tensor_is_a_type_error():
     with pytest.raises(TypeError, match="openreg"):
         torch.ones(2, device="openreg").numpy()
 
@@ -253,7 +253,7 @@ def test_event_sharing_between_processes_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["multiprocessing", "torch.multiprocessing"])
-def test_a_device_tensor_is_refused_where_it_is_put(kind):
+def test_device_tensor_is_refused_by_queues_between_processes(kind):
     context = (multiprocessing if kind == "multiprocessing" else torch.multiprocessing).get_context(
         "spawn"
     )

@@ -63,7 +63,7 @@ ENTRY_POINTS = {
 }
 
 
-def test_a_forked_child_is_refused_at_every_entry_point(run_ok):
+def test_forked_child_is_refused_at_every_entry_point(run_ok):
     program = IN_CHILD + "import torch\n"
     program += "kept = torch.ones(3, device='openreg')\n"
     program += "stream = torch.openreg.Stream(); event = stream.record_event()\n"
@@ -317,7 +317,7 @@ def test_forks_of_a_busy_process_do_not_hang(plugins, run_ok, slow_first_calls, 
         assert run_ok(names + FORK_STRESS, env) == "children ended with {0}\n"
 
 
-def test_a_fork_before_first_use_works(run_ok):
+def test_fork_before_first_use_works(run_ok):
     out = run_ok(
         IN_CHILD
         + """

@@ -524,7 +524,7 @@ def test_failure_is_raised_whatever_becomes_of_warnings(runs_ahead, request, act
     torch.openreg.synchronize()
 
 
-def test_a_failure_that_was_counted_with_another_is_not_raised_later():
+def test_failure_counted_with_another_is_not_raised_later():
     x, bad, good = torch.ones(4, device=DEVICE), _index(9), _index(1)
     with testing.inject("kernel_error"):
         x.add_(1)

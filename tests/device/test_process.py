@@ -395,7 +395,7 @@ def test_32_streams_stay_within_8_lanes(run_ok):
     assert out.split() == ["True", "True", "True"]
 
 
-def test_the_host_cannot_read_device_memory(run):
+def test_host_cannot_read_device_memory(run):
     for held in (False, True):
         done = run(
             f"""

@@ -160,7 +160,7 @@ def test_profile_counts_a_first_call_once(name):
     assert seen[0] == seen[1]
 
 
-def test_a_sleeping_kernel_is_as_long_as_it_sleeps():
+def test_profile_shows_a_sleeping_kernel_as_long_as_it_sleeps():
     with profile(activities=BOTH) as p:
         for milliseconds in (2, 5):
             torch.openreg._sleep(milliseconds * MILLISECOND)
@@ -267,7 +267,7 @@ def test_profile_links_backward_on_its_own_thread():
     assert owned == len(kernels)
 
 
-def test_a_record_function_range_spans_its_kernels_on_the_stream(x):
+def test_record_function_range_spans_its_kernels_on_the_stream(x):
     with profile(activities=BOTH) as p:
         with record_function("forward"):
             step(x)
@@ -368,7 +368,7 @@ def test_profile_shows_kernels_of_other_threads_without_operators(x):
     torch.openreg.synchronize()
 
 
-def test_a_profile_of_all_threads_has_the_programs_operators_alone(x):
+def test_profile_of_all_threads_has_the_programs_operators_alone(x):
     """Kernels call operators, on the lanes."""
     y = torch.rand(1 << 16, device=x.device)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -380,7 +380,7 @@ def test_a_profile_of_all_threads_has_the_programs_operators_alone(x):
         assert len(found) == 1
 
 
-def test_a_failing_kernel_is_shown_and_its_error_raised(x):
+def test_profile_shows_a_failing_kernel_and_its_error_is_raised(x):
     index = torch.tensor([5], device="openreg")
     p = profile(activities=BOTH)
     p.start()
@@ -473,7 +473,7 @@ def test_profile_counts_records_that_do_not_fit(run):
     assert int(dropped[0][1]) >= 41  # calls and kernels, and the wait at the end
 
 
-def test_a_forked_child_ends_without_a_trace_and_the_parents_goes_on(run_ok):
+def test_forked_child_ends_without_a_trace_and_the_parents_goes_on(run_ok):
     out = run_ok(
         """
         import os, torch
@@ -502,7 +502,7 @@ def test_a_forked_child_ends_without_a_trace_and_the_parents_goes_on(run_ok):
     assert out == "['aten::add_', 'aten::add_']\n"
 
 
-def test_a_profile_in_a_forked_child_says_why_it_is_empty(run):
+def test_profile_in_a_forked_child_warns_why_it_is_empty(run):
     done = run(
         """
         import os, torch
@@ -519,7 +519,7 @@ def test_a_profile_in_a_forked_child_says_why_it_is_empty(run):
     assert "in forked subprocess" in done.err
 
 
-def test_a_profile_of_a_program_that_uses_no_device_starts_none(run_ok):
+def test_profile_of_a_program_that_uses_no_device_starts_none(run_ok):
     run_ok(
         """
         import torch, threads

@@ -151,7 +151,7 @@ def test_first_call_with_large_results_has_the_later_calls_values(run_ok):
         pytest.skip("here a transform has the same bits by one thread as by two: nothing is shown")
 
 
-def test_a_host_thread_that_sleeps_keeps_no_team(run_ok):
+def test_host_thread_that_sleeps_keeps_no_team(run_ok):
     """Its OpenMP workers would make those of the wide lane sleep between parallel regions."""
     out = run_ok(
         """

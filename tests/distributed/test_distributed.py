@@ -793,7 +793,7 @@ def test_rank_that_fails_fails_the_test(ranks):
 
 
 @pytest.mark.parametrize("name", ["openreg", "cuda"])
-def test_a_device_map_of_rpc_is_refused_before_the_agent_starts(name, run_ok):
+def test_device_map_of_rpc_is_refused_before_the_agent_starts(name, run_ok):
     out = run_ok(
         """
         import torch

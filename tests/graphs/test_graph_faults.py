@@ -11,7 +11,7 @@ DEVICE = "openreg"
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_replay_that_waits_for_room_keeps_its_memory_over_a_reset(eventually, anew):
+def test_replay_that_waits_for_room_keeps_memory_over_a_reset(eventually, anew):
     side, elements = torch.openreg.Stream(), 1 << 20
     one = torch.zeros(1, device=DEVICE)
     late = torch.openreg.Graph()
@@ -103,7 +103,7 @@ def test_graph_without_nodes_is_warned_of():
 
 
 @pytest.mark.parametrize("error", [UserWarning, ValueError])
-def test_a_graph_can_be_captured_after_any_exception(error):
+def test_graph_can_be_captured_after_any_exception(error):
     x, graph = torch.ones(2, device=DEVICE), torch.openreg.Graph()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -368,7 +368,7 @@ def test_generator_copy_in_a_capture_goes_on_where_it_was_made():
     assert copy.get_offset() == expected[1].get_offset()
 
 
-def test_a_replay_draws_from_the_states_of_the_capture():
+def test_replay_draws_from_the_states_of_the_capture():
     """A generator that has another's state for a while, as in a compiled checkpoint."""
     mine, other = (torch.Generator(DEVICE).manual_seed(seed) for seed in (5, 6))
 

@@ -45,7 +45,7 @@ def test_results_of_kernels_are_counted_and_given_back():
     assert torch.accelerator.memory_allocated(0) == before
 
 
-def test_a_freed_block_is_reused_on_its_stream():
+def test_freed_block_is_reused_on_its_stream():
     x = torch.empty(MIB, device=DEVICE)
     address = x.data_ptr()
     del x
@@ -193,7 +193,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_a_result_larger_than_the_device_is_out_of_memory(name):
+def test_result_larger_than_the_device_is_out_of_memory(name):
     tensor = torch.zeros(1 << 21, device=DEVICE)
     before = torch.openreg.memory_stats()["num_ooms"]
     for i in (1, 2):

@@ -86,7 +86,7 @@ def test_tensors_outlive_their_pool():
     assert reserved() == before
 
 
-def test_a_pool_that_dies_waits_for_work_that_uses_it():
+def test_pool_that_ends_waits_for_work_that_uses_it():
     pool = torch.openreg.MemPool()
     with torch.openreg.use_mem_pool(pool):
         x = torch.ones(MIB, device=DEVICE)

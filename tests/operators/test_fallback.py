@@ -165,7 +165,7 @@ def test_conj_bit_of_a_fresh_result_is_kept():
 # ---- Devices ----
 
 
-def test_mixed_devices_name_both():
+def test_operands_on_the_cpu_and_the_device_are_both_named():
     x = torch.ones(3, device=DEVICE)
     for function in (torch.add, torch.dot, torch.minimum):
         for pair in ((x, torch.ones(3)), (torch.ones(3), x)):
@@ -180,7 +180,7 @@ def test_mixed_devices_name_both():
 
 
 @two_devices
-def test_two_devices_name_both():
+def test_operands_on_two_devices_are_both_named():
     x, y = torch.ones(3, device=DEVICE), torch.ones(3, device=OTHER)
     for function in (torch.add, torch.dot):
         with pytest.raises(RuntimeError, match="openreg:0 and openreg:1"):
@@ -198,7 +198,7 @@ def test_cpu_scalars_mix_with_device_tensors():
 
 
 @two_devices
-def test_an_operator_runs_on_its_tensors_device():
+def test_operator_runs_on_its_tensors_device():
     x = torch.ones(3, device=OTHER)
     assert x.sort()[0].device == x.device
     assert (x + 1).device == x.device
@@ -345,7 +345,7 @@ def test_backward_runs_on_the_forward_stream():
     assert x.grad.tolist() == [3.0] * 4
 
 
-def test_only_the_wide_lane_uses_several_threads(run_ok):
+def test_wide_lane_alone_uses_several_threads(run_ok):
     # OpenMP's workers carry the name of the lane that started them, and lane 0 is the wide one. A
     # new lane has its parent's name for a moment.
     out = run_ok(

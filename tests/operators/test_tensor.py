@@ -224,7 +224,7 @@ USES = {
 }
 
 
-def test_a_lazy_clone_has_its_own_memory_from_the_first():
+def test_lazy_clone_has_its_own_memory_from_the_first():
     x = torch.arange(24.0, device=DEVICE).view(4, 6)
     for view in (x, x.t()[1:], x[1:, ::2], x[:1].expand(3, 6)):
         expected = view.cpu()
@@ -296,13 +296,13 @@ def test_freed_host_storage_is_not_copied():
 # ---- What is refused ----
 
 
-def test_numpy_is_a_type_error():
+def test_numpy_of_a_device_tensor_is_a_type_error():
     with pytest.raises(TypeError, match="openreg"):
         torch.ones(2, device=DEVICE).numpy()
 
 
 @pytest.mark.parametrize("when", ["", "torch.openreg._sleep(10**9)", "y = x + 1", "x.cpu()"])
-def test_reading_device_memory_from_the_host_kills(run, when):
+def test_host_read_of_device_memory_kills_the_process(run, when):
     child = run(
         f"""
         import ctypes, torch

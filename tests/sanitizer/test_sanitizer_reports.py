@@ -309,7 +309,7 @@ def test_report_picture_has_a_row_for_a_third_stream():
 # ---- the first one ----
 
 
-def test_the_first_report_imports_no_compiler(run):
+def test_first_report_imports_no_compiler(run):
     code = """
         import sys
         import torch

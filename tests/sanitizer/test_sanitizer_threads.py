@@ -803,7 +803,7 @@ def test_sanitizer_may_be_switched_by_threads_at_once():
         sanitizer.enable("warn")
 
 
-def test_ctypes_calls_as_before_when_it_is_off():
+def test_ctypes_calls_work_while_the_sanitizer_is_off():
     with_it = ctypes.CDLL(None)
     sanitizer.disable()
     try:

@@ -519,7 +519,7 @@ def test_results_that_cannot_be_compared_raise():
     assert explore(lambda: same, 1).ok
 
 
-def test_every_run_begins_with_the_same_random_state():
+def test_explore_begins_each_run_with_the_same_random_state():
     before = torch.get_rng_state(), torch.openreg.get_rng_state()
     assert explore(lambda: (torch.rand(2), torch.rand(2, device="openreg")), 3).ok
     assert torch.equal(before[0], torch.get_rng_state())

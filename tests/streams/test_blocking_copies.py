@@ -322,7 +322,7 @@ def test_blocking_copy_programs_are_at_least_thirty():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_blocking_copy_is_not_reported(name):
+def test_blocking_copy_is_not_reported(name):
     for _ in range(2):  # known operators too
         assert found(PROGRAMS[name], True) == []
 

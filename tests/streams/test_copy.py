@@ -282,7 +282,7 @@ def enlarge(storage, bytes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [256, 1 << 19, 25 << 18])  # cut from a segment, or a segment
 @two_devices
-def test_a_copy_past_the_end_moves_nothing(place, dtype, size):
+def test_copy_past_the_end_moves_nothing(place, dtype, size):
     small = torch.ones(size, device=DEVICE)
     storage = small.untyped_storage()
     enlarge(storage, 16 * size)
@@ -446,7 +446,7 @@ def test_pinned_copies_return_behind_a_gate():
     assert torch.equal(result, source)
 
 
-def test_a_pinned_block_is_not_reused_under_an_unfinished_copy():
+def test_pinned_block_is_not_reused_under_an_unfinished_copy():
     device = torch.zeros(1 << 12, device=DEVICE)
     torch.accelerator.synchronize()
     with torch.openreg.testing.gate() as gate:

@@ -83,7 +83,7 @@ def test_peer_copy_waits_for_work_of_the_destination(kind):
 
 @two_devices
 @kinds
-def test_a_peer_copy_uses_the_current_streams(kind):
+def test_peer_copy_uses_the_current_streams(kind):
     source, to = sides(kind, DEVICE, OTHER)
     here, there = torch.Stream(DEVICE), torch.Stream(OTHER)
     synchronize()
@@ -120,7 +120,7 @@ def test_pinned_copies_return_at_once_and_happen_later(kind, to_device, runs_ahe
     assert torch.equal(to.cpu(), expected(kind))
 
 
-def test_a_pinned_copy_behind_a_kernel_has_not_happened_yet():
+def test_pinned_copy_behind_a_kernel_has_not_happened_yet():
     x = torch.ones(1 << 10, device=DEVICE)
     host = torch.zeros(1 << 10).pin_memory()
     with torch.openreg.testing.gate() as gate:
@@ -162,7 +162,7 @@ def test_pageable_source_may_be_overwritten_after_the_call(kind, non_blocking, s
 
 
 @kinds
-def test_a_small_pageable_source_is_not_waited_for(kind, runs_ahead):
+def test_copy_of_a_small_pageable_source_does_not_wait(kind, runs_ahead):
     source, to = sides(kind, "cpu", DEVICE)
     synchronize()
     runs_ahead(lambda: to.copy_(source, non_blocking=True))
@@ -172,7 +172,7 @@ def test_a_small_pageable_source_is_not_waited_for(kind, runs_ahead):
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("to_device", [True, False])
 @kinds
-def test_a_blocking_copy_synchronizes_its_stream_and_no_other(kind, to_device, pinned):
+def test_blocking_copy_synchronizes_its_stream_and_no_other(kind, to_device, pinned):
     source, to = sides(kind, *(("cpu", DEVICE) if to_device else (DEVICE, "cpu")))
     if pinned and to_device:
         source = KINDS[kind][1](values().pin_memory())
@@ -198,7 +198,7 @@ def test_expanded_source_counts_as_small_as_its_memory(runs_ahead):
 
 @pytest.mark.parametrize("non_blocking", [False, True])
 @kinds
-def test_a_copy_is_ordered_on_the_current_stream(kind, non_blocking):
+def test_copy_is_ordered_on_the_current_stream(kind, non_blocking):
     source, to = sides(kind, DEVICE, DEVICE)
     back = torch.zeros(to.shape, dtype=to.dtype)
     side = torch.Stream(DEVICE)
@@ -213,7 +213,7 @@ def test_a_copy_is_ordered_on_the_current_stream(kind, non_blocking):
     assert torch.equal(back, expected(kind) + 1)
 
 
-def test_a_large_copy_runs_beside_a_kernel():
+def test_large_copy_runs_beside_a_kernel():
     source = torch.ones(1 << 24).pin_memory()
     device = torch.zeros(1 << 24, device=DEVICE)
     side = torch.Stream(DEVICE)

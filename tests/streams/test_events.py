@@ -12,7 +12,7 @@ def test_event_classes_are_those_of_torch():
     assert isinstance(torch.openreg.Stream().record_event(), torch.openreg.Event)
 
 
-def test_an_event_is_made_by_its_first_record():
+def test_event_is_made_by_its_first_record():
     event = torch.openreg.Event()
     assert event.event_id == 0 and event.query() and "not recorded" in repr(event)
     event.synchronize()
@@ -32,7 +32,7 @@ def test_event_query_is_true_after_the_work():
     assert event.query()
 
 
-def test_a_stream_waits_for_an_event(eventually):
+def test_stream_waits_for_an_event(eventually):
     event = torch.openreg.Event()
     producer, consumer = torch.openreg.Stream(0), torch.openreg.Stream(1)
     with gate() as held:
@@ -79,7 +79,7 @@ def test_stream_does_not_wait_for_its_own_event():
     assert event.query()
 
 
-def test_an_event_is_not_ready_before_its_newest_record(eventually):
+def test_event_is_not_ready_before_its_newest_record(eventually):
     event = torch.Event(device="openreg")
     a, b = torch.Stream(device="openreg"), torch.Stream(device="openreg")
     event.record(a)
@@ -290,7 +290,7 @@ def test_c_api_takes_events_of_python(c_stream):
     assert core.orStreamDestroy(stream) == 0
 
 
-def test_an_event_stays_on_the_device_of_its_first_record():
+def test_event_stays_on_the_device_of_its_first_record():
     event = torch.openreg.Event()
     event.record(torch.openreg.Stream(1))
     with pytest.raises(RuntimeError, match=r"belongs to openreg:1 .* stream of openreg:0"):

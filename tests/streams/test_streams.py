@@ -27,7 +27,7 @@ def test_pool_streams_are_handed_out_in_turn():
     assert all(s.device == torch.device("openreg", 1) for s in streams)
 
 
-def test_a_stream_without_an_index_is_of_the_current_device():
+def test_stream_without_an_index_is_of_the_current_device():
     with torch.accelerator.device_index(1):
         assert torch.Stream(device="openreg").device.index == 1
         assert torch.Stream().device.index == 1
@@ -242,7 +242,7 @@ def test_work_on_any_stream_is_asynchronous(kind, runs_ahead):
         assert total.device == stream.device and total.item() == 64 * 64 * 256
 
 
-def test_a_large_matmul_is_queued_not_run(runs_ahead):
+def test_large_matmul_is_queued_not_run(runs_ahead):
     a, b = (torch.rand(1536, 1536, device="openreg") for _ in range(2))
     torch.openreg.synchronize()
     product = runs_ahead(lambda: a @ b)  # returns, though nothing of it can have been computed
@@ -263,7 +263,7 @@ def test_stream_query_is_false_until_the_last_task_has_finished(eventually):
     eventually(stream.query)
 
 
-def test_two_streams_of_a_device_overlap():
+def test_streams_of_a_device_overlap():
     streams = [torch.openreg.Stream(0), torch.openreg.Stream(0)]
     starts = [torch.openreg.Event(enable_timing=True) for _ in streams]
     ends = [torch.openreg.Event(enable_timing=True) for _ in streams]
@@ -408,7 +408,7 @@ def test_64_gated_streams_do_not_stop_another():
         stream.synchronize()
 
 
-def test_an_external_stream_keeps_its_device():
+def test_external_stream_keeps_its_device():
     mine = torch.openreg.Stream(1, priority=-1)
     handle = mine.openreg_stream
     external = torch.openreg.ExternalStream(handle, device=1)
@@ -488,7 +488,7 @@ def _open_soon(held, log):
 
 
 @pytest.mark.parametrize("call", ["sleep", "record", "wait_event", "query", "wait_stream"])
-def test_a_full_ring_does_not_keep_the_gil(call):
+def test_full_ring_does_not_keep_the_gil(call):
     """A second Python thread has to open the gate behind which the queue fills up."""
     stream, other = torch.openreg.Stream(), torch.openreg.Stream()
     event, pending = torch.openreg.Event(), torch.openreg.Event()
@@ -529,7 +529,7 @@ def test_synchronize_does_not_keep_the_gil():
         assert log == ["opened"]
 
 
-def test_a_dropped_gate_opens():
+def test_dropped_gate_opens():
     stream = torch.openreg.Stream()
     held = gate()
     held.wait(stream)
@@ -538,7 +538,7 @@ def test_a_dropped_gate_opens():
     stream.synchronize()
 
 
-def test_a_gate_holds_streams_of_every_device_and_opens_once():
+def test_gate_holds_streams_of_every_device_and_opens_once():
     held = gate(0)
     streams = [torch.openreg.Stream(0), torch.openreg.Stream(1)]
     for stream in streams:

@@ -316,7 +316,7 @@ def test_counts_of_a_file_have_each_kind_of_result():
     assert functions(rows.values(), TESTS) == 2
 
 
-def test_results_are_the_last_of_each_test(run, tmp_path):
+def test_results_of_a_test_are_its_last(run, tmp_path):
     path = tmp_path / "results"
     for outcome in ("failed", "passed"):
         kept = Results(path)

@@ -120,7 +120,7 @@ PATCHES = {
             "torch.distributed.rpc.options._to_device_map "
             "torch.distributed.rpc.options._to_device_list",
             "refuse a device map, which would end the process in a thread of TensorPipe's agent",
-            "test_distributed.py::test_a_device_map_of_rpc_is_refused_before_the_agent_starts",
+            "test_distributed.py::test_device_map_of_rpc_is_refused_before_the_agent_starts",
             "RPC refuses devices that it cannot carry",
         ),
     ),
@@ -295,7 +295,7 @@ PATCHES = {
         Patch(
             "torch.amp.autocast_mode.autocast.__init__ torch.amp.autocast_mode._cast",
             "take the device's own name, too",
-            "test_as_cuda_areas.py::test_autocast_by_the_devices_own_name",
+            "test_as_cuda_areas.py::test_autocast_works_by_the_devices_own_name",
         ),
         Patch(
             "torch.library.Library.impl torch.library.Library._destroy "
