@@ -429,7 +429,7 @@ def test_compiled_products_with_a_wider_result_are_eagers(run_ok):
         device = "openreg"
         {name}
         sys.path.append({here!r})
-        from test_operator_results_are_the_cpus import products
+        from test_results import products
         for product, expected in products(device, torch.bfloat16):
             for backend in "aot_eager", "inductor":
                 torch._dynamo.reset()
