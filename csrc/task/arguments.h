@@ -1,5 +1,5 @@
 /*
- * The tensors among the arguments of a call.
+ * Finds the tensors among the arguments of a call.
  */
 #pragma once
 
@@ -13,9 +13,9 @@
 
 namespace torch_openreg {
 
-/* Of a list: whether it holds tensors, some of which may be None. By its items, because TorchScript
+/* Whether a list holds tensors, some of which may be None. Checks its items, because TorchScript
  * makes such lists with a type object of its own, which IValue::isOptionalTensorList does not
- * know. */
+ * recognise. */
 inline bool holdsOptionalTensors(const c10::IValue &list) {
   if (list.isTensorList()) return false;
   for (const c10::IValue &item : list.toListRef()) {
@@ -29,7 +29,7 @@ inline bool holdsTensors(const c10::IValue &value) {
          (value.isList() && (value.isTensorList() || holdsOptionalTensors(value)));
 }
 
-/* The tensors of an argument, or of a result. */
+/* Visits the tensors of an argument or a result. */
 template <typename F>
 void eachTensor(const c10::IValue &value, F visit) {
   if (value.isTensor()) {
@@ -45,7 +45,7 @@ void eachTensor(const c10::IValue &value, F visit) {
   }
 }
 
-/* Whether `is` holds for one of the tensors of the values. */
+/* Whether `is` holds for any tensor of the values. */
 template <typename F>
 bool anyTensor(c10::ArrayRef<c10::IValue> values, F is) {
   bool any = false;
@@ -55,13 +55,13 @@ bool anyTensor(c10::ArrayRef<c10::IValue> values, F is) {
   return any;
 }
 
-/* Of a floating-point dtype; a number of Python's has none of its own. */
+/* Whether the tensor has a floating-point dtype. A Python number has no dtype of its own. */
 inline bool isFloating(const at::Tensor &tensor) {
   return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
          !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
 }
 
-/* Replaces the tensors of an argument by `other` of them, and this device by the CPU. */
+/* Replaces the tensors of an argument by the results of `other`, and this device by the CPU. */
 template <typename F>
 c10::IValue argumentForCpu(const c10::IValue &value, F other) {
   if (value.isTensor()) return other(value.toTensor());

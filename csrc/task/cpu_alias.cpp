@@ -93,7 +93,7 @@ void CpuAliases::adoptResized() {
     device->set_data_ptr_noswap(deviceMemory(cpu));
     device->set_nbytes(bytes);
   }
-  // An operator may also have given an alias another storage altogether.
+  // An operator may also have given an alias an entirely different storage.
   for (auto &[impl, alias] : aliases_) adoptResult(alias.cpu);
 }
 
@@ -134,7 +134,8 @@ Components CpuAliases::componentsToCaller(const at::Tensor &cpu) {
 void CpuAliases::updateCallers() {
   for (auto &[impl, alias] : aliases_) {
     if (!isPlain(alias.caller)) {
-      // Others may read the caller's tensor meanwhile: only what the kernel has written is touched.
+      // Other threads may read the caller's tensor meanwhile: only what the kernel has written is
+      // modified.
       if (!hasSameComponents(alias))
         reassemble(alias.caller, alias.cpu, componentsToCaller(alias.cpu));
       continue;
@@ -170,7 +171,7 @@ at::Tensor CpuAliases::toCaller(const at::Tensor &result) {
   return tensor;
 }
 
-/* A view is an inference tensor exactly if its base is one, which its keys tell. */
+/* A view is an inference tensor exactly if its base is one, as its keys show. */
 c10::DispatchKeySet CpuAliases::viewKeys(const c10::Storage &storage) {
   for (auto &[impl, alias] : aliases_) {
     if (isPlain(alias.caller) && alias.caller.storage().is_alias_of(storage))

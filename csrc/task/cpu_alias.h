@@ -1,8 +1,8 @@
 /*
- * Device tensors as a kernel sees them: CPU tensors over the same memory.
+ * Gives a kernel CPU tensors over the memory of device tensors.
  *
- * Made inside a task (a kernel's addresses are valid nowhere else), and short-lived: nothing
- * here may outlive the kernel's run except what was handed back as device memory.
+ * They are made inside a task (a kernel's addresses are valid nowhere else) and short-lived:
+ * nothing here may outlive the kernel's run except memory that became device memory.
  */
 #pragma once
 
@@ -53,33 +53,35 @@ class PairList {
   ska::flat_hash_map<const Key *, size_t> index_;
 };
 
-/* From now on both tensors have one version counter: autograd sees a write to either as a write to
+/* Makes both tensors share one version counter: autograd sees a write to either as a write to
  * both. */
 void shareVersion(const at::Tensor &to, const at::Tensor &from);
 
 class CpuAliases {
  public:
-  /* `sharesVersions`: with the caller's tensors. */
+  /* `sharesVersions`: aliases share version counters with the caller's tensors. */
   CpuAliases(orStream_t stream, c10::DeviceIndex device, bool sharesVersions)
       : stream_(stream), device_(device), sharesVersions_(sharesVersions) {}
 
-  /* The CPU tensor over the memory of `tensor`: same sizes, strides, offset, dtype, conj and neg.
-   * One that is made of others is made of their aliases. Tensors that share a storage have aliases
-   * that share one; the same tensor has the same alias. In a task. */
+  /* The CPU tensor over the memory of `tensor`, with the same sizes, strides, offset, dtype, conj
+   * and neg. The alias of a tensor with components is made of their aliases. Tensors that share a
+   * storage have aliases that share one; the same tensor has the same alias. Call it in a task. */
   at::Tensor of(const at::Tensor &tensor);
 
-  /* After the kernel, in the task: device storages take over the memory of resized aliases. */
+  /* Called in the task after the kernel: device storages take over the memory of resized
+   * aliases. */
   void adoptResized();
-  /* After the kernel, in the task: the memory of a CPU tensor that the kernel made becomes device
+  /* Called in the task after the kernel: makes the memory of a CPU tensor from the kernel device
    * memory, without a copy if it came from WorkerMemory. */
   void adoptResult(const at::Tensor &result);
-  /* CPU tensors that went into the kernel as they are: they stay what they are. */
+  /* Registers a CPU tensor that the kernel gets unchanged: it stays a CPU tensor. */
   void passed(const at::Tensor &cpu);
 
-  /* After the task, on the caller's thread: tensors whose aliases the kernel resized follow. */
+  /* Called after the task, on the caller's thread: updates tensors whose aliases the kernel
+   * resized. */
   void updateCallers();
-  /* The caller's tensor for one that the kernel returned: its own if the kernel returned an
-   * alias, a view if it returned a view of one, else a tensor over what adoptResult made. */
+  /* The caller's tensor for one that the kernel returned: its own if the kernel returned an alias,
+   * a view if it returned a view of one, and otherwise a tensor over what adoptResult made. */
   at::Tensor toCaller(const at::Tensor &result);
 
  private:

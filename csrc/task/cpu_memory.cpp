@@ -1,10 +1,11 @@
 /*
  * `live` maps a kernel's address to the block behind it, for blocks that are still CPU memory:
- * temporaries of running kernels, and what a kernel has kept for itself. `mutex` guards it; it is a
- * leaf, and held across a fork so that the child finds the map whole. [lowest, highest) covers
- * every kernel address ever handed out: it is read without the lock, so that freeing ordinary
- * memory stays as cheap as it was, and can only grow, so that a pointer that lies outside is
- * certainly not ours (whoever frees a block has got it from the thread that widened the range).
+ * temporaries of running kernels, and memory that a kernel has kept for itself. `mutex` guards it.
+ * It is a leaf, and held across a fork so that the child's map is complete.
+ *
+ * [lowest, highest) covers every kernel address ever handed out. It is read without the lock, so
+ * that ordinary memory is freed as fast as before. It only grows, so a pointer outside is certainly
+ * not ours: a thread that frees a block got it from the thread that widened the range.
  */
 #include "cpu_memory.h"
 
@@ -26,11 +27,11 @@ namespace torch_openreg {
 
 namespace {
 
-/* The host has as much for a dry run on a small device, where a kernel's temporaries may be larger
- * than any result. */
+/* The host has this much for a dry run on a small device, where a kernel's temporaries may be
+ * larger than any result. */
 constexpr size_t kSpare = size_t{1} << 30;
 
-/* What the thread's AllocationScope asks for. */
+/* The request of the thread's AllocationScope. */
 struct Redirection {
   bool active = false;
   bool toDevice = false;  // WorkerMemory
@@ -43,7 +44,7 @@ struct Redirection {
 thread_local Redirection redirection;
 
 struct Block {
-  void *address;  // null: a promised result's, which its caller owns
+  void *address;  // null for a promised result, which its caller owns
   c10::DeviceIndex device;
 };
 
@@ -111,7 +112,7 @@ c10::DataPtr allocateForWorker(size_t bytes) {
   return data;
 }
 
-/* Null if no result of that size is waited for. */
+/* Null if no result of that size is expected. */
 c10::DataPtr allocateReserved(size_t bytes) {
   for (size_t i = 0; i < redirection.count; ++i) {
     Reserved &result = redirection.first[i];
@@ -147,8 +148,8 @@ void install() {
   State &s = state();
   s.former = c10::GetCPUAllocator();
   s.formerDeleter = s.former->raw_deleter();
-  // Without a deleter of its own the former allocator's raw interface does not work, and kernels
-  // need one: results are copied then.
+  // Without a deleter of its own the former allocator has no raw interface, which kernels need:
+  // then results are copied.
   if (s.formerDeleter == nullptr) return;
   const auto before = [] {
     pauseKernels();  // first: a kernel may need the mutex
@@ -158,8 +159,7 @@ void install() {
     state().mutex.unlock();
     resumeKernels();
   };
-  // The child's kernels are counted anew by fork.cpp, and nothing of the parent's is to be taken
-  // back.
+  // fork.cpp counts the child's kernels anew, and nothing of the parent's must be taken back.
   const auto inChild = [] { state().mutex.unlock(); };
   pthread_atfork(before, inParent, inChild);
   c10::SetCPUAllocator(new CpuAllocator(), UINT8_MAX);

@@ -1,9 +1,9 @@
 /*
- * Where a CPU kernel that runs on a worker gets its memory from.
+ * Gives a CPU kernel that runs on a worker its memory.
  *
- * A CPU kernel allocates its results from PyTorch's CPU allocator. While a WorkerMemory is alive,
- * that allocator hands its thread device memory instead, at the kernel's address, so that a result
- * becomes a device tensor without a copy. Every other thread gets what it got before.
+ * A CPU kernel allocates its results from PyTorch's CPU allocator. While a WorkerMemory exists,
+ * that allocator returns device memory to its thread, at the kernel's address, so that a result
+ * becomes a device tensor without a copy. Other threads are not affected.
  */
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace torch_openreg {
 
-/* Wraps the CPU allocator, once, at the first use of a device: a program that uses none keeps
- * its allocator. */
+/* Wraps the CPU allocator, once, at the first use of a device: a program without one keeps its
+ * allocator. */
 void installCpuAllocator();
 
 /* Redirects the CPU allocations of the calling thread until the end of the scope. */
@@ -32,42 +32,42 @@ class AllocationScope {
   ~AllocationScope();
 };
 
-/* Inside a task of `stream`: they get device memory. */
+/* Inside a task of `stream`: allocations return device memory. */
 class WorkerMemory final : AllocationScope {
  public:
   WorkerMemory(orStream_t stream, c10::DeviceIndex device);
 };
 
-/* Memory that a queued kernel has been promised for a result. */
+/* Memory that is promised to a queued kernel for a result. */
 struct Reserved {
   void *address;  // the kernel's
   size_t bytes;
   bool taken = false;
 };
 
-/* An allocation of just as many bytes as a result is promised gets that result's memory; all
- * others, a kernel's temporaries, get ordinary memory. The host may have freed blocks that tasks
- * still to run read, so a kernel that nobody waits for takes nothing from the device's cache. */
+/* An allocation of exactly as many bytes as a promised result gets that result's memory. All
+ * others, a kernel's temporaries, get ordinary memory. The host may have freed blocks that queued
+ * tasks will read, so a kernel without a waiting caller takes nothing from the device's cache. */
 class WorkerOutputs final : AllocationScope {
  public:
   WorkerOutputs(Reserved *first, size_t count);
 };
 
-/* An allocation of a dry run. */
+/* Thrown for an allocation of a dry run. */
 struct TooLarge final : std::exception {
   explicit TooLarge(size_t asked) : bytes(asked) {}
   const size_t bytes;
 };
 
-/* In a dry run: to ask for more than the device could ever hold throws TooLarge, because the host
- * would run out of memory first. */
+/* In a dry run, an allocation larger than the device could ever hold throws TooLarge, because the
+ * host would run out of memory first. */
 class DryMemory final : AllocationScope {
  public:
   explicit DryMemory(c10::DeviceIndex device);
 };
 
-/* If `data` is memory that a WorkerMemory gave, empties `data` and returns the same memory as
- * device memory; null if it is not. */
+/* If `data` is memory from a WorkerMemory, empties `data` and returns the same memory as device
+ * memory; otherwise null. */
 c10::DataPtr takeWorkerMemory(c10::DataPtr &data);
 
 }  // namespace torch_openreg

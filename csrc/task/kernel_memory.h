@@ -1,6 +1,6 @@
 /*
- * Memory that a task uses, by value. A task holds no storage: the order of its stream keeps memory
- * alive, as on any device, and a worker never drops the last reference of a Python object.
+ * Memory that a task uses, by value. A task holds no storage. The order of its stream keeps memory
+ * alive, as on any device, and a worker never drops the last reference to a Python object.
  */
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace torch_openreg {
 
-/* A range of device memory; or, with 0 bytes, host memory, which kernels reach at its own address;
+/* A range of device memory; or, with 0 bytes, host memory, which kernels access at its own address;
  * or none. */
 struct KernelMemory {
   KernelMemory() = default;
@@ -29,7 +29,7 @@ struct KernelMemory {
   }
 
   bool isOnDevice() const { return bytes != 0; }
-  /* The address for kernels; null without memory. Valid inside a task only. */
+  /* The address for kernels; null without memory. Valid only inside a task. */
   void *address() const {
     void *address = data;
     if (isOnDevice()) OPENREG_CHECK(orMapForKernel(&address, data, bytes));

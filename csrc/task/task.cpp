@@ -1,6 +1,6 @@
 /*
- * A Task belongs to the thread that queues it, or, once it is queued, to the queue, which deletes
- * it whether or not it ran. An AwaitedTask lives on the stack of the thread that waits for it in
+ * A Task belongs to the thread that queues it, and from then on to the queue, which deletes it
+ * whether or not it ran. An AwaitedTask is on the stack of the thread that waits for it in
  * orLaunchKernelEx (orLaunchWaits).
  */
 #include "task.h"
@@ -78,8 +78,8 @@ bool launchesBlock() {
   return block;
 }
 
-/* Queues `run`, whose argument points to `task`. The queue calls `destroy` once, whether or not it
- * ran; `queued` says whether it will (orLaunch). */
+/* Queues `run`, whose argument points to `task`. The queue calls `destroy` once, whether or not the
+ * task ran; `queued` is set to whether it will (orLaunch). */
 orError_t launchOnWorker(orStream_t stream, const char *name, orKernelFn run,
                          void (*destroy)(void *), void *task, c10::ArrayRef<orAccess> accesses,
                          unsigned flags, int *queued = nullptr) {
@@ -108,7 +108,7 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream, c10::ArrayRef<o
                                          accesses, flags, &queued);
   if (queued) (void)kernel.release();
   if (C10_UNLIKELY(error == orErrorInvalidResourceHandle)) {
-    getCurrentOpenRegStream(device).stream();  // says which
+    getCurrentOpenRegStream(device).stream();  // throws an error that names the stream
   }
   if (C10_UNLIKELY(launchesBlock()))
     return checkSynchronized(error, {__func__, __FILE__, __LINE__});
@@ -121,7 +121,7 @@ void runOnWorker(orStream_t stream, const char *name, bool serial,
   if (serial) task.caller.threads = 1;
   const unsigned flags = serial ? orLaunchAnyThread | orLaunchWaits : orLaunchWaits;
   OPENREG_CHECK(launchOnWorker(stream, name, &runAwaited, nullptr, &task, {}, flags));
-  // The kept ones of other kernels come where those kernels' errors do, which they must not hide.
+  // Kept warnings of other kernels are issued with those kernels' errors, which they must not hide.
   for (const c10::Warning &warning : task.warnings) c10::warn(warning);
   if (task.error) {
     issueKeptWarnings(/*besideError=*/true);

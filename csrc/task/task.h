@@ -1,6 +1,5 @@
 /*
- * A function of C++ as a task of a stream: one that nobody waits for, or one that its caller waits
- * for.
+ * A C++ function as a task of a stream: either queued, or run while its caller waits.
  */
 #pragma once
 
@@ -16,9 +15,9 @@
 
 namespace torch_openreg {
 
-/* With all that it needs, by value. What it throws is the device's error, raised with its type at
- * the next call that synchronises; what it warns of is issued there too. The queue destroys it
- * once, when it has run or in its place. */
+/* Holds everything that it needs by value. What it throws is the device's error, raised with its
+ * type at the next call that synchronises; its warnings are issued there too. The queue destroys it
+ * once, after it has run or without running it. */
 class Task {
  public:
   Task(const char *kernelName, c10::Device on) : name(kernelName), device(on) {}
@@ -31,8 +30,7 @@ class Task {
   const char *const name;  // outlives the process
   const c10::Device device;
   CallerState caller = CallerState::now();
-  bool warned =
-      false;  // what it warns of is known already, as from a replay of the same graph before
+  bool warned = false;  // its warnings were issued earlier, as in a replay of the same graph
 };
 
 /* Queues it on a stream of its device. With OPENREG_LAUNCH_BLOCKING what it throws is thrown here.
@@ -43,8 +41,8 @@ void launchTask(std::unique_ptr<Task> kernel, orStream_t stream,
 /* Runs `kernel` on a worker, after everything queued on `stream`, and returns when it has run. The
  * GIL, if held, is released while the caller sleeps. On the worker the function has the caller's
  * thread count (on the wide worker) and flush-denormal mode, no autograd and no dispatch modes.
- * What it throws is thrown here, type kept; warnings it raises are issued here. `name` must outlive
- * the process. `serial`: one thread is enough, and may be the caller. */
+ * What it throws is thrown here, with its type; warnings it raises are issued here. `name` must
+ * outlive the process. `serial`: one thread is enough, and may be the caller. */
 void runOnWorker(orStream_t stream, const char *name, bool serial,
                  c10::function_ref<void()> kernel);
 

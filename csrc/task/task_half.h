@@ -12,7 +12,7 @@
 namespace torch_openreg {
 
 /* One half of each tensor, along the outermost dimension that can be divided. For a task that
- * computes each element from the elements at the same place in its other tensors. */
+ * computes each element from the elements at the same index in its other tensors. */
 class TaskHalf {
  public:
   TaskHalf(orPart part, c10::IntArrayRef sizes) {

@@ -58,8 +58,8 @@ void reportTensors(const char *operation, orStream_t stream, c10::ArrayRef<Tenso
     accesses.push_back(accessOf(tensor, false));
     if (moves) accesses.back().write |= OR_ACCESS_MOVES;
   }
-  // The bytes keep their order if the layouts are the same. Otherwise nothing that was read before
-  // can be attributed to the bytes that are written.
+  // The bytes keep their order if the layouts are the same. Otherwise earlier reads cannot be
+  // attributed to the bytes that are written.
   const bool inOrder = moves && written[0].strides() == read[0].strides();
   for (const Tensor &tensor : written) {
     if (hasMemory(tensor)) {

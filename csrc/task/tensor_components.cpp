@@ -1,5 +1,5 @@
 /*
- * Nothing here has state. The tensors are used by one thread at a time, as in cpu_alias.cpp.
+ * Nothing here has state. One thread at a time uses the tensors, as in cpu_alias.cpp.
  */
 #include "tensor_components.h"
 
@@ -40,7 +40,7 @@ DispatchKeySet keysOf(const Tensor &like, const Tensor &part) {
       kind, part.is_cpu() ? c10::BackendComponent::CPUBit : c10::BackendComponent::PrivateUse1Bit));
 }
 
-/* Null: one scale for all. */
+/* Null if all channels share one scale. */
 const at::PerChannelAffineQuantizer *perChannel(const Tensor &tensor) {
   return dynamic_cast<const at::PerChannelAffineQuantizer *>(
       implOf<at::QTensorImpl>(tensor).quantizer().get());
@@ -68,7 +68,7 @@ at::QuantizerPtr quantizerLike(const Tensor &like, const Components &parts) {
       quantizer->scalar_type(), parts[1], parts[2], quantizer->axis());
 }
 
-/* How many elements of its buffer a nested tensor reaches. */
+/* The number of elements of its buffer that a nested tensor reaches. */
 int64_t reachOf(const at::native::NestedTensorImpl &nested) {
   const Tensor &sizes = nested.get_nested_sizes(), &strides = nested.get_nested_strides();
   const auto *size = sizes.const_data_ptr<int64_t>(), *stride = strides.const_data_ptr<int64_t>();
@@ -102,7 +102,7 @@ Components componentsOf(const Tensor &tensor) {
   const Tensor buffer = implOf<at::native::NestedTensorImpl>(tensor).get_unsafe_storage_as_tensor();
   const c10::InferenceMode asIs(tensor.is_inference());
   int64_t size = buffer.numel();
-  // It is that of the storage, which may have been shrunk: then the buffer does not fit.
+  // The size is the storage's, which may have been shrunk: then the buffer does not fit.
   if (!tensor.is_cpu())
     size = std::max(size, reachOf(implOf<at::native::NestedTensorImpl>(tensor)));
   return {tensorOf(buffer.storage(), tensor.is_cpu() ? DispatchKey::CPU : DispatchKey::PrivateUse1,
@@ -113,12 +113,12 @@ Tensor assemble(const Tensor &like, const Components &parts) {
   const DispatchKeySet keys = keysOf(like, parts[0]);
   if (like.is_nested()) {
     const auto &impl = implOf<at::native::NestedTensorImpl>(like);
-    // A view is an inference tensor exactly if its base is one, whatever the mode is now.
+    // A view is an inference tensor exactly if its base is one, whatever the present mode is.
     const c10::InferenceMode asItsBuffer(parts[0].is_inference());
     return at::detail::make_tensor<at::native::NestedTensorImpl>(
         parts[0], impl.get_nested_sizes(), impl.get_nested_strides(), impl.get_storage_offsets());
   }
-  // A sparse tensor begins with parts of the current device.
+  // A sparse tensor starts with parts on the current device.
   std::optional<DeviceSwitch> current;
   if (!parts[0].is_cpu()) current.emplace(parts[0].device().index());
   Tensor tensor;

@@ -26,16 +26,16 @@ inline bool isPlain(const at::Tensor &tensor) {
   return !tensor.key_set().has_any(others);
 }
 
-/* Of a tensor that is not plain; none for a layout that cannot be taken apart. */
+/* Returns the parts of a tensor that is not plain; none for a layout that cannot be taken apart. */
 Components componentsOf(const at::Tensor &tensor);
 
-/* A tensor like `like`, of these parts and on their backend. */
+/* Makes a tensor like `like` from these parts, on their backend. */
 at::Tensor assemble(const at::Tensor &like, const Components &parts);
 
-/* Makes `tensor` what `like` is, of these parts. */
+/* Gives `tensor` the properties of `like`, with these parts. */
 void reassemble(const at::Tensor &tensor, const at::Tensor &like, const Components &parts);
 
-/* All that is known of one beside its parts is the same. */
+/* Whether two tensors are the same apart from their parts' contents. */
 bool isDescribedAs(const at::Tensor &tensor, const at::Tensor &like);
 
 }  // namespace torch_openreg

@@ -1,8 +1,8 @@
 /*
- * What a tensor is, but for its memory: in one form for a tensor that lives, one in the key of a
- * call, and one that a call promises. And whether a storage holds what a tensor says it has: a
- * program may free or shrink it (as FSDP does with parameters) while tensors still describe what
- * was there.
+ * A tensor's properties without its memory, in one form for a live tensor, for the key of a call,
+ * and for a promised result. Also checks whether a storage holds what its tensor describes: a
+ * program may free or shrink it (as FSDP does with parameters) while tensors still describe the old
+ * contents.
  */
 #pragma once
 
@@ -15,25 +15,25 @@
 
 namespace torch_openreg {
 
-/* Sizes and strides are somebody else's. An undefined tensor has no dtype. */
+/* Does not own sizes and strides. An undefined tensor has no dtype. */
 struct TensorMetadata {
   c10::IntArrayRef sizes{}, strides{};
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   bool conj = false, neg = false;
-  bool wrapped = false;  // a number of Python's
+  bool wrapped = false;  // a Python number
 
-  /* Of a storage that holds it and no more. */
+  /* The size of a storage that holds exactly this. */
   size_t bytes() const;
-  /* All of it but strides. */
+  /* Compares everything but strides. */
   bool describesSizes(const at::Tensor &tensor) const;
   bool describes(const at::Tensor &tensor) const;
-  /* The same elements at the same places: a dimension of one element may have any stride. */
+  /* Whether the elements have the same places: a dimension of one element may have any stride. */
   bool hasPlaces(c10::IntArrayRef otherStrides) const;
 };
 
 TensorMetadata metadataOf(const at::Tensor &tensor);
 
-/* With sizes and strides of its own. */
+/* Owns its sizes and strides. */
 class KeptMetadata {
  public:
   KeptMetadata(const TensorMetadata &from);
@@ -50,14 +50,14 @@ class KeptMetadata {
   size_t bytes_;
 };
 
-/* Memory that somebody else owns, at an address of the kernel's. */
+/* A storage over memory with another owner, at a kernel's address. */
 c10::Storage cpuStorage(void *address, size_t bytes, bool resizable = false);
 
-/* A tensor over memory. */
+/* Makes a tensor over existing memory. */
 at::Tensor tensorOf(c10::Storage storage, c10::DispatchKey backend, const TensorMetadata &metadata,
                     int64_t offset = 0);
 
-/* Bytes from the storage's begin to the end of the last element; 0 without elements. */
+/* Bytes from the start of the storage to the end of the last element; 0 without elements. */
 inline size_t bytesNeeded(const at::Tensor &tensor) {
   const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
   int64_t elements = impl->numel();
@@ -69,12 +69,12 @@ inline size_t bytesNeeded(const at::Tensor &tensor) {
   return static_cast<size_t>(impl->storage_offset() + elements) * impl->itemsize();
 }
 
-/* Of a tensor that has a storage. */
+/* For a tensor that has a storage. */
 inline bool fitsStorage(const at::Tensor &tensor) {
   return bytesNeeded(tensor) <= tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
 }
 
-/* Throws an error that names sizes, unless it fits. `what`: the tensor's place in the call. */
+/* Throws an error with the sizes if the tensor does not fit. `what`: its place in the call. */
 void checkFitsStorage(const at::Tensor &tensor, const char *what);
 
 }  // namespace torch_openreg

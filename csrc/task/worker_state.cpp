@@ -1,5 +1,5 @@
 /*
- * Everything here belongs to the calling thread.
+ * Sets and restores the state of the calling thread; nothing here is shared.
  */
 #include "worker_state.h"
 
@@ -30,7 +30,7 @@ thread_local bool onWorker = false, onWideWorker = false, forDevice = false;
 void startWorker(int, int wide) {
   KernelScope here;
   initialiseThread();
-  // Observers of all threads would take what kernels call for operators of the program.
+  // Observers of all threads would treat what kernels call as operators of the program.
   at::enableRecordFunction(false);
   onWorker = true;
   onWideWorker = wide != 0;
@@ -38,21 +38,21 @@ void startWorker(int, int wide) {
 }
 
 void useThreads(int count) {
-  // MKL's own count is the process's, and may have changed since the task was queued.
+  // MKL's own count is global, and may have changed since the task was queued.
   thread_local int set = 0;
   if (!onWideWorker || set == count) return;
   set = count;
   setThreads(count);
 }
 
-/* libgomp's threads stop spinning between parallel regions once its teams together have more
- * threads than there are cores, and every region of the wide worker costs two futex calls then (a
- * transformer layer's step: 27 ms instead of 15). So a thread of the host does not keep its team
- * while it sleeps. Its next region makes a new one in 50 to 100 us, hence the interval. Nothing
- * happens to a thread that has no team or is inside a region. */
+/* Note [Teams of sleeping threads]. libgomp's threads stop spinning between parallel regions once
+ * its teams together have more threads than there are cores. Then every region of the wide worker
+ * costs two futex calls (a transformer layer's step: 27 ms instead of 15). So a host thread gives
+ * up its team while it sleeps. Its next region makes a new one in 50 to 100 us, hence the interval.
+ * A thread without a team, or inside a region, is not affected. */
 void endTeamOfSleeper() {
   constexpr auto interval = std::chrono::milliseconds(5);
-  constexpr int soft = 1;  // omp_pause_soft: what the program has set stays
+  constexpr int soft = 1;  // omp_pause_soft: keeps the program's settings
   thread_local std::chrono::steady_clock::time_point last{};
   const auto now = std::chrono::steady_clock::now();
   if (threadControl().endTeam == nullptr || now - last < interval) return;
@@ -62,7 +62,7 @@ void endTeamOfSleeper() {
 
 // ---- A thread that runs a kernel, or a piece of one, in the midst of anything.
 
-/* What it computes opens no team. */
+/* Its computations open no team. */
 class OneThread {
  public:
   OneThread() {
@@ -83,7 +83,7 @@ class OneThread {
   int mkl_ = 0;
 };
 
-/* c10::AutoGradMode, with one look-up of the thread's state for all that it does. */
+/* c10::AutoGradMode, with a single look-up of the thread's state. */
 class NoGrad {
  public:
   NoGrad() { state_.set_grad_mode(false); }
@@ -96,8 +96,8 @@ class NoGrad {
   const bool before_ = state_.get_grad_mode();
 };
 
-/* No mode, no layer of functorch or autocast, no profiler that belongs to what the thread is
- * doing. */
+/* Removes every mode, layer of functorch or autocast, and profiler that belongs to the thread's
+ * other work. */
 class AsWorker {
  private:
   c10::impl::ForceDispatchKeyGuard keys_{c10::default_included_set, c10::default_excluded_set};
@@ -123,7 +123,7 @@ class WarningCollector final : public c10::WarningHandler {
   std::vector<c10::Warning> &warnings_;
 };
 
-/* Before a sleep of a host's thread. */
+/* Called before a host thread sleeps. */
 void *fallAsleep() {
   void *gil = letGoOfGil();
   endTeamOfSleeper();

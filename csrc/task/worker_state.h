@@ -1,6 +1,6 @@
 /*
- * The state of a thread that runs a kernel: how many threads it uses, denormal numbers, dispatch
- * modes, warnings.
+ * The state of a thread that runs a kernel: number of threads, denormal numbers, dispatch modes,
+ * warnings.
  */
 #pragma once
 
@@ -14,21 +14,21 @@
 
 namespace torch_openreg {
 
-/* Tensors as small as these are for one thread: two spend their time on each other. By the metadata
- * alone, so that the bits of results do not depend on what else goes on. */
+/* Tensors up to this size use one thread: two spend their time on each other. The decision uses the
+ * metadata alone, so that the bits of results do not depend on other work. */
 constexpr int64_t kSerial = 1 << 14;  // elements
 
-/* On a worker, or a host thread that waits (then with one thread): runs a kernel with the caller's
- * state, no autograd and no dispatch modes. What it warns of is appended to `warnings`; what it
- * throws is thrown. */
+/* Runs a kernel with the caller's state, no autograd and no dispatch modes, on a worker or on a
+ * waiting host thread (then with one thread). Appends its warnings to `warnings`; throws what it
+ * throws. */
 void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
                  c10::function_ref<void()> kernel);
 
-/* In the midst of anything that the calling thread does: runs a function as a narrow worker would,
- * with one thread and no dispatch mode, autocast or profiler. The treatment of denormals stays. */
+/* Runs a function as a narrow worker would, with one thread and no dispatch mode, autocast or
+ * profiler, whatever the calling thread is doing. The treatment of denormals stays. */
 void asNarrowWorker(c10::function_ref<void()> function);
 
-/* Marks the calling thread as one that computes for a device, until the end of the scope. */
+/* Marks the calling thread as computing for a device until the end of the scope. */
 class ForDevice {
  public:
   ForDevice();
@@ -40,11 +40,11 @@ class ForDevice {
   const bool before_;
 };
 
-/* Whether the calling thread computes for a device: it is a worker, or runs a kernel, or is in the
+/* Whether the calling thread computes for a device: a worker, a thread in a kernel, or one in the
  * scope of a ForDevice. */
 bool computesForDevice();
 
-/* For a thread of our own that is no worker: what it computes opens no second team of OpenMP
+/* For our own threads that are not workers: their computations open no second team of OpenMP
  * threads. */
 void useOneThread();
 
