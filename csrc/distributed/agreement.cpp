@@ -16,7 +16,7 @@ using c10d::Backend;
 using Tensors = std::vector<at::Tensor>;
 using GlooWork = c10::intrusive_ptr<c10d::Work>;
 
-/* An Announcement as it is sent: of one size, whatever is called. `sends` and `expects` follow. */
+/* An Announcement as it is sent, with a fixed size for every call. `sends` and `expects` follow. */
 struct Wire {
   uint64_t sequence;
   char name[32], reduction[16], parts[96];
@@ -63,7 +63,8 @@ std::string described(const Wire &wire) {
   return text;
 }
 
-/* "rank 0 calls A, ranks 1 and 2 call B" of what is called and by whom; "" if it is one thing. */
+/* "rank 0 calls A, ranks 1 and 2 call B": what is called, and by which ranks; "" if all call the
+ * same. */
 std::string differences(Tensors &told) {
   std::vector<std::pair<std::string, std::vector<int>>> calls;
   for (size_t rank = 0; rank < told.size(); ++rank) {
@@ -105,7 +106,7 @@ std::string splitDifferences(Tensors &told) {
   return "";
 }
 
-/* Of each message: how long it is, its dtype, and the tag under which it follows. */
+/* A message's header: its length, its dtype, and the tag under which it follows. */
 constexpr int64_t kHeaderWords = 3;
 
 }  // namespace
@@ -115,7 +116,7 @@ std::string disagreement(Backend &gloo, uint64_t sequence, const Announcement &o
   const int size = gloo.getSize(), rank = gloo.getRank();
   if (size == 1) return "";
   const int tag = kOwnTags + static_cast<int>(sequence % (1 << 28));
-  Tensors told;  // outlives what Gloo does with it
+  Tensors told;  // outlives Gloo's use of it
   told.reserve(static_cast<size_t>(size));
   for (int i = 0; i < size; ++i)
     told.push_back(i == rank ? pack(sequence, own, size) : message(kWords + 2 * size));

@@ -1,12 +1,11 @@
 /*
  * A Collective's fields are written by its constructor, and afterwards by the queue's thread until
- * it has run; what both sides use is guarded by the mutex of c10d::Work. The thread finishes the
- * Work first and signals the event then, so that a host that has waited for a stream finds the Work
- * complete.
+ * it has run; the mutex of c10d::Work guards what both sides use. The thread finishes the Work
+ * before it signals the event, so that a host that has waited for a stream finds the Work complete.
  *
- * Memory is kept by tensors of our own over the same storages: letting go of the caller's on the
- * queue's thread could take the GIL, which is no more to be had while Python ends. So could letting
- * go of a storage that Python has an object for (letGo).
+ * Memory is kept by tensors of our own over the same storages. Releasing the caller's on the
+ * queue's thread could take the GIL, which is unavailable while Python ends. Releasing a storage
+ * with a Python object could take it too (letGo).
  */
 #include "collective.h"
 
@@ -41,10 +40,9 @@ at::Tensor sameMemory(const at::Tensor &tensor) {
                   tensor.storage_offset());
 }
 
-/* True if the last reference but Python's own goes with this one, for which PyTorch takes the
- * GIL. */
+/* True if this is the last reference except Python's own; PyTorch takes the GIL to release it. */
 bool leavesItToPython(const at::Tensor &tensor) {
-  if (!tensor.has_storage()) return true;  // so may it for each part of a sparse tensor
+  if (!tensor.has_storage()) return true;  // each part of a sparse tensor may too
   const c10::Storage &storage = tensor.storage();
   return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr ||
          (storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr &&
@@ -64,7 +62,7 @@ at::Tensor bytesOf(const at::Tensor &tensor) {
               static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize());
 }
 
-/* What Gloo says, without the place in its source, its advice and a backtrace. */
+/* Gloo's text without the place in its source, its advice and a backtrace. */
 std::string plain(std::string text) {
   text = text.substr(0, text.find('\n'));
   text = text.substr(0, text.find(". This is typically caused by"));
@@ -88,7 +86,7 @@ void awaitScheduled(orEvent_t done, std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-/* On the queue's thread. While Python ends they are left as they are. */
+/* Runs on the queue's thread. While Python ends the tensors are leaked. */
 void letGo(std::vector<at::Tensor> &tensors) {
   for (at::Tensor &tensor : tensors) {
     int state = 0;
@@ -124,7 +122,7 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
                 signalled_.get()),
       outcome_(c10::make_intrusive<Future>(c10::IntType::get())) {
   if (!sparse_.empty()) future_ = futureOn(device_);
-  // Also for a schedule without the sanitizer, as what is queued is what a tape counts.
+  // Also needed by a schedule without the sanitizer, because a tape counts what is queued.
   if (sanitizerActive() || handOver_->hasBeginning()) orderOwnStream();
   for (const auto *tensors : {&call_.in, &call_.out}) {
     for (const at::Tensor &tensor : *tensors) {
@@ -141,8 +139,8 @@ Collective::Collective(std::shared_ptr<CollectiveQueues> queues, std::string gro
   handOver_->queueOn(currentStreamHandle(device_.index()), call_.name, device_);
 }
 
-/* Before it is in its queue there would be nobody to end it, and the schedule's task would wait for
- * a moment in vain. */
+/* Called once it is in its queue: before, no thread would end it, and the schedule's task would
+ * wait in vain. */
 void Collective::letBegin() const {
   if (!handOver_->hasBeginning()) return;
   try {
@@ -159,15 +157,16 @@ orStream_t Collective::ownStream() const {
   return OpenRegStream(queues_->sideStream(use, device_.index(), call_.queue)).stream();
 }
 
-/* What comes next on the stream of its own comes after what is queued on the current one so far. */
+/* Orders later work on the collective's own stream after the work queued on the current one so
+ * far. */
 void Collective::orderOwnStream() const {
   const OwnedEvent before(device_.index(), orEventDisableTiming);
   OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
   OPENREG_CHECK(orStreamWaitEvent(ownStream(), before.get()));
 }
 
-/* It is not on the current stream: from what is queued there so far until its event, it is beside
- * what comes next. */
+/* Reports that the collective does not run on the current stream: it is concurrent with later work
+ * there until its event. */
 void Collective::reportToSanitizer() const {
   const orStream_t handle = ownStream();
   OPENREG_CHECK(orSanitizerMarkExternal(handle));
@@ -182,8 +181,9 @@ void Collective::joinDevice() const {
   OPENREG_CHECK(orStreamWaitEvent(all.stream(), done()));
 }
 
-// Copies on both sides are made in the queue's turn: an input may be an earlier collective's
-// output. And not by the caller, whom OPENREG_LAUNCH_BLOCKING would make wait for a peer.
+// Copies on both sides are made in the queue's turn, because an input may be an earlier
+// collective's output. The caller does not make them: OPENREG_LAUNCH_BLOCKING would make it wait
+// for a peer.
 
 void Collective::stageInputs() {
   const c10::StreamGuard side(queues_->sideStream(CollectiveQueues::Use::copies, device_.index()));
@@ -199,8 +199,8 @@ void Collective::copyBack() {
   for (size_t i = inputs_; i < memory_.size(); ++i) bytesOf(memory_[i]).copy_(copies_[i]);
 }
 
-/* On a stream of our own, where nothing is queued that waits: wait() and the future tell the
- * allocator who reads it. */
+/* Runs on a stream of our own without queued waits: wait() and the future report the readers to the
+ * allocator. */
 void Collective::replaceSparse(const at::Tensor &from) {
   const at::Tensor &to = sparse_.front();
   const Components old = componentsOf(to);
@@ -227,7 +227,7 @@ std::vector<at::Tensor> Collective::hostTensors() {
   return host;
 }
 
-/* NCCL multiplies each rank's floats before it adds them, by a factor of their dtype, so that an
+/* NCCL multiplies each rank's floats by a factor of their dtype before it adds them, so that an
  * average of large float16 numbers is no inf. An input that is only read is multiplied in a
  * copy. */
 void Collective::scale(std::vector<at::Tensor> &host) const {
@@ -238,7 +238,7 @@ void Collective::scale(std::vector<at::Tensor> &host) const {
   }
 }
 
-/* An average of integers is their sum's. */
+/* An average of integers is computed from their sum. */
 void Collective::divide(std::vector<at::Tensor> &host) const {
   for (size_t i = inputs_; i < host.size(); ++i) {
     if (at::isIntegralType(host[i].scalar_type(), /*includeBool=*/true))
@@ -252,7 +252,7 @@ void Collective::run(c10d::Backend &gloo) {
     call_.says.dropped = true;
     try {
       agree(gloo);
-    } catch (const std::exception &) {  // the others know, and nobody asks here
+    } catch (const std::exception &) {  // the other ranks have it, and no caller waits here
     }
     return;
   }
@@ -286,8 +286,9 @@ void Collective::exchange(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   source_ = work->sourceRank();
 }
 
-/* Of a collective that is split. Nothing of it is in the device's memory before its second half. If
- * a reset has dropped that, nothing ever is, as the memory may be another tensor's by now. */
+/* Exchanges copies, for a split collective. It writes nothing to the device's memory before its
+ * second half. If a reset has cancelled that, it never writes, because the memory may be another
+ * tensor's by now. */
 bool Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &host) {
   std::vector<at::Tensor> copies;
   asKernel([&] {
@@ -301,7 +302,7 @@ bool Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &ho
   return true;
 }
 
-/* Who ends while it waits for a rank is told of that one. */
+/* The error of a thread that ends while it waits for a rank names that rank. */
 void Collective::agree(c10d::Backend &gloo) {
   if (isMessage()) return;
   const std::vector<int> all = call_.peers;
@@ -353,14 +354,15 @@ void Collective::markFuture() {
   }
 }
 
-/* Who has heard that it is over need not wait. */
+/* A caller that has seen the end need not wait. */
 bool Collective::isCompleted() {
   const bool over = Work::isCompleted();
   if (over) OPENREG_CHECK(orSanitizerEventOver(done()));
   return over;
 }
 
-/* When its owner waits cannot be seen. He is taken to do so before anything else. */
+/* The time at which its owner waits cannot be observed. It is assumed to come before all other
+ * work. */
 c10::intrusive_ptr<Future> Collective::getFutureResult() {
   OPENREG_CHECK(orSanitizerEventOver(done()));
   return outcome_;
@@ -383,8 +385,8 @@ void Collective::synchronize() {
 
 bool Collective::wait(std::chrono::milliseconds timeout) {
   synchronize();
-  // The queue's thread may come to it later, and a device that was reset has no error: nobody else
-  // would say so.
+  // The queue's thread may handle it later, and a device that was reset has no error: no other call
+  // would report it.
   if (handOver_->isCancelled()) std::rethrow_exception(cancelled());
   std::exception_ptr error;
   {
@@ -412,7 +414,7 @@ bool Collective::wait(std::chrono::milliseconds timeout) {
     }
     return true;
   }
-  // It surfaces here, so that the next call that synchronises need not report it again.
+  // The error surfaces here, so the next call that synchronises need not report it again.
   const orError_t reported = orEventSynchronize(signalled_.get());
   if (reported == orErrorLaunchFailure) OPENREG_CHECK(reported);
   std::rethrow_exception(error);

@@ -3,9 +3,9 @@
  *
  *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs,
  *                         and returns
- *   a worker                runs the hand-over: tells where kernels see the tensors, and goes on
+ *   a worker              runs the hand-over: stores the kernels' addresses of the tensors, and ends
  *   a queue's thread      takes its collectives in order: waits for the hand-over, and for every
- *                         rank to say the same of the collective (agreement.h), calls Gloo with CPU
+ *                         rank to announce the same collective (agreement.h), calls Gloo with CPU
  *                         tensors over the same memory, waits for Gloo, and signals the
  *                         collective's event
  *   wait()                makes the caller's current stream wait for that event
@@ -13,29 +13,29 @@
  *
  * So neither a worker nor the host waits for a peer, and a stream that does holds no thread.
  *
- * Under a schedule the collective begins when that comes to a task of its own, on a stream that has
- * nothing else: so it is decided by the schedule what comes before a collective and what after it.
- * The task waits for the end, for a moment, as a peer may be late. Where tasks are split, so is
- * this one: after its first half the ranks have exchanged copies, and its second half writes what
- * they have received, so what another stream does in between is lost, or comes too late to be sent.
- * Where the schedule does not come to it, since the host waits for a peer by other means, the
- * queue's thread sees to it.
+ * Note [Collectives under a schedule]. The collective begins when the schedule runs a task of its
+ * own, on a stream with no other work. So the schedule decides what precedes a collective and what
+ * follows it. The task waits only for a moment for the end, because a peer may be late. Where tasks
+ * are split, this one is too: after its first half the ranks have exchanged copies, and its second
+ * half writes what they have received. What another stream does in between is lost, or comes too
+ * late to be sent. If the schedule does not reach the task, because the host waits for a peer by
+ * other means, the queue's thread makes the schedule run it.
  *
- * Who keeps the memory of a collective's tensors, beside the program:
+ * Note [Memory of a collective]. Beside the program, its tensors' memory is kept
  *
- *   from the call on      the Collective, all of it
- *   from wait() on        nobody: the stream that waits has its next task behind the collective, so
- *                         what was allocated on it may go to the next tensor at once. Memory of
- *                         another stream's is the program's to keep, as for any kernel that runs
- *                         elsewhere, and as on CUDA. The queue's thread has its addresses
- *   nobody ever waits     the Collective until it has run, whose thread then lets go of it
- *   meanwhile             what the caller got (CollectiveWork) keeps the outputs, for result() and
+ *   from the call on      by the Collective, all of it
+ *   from wait() on        by nothing: the waiting stream's next task comes after the collective, so
+ *                         what was allocated on it may go to the next tensor at once. The program
+ *                         keeps another stream's memory, as for any kernel that runs elsewhere, and
+ *                         as on CUDA. The queue's thread has its addresses
+ *   without a wait()      by the Collective until it has run, whose thread then releases it
+ *   meanwhile             the outputs by what the caller got (CollectiveWork), for result() and
  *                         the future
  *
- * On a device that kernels cannot reach the thread copies in its turn, from and to memory that has
- * to be somebody's: there the Collective keeps it until it has run. A cached block's memory goes
- * back to the system when its own stream is through, so not before the collective that this stream
- * waits for.
+ * On a device whose memory kernels cannot reach, the thread copies in its turn, from and to memory
+ * that needs an owner: there the Collective keeps it until it has run. A cached block's memory
+ * returns to the system when its own stream has finished, so not before the collective that this
+ * stream waits for.
  */
 #pragma once
 
@@ -56,27 +56,27 @@
 namespace torch_openreg {
 
 using GlooWork = c10::intrusive_ptr<c10d::Work>;
-/* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`; of a sparse tensor
- * it leaves what it is from now on. */
+/* Calls Gloo with one flat CPU tensor for each of `in`, then for each of `out`; for a sparse tensor
+ * it replaces the list by the result. */
 using Issue = std::function<GlooWork(c10d::Backend &gloo, std::vector<at::Tensor> &host)>;
 
 struct Call {
   c10d::OpType type;
   const char *name;                 // a literal
-  std::vector<at::Tensor> in, out;  // dense, of one device; `out` may be read as well
-  bool sends = false;               // `out` is read alone: this is a broadcast's source
+  std::vector<at::Tensor> in, out;  // dense, on one device; `out` may be read as well
+  bool sends = false;               // `out` is only read: this is a broadcast's source
   bool bytes = true;                // Gloo sees bytes and not elements
   bool average = false;             // a sum becomes one
   double factor = 1;                // each rank's floats are multiplied by it before they are added
   QueueKey queue = collectives();
-  std::vector<int> peers = {};  // to whom it talks
+  std::vector<int> peers = {};  // the ranks that it exchanges data with
   bool blocks = false;          // wait() holds the host
-  // One or none: gets what comes out, whose size nobody knows before.
+  // One tensor or none: it receives the result, whose size is unknown before.
   std::vector<at::Tensor> sparse = {};
-  Announcement says = {};  // what the ranks have to agree about; no message's
+  Announcement says = {};  // what the ranks have to agree on; unused by messages
 };
 
-/* What the queue has. */
+/* A collective in its queue. */
 class Collective final : public c10d::Work {
  public:
   /* Queues the hand-over on the device's current stream. */
@@ -87,30 +87,30 @@ class Collective final : public c10d::Work {
   int sourceRank() const override;
   /* The sparse tensor, if it has one. */
   std::vector<at::Tensor> result() override { return sparse_; }
-  /* The current stream of the collective's device waits; the host does not. */
+  /* Makes the current stream of the collective's device wait, and not the host. */
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
-  /* synchronize(), or the exception of a collective that is known to have failed. With a time-out,
-   * and for what the host has to know (a barrier, the sender of a message from anybody), the host
-   * waits too. */
+  /* Calls synchronize(), or throws the exception of a collective that has failed by now. The host
+   * waits too if there is a time-out, and for results that the host needs (a barrier, the sender of
+   * a message from any rank). */
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  /* Of a sparse tensor: complete when its size is known. Else null. */
+  /* For a sparse tensor: complete when its size is known. Otherwise null. */
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   /* Complete when the collective is. */
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
   c10::Device device() const { return device_; }
-  /* What a stream has to wait for. */
+  /* The event that a stream has to wait for. */
   orEvent_t done() const { return signalled_.get(); }
   const std::shared_ptr<CollectiveQueues> &queues() const { return queues_; }
 
-  /* Synchronising the device covers it from now on. Once it is in its queue, whose thread will
-   * signal it. */
+  /* Synchronising the device covers it from now on. Call it once it is in its queue, whose thread
+   * will signal it. */
   void joinDevice() const;
-  /* A schedule may begin it from now on. Once it is in its queue. */
+  /* Allows a schedule to begin it from now on. Call it once it is in its queue. */
   void letBegin() const;
-  /* On the queue's thread. */
+  /* Called on the queue's thread. */
   void run(c10d::Backend &gloo);
 
  private:
@@ -138,7 +138,7 @@ class Collective final : public c10d::Work {
   const uint64_t sequence_;
   const c10::Device device_;
   Call call_;                       // without tensors
-  const size_t inputs_;             // tensors that are read alone
+  const size_t inputs_;             // tensors that are only read
   std::vector<at::Tensor> memory_;  // of inputs, then of outputs; under mutex_
   Issue issue_;
   const std::vector<at::Tensor> sparse_;  // of `call_`
@@ -152,7 +152,7 @@ class Collective final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/* Lets go of tensors on the queue's thread, where PyTorch may need the GIL for it. */
+/* Releases tensors on the queue's thread, where PyTorch may need the GIL for it. */
 void letGo(std::vector<at::Tensor> &tensors);
 
 }  // namespace torch_openreg

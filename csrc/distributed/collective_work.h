@@ -1,5 +1,5 @@
 /*
- * The work that a caller of a collective gets.
+ * The work that the caller of a collective receives.
  */
 #pragma once
 
@@ -25,10 +25,10 @@ class CollectiveWork final : public c10d::Work {
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  /* Complete at once, like CUDA's: who waits for it makes a stream wait. Of a sparse tensor, when
-   * its size is known. */
+  /* Complete at once, as on CUDA: a wait for it makes a stream wait. For a sparse tensor it is
+   * complete when the size is known. */
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /* Of one: complete when it is. */
+  /* For one collective: complete when it is. */
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return works_.front()->getSequencenumber(); }
 

@@ -20,7 +20,8 @@ size_t queuedTasks() {
   return info.queued;
 }
 
-/* Until the stream is through, or nothing can run. The program has asked for none of it. */
+/* Runs tasks until the stream is done or no task can run. The program has not requested any of
+ * it. */
 void runScheduled(orStream_t stream) {
   if (!isScheduled()) return;
   const OwnWait own;
@@ -51,7 +52,7 @@ struct HandOver::Step final : Task {
   void run() override { (handOver.get()->*action)(); }
 
   const std::shared_ptr<HandOver> handOver;
-  const Action action, end;  // `end` when it has run, or was dropped
+  const Action action, end;  // `end` after it has run, or was cancelled
 };
 
 void HandOver::queueOn(orStream_t stream, const char *name, c10::Device device) {
@@ -89,7 +90,7 @@ void HandOver::cancel() {
   if (state_ == State::queued) enter(State::cancelled);
 }
 
-/* Waits for no longer than a moment, as a peer may be late. */
+/* Waits only for a moment, because a peer may be late. */
 void HandOver::begin() {
   const orPart part = receives ? orTaskPart() : orPartWhole;
   std::unique_lock<std::mutex> lock(mutex_);

@@ -1,9 +1,9 @@
 /*
- * How a collective passes from tasks of its device's streams to the thread of its queue.
+ * Passes a collective from tasks of its device's streams to the thread of its queue.
  *
- * One task, behind what makes the inputs, finds out where kernels see the tensors. Under a schedule
- * a second task, on a stream that has nothing else, decides when the collective begins, and where
- * that task is split, when its outputs are written (collective.h). The thread waits for both.
+ * One task, behind what makes the inputs, stores the tensors' addresses for kernels. Under a
+ * schedule a second task, on a stream with no other work, decides when the collective begins and,
+ * if that task is split, when its outputs are written (collective.h). The thread waits for both.
  */
 #pragma once
 
@@ -22,47 +22,48 @@
 namespace torch_openreg {
 
 /* Whether a schedule decides what runs next. It runs tasks only while some thread calls the core,
- * and a peer may wait for what this process has queued. */
+ * and a peer may wait for work that this process has queued. */
 bool isScheduled();
 
-/* Has no tensors, because a worker may be the last to let go of it. The fields are set before a
- * task is queued; `state_`, under the mutex, says who may read what the other side has written. */
+/* Holds no tensors, because a worker may release it last. The fields are set before a task is
+ * queued; `state_`, under the mutex, determines which side may read what the other has written. */
 class HandOver : public std::enable_shared_from_this<HandOver> {
  public:
   struct Range {
     KernelMemory memory;
     c10::ScalarType dtype;
-    void *kernel = nullptr;  // where kernels reach the memory
+    void *kernel = nullptr;  // where kernels access the memory
   };
   std::vector<Range> ranges;  // of inputs, then of outputs
   bool maps = true;           // kernels reach the device's memory
   bool receives = false;      // something that may be kept before it is written
 
-  /* `chosen`: where a schedule's task for it is; 0: there is none. */
+  /* `chosen`: the stream of the schedule's task for it; 0: there is none. */
   explicit HandOver(orStream_t chosen) : chosen_(chosen) {}
 
   /* Queues the first task. */
   void queueOn(orStream_t stream, const char *name, c10::Device device);
-  /* Whether there is a second one. */
+  /* Whether there is a second task. */
   bool hasBeginning() const;
-  /* Queues it, once the collective is in its queue. */
+  /* Queues the second task, once the collective is in its queue. */
   void queueBeginning(const char *name, c10::Device device);
-  /* It runs no more: it has, or was dropped, or could not be queued. */
+  /* The second task runs no more: it has run, was cancelled, or could not be queued. */
   void giveUpBeginning();
 
-  /* By the queue's thread. False if a task that it waits for was dropped. */
+  /* Called by the queue's thread. False if a task that it waits for was cancelled. */
   bool await();
-  /* Whether it has begun by the first half of a task that is split. */
+  /* Whether the first half of a split task has begun it. */
   bool isSplit() const;
-  /* The copies have been exchanged: waits for the second half. False if that was dropped. */
+  /* Called when the copies have been exchanged: waits for the second half. False if that was
+   * cancelled. */
   bool awaitLanding();
   void finish();
 
-  /* By any thread. */
+  /* Callable on any thread. */
   bool isCancelled() const;
 
  private:
-  /* In the order in which they come. */
+  /* In the order in which they occur. */
   enum class State {
     queued,     // the first task has not run
     ready,      // the second has not
@@ -71,7 +72,7 @@ class HandOver : public std::enable_shared_from_this<HandOver> {
     exchanged,  // the copies have been exchanged
     landing,    // the second half has run: what was received may be written
     over,
-    cancelled,       // the first task was dropped
+    cancelled,       // the first task was cancelled
     cancelledInHalf  // the second half was
   };
 
@@ -79,7 +80,7 @@ class HandOver : public std::enable_shared_from_this<HandOver> {
   void map();
   void cancel();
   void begin();
-  /* The mutex is held. */
+  /* Requires the mutex. */
   void enter(State state);
   void awaitAtLeast(std::unique_lock<std::mutex> &lock, State state);
 

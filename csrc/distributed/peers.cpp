@@ -1,7 +1,7 @@
 /*
- * Gloo leaves under "0/RANK" what others need to reach a rank: the host's name and a socket
- * address, each after its length. The address is the one that its errors name. It is read when the
- * group is made, since the store may die with a peer.
+ * Gloo stores under "0/RANK" what other ranks need to reach a rank: the host's name and a socket
+ * address, each after its length. The address is the one in its errors. It is read when the group
+ * is made, because the store may die with a peer.
  */
 #include "peers.h"
 
@@ -17,7 +17,7 @@ namespace torch_openreg {
 
 namespace {
 
-/* The field at `offset`, which moves behind it; empty if there is none. */
+/* Returns the field at `offset` and moves `offset` behind it; empty if there is none. */
 std::vector<uint8_t> field(const std::vector<uint8_t> &bytes, size_t &offset) {
   uint64_t length = 0;
   if (bytes.size() < offset + sizeof(length)) return {};
@@ -90,7 +90,7 @@ std::string Peers::named(const std::string &error, const std::vector<int> &candi
   for (size_t i = 0; i < candidates.size(); ++i) {
     const std::string &address = addresses_[static_cast<size_t>(candidates[i])];
     const size_t found = address.empty() ? std::string::npos : error.find(address);
-    // A longer port begins with the same digits.
+    // A longer port may start with the same digits.
     if (found != std::string::npos && !std::isdigit(error[found + address.size()])) {
       return place(candidates[i]);
     }

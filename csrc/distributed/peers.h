@@ -1,5 +1,5 @@
 /*
- * Who is at the other end: addresses of a group's ranks, for messages.
+ * The addresses of a group's ranks, for messages about the other end.
  */
 #pragma once
 
@@ -13,16 +13,17 @@ namespace torch_openreg {
 
 class Peers {
  public:
-  /* `store` is the one that Gloo has met its peers through. What it does not know stays unnamed: no
-   * call here waits for a key. `globalRanks` is empty where they are the group's own. */
+  /* `store` is the one through which Gloo has met its peers. Ranks that it does not contain stay
+   * unnamed: no call here waits for a key. `globalRanks` is empty where they are the group's
+   * own. */
   Peers(c10d::Store &store, int size, std::vector<int64_t> globalRanks);
 
   /* "rank 1 (global rank 3)" */
   std::string rank(int rank) const;
   /* "rank 1 at [127.0.0.1]:40123" */
   std::string place(int rank) const;
-  /* Which of `candidates` an error of Gloo's is about: the rank whose address it has, else all of
-   * them. "rank 1 at [127.0.0.1]:40123, rank 2 at ..." */
+  /* The ranks of `candidates` that an error of Gloo's is about: the one whose address it contains,
+   * or else all of them. "rank 1 at [127.0.0.1]:40123, rank 2 at ..." */
   std::string named(const std::string &error, const std::vector<int> &candidates) const;
 
  private:

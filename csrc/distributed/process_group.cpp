@@ -1,6 +1,6 @@
 /*
- * Every method says what goes in, what comes out and how Gloo is called; `start` does the rest.
- * What only moves data goes to Gloo as bytes, so that every dtype can be moved.
+ * Every method describes its inputs, its outputs and the call of Gloo; `start` does the rest.
+ * Collectives that only move data pass it to Gloo as bytes, so that every dtype works.
  */
 #include "process_group.h"
 
@@ -48,7 +48,7 @@ void checkOne(const char *name, const Tensors &tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, name, ": expected one tensor, got ", tensors.size());
 }
 
-/* Elements are moved in the order of memory, which has to be that of both. */
+/* Elements are moved in memory order, which has to be the same for both. */
 void checkOrder(const char *name, const at::Tensor &a, const at::Tensor &b) {
   if (a.layout() != at::kStrided || b.layout() != at::kStrided) return;  // refused by `start`
   const auto both = [&](at::MemoryFormat format) {
@@ -59,7 +59,7 @@ void checkOrder(const char *name, const at::Tensor &a, const at::Tensor &b) {
                     b.strides(), "; pass tensor.contiguous()");
 }
 
-/* Each of `parts` is as large as `whole`. */
+/* Checks that each of `parts` is as large as `whole`. */
 void checkSame(const char *name, const Tensors &parts, const at::Tensor &whole) {
   for (const at::Tensor &part : parts) {
     TORCH_CHECK_VALUE(part.scalar_type() == whole.scalar_type() && part.numel() == whole.numel(),
@@ -82,7 +82,7 @@ bool areUneven(const Tensors &tensors) {
   });
 }
 
-/* `large` has room for one `small` of each rank. */
+/* Checks that `large` has room for one `small` of each rank. */
 void checkRatio(const char *name, const at::Tensor &large, const at::Tensor &small, int size) {
   TORCH_CHECK_TYPE(large.scalar_type() == small.scalar_type(), name,
                    ": expected tensors of one dtype, got ", large.scalar_type(), " and ",
@@ -121,12 +121,12 @@ bool reduces(at::ScalarType dtype) {
   }
 }
 
-/* The CPU's kernel, with which Gloo adds sparse tensors. */
+/* Whether the CPU's kernel, with which Gloo adds sparse tensors, supports the dtype. */
 bool addsSparse(at::ScalarType dtype) {
   return reduces(dtype) && !c10::isComplexType(dtype) && dtype != at::kHalf && dtype != at::kBool;
 }
 
-/* Gloo's, of the sparse tensors that it takes. */
+/* Gloo's limit for sparse tensors. */
 constexpr int64_t kMostDims = 4;
 
 Tensors part(const Tensors &host, size_t first, size_t count) {
@@ -170,7 +170,7 @@ std::vector<int64_t> sizesOf(const Tensors &tensors) {
   return all;
 }
 
-/* What every rank has to say of a call. A rank's part is what goes in, but where one rank has it
+/* What every rank announces of a call. A rank's part is its input, except where one rank has it
  * all. */
 void announce(Call &call) {
   Announcement &says = call.says;
@@ -212,14 +212,14 @@ ProcessGroupOpenReg::ProcessGroupOpenReg(c10::intrusive_ptr<c10d::Backend> gloo,
       queues_(std::make_shared<CollectiveQueues>(std::move(gloo), std::move(peers))) {}
 
 ProcessGroupOpenReg::~ProcessGroupOpenReg() {
-  // A forked child has none of the threads, and while Python ends nobody waits for a peer: Gloo,
-  // which would join its threads, is left as it is.
+  // A forked child has none of the threads, and while Python ends no thread may wait for a peer.
+  // Gloo, which would join its threads, is then leaked.
   if (getpid() != process_ || !interpreterRuns()) {
     new std::shared_ptr<CollectiveQueues>(queues_);
     return;
   }
-  // Without the GIL, which the last reference may have come with: Gloo joins its threads, if
-  // nothing is under way.
+  // Without the GIL, which the thread with the last reference may hold: Gloo joins its threads, if
+  // no collective is under way.
   WithoutGil unlocked;
   queues_->close();
   queues_.reset();
@@ -237,8 +237,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupOpenReg::split(
     const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
     const c10::intrusive_ptr<Options> &options) {
   ++splits_;
-  // The store is that of all backends of the new group, and its Gloo for the CPU writes the same
-  // keys.
+  // All backends of the new group share the store, and its Gloo for the CPU writes the same keys.
   const auto own = c10::make_intrusive<c10d::PrefixStore>("openreg", store);
   auto gloo = queues_->gloo().split(own, ranks, options);
   if (!gloo) return nullptr;
@@ -293,7 +292,7 @@ WorkPtr ProcessGroupOpenReg::startOn(c10::Device device, Call call, Issue issue)
   announce(call);
   const QueueKey queue = call.queue;
   const bool message = queue != collectives();
-  // Before the lock, which a thread of the parent may have held: nobody would open it.
+  // Checked before the lock, which a thread of the parent may have held for ever.
   TORCH_CHECK(getpid() == process_, orGetErrorString(orErrorForked));
   OPENREG_CHECK(orStreamRefuseCapture(
       currentStreamHandle(device.index()), call.name,
@@ -336,7 +335,7 @@ WorkPtr ProcessGroupOpenReg::endCoalescing() {
                                              std::move(outputs));
 }
 
-/* Of each rank's floats, before they are added. */
+/* The factor of each rank's floats, before they are added. */
 double factorOf(const ReduceOp &op, int size) {
   if (op.op_ == ReduceOp::AVG) return 1.0 / size;
   if (op.op_ != ReduceOp::PREMUL_SUM) return 1;
@@ -346,7 +345,7 @@ double factorOf(const ReduceOp &op, int size) {
                                         : given->double_factor;
 }
 
-/* The reduction as Gloo can do it; checks what it cannot. */
+/* Returns the reduction in a form that Gloo supports, and checks the rest. */
 ReduceOp ProcessGroupOpenReg::reduction(const char *name, at::ScalarType dtype,
                                         const ReduceOp &op) const {
   TORCH_CHECK_NOT_IMPLEMENTED(reduces(dtype), name, ": a reduction of ", dtype,
@@ -361,13 +360,13 @@ ReduceOp ProcessGroupOpenReg::reduction(const char *name, at::ScalarType dtype,
                     ": ReduceOp.AVG does not take ", dtype);
   TORCH_CHECK_VALUE(op.op_ != ReduceOp::PREMUL_SUM || !c10::isIntegralType(dtype, true), name,
                     ": ReduceOp.PREMUL_SUM takes floats, got ", dtype);
-  // Gloo adds bools as bytes: two of them are 2, which is no bool.
+  // Gloo adds bools as bytes: two of them are 2, which is not a bool.
   if (dtype == at::kBool && op.op_ == ReduceOp::SUM) return ReduceOp::MAX;
   const bool scales = op.op_ == ReduceOp::AVG || op.op_ == ReduceOp::PREMUL_SUM;
   return scales ? ReduceOp(ReduceOp::SUM) : op;
 }
 
-/* Makes `call` a reduction of its outputs, of one dtype; its options as Gloo can do it. */
+/* Makes `call` a reduction of its outputs, of one dtype; returns options that Gloo supports. */
 template <typename Given>
 Given ProcessGroupOpenReg::reducing(Call &call, const Given &options) const {
   call.bytes = false;
@@ -388,8 +387,9 @@ Tensors pick(const Tensors &tensors, const Places &places) {
   return picked;
 }
 
-/* Gloo reduces several tensors of one dtype at once: one collective for each dtype, as one work.
- * All outputs are checked before the first collective begins, and inputs by the caller. */
+/* Gloo reduces several tensors of one dtype at once: this makes one collective for each dtype, as
+ * one work. All outputs are checked before the first collective begins; the caller checks
+ * inputs. */
 template <typename Given, typename Start>
 WorkPtr ProcessGroupOpenReg::reducingEachDtype(const char *name, OpType type,
                                                const Tensors &outputs, const Given &options,
@@ -437,7 +437,7 @@ WorkPtr ProcessGroupOpenReg::allreduce(Tensors &tensors, const c10d::AllreduceOp
                [=](Backend &gloo, Tensors &host) { return gloo.allreduce(host, ours); });
 }
 
-/* Gloo gathers and adds: what comes out has the places of all ranks. Nobody knows how many before
+/* Gloo gathers and adds: the result has the places of all ranks, and their number is unknown before
  * it has run. */
 WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
                                              const c10d::AllreduceOptions &options) {
@@ -495,7 +495,7 @@ WorkPtr ProcessGroupOpenReg::reduce(Tensors &tensors, const c10d::ReduceOptions 
   call.says.root = checkRank("reduce", options.rootRank);
   call.sends = call.says.root != getRank();
   return start(std::move(call), [=, sends = call.sends](Backend &gloo, Tensors &host) {
-    Tensors parts = host;  // Gloo leaves sums of some ranks in every rank's
+    Tensors parts = host;  // Gloo leaves partial sums in every rank's tensors
     if (sends) asKernel([&] { parts[0] = parts[0].clone(); });
     return gloo.reduce(parts, ours);
   });
@@ -517,14 +517,14 @@ WorkPtr ProcessGroupOpenReg::allgather(Lists &outputs, Tensors &inputs,
                });
 }
 
-/* Gloo gathers tensors of one size alone: each rank broadcasts its own. */
+/* Gloo gathers only tensors of one size, so each rank broadcasts its own. */
 WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::Tensor &input,
                                              const c10d::AllgatherOptions &options) {
   const auto rank = static_cast<size_t>(getRank());
   checkSame("all_gather", {outputs[rank]}, input);
   for (const at::Tensor &output : outputs) checkKind("all_gather", output, input);
   Call call{.type = OpType::ALLGATHER, .name = "all_gather", .in = {input}, .out = outputs};
-  call.says.elements = -1;  // each rank has another number
+  call.says.elements = -1;  // each rank has a different number
   call.says.sends.assign(outputs.size(), sizeOf(input));
   call.says.expects = sizesOf(outputs);
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
@@ -658,7 +658,7 @@ WorkPtr ProcessGroupOpenReg::reduceScatterUneven(const at::Tensor &output, const
   for (const at::Tensor &input : inputs) checkKind(name, input, output);
   Call call{.type = OpType::REDUCE_SCATTER, .name = name, .in = inputs, .out = {output}};
   const auto ours = reducing(call, options);
-  call.says.elements = -1;  // each rank gets another number
+  call.says.elements = -1;  // each rank gets a different number
   call.says.sends = sizesOf(inputs);
   call.says.expects.assign(inputs.size(), sizeOf(output));
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
@@ -722,7 +722,7 @@ WorkPtr ProcessGroupOpenReg::alltoall_base(at::Tensor &output, at::Tensor &input
   checkDense(name, input);
   checkOrder(name, output, input);
   Call call{.type = OpType::ALLTOALL_BASE, .name = name, .in = {input}, .out = {output}};
-  call.says.elements = -1;  // each rank may have another number
+  call.says.elements = -1;  // each rank may have a different number
   call.says.sends = splitSizes(name, input, inputSplits, getSize());
   call.says.expects = splitSizes(name, output, outputSplits, getSize());
   Issue issue = [options, from = call.says.sends, to = call.says.expects](Backend &gloo,
@@ -744,7 +744,7 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
   call.says.sends = sizesOf(inputs);
   call.says.expects = sizesOf(outputs);
   return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
-    // Gloo's own takes tensors of one size only.
+    // Gloo's own accepts only tensors of one size.
     const Tensors froms = part(host, 0, n), tos = part(host, n, n);
     std::vector<int64_t> inSizes = counts(froms), outSizes = counts(tos);
     at::Tensor from = at::cat(froms);
@@ -783,7 +783,7 @@ WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
   checkOne("recv", tensors);
   Call call{.type = OpType::RECVANYSOURCE, .name = "recv", .in = {}, .out = tensors};
   call.queue = receivesFrom(-1, checkTag("recv", tag));
-  call.blocks = true;  // who sent it is a number of the host's
+  call.blocks = true;  // the host needs the sender's number
   return start(std::move(call),
                [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
                  return receiveWithSize(gloo, host[0], dtype, -1, tag);

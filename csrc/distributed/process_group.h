@@ -19,7 +19,7 @@
 namespace torch_openreg {
 
 /* Calls of one group come from one thread at a time, or in an order that is the same on every rank.
- * What an argument has wrong is raised by the call; whatever happens later is the Work's. */
+ * The call throws for a wrong argument; later errors belong to the Work. */
 class ProcessGroupOpenReg final : public c10d::Backend {
  public:
   ProcessGroupOpenReg(c10::intrusive_ptr<c10d::Backend> gloo, Peers peers);
@@ -38,7 +38,7 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> &store,
                                           const std::vector<int> &ranks,
                                           const c10::intrusive_ptr<Options> &options) override;
-  /* How often it has been split: PyTorch's name for the next part. */
+  /* The number of splits so far: PyTorch's name for the next part. */
   uint64_t splits() const { return splits_; }
 
   using Tensors = std::vector<at::Tensor>;
@@ -99,7 +99,7 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   std::shared_ptr<CollectiveQueues> queues_;  // empty in the destructor alone
   std::atomic<uint64_t> splits_ = 0;
   const pid_t process_ = getpid();
-  // Guards the fields below, and keeps the order of the queue that of the numbers.
+  // Guards the fields below, and keeps the queue's order the same as the numbers'.
   std::mutex mutex_;
   uint64_t sequence_ = 0;  // of collectives, equal on all ranks
   uint64_t messages_ = 0;  // sent and received

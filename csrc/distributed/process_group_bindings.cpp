@@ -1,4 +1,4 @@
-/* The backend as Python makes it. */
+/* The backend's Python interface. */
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -18,7 +18,8 @@ namespace {
       m, "ProcessGroupOpenReg")
       .def_property_readonly("_gloo_options", &ProcessGroupOpenReg::getBackendOptions)
       .def("comm_split_count", &ProcessGroupOpenReg::splits)
-      // Called where the process is in no part of a group that is split: Gloo needs nobody else.
+      // Called where the process belongs to no part of a split group: Gloo needs no other rank for
+      // it.
       .def("perform_nocolor_split", [](const ProcessGroupOpenReg &, c10::Device) {});
   m.def("_make_process_group",
         [](c10::intrusive_ptr<c10d::Backend> gloo, const c10::intrusive_ptr<c10d::Store> &store,

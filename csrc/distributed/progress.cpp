@@ -12,7 +12,7 @@ namespace torch_openreg {
 
 namespace {
 
-/* Never destroyed: threads of collectives go on while the process ends. */
+/* Never destroyed: threads of collectives continue while the process ends. */
 struct UnderWay {
   std::mutex mutex;
   std::vector<const Progress *> all;  // in the order of their calls
@@ -52,7 +52,7 @@ void Progress::at(Stage stage, std::string peer) {
   peer_ = std::move(peer);
 }
 
-/* With the lock held. */
+/* Requires the lock. */
 std::string Progress::line() const {
   const std::chrono::duration<double> age = std::chrono::steady_clock::now() - called_;
   char text[96];

@@ -1,5 +1,5 @@
 /*
- * How far collectives are, for the hang report.
+ * The progress of collectives, for the hang report.
  */
 #pragma once
 
@@ -10,13 +10,13 @@
 
 namespace torch_openreg {
 
-/* Of one collective, from its call until it is over. Its owner's thread changes it, and any thread
- * may read it for a report: under one lock, that of all of them, under which no other is taken. */
+/* The progress of one collective, from its call until its end. Its owner's thread changes it, and
+ * any thread may read it for a report. One lock guards all of them; no other is taken under it. */
 class Progress {
  public:
   enum Stage {
-    inputs,  // waits for what its stream has to do before, or for the collective before it
-    call,    // for a rank to call it
+    inputs,  // waits for earlier work of its stream, or for the previous collective
+    call,    // waits for a rank to call it
     data     // with Gloo
   };
   Progress(std::string name, orEvent_t event);

@@ -45,13 +45,13 @@ void CollectiveQueues::close() {
   for (auto &[key, queue] : queues_) queue.news.notify_one();
 }
 
-/* A queue that had nothing to do for so long gives its thread back. */
+/* A queue that is idle for this long ends its thread. */
 constexpr auto kIdle = std::chrono::seconds(10);
 
 void CollectiveQueues::serve(std::shared_ptr<CollectiveQueues> self, QueueKey key) {
   pthread_setname_np(pthread_self(), "openreg-c10d");
   useOneThread();
-  orSanitizerIgnore(1);  // what it touches was told at the call
+  orSanitizerIgnore(1);  // its accesses were reported at the call
   std::unique_lock<std::mutex> lock(self->mutex_);
   Queue &queue = self->queues_.at(key);
   const auto woken = [&] { return self->closed_ || !queue.works.empty(); };

@@ -1,6 +1,6 @@
 /*
  * The times of a step that DDP keeps for its logger: events on the device's current stream. Without
- * a timer of the device's it warns in every program.
+ * a timer for the device, DDP warns in every program.
  */
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
@@ -20,7 +20,7 @@ class ReducerTimer final : public c10d::Timer {
   explicit ReducerTimer(c10::Device device) : device_(device.index()) {}
 
   void record(Event event) override {
-    // The logger also wants the host's time.
+    // The logger also needs the host's time.
     Timer::record(event);
     std::optional<OwnedEvent> &mark = marks_.at(static_cast<size_t>(event));
     if (!mark) mark.emplace(device_, orEventDefault);
@@ -31,11 +31,11 @@ class ReducerTimer final : public c10d::Timer {
     const auto &from = marks_.at(static_cast<size_t>(start));
     const auto &to = marks_.at(static_cast<size_t>(end));
     const OwnWait own;
-    // A statistic is not worth holding the host for.
+    // A statistic must not block the host.
     if (!from || !to || !queryEvent(from->get()) || !queryEvent(to->get())) return std::nullopt;
     float milliseconds = 0;
     OPENREG_CHECK(orEventElapsedTime(&milliseconds, from->get(), to->get()));
-    // The marks of two steps may be mixed; then there is nothing to tell.
+    // The records of two steps may be mixed; then there is no result.
     if (milliseconds < 0) return std::nullopt;
     return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
   }
