@@ -1,7 +1,6 @@
 /*
  * _scaled_dot_product_fused_attention_overrideable and its backward, which PyTorch leaves to
- * devices that are not its own. Both compute in float32 at least; the backward computes the weights
- * again.
+ * out-of-tree devices. Both compute in float32 at least; the backward computes the weights again.
  */
 #include "../registration.h"
 
@@ -43,7 +42,7 @@ double scaleOf(const Tensor &query, std::optional<double> scale) {
   return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
 }
 
-/* The softmax turns them into weights. */
+/* The scores, which the softmax turns into weights. */
 Tensor scoresOf(const Tensor &query, const Tensor &key, const OptionalTensor &bias, bool causal,
                 double scale) {
   constexpr double kNever = -std::numeric_limits<double>::infinity();
@@ -58,8 +57,8 @@ Tensor scoresOf(const Tensor &query, const Tensor &key, const OptionalTensor &bi
   return scores + bias->to(scores.scalar_type());
 }
 
-/* The factor of each weight: 0 where it is dropped, else what makes the mean 1. It comes from a
- * hash of the index and the seed, so that the backward finds the same factors. */
+/* The factor of each weight: 0 where it is dropped, otherwise what makes the mean 1. It is a hash
+ * of the index and the seed, so that the backward gets the same factors. */
 Tensor keptOf(const Tensor &weights, double dropout, const Tensor &seed) {
   constexpr int64_t kFactor = 0x5851F42D4C957F2D, kBits = 24;
   Tensor hash = at::arange(weights.numel(), seed.options()).view(weights.sizes());
@@ -72,7 +71,7 @@ Tensor keptOf(const Tensor &weights, double dropout, const Tensor &seed) {
   return kept.to(weights.scalar_type()) * (dropout < 1 ? 1 / (1 - dropout) : 0);
 }
 
-/* Of these sizes, in the query's order of dimensions. */
+/* A tensor of these sizes, in the query's order of dimensions. */
 Tensor emptyAs(const Tensor &query, c10::IntArrayRef sizes) {
   std::vector<int64_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -143,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attentionBackward(
 
 }  // namespace torch_openreg
 
-// PyTorch has no kernel for these on any device: it leaves them to backends that are not its own.
+// PyTorch has no kernel for these on any device: it leaves them to out-of-tree backends.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_scaled_dot_product_fused_attention_overrideable", &torch_openreg::attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward",

@@ -1,6 +1,6 @@
 /*
- * torch.autocast("openreg"): PyTorch's own lists of what runs in lower precision, in float32, and
- * in the widest type of its arguments.
+ * torch.autocast("openreg"): PyTorch's lists of operators that run in lower precision, in float32,
+ * and in the widest type of their arguments.
  */
 #include <ATen/autocast_mode.h>
 
@@ -39,7 +39,7 @@ static void registerLists(torch::Library &m) {
   AT_FORALL_FP32_SET_OPT_DTYPE(OPENREG_FP32_SET_OPT_DTYPE)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(OPENREG_FP32_APPEND_DTYPE)
   AT_FORALL_PROMOTE(OPENREG_PROMOTE)
-  // PyTorch's function that refuses it is in no header.
+  // PyTorch's function that refuses it is not in a header.
   m.impl("binary_cross_entropy", &torch_openreg::refuseBinaryCrossEntropy);
 }
 

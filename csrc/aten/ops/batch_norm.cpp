@@ -1,6 +1,6 @@
 /*
- * Batch norm where the CPU's kernels do not take what CUDA's take: parameters and statistics of
- * different dtypes beside an input of 16 bits, and the steps of nn.SyncBatchNorm, which are made of
+ * Batch norm where the CPU's kernels do not accept what CUDA's do: parameters and statistics of
+ * different dtypes beside a 16-bit input. Also the steps of nn.SyncBatchNorm, which are composed of
  * operators here.
  */
 #include <ATen/OpMathType.h>
@@ -38,10 +38,10 @@ bool hasHalfTheBits(const Tensor &tensor) {
 
 bool isTensor(const IValue &value) { return value.isTensor() && value.toTensor().defined(); }
 
-/* Where an operator's arguments are, by its schema. */
+/* The positions of an operator's arguments, from its schema. */
 struct Places {
   size_t count = 0, input = 0, weight = 0;
-  std::vector<size_t> widened;  // weight, bias and what is saved
+  std::vector<size_t> widened;  // weight, bias and saved statistics
   std::vector<size_t> running;
   bool isBackward = false;
   bool updates = false;  // the running statistics
@@ -64,7 +64,8 @@ Places placesOf(const c10::FunctionSchema &schema) {
   return places;
 }
 
-/* The kernel takes parameters and statistics that are all like the input, or all float. */
+/* The kernel accepts parameters and statistics that all have the input's dtype, or are all
+ * float. */
 bool isMixed(const Places &places, c10::ArrayRef<IValue> arguments) {
   const Tensor &input = arguments[places.input].toTensor();
   if (!hasHalfTheBits(input)) return false;
@@ -80,8 +81,8 @@ bool isMixed(const Places &places, c10::ArrayRef<IValue> arguments) {
   return narrow && wide;
 }
 
-/* Where statistics are copied, the operator has to say that it writes them. The old name does not;
- * its arguments are the same. */
+/* Where statistics are copied, the operator's schema has to declare that it writes them. The old
+ * name does not; its arguments are the same. */
 void runKernel(const c10::OperatorHandle &op, const Places &places, Stack *stack) {
   static const auto telling =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_native_batch_norm_legit", "");
@@ -93,7 +94,7 @@ void runKernel(const c10::OperatorHandle &op, const Places &places, Stack *stack
   runCpuKernel(tells ? op : telling, stack);
 }
 
-/* With everything but the input as float; what is written goes back to where it came from. */
+/* Runs with everything but the input as float, and copies what is written back to its origin. */
 void batchNorm(const c10::OperatorHandle &op, Stack *stack) {
   const Places places = placesOf(op.schema());
   const size_t begin = stack->size() - places.count;
@@ -122,14 +123,14 @@ void batchNorm(const c10::OperatorHandle &op, Stack *stack) {
 
 // ---- Statistics of several ranks ----------------------------------------------------------------
 
-/* All but the channels'. */
+/* All dimensions except the channels'. */
 std::vector<int64_t> otherDims(const Tensor &input) {
   std::vector<int64_t> dims{0};
   for (int64_t dim = 2; dim < input.dim(); ++dim) dims.push_back(dim);
   return dims;
 }
 
-/* What a kernel of CUDA's computes in. */
+/* The dtype in which a CUDA kernel computes. */
 Tensor wide(const Tensor &tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
 
 /* One number for each channel, beside the input. */
@@ -146,7 +147,7 @@ void checkInput(const char *name, const Tensor &input) {
                               "\" not implemented for '", input.scalar_type(), "'");
 }
 
-/* Of tensors with a number for each channel. */
+/* Checks tensors with a number for each channel. */
 void checkChannels(const char *name, const char *what, const Tensor &channels,
                    const Tensor &input) {
   TORCH_CHECK(channels.numel() == input.size(1), name, ": expected ", what, " of ", input.size(1),
@@ -183,7 +184,7 @@ void moveTowards(const Optional &running, const Tensor &value, double momentum) 
   running->copy_(wide(*running) * (1 - momentum) + value * momentum);
 }
 
-/* `mean` and `invstd` have a row for each rank, whose variances are of its own mean. */
+/* `mean` and `invstd` have a row for each rank, whose variance is relative to its own mean. */
 std::tuple<Tensor, Tensor> gatherStats(const Tensor &input, const Tensor &mean,
                                        const Tensor &invstd, const Optional &runningMean,
                                        const Optional &runningVar, double momentum, double eps,
@@ -260,15 +261,15 @@ Tensor batchNormBackwardElemt(const Tensor &gradOut, const Tensor &input, const 
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
-  // The CPU's kernels refuse parameters and statistics of different dtypes, which CUDA's take. The
-  // composite one of _batch_norm_no_update calls the CPU's kernel with the device's tensors.
+  // The CPU's kernels refuse parameters and statistics of different dtypes, which CUDA's accept.
+  // The composite kernel of _batch_norm_no_update calls the CPU's kernel with the device's tensors.
   for (const char *name :
        {"native_batch_norm", "native_batch_norm.out", "_native_batch_norm_legit",
         "_native_batch_norm_legit.out", "_batch_norm_with_update", "_batch_norm_with_update.out",
         "_batch_norm_no_update", "native_batch_norm_backward", "batch_norm_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&batchNorm>());
   }
-  // nn.SyncBatchNorm calls these, which PyTorch has for CUDA alone.
+  // nn.SyncBatchNorm calls these, which PyTorch has only for CUDA.
   m.impl("batch_norm_stats", &batchNormStats);
   m.impl("batch_norm_elemt", &batchNormElemt);
   m.impl("batch_norm_elemt.out", &batchNormElemtOut);

@@ -49,8 +49,8 @@ void checkCopyable(const Tensor &tensor) {
               " cannot copy to or from ", tensor.device(), ": copy through the CPU");
 }
 
-/* A storage may say that it is larger than it is. The core knows where memory ends, but is not told
- * of its block. */
+/* A storage may claim a larger size than it has. The core knows the end of memory, but receives no
+ * block. */
 void checkExtent(const Tensor &tensor) {
   checkFitsStorage(tensor, "copy_");
   if (!tensor.is_privateuseone()) return;
@@ -74,7 +74,7 @@ bool haveSameStrides(const Tensor &dst, const Tensor &src) {
   return true;
 }
 
-/* The bytes of both are the same elements in the same order, without gaps. */
+/* Whether the bytes of both are the same elements in the same order, without gaps. */
 bool isMemcpy(const Tensor &dst, const Tensor &src) {
   if (dst.scalar_type() != src.scalar_type() || dst.is_conj() != src.is_conj() ||
       dst.is_neg() != src.is_neg()) {
@@ -84,7 +84,7 @@ bool isMemcpy(const Tensor &dst, const Tensor &src) {
   return haveSameStrides(dst, src) && dst.is_non_overlapping_and_dense();
 }
 
-/* Whether kernels of `device` reach memory of `peer`, which they are allowed to from then on. */
+/* Whether kernels of `device` reach memory of `peer`; if so, access is enabled from then on. */
 bool reachesPeer(c10::DeviceIndex device, c10::DeviceIndex peer) {
   int can = 0;
   OPENREG_CHECK(orDeviceCanAccessPeer(&can, device, peer));
@@ -102,15 +102,16 @@ CopyStrategy choose(const Tensor &dst, const Tensor &src) {
                                                              : CopyStrategy::kTemporaries;
 }
 
-/* What comes after on `later` waits for what is queued on `earlier` so far; the host does not. */
+/* Makes later work on `later` wait for the work queued on `earlier` so far; the host does not
+ * wait. */
 void order(const OpenRegStream &earlier, const OpenRegStream &later) {
   const OwnedEvent event(earlier.device_index(), orEventDisableTiming);
   OPENREG_CHECK(orEventRecord(event.get(), earlier.stream()));
   OPENREG_CHECK(orStreamWaitEvent(later.stream(), event.get()));
 }
 
-/* Runs `queue`, which queues on the source's current stream, between what is queued on the
- * destination's current stream before and after it. */
+/* Calls `queue`, which queues on the source's current stream, so that its work comes between the
+ * earlier and the later work of the destination's current stream. */
 void betweenStreams(const CopyFacts &facts, c10::function_ref<void()> queue) {
   if (facts.src.device() == facts.dst.device()) return queue();
   const OpenRegStream to = getCurrentOpenRegStream(facts.dst.device().index());
@@ -125,8 +126,8 @@ void betweenStreams(const CopyFacts &facts, c10::function_ref<void()> queue) {
   order(facts.stream, to);
 }
 
-/* Keeps pinned memory for as long as what is queued so far on the stream, or a graph, may use it;
- * also if the host's tensor is a slice of it. */
+/* Keeps pinned memory as long as work queued on the stream so far, or a graph, may use it; also if
+ * the host's tensor is a slice of it. */
 void keepPinned(const CopyFacts &facts) {
   const Tensor &host = *facts.host;
   if (C10_UNLIKELY(facts.isCaptured)) {
@@ -136,10 +137,10 @@ void keepPinned(const CopyFacts &facts) {
                   host.storage().data_ptr().get_context(), facts.stream.unwrap());
 }
 
-/* As the core does for a memcpy: what is as small as this is copied at the call. */
+/* As in the core's memcpy: copies up to this size are made at the call. */
 constexpr int64_t kStageBytes = 64 << 10;
 
-/* For the sync-debug mode: whether the host is about to wait for the device. */
+/* Reports to the sync-debug mode that the host is about to wait for the device. */
 void noteBlockingCopy(const CopyFacts &facts) {
   if (!notesSynchronization()) return;
   const bool toDevice = facts.host == &facts.src;
@@ -187,7 +188,7 @@ void copyBytes(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   copyBytes({dst, src, nonBlocking, CopyStrategy::kMemcpy});
 }
 
-/* The stretch of memory from the first to the last element, as a 1-d tensor. */
+/* The range of memory from the first to the last element, as a 1-d tensor. */
 Tensor stretch(const Tensor &tensor) {
   const auto bytes = static_cast<int64_t>(
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize()));
@@ -198,7 +199,7 @@ Tensor stretch(const Tensor &tensor) {
   return flat;
 }
 
-/* `tensor` as it would be over this stretch. */
+/* `tensor` as it would be over this range. */
 Tensor over(const Tensor &flat, const Tensor &tensor) {
   Tensor image = at::native::as_strided_tensorimpl(flat, tensor.sizes(), tensor.strides(), 0);
   image._set_conj(tensor.is_conj());
@@ -209,7 +210,7 @@ Tensor over(const Tensor &flat, const Tensor &tensor) {
 void kernelWithHost(const CopyFacts &facts) {
   const Tensor &src = facts.src;
   const bool fromHost = facts.host == &src;
-  // A graph would copy the same bytes again and again.
+  // A graph would copy the same bytes in every replay.
   if (fromHost && !facts.isPinned && facts.nonBlocking && !facts.isCaptured) {
     const Tensor source = stretch(src);
     if (static_cast<int64_t>(source.nbytes()) <= kStageBytes) {
@@ -231,7 +232,7 @@ void copyByKernel(const CopyFacts &facts) {
   betweenStreams(facts, [&] { enqueueCopy(facts); });
 }
 
-/* Contiguous, of this dtype and without bits. */
+/* Whether it is contiguous, of this dtype and without bits. */
 bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
   return tensor.scalar_type() == dtype && tensor.is_contiguous() && !tensor.is_conj() &&
          !tensor.is_neg();
@@ -239,7 +240,7 @@ bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
 
 bool hasBits(const Tensor &tensor) { return tensor.is_conj() || tensor.is_neg(); }
 
-/* The same memory, with these bits off. */
+/* The same memory with these bits cleared. */
 Tensor cleared(const Tensor &tensor, bool conj, bool neg) {
   Tensor other = at::native::as_strided_tensorimpl(tensor, tensor.sizes(), tensor.strides(),
                                                    tensor.storage_offset());
@@ -249,12 +250,11 @@ Tensor cleared(const Tensor &tensor, bool conj, bool neg) {
 }
 
 void copyByTemporaries(const Tensor &dst, const Tensor &src) {
-  // Bits of both sides cancel out, as in a kernel; some dtypes cannot do without.
+  // Bits of both sides cancel out, as in a kernel; some dtypes need them.
   const bool conj = dst.is_conj() && src.is_conj(), neg = dst.is_neg() && src.is_neg();
   if (conj || neg) return copyByTemporaries(cleared(dst, conj, neg), cleared(src, conj, neg));
   at::assert_no_internal_overlap(dst);
-  // A bit is resolved in the destination's dtype, as in a kernel: negation is not the same in every
-  // dtype.
+  // A bit is resolved in the destination's dtype, as in a kernel: negation differs between dtypes.
   const bool castFirst = dst.itemsize() < src.itemsize() || hasBits(dst) || hasBits(src);
   const c10::ScalarType dtype = (castFirst ? dst : src).scalar_type();
   Tensor from = src, to = dst;
@@ -277,7 +277,7 @@ void copyByHostImages(const Tensor &dst, const Tensor &src, bool nonBlocking) {
   };
   const Tensor from = src.is_cpu() ? src : over(image(src, true), src);
   if (dst.is_cpu()) return asKernel([&] { dst.copy_(from); });
-  // What lies in the gaps stays.
+  // The contents of the gaps stay.
   const Tensor flat = image(dst, !dst.is_non_overlapping_and_dense());
   asKernel([&] { over(flat, dst).copy_(from); });
   copyBytes(stretch(dst), flat, nonBlocking || !src.is_cpu());
@@ -307,7 +307,7 @@ Tensor copyFrom(const Tensor &src, const Tensor &dst, bool nonBlocking) {
   checkCopyable(dst);
   if (src.is_same(dst)) return dst;
   if (src._is_zerotensor()) return dst.zero_();
-  // Of an expanded source nobody could tell.
+  // With an expanded source overlap could not be determined.
   if (dst.is_alias_of(src)) at::assert_no_partial_overlap(dst, src);
   copy(dst, src.sizes() == dst.sizes() ? src : src.expand(dst.sizes()), nonBlocking);
   return dst;
@@ -322,14 +322,14 @@ Tensor copyFromAndResize(const Tensor &src, const Tensor &dst) {
 
 }  // namespace torch_openreg
 
-// aten::copy_ and aten::to call these for a backend that is not PyTorch's own, which has no other
-// kernel for them.
+// aten::copy_ and aten::to call these for an out-of-tree backend, which has no other kernel for
+// them.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);
   m.impl("_copy_from_and_resize", &torch_openreg::copyFromAndResize);
 }
 
-// PyTorch's kernels for these bits resolve them by a copy, which would recurse without an end.
+// PyTorch's kernels for these bits resolve them by a copy, which would recurse for ever.
 OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
@@ -337,7 +337,7 @@ OPENREG_LIBRARY_IMPL(aten, Negative, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
-// Without these a copy would be refused with a list of what other backends have.
+// Without these a copy would fail with a list of other backends' kernels.
 OPENREG_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { m.impl("_copy_from", &torch_openreg::copyFrom); }
 OPENREG_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);

@@ -1,10 +1,10 @@
 /*
  * A CopyTask carries both sides by value: address, sizes, strides.
  *
- * A large copy runs in pieces (orRunPieces). A piece may run on a host thread, in the midst of
- * anything: it must see no dispatch mode, opens no parallel region (a second OpenMP team beside the
- * wide worker's would slow every kernel down; both asNarrowWorker), and leaves the treatment of
- * denormals as it found it.
+ * A large copy runs in pieces (orRunPieces). A piece may run on a host thread in the middle of
+ * other work. So it runs without dispatch modes and opens no parallel region, because a second
+ * OpenMP team beside the wide worker's would slow every kernel down (both: asNarrowWorker). It does
+ * not change the treatment of denormals.
  */
 #include "copy_kernel.h"
 
@@ -44,14 +44,15 @@ constexpr int64_t kUnit = 1 << 15;          // elements
 constexpr int64_t kLeastToSplit = 1 << 17;  // elements
 
 struct Side {
-  /* `isGuarded`: tasks reach it at another address, as the sanitizer may guard pinned memory. */
+  /* `isGuarded`: tasks access it at another address, because the sanitizer may guard pinned
+   * memory. */
   Side(const Tensor &tensor, void *first, bool isGuarded)
       : metadata(metadataOf(tensor)),
         onDevice(tensor.is_privateuseone()),
         memory(onDevice || isGuarded ? KernelMemory(first, metadata.bytes())
                                      : KernelMemory::ofHost(first)) {}
 
-  /* In a task. */
+  /* Call it in a task. */
   Tensor alias() const {
     return tensorOf(cpuStorage(memory.address(), metadata.bytes()), c10::DispatchKey::CPU,
                     metadata);
@@ -64,20 +65,20 @@ struct Side {
 
 bool isSplittable(const Tensor &dst, const Tensor &src) {
   if (dst.numel() < kLeastToSplit) return false;
-  // PyTorch has a blocked loop for a transposition, which pieces would miss,
+  // PyTorch has a blocked loop for a transposition, which pieces would not use,
   if (dst.scalar_type() == src.scalar_type() && dst.dim() == 2 && dst.is_contiguous() &&
       src.stride(0) == 1 && src.stride(1) == src.size(0)) {
     return false;
   }
-  // and warns here, which is for this thread to drop.
+  // and warns here; this thread drops the warning.
   return dst.is_complex() || !src.is_complex();
 }
 
-/* A copy over the loops that PyTorch would make of it: sorted by the destination's strides and
- * merged where possible. Loops below `chunked_` are whole in each unit, that one is cut into steps,
- * those above are taken one by one. A piece is a range of units: one at first, as help is called
- * after it, then a core's share of what is left, so that a piece's own cost (1.1 us) is paid seldom
- * and the last ones are small. */
+/* A copy over the loops that PyTorch would make: sorted by the destination's strides and merged
+ * where possible. Each unit contains whole loops below `chunked_` and a step of that one; loops
+ * above are taken one by one. A piece is a range of units: one at first, because help is called
+ * after it, then a core's share of the rest. So a piece's own cost (1.1 us) is rare and the last
+ * pieces are small. */
 class SplitCopy {
  public:
   SplitCopy(const Tensor &dst, const Tensor &src) : flush_(CallerState::now().flush) {
@@ -106,7 +107,7 @@ class SplitCopy {
   void run() {
     int64_t units = steps_;
     for (size_t i = chunked_ + 1; i < shape_.size(); ++i) units *= shape_[i];
-    // It reads a file of the system's each time (14 us).
+    // It reads a system file at each call (14 us).
     static const auto cores = std::max<int64_t>(2, std::thread::hardware_concurrency());
     for (int64_t end = 1; end < units; end += std::max<int64_t>(1, (units - end) / cores)) {
       ends_.push_back(end);
@@ -173,8 +174,8 @@ class SplitCopy {
   std::exception_ptr error_;
 };
 
-/* What PyTorch's copy refuses for dtypes and bits, or warns of, it does at the call, and to the
- * caller: here two elements are copied. Where it had nothing to say it is not asked again. */
+/* Makes PyTorch's copy refuse, or warn of, dtypes and bits at the call, for the caller: it copies
+ * two elements. A combination that passed without a warning is not tried again. */
 void judge(const Tensor &dst, const Tensor &src) {
   using Answers = std::array<std::atomic<uint16_t>, c10::NumScalarTypes>;  // by bits
   static std::array<Answers, c10::NumScalarTypes> fine{};
@@ -191,7 +192,7 @@ void judge(const Tensor &dst, const Tensor &src) {
   };
   Tensor to = two(dst, 0);
   asNarrowWorker([&] { asKernel([&] { at::native::copy_(to, two(src, 1), false); }); });
-  // It warns as often as the program wants to hear it.
+  // It warns each time, and the program's filters decide.
   if (dst.is_complex() || !src.is_complex()) answers.fetch_or(answer, std::memory_order_relaxed);
 }
 
@@ -223,8 +224,8 @@ struct CopyTask final : Task {
   const Tensor owned;  // in place of src: the host's memory, nobody else's
 };
 
-/* What opens a parallel region is for the wide worker; what takes long and nobody waits for, for
- * any worker. */
+/* A copy that opens a parallel region is for the wide worker; a long one without a waiting caller
+ * is for any worker. */
 bool isForAnyThread(const Tensor &dst, const Tensor &src, bool awaited) {
   return dst.numel() <= kSerial || (awaited && isSplittable(dst, src));
 }

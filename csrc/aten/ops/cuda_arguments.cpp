@@ -1,6 +1,6 @@
 /*
- * Operators that take other arguments on CUDA than on the CPU: histc takes integers and reads its
- * bounds at the call; drivers of decompositions are CUDA's where the device has that name.
+ * Operators with other arguments on CUDA than on the CPU: histc accepts integers and reads its
+ * bounds at the call; decompositions accept CUDA's drivers where the device has that name.
  */
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@ IValue &argument(const c10::OperatorHandle &op, Stack *stack, const char *name) 
   return torch::jit::peek(*stack, place, op.schema().arguments().size());
 }
 
-/* Equal bounds are none: then they are the data's, for which the host waits. */
+/* Equal bounds mean the data's bounds, for which the host waits. */
 void histc(const c10::OperatorHandle &op, Stack *stack) {
   const Tensor self = argument(op, stack, "self").toTensor();
   IValue &min = argument(op, stack, "min"), &max = argument(op, stack, "max");
@@ -51,7 +51,7 @@ void histc(const c10::OperatorHandle &op, Stack *stack) {
 
 bool isCudas() { return deviceName() == "cuda"; }
 
-/* The CPU's kernel has no choice of one. */
+/* The CPU's kernel has no choice of driver. */
 void svd(const c10::OperatorHandle &op, Stack *stack) {
   IValue &driver = argument(op, stack, "driver");
   if (!driver.isNone() && isCudas()) {
@@ -83,11 +83,11 @@ void lstsq(const c10::OperatorHandle &op, Stack *stack) {
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
-  // The CPU's kernel refuses integers, and reads the data for bounds that are equal.
+  // The CPU's kernel refuses integers, and reads the data for equal bounds.
   for (const char *name : {"histc", "histc.out"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&histc>());
   }
-  // The CPU's kernels refuse the drivers that CUDA's take.
+  // The CPU's kernels refuse the drivers that CUDA's accept.
   for (const char *name : {"_linalg_svd", "_linalg_svd.U"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&svd>());
   }

@@ -1,7 +1,7 @@
 /*
- * Operators that make, look at or rearrange tensors without reading their memory: they run on the
- * calling thread and queue nothing. And two that do touch memory: resize_, in stream order, and
- * the value of a tensor, which waits for its stream.
+ * Operators that make, inspect or rearrange tensors without reading their memory: they run on the
+ * calling thread and queue nothing. Two others access memory: resize_, in stream order, and the
+ * value of a tensor, which waits for its stream.
  */
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -51,7 +51,7 @@ c10::DeviceIndex checkOptions(std::optional<c10::Layout> layout, std::optional<c
   return indexOrCurrent(device.has_value() ? device->index() : -1);
 }
 
-/* As every device does where deterministic algorithms are asked for. */
+/* Fills fresh memory, as every device does when deterministic algorithms are requested. */
 Tensor filled(at::TensorBase fresh) {
   Tensor tensor(std::move(fresh));
   if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
@@ -61,7 +61,7 @@ Tensor filled(at::TensorBase fresh) {
   return tensor;
 }
 
-/* What at::detail::empty_generic does, for a device that need not be the current one. */
+/* As at::detail::empty_generic, for a device that need not be the current one. */
 Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<c10::Layout> layout,
              std::optional<c10::Device> device, std::optional<bool> pin,
              std::optional<c10::MemoryFormat> format) {
@@ -104,7 +104,7 @@ Tensor efficientZeros(IntArrayRef size, std::optional<ScalarType> dtype,
                                           c10::dtype_or_default(dtype), std::nullopt));
 }
 
-/* Makes room for the tensor as it is now described. */
+/* Grows the storage to the tensor's present description. */
 void growStorage(TensorImpl *tensor) {
   if (tensor->numel() == 0) return;
   const size_t bytes = at::detail::computeStorageNbytes(
@@ -154,7 +154,7 @@ Tensor &setNothing(Tensor &self) {
   return setStorage(self, std::move(storage), 0, {0}, {});
 }
 
-/* `set_` of the CPU, which ends in setStorage by way of the dispatcher. */
+/* `set_` of the CPU, which reaches setStorage through the dispatcher. */
 Tensor &setSource(Tensor &self, c10::Storage source) {
   return at::native::set_(self, std::move(source));
 }
@@ -163,8 +163,8 @@ Tensor &setTensor(Tensor &self, const Tensor &source) {
   return at::native::set_tensor_(self, source);
 }
 
-/* Copies at once: nothing could order a copy at the first write after the streams and graphs that
- * use what is shared. */
+/* Copies at once: a copy at the first write could not be ordered after the streams and graphs that
+ * use the shared memory. */
 Tensor lazyClone(const Tensor &self) {
   const DeviceSwitch current(self.device().index());
   c10::Allocator *allocator = self.storage().allocator();
@@ -183,14 +183,16 @@ at::Scalar localScalar(const Tensor &self) {
   const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
   const OpenRegStream stream = getCurrentOpenRegStream(self.device().index());
   SanitizedAs name("aten::_local_scalar_dense");
-  // Pageable: the value is there, and a failed kernel is reported, when the call returns.
+  // The host memory is pageable: when the call returns, the value is there and a failed kernel has
+  // been reported.
   OPENREG_CHECK_SYNCHRONIZED(orMemcpyAsync(host.data_ptr(), self.data_ptr(), self.itemsize(),
                                            orMemcpyDeviceToHost, stream.stream()));
   return at::native::_local_scalar_dense_cpu(host);
 }
 
-/* Whether `tensor.data = from` may be. With the CPU's dense tensors as well, as for CUDA: otherwise
- * Module.to makes new parameters, which unties shared ones and leaves an optimizer with the old. */
+/* Whether `tensor.data = from` is allowed. It is with the CPU's dense tensors too, as for CUDA:
+ * otherwise Module.to makes new parameters, which unties shared ones and leaves an optimizer with
+ * the old. */
 bool mayReplaceData(const Tensor &self, const Tensor &from) {
   static constexpr c10::DispatchKeySet kDense(c10::DispatchKey::Dense);
   const auto isDense = [](const Tensor &tensor) {
@@ -210,7 +212,7 @@ void recordTensorStream(Tensor &self, c10::Stream stream) {
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
-  // PyTorch allocates memory only for the devices that it names.
+  // PyTorch allocates memory only for the devices in its own list.
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &emptyStrided);
   m.impl("_efficientzerotensor", &efficientZeros);
@@ -220,8 +222,8 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", &setSource);
   m.impl("set_.source_Tensor", &setTensor);
   m.impl("set_.source_Storage_storage_offset", &setStorage);
-  // PyTorch's functions serve any device, but are registered only for those that it names. By the
-  // fallback a view would be a task that its caller waits for.
+  // PyTorch's functions work for any device, but are registered only for those in its list. Through
+  // the fallback a view would be a task that its caller waits for.
   m.impl("is_set_to", &at::native::is_set_to);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("as_strided_", &at::native::as_strided__symint);
@@ -230,22 +232,22 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", &at::native::unfold);
   m.impl("view_as_real", &at::native::view_as_real);
   m.impl("view_as_complex", &at::native::view_as_complex);
-  // PyTorch's composite one copies at the first write, which nothing orders after the streams.
+  // PyTorch's composite kernel copies at the first write, which is not ordered after the streams.
   m.impl("_lazy_clone", &lazyClone);
-  // The CPU's kernel reads the memory at once, and knows of no stream.
+  // The CPU's kernel reads the memory at once, without regard to streams.
   m.impl("_local_scalar_dense", &localScalar);
-  // PyTorch's composite one takes dense CPU tensors only beside the devices that it names.
+  // PyTorch's composite kernel accepts dense CPU tensors only beside the devices in its list.
   m.impl("_has_compatible_shallow_copy_type", &mayReplaceData);
-  // PyTorch has it for CUDA alone.
+  // PyTorch has it only for CUDA.
   m.impl("record_stream", &recordTensorStream);
 }
 
-// On every device __torch_dispatch__ sees no composite operator, so ours comes before it.
+// On every device __torch_dispatch__ sees no composite operator, so ours is registered above it.
 OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &torch_openreg::mayReplaceData);
 }
 
-// PyTorch's kernels for these bits would record a resolved copy in place of the tensor.
+// PyTorch's kernels for these bits would record a resolved copy instead of the tensor.
 OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("record_stream", torch::CppFunction::makeFallthrough());
 }

@@ -1,11 +1,11 @@
 /*
- * Operators of which PyTorch has one composite kernel for all backends, and that kernel reads or
- * writes memory on the host's thread. Here it runs on a worker over aliases, as the CPU's kernels
- * do; or the operator is refused by its name.
+ * Operators for which PyTorch has one composite kernel for all backends that accesses memory on the
+ * host's thread. Here it runs on a worker over aliases, as the CPU's kernels do; or the operator is
+ * refused by its name.
  *
- * A composite that PyTorch takes apart before autograd would be found there first, so it gets a
- * kernel for autograd's key too. What has no memory to alias (a wrapper subclass) goes to PyTorch's
- * kernel, and `__torch_dispatch__` sees what it sees on CUDA.
+ * The dispatcher would find a composite kernel before autograd, so such an operator gets a kernel
+ * for autograd's key too. Tensors without memory to alias (a wrapper subclass) go to PyTorch's
+ * kernel, and `__torch_dispatch__` sees the same as on CUDA.
  */
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -40,7 +40,7 @@ void runOverAliases(const OperatorHandle &op, Stack *stack) {
   runCpuKernel(op, stack);
 }
 
-/* It reads the new sizes alone, and its result is a view with a gradient. */
+/* It reads only the new sizes, and its result is a view with a gradient. */
 void reshapeFromTensor(const OperatorHandle &op, Stack *stack) {
   IValue &sizes = torch::jit::peek(*stack, 1, 2);
   if (!lacksMemory(sizes.toTensor())) sizes = sizes.toTensor().cpu();
@@ -72,16 +72,16 @@ void registerReaders(torch::Library &library, DispatchKey key,
 }
 
 void registerAll(torch::Library &library, DispatchKey key) {
-  // PyTorch's composite kernels read or write memory on the host's thread.
+  // PyTorch's composite kernels access memory on the host's thread.
   registerReaders<&runOverAliases>(
       library, key,
       {"range.out_", "_grid_sampler_2d_cpu_fallback", "_grid_sampler_2d_cpu_fallback_backward",
        "_rowwise_prune", "_saturate_weight_to_fp16", "choose_qparams_optimized",
        "fbgemm_linear_quantize_weight", "_sobol_engine_draw", "_sobol_engine_ff_",
        "_sobol_engine_scramble_", "_sobol_engine_initialize_state_"});
-  // PyTorch's reads the new sizes on the host's thread.
+  // PyTorch's kernel reads the new sizes on the host's thread.
   registerReaders<&reshapeFromTensor>(library, key, {"_reshape_from_tensor"});
-  // PyTorch's pack weights on the host's thread, or compute with weights so packed.
+  // PyTorch's kernels pack weights on the host's thread, or compute with such weights.
   registerReaders<&refuse>(
       library, key,
       {"fbgemm_pack_gemm_matrix_fp16", "fbgemm_pack_quantized_matrix",

@@ -1,9 +1,9 @@
 /*
- * Products with weights of four bits, by the operators that libraries call on a device. The CPU's
- * kernels have other names and take another form of the weights.
+ * Products with four-bit weights, through the operators that libraries call on a device. The CPU's
+ * kernels have other names and another form of the weights.
  *
- * Packed weights have CUDA's sizes, and the bytes in the order in which they came: two numbers of a
- * row in each, the first in its upper half.
+ * Packed weights have CUDA's sizes, with the bytes in their original order: two numbers of a row in
+ * each, the first in its upper half.
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
@@ -33,14 +33,14 @@ Tensor pack(const Tensor &self, int64_t tiles) {
       .view({rows / 8, columns / (tiles * 16), 32, tiles / 2});
 }
 
-/* The numbers, by row. */
+/* Returns the numbers, by row. */
 Tensor unpack(const Tensor &packed, int64_t rows, int64_t columns) {
   const Tensor bytes = packed.contiguous().view(at::kByte).view({rows, columns / 2});
   return at::stack({bytes.__rshift__(4), bytes.bitwise_and(15)}, -1).view({rows, columns});
 }
 
-/* Each group of a row has its own scale and zero point. In float32, as the CPU's kernel
- * computes. */
+/* Each group of a row has its own scale and zero point. Computes in float32, as the CPU's kernel
+ * does. */
 Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group,
                 const Tensor &scaleAndZeros) {
   const char *name = "_weight_int4pack_mm";
@@ -72,7 +72,8 @@ Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group,
 
 }  // namespace torch_openreg
 
-// PyTorch has these for CUDA and its like; the CPU's kernels have other names and another form.
+// PyTorch has these for CUDA and similar devices; the CPU's kernels have other names and another
+// form.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_convert_weight_to_int4pack", &torch_openreg::pack);
   m.impl("_weight_int4pack_mm", &torch_openreg::multiply);

@@ -1,7 +1,7 @@
 /*
- * What sparse, quantized and nested tensors need beside PyTorch's own kernels (sparse.cpp): copies
- * by way of the CPU, record_stream, and kernels that would touch memory outside of any task. Opaque
- * ones are refused.
+ * Additions to PyTorch's own kernels (sparse.cpp) for sparse, quantized and nested tensors: copies
+ * through the CPU, record_stream, and replacements for kernels that would access memory outside any
+ * task. Opaque tensors are refused.
  */
 #include <ATen/native/DispatchStub.h>
 #include <ATen/ops/_nested_view_from_buffer_native.h>
@@ -25,8 +25,8 @@ namespace {
 
 using at::Tensor;
 
-/* Of what the CPU has made of a tensor, where kernels do not reach the device. Memory that is large
- * enough stays. */
+/* Copies back what the CPU has made of a tensor, where kernels do not reach the device. Memory that
+ * is large enough stays. */
 Tensor copyBack(const Tensor &src, const Tensor &dst) {
   const Components before = componentsOf(dst);
   Components parts = componentsOf(src);
@@ -43,26 +43,26 @@ void recordComponents(Tensor &self, c10::Stream stream) {
   for (const Tensor &part : componentsOf(self)) recordStream(part.storage().data_ptr(), stream);
 }
 
-/* Sizes of nested tensors are CPU tensors on every device; those of a file may have been mapped
+/* Sizes of nested tensors are CPU tensors on every device; those from a file may have been mapped
  * with the rest. */
 Tensor nestedView(const Tensor &self, const Tensor &sizes, const Tensor &strides,
                   const Tensor &offsets) {
   return at::native::_nested_view_from_buffer(self, sizes.cpu(), strides.cpu(), offsets.cpu());
 }
 
-/* PyTorch's kernel for every device, which does the same, is refused the sizes. */
+/* PyTorch's kernel for every device does the same, but refuses the sizes. */
 Tensor nestedViewCopy(const Tensor &self, const Tensor &sizes, const Tensor &strides,
                       const Tensor &offsets) {
   return nestedView(self, sizes, strides, offsets).clone(c10::MemoryFormat::Contiguous);
 }
 
-/* A layout of the CPU's own, which no device has. */
+/* A layout that only the CPU has. */
 Tensor toMkldnn(const Tensor &self, std::optional<c10::ScalarType>) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "to_mkldnn of a tensor on ", self.device(),
                               ": only CPU tensors can be opaque (layout Mkldnn)");
 }
 
-/* Its kernel on the CPU reads and writes memory outside of any task. */
+/* The CPU's kernel accesses memory outside any task. */
 Tensor &copyQuantized(Tensor &self, const Tensor &src, bool nonBlocking) {
   TORCH_CHECK(self.is_quantized(), "copy_ of a quantized tensor (", src.toString(), ") to ",
               self.toString(), " is not supported: dequantize it first");
@@ -87,16 +87,16 @@ Tensor copyFromQuantized(const Tensor &src, const Tensor &dst, bool nonBlocking)
   return copyQuantized(to, src, nonBlocking);
 }
 
-/* PyTorch's own makes a tensor without a quantizer, for every device, and is refused the copy into
- * that. */
+/* PyTorch's own makes a tensor without a quantizer, for every device, and the copy into that
+ * fails. */
 Tensor pinQuantized(const Tensor &self, std::optional<c10::Device> device) {
   Components parts = componentsOf(self);
   for (Tensor &part : parts) part = part.pin_memory(device);
   return assemble(self, parts);
 }
 
-/* The CPU's kernel keeps where each maximum was, which its derivative reads, only where it sees
- * autograd: for it alone the tensors are copied. */
+/* The CPU's kernel stores the places of the maxima, which its derivative reads, only if autograd is
+ * on: so the tensors are copied for it. */
 void sparseMmReduce(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
   const Tensor self = torch::jit::peek(*stack, 0, 3).toTensor();
   const Tensor other = torch::jit::peek(*stack, 1, 3).toTensor();
@@ -119,7 +119,7 @@ void sparseMmReduce(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
 }  // namespace torch_openreg
 
 namespace at::native {
-// Of a header that PyTorch does not install. Indices are checked to be coalesced with it.
+// From a header that PyTorch does not install. It checks that indices are coalesced.
 DECLARE_DISPATCH(Tensor (*)(const Tensor &, IntArrayRef), flatten_indices_stub)
 namespace {
 Tensor flattenIndices(const Tensor &indices, IntArrayRef sizes) {
@@ -134,23 +134,23 @@ REGISTER_PRIVATEUSE1_DISPATCH(flatten_indices_stub, &flattenIndices)
 }  // namespace
 }  // namespace at::native
 
-// The CPU's kernel keeps what its derivative needs only where it sees autograd.
+// The CPU's kernel stores what its derivative needs only if autograd is on.
 OPENREG_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_sparse_mm_reduce_impl",
          torch::CppFunction::makeFromBoxedFunction<&torch_openreg::sparseMmReduce>());
 }
 
-// The CPU's kernel reads and writes memory outside of any task.
+// The CPU's kernel accesses memory outside any task.
 OPENREG_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
   m.impl("copy_", &torch_openreg::copyQuantized);
   m.impl("_copy_from", &torch_openreg::copyFromQuantized);
 }
 
-// PyTorch's composite one makes a tensor without a quantizer.
+// PyTorch's composite kernel makes a tensor without a quantizer.
 OPENREG_LIBRARY_IMPL(aten, QuantizedCPU, m) { m.impl("_pin_memory", &torch_openreg::pinQuantized); }
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  // PyTorch's own is refused sizes that lie on the device, as those of a loaded file may.
+  // PyTorch's own refuses sizes on the device, which a loaded file's may be.
   m.impl("_nested_view_from_buffer", &torch_openreg::nestedView);
   m.impl("_nested_view_from_buffer_copy", &torch_openreg::nestedViewCopy);
   // The CPU's kernel makes a layout that no device has.
@@ -158,7 +158,7 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 // The fallback copies through these where kernels do not reach the device, and PyTorch records the
-// streams of strided tensors alone.
+// streams only of strided tensors.
 #define WITH_COMPONENTS(key)                                   \
   OPENREG_LIBRARY_IMPL(aten, key, m) {                         \
     m.impl("_copy_from_and_resize", &torch_openreg::copyBack); \

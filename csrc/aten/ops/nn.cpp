@@ -1,8 +1,7 @@
 /*
- * Operators that do not reach the fallback by themselves: PyTorch asks a device for a kernel of its
- * own (convolution), has a composite kernel that is in the way of the CPU's better one, calls
- * something that only CUDA has (recurrent cells), or draws random numbers without a generator
- * argument.
+ * Operators that do not reach the fallback by themselves. Either PyTorch requires a device's own
+ * kernel (convolution), or a composite kernel hides a better CPU kernel, or one calls what only
+ * CUDA has (recurrent cells), or it draws random numbers without a generator argument.
  */
 #include "../fallback.h"
 
@@ -44,8 +43,8 @@ c10::OperatorHandle operatorNamed(const char *name, const char *overload = "") {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
 }
 
-/* torch.jit.trace is still at work here where it does not record the operator (convolution) but
- * what the composite kernel calls. */
+/* torch.jit.trace is still active here where it records not the operator (convolution) but what the
+ * composite kernel calls. */
 void cpuKernel(const c10::OperatorHandle &op, Stack *stack) {
   if (C10_UNLIKELY(at::tracer::impl::is_dispatch_enabled())) {
     return op.redispatchBoxed(kInferringKeys, stack);
@@ -58,7 +57,8 @@ void convolution(const c10::OperatorHandle &, Stack *stack) {
   runCpuKernel(op, stack);  // the same arguments
 }
 
-/* convolution_backward has one argument more: the bias's sizes, if its gradient is wanted. */
+/* convolution_backward has an additional argument: the bias's sizes, if its gradient is
+ * requested. */
 void convolutionBackward(const c10::OperatorHandle &, Stack *stack) {
   static const c10::OperatorHandle op = operatorNamed("aten::convolution_backward");
   constexpr size_t kArguments = 10, kTransposed = 6, kGroups = 8, kMask = 9;
@@ -83,7 +83,7 @@ std::tuple<Tensor, Tensor> dropout(const Tensor &input, double p, std::optional<
   if (p == 1) {
     return {at::zeros_like(input), at::zeros_like(input, input.options().dtype(c10::kBool))};
   }
-  // All memory first: without it nothing is drawn.
+  // Allocates all memory first: if that fails, no random number is drawn.
   Tensor mask = at::empty_like(input, input.options().dtype(c10::kBool));
   Tensor result = at::empty_like(input);
   mask.bernoulli_(1 - p);
@@ -94,7 +94,7 @@ Tensor withBias(const Tensor &gates, const std::optional<Tensor> &bias) {
   return bias.has_value() && bias->defined() ? gates + *bias : gates;
 }
 
-/* chunk() may give fewer. */
+/* chunk() may return fewer. */
 std::vector<Tensor> gatesOf(const Tensor &gates, int64_t count) {
   TORCH_CHECK(gates.dim() > 1 && gates.size(1) % count == 0,
               "a recurrent cell cannot divide gates of size ", gates.sizes(), " by ", count);
@@ -124,8 +124,8 @@ std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hidde
   return {(hx - fresh) * update + fresh, fresh};
 }
 
-/* PyTorch asks every device but the CPU for the indices too, whose kernel gives its results other
- * strides. */
+/* On every device but the CPU, PyTorch requests the indices too, and that kernel's results have
+ * other strides. */
 Tensor maxPool1d(const Tensor &self, c10::IntArrayRef kernel, c10::IntArrayRef stride,
                  c10::IntArrayRef padding, c10::IntArrayRef dilation, bool ceil) {
   Tensor pooled = at::native::max_pool1d(self, kernel, stride, padding, dilation, ceil);
@@ -136,8 +136,8 @@ Tensor maxPool1d(const Tensor &self, c10::IntArrayRef kernel, c10::IntArrayRef s
   return asOnTheCpu ? pooled : pooled.clone(c10::MemoryFormat::Contiguous);
 }
 
-/* The size is known without the data where the caller says it, and waits for nothing, as on CUDA.
- * That it is the sum of `repeats` is judged when they are there. */
+/* If the caller gives the size, it is known without the data, and the call does not wait, as on
+ * CUDA. The check that it is the sum of `repeats` follows when they are there. */
 void repeatInterleave(const c10::OperatorHandle &op, Stack *stack) {
   const auto arguments = torch::jit::last(*stack, 2);
   const Tensor repeats = arguments[0].toTensor();
@@ -154,8 +154,8 @@ void repeatInterleave(const c10::OperatorHandle &op, Stack *stack) {
   stack->emplace_back(at::searchsorted(ends, places, isInt, /*right=*/true));
 }
 
-/* A learning rate of one element on the CPU is taken as the number that it is, whatever its shape,
- * as CUDA's do. */
+/* A learning rate of one element on the CPU is used as a number, whatever its shape, as in CUDA's
+ * kernels. */
 void fusedStep(const c10::OperatorHandle &op, Stack *stack) {
   const int index = op.schema().argumentIndexWithName("lr").value();
   const size_t count = op.schema().arguments().size();
@@ -172,15 +172,14 @@ void fusedStep(const c10::OperatorHandle &op, Stack *stack) {
 
 namespace at::native {
 namespace {
-/* That of a DTensor, and not of a FakeTensor, whose memory is meta. */
+/* A DTensor, but not a FakeTensor, whose memory is meta. */
 bool isDivided(const Tensor &tensor) {
   return tensor.key_set().has(c10::DispatchKey::Python) && tensor.has_storage() &&
          !tensor.storage().device().is_meta();
 }
 
 /* The CPU's choice of an attention kernel, so that results and memory are the CPU's. But DTensor
- * takes a mask to where the rest is for none of them: it passes on what comes by a keyword as it
- * is. */
+ * does not place a mask with the rest for any of them: it passes keyword arguments unchanged. */
 int64_t chooseAttention(const Tensor &query, const Tensor &key, const Tensor &value,
                         const std::optional<Tensor> &mask, double dropout, bool isCausal,
                         std::optional<double> scale, bool enableGqa) {
@@ -197,41 +196,41 @@ REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &chooseAttention)
 
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
-  // PyTorch has no kernel for these on any device: it asks a backend for its own.
+  // PyTorch has no kernel for these on any device: it requires a backend's own.
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&convolutionBackward>());
-  // The CPU's kernel draws from the CPU's generator, as the operator has no argument for one.
+  // The CPU's kernel draws from the CPU's generator, because the operator has no argument for one.
   m.impl("native_dropout", &dropout);
-  // The CPU's kernel reads the sum of `repeats`, for which the caller would wait.
+  // The CPU's kernel reads the sum of `repeats`, which would make the caller wait.
   m.impl("repeat_interleave.Tensor",
          torch::CppFunction::makeFromBoxedFunction<&repeatInterleave>());
-  // PyTorch's composite kernels compute the same less exactly, or in more steps, or fail under
-  // another operator's name.
+  // PyTorch's composite kernels are less exact, take more steps, or fail under another operator's
+  // name.
   for (const char *name : {"_stack", "_stack.out", "addr", "addr.out", "all.dims_out",
                            "any.dims_out", "native_group_norm", "native_layer_norm",
                            "linalg__powsum", "convolution", "convolution_backward", "embedding",
                            "mode.values", "mish_backward", "addr_", "conj_physical_"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
-  // The CPU's kernels take a learning rate of no dimensions; CUDA's one of any shape.
+  // The CPU's kernels accept a learning rate without dimensions; CUDA's accept any shape.
   for (const char *name : {"_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr",
                            "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fusedStep>());
   }
-  // Its composite kernel multiplies by a power, which may overflow, where the CPU has a kernel that
+  // The composite kernel multiplies by a power, which may overflow; the CPU has a kernel that
   // cannot.
   for (const char *name : {"ldexp.Tensor", "ldexp_", "ldexp.out"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
-  // PyTorch's composite kernel calls a stub that each device has to fill.
+  // PyTorch's composite kernel calls a stub that each device has to provide.
   for (const char *name : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
   }
 }
 
-// PyTorch's derivatives of the cells call kernels that only CUDA has: here they are differentiated
-// through their parts. max_pool1d: see maxPool1d.
+// PyTorch's derivatives of the cells call kernels that only CUDA has: here the parts are
+// differentiated. max_pool1d: see maxPool1d.
 OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool1d", &torch_openreg::maxPool1d);
   m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);

@@ -19,7 +19,7 @@ using at::Scalar;
 using at::Tensor;
 using c10::ScalarType;
 
-/* The operands in the result's type, while the calls below are not cast by autocast. */
+/* The operands in the result's type; autocast does not cast the calls in its scope. */
 struct Widened {
   Widened(const Tensor &left, const Tensor &right, ScalarType type) {
     const ScalarType given = left.scalar_type();
@@ -36,7 +36,7 @@ struct Widened {
   Tensor left, right;
 };
 
-/* The matrix that is added has the factors' type, or the result's already. */
+/* The matrix that is added has the factors' type, or already the result's. */
 Tensor widen(const Tensor &added, const Tensor &factor, ScalarType type) {
   TORCH_CHECK(added.scalar_type() == type || added.scalar_type() == factor.scalar_type(),
               "self must have the dtype of the matrices or out_dtype, but got ",
@@ -88,7 +88,7 @@ Tensor &addOut(const Tensor &self, const Tensor &left, const Tensor &right, Scal
 
 }  // namespace torch_openreg
 
-// PyTorch has these for CUDA and XPU alone.
+// PyTorch has these only for CUDA and XPU.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   m.impl("mm.dtype", &multiply<&at::mm>);
