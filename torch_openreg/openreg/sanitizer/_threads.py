@@ -53,11 +53,7 @@ _METHODS = (
     (type(select.poll()), _ALL_IF_ANY, "poll"),
     (select.epoll, _ALL_IF_ANY, "poll"),
     (torch._C.Future, _ACQUIRES_ALL, "wait done value"),
-    (
-        torch._C.Future,
-        _ALL_FIRST,
-        "set_result",
-    ),  # runs callbacks that other threads have registered
+    (torch._C.Future, _ALL_FIRST, "set_result"),  # runs other threads' callbacks
     (torch._C, _ACQUIRES_ALL, "wait"),
 )
 _STORE = "get wait check add compare_set multi_get num_keys queue_pop queue_len list_keys"
