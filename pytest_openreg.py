@@ -585,7 +585,7 @@ def openreg_device():
 # ---- report ----
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the one that makes reports of xfail
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around the one that makes reports of xfail
 def pytest_runtest_makereport(item, call):
     report = yield
     if SUBTESTS in item.stash:

@@ -3,7 +3,7 @@
  *
  *   the caller's thread   queues a hand-over on the current stream, behind what makes the inputs,
  *                         and returns
- *   a worker              runs the hand-over: stores the kernels' addresses of the tensors, and ends
+ *   a worker              runs the hand-over: stores the kernels' addresses of the tensors
  *   a queue's thread      takes its collectives in order: waits for the hand-over, and for every
  *                         rank to announce the same collective (agreement.h), calls Gloo with CPU
  *                         tensors over the same memory, waits for Gloo, and signals the

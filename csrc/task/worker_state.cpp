@@ -60,7 +60,7 @@ void endTeamOfSleeper() {
   threadControl().endTeam(soft);
 }
 
-// ---- A thread that runs a kernel, or a piece of one, in the midst of anything.
+// ---- A thread that runs a kernel, or a piece of one, in the middle of other work.
 
 /* Its computations open no team. */
 class OneThread {

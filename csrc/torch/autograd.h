@@ -1,5 +1,5 @@
 /*
- * When the threads of PyTorch's autograd engine start.
+ * Controls when the threads of PyTorch's autograd engine start.
  *
  * The engine starts a thread for each device of each registered guard at the first backward() of a
  * process, even if that computes on the CPU alone. From then on a forked child may not call

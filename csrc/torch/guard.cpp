@@ -127,7 +127,7 @@ bool OpenRegGuardImpl::queryEvent(void *event) const {
 
 void OpenRegGuardImpl::synchronizeEvent(void *event) const {
   if (event == nullptr) return;
-  noteSynchronization("Event.synchronize", OR_STREAM_DEFAULT);  // the core knows a captured event
+  noteSynchronization("Event.synchronize", OR_STREAM_DEFAULT);  // the core detects a captured event
   OPENREG_CHECK_SYNCHRONIZED(orEventSynchronize(eventHandle(event)));
 }
 

@@ -92,7 +92,7 @@ struct OpenRegHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-/* In builds without graphs (torch.accelerator.Graph): refuses the creation of one. */
+/* Registered where graphs (torch.accelerator.Graph) have no implementation: refuses one. */
 std::unique_ptr<at::GraphImplInterface> refuse(at::GraphImplArgs) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "torch.accelerator.Graph is not implemented for ",
                               deviceName(), " devices");

@@ -274,7 +274,7 @@ std::vector<std::string> deviceNames(const char *type) {
 }
 
 py::list factories() {
-  checkedDeviceCount();  // so that the list says which one serves
+  checkedDeviceCount();  // so that the list shows which one serves
   py::list all;
   auto info = sized<orFactoryInfo>();
   for (int i = 0; orGetFactoryInfo(i, &info) == orSuccess; i++) {

@@ -287,7 +287,7 @@ py::list reports(uint64_t first) {
   return list;
 }
 
-// ---- What a thread is told ----------------------------------------------------------------------
+// ---- A thread's conflicts ----------------------------------------------------------------------
 
 void say(const orRaceReport *report, void *text) {
   py::gil_scoped_acquire gil;

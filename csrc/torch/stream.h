@@ -7,9 +7,9 @@
  *               never in the pool
  *     other     the core's handle (orStream_t), bit for bit
  *
- * The core's handle knows its device and its generation, so an id that was never handed out, that
- * belongs to another device, or whose stream was destroyed is an error at its first use. It is not
- * one when the c10::Stream is made: PyTorch calls no backend there.
+ * The core's handle contains its device and its generation. So an id that was never handed out,
+ * that belongs to another device, or whose stream was destroyed is an error at its first use, but
+ * not when the c10::Stream is made: PyTorch calls no backend there.
  *
  * Every `device_index` of -1 means the calling thread's current device.
  */

@@ -188,7 +188,7 @@ bool followMethod(const py::object &function, int order) {
 
 // ---- Functions of others ------------------------------------------------------------------------
 
-/* The sources that an extension waits for cannot be followed, nor those of a library that ctypes
+/* The sources that an extension waits for cannot be followed, or those of a library that ctypes
  * calls. When such a function returns, its caller acquires every thread's clock. In extensions
  * these are the functions that take a tuple, as all of pybind11's do. */
 ternaryfunc callFunction = nullptr, callForeign = nullptr;

@@ -116,4 +116,4 @@ trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(_package.as_posix())
 for _function in (openreg.device_count, openreg.is_available):
     assume_constant_result(_function)
 if type_name() == "openreg":
-    register()  # under --as-cuda these are torch.cuda's, which Dynamo knows
+    register()  # under --as-cuda these are torch.cuda's, which Dynamo supports

@@ -43,7 +43,7 @@ def _none(*_, **__):
 
 
 def _as_of_cpu(theirs):
-    """The kernels are the CPU's, and so are the strides of their results."""
+    """The kernels are the CPU's, so their results have the CPU's strides."""
 
     def of_cpu(fake_mode, func, *args, **kwargs):
         tensors = [t for t in pytree.arg_tree_leaves(*args, **kwargs) if torch.is_tensor(t)]

@@ -187,7 +187,7 @@ class _Step:
         self.graph = self.outputs = self.copies = refusal = None
         graph, pool = openreg.Graph(), self.pool
         with _capturing, openreg.device(self.device):
-            openreg.synchronize()  # what has failed before is the caller's to know, and no refusal
+            openreg.synchronize()  # an earlier failure goes to the caller, and is no refusal
             caller = openreg.current_stream()
             stream = pool.stream(caller.device, [caller])
             options = {"pool": pool.id, "stream": stream, "capture_error_mode": "thread_local"}
@@ -327,9 +327,9 @@ class Replayed:
 
     Args:
         call: takes a list of inputs, which it empties.
-        device: the index of the device on which all of it is.
+        device: the index of its only device.
         mutated: the indices of the inputs that it writes.
-        donated: the indices of those that it may use as it does memory of its own.
+        donated: the indices of those that it may use as its own memory.
         dynamic: whether the sizes of inputs differ from call to call.
         order: the program's streams and events that it uses.
     """

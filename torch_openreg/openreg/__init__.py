@@ -3,7 +3,7 @@
 It has the names that ``torch.cuda`` and ``torch.xpu`` share, with their meaning, and a few of its
 own: ``reset``, ``configure``, ``device_factories``, ``fallback_stats``, ``hang_report``,
 ``testing`` and ``_sleep``.
-docs/module.md has every name of ``torch.cuda`` and what became of it here.
+docs/module.md has every name of ``torch.cuda`` and its counterpart here.
 
 A query for the number of devices, their properties, the current device or a random state does not
 use a device, and seeding does not either. The first allocation, copy or stream with work does.

@@ -26,7 +26,7 @@ class MemPool(_C._MemPool):
     and their memory becomes the device's own.
 
     Args:
-        allocator: None. Anything else raises NotImplementedError, and so do the next two.
+        allocator: None. Anything else raises NotImplementedError, as with the next two.
         use_on_oom: False.
         no_split: False.
     """

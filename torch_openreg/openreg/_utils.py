@@ -28,8 +28,8 @@ class DeviceContext:
 
 
 def device_index(device=None):
-    """The index that `device` names. None and ``"openreg"`` are the current device, and so is a
-    context that changes nothing.
+    """The index that `device` names. None, ``"openreg"`` and a context that changes nothing are the
+    current device.
 
     An index that is negative or out of range raises RuntimeError with the index and the range; a
     device of another type raises ValueError.

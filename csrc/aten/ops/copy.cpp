@@ -1,5 +1,5 @@
 /*
- * Copies: one entry, and one strategy (choose) that is chosen before anything moves.
+ * Copies: one entry, and one strategy (choose) that is selected before any data moves.
  *
  *   same data, no elements                          nothing
  *   same dtype, bits and dense order                one memcpy task
@@ -9,11 +9,11 @@
  *                                                   travel or bits differ; a memcpy
  *   a device whose memory no kernel can reach       by way of an image in host memory
  *
- * Tasks run on the current stream of their device; between two devices on the source's, after the
- * destination's current stream and before what comes later there, without the host. A blocking copy
- * with host memory synchronises its stream, as CUDA's does; so does one to pageable memory. One
- * from pageable memory that is non_blocking takes the source along, or waits until it has been
- * read, which orders nothing.
+ * Tasks run on the current stream of their device. Between two devices they run on the source's,
+ * after earlier and before later work of the destination's current stream; the host does not wait.
+ * A blocking copy with host memory synchronises its stream, as CUDA's does, and any copy to
+ * pageable memory does too. A non_blocking one from pageable memory takes the source along, or
+ * waits until it has been read, which orders nothing.
  */
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>

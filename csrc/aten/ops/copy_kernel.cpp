@@ -221,7 +221,7 @@ struct CopyTask final : Task {
   }
 
   const Side dst, src;
-  const Tensor owned;  // in place of src: the host's memory, nobody else's
+  const Tensor owned;  // in place of src: host memory without another owner
 };
 
 /* A copy that opens a parallel region is for the wide worker; a long one without a waiting caller

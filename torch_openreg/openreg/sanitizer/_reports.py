@@ -212,7 +212,7 @@ class Report(NamedTuple):
         _pictures.save(self, path, stream_label)
 
 
-# ---- from what the core tells ----
+# ---- from the core's data ----
 
 _backwards = {}  # a backward pass, by the engine's number: the frames of its caller
 _KEPT_BACKWARDS = 1000
