@@ -277,8 +277,7 @@ def _reports_of_processes(config):
 
 
 def _expects(item):
-    """Whether its races are expected: by the marker racy, or by the exceptions of an xfail in
-    force."""
+    """Whether its races are expected: by the marker racy, or an xfail's exceptions."""
     if item.get_closest_marker("racy"):
         return True
     from _pytest.skipping import xfailed_key

@@ -63,8 +63,7 @@ std::string described(const Wire &wire) {
   return text;
 }
 
-/* "rank 0 calls A, ranks 1 and 2 call B": what is called, and by which ranks; "" if all call the
- * same. */
+/* "rank 0 calls A, ranks 1 and 2 call B": each call with its ranks; "" if all are equal. */
 std::string differences(Tensors &told) {
   std::vector<std::pair<std::string, std::vector<int>>> calls;
   for (size_t rank = 0; rank < told.size(); ++rank) {

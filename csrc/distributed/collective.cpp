@@ -157,8 +157,7 @@ orStream_t Collective::ownStream() const {
   return OpenRegStream(queues_->sideStream(use, device_.index(), call_.queue)).stream();
 }
 
-/* Orders later work on the collective's own stream after the work queued on the current one so
- * far. */
+/* Orders later work on the collective's own stream after the work queued on the current one. */
 void Collective::orderOwnStream() const {
   const OwnedEvent before(device_.index(), orEventDisableTiming);
   OPENREG_CHECK(orEventRecord(before.get(), currentStreamHandle(device_.index())));
@@ -361,8 +360,7 @@ bool Collective::isCompleted() {
   return over;
 }
 
-/* The time at which its owner waits cannot be observed. It is assumed to come before all other
- * work. */
+/* The time at which its owner waits cannot be observed. It is assumed to come first. */
 c10::intrusive_ptr<Future> Collective::getFutureResult() {
   OPENREG_CHECK(orSanitizerEventOver(done()));
   return outcome_;

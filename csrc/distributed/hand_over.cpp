@@ -20,8 +20,7 @@ size_t queuedTasks() {
   return info.queued;
 }
 
-/* Runs tasks until the stream is done or no task can run. The program has not requested any of
- * it. */
+/* Runs tasks until the stream is done or no task can run. The program requested none. */
 void runScheduled(orStream_t stream) {
   if (!isScheduled()) return;
   const OwnWait own;

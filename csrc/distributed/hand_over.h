@@ -54,8 +54,7 @@ class HandOver : public std::enable_shared_from_this<HandOver> {
   bool await();
   /* Whether the first half of a split task has begun it. */
   bool isSplit() const;
-  /* Called when the copies have been exchanged: waits for the second half. False if that was
-   * cancelled. */
+  /* Called when the copies have been exchanged: waits for the second half. False if cancelled. */
   bool awaitLanding();
   void finish();
 

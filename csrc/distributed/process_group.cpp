@@ -388,8 +388,7 @@ Tensors pick(const Tensors &tensors, const Places &places) {
 }
 
 /* Gloo reduces several tensors of one dtype at once: this makes one collective for each dtype, as
- * one work. All outputs are checked before the first collective begins; the caller checks
- * inputs. */
+ * one work. All outputs are checked before any collective begins; the caller checks inputs. */
 template <typename Given, typename Start>
 WorkPtr ProcessGroupOpenReg::reducingEachDtype(const char *name, OpType type,
                                                const Tensors &outputs, const Given &options,

@@ -67,8 +67,7 @@ class CollectiveQueues : public std::enable_shared_from_this<CollectiveQueues> {
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   const Peers peers_;
-  // Guards the following fields; no other lock is taken under it, except the core's for a new
-  // stream.
+  // Guards the following fields; no lock is taken under it but the core's, for a new stream.
   std::mutex mutex_;
   std::map<QueueKey, Queue> queues_;  // each has a thread
   std::map<std::tuple<Use, c10::DeviceIndex, QueueKey>, orStream_t> sideStreams_;

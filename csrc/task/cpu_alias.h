@@ -68,8 +68,7 @@ class CpuAliases {
    * storage have aliases that share one; the same tensor has the same alias. Call it in a task. */
   at::Tensor of(const at::Tensor &tensor);
 
-  /* Called in the task after the kernel: device storages take over the memory of resized
-   * aliases. */
+  /* Called in the task after the kernel: device storages get the memory of resized aliases. */
   void adoptResized();
   /* Called in the task after the kernel: makes the memory of a CPU tensor from the kernel device
    * memory, without a copy if it came from WorkerMemory. */
@@ -77,8 +76,7 @@ class CpuAliases {
   /* Registers a CPU tensor that the kernel gets unchanged: it stays a CPU tensor. */
   void passed(const at::Tensor &cpu);
 
-  /* Called after the task, on the caller's thread: updates tensors whose aliases the kernel
-   * resized. */
+  /* Called after the task, on the caller's thread: updates tensors with resized aliases. */
   void updateCallers();
   /* The caller's tensor for one that the kernel returned: its own if the kernel returned an alias,
    * a view if it returned a view of one, and otherwise a tensor over what adoptResult made. */

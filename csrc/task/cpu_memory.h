@@ -17,8 +17,7 @@
 
 namespace torch_openreg {
 
-/* Wraps the CPU allocator, once, at the first use of a device: a program without one keeps its
- * allocator. */
+/* Wraps the CPU allocator, once, at the first use of a device: without one it is not replaced. */
 void installCpuAllocator();
 
 /* Redirects the CPU allocations of the calling thread until the end of the scope. */

@@ -6,8 +6,7 @@
  *   quantized                       its integers; scales and zero points of channels
  *   nested                          its buffer (sizes, strides, offsets are CPU tensors everywhere)
  *
- * Components share memory with the tensor. All of them are ordinary tensors, so what holds for
- * those holds for the rest.
+ * Components share memory with the tensor. All are ordinary tensors, whose rules apply.
  */
 #pragma once
 

@@ -73,8 +73,7 @@ void applySettings() {
   OPENREG_CHECK(orCacheSetOptions(&options));
 }
 
-/* Called before the first block is allocated. applySettings runs again when a program changes
- * them. */
+/* Called before the first block is allocated. Later changes call applySettings. */
 void settingsAreApplied() {
   static const bool applied = [] {
     applySettings();

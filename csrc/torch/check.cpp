@@ -31,8 +31,7 @@ std::string outOfMemory() {
 }
 
 void throwError(orError_t error, c10::SourceLocation location) {
-  // orErrorNotReady records no message: the message and the failure that are there belong to an
-  // earlier call.
+  // orErrorNotReady records no message: the present message and failure are an earlier call's.
   const bool isNoted = error != orErrorNotReady;
   if (isNoted) throwFailure();
   const char *detail = isNoted ? orGetLastErrorMessage() : nullptr;

@@ -16,8 +16,7 @@ OPENREG_EXPORT c10::DeviceIndex deviceCount() noexcept;
 /* Throws the core's error where deviceCount() returns 0 because of one. */
 OPENREG_EXPORT c10::DeviceIndex checkedDeviceCount();
 
-/* Returns the index, or throws an error that names it and the range. A negative index is an
- * error. */
+/* Returns the index, or throws an error that names it and the range. Negative ones are errors. */
 OPENREG_EXPORT c10::DeviceIndex checkIndex(int64_t index);
 /* The same for a device, which has to be an openreg device. */
 OPENREG_EXPORT c10::DeviceIndex checkDevice(c10::Device device);

@@ -146,8 +146,7 @@ orEvent_t createExternalEvent(int64_t index) {
   return OwnedEvent(checkIndex(index), orEventExternal).release();
 }
 
-/* torch.Event takes a device and asks no backend about it, so an index out of range would be
- * accepted. */
+/* torch.Event takes a device and asks no backend about it, so it would accept any index. */
 newfunc makeTorchEvent = nullptr;
 
 PyObject *makeCheckedTorchEvent(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -182,8 +181,7 @@ void checkDevicesOfTorchEvents() {
   THPEventClass->tp_new = makeCheckedTorchEvent;
 }
 
-/* Makes the stream and its device current; returns the previous ones. A bad stream changes
- * nothing. */
+/* Makes the stream, unless it is bad, and its device current; returns the previous ones. */
 std::tuple<int, StreamName> enterStream(const StreamName &name) {
   const OpenRegStream stream = streamNamed(name);
   const OpenRegStream before = getCurrentOpenRegStream(stream.device_index());

@@ -53,8 +53,7 @@ struct Nesting {
   }
 };
 
-/* A session may begin and end in the middle of an operator; it ignores what another session
- * pushed. */
+/* A session may begin and end in the middle of an operator; it ignores other sessions' entries. */
 Nesting &nestingIn(uint64_t session) {
   thread_local Nesting nesting;
   if (nesting.session != session) nesting = {session, {}, {}};

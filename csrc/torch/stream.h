@@ -79,8 +79,7 @@ OPENREG_EXPORT OpenRegStream getStreamFromPool(bool isHighPriority = false,
 /* The device's fixed default stream. */
 OPENREG_EXPORT OpenRegStream getDefaultOpenRegStream(c10::DeviceIndex device_index = -1);
 
-/* The stream on which the calling thread queues for this device: the default stream until it is
- * set. */
+/* The stream on which the calling thread queues for this device: the default stream if not set. */
 OPENREG_EXPORT OpenRegStream getCurrentOpenRegStream(c10::DeviceIndex device_index = -1);
 /* Its handle, for a device that is known to exist. The stream may have been destroyed since it was
  * set: the core then refuses the handle. */

@@ -27,8 +27,7 @@ class Interface(DeviceInterface):
     Stream = openreg.Stream
 
     class Worker:
-        # The current device of this process: compiling for it runs a C++ compiler and uses no
-        # device.
+        # The current device of this process: compiling runs a C++ compiler and uses no device.
         current_device = staticmethod(openreg.current_device)
         get_device_properties = staticmethod(openreg.get_device_properties)
 

@@ -64,8 +64,7 @@ Places placesOf(const c10::FunctionSchema &schema) {
   return places;
 }
 
-/* The kernel accepts parameters and statistics that all have the input's dtype, or are all
- * float. */
+/* The kernel accepts parameters and statistics that all have the input's dtype or are float. */
 bool isMixed(const Places &places, c10::ArrayRef<IValue> arguments) {
   const Tensor &input = arguments[places.input].toTensor();
   if (!hasHalfTheBits(input)) return false;

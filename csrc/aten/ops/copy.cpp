@@ -49,8 +49,7 @@ void checkCopyable(const Tensor &tensor) {
               " cannot copy to or from ", tensor.device(), ": copy through the CPU");
 }
 
-/* A storage may claim a larger size than it has. The core knows the end of memory, but receives no
- * block. */
+/* A storage may claim a larger size than it has. The core checks the end of memory, not of a block. */
 void checkExtent(const Tensor &tensor) {
   checkFitsStorage(tensor, "copy_");
   if (!tensor.is_privateuseone()) return;
@@ -102,8 +101,7 @@ CopyStrategy choose(const Tensor &dst, const Tensor &src) {
                                                              : CopyStrategy::kTemporaries;
 }
 
-/* Makes later work on `later` wait for the work queued on `earlier` so far; the host does not
- * wait. */
+/* Makes later work on `later` wait for the work queued on `earlier` so far, without the host. */
 void order(const OpenRegStream &earlier, const OpenRegStream &later) {
   const OwnedEvent event(earlier.device_index(), orEventDisableTiming);
   OPENREG_CHECK(orEventRecord(event.get(), earlier.stream()));
@@ -322,8 +320,7 @@ Tensor copyFromAndResize(const Tensor &src, const Tensor &dst) {
 
 }  // namespace torch_openreg
 
-// aten::copy_ and aten::to call these for an out-of-tree backend, which has no other kernel for
-// them.
+// aten::copy_ and aten::to call these for an out-of-tree backend, which has no others.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);
   m.impl("_copy_from_and_resize", &torch_openreg::copyFromAndResize);

@@ -44,8 +44,7 @@ constexpr int64_t kUnit = 1 << 15;          // elements
 constexpr int64_t kLeastToSplit = 1 << 17;  // elements
 
 struct Side {
-  /* `isGuarded`: tasks access it at another address, because the sanitizer may guard pinned
-   * memory. */
+  /* `isGuarded`: tasks access it at another address, as pinned memory may be guarded. */
   Side(const Tensor &tensor, void *first, bool isGuarded)
       : metadata(metadataOf(tensor)),
         onDevice(tensor.is_privateuseone()),

@@ -39,8 +39,7 @@ Tensor unpack(const Tensor &packed, int64_t rows, int64_t columns) {
   return at::stack({bytes.__rshift__(4), bytes.bitwise_and(15)}, -1).view({rows, columns});
 }
 
-/* Each group of a row has its own scale and zero point. Computes in float32, as the CPU's kernel
- * does. */
+/* Each group of a row has its own scale and zero point. Computes in float32, as on the CPU. */
 Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group,
                 const Tensor &scaleAndZeros) {
   const char *name = "_weight_int4pack_mm";
@@ -72,8 +71,7 @@ Tensor multiply(const Tensor &self, const Tensor &mat2, int64_t group,
 
 }  // namespace torch_openreg
 
-// PyTorch has these for CUDA and similar devices; the CPU's kernels have other names and another
-// form.
+// PyTorch has these for CUDA and the like; the CPU's kernels have other names and a different form.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_convert_weight_to_int4pack", &torch_openreg::pack);
   m.impl("_weight_int4pack_mm", &torch_openreg::multiply);

@@ -87,8 +87,7 @@ Tensor copyFromQuantized(const Tensor &src, const Tensor &dst, bool nonBlocking)
   return copyQuantized(to, src, nonBlocking);
 }
 
-/* PyTorch's own makes a tensor without a quantizer, for every device, and the copy into that
- * fails. */
+/* PyTorch's own makes a tensor without a quantizer, on every device; the copy into it fails. */
 Tensor pinQuantized(const Tensor &self, std::optional<c10::Device> device) {
   Components parts = componentsOf(self);
   for (Tensor &part : parts) part = part.pin_memory(device);

@@ -57,8 +57,7 @@ void convolution(const c10::OperatorHandle &, Stack *stack) {
   runCpuKernel(op, stack);  // the same arguments
 }
 
-/* convolution_backward has an additional argument: the bias's sizes, if its gradient is
- * requested. */
+/* convolution_backward has an additional argument: the bias's sizes, if it needs a gradient. */
 void convolutionBackward(const c10::OperatorHandle &, Stack *stack) {
   static const c10::OperatorHandle op = operatorNamed("aten::convolution_backward");
   constexpr size_t kArguments = 10, kTransposed = 6, kGroups = 8, kMask = 9;
@@ -124,8 +123,7 @@ std::tuple<Tensor, Tensor> gruCell(const Tensor &inputGates, const Tensor &hidde
   return {(hx - fresh) * update + fresh, fresh};
 }
 
-/* On every device but the CPU, PyTorch requests the indices too, and that kernel's results have
- * other strides. */
+/* On every device but the CPU, PyTorch requests the indices too, with results of other strides. */
 Tensor maxPool1d(const Tensor &self, c10::IntArrayRef kernel, c10::IntArrayRef stride,
                  c10::IntArrayRef padding, c10::IntArrayRef dilation, bool ceil) {
   Tensor pooled = at::native::max_pool1d(self, kernel, stride, padding, dilation, ceil);
@@ -154,8 +152,7 @@ void repeatInterleave(const c10::OperatorHandle &op, Stack *stack) {
   stack->emplace_back(at::searchsorted(ends, places, isInt, /*right=*/true));
 }
 
-/* A learning rate of one element on the CPU is used as a number, whatever its shape, as in CUDA's
- * kernels. */
+/* A learning rate of one element on the CPU is used as a number, whatever its shape, as on CUDA. */
 void fusedStep(const c10::OperatorHandle &op, Stack *stack) {
   const int index = op.schema().argumentIndexWithName("lr").value();
   const size_t count = op.schema().arguments().size();
