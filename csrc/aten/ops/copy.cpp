@@ -49,7 +49,7 @@ void checkCopyable(const Tensor &tensor) {
               " cannot copy to or from ", tensor.device(), ": copy through the CPU");
 }
 
-/* A storage may claim a larger size than it has. The core checks the end of memory, not of a block. */
+/* A storage may claim too large a size. The core checks the end of memory, not of a block. */
 void checkExtent(const Tensor &tensor) {
   checkFitsStorage(tensor, "copy_");
   if (!tensor.is_privateuseone()) return;
