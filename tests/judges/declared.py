@@ -74,6 +74,11 @@ DECLARED = {
     "unwritten, which also ends the process on the CPU": (
         "operators/test_sparse.py::test_sparse_low_level_compressed_generic_helpers",
     ),
+    "compares the derivative of float16 with float32's: exponentials overflow in float16, and the "
+    "CPU and device give NaN": (
+        "opinfo/test_opinfo_backward.py::test_op_backward[nn.functional.soft_margin_loss-"
+        "torch.float16]",
+    ),
     "names no device: PyTorch's composite makes the sparse tensor on the CPU for every device": (
         "operators/test_sparse.py::test_sparse_low_level_constructor_overloads",
     ),
