@@ -471,6 +471,7 @@ lint: $(ENV_STAMP)
 	! grep -nE '^.{101,}' $(FORMATTED)
 	! git grep -nwFf .ci/retired.txt -- '*.c' '*.h' '*.cpp' '*.hpp' '*.py' '*.md' '*.pml' ':!CHANGELOG.md'
 	$(PYTHON) .ci/prose.py $(PROSE)
+	$(PYTHON) .ci/commits.py
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(PYTHON) .ci/includes.py csrc
