@@ -71,8 +71,8 @@ class inject:
 
     @property
     def fired(self):
-        """The number of operations in which the fault was injected: 0 or 1; with ``"slow_stream"``,
-        the number of slow ones."""
+        """The number of operations in which the fault was injected, which is 0 or 1; with
+        ``"slow_stream"``, the number of slow ones."""
         return self._look()[0]
 
     @property
