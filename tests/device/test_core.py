@@ -28,7 +28,9 @@ def tiers():
     for name in names():
         if name == "stress_random_programs":
             yield pytest.param(name, {"OPENREG_STRESS_PROGRAMS": "1500"}, id=f"{name}-some")
-            yield pytest.param(name, {}, id=name, marks=pytest.mark.slow)
+            yield pytest.param(
+                name, {"OPENREG_STRESS_PROGRAMS": "6000"}, id=name, marks=pytest.mark.slow
+            )
         else:
             yield pytest.param(name, {}, id=str(name))
 
