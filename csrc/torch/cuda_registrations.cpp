@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "module.h"
@@ -36,25 +37,13 @@ std::map<Place, std::shared_ptr<Handle>> &places() {
 }
 thread_local bool fromPython = false;
 
+/* Undefined if `key` is none of CUDA's. */
 DispatchKey keyOfDevice(DispatchKey key) {
-  switch (key) {
-    case DispatchKey::CUDA:
-      return DispatchKey::PrivateUse1;
-    case DispatchKey::AutogradCUDA:
-      return DispatchKey::AutogradPrivateUse1;
-    case DispatchKey::AutocastCUDA:
-      return DispatchKey::AutocastPrivateUse1;
-    case DispatchKey::SparseCUDA:
-      return DispatchKey::SparsePrivateUse1;
-    case DispatchKey::SparseCsrCUDA:
-      return DispatchKey::SparseCsrPrivateUse1;
-    case DispatchKey::QuantizedCUDA:
-      return DispatchKey::QuantizedPrivateUse1;
-    case DispatchKey::NestedTensorCUDA:
-      return DispatchKey::NestedTensorPrivateUse1;
-    default:
-      return DispatchKey::Undefined;
-  }
+  constexpr std::string_view kCuda = "CUDA";
+  std::string name = c10::toString(key);
+  if (!name.ends_with(kCuda)) return DispatchKey::Undefined;
+  return c10::parseDispatchKey(
+      name.replace(name.size() - kCuda.size(), kCuda.size(), "PrivateUse1"));
 }
 
 /* Such a kernel uses at::autocast::cached_cast, which casts CUDA's tensors alone. */
