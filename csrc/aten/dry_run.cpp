@@ -308,11 +308,8 @@ std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &sch
   for (const auto &form :
        torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(schema.name()))) {
     const auto &arguments = form->schema().arguments();
-    const bool same = std::equal(arguments.begin(), arguments.end(), read.begin(), read.end(),
-                                 [](const auto &a, const auto &b) {
-                                   return a.name() == b.name() && *a.type() == *b.type();
-                                 });
-    if (same) return c10::Dispatcher::singleton().findOp(form->schema().operator_name());
+    if (std::equal(arguments.begin(), arguments.end(), read.begin(), read.end(), isSameArgument))
+      return c10::Dispatcher::singleton().findOp(form->schema().operator_name());
   }
   return {};
 }

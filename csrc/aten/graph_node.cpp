@@ -26,12 +26,9 @@ std::optional<OperatorHandle> outForm(const OperatorHandle &op, const OperatorTa
   for (const std::string &name : {overload + "_out", std::string("out")}) {
     const auto found = c10::Dispatcher::singleton().findOp({schema.name(), name});
     if (!found || found->schema().arguments().size() != schema.arguments().size() + 1) continue;
-    const bool same =
-        std::equal(schema.arguments().begin(), schema.arguments().end(),
-                   found->schema().arguments().begin(), [](const auto &a, const auto &b) {
-                     return a.name() == b.name() && *a.type() == *b.type();
-                   });
-    if (same) return found;
+    if (std::equal(schema.arguments().begin(), schema.arguments().end(),
+                   found->schema().arguments().begin(), isSameArgument))
+      return found;
   }
   return {};
 }

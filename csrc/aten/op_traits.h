@@ -17,6 +17,11 @@
 
 namespace torch_openreg {
 
+/* Whether two operators take the same argument: one of this name and type. */
+inline bool isSameArgument(const c10::Argument &a, const c10::Argument &b) {
+  return a.name() == b.name() && *a.type() == *b.type();
+}
+
 /* How often an operator was run with which strategy, and for how long: on a worker (queued), or
  * while its caller waited. */
 struct OpCounters {
