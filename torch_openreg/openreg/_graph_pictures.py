@@ -9,6 +9,7 @@ box, because lines across a long picture cannot be followed.
 import os
 import re
 from typing import NamedTuple
+from xml.sax.saxutils import escape
 
 _BAND = 8  # columns
 _LEFT, _TOP, _WIDTH, _HEIGHT, _BETWEEN = 76, 40, 168, 40, 20  # pixels
@@ -90,8 +91,6 @@ class _Picture:
 
 def _line(x, y, text):
     """Squeezes the text to the box where it is wider."""
-    from xml.sax.saxutils import escape  # takes urllib with it
-
     wide = f' textLength="{_WIDTH - 10}" lengthAdjust="spacingAndGlyphs"' * (len(text) > _FITS)
     if len(text) > _SQUEEZED:
         text = text[: _SQUEEZED - 3] + "..."
@@ -99,8 +98,6 @@ def _line(x, y, text):
 
 
 def _drawn(picture, box):
-    from xml.sax.saxutils import escape
-
     x, y = picture.at(box)
     yield f"<g><title>{box.number} {escape(box.name)}, {box.detail}</title>"
     yield f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="3" fill="{box.colour}"/>'
