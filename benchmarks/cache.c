@@ -1,5 +1,5 @@
 /*
- * What the caching allocator costs: allocating from and freeing to the cache, with 10 and with
+ * Measures the caching allocator: allocating from the cache and freeing to it, with 10 and with
  * 100,000 live blocks.
  *
  * "pair": one size, freed at once. "churn": a random live block is freed and one of its size

@@ -40,8 +40,8 @@ static_assert(c10::NumScalarTypes <= 1 << 8, "and so has a dtype");
 
 constexpr size_t kHeader = 2;
 
-/* What the dtypes hold at most, from the smallest; integers that are negative may wrap around in
- * unsigned ones. */
+/* The range of each dtype, from the smallest. Unsigned dtypes also accept negative integers, which
+ * may wrap around. */
 struct Range {
   double least, most;
 };
@@ -94,8 +94,8 @@ void appendTensor(CallKey &key, const at::Tensor &tensor) {
   key[begin] |= kindOfNumber(tensor) << 20;
 }
 
-/* What a task rebuilds from the key; the other arguments, which it has as they are, come after all
- * these. */
+/* Appends the tensors, which a task rebuilds from the key. The task keeps the other arguments as
+ * they are; the key holds them after all tensors. */
 void appendTensors(CallKey &key, const IValue &value) {
   if (value.isTensor()) {
     appendTensor(key, value.toTensor());

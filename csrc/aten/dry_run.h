@@ -1,5 +1,5 @@
 /*
- * What a call's arguments decide: whether its kernel takes them, and what its results will look
+ * Finds out from a call's arguments whether its kernel takes them, and what its results will look
  * like.
  */
 #pragma once

@@ -37,8 +37,8 @@ using CpuCall = std::function<void(torch::jit::Stack &arguments)>;
 /* Empty for the signatures that registerUnboxed has no kernel for. */
 CpuCall unboxedCall(const c10::OperatorHandle &op);
 
-/* What the import registers beside the operators that have a kernel of their own: see
- * registerOperators. */
+/* Registers, at the import, the operators that may make a program's first tensor.
+ * registerOperators registers the rest. */
 void registerMakers();
 
 /* Registers torch.autocast's lists. Called at the first use, because writing them into the tables

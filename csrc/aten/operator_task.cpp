@@ -121,7 +121,8 @@ bool liesIn(const void *data, const Reserved &memory) {
   return data >= begin && data < begin + memory.bytes;
 }
 
-/* What a kernel made in another result's place is taken out of it before that is written. */
+/* A kernel may have made a tensor in the place of another result. Such a tensor is cloned before
+ * that result is written. */
 void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
   for (Move &move : moves) {
     const void *data = move.made.storage().data();
@@ -141,9 +142,9 @@ std::string described(const TensorMetadata &metadata) {
                   metadata.neg ? " with the neg bit" : "");
 }
 
-/* What was made is what was promised. Of strides nobody can be sure: a meta function guesses them,
- * and a kernel may choose them by the number of its threads or by oneDNN's switch (convolution).
- * What has others is copied. */
+/* Checks that the kernel has made the promised sizes and dtype. Strides are not certain: a meta
+ * function guesses them, and a kernel may choose them by the number of its threads or by oneDNN's
+ * switch (convolution). A tensor with other strides is copied. */
 void checkResult(const at::Tensor &made, const TensorMetadata &promised, const OperatorTask &task) {
   TORCH_CHECK(promised.describesSizes(made), "a kernel of ", task.traits.name, " made ",
               described(metadataOf(made)), " where ", described(promised), " was promised");

@@ -53,8 +53,8 @@ struct OutputSpec {
 /* Taken before the call. */
 std::vector<KeptMetadata> keptMetadata(c10::ArrayRef<c10::IValue> arguments);
 
-/* What a finished call teaches: how its results will look when it is called with like arguments
- * again. Unusable where results are not simply fresh memory. */
+/* Describes, from a finished call, how the results of a call with like arguments will look.
+ * Unusable where results are not simply fresh memory. */
 std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits,
                                             c10::ArrayRef<c10::IValue> arguments,
                                             const std::vector<KeptMetadata> &before,

@@ -60,8 +60,8 @@ void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack,
     explicit Inferring(const OpTraits &functional) { inferring = &functional; }
     ~Inferring() { inferring = nullptr; }
   } scope(traits);
-  // A profile has the call itself. What a composite kernel calls is in CUDA's profiles, too;
-  // structured operators, which have a meta kernel, call only their out= form.
+  // A profile shows the call itself. CUDA's profiles also show the operators that a composite
+  // kernel calls. A structured operator, which has a meta kernel, calls only its out= form.
   std::optional<at::RecordFunctionGuard> unrecorded;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) unrecorded.emplace(false);
   std::optional<ReportedAs> reported;

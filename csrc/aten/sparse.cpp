@@ -1,10 +1,12 @@
 /*
+ * Runs operators of sparse tensors, and some of quantized and nested ones.
+ *
  * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, made of
- * operators of the parts: with the device's tensors they run on the caller's thread, and what they
- * call is queued, or waits, as everywhere. So do those kernels for quantized and nested tensors
- * that look at them, make them or copy them (kSharedKernels...). The others read memory themselves
- * (kOwnKernels). Of those the products with a dense result are one task each, over a result that is
- * made before; the rest have sizes that depend on data, and wait.
+ * operators of the parts. With the device's tensors they run on the caller's thread, and the
+ * operators that they call are queued, or wait, as everywhere. The kernels that inspect, make or
+ * copy quantized and nested tensors run in the same way (kSharedKernels...). The other kernels read
+ * memory themselves (kOwnKernels). Among these a product with a dense result is one task, over a
+ * result that is made before. The rest have sizes that depend on data, and wait.
  *
  * A SparseTask carries CPU tensors over storages that have no address before it runs. It holds
  * nothing of the device's.

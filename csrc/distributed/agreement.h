@@ -19,7 +19,7 @@
 
 namespace torch_openreg {
 
-/* What has to be equal on every rank. Elements are those of one rank's part. */
+/* The properties that must be equal on every rank. Elements are those of one rank's part. */
 struct Announcement {
   std::string name;
   std::string reduction;  // "SUM"; "": none

@@ -187,7 +187,7 @@ def task_lines(stream, most):
 
 
 def wait_text(stream):
-    """What the stream's first task waits for, or where it runs; empty if it has none."""
+    """Returns what the stream's first task waits for, or where it runs; empty if it has none."""
     state = str(stream["state"])
     if state == "OR_STREAM_RUNNING":
         return worker_text(int(stream["worker"]))

@@ -1,7 +1,7 @@
 /*
- * What the files of the caching allocator share: cache.c (when a block may be reused), segment.c
- * (memory from the device and back), history.c (what happened). The rules are at the head of
- * cache.c.
+ * Declarations that the files of the caching allocator share: cache.c (when a block may be reused),
+ * segment.c (memory from the device and back), history.c (what happened). The rules are at the head
+ * of cache.c.
  */
 #ifndef OPENREG_CACHE_H
 #define OPENREG_CACHE_H

@@ -39,8 +39,8 @@ extern const orDeviceFactory orPlainHostFactory, orPinnedHostFactory;
 extern const orDeviceFactory orSimulatedFactory;
 /* Whether it is an address of simulated device memory, allocated or not. */
 bool orSimulatedHolds(const void *ptr);
-/* What is at an address, for a signal handler: read without a lock, so it may be wrong if a thread
- * changes it meanwhile. */
+/* Describes the memory at an address, for a signal handler. It is read without a lock, so it may be
+ * wrong if a thread changes it meanwhile. */
 typedef struct orTouched {
   int device;
   uintptr_t begin;
