@@ -28,6 +28,7 @@ def _adapt():
     from torchcts.core import (
         contract_references,
         dtype_contracts,
+        fft_contract,
         pytorch_compat,
         reference_oracles,
     )
@@ -45,6 +46,8 @@ def _adapt():
     contract_references.resolve_generated_forward_reference = lambda *_, **__: None
     contract_references.resolve_opinfo_forward_reference = lambda *_, **__: None
     reference_oracles.matmul_family_determinate_reference = _cpu_product
+    # It asks for the real view of a tensor that is conjugated lazily, which PyTorch refuses.
+    fft_contract._values_finite = lambda tensor: bool(tensor.detach().cpu().isfinite().all())
     # It goes through all operators for each that is asked for: minutes.
     versions = op_metadata._validation_metadata(None)
     op_metadata._validation_metadata = lambda metadata: versions
