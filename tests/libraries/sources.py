@@ -49,6 +49,12 @@ LIBRARIES = (
         without="tests/test_cpu.py tests/test_examples.py tests/test_imports.py "
         "tests/test_load_checkpoint_and_dispatch_with_broadcast.py tests/test_metrics.py "
         "tests/test_scheduler.py tests/test_tpu.py",
+        # One rank may leave without joining the other in init_process_group, which waits for it
+        # forever: Gloo connects the ranks there, NCCL at their first collective.
+        options=(
+            "--deselect",
+            "tests/test_cli.py::AccelerateLauncherTester::test_notebook_launcher",
+        ),
     ),
     Library(
         "torchao",
