@@ -105,6 +105,11 @@ typedef struct orConfig {
 
 /* Reads the environment at the first call, and writes a line to stderr for each refused value. */
 const orConfig *orConfigGet(void);
+/* Reads the text of orScheduleSetTape: calls `add` for each item, a choice and how many first
+ * options come before it. False if the text is no tape, or where `add` returns false. */
+enum { OR_MOST_CHOICES = 1 << 20 };
+bool orTapeRead(const char *text, bool (*add)(void *context, uint64_t firsts, uint64_t choice),
+                void *context);
 /* Whether OPENREG_LAUNCH_BLOCKING is set, which is read at the first launch. */
 bool orLaunchesBlock(void);
 /* The smaller of the machine's memory and the cgroup's limit, bytes. */

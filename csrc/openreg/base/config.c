@@ -20,85 +20,7 @@
 #include "base/base.h"
 #include "openreg_schedule.h"
 
-typedef struct orSettingRow {
-  const char *name;
-  const char *fallback; /* what is in force when the variable is not set */
-  const char *rejected; /* ... and when its value is refused */
-  const char *noun;     /* ... of which there are then so many */
-  bool (*parse)(const char *text, void *field);
-  size_t field; /* offset in orConfig */
-  const char *allowed;
-  const char *description;
-} orSettingRow;
-
-static bool parseDeviceCount(const char *text, void *field);
-static bool parseMemory(const char *text, void *field);
-static bool parsePath(const char *text, void *field);
-static bool parseSwitch(const char *text, void *field);
-static bool parseRecords(const char *text, void *field);
-static bool parseSeconds(const char *text, void *field);
-static bool parseSignal(const char *text, void *field);
-static bool parseSchedule(const char *text, void *field);
-static bool parseTape(const char *text, void *field);
-static bool parseSanitizer(const char *text, void *field);
-
 enum { OR_MOST_CORES = 1 << 20 }; /* far more than any kernel can be built for */
-
-#define STRINGIFY(x) #x
-#define TEXT(x) STRINGIFY(x)
-#define DEFAULT_MEMORY "half of the host's memory, shared by the devices"
-
-static const orSettingRow rows[] = {
-    {"OPENREG_DEVICE_COUNT", "2", "0", " devices", parseDeviceCount,
-     offsetof(orConfig, device_count), "a whole number from 0 to " TEXT(OPENREG_MAX_DEVICES),
-     "how many devices there are: 0 to " TEXT(OPENREG_MAX_DEVICES)},
-    {"OPENREG_DEVICE_MEMORY", DEFAULT_MEMORY, DEFAULT_MEMORY, "", parseMemory,
-     offsetof(orConfig, device_memory),
-     "a size from a page of memory (mostly 4096 bytes) to 1024T, such as 67108864, 64M or 2G",
-     "capacity of each device: bytes, or a number followed by K, M, G or T"},
-    {"OPENREG_PLUGIN", "", "", "", parsePath, offsetof(orConfig, plugin), "a path",
-     "path of a shared library whose device factory replaces the simulated device"},
-    {"OPENREG_PEER_ACCESS", "1", "1", "", parseSwitch, offsetof(orConfig, peer_access), "0 or 1",
-     "1: devices reach each other's memory directly; 0: copies between them are staged"},
-    {"OPENREG_POISON", "0", "0", "", parseSwitch, offsetof(orConfig, poison), "0 or 1",
-     "1: fresh and freed device memory is filled with NaN patterns; 0: it is not"},
-    {"OPENREG_LAUNCH_BLOCKING", "0", "0", "", parseSwitch, offsetof(orConfig, launch_blocking),
-     "0 or 1",
-     "1: every launch synchronises and raises its own errors; 0: launches are asynchronous"},
-    {"OPENREG_TRACE_RECORDS", "1048576", "1048576", "", parseRecords,
-     offsetof(orConfig, trace_records), "a whole number from 1 to 1000000000",
-     "most records in a trace, of about 100 bytes each: 1 to 1000000000"},
-    {"OPENREG_WATCHDOG_S", "", "", "no watchdog", parseSeconds, offsetof(orConfig, watchdog_ns),
-     "a number of seconds above 0, at most 1000000000",
-     "seconds without progress after which the hang report is printed on stderr, such as 30 or "
-     "0.5"},
-    {"OPENREG_WATCHDOG_SIGNAL", "", "", "no signal", parseSignal,
-     offsetof(orConfig, watchdog_signal), "HUP, QUIT, USR1, USR2 or WINCH",
-     "signal at which the hang report is printed on stderr: HUP, QUIT, USR1, USR2 or WINCH"},
-    {"OPENREG_SCHEDULE_SEED", "off", "off", "", parseSchedule, offsetof(orConfig, schedule),
-     "a whole number below 2^64, late, early or off",
-     "a number, late or early: tasks run one at a time, in an order that this decides; off: "
-     "side by side"},
-    {"OPENREG_SCHEDULE_TAPE", "", "", "no tape", parseTape, offsetof(orConfig, schedule.tape),
-     "numbers separated by commas; 12:2 stands for 12 zeros and a 2, as in 1,12:2",
-     "choices of a schedule, as torch.openreg.testing.explore prints them: tasks run one at a "
-     "time, "
-     "in the order of these"},
-    {"OPENREG_SANITIZER", "0", "0", "", parseSanitizer, offsetof(orConfig, sanitizer),
-     "0, 1 or warn",
-     "1: accesses to the same memory that nothing orders are errors; warn: warnings; 0: neither"},
-    {"OPENREG_INITCHECK", "0", "0", "", parseSwitch, offsetof(orConfig, initcheck), "0 or 1",
-     "1: with OPENREG_SANITIZER, reads of device memory that nothing has written are reported too"},
-};
-
-enum { OR_SETTINGS = sizeof(rows) / sizeof(rows[0]) };
-
-static orMutex config_lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
-static atomic_bool was_read, launches_read;
-static orConfig config;
-static orSetting settings[OR_SETTINGS];
-static char texts[1 << 17]; /* copies of the values, as the environment may change later */
-static size_t texts_size;
 
 /* ---- Parsers: false leaves the field alone. ---- */
 
@@ -215,26 +137,101 @@ static bool parseSchedule(const char *text, void *field) {
   return true;
 }
 
-/* What orTapeParse reads: at most 2^20 choices, counting the zeros. */
-static bool parseTape(const char *text, void *field) {
-  const unsigned long long most = 1 << 20;
-  unsigned long long zeros, choice, choices = 0;
-  const char *at = text, *taken = *text ? text : NULL;
-  while (*text) {
-    zeros = 0;
-    if (!parseNumber(at, &choice, &at) || choice > most) return false;
-    if (*at == ':') {
-      zeros = choice;
-      if (!parseNumber(at + 1, &choice, &at) || choice > most) return false;
+bool orTapeRead(const char *text, bool (*add)(void *context, uint64_t firsts, uint64_t choice),
+                void *context) {
+  unsigned long long firsts, choice;
+  for (;; text++) {
+    firsts = 0;
+    if (!parseNumber(text, &choice, &text)) return false;
+    if (*text == ':') {
+      firsts = choice;
+      if (!parseNumber(text + 1, &choice, &text)) return false;
     }
-    choices += zeros + 1;
-    if (choices > most) return false;
-    if (!*at) break;
-    if (*at++ != ',') return false;
+    if (firsts > OR_MOST_CHOICES || choice > OR_MOST_CHOICES) return false;
+    if (!add(context, firsts, choice)) return false;
+    if (*text != ',') return !*text;
   }
-  *(const char **)field = taken;
-  return true;
 }
+
+static bool countChoices(void *count, uint64_t firsts, uint64_t choice) {
+  (void)choice;
+  *(uint64_t *)count += firsts + 1;
+  return *(uint64_t *)count <= OR_MOST_CHOICES;
+}
+
+static bool parseTape(const char *text, void *field) {
+  uint64_t count = 0;
+  return (!*text || orTapeRead(text, countChoices, &count)) && parsePath(text, field);
+}
+
+/* ---- The table ---- */
+
+typedef struct orSettingRow {
+  const char *name;
+  const char *fallback; /* what is in force when the variable is not set */
+  const char *rejected; /* ... and when its value is refused */
+  const char *noun;     /* ... of which there are then so many */
+  bool (*parse)(const char *text, void *field);
+  size_t field; /* offset in orConfig */
+  const char *allowed;
+  const char *description;
+} orSettingRow;
+
+#define STRINGIFY(x) #x
+#define TEXT(x) STRINGIFY(x)
+#define DEFAULT_MEMORY "half of the host's memory, shared by the devices"
+
+static const orSettingRow rows[] = {
+    {"OPENREG_DEVICE_COUNT", "2", "0", " devices", parseDeviceCount,
+     offsetof(orConfig, device_count), "a whole number from 0 to " TEXT(OPENREG_MAX_DEVICES),
+     "how many devices there are: 0 to " TEXT(OPENREG_MAX_DEVICES)},
+    {"OPENREG_DEVICE_MEMORY", DEFAULT_MEMORY, DEFAULT_MEMORY, "", parseMemory,
+     offsetof(orConfig, device_memory),
+     "a size from a page of memory (mostly 4096 bytes) to 1024T, such as 67108864, 64M or 2G",
+     "capacity of each device: bytes, or a number followed by K, M, G or T"},
+    {"OPENREG_PLUGIN", "", "", "", parsePath, offsetof(orConfig, plugin), "a path",
+     "path of a shared library whose device factory replaces the simulated device"},
+    {"OPENREG_PEER_ACCESS", "1", "1", "", parseSwitch, offsetof(orConfig, peer_access), "0 or 1",
+     "1: devices reach each other's memory directly; 0: copies between them are staged"},
+    {"OPENREG_POISON", "0", "0", "", parseSwitch, offsetof(orConfig, poison), "0 or 1",
+     "1: fresh and freed device memory is filled with NaN patterns; 0: it is not"},
+    {"OPENREG_LAUNCH_BLOCKING", "0", "0", "", parseSwitch, offsetof(orConfig, launch_blocking),
+     "0 or 1",
+     "1: every launch synchronises and raises its own errors; 0: launches are asynchronous"},
+    {"OPENREG_TRACE_RECORDS", "1048576", "1048576", "", parseRecords,
+     offsetof(orConfig, trace_records), "a whole number from 1 to 1000000000",
+     "most records in a trace, of about 100 bytes each: 1 to 1000000000"},
+    {"OPENREG_WATCHDOG_S", "", "", "no watchdog", parseSeconds, offsetof(orConfig, watchdog_ns),
+     "a number of seconds above 0, at most 1000000000",
+     "seconds without progress after which the hang report is printed on stderr, such as 30 or "
+     "0.5"},
+    {"OPENREG_WATCHDOG_SIGNAL", "", "", "no signal", parseSignal,
+     offsetof(orConfig, watchdog_signal), "HUP, QUIT, USR1, USR2 or WINCH",
+     "signal at which the hang report is printed on stderr: HUP, QUIT, USR1, USR2 or WINCH"},
+    {"OPENREG_SCHEDULE_SEED", "off", "off", "", parseSchedule, offsetof(orConfig, schedule),
+     "a whole number below 2^64, late, early or off",
+     "a number, late or early: tasks run one at a time, in an order that this decides; off: "
+     "side by side"},
+    {"OPENREG_SCHEDULE_TAPE", "", "", "no tape", parseTape, offsetof(orConfig, schedule.tape),
+     "numbers separated by commas; 12:2 stands for 12 zeros and a 2, as in 1,12:2",
+     "choices of a schedule, as torch.openreg.testing.explore prints them: tasks run one at a "
+     "time, "
+     "in the order of these"},
+    {"OPENREG_SANITIZER", "0", "0", "", parseSanitizer, offsetof(orConfig, sanitizer),
+     "0, 1 or warn",
+     "1: accesses to the same memory that nothing orders are errors; warn: warnings; 0: neither"},
+    {"OPENREG_INITCHECK", "0", "0", "", parseSwitch, offsetof(orConfig, initcheck), "0 or 1",
+     "1: with OPENREG_SANITIZER, reads of device memory that nothing has written are reported too"},
+};
+
+enum { OR_SETTINGS = sizeof(rows) / sizeof(rows[0]) };
+
+static orMutex config_lock = OR_MUTEX_INITIALIZER(OR_RANK_LEAF);
+static atomic_bool was_read, launches_read;
+static orConfig config;
+static orSetting settings[OR_SETTINGS];
+static char texts[1 << 17]; /* copies of the values, as the environment may change later */
+static size_t texts_size;
 
 /* ---- Reading ---- */
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { OR_MOST_CHOICES = 1 << 20, OR_MOST_STEPS = 1 << 20 };
+enum { OR_MOST_STEPS = 1 << 20 };
 
 /* Makes room for one more; returns the new memory, or null. */
 static void *grown(void *at, size_t count, size_t *room, size_t width, size_t most) {
@@ -34,35 +34,17 @@ void orStepsAdd(orSteps *s, orScheduleStep step) {
 
 /* ---- text: "12:1,2": twelve times the first option, the second, the third ---- */
 
-/* Parses digits alone; null if there are none, or too many. */
-static const char *parseCount(const char *at, uint32_t *value) {
-  uint64_t v = 0;
-  const char *start = at;
-  for (; *at >= '0' && *at <= '9' && v <= OR_MOST_CHOICES; at++) v = v * 10 + (uint64_t)(*at - '0');
-  *value = (uint32_t)v;
-  return at == start || v > OR_MOST_CHOICES ? NULL : at;
-}
-
-static const char *parseItem(orTape *t, const char *at) {
-  uint32_t firsts = 0, choice;
-  at = parseCount(at, &choice);
-  if (at && *at == ':') {
-    firsts = choice;
-    at = parseCount(at + 1, &choice);
-  }
-  if (!at) return NULL;
+static bool addItem(void *tape, uint64_t firsts, uint64_t choice) {
   for (; firsts; firsts--)
-    if (!orTapeAdd(t, 0)) return NULL;
-  return orTapeAdd(t, choice) ? at : NULL;
+    if (!orTapeAdd(tape, 0)) return false;
+  return orTapeAdd(tape, (uint32_t)choice);
 }
 
 bool orTapeParse(orTape *t, const char *text) {
   t->count = 0;
-  const char *at = parseItem(t, text);
-  while (at && *at == ',') at = parseItem(t, at + 1);
-  if (at && !*at) return true;
-  t->count = 0;
-  return false;
+  bool parsed = orTapeRead(text, addItem, t);
+  if (!parsed) t->count = 0;
+  return parsed;
 }
 
 /* Each choice takes at most 23 characters. Trailing first options are left out. */
