@@ -18,26 +18,22 @@ static _Thread_local orError_t last_error;
 static _Thread_local char last_message[OR_MESSAGE_BYTES];
 static _Thread_local uint64_t noted_errors;
 
-const char *orGetErrorName(orError_t error) {
-  switch (error) {
-#define OR_X(name, text) \
-  case name:             \
-    return #name;
+static const struct {
+  const char *name, *text;
+} known[] = {
+#define OR_X(name, text) {#name, text},
     OR_ERROR_LIST(OR_X)
 #undef OR_X
-  }
-  return "unrecognized error code";
+};
+
+static bool isKnown(orError_t error) { return (size_t)error < sizeof known / sizeof *known; }
+
+const char *orGetErrorName(orError_t error) {
+  return isKnown(error) ? known[error].name : "unrecognized error code";
 }
 
 const char *orGetErrorString(orError_t error) {
-  switch (error) {
-#define OR_X(name, text) \
-  case name:             \
-    return text;
-    OR_ERROR_LIST(OR_X)
-#undef OR_X
-  }
-  return "unrecognized error code";
+  return isKnown(error) ? known[error].text : "unrecognized error code";
 }
 
 orError_t orGetLastError(void) {
