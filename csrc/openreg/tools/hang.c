@@ -85,12 +85,6 @@ typedef struct orSeen {
   uint64_t number;
 } orSeen;
 
-typedef struct orPicture {
-  orSeen *seen;
-  size_t count, room;
-  bool incomplete;
-} orPicture;
-
 /* Lock of the stream held. */
 static void seeWait(orSeen *to, const orStream *s, const orTask *task) {
   const orCell *cell = s->waits_for;
@@ -128,20 +122,6 @@ static bool see(orSeen *to, orStream *s) {
   return left != 0;
 }
 
-static void seeStream(orStream *s, uint64_t queued, void *context) {
-  (void)queued;
-  orPicture *p = context;
-  if (p->count == p->room) {
-    size_t room = 2 * p->room + 16;
-    orSeen *seen = realloc(p->seen, room * sizeof *seen);
-    p->incomplete |= !seen;
-    if (!seen) return;
-    p->seen = seen;
-    p->room = room;
-  }
-  p->count += see(&p->seen[p->count], s);
-}
-
 /* ---- the report ---- */
 
 static const char *kindOf(orTaskKind kind) {
@@ -170,7 +150,8 @@ static void sayWait(orText *t, const orSeen *s) {
   }
 }
 
-static void sayWhere(orText *t, const orSeen *s, uint64_t now) {
+static void sayWhere(orText *t, const orSeen *s) {
+  uint64_t now = orNow();
   if (s->worker == OR_HOST)
     say(t, ": on a host thread that waits for it");
   else
@@ -179,7 +160,7 @@ static void sayWhere(orText *t, const orSeen *s, uint64_t now) {
   say(t, "\n");
 }
 
-static void sayStream(orText *t, const orSeen *s, uint64_t now) {
+static void sayStream(orText *t, const orSeen *s) {
   static const char *const states[] = {"idle", "ready", "running", "waiting"};
   OR_COVERS(states, OR_STREAM_WAITING + 1);
   orStreamName name;
@@ -193,7 +174,21 @@ static void sayStream(orText *t, const orSeen *s, uint64_t now) {
   else if (s->state != OR_STREAM_RUNNING)
     say(t, ": ready for %s\n", orDispatching() ? "the schedule to choose it" : "a worker");
   else
-    sayWhere(t, s, now);
+    sayWhere(t, s);
+}
+
+typedef struct orSurvey {
+  orText *text;
+  size_t count; /* streams with work */
+} orSurvey;
+
+static void surveyStream(orStream *s, uint64_t queued, void *context) {
+  (void)queued;
+  orSurvey *survey = context;
+  orSeen seen;
+  if (!see(&seen, s)) return;
+  sayStream(survey->text, &seen);
+  survey->count++;
 }
 
 static void sayHost(orSleeper *w, void *context) {
@@ -238,20 +233,16 @@ orError_t orSetHangHook(void (*tell)(orHangSay say, void *report)) {
 static void sayOutside(void *report, const char *line) { say(report, "  %s\n", line); }
 
 static void sayAll(orText *t) {
-  orPicture p = {0};
+  orSurvey survey = {.text = t};
   orWorkerInfo workers = {.size = sizeof workers};
-  uint64_t now = orNow();
-  orStreamForEach(-1, seeStream, &p);
-  t->incomplete |= p.incomplete;
-  for (size_t i = 0; i < p.count; i++) sayStream(t, &p.seen[i], now);
-  if (!p.count) say(t, "  no stream of this process has work\n");
+  orStreamForEach(-1, surveyStream, &survey);
+  if (!survey.count) say(t, "  no stream of this process has work\n");
   orSleepersEach(sayHost, t);
   void (*tell)(orHangSay, void *) = atomic_load(&hook);
   if (tell) tell(sayOutside, t);
   saySchedule(t);
   if (!orGetWorkerInfo(&workers))
     say(t, "  workers: %d of %d started\n", workers.started, workers.limit);
-  free(p.seen);
 }
 
 static orText makeReport(const char *why) {
