@@ -185,6 +185,8 @@ typedef struct orHandleTable {
   const char *what; /* for messages */
   size_t slot_size;
   uint32_t limit; /* most slots */
+  size_t lock_at; /* each slot's own mutex, for orHandleLock; 0: none */
+  orRank rank;    /* its rank */
   bool walked;    /* has a bitmap of reserved slots, for orHandleNext */
   orMutex lock;
   /* mapped at first use, never unmapped: a stale handle reads a slot, not the wild */
@@ -199,8 +201,12 @@ void orHandlePublish(orSlot *slot, uint64_t handle);
 /* Makes the handle invalid. The slot stays reserved until orHandleRecycle. */
 void orHandleInvalidate(orSlot *slot);
 void orHandleRecycle(orHandleTable *table, orSlot *slot);
-/* The slot of a handle that is live now. After locking the slot, call orHandleIs again. */
+/* The slot of a handle that is live now; after locking it otherwise, call orHandleIs again. */
 void *orHandleFind(orHandleTable *table, uint64_t handle);
+/* The slot of a live handle, with its mutex locked. */
+void *orHandleLock(orHandleTable *table, uint64_t handle);
+/* Fails: the handle is not live. */
+orError_t orHandleRefuse(const orHandleTable *table, uint64_t handle);
 void *orHandleSlotAt(orHandleTable *table, uint32_t index);
 /* The next reserved slot of a walked table from *index on, or null; *index becomes the index after
  * it. A slot that is reserved or recycled meanwhile may be missed or returned. */

@@ -53,6 +53,10 @@ void *orHandleNext(orHandleTable *table, uint32_t *index) {
 
 /* ---- reserve and recycle ---- */
 
+static orMutex *lockOf(const orHandleTable *table, void *slot) {
+  return (orMutex *)((char *)slot + table->lock_at);
+}
+
 static orError_t mapTable(orHandleTable *table) {
   if (atomic_load_explicit(&table->base, memory_order_relaxed)) return orSuccess;
   size_t bytes = table->slot_size * table->limit + sizeOfWords(table);
@@ -87,6 +91,7 @@ orError_t orHandleReserve(orHandleTable *table, int device, void **slot, uint64_
   orError_t e = takeSlot(table, &index);
   if (!e) {
     orSlot *s = *slot = orHandleSlotAt(table, index);
+    if (!s->generation && table->lock_at) orMutexInit(lockOf(table, s), table->rank);
     setReserved(table, index, true);
     s->generation++;
     *handle = (uint64_t)table->kind << OR_KIND_AT | (uint64_t)device << OR_DEVICE_AT |
@@ -127,6 +132,21 @@ void *orHandleFind(orHandleTable *table, uint64_t handle) {
     orSlot *s = orHandleSlotAt(table, index);
     if (atomic_load_explicit(&s->handle, memory_order_acquire) == handle) return s;
   }
-  orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live %s", handle, table->what);
+  orHandleRefuse(table, handle);
   return NULL;
+}
+
+void *orHandleLock(orHandleTable *table, uint64_t handle) {
+  orSlot *s = orHandleFind(table, handle);
+  if (!s) return NULL;
+  orMutexLock(lockOf(table, s));
+  if (OR_LIKELY(orHandleIs(s, handle))) return s;
+  orMutexUnlock(lockOf(table, s));
+  orHandleRefuse(table, handle);
+  return NULL;
+}
+
+orError_t orHandleRefuse(const orHandleTable *table, uint64_t handle) {
+  return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live %s", handle,
+                table->what);
 }

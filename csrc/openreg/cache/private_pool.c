@@ -38,7 +38,7 @@ static orError_t lockPool(orMemPool_t pool, orMemPool **mempool) {
   orCacheLock(cache);
   if (OR_LIKELY(orHandleIs(&(*mempool)->slot, pool))) return orSuccess;
   orCacheUnlock(cache);
-  return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live memory pool", pool);
+  return orHandleRefuse(&table, pool);
 }
 
 static orCache *cacheOf(const orMemPool *mempool) {

@@ -32,7 +32,6 @@ _Static_assert((int)orEventExternal < OR_EVENT_SIGNALLED, "the public flags are 
 typedef struct orEvent {
   orSlot slot;
   orMutex lock;
-  bool lock_made;
   /* Under `lock`. */
   unsigned flags;
   int device;
@@ -43,6 +42,8 @@ static orHandleTable table = {.kind = OR_HANDLE_EVENT,
                               .what = "event",
                               .slot_size = sizeof(orEvent),
                               .limit = OR_MOST_EVENTS,
+                              .lock_at = offsetof(orEvent, lock),
+                              .rank = OR_RANK_EVENT,
                               .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* ---- cells ---- */
@@ -156,15 +157,8 @@ static orWaitGoal goalOf(orCell *cell) {
 /* ---- events ---- */
 
 static orError_t lockEvent(orEvent_t handle, orEvent **event) {
-  orEvent *e = orHandleFind(&table, handle);
-  if (!e) return orErrorInvalidResourceHandle;
-  orMutexLock(&e->lock);
-  if (!orHandleIs(&e->slot, handle)) {
-    orMutexUnlock(&e->lock);
-    return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live event", handle);
-  }
-  *event = e;
-  return orSuccess;
+  *event = orHandleLock(&table, handle);
+  return *event ? orSuccess : orErrorInvalidResourceHandle;
 }
 
 orError_t orEventCell(orEvent_t handle, orCell **cell, unsigned *flags) {
@@ -184,9 +178,7 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
     return error;
   }
   orEvent *e = slot;
-  if (!e->lock_made) orMutexInit(&e->lock, OR_RANK_EVENT);
   orMutexLock(&e->lock);
-  e->lock_made = true;
   e->flags = flags;
   e->device = device;
   e->cell = cell;
@@ -261,16 +253,6 @@ orError_t orEventDestroy(orEvent_t event) {
 void orEventEndTask(orEvent_t event) {
   orEvent *e;
   if (!lockEvent(event, &e)) orCellRelease(takeEvent(e));
-}
-
-orError_t orEventGetDevice(orEvent_t event, int *device) {
-  orEvent *e;
-  OR_TRY(orEnter());
-  if (!device) return orFail(orErrorInvalidValue, "orEventGetDevice: null result");
-  OR_TRY(lockEvent(event, &e));
-  *device = e->device;
-  orMutexUnlock(&e->lock);
-  return orSuccess;
 }
 
 /* A record in a capture. Both locks held. */

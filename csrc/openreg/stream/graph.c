@@ -50,7 +50,6 @@ typedef struct orGraphBody {
 typedef struct orGraphSlot {
   orSlot slot;
   orMutex lock;
-  bool lock_made;
   orGraphBody *body; /* under `lock` */
 } orGraphSlot;
 
@@ -58,6 +57,8 @@ static orHandleTable table = {.kind = OR_HANDLE_GRAPH,
                               .what = "graph",
                               .slot_size = sizeof(orGraphSlot),
                               .limit = OR_MOST_GRAPHS,
+                              .lock_at = offsetof(orGraphSlot, lock),
+                              .rank = OR_RANK_GRAPH,
                               .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* ---- making ---- */
@@ -162,9 +163,7 @@ static orError_t publish(orGraphBody *b, orGraph_t *graph) {
   void *slot;
   OR_TRY(orHandleReserve(&table, b->device, &slot, graph));
   orGraphSlot *g = slot;
-  if (!g->lock_made) orMutexInit(&g->lock, OR_RANK_GRAPH);
   orMutexLock(&g->lock);
-  g->lock_made = true;
   g->body = b;
   orHandlePublish(&g->slot, *graph);
   orMutexUnlock(&g->lock);
@@ -341,17 +340,12 @@ static orError_t replay(orGraphBody *b, orStream_t stream) {
 
 /* Returns the body with a reference for the caller. */
 static orError_t bodyOf(orGraph_t graph, orGraphBody **body) {
-  orGraphSlot *g = orHandleFind(&table, graph);
+  orGraphSlot *g = orHandleLock(&table, graph);
   if (!g) return orErrorInvalidResourceHandle;
-  orMutexLock(&g->lock);
-  bool live = orHandleIs(&g->slot, graph);
-  if (live) {
-    *body = g->body;
-    atomic_fetch_add_explicit(&g->body->refs, 1, memory_order_relaxed);
-  }
+  *body = g->body;
+  atomic_fetch_add_explicit(&g->body->refs, 1, memory_order_relaxed);
   orMutexUnlock(&g->lock);
-  return live ? orSuccess
-              : orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live graph", graph);
+  return orSuccess;
 }
 
 static orError_t launch(orGraphBody *b, orStream_t stream) {
@@ -384,17 +378,12 @@ orError_t orGraphReplay(orGraph_t graph, orStream_t stream) {
 }
 
 orError_t orGraphDestroy(orGraph_t graph) {
-  orGraphSlot *g;
   OR_TRY(orEnter());
-  g = orHandleFind(&table, graph);
+  orGraphSlot *g = orHandleLock(&table, graph);
   if (!g) return orErrorInvalidResourceHandle;
-  orMutexLock(&g->lock);
-  bool live = orHandleIs(&g->slot, graph);
   orGraphBody *b = g->body;
-  if (live) orHandleInvalidate(&g->slot);
+  orHandleInvalidate(&g->slot);
   orMutexUnlock(&g->lock);
-  if (!live)
-    return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live graph", graph);
   orHandleRecycle(&table, &g->slot);
   release(b, 1);
   return orSuccess;

@@ -41,6 +41,8 @@ orHandleTable orStreamTable = {
     .slot_size = (sizeof(orStream) + OR_CACHE_LINE - 1) & ~(OR_CACHE_LINE - 1),
     .limit = OR_MOST_STREAMS,
     .walked = true,
+    .lock_at = offsetof(orStream, lock),
+    .rank = OR_RANK_STREAM,
     .lock = OR_MUTEX_INITIALIZER(OR_RANK_HANDLES)};
 
 /* Held while a stream is published, and while all streams are marked lost or usable again, so that
@@ -52,14 +54,10 @@ static _Thread_local uint64_t last_correlation;
 uint64_t orGetLastCorrelation(void) { return last_correlation; }
 
 orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t *handle) {
-  orStream *s;
   void *slot;
   OR_TRY(orHandleReserve(&orStreamTable, device, &slot, handle));
-  s = slot;
-  if (!s->last_handle) {
-    orMutexInit(&s->lock, OR_RANK_STREAM);
-    atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_relaxed);
-  }
+  orStream *s = slot;
+  if (!s->last_handle) atomic_store_explicit(&s->wake_at, UINT64_MAX, memory_order_relaxed);
   orMutexLock(&making);
   orMutexLock(&s->lock);
   s->device = device;
@@ -94,15 +92,8 @@ void orStreamsForEachBusy(int device, void (*fn)(orStream_t stream, uint64_t las
 
 orError_t orStreamLock(orStream_t handle, orStream **stream) {
   if (handle == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &handle));
-  orStream *s = orHandleFind(&orStreamTable, handle);
-  if (!s) return orErrorInvalidResourceHandle;
-  orMutexLock(&s->lock);
-  if (OR_UNLIKELY(!orHandleIs(&s->slot, handle))) {
-    orMutexUnlock(&s->lock);
-    return orFail(orErrorInvalidResourceHandle, "0x%" PRIx64 " is not a live stream", handle);
-  }
-  *stream = s;
-  return orSuccess;
+  *stream = orHandleLock(&orStreamTable, handle);
+  return *stream ? orSuccess : orErrorInvalidResourceHandle;
 }
 
 /* ---- enqueue ---- */
