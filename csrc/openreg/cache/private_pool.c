@@ -73,16 +73,18 @@ typedef struct orEnding {
   bool complete;
 } orEnding;
 
-static void addUse(orStream_t stream, uint64_t last, void *context) {
+/* If the slot is another stream's by now, the one with the work has finished it. */
+static void addUse(orStream *s, uint64_t queued, void *context) {
   orEnding *e = context;
-  (void)last;
-  e->complete &= orBlocksAddUse(&cacheOf(e->mempool)->blocks, &e->mempool->end, stream);
+  orBlocks *blocks = &cacheOf(e->mempool)->blocks;
+  (void)queued;
+  e->complete &= orBlocksAddUse(blocks, &e->mempool->end, orStreamHandleOf(s));
 }
 
 /* Lock held. */
 static void end(orCache *cache, orMemPool *mempool) {
   orEnding e = {.mempool = mempool, .complete = true};
-  orStreamsForEachBusy(orCacheDevice(cache), addUse, &e);
+  orStreamForEach(orCacheDevice(cache), addUse, &e);
   if (!e.complete) {
     postpone(cache, mempool);
     return;
@@ -185,19 +187,13 @@ orError_t orMemPoolRelease(orMemPool_t pool) {
   return orSuccess;
 }
 
-static void await(orStream_t stream, uint64_t last, void *failed) {
-  orError_t error = orCacheAwait(stream, last);
-  if (error) *(orError_t *)failed = error;
-}
-
 orError_t orCacheEmptyPool(orMemPool_t pool) {
   orMemPool *mempool;
   OR_TRY(orEnterBlocking());
   OR_TRY(lockPool(pool, &mempool));
   mempool->users++;
   orCacheUnlock(cacheOf(mempool));
-  orError_t error = orSuccess;
-  if (orMemPoolIsGraphs(mempool)) orStreamsForEachBusy(orHandleDevice(pool), await, &error);
+  orError_t error = orMemPoolIsGraphs(mempool) ? orStreamsAwait(orHandleDevice(pool)) : orSuccess;
   if (!error) error = orCacheGiveBack(cacheOf(mempool), mempool);
   orMemPoolLetGo(mempool);
   return error;

@@ -52,11 +52,7 @@ void orSleeperBegin(orSleeper *w, const orWaitGoal *goal) {
   static _Thread_local int thread;
   if (!thread) thread = (int)syscall(SYS_gettid);
   *w = (orSleeper){.goal = *goal, .since = orNow(), .thread = thread};
-  if (goal->stream) {
-    orMutexLock(&goal->stream->lock);
-    w->stream = goal->stream->last_handle;
-    orMutexUnlock(&goal->stream->lock);
-  }
+  if (goal->stream) w->stream = orStreamHandleOf(goal->stream);
   orMutexLock(&lock);
   w->next = hosts;
   w->at = &hosts;

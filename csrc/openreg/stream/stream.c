@@ -71,23 +71,11 @@ orError_t orStreamMake(int device, int priority, orStreamOwner owner, orStream_t
   return orSuccess;
 }
 
-/* A slot that was never a stream has no tasks. */
-static bool isBusy(const orStream *s) {
-  return atomic_load_explicit(&s->queued, memory_order_acquire) !=
-         atomic_load_explicit(&s->completed, memory_order_acquire);
-}
-
-void orStreamsForEachBusy(int device, void (*fn)(orStream_t stream, uint64_t last, void *context),
-                          void *context) {
-  uint32_t i = 0;
-  for (orStream *s; (s = orHandleNext(&orStreamTable, &i));) {
-    if (!isBusy(s)) continue;
-    orMutexLock(&s->lock);
-    orStream_t stream = s->device == device ? s->last_handle : 0;
-    uint64_t last = atomic_load_explicit(&s->queued, memory_order_relaxed);
-    orMutexUnlock(&s->lock);
-    if (stream) fn(stream, last, context);
-  }
+orStream_t orStreamHandleOf(orStream *s) {
+  orMutexLock(&s->lock);
+  orStream_t handle = s->last_handle;
+  orMutexUnlock(&s->lock);
+  return handle;
 }
 
 orError_t orStreamLock(orStream_t handle, orStream **stream) {
@@ -262,10 +250,6 @@ void orStreamFinishTask(orStream *s, const orTask *task) {
   atomic_store_explicit(&s->completed, n, memory_order_seq_cst);
   if (OR_UNLIKELY(n >= atomic_load_explicit(&s->wake_at, memory_order_seq_cst)))
     orStreamWakeSleepers(s);
-}
-
-static bool hasCompleted(const orStream *s, uint64_t count) {
-  return atomic_load_explicit(&s->completed, memory_order_seq_cst) >= count;
 }
 
 /* Runs what is queued up to the task that the calling thread is about to wait for. The thread has
@@ -509,7 +493,7 @@ static void awaitQueued(orStream *s, uint64_t queued, void *failed) {
   if (OR_UNLIKELY(error)) *(orError_t *)failed = error;
 }
 
-static orError_t awaitDevice(int device) {
+orError_t orStreamsAwait(int device) {
   orError_t error = orSuccess;
   orStreamForEach(device, awaitQueued, &error);
   return error;
@@ -518,7 +502,7 @@ static orError_t awaitDevice(int device) {
 orError_t orStreamSynchronizeDevice(const char *call, int device) {
   orProbe wait;
   OR_PROBE_WAITS(&wait, .call = call, .device = device, .ordered = true);
-  return orProbeWaited(&wait, awaitDevice(device));
+  return orProbeWaited(&wait, orStreamsAwait(device));
 }
 
 static bool isIdle(orStream *s) {
@@ -531,12 +515,12 @@ static bool isIdle(orStream *s) {
 
 orError_t orStreamSettle(void) {
   uint32_t i = 0;
-  OR_TRY(awaitDevice(-1));
+  OR_TRY(orStreamsAwait(-1));
   for (orStream *s; (s = orHandleNext(&orStreamTable, &i));)
     while (!isIdle(s)) {
       sched_yield();
       OR_TRY(orProcessRefuseExiting());
-      OR_TRY(awaitDevice(-1));
+      OR_TRY(orStreamsAwait(-1));
     }
   return orSuccess;
 }
@@ -681,11 +665,10 @@ orError_t orStreamQuery(orStream_t stream) {
   orDispatchPoint();
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot("orStreamQuery", stream, &s, &queued));
-  if (hasCompleted(s, queued)) {
-    OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = stream);
-    return orSuccess;
-  }
-  return orHostAwaitStep(&(orWaitGoal){.stream = s, .count = queued});
+  orWaitGoal goal = {.stream = s, .count = queued};
+  if (!orIsOver(&goal)) return orHostAwaitStep(&goal);
+  OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = stream);
+  return orSuccess;
 }
 
 orError_t orStreamSynchronize(orStream_t stream) {

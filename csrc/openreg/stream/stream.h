@@ -177,10 +177,6 @@ orError_t orStreamBegin(orStream_t handle, bool hold, size_t args_size, orStream
                         orTask **task);
 /* For the allocator's own tasks: never blocks, and queues the task even if the stream captures. */
 orError_t orStreamBeginInternal(orStream_t handle, orStream **stream, orTask **task);
-/* Calls `fn` for each stream of the device with tasks that have not finished, destroyed ones too:
- * its handle, and the number of the last. No lock is held meanwhile. */
-void orStreamsForEachBusy(int device, void (*fn)(orStream_t stream, uint64_t last, void *context),
-                          void *context);
 /* The stream, locked; 0 is the current device's default one. */
 orError_t orStreamLock(orStream_t handle, orStream **stream);
 /* Publishes the record, unlocks the stream and schedules it. Returns the task's number on its
@@ -220,12 +216,17 @@ void orStreamFinishTask(orStream *stream, const orTask *task);
 /* Called by the worker that runs the stream. True if the stream was empty: it is now idle, and no
  * longer the worker's. */
 bool orStreamTryIdle(orStream *stream);
-/* Calls `fn` for each stream of a device (-1: of all) with unfinished tasks, with its count of
- * tasks so far. By the time `fn` runs, the slot may be another stream's. */
+/* The handle of the slot's present or latest owner. */
+orStream_t orStreamHandleOf(orStream *stream);
+/* Calls `fn` for each stream of a device (-1: of all) with unfinished tasks, destroyed ones too,
+ * with its count of tasks so far. No lock is held meanwhile. By the time `fn` runs, the slot may be
+ * another stream's. */
 void orStreamForEach(int device, void (*fn)(orStream *stream, uint64_t queued, void *context),
                      void *context);
-/* Waits until all that is queued now on a device (-1: all) has finished, or fails as orHostAwait.
- * `call`: the public call that promises this, or null. */
+/* Waits until all that is queued now on a device (-1: all) has finished, or fails as
+ * orHostAwait. */
+orError_t orStreamsAwait(int device);
+/* The same for a host, as the tools see it. `call`: the public call that promises this, or null. */
 orError_t orStreamSynchronizeDevice(const char *call, int device);
 /* Marks every stream of a device as lost and cancels its work, or as usable again. The caller has
  * set the flag that orStreamMake reads for later streams. */

@@ -525,13 +525,8 @@ static uint64_t idOf(const orCell *cell) { return (uint64_t)(uintptr_t)cell; }
 
 /* The slot may be another stream's by now. */
 static void noteAsked(const orWaitGoal *goal) {
-  orStream_t stream = 0;
   if (!atomic_load_explicit(&plan.records, memory_order_relaxed)) return;
-  if (goal->stream) {
-    orMutexLock(&goal->stream->lock);
-    stream = goal->stream->last_handle;
-    orMutexUnlock(&goal->stream->lock);
-  }
+  orStream_t stream = goal->stream ? orStreamHandleOf(goal->stream) : 0;
   noteAlone((orScheduleStep){.kind = orStepAsks, .stream = stream, .a = idOf(goal->cell)});
 }
 
