@@ -142,7 +142,7 @@ Object *kept(void); /* memory that stays */
 #define FUZZ_CALLS(X) \
   X(makeDeviceMemory, 5) X(freeDeviceMemory, 2) X(makePinned, 4) X(freePinned, 2) \
   X(makeRegistered, 2) X(freeRegistered, 1) X(makeCached, 10) X(freeCached, 8) X(askMemory, 3) \
-  X(askCache, 1) X(changeCache, 1) X(makePool, 2) X(retainPool, 1) X(releasePool, 1) \
+  X(askCache, 1) X(changeCache, 1) X(makePool, 2) X(releasePool, 1) \
   X(makeStream, 10) X(endStream, 4) X(misuseStream, 1) X(makeEvent, 8) X(endEvent, 3) \
   X(recordEvent, 14) X(waitForEvent, 14) X(waitForGate, 4) X(ask, 8) X(synchronize, 5) \
   X(useDevice, 4) X(reset, 1) X(takeCause, 2) X(launchLoose, 16) X(launchPlain, 20) \

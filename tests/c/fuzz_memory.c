@@ -176,12 +176,6 @@ void makePool(void) {
     fillPlace(o, pool, NULL, 0);
 }
 
-void retainPool(void) {
-  Object *o = pin(POOL);
-  if (o && !CALL(orMemPoolRetain(o->handle))) ASSERT_OK(orMemPoolRelease(o->handle));
-  unpin(o);
-}
-
 void releasePool(void) {
   Object *o = takeAway(POOL);
   if (!o) return;

@@ -120,7 +120,7 @@ void ask(void) {
   orCaptureStatus status;
   size_t count;
   uint64_t id;
-  switch (below(9)) {
+  switch (below(8)) {
     case 0:
       CALL(orStreamGetDevice(guess(STREAM), &n));
       break;
@@ -134,15 +134,12 @@ void ask(void) {
       CALL(orEventQuery(guess(EVENT)));
       break;
     case 4:
-      CALL(orEventGetDevice(guess(EVENT), &n));
-      break;
-    case 5:
       CALL(orEventElapsedTime(&ms, guess(EVENT), guess(EVENT)));
       break;
-    case 6:
+    case 5:
       CALL(orStreamGetCaptureInfo(guess(STREAM), &status, oneIn(2) ? &id : NULL));
       break;
-    case 7:
+    case 6:
       CALL(orGraphGetNodeCount(guess(GRAPH), &count));
       break;
     default:

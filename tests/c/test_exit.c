@@ -155,7 +155,6 @@ static void refusedInChild(void) {
   ASSERT_FORKED(orLaunchSleep(parent.stream, 1));
   ASSERT_FORKED(orEventCreateWithFlags(&parent.event, orEventExternal));
   ASSERT_FORKED(orEventDestroy(parent.event));
-  ASSERT_FORKED(orEventGetDevice(parent.event, &value));
   ASSERT_FORKED(orEventQuery(parent.event));
   ASSERT_FORKED(orEventSignal(parent.event, orSuccess));
   ASSERT_FORKED(orEventElapsedTime(&ms, parent.event, parent.event));

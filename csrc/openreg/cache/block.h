@@ -71,8 +71,8 @@ typedef struct orBlockBins {
 typedef struct orMemPool {
   orSlot slot;
   orMemPool_t handle;
-  uint64_t holders; /* callers' references; 0: released */
-  uint64_t users;   /* calls in progress; the pool ends when both are 0 */
+  bool held;      /* until its release */
+  uint64_t users; /* calls in progress; the pool ends when it is released and there are none */
   /* A graph may use its memory, whatever the program has freed. Read with or without the lock. */
   _Atomic bool captured;
   orCacheStat reserved_bytes[1 + OR_POOL_COUNT];
@@ -84,7 +84,7 @@ typedef struct orMemPool {
 
 /* 0: the device's own memory, or that of a released pool. */
 static inline orMemPool_t orMemPoolHandle(const orMemPool *mempool) {
-  return mempool && mempool->holders ? mempool->handle : 0;
+  return mempool && mempool->held ? mempool->handle : 0;
 }
 
 /* A stream as an owner of segments, a recorded one, or both: an entry for each private pool, and

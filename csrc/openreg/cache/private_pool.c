@@ -1,12 +1,12 @@
 /*
- * Private pools: who holds one, and what becomes of its memory afterwards.
+ * Private pools: how long one is held, and what becomes of its memory afterwards.
  *
- *       create          the last release          what was queued then has finished
- *    ------------> HELD -----------------> ENDING ---------------------------------> gone
+ *       create           release          what was queued then has finished
+ *    ------------> HELD ------------> ENDING ---------------------------------> gone
  *
  * A pool is one more key, beside the stream, of the owners of segments (block.c). Its blocks are
  * cut, merged and handed out as others are, to requests for the pool alone. While it is held its
- * memory stays. After the last release only launched work may use it, on any stream, as a graph's
+ * memory stays. After the release only launched work may use it, on any stream, as a graph's
  * last replay may still run. The pool's `end`, a block without memory, is therefore pending free
  * until each stream of the device has finished what it was given by then. Then all memory of the
  * pool becomes the device's own.
@@ -106,9 +106,9 @@ void orMemPoolsEndPostponed(orCache *cache) {
   }
 }
 
-/* Called with the lock held after one of the counts has decreased. */
+/* Called with the lock held when the pool is released or a call on it ends. */
 static void endIfUnused(orCache *cache, orMemPool *mempool) {
-  if (!mempool->holders && !mempool->users) end(cache, mempool);
+  if (!mempool->held && !mempool->users) end(cache, mempool);
 }
 
 orError_t orMemPoolHold(orMemPool_t pool, orStream_t stream, orMemPool **held) {
@@ -156,7 +156,7 @@ orError_t orMemPoolCreate(orMemPool_t *pool, int device) {
   orMemPool *mempool = slot;
   orCacheLock(&orCaches[device]);
   mempool->handle = handle;
-  mempool->holders = 1;
+  mempool->held = true;
   OR_ASSERT(mempool->users, ==, 0);
   atomic_store_explicit(&mempool->captured, false, memory_order_relaxed);
   for (int i = 0; i <= OR_POOL_COUNT; i++) mempool->reserved_bytes[i] = (orCacheStat){0};
@@ -167,21 +167,13 @@ orError_t orMemPoolCreate(orMemPool_t *pool, int device) {
   return orSuccess;
 }
 
-orError_t orMemPoolRetain(orMemPool_t pool) {
-  orMemPool *mempool;
-  OR_TRY(orEnter());
-  OR_TRY(lockPool(pool, &mempool));
-  mempool->holders++;
-  orCacheUnlock(cacheOf(mempool));
-  return orSuccess;
-}
-
 orError_t orMemPoolRelease(orMemPool_t pool) {
   orMemPool *mempool;
   OR_TRY(orEnter());
   OR_TRY(lockPool(pool, &mempool));
   orCache *cache = cacheOf(mempool);
-  if (!--mempool->holders) orHandleInvalidate(&mempool->slot);
+  mempool->held = false;
+  orHandleInvalidate(&mempool->slot);
   endIfUnused(cache, mempool);
   orCacheUnlock(cache);
   return orSuccess;
@@ -204,7 +196,7 @@ orError_t orMemPoolGetStats(orMemPoolStats *stats, orMemPool_t pool) {
   OR_TRY(orEnter());
   if (!stats) return orFail(orErrorInvalidValue, "orMemPoolGetStats: null result");
   OR_TRY(lockPool(pool, &mempool));
-  orMemPoolStats from = {.holders = mempool->holders};
+  orMemPoolStats from;
   memcpy(from.reserved_bytes, mempool->reserved_bytes, sizeof from.reserved_bytes);
   orCacheUnlock(cacheOf(mempool));
   orStatComplete(from.reserved_bytes);

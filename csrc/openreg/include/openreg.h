@@ -410,7 +410,6 @@ OR_API orError_t orEventCreateWithFlags(orEvent_t *event, unsigned flags);
 /* Never blocks. Queued waits keep the record that they wait for. An external event that was not
  * signalled is completed, because nothing could complete it afterwards. */
 OR_API orError_t orEventDestroy(orEvent_t event);
-OR_API orError_t orEventGetDevice(orEvent_t event, int *device);
 /* Asynchronous, never blocks. Each record is a new version. The stream must be of the event's
  * device. */
 OR_API orError_t orEventRecord(orEvent_t event, orStream_t stream);
@@ -468,14 +467,12 @@ OR_API orError_t orCacheEmpty(int device);
 
 /* A private pool: memory of a device that serves only requests for the pool. Freed blocks return to
  * the pool and stay there, so that a graph's addresses stay valid: neither orCacheEmpty nor a
- * shortage takes them. A pool has a count of holders. When the last one releases it, its memory
- * becomes the device's own, blocks in use included, as soon as all work queued on the device by
- * then has finished. 0 is no pool: the device's own memory. */
+ * shortage takes them. After its release its memory becomes the device's own, blocks in use
+ * included, as soon as all work queued on the device by then has finished. 0 is no pool: the
+ * device's own memory. */
 typedef uint64_t orMemPool_t;
-/* Creates a pool with one holder, the caller. */
 OR_API orError_t orMemPoolCreate(orMemPool_t *pool, int device);
-OR_API orError_t orMemPoolRetain(orMemPool_t pool);
-/* Removes a holder. After the last one the handle is invalid. Never blocks. */
+/* The handle is invalid from now on. Never blocks. */
 OR_API orError_t orMemPoolRelease(orMemPool_t pool);
 /* orCacheMalloc from a pool of the stream's device. */
 OR_API orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream,
@@ -520,8 +517,7 @@ typedef struct orCacheStats {
 } orCacheStats;
 OR_API orError_t orCacheGetStats(orCacheStats *stats, int device);
 typedef struct orMemPoolStats {
-  size_t size; /* sizeof(orMemPoolStats) */
-  uint64_t holders;
+  size_t size;                   /* sizeof(orMemPoolStats) */
   orCacheStat reserved_bytes[3]; /* as in orCacheStats, where they are counted too */
 } orMemPoolStats;
 OR_API orError_t orMemPoolGetStats(orMemPoolStats *stats, orMemPool_t pool);

@@ -34,7 +34,6 @@ typedef struct orEvent {
   orMutex lock;
   /* Under `lock`. */
   unsigned flags;
-  int device;
   orCell *cell; /* newest; null: never recorded */
 } orEvent;
 
@@ -180,7 +179,6 @@ static orError_t makeEvent(int device, unsigned flags, orCell *cell, orEvent_t *
   orEvent *e = slot;
   orMutexLock(&e->lock);
   e->flags = flags;
-  e->device = device;
   e->cell = cell;
   if (cell) cell->event = *handle;
   orHandlePublish(&e->slot, *handle);
@@ -270,13 +268,14 @@ static orError_t captureRecord(orEvent *e, orStream *s, orCell *cell, orCell **r
 static orError_t queueRecord(orEvent *e, orStream_t stream, orCell *cell, orCell **replaced) {
   orStream *s;
   orTask *task;
+  orEvent_t event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
   OR_TRY(orStreamBegin(stream, false, 0, &s, &task));
-  if (s->device != e->device) {
+  if (s->device != orHandleDevice(event)) {
     int device = s->device;
     orMutexUnlock(&s->lock); /* the reserved record is not committed, so it is discarded */
     return orFail(orErrorInvalidValue,
-                  "an event of device %d cannot be recorded on a stream of device %d", e->device,
-                  device);
+                  "an event of device %d cannot be recorded on a stream of device %d",
+                  orHandleDevice(event), device);
   }
   if (OR_UNLIKELY(s->capturing != NULL)) {
     orError_t error = captureRecord(e, s, cell, replaced);
@@ -288,7 +287,7 @@ static orError_t queueRecord(orEvent *e, orStream_t stream, orCell *cell, orCell
   e->cell = cell;
   cell->stream = s->last_handle;
   cell->number = queued;
-  cell->event = atomic_load_explicit(&e->slot.handle, memory_order_relaxed);
+  cell->event = event;
   OR_PROBE(OR_PROBE_RECORD, .stream = cell->stream, .cell = cell, .replaced = *replaced);
   if (atomic_load_explicit(&s->completed, memory_order_acquire) == queued) {
     orMutexUnlock(&s->lock); /* nothing is before it, so no worker has to wake up */
