@@ -154,14 +154,10 @@ orError_t orCapturesRefuse(int device, const char *call) {
 
 /* ---- nodes ---- */
 
-static size_t nodeSize(size_t args_size) {
-  return offsetof(orGraphNode, task) + OR_TASK_HEADER + ((args_size + 15) & ~(size_t)15);
-}
-
-static orGraphNode *newNode(size_t args_size) {
-  size_t size = nodeSize(args_size);
-  orGraphNode *n = aligned_alloc(16, (size + 15) & ~(size_t)15);
-  if (n) *n = (orGraphNode){.task = {.size = size - offsetof(orGraphNode, task)}};
+orGraphNode *orGraphNodeNew(size_t args_size) {
+  size_t task = OR_TASK_HEADER + ((args_size + 15) & ~(size_t)15);
+  orGraphNode *n = aligned_alloc(16, (offsetof(orGraphNode, task) + task + 15) & ~(size_t)15);
+  if (n) *n = (orGraphNode){.task = {.size = task}};
   return n;
 }
 
@@ -180,7 +176,7 @@ orError_t orCaptureReserve(orStream *s, size_t args_size, orTask **task) {
   orMutexAssertHeld(&s->lock);
   if (stateOf(b->capture) != OR_CAPTURE_ACTIVE) return refuseInvalidated(b->capture);
   free(b->reserved);
-  b->reserved = newNode(args_size);
+  b->reserved = orGraphNodeNew(args_size);
   if (!b->reserved)
     return orFail(orErrorMemoryAllocation, "no memory for a node with %zu bytes of arguments",
                   args_size);
@@ -221,7 +217,7 @@ static bool isActive(const orCapture *c) { return c->state == OR_CAPTURE_ACTIVE;
 orError_t orCaptureRecord(orStream *s, orCell *cell) {
   orBranch *b = s->capturing;
   orCapture *c = b->capture;
-  orGraphNode *record = newNode(sizeof b->after);
+  orGraphNode *record = orGraphNodeNew(sizeof b->after);
   if (!record) return orFail(orErrorMemoryAllocation, "no memory for an event's record");
   record->task.kind = OR_KIND_RECORD;
   record->task.name = "orEventRecord";
@@ -272,7 +268,7 @@ static orError_t join(orCapture *c, orStream *s) {
  * nothing on failure. Locks of the stream and of the capture held. */
 static orError_t follow(orCapture *c, orStream *s, orGraphNode *record) {
   if (s->capturing && s->capturing->index == record->branch) return orSuccess;
-  orGraphNode *wait = newNode(0);
+  orGraphNode *wait = orGraphNodeNew(0);
   if (!wait) return orFail(orErrorMemoryAllocation, "no memory for a wait of a capture");
   orError_t error = s->capturing ? orSuccess : join(c, s);
   if (error)
@@ -498,7 +494,7 @@ orCapture *orStreamCapture(orStream_t stream) {
 
 /* Lock of the stream held. */
 static void appendReport(orBranch *b, orNodeReport *report, const void *args, size_t size) {
-  orGraphNode *n = newNode(size);
+  orGraphNode *n = orGraphNodeNew(size);
   if (!n) return; /* the tool misses this access */
   n->report = report;
   memcpy(orTaskArgs(&n->task), args, size);

@@ -95,15 +95,13 @@ static void addToLine(orLine *line, const orGraphNode *n) {
 
 /* Adds a record or wait of the graph's own to a line. */
 static bool addOwn(orGraphBody *b, orTaskKind kind, uint32_t line, uint32_t cell) {
-  size_t size = offsetof(orGraphNode, task) + OR_TASK_HEADER + 16;
-  orGraphNode *n = aligned_alloc(16, size);
+  orGraphNode *n = orGraphNodeNew(sizeof b);
   if (!n) return false;
-  *n = (orGraphNode){.branch = line,
-                     .task = {.size = size - offsetof(orGraphNode, task),
-                              .kind = kind,
-                              .name = "orGraphReplay",
-                              .destroy = kind == OR_KIND_RECORD ? destroyLine : NULL,
-                              .u.slot = cell}};
+  n->branch = line;
+  n->task.kind = kind;
+  n->task.name = "orGraphReplay";
+  n->task.destroy = kind == OR_KIND_RECORD ? destroyLine : NULL;
+  n->task.u.slot = cell;
   *(orGraphBody **)orTaskArgs(&n->task) = b;
   *b->own.end = n;
   b->own.end = &n->next;

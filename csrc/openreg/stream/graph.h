@@ -24,6 +24,8 @@ struct orGraphNode {
 typedef struct orGraphNodes {
   orGraphNode *first, **end;
 } orGraphNodes;
+/* Null if memory is short. */
+orGraphNode *orGraphNodeNew(size_t args_size);
 /* Destroys all nodes. No lock held. */
 void orGraphNodesFree(orGraphNodes *nodes);
 
