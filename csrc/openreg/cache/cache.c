@@ -112,7 +112,7 @@ static bool wantsPoison(void) {
   return OR_UNLIKELY(wanted >= 0) ? wanted : orConfigGet()->poison;
 }
 
-bool orCachePoisons(void) {
+static bool poisons(void) {
   return wantsPoison() || atomic_load_explicit(&is_poisoned, memory_order_relaxed);
 }
 
@@ -137,8 +137,8 @@ static void pushDirty(orCache *cache, orBlock *block) {
   cache->dirty = block;
 }
 
-/* Queued like an event's record: a full queue does not block it. */
-uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int device) {
+/* Queued like an event's record: a full queue does not block it. Returns the task's number. */
+static uint64_t queuePoison(orStream_t stream, void *ptr, size_t bytes, int device) {
   uint64_t before = orNotedErrors();
   orStream *s;
   orTask *task;
@@ -161,8 +161,7 @@ static void poisonDirty(orCache *cache) {
     cache->dirty = block->idle_next;
     orStream_t stream = block->owner->stream;
     orCacheUnlock(cache);
-    uint64_t number =
-        orCacheQueuePoison(stream, (void *)block->start, block->size, orCacheDevice(cache));
+    uint64_t number = queuePoison(stream, (void *)block->start, block->size, orCacheDevice(cache));
     orCacheLock(cache);
     block->reuse_from = number + 1;
     becomeFree(cache, block);
@@ -171,7 +170,7 @@ static void poisonDirty(orCache *cache) {
 
 /* A graph's memory is not poisoned: that could come between its write and its read. */
 static inline void finishFree(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(orCachePoisons()) && !orMemPoolIsGraphs(block->owner->mempool))
+  if (OR_UNLIKELY(poisons()) && !orMemPoolIsGraphs(block->owner->mempool))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);
@@ -240,13 +239,11 @@ static void pollAll(orCache *cache) {
   if (cache->dirty) poisonDirty(cache);
 }
 
-static inline void poll(orCache *cache) {
+inline void orCachePoll(orCache *cache) {
   uintptr_t any = (uintptr_t)cache->postponed | (uintptr_t)cache->deferred |
                   (uintptr_t)cache->blocks.waiting | (uintptr_t)cache->dirty;
   if (OR_UNLIKELY(any)) pollAll(cache);
 }
-
-void orCachePoll(orCache *cache) { poll(cache); }
 
 /* ---- Addresses ---- */
 
@@ -331,7 +328,7 @@ static bool fitsUnsplit(const orRequest *r, const orBlock *block) {
   return block->size - r->size < r->cache->options.max_non_split_rounding;
 }
 
-static inline bool take(orRequest *r, void **ptr) {
+inline bool orCacheTake(orRequest *r, void **ptr) {
   orBlocks *blocks = &r->cache->blocks;
   orBlockStream *owner = orBlocksStreamFind(blocks, r->stream, r->mempool);
   if (!owner || OR_UNLIKELY(!orBlocksReserve(blocks, 1))) return false;
@@ -344,8 +341,6 @@ static inline bool take(orRequest *r, void **ptr) {
   return true;
 }
 
-bool orCacheTake(orRequest *r, void **ptr) { return take(r, ptr); }
-
 /* Poisons fresh memory when it is first handed out, as most of a segment never is. It is written at
  * once in a task, which has its memory at once, and for a graph, as replays may be on any stream,
  * unordered with the capture's. */
@@ -354,7 +349,7 @@ static void poisonFresh(const orRequest *r, uintptr_t end) {
   size_t bytes = end - r->fresh;
   const orDevice *d = orDeviceAt(r->device);
   if (orProcessTask() == OR_TASK_NONE && !orMemPoolIsGraphs(r->mempool))
-    orCacheQueuePoison(r->stream, fresh, bytes, r->device);
+    queuePoison(r->stream, fresh, bytes, r->device);
   else if (d->can_map && !orDeviceMap(d, fresh, bytes, &address))
     memset(address, OR_POISON, bytes);
 }
@@ -402,14 +397,14 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool
   OR_TRY(orDeviceCheckLost(device));
   if (orProbeOn(OR_PROBE_ALLOCATION) && isRefused(&r)) return orCacheAllocateSlow(&r, ptr);
   orCacheLock(r.cache);
-  poll(r.cache);
+  orCachePoll(r.cache);
   r.size = sizeFor(r.cache, bytes);
   r.pool = r.size <= small_limit ? OR_POOL_SMALL : OR_POOL_LARGE;
-  bool found = OR_LIKELY(r.size != 0) && take(&r, ptr);
+  bool found = OR_LIKELY(r.size != 0) && orCacheTake(&r, ptr);
   orCacheUnlock(r.cache);
   if (OR_UNLIKELY(!found)) OR_TRY(orCacheAllocateSlow(&r, ptr));
   uintptr_t end = (uintptr_t)*ptr + r.size;
-  if (OR_UNLIKELY(r.fresh < end) && orCachePoisons()) poisonFresh(&r, end);
+  if (OR_UNLIKELY(r.fresh < end) && poisons()) poisonFresh(&r, end);
   return orSuccess;
 }
 
@@ -472,7 +467,7 @@ orError_t orCacheFree(void *ptr) {
     reportFree(block, use);
   if (OR_LIKELY(!use)) finishFree(cache, block);
   orCacheQueueUses(cache, use);
-  poll(cache);
+  orCachePoll(cache);
   orCacheUnlock(cache);
   return orSuccess;
 }

@@ -89,8 +89,6 @@ typedef struct orCacheReuse {
 } orCacheReuse;
 /* Sets how all caches reuse memory. No lock held. */
 void orCacheSetReuse(orCacheReuse reuse);
-/* Whether memory is poisoned: by the setting, orCachePoison, or orCacheSetReuse. */
-bool orCachePoisons(void);
 /* The block of any device that has an address, for a signal handler: see orBlocksAt. */
 bool orCacheAt(uintptr_t address, orTouched *place);
 /* Frees what queued work has finished with. Lock held; released meanwhile for poison. */
@@ -106,8 +104,6 @@ bool orCacheCompleted(orStream_t stream, uint64_t number);
 /* Sleeps until a stream has completed `number` tasks; no lock held. Counters outlive the
  * stream's handle. */
 orError_t orCacheAwait(orStream_t stream, uint64_t number);
-/* Fills a range in stream order; returns the number of the task. */
-uint64_t orCacheQueuePoison(orStream_t stream, void *ptr, size_t bytes, int device);
 
 /* ---- segment.c ---- */
 

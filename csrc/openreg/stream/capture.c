@@ -474,7 +474,8 @@ orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uin
   return orSuccess;
 }
 
-bool orDeviceCaptures(int device) {
+/* Whether any stream of the device may be capturing. */
+static bool mayCapture(int device) {
   return atomic_load_explicit(&captures[device], memory_order_acquire) != 0;
 }
 
@@ -483,7 +484,7 @@ uint64_t orCapturesEnded(void) { return atomic_load_explicit(&ended, memory_orde
 bool orCaptureIsOver(orCapture *c) { return stateOf(c) == OR_CAPTURE_OVER; }
 
 orCapture *orStreamCapture(orStream_t stream) {
-  if (OR_LIKELY(!orDeviceCaptures(orHandleDevice(stream)))) return NULL;
+  if (OR_LIKELY(!mayCapture(orHandleDevice(stream)))) return NULL;
   orStream *s = orHandleSlotAt(&orStreamTable, orHandleIndex(stream));
   orMutexLock(&s->lock);
   orCapture *c = orHandleIs(&s->slot, stream) && orCaptureHolds(s) ? s->capturing->capture : NULL;
@@ -507,7 +508,7 @@ static void appendReport(orBranch *b, orNodeReport *report, const void *args, si
 static orStream *lockCapturing(orStream_t stream) {
   orStream *s;
   if (stream == OR_STREAM_DEFAULT || !orHandleFind(&orStreamTable, stream)) return NULL;
-  if (!orDeviceCaptures(orHandleDevice(stream))) return NULL;
+  if (!mayCapture(orHandleDevice(stream))) return NULL;
   if (orStreamLock(stream, &s)) return NULL;
   if (orCaptureHolds(s)) return s;
   orMutexUnlock(&s->lock);

@@ -64,8 +64,6 @@ void orCaptureForget(orCell *cell);
 /* Invalidates all captures of a device; fails if there are any. */
 void orCapturesInvalidate(int device, const char *call);
 orError_t orCapturesRefuse(int device, const char *call);
-/* Whether any stream of the device may be capturing. */
-bool orDeviceCaptures(int device);
 /* How many captures have ended, of all devices. */
 uint64_t orCapturesEnded(void);
 /* The stream's active capture, with a reference for the caller, or null. No lock of streams

@@ -383,8 +383,6 @@ void orHostSetStandIn(orError_t (*fn)(const orWaitGoal *goal, uint32_t *refused)
 /* Puts a stream that has just become READY into the list and makes sure that a worker runs. No lock
  * held. */
 void orWorkerSchedule(orStream *stream);
-/* Wakes up to `count` sleeping workers to look for pieces of copies. */
-void orWorkerWakeIdle(int count);
 
 /* For a dispatcher: passes worker 0 a stream that can run, for which it calls `serve`. `refuse`
  * takes the stream back if the system refuses worker 0 a thread. */

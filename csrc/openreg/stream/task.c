@@ -126,9 +126,9 @@ static orDevice *workDevice(const orTask *t, const orStream *s) {
     case OR_KIND_KERNEL:
       return orDeviceAt(s->device);
     case OR_KIND_COPY:
-      return t->u.copy.device < 0 ? NULL : orDeviceAt(t->u.copy.device);
+      return orDeviceAt(t->u.copy.device);
     case OR_KIND_SET:
-      return t->u.set.device < 0 ? NULL : orDeviceAt(t->u.set.device);
+      return orDeviceAt(t->u.set.device);
     default:
       return NULL;
   }

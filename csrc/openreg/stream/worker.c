@@ -275,33 +275,17 @@ void orWorkerSchedule(orStream *s) {
   if (OR_UNLIKELY(!wake(l, start) && l && none)) wakeHosts();
 }
 
-/* Chooses worker 0 if it sleeps or is still to be started; if it is awake, it checks the lists
- * again before it sleeps. Lock held. */
-static orWorker *chooseWideWorker(bool *start) {
-  *start = !(sched.threads & 1);
-  return *start || (sched.idle & 1) ? choose(0) : NULL;
-}
-
 void orWorkerServe(orStream *s, void (*serve)(orStream *), void (*refuse)(orStream *)) {
-  bool start;
   orMutexLock(&sched.lock);
   sched.chosen = s;
   sched.serve = serve;
   sched.refuse = refuse;
   atomic_fetch_or_explicit(&sched.ready_mask, OR_CHOSEN, memory_order_relaxed);
-  orWorker *l = chooseWideWorker(&start);
+  /* If worker 0 is awake, it checks the lists again before it sleeps. */
+  bool start = !(sched.threads & 1);
+  orWorker *l = start || (sched.idle & 1) ? choose(0) : NULL;
   orMutexUnlock(&sched.lock);
   wake(l, start);
-}
-
-void orWorkerWakeIdle(int count) {
-  while (count-- > 0) {
-    bool start = false;
-    orMutexLock(&sched.lock);
-    orWorker *l = chooseWorker(&start);
-    orMutexUnlock(&sched.lock);
-    if (!wake(l, start)) return;
-  }
 }
 
 /* ---- the worker ---- */
@@ -664,17 +648,18 @@ static void askForShortSlice(void) {
 static void callForPieces(int missing) {
   orStream *s = orTaskStream();
   if (s && orStreamAskForHelp(s)) missing--;
-  orWorkerWakeIdle(missing);
-}
-
-/* A task that calls exit() does not return to its stream. */
-static void leaveTask(void) {
-  orStream *s = orTaskStream();
-  if (s) orWorkerGiveBack(s);
+  while (missing-- > 0) {
+    bool start = false;
+    orMutexLock(&sched.lock);
+    orWorker *l = chooseWorker(&start);
+    orMutexUnlock(&sched.lock);
+    if (!wake(l, start)) return;
+  }
 }
 
 static void atExit(void) {
-  leaveTask();
+  orStream *s = orTaskStream();
+  if (s) orWorkerGiveBack(s); /* a task that calls exit() does not return to it */
   orSleepersWake();
   orDispatchNotice();
 }

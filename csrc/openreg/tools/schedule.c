@@ -231,15 +231,9 @@ static orStream *hostGoesOn(orGoal *g) {
 
 static int tasksAtPoint(void) {
   int n = 0;
-  switch ((orSchedulePolicy)atomic_load_explicit(&plan.policy, memory_order_relaxed)) {
-    case orScheduleSeeded:
-      while (plan.held && chance(plan.haste)) n++;
-      return n;
-    case orScheduleEarly:
-      return OR_MOST_TASKS;
-    default:
-      return 0;
-  }
+  if (policyIs(orScheduleEarly)) return OR_MOST_TASKS;
+  while (policyIs(orScheduleSeeded) && plan.held && chance(plan.haste)) n++;
+  return n;
 }
 
 /* ---- by a tape (lock held) ---- */
