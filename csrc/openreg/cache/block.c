@@ -11,7 +11,6 @@
 #include "cache/block.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum {
   CHUNK = 64, /* block structures allocated at a time */

@@ -10,7 +10,6 @@
  * and released, and the hook, which is atomic and set by any thread, is called, without it.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "cache/cache.h"
 #include "openreg_graph.h"

@@ -13,7 +13,6 @@
  * found: kernels ask for the same few again and again. The cache is valid until any region leaves
  * the tree, which changes `taken` (written under the lock).
  */
-#include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/interval_tree.h"

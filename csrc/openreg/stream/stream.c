@@ -26,7 +26,6 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "stream/stream.h"
 

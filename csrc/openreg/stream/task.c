@@ -10,7 +10,6 @@
  * The thread-locals describe the task that this thread runs, for orMapForKernel, the caching
  * allocator and the refusals.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -16,7 +16,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
 #include <ucontext.h>
 #include <unistd.h>
 

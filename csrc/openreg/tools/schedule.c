@@ -56,7 +56,6 @@
 #include "openreg_schedule.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "cache/cache.h"
 #include "tools/choices.h"
