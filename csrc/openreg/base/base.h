@@ -5,8 +5,7 @@
  * No lock is held while waiting, loading a library, or calling a hook, a kernel, a `drop` or a
  * vendor's function.
  */
-#ifndef OPENREG_PRIVATE_BASE_H
-#define OPENREG_PRIVATE_BASE_H
+#pragma once
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -271,5 +270,3 @@ void orSplitSetCall(void (*fn)(int missing));
 void orCopyBytes(void *dst, const void *src, size_t bytes);
 
 #include "base/probe.h"
-
-#endif

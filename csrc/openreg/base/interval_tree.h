@@ -3,8 +3,7 @@
  * at the same address. The node is embedded in the structure that has the interval. A tree has no
  * lock of its own.
  */
-#ifndef OPENREG_TREE_H
-#define OPENREG_TREE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ void orTreeRemove(orTree *tree, orTreeNode *node);
 orTreeNode *orTreeFind(const orTree *tree, uintptr_t begin, uintptr_t end);
 /* Calls `fn`, which must not change the tree, for all that overlap [begin, end), in order. */
 void orTreeEach(const orTree *tree, uintptr_t begin, uintptr_t end, void (*fn)(orTreeNode *node));
-
-#endif

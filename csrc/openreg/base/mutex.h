@@ -5,8 +5,7 @@
  * (orFutexWait). With OR_DEBUG both rules are asserted, as are functions that require a lock
  * (orMutexAssertHeld); each thread keeps a list of what it holds.
  */
-#ifndef OPENREG_MUTEX_H
-#define OPENREG_MUTEX_H
+#pragma once
 
 #include <pthread.h>
 
@@ -67,6 +66,4 @@ static inline void orMutexLock(orMutex *m) { pthread_mutex_lock(&m->mutex); }
 static inline void orMutexUnlock(orMutex *m) { pthread_mutex_unlock(&m->mutex); }
 static inline void orMutexAssertHeld(const orMutex *m) { (void)m; }
 static inline void orMutexAssertNone(void) {}
-#endif
-
 #endif

@@ -10,8 +10,7 @@
  * that are held. Under them a tool takes only its own lock, of rank OR_RANK_TOOLS, and does not
  * sleep.
  */
-#ifndef OPENREG_PROBE_H
-#define OPENREG_PROBE_H
+#pragma once
 
 /* Types of higher layers, used as pointers only. */
 typedef struct orStream orStream;
@@ -120,5 +119,3 @@ static inline orError_t orProbeWaited(orProbe *wait, orError_t error) {
   orProbeCall(OR_PROBE_HOST_WAITED, wait);
   return error;
 }
-
-#endif

@@ -2,8 +2,7 @@
  * The blocks of one device, for the files of cache/: which there are, which are free, statistics.
  * No locks, no streams, no device: the caller holds the cache's lock around every function.
  */
-#ifndef OPENREG_BLOCK_H
-#define OPENREG_BLOCK_H
+#pragma once
 
 #include "stream/stream.h"
 
@@ -185,5 +184,3 @@ void orBlocksResetAccumulated(orBlocks *blocks);
 
 /* Lists up to `count` blocks, segment after segment, each in order of address. */
 void orBlocksList(const orBlocks *blocks, void *list, size_t width);
-
-#endif

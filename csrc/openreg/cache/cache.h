@@ -3,8 +3,7 @@
  * segment.c (memory from the device and back), history.c (what happened). The rules are at the head
  * of cache.c.
  */
-#ifndef OPENREG_CACHE_H
-#define OPENREG_CACHE_H
+#pragma once
 
 #include "cache/block.h"
 
@@ -130,5 +129,3 @@ void orMemPoolEnd(orCache *cache, orBlock *end);
 void orMemPoolsEndPostponed(orCache *cache);
 /* Calls `fn` for the reserved bytes of each of a device's private pools. Lock held. */
 void orMemPoolsForEach(orCache *cache, void (*fn)(orCacheStat *reserved_bytes));
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The interface of device/: the table of devices, and which addresses are allocated.
  */
-#ifndef OPENREG_PRIVATE_DEVICE_H
-#define OPENREG_PRIVATE_DEVICE_H
+#pragma once
 
 #include "base/base.h"
 
@@ -99,5 +98,3 @@ orError_t orRegionAllocate(int device, size_t bytes, bool cached, void **ptr);
 orError_t orRegionRelease(void *ptr);
 /* Bytes in use on a device. */
 size_t orRegionUsed(int device);
-
-#endif

@@ -2,8 +2,7 @@
  * Pinned memory that is mapped twice: for the caller, where pages may be guarded, and at an alias
  * for tasks.
  */
-#ifndef OPENREG_MIRROR_H
-#define OPENREG_MIRROR_H
+#pragma once
 
 #include "device/device.h"
 
@@ -43,5 +42,3 @@ void orAliasGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards cho
 bool orAliasGuardAt(uintptr_t address, orGuard *guard);
 /* Removes the page's guard until orAliasGuard is called; false if the system refuses. */
 bool orAliasLift(uintptr_t address);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * model/dispatch.cpp is a model of its change (`make model`).
  */
-#ifndef OPENREG_DISPATCH_H
-#define OPENREG_DISPATCH_H
+#pragma once
 
 /* All are called with no lock held. */
 typedef struct orDispatcher {
@@ -42,5 +41,3 @@ static inline void orDispatchNotice(void) {
   const orDispatcher *d = atomic_load_explicit(&orDispatcherNow, memory_order_seq_cst);
   if (OR_UNLIKELY(d != NULL)) d->notice();
 }
-
-#endif

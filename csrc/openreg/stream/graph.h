@@ -1,8 +1,7 @@
 /*
  * The interface of capture.c, graph.c and graph_dot.c. Ownership: see the head of capture.c.
  */
-#ifndef OPENREG_PRIVATE_GRAPH_H
-#define OPENREG_PRIVATE_GRAPH_H
+#pragma once
 
 #include "openreg_graph.h"
 
@@ -81,5 +80,3 @@ bool orCaptureReport(orStream_t stream, orNodeReport *report, const void *args, 
  * `cells`. */
 orError_t orGraphDraw(int device, const orGraphNodes *nodes, uint32_t lines, uint32_t cells,
                       const char *path);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The interface of stream/: queued work, the threads that run it, and how hosts wait for it.
  */
-#ifndef OPENREG_PRIVATE_STREAM_H
-#define OPENREG_PRIVATE_STREAM_H
+#pragma once
 
 #include "device/device.h"
 
@@ -438,5 +437,3 @@ const char *orTaskName(void);
 
 #include "stream/dispatch.h"
 #include "stream/graph.h"
-
-#endif

@@ -2,8 +2,7 @@
  * Whether a faulting access of an Arm64 processor was a write. Pure functions, which compile for
  * every processor.
  */
-#ifndef OPENREG_A64_H
-#define OPENREG_A64_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,5 +23,3 @@ orA64Access orA64Decode(uint32_t instruction) OR_HIDDEN;
 /* `records`: the signal frame's (uc_mcontext.__reserved). `otherwise`: the answer if neither they
  * nor the instruction give one. */
 bool orA64Wrote(const void *records, size_t bytes, uint32_t instruction, bool otherwise) OR_HIDDEN;
-
-#endif

@@ -4,8 +4,7 @@
  *
  * Plain data: the caller locks. If memory is short, the record is marked incomplete and ends early.
  */
-#ifndef OPENREG_TAPE_H
-#define OPENREG_TAPE_H
+#pragma once
 
 #include "stream/stream.h"
 #include "openreg_schedule.h"
@@ -32,5 +31,3 @@ void orStepsAdd(orSteps *steps, orScheduleStep step);
 
 /* schedule.c, for the sanitizer: notes that queued work may touch these bytes. No lock held. */
 void orScheduleTouched(orStream_t stream, uintptr_t begin, uintptr_t end, bool write);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Names of streams, and the hang report.
  */
-#ifndef OPENREG_PRIVATE_HANG_H
-#define OPENREG_PRIVATE_HANG_H
+#pragma once
 
 #include "stream/stream.h"
 
@@ -11,5 +10,3 @@ typedef char orStreamName[64];
 const char *orStreamNameOf(orStreamName text, orStream_t stream);
 /* The hang report on stderr; `why` ends its first line. No lock held. */
 void orHangPrint(const char *why);
-
-#endif

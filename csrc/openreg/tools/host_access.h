@@ -2,8 +2,7 @@
  * What the files around the SIGSEGV handler share: the resolution of faults, the description of an
  * address, and the kind of an access.
  */
-#ifndef OPENREG_FAULT_HANDLER_H
-#define OPENREG_FAULT_HANDLER_H
+#pragma once
 
 #include "stream/stream.h"
 
@@ -15,5 +14,3 @@ void orFaultSetGuard(bool (*guarded)(uintptr_t address),
 void orFaultInstall(void);
 /* Whether the access of a fault was a write; `otherwise` if the processor does not report it. */
 bool orFaultWrote(const void *context, bool otherwise);
-
-#endif
