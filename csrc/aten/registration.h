@@ -6,6 +6,8 @@
 
 #include <torch/library.h>
 
+#include <initializer_list>
+
 namespace torch_openreg {
 
 /* Never destroyed. The dispatcher tells where the caller is (torch._C._dispatch_dump). */
@@ -13,6 +15,12 @@ inline torch::Library &libraryOf(const char *name, c10::DispatchKey key,
                                  const char *file = __builtin_FILE(),
                                  uint32_t line = __builtin_LINE()) {
   return *new torch::Library(torch::Library::IMPL, name, key, file, line);
+}
+
+template <void (*kernel)(const c10::OperatorHandle &, torch::jit::Stack *)>
+void implBoxed(torch::Library &library, std::initializer_list<const char *> names) {
+  for (const char *name : names)
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<kernel>());
 }
 
 }  // namespace torch_openreg
@@ -25,3 +33,6 @@ inline torch::Library &libraryOf(const char *name, c10::DispatchKey key,
                        number)(torch_openreg::libraryOf(#name, c10::DispatchKey::key)), \
        true);                                                                           \
   static void C10_CONCATENATE(openregImpl, number)(torch::Library & m)
+
+#define OPENREG_FALL_THROUGH(key, name) \
+  OPENREG_LIBRARY_IMPL(aten, key, m) { m.impl(name, torch::CppFunction::makeFallthrough()); }

@@ -262,12 +262,10 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   // The CPU's kernels refuse parameters and statistics of different dtypes, which CUDA's accept.
   // The composite kernel of _batch_norm_no_update calls the CPU's kernel with the device's tensors.
-  for (const char *name :
-       {"native_batch_norm", "native_batch_norm.out", "_native_batch_norm_legit",
-        "_native_batch_norm_legit.out", "_batch_norm_with_update", "_batch_norm_with_update.out",
-        "_batch_norm_no_update", "native_batch_norm_backward", "batch_norm_backward"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&batchNorm>());
-  }
+  implBoxed<&batchNorm>(
+      m, {"native_batch_norm", "native_batch_norm.out", "_native_batch_norm_legit",
+          "_native_batch_norm_legit.out", "_batch_norm_with_update", "_batch_norm_with_update.out",
+          "_batch_norm_no_update", "native_batch_norm_backward", "batch_norm_backward"});
   // nn.SyncBatchNorm calls these, which PyTorch has only for CUDA.
   m.impl("batch_norm_stats", &batchNormStats);
   m.impl("batch_norm_elemt", &batchNormElemt);

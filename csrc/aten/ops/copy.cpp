@@ -327,12 +327,8 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 // PyTorch's kernels for these bits resolve them by a copy, which would recurse for ever.
-OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
-OPENREG_LIBRARY_IMPL(aten, Negative, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
+OPENREG_FALL_THROUGH(Conjugate, "_copy_from")
+OPENREG_FALL_THROUGH(Negative, "_copy_from")
 
 // Without these a copy would fail with a list of other backends' kernels.
 OPENREG_LIBRARY_IMPL(aten, SparsePrivateUse1, m) { m.impl("_copy_from", &torch_openreg::copyFrom); }

@@ -84,12 +84,8 @@ void lstsq(const c10::OperatorHandle &op, Stack *stack) {
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   // The CPU's kernel refuses integers, and reads the data for equal bounds.
-  for (const char *name : {"histc", "histc.out"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&histc>());
-  }
+  implBoxed<&histc>(m, {"histc", "histc.out"});
   // The CPU's kernels refuse the drivers that CUDA's accept.
-  for (const char *name : {"_linalg_svd", "_linalg_svd.U"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&svd>());
-  }
-  m.impl("linalg_lstsq.out", torch::CppFunction::makeFromBoxedFunction<&lstsq>());
+  implBoxed<&svd>(m, {"_linalg_svd", "_linalg_svd.U"});
+  implBoxed<&lstsq>(m, {"linalg_lstsq.out"});
 }

@@ -248,9 +248,5 @@ OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
 }
 
 // PyTorch's kernels for these bits would record a resolved copy instead of the tensor.
-OPENREG_LIBRARY_IMPL(aten, Conjugate, m) {
-  m.impl("record_stream", torch::CppFunction::makeFallthrough());
-}
-OPENREG_LIBRARY_IMPL(aten, Negative, m) {
-  m.impl("record_stream", torch::CppFunction::makeFallthrough());
-}
+OPENREG_FALL_THROUGH(Conjugate, "record_stream")
+OPENREG_FALL_THROUGH(Negative, "record_stream")

@@ -66,7 +66,7 @@ void registerReaders(torch::Library &library, DispatchKey key,
     if (!op) continue;  // not in this version of PyTorch
     const bool early = op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
     if (key == DispatchKey::PrivateUse1 || early) {
-      library.impl(name, torch::CppFunction::makeFromBoxedFunction<kernel>());
+      implBoxed<kernel>(library, {name});
     }
   }
 }

@@ -135,8 +135,7 @@ REGISTER_PRIVATEUSE1_DISPATCH(flatten_indices_stub, &flattenIndices)
 
 // The CPU's kernel stores what its derivative needs only if autograd is on.
 OPENREG_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
-  m.impl("_sparse_mm_reduce_impl",
-         torch::CppFunction::makeFromBoxedFunction<&torch_openreg::sparseMmReduce>());
+  torch_openreg::implBoxed<&torch_openreg::sparseMmReduce>(m, {"_sparse_mm_reduce_impl"});
 }
 
 // The CPU's kernel accesses memory outside any task.

@@ -194,47 +194,34 @@ REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &chooseAttention)
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace torch_openreg;
   // PyTorch has no kernel for these on any device: it requires a backend's own.
-  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-  m.impl("convolution_backward_overrideable",
-         torch::CppFunction::makeFromBoxedFunction<&convolutionBackward>());
+  implBoxed<&convolution>(m, {"convolution_overrideable"});
+  implBoxed<&convolutionBackward>(m, {"convolution_backward_overrideable"});
   // The CPU's kernel draws from the CPU's generator, because the operator has no argument for one.
   m.impl("native_dropout", &dropout);
   // The CPU's kernel reads the sum of `repeats`, which would make the caller wait.
-  m.impl("repeat_interleave.Tensor",
-         torch::CppFunction::makeFromBoxedFunction<&repeatInterleave>());
+  implBoxed<&repeatInterleave>(m, {"repeat_interleave.Tensor"});
   // PyTorch's composite kernels are less exact, take more steps, or fail under another operator's
   // name.
-  for (const char *name : {"_stack", "_stack.out", "addr", "addr.out", "all.dims_out",
-                           "any.dims_out", "native_group_norm", "native_layer_norm",
-                           "linalg__powsum", "convolution", "convolution_backward", "embedding",
-                           "mode.values", "mish_backward", "addr_", "conj_physical_"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
-  }
+  implBoxed<&cpuKernel>(m, {"_stack", "_stack.out", "addr", "addr.out", "all.dims_out",
+                            "any.dims_out", "native_group_norm", "native_layer_norm",
+                            "linalg__powsum", "convolution", "convolution_backward", "embedding",
+                            "mode.values", "mish_backward", "addr_", "conj_physical_"});
   // The CPU's kernels accept a learning rate without dimensions; CUDA's accept any shape.
-  for (const char *name : {"_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr",
-                           "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fusedStep>());
-  }
+  implBoxed<&fusedStep>(m, {"_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr",
+                            "_fused_sgd_.tensor_lr", "_fused_adagrad_.tensor_lr"});
   // The composite kernel multiplies by a power, which may overflow; the CPU has a kernel that
   // cannot.
-  for (const char *name : {"ldexp.Tensor", "ldexp_", "ldexp.out"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
-  }
+  implBoxed<&cpuKernel>(m, {"ldexp.Tensor", "ldexp_", "ldexp.out"});
   // PyTorch's composite kernel calls a stub that each device has to provide.
-  for (const char *name : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cpuKernel>());
-  }
+  implBoxed<&cpuKernel>(m, {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"});
 }
 
 // PyTorch's derivatives of the cells call kernels that only CUDA has: here the parts are
 // differentiated. max_pool1d: see maxPool1d.
-OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+static void registerComposites(torch::Library &m) {
   m.impl("max_pool1d", &torch_openreg::maxPool1d);
   m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
   m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);
 }
-OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("max_pool1d", &torch_openreg::maxPool1d);
-  m.impl("_thnn_fused_lstm_cell", &torch_openreg::lstmCell);
-  m.impl("_thnn_fused_gru_cell", &torch_openreg::gruCell);
-}
+OPENREG_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { registerComposites(m); }
+OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) { registerComposites(m); }
