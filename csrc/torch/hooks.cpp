@@ -1,8 +1,6 @@
 /*
  * PyTorch's hooks: what generic code asks of an accelerator without a device guard.
  */
-#include "hooks.h"
-
 #include <ATen/core/GraphImplInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
@@ -15,6 +13,7 @@
 #include "generator.h"
 #include "gil.h"
 #include "host_allocator.h"
+#include "module.h"
 #include "sanitizer.h"
 #include "stream.h"
 
@@ -101,8 +100,8 @@ std::unique_ptr<at::GraphImplInterface> refuse(at::GraphImplArgs) {
 }  // namespace
 
 void registerHooks() {
-  static auto *hooks = new OpenRegHooks();
-  if (!at::isPrivateUse1HooksRegistered()) at::RegisterPrivateUse1HooksInterface(hooks);
+  if (!at::isPrivateUse1HooksRegistered())
+    at::RegisterPrivateUse1HooksInterface(&leaked<OpenRegHooks>());
   const auto name = c10::DeviceTypeName(c10::DeviceType::PrivateUse1, /*lower_case=*/false);
   if (!at::GraphImplRegistry()->Has(name)) at::GraphImplRegistry()->Register(name, &refuse);
 }

@@ -201,8 +201,6 @@ void recordMemoryHistory(const std::optional<HistoryOptions> &options, bool clea
   }
 }
 
-bool memoryHistoryEnabled() { return HistoryScope::enabled.load(std::memory_order_relaxed); }
-
 void setMemoryMetadata(std::string metadata) {
   auto shared = metadata.empty() ? nullptr : std::make_shared<const std::string>(metadata);
   std::lock_guard<std::mutex> lock(history().mutex);

@@ -33,7 +33,6 @@ struct HistoryOptions {
 
 /* Null switches the history off and deletes it. `clear` deletes what was kept until now. */
 void recordMemoryHistory(const std::optional<HistoryOptions> &options, bool clear);
-bool memoryHistoryEnabled();
 
 /* Added to each action from now on. */
 void setMemoryMetadata(std::string metadata);

@@ -21,7 +21,6 @@
 #include "event.h"
 #include "generator.h"
 #include "gil.h"
-#include "hooks.h"
 #include "module.h"
 #include "sanitizer.h"
 #include "stream.h"

@@ -1,5 +1,5 @@
 /*
- * Lets the higher folders (csrc/aten and csrc/distributed) add to torch_openreg._C.
+ * The making of torch_openreg._C, to which the higher folders (csrc/aten and csrc/distributed) add.
  */
 #pragma once
 
@@ -8,6 +8,9 @@ class module_;
 }
 
 namespace torch_openreg {
+
+/* Registers PyTorch's hooks and the factory of graphs, once, after the device type has its name. */
+void registerHooks();
 
 /* Called when the module is made, after all static registrations. */
 using Binder = void (*)(pybind11::module_ &m);

@@ -53,7 +53,6 @@ class OPENREG_EXPORT OpenRegStream {
   void synchronize() const;
 
   bool operator==(const OpenRegStream &other) const { return stream_ == other.stream_; }
-  bool operator!=(const OpenRegStream &other) const { return stream_ != other.stream_; }
 
  private:
   c10::Stream stream_;
