@@ -306,14 +306,10 @@ py::dict laneInfo() {
   return entry;
 }
 
-void setSchedule(int policy, uint64_t seed) {
+void setSchedule(int policy, uint64_t seed, bool atOnce) {
   WithoutGil unlocked;
-  OPENREG_CHECK(orScheduleSet(static_cast<orSchedulePolicy>(policy), seed));
-}
-
-void switchSchedule(int policy, uint64_t seed) {
-  WithoutGil unlocked;
-  OPENREG_CHECK(orScheduleSwitch(static_cast<orSchedulePolicy>(policy), seed));
+  const auto set = atOnce ? &orScheduleSwitch : &orScheduleSet;
+  OPENREG_CHECK(set(static_cast<orSchedulePolicy>(policy), seed));
 }
 
 std::tuple<int, uint64_t> schedule() {
@@ -353,7 +349,6 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_add_devices", &addDevices);
   m.def("_lane_info", &laneInfo);
   m.def("_schedule_set", &setSchedule);
-  m.def("_schedule_switch", &switchSchedule);
   m.def("_schedule_get", &schedule);
   m.def("_schedule_set_tape", &setScheduleTape);
   m.def("_schedule_record", [](bool record) { OPENREG_CHECK(orScheduleRecord(record)); });

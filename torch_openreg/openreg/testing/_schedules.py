@@ -51,9 +51,7 @@ def _change(policy, seed, at_once=False):
     if policy == TAPE and not at_once:
         _C._schedule_set_tape(seed)
     else:
-        (_C._schedule_switch if at_once else _C._schedule_set)(
-            policy, 0 if policy == TAPE else seed
-        )
+        _C._schedule_set(policy, 0 if policy == TAPE else seed, at_once)
 
 
 # The state before the first context, and that of each context entered; threads may leave them in
