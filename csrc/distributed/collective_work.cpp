@@ -1,5 +1,6 @@
 #include "collective_work.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace torch_openreg {
@@ -12,17 +13,11 @@ CollectiveWork::CollectiveWork(c10d::OpType type, Works works, std::vector<at::T
       outputs_(std::move(outputs)) {}
 
 bool CollectiveWork::isCompleted() {
-  for (const auto &work : works_) {
-    if (!work->isCompleted()) return false;
-  }
-  return true;
+  return std::ranges::all_of(works_, [](const auto &work) { return work->isCompleted(); });
 }
 
 bool CollectiveWork::isSuccess() const {
-  for (const auto &work : works_) {
-    if (!work->isSuccess()) return false;
-  }
-  return true;
+  return std::ranges::all_of(works_, [](const auto &work) { return work->isSuccess(); });
 }
 
 std::exception_ptr CollectiveWork::exception() const {

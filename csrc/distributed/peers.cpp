@@ -5,9 +5,7 @@
  */
 #include "peers.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <netdb.h>
 
 #include <cstring>
 #include <exception>
@@ -30,23 +28,13 @@ std::vector<uint8_t> field(const std::vector<uint8_t> &bytes, size_t &offset) {
 }
 
 std::string text(const std::vector<uint8_t> &address) {
-  char host[INET6_ADDRSTRLEN] = "";
-  uint16_t port = 0;
-  sockaddr_storage storage{};
-  if (address.size() < sizeof(storage)) return "";
-  std::memcpy(&storage, address.data(), sizeof(storage));
-  if (storage.ss_family == AF_INET) {
-    const auto *in = reinterpret_cast<const sockaddr_in *>(&storage);
-    inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host));
-    port = ntohs(in->sin_port);
-  } else if (storage.ss_family == AF_INET6) {
-    const auto *in6 = reinterpret_cast<const sockaddr_in6 *>(&storage);
-    inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host));
-    port = ntohs(in6->sin6_port);
-  } else {
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (address.size() < sizeof(sockaddr_storage)) return "";
+  const auto *given = reinterpret_cast<const sockaddr *>(address.data());
+  if (getnameinfo(given, sizeof(sockaddr_storage), host, sizeof(host), port, sizeof(port),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
     return "";
-  }
-  return "[" + std::string(host) + "]:" + std::to_string(port);
+  return "[" + std::string(host) + "]:" + port;
 }
 
 std::string addressOf(c10d::Store &store, int rank) {

@@ -7,6 +7,8 @@
 #include <openreg_graph.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -105,20 +107,9 @@ const char *opName(ReduceOp::RedOpType op) {
 }
 
 bool reduces(at::ScalarType dtype) {
-  switch (c10::toRealValueType(dtype)) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kByte:
-    case at::kBool:
-    case at::kInt:
-    case at::kLong:
-      return true;
-    default:
-      return false;
-  }
+  constexpr std::array kinds{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
+                             at::kByte,  at::kBool,   at::kInt,  at::kLong};
+  return std::ranges::find(kinds, c10::toRealValueType(dtype)) != kinds.end();
 }
 
 /* Whether the CPU's kernel, with which Gloo adds sparse tensors, supports the dtype. */
@@ -223,14 +214,6 @@ ProcessGroupOpenReg::~ProcessGroupOpenReg() {
   WithoutGil unlocked;
   queues_->close();
   queues_.reset();
-}
-
-c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupOpenReg::getBackendOptions() {
-  return queues_->gloo().getBackendOptions();
-}
-
-void ProcessGroupOpenReg::setTimeout(std::chrono::milliseconds timeout) {
-  queues_->gloo().setTimeout(timeout);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupOpenReg::split(
@@ -767,25 +750,15 @@ WorkPtr ProcessGroupOpenReg::send(Tensors &tensors, int dstRank, int tag) {
                });
 }
 
-WorkPtr ProcessGroupOpenReg::recv(Tensors &tensors, int srcRank, int tag) {
+WorkPtr ProcessGroupOpenReg::receive(OpType type, Tensors &tensors, int srcRank, int tag) {
   checkOne("recv", tensors);
-  Call call{.type = OpType::RECV, .name = "recv", .in = {}, .out = tensors};
-  call.peers = {checkPeer("recv", srcRank)};
+  Call call{.type = type, .name = "recv", .in = {}, .out = tensors};
+  if (type == OpType::RECV) call.peers = {checkPeer("recv", srcRank)};
   call.queue = receivesFrom(srcRank, checkTag("recv", tag));
+  call.blocks = type == OpType::RECVANYSOURCE;  // the host needs the sender's number
   return start(std::move(call),
                [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
                  return receiveWithSize(gloo, host[0], dtype, srcRank, tag);
-               });
-}
-
-WorkPtr ProcessGroupOpenReg::recvAnysource(Tensors &tensors, int tag) {
-  checkOne("recv", tensors);
-  Call call{.type = OpType::RECVANYSOURCE, .name = "recv", .in = {}, .out = tensors};
-  call.queue = receivesFrom(-1, checkTag("recv", tag));
-  call.blocks = true;  // the host needs the sender's number
-  return start(std::move(call),
-               [=, dtype = tensors[0].scalar_type()](Backend &gloo, Tensors &host) {
-                 return receiveWithSize(gloo, host[0], dtype, -1, tag);
                });
 }
 

@@ -26,8 +26,12 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   ~ProcessGroupOpenReg() override;
 
   const std::string getBackendName() const override { return "openreg"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override;
-  void setTimeout(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return queues_->gloo().getBackendOptions();
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    queues_->gloo().setTimeout(timeout);
+  }
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
@@ -72,13 +76,18 @@ class ProcessGroupOpenReg final : public c10d::Backend {
   WorkPtr alltoall(Tensors &outputs, Tensors &inputs,
                    const c10d::AllToAllOptions &options) override;
   WorkPtr send(Tensors &tensors, int dstRank, int tag) override;
-  WorkPtr recv(Tensors &tensors, int srcRank, int tag) override;
-  WorkPtr recvAnysource(Tensors &tensors, int tag) override;
+  WorkPtr recv(Tensors &tensors, int srcRank, int tag) override {
+    return receive(c10d::OpType::RECV, tensors, srcRank, tag);
+  }
+  WorkPtr recvAnysource(Tensors &tensors, int tag) override {
+    return receive(c10d::OpType::RECVANYSOURCE, tensors, -1, tag);
+  }
   WorkPtr barrier(const c10d::BarrierOptions &options) override;
 
  private:
   WorkPtr start(Call call, Issue issue);
   WorkPtr startOn(c10::Device device, Call call, Issue issue);
+  WorkPtr receive(c10d::OpType type, Tensors &tensors, int srcRank, int tag);
   WorkPtr allreduceSparse(const at::Tensor &tensor, const c10d::AllreduceOptions &options);
   WorkPtr allgatherUneven(const Tensors &outputs, const at::Tensor &input,
                           const c10d::AllgatherOptions &options);
