@@ -36,7 +36,7 @@ using torch::jit::Stack;
 bool isOurs(const at::Tensor &tensor) { return tensor.defined() && tensor.is_privateuseone(); }
 
 /* Zeros, each piece on pages of its own. The machine tells whether anybody has looked at them. */
-class Zeros {
+class Zeros : Uncopyable {
  public:
   explicit Zeros(size_t bytes) : bytes_(bytes) {
     if (bytes_ == 0) return;
@@ -49,8 +49,6 @@ class Zeros {
   ~Zeros() {
     if (begin_ != nullptr) munmap(begin_, bytes_);
   }
-  Zeros(const Zeros &) = delete;
-  Zeros &operator=(const Zeros &) = delete;
 
   char *begin() const { return begin_; }
   bool touched() const { return touched(0, bytes_); }

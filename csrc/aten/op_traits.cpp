@@ -52,10 +52,7 @@ struct AllCounters {
   std::map<std::string, OpCounters> byName;  // nodes stay where they are
 };
 
-AllCounters &allCounters() {
-  static auto *instance = new AllCounters();
-  return *instance;
-}
+AllCounters &allCounters() { return leaked<AllCounters>(); }
 
 OpCounters *countersOf(const c10::OperatorName &name) {
   AllCounters &all = allCounters();
@@ -236,7 +233,7 @@ struct AllTraits {
   std::atomic<uint64_t> removals{0};
 };
 
-AllTraits &allTraits();
+AllTraits &allTraits() { return leaked<AllTraits>(); }
 
 /* A library may go, with its operators, and the addresses of their schemas come back for others. */
 class Removals final : public c10::OpRegistrationListener {
@@ -248,11 +245,6 @@ class Removals final : public c10::OpRegistrationListener {
     if (all.traits.erase(&op.schema()) != 0) all.removals.fetch_add(1, std::memory_order_release);
   }
 };
-
-AllTraits &allTraits() {
-  static auto *instance = new AllTraits();
-  return *instance;
-}
 
 [[maybe_unused]] const bool listens =
     (new c10::RegistrationHandleRAII(

@@ -13,7 +13,8 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "../torch/check.h"
 
 namespace torch_openreg {
 
@@ -89,12 +90,10 @@ bool isForeach(std::string_view name);
 void forEachOperator(const std::function<void(const std::string &, OpCounters &)> &visit);
 
 /* Adds the time from its making to its end. */
-class OpTimer {
+class OpTimer : Uncopyable {
  public:
   OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns);
   ~OpTimer();
-  OpTimer(const OpTimer &) = delete;
-  OpTimer &operator=(const OpTimer &) = delete;
 
  private:
   std::atomic<uint64_t> &ns_;

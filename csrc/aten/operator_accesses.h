@@ -13,6 +13,8 @@
 
 #include <vector>
 
+#include "../torch/check.h"
+
 namespace torch_openreg {
 
 /* By the schema's annotations, which also say that a view touches no memory. Of `results` those
@@ -36,12 +38,10 @@ class OperatorReport {
 };
 
 /* What is queued inside is told under the name of this operator, which is made of others. */
-class ReportedAs {
+class ReportedAs : Uncopyable {
  public:
   explicit ReportedAs(const c10::OperatorHandle &op);
   ~ReportedAs();
-  ReportedAs(const ReportedAs &) = delete;
-  ReportedAs &operator=(const ReportedAs &) = delete;
 
  private:
   const c10::OperatorHandle *const before_;

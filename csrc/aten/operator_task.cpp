@@ -44,14 +44,11 @@ using torch::jit::Stack;
  * count of references stays with the threads that make tasks. Beyond kMost nothing is kept, because
  * each thread that ends gives back what others had to allocate beside it. `keeps` is short by what
  * is given in the midst of a take. */
-class TaskMemory {
+class TaskMemory : Uncopyable {
  public:
-  TaskMemory() = default;
   ~TaskMemory() {
     while (Free *free = pop()) give(free);
   }
-  TaskMemory(const TaskMemory &) = delete;
-  TaskMemory &operator=(const TaskMemory &) = delete;
 
   void *take(size_t bytes) {
     if (taken_ == nullptr) {

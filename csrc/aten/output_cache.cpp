@@ -39,10 +39,7 @@ struct Table {
   ska::flat_hash_map<CallKey, std::shared_ptr<const OutputSpec>, KeyHash> specs;
 };
 
-Table &table() {
-  static auto *instance = new Table();
-  return *instance;
-}
+Table &table() { return leaked<Table>(); }
 
 // ---- The results of a call that has finished ----------------------------------------------------
 

@@ -54,7 +54,7 @@ IValue borrow(const Scalar &number) { return IValue(number); }
 
 /* Arguments that stay their owner's. */
 template <size_t count>
-class Borrowed {
+class Borrowed : Uncopyable {
  public:
   template <typename... Args>
   explicit Borrowed(const Args &...args) : values_{borrow(args)...} {}
@@ -64,8 +64,6 @@ class Borrowed {
       if (value.isTensor()) c10::MaybeOwnedTraits<IValue>::destroyBorrow(value);
     }
   }
-  Borrowed(const Borrowed &) = delete;
-  Borrowed &operator=(const Borrowed &) = delete;
   c10::ArrayRef<IValue> values() const { return values_; }
 
  private:

@@ -12,15 +12,12 @@ namespace torch_openreg {
 
 namespace {
 
-/* Never destroyed: threads of collectives continue while the process ends. */
+/* Threads of collectives continue while the process ends. */
 struct UnderWay {
   std::mutex mutex;
   std::vector<const Progress *> all;  // in the order of their calls
 };
-UnderWay &underWay() {
-  static auto *const one = new UnderWay;
-  return *one;
-}
+UnderWay &underWay() { return leaked<UnderWay>(); }
 
 void tell(orHangSay say, void *report) {
   std::vector<std::string> lines;

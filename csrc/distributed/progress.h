@@ -3,16 +3,16 @@
  */
 #pragma once
 
-#include <openreg.h>
-
 #include <chrono>
 #include <string>
+
+#include "../torch/check.h"
 
 namespace torch_openreg {
 
 /* The progress of one collective, from its call until its end. Its owner's thread changes it, and
  * any thread may read it for a report. One lock guards all of them; no other is taken under it. */
-class Progress {
+class Progress : Uncopyable {
  public:
   enum Stage {
     inputs,  // waits for earlier work of its stream, or for the previous collective
@@ -21,8 +21,6 @@ class Progress {
   };
   Progress(std::string name, orEvent_t event);
   ~Progress() { over(); }
-  Progress(const Progress &) = delete;
-  Progress &operator=(const Progress &) = delete;
 
   void at(Stage stage, std::string peer = "");
   void over();

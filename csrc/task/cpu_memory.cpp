@@ -19,7 +19,6 @@
 #include <mutex>
 
 #include "../torch/allocator.h"
-#include "../torch/check.h"
 #include "../torch/fork.h"
 #include "kernel_memory.h"
 
@@ -56,10 +55,7 @@ struct State {
   c10::DeleterFnPtr formerDeleter = nullptr;
 };
 
-State &state() {
-  static auto *instance = new State();  // leaked: memory is freed until the very end
-  return *instance;
-}
+State &state() { return leaked<State>(); }  // memory is freed until the very end
 
 void widen(uintptr_t begin, uintptr_t end) {
   State &s = state();

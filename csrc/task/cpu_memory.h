@@ -10,10 +10,10 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 
-#include <openreg.h>
-
 #include <cstddef>
 #include <exception>
+
+#include "../torch/check.h"
 
 namespace torch_openreg {
 
@@ -21,11 +21,7 @@ namespace torch_openreg {
 void installCpuAllocator();
 
 /* Redirects the CPU allocations of the calling thread until the end of the scope. */
-class AllocationScope {
- public:
-  AllocationScope(const AllocationScope &) = delete;
-  AllocationScope &operator=(const AllocationScope &) = delete;
-
+class AllocationScope : Uncopyable {
  protected:
   AllocationScope() = default;
   ~AllocationScope();

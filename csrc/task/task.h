@@ -18,12 +18,10 @@ namespace torch_openreg {
 /* Holds everything that it needs by value. What it throws is the device's error, raised with its
  * type at the next call that synchronises; its warnings are issued there too. The queue destroys it
  * once, after it has run or without running it. */
-class Task {
+class Task : Uncopyable {
  public:
   Task(const char *kernelName, c10::Device on) : name(kernelName), device(on) {}
   virtual ~Task() = default;
-  Task(const Task &) = delete;
-  Task &operator=(const Task &) = delete;
 
   virtual void run() = 0;  // on the worker, as the caller
 

@@ -63,7 +63,7 @@ void endTeamOfSleeper() {
 // ---- A thread that runs a kernel, or a piece of one, in the middle of other work.
 
 /* Its computations open no team. */
-class OneThread {
+class OneThread : Uncopyable {
  public:
   OneThread() {
     if (before_ == 1) return;
@@ -75,8 +75,6 @@ class OneThread {
     if (threadControl().openmp != nullptr) threadControl().openmp(before_);
     if (threadControl().mklLocal != nullptr) threadControl().mklLocal(mkl_);
   }
-  OneThread(const OneThread &) = delete;
-  OneThread &operator=(const OneThread &) = delete;
 
  private:
   const int before_ = at::get_num_threads();
@@ -84,12 +82,10 @@ class OneThread {
 };
 
 /* c10::AutoGradMode, with a single look-up of the thread's state. */
-class NoGrad {
+class NoGrad : Uncopyable {
  public:
   NoGrad() { state_.set_grad_mode(false); }
   ~NoGrad() { state_.set_grad_mode(before_); }
-  NoGrad(const NoGrad &) = delete;
-  NoGrad &operator=(const NoGrad &) = delete;
 
  private:
   c10::AutogradState &state_ = c10::AutogradState::get_tls_state();
@@ -110,8 +106,6 @@ class AsWorker {
  public:
   AsWorker() { autograd().set_inference_mode(false); }
   ~AsWorker() { autograd().set_inference_mode(inference_); }
-  AsWorker(const AsWorker &) = delete;
-  AsWorker &operator=(const AsWorker &) = delete;
 };
 
 class WarningCollector final : public c10::WarningHandler {

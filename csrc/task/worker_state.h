@@ -29,12 +29,10 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
 void asNarrowWorker(c10::function_ref<void()> function);
 
 /* Marks the calling thread as computing for a device until the end of the scope. */
-class ForDevice {
+class ForDevice : Uncopyable {
  public:
   ForDevice();
   ~ForDevice();
-  ForDevice(const ForDevice &) = delete;
-  ForDevice &operator=(const ForDevice &) = delete;
 
  private:
   const bool before_;

@@ -87,11 +87,7 @@ struct Observers {
   std::vector<OutOfMemoryObserver> all;
 };
 
-/* Leaked, as the allocator is. */
-Observers &observers() {
-  static auto *instance = new Observers();
-  return *instance;
-}
+Observers &observers() { return leaked<Observers>(); }
 
 /* Calls the observers without a lock: they may allocate, and attach others. */
 void tellObservers(c10::DeviceIndex device, size_t bytes, double allowed, size_t free) {
@@ -293,10 +289,7 @@ class OpenRegAllocator final : public c10::DeviceAllocator {
 
 }  // namespace
 
-c10::DeviceAllocator &deviceAllocator() {
-  static auto *allocator = new OpenRegAllocator();
-  return *allocator;
-}
+c10::DeviceAllocator &deviceAllocator() { return leaked<OpenRegAllocator>(); }
 
 void recordStream(const c10::DataPtr &data, c10::Stream stream) {
   if (data.get() == nullptr) return;

@@ -75,12 +75,10 @@ bool otherDevicesAreThere() {
 /* Takes CUDA's guard out of the list while the engine counts devices at import. In a CUDA build of
  * PyTorch on a machine without a GPU, that guard would try to load the driver. (The engine's
  * threads ask it when they start.) */
-class CudaHidden {
+class CudaHidden : Uncopyable {
  public:
   CudaHidden() : guard_(slot().exchange(nullptr)) {}
   ~CudaHidden() { slot().store(guard_); }
-  CudaHidden(const CudaHidden &) = delete;
-  CudaHidden &operator=(const CudaHidden &) = delete;
 
  private:
   static std::atomic<const c10::impl::DeviceGuardImplInterface *> &slot() {

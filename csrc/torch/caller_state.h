@@ -3,6 +3,8 @@
  */
 #pragma once
 
+#include "check.h"
+
 namespace torch_openreg {
 
 /* What a task takes over from the thread that queues it: how many threads a kernel may use (on the
@@ -17,12 +19,10 @@ struct CallerState {
 
 /* Sets how the calling thread treats denormal numbers until the end of the scope. The value is a
  * CallerState's `flush`. */
-class DenormalMode {
+class DenormalMode : Uncopyable {
  public:
   explicit DenormalMode(unsigned flush);
   ~DenormalMode();
-  DenormalMode(const DenormalMode &) = delete;
-  DenormalMode &operator=(const DenormalMode &) = delete;
 
  private:
   const unsigned before_;

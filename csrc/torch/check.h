@@ -26,6 +26,20 @@ namespace torch_openreg {
 /* The words that programs search for in the message, with the device's name in place of CUDA. */
 std::string outOfMemory();
 
+/* The base of a class whose objects are not copied. */
+struct Uncopyable {
+  Uncopyable() = default;
+  Uncopyable(const Uncopyable &) = delete;
+  Uncopyable &operator=(const Uncopyable &) = delete;
+};
+
+/* The one object of a type. It is never destroyed: it may be used while the process exits. */
+template <typename T>
+T &leaked() {
+  static auto *const object = new T();
+  return *object;
+}
+
 inline void check(orError_t error, c10::SourceLocation location) {
   if (C10_UNLIKELY(error != orSuccess)) throwError(error, location);
 }

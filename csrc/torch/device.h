@@ -46,14 +46,12 @@ OPENREG_EXPORT void initialize();
 bool canMap(c10::DeviceIndex index);
 
 /* Makes `index` current until the end of the scope, exceptions included. */
-class DeviceSwitch {
+class DeviceSwitch : Uncopyable {
  public:
   explicit DeviceSwitch(c10::DeviceIndex index) : previous_(exchangeDevice(index)), index_(index) {}
   ~DeviceSwitch() {
     if (previous_ != index_) orSetDevice(previous_);
   }
-  DeviceSwitch(const DeviceSwitch &) = delete;
-  DeviceSwitch &operator=(const DeviceSwitch &) = delete;
 
  private:
   c10::DeviceIndex previous_;

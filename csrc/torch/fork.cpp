@@ -9,8 +9,6 @@
 
 #include <atomic>
 
-#include "check.h"
-
 namespace torch_openreg {
 
 namespace {

@@ -5,20 +5,17 @@
  */
 #pragma once
 
-#include <c10/macros/Macros.h>
 #include <c10/util/FunctionRef.h>
 
-#include <openreg.h>
+#include "check.h"
 
 namespace torch_openreg {
 
 /* Around a kernel on any thread. */
-class KernelScope {
+class KernelScope : Uncopyable {
  public:
   KernelScope();
   ~KernelScope();
-  KernelScope(const KernelScope &) = delete;
-  KernelScope &operator=(const KernelScope &) = delete;
 
  private:
   const bool nested_;

@@ -27,10 +27,7 @@ struct Defaults {
   std::array<at::Generator, OPENREG_MAX_DEVICES> generators;
 };
 
-Defaults &defaults() {
-  static auto *instance = new Defaults();
-  return *instance;
-}
+Defaults &defaults() { return leaked<Defaults>(); }
 
 void checkState(const c10::TensorImpl &state) {
   TORCH_CHECK_TYPE(state.device_type() == c10::DeviceType::CPU &&

@@ -3,6 +3,8 @@
  */
 #pragma once
 
+#include "check.h"
+
 namespace torch_openreg {
 
 /* False while Python is ending. */
@@ -20,12 +22,10 @@ void takeGilBack(void *token);
 bool takeGil(int &state);
 void giveGilBack(int state);
 
-class WithoutGil {
+class WithoutGil : Uncopyable {
  public:
   WithoutGil() : token_(letGoOfGil()) {}
   ~WithoutGil() { takeGilBack(token_); }
-  WithoutGil(const WithoutGil &) = delete;
-  WithoutGil &operator=(const WithoutGil &) = delete;
 
  private:
   void *token_;

@@ -34,10 +34,7 @@ struct RetiredStorages {
   std::vector<c10::Storage> all;
 };
 
-RetiredStorages &retiredStorages() {
-  static auto *instance = new RetiredStorages();
-  return *instance;
-}
+RetiredStorages &retiredStorages() { return leaked<RetiredStorages>(); }
 
 std::vector<c10::Storage> takeRetiredStorages() {
   std::lock_guard<std::mutex> lock(retiredStorages().mutex);
@@ -149,11 +146,8 @@ void deletePinned(void *context);
 
 using HostAllocator = at::CachingHostAllocatorInterface<PinnedMemory, deletePinned>;
 
-/* Leaked: a tensor may outlive every static object. */
-HostAllocator *hostAllocator() {
-  static auto *instance = new HostAllocator();
-  return instance;
-}
+/* A tensor may outlive every static object. */
+HostAllocator *hostAllocator() { return &leaked<HostAllocator>(); }
 
 void deletePinned(void *context) { hostAllocator()->free(context); }
 

@@ -60,10 +60,7 @@ thread_local HistoryScope::State *History::current = nullptr;
 
 namespace {
 
-History &history() {
-  static auto *instance = new History();
-  return *instance;
-}
+History &history() { return leaked<History>(); }
 
 void noteRecord(const orCacheRecord *record) {
   try {

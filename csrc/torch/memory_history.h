@@ -54,7 +54,7 @@ Stack stackOfBlock(const void *address);
 Stack stackOfSegment(const void *address, bool in_use);
 
 /* Surrounds a call of the core that may allocate or free: its records carry this thread's stack. */
-class HistoryScope {
+class HistoryScope : Uncopyable {
  public:
   enum Reason { Allocation, Free };
   explicit HistoryScope(Reason reason) {
@@ -63,8 +63,6 @@ class HistoryScope {
   ~HistoryScope() {
     if (C10_UNLIKELY(state_ != nullptr)) leave();
   }
-  HistoryScope(const HistoryScope &) = delete;
-  HistoryScope &operator=(const HistoryScope &) = delete;
 
   static std::atomic<bool> enabled;
 

@@ -51,10 +51,7 @@ struct Pools {
   std::vector<Route> routes;
 };
 
-Pools &pools() {
-  static auto *instance = new Pools();
-  return *instance;
-}
+Pools &pools() { return leaked<Pools>(); }
 
 std::string nameOf(MempoolId_t id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
@@ -180,11 +177,9 @@ void emptyPool(MempoolId_t id) {
 namespace {
 
 /* torch.openreg.MemPool: a pool of the device that was current at its creation. */
-class MemPool {
+class MemPool : Uncopyable {
  public:
   MemPool() : device_(currentDevice()), id_(newMemPoolId(true)) { retain(device_, id_, true); }
-  MemPool(const MemPool &) = delete;
-  MemPool &operator=(const MemPool &) = delete;
 
   /* Idle memory is returned at once, unless a graph holds the pool too. */
   ~MemPool() {

@@ -247,8 +247,6 @@ class Session final : public libkineto::IActivityProfilerSession {
     if (on_) stop();
     orTraceFree(&trace_);
   }
-  Session(const Session &) = delete;
-  Session &operator=(const Session &) = delete;
 
   void start() override {
     on_ = isOk(orTraceStart(0));

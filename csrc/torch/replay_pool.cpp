@@ -51,7 +51,7 @@ void resetAll(const Graphs &graphs) {
   for (const auto &graph : graphs) graph->reset();
 }
 
-class ReplayPool {
+class ReplayPool : Uncopyable {
  public:
   explicit ReplayPool(int64_t device) : device_(checkIndex(device)) {
     static const bool hooked = [] {
@@ -68,8 +68,6 @@ class ReplayPool {
     auto &all = allPools();
     all.erase(std::find(all.begin(), all.end(), this));
   }
-  ReplayPool(const ReplayPool &) = delete;
-  ReplayPool &operator=(const ReplayPool &) = delete;
 
   /* False if it is already held: a finalizer calls the owner again during a capture or a replay. */
   bool hold() {

@@ -35,7 +35,7 @@ void raiseRacesOfHost();
 
 /* Copies and fills that this thread queues inside the scope are reported under the operator's name,
  * which outlives the process. */
-class SanitizedAs {
+class SanitizedAs : Uncopyable {
  public:
   explicit SanitizedAs(const char *operation) : active_(sanitizerActive()) {
     if (active_) before_ = orSanitizerOperation(operation);
@@ -43,8 +43,6 @@ class SanitizedAs {
   ~SanitizedAs() {
     if (active_) orSanitizerOperation(before_);
   }
-  SanitizedAs(const SanitizedAs &) = delete;
-  SanitizedAs &operator=(const SanitizedAs &) = delete;
 
  private:
   const bool active_;
@@ -53,12 +51,10 @@ class SanitizedAs {
 
 /* What this thread waits for or queries inside the scope is the backend's own business: it orders
  * nothing for the program. */
-class OwnWait {
+class OwnWait : Uncopyable {
  public:
   OwnWait() : before_(orSanitizerIgnore(1)) {}
   ~OwnWait() { orSanitizerIgnore(before_); }
-  OwnWait(const OwnWait &) = delete;
-  OwnWait &operator=(const OwnWait &) = delete;
 
  private:
   const uint32_t before_;

@@ -33,15 +33,13 @@ inline void noteSynchronization(const char *operation, orStream_t stream) {
 }
 
 /* Calls inside the scope have been noted under their caller's name. */
-class SyncNoted {
+class SyncNoted : Uncopyable {
  public:
   SyncNoted(const char *operation, orStream_t stream) {
     noteSynchronization(operation, stream);
     ++depth_;
   }
   ~SyncNoted() { --depth_; }
-  SyncNoted(const SyncNoted &) = delete;
-  SyncNoted &operator=(const SyncNoted &) = delete;
 
  private:
   friend void warnOrThrowOnSynchronization(const std::string &operation, orStream_t stream);

@@ -24,10 +24,7 @@ struct Kept {
   std::atomic<bool> any{false};
 };
 
-Kept &kept() {
-  static auto *instance = new Kept();
-  return *instance;
-}
+Kept &kept() { return leaked<Kept>(); }
 
 std::vector<c10::Warning> takeKept() {
   Kept &k = kept();
