@@ -17,7 +17,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -39,9 +38,7 @@
 #include "../task/tensor_components.h"
 #include "../task/worker_state.h"
 #include "dry_run.h"
-#include "fast_path.h"
 #include "op_generator.h"
-#include "op_traits.h"
 #include "operator_accesses.h"
 #include "operator_task.h"
 #include "output_cache.h"

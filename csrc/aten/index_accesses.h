@@ -9,7 +9,6 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <vector>
 

@@ -13,8 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <string_view>
 #include <unordered_set>
 
 #include "../torch/fork.h"

@@ -3,7 +3,6 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/core/stack.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
@@ -12,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -23,7 +21,6 @@
 #include "../task/task_half.h"
 #include "../task/tensor_metadata.h"
 #include "graph_node.h"
-#include "op_traits.h"
 #include "operator_accesses.h"
 
 namespace torch_openreg {

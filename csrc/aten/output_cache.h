@@ -6,13 +6,11 @@
  */
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>

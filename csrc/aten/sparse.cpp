@@ -23,7 +23,6 @@
 #include <optional>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "../torch/device.h"
 #include "../torch/sanitizer.h"

@@ -3,7 +3,6 @@
 #include <openreg_schedule.h>
 
 #include <chrono>
-#include <memory>
 #include <utility>
 
 #include "../torch/check.h"

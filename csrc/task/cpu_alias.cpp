@@ -12,7 +12,6 @@
 #include "../torch/device.h"
 #include "cpu_memory.h"
 #include "kernel_memory.h"
-#include "tensor_components.h"
 
 namespace torch_openreg {
 

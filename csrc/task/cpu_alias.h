@@ -14,7 +14,6 @@
 #include <openreg.h>
 
 #include <utility>
-#include <vector>
 
 #include "tensor_components.h"
 #include "tensor_metadata.h"

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include <openreg.h>
 

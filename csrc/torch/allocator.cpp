@@ -8,7 +8,6 @@
 #include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <mutex>
 #include <string>
 #include <utility>

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <atomic>
-#include <string>
 
 namespace torch_openreg {
 

@@ -1,7 +1,5 @@
 #include "event.h"
 
-#include "device.h"
-
 namespace torch_openreg {
 
 unsigned eventFlags(c10::EventFlag flag) {

@@ -10,7 +10,6 @@
 
 #include <array>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <utility>
 

@@ -10,12 +10,10 @@
 
 #include <ATen/core/CachingHostAllocator.h>
 
-#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "event.h"
 #include "fork.h"

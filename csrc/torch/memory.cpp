@@ -10,7 +10,6 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <algorithm>
-#include <chrono>
 #include <ctime>
 #include <string>
 #include <vector>

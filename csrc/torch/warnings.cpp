@@ -7,7 +7,6 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <atomic>
-#include <iterator>
 #include <mutex>
 
 #include "gil.h"

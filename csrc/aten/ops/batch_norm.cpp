@@ -10,7 +10,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/var_mean.h>
 
-#include <array>
 #include <optional>
 #include <string_view>
 #include <tuple>

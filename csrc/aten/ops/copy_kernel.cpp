@@ -16,7 +16,6 @@
 #include <atomic>
 #include <exception>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
