@@ -33,7 +33,7 @@ void startWorker(int, int wide) {
   at::enableRecordFunction(false);
   onWorker = true;
   onWideWorker = wide != 0;
-  if (!onWideWorker) setThreads(1);
+  if (!onWideWorker) setThreads(1, 1);
 }
 
 void useThreads(int count) {
@@ -41,7 +41,7 @@ void useThreads(int count) {
   thread_local int set = 0;
   if (!onWideWorker || set == count) return;
   set = count;
-  setThreads(count);
+  setThreads(count, count);
 }
 
 /* Note [Teams of sleeping threads]. libgomp's threads stop spinning between parallel regions once
@@ -65,14 +65,10 @@ void endTeamOfSleeper() {
 class OneThread : Uncopyable {
  public:
   OneThread() {
-    if (before_ == 1) return;
-    if (threadControl().openmp != nullptr) threadControl().openmp(1);
-    if (threadControl().mklLocal != nullptr) mkl_ = threadControl().mklLocal(1);
+    if (before_ != 1) mkl_ = setThreads(1, 1);
   }
   ~OneThread() {
-    if (before_ == 1) return;
-    if (threadControl().openmp != nullptr) threadControl().openmp(before_);
-    if (threadControl().mklLocal != nullptr) threadControl().mklLocal(mkl_);
+    if (before_ != 1) setThreads(before_, mkl_);
   }
 
  private:
@@ -145,7 +141,7 @@ void runAsCaller(const CallerState &caller, std::vector<c10::Warning> &warnings,
 
 void useOneThread() {
   initialiseThread();
-  setThreads(1);
+  setThreads(1, 1);
 }
 
 ForDevice::ForDevice() : before_(std::exchange(forDevice, true)) {}

@@ -40,29 +40,20 @@ struct EngineAccess : Engine {
   }
 };
 
-/* Finds the threads by the name that the engine gives them. */
-bool deviceThreadsExist() {
+/* Whether a file of this name, in a folder inside `folder`, begins with this text. */
+bool anyBegins(const char *folder, const char *name, std::string_view text) {
   std::error_code error;
-  for (std::filesystem::directory_iterator task("/proc/self/task", error), end;
-       !error && task != end; task.increment(error)) {
-    std::ifstream file(task->path() / "comm");
-    std::string name;
-    if (std::getline(file, name) && name.starts_with("pt_autograd_")) return true;
+  for (std::filesystem::directory_iterator each(folder, error), end; !error && each != end;
+       each.increment(error)) {
+    std::ifstream file(each->path() / name);
+    std::string line;
+    if (std::getline(file, line) && line.starts_with(text)) return true;
   }
   return false;
 }
 
-/* For NVIDIA, whose driver may be loaded at the first use. */
-bool hasPciDeviceOf(std::string_view vendor) {
-  std::error_code error;
-  for (std::filesystem::directory_iterator device("/sys/bus/pci/devices", error), end;
-       !error && device != end; device.increment(error)) {
-    std::ifstream file(device->path() / "vendor");
-    std::string line;
-    if (std::getline(file, line) && line == vendor) return true;
-  }
-  return false;
-}
+/* Finds the threads by the name that the engine gives them. */
+bool deviceThreadsExist() { return anyBegins("/proc/self/task", "comm", "pt_autograd_"); }
 
 bool otherDevicesAreThere() {
   for (auto type : {c10::DeviceType::XPU, c10::DeviceType::MTIA, c10::DeviceType::HPU,
@@ -97,7 +88,7 @@ bool mayHaveGpu() {
                             "/dev/nvmap", "/dev/dxg", "/dev/kfd"}) {
     if (access(place, F_OK) == 0) return true;
   }
-  return hasPciDeviceOf("0x10de");
+  return anyBegins("/sys/bus/pci/devices", "vendor", "0x10de");  // NVIDIA
 }
 
 bool hidesDevicesFromAutograd() noexcept { return hiding; }

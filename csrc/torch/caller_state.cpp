@@ -63,9 +63,9 @@ void initialiseThread() {
   at::get_num_threads();
 }
 
-void setThreads(int count) {
+int setThreads(int count, int mkl) {
   if (threadControl().openmp != nullptr) threadControl().openmp(count);
-  if (threadControl().mklLocal != nullptr) threadControl().mklLocal(count);
+  return threadControl().mklLocal != nullptr ? threadControl().mklLocal(mkl) : 0;
 }
 
 CallerState CallerState::now() { return {at::get_num_threads(), flushMode()}; }
@@ -73,7 +73,7 @@ CallerState CallerState::now() { return {at::get_num_threads(), flushMode()}; }
 void CallerState::takeOver() const {
   setFlushMode(flush);
   initialiseThread();
-  if (at::get_num_threads() != threads) setThreads(threads);
+  if (at::get_num_threads() != threads) setThreads(threads, threads);
 }
 
 }  // namespace torch_openreg

@@ -42,7 +42,8 @@ const ThreadControl &threadControl();
  * (caffe2::pthreadpool): a thread that comes meanwhile finds no pool and throws. */
 void initialiseThread();
 
-/* Sets how many threads the calling thread's kernels use. */
-void setThreads(int count);
+/* Sets how many threads the calling thread's kernels use, those of OpenMP and of MKL. Returns what
+ * MKL has used. */
+int setThreads(int count, int mkl);
 
 }  // namespace torch_openreg
