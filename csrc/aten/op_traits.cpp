@@ -37,6 +37,10 @@ constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq",
 /* Those of the CPU's kernels that have no deterministic form. */
 constexpr std::string_view kAlerts[] = {"aten::put_", "aten::max_unpool2d", "aten::max_unpool3d"};
 
+bool isAmong(std::string_view name, c10::ArrayRef<std::string_view> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 /* Traces and errors may name an operator after its library is gone. */
 const char *interned(const std::string &name) {
   static auto *names = new std::unordered_set<std::string>();
@@ -86,10 +90,8 @@ bool isIndexing(const c10::OperatorHandle &op) {
 
 bool isPredictable(const c10::OperatorHandle &op) {
   const FunctionSchema &schema = op.schema();
-  for (std::string_view name : kUntagged) {
-    if (schema.name() == name) return false;
-  }
-  if (schema.name().starts_with("aten::_to_sparse")) return false;
+  if (isAmong(schema.name(), kUntagged) || schema.name().starts_with("aten::_to_sparse"))
+    return false;
   if (isIndexing(op)) return true;
   if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
       op.hasTag(at::Tag::inplace_view)) {
@@ -124,9 +126,7 @@ bool isOut(const Argument &argument) { return argument.is_out(); }
 
 bool isInferable(const c10::OperatorHandle &op) {
   const std::string full = c10::toString(op.operator_name());
-  for (std::string_view name : kInfersBadly) {
-    if (op.schema().name() == name || full == name) return false;
-  }
+  if (isAmong(op.schema().name(), kInfersBadly) || isAmong(full, kInfersBadly)) return false;
   const auto &arguments = op.schema().arguments();
   return hasInferringKernel(op) && std::none_of(arguments.begin(), arguments.end(), isOut);
 }
@@ -138,9 +138,7 @@ constexpr std::string_view kSizesItself[] = {"aten::addbmm_", "aten::addr_"};
 bool isInPlace(const c10::OperatorHandle &op) {
   const FunctionSchema &schema = op.schema();
   if (op.hasTag(at::Tag::inplace_view) || schema.arguments().empty()) return false;
-  for (std::string_view name : kSizesItself) {
-    if (schema.name() == name) return false;
-  }
+  if (isAmong(schema.name(), kSizesItself)) return false;
   const Argument &self = schema.arguments()[0];
   const bool returnsSelf =
       schema.returns().empty() || (schema.returns().size() == 1 && isWritten(schema.returns()[0]));
@@ -186,10 +184,8 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
   traits->inferable = traits->predictable && isInferable(op);
   traits->masksDecide = isIndexing(op);
   traits->isForeach = isForeach(schema.name());
-  traits->alerts =
-      std::find(std::begin(kAlerts), std::end(kAlerts), schema.name()) != std::end(kAlerts);
-  traits->checks =
-      std::find(std::begin(kChecks), std::end(kChecks), schema.name()) != std::end(kChecks);
+  traits->alerts = isAmong(schema.name(), kAlerts);
+  traits->checks = isAmong(schema.name(), kChecks);
   traits->pointwise = traits->predictable && isTaggedPointwise(op);
   bool reads = false, hasOut = false;
   int tensors = 0;

@@ -57,8 +57,7 @@ void readEitherName(c10::Device *self, const std::string &text) {
   readDevice(self, own ? std::string(kTheirs) + text.substr(kOwn.size()) : text);
 }
 
-// ---- A library's references
-// -----------------------------------------------------------------------
+// ---- A library's references ---------------------------------------------------------------------
 
 #if defined(__x86_64__)
 constexpr auto kJump = R_X86_64_JUMP_SLOT, kData = R_X86_64_GLOB_DAT;
@@ -98,31 +97,15 @@ class Library {
       // glibc has made them addresses, except in the vDSO, which is not writable.
       const auto address =
           entry->d_un.d_ptr < base_ ? base_ + entry->d_un.d_ptr : entry->d_un.d_ptr;
-      switch (entry->d_tag) {
-        case DT_SYMTAB:
-          symbols_ = reinterpret_cast<const ElfW(Sym) *>(address);
-          break;
-        case DT_STRTAB:
-          names_ = reinterpret_cast<const char *>(address);
-          break;
-        case DT_JMPREL:
-          jumps_ = reinterpret_cast<const ElfW(Rela) *>(address);
-          break;
-        case DT_PLTRELSZ:
-          jumpBytes_ = entry->d_un.d_val;
-          break;
-        case DT_RELA:
-          others_ = reinterpret_cast<const ElfW(Rela) *>(address);
-          break;
-        case DT_RELASZ:
-          otherBytes_ = entry->d_un.d_val;
-          break;
-        case DT_RELACOUNT:
-          nameless_ = entry->d_un.d_val;
-          break;
-        default:
-          break;
-      }
+      const auto *table = reinterpret_cast<const ElfW(Rela) *>(address);
+      const auto tag = entry->d_tag;
+      if (tag == DT_SYMTAB) symbols_ = reinterpret_cast<const ElfW(Sym) *>(address);
+      if (tag == DT_STRTAB) names_ = reinterpret_cast<const char *>(address);
+      if (tag == DT_JMPREL) jumps_ = table;
+      if (tag == DT_PLTRELSZ) jumpBytes_ = entry->d_un.d_val;
+      if (tag == DT_RELA) others_ = table;
+      if (tag == DT_RELASZ) otherBytes_ = entry->d_un.d_val;
+      if (tag == DT_RELACOUNT) nameless_ = entry->d_un.d_val;
     }
   }
 
@@ -197,8 +180,7 @@ void makeGraphs() {
   at::GraphImplRegistry()->Register("CUDA", create, c10::REGISTRY_PREFERRED);
 }
 
-// ---- Autocast's switches
-// --------------------------------------------------------------------------
+// ---- Autocast's switches ------------------------------------------------------------------------
 
 c10::DeviceType ours(c10::DeviceType type) {
   return type == c10::DeviceType::CUDA ? c10::DeviceType::PrivateUse1 : type;
@@ -253,8 +235,7 @@ bool takeCudasName() {
   return false;
 }
 
-// ---- An attribute and a method of tensors
-// ---------------------------------------------------------------------------------
+// ---- An attribute and a method of tensors -------------------------------------------------------
 
 PyObject *isOurs(PyObject *self, void *) {
   return PyBool_FromLong(THPVariable_Unpack(self).is_privateuseone());

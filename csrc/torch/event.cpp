@@ -3,16 +3,11 @@
 namespace torch_openreg {
 
 unsigned eventFlags(c10::EventFlag flag) {
-  switch (flag) {
-    case c10::EventFlag::PYTORCH_DEFAULT:
-      return orEventDisableTiming;
-    case c10::EventFlag::BACKEND_DEFAULT:
-      return orEventDefault;
-    default:
-      TORCH_CHECK(false, deviceName(),
-                  " events take the flag PYTORCH_DEFAULT or BACKEND_DEFAULT, got ",
-                  static_cast<int>(flag));
-  }
+  if (flag == c10::EventFlag::PYTORCH_DEFAULT) return orEventDisableTiming;
+  TORCH_CHECK(flag == c10::EventFlag::BACKEND_DEFAULT, deviceName(),
+              " events take the flag PYTORCH_DEFAULT or BACKEND_DEFAULT, got ",
+              static_cast<int>(flag));
+  return orEventDefault;
 }
 
 bool queryEvent(orEvent_t event) {

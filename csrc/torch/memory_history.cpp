@@ -124,12 +124,10 @@ Stack History::follow(const orCacheRecord &record, const Stack &here) {
       setOrigin(segments, record, here);
       return here;
     case orCacheActionFreeRequested:
-    case orCacheActionFreeCompleted: {
-      const Stack origin = endOrigin(blocks, record, record.action == orCacheActionFreeCompleted);
-      return options.stacks == HistoryStacks::All && here ? here : origin;
-    }
+    case orCacheActionFreeCompleted:
     case orCacheActionSegmentFree: {
-      const Stack origin = endOrigin(segments, record, true);
+      const Stack origin = endOrigin(record.action == orCacheActionSegmentFree ? segments : blocks,
+                                     record, record.action != orCacheActionFreeRequested);
       return options.stacks == HistoryStacks::All && here ? here : origin;
     }
     default:

@@ -68,17 +68,10 @@ void pop(std::vector<uint32_t> &ids) {
 // ---- From the core's records to Kineto's activities.
 
 Kind kindOf(orTraceKind kind) {
-  switch (kind) {
-    case orTraceMemcpy:
-      return Kind::GPU_MEMCPY;
-    case orTraceMemset:
-      return Kind::GPU_MEMSET;
-    case orTraceKernel:
-    case orTraceHostFunc:
-      return Kind::CONCURRENT_KERNEL;
-    default:
-      return Kind::PRIVATEUSE1_RUNTIME;
-  }
+  if (kind == orTraceMemcpy) return Kind::GPU_MEMCPY;
+  if (kind == orTraceMemset) return Kind::GPU_MEMSET;
+  const bool runs = kind == orTraceKernel || kind == orTraceHostFunc;
+  return runs ? Kind::CONCURRENT_KERNEL : Kind::PRIVATEUSE1_RUNTIME;
 }
 
 /* The trace's clock is CLOCK_MONOTONIC, Kineto's the time of day. */

@@ -66,13 +66,6 @@ bool isSameData(const Tensor &dst, const Tensor &src) {
          dst.is_neg() == src.is_neg();
 }
 
-bool haveSameStrides(const Tensor &dst, const Tensor &src) {
-  for (int64_t i = 0; i < dst.dim(); ++i) {
-    if (dst.size(i) != 1 && dst.stride(i) != src.stride(i)) return false;
-  }
-  return true;
-}
-
 /* Whether the bytes of both are the same elements in the same order, without gaps. */
 bool isMemcpy(const Tensor &dst, const Tensor &src) {
   if (dst.scalar_type() != src.scalar_type() || dst.is_conj() != src.is_conj() ||
@@ -80,7 +73,7 @@ bool isMemcpy(const Tensor &dst, const Tensor &src) {
     return false;
   }
   if (dst.is_contiguous() && src.is_contiguous()) return true;
-  return haveSameStrides(dst, src) && dst.is_non_overlapping_and_dense();
+  return metadataOf(dst).hasPlaces(src.strides()) && dst.is_non_overlapping_and_dense();
 }
 
 /* Whether kernels of `device` reach memory of `peer`; if so, access is enabled from then on. */
