@@ -259,8 +259,7 @@ void queue(const OperatorHandle &op, c10::ArrayRef<IValue> arguments, DispatchKe
   launchTask(std::move(task), stream, {}, small ? orLaunchAnyThread : 0);
 }
 
-// ---- Sparse by dense
-// --------------------------------------------------------------------------------
+// ---- Sparse by dense ----------------------------------------------------------------------------
 
 /* What CUDA's kernels take as it is: it is not sorted first, and no block, batch or dense dimension
  * is among them. */

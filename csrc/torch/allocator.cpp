@@ -141,10 +141,6 @@ void copyStat(c10::CachingAllocator::StatArray &to, const orCacheStat (&from)[3]
   for (size_t pool = 0; pool < to.size(); ++pool) copyStat(to[pool], from[pool]);
 }
 
-}  // namespace
-
-namespace {
-
 /* How often the cache has waited for all streams, because memory was short. */
 int64_t waitsForMemory(c10::DeviceIndex device) {
   auto stats = sized<orCacheStats>();

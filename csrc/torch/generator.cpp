@@ -96,18 +96,10 @@ void OpenRegGeneratorImpl::set(GeneratorState::Value value) {
   state_->set(value);
 }
 
-void OpenRegGeneratorImpl::set_current_seed(uint64_t seed) { set({seed, 0}); }
-
-uint64_t OpenRegGeneratorImpl::current_seed() const { return state_->get().seed; }
-
 uint64_t OpenRegGeneratorImpl::seed() {
   set_current_seed(c10::detail::getNonDeterministicRandom());
   return current_seed();
 }
-
-void OpenRegGeneratorImpl::set_offset(uint64_t offset) { set({current_seed(), offset}); }
-
-uint64_t OpenRegGeneratorImpl::get_offset() const { return get().counter; }
 
 void OpenRegGeneratorImpl::set_state(const c10::TensorImpl &new_state) {
   checkState(new_state);

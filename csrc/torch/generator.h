@@ -54,12 +54,12 @@ class OPENREG_EXPORT OpenRegGeneratorImpl final : public c10::GeneratorImpl {
   // As with every generator of PyTorch, the caller holds mutex_ to change the state. During a
   // capture of the current stream the counter has the value that it will have in a replay
   // (graph.h), and a seed cannot be set.
-  void set_current_seed(uint64_t seed) override;
-  uint64_t current_seed() const override;
+  void set_current_seed(uint64_t seed) override { set({seed, 0}); }
+  uint64_t current_seed() const override { return state_->get().seed; }
   uint64_t seed() override;
   /* The offset is the counter. */
-  void set_offset(uint64_t offset) override;
-  uint64_t get_offset() const override;
+  void set_offset(uint64_t offset) override { set({current_seed(), offset}); }
+  uint64_t get_offset() const override { return get().counter; }
   void set_state(const c10::TensorImpl &new_state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
   /* From here on this generator draws what `other` would have drawn, and `other` does not draw it

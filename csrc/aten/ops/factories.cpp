@@ -159,10 +159,6 @@ Tensor &setSource(Tensor &self, c10::Storage source) {
   return at::native::set_(self, std::move(source));
 }
 
-Tensor &setTensor(Tensor &self, const Tensor &source) {
-  return at::native::set_tensor_(self, source);
-}
-
 /* Copies at once: a copy at the first write could not be ordered after the streams and graphs that
  * use the shared memory. */
 Tensor lazyClone(const Tensor &self) {
@@ -220,7 +216,7 @@ OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", &resize);
   m.impl("set_", &setNothing);
   m.impl("set_.source_Storage", &setSource);
-  m.impl("set_.source_Tensor", &setTensor);
+  m.impl("set_.source_Tensor", &at::native::set_tensor_);
   m.impl("set_.source_Storage_storage_offset", &setStorage);
   // PyTorch's functions work for any device, but are registered only for those in its list. Through
   // the fallback a view would be a task that its caller waits for.
