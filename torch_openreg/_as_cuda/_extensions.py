@@ -1,7 +1,11 @@
 """Refuses extensions that contain CUDA code: there is no compiler for it."""
 
-from .._patches import replace, wrap
-from ._names import refusal
+import functools
+
+from .._patches import wrap
+from ._names import refusal, refusing
+
+_EXTENSION = "torch.utils.cpp_extension.CUDAExtension"
 
 
 def _with_cuda(arguments):
@@ -26,10 +30,6 @@ def _refuse_cuda(original):
     return load
 
 
-def _extension(*args, **kwargs):
-    raise refusal("torch.utils.cpp_extension.CUDAExtension")
-
-
 wrap("torch.utils.cpp_extension.load", _refuse_cuda)
 wrap("torch.utils.cpp_extension.load_inline", _refuse_cuda)
-replace("torch.utils.cpp_extension.CUDAExtension", _extension)
+wrap(_EXTENSION, functools.partial(refusing, _EXTENSION))

@@ -90,46 +90,13 @@ def _get_device_capability(device=None):
     return properties.major, properties.minor
 
 
-def _maybe_exchange_device(device):
-    return openreg.current_device() if device < 0 else _exchange_device(device)
-
-
-def _exchange_device(device):
-    before = openreg.current_device()
-    if device < 0:
-        return -1
-    openreg.set_device(device)
-    return before
-
-
-def _set_stream_by_id(stream_id, device_index, device_type):
-    openreg.set_stream(
-        openreg.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
-    )
-
-
 def _nothing():
-    """Does nothing. CUDA's collects memory for other processes, or starts NVIDIA's tools."""
+    """Does nothing. CUDA's starts NVIDIA's tools."""
 
 
 @contextlib.contextmanager
 def _no_profile():
     yield
-
-
-class _DeviceGuard:
-    """What torch._dynamo enters in place of torch.cuda's own."""
-
-    def __init__(self, index):
-        self._inside = openreg.device(index)
-        self.idx, self.prev_idx = index, -1
-
-    def __enter__(self):
-        self._inside.__enter__()
-        self.prev_idx = self._inside.prev_idx
-
-    def __exit__(self, *exc_info):
-        return self._inside.__exit__(*exc_info)
 
 
 def _enable_sanitizer():
@@ -151,16 +118,9 @@ def _exchange_sanitizer():
 
 
 _OURS = {
-    "torch.cuda._DeviceGuard": _DeviceGuard,
-    "torch.cuda._exchange_device": _exchange_device,
-    "torch.cuda._is_compiled": lambda: True,
-    "torch.cuda._maybe_exchange_device": _maybe_exchange_device,
     "torch.cuda._sanitizer.enable_cuda_sanitizer": _enable_sanitizer,
-    "torch.cuda._set_stream_by_id": _set_stream_by_id,
-    "torch.cuda.memory.get_allocator_backend": lambda: "native",
     "torch.cuda.get_device_capability": _get_device_capability,
     "torch.cuda.graphs.CUDAGraph": openreg.Graph,
-    "torch.cuda.ipc_collect": _nothing,
     "torch.cuda.memory.max_memory_cached": openreg.max_memory_reserved,
     "torch.cuda.memory.memory_cached": openreg.memory_reserved,
     "torch.cuda.nccl.is_available": lambda tensors: False,

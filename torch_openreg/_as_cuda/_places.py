@@ -9,7 +9,7 @@ import torch
 from .. import _C
 from .._patches import replace, wrap
 from .._registration import _import_after
-from ._names import refusal
+from ._names import refusal, refusing
 
 VERSION = "12.8"  # what a program reads as the version of CUDA
 
@@ -72,7 +72,7 @@ def _backends():
     for library in ("cublas", "cublaslt"):
         name = f"torch.backends.cuda.{library}_workspace_size"
         if hasattr(torch.backends.cuda, name.rpartition(".")[2]):
-            replace(name, _refuse(name))
+            wrap(name, functools.partial(refusing, name))
 
 
 class _PlanCache:
@@ -97,13 +97,6 @@ def _keep_preferred(kind):
 
     replace(f"torch._C._set_{kind}_preferred_backend", keep)
     replace(f"torch._C._get_{kind}_preferred_backend", lambda: preferred)
-
-
-def _refuse(name):
-    def refuse(*args, **kwargs):
-        raise refusal(name)
-
-    return refuse
 
 
 def _properties():
