@@ -150,13 +150,9 @@ def _scatter_out(tensor, out, dim, streams):
 
 def _wrapped(dim, tensor):
     """`dim` as a number that is not negative."""
-    dims = max(tensor.dim(), 1)
-    if not -dims <= dim < dims:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got "
-            f"{dim})"
-        )
-    return dim % dims
+    from torch._prims_common import canonicalize_dim
+
+    return canonicalize_dim(tensor.dim(), dim)
 
 
 def _without(dim, tensor):

@@ -99,12 +99,8 @@ def _record_memory_history_legacy(
     trace_alloc_record_context=False,
     device=None,
     record_context_cpp=False,
-    clear_history=False,
-    compile_context=False,
-    global_record_annotations=False,
-    skip_actions=None,
-    record_pinned_host_memory=False,
-    record_cuda=True,
+    *others,
+    **options,
 ):
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
     _record_memory_history_impl(
@@ -113,12 +109,8 @@ def _record_memory_history_legacy(
         "all" if record_context_cpp else "python",
         trace_alloc_max_entries,
         device,
-        clear_history,
-        compile_context,
-        global_record_annotations,
-        skip_actions,
-        record_pinned_host_memory,
-        record_cuda,
+        *others,
+        **options,
     )
 
 
