@@ -34,7 +34,7 @@ enum Tag : int64_t {
   kOverlap
 };
 
-/* What appendTensor puts beside a tag, and KeyReader takes from there. */
+/* appendTensor packs the tag and the dtype into eight bits each, and KeyReader unpacks them. */
 static_assert(kOverlap <= 0xff, "a tag has eight bits");
 static_assert(c10::NumScalarTypes <= 1 << 8, "and so has a dtype");
 
@@ -61,8 +61,8 @@ constexpr Range kRanges[] = {{-128, 127},
                              {-FLT_MAX, FLT_MAX},
                              {-DBL_MAX, DBL_MAX}};
 
-/* By its sign and by which dtypes hold it: kernels refuse numbers for these, and for nothing else
- * on its own. */
+/* A number's sign and the first of kRanges that holds it. Kernels refuse a single number for no
+ * other reason. */
 int64_t kindOf(double number) {
   const int64_t sign = number > 0 ? 1 : number < 0 ? 2 : number == 0 ? 0 : 3;
   if (C10_LIKELY(number >= kRanges[0].least && number <= kRanges[0].most)) return sign;
@@ -111,8 +111,9 @@ void appendTensors(CallKey &key, const IValue &value) {
   }
 }
 
-/* How what is written lies to the other tensors, where these reach into the same bytes. Of lists,
- * one that is written is taken with the others member by member. */
+/* Appends where each written tensor lies relative to the tensors that overlap it. A member of a
+ * written list is compared with single tensors, and with the members at the same position of other
+ * lists. */
 class Overlaps {
  public:
   explicit Overlaps(CallKey &key) : key_(key) {}
@@ -136,7 +137,7 @@ class Overlaps {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
 
-  /* Of one storage. */
+  /* Whether two tensors of one storage overlap. */
   static bool meet(const at::Tensor &a, const at::Tensor &b) {
     const auto begin = [](const at::Tensor &tensor) {
       return static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
@@ -151,7 +152,7 @@ class Overlaps {
     key_.push_back(other.storage_offset() - written.storage_offset());
   }
 
-  /* With the members `first` to `end` of lists. */
+  /* Compares with single tensors and with the members [first, end) of other lists. */
   void compareWithOthers(const at::Tensor &written, c10::ArrayRef<IValue> arguments, size_t own,
                          size_t first, size_t end) {
     if (!written.defined()) return;
@@ -169,7 +170,7 @@ class Overlaps {
   }
 
   CallKey &key_;
-  int64_t compared_ = 0;  // which pair it is: the key has the lengths of the lists
+  int64_t compared_ = 0;  // identifies the pair, as the key has the lengths of lists
 };
 
 void appendText(CallKey &key, const std::string &text) {
@@ -196,7 +197,7 @@ bool appendToKey(CallKey &key, const IValue &value, bool kindOnly) {
   } else if (value.isDouble()) {
     key.push_back(kDouble | (kindOnly ? kindOf(numberIn(value)) << 8 : 0));
     if (!kindOnly) key.push_back(std::bit_cast<int64_t>(value.toDouble()));
-  } else if (value.isComplexDouble()) {  // one without an imaginary part is as good as a real one
+  } else if (value.isComplexDouble()) {  // without an imaginary part it counts as real
     const c10::complex<double> number = value.toComplexDouble();
     key.push_back(kComplex | kindOf(number.real()) << 8 | kindOf(number.imag()) << 16);
   } else if (value.isList()) {
@@ -226,8 +227,8 @@ bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<IValue> argumen
     if (!appendToKey(key, arguments[i], kindOnly)) return false;
     if (!kindOnly) continue;
     const double number = numberIn(arguments[i]);
-    key.back() |= kindOf(number - previous) << 24;                          // as of bounds
-    key.back() |= static_cast<int64_t>((number > 1) - (number < 1)) << 33;  // as of probabilities
+    key.back() |= kindOf(number - previous) << 24;                          // for bounds
+    key.back() |= static_cast<int64_t>((number > 1) - (number < 1)) << 33;  // for probabilities
     previous = number;
   }
   Overlaps(key).append(traits, arguments);

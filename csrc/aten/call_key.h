@@ -1,11 +1,13 @@
 /*
- * The key of an operator's call: all that its results' metadata can depend on.
+ * Makes and reads the key of an operator's call: everything that its results' metadata can depend
+ * on.
  *
- * The key holds dtype, sizes, strides and bits of tensors, and where they overlap tensors that are
- * written. Of a number (Scalar, float) it holds type, sign, the dtypes that hold it, the same of
- * its difference from the number before it, and how it compares with 1: kernels refuse numbers for
- * nothing else, and an optimizer's numbers change at each step. Other arguments count by their
- * value. The key of an operator that reads no tensor (arange) holds the values of its numbers.
+ * The key holds dtype, sizes, strides and bits of tensors, and the overlaps of written tensors with
+ * others. For a number (Scalar, float) it holds the type, the sign, the dtypes that hold it, the
+ * same for its difference from the previous number, and how it compares with 1. Kernels refuse
+ * numbers for no other reason, and an optimizer's numbers change at each step, so their values are
+ * left out. Other arguments are in the key by value. The key of an operator that reads no tensor
+ * (arange) holds the values of its numbers.
  */
 #pragma once
 
@@ -23,8 +25,8 @@ namespace torch_openreg {
 
 using CallKey = c10::SmallVector<int64_t, 64>;
 
-/* Makes the key of a call; false if it cannot have one. A task carries the key to its worker, as
- * the description of its tensors. */
+/* Makes the key of a call; returns false if the call cannot have one. A task takes the key along to
+ * its worker, as the description of its tensors. */
 bool makeKey(CallKey &key, const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 /* Reads the arguments that a key of makeKey describes, in order. */
@@ -34,9 +36,9 @@ class KeyReader {
   explicit KeyReader(const CallKey &key);
   /* Reads the next argument, or the next item of a list. */
   Kind next();
-  /* After a list: how many items follow. */
+  /* Call after a list: the number of items that follow. */
   size_t count() const { return static_cast<size_t>(word_ >> 8); }
-  /* After a tensor. */
+  /* Call after a tensor: its metadata. */
   TensorMetadata tensor() const {
     return {{dims_, count_},
             {dims_ + count_, count_},
@@ -54,11 +56,12 @@ class KeyReader {
   size_t count_ = 0;
 };
 
-/* What kernels ask about the number in a CPU tensor without dimensions; 0 for other tensors. */
+/* The kind of the number in a CPU tensor without dimensions: its sign and the dtypes that hold it.
+ * 0 for other tensors. */
 int64_t kindOfNumber(const at::Tensor &tensor);
 
-/* Appends a value that is no tensor; false if it cannot be part of a key. `kindOnly`: numbers count
- * by their kind. */
+/* Appends a value that is no tensor; returns false if it cannot be part of a key. `kindOnly`: of a
+ * number, appends the kind and not the value. */
 bool appendToKey(CallKey &key, const c10::IValue &value, bool kindOnly);
 
 }  // namespace torch_openreg

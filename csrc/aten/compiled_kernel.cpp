@@ -1,11 +1,11 @@
 /*
- * What torch.compile's generated code calls: its kernels, made for the CPU, each a task of a
- * stream; and the memory that they write.
+ * Runs the CPU kernels of torch.compile's generated code as tasks of a stream, and allocates the
+ * memory that they write.
  *
- * The object belongs to Python. A task holds addresses and numbers by value and the entry, which is
- * never unloaded; it holds no tensor, so memory is kept alive by the order of the stream alone, as
- * with every operator. On a device whose memory kernels do not reach, it runs at once on copies in
- * host memory, as operators do there.
+ * A CompiledKernel belongs to Python. A task holds addresses and numbers by value, and the entry of
+ * the kernel, which is never unloaded. It holds no tensor: the order of the stream alone keeps
+ * memory alive, as for every operator. On a device whose memory kernels cannot reach, the kernel
+ * runs at once on copies in host memory, as operators do there.
  */
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -43,16 +43,16 @@ namespace torch_openreg {
 
 namespace {
 
-/* Made by torch_openreg/_compile/kernels.py beside the kernel, which it calls. */
+/* The function that torch_openreg/_compile/kernels.py generates beside a kernel to call it. */
 using Entry = void (*)(void *const *pointers, const int64_t *numbers);
 
-/* A task's name outlives the process. Called under the GIL. */
+/* Keeps the name of a task as long as the process runs. Called under the GIL. */
 const char *kept(const std::string &name) {
   static auto *names = new std::unordered_set<std::string>;
   return names->insert(name).first->c_str();
 }
 
-/* Memory, or the value of a CPU tensor without dimensions. */
+/* The memory of a tensor, or the value of a CPU tensor without dimensions. */
 struct Argument {
   bool isValue = false;
   KernelMemory memory;
@@ -78,8 +78,8 @@ struct CompiledTask final : Task {
   c10::SmallVector<int64_t, 4> numbers;
 };
 
-/* A storage of a device without `map`, the host's copy of it, and what is written there: the rest
- * may be another stream's. */
+/* A storage of a device without `map`, its copy on the host, and the tensors in it that the kernel
+ * writes. Nothing else is copied back, because another stream may use it. */
 struct Copied {
   at::Tensor bytes, host;
   std::vector<at::Tensor> written;
@@ -87,9 +87,9 @@ struct Copied {
 
 class CompiledKernel {
  public:
-  /* `roles` says of each argument what the kernel does with it: r, w or b (reads, writes or both),
-   * or that it is a number: n (an integer) or f. It has room for what so many threads compute; one
-   * of them: it does not divide its work. */
+  /* `roles` has a letter for each argument. r, w and b are tensors that the kernel reads, writes or
+   * both; n is an integer, f a float. The kernel has room for the results of `threads` threads;
+   * with 1 it does not divide its work. */
   CompiledKernel(size_t entry, const std::string &name, std::string roles, int threads)
       : entry_(reinterpret_cast<Entry>(entry)),
         name_(kept(name)),
@@ -99,8 +99,8 @@ class CompiledKernel {
                       ": the roles of arguments are r, w, b, n and f, got '", roles_, "'");
   }
 
-  /* Queues it on the current stream of its tensors' device, and returns. Where all are the CPU's,
-   * or the device has no `map`, runs it. */
+  /* Queues the kernel on the current stream of its tensors' device, and returns. If all tensors are
+   * the CPU's, or the device has no `map`, runs the kernel. */
   void operator()(const py::args &given) const;
 
  private:
@@ -130,7 +130,7 @@ c10::Device CompiledKernel::deviceOf(const py::args &given) const {
   return c10::Device(c10::DeviceType::CPU);
 }
 
-/* A number's bits. */
+/* The bits of a number. */
 int64_t numberOf(PyObject *object, char role) {
   int64_t number = 0;
   if (role == 'n') {
@@ -164,15 +164,16 @@ Argument argumentOf(const at::Tensor &tensor, c10::Device device, const char *na
   return argument;
 }
 
-/* The place of a tensor in the host's copy of its storage. */
+/* The tensor in the host's copy of a storage that corresponds to `tensor`. */
 at::Tensor likeIn(const at::Tensor &tensor, const at::Tensor &host) {
   return at::empty({0}, host.options().dtype(tensor.dtype()))
       .set_(host.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
 }
 
-/* Waits for what is queued, and for the copies back. */
+/* Runs the task on copies in host memory. Waits for queued work, and until the results are copied
+ * back. */
 void runOnCopies(CompiledTask &task, std::unordered_map<void *, Copied> copied) {
-  const at::AutoDispatchBelowADInplaceOrView kernels;  // which know of no gradient
+  const at::AutoDispatchBelowADInplaceOrView kernels;  // record no gradient
   for (auto &[memory, copy] : copied) copy.host = copy.bytes.cpu();
   for (Argument &argument : task.arguments) {
     if (!argument.memory.isOnDevice()) continue;
@@ -184,7 +185,7 @@ void runOnCopies(CompiledTask &task, std::unordered_map<void *, Copied> copied) 
   }
 }
 
-/* Every byte of what it lies in. */
+/* All bytes of the tensor's storage. */
 at::Tensor bytesOf(const at::Tensor &tensor) {
   const auto size = static_cast<int64_t>(tensor.storage().nbytes());
   return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {size}, {1});
@@ -239,7 +240,7 @@ void CompiledKernel::operator()(const py::args &given) const {
   launchTask(std::move(task), stream, {}, threads_ > 1 ? 0 : orLaunchAnyThread);
 }
 
-/* torch.empty_strided, whose parser takes longer than the rest of it. */
+/* torch.empty_strided without its argument parser, which takes longer than the rest of the call. */
 at::Tensor emptyStrided(c10::IntArrayRef size, c10::IntArrayRef stride, c10::ScalarType dtype,
                         c10::DeviceIndex device) {
   return at::empty_strided(size, stride,

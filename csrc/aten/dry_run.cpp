@@ -1,5 +1,6 @@
 /*
- * Nothing here is shared but the table of outputs, where checked types have their own kind of key.
+ * Runs a CPU kernel on stand-ins in zeroed memory. The only shared state is the output cache, in
+ * which dtypes that were checked have a kind of key of their own.
  */
 #include "dry_run.h"
 
@@ -35,7 +36,7 @@ using torch::jit::Stack;
 
 bool isOurs(const at::Tensor &tensor) { return tensor.defined() && tensor.is_privateuseone(); }
 
-/* Zeros, each piece on pages of its own. The machine tells whether anybody has looked at them. */
+/* Zeroed memory, in pieces on pages of their own. mincore() shows which pages have been touched. */
 class Zeros : Uncopyable {
  public:
   explicit Zeros(size_t bytes) : bytes_(bytes) {
@@ -68,7 +69,7 @@ class Zeros : Uncopyable {
   char *begin_ = nullptr;
 };
 
-/* What stand-ins hold: some kernels refuse data of one kind, some of another. */
+/* The contents of stand-ins. Some kernels refuse one of these and accept another. */
 enum class Data { kZeros, kOnes, kIdentity };
 
 c10::DimVector cut(c10::IntArrayRef sizes, int64_t most) {
@@ -77,8 +78,8 @@ c10::DimVector cut(c10::IntArrayRef sizes, int64_t most) {
   return smaller;
 }
 
-/* For the device's tensors of one call. They share memory as these do. Each dimension has at most
- * `most` elements. */
+/* CPU tensors in place of the device tensors of one call, which share memory as those do. Each
+ * dimension has at most `most` elements. */
 class StandIns {
  public:
   StandIns(Arguments arguments, int64_t most) : most_(most), zeros_(reserve(arguments)) {}
@@ -108,7 +109,7 @@ StandIns::Piece &StandIns::pieceOf(const at::Tensor &tensor) {
   return known != nullptr ? *known : pieces_.add(storage, Piece{});
 }
 
-/* How much memory they need together: of a storage, no more than the arguments show. */
+/* The bytes that the stand-ins need. A storage needs only as many as the arguments use of it. */
 size_t StandIns::reserve(Arguments arguments) {
   for (const IValue &value : arguments) {
     eachTensor(value, [&](const at::Tensor &tensor) {
@@ -153,7 +154,7 @@ bool StandIns::integersTouched() {
   });
 }
 
-/* They were zeros. */
+/* Fills the stand-ins, which contain zeros before. */
 void StandIns::fill(Data data) {
   if (data == Data::kZeros) return;
   for (const auto &[of, tensor] : made_) {
@@ -167,7 +168,8 @@ void StandIns::fill(Data data) {
   }
 }
 
-/* The kernel's arguments. What it draws is nobody's. */
+/* The kernel's arguments, with stand-ins for tensors. A generator is replaced, because a dry run
+ * must not advance it. */
 template <typename F>
 Stack stackOf(const OpTraits &traits, Arguments arguments, F standIn) {
   Stack stack;
@@ -191,7 +193,7 @@ void runKernel(const c10::OperatorHandle &op, Stack &stack, c10::DeviceIndex dev
   });
 }
 
-/* What they take is neither zeros nor ones. */
+/* Operators for which neither zeros nor ones are valid data. */
 constexpr std::string_view kJudgeData[] = {
     "aten::segment_reduce", "aten::_segment_reduce_backward", "aten::fake_quantize_per_channel",
     "aten::_fake_quantize_learnable_per_channel", "aten::_fused_moving_avg_obs"};
@@ -202,13 +204,14 @@ bool judgesData(const OpTraits &traits) {
   });
 }
 
-/* The first line of what it says. */
+/* The first line of the message. */
 std::string lineOf(const std::exception &error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));
 }
 
-/* What kernels say of dtypes and numbers, whatever they have read before. */
+/* How messages about dtypes and numbers begin. These do not depend on data, even if the kernel has
+ * read some. */
 constexpr std::string_view kNotOfData[] = {
     "expected scalar type", "value cannot be converted to type", "norm(): input dtype should be"};
 
@@ -247,7 +250,7 @@ bool makeTypeKey(const OpTraits &traits, Arguments arguments, CallKey &key) {
   return true;
 }
 
-/* At most two elements in each dimension. */
+/* A tensor of zeros in place of `tensor`, with at most two elements in each dimension. */
 at::Tensor shrunk(const at::Tensor &tensor) {
   if (!isOurs(tensor)) return tensor;
   at::Tensor made = at::zeros(cut(tensor.sizes(), 2), at::TensorOptions(tensor.dtype()));
@@ -279,9 +282,9 @@ std::vector<size_t> storageBytes(const Stack &arguments) {
   return bytes;
 }
 
-/* Some kernels compute in the tensor of the result, with other sizes, and give it its own at the
- * end (huber_loss with a reduction and out=). A task's results have the memory that they need in
- * the end. */
+/* Whether the kernel has used more memory of an argument than that needs in the end. Some kernels
+ * compute in the result's tensor with larger sizes, and resize it at the end (huber_loss with a
+ * reduction and out=). A task's results have memory for their final sizes only. */
 bool hadOtherSizes(const Stack &arguments, const std::vector<size_t> &before) {
   size_t i = 0;
   bool had = false;
@@ -298,7 +301,7 @@ bool hasOut(const OpTraits &traits) {
   return std::find(traits.isOut.begin(), traits.isOut.end(), true) != traits.isOut.end();
 }
 
-/* The operator that has the same arguments, but for the outputs (out=). */
+/* The overload with the same arguments apart from outputs (out=). */
 std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &schema) {
   std::vector<c10::Argument> read;
   std::copy_if(schema.arguments().begin(), schema.arguments().end(), std::back_inserter(read),
@@ -312,8 +315,8 @@ std::optional<c10::OperatorHandle> functionalForm(const c10::FunctionSchema &sch
   return {};
 }
 
-/* An output (out=) may have a dtype in which the kernel does not compute: what it makes without one
- * tells. */
+/* inDefaultDtype for a call with outputs (out=). An output may have another dtype than the one in
+ * which the kernel computes, so the functional form is run to find that. */
 InDefaultDtype inDefaultDtypeWithoutOut(const c10::OperatorHandle &op, const OpTraits &traits,
                                         c10::DeviceIndex device, Arguments given) {
   Stack stack;
@@ -341,9 +344,11 @@ bool isOfResize(const c10::Warning &warning) {
 
 }  // namespace
 
-/* A kernel that says the same of zeros and of other data has not judged these either, unless it has
- * looked at integers that are more than numbers: indices and offsets are right in few ways. Nor
- * where the caller asks for a check of the data. */
+/* Runs the kernel on zeros, then on ones, then on identity matrices, until a run succeeds. An error
+ * is the call's own if the kernel had read no stand-in, or if it has the same message for other
+ * data. The second is no proof where the caller requests a check of data, or where the kernel reads
+ * integers that are more than numbers: few indices and offsets are valid, so all stand-ins may fail
+ * alike. */
 DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
               Arguments arguments) {
   DryRun told;

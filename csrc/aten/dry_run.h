@@ -1,6 +1,6 @@
 /*
- * Finds out from a call's arguments whether its kernel takes them, and what its results will look
- * like.
+ * Determines from a call's arguments whether its kernel accepts them, and the metadata of its
+ * results.
  */
 #pragma once
 
@@ -24,14 +24,14 @@ struct DryRun {
 };
 
 /* Runs the CPU's kernel on the calling thread, on stand-ins for the device's tensors: the same
- * metadata, other memory. Throws what the kernel throws, unless that depends on the data, which are
- * not the call's. */
+ * metadata, other memory. Throws the kernel's error, unless the error may depend on data, because
+ * stand-ins do not have the call's data. */
 DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
               c10::ArrayRef<c10::IValue> arguments);
 
-/* For a call whose sizes are known to be right: throws if its kernel does not take such dtypes. It
- * is run once for like types, on stand-ins of at most two elements in each dimension where these
- * will do. */
+/* For a call whose sizes are known to be right: throws if its kernel refuses the dtypes. The kernel
+ * runs once for each combination of dtypes, on stand-ins of at most two elements in each dimension
+ * if it accepts those. */
 void checkTypes(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
                 c10::ArrayRef<c10::IValue> arguments);
 

@@ -1,11 +1,11 @@
 /*
- * One boxed kernel for all operators: the CPU's, run on a worker over aliases of the device's
- * memory. Calls in their usual form do not come further than fast_path.cpp. For the others a plan
- * is made (resolve), which checks the arguments and makes them ready, and carried out (run).
+ * One boxed kernel for all operators: runs the CPU's kernel on a worker, over aliases of the
+ * device's memory. Calls in the usual form end in fast_path.cpp. For other calls, `resolve` checks
+ * and prepares the arguments and makes a plan, and `run` carries it out.
  *
- * Where the caller waits, aliases, the kernel and taking over its memory are the worker's
- * (runOnAliases); results become the caller's tensors on its own thread (finish). A Call has one
- * user at a time.
+ * If the caller waits, the worker makes aliases, runs the kernel and takes over its memory
+ * (runOnAliases), and the caller's thread turns the results into its own tensors (finish). Only one
+ * thread at a time uses a Call.
  */
 #include "fallback.h"
 
@@ -73,7 +73,7 @@ constexpr CpuByContract kCpuByContract[] = {
     {"aten::_ctc_loss_backward", "target_lengths", -1},
 };
 
-/* Operators that take a value of no dimensions from any device, and the place of that argument. */
+/* Operators that accept a 0-dim tensor from any device, and the position of that argument. */
 struct NumberOfAnyDevice {
   std::string_view name;
   size_t place;
@@ -88,7 +88,7 @@ bool isCpuByContract(const FunctionSchema &schema, const Argument &argument) {
   return false;
 }
 
-/* Of no dimensions, it is refused from the CPU all the same, as CUDA refuses it. */
+/* Whether the argument is an index. A 0-dim index on the CPU is refused, as CUDA refuses it. */
 bool isIndex(const FunctionSchema &schema, const Argument &argument) {
   const std::string &name = argument.name();
   return name == "index" || name == "indices" ||
@@ -102,16 +102,17 @@ bool resultIsCpu(const FunctionSchema &schema, size_t result) {
   return false;
 }
 
-/* For one thread, as far as these tell. */
+/* Whether one thread suffices, as far as these tensors show. */
 bool areSmall(c10::ArrayRef<IValue> values) {
   return !anyTensor(values, [](const at::Tensor &tensor) {
     return tensor.defined() && tensor.numel() > kSerial;
   });
 }
 
-/* PyTorch's operators have kernels for autograd, which leave nothing to do. For others, unless they
- * have one, gradients and the versions of tensors are the affair of the operators inside of the
- * CPU's kernel: these keys are not excluded there. */
+/* The keys of autograd that the CPU's kernel has to handle itself. There are none for PyTorch's
+ * operators, which have kernels for autograd. For another operator without such a kernel, the
+ * operators inside its CPU kernel record gradients and increment versions: these keys are not
+ * excluded there. */
 DispatchKeySet keysOfAutograd(const OpTraits &traits) {
   if (traits.isAten) return {};
   return c10::autograd_dispatch_keyset_with_ADInplaceOrView -
@@ -122,7 +123,8 @@ uint32_t versionOf(const at::Tensor &tensor) {
   return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
 }
 
-/* Under CUDA's name, of an extension that is built for the CPU: its function for CUDA is the
+/* Whether the device is called "cuda" and the operator, an extension's, has a kernel for CUDA but
+ * none for the CPU. Such an extension is built for the CPU, and its function for CUDA is the
  * device's. */
 bool hasCudaKernelAlone(const OperatorHandle &op, const OpTraits &traits) {
   return !traits.isAten && op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
@@ -144,7 +146,7 @@ enum class CallStrategy {
   kOneByOne,  // a list on several devices
 };
 
-/* Of a device tensor, for a kernel. */
+/* The copy of a device tensor that a kernel gets. */
 struct Copy {
   at::Tensor cpu;
   uint32_t version;  // before the kernel
@@ -152,9 +154,9 @@ struct Copy {
 
 struct Plan {
   CallStrategy strategy = CallStrategy::kWait;
-  const char *name = nullptr;                // to queue; null: the operator's
-  CallKey key{};                             // to queue, to infer
-  std::shared_ptr<const OutputSpec> spec{};  // to queue
+  const char *name = nullptr;                // for kQueue; null: the operator's
+  CallKey key{};                             // for kQueue and kInfer
+  std::shared_ptr<const OutputSpec> spec{};  // for kQueue
   std::vector<c10::Warning> warnings{};      // of a dry run
 };
 
@@ -173,7 +175,8 @@ class Call {
         device_(scan.device()),
         autograd_(keysOfAutograd(traits)) {}
 
-  /* Throws what can be known to be wrong. Nothing is queued, written or drawn. */
+  /* Chooses the strategy, and throws every error that can be found without running the call.
+   * Queues, writes and draws nothing. */
   Plan resolve();
   void run(Plan plan);
 
@@ -181,23 +184,23 @@ class Call {
   c10::ArrayRef<IValue> arguments() const {
     return c10::ArrayRef<IValue>(arguments_.data(), arguments_.size());
   }
-  /* Whether it succeeds, or the sizes that come out. */
+  /* Data decide whether the call succeeds, or the sizes of its results. */
   bool dataDecides() const {
     return (traits_.masksDecide ? scan_.has(ArgumentScan::kHasMask)
                                 : op_.hasTag(at::Tag::dynamic_output_shape)) ||
            checksData(traits_, arguments());
   }
   bool tellsSizes() const { return traits_.predictable && !scan_.asksCpu() && !dataDecides(); }
-  /* Its results can be promised. */
+  /* Its results can be promised before it runs. */
   bool isPredictable() const { return tellsSizes() && !readsHost_; }
-  /* A dry run tells what its arguments decide. */
+  /* A dry run can find what the arguments decide. */
   bool canTryOut() const {
     return kernel_ == DispatchKey::CPU && (isPredictable() || dataDecides()) && !mayAlert();
   }
-  /* The mode is the process's, and may be another when a queued kernel asks. */
+  /* The mode belongs to the process, and may have changed when a queued kernel reads it. */
   bool mayAlert() const { return traits_.alerts && at::globalContext().deterministicAlgorithms(); }
-  /* Its caller learns a value, a size or an error that depends on data: on every device it
-   * synchronises. */
+  /* It synchronises on every device, because its caller gets a value, a size or an error that
+   * depends on data. */
   bool synchronizes() const { return !tellsSizes() || ordersAsSparse(); }
   bool ordersAsSparse() const {
     return (kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU) &&
@@ -246,14 +249,14 @@ class Call {
   Stack *stack_;
   std::span<IValue> arguments_;  // on the stack
   const c10::Device device_;
-  const DispatchKeySet autograd_;  // what is the kernel's own affair
-  bool recordsGradient_ = false;   // in which case everything is copied
-  bool readsHost_ = false;         // a CPU tensor is among the arguments that is not a number
+  const DispatchKeySet autograd_;  // the keys that the kernel handles itself
+  bool recordsGradient_ = false;   // then everything is copied
+  bool readsHost_ = false;         // an argument is a CPU tensor and no number
   orStream_t stream_ = 0;
   c10::SmallVector<std::pair<GeneratorStatePtr, uint64_t>, 1> drawn_;  // with the counter
   Stack cpu_;  // the kernel's arguments, then its results
   std::optional<CpuAliases> aliases_;
-  // Without it everything is copied.
+  // Everything is copied if there are no `aliases_`.
   PairList<c10::TensorImpl, Copy> copies_;           // by the device's tensor
   PairList<c10::TensorImpl, at::Tensor> originals_;  // by its copy
 };
@@ -272,7 +275,8 @@ void Call::check(const at::Tensor &tensor, const Argument &argument) {
               " of ", op_.operator_name(), ")");
 }
 
-/* In the words of PyTorch's kernels, which are the same for every device. */
+/* Refuses indices that are on neither the CPU nor the indexed tensor's device, with the message of
+ * PyTorch's kernels, which is the same for every device. */
 void Call::checkIndices() {
   if (!traits_.isAten || arguments_.empty() || !arguments_[0].isTensor()) return;
   const c10::Device self = arguments_[0].toTensor().device();
@@ -318,7 +322,7 @@ void Call::checkNumbers() {
   }
 }
 
-/* Those of the CPU, by a blocking copy, as on every device. */
+/* Copies the CPU's indices to the device, by a blocking copy, as on every device. */
 void Call::moveIndices() {
   for (IValue &value : arguments_) {
     if (!value.isList() || !holdsOptionalTensors(value)) continue;
@@ -328,7 +332,7 @@ void Call::moveIndices() {
   }
 }
 
-/* Zeros without memory would have nothing to alias. */
+/* Replaces zero tensors without memory, because a kernel needs memory to alias. */
 void Call::makeZeros() {
   for (IValue &value : arguments_) {
     if (!value.isTensor() || !value.toTensor()._is_zerotensor()) continue;
@@ -359,12 +363,12 @@ void Call::prepare() {
   stream_ = getCurrentOpenRegStream(device_.index()).stream();
 }
 
-/* By an earlier call, or by the one that infers. */
+/* Whether the results are known, from an earlier call or from the one that infers. */
 bool Call::isKnown(Plan &plan) {
   plan.spec = findOutputs(plan.key);
   const OpTraits *called = plan.spec == nullptr ? inferredBy(op_, traits_) : nullptr;
   if (called != nullptr) {
-    plan.name = called->name;  // as later calls, which are not inferred
+    plan.name = called->name;  // the name of later calls, which are not inferred
     checkTypes(op_, traits_, device_.index(), arguments());
     Results outputs;
     for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -377,7 +381,7 @@ bool Call::isKnown(Plan &plan) {
   return plan.spec != nullptr;
 }
 
-/* Inside of the kernel. */
+/* Whether the operators inside the kernel record a gradient. */
 bool Call::recordsGradient() const {
   if (!autograd_.has(DispatchKey::AutogradFunctionality)) return false;
   return anyTensor(arguments(), [](const at::Tensor &tensor) {
@@ -386,7 +390,7 @@ bool Call::recordsGradient() const {
   });
 }
 
-/* Copies share no memory. */
+/* Refuses a call in which tensors have to share memory, because their copies do not. */
 void Call::checkCanCopy() {
   std::vector<std::pair<at::Tensor, bool>> tensors;  // with whether it is written
   for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -412,7 +416,7 @@ void Call::checkCanCopy() {
 void Call::tryOut(Plan &plan) {
   DryRun tried = dryRun(op_, traits_, device_.index(), arguments());
   plan.spec = std::move(tried.spec);
-  // Data decides, but in place what comes out is what went in.
+  // Where data decide, an operator in place still returns its argument.
   if (plan.spec == nullptr || !isPredictable()) {
     auto spec = std::make_shared<OutputSpec>();
     spec->usable = traits_.inPlace;
@@ -420,7 +424,7 @@ void Call::tryOut(Plan &plan) {
     plan.spec = std::move(spec);
   }
   plan.warnings = std::move(tried.warnings);
-  // A kernel warns of indices of bytes, and of bounds, at each call, not at the first one alone.
+  // A kernel warns of indices of bytes, and of bounds, at each call. Such a call is not cached.
   const bool warns =
       scan_.has(ArgumentScan::kHasByteIndex) || (traits_.draws && !plan.warnings.empty());
   if (plan.spec->usable && warns) return;
@@ -449,7 +453,7 @@ Plan Call::resolve() {
 
 // ---- Running ------------------------------------------------------------------------------------
 
-/* A fresh CPU generator for this call alone, seeded by what the device's one draws. */
+/* A new CPU generator for this call alone, seeded by a draw from the device's generator. */
 IValue Call::cpuGenerator(const IValue &given) {
   at::Generator generator =
       given.isNone() ? getDefaultGenerator(device_.index()) : given.toGenerator();
@@ -473,7 +477,7 @@ void Call::drawGenerators() {
   }
 }
 
-/* From here on nothing can refuse the call. */
+/* Draws, and counts writes. Nothing refuses the call after this. */
 void Call::begin() {
   drawGenerators();
   countWrites(traits_, arguments());
@@ -500,7 +504,8 @@ IValue Call::forKernel(const IValue &value) {
   return argumentForCpu(value, [this](const at::Tensor &tensor) { return aliasOf(tensor); });
 }
 
-/* On the worker, outside of WorkerMemory. */
+/* Makes a result device memory, unless it stays on the CPU. Called on the worker, outside
+ * WorkerMemory. */
 void Call::adopt(IValue &value, size_t position) {
   const bool ordinary = scan_.asksCpu() || resultIsCpu(schema_, position);
   if (ordinary && value.isTensor() && value.toTensor().defined()) {
@@ -553,7 +558,8 @@ at::Tensor Call::copyOf(const at::Tensor &tensor) {
   return copies_.add(tensor.unsafeGetTensorImpl(), Copy{copy, versionOf(copy)}).cpu;
 }
 
-/* What autograd has seen the kernel write, it sees written to the original. */
+/* Copies back what the kernel has written. Autograd sees a write to the original if it has seen the
+ * kernel's. */
 void Call::copyBack() {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     eachTensor(arguments_[i], [&](const at::Tensor &tensor) {
@@ -579,10 +585,10 @@ at::Tensor Call::fromCopy(const at::Tensor &result, size_t position) {
   return result.to(device_);
 }
 
-/* Where kernels cannot reach the device's memory, and where the kernel's own operators record a
- * gradient, as that of the CPU's tensors: everything is copied to the CPU and back. A fork waits
- * for the kernel alone, because a copy may need what the thread that forks holds: a worker, the
- * GIL, which hooks of autograd may take. */
+/* Copies everything to the CPU and back. This is for devices whose memory kernels cannot reach, and
+ * for kernels whose own operators record a gradient, which they do for CPU tensors. A fork waits
+ * for the kernel alone: a copy may need a worker, or the GIL (for hooks of autograd), and the
+ * forking thread holds both. */
 void Call::copy() {
   SyncNoted noted(traits_.name, stream_);
   begin();
@@ -601,7 +607,7 @@ void Call::wait() {
   OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
   std::optional<OperatorReport> report;
   const bool small = areSmall(arguments());
-  const bool tells = synchronizes();  // by the arguments, which `finish` takes away
+  const bool tells = synchronizes();  // before `finish` removes the arguments
   if (sanitizerActive()) report.emplace(op_, stream_, arguments());
   aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten);
   cpu_.reserve(arguments_.size());
@@ -611,7 +617,8 @@ void Call::wait() {
   if (tells) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
-/* A call that finds no memory has drawn nothing, as CUDA's allocate first. */
+/* A call that runs out of memory gives its draws back, because CUDA's kernels allocate before they
+ * draw. */
 void Call::run(Plan plan) {
   try {
     runAs(std::move(plan));
@@ -636,8 +643,8 @@ void Call::runAs(Plan plan) {
   }
 }
 
-/* Moves such a number to the tensor that is written; false if there is none. Its operator's other
- * arguments may be the CPU's, all of them. */
+/* Moves the number of kNumbersOfAnyDevice to the device of the written tensor; returns false if
+ * there is none to move. The operator's other arguments may all be on the CPU. */
 bool moveNumber(const FunctionSchema &schema, std::span<IValue> arguments) {
   for (const NumberOfAnyDevice &entry : kNumbersOfAnyDevice) {
     if (schema.name() != entry.name) continue;

@@ -54,7 +54,8 @@ void ArgumentScan::add(const at::Tensor &tensor, bool mayBeNumber, bool index) {
 void ArgumentScan::scan(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const IValue &value = arguments[i];
-    // Beside a list on another device a number counts as a tensor: each is taken by itself then.
+    // For a foreach operator a number on the host makes the arguments mixed, and the members are
+    // then run one by one.
     const bool mayBeNumber = !traits.isWritten[i] && !traits.isForeach;
     if (C10_LIKELY(value.isTensor())) {
       add(value.toTensor(), mayBeNumber, false);

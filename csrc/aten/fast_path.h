@@ -1,6 +1,6 @@
 /*
- * The fast path of nearly every call: an operator in its usual form, whose results are known from
- * an earlier call.
+ * Queues a call in the usual form whose results are known from an earlier call. Nearly every call
+ * takes this path.
  */
 #pragma once
 
@@ -20,18 +20,19 @@ namespace torch_openreg {
 class ArgumentScan {
  public:
   enum Fact : unsigned {
-    kMixed = 1,        // tensors of several devices, or of the host that are more than a number
+    kMixed = 1,        // tensors of several devices, or host tensors that are not mere numbers
     kLacksMemory = 2,  // a storage was freed or shrunk
     kHasZeros = 4,     // a tensor that has no memory and needs none
-    kHasMask = 8,      // among indices
+    kHasMask = 8,      // a mask among indices
     kAsksOther = 16,   // a device argument for another kind of device
     kHasByteIndex = 32,
   };
   void scan(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
-  /* Tensors of one device, but for numbers, with their memory, and no mask. */
+  /* Apart from numbers, all tensors are on one device and have their memory, and no index is a
+   * mask. */
   bool isUsual() const { return facts_ == 0; }
   bool has(Fact fact) const { return (facts_ & fact) != 0; }
-  /* The first tensor's, else a device argument's, else the current one. */
+  /* The first tensor's device, else a device argument's, else the current device. */
   c10::Device device() const;
   bool asksCpu() const { return asked_.has_value() && asked_->is_cpu(); }
 
@@ -44,15 +45,15 @@ class ArgumentScan {
   std::optional<c10::Device> asked_;
 };
 
-/* Queues the call and makes its results; or returns false after nothing but `scan.scan`. The
- * arguments are not changed and may be borrowed. */
+/* Queues the call and makes its results. If it cannot, returns false and has done nothing but
+ * `scan.scan`. The arguments are not changed and may be borrowed. */
 bool tryFastPath(const c10::OperatorHandle &op, const OpTraits &traits,
                  c10::ArrayRef<c10::IValue> arguments, ArgumentScan &scan, Results &results);
 
-/* The versions of tensors that are written by way of a list. Autograd compares a tensor's version
- * with the one that it has saved, and PyTorch counts those of single arguments only: for lists it
- * leaves that to a backend's kernel. Before anything is queued: an inference tensor may be
- * refused. */
+/* Increments the versions of tensors that are written through a list. Autograd compares a tensor's
+ * version with the one that it has saved. PyTorch increments the versions of single arguments only,
+ * and leaves lists to a backend's kernel. Call it before anything is queued, because it throws for
+ * an inference tensor. */
 void countWritesToLists(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
 inline void countWrites(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments) {

@@ -16,9 +16,8 @@ using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-/* The form of a structured operator that writes where it is told to, which its other form calls
- * too. Where it is not pointwise it may take more time than what that saves, or want another place
- * first (mse_loss). */
+/* The out= form of a structured operator, which its other form calls too. Only for pointwise
+ * operators: others may take longer in this form, or resize their output first (mse_loss). */
 std::optional<OperatorHandle> outForm(const OperatorHandle &op, const OperatorTask &task) {
   if (!task.traits.pointwise || task.results.size() != 1 || !hasInferringKernel(op)) return {};
   const auto &schema = op.schema();

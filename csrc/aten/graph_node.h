@@ -1,5 +1,6 @@
 /*
- * An operator as a node of a graph: what the first replay keeps for the next ones.
+ * Runs an operator as a node of a graph. The first replay keeps the kernel's arguments for later
+ * ones.
  */
 #pragma once
 
@@ -20,7 +21,7 @@ class GraphNode {
   explicit GraphNode(OperatorTask &task);
 
   /* Whether the task's memory is at the addresses of the first replay. Throws what a worker throws
-   * for memory that is gone. */
+   * for memory that no longer exists. */
   bool fits(const OperatorTask &task) const;
   void run(const OperatorTask &task);
 
@@ -28,9 +29,9 @@ class GraphNode {
   KernelArguments arguments_;
   torch::jit::Stack stack_;
   c10::SmallVector<void *, 4> addresses_;
-  torch::jit::Stack running_;  // keeps its room
+  torch::jit::Stack running_;  // kept to reuse its memory
   std::optional<c10::OperatorHandle> out_;
-  CpuCall call_;  // of `out_`, with no copy of the arguments; or empty
+  CpuCall call_;  // calls `out_` without a copy of the arguments; may be empty
   void *result_ = nullptr;
 };
 

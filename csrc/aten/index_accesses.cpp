@@ -14,14 +14,14 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-constexpr int64_t kIndices = 4096;  // that are looked at
+constexpr int64_t kIndices = 4096;  // more are not read
 constexpr size_t kRuns = 64;
 
-/* Where the arguments are. */
+/* The positions of an operator's arguments. */
 struct Form {
   std::string_view name;
   int dim;    // the argument; -1: the dimension is the first
-  int index;  // -1: they do not say which slices
+  int index;  // -1: the indices do not select slices
   bool exact;
 };
 
@@ -52,7 +52,7 @@ std::vector<int64_t> widened(const std::vector<char> &bytes) {
   return {first, first + bytes.size() / sizeof(T)};
 }
 
-/* Empty: not known. */
+/* The bytes of the indices; empty if they are not known. */
 std::vector<char> bytesOf(const Tensor &index) {
   std::vector<char> bytes(index.nbytes());
   const char *data = static_cast<const char *>(index.storage().data()) +
@@ -78,7 +78,7 @@ std::optional<std::vector<int64_t>> numbersOf(const Tensor &index) {
   return wide ? widened<int64_t>(bytes) : widened<int32_t>(bytes);
 }
 
-/* False if one is out of range, which the kernel will say, or if there are too many. */
+/* Returns false for an index out of range, which the kernel reports, and for too many runs. */
 bool addRuns(Rows &rows, std::vector<int64_t> numbers, int64_t size) {
   for (int64_t &number : numbers) {
     if (number < 0) number += size;
@@ -95,7 +95,8 @@ bool addRuns(Rows &rows, std::vector<int64_t> numbers, int64_t size) {
   return rows.runs.size() <= kRuns;
 }
 
-/* Of a list the first that is given; of several they are some of its rows. */
+/* The index tensor; of a list, the first that is defined. With several, only some bytes of the rows
+ * are accessed. */
 Tensor indexOf(const IValue &value, Rows &rows) {
   if (value.isTensor()) return value.toTensor();
   Tensor first;

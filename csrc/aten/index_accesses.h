@@ -1,6 +1,5 @@
 /*
- * What operators touch that take the places from a tensor of indices: of their first argument some
- * rows.
+ * Finds the rows of its first argument that an operator with a tensor of indices reads or writes.
  */
 #pragma once
 
@@ -17,17 +16,16 @@ namespace torch_openreg {
 /* Slices [begin, end) along a dimension. */
 struct Rows {
   int64_t dim = 0;
-  std::vector<std::pair<int64_t, int64_t>> runs;  // apart, ascending
-  bool known = false;                             // else it may be any of the tensor's bytes
-  bool exact = false;                             // else it is some bytes of the runs
+  std::vector<std::pair<int64_t, int64_t>> runs;  // disjoint, ascending
+  bool known = false;                             // otherwise any of the tensor's bytes
+  bool exact = false;                             // otherwise some bytes of the runs
 };
 
-/* By the name of the schema. */
+/* Whether indices decide which bytes the operator of this schema name accesses. */
 bool takesIndices(std::string_view name);
 
-/* The rows of the first of `arguments`. They are known where the host knows the indices: by the
- * order that the program has asked for, so that the answer is the same each time. Waits for
- * nothing. */
+/* The rows of `arguments[0]`. They are known if, by the order that the program has asked for, every
+ * write of the indices is over; the answer is therefore the same each time. Does not wait. */
 Rows rowsOf(std::string_view name, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace torch_openreg

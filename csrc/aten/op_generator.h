@@ -1,6 +1,6 @@
 /*
- * The CPU's generator that one random operator's kernel draws from. It is seeded by what the
- * device's generator gives.
+ * Makes the CPU generator from which one random operator's kernel draws, seeded by the device's
+ * generator.
  */
 #pragma once
 
@@ -21,12 +21,12 @@ inline uint64_t mixed(uint64_t x) {
 
 inline uint64_t mixedSeed(uint64_t seed, uint64_t counter) { return mixed(seed ^ mixed(counter)); }
 
-/* Of an operator in a graph: each replay seeds it anew. */
+/* The generator of an operator in a graph. Each replay seeds it again. */
 class ReplayedGenerator final : public at::CPUGeneratorImpl {
  public:
   explicit ReplayedGenerator(CapturedGraph::Draw draw) : draw_(std::move(draw)) {}
 
-  /* On the worker. */
+  /* Called on the worker. */
   static void seedIfReplayed(const at::Generator &generator) {
     auto *replayed = dynamic_cast<ReplayedGenerator *>(generator.unsafeGetGeneratorImpl());
     if (replayed == nullptr) return;

@@ -1,7 +1,9 @@
 /*
- * Entries are made once for each definition of an operator and never destroyed, as tasks, errors
- * and the table of outputs refer to them. A thread keeps a table of its own in front, so that the
- * lock is taken once for each operator and thread.
+ * Derives the traits of an operator from its schema and name.
+ *
+ * An entry is made once for each definition of an operator and never destroyed, because tasks,
+ * errors and the output cache refer to it. Each thread has a table of its own in front of the
+ * shared one, so that it takes the lock once for each operator.
  */
 #include "op_traits.h"
 
@@ -26,7 +28,7 @@ using c10::DispatchKey;
 using c10::FunctionSchema;
 using c10::TypeKind;
 
-/* Results whose sizes depend on values although no tag says so. */
+/* Operators whose results' sizes depend on data although they have no such tag. */
 constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq",
                                           "aten::linalg_lstsq_out",
                                           "aten::_ctc_loss",
@@ -34,7 +36,7 @@ constexpr std::string_view kUntagged[] = {"aten::linalg_lstsq",
                                           "aten::_padded_dense_to_jagged_forward",
                                           "aten::_rowwise_prune"};
 
-/* Those of the CPU's kernels that have no deterministic form. */
+/* CPU kernels without a deterministic form. */
 constexpr std::string_view kAlerts[] = {"aten::put_", "aten::max_unpool2d", "aten::max_unpool3d"};
 
 bool isAmong(std::string_view name, c10::ArrayRef<std::string_view> names) {
@@ -79,7 +81,7 @@ bool isNumber(const c10::Type &type) {
          (isKind(type, TypeKind::FloatType) && !isKind(type, TypeKind::ListType));
 }
 
-/* Of a norm: some kernels take but a few, by their value. */
+/* Whether the argument is the degree of a norm: some kernels accept only a few values of it. */
 bool isDegree(const Argument &argument) {
   return argument.name() == "p" && isKind(*argument.real_type(), TypeKind::NumberType);
 }
@@ -102,11 +104,12 @@ bool isPredictable(const c10::OperatorHandle &op) {
   });
 }
 
-/* Its out= form resizes its output twice, and warns of it, or sets the conj bit of its output, or
- * leaves part of an output with other strides as it was; or its meta function gives another size
- * than its kernel, or other strides; or its kernel refuses sizes that the meta function takes; or a
- * composite kernel is registered in that place, which has other strides and errors than the CPU's.
- * Names, with an overload or without. */
+/* Structured operators whose results are not inferred, for one of these reasons. The out= form
+ * resizes its output twice and warns of that, sets the conj bit of its output, or leaves part of an
+ * output with other strides unchanged. The meta function gives another size or other strides than
+ * the kernel, or accepts sizes that the kernel refuses. A composite kernel is registered in place
+ * of the inferring one, and has other strides and errors than the CPU's. Names have an overload or
+ * stand for all. */
 constexpr std::string_view kInfersBadly[] = {"aten::mse_loss",
                                              "aten::smooth_l1_loss",
                                              "aten::linalg_lu_solve",
@@ -131,8 +134,8 @@ bool isInferable(const c10::OperatorHandle &op) {
   return hasInferringKernel(op) && std::none_of(arguments.begin(), arguments.end(), isOut);
 }
 
-/* In place by name: the result may be larger, or is refused for its size, which is better told at
- * the call. */
+/* In place by name, but the result may be larger than the argument, or be refused for its size,
+ * which the call itself should report. */
 constexpr std::string_view kSizesItself[] = {"aten::addbmm_", "aten::addr_"};
 
 bool isInPlace(const c10::OperatorHandle &op) {
@@ -146,7 +149,7 @@ bool isInPlace(const c10::OperatorHandle &op) {
          std::none_of(schema.arguments().begin(), schema.arguments().end(), isOut);
 }
 
-/* Operators in place do not always carry the tags of the operator that they are a form of. */
+/* In-place forms do not always have the tags of the functional form. */
 bool isTaggedPointwise(const c10::OperatorHandle &op) {
   if (op.hasTag(at::Tag::pointwise)) return true;
   c10::OperatorName name = op.operator_name();
@@ -156,18 +159,19 @@ bool isTaggedPointwise(const c10::OperatorHandle &op) {
   return functional.has_value() && functional->hasTag(at::Tag::pointwise);
 }
 
-/* Decompositions that may not converge: CUDA's synchronise and raise, too. */
+/* Decompositions that may not converge. CUDA's kernels also synchronise and raise. */
 constexpr std::string_view kChecks[] = {"aten::linalg_eig", "aten::_linalg_eigvals",
                                         "aten::linalg_eigvals", "aten::_linalg_eigh",
                                         "aten::_linalg_svd"};
 
-/* CUDA synchronises for these, too. */
+/* Whether the argument is a tensor of standard deviations. CUDA also synchronises to check it. */
 bool isStandardDeviation(const FunctionSchema &schema, const Argument &argument) {
   return schema.name() == "aten::normal" && argument.name() == "std" &&
          isKind(*argument.real_type(), TypeKind::TensorType);
 }
 
-/* With unsafe=false lengths are checked. */
+/* Whether the argument requests a check of data. segment_reduce checks lengths if `unsafe` is
+ * false. */
 bool asksForCheck(const FunctionSchema &schema, const Argument &argument) {
   return argument.name() == "check_errors" ||
          (argument.name() == "unsafe" && schema.name() == "aten::segment_reduce");
@@ -208,11 +212,10 @@ OpTraits *makeTraits(const c10::OperatorHandle &op) {
     }
     if (!written && isKind(*argument.real_type(), TypeKind::TensorType)) reads = true;
   }
-  // A composite would ask its own operators for a generator, where the kernel's is the CPU's by
-  // then.
+  // A composite kernel would pass the generator to its own operators, but by then it is the CPU's.
   traits->inferable &= !traits->draws;
   traits->numbersCount = hasOut && !reads;
-  // These are not tagged.
+  // They are not tagged as pointwise.
   const bool fills = schema.name() == "aten::zero_" || schema.name() == "aten::fill_";
   traits->elementwise = traits->inPlace && tensors == 1 && !traits->isForeach &&
                         (traits->pointwise || traits->draws || fills);
@@ -229,7 +232,8 @@ struct AllTraits {
 
 AllTraits &allTraits() { return leaked<AllTraits>(); }
 
-/* A library may go, with its operators, and the addresses of their schemas come back for others. */
+/* Removes the entries of an unloaded library, because new schemas may get the addresses of its
+ * schemas. */
 class Removals final : public c10::OpRegistrationListener {
  public:
   void onOperatorRegistered(const c10::OperatorHandle &) override {}
@@ -259,7 +263,7 @@ OpTimer::OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns) : ns_(
 
 OpTimer::~OpTimer() { ns_.fetch_add(now() - start_, std::memory_order_relaxed); }
 
-/* A copy may be between devices. */
+/* _foreach_copy is not one, because it may copy between devices. */
 bool isForeach(std::string_view name) {
   return name.starts_with("aten::_foreach_") && !name.starts_with("aten::_foreach_copy");
 }

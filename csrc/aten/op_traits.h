@@ -1,5 +1,5 @@
 /*
- * What is known of an operator from its schema alone, looked up once.
+ * Facts about an operator that follow from its schema alone, found once.
  */
 #pragma once
 
@@ -34,47 +34,46 @@ struct OpTraits {
   const char *name;  // interned
   OpCounters *counters;
   bool isAten;
-  /* Its results' metadata follow from its arguments' metadata, and are tensors. */
+  /* Its results are tensors, whose metadata follow from the arguments' metadata. */
   bool predictable;
-  /* It writes its first argument and returns it, or nothing, and leaves sizes as they are. */
+  /* It writes its first argument, returns that or nothing, and changes no sizes. */
   bool inPlace;
-  /* PyTorch can tell its results before it runs (the meta function of a structured operator), in
-   * C++. */
+  /* A structured operator, whose meta function in C++ gives the results before it runs. */
   bool inferable;
-  /* Indexing: its results' sizes depend on data if an index is a mask. */
+  /* Indexing: the sizes of its results depend on data if an index is a mask. */
   bool masksDecide = false;
   bool pointwise = false;
-  /* In place, on each element of its only tensor alike: what it says of two elements it says of
-   * all. */
+  /* In place, and alike on each element of its only tensor: it fails for many elements as for
+   * two. */
   bool elementwise = false;
-  /* Numbers decide the sizes of its output, as of arange: it reads no tensor. */
+  /* It reads no tensor, and numbers decide the sizes of its output, as for arange. */
   bool numbersCount;
-  /* By argument. */
+  /* One entry for each argument. */
   c10::SmallVector<bool, 8> isNumber;   // Scalar, Scalar?, Scalar[], float, float?
   c10::SmallVector<bool, 8> isWritten;  // in place, out=
-  c10::SmallVector<bool, 8> isOut;      // of these the latter
+  c10::SmallVector<bool, 8> isOut;      // out=
   c10::SmallVector<bool, 8> isGenerator;
-  bool draws = false;  // one of them is
+  bool draws = false;  // one of its arguments is a generator
   bool isForeach = false;
-  /* Data are judged at the call, on every device ... */
+  /* On every device, the call itself reports invalid data. */
   bool checks = false;
-  /* ... or an argument asks for that with this value; -1: none does. */
+  /* The same, if the argument at this position has the value `checksIf`; -1: there is none. */
   int check = -1;
   bool checksIf = true;
-  bool alerts = false;       // refuses, or warns, where deterministic algorithms are asked for
-  bool writesLists = false;  // and nobody else counts their tensors' versions
+  bool alerts = false;       // refuses, or warns, if deterministic algorithms are requested
+  bool writesLists = false;  // whose tensors' versions PyTorch does not count
 };
 
 const OpTraits &opTraits(const c10::OperatorHandle &op);
 
-/* The caller hears at the call whether the data are good. */
+/* Whether the call itself reports invalid data. */
 inline bool checksData(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments) {
   return traits.checks ||
          (traits.check >= 0 &&
           arguments[static_cast<size_t>(traits.check)].toBool() == traits.checksIf);
 }
 
-/* By the schema's annotations. */
+/* As the schema's annotations say. */
 inline bool isWritten(const c10::Argument &argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -82,14 +81,14 @@ inline bool isView(const c10::Argument &result) {
   return result.alias_info() != nullptr && !result.alias_info()->isWrite();
 }
 
-/* What other backends put a list of tensors through one by one, where it is on one device, is one
- * task here. */
+/* A foreach operator whose lists are on one device is one task here. Other backends without a
+ * kernel for lists run the members one by one. */
 bool isForeach(std::string_view name);
 
 /* Visits every operator that was called, with its overload. */
 void forEachOperator(const std::function<void(const std::string &, OpCounters &)> &visit);
 
-/* Adds the time from its making to its end. */
+/* Counts a call, and adds the time from construction to destruction. */
 class OpTimer : Uncopyable {
  public:
   OpTimer(std::atomic<uint64_t> &count, std::atomic<uint64_t> &ns);
@@ -100,9 +99,9 @@ class OpTimer : Uncopyable {
   const uint64_t start_;
 };
 
-/* A structured operator has a kernel for every backend that infers the results, makes them, and
- * calls its out= form. It stands before a fallback, and is reached through a backend that nobody
- * uses. */
+/* Whether the operator is structured. A structured operator has a kernel for every backend, which
+ * infers the results, allocates them and calls the out= form. The dispatcher finds that kernel
+ * before a fallback. kInferringKeys, the key of an unused backend, leads to it. */
 bool hasInferringKernel(const c10::OperatorHandle &op);
 constexpr c10::DispatchKeySet kInferringKeys(c10::DispatchKey::PrivateUse2);
 

@@ -1,8 +1,12 @@
 /*
- * Effects (what a schema says of an operator) are kept for PyTorch's own operators, whose schemas
- * stay, and found anew for others. `watching` is the callback's handle, under `watchMutex`.
+ * Derives an operator's accesses from its schema, and watches the host's operators on pinned
+ * memory.
+ *
+ * Effects are what a schema says about accesses. They are kept for PyTorch's own operators, whose
+ * schemas are never removed, and computed at each call for others. `watchMutex` guards `watching`,
+ * the callback's handle.
  */
-// As PyTorch is compiled: without it at::RecordFunction has another layout.
+// PyTorch is compiled with NDEBUG; without it at::RecordFunction has another layout.
 #ifndef NDEBUG
 #define NDEBUG
 #endif
@@ -59,7 +63,7 @@ struct Report {
     }
   }
 
-  /* Of a tensor on the device these rows. */
+  /* Adds rows of a device tensor, or if they are not known a partial access to the whole tensor. */
   void addRows(const Tensor &tensor, bool write, const Rows &rows) {
     const size_t first = device.size();
     if (!rows.known) {
@@ -74,7 +78,7 @@ struct Report {
     }
   }
 
-  /* Numbers in host memory are read at the call. */
+  /* Numbers in host memory are read during the call, by the calling thread. */
   void send(orStream_t stream, const char *operation) const {
     if (!host.empty()) {
       OPENREG_CHECK(orSanitizerAccess(0, operation, host.data(), host.size()));
@@ -90,11 +94,11 @@ struct Report {
 struct Effects {
   std::string name;
   std::string schema;
-  bool none = false;  // a view, or new metadata
+  bool none = false;  // touches no memory: a view, or new metadata
   bool takesIndices = false, takesThemInPlace = false;
   bool readsSelf = true, isConvolutionBackward = false;
   std::optional<size_t> beta;
-  bool readsWritten = false;  // the old values of what it writes
+  bool readsWritten = false;  // it reads the old values of what it writes
   bool ofCpuItself = false;   // the CPU's kernel is not made of other operators
   std::vector<bool> written;
   std::vector<size_t> writtenInTraining;
@@ -103,10 +107,10 @@ struct Effects {
 
 bool isAten(const OperatorHandle &op) { return op.schema().name().starts_with("aten::"); }
 
-/* Of Tensor.tolist the dispatcher sees this alone; Tensor.numpy, which reads nothing, calls it too,
- * with an alias that Python knows nothing of. */
+/* The only operator that Tensor.tolist calls. Tensor.numpy, which reads nothing, also calls it,
+ * with an alias that has no Python object. */
 constexpr std::string_view kReadsByHand = "aten::resolve_conj";
-/* A composite one that moves memory itself. */
+/* A composite operator that accesses memory itself. */
 constexpr std::string_view kCopy = "aten::copy_";
 
 Effects findEffects(const OperatorHandle &op) {
@@ -117,13 +121,13 @@ Effects findEffects(const OperatorHandle &op) {
   effects.name = c10::toString(op.operator_name());
   effects.schema = name;
   effects.takesIndices = takesIndices(name);
-  // What is no operator in place is one if its `out` is its input, and else it touches all of both.
+  // These act in place if their `out` is their input. Otherwise they touch all of both.
   static const std::set<std::string_view> scatters{"aten::index_copy",   "aten::index_add",
                                                    "aten::index_reduce", "aten::scatter",
                                                    "aten::scatter_add",  "aten::scatter_reduce"};
   effects.takesThemInPlace = scatters.count(name) != 0;
   effects.isConvolutionBackward = effects.name == "aten::convolution_backward";
-  effects.readsSelf = effects.name != "aten::bernoulli.p";  // of that the shape alone
+  effects.readsSelf = effects.name != "aten::bernoulli.p";  // reads the shape alone
   effects.readsWritten = op.hasTag(at::Tag::pointwise) && name.ends_with('_');
   const bool views = std::any_of(returns.begin(), returns.end(), isView) && name != kReadsByHand;
   effects.none =
@@ -136,7 +140,7 @@ Effects findEffects(const OperatorHandle &op) {
     effects.written.push_back(written);
     if (argument.name() == "beta" && name.find("add") != std::string::npos) effects.beta = i;
     if (argument.name() == "training" || argument.name() == "train") effects.training = i;
-    // Of batch normalisation's old forms, whose schemas do not say so.
+    // Schemas of batch norm's old forms do not mark these as written.
     const bool running = argument.name() == "running_mean" || argument.name() == "running_var";
     if (running && !written && name.find("backward") == std::string::npos) {
       effects.writtenInTraining.push_back(i);
@@ -170,7 +174,7 @@ bool isOutItself(const Effects &effects, c10::ArrayRef<IValue> arguments) {
   return false;
 }
 
-/* Of the first argument, if indices say which; and whether it writes them. */
+/* The rows of the first argument that indices select, and whether the operator writes them. */
 std::optional<std::pair<Rows, bool>> rowsTouched(const Effects &effects,
                                                  c10::ArrayRef<IValue> arguments) {
   if (C10_LIKELY(!effects.takesIndices) || !isOurs(arguments[0])) return std::nullopt;
@@ -179,14 +183,15 @@ std::optional<std::pair<Rows, bool>> rowsTouched(const Effects &effects,
                         effects.takesThemInPlace || effects.written[0]);
 }
 
-/* Not what is taken zero times, and not what gives a gradient that nobody wants. */
+/* Whether argument `i` is read. It is not if its factor is 0, or if only a gradient that is not
+ * requested would need it. */
 bool isRead(const Effects &effects, c10::ArrayRef<IValue> arguments, size_t i) {
   if (i == 0 && effects.beta && *effects.beta < arguments.size()) {
     const IValue &beta = arguments[*effects.beta];
     return !beta.isScalar() || !beta.toScalar().equal(0);
   }
   if (effects.isConvolutionBackward && (i == 1 || i == 2) && arguments.back().isBoolList()) {
-    // The input is for the weight, and the reverse.
+    // The weight's gradient needs the input, and the input's gradient the weight.
     return arguments.back().toBoolList().get(2 - i);
   }
   return i != 0 || effects.readsSelf;
@@ -222,7 +227,7 @@ void eachWritten(const Effects &effects, c10::ArrayRef<IValue> arguments, F visi
   }
 }
 
-/* Null: it touches none. */
+/* The tensor's memory; null if it has none. */
 const void *memoryOf(const Tensor &tensor) {
   return isPlain(tensor) && hasMemory(tensor) ? tensor.storage().data() : nullptr;
 }
@@ -234,7 +239,7 @@ bool sharesMemory(const Tensor &result, c10::ArrayRef<IValue> arguments) {
   });
 }
 
-/* What an operator hands back of its arguments was told with them. */
+/* A result that shares memory with an argument was reported with it. */
 void addResults(Report &report, c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> results) {
   for (const IValue &value : results) {
     eachTensor(value, [&](const Tensor &result) {
@@ -245,14 +250,15 @@ void addResults(Report &report, c10::ArrayRef<IValue> arguments, c10::ArrayRef<I
 
 thread_local const OperatorHandle *caller = nullptr;
 
-/* By the name of the outermost operator. */
+/* Sends the report under the name of the outermost operator. */
 void sendNamed(const Report &report, orStream_t stream, const Effects &effects) {
   report.send(stream, (caller == nullptr ? effects : *effectsOf(*caller)).name.c_str());
 }
 
 // ---- The host -----------------------------------------------------------------------------------
 
-/* All of it for a tensor of ours among the inputs: then what is queued tells. */
+/* Whether the inputs include pinned memory and no device tensor. With a device tensor, the queued
+ * task reports all accesses. */
 bool touchesPinned(c10::ArrayRef<const IValue> inputs) {
   bool pinned = false, ours = false;
   for (const IValue &value : inputs) {
@@ -315,7 +321,7 @@ void reportOperator(const OperatorHandle &op, orStream_t stream, c10::ArrayRef<I
   Report report;
   addArguments(report, *effects, arguments);
   addResults(report, arguments, results);
-  raiseRaces();  // of earlier calls: this one is not made then, and not told
+  raiseRaces();  // races of earlier calls; then this one is neither made nor reported
   sendNamed(report, stream, *effects);
   raiseRaces();
 }
@@ -332,7 +338,7 @@ void OperatorReport::reportResults(c10::ArrayRef<IValue> results) const {
   const auto effects = effectsOf(op_);
   if (effects->none) return;
   Report report;
-  // An output that has got its memory by the call.
+  // Outputs that got their memory in the call.
   auto before = before_.begin();
   eachWritten(*effects, arguments_, [&](const Tensor &tensor) {
     if (memoryOf(tensor) != *before++) report.add(tensor, true);

@@ -1,6 +1,6 @@
 /*
- * What operators read and write, told to the sanitizer before they are queued. Called only while it
- * is active.
+ * Reports what operators read and write to the sanitizer, before they are queued. Called only while
+ * it is active.
  */
 #pragma once
 
@@ -17,13 +17,14 @@
 
 namespace torch_openreg {
 
-/* By the schema's annotations, which also say that a view touches no memory. Of `results` those
- * with memory of their own are written. Throws what raiseRaces throws. */
+/* Reports an operator's accesses, which follow from its schema's annotations: a view touches no
+ * memory. Of `results`, those with memory of their own are written. Throws what raiseRaces
+ * throws. */
 void reportOperator(const c10::OperatorHandle &op, orStream_t stream,
                     c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 
-/* The same of an operator whose results are there only after it: its arguments before, the rest
- * then. */
+/* The same for an operator whose results exist only after it has run: the constructor reports the
+ * arguments, reportResults the rest. */
 class OperatorReport {
  public:
   OperatorReport(const c10::OperatorHandle &op, orStream_t stream,
@@ -34,10 +35,11 @@ class OperatorReport {
   const c10::OperatorHandle &op_;
   orStream_t stream_;
   std::vector<c10::IValue> arguments_;
-  std::vector<const void *> before_;  // the memory of what it writes
+  std::vector<const void *> before_;  // the memory of the written arguments
 };
 
-/* What is queued inside is told under the name of this operator, which is made of others. */
+/* Reports the operators that are queued inside under the name of this one, which is composed of
+ * them. */
 class ReportedAs : Uncopyable {
  public:
   explicit ReportedAs(const c10::OperatorHandle &op);

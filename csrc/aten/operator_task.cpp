@@ -35,12 +35,14 @@ using c10::StorageImpl;
 using c10::TensorImpl;
 using torch::jit::Stack;
 
-/* Tasks are made by one thread and dropped by another, which is slow with malloc: dropped ones are
- * kept. `taken_` is a thread's own; the list of dropped ones is taken whole, so that no pop races
- * with a push. A dropped task's spec is let go of with the next use of its memory, so that its
- * count of references stays with the threads that make tasks. Beyond kMost nothing is kept, because
- * each thread that ends gives back what others had to allocate beside it. `keeps` is short by what
- * is given in the midst of a take. */
+/* Reuses the memory of tasks. One thread makes a task and another destroys it, which is slow with
+ * malloc.
+ *
+ * `dropped` has the memory of destroyed tasks. A thread takes the whole list into its own `taken_`,
+ * so that no pop races with a push. The spec of a destroyed task is released when its memory is
+ * used again, so that only threads that make tasks change its count of references. The list has at
+ * most kMost entries, because a thread that ends returns its own, which other threads had to
+ * replace by new ones. `keeps` misses entries that are added during a take. */
 class TaskMemory : Uncopyable {
  public:
   ~TaskMemory() {
@@ -88,7 +90,7 @@ class TaskMemory : Uncopyable {
     Free *first = taken_;
     if (first == nullptr) return nullptr;
     taken_ = first->next;
-    __builtin_prefetch(taken_);  // another thread has written it
+    __builtin_prefetch(taken_);  // another thread wrote it
     return first;
   }
   static inline std::atomic<Free *> dropped{nullptr};
@@ -115,8 +117,8 @@ bool liesIn(const void *data, const Reserved &memory) {
   return data >= begin && data < begin + memory.bytes;
 }
 
-/* A kernel may have made a tensor in the place of another result. Such a tensor is cloned before
- * that result is written. */
+/* Copies results to where they were promised. A kernel may have made a tensor in the memory of
+ * another result; such a tensor is cloned before that result is written. */
 void finishMoves(c10::ArrayRef<Reserved> reserved, std::vector<Move> &moves) {
   for (Move &move : moves) {
     const void *data = move.made.storage().data();
@@ -136,15 +138,15 @@ std::string described(const TensorMetadata &metadata) {
                   metadata.neg ? " with the neg bit" : "");
 }
 
-/* Checks that the kernel has made the promised sizes and dtype. Strides are not certain: a meta
- * function guesses them, and a kernel may choose them by the number of its threads or by oneDNN's
- * switch (convolution). A tensor with other strides is copied. */
+/* Checks that the kernel has made the promised sizes and dtype. Strides may differ: a meta function
+ * guesses them, and a kernel may choose them by the number of its threads or by oneDNN's switch
+ * (convolution). A tensor with other strides is copied. */
 void checkResult(const at::Tensor &made, const TensorMetadata &promised, const OperatorTask &task) {
   TORCH_CHECK(promised.describesSizes(made), "a kernel of ", task.traits.name, " made ",
               described(metadataOf(made)), " where ", described(promised), " was promised");
 }
 
-/* The fresh results on the kernel's stack, with what was promised of them. */
+/* Visits the fresh results on the kernel's stack, with their promised metadata. */
 template <typename F>
 void eachFresh(const OperatorTask &task, const Stack &stack, F visit) {
   for (size_t i = 0; i < task.spec->results.size(); ++i) {
@@ -161,14 +163,15 @@ void eachFresh(const OperatorTask &task, const Stack &stack, F visit) {
   }
 }
 
-/* Of a comparison in place. */
+/* The out= form of a comparison in place. */
 OperatorHandle outFormOf(const OperatorHandle &op) {
   const std::string &name = op.schema().name();
   return c10::Dispatcher::singleton().findSchemaOrThrow(
       name.substr(0, name.size() - 1).c_str(), (op.schema().overload_name() + "_out").c_str());
 }
 
-/* Outputs that get their size from the call. The key is that of the arguments as they are then. */
+/* Resizes the outputs that get their size from the call, and then makes the key of the arguments
+ * anew. */
 void resizeOutputs(const OutputSpec &spec, const OpTraits &traits, c10::ArrayRef<IValue> arguments,
                    CallKey &key, bool warned) {
   if (C10_LIKELY(spec.resizes.empty())) return;
@@ -227,7 +230,7 @@ void OperatorTask::add(const IValue &value, Storages &known) {
       if (!item.isNone()) addTensor(item.toTensor(), known);
     }
   } else if (value.toList().use_count() > 2) {
-    others.emplace_back(value.toList().copy());  // a script's own, which it may change
+    others.emplace_back(value.toList().copy());  // TorchScript's own, which the script may change
   } else {
     others.push_back(value);
   }
@@ -300,7 +303,7 @@ Stack KernelArguments::stack() {
   return stack;
 }
 
-/* The promise was that in place and out= leave metadata as they are. */
+/* In place and with out=, the kernel has promised to leave metadata unchanged. */
 void KernelArguments::checkWritten() const {
   for (const auto &[tensor, promised] : written_) {
     TORCH_CHECK(tensor.sizes() == promised.sizes && tensor.strides() == promised.strides,
@@ -327,7 +330,8 @@ void OperatorTask::place(Stack &stack, c10::ArrayRef<Reserved> reserved) const {
   if (!moves.empty()) finishMoves(reserved, moves);
 }
 
-/* Of a pointwise operator, with a fresh result or none. False: it cannot be divided. */
+/* Runs half of a pointwise operator with at most one fresh result. Returns false if it cannot be
+ * divided. */
 bool OperatorTask::runHalf(orPart part, Stack &stack, c10::ArrayRef<Reserved> reserved) const {
   const KeptMetadata *made = nullptr;
   if (spec != nullptr) {
@@ -361,10 +365,10 @@ void OperatorTask::runKernel(Stack &stack, c10::SmallVectorImpl<Reserved> &reser
 
 /* ---- in a graph ---- */
 
-/* The default dtype is the process's, and may be another by now: what the kernel would make floats
- * of by it is of the call's before, or is asked for where the operator takes a dtype. Conditions
- * stay, and so does a tensor that the members of lists share. In place `op` is the out= form, which
- * compares what is converted. */
+/* Gives the kernel the default dtype of the call, because the process's may have changed since. It
+ * is the dtype argument of operators that have one. For other operators, integers are converted
+ * before the kernel, except conditions and a tensor that all members of a list share. For a
+ * comparison in place `op` is the out= form, which compares the converted tensors. */
 void OperatorTask::useDefaultDtype(Stack &stack) const {
   if (C10_LIKELY(inDefaultDtype.empty())) return;
   const auto &arguments = op.schema().arguments();
@@ -404,7 +408,7 @@ void OperatorTask::runAsNode() {
   }
 }
 
-/* A replay is no call: it is not counted, and neither are the halves of a torn one. */
+/* Replays are not counted as calls, and neither are the halves of a split one. */
 void OperatorTask::run() {
   const orPart part = canSplit() ? orTaskPart() : orPartWhole;
   if (isNode && part == orPartWhole) return runAsNode();

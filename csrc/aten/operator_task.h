@@ -1,5 +1,5 @@
 /*
- * An operator as a task that nobody waits for.
+ * Queues an operator as a task for which no thread waits.
  *
  * An OperatorTask carries everything by value: addresses, sizes, numbers. It holds no device tensor
  * and no storage (kernel_memory.h).
@@ -31,17 +31,17 @@ namespace torch_openreg {
 
 using Results = c10::SmallVector<c10::IValue, 4>;
 
-/* Queues the CPU kernel of `op`, whose arguments `key` describes (and goes on to, where outputs get
- * a size), on `stream`, and makes the results that `spec` promises. A kernel that fails, or makes
- * something else than was promised, is the device's error, raised with its type at the next call
- * that synchronises. `name` is the program's for the call. `warned`: what it warns of is known
- * already. */
+/* Queues the CPU kernel of `op` on `stream`, and makes the results that `spec` promises. `key`
+ * describes the arguments; it is made anew if an output is resized. `name` is the operator that the
+ * program called. `warned`: the call's warnings were issued already. If the kernel fails, or makes
+ * something other than promised, the next call that synchronises raises the error, with its
+ * type. */
 void queueOperator(const c10::OperatorHandle &op, const OpTraits &traits, const char *name,
                    CallKey &key, std::shared_ptr<const OutputSpec> spec, c10::Device device,
                    orStream_t stream, c10::ArrayRef<c10::IValue> arguments, Results &results,
                    bool warned = false);
 
-/* How many tasks there is memory for, in use or kept. For tests. */
+/* The number of tasks that have memory, in use or kept. For tests. */
 size_t taskBlocks();
 
 class GraphNode;
@@ -72,18 +72,18 @@ struct OperatorTask final : Task {
 
   c10::OperatorHandle op;
   const OpTraits &traits;
-  CallKey key;  // what its tensors look like
-  // What its results have to look like; null if none is fresh.
+  CallKey key;  // describes its tensors
+  // The promised results; null if none is fresh.
   std::shared_ptr<const OutputSpec> spec;
   c10::ScalarType defaultDtype = c10::get_default_dtype_as_scalartype();
-  // In the order in which the arguments need them.
+  // In the order of the arguments.
   c10::SmallVector<Place, 4> places;        // device tensors
   c10::SmallVector<Number, 2> numbers;      // 0-dim CPU tensors; there are no others
   c10::SmallVector<c10::IValue, 4> others;  // all other arguments
   c10::SmallVector<KernelMemory, 4> memories;
   c10::SmallVector<KernelMemory, 2> results;
   int64_t largest = 0;  // elements of a tensor
-  bool isNode = false;  // of a graph: it runs at each replay
+  bool isNode = false;  // a graph's node, which runs at each replay
   InDefaultDtype inDefaultDtype;
 
  private:
@@ -103,8 +103,8 @@ struct OperatorTask final : Task {
   std::shared_ptr<GraphNode> node_;  // made by the first replay
 };
 
-/* Makes the kernel's arguments from the key and the task's lists, which are read side by side. In
- * the task. */
+/* Makes the kernel's arguments from the key and the task's lists, which are read side by side. Used
+ * inside the task. */
 class KernelArguments {
  public:
   explicit KernelArguments(OperatorTask &task);

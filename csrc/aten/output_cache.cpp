@@ -1,6 +1,6 @@
 /*
- * One table for all operators, guarded by a reader-writer lock: written at a first call, read at
- * every later one. At its bound it starts anew, which costs each shape in use one waited call.
+ * One table for all operators, guarded by a reader-writer lock. A first call writes it, and later
+ * calls read it. When it is full it is cleared, which costs one waited call for each shape in use.
  */
 #include "output_cache.h"
 
@@ -45,9 +45,10 @@ Table &table() { return leaked<Table>(); }
 
 bool isEmpty(const TensorMetadata &tensor) { return c10::multiply_integers(tensor.sizes) == 0; }
 
-/* Arguments are as they were, but for outputs that the call gave a size, which are noted: they hold
- * nothing that is read, as what is written in place may. An operator that is neither may ask itself
- * whether they have one. */
+/* Whether the metadata of the arguments are unchanged, apart from outputs that the call has
+ * resized, which are added to `resizes`. An output (out=) may be resized because its old contents
+ * are not read, and a tensor that is written in place if it was empty. Other operators may check
+ * whether what they write has a size. */
 bool unchanged(const OpTraits &traits, c10::ArrayRef<IValue> arguments,
                const std::vector<KeptMetadata> &before, std::vector<Resize> &resizes) {
   const bool inPlace = std::string_view(traits.name).back() == '_';
@@ -81,14 +82,14 @@ bool ownsItsStorage(const at::Tensor &tensor, c10::ArrayRef<IValue> arguments,
   });
 }
 
-/* Of a list of a foreach operator the member alone. */
+/* Visits the tensors of an argument; of a foreach operator's list, only the one at `member`. */
 template <typename F>
 void eachTensorOfMember(const OpTraits &traits, const IValue &value, size_t member, F visit) {
   if (traits.isForeach && value.isTensorList()) return visit(value.toListRef()[member].toTensor());
   eachTensor(value, visit);
 }
 
-/* Their results tell nothing of the dtype in which they compare. */
+/* Comparisons: the results do not show the dtype in which they compare. */
 constexpr std::string_view kComparing[] = {"aten::eq", "aten::ne", "aten::lt",  "aten::le",
                                            "aten::gt", "aten::ge", "aten::isin"};
 

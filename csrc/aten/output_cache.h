@@ -23,7 +23,7 @@
 namespace torch_openreg {
 
 struct ResultSpec {
-  int argument = -1;  // the caller's own tensor (in place, out=); -1: fresh ones
+  int argument = -1;  // the position of the caller's own tensor (in place, out=); -1: fresh tensors
   bool isList = false;
   std::vector<KeptMetadata> fresh;  // one, or those of a list; undefined ones have no dtype
 };
@@ -34,31 +34,32 @@ struct Resize {
   KeptMetadata metadata;
 };
 
-/* Where a kernel computes with integers in the default dtype: empty, or one for the call, or one
- * for each member of the lists of a foreach operator, which computes with each member by itself. */
+/* Whether a kernel computes with integers in the default dtype. Empty: it does not. Otherwise one
+ * element for the call, or one for each member of a foreach operator's lists, because each member
+ * is computed separately. */
 using InDefaultDtype = c10::SmallVector<bool, 8>;
 
 struct OutputSpec {
-  bool usable = false;  // false: results share memory, or are views: not to be promised
+  bool usable = false;  // false: results share memory or are views, and cannot be promised
   InDefaultDtype inDefaultDtype;
   std::vector<ResultSpec> results;
   std::vector<Resize> resizes;
-  /* What its kernel warns of them, if that is known: some give their outputs a size in silence, or
-   * in words of their own. */
+  /* The kernel's warnings about resizes, if known. Some kernels resize outputs without a warning,
+   * or with one of their own. */
   std::optional<std::vector<c10::Warning>> resizeWarnings;
 };
 
-/* Taken before the call. */
+/* The metadata of the tensors among the arguments. Taken before the call. */
 std::vector<KeptMetadata> keptMetadata(c10::ArrayRef<c10::IValue> arguments);
 
-/* Describes, from a finished call, how the results of a call with like arguments will look.
- * Unusable where results are not simply fresh memory. */
+/* Describes the results of later calls with the same key, from a finished call. Not usable unless
+ * each result is a written argument or has fresh memory of its own. */
 std::shared_ptr<OutputSpec> describeOutputs(const OpTraits &traits,
                                             c10::ArrayRef<c10::IValue> arguments,
                                             const std::vector<KeptMetadata> &before,
                                             c10::ArrayRef<c10::IValue> results);
 
-/* Where floats are made of integers, or integers compared with a floating number. */
+/* Where the call makes floats from integers, or compares integers with a floating-point number. */
 InDefaultDtype inDefaultDtype(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments,
                               c10::ArrayRef<c10::IValue> results);
 

@@ -1,7 +1,9 @@
 /*
- * torch_openreg/_patches/python_kernels.py reports each kernel of Python. Where one replaces a
- * kernel, a Cover is registered above it: that calls the replaced one where the thread computes for
- * a device, and Python's elsewhere. Operators that are not replaced do not come here.
+ * While a thread computes for a device, calls the kernel that one from Python has replaced.
+ *
+ * torch_openreg/_patches/python_kernels.py reports each kernel from Python. If that replaces a
+ * kernel, a Cover is registered above both. It calls the replaced kernel if the thread computes for
+ * a device, and Python's otherwise. Operators whose kernels are not replaced have no Cover.
  *
  * `mutex` guards `reported()`. Covers are made and destroyed with the GIL.
  */
@@ -39,7 +41,7 @@ using Kernel = std::shared_ptr<const c10::SafeKernelFunction>;
 /* An operator and a key for which kernels of Python are registered. */
 using Place = std::pair<std::string, DispatchKey>;
 struct Reported {
-  Kernel replaced;  // by the first of them; null if there was none
+  Kernel replaced;  // by the first kernel from Python; null if there was none
   int count = 0;
 };
 
@@ -72,14 +74,14 @@ class Cover final : public c10::OperatorKernel {
   const Kernel python_, replaced_;
 };
 
-/* One kernel of Python. */
+/* A kernel that a program registers from Python. */
 class PythonKernel {
  public:
   PythonKernel(const std::string &name, const std::string &key)
       : name_(torch::jit::parseName(name)), place_(name, c10::parseDispatchKey(key)) {}
 
-  /* Before it is registered, and before it goes. No kernel of a device runs from then on until
-   * `resume`. */
+  /* Called before the kernel is registered, and before it is removed. No kernel of a device runs
+   * from then on until `resume`. */
   void pause() {
     findReplaced();
     WithoutGil unlocked;
@@ -87,7 +89,8 @@ class PythonKernel {
   }
   void resume() { resumeKernels(); }
 
-  /* `early`: before this module was there, so that what it has replaced cannot be found. */
+  /* `early`: it was registered before this module was loaded, so the kernel that it replaced cannot
+   * be found. */
   void registered(bool early) {
     const auto op = c10::Dispatcher::singleton().findOp(name_).value();
     if (replaced_ != nullptr || early) registerCover(kernelOf(op, place_.second));

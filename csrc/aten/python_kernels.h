@@ -1,6 +1,6 @@
 /*
- * Kernels that a program registers from Python for the CPU's dispatch keys: they are for the
- * program's own CPU tensors.
+ * Keeps the kernels that a program registers from Python for the CPU's dispatch keys away from the
+ * device: they are for the program's own CPU tensors.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace torch_openreg {
 
-/* The kernel for that key is Python's, and it has replaced none. */
+/* Whether the kernel for `key` is Python's and has replaced none. */
 bool hasPythonKernelAlone(const c10::OperatorHandle &op, c10::DispatchKey key);
 
 }  // namespace torch_openreg

@@ -1,6 +1,6 @@
 /*
- * For which operators and which kinds of tensors the fallback stands: those that have no
- * registration of their own.
+ * Registers the fallback for the operators and kinds of tensors that have no registration of their
+ * own.
  */
 #include "registration.h"
 
@@ -20,17 +20,17 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 void fallback(const OperatorHandle &op, Stack *stack) {
-  registerOperators();  // it may make the first tensor of a program in C++
+  registerOperators();  // this call may make the first tensor of a C++ program
   runCpuKernel(op, stack);
 }
 
-/* A collective's kernel on the CPU returns before it has run: what it gets has to be the caller's
+/* The CPU kernel of a collective returns before the collective has run, so it needs the caller's
  * own tensors. */
 bool isCollective(const OperatorHandle &op) {
   return op.operator_name().name.starts_with("c10d::");
 }
 
-/* The kernels of sparse, quantized and nested tensors, by the CPU's key for them. */
+/* The fallback for sparse, quantized and nested tensors. `kernel` is the CPU's key for them. */
 template <DispatchKey kernel>
 void fallbackWithComponents(const OperatorHandle &op, Stack *stack) {
   registerOperators();
@@ -41,13 +41,13 @@ void fallbackWithComponents(const OperatorHandle &op, Stack *stack) {
   runCpuKernelWithComponents(op, stack, kernel);
 }
 
-/* Without its namespace. */
+/* The name without its namespace. */
 std::string unqualified(const c10::OperatorName &name) {
   const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
   return name.name.substr(name.name.find("::") + 2) + overload;
 }
 
-/* Where a kind of tensor is dispatched to, and to which kernels of the CPU that leads. */
+/* The dispatch keys of a kind of tensor on the device and on the CPU, and the fallback for it. */
 struct Kind {
   DispatchKey device, cpu;
   torch::CppFunction (*kernel)();
@@ -66,13 +66,14 @@ constexpr Kind kKinds[] = {
     kindOf<DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU>(),
 };
 
-/* What makes such a tensor of nothing, and may be the first call of a program in C++: it registers
- * the rest. */
+/* Operators that make such a tensor from no other. One of them may be the first call of a C++
+ * program, and then registers the rest. */
 const c10::OperatorName kMakers[] = {{"aten::empty", "memory_format"},
                                      {"aten::_sparse_coo_tensor_with_dims", ""},
                                      {"aten::_empty_affine_quantized", ""}};
 
-/* A composite kernel would be reached before the fallback, and is left in its place. */
+/* Whether the dispatcher finds the fallback. It would find a composite kernel first, which
+ * stays. */
 bool leadsToFallback(const OperatorHandle &op) {
   return op.hasKernelForDispatchKey(DispatchKey::CPU) &&
          !op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
@@ -88,19 +89,20 @@ void forEachAtenOperator(const Visit &visit) {
   }
 }
 
-/* Structured operators have a kernel that infers their results: the fallback asks that only where
- * nothing is remembered. */
+/* Foreach and structured operators get the fallback itself. It calls the kernel that infers a
+ * structured operator's results only if they are not in the output cache. */
 void registerPlain(torch::Library &library, const c10::OperatorName &name,
                    const OperatorHandle &op) {
   if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return;
-  if (hasPythonKernelAlone(op, DispatchKey::CPU)) return;  // a program's, which may define it anew
+  if (hasPythonKernelAlone(op, DispatchKey::CPU)) return;  // the program may define another one
   if (leadsToFallback(op) && registerUnboxed(op)) return;
   if (isForeach(name.name) || hasInferringKernel(op)) {
     library.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
 }
 
-/* Where the CPU has a kernel of its own, a composite one would stand before the fallback. */
+/* Registers the fallback where the CPU has a kernel of its own, because the dispatcher would find a
+ * composite one first. */
 void registerForKind(torch::Library &library, const Kind &kind, const c10::OperatorName &name,
                      const OperatorHandle &op) {
   if (op.hasKernelForDispatchKey(kind.cpu) && !op.hasKernelForDispatchKey(kind.device) &&

@@ -1,6 +1,7 @@
 /*
- * OPENREG_LIBRARY_IMPL: TORCH_LIBRARY_IMPL, for good. What that registers is taken out of PyTorch's
- * tables at exit, operator by operator, which takes as long as it took to put it there.
+ * OPENREG_LIBRARY_IMPL: a TORCH_LIBRARY_IMPL whose registrations are never removed. PyTorch removes
+ * those of a TORCH_LIBRARY_IMPL at exit, operator by operator, which takes as long as the
+ * registration.
  */
 #pragma once
 
@@ -10,7 +11,8 @@
 
 namespace torch_openreg {
 
-/* Never destroyed. The dispatcher tells where the caller is (torch._C._dispatch_dump). */
+/* A library that is never destroyed. torch._C._dispatch_dump shows `file` and `line`, the
+ * caller's. */
 inline torch::Library &libraryOf(const char *name, c10::DispatchKey key,
                                  const char *file = __builtin_FILE(),
                                  uint32_t line = __builtin_LINE()) {

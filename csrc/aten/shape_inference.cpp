@@ -1,7 +1,7 @@
 /*
- * A structured operator has a kernel for every backend (kInferringKeys) that makes the results and
- * calls the out= form. `inferring` is how that call is known when it comes back to the fallback on
- * this thread.
+ * A structured operator has a kernel for every backend (kInferringKeys), which makes the results
+ * and calls the out= form. When that call reaches the fallback on this thread, `inferring`
+ * identifies it.
  */
 #include "shape_inference.h"
 
@@ -24,14 +24,14 @@ using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-/* The operator whose result is being inferred. When its out= form is called its output has the
- * right size; composite kernels, which are registered in the same place, call others. */
+/* The operator whose result is being inferred. When its out= form is called, the output has the
+ * right size. Composite kernels, which are registered under the same key, call other operators. */
 thread_local const OpTraits *inferring = nullptr;
 
 }  // namespace
 
-/* Not where the CPU's kernel may give its result other strides, as it casts first, and what it has
- * cast is dense. */
+/* False if the CPU's kernel may give its result other strides: it casts first, and the cast tensors
+ * are dense. */
 bool canInfer(const OpTraits &traits, c10::ArrayRef<IValue> arguments) {
   if (!traits.inferable || !traits.pointwise || traits.inPlace) return traits.inferable;
   std::optional<c10::ScalarType> dtype;
@@ -60,8 +60,9 @@ void inferAndRun(const OperatorHandle &op, const OpTraits &traits, Stack *stack,
     explicit Inferring(const OpTraits &functional) { inferring = &functional; }
     ~Inferring() { inferring = nullptr; }
   } scope(traits);
-  // A profile shows the call itself. CUDA's profiles also show the operators that a composite
-  // kernel calls. A structured operator, which has a meta kernel, calls only its out= form.
+  // A profile shows the call and not its out= form, which is all that a structured operator calls.
+  // An operator without a meta kernel has a composite one, whose operators CUDA's profiles show
+  // too.
   std::optional<at::RecordFunctionGuard> unrecorded;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) unrecorded.emplace(false);
   std::optional<ReportedAs> reported;

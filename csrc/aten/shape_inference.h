@@ -1,5 +1,5 @@
 /*
- * Structured operators: PyTorch can tell in C++, before they run, what their results will be.
+ * Makes the results of structured operators before they run, by PyTorch's meta functions in C++.
  */
 #pragma once
 
@@ -13,16 +13,16 @@
 
 namespace torch_openreg {
 
-/* Whether its meta function is right about the call's results. */
+/* Whether the meta function gives the metadata that the call's results will have. */
 bool canInfer(const OpTraits &traits, c10::ArrayRef<c10::IValue> arguments);
 
-/* Makes the results by way of the operator's meta function, remembers them as those of `key`, and
- * runs its out= form, for which inferredBy tells the operator once. */
+/* Makes the results by the operator's meta function, caches them under `key`, and runs the out=
+ * form. That call finds its operator by inferredBy. */
 void inferAndRun(const c10::OperatorHandle &op, const OpTraits &traits, torch::jit::Stack *stack,
                  const CallKey &key);
 
-/* If the call is that of the out= form, whose outputs have the right sizes: the operator that the
- * program has called. Else null. */
+/* If inferAndRun is calling this out= form, whose outputs have the right sizes: returns, once, the
+ * operator that the program called. Otherwise null. */
 const OpTraits *inferredBy(const c10::OperatorHandle &op, const OpTraits &traits);
 
 }  // namespace torch_openreg

@@ -1,15 +1,15 @@
 /*
  * Runs operators of sparse tensors, and some of quantized and nested ones.
  *
- * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, made of
- * operators of the parts. With the device's tensors they run on the caller's thread, and the
+ * Most of PyTorch's kernels for sparse tensors are one function for the CPU and CUDA, composed of
+ * operators on the components. With the device's tensors they run on the calling thread, and the
  * operators that they call are queued, or wait, as everywhere. The kernels that inspect, make or
  * copy quantized and nested tensors run in the same way (kSharedKernels...). The other kernels read
- * memory themselves (kOwnKernels). Among these a product with a dense result is one task, over a
- * result that is made before. The rest have sizes that depend on data, and wait.
+ * memory themselves (kOwnKernels). Of these, a product with a dense result is one task, over a
+ * result that is allocated first. The rest have sizes that depend on data, and wait.
  *
- * A SparseTask carries CPU tensors over storages that have no address before it runs. It holds
- * nothing of the device's.
+ * A SparseTask carries CPU tensors over storages that have no address until it runs. It holds no
+ * device tensor.
  */
 #include "sparse.h"
 
@@ -48,9 +48,9 @@ using torch::jit::Stack;
 
 using Sizes = c10::SmallVector<int64_t, 2>;
 
-/* By name, and by overload where others of the name are made of operators. With them those shared
- * kernels that go through a stub or by way of the CPU: _sparse_mask_projection, sparse_mask,
- * to_sparse_bsc and to_sparse_bsr. */
+/* Operators whose CPU kernels read memory themselves. A name without an overload stands for all.
+ * Also those shared kernels that use a stub or go through the CPU: _sparse_mask_projection,
+ * sparse_mask, to_sparse_bsc and to_sparse_bsr. */
 constexpr std::string_view kOwnKernels[] = {
     "_coalesce",
     "_pin_memory",
@@ -86,15 +86,15 @@ constexpr std::string_view kOwnKernels[] = {
     "triangular_solve.X",
 };
 
-/* Without its namespace. */
+/* The name without its namespace. */
 std::string_view plainName(const OperatorHandle &op) {
   return std::string_view(op.schema().name()).substr(sizeof("aten::") - 1);
 }
 
-/* Turning rows and columns round takes a stub of the CPU's. */
+/* Exchanging rows and columns uses a stub of the CPU's. */
 constexpr std::string_view kOwnKernelsOfCompressed[] = {"_to_sparse_csc", "_to_sparse_csr"};
 
-/* Of these tensors most kernels are the CPU's own; these are not. */
+/* Most kernels of quantized and nested tensors are the CPU's own. These are not. */
 constexpr std::string_view kSharedKernelsOfQuantized[] = {
     "_empty_affine_quantized",
     "_empty_per_channel_affine_quantized",
@@ -155,14 +155,15 @@ bool isMadeOfOperators(const OperatorHandle &op, DispatchKey kernel) {
   }
 }
 
-/* The kernel of a product begins with these cases, which CUDA's shares. */
+/* Whether a factor is dense. The product's kernel handles this first, in code that it shares with
+ * CUDA's. */
 bool isProductWithDense(const OperatorHandle &op, c10::ArrayRef<IValue> arguments) {
   return plainName(op) == "mul" &&
          std::any_of(arguments.begin(), arguments.end() - 1,
                      [](auto &value) { return value.toTensor().layout() == c10::kStrided; });
 }
 
-/* A device argument's, else the first tensor's. */
+/* The device of a device argument, else of the first tensor. */
 c10::Device deviceOf(c10::ArrayRef<IValue> arguments) {
   std::optional<c10::Device> found;
   for (const IValue &value : arguments) {
@@ -174,7 +175,7 @@ c10::Device deviceOf(c10::ArrayRef<IValue> arguments) {
   return found.value_or(c10::Device(c10::DeviceType::PrivateUse1, currentDevice()));
 }
 
-/* New parts are made on the current device. */
+/* Runs a shared kernel on the calling thread. It makes new components on the current device. */
 void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::Device device) {
   std::optional<DeviceSwitch> current;
   if (device.is_privateuseone()) current.emplace(indexOrCurrent(device.index()));
@@ -243,7 +244,7 @@ void SparseTask::run() {
     memory.cpu.set_data_ptr_noswap(
         c10::DataPtr(memory.device.address(), c10::Device(c10::DeviceType::CPU)));
   }
-  Stack stack = arguments_;  // which a graph's next replay needs too
+  Stack stack = arguments_;  // a graph's next replay needs the arguments too
   op_.redispatchBoxed(c10::DispatchKeySet(kernel_), &stack);
 }
 
@@ -261,16 +262,16 @@ void queue(const OperatorHandle &op, c10::ArrayRef<IValue> arguments, DispatchKe
 
 // ---- Sparse by dense ----------------------------------------------------------------------------
 
-/* What CUDA's kernels take as it is: it is not sorted first, and no block, batch or dense dimension
- * is among them. */
+/* Whether CUDA's kernels accept the matrix without sorting it first: it has no block, batch or
+ * dense dimension. */
 bool isSparseMatrix(const Tensor &tensor) {
   if (tensor.dim() != 2) return false;
   if (tensor.is_sparse()) return tensor.sparse_dim() == 2 && tensor.is_coalesced();
   return tensor.layout() == c10::kSparseCsr || (tensor.layout() == c10::kSparseCsc && at::hasMKL());
 }
 
-/* The dense result's, of `self + matrix @ dense` or `self + sparse`; none for what a kernel may
- * refuse, or waits. */
+/* The sizes of the dense result of `self + matrix @ dense` or `self + sparse`. None if a kernel may
+ * refuse the arguments, or has to wait. */
 std::optional<Sizes> sizesOfResult(std::string_view name, c10::ArrayRef<IValue> arguments) {
   const Tensor &self = arguments[0].toTensor(), &other = arguments[1].toTensor();
   if (self.layout() != c10::kStrided) return std::nullopt;
@@ -298,7 +299,7 @@ bool isUsual(const IValue &value, c10::Device device, c10::ScalarType dtype) {
          !tensor._is_zerotensor();
 }
 
-/* Of these dtypes the CPU's kernels take all layouts. */
+/* Whether the CPU's kernels accept all layouts of the dtype. */
 bool isUsual(c10::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kComplexFloat ||
          dtype == at::kComplexDouble;
@@ -343,7 +344,7 @@ bool queueWithDenseResult(const OperatorHandle &op, Stack *stack, DispatchKey ke
 
 bool synchronizesElsewhere(const OperatorHandle &op, DispatchKey kernel) {
   const std::string_view name = plainName(op);
-  // The CPU's merges what CUDA's puts side by side.
+  // The CPU's kernel merges entries that CUDA's only puts side by side.
   if (name == "add" && kernel == DispatchKey::SparseCPU) return false;
   return name != "sparse_sampled_addmm";
 }

@@ -1,5 +1,5 @@
 /*
- * Operators of sparse, quantized and nested tensors that do not wait: those whose sizes are known
+ * Runs operators of sparse, quantized and nested tensors without a wait where their sizes are known
  * before they run, as on CUDA.
  */
 #pragma once
@@ -9,12 +9,13 @@
 
 namespace torch_openreg {
 
-/* Of an operator that waits: whether CUDA's synchronises too, so that it orders what comes
- * later. */
+/* Whether CUDA's kernel of an operator that waits here synchronises too, so that the call orders
+ * later work. */
 bool synchronizesElsewhere(const c10::OperatorHandle &op, c10::DispatchKey kernel);
 
-/* Takes the operator's arguments from the stack and leaves its results there, or leaves the stack
- * alone (false) for who waits. `kernel` is the CPU's key for the tensors. */
+/* Takes the operator's arguments from the stack and leaves its results there. Returns false, with
+ * the stack unchanged, for an operator that has to wait. `kernel` is the CPU's key for the
+ * tensors. */
 bool runWithoutWait(const c10::OperatorHandle &op, torch::jit::Stack *stack,
                     c10::DispatchKey kernel);
 

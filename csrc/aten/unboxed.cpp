@@ -1,7 +1,7 @@
 /*
- * One template for all, one instance for each signature. What it adds to the fallback is the way
- * in: borrowed arguments instead of owned ones on a stack. A call that is not queued at once goes
- * through the fallback.
+ * Kernels with unboxed arguments: one template, with an instance for each signature. They try the
+ * fast path with borrowed arguments, and do not put owned ones on a stack. Other calls go through
+ * the fallback.
  *
  * An Entry is made for each operator and never destroyed; `traits` is looked up at its first call.
  */
@@ -52,14 +52,14 @@ IValue borrow(const Tensor &tensor) {
 }
 IValue borrow(const Scalar &number) { return IValue(number); }
 
-/* Arguments that stay their owner's. */
+/* Arguments without ownership. */
 template <size_t count>
 class Borrowed : Uncopyable {
  public:
   template <typename... Args>
   explicit Borrowed(const Args &...args) : values_{borrow(args)...} {}
   ~Borrowed() {
-    // A number may own what it holds: complex ones do.
+    // Numbers are not borrowed: a complex one owns its value.
     for (IValue &value : values_) {
       if (value.isTensor()) c10::MaybeOwnedTraits<IValue>::destroyBorrow(value);
     }
@@ -106,7 +106,7 @@ struct Kernel final : c10::OperatorKernel {
   Entry &entry;
 };
 
-/* As a kernel takes it. */
+/* The argument as the type that the kernel takes. */
 template <typename Arg>
 decltype(auto) argumentOf(IValue &value) {
   if constexpr (std::is_same_v<Arg, const Scalar &>) {
@@ -179,7 +179,7 @@ std::string lettersOf(const c10::FunctionSchema &schema) {
   return letters + letterOf(schema.returns()[0]);
 }
 
-/* Null if it is not among those above. */
+/* Null if the signature is not in kSignatures. */
 const Signature *signatureOf(const OperatorHandle &op) {
   const std::string letters = lettersOf(op.schema());
   const auto *found = std::ranges::find(kSignatures, letters, &Signature::letters);
@@ -191,7 +191,7 @@ const Signature *signatureOf(const OperatorHandle &op) {
 bool registerUnboxed(const OperatorHandle &op) {
   const Signature *signature = signatureOf(op);
   if (signature == nullptr) return false;
-  // For as long as the process runs: an operator has one kernel of its own for a device.
+  // Never removed, because an operator has one kernel of its own for a device.
   new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
       op.operator_name(), DispatchKey::PrivateUse1, signature->kernel(op), signature->type(),
       nullptr, "registered in csrc/aten/unboxed.cpp"));
