@@ -63,7 +63,8 @@ class _BothNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _at_exit():
-    """Registered at the import: it runs after the program's own functions, which may race."""
+    """Reports the last races. It is registered at the import, so it runs after the functions that
+    the program registers later, which may race too."""
     sanitizer = sys.modules.get("torch_openreg.openreg.sanitizer")
     if sanitizer is not None:
         sanitizer._at_exit()

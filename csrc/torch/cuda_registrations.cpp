@@ -37,7 +37,7 @@ std::map<Place, std::shared_ptr<Handle>> &places() {
 }
 thread_local bool fromPython = false;
 
-/* Undefined if `key` is none of CUDA's. */
+/* The device's key that corresponds to a key of CUDA's; Undefined for other keys. */
 DispatchKey keyOfDevice(DispatchKey key) {
   constexpr std::string_view kCuda = "CUDA";
   std::string name = c10::toString(key);

@@ -8,9 +8,9 @@ namespace py = pybind11;
 
 namespace torch_openreg {
 
-/* PyTorch asks torch._inductor for the lines of code that it has compiled. If that is not imported,
- * PyTorch would import it, which takes over a second, although it has compiled nothing. So None is
- * put in its place for a moment in which no Python runs. */
+/* For lines of compiled code, PyTorch calls torch._inductor. If a program has not imported it,
+ * there are no such lines, but PyTorch would import it, which takes over a second. So
+ * torch._inductor is None during the call, in which no Python code runs. */
 std::vector<py::object> linesOf(std::vector<torch::CapturedTraceback *> &stacks) {
   static constexpr const char *kInductor = "_inductor";
   const py::module_ torch = py::module_::import("torch");

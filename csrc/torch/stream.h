@@ -65,7 +65,7 @@ struct PriorityRange {
 };
 OPENREG_EXPORT PriorityRange priorityRange();
 
-/* The streams that are handed out for each device and priority; then the first comes again. */
+/* The number of streams in the pool of each device and priority, which are handed out in turn. */
 constexpr int kStreamsPerPool = OPENREG_STREAMS_PER_POOL;
 
 /* A stream of the device's pool, never the default one, in turn. The priority is clamped to

@@ -1,6 +1,9 @@
 /*
- * `mutex` guards `warnings` and is a leaf: no warning is issued under it. `any` saves calls that
- * find nothing the lock. A thread that has waited for a task sees the warnings that it kept.
+ * Keeps the warnings of kernels until a thread has waited for the device.
+ *
+ * `mutex` guards `warnings` and is a leaf: no warning is issued under it. `any` is read without it,
+ * so that a call that has nothing to issue takes no lock. A thread that has waited for a task sees
+ * the warnings of that task.
  */
 #include "warnings.h"
 

@@ -1,4 +1,4 @@
-"""What torch.accelerator and autocast support for this device only in C++."""
+"""Adds to torch.accelerator and autocast what they support for this device only in C++."""
 
 import torch
 

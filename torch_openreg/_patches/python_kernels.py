@@ -14,8 +14,8 @@ KEYS = {"CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "NestedTensorCPU"}
 
 
 class _Handle:
-    """What PyTorch destroys with a library. The library's kernels are removed first: until then a
-    Python kernel would be found where none is above it."""
+    """A registration that PyTorch destroys with its library. It removes the library's kernels
+    first, because without the kernel above it a Python kernel would serve the device."""
 
     def __init__(self, module, kernel):
         self.module, self.kernel = module, kernel
@@ -30,8 +30,8 @@ class _Handle:
 
 
 def _refuse_earlier():
-    """What kernels older than this import have replaced is unknown: the device has no replacement
-    for them while their library lives."""
+    """Kernels from before this import have replaced unknown ones, so the device has no kernel for
+    their operators while their library exists."""
     places = {place for place in torch.library._impls if place.rpartition("/")[2] in KEYS}
     libraries = [each for each in gc.get_objects() if type(each) is Library] if places else []
     for library in libraries:

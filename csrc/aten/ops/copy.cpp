@@ -313,7 +313,7 @@ Tensor copyFromAndResize(const Tensor &src, const Tensor &dst) {
 
 }  // namespace torch_openreg
 
-// aten::copy_ and aten::to call these for an out-of-tree backend, which has no others.
+// For an out-of-tree backend, aten::copy_ and aten::to call these two operators and no others.
 OPENREG_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &torch_openreg::copyFrom);
   m.impl("_copy_from_and_resize", &torch_openreg::copyFromAndResize);

@@ -146,12 +146,14 @@ orError_t orProcessBeginUse(void);
 void orProcessEndUse(void);
 /* Marks the runtime as used, after orProcessBeginUse and before the caller takes a lock. */
 void orProcessActivate(void);
-/* By a constructor, for a lock that may be taken before the first use, for a short time and around
- * no other such lock. A forked child gets it unlocked, with consistent data. */
+/* Called by a constructor, for a lock that may be taken before the first use of a device. The lock
+ * is held briefly, and no other such lock is taken under it. In a forked child it is free and its
+ * data is consistent. */
 void orForkKeep(orMutex *m);
 bool orProcessExiting(void);
 orError_t orProcessRefuseExiting(void); /* orSuccess, or orErrorNotPermitted with its text */
-/* By a constructor: `fn` is called when the process begins to exit, on the exiting thread. */
+/* Called by a constructor: registers `fn`, which the exiting thread calls when the process begins
+ * to exit. */
 void orProcessSetAtExit(void (*fn)(void));
 /* Starts a detached thread that handles only signals of its own faults; 0 or an errno. */
 int orThreadStart(void *(*body)(void *), void *context);

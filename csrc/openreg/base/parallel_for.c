@@ -69,7 +69,7 @@ bool orSplitHelp(void) {
   orMutexUnlock(&lock);
   if (!j) return false;
   bool any = takePieces(j);
-  /* The job may be gone after this: only its address is used. */
+  /* After this the job may no longer exist: only its address is used. */
   if (atomic_fetch_sub_explicit(&j->helpers, 1, memory_order_release) == 1)
     orFutexWake(&j->helpers, 1);
   return any;

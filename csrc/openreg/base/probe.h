@@ -76,8 +76,8 @@ typedef struct orProbe {
   int kind;          /* an orTaskKind */
   bool internal;     /* of a task that is queued, as there */
   bool ordered;      /* the call promises its caller that what it waited for is done */
-  const char *fails; /* set: why it is to fail, for the message */
-  orError_t error;   /* set: why a device cannot be used, in the last error's message */
+  const char *fails; /* set by a tool that makes the operation fail: the reason, for the message */
+  orError_t error;   /* set by a tool: why a device cannot be used, in the last error's message */
   bool everybody;    /* for all threads of the host, not the calling one alone */
   bool begun;        /* OR_PROBE_HOST_WAITS has been reported */
   void *kept;        /* a tool's, from OR_PROBE_HOST_WAITS to OR_PROBE_HOST_WAITED */

@@ -40,9 +40,8 @@ struct orBlock {
   orBlock *prev, *next; /* neighbours by address; a segment is the chain between two nulls */
   orBlockStream *owner;
   union {
-    orBlockUse *uses; /* live: recorded streams */
-    uint64_t
-        reuse_from; /* free, pending free: the first task of the owner that may have the block */
+    orBlockUse *uses;    /* live: recorded streams */
+    uint64_t reuse_from; /* free, pending free: the owner's first task that may use the block */
   };
   uint32_t waits; /* pending free: uses that are not done */
   uint8_t state, pool;

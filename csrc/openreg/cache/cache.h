@@ -90,7 +90,8 @@ typedef struct orCacheReuse {
 void orCacheSetReuse(orCacheReuse reuse);
 /* The block of any device that has an address, for a signal handler: see orBlocksAt. */
 bool orCacheAt(uintptr_t address, orTouched *place);
-/* Frees what queued work has finished with. Lock held; released meanwhile for poison. */
+/* Frees blocks that queued work has finished with. Called with the lock held; releases it while
+ * poison is queued. */
 void orCachePoll(orCache *cache);
 /* Takes a block from what is cached. Lock held. */
 bool orCacheTake(orRequest *request, void **ptr);

@@ -36,7 +36,7 @@ typedef struct orBatch {
   int count;
 } orBatch;
 
-/* The idle list has the newest first; the oldest goes first. */
+/* The idle list begins with the newest segment. The oldest goes back to the device first. */
 static orBlock *oldestIdle(const orCache *cache) {
   orBlock *block = cache->blocks.idle;
   while (block && block->idle_next) block = block->idle_next;

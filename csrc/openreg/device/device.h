@@ -22,7 +22,8 @@ struct orDevice {
  * error of a failed attempt is repeated, unless its cause may have passed (memory, the system). No
  * lock held. */
 orError_t orDevicesInit(void);
-/* The "openreg" device at an index; null out of range. orDevicesInit has succeeded. */
+/* The "openreg" device at an index; null out of range. Requires that orDevicesInit has
+ * succeeded. */
 orDevice *orDeviceAt(int index);
 /* The first host device. */
 orDevice *orHostDevice(void);

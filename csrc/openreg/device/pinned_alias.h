@@ -35,8 +35,9 @@ typedef struct orPages {
 /* Raises `guards`, which are OR_GUARD_NOTHING, for a block's pages from `first` on. Returns a range
  * that contains all raised ones. */
 typedef orPages (*orChooseGuards)(uintptr_t first, size_t pages, uint8_t *guards);
-/* Guards every block that meets [begin, end) as `choose` returns; with `again`, only blocks that
- * are guarded now. `choose` runs under this file's lock and takes none. */
+/* Sets the guards of every block that overlaps [begin, end) to those that `choose` returns; with
+ * `again`, only of blocks that are guarded now. `choose` is called under this file's lock and takes
+ * none. */
 void orAliasGuard(uintptr_t begin, uintptr_t end, bool again, orChooseGuards choose);
 /* False if the page is in no block with an alias. */
 bool orAliasGuardAt(uintptr_t address, orGuard *guard);

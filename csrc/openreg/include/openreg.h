@@ -329,9 +329,9 @@ typedef struct orLaunch {
   orKernelFn fn;
   const void *args; /* copied into the queue, 16-byte aligned there; at most OR_MAX_ARGS bytes */
   size_t args_size;
-  void (*drop)(void *args); /* optional; destroys the arguments: called once, whether or not
-                               the kernel ran, which does not consume them. Any thread; may
-                               not call this API. */
+  void (*drop)(void *args); /* optional; destroys the arguments, which a kernel must not do. Called
+                               once, on any thread, whether or not the kernel ran; may not call
+                               this API. */
   /* the kernel's accesses. Each range is checked against its allocation, and the sanitizer compares
    * it with other accesses */
   const orAccess *accesses;

@@ -18,8 +18,8 @@ typedef struct orDispatcher {
   void (*point)(void); /* a host thread is inside a call: tasks may run */
   /* after a query whose goal is not over: runs one task, if any can run */
   orError_t (*step)(const orWaitGoal *goal);
-  /* returns when the goal is over, or the workers choose again; this and `step` fail if worker 0
-   * cannot be started */
+  /* runs tasks until the goal is over or the workers choose again; fails, as `step` does, if worker
+   * 0 cannot be started */
   orError_t (*await)(const orWaitGoal *goal);
   void (*forced)(void); /* a host thread has queued a task that runs without being chosen */
   bool (*splits)(void); /* whether to run the present task in two halves; called on its thread */

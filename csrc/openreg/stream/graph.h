@@ -16,7 +16,7 @@ struct orGraphNode {
   uint32_t branch;
   bool awaited;                /* of an event's record: some wait is for it */
   orGraphNode *record;         /* of a wait: the record it is for */
-  void (*destroy)(void *args); /* of the task's arguments, called once */
+  void (*destroy)(void *args); /* destroys the task's arguments; called once */
   orNodeReport *report;        /* not null: it is never queued; called when the other nodes are */
   _Alignas(16) orTask task;    /* its arguments follow */
 };

@@ -118,7 +118,7 @@ typedef enum orScheduleForced {
 
 enum { OR_PRIORITIES = 4 }; /* 0, -1, -2, -3 */
 
-/* What a stream belongs to. orStreamDestroy destroys a caller's alone. */
+/* The owner of a stream. orStreamDestroy destroys only a caller's streams. */
 typedef enum orStreamOwner {
   OR_OWNER_CALLER,
   OR_OWNER_DEVICE, /* its default stream, never destroyed */
@@ -258,7 +258,7 @@ typedef struct orGraphNode orGraphNode;
 struct orCell {
   _Atomic uint32_t refs;
   _Atomic uint32_t state; /* futex: OR_CELL_* */
-  orMutex lock;           /* guards `waiters`, and the change to done as they see it */
+  orMutex lock;           /* guards `waiters`, and is held while `state` becomes done */
   orStream *waiters;
   uint64_t time_ns;    /* written before done */
   orError_t status;    /* written before done */

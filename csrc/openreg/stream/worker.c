@@ -12,7 +12,7 @@
  *   oldest[p]     since when the first stream of that list has been ready
  *   looking       the workers that look for a stream, a byte each: 0, or the core's number + 1; set
  *                 without the lock
- *   chosen        the stream a dispatcher wants run, for worker 0 alone, which takes it first; its
+ *   chosen        the stream that a dispatcher has chosen. Only worker 0 takes it, and first; its
  *                 bit in the mask is OR_CHOSEN
  *
  * Note [No lost wake-up]: a stream enters its list under the lock, and a worker goes to sleep under

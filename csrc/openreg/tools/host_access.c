@@ -9,7 +9,7 @@
  * Note [Report of a host access]: the report may come at any instruction, also under one of the
  * library's locks or in a forked child. It therefore takes no lock, allocates nothing, and calls no
  * function but write(). It reads tables that other threads may be changing: these are never
- * unmapped, and a torn entry costs a detail of the message.
+ * unmapped, and a half-written entry costs a detail of the message.
  *
  * `installing` guards `before`, which the handler reads. `output` and `hint` are atomic.
  */
@@ -37,7 +37,7 @@ static _Thread_local struct {
 
 static _Thread_local const char *operation;
 
-/* ---- what the processor says ---- */
+/* ---- what the processor reports ---- */
 
 /* The address of this thread's last fault, which raise() does not change. */
 static uintptr_t lastFault(const ucontext_t *user) {
@@ -303,7 +303,7 @@ static void callFunction(void *argument) {
   fault.chained = 0;
 }
 
-/* Blocks the signals that the system would have blocked for it. */
+/* Calls the previous handler with the signals blocked that the system would have blocked for it. */
 static void callMasked(const orFault *f) {
   sigset_t mask = before.sa_mask, was;
   if (!(before.sa_flags & SA_NODEFER)) sigaddset(&mask, f->number);

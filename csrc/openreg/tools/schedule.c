@@ -280,7 +280,7 @@ static uint32_t nextOption(const orOptions *o) {
   return option;
 }
 
-/* Null: the host goes on, or nothing can. */
+/* Returns null if the host goes on, or if neither it nor a stream can. */
 static orStream *chooseByTape(orGoal *g) {
   orOptions o = optionsOf(g);
   if (!o.count) return NULL;

@@ -70,7 +70,7 @@ static void emit(orTraceRecord record) {
   keep(&record);
 }
 
-/* ---- what it is told ---- */
+/* ---- the events that it records ---- */
 
 static void onQueues(orProbe *p) {
   (void)p;
