@@ -1,5 +1,5 @@
 /*
- * How an error of the core becomes a C++ (and so a Python) exception.
+ * Turns an error of the core into an exception of C++, which becomes one of Python.
  *
  *   orErrorMemoryAllocation   c10::OutOfMemoryError    torch.OutOfMemoryError
  *   orErrorNotSupported       c10::NotImplementedError NotImplementedError

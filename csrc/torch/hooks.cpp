@@ -1,5 +1,5 @@
 /*
- * PyTorch's hooks: what generic code asks of an accelerator without a device guard.
+ * Registers PyTorch's hooks: what generic code asks of an accelerator without a device guard.
  */
 #include <ATen/core/GraphImplInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>

@@ -54,7 +54,7 @@ struct OpenRegStubs final : torch::profiler::impl::ProfilerStubs {
     OPENREG_CHECK(orDeviceSynchronize());
   }
   bool enabled() const override { return true; }
-  // Of tools that other devices come with.
+  // These are for tools of other devices, such as NVIDIA's.
   void mark(const char *) const override {}
   void rangePush(const char *) const override {}
   void rangePop() const override {}

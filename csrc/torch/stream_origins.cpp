@@ -1,5 +1,6 @@
 /*
- * `origins`, under `mutex`, holds at most the streams of the pools: others are not reported to it.
+ * Keeps the origins of streams. `mutex` guards `origins`, which has at most the pools' streams,
+ * because only those are noted.
  */
 #include <Python.h>
 

@@ -39,9 +39,10 @@ def _profiler():
 
 
 def _autocast():
-    """It compares the device's name with its argument, which may be the device's own name."""
+    """Autocast compares its argument with the device's name, now "cuda". A program may still pass
+    "openreg"."""
 
-    def by_name(function):  # of these two the name is the second argument
+    def by_name(function):  # the name is the second argument of both functions below
         def called(first, device_type, *args, **kwargs):
             device_type = "cuda" if device_type == "openreg" else device_type
             return function(first, device_type, *args, **kwargs)

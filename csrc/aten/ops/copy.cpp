@@ -223,7 +223,7 @@ void copyByKernel(const CopyFacts &facts) {
   betweenStreams(facts, [&] { enqueueCopy(facts); });
 }
 
-/* Whether it is contiguous, of this dtype and without bits. */
+/* Whether it is contiguous, of this dtype, and without conj and neg bits. */
 bool isPlain(const Tensor &tensor, c10::ScalarType dtype) {
   return tensor.scalar_type() == dtype && tensor.is_contiguous() && !tensor.is_conj() &&
          !tensor.is_neg();

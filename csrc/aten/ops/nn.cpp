@@ -169,7 +169,7 @@ void fusedStep(const c10::OperatorHandle &op, Stack *stack) {
 
 namespace at::native {
 namespace {
-/* A DTensor, but not a FakeTensor, whose memory is meta. */
+/* Whether the tensor is a DTensor, and not a FakeTensor, whose memory is meta. */
 bool isDivided(const Tensor &tensor) {
   return tensor.key_set().has(c10::DispatchKey::Python) && tensor.has_storage() &&
          !tensor.storage().device().is_meta();

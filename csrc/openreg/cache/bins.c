@@ -97,7 +97,8 @@ static orBlock *treeMin(orBlock *node) {
 /* The oldest of the smallest blocks that are large enough. */
 static orBlock *find(const orBlockBins *bins, size_t size) {
   unsigned class = classOf(size);
-  orBlock *best = NULL, *above = NULL; /* the last subtree passed whose sizes are all greater */
+  orBlock *best = NULL, *above = NULL; /* the last subtree beside the path: all its sizes are
+                                        * greater */
   size_t bit = firstBit(class);
   for (orBlock *node = bins->root[class]; node; bit >>= 1) {
     if (node->size == size) return node;

@@ -192,13 +192,13 @@ OR_API uint64_t orSanitizerThread(void);
  * if it had been recorded there. A waiter is ordered after that work and nothing else, whenever the
  * event is signalled. */
 OR_API orError_t orSanitizerEventAfter(orEvent_t event, orStream_t stream);
-/* A host thread has found out by other means that the event is done. */
+/* Reports that the calling thread has found by other means that the event is done. */
 OR_API orError_t orSanitizerEventOver(orEvent_t event);
-/* From now on accesses reported for `stream` happen outside of it, and only events mark their end:
- * synchronising the device does not. Their memory is not freed before. */
+/* From now on, accesses that are reported for `stream` happen outside of it, and only events mark
+ * their end: synchronising the device does not. Their memory is not freed earlier. */
 OR_API orError_t orSanitizerMarkExternal(orStream_t stream);
-/* An allocator of pinned memory hands out these bytes again only when the work queued on `stream`
- * so far is over; 0: the bytes are free again. */
+/* Reports that an allocator of pinned memory hands out these bytes again only when the work queued
+ * on `stream` so far is over. 0: the bytes are free again. */
 OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stream);
 /* A block of orMallocHost at `ptr`, which nothing uses, is about to be handed out again, and can be
  * protected from now on. Its contents are lost. */
