@@ -32,7 +32,7 @@ inline c10::Device deviceAt(c10::DeviceIndex index) {
 /* -1 is the current device; any other index is checked. */
 OPENREG_EXPORT c10::DeviceIndex indexOrCurrent(int64_t index);
 
-/* Of the calling thread. */
+/* The calling thread's current device. */
 OPENREG_EXPORT c10::DeviceIndex currentDevice();
 OPENREG_EXPORT void setDevice(c10::DeviceIndex index);
 /* Makes `index` current and returns the device that was current before. */

@@ -1,7 +1,7 @@
 /*
  * `Pools` is one leaked object under its mutex. The core holds each pool once for it, from the
  * first retainPool to the last releasePool. Functions of the core that may allocate, free or wait
- * are not called under the mutex: they report to the memory history, which asks for a pool's id.
+ * are not called under the mutex: they report to the memory history, which reads a pool's id.
  */
 #include "mempool.h"
 

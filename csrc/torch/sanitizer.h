@@ -49,8 +49,8 @@ class SanitizedAs : Uncopyable {
   const char *before_ = nullptr;
 };
 
-/* What this thread waits for or queries inside the scope is the backend's own business: it orders
- * nothing for the program. */
+/* Waits and queries of this thread inside the scope are the backend's own: they order nothing for
+ * the program. */
 class OwnWait : Uncopyable {
  public:
   OwnWait() : before_(orSanitizerIgnore(1)) {}

@@ -266,7 +266,7 @@ void orBlockLeave(void *token);
 /* Takes pieces of running tasks until none is left; false if there was none. */
 bool orSplitHelp(void);
 bool orSplitWantsHelp(void);
-/* By a constructor: `fn` wakes up to `missing` threads that may help. */
+/* Called by a constructor: registers `fn`, which wakes up to `missing` threads that may help. */
 void orSplitSetCall(void (*fn)(int missing));
 /* memcpy between addresses that this thread can reach, in a task; large ones run in pieces. */
 void orCopyBytes(void *dst, const void *src, size_t bytes);

@@ -1,5 +1,5 @@
 /*
- * The registered tools, and which events any of them wants now.
+ * Keeps the registered tools, and the mask of the events that an active tool handles.
  *
  * The list is written before main and read-only after. `lock` serialises changes of orProbesOn; it
  * is a leaf.

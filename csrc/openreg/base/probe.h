@@ -89,7 +89,7 @@ typedef struct orTool {
   struct orTool *next;
 } orTool;
 
-/* By a constructor. */
+/* Called by a constructor. */
 void orToolAdd(orTool *tool);
 /* Any thread. An event that is being reported meanwhile may or may not reach the tool. */
 void orToolSwitch(orTool *tool, bool on);

@@ -1,6 +1,6 @@
 /*
- * What every entry point checks first: is this a forked child, is the process exiting, is the
- * caller a task?
+ * The state of the process, which every entry point checks first: a forked child, a process that is
+ * exiting, and a caller that is a task are refused.
  *
  * activated, forked and exiting are atomic flags of the process that only go from false to true;
  * first_uses is a count; no lock. `kept` and at_exit are written by constructors. `forked` is

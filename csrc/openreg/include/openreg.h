@@ -477,8 +477,8 @@ OR_API orError_t orMemPoolRelease(orMemPool_t pool);
 /* orCacheMalloc from a pool of the stream's device. */
 OR_API orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream,
                                        orMemPool_t pool);
-/* orCacheEmpty for one pool. Memory that a graph uses must not be freed: the allocator cannot tell
- * that a block of a graph's pool is unused while the graph exists. Waits for all work queued on the
+/* orCacheEmpty for one pool. Must not be called while a graph uses the pool's memory, because the
+ * allocator counts a block as free that only replays use. Waits for all work queued on the
  * device. */
 OR_API orError_t orCacheEmptyPool(orMemPool_t pool);
 

@@ -41,8 +41,8 @@ OR_API orError_t orStreamEndCapture(orStream_t stream, orGraph_t *graph);
 /* `id`, which may be null, is a number that only this capture has, now or later; 0 without one. */
 OR_API orError_t orStreamGetCaptureInfo(orStream_t stream, orCaptureStatus *status, uint64_t *id);
 /* For a layer above, before it queues work that no graph can repeat: if the stream is capturing,
- * invalidates the capture in the name of `call` and returns orErrorStreamCaptureUnsupported.
- * `instead` says in the message what to do. */
+ * invalidates the capture in the name of `call` and returns orErrorStreamCaptureUnsupported. The
+ * message recommends `instead`. */
 OR_API orError_t orStreamRefuseCapture(orStream_t stream, const char *call, const char *instead);
 /* Asynchronous. Queues the graph's nodes on a stream of its device as one piece. Streams that
  * joined the capture run beside it, on streams of the graph's own with the same priorities. Replays

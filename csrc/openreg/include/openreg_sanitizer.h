@@ -96,7 +96,8 @@ typedef struct orSanitizerOptions {
   void *(*capture)(void *context);
   void (*release)(void *stack, void *context); /* no lock held; on any thread */
   void *context;
-  size_t reports; /* kept, at most; the rest is counted and told by orSanitizerFound. 0: 1000 */
+  size_t reports; /* kept, at most; the rest is counted, and passed on by orSanitizerFound. 0:
+                   * 1000 */
   /* May be null. Called when the calling thread has touched pinned memory under a queued copy
    * outside of any call of this library; orSanitizerFound then has the report. It runs in a signal
    * handler, in the middle of that instruction, which continues afterwards; no lock is held.

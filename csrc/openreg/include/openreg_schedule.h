@@ -84,10 +84,10 @@ typedef enum orStepKind {
   orStepRecords, /* an event on a stream; a: identifies the record, until there is another such */
   orStepWaits,   /* a stream, for the record a */
   orStepPoint,   /* the host is at a point */
-  orStepAsks,    /* ... asked for the record a, or without one the stream, and was told "not yet" */
+  orStepAsks,    /* ... queried the record a, or without one the stream, and it was not done */
   /* ... waits for the record a, or the stream, or without one the device b (-1: all) */
   orStepAwaits,
-  orStepKnows,   /* ... knows that the record a, or the stream, is done */
+  orStepKnows,   /* ... has seen that the record a, or the stream, is done */
   orStepLooks,   /* ... or the allocator for it, looked how far the stream is */
   orStepChooses, /* flags: which option; a: of how many; b: how many of them were no preemption */
   orStepRuns,    /* the stream's next task; flags: 1 if it is only the first half of it */

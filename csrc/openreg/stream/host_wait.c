@@ -111,7 +111,7 @@ static void noteCore(bool waits) {
     atomic_store_explicit(&orHostCore, OR_NO_CORE, memory_order_relaxed);
 }
 
-/* True if the goal is over; false also when a task wants help. */
+/* Returns true if the goal is over, and false after a while or when a task needs help. */
 static bool spin(const orWaitGoal *a) {
   uint64_t start = orNow(), now = start;
   do {

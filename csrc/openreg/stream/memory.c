@@ -1,9 +1,9 @@
 /*
- * Memory that a caller asks for: a device's, pinned or registered host memory, and what a pointer
- * is.
+ * Allocates and frees memory for callers, device memory and pinned host memory, registers host
+ * memory, and describes pointers.
  *
- * No state. Freed memory waits for all devices first, as each can reach it; if that wait fails, the
- * memory stays as it is.
+ * It has no state. A free waits for all devices first, because each can reach the memory; if that
+ * wait fails, the memory stays as it is.
  */
 #include "stream/stream.h"
 

@@ -372,9 +372,9 @@ void orSleepersWake(void); /* all of them, to check again */
 extern OR_HIDDEN _Atomic int orHostCore;
 /* Not 0: the system refused a thread, and no worker has started since: Note [Refused threads]. */
 extern OR_HIDDEN _Atomic uint32_t orWorkersRefused;
-/* By a constructor. For a host that waits, `fn` tries to start a worker again, and while none is
- * alive runs what a host may run. It fails if the goal needs a worker; else the host may sleep
- * while `orWorkersRefused` is `*refused`. */
+/* Called by a constructor: registers `fn`, which a waiting host calls. It tries to start a worker
+ * again and, while no worker exists, runs what a host may run. It fails if the goal needs a worker;
+ * otherwise the host may sleep while `orWorkersRefused` is `*refused`. */
 void orHostSetStandIn(orError_t (*fn)(const orWaitGoal *goal, uint32_t *refused));
 
 /* ---- worker.c ---- */
