@@ -351,7 +351,7 @@ bool isOfResize(const c10::Warning &warning) {
  * alike. */
 DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,
               Arguments arguments) {
-  DryRun told;
+  DryRun outcome;
   std::string ofZeros;
   bool mayJudge = false;
   for (const Data data : {Data::kZeros, Data::kOnes, Data::kIdentity}) {
@@ -361,10 +361,10 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
     const Stack given = stack;
     const std::vector<KeptMetadata> before = keptMetadata(given);
     const std::vector<size_t> bytes = storageBytes(given);
-    told.warnings.clear();
+    outcome.warnings.clear();
     try {
       asNarrowWorker([&] { standIns.fill(data); });
-      runKernel(op, stack, device, told.warnings);
+      runKernel(op, stack, device, outcome.warnings);
     } catch (const TooLarge &refused) {
       allocateOn(device, refused.bytes).clear();  // throws, and counts, as it will for the kernel
       throw;
@@ -384,12 +384,12 @@ DryRun dryRun(const c10::OperatorHandle &op, const OpTraits &traits, c10::Device
       spec->inDefaultDtype = inDefaultDtypeWithoutOut(op, traits, device, given);
     }
     auto &warnings = spec->resizeWarnings.emplace();
-    std::copy_if(told.warnings.begin(), told.warnings.end(), std::back_inserter(warnings),
+    std::copy_if(outcome.warnings.begin(), outcome.warnings.end(), std::back_inserter(warnings),
                  isOfResize);
-    told.spec = spec;
-    return told;
+    outcome.spec = spec;
+    return outcome;
   }
-  return told;
+  return outcome;
 }
 
 void checkTypes(const c10::OperatorHandle &op, const OpTraits &traits, c10::DeviceIndex device,

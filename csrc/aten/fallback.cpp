@@ -190,9 +190,9 @@ class Call {
                                 : op_.hasTag(at::Tag::dynamic_output_shape)) ||
            checksData(traits_, arguments());
   }
-  bool tellsSizes() const { return traits_.predictable && !scan_.asksCpu() && !dataDecides(); }
+  bool metadataDecides() const { return traits_.predictable && !scan_.asksCpu() && !dataDecides(); }
   /* Its results can be promised before it runs. */
-  bool isPredictable() const { return tellsSizes() && !readsHost_; }
+  bool isPredictable() const { return metadataDecides() && !readsHost_; }
   /* A dry run can find what the arguments decide. */
   bool canTryOut() const {
     return kernel_ == DispatchKey::CPU && (isPredictable() || dataDecides()) && !mayAlert();
@@ -201,7 +201,7 @@ class Call {
   bool mayAlert() const { return traits_.alerts && at::globalContext().deterministicAlgorithms(); }
   /* It synchronises on every device, because its caller gets a value, a size or an error that
    * depends on data. */
-  bool synchronizes() const { return !tellsSizes() || ordersAsSparse(); }
+  bool synchronizes() const { return !metadataDecides() || ordersAsSparse(); }
   bool ordersAsSparse() const {
     return (kernel_ == DispatchKey::SparseCPU || kernel_ == DispatchKey::SparseCsrCPU) &&
            synchronizesElsewhere(op_, kernel_);
@@ -607,14 +607,14 @@ void Call::wait() {
   OpTimer timer(traits_.counters->waited, traits_.counters->waitedNs);
   std::optional<OperatorReport> report;
   const bool small = areSmall(arguments());
-  const bool tells = synchronizes();  // before `finish` removes the arguments
+  const bool orders = synchronizes();  // before `finish` removes the arguments
   if (sanitizerActive()) report.emplace(op_, stream_, arguments());
   aliases_.emplace(stream_, device_.index(), /*sharesVersions=*/!traits_.isAten);
   cpu_.reserve(arguments_.size());
   runOnWorker(stream_, traits_.name, small, [this] { runOnAliases(); });
   finish();
   if (report) report->reportResults(torch::jit::last(*stack_, schema_.returns().size()));
-  if (tells) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
+  if (orders) OPENREG_CHECK_SYNCHRONIZED(orStreamSynchronize(stream_));
 }
 
 /* A call that runs out of memory gives its draws back, because CUDA's kernels allocate before they

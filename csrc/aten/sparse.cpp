@@ -179,8 +179,8 @@ c10::Device deviceOf(c10::ArrayRef<IValue> arguments) {
 void runHere(const OperatorHandle &op, Stack *stack, DispatchKey kernel, c10::Device device) {
   std::optional<DeviceSwitch> current;
   if (device.is_privateuseone()) current.emplace(indexOrCurrent(device.index()));
-  std::optional<ReportedAs> told;
-  if (sanitizerActive()) told.emplace(op);
+  std::optional<ReportedAs> reported;
+  if (sanitizerActive()) reported.emplace(op);
   const ForDevice kernelIsShared;
   op.redispatchBoxed(c10::DispatchKeySet(kernel), stack);
 }

@@ -63,10 +63,10 @@ std::string described(const Wire &wire) {
 }
 
 /* "rank 0 calls A, ranks 1 and 2 call B": each call with its ranks; "" if all are equal. */
-std::string differences(Tensors &told) {
+std::string differences(Tensors &announced) {
   std::vector<std::pair<std::string, std::vector<int>>> calls;
-  for (size_t rank = 0; rank < told.size(); ++rank) {
-    const Wire &wire = wireOf(told[rank]);
+  for (size_t rank = 0; rank < announced.size(); ++rank) {
+    const Wire &wire = wireOf(announced[rank]);
     std::string text = described(wire);
     if (wire.dropped != 0)
       text += ", whose inputs were dropped by a reset or a failure of its device";
@@ -74,7 +74,7 @@ std::string differences(Tensors &told) {
     if (same == calls.end()) same = calls.insert(same, {std::move(text), {}});
     same->second.push_back(static_cast<int>(rank));
   }
-  if (calls.size() == 1 && wireOf(told[0]).dropped == 0) return "";
+  if (calls.size() == 1 && wireOf(announced[0]).dropped == 0) return "";
   std::string all;
   for (const auto &[what, ranks] : calls) {
     all += all.empty() ? "rank" : "; rank";
@@ -89,12 +89,12 @@ std::string differences(Tensors &told) {
 
 /* The first pair of ranks of which one sends more or less than the other expects; "" if there is
  * none. */
-std::string splitDifferences(Tensors &told) {
-  const auto size = static_cast<int64_t>(told.size());
+std::string splitDifferences(Tensors &announced) {
+  const auto size = static_cast<int64_t>(announced.size());
   for (int64_t from = 0; from < size; ++from) {
     for (int64_t to = 0; to < size; ++to) {
-      const int64_t sent = splitsOf(told[static_cast<size_t>(from)])[to];
-      const int64_t expected = splitsOf(told[static_cast<size_t>(to)])[size + from];
+      const int64_t sent = splitsOf(announced[static_cast<size_t>(from)])[to];
+      const int64_t expected = splitsOf(announced[static_cast<size_t>(to)])[size + from];
       if (sent == expected) continue;
       return "the ranks do not agree: rank " + std::to_string(from) + " sends " +
              std::to_string(sent) + " bytes to rank " + std::to_string(to) + ", which expects " +
@@ -114,14 +114,14 @@ std::string disagreement(Backend &gloo, uint64_t sequence, const Announcement &o
   const int size = gloo.getSize(), rank = gloo.getRank();
   if (size == 1) return "";
   const int tag = kOwnTags + static_cast<int>(sequence % (1 << 28));
-  Tensors told;  // outlives Gloo's use of it
-  told.reserve(static_cast<size_t>(size));
+  Tensors announced;  // outlives Gloo's use of it
+  announced.reserve(static_cast<size_t>(size));
   for (int i = 0; i < size; ++i)
-    told.push_back(i == rank ? pack(sequence, own, size) : message(kWords + 2 * size));
-  Tensors mine{told[static_cast<size_t>(rank)]};
+    announced.push_back(i == rank ? pack(sequence, own, size) : message(kWords + 2 * size));
+  Tensors mine{announced[static_cast<size_t>(rank)]};
   std::vector<GlooWork> sends, receives;
   for (int i = 0; i < size; ++i) {
-    Tensors theirs{told[static_cast<size_t>(i)]};
+    Tensors theirs{announced[static_cast<size_t>(i)]};
     receives.push_back(i == rank ? GlooWork() : gloo.recv(theirs, i, tag));
   }
   for (int i = 0; i < size; ++i) {
@@ -134,8 +134,8 @@ std::string disagreement(Backend &gloo, uint64_t sequence, const Announcement &o
   }
   waiting(-1);
   for (const GlooWork &work : sends) work->wait();
-  const std::string text = differences(told);
-  return text.empty() ? splitDifferences(told) : text;
+  const std::string text = differences(announced);
+  return text.empty() ? splitDifferences(announced) : text;
 }
 
 GlooWork sendWithSize(Backend &gloo, at::Tensor &host, c10::ScalarType dtype, int peer, int tag) {

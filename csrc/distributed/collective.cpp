@@ -248,7 +248,7 @@ void Collective::divide(std::vector<at::Tensor> &host) const {
 void Collective::run(c10d::Backend &gloo) {
   if (!handOver_->await()) {
     complete(cancelled(), false);
-    call_.says.dropped = true;
+    call_.announcement.dropped = true;
     try {
       agree(gloo);
     } catch (const std::exception &) {  // the other ranks have it, and no caller waits here
@@ -305,7 +305,7 @@ bool Collective::exchangeCopies(c10d::Backend &gloo, std::vector<at::Tensor> &ho
 void Collective::agree(c10d::Backend &gloo) {
   if (isMessage()) return;
   const std::vector<int> all = call_.peers;
-  const std::string text = disagreement(gloo, sequence_, call_.says, [&](int rank) {
+  const std::string text = disagreement(gloo, sequence_, call_.announcement, [&](int rank) {
     call_.peers = rank < 0 ? all : std::vector<int>{rank};
     if (rank >= 0) progress_.at(Progress::call, queues_->peers().place(rank));
   });

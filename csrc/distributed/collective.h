@@ -73,7 +73,7 @@ struct Call {
   bool blocks = false;          // wait() holds the host
   // One tensor or none: it receives the result, whose size is unknown before.
   std::vector<at::Tensor> sparse = {};
-  Announcement says = {};  // what the ranks have to agree on; unused by messages
+  Announcement announcement = {};  // what the ranks have to agree on; unused by messages
 };
 
 /* A collective in its queue. */

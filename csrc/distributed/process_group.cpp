@@ -164,18 +164,18 @@ std::vector<int64_t> sizesOf(const Tensors &tensors) {
 /* What every rank announces of a call. A rank's part is its input, except where one rank has it
  * all. */
 void announce(Call &call) {
-  Announcement &says = call.says;
-  if (says.name.empty()) says.name = call.name;
+  Announcement &announcement = call.announcement;
+  if (announcement.name.empty()) announcement.name = call.name;
   const bool takes = call.in.empty() || call.type == OpType::SCATTER;
   const Tensors &part = takes ? call.out : call.in;
   if (part.empty()) return;
-  says.dtype = part.front().scalar_type();
-  if (!says.sends.empty() || says.elements != 0) return;
-  for (const at::Tensor &tensor : part) says.elements += tensor.numel();
+  announcement.dtype = part.front().scalar_type();
+  if (!announcement.sends.empty() || announcement.elements != 0) return;
+  for (const at::Tensor &tensor : part) announcement.elements += tensor.numel();
   const bool coalesced = call.type == OpType::COALESCED ||
                          call.type == OpType::ALLREDUCE_COALESCED ||
                          call.type == OpType::ALLGATHER_COALESCED;
-  if (coalesced && part.size() > 1) says.parts = listed(part);
+  if (coalesced && part.size() > 1) announcement.parts = listed(part);
 }
 
 /* In bytes, from counts of rows or, if there are none, equal parts. */
@@ -353,7 +353,7 @@ ReduceOp ProcessGroupOpenReg::reduction(const char *name, at::ScalarType dtype,
 template <typename Given>
 Given ProcessGroupOpenReg::reducing(Call &call, const Given &options) const {
   call.bytes = false;
-  call.says.reduction = opName(options.reduceOp.op_);
+  call.announcement.reduction = opName(options.reduceOp.op_);
   call.average = options.reduceOp == ReduceOp::AVG;
   Given ours = options;
   const Tensors &some = call.out.empty() ? call.sparse : call.out;
@@ -404,8 +404,8 @@ WorkPtr ProcessGroupOpenReg::reducingEachDtype(const char *name, OpType type,
 WorkPtr ProcessGroupOpenReg::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) {
   checkOne("broadcast", tensors);
   Call call{.type = OpType::BROADCAST, .name = "broadcast", .in = {}, .out = tensors};
-  call.says.root = checkRank("broadcast", options.rootRank);
-  call.sends = call.says.root == getRank();
+  call.announcement.root = checkRank("broadcast", options.rootRank);
+  call.sends = call.announcement.root == getRank();
   return start(std::move(call),
                [=](Backend &gloo, Tensors &host) { return gloo.broadcast(host, options); });
 }
@@ -419,8 +419,8 @@ WorkPtr ProcessGroupOpenReg::allreduce(Tensors &tensors, const c10d::AllreduceOp
                [=](Backend &gloo, Tensors &host) { return gloo.allreduce(host, ours); });
 }
 
-/* Gloo gathers and adds: the result has the places of all ranks, and their number is unknown before
- * it has run. */
+/* Gloo gathers all elements and adds those with equal indices. The number of elements in the result
+ * is therefore unknown before it has run. */
 WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
                                              const c10d::AllreduceOptions &options) {
   const char *what = "all_reduce of a sparse tensor";
@@ -439,10 +439,11 @@ WorkPtr ProcessGroupOpenReg::allreduceSparse(const at::Tensor &tensor,
   call.in = {tensor._indices().contiguous(), tensor._values().contiguous()};
   call.sparse = {tensor};
   const auto ours = reducing(call, options);
-  call.says.name = what;
-  call.says.elements = tensor.numel();
-  call.says.parts = c10::str("sizes ", tensor.sizes(), ", ", tensor.sparse_dim(), " sparse and ",
-                             tensor.dense_dim(), " dense dimensions, ", tensor.scalar_type());
+  call.announcement.name = what;
+  call.announcement.elements = tensor.numel();
+  call.announcement.parts =
+      c10::str("sizes ", tensor.sizes(), ", ", tensor.sparse_dim(), " sparse and ",
+               tensor.dense_dim(), " dense dimensions, ", tensor.scalar_type());
   call.blocks = true;
   return start(
       std::move(call), [ours, sizes = tensor.sizes().vec(), coalesced = tensor.is_coalesced(),
@@ -474,8 +475,8 @@ WorkPtr ProcessGroupOpenReg::reduce(Tensors &tensors, const c10d::ReduceOptions 
   checkOne("reduce", tensors);
   Call call{.type = OpType::REDUCE, .name = "reduce", .in = {}, .out = tensors};
   const auto ours = reducing(call, options);
-  call.says.root = checkRank("reduce", options.rootRank);
-  call.sends = call.says.root != getRank();
+  call.announcement.root = checkRank("reduce", options.rootRank);
+  call.sends = call.announcement.root != getRank();
   return start(std::move(call), [=, sends = call.sends](Backend &gloo, Tensors &host) {
     Tensors parts = host;  // Gloo leaves partial sums in every rank's tensors
     if (sends) asKernel([&] { parts[0] = parts[0].clone(); });
@@ -506,9 +507,9 @@ WorkPtr ProcessGroupOpenReg::allgatherUneven(const Tensors &outputs, const at::T
   checkSame("all_gather", {outputs[rank]}, input);
   for (const at::Tensor &output : outputs) checkKind("all_gather", output, input);
   Call call{.type = OpType::ALLGATHER, .name = "all_gather", .in = {input}, .out = outputs};
-  call.says.elements = -1;  // each rank has a different number
-  call.says.sends.assign(outputs.size(), sizeOf(input));
-  call.says.expects = sizesOf(outputs);
+  call.announcement.elements = -1;  // each rank has a different number
+  call.announcement.sends.assign(outputs.size(), sizeOf(input));
+  call.announcement.expects = sizesOf(outputs);
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     asKernel([&] { host[1 + rank].copy_(host[0]); });
     WorkPtr work;
@@ -578,7 +579,7 @@ WorkPtr ProcessGroupOpenReg::gather(Lists &outputs, Tensors &inputs,
                     root ? "one list" : "no list", " of outputs on rank ", getRank(), ", got ",
                     outputs.size());
   Call call{.type = OpType::GATHER, .name = "gather", .in = inputs, .out = {}};
-  call.says.root = static_cast<int>(options.rootRank);
+  call.announcement.root = static_cast<int>(options.rootRank);
   if (root) {
     checkCount("gather", "outputs", outputs[0].size());
     checkSame("gather", outputs[0], inputs[0]);
@@ -600,7 +601,7 @@ WorkPtr ProcessGroupOpenReg::scatter(Tensors &outputs, Lists &inputs,
                     root ? "one list" : "no list", " of inputs on rank ", getRank(), ", got ",
                     inputs.size());
   Call call{.type = OpType::SCATTER, .name = "scatter", .in = {}, .out = outputs};
-  call.says.root = static_cast<int>(options.rootRank);
+  call.announcement.root = static_cast<int>(options.rootRank);
   if (root) {
     checkCount("scatter", "inputs", inputs[0].size());
     checkSame("scatter", inputs[0], outputs[0]);
@@ -640,9 +641,9 @@ WorkPtr ProcessGroupOpenReg::reduceScatterUneven(const at::Tensor &output, const
   for (const at::Tensor &input : inputs) checkKind(name, input, output);
   Call call{.type = OpType::REDUCE_SCATTER, .name = name, .in = inputs, .out = {output}};
   const auto ours = reducing(call, options);
-  call.says.elements = -1;  // each rank gets a different number
-  call.says.sends = sizesOf(inputs);
-  call.says.expects.assign(inputs.size(), sizeOf(output));
+  call.announcement.elements = -1;  // each rank gets a different number
+  call.announcement.sends = sizesOf(inputs);
+  call.announcement.expects.assign(inputs.size(), sizeOf(output));
   return start(std::move(call), [=](Backend &gloo, Tensors &host) {
     WorkPtr work;
     for (size_t root = 0; root + 1 < host.size(); ++root) {
@@ -704,11 +705,11 @@ WorkPtr ProcessGroupOpenReg::alltoall_base(at::Tensor &output, at::Tensor &input
   checkDense(name, input);
   checkOrder(name, output, input);
   Call call{.type = OpType::ALLTOALL_BASE, .name = name, .in = {input}, .out = {output}};
-  call.says.elements = -1;  // each rank may have a different number
-  call.says.sends = splitSizes(name, input, inputSplits, getSize());
-  call.says.expects = splitSizes(name, output, outputSplits, getSize());
-  Issue issue = [options, from = call.says.sends, to = call.says.expects](Backend &gloo,
-                                                                          Tensors &host) {
+  call.announcement.elements = -1;  // each rank may have a different number
+  call.announcement.sends = splitSizes(name, input, inputSplits, getSize());
+  call.announcement.expects = splitSizes(name, output, outputSplits, getSize());
+  Issue issue = [options, from = call.announcement.sends, to = call.announcement.expects](
+                    Backend &gloo, Tensors &host) {
     std::vector<int64_t> outSizes = to, inSizes = from;
     return gloo.alltoall_base(host[1], host[0], outSizes, inSizes, options);
   };
@@ -722,9 +723,9 @@ WorkPtr ProcessGroupOpenReg::alltoall(Tensors &outputs, Tensors &inputs,
   const auto own = static_cast<size_t>(getRank());
   checkOrder("all_to_all", outputs[own], inputs[own]);
   Call call{.type = OpType::ALLTOALL, .name = "all_to_all", .in = inputs, .out = outputs};
-  call.says.elements = -1;
-  call.says.sends = sizesOf(inputs);
-  call.says.expects = sizesOf(outputs);
+  call.announcement.elements = -1;
+  call.announcement.sends = sizesOf(inputs);
+  call.announcement.expects = sizesOf(outputs);
   return start(std::move(call), [=, n = inputs.size()](Backend &gloo, Tensors &host) {
     // Gloo's own accepts only tensors of one size.
     const Tensors froms = part(host, 0, n), tos = part(host, n, n);

@@ -82,14 +82,14 @@ bool isMixed(const Places &places, c10::ArrayRef<IValue> arguments) {
 /* Where statistics are copied, the operator's schema has to declare that it writes them. The old
  * name does not; its arguments are the same. */
 void runKernel(const c10::OperatorHandle &op, const Places &places, Stack *stack) {
-  static const auto telling =
+  static const auto declaring =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_native_batch_norm_legit", "");
   static const c10::OperatorName old("aten::native_batch_norm", "");
   const auto arguments = torch::jit::last(*stack, places.count);
-  bool tells =
+  bool declares =
       op.operator_name() != old || canMap(arguments[places.input].toTensor().device().index());
-  for (const size_t place : places.running) tells |= !isTensor(arguments[place]);
-  runCpuKernel(tells ? op : telling, stack);
+  for (const size_t place : places.running) declares |= !isTensor(arguments[place]);
+  runCpuKernel(declares ? op : declaring, stack);
 }
 
 /* Runs with everything but the input as float, and copies what is written back to its origin. */
