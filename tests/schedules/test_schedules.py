@@ -123,7 +123,7 @@ def test_host_that_reads_too_early_shows():
         return host.clone()
 
     found = explore(fn, schedules=24)
-    # And half of them, where the copy is torn.
+    # And half of them, where the copy is split.
     assert {tuple(r.value.tolist()) for r in found.results} >= {(0.0,) * 4, (1.0,) * 4}
 
 

@@ -1,4 +1,4 @@
-"""Searches of explore(): all schedules with few preemptions, torn tasks; orders that were seen."""
+"""Searches of explore(): all schedules with few preemptions, split tasks; orders that were seen."""
 
 import re
 
@@ -285,7 +285,7 @@ def test_search_finds_an_alternation_with_other_tasks_between(fillers):
     assert any(r.value.tolist() == ALTERNATION for r in found.results), found
 
 
-# ---- torn tasks ----
+# ---- split tasks ----
 
 
 def reads_beside(write):
@@ -316,15 +316,15 @@ WRITES = {
 def test_search_finds_a_split_update_and_repeats_it(write):
     found = explore(lambda: reads_beside(WRITES[write]), preemptions=1)
     assert found.complete and found.results[0].value is True
-    (torn,) = [r for r in found.results if r.value is False]
+    (split,) = [r for r in found.results if r.value is False]
     for _ in range(20):
-        with schedule(torn.seeds[0]):
+        with schedule(split.seeds[0]):
             assert not reads_beside(WRITES[write])
 
 
 @pytest.mark.racy
 def test_search_finds_a_split_read():
-    """The kernel that reads, with a fresh result, is the one that is torn."""
+    """The kernel that reads, with a fresh result, is the one that is split."""
 
     def fn():
         a, b = torch.openreg.Stream(), torch.openreg.Stream()
@@ -363,10 +363,10 @@ def test_search_finds_a_missing_wait_around_a_replay():
 
 def test_seeds_split_tasks_too():
     found = explore(lambda: reads_beside(WRITES["copy"]), 100)
-    (torn,) = [r for r in found.results if r.value is False]
-    assert {seed % 4 for seed in torn.seeds} == {2}
+    (split,) = [r for r in found.results if r.value is False]
+    assert {seed % 4 for seed in split.seeds} == {2}
     for _ in range(20):
-        with schedule(torn.seeds[0]):
+        with schedule(split.seeds[0]):
             assert not reads_beside(WRITES["copy"])
 
 

@@ -23,7 +23,7 @@ class _Tasks:
         self.streams = [[] for _ in program.items]
         self.before, self.pairs = {}, program.conflicts
         self._needs = [{} for _ in program.items]  # of the stream's next task
-        self._marks, self._known = {}, {}
+        self._records, self._known = {}, {}
         position = [0] * len(program.items)
         for what, which in program.operations:
             if what == AWAITS:
@@ -34,10 +34,10 @@ class _Tasks:
 
     def _add(self, stream, kind, number):
         needs = self._needs[stream]
-        if kind == "mark":
-            self._marks[number] = {**needs, stream: len(self.streams[stream])}
+        if kind == "record":
+            self._records[number] = {**needs, stream: len(self.streams[stream])}
         elif kind == "wait":
-            _merge(needs, self._marks[number])
+            _merge(needs, self._records[number])
         elif kind == "task":
             _merge(needs, self._known)
             self.before[number] = [item for item in needs.items() if item[0] != stream]
@@ -45,7 +45,7 @@ class _Tasks:
 
     def _host_waits(self, goal):
         if isinstance(goal, int):
-            _merge(self._known, self._marks[goal])
+            _merge(self._known, self._records[goal])
             return
         for stream, _ in goal:  # for all that it has been given
             _merge(self._known, self._needs[stream])

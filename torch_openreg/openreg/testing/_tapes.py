@@ -14,7 +14,7 @@ from typing import NamedTuple
 (QUEUED, TOUCHES, RECORDS, WAITS, POINT, ASKS, AWAITS, KNOWS, LOOKS, CHOOSES, RUNS, OUTSIDE) = (
     range(1, 13)
 )
-_WRITES, _PINNED, _ASIDE, _HALF = 1, 2, 1, 1
+_WRITES, _PINNED, _INTERNAL, _HALF = 1, 2, 1, 1
 ADD = 0
 _HOST = -1
 _NOBODY = None
@@ -39,15 +39,15 @@ class Choice(NamedTuple):
     options: int
     free: int
     taken: int
-    torn: bool
+    split: bool
 
 
 class Program:
     """The host's requests, in order, and the tasks; equal for runs that did the same.
 
     Streams are numbered by their first task, those without one last. An item of a stream's queue
-    is ("task" | "aside", its number), ("mark", m) or ("wait", m); a split task is two items. A goal
-    is what has to be over: one mark, or for some streams the number of items.
+    is ("task" | "internal", its number), ("record", m) or ("wait", m); a split task is two items.
+    A goal is what has to be over: one record, or for some streams the number of items.
     """
 
     def __init__(self, operations, items, streams, conflicts, visible, firsts):
@@ -71,11 +71,11 @@ class _Simulation:
         self.items = program.items
         self.queued = [0] * len(program.items)
         self.done = [0] * len(program.items)
-        self.marks = set()
+        self.records = set()
         self.choices, self.order, self.seen = [], [], []
         self.position, self.host = {}, {}
         self.latest = self.left = _NOBODY
-        self.operation, self.torn = 0, False
+        self.operation, self.split = 0, False
 
     def first(self, stream):
         """The first item of a stream's queue, or None."""
@@ -85,14 +85,14 @@ class _Simulation:
     def run(self, stream):
         kind, number = self.first(stream)
         self.done[stream] += 1
-        if kind == "mark":
-            self.marks.add(number)
+        if kind == "record":
+            self.records.add(number)
         elif kind != "wait":
             self.position[number] = len(self.position)
             self.host[number] = self.operation
             if kind == "task":
                 self.order.append(number)
-                self.torn = number in self.program.firsts
+                self.split = number in self.program.firsts
 
     def settle(self):
         """Runs records, poison, and waits that are over."""
@@ -101,14 +101,14 @@ class _Simulation:
             again = False
             for stream in range(len(self.items)):
                 while (item := self.first(stream)) is not None and item[0] != "task":
-                    if item[0] == "wait" and item[1] not in self.marks:
+                    if item[0] == "wait" and item[1] not in self.records:
                         break
-                    again |= item[0] == "mark"
+                    again |= item[0] == "record"
                     self.run(stream)
 
     def reached(self, goal):
         if isinstance(goal, int):
-            return goal in self.marks
+            return goal in self.records
         return all(self.done[stream] >= count for stream, count in goal)
 
     def can_run(self, stream):
@@ -136,7 +136,7 @@ class _Simulation:
             at = len(self.choices)
             taken = self.tape[at] if at < len(self.tape) else 0
             taken = taken if taken < len(options) else 0
-            self.choices.append(Choice(len(options), free, taken, self.torn))
+            self.choices.append(Choice(len(options), free, taken, self.split))
         who = options[taken]
         if who != current:
             self.left = _NOBODY if current is _NOBODY or who == self.left else current
@@ -210,16 +210,16 @@ class _Reader:
         self.poison = poison  # whether the allocator's own work counts
         self.slots = {}  # a stream's place in the core's table, to its number here
         self.operations, self.queues, self.touches, self.owner = [], [], [], []
-        self.devices, self.marks, self.pending = {}, {}, {}
+        self.devices, self.records, self.pending = {}, {}, {}
         self.choices, self.order = [], []
         self.given, self.firsts, self.half = [], [], False
         self.count = 0
         self.followed = True
         for kind, flags, stream, _, _ in steps:  # streams with tasks are numbered first
-            if kind == QUEUED and not flags & _ASIDE:
+            if kind == QUEUED and not flags & _INTERNAL:
                 self.number(stream)
         self.streams = len(self.slots)
-        self.torn = self.torn_tasks(steps)
+        self.split = self.split_tasks(steps)
         for step in steps:
             self.read(*step)
 
@@ -231,20 +231,20 @@ class _Reader:
             self.given.append(0)
         return self.slots[slot]
 
-    def torn_tasks(self, steps):
+    def split_tasks(self, steps):
         """The position of each within its stream."""
-        ran, torn = [0] * self.streams, set()
+        ran, split = [0] * self.streams, set()
         for kind, flags, stream, _, _ in steps:
             if kind == RUNS:
                 s = self.number(stream)
                 if flags & _HALF:
-                    torn.add((s, ran[s]))
+                    split.add((s, ran[s]))
                 else:
                     ran[s] += 1
-        return torn
+        return split
 
-    def task(self, stream, touched, aside):
-        self.add(stream, ("aside" if aside else "task", len(self.touches)))
+    def task(self, stream, touched, internal):
+        self.add(stream, ("internal" if internal else "task", len(self.touches)))
         self.touches.append(touched)
         self.owner.append(stream)
 
@@ -254,7 +254,7 @@ class _Reader:
 
     def goal(self, stream, record, device=None):
         if record:
-            return self.marks.get(record, ())  # of an earlier record: over
+            return self.records.get(record, ())  # of an earlier record: over
         if device is not None and not stream:
             chosen = [
                 s for s in range(len(self.queues)) if device in (-1, self.devices.get(s, device))
@@ -267,25 +267,25 @@ class _Reader:
         if kind == QUEUED:
             s = self.number(stream)
             self.devices[s] = a
-            aside, touched = flags & _ASIDE, self.pending.pop(s, None)
-            if aside and not self.poison:
+            internal, touched = flags & _INTERNAL, self.pending.pop(s, None)
+            if internal and not self.poison:
                 return
-            if not aside and (s, self.given[s]) in self.torn:
+            if not internal and (s, self.given[s]) in self.split:
                 self.firsts.append(len(self.touches))
-                self.task(s, touched, aside)
-            self.task(s, touched, aside)
-            self.given[s] += not aside
+                self.task(s, touched, internal)
+            self.task(s, touched, internal)
+            self.given[s] += not internal
         elif kind == TOUCHES:
             if stream:
                 touched = (a, b, flags & _WRITES, flags & _PINNED)
                 self.pending.setdefault(self.number(stream), []).append(touched)
         elif kind == RECORDS:
-            self.marks[a] = self.count
-            self.add(self.number(stream), ("mark", self.count))
+            self.records[a] = self.count
+            self.add(self.number(stream), ("record", self.count))
             self.count += 1
         elif kind == WAITS:
-            if a in self.marks:
-                self.add(self.number(stream), ("wait", self.marks[a]))
+            if a in self.records:
+                self.add(self.number(stream), ("wait", self.records[a]))
         elif kind == POINT:
             self.operations.append((POINT, None))
         elif kind in (ASKS, KNOWS):
@@ -342,7 +342,9 @@ def read_record(steps, failed, programs):
 
 def count_queued(steps):
     """The number of tasks that a run queued, and of their streams."""
-    streams = [stream for kind, flags, stream, *_ in steps if kind == QUEUED and not flags & _ASIDE]
+    streams = [
+        stream for kind, flags, stream, *_ in steps if kind == QUEUED and not flags & _INTERNAL
+    ]
     return len(streams), len(set(streams))
 
 
@@ -425,6 +427,6 @@ class Search:
                 price = cost + (option >= choice.free)
                 if price <= self.preemptions:
                     self._serial -= 1
-                    torn = halves + choice.torn
-                    branch = (price, torn, self._serial, (*taken[:at], option), program)
+                    split = halves + choice.split
+                    branch = (price, split, self._serial, (*taken[:at], option), program)
                     heapq.heappush(self._frontier, branch)
