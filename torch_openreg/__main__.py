@@ -1,4 +1,4 @@
-"""``python -m torch_openreg``: devices, memory, lanes, versions, settings; demo; run."""
+"""``python -m torch_openreg``: devices, memory, workers, versions, settings; demo; run."""
 
 import argparse
 import os
@@ -56,10 +56,10 @@ def _devices():
         yield f"    locality   {'unknown' if properties.numa_node < 0 else properties.numa_node}"
 
 
-def _lanes():
-    lanes = _C._lane_info()
-    yield "Lanes (threads that run tasks, over all devices)"
-    yield f"  {lanes['started']} started, at most {lanes['limit']}; {lanes['queued']} tasks queued"
+def _workers():
+    info = _C._worker_info()
+    yield "Workers (threads that run tasks, over all devices)"
+    yield f"  {info['started']} started, at most {info['limit']}; {info['queued']} tasks queued"
 
 
 def _factories():
@@ -85,7 +85,7 @@ def _settings():
 
 
 def _show(_):
-    for section in (_versions, _devices, _lanes, _factories, _settings):
+    for section in (_versions, _devices, _workers, _factories, _settings):
         try:
             print("\n".join(section()))
         except RuntimeError as error:

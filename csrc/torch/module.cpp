@@ -296,7 +296,7 @@ void addDevices(const std::map<std::string, int> &deviceCount, const std::string
   OPENREG_CHECK(orAddDevices(&config, namePrefix.c_str()));
 }
 
-py::dict laneInfo() {
+py::dict workerInfo() {
   auto info = sized<orWorkerInfo>();
   OPENREG_CHECK(orGetWorkerInfo(&info));
   py::dict entry;
@@ -347,7 +347,7 @@ void bindDiagnostics(py::module_ &m) {
   m.def("_settings", &settings);
   m.def("_factories", &factories);
   m.def("_add_devices", &addDevices);
-  m.def("_lane_info", &laneInfo);
+  m.def("_worker_info", &workerInfo);
   m.def("_schedule_set", &setSchedule);
   m.def("_schedule_get", &schedule);
   m.def("_schedule_set_tape", &setScheduleTape);

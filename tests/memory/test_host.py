@@ -64,7 +64,7 @@ def held(call):
         gate.wait()
 
         def open_then():
-            while torch_openreg._C._lane_info()["queued"] < 2:
+            while torch_openreg._C._worker_info()["queued"] < 2:
                 time.sleep(0.001)
             gate.open()
 

@@ -86,9 +86,9 @@ def test_record_stream_of_a_conj_or_neg_view_queues_nothing(view):
     torch.accelerator.synchronize()
     with torch.openreg.testing.gate() as gate:
         gate.wait()
-        before = torch_openreg._C._lane_info()["queued"], x._version
+        before = torch_openreg._C._worker_info()["queued"], x._version
         seen.record_stream(torch.Stream(DEVICE))
-        assert (torch_openreg._C._lane_info()["queued"], x._version) == before
+        assert (torch_openreg._C._worker_info()["queued"], x._version) == before
     assert x.tolist() == [1.0] * 8
 
 

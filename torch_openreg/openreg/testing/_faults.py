@@ -95,6 +95,6 @@ class inject:
         return False
 
     def __repr__(self):
-        state = f"struck {self.operation or 'nothing'}" if self._was_armed else "idle"
+        state = f"injected into {self.operation or 'nothing'}" if self._was_armed else "idle"
         state = "armed" if self._armed and not self.fired else state
         return f"<inject {self.kind!r} on {type_name()}:{self.device}, after {self.after}: {state}>"
