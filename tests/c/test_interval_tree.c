@@ -61,7 +61,7 @@ static void changeAndCompare(uintptr_t widest) {
   compareWithin(0, UINTPTR_MAX);
 }
 
-TEST(tree_finds_what_an_array_has) {
+TEST(interval_tree_finds_what_an_array_has) {
   const uintptr_t widest[] = {1, 4, SPAN};
   for (int round = 0; round < 3; round++)
     for (int step = 0; step < STEPS / 3; step++) changeAndCompare(widest[round]);
@@ -76,7 +76,7 @@ static int depthOf(const orTreeNode *n) {
 }
 
 /* Equal begins, and then ascending ones, which would make a list of a tree without priorities. */
-TEST(tree_stays_balanced) {
+TEST(interval_tree_stays_balanced) {
   enum { MANY = 10000 };
   orTreeNode *many = calloc(MANY, sizeof *many);
   for (uintptr_t width = 0; width < 2; width++) {
@@ -88,7 +88,7 @@ TEST(tree_stays_balanced) {
 }
 
 /* The last byte of the address space is in no half-open interval. */
-TEST(tree_takes_the_ends_of_the_address_space) {
+TEST(interval_tree_takes_the_ends_of_the_address_space) {
   orTree ends = OR_TREE_INITIALIZER;
   orTreeNode first, last;
   orTreeInsert(&ends, &first, 0, 1);

@@ -1,5 +1,5 @@
 /*
- * Lanes: how many, the hook. What they run next is in test_scheduler.c.
+ * Workers: their number and their hook. What they run next is in test_scheduler.c.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 #include "gate.h"
 
-TEST(lane_none_before_the_first_task) {
+TEST(worker_none_before_the_first_task) {
   orStream_t s = newStream();
   orEvent_t e = newEvent(0);
   void *p;
@@ -22,7 +22,7 @@ TEST(lane_none_before_the_first_task) {
   ASSERT_OK(orStreamSynchronize(s));
 }
 
-TEST(lane_limit_holds_over_devices_and_streams) {
+TEST(worker_limit_holds_over_devices_and_streams) {
   atomic_int ran = 0;
   orStream_t streams[32];
   for (int i = 0; i < 32; i++) streams[i] = newStreamOn(i % 2);
@@ -44,7 +44,7 @@ TEST(lane_limit_holds_over_devices_and_streams) {
   ASSERT_EQ(properties.lanes, info.limit);
 }
 
-TEST(lane_tasks_run_at_once_up_to_the_limit) {
+TEST(worker_tasks_run_at_once_up_to_the_limit) {
   Holder h[LANE_MOST] = {0};
   holdAllLanes(h); /* returns only if all of them run at the same time */
   ASSERT_EQ(countThreads("openreg-"), laneLimit());
@@ -68,7 +68,7 @@ static orError_t checkHooked(void *args) {
   return countKernel(args);
 }
 
-TEST(lane_hook_runs_once_on_each) {
+TEST(worker_hook_runs_once_on_each) {
   Holder h[LANE_MOST] = {0};
   atomic_int ran = 0;
   ASSERT_OK(orSetWorkerHook(laneHook));
@@ -94,7 +94,7 @@ static void waitInHook(int lane, int wide) {
 }
 
 /* It would wait for what this lane alone may run. */
-TEST(lane_hook_may_not_wait) {
+TEST(worker_hook_may_not_wait) {
   ASSERT_OK(orSetWorkerHook(waitInHook));
   stream_of_hook = newStream();
   ASSERT_OK(orLaunchSleep(stream_of_hook, 1));
@@ -102,7 +102,7 @@ TEST(lane_hook_may_not_wait) {
   for (int i = 0; i < 3; i++) ASSERT_ERROR(refusals[i], orErrorNotPermitted);
 }
 
-TEST(lane_info_counts_what_is_queued) {
+TEST(worker_info_counts_what_is_queued) {
   orStream_t s = newStream();
   orWorkerInfo info = {.size = sizeof info};
   orEvent_t gate = closeGate(s);

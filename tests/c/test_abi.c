@@ -1,7 +1,7 @@
 /*
- * Structures that begin with their size, from an older or newer header than the library's: each
- * ends where its page ends, which nothing follows, so that what is read beyond its size ends the
- * test.
+ * Structures that begin with their size, from an older or newer header than the library's. Each
+ * structure ends at the end of a page without another page behind it, so that a read beyond its
+ * size ends the test.
  */
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 enum { MOST = 4096 }; /* bytes of a structure */
 
-TEST(given_version) {
+TEST(abi_version) {
   char text[32];
   int version = orGetVersion();
   ASSERT_EQ(version, OPENREG_VERSION);
@@ -95,20 +95,20 @@ static char *ofSize(const Given *g, size_t has) {
   return structure;
 }
 
-TEST(given_older_structures_are_taken) {
+TEST(abi_older_structures_are_taken) {
   for (int i = 0; i < COUNT; i++)
     for (size_t has = all[i].least; has <= all[i].size; has++)
       ASSERT_OK(all[i].give(ofSize(&all[i], has)));
 }
 
-TEST(given_structures_without_what_is_required_are_refused) {
+TEST(abi_structures_without_what_is_required_are_refused) {
   for (int i = 0; i < COUNT; i++) {
     ASSERT_REFUSED(all[i].give(ofSize(&all[i], all[i].least - 1)), all[i].refusal, all[i].type);
     ASSERT_CONTAINS(orGetLastErrorMessage(), "size");
   }
 }
 
-TEST(given_newer_structures_are_taken_if_the_rest_is_zero) {
+TEST(abi_newer_structures_are_taken_if_the_rest_is_zero) {
   for (int i = 0; i < COUNT; i++) {
     ASSERT_OK(all[i].give(ofSize(&all[i], all[i].size + 24)));
     char *asks = ofSize(&all[i], all[i].size + 24);
@@ -195,7 +195,7 @@ static bool allZero(const char *bytes, size_t count) {
   return true;
 }
 
-TEST(given_structures_to_fill_are_filled_to_their_size) {
+TEST(abi_structures_to_fill_are_filled_to_their_size) {
   for (int i = 0; i < FILLED; i++) {
     char *same = toFill(filled[i].size), *newer = toFill(filled[i].size + 24);
     ASSERT_OK(filled[i].fill(same));
@@ -206,7 +206,7 @@ TEST(given_structures_to_fill_are_filled_to_their_size) {
   }
 }
 
-TEST(given_structures_to_fill_that_are_too_small_are_refused) {
+TEST(abi_structures_to_fill_that_are_too_small_are_refused) {
   for (int i = 0; i < FILLED; i++) {
     ASSERT_REFUSED(filled[i].fill(toFill(sizeof(size_t))), orErrorInvalidValue, filled[i].type);
     ASSERT_CONTAINS(orGetLastErrorMessage(), "size is 8 bytes");
@@ -216,7 +216,7 @@ TEST(given_structures_to_fill_that_are_too_small_are_refused) {
 }
 
 /* As far apart as the caller says. */
-TEST(given_arrays_to_fill) {
+TEST(abi_arrays_to_fill) {
   struct {
     orCacheBlock block;
     uint64_t more;
@@ -235,7 +235,7 @@ TEST(given_arrays_to_fill) {
 }
 
 /* What is beyond an older structure's size is not looked at. */
-TEST(given_older_structures_have_the_defaults) {
+TEST(abi_older_structures_have_the_defaults) {
   orStream_t s = newStream();
   orLaunch l = {.size = offsetof(orLaunch, flags), .stream = s, .fn = nothing, .name = "none"};
   l.flags = ~0u;
@@ -246,7 +246,7 @@ TEST(given_older_structures_have_the_defaults) {
   ASSERT_REFUSED(orStreamSynchronize(s), orErrorLaunchFailure, "injected");
 }
 
-TEST(given_a_configuration_of_another_size) {
+TEST(abi_a_configuration_of_another_size) {
   orDeviceCount three = {"openreg", 3};
   struct {
     orDeviceConfig known;
@@ -260,7 +260,7 @@ TEST(given_a_configuration_of_another_size) {
   ASSERT_EQ(count, 3);
 }
 
-TEST(given_an_older_configuration_means_the_defaults) {
+TEST(abi_an_older_configuration_means_the_defaults) {
   size_t alone = sizeof alone;
   ASSERT_OK(orAddDevices((const orDeviceConfig *)&alone, "/job"));
   orDevice *device;
@@ -268,7 +268,7 @@ TEST(given_an_older_configuration_means_the_defaults) {
 }
 
 /* The library keeps a table of its own size; the caller's is what it is known by. */
-TEST(given_an_older_factory_makes_devices) {
+TEST(abi_an_older_factory_makes_devices) {
   orDeviceFactory older = newestFactory;
   older.size = offsetof(orDeviceFactory, map);
   older.map = (orError_t (*)(void *, const void *, size_t, void **))1;

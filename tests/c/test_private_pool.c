@@ -1,6 +1,6 @@
 /*
- * Private pools: whose requests their memory serves, what keeps it, what becomes of it; and the
- * cache while a stream captures.
+ * Private pools: the requests that their memory serves, what keeps the memory, and where it goes.
+ * Also the cache while a stream captures.
  */
 #include <stdatomic.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static void order(orStream_t before, orStream_t after) {
 
 /* ---- whose memory ---- */
 
-TEST(mempool_freed_blocks_serve_the_pool_alone) {
+TEST(private_pool_freed_blocks_serve_the_pool_alone) {
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0), other = newPool(0);
   static const size_t sizes[] = {1, 700, MIB, 3 * MIB, 25 * MIB};
@@ -63,7 +63,7 @@ TEST(mempool_freed_blocks_serve_the_pool_alone) {
   }
 }
 
-TEST(mempool_streams_do_not_share_blocks) {
+TEST(private_pool_streams_do_not_share_blocks) {
   orStream_t s = defaultStream(0), side = newStream();
   orMemPool_t pool = newPool(0);
   void *a = takeFrom(pool, 700, s);
@@ -72,14 +72,14 @@ TEST(mempool_streams_do_not_share_blocks) {
   ASSERT_PTR(takeFrom(pool, 700, s), a);
 }
 
-TEST(mempool_0_is_the_devices_own_memory) {
+TEST(private_pool_0_is_the_devices_own_memory) {
   orStream_t s = defaultStream(0);
   void *a = takeFrom(0, 700, s);
   ASSERT_OK(orCacheFree(a));
   ASSERT_PTR(take(700, s), a);
 }
 
-TEST(mempool_refuses_what_is_no_pool) {
+TEST(private_pool_refuses_what_is_no_pool) {
   orStream_t s = defaultStream(0), far;
   orMemPool_t pool = newPool(0), gone = newPool(0);
   orMemPoolStats stats = {.size = sizeof stats};
@@ -109,7 +109,7 @@ TEST(mempool_refuses_what_is_no_pool) {
 
 /* ---- what keeps it ---- */
 
-TEST(mempool_memory_stays_while_it_is_held) {
+TEST(private_pool_memory_stays_while_it_is_held) {
   setCapacity("64M");
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0);
@@ -125,7 +125,7 @@ TEST(mempool_memory_stays_while_it_is_held) {
   ASSERT_EQ(reserved(), 40 * MIB);
 }
 
-TEST(mempool_empty_gives_back_one_pools_idle_memory) {
+TEST(private_pool_empty_gives_back_one_pools_idle_memory) {
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0), other = newPool(0);
   void *kept = takeFrom(pool, 700, s);
@@ -144,7 +144,7 @@ TEST(mempool_empty_gives_back_one_pools_idle_memory) {
   ASSERT_OK(orEventSignal(gate, orSuccess));
 }
 
-TEST(mempool_live_blocks_outlive_it) {
+TEST(private_pool_live_blocks_outlive_it) {
   orStream_t s = defaultStream(0), far = defaultStream(1);
   orMemPool_t pool = newPool(0);
   void *a = takeFrom(pool, 700, s), *b = takeFrom(pool, 700, s);
@@ -163,7 +163,7 @@ TEST(mempool_live_blocks_outlive_it) {
 }
 
 /* A graph that is launched and destroyed still runs, on any stream. */
-TEST(mempool_memory_stays_until_what_was_launched_is_over) {
+TEST(private_pool_memory_stays_until_what_was_launched_is_over) {
   orStream_t s = defaultStream(0), side = newStream();
   for (int destroyed = 0; destroyed < 2; destroyed++) {
     orMemPool_t pool = newPool(0);
@@ -213,7 +213,7 @@ static void openLater(int thread, void *gates) {
 }
 
 /* More streams than there are blocks. */
-TEST(mempool_empty_waits_for_each_stream) {
+TEST(private_pool_empty_waits_for_each_stream) {
   orMemPool_t pool = newPool(0);
   ASSERT_OK(orCacheFree(takeFrom(pool, 30 * MIB, defaultStream(0))));
   orEvent_t gate[GATES];
@@ -224,7 +224,7 @@ TEST(mempool_empty_waits_for_each_stream) {
 }
 
 /* A graph that is gone may still run. */
-TEST(mempool_empty_pool_waits_for_what_was_launched) {
+TEST(private_pool_empty_pool_waits_for_what_was_launched) {
   orStream_t s = newStream(), side = newStream();
   orMemPool_t pool = newPool(0);
   ASSERT_OK(orStreamBeginCapture(s));
@@ -237,7 +237,7 @@ TEST(mempool_empty_pool_waits_for_what_was_launched) {
   ASSERT_EQ(reserved(), 0);
 }
 
-TEST(mempool_release_joins_what_the_device_has_of_the_stream) {
+TEST(private_pool_release_joins_what_the_device_has_of_the_stream) {
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0);
   void *block[6];
@@ -254,7 +254,7 @@ TEST(mempool_release_joins_what_the_device_has_of_the_stream) {
   ASSERT_EQ(reserved(), 0);
 }
 
-TEST(mempool_ten_thousand_leave_nothing) {
+TEST(private_pool_ten_thousand_leave_nothing) {
   orStream_t s = defaultStream(0);
   orMemPool_t first = newPool(0);
   ASSERT_OK(orMemPoolRelease(first));
@@ -295,7 +295,7 @@ static void fillSpare(orStream_t s) {
   asked = 0;
 }
 
-TEST(mempool_spare_ones_are_let_go_one_by_one) {
+TEST(private_pool_spare_ones_are_let_go_one_by_one) {
   setCapacity("64M");
   orStream_t s = defaultStream(0);
   void *p;
@@ -320,7 +320,7 @@ TEST(mempool_spare_ones_are_let_go_one_by_one) {
 }
 
 /* The work that was queued when the pool was let go is waited for. */
-TEST(mempool_spare_one_that_is_in_use) {
+TEST(private_pool_spare_one_that_is_in_use) {
   setCapacity("64M");
   orStream_t s = defaultStream(0), side = newStream();
   fillSpare(s);
@@ -341,7 +341,7 @@ static orError_t allocateTooMuch(void *args) {
   return orSuccess;
 }
 
-TEST(mempool_spare_ones_are_kept_where_they_are_no_help) {
+TEST(private_pool_spare_ones_are_kept_where_they_are_no_help) {
   setCapacity("64M");
   orStream_t s = defaultStream(0);
   void *p;
@@ -360,7 +360,7 @@ TEST(mempool_spare_ones_are_kept_where_they_are_no_help) {
 
 /* ---- what is told ---- */
 
-TEST(mempool_figures) {
+TEST(private_pool_figures) {
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0);
   void *a = takeFrom(pool, 700, s), *b = takeFrom(pool, 3 * MIB, s);
@@ -391,7 +391,7 @@ TEST(mempool_figures) {
 static _Atomic orMemPool_t told;
 static void hook(const orCacheRecord *record) { atomic_store(&told, record->pool); }
 
-TEST(mempool_is_named_by_snapshots_and_history) {
+TEST(private_pool_is_named_by_snapshots_and_history) {
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0);
   orCacheBlock list[8];
@@ -421,7 +421,7 @@ static void releaseTwice(const orCacheRecord *record) {
   ASSERT_REFUSED(orMemPoolRelease(pool), orErrorInvalidResourceHandle, "not a live memory pool");
 }
 
-TEST(mempool_released_too_often_in_an_allocation) {
+TEST(private_pool_released_too_often_in_an_allocation) {
   orStream_t s = defaultStream(0);
   orMemPool_t pool = newPool(0);
   ASSERT_OK(orCacheFree(takeFrom(pool, 700, s)));
@@ -436,7 +436,7 @@ TEST(mempool_released_too_often_in_an_allocation) {
 
 /* ---- captures ---- */
 
-TEST(mempool_a_capture_reuses_what_its_stream_frees) {
+TEST(private_pool_a_capture_reuses_what_its_stream_frees) {
   orStream_t s = newStream(), side = newStream();
   orMemPool_t pool = newPool(0);
   ASSERT_OK(orStreamBeginCapture(s));
@@ -456,7 +456,7 @@ TEST(mempool_a_capture_reuses_what_its_stream_frees) {
   ASSERT_OK(orGraphDestroy(graph));
 }
 
-TEST(mempool_a_capture_keeps_others_blocks_that_it_uses) {
+TEST(private_pool_a_capture_keeps_others_blocks_that_it_uses) {
   orStream_t s = newStream(), owner = defaultStream(0), third = newStream();
   void *a = take(700, owner), *b = take(700, owner);
   ASSERT_OK(orStreamBeginCapture(s));
@@ -473,7 +473,7 @@ TEST(mempool_a_capture_keeps_others_blocks_that_it_uses) {
 }
 
 /* There is no moment without a capture, and room for one block. */
-TEST(mempool_captures_in_a_chain_give_blocks_back) {
+TEST(private_pool_captures_in_a_chain_give_blocks_back) {
   setCapacity("64M");
   orStream_t s[2] = {newStream(), newStream()}, owner = defaultStream(0);
   ASSERT_OK(orStreamBeginCapture(s[0]));
@@ -488,7 +488,7 @@ TEST(mempool_captures_in_a_chain_give_blocks_back) {
   take(40 * MIB, owner);
 }
 
-TEST(mempool_a_block_waits_for_each_capture_that_uses_it) {
+TEST(private_pool_a_block_waits_for_each_capture_that_uses_it) {
   orStream_t first = newStream(), second = newStream(), later = newStream();
   orStream_t owner = defaultStream(0);
   void *a = take(700, owner), *b = take(700, owner);
@@ -507,7 +507,7 @@ TEST(mempool_a_block_waits_for_each_capture_that_uses_it) {
 }
 
 /* That the block is another device's changes nothing. */
-TEST(mempool_a_block_waits_for_another_devices_capture) {
+TEST(private_pool_a_block_waits_for_another_devices_capture) {
   ASSERT_OK(orSetDevice(1));
   orStream_t far = newStream(), owner = defaultStream(0);
   ASSERT_OK(orStreamBeginCapture(far));
@@ -529,7 +529,7 @@ static unsigned char byteAt(const void *ptr) {
 }
 
 /* The memory of a graph is poisoned once, before the graph can be launched. */
-TEST(mempool_a_graphs_memory_is_not_poisoned) {
+TEST(private_pool_a_graphs_memory_is_not_poisoned) {
   clearSettings();
   setenv("OPENREG_POISON", "1", 1);
   orStream_t s = newStream(), launches = newStream();
@@ -552,7 +552,7 @@ TEST(mempool_a_graphs_memory_is_not_poisoned) {
   ASSERT_OK(orGraphDestroy(graph));
 }
 
-TEST(mempool_without_a_graph_is_poisoned) {
+TEST(private_pool_without_a_graph_is_poisoned) {
   clearSettings();
   setenv("OPENREG_POISON", "1", 1);
   orStream_t s = newStream();
@@ -591,7 +591,7 @@ static void useIt(int thread, void *context) {
   }
 }
 
-TEST(mempool_threads) {
+TEST(private_pool_threads) {
   Shared shared = {.pool = newPool(0)};
   for (int i = 0; i < THREADS; i++) shared.stream[i] = newStream();
   runThreads(THREADS, useIt, &shared);
@@ -621,7 +621,7 @@ static void captureIt(int thread, void *context) {
   }
 }
 
-TEST(mempool_threads_that_capture) {
+TEST(private_pool_threads_that_capture) {
   Shared shared = {0};
   for (int i = 0; i < THREADS; i++) shared.stream[i] = newStream();
   runThreads(THREADS, captureIt, &shared);

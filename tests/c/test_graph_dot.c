@@ -1,5 +1,5 @@
 /*
- * Graphs, drawn: what the DOT says. tests/graphs/test_graph_dump.py has the picture.
+ * Graphs as DOT. tests/graphs/test_graph_dump.py tests the picture.
  */
 #include <stdio.h>
 #include <unistd.h>
@@ -68,7 +68,7 @@ static void assertEdges(const char *dot, const char *const *edges, int count) {
     assertEdges(dot, edges_, (int)(sizeof edges_ / sizeof *edges_)); \
   } while (0)
 
-TEST(graph_drawing_has_each_kind_of_node) {
+TEST(graph_dot_has_each_kind_of_node) {
   orStream_t s = newStream();
   char *pinned, *device;
   ASSERT_OK(orMallocHost((void **)&pinned, 64));
@@ -89,7 +89,7 @@ TEST(graph_drawing_has_each_kind_of_node) {
 }
 
 /* The events' records and waits are edges between the nodes around them. */
-TEST(graph_drawing_has_forks_and_joins_as_edges) {
+TEST(graph_dot_has_forks_and_joins_as_edges) {
   orStream_t s = newStream(), left = newStream(), right = newStream();
   ASSERT_OK(orStreamBeginCapture(s));
   queue(s, "first");
@@ -113,7 +113,7 @@ TEST(graph_drawing_has_forks_and_joins_as_edges) {
 }
 
 /* A stream that only hands an event on has no node: the edge is from the node before. */
-TEST(graph_drawing_sees_through_a_stream_without_nodes) {
+TEST(graph_dot_sees_through_a_stream_without_nodes) {
   orStream_t s = newStream(), relay = newStream(), far = newStream();
   ASSERT_OK(orStreamBeginCapture(s));
   queue(s, "first");
@@ -126,7 +126,7 @@ TEST(graph_drawing_sees_through_a_stream_without_nodes) {
   free(dot);
 }
 
-TEST(graph_drawing_escapes_names) {
+TEST(graph_dot_escapes_names) {
   orStream_t s = newStream();
   ASSERT_OK(orStreamBeginCapture(s));
   queue(s, "a<b>&\"c\\\n\xff");
@@ -135,7 +135,7 @@ TEST(graph_drawing_escapes_names) {
   free(dot);
 }
 
-TEST(graph_drawing_of_a_long_graph) {
+TEST(graph_dot_of_a_long_graph) {
   orStream_t s = newStream(), side = newStream();
   ASSERT_OK(orStreamBeginCapture(s));
   queue(s, "first");
@@ -149,7 +149,7 @@ TEST(graph_drawing_of_a_long_graph) {
   free(dot);
 }
 
-TEST(graph_drawing_of_nothing) {
+TEST(graph_dot_of_nothing) {
   orStream_t s = newStream();
   ASSERT_OK(orStreamBeginCapture(s));
   char *dot = draw(s);
@@ -157,7 +157,7 @@ TEST(graph_drawing_of_nothing) {
   free(dot);
 }
 
-TEST(graph_drawing_names_what_it_cannot_write) {
+TEST(graph_dot_names_what_it_cannot_write) {
   orStream_t s = newStream();
   orGraph_t graph;
   ASSERT_OK(orStreamBeginCapture(s));

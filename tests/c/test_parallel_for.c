@@ -1,5 +1,5 @@
 /*
- * Work in pieces: each runs once, on the lane and on whoever has nothing else to do.
+ * Work in pieces: each piece runs once, on the worker of the task or on an idle thread.
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -34,7 +34,7 @@ static orError_t splitKernel(void *args) {
   return orSuccess;
 }
 
-TEST(split_runs_every_piece_once) {
+TEST(parallel_for_runs_every_piece_once) {
   static Shared shared[4];
   const size_t counts[4] = {0, 1, 2, PIECES};
   orStream_t s = newStream();
@@ -60,14 +60,14 @@ static void splitOwn(int thread, void *context) {
   for (size_t k = 0; k < PIECES; k++) ASSERT_EQ(s->ran[k], 20);
 }
 
-TEST_WITH_LIMIT(split_from_several_threads, 60) {
+TEST_WITH_LIMIT(parallel_for_from_several_threads, 60) {
   static Shared shared[4];
   runThreads(4, splitOwn, shared);
 }
 
 /* A thread that is preempted with a piece in hand keeps all others waiting: no more of them than
  * cores. */
-TEST(split_over_no_more_threads_than_cores) {
+TEST(parallel_for_over_no_more_threads_than_cores) {
   static Shared shared;
   orDeviceProperties p = {.size = sizeof p};
   ASSERT_OK(orGetDeviceProperties(&p, 0));
@@ -79,7 +79,7 @@ TEST(split_over_no_more_threads_than_cores) {
   ASSERT(shared.most_inside <= p.host_cores);
 }
 
-TEST(split_outside_a_kernel_is_refused) {
+TEST(parallel_for_outside_a_kernel_is_refused) {
   static Shared shared;
   ASSERT_REFUSED(orRunPieces(countPiece, &shared, 1), orErrorNotPermitted,
                  "only a kernel may call it");
@@ -127,7 +127,7 @@ static void allow(const cpu_set_t *cores) {
 
 /* A lane that last ran on the host's core would often be woken there, and keep the host from its
  * own piece. */
-TEST(split_helper_leaves_the_core_of_who_called_it) {
+TEST(parallel_for_helper_leaves_the_core_of_who_called_it) {
   atomic_int ran = 0;
   cpu_set_t all, here;
   ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);

@@ -1,5 +1,5 @@
 /*
- * Torn tasks: what a schedule runs in two halves, and what may come between.
+ * Split tasks: which tasks a schedule runs in two halves, and which others run in between.
  */
 #include <stdbool.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ static void give(orStream_t stream, orKernelFn fn, const void *args, size_t size
                                          .fn = fn,
                                          .args = args,
                                          .args_size = size,
-                                         .name = "torn"}));
+                                         .name = "split"}));
 }
 
 static void runBeside(orStream_t a, orStream_t b) {
@@ -68,7 +68,7 @@ static void runBeside(orStream_t a, orStream_t b) {
   ASSERT_OK(orDeviceSynchronize());
 }
 
-TEST(torn_a_tape_lets_another_stream_come_between) {
+TEST(split_task_a_tape_lets_another_stream_come_between) {
   static const struct {
     const char *tape, *order;
   } cases[] = {{"0", "12b"}, {"3:1", "1b2"}, {"2:1", "b12"}};
@@ -86,7 +86,7 @@ TEST(torn_a_tape_lets_another_stream_come_between) {
   }
 }
 
-TEST(torn_under_every_fourth_seed) {
+TEST(split_task_under_every_fourth_seed) {
   orStream_t a = newStream(), b = newStream();
   bool between = false;
   for (uint64_t seed = 0; seed < 200; seed++) {
@@ -110,7 +110,7 @@ TEST(torn_under_every_fourth_seed) {
 }
 
 /* Half of the bytes are there. */
-TEST(torn_fills_and_copies) {
+TEST(split_task_fills_and_copies) {
   orStream_t a = newStream(), b = newStream();
   void *bytes, *ones;
   ASSERT_OK(orMallocHost(&bytes, 32));
@@ -134,7 +134,7 @@ TEST(torn_fills_and_copies) {
 }
 
 /* It moves as if by way of another place. */
-TEST(torn_is_no_copy_within_the_same_bytes) {
+TEST(split_task_is_no_copy_within_the_same_bytes) {
   orStream_t a = newStream();
   char *bytes;
   ASSERT_OK(orMallocHost((void **)&bytes, 48));
@@ -146,7 +146,7 @@ TEST(torn_is_no_copy_within_the_same_bytes) {
   ASSERT_OK(orFreeHost(bytes));
 }
 
-TEST(torn_halves_are_in_the_record) {
+TEST(split_task_halves_are_in_the_record) {
   orScheduleStep steps[64];
   size_t count;
   int halves = 0, ends = 0;
@@ -164,7 +164,7 @@ TEST(torn_halves_are_in_the_record) {
   ASSERT_EQ(ends, 1);
 }
 
-TEST(torn_a_first_half_that_fails_is_the_end) {
+TEST(split_task_a_first_half_that_fails_is_the_end) {
   orStream_t a = newStream();
   ASSERT_OK(orScheduleSetTape("0"));
   give(a, failKernel, NULL, 0);
@@ -173,7 +173,7 @@ TEST(torn_a_first_half_that_fails_is_the_end) {
 }
 
 /* What is held between its halves goes on by the lanes. */
-TEST(torn_the_schedule_ends_between_the_halves) {
+TEST(split_task_the_schedule_ends_between_the_halves) {
   orStream_t a = newStream();
   ASSERT_OK(orScheduleSetTape("1,1"));
   give(a, tearKernel, NULL, 0); /* its first half, and then the host */
