@@ -47,7 +47,8 @@ _RULES = Template("""\
 .drawing path{fill:none;stroke:$dim;marker-end:url(#end)}
 .drawing path.event{stroke:$event;stroke-width:1.5;marker-end:url(#event)}
 .drawing path.missing{stroke:$bad;stroke-width:2;stroke-dasharray:7 4;marker-end:url(#missing)}
-.drawing .halo{paint-order:stroke;stroke:$page;stroke-width:6px;stroke-linejoin:round}
+.drawing .note{visibility:hidden}.drawing .hint{font-style:italic}
+.drawing :is(a,.wait):is(:hover,:focus-visible) .note{visibility:visible}
 #end polygon{fill:$dim}#event polygon{fill:$event}#missing polygon{fill:$bad}
 """)
 STYLE = (
