@@ -65,7 +65,7 @@ def test_page_is_one_file_and_escapes_names(tmp_path):
     ids = tags.values("id")
     assert len(ids) == len(set(ids)) and {a[1:] for a in addresses if a[0] == "#"} <= set(ids)
     assert (
-        "url(#" in text and "http-equiv" in text and "http:" not in text and "@import" not in text
+        "url(#" in text and "http-equiv" in text and "https:" not in text and "@import" not in text
     )
 
 

@@ -95,10 +95,9 @@ def cut(content, width, left=False):
 def drawing(width, height, title, description, parts, inline=False):
     """A whole document, or inline, a part of a page that has STYLE and HEADS."""
     head = element("title", escape(title)) + element("desc", escape(description))
-    kind = {"role": "group"}
     if not inline:
         head += element("style", STYLE) + element("defs", HEADS)
-        kind = {"role": "img", "xmlns": "http://www.w3.org/2000/svg"}
+    kind = {"xmlns": "http://www.w3.org/2000/svg", "role": "group" if inline else "img"}
     head += element("rect", class_="page", width="100%", height="100%")
     box = f"0 0 {width} {height}"
     size = {"width": width, "height": height, "viewBox": box, "aria_label": title}

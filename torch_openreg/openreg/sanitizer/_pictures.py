@@ -250,11 +250,11 @@ class _Drawing:
     def parts(self):
         for i, line in enumerate(self.heading, 1):
             yield _svg.text(8, _LINE * i + 4, line, class_="title")
+        if self.anchor:
+            yield _svg.text(8, self.below + _LINE, _HINT, class_="dim hint")
         yield from self._rows()
         yield from self._waits()
         yield from self._missing()
-        if self.anchor:
-            yield _svg.text(8, self.below + _LINE, _HINT, class_="dim hint")
         for letter in self.picture.at:
             yield self._access(letter)
         for i, line in enumerate(self.footing, 1):
