@@ -70,8 +70,9 @@ class _Picture:
 def does(side):
     """What an access does, in a word or a few."""
     if side.operator == "allocation":
-        return "hands out what B reads"
-    return "writes" if side.write else "reads"
+        return "hands out the memory"
+    verb = "write" if side.write else "read"
+    return f"may {verb}" if side.some else f"{verb}s"
 
 
 def shown(filename):
