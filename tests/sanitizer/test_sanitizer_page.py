@@ -183,8 +183,9 @@ def test_page_is_used_by_keyboard(opened):
         reached.append(element)
         assert opened.label(element)
         if element in wanted:
-            note = "return getComputedStyle(arguments[0].querySelector('.note')).visibility"
-            assert opened.run(note, element) == "visible"
+            shown = "[...document.querySelectorAll('.note')].filter(e => "
+            shown += "getComputedStyle(e).visibility == 'visible').map(e => e.parentElement)"
+            assert opened.run(f"return {shown}.map(e => e == arguments[0])", element) == [True]
     assert [element for element in reached if element in wanted] == wanted
     wide = "return [...document.querySelectorAll('*')].filter(e => e.scrollWidth > e.clientWidth"
     wide += " && getComputedStyle(e).overflowX == 'auto' && e.tabIndex < 0).length"
@@ -198,6 +199,10 @@ def test_page_marks_the_lines_of_what_is_pointed_at(opened):
         opened.point_at(*opened.find(f"a.access-{letter} .access")[:1])
         assert opened.style(line, "outline-style") == "solid"
         assert NAME in opened.label(access) or letter == "A"
+    opened.run("document.querySelector('.access-A').dispatchEvent(new MouseEvent('click'))")
+    opened.point_at(*opened.find("h1"))
+    marked = [opened.style(*opened.find(f".line-{a}")[:1], "outline-style") for a in "AB"]
+    assert marked == ["solid", "none"]
     (differs, *_) = opened.find("mark")
     assert opened.run("return arguments[0].textContent", differs) == NAME
 
