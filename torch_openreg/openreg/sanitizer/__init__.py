@@ -26,18 +26,21 @@ from torch.autograd import graph as _graph
 
 from ... import _C
 from . import _processes
+from ._advice import Help
 from ._reports import Access, Frame, Report, keep_backward, make_report
 
 __all__ = [
     "Access",
     "DataRaceError",
     "Frame",
+    "Help",
     "Report",
     "clear",
     "disable",
     "enable",
     "is_enabled",
     "reports",
+    "save_reports",
 ]
 
 _MODES = ("error", "warn")
@@ -64,8 +67,10 @@ class DataRaceError(RuntimeError):
 
 
 def _text(given):
-    _last.report = make_report(given)
-    _last.text = str(_last.report)
+    _last.report = make_report(given, is_alive=True)
+    for other in _C._sanitizer_reports(given["number"] + 1):  # of the same call
+        make_report(other, is_alive=True)
+    _last.text = _last.report.text(kind="")  # Python writes the error's type before it
     _processes.send_reports()
     return _last.text
 
@@ -135,8 +140,7 @@ def _note_backward(task):
     waiting = [frame for frame in sys._current_frames().values() if frame.f_code is run]
     if len(waiting) == 1:
         lines = traceback.walk_stack(waiting[0])
-        frames = (Frame(f.f_code.co_filename, n, f.f_code.co_name) for f, n in lines)
-        keep_backward(task, tuple(frames))
+        keep_backward(task, tuple(itertools.starmap(Frame.of, lines)))
 
 
 _C._sanitizer_bind(
@@ -259,6 +263,20 @@ def reports():
     kept; later conflicts still raise or warn.
     """
     return [make_report(given) for given in _C._sanitizer_reports()]
+
+
+def save_reports(path):
+    """Writes reports() as HTML, with pictures and source, for a browser. Reports of the same
+    mistake share a page.
+
+    Args:
+        path: ends in ``.html``: one file with all of them. Else a folder, which is made if it does
+            not exist: ``index.html``, and a page for each mistake. Each file can be opened, sent
+            and printed without the others, and without a network.
+    """
+    from . import _page  # jinja2 takes a while
+
+    _page.save_reports(path, reports())
 
 
 def clear():
