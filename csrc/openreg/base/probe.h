@@ -50,12 +50,17 @@ typedef enum orProbeEvent {
    * everybody; none held, or the stream's with the kind of a host function. */
   OR_PROBE_HOST_ACQUIRES,
   OR_PROBE_LOOKED, /* an allocator read a stream's progress: stream; the cache's held, or none */
-  OR_PROBE_ALLOCATION,  /* device, bytes; sets `fails`; none held */
-  OR_PROBE_BLOCK_TAKEN, /* a block was handed out: dst, bytes, stream; none held */
+  OR_PROBE_ALLOCATION, /* device, bytes; sets `fails`; none held */
+  /* A block was handed out: dst, bytes, stream, number (its private pool; 0: none), kind (an
+   * OR_POOL_SMALL or the like), count (the size of the largest block that could have served); none
+   * held */
+  OR_PROBE_BLOCK_TAKEN,
   /* A block is being freed, and this stream is recorded on it: dst, bytes, stream; ... */
   OR_PROBE_BLOCK_USED,
-  OR_PROBE_BLOCK_FREED, /* ... its allocation stream; the cache's held */
-  OR_PROBE_RANGE_OVER,  /* the memory's owner is gone: dst, bytes; none held, or the cache's */
+  /* ... its allocation stream; number and kind as above; the cache's held */
+  OR_PROBE_BLOCK_FREED,
+  OR_PROBE_FREED,      /* the caller's free is over: dst; none held */
+  OR_PROBE_RANGE_OVER, /* the memory's owner is gone: dst, bytes; none held, or the cache's */
   OR_PROBE_EVENTS
 } orProbeEvent;
 _Static_assert(OR_PROBE_EVENTS <= 32, "orProbesOn has a bit for every event");

@@ -1,7 +1,7 @@
 /*
  * What the files of the sanitizer share. A file uses those before it here: state; vector_clock,
  * range, intern; host_clock, timeline, shadow; initcheck, page_guard, host_read, races,
- * host_checksum; analysis; sanitizer.
+ * host_checksum; unrecorded; analysis; sanitizer.
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for, and no function of a caller's is called. Functions are called with it held unless
@@ -303,6 +303,7 @@ struct orRace {
   bool lost;      /* the event was recorded again */
   bool elsewhere; /* another thread of the host has waited for the earlier one */
   bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
+  bool freed;     /* `later` is the free of what `earlier` may still use */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
   uint32_t gate_count, earlier_gates;
   orSync *gates[2 * OR_GATES];
@@ -320,6 +321,8 @@ typedef struct orRaceList {
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* `later` reads what nothing has written since `allocation`. */
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
+/* `freed` is the free of the block that `earlier` may still use. */
+void orRaceFree(const orShadow *earlier, const orShadow *freed, orRaceList *list);
 /* After a gate was opened: moves the conflicts that this decides to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, also for orSanitizerFound. False if none is of this library's memory. No lock
@@ -334,6 +337,20 @@ void orRacesSetLimit(size_t reports, bool print);
 
 /* The host's stack, of races with memory that it has touched in no call. */
 void orRacesSetStack(orRaceList *list, orStack *stack);
+
+/* ---- unrecorded.c ---- */
+
+/* A block was freed (OR_PROBE_BLOCK_FREED), and its accesses are marked. */
+void orUnrecordedAdd(const orProbe *p);
+/* The calling thread has added one that has no stack yet. No lock needed. */
+bool orUnrecordedWantsStack(void);
+void orUnrecordedSetStack(orStack *stack);
+bool orUnrecordedExist(void); /* some. No lock needed */
+/* A block was handed out (OR_PROBE_BLOCK_TAKEN). */
+void orUnrecordedTaken(const orProbe *p);
+/* Judges all that are left, as no later allocation will. */
+void orUnrecordedJudge(orRaceList *list);
+void orUnrecordedForget(int device); /* -1: of all devices */
 
 /* ---- analysis.c ---- */
 

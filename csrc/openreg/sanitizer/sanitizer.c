@@ -4,7 +4,8 @@
  * Freed blocks. The caching allocator waits for recorded streams before it hands a block out again,
  * so their accesses are erased when the block is freed, and so are those of streams that keep their
  * memory (orSanitizerMarkExternal). The others stay, marked with the allocation stream: if the next
- * user of the memory is not ordered after them, that is a conflict like any other.
+ * user of the memory is not ordered after them, that is a conflict like any other. unrecorded.c
+ * finds the next user that could have been, where there is none.
  *
  * A cell's `kept` holds its orSync. All is under orSanitizerMutex (private.h), but for thread-local
  * data. Stacks are captured before the mutex is taken.
@@ -202,6 +203,7 @@ static void onReset(orProbe *p) {
   orSanitizerLock();
   orClocksForgetGates(p->device);
   orRacesForgetUndecided();
+  orUnrecordedForget(p->device);
   orSanitizerUnlock();
 }
 
@@ -249,14 +251,34 @@ static void onBlockFreed(orProbe *p) {
     found[i]->owner = timeline;
     if (orTimelineAt(found[i]->timeline)->external) orShadowErase(found[i]);
   }
+  orUnrecordedAdd(p);
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   orSanitizerUnlock();
 }
 
+static void onFreed(orProbe *p) {
+  (void)p;
+  if (OR_LIKELY(!orUnrecordedWantsStack())) return;
+  orSanitizerOptions by;
+  void *captured = orAnalysisCapture(&by);
+  orSanitizerLock();
+  orStack *stack = orStackNew(captured, &by);
+  orUnrecordedSetStack(stack);
+  orStackRelease(stack);
+  bool any = orStacksAreDead();
+  orSanitizerUnlock();
+  if (any) orStacksFree();
+}
+
 /* What a task allocates is written before anybody else has it. */
 static void onBlockTaken(orProbe *p) {
-  if (!atomic_load_explicit(&checks_fresh, memory_order_relaxed) || orProcessTask() != OR_TASK_NONE)
-    return;
+  if (orProcessTask() != OR_TASK_NONE) return;
+  if (orUnrecordedExist()) {
+    orSanitizerLock();
+    orUnrecordedTaken(p);
+    orSanitizerUnlock();
+  }
+  if (!atomic_load_explicit(&checks_fresh, memory_order_relaxed)) return;
   orSanitizerOptions by;
   void *captured = orAnalysisCapture(&by);
   orSanitizerLock();
@@ -264,6 +286,18 @@ static void onBlockTaken(orProbe *p) {
   if (orSanitizerIsOn()) orFreshAdd((uintptr_t)p->dst, p->bytes, p->stream, stack);
   orStackRelease(stack);
   orSanitizerUnlock();
+}
+
+orError_t orSanitizerJudgeFrees(void) {
+  orRaceList races = {.first = NULL};
+  if (!orSanitizerIsOn()) return orSuccess;
+  OR_TRY(orEnter());
+  orSanitizerLock();
+  orUnrecordedJudge(&races);
+  orSanitizerUnlock();
+  if (races.first) orRacesReport(&races);
+  orStacksFree();
+  return orSuccess;
 }
 
 /* The region's owner has waited for all that it knows of. */
@@ -289,6 +323,7 @@ static void onRangeOver(orProbe *p) {
 static void forgetAll(void) {
   setActive(false);
   orPeekForget();
+  orUnrecordedForget(-1);
   orShadowClear();
   orGuardRenewAll();
   orSumsForget(0, UINTPTR_MAX);
@@ -358,6 +393,7 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_BLOCK_USED] = onBlockUsed,
                              [OR_PROBE_BLOCK_TAKEN] = onBlockTaken,
                              [OR_PROBE_BLOCK_FREED] = onBlockFreed,
+                             [OR_PROBE_FREED] = onFreed,
                              [OR_PROBE_RANGE_OVER] = onRangeOver,
                              [OR_PROBE_RESET] = onReset}};
 
