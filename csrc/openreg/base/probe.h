@@ -46,6 +46,9 @@ typedef enum orProbeEvent {
   OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
   OR_PROBE_RESET,      /* device, whose streams have cancelled their work; none held */
   OR_PROBE_HOST_WAITS, /* for queued work: call, device, stream, cell, ordered; none held */
+  /* A query is about to answer: stream, cell as below, number (nonzero: it is done). A tool sets
+   * `fails` if the answer must be "not ready"; none held. */
+  OR_PROBE_HOST_QUERIES,
   /* The host has seen that a cell, or all that is queued on a stream, is done: stream, cell,
    * everybody; none held, or the stream's with the kind of a host function. */
   OR_PROBE_HOST_ACQUIRES,

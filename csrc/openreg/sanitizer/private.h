@@ -127,12 +127,21 @@ void orHostReleaseAll(orClock *clock);
 bool orHappensBeforeThread(uint32_t timeline, uint64_t counter);
 bool orHappensBeforeAny(uint32_t timeline, uint64_t counter);
 bool orHappensBeforeAll(uint32_t timeline, uint64_t counter);
+/* The calling thread's; 0: it has no clock of its own. */
+uint64_t orHostThreadNumber(void);
 /* All threads are one again. `thread`: orSanitizerOptions.thread. */
 void orThreadsForget(uint64_t (*thread)(void));
 
 /* ---- timeline.c ---- */
 
 enum { OR_GATES = 4 };
+
+/* Of a record, or of a stream. */
+typedef struct orQueries {
+  uint64_t thread; /* that queried last */
+  uint64_t asked;  /* what: 0 nothing yet, else a number that new work on a stream changes */
+  uint32_t early;  /* answers in a row that were "not ready" whatever the truth */
+} orQueries;
 
 /* A point that work can be ordered after: an event's record, an external event, or the state of a
  * stream. */
@@ -147,6 +156,7 @@ struct orSync {
   uint64_t moment;
   uint32_t lost; /* a record that this one replaced and does not follow: its timeline + 1 */
   uint64_t lost_counter;
+  orQueries queries;
   orSync *gates[OR_GATES];
   orClock clock;
 };
@@ -155,6 +165,8 @@ struct orSync {
 typedef struct orTimeline {
   orStream_t stream; /* the present or latest one */
   orClock clock;     /* at its own index: the counter of what it does now, from 1 */
+  uint64_t newest;   /* the counter of its newest work; 0: none */
+  orQueries queries;
   /* work from this counter on is behind more gates than `gates` holds; UINT64_MAX: none is */
   uint64_t unsure_from;
   bool external; /* its work runs elsewhere, and events alone say when it is done */
@@ -192,6 +204,10 @@ void orSyncRelease(orSync *sync);
 void orClocksForgetGates(int device);
 /* The calling thread has waited for it; or all threads have. */
 void orHostJoin(const orSync *sync, bool everybody);
+/* A query of the record, or of all that is on the stream, is to be answered "not ready", whether or
+ * not it is `done`. */
+bool orSyncQueryIsEarly(orSync *sync, bool done);
+bool orTimelineQueryIsEarly(orStream_t stream, bool done);
 /* Adds the waits to an order whose moments are set. */
 void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
 

@@ -131,6 +131,15 @@ static void onHostAcquires(orProbe *p) {
   orSumsAcquired(p->kind != OR_KIND_HOST_FUNC);
 }
 
+static void onHostQueries(orProbe *p) {
+  if (orSanitizerIgnores() || orProcessTask() != OR_TASK_NONE) return;
+  orSanitizerLock();
+  bool early = p->cell ? p->cell->kept && orSyncQueryIsEarly(p->cell->kept, p->number)
+                       : orTimelineQueryIsEarly(p->stream, p->number);
+  orSanitizerUnlock();
+  if (early) p->fails = "the sanitizer answers";
+}
+
 static void onHostWaits(orProbe *p) {
   if (!p->ordered) return;
   orSanitizerLock();
@@ -389,6 +398,7 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_WAIT] = onWait,
                              [OR_PROBE_SIGNAL] = onSignal,
                              [OR_PROBE_HOST_WAITS] = onHostWaits,
+                             [OR_PROBE_HOST_QUERIES] = onHostQueries,
                              [OR_PROBE_HOST_ACQUIRES] = onHostAcquires,
                              [OR_PROBE_BLOCK_USED] = onBlockUsed,
                              [OR_PROBE_BLOCK_TAKEN] = onBlockTaken,

@@ -690,11 +690,12 @@ orError_t orStreamQuery(orStream_t stream) {
   orDispatchPoint();
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot("orStreamQuery", stream, &s, &queued));
-  if (hasCompleted(s, queued)) {
+  bool over = hasCompleted(s, queued);
+  if (orQueryAnswers(stream, NULL, over)) {
     OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = stream);
     return orSuccess;
   }
-  return orHostAwaitStep(&(orWaitGoal){.stream = s, .count = queued});
+  return over ? orErrorNotReady : orHostAwaitStep(&(orWaitGoal){.stream = s, .count = queued});
 }
 
 orError_t orStreamSynchronize(orStream_t stream) {
