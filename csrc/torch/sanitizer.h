@@ -51,8 +51,8 @@ class SanitizedAs {
   const char *before_ = nullptr;
 };
 
-/* What this thread waits for or queries inside the scope is the backend's own business: it orders
- * nothing for the program. */
+/* What this thread waits for, queries or frees inside the scope is the backend's own business: it
+ * orders nothing for the program, and is not judged. */
 class OwnWait {
  public:
   OwnWait() : before_(orSanitizerIgnore(1)) {}
