@@ -22,6 +22,7 @@ SEARCH = "preemptions"
 SKIPPED = pytest.StashKey[int]()
 MODE = pytest.StashKey[str | None]()  # the sanitizer's for the run
 RACED = pytest.StashKey[bool]()  # of a test: whether a race of its program was reported
+STOPPED = pytest.StashKey[bool]()  # of a test: whether an error ended it before its last wait
 SUBTESTS = pytest.StashKey[list]()  # of a test in a search: how this run's subtests have ended
 RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
 SHOWN = pytest.StashKey[list]()  # of a test: those shown in its failed reports
@@ -178,6 +179,7 @@ def pytest_sessionfinish(session):
         ended_here = config.stash[TEST]  # by pytest.exit(), so it has no report
         if ended_here is not None:
             _move_outside(ended_here, RACES, f"in {ended_here.nodeid}, which ended the run:\n")
+    _judge_frees(config)
     _keep_outside(config)
     _end_watch(config)
     races = config.stash[OUTSIDE]
@@ -351,14 +353,18 @@ def pytest_runtest_call(item):
     try:
         result = yield from _scheduled(item)
     except pytest.skip.Exception:
+        item.stash[STOPPED] = True
         _fail_unless_expected(item)
         raise
     except BaseException as error:
+        item.stash[STOPPED] = True
         _keep_with_error(item, error)
         raise
     if not item.get_closest_marker("racy"):
         _fail_unless_expected(item)
-    elif _take_reports(item.config) == [] and not item.stash.get(RACED, False):
+        return result
+    _judge_frees(item.config)
+    if _take_reports(item.config) == [] and not item.stash.get(RACED, False):
         pytest.fail("the test is marked racy, and the sanitizer reports nothing", pytrace=False)
     return result
 
@@ -416,16 +422,26 @@ def _keep_outside_of_tests(config, fixturedef):
 def pytest_runtest_teardown(item):
     try:
         result = yield
+        if not item.stash.get(STOPPED, False):
+            _judge_frees(item.config)
         _fail_unless_expected(item)
     finally:
         _end_test(item)
     return result
 
 
+def _judge_frees(config):
+    """The program's order ends here: nothing waits any more for what it has freed in use."""
+    sanitizer = _watching(config)
+    if sanitizer is not None:
+        sanitizer._judge_frees()
+
+
 def _end_test(item):
     if WATCH in item.config.stash:
         item.config.stash[TEST] = None
         item.config.stash[WATCH].begin(None)
+        _synchronize(orders=True)  # the next test is a program of its own
 
 
 # ---- schedules ----
@@ -475,10 +491,13 @@ def pytest_collection_modifyitems(config, items):
         config.stash[SKIPPED] = sum(_schedule_of(item) is None for item in chosen)
 
 
-def _synchronize():
+def _synchronize(orders=False):
+    """The tool's own, which makes no program right."""
     from torch_openreg.openreg.device import synchronize_all
+    from torch_openreg.openreg.sanitizer import _without_order
 
-    synchronize_all()
+    with contextlib.nullcontext() if orders else _without_order():
+        synchronize_all()
 
 
 def _scheduled(item):

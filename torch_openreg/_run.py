@@ -22,6 +22,7 @@ from .openreg.sanitizer import _processes
 from .openreg.testing._schedules import launches_block
 
 HOST_ACCESS = ".host-access"
+_ended = []  # the program's variables, which live until the interpreter ends, as without this tool
 _PACKAGES = tuple(os.path.dirname(sys.modules[name].__file__) for name in ("torch", __package__))
 
 
@@ -35,11 +36,13 @@ def _execute(options):
         file = os.path.realpath(options.program)
         sys.path[0] = os.getcwd() if options.module else os.path.dirname(file)
     if options.module:
-        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+        ended = runpy.run_module(options.program, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(options.program, run_name="__main__")
+        ended = runpy.run_path(options.program, run_name="__main__")
+    _ended.append(ended)
     if not _C._in_forked_child():
-        synchronize_all()  # raises the error of a kernel that nothing has waited for
+        with sanitizer._without_order():
+            synchronize_all()  # raises the error of a kernel that nothing has waited for
 
 
 def _status(error):

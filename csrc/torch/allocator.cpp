@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,8 +18,10 @@
 #include "fork.h"
 #include "memory_history.h"
 #include "mempool.h"
+#include "sanitizer.h"
 #include "stream.h"
 #include "sync_debug.h"
+#include "unwinding.h"
 
 namespace torch_openreg {
 
@@ -47,6 +50,8 @@ void deleteBlock(void *block) {
   if (block == nullptr) return;
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) reportBlock(block, false);
   HistoryScope scope(HistoryScope::Free);
+  std::optional<OwnWait> unjudged;
+  if (sanitizerActive() && unwinds()) unjudged.emplace();
   // A deleter has no caller to report an error to: a forked child inherits its parent's tensors but
   // not the memory.
   if (C10_UNLIKELY(orCacheFree(block) != orSuccess)) orGetLastError();

@@ -39,6 +39,11 @@ static bool hasGil(const PyThreadState *own) {
 /* Stands for a Python thread that does not hold the GIL. */
 static char withoutGil;
 
+bool holdsGil() {
+  const PyThreadState *own = interpreterRuns() ? PyGILState_GetThisThreadState() : nullptr;
+  return own != nullptr && hasGil(own);
+}
+
 void *letGoOfGil() {
   const PyThreadState *own = interpreterRuns() ? PyGILState_GetThisThreadState() : nullptr;
   if (own == nullptr) return nullptr;

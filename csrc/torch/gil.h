@@ -14,6 +14,9 @@ bool interpreterRuns();
  * worker, has none. A thread of autograd has some only while a Python hook or function runs. */
 bool mayBeInPython();
 
+/* Whether the calling thread is one of Python's, and has the GIL. */
+bool holdsGil();
+
 /* Releases the GIL if the calling thread holds it; returns the argument for takeGilBack. */
 void *letGoOfGil();
 void takeGilBack(void *token);

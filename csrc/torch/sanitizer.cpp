@@ -41,6 +41,7 @@
 #include "stream.h"
 #include "stream_origins.h"
 #include "touched_types.h"
+#include "unwinding.h"
 #include "warnings.h"
 
 namespace py = pybind11;
@@ -164,14 +165,28 @@ void enable(int how, bool stacks, bool initcheck, bool possible) {
   options.touched = &touched;
   options.thread = &actsForThread;
   options.pinned = &pinned;
+  followUnwinding(true);
   OPENREG_CHECK(orSanitizerEnable(&options));  // frees the stacks of reports: see copyReports
 }
 
 void disable() {
+  followUnwinding(false);
   WithoutGil unlocked;
   OPENREG_CHECK(orSanitizerDisable());
   watchHost(false);
   forgetForwards();
+}
+
+/* The program, or a test, is over. The caller tells the reports from the returned number on, which
+ * no later call of this thread raises. */
+uint64_t judgeFrees() {
+  WithoutGil unlocked;
+  uint64_t before = 0;
+  size_t count = 0;
+  OPENREG_CHECK(orSanitizerReports(1, nullptr, sizeof(orRaceReport), 0, &count, &before));
+  OPENREG_CHECK(orSanitizerJudgeFrees());
+  orSanitizerFound(nullptr, nullptr);
+  return before + 1;
 }
 
 /* exit() may be called again by what it calls; the last status counts (glibc). */
@@ -369,6 +384,8 @@ namespace {
   m.def("_sanitizer_enable", &enable, py::arg("how"), py::arg("stacks"), py::arg("initcheck"),
         py::arg("possible"));
   m.def("_sanitizer_disable", &disable);
+  m.def("_sanitizer_ignore", [](bool ignore) { return orSanitizerIgnore(ignore) != 0; });
+  m.def("_sanitizer_judge_frees", &judgeFrees);
   m.def("_sanitizer_left", &left);
   m.def("_sanitizer_active", &sanitizerActive);
   m.def("_sanitizer_mode", [] {

@@ -49,8 +49,8 @@ class SanitizedAs : Uncopyable {
   const char *before_ = nullptr;
 };
 
-/* Waits and queries of this thread inside the scope are the backend's own: they order nothing for
- * the program. */
+/* Waits, queries and frees of this thread inside the scope are the backend's own: they order nothing
+ * for the program, and are not judged. */
 class OwnWait : Uncopyable {
  public:
   OwnWait() : before_(orSanitizerIgnore(1)) {}

@@ -90,6 +90,10 @@ struct Ignored {
 
 std::vector<Ignored> ignored;
 
+/* What calls locks for its own purposes: the globals of modules, and code objects of `threading`.
+ * What these do with locks orders nothing. */
+std::vector<PyObject *> internalModules, internalCodes;
+
 bool isCalledBy(const std::vector<PyObject *> &codes) {
   PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
   if (frame == nullptr) return false;
@@ -101,15 +105,23 @@ bool isCalledBy(const std::vector<PyObject *> &codes) {
   return found;
 }
 
+bool isInternal() {
+  PyObject *globals = PyEval_GetGlobals();  // of the caller; borrowed
+  if (globals == nullptr) return false;
+  for (PyObject *each : internalModules)
+    if (each == globals) return each != internalModules.front() || isCalledBy(internalCodes);
+  return false;
+}
+
 void acquire(PyObject *object) {
   for (const Ignored &lock : ignored)
     if (lock.lock == object && !isCalledBy(lock.unless)) return;
-  orSanitizerAcquire(object);
+  if (object == nullptr || !isInternal()) orSanitizerAcquire(object);
 }
 
 template <typename Call>
 PyObject *follow(const Method &method, PyObject *self, const Call &call) {
-  if (method.order == Order::Releases) orSanitizerRelease(self);
+  if (method.order == Order::Releases && !isInternal()) orSanitizerRelease(self);
   if (method.order == Order::AcquiresAllFirst) orSanitizerAcquire(nullptr);
   PyObject *result = call();
   if (learns(method.order, self, result)) acquire(acquiresAll(method.order) ? nullptr : self);
@@ -287,6 +299,8 @@ void unfollow() {
     method.def->ml_meth = method.original;
   }
   ignored.clear();
+  internalModules.clear();
+  internalCodes.clear();
   while (typeCount > 0) {
     const Type &type = types[--typeCount];
     type.type->tp_dealloc = type.original;
@@ -298,6 +312,12 @@ void ignoreLock(const py::object &lock, const std::vector<py::object> &unless) {
   Ignored added{lock.ptr(), {}};
   for (const py::object &code : unless) added.unless.push_back(code.ptr());
   ignored.push_back(std::move(added));
+}
+
+/* The first module is `threading`, of which `codes` are. */
+void ignoreCallers(const std::vector<py::object> &modules, const std::vector<py::object> &codes) {
+  for (const py::object &each : modules) internalModules.push_back(PyModule_GetDict(each.ptr()));
+  for (const py::object &each : codes) internalCodes.push_back(each.ptr());
 }
 
 // ---- For Python ---------------------------------------------------------------------------------
@@ -320,6 +340,7 @@ struct Moment {
   m.def("_threads_follow_method", &followMethod);
   m.def("_threads_follow_type", &followType);
   m.def("_threads_ignore_lock", &ignoreLock);
+  m.def("_threads_ignore_callers", &ignoreCallers);
   m.def("_threads_follow_calls", &followCalls);
   m.def("_threads_unfollow_calls", &unfollowCalls);
   m.def("_threads_unfollow", &unfollow);

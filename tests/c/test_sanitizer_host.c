@@ -522,6 +522,7 @@ TEST(sanitizer_host_memory_from_before_has_a_checksum) {
   ASSERT_OK(orDeviceSynchronize());
   orSanitizerIgnore(0);
   host[5]++;
+  ASSERT_ERROR(orStreamQuery(OR_STREAM_DEFAULT), orErrorNotReady);
   ASSERT_OK(orStreamQuery(OR_STREAM_DEFAULT)); /* which tells the host as well */
   ASSERT_EQ(touchedHere(), 1);
 }

@@ -122,7 +122,7 @@ def scalars_packed_in_one_buffer(right):
     return result
 
 
-@bug(luck="a query that says yes")
+@bug
 def query_taken_for_a_wait(right):
     """Pollers: `event.query()` is called, and its answer is thrown away."""
     host = pinned(0)

@@ -26,6 +26,7 @@ def found(function, initcheck=False):
         sanitizer.clear()
         try:
             function()
+            sanitizer._judge_frees()
             settle()
         except RuntimeError:  # memory that it has given away may be gone
             if not sanitizer.reports():

@@ -759,3 +759,58 @@ def test_plugin_import_loads_nothing_else(run_ok):
         assert not {{"torch", "torch_openreg"}} & set(sys.modules)
         """,
     )
+
+
+FREES = """
+import pytest
+import torch
+
+
+@pytest.fixture
+def side():
+    stream = torch.openreg.Stream()
+    yield stream
+    torch.openreg.current_stream().wait_stream(stream)
+
+
+def lend(side):
+    x = torch.zeros(1000, device="openreg")
+    side.wait_stream(torch.openreg.current_stream())
+    with side:
+        x.add_(1)
+    return x
+
+
+def test_never_waits():
+    lend(torch.openreg.Stream())
+
+
+def test_records():
+    side = torch.openreg.Stream()
+    lend(side).record_stream(side)
+
+
+def test_waits_in_its_teardown(side):
+    lend(side)
+
+
+@pytest.mark.racy
+def test_expects():
+    lend(torch.openreg.Stream())
+
+
+def test_stops():
+    lend(torch.openreg.Stream())
+    raise ValueError("before it waits")
+
+
+def test_follows():
+    assert torch.zeros(1000, device="openreg").sum() == 0
+"""
+
+
+def test_free_in_use_fails_its_test_at_the_end(suite):
+    done = suite(FREES, "--openreg-sanitizer")
+    done.assert_outcomes(passed=5, failed=1, errors=1)
+    done.stdout.fnmatch_lines(["*ERROR at teardown of test_never_waits*"])
+    assert done.stdout.str().count(", freed without record_stream,") == 1

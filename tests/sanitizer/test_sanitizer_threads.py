@@ -5,9 +5,12 @@ stream wrote. Where nothing tells it, a plain list says when: that is no order.
 """
 
 import asyncio
+import colorsys
 import ctypes
 import functools
+import importlib
 import importlib.util
+import logging
 import multiprocessing
 import os
 import queue
@@ -15,6 +18,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -506,6 +510,52 @@ def test_thread_end_does_not_order_the_next_thread():
         time.sleep(0.02)  # likely it has ended; it is no order whether or not
 
     assert found(end_by(hear, uses=started))
+
+
+class Cached:
+    @functools.cached_property
+    def value(self):
+        return 1
+
+
+OWN = {
+    "threading": lambda: None,
+    "logging": lambda: logging.getLogger("openreg.test").error("said"),
+    "cached_property": lambda: Cached().value,
+    "import": lambda: importlib.reload(colorsys),
+    "print": lambda: print("printed", flush=True),
+    "tempfile": lambda: tempfile.NamedTemporaryFile().close(),
+    "executors": lambda: ThreadPoolExecutor(1).submit(int),
+}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+def test_locks_that_python_takes_for_itself_order_nothing(own):
+    """The second thread begins when the first one is gone, which it has not asked for."""
+
+    def program():
+        x, side = written_aside()
+        gone = []
+
+        def wait():
+            side.synchronize()
+            own()
+            gone.append(threading.get_native_id())
+
+        def use():
+            own()
+            x.add_(1)
+
+        threading.Thread(target=wait).start()
+        poll(gone)
+        while os.path.exists(f"/proc/self/task/{gone[0]}"):
+            time.sleep(0.0005)
+        second = threading.Thread(target=use)
+        second.start()
+        second.join()
+
+    own()  # what is made once is there
+    assert found(program)
 
 
 def test_thread_that_cannot_be_followed_counts_as_ordered():

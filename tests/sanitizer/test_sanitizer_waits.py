@@ -203,3 +203,22 @@ def test_pageable_copy_is_over_for_its_host_memory_on_return():
         for dtype in (torch.float32, torch.float64):
             both_forms(lambda orders, s=size, d=dtype: use(orders, s, d), "aten::copy_")
             assert len(sanitizer.reports()) == 1
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("of", ["event", "stream"])
+def test_query_orders_a_program_that_uses_its_answer(of, asks):
+    def program():
+        here, side = stream_pair()
+        x = torch.ones(100, device=DEVICE)
+        side.wait_stream(here)
+        with side:
+            x.mul_(2)
+        query = side.record_event().query if of == "event" else side.query
+        with sanitizer._without_order():
+            side.synchronize()  # the device is done
+        while not query() and asks:
+            pass
+        x.add_(1)
+
+    assert bool(found(program)) != asks

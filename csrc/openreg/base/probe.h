@@ -45,16 +45,24 @@ typedef enum orProbeEvent {
   OR_PROBE_SIGNAL,     /* of an external event, before it is done: cell; none held */
   OR_PROBE_RESET,      /* device, whose streams have cancelled their work; none held */
   OR_PROBE_HOST_WAITS, /* for queued work: call, device, stream, cell, ordered; none held */
+  /* A query is about to answer: stream, cell as below, number (nonzero: it is done). A tool sets
+   * `fails` if the answer must be "not ready"; none held. */
+  OR_PROBE_HOST_QUERIES,
   /* The host has seen that a cell, or all that is queued on a stream, is done: stream, cell,
    * everybody; none held, or the stream's with the kind of a host function. */
   OR_PROBE_HOST_ACQUIRES,
   OR_PROBE_LOOKED, /* an allocator read a stream's progress: stream; the cache's held, or none */
-  OR_PROBE_ALLOCATION,  /* device, bytes; sets `fails`; none held */
-  OR_PROBE_BLOCK_TAKEN, /* a block was handed out: dst, bytes, stream; none held */
+  OR_PROBE_ALLOCATION, /* device, bytes; sets `fails`; none held */
+  /* A block was handed out: dst, bytes, stream, number (its private pool; 0: none), kind (an
+   * OR_POOL_SMALL or the like), count (the size of the largest block that could have served); none
+   * held */
+  OR_PROBE_BLOCK_TAKEN,
   /* A block is being freed, and this stream is recorded on it: dst, bytes, stream; ... */
   OR_PROBE_BLOCK_USED,
-  OR_PROBE_BLOCK_FREED, /* ... its allocation stream; the cache's held */
-  OR_PROBE_RANGE_OVER,  /* the memory's owner is gone: dst, bytes; none held, or the cache's */
+  /* ... its allocation stream; number and kind as above; the cache's held */
+  OR_PROBE_BLOCK_FREED,
+  OR_PROBE_FREED,      /* the caller's free is over: dst; none held */
+  OR_PROBE_RANGE_OVER, /* the memory's owner is gone: dst, bytes; none held, or the cache's */
   OR_PROBE_EVENTS
 } orProbeEvent;
 _Static_assert(OR_PROBE_EVENTS <= 32, "orProbesOn has a bit for every event");

@@ -170,7 +170,7 @@ static void poisonDirty(orCache *cache) {
 
 /* A graph's memory is not poisoned: that could come between its write and its read. */
 static inline void finishFree(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(poisons()) && !orMemPoolIsGraphs(block->owner->mempool))
+  if (OR_UNLIKELY(orCachePoisons()) && !orMemPoolIsGraphs(block->owner->mempool))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);
@@ -322,10 +322,9 @@ static inline orError_t resolveStream(orStream_t *stream) {
 /* ---- Allocation ---- */
 
 /* An oversize block serves only requests of nearly its size. */
-static bool fitsUnsplit(const orRequest *r, const orBlock *block) {
-  size_t limit = r->cache->blocks.max_split;
-  if (r->size < limit) return block->size < limit;
-  return block->size - r->size < r->cache->options.max_non_split_rounding;
+static size_t largestFor(const orCache *cache, size_t size) {
+  size_t limit = cache->blocks.max_split;
+  return size < limit ? limit - 1 : size + cache->options.max_non_split_rounding - 1;
 }
 
 inline bool orCacheTake(orRequest *r, void **ptr) {
@@ -334,7 +333,7 @@ inline bool orCacheTake(orRequest *r, void **ptr) {
   if (!owner || OR_UNLIKELY(!orBlocksReserve(blocks, 1))) return false;
   orBlock *block = orBinsBestFit(&owner->bins[r->pool], r->size, r->task);
   if (!block) return false;
-  if (OR_UNLIKELY(block->size >= blocks->max_split) && !fitsUnsplit(r, block)) return false;
+  if (OR_UNLIKELY(block->size > r->most)) return false;
   r->fresh = orBlocksTake(blocks, block, r->size, r->bytes, r->origin);
   orCacheNote(r->cache, orCacheActionAlloc, block->start, r->bytes, r->stream, r->mempool);
   *ptr = (void *)block->start;
@@ -382,6 +381,9 @@ static bool isRefused(orRequest *r) {
   return asked.fails != NULL;
 }
 
+/* For tools. */
+static uint64_t poolNumber(const orMemPool *mempool) { return mempool ? mempool->handle : 0; }
+
 /* ---- Public ---- */
 
 static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool *mempool) {
@@ -399,22 +401,17 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool
   orCacheLock(r.cache);
   orCachePoll(r.cache);
   r.size = sizeFor(r.cache, bytes);
+  r.most = largestFor(r.cache, r.size);
   r.pool = r.size <= small_limit ? OR_POOL_SMALL : OR_POOL_LARGE;
   bool found = OR_LIKELY(r.size != 0) && orCacheTake(&r, ptr);
   orCacheUnlock(r.cache);
   if (OR_UNLIKELY(!found)) OR_TRY(orCacheAllocateSlow(&r, ptr));
   uintptr_t end = (uintptr_t)*ptr + r.size;
-  if (OR_UNLIKELY(r.fresh < end) && poisons()) poisonFresh(&r, end);
-  return orSuccess;
-}
-
-/* Blocks of graphs are not reported: tools do not see what replays write. */
-static inline orError_t allocateFor(void **ptr, size_t bytes, orStream_t stream,
-                                    orMemPool *mempool) {
-  if (!bytes) return orSuccess;
-  OR_TRY(allocate(ptr, bytes, stream, mempool));
-  if (OR_UNLIKELY(orMemPoolIsGraphs(mempool))) return orSuccess;
-  OR_PROBE(OR_PROBE_BLOCK_TAKEN, .dst = *ptr, .bytes = bytes, .stream = stream);
+  if (OR_UNLIKELY(r.fresh < end) && orCachePoisons()) poisonFresh(&r, end);
+  /* Blocks of graphs are not reported: tools do not see what replays write. */
+  if (!OR_UNLIKELY(orMemPoolIsGraphs(mempool)))
+    OR_PROBE(OR_PROBE_BLOCK_TAKEN, .dst = *ptr, .bytes = bytes, .stream = stream,
+             .number = poolNumber(mempool), .kind = r.pool, .count = r.most);
   return orSuccess;
 }
 
@@ -423,7 +420,7 @@ orError_t orCacheMalloc(void **ptr, size_t bytes, orStream_t stream) {
   if (!ptr) return orFail(orErrorInvalidValue, "orCacheMalloc: null result");
   *ptr = NULL;
   OR_TRY(resolveStream(&stream));
-  return allocateFor(ptr, bytes, stream, NULL);
+  return bytes ? allocate(ptr, bytes, stream, NULL) : orSuccess;
 }
 
 orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream, orMemPool_t pool) {
@@ -434,13 +431,16 @@ orError_t orCacheMallocFromPool(void **ptr, size_t bytes, orStream_t stream, orM
   *ptr = NULL;
   OR_TRY(resolveStream(&stream));
   OR_TRY(orMemPoolHold(pool, stream, &mempool));
-  orError_t error = allocateFor(ptr, bytes, stream, mempool);
+  orError_t error = bytes ? allocate(ptr, bytes, stream, mempool) : orSuccess;
   orMemPoolLetGo(mempool);
   return error;
 }
 
 static void reportFree(const orBlock *block, const orBlockUse *use) {
-  orProbe probe = {.dst = (const void *)block->start, .bytes = block->size};
+  orProbe probe = {.dst = (const void *)block->start,
+                   .bytes = block->size,
+                   .number = poolNumber(block->owner->mempool),
+                   .kind = block->pool};
   for (; use; use = use->next) {
     probe.stream = use->stream->stream;
     orProbeCall(OR_PROBE_BLOCK_USED, &probe);
@@ -469,6 +469,7 @@ orError_t orCacheFree(void *ptr) {
   orCacheQueueUses(cache, use);
   orCachePoll(cache);
   orCacheUnlock(cache);
+  OR_PROBE(OR_PROBE_FREED, .dst = ptr);
   return orSuccess;
 }
 

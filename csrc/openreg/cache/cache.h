@@ -40,6 +40,7 @@ typedef struct orRequest {
   orMemPool *mempool; /* null: the device's own memory */
   uint64_t task;      /* the asking task, if it is one of the stream's own; else OR_TASK_ANY */
   size_t bytes, size;
+  size_t most; /* of a block that may serve it */
   const orOrigin *origin;
   uintptr_t fresh; /* set: from here on the bytes were never handed out */
   int device, pool;

@@ -35,8 +35,9 @@ enum {
   OR_ACCESS_WRITES = 1,    /* writes, or reads and writes; else it reads */
   OR_ACCESS_ALLOCATES = 2, /* of a report alone: handed out the memory that `later` reads */
   OR_ACCESS_PARTIAL = 4,   /* touches some of these bytes; which is not known */
-  OR_ACCESS_MOVES = 8      /* reads them to put them as they are where the next one writes, in
+  OR_ACCESS_MOVES = 8,     /* reads them to put them as they are where the next one writes, in
                               device memory: that nothing has written them is no error then */
+  OR_ACCESS_FREES = 16     /* of a report alone: freed the memory that `earlier` may still use */
 };
 
 /* Bytes that an operator reads or writes: `width` bytes at `data`, repeated count[i] times at a
@@ -222,8 +223,14 @@ OR_API orError_t orSanitizerUsed(const void *data, size_t bytes, orStream_t stre
 /* A block of orMallocHost at `ptr`, which nothing uses, is about to be handed out again, and can be
  * protected from now on. Its contents are lost. */
 OR_API orError_t orSanitizerHostBlock(void *ptr);
-/* Nonzero: other calls report the accesses of the calling thread, and its waits order nothing for
- * the program, because the program has not asked for them. Returns the previous value. */
+/* The program, or a test, is over: blocks that were freed without orCacheRecordStream, and that no
+ * allocation could have got since, are reported as possible races if a use of them is not over by
+ * the order that the program has asked for. Call it before the caller's own synchronisation.
+ * orSanitizerFound has the reports. */
+OR_API orError_t orSanitizerJudgeFrees(void);
+/* Nonzero: other calls report the accesses of the calling thread, its waits order nothing for the
+ * program, because the program has not asked for them, and its frees are not judged. Returns the
+ * previous value. */
 OR_API uint32_t orSanitizerIgnore(uint32_t ignore);
 
 #ifdef __cplusplus

@@ -262,6 +262,7 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
     if (stream) checkEach(&t, touches, count, readFresh);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
     if (stream && queued) {
+      orTimelineAt(t.now.timeline)->newest = t.now.counter;
       orSumsPrepare(touches, count);
       checkEach(&t, touches, count, writeFresh);
       checkEach(&t, touches, count, keep);

@@ -153,6 +153,11 @@ bool orHappensBeforeAll(uint32_t timeline, uint64_t counter) {
   return count && knowing == count && !starting;
 }
 
+uint64_t orHostThreadNumber(void) {
+  const orHostThread *t = me();
+  return t ? t->serial : 0;
+}
+
 static void settle(void) {
   if (!isAlone()) return;
   orClockJoin(&host, &threads[0].clock);
@@ -257,10 +262,8 @@ void orSanitizerThreadEnds(void) {
 }
 
 uint64_t orSanitizerThread(void) {
-  uint64_t serial = 0;
   if (!enter(false)) return 0;
-  const orHostThread *t = me();
-  if (t) serial = t->serial;
+  uint64_t serial = orHostThreadNumber();
   leave();
   return serial;
 }

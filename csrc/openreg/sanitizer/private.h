@@ -1,7 +1,7 @@
 /*
  * What the files of the sanitizer share. A file uses those before it here: state; vector_clock,
  * range, intern; host_clock, timeline, shadow; allocations, initcheck, page_guard, host_read,
- * races, host_checksum; analysis; sanitizer.
+ * races, host_checksum; unrecorded; analysis; sanitizer.
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for, and no function of a caller's is called. Functions are called with it held unless
@@ -127,12 +127,21 @@ void orHostReleaseAll(orClock *clock);
 bool orHappensBeforeThread(uint32_t timeline, uint64_t counter);
 bool orHappensBeforeAny(uint32_t timeline, uint64_t counter);
 bool orHappensBeforeAll(uint32_t timeline, uint64_t counter);
+/* The calling thread's; 0: it has no clock of its own. */
+uint64_t orHostThreadNumber(void);
 /* All threads are one again. `thread`: orSanitizerOptions.thread. */
 void orThreadsForget(uint64_t (*thread)(void));
 
 /* ---- timeline.c ---- */
 
 enum { OR_GATES = 4 };
+
+/* Of a record, or of a stream. */
+typedef struct orQueries {
+  uint64_t thread; /* that queried last */
+  uint64_t asked;  /* what: 0 nothing yet, else a number that new work on a stream changes */
+  uint32_t early;  /* answers in a row that were "not ready" whatever the truth */
+} orQueries;
 
 /* A point that work can be ordered after: an event's record, an external event, or the state of a
  * stream. */
@@ -147,6 +156,7 @@ struct orSync {
   uint64_t moment;
   uint32_t lost; /* a record that this one replaced and does not follow: its timeline + 1 */
   uint64_t lost_counter;
+  orQueries queries;
   orSync *gates[OR_GATES];
   orClock clock;
 };
@@ -155,6 +165,8 @@ struct orSync {
 typedef struct orTimeline {
   orStream_t stream; /* the present or latest one */
   orClock clock;     /* at its own index: the counter of what it does now, from 1 */
+  uint64_t newest;   /* the counter of its newest work; 0: none */
+  orQueries queries;
   /* work from this counter on is behind more gates than `gates` holds; UINT64_MAX: none is */
   uint64_t unsure_from;
   bool external; /* its work runs elsewhere, and events alone say when it is done */
@@ -192,6 +204,10 @@ void orSyncRelease(orSync *sync);
 void orClocksForgetGates(int device);
 /* The calling thread has waited for it; or all threads have. */
 void orHostJoin(const orSync *sync, bool everybody);
+/* A query of the record, or of all that is on the stream, is to be answered "not ready", whether or
+ * not it is `done`. */
+bool orSyncQueryIsEarly(orSync *sync, bool done);
+bool orTimelineQueryIsEarly(orStream_t stream, bool done);
 /* Adds the waits to an order whose moments are set. */
 void orClocksEdges(orStream_t earlier, orStream_t later, orRaceOrder *order);
 
@@ -315,6 +331,7 @@ struct orRace {
   bool lost;      /* the event was recorded again */
   bool elsewhere; /* another thread of the host has waited for the earlier one */
   bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
+  bool freed;     /* `later` is the free of what `earlier` may still use */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
   uint32_t gate_count, earlier_gates;
   orSync *gates[2 * OR_GATES];
@@ -332,6 +349,8 @@ typedef struct orRaceList {
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* `later` reads what nothing has written since `allocation`. */
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
+/* `freed` is the free of the block that `earlier` may still use. */
+void orRaceFree(const orShadow *earlier, const orShadow *freed, orRaceList *list);
 /* After a gate was opened: moves the conflicts that this decides to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, also for orSanitizerFound. False if none is of this library's memory. No lock
@@ -346,6 +365,20 @@ void orRacesSetLimit(size_t reports, bool print);
 
 /* The host's stack, of races with memory that it has touched in no call. */
 void orRacesSetStack(orRaceList *list, orStack *stack);
+
+/* ---- unrecorded.c ---- */
+
+/* A block was freed (OR_PROBE_BLOCK_FREED), and its accesses are marked. */
+void orUnrecordedAdd(const orProbe *p);
+/* The calling thread has added one that has no stack yet. No lock needed. */
+bool orUnrecordedWantsStack(void);
+void orUnrecordedSetStack(orStack *stack);
+bool orUnrecordedExist(void); /* some. No lock needed */
+/* A block was handed out (OR_PROBE_BLOCK_TAKEN). */
+void orUnrecordedTaken(const orProbe *p);
+/* Judges all that are left, as no later allocation will. */
+void orUnrecordedJudge(orRaceList *list);
+void orUnrecordedForget(int device); /* -1: of all devices */
 
 /* ---- analysis.c ---- */
 

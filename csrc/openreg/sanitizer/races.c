@@ -94,7 +94,7 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   race->allocation =
       orStackRetain(race->reused ? earlier->allocation : orAllocationStack(race->begin));
   race->elsewhere = orHappensBeforeAny(earlier->timeline, earlier->counter);
-  if (race->reused) {
+  if (earlier->freed) {
     const orTimeline *owner = orTimelineAt(earlier->owner);
     race->owner = owner->stream;
     race->unrecorded = !orClockIncludes(&owner->clock, earlier->timeline, earlier->counter);
@@ -176,6 +176,18 @@ bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRa
   return decided;
 }
 
+void orRaceFree(const orShadow *earlier, const orShadow *freed, orRaceList *list) {
+  if (!orSanitizerReportsPossible) return;
+  orRace *race = makeRace(earlier, freed);
+  race->call = list->call;
+  race->freed = true;
+  race->reused = false;
+  if (isUnsure(&race->earlier) || race->earlier_gates)
+    freeRace(race);
+  else
+    append(&list->first, race);
+}
+
 /* True if the gate orders the two. It leaves the race's gates. */
 static bool passGate(orRace *race, orSync *gate) {
   bool ordered = false;
@@ -219,7 +231,8 @@ static bool nameMemory(const orRace *race, char text[64]) {
   char where[32] = "pinned host memory";
   if (region.type == orMemoryTypeDevice) snprintf(where, sizeof where, "openreg:%d", region.device);
   snprintf(text, 64, "%s%s", where,
-           !race->reused      ? ""
+           race->freed        ? ", freed without record_stream"
+           : !race->reused    ? ""
            : race->unrecorded ? ", reused without record_stream"
                               : ", freed and reused");
   return true;
@@ -233,7 +246,7 @@ static void adviseWait(const orRace *race, char *text, size_t size) {
     snprintf(text, size, "a write of these bytes before %s", b->operation);
     return;
   }
-  if (race->reused && race->unrecorded) {
+  if (race->unrecorded) {
     snprintf(text, size, "t.record_stream(s) before the tensor t of %s is freed, s being %s",
              a->operation, first);
     return;
@@ -293,6 +306,7 @@ static void fillReport(orRaceReport *report, const orRace *race) {
   fillSide(&report->earlier, &race->earlier);
   fillSide(&report->later, &race->later);
   if (race->fresh) report->earlier.write = OR_ACCESS_ALLOCATES;
+  if (race->freed) report->later.write = OR_ACCESS_FREES;
   report->begin = (const void *)race->begin;
   report->end = (const void *)race->end;
   advise(race, report->advice, sizeof report->advice);
@@ -304,6 +318,7 @@ static void fillReport(orRaceReport *report, const orRace *race) {
 }
 
 static const char *does(const orRaceAccess *access) {
+  if (access->write == OR_ACCESS_FREES) return "frees";
   return access->write & OR_ACCESS_WRITES ? "writes" : "reads";
 }
 
@@ -316,7 +331,7 @@ static void printReport(const orRaceReport *r) {
         later->operation, later->where, r->begin, r->end, r->memory, r->advice);
     return;
   }
-  bool may = (earlier->write | later->write) & OR_ACCESS_PARTIAL;
+  bool may = (earlier->write | later->write) & (OR_ACCESS_PARTIAL | OR_ACCESS_FREES);
   orWarn("%sdata race on [%p, %p) of %s: %s %s it on %s, and %s %s it on %s; missing: %s",
          may ? "possible " : "", r->begin, r->end, r->memory, later->operation, does(later),
          later->where, earlier->operation, does(earlier), earlier->where, r->advice);

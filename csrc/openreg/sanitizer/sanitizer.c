@@ -4,7 +4,8 @@
  * Freed blocks. The caching allocator waits for recorded streams before it hands a block out again,
  * so their accesses are erased when the block is freed, and so are those of streams that keep their
  * memory (orSanitizerMarkExternal). The others stay, marked with the allocation stream: if the next
- * user of the memory is not ordered after them, that is a conflict like any other.
+ * user of the memory is not ordered after them, that is a conflict like any other. unrecorded.c
+ * finds the next user that could have been, where there is none.
  *
  * A cell's `kept` holds its orSync. All is under orSanitizerMutex (private.h), but for thread-local
  * data. Stacks are captured before the mutex is taken.
@@ -130,6 +131,15 @@ static void onHostAcquires(orProbe *p) {
   orSumsAcquired(p->kind != OR_KIND_HOST_FUNC);
 }
 
+static void onHostQueries(orProbe *p) {
+  if (orSanitizerIgnores() || orProcessTask() != OR_TASK_NONE) return;
+  orSanitizerLock();
+  bool early = p->cell ? p->cell->kept && orSyncQueryIsEarly(p->cell->kept, p->number)
+                       : orTimelineQueryIsEarly(p->stream, p->number);
+  orSanitizerUnlock();
+  if (early) p->fails = "the sanitizer answers";
+}
+
 static void onHostWaits(orProbe *p) {
   if (!p->ordered) return;
   orSanitizerLock();
@@ -202,6 +212,7 @@ static void onReset(orProbe *p) {
   orSanitizerLock();
   orClocksForgetGates(p->device);
   orRacesForgetUndecided();
+  orUnrecordedForget(p->device);
   orSanitizerUnlock();
 }
 
@@ -251,14 +262,34 @@ static void onBlockFreed(orProbe *p) {
       found[i]->allocation = orStackRetain(orAllocationStack(found[i]->range.begin));
     if (orTimelineAt(found[i]->timeline)->external) orShadowErase(found[i]);
   }
+  orUnrecordedAdd(p);
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   orSanitizerUnlock();
+}
+
+static void onFreed(orProbe *p) {
+  (void)p;
+  if (OR_LIKELY(!orUnrecordedWantsStack())) return;
+  orSanitizerOptions by;
+  void *captured = orAnalysisCapture(&by);
+  orSanitizerLock();
+  orStack *stack = orStackNew(captured, &by);
+  orUnrecordedSetStack(stack);
+  orStackRelease(stack);
+  bool any = orStacksAreDead();
+  orSanitizerUnlock();
+  if (any) orStacksFree();
 }
 
 /* What a task allocates is written before anybody else has it. */
 static void onBlockTaken(orProbe *p) {
   if (orProcessTask() != OR_TASK_NONE) return;
   bool fresh = atomic_load_explicit(&checks_fresh, memory_order_relaxed);
+  if (orUnrecordedExist()) {
+    orSanitizerLock();
+    orUnrecordedTaken(p);
+    orSanitizerUnlock();
+  }
   orSanitizerOptions by;
   void *captured = fresh ? orAnalysisCapture(&by) : NULL;
   orSanitizerLock();
@@ -270,6 +301,18 @@ static void onBlockTaken(orProbe *p) {
   }
   orStackRelease(stack);
   orSanitizerUnlock();
+}
+
+orError_t orSanitizerJudgeFrees(void) {
+  orRaceList races = {.first = NULL};
+  if (!orSanitizerIsOn()) return orSuccess;
+  OR_TRY(orEnter());
+  orSanitizerLock();
+  orUnrecordedJudge(&races);
+  orSanitizerUnlock();
+  if (races.first) orRacesReport(&races);
+  orStacksFree();
+  return orSuccess;
 }
 
 /* The region's owner has waited for all that it knows of. */
@@ -296,6 +339,7 @@ static void onRangeOver(orProbe *p) {
 static void forgetAll(void) {
   setActive(false);
   orPeekForget();
+  orUnrecordedForget(-1);
   orShadowClear();
   orGuardRenewAll();
   orSumsForget(0, UINTPTR_MAX);
@@ -362,10 +406,12 @@ static orTool tool = {.on = {[OR_PROBE_FIRST_USE] = onFirstUse,
                              [OR_PROBE_WAIT] = onWait,
                              [OR_PROBE_SIGNAL] = onSignal,
                              [OR_PROBE_HOST_WAITS] = onHostWaits,
+                             [OR_PROBE_HOST_QUERIES] = onHostQueries,
                              [OR_PROBE_HOST_ACQUIRES] = onHostAcquires,
                              [OR_PROBE_BLOCK_USED] = onBlockUsed,
                              [OR_PROBE_BLOCK_TAKEN] = onBlockTaken,
                              [OR_PROBE_BLOCK_FREED] = onBlockFreed,
+                             [OR_PROBE_FREED] = onFreed,
                              [OR_PROBE_RANGE_OVER] = onRangeOver,
                              [OR_PROBE_RESET] = onReset}};
 

@@ -3,8 +3,9 @@
  *
  * Each stream's slot is a timeline with a counter, which increases whenever its clock is copied. A
  * clock holds for every timeline the counter up to which it is covered: work of a timeline at
- * counter c happens before the owner of a clock with c or more there. Streams, events (orSync) and
- * the host have clocks, and join them:
+ * counter c happens before the owner of a clock with c or more there. A copy has the counter of
+ * the timeline's newest work, so that it covers nothing if there is none. Streams, events (orSync)
+ * and the host have clocks, and join them:
  *
  *   recording an event          the event copies the stream's
  *   waiting for an event        the stream joins the event's
@@ -22,6 +23,12 @@
  * clock from the start, like a record. A stream remembers OR_GATES gates. Behind more of them its
  * order is unknown, so nothing is reported there until the host has waited for it.
  *
+ * Queries. Whether a query finds work done depends on how fast the device is, and what it finds
+ * orders the caller. So that no verdict depends on it, the first query of a record, or of what is
+ * new on a stream, by a thread that nothing else has ordered after it is answered "not ready",
+ * which is right at any time. A program may record, or queue, anew each turn of a loop and query
+ * once: after OR_ANSWERS such answers in a row for an event or a stream comes the truth.
+ *
  * All under orSanitizerMutex. Timelines are never freed; there are as many as there were streams at
  * one time.
  */
@@ -30,7 +37,7 @@
 
 #include "sanitizer/private.h"
 
-enum { OR_SLOTS = 1 << 16, OR_EDGES = 512 };
+enum { OR_SLOTS = 1 << 16, OR_EDGES = 512, OR_ANSWERS = 10 };
 
 static uint32_t timeline_of_slot[OR_SLOTS]; /* + 1; 0: none yet */
 static orTimeline *timelines;
@@ -159,7 +166,10 @@ static void syncGoBehind(orSync *sync, orSync *gate) {
 }
 
 static void syncAddTimeline(orSync *sync, orTimeline *t) {
+  uint64_t *own = &t->clock.at[indexOf(t)], now = *own;
+  *own = t->newest;
   orClockJoin(&sync->clock, &t->clock);
+  *own = now;
   for (uint32_t i = 0; i < t->gate_count; i++) syncGoBehind(sync, t->gates[i].gate);
   sync->unsure |=
       t->unsure_from != UINT64_MAX && !orHappensBeforeThread(indexOf(t), t->unsure_from);
@@ -188,6 +198,7 @@ orSync *orSyncRecord(orStream_t stream, const orSync *replaced) {
   orSync *sync = orTimelineSnapshot(stream);
   sync->timeline = orTimelineOf(stream);
   sync->counter = sync->clock.at[sync->timeline];
+  if (replaced) sync->queries.early = replaced->queries.early;
   if (replaced && replaced->counter &&
       !orClockIncludes(&sync->clock, replaced->timeline, replaced->counter) &&
       !orHappensBeforeThread(replaced->timeline, replaced->counter)) {
@@ -196,6 +207,47 @@ orSync *orSyncRecord(orStream_t stream, const orSync *replaced) {
   }
   return sync;
 }
+
+/* ---- queries ---- */
+
+static bool isKnown(const orClock *clock) {
+  for (uint32_t i = 0; i < clock->size; i++)
+    if (clock->at[i] && !orHappensBeforeThread(i, clock->at[i])) return false;
+  return true;
+}
+
+static bool isOrdered(const orSync *sync) {
+  bool known = isKnown(&sync->clock);
+  for (uint32_t i = 0; known && i < sync->gate_count; i++) known = isKnown(&sync->gates[i]->clock);
+  return known;
+}
+
+static bool isEarly(orQueries *queries, uint64_t asked, bool ordered, bool done) {
+  uint64_t thread = orHostThreadNumber();
+  bool first = queries->asked != asked || queries->thread != thread;
+  bool early = first && done && !ordered && queries->early < OR_ANSWERS;
+  queries->asked = asked;
+  queries->thread = thread;
+  if (early)
+    queries->early++;
+  else if (done)
+    queries->early = 0;
+  return early;
+}
+
+bool orSyncQueryIsEarly(orSync *sync, bool done) {
+  return isEarly(&sync->queries, 1, isOrdered(sync), done);
+}
+
+bool orTimelineQueryIsEarly(orStream_t stream, bool done) {
+  orTimeline *t = orTimelineAt(orTimelineOf(stream));
+  orSync *now = orTimelineSnapshot(stream);
+  bool ordered = isOrdered(now);
+  orSyncRelease(now);
+  return isEarly(&t->queries, t->newest + 1, ordered, done);
+}
+
+/* ---- gates ---- */
 
 orSync *orSyncGate(void) {
   orSync *sync = newSync();

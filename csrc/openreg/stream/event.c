@@ -370,9 +370,10 @@ orError_t orEventQuery(orEvent_t event) {
   orDispatchPoint();
   OR_TRY(cellToAskOf(event, "orEventQuery", &cell, &flags));
   orWaitGoal goal = cell ? goalOf(cell) : (orWaitGoal){0};
-  bool ready = !cell || orIsOver(&goal);
+  bool over = !cell || orIsOver(&goal);
+  bool ready = !cell || orQueryAnswers(0, cell, over);
   if (ready && cell) OR_PROBE(OR_PROBE_HOST_ACQUIRES, .cell = cell);
-  orError_t error = ready ? orSuccess : orHostAwaitStep(&goal);
+  orError_t error = ready ? orSuccess : over ? orErrorNotReady : orHostAwaitStep(&goal);
   orCellRelease(cell);
   return error;
 }

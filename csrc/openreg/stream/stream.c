@@ -665,9 +665,12 @@ orError_t orStreamQuery(orStream_t stream) {
   if (stream == OR_STREAM_DEFAULT) OR_TRY(orDeviceDefaultStream(orCurrentDevice(), &stream));
   OR_TRY(snapshot("orStreamQuery", stream, &s, &queued));
   orWaitGoal goal = {.stream = s, .count = queued};
-  if (!orIsOver(&goal)) return orHostAwaitStep(&goal);
-  OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = stream);
-  return orSuccess;
+  bool over = orIsOver(&goal);
+  if (orQueryAnswers(stream, NULL, over)) {
+    OR_PROBE(OR_PROBE_HOST_ACQUIRES, .stream = stream);
+    return orSuccess;
+  }
+  return over ? orErrorNotReady : orHostAwaitStep(&goal);
 }
 
 orError_t orStreamSynchronize(orStream_t stream) {

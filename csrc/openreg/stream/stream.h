@@ -346,6 +346,13 @@ orError_t orHostAwaitTasks(orStream *stream, uint64_t count);
 /* For a query whose goal is not over: orErrorNotReady, or why it will not be over. Under a schedule
  * it lets a task run, so that repeated queries succeed in the end. */
 orError_t orHostAwaitStep(const orWaitGoal *goal);
+/* Whether a query of the cell, or of the stream if that is null, answers that it is done, if it is:
+ * a tool may want the other answer. */
+static inline bool orQueryAnswers(orStream_t stream, orCell *cell, bool done) {
+  orProbe asked = {.stream = stream, .cell = cell, .number = done};
+  if (orProbeOn(OR_PROBE_HOST_QUERIES)) orProbeCall(OR_PROBE_HOST_QUERIES, &asked);
+  return done && !asked.fails;
+}
 /* Blocks until the task `number` has finished (true), or cancels it if no thread runs it. Called
  * after an error of orHostAwait, by the thread that queued the task. */
 bool orHostAwaitOrCancel(orStream *stream, orTask *task, uint64_t number);

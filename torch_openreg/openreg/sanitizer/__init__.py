@@ -153,8 +153,34 @@ _C._sanitizer_bind(
 )
 
 
+def _judge_frees():
+    """The program or a test is over: reports blocks that were freed without record_stream, that no
+    allocation could have got since, and whose use nothing has waited for. Returns the reports."""
+    if not _C._sanitizer_active() or _C._in_forked_child():
+        return []
+    found = [make_report(given) for given in _C._sanitizer_reports(_C._sanitizer_judge_frees())]
+    if found:
+        _processes.send_reports()
+    return found
+
+
+@contextlib.contextmanager
+def _without_order():
+    """What this thread waits for inside is a tool's own wait, which orders nothing."""
+    before = _C._sanitizer_ignore(True)
+    try:
+        yield
+    finally:
+        _C._sanitizer_ignore(before)
+
+
 def _at_exit():
     texts = _take_left()
+    for report in _judge_frees():
+        if _C._sanitizer_mode()[0] == _MODES.index("error"):
+            texts.append(str(report))
+        else:
+            warnings.warn(str(report), stacklevel=1)
     if texts:
         print("DataRaceError, which nothing has raised:", *texts, sep="\n", file=sys.stderr)
         _C._sanitizer_fail_exit()

@@ -209,8 +209,8 @@ class Access(NamedTuple):
 
     def __str__(self):
         does = "writes" if self.write else "reads"
-        if self.operator == "allocation":
-            does = "handed out"
+        if self.operator in ("allocation", "free"):
+            does = "handed out" if self.operator == "allocation" else "frees"
         some = "some of " if self.some else ""
         text = f"{self.operator} on {self.where} {does} {some}{self.begin:#x} to {self.end:#x}"
         if self.stack is None:
@@ -312,7 +312,8 @@ class Report(NamedTuple):
         bytes) or ``"uninitialized"`` (the bytes read have not been written)."""
         if self.earlier.operator == "allocation":
             return "uninitialized"
-        return "possible race" if self.earlier.some or self.later.some else "race"
+        partial = self.earlier.some or self.later.some
+        return "possible race" if partial or self.later.operator == "free" else "race"
 
     @property
     def _identity(self):

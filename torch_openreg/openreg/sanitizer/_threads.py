@@ -17,8 +17,11 @@ import os
 import queue
 import select
 import signal
+import sys
 import threading
+import types
 from asyncio import base_events
+from concurrent.futures import thread
 
 import torch
 
@@ -70,6 +73,22 @@ def _methods():
 # `threading` has locks for its own lists of threads. That one thread begins after another has ended
 # does not order the two. A thread that reads the lists has checked whether another is over.
 _ASK = tuple(f.__code__ for f in (threading.enumerate, threading.active_count))
+
+# Modules that use locks for their own purposes: that two threads import, log or compute a cached
+# value does not order them.
+_INTERNAL = (
+    "functools importlib._bootstrap importlib._bootstrap_external logging tempfile warnings "
+    "torch.utils._functools torch_openreg.openreg._lazy torch_openreg.openreg.sanitizer"
+)
+
+
+def _maintenance():
+    """The code by which each thread that starts or ends asks which others are over."""
+    maintain = getattr(threading, "_maintain_shutdown_locks", None)  # until Python 3.12
+    if maintain is None:
+        return []
+    code = maintain.__code__
+    return [code, *(c for c in code.co_consts if isinstance(c, types.CodeType))]
 
 
 class _Begin:
@@ -218,6 +237,9 @@ def follow():
     _C._threads_ignore_lock(threading._active_limbo_lock, _ASK)
     if hasattr(threading, "_shutdown_locks_lock"):
         _C._threads_ignore_lock(threading._shutdown_locks_lock, ())
+    _C._threads_ignore_lock(thread._global_shutdown_lock, ())
+    internal = (sys.modules[name] for name in _INTERNAL.split() if name in sys.modules)
+    _C._threads_ignore_callers([threading, *internal], _maintenance())
     _C._threads_follow_calls(*_foreign())
     for owner, name, patch in _PATCHES:
         original = vars(owner).get(name)
