@@ -61,20 +61,11 @@ DIFFUSERS = (
     Declared(OFFLOAD, "AssertionError", RACE, always=False),
 )
 
-LIGHTNING = (
-    Declared(
-        "*/test_torch_collective.py::test_collectives_distributed_cuda",
-        r"ReduceOp\.PREMUL_SUM is not supported on cuda",
-        "reduces with `PREMUL_SUM`, an operation of NCCL's that Gloo lacks",
-    ),
-)
-
 # {library: entries}
 DECLARED = {
     "accelerate": ACCELERATE,
     "torchao": TORCHAO,
     "diffusers": DIFFUSERS,
-    "lightning": LIGHTNING,
 }
 
 # What fails under the sanitizer alone.
