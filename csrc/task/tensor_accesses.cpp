@@ -3,6 +3,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "../torch/sanitizer.h"
+#include "../torch/touched_types.h"
 
 namespace torch_openreg {
 
@@ -15,6 +16,7 @@ orMemoryAccess accessAt(const Tensor &tensor, c10::IntArrayRef sizes, int64_t of
   const size_t item = tensor.itemsize();
   access.data =
       static_cast<const char *>(tensor.storage().data()) + static_cast<size_t>(offset) * item;
+  touchedTypes.add(access.data, tensor.scalar_type());
   access.write = write;
   access.width = item;
   for (int64_t i = 0; i < tensor.dim(); ++i) {

@@ -12,9 +12,10 @@
 namespace torch_openreg {
 
 struct BackwardPart {
-  std::string node;     // "MulBackward0"
-  PythonStack forward;  // of the operator that made the node, if noteForward has kept it
-  int task = -1;        // the engine's number of the pass
+  std::string node;            // "MulBackward0"
+  PythonStack forward;         // of the operator that made the node, if noteForward has kept it
+  int task = -1;               // the engine's number of the pass
+  const void *hook = nullptr;  // the code of a pack hook, whose frame `forward` may have
 };
 
 /* Null if the thread is in no backward pass. The operators of one node share the same object while

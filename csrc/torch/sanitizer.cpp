@@ -40,6 +40,7 @@
 #include "stacks.h"
 #include "stream.h"
 #include "stream_origins.h"
+#include "touched_types.h"
 #include "warnings.h"
 
 namespace py = pybind11;
@@ -54,7 +55,7 @@ struct Call {
   std::shared_ptr<const BackwardPart> backward;
 };
 using Kept = std::shared_ptr<const Call>;
-using Calls = std::array<Kept, 2>;  // of a report
+using Calls = std::array<Kept, 3>;  // of a report: earlier, later, the memory's first use
 
 struct Python {
   py::object error;           // DataRaceError
@@ -211,6 +212,7 @@ void describeCall(py::dict &entry, const Call &call) {
   const BackwardPart part = call.backward == nullptr ? BackwardPart() : *call.backward;
   entry["node"] = part.node;
   entry["forward"] = linesOf(part.forward);
+  entry["hook"] = reinterpret_cast<uintptr_t>(part.hook);
   entry["task"] = part.task;
 }
 
@@ -233,6 +235,10 @@ py::dict describe(const orRaceAccess &access, const Kept &call) {
 
 Kept copyOf(const void *call) {
   return call == nullptr ? nullptr : *static_cast<const Kept *>(call);
+}
+
+Calls callsOf(const orRaceReport &report) {
+  return {copyOf(report.earlier.stack), copyOf(report.later.stack), copyOf(report.allocation)};
 }
 
 /* (moments of the earlier and of the later access, [(from, to, recorded, waited)]) */
@@ -259,6 +265,11 @@ py::dict describe(const orRaceReport &report, const Calls &stacks) {
   entry["end"] = reinterpret_cast<uintptr_t>(report.end);
   entry["memory"] = std::string(report.memory);
   entry["advice"] = std::string(report.advice);
+  const auto type = touchedTypes.at(report.later.begin);
+  entry["dtype"] = std::string(type ? c10::getDtypeNames(*type).first : "");
+  entry["missing"] = report.missing;
+  entry["wanted"] = report.stream;
+  entry["allocation"] = linesOf(stacks[2] ? stacks[2]->stack : nullptr);
   entry["order"] = orderOf(report.number);
   return entry;
 }
@@ -272,8 +283,7 @@ std::vector<std::pair<orRaceReport, Calls>> copyReports(uint64_t first) {
     OPENREG_CHECK(orSanitizerReports(first, reports.data(), sizeof(orRaceReport), reports.size(),
                                      &count, &total));
     for (size_t i = 0; i < count; ++i) {
-      all.push_back(
-          {reports[i], {copyOf(reports[i].earlier.stack), copyOf(reports[i].later.stack)}});
+      all.push_back({reports[i], callsOf(reports[i])});
     }
     if (count != 0) first = reports[count - 1].number + 1;
   }
@@ -293,8 +303,7 @@ void say(const orRaceReport *report, void *text) {
   py::gil_scoped_acquire gil;
   auto &said = *static_cast<std::string *>(text);
   try {
-    const Calls stacks{copyOf(report->earlier.stack), copyOf(report->later.stack)};
-    said = python->text(describe(*report, stacks)).cast<std::string>();
+    said = python->text(describe(*report, callsOf(*report))).cast<std::string>();
   } catch (const std::exception &error) {
     said = error.what();
   }

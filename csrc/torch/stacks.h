@@ -31,7 +31,7 @@ inline PythonStack gatherStack() { return torch::CapturedTraceback::gather(true,
 /* Returns for each stack a list of dicts with filename, line and name, the innermost frame first.
  * Requires the GIL. */
 std::vector<pybind11::object> linesOf(std::vector<torch::CapturedTraceback *> &stacks);
-/* None for a null stack. */
+/* The same, with the code object and the index of its instruction. None for a null stack. */
 pybind11::object linesOf(const PythonStack &stack);
 
 }  // namespace torch_openreg

@@ -16,8 +16,8 @@ def settle():
         openreg.synchronize(device)
 
 
-def reports(function, initcheck=False):
-    """Of one run under the sanitizer: (kind, later operator, earlier operator)."""
+def found(function, initcheck=False):
+    """The sanitizer's reports of one run."""
     sanitizer = openreg.sanitizer
     settle()
     openreg.empty_cache()
@@ -30,9 +30,14 @@ def reports(function, initcheck=False):
         except RuntimeError:  # memory that it has given away may be gone
             if not sanitizer.reports():
                 raise
-        found = [(r.kind, r.later.operator, r.earlier.operator) for r in sanitizer.reports()]
+        reports = sanitizer.reports()
         sanitizer.clear()
-    return found
+    return reports
+
+
+def reports(function, initcheck=False):
+    """Of one run under the sanitizer: (kind, later operator, earlier operator)."""
+    return [(r.kind, r.later.operator, r.earlier.operator) for r in found(function, initcheck)]
 
 
 def _explore(function, limit, **which):

@@ -525,7 +525,7 @@ def test_sanitizer_is_switched_on_by_cudas_variable(run, tmp_path, by_command):
     done = run("", env, arguments=(*command, program, "ordered"))
     assert (done.code, done.out, done.err) == (0, "True\n", "")
     done = run("", env, arguments=(*command, program))
-    assert done.code == 1 and "DataRaceError: data race 1 on openreg:0" in done.err
+    assert done.code == 1 and "DataRaceError: data race on openreg:0" in done.err
 
 
 def test_data_parallel_and_typed_classes_work_under_cudas_names(cuda):

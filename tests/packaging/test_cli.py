@@ -60,8 +60,9 @@ def test_demo_finds_the_race_in_the_wrong_loop_only(run):
     assert (done.code, done.err) == (0, "")
     wrong, right = done.out.split("With the wait (waits=True)")
     for text in (
-        "data race 1 on openreg:0",
-        "aten::copy_ on stream",
+        "error: data race on openreg:0 over x, 2048 bytes of float32",
+        "stream copies, made at ",
+        "compute.wait_stream(copies)",
         "wait_stream(",
         "A ..> B is missing: ",
         "21 schedules of ",
@@ -112,7 +113,7 @@ def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "2", path, "--fast", "x"))
     assert done.code == 1, done
     assert done.out.startswith("__main__ ['--fast', 'x'] ")
-    assert "UserWarning: data race 1 on openreg:0" in done.err  # when it is found
+    assert "UserWarning: data race on openreg:0" in done.err  # when it is found
     assert "torch_openreg: sanitizer: " in done.err
     assert "runpy" not in done.err and "torch_openreg/_run.py" not in done.err
     assert (

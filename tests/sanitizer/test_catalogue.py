@@ -1,11 +1,14 @@
 """docs/catalogue.md: each bug is found by what its table says, and its right form by nothing."""
 
+import ast
+import linecache
 import re
 from pathlib import Path
 
 import pytest
 from corpus import BUGS, FAMILIES, measure, sharded
 
+CORPUS = Path(__file__).resolve().parents[1] / "corpus"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 pytestmark = pytest.mark.usefixtures("watching")
@@ -36,10 +39,39 @@ def test_catalogue_has_fifty_bugs_found_by_sanitizer_and_tape():
     assert len(found) >= 50
 
 
+def faults(report):
+    """What is wrong with a report's text, but for its lines of source."""
+    places = {side.line[:2] for side in (report.earlier, report.later)}
+    sources = [linecache.getline(*place).split() for place in places]
+    codes = [line.strip() for help in report.help for line in help.code.splitlines()]
+    said = [line for line in str(report).splitlines()
+            if line.split()[1:] not in sources and line.strip() not in codes]  # fmt: skip
+    checks = {
+        "a line is too long": not any(len(line) > 100 and len(line.split()) > 1 for line in said),
+        "a hexadecimal number": not re.search(r"\b0x[0-9a-f]", "\n".join(said)),
+        "an operator's overload": "aten::" not in "\n".join(said),
+        "its memory has no name": report.subject.name is not None or report.earlier.node,
+        "its size or dtype is not there": report.subject.size > 0,
+        "no place of the user's": report.place and Path(report.place[0]).parent == CORPUS,
+        "no help": bool(report.help),
+        "its help is no code": all(map(is_code, report.help)),
+        "a summary of more lines": "\n" not in report.summary(),
+    }
+    return [fault for fault, holds in checks.items() if not holds]
+
+
+def is_code(help):
+    ast.parse(help.code)
+    return "_of_the_first" not in help.code
+
+
 @EACH
 def test_catalogue_bug_is_reported_as_its_row_has_it(bug):
     """`initcheck` reports what it reports without it, too."""
-    wrong = {kind == "uninitialized" for kind, *_ in measure.reports(bug.wrong, initcheck=True)}
+    reports = measure.found(bug.wrong, initcheck=True)
+    wrong = {report.kind == "uninitialized" for report in reports}
+    for report in reports:
+        assert faults(report) == [], str(report)
     if not bug.luck:
         assert (False in wrong) == (ROWS[bug.name][SANITIZER] == "yes")
     assert (True in wrong) == (ROWS[bug.name][INITCHECK] == "yes")

@@ -47,15 +47,15 @@ def test_report_names_all_that_is_needed_to_find_the_race():
         assert ours[0].line == at and ours[0].name == inspect.currentframe().f_code.co_name
     assert "wait_stream" in report.advice and "aten::mul.out" in report.advice
     text = str(error.value)
-    assert text == str(report)
+    assert f"error: {text}" == str(report)
     for part in (
         "aten::mul.out",
         f"{side.native_handle:#x}",
-        "default stream",
+        "the default stream of openreg:0",
         __file__,
         "wait_stream",
     ):
-        assert part in text
+        assert part in report.details()
     # What raised was not queued, and the device is as usable as before.
     openreg.synchronize()
     assert a.tolist() == [1.0] * 100
@@ -125,7 +125,7 @@ def test_host_access_raises_at_the_call():
     sanitizer.enable("error")
     host = torch.empty(100, pin_memory=True)
     host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
-    with pytest.raises(sanitizer.DataRaceError, match=r"aten::sum[.\w]* on the host reads"):
+    with pytest.raises(sanitizer.DataRaceError, match=r"the host reads \w+ \(sum\)"):
         host.sum()
         raise AssertionError("later than at the call")  # pragma: no cover
     openreg.synchronize()
@@ -354,7 +354,7 @@ def test_host_waits_of_every_kind_order_the_caller():
     assert found(run, lambda side, x: None)
 
 
-FORGOTTEN = {None: "", "record_stream": "t.record_stream(s)", "wait_event": "s1.wait_stream(s0)"}
+FORGOTTEN = {None: "", "record_stream": ".record_stream(", "wait_event": ".wait_stream("}
 
 
 @pytest.mark.parametrize("call", FORGOTTEN)

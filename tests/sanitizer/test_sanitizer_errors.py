@@ -113,9 +113,9 @@ def test_host_access_that_cannot_raise_raises_at_the_next_call(call, capfd):
     host = read_early()
     torch.ops.aten.add.Tensor(host, 1)
     torch.ops.aten.mul.Tensor(host, 2)
-    with pytest.raises(sanitizer.DataRaceError, match=r"aten::add\.Tensor on the host") as error:
+    with pytest.raises(sanitizer.DataRaceError, match=r"the host reads \w+ \(add\)") as error:
         NEXT_CALLS[call]()
-    assert "aten::mul.Tensor on the host reads" in str(error.value)
+    assert "(mul)" in str(error.value)
     openreg.synchronize()  # once
     assert not any(isinstance(entry[1], sanitizer._Unraised) for entry in warnings.filters)
     capfd.readouterr()
@@ -129,7 +129,7 @@ def test_error_that_is_being_raised_is_not_replaced():
         with pytest.raises(KeyError), sanitizer.enable():
             in_overload()
             raise KeyError
-    assert [str(warning.message) for warning in calls] == [str(sanitizer.reports()[0])]
+    assert [str(warning.message) for warning in calls] == [sanitizer.reports()[0].text(kind="")]
 
 
 @asks_no_filter
@@ -150,12 +150,12 @@ def test_host_access_that_was_never_raised_fails_the_process(run, where):
         {call}
         """
     done = run(code)
-    assert done.code == 1 and "aten::add.Tensor on the host reads" in done.err, done.err
+    assert done.code == 1 and "(add)" in done.err, done.err
     assert done.out == "other handlers run\n"
     done = run(code.replace("torch.ops.aten.add.Tensor(host, 1)", "host + 1"))
     assert done.code == (1 if where == "main" else 0) and "DataRaceError: data race" in done.err
     done = run(code + "\n        raise SystemExit(7)")
-    assert done.code == 7 and "aten::add.Tensor on the host reads" in done.err
+    assert done.code == 7 and "(add)" in done.err
 
 
 @pytest.mark.filterwarnings("ignore")

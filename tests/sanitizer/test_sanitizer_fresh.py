@@ -49,6 +49,9 @@ def test_initcheck_report_has_both_stacks():
     for access, at in ((report.earlier, line + 1), (report.later, line + 2)):
         assert (access.line.filename, access.line.line) == (__file__, at)
     text = str(report)
+    assert text.startswith("error: read of memory that nothing has written, on openreg:0 over x, ")
+    assert report.help[0][0::3] == ("in place of", "x = torch.zeros(100, device=DEVICE)")
+    text = report.details()
     assert text.startswith("read 1 of memory that nothing has written, on openreg:0, ")
     assert "allocation on the default stream of openreg:0 handed out" in text
     assert "a write of these bytes before aten::add.Tensor" in text
@@ -149,7 +152,7 @@ def test_initcheck_refuses_the_operator_in_mode_error():
     sanitizer.enable("error", initcheck=True)
     x = empty(10)
     for _ in range(2):
-        with pytest.raises(sanitizer.DataRaceError, match="read 1 of memory that nothing") as error:
+        with pytest.raises(sanitizer.DataRaceError, match=r"^read of memory that nothing") as error:
             x.sum()
         assert error.value.report.kind == "uninitialized"
     assert x.fill_(2).sum().item() == 20
@@ -163,5 +166,5 @@ def test_initcheck_is_off_unless_asked_for(run):
     code = "import torch\ntorch.empty(3, device='openreg').sum()\nprint('end')"
     assert run(code, {"OPENREG_SANITIZER": "1"}).code == 0
     done = run(code, {"OPENREG_SANITIZER": "1", "OPENREG_INITCHECK": "1"})
-    assert done.code == 1 and "DataRaceError: read 1 of memory that nothing has written" in done.err
+    assert done.code == 1 and "DataRaceError: read of memory that nothing has written" in done.err
     assert run(code, {"OPENREG_INITCHECK": "1"}).code == 0

@@ -27,7 +27,7 @@ def test_mode_warn_warns_with_the_report():
         race()
     (warning,) = calls
     assert issubclass(warning.category, UserWarning) and warning.filename == __file__
-    assert str(warning.message) == str(sanitizer.reports()[0])
+    assert str(warning.message) == sanitizer.reports()[0].text(kind="")
 
 
 def test_mode_warn_warns_once_of_a_pair():
@@ -49,21 +49,19 @@ def test_mode_error_raises_each_time():
     a = torch.ones(10, device=DEVICE)
     texts = set()
     for _ in range(3):
-        with pytest.raises(sanitizer.DataRaceError, match=r"^data race 1 on") as error, side:
+        with pytest.raises(sanitizer.DataRaceError, match=r"^data race on") as error, side:
             a.mul_(5)
         texts.add(str(error.value))
     line = inspect.currentframe().f_lineno + 2
-    with pytest.raises(sanitizer.DataRaceError, match=r"^data race 1 on") as error, side:
+    with pytest.raises(sanitizer.DataRaceError, match=r"^data race on") as error, side:
         a.mul_(5)
-    assert len(texts) == 1 and f"line {line}, in test_mode_error_raises_each_time" in str(
-        error.value
-    )
+    assert len(texts) == 1 and f"test_sanitizer_modes.py:{line} " in str(error.value)
     (report,) = sanitizer.reports()
-    assert texts == {str(report)}
+    assert texts == {report.text(kind="")}
     host = torch.empty(100, pin_memory=True)
     for _ in range(3):
         host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
-        with pytest.raises(sanitizer.DataRaceError, match="on the host reads"):
+        with pytest.raises(sanitizer.DataRaceError, match="the host reads"):
             host.sum()
         openreg.synchronize()
     side.wait_stream(openreg.current_stream())
@@ -116,7 +114,7 @@ def test_reports_beyond_a_thousand_come_and_are_not_kept():
     sanitizer.enable("error", stacks=False)
     a.add_(1)
     for i in range(1010):
-        with side, pytest.raises(sanitizer.DataRaceError, match=f"^data race {i + 1} on openreg:0"):
+        with side, pytest.raises(sanitizer.DataRaceError, match=r"^data race on openreg:0"):
             a[i : i + 1].add_(1)
     assert len(sanitizer.reports()) == 1000
     sanitizer.clear()
@@ -126,7 +124,7 @@ def test_reports_beyond_a_thousand_come_and_are_not_kept():
         warnings.simplefilter("always")
         for i in range(1010):
             a[i : i + 1].add_(1)
-    assert len(calls) == 1010 and str(calls[-1].message).startswith("data race 1010 on openreg:0")
+    assert len(calls) == 1010 and str(calls[-1].message).startswith("data race on openreg:0")
     assert len(sanitizer.reports()) == 1000
 
 
@@ -167,7 +165,7 @@ def test_reports_without_stacks_have_none():
     sanitizer.enable("warn", stacks=False)
     race()
     (report,) = sanitizer.reports()
-    assert report.earlier.stack is None and "no Python stack" in str(report)
+    assert report.earlier.stack is None and "no Python stack" in report.details()
 
 
 def test_race_of_another_thread_raises_there():
@@ -183,7 +181,7 @@ def test_race_of_another_thread_raises_there():
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert len(caught) == 1 and "in work" in str(caught[0])
+    assert len(caught) == 1 and "in work" in caught[0].report.details()
     torch.ones(3, device=DEVICE).sum().item()  # nothing is left for this one
 
 
@@ -203,7 +201,7 @@ def test_race_in_a_backward_thread_is_raised_by_backward():
                 return copy.mul_(2)
 
     x = torch.ones(2, device=DEVICE, requires_grad=True)
-    with pytest.raises(sanitizer.DataRaceError, match="aten::mul_"):
+    with pytest.raises(sanitizer.DataRaceError, match="RaceBackward"):
         Race.apply(x).sum().backward()
 
 
@@ -219,7 +217,7 @@ def test_sanitizer_setting_decides_for_a_process(run):
     assert done.code == 1 and "torch.openreg.sanitizer.DataRaceError: " in done.err
     assert re.search(r'File "<string>", line \d+, in <module>', done.err)
     done = run(code, {"OPENREG_SANITIZER": "warn"})
-    assert done.code == 0 and "UserWarning: data race 1 on openreg:0" in done.err
+    assert done.code == 0 and "UserWarning: data race on openreg:0" in done.err
     done = run(code, {"OPENREG_SANITIZER": "0"})
     assert (done.code, done.err) == (0, "")
     done = run(code, {"OPENREG_SANITIZER": "loud"})
@@ -267,7 +265,7 @@ def test_host_access_is_raised_at_the_next_synchronisation():
     for synchronize in (openreg.synchronize, openreg.current_stream().synchronize):
         host = torch.empty(100, pin_memory=True)
         host.copy_(torch.ones(100, device=DEVICE), non_blocking=True)
-        with pytest.raises(sanitizer.DataRaceError, match="on the host reads"):
+        with pytest.raises(sanitizer.DataRaceError, match="the host reads"):
             if host.sum() is not None:
                 synchronize()
         openreg.synchronize()
@@ -284,6 +282,6 @@ def test_race_that_a_gate_decides_is_raised_when_it_opens():
         gate.wait()
         x.add_(1)
     x.mul_(2)
-    with pytest.raises(sanitizer.DataRaceError, match="aten::mul_"):
+    with pytest.raises(sanitizer.DataRaceError, match=r"\(mul_\)"):
         gate.open()
     openreg.synchronize()

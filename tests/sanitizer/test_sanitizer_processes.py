@@ -326,12 +326,12 @@ def test_process_belongs_to_the_test_that_has_started_it(pytester, folder, monke
         done.stdout.fnmatch_lines([f"FAILED *::{name}*"])
     done.stdout.fnmatch_lines(
         [
-            "data race 1 on openreg:0, * in process *:",
+            "error: data race on openreg:0 over * in process *",
             "*= openreg sanitizer =*",
             "watched: 9 tests; 8 processes on openreg:0",
             f"{NOT_WATCHED}true alone",
             "*= openreg sanitizer: outside of tests, which fails the run =*",
             "in a process started by test_it.py::test_starts_one_that_is_late, which has ended:",
-            "data race 1 on openreg:0, *",
+            "error: data race on openreg:0 *",
         ]
     )

@@ -68,7 +68,7 @@ def test_search_prints_the_tape_and_the_race():
         text,
     )
     if not _C._sanitizer_active():
-        assert "\ndata race 1 on openreg:0" in text and "in alternates\n" in text
+        assert "\nerror: data race on openreg:0" in text and "test_search.py:" in text
         assert "testing/_schedules.py" not in text
     assert f"explore(fn, schedules=['{tape}'])\n" in text
     assert text.endswith(f"OPENREG_SCHEDULE_TAPE={tape.removeprefix('tape:')}")
@@ -416,7 +416,7 @@ def test_search_prints_a_race_that_no_result_shows():
         return
     for found in (by_seeds, search):
         assert " agree, but the sanitizer reports under 'early':\n" in str(found)
-        assert "\ndata race 1 on openreg:0" in str(found)
+        assert "\nerror: data race on openreg:0" in str(found)
         assert [report.later.operator for report in found.races] == ["aten::add_.Tensor"]
     right = explore(lambda: adds_twice(wait=True), 20)
     assert right.ok and not right.races

@@ -62,6 +62,19 @@ typedef struct orRaceAccess {
   void *stack; /* from orSanitizerOptions.capture, or null; valid until the report is released */
 } orRaceAccess;
 
+/* What would have ordered the two accesses of a report; and, as bits beside it, what else is known
+ * of their order. */
+enum {
+  OR_MISSING_WAIT = 1,      /* the later access's stream waits for a stream */
+  OR_MISSING_HOST_WAIT = 2, /* the host waits for a stream */
+  OR_MISSING_RECORD = 3,    /* a stream is recorded on the memory before that is freed */
+  OR_MISSING_WORK = 4,      /* somebody waits for the external work that is the earlier access */
+  OR_MISSING_WRITE = 5,     /* a write of the memory */
+  OR_MISSING_KIND = 7,      /* a mask */
+  OR_ORDER_LOST = 8,        /* there is a wait, for an event that had been recorded again */
+  OR_ORDER_ELSEWHERE = 16   /* another thread of the host has waited for the earlier access */
+};
+
 typedef struct orRaceReport {
   uint64_t number; /* from 1 */
   orRaceAccess earlier, later;
@@ -69,7 +82,12 @@ typedef struct orRaceReport {
   /* The owner of the memory: "openreg:0", "pinned host memory", "openreg:0, reused without
    * record_stream". */
   char memory[64];
-  char advice[256]; /* the call that would have ordered them */
+  char advice[256];  /* the call that would have ordered them */
+  uint32_t missing;  /* OR_MISSING_WAIT and the like */
+  orStream_t stream; /* to wait for, or to record; 0: none */
+  /* The stack of the memory's first use, as orRaceAccess.stack. Of memory that was freed since the
+   * earlier access, the use before that. */
+  void *allocation;
 } orRaceReport;
 
 /* A wait. Moments are numbers that grow with time; the moment of an access is that of its call. */

@@ -130,6 +130,7 @@ static void keep(orCheck *t) {
       renewed |= replace(old, now, renewed);
   }
   if (OR_UNLIKELY(strided > OR_STRIDED)) limitStrided(found, strided);
+  orAllocationUse(now->range.begin, now->stack);
   if (!renewed) {
     orStackRetain(now->stack);
     orShadowAdd(now);

@@ -1,7 +1,7 @@
 /*
  * What the files of the sanitizer share. A file uses those before it here: state; vector_clock,
- * range, intern; host_clock, timeline, shadow; initcheck, page_guard, host_read, races,
- * host_checksum; analysis; sanitizer.
+ * range, intern; host_clock, timeline, shadow; allocations, initcheck, page_guard, host_read,
+ * races, host_checksum; analysis; sanitizer.
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for, and no function of a caller's is called. Functions are called with it held unless
@@ -206,10 +206,11 @@ typedef struct orShadow {
   uint64_t counter, sequence; /* `sequence`: the moment of the call */
   uint32_t timeline;
   bool write, partial;
-  bool judged;    /* compared with an access of the host's, so it guards no memory any more */
-  bool undecided; /* ... until a gate opens */
-  bool freed;     /* the block was freed since ... */
-  uint32_t owner; /* ... whose allocation stream's timeline this is */
+  bool judged;         /* compared with an access of the host's, so it guards no memory any more */
+  bool undecided;      /* ... until a gate opens */
+  bool freed;          /* the block was freed since ... */
+  uint32_t owner;      /* ... whose allocation stream's timeline this is, */
+  orStack *allocation; /* ... and whose first use this is: a reference, or null */
 } orShadow;
 
 /* The accesses whose hull overlaps [begin, end). The array is valid until the next call. */
@@ -228,6 +229,16 @@ void orShadowClear(void);
 /* Whether some of these bytes are written by a task that does not happen before the calling
  * thread. */
 bool orShadowIsWritten(uintptr_t begin, uintptr_t end);
+
+/* ---- allocations.c ---- */
+
+/* The caching allocator has handed out these bytes. */
+void orAllocationAdd(uintptr_t begin, size_t bytes);
+void orAllocationForget(uintptr_t begin, uintptr_t end);
+/* An access of the block at `begin`. The stack may be null. */
+void orAllocationUse(uintptr_t begin, orStack *stack);
+/* Of the first access of the block at `begin`, without a reference; null: not known. */
+orStack *orAllocationStack(uintptr_t begin);
 
 /* ---- host_read.c ---- */
 
@@ -298,6 +309,7 @@ struct orRace {
   bool reused;          /* the memory was freed and handed out in between ... */
   bool unrecorded;      /* ... before its allocation stream was ordered after the earlier access */
   orStream_t owner;     /* the allocation stream */
+  orStack *allocation;  /* the first use of the block; a reference, or null */
   uint64_t sequence, later_sequence;
   uint64_t call;  /* that made the later one */
   bool lost;      /* the event was recorded again */

@@ -27,6 +27,7 @@ enum { OR_UNDECIDED = 1000 };
 typedef struct orKeptReport {
   orRaceReport report;
   orRaceSide earlier, later; /* with a reference to their stacks */
+  orStack *allocation;       /* likewise */
   orRaceOrder order;
 } orKeptReport;
 
@@ -50,6 +51,7 @@ static _Thread_local bool found_here; /* since it last asked */
 static void freeRace(orRace *race) {
   orStackRelease(race->earlier.stack);
   orStackRelease(race->later.stack);
+  orStackRelease(race->allocation);
   for (uint32_t i = 0; i < race->gate_count; i++) orSyncRelease(race->gates[i]);
   free(race);
 }
@@ -89,6 +91,8 @@ static orRace *makeRace(const orShadow *earlier, const orShadow *later) {
   race->sequence = earlier->sequence;
   race->later_sequence = later->sequence;
   race->reused = earlier->freed;
+  race->allocation =
+      orStackRetain(race->reused ? earlier->allocation : orAllocationStack(race->begin));
   race->elsewhere = orHappensBeforeAny(earlier->timeline, earlier->counter);
   if (race->reused) {
     const orTimeline *owner = orTimelineAt(earlier->owner);
@@ -119,6 +123,7 @@ void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *
                    .later = sideOf(later),
                    .begin = later->range.begin,
                    .end = later->range.end,
+                   .allocation = orStackRetain(allocation->stack),
                    .sequence = allocation->sequence,
                    .later_sequence = later->sequence,
                    .fresh = true,
@@ -276,6 +281,14 @@ static void fillSide(orRaceAccess *to, const orRaceSide *side) {
   to->stack = side->stack ? side->stack->stack : NULL;
 }
 
+static uint32_t missing(const orRace *race) {
+  uint32_t more = (race->lost ? OR_ORDER_LOST : 0) | (race->elsewhere ? OR_ORDER_ELSEWHERE : 0);
+  if (race->fresh) return OR_MISSING_WRITE;
+  if (race->reused && race->unrecorded) return more | OR_MISSING_RECORD;
+  if (race->earlier.external) return more | OR_MISSING_WORK;
+  return more | (race->later.stream ? OR_MISSING_WAIT : OR_MISSING_HOST_WAIT);
+}
+
 static void fillReport(orRaceReport *report, const orRace *race) {
   fillSide(&report->earlier, &race->earlier);
   fillSide(&report->later, &race->later);
@@ -283,6 +296,11 @@ static void fillReport(orRaceReport *report, const orRace *race) {
   report->begin = (const void *)race->begin;
   report->end = (const void *)race->end;
   advise(race, report->advice, sizeof report->advice);
+  report->missing = missing(race);
+  bool by_owner = race->reused && (report->missing & OR_MISSING_KIND) == OR_MISSING_WAIT &&
+                  race->owner != race->later.stream;
+  report->stream = by_owner ? race->owner : race->earlier.stream;
+  report->allocation = race->allocation ? race->allocation->stack : NULL;
 }
 
 static const char *does(const orRaceAccess *access) {
@@ -321,7 +339,10 @@ static const orKeptReport *knownAs(const orRaceReport *report, const orRace *rac
 static orKeptReport keep(const orRaceReport *report, const orRace *race) {
   orStackRetain(race->earlier.stack);
   orStackRetain(race->later.stack);
-  orKeptReport all = {.report = *report, .earlier = race->earlier, .later = race->later};
+  orKeptReport all = {.report = *report,
+                      .earlier = race->earlier,
+                      .later = race->later,
+                      .allocation = orStackRetain(race->allocation)};
   all.order.earlier = race->sequence;
   all.order.later = race->later_sequence;
   orClocksEdges(race->earlier.stream, race->later.stream, &all.order);
@@ -331,6 +352,7 @@ static orKeptReport keep(const orRaceReport *report, const orRace *race) {
 static void releaseStacks(orKeptReport *report) {
   orStackRelease(report->earlier.stack);
   orStackRelease(report->later.stack);
+  orStackRelease(report->allocation);
 }
 
 /* True if it is new. It gets its number. */

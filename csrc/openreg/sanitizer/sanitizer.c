@@ -247,6 +247,8 @@ static void onBlockFreed(orProbe *p) {
   for (size_t i = 0; i < count; i++) {
     found[i]->freed = true;
     found[i]->owner = timeline;
+    if (!found[i]->allocation)
+      found[i]->allocation = orStackRetain(orAllocationStack(found[i]->range.begin));
     if (orTimelineAt(found[i]->timeline)->external) orShadowErase(found[i]);
   }
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
@@ -255,13 +257,17 @@ static void onBlockFreed(orProbe *p) {
 
 /* What a task allocates is written before anybody else has it. */
 static void onBlockTaken(orProbe *p) {
-  if (!atomic_load_explicit(&checks_fresh, memory_order_relaxed) || orProcessTask() != OR_TASK_NONE)
-    return;
+  if (orProcessTask() != OR_TASK_NONE) return;
+  bool fresh = atomic_load_explicit(&checks_fresh, memory_order_relaxed);
   orSanitizerOptions by;
-  void *captured = orAnalysisCapture(&by);
+  void *captured = fresh ? orAnalysisCapture(&by) : NULL;
   orSanitizerLock();
   orStack *stack = orStackNew(captured, &by);
-  if (orSanitizerIsOn()) orFreshAdd((uintptr_t)p->dst, p->bytes, p->stream, stack);
+  if (orSanitizerIsOn()) {
+    orAllocationAdd((uintptr_t)p->dst, p->bytes);
+    orAllocationUse((uintptr_t)p->dst, stack);
+    if (fresh) orFreshAdd((uintptr_t)p->dst, p->bytes, p->stream, stack);
+  }
   orStackRelease(stack);
   orSanitizerUnlock();
 }
@@ -279,6 +285,7 @@ static void onRangeOver(orProbe *p) {
   for (size_t i = 0; i < count; i++)
     if (isOver(found[i])) orShadowErase(found[i]);
   orFreshForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
+  orAllocationForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   orSumsForget((uintptr_t)p->dst, (uintptr_t)p->dst + p->bytes);
   orSanitizerUnlock();
 }
@@ -293,6 +300,7 @@ static void forgetAll(void) {
   orGuardRenewAll();
   orSumsForget(0, UINTPTR_MAX);
   orFreshForget(0, UINTPTR_MAX);
+  orAllocationForget(0, UINTPTR_MAX);
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
   orThreadsForget(NULL);

@@ -78,6 +78,7 @@ void orShadowAdd(const orShadow *shadow) {
 
 void orShadowRenew(orShadow *shadow, const orShadow *by) {
   orStackRelease(shadow->stack);
+  orStackRelease(shadow->allocation);
   orShadow renewed = *by;
   renewed.node = shadow->node;
   *shadow = renewed;
@@ -86,6 +87,7 @@ void orShadowRenew(orShadow *shadow, const orShadow *by) {
 void orShadowErase(orShadow *shadow) {
   orTreeRemove(&tree, &shadow->node);
   orStackRelease(shadow->stack);
+  orStackRelease(shadow->allocation);
   shadow->node.left = spare;
   spare = &shadow->node;
   count--;
@@ -96,6 +98,7 @@ void orShadowTrim(orShadow *shadow, uintptr_t begin, uintptr_t end) {
   if (begin > whole.begin && end < whole.end) {
     orShadow rest = *shadow;
     orStackRetain(rest.stack);
+    orStackRetain(rest.allocation);
     rest.range.begin = end;
     rest.range.width = whole.end - end;
     orShadowAdd(&rest);

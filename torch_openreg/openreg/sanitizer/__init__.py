@@ -26,7 +26,8 @@ from torch.autograd import graph as _graph
 
 from ... import _C
 from . import _processes
-from ._reports import Access, Frame, Help, Report, keep_backward, make_report
+from ._advice import Help
+from ._reports import Access, Frame, Report, keep_backward, make_report
 
 __all__ = [
     "Access",
@@ -66,8 +67,10 @@ class DataRaceError(RuntimeError):
 
 
 def _text(given):
-    _last.report = make_report(given)
-    _last.text = str(_last.report)
+    _last.report = make_report(given, is_alive=True)
+    for other in _C._sanitizer_reports(given["number"] + 1):  # of the same call
+        make_report(other, is_alive=True)
+    _last.text = _last.report.text(kind="")  # Python writes the error's type before it
     _processes.send_reports()
     return _last.text
 
@@ -137,8 +140,7 @@ def _note_backward(task):
     waiting = [frame for frame in sys._current_frames().values() if frame.f_code is run]
     if len(waiting) == 1:
         lines = traceback.walk_stack(waiting[0])
-        frames = (Frame(f.f_code.co_filename, n, f.f_code.co_name) for f, n in lines)
-        keep_backward(task, tuple(frames))
+        keep_backward(task, tuple(itertools.starmap(Frame.of, lines)))
 
 
 _C._sanitizer_bind(

@@ -10,12 +10,19 @@ from typing import NamedTuple
 import torch
 
 from ... import _C
-from . import _pictures
+from .. import _messages
+from . import _names, _pictures
+from ._advice import Help, Missing, advise, notes
 
 _SHOWN_FRAMES = 10
+_SHOWN_CALLERS = 3
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _RUNNERS = ("<frozen runpy>", os.path.join(_OURS, "openreg", "testing", "_schedules.py"))
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
+_COMPILED = re.compile(r".*[/\\](\w\w)[/\\]c\1\w{40,}\.py")  # in the folders of Inductor
+# Installed packages whose frames are counted; those of others are as the user's. NumPy's are here
+# because it reads memory by Python functions of its own.
+_FOLDED = {"_pytest", "pytest", "pluggy", "pytest_openreg", "functorch", "torchgen", "numpy"}
 
 
 class Frame(NamedTuple):
@@ -24,6 +31,15 @@ class Frame(NamedTuple):
     filename: str
     line: int
     name: str
+    columns: tuple[int, int, int] | None = None
+    """Of the expression that runs: its last line, its first byte in `line`, and the end of its last
+    byte there. None where Python does not have it, as 3.10."""
+
+    @classmethod
+    def of(cls, frame, line):
+        """From Python's."""
+        code = frame.f_code
+        return cls(code.co_filename, line, code.co_name, _columns(code, frame.f_lasti))
 
     def __str__(self):
         return f'File "{self.filename}", line {self.line}, in {self.name}'
@@ -37,6 +53,7 @@ def _folders():
         (os.path.join(_OURS, "_demo.py"), None),
         (os.path.dirname(os.path.abspath(torch.__file__)), "torch"),
         (_OURS, "torch_openreg"),
+        (os.path.join(os.path.dirname(_OURS), "pytest_openreg.py"), "pytest"),
     )
 
 
@@ -46,9 +63,11 @@ def _package(filename):
     for folder, name in _folders():
         if filename.startswith(folder):
             return name
+    if _COMPILED.match(filename):
+        return "torch"
     installed = _INSTALLED.match(filename)
     if installed:
-        return installed[1]
+        return installed[1] if installed[1] in _FOLDED else None
     standard = filename.startswith((sysconfig.get_paths()["stdlib"], "<frozen "))
     return "Python" if standard else None
 
@@ -83,6 +102,26 @@ def _stack_text(called, frames, indent="    "):
     return "\n".join([called, *(indent + line for line in lines)])
 
 
+def _plain_operator(operator):
+    """``add_`` for ``aten::add_.Tensor``; "" for what is no operator."""
+    name = operator.removeprefix("aten::").partition(".")[0]
+    return (
+        ""
+        if name in ("allocation", "memory access") or name.startswith(("_", "resolve_"))
+        else name
+    )
+
+
+def stream_words(device, is_default, name, made):
+    """A stream in the program's words; "" if it has none there."""
+    other = f" of openreg:{device}" if device else ""
+    if is_default:
+        return f"the default stream{other}"
+    if name:
+        return f"stream {name}{other}"
+    return f"a stream{other} made at {_messages.place(*made[:2])}" if made else ""
+
+
 class Access(NamedTuple):
     """One side of a conflict."""
 
@@ -110,12 +149,69 @@ class Access(NamedTuple):
     """The node of a backward pass that it belongs to, as ``MulBackward0``, or None."""
     forward: tuple[Frame, ...] | None = None
     """The stack of the operator of the forward pass that made the node, if it is known."""
+    name: str | None = None
+    """The stream's name: its own, or that of the variable or attribute that holds it."""
+    made: Frame | None = None
+    """The line that made the stream; None for a default stream and the host."""
 
     @property
     def line(self):
-        """The innermost Frame outside installed packages; for a node of autograd that of the
-        forward pass. None without a stack."""
+        """The innermost Frame outside PyTorch, pytest and Python; for a node of autograd that of
+        the forward pass. None without a stack."""
         return user_frame(self.forward or self.stack)
+
+    @property
+    def call(self):
+        """The same, and for a node of autograd that of ``backward()``."""
+        return user_frame(self.stack or self.forward)
+
+    @property
+    def does(self):
+        """What it does in a word: ``"writes"``, ``"reads"``, ``"allocates"``."""
+        if self.operator == "allocation":
+            return "allocates"
+        return "writes" if self.write else "reads"
+
+    @property
+    def who(self):
+        """The stream or host in the program's words."""
+        if self.device is None:
+            return "the host"
+        known = stream_words(self.device, self.is_default, self.name, self.made)
+        if known:
+            return known
+        if "::" not in self.operator and not self.operator.startswith("or"):  # of torch.distributed
+            return f"the collective {self.operator}"
+        return "a stream of other code"
+
+    def _says(self, memory):
+        who = self.who
+        if self.name and self.made and not self.name.startswith('"'):
+            who += f", made at {_messages.place(*self.made[:2])},"
+        some = "some of " if self.some else ""
+        how = "" if self.operator in who else _plain_operator(self.operator)
+        if self.node:
+            how = f"in the backward pass, {self.node}"
+            if self.call and self.forward:
+                how = f"{how}, from {_messages.place(*self.call[:2])}"
+        how = f" ({how})" if how else ""
+        return f"{who} {self.does} {some}{memory}{how}"
+
+    def _callers(self):
+        """The user's frames below that of its line."""
+        return [f for f in self.forward or self.stack or () if _package(f.filename) is None][1:]
+
+    def _place(self, memory, other):
+        """For a message, with the callers that the other access does not have."""
+        frames, others = self._callers(), other._callers()
+        while frames and others and frames[-1][:3] == others[-1][:3]:
+            frames.pop()
+            others.pop()
+        places = list(dict.fromkeys(_messages.place(*frame[:2]) for frame in frames))
+        more = len(places) - _SHOWN_CALLERS
+        more, places = f" and {more} more" if more > 0 else "", places[:_SHOWN_CALLERS]
+        calls = [f"called from {', '.join(places)}{more}"] if places else []
+        return _messages.Place(self.line, self._says(memory), *calls)
 
     def __str__(self):
         does = "writes" if self.write else "reads"
@@ -140,18 +236,22 @@ class Access(NamedTuple):
         return "\n".join(parts)
 
 
-class Help(NamedTuple):
-    """A line to paste, and its place in the program."""
+class Memory(NamedTuple):
+    """The memory that both accesses touch."""
 
-    where: str
-    """``"before"``, ``"after"`` or ``"in place of"`` the line."""
-    filename: str
-    line: int
-    code: str
-    """The line or lines to paste."""
+    name: str | None = None
+    """The variable or attribute that holds it; None where the program has none."""
+    dtype: str | None = None
+    size: int = 0
+    """Bytes."""
+    made: Frame | None = None
+    """The line of its first use, which allocated it; None where that is not known."""
 
-    def __str__(self):
-        return f"{self.where} {self.filename}:{self.line} add {self.code}"
+    @property
+    def title(self):
+        """``" over x, 4000 bytes of float32"``"""
+        size = f"{self.size} byte{'s' * (self.size != 1)}{f' of {self.dtype}' * bool(self.dtype)}"
+        return f" over {self.name}, {size}" if self.name else f" over {size}"
 
 
 class Report(NamedTuple):
@@ -173,35 +273,44 @@ class Report(NamedTuple):
     process: str = ""
     """The process, such as ``"process 4711 (train.py)"``, where it is another one."""
 
+    missing: Missing = Missing()
+    """What would have ordered the two."""
+    subject: Memory = Memory()
+    """The memory, as the program names it."""
+    helps: tuple[tuple[Help, ...], ...] = ()
+    """Ways to mend the program, the cheapest first: the lines that each of them takes."""
+    mistake: tuple = ()
+    """Equal for reports of the same missing line, in loops, tests and processes."""
+
     @property
     def title(self):
         """The first line of the text, without "error: "."""
-        return self.details().splitlines()[0].rstrip(":")
+        if self.kind == "uninitialized":
+            return f"read of memory that nothing has written, on {self._where}{self.subject.title}"
+        possible = "possible " * (self.kind == "possible race")
+        return f"{possible}data race on {self._where}{self.subject.title}"
+
+    @property
+    def _where(self):
+        return self.memory.partition(",")[0]
 
     @property
     def place(self):
         """(filename, line) of the line to change; None without a stack."""
-        side = self.earlier if "record_stream" in self.advice else self.later
-        return side.line and tuple(side.line[:2])
+        if self.help:
+            return self.help[0][1:3]
+        return self.later.call and self.later.call[:2]
 
     @property
     def help(self):
-        """Lines to paste, each of which mends the program: a tuple of Help, the cheapest first."""
-        if self.place is None:
-            return ()
-        where = "after" if "record_stream" in self.advice else "before"
-        return (Help(where, *self.place, self.advice),)
-
-    @property
-    def mistake(self):
-        """Equal for reports of the same missing line, in loops, tests and processes."""
-        lines = (side.line and tuple(side.line[:2]) for side in (self.earlier, self.later))
-        return self.kind, *lines
+        """The lines to paste that mend the program: a tuple of Help."""
+        return self.helps[0] if self.helps else ()
 
     def summary(self):
-        """One line: the places of both accesses, and what is missing."""
-        places = (f"{s.line.filename}:{s.line.line}" for s in (self.later, self.earlier) if s.line)
-        return f"{' and '.join(places)}: {'; or '.join(map(str, self.help)) or self.advice}"
+        """One line: the places of both accesses, and the lines to paste."""
+        lines = (side.line for side in (self.earlier, self.later))
+        places = " and ".join(_messages.place(*line[:2]) for line in lines if line)
+        return f"{places}: {'; '.join(map(str, self.help)) or self.advice}"
 
     @property
     def kind(self):
@@ -217,8 +326,24 @@ class Report(NamedTuple):
         sides = (self.earlier, self.later)
         return self.memory, [(s.operator, s.device, s.is_default, s.write) for s in sides]
 
+    def text(self, colour=False, kind="error"):
+        """The report for people. `kind` is the word before the title; "": none."""
+        memory = self.subject.name or "this memory"
+        reused = "the same memory, used again" if "reused" in self.memory else memory
+        return _messages.message(
+            f"{self.title}{f' in {self.process}' if self.process else ''}",
+            [
+                self.earlier._place(memory, self.later),
+                self.later._place(reused, self.earlier),
+            ],
+            notes(self),
+            self.helps,
+            kind=kind,
+            colour=colour,
+        )
+
     def __str__(self):
-        return self.details()
+        return self.text()
 
     def details(self):
         """Every fact: addresses, handles, operators and both stacks."""
@@ -279,10 +404,23 @@ def keep_backward(task, frames):
         del _backwards[next(iter(_backwards))]
 
 
-def _frames(stack):
+def _columns(code, instruction):
+    """As in Frame."""
+    if code is None or not hasattr(code, "co_positions"):
+        return None
+    line, *rest = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,))
+    return None if line is None or None in rest else tuple(rest)
+
+
+def _frames(stack, hook=0):
+    """`hook` is the address of the code of a hook that the innermost frames may belong to."""
     if stack is None:
         return None
-    frames = (Frame(f["filename"], f["line"], f["name"]) for f in stack)
+    inside = [i for i, f in enumerate(stack) if hook and id(f.get("code")) == hook]
+    frames = (
+        Frame(f["filename"], f["line"], f["name"], _columns(f.get("code"), f.get("instruction")))
+        for f in stack[inside[-1] + 1 if inside else 0 :]
+    )
     # The frames behind these run the program, or are explore() calling the function.
     return tuple(itertools.takewhile(lambda frame: frame.filename not in _RUNNERS, frames))
 
@@ -298,16 +436,44 @@ def _name_of(given):
     return f"{where} (made at {made.filename}:{made.line})"
 
 
-def stream_label(stream):
-    """The name of a stream by its handle; 0 is the host."""
-    return _name_of(_C._stream_origin(stream)) if stream else "the host"
+class Live:
+    """What the variables of the frames that are alive hold."""
+
+    def __init__(self, is_alive):
+        self.frames, self._streams = [], {}
+        if is_alive:
+            self.frames = _names.live_frames(lambda filename: _package(filename) is not None)
+
+    def stream(self, handle):
+        if handle not in self._streams:
+            self._streams[handle] = _names.stream_variable(self.frames, handle)
+        return self._streams[handle]
+
+    def tensor(self, address):
+        return _names.tensor_variable(self.frames, address)
+
+    def current(self, device):
+        """The handle of the thread's current stream; None where no frame is alive."""
+        if not self.frames:
+            return None
+        current = torch.accelerator.current_stream(device)
+        return _C._stream_handle((current.stream_id, current.device_index))
 
 
-def _access(given):
+def _stream_name(given, live):
+    """Its own name; that of a variable that holds it; or that of what it was assigned to."""
+    if given["name"]:
+        return f'"{given["name"]}"'
+    variable = live.stream(given["stream"])
+    return variable.name if variable else _names.made_name(_frames(given["made"]))[0]
+
+
+def _access(given, live):
     stack = _frames(given["stack"])
     if not stack and given["node"]:
         stack = _backwards.get(given["task"], ())
     host = given["device"] < 0
+    named = not host and not given["is_default"]
     return Access(
         operator=given["operation"],
         where=_name_of(given),
@@ -320,13 +486,75 @@ def _access(given):
         stack=stack,
         some=given["some"],
         node=given["node"] or None,
-        forward=_frames(given["forward"]),
+        forward=_frames(given["forward"], given["hook"]),
+        name=_stream_name(given, live) if named else None,
+        made=user_frame(_frames(given["made"])) if named else None,
     )
 
 
-def make_report(given):
-    """Makes a Report from the core's data."""
-    sides = {side: _access(given[side]) for side in ("earlier", "later")}
+def _memory_name(earlier, later, made, freed, live):
+    """(name, tensor), from the surest source on."""
+    if not freed:
+        variable, tensor = live.tensor(max(earlier.begin, later.begin))
+        if variable:
+            return variable.name, tensor
+    name, _ = _names.made_name(made)
+    if name is None and made and user_frame(made):
+        name = _names.written_name(user_frame(made))
+    for side in (earlier,) if freed else (later, earlier):
+        if name is None and side.line and side.node is None:
+            find = _names.written_name if side.write else _names.read_name
+            name = find(side.line)
+    return name, None
+
+
+def _memory(given, sides, live):
+    earlier, later = sides["earlier"], sides["later"]
+    made = _frames(given["allocation"])
+    freed = "reused" in given["memory"]
+    name, tensor = _memory_name(earlier, later, made, freed, live)
+    size = given["end"] - given["begin"]
+    if size == 1 and later.device is None:  # the host's, of which the first byte is known
+        size = earlier.end - earlier.begin
+    dtype = None if freed else given["dtype"] or None
+    if tensor is not None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        size = max(size, tensor.numel() * tensor.element_size()) if later.device is None else size
+    return Memory(name, dtype, size, user_frame(made))
+
+
+# What was found while the frames of a report were alive, by the moments of its accesses.
+_made = {}
+_KEPT_REPORTS = 2000
+
+
+def make_report(given, is_alive=False):
+    """Makes a Report from the core's data. `is_alive`: in the call that makes the later access."""
+    key = given["number"], *given["order"][:2]
+    known = _made.get(key)
+    if known is not None and not is_alive:
+        return known
+    report = _new_report(given, Live(is_alive))
+    if key[1:] != (0, 0):  # else it is not kept, and its number comes again
+        _made[key] = report
+    if len(_made) > _KEPT_REPORTS:
+        del _made[next(iter(_made))]
+    return report
+
+
+def _wait_name(stream, live):
+    """The name of a stream that waits, or that is waited for, by its handle; 0 is the host."""
+    if not stream:
+        return "the host"
+    given = _C._stream_origin(stream)
+    _, is_default, device = _origin(stream)
+    name = _stream_name({**given, "stream": stream}, live)
+    made = user_frame(_frames(given["made"]))
+    return stream_words(device, is_default, name, made) or "a stream of other code"
+
+
+def _new_report(given, live):
+    sides = {side: _access(given[side], live) for side in ("earlier", "later")}
     advice = given["advice"]
     for side in ("earlier", "later"):
         if given[side]["name"]:
@@ -334,6 +562,44 @@ def make_report(given):
     earlier, later, edges = given["order"]
     edges = tuple(_pictures.Edge(*edge) for edge in edges)
     streams = {stream for edge in edges for stream in (edge.source, edge.target)}
-    names = tuple((stream, stream_label(stream)) for stream in sorted(streams))
-    order = _pictures.Order(earlier, later, edges, names)
-    return Report(**{**given, **sides, "advice": advice, "order": order})
+    names = tuple((stream, _wait_name(stream, live)) for stream in sorted(streams))
+    report = Report(
+        number=given["number"],
+        **sides,
+        begin=given["begin"],
+        end=given["end"],
+        memory=given["memory"],
+        advice=advice,
+        order=_pictures.Order(earlier, later, edges, names),
+        missing=Missing.of(given["missing"], given["wanted"]),
+        subject=_memory(given, sides, live),
+    )
+    report = report._replace(helps=advise(report, live, _origin))
+    return report._replace(mistake=_mistake(report))
+
+
+def _origin(stream):
+    """(name or None, whether it is a default stream, device) of a stream by its handle."""
+    given = _C._stream_origin(stream)
+    name = _names.made_name(_frames(given["made"]))[0]
+    default = given["where"].startswith("the default stream")
+    return name, default, int(given["where"].rpartition(":")[2])
+
+
+# Of each pair of streams, the moment of the later access of the last mistake's first report, and
+# that mistake: a wait there would have ordered all that comes before it.
+_leaders = {}
+
+
+def _mistake(report):
+    pair = report.missing, report.earlier.stream, report.later.stream
+    moment, mistake = _leaders.get(pair, (0, None))
+    if report.missing.is_wait and mistake and report.order.earlier <= moment <= report.order.later:
+        return mistake
+    lines = tuple((h.where, h.filename, h.line, h.code) for h in report.help)
+    if not lines:
+        lines = tuple(side.line and side.line[:2] for side in (report.earlier, report.later))
+    mistake = (report.missing.kind, *lines)
+    if report.order.later:
+        _leaders[pair] = report.order.later, mistake
+    return mistake
