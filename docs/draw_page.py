@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-WIDTH, HEIGHT = 1040, 400
+WIDTH, HEIGHT = 1160, 430
 STYLE = "h1{margin-top:0}.hint,details{display:none}"
 RUN = """
 import runpy, torch

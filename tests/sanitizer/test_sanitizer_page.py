@@ -79,9 +79,9 @@ def test_page_shows_source_with_both_lines_and_the_help(tmp_path, where):
         side._replace(stack=(place,))
         for side, place in zip((report.earlier, report.later), places, strict=True)
     ]
-    report = SimpleNamespace(
-        earlier=sides[0], later=sides[1], help=(sanitizer.Help(where, str(file), 12, "wait()"),)
-    )
+    helps = [("after", 10, "record()"), (where, 12, "wait()")]
+    help = tuple(sanitizer.Help(where, str(file), line, code) for where, line, code in helps)
+    report = SimpleNamespace(earlier=sides[0], later=sides[1], help=help)
     (excerpt,) = _page.excerpts(report)
     rows = {row.number: row for row in excerpt.rows}
     assert rows[10].letters == "A" and rows[12].letters == "B" and rows[11].letters == ""
@@ -89,13 +89,14 @@ def test_page_shows_source_with_both_lines_and_the_help(tmp_path, where):
     at = {row.text.strip(): i for i, row in enumerate(excerpt.rows)}
     added = excerpt.rows[at["wait()"]]
     assert (added.text, added.kind) == ("    wait()", "added")
+    assert at["record()"] - at["line(10)"] == 1
     assert at["wait()"] - at["line(12)"] == (-1 if where == "before" else 1)
     assert rows[12].kind == ("replaced" if where == "in place of" else "kept")
     # Two files, one of which is not there.
     report.earlier = sides[0]._replace(stack=(sanitizer.Frame("<string>", 3, "f"),))
     assert [(e.filename, len(e.rows)) for e in _page.excerpts(report)] == [
         ("<string>", 0),
-        (str(file), 8),
+        (str(file), 11),
     ]
 
 
@@ -104,8 +105,7 @@ def test_page_of_many_reports_has_each_mistake_once(tmp_path):
     again = reports[0]._replace(number=3, process="process 7 (other.py)")
     mistakes = _page.Page("a test", (*reports, again)).mistakes()
     assert mistakes == [(reports[0], [reports[1], again])]  # of one line
-    other = reports[1]._replace(later=reports[1].later._replace(stack=None))
-    assert other.mistake != reports[0].mistake
+    other = reports[1]._replace(mistake=("another line",))
     _page.save_reports(tmp_path / "all", [*reports, other])
     index, *pages = sorted((tmp_path / "all").iterdir(), reverse=True)
     assert index.name == "index.html" and len(pages) == 2
@@ -163,7 +163,7 @@ def opened(chromium, tmp_path):
         _page.Outcome("0, 2", "fails", f"one\n{NAME}", "pytest --openreg-seed=0"),
     )
     first, second = found(NAME, "side")
-    second = second._replace(later=second.later._replace(stack=None))
+    second = second._replace(later=second.later._replace(stack=None), mistake=())
     page = _page.Page("a test", (first, second), outcomes, "pytest a", "E assert 1 == 2")
     _page.save(tmp_path / "page.html", [page], "a test")
     chromium.command("Emulation.setEmulatedMedia", features=[])

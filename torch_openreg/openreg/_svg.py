@@ -98,6 +98,8 @@ def drawing(width, height, title, description, parts, inline=False):
     if not inline:
         head += element("style", STYLE) + element("defs", HEADS)
     kind = {"xmlns": "http://www.w3.org/2000/svg", "role": "group" if inline else "img"}
+    if inline:  # the page may shrink it, but not so far that it cannot be read
+        kind["style"] = f"min-width:{0.8 * width:.0f}px"
     head += element("rect", class_="page", width="100%", height="100%")
     box = f"0 0 {width} {height}"
     size = {"width": width, "height": height, "viewBox": box, "aria_label": title}

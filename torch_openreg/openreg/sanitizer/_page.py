@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from .. import _svg
+from .. import _messages, _svg
 from . import _pictures
+from ._advice import notes
 
 _AROUND = 3  # lines of source above and below one that is shown
 
@@ -69,9 +70,9 @@ class Excerpt(NamedTuple):
 
 
 def _shown_lines(report):
-    """(filename, line) of the accesses and of the first help."""
+    """(filename, line) of the accesses and of the help."""
     lines = [side.line[:2] for side in (report.earlier, report.later) if side.line]
-    return lines + [(help.filename, help.line) for help in report.help[:1]]
+    return lines + [(help.filename, help.line) for help in report.help]
 
 
 def _ranges(lines):
@@ -90,19 +91,18 @@ def _rows(report, filename, number, text):
     sides = (("A", report.earlier), ("B", report.later))
     here = (filename, number)
     letters = "".join(letter for letter, side in sides if side.line and side.line[:2] == here)
-    row = Row(number, text, letters)
-    help = next(iter(report.help), None)
-    if help is None or (help.filename, help.line) != here:
-        return [row]
+    kind, added = "kept", {"before": [], "after": []}
     indent = text[: len(text) - len(text.lstrip())]
-    added = [Row(None, indent + line, kind="added") for line in help.code.splitlines()]
-    if help.where == "in place of":
-        row = row._replace(kind="replaced")
-    return [*added, row] if help.where == "before" else [row, *added]
+    for help in report.help:
+        if (help.filename, help.line) == here:
+            kind = "replaced" if help.where == "in place of" else kind
+            lines = [Row(None, indent + line, kind="added") for line in help.code.splitlines()]
+            added["before" if help.where == "before" else "after"] += lines
+    return [*added["before"], Row(number, text, letters, kind), *added["after"]]
 
 
 def excerpts(report):
-    """The source around both accesses, with the first help in its place: a list of Excerpt."""
+    """The source around both accesses, with the help in its place: a list of Excerpt."""
     files = {}
     for filename, line in _shown_lines(report):
         files.setdefault(filename, set()).add(line)
@@ -152,7 +152,9 @@ def _template():
     environment.globals.update(
         drawing=lambda report, anchor: markup(_pictures.drawing(report, anchor)),
         excerpts=excerpts,
-        shown=_pictures.shown,
+        notes=notes,
+        place=_messages.place,
+        shown=_messages.short_path,
         pairs=_pairs,
         compared=_compared,
         variables=lambda colours: ";".join(f"--{k}:{colour}" for k, colour in colours.items()),

@@ -5,7 +5,7 @@ import os
 import textwrap
 from typing import NamedTuple
 
-from .. import _svg
+from .. import _messages, _svg
 
 
 class Edge(NamedTuple):
@@ -53,7 +53,7 @@ class _Picture:
         }
 
     def _make_rows(self, report):
-        labels = {side.stream or 0: side.where for side in self.sides.values()}
+        labels = {side.stream or 0: side.who for side in self.sides.values()}
         names = dict(report.order.names)
         for edge in self.edges:
             for stream in (edge.source, edge.target):
@@ -67,36 +67,25 @@ class _Picture:
             yield self.index[edge.target], self.column[edge.waited], number, True
 
 
-def does(side):
-    """What an access does, in a word or a few."""
-    if side.operator == "allocation":
-        return "hands out the memory"
-    verb = "write" if side.write else "read"
-    return f"may {verb}" if side.some else f"{verb}s"
+def _place(side):
+    return _messages.place(*side.line[:2]) if side.line else "a line not recorded"
 
 
-def shown(filename):
-    """The file's path, from the current folder if it is in there."""
-    folder = os.path.join(os.getcwd(), "")
-    return filename.removeprefix(folder)
+def _says(report, side):
+    """What an access does, in a few words."""
+    some = "some of " if side.some else ""
+    return f"{side.does} {some}{report.subject.name or 'the memory'}"
 
 
-def place(side, shown=os.path.basename):
-    """The file and the line of an access; empty if they are not known."""
-    return f"{shown(side.line.filename)}:{side.line.line}" if side.line else ""
-
-
-def source(side):
-    """The line of the program, as the file has it now."""
-    return linecache.getline(side.line.filename, side.line.line).strip() if side.line else ""
+def _missing(report):
+    return "; ".join(map(str, report.help)) or report.advice
 
 
 def _legend(report, picture):
     """A line for each letter."""
     for letter, side in picture.sides.items():
-        where = place(side)
-        yield f"{letter}: {side.operator} {does(side)}" + (f" ({where})" if where else "")
-    yield f"A ..> B is missing: {report.advice}"
+        yield f"{letter}: {side.who} {_says(report, side)} ({_place(side)})"
+    yield f"A ..> B is missing: {_missing(report)}"
 
 
 def text(report):
@@ -117,10 +106,16 @@ def text(report):
 
 # ---- the drawing ----
 
-_LEFT, _BOX, _POINT = 260, 190, 46  # widths: of the streams' names, an access, an end of a wait
+_LEFT, _BOX, _POINT = 220, 210, 46  # widths: of the streams' names, an access, an end of a wait
 _TALL, _DOWN = 46, 100  # heights: of an access, and from row to row
-_LINE, _LETTER = 16, 7.3  # the height of a line of text, and the width of a letter
+_LINE = 16  # the height of a line of text
+_LETTER, _BOLD = 7.3, 7.9  # the width of a letter
 _HINT = "Point at an access or a wait, or reach it with Tab, for more."
+
+
+def _source(side):
+    """The line of the program, as the file has it now."""
+    return linecache.getline(side.line.filename, side.line.line).strip() if side.line else ""
 
 
 def _wrapped(content, width):
@@ -150,12 +145,8 @@ class _Drawing:
 
     def _foot(self):
         for letter, side in self.picture.sides.items():
-            yield (
-                f"{letter}: {place(side, shown)}  {source(side)}"
-                if side.line
-                else f"{letter}: {side}"
-            )
-        yield from _wrapped(f"Missing: {self.report.advice}", self.width - 20)
+            yield f"{letter}: {_place(side)}  {_source(side)}".rstrip()
+        yield from _wrapped(f"Missing: {_missing(self.report)}", self.width - 20)
 
     def _at(self, place):
         row, column = place
@@ -217,7 +208,7 @@ class _Drawing:
             line = f"M{x1} {y1}C{x1} {y} {x2} {y} {x2} {y2}"
         yield _svg.element(
             "g",
-            _svg.element("title", _svg.escape(f"Missing: {self.report.advice}")),
+            _svg.element("title", _svg.escape(f"Missing: {_missing(self.report)}")),
             _svg.element("path", class_="missing", d=line),
         )
         says = "nothing writes it" if self.report.kind == "uninitialized" else "nothing orders them"
@@ -232,16 +223,16 @@ class _Drawing:
         side = self.picture.sides[letter]
         x, y = self._at(self.picture.at[letter])
         left, top = x - _BOX / 2, y - _TALL / 2
-        where = place(side) or "a line not recorded"
+        says, shown = f"{letter} {_says(self.report, side)}", int(_BOX / _BOLD) - 1
         lines = (
-            f"{letter}: {side.operator} on {side.where} {does(side)}",
-            f"{place(side, shown) or where}  {source(side)}".rstrip(),
+            f"{letter}: {side.who} {_says(self.report, side)} ({side.operator})",
+            f"{_place(side)}  {_source(side)}".rstrip(),
         )
         parts = [
             _svg.element("title", _svg.escape(" ".join(lines))),
             _svg.element("rect", class_="access", x=left, y=top, width=_BOX, height=_TALL, rx=4),
-            _svg.text(left + 9, top + 18, f"{letter} {does(side)}", class_="title"),
-            _svg.text(left + 9, top + 36, _svg.cut(where, int(_BOX / _LETTER) - 2, left=True)),
+            _svg.text(left + 9, top + 18, _svg.cut(says, shown), class_="title"),
+            _svg.text(left + 9, top + 36, _svg.cut(_place(side), shown, left=True)),
             self._note(x, *lines),
         ]
         if not self.anchor:

@@ -112,6 +112,16 @@ def _plain_operator(operator):
     )
 
 
+def stream_words(device, is_default, name, made):
+    """A stream in the program's words; "" if it has none there."""
+    other = f" of openreg:{device}" if device else ""
+    if is_default:
+        return f"the default stream{other}"
+    if name:
+        return f"stream {name}{other}"
+    return f"a stream{other} made at {_messages.place(*made[:2])}" if made else ""
+
+
 class Access(NamedTuple):
     """One side of a conflict."""
 
@@ -167,16 +177,12 @@ class Access(NamedTuple):
         """The stream or host in the program's words."""
         if self.device is None:
             return "the host"
-        other = f" of openreg:{self.device}" if self.device else ""
-        if self.is_default:
-            return f"the default stream{other}"
-        if self.name:
-            return f"stream {self.name}{other}"
-        if self.made:
-            return f"a stream{other} made at {_messages.place(*self.made[:2])}"
+        known = stream_words(self.device, self.is_default, self.name, self.made)
+        if known:
+            return known
         if "::" not in self.operator and not self.operator.startswith("or"):  # of torch.distributed
             return f"the collective {self.operator}"
-        return f"a stream{other} of other code"
+        return "a stream of other code"
 
     def _says(self, memory):
         who = self.who
@@ -430,11 +436,6 @@ def _name_of(given):
     return f"{where} (made at {made.filename}:{made.line})"
 
 
-def stream_label(stream):
-    """The name of a stream by its handle; 0 is the host."""
-    return _name_of(_C._stream_origin(stream)) if stream else "the host"
-
-
 class Live:
     """What the variables of the frames that are alive hold."""
 
@@ -541,6 +542,17 @@ def make_report(given, is_alive=False):
     return report
 
 
+def _wait_name(stream, live):
+    """The name of a stream that waits, or that is waited for, by its handle; 0 is the host."""
+    if not stream:
+        return "the host"
+    given = _C._stream_origin(stream)
+    _, is_default, device = _origin(stream)
+    name = _stream_name({**given, "stream": stream}, live)
+    made = user_frame(_frames(given["made"]))
+    return stream_words(device, is_default, name, made) or "a stream of other code"
+
+
 def _new_report(given, live):
     sides = {side: _access(given[side], live) for side in ("earlier", "later")}
     advice = given["advice"]
@@ -550,7 +562,7 @@ def _new_report(given, live):
     earlier, later, edges = given["order"]
     edges = tuple(_pictures.Edge(*edge) for edge in edges)
     streams = {stream for edge in edges for stream in (edge.source, edge.target)}
-    names = tuple((stream, stream_label(stream)) for stream in sorted(streams))
+    names = tuple((stream, _wait_name(stream, live)) for stream in sorted(streams))
     report = Report(
         number=given["number"],
         **sides,
