@@ -170,7 +170,7 @@ static void poisonDirty(orCache *cache) {
 
 /* A graph's memory is not poisoned: that could come between its write and its read. */
 static inline void finishFree(orCache *cache, orBlock *block) {
-  if (OR_UNLIKELY(orCachePoisons()) && !orMemPoolIsGraphs(block->owner->mempool))
+  if (OR_UNLIKELY(poisons()) && !orMemPoolIsGraphs(block->owner->mempool))
     pushDirty(cache, block);
   else
     becomeFree(cache, block);
@@ -407,7 +407,7 @@ static orError_t allocate(void **ptr, size_t bytes, orStream_t stream, orMemPool
   orCacheUnlock(r.cache);
   if (OR_UNLIKELY(!found)) OR_TRY(orCacheAllocateSlow(&r, ptr));
   uintptr_t end = (uintptr_t)*ptr + r.size;
-  if (OR_UNLIKELY(r.fresh < end) && orCachePoisons()) poisonFresh(&r, end);
+  if (OR_UNLIKELY(r.fresh < end) && poisons()) poisonFresh(&r, end);
   /* Blocks of graphs are not reported: tools do not see what replays write. */
   if (!OR_UNLIKELY(orMemPoolIsGraphs(mempool)))
     OR_PROBE(OR_PROBE_BLOCK_TAKEN, .dst = *ptr, .bytes = bytes, .stream = stream,
