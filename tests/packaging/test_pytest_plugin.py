@@ -451,6 +451,7 @@ def test_undecided():
     gate.wait(side)
     with side:
         a.mul_(5)
+    a.record_stream(side)
     a.add_(1)
     threading.Timer(0.2, gate.open).start()
 

@@ -131,8 +131,9 @@ static void onHostAcquires(orProbe *p) {
   orSumsAcquired(p->kind != OR_KIND_HOST_FUNC);
 }
 
+/* Under a schedule the answer depends on that, and not on how fast the device is. */
 static void onHostQueries(orProbe *p) {
-  if (orSanitizerIgnores() || orProcessTask() != OR_TASK_NONE) return;
+  if (orSanitizerIgnores() || orProcessTask() != OR_TASK_NONE || orDispatching()) return;
   orSanitizerLock();
   bool early = p->cell ? p->cell->kept && orSyncQueryIsEarly(p->cell->kept, p->number)
                        : orTimelineQueryIsEarly(p->stream, p->number);
