@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <map>
 #include <optional>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "device.h"
 #include "host_allocator.h"
 #include "mempool.h"
+#include "module.h"
 #include "sanitizer.h"
 #include "stream.h"
 
@@ -188,6 +190,30 @@ orError_t beginReplay(void *args) {
   return orSuccess;
 }
 
+using Names = std::map<const void *, std::string>;
+
+/* Names the inputs of the stream's capture by the variables that hold them now. */
+void nameInputs(orStream_t stream) {
+  const py::gil_scoped_acquire gil;
+  Names names;
+  const auto collect = [](const void *begin, size_t, char *, void *all) {
+    (*static_cast<Names *>(all))[begin];
+  };
+  const auto give = [](const void *begin, size_t, char name[64], void *all) {
+    std::snprintf(name, 64, "%s", (*static_cast<Names *>(all))[begin].c_str());
+  };
+  OPENREG_CHECK(orSanitizerInputs(stream, collect, &names));
+  py::list begins;
+  for (const auto &input : names) begins.append(reinterpret_cast<uintptr_t>(input.first));
+  const auto variables = py::module_::import("torch_openreg.openreg.sanitizer._variables");
+  const py::dict found = variables.attr("names_of")(begins);
+  for (auto &[begin, name] : names) {
+    const py::int_ key(reinterpret_cast<uintptr_t>(begin));
+    if (found.contains(key)) name = found[key].cast<std::string>();
+  }
+  OPENREG_CHECK(orSanitizerInputs(stream, give, &names));
+}
+
 void dropShared(void *args) { delete *static_cast<Shared **>(args); }
 
 /* Queues the node that gives each replay its random numbers. It precedes all branches. */
@@ -321,6 +347,7 @@ void OpenRegGraph::capture_end() {
   const OpenRegStream stream = *stream_;
   TORCH_CHECK(getCurrentOpenRegStream(stream.device_index()) == stream,
               "a capture must end on the stream on which it began: make it the current one");
+  if (sanitizerActive()) nameInputs(stream.stream());
   orGraph_t graph = 0;
   const orError_t error = orStreamEndCapture(stream.stream(), &graph);
   endCapture();
@@ -399,6 +426,12 @@ void OpenRegGraph::debug_dump(const std::string &path) {
 }
 
 /* Registered under both names of the device: before and after it is renamed. */
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  /* A capture of the current stream, whose owner compares its inputs' addresses at each replay. */
+  m.def("_graph_inputs_checked",
+        [] { OPENREG_CHECK(orSanitizerInputsChecked(currentStreamHandle(currentDevice()))); });
+});
+
 [[maybe_unused]] const bool registered = [] {
   const auto create = [](const at::GraphImplArgs &args) -> std::unique_ptr<at::GraphImplInterface> {
     return std::make_unique<OpenRegGraph>(args);

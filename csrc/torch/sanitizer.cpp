@@ -250,6 +250,18 @@ py::tuple orderOf(uint64_t number) {
   return py::make_tuple(order.earlier, order.later, edges);
 }
 
+const char *aboutGraph(orReportKind kind) {
+  switch (kind) {
+    case orReportFreedInput:
+      return "freed input";
+    case orReportNotReplayed:
+      return "not replayed";
+    case orReportConflict:
+      break;
+  }
+  return "";
+}
+
 py::dict describe(const orRaceReport &report, const Calls &stacks) {
   py::dict entry;
   entry["number"] = report.number;
@@ -259,6 +271,8 @@ py::dict describe(const orRaceReport &report, const Calls &stacks) {
   entry["end"] = reinterpret_cast<uintptr_t>(report.end);
   entry["memory"] = std::string(report.memory);
   entry["advice"] = std::string(report.advice);
+  entry["graph"] = aboutGraph(report.kind);
+  entry["name"] = std::string(report.name);
   entry["order"] = orderOf(report.number);
   return entry;
 }

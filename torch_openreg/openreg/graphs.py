@@ -20,6 +20,7 @@ import torch
 import torch.cuda.graphs
 
 from .. import _C
+from ._input_liveness import InputLiveness
 from ._mempool import graph_pool_handle
 from ._utils import type_name
 from .device import current_device, synchronize
@@ -55,6 +56,8 @@ class Graph(torch.accelerator.Graph):
             ``capture_end``. There is nothing to instantiate here, so it makes no difference.
     """
 
+    _liveness = None  # an InputLiveness
+
     def capture_begin(self, pool=None, capture_error_mode=None, check_input_liveness=False):
         """Begins to capture what is queued on the current stream, by any thread.
 
@@ -63,19 +66,42 @@ class Graph(torch.accelerator.Graph):
                 ``pool()`` gives it; None is the constructor's, or else one of its own.
             capture_error_mode: "default", "global", "thread_local" or "relaxed"; None is the
                 constructor's. All are one here: calls about other streams are never errors.
-            check_input_liveness: True raises NotImplementedError.
+            check_input_liveness: True follows the operators of the capture: ``replay`` raises
+                RuntimeError if a tensor that they use, and that was made before, has been freed.
+                The sanitizer reports that without it, for compiled kernels too.
 
         Raises RuntimeError on a default stream, or one that is capturing.
         """
-        if check_input_liveness:
-            raise NotImplementedError(
-                "check_input_liveness=True: openreg does not follow the inputs of a graph; with "
-                "OPENREG_POISON=1 a replay reads NaN where one is freed"
-            )
+        self._stop_following()
         super(torch.accelerator.Graph, self).capture_begin(
             pool=self.graph_pool if pool is None else pool,
             capture_error_mode=capture_error_mode or self.capture_error_mode,
         )
+        if check_input_liveness:
+            self._liveness = InputLiveness()
+            self._liveness.start()
+
+    def capture_end(self):
+        """Ends the capture, on the stream on which it began."""
+        if self._liveness is not None:
+            self._liveness.stop()
+        super(torch.accelerator.Graph, self).capture_end()
+
+    def replay(self):
+        """Queues the captured work on the current stream."""
+        if self._liveness is not None:
+            self._liveness.check()
+        super(torch.accelerator.Graph, self).replay()
+
+    def reset(self):
+        """Releases what was captured, so that the graph can be captured again."""
+        self._stop_following()
+        super(torch.accelerator.Graph, self).reset()
+
+    def _stop_following(self):
+        liveness, self._liveness = self._liveness, None
+        if liveness is not None:
+            liveness.stop()
 
     def register_generator_state(self, generator):
         """Does nothing; it exists for programs written for ``torch.cuda.CUDAGraph``. `generator`

@@ -52,6 +52,7 @@ typedef enum orProbeEvent {
   OR_PROBE_LOOKED, /* an allocator read a stream's progress: stream; the cache's held, or none */
   OR_PROBE_ALLOCATION,  /* device, bytes; sets `fails`; none held */
   OR_PROBE_BLOCK_TAKEN, /* a block was handed out: dst, bytes, stream; none held */
+  OR_PROBE_BLOCK_FREES, /* a block is about to be freed: dst; none held */
   /* A block is being freed, and this stream is recorded on it: dst, bytes, stream; ... */
   OR_PROBE_BLOCK_USED,
   OR_PROBE_BLOCK_FREED, /* ... its allocation stream; the cache's held */

@@ -91,6 +91,13 @@ typedef struct orCacheReuse {
 void orCacheSetReuse(orCacheReuse reuse);
 /* Whether memory is poisoned: by the setting, orCachePoison, or orCacheSetReuse. */
 bool orCachePoisons(void);
+typedef struct orCacheFound {
+  uintptr_t begin;
+  size_t bytes;
+  bool is_graphs; /* of a pool that a graph may use at any time */
+} orCacheFound;
+/* The live block around an address. False if there is none. No lock held. */
+bool orCacheFind(const void *ptr, orCacheFound *found);
 /* The block of any device that has an address, for a signal handler: see orBlocksAt. */
 bool orCacheAt(uintptr_t address, orTouched *place);
 /* Frees what queued work has finished with. Lock held; released meanwhile for poison. */

@@ -62,6 +62,13 @@ typedef struct orRaceAccess {
   void *stack; /* from orSanitizerOptions.capture, or null; valid until the report is released */
 } orRaceAccess;
 
+/* What a report is about. Of a graph, `earlier` is an access in its capture. */
+typedef enum orReportKind {
+  orReportConflict = 0,   /* two accesses that nothing orders; or a read of unwritten memory */
+  orReportFreedInput = 1, /* a replay uses what `later` freed after the capture */
+  orReportNotReplayed = 2 /* `later` reads what only a replay writes, and there was none */
+} orReportKind;
+
 typedef struct orRaceReport {
   uint64_t number; /* from 1 */
   orRaceAccess earlier, later;
@@ -70,6 +77,8 @@ typedef struct orRaceReport {
    * record_stream". */
   char memory[64];
   char advice[256]; /* the call that would have ordered them */
+  orReportKind kind;
+  char name[64]; /* of the memory, in the program, if the capture's owner has given it one */
 } orRaceReport;
 
 /* A wait. Moments are numbers that grow with time; the moment of an access is that of its call. */
@@ -149,6 +158,16 @@ OR_API uint32_t orSanitizerPossible(uint32_t report);
  * that writes it is over; otherwise orErrorNotReady. Waits for nothing and queues nothing.
  * orErrorNotSupported on a device whose factory has no `map`. */
 OR_API orError_t orSanitizerPeek(void *to, const void *from, size_t bytes);
+/* For the owner of a capture, before its end: passes the memory outside of the graph's own pool that
+ * its work uses, each block once, to `visit`, which may write the program's name for it to `name`.
+ * No lock is held. */
+OR_API orError_t orSanitizerInputs(orStream_t stream,
+                                   void (*visit)(const void *begin, size_t bytes, char name[64],
+                                                 void *context),
+                                   void *context);
+/* The same, for an owner that compares the addresses of all inputs with those of the capture before
+ * each replay: that an input was freed is no error then. */
+OR_API orError_t orSanitizerInputsChecked(orStream_t stream);
 /* Sets the name under which the calling thread's copies and fills are reported from now on; null:
  * the core's own ("orMemcpyAsync"). The name must stay valid until it is replaced. Returns the
  * previous one. */

@@ -1,7 +1,7 @@
 /*
  * What the files of the sanitizer share. A file uses those before it here: state; vector_clock,
  * range, intern; host_clock, timeline, shadow; initcheck, page_guard, host_read, races,
- * host_checksum; analysis; sanitizer.
+ * graph_memory, host_checksum; analysis; sanitizer.
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for, and no function of a caller's is called. Functions are called with it held unless
@@ -303,6 +303,8 @@ struct orRace {
   bool lost;      /* the event was recorded again */
   bool elsewhere; /* another thread of the host has waited for the earlier one */
   bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
+  orReportKind kind;
+  const char *name; /* the program's, of the memory; interned, or null */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
   uint32_t gate_count, earlier_gates;
   orSync *gates[2 * OR_GATES];
@@ -320,6 +322,9 @@ typedef struct orRaceList {
 bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRaceList *list);
 /* `later` reads what nothing has written since `allocation`. */
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
+/* A report about a graph's memory, which `earlier` uses in the capture. */
+orRace *orRaceGraph(orReportKind kind, const orShadow *earlier, const orShadow *later,
+                    orRaceList *list);
 /* After a gate was opened: moves the conflicts that this decides to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, also for orSanitizerFound. False if none is of this library's memory. No lock
@@ -334,6 +339,18 @@ void orRacesSetLimit(size_t reports, bool print);
 
 /* The host's stack, of races with memory that it has touched in no call. */
 void orRacesSetStack(orRaceList *list, orStack *stack);
+
+/* ---- graph_memory.c ---- */
+
+/* What captured work on the stream uses. The operation is interned. No lock held. */
+void orGraphMemoryKeep(orStream_t stream, const char *operation, const orTouch *touches,
+                       size_t count);
+/* True if only a replay that has not happened writes some of the bytes; `written` is that access,
+ * its stack without a reference. */
+bool orGraphMemoryRead(const orRange *range, bool partial, orShadow *written);
+void orGraphMemoryWrite(const orRange *range);
+/* Replays that the sanitizer does not see may have written everything. */
+void orGraphMemoryForget(void);
 
 /* ---- analysis.c ---- */
 

@@ -127,12 +127,30 @@ void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *
   list->first = race;
 }
 
+orRace *orRaceGraph(orReportKind kind, const orShadow *earlier, const orShadow *later,
+                    orRaceList *list) {
+  for (orRace *r = list->first; r; r = r->next)
+    if (r->kind == kind && r->earlier.begin == earlier->range.begin) return r;
+  orRace *race = orSanitizerAllocate(sizeof *race);
+  *race = (orRace){.earlier = sideOf(earlier),
+                   .later = sideOf(later),
+                   .begin = later->range.begin,
+                   .end = later->range.end,
+                   .sequence = earlier->sequence,
+                   .later_sequence = later->sequence,
+                   .kind = kind,
+                   .call = list->call,
+                   .next = list->first};
+  return list->first = race;
+}
+
 /* At the end, or in place of one that says the same of an earlier access: one missing wait is one
  * report. */
 static void append(orRace **list, orRace *race) {
   for (; *list; list = &(*list)->next) {
     orRace *other = *list;
-    if (other->call != race->call || other->fresh || other->earlier.stream != race->earlier.stream)
+    if (other->call != race->call || other->fresh || other->kind ||
+        other->earlier.stream != race->earlier.stream)
       continue;
     bool better = race->sequence > other->sequence ||
                   (race->sequence == other->sequence && race->later.write);
@@ -210,6 +228,10 @@ void orRacesDecide(orSync *gate, orRaceList *list) {
 /* False if it is no memory of ours: what was there is gone, or nobody told what it is. */
 static bool nameMemory(const orRace *race, char text[64]) {
   orRegion region;
+  if (race->kind == orReportFreedInput) { /* its segment may be gone */
+    snprintf(text, 64, "openreg:%d", orHandleDevice(race->earlier.stream));
+    return true;
+  }
   if (!orRegionFind((const void *)race->begin, &region)) return false;
   char where[32] = "pinned host memory";
   if (region.type == orMemoryTypeDevice) snprintf(where, sizeof where, "openreg:%d", region.device);
@@ -223,6 +245,14 @@ static bool nameMemory(const orRace *race, char text[64]) {
 static void adviseWait(const orRace *race, char *text, size_t size) {
   orStreamName first, second;
   const orRaceSide *a = &race->earlier, *b = &race->later;
+  if (race->kind) {
+    snprintf(text, size,
+             race->kind == orReportNotReplayed
+                 ? "a replay of the graph before %s"
+                 : "t.copy_(new) into the tensor t that %s uses, in place of another tensor",
+             race->kind == orReportNotReplayed ? b->operation : a->operation);
+    return;
+  }
   orStreamNameOf(first, a->stream);
   if (race->fresh) {
     snprintf(text, size, "a write of these bytes before %s", b->operation);
@@ -280,6 +310,8 @@ static void fillReport(orRaceReport *report, const orRace *race) {
   fillSide(&report->earlier, &race->earlier);
   fillSide(&report->later, &race->later);
   if (race->fresh) report->earlier.write = OR_ACCESS_ALLOCATES;
+  report->kind = race->kind;
+  if (race->name) snprintf(report->name, sizeof report->name, "%s", race->name);
   report->begin = (const void *)race->begin;
   report->end = (const void *)race->end;
   advise(race, report->advice, sizeof report->advice);
@@ -291,6 +323,14 @@ static const char *does(const orRaceAccess *access) {
 
 static void printReport(const orRaceReport *r) {
   const orRaceAccess *earlier = &r->earlier, *later = &r->later;
+  if (r->kind) {
+    orWarn("%s in a graph on %s %s [%p, %p) of %s, %s; missing: %s", earlier->operation,
+           earlier->where, does(earlier), r->begin, r->end, r->memory,
+           r->kind == orReportNotReplayed ? "which is read before the first replay"
+                                          : "which was freed after the capture",
+           r->advice);
+    return;
+  }
   if (earlier->write == OR_ACCESS_ALLOCATES) {
     orWarn(
         "%s on %s reads [%p, %p) of %s, a part of which has not been written since it was handed "

@@ -293,6 +293,7 @@ static void forgetAll(void) {
   orGuardRenewAll();
   orSumsForget(0, UINTPTR_MAX);
   orFreshForget(0, UINTPTR_MAX);
+  orGraphMemoryForget();
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
   orThreadsForget(NULL);

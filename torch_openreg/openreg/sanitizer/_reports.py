@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ... import _C
-from . import _pictures
+from . import _graph_reports, _pictures
 
 _SHOWN_FRAMES = 10
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -51,6 +51,11 @@ def _package(filename):
         return installed[1]
     standard = filename.startswith((sysconfig.get_paths()["stdlib"], "<frozen "))
     return "Python" if standard else None
+
+
+def is_users(filename):
+    """Whether the file is the user's own."""
+    return _package(filename) is None
 
 
 def user_frame(frames):
@@ -172,6 +177,11 @@ class Report(NamedTuple):
     """The waits that there were, for pictures."""
     process: str = ""
     """The process, such as ``"process 4711 (train.py)"``, where it is another one."""
+    graph: str = ""
+    """What is wrong with a graph's memory, of which `earlier` is the use in the capture; ``""``: it
+    is about no graph."""
+    name: str = ""
+    """The variable that held the graph's input when the capture ended, or ``""``."""
 
     @property
     def title(self):
@@ -189,6 +199,8 @@ class Report(NamedTuple):
         """Lines to paste, each of which mends the program: a tuple of Help, the cheapest first."""
         if self.place is None:
             return ()
+        if self.graph:
+            return _graph_reports.help(self, Help)
         where = "after" if "record_stream" in self.advice else "before"
         return (Help(where, *self.place, self.advice),)
 
@@ -206,7 +218,10 @@ class Report(NamedTuple):
     @property
     def kind(self):
         """``"race"``, ``"possible race"`` (one access is partial, and may not touch the other's
-        bytes) or ``"uninitialized"`` (the bytes read have not been written)."""
+        bytes) or ``"uninitialized"`` (the bytes read have not been written); of a graph
+        ``"freed input"`` or ``"not replayed"``."""
+        if self.graph:
+            return self.graph
         if self.earlier.operator == "allocation":
             return "uninitialized"
         return "possible race" if self.earlier.some or self.later.some else "race"
@@ -225,6 +240,8 @@ class Report(NamedTuple):
         where = f"{self.memory}, {self.begin:#x} to {self.end:#x}"
         if self.process:
             where += f" in {self.process}"
+        if self.graph:
+            return _graph_reports.details(self, where)
         if self.kind == "uninitialized":
             return (
                 f"read {self.number} of memory that nothing has written, on {where}:\n"
