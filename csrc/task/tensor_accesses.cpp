@@ -2,6 +2,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include "../torch/graph_outputs.h"
 #include "../torch/sanitizer.h"
 
 namespace torch_openreg {
@@ -40,6 +41,7 @@ bool hasMemory(const Tensor &tensor) {
 }
 
 orMemoryAccess accessOf(const Tensor &tensor, bool write) {
+  if (!write) readsStorage(tensor.storage().unsafeGetStorageImpl());
   return accessAt(tensor, tensor.sizes(), tensor.storage_offset(), write);
 }
 

@@ -250,17 +250,13 @@ py::tuple orderOf(uint64_t number) {
   return py::make_tuple(order.earlier, order.later, edges);
 }
 
-const char *aboutGraph(orReportKind kind) {
-  switch (kind) {
-    case orReportFreedInput:
-      return "freed input";
-    case orReportNotReplayed:
-      return "not replayed";
-    case orReportConflict:
-      break;
-  }
-  return "";
-}
+/* By orReportKind; "": it is about no graph. */
+constexpr std::array<const char *, 6> kGraphKinds{"",
+                                                  "freed input",
+                                                  "not replayed",
+                                                  "possible replaced input",
+                                                  "overwritten output",
+                                                  "possible first call"};
 
 py::dict describe(const orRaceReport &report, const Calls &stacks) {
   py::dict entry;
@@ -271,7 +267,7 @@ py::dict describe(const orRaceReport &report, const Calls &stacks) {
   entry["end"] = reinterpret_cast<uintptr_t>(report.end);
   entry["memory"] = std::string(report.memory);
   entry["advice"] = std::string(report.advice);
-  entry["graph"] = aboutGraph(report.kind);
+  entry["graph"] = kGraphKinds.at(report.kind);
   entry["name"] = std::string(report.name);
   entry["order"] = orderOf(report.number);
   return entry;
@@ -345,6 +341,19 @@ void raiseRaces() {
   issueWarning(text);
 }
 
+SanitizerStack captureStack() {
+  const std::unique_ptr<Kept> kept(static_cast<Kept *>(captureCall(nullptr)));
+  return kept == nullptr ? nullptr : *kept;
+}
+
+void reportFinding(orGraphFinding finding, const SanitizerStack &earlier) {
+  finding.size = sizeof(finding);
+  auto kept = std::make_unique<Kept>(std::static_pointer_cast<const Call>(earlier));
+  finding.stack = *kept == nullptr ? nullptr : kept.get();
+  OPENREG_CHECK(orSanitizerFinding(&finding));
+  if (finding.stack != nullptr) (void)kept.release();
+}
+
 void raiseRacesOfHost() {
   std::string text;
   if (!foundRace(text)) return;
@@ -363,6 +372,24 @@ void raiseRacesOfHost() {
 
 namespace {
 
+struct KeptStack {
+  SanitizerStack stack = captureStack();
+};
+
+/* At a replay: what the capture has made for `operation`, where `stack` was. */
+void reportFirstCall(uintptr_t begin, size_t bytes, const std::string &operation,
+                     const KeptStack &stack) {
+  reportFinding({.kind = orReportFirstCall,
+                 .begin = reinterpret_cast<const void *>(begin),
+                 .bytes = bytes,
+                 .stream = currentStreamHandle(currentDevice()),
+                 .earlier = operation.c_str(),
+                 .later = "replay",
+                 .stack = nullptr},
+                stack.stack);
+  raiseRaces();
+}
+
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   m.def("_sanitizer_bind",
         [](py::object error, py::function text, py::function putDown, py::function takeUnraised,
@@ -373,6 +400,8 @@ namespace {
         });
   m.def("_sanitizer_enable", &enable, py::arg("how"), py::arg("stacks"), py::arg("initcheck"),
         py::arg("possible"));
+  py::class_<KeptStack>(m, "_SanitizerStack").def(py::init<>());
+  m.def("_sanitizer_first_call", &reportFirstCall);
   m.def("_sanitizer_disable", &disable);
   m.def("_sanitizer_left", &left);
   m.def("_sanitizer_active", &sanitizerActive);

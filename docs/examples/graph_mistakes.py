@@ -138,7 +138,8 @@ def right_python_state():
 
 
 @mistake(
-    "no warm-up: what should happen once, in the first step, is captured and happens at each replay"
+    "no warm-up: what the first step alone should do is captured, and happens at each replay",
+    "DataRaceError",
 )
 def wrong_no_warm_up():
     return momentum(warmups=0)

@@ -195,3 +195,138 @@ def test_check_input_liveness_refuses_a_replay_without_the_sanitizer():
         y = ones(4) * 2
     graph.replay()
     assert y.tolist() == [2.0] * 4
+
+
+# ---- Replaced inputs ----------------------------------------------------------------------------
+
+
+class Step:
+    def __init__(self, x):
+        self.x = x
+        self.graph, self.y = captured(lambda: self.x + 1)
+
+
+@pytest.mark.racy
+@pytest.mark.parametrize("holder", ["local", "attribute"])
+def test_input_that_lives_on_but_was_replaced_may_be_a_mistake(holder):
+    batches = [ones(1000), ones(1000) * 2]
+    x = batches[0]
+    if holder == "local":
+        graph = torch.openreg.Graph()
+        with torch.openreg.graph(graph):
+            _ = x + 1
+        replay, name = graph.replay, "x"
+    else:
+        x = None
+        step = Step(batches[0])
+        replay, name = step.graph.replay, "self.x"
+    replay()
+    if holder == "local":
+        x = batches[1]
+    else:
+        step.x = batches[1]
+    report = report_of(replay)
+    assert report.kind == "possible replaced input" and report.place[0] == __file__
+    assert report.name == name or holder == "attribute"
+    batches[0].copy_(batches[1])
+    replay()
+    with sanitizer.enable(possible=False):
+        replay()
+    assert x is None or x.shape == (1000,)
+
+
+def test_inputs_that_the_program_keeps_or_writes_are_not_reported():
+    one, two, table = ones(10), ones(10) * 2, ones(10)
+    graphs = []
+    for x in (one, two):
+        graph = torch.openreg.Graph()
+        with torch.openreg.graph(graph):
+            y = x + table
+        graphs.append(graph)
+    kept = ones(10)
+    table = (table, kept)
+    for _ in range(2):
+        one, two = two, one
+        for graph in graphs:
+            graph.replay()
+    graph, y = captured(lambda: kept * 2)
+    static, kept = kept, ones(10)
+    for _ in range(2):
+        static.copy_(kept)
+        graph.replay()
+    assert y.tolist() == [2.0] * 10 and not sanitizer.reports()
+
+
+# ---- Outputs of graphed callables ---------------------------------------------------------------
+
+
+@pytest.mark.racy
+@pytest.mark.parametrize("read", ["operator", "host", "item", "view"])
+def test_output_of_an_earlier_call_is_reported_when_it_is_read(read):
+    call = torch.openreg.make_graphed_callables(torch.sin, (ones(10),))
+    first = call(ones(10))
+    part = first[:1]
+    assert part.item() > 0.8
+    second = call(ones(10) * 2)
+    line = line_of("second = call(")
+    use = {"operator": lambda: first + 1, "host": first.tolist, "item": part.item}
+    report = report_of(use.get(read, lambda: part * 2))
+    assert report.kind == "overwritten output" and report.earlier.line.line == line
+    assert "clone()" in report.help[0].code and report.help[0].line == line
+    assert second.tolist() == torch.full((10,), 2.0).sin().tolist()
+
+
+def test_outputs_that_are_read_in_time_are_not_reported():
+    layer = torch.nn.Linear(4, 4).to(DEVICE)
+    graphed = torch.openreg.make_graphed_callables(torch.nn.Linear(4, 4).to(DEVICE), (ones(2, 4),))
+    kept, x = [], ones(2, 4)
+    for _ in range(3):
+        y = graphed(x)
+        kept.append(y.detach().clone())
+        layer(y).sum().backward()
+    assert torch.equal(kept[0], kept[2])
+    again = torch.openreg.make_graphed_callables(torch.sin, (ones(10),))
+    twice = again(again(ones(10)))
+    expected = torch.ones(10).sin().sin()
+    assert torch.allclose(twice.cpu(), expected) and not sanitizer.reports()
+
+
+# ---- First calls --------------------------------------------------------------------------------
+
+
+def steps(optimizer_type, warmups):
+    weight = torch.zeros(1, device=DEVICE, requires_grad=True)
+    options = {"momentum": 0.5} if optimizer_type is torch.optim.SGD else {"capturable": True}
+    optimizer = optimizer_type([weight], lr=1, **options)
+    weight.grad = ones(1)
+    for _ in range(warmups):
+        optimizer.step()
+    return captured(optimizer.step)[0], optimizer, weight
+
+
+@pytest.mark.racy
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_first_step_of_an_optimizer_in_a_capture_may_be_a_mistake(optimizer):
+    kept = steps(optimizer, 0), steps(optimizer, 1)
+    report = report_of(kept[0][0].replay)
+    assert report.kind == "possible first call"
+    assert report.earlier.operator == f"{optimizer.__name__}.step"
+    count = len(sanitizer.reports())
+    kept[1][0].replay()
+    with sanitizer.enable(possible=False):
+        kept[0][0].replay()
+    assert len(sanitizer.reports()) == count
+
+
+@pytest.mark.racy
+def test_lazy_parameters_that_a_capture_makes_may_be_a_mistake():
+    x = ones(2, 4)
+    layer = torch.nn.LazyLinear(3, device=DEVICE)
+    graph, _ = captured(lambda: layer(x))
+    assert report_of(graph.replay).kind == "possible first call"
+    layer = torch.nn.LazyLinear(3, device=DEVICE)
+    layer(x)
+    count = len(sanitizer.reports())
+    graph, y = captured(lambda: layer(x))
+    graph.replay()
+    assert torch.equal(y, layer(x)) and len(sanitizer.reports()) == count

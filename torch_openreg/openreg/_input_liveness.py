@@ -41,22 +41,20 @@ class _Input:
 
 
 class InputLiveness(TorchDispatchMode):
-    """Follows the operators of a capture, from start() to stop()."""
+    """Follows the operators of a capture, from its begin to stop()."""
 
     supports_higher_order_operators = True
 
     def __init__(self):
         super().__init__()
-        self._inputs, self._made, self._follows = {}, set(), False
-
-    def start(self):
+        self._inputs, self._made, self._follows = {}, set(), True
         self.__enter__()
-        self._follows = True
 
     def stop(self):
         if self._follows:
             self._follows = False
             self.__exit__(None, None, None)
+        return self._inputs
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

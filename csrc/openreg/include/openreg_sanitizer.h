@@ -64,9 +64,12 @@ typedef struct orRaceAccess {
 
 /* What a report is about. Of a graph, `earlier` is an access in its capture. */
 typedef enum orReportKind {
-  orReportConflict = 0,   /* two accesses that nothing orders; or a read of unwritten memory */
-  orReportFreedInput = 1, /* a replay uses what `later` freed after the capture */
-  orReportNotReplayed = 2 /* `later` reads what only a replay writes, and there was none */
+  orReportConflict = 0,      /* two accesses that nothing orders; or a read of unwritten memory */
+  orReportFreedInput = 1,    /* a replay uses what `later` freed after the capture */
+  orReportNotReplayed = 2,   /* `later` reads what only a replay writes, and there was none */
+  orReportReplacedInput = 3, /* possible: the program's variables hold another tensor at `later` */
+  orReportOverwritten = 4,   /* `later` reads the output of a call that a later one overwrote */
+  orReportFirstCall = 5      /* possible: a replay repeats what a first call made */
 } orReportKind;
 
 typedef struct orRaceReport {
@@ -168,6 +171,22 @@ OR_API orError_t orSanitizerInputs(orStream_t stream,
 /* The same, for an owner that compares the addresses of all inputs with those of the capture before
  * each replay: that an input was freed is no error then. */
 OR_API orError_t orSanitizerInputsChecked(orStream_t stream);
+/* For the owner of the graph of this capture (orStreamGetCaptureInfo): the program's variables for
+ * an input hold other memory now. If nothing has written the input since the last replay, the next
+ * one is reported. */
+OR_API orError_t orSanitizerInputReplaced(uint64_t capture, const void *begin);
+/* What a layer above has found about a graph's memory. The stack of `later` is captured here. */
+typedef struct orGraphFinding {
+  size_t size; /* of this structure */
+  orReportKind kind;
+  const void *begin;
+  size_t bytes;
+  orStream_t stream;
+  const char *earlier, *later; /* operations */
+  void
+      *stack; /* of the earlier one, from orSanitizerOptions.capture: the sanitizer's from now on */
+} orGraphFinding;
+OR_API orError_t orSanitizerFinding(const orGraphFinding *finding);
 /* Sets the name under which the calling thread's copies and fills are reported from now on; null:
  * the core's own ("orMemcpyAsync"). The name must stay valid until it is replaced. Returns the
  * previous one. */

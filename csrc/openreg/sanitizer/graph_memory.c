@@ -10,7 +10,7 @@
  *
  * Blocks of any graph's pool are no inputs: the pool keeps their memory, whatever is freed.
  *
- * All under orSanitizerMutex. A node's thread reads `freed` and `tree` without it.
+ * All under orSanitizerMutex. A node's thread reads what is atomic without it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ typedef struct orGraphMemory {
   orShadow access; /* the first in the capture; with a reference to its stack */
   const char *name;
   orStack *freed_by;
-  _Atomic bool freed;
+  _Atomic bool freed, replaced, written; /* the last two since the last replay */
 } orGraphMemory;
 
 static orTree inputs = OR_TREE_INITIALIZER, outputs = OR_TREE_INITIALIZER;
@@ -191,8 +191,14 @@ bool orGraphMemoryRead(const orRange *range, bool partial, orShadow *written) {
   return reading.found;
 }
 
+static void noteWrite(orGraphMemory *memory, void *context) {
+  (void)context;
+  memory->written = true;
+}
+
 /* Nothing more is reported of an output that other work has written in part. */
 void orGraphMemoryWrite(const orRange *range) {
+  if (inputs.root) each(&inputs, range->begin, range->end, noteWrite, NULL);
   if (OR_LIKELY(!outputs.root)) return;
   for (orTreeNode *node; (node = orTreeFind(&outputs, range->begin, range->end));)
     removeFrom(&outputs, (orGraphMemory *)node);
@@ -236,20 +242,41 @@ static void onFrees(orProbe *p) {
   orSanitizerUnlock();
 }
 
-static void reportFreed(orGraphMemory *memory, orStream_t on) {
+/* `later` gets the input's range. No lock held. */
+static void report(orReportKind kind, orGraphMemory *memory, orStream_t on, const char *operation,
+                   orShadow later) {
   orRaceList list = {.first = NULL};
   orSanitizerLock();
   orShadow use = memory->access;
   use.stream = on;
   use.timeline = orTimelineOf(on);
-  const orShadow freed = {.operation = orSanitizerName("free"),
-                          .stack = memory->freed_by,
-                          .sequence = orSanitizerMoment(),
-                          .range = use.range,
-                          .write = true};
-  orRaceGraph(orReportFreedInput, &use, &freed, &list)->name = memory->name;
+  later.operation = orSanitizerName(operation);
+  later.sequence = orSanitizerMoment();
+  later.range = use.range;
+  orRaceGraph(kind, &use, &later, &list)->name = memory->name;
   orSanitizerUnlock();
   orRacesReport(&list);
+}
+
+static void reportReplaced(orGraphMemory *memory, orStream_t on) {
+  orSanitizerOptions by;
+  void *captured = orAnalysisCapture(&by);
+  orSanitizerLock();
+  orStack *stack = orStackNew(captured, &by);
+  orSanitizerUnlock();
+  report(orReportReplacedInput, memory, on, "replay", (orShadow){.stack = stack});
+  orSanitizerLock();
+  orStackRelease(stack);
+  orSanitizerUnlock();
+}
+
+/* True if it is to be reported. What the graph itself writes afterwards counts as written. */
+static bool takeReplaced(orGraphMemory *memory) {
+  orSanitizerLock();
+  bool replaced = memory->replaced && !memory->written && orSanitizerReportsPossible;
+  memory->replaced = memory->written = false;
+  orSanitizerUnlock();
+  return replaced;
 }
 
 static void replay(const void *args, orStream_t on) {
@@ -257,7 +284,11 @@ static void replay(const void *args, orStream_t on) {
   orTree *tree = treeOf(memory);
   if (!tree || !orSanitizerIsOn() || orSanitizerIgnores()) return;
   if (tree == &inputs) {
-    if (OR_UNLIKELY(memory->freed)) reportFreed(memory, on);
+    if (OR_UNLIKELY(memory->freed))
+      report(orReportFreedInput, memory, on, "free",
+             (orShadow){.stack = memory->freed_by, .write = true});
+    else if (OR_UNLIKELY(memory->replaced) || memory->written)
+      if (takeReplaced(memory)) reportReplaced(memory, on);
     return;
   }
   orSanitizerLock();
@@ -322,5 +353,49 @@ orError_t orSanitizerInputsChecked(orStream_t stream) {
     if (treeOf(all.list[i])) removeFrom(&inputs, all.list[i]);
   orSanitizerUnlock();
   free(all.list);
+  return orSuccess;
+}
+
+orError_t orSanitizerInputReplaced(uint64_t capture, const void *begin) {
+  OR_TRY(orEnter());
+  orSanitizerLock();
+  orGraphMemory *input = find(&inputs, (uintptr_t)begin, capture);
+  if (input) input->replaced = true;
+  orSanitizerUnlock();
+  return orSuccess;
+}
+
+static orShadow sideOf(const orGraphFinding *finding, const char *operation, orStack *stack) {
+  uintptr_t begin = (uintptr_t)finding->begin;
+  return (orShadow){.operation = orSanitizerName(operation),
+                    .stack = stack,
+                    .stream = finding->stream,
+                    .timeline = orTimelineOf(finding->stream),
+                    .sequence = orSanitizerMoment(),
+                    .range = {.begin = begin, .end = begin + finding->bytes}};
+}
+
+orError_t orSanitizerFinding(const orGraphFinding *given) {
+  orGraphFinding room;
+  orRaceList list = {.first = NULL};
+  orSanitizerOptions by;
+  const orGraphFinding *finding = OR_VERSIONED(orGraphFinding, given, &room, stack);
+  if (!finding) return orErrorInvalidValue;
+  if (!orHandleFind(&orStreamTable, finding->stream)) return orErrorInvalidResourceHandle;
+  if (!finding->earlier || !finding->later)
+    return orFail(orErrorInvalidValue, "orSanitizerFinding: null operation");
+  void *captured = orAnalysisCapture(&by);
+  orSanitizerLock();
+  orStack *earlier = orStackNew(finding->stack, &by), *later = orStackNew(captured, &by);
+  orShadow one = sideOf(finding, finding->earlier, earlier);
+  orShadow two = sideOf(finding, finding->later, later);
+  bool possible = finding->kind == orReportFirstCall;
+  if (orSanitizerIsOn() && (!possible || orSanitizerReportsPossible))
+    orRaceGraph(finding->kind, &one, &two, &list);
+  orStackRelease(earlier);
+  orStackRelease(later);
+  orSanitizerUnlock();
+  orRacesReport(&list);
+  orStacksFree();
   return orSuccess;
 }

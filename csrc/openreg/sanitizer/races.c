@@ -242,18 +242,31 @@ static bool nameMemory(const orRace *race, char text[64]) {
   return true;
 }
 
+static void adviseGraph(const orRace *race, char *text, size_t size) {
+  const char *first = race->earlier.operation, *second = race->later.operation;
+  switch (race->kind) {
+    case orReportNotReplayed:
+      snprintf(text, size, "a replay of the graph before %s", second);
+      break;
+    case orReportOverwritten:
+      snprintf(text, size, "t.clone() of the output t before the next call");
+      break;
+    case orReportFirstCall:
+      snprintf(text, size, "a call of %s before the capture", first);
+      break;
+    default:
+      snprintf(text, size,
+               "t.copy_(new) into the tensor t that %s uses, in place of another tensor", first);
+  }
+}
+
 static void adviseWait(const orRace *race, char *text, size_t size) {
   orStreamName first, second;
   const orRaceSide *a = &race->earlier, *b = &race->later;
   if (race->kind) {
-    snprintf(text, size,
-             race->kind == orReportNotReplayed
-                 ? "a replay of the graph before %s"
-                 : "t.copy_(new) into the tensor t that %s uses, in place of another tensor",
-             race->kind == orReportNotReplayed ? b->operation : a->operation);
+    adviseGraph(race, text, size);
     return;
   }
-  orStreamNameOf(first, a->stream);
   if (race->fresh) {
     snprintf(text, size, "a write of these bytes before %s", b->operation);
     return;
@@ -321,14 +334,18 @@ static const char *does(const orRaceAccess *access) {
   return access->write & OR_ACCESS_WRITES ? "writes" : "reads";
 }
 
+static const char *const graph_kinds[] = {
+    [orReportFreedInput] = "it was freed after the capture",
+    [orReportNotReplayed] = "it is read before the first replay",
+    [orReportReplacedInput] = "it may have been replaced by another tensor",
+    [orReportOverwritten] = "it is read after a later call has overwritten it",
+    [orReportFirstCall] = "each replay repeats what may belong to the first call alone"};
+
 static void printReport(const orRaceReport *r) {
   const orRaceAccess *earlier = &r->earlier, *later = &r->later;
   if (r->kind) {
-    orWarn("%s in a graph on %s %s [%p, %p) of %s, %s; missing: %s", earlier->operation,
-           earlier->where, does(earlier), r->begin, r->end, r->memory,
-           r->kind == orReportNotReplayed ? "which is read before the first replay"
-                                          : "which was freed after the capture",
-           r->advice);
+    orWarn("graph: [%p, %p) of %s, which %s uses: %s; missing: %s", r->begin, r->end, r->memory,
+           earlier->operation, graph_kinds[r->kind], r->advice);
     return;
   }
   if (earlier->write == OR_ACCESS_ALLOCATES) {
@@ -352,8 +369,8 @@ static bool sameSide(const orRaceSide *a, const orRaceSide *b) {
 
 static const orKeptReport *knownAs(const orRaceReport *report, const orRace *race) {
   for (size_t i = 0; i < kept; i++)
-    if (reports[i].report.begin == report->begin && sameSide(&reports[i].earlier, &race->earlier) &&
-        sameSide(&reports[i].later, &race->later))
+    if (reports[i].report.begin == report->begin && reports[i].report.kind == report->kind &&
+        sameSide(&reports[i].earlier, &race->earlier) && sameSide(&reports[i].later, &race->later))
       return &reports[i];
   return NULL;
 }

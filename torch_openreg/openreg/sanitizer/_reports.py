@@ -191,6 +191,8 @@ class Report(NamedTuple):
     @property
     def place(self):
         """(filename, line) of the line to change; None without a stack."""
+        if self.graph:
+            return _graph_reports.place(self)
         side = self.earlier if "record_stream" in self.advice else self.later
         return side.line and tuple(side.line[:2])
 
@@ -219,7 +221,8 @@ class Report(NamedTuple):
     def kind(self):
         """``"race"``, ``"possible race"`` (one access is partial, and may not touch the other's
         bytes) or ``"uninitialized"`` (the bytes read have not been written); of a graph
-        ``"freed input"`` or ``"not replayed"``."""
+        ``"freed input"``, ``"not replayed"``, ``"overwritten output"``, ``"possible replaced
+        input"`` or ``"possible first call"``."""
         if self.graph:
             return self.graph
         if self.earlier.operator == "allocation":
