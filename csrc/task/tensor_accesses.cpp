@@ -2,6 +2,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include "../torch/graph_outputs.h"
 #include "../torch/sanitizer.h"
 #include "../torch/touched_types.h"
 
@@ -42,6 +43,7 @@ bool hasMemory(const Tensor &tensor) {
 }
 
 orMemoryAccess accessOf(const Tensor &tensor, bool write) {
+  if (!write) readsStorage(tensor.storage().unsafeGetStorageImpl());
   return accessAt(tensor, tensor.sizes(), tensor.storage_offset(), write);
 }
 

@@ -11,13 +11,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <map>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "device.h"
+#include "gil.h"
 #include "host_allocator.h"
 #include "mempool.h"
+#include "module.h"
 #include "sanitizer.h"
 #include "stream.h"
 
@@ -188,6 +192,52 @@ orError_t beginReplay(void *args) {
   return orSuccess;
 }
 
+using Names = std::map<const void *, std::string>;
+
+/* _variables.Variables, which any thread may release. */
+using Variables = std::shared_ptr<py::object>;
+
+void releaseVariables(py::object *variables) {
+  if (!interpreterRuns()) return;
+  const py::gil_scoped_acquire gil;
+  delete variables;
+}
+
+/* Names the inputs of the stream's capture by the variables that hold them now, which it returns:
+ * null if the capture is over. */
+Variables nameInputs(orStream_t stream, uint64_t capture) {
+  const py::gil_scoped_acquire gil;
+  Names names;
+  const auto collect = [](const void *begin, size_t, char *, void *all) {
+    (*static_cast<Names *>(all))[begin];
+  };
+  const auto give = [](const void *begin, size_t, char name[64], void *all) {
+    std::snprintf(name, 64, "%s", (*static_cast<Names *>(all))[begin].c_str());
+  };
+  if (orSanitizerInputs(stream, collect, &names) != orSuccess) {
+    orGetLastError();  // the end of the capture returns an error of its own
+    return nullptr;
+  }
+  py::list begins;
+  for (const auto &input : names) begins.append(reinterpret_cast<uintptr_t>(input.first));
+  const auto module = py::module_::import("torch_openreg.openreg.sanitizer._variables");
+  Variables variables(new py::object(module.attr("Variables")(capture, begins)), &releaseVariables);
+  const py::dict found = variables->attr("names")();
+  for (auto &[begin, name] : names) {
+    const py::int_ key(reinterpret_cast<uintptr_t>(begin));
+    if (found.contains(key)) name = found[key].cast<std::string>();
+  }
+  OPENREG_CHECK(orSanitizerInputs(stream, give, &names));
+  return variables;
+}
+
+/* Before a replay: reports the inputs of which the program's variables hold others now. */
+void checkVariables(const Variables &variables) {
+  if (variables == nullptr) return;
+  const py::gil_scoped_acquire gil;
+  variables->attr("check")();
+}
+
 void dropShared(void *args) { delete *static_cast<Shared **>(args); }
 
 /* Queues the node that gives each replay its random numbers. It precedes all branches. */
@@ -234,6 +284,7 @@ class OpenRegGraph final : public at::GraphImplInterface {
   struct Captured {
     orGraph_t graph = 0;
     Shared shared;
+    Variables variables;  // null: the sanitizer was off
     c10::MempoolId_t pool = kNoPool;
     c10::DeviceIndex device = -1;
   };
@@ -243,6 +294,8 @@ class OpenRegGraph final : public at::GraphImplInterface {
   const bool keepGraph_;
   bool debug_ = false;
   std::optional<OpenRegStream> stream_;  // while it captures
+  bool strict_ = false;                  // the thread that began it ends it
+  std::thread::id begun_by_;
   uint64_t id_ = 0;
   bool allocates_ = false;    // the capture allocates from the pool
   mutable std::mutex mutex_;  // before the pools': one thread may replay what another resets
@@ -263,7 +316,7 @@ OpenRegGraph::Captured OpenRegGraph::hold() const {
   return captured_;
 }
 
-void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
+void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) {
   TORCH_CHECK(!stream_ && captured().graph == 0,
               "this graph has been captured already: reset() it, or capture another");
   const OpenRegStream stream = getCurrentOpenRegStream();
@@ -271,6 +324,8 @@ void OpenRegGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode) {
   getDefaultGenerator(stream.device_index());  // creates it: a later one would take any seed
   OPENREG_CHECK(orStreamBeginCapture(handle));
   stream_ = stream;
+  strict_ = mode == at::GraphCaptureMode::Global || mode == at::GraphCaptureMode::ThreadLocal;
+  begun_by_ = std::this_thread::get_id();
   capturesNow.fetch_add(1, std::memory_order_relaxed);
   id_ = captureOf(handle);
   const Shared shared = std::make_shared<CapturedGraph>(stream.device_index());
@@ -321,6 +376,11 @@ void OpenRegGraph::capture_end() {
   const OpenRegStream stream = *stream_;
   TORCH_CHECK(getCurrentOpenRegStream(stream.device_index()) == stream,
               "a capture must end on the stream on which it began: make it the current one");
+  TORCH_CHECK(!strict_ || begun_by_ == std::this_thread::get_id(),
+              "capture_end() on another thread than capture_begin(), which only the mode "
+              "\"relaxed\" allows");
+  Variables variables;
+  if (sanitizerActive()) variables = nameInputs(stream.stream(), id_);
   orGraph_t graph = 0;
   const orError_t error = orStreamEndCapture(stream.stream(), &graph);
   endCapture();
@@ -331,6 +391,7 @@ void OpenRegGraph::capture_end() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     captured_.graph = graph;
+    captured_.variables = std::move(variables);
   }
   size_t nodes = 0;
   OPENREG_CHECK(orGraphGetNodeCount(graph, &nodes));
@@ -347,6 +408,7 @@ void OpenRegGraph::replay() {
   const Captured now = hold();
   const auto letGo = c10::make_scope_exit([&] { releasePool(now.device, now.pool); });
   DeviceSwitch device(now.device);
+  if (sanitizerActive()) checkVariables(now.variables);
   const uint64_t replay = now.shared->prepareReplay();
   const orError_t error = orGraphReplay(now.graph, currentStreamHandle(now.device));
   if (C10_UNLIKELY(error != orSuccess)) now.shared->takeBack(replay);
@@ -399,6 +461,15 @@ void OpenRegGraph::debug_dump(const std::string &path) {
 }
 
 /* Registered under both names of the device: before and after it is renamed. */
+[[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
+  /* A capture of the current stream, whose owner compares its inputs' addresses at each replay. */
+  m.def("_graph_inputs_checked",
+        [] { OPENREG_CHECK(orSanitizerInputsChecked(currentStreamHandle(currentDevice()))); });
+  m.def("_graph_input_replaced", [](uint64_t capture, uintptr_t begin) {
+    OPENREG_CHECK(orSanitizerInputReplaced(capture, reinterpret_cast<const void *>(begin)));
+  });
+});
+
 [[maybe_unused]] const bool registered = [] {
   const auto create = [](const at::GraphImplArgs &args) -> std::unique_ptr<at::GraphImplInterface> {
     return std::make_unique<OpenRegGraph>(args);

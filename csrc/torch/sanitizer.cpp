@@ -271,6 +271,14 @@ py::tuple orderOf(uint64_t number) {
   return py::make_tuple(order.earlier, order.later, edges);
 }
 
+/* By orReportKind; "": it is about no graph. */
+constexpr std::array<const char *, 6> kGraphKinds{"",
+                                                  "freed input",
+                                                  "not replayed",
+                                                  "possible replaced input",
+                                                  "overwritten output",
+                                                  "possible first call"};
+
 py::dict describe(const orRaceReport &report, const Calls &stacks) {
   py::dict entry;
   entry["number"] = report.number;
@@ -285,6 +293,8 @@ py::dict describe(const orRaceReport &report, const Calls &stacks) {
   entry["missing"] = report.missing;
   entry["wanted"] = report.stream;
   entry["allocation"] = linesOf(stacks[2] ? stacks[2]->stack : nullptr);
+  entry["graph"] = kGraphKinds.at(report.kind);
+  entry["name"] = std::string(report.name);
   entry["order"] = orderOf(report.number);
   return entry;
 }
@@ -355,6 +365,19 @@ void raiseRaces() {
   issueWarning(text);
 }
 
+SanitizerStack captureStack() {
+  const std::unique_ptr<Kept> kept(static_cast<Kept *>(captureCall(nullptr)));
+  return kept == nullptr ? nullptr : *kept;
+}
+
+void reportFinding(orGraphFinding finding, const SanitizerStack &earlier) {
+  finding.size = sizeof(finding);
+  auto kept = std::make_unique<Kept>(std::static_pointer_cast<const Call>(earlier));
+  finding.stack = *kept == nullptr ? nullptr : kept.get();
+  OPENREG_CHECK(orSanitizerFinding(&finding));
+  if (finding.stack != nullptr) (void)kept.release();
+}
+
 void raiseRacesOfHost() {
   std::string text;
   if (!foundRace(text)) return;
@@ -373,6 +396,24 @@ void raiseRacesOfHost() {
 
 namespace {
 
+struct KeptStack {
+  SanitizerStack stack = captureStack();
+};
+
+/* At a replay: what the capture has made for `operation`, where `stack` was. */
+void reportFirstCall(uintptr_t begin, size_t bytes, const std::string &operation,
+                     const KeptStack &stack) {
+  reportFinding({.kind = orReportFirstCall,
+                 .begin = reinterpret_cast<const void *>(begin),
+                 .bytes = bytes,
+                 .stream = currentStreamHandle(currentDevice()),
+                 .earlier = operation.c_str(),
+                 .later = "replay",
+                 .stack = nullptr},
+                stack.stack);
+  raiseRaces();
+}
+
 [[maybe_unused]] const bool added = addBinder([](py::module_ &m) {
   m.def("_sanitizer_bind",
         [](py::object error, py::function text, py::function putDown, py::function takeUnraised,
@@ -383,6 +424,8 @@ namespace {
         });
   m.def("_sanitizer_enable", &enable, py::arg("how"), py::arg("stacks"), py::arg("initcheck"),
         py::arg("possible"));
+  py::class_<KeptStack>(m, "_SanitizerStack").def(py::init<>());
+  m.def("_sanitizer_first_call", &reportFirstCall);
   m.def("_sanitizer_disable", &disable);
   m.def("_sanitizer_ignore", [](bool ignore) { return orSanitizerIgnore(ignore) != 0; });
   m.def("_sanitizer_judge_frees", &judgeFrees);

@@ -11,6 +11,7 @@
 #include <openreg_sanitizer.h>
 
 #include <atomic>
+#include <memory>
 
 #include "check.h"
 
@@ -32,6 +33,12 @@ void raiseRaces();
 /* The same for an operator of the host, where throwing is impossible: the error is raised as the
  * operator returns to Python, or else by this thread's next raiseRaces. */
 void raiseRacesOfHost();
+
+/* A stack that reports may show; null: none. */
+using SanitizerStack = std::shared_ptr<const void>;
+SanitizerStack captureStack();
+/* Reports a graph's memory (orSanitizerFinding), whose `size` and `stack` are set here. */
+void reportFinding(orGraphFinding finding, const SanitizerStack &earlier);
 
 /* Copies and fills that this thread queues inside the scope are reported under the operator's name,
  * which outlives the process. */

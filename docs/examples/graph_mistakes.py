@@ -68,7 +68,7 @@ def ones(*shape):
 # ---- Values that stay what they were ------------------------------------------------------------
 
 
-@mistake("a new batch is another tensor, and the graph reads the old one's memory")
+@mistake("a new batch is another tensor, and the graph reads the old one's memory", "DataRaceError")
 def wrong_stale_input():
     x = ones(4)
     graph, y = captured(lambda: x * 2)
@@ -138,7 +138,8 @@ def right_python_state():
 
 
 @mistake(
-    "no warm-up: what should happen once, in the first step, is captured and happens at each replay"
+    "no warm-up: what the first step alone should do is captured, and happens at each replay",
+    "DataRaceError",
 )
 def wrong_no_warm_up():
     return momentum(warmups=0)
@@ -188,7 +189,9 @@ def right_random_state():
     return len(seen)
 
 
-@mistake("an input that was freed: its memory has another owner when the graph reads it")
+@mistake(
+    "an input that was freed: its memory has another owner when the graph reads it", "DataRaceError"
+)
 def wrong_freed_input():
     x = ones(1000)
     graph, y = captured(lambda: x * 2)

@@ -600,8 +600,7 @@ def test_graph_arguments_by_position_are_those_of_this_pytorch():
     every = inspect.signature(torch.cuda.graph).parameters
     values = {name: parameter.default for name, parameter in every.items()}
     values |= {"cuda_graph": torch.openreg.Graph(), "check_input_liveness": True}
-    with pytest.raises(NotImplementedError, match="check_input_liveness=True"):
-        torch.openreg.graph(*values.values()).__enter__()
+    assert torch.openreg.graph(*values.values()).check_input_liveness is True
     values |= {"enable_annotations": True}
     with pytest.raises(NotImplementedError, match="enable_annotations=True"):
         torch.openreg.graph(*values.values())
@@ -965,3 +964,28 @@ def test_pool_of_one_capture_is_not_that_of_the_next():
         pools.append(graph.pool())
         graph.reset()
     assert pools[0] == handle and pools[1] != handle
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_another_thread_ends_a_relaxed_capture_alone(mode):
+    side, graph, x, errors = torch.openreg.Stream(), torch.openreg.Graph(), [], []
+
+    def end():
+        with torch.openreg.stream(side):
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    with torch.openreg.stream(side):
+        graph.capture_begin(capture_error_mode=mode)
+        x.append(torch.ones(4, device=DEVICE))
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    if mode != "relaxed":
+        assert 'only the mode "relaxed"' in errors.pop()
+        with torch.openreg.stream(side):
+            graph.capture_end()
+    graph.replay()
+    assert x[0].tolist() == [1.0] * 4 and not errors

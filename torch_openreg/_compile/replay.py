@@ -196,6 +196,8 @@ class _Step:
                     copies = {i: static_input(args[i]) for i in self.moving}
                     inputs = [copies.get(i, a) for i, a in enumerate(args)]
                     written = self.call(list(inputs))
+                    if _C._sanitizer_active():
+                        _C._graph_inputs_checked()
             except RuntimeError as error:
                 refusal = error.with_traceback(None)
         if refusal is None:

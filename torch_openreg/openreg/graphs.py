@@ -20,6 +20,7 @@ import torch
 import torch.cuda.graphs
 
 from .. import _C
+from ._input_liveness import InputLiveness
 from ._mempool import graph_pool_handle
 from ._utils import type_name
 from .device import current_device, synchronize
@@ -55,6 +56,8 @@ class Graph(torch.accelerator.Graph):
             ``capture_end``. There is nothing to instantiate here, so it makes no difference.
     """
 
+    _followers = ()  # of the capture, from its begin to stop(); each has a check of a replay
+
     def capture_begin(self, pool=None, capture_error_mode=None, check_input_liveness=False):
         """Begins to capture what is queued on the current stream, by any thread.
 
@@ -62,20 +65,48 @@ class Graph(torch.accelerator.Graph):
             pool: the memory pool to allocate from, as ``graph_pool_handle()`` or another graph's
                 ``pool()`` gives it; None is the constructor's, or else one of its own.
             capture_error_mode: "default", "global", "thread_local" or "relaxed"; None is the
-                constructor's. All are one here: calls about other streams are never errors.
-            check_input_liveness: True raises NotImplementedError.
+                constructor's. "global" and "thread_local": the thread that begins the capture ends
+                it. docs/graphs.md has what else other threads may do.
+            check_input_liveness: True follows the operators of the capture: ``replay`` raises
+                RuntimeError if a tensor that they use, and that was made before, has been freed.
+                The sanitizer reports that without it, for compiled kernels too.
 
         Raises RuntimeError on a default stream, or one that is capturing.
         """
-        if check_input_liveness:
-            raise NotImplementedError(
-                "check_input_liveness=True: openreg does not follow the inputs of a graph; with "
-                "OPENREG_POISON=1 a replay reads NaN where one is freed"
-            )
+        self._forget()
         super(torch.accelerator.Graph, self).capture_begin(
             pool=self.graph_pool if pool is None else pool,
             capture_error_mode=capture_error_mode or self.capture_error_mode,
         )
+        followers = []
+        if check_input_liveness:
+            followers.append(InputLiveness())
+        if _C._sanitizer_active():
+            from .sanitizer._first_calls import FirstCalls
+
+            followers.append(FirstCalls())
+        self._followers = tuple(followers)
+
+    def capture_end(self):
+        """Ends the capture, on the stream on which it began."""
+        self._followers = tuple(follower for follower in self._followers if follower.stop())
+        super(torch.accelerator.Graph, self).capture_end()
+
+    def replay(self):
+        """Queues the captured work on the current stream."""
+        for follower in self._followers:
+            follower.check()
+        super(torch.accelerator.Graph, self).replay()
+
+    def reset(self):
+        """Releases what was captured, so that the graph can be captured again."""
+        self._forget()
+        super(torch.accelerator.Graph, self).reset()
+
+    def _forget(self):
+        followers, self._followers = self._followers, ()
+        for follower in followers:
+            follower.stop()
 
     def register_generator_state(self, generator):
         """Does nothing; it exists for programs written for ``torch.cuda.CUDAGraph``. `generator`
@@ -153,12 +184,30 @@ class graph:
             self._stream.__exit__(*exception)
 
 
+class _Function(torch.autograd.Function):
+    """The base of a graphed callable. The sanitizer tells the outputs of its calls apart, though
+    all calls write the same memory."""
+
+    def __init_subclass__(cls):
+        super().__init_subclass__()
+        forward, outputs = cls.forward, _C._GraphOutputs()
+
+        def call(ctx, *inputs):
+            made = forward(ctx, *inputs)
+            return tuple(outputs.add(made)) if _C._sanitizer_active() else made
+
+        cls.forward = staticmethod(call)
+
+
 class _Torch:
     """``torch``, as it appears to a function of ``torch.cuda.graphs``."""
 
     def __init__(self):
         self.cuda = types.SimpleNamespace(
             CUDAGraph=Graph, graph=graph, stream=stream, Stream=Stream, synchronize=synchronize
+        )
+        self.autograd = types.SimpleNamespace(
+            Function=_Function, function=torch.autograd.function, grad=torch.autograd.grad
         )
 
     def is_autocast_enabled(self):

@@ -28,6 +28,7 @@
 #include "../../torch/event.h"
 #include "../../torch/fork.h"
 #include "../../torch/graph.h"
+#include "../../torch/graph_outputs.h"
 #include "../../torch/host_allocator.h"
 #include "../../torch/stream.h"
 #include "../../torch/sync_debug.h"
@@ -164,6 +165,7 @@ void memcpyWithHost(const CopyFacts &facts) {
 void copyBytes(const CopyFacts &facts) {
   const Tensor &dst = facts.dst, &src = facts.src;
   SanitizedAs name("aten::copy_");
+  readsStorage(src.storage().unsafeGetStorageImpl());
   if (facts.host != nullptr) {
     memcpyWithHost(facts);
   } else {

@@ -23,6 +23,7 @@
 
 #include "../../torch/allocator.h"
 #include "../../torch/device.h"
+#include "../../torch/graph_outputs.h"
 #include "../../torch/host_access.h"
 #include "../../torch/stream.h"
 #include "../../torch/sync_debug.h"
@@ -179,6 +180,7 @@ at::Scalar localScalar(const Tensor &self) {
   const Tensor host = at::detail::empty_cpu({}, self.scalar_type());
   const OpenRegStream stream = getCurrentOpenRegStream(self.device().index());
   SanitizedAs name("aten::_local_scalar_dense");
+  readsStorage(self.storage().unsafeGetStorageImpl());
   // The host memory is pageable: when the call returns, the value is there and a failed kernel has
   // been reported.
   OPENREG_CHECK_SYNCHRONIZED(orMemcpyAsync(host.data_ptr(), self.data_ptr(), self.itemsize(),

@@ -57,6 +57,7 @@ typedef enum orProbeEvent {
    * OR_POOL_SMALL or the like), count (the size of the largest block that could have served); none
    * held */
   OR_PROBE_BLOCK_TAKEN,
+  OR_PROBE_BLOCK_FREES, /* a block is about to be freed: dst; none held */
   /* A block is being freed, and this stream is recorded on it: dst, bytes, stream; ... */
   OR_PROBE_BLOCK_USED,
   /* ... its allocation stream; number and kind as above; the cache's held */

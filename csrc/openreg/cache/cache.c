@@ -453,6 +453,7 @@ orError_t orCacheFree(void *ptr) {
   orBlock *block;
   OR_TRY(orEnter());
   if (!ptr) return orSuccess;
+  OR_PROBE(OR_PROBE_BLOCK_FREES, .dst = ptr);
   orCache *cache = lockBlock(ptr, &block);
   if (OR_UNLIKELY(!cache || block->state != OR_BLOCK_LIVE)) {
     if (cache) orCacheUnlock(cache);
@@ -487,6 +488,17 @@ orError_t orCacheRecordStream(const void *ptr, orStream_t stream) {
   if (done) return orSuccess;
   return live ? orFail(orErrorSystem, "no host memory for the caching allocator's tables")
               : refusePointer("orCacheRecordStream", ptr, true);
+}
+
+bool orCacheFind(const void *ptr, orCacheFound *found) {
+  orBlock *block;
+  orCache *cache = lockBlockAround(ptr, &block);
+  if (!cache) return false;
+  bool live = block->state == OR_BLOCK_LIVE;
+  if (live)
+    *found = (orCacheFound){block->start, block->size, orMemPoolIsGraphs(block->owner->mempool)};
+  orCacheUnlock(cache);
+  return live;
 }
 
 orError_t orCacheCheck(const void *ptr, size_t bytes) {

@@ -89,6 +89,13 @@ typedef struct orCacheReuse {
 } orCacheReuse;
 /* Sets how all caches reuse memory. No lock held. */
 void orCacheSetReuse(orCacheReuse reuse);
+typedef struct orCacheFound {
+  uintptr_t begin;
+  size_t bytes;
+  bool is_graphs; /* of a pool that a graph may use at any time */
+} orCacheFound;
+/* The live block around an address. False if there is none. No lock held. */
+bool orCacheFind(const void *ptr, orCacheFound *found);
 /* The block of any device that has an address, for a signal handler: see orBlocksAt. */
 bool orCacheAt(uintptr_t address, orTouched *place);
 /* Frees blocks that queued work has finished with. Called with the lock held; releases it while

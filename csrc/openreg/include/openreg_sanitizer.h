@@ -76,6 +76,16 @@ enum {
   OR_ORDER_ELSEWHERE = 16   /* another thread of the host has waited for the earlier access */
 };
 
+/* What a report is about. Of a graph, `earlier` is an access in its capture. */
+typedef enum orReportKind {
+  orReportConflict = 0,      /* two accesses that nothing orders; or a read of unwritten memory */
+  orReportFreedInput = 1,    /* a replay uses what `later` freed after the capture */
+  orReportNotReplayed = 2,   /* `later` reads what only a replay writes, and there was none */
+  orReportReplacedInput = 3, /* possible: the program's variables hold another tensor at `later` */
+  orReportOverwritten = 4,   /* `later` reads the output of a call that a later one overwrote */
+  orReportFirstCall = 5      /* possible: a replay repeats what a first call made */
+} orReportKind;
+
 typedef struct orRaceReport {
   uint64_t number; /* from 1 */
   orRaceAccess earlier, later;
@@ -89,6 +99,8 @@ typedef struct orRaceReport {
   /* The stack of the memory's first use, as orRaceAccess.stack. Of memory that was freed since the
    * earlier access, the use before that. */
   void *allocation;
+  orReportKind kind;
+  char name[64]; /* of the memory, in the program, if the capture's owner has given it one */
 } orRaceReport;
 
 /* A wait. Moments are numbers that grow with time; the moment of an access is that of its call. */
@@ -169,6 +181,32 @@ OR_API uint32_t orSanitizerPossible(uint32_t report);
  * that writes it is over; otherwise orErrorNotReady. Waits for nothing and queues nothing.
  * orErrorNotSupported on a device whose factory has no `map`. */
 OR_API orError_t orSanitizerPeek(void *to, const void *from, size_t bytes);
+/* For the owner of a capture, before its end: passes the memory outside of the graph's own pool that
+ * its work uses, each block once, to `visit`, which may write the program's name for it to `name`.
+ * No lock is held. */
+OR_API orError_t orSanitizerInputs(orStream_t stream,
+                                   void (*visit)(const void *begin, size_t bytes, char name[64],
+                                                 void *context),
+                                   void *context);
+/* The same, for an owner that compares the addresses of all inputs with those of the capture before
+ * each replay: that an input was freed is no error then. */
+OR_API orError_t orSanitizerInputsChecked(orStream_t stream);
+/* For the owner of the graph of this capture (orStreamGetCaptureInfo): the program's variables for
+ * an input hold other memory now. If nothing has written the input since the last replay, the next
+ * one is reported. */
+OR_API orError_t orSanitizerInputReplaced(uint64_t capture, const void *begin);
+/* What a layer above has found about a graph's memory. The stack of `later` is captured here. */
+typedef struct orGraphFinding {
+  size_t size; /* of this structure */
+  orReportKind kind;
+  const void *begin;
+  size_t bytes;
+  orStream_t stream;
+  const char *earlier, *later; /* operations */
+  void
+      *stack; /* of the earlier one, from orSanitizerOptions.capture: the sanitizer's from now on */
+} orGraphFinding;
+OR_API orError_t orSanitizerFinding(const orGraphFinding *finding);
 /* Sets the name under which the calling thread's copies and fills are reported from now on; null:
  * the core's own ("orMemcpyAsync"). The name must stay valid until it is replaced. Returns the
  * previous one. */

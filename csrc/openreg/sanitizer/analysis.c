@@ -194,6 +194,12 @@ static void readFresh(orCheck *t) {
     orRaceFresh(&allocation, &t->now, &t->races);
 }
 
+static void readNotReplayed(orCheck *t) {
+  orShadow written;
+  if (!t->now.write && orGraphMemoryRead(&t->now.range, t->now.partial, &written))
+    orRaceGraph(orReportNotReplayed, &written, &t->now, &t->races);
+}
+
 /* What was reported of a read is not reported of the next one. */
 static void writeFresh(orCheck *t) {
   if (t->moves)
@@ -202,6 +208,7 @@ static void writeFresh(orCheck *t) {
     orFreshMove(&t->moved, &t->now.range);
   else if (t->now.write || t->races.first)
     orFreshWrite(&t->now.range, t->now.partial);
+  if (t->now.write) orGraphMemoryWrite(&t->now.range);
 }
 
 static bool usesPinned(const orTouch *touches, size_t count) {
@@ -260,6 +267,7 @@ static void checkAll(orStream_t stream, const char *operation, const orTouch *to
     refuse = stream && orSanitizerRefuses && !anyway;
     if (!stream || refuse) checkEach(&t, touches, count, compare);
     if (stream) checkEach(&t, touches, count, readFresh);
+    checkEach(&t, touches, count, readNotReplayed);
     bool queued = !refuse || (!t.races.first && !orRacesAreUnasked());
     if (stream && queued) {
       orTimelineAt(t.now.timeline)->newest = t.now.counter;
@@ -312,9 +320,11 @@ static bool keepForLaunches(orStream_t stream, const char *operation, const orTo
   *node = (orNodeTouches){.operation = orSanitizerName(operation), .count = count};
   orSanitizerUnlock();
   if (count) memcpy(node->touches, touches, count * sizeof *touches);
-  bool kept = orCaptureReport(stream, reportAgain, node, size);
+  static const orNodeTool tool = {.report = reportAgain};
+  orGraphMemoryKeep(stream, node->operation, touches, count);
+  bool kept, captures = orCaptureReport(stream, &tool, node, size, &kept);
   free(node);
-  return kept;
+  return captures;
 }
 
 orError_t orSanitizerAccess(orStream_t stream, const char *operation,
@@ -360,7 +370,6 @@ void orAnalysisOnAccess(orProbe *p) {
     onKernel(stream, p);
     return;
   }
-  if (orStreamCaptures(stream)) return; /* of a copy or fill the graph's node tells */
   bool inside_devices =
       orRegionIs(p->src, orMemoryTypeDevice) && orRegionIs(p->dst, orMemoryTypeDevice);
   uint32_t moves = inside_devices ? OR_ACCESS_MOVES : 0;
@@ -368,7 +377,11 @@ void orAnalysisOnAccess(orProbe *p) {
     addTouch(&(orMemoryAccess){.data = p->src, .width = p->bytes, .write = moves}, both, &count);
   if (p->dst)
     addTouch(&(orMemoryAccess){.data = p->dst, .width = p->bytes, .write = 1}, both, &count);
-  checkAll(stream, operation_name ? operation_name : p->call, both, count, true);
+  const char *operation = operation_name ? operation_name : p->call;
+  if (orStreamCaptures(stream)) /* the graph's node reports the accesses of a copy or fill */
+    orGraphMemoryKeep(stream, operation, both, count);
+  else
+    checkAll(stream, operation, both, count, true);
 }
 
 /* Whose stack is asked for when there is something to tell, as most of what is touched beside a

@@ -1,7 +1,7 @@
 /*
  * What the files of the sanitizer share. A file uses those before it here: state; vector_clock,
  * range, intern; host_clock, timeline, shadow; allocations, initcheck, page_guard, host_read,
- * races, host_checksum; unrecorded; analysis; sanitizer.
+ * races, graph_memory, host_checksum; unrecorded; analysis; sanitizer.
  *
  * One lock, orSanitizerMutex, guards everything below. Under it only leaves are taken, nothing is
  * waited for, and no function of a caller's is called. Functions are called with it held unless
@@ -332,6 +332,8 @@ struct orRace {
   bool elsewhere; /* another thread of the host has waited for the earlier one */
   bool fresh;     /* no race: `earlier` is the allocation of what `later` reads */
   bool freed;     /* `later` is the free of what `earlier` may still use */
+  orReportKind kind;
+  const char *name; /* the program's, of the memory; interned, or null */
   /* Not signalled: behind which the earlier access is, then those of the later one. */
   uint32_t gate_count, earlier_gates;
   orSync *gates[2 * OR_GATES];
@@ -351,6 +353,9 @@ bool orRaceFound(const orShadow *earlier, const orShadow *later, bool keep, orRa
 void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *list);
 /* `freed` is the free of the block that `earlier` may still use. */
 void orRaceFree(const orShadow *earlier, const orShadow *freed, orRaceList *list);
+/* A report about a graph's memory, which `earlier` uses in the capture. */
+orRace *orRaceGraph(orReportKind kind, const orShadow *earlier, const orShadow *later,
+                    orRaceList *list);
 /* After a gate was opened: moves the conflicts that this decides to the list. */
 void orRacesDecide(orSync *gate, orRaceList *list);
 /* Makes reports, also for orSanitizerFound. False if none is of this library's memory. No lock
@@ -379,6 +384,18 @@ void orUnrecordedTaken(const orProbe *p);
 /* Judges all that are left, as no later allocation will. */
 void orUnrecordedJudge(orRaceList *list);
 void orUnrecordedForget(int device); /* -1: of all devices */
+
+/* ---- graph_memory.c ---- */
+
+/* What captured work on the stream uses. The operation is interned. No lock held. */
+void orGraphMemoryKeep(orStream_t stream, const char *operation, const orTouch *touches,
+                       size_t count);
+/* True if only a replay that has not happened writes some of the bytes; `written` is that access,
+ * its stack without a reference. */
+bool orGraphMemoryRead(const orRange *range, bool partial, orShadow *written);
+void orGraphMemoryWrite(const orRange *range);
+/* Replays that the sanitizer does not see may have written everything. */
+void orGraphMemoryForget(void);
 
 /* ---- analysis.c ---- */
 

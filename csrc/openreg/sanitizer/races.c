@@ -132,12 +132,30 @@ void orRaceFresh(const orShadow *allocation, const orShadow *later, orRaceList *
   list->first = race;
 }
 
+orRace *orRaceGraph(orReportKind kind, const orShadow *earlier, const orShadow *later,
+                    orRaceList *list) {
+  for (orRace *r = list->first; r; r = r->next)
+    if (r->kind == kind && r->earlier.begin == earlier->range.begin) return r;
+  orRace *race = orSanitizerAllocate(sizeof *race);
+  *race = (orRace){.earlier = sideOf(earlier),
+                   .later = sideOf(later),
+                   .begin = later->range.begin,
+                   .end = later->range.end,
+                   .sequence = earlier->sequence,
+                   .later_sequence = later->sequence,
+                   .kind = kind,
+                   .call = list->call,
+                   .next = list->first};
+  return list->first = race;
+}
+
 /* At the end, or in place of one that says the same of an earlier access: one missing wait is one
  * report. */
 static void append(orRace **list, orRace *race) {
   for (; *list; list = &(*list)->next) {
     orRace *other = *list;
-    if (other->call != race->call || other->fresh || other->earlier.stream != race->earlier.stream)
+    if (other->call != race->call || other->fresh || other->kind ||
+        other->earlier.stream != race->earlier.stream)
       continue;
     bool better = race->sequence > other->sequence ||
                   (race->sequence == other->sequence && race->later.write);
@@ -227,6 +245,10 @@ void orRacesDecide(orSync *gate, orRaceList *list) {
 /* False if it is no memory of ours: what was there is gone, or nobody told what it is. */
 static bool nameMemory(const orRace *race, char text[64]) {
   orRegion region;
+  if (race->kind == orReportFreedInput) { /* its segment may be gone */
+    snprintf(text, 64, "openreg:%d", orHandleDevice(race->earlier.stream));
+    return true;
+  }
   if (!orRegionFind((const void *)race->begin, &region)) return false;
   char where[32] = "pinned host memory";
   if (region.type == orMemoryTypeDevice) snprintf(where, sizeof where, "openreg:%d", region.device);
@@ -238,10 +260,31 @@ static bool nameMemory(const orRace *race, char text[64]) {
   return true;
 }
 
+static void adviseGraph(const orRace *race, char *text, size_t size) {
+  const char *first = race->earlier.operation, *second = race->later.operation;
+  switch (race->kind) {
+    case orReportNotReplayed:
+      snprintf(text, size, "a replay of the graph before %s", second);
+      break;
+    case orReportOverwritten:
+      snprintf(text, size, "t.clone() of the output t before the next call");
+      break;
+    case orReportFirstCall:
+      snprintf(text, size, "a call of %s before the capture", first);
+      break;
+    default:
+      snprintf(text, size,
+               "t.copy_(new) into the tensor t that %s uses, in place of another tensor", first);
+  }
+}
+
 static void adviseWait(const orRace *race, char *text, size_t size) {
   orStreamName first, second;
   const orRaceSide *a = &race->earlier, *b = &race->later;
-  orStreamNameOf(first, a->stream);
+  if (race->kind) {
+    adviseGraph(race, text, size);
+    return;
+  }
   if (race->fresh) {
     snprintf(text, size, "a write of these bytes before %s", b->operation);
     return;
@@ -307,6 +350,8 @@ static void fillReport(orRaceReport *report, const orRace *race) {
   fillSide(&report->later, &race->later);
   if (race->fresh) report->earlier.write = OR_ACCESS_ALLOCATES;
   if (race->freed) report->later.write = OR_ACCESS_FREES;
+  report->kind = race->kind;
+  if (race->name) snprintf(report->name, sizeof report->name, "%s", race->name);
   report->begin = (const void *)race->begin;
   report->end = (const void *)race->end;
   advise(race, report->advice, sizeof report->advice);
@@ -322,8 +367,20 @@ static const char *does(const orRaceAccess *access) {
   return access->write & OR_ACCESS_WRITES ? "writes" : "reads";
 }
 
+static const char *const graph_kinds[] = {
+    [orReportFreedInput] = "it was freed after the capture",
+    [orReportNotReplayed] = "it is read before the first replay",
+    [orReportReplacedInput] = "it may have been replaced by another tensor",
+    [orReportOverwritten] = "it is read after a later call has overwritten it",
+    [orReportFirstCall] = "each replay repeats what may belong to the first call alone"};
+
 static void printReport(const orRaceReport *r) {
   const orRaceAccess *earlier = &r->earlier, *later = &r->later;
+  if (r->kind) {
+    orWarn("graph: [%p, %p) of %s, which %s uses: %s; missing: %s", r->begin, r->end, r->memory,
+           earlier->operation, graph_kinds[r->kind], r->advice);
+    return;
+  }
   if (earlier->write == OR_ACCESS_ALLOCATES) {
     orWarn(
         "%s on %s reads [%p, %p) of %s, a part of which has not been written since it was handed "
@@ -345,8 +402,8 @@ static bool sameSide(const orRaceSide *a, const orRaceSide *b) {
 
 static const orKeptReport *knownAs(const orRaceReport *report, const orRace *race) {
   for (size_t i = 0; i < kept; i++)
-    if (reports[i].report.begin == report->begin && sameSide(&reports[i].earlier, &race->earlier) &&
-        sameSide(&reports[i].later, &race->later))
+    if (reports[i].report.begin == report->begin && reports[i].report.kind == report->kind &&
+        sameSide(&reports[i].earlier, &race->earlier) && sameSide(&reports[i].later, &race->later))
       return &reports[i];
   return NULL;
 }

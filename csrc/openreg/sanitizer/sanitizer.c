@@ -346,6 +346,7 @@ static void forgetAll(void) {
   orSumsForget(0, UINTPTR_MAX);
   orFreshForget(0, UINTPTR_MAX);
   orAllocationForget(0, UINTPTR_MAX);
+  orGraphMemoryForget();
   orRacesForgetUndecided();
   orClocksForgetGates(-1);
   orThreadsForget(NULL);

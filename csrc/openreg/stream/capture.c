@@ -494,14 +494,16 @@ orCapture *orStreamCapture(orStream_t stream) {
 }
 
 /* Lock of the stream held. */
-static void appendReport(orBranch *b, orNodeReport *report, const void *args, size_t size) {
+static bool appendReport(orBranch *b, const orNodeTool *tool, const void *args, size_t size) {
   orGraphNode *n = orGraphNodeNew(size);
-  if (!n) return; /* the tool misses this access */
-  n->report = report;
+  if (!n) return false;
+  n->report = tool->report;
+  n->destroy = tool->destroy;
   memcpy(orTaskArgs(&n->task), args, size);
   orMutexLock(&b->capture->lock);
   append(b, n);
   orMutexUnlock(&b->capture->lock);
+  return true;
 }
 
 /* Returns the stream locked if it captures, else null. */
@@ -530,10 +532,12 @@ orError_t orStreamRefuseCapture(orStream_t stream, const char *call, const char 
   return s ? orCaptureRefuse(s, call, instead) : orSuccess;
 }
 
-bool orCaptureReport(orStream_t stream, orNodeReport *report, const void *args, size_t size) {
+bool orCaptureReport(orStream_t stream, const orNodeTool *tool, const void *args, size_t size,
+                     bool *kept) {
   orStream *s = lockCapturing(stream);
+  *kept = false;
   if (!s) return false;
-  appendReport(s->capturing, report, args, size);
+  *kept = appendReport(s->capturing, tool, args, size);
   orMutexUnlock(&s->lock);
   return true;
 }

@@ -9,6 +9,10 @@
 
 /* Reports to a tool, at each replay, what it stored in the capture. No lock held. */
 typedef void orNodeReport(const void *args, orStream_t on);
+typedef struct orNodeTool {
+  orNodeReport *report;
+  void (*destroy)(void *args); /* called once, with no lock held; may be null */
+} orNodeTool;
 
 /* A node of a capture or of a graph. */
 struct orGraphNode {
@@ -71,8 +75,10 @@ orCapture *orStreamCapture(orStream_t stream);
 void orCaptureRelease(orCapture *capture);
 bool orCaptureIsOver(orCapture *capture);
 bool orStreamCaptures(orStream_t stream);
-/* Whether the stream captures; if so, the arguments are copied into a node. No lock held. */
-bool orCaptureReport(orStream_t stream, orNodeReport *report, const void *args, size_t size);
+/* Whether the stream captures; if so, the arguments are copied into a node, which is `kept` unless
+ * the host is short of memory. No lock held. */
+bool orCaptureReport(orStream_t stream, const orNodeTool *tool, const void *args, size_t size,
+                     bool *kept);
 
 /* ---- graph_dot.c ---- */
 

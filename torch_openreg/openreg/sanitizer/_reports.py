@@ -11,7 +11,7 @@ import torch
 
 from ... import _C
 from .. import _messages
-from . import _names, _pictures
+from . import _graph_reports, _names, _pictures
 from ._advice import Help, Missing, advise, notes
 
 _SHOWN_FRAMES = 10
@@ -72,6 +72,11 @@ def _package(filename):
     return "Python" if standard else None
 
 
+def is_users(filename):
+    """Whether the file is the user's own."""
+    return _package(filename) is None
+
+
 def user_frame(frames):
     """The innermost frame of the user's own code, or else the innermost; None without frames."""
     own = (frame for frame in frames or () if _package(frame.filename) is None)
@@ -105,11 +110,8 @@ def _stack_text(called, frames, indent="    "):
 def _plain_operator(operator):
     """``add_`` for ``aten::add_.Tensor``; "" for what is no operator."""
     name = operator.removeprefix("aten::").partition(".")[0]
-    return (
-        ""
-        if name in ("allocation", "memory access") or name.startswith(("_", "resolve_"))
-        else name
-    )
+    other = ("allocation", "free", "memory access")
+    return "" if name in other or name.startswith(("_", "resolve_")) else name
 
 
 def stream_words(device, is_default, name, made):
@@ -167,9 +169,11 @@ class Access(NamedTuple):
 
     @property
     def does(self):
-        """What it does in a word: ``"writes"``, ``"reads"``, ``"allocates"``."""
+        """What it does in a word: ``"writes"``, ``"reads"``, ``"allocates"``, ``"frees"``."""
         if self.operator == "allocation":
             return "allocates"
+        if self.operator == "free":
+            return "frees"
         return "writes" if self.write else "reads"
 
     @property
@@ -272,7 +276,9 @@ class Report(NamedTuple):
     """The waits that there were, for pictures."""
     process: str = ""
     """The process, such as ``"process 4711 (train.py)"``, where it is another one."""
-
+    graph: str = ""
+    """What is wrong with a graph's memory, of which `earlier` is the use in the capture; ``""``: it
+    is about no graph."""
     missing: Missing = Missing()
     """What would have ordered the two."""
     subject: Memory = Memory()
@@ -285,6 +291,8 @@ class Report(NamedTuple):
     @property
     def title(self):
         """The first line of the text, without "error: "."""
+        if self.graph:
+            return f"{_graph_reports.TITLES[self.graph]} on {self._where}{self.subject.title}"
         if self.kind == "uninitialized":
             return f"read of memory that nothing has written, on {self._where}{self.subject.title}"
         possible = "possible " * (self.kind == "possible race")
@@ -315,7 +323,11 @@ class Report(NamedTuple):
     @property
     def kind(self):
         """``"race"``, ``"possible race"`` (one access is partial, and may not touch the other's
-        bytes) or ``"uninitialized"`` (the bytes read have not been written)."""
+        bytes) or ``"uninitialized"`` (the bytes read have not been written); of a graph
+        ``"freed input"``, ``"not replayed"``, ``"overwritten output"``, ``"possible replaced
+        input"`` or ``"possible first call"``."""
+        if self.graph:
+            return self.graph
         if self.earlier.operator == "allocation":
             return "uninitialized"
         partial = self.earlier.some or self.later.some
@@ -337,7 +349,7 @@ class Report(NamedTuple):
                 self.earlier._place(memory, self.later),
                 self.later._place(reused, self.earlier),
             ],
-            notes(self),
+            _graph_reports.notes(self) if self.graph else notes(self),
             self.helps,
             kind=kind,
             colour=colour,
@@ -351,6 +363,8 @@ class Report(NamedTuple):
         where = f"{self.memory}, {self.begin:#x} to {self.end:#x}"
         if self.process:
             where += f" in {self.process}"
+        if self.graph:
+            return _graph_reports.details(self, where)
         if self.kind == "uninitialized":
             return (
                 f"read {self.number} of memory that nothing has written, on {where}:\n"
@@ -514,6 +528,8 @@ def _memory(given, sides, live):
     made = _frames(given["allocation"])
     freed = "reused" in given["memory"]
     name, tensor = _memory_name(earlier, later, made, freed, live)
+    if given["name"]:  # the variable that held a graph's input when the capture ended
+        name, tensor = given["name"], None
     size = given["end"] - given["begin"]
     if size == 1 and later.device is None:  # the host's, of which the first byte is known
         size = earlier.end - earlier.begin
@@ -572,10 +588,12 @@ def _new_report(given, live):
         memory=given["memory"],
         advice=advice,
         order=_pictures.Order(earlier, later, edges, names),
+        graph=given["graph"],
         missing=Missing.of(given["missing"], given["wanted"]),
         subject=_memory(given, sides, live),
     )
-    report = report._replace(helps=advise(report, live, _origin))
+    helps = _graph_reports.advise(report) if report.graph else advise(report, live, _origin)
+    report = report._replace(helps=helps)
     return report._replace(mistake=_mistake(report))
 
 
