@@ -1,8 +1,10 @@
 """What a capture makes that belongs to a first call: an optimizer's state, the parameters of a lazy
 module. Each replay makes it again, so a replay is reported; it is possible that this was meant."""
 
+import threading
+
 import torch
-from torch.nn.modules import module as _module
+from torch.nn.parameter import UninitializedTensorMixin as _Uninitialized
 from torch.optim import optimizer as _optimizer
 
 from ... import _C
@@ -19,27 +21,44 @@ def _tensors(optimizer):
     }
 
 
+_following = []  # the FirstCalls of captures
+_materialize = _Uninitialized.materialize
+
+
+def _materialize_and_note(parameter, *args, **kwargs):
+    _materialize(parameter, *args, **kwargs)
+    for follower in _following:
+        if follower._thread == threading.get_ident():
+            follower._add(parameter, "materialize of a lazy module")
+
+
 class FirstCalls:
     """Of a capture, from its begin to stop()."""
 
     def __init__(self):
-        self._found, self._before, self._lazy = [], {}, set()
+        self._found, self._before = [], {}
         self._handles = (
             _optimizer.register_optimizer_step_pre_hook(self._before_step),
             _optimizer.register_optimizer_step_post_hook(self._after_step),
-            _module.register_module_forward_pre_hook(self._before_forward),
-            _module.register_module_forward_hook(self._after_forward),
         )
+        self._thread, self._replays = threading.get_ident(), 0
+        _following.append(self)
+        _Uninitialized.materialize = _materialize_and_note
 
     def stop(self):
         for handle in self._handles:
             handle.remove()
-        self._before, self._lazy = {}, set()
+        self._before = {}
+        if self in _following:
+            _following.remove(self)
+        if not _following:
+            _Uninitialized.materialize = _materialize
         return self._found  # if there is none, there is nothing to check
 
     def check(self):
-        """Before a replay."""
-        for found in self._found if _C._sanitizer_active() else ():
+        """Before a replay. The first one makes it for the first time."""
+        self._replays += 1
+        for found in self._found if self._replays > 1 and _C._sanitizer_active() else ():
             _C._sanitizer_first_call(*found)
 
     def _add(self, tensor, operation):
@@ -56,13 +75,3 @@ class FirstCalls:
         made = [tensor for begin, tensor in _tensors(optimizer).items() if begin not in before]
         if made:
             self._add(made[0], f"{type(optimizer).__name__}.step")
-
-    def _before_forward(self, module, _):
-        lazy = isinstance(module, torch.nn.modules.lazy.LazyModuleMixin)
-        if lazy and module.has_uninitialized_params():
-            self._lazy.add(module)
-
-    def _after_forward(self, module, *_):
-        if module in self._lazy:
-            self._lazy.remove(module)
-            self._add(next(module.parameters()), f"{type(module).__name__}.forward")
