@@ -71,7 +71,8 @@ def test_sdist_has_sources_and_no_results(sdist):
     for path in ("csrc/openreg/include/openreg.h", "csrc/openreg/base/base.h", "setup.py",
                  "LICENSE", "Makefile", "tests/packaging/test_packaging.py",
                  "docs/examples/digits.py", "docs/streams.svg", "tests/cpp/expect.h",
-                 "docs/examples/custom_op/relu2.cpp"):  # fmt: skip
+                 "docs/examples/custom_op/relu2.cpp", "docs/examples/library/pyproject.toml",
+                 "docs/examples/library/.github/workflows/accelerator.yml"):  # fmt: skip
         assert path in names
     made = [name for name in names if re.search(r"\.so(\.\d+)?$|\.o$|_build_info\.py$", name)]
     assert made == []
