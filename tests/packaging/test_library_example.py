@@ -82,5 +82,9 @@ def test_missing_line_is_reported(library, name, match):
     path = library / "overlap" / name
     text = path.read_text()
     path.write_text(text[: match.start()] + text[match.end() :])
-    done = run_in(library, f"pytest --openreg-sanitizer -k {path.stem}")
-    assert done.returncode == 1 and "DataRaceError: " in done.stdout, done.stdout + done.stderr
+    done = run_in(library, f"pytest --openreg-sanitizer --openreg-annotations -k {path.stem}")
+    call = (
+        "record_stream" if "record_stream" in match[0] else "(wait_stream|wait_event|synchronize)"
+    )
+    found = re.search(rf"^::error file=\S*{path.stem}\.py,.*{call}\(", done.stdout, re.MULTILINE)
+    assert done.returncode == 1 and found, done.stdout + done.stderr
