@@ -12,9 +12,12 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+import torch_openreg
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "module.md"
+CUDAS, _, REFERENCES = PAGE.read_text().partition("## PyTorch's reference backend")
 OUR_NAMES, CUDA_NAMES = {}, {}
-for row in re.findall(r"^\| (`.*)\|$", PAGE.read_text(), re.MULTILINE):
+for row in re.findall(r"^\| (`.*)\|$", CUDAS, re.MULTILINE):
     since = re.search(r"from PyTorch (\S+) on", row)
     if since and torch.__version__ < since[1]:
         continue
@@ -135,6 +138,17 @@ def test_table_has_our_own_names():
         *torch.cuda.__all__
     }
     assert all(lookup(name) is not None for name in OUR_NAMES)
+
+
+def test_names_that_the_reference_shares_exist():
+    headers = "".join(path.read_text() for path in Path(torch_openreg.get_include()).rglob("*.h"))
+    names = re.findall(r"`([\w.]+)(?:\(\))?`(?=.* \| the same)", REFERENCES)
+    for name in names:
+        package, _, inner = name.partition(".")
+        module = sys.modules.get(package)
+        there = lookup(inner, module) if inner else module
+        assert there or re.search(rf"\b{name}\b", headers), name
+    assert len(names) > 40
 
 
 def test_module_has_the_names_that_cuda_and_xpu_share():

@@ -96,3 +96,12 @@ def check_fsdp_is_right(example, *options):
     done = example("fsdp_race.py", *options)
     assert done.out.count("weight: right\n") == 3 and "races reported: 0\n" in done.out
     assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.slow
+def test_offload_race_example_is_reported(example):
+    done = example("offload_race.py")
+    assert done.code == 0 and "races reported: 0" not in done.out, done.out
+    assert "record_stream" in done.err and "weights" in done.err
+    done = example("offload_race.py", "--mended")
+    assert (done.out, done.err) == ("product: right\nraces reported: 0\n", "")
