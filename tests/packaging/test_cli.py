@@ -408,6 +408,13 @@ def test_run_of_a_link_finds_its_neighbours_and_excepthook(
     assert lines[-1].startswith(last) and ("Error in sys.excepthook:" in lines) == (code == 1)
 
 
+def test_run_waits_at_the_end_in_spite_of_a_sync_debug_mode(run, script):
+    text = "import torch\ntorch.cuda.set_sync_debug_mode('error')\n"
+    text += "x = torch.ones(4, device='cuda')\nprint('done')\n"
+    done = run("", arguments=(*MODULE, "run", "--as-cuda", script(text)), fresh=True)
+    assert (done.code, done.out, done.err) == (0, "done\n", "")
+
+
 def test_run_reports_a_kernels_error_without_a_wait(run, script):
     text = (
         "import torch\n"

@@ -363,6 +363,23 @@ def test_follows(openreg_device):
     done.stdout.fnmatch_lines(["*ERROR at teardown of test_fails*"])
 
 
+@pytest.mark.parametrize("option", ["--openreg-sanitizer", "--openreg-seed=late"])
+def test_sync_debug_mode_of_a_test_does_not_apply_to_the_plugin(suite, option):
+    text = """
+import pytest
+import torch
+
+
+@pytest.mark.openreg
+def test_it(openreg_device):
+    torch.openreg.set_sync_debug_mode("error")
+    torch.ones(4, device=openreg_device)
+    torch.openreg._sleep(1000)
+"""
+    done = suite(text, option)
+    assert done.ret == 0, done.stdout
+
+
 def test_missing_device_is_an_error_not_a_skip(suite, monkeypatch):
     monkeypatch.setenv("OPENREG_DEVICE_COUNT", "0")
     done = suite("def test_it(openreg_device):\n    pass\n")

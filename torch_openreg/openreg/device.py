@@ -1,5 +1,6 @@
 """Devices: their number, the current one, and their properties."""
 
+import contextlib
 import operator
 
 import torch
@@ -138,13 +139,26 @@ def synchronize(device=None):
         _C._synchronize(index)
 
 
+@contextlib.contextmanager
+def internal_waits():
+    """In the block, set_sync_debug_mode does not apply to this thread: a tool waits in it, and not
+    the program."""
+    _C._internal_waits(True)
+    try:
+        yield
+    finally:
+        _C._internal_waits(False)
+
+
 def synchronize_all():
     """Synchronises every device that has been used, also after the error of one. The first error is
-    raised at the end, with the others as its notes."""
+    raised at the end, with the others as its notes. For tools: set_sync_debug_mode does not
+    apply."""
     errors = []
     for index in range(_C._device_count()):
         try:
-            synchronize(index)
+            with internal_waits():
+                synchronize(index)
         except Exception as error:
             errors.append(error)
     if errors:
