@@ -26,12 +26,13 @@ from torch.autograd import graph as _graph
 
 from ... import _C
 from . import _processes
-from ._reports import Access, Frame, Report, keep_backward, make_report
+from ._reports import Access, Frame, Help, Report, keep_backward, make_report
 
 __all__ = [
     "Access",
     "DataRaceError",
     "Frame",
+    "Help",
     "Report",
     "clear",
     "disable",

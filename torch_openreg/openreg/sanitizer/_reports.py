@@ -140,6 +140,20 @@ class Access(NamedTuple):
         return "\n".join(parts)
 
 
+class Help(NamedTuple):
+    """A line to paste, and its place in the program."""
+
+    where: str
+    """``"before"``, ``"after"`` or ``"in place of"`` the line."""
+    filename: str
+    line: int
+    code: str
+    """The line or lines to paste."""
+
+    def __str__(self):
+        return f"{self.where} {self.filename}:{self.line} add {self.code}"
+
+
 class Report(NamedTuple):
     """A conflict: two accesses that nothing orders, or a read of uninitialized memory."""
 
@@ -160,6 +174,36 @@ class Report(NamedTuple):
     """The process, such as ``"process 4711 (train.py)"``, where it is another one."""
 
     @property
+    def title(self):
+        """The first line of the text, without "error: "."""
+        return self.details().splitlines()[0].rstrip(":")
+
+    @property
+    def place(self):
+        """(filename, line) of the line to change; None without a stack."""
+        side = self.earlier if "record_stream" in self.advice else self.later
+        return side.line and tuple(side.line[:2])
+
+    @property
+    def help(self):
+        """Lines to paste, each of which mends the program: a tuple of Help, the cheapest first."""
+        if self.place is None:
+            return ()
+        where = "after" if "record_stream" in self.advice else "before"
+        return (Help(where, *self.place, self.advice),)
+
+    @property
+    def mistake(self):
+        """Equal for reports of the same missing line, in loops, tests and processes."""
+        lines = (side.line and tuple(side.line[:2]) for side in (self.earlier, self.later))
+        return self.kind, *lines
+
+    def summary(self):
+        """One line: the places of both accesses, and what is missing."""
+        places = (f"{s.line.filename}:{s.line.line}" for s in (self.later, self.earlier) if s.line)
+        return f"{' and '.join(places)}: {'; or '.join(map(str, self.help)) or self.advice}"
+
+    @property
     def kind(self):
         """``"race"``, ``"possible race"`` (one access is partial, and may not touch the other's
         bytes) or ``"uninitialized"`` (the bytes read have not been written)."""
@@ -174,6 +218,10 @@ class Report(NamedTuple):
         return self.memory, [(s.operator, s.device, s.is_default, s.write) for s in sides]
 
     def __str__(self):
+        return self.details()
+
+    def details(self):
+        """Every fact: addresses, handles, operators and both stacks."""
         where = f"{self.memory}, {self.begin:#x} to {self.end:#x}"
         if self.process:
             where += f" in {self.process}"
