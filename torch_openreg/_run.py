@@ -22,6 +22,7 @@ from .openreg.sanitizer import _processes
 from .openreg.testing._schedules import launches_block
 
 HOST_ACCESS = ".host-access"
+tests = {}  # the outcomes of tests that have run in this process, by name (pytest_openreg.py)
 _PACKAGES = tuple(os.path.dirname(sys.modules[name].__file__) for name in ("torch", __package__))
 
 
@@ -238,14 +239,27 @@ def run_once(options):
             status=status,
             code=code,
             read=read,
+            tests=tests,
             devices=_processes.used_devices(),
             blocked=launches_block(),
         )
     return code
 
 
-def prepare(options):
-    """Checks the options, and makes cuda mean the device if they request it."""
+def _check(settings, options):
+    """The core prints which value it refuses, and what is allowed."""
+    refused = [name for name, _, origin, _ in _C._settings() if "rejected" in origin]
+    for name in settings:
+        if name in refused:
+            options.error(f"{name}={settings[name]!r} is refused")
+
+
+def prepare(options, settings):
+    """Checks the options, and makes cuda mean the device if they request it.
+
+    Args:
+        settings: variables of the environment that the options set, with their values.
+    """
     if not options.command:
         options.error("which program? python -m torch_openreg run script.py")
     if options.force and not options.as_cuda:
@@ -256,7 +270,11 @@ def prepare(options):
             options.error(f"--{name}: a number of {what}, at least 1, not {number}")
     if options.jobs and not options.seeds:
         options.error("--jobs belongs to --seeds")
+    if "OPENREG_INITCHECK" in settings and not options.sanitize:
+        options.error("--initcheck belongs to --sanitize")
     options.program, *options.arguments = options.command
+    os.environ.update(settings)
+    options.environment = dict(os.environ)  # as_cuda() adds to it
     if not options.module and not os.path.exists(options.program):
         options.error(f"there is no file {options.program!r}; -m runs a module")
     if options.as_cuda:
@@ -264,3 +282,5 @@ def prepare(options):
             as_cuda(options.force)
         except RuntimeError as error:
             options.error(str(error))
+    if settings:
+        _check(settings, options)

@@ -7,13 +7,13 @@ under a schedule, and read on standard input what the first has read (_run_strea
 import concurrent.futures
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from . import _commands
 from ._run import HOST_ACCESS, say
 from ._run_streams import Input
 from .openreg._lazy import _lazy_init
@@ -22,6 +22,7 @@ from .openreg.testing._exploration import _ADDRESS
 from .openreg.testing._schedules import BLOCKED, UNBLOCK, launches_block
 
 _TAPE = "OPENREG_SCHEDULE_TAPE"
+_DID_NOT_RUN = "did not run"
 _NO_ENDING = "left by os._exit() or exec(), so that more is not known"
 
 
@@ -37,6 +38,7 @@ class _Run:
     devices: list | None = None  # those that its first process used; None: not known
     blocked: bool = False  # each of its launches waited
     report: str = ""  # of an access to device memory that ended it
+    tests: dict = field(default_factory=dict)  # the outcomes of pytest's tests, by name
 
     @property
     def ending(self):
@@ -92,6 +94,7 @@ def _run(options, start, *more):
         code=code,
         devices=ending["devices"],
         blocked=ending["blocked"],
+        tests=ending["tests"],
     )
 
 
@@ -126,9 +129,14 @@ def _shown(line):
 
 
 def _difference(first, run):
-    """How the end or the output of `run` differs from `first`, in a line; None if it does not."""
+    """How the end or the output of `run` differs from `first`, in a line; None if it does not.
+    pytest prints durations, so that of tests the outcomes are compared, and no output."""
+    if run.tests != first.tests:
+        return _difference_of_tests(first.tests, run.tests)
     if run.ending != first.ending:
         return f"{run} instead of {first}"
+    if first.tests:
+        return None
     lines, others = first.out.splitlines(), run.out.splitlines()
     for number, (line, other) in enumerate(zip(lines, others, strict=False), 1):
         if line != other:
@@ -136,6 +144,16 @@ def _difference(first, run):
     if len(lines) != len(others):
         return f"prints {len(others)} lines instead of {len(lines)}"
     return None if run.out == first.out else "ends a line otherwise"
+
+
+def _difference_of_tests(first, tests, most=3):
+    differ = [
+        f"{name} {tests.get(name, _DID_NOT_RUN)} instead of {first.get(name, _DID_NOT_RUN)}"
+        for name in {**first, **tests}
+        if tests.get(name) != first.get(name)
+    ]
+    more = f" and {len(differ) - most} more" if len(differ) > most else ""
+    return "; ".join(differ[:most]) + more
 
 
 def _where(early):
@@ -176,24 +194,28 @@ def _say_incomparable(why, *lines):
     return False
 
 
+def _count(tests):
+    return f"{len(tests)} test{'s' * (len(tests) != 1)}"
+
+
 def _named(seeds):
     return ", ".join(map(str, seeds))
 
 
 def _say_outcomes(options, early, outcomes, other_stderr):
     same = len(outcomes.pop(None, []))
-    say(f"schedules: {same} of {options.seeds} end and print as 'early' does{_where(early)}")
+    does = "end and print as 'early' does"
+    if early.tests:
+        does = f"end as 'early' does, by the outcomes of {_count(early.tests)} (no output compared)"
+    say(f"schedules: {same} of {options.seeds} {does}{_where(early)}")
     for difference, seeds in outcomes.items():
         say(f"  {_named(seeds)}: {difference}")
     if other_stderr:  # warnings of races, times and addresses differ, too
         say(f"  stderr, which does not count, differs from that of 'early': {_named(other_stderr)}")
     if outcomes:
         seed = next(iter(outcomes.values()))[0]
-        command = shlex.join(
-            ["python", *_interpreter()[1:], "-m", "torch_openreg", "run", *_command(options)]
-        )
-        without = f"env -u {_TAPE} " if _TAPE in os.environ else ""
-        say(f"to replay: {without}OPENREG_SCHEDULE_SEED={seed} {command}")
+        words = ["python", *_interpreter()[1:], "-m", "torch_openreg", "run", *_command(options)]
+        say(f"to replay: {_commands.command(words, options.environment, seed)}")
     return not outcomes
 
 

@@ -10,6 +10,7 @@ import torch
 from torch_openreg import _run_streams
 
 MODULE = ("-m", "torch_openreg")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def test_command_prints_devices_memory_lanes_versions_and_settings(run):
@@ -318,6 +319,46 @@ print(int(y[0].item()))
 """
 
 
+TESTS = """
+import torch
+
+def test_differs():
+    x, side = torch.zeros(4, device="openreg"), torch.Stream(device="openreg")
+    torch.accelerator.synchronize()
+    x.add_(1)
+    with side:
+        y = x * 5
+    side.synchronize()
+    assert y[0].item() == 5
+
+def test_ok():
+    pass
+"""
+
+
+def test_seeds_compare_tests_by_outcome_and_print_a_command_that_repeats(script, tmp_path):
+    name = "test_it.py"
+    script(TESTS, name)
+    options = ("-m", "pytest", "-p", "no:cacheprovider")
+    variables = {"OPENREG_POISON": "1", "PYTHONPATH": ROOT}
+    env = {**os.environ, **variables}
+    code, _, told = run_seeds(name, 2, *options, cwd=tmp_path, env=variables)
+    assert code == 1
+    assert [line.replace(" -B", "") for line in told] == [
+        "torch_openreg: schedules: 1 of 2 end as 'early' does, by the outcomes of 2 tests "
+        "(no output compared) on openreg:0",
+        "torch_openreg:   1: test_it.py::test_differs failed instead of passed",
+        "torch_openreg: to replay: OPENREG_SCHEDULE_SEED=1 OPENREG_POISON=1 "
+        "python -m torch_openreg run -m pytest -p no:cacheprovider test_it.py",
+    ]
+    replay = told[-1].partition("to replay: ")[2].replace("python", sys.executable, 1)
+    fresh = {key: value for key, value in env.items() if not key.startswith("OPENREG_")}
+    again = subprocess.run(
+        replay, shell=True, cwd=tmp_path, env=fresh, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 1 and "1 failed, 1 passed" in again.stdout
+
+
 @pytest.mark.slow
 def test_seeds_come_before_a_tape_of_the_environment(script):
     code, out, told = run_seeds(script(DIFFERS), 2, env={"OPENREG_SCHEDULE_TAPE": "0"})
@@ -408,6 +449,15 @@ def test_run_of_a_link_finds_its_neighbours_and_excepthook(
     assert lines[-1].startswith(last) and ("Error in sys.excepthook:" in lines) == (code == 1)
 
 
+@pytest.mark.racy
+def test_run_has_settings_as_options(run, script):
+    text = "import torch\nx = torch.empty(9, device='openreg') + 1\n"
+    text += "print(torch.openreg.device_count(), x.isnan().all().item())\n"
+    options = ("--sanitize", "--initcheck", "--poison", "--device-count", "3")
+    done = run("", arguments=(*MODULE, "run", *options, script(text)))
+    assert (done.code, done.out) == (1, "3 True\n") and "nothing has written" in done.err
+
+
 def test_run_waits_at_the_end_in_spite_of_a_sync_debug_mode(run, script):
     text = "import torch\ntorch.cuda.set_sync_debug_mode('error')\n"
     text += "x = torch.ones(4, device='cuda')\nprint('done')\n"
@@ -439,6 +489,8 @@ def test_run_reports_a_kernels_error_without_a_wait(run, script):
         ),
         (["--jobs", "2", "x.py"], "--jobs belongs to --seeds"),
         (["--seeds", "many", "x.py"], "invalid int value: 'many'"),
+        (["--initcheck", __file__], "--initcheck belongs to --sanitize"),
+        (["--device-count", "x", __file__], "OPENREG_DEVICE_COUNT='x' is refused"),
     ],
 )
 def test_run_refuses_bad_arguments(run, arguments, message):
