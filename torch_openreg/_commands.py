@@ -3,15 +3,23 @@
 import shlex
 
 _OWN = "OPENREG_SANITIZER_REPORTS"  # a tool sets it for the processes that it starts
+# Variables of others that the package or its pytest plugin reads.
+_OTHERS = (
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTEST_ADDOPTS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
 _ORDER = ("OPENREG_SCHEDULE_SEED", "OPENREG_SCHEDULE_TAPE")
 
 
 def settings(environment):
-    """The package's settings among the variables of an environment."""
+    """The variables of an environment that are in force here."""
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith("OPENREG_") and name != _OWN
+        if name in _OTHERS or (name.startswith("OPENREG_") and name != _OWN)
     }
 
 

@@ -14,11 +14,12 @@ import runpy
 import sys
 import threading
 import traceback
+import warnings
 
 from . import _C, as_cuda
 from .openreg import sanitizer
 from .openreg.device import synchronize_all
-from .openreg.sanitizer import _processes
+from .openreg.sanitizer import _mistakes, _processes
 from .openreg.testing._schedules import launches_block
 
 HOST_ACCESS = ".host-access"
@@ -66,43 +67,20 @@ def _status(error):
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _line(access):
-    return f"{access.line.filename}:{access.line.line}" if access.line else "a line not recorded"
-
-
-def _race(report):
-    later, earlier = report.later, report.earlier
-    return (
-        f"{later.operator} ({_line(later)}) and {earlier.operator} ({_line(earlier)}); "
-        f"missing: {report.advice}"
-    )
-
-
-def _races(reports):
-    """Prints a line for each race; a race that several processes report, as ranks do, gets one
-    line."""
-    for report in reports:
-        if not report.process:
-            yield _race(report)
-    processes = {}
-    for report in reports:
-        if report.process:
-            processes.setdefault(_race(report), []).append(report.process)
-    for race, where in processes.items():
-        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        yield f"{race}; in {where[0]}{more}"
-
-
-def _sum_up_races(reports, watched):
-    races = list(_races(reports))
-    if races or watched.processes:
-        say(f"sanitizer: {len(races) or 'no'} data race{'s' * (len(races) != 1)} in {watched}")
-    else:
+def _sum_up(reports, watched):
+    """Prints a line for each mistake."""
+    mistakes = _mistakes.by_mistake(map(_mistakes.finding, reports))
+    if not (mistakes or watched.processes):
         say(f"sanitizer: nothing was watched: {watched}")
-    for number, race in enumerate(races, 1):
-        say(f"  {number}: {race}")
+    else:
+        found = f"{len(mistakes) or 'no'} mistake{'s' * (len(mistakes) != 1)} found"
+        say(f"sanitizer: {found} in {watched}")
+    for number, group in enumerate(mistakes, 1):
+        say(f"  {number}: {_mistakes.line(group)}")
     for gap in watched.gaps():
         say(f"  {gap}")
+    if not sanitizer.is_enabled():
+        say("  not watched: what came after the program had switched the sanitizer off")
 
 
 # ---- how a program ended ----
@@ -196,7 +174,20 @@ def _wait_as_the_interpreter_does():
             traceback.print_exc()
 
 
+def _show_reports_without_a_prefix():
+    """As they are, not as warnings with a place of their own."""
+    plain = warnings.formatwarning
+
+    def formatted(message, *where, **line):
+        if str(message) == getattr(sanitizer._last, "text", None):
+            return f"{message}\n\n"
+        return plain(message, *where, **line)
+
+    warnings.formatwarning = formatted
+
+
 def _watch():
+    _show_reports_without_a_prefix()
     sanitizer.enable("warn")
     return _processes.Watch("warn")
 
@@ -208,7 +199,7 @@ def _end_watch(watch):
     if not watch.is_here():
         return []
     reports = sanitizer.reports() + [report for _, report in watch.take()]
-    _sum_up_races(reports, watch.watched())
+    _sum_up(reports, watch.watched())
     watch.close()
     return reports
 

@@ -134,6 +134,7 @@ def synchronize(device=None):
     raises torch.AcceleratorError at every call. Does nothing on a device that has not been used
     yet.
     """
+    __tracebackhide__ = True
     index = device_index(device)
     if _C._in_forked_child() or _C._is_active(index):
         _C._synchronize(index)
@@ -154,6 +155,7 @@ def synchronize_all():
     """Synchronises every device that has been used, also after the error of one. The first error is
     raised at the end, with the others as its notes. For tools: set_sync_debug_mode does not
     apply."""
+    __tracebackhide__ = True  # pytest shows where the program has called, not this
     errors = []
     for index in range(_C._device_count()):
         try:
