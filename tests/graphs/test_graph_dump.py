@@ -61,11 +61,12 @@ def test_debug_dump_has_nodes_streams_and_edges(tmp_path, kind):
     assert {(names[a], names[b]) for a, b in EDGE.findall(dot)} == wanted
     assert dot.count("subgraph") == 1 + (kind is torch.openreg.Graph)
     picture = ElementTree.parse(tmp_path / "step.svg").getroot()
-    titles = [title.text for title in picture.iter(f"{SVG}title")]
+    titles = [title.text for title in picture.iterfind(f"{SVG}g/{SVG}title")]
     assert {re.sub(r"[.,].*", "", title) for title in titles} == {
         f"{i} {name}" for i, name in names.items()
     }
     assert len(list(picture.iter(f"{SVG}path"))) == len(wanted)
+    assert picture.get("role") == "img" and picture.find(f"{SVG}desc").text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step.dot", "step.svg"]
 
 
@@ -112,7 +113,7 @@ def drawn(tmp_path, nodes, edges):
     for stream in range(3):
         lines += [f"  subgraph cluster_{stream} {{", f'    label="stream {stream}";']
         lines += [
-            f'    n{i} [label="{i} {name}\\nkernel", fillcolor="#fff"];'
+            f'    n{i} [label="{i} {name}\\nkernel", fillcolor="#dbe9f6"];'
             for i, (name, on) in enumerate(nodes)
             if on == stream
         ]
@@ -148,6 +149,7 @@ def test_graph_picture_of_a_long_graph_is_drawn_downwards(tmp_path):
     assert int(root.get("width")) < 2000 and int(root.get("height")) > 3000
     assert texts.count("after 1") == 1
     assert texts.count("stream 1") == 1 and texts.count("stream 2") == 0
+    assert {rect.get("class") for rect in root.iter(f"{SVG}rect")} == {"page", "box kernel"}
     kinds = [path.get("class") for path in root.iter(f"{SVG}path")]
     assert kinds.count("event") == 1 and kinds.count("order") == 3001
 

@@ -88,7 +88,7 @@ def test_wheel_has_library_headers_and_license(wheel):
         names = {name for name in archive.namelist() if not name.endswith("/")}
     libraries = {name for name in names if name.startswith("torch_openreg/lib/")}
     assert libraries == {"torch_openreg/lib/libopenreg.so", "torch_openreg/lib/libopenreg.so.0"}
-    assert "pytest_openreg.py" in names
+    assert {"pytest_openreg.py", "torch_openreg/openreg/sanitizer/_page.html"} <= names
     core = {header.name for header in (ROOT / "csrc/openreg/include").glob("*.h")}
     public = core | {f"torch_openreg/{header}" for header in SHIM_HEADERS}
     prefix = "torch_openreg/include/"

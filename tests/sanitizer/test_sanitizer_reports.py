@@ -287,10 +287,12 @@ def test_report_picture_is_saved_as_text_and_svg(tmp_path):
     root = ElementTree.parse(tmp_path / "race.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     texts = [element.text for element in root.iter(f"{space}text")]
-    assert 'stream "<side>" of openreg:0' in texts and {"A", "B"} <= set(texts)
-    dashed = [e for e in root.iter(f"{space}line") if e.get("stroke-dasharray")]
-    assert len(dashed) == 1 and dashed[0].find(f"{space}title").text == report.advice
-    with pytest.raises(ValueError, match=r"ends in .svg or .txt, not '.png'"):
+    assert 'stream "<side>" of openreg:0' in texts and {"A writes", "B writes"} <= set(texts)
+    *waits, last = [path.get("class") for path in root.iter(f"{space}path")]
+    assert set(waits) == {"event"} and last == "missing"
+    (missing,) = root.iterfind(f".//{space}path[@class='missing']/../{space}title")
+    assert missing.text == f"Missing: {report.advice}"
+    with pytest.raises(ValueError, match=r"ends in .html, .svg or .txt, not '.png'"):
         report.save(str(tmp_path / "race.png"))
 
 

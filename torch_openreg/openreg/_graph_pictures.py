@@ -9,21 +9,19 @@ box, because lines across a long picture cannot be followed.
 import os
 import re
 from typing import NamedTuple
-from xml.sax.saxutils import escape
+
+from . import _svg
 
 _BAND = 8  # columns
-_LEFT, _TOP, _WIDTH, _HEIGHT, _BETWEEN = 76, 40, 168, 40, 20  # pixels
-_ACROSS, _DOWN = _WIDTH + 32, _HEIGHT + 16
+_LEFT, _TOP, _WIDTH, _HEIGHT, _BETWEEN = 90, 40, 192, 48, 20  # pixels
+_ACROSS, _DOWN = _WIDTH + 36, _HEIGHT + 16
 _FITS, _SQUEEZED = 25, 36  # characters in a box, and the most that stay readable
 
 _STREAM = re.compile(r'    label="stream (\d+)";')
 _NODE = re.compile(r'    n(\d+) \[label="\d+ (.*)\\n([^\\"]*)", fillcolor="(.*)"\];')
 _EDGE = re.compile(r"  n(\d+) -> n(\d+);")
-_HEAD = """\
-<style>path{fill:none;stroke:#555;marker-end:url(#end)}path.event{stroke:#c40}rect{stroke:#888}</style>
-<defs><marker id="end" markerWidth="7" markerHeight="6" refX="7" refY="3" orient="auto">\
-<polygon points="0,0 7,3 0,6" fill="#555"/></marker></defs>
-<rect width="100%" height="100%" fill="#fff"/>"""
+# The core's colours are the light ones.
+_KINDS = {_svg.LIGHT[kind]: kind for kind in ("kernel", "call", "copy", "set")}
 
 
 class _Box(NamedTuple):
@@ -31,7 +29,7 @@ class _Box(NamedTuple):
     stream: int
     name: str
     detail: str
-    colour: str
+    kind: str
     after: list  # of boxes
 
 
@@ -43,8 +41,8 @@ def _read(dot):
             streams += 1
             stream = int(match[1])
         elif match := _NODE.fullmatch(line):
-            name = re.sub(r"\\(.)", r"\1", match[2])
-            boxes[int(match[1])] = _Box(int(match[1]), stream, name, match[3], match[4], [])
+            name, kind = re.sub(r"\\(.)", r"\1", match[2]), _KINDS.get(match[4], "")
+            boxes[int(match[1])] = _Box(int(match[1]), stream, name, match[3], kind, [])
         elif match := _EDGE.fullmatch(line):
             boxes[int(match[2])].after.append(boxes[int(match[1])])
     device = re.search(r'^  comment="device (\d+)";$', dot, re.MULTILINE)[1]
@@ -79,9 +77,12 @@ class _Picture:
             if self.band(other) == self.band(box):
                 x0, y0 = self.at(other)
                 x0, y0 = x0 + _WIDTH, y0 + _HEIGHT // 2
-                yield f'<path class="{kind}" d="M{x0} {y0}C{x0 + 30} {y0} {x - 30} {y} {x} {y}"/>'
+                line = f"M{x0} {y0}C{x0 + 30} {y0} {x - 30} {y} {x} {y}"
             elif kind == "order":  # out of the right margin, in from the left one
-                yield f'<path class="order" d="M{_LEFT - 14} {y}H{x}"/>'
+                line = f"M{_LEFT - 14} {y}H{x}"
+            else:
+                continue
+            yield _svg.element("path", class_=kind, d=line)
 
     def far(self, box):
         """The boxes of other streams that it comes after and has no line to."""
@@ -91,43 +92,44 @@ class _Picture:
 
 def _line(x, y, text):
     """Squeezes the text to the box where it is wider."""
-    wide = f' textLength="{_WIDTH - 10}" lengthAdjust="spacingAndGlyphs"' * (len(text) > _FITS)
-    if len(text) > _SQUEEZED:
-        text = text[: _SQUEEZED - 3] + "..."
-    return f'<text x="{x + 5}" y="{y}"{wide}>{escape(text)}</text>'
+    squeezed = {"textLength": _WIDTH - 10, "lengthAdjust": "spacingAndGlyphs"}
+    wide = squeezed if len(text) > _FITS else {}
+    return _svg.text(x + 5, y, _svg.cut(text, _SQUEEZED), **wide)
 
 
 def _drawn(picture, box):
     x, y = picture.at(box)
-    yield f"<g><title>{box.number} {escape(box.name)}, {box.detail}</title>"
-    yield f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="3" fill="{box.colour}"/>'
-    for down, text in ((13, box.name), (25, box.detail), (36, picture.far(box))):
+    yield f"<g>{_svg.element('title', _svg.escape(f'{box.number} {box.name}, {box.detail}'))}"
+    yield _svg.element(
+        "rect", class_=f"box {box.kind}", x=x, y=y, width=_WIDTH, height=_HEIGHT, rx=3
+    )
+    for down, text in ((14, box.name), (28, box.detail), (42, picture.far(box))):
         if text:
             yield _line(x, y + down, text)
-    place = f'x="{x + _WIDTH - 5}" y="{y + 36}"'
-    yield f'<text {place} text-anchor="end">{box.number}</text></g>'
+    number = _svg.text(x + _WIDTH - 5, y + 42, str(box.number), class_="dim", text_anchor="end")
+    yield f"{number}</g>"
 
 
-def _svg(dot):
-    device, streams, boxes = _read(dot)
-    picture = _Picture(boxes)
-    size = f'width="{picture.width}" height="{picture.height}"'
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {picture.width} '
-        f'{picture.height}" font-family="monospace" font-size="10">'
-    )
-    yield _HEAD
-    yield (
-        f'<text x="8" y="20" font-size="12">graph of device {device}: nodes {len(boxes)}, streams '
-        f"{streams}, of which 0 is the one it is launched on</text>"
-    )
+def _parts(title, picture, boxes):
+    yield _svg.text(8, 20, title)
     for (_, stream), top in picture.top.items():
-        yield f'<text x="8" y="{top + _HEIGHT // 2 + 3}">stream {stream}</text>'
+        yield _svg.text(8, top + _HEIGHT // 2 + 3, f"stream {stream}")
     for box in boxes:
         yield from picture.edges(box)
     for box in boxes:
         yield from _drawn(picture, box)
-    yield "</svg>\n"
+
+
+def _drawing(dot):
+    device, streams, boxes = _read(dot)
+    picture = _Picture(boxes)
+    title = (
+        f"graph of device {device}: nodes {len(boxes)}, streams {streams}, of which 0 is the one "
+        "it is launched on"
+    )
+    description = "A row for each stream, time to the right, a box for each node."
+    parts = _parts(title, picture, boxes)
+    return _svg.drawing(picture.width, picture.height, title, description, parts)
 
 
 def picture_path(path):
@@ -143,4 +145,4 @@ def draw(path):
     with open(path, encoding="ascii") as file:
         dot = file.read()
     with open(picture_path(path), "w", encoding="ascii") as file:
-        file.write("\n".join(_svg(dot)))
+        file.write(_drawing(dot) + "\n")

@@ -40,6 +40,7 @@ __all__ = [
     "enable",
     "is_enabled",
     "reports",
+    "save_reports",
 ]
 
 _MODES = ("error", "warn")
@@ -293,6 +294,20 @@ def _is_of_a_tool(report):
         frame.name == this.co_name and frame.filename == this.co_filename
         for frame in report.later.stack or ()
     )
+
+
+def save_reports(path):
+    """Writes reports() as HTML, with pictures and source, for a browser. Reports of the same
+    mistake share a page.
+
+    Args:
+        path: ends in ``.html``: one file with all of them. Else a folder, which is made if it does
+            not exist: ``index.html``, and a page for each mistake. Each file can be opened, sent
+            and printed without the others, and without a network.
+    """
+    from . import _page  # jinja2 takes a while
+
+    _page.save_reports(path, reports())
 
 
 def clear():

@@ -1,7 +1,11 @@
 """Pictures of a race: streams as rows, time to the right, existing waits and the missing one."""
 
+import linecache
 import os
+import textwrap
 from typing import NamedTuple
+
+from .. import _svg
 
 
 class Edge(NamedTuple):
@@ -21,6 +25,8 @@ class Order(NamedTuple):
     earlier: int = 0
     later: int = 0
     edges: tuple[Edge, ...] = ()
+    names: tuple[tuple[int, str], ...] = ()
+    """The streams of the waits."""
 
 
 class _Row(NamedTuple):
@@ -31,10 +37,10 @@ class _Row(NamedTuple):
 class _Picture:
     """Rows and columns, shared by the text and the drawing."""
 
-    def __init__(self, report, label):
+    def __init__(self, report):
         self.sides = {"A": report.earlier, "B": report.later}
         self.edges = [edge for edge in report.order.edges if edge.source]
-        self.rows = self._make_rows(report, label)
+        self.rows = self._make_rows(report)
         self.index = {row.stream: i for i, row in enumerate(self.rows)}
         order = report.order
         moments = {order.earlier, order.later}
@@ -46,37 +52,59 @@ class _Picture:
             "B": (self.index[report.later.stream or 0], self.column[order.later]),
         }
 
-    def _make_rows(self, report, label):
-        labels = {side.stream or 0: side.where for side in (report.earlier, report.later)}
+    def _make_rows(self, report):
+        labels = {side.stream or 0: side.where for side in self.sides.values()}
+        names = dict(report.order.names)
         for edge in self.edges:
             for stream in (edge.source, edge.target):
-                labels.setdefault(stream, label(stream))
+                labels.setdefault(stream, names.get(stream, "the host"))
         return [_Row(stream, label) for stream, label in labels.items()]
 
-    def legend(self, report):
-        """A line for each letter."""
-        for letter, side in self.sides.items():
-            does = "writes" if side.write else "reads"
-            if side.operator == "allocation":
-                does = "hands out what B reads"
-            line = side.line
-            place = f" ({os.path.basename(line.filename)}:{line.line})" if line else ""
-            yield f"{letter}: {side.operator} {does}{place}"
-        yield f"A ..> B is missing: {report.advice}"
+    def points(self):
+        """The ends of the waits: (row, column, number of the wait, whether it waits)."""
+        for number, edge in enumerate(self.edges, 1):
+            yield self.index[edge.source], self.column[edge.recorded], number, False
+            yield self.index[edge.target], self.column[edge.waited], number, True
 
 
-def _places(picture):
-    """The letters of the waits in their rows: (row, column, letter)."""
-    for number, edge in enumerate(picture.edges, 1):
-        yield picture.index[edge.source], picture.column[edge.recorded], f"{number}>"
-        yield picture.index[edge.target], picture.column[edge.waited], f">{number}"
+def does(side):
+    """What an access does, in a word or a few."""
+    if side.operator == "allocation":
+        return "hands out the memory"
+    verb = "write" if side.write else "read"
+    return f"may {verb}" if side.some else f"{verb}s"
 
 
-def text(report, label):
-    """Returns the picture as text. `label` maps a stream's handle to its name."""
-    picture = _Picture(report, label)
+def shown(filename):
+    """The file's path, from the current folder if it is in there."""
+    folder = os.path.join(os.getcwd(), "")
+    return filename.removeprefix(folder)
+
+
+def place(side, shown=os.path.basename):
+    """The file and the line of an access; empty if they are not known."""
+    return f"{shown(side.line.filename)}:{side.line.line}" if side.line else ""
+
+
+def source(side):
+    """The line of the program, as the file has it now."""
+    return linecache.getline(side.line.filename, side.line.line).strip() if side.line else ""
+
+
+def _legend(report, picture):
+    """A line for each letter."""
+    for letter, side in picture.sides.items():
+        where = place(side)
+        yield f"{letter}: {side.operator} {does(side)}" + (f" ({where})" if where else "")
+    yield f"A ..> B is missing: {report.advice}"
+
+
+def text(report):
+    """Returns the picture as text."""
+    picture = _Picture(report)
     marks = {at: letter for letter, at in picture.at.items()}
-    marks.update({(row, column): mark for row, column, mark in _places(picture)})
+    for row, column, number, waits in picture.points():
+        marks[row, column] = f">{number}" if waits else f"{number}>"
     width = max(len(row.label) for row in picture.rows)
     lines = []
     for i, row in enumerate(picture.rows):
@@ -84,60 +112,172 @@ def text(report, label):
         lines.append(f"{row.label:<{width}}  {''.join(f'{cell:-^6}' for cell in cells)}")
     if picture.edges:
         lines.append("1> is recorded, >1 waits for it")
-    return "\n".join([*lines, *picture.legend(report)])
+    return "\n".join([*lines, *_legend(report, picture)])
 
 
-_LEFT, _TOP, _STEP, _HEIGHT = 340, 40, 70, 60
+# ---- the drawing ----
+
+_LEFT, _BOX, _POINT = 260, 190, 46  # widths: of the streams' names, an access, an end of a wait
+_TALL, _DOWN = 46, 100  # heights: of an access, and from row to row
+_LINE, _LETTER = 16, 7.3  # the height of a line of text, and the width of a letter
+_HINT = "Point at an access or a wait, or reach it with Tab, for more."
 
 
-def _svg(report, label):
-    from xml.sax.saxutils import escape  # takes urllib with it
+def _wrapped(content, width):
+    return textwrap.wrap(content, int(width / _LETTER), break_on_hyphens=False)
 
-    picture = _Picture(report, label)
-    width = _LEFT + _STEP * (len(picture.column) + 1)
-    height = _TOP + _HEIGHT * len(picture.rows) + 90
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="monospace" font-size="12">',
-        '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z"/></marker></defs>',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
 
-    def place(row, column):
-        return _LEFT + _STEP * (column + 0.5), _TOP + _HEIGHT * row
+class _Drawing:
+    """`anchor` is None for a document; in a page, places of this report begin with it, and what can
+    be pointed at shows a note, in two lines below the rows."""
 
-    def arrow(start, end, style, title):
-        (x1, y1), (x2, y2) = place(*start), place(*end)
-        parts.append(
-            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" {style} marker-end="url(#head)">'
-            f"<title>{escape(title)}</title></line>"
+    def __init__(self, report, anchor):
+        self.report, self.anchor = report, anchor
+        self.picture = _Picture(report)
+        accesses = {column for _, column in self.picture.at.values()}
+        self.x, x = [], _LEFT
+        for column in range(len(self.picture.column)):
+            width = _BOX + 30 if column in accesses else _POINT
+            self.x.append(x + width / 2)
+            x += width
+        self.width = max(x + 10, 720)
+        self.heading = [] if anchor else _wrapped(report.title, self.width - 20)
+        arc = 30 if self.picture.at["A"][0] == self.picture.at["B"][0] else 0
+        self.top = _LINE * len(self.heading) + 40 + arc
+        self.below = self.top + _DOWN * (len(self.picture.rows) - 0.4)
+        self.footing = [] if anchor else list(self._foot())
+        self.height = self.below + _LINE * (len(self.footing) or 2) + 14
+
+    def _foot(self):
+        for letter, side in self.picture.sides.items():
+            yield (
+                f"{letter}: {place(side, shown)}  {source(side)}"
+                if side.line
+                else f"{letter}: {side}"
+            )
+        yield from _wrapped(f"Missing: {self.report.advice}", self.width - 20)
+
+    def _at(self, place):
+        row, column = place
+        return self.x[column], self.top + _DOWN * row
+
+    def _rows(self):
+        for i, row in enumerate(self.picture.rows):
+            y = self.top + _DOWN * i
+            yield _svg.element("line", class_="row", x1=_LEFT, x2=self.width - 8, y1=y, y2=y)
+            label = _wrapped(row.label, _LEFT - 16)[:4]
+            for j, line in enumerate(label):
+                down = 4 + _LINE * (j - (len(label) - 1) / 2)
+                yield _svg.text(8, y + down, line, class_="dim" if j else "title")
+
+    def _note(self, x, *lines):
+        """What is shown of a thing that is pointed at, or that has the focus."""
+        if not self.anchor:
+            return ""
+        width = max(map(len, lines)) * _LETTER + 16
+        left, top = max(4, min(x - width / 2, self.width - width - 4)), self.below
+        height = 2 * _LINE + 12
+        box = _svg.element("rect", class_="page", x=0, y=top, width=self.width, height=height)
+        frame = _svg.element("rect", class_="box", x=left, y=top, width=width, height=height, rx=4)
+        texts = (_svg.text(left + 8, top + _LINE * (i + 1), line) for i, line in enumerate(lines))
+        return _svg.element("g", box, frame, *texts, class_="note")
+
+    def _waits(self):
+        names = [row.label for row in self.picture.rows]
+        points = list(self.picture.points())
+        for start, end in zip(points[::2], points[1::2], strict=True):
+            (x1, y1), (x2, y2) = self._at(start[:2]), self._at(end[:2])
+            middle, tip = (y1 + y2) / 2, y2 + (10 if y2 < y1 else -10)
+            lines = (
+                f"wait {start[2]}: {names[end[0]]}",
+                f"waits for what was given before to {names[start[0]]}",
+            )
+            parts = [
+                _svg.element("title", _svg.escape(" ".join(lines))),
+                _svg.element(
+                    "path", class_="event", d=f"M{x1} {y1}C{x1} {middle} {x2} {middle} {x2} {tip}"
+                ),
+            ]
+            for x, y in ((x1, y1), (x2, y2)):
+                parts.append(_svg.element("circle", class_="point", cx=x, cy=y, r=9))
+                parts.append(_svg.text(x, y + 4, str(start[2]), text_anchor="middle"))
+            parts.append(self._note(x2, *lines))
+            focus = {"tabindex": 0, "role": "img", "aria_label": " ".join(lines)}
+            yield _svg.element("g", *parts, class_="wait", **focus if self.anchor else {})
+
+    def _missing(self):
+        (x1, y1), (x2, y2) = (self._at(self.picture.at[letter]) for letter in "AB")
+        if y1 == y2:
+            top = y1 - _TALL / 2
+            line = f"M{x1} {top}C{x1} {top - 40} {x2} {top - 40} {x2} {top - 2}"
+            y = top - 26
+        else:
+            y1, y2 = y1 + _TALL / 2, y2 - _TALL / 2 - 2
+            y = (y1 + y2) / 2
+            line = f"M{x1} {y1}C{x1} {y} {x2} {y} {x2} {y2}"
+        yield _svg.element(
+            "g",
+            _svg.element("title", _svg.escape(f"Missing: {self.report.advice}")),
+            _svg.element("path", class_="missing", d=line),
         )
+        says = "nothing writes it" if self.report.kind == "uninitialized" else "nothing orders them"
+        middle = (x1 + x2) / 2
+        width = len(says) * _LETTER + 12
+        yield _svg.element(
+            "rect", class_="page", x=middle - width / 2, y=y - 9, width=width, height=18
+        )
+        yield _svg.text(middle, y + 4, says, class_="bad", text_anchor="middle")
 
-    for i, row in enumerate(picture.rows):
-        y = place(i, 0)[1]
-        parts.append(f'<text x="8" y="{y + 4}">{escape(row.label)}</text>')
-        parts.append(f'<line x1="{_LEFT}" y1="{y}" x2="{width - 8}" y2="{y}" stroke="#bbb"/>')
-    for edge in picture.edges:
-        start = picture.index[edge.source], picture.column[edge.recorded]
-        end = picture.index[edge.target], picture.column[edge.waited]
-        arrow(start, end, 'stroke="black"', "a wait")
-    missing = 'stroke="red" stroke-width="2" stroke-dasharray="6 4"'
-    arrow(picture.at["A"], picture.at["B"], missing, report.advice)
-    for letter, at in picture.at.items():
-        x, y = place(*at)
-        parts.append(f'<circle cx="{x}" cy="{y}" r="10" fill="#fdd" stroke="red"/>')
-        parts.append(f'<text x="{x - 4}" y="{y + 4}">{letter}</text>')
-    y = _TOP + _HEIGHT * len(picture.rows)
-    for i, line in enumerate(picture.legend(report)):
-        parts.append(f'<text x="8" y="{y + 20 * i}">{escape(line)}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    def _access(self, letter):
+        side = self.picture.sides[letter]
+        x, y = self._at(self.picture.at[letter])
+        left, top = x - _BOX / 2, y - _TALL / 2
+        where = place(side) or "a line not recorded"
+        lines = (
+            f"{letter}: {side.operator} on {side.where} {does(side)}",
+            f"{place(side, shown) or where}  {source(side)}".rstrip(),
+        )
+        parts = [
+            _svg.element("title", _svg.escape(" ".join(lines))),
+            _svg.element("rect", class_="access", x=left, y=top, width=_BOX, height=_TALL, rx=4),
+            _svg.text(left + 9, top + 18, f"{letter} {does(side)}", class_="title"),
+            _svg.text(left + 9, top + 36, _svg.cut(where, int(_BOX / _LETTER) - 2, left=True)),
+            self._note(x, *lines),
+        ]
+        if not self.anchor:
+            return _svg.element("g", *parts)
+        return _svg.element("a", *parts, class_=f"access-{letter}", href=f"#{self.anchor}{letter}")
+
+    def parts(self):
+        for i, line in enumerate(self.heading, 1):
+            yield _svg.text(8, _LINE * i + 4, line, class_="title")
+        if self.anchor:
+            yield _svg.text(8, self.below + _LINE, _HINT, class_="dim hint")
+        yield from self._rows()
+        yield from self._waits()
+        yield from self._missing()
+        for letter in self.picture.at:
+            yield self._access(letter)
+        for i, line in enumerate(self.footing, 1):
+            yield _svg.text(8, self.below + _LINE * i, line)
 
 
-def save(report, path, label):
+def drawing(report, anchor=None):
+    """Returns the picture as SVG: a document, or with an anchor a part of a page."""
+    made = _Drawing(report, anchor)
+    description = (
+        "A row for each stream and for the host, time to the right. "
+        f"Accesses: {' '.join(_legend(report, made.picture))}. Waits: {len(made.picture.edges)}."
+    )
+    return _svg.drawing(
+        made.width, made.height, report.title, description, made.parts(), inline=bool(anchor)
+    )
+
+
+def save(report, path):
     """Writes the picture to a file, in the format of its ending."""
     ending = os.path.splitext(path)[1]
     if ending not in (".svg", ".txt"):
-        raise ValueError(f"a picture's file ends in .svg or .txt, not {ending!r} ({path!r})")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(_svg(report, label) if ending == ".svg" else text(report, label) + "\n")
+        raise ValueError(f"a report's file ends in .html, .svg or .txt, not {ending!r} ({path!r})")
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write((drawing(report) if ending == ".svg" else text(report)) + "\n")

@@ -248,16 +248,22 @@ class Report(NamedTuple):
     def picture(self):
         """The race as text: a row for each stream and for the host, time to the right, the two
         accesses, the existing waits, and below them the missing one."""
-        return _pictures.text(self, stream_label)
+        return _pictures.text(self)
 
     def save(self, path):
-        """Writes the picture to a file.
+        """Writes the report as a page for a browser, or its picture.
 
         Args:
-            path: its name; ``.svg`` is a drawing, ``.txt`` the text of picture(). Another ending
-                raises ValueError.
+            path: the file. ``.html`` is a page with picture, source and help, which needs no other
+                file; ``.svg`` is the picture as a drawing, and ``.txt`` as the text of picture().
+                Another ending raises ValueError.
         """
-        _pictures.save(self, path, stream_label)
+        if os.fspath(path).endswith(".html"):
+            from . import _page  # jinja2 takes a while
+
+            _page.save_reports(path, [self])
+        else:
+            _pictures.save(self, path)
 
 
 # ---- from the core's data ----
@@ -326,5 +332,8 @@ def make_report(given):
         if given[side]["name"]:
             advice = advice.replace(given[side]["where"], sides[side].where)
     earlier, later, edges = given["order"]
-    order = _pictures.Order(earlier, later, tuple(_pictures.Edge(*edge) for edge in edges))
+    edges = tuple(_pictures.Edge(*edge) for edge in edges)
+    streams = {stream for edge in edges for stream in (edge.source, edge.target)}
+    names = tuple((stream, stream_label(stream)) for stream in sorted(streams))
+    order = _pictures.Order(earlier, later, edges, names)
     return Report(**{**given, **sides, "advice": advice, "order": order})
