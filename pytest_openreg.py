@@ -87,6 +87,11 @@ def pytest_addoption(parser):
         help="watch each test with torch.openreg.sanitizer; OPENREG_SANITIZER=1 does the same",
     )
     group.addoption(
+        "--openreg-report",
+        metavar="DIR",
+        help="write a page of HTML for each failed test into this folder, and an index",
+    )
+    group.addoption(
         "--openreg-annotations",
         action="store_true",
         help="print mistakes and tests that fail under a schedule as annotations of GitHub",
@@ -648,7 +653,37 @@ def pytest_runtest_makereport(item, call):
         schedule = _schedule_of(item)
         if schedule is not None and not _is_search(schedule):
             _add_property(item, report, "openreg_seed", str(schedule))
+        if item.config.option.openreg_report:
+            report.openreg_page = _write_page(item.config, report, races)
     return report
+
+
+def _write_page(config, report, races):
+    """Returns its name and its title."""
+    import torch_openreg  # noqa: F401
+    from torch_openreg.openreg.sanitizer._page import Page, save
+
+    title = report.nodeid if report.when == "call" else f"{report.nodeid}, {report.when}"
+    name = f"{re.sub(r'[^A-Za-z0-9]+', '-', title).strip('-')}.html"
+    match = PART_OF_ID.search(report.nodeid)
+    command = ""
+    if match and not _is_search(match[1]):
+        command = _replay(config, report.nodeid, match[1].replace("tape", "tape:"))
+    folder = config.invocation_params.dir / config.option.openreg_report
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder / name, [Page(title, tuple(races), (), command, report.longreprtext)], title)
+    return name, title
+
+
+def _write_index(terminalreporter, config):
+    from torch_openreg.openreg.sanitizer._page import Page, save_index
+
+    reports = terminalreporter.getreports("failed") + terminalreporter.getreports("error")
+    pages = [report.openreg_page for report in reports if hasattr(report, "openreg_page")]
+    folder = config.invocation_params.dir / config.option.openreg_report
+    title = f"{_count(len(pages), 'page')} of {config.rootpath.name}"
+    save_index(folder, title, [(name, Page(title)) for name, title in pages])
+    terminalreporter.line(f"openreg: pages of failed tests: {folder / 'index.html'}")
 
 
 def _add_property(item, report, name, value):
@@ -900,6 +935,8 @@ def pytest_terminal_summary(terminalreporter, config):
         if skipped:
             why = "taking no parameters, as methods of unittest.TestCase"
             terminalreporter.line(f"without schedules, {why}: {skipped}")
+    if config.option.openreg_report:
+        _write_index(terminalreporter, config)
     if config.option.openreg_annotations:
         for place, title, message in _annotations(terminalreporter, config, found, failed):
             terminalreporter.line(_command(place, title, message, config))

@@ -24,6 +24,7 @@ _SETTINGS = {
     "OPENREG_DEVICE_MEMORY": ("SIZE", "the capacity of each device, such as 64M"),
     "OPENREG_WATCHDOG_S": ("S", "print the hang report after S seconds without progress"),
 }
+_REPORT = "write what --sanitize and --seeds find as HTML: a file.html, or a folder"
 _PROGRAM = "a script, or with -m a module, and its arguments"
 
 
@@ -132,6 +133,7 @@ def main():
     run.add_argument("--sanitize", action="store_true", help=_SANITIZE)
     run.add_argument("--seeds", type=int, metavar="N", help=_SEEDS)
     run.add_argument("--jobs", type=int, metavar="N", help=_JOBS)
+    run.add_argument("--report", metavar="FILE", help=_REPORT)
     for name, (value, text) in _SETTINGS.items():
         how = {"metavar": value} if value else {"action": "store_const", "const": "1"}
         flag = "--" + name.removeprefix("OPENREG_").lower().replace("_", "-")

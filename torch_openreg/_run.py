@@ -5,18 +5,21 @@ With ``--seeds`` each run is a process of its own (_run_seeds.py). Such a child 
 """
 
 import atexit
+import base64
 import builtins
 import faulthandler
 import io
 import json
 import os
+import pickle
 import runpy
+import subprocess
 import sys
 import threading
 import traceback
 import warnings
 
-from . import _C, as_cuda
+from . import _C, _commands, as_cuda
 from .openreg import sanitizer
 from .openreg.device import synchronize_all
 from .openreg.sanitizer import _mistakes, _processes
@@ -209,6 +212,20 @@ def _reports():
     return [] if _C._in_forked_child() else sanitizer.reports()
 
 
+def write_pages(options, reports, outcomes=()):
+    """Writes what was found as HTML, for --report."""
+    from .openreg.sanitizer import _page  # jinja2 takes a while
+
+    pages = [
+        _page.Page(first.title, (first, *others), command=options.printed)
+        for first, others in _page.Page("", tuple(reports)).mistakes()
+    ]
+    if outcomes:
+        pages.append(_page.Page("Schedules", outcomes=tuple(outcomes), command=options.printed))
+    _page.save(options.report, pages, f"{options.program}: {len(pages)} found")
+    say(f"report: {options.report}")
+
+
 def run_once(options):
     """The program's exit status, or 1 if it is 0 and there were races."""
     _report_host_accesses(options)
@@ -222,6 +239,8 @@ def run_once(options):
         status, ended_by = _status(error), error
     reports = _end_watch(watch) if watch else _reports()
     code = status or int(bool(reports))
+    if options.report and os.getpid() == process:
+        write_pages(options, reports)
     if options.ending and os.getpid() == process:  # a child that it has forked comes here, too
         read = recorded.taken.decode("latin-1")
         _write_ending(
@@ -231,10 +250,37 @@ def run_once(options):
             code=code,
             read=read,
             tests=tests,
+            reports=base64.b64encode(pickle.dumps(reports)).decode(),
             devices=_processes.used_devices(),
             blocked=launches_block(),
         )
     return code
+
+
+def interpreter_options():
+    """The options that this interpreter was started with."""
+    return subprocess._args_from_interpreter_flags()
+
+
+def program(options):
+    """The words of a command line that select the program, and how it runs."""
+    named = [*["--as-cuda"] * options.as_cuda, *["--force"] * options.force]
+    return [*named, *["-m"] * options.module, *options.command]
+
+
+def run_command(options, all=False):
+    """The words of a command that runs the program again, or everything that this run does."""
+    again = [*["--sanitize"] * options.sanitize] if all else []
+    again += ["--seeds", str(options.seeds)] if all and options.seeds else []
+    return [
+        "python",
+        *interpreter_options(),
+        "-m",
+        "torch_openreg",
+        "run",
+        *again,
+        *program(options),
+    ]
 
 
 def _check(settings, options):
@@ -261,11 +307,15 @@ def prepare(options, settings):
             options.error(f"--{name}: a number of {what}, at least 1, not {number}")
     if options.jobs and not options.seeds:
         options.error("--jobs belongs to --seeds")
+    if options.report and not (options.sanitize or options.seeds):
+        options.error("--report belongs to --sanitize or --seeds")
     if "OPENREG_INITCHECK" in settings and not options.sanitize:
         options.error("--initcheck belongs to --sanitize")
     options.program, *options.arguments = options.command
     os.environ.update(settings)
     options.environment = dict(os.environ)  # as_cuda() adds to it
+    options.printed = _commands.command(run_command(options, all=True), options.environment)
+    options.report = options.report and os.path.abspath(options.report)  # the program may leave
     if not options.module and not os.path.exists(options.program):
         options.error(f"there is no file {options.program!r}; -m runs a module")
     if options.as_cuda:

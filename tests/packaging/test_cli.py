@@ -1,3 +1,4 @@
+import html
 import os
 import signal
 import subprocess
@@ -110,7 +111,9 @@ def script(tmp_path):
 @pytest.mark.racy
 def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     path = script(RACY)
-    done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "2", path, "--fast", "x"))
+    page = f"{path}.html"
+    options = ("--sanitize", "--seeds", "2", "--report", page)
+    done = run("", arguments=(*MODULE, "run", *options, path, "--fast", "x"))
     assert done.code == 1, done
     assert done.out.startswith("__main__ ['--fast', 'x'] ")
     assert "\ndata race 1 on openreg:0" in f"\n{done.err}"  # when it is found
@@ -120,7 +123,12 @@ def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     assert " of 2 end and print as 'early' does on openreg:0\n" in done.err
     different = [line for line in done.err.splitlines() if "(line 1)" in line]
     assert different and all("instead of" in line for line in different), done.err
-    replay = done.err.splitlines()[-1]
+    replay, last = done.err.splitlines()[-2:]
+    assert last == f"torch_openreg: report: {page}"
+    with open(page) as file:
+        text = html.unescape(file.read())
+    for shown in ("data race", "Schedules", replay.partition("to replay: ")[2], different[0][20:]):
+        assert shown in text, shown
     assert replay.startswith("torch_openreg: to replay: OPENREG_SCHEDULE_SEED=")
     seed = replay.split("SEED=")[1].split()[0]
     again = run(
@@ -143,10 +151,11 @@ for step in range(9):
 torch.openreg.sanitizer.disable()
 """
     path = script(text)
-    done = run("", arguments=(*MODULE, "run", "--sanitize", path))
+    done = run("", arguments=(*MODULE, "run", "--sanitize", "--report", f"{path}-pages", path))
     assert (done.code, done.out) == (1, "")
+    assert len(os.listdir(f"{path}-pages")) == 2
     assert done.err.count("nothing orders it") == 1
-    first, mistake, gap = done.err.splitlines()[-3:]
+    first, mistake, gap, _ = done.err.splitlines()[-4:]
     assert first.startswith("torch_openreg: sanitizer: 1 mistake found in ")
     assert f"  1: {path}:8 and {path}:5" in mistake
     assert mistake.endswith(" (9 reports, by mul, add_)")
@@ -512,6 +521,7 @@ def test_run_reports_a_kernels_error_without_a_wait(run, script):
         ),
         (["--jobs", "2", "x.py"], "--jobs belongs to --seeds"),
         (["--seeds", "many", "x.py"], "invalid int value: 'many'"),
+        (["--report", "x.html", __file__], "--report belongs to --sanitize or --seeds"),
         (["--initcheck", __file__], "--initcheck belongs to --sanitize"),
         (["--device-count", "x", __file__], "OPENREG_DEVICE_COUNT='x' is refused"),
     ],

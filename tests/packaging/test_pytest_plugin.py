@@ -638,11 +638,13 @@ def test_host():
 """
 
 
-@pytest.mark.parametrize("ci", ["", "true"])  # set, pytest's summary says whole messages
+# With CI set, pytest's summary has whole messages.
+@pytest.mark.parametrize("ci", ["", pytest.param("true", marks=pytest.mark.slow)])
 def test_mistake_is_shown_once_without_frames_of_the_tool(suite, pytester, monkeypatch, ci):
     monkeypatch.setenv("CI", ci)
     more = ["-n2"] if ci else []
-    done = suite(TWICE, "--openreg-sanitizer", "--junitxml=junit.xml", *more)
+    more += ["--junitxml=junit.xml", "--openreg-report=pages"]
+    done = suite(TWICE, "--openreg-sanitizer", *more)
     done.assert_outcomes(failed=6)
     shown = done.stdout.str()
     assert shown.count("nothing orders it with the earlier access") == 2
@@ -652,11 +654,15 @@ def test_mistake_is_shown_once_without_frames_of_the_tool(suite, pytester, monke
     done.stdout.fnmatch_lines(
         [
             "E  *data race *",
-            "__* test_it.py::test_one and 2 more __*",
+            "__* test_it.py::test_* and 2 more __*",
             "*2 mistakes found*",
-            "*test_it.py:15 *(3 reports, by mul_, add_; in test_it.py::test_one and 2 more)",
+            "*test_it.py:15 *(3 reports, by mul_, add_; in test_it.py::test_* and 2 more)",
         ]
     )
+    pages = sorted(path.name for path in (pytester.path / "pages").iterdir())
+    assert len(pages) == 7 and pages[0] == "index.html"
+    assert all(page in (pytester.path / "pages" / pages[0]).read_text() for page in pages[1:])
+    assert "data race" in (pytester.path / "pages" / "test-it-py-test-host.html").read_text()
     texts = [dict(found).get("openreg_report", "") for found in properties(pytester).values()]
     assert sum("nothing orders it" in text and "called from" in text for text in texts) == 4
 
