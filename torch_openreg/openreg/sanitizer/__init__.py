@@ -205,6 +205,7 @@ def _switch_on(*settings):
         _threads.follow()
         if outer is None:
             _processes.forget_sent()
+            _warned.clear()
         _C._sanitizer_enable(*settings)
     return outer
 
@@ -314,6 +315,7 @@ def clear():
     """Deletes the reports and the errors that have not been raised yet. A tool that watches this
     process deletes its copies too, and those of the processes that this one has started."""
     _clear()
+    _warned.clear()
     _processes.send("cleared")
     _processes.discard()
 
@@ -321,6 +323,5 @@ def clear():
 def _clear():
     """Deletes those of this process."""
     _take_all()
-    _warned.clear()
     _C._sanitizer_clear()
     _processes.forget_sent()

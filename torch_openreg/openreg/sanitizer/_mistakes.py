@@ -7,7 +7,7 @@ processes.
 
 def key(report):
     """Equal for reports of one mistake. A report without a place is a mistake of its own."""
-    return repr(report.mistake) if report.place else str(report)
+    return repr(report.mistake) if report.place else report.details()
 
 
 def finding(report):
