@@ -7,7 +7,6 @@ of its own, outside ``torch_openreg``, and imports PyTorch only for a test that 
 import contextlib
 import os
 import re
-import shlex
 import sys
 import threading
 import time
@@ -27,13 +26,19 @@ SUBTESTS = pytest.StashKey[list]()  # of a test in a search: how this run's subt
 RACES = pytest.StashKey[list]()  # of a test: the races that its next report shows
 SHOWN = pytest.StashKey[list]()  # of a test: those shown in its failed reports
 HELD = pytest.StashKey[list]()  # of the running test: taken before a wider fixture began or ended
-OUTSIDE = pytest.StashKey[list]()  # texts of races and errors that belong to no test
+OUTSIDE = pytest.StashKey[list]()  # (where, text or finding) of what belongs to no test
+SETTINGS = pytest.StashKey[dict]()  # the environment at the start: tests may change it
 WATCH = pytest.StashKey[object]()  # of the tests' processes, if the sanitizer is wanted
 WATCHED = pytest.StashKey[object]()  # what the processes were
 TEST = pytest.StashKey[pytest.Item | None]()  # the running test
 TESTS = pytest.StashKey[int]()  # the number that have run
 STDERR = pytest.StashKey[int | None]()  # a file descriptor that is not captured
 RACY = "racy: has data races on purpose: under --openreg-sanitizer it fails if none is reported"
+
+
+def __tracebackhide__(excinfo):
+    """pytest asks whether to show the frames of this module; of pytest.fail() it shows none."""
+    return not excinfo.errisinstance(pytest.fail.Exception)
 
 
 def _seed(text):
@@ -61,7 +66,8 @@ def pytest_addoption(parser):
     group.addoption(
         "--openreg-seed",
         metavar="SEED",
-        help="the same under this seed only: a number, late or a tape; it repeats a failure",
+        help="the same for these, and for each test that is named: under this seed only, a number, "
+        "late or a tape, whatever the other options say; it repeats a failure",
     )
     group.addoption(
         "--openreg-preemptions",
@@ -82,9 +88,14 @@ def pytest_addoption(parser):
         help="watch each test with torch.openreg.sanitizer; OPENREG_SANITIZER=1 does the same",
     )
     group.addoption(
+        "--openreg-report",
+        metavar="DIR",
+        help="write a page of HTML for each failed test into this folder, and an index",
+    )
+    group.addoption(
         "--openreg-annotations",
         action="store_true",
-        help="print races and tests that fail under a schedule as annotations of GitHub",
+        help="print mistakes and tests that fail under a schedule as annotations of GitHub",
     )
 
 
@@ -93,21 +104,21 @@ def pytest_configure(config):
         "markers", "openreg: uses the device openreg; --openreg-schedules runs it under many orders"
     )
     config.addinivalue_line("markers", RACY)
-    setting = os.environ.get("OPENREG_SANITIZER")  # tests may change it
-    by_setting = {"1": "error", "warn": "warn"}.get(setting)
+    config.stash[SETTINGS] = dict(os.environ)
+    by_setting = {"1": "error", "warn": "warn"}.get(os.environ.get("OPENREG_SANITIZER"))
     config.stash[MODE] = "error" if config.option.openreg_sanitizer else by_setting
     config.stash[OUTSIDE] = []
     config.stash[HELD] = []
     config.stash[TEST] = None
     config.stash[TESTS] = 0
     config.stash[STDERR] = _copy_of_stderr()
+    if config.option.openreg_seed is not None:
+        # The others may be among the project's addopts, which a replay cannot take back.
+        config.option.openreg_schedules, config.option.openreg_preemptions = 0, None
+        _seed(config.option.openreg_seed)
     if config.option.openreg_schedules < 0:
         raise pytest.UsageError("--openreg-schedules: N must not be negative")
     _check_search(config.option)
-    if config.option.openreg_seed is not None:
-        if config.option.openreg_schedules:
-            raise pytest.UsageError("--openreg-seed is one seed, --openreg-schedules are many")
-        _seed(config.option.openreg_seed)
     if _schedules(config.option):
         _check_launches()
 
@@ -148,8 +159,8 @@ def _check_search(option):
         return
     if option.openreg_preemptions < 0:
         raise pytest.UsageError("--openreg-preemptions: K must not be negative")
-    if option.openreg_schedules or option.openreg_seed is not None:
-        raise pytest.UsageError("--openreg-preemptions takes the place of schedules and seeds")
+    if option.openreg_schedules:
+        raise pytest.UsageError("--openreg-preemptions takes the place of --openreg-schedules")
 
 
 # ---- sanitizer ----
@@ -163,7 +174,8 @@ def pytest_sessionstart(session):
 
     config.stash[WATCH] = Watch(config.stash[MODE])
     config.stash[WATCHED] = Watched()
-    _watching(config)
+    _print_unwatched(config, _watching(config))
+    _shorten_in_threads(config, _watching(config))
 
 
 def pytest_collection_finish(session):
@@ -178,7 +190,7 @@ def pytest_sessionfinish(session):
         _wait_for_threads()
         ended_here = config.stash[TEST]  # by pytest.exit(), so it has no report
         if ended_here is not None:
-            _move_outside(ended_here, RACES, f"in {ended_here.nodeid}, which ended the run:\n")
+            _move_outside(ended_here, RACES, f"{ended_here.nodeid}, which ended the run")
     _judge_frees(config)
     _keep_outside(config)
     _end_watch(config)
@@ -215,7 +227,8 @@ def _wait_for_threads(seconds=10):
 
 def _move_outside(item, key, where):
     races, item.stash[key] = item.stash.get(key, []), []
-    item.config.stash[OUTSIDE] += (f"{where}{race}" for race in races)
+    if not _expects(item):
+        item.config.stash[OUTSIDE] += ((where, _finding(race, item.config)) for race in races)
 
 
 def _end_watch(config):
@@ -228,12 +241,36 @@ def _end_watch(config):
     _sanitizer().disable()
 
 
-def _keep_outside(config, where=""):
+def _keep_outside(config, where="code outside of tests"):
     outside = config.stash[OUTSIDE]
     try:
-        outside += (f"{where}{report}" for report in _take_reports(config) or ())
+        outside += ((where, _finding(report, config)) for report in _take_reports(config) or ())
     except Exception as error:  # of a kernel that was not waited for
-        outside.append(f"{where}{type(error).__name__}: {error}")
+        outside.append((where, f"{type(error).__name__}: {error}"))
+
+
+_REPORTING = re.compile(r".*_pytest[/\\](_io|_code|assertion[/\\]util\.py$)")
+
+
+def _is_of_a_report(frame):
+    while frame and not _REPORTING.match(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _print_unwatched(config, sanitizer):
+    """pytest prints tensors that a failed test has left behind, which the test does not read."""
+    from torch import _tensor_str
+
+    text_of = _tensor_str._str
+
+    def text(*args, **kwargs):
+        if _is_of_a_report(sys._getframe(1)):
+            return sanitizer._call_unwatched(text_of, *args, **kwargs)
+        return text_of(*args, **kwargs)
+
+    _tensor_str._str = text
+    config.add_cleanup(lambda: setattr(_tensor_str, "_str", text_of))
 
 
 def _sanitizer():
@@ -258,11 +295,20 @@ def _take_reports(config, synchronize=True):
         return None
     try:
         if synchronize:
-            _synchronize()
+            _synchronize_devices(sanitizer)
         held, config.stash[HELD] = config.stash[HELD], []
         return held + sanitizer.reports() + _reports_of_processes(config)
     finally:
         sanitizer._clear()
+
+
+def _synchronize_devices(sanitizer):
+    """An error of the host that has not been raised yet is raised here. Its report is enough."""
+    try:
+        _synchronize()
+    except sanitizer.DataRaceError as error:
+        if getattr(error, "__notes__", ()):  # errors of other devices
+            raise
 
 
 def _reports_of_processes(config):
@@ -274,7 +320,8 @@ def _reports_of_processes(config):
             mine.append(report)
         elif test is None or not _expects(test):
             starter = f"{test.nodeid}, which has ended" if test else "no test"
-            config.stash[OUTSIDE].append(f"in a process started by {starter}:\n{report}")
+            where = f"a process started by {starter}"
+            config.stash[OUTSIDE].append((where, _finding(report, config)))
     return mine
 
 
@@ -291,13 +338,27 @@ def _expects(item):
     return sanitizer is not None and issubclass(sanitizer.DataRaceError, errors)
 
 
-def _text(races):
-    return "\n\n".join(map(str, races))
+def _mistakes():
+    from torch_openreg.openreg.sanitizer import _mistakes
+
+    return _mistakes
+
+
+def _finding(race, config):
+    """The race for the summary. Its place is a line of the project, if there is one."""
+    frames = [(frame.filename, frame.line) for frame in race.later.stack or ()]
+    own = (place for place in (race.place, *frames) if place and _is_of_project(place[0], config))
+    return {**_mistakes().finding(race), "place": next(map(tuple, own), None)}
+
+
+def _titles(races):
+    """The races of a failed test in short: their text has a section of its own."""
+    return "\n".join(dict.fromkeys(f"{race.title}\n  {race.summary()}" for race in races))
 
 
 def _fail(item, races):
     _keep(item, races)
-    pytest.fail(_text(races), pytrace=False)
+    pytest.fail(_titles(races), pytrace=False)
 
 
 def _keep(item, races):
@@ -308,26 +369,6 @@ def _is_of_project(file, config):
     """Whether the file is the project's. Its environment, which may be in its folder, is not."""
     path = Path(file)
     return path.is_relative_to(config.rootpath) and "site-packages" not in path.parts
-
-
-def _frame(access, config):
-    """The innermost frame of the project's own code, or else the innermost frame."""
-    frames = access.stack or ()
-    own = (frame for frame in frames if _is_of_project(frame.filename, config))
-    return next(own, frames[0] if frames else None)
-
-
-def _annotation(race, config):
-    """((file, line) or None, title, message). Place and title are the same in each run of a test,
-    so that all its schedules give one annotation."""
-    later, earlier = _frame(race.later, config), _frame(race.earlier, config)
-    where = f" ({_path(earlier.filename, config)}:{earlier.line})" if earlier else ""
-    return (
-        (later.filename, later.line) if later else None,
-        f"data race of {race.later.operator} and {race.earlier.operator}",
-        f"nothing orders {race.later.operator} with {race.earlier.operator}{where}\n"
-        f"Missing: {race.advice}",
-    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -341,7 +382,7 @@ def _begin_test(item):
     config = item.config
     if WATCH in config.stash:
         # Another plugin repeats the test, which withdraws the failed report of the last attempt.
-        _move_outside(item, SHOWN, f"in an attempt of {item.nodeid}, which was repeated:\n")
+        _move_outside(item, SHOWN, f"an attempt of {item.nodeid}, which was repeated")
         config.stash[TEST] = item
         config.stash[TESTS] += 1
         config.stash[WATCH].begin(item)
@@ -356,9 +397,9 @@ def pytest_runtest_call(item):
         item.stash[STOPPED] = True
         _fail_unless_expected(item)
         raise
-    except BaseException as error:
+    except BaseException:
         item.stash[STOPPED] = True
-        _keep_with_error(item, error)
+        _keep_with_error(item)
         raise
     if not item.get_closest_marker("racy"):
         _fail_unless_expected(item)
@@ -375,14 +416,9 @@ def _fail_unless_expected(item):
         _fail(item, races)
 
 
-def _keep_with_error(item, error):
+def _keep_with_error(item):
     """The error fails the test, or is expected (_turn_into_failure)."""
-    races = _take_reports(item.config, synchronize=False) or []
-    for text in map(str, races):
-        if text not in str(error):
-            item.add_report_section("call", "openreg sanitizer", text)
-    if not _expects(item):
-        _keep(item, races)
+    _keep(item, _take_reports(item.config, synchronize=False) or [])
 
 
 # A fixture of a class, module, package or session serves many tests: its races fail the run,
@@ -414,7 +450,7 @@ def _hold(config):
 
 def _keep_outside_of_tests(config, fixturedef):
     held, config.stash[HELD] = config.stash[HELD], []
-    _keep_outside(config, f"in the {fixturedef.scope} fixture {fixturedef.argname}:\n")
+    _keep_outside(config, f"the {fixturedef.scope} fixture {fixturedef.argname}")
     config.stash[HELD] = held
 
 
@@ -469,7 +505,20 @@ def _is_search(schedule):
 
 def _is_chosen(definition):
     option = definition.config.option
-    return option.openreg_schedules_all or definition.get_closest_marker("openreg") is not None
+    if option.openreg_schedules_all or definition.get_closest_marker("openreg") is not None:
+        return True
+    return option.openreg_seed is not None and _is_named(definition)
+
+
+def _is_named(definition):
+    """Whether an argument of the command line names the test, or its class."""
+    own = definition.nodeid.partition("[")[0].split("::")
+    for argument in definition.config.args:
+        path, *names = argument.partition("[")[0].split("::")
+        same_file = Path(definition.config.invocation_params.dir, path) == definition.path
+        if names and same_file and own[1 : len(names) + 1] == names:
+            return True
+    return False
 
 
 @pytest.hookimpl(trylast=True)
@@ -605,31 +654,111 @@ def openreg_device():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the one that makes reports of xfail
 def pytest_runtest_makereport(item, call):
-    report = yield
+    races, item.stash[RACES] = item.stash.get(RACES, []), []
+    with _shortened(call.excinfo and call.excinfo.value, races):
+        report = yield
     if SUBTESTS in item.stash:
         item.stash[SUBTESTS].append(report.outcome)
-    races = item.stash.get(RACES, [])
-    item.stash[RACES] = []
-    if races and report.skipped:
+    if races and report.skipped and not _expects(item):
         _turn_into_failure(report, races)
     if report.failed:
         item.stash.setdefault(SHOWN, []).extend(races)
         if races:
             _shorten_the_summary(report)
         # Goes with the report to the process that prints it.
-        report.openreg_races = [_annotation(race, item.config) for race in races]
+        report.openreg_races = [_finding(race, item.config) for race in races]
+        for found, *_ in _mistakes().by_mistake(report.openreg_races) if races else ():
+            _add_property(item, report, "openreg_report", f"{found['text']}\n\n{found['details']}")
         schedule = _schedule_of(item)
-        seed = ("openreg_seed", str(schedule))
-        if schedule is not None and not _is_search(schedule) and seed not in item.user_properties:
-            item.user_properties.append(seed)
-            report.user_properties.append(seed)
+        if schedule is not None and not _is_search(schedule):
+            _add_property(item, report, "openreg_seed", str(schedule))
+        if item.config.option.openreg_report:
+            report.openreg_page = _write_page(item.config, report, races)
     return report
+
+
+def _write_page(config, report, races):
+    """Returns its name and its title."""
+    import torch_openreg  # noqa: F401
+    from torch_openreg.openreg.sanitizer._page import Page, save
+
+    title = report.nodeid if report.when == "call" else f"{report.nodeid}, {report.when}"
+    name = f"{re.sub(r'[^A-Za-z0-9]+', '-', title).strip('-')}.html"
+    match = PART_OF_ID.search(report.nodeid)
+    command = ""
+    if match and not _is_search(match[1]):
+        command = _replay(config, report.nodeid, match[1].replace("tape", "tape:"))
+    folder = config.invocation_params.dir / config.option.openreg_report
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder / name, [Page(title, tuple(races), (), command, report.longreprtext)], title)
+    return name, title
+
+
+def _write_index(terminalreporter, config):
+    from torch_openreg.openreg.sanitizer._page import Page, save_index
+
+    reports = terminalreporter.getreports("failed") + terminalreporter.getreports("error")
+    pages = [report.openreg_page for report in reports if hasattr(report, "openreg_page")]
+    folder = config.invocation_params.dir / config.option.openreg_report
+    title = f"{_count(len(pages), 'page')} of {config.rootpath.name}"
+    save_index(folder, title, [(name, Page(title)) for name, title in pages])
+    terminalreporter.line(f"openreg: pages of failed tests: {folder / 'index.html'}")
+
+
+def _add_property(item, report, name, value):
+    """For the JUnit file."""
+    for properties in (item.user_properties, report.user_properties):
+        if (name, value) not in properties:
+            properties.append((name, value))
+
+
+def _shorten_in_threads(config, sanitizer):
+    """pytest warns of an error that ends a thread."""
+    hook = threading.excepthook
+
+    def shortened(ended):
+        with _shortened(ended.exc_value, sanitizer.reports()):
+            hook(ended)
+
+    threading.excepthook = shortened
+    config.add_cleanup(lambda: setattr(threading, "excepthook", hook))
+
+
+@contextlib.contextmanager
+def _shortened(error, races):
+    """In the block the message of an error that was raised for a race is the race's title: its text
+    has a section of its own."""
+    changed = []
+    while error is not None:
+        titles = [race.title for race in races if str(race) in str(error)]
+        if titles:
+            changed.append((error, error.args))
+            error.args = ("\n".join(titles),)
+        error = error.__cause__ or error.__context__
+    try:
+        yield
+    finally:
+        for error, arguments in changed:
+            error.args = arguments
+
+
+def pytest_runtest_logreport(report):
+    """Under ``python -m torch_openreg run --seeds``, which compares the outcomes of tests."""
+    run = sys.modules.get("torch_openreg._run")
+    if run is None or (report.passed and report.when != "call"):
+        return
+    outcome = report.outcome
+    if hasattr(report, "wasxfail"):
+        outcome = "xfailed" if report.skipped else "xpassed"
+    elif report.failed and report.when != "call":
+        outcome = f"failed in its {report.when}"
+    run.tests[report.nodeid] = outcome
 
 
 def _turn_into_failure(report, races):
     """For a test that is expected to fail, but not by a race."""
     report.outcome = "failed"
-    report.longrepr = _text(races)
+    report.longrepr = _titles(races)
     if hasattr(report, "wasxfail"):
         del report.wasxfail
 
@@ -642,15 +771,45 @@ def _shorten_the_summary(report):
         crash.message = crash.message.partition("\n")[0]
 
 
-def _replay(nodeid, schedule):
+# Options of a run that a replay does not repeat: they select tests, or write files.
+_NOT_REPEATED = re.compile(
+    r"-[xvq]+|-[kmn].+|--(exitfirst|(lf|ff|nf|sw|last-failed|failed-first|new-first|stepwise)"
+    r"(-\w+)*|openreg-schedules-all|openreg-annotations)"
+)
+_NOT_REPEATED_WITH_VALUE = re.compile(
+    r"-[kmn]|--(numprocesses|dist|maxfail|junit-?xml|basetemp|deselect|ignore(-glob)?"
+    r"|openreg-(schedules|seed|preemptions|limit|report))"
+)
+
+
+def _repeated_options(config):
+    has_value, options = False, []
+    for word in map(str, config.invocation_params.args):
+        if has_value:
+            has_value = False
+        elif _NOT_REPEATED_WITH_VALUE.fullmatch(word.partition("=")[0]):
+            has_value = "=" not in word
+        elif not _NOT_REPEATED.fullmatch(word) and word not in config.option.file_or_dir:
+            options.append(word)
+    return options
+
+
+def _replay(config, nodeid, schedule):
     """The test alone. Of its other parameters only these are kept, as in both ids."""
+    from torch_openreg._commands import command
+
+    path, *names = nodeid.split("::", 1)
+    path = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
+    nodeid = "::".join([path, *names])
     bare = PART_OF_ID.sub("", nodeid)
     seed = schedule.removeprefix("seed")
     tests = [bare.removesuffix("[]")]
     if not bare.endswith("[]"):
         start = nodeid[: PART_OF_ID.search(nodeid).end(1) - len(PART_OF_ID.search(nodeid)[1])]
         tests = [f"{start}early]", f"{start}{schedule.replace('tape:', 'tape')}]"]
-    return shlex.join(["pytest", f"--openreg-seed={seed}", *dict.fromkeys(tests)])
+    pytest = ["python", "-m", "pytest"] if sys.argv[0].endswith("__main__.py") else ["pytest"]
+    words = [*pytest, *_repeated_options(config), f"--openreg-seed={seed}", *dict.fromkeys(tests)]
+    return command(words, config.stash[SETTINGS])
 
 
 def _failed(terminalreporter):
@@ -690,8 +849,8 @@ def _finished(terminalreporter):
     runs = [name for name in names if not _is_search(name)]
     if not names:
         return (
-            "no test has run under a schedule; those marked openreg do, or all with "
-            "--openreg-schedules-all"
+            "no test has run under a schedule; those marked openreg do, all with "
+            "--openreg-schedules-all, and those that are named (file.py::test) with --openreg-seed"
         )
     text = f"finished: {_count(len(runs), 'run')} under {_count(len(set(runs)), 'schedule')}"
     searches = len(names) - len(runs)
@@ -702,29 +861,85 @@ def _count(number, noun):
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _say(test, schedules):
+def _say(config, test, schedules):
     """Two lines: which schedules a test fails under, and how to repeat it."""
     names = ", ".join(name.removeprefix("seed") for name in schedules)
     schedule, report = next(iter(schedules.items()))
-    return f"{test} fails under {names}", f"  replay: {_replay(report.nodeid, schedule)}"
+    return f"{test} fails under {names}", f"  replay: {_replay(config, report.nodeid, schedule)}"
 
 
-def _say_watched(terminalreporter, config):
-    if WATCHED not in config.stash:
+def _found(terminalreporter, config):
+    """((where, finding), ...) for each mistake, the first one first."""
+    found = []
+    for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
+        test = PART_OF_ID.sub("", report.nodeid).removesuffix("[]")
+        found += ((test, race) for race in getattr(report, "openreg_races", ()))
+    found += ((where, what) for where, what in config.stash[OUTSIDE] if isinstance(what, dict))
+    groups = {}
+    for where, race in found:
+        groups.setdefault(race["mistake"], []).append((where, race))
+    return list(groups.values())
+
+
+def _show_reports(terminalreporter, found):
+    """The text of each mistake, once."""
+    for number, group in enumerate(found, 1):
+        tests = list(dict.fromkeys(where for where, _ in group))
+        more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+        terminalreporter.write_sep("_", f"{number}: {tests[0]}{more}")
+        terminalreporter.line(group[0][1]["text"])
+
+
+def _say_watched(terminalreporter, config, found):
+    outside = config.stash[OUTSIDE]
+    if WATCHED not in config.stash and not outside:
         return
-    tests, watched = config.stash[TESTS], config.stash[WATCHED]
     terminalreporter.section("openreg sanitizer")
-    terminalreporter.line(f"watched: {_count(tests, 'test')}; {watched}")
-    for gap in watched.gaps():
-        terminalreporter.line(gap)
+    _show_reports(terminalreporter, found)
+    if found:
+        terminalreporter.write_sep("-", f"{_count(len(found), 'mistake')} found")
+    for number, group in enumerate(found, 1):
+        tests = dict.fromkeys(where for where, _ in group)
+        line = _mistakes().line([race for _, race in group], tests)
+        terminalreporter.line(f"{number}: {line}")
+    if WATCHED in config.stash:
+        tests, watched = config.stash[TESTS], config.stash[WATCHED]
+        terminalreporter.line(f"watched: {_count(tests, 'test')}; {watched}")
+        for gap in watched.gaps():
+            terminalreporter.line(gap)
+    if outside:
+        terminalreporter.section("openreg sanitizer: outside of tests, which fails the run")
+        for where, what in outside:
+            what = what["title"] if isinstance(what, dict) else what
+            terminalreporter.line(f"in {where}: {what}")
+
+
+_WANTS_CUDA = re.compile(r"cuda|\bgpus?\b", re.IGNORECASE)
+
+
+def _say_skipped_without_cuda(terminalreporter, config):
+    """Whether PyTorch has CUDA is known where tests have run, if it has been imported at all."""
+    torch = sys.modules.get("torch")
+    elsewhere = config.pluginmanager.hasplugin("dsession")  # in processes of pytest-xdist
+    if "OPENREG_AS_CUDA" in os.environ or not (torch.cuda if torch else elsewhere):
+        return
+    if torch and torch.cuda.is_available():
+        return
+    reports = terminalreporter.getreports("skipped")
+    reasons = (report.longrepr[-1] for report in reports if isinstance(report.longrepr, tuple))
+    skipped = sum(bool(_WANTS_CUDA.search(reason)) for reason in reasons)
+    if skipped:
+        terminalreporter.section("openreg")
+        terminalreporter.line(
+            f"{_count(skipped, 'test')} skipped for want of CUDA: with OPENREG_AS_CUDA=1 in the "
+            "environment, cuda is the simulated device, and they run"
+        )
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    _say_watched(terminalreporter, config)
-    if config.stash[OUTSIDE]:
-        terminalreporter.section("openreg sanitizer: outside of tests, which fails the run")
-        for text in config.stash[OUTSIDE]:
-            terminalreporter.line(text)
+    found = _found(terminalreporter, config)
+    _say_watched(terminalreporter, config, found)
+    _say_skipped_without_cuda(terminalreporter, config)
     failed = _failed(terminalreporter)
     searches = _searches(terminalreporter)
     skipped = config.stash.get(SKIPPED, 0)
@@ -734,13 +949,15 @@ def pytest_terminal_summary(terminalreporter, config):
         for line in searches:
             terminalreporter.line(line)
         for test, schedules in failed.items():
-            for line in _say(test, schedules):
+            for line in _say(config, test, schedules):
                 terminalreporter.line(line)
         if skipped:
             why = "taking no parameters, as methods of unittest.TestCase"
             terminalreporter.line(f"without schedules, {why}: {skipped}")
+    if config.option.openreg_report:
+        _write_index(terminalreporter, config)
     if config.option.openreg_annotations:
-        for place, title, message in _annotations(terminalreporter, config, failed):
+        for place, title, message in _annotations(terminalreporter, config, found, failed):
             terminalreporter.line(_command(place, title, message, config))
 
 
@@ -775,17 +992,18 @@ def _place(report, config):
     return file, (line or 0) + 1
 
 
-def _annotations(terminalreporter, config, failed):
-    """((file, line), title, message) of each race, and of each test that fails under a schedule
-    without one."""
-    races = {}
-    for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
-        for place, title, message in getattr(report, "openreg_races", ()):
-            races.setdefault((tuple(place or _place(report, config)), title), message)
-    for (place, title), message in races.items():
-        yield place, title, message
+def _annotations(terminalreporter, config, found, failed):
+    """((file, line), title, message) of each mistake, on the line to change, and of each test that
+    fails under a schedule without one."""
+    reports = terminalreporter.getreports("failed") + terminalreporter.getreports("error")
+    starts = {PART_OF_ID.sub("", r.nodeid).removesuffix("[]"): _place(r, config) for r in reports}
+    for group in found:
+        where, race = group[0]
+        place = race["place"] or starts.get(where)
+        if place:
+            yield place, race["title"], race["summary"].replace(f"{config.rootpath}/", "")
     for test, schedules in failed.items():
         plain = [r for r in schedules.values() if not getattr(r, "openreg_races", ())]
         if plain:
-            message = "\n".join(line.strip() for line in _say(test, schedules))
+            message = "\n".join(line.strip() for line in _say(config, test, schedules))
             yield _place(plain[0], config), "fails under a schedule", message

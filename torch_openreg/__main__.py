@@ -15,6 +15,16 @@ _AS_CUDA = "let cuda mean the device: docs/cuda.md"
 _FORCE = "--as-cuda on a machine with a GPU, too"
 _SEEDS = "then run it under N schedules, and compare how it ends and what it prints"
 _JOBS = "N schedules at once, for a program that may run beside itself (1)"
+# Options that are settings of the environment, with the name of a value, or None for a switch.
+_SETTINGS = {
+    "OPENREG_INITCHECK": (None, "with --sanitize, report reads of memory that nothing has written"),
+    "OPENREG_POISON": (None, "fill fresh and freed device memory with NaN patterns"),
+    "OPENREG_LAUNCH_BLOCKING": (None, "wait for each launch, which raises its own errors"),
+    "OPENREG_DEVICE_COUNT": ("N", "how many devices there are (2)"),
+    "OPENREG_DEVICE_MEMORY": ("SIZE", "the capacity of each device, such as 64M"),
+    "OPENREG_WATCHDOG_S": ("S", "print the hang report after S seconds without progress"),
+}
+_REPORT = "write what --sanitize and --seeds find as HTML: a file.html, or a folder"
 _PROGRAM = "a script, or with -m a module, and its arguments"
 
 
@@ -103,7 +113,8 @@ def _demo(_):
 def _run(options):
     from . import _run
 
-    _run.prepare(options)
+    settings = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name)}
+    _run.prepare(options, settings)
     if options.seeds:
         from ._run_seeds import run_schedules
 
@@ -122,6 +133,11 @@ def main():
     run.add_argument("--sanitize", action="store_true", help=_SANITIZE)
     run.add_argument("--seeds", type=int, metavar="N", help=_SEEDS)
     run.add_argument("--jobs", type=int, metavar="N", help=_JOBS)
+    run.add_argument("--report", metavar="FILE", help=_REPORT)
+    for name, (value, text) in _SETTINGS.items():
+        how = {"metavar": value} if value else {"action": "store_const", "const": "1"}
+        flag = "--" + name.removeprefix("OPENREG_").lower().replace("_", "-")
+        run.add_argument(flag, dest=name, help=f"{text} ({name})", **how)
     run.add_argument("--ending", metavar="FILE", help=argparse.SUPPRESS)
     run.add_argument("--as-cuda", action="store_true", help=_AS_CUDA)
     run.add_argument("--force", action="store_true", help=_FORCE)

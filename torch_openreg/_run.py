@@ -5,24 +5,29 @@ With ``--seeds`` each run is a process of its own (_run_seeds.py). Such a child 
 """
 
 import atexit
+import base64
 import builtins
 import faulthandler
 import io
 import json
 import os
+import pickle
 import runpy
+import subprocess
 import sys
 import threading
 import traceback
+import warnings
 
-from . import _C, as_cuda
+from . import _C, _commands, as_cuda
 from .openreg import sanitizer
 from .openreg.device import synchronize_all
-from .openreg.sanitizer import _processes
+from .openreg.sanitizer import _mistakes, _processes
 from .openreg.testing._schedules import launches_block
 
 HOST_ACCESS = ".host-access"
 _ended = []  # the program's variables, which live until the interpreter ends, as without this tool
+tests = {}  # the outcomes of tests that have run in this process, by name (pytest_openreg.py)
 _PACKAGES = tuple(os.path.dirname(sys.modules[name].__file__) for name in ("torch", __package__))
 
 
@@ -68,43 +73,20 @@ def _status(error):
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _line(access):
-    return f"{access.line.filename}:{access.line.line}" if access.line else "a line not recorded"
-
-
-def _race(report):
-    later, earlier = report.later, report.earlier
-    return (
-        f"{later.operator} ({_line(later)}) and {earlier.operator} ({_line(earlier)}); "
-        f"missing: {report.advice}"
-    )
-
-
-def _races(reports):
-    """Prints a line for each race; a race that several processes report, as ranks do, gets one
-    line."""
-    for report in reports:
-        if not report.process:
-            yield _race(report)
-    processes = {}
-    for report in reports:
-        if report.process:
-            processes.setdefault(_race(report), []).append(report.process)
-    for race, where in processes.items():
-        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
-        yield f"{race}; in {where[0]}{more}"
-
-
-def _sum_up_races(reports, watched):
-    races = list(_races(reports))
-    if races or watched.processes:
-        say(f"sanitizer: {len(races) or 'no'} data race{'s' * (len(races) != 1)} in {watched}")
-    else:
+def _sum_up(reports, watched):
+    """Prints a line for each mistake."""
+    mistakes = _mistakes.by_mistake(map(_mistakes.finding, reports))
+    if not (mistakes or watched.processes):
         say(f"sanitizer: nothing was watched: {watched}")
-    for number, race in enumerate(races, 1):
-        say(f"  {number}: {race}")
+    else:
+        found = f"{len(mistakes) or 'no'} mistake{'s' * (len(mistakes) != 1)} found"
+        say(f"sanitizer: {found} in {watched}")
+    for number, group in enumerate(mistakes, 1):
+        say(f"  {number}: {_mistakes.line(group)}")
     for gap in watched.gaps():
         say(f"  {gap}")
+    if not sanitizer.is_enabled():
+        say("  not watched: what came after the program had switched the sanitizer off")
 
 
 # ---- how a program ended ----
@@ -198,7 +180,20 @@ def _wait_as_the_interpreter_does():
             traceback.print_exc()
 
 
+def _show_reports_without_a_prefix():
+    """As they are, not as warnings with a place of their own."""
+    plain = warnings.formatwarning
+
+    def formatted(message, *where, **line):
+        if str(message) == getattr(sanitizer._last, "text", None):
+            return f"{message}\n\n"
+        return plain(message, *where, **line)
+
+    warnings.formatwarning = formatted
+
+
 def _watch():
+    _show_reports_without_a_prefix()
     sanitizer.enable("warn")
     return _processes.Watch("warn")
 
@@ -210,7 +205,7 @@ def _end_watch(watch):
     if not watch.is_here():
         return []
     reports = sanitizer.reports() + [report for _, report in watch.take()]
-    _sum_up_races(reports, watch.watched())
+    _sum_up(reports, watch.watched())
     watch.close()
     return reports
 
@@ -218,6 +213,20 @@ def _end_watch(watch):
 def _reports():
     """The reports; a forked child cannot read them."""
     return [] if _C._in_forked_child() else sanitizer.reports()
+
+
+def write_pages(options, reports, outcomes=()):
+    """Writes what was found as HTML, for --report."""
+    from .openreg.sanitizer import _page  # jinja2 takes a while
+
+    pages = [
+        _page.Page(first.title, (first, *others), command=options.printed)
+        for first, others in _page.Page("", tuple(reports)).mistakes()
+    ]
+    if outcomes:
+        pages.append(_page.Page("Schedules", outcomes=tuple(outcomes), command=options.printed))
+    _page.save(options.report, pages, f"{options.program}: {len(pages)} found")
+    say(f"report: {options.report}")
 
 
 def run_once(options):
@@ -233,6 +242,8 @@ def run_once(options):
         status, ended_by = _status(error), error
     reports = _end_watch(watch) if watch else _reports()
     code = status or int(bool(reports))
+    if options.report and os.getpid() == process:
+        write_pages(options, reports)
     if options.ending and os.getpid() == process:  # a child that it has forked comes here, too
         read = recorded.taken.decode("latin-1")
         _write_ending(
@@ -241,14 +252,54 @@ def run_once(options):
             status=status,
             code=code,
             read=read,
+            tests=tests,
+            reports=base64.b64encode(pickle.dumps(reports)).decode(),
             devices=_processes.used_devices(),
             blocked=launches_block(),
         )
     return code
 
 
-def prepare(options):
-    """Checks the options, and makes cuda mean the device if they request it."""
+def interpreter_options():
+    """The options that this interpreter was started with."""
+    return subprocess._args_from_interpreter_flags()
+
+
+def program(options):
+    """The words of a command line that select the program, and how it runs."""
+    named = [*["--as-cuda"] * options.as_cuda, *["--force"] * options.force]
+    return [*named, *["-m"] * options.module, *options.command]
+
+
+def run_command(options, all=False):
+    """The words of a command that runs the program again, or everything that this run does."""
+    again = [*["--sanitize"] * options.sanitize] if all else []
+    again += ["--seeds", str(options.seeds)] if all and options.seeds else []
+    return [
+        "python",
+        *interpreter_options(),
+        "-m",
+        "torch_openreg",
+        "run",
+        *again,
+        *program(options),
+    ]
+
+
+def _check(settings, options):
+    """The core prints which value it refuses, and what is allowed."""
+    refused = [name for name, _, origin, _ in _C._settings() if "rejected" in origin]
+    for name in settings:
+        if name in refused:
+            options.error(f"{name}={settings[name]!r} is refused")
+
+
+def prepare(options, settings):
+    """Checks the options, and makes cuda mean the device if they request it.
+
+    Args:
+        settings: variables of the environment that the options set, with their values.
+    """
     if not options.command:
         options.error("which program? python -m torch_openreg run script.py")
     if options.force and not options.as_cuda:
@@ -259,7 +310,15 @@ def prepare(options):
             options.error(f"--{name}: a number of {what}, at least 1, not {number}")
     if options.jobs and not options.seeds:
         options.error("--jobs belongs to --seeds")
+    if options.report and not (options.sanitize or options.seeds):
+        options.error("--report belongs to --sanitize or --seeds")
+    if "OPENREG_INITCHECK" in settings and not options.sanitize:
+        options.error("--initcheck belongs to --sanitize")
     options.program, *options.arguments = options.command
+    os.environ.update(settings)
+    options.environment = dict(os.environ)  # as_cuda() adds to it
+    options.printed = _commands.command(run_command(options, all=True), options.environment)
+    options.report = options.report and os.path.abspath(options.report)  # the program may leave
     if not options.module and not os.path.exists(options.program):
         options.error(f"there is no file {options.program!r}; -m runs a module")
     if options.as_cuda:
@@ -267,3 +326,5 @@ def prepare(options):
             as_cuda(options.force)
         except RuntimeError as error:
             options.error(str(error))
+    if settings:
+        _check(settings, options)

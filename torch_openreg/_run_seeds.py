@@ -4,17 +4,18 @@ The first process runs the program as it is, with the terminal's standard stream
 under a schedule, and read on standard input what the first has read (_run_streams.py).
 """
 
+import base64
 import concurrent.futures
 import json
 import os
-import shlex
+import pickle
 import signal
-import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ._run import HOST_ACCESS, say
+from . import _commands
+from ._run import HOST_ACCESS, interpreter_options, program, run_command, say, write_pages
 from ._run_streams import Input
 from .openreg._lazy import _lazy_init
 from .openreg.sanitizer._processes import REPORTS
@@ -22,6 +23,7 @@ from .openreg.testing._exploration import _ADDRESS
 from .openreg.testing._schedules import BLOCKED, UNBLOCK, launches_block
 
 _TAPE = "OPENREG_SCHEDULE_TAPE"
+_DID_NOT_RUN = "did not run"
 _NO_ENDING = "left by os._exit() or exec(), so that more is not known"
 
 
@@ -37,6 +39,8 @@ class _Run:
     devices: list | None = None  # those that its first process used; None: not known
     blocked: bool = False  # each of its launches waited
     report: str = ""  # of an access to device memory that ended it
+    reports: list = field(default_factory=list)
+    tests: dict = field(default_factory=dict)  # the outcomes of pytest's tests, by name
 
     @property
     def ending(self):
@@ -45,16 +49,6 @@ class _Run:
     def __str__(self):
         details = " at ".join(filter(None, (self.error.partition("\n")[0], self.place)))
         return f"exit status {self.status}" + (f" ({details})" if details else "")
-
-
-def _interpreter():
-    """The interpreter, with the options that this one was started with."""
-    return [sys.executable, *subprocess._args_from_interpreter_flags()]
-
-
-def _command(options):
-    named = [*["--as-cuda"] * options.as_cuda, *["--force"] * options.force]
-    return [*named, *["-m"] * options.module, *options.command]
 
 
 def _signal_name(number):
@@ -74,8 +68,8 @@ def _run(options, start, *more):
     """Runs the program in a child, by `start`, which returns its status."""
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "ending")
-        more = [*more, f"--ending={file}", *_command(options)]
-        code = start([*_interpreter(), "-m", "torch_openreg", "run", *more])
+        more = [*more, f"--ending={file}", *program(options)]
+        code = start([sys.executable, *interpreter_options(), "-m", "torch_openreg", "run", *more])
         if code < 0:
             report = _host_access(file)
             cause = report.removeprefix("openreg: ") or _signal_name(-code)
@@ -92,6 +86,8 @@ def _run(options, start, *more):
         code=code,
         devices=ending["devices"],
         blocked=ending["blocked"],
+        tests=ending["tests"],
+        reports=pickle.loads(base64.b64decode(ending["reports"])),
     )
 
 
@@ -126,9 +122,14 @@ def _shown(line):
 
 
 def _difference(first, run):
-    """How the end or the output of `run` differs from `first`, in a line; None if it does not."""
+    """How the end or the output of `run` differs from `first`, in a line; None if it does not.
+    pytest prints durations, so that of tests the outcomes are compared, and no output."""
+    if run.tests != first.tests:
+        return _difference_of_tests(first.tests, run.tests)
     if run.ending != first.ending:
         return f"{run} instead of {first}"
+    if first.tests:
+        return None
     lines, others = first.out.splitlines(), run.out.splitlines()
     for number, (line, other) in enumerate(zip(lines, others, strict=False), 1):
         if line != other:
@@ -136,6 +137,16 @@ def _difference(first, run):
     if len(lines) != len(others):
         return f"prints {len(others)} lines instead of {len(lines)}"
     return None if run.out == first.out else "ends a line otherwise"
+
+
+def _difference_of_tests(first, tests, most=3):
+    differ = [
+        f"{name} {tests.get(name, _DID_NOT_RUN)} instead of {first.get(name, _DID_NOT_RUN)}"
+        for name in {**first, **tests}
+        if tests.get(name) != first.get(name)
+    ]
+    more = f" and {len(differ) - most} more" if len(differ) > most else ""
+    return "; ".join(differ[:most]) + more
 
 
 def _where(early):
@@ -152,16 +163,18 @@ def _show_progress(done, total):
 
 def _compare(options, early, given):
     """Groups the seeds by how they differ from `early`, with those that do not under None. Also
-    returns those with other output on stderr."""
-    outcomes, other_stderr = {}, []
+    returns those with other output on stderr, and the first run of each group."""
+    outcomes, other_stderr, firsts = {}, [], {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs or 1) as pool:
         runs = pool.map(lambda seed: _run_under(options, seed, given), range(options.seeds))
         for seed, run in enumerate(runs):
             _show_progress(seed + 1, options.seeds)
-            outcomes.setdefault(_difference(early, run), []).append(seed)
+            difference = _difference(early, run)
+            firsts.setdefault(difference, run)
+            outcomes.setdefault(difference, []).append(seed)
             if run.err != early.err:
                 other_stderr.append(seed)
-    return outcomes, other_stderr
+    return outcomes, other_stderr, firsts
 
 
 _SAME_AGAIN = (
@@ -176,28 +189,47 @@ def _say_incomparable(why, *lines):
     return False
 
 
+def _count(tests):
+    return f"{len(tests)} test{'s' * (len(tests) != 1)}"
+
+
 def _named(seeds):
     return ", ".join(map(str, seeds))
 
 
+def _replay(options, seed):
+    return _commands.command(run_command(options), options.environment, seed)
+
+
+def _pages(options, early, outcomes, firsts):
+    """The outcomes for --report: what 'early' does, and what the schedules do that differ."""
+    from .openreg.sanitizer._page import Outcome
+
+    yield Outcome("early", str(early), early.out.decode(errors="replace"))
+    for difference, seeds in outcomes.items():
+        if difference is not None:
+            out = firsts[difference].out.decode(errors="replace")
+            yield Outcome(_named(seeds), difference, out, _replay(options, seeds[0]))
+
+
 def _say_outcomes(options, early, outcomes, other_stderr):
     same = len(outcomes.pop(None, []))
-    say(f"schedules: {same} of {options.seeds} end and print as 'early' does{_where(early)}")
+    does = "end and print as 'early' does"
+    if early.tests:
+        does = f"end as 'early' does, by the outcomes of {_count(early.tests)} (no output compared)"
+    say(f"schedules: {same} of {options.seeds} {does}{_where(early)}")
     for difference, seeds in outcomes.items():
         say(f"  {_named(seeds)}: {difference}")
     if other_stderr:  # warnings of races, times and addresses differ, too
         say(f"  stderr, which does not count, differs from that of 'early': {_named(other_stderr)}")
     if outcomes:
         seed = next(iter(outcomes.values()))[0]
-        command = shlex.join(
-            ["python", *_interpreter()[1:], "-m", "torch_openreg", "run", *_command(options)]
-        )
-        without = f"env -u {_TAPE} " if _TAPE in os.environ else ""
-        say(f"to replay: {without}OPENREG_SCHEDULE_SEED={seed} {command}")
+        say(f"to replay: {_replay(options, seed)}")
     return not outcomes
 
 
-def _agree(options, own, given):
+def _agree(options, own, given, pages):
+    """Compares the schedules. Adds their outcomes to `pages` if there is to be a report."""
     if own.error == _NO_ENDING:
         return _say_incomparable("how the program ends by itself is not known", str(own))
     _lazy_init()  # as_cuda() reads CUDA_LAUNCH_BLOCKING then
@@ -210,12 +242,14 @@ def _agree(options, own, given):
             f"{early} instead of {own}",
             _SAME_AGAIN,
         )
-    outcomes, other_stderr = _compare(options, early, given)
+    outcomes, other_stderr, firsts = _compare(options, early, given)
     if set(outcomes) != {None}:
         again = _difference(early, _run_under(options, "early", given))
         if again:
             why = "'early', run twice, does not do the same"
             return _say_incomparable(why, again, _SAME_AGAIN)
+    if options.report:
+        pages += _pages(options, early, outcomes, firsts)
     return _say_outcomes(options, early, outcomes, other_stderr)
 
 
@@ -224,5 +258,8 @@ def run_schedules(options):
     nothing could be compared."""
     given = Input()
     own = _run_itself(options, given)
-    agree = _agree(options, own, given)
+    outcomes = []
+    agree = _agree(options, own, given, outcomes)
+    if options.report:
+        write_pages(options, own.reports, outcomes)
     return own.code or int(not agree)

@@ -60,7 +60,7 @@ using Calls = std::array<Kept, 3>;  // of a report: earlier, later, the memory's
 
 struct Python {
   py::object error;           // DataRaceError
-  py::function text;          // of a report
+  py::function text;          // of a report, or an empty one
   py::function putDown;       // an error of this text; gives the text of the warning that raises it
   py::function takeUnraised;  // the text of this thread's, or None
   py::function noteBackward;  // takes the engine's number of a backward pass, while that runs
@@ -334,11 +334,13 @@ void say(const orRaceReport *report, void *text) {
   }
 }
 
-/* Returns the text for the first conflict that this thread has found since the last call. */
+/* Returns the text for the first conflict that this thread has found since the last call; false if
+ * there is none, or Python has no text for it because there has been a warning of the same mistake.
+ */
 bool foundRace(std::string &text) {
   const bool speaks =
       python != nullptr && interpreterRuns() && mode.load(std::memory_order_relaxed) != Mode::Quiet;
-  return orSanitizerFound(speaks ? &say : nullptr, &text) != 0 && speaks;
+  return orSanitizerFound(speaks ? &say : nullptr, &text) != 0 && speaks && !text.empty();
 }
 
 /* The findings of threads that may never make another call. In the warning mode it warns here. */
@@ -347,7 +349,7 @@ std::vector<std::string> left() {
   std::string text;
   const Mode how = mode.load(std::memory_order_relaxed);
   while (orSanitizerLeft(how == Mode::Quiet ? nullptr : &say, &text) != 0) {
-    if (how == Mode::Warn) python->warn(text);
+    if (how == Mode::Warn && !text.empty()) python->warn(text);
     if (how == Mode::Error) texts.push_back(text);
   }
   return texts;

@@ -1,3 +1,4 @@
+import html
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import torch
 from torch_openreg import _run_streams
 
 MODULE = ("-m", "torch_openreg")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def test_command_prints_devices_memory_lanes_versions_and_settings(run):
@@ -110,19 +112,24 @@ def script(tmp_path):
 @pytest.mark.racy
 def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     path = script(RACY)
-    done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "2", path, "--fast", "x"))
+    page = f"{path}.html"
+    options = ("--sanitize", "--seeds", "2", "--report", page)
+    done = run("", arguments=(*MODULE, "run", *options, path, "--fast", "x"))
     assert done.code == 1, done
     assert done.out.startswith("__main__ ['--fast', 'x'] ")
     assert "UserWarning: data race on openreg:0" in done.err  # when it is found
     assert "torch_openreg: sanitizer: " in done.err
     assert "runpy" not in done.err and "torch_openreg/_run.py" not in done.err
-    assert (
-        f"1: aten::mul_.Tensor ({path}:11) and aten::fill_.Scalar ({path}:5); missing: " in done.err
-    )
+    assert f"  1: {path}:11 and {path}:5" in done.err and "  2: " in done.err
     assert " of 2 end and print as 'early' does on openreg:0\n" in done.err
     different = [line for line in done.err.splitlines() if "(line 1)" in line]
     assert different and all("instead of" in line for line in different), done.err
-    replay = done.err.splitlines()[-1]
+    replay, last = done.err.splitlines()[-2:]
+    assert last == f"torch_openreg: report: {page}"
+    with open(page) as file:
+        text = html.unescape(file.read())
+    for shown in ("data race", "Schedules", replay.partition("to replay: ")[2], different[0][20:]):
+        assert shown in text, shown
     assert replay.startswith("torch_openreg: to replay: OPENREG_SCHEDULE_SEED=")
     seed = replay.split("SEED=")[1].split()[0]
     again = run(
@@ -131,12 +138,38 @@ def test_run_sums_up_a_race_and_schedules_that_differ(run, script):
     assert repr(again.out.strip()) in done.err
 
 
+@pytest.mark.racy
+def test_run_shows_a_mistake_once_however_often_it_is_made(run, script):
+    text = """
+import torch
+x = torch.zeros(1000, device="openreg")
+for step in range(9):
+    x.add_(1)
+    side = torch.Stream(device="openreg")
+    with side:
+        y = x * 2
+    torch.accelerator.current_stream().wait_stream(side)
+torch.openreg.sanitizer.disable()
+"""
+    path = script(text)
+    done = run("", arguments=(*MODULE, "run", "--sanitize", "--report", f"{path}-pages", path))
+    assert (done.code, done.out) == (1, "")
+    assert len(os.listdir(f"{path}-pages")) == 2
+    assert done.err.count("nothing orders it") == 1
+    first, mistake, gap, _ = done.err.splitlines()[-4:]
+    assert first.startswith("torch_openreg: sanitizer: 1 mistake found in ")
+    assert f"  1: {path}:8 and {path}:5" in mistake
+    assert mistake.endswith(" (9 reports, by mul, add_)")
+    assert gap.endswith("not watched: what came after the program had switched the sanitizer off")
+
+
 def test_run_of_a_right_program_is_quiet(run, script):
     path = script(RACY)
     done = run("", arguments=(*MODULE, "run", "--sanitize", "--seeds", "1", path, "right"))
     assert (done.code, done.out) == (0, "__main__ ['right'] 511000.0\n")
     assert done.err == (
-        "torch_openreg: sanitizer: no data races in 1 process on openreg:0\n"
+        "torch_openreg: sanitizer: no mistakes found in the order of accesses of 1 process on "
+        "openreg:0\n"
         "torch_openreg: schedules: 1 of 1 end and print as 'early' does on openreg:0\n"
     )
 
@@ -319,6 +352,46 @@ print(int(y[0].item()))
 """
 
 
+TESTS = """
+import torch
+
+def test_differs():
+    x, side = torch.zeros(4, device="openreg"), torch.Stream(device="openreg")
+    torch.accelerator.synchronize()
+    x.add_(1)
+    with side:
+        y = x * 5
+    side.synchronize()
+    assert y[0].item() == 5
+
+def test_ok():
+    pass
+"""
+
+
+def test_seeds_compare_tests_by_outcome_and_print_a_command_that_repeats(script, tmp_path):
+    name = "test_it.py"
+    script(TESTS, name)
+    options = ("-m", "pytest", "-p", "no:cacheprovider")
+    variables = {"OPENREG_POISON": "1", "PYTHONPATH": ROOT}
+    env = {**os.environ, **variables}
+    code, _, told = run_seeds(name, 2, *options, cwd=tmp_path, env=variables)
+    assert code == 1
+    assert [line.replace(" -B", "") for line in told] == [
+        "torch_openreg: schedules: 1 of 2 end as 'early' does, by the outcomes of 2 tests "
+        "(no output compared) on openreg:0",
+        "torch_openreg:   1: test_it.py::test_differs failed instead of passed",
+        "torch_openreg: to replay: OPENREG_SCHEDULE_SEED=1 OPENREG_POISON=1 "
+        "python -m torch_openreg run -m pytest -p no:cacheprovider test_it.py",
+    ]
+    replay = told[-1].partition("to replay: ")[2].replace("python", sys.executable, 1)
+    fresh = {key: value for key, value in env.items() if not key.startswith("OPENREG_")}
+    again = subprocess.run(
+        replay, shell=True, cwd=tmp_path, env=fresh, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 1 and "1 failed, 1 passed" in again.stdout
+
+
 @pytest.mark.slow
 def test_seeds_come_before_a_tape_of_the_environment(script):
     code, out, told = run_seeds(script(DIFFERS), 2, env={"OPENREG_SCHEDULE_TAPE": "0"})
@@ -409,6 +482,22 @@ def test_run_of_a_link_finds_its_neighbours_and_excepthook(
     assert lines[-1].startswith(last) and ("Error in sys.excepthook:" in lines) == (code == 1)
 
 
+@pytest.mark.racy
+def test_run_has_settings_as_options(run, script):
+    text = "import torch\nx = torch.empty(9, device='openreg') + 1\n"
+    text += "print(torch.openreg.device_count(), x.isnan().all().item())\n"
+    options = ("--sanitize", "--initcheck", "--poison", "--device-count", "3")
+    done = run("", arguments=(*MODULE, "run", *options, script(text)))
+    assert (done.code, done.out) == (1, "3 True\n") and "nothing has written" in done.err
+
+
+def test_run_waits_at_the_end_in_spite_of_a_sync_debug_mode(run, script):
+    text = "import torch\ntorch.cuda.set_sync_debug_mode('error')\n"
+    text += "x = torch.ones(4, device='cuda')\nprint('done')\n"
+    done = run("", arguments=(*MODULE, "run", "--as-cuda", script(text)), fresh=True)
+    assert (done.code, done.out, done.err) == (0, "done\n", "")
+
+
 def test_run_reports_a_kernels_error_without_a_wait(run, script):
     text = (
         "import torch\n"
@@ -433,6 +522,9 @@ def test_run_reports_a_kernels_error_without_a_wait(run, script):
         ),
         (["--jobs", "2", "x.py"], "--jobs belongs to --seeds"),
         (["--seeds", "many", "x.py"], "invalid int value: 'many'"),
+        (["--report", "x.html", __file__], "--report belongs to --sanitize or --seeds"),
+        (["--initcheck", __file__], "--initcheck belongs to --sanitize"),
+        (["--device-count", "x", __file__], "OPENREG_DEVICE_COUNT='x' is refused"),
     ],
 )
 def test_run_refuses_bad_arguments(run, arguments, message):

@@ -1,6 +1,10 @@
 """The pytest plugin, in suites of its own."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -50,6 +54,12 @@ def suite(pytester, monkeypatch):
     return suite
 
 
+def replays(done):
+    """The printed commands: their words behind the settings, and behind pytest's name."""
+    lines = [line for line in done.outlines if line.startswith("  replay: ")]
+    return [shlex.split(line.partition(" pytest ")[2]) for line in lines]
+
+
 def test_schedules_show_a_race_and_how_to_replay_it(suite):
     done = suite(RACY, "--openreg-schedules=24")
     outcomes = done.parseoutcomes()
@@ -59,11 +69,53 @@ def test_schedules_show_a_race_and_how_to_replay_it(suite):
     (name,) = [line for line in lines if line.startswith("test_it.py::test_racy fails under ")]
     seeds = name.rpartition("under ")[2].split(", ")
     assert len(seeds) == failed and "early" not in seeds
-    replay = f"  replay: pytest --openreg-seed={seeds[0]} test_it.py::test_racy"
-    assert replay in lines and not annotations(done)
-    again = suite("", *replay.split()[2:])
+    (words,) = replays(done)
+    assert words[-2:] == [f"--openreg-seed={seeds[0]}", "test_it.py::test_racy"]
+    assert not annotations(done)
+    again = suite("", *words[-2:])
     again.assert_outcomes(passed=1, failed=1)
-    again.stdout.fnmatch_lines([f"*::test_racy fails under {seeds[0]}", replay])
+    again.stdout.fnmatch_lines([f"*::test_racy fails under {seeds[0]}"])
+    assert replays(again) == [words]
+
+
+UNMARKED = """
+import torch
+
+class TestIt:
+    def test_unmarked(self):
+        x = torch.zeros(4, device="cuda")
+        side = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        x.add_(1)
+        with torch.cuda.stream(side):
+            y = x * 5
+        side.synchronize()
+        assert y[0].item() == 5
+"""
+
+
+def test_replay_command_repeats_a_failure_in_a_fresh_shell(suite, pytester, monkeypatch):
+    """From another folder than the root, with the settings, whatever the project's addopts say."""
+    pytester.makeini("[pytest]\naddopts = --openreg-schedules=24 --openreg-schedules-all -q")
+    folder = pytester.mkdir("tests")
+    (folder / "test_it.py").write_text(UNMARKED)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OPENREG_AS_CUDA", "1")
+    monkeypatch.setenv("OPENREG_POISON", "1")
+    done = suite("", "-k", "unmarked", "-v", "test_it.py")
+    done.stdout.fnmatch_lines(["tests/test_it.py::TestIt::test_unmarked fails under *"])
+    seed = done.stdout.str().partition("test_unmarked fails under ")[2].split()[0].strip(",")
+    (command,) = (line for line in done.outlines if line.startswith("  replay: "))
+    assert command == (
+        "  replay: OPENREG_AS_CUDA=1 OPENREG_POISON=1 python -m pytest -p pytest_openreg "
+        f"-p no:cacheprovider --openreg-seed={seed} test_it.py::TestIt::test_unmarked"
+    )
+    command = command.removeprefix("  replay: ").replace("python", sys.executable, 1)
+    fresh = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")}
+    again = subprocess.run(
+        command, shell=True, env=fresh, capture_output=True, text=True, check=False
+    )
+    assert "1 failed, 1 passed" in again.stdout, again.stdout
 
 
 @pytest.mark.parametrize(
@@ -97,13 +149,13 @@ def test_replay_command_names_one_parameter_of_a_test(suite):
     )
     done = suite(text.replace("zeros(4", "zeros(size"), "--openreg-seed=late", "-k", "racy")
     done.assert_outcomes(passed=2, failed=2, deselected=3)
-    first, second = (line for line in done.outlines if "  replay: " in line)
-    assert first == (
-        "  replay: pytest --openreg-seed=late 'test_it.py::test_racy[4-openreg-early]' "
-        "'test_it.py::test_racy[4-openreg-late]'"
-    )
-    command = second.replace("'", "").split()[2:]
-    suite("", *command).assert_outcomes(passed=1, failed=1)
+    first, second = replays(done)
+    assert first[-3:] == [
+        "--openreg-seed=late",
+        "test_it.py::test_racy[4-openreg-early]",
+        "test_it.py::test_racy[4-openreg-late]",
+    ]
+    suite("", *second[-3:]).assert_outcomes(passed=1, failed=1)
 
 
 def test_search_shows_a_race_and_how_to_replay_it(suite):
@@ -117,10 +169,10 @@ def test_search_shows_a_race_and_how_to_replay_it(suite):
             r"test_it.py::test_racy fails under tape:[\d:,]+",
         ]
     )
-    (replay,) = [line for line in done.outlines if line.startswith("  replay: ")]
-    again = suite("", *replay.split()[2:])
+    (replay,) = replays(done)
+    again = suite("", *replay[-2:])
     again.assert_outcomes(passed=1, failed=1)
-    assert replay in again.outlines
+    assert replays(again) == [replay]
 
 
 def test_search_replays_a_test_with_parameters(suite):
@@ -130,8 +182,8 @@ def test_search_replays_a_test_with_parameters(suite):
     )
     done = suite(text, "--openreg-preemptions=0", "--openreg-limit=50", "-k", "racy")
     done.assert_outcomes(passed=1, failed=1, deselected=3)
-    (replay,) = [line for line in done.outlines if line.startswith("  replay: ")]
-    suite("", *replay.replace("'", "").split()[2:]).assert_outcomes(passed=1, failed=1)
+    (replay,) = replays(done)
+    suite("", *replay[-3:]).assert_outcomes(passed=1, failed=1)
 
 
 SKIPS = """
@@ -363,6 +415,23 @@ def test_follows(openreg_device):
     done.stdout.fnmatch_lines(["*ERROR at teardown of test_fails*"])
 
 
+@pytest.mark.parametrize("option", ["--openreg-sanitizer", "--openreg-seed=late"])
+def test_sync_debug_mode_of_a_test_does_not_apply_to_the_plugin(suite, option):
+    text = """
+import pytest
+import torch
+
+
+@pytest.mark.openreg
+def test_it(openreg_device):
+    torch.openreg.set_sync_debug_mode("error")
+    torch.ones(4, device=openreg_device)
+    torch.openreg._sleep(1000)
+"""
+    done = suite(text, option)
+    assert done.ret == 0, done.stdout
+
+
 def test_missing_device_is_an_error_not_a_skip(suite, monkeypatch):
     monkeypatch.setenv("OPENREG_DEVICE_COUNT", "0")
     done = suite("def test_it(openreg_device):\n    pass\n")
@@ -376,7 +445,7 @@ def test_missing_device_is_an_error_not_a_skip(suite, monkeypatch):
         (["--openreg-seed=x"], "*2[*][*]64 - 1, late, early or a tape, not 'x'*"),
         (["--openreg-seed=-1"], "*not '-1'*"),
         (["--openreg-schedules=-1"], "*must not be negative*"),
-        (["--openreg-schedules=2", "--openreg-seed=1"], "*one seed*"),
+        (["--openreg-schedules=2", "--openreg-preemptions=1"], "*takes the place of*"),
     ],
 )
 def test_plugin_refuses_bad_options(suite, arguments, message):
@@ -511,24 +580,99 @@ def test_race_fails_its_own_test(suite, monkeypatch, by):
     outcomes = done.parseoutcomes()
     assert (outcomes["passed"], outcomes["failed"], outcomes["errors"]) == (4, len(failed) + 1, 1)
     assert (outcomes["skipped"], outcomes["xfailed"]) == (1, 1)
-    done.stdout.fnmatch_lines(["*openreg sanitizer: outside of tests*", "data race *"])
-    assert "and nothing orders it with the earlier access:" in done.outlines
+    done.stdout.fnmatch_lines(["*openreg sanitizer: outside of tests*", "*: data race *"])
+    assert done.stdout.str().count("nothing orders it with the earlier access") == 3
+    done.stdout.fnmatch_lines(
+        [
+            "*- 3 mistakes found -*",
+            "1: *test_it.py:10 *; in test_it.py::test_raises and 7 more)",
+            "2: *; in test_it.py::test_host)",
+            "3: *; in test_it.py::test_undecided)",
+        ]
+    )
 
 
-@pytest.mark.parametrize("ci", ["", "true"])  # set, pytest's summary says whole messages
-def test_race_that_a_test_raises_is_shown_once(suite, monkeypatch, ci):
+TWICE = """
+import pytest
+import torch
+
+
+def use(x):
+    raise ValueError("any failure")
+
+
+def race(wait=False):
+    x, side = torch.zeros(4000, device="openreg"), torch.openreg.Stream()
+    torch.accelerator.synchronize()
+    with side:
+        x.add_(1)
+    if not wait:
+        x.mul_(2)
+    return x
+
+
+def test_one():
+    race()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_two(n):
+    with pytest.raises(RuntimeError):
+        race()
+
+
+def test_prints():
+    use(race(wait=True))
+
+
+def test_prints_in_an_assertion():
+    x = race(wait=True)
+    assert x is None
+
+
+def test_host():
+    pinned = torch.zeros(1000, pin_memory=True)
+    x = torch.empty(1000, device="openreg")
+    torch.openreg._sleep(5_000_000)
+    x.copy_(pinned, non_blocking=True)
+    pinned.copy_(torch.ones(1000))
+"""
+
+
+# With CI set, pytest's summary has whole messages.
+@pytest.mark.parametrize("ci", ["", pytest.param("true", marks=pytest.mark.slow)])
+def test_mistake_is_shown_once_without_frames_of_the_tool(suite, pytester, monkeypatch, ci):
     monkeypatch.setenv("CI", ci)
-    done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_raises")
-    done.assert_outcomes(failed=1, deselected=done.parseoutcomes()["deselected"])
-    told, _, _ = done.stdout.str().partition("openreg sanitizer: outside of tests")
-    assert told.count("nothing orders it with the earlier access") == 1
+    more = ["-n2"] if ci else []
+    more += ["--junitxml=junit.xml", "--openreg-report=pages"]
+    done = suite(TWICE, "--openreg-sanitizer", *more)
+    done.assert_outcomes(failed=6)
+    shown = done.stdout.str()
+    assert shown.count("nothing orders it with the earlier access") == 2
+    assert not re.search(
+        r"raised in repr|pytest_openreg\.py|torch_openreg/|sanitizer/__init__", shown
+    )
+    done.stdout.fnmatch_lines(
+        [
+            "E  *data race *",
+            "__* test_it.py::test_* and 2 more __*",
+            "*2 mistakes found*",
+            "*test_it.py:15 *(3 reports, by mul_, add_; in test_it.py::test_* and 2 more)",
+        ]
+    )
+    pages = sorted(path.name for path in (pytester.path / "pages").iterdir())
+    assert len(pages) == 7 and pages[0] == "index.html"
+    assert all(page in (pytester.path / "pages" / pages[0]).read_text() for page in pages[1:])
+    assert "data race" in (pytester.path / "pages" / "test-it-py-test-host.html").read_text()
+    texts = [dict(found).get("openreg_report", "") for found in properties(pytester).values()]
+    assert sum("nothing orders it" in text and "called from" in text for text in texts) == 4
 
 
 def test_race_outside_of_tests_fails_the_run(suite):
     done = suite(SANITIZED, "--openreg-sanitizer", "-k", "test_good", "-n1")
     done.assert_outcomes(passed=1, deselected=done.parseoutcomes().get("deselected", 0))
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(["*openreg sanitizer: outside of tests*", "data race *"])
+    done.stdout.fnmatch_lines(["*openreg sanitizer: outside of tests*", "*: data race *"])
 
 
 WIDER = (
@@ -589,8 +733,8 @@ def test_races_of_wider_fixtures_fail_the_run(suite):
     done = suite(WIDER, "--openreg-sanitizer", "-rA")
     done.assert_outcomes(passed=1, xfailed=1, failed=2, errors=1)
     done.stdout.fnmatch_lines(["ERROR *::test_own*", "FAILED *::test_without_reason*"])
-    places = [line for line in done.outlines if line.startswith("in the ")]
-    assert places == ["in the module fixture begins:", *["in the class fixture ends:"] * 2]
+    places = [line.partition(":")[0] for line in done.outlines if line.startswith("in the ")]
+    assert places == ["in the module fixture begins", *["in the class fixture ends"] * 2]
 
 
 LOST = """
@@ -659,12 +803,12 @@ def test_races_that_no_report_shows_fail_the_run(suite, pytester):
     text = SANITIZED[: SANITIZED.index("def test_raises")] + LOST
     done = suite(text, "--openreg-sanitizer")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    races = [i for i, line in enumerate(done.outlines) if line.startswith("data race 1 on")]
-    assert len(races) == 4
-    assert sorted(done.outlines[i - 1] for i in races[:3]) == [
-        "in an attempt of test_it.py::test_repeated, which was repeated:",
-        "in test_it.py::test_that_ends_the_run, which ended the run:",
-        "in the session fixture session:",
+    places = [line for line in done.outlines if ": data race " in line]
+    assert sorted(line.partition(": data race ")[0] for line in places) == [
+        "in an attempt of test_it.py::test_repeated, which was repeated",
+        "in code outside of tests",
+        "in test_it.py::test_that_ends_the_run, which ended the run",
+        "in the session fixture session",
     ]
 
 
@@ -698,10 +842,9 @@ def test_annotations_name_each_race_once(suite, pytester, monkeypatch, processes
     done.assert_outcomes(failed=3, passed=4)
     (line,) = annotations(done)
     file = f"{pytester.path.name}/test_it.py"
-    command, _, message = line.partition("title=data race of aten%3A%3Amul.Tensor and ")
+    command, _, message = line.partition("title=data race ")
     assert command == f"::error file={file},line={RACY_LINE},"
-    assert message.startswith("aten%3A%3Aadd_.Tensor::nothing orders aten::mul.Tensor with ")
-    assert f"aten::add_.Tensor ({file}:14)%0AMissing: s1.wait_stream(s0) before" in message
+    assert "test_it.py:14" in message and "wait_stream" in message and "%0A" not in message
 
 
 def test_annotations_of_a_race_without_a_frame_name_the_test(suite, pytester):
@@ -728,7 +871,7 @@ def test_it(late):
     done = suite(text, "--openreg-sanitizer", "--openreg-annotations")
     done.assert_outcomes(passed=1, errors=1)
     (line,) = annotations(done)
-    assert line.startswith("::error file=test_it.py,line=15,title=data race of ")
+    assert line.startswith("::error file=test_it.py,line=15,title=data race ")
 
 
 def properties(pytester):
@@ -748,6 +891,47 @@ def test_junit_names_the_seed_that_failed(suite, pytester, processes):
     found = properties(pytester)
     assert found.pop("test_racy[openreg-late]") == [("openreg_seed", "late")]
     assert len(found) == 4 and not any(found.values())
+
+
+CUDA_ONLY = """
+import unittest
+import pytest
+import torch
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA not available")
+
+
+@needs_cuda
+def test_pytest():
+    torch.ones(3, device="cuda")
+
+
+class TestUnit(unittest.TestCase):
+    @unittest.skipUnless(torch.cuda.is_available(), "requires a GPU")
+    def test_unittest(self):
+        pass
+
+
+@pytest.mark.skip(reason="takes long")
+def test_other():
+    pass
+"""
+
+
+def test_plugin_names_the_setting_for_tests_that_skip_without_cuda(suite, monkeypatch):
+    monkeypatch.delenv("OPENREG_AS_CUDA", raising=False)
+    done = suite(CUDA_ONLY, "--openreg-schedules=1")
+    done.assert_outcomes(skipped=3)
+    done.stdout.fnmatch_lines(
+        [
+            "2 tests skipped for want of CUDA: with OPENREG_AS_CUDA=1 *",
+            "no test has run under a schedule; those marked openreg do, all with *",
+        ]
+    )
+    monkeypatch.setenv("OPENREG_AS_CUDA", "1")
+    done = suite(CUDA_ONLY)
+    done.assert_outcomes(passed=2, skipped=1)
+    assert "want of CUDA" not in done.stdout.str()
 
 
 def test_plugin_import_loads_nothing_else(run_ok):

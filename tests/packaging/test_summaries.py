@@ -95,7 +95,10 @@ def pytest_preemptions(run, pytester, uses):
 
 # By tool: what it says of the program with a device, and of the one without.
 SUMMARIES = {
-    run_sanitize: ("no data races in 1 process on openreg:0", "nothing was watched: no process"),
+    run_sanitize: (
+        "no mistakes found in the order of accesses of 1 process on openreg:0",
+        "nothing was watched: no process",
+    ),
     run_seeds: (
         "1 of 1 end and print as 'early' does on openreg:0",
         "as 'early' does; its process used no device",
@@ -111,7 +114,7 @@ SUMMARIES = {
     ),
     fault: ("struck nothing", "struck nothing"),
     pytest_sanitizer: (
-        "watched: 1 test; 1 process on openreg:0",
+        "watched: 1 test; the order of accesses of 1 process on openreg:0",
         "watched: 1 test; no process used a device",
     ),
     pytest_schedules: (

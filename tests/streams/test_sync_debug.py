@@ -287,3 +287,11 @@ def test_refused_operator_draws_no_random_numbers():
     finally:
         torch.openreg.set_sync_debug_mode("default")
     assert torch.equal(torch.openreg.get_rng_state(), before)
+
+
+def test_sync_debug_mode_does_not_apply_to_tools():
+    openreg.set_sync_debug_mode("error")
+    found = openreg.testing.explore(lambda: torch.ones(3, device="openreg") + 1, 2)
+    assert found.ok and found.results[0].value.tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError, match=r"openreg\.synchronize"):
+        openreg.synchronize()

@@ -1,5 +1,6 @@
 """Devices: their number, the current one, and their properties."""
 
+import contextlib
 import operator
 
 import torch
@@ -133,18 +134,33 @@ def synchronize(device=None):
     raises torch.AcceleratorError at every call. Does nothing on a device that has not been used
     yet.
     """
+    __tracebackhide__ = True
     index = device_index(device)
     if _C._in_forked_child() or _C._is_active(index):
         _C._synchronize(index)
 
 
+@contextlib.contextmanager
+def internal_waits():
+    """In the block, set_sync_debug_mode does not apply to this thread: a tool waits in it, and not
+    the program."""
+    _C._internal_waits(True)
+    try:
+        yield
+    finally:
+        _C._internal_waits(False)
+
+
 def synchronize_all():
     """Synchronises every device that has been used, also after the error of one. The first error is
-    raised at the end, with the others as its notes."""
+    raised at the end, with the others as its notes. For tools: set_sync_debug_mode does not
+    apply."""
+    __tracebackhide__ = True  # pytest shows where the program has called, not this
     errors = []
     for index in range(_C._device_count()):
         try:
-            synchronize(index)
+            with internal_waits():
+                synchronize(index)
         except Exception as error:
             errors.append(error)
     if errors:

@@ -25,7 +25,8 @@ import warnings
 from torch.autograd import graph as _graph
 
 from ... import _C
-from . import _processes
+from ..device import internal_waits
+from . import _mistakes, _processes
 from ._advice import Help
 from ._reports import Access, Frame, Report, keep_backward, make_report
 
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _MODES = ("error", "warn")
+_WARN, _QUIET = 1, 2  # modes of the core's part; the second one only reports
 
 # Held to switch it on or off, which several threads may do at once: the patches that follow threads
 # are added and removed with the core's part. Re-entrant, because a signal handler or a finalizer
@@ -52,6 +54,7 @@ _switch = threading.RLock()
 os.register_at_fork(after_in_child=_switch._at_fork_reinit)
 
 _last = threading.local()  # the report whose text was requested last, by each thread
+_warned = set()  # the mistakes that mode "warn" has warned of
 
 
 class DataRaceError(RuntimeError):
@@ -67,11 +70,17 @@ class DataRaceError(RuntimeError):
 
 
 def _text(given):
+    """Returns the text of a new report; an empty one if there has been a warning of its mistake."""
     _last.report = make_report(given, is_alive=True)
     for other in _C._sanitizer_reports(given["number"] + 1):  # of the same call
         make_report(other, is_alive=True)
     _last.text = _last.report.text(kind="")  # Python writes the error's type before it
     _processes.send_reports()
+    if _C._sanitizer_mode()[0] == _WARN:
+        mistake = _mistakes.key(_last.report)
+        if mistake in _warned:
+            return ""
+        _warned.add(mistake)
     return _last.text
 
 
@@ -106,6 +115,7 @@ class _Unraised:
         warnings.filters.insert(0, self.filter)
 
     def match(self, text):
+        __tracebackhide__ = True
         if not text.startswith(self.warning):
             return False
         self.take()
@@ -223,6 +233,7 @@ def _switch_on(*settings):
         _threads.follow()
         if outer is None:
             _processes.forget_sent()
+            _warned.clear()
         _C._sanitizer_enable(*settings)
     return outer
 
@@ -241,7 +252,7 @@ def enable(mode="error", stacks=True, initcheck=None, possible=True):
             C++ raises right after it in Python's main thread, in others at the thread's next call
             of the device. A conflict that is decided only when an event is signalled raises at
             the thread's next call that finds it. ``"warn"``: a UserWarning in the same places,
-            once for each report. Another mode raises ValueError.
+            once for each mistake. Another mode raises ValueError.
         stacks: whether the Python stack of each access is kept.
         initcheck: whether a read of device memory is also reported if some of its bytes have not
             been written since the caching allocator handed them out, from now on. None: as
@@ -288,7 +299,30 @@ def reports():
     A pair of operators on the same streams and address is reported once. At most 1000 reports are
     kept; later conflicts still raise or warn.
     """
-    return [make_report(given) for given in _C._sanitizer_reports()]
+    made = map(make_report, _C._sanitizer_reports())
+    return [report for report in made if not _is_of_a_tool(report)]
+
+
+def _call_unwatched(function, *args, **kwargs):
+    """Calls what reads memory for a tool, as when pytest prints a tensor: a conflict of such a read
+    is neither raised nor reported. One thread at a time calls this."""
+    settings = _C._sanitizer_mode()
+    if is_enabled():
+        _C._sanitizer_enable(_QUIET, *settings[1:])
+    try:
+        with internal_waits():
+            return function(*args, **kwargs)
+    finally:
+        if is_enabled():
+            _C._sanitizer_enable(*settings)
+
+
+def _is_of_a_tool(report):
+    this = _call_unwatched.__code__
+    return any(
+        frame.name == this.co_name and frame.filename == this.co_filename
+        for frame in report.later.stack or ()
+    )
 
 
 def save_reports(path):
@@ -309,6 +343,7 @@ def clear():
     """Deletes the reports and the errors that have not been raised yet. A tool that watches this
     process deletes its copies too, and those of the processes that this one has started."""
     _clear()
+    _warned.clear()
     _processes.send("cleared")
     _processes.discard()
 

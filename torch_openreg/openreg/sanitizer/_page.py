@@ -186,11 +186,16 @@ def save(path, pages, title):
     if path.endswith(".html"):
         _write(path, title, [(f"#page{n}", page) for n, page in enumerate(pages, 1)], pages)
         return
-    os.makedirs(path, exist_ok=True)
     entries = [(_file_name(n, page.title), page) for n, page in enumerate(pages, 1)]
-    _write(os.path.join(path, "index.html"), title, entries, [])
+    save_index(path, title, entries)
     for name, page in entries:
         _write(os.path.join(path, name), page.title, [(name, page)], [page])
+
+
+def save_index(path, title, entries):
+    """Writes the ``index.html`` of a folder, whose files are named by the (name, Page) pairs."""
+    os.makedirs(path, exist_ok=True)
+    _write(os.path.join(path, "index.html"), title, entries, [])
 
 
 def save_reports(path, reports):

@@ -26,6 +26,7 @@ from .._lazy import _lazy_call
 from ._reports import make_report
 
 MODE = "OPENREG_SANITIZER"
+INITCHECK = "OPENREG_INITCHECK"
 REPORTS = "OPENREG_SANITIZER_REPORTS"
 _SETTINGS = {"error": "1", "warn": "warn"}
 
@@ -254,7 +255,10 @@ class Watched(NamedTuple):
     def __str__(self):
         if not self.processes:
             return "no process used a device"
-        text = f"{self.processes} process{'es' * (self.processes != 1)}"
+        checks = "the order of accesses"
+        if os.environ.get(INITCHECK) == "1":
+            checks += " and reads of unwritten memory"
+        text = f"{checks} of {self.processes} process{'es' * (self.processes != 1)}"
         return f"{text} on {', '.join(self.devices)}" if self.devices else text
 
     def gaps(self):

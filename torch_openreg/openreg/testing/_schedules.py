@@ -15,7 +15,7 @@ import torch
 from ... import _C
 from .. import sanitizer
 from .._lazy import _lazy_init, is_initialized
-from ..device import synchronize_all
+from ..device import internal_waits, synchronize_all
 from ._coverage import Coverage
 from ._exploration import Exploration, Result, kept
 from ._tapes import Search, count_queued
@@ -97,8 +97,9 @@ class schedule(contextlib.ContextDecorator):
             self._mine.append(mine)
         try:
             if is_initialized():
-                torch.openreg.empty_cache()
-                torch.accelerator.empty_host_cache()
+                with internal_waits():
+                    torch.openreg.empty_cache()
+                    torch.accelerator.empty_host_cache()
             _change(*self._policy)
         except BaseException as error:
             self.__exit__(error)
@@ -268,7 +269,8 @@ class _Runs:
                 # Its frames hold tensors, which would stay alive during the next run.
                 return Result(error=error.with_traceback(None))
             self.steps, self.failed = _C._schedule_steps(), False
-            return Result(kept(value))
+            with internal_waits():
+                return Result(kept(value))
 
     def restore(self):
         _set_random_state(self._state)
