@@ -391,7 +391,7 @@ sanitize-programs: build
 	@echo "== torch.openreg.sanitizer"
 	OPENREG_SANITIZER=1 $(PY) -m pytest $(SIDE_BY_SIDE) $(SANITIZED:%=tests/%.py)
 
-# The models of waits, the queue and the dispatcher in csrc/openreg/model, each with and without the faults
+# The models of waits, the queue and the dispatcher in tests/model, each with and without the faults
 # that it plants: .ci/model.py. What its packages are missing for is left out, in a line.
 .PHONY: model
 model:

@@ -1,6 +1,6 @@
 """Checks the models of the core's waits, queue and dispatcher: `make model`.
 
-Each model in csrc/openreg/model is run as it is, which must find nothing, and once with each fault
+Each model in tests/model is run as it is, which must find nothing, and once with each fault
 that its head lists as "PLANT n: ...", which must be found: a model that cannot fail shows nothing.
 Models in Promela need the package spin, those in C++ relacy-dev. What is missing is left out, in a
 line.
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-MODELS = Path("csrc/openreg/model")
+MODELS = Path("tests/model")
 RELACY = Path("/usr/include/relacy/relacy.hpp")
 
 
