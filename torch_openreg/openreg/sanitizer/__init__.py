@@ -69,11 +69,23 @@ class DataRaceError(RuntimeError):
         """The Report; None if this was not made for one."""
 
 
+@contextlib.contextmanager
+def _without_order():
+    """What this thread does inside is a tool's own: its waits order nothing, and what it reads is
+    not watched."""
+    before = _C._sanitizer_ignore(True)
+    try:
+        yield
+    finally:
+        _C._sanitizer_ignore(before)
+
+
 def _text(given):
     """Returns the text of a new report; an empty one if there has been a warning of its mistake."""
-    _last.report = make_report(given, is_alive=True)
-    for other in _C._sanitizer_reports(given["number"] + 1):  # of the same call
-        make_report(other, is_alive=True)
+    with _without_order():  # the program's variables are searched
+        _last.report = make_report(given, is_alive=True)
+        for other in _C._sanitizer_reports(given["number"] + 1):  # of the same call
+            make_report(other, is_alive=True)
     _last.text = _last.report.text(kind="")  # Python writes the error's type before it
     _processes.send_reports()
     if _C._sanitizer_mode()[0] == _WARN:
@@ -172,16 +184,6 @@ def _judge_frees():
     if found:
         _processes.send_reports()
     return found
-
-
-@contextlib.contextmanager
-def _without_order():
-    """What this thread waits for inside is a tool's own wait, which orders nothing."""
-    before = _C._sanitizer_ignore(True)
-    try:
-        yield
-    finally:
-        _C._sanitizer_ignore(before)
 
 
 def _at_exit():

@@ -267,7 +267,8 @@ def _inside(name, value):
             yield f"{name}[{i}]", item
     elif isinstance(value, dict):
         for key, item in itertools.islice(value.items(), _ITEMS):
-            yield f"{name}[{key!r}]", item
+            if isinstance(key, str | int):  # the text of others is the program's to make
+                yield f"{name}[{key!r}]", item
     elif not isinstance(value, types.ModuleType | type | torch.Tensor | torch.Stream):
         fields = getattr(value, "__dict__", None)
         if isinstance(fields, dict):
