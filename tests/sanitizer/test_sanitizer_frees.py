@@ -170,4 +170,4 @@ def test_end_of_program_judges_what_it_has_freed(tmp_path, tool, frees):
     environment = {**os.environ, "OPENREG_SANITIZER": "0" if tool else "1"}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ended.returncode == frees, ended.stderr
-    assert ("freed without record_stream" in ended.stderr) == frees
+    assert ("x.record_stream(side)" in ended.stderr) == frees

@@ -55,7 +55,7 @@ def test_initcheck_report_has_both_stacks():
     assert text.startswith("read 1 of memory that nothing has written, on openreg:0, ")
     assert "allocation on the default stream of openreg:0 handed out" in text
     assert "a write of these bytes before aten::add.Tensor" in text
-    assert "A: allocation hands out what B reads" in report.picture()
+    assert "A: the default stream allocates x" in report.picture()
 
 
 READS = {

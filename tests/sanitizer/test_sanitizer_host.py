@@ -69,7 +69,7 @@ def test_host_read_by_numpy_raises_in_its_own_line(way):
 def test_host_read_of_an_element_raises_at_the_next_call():
     sanitizer.enable("error")
     host = filled().numpy()
-    with pytest.raises(sanitizer.DataRaceError, match=r"reads .*called from\n.*line \d+") as error:
+    with pytest.raises(sanitizer.DataRaceError, match=r"the host reads") as error:
         value = host[5]
         str(value)  # where the interpreter looks around
         raise AssertionError("later")
@@ -102,7 +102,7 @@ def test_host_access_in_mode_warn_goes_on(size, dtype):
         host.copy_(torch.ones(size, device=DEVICE), non_blocking=True)  # a cast is a kernel
         host.numpy().sum()
     (warning,) = calls  # of all its pages
-    assert warning.filename == __file__ and "memory access" in str(warning.message)
+    assert warning.filename == __file__ and "the host reads host" in str(warning.message)
     openreg.synchronize()
     assert host.numpy().sum() == size and len(sanitizer.reports()) == 1
 
@@ -220,7 +220,8 @@ def test_host_access_of_another_thread_raises_at_its_next_call():
     host = filled().numpy()
     results = in_thread(host.sum, openreg.synchronize, openreg.synchronize)
     assert not isinstance(results[0], Exception) and results[2] is None
-    assert "in work" in str(results[1])  # the line of the access, of which it is not the thread's
+    # The line of the access, of which it is not the thread's.
+    assert any(frame.name == "work" for frame in results[1].report.later.stack)
 
 
 def test_host_access_of_an_ended_thread_is_raised_by_disable():

@@ -55,7 +55,7 @@ def test_mode_error_raises_each_time():
     line = inspect.currentframe().f_lineno + 2
     with pytest.raises(sanitizer.DataRaceError, match=r"^data race on") as error, side:
         a.mul_(5)
-    assert len(texts) == 1 and f"test_sanitizer_modes.py:{line} " in str(error.value)
+    assert len(texts) == 1 and f"test_sanitizer_modes.py:{line}\n" in str(error.value)
     (report,) = sanitizer.reports()
     assert texts == {report.text(kind="")}
     host = torch.empty(100, pin_memory=True)

@@ -96,9 +96,10 @@ def _text(given):
     return _last.text
 
 
-def _warn(text):
-    """Warns of a host access, in its line; a function that this line called may have made it."""
-    line = _last.report.later.line
+def _warn(text, report=None):
+    """Warns of the last report or another one, in the line of its later access; a function that
+    this line called may have made that."""
+    line = (report or _last.report).later.line
     if line is None:
         warnings.warn(text, stacklevel=1)
     else:
@@ -192,7 +193,7 @@ def _at_exit():
         if _C._sanitizer_mode()[0] == _MODES.index("error"):
             texts.append(str(report))
         else:
-            warnings.warn(str(report), stacklevel=1)
+            _warn(report.text(kind=""), report)
     if texts:
         print("DataRaceError, which nothing has raised:", *texts, sep="\n", file=sys.stderr)
         _C._sanitizer_fail_exit()

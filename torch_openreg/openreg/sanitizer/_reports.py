@@ -22,7 +22,10 @@ _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
 _COMPILED = re.compile(r".*[/\\](\w\w)[/\\]c\1\w{40,}\.py")  # in the folders of Inductor
 # Installed packages whose frames are counted; those of others are as the user's. NumPy's are here
 # because it reads memory by Python functions of its own.
-_FOLDED = {"_pytest", "pytest", "pluggy", "pytest_openreg", "functorch", "torchgen", "numpy"}
+_FOLDED = {
+    *("_pytest", "pytest", "pluggy", "xdist", "execnet", "pytest_openreg"),
+    *("functorch", "torchgen", "numpy"),
+}
 
 
 class Frame(NamedTuple):
@@ -189,6 +192,8 @@ class Access(NamedTuple):
         return "a stream of other code"
 
     def _says(self, memory):
+        if self.operator == "free":
+            return f"frees {memory}"
         who = self.who
         if self.name and self.made and not self.name.startswith('"'):
             who += f", made at {_messages.place(*self.made[:2])},"
@@ -475,12 +480,18 @@ class Live:
         return _C._stream_handle((current.stream_id, current.device_index))
 
 
+def _made_stream(given):
+    """What a stream was assigned to by the program; its constructor has names of its own."""
+    frames = _frames(given["made"]) or ()
+    return _names.made_name(itertools.dropwhile(lambda f: not is_users(f.filename), frames))[0]
+
+
 def _stream_name(given, live):
     """Its own name; that of a variable that holds it; or that of what it was assigned to."""
     if given["name"]:
         return f'"{given["name"]}"'
     variable = live.stream(given["stream"])
-    return variable.name if variable else _names.made_name(_frames(given["made"]))[0]
+    return variable.name if variable else _made_stream(given)
 
 
 def _access(given, live):
@@ -526,7 +537,7 @@ def _memory_name(earlier, later, made, freed, live):
 def _memory(given, sides, live):
     earlier, later = sides["earlier"], sides["later"]
     made = _frames(given["allocation"])
-    freed = "reused" in given["memory"]
+    freed = "reused" in given["memory"] or "freed" in given["memory"]
     name, tensor = _memory_name(earlier, later, made, freed, live)
     if given["name"]:  # the variable that held a graph's input when the capture ended
         name, tensor = given["name"], None
@@ -553,7 +564,7 @@ def make_report(given, is_alive=False):
         return known
     report = _new_report(given, Live(is_alive))
     if key[1:] != (0, 0):  # else it is not kept, and its number comes again
-        _made[key] = report
+        _made.setdefault(key, report)  # of a conflict that is raised again, the first
     if len(_made) > _KEPT_REPORTS:
         del _made[next(iter(_made))]
     return report
@@ -600,7 +611,7 @@ def _new_report(given, live):
 def _origin(stream):
     """(name or None, whether it is a default stream, device) of a stream by its handle."""
     given = _C._stream_origin(stream)
-    name = _names.made_name(_frames(given["made"]))[0]
+    name = _made_stream(given)
     default = given["where"].startswith("the default stream")
     return name, default, int(given["where"].rpartition(":")[2])
 
