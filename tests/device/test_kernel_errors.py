@@ -562,3 +562,9 @@ def test_all_devices_are_synchronised_after_an_error_of_one():
     if sys.version_info >= (3, 11):
         assert "and IndexError: index 8 is out of bounds" in raised.value.__notes__[0]
     synchronize_all()
+
+
+def test_tools_synchronise_where_a_test_has_replaced_torch_device(runs_ahead, monkeypatch):
+    torch.openreg.current_stream()
+    monkeypatch.setattr(torch, "device", None)
+    synchronize_all()

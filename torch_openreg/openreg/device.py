@@ -135,7 +135,11 @@ def synchronize(device=None):
     yet.
     """
     __tracebackhide__ = True
-    index = device_index(device)
+    _synchronize(device_index(device))
+
+
+def _synchronize(index):
+    __tracebackhide__ = True
     if _C._in_forked_child() or _C._is_active(index):
         _C._synchronize(index)
 
@@ -160,7 +164,7 @@ def synchronize_all():
     for index in range(_C._device_count()):
         try:
             with internal_waits():
-                synchronize(index)
+                _synchronize(index)  # a test may have replaced torch.device
         except Exception as error:
             errors.append(error)
     if errors:
