@@ -56,8 +56,8 @@ class SanitizedAs : Uncopyable {
   const char *before_ = nullptr;
 };
 
-/* Waits, queries and frees of this thread inside the scope are the backend's own: they order nothing
- * for the program, and are not judged. */
+/* Waits, queries and frees of this thread inside the scope are the backend's own: they order
+ * nothing for the program, and are not judged. */
 class OwnWait : Uncopyable {
  public:
   OwnWait() : before_(orSanitizerIgnore(1)) {}

@@ -181,9 +181,9 @@ OR_API uint32_t orSanitizerPossible(uint32_t report);
  * that writes it is over; otherwise orErrorNotReady. Waits for nothing and queues nothing.
  * orErrorNotSupported on a device whose factory has no `map`. */
 OR_API orError_t orSanitizerPeek(void *to, const void *from, size_t bytes);
-/* For the owner of a capture, before its end: passes the memory outside of the graph's own pool that
- * its work uses, each block once, to `visit`, which may write the program's name for it to `name`.
- * No lock is held. */
+/* For the owner of a capture, before its end: passes the memory outside of the graph's own pool
+ * that its work uses, each block once, to `visit`, which may write the program's name for it to
+ * `name`. No lock is held. */
 OR_API orError_t orSanitizerInputs(orStream_t stream,
                                    void (*visit)(const void *begin, size_t bytes, char name[64],
                                                  void *context),
